@@ -35,9 +35,10 @@ def attended(
 ) -> tuple[Float[jax.Array, "*batch length outputs"], Int[jax.Array, "*batch detectors codes"]]:
     """Attend to earlier positions, given by their counts per code; return outputs and new counts.
 
-    ``y[j] = sum over detectors t and codes c of counts_j[t, c] * weights[t, index[j, t] * codes + c]``,
-    where ``counts_j`` counts the keys before ``j``. In fixed point, integer addends are multiplied
-    by their row's count, so the result equals the sum over all keys, bit for bit.
+    ``y[j] = sum over t, c of counts_j[t, c] * weights[t, index[j, t] * codes + c]``, where
+    ``counts_j`` counts the keys before ``j`` for detector ``t`` and code ``c``. In fixed point,
+    integer addends are multiplied by their row's count, so the result equals the sum over all keys,
+    bit for bit.
 
     Args:
       counts: counts of earlier keys.

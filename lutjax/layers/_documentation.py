@@ -69,7 +69,7 @@ def method_of(
 
 
 def call_of(spec_type: type[Spec]) -> Callable[..., Any]:
-    """Return a copy of a layer call named ``__call__``, the name of scopes and intermediates."""
+    """Return a layer call renamed to ``__call__``: Flax and Haiku name scopes after it."""
     call = spec_type.call
     copy = types.FunctionType(
         call.__code__, call.__globals__, "__call__", call.__defaults__, call.__closure__

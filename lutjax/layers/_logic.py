@@ -803,7 +803,7 @@ class LayerCall:
 def in_sequence(calls: Sequence[LayerCall], x: Any) -> jax.Array:
     """Run a sequence of layers and return the last outputs.
 
-    Equivalent to calling each layer. Mixtures of layers whose logits have equal shapes are computed
+    Equivalent to calling each layer. Mixtures with equal logit shapes are computed
     at once: on a GPU in the time of one layer.
     """
     tables = _mixtures_of_all(calls)

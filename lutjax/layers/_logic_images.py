@@ -168,7 +168,7 @@ class LogicConvSpec(_LogicSpec):
 
     @property
     def pooling(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Height and width of pooling groups, and of their padding."""
+        """Height and width of pooling groups and their padding."""
         return pair(self.layer, "pool", self.pool), pair(self.layer, "pool_padding", self.pool_padding, 0)
 
     @property

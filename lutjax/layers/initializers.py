@@ -60,9 +60,7 @@ class ResidualTable:
     def __call__(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
         p = self.probability
         logit = math.log(p / (1 - p))
-        if (
-            self.parameterization == "walsh"
-        ):  # minus the first input, as a number of -1 or 1, has one coefficient
+        if self.parameterization == "walsh":  # the negated first input, as -1 or 1, has one Walsh coefficient
             return jnp.zeros(shape, dtype).at[..., 1].set(logit)
         value = logit if self.parameterization == "light" else 2 * p - 1
         row = np.where(np.arange(shape[-1]) % 2 == 1, value, -value)
