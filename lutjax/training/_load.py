@@ -1,4 +1,4 @@
-"""Reading the model of a run or of a bundle, of whatever kind."""
+"""Loading of models from run folders and bundles."""
 
 import os
 from pathlib import Path
@@ -10,26 +10,32 @@ from lutjax.extras import needed_by
 
 
 def load(folder: str | os.PathLike[str], into: Any = None) -> Any:
-    """Return the model of a run of ``lutjax train lm``, ``classify`` or ``ca``, or of a bundle of `lutjax.save`, ready to call.
+    """Return the model of a run or of a bundle, ready to call.
 
-    The model is that of the latest checkpoint, or the best one so far where a run keeps one (automata, ``--select-every``).
-    It is in the mode for evaluation (`flax.nnx.Module.eval`): without dropout, and in a classifier with hard gates.
+    Runs are from ``lutjax train lm``, ``classify`` or ``ca``, bundles from `lutjax.save`. The model
+    is from the latest checkpoint, or the best one if the run selects (automata,
+    ``--select-every``). It is in evaluation mode (`flax.nnx.Module.eval`): no dropout, and hard
+    gates in a classifier.
 
     Args:
-      folder: of the run, what ``lutjax train`` got as ``--out``; or the folder ``quantized`` in it, of ``lutjax quantize``; or of a bundle.
-      into: for a bundle of your own model: an instance of its class, a `flax.nnx.Module` whose arrays are replaced, or arrays in the saved
-        structure. By default arrays are returned in nested dicts.
+      folder: run folder (``--out`` of ``lutjax train``), its subfolder ``quantized`` from ``lutjax
+        quantize``, or a bundle.
+      into: for a bundle of a custom model: an instance of its class (a `flax.nnx.Module` whose
+        arrays are replaced), or arrays in the saved structure. By default arrays are returned in
+        nested dicts.
 
     Returns:
-      A `lutjax.models.GPT`, `LUTTransformer`, `LogicClassifier`, `LogicTreeNet` or `LogicCA`. Its attribute `record` says what decides the run
-      (``model.record.training``), what was measured (``model.record.history``) and how many steps were done
-      (``model.record.steps``). For the bundle of a layer of `lutjax.layers.nnx`, that layer, in the mode in which it was saved. For other
-      bundles, `into` or arrays.
+      A `lutjax.models.GPT`, `LUTTransformer`, `LogicClassifier`, `LogicTreeNet` or `LogicCA`. Its
+      attribute `record` holds the configuration (``model.record.training``), the measurements
+      (``model.record.history``) and the number of completed steps (``model.record.steps``). For a
+      bundled layer of `lutjax.layers.nnx`, that layer, in its saved mode. For other bundles, `into`
+      or arrays.
 
     Raises:
-      FileNotFoundError: there is no such folder.
-      ValueError: it is not the folder of a run or of a bundle, it is damaged or of another version, or does not fit `into`.
-      ModuleNotFoundError: a package of the extra ``apps``, or for bundles of ``bundles``, is missing.
+      FileNotFoundError: the folder does not exist.
+      ValueError: the folder is not a run or a bundle, is damaged, has another version, or does not
+        fit `into`.
+      ModuleNotFoundError: a package of the extra ``apps`` (``bundles`` for bundles) is missing.
 
     Example:
       >>> import jax, lutjax

@@ -1,4 +1,4 @@
-"""Facts about a run of any kind, from its latest checkpoint, or about a bundle, from its ``config.json``."""
+"""Facts about a run, from its latest checkpoint, or about a bundle, from its ``config.json``."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,22 +13,24 @@ from lutjax.training.errors import CheckpointError
 from lutjax.training.raw import Form
 
 _SOURCES = ("text", "samples", "target")
-"""Fields of records that say where data are from."""
+"""Record fields with data sources."""
 
 _OWN = ("kind", "lutjax", "versions", "model", "training", "options", "history", "form", *_SOURCES)
-"""Fields of records that have lines of their own."""
+"""Record fields with their own lines."""
 
 
 def facts(folder: Path, *, on_damage: Callable[[str], None] = checkpoints.warn) -> dict[str, Any]:
-    """Return facts about a run or a bundle, as JSON can hold them: the record of the run and the steps done, and of a bundle its tensors.
+    """Return JSON-compatible facts about a run or a bundle.
+
+    A run has its record and completed steps, a bundle also its tensors.
 
     Args:
-      folder: of the run, whose latest undamaged checkpoint is read, or of the bundle.
-      on_damage: is told of damaged checkpoints that were passed over, see `lutjax.training.runs.read`, and of each other file of the run that
-        is not as the run wrote it.
+      folder: the bundle, or the run, whose latest undamaged checkpoint is read.
+      on_damage: called with a message for each skipped damaged checkpoint (see
+        `lutjax.training.runs.read`) and for each changed file of the run.
 
     Raises:
-      CheckpointError: there is no run, or its record has not the fields of one.
+      CheckpointError: there is no run, or its record lacks required fields.
       BundleError: the bundle is damaged, or holds another model.
     """
     if is_bundle(folder):
@@ -76,7 +78,7 @@ def _of_bundle(folder: Path) -> dict[str, Any]:
 
 
 def _check(meta: Mapping[str, Any]) -> None:
-    """Raise an error if a record has not the fields that `lines` reads; others may be whatever a version writes."""
+    """Raise an error if a record lacks fields for `lines`; ignore additional fields."""
     fields = Fields("the record")
     fields.field(fields.field(meta, "training", dict), "steps", int)
     for name in ("model", "options"):
@@ -88,7 +90,7 @@ def _check(meta: Mapping[str, Any]) -> None:
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """Return facts in lines, for people."""
+    """Format facts as lines."""
     return [printable(line) for line in _lines(found)]
 
 

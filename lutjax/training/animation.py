@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from lutjax.models import LogicCA
     from lutjax.training.automaton import Run
 
-_MARGIN, _TITLE = 12, 28  # pixels: around panels, and the height of a line of text
-_GAME_OF_LIFE = (64, 60)  # cells of a side, and steps
+_MARGIN, _TITLE = 12, 28  # pixels: around panels, and height of a text line
+_GAME_OF_LIFE = (64, 60)  # side in cells, and steps
 
 
 def animate(
@@ -25,13 +25,13 @@ def animate(
     side: int = 384,
     milliseconds: int = 150,
 ) -> None:
-    """Write panels side by side as a GIF, each cell a square; the last frame stays for a while.
+    """Write panels side by side as a GIF with square cells; the last frame stays longer.
 
     Args:
-      panels: frames by title; one frame stands still beside the others.
+      panels: frames by title; a single frame is shown next to all frames of the other panels.
       path: the file to write.
-      captions: what is written below each frame; as many as there are frames.
-      side: about how many pixels a panel is wide.
+      captions: text below each frame, one per frame.
+      side: approximate panel width in pixels.
       milliseconds: time per frame.
     """
     with needed_by("lutjax.training.animation"):
@@ -55,7 +55,7 @@ def animate(
             draw.rectangle(edge, outline="gray")
         draw.text((_MARGIN, size[1] - _TITLE), caption, "black", caption_font)
         pictures.append(picture)
-    colors = pictures[-1].quantize(16)  # all that there are, since the target has them
+    colors = pictures[-1].quantize(16)  # complete palette, since the target contains all colors
     pictures = [picture.quantize(palette=colors, dither=Image.Dither.NONE) for picture in pictures]
     durations = [milliseconds] * (len(pictures) - 1) + [10 * milliseconds]
     pictures[0].save(
@@ -66,7 +66,7 @@ def animate(
 def film(
     run: "Run", model: "LogicCA"
 ) -> tuple[dict[str, UInt8[np.ndarray, "frames height width 3"]], list[str]]:
-    """Return the hard automaton beside what it was to become, by title, and a caption for each step."""
+    """Return the hard automaton and its target as panels by title, and a caption for each step."""
     from lutjax.training.automaton import life
     from lutjax.training.patterns import checkerboard
 
@@ -82,7 +82,7 @@ def film(
     else:
         target = run.target
         if training.start == "random" and np.array_equal(target, checkerboard(size)):
-            size, n_steps = 2 * size + -size % 4, 2 * n_steps  # with the same squares at each corner
+            size, n_steps = 2 * size + -size % 4, 2 * n_steps  # the same squares at each corner
             target = checkerboard(size)
         states = _states(run, model, size, n_steps)
         beside, expected = "target", np.moveaxis(target, 0, -1)[None]
@@ -98,7 +98,7 @@ def film(
 def _states(
     run: "Run", model: "LogicCA", size: int, n_steps: int
 ) -> Bool[np.ndarray, "frames height width channels"]:
-    """Return the states of the hard automaton, one after the other."""
+    """Return the successive states of the hard automaton."""
     import jax
 
     key = jax.random.key(2)
@@ -115,6 +115,6 @@ def _states(
 def _colors(
     bits: Bool[np.ndarray, "frames height width bits"],
 ) -> UInt8[np.ndarray, "frames height width 3"]:
-    """Three bits are red, green and blue; else the first one is white."""
+    """Map three bits to red, green and blue; otherwise show the first bit as white."""
     bits = bits if bits.shape[-1] == 3 else np.repeat(bits[..., :1], 3, -1)
     return np.where(bits, 255, 0).astype(np.uint8)

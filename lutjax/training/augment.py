@@ -1,4 +1,4 @@
-"""Images moved, turned and stretched at random, so that a small data set shows more of each class."""
+"""Random image augmentation: translation, rotation, scaling and elastic distortion."""
 
 import jax
 import jax.numpy as jnp
@@ -7,11 +7,11 @@ from jaxtyping import Float
 from lutjax.values import Array
 
 SHIFT, TURN, STRETCH = 0.5, 0.15, 0.1
-"""Pixels, radians and the logarithm of a factor: the most that `warp` does with strength 1."""
+"""Limits of `warp` at strength 1: pixels, radians and a log factor."""
 
 
 KNOTS = 5
-"""Points along each side of an image at which `warp` draws how it is bent."""
+"""Control points per image side for the distortion in `warp`."""
 
 
 def warp(
@@ -22,15 +22,19 @@ def warp(
     shift: float | int = 0.0,
     bend: float | int = 0.0,
 ) -> Float[jax.Array, "batch rows columns *channels"]:
-    """Move, turn, stretch and bend each image about its center, by linear interpolation; what comes in is 0.
+    """Shift, rotate, scale and bend each image about its center, with zero padding.
+
+    Interpolation is linear.
 
     Args:
       key: a key of `jax.random`.
-      images: float32 ``[B, H, W]``, or ``[B, H, W, C]``, whose channels move together.
-      strength: with 1 up to half a pixel, 0.15 radians and 10 % in each direction, uniformly; 0 changes nothing.
-      shift: pixels that it is moved by in each direction beyond that, at most.
-      bend: pixels that 5 by 5 points of the image are moved by, each in its own direction, as a standard deviation; the pixels
-        between them follow smoothly. 0: an affine map.
+      images: float32 ``[B, H, W]``, or ``[B, H, W, C]`` with the same transformation in all
+        channels.
+      strength: with 1 up to half a pixel, 0.15 radians and 10 % in each direction, uniformly; 0
+        changes nothing.
+      shift: maximum additional translation in each direction, in pixels.
+      bend: standard deviation of independent displacements at 5 by 5 points of the image, in
+        pixels; smooth in between. 0: an affine map.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -46,7 +50,7 @@ def warp(
     changes = [images, shifts.T, random[2:].T]
     if not (isinstance(bend, (int, float)) and bend == 0):
         changes.append(bend * jax.random.normal(bend_key, (batch, 2, KNOTS, KNOTS), images.dtype))
-    # In two parts, one after the other: XLA would compute a pixel anew wherever it is read after a single one.
+    # Interpolate per axis in sequence: in a single pass XLA would recompute a pixel at each read.
     return jnp.asarray(jax.lax.map(lambda of: _moved(*of), changes, batch_size=-(-batch // 2)))
 
 
@@ -58,7 +62,7 @@ def _moved(
     Args:
       image: ``[H, W]`` or ``[H, W, C]``.
       shift: rows and columns, in pixels.
-      random: three numbers from minus to plus the strength.
+      random: three values between minus and plus the strength.
       knots: displacements in pixels, ``[2, KNOTS, KNOTS]``.
     """
     height, width, *channels = image.shape
@@ -66,7 +70,7 @@ def _moved(
     y = jnp.arange(height, dtype=image.dtype)[:, None] - (height - 1) / 2
     x = jnp.arange(width, dtype=image.dtype)[None, :] - (width - 1) / 2
     cos, sin = jnp.cos(turn), jnp.sin(turn)
-    # Where each pixel comes from.
+    # Source position of each pixel.
     from_y = (cos * y - sin * x) * jnp.exp(STRETCH * random[1]) + down + (height - 1) / 2
     from_x = (sin * y + cos * x) * jnp.exp(STRETCH * random[2]) + right + (width - 1) / 2
     if knots is not None:

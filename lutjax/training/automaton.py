@@ -1,4 +1,4 @@
-"""Training of a `LogicCA`: its config and its step; the loop itself is `lutjax.training.loop`."""
+"""Configuration and training step of a `LogicCA`; `lutjax.training.loop` has the loop."""
 
 import dataclasses
 import math
@@ -32,13 +32,13 @@ _SMOOTHING = 0.9
 
 @dataclasses.dataclass
 class Record(runs.Record):
-    """Contents of a checkpoint apart from arrays.
+    """Non-array contents of a checkpoint.
 
     Attributes:
-      model, training: what decides the run.
-      target: rows of each channel of the pattern as strings of 0 and 1; None in the Game of Life.
+      model, training: configuration of the run.
+      target: rows of each pattern channel as strings of 0 and 1; None in the Game of Life.
       options: options of the training program that may change, such as intervals.
-      history: losses of the soft automaton, and wrong bits of the best hard one, a grid.
+      history: losses of the soft automaton, and wrong bits per grid of the best hard automaton.
     """
 
     kind: ClassVar[str] = "ca"
@@ -51,7 +51,7 @@ class Record(runs.Record):
 
 
 class Optimizer(NamedTuple):
-    """The optimizer's state, and the best hard automaton so far: by a running mean where starts are random."""
+    """Optimizer state, and the best hard automaton (by a running mean if starts are random)."""
 
     adam: Any
     best: Any
@@ -60,14 +60,14 @@ class Optimizer(NamedTuple):
 
 
 class Run(ModelRun[LogicCA]):
-    """Automata and how they are trained, without the arrays that training changes.
+    """Automata and their training procedure, without the trained arrays.
 
-    Where there are several, all arrays of the state have a first axis of runs.
+    With several automata, all state arrays have a first axis of runs.
 
     Args:
       model: sizes of the model.
-      training: everything else that decides the run.
-      target: the bits that the first channels are to have; None for the Game of Life.
+      training: all other configuration of the run.
+      target: target bits of the first channels; None for the Game of Life.
 
     Raises:
       ValueError: the target does not fit the model or the grid, or is missing.
@@ -101,14 +101,14 @@ class Run(ModelRun[LogicCA]):
             optax.adamw(training.learning_rate, b1=0.9, b2=0.99, weight_decay=training.weight_decay),
         )
         structure = Structure(lambda rngs: LogicCA(model, rngs=rngs))
-        # A torus with all boards of the Game of Life is one sample.
+        # One torus contains all boards of the Game of Life.
         samples = 1 if target is None and training.batch_size >= N_BOARDS else training.batch_size
         super().__init__(structure, self._first, training.seed, samples)
         self._place(None)
         self._wrong = jax.jit(lambda best, others: self._mapped(self._wrong_of, best, others))
 
     def divide(self, asked: Mapping[str, int] | None = None) -> None:
-        """Divide the batch over devices; see `ModelRun.divide`. Gates are few, and the same on all of them."""
+        """Shard the batch over devices and replicate the few gates; see `ModelRun.divide`."""
         if asked is not None and asked.get(meshes.DETECTORS, 1) > 1:
             raise ValueError(
                 f"mesh has {meshes.DETECTORS}={asked[meshes.DETECTORS]}; the gates of an automaton are not divided: give {meshes.DATA} alone."
@@ -126,11 +126,11 @@ class Run(ModelRun[LogicCA]):
         return [self.training.seed + number for number in range(self.training.runs)]
 
     def _mapped(self, function: Callable[..., T], *trees: Any) -> T:
-        """Return what a function makes of a seed and of trees of arrays; of each run's own where there are several, with a first axis of runs."""
+        """Apply a function to a seed and trees of arrays, mapped over runs if there are several."""
         keys = jnp.stack([jax.random.key(seed) for seed in self._seeds])
         if self.training.runs == 1:
             return function(keys[0], *trees)
-        # A GPU has room for all at once; the values of one are in the caches of a CPU.
+        # A GPU has enough memory for all runs at once; on a CPU one run at a time fits the caches.
         if jax.default_backend() == "gpu":
             return jax.vmap(function)(keys, *trees)
         found: T = jax.lax.map(lambda own: function(*own), (keys, *trees))
@@ -152,12 +152,12 @@ class Run(ModelRun[LogicCA]):
         self.advance = self._repeated(self.step, None)
 
     def _first(self, params: Any) -> Optimizer:
-        # Copies: the state's memory is reused, and no array may be in it twice.
+        # Copy: the state's memory is donated, so no array may appear twice.
         best = jax.tree.map(jnp.copy, params)
         return Optimizer(self.optimizer.init(params), best, jnp.float32(jnp.inf), jnp.float32(0))
 
     def sample(self, key: Array, batch: int) -> tuple[jax.Array, jax.Array]:
-        """States at first and what they are to become: bool ``[C, B, H, W]`` and ``[T, B, H, W]``."""
+        """Return initial and target states: bool ``[C, B, H, W]`` and ``[T, B, H, W]``."""
         training, size = self.training, self.training.size
         shape = (self.config.channels, batch, size, size)
         if self.target is None:
@@ -178,7 +178,7 @@ class Run(ModelRun[LogicCA]):
         return state, jnp.broadcast_to(target, (target.shape[0], batch, size, size))
 
     def step(self, state: State, number: Array, data: None) -> tuple[State, Array]:
-        """Return the state after one step, and the loss of a grid. See `lutjax.training.loop.Step`."""
+        """Return the next state and the loss per grid; see `lutjax.training.loop.Step`."""
         new, losses = self._mapped(lambda key, state: self._step_of(key, state, number), state)
         return new, losses.mean()
 
@@ -196,7 +196,7 @@ class Run(ModelRun[LogicCA]):
         def loss_of(params: Any) -> Array:
             logits = self.structure.model(params, state.others).logits[...]
             coefficients = lutjax.gate_coefficients(logits, axis=0)
-            if training.hardens:  # with the gradient of the mixture
+            if training.hardens:  # including the gradient of the mixture
                 hard = lutjax.gate_coefficients(logits, hard=True, axis=0)
                 likeliest = coefficients + jax.lax.stop_gradient(hard - coefficients)
                 coefficients = jnp.where(hard_gates, likeliest, coefficients)
@@ -226,11 +226,11 @@ class Run(ModelRun[LogicCA]):
 
     @property
     def compared(self) -> tuple[int, ...]:
-        """Channels of a state that are to become those of the target."""
+        """Channels of a state that correspond to the target's."""
         return self.training.loss_channels or tuple(range(1 if self.target is None else len(self.target)))
 
     def _compared(self, states: jax.Array) -> jax.Array:
-        """Return those channels of states, or of their target, that are compared: one of the first ones each."""
+        """Select the compared channels from states or their targets."""
         if not self.training.loss_channels:
             return states[: len(self.compared)]
         return states[np.array(self.compared)]
@@ -240,7 +240,7 @@ class Run(ModelRun[LogicCA]):
         return self.target is None and self.training.batch_size < N_BOARDS
 
     def best(self, state: State) -> LogicCA:
-        """Return the model with the best hard automaton so far, on one device."""
+        """Return the model with the best hard automaton, on one device."""
         params, others = meshes.local((state.optimizer.best, state.others))
         if self.training.runs > 1:
             first = int(np.argmin(self.wrong_of_runs(state)))
@@ -248,11 +248,11 @@ class Run(ModelRun[LogicCA]):
         return self.structure.model(params, others)
 
     def wrong(self, state: State) -> float:
-        """Bits of a grid that the best hard automaton has wrong, of samples that no training step saw."""
+        """Return the wrong bits per grid of the best hard automaton, on unseen samples."""
         return min(self.wrong_of_runs(state))
 
     def wrong_of_runs(self, state: State) -> list[float]:
-        """Bits of a grid that the best hard automaton of each run has wrong; see `wrong`."""
+        """Return the wrong bits per grid of each run's best hard automaton; see `wrong`."""
         wrong: list[float] = np.reshape(self._wrong(state.optimizer.best, state.others), -1).tolist()
         return wrong
 
@@ -260,7 +260,7 @@ class Run(ModelRun[LogicCA]):
         model = self.structure.model(params, others)
         sample_key, update_key = jax.random.split(jax.random.fold_in(seed, 0xFFFFFFFF))
         sample = self.sample(sample_key, N_BOARDS if self.target is None else EVALUATION_BATCH)
-        first, target = jax.lax.optimization_barrier(sample)  # else XLA folds steps from a constant state
+        first, target = jax.lax.optimization_barrier(sample)  # prevent XLA from constant-folding the steps
         n_steps = self.training.n_steps
         last = automaton.run_hard(self.config, model.gates(), model.wiring, first, n_steps, update_key)
         wrong: jax.Array = (self._compared(last) != self._compared(target)).sum() / target.shape[1]
@@ -273,11 +273,11 @@ def _best(folder: Path, step: int, record: Record) -> LogicCA:
 
 
 load_model = models.Loader(Record, _best)
-"""Loads the best hard automaton of a run, and its record; see `lutjax.training.models.Loader`."""
+"""Loader for a run's best hard automaton and record; see `lutjax.training.models.Loader`."""
 
 
 def grid(record: Record) -> dict[str, Any]:
-    """Return what the page of an automaton shows: the grid and the start that it was trained with; see `lutjax.circuits.page`."""
+    """Return the trained grid and start as arguments for the page; see `lutjax.circuits.page`."""
     training = record.training
     if record.target is None:
         return {}
@@ -290,7 +290,7 @@ def grid(record: Record) -> dict[str, Any]:
 
 
 def pattern(record: Record) -> Bool[np.ndarray, "channels height width"] | None:
-    """Return the bits that a run is to draw; None in the Game of Life."""
+    """Return the target bits of a run; None in the Game of Life."""
     if record.target is None:
         return None
     return np.array([[[bit == "1" for bit in row] for row in channel] for channel in record.target])
@@ -305,10 +305,10 @@ def life(boards: Bool[Array, "*batch height width"]) -> Bool[jax.Array, "*batch 
 
 
 def every_neighborhood() -> Bool[np.ndarray, "8 64"]:
-    """Return a torus of 8 x 64 cells that holds each of the 512 neighborhoods of 3 x 3 cells once.
+    """Return an 8 x 64 torus with each of the 512 neighborhoods of 3 x 3 cells exactly once.
 
-    Columns are one cyclic sequence of 8 bits, in which every 3 bits occur once, and each is turned against the one
-    before it; pairs of turns are all there are.
+    All columns are rotations of one cyclic sequence of 8 bits that contains every 3-bit word once.
+    The rotations between successive columns form a sequence that contains every pair once.
     """
     column = np.array([0, 0, 0, 1, 0, 1, 1, 1], bool)
     turns = _de_bruijn_of_pairs(8)
@@ -316,6 +316,6 @@ def every_neighborhood() -> Bool[np.ndarray, "8 64"]:
 
 
 def _de_bruijn_of_pairs(n: int) -> list[int]:
-    """Return a cyclic sequence of n * n numbers below n, in which every pair occurs once."""
+    """Return a cyclic sequence of n * n numbers below n that contains every pair once."""
     pairs = [[a] if a == b else [a, b] for a in range(n) for b in range(a, n)]
     return [number for word in pairs for number in word]

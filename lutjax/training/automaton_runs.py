@@ -1,4 +1,4 @@
-"""Runs of automata: their targets, when they are solved, and the checks and pictures at the end."""
+"""Automaton experiments: targets, stopping rule, final checks and pictures."""
 
 import dataclasses
 import math
@@ -21,11 +21,11 @@ from lutjax.training.models import State
 from lutjax.training.presets import EXPERIMENTS
 
 SOLVED_TESTS = 3
-"""Tests one after the other without a wrong bit, after which an automaton has nothing to learn."""
+"""Consecutive tests without a wrong bit after which an automaton is solved."""
 
 
 class Automaton(Experiment):
-    """An automaton that learns a rule or a pattern: an `Experiment`."""
+    """Experiment with an automaton that learns a rule or a pattern."""
 
     configs = CONFIGS
     kept = Record
@@ -38,7 +38,7 @@ class Automaton(Experiment):
     run: Run
 
     def __init__(self, record: Record):
-        # Runs that were started before this option was there went on to their last step.
+        # Runs from versions without this option continued to their last step.
         record.options = {"stop_when_solved": False, **record.options}
         self.record = record
         self.run = Run(record.model, record.training, pattern(record))
@@ -51,7 +51,7 @@ class Automaton(Experiment):
         path: Path | None = None,
         threshold: float | None = None,
     ) -> "Automaton":
-        """Return a run that has no step yet, with fields in place of those of the experiment; `target` says what it draws."""
+        """Create a run from an experiment's fields, overridden by `fields`."""
         own: dict[str, Any] = {}
         picture = None
         if experiment == "picture":
@@ -72,7 +72,7 @@ class Automaton(Experiment):
 
     @classmethod
     def of(cls, record: Record) -> "Automaton":
-        """Return the run of a record, which holds the target."""
+        """Return the run of a record, including its target."""
         return cls(record)
 
     def describe(self) -> str:
@@ -166,11 +166,11 @@ class Automaton(Experiment):
 def target(
     experiment: str, size: int, path: Path | None, threshold: float | None
 ) -> Bool[np.ndarray, "channels height width"] | None:
-    """Return the pattern that an experiment draws: its own, or an image; None in the Game of Life.
+    """Return the target pattern of an experiment or an image; None in the Game of Life.
 
     Raises:
       PatternError: the image cannot be used.
-      ValueError: the Game of Life has no image, or the grid is smaller than the pattern.
+      ValueError: an image was given for the Game of Life, or the grid is smaller than the pattern.
     """
     if experiment == "life":
         if path is not None:
@@ -183,7 +183,7 @@ def target(
 
 
 def checks(run: Run, model: LogicCA) -> list[str]:
-    """Return, in words, the behavior of the hard automaton where it was not trained."""
+    """Return lines about the hard automaton's behavior outside its training conditions."""
     key = jax.random.key(1)
     training, channels = run.training, run.config.channels
 
@@ -218,7 +218,7 @@ def checks(run: Run, model: LogicCA) -> list[str]:
         damaged = jnp.asarray(whole).at[:half, :half].set(False)
         lines = [f"a cleared quarter after {steps} steps: {wrong(after(damaged, steps), target)} bits wrong"]
         if np.array_equal(run.target, patterns.checkerboard(training.size)):
-            # As many squares more as make the pattern the same from each corner.
+            # Enlarge by whole squares so that the pattern is the same from each corner.
             large, steps = 4 * training.size + -3 * training.size % 4, 4 * training.n_steps
             noise = jax.random.bernoulli(key, shape=(large, large, channels))
             expected = np.moveaxis(patterns.checkerboard(large), 0, -1)

@@ -1,13 +1,15 @@
-"""Checkpoints: arrays written by Orbax, and a JSON file that says what they are and proves them whole.
+"""Checkpoints: arrays written by Orbax, and a JSON file with their metadata and checksums.
 
-A checkpoint is the folder ``<directory>/<step>``: one Orbax folder for each tree, and ``checkpoint.json`` with
-the metadata, the shape and dtype of every array and the SHA-256 of every file. It is written under another name
-and renamed when complete, and renamed before it is deleted, so a run that is killed leaves the previous checkpoint, never
-half of one. The digests are compared before Orbax opens anything, because Orbax returns some damaged arrays without an
-error. A damaged checkpoint is passed over for the one before it.
+A checkpoint is the folder ``<directory>/<step>``: one Orbax folder for each tree, and
+``checkpoint.json`` with the metadata, the shape and dtype of every array and the SHA-256 of every
+file. It is written under a temporary name and renamed when complete, and renamed before deletion,
+so a killed run leaves the previous checkpoint intact. Digests are verified before Orbax opens a
+file, because Orbax returns some damaged arrays without an error. A damaged checkpoint is skipped in
+favor of the previous one.
 
-Several processes write and read a checkpoint together, in a folder that all of them see: each the parts of arrays that lie on its devices, and
-each the digests of its share of the files. The first one alone writes ``checkpoint.json``, and renames.
+Several processes write and read a checkpoint together in a shared folder: each process writes its
+addressable array shards and digests its share of the files. Only the first process writes
+``checkpoint.json`` and renames.
 """
 
 import hashlib
@@ -41,7 +43,7 @@ FORMAT = 1
 """Version of the layout described above."""
 
 KEEP = 2
-"""Checkpoints that stay in a directory; older ones are deleted when a new one is complete."""
+"""Number of checkpoints kept per directory; older ones are deleted after each save."""
 
 _META = "checkpoint.json"
 _DAMAGED = ".damaged"
@@ -50,12 +52,12 @@ _WRITTEN = re.compile(r"\d+(\.damaged)?")
 
 
 def warn(message: str) -> None:
-    """Warns of a damaged checkpoint, as the functions here do if they are not told otherwise."""
+    """Warn about a damaged checkpoint, the default for `on_damage`."""
     warnings.warn(message, stacklevel=2)
 
 
 def steps(directory: str | os.PathLike[str]) -> list[int]:
-    """Return the steps of the checkpoints in a directory, in ascending order; none if there is no such directory."""
+    """Return the checkpoint steps in a directory, ascending; empty if it does not exist."""
     directory = Path(directory)
     if not directory.is_dir():
         return []
@@ -63,24 +65,24 @@ def steps(directory: str | os.PathLike[str]) -> list[int]:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Return whether a folder is a checkpoint, whatever its name."""
+    """Return True if a folder is a checkpoint, regardless of its name."""
     return (folder / _META).is_file()
 
 
 def why_not(folder: Path) -> str | None:
-    """Return why no checkpoint can be kept below a folder; None where one can."""
+    """Return the reason why a folder cannot contain checkpoints, or None."""
     path = folder.absolute().as_posix()
     try:
         path.encode()
     except UnicodeEncodeError:
         return f"the name of {folder} is not UTF-8, which checkpoints need"
-    if "\\" in path:  # which TensorStore takes for a slash, and writes arrays elsewhere
+    if "\\" in path:  # TensorStore treats it as a slash and writes arrays elsewhere
         return f"the path of {folder} has a backslash, which checkpoints cannot have"
     return None
 
 
 def others(directory: Path) -> Iterator[Path]:
-    """Yield what lies in a directory, if there is one, and is of none of its checkpoints, whole or not."""
+    """Yield the entries in a directory that belong to no complete or partial checkpoint."""
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
         yield directory
     elif directory.is_dir():
@@ -94,7 +96,7 @@ def others(directory: Path) -> Iterator[Path]:
 
 
 def _others(folder: Path) -> Iterator[Path]:
-    """Yield the files in the folder of a checkpoint that it did not write; none where it does not say which these are."""
+    """Yield foreign files in a checkpoint's folder; nothing if it has no file list."""
     try:
         files = {folder / name for name in (_META, *_content(folder)["files"])}
     except CheckpointError:
@@ -116,15 +118,15 @@ def save(
     """Write a checkpoint.
 
     Args:
-      directory: holds the checkpoints of one run; made if it is missing.
-      step: number of steps done.
+      directory: checkpoint directory of one run; created if missing.
+      step: number of completed steps.
       trees: pytrees of arrays by name.
-      meta: anything that JSON can hold.
-      beside: writes other files into the folder of the checkpoint; called in all processes.
+      meta: JSON-compatible metadata.
+      beside: writes additional files into the checkpoint's folder; called in all processes.
 
     Raises:
-      CheckpointError: there is a checkpoint of this step, and it is whole.
-      OSError: it cannot be written; nothing of it is left, and earlier ones stay.
+      CheckpointError: an undamaged checkpoint of this step exists.
+      OSError: it cannot be written; partial files are removed, and earlier checkpoints remain.
     """
     directory = Path(directory)
     target = directory / str(step)
@@ -166,7 +168,7 @@ def save(
 
 
 def _write(folder: Path, step: int, trees: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the arrays, and return what `_META` says of them."""
+    """Write the arrays, and return the content of `_META`."""
     arrays = {name: _flat(tree) for name, tree in trees.items()}
     with _writing(folder), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
         for name, flat in arrays.items():
@@ -186,9 +188,9 @@ def _write(folder: Path, step: int, trees: Mapping[str, Any], meta: Mapping[str,
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Make an OSError of the error with which Orbax says that a file cannot be written.
+    """Convert Orbax's write errors to OSError.
 
-    Its threads print theirs, too; one error is enough.
+    Suppress the additional tracebacks from its threads.
     """
     logger = logging.getLogger("absl")
     disabled, logger.disabled = logger.disabled, True
@@ -205,14 +207,14 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def set_aside(directory: Path, step: int) -> None:
-    """Give a checkpoint another name, under which it stays until the next one is complete."""
+    """Rename a checkpoint, and keep it until the next one is complete."""
     aside = directory / f"{step}{_DAMAGED}"
     shutil.rmtree(aside, ignore_errors=True)
     os.replace(directory / str(step), aside)
 
 
 def peek(directory: str | os.PathLike[str]) -> tuple[int, dict[str, Any], str]:
-    """Return the step, metadata and digest of the latest checkpoint, of which only this is compared with what was written.
+    """Return step, metadata and digest of the latest checkpoint, and verify only the metadata.
 
     Raises:
       CheckpointError: there is no checkpoint, or its metadata are damaged.
@@ -227,18 +229,18 @@ def peek(directory: str | os.PathLike[str]) -> tuple[int, dict[str, Any], str]:
 def read_meta(
     directory: str | os.PathLike[str], step: int | None = None, *, on_damage: Callable[[str], None] = warn
 ) -> tuple[int, dict[str, Any]]:
-    """Return the step and metadata of the latest checkpoint (or of that at `step`) every file of which is whole.
+    """Return step and metadata of the latest undamaged checkpoint, or of the one at `step`.
 
     It takes at most 100 times the memory of the checkpoint.
 
     Args:
       directory: directory of the checkpoints.
       step: step of the checkpoint; None for the latest.
-      on_damage: is told of every damaged checkpoint that was passed over.
+      on_damage: called with a message for each skipped damaged checkpoint.
 
     Raises:
       CheckpointError: there is no checkpoint.
-      DamagedError: none is whole, or that at `step` is not.
+      DamagedError: all checkpoints are damaged, or the one at `step` is.
     """
     directory = Path(directory)
     found = hosts.by_first(lambda: steps(directory))
@@ -263,7 +265,7 @@ def read_meta(
 
 
 def _whole(folder: Path) -> dict[str, Any]:
-    """Return the metadata of a checkpoint of which every file has been compared."""
+    """Return the metadata of a checkpoint after verifying all files."""
     content = _content(folder)
     found = _digests(folder, list(content["files"]))
     for name, digest in content["files"].items():
@@ -276,17 +278,18 @@ def _whole(folder: Path) -> dict[str, Any]:
 
 
 def restore(directory: str | os.PathLike[str], step: int, name: str, template: Any) -> Any:
-    """Read one tree of a checkpoint whose files `read_meta` has found whole.
+    """Read one tree of a checkpoint verified by `read_meta`.
 
     Args:
       directory: directory of the checkpoints.
       step: step of the checkpoint.
       name: name of the tree.
-      template: a pytree of arrays or `jax.ShapeDtypeStruct`; the result has its structure, and each array lies where the ``sharding`` of the
-        template's says, else on the first device of this process. It does not matter where it lay when it was saved.
+      template: a pytree of arrays or `jax.ShapeDtypeStruct`; the result has its structure. Each
+        array gets the template's ``sharding``, or else resides on the first device of this process,
+        independent of the saved sharding.
 
     Raises:
-      CheckpointError: the checkpoint has other arrays than the template.
+      CheckpointError: the checkpoint's arrays differ from the template.
     """
     folder = Path(directory) / str(step)
     if why := why_not(folder):
@@ -299,7 +302,7 @@ def restore(directory: str | os.PathLike[str], step: int, name: str, template: A
                 f"the checkpoint {folder} does not fit this model: its array {in_a_line(f'{name}/{key}')} is "
                 f"{_words(saved.get(key))}, not {_words(wanted.get(key))}."
             )
-    # Without a sharding Orbax would ask for the devices of the run that saved.
+    # Without a sharding Orbax would require the devices of the run that saved.
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     abstract = {
         k: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=getattr(a, "sharding", None) or device)
@@ -311,7 +314,7 @@ def restore(directory: str | os.PathLike[str], step: int, name: str, template: A
 
 
 def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Return a phrase for every field of `wanted` that has another value in `saved`, or is not there."""
+    """Return a phrase for every field of `wanted` whose value in `saved` differs or is missing."""
     return [
         f"{field} is {saved[field]!r} in the checkpoint, not {value!r}"
         if field in saved
@@ -343,7 +346,7 @@ def _content(folder: Path) -> dict[str, Any]:
         raise _damaged(folder, str(error).removesuffix(".")) from error
     step = content.get(
         "step", int(folder.name) if folder.name.isdecimal() else 0
-    )  # older versions did not write it
+    )  # not written by older versions
     if str(step) != folder.name:
         raise CheckpointError(
             f"the checkpoint {folder} is that of step {step}: rename it to {folder.with_name(str(step))}."
@@ -352,7 +355,7 @@ def _content(folder: Path) -> dict[str, Any]:
 
 
 def _check(content: Mapping[str, Any]) -> None:
-    """Raise ValueError if what `_META` says has not the fields that are read: its digest does not say who wrote it."""
+    """Raise ValueError if `_META` lacks required fields: its digest does not prove its author."""
     fields = Fields(_META)
     fields.field(content, "meta", dict)
     if "step" in content and fields.field(content, "step", int) < 0:
@@ -378,7 +381,7 @@ def _check(content: Mapping[str, Any]) -> None:
 
 
 def _is_inside(name: str) -> bool:
-    """Return whether a name is that of a file in the folder of a checkpoint."""
+    """Return True if a name refers to a file in a checkpoint's folder."""
     path = PurePosixPath(name)
     try:
         lengths = [len(part.encode()) for part in path.parts]
@@ -415,7 +418,7 @@ def _content_digest(content: Mapping[str, Any]) -> str:
 
 
 def _digests(folder: Path, names: Sequence[str]) -> dict[str, str | None]:
-    """Return the digests of files, each computed by one of the processes; None for a file that is missing."""
+    """Return the digests of files, distributed over processes; None for a missing file."""
     with ThreadPoolExecutor() as threads:
         own = list(threads.map(lambda name: digest_of(folder / name), names[hosts.index() :: hosts.count()]))
     shares = hosts.gather(own)
