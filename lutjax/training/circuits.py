@@ -1,4 +1,4 @@
-"""Gates that the circuit of a hard automaton uses."""
+"""Gate counts for the circuit of a hard automaton."""
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -10,20 +10,20 @@ NAMES = (
     "nor", "equal", "not b", "a or not b", "not a", "not a or b", "nand", "true",
 )  # fmt: skip
 INPUTS = (3, 5)
-"""Gates that pass an input on."""
+"""Gates that pass through an input."""
 
 
 def live(
     model: LogicCA, n_outputs: int, gates: Int[np.ndarray, " gates"] | None = None
 ) -> Bool[np.ndarray, " gates"]:
-    """Return the gates on which the first channels depend, over any number of steps.
+    """Return a mask of the gates on which the first channels depend, over any number of steps.
 
-    A gate depends on those of its inputs that its truth table depends on.
+    Dependencies follow only inputs that affect a gate's truth table.
 
     Args:
       model: the automaton.
       n_outputs: number of first channels.
-      gates: numbers of the gates, 0 to 15. Default: the model's.
+      gates: gate numbers, 0 to 15. Default: the model's.
     """
     config = model.config
     gates = np.asarray(model.gates()) if gates is None else gates
@@ -40,7 +40,7 @@ def live(
             own = used[starts[layer] : starts[layer + 1]]
             if (
                 layer == n_perception - 1
-            ):  # what the update circuit reads: the cell, then [kernels * outputs, channels]
+            ):  # sources of the update circuit: the cell, then [kernels * outputs, channels]
                 perceived = read[config.channels :].reshape(-1, config.channels)
                 found |= read[: config.channels]
                 found |= np.any(perceived, 0)
@@ -58,7 +58,7 @@ def live(
 
 
 def table(model: LogicCA, n_outputs: int) -> str:
-    """Return as text the counts of the sixteen gates, and how they are counted."""
+    """Format the counts of the sixteen gates, with an explanation."""
     gates, used = np.asarray(model.gates()), live(model, n_outputs)
     n_seen = sum(model.config.sizes[: len(model.config.perception)])
     parts = (np.arange(len(gates)) < n_seen, np.arange(len(gates)) >= n_seen)
@@ -79,5 +79,5 @@ def table(model: LogicCA, n_outputs: int) -> str:
 
 
 def active(model: LogicCA, n_outputs: int) -> int:
-    """Return the number of live gates that do not only pass an input on; see `table`."""
+    """Return the number of live gates, without pass-through gates; see `table`."""
     return int((live(model, n_outputs) & ~np.isin(np.asarray(model.gates()), INPUTS)).sum())

@@ -1,4 +1,7 @@
-"""Training of a `LogicClassifier` or a `LogicTreeNet`: config and step; the loop itself is `lutjax.training.loop`."""
+"""Configuration and training step of classifiers; `lutjax.training.loop` has the loop.
+
+The models are `LogicClassifier` and `LogicTreeNet`.
+"""
 
 import dataclasses
 import math
@@ -32,29 +35,30 @@ Config = LogicClassifierConfig | LogicTreeNetConfig
 Model = LogicClassifier | LogicTreeNet
 
 WIDTH = 0.1
-"""Width of the sigmoids of learned thresholds, and the unit of their rate, in standard deviations of a number.
+"""Sigmoid width of learned thresholds, and unit of their learning rate, in standard deviations.
 
-On validation parts of the digits hard networks of 2 x 500 gates reached 91.4, 92.5, 91.8 and 87.2 % with 0.03, 0.1, 0.3 and 1.
+On validation parts of the digits hard networks of 2 x 500 gates reached 91.4, 92.5, 91.8 and 87.2 %
+with 0.03, 0.1, 0.3 and 1.
 """
 
 MOST_SELECTING = 4096
-"""Samples of the training part, at even distances, on which the network that is kept is chosen, at most."""
+"""Maximum number of evenly spaced training samples used to select the network."""
 
 AT_ONCE = 2048
-"""Samples that are tested together at most."""
+"""Maximum number of samples per evaluation batch."""
 
 MOST_IMAGES = 4096
-"""Images of which edges are computed for the first thresholds."""
+"""Number of images whose edges initialize thresholds."""
 
 
 class Selected(NamedTuple):
-    """State of an optimizer, and the network that is kept.
+    """Optimizer state, and the selected network.
 
     Attributes:
       optimizer: its state.
-      params: trained variables of the network whose hard answers for samples of the training part were right most often so far.
-      step: steps done at it.
-      accuracy: share of right ones.
+      params: trained variables of the network with the best hard accuracy on the selection samples.
+      step: number of completed steps at selection.
+      accuracy: its hard accuracy.
     """
 
     optimizer: Any
@@ -64,16 +68,17 @@ class Selected(NamedTuple):
 
 
 class Run(ModelRun[Model]):
-    """A classifier and how it is trained, without the arrays that training changes.
+    """A classifier and its training procedure, without the trained arrays.
 
     Args:
       model: sizes of the model.
-      training: everything else that decides the run.
-      train: what to train on.
-      thresholds: the first ones, instead of those of `first_thresholds`.
+      training: all other configuration of the run.
+      train: training samples.
+      thresholds: initial thresholds; by default from `first_thresholds`.
 
     Raises:
-      ValueError: samples are not of the size of the model, or have more classes; or the model has no use for a temperature.
+      ValueError: sample sizes or classes do not fit the model, or the model does not support a
+        temperature.
     """
 
     def __init__(
@@ -83,9 +88,9 @@ class Run(ModelRun[Model]):
         train: Samples,
         thresholds: Float[np.ndarray, "features thresholds"] | None = None,
     ):
-        self._shape = _checked_shape(model, train)  # of a sample
+        self._shape = _checked_shape(model, train)  # per sample
         self.regression = train.regression
-        self._unit = float(train.y.std()) or 1.0  # of the errors of numbers
+        self._unit = float(train.y.std()) or 1.0  # on regression errors
         if not model.n_thresholds:
             _check_bits(train)
         learned = training.thresholds == "learned"
@@ -122,7 +127,7 @@ class Run(ModelRun[Model]):
         self._place(None)
 
     def temperature(self, step: int | Array) -> Array | None:
-        """Return the temperature of a step, counted from 0; None for the gates' own, 1."""
+        """Return the temperature of a step, counted from 0; None for the gates' default of 1."""
         return None if self._temperatures is None else jnp.asarray(self._temperatures(step))
 
     def _place(self, mesh: Mesh | None) -> None:
@@ -135,16 +140,16 @@ class Run(ModelRun[Model]):
         state = super()._first_state(params, others)
         if not self.training.select_every:
             return state
-        # Copies: the state's memory is reused, and no array may be in it twice.
+        # Copy: the state's memory is donated, so no array may appear twice.
         kept = jax.tree.map(jnp.copy, state.params)
         return state._replace(optimizer=Selected(state.optimizer, kept, jnp.int32(0), jnp.float32(-jnp.inf)))
 
     def selected(self, state: State) -> State:
-        """Return the state with the trained variables of the network that is kept."""
+        """Return the state with the selected network's trained variables."""
         return state._replace(params=state.optimizer.params) if self.training.select_every else state
 
     def _step_and_select(self, state: State, number: Array, data: tuple[Array, Array]) -> tuple[State, Array]:
-        """Return the state after one step, with the network that is kept, and the loss. See `lutjax.training.loop.Step`."""
+        """Return the next state with the selected network, and the loss; see `step`."""
         kept: Selected = state.optimizer
         state, loss = self.step(state._replace(optimizer=kept.optimizer), number, data)
         done = number + 1
@@ -165,7 +170,7 @@ class Run(ModelRun[Model]):
         return state._replace(optimizer=kept._replace(optimizer=state.optimizer)), loss
 
     def step(self, state: State, number: Array, data: tuple[Array, Array]) -> tuple[State, Array]:
-        """Return the state after one step, and the loss of its batch. See `lutjax.training.loop.Step`."""
+        """Return the next state and the batch loss; see `lutjax.training.loop.Step`."""
         key = jax.random.fold_in(jax.random.key(self.training.seed), number)
         choice_key, image_key, gate_key = jax.random.split(key, 3)
         x, y = data
@@ -206,16 +211,16 @@ class Run(ModelRun[Model]):
         hard: bool,
         steps: int | None = None,
     ) -> Num[np.ndarray, " samples"]:
-        """Return the classes that the soft or the hard network gives samples, int32; of regression the numbers, float32.
+        """Predict int32 classes, or float32 values in regression, with the soft or hard network.
 
         Args:
           state: state of the training.
           x: the samples.
           hard: whether to use the hard network.
-          steps: the number that were done, for the temperature of the soft network; by default all.
+          steps: number of completed steps, for the temperature of the soft network; by default all.
         """
         temperature = None if hard else self.temperature(self.training.steps if steps is None else steps)
-        size = -(-len(x) // -(-len(x) // AT_ONCE))  # about equal parts: one or two programs
+        size = -(-len(x) // -(-len(x) // AT_ONCE))  # about equal parts, hence one or two programs
         found = [
             np.asarray(
                 self._classes(state.params, state.others, x[first : first + size], temperature, hard=hard)
@@ -225,11 +230,11 @@ class Run(ModelRun[Model]):
         return np.concatenate(found)
 
     def accuracy(self, state: State, part: Samples, *, hard: bool, steps: int | None = None) -> float:
-        """Share of the samples whose class is right, or R2 of numbers; see `classes`."""
+        """Return the accuracy, or R2 in regression; see `classes`."""
         return float(self._quality(self.classes(state, part.x, hard=hard, steps=steps), part.y))
 
     def _quality(self, found: Any, y: Any) -> Any:
-        """Return the share of right classes, or R2 of numbers: 1 less the mean squared error over the variance."""
+        """Return the accuracy, or R2 in regression: 1 - mean squared error / variance."""
         if self.regression:
             variance = y.var()
             return 1 - ((found - y) ** 2).mean() / (variance + (variance == 0).astype(variance.dtype))
@@ -246,7 +251,7 @@ class Run(ModelRun[Model]):
 
 
 def classifier_of(model: Config, *, rngs: nnx.Rngs, **given: Any) -> Model:
-    """Return the model of a config, which is drawn. `given` are thresholds and their widths."""
+    """Initialize the model of a config. `given` contains thresholds and their widths."""
     if isinstance(model, LogicTreeNetConfig):
         return LogicTreeNet(model, rngs=rngs, **given)
     return LogicClassifier(model, rngs=rngs, **given)
@@ -256,7 +261,7 @@ def image_shape(train: Samples) -> tuple[int, int, int]:
     """Return height, width and channels of images.
 
     Raises:
-      ValueError: samples are none.
+      ValueError: the samples are not images.
     """
     if len(train.shape) < 2:
         raise ValueError(
@@ -268,7 +273,7 @@ def image_shape(train: Samples) -> tuple[int, int, int]:
 
 
 def _checked_shape(model: Config, train: Samples) -> tuple[int, ...]:
-    """Return the shape that the model wants a sample in."""
+    """Return the model's sample shape."""
     shape: tuple[int, ...] = train.x.shape[1:]
     wanted: tuple[int, ...]
     if isinstance(model, LogicTreeNetConfig):
@@ -289,7 +294,7 @@ def _checked_shape(model: Config, train: Samples) -> tuple[int, ...]:
 
 
 def _check_bits(train: Samples) -> None:
-    """Raise SamplesError if samples that a network reads as they are are no bits."""
+    """Raise SamplesError if the network requires bits and the samples have other values."""
     others = train.x[(train.x != 0) & (train.x != 1)]
     if len(others):
         raise SamplesError(
@@ -301,15 +306,15 @@ def _check_bits(train: Samples) -> None:
 def first_thresholds(
     x: Num[np.ndarray, "values features"], training: TrainingConfig, n_thresholds: int
 ) -> Float[np.ndarray, "features thresholds"]:
-    """Return the thresholds of each feature before the first step."""
+    """Return the initial thresholds of each feature."""
     method = "uniform" if training.thresholds == "learned" else training.thresholds
     return np.asarray(lutjax.thermometer_thresholds(jnp.asarray(x), n_thresholds, method=method))
 
 
 def by_feature(model: Config, train: Samples) -> Num[np.ndarray, "values features"]:
-    """Return the numbers that share thresholds as columns: each number of a sample, or each channel where trees read images.
+    """Return values as columns with shared thresholds: features, or image channels for trees.
 
-    Of edges, those of about `MOST_IMAGES` images at even distances.
+    Edge features come from about `MOST_IMAGES` evenly spaced images.
     """
     found: np.ndarray = train.x
     if not isinstance(model, LogicTreeNetConfig):
@@ -322,9 +327,10 @@ def by_feature(model: Config, train: Samples) -> Num[np.ndarray, "values feature
 
 
 def _widths(model: Config, train: Samples) -> tuple[np.ndarray, np.ndarray]:
-    """Return widths of the sigmoids of thresholds, float32 ``[features]``, and 1 where thresholds can be better or worse, else 0.
+    """Return the sigmoid widths and a mask of trainable thresholds, each float32 ``[features]``.
 
-    For a number that has at most two values, all thresholds between them are the same.
+    A feature with at most two values has mask 0, since all thresholds between them are equivalent;
+    other features have 1.
     """
     x = by_feature(model, train)
     deviation, low, high = x.std(0, dtype=np.float64), x.min(0), x.max(0)
@@ -334,7 +340,7 @@ def _widths(model: Config, train: Samples) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _decayed(params: Any) -> Any:
-    """Return which parameters weight decay takes something of: all but thresholds, and the scores that choose wires."""
+    """Return the weight decay mask, which excludes thresholds and wiring scores."""
 
     def decays(path: Any, _: Array) -> bool:
         return not {"encoder", "scores"} & set(
@@ -345,7 +351,7 @@ def _decayed(params: Any) -> Any:
 
 
 def _rate_of_thresholds(factors: Array) -> optax.GradientTransformation:
-    """Return a transformation that multiplies the updates of thresholds, as features have different units."""
+    """Return a transformation that scales threshold updates to the units of each feature."""
 
     def scaled(updates: Any, params: Any) -> Any:
         del params
@@ -356,7 +362,7 @@ def _rate_of_thresholds(factors: Array) -> optax.GradientTransformation:
 
 
 def layers_of(model: Model) -> list[tuple[Any, int]]:
-    """Return the layers of gates of a model in their order, each with the number of places where its gates are."""
+    """Return the gate layers of a model in order, each with its number of positions."""
     if isinstance(model, LogicTreeNet):
         trees = [(layer, math.prod(layer.spec.places)) for layer in model.trees]
         return [*trees, *((layer, 1) for layer in model.gates)]
@@ -364,14 +370,15 @@ def layers_of(model: Model) -> list[tuple[Any, int]]:
 
 
 def expected_gates(model: Model, temperature: Array | None = None) -> Array:
-    """Return how many gates of two inputs the circuit of a classifier is expected to need: a scalar.
+    """Return the expected number of two-input gates in a classifier's circuit, as a scalar.
 
-    A table that needs n inputs counts as ``n - 1`` gates, one of a tree at each place, and a vote that is not constant as one.
-    Gates that nothing reads count too; they become constants without changing a vote. The or of neighboring places does not.
+    A table that depends on n inputs counts as ``n - 1`` gates, a tree's gate once per position, and
+    a non-constant vote as one. Unread gates are included; they become constants without changing a
+    vote. OR-pooling is excluded.
 
     Args:
       model: the classifier.
-      temperature: of the gates, in place of 1.
+      temperature: replaces the gates' default of 1.
     """
     gates = []
     for layer, n_places in layers_of(model):
@@ -389,16 +396,17 @@ def baselines(
     n_thresholds: int,
     thresholds: Float[np.ndarray, "features thresholds"] | None = None,
 ) -> dict[str, float]:
-    """Accuracy of logistic regression and of a random forest on the bits that the classifier sees, with its first thresholds.
+    """Return accuracies of logistic regression and a random forest on the classifier's input bits.
 
-    Of numbers R2 of linear regression and of a random forest.
+    Bits come from the initial thresholds. Regression reports R2 of linear regression and a random
+    forest.
 
     Args:
       train: training part.
       test: test part.
       training: config of the training.
-      n_thresholds: thresholds per number.
-      thresholds: of each number; by default those that the method of the training gives.
+      n_thresholds: thresholds per feature.
+      thresholds: thresholds of each feature; by default from the training config's method.
 
     Source: docs/logic.md, section 6.
     """
@@ -433,17 +441,17 @@ def baselines(
 
 @dataclasses.dataclass
 class Record(runs.Record):
-    """Contents of a checkpoint apart from arrays.
+    """Non-array contents of a checkpoint.
 
     Attributes:
-      model, training, samples: what decides the run.
-      baselines: accuracies of others on the test part, or R2 of numbers.
+      model, training, samples: configuration of the run.
+      baselines: accuracies of baselines on the test part, or R2.
       options: options of the training program that may change, such as intervals.
       history: training losses, and accuracies of the hard and of the soft network on the test part.
-      target, test: the column of labels of a table, and the table that is the test part, if they were given.
-      recipe: the published network whose sizes and rates were taken, if one was.
-      exclude, encoding: columns of a table that are left out, and the encoding of its text, if they were given.
-      form: of the samples: shape, classes, columns.
+      target, test: label column and test file of a table, if given.
+      recipe: published network with the sizes and learning rates, if used.
+      exclude, encoding: excluded columns of a table, and its text encoding, if given.
+      form: sample shape, classes and columns.
     """
 
     kind: ClassVar[str] = "classify"
@@ -462,17 +470,17 @@ class Record(runs.Record):
     form: Form = dataclasses.field(default_factory=Form)
 
     def own_kind(self) -> str:
-        """Return ``"digits"`` for scikit-learn's digits, the data where none are named, else ``"classify"``."""
+        """Return ``"digits"`` for scikit-learn's digits, the default data, else ``"classify"``."""
         return "digits" if self.samples.path is None else self.kind
 
 
 def shape_of(model: Config) -> tuple[int, ...]:
-    """Return the shape of a sample of a model."""
+    """Return the sample shape of a model."""
     return model.in_shape if isinstance(model, LogicTreeNetConfig) else (model.in_features,)
 
 
 def n_features(model: Config) -> int:
-    """Return how many numbers a sample of a model has."""
+    """Return the number of sample features of a model."""
     return math.prod(shape_of(model))
 
 
@@ -484,9 +492,9 @@ def _classifier(folder: Path, step: int, record: Record) -> Model:
 
 
 def selected_model(folder: Path, step: int, record: Record) -> Model:
-    """Return the network that is kept at a checkpoint that `runs.read` has found whole."""
+    """Return the selected network of a checkpoint verified by `runs.read`."""
     model, shape = record.model, shape_of(record.model)
-    nothing = np.zeros((2, math.prod(shape)), np.float32)  # no step is taken
+    nothing = np.zeros((2, math.prod(shape)), np.float32)  # takes no step
     kind: Any = np.float32 if isinstance(model, LogicClassifierConfig) and model.regression else np.int32
     samples = Samples(nothing, np.zeros(2, kind), shape, "nothing")
     thresholds = None
@@ -499,4 +507,4 @@ def selected_model(folder: Path, step: int, record: Record) -> Model:
 
 
 load_model = models.Loader(Record, _classifier)
-"""Loads the classifier of a run, and its record; see `lutjax.training.models.Loader`."""
+"""Loader for the classifier of a run, and its record; see `lutjax.training.models.Loader`."""

@@ -1,4 +1,4 @@
-"""Runs of classifiers: where their samples are from, and the work at the end."""
+"""Classifier experiments: data sources and final evaluation."""
 
 import dataclasses
 import json
@@ -30,17 +30,17 @@ from lutjax.training.recipes import RECIPES, Published, recipe as recipe_of
 from lutjax.training.samples import Samples, SamplesError
 
 MOST_BITS = 20_000_000
-"""Bits of a training part to which baselines are fitted without being asked for."""
+"""Maximum training bits for which baselines are fitted by default."""
 
 MOST_GATES = 1_000_000
-"""Gates, at all places of an image, whose circuit is simplified after the last step."""
+"""Maximum gates, over all image positions, for simplification after the last step."""
 
 LARGE_GAP = 0.02
-"""Accuracy that the soft network has more than the hard one, from which on that is said."""
+"""Minimum accuracy drop from the soft to the hard network that triggers a remark."""
 
 
 class Classifier(Experiment):
-    """A classifier on samples: an `Experiment`."""
+    """Experiment with a classifier on samples."""
 
     configs = CONFIGS
     kept = Record
@@ -76,9 +76,9 @@ class Classifier(Experiment):
         regression: bool | None = None,
         image_size: tuple[int, int] | None = None,
     ) -> "Classifier":
-        """Return a run that has no step yet, on the data at a path, or on scikit-learn's digits.
+        """Create a run on the data at a path, or on scikit-learn's digits.
 
-        Sizes that are not among the fields are those of the recipe, or as the samples need them.
+        Sizes missing from the fields come from the recipe or the samples.
 
         Args:
           fields: values for fields of the configs.
@@ -86,15 +86,15 @@ class Classifier(Experiment):
           target: see `lutjax.training.datasets.load`.
           test: see `lutjax.training.datasets.load`.
           recipe: one of `lutjax.training.recipes.RECIPES`.
-          stratified: whether a test part is split off so, where the fields do not say it.
-          model: one of `MODELS`; by default that of the recipe, or gates.
+          stratified: whether to stratify the test split, unless the fields specify it.
+          model: one of `MODELS`; by default the recipe's, or gates.
           exclude: see `lutjax.training.datasets.load`.
           encoding: see `lutjax.training.datasets.load`.
           regression: see `lutjax.training.datasets.load`.
           image_size: see `lutjax.training.datasets.load`.
 
         Raises:
-          ValueError: a field or the recipe is one of another model.
+          ValueError: a field or the recipe belongs to another model.
         """
         found = recipe_of(recipe) if recipe else None
         name = model or (found.model if found else "gates")
@@ -174,7 +174,10 @@ class Classifier(Experiment):
         regression: bool | None = None,
         image_size: tuple[int, int] | None = None,
     ) -> "Classifier":
-        """Return the run of a record, with the samples at `path` or where they were; of this model, if one is named."""
+        """Return the run of a record, with samples from `path` or their original location.
+
+        If `model` is given, the run must have this model.
+        """
         if model is not None and not isinstance(record.model, MODELS[model]):
             found = next(name for name, config in MODELS.items() if isinstance(record.model, config))
             raise CheckpointError(f"the run trains another model: {found}, not {model}.")
@@ -217,7 +220,7 @@ class Classifier(Experiment):
             thresholds = self.run.thresholds
             if (
                 thresholds is not None
-            ):  # a channel's are those of all its pixels, and come before those of edges
+            ):  # pixels share their channel's thresholds, which precede edge thresholds
                 if isinstance(record.model, LogicTreeNetConfig):
                     thresholds = thresholds[: record.model.in_shape[2]]
                 thresholds = np.tile(thresholds, (self.train.x.shape[1] // len(thresholds), 1))
@@ -257,7 +260,7 @@ class Classifier(Experiment):
         return "R2" if self.run.regression else "accuracy"
 
     def _done(self) -> int:
-        """Return the steps done at the latest test, 0 before the first."""
+        """Return the number of completed steps at the latest test, 0 before the first."""
         tests = self.record.history.test
         return tests[-1][0] if tests else 0
 
@@ -277,7 +280,7 @@ class Classifier(Experiment):
         return "; ".join(words)
 
     def _gates(self, state: State) -> tuple[float, str]:
-        """Return the gates that training expects, and in words those of the simplified circuit from bits to bits."""
+        """Return the expected number of gates, and a phrase with the simplified circuit's count."""
         model = self.run.structure.model(*meshes.local((state.params, state.others)))
         expected = float(expected_gates(model, self.run.temperature(self._done())))
         counts = self._counts(model)
@@ -285,10 +288,11 @@ class Classifier(Experiment):
         return expected, f"not counted, of {counts['at all places']:,}" if remain is None else f"{remain:,}"
 
     def _counts(self, model: Model) -> dict[str, int | None]:
-        """Return numbers of gates by what each counts.
+        """Return gate counts by category.
 
-        ``trained`` are the gates whose tables are trained; ``at all places`` counts those of trees at each place of an image; ``simplified`` are
-        those that remain in the circuit from the bits to the bits that vote, None where they are too many to find out.
+        ``trained`` counts gates with trained tables; ``at all places`` counts tree gates at each
+        image position; ``simplified`` counts the remaining gates in the circuit from input bits to
+        voting bits, or is None if the network is too large.
         """
         config = self.record.model
         if isinstance(config, LogicTreeNetConfig):
@@ -394,7 +398,7 @@ class Classifier(Experiment):
         ]
 
     def _doubts(self) -> list[str]:
-        """Return a warning where the recipe is one for other data."""
+        """Return a warning if the recipe was published for other data."""
         recipe = RECIPES.get(self.record.recipe or "")
         if recipe is None or not (what := self._other_data(recipe)):
             return []
@@ -403,7 +407,7 @@ class Classifier(Experiment):
         ]
 
     def _other_data(self, recipe: Published) -> str:
-        """Return the samples in words where they are not of the size of those that a recipe was published for; else nothing."""
+        """Describe samples whose size differs from the recipe's data; otherwise return ""."""
         found: tuple[Any, int] = (self.train.shape, self.record.model.n_classes)
         what = f"of shape {list(self.train.shape)} in {found[1]} classes"
         if self.encoding is not None:
@@ -418,7 +422,7 @@ class Classifier(Experiment):
         return "" if same else what
 
     def _gap(self, hard: float, soft: float) -> list[str]:
-        """Return a line about a hard network that is much worse than the soft one."""
+        """Return a line if the hard network is much worse than the soft one."""
         if soft - hard <= LARGE_GAP:
             return []
         return [
@@ -427,7 +431,7 @@ class Classifier(Experiment):
         ]
 
     def _kept(self, state: State) -> list[str]:
-        """Return a line about the network that is kept, where one is."""
+        """Return a line about the selected network, if there is one."""
         if not self.record.training.select_every:
             return []
         kept = state.optimizer
@@ -475,13 +479,13 @@ def bit_names(
     thresholds: np.ndarray | None,
     encoding: Encoding | None,
 ) -> list[str]:
-    """Return names of the bits that a classifier reads.
+    """Return the names of a classifier's input bits.
 
     Args:
-      config: of the classifier.
-      part: samples, or the form of samples.
-      thresholds: of the classifier; None where samples are bits.
-      encoding: of the columns of a table; None for arrays.
+      config: config of the classifier.
+      part: samples, or their form.
+      thresholds: thresholds of the classifier; None if samples are bits.
+      encoding: encoding of table columns; None for arrays.
     """
     of_trees = isinstance(config, LogicTreeNetConfig)
     maps = EDGES if isinstance(config, LogicTreeNetConfig) and config.edges else ()
@@ -489,7 +493,6 @@ def bit_names(
 
 
 def _is_regression(model: LogicClassifierConfig | LogicTreeNetConfig) -> bool:
-    """Return whether a model learns numbers."""
     return isinstance(model, LogicClassifierConfig) and model.regression
 
 
@@ -505,7 +508,7 @@ def _parts(data: datasets.Data, training: TrainingConfig) -> datasets.Parts:
 def _sizes(
     config: type, parts: datasets.Parts, training: TrainingConfig, given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the sizes that the samples need."""
+    """Return the model sizes required by the samples."""
     n_classes, learned = parts.n_classes, training.thresholds == "learned"
     sizes: dict[str, Any] = {"n_classes": n_classes, "learned_thresholds": learned}
     if config is LogicTreeNetConfig:
@@ -532,7 +535,7 @@ def _sizes(
 
 
 def _tree_sizes(in_shape: tuple[int, int, int]) -> dict[str, Any]:
-    """Return sizes for images: layers of trees while height and width can be halved, and at most four."""
+    """Return sizes for images: at most four tree layers, while height and width can be halved."""
     height, width, _ = in_shape
     halves = 0
     while halves < 4 and not height % 2 and not width % 2 and min(height, width) >= 4:

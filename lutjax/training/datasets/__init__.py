@@ -1,4 +1,4 @@
-"""Data to classify, by the path of a file or folder, and their training and test parts."""
+"""Classification data from a file or folder, and their training and test parts."""
 
 import dataclasses
 import hashlib
@@ -23,22 +23,22 @@ from lutjax.training.samples import (
 )
 
 TABLES = (".csv", ".tsv", ".parquet", ".pq", ".csv.gz", ".tsv.gz")
-"""Endings of the names of tables."""
+"""File extensions of tables."""
 
 _PARTS = ("x_train", "y_train", "x_test", "y_test")
 _DEPTH = 2
-"""Folders below the given one in which known files are looked for: torchvision's MNIST/raw."""
+"""Maximum subfolder depth of the search for known files, for torchvision's MNIST/raw."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The samples of a run.
+    """Training and test samples of a run.
 
     Attributes:
       train, test: the two parts; labels of both are below `n_classes` of either.
-      encoding: of the columns of a table.
-      remarks: lines that say how the data were read, and warnings.
-      test_rows: rows of the test part of a table, as they were read.
+      encoding: encoding of table columns.
+      remarks: lines about reading the data, and warnings.
+      test_rows: raw rows of a table's test part.
     """
 
     train: Samples
@@ -49,19 +49,19 @@ class Parts:
 
     @property
     def n_classes(self) -> int:
-        """Labels are below this."""
+        """Number of classes."""
         return max(self.train.n_classes, self.test.n_classes)
 
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Samples, or the rows of a table, and the test part that they come with, if they do.
+    """Samples or table rows, with an optional separate test part.
 
     Attributes:
-      train: all of them, or the training part.
-      test: the test part; None where one is to be split off.
-      remarks: lines that say how they were read.
-      regression: whether the labels of a table are numbers that are learned as they are.
+      train: all samples, or the training part.
+      test: the test part; None if it must be split off.
+      remarks: lines about reading the data.
+      regression: whether table labels are regression targets.
     """
 
     train: Samples | Table
@@ -79,7 +79,7 @@ class Data:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all of it."""
+        """SHA-256 of all data."""
         if self.test is None:
             return self.train.digest
         return hashlib.sha256((self.train.digest + self.test.digest).encode()).hexdigest()
@@ -90,13 +90,13 @@ class Data:
         """Return the training and the test part.
 
         Args:
-          split: the number of a random split, where there is no test part yet.
-          stratified: whether each class has its share in both parts of that split.
-          bits: most bits of a column of numbers of a table; 0 leaves them numbers.
-          numbers: whether there is a number for each of these bits instead, for thresholds that are learned.
+          split: seed of a random split, if there is no test part yet.
+          stratified: whether to keep class proportions in this split.
+          bits: maximum bits per numeric column of a table; 0 keeps numbers.
+          numbers: whether to replace each of these bits with a number, for learned thresholds.
 
         Raises:
-          SamplesError: they cannot be split so, or a part has what the other lacks.
+          SamplesError: the data cannot be split this way, or the two parts are incompatible.
         """
         train, test, whole = self.train, self.test, self.train
         classes = None
@@ -127,7 +127,7 @@ class Data:
 
 
 def is_table(path: Path) -> bool:
-    """Return whether a path ends as those of tables do."""
+    """Return True if a path has a table's file extension."""
     return path.name.lower().endswith(TABLES)
 
 
@@ -143,24 +143,26 @@ def load(
 ) -> Data:
     """Return the data at a path.
 
-    Reading takes at most 200 times the memory of files that are not compressed, and at most 8,000 times the memory of others
-    (``.npz``, ``.gz``, Parquet, images), or 400 MB: these are read if they unpack to at most 100 times their size, or to 4 MiB (128 MiB for
-    a folder of images). Nothing that is read is executed.
+    Reading takes at most 200 times the memory of uncompressed files, and at most 8,000 times the
+    memory of compressed files (``.npz``, ``.gz``, Parquet, images), or 400 MB. Compressed files may
+    unpack to at most 100 times their size, or to 4 MiB (128 MiB for a folder of images). Reading
+    never executes code from the data.
 
     Args:
-      path: a ``.npz`` file of arrays ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test`` and ``y_test``, where ``x`` of text
-        is a table whose columns ``names`` may name, and so are rows of numbers of which some are NaN; a table, ``.csv``, ``.tsv`` or
-        ``.parquet``; a folder of IDX files or of CIFAR-10; or a folder of images with one subfolder for each class, see
+      path: a ``.npz`` file with arrays ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test`` and
+        ``y_test``. String arrays ``x`` and numeric rows with NaNs are tables, whose columns
+        ``names`` may name. Or a table, ``.csv``, ``.tsv`` or ``.parquet``; a folder of IDX files or
+        of CIFAR-10; or a folder of images with one subfolder for each class, see
         `lutjax.training.datasets.folders`. None: scikit-learn's digits.
-      target: the column of labels of a table.
-      test: a table that is the test part.
-      exclude: columns of a table to leave out.
-      encoding: encoding of the table's text; see `columns.read`.
-      regression: whether the target of a table is numbers that are learned as they are.
-      image_size: height and width to which the images of a folder are scaled.
+      target: label column of a table.
+      test: a table with the test part.
+      exclude: table columns to leave out.
+      encoding: text encoding of the table; see `columns.read`.
+      regression: whether the target of a table is a regression target.
+      image_size: height and width to which a folder's images are scaled.
 
     Raises:
-      SamplesError: there are no such data, they are damaged, or an argument is not for them.
+      SamplesError: the data do not exist or are damaged, or an argument does not apply to them.
     """
     if path is None or not is_table(path):
         for option, value in (
@@ -244,10 +246,10 @@ def _load_arrays(path: Path) -> Data:
 
 
 def names_of(arrays: Mapping[str, np.ndarray], path: Path) -> list[str] | None:
-    """Return the names of columns that a file of arrays has; None if it has none.
+    """Return the column names in a file of arrays, or None.
 
     Raises:
-      SamplesError: they are no texts.
+      SamplesError: the names are not strings.
     """
     names = arrays.get("names")
     if names is not None and (names.ndim != 1 or names.dtype.kind != "U"):
@@ -258,12 +260,12 @@ def names_of(arrays: Mapping[str, np.ndarray], path: Path) -> list[str] | None:
 
 
 def holds_missing(x: np.ndarray) -> bool:
-    """Return whether an array is of rows of numbers of which some are missing, NaN: such a table of columns as text is."""
+    """Return True if an array has numeric rows with NaNs, which are read as a table."""
     return x.ndim == 2 and x.dtype.kind == "f" and bool(np.isnan(x).any())
 
 
 def _can_be_named(ys: Sequence[np.ndarray]) -> bool:
-    """Return whether labels are texts or True and False, or whole numbers in which some class below the largest has none."""
+    """Return True if labels are strings or booleans, or integers with unused classes."""
     if len({y.dtype.kind == "U" for y in ys}) > 1 or any(y.ndim != 1 or not len(y) for y in ys):
         return False
     if all(y.dtype.kind in "Ub" for y in ys):
@@ -275,9 +277,10 @@ def _can_be_named(ys: Sequence[np.ndarray]) -> bool:
 
 
 def channels_last(x: np.ndarray) -> tuple[np.ndarray, str]:
-    """Return images with the axis of channels last, and a line that says so where it came first; else the array and nothing.
+    """Return images with the channel axis last, and a remark if the axis moved.
 
-    Square images of more pixels than four, in 1, 3 or 4 channels, are told from others by their shape.
+    Other arrays are unchanged, with an empty remark. Square images with more than four pixels, in
+    1, 3 or 4 channels, are recognized by their shape.
     """
     if x.ndim == 4 and x.shape[1] in (1, 3, 4) and x.shape[2] == x.shape[3] > 4:
         _, channels, height, width = x.shape
@@ -288,7 +291,7 @@ def channels_last(x: np.ndarray) -> tuple[np.ndarray, str]:
 
 
 def holds_known_files(folder: Path) -> bool:
-    """Return whether a folder, or one below it, holds IDX files or CIFAR-10.
+    """Return True if a folder or a subfolder contains IDX files or CIFAR-10.
 
     Raises:
       SamplesError: a folder cannot be read.
@@ -297,7 +300,7 @@ def holds_known_files(folder: Path) -> bool:
 
 
 def _known(folder: Path) -> list[tuple[Path, Callable[[Path], tuple[Samples, Samples]]]]:
-    """Return the folders, this one and those below it, that hold known files, and how they are read."""
+    """Return folders with known files, among this one and its subfolders, with their loaders."""
     found: list[tuple[Path, Callable[[Path], tuple[Samples, Samples]]]] = []
     level = [folder]
     try:
@@ -310,7 +313,7 @@ def _known(folder: Path) -> list[tuple[Path, Callable[[Path], tuple[Samples, Sam
 
 
 def _load_folder(folder: Path, image_size: tuple[int, int] | None) -> Data:
-    """Return the data of the one folder, this one or one below it, that holds known files, or of a folder of images."""
+    """Return the data of the only folder with known files, or of a folder of images."""
     known = _known(folder)
     if len(known) > 1:
         places = ", ".join(str(place) for place, _ in known)

@@ -1,4 +1,4 @@
-"""Checksums by which published data are known, and what is said where files are only partly those."""
+"""Identification of published data by checksum, with errors for partial matches."""
 
 import hashlib
 from collections.abc import Mapping
@@ -8,21 +8,21 @@ from lutjax.training.samples import SamplesError
 
 
 def md5(data: bytes) -> str:
-    """Return the MD5 of some bytes, as data sets publish it."""
+    """Return the MD5 of bytes as published for data sets."""
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
 def identify(
     folder: Path, found: Mapping[str, str], published: Mapping[str, Mapping[str, str]]
 ) -> str | None:
-    """Return the name of the published data that files are, by their checksums; None where they are others.
+    """Return the name of the published data set with these checksums, or None.
 
     Args:
-      found: the MD5 of each file, by its name.
-      published: for each data set the MD5 of each of its files.
+      found: MD5 by file name.
+      published: MD5 by file name, for each data set.
 
     Raises:
-      SamplesError: some of the files are those of a data set, and others are not.
+      SamplesError: only some of the files match a data set.
     """
     for name, sums in published.items():
         same = [file for file in found if sums.get(file) == found[file]]

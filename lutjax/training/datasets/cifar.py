@@ -1,4 +1,4 @@
-"""Folders of CIFAR-10, in its binary or its Python version."""
+"""Folders with CIFAR-10, in its binary or its Python version."""
 
 import io
 import operator
@@ -29,19 +29,21 @@ PUBLISHED = {
         "test_batch": "40351d587109b95175f43aff81a1287e",
     }
 }
-"""MD5 of the files of the Python version; none are published of the single files of the binary one."""
+"""MD5 of the Python version's files; the binary version has no published file checksums."""
 
 _CHANNELS, _SIZE = 3, 32
 _PIXELS = _CHANNELS * _SIZE * _SIZE
 
 
 def holds(folder: Path) -> bool:
-    """Return whether a folder has any of the files."""
+    """Return True if a folder contains any CIFAR-10 file."""
     return any((folder / f"{name}{end}").is_file() for name in FILES for end in ("", ".bin"))
 
 
 def load(folder: Path) -> tuple[Samples, Samples]:
-    """Return the training and the test part of a folder of CIFAR-10; images are uint8, pixels in the order row, column, channel.
+    """Return the training and test parts in a folder with CIFAR-10.
+
+    Images are uint8, with pixels in the order row, column, channel.
 
     Raises:
       SamplesError: a file is missing or damaged.
@@ -74,7 +76,7 @@ def load(folder: Path) -> tuple[Samples, Samples]:
 
 
 def _of_binary(data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return pixels and labels of records of a label and 3072 pixels."""
+    """Return pixels and labels from records of one label and 3072 pixels."""
     if not data or len(data) % (1 + _PIXELS):
         raise SamplesError(
             f"{path} has {len(data):,} bytes; expected a multiple of {1 + _PIXELS:,}, a label and {_PIXELS:,} pixels for each "
@@ -87,7 +89,7 @@ def _of_binary(data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
 def _of_pickle(data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # of texts that Python does not pickle
+            warnings.simplefilter("error")  # for strings that Python does not pickle
             _check_sizes(data)
             found: Any = _Arrays(io.BytesIO(data), encoding="bytes").load()
         batch = {key.decode() if isinstance(key, bytes) else key: value for key, value in found.items()}
@@ -113,7 +115,7 @@ def _of_pickle(data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _array_of(value: Any) -> np.ndarray:
-    """Return an array that was pickled, or that of a list of integers. A pickle can have lists in lists many times over."""
+    """Convert an unpickled array or list of integers; reject lists nested many times over."""
     if isinstance(value, _Array):
         return value.value
     if not isinstance(value, list) or not all(type(one) is int for one in value):
@@ -122,10 +124,8 @@ def _array_of(value: Any) -> np.ndarray:
 
 
 def _check_sizes(data: bytes) -> None:
-    """Raise ValueError if an instruction of a pickle would take more memory than the pickle has: of those that are damaged some do."""
-    for opcode, argument, _ in pickletools.genops(
-        data
-    ):  # reads what each one names, so lengths are those of the data
+    """Raise ValueError if a damaged pickle's instruction would allocate more memory than its size."""
+    for opcode, argument, _ in pickletools.genops(data):  # reads each name, so lengths come from the data
         if opcode.name.endswith("PUT") and int(argument or 0) > len(data):
             raise ValueError(f"{opcode.name} {argument} in {len(data):,} bytes")
 
@@ -144,9 +144,9 @@ def _checked(pixels: np.ndarray, labels: np.ndarray, path: Path) -> tuple[np.nda
 
 
 class _Arrays(pickle.Unpickler):
-    """Unpickler of dicts, lists and arrays of integers alone: a file of data must not run code.
+    """Unpickler restricted to dicts, lists and integer arrays, so that data files cannot run code.
 
-    Arrays are made here and not by NumPy, which believes what a pickle says, and crashes where that is damaged.
+    Arrays are constructed here because NumPy trusts a pickle's state, and crashes if it is damaged.
     """
 
     def find_class(self, module: str, name: str) -> Any:
@@ -163,7 +163,7 @@ class _Arrays(pickle.Unpickler):
 
 
 class _Dtype:
-    """A dtype of integers, of whose state only the order of bytes counts."""
+    """An integer dtype; only the byte order of its state matters."""
 
     def __init__(self, kind: str | bytes, align: Any = 0, copy: Any = 0):
         kind = kind.decode() if isinstance(kind, bytes) else kind
@@ -179,7 +179,7 @@ class _Dtype:
 
 
 class _Array:
-    """An array, made of its state: version, shape, dtype, whether columns come first, bytes."""
+    """An array constructed from its state: version, shape, dtype, Fortran order and bytes."""
 
     value: np.ndarray
 
@@ -194,7 +194,7 @@ def _reconstruct(kind: Any, shape: Any, letter: Any) -> _Array:
 
 
 def _encoded(text: str, encoding: str) -> bytes:
-    """Return the bytes that Python 3 pickles as text in protocols before 3."""
+    """Return bytes that Python 3 pickles as text in protocols before 3."""
     if encoding != "latin1":
         raise ValueError(f"it has bytes in {encoding}")
     return text.encode(encoding)

@@ -1,4 +1,4 @@
-"""Folders of images with one subfolder for each class, the layout of torchvision's ``ImageFolder``."""
+"""Image folders with one subfolder per class, the layout of torchvision's ``ImageFolder``."""
 
 import dataclasses
 import os
@@ -14,13 +14,13 @@ from lutjax.training import pixels
 from lutjax.training.samples import LEAST, Samples, SamplesError
 
 TRAINING = ("train", "training")
-"""Names of the subfolder of the training part, in small letters."""
+"""Lowercase names of the training subfolder."""
 
 TEST = ("test", "testing", "val", "valid", "validation")
-"""Names of the subfolder of the test part, in small letters; the first one found is used."""
+"""Lowercase names of the test subfolder; the first match is used."""
 
 ALWAYS = 1 << 27
-"""Bytes of pixels that any folder may unpack to; larger folders are limited by the sizes of their files."""
+"""Unpacked pixel bytes allowed for any folder; file sizes limit larger folders."""
 
 _IGNORED = ("thumbs.db", "desktop.ini", "__macosx")
 _CHANNELS = {1: "gray", 3: "in color", 4: "in color with transparency"}
@@ -28,10 +28,10 @@ _CHANNELS = {1: "gray", 3: "in color", 4: "in color with transparency"}
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Files of a folder and its subfolders, in the order of their names; hidden files and folders are ignored.
+    """Files of a folder and its subfolders, sorted by name, without hidden files and folders.
 
     Attributes:
-      images: files whose names end as the names of images do.
+      images: files with an image extension.
       others: other files.
     """
 
@@ -40,12 +40,14 @@ class Found:
 
 
 def is_image(path: Path) -> bool:
-    """Return whether the name of a file ends as the names of images do."""
+    """Return True if a file has an image extension."""
     return path.suffix.lower() in pixels.ENDINGS
 
 
 def find(folder: Path) -> Found:
-    """Return the files of a folder and its subfolders. Links are followed, and no folder is visited twice.
+    """Return the files of a folder and its subfolders.
+
+    Links are followed, and each folder is visited once.
 
     Raises:
       SamplesError: a folder cannot be read.
@@ -55,22 +57,22 @@ def find(folder: Path) -> Found:
     visited: set[str] = set()
     for place, folders, files in os.walk(folder, onerror=_unreadable, followlinks=True):
         real = os.path.realpath(place)
-        if real in visited:  # a link to a folder around it
+        if real in visited:  # a link to an enclosing folder
             folders.clear()
             continue
         visited.add(real)
         folders[:] = filter(_is_visible, folders)
         for path in (Path(place, name) for name in files if _is_visible(name)):
-            # A pipe with the name of an image would be waited for.
+            # Opening a pipe with an image extension would block.
             (images if is_image(path) and path.is_file() else others).append(path)
     return Found(tuple(sorted(images)), tuple(sorted(others)))
 
 
 def parts(folder: Path) -> tuple[Path, Path | None, tuple[Path, ...]]:
-    """Return the folders of the training and the test part, and other parts, which are not used.
+    """Return the training folder, the test folder or None, and unused folders of other parts.
 
-    Folders around the data are skipped: a folder whose only content is one folder of folders. Without folders of parts, the training part is
-    the whole folder and there is no test part.
+    Enclosing folders that contain only one folder of folders are skipped. Without part folders, the
+    whole folder is the training part and there is no test part.
 
     Raises:
       SamplesError: a folder cannot be read.
@@ -84,23 +86,24 @@ def parts(folder: Path) -> tuple[Path, Path | None, tuple[Path, ...]]:
     train = next((by_name[name] for name in TRAINING if name in by_name), None)
     if train is None or len(by_name) == 1 or not all(name in (*TRAINING, *TEST) for name in by_name):
         return folder, None, ()
-    # Competitions publish a folder of test images without labels, which is no test part.
+    # Competitions publish unlabeled test images, which are not a test part.
     test = next((by_name[name] for name in TEST if name in by_name and _subfolders(by_name[name])), None)
     return train, test, tuple(one for one in inner if one not in (train, test))
 
 
 def load(folder: Path, size: tuple[int, int] | None = None) -> tuple[Samples, Samples | None, list[str]]:
-    """Return the training part, the test part where the folder has one, and remarks on what was read.
+    """Return the training part, the test part if present, and remarks about the data.
 
-    Classes are the names of subfolders, sorted as text; images may be nested deeper. Images are uint8: gray, in RGB or in RGBA, whatever
-    holds all of them.
+    Classes are subfolder names, sorted as text; images may be nested deeper. Images are uint8 in a
+    common mode: gray, RGB or RGBA.
 
     Args:
       folder: the folder.
-      size: height and width to which images are scaled; None where all have the same size.
+      size: height and width to which images are scaled; None if all have the same size.
 
     Raises:
-      SamplesError: an image or folder cannot be read, sizes differ, a class has no images, or there are too few classes or images.
+      SamplesError: an image or folder cannot be read, sizes differ, a class has no images, or there
+        are too few classes or images.
     """
     train, test, unused = parts(folder)
     remarks = [
@@ -170,7 +173,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def _classes(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[Path]]:
-    """Return the images of each class of a part, and files that belong to no class or are no images.
+    """Return the images of each class, and files that are outside the classes or not images.
 
     Raises:
       SamplesError: there are no classes, or a class has no images or a name that is not text.
@@ -203,10 +206,11 @@ def _classes(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[Path]]:
 def _read(
     paths: Sequence[Path], folder: Path, size: tuple[int, int] | None
 ) -> UInt8[np.ndarray, "N H W ..."]:
-    """Return the pixels of images of one size, with as many channels as all of them need.
+    """Return the pixels of equally sized images, converted to a common number of channels.
 
     Raises:
-      SamplesError: an image cannot be read or has another size, or they take more memory than their files can be worth.
+      SamplesError: an image cannot be read or has another size, or the unpacked size exceeds the
+        limit for the files.
     """
     found: list[np.ndarray] = []
     expected = size
@@ -223,7 +227,7 @@ def _read(
     path = paths[0]
     try:
         if size is None:
-            # All headers first: of a single image the size may be a mistake.
+            # Read all headers first: the size of a single image may be wrong.
             stored = pixels.stored_size(path)
             for path in paths:
                 if (other := pixels.stored_size(path)) not in (stored, stored[::-1]):
@@ -248,7 +252,7 @@ def _read(
 
 
 def _with_channels(image: np.ndarray, n_channels: int) -> np.ndarray:
-    """Return an image with three or four channels: gray in each color, and opaque where it has no transparency."""
+    """Convert an image to three or four channels: repeat gray, and add an opaque alpha channel."""
     if image.ndim == 2:
         image = np.repeat(image[..., None], 3, -1)
     if image.shape[2] == n_channels:
@@ -257,10 +261,10 @@ def _with_channels(image: np.ndarray, n_channels: int) -> np.ndarray:
 
 
 def labels(folder: Path, images: Iterable[Path], classes: Sequence[str]) -> list[str]:
-    """Return the class of each image: the outermost folder, below the given folder, that has the name of a class.
+    """Return the class of each image: the outermost subfolder with a class name.
 
     Raises:
-      SamplesError: an image is in no such folder.
+      SamplesError: an image is in no such subfolder.
     """
     found = []
     for path in images:

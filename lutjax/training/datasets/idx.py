@@ -1,4 +1,4 @@
-"""Folders of IDX files, the format of MNIST and Fashion-MNIST, gzipped or not."""
+"""Folders with IDX files, the format of MNIST and Fashion-MNIST, optionally gzipped."""
 
 import math
 from pathlib import Path
@@ -30,7 +30,7 @@ PUBLISHED = {
         "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
     },
 }
-"""MD5 of the files of published data, not compressed."""
+"""MD5 of published files, uncompressed."""
 
 _CLASSES = {
     "Fashion-MNIST": (
@@ -47,19 +47,19 @@ _CLASSES = {
     )
 }
 _UNSIGNED_BYTES = 8
-_MOST_AXES = 32  # of arrays of NumPy 1; later ones have 64
+_MOST_AXES = 32  # for NumPy 1 arrays; later versions use 64
 
 
 def holds(folder: Path) -> bool:
-    """Return whether a folder has any of the files."""
+    """Return True if a folder contains any IDX file."""
     return any(_find(folder, name) for name in FILES)
 
 
 def load(folder: Path) -> tuple[Samples, Samples]:
-    """Return the training and the test part of a folder of four IDX files; images are uint8.
+    """Return the training and test parts from a folder with four IDX files; images are uint8.
 
     Raises:
-      SamplesError: a file is missing or damaged, or they do not belong together.
+      SamplesError: a file is missing or damaged, or the files do not belong together.
     """
     paths = {}
     for name in FILES:
@@ -100,14 +100,14 @@ def load(folder: Path) -> tuple[Samples, Samples]:
 
 
 def parse(data: bytes, *, name: str) -> np.ndarray:
-    """Return the array of an IDX file of unsigned bytes.
+    """Return the array in an IDX file of unsigned bytes.
 
     Args:
-      data: content of the file, not compressed.
-      name: of the file, for messages.
+      data: uncompressed content of the file.
+      name: file name, for messages.
 
     Raises:
-      SamplesError: it is no such file, or its size is not that of its header.
+      SamplesError: the format is not IDX, or the size differs from the header.
 
     Example:
       >>> from lutjax.training.datasets import idx
@@ -133,7 +133,7 @@ def parse(data: bytes, *, name: str) -> np.ndarray:
 
 
 def _find(folder: Path, name: str) -> Path | None:
-    """Return the file of a name, also as other sites spell it."""
+    """Return the file with a name or its spelling on other sites."""
     stem, kind = name.split("-idx", 1)
     for spelling in (name, f"{stem}.idx{kind}"):
         for path in (folder / spelling, folder / f"{spelling}.gz"):
