@@ -1,23 +1,23 @@
-"""Errors of runs. JAX is not imported here, so that a program can know them before it needs it."""
+"""Errors of training runs, without an import of JAX, so that programs can use them early."""
 
 from lutjax.files.errors import FolderError
 
 
 class RunError(FolderError):
-    """A run that cannot be started or gone on with."""
+    """A run that cannot be started or continued."""
 
 
 class InUseError(RunError):
-    """The folder of a run that another process writes into."""
+    """A run folder in use by another process."""
 
 
 class CheckpointError(RunError):
-    """A checkpoint that does not exist, is damaged, or belongs to another configuration."""
+    """A checkpoint that is missing, damaged, or from another configuration."""
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint whose files are not what was written."""
+    """A checkpoint whose files differ from the saved ones."""
 
 
 class HostError(RunError):
-    """An error of another process of the same run."""
+    """An error in another process of the same run."""

@@ -1,7 +1,8 @@
-"""Training runs from their first step to what they leave at their end.
+"""Training runs from the first step to the final results.
 
-An `Experiment` is what a kind of run has of its own: data, model, tests, and what is done after the last step. How a run is
-started, stopped, gone on with, made longer and finished stands here, once for all kinds; who calls shows it.
+An `Experiment` defines one kind of run: data, model, tests, and the work after the last step. This
+module implements start, stop, resume, extension and completion for all kinds; the caller displays
+progress.
 """
 
 import contextlib
@@ -29,12 +30,12 @@ T = TypeVar("T")
 
 
 class Part(NamedTuple):
-    """Task that follows the last step.
+    """Task after the last step.
 
     Attributes:
-      name: of it, and of the file that it writes, if it writes one.
-      doing: what is shown while it is done.
-      do: gets the last state and the path at which to write the file, and returns lines to be shown, if there are some.
+      name: task name, and name of its output file, if any.
+      doing: progress text.
+      do: gets the last state and the path for the file, and returns lines to display, if any.
     """
 
     name: str
@@ -46,15 +47,16 @@ class Experiment(ABC):
     """A run of one kind: its data, its model and its record.
 
     Attributes:
-      configs: classes of all that can be chosen.
-      kept: the class of its record.
-      refuses: the error that its data raise where they cannot be used.
-      files: names of all files that its parts may write, whatever is chosen; a new run finds them free.
-      curves: names of the training loss, of what a test measures, and of what a second one does, if there is one.
-      ends_early: the option by which `solved` decides.
+      configs: config classes of all options.
+      kept: class of the record.
+      refuses: error for unusable data.
+      files: names of all files that its parts may write under any options; a new run requires that
+        none exist.
+      curves: names of the training loss, the test metric, and the second test metric, if any.
+      ends_early: option that enables `solved`.
       record: see `lutjax.training.runs`.
-      run: steps, and states.
-      remarks: lines about the data and the sizes that are shown before the first step.
+      run: steps and states.
+      remarks: lines about the data and the sizes, displayed before the first step.
     """
 
     configs: ClassVar[Configs]
@@ -71,36 +73,37 @@ class Experiment(ABC):
     @classmethod
     @abstractmethod
     def new(cls, fields: Mapping[str, Any], *args: Any, **source: Any) -> Any:
-        """Return a run that has no step yet.
+        """Create a run without any steps.
 
         Args:
-          fields: values for fields of `configs`; the others have their defaults.
+          fields: values for fields of `configs`; other fields have their defaults.
           *args: data of the run, as the subclass takes them.
-          **source: where its data are from.
+          **source: data source.
 
         Raises:
-          ValueError: a value is impossible, or does not fit the data; `refuses`: the data cannot be used.
+          ValueError: a value is invalid, or does not fit the data; `refuses`: the data cannot be
+            used.
         """
 
     @classmethod
     @abstractmethod
     def of(cls, record: Any, *args: Any, **source: Any) -> Any:
-        """Return the run of a record, with its data from `source` or from where they were.
+        """Return the run of a record, with data from `source` or the original location.
 
         Raises:
-          CheckpointError: the data are others; `refuses`: they cannot be read.
+          CheckpointError: the data differ; `refuses`: they cannot be read.
         """
 
     @classmethod
     def made(cls, fields: Mapping[str, Any], model: type | None = None) -> tuple[Any, Any, Any]:
-        """Return the configs of those fields that they have, in the order of `configs`.
+        """Create the configs from their fields, in the order of `configs`.
 
         Args:
           fields: values by field.
-          model: the class of the model's config, where there are several.
+          model: class of the model's config, if there are several.
 
         Raises:
-          ValueError: a value is impossible.
+          ValueError: a value is invalid.
         """
         classes: tuple[Any, ...] = (model or cls.configs.model, cls.configs.training, cls.configs.options)
         made, training, options = (presets.make(config, fields) for config in classes)
@@ -108,27 +111,27 @@ class Experiment(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """Return the data, the model and the steps in words."""
+        """Describe the data, the model and the steps."""
 
     @abstractmethod
     def evaluate(self, state: State) -> float:
-        """Return the result of a test of a state, while the run goes on."""
+        """Return the test metric of a state during the run."""
 
     def evaluate_other(self, state: State) -> float | None:
-        """Return the result of a second test of a state; None for kinds without one."""
+        """Return the second test metric of a state; None for kinds without one."""
         return None
 
     @property
     def sample_bytes(self) -> int:
-        """Bytes that a sample of a batch takes at least."""
+        """Minimum bytes per sample of a batch."""
         return 0
 
     @abstractmethod
     def parts(self) -> list[Part]:
-        """Parts of the work after the last step, the results first."""
+        """Tasks after the last step, results first."""
 
     def curves_part(self) -> Part:
-        """Return the table of all that was measured: one of the parts of every kind."""
+        """Return the task that tabulates all measurements, common to all kinds."""
         return Part(
             runs.CURVES,
             "writing the curves",
@@ -136,22 +139,22 @@ class Experiment(ABC):
         )
 
     def compare(self, show: "Show") -> None:  # noqa: B027 (many kinds have nothing to do here)
-        """Compute what the results are compared with, after the last step and before the parts of the work that follows; it may take long."""
+        """Compute baselines, after the last step and before the final tasks; it may take long."""
 
     def remark(self, state: State) -> str:
-        """Return what is shown beside a test of a state, in words; empty where there is nothing to say."""
+        """Return a remark to display with a state's test, or ""."""
         return ""
 
     def speed(self, seconds: float) -> str:
-        """Return the speed in words, of the seconds that a step takes."""
+        """Describe the speed, given the seconds per step."""
         return f"{1e3 * seconds:.2f} ms/step"
 
     def solved(self) -> str | None:
-        """Return the reason to stop before the last step; None if there is none."""
+        """Return a reason to stop before the last step, or None."""
         return None
 
     def draw(self, folder: Path) -> None:  # noqa: B027
-        """Draws what is drawn at every checkpoint into the folder of the run."""
+        """Draw the pictures for each checkpoint into the run folder."""
 
     @property
     def intervals(self) -> Any:
@@ -159,7 +162,7 @@ class Experiment(ABC):
         return self.configs.options(**self.record.options)
 
     def over(self, done: int) -> str | None:
-        """Return the reason why no step follows this many steps; None if one does."""
+        """Return the reason why no step follows step `done`, or None."""
         if done >= self.record.training.steps:
             return f"all {done} steps are done"
         why = self.solved()
@@ -167,7 +170,7 @@ class Experiment(ABC):
 
 
 class Watcher:
-    """Sees the steps of a run. A context manager around them. This one does nothing with what it sees."""
+    """Observer of a run's steps, as a context manager; this base class ignores all events."""
 
     def __enter__(self) -> "Watcher":
         return self
@@ -176,42 +179,42 @@ class Watcher:
         pass
 
     def training(self, losses: Sequence[tuple[int, float]]) -> None:
-        """Show numbers of steps done, each with the mean loss since the previous one. They come together where steps are short."""
+        """Display step counts with mean losses since the previous count, batched for short steps."""
 
     def test(self, done: int, value: float) -> None:
-        """A test was made after `done` steps."""
+        """Handle a test result after `done` steps."""
 
     def remark(self, done: int, text: str) -> None:
-        """Something else was found of the state after `done` steps."""
+        """Handle a remark about the state after `done` steps."""
 
     def resume(self) -> None:
-        """Something else than training took time until now."""
+        """Exclude the time until now from the training time."""
 
 
 class Show:
-    """Shows a run to who started it. This one shows nothing."""
+    """Display of a run; this base class displays nothing."""
 
     def line(self, text: str) -> None:
-        """Show a line."""
+        """Display a line."""
 
     def doing(self, text: str) -> AbstractContextManager[object]:
-        """Show what is done in a block."""
+        """Display the activity of a block."""
         return contextlib.nullcontext()
 
     def watchers(self, experiment: Experiment, done: int) -> list[Watcher]:
-        """Hooks for the steps of a run from step `done` on."""
+        """Return watchers for the steps of a run from step `done` on."""
         return []
 
     def second_signal(self) -> None:
-        """Do what is done where a Ctrl-C comes after the signal that asks to stop: before its checkpoint is written, for example."""
+        """Handle a Ctrl-C after a stop signal, for example before the checkpoint is written."""
         loop.interrupt()
 
 
 class StoppedError(Exception):
-    """A run that was stopped by a signal; there is a checkpoint of all that was done.
+    """A run stopped by a signal, after a checkpoint of all completed steps.
 
     Attributes:
-      done: its steps.
+      done: number of completed steps.
     """
 
     def __init__(self, done: int):
@@ -223,12 +226,13 @@ def start(experiment: Experiment, folder: Path, show: Show) -> None:
     """Run all steps of a new run and finish it.
 
     Raises:
-      InUseError: the folder holds a run or files that it would write over, or another process writes into it.
-      StoppedError: a signal came; `resume` goes on.
-      KeyboardInterrupt: it came before the first step.
-      FloatingPointError: the loss is not finite any more.
+      InUseError: the folder holds a run or files to be overwritten, or another process writes into
+        it.
+      StoppedError: a signal arrived; `resume` continues.
+      KeyboardInterrupt: the signal arrived before the first step.
+      FloatingPointError: the loss is no longer finite.
     """
-    jax.local_devices()  # raises where there is none, before anything is written
+    jax.local_devices()  # raises if there is none, before writing
     show = _of_first(show)
     check_memory(experiment)
     with runs.lock(folder):
@@ -242,10 +246,10 @@ def start(experiment: Experiment, folder: Path, show: Show) -> None:
 
 
 def check_memory(experiment: Experiment) -> None:
-    """Refuses a run whose arrays alone are larger than the memory of its devices or of the host, before any of them is made.
+    """Reject a run whose arrays exceed device or host memory, before allocating any of them.
 
     Raises:
-      RunError: they are.
+      RunError: the arrays are too large.
     """
     run = experiment.run
     devices = [jax.local_devices()[0]] if run.mesh is None else list(run.mesh.devices.flat)
@@ -265,10 +269,10 @@ def check_memory(experiment: Experiment) -> None:
 
 
 def check_new(folder: Path, kind: type[Experiment]) -> None:
-    """Refuses a folder that holds a run, or files that a run would write over, and one whose name checkpoints cannot have.
+    """Reject a folder with a run or files to be overwritten, or a name invalid for checkpoints.
 
     Raises:
-      InUseError: it is such a folder.
+      InUseError: the folder is rejected.
     """
     if why := checkpoints.why_not(folder):
         raise InUseError(f"{why}: choose another folder.")
@@ -295,7 +299,7 @@ def resume(
     steps: int | None = None,
     look: bool = True,
 ) -> None:
-    """Goes on with a run from its latest checkpoint that is whole, or finishes it, or says that it is finished.
+    """Continue or finish a run from its latest undamaged checkpoint, or report its completion.
 
     Args:
       folder: folder of the run.
@@ -303,14 +307,15 @@ def resume(
       make: makes the experiment of a record, as its class's `of`; reads its data.
       show: prints a line of progress.
       options: new values of the record's options.
-      same: values of what decides the run, which must be those of the record.
-      steps: a new number of steps in all.
-      look: a run that is recorded as finished is left alone without its data and checkpoints being read, if nothing else
-        is asked for.
+      same: configuration values that must match the record.
+      steps: a new total number of steps.
+      look: skip reading the data and checkpoints of a finished run if no other changes are
+        requested.
 
     Raises:
-      CheckpointError: no run, another kind of run, other values than `same`, or no checkpoint that is whole.
-      RunError: `steps` are fewer than are done, or the run has ended before its last step.
+      CheckpointError: no run, another kind of run, values other than `same`, or no undamaged
+        checkpoint.
+      RunError: `steps` is below the completed steps, or the run has ended before its last step.
       InUseError, StoppedError, FloatingPointError: as `start`.
     """
     show = _of_first(show)
@@ -340,7 +345,7 @@ def resume(
 
 
 def dry_run(experiment: Experiment, show: Show) -> None:
-    """Show parameters, memory and time of a run that is not started, and write nothing."""
+    """Display parameters, memory and time of a run without starting it or writing files."""
     from lutjax.benchmark.measure import planned_bytes
 
     show = _of_first(show)
@@ -407,7 +412,7 @@ def _check_same(folder: Path, record: Any, wanted: Mapping[str, Any]) -> None:
 def _of_other_length(
     experiment: Experiment, make: Callable[[Any], Experiment], steps: int, done: int, show: Show
 ) -> Experiment:
-    """Return the same run with another number of steps; show whether its result is that of a run of that length."""
+    """Return the run with another number of steps, and display any difference from a fresh run."""
     record, why = experiment.record, experiment.solved()
     if why is not None:
         raise RunError(
@@ -420,7 +425,7 @@ def _of_other_length(
     lengths = record.history.lengths or [(0, record.training.steps)]
     starts = [first for first, _ in lengths]
     scheduled = training.scheduled_values(np.arange(done))
-    taken = np.empty_like(scheduled)  # at every step so far
+    taken = np.empty_like(scheduled)  # at every completed step
     for first, last, length in zip(starts, [*starts[1:], done], (n for _, n in lengths), strict=True):
         own = dataclasses.replace(record.training, steps=length)
         taken[first:last] = own.scheduled_values(np.arange(first, last))
@@ -444,11 +449,11 @@ def _of_first(show: Show) -> Show:
 
 
 def _check_processes(experiment: Experiment) -> None:
-    """Refuses processes that were started with other options or data: they would wait for each other in vain."""
+    """Reject processes with other options or data, which would deadlock."""
     record = dataclasses.asdict(experiment.record)
     for data in record.values():
         if isinstance(data, dict):
-            data.pop("path", None)  # hosts may have the same data in different folders
+            data.pop("path", None)  # data folders may differ between hosts
     of_each = hosts.gather(json.dumps([record, meshes.words(experiment.run.mesh)], sort_keys=True))
     for process, one in enumerate(of_each):
         if one != of_each[0]:
@@ -488,7 +493,7 @@ def _go_on(experiment: Experiment, folder: Path, done: int, show: Show, stop: lo
 
 
 def _show_kernels(show: Show, experiment: Experiment, state: State, trace: Callable[[], T]) -> T:
-    """Show which implementations run the ops of a step; return the result of `trace`, which traces the step for the first time."""
+    """Display the implementations of a step's ops, and return the result of its first `trace`."""
     with kernel_registry.collecting() as calls:
         result = trace()
     lines = kernels.words(calls, devices_of(jax.tree.leaves(state))[0])
@@ -500,7 +505,7 @@ def _show_kernels(show: Show, experiment: Experiment, state: State, trace: Calla
 def _train(
     experiment: Experiment, state: State, folder: Path, done: int, show: Show, stop: loop.Stop
 ) -> tuple[State, int]:
-    """Run the steps that are not done: the state after them, of which there is a checkpoint, and their number."""
+    """Run the remaining steps, and return the saved state and the number of completed steps."""
     record, intervals, saved = experiment.record, experiment.intervals, done
     history = record.history
 
@@ -563,7 +568,7 @@ def _train(
 def _finish(
     experiment: Experiment, state: State, folder: Path, done: int, finished: runs.Finished, show: Show
 ) -> None:
-    """Do what is done after the last step and is not done yet."""
+    """Do the remaining tasks after the last step."""
     why = experiment.over(done)
     assert why is not None
     if finished.why:  # its parts have changed, or a file was deleted

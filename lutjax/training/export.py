@@ -1,4 +1,4 @@
-"""Circuits of trained models, of runs and of bundles, with samples and the answers of the packed model in JAX."""
+"""Circuits of trained models, with samples and the packed model's answers."""
 
 import dataclasses
 import re
@@ -34,10 +34,10 @@ from lutjax.training.samples import Samples, SamplesError
 from lutjax.training.table_inputs import columns_of, table_of, values_of
 
 MOST_VECTORS = 1000
-"""Samples that are written with a circuit: the first of the test part."""
+"""Maximum number of samples written with a circuit, from the start of the test part."""
 
 MOST_GATES = 2_000_000
-"""Gates, at all places of an image, of the largest network whose circuit is written."""
+"""Maximum gates of an exported network, over all image positions."""
 
 Packed = PackedClassifier | PackedTreeNet
 
@@ -45,24 +45,27 @@ Numbers = Shaped[np.ndarray, "samples _"]
 
 
 FOLDER = "circuit"
-"""Name of the folder of an export in the folder of its run, unless another is given."""
+"""Default name of the export folder in its run folder."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """Choices of an export.
+    """Export options.
 
     Attributes:
-      formats: names of `lutjax.circuits.deployment.FORMATS`; none for all.
+      formats: names of `lutjax.circuits.deployment.FORMATS`; empty for all.
       inputs, outputs, lut: see `source_of`.
-      name: of the Verilog module, the C functions and the files; None for one after the folder of the run.
-      registers: levels of gates between two registers of the Verilog module; 0 for none.
-      optimize: what is made fewer of first, one of `OPTIMIZED`; None for nothing.
-      integers: dtype of the tables of a language model, "int16" or "int8"; None for int16, and for circuits.
-      target: microcontroller that C is for, a name of `lutjax.circuits.mcu.TARGETS`; None for none.
+      name: name of the Verilog module, the C functions and the files; None to derive it from the
+        run folder.
+      registers: gate levels between two registers of the Verilog module; 0 for none.
+      optimize: optimization goal, one of `OPTIMIZED`; None for no optimization.
+      integers: table dtype of a language model, "int16" or "int8"; None for int16, and for
+        circuits.
+      target: target microcontroller of the C code, a name of `lutjax.circuits.mcu.TARGETS`; None
+        for none.
 
     Raises:
-      ValueError: an unknown format, or another value that is impossible.
+      ValueError: an unknown format, or another invalid value.
     """
 
     formats: tuple[str, ...] = ()
@@ -79,25 +82,25 @@ class Wanted:
         self.options("circuit")
 
     def options(self, name: str) -> deployment.Options:
-        """Return the options of the files, with a name where none is given."""
+        """Return the file options, with a default name."""
         return deployment.Options(self.formats, self.name or name, self.registers, self.target)
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A circuit of a run, and the model that it has to agree with.
+    """A circuit of a run, and the model it must agree with.
 
     Attributes:
-      name: that files have by default.
-      circuit: as it comes from the model.
-      samples: numbers of all input ports, ``[samples, numbers]``.
-      samples_name: where they are from.
-      answer: numbers of the port ``y`` for such numbers, as the packed model in JAX gives them.
-      run: facts about the run that a manifest keeps.
-      page: arguments of the page beside the circuit, which may be another one there; see `deployment.Request`.
-      remarks: lines for whoever exports.
-      extras: further files, by name; see `deployment.Request`.
-      layers: returns the circuit of the layers alone, of a classifier; see `lutjax.circuits.mcu.write`.
+      name: default name of the files.
+      circuit: the model's circuit before optimization.
+      samples: values of all input ports, ``[samples, numbers]``.
+      samples_name: source of the samples.
+      answer: maps input values to values of the port ``y``, by the packed model in JAX.
+      run: facts about the run for the manifest.
+      page: page arguments, which may include another circuit; see `deployment.Request`.
+      remarks: lines for the user.
+      extras: additional files, by name; see `deployment.Request`.
+      layers: returns the circuit of a classifier's layers only; see `lutjax.circuits.mcu.write`.
       rows: raw table rows of `samples`; None if the circuit does not take rows.
       row_answers: returns the answers of the packed model to the first rows.
     """
@@ -116,14 +119,14 @@ class Source:
     row_answers: Callable[[int], Numbers] | None = None
 
     def by_port(self, numbers: Numbers) -> dict[str, Numbers]:
-        """Return the numbers of each input port by name."""
+        """Return the values of each input port by name."""
         ends = np.cumsum([port.count for port in self.circuit.inputs])[:-1]
         return {
             port.name: x for port, x in zip(self.circuit.inputs, np.split(numbers, ends, axis=1), strict=True)
         }
 
     def vectors(self) -> Vectors:
-        """Return samples with their answers; the answers to table rows are computed from the raw rows."""
+        """Return samples with their answers, computed from raw rows for tables."""
         x = self.samples[:MOST_VECTORS]
         if self.rows is None or self.row_answers is None:
             return Vectors(self.by_port(x), {"y": self.answer(x)}, self.samples_name)
@@ -139,17 +142,18 @@ def export(
     progress: Callable[[str], None] = lambda text: None,
     on_damage: Callable[[str], None] = checkpoints.warn,
 ) -> list[str]:
-    """Write the model of a run or of a bundle as an export, and return lines about it.
+    """Export the model of a run or of a bundle, and return lines about it.
 
     Args:
-      folder: of the run or of the bundle.
+      folder: folder of the run or of the bundle.
       target: folder to write; an earlier export there is replaced.
-      wanted: what to write.
-      progress: is told what is done next.
+      wanted: export options.
+      progress: called with a description of each upcoming task.
       on_damage: see `lutjax.training.runs.read`.
 
     Raises:
-      RunError: there is no such run, it cannot be exported exactly, or the target holds something else than an export.
+      RunError: there is no such run, it cannot be exported exactly, or the target contains other
+        files.
     """
     replaced = deployment.check_place(target)
     make = _language_model if model_folders.kind_of(folder) == "lm" else _circuit
@@ -163,7 +167,7 @@ def export(
 
 
 _Made = tuple[dict[str, tuple[str, bytes]], dict[str, Any], list[str], mcu.Report | None]
-"""Files, manifest, lines about them, and figures of a microcontroller."""
+"""Files, manifest, lines about them, and microcontroller figures."""
 
 
 def _circuit(
@@ -184,7 +188,7 @@ def _circuit(
         circuit = optimized(circuit, wanted.optimize)
         layers = None if layers is None else optimized(layers, wanted.optimize)
     elif wanted.lut is None and circuit.about["kind"] == "automaton" and circuit.n_inputs <= _TABULATED:
-        circuit = circuits.tabulate(circuit)  # training finds any circuit for a rule, seldom the shortest
+        circuit = circuits.tabulate(circuit)  # training finds some circuit for a rule, rarely the shortest
     progress("asking the model in JAX")
     vectors = source.vectors()
     options = wanted.options(source.name)
@@ -227,28 +231,28 @@ def _language_model(
 
 
 _DEEP = "&get -n; &deepsyn -I 8 -J 50; &put"
-"""Commands of ABC that search long, and find the same each time: it ends after some steps without success, not after a time."""
+"""Deep ABC search, reproducible because it stops after failed steps instead of a timeout."""
 
 _TABULATED = 14
-"""Inputs up to which the rule of an automaton is also made from its truth table; see `lutjax.circuits.tabulate`."""
+"""Maximum inputs for synthesis from an automaton's truth table; see `lutjax.circuits.tabulate`."""
 
 _SMALL_INPUTS = 16
-"""Inputs up to which ABC also searches long, from the circuit and from its truth table."""
+"""Maximum inputs for deep ABC searches, from the circuit and from its truth table."""
 
 _SEEDS = 2
-"""Searches for smaller circuits of few inputs, some 20 seconds each."""
+"""Resynthesis runs for circuits with few inputs, some 20 seconds each."""
 
 OPTIMIZED = ("ands", "gates", "lut6")
-"""What `optimized` makes fewer of: AND nodes, operations on two bits of any kind, or look-up tables of 6 inputs."""
+"""Goals of `optimized`: minimize AND nodes, two-input gates of any kind, or 6-input LUTs."""
 
 
 def optimized(circuit: Circuit, goal: str) -> Circuit:
-    """Return a circuit with the same outputs that is smaller.
+    """Return a smaller equivalent circuit.
 
     Args:
       circuit: the circuit.
-      goal: one of `OPTIMIZED`. ABC makes AND nodes and tables fewer; circuits of few inputs are then searched by `lutjax.circuits.resynthesize`, which
-        also makes gates fewer.
+      goal: one of `OPTIMIZED`. ABC minimizes AND nodes and tables; `lutjax.circuits.resynthesize`
+        then optimizes circuits with few inputs, also for gates.
 
     Raises:
       RunError: ABC is needed and not installed, or a circuit has too many inputs for gates.
@@ -270,29 +274,30 @@ def optimized(circuit: Circuit, goal: str) -> Circuit:
         for script in (f"{abc.SCRIPT}; {_DEEP}", f"collapse; sop; fx; strash; dc2; {_DEEP}"):
             try:
                 found.append(abc.optimize(circuit, script + end))
-            except RuntimeError:  # an ABC without this search, such as that of Debian
+            except RuntimeError:  # an ABC without this search, such as Debian's
                 break
     best = min(found, key=len)
     return _searched(best, goal) if small and goal == "ands" else best
 
 
 def _searched(circuit: Circuit, goal: str) -> Circuit:
-    """Return the smallest circuit that searches find, each from what the one before it has found."""
+    """Return the smallest circuit from successive searches, each from the previous result."""
     for seed in range(_SEEDS):
         circuit = circuits.resynthesize(circuit, goal, seed=seed)
     return circuit
 
 
 def oracle(manifest: Mapping[str, Any], folder: Path | None = None) -> proofs.Oracle:
-    """Return the model of the run or of the bundle that a manifest names.
+    """Return the model of a manifest's run or bundle.
 
     Args:
       manifest: the manifest of an export.
-      folder: of the run or of the bundle, where it is elsewhere now.
+      folder: current folder of the run or bundle, if it has moved.
 
     Raises:
-      SkippedError: the folder is missing, has changed since the export, or its model or samples cannot be read.
-      FailedError: the manifest does not say how it was exported.
+      SkippedError: the folder is missing, has changed since the export, or its model or samples
+        cannot be read.
+      FailedError: the manifest lacks the export options.
     """
     run = manifest["run"]
     if run is None:
@@ -318,10 +323,10 @@ def oracle(manifest: Mapping[str, Any], folder: Path | None = None) -> proofs.Or
 
 
 def _choices(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `source_of` with which an export was made.
+    """Return the arguments of `source_of` recorded in an export's manifest.
 
     Raises:
-      FailedError: the manifest does not say them.
+      FailedError: the manifest lacks them.
     """
     found = manifest.get("choices")
     kinds = {"inputs": str, "outputs": str, "lut": int}
@@ -341,21 +346,22 @@ def source_of(
     lut: int | None = None,
     on_damage: Callable[[str], None] = checkpoints.warn,
 ) -> Source:
-    """Return the circuit of the model of a run of ``train classify`` or ``train ca``, or of a bundle.
+    """Return the circuit of a model from ``train classify``, ``train ca`` or a bundle.
 
     A bundle without data of its own gets random samples from a fixed seed.
 
     Args:
-      folder: of the run, of which the latest checkpoint is read, or of the bundle.
-      inputs: see `lutjax.circuits.from_model`. Default: ``"rows"`` for table rows, with one port per column;
-        ``"uint8"`` where samples are whole numbers from 0 to 255; ``"bits"`` where samples are bits, or where
-        there are none. For tables a format is that of the numeric columns.
+      folder: folder of the run, whose latest checkpoint is read, or of the bundle.
+      inputs: see `lutjax.circuits.from_model`. Default: ``"rows"`` for table rows, with one port
+        per column; ``"uint8"`` if samples are integers from 0 to 255; ``"bits"`` if samples are
+        bits or missing. For tables a format applies to the numeric columns.
       outputs: see `lutjax.circuits.from_model`.
-      lut: inputs of the look-up tables that the circuit is for, 2 to 6; None for gates of up to three inputs.
+      lut: inputs of the target's lookup tables, 2 to 6; None for gates with up to three inputs.
       on_damage: see `lutjax.training.runs.read`.
 
     Raises:
-      RunError: the model is of another kind; the circuit would not be exact; or the samples do not fit `inputs`.
+      RunError: the model is of another kind; the circuit would not be exact; or the samples do not
+        fit `inputs`.
       BundleError: the bundle is damaged.
     """
     kind = model_folders.kind_of(folder)
@@ -432,7 +438,10 @@ def _of_rows(
     outputs: str | None,
     tables: Mapping[str, int],
 ) -> Source:
-    """Return the circuit of a classifier with table rows as inputs; `inputs` is "rows", or the format of numeric columns."""
+    """Return a classifier's circuit with table rows as inputs.
+
+    `inputs` is "rows", or the format of numeric columns.
+    """
     folder, model = found.folder, found.model
     packed = model.packed()
     try:
@@ -496,14 +505,14 @@ _READS_ROWS = (
 def _page_of_rows(
     folder: Path, model: Any, taken: Columns, circuit: Circuit, about: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the page arguments of a circuit that takes rows: a circuit with votes."""
+    """Return the page arguments for table rows: a circuit with votes."""
     if circuit.about.get("kind") != "classifier":
         return {}
     return {"circuit": circuit_of(folder, model, inputs=taken, outputs="votes", about=about)}
 
 
 def _experiment(found: ModelFolder) -> Classifier | None:
-    """Return the run of a classifier with its samples; None where the folder names no samples.
+    """Return a classifier's run with its samples, or None without a sample source.
 
     Raises:
       CheckpointError: the samples cannot be used.
@@ -517,16 +526,17 @@ def _experiment(found: ModelFolder) -> Classifier | None:
 
 
 RANDOM = "random inputs from seed 0"
-"""Source of the samples of an export without data."""
+"""Sample source of an export without data."""
 
 _ALL_INPUTS = 9
-"""Input bits up to which the samples of an export without data are all inputs."""
+"""Maximum input bits for exhaustive samples in an export without data."""
 
 
 def made_samples(packed: Packed, port: Port, inputs: str) -> tuple[Numbers, str]:
-    """Return samples for an export without data, and their source in words.
+    """Return samples for an export without data, and a description of their source.
 
-    They are all inputs of few bits, random bits, or random numbers in the range of the thresholds of each input.
+    Samples are all inputs of few bits, random bits, or random numbers within each input's threshold
+    range.
 
     Args:
       packed: the classifier.
@@ -541,7 +551,7 @@ def made_samples(packed: Packed, port: Port, inputs: str) -> tuple[Numbers, str]
         return generator.integers(0, 2, shape, dtype=np.uint8), RANDOM
     thresholds = np.asarray(packed.thresholds, np.float64)
     thresholds = np.where(np.isfinite(thresholds), thresholds, 0)
-    # Numbers of images come pixel by pixel, and their thresholds are those of channels.
+    # Image values are ordered by pixel, but thresholds by channel.
     of_input = np.arange(port.count) % len(thresholds)
     least, largest = thresholds.min(1)[of_input], thresholds.max(1)[of_input]
     unit = 2.0**-port.format.fraction
@@ -555,11 +565,11 @@ def _all_bits(n: int) -> Numbers:
 
 
 MOST_NAMES = 4096
-"""Numbers of a sample whose names an export states, at most."""
+"""Maximum number of input names in an export."""
 
 
 def _names(config: classifier.Config, form: Form, inputs: str, packed: Packed) -> dict[str, Any]:
-    """Return what the circuit of a classifier states about itself: names of classes and of inputs, and the size of images."""
+    """Return a circuit's metadata: class names, input names and image size."""
     about: dict[str, Any] = {} if form.regression else {"classes": list(form.classes)}
     if _is_image(form.shape):
         return {**about, "image": list(form.shape[:2])}
@@ -572,39 +582,39 @@ def _names(config: classifier.Config, form: Form, inputs: str, packed: Packed) -
 
 
 def _is_image(shape: tuple[int, ...]) -> bool:
-    """Return whether samples of a shape are images of one channel."""
+    """Return True for the shape of single-channel images."""
     return len(shape) == 2 or (len(shape) == 3 and shape[2] == 1)
 
 
 def _columns(form: Form) -> dict[str, bytes]:
-    """Return the file that says how the inputs are made of the rows of a table, where samples are rows."""
+    """Return the column encoding file if samples are table rows."""
     return {} if form.encoding is None else {COLUMNS: form.encoding.to_json().encode()}
 
 
 COLUMNS = "columns.json"
-"""Name of the encoding of columns, in a run and in its export."""
+"""File name of the column encoding in a run and its export."""
 
 
 def name_of(folder: Path, record: classifier.Record | None = None) -> str:
-    """Return a name for the files of a classifier: that of its folder or, where the command has named the folder, of its data."""
+    """Return a file name for a classifier, from its folder, or from its data by default."""
     chosen = folder.absolute().name
-    if record is not None and chosen == record.kind:  # the folder of the command
+    if record is not None and chosen == record.kind:  # the command's default folder
         path = record.samples.path
         chosen = record.own_kind() if path is None else Path(Path(path).name.removesuffix(".gz")).stem
-    letters = unicodedata.normalize("NFKD", chosen)  # an é as an e, and its accent
+    letters = unicodedata.normalize("NFKD", chosen)  # split an é into an e and its accent
     name = re.sub(r"[^A-Za-z0-9]+", "_", "".join(c for c in letters if not unicodedata.combining(c))).strip(
         "_"
     )
     try:
         if f"{name}.json" not in (COLUMNS, deployment.VECTORS, deployment.MANIFEST):
             return deployment.Options(name=name).name
-    except ValueError:  # no identifier, or a word of Verilog or C
+    except ValueError:  # not an identifier, or a keyword in Verilog or C
         pass
     return f"run_{name}".strip("_")
 
 
 def _refuse_large(folder: Path, config: classifier.Config) -> None:
-    """Raise RunError if trees at all places of an image are more gates than files are written of."""
+    """Raise RunError if tree gates over all image positions exceed the limit."""
     if not isinstance(config, LogicTreeNetConfig) or config.n_gates_at_places <= MOST_GATES:
         return
     raise RunError(
@@ -624,7 +634,7 @@ def _page(
     circuit: Circuit,
     about: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return what the page of a classifier shows: images to click, and the votes for every class."""
+    """Return page arguments for a classifier: sample images, and the votes for every class."""
     if inputs == "bits" or about["image"] is None:
         return {}
     votes = circuit_of(folder, model, inputs=inputs, outputs="votes", about=about)
@@ -640,10 +650,10 @@ def _page(
 
 
 def circuit_of(folder: Path, model: Any, **options: Any) -> Circuit:
-    """Return the circuit of a model of a run, as `lutjax.circuits.from_model`.
+    """Return the circuit of a run's model; see `lutjax.circuits.from_model`.
 
     Raises:
-      RunError: there is no exact one, or an option does not fit the model.
+      RunError: there is no exact circuit, or an option does not fit the model.
     """
     try:
         return circuits.from_model(model, **options)
@@ -662,7 +672,7 @@ def _format_of(part: Samples) -> str:
 
 
 def _samples(part: Samples, inputs: str, packed: Packed) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the samples as numbers of a format, or as bits; and what is to be said of it."""
+    """Return samples as bits or in a number format, and remarks."""
     if inputs == "bits":
         return _bits(packed, part.x), ()
     format = Format.parse(inputs)
@@ -685,7 +695,7 @@ def _samples(part: Samples, inputs: str, packed: Packed) -> tuple[np.ndarray, tu
 
 
 def _given(packed: Packed, x: Numbers) -> jax.Array:
-    """Return samples as the packed network takes them: images for trees."""
+    """Return samples in the packed network's input layout: images for trees."""
     shape = packed.config.in_shape if isinstance(packed, PackedTreeNet) else x.shape[1:]
     return jnp.asarray(x, jnp.float32).reshape(len(x), *shape)
 
@@ -748,7 +758,10 @@ def _of_automaton(
 
 
 def _next(model: LogicCA, x: Numbers) -> np.ndarray:
-    """Return the next state of cells whose neighborhoods are ``[samples, 9 * channels]``: neighbors by rows, then the cell."""
+    """Return the next state of cells from neighborhoods ``[samples, 9 * channels]``.
+
+    Neighbors come first, row by row, then the cell.
+    """
     places = [(r, c) for r in range(3) for c in range(3) if (r, c) != (1, 1)] + [(1, 1)]
     grids = np.zeros((len(x), 3, 3, model.config.channels), bool)
     for (r, c), bits in zip(places, np.split(np.asarray(x, bool), 9, axis=1), strict=True):

@@ -1,4 +1,4 @@
-"""Training runs with host-resident tables: their steps, and their part of a checkpoint."""
+"""Training with host-resident tables: steps, and checkpoint contents."""
 
 import contextlib
 import functools
@@ -19,24 +19,25 @@ from lutjax.training.errors import CheckpointError
 from lutjax.training.loop import Advance, Repeated, State
 
 FOLDER = "host"
-"""Folder of a checkpoint with what lies in the memory of the host."""
+"""Checkpoint folder with host memory contents."""
 
 
 def share(structure: Any, mesh: Mesh) -> None:
-    """Give each process a block of the rows of a structure's tables, which are not made yet, and say on which devices they are read."""
+    """Assign a row block of uninitialized tables to each process, and set their devices."""
     for table, _ in structure.host_tables.values():
         table.share(hosts.index(), hosts.count(), mesh)
 
 
 class Steps(Repeated):
-    """Steps that read rows of an `RowPrefetcher`, one jitted call each.
+    """Steps that read rows from a `RowPrefetcher`, one jitted call each.
 
     Args:
-      step: one step, of the state, its number, the data and its `Batch`; returns the state, the loss, and gradients of the tables by name.
-      data: pytree of arrays that is passed to every step; put on the device when it is used first.
-      ahead: of the tables.
-      of_state, of_data: where the arrays of the state, and of the data, lie on a mesh; by default all are on one device.
-      on_mesh: where those of a batch lie.
+      step: one step, of the state, its number, the data and its `Batch`; returns the state, the
+        loss, and table gradients by name.
+      data: pytree of arrays passed to every step; transferred to the device at first use.
+      ahead: prefetcher of the tables.
+      of_state, of_data: shardings of the state and data on a mesh; by default a single device.
+      on_mesh: placement of a batch on the mesh.
     """
 
     def __init__(
@@ -54,17 +55,17 @@ class Steps(Repeated):
         options: dict[str, Any] = {}
         if of_state is not None:
             everywhere = meshes.everywhere(jax.tree.leaves(of_state)[0].mesh)
-            # Each process needs all of a gradient, and one alone takes it from wherever it is.
+            # Every process needs the complete gradient; a single process takes it from any location.
             options["out_shardings"] = (of_state, everywhere, everywhere if hosts.count() > 1 else None)
         self._jitted = jax.jit(step, donate_argnums=0, **options)
 
     def __call__(self, state: State, first: int, count: int) -> tuple[State, Any]:
-        """Run `count` steps from step `first`: the state after them and their mean loss. Consumes the state."""
+        """Run `count` steps from `first`, and return the state and mean loss. Consumes the state."""
         state, losses = self._run(self._jitted, state, first, [count])
         return state, losses[0]
 
     def in_parts(self, state: State, first: int, ends: Sequence[int]) -> tuple[State, Any]:
-        """Run steps from step `first`, as `lutjax.training.loop.Repeated.in_parts`."""
+        """Run steps from step `first`; see `lutjax.training.loop.Repeated.in_parts`."""
         return self._run(self._jitted, state, first, ends)
 
     def _run(self, program: Any, state: State, first: int, ends: Sequence[int]) -> tuple[State, Any]:
@@ -77,11 +78,11 @@ class Steps(Repeated):
         self.ahead.wait()
         found = np.asarray(jax.device_get(losses), np.float32)
         parts = zip([0, *ends[:-1]], ends, strict=True)
-        # Added one after the other, as on the device.
+        # Accumulate sequentially, as on the device.
         return state, np.asarray([np.add.accumulate(found[a:b])[-1] / np.float32(b - a) for a, b in parts])
 
     def trace(self, state: State) -> None:
-        """Trace the program for such states; calls use this trace."""
+        """Trace the program for the state's shapes and dtypes; calls reuse this trace."""
         self._jitted.trace(state, np.int32(0), self.data, self._batch())
 
     def _batch(self) -> Batch:
@@ -89,7 +90,7 @@ class Steps(Repeated):
         return batch if self._on_mesh is None else self._on_mesh.abstract(batch)
 
     def compiled(self, state: State) -> tuple[jax.stages.Compiled, Advance]:
-        """Return the program for states of these shapes and dtypes, and how to call it."""
+        """Return the compiled program for the state's shapes and dtypes, and its call function."""
         number = jax.ShapeDtypeStruct((), jnp.int32)
         program = self._jitted.lower(state, number, self.data, self._batch()).compile()
 
@@ -103,7 +104,10 @@ class Steps(Repeated):
 def save(
     folder: Path, tables: Mapping[str, HostTable], queued: Sequence[Mapping[str, np.ndarray]] = ()
 ) -> None:
-    """Write tables, and rows of steps to come, into the folder of a checkpoint; in all processes, each of which writes what it has."""
+    """Write tables and prefetched rows into a checkpoint folder.
+
+    All processes call it, and each writes its own rows.
+    """
     of_host = HostTables(tables)
     of_host.save(folder / FOLDER)
     for i, (name, table) in enumerate(of_host.items()):
@@ -112,17 +116,17 @@ def save(
 
 
 def load(folder: Path, structure: Any, others: Any, rule: RowRule | None = None) -> None:
-    """Make the tables of a structure, of what a checkpoint has of them.
+    """Restore a structure's tables from a checkpoint.
 
     Args:
       folder: folder of the checkpoint.
       structure: a `lutjax.training.models.Structure`.
-      others: `State.others`, with the keys of the draws.
-      rule: by which rows are moved further; None: no state is read.
+      others: `State.others`, with the PRNG keys of the initialization.
+      rule: update rule for continued training; None: no optimizer state is read.
 
     Raises:
       CheckpointError: the checkpoint has other tables.
-      HostMemoryError: the memory of the host is too small.
+      HostMemoryError: host memory is too small.
     """
     keys = structure.host_keys(others)
     tables = HostTables({name: table for name, (table, _) in structure.host_tables.items()})
@@ -135,7 +139,7 @@ def load(folder: Path, structure: Any, others: Any, rule: RowRule | None = None)
 
 
 def queued(folder: Path, like: Batch, depth: int) -> list[dict[str, np.ndarray]]:
-    """Return the rows of steps to come that `save` wrote.
+    """Return the prefetched rows from `save`.
 
     Args:
       folder: folder of the checkpoint.
@@ -143,7 +147,7 @@ def queued(folder: Path, like: Batch, depth: int) -> list[dict[str, np.ndarray]]
       depth: number of queued steps.
 
     Raises:
-      CheckpointError: they are of another run.
+      CheckpointError: the rows belong to another run.
     """
     found: list[dict[str, np.ndarray]] = []
     for k in range(depth):
@@ -152,7 +156,7 @@ def queued(folder: Path, like: Batch, depth: int) -> list[dict[str, np.ndarray]]
             with _refused(folder):
                 paths = [share / f"queued_{k}.npy" for share in shares(folder / FOLDER / str(i))]
                 of_each = [np.load(path, allow_pickle=False) for path in paths]
-                # Each process has written its own rows, and zeros.
+                # Each process wrote its own rows, and zeros elsewhere.
                 rows[name] = functools.reduce(np.add, of_each)
             if (rows[name].shape, rows[name].dtype) != (wanted.shape, wanted.dtype):
                 raise CheckpointError(

@@ -115,7 +115,10 @@ def _of_pickle(data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _array_of(value: Any) -> np.ndarray:
-    """Convert an unpickled array or list of integers; reject lists nested many times over."""
+    """Convert an unpickled array or flat list of integers.
+
+    Nested lists are rejected, because they may expand exponentially.
+    """
     if isinstance(value, _Array):
         return value.value
     if not isinstance(value, list) or not all(type(one) is int for one in value):
@@ -124,7 +127,10 @@ def _array_of(value: Any) -> np.ndarray:
 
 
 def _check_sizes(data: bytes) -> None:
-    """Raise ValueError if a damaged pickle's instruction would allocate more memory than its size."""
+    """Raise ValueError if an instruction would allocate more memory than the pickle's size.
+
+    Some damaged pickles have such instructions.
+    """
     for opcode, argument, _ in pickletools.genops(data):  # reads each name, so lengths come from the data
         if opcode.name.endswith("PUT") and int(argument or 0) > len(data):
             raise ValueError(f"{opcode.name} {argument} in {len(data):,} bytes")

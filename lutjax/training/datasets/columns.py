@@ -1,4 +1,4 @@
-"""Tables of data: columns of numbers and of categories, some of them missing, and their encoding as bits or numbers."""
+"""Tabular data: numeric and categorical columns, missing cells, and encoding as bits or numbers."""
 
 import codecs
 import csv
@@ -23,7 +23,7 @@ from lutjax.files.strict_json import Fields
 from lutjax.training.samples import SamplesError
 
 MISSING = ("", "?", "na", "n/a", "nan", "null", "none")
-"""Cells that hold nothing, in small letters."""
+"""Lowercase spellings of missing cells."""
 
 _NUMBER = re.compile(r"[+-]?([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?(?:[0-9]+(?:,[0-9]+)?|,[0-9]+)([eE][+-]?[0-9]+)?")
@@ -32,38 +32,38 @@ _DATE = re.compile(
 )
 
 _MOST_SHOWN = 40
-"""Columns that are said to have been read so, at most."""
+"""Maximum number of columns listed in remarks."""
 
 _FEWEST_IDS = 20
-"""Rows, each with a number of its own, from which on these may be ids."""
+"""Minimum number of rows, each with a distinct number, for an id warning."""
 
 _ODD = 0.05
-"""Share of a column's cells that are no numbers, and taken for mistakes."""
+"""Maximum share of non-numeric cells treated as mistakes in a numeric column."""
 
 MOST_CATEGORIES = 64
-"""A column's most frequent categories that have a bit each; the others have none."""
+"""Maximum number of categories with a bit; the most frequent ones are chosen."""
 
 _MOST = float(np.finfo(np.float32).max)
 _APART, _MANY = 0.99, 2**20
-"""Share of a column's different numbers that differ as features, at least; of very many numbers so many."""
+"""Minimum share, and its cap, of distinct numbers that must differ as float32 features."""
 
 _BLOCK = 1 << 16
-"""Cells that are Python's own texts at once: these take several times the memory of an array."""
+"""Maximum cells held as Python strings at once, which take several times an array's memory."""
 
 _FEWEST_ROWS = 256
-"""Rows in a block of them, at least: an array of a few cells takes more memory than they do."""
+"""Minimum rows per block: for fewer cells an array takes more memory than the strings."""
 
 Cells = Shaped[np.ndarray, " rows"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Columns of cells that are text, as a file has them, and the label of each row.
+    """Columns of text cells, as in a file, and the label of each row.
 
     Attributes:
-      columns: cells of each column, strings ``[rows]``, without spaces around them.
+      columns: cells of each column, strings ``[rows]``, without surrounding spaces.
       labels: strings ``[rows]``.
-      name: where it is from, for messages.
+      name: data source, for messages.
     """
 
     columns: Mapping[str, Cells]
@@ -74,7 +74,7 @@ class Table:
         return len(self.labels)
 
     def rows(self, ids: np.ndarray) -> "Table":
-        """Return the table of some rows, by their numbers."""
+        """Select rows by number."""
         return Table({name: cells[ids] for name, cells in self.columns.items()}, self.labels[ids], self.name)
 
     @property
@@ -90,7 +90,7 @@ class Table:
 
 
 def missing(cells: Cells) -> Bool[np.ndarray, " rows"]:
-    """Return which cells hold nothing."""
+    """Return a mask of the missing cells."""
     return np.isin(np.char.lower(cells), MISSING)
 
 
@@ -98,14 +98,14 @@ def read(path: Path, target: str, *, exclude: Sequence[str] = (), encoding: str 
     """Return the table of a CSV or Parquet file.
 
     Args:
-      path: ``.csv`` or ``.tsv``, perhaps compressed by gzip (``.csv.gz``), with the names of columns in its first line; or
+      path: ``.csv`` or ``.tsv``, optionally gzipped (``.csv.gz``), with a header line; or
         ``.parquet`` or ``.pq``.
-      target: the column of labels.
-      exclude: names of columns that are left out.
-      encoding: of the text of a CSV file; by default UTF-8.
+      target: the label column.
+      exclude: names of columns to leave out.
+      encoding: text encoding of a CSV file; by default UTF-8.
 
     Raises:
-      SamplesError: it cannot be read, is no such table, or has no such column.
+      SamplesError: the file cannot be read, has the wrong format, or lacks a named column.
     """
     arrays = read_cells(path, encoding=encoding)
     for option, name in (("--target", target), *(("--exclude", name) for name in exclude)):
@@ -121,10 +121,10 @@ def read(path: Path, target: str, *, exclude: Sequence[str] = (), encoding: str 
 
 
 def read_cells(path: Path, *, encoding: str | None = None) -> dict[str, Cells]:
-    """Return the columns of a file, as `read` takes it.
+    """Return the columns of a file in a format of `read`.
 
     Raises:
-      SamplesError: it cannot be read, or is no such table.
+      SamplesError: the file cannot be read, or has the wrong format.
     """
     if path.suffix.lower() in (".parquet", ".pq"):
         if encoding is not None:
@@ -140,10 +140,10 @@ def read_cells(path: Path, *, encoding: str | None = None) -> dict[str, Cells]:
 
 
 def checked(table: Table, target: str = "y") -> Table:
-    """Return a table that can be used.
+    """Validate a table and return it.
 
     Raises:
-      SamplesError: it has no column beside the labels, no rows, or a row without a label.
+      SamplesError: it has only the label column, no rows, or a row without a label.
     """
     if not len(table) or not table.columns:
         raise SamplesError(
@@ -159,7 +159,7 @@ def checked(table: Table, target: str = "y") -> Table:
 
 
 def strings(cells: Iterable[Any]) -> Cells:
-    """Return cells as an array of strings without spaces around them. One long cell does not make the others as long."""
+    """Return cells as a string array without surrounding spaces, with individual cell lengths."""
     return np.char.strip(np.asarray(list(cells), dtype=np.dtypes.StringDType()))
 
 
@@ -181,7 +181,7 @@ def _csv(path: Path, encoding: str | None = None) -> tuple[list[str], list[Cells
             first = file.readline()
             delimiter = "\t" if suffix == ".tsv" else max(",;\t", key=first.count)
             reader = csv.reader(itertools.chain([first], file), delimiter=delimiter, skipinitialspace=True)
-            # `utf-8` leaves the mark at the beginning of a file in the first name.
+            # `utf-8` keeps the byte order mark in the first name.
             names = [name.removeprefix("\ufeff").strip() for name in next(reader, [])]
             if len(set(names)) < len(names) or not all(names):
                 raise SamplesError(
@@ -194,7 +194,7 @@ def _csv(path: Path, encoding: str | None = None) -> tuple[list[str], list[Cells
     except compressed.PackedError as error:
         raise SamplesError(str(error)) from error
     except (UnicodeError, csv.Error) as error:
-        # Spreadsheets write UTF-16 with a mark at the beginning.
+        # Spreadsheets write UTF-16 with a byte order mark.
         likely = "utf-16" if head in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin-1"
         advice = (
             f" Name another encoding by --encoding, such as {likely}."
@@ -207,10 +207,10 @@ def _csv(path: Path, encoding: str | None = None) -> tuple[list[str], list[Cells
 
 
 def _rows(reader: Any, n_columns: int, path: Path) -> Iterator[list[str]]:
-    """Yield the rows of a CSV file that are not empty.
+    """Yield the nonempty rows of a CSV file.
 
     Raises:
-      SamplesError: one has another number of cells.
+      SamplesError: a row has another number of cells.
     """
     for row in filter(None, reader):
         if len(row) != n_columns:
@@ -221,7 +221,7 @@ def _rows(reader: Any, n_columns: int, path: Path) -> Iterator[list[str]]:
 
 
 def _by_column(rows: Iterator[list[str]], n_columns: int) -> list[Cells]:
-    """Return the cells of each column, of rows that are read block by block."""
+    """Return the cells of each column, reading rows block by block."""
     blocks: list[list[Cells]] = [[strings(())] for _ in range(n_columns)]
     n_rows = max(_FEWEST_ROWS, _BLOCK // max(1, n_columns))
     while block := list(itertools.islice(rows, n_rows)):
@@ -276,11 +276,11 @@ def _parquet(path: Path) -> tuple[list[str], list[Cells]]:
 
 
 _CELLS = 64
-"""Cells, or characters of them, that a byte of a Parquet file may stand for: one that is damaged can state any number."""
+"""Maximum cells or characters per byte of a Parquet file; damaged files can state any number."""
 
 
 def _check_cells(path: Path, rows: int, columns: int) -> None:
-    """Raise SamplesError if a Parquet file unpacks to far more than it can be worth."""
+    """Raise SamplesError if a Parquet file's unpacked size exceeds the limit for its file size."""
     size = path.stat().st_size
     if rows * columns > _CELLS * max(size, 1 << 16):
         raise SamplesError(
@@ -290,7 +290,7 @@ def _check_cells(path: Path, rows: int, columns: int) -> None:
 
 
 def _texts_of(chunk: Any) -> list[str]:
-    """Return the cells of a part of a column of Arrow as text; those that are the same share it."""
+    """Return the cells of an Arrow column chunk as strings, shared among equal cells."""
     import pyarrow
 
     if not pyarrow.types.is_dictionary(chunk.type):
@@ -300,12 +300,12 @@ def _texts_of(chunk: Any) -> list[str]:
 
 
 def of_arrays(x: np.ndarray, y: np.ndarray, names: Sequence[str] | None, *, name: str) -> Table:
-    """Return the table of an array of text.
+    """Create a table from a string array.
 
     Args:
       x: strings ``[N, columns]``.
       y: labels ``[N]``.
-      names: of the columns; by default their numbers.
+      names: column names; by default their numbers.
       name: name of the data, for messages.
 
     Raises:
@@ -326,16 +326,19 @@ def of_arrays(x: np.ndarray, y: np.ndarray, names: Sequence[str] | None, *, name
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """A column of numbers, encoded.
+    """Encoded numeric column.
 
     Attributes:
-      name: of the column.
-      fill: the number that a missing one counts as: the median.
-      thresholds: each is a bit, whether the number is above it. None: the number itself is a feature.
-      missing: whether one more bit says that the number was missing.
-      numbers: whether there is the number itself for each threshold, as a feature whose threshold is learned.
-      center, scale: a number that is a feature is ``(number - center) / scale``, so that different ones differ in float32, too.
-      decimal: what is between the whole part of a number and its fraction: a point or a comma.
+      name: column name.
+      fill: replacement for missing numbers: the median.
+      thresholds: each gives a bit, whether the number is above it. None: the number itself is a
+        feature.
+      missing: whether an additional bit marks missing numbers.
+      numbers: whether each threshold gets a copy of the number as a feature, for learned
+        thresholds.
+      center, scale: a numeric feature is ``(number - center) / scale``, so that distinct numbers
+        also differ in float32.
+      decimal: decimal separator, a point or a comma.
       digits: maximum decimals of the training data; None if unknown, in runs of earlier versions.
       least, largest: range of the training data, None if unknown.
     """
@@ -363,17 +366,17 @@ class Number:
         return [*bits, f"{self.name} missing"] if self.missing else bits
 
     def parsed(self, cells: Cells) -> list[float | None]:
-        """Return cells as numbers, with None for missing cells.
+        """Parse cells as numbers, with None for missing cells.
 
         Raises:
-          SamplesError: a cell is no number.
+          SamplesError: a cell is not a number.
         """
         absent = missing(cells)
         numbers = _numbers(cells, absent, self.name, self.decimal).tolist()
         return [None if none else number for number, none in zip(numbers, absent, strict=True)]
 
     def written(self, values: Iterable[float | None]) -> Cells:
-        """Return the cells of numbers, the inverse of `parsed`."""
+        """Format numbers as cells, the inverse of `parsed`."""
         return strings(
             "" if value is None else repr(float(value)).replace(".", self.decimal) for value in values
         )
@@ -382,7 +385,7 @@ class Number:
         """Return the features of cells.
 
         Raises:
-          SamplesError: a cell is no number.
+          SamplesError: a cell is not a number.
         """
         absent = missing(cells)
         numbers = np.where(absent, self.fill, _numbers(cells, absent, self.name, self.decimal))[:, None]
@@ -392,23 +395,23 @@ class Number:
         return np.column_stack([found, absent] if self.missing else [found]).astype(np.float32)
 
     def scaled(self, numbers: np.ndarray) -> Float32[np.ndarray, "*shape"]:
-        """Return numbers as features; those beyond float32 become its largest."""
+        """Return numbers as features, clipped to the float32 range."""
         return _single((np.asarray(numbers, np.float64) - self.center) / self.scale)
 
     def above(self, feature: float) -> str:
-        """Return the condition that a feature which is a number is above a threshold, in the column's own numbers."""
+        """Describe the condition "feature above a threshold" in the column's original units."""
         n_digits = 6 + max(0, math.ceil(math.log10(max(abs(self.center) / self.scale, 1))))
         return f"{self.name} > {feature * self.scale + self.center:.{min(n_digits, 17)}g}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Categories:
-    """A column of categories, encoded as a bit for each; those that are not named have none.
+    """Categorical column encoded as one bit per category; unknown categories set no bit.
 
     Attributes:
-      name: of the column.
+      name: column name.
       values: the categories.
-      missing: whether one more bit says that it was missing.
+      missing: whether an additional bit marks missing cells.
     """
 
     name: str
@@ -422,11 +425,11 @@ class Categories:
         return [*bits, f"{self.name} missing"] if self.missing else bits
 
     def parsed(self, cells: Cells) -> list[str | None]:
-        """Return cells as categories, with None for missing cells."""
+        """Parse cells as categories, with None for missing cells."""
         return [None if none else cell for cell, none in zip(cells.tolist(), missing(cells), strict=True)]
 
     def written(self, values: Iterable[str | None]) -> Cells:
-        """Return the cells of categories, the inverse of `parsed`."""
+        """Format categories as cells, the inverse of `parsed`."""
         return strings("" if value is None else value for value in values)
 
     def encode(self, cells: Cells) -> Float32[np.ndarray, "rows features"]:
@@ -437,11 +440,11 @@ class Categories:
 
 @dataclasses.dataclass(frozen=True)
 class Encoding:
-    """Encoding of the columns of tables, learned from a training part.
+    """Encoding of table columns, learned from a training part.
 
     Attributes:
-      columns: in the order of features; columns that say nothing, because all rows have the same, are left out.
-      classes: labels by their number; none where the labels are numbers that are learned (regression).
+      columns: in the order of features; constant columns are left out.
+      classes: labels by number; empty in regression.
 
     Example:
       >>> import numpy as np
@@ -464,19 +467,20 @@ class Encoding:
     def fit(
         cls, train: Table, bits: int, classes: Sequence[str] | None = None, *, numbers: bool = False
     ) -> "Encoding":
-        """Return the encoding that a training part gives.
+        """Learn the encoding from a training part.
 
-        A column is of numbers if all its cells are, apart from missing ones. Its thresholds are quantiles; where many rows
-        have the same number, others among the different numbers take their place.
+        A column is numeric if all nonmissing cells are numbers. Its thresholds are quantiles;
+        quantiles repeated by frequent numbers are replaced with other distinct numbers.
 
         Args:
           train: the training part.
-          bits: most bits of a column of numbers; 0 leaves numbers as they are.
-          classes: labels by their number; by default those of the training part.
-          numbers: whether there is a number for each bit of a column of numbers, and a threshold to start with in `thresholds`.
+          bits: maximum bits per numeric column; 0 keeps numbers.
+          classes: labels by number; by default the training part's.
+          numbers: whether each bit of a numeric column becomes a number with an initial threshold
+            in `thresholds`.
 
         Raises:
-          SamplesError: every column has the same cell in all rows, or a column of numbers has a few cells that are none.
+          SamplesError: every column is constant, or a numeric column has a few non-numeric cells.
         """
         try:
             fitted = [_fit(name, cells, bits, numbers or not bits) for name, cells in train.columns.items()]
@@ -501,7 +505,7 @@ class Encoding:
 
     @property
     def thresholds(self) -> Float32[np.ndarray, "features 1"] | None:
-        """First thresholds of features, 1/2 for bits; None unless columns of numbers have a number for each threshold."""
+        """Initial feature thresholds, 1/2 for bits; None unless `fit` had ``numbers=True``."""
         numbers = [column for column in self.columns if isinstance(column, Number) and column.numbers]
         if not numbers:
             return None
@@ -512,7 +516,7 @@ class Encoding:
         return found
 
     def above(self, feature: int, threshold: float | np.floating) -> str:
-        """Return the condition that a feature, by its number, is above a threshold."""
+        """Describe the condition "feature above a threshold", for a feature number."""
         column = [column for column in self.columns for _ in column.features][feature]
         if isinstance(column, Number) and self.is_number[feature]:
             return column.above(float(threshold))
@@ -520,7 +524,7 @@ class Encoding:
 
     @property
     def is_number(self) -> list[bool]:
-        """Flags of the features that are numbers, and not bits."""
+        """Flags for numeric features, as opposed to bits."""
         found: list[bool] = []
         for column in self.columns:
             is_number = isinstance(column, Number) and (column.numbers or column.thresholds is None)
@@ -530,10 +534,10 @@ class Encoding:
         return found
 
     def encode(self, table: Table) -> Float32[np.ndarray, "rows features"]:
-        """Return the features of the rows of a table: bits of 0 and 1, or numbers.
+        """Return the features of table rows: bits of 0 and 1, or numbers.
 
         Raises:
-          SamplesError: a column is missing, or a cell of a column of numbers is no number.
+          SamplesError: a column is missing, or a numeric column has a non-numeric cell.
         """
         absent = [column.name for column in self.columns if column.name not in table.columns]
         if absent:
@@ -551,7 +555,7 @@ class Encoding:
         return found
 
     def unknown(self, x: Float32[np.ndarray, "rows features"]) -> list[str]:
-        """Return a warning for each column of categories in which some encoded rows have none of those that training knows."""
+        """Return a warning for each categorical column with categories unknown from training."""
         found, first = [], 0
         for column in self.columns:
             bits = x[:, first : first + len(column.features)]
@@ -564,26 +568,26 @@ class Encoding:
         return found
 
     def labels(self, table: Table) -> np.ndarray:
-        """Return the labels of the rows of a table as numbers of classes, int32 ``[rows]``; of regression as they are, float32 ``[rows]``.
+        """Return class numbers, int32 ``[rows]``, or regression targets, float32 ``[rows]``.
 
         Raises:
-          SamplesError: a label is none of the classes, or no number.
+          SamplesError: a label is not a known class, or not a number.
         """
         if not self.classes:
             return targets(table.labels, name=table.name)
         return label_numbers(table.labels, self.classes, name=table.name)
 
     def to_json(self) -> str:
-        """Return a text of which `from_json` makes the encoding."""
+        """Serialize the encoding for `from_json`."""
         columns = [{"kind": type(column).__name__, **dataclasses.asdict(column)} for column in self.columns]
         return json.dumps({"columns": columns, "classes": self.classes}, indent=1)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Encoding":
-        """Return the encoding that `to_json` wrote. It takes at most 100 times the memory of the text.
+        """Parse an encoding from `to_json`, with at most 100 times the memory of the text.
 
         Raises:
-          ValueError: it is no such text; the message names the field.
+          ValueError: the text is invalid; the message names the field.
         """
         try:
             found, fields = strict_json.loads(text), Fields("the encoding")
@@ -595,7 +599,7 @@ class Encoding:
 
 
 def _column(fields: Fields, found: Any) -> Number | Categories:
-    """Return a column of an encoding's JSON."""
+    """Parse a column of an encoding's JSON."""
     kind, name = (fields.field(found, key, str) for key in ("kind", "name"))
     missing = fields.field(found, "missing", bool)
     if kind == "Categories":
@@ -629,7 +633,7 @@ def _column(fields: Fields, found: Any) -> Number | Categories:
 
 
 def _finite(fields: Fields, found: Any, name: str) -> float:
-    """Return a field that is a finite number."""
+    """Return a field after checking for a finite number."""
     number = fields.number(found, name)
     if number is None or not math.isfinite(number):
         raise ValueError(
@@ -639,7 +643,7 @@ def _finite(fields: Fields, found: Any, name: str) -> float:
 
 
 def _texts(fields: Fields, found: Any, name: str) -> tuple[str, ...]:
-    """Return a field that is a list of texts."""
+    """Return a field after checking for a list of strings."""
     texts = fields.field(found, name, list)
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"{fields.where}: {name!r} is {strict_json.shown(texts)}; expected texts.")
@@ -647,10 +651,10 @@ def _texts(fields: Fields, found: Any, name: str) -> tuple[str, ...]:
 
 
 def label_numbers(labels: Cells, classes: Sequence[str], *, name: str) -> np.ndarray:
-    """Return labels as numbers of classes, int32 ``[rows]``.
+    """Return labels as class numbers, int32 ``[rows]``.
 
     Raises:
-      SamplesError: a label is none of the classes.
+      SamplesError: a label is not a known class.
     """
     number = {label: i for i, label in enumerate(classes)}
     unknown = sorted(set(labels.tolist()) - set(number))
@@ -662,10 +666,10 @@ def label_numbers(labels: Cells, classes: Sequence[str], *, name: str) -> np.nda
 
 
 def targets(labels: Cells, *, name: str) -> Float32[np.ndarray, " rows"]:
-    """Return labels as the numbers that they are.
+    """Parse labels as regression targets.
 
     Raises:
-      SamplesError: a label is no finite number.
+      SamplesError: a label is not a finite number.
     """
     points = labels if _decimal(labels) == "." else np.char.replace(labels, ",", ".")
     for row, label in enumerate(points.tolist()):
@@ -678,12 +682,12 @@ def targets(labels: Cells, *, name: str) -> Float32[np.ndarray, " rows"]:
 
 
 def numbered(n_columns: int) -> list[str]:
-    """Return names of columns that have none."""
+    """Return default names for unnamed columns."""
     return [f"column {number}" for number in range(1, n_columns + 1)]
 
 
 def described(train: Table, encoding: Encoding) -> list[str]:
-    r"""Return lines that say how each column of a training part was read, and a warning for each that looks like something else.
+    r"""Return lines about the interpretation of each training column, and warnings.
 
     Example:
       >>> import numpy as np
@@ -708,7 +712,7 @@ def described(train: Table, encoding: Encoding) -> list[str]:
 
 
 def _in_words(column: Number | Categories) -> str:
-    """Return how a column was read."""
+    """Describe a column's interpretation."""
     missing = ", some missing" if column.missing else ""
     if isinstance(column, Categories):
         return f"{len(column.values)} categories{missing}"
@@ -719,7 +723,7 @@ def _in_words(column: Number | Categories) -> str:
 
 
 def _doubt(cells: Cells, column: Number | Categories) -> str:
-    """Return a reason why a column may be none of numbers or categories, and what to do; empty if there is none."""
+    """Return a warning about a column that may be neither numeric nor categorical, or ""."""
     present = cells[~missing(cells)]
     out = f"leave it out (--exclude {column.name})"
     distinct = np.unique(present)
@@ -740,7 +744,7 @@ def _doubt(cells: Cells, column: Number | Categories) -> str:
 
 
 def in_words(numbers: Sequence[float]) -> list[str]:
-    """Return numbers in as few digits, from 6 on, as tell them apart."""
+    """Format numbers with the fewest digits, at least 6, that distinguish them."""
     for n_digits in range(6, 18):
         words = [f"{number:.{n_digits}g}" for number in numbers]
         if len(set(words)) == len(set(numbers)):
@@ -749,7 +753,7 @@ def in_words(numbers: Sequence[float]) -> list[str]:
 
 
 def classes_of(table: Table) -> list[str]:
-    """Return the labels of a table, numbers in their order and text by the alphabet.
+    """Return the labels of a table, numbers in numeric order and text alphabetically.
 
     Raises:
       SamplesError: there are fewer than two, or nearly every row has its own.
@@ -758,7 +762,7 @@ def classes_of(table: Table) -> list[str]:
 
 
 def classes_of_labels(labels: np.ndarray, *, name: str) -> tuple[str, ...]:
-    """Return labels by their class, as `classes_of` does those of a table.
+    """Return labels by class number, as `classes_of` for arrays.
 
     Raises:
       SamplesError: as `classes_of`.
@@ -827,7 +831,7 @@ def _digits(numbers: Float[np.ndarray, " rows"]) -> int:
 
 
 def _decimal(present: Cells) -> str:
-    """Return what is before the fractions of a column's cells: a comma where all are such numbers, and more than a few have one."""
+    """Return the decimal separator: a comma if it fits all cells and is common enough."""
     commas = np.char.count(present, ",") > 0
     if commas.mean() > _ODD and all(map(_DECIMAL_COMMA.fullmatch, present)):
         return ","
@@ -835,22 +839,24 @@ def _decimal(present: Cells) -> str:
 
 
 def _single(numbers: np.ndarray) -> np.ndarray:
-    """Return numbers in float32; those beyond it become its largest."""
+    """Return numbers in float32, clipped to its range."""
     single: np.ndarray = np.clip(numbers, -_MOST, _MOST).astype(np.float32)
     return single
 
 
 def _units(numbers: Float[np.ndarray, " rows"], name: str) -> tuple[float, float]:
-    """Return what a column's numbers are taken from, and divided by, so that different ones differ in float32: 0 and 1 where they do.
+    """Return an offset and a divisor that keep a column's distinct numbers distinct in float32.
+
+    They are 0 and 1 where possible.
 
     Raises:
-      SamplesError: in no unit do they.
+      SamplesError: no units keep the numbers distinct.
     """
     distinct = np.unique(numbers)
     n_apart = len(np.unique(_single(distinct)))
     if n_apart == len(distinct) and np.abs(distinct).max() <= _MOST:
         return 0.0, 1.0
-    low, high = distinct[0] / 2, distinct[-1] / 2  # a sum of large numbers would be infinite
+    low, high = distinct[0] / 2, distinct[-1] / 2  # avoids overflow in a sum of large numbers
     center, scale = float(low + high), float(high - low) or 1.0
     n_apart = len(np.unique(_single((distinct - center) / scale)))
     if n_apart < min(_APART * len(distinct), _MANY):
@@ -863,12 +869,12 @@ def _units(numbers: Float[np.ndarray, " rows"], name: str) -> tuple[float, float
 
 
 def _is_number(cell: str) -> bool:
-    # What Python takes for a number besides is a code: 1_23, or digits of other scripts.
+    # Python also parses codes as numbers: 1_23, or digits of other scripts.
     return _NUMBER.fullmatch(cell) is not None and math.isfinite(float(cell))
 
 
 def _numbers(cells: Cells, absent: np.ndarray, name: str, decimal: str = ".") -> Float[np.ndarray, " rows"]:
-    """Return cells as numbers; absent ones are 0."""
+    """Parse cells as numbers; absent cells become 0."""
     found = np.zeros(len(cells))
     points = cells if decimal == "." else np.char.replace(cells, decimal, ".")
     for row in np.flatnonzero(~absent):
@@ -882,8 +888,8 @@ def _numbers(cells: Cells, absent: np.ndarray, name: str, decimal: str = ".") ->
 
 
 def _thresholds(numbers: np.ndarray, bits: int) -> Float[np.ndarray, " thresholds"]:
-    """Return at most so many thresholds, ascending; each separates some of the numbers from others."""
-    distinct = np.unique(numbers)[:-1]  # nothing is above the largest
+    """Return at most `bits` ascending thresholds, each of which separates some numbers."""
+    distinct = np.unique(numbers)[:-1]  # no number is above the largest
     if len(distinct) <= bits:
         return distinct
     share = np.arange(1, bits + 1) / (bits + 1)
