@@ -1,4 +1,4 @@
-"""Loading of models from run folders and bundles."""
+"""Model loading from run folders and bundles."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from lutjax.extras import needed_by
 
 
 def load(folder: str | os.PathLike[str], into: Any = None) -> Any:
-    """Return the model of a run or of a bundle, ready to call.
+    """Return a model from a run or bundle, ready to call.
 
     Runs are from ``lutjax train lm``, ``classify`` or ``ca``, bundles from `lutjax.save`. The model
     is from the latest checkpoint, or the best one if the run selects (automata,

@@ -1,4 +1,4 @@
-"""Configuration and training step of a `LogicCA`; `lutjax.training.loop` has the loop."""
+"""Configuration and training step for a `LogicCA`; `lutjax.training.loop` has the loop."""
 
 import dataclasses
 import math
@@ -32,13 +32,13 @@ _SMOOTHING = 0.9
 
 @dataclasses.dataclass
 class Record(runs.Record):
-    """Non-array contents of a checkpoint.
+    """Non-array checkpoint contents.
 
     Attributes:
-      model, training: configuration of the run.
-      target: rows of each pattern channel as strings of 0 and 1; None in the Game of Life.
-      options: options of the training program that may change, such as intervals.
-      history: losses of the soft automaton, and wrong bits per grid of the best hard automaton.
+      model, training: run configuration.
+      target: rows per pattern channel as strings with 0 and 1; None in the Game of Life.
+      options: mutable training program options, such as intervals.
+      history: soft automaton losses, and wrong bits per grid for the best hard automaton.
     """
 
     kind: ClassVar[str] = "ca"
@@ -62,12 +62,12 @@ class Optimizer(NamedTuple):
 class Run(ModelRun[LogicCA]):
     """Automata and their training procedure, without the trained arrays.
 
-    With several automata, all state arrays have a first axis of runs.
+    With several automata, all state arrays have a leading run axis.
 
     Args:
-      model: sizes of the model.
-      training: all other configuration of the run.
-      target: target bits of the first channels; None for the Game of Life.
+      model: model sizes.
+      training: all other run configuration.
+      target: target bits for the first channels; None for the Game of Life.
 
     Raises:
       ValueError: the target does not fit the model or the grid, or is missing.
@@ -226,7 +226,7 @@ class Run(ModelRun[LogicCA]):
 
     @property
     def compared(self) -> tuple[int, ...]:
-        """Channels of a state that correspond to the target's."""
+        """State channels compared with the target."""
         return self.training.loss_channels or tuple(range(1 if self.target is None else len(self.target)))
 
     def _compared(self, states: jax.Array) -> jax.Array:
@@ -248,11 +248,11 @@ class Run(ModelRun[LogicCA]):
         return self.structure.model(params, others)
 
     def wrong(self, state: State) -> float:
-        """Return the wrong bits per grid of the best hard automaton, on unseen samples."""
+        """Return the best hard automaton's wrong bits per grid, on unseen samples."""
         return min(self.wrong_of_runs(state))
 
     def wrong_of_runs(self, state: State) -> list[float]:
-        """Return the wrong bits per grid of each run's best hard automaton; see `wrong`."""
+        """Return the wrong bits per grid for each run's best hard automaton; see `wrong`."""
         wrong: list[float] = np.reshape(self._wrong(state.optimizer.best, state.others), -1).tolist()
         return wrong
 
@@ -290,7 +290,7 @@ def grid(record: Record) -> dict[str, Any]:
 
 
 def pattern(record: Record) -> Bool[np.ndarray, "channels height width"] | None:
-    """Return the target bits of a run; None in the Game of Life."""
+    """Return a run's target bits; None in the Game of Life."""
     if record.target is None:
         return None
     return np.array([[[bit == "1" for bit in row] for row in channel] for channel in record.target])
@@ -307,7 +307,7 @@ def life(boards: Bool[Array, "*batch height width"]) -> Bool[jax.Array, "*batch 
 def every_neighborhood() -> Bool[np.ndarray, "8 64"]:
     """Return an 8 x 64 torus with each of the 512 neighborhoods of 3 x 3 cells exactly once.
 
-    All columns are rotations of one cyclic sequence of 8 bits that contains every 3-bit word once.
+    All columns are rotations of one cyclic 8-bit sequence, a de Bruijn sequence for 3-bit words.
     The rotations between successive columns form a sequence that contains every pair once.
     """
     column = np.array([0, 0, 0, 1, 0, 1, 1, 1], bool)
@@ -316,6 +316,6 @@ def every_neighborhood() -> Bool[np.ndarray, "8 64"]:
 
 
 def _de_bruijn_of_pairs(n: int) -> list[int]:
-    """Return a cyclic sequence of n * n numbers below n that contains every pair once."""
+    """Return a cyclic sequence with n * n numbers below n and every pair once."""
     pairs = [[a] if a == b else [a, b] for a in range(n) for b in range(a, n)]
     return [number for word in pairs for number in word]

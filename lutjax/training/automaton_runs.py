@@ -72,7 +72,7 @@ class Automaton(Experiment):
 
     @classmethod
     def of(cls, record: Record) -> "Automaton":
-        """Return the run of a record, including its target."""
+        """Return a record's run, including its target."""
         return cls(record)
 
     def describe(self) -> str:
@@ -166,7 +166,7 @@ class Automaton(Experiment):
 def target(
     experiment: str, size: int, path: Path | None, threshold: float | None
 ) -> Bool[np.ndarray, "channels height width"] | None:
-    """Return the target pattern of an experiment or an image; None in the Game of Life.
+    """Return the target pattern from an experiment or an image; None in the Game of Life.
 
     Raises:
       PatternError: the image cannot be used.

@@ -40,10 +40,10 @@ from lutjax.training import hosts
 from lutjax.training.errors import CheckpointError, DamagedError
 
 FORMAT = 1
-"""Version of the layout described above."""
+"""Version number for the layout described above."""
 
 KEEP = 2
-"""Number of checkpoints kept per directory; older ones are deleted after each save."""
+"""Checkpoints kept per directory; older ones are deleted after each save."""
 
 _META = "checkpoint.json"
 _DAMAGED = ".damaged"
@@ -70,7 +70,7 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def why_not(folder: Path) -> str | None:
-    """Return the reason why a folder cannot contain checkpoints, or None."""
+    """Return a reason against checkpoints in a folder, or None."""
     path = folder.absolute().as_posix()
     try:
         path.encode()
@@ -82,7 +82,7 @@ def why_not(folder: Path) -> str | None:
 
 
 def others(directory: Path) -> Iterator[Path]:
-    """Yield the entries in a directory that belong to no complete or partial checkpoint."""
+    """Yield the directory entries outside complete and partial checkpoints."""
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
         yield directory
     elif directory.is_dir():
@@ -118,8 +118,8 @@ def save(
     """Write a checkpoint.
 
     Args:
-      directory: checkpoint directory of one run; created if missing.
-      step: number of completed steps.
+      directory: one run's checkpoint directory; created if missing.
+      step: completed steps.
       trees: pytrees of arrays by name.
       meta: JSON-compatible metadata.
       beside: writes additional files into the checkpoint's folder; called in all processes.
@@ -168,7 +168,7 @@ def save(
 
 
 def _write(folder: Path, step: int, trees: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the arrays, and return the content of `_META`."""
+    """Write the arrays, and return the `_META` content."""
     arrays = {name: _flat(tree) for name, tree in trees.items()}
     with _writing(folder), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
         for name, flat in arrays.items():
@@ -234,8 +234,8 @@ def read_meta(
     It takes at most 100 times the memory of the checkpoint.
 
     Args:
-      directory: directory of the checkpoints.
-      step: step of the checkpoint; None for the latest.
+      directory: checkpoint directory.
+      step: checkpoint step; None for the latest.
       on_damage: called with a message for each skipped damaged checkpoint.
 
     Raises:
@@ -265,7 +265,7 @@ def read_meta(
 
 
 def _whole(folder: Path) -> dict[str, Any]:
-    """Return the metadata of a checkpoint after verifying all files."""
+    """Verify all checkpoint files and return the metadata."""
     content = _content(folder)
     found = _digests(folder, list(content["files"]))
     for name, digest in content["files"].items():
@@ -278,12 +278,12 @@ def _whole(folder: Path) -> dict[str, Any]:
 
 
 def restore(directory: str | os.PathLike[str], step: int, name: str, template: Any) -> Any:
-    """Read one tree of a checkpoint verified by `read_meta`.
+    """Read one tree from a checkpoint verified by `read_meta`.
 
     Args:
-      directory: directory of the checkpoints.
-      step: step of the checkpoint.
-      name: name of the tree.
+      directory: checkpoint directory.
+      step: checkpoint step.
+      name: tree name.
       template: a pytree of arrays or `jax.ShapeDtypeStruct`; the result has its structure. Each
         array gets the template's ``sharding``, or else resides on the first device of this process,
         independent of the saved sharding.
@@ -418,7 +418,7 @@ def _content_digest(content: Mapping[str, Any]) -> str:
 
 
 def _digests(folder: Path, names: Sequence[str]) -> dict[str, str | None]:
-    """Return the digests of files, distributed over processes; None for a missing file."""
+    """Return file digests, computed across processes; None for a missing file."""
     with ThreadPoolExecutor() as threads:
         own = list(threads.map(lambda name: digest_of(folder / name), names[hosts.index() :: hosts.count()]))
     shares = hosts.gather(own)

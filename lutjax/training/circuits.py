@@ -1,4 +1,4 @@
-"""Gate counts for the circuit of a hard automaton."""
+"""Gate counts for a hard automaton's circuit."""
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -10,15 +10,15 @@ NAMES = (
     "nor", "equal", "not b", "a or not b", "not a", "not a or b", "nand", "true",
 )  # fmt: skip
 INPUTS = (3, 5)
-"""Gates that pass through an input."""
+"""Pass-through gates."""
 
 
 def live(
     model: LogicCA, n_outputs: int, gates: Int[np.ndarray, " gates"] | None = None
 ) -> Bool[np.ndarray, " gates"]:
-    """Return a mask of the gates on which the first channels depend, over any number of steps.
+    """Return a mask with the gates that affect the first channels, over any number of steps.
 
-    Dependencies follow only inputs that affect a gate's truth table.
+    Only inputs with an effect in a gate's truth table count.
 
     Args:
       model: the automaton.
@@ -58,7 +58,7 @@ def live(
 
 
 def table(model: LogicCA, n_outputs: int) -> str:
-    """Format the counts of the sixteen gates, with an explanation."""
+    """Format the sixteen gate counts, with an explanation."""
     gates, used = np.asarray(model.gates()), live(model, n_outputs)
     n_seen = sum(model.config.sizes[: len(model.config.perception)])
     parts = (np.arange(len(gates)) < n_seen, np.arange(len(gates)) >= n_seen)
@@ -79,5 +79,5 @@ def table(model: LogicCA, n_outputs: int) -> str:
 
 
 def active(model: LogicCA, n_outputs: int) -> int:
-    """Return the number of live gates, without pass-through gates; see `table`."""
+    """Count the live gates, without pass-through gates; see `table`."""
     return int((live(model, n_outputs) & ~np.isin(np.asarray(model.gates()), INPUTS)).sum())

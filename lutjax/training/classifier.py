@@ -42,13 +42,13 @@ with 0.03, 0.1, 0.3 and 1.
 """
 
 MOST_SELECTING = 4096
-"""Maximum number of evenly spaced training samples used to select the network."""
+"""Maximum evenly spaced training samples for network selection."""
 
 AT_ONCE = 2048
-"""Maximum number of samples per evaluation batch."""
+"""Maximum samples per evaluation batch."""
 
 MOST_IMAGES = 4096
-"""Number of images whose edges initialize thresholds."""
+"""Number of images for initial edge thresholds."""
 
 
 class Selected(NamedTuple):
@@ -56,8 +56,8 @@ class Selected(NamedTuple):
 
     Attributes:
       optimizer: its state.
-      params: trained variables of the network with the best hard accuracy on the selection samples.
-      step: number of completed steps at selection.
+      params: trained variables with the best hard accuracy on the selection samples.
+      step: completed steps at selection.
       accuracy: its hard accuracy.
     """
 
@@ -71,8 +71,8 @@ class Run(ModelRun[Model]):
     """A classifier and its training procedure, without the trained arrays.
 
     Args:
-      model: sizes of the model.
-      training: all other configuration of the run.
+      model: model sizes.
+      training: all other run configuration.
       train: training samples.
       thresholds: initial thresholds; by default from `first_thresholds`.
 
@@ -127,7 +127,7 @@ class Run(ModelRun[Model]):
         self._place(None)
 
     def temperature(self, step: int | Array) -> Array | None:
-        """Return the temperature of a step, counted from 0; None for the gates' default of 1."""
+        """Return a step's temperature, counted from 0; None for the gates' default of 1."""
         return None if self._temperatures is None else jnp.asarray(self._temperatures(step))
 
     def _place(self, mesh: Mesh | None) -> None:
@@ -214,10 +214,10 @@ class Run(ModelRun[Model]):
         """Predict int32 classes, or float32 values in regression, with the soft or hard network.
 
         Args:
-          state: state of the training.
+          state: training state.
           x: the samples.
           hard: whether to use the hard network.
-          steps: number of completed steps, for the temperature of the soft network; by default all.
+          steps: completed steps, for the soft network's temperature; by default all.
         """
         temperature = None if hard else self.temperature(self.training.steps if steps is None else steps)
         size = -(-len(x) // -(-len(x) // AT_ONCE))  # about equal parts, hence one or two programs
@@ -251,7 +251,7 @@ class Run(ModelRun[Model]):
 
 
 def classifier_of(model: Config, *, rngs: nnx.Rngs, **given: Any) -> Model:
-    """Initialize the model of a config. `given` contains thresholds and their widths."""
+    """Initialize a config's model. `given` contains thresholds and their widths."""
     if isinstance(model, LogicTreeNetConfig):
         return LogicTreeNet(model, rngs=rngs, **given)
     return LogicClassifier(model, rngs=rngs, **given)
@@ -306,7 +306,7 @@ def _check_bits(train: Samples) -> None:
 def first_thresholds(
     x: Num[np.ndarray, "values features"], training: TrainingConfig, n_thresholds: int
 ) -> Float[np.ndarray, "features thresholds"]:
-    """Return the initial thresholds of each feature."""
+    """Return each feature's initial thresholds."""
     method = "uniform" if training.thresholds == "learned" else training.thresholds
     return np.asarray(lutjax.thermometer_thresholds(jnp.asarray(x), n_thresholds, method=method))
 
@@ -351,7 +351,7 @@ def _decayed(params: Any) -> Any:
 
 
 def _rate_of_thresholds(factors: Array) -> optax.GradientTransformation:
-    """Return a transformation that scales threshold updates to the units of each feature."""
+    """Return a transformation for threshold updates in each feature's units."""
 
     def scaled(updates: Any, params: Any) -> Any:
         del params
@@ -362,7 +362,7 @@ def _rate_of_thresholds(factors: Array) -> optax.GradientTransformation:
 
 
 def layers_of(model: Model) -> list[tuple[Any, int]]:
-    """Return the gate layers of a model in order, each with its number of positions."""
+    """Return a model's gate layers in order, each with its number of positions."""
     if isinstance(model, LogicTreeNet):
         trees = [(layer, math.prod(layer.spec.places)) for layer in model.trees]
         return [*trees, *((layer, 1) for layer in model.gates)]
@@ -396,17 +396,17 @@ def baselines(
     n_thresholds: int,
     thresholds: Float[np.ndarray, "features thresholds"] | None = None,
 ) -> dict[str, float]:
-    """Return accuracies of logistic regression and a random forest on the classifier's input bits.
+    """Return logistic regression and random forest accuracies on the classifier's input bits.
 
-    Bits come from the initial thresholds. Regression reports R2 of linear regression and a random
+    Bits come from the initial thresholds. Regression reports R2 for linear regression and a random
     forest.
 
     Args:
       train: training part.
       test: test part.
-      training: config of the training.
+      training: training config.
       n_thresholds: thresholds per feature.
-      thresholds: thresholds of each feature; by default from the training config's method.
+      thresholds: initial thresholds per feature; by default from the training config's method.
 
     Source: docs/logic.md, section 6.
     """
@@ -441,13 +441,13 @@ def baselines(
 
 @dataclasses.dataclass
 class Record(runs.Record):
-    """Non-array contents of a checkpoint.
+    """Non-array checkpoint contents.
 
     Attributes:
-      model, training, samples: configuration of the run.
-      baselines: accuracies of baselines on the test part, or R2.
-      options: options of the training program that may change, such as intervals.
-      history: training losses, and accuracies of the hard and of the soft network on the test part.
+      model, training, samples: run configuration.
+      baselines: baseline accuracies on the test part, or R2.
+      options: mutable training program options, such as intervals.
+      history: training losses, and hard and soft network accuracies on the test part.
       target, test: label column and test file of a table, if given.
       recipe: published network with the sizes and learning rates, if used.
       exclude, encoding: excluded columns of a table, and its text encoding, if given.
@@ -475,12 +475,12 @@ class Record(runs.Record):
 
 
 def shape_of(model: Config) -> tuple[int, ...]:
-    """Return the sample shape of a model."""
+    """Return a model's sample shape."""
     return model.in_shape if isinstance(model, LogicTreeNetConfig) else (model.in_features,)
 
 
 def n_features(model: Config) -> int:
-    """Return the number of sample features of a model."""
+    """Return a model's number of sample features."""
     return math.prod(shape_of(model))
 
 
@@ -492,7 +492,7 @@ def _classifier(folder: Path, step: int, record: Record) -> Model:
 
 
 def selected_model(folder: Path, step: int, record: Record) -> Model:
-    """Return the selected network of a checkpoint verified by `runs.read`."""
+    """Return the selected network from a checkpoint verified by `runs.read`."""
     model, shape = record.model, shape_of(record.model)
     nothing = np.zeros((2, math.prod(shape)), np.float32)  # takes no step
     kind: Any = np.float32 if isinstance(model, LogicClassifierConfig) and model.regression else np.int32
@@ -507,4 +507,4 @@ def selected_model(folder: Path, step: int, record: Record) -> Model:
 
 
 load_model = models.Loader(Record, _classifier)
-"""Loader for the classifier of a run, and its record; see `lutjax.training.models.Loader`."""
+"""Loader for a run's classifier and record; see `lutjax.training.models.Loader`."""

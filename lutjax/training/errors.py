@@ -1,23 +1,23 @@
-"""Errors of training runs, without an import of JAX, so that programs can use them early."""
+"""Training run errors, importable early because they do not import JAX."""
 
 from lutjax.files.errors import FolderError
 
 
 class RunError(FolderError):
-    """A run that cannot be started or continued."""
+    """Raised if a run cannot be started or continued."""
 
 
 class InUseError(RunError):
-    """A run folder in use by another process."""
+    """Raised if a run folder is in use by another process."""
 
 
 class CheckpointError(RunError):
-    """A checkpoint that is missing, damaged, or from another configuration."""
+    """Raised if a checkpoint is missing, damaged, or from another configuration."""
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint whose files differ from the saved ones."""
+    """Raised if a checkpoint's files differ from the saved files."""
 
 
 class HostError(RunError):
-    """An error in another process of the same run."""
+    """Raised if another process in the same run has failed."""

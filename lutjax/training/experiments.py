@@ -179,7 +179,7 @@ class Watcher:
         pass
 
     def training(self, losses: Sequence[tuple[int, float]]) -> None:
-        """Display step counts with mean losses since the previous count, batched for short steps."""
+        """Display batches of step counts with mean losses since the previous count."""
 
     def test(self, done: int, value: float) -> None:
         """Handle a test result after `done` steps."""

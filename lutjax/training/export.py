@@ -37,7 +37,7 @@ MOST_VECTORS = 1000
 """Maximum number of samples written with a circuit, from the start of the test part."""
 
 MOST_GATES = 2_000_000
-"""Maximum gates of an exported network, over all image positions."""
+"""Maximum gates in an exported network, over all image positions."""
 
 Packed = PackedClassifier | PackedTreeNet
 
@@ -53,16 +53,16 @@ class Wanted:
     """Export options.
 
     Attributes:
-      formats: names of `lutjax.circuits.deployment.FORMATS`; empty for all.
+      formats: names in `lutjax.circuits.deployment.FORMATS`; empty for all.
       inputs, outputs, lut: see `source_of`.
-      name: name of the Verilog module, the C functions and the files; None to derive it from the
-        run folder.
-      registers: gate levels between two registers of the Verilog module; 0 for none.
+      name: name for the Verilog module, C functions and files; None to derive it from the run
+        folder.
+      registers: gate levels between registers in the Verilog module; 0 for none.
       optimize: optimization goal, one of `OPTIMIZED`; None for no optimization.
       integers: table dtype of a language model, "int16" or "int8"; None for int16, and for
         circuits.
-      target: target microcontroller of the C code, a name of `lutjax.circuits.mcu.TARGETS`; None
-        for none.
+      target: target microcontroller for C code, a name in `lutjax.circuits.mcu.TARGETS`; None for
+        none.
 
     Raises:
       ValueError: an unknown format, or another invalid value.
@@ -91,18 +91,18 @@ class Source:
     """A circuit of a run, and the model it must agree with.
 
     Attributes:
-      name: default name of the files.
+      name: default file name.
       circuit: the model's circuit before optimization.
-      samples: values of all input ports, ``[samples, numbers]``.
-      samples_name: source of the samples.
+      samples: values for all input ports, ``[samples, numbers]``.
+      samples_name: sample source.
       answer: maps input values to values of the port ``y``, by the packed model in JAX.
       run: facts about the run for the manifest.
       page: page arguments, which may include another circuit; see `deployment.Request`.
       remarks: lines for the user.
       extras: additional files, by name; see `deployment.Request`.
-      layers: returns the circuit of a classifier's layers only; see `lutjax.circuits.mcu.write`.
-      rows: raw table rows of `samples`; None if the circuit does not take rows.
-      row_answers: returns the answers of the packed model to the first rows.
+      layers: returns a circuit with a classifier's layers only; see `lutjax.circuits.mcu.write`.
+      rows: raw table rows for `samples`; None if the circuit does not take rows.
+      row_answers: returns the packed model's answers to the first rows.
     """
 
     name: str
@@ -119,7 +119,7 @@ class Source:
     row_answers: Callable[[int], Numbers] | None = None
 
     def by_port(self, numbers: Numbers) -> dict[str, Numbers]:
-        """Return the values of each input port by name."""
+        """Return the values for each input port by name."""
         ends = np.cumsum([port.count for port in self.circuit.inputs])[:-1]
         return {
             port.name: x for port, x in zip(self.circuit.inputs, np.split(numbers, ends, axis=1), strict=True)
@@ -142,10 +142,10 @@ def export(
     progress: Callable[[str], None] = lambda text: None,
     on_damage: Callable[[str], None] = checkpoints.warn,
 ) -> list[str]:
-    """Export the model of a run or of a bundle, and return lines about it.
+    """Export a run's or bundle's model, and return lines about it.
 
     Args:
-      folder: folder of the run or of the bundle.
+      folder: run or bundle folder.
       target: folder to write; an earlier export there is replaced.
       wanted: export options.
       progress: called with a description of each upcoming task.
@@ -288,11 +288,11 @@ def _searched(circuit: Circuit, goal: str) -> Circuit:
 
 
 def oracle(manifest: Mapping[str, Any], folder: Path | None = None) -> proofs.Oracle:
-    """Return the model of a manifest's run or bundle.
+    """Return the model from a manifest's run or bundle.
 
     Args:
-      manifest: the manifest of an export.
-      folder: current folder of the run or bundle, if it has moved.
+      manifest: an export's manifest.
+      folder: current run or bundle folder, if it has moved.
 
     Raises:
       SkippedError: the folder is missing, has changed since the export, or its model or samples
@@ -346,12 +346,12 @@ def source_of(
     lut: int | None = None,
     on_damage: Callable[[str], None] = checkpoints.warn,
 ) -> Source:
-    """Return the circuit of a model from ``train classify``, ``train ca`` or a bundle.
+    """Return the circuit for a model from ``train classify``, ``train ca`` or a bundle.
 
     A bundle without data of its own gets random samples from a fixed seed.
 
     Args:
-      folder: folder of the run, whose latest checkpoint is read, or of the bundle.
+      folder: bundle folder, or run folder, read at the latest checkpoint.
       inputs: see `lutjax.circuits.from_model`. Default: ``"rows"`` for table rows, with one port
         per column; ``"uint8"`` if samples are integers from 0 to 255; ``"bits"`` if samples are
         bits or missing. For tables a format applies to the numeric columns.
@@ -360,7 +360,7 @@ def source_of(
       on_damage: see `lutjax.training.runs.read`.
 
     Raises:
-      RunError: the model is of another kind; the circuit would not be exact; or the samples do not
+      RunError: the model kind has no circuit; the circuit would not be exact; or the samples do not
         fit `inputs`.
       BundleError: the bundle is damaged.
     """
@@ -540,8 +540,8 @@ def made_samples(packed: Packed, port: Port, inputs: str) -> tuple[Numbers, str]
 
     Args:
       packed: the classifier.
-      port: input port of its circuit.
-      inputs: format of the port, or ``"bits"``.
+      port: its circuit's input port.
+      inputs: port format, or ``"bits"``.
     """
     generator = np.random.default_rng(0)
     shape = (MOST_VECTORS, port.count)
@@ -582,7 +582,7 @@ def _names(config: classifier.Config, form: Form, inputs: str, packed: Packed) -
 
 
 def _is_image(shape: tuple[int, ...]) -> bool:
-    """Return True for the shape of single-channel images."""
+    """Return True for single-channel image shapes."""
     return len(shape) == 2 or (len(shape) == 3 and shape[2] == 1)
 
 
@@ -650,7 +650,7 @@ def _page(
 
 
 def circuit_of(folder: Path, model: Any, **options: Any) -> Circuit:
-    """Return the circuit of a run's model; see `lutjax.circuits.from_model`.
+    """Return the circuit for a run's model; see `lutjax.circuits.from_model`.
 
     Raises:
       RunError: there is no exact circuit, or an option does not fit the model.
@@ -758,7 +758,7 @@ def _of_automaton(
 
 
 def _next(model: LogicCA, x: Numbers) -> np.ndarray:
-    """Return the next state of cells from neighborhoods ``[samples, 9 * channels]``.
+    """Return the next cell states from neighborhoods ``[samples, 9 * channels]``.
 
     Neighbors come first, row by row, then the cell.
     """

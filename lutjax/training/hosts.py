@@ -1,8 +1,9 @@
-"""Several processes that train one model: how they start, and what one of them does for all.
+"""Multi-process training: startup, and work by one process for all.
 
-All processes run the same program, each on its own devices. They compute together, in jitted functions of arrays that lie on the devices of all.
-The first process alone prints, and writes everything but its part of the arrays of a checkpoint. A program that
-was not started with others is the first and only process, and nothing here costs it anything.
+All processes run the same program, each on its own devices. They compute together, in jitted
+functions of global arrays. Only the first process prints, and writes everything except the other
+processes' array shards in a checkpoint. A standalone program is the first and only process, without
+any overhead.
 """
 
 import dataclasses
@@ -23,15 +24,15 @@ from lutjax.training.errors import HostError
 T = TypeVar("T")
 
 JOINED_AFTER = 300
-"""Seconds for which processes wait for each other at the start."""
+"""Seconds to wait for other processes at startup."""
 
 LOST_AFTER = 100
-"""Seconds without a sign of life after which a process counts as lost; all others are then ended."""
+"""Seconds without a heartbeat before a process counts as lost; all others then end."""
 
 PATIENCE = 10
-"""Seconds for which a process that fails waits for the others to notice, before it ends without them."""
+"""Seconds a failed process waits for others to notice, before it ends without them."""
 
-# Variables that a cluster sets for each process that it starts: the number of processes, and others that show that it is there.
+# Variables set by clusters for each process: the process count, and indicators of the cluster.
 _CLUSTERS = {
     "slurm": ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_JOB_ID", "SLURM_PROCID"),
     "ompi": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_MCA_orte_hnp_uri"),
@@ -48,20 +49,22 @@ def initialize(
     *,
     lost_after: int | None = None,
 ) -> None:
-    """Join the processes of a run, before anything asks JAX for devices.
+    """Join the processes of a run, before any code accesses JAX devices.
 
-    Without arguments it does so where SLURM (``srun``) or Open MPI (``mpirun``) has started several processes, and nothing otherwise. Does nothing
-    in a process that has joined already. With one process on each host of a cluster it has all devices there.
+    Without arguments it joins if SLURM (``srun``) or Open MPI (``mpirun``) has started several
+    processes, and does nothing otherwise. It does nothing in a process that has already joined.
+    With one process per host of a cluster, each process gets all local devices.
 
     Args:
       coordinator: ``host:port`` of the first process, at a free port; the same in every process.
       n_processes: number of processes.
-      process: number of this one, from 0.
-      lost_after: seconds without a sign of life after which a process counts as lost, and all others end; by default `LOST_AFTER`.
+      process: index of this process, from 0.
+      lost_after: seconds without a heartbeat before a process counts as lost, and all others end;
+        by default `LOST_AFTER`.
 
     Raises:
-      ValueError: only some arguments are given, or one is impossible.
-      HostError: the first process cannot wait for the others there.
+      ValueError: only some arguments are given, or one is invalid.
+      HostError: the first process cannot listen at this address.
     """
     if jax.distributed.is_initialized():
         return
@@ -84,7 +87,7 @@ def initialize(
         raise ValueError(f"process is {process}; it must be 0 to {(n_processes or in_cluster or 1) - 1}.")
     if (n_processes or in_cluster or 1) == 1:
         return
-    # It would take SIGTERM, which ends a run with a checkpoint.
+    # JAX would handle SIGTERM, which must end a run with a checkpoint.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
@@ -101,7 +104,7 @@ def initialize(
 
 
 def _cluster() -> tuple[str, int] | None:
-    """Return the cluster that has started this process together with others, as JAX names it, and their number; None if none has."""
+    """Return JAX's name for the cluster of this process, and its process count, or None."""
     for name, (size, *others) in _CLUSTERS.items():
         if all(variable in os.environ for variable in (size, *others)):
             return name, int(os.environ[size])
@@ -109,7 +112,7 @@ def _cluster() -> tuple[str, int] | None:
 
 
 def _all_are_its_own() -> bool:
-    """Return whether a process of a cluster has all devices that it sees. JAX's rule, else, is one for each process of a host."""
+    """Return True if a process gets all visible devices; JAX's default is one per local process."""
     if "JAX_LOCAL_DEVICE_IDS" in os.environ:
         return False
     per_host = os.environ.get("SLURM_STEP_TASKS_PER_NODE", os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", ""))
@@ -123,25 +126,25 @@ def count() -> int:
 
 
 def index() -> int:
-    """Return the number of this process, from 0."""
+    """Return the index of this process, from 0."""
     return jax.process_index() if jax.distributed.is_initialized() else 0
 
 
 def is_first() -> bool:
-    """Return whether this process is the one that prints and writes."""
+    """Return True in the process that prints and writes."""
     return index() == 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Padded:
-    """An array of one axis that is followed by zeros up to a length. A part of it is read when it is asked for."""
+    """One-dimensional array with trailing zeros up to a length, read lazily in parts."""
 
     array: np.ndarray
     length: int
 
     @property
     def shape(self) -> tuple[int]:
-        """Its shape."""
+        """Padded shape."""
         return (self.length,)
 
     def __getitem__(self, parts: tuple[slice]) -> np.ndarray:
@@ -151,9 +154,9 @@ class Padded:
 
 
 def put(array: np.ndarray | Padded, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Return an array that lies on devices of all processes, of the host array that every process has.
+    """Return a global array from a host array that every process has.
 
-    Each process reads only what its own devices get: of a file that is mapped into memory, only that part.
+    Each process reads only the parts for its own devices, for example from a memory-mapped file.
     """
 
     def read(part: Any) -> np.ndarray:
@@ -163,7 +166,7 @@ def put(array: np.ndarray | Padded, sharding: jax.sharding.Sharding) -> jax.Arra
 
 
 def fetch(array: jax.Array) -> np.ndarray:
-    """Return, in every process, a host array of one that lies on devices of all. All processes have to call it."""
+    """Return a global array as a host array in every process. All processes must call it."""
     if array.is_fully_addressable or array.is_fully_replicated:
         return np.asarray(array)
     from jax.experimental import multihost_utils
@@ -172,10 +175,10 @@ def fetch(array: jax.Array) -> np.ndarray:
 
 
 def barrier(name: str) -> None:
-    """Wait until all processes are here.
+    """Wait for all processes.
 
     Args:
-      name: of the place, the same in all.
+      name: name of the barrier, the same in all.
     """
     if count() > 1:
         found = gather(name)
@@ -183,32 +186,32 @@ def barrier(name: str) -> None:
 
 
 def agree(flag: bool) -> bool:
-    """Return, in every process, whether a flag is true in any of them."""
+    """Return, in every process, True if a flag is true in any process."""
     return bool(largest(float(flag)))
 
 
 def largest(number: float) -> float:
-    """Return, in every process, the largest of their numbers, in float32 where there are several."""
+    """Return, in every process, the maximum over processes, in float32 for several processes."""
     if count() == 1:
         return number
     from jax.experimental import multihost_utils
 
-    # The devices do it in the time of a step, for any number of processes.
+    # The devices reduce it in the time of a step, for any number of processes.
     return float(np.max(multihost_utils.process_allgather(np.asarray(number, np.float32))))
 
 
 def gather(value: T) -> list[T]:
-    """Return, in every process, the values of all, in the order of processes. They are pickled, so they are small."""
+    """Return, in every process, the small (pickled) values of all processes in order."""
     if count() == 1:
         return [value]
     return _gather(value)
 
 
 def by_first(function: Callable[[], T]) -> T:
-    """Return, in every process, what a function returns in the first, which alone calls it.
+    """Call a function in the first process only, and return its result in every process.
 
     Raises:
-      HostError: in the other processes, where it raises an error in the first.
+      HostError: in the other processes, if it raises an error in the first.
     """
     if count() == 1:
         return function()
@@ -230,9 +233,11 @@ def by_first(function: Callable[[], T]) -> T:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Run a block in all processes: an error in some of them is raised in all, a `HostError` where there was none.
+    """Run a block in all processes, and raise an error in all if any fails.
 
-    A process that fails where others wait for it ends after `PATIENCE` seconds, by raising its error, which `shared` then does not know.
+    Processes without an error of their own raise `HostError`. If other processes wait for it, a
+    failing process ends after `PATIENCE` seconds by raising its error, which is then unknown to
+    `shared`.
     """
     if count() == 1:
         yield
@@ -253,7 +258,7 @@ def together() -> Iterator[None]:
 
 
 def shared(error: BaseException) -> bool:
-    """Return whether all processes know of an error, or of its cause, and end with one."""
+    """Return True if all processes know of an error or its cause, and will end with one."""
     found: BaseException | None = error
     while found is not None and found is not _shared:
         found = found.__cause__ or found.__context__
@@ -261,7 +266,7 @@ def shared(error: BaseException) -> bool:
 
 
 def lost(error: BaseException) -> bool:
-    """Return whether an error says that another process has ended or cannot be reached."""
+    """Return True if an error reports another process as ended or unreachable."""
     return (
         count() > 1
         and isinstance(error, RuntimeError | ValueError)
@@ -295,7 +300,7 @@ def _gather(value: Any, deadline: float | None = None) -> list[Any]:
 
 
 def _coordination() -> Any:
-    """Return the client through which processes exchange small values; JAX has no public name for it."""
+    """Return the client for small values between processes; JAX has no public name for it."""
     from jax._src import distributed
 
     return distributed.global_state.client
@@ -306,14 +311,14 @@ def _set(key: str, value: Any) -> None:
 
 
 def _get(key: str, deadline: float | None = None) -> Any:
-    """Return what a process has set, once it has.
+    """Wait for a value set by a process, and return it.
 
     Raises:
-      TimeoutError: it has not until the deadline.
+      TimeoutError: the value is not set by the deadline.
     """
     while True:
         try:
-            # A short wait, so that Ctrl-C is heard.
+            # Short waits let Ctrl-C through.
             return pickle.loads(_coordination().blocking_key_value_get_bytes(key, 2000))
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):

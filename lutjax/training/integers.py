@@ -1,4 +1,4 @@
-"""Language models of look-up tables in whole numbers: rounded, run in JAX, and exported as a C program."""
+"""Integer language models of lookup tables: rounding, JAX evaluation, and C export."""
 
 import dataclasses
 import json
@@ -28,25 +28,25 @@ with needed_by(__name__):
     from flax import nnx
 
 TEXT_BYTES = 200
-"""Bytes of each text that is exported with a program, to compare it with."""
+"""Bytes per reference text exported with a program."""
 
 
 class Rounded:
-    """A language model of look-up tables in whole numbers, which JAX and the exported C program run alike.
+    """Integer language model of lookup tables, identical in JAX and the exported C program.
 
-    The model in JAX computes with float32, yet all of its numbers are whole multiples of powers of two below
-    `language_model.EXACT`, so every sum of them is exact, in any order.
+    The JAX model computes in float32, but all its values are integer multiples of powers of two
+    below `language_model.EXACT`, so sums are exact in any order.
 
     Args:
-      model: as it was trained.
+      model: the trained model.
       tables: ``"int16"`` or ``"int8"``; see `lutjax.circuits.language_model.of`.
 
     Attributes:
-      integer: the model in whole numbers.
-      model: the model in JAX, with rounded arrays.
+      integer: the integer model.
+      model: the JAX model with rounded arrays.
 
     Raises:
-      ValueError, TypeError: the model has no such form.
+      ValueError, TypeError: the model has no integer form.
 
     Example:
       >>> from flax import nnx
@@ -65,7 +65,7 @@ class Rounded:
         model.init_cache(())
         parts: Any = nnx.split(model, nnx.Cache, ...)
         graphdef, cache, kept = parts
-        # Arrays alone go in and out: states are slow to take apart at each byte.
+        # Pass only arrays: splitting states at each byte is slow.
         self._empty, caches = jax.tree.flatten(cache)
         self._kept, others = jax.tree.flatten(kept)
 
@@ -88,17 +88,19 @@ class Rounded:
         top_k: int | None = None,
         seed: int = 0,
     ) -> bytes:
-        """Return the bytes that continue a prompt: those of the C program with the same options.
+        """Continue a prompt with the same bytes as the C program with the same options.
 
         Args:
           prompt: at least one byte.
-          n_bytes: how many to add.
-          temperature: a whole number of thousandths, at most 1000; 0 takes the likeliest byte, the first of several.
-          top_k: draws only from that many of the likeliest bytes; from all by default.
-          seed: of the draws.
+          n_bytes: number of bytes to add.
+          temperature: an integer number of thousandths, at most 1000; 0 selects the first of the
+            most likely bytes.
+          top_k: sample from this many most likely bytes only; from all by default.
+          seed: sampling seed.
 
         Raises:
-          ValueError: the prompt is empty, or the temperature is no whole number of thousandths.
+          ValueError: the prompt is empty, or the temperature is not an integer number of
+            thousandths.
         """
         return b"".join(self.stream(prompt, n_bytes, temperature=temperature, top_k=top_k, seed=seed))
 
@@ -111,12 +113,12 @@ class Rounded:
         top_k: int | None = None,
         seed: int = 0,
     ) -> Iterator[bytes]:
-        """Return an iterator over the bytes of `generate`, one at a time, as they are drawn."""
+        """Return an iterator over the bytes of `generate`, one at a time as they are sampled."""
         texts = self._continued(prompt, thousandths(temperature), top_k, seed)
         return (bytes([byte]) for _, (_, byte) in zip(range(n_bytes), texts, strict=False))
 
     def text(self, prompt: bytes, n_bytes: int, *, temperature: int, top_k: int, seed: int) -> Text:
-        """Return a text that the C program has to write too; `temperature` in thousandths."""
+        """Return a reference text for the C program; `temperature` in thousandths."""
         texts = self._continued(prompt, temperature, top_k, seed)
         found = [next(texts) for _ in range(n_bytes)]
         continuation = bytes(byte for _, byte in found)
@@ -125,7 +127,7 @@ class Rounded:
     def _continued(
         self, prompt: bytes, temperature: int, top_k: int | None, seed: int
     ) -> Iterator[tuple[np.ndarray, int]]:
-        """Yield the next byte and the whole logits that it was drawn from, without end."""
+        """Yield each next byte with its integer logits, endlessly."""
         if not prompt:
             raise ValueError("generate: the prompt is empty; give at least one byte to continue.")
         fraction = self.integer.unembed.fraction
@@ -147,10 +149,10 @@ class Rounded:
 
 
 def thousandths(temperature: float | int) -> int:
-    """Return a temperature in thousandths.
+    """Convert a temperature to thousandths.
 
     Raises:
-      ValueError: it is no whole number of them, or not from 0 to 1000.
+      ValueError: the result is not an integer from 0 to 1000.
     """
     found = round(temperature * TEMPERATURES)
     if not 0 <= temperature <= 1000 or abs(found / TEMPERATURES - temperature) > 1e-9:
@@ -166,7 +168,7 @@ def rounded_config(config: LUTTransformerConfig) -> LUTTransformerConfig:
 
 
 def _in_floats(model: LUTTransformer, integer: IntegerLanguageModel) -> LUTTransformer:
-    """Return the model of float32 whose numbers are those of its integer form."""
+    """Return the float32 model with the values of the integer model."""
     config = rounded_config(model.config)
     params, others = models.arrays(model)
     others = jax.tree.map(
@@ -178,7 +180,7 @@ def _in_floats(model: LUTTransformer, integer: IntegerLanguageModel) -> LUTTrans
         layer = {"weights": _floats(attention.values, attention.shifts - integer.fraction)}
         if "positions" in block["attention"]["layer"]:
             positions, unit = attention.positions, -integer.fraction
-            if not attention.pairs:  # their signs alone count
+            if not attention.pairs:  # only their signs matter
                 positions, unit = 2 * positions - 1, 0
             layer["positions"] = _floats(positions, unit)
         of_layers[k] = {**block, "attention": {**block["attention"], "layer": layer}}
@@ -202,10 +204,10 @@ def _floats(values: np.ndarray, exponents: np.ndarray | int) -> jax.Array:
 
 # ------------------------------------------------------------------------------------- export
 def rounded_model(folder: Path, model: LanguageModel, *, tables: str) -> Rounded:
-    """Return the model of a run in whole numbers.
+    """Convert a run's model to integers.
 
     Raises:
-      RunError: it has no such form.
+      RunError: the model has no integer form.
     """
     _check_kind(folder, model.config)
     assert isinstance(model, LUTTransformer)
@@ -228,10 +230,10 @@ class Program:
     """A language model as a C program.
 
     Attributes:
-      files: contents by names: C99 sources, a Makefile, texts to compare with, and perhaps the tables.
-      facts: numbers of the model, all of JSON.
-      remarks: lines for whoever exports.
-      steps: training steps of the model; 0 where no run is known.
+      files: contents by name: C99 sources, a Makefile, reference texts, and possibly the tables.
+      facts: JSON-compatible facts about the model.
+      remarks: lines for the user.
+      steps: the model's training steps; 0 without a run.
     """
 
     files: dict[str, bytes]
@@ -248,18 +250,20 @@ def program_of(
     progress: Callable[[str], None] = lambda text: None,
     on_damage: Callable[[str], None] = checkpoints.warn,
 ) -> Program:
-    """Return the program of a language model of look-up tables, of a run of ``train lm --model lut`` or of a bundle.
+    """Return the C program for a language model of lookup tables.
+
+    The model comes from a run of ``train lm --model lut`` or from a bundle.
 
     Args:
-      folder: of the run, of which the latest checkpoint is read, or of the bundle.
-      tables: dtype of the tables, ``"int16"`` or ``"int8"``.
-      text_path: the text of the run, whose test part measures the cost of rounding. Default: the path at the start of the run;
-        nothing is tested without a text, such as for a bundle.
-      progress: is told what is done next.
+      folder: bundle folder, or run folder, read at the latest checkpoint.
+      tables: table dtype, ``"int16"`` or ``"int8"``.
+      text_path: the run's text; its test part measures the rounding loss. Default: the path at the
+        start of the run; without a text, as for a bundle, nothing is tested.
+      progress: called with a description of each upcoming task.
       on_damage: see `lutjax.training.runs.read`.
 
     Raises:
-      RunError: the folder holds a model of another kind, or one without an integer form.
+      RunError: the folder holds another kind of model, or one without an integer form.
     """
     kind = model_folders.kind_of(folder)
     if kind != "lm":
@@ -303,7 +307,7 @@ def export_language_model(
     progress: Callable[[str], None] = lambda text: None,
     on_damage: Callable[[str], None] = checkpoints.warn,
 ) -> list[Path]:
-    """Write the files of `program_of`, and its facts as ``model.json``, into an empty or new folder; return their paths.
+    """Write a program's files and ``model.json`` to an empty or new folder, and return their paths.
 
     Raises:
       RunError: the folder is not empty, or as `program_of`.
@@ -330,7 +334,7 @@ def _losses(
     text_path: Path | None,
     progress: Callable[[str], None],
 ) -> tuple[dict[str, float], str]:
-    """Return the losses before and after rounding on windows of the test part, and a line about them."""
+    """Return losses before and after rounding on test windows, and a line about them."""
     if found.record is None or not (found.has_data or text_path):
         return {}, "the loss is not tested: a bundle holds no text"
     config = found.model.config
@@ -349,7 +353,10 @@ def _losses(
 
 
 def _texts(rounded: Rounded, context: int) -> list[Text]:
-    """Return texts of a prompt of one byte, of one longer than the context, and of one of any bytes."""
+    """Return reference texts with a one-byte prompt, a very long prompt, and arbitrary bytes.
+
+    The long prompt exceeds the context.
+    """
     long = (b"The quick brown fox jumps over the lazy dog. " * (context // 15 + 1))[: 2 * context + 1]
     anything = np.random.default_rng(0).integers(0, 256, 9, np.uint8).tobytes()
     return [

@@ -1,4 +1,4 @@
-"""Implementations that run a training step, in words."""
+"""Descriptions of kernel implementations in a training step."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,10 @@ _WORDS = {
 
 
 def words(calls: Sequence[Made], device: Device) -> list[str]:
-    """Return lines that say which implementation runs which op of these calls on a device, and of plain JAX why nothing faster does."""
+    """Describe each op's implementation on a device.
+
+    For each pure-JAX op, explain why faster kernels are unavailable.
+    """
     found: dict[str, dict[str, None]] = {}
     against: dict[tuple[Platform, str], dict[str, None]] = {}
     for made in (made for made in calls if made.runs_on(device)):

@@ -1,4 +1,4 @@
-"""Training of the byte language model: its config and its step; the loop itself is `lutjax.training.loop`."""
+"""Configuration and training step of byte language models; `lutjax.training.loop` has the loop."""
 
 import dataclasses
 import functools
@@ -31,42 +31,45 @@ with needed_by(__name__):
 
 
 EVALUATION_BATCH = 64
-"""Windows that are evaluated together; it bounds the memory and changes no result beyond rounding."""
+"""Windows per evaluation batch, which bounds memory; results change by rounding only."""
 
 DIVIDED_BYTES = 2**26
-"""A longer text lies divided over the devices of a mesh, and a step sums the bytes of its windows over them; others have it whole."""
+"""Minimum length for sharding a text over a mesh; steps then sum window bytes over devices.
+
+Shorter texts are replicated.
+"""
 
 VALIDATION_WINDOWS = 256
-"""Windows of the validation part that choose the state that is kept."""
+"""Validation windows for model selection."""
 
 LanguageModel = LUTTransformer | GPT
 
 
 def structure_of(config: ModelConfig, *, quantized: bool = False) -> Structure[LanguageModel]:
-    """Return how arrays make a model of this config; `quantized`: with tables of integers, of which a GPT has a form."""
+    """Return the structure of a config's models; `quantized`: with integer tables, for a GPT."""
     if isinstance(config, GPTConfig):
         if quantized:
             return Structure(lambda rngs: layers.quantize(GPT(config, rngs=rngs)))
-        # Rows of a memory have the bits of host-resident tables in one program only.
+        # Only a single program reproduces the bits of host-resident memory rows.
         return Structure(lambda rngs: GPT(config, rngs=rngs), one_program=config.memory)
     assert not quantized
     return Structure(lambda rngs: LUTTransformer(config, rngs=rngs))
 
 
 def memory_tables(config: ModelConfig) -> frozenset[str]:
-    """Return the names of the tables of n-grams of a model on the device, whose rows lie in no order."""
+    """Return the names of a model's device n-gram tables, which have unordered rows."""
     places = config.memory_places if isinstance(config, GPTConfig) else ()
     on_host = isinstance(config, GPTConfig) and config.memory_placement == "host"
     return frozenset(f"layers/{place}/memory/weights" for place in places if not on_host)
 
 
 class Selected(NamedTuple):
-    """State of an optimizer, and the model with the lowest validation loss so far.
+    """Optimizer state, and the model with the lowest validation loss.
 
     Attributes:
       optimizer: its state.
-      params, others: arrays of the model.
-      step: steps done when it was found.
+      params, others: model arrays.
+      step: completed steps at selection.
       loss: its validation loss, in nats per byte.
     """
 
@@ -78,16 +81,16 @@ class Selected(NamedTuple):
 
 
 class Run(ModelRun[LanguageModel]):
-    """A model and how it is trained, without the arrays that training changes.
+    """A model and its training procedure, without the trained arrays.
 
     Args:
-      model: sizes of the model.
-      training: everything else that decides the run.
-      train: the bytes to train on.
-      validation: the bytes that choose the state that is kept, where the training says so.
+      model: model sizes.
+      training: all other run configuration.
+      train: training bytes.
+      validation: bytes for model selection, if enabled in the training config.
 
     Raises:
-      ValueError: the vocabulary is not that of bytes, or there is nothing to choose with.
+      ValueError: the vocabulary is not bytes, or selection lacks validation bytes.
     """
 
     def __init__(
@@ -157,7 +160,7 @@ class Run(ModelRun[LanguageModel]):
                 options = {"of_state": self._shardings(mesh), "of_data": where, "on_mesh": self._on_mesh}
             depth = self.training.memory_depth
             put = jax.device_put if self._on_mesh is None else self._on_mesh
-            lands = self._on_mesh is None  # the step is the last that reads its rows
+            lands = self._on_mesh is None  # the step is the last reader of its rows
             self.ahead = host.RowPrefetcher(self._on_host, self._ids, self._rate_of_memory, depth, put, lands)
             self.advance = host_memory.Steps(self._step_on_host, text, self.ahead, **options)
             return
@@ -183,13 +186,13 @@ class Run(ModelRun[LanguageModel]):
         state = super()._first_state(params, others)
         if not self.training.select_every:
             return state
-        # Copies: the state's memory is reused, and no array may be in it twice.
+        # Copy: the state's memory is donated, so no array may appear twice.
         params, others = jax.tree.map(jnp.copy, (state.params, state.others))
         selected = Selected(state.optimizer, params, others, jnp.int32(0), jnp.float32(jnp.inf))
         return state._replace(optimizer=selected)
 
     def selected(self, state: State) -> State:
-        """Return the state with the arrays of the model that is kept."""
+        """Return the state with the selected model's arrays."""
         if not self.training.select_every:
             return state
         return state._replace(params=state.optimizer.params, others=state.optimizer.others)
@@ -197,7 +200,7 @@ class Run(ModelRun[LanguageModel]):
     def _step_and_select(
         self, state: State, number: Array, data: tuple[Array, Array, Array, Array]
     ) -> tuple[State, Array]:
-        """Return the state after one step, with the model that is kept, and the loss. See `lutjax.training.loop.Step`."""
+        """Return the next state with the selected model, and the loss; see `step`."""
         train, *validation = data
         kept: Selected = state.optimizer
         state, loss = self.step(state._replace(optimizer=kept.optimizer), number, train)
@@ -249,7 +252,7 @@ class Run(ModelRun[LanguageModel]):
 
     @functools.cached_property
     def _on_cpu(self) -> Callable[[Any], tuple[Array, Any]]:
-        """Starts of the windows of a step, and the learning rate of the memory."""
+        """Jitted function for a step's window starts and memory learning rate."""
 
         def of_step(number: Array) -> tuple[Array, Any]:
             with jax.numpy_dtype_promotion("standard"):
@@ -267,11 +270,11 @@ class Run(ModelRun[LanguageModel]):
         return self._of_step(number)[1]
 
     def _ids(self, number: int) -> dict[str, np.ndarray]:
-        """Return the ids of the rows that a step reads of each table in the memory of the host."""
+        """Return a step's row ids for each host-resident table."""
         return self._ids_of(self._train, self._of_step(number)[0])
 
     def _ids_of(self, text: Bytes, starts: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the ids of the rows that windows of a text read of each table in the memory of the host."""
+        """Return the row ids for text windows, for each host-resident table."""
         tokens = np.asarray(text[starts[:, None] + np.arange(self.config.context)], np.int32)
         memories = {name: self._memories[name].row_ids(tokens) for name in self._on_host}
         return {name: ids.reshape(-1, ids.shape[-1], 1) for name, ids in memories.items()}
@@ -287,24 +290,27 @@ class Run(ModelRun[LanguageModel]):
 
     @property
     def _data_seed(self) -> int | Array:
-        """Seed of the data order and dropout."""
+        """Seed for data order and dropout."""
         return self.training.seed
 
     def _starts(self, number: Array, n_bytes: int) -> tuple[Array, Array]:
-        """Return the starts of the windows of a step in a text, and the key of its dropout."""
+        """Return a step's window starts in a text, and its dropout key."""
         data_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(self._data_seed), number))
         starts = jax.random.randint(data_key, (self.training.batch_size,), 0, n_bytes - self.config.context)
         return starts, dropout_key
 
     def step(self, state: State, number: Array, text: UInt8[Array, "bytes"]) -> tuple[State, Array]:
-        """Return the state after one step, and the mean loss of its batch. See `lutjax.training.loop.Step`."""
+        """Return the next state and the mean batch loss; see `lutjax.training.loop.Step`."""
         state, loss, _ = self._stepped(state, number, text, host.Batch({}, {}))
         return state, loss
 
     def _step_on_host(
         self, state: State, number: Array, text: UInt8[Array, "bytes"], batch: host.Batch
     ) -> tuple[State, Array, dict[str, optim.TableGradient]]:
-        """Return what `step` does, with the gradients of tables in the memory of the host. See `lutjax.training.host_memory.Steps`."""
+        """Return the results from `step` and the gradients for host-resident tables.
+
+        See `lutjax.training.host_memory.Steps`.
+        """
         state, loss, gradients = self._stepped(state, number, text, batch)
         return state, loss, {name: opened(g) for name, g in gradients.items()}
 
@@ -325,7 +331,9 @@ class Run(ModelRun[LanguageModel]):
                 logits = model(inputs, deterministic=False, rngs=rngs)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             mean = losses.mean()
-            total = losses.sum() * training.microbatches  # the parts' losses and gradients are averaged
+            total = (
+                losses.sum() * training.microbatches
+            )  # losses and gradients are averaged over microbatches
             objective = total if training.loss == "sum" else mean
             if training.total_variation:
                 objective += training.total_variation * optim.cell_total_variation(
@@ -333,7 +341,7 @@ class Run(ModelRun[LanguageModel]):
                 )
             return objective, (mean, arrays(model)[1])
 
-        # Names in the pair of parameters and rows that are differentiated.
+        # Names in the differentiated pair of parameters and rows.
         factored = {f"0/{name}" for name in self._factored} | {f"1/{name}" for name in self._on_host}
         if factored or training.table_gradient != "dense":
             value_and_grad = optim.value_and_grad(loss_of, tables=factored, has_aux=True)
@@ -342,14 +350,14 @@ class Run(ModelRun[LanguageModel]):
         if training.microbatches > 1:
             value_and_grad = optim.microbatched(value_and_grad, training.microbatches)
         windows = _windows(text, starts, context)
-        if self.mesh is not None:  # each device looks for all bytes in the part of the text that it has
+        if self.mesh is not None:  # each device looks up all bytes in its own shard of the text
             windows = jax.lax.with_sharding_constraint(windows, meshes.everywhere(self.mesh))
         batch = (*windows, part)
         rows = fetched.rows if self._on_mesh is None else self._on_mesh.whole(fetched)
         (_, (losses, others)), gradients = value_and_grad((state.params, rows), batch)
         if training.microbatches > 1:
             others = jax.tree.map(lambda a: a[-1], others)
-        # Ids that are the same where a row is: then a norm has their sum.
+        # Equal ids for equal rows, so that norms use their sum.
         of_rows = {name: _with_ids(g, fetched.ids[name]) for name, g in gradients[1].items()}
         gradients = (gradients[0], of_rows)
         if training.clip is not None:
@@ -360,27 +368,27 @@ class Run(ModelRun[LanguageModel]):
         return State(params, others, optimizer), jnp.mean(losses), gradients[1]
 
     def evaluate(self, state: State, part: Bytes, *, max_windows: int | None = None) -> float:
-        """Mean loss over a part of a text, in nats per byte, without dropout.
+        """Return the mean loss on a text section, in nats per byte, without dropout.
 
-        Every byte but the first is predicted exactly once, from the bytes before it in its window of
-        `context` inputs; windows follow each other through the whole part.
+        Every byte but the first is predicted exactly once, from the preceding bytes in its window
+        of `context` inputs. Consecutive windows cover the whole section.
 
         Args:
-          state: state of the training.
-          part: part of a text.
-          max_windows: takes only so many windows, spread evenly over the part.
+          state: training state.
+          part: text section.
+          max_windows: evaluate at most this many windows, evenly spaced.
         """
         return self._evaluation(state.params, state.others, part, max_windows=max_windows)
 
     def usage(self, state: State, part: Bytes, *, max_windows: int | None = None) -> dict[str, lutjax.Usage]:
-        """Return how often windows of a part of a text read each row of each table, by the table's path in the model.
+        """Count the reads per table row by text windows, by the table's path in the model.
 
         Args:
-          state: state of the training.
-          part: part of a text.
-          max_windows: see `evaluate`; the windows are whole batches, so the last batch may have some of them again.
+          state: training state.
+          part: text section.
+          max_windows: see `evaluate`; the last batch may repeat windows to be complete.
         """
-        # Nothing is differentiated, and reads inside of a jax.checkpoint cannot be counted.
+        # Reads without differentiation; they cannot be counted inside a jax.checkpoint.
         config = (
             dataclasses.replace(self.config, remat=False)
             if isinstance(self.config, GPTConfig)
@@ -400,7 +408,7 @@ class Run(ModelRun[LanguageModel]):
         for starts in self._evaluation.windows(part.size, max_windows).starts:
             for name, found in count(state.params, state.others, part, starts).items():
                 if self._on_host and name not in structure.tables:
-                    continue  # rows that were gathered, each of which is read once
+                    continue  # gathered rows, each read once
                 counts = lutjax.Usage(np.asarray(found.counts, np.int64))
                 total[name] = total[name] + counts if name in total else counts
             for name, ids in self._ids_of(part, starts.reshape(-1)).items():
@@ -409,10 +417,12 @@ class Run(ModelRun[LanguageModel]):
         return total
 
     def memory_usage(self, part: Bytes, *, max_windows: int | None = None) -> dict[str, lutjax.Usage]:
-        """Return as `usage` how often a part of a text reads each row of the tables of a memory: known from its bytes alone, so no model runs.
+        """Count the reads per memory table row, without running a model; see `usage`.
+
+        The bytes determine these reads.
 
         Args:
-          part: part of a text.
+          part: text section.
           max_windows: see `evaluate`.
         """
         found, config = dict[str, lutjax.Usage](), self.config
@@ -428,7 +438,7 @@ class Run(ModelRun[LanguageModel]):
 
 
 def _reads(ids: np.ndarray, n_rows: int) -> lutjax.Usage:
-    """Return how often ids ``[tables, ...]`` read each row of each table."""
+    """Count the reads per table row by ids ``[tables, ...]``."""
     return lutjax.Usage(np.stack([np.bincount(of_table.ravel(), minlength=n_rows) for of_table in ids]))
 
 
@@ -440,12 +450,12 @@ def _with_ids(gradient: optim.TableGradient, ids: Array) -> optim.TableGradient:
 
 
 class Evaluation:
-    """Mean loss of models of one structure over parts of texts.
+    """Mean loss of equally structured models on text sections.
 
     Args:
-      structure: of the models.
-      context: inputs of a window.
-      mesh: on which the models lie, if they do on one.
+      structure: model structure.
+      context: inputs per window.
+      mesh: model mesh, if any.
     """
 
     def __init__(self, structure: Structure[LanguageModel], context: int, mesh: Mesh | None = None):
@@ -454,10 +464,10 @@ class Evaluation:
         self._compiled = jax.jit(self.totals, **where)
 
     def windows(self, size: int, max_windows: int | None) -> "Windows":
-        """Return the windows of a part of a text that are evaluated: all, or some of them.
+        """Return the evaluation windows for a text section.
 
         Args:
-          size: bytes of the part.
+          size: bytes in the section.
           max_windows: see `Run.evaluate`.
         """
         n_data = 1 if self._mesh is None else self._mesh.shape[meshes.DATA]
@@ -475,11 +485,12 @@ class Evaluation:
         """Return the mean loss in nats per byte; see `Run.evaluate`.
 
         Args:
-          params: parameters of the model.
+          params: model parameters.
           others: its other state.
-          part: part of a text.
+          part: text section.
           max_windows: see `Run.evaluate`.
-          progress: is told after every batch of windows which share of them is done; without it they are one call.
+          progress: called with the completed share after every batch of windows; without it all
+            batches run in one call.
         """
         starts, skipped, n_counted = self.windows(part.size, max_windows)
         size = len(starts) if progress is None else 1
@@ -500,7 +511,7 @@ class Evaluation:
         starts: Int[Array, "batches batch"],
         skipped: Int[Array, "batches batch"],
     ) -> Float[Array, "batches batch"]:
-        """Return the sum of the losses that count in each window."""
+        """Return the summed counted losses per window."""
 
         def batch(windows: tuple[Array, Array]) -> Array:
             inputs, labels = meshes.by_sample(_windows(text, windows[0], self._context), self._mesh)
@@ -514,12 +525,12 @@ class Evaluation:
 
 
 class Windows(NamedTuple):
-    """Windows of a part of a text that are evaluated, in batches.
+    """Batched evaluation windows for a text section.
 
     Attributes:
-      starts: the first input of each.
-      skipped: inputs at its beginning that do not count.
-      n_counted: inputs that count, of all windows.
+      starts: first input per window.
+      skipped: uncounted inputs at its start.
+      n_counted: counted inputs in all windows.
     """
 
     starts: Int[np.ndarray, "batches batch"]
@@ -528,10 +539,10 @@ class Windows(NamedTuple):
 
 
 def _evaluation_windows(size: int, context: int, max_windows: int | None, batch: int) -> Windows:
-    """Windows that follow each other through a part of this many bytes, or so many of them, spread evenly."""
-    first = np.arange(0, size - 1, context)  # the first input of every window
+    """Return consecutive windows through a part, or `max_windows` evenly spaced ones."""
+    first = np.arange(0, size - 1, context)  # first input of every window
     starts = np.minimum(first, size - 1 - context)
-    skipped = first - starts  # only in the last window: what the one before it has predicted
+    skipped = first - starts  # nonzero only in the last window, which overlaps the previous one
     if max_windows is not None and len(first) > max_windows:
         chosen = np.linspace(0, len(first) - 1, max_windows).astype(int)
         starts, skipped = starts[chosen], skipped[chosen]

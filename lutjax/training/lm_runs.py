@@ -1,4 +1,4 @@
-"""Runs of language models: their record, their text, the work at their end, and loading their models."""
+"""Language model experiments: records, texts, final evaluation, and model loading."""
 
 import dataclasses
 import json
@@ -20,22 +20,23 @@ from lutjax.training.models import State
 from lutjax.training.text import Text, TextError, bigram_loss, load_text
 
 EVALUATION_WINDOWS = 1024
-"""Windows of the test part that are evaluated while a run goes on; at its end it is the whole part."""
+"""Test windows evaluated during a run; the final evaluation covers the whole part."""
 
 SAMPLE_BYTES = 300
-"""Length of the text that is written at the end."""
+"""Final sample length."""
 
 
 @dataclasses.dataclass
 class Record(runs.Record):
-    """Contents of a checkpoint apart from arrays.
+    """Non-array checkpoint contents.
 
     Attributes:
-      model, training, text: what decides the run.
-      bigram: loss of the baseline on the test part, in nats per byte.
-      options: options of the training program that may change, such as intervals.
-      quantized: whether the arrays are those of a deployed model, with tables of integers; see `lutjax.training.quantize`.
-      history: losses so far, in nats per byte.
+      model, training, text: run configuration.
+      bigram: baseline loss on the test part, in nats per byte.
+      options: mutable training program options, such as intervals.
+      quantized: whether the arrays belong to a deployed model with integer tables; see
+        `lutjax.training.quantize`.
+      history: losses over the run, in nats per byte.
     """
 
     kind: ClassVar[str] = "lm"
@@ -52,16 +53,17 @@ class Record(runs.Record):
 def language_model(
     folder: Path, step: int, record: Record, mesh: Mapping[str, int] | None = None
 ) -> lm.LanguageModel:
-    """Return the model of a checkpoint that `runs.read` has found whole, or the one that was selected until then.
+    """Return the selected or latest model from a checkpoint verified by `runs.read`.
 
     Args:
-      folder: folder of the run.
-      step: step of the checkpoint.
+      folder: run folder.
+      step: checkpoint step.
       record: its record.
-      mesh: numbers of devices by axis over which it is divided, see `lutjax.training.meshes.choose`; by default it is on one device.
+      mesh: device counts by mesh axis for sharding, see `lutjax.training.meshes.choose`; by default
+        a single device.
 
     Raises:
-      ValueError: the model cannot be divided so, or there are fewer devices.
+      ValueError: the model does not support this mesh, or there are too few devices.
     """
     structure, chosen = structure_of(record.model, quantized=record.quantized), None
     if mesh is not None:
@@ -74,7 +76,7 @@ def language_model(
         chosen = meshes.choose(structure.abstract(), jax.devices(), 1, mesh, tables=structure.tables)
     if record.quantized or not record.training.select_every:
         return models.load(folder, step, structure, chosen)
-    nothing = np.zeros(record.model.context + 2, np.uint8)  # no step is taken
+    nothing = np.zeros(record.model.context + 2, np.uint8)  # takes no step
     run = Run(record.model, record.training, nothing, nothing)
     if chosen is not None:
         run.divide(mesh)
@@ -83,7 +85,7 @@ def language_model(
 
 
 load_model = models.Loader(Record, language_model)
-"""Loads the model of a run, ready to generate, and its record; see `lutjax.training.models.Loader`."""
+"""Loader for a run's model, ready to generate, and record; see `lutjax.training.models.Loader`."""
 
 
 def _run(record: Record, text: Text) -> Run:
@@ -92,7 +94,7 @@ def _run(record: Record, text: Text) -> Run:
 
 
 class LanguageModel(Experiment):
-    """A language model on a text: an `Experiment`."""
+    """Experiment with a language model on a text."""
 
     configs = CONFIGS
     kept = Record
@@ -114,10 +116,10 @@ class LanguageModel(Experiment):
         model: str | None = None,
         preset: str = "demo",
     ) -> "LanguageModel":
-        """Return a run that has no step yet, on the text at `path`, with fields in place of those of the preset.
+        """Create a run on the text at `path`, with a preset's fields overridden by `fields`.
 
         Raises:
-          ValueError: the model has no such preset, or a field is one of another model.
+          ValueError: the model has no such preset, or a field belongs to another model.
         """
         name = model or presets.MODEL
         presets.refuse_others(f"the model {name}", (MODELS[name], TrainingConfig, Options), fields)
@@ -135,7 +137,10 @@ class LanguageModel(Experiment):
 
     @classmethod
     def of(cls, record: Record, path: Path | None = None, model: str | None = None) -> "LanguageModel":
-        """Return the run of a record, with the text at `path` or where it was; of this model, if one is named."""
+        """Return the run of a record, with the text at `path` or its original location.
+
+        If `model` is given, the run must have this model.
+        """
         if model is not None and not isinstance(record.model, MODELS[model]):
             found = next(name for name, config in MODELS.items() if isinstance(record.model, config))
             raise CheckpointError(f"the run trains another model: {found}, not {model}.")
@@ -185,13 +190,13 @@ class LanguageModel(Experiment):
 
     @property
     def _counted(self) -> bool:
-        """True if reads of tables are counted at the end."""
+        """Whether table reads are counted at the end."""
         model = self.record.model
         return self.intervals.usage or (isinstance(model, GPTConfig) and bool(model.memory_places))
 
     @property
     def prompt(self) -> str:
-        """The beginning of the sample: the first line of the test part."""
+        """Start of the sample: the first line of the test part."""
         lines = self.text.test[: self.record.model.context].tobytes().decode(errors="ignore").splitlines()
         return next((line for line in lines if line.strip()), " ")
 
@@ -239,7 +244,7 @@ def sample(
     top_k: int | None = None,
     seed: int = 0,
 ) -> str:
-    """Return the text that a model adds to `prompt`; bytes that are not UTF-8 become replacement characters."""
+    """Return a model's continuation of `prompt`; invalid UTF-8 becomes replacement characters."""
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "seed": seed}
     added = b"".join(stream(model, prompt.encode(errors="surrogateescape"), n_bytes, **options))
     return added.decode(errors="replace")
@@ -254,7 +259,7 @@ def stream(
     top_k: int | None = None,
     seed: int = 0,
 ) -> Iterator[bytes]:
-    """Return an iterator over the bytes that a model adds to a prompt, some at a time, as they are drawn."""
+    """Return an iterator over a model's continuation of a prompt, in chunks as they are sampled."""
     key = jax.random.key(seed)
     parts = model.stream(_tokens(prompt), n_bytes, key=key, temperature=temperature, top_k=top_k)
     return (_bytes(part) for part in parts)
@@ -268,11 +273,11 @@ def batch(
     temperature: float = 0.8,
     top_k: int | None = None,
 ) -> list[bytes]:
-    """Return the bytes that a model adds to prompts of any lengths with seeds of their own, drawn together.
+    """Continue prompts of any lengths in one batch, each with its own seed.
 
     Args:
       model: the model.
-      texts: prompts with the seeds of their draws.
+      texts: prompts with their sampling seeds.
       n_bytes: number of bytes to add.
       temperature: divides the logits.
       top_k: sample from this many most likely bytes only; None samples from all.

@@ -1,25 +1,26 @@
-"""Record of the run that a model comes from."""
+"""Run records attached to loaded models."""
 
 import dataclasses
 from pathlib import Path
 from typing import Any
 
 
-# Equal to itself alone, because models are compared by their attributes.
+# Compare by identity, because models are compared by their attributes.
 @dataclasses.dataclass(frozen=True, eq=False)
 class Loaded:
-    """Record of the run that a model comes from.
+    """Run record for a loaded model.
 
-    Fields of its checkpoint are attributes too: `model` and `training` decide the run, beside `text` of a language model,
-    `samples` of a classifier or `target` of an automaton; `history` has the losses and tests so far; `options` is
-    what the command remembers.
+    Checkpoint fields are attributes too: `model` and `training` configure the run, together with
+    `text` (language models), `samples` (classifiers) or `target` (automata); `history` contains the
+    losses and tests; `options` contains the command's options.
 
     Attributes:
-      kind: the command that trained it: ``"lm"``, ``"classify"`` (``"digits"`` without data of its own) or ``"ca"`` of ``lutjax train``.
-      folder: of the run.
-      steps: steps done at the checkpoint.
+      kind: training command: ``"lm"``, ``"classify"`` (``"digits"`` for the default data) or
+        ``"ca"`` of ``lutjax train``.
+      folder: run folder.
+      steps: completed steps at the checkpoint.
       record: the checkpoint's record.
-      results: what was measured at the end of the run, in lines.
+      results: final measurements of the run, in lines.
     """
 
     kind: str

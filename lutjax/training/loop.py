@@ -1,4 +1,4 @@
-"""The training loop, of any model: steps in jitted chunks, with hooks between them."""
+"""Training loop for any model: steps in jitted chunks, with hooks between them."""
 
 import dataclasses
 import functools
@@ -21,37 +21,43 @@ from lutjax.values import Array
 T = TypeVar("T")
 
 State = Any
-"""A pytree of arrays: everything that training changes."""
+"""A pytree of all trained and updated arrays."""
 
 Step = Callable[[State, Array, Any], tuple[State, Array]]
-"""A pure function of the state, the number of the step (int32, from 0) and constant data: next state and loss."""
+"""Pure function from state, step number (int32, from 0) and constant data to state and loss."""
 
 Advance = Callable[[State, int, int], tuple[State, Array]]
-"""Runs `count` steps from step `first`: the state after them and their mean loss. May consume the state."""
+"""Function that runs `count` steps from step `first`, and returns the state and mean loss.
+
+It may consume the state.
+"""
 
 CALL = 0.1
-"""Seconds that a call of several logging intervals should take: short for who stops a run, and long beside what a call costs."""
+"""Target seconds for a call of several logging intervals.
+
+It is short enough to stop a run quickly, and long compared to the call overhead.
+"""
 
 MOST = 128
-"""Most logging intervals in a call."""
+"""Maximum number of logging intervals per call."""
 
 
 def import_pallas() -> None:
-    """Import Pallas where kernels may use it.
+    """Import Pallas if kernels may use it.
 
-    Since jax 0.11 its import adds a setting to those that programs are compiled for. Kernels import it while a step is
-    traced, and the next call of that step would compile it again.
+    Since jax 0.11 importing Pallas adds a setting to the jit cache key. Kernels import it during
+    tracing, so the next call of the step would compile again.
     """
     if jax.default_backend() != "cpu":
-        importlib.import_module("jax.experimental.pallas.tpu")  # the part with the setting, on GPUs too
+        importlib.import_module("jax.experimental.pallas.tpu")  # the submodule with the setting, also on GPUs
 
 
 @dataclasses.dataclass(frozen=True)
 class Hook:
-    """Something to do whenever `every` more steps are done, and after the last one.
+    """Callback every `every` steps, and after the last one.
 
-    `call` gets the number of steps done, the mean training loss since the previous stop, and the state, which
-    it must not keep: the next step reuses its memory.
+    `call` gets the number of completed steps, the mean training loss since the previous stop, and
+    the state. It must not keep the state: the next step reuses its memory.
     """
 
     every: int
@@ -60,9 +66,10 @@ class Hook:
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-    """Log of the training loss of every `every` steps, and of the last ones.
+    """Training loss log every `every` steps, and for the last ones.
 
-    `call` gets the numbers of steps done, each with the mean loss since the previous one or a hook: several at once where steps are short.
+    `call` gets step counts, each with the mean loss since the previous count or hook; short steps
+    come several counts at once.
     """
 
     every: int
@@ -70,15 +77,15 @@ class Log:
 
 
 class Repeated:
-    """Many steps in one jitted call, in the state's own memory: an `Advance`.
+    """Many steps in one jitted call that donates the state: an `Advance`.
 
-    The number of steps is not static: one program serves every chunk, so where chunks begin and end changes
-    nothing in the result.
+    The number of steps is dynamic: one program serves every chunk, so chunk boundaries do not
+    affect results.
 
     Args:
       step: one step.
-      data: pytree of arrays that is passed to every step; put on devices when it is used first.
-      of_state, of_data: where the arrays of the state, and of the data, lie on a mesh; by default all are on one device.
+      data: pytree of arrays passed to every step; transferred to devices at first use.
+      of_state, of_data: shardings of the state and data on a mesh; by default a single device.
     """
 
     def __init__(self, step: Step, data: Any = None, *, of_state: Any = None, of_data: Any = None):
@@ -104,18 +111,18 @@ class Repeated:
 
     @functools.cached_property
     def data(self) -> Any:
-        """The data, on devices."""
+        """Data on devices."""
         if self._of_data is None:
             return jax.tree.map(jnp.asarray, self._data)
         return jax.tree.map(meshes.put, self._data, self._of_data)
 
     def __call__(self, state: State, first: int, count: int) -> tuple[State, Array]:
-        """Run `count` steps from step `first`: the state after them and their mean loss. Consumes the state."""
+        """Run `count` steps from `first`, and return the state and mean loss. Consumes it."""
         state, loss, _ = self._call(self._jitted, state, first, [count])
         return state, loss
 
     def in_parts(self, state: State, first: int, ends: Sequence[int]) -> tuple[State, Array]:
-        """Run steps from step `first`: the state after them, and the mean loss of each part of them. Consumes the state.
+        """Run steps from `first`, and return the state and the mean loss of each part.
 
         Args:
           state: the state; consumed.
@@ -123,13 +130,13 @@ class Repeated:
           ends: for each part, at most `MOST`, the number of steps from `first` to its end.
 
         Returns:
-          the state, and losses ``[MOST]``, of which those of the parts come first.
+          the state, and losses ``[MOST]``, starting with the losses of the parts.
         """
         state, _, losses = self._call(self._jitted, state, first, ends)
         return state, losses
 
     def trace(self, state: State) -> None:
-        """Trace the program for such states; calls use this trace."""
+        """Trace the program for the state's shapes and dtypes; calls reuse this trace."""
         self._call(self._jitted.trace, state, 0, [1])
 
     def _call(self, program: Callable[..., T], state: State, first: int, ends: Sequence[int]) -> T:
@@ -140,12 +147,12 @@ class Repeated:
 
     @property
     def programs(self) -> int:
-        """The number of programs that were compiled for calls so far; it is 1 as long as all states are alike."""
+        """Number of programs compiled for calls; 1 as long as all states have the same types."""
         n: int = self._jitted._cache_size()  # type: ignore[attr-defined]
         return n
 
     def compiled(self, state: State) -> tuple[jax.stages.Compiled, Advance]:
-        """Return the program for states of these shapes and dtypes, and how to call it."""
+        """Return the compiled program for the state's shapes and dtypes, and its call function."""
         number, ends = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((), (MOST,)))
         program = self._jitted.lower(state, number, ends, self.data).compile()
 
@@ -167,26 +174,26 @@ def run(
     stopped: Callable[[], bool] = lambda: False,
     slowest: Callable[[float], float] = float,
 ) -> tuple[State, int]:
-    """Run steps `first` to ``steps - 1``, tell their losses to a log and call hooks, in their order, between chunks of steps.
+    """Run steps `first` to ``steps - 1``, and log losses and call hooks between chunks of steps.
 
-    A chunk ends wherever a hook is due, so where those end does not depend on where a run was resumed. One of several logging intervals
-    takes about `CALL` seconds; how many it has changes nothing in the result.
+    A chunk ends wherever a hook is due, so chunk boundaries do not depend on resumption. A chunk of
+    several logging intervals takes about `CALL` seconds; their number does not affect results.
 
     Args:
       advance: runs some steps.
       state: consumed.
       first: the first step.
-      steps: number of steps in all.
-      log: is told of losses before hooks are called.
-      hooks: called between chunks of steps.
-      stopped: asked after every chunk; true ends the run early.
-      slowest: returns the largest of a number in all processes that train, which all have to call it.
+      steps: total number of steps.
+      log: receives losses before hooks are called.
+      hooks: called in order between chunks of steps.
+      stopped: called after every chunk; true ends the run early.
+      slowest: returns the maximum of a number over all training processes, which must all call it.
 
     Returns:
-      the state, and the number of steps done in all: `steps`, or fewer if the run was stopped.
+      the state, and the total number of completed steps: `steps`, or fewer if the run was stopped.
 
     Raises:
-      FloatingPointError: the training loss is not finite any more; no hook sees such a state.
+      FloatingPointError: the training loss is no longer finite; no hook receives such a state.
     """
     done, n_parts = first, 1
     while done < steps and not stopped():
@@ -217,7 +224,7 @@ def _next(done: int, every: int) -> int:
 
 
 def _ends(start: int, until: int, every: int, n_parts: int) -> list[int]:
-    """Return the steps, until the last one at most, at which the next logging intervals end."""
+    """Return the next logging interval ends, clipped to the last step."""
     first = _next(start, every)
     return [min(end, until) for end in range(first, first + n_parts * every, every) if end - every < until]
 
@@ -228,24 +235,26 @@ def interrupt() -> NoReturn:
 
 
 class Stop:
-    """Question whether a signal has asked a run to stop. Call it to ask.
+    """Callable that returns True after a signal to stop the run.
 
     Args:
-      second: called where a Ctrl-C comes after the first signal. Others come twice where a terminal is closed, which is no reason to hurry.
+      second: called on Ctrl-C after the first signal, but not on other signals, which may arrive
+        twice when a terminal closes.
     """
 
     def __init__(self, second: Callable[[], object] = interrupt):
         self._asked, self._at_once, self._second = False, False, second
 
     def __call__(self) -> bool:
-        """Return whether a signal has come."""
+        """Return True if a signal has arrived."""
         return self._asked
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Let the first signal interrupt a block, too, in which nobody asks.
+        """Let the first signal interrupt a block that does not poll.
 
-        JAX and others may swallow the KeyboardInterrupt, or raise something else for it; the end of the block raises it then.
+        JAX and other code may swallow the KeyboardInterrupt or replace it; the end of the block
+        then raises it.
         """
         if self._asked:
             raise KeyboardInterrupt
@@ -271,9 +280,9 @@ class Stop:
 
 @contextmanager
 def stop_on_signal(second: Callable[[], object] = interrupt) -> Iterator[Stop]:
-    """Turn the first Ctrl-C, SIGTERM or hangup into a question that `run` can ask; a Ctrl-C after it interrupts at once.
+    """Convert the first Ctrl-C, SIGTERM or hangup to a flag for `run`; another Ctrl-C interrupts.
 
-    Only the main thread may use it. A hangup that is ignored, as by ``nohup``, stays ignored.
+    Only the main thread may use it. An ignored hangup, as with ``nohup``, remains ignored.
     """
     stop = Stop(second)
     numbers = [signal.SIGINT, signal.SIGTERM]

@@ -35,8 +35,8 @@ class Parts:
     """Training and test samples of a run.
 
     Attributes:
-      train, test: the two parts; labels of both are below `n_classes` of either.
-      encoding: encoding of table columns.
+      train, test: the two parts; all labels are below `n_classes`.
+      encoding: table column encoding.
       remarks: lines about reading the data, and warnings.
       test_rows: raw rows of a table's test part.
     """
@@ -151,14 +151,14 @@ def load(
     Args:
       path: a ``.npz`` file with arrays ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test`` and
         ``y_test``. String arrays ``x`` and numeric rows with NaNs are tables, whose columns
-        ``names`` may name. Or a table, ``.csv``, ``.tsv`` or ``.parquet``; a folder of IDX files or
-        of CIFAR-10; or a folder of images with one subfolder for each class, see
+        ``names`` may name. Or a table, ``.csv``, ``.tsv`` or ``.parquet``; a folder with IDX files
+        or CIFAR-10; or an image folder with one subfolder per class, see
         `lutjax.training.datasets.folders`. None: scikit-learn's digits.
-      target: label column of a table.
+      target: label column in a table.
       test: a table with the test part.
       exclude: table columns to leave out.
-      encoding: text encoding of the table; see `columns.read`.
-      regression: whether the target of a table is a regression target.
+      encoding: table text encoding; see `columns.read`.
+      regression: whether a table's target is a regression target.
       image_size: height and width to which a folder's images are scaled.
 
     Raises:
@@ -313,7 +313,7 @@ def _known(folder: Path) -> list[tuple[Path, Callable[[Path], tuple[Samples, Sam
 
 
 def _load_folder(folder: Path, image_size: tuple[int, int] | None) -> Data:
-    """Return the data of the only folder with known files, or of a folder of images."""
+    """Return data from the only folder with known files, or from an image folder."""
     known = _known(folder)
     if len(known) > 1:
         places = ", ".join(str(place) for place, _ in known)

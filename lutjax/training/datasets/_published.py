@@ -8,21 +8,21 @@ from lutjax.training.samples import SamplesError
 
 
 def md5(data: bytes) -> str:
-    """Return the MD5 of bytes as published for data sets."""
+    """Return an MD5 digest as published for data sets."""
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
 def identify(
     folder: Path, found: Mapping[str, str], published: Mapping[str, Mapping[str, str]]
 ) -> str | None:
-    """Return the name of the published data set with these checksums, or None.
+    """Return the published data set's name for these checksums, or None.
 
     Args:
       found: MD5 by file name.
       published: MD5 by file name, for each data set.
 
     Raises:
-      SamplesError: only some of the files match a data set.
+      SamplesError: only some files match a data set.
     """
     for name, sums in published.items():
         same = [file for file in found if sums.get(file) == found[file]]

@@ -29,7 +29,7 @@ PUBLISHED = {
         "test_batch": "40351d587109b95175f43aff81a1287e",
     }
 }
-"""MD5 of the Python version's files; the binary version has no published file checksums."""
+"""MD5 sums for the Python version's files; the binary version has no published file checksums."""
 
 _CHANNELS, _SIZE = 3, 32
 _PIXELS = _CHANNELS * _SIZE * _SIZE

@@ -32,7 +32,7 @@ _DATE = re.compile(
 )
 
 _MOST_SHOWN = 40
-"""Maximum number of columns listed in remarks."""
+"""Maximum columns listed in remarks."""
 
 _FEWEST_IDS = 20
 """Minimum number of rows, each with a distinct number, for an id warning."""
@@ -45,7 +45,7 @@ MOST_CATEGORIES = 64
 
 _MOST = float(np.finfo(np.float32).max)
 _APART, _MANY = 0.99, 2**20
-"""Minimum share, and its cap, of distinct numbers that must differ as float32 features."""
+"""Minimum share (and maximum count) required to differ as float32, among distinct numbers."""
 
 _BLOCK = 1 << 16
 """Maximum cells held as Python strings at once, which take several times an array's memory."""
@@ -58,10 +58,10 @@ Cells = Shaped[np.ndarray, " rows"]
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Columns of text cells, as in a file, and the label of each row.
+    """Text columns, as in a file, and a label per row.
 
     Attributes:
-      columns: cells of each column, strings ``[rows]``, without surrounding spaces.
+      columns: cells per column, strings ``[rows]``, without surrounding spaces.
       labels: strings ``[rows]``.
       name: data source, for messages.
     """
@@ -95,7 +95,7 @@ def missing(cells: Cells) -> Bool[np.ndarray, " rows"]:
 
 
 def read(path: Path, target: str, *, exclude: Sequence[str] = (), encoding: str | None = None) -> Table:
-    """Return the table of a CSV or Parquet file.
+    """Return the table from a CSV or Parquet file.
 
     Args:
       path: ``.csv`` or ``.tsv``, optionally gzipped (``.csv.gz``), with a header line; or
@@ -121,7 +121,7 @@ def read(path: Path, target: str, *, exclude: Sequence[str] = (), encoding: str 
 
 
 def read_cells(path: Path, *, encoding: str | None = None) -> dict[str, Cells]:
-    """Return the columns of a file in a format of `read`.
+    """Return a file's columns, in any format supported by `read`.
 
     Raises:
       SamplesError: the file cannot be read, or has the wrong format.
@@ -306,7 +306,7 @@ def of_arrays(x: np.ndarray, y: np.ndarray, names: Sequence[str] | None, *, name
       x: strings ``[N, columns]``.
       y: labels ``[N]``.
       names: column names; by default their numbers.
-      name: name of the data, for messages.
+      name: data name, for messages.
 
     Raises:
       SamplesError: shapes do not fit, or as `checked`.
@@ -339,8 +339,8 @@ class Number:
       center, scale: a numeric feature is ``(number - center) / scale``, so that distinct numbers
         also differ in float32.
       decimal: decimal separator, a point or a comma.
-      digits: maximum decimals of the training data; None if unknown, in runs of earlier versions.
-      least, largest: range of the training data, None if unknown.
+      digits: maximum decimals in the training data; None if unknown, in runs of earlier versions.
+      least, largest: training data range, None if unknown.
     """
 
     name: str
@@ -382,7 +382,7 @@ class Number:
         )
 
     def encode(self, cells: Cells) -> Float32[np.ndarray, "rows features"]:
-        """Return the features of cells.
+        """Encode cells as features.
 
         Raises:
           SamplesError: a cell is not a number.
@@ -433,7 +433,7 @@ class Categories:
         return strings("" if value is None else value for value in values)
 
     def encode(self, cells: Cells) -> Float32[np.ndarray, "rows features"]:
-        """Return the features of cells."""
+        """Encode cells as features."""
         bits = cells[:, None] == np.array(self.values, np.dtypes.StringDType())[None, :]
         return np.column_stack([bits, missing(cells)] if self.missing else [bits]).astype(np.float32)
 
@@ -534,7 +534,7 @@ class Encoding:
         return found
 
     def encode(self, table: Table) -> Float32[np.ndarray, "rows features"]:
-        """Return the features of table rows: bits of 0 and 1, or numbers.
+        """Encode table rows as features: bits of 0 and 1, or numbers.
 
         Raises:
           SamplesError: a column is missing, or a numeric column has a non-numeric cell.
@@ -888,7 +888,7 @@ def _numbers(cells: Cells, absent: np.ndarray, name: str, decimal: str = ".") ->
 
 
 def _thresholds(numbers: np.ndarray, bits: int) -> Float[np.ndarray, " thresholds"]:
-    """Return at most `bits` ascending thresholds, each of which separates some numbers."""
+    """Return at most `bits` ascending thresholds, each between some numbers."""
     distinct = np.unique(numbers)[:-1]  # no number is above the largest
     if len(distinct) <= bits:
         return distinct

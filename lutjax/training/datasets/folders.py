@@ -28,7 +28,7 @@ _CHANNELS = {1: "gray", 3: "in color", 4: "in color with transparency"}
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Files of a folder and its subfolders, sorted by name, without hidden files and folders.
+    """Files in a folder and its subfolders, sorted by name, without hidden files and folders.
 
     Attributes:
       images: files with an image extension.
@@ -45,7 +45,7 @@ def is_image(path: Path) -> bool:
 
 
 def find(folder: Path) -> Found:
-    """Return the files of a folder and its subfolders.
+    """Return the files in a folder and its subfolders.
 
     Links are followed, and each folder is visited once.
 
@@ -71,8 +71,8 @@ def find(folder: Path) -> Found:
 def parts(folder: Path) -> tuple[Path, Path | None, tuple[Path, ...]]:
     """Return the training folder, the test folder or None, and unused folders of other parts.
 
-    Enclosing folders that contain only one folder of folders are skipped. Without part folders, the
-    whole folder is the training part and there is no test part.
+    Enclosing folders with a single folder of folders are skipped. Without part folders, the whole
+    folder is the training part and there is no test part.
 
     Raises:
       SamplesError: a folder cannot be read.
@@ -164,7 +164,7 @@ def _unreadable(error: OSError) -> None:
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    """Return the visible subfolders of a folder, sorted by name."""
+    """Return a folder's visible subfolders, sorted by name."""
     try:
         return sorted(one for one in folder.iterdir() if _is_visible(one.name) and one.is_dir())
     except OSError as error:
@@ -173,7 +173,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def _classes(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[Path]]:
-    """Return the images of each class, and files that are outside the classes or not images.
+    """Return each class's images, and files that are outside the classes or not images.
 
     Raises:
       SamplesError: there are no classes, or a class has no images or a name that is not text.
@@ -206,7 +206,7 @@ def _classes(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[Path]]:
 def _read(
     paths: Sequence[Path], folder: Path, size: tuple[int, int] | None
 ) -> UInt8[np.ndarray, "N H W ..."]:
-    """Return the pixels of equally sized images, converted to a common number of channels.
+    """Return equally sized images, converted to a common channel count.
 
     Raises:
       SamplesError: an image cannot be read or has another size, or the unpacked size exceeds the
@@ -261,7 +261,7 @@ def _with_channels(image: np.ndarray, n_channels: int) -> np.ndarray:
 
 
 def labels(folder: Path, images: Iterable[Path], classes: Sequence[str]) -> list[str]:
-    """Return the class of each image: the outermost subfolder with a class name.
+    """Return each image's class: the outermost subfolder with a class name.
 
     Raises:
       SamplesError: an image is in no such subfolder.
