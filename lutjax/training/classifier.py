@@ -90,7 +90,7 @@ class Run(ModelRun[Model]):
     ):
         self._shape = _checked_shape(model, train)  # per sample
         self.regression = train.regression
-        self._unit = float(train.y.std()) or 1.0  # on regression errors
+        self._unit = float(train.y.std()) or 1.0  # scale for regression errors
         if not model.n_thresholds:
             _check_bits(train)
         learned = training.thresholds == "learned"

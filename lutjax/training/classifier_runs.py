@@ -407,7 +407,7 @@ class Classifier(Experiment):
         ]
 
     def _other_data(self, recipe: Published) -> str:
-        """Describe samples whose size differs from the recipe's data; otherwise return ""."""
+        """Describe samples of another size than the recipe's data; empty if equal."""
         found: tuple[Any, int] = (self.train.shape, self.record.model.n_classes)
         what = f"of shape {list(self.train.shape)} in {found[1]} classes"
         if self.encoding is not None:

@@ -1,4 +1,4 @@
-"""Training run errors, importable early because they do not import JAX."""
+"""Training run errors, in a module without JAX imports for early use."""
 
 from lutjax.files.errors import FolderError
 

@@ -142,7 +142,7 @@ class Experiment(ABC):
         """Compute baselines, after the last step and before the final tasks; it may take long."""
 
     def remark(self, state: State) -> str:
-        """Return a remark to display with a state's test, or ""."""
+        """Return a remark to display with a state's test; may be empty."""
         return ""
 
     def speed(self, seconds: float) -> str:

@@ -60,7 +60,10 @@ class Steps(Repeated):
         self._jitted = jax.jit(step, donate_argnums=0, **options)
 
     def __call__(self, state: State, first: int, count: int) -> tuple[State, Any]:
-        """Run `count` steps from `first`, and return the state and mean loss. Consumes it."""
+        """Run `count` steps from `first`, and return the state and mean loss.
+
+        Consumes the state.
+        """
         state, losses = self._run(self._jitted, state, first, [count])
         return state, losses[0]
 

@@ -64,7 +64,7 @@ def initialize(
 
     Raises:
       ValueError: only some arguments are given, or one is invalid.
-      HostError: the first process cannot listen at this address.
+      HostError: processes cannot meet at the coordinator's address.
     """
     if jax.distributed.is_initialized():
         return

@@ -331,9 +331,7 @@ class Run(ModelRun[LanguageModel]):
                 logits = model(inputs, deterministic=False, rngs=rngs)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             mean = losses.mean()
-            total = (
-                losses.sum() * training.microbatches
-            )  # losses and gradients are averaged over microbatches
+            total = losses.sum() * training.microbatches  # averaged over microbatches below
             objective = total if training.loss == "sum" else mean
             if training.total_variation:
                 objective += training.total_variation * optim.cell_total_variation(

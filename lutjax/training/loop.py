@@ -49,7 +49,7 @@ def import_pallas() -> None:
     tracing, so the next call of the step would compile again.
     """
     if jax.default_backend() != "cpu":
-        importlib.import_module("jax.experimental.pallas.tpu")  # the submodule with the setting, also on GPUs
+        importlib.import_module("jax.experimental.pallas.tpu")  # adds the setting, also on GPUs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +117,10 @@ class Repeated:
         return jax.tree.map(meshes.put, self._data, self._of_data)
 
     def __call__(self, state: State, first: int, count: int) -> tuple[State, Array]:
-        """Run `count` steps from `first`, and return the state and mean loss. Consumes it."""
+        """Run `count` steps from `first`, and return the state and mean loss.
+
+        Consumes the state.
+        """
         state, loss, _ = self._call(self._jitted, state, first, [count])
         return state, loss
 

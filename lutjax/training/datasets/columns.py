@@ -723,7 +723,7 @@ def _in_words(column: Number | Categories) -> str:
 
 
 def _doubt(cells: Cells, column: Number | Categories) -> str:
-    """Return a warning about a column that may be neither numeric nor categorical, or ""."""
+    """Return a warning about a column that may be neither numeric nor categorical; may be empty."""
     present = cells[~missing(cells)]
     out = f"leave it out (--exclude {column.name})"
     distinct = np.unique(present)
