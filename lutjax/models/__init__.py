@@ -1,4 +1,4 @@
-"""Models made of the layers (Flax NNX): `GPT`, `LUTTransformer`, `LogicClassifier`, `LogicTreeNet`, `LogicCA`."""
+"""Flax NNX models: `GPT`, `LUTTransformer`, `LogicClassifier`, `LogicTreeNet` and `LogicCA`."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""A cellular automaton whose rule is a circuit of logic gates."""
+"""Cellular automata with a logic circuit as their rule."""
 
 import dataclasses
 import functools
@@ -35,24 +35,25 @@ with needed_by("lutjax.models.automaton"):
 
 
 class Wiring(NamedTuple):
-    """The wires of every layer but the first, and the readers of its inputs: see `lutjax.readers`."""
+    """Wires of every layer except the first, and their inverse wires; see `lutjax.readers`."""
 
     wires: list[Array]
     readers: list[Array]
 
 
 class LogicCA(nnx.Module):
-    """A cellular automaton whose rule is a circuit of differentiable logic gates.
+    """Cellular automaton whose rule is a circuit of differentiable logic gates.
 
-    Each kernel is a small circuit over the 3x3 neighborhood of a channel, and begins with the cell and each of its
-    neighbors; the update circuit reads the cell and the outputs of all kernels for all channels, and its output is
-    the cell's new state.
+    Each kernel is a small circuit over the 3x3 neighborhood of a channel. Its first layer pairs the
+    cell with each neighbor. The update circuit reads the cell and all kernel outputs for all
+    channels, and outputs the new cell state.
 
-    State: ``logits`` (`nnx.Param`, ``[16, gates]``, those of all layers), ``wires`` and ``readers`` (lists of `Wires`).
+    State: ``logits`` (`nnx.Param`, ``[16, gates]``, all layers), ``wires`` and ``readers`` (lists
+    of `Wires`).
 
     Args:
-      config: the sizes.
-      rngs: its ``params`` stream draws the wires.
+      config: model configuration.
+      rngs: the ``params`` stream initializes the logits and samples the wires.
 
     Source: docs/logic.md, section 5.
 
@@ -90,10 +91,11 @@ class LogicCA(nnx.Module):
 
     @property
     def wiring(self) -> Wiring:
-        """The wires and readers, checked where their values are known: whoever set them may have others than there are.
+        """Wires and inverse wires, validated where their values are known: users may replace them.
 
         Raises:
-          ValueError: an id is out of range, or there is none, or the logits are from the state of an automaton with other wires.
+          ValueError: an id is missing or out of range, or the logits belong to an automaton with
+            other wires.
         """
         parts.check(type(self).__name__, self._variables())
         wires, readers = ([v.get_value() for v in found] for found in (self.wires, self.readers))
@@ -102,21 +104,21 @@ class LogicCA(nnx.Module):
         return Wiring(wires, readers)
 
     def gates(self) -> Int[jax.Array, " gates"]:
-        """Return the number of the likeliest gate, 0 to 15, for every gate of all layers: int32."""
+        """Return the likeliest function index, 0 to 15, for every gate in all layers: int32."""
         return jnp.argmax(self.logits[...], 0).astype(jnp.int32)
 
     def with_update_rate(self, update_rate: float | int) -> "LogicCA":
-        """Return a copy with the same rule that updates a cell in a step with another probability.
+        """Return a copy with the same rule and another update probability per cell and step.
 
         Raises:
-          ValueError: it is no probability above 0.
+          ValueError: the rate is not a probability above 0.
         """
         same = nnx.clone(self)
         same.config = dataclasses.replace(self.config, update_rate=update_rate)
         return same
 
     def circuit(self, **options: Any) -> Circuit:
-        """Return the hard rule of one cell as a circuit, outside of JAX. It does not follow later changes of this model.
+        """Return the hard rule for one cell as a circuit, independent of JAX and later changes.
 
         `lutjax.circuits.step_automaton` runs it on a grid.
 
@@ -136,7 +138,7 @@ class LogicCA(nnx.Module):
         outputs: str | None,
         about: Mapping[str, Any],
     ) -> Circuit:
-        """Return the rule of one cell, for `lutjax.circuits.from_model`."""
+        """Build the rule for one cell, for `lutjax.circuits.from_model`."""
         config = self.config
         for name, value in (("inputs", inputs), ("outputs", outputs)):
             if value not in (None, "bits"):
@@ -154,7 +156,7 @@ class LogicCA(nnx.Module):
         bits = bits_of(builder.input("x", n_near * channels))
         cell = bits[-channels:]
         tables = iter(tables_of(np.asarray(truth_of(self.gates()))))
-        # The layers of perception are the same for each channel: values are [values, channels].
+        # All channels share the perception layers: values are [values, channels].
         builder.part("layer 1")
         near = [bits[i * channels : (i + 1) * channels] for i in range(n_near)]
         values = []
@@ -188,18 +190,21 @@ class LogicCA(nnx.Module):
         deterministic: bool = False,
         keep_every: int = 1,
     ) -> Shaped[jax.Array, "*batch height width channels"]:
-        """Return the state after some steps.
+        """Return the state after `n_steps` steps.
 
         Args:
-          state: numbers from 0 to 1, or bits.
-          n_steps: how many.
-          key: of `jax.random`; asynchronous automata need one. All of a batch are updated at the same cells.
-          deterministic: the hard automaton, 32 cells a word: what is not 0 is 1.
-          keep_every: steps after which the soft automaton keeps a state for its gradient, and computes those between them again. 0:
-            states of halves, of their halves and so on, about ``2 log2(n_steps)`` at a time. The gradient is the same.
+          state: values from 0 to 1, or bits.
+          n_steps: number of steps.
+          key: `jax.random` key, required by asynchronous automata. All batch elements update the
+            same cells.
+          deterministic: run the hard automaton, 32 cells per word; nonzero values count as 1.
+          keep_every: number of steps between the states that the soft automaton stores for its
+            gradient; the backward pass recomputes the states in between. 0: store states by
+            recursive halving, about ``2 log2(n_steps)`` at a time. The gradient is the same.
 
         Raises:
-          ValueError: there are other channels, an asynchronous automaton has no key, or n_steps or keep_every is negative.
+          ValueError: the number of channels differs, an asynchronous automaton has no key, or
+            n_steps or keep_every is negative.
         """
         n_steps, keep_every = self._checked("LogicCA", state, n_steps, key, keep_every)
         last = self._ran(state, n_steps, key, deterministic, keep_every=keep_every)
@@ -213,13 +218,15 @@ class LogicCA(nnx.Module):
         key: Array | None = None,
         deterministic: bool = False,
     ) -> Shaped[jax.Array, "{n_steps}+1 *batch height width channels"]:
-        """Return the state at first and after each step: the last is that of a call.
+        """Return the initial state and the state after each step.
+
+        The last state equals the result of a call.
 
         Args:
-          state: as for `__call__`.
-          n_steps: as for `__call__`.
-          key: as for `__call__`.
-          deterministic: as for `__call__`.
+          state: as in `__call__`.
+          n_steps: as in `__call__`.
+          key: as in `__call__`.
+          deterministic: as in `__call__`.
 
         Raises:
           ValueError: see `__call__`.
@@ -251,7 +258,7 @@ class LogicCA(nnx.Module):
         keep_every: int = 1,
         states: bool = False,
     ) -> jax.Array:
-        """Return the last state, channels first, or those of all steps."""
+        """Return the last state, channels first, or all states."""
         grids, config, wiring = _channels_first(state), self.config, self.wiring
         if deterministic:
             bits = grids.astype(bool)
@@ -265,7 +272,7 @@ class LogicCA(nnx.Module):
     def _checked(
         self, where: str, state: Array, n_steps: int, key: Array | None, keep_every: int
     ) -> tuple[int, int]:
-        """Return the numbers, or raise if the arguments of a run are no such ones."""
+        """Validate the arguments of a run; return the number of steps and `keep_every`."""
         require_array(where, "state", state)
         if state.ndim < 3 or state.shape[-1] != self.config.channels:
             raise ValueError(
@@ -282,26 +289,26 @@ class LogicCA(nnx.Module):
 
 
 def _channels_first(state: Array) -> jax.Array:
-    """Return states as ``[channels, batch, height, width]``."""
+    """Reshape states to ``[channels, batch, height, width]``."""
     first = jnp.moveaxis(jnp.asarray(state), -1, 0)
     return first.reshape(first.shape[0], math.prod(first.shape[1:-2]), *first.shape[-2:])
 
 
 def _channels_last(grids: jax.Array, state: Array, deterministic: bool) -> jax.Array:
-    """Return states of the shape of a given one, and where they are bits of its dtype."""
+    """Reshape grids like the given state; convert bits to its dtype."""
     *batch, height, width, channels = state.shape
     last = jnp.moveaxis(grids.reshape(channels, *batch, height, width), 0, -1)
     return last.astype(state.dtype) if deterministic else last
 
 
 def _check_known(wires: Any, readers: Any, layer: int, sizes: tuple[int, int, int]) -> None:
-    """Raise if the wires or readers of a layer but the first are known and hold ids that do not exist, or have no values.
+    """Raise if known wires or inverse wires after the first layer are empty or out of range.
 
     Args:
       wires: wires of the layer.
-      readers: their inverse, or None.
-      layer: its number in lists of wires.
-      sizes: its copies, and inputs and gates of each.
+      readers: inverse wires, or None.
+      layer: index of the layer in lists of wires.
+      sizes: number of copies, then inputs and gates per copy.
     """
     copies, n_inputs, n_gates = sizes
     for kind, ids in (("wires", wires), ("readers", readers)):
@@ -337,17 +344,17 @@ def run_soft(
     keep_every: int = 1,
     states: bool = False,
 ) -> Float[jax.Array, "*states channels batch height width"]:
-    """Run the soft automaton, channels first. Its gradient keeps states alone and computes steps again.
+    """Run the soft automaton, channels first; the backward pass recomputes steps.
 
     Args:
-      config: config of the automaton.
-      coefficients: of its gates, see `lutjax.gate_coefficients`.
-      wiring: its wires.
-      state: the first state.
+      config: configuration of the automaton.
+      coefficients: gate coefficients; see `lutjax.gate_coefficients`.
+      wiring: wires of the automaton.
+      state: initial state.
       n_steps: number of steps.
-      key: random key of the updates; None updates every cell.
+      key: random key for updates; None updates every cell.
       keep_every: see `LogicCA.__call__`.
-      states: return those of all steps, the first one included.
+      states: return all states, including the initial state.
     """
     run = functools.partial(_run_soft, config, n_steps, keep_every, states)
     spec = _spec_of_states if states else _spec_of_state
@@ -356,12 +363,12 @@ def run_soft(
 
 
 def _spec_of_state(state: jax.Array, *rest: Any) -> PartitionSpec:
-    """Return how states lie on a mesh with explicit axes: as the first one."""
+    """Return the result sharding on a mesh with explicit axes: as the initial state."""
     return sharding.spec_of(state)
 
 
 def _spec_of_states(state: jax.Array, *rest: Any) -> PartitionSpec:
-    """Return how those of all steps lie on a mesh with explicit axes: each as the first one."""
+    """Return the sharding of all states on a mesh with explicit axes, each as the initial state."""
     return PartitionSpec(None, *sharding.spec_of(state))
 
 
@@ -403,7 +410,7 @@ def _repeated(
     n_steps: int,
     keep_every: int,
 ) -> jax.Array:
-    """Return the state after some steps, whose gradient keeps every n-th state; see `LogicCA.__call__`."""
+    """Run steps with checkpoints at every n-th state; see `LogicCA.__call__`."""
     if n_steps <= 1:  # nothing to compute again
         return state if n_steps == 0 else step(state, None if keys is None else keys[0])
     length = min(keep_every, n_steps) or n_steps // 2
@@ -420,17 +427,17 @@ def _repeated(
 
 
 def _updated(config: LogicCAConfig, key: Array, state: Array) -> jax.Array:
-    """Draw the cells that are updated, the same ones in all channels and grids of a batch."""
+    """Sample the updated cells, shared by all channels and all grids in a batch."""
     return jax.random.bernoulli(key, config.update_rate, state.shape[2:])[None, None]
 
 
 class _Network(NamedTuple):
-    """Layers of gates that one call of `gate_network` evaluates.
+    """Gate layers that one call to `gate_network` evaluates.
 
     Attributes:
-      coefficients, wires: of the gates of all its layers, one layer after the other.
-      readers: of each layer.
-      sizes: gates of each layer.
+      coefficients, wires: concatenated over layers.
+      readers: inverse wires per layer.
+      sizes: number of gates per layer.
     """
 
     coefficients: jax.Array
@@ -447,8 +454,9 @@ class _Network(NamedTuple):
 
 
 def _networks(config: LogicCAConfig, coefficients: Array, wiring: Wiring) -> tuple[_Network, _Network]:
-    """Return the circuits of perception and of the update, outside of the loop over steps."""
-    # Each neighbor meets a copy of the center, so that no value has more readers than there are kernels: their sum is then gathered.
+    """Return the perception and update circuits, built outside the loop over steps."""
+    # Pair each neighbor with its own copy of the center, so that the fan-out of a value is at most
+    # the number of kernels: its cotangents are then gathered.
     of_neighbor = np.arange(CENTER * config.kernels, dtype=np.int32).reshape(-1, CENTER)
     first = np.stack([of_neighbor % CENTER, of_neighbor % CENTER + CENTER], -1).reshape(-1, 2)
     readers_of_first = np.concatenate([2 * of_neighbor.T, 2 * of_neighbor.T + 1])
@@ -471,7 +479,7 @@ def _networks(config: LogicCAConfig, coefficients: Array, wiring: Wiring) -> tup
 
 
 def _step(config: LogicCAConfig, networks: tuple[_Network, _Network], state: Array) -> jax.Array:
-    """Return the next state: what every circuit perceives of every channel, and the update of each cell."""
+    """Return the next state: perception for every channel, then the update circuit per cell."""
     channels, n_cells = config.channels, state[0].size
     perception, update = networks
     near = jnp.stack([*_shifted(config, state), *(state,) * CENTER]).reshape(2 * CENTER, channels * n_cells)
@@ -492,7 +500,7 @@ def _shifted(config: LogicCAConfig, state: Array) -> list[jax.Array]:
 
 
 def first_wires(n_kernels: int) -> jax.Array:
-    """Return the wires of the first layer, into the neighbors and then the cell itself: int32 ``[kernels * 8, 2]``."""
+    """Return the first layer's wires: neighbors, then the cell; int32 ``[kernels * 8, 2]``."""
     near = jnp.arange(n_kernels * CENTER, dtype=jnp.int32) % CENTER
     return jnp.stack([near, jnp.full_like(near, CENTER)], -1)
 
@@ -508,16 +516,16 @@ def run_hard(
     *,
     states: bool = False,
 ) -> Shaped[jax.Array, "*states channels batch height width"]:
-    """Run the hard automaton, channels first: bits in, bits out; 32 cells of a row are a word while it runs.
+    """Run the hard automaton on bits, channels first, with 32 cells of a row packed into a word.
 
     Args:
-      config: config of the automaton.
-      gates: number of each gate, 0 to 15.
-      wiring: its wires.
-      state: the first state, bits.
+      config: configuration of the automaton.
+      gates: gate function indices, 0 to 15.
+      wiring: wires of the automaton.
+      state: initial state, bits.
       n_steps: number of steps.
-      key: random key of the updates; None updates every cell.
-      states: return those of all steps, the first one included.
+      key: random key for updates; None updates every cell.
+      states: return all states, including the initial state.
     """
     run = functools.partial(_run_gates, config, n_steps, states)
     spec = _spec_of_states if states else _spec_of_state
@@ -554,16 +562,17 @@ def run_tables(
     *,
     states: bool = False,
 ) -> Shaped[jax.Array, "*states channels batch height width"]:
-    """Run the hard automaton of layers of any sizes, of which the last has a gate for each channel; see `run_hard`.
+    """Run a hard automaton with any layer sizes, and a final gate per channel; see `run_hard`.
 
     Args:
-      config: has its channels, the number of layers of perception, the edge and the rate of updates.
+      config: provides the channels, the number of perception layers, the edge mode and the update
+        rate.
       n_steps: number of steps.
-      state: the first state, bits.
-      tables: answers of the gates of each layer; see `lutjax.packed_lut`.
-      wires: of each layer; see `first_wires` for the first.
-      key: random key of the updates; None updates every cell.
-      states: whether to return all states, the first one included.
+      state: initial state, bits.
+      tables: truth tables per layer; see `lutjax.packed_lut`.
+      wires: wires per layer; see `first_wires` for the first layer.
+      key: random key for updates; None updates every cell.
+      states: return all states, including the initial state.
     """
     width = state.shape[-1]
     valid = packed(jnp.ones((1, 1, 1, width), bool))

@@ -1,4 +1,4 @@
-"""A classifier made of logic gates, or of tables over bits."""
+"""Classifier built from logic gates or lookup tables over bits."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,26 +26,31 @@ with needed_by("lutjax.models.classifier"):
 
 
 class LogicClassifier(WithCircuit, nnx.Module):
-    """Classes of samples by the votes of logic gates, or a number (regression) by how many bits are 1.
+    """Classifier by gate votes, or regression by the number of set output bits.
 
-    Each number of a sample becomes bits, gates (or tables) combine bits layer by layer, and those of the last layer
-    vote: class k gets the sum of the k-th group of them, which trained tables may have made fewer. With ``config.regression`` there is one group, and the
-    answer is its sum times ``config.scale`` plus ``config.offset``. Trained soft, it is a circuit of that many gates: with
-    ``deterministic=True`` bits go through the gates that were chosen, and `packed` runs that on 32 samples a word.
+    A thermometer encodes each input as bits. Layers of gates (or tables) combine these bits, and
+    the last layer votes: class k gets the sum of the k-th group of outputs, optionally reduced by
+    trained tables. With ``config.regression`` there is one group, and the prediction is its sum
+    times ``config.scale`` plus ``config.offset``.
 
-    State: what the layers hold; see `lutjax.layers.nnx.LogicGates`. `nnx.Param` are the gates, and thresholds if they are
-    learned; wires are kept with them and not trained.
+    After soft training the model is a circuit with as many gates: ``deterministic=True`` evaluates
+    the selected gates on bits, and `packed` evaluates them on 32 samples per word.
+
+    State: the state of the layers; see `lutjax.layers.nnx.LogicGates`. Gates and learned thresholds
+    are `nnx.Param`; wires are stored with them, untrained.
 
     Args:
-      config: the sizes.
-      thresholds: ``[in_features, n_thresholds]``, from `lutjax.thermometer_thresholds`; by default evenly in (0, 1).
-      widths: ``[in_features]``, of the sigmoids through which thresholds are learned, in units of each number; by default the
-        distances between thresholds. See `lutjax.layers.nnx.Thermometer`.
-      implementation: which implementation runs the ops; see `lutjax.logic_gates`.
-      rngs: its ``params`` stream draws everything, its ``gates`` stream the noise of the estimator gumbel.
+      config: model configuration.
+      thresholds: ``[in_features, n_thresholds]``, from `lutjax.thermometer_thresholds`; by default
+        evenly spaced in (0, 1).
+      widths: ``[in_features]``, sigmoid widths for learned thresholds, in units of each feature; by
+        default the distances between thresholds. See `lutjax.layers.nnx.Thermometer`.
+      implementation: selects the implementation of the ops; see `lutjax.logic_gates`.
+      rngs: the ``params`` stream initializes the model; the ``gates`` stream provides the noise of
+        the gumbel estimator.
 
     Raises:
-      ValueError: thresholds do not fit, or are given for bits.
+      ValueError: thresholds have a wrong shape, or are given for bit inputs.
 
     Source: docs/logic.md, sections 3 and 4.
 
@@ -87,18 +92,19 @@ class LogicClassifier(WithCircuit, nnx.Module):
         temperature: Float[Array, ""] | float | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[jax.Array, "..."]:
-        """Logits of the classes, votes over tau: ``[..., n_classes]``; of regression numbers ``[...]``.
+        """Return class logits, votes / tau: ``[..., n_classes]``; for regression, values ``[...]``.
 
         Args:
-          x: ``[..., in_features]`` of a floating-point dtype, or batches of images with as many numbers; bits of 0 and 1 where there are no
-            thresholds.
-          deterministic: whether to run the hard network; takes precedence over the model's own mode, soft unless
+          x: ``[..., in_features]`` with a floating-point dtype, or image batches with as many
+            values; bits (0 and 1) without thresholds.
+          deterministic: run the hard network; overrides the mode of the model, which is soft unless
             `nnx.view` or `eval` changed it.
-          temperature: of all gates, in place of 1; it may be traced. See `lutjax.layers.nnx.LogicGates`.
-          rngs: for the noise of the estimator gumbel, in place of the model's own.
+          temperature: temperature of all gates, 1 by default; may be traced. See
+            `lutjax.layers.nnx.LogicGates`.
+          rngs: noise for the gumbel estimator, instead of the model's own.
 
         Raises:
-          ValueError: samples have another size.
+          ValueError: the sample size differs.
         """
         x = of_shape("LogicClassifier", x, (self.config.in_features,))
         y = jnp.moveaxis(jnp.asarray(x), -1, 0)  # features first: the fast layout
@@ -111,7 +117,7 @@ class LogicClassifier(WithCircuit, nnx.Module):
         return jnp.moveaxis(votes, 0, -1)
 
     def packed(self) -> PackedClassifier:
-        """Return the hard network on 32 samples a word. It does not follow later changes of this model."""
+        """Return the hard network on 32 samples per word, independent of later model changes."""
         return pack(self)
 
     def _circuit(
@@ -122,7 +128,7 @@ class LogicClassifier(WithCircuit, nnx.Module):
         outputs: str | None,
         about: Mapping[str, Any],
     ) -> Circuit:
-        """Return the circuit of the layers, for `lutjax.circuits.from_model`."""
+        """Build the circuit, for `lutjax.circuits.from_model`."""
         encoder = [] if self.encoder is None else [self.encoder]
         layers = [*encoder, *self.layers, self.votes]
         outputs, facts = outputs_of(self.config, outputs)
@@ -130,7 +136,7 @@ class LogicClassifier(WithCircuit, nnx.Module):
 
 
 def pack(classifier: LogicClassifier) -> PackedClassifier:
-    """Return the hard network of a classifier as it is now, on 32 samples a word.
+    """Return the hard network for the current classifier, on 32 samples per word.
 
     Source: docs/logic.md, section 7.
     """

@@ -1,4 +1,4 @@
-"""A causal language model of softmax attention whose feed-forward layers are dense or made of tables."""
+"""Causal language model with softmax attention and dense or table-based feed-forward layers."""
 
 import functools
 import math
@@ -31,7 +31,7 @@ _ROTARY_BASE = 10000.0
 
 
 def feed_forward(config: GPTConfig, *, implementation: Any, rngs: nnx.Rngs) -> Any:
-    """Return the feed-forward layer of a block: a module called with inputs, `deterministic` and `rngs`."""
+    """Return the feed-forward module for a block; calls accept `deterministic` and `rngs`."""
     if config.feed_forward == "dense":
         return _Dense(config, rngs=rngs)
     if config.feed_forward == "lut":
@@ -43,21 +43,23 @@ def feed_forward(config: GPTConfig, *, implementation: Any, rngs: nnx.Rngs) -> A
 
 
 class GPT(Decoder):
-    """A causal language model of softmax attention, with a feed-forward layer that is dense or made of tables.
+    """Causal language model with softmax attention and dense or table-based feed-forward layers.
 
-    ``z = embedding[token]``, then in each layer ``z += attention(norm(z))`` and ``z += feed_forward(norm(z))``; the logits
-    are ``norm(z)`` times a matrix. Norms divide by the root of the mean square. Queries and keys are turned by angles
-    that grow with their positions (rotary positions), so attention sees distances, and a text longer than the
-    context is attended through a window of ``context - 1`` earlier positions. A memory adds to `z` before a layer what it reads
-    by the n-grams that end at each token. Dropout is on the vectors and on what each layer and a memory adds.
+    ``z = embedding[token]``, then in each layer ``z += attention(norm(z))`` and ``z +=
+    feed_forward(norm(z))``; the logits are ``norm(z)`` times a matrix. Norms divide by the root
+    mean square. Rotary position embeddings make attention depend on relative distances. Sequences
+    longer than the context use a sliding window: each token attends to ``context - 1`` earlier
+    positions. An n-gram memory adds its reads to `z` before a layer. Dropout applies to the
+    embeddings and to each term added by a layer or memory.
 
-    All variables are `nnx.Param`, but for the anchors of tables. Matrices start normally distributed with a deviation of
-    0.02, those whose product is added to `z` with ``0.02 / sqrt(2 * n_layers)``, or with zeros after tables.
+    All variables except table anchors are `nnx.Param`. Matrices are initialized with standard
+    deviation 0.02. Matrices whose product is added to `z` use ``0.02 / sqrt(2 * n_layers)``, or
+    zeros after tables.
 
     Args:
-      config: the sizes.
-      implementation: which implementation runs the ops on tables; see `lutjax.lut`.
-      rngs: its ``params`` stream draws everything.
+      config: model configuration.
+      implementation: selects the implementation of the table ops; see `lutjax.lut`.
+      rngs: the ``params`` stream initializes the model.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -145,16 +147,17 @@ class GPT(Decoder):
         for layer in self.layers:
             if layer.memory is not None:
                 assert tokens is not None
-                # Not inside of `run`: tables that are read in a checkpoint have no factored gradient.
+                # Not inside `run`: tables read within a checkpoint have no sparse gradient.
                 y = layer.memory.read(z, tokens, segments, decode)
                 z = z + self.dropout(y.astype(z.dtype), deterministic=deterministic, rngs=rngs)
             z = run(layer, z, rngs)
         return self.norm(z)
 
     def _continued(self, segments: Array) -> tuple[tuple[Array, Array], Array]:
-        """Return what layers ask of the cache: the place of the first new token in it, and segments; and turns of the tokens.
+        """Return the cache position of the first new token, cached segments, and rotary angles.
 
-        All texts of a batch are at one place. Their positions count tokens without padding, so that a text is turned as alone.
+        All sequences in a batch share one cache position. Rotary positions exclude padding, so each
+        sequence gets the same angles as on its own.
         """
         length = segments.shape[-1]
         first, held = self.cache_index[...], self.cached_segments[...]
@@ -164,7 +167,7 @@ class GPT(Decoder):
             turns = _turns(self.config, before[:, None] + jnp.cumsum(is_token, 1) - is_token)
         after = before + jnp.sum(is_token, 1, dtype=jnp.int32)
         place, context = first + length, self.config.context
-        # Counted to twice the context alone, which says all: a batch that texts join and leave never ends.
+        # Count up to twice the context only, which is sufficient: a continuous batch never ends.
         self.cache_index[...] = jnp.where(place < 2 * context, place, place % context + context)
         self.cached_lengths[...] = after
         self.cached_turns[...] = _turns(self.config, after[:, None])
@@ -173,7 +176,7 @@ class GPT(Decoder):
         return (first, held), turns
 
     def take_in(self, one: "GPT", slot: Array) -> None:
-        """Take the caches of another such model, with one text, for those of the text of a slot: of caches for ``[slots]`` texts."""
+        """Copy the caches of a model with a single sequence into a slot of ``[slots]`` caches."""
         shift = self.cache_index[...] - one.cache_index[...]  # all texts of a ring are at one place
 
         def take(name: str, own: Any, other: Any, axis: int = 0, along: int | None = None) -> None:
@@ -193,12 +196,13 @@ class GPT(Decoder):
                     take(name, own.memory, other.memory)
 
     def init_cache(self, batch_shape: tuple[int, ...]) -> None:
-        """Make empty caches (`nnx.Cache`) for texts of this batch shape, for calls with ``decode=True``."""
+        """Create empty caches (`nnx.Cache`) for this batch shape, as ``decode=True`` requires."""
         n = math.prod(batch_shape)
         self.cache_index = nnx.Cache(jnp.int32(0))
         self.cached_lengths = nnx.Cache(jnp.zeros((n,), jnp.int32))
         self.cached_segments = nnx.Cache(jnp.full((n, self.config.context), -1, jnp.int32))
-        # Those of the next position. In the memory of a loop they are made once for a step, and not in each layer.
+        # Angles of the next position: a loop carries them, so each step computes them once, not in
+        # every layer.
         self.cached_turns = nnx.Cache(_turns(self.config, jnp.zeros((n, 1), jnp.int32)))
         for layer in self.layers:
             layer.attention.init_cache(batch_shape)
@@ -207,7 +211,7 @@ class GPT(Decoder):
 
 
 class _Block(nnx.Module):
-    """Attention, then feed-forward, each of its normalized input and added to it; perhaps with a memory that is read before."""
+    """Pre-norm residual block: attention, then feed-forward, with an optional memory read first."""
 
     def __init__(self, config: GPTConfig, place: int, *, implementation: Any, rngs: nnx.Rngs):
         self.memory = nnx.data(None)
@@ -253,10 +257,11 @@ class _Attention(nnx.Module):
         return self.merge(y.reshape(*batch, length, features))
 
     def _decode(self, query: Array, key: Array, value: Array, *places: Array | None) -> jax.Array:
-        """Attend to the cached keys and the new ones, and keep the latest.
+        """Attend to cached and new keys, and store the latest keys.
 
-        Caches are rings: the key of a position lies at its remainder by the context. They are operands of a matrix product for each
-        text and head as they are, so that a step writes one column and one row and moves nothing else.
+        Caches are ring buffers: a position is stored at its remainder modulo the context. They are
+        direct operands of a matrix product per sequence and head, so a step writes one column and
+        one row and copies nothing else.
         """
         decode = sharding.divided_by_compiler(
             functools.partial(_decoded, self.config.context),
@@ -276,7 +281,7 @@ class _Attention(nnx.Module):
 
 
 class _Memory(NgramMemory):
-    """Memory of n-grams with caches of the latest tokens."""
+    """N-gram memory with a cache of the latest tokens."""
 
     cache_names = ("cached_tokens", "cached_segments", "cached_values")
 
@@ -286,13 +291,13 @@ class _Memory(NgramMemory):
             setattr(self, name, nnx.data(None))
 
     def read(self, z: Array, tokens: Array, segments: Array | None, decode: bool | None) -> jax.Array:
-        """Return what is read for vectors of tokens ``[..., length]``; while decoding for those that go on.
+        """Return the memory output for token vectors; decoding continues the cached tokens.
 
         Args:
-          z: vectors of the tokens.
+          z: token vectors.
           tokens: ids ``[..., length]``.
-          segments: ``[n, length]``, of all texts one after the other.
-          decode: whether to decode, with caches.
+          segments: ``[n, length]``, for flattened batch dimensions.
+          decode: decode with caches.
         """
         y: jax.Array
         if not decode:
@@ -310,14 +315,11 @@ class _Memory(NgramMemory):
         return y.reshape(z.shape)
 
     def init_cache(self, n: int) -> None:
-        """Make empty caches for texts."""
         for name, value in zip(self.cache_names, self.history((n,)), strict=True):
             setattr(self, name, nnx.Cache(value))
 
 
 class _Dense(nnx.Module):
-    """Two matrices with a GELU between them."""
-
     def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.up = _linear(config, config.features, 4 * config.features, rngs=rngs)
@@ -326,7 +328,8 @@ class _Dense(nnx.Module):
     def __call__(self, x: Array, *, deterministic: bool | None = None, rngs: nnx.Rngs | None = None) -> Array:
         dtype, up = jnp.dtype(self.config.dtype), self.up
         product = jnp.dot(jnp.asarray(x).astype(dtype), up.kernel[...].astype(dtype))
-        # In half precision the step is bound by memory traffic: computing the GELU again in the backward pass costs less than storing its tanh.
+        # Memory bandwidth limits half precision: recomputing the GELU in the backward pass is
+        # cheaper than storing its tanh.
         activation = jax.checkpoint(_biased_gelu) if dtype.itemsize == 2 else _biased_gelu
         return self.down(activation(product, up.bias[...].astype(dtype)))
 
@@ -336,7 +339,7 @@ def _biased_gelu(x: jax.Array, bias: jax.Array) -> jax.Array:
 
 
 class _Tables(LUT):
-    """Tables alone, which have no dropout of their own."""
+    """Tables without their own dropout."""
 
     def __call__(
         self, x: Array, *, deterministic: bool | None = None, rngs: nnx.Rngs | None = None
@@ -347,7 +350,7 @@ class _Tables(LUT):
 def _linear(
     config: GPTConfig, n_inputs: int, n_outputs: int, *, residual: bool = False, **options: Any
 ) -> Any:
-    """Return a matrix in the model's dtypes; `residual` if its product is added to the sum of layers."""
+    """Return a linear layer in the model's dtypes; `residual` scales it for the residual stream."""
     deviation = STANDARD_DEVIATION / (2 * config.n_layers) ** 0.5 if residual else STANDARD_DEVIATION
     return nnx.Linear(
         n_inputs,
@@ -374,17 +377,17 @@ def _decoded(
     first: Array,
     held: Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return what queries attend to, and the caches of keys and values with the latest, see `_Attention._decode`.
+    """Return the attention output and the updated key and value caches; see `_Attention._decode`.
 
     Args:
       context: length of the caches.
       keys: cached keys.
       values: cached values.
-      query: the queries.
-      key: the new keys.
-      value: the new values.
-      segments: segments of the queries and new keys, ``[n, length]``. Padding is negative.
-      first: place of the first new key of each sequence.
+      query: queries.
+      key: new keys.
+      value: new values.
+      segments: segments of queries and new keys, ``[n, length]``. Padding is negative.
+      first: cache position of the first new key per sequence.
       held: segments of the cached keys, ``[n, context]``.
     """
     n, length, n_heads, size = query.shape
@@ -397,7 +400,7 @@ def _decoded(
     query = of_heads(query, (0, 2, 1, 3))
     new_keys, new_values = of_heads(key, (0, 2, 3, 1)), of_heads(value, (0, 2, 1, 3))
     if length == 1:
-        # The slot that is written over holds a key that no query sees any more.
+        # The overwritten slot holds a key outside every query's window.
         slot = first % context
         keys = jax.lax.dynamic_update_slice_in_dim(keys, new_keys, slot, 2)
         values = jax.lax.dynamic_update_slice_in_dim(values, new_values, slot, 1)
@@ -424,7 +427,6 @@ def _attend_to_cache(
     seen: Bool[Array, "n length slots"],
     n_heads: int,
 ) -> jax.Array:
-    """Compute `attend` for keys and values in the layout of the caches."""
     dtype = accumulator(query.dtype)
     scores = jnp.matmul(query, keys, preferred_element_type=dtype) * jnp.asarray(
         query.shape[-1] ** -0.5, dtype
@@ -435,20 +437,20 @@ def _attend_to_cache(
 
 
 def _same_segment(of_queries: Array, of_keys: Array) -> jax.Array:
-    """Mask ``[n, queries, keys]`` of pairs of one segment. Of padding there are none."""
+    """Return the mask ``[n, queries, keys]`` for pairs in the same segment, excluding padding."""
     queries = of_queries[:, :, None]
     return (queries == of_keys[:, None, :]) & (queries >= 0)
 
 
 def _places_in_segments(segments: Array) -> jax.Array:
-    """Return the place of each token among those of its segment that lie next to it, ``[n, length]``."""
+    """Return the position of each token within its contiguous segment, ``[n, length]``."""
     place = jnp.broadcast_to(jnp.arange(segments.shape[1], dtype=jnp.int32), segments.shape)
     begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)
     return place - jax.lax.cummax(jnp.where(begins, place, 0), axis=1)
 
 
 def _turns(config: GPTConfig, position: Int[Array, "n length"]) -> Float[jax.Array, "2 n length half"]:
-    """Return by how much queries and keys turn, cosines and sines: by angles that grow with the position."""
+    """Return the cosines and sines of the rotary angles, which grow with the position."""
     size, dtype = config.features // config.n_heads, accumulator(config.dtype)
     rate = _ROTARY_BASE ** (-jnp.arange(0, size, 2, dtype=dtype) / size)
     angle = position.astype(dtype)[:, :, None] * rate[None, None, :]
@@ -458,7 +460,7 @@ def _turns(config: GPTConfig, position: Int[Array, "n length"]) -> Float[jax.Arr
 def _rotate(
     x: Float[Array, "n length heads size"], turns: Float[Array, "2 #n length half"]
 ) -> Float[jax.Array, "n length heads size"]:
-    """Turn the two halves of each vector as pairs."""
+    """Rotate the two halves of each vector as pairs."""
     cos, sin = turns[..., None, :]
     a, b = jnp.split(x.astype(turns.dtype), 2, -1)
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1).astype(x.dtype)
