@@ -1,4 +1,4 @@
-"""Hard inference of a `LogicClassifier` on words of 32 samples."""
+"""Hard inference for a `LogicClassifier` on 32-sample words."""
 
 import dataclasses
 import functools
@@ -20,14 +20,15 @@ from lutjax.models._circuits import WithCircuit
 from lutjax.models._samples import of_shape
 from lutjax.values import Array
 
-# Words of every gate that are computed before the next words: the values of two layers stay in the cache.
+# Words computed per gate before the next block: the values of two layers stay in the cache.
 _BLOCK = 64
-# Sums of bits are counted in fields of words: 4 bits wide, which hold 15 bits' sum, and then 8 bits wide, 17 of those.
+# Bits are counted in bit fields: 4-bit fields hold the sum of 15 bits, 8-bit fields hold 17 such
+# sums.
 _IN_4_BITS, _IN_8_BITS = 15, 17
 
 
 class Packed:
-    """Base of packed networks, which have `first_bits` and, of words of these bits, ``_last_words``."""
+    """Base class for packed networks, which define `first_bits` and ``_last_words``."""
 
     config: Any
     first_bits: Callable[..., jax.Array]
@@ -36,11 +37,11 @@ class Packed:
         raise NotImplementedError
 
     def votes(self, x: Num[Array, "..."]) -> Int[jax.Array, "batch classes"]:
-        """Return the votes for each class that samples, as a call takes them, get: int32 ``[B, n_classes]``."""
+        """Return the votes per class for samples: int32 ``[B, n_classes]``."""
         return votes_of(self, self.first_bits(x))
 
     def last_words(self, words: UInt32[Array, "bits words"]) -> UInt32[jax.Array, "votes words"]:
-        """Return the bits of the last layer, those that vote, for words as `from_words` takes them."""
+        """Return the voting bits of the last layer, for words in the layout of `from_words`."""
         votes: jax.Array = by_samples(type(self)._last_words, results=2)(self, words)
         return votes
 
@@ -52,16 +53,15 @@ class Packed:
 )
 @dataclasses.dataclass(frozen=True)
 class PackedClassifier(Packed, WithCircuit):
-    """The hard network of a `LogicClassifier`, with all gates as bitwise operations on 32 samples a word.
+    """Hard network of a `LogicClassifier`: bitwise gate operations on 32 samples per word.
 
-    A pytree of arrays. The number of samples need not be a multiple of anything; calls are compiled once for each
-    number of words.
+    A pytree of arrays. Any number of samples is supported; calls compile once per number of words.
 
     Attributes:
-      truth: for each layer the tables, bool ``[gates, 2**inputs]``.
-      wires: for each layer int32 ``[gates, inputs]``.
-      thresholds: ``[features, thresholds]``, None where samples are bits.
-      config: of the classifier.
+      truth: tables of each layer, bool ``[gates, 2**inputs]``.
+      wires: wires of each layer, int32 ``[gates, inputs]``.
+      thresholds: ``[features, thresholds]``; None for bit inputs.
+      config: configuration of the classifier.
 
     Example:
       >>> import jax.numpy as jnp, lutjax
@@ -80,13 +80,16 @@ class PackedClassifier(Packed, WithCircuit):
     config: Any
 
     def __call__(self, x: Num[Array, "..."]) -> Num[jax.Array, " batch"]:
-        """Classes of samples ``[B, in_features]``, the first of those with the most votes: int32 ``[B]``; of regression numbers, float32 ``[B]``.
+        """Return int32 classes ``[B]``; for regression, float32 values ``[B]``.
+
+        The first class wins a tie.
 
         Args:
-          x: numbers of any dtype; uint8 is the fastest. Images with as many numbers are taken, too.
+          x: samples ``[B, in_features]`` of any dtype; uint8 is the fastest. Images with as many
+            values are also accepted.
 
         Raises:
-          ValueError: samples have another size.
+          ValueError: the sample size differs.
         """
         x = self._rows(x)
         if x.ndim != 2:
@@ -97,10 +100,12 @@ class PackedClassifier(Packed, WithCircuit):
         return classes
 
     def from_words(self, words: UInt32[Array, "bits words"]) -> Num[jax.Array, " samples"]:
-        """Classes of samples whose bits are packed, by `lutjax.pack_bits`: int32 ``[32 * words]``; of regression numbers, float32.
+        """Classify samples whose bits are packed by `lutjax.pack_bits`.
+
+        Returns int32 classes ``[32 * words]``; for regression, float32 values.
 
         Args:
-          words: ``[in_features * n_thresholds, W]``, the bits of a feature one after the other.
+          words: ``[in_features * n_thresholds, W]``, ordered by feature, then threshold.
 
         Raises:
           ValueError, TypeError: a wrong shape or dtype.
@@ -120,7 +125,7 @@ class PackedClassifier(Packed, WithCircuit):
         return of_shape("PackedClassifier", x, (self.config.in_features,))
 
     def first_bits(self, x: Num[Array, "..."]) -> Bool[jax.Array, "batch bits"]:
-        """Return the bits of samples ``[B, in_features]`` that the first layer can read, in the order of `from_words`."""
+        """Encode samples ``[B, in_features]`` as input bits, in the order of `from_words`."""
         bits: jax.Array = by_samples(_first_bits, 0, 2)(self, jnp.asarray(self._rows(x)))
         return bits.T
 
@@ -135,7 +140,7 @@ class PackedClassifier(Packed, WithCircuit):
         outputs: str | None,
         about: Mapping[str, Any],
     ) -> Circuit:
-        """Return the circuit of the tables, for `lutjax.circuits.from_model`."""
+        """Build the circuit of the tables, for `lutjax.circuits.from_model`."""
         stages = stages_of_tables(
             self.truth, self.wires, self.thresholds, self.config.in_features, self.config.n_classes
         )
@@ -147,14 +152,14 @@ class PackedClassifier(Packed, WithCircuit):
 
 
 def number_of(config: Any, counts: Num[Array, "..."]) -> jax.Array:
-    """Return the numbers of a regression for how many bits are 1, in float32 or a wider dtype of them."""
+    """Convert bit counts to regression values, in float32 or a wider dtype of the counts."""
     dtype = jnp.float64 if counts.dtype == jnp.float64 else jnp.float32
     found: jax.Array = jnp.asarray(counts, dtype) * jnp.asarray(config.scale, dtype)
     return found + jnp.asarray(config.offset, dtype)
 
 
 def outputs_of(config: Any, outputs: str | None) -> tuple[str | None, dict[str, Any]]:
-    """Return what the port ``y`` of a circuit gives, and the facts that a regression adds to those of the circuit.
+    """Return the output kind of the port ``y``, and the circuit facts added by regression.
 
     Raises:
       ValueError: the class of a regression.
@@ -176,18 +181,18 @@ def outputs_of(config: Any, outputs: str | None) -> tuple[str | None, dict[str, 
 
 @jax.jit
 def votes_of(packed: Any, bits: Bool[jax.Array, "batch bits"]) -> jax.Array:
-    """Return the votes of a packed network for each class, int32 ``[B, n_classes]``, for the bits that its first layer can read."""
+    """Return a packed network's class votes for input bits: int32 ``[B, n_classes]``."""
     last = lutjax.unpack_bits(packed.last_words(lutjax.pack_bits(bits.T)), len(bits))
     return last.reshape(packed.config.n_classes, -1, len(bits)).sum(1, dtype=jnp.int32).T
 
 
 def by_samples(function: Callable[..., jax.Array], samples: int = -1, results: int = 1) -> Callable[..., Any]:
-    """Return a function of a packed network and an array that leaves its division over devices to the compiler.
+    """Wrap a function so that the compiler shards it over samples.
 
     Args:
       function: function of a packed network and an array.
-      samples: the axis of the array that counts samples, or words of them.
-      results: the number of axes of the result, of which that of samples is the last.
+      samples: array axis that counts samples, or words of samples.
+      results: number of result axes; samples are the last one.
     """
 
     def spec(packed: Any, x: jax.Array) -> PartitionSpec:
@@ -197,7 +202,7 @@ def by_samples(function: Callable[..., jax.Array], samples: int = -1, results: i
 
 
 def _of_batch(packed: PackedClassifier, x: jax.Array) -> jax.Array:
-    """Return the classes of samples ``[B, F]``."""
+    """Return the classes for samples ``[B, F]``."""
     n_samples = x.shape[0]
     blocks, size = _blocks(-(-n_samples // 32))
     x = jnp.pad(x, ((0, blocks * size * 32 - n_samples), (0, 0)))
@@ -206,10 +211,11 @@ def _of_batch(packed: PackedClassifier, x: jax.Array) -> jax.Array:
 
 @jax.jit
 def _of_samples(packed: PackedClassifier, x: jax.Array) -> jax.Array:
-    """Return samples in blocks, ``[blocks, 32 * words, F]``."""
-    # Two loops, because XLA would encode a bit anew for each gate that reads it.
+    """Classify samples in blocks, ``[blocks, 32 * words, F]``."""
+    # Two loops, because XLA would encode a bit again for each gate that reads it.
     words = jax.lax.map(functools.partial(_encode, packed), x)
-    # Putting sample 32 w + j of a block into bit j of word w is expensive: it holds sample W j + w.
+    # Moving sample 32 w + j of a block into bit j of word w is expensive, so this bit holds sample
+    # W j + w.
     classes = jax.lax.map(lambda words: _classes(packed, words).reshape(-1), words)
     return classes.reshape(-1).astype(jnp.int32)
 
@@ -225,13 +231,13 @@ def _of_words(packed: PackedClassifier, words: jax.Array) -> jax.Array:
 
 
 def _blocks(n_words: int) -> tuple[int, int]:
-    """Return a number of blocks and their size in words that hold `n_words` with little padding."""
+    """Return a block count and block size in words, covering `n_words` with little padding."""
     blocks = max(-(-n_words // _BLOCK), 1)
     return blocks, max(-(-n_words // blocks), 1)
 
 
 def _encode(packed: PackedClassifier, x: jax.Array) -> jax.Array:
-    """Return samples ``[32 W, F]`` as words ``[bits, W]``: sample ``W j + w`` is bit j of word w."""
+    """Encode ``[32 W, F]`` as words ``[bits, W]``; sample ``W j + w`` is bit j of word w."""
     x = x.T.reshape(x.shape[1], 1, 32, -1)
     words = jnp.uint32(0)
     for place in range(32):
@@ -240,39 +246,43 @@ def _encode(packed: PackedClassifier, x: jax.Array) -> jax.Array:
 
 
 def bits_of(thresholds: Array | None, x: jax.Array) -> jax.Array:
-    """Return numbers ``[F, 1, n]`` as bits ``[F, thresholds, n]``."""
+    """Encode features ``[F, 1, n]`` as bits ``[F, thresholds, n]``."""
     if thresholds is None:
         return x != 0
     thresholds = thresholds[:, :, None]
     if x.dtype != jnp.uint8:
         return x.astype(thresholds.dtype) > thresholds
-    # A whole number is above a threshold where it is above its floor; without a cast of the numbers.
+    # An integer exceeds a threshold exactly where it exceeds its floor; this avoids casting the
+    # integers.
     floor = jnp.floor(thresholds)
     return (x > jnp.clip(floor, 0, 255).astype(jnp.uint8)) | (floor < 0)
 
 
 def _first_bits(packed: PackedClassifier, x: jax.Array) -> jax.Array:
-    """Return the bits of samples ``[B, F]`` that the first layer can read: ``[bits, B]``."""
+    """Encode samples ``[B, F]`` as first-layer input bits ``[bits, B]``."""
     bits = bits_of(packed.thresholds, x.T[:, None])
     return bits.reshape(bits.shape[0] * bits.shape[1], len(x))
 
 
 def through_layers(packed: Any, words: jax.Array) -> jax.Array:
-    """Return the bits of the last layer of gates, for those that the first one reads: ``[votes, words]``."""
+    """Return the last layer's bits, ``[votes, words]``, from the first layer's input bits."""
     for truth, wires in zip(packed.truth, packed.wires, strict=True):
         words = lutjax.packed_lut(words, truth, wires)
     return jnp.asarray(words)
 
 
 def _classes(packed: PackedClassifier, words: jax.Array) -> jax.Array:
-    """Classes of samples: words ``[bits, W]`` -> uint32 ``[32, W]``, that of bit j of word w at ``[j, w]``."""
+    """Return classes for words ``[bits, W]``: uint32 ``[32, W]``, bit j of word w at ``[j, w]``."""
     return classes_of_bits(packed._last_words(words), packed.config.n_classes)
 
 
 def classes_of_bits(words: jax.Array, n_classes: int) -> jax.Array:
-    """Return the classes with the most votes, bits ``[votes, W]``: uint32 ``[32, W]``, that of bit j of word w at ``[j, w]``."""
+    """Return the classes with the most votes, from bits ``[votes, W]``.
+
+    The result is uint32 ``[32, W]``, with bit j of word w at ``[j, w]``.
+    """
     votes = _sums_of_bits(words.reshape(n_classes, len(words) // n_classes, words.shape[-1]))
-    # The most votes, and of equal ones those for the first class, are one maximum.
+    # One maximum selects the most votes, and the first class on a tie.
     width = (n_classes - 1).bit_length()
     best = votes[..., 0, :] << width | (n_classes - 1)
     for label in range(1, n_classes):
@@ -281,9 +291,9 @@ def classes_of_bits(words: jax.Array, n_classes: int) -> jax.Array:
 
 
 def _sums_of_bits(words: jax.Array) -> jax.Array:
-    """Sum over the rows of words, bit by bit: uint32 ``[k, rows, W]`` -> ``[4, 8, k, W]``, of bit 8 i + j at [i, j].
+    """Sum each bit over rows: uint32 ``[k, rows, W]`` -> ``[4, 8, k, W]``, bit 8 i + j at [i, j].
 
-    Rows are added in fields of 4 bits, these sums in fields of 8 bits, and what does not fit there as whole words.
+    Rows are added in 4-bit fields, their sums in 8-bit fields, and larger sums as whole words.
     """
     k, rows, n_words = words.shape
     n4 = -(-rows // _IN_4_BITS)
@@ -301,7 +311,7 @@ def _sums_of_bits(words: jax.Array) -> jax.Array:
 
 
 def _add_rows(arrays: list[jax.Array]) -> tuple[jax.Array, ...]:
-    """Sum over axis 1 of several arrays, in one pass."""
+    """Sum several arrays over axis 1, in one pass."""
     zeros = (jnp.uint32(0),) * len(arrays)
     added = jax.lax.reduce(
         tuple(arrays), zeros, lambda a, b: tuple(x + y for x, y in zip(a, b, strict=True)), (1,)

@@ -1,4 +1,4 @@
-"""Rules of cellular automata that run on words of 32 cells, in gates that the compiler joins."""
+"""Compiled cellular automaton rules on 32-cell words."""
 
 import dataclasses
 import functools
@@ -18,16 +18,18 @@ from lutjax.values import Array
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class PackedAutomaton:
-    """A rule that runs on words of 32 cells, where every gate of the circuit is an operation of a program that XLA compiles as one.
+    """Cellular automaton rule compiled into one XLA program on 32-cell words.
 
-    A `LogicCA` reads its gates from arrays, so training does not compile anew; here they are part of the program: larger grids run faster, and a rule of
-    thousands of gates takes long to compile. All cells are updated in each step.
+    A `LogicCA` reads its gates from arrays, so training never recompiles. Here the gates are part
+    of the program: larger grids run faster, but a rule with thousands of gates takes long to
+    compile. Each step updates all cells.
 
     Args:
-      circuit: the rule of a cell, such as ``LogicCA.circuit()`` or what `lutjax.circuits.netlist_json` reads of ``pruned.json``.
+      circuit: rule for one cell, such as ``LogicCA.circuit()``, or ``pruned.json`` read by
+        `lutjax.circuits.netlist_json`.
 
     Raises:
-      ValueError: it is not the rule of an automaton.
+      ValueError: the circuit is not an automaton rule.
 
     Source: docs/logic.md, section 5.
 
@@ -44,7 +46,7 @@ class PackedAutomaton:
 
     circuit: Circuit
     periodic: bool = dataclasses.field(init=False)
-    """True if the grid is a torus, as the circuit says; circuits are equal where gates are."""
+    """True for a toroidal grid, as the circuit records it; circuit equality compares gates."""
 
     def __post_init__(self) -> None:
         if self.circuit.about.get("kind") != "automaton":
@@ -57,10 +59,10 @@ class PackedAutomaton:
     def __call__(
         self, state: Shaped[Array, "*batch height width channels"], n_steps: int = 1
     ) -> Shaped[jax.Array, "*batch height width channels"]:
-        """Return the state after some steps, of the same dtype; what is not 0 is 1.
+        """Return the state after `n_steps` steps, in the same dtype; nonzero values count as 1.
 
         Raises:
-          ValueError: there are other channels, or n_steps is negative.
+          ValueError: the number of channels differs, or n_steps is negative.
         """
         require_array("PackedAutomaton", "state", state)
         channels = self.circuit.n_outputs
@@ -75,15 +77,16 @@ class PackedAutomaton:
     def steps(
         self, words: UInt32[Array, "channels *batch height words"], width: int, n_steps: int = 1
     ) -> UInt32[jax.Array, "channels *batch height words"]:
-        """Return the state after some steps, in words all the time: for large grids.
+        """Return the state after `n_steps` steps without unpacking words: for large grids.
 
         Args:
-          words: bit j of word w is column ``32 w + j``; bits beyond the row are 0. `lutjax.pack_bits` makes them.
-          width: columns of the grid.
+          words: bit j of word w is column ``32 w + j``; bits beyond the row are 0, as in
+            `lutjax.pack_bits`.
+          width: number of columns.
           n_steps: number of steps.
 
         Raises:
-          ValueError: the words are too many or too few for the width, or n_steps is negative.
+          ValueError: the number of words does not match the width, or n_steps is negative.
         """
         if words.ndim < 3 or words.shape[0] != self.circuit.n_outputs or words.shape[-1] != -(-width // 32):
             raise ValueError(
@@ -109,7 +112,7 @@ def _steps(rule: PackedAutomaton, words: jax.Array, width: int, n_steps: int) ->
 
 
 def _answers(circuit: Circuit, bits: list[jax.Array]) -> jax.Array:
-    """Return the output bits of a circuit, for words of its input bits."""
+    """Return a circuit's output bits, for words of input bits."""
     program = operations(circuit)
     values: list[jax.Array] = [jnp.zeros_like(bits[0]), *bits]
     for nodes, table in zip(program.fanins, program.tables, strict=True):
@@ -118,7 +121,7 @@ def _answers(circuit: Circuit, bits: list[jax.Array]) -> jax.Array:
 
 
 def _gate(table: int, inputs: list[jax.Array]) -> jax.Array:
-    """Return the answers of a table that is no constant; the first input is the lowest bit of the address."""
+    """Evaluate a non-constant table; the first input is the lowest address bit."""
     *rest, last = inputs
     ones = (1 << (1 << len(rest))) - 1
     low, high = table & ones, table >> (1 << len(rest))  # where the last input is 0, and 1

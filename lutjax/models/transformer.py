@@ -1,4 +1,4 @@
-"""A causal language model made of look-up tables."""
+"""Causal language model built from lookup tables."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,11 +23,11 @@ with needed_by("lutjax.models.transformer"):
 
 
 class Embedding(nnx.Variable):
-    """The vectors of the tokens. Kept with the tables, never trained."""
+    """Token embeddings, stored with the tables and never trained."""
 
 
 class _Branch(nnx.Module):
-    """A layer with dropout and batch normalization after it, added to its input."""
+    """Residual layer with dropout and optional batch normalization."""
 
     def __init__(self, layer: Any, config: LUTTransformerConfig, *, rngs: nnx.Rngs):
         self.layer = layer
@@ -71,20 +71,21 @@ class _Block(nnx.Module):
 
 
 class LUTTransformer(Decoder):
-    """A causal language model made of look-up tables: no matrix product anywhere.
+    """Causal language model built from lookup tables, without matrix products.
 
-    ``z = embedding[token]``, then in each layer ``z += attention(z)`` and ``z += tables(z)``, each with
-    dropout and, if asked for, batch normalization on what is added; the logits are ``tables(z)``. A text
-    longer than the context is attended through a window of ``context - 1`` earlier positions; with the memory ``"counts"`` as a whole.
+    ``z = embedding[token]``, then in each layer ``z += attention(z)`` and ``z += tables(z)``, with
+    dropout and optional batch normalization on each added term; the logits are ``tables(z)``.
+    Sequences longer than the context use a sliding window: each token attends to ``context - 1``
+    earlier positions. The memory ``"counts"`` attends to the whole sequence instead.
 
-    State: `nnx.Param` are the tables and positions of the layers (and the scales of batch
-    normalization); `Embedding`, `Anchors` and, with batch normalization, `nnx.BatchStat` are kept with
-    them and not trained. Tables start at zero.
+    State: `nnx.Param` holds the tables and positions of the layers (and the batch normalization
+    scales); `Embedding`, `Anchors` and, with batch normalization, `nnx.BatchStat` are stored with
+    them, untrained. Tables start at zero.
 
     Args:
-      config: the sizes.
-      implementation: which implementation runs the ops; see `lutjax.lut`.
-      rngs: its ``params`` stream draws everything.
+      config: model configuration.
+      implementation: selects the implementation of the ops; see `lutjax.lut`.
+      rngs: the ``params`` stream initializes the model.
 
     Source: docs/semantics.md, section 9.
 
@@ -139,7 +140,7 @@ class LUTTransformer(Decoder):
         return z
 
     def take_in(self, one: "LUTTransformer", slot: Array) -> None:
-        """Take the caches of another such model, with one text, for those of the text of a slot: of caches for ``[slots]`` texts."""
+        """Copy the caches of a model with a single sequence into a slot of ``[slots]`` caches."""
         for own, other in zip(self.layers, one.layers, strict=True):
             layer, of_one = own.attention.layer, other.attention.layer
             for name in layer.spec.cache_names:
@@ -151,7 +152,7 @@ class LUTTransformer(Decoder):
                 )
 
     def copy_block(self, source: Array, target: Array) -> None:
-        """Copy a block of the caches of all layers, of caches in blocks."""
+        """Copy a block in the paged caches of all layers."""
         for layer in self.layers:
             for name in layer.attention.layer.spec.cache_names:
                 cache = getattr(layer.attention.layer, name)
@@ -159,16 +160,18 @@ class LUTTransformer(Decoder):
                     cache[...] = cache[...].at[target].set(cache[...][source])
 
     def init_cache(self, batch_shape: tuple[int, ...], *, blocks: tuple[int, int] | None = None) -> None:
-        """Make empty caches (`nnx.Cache`) for texts of this batch shape, for calls with ``decode=True``.
+        """Create empty caches (`nnx.Cache`) for this batch shape, as ``decode=True`` requires.
 
-        Of earlier tokens they keep the ids of rows, where attention is ``"concatenated"``: one byte for each detector of up to 8 anchor pairs. With
-        the memory ``"counts"`` they keep how many tokens had each row.
+        Where attention is ``"concatenated"``, caches store the row ids of earlier tokens: one byte
+        per detector with up to 8 anchor pairs. With the memory ``"counts"`` they store the number
+        of tokens per row.
 
         Args:
-          batch_shape: batch dimensions of the texts.
-          blocks: number and size of the blocks of a pool, in which the tokens of all texts are. ``block_tables``, ``[*batch_shape, entries]``, -1 at
-            first, then says which blocks a text has, and ``cached_lengths`` how many tokens of it are in them; see `lutjax.layers.nnx.LUTAttention`.
-            `Slots` does all of this.
+          batch_shape: batch dimensions.
+          blocks: number and size of the blocks in a shared pool, which stores the tokens of all
+            sequences. ``block_tables``, ``[*batch_shape, entries]``, initially -1, then lists the
+            blocks of each sequence, and ``cached_lengths`` counts its cached tokens; see
+            `lutjax.layers.nnx.LUTAttention`. `Slots` manages both.
         """
         kept = {"counts": True} if self.config.memory == "counts" else {"ids": True}
         for layer in self.layers:

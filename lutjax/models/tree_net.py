@@ -1,4 +1,4 @@
-"""A classifier of images made of trees of logic gates."""
+"""Image classifier built from trees of logic gates."""
 
 import dataclasses
 import functools
@@ -29,31 +29,39 @@ from lutjax.values import Array
 with needed_by("lutjax.models.tree_net"):
     from flax import nnx
 
-# Words of samples that go through all layers together.
+# Sample words that pass through all layers together.
 _WORDS = 4
 
 
-# Name: factor of all sizes, thresholds of a pixel, temperature of the votes, and a further factor of the layers of gates.
+# Name: factor of all sizes, thresholds per pixel, temperature of the votes, and an extra factor for
+# gate layers.
 class LogicTreeNet(WithCircuit, nnx.Module):
-    """Classes of images by the votes of logic gates, after layers of trees of gates.
+    """Image classifier by gate votes, after convolutions with trees of gates.
 
-    Each number of an image becomes bits; layers of trees slide over the image, each with the or of neighboring places; gates
-    read what is left and vote: class k gets the sum of the k-th group of them. Trained soft, it is a circuit: with
-    ``deterministic=True`` bits go through the gates that were chosen, and `packed` runs that on 32 samples a word.
+    A thermometer encodes each pixel value as bits. Convolution layers slide trees over the image,
+    each followed by OR pooling. Gates read the remaining bits and vote: class k gets the sum of the
+    k-th group.
 
-    State: what the layers hold; see `lutjax.layers.nnx.LogicConv` and `lutjax.layers.nnx.LogicGates`. `nnx.Param` are the gates, and
-    thresholds if they are learned; wires are kept with them and not trained.
+    After soft training the model is a circuit: ``deterministic=True`` evaluates the selected gates
+    on bits, and `packed` evaluates them on 32 samples per word.
+
+    State: the state of the layers; see `lutjax.layers.nnx.LogicConv` and
+    `lutjax.layers.nnx.LogicGates`. Gates and learned thresholds are `nnx.Param`; wires are stored
+    with them, untrained.
 
     Args:
-      config: the sizes.
-      thresholds: ``[channels, n_thresholds]``, from `lutjax.thermometer_thresholds`; by default evenly in (0, 1). With edges there are
-        five times as many: those of channels, then those of each of the differences.
-      widths: ``[channels]``, as many, of the sigmoids through which thresholds are learned; by default the distances between thresholds.
-      implementation: which implementation runs the ops; see `lutjax.logic_gates`.
-      rngs: its ``params`` stream draws everything, its ``gates`` stream the noise of the estimator gumbel.
+      config: model configuration.
+      thresholds: ``[channels, n_thresholds]``, from `lutjax.thermometer_thresholds`; by default
+        evenly spaced in (0, 1). Edges require five times as many rows: first the channels, then
+        each difference for all channels.
+      widths: ``[channels]``, as many as thresholds have rows: sigmoid widths for learned
+        thresholds; by default the distances between thresholds.
+      implementation: selects the implementation of the ops; see `lutjax.logic_gates`.
+      rngs: the ``params`` stream initializes the model; the ``gates`` stream provides the noise of
+        the gumbel estimator.
 
     Raises:
-      ValueError: thresholds do not fit, or are given for bits.
+      ValueError: thresholds have a wrong shape, or are given for bit inputs.
 
     Source: docs/logic.md, section 8.
 
@@ -97,18 +105,19 @@ class LogicTreeNet(WithCircuit, nnx.Module):
         temperature: Float[Array, ""] | float | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[jax.Array, "... classes"]:
-        """Logits of the classes: votes over tau.
+        """Return class logits: votes over tau.
 
         Args:
-          x: ``[..., height, width, channels]`` of a floating-point dtype, or without an axis of one channel, or rows of all these numbers;
-            bits of 0 and 1 where there are no thresholds.
-          deterministic: whether to run the hard network; takes precedence over the model's own mode, soft unless
+          x: ``[..., height, width, channels]`` with a floating-point dtype, without the axis of a
+            single channel, or flattened; bits (0 and 1) without thresholds.
+          deterministic: run the hard network; overrides the mode of the model, which is soft unless
             `nnx.view` or `eval` changed it.
-          temperature: of all gates, in place of 1; it may be traced. See `lutjax.layers.nnx.LogicGates`.
-          rngs: for the noise of the estimator gumbel, in place of the model's own.
+          temperature: temperature of all gates, 1 by default; may be traced. See
+            `lutjax.layers.nnx.LogicGates`.
+          rngs: noise for the gumbel estimator, instead of the model's own.
 
         Raises:
-          ValueError: images have another size.
+          ValueError: the image size differs.
         """
         y = _features_first(x, self.config)
         if self.config.edges:
@@ -123,7 +132,7 @@ class LogicTreeNet(WithCircuit, nnx.Module):
         return jnp.moveaxis(self.votes(y), 0, -1)
 
     def packed(self) -> "PackedTreeNet":
-        """Return the hard network on 32 samples a word. It does not follow later changes of this model."""
+        """Return the hard network on 32 samples per word, independent of later model changes."""
         trees = [layer.spec.hard(layer._arrays()) for layer in self.trees]
         gates = [layer.truth_tables() for layer in self.gates]
         return PackedTreeNet(
@@ -143,7 +152,7 @@ class LogicTreeNet(WithCircuit, nnx.Module):
         outputs: str | None,
         about: Mapping[str, Any],
     ) -> Circuit:
-        """Return the circuit of the layers, for `lutjax.circuits.from_model`."""
+        """Build the circuit, for `lutjax.circuits.from_model`."""
         if inputs != "bits" and self.config.edges:
             raise ValueError(
                 f"circuits.from_model: inputs is {inputs!r}, but the model also compares differences of pixels with thresholds, which its circuit "
@@ -162,18 +171,17 @@ class LogicTreeNet(WithCircuit, nnx.Module):
 )
 @dataclasses.dataclass(frozen=True)
 class PackedTreeNet(Packed):
-    """The hard network of a `LogicTreeNet`, with all gates as bitwise operations on 32 samples a word.
+    """Hard network of a `LogicTreeNet`: bitwise gate operations on 32 samples per word.
 
-    A pytree of arrays. The number of samples need not be a multiple of anything; calls are compiled once for each
-    number of words.
+    A pytree of arrays. Any number of samples is supported; calls compile once per number of words.
 
     Attributes:
-      tree_truth: for each layer of trees the tables of its nodes, bool ``[nodes, 2**n_inputs]``.
-      tree_wires: for each layer of trees int32 ``[leaves / n_inputs, n_inputs]``.
-      truth: for each layer of gates the tables, bool ``[gates, 2**n_inputs]``.
-      wires: for each layer of gates int32 ``[gates, n_inputs]``.
-      thresholds: ``[channels, thresholds]``, None where samples are bits.
-      config: of the model.
+      tree_truth: node tables of each tree layer, bool ``[nodes, 2**n_inputs]``.
+      tree_wires: wires of each tree layer, int32 ``[leaves / n_inputs, n_inputs]``.
+      truth: tables of each gate layer, bool ``[gates, 2**n_inputs]``.
+      wires: wires of each gate layer, int32 ``[gates, n_inputs]``.
+      thresholds: ``[channels, thresholds]``; None for bit inputs.
+      config: configuration of the model.
 
     Source: docs/logic.md, section 8.
     """
@@ -186,13 +194,14 @@ class PackedTreeNet(Packed):
     config: Any
 
     def __call__(self, x: Num[Array, "..."]) -> Int[jax.Array, " batch"]:
-        """Classes of images ``[B, height, width, channels]``, the first of those with the most votes: int32 ``[B]``.
+        """Return int32 classes ``[B]``; the first class wins a tie.
 
         Args:
-          x: numbers of any dtype. Rows of all numbers are taken, too, and images without an axis of one channel.
+          x: images ``[B, height, width, channels]`` of any dtype, also flattened, or without the
+            axis of a single channel.
 
         Raises:
-          ValueError: images have another size.
+          ValueError: the image size differs.
         """
         x = _features_first(x, self.config)
         if x.ndim != 4:
@@ -200,12 +209,15 @@ class PackedTreeNet(Packed):
         return by_samples(_classes)(self, x)
 
     def first_bits(self, x: Num[Array, "..."]) -> Bool[jax.Array, "batch bits"]:
-        """Return the bits of images that the first layer can read, in the order of `from_words`."""
+        """Encode images as first-layer input bits, in the order of `from_words`."""
         bits: jax.Array = by_samples(_first_bits, results=2)(self, _features_first(x, self.config))
         return bits.T
 
     def from_words(self, words: UInt32[Array, "bits words"]) -> Int[jax.Array, " samples"]:
-        """Classes of samples whose bits are packed, by `lutjax.pack_bits`, in the order channel, threshold, row, column: int32 ``[32 * words]``."""
+        """Classify packed samples: int32 ``[32 * words]``.
+
+        `lutjax.pack_bits` packs bits, here in the order channel, threshold, row, column.
+        """
         classes: jax.Array = by_samples(_classes_of_words)(self, words)
         return classes
 
@@ -221,7 +233,7 @@ class PackedTreeNet(Packed):
 
 @jax.jit
 def _classes(packed: PackedTreeNet, x: jax.Array) -> jax.Array:
-    """Return the classes of images ``[channels, height, width, B]``."""
+    """Return the classes for images ``[channels, height, width, B]``."""
     n_samples = x.shape[-1]
     n_words = min(max(-(-n_samples // 32), 1), _WORDS)
     blocks = max(-(-n_samples // (32 * n_words)), 1)
@@ -236,13 +248,13 @@ def _classes(packed: PackedTreeNet, x: jax.Array) -> jax.Array:
 
 
 def _classes_of_words(packed: PackedTreeNet, words: jax.Array) -> jax.Array:
-    """Return the classes of samples whose bits are packed: ``[32 * words]``."""
+    """Return the classes for packed samples: ``[32 * words]``."""
     classes = classes_of_bits(packed._last_words(words), packed.config.n_classes)
     return classes.T.reshape(-1).astype(jnp.int32)
 
 
 def _first_bits(packed: PackedTreeNet, x: jax.Array) -> jax.Array:
-    """Return the bits of images ``[channels, height, width, B]`` that trees read: ``[bits, B]``."""
+    """Encode images ``[channels, height, width, B]`` as tree input bits: ``[bits, B]``."""
     if packed.config.edges:
         assert packed.thresholds is not None
         x = with_edges(x.astype(packed.thresholds.dtype))
@@ -251,7 +263,7 @@ def _first_bits(packed: PackedTreeNet, x: jax.Array) -> jax.Array:
 
 
 def with_edges(x: jax.Array) -> jax.Array:
-    """Return images ``[channels, height, width, ...]`` followed by their `EDGES`, each of all channels: ``[5 * channels, ...]``."""
+    """Append the `EDGES` to images ``[channels, height, width, ...]``: ``[5 * channels, ...]``."""
 
     def maps_of(x: jax.Array) -> jax.Array:
         maps: list[list[jax.Array]] = [[], []]
@@ -268,6 +280,6 @@ def with_edges(x: jax.Array) -> jax.Array:
 
 
 def _features_first(x: Array, config: LogicTreeNetConfig) -> jax.Array:
-    """Return images ``[..., height, width, channels]`` as ``[channels, height, width, ...]``."""
+    """Transpose images ``[..., height, width, channels]`` to ``[channels, height, width, ...]``."""
     x = of_shape("LogicTreeNet", x, config.in_shape)
     return jnp.moveaxis(jnp.asarray(x), (-1, -3, -2), (0, 1, 2))
