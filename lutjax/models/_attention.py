@@ -1,7 +1,8 @@
-"""Causal softmax attention: cuDNN's flash attention where it supports a call, XLA elsewhere.
+"""Causal softmax attention: cuDNN flash attention where supported, XLA elsewhere.
 
-XLA materializes the attention matrix of every head, so its time and memory grow with the square of the length. cuDNN computes the same sums
-tile by tile. It rounds probabilities to the dtype of the inputs, as XLA does for matrix products, so both agree within that rounding.
+XLA materializes the attention matrix of every head, so time and memory grow quadratically with the
+length. cuDNN computes the same sums tile by tile. Both round probabilities to the input dtype, so
+they agree within rounding.
 """
 
 import functools
@@ -22,12 +23,12 @@ _HOPPER = 9
 
 
 def unsupported_reason(head_size: int, dtype: DTypeLike, *, length: int | None = None) -> str | None:
-    """Return why cuDNN cannot run attention in this process, or None if it can.
+    """Return the reason why cuDNN cannot run attention in this process, or None if it can.
 
     Args:
-      head_size: features of one head.
+      head_size: features per head.
       dtype: dtype of queries, keys and values.
-      length: sequence length, if it is known.
+      length: sequence length, if known.
     """
     dtype = jnp.dtype(dtype)
     if dtype not in _HALF_DTYPES:
@@ -47,7 +48,7 @@ def unsupported_reason(head_size: int, dtype: DTypeLike, *, length: int | None =
 
 @functools.cache
 def _compute_capability() -> int:
-    """Return the smallest major compute capability of the GPUs of this process; 0 for GPUs of other vendors."""
+    """Return the smallest major compute capability of local GPUs; 0 for other vendors."""
     versions = [str(getattr(d, "compute_capability", "0")) for d in jax.local_devices(backend="gpu")]
     return min((int(v.partition(".")[0]) if v[:1].isdigit() else 0) for v in versions)
 
@@ -63,7 +64,7 @@ def attend(
     """Compute causal softmax attention.
 
     Args:
-      mask: pairs of queries and keys that may see each other, beside the causal rule; None for all.
+      mask: visible pairs of queries and keys, in addition to the causal mask; None for all.
       window: largest distance between a query and a key; None for no limit.
     """
 
@@ -86,7 +87,7 @@ def attend(
         return jnp.asarray(value)
     if unsupported_reason(head_size, query.dtype, length=length) is not None:
         return run("xla", *arrays)
-    # A process with a GPU may still lower a program for its CPU, so the choice is made when a program is lowered.
+    # A process with a GPU may still lower a program for its CPU, so choose at lowering time.
     y: jax.Array = jax.lax.platform_dependent(
         *arrays, cuda=functools.partial(run, "cudnn"), default=functools.partial(run, "xla")
     )

@@ -1,4 +1,4 @@
-"""Wires of automata, as they are drawn: which gates read which values."""
+"""Initial wires for automata."""
 
 import functools
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from lutjax.values import Array
 
 NEIGHBORS = [(y, x) for y in (0, 1, 2) for x in (0, 1, 2) if (y, x) != (1, 1)]
 CENTER = N_NEIGHBORS
-"""Number of neighbors of a cell, and of the cell itself behind them."""
+"""Number of neighbors, and index of the cell itself."""
 _CORNERS, _EDGES = (0, 2, 5, 7), (1, 3, 4, 6)
 _OPPOSITE = ((0, 7), (1, 6), (2, 5), (3, 4))
 
@@ -21,16 +21,19 @@ _OPPOSITE = ((0, 7), (1, 6), (2, 5), (3, 4))
 def draw(
     key: Array, wired: Sequence[tuple[int, int, int]], *, perception: tuple[int, ...], kernels: int
 ) -> list[jax.Array]:
-    """Return the wires of every layer but the first: int32 ``[gates of all copies, 2]`` each.
+    """Sample the wires for every layer except the first: int32 ``[gates in all copies, 2]`` each.
 
-    Pairs of a layer are all different as long as they can be (`pairs`), in an order of their own in every kernel. Two things are drawn so that
-    more seeds learn: a gate starts as its first input, so an output of a kernel starts as one of the neighbors, and those of all kernels are in as many
-    directions as there are outputs; and the first layer of the update circuit pairs its inputs in a random order, so that what
-    different kernels see of different channels meets in one gate.
+    Pairs within a layer are distinct where possible (`pairs`), with a separate order per kernel.
+    Two choices help more seeds learn:
+
+    - A gate starts as its first input, so each kernel output starts as a neighbor. All kernels
+    together cover as many directions as there are outputs.
+    - The first update layer pairs its inputs in random order, so that gates combine different
+    kernels and channels.
 
     Args:
-      wired: copies of each layer, and the inputs and the gates of one copy.
-      perception: gates in the layers of one kernel.
+      wired: copies per layer, with inputs and gates per copy.
+      perception: number of gates per layer in a kernel.
 
     Source: docs/logic.md, section 5.
     """
@@ -47,7 +50,7 @@ def draw(
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _drawn(key: Array, copies: int, n_inputs: int, n_gates: int) -> jax.Array:
-    """Return the wires of a layer, in an order of its own in every copy: int32 ``[copies * n_gates, 2]``."""
+    """Sample a layer's wires, in a separate order per copy: int32 ``[copies * n_gates, 2]``."""
     keys = jax.random.split(key, copies)
     wires = jax.vmap(lambda key: jax.random.permutation(key, pairs(n_inputs, n_gates)))(keys)
     return (wires + n_inputs * jnp.arange(copies, dtype=jnp.int32)[:, None, None]).reshape(-1, 2)
@@ -56,7 +59,8 @@ def _drawn(key: Array, copies: int, n_inputs: int, n_gates: int) -> jax.Array:
 def pairs(n_inputs: int, n_gates: int) -> np.ndarray:
     """Return pairs of inputs, neighbors first, as published: int32 ``[n_gates, 2]``.
 
-    First inputs are all different as long as they can be, so that gates that start as their first input lose none.
+    First inputs are distinct where possible, so that gates initialized to their first input keep
+    every input.
     """
     first = np.arange(n_inputs - 1)
     found = [np.stack([a, a + 1], -1) for a in (first[::2], first[1::2])]
@@ -68,11 +72,11 @@ def pairs(n_inputs: int, n_gates: int) -> np.ndarray:
 def _directions(
     key: Array, wires: list[jax.Array], perception: tuple[int, ...], kernels: int
 ) -> Int[jax.Array, "kernels 8"]:
-    """Return an order of the gates of the first layer for every kernel, such that its outputs start in the directions asked.
+    """Return a first-layer gate order per kernel that gives its outputs different directions.
 
     Args:
-      wires: of the other layers of perception.
-      perception: gates of their layers in one kernel.
+      wires: wires of the later perception layers.
+      perception: number of gates per layer in a kernel.
     """
     n_outputs, kernel = perception[-1], jnp.arange(kernels, dtype=jnp.int32)[:, None]
     at = jnp.arange(kernels * n_outputs, dtype=jnp.int32)
@@ -92,7 +96,7 @@ def _directions(
 
 
 def _exchanged(order: jax.Array, places: jax.Array, asked: jax.Array) -> jax.Array:
-    """Return an order that holds what is asked at these places, as far as they differ: neighbors change places."""
+    """Swap entries so that the requested values are at these positions, if positions differ."""
 
     def exchange(order: jax.Array, one: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         place, wanted = one

@@ -1,4 +1,4 @@
-"""Cells of automata, 32 of a row in a word."""
+"""Automaton rows packed into 32-cell words."""
 
 import math
 
@@ -12,14 +12,14 @@ from lutjax.values import Array
 
 
 def packed(bits: Bool[Array, "*rows width"]) -> UInt32[jax.Array, "*rows words"]:
-    """Return words, in which bit j of word w is column ``32 w + j``; bits beyond the row are 0."""
+    """Pack bits: bit j of word w is column ``32 w + j``; bits beyond the row are 0."""
     *rows, width = bits.shape
     words = lutjax.pack_bits(jnp.asarray(bits).reshape(math.prod(rows), width))
     return words.reshape(*rows, words.shape[-1])
 
 
 def unpacked(words: UInt32[Array, "*rows words"], width: int) -> Bool[jax.Array, "*rows {width}"]:
-    """Return the bits of words; see `packed`."""
+    """Unpack words; see `packed`."""
     *rows, across = words.shape
     return lutjax.unpack_bits(words.reshape(math.prod(rows), across), width).reshape(*rows, width)
 

@@ -1,4 +1,4 @@
-"""Models that are circuits."""
+"""Circuit export for classifiers."""
 
 from typing import Any
 
@@ -8,24 +8,26 @@ from lutjax.circuits.columns import Columns
 
 
 class WithCircuit:
-    """Base of classifiers whose method ``_circuit`` says what their circuit is made of."""
+    """Base class for classifiers whose ``_circuit`` method builds their circuit."""
 
     def circuit(
         self, *, inputs: str | Format | Columns = "bits", outputs: str | None = None, **options: Any
     ) -> Circuit:
-        """Return the hard network as a circuit, outside of JAX. It does not follow later changes of this model.
+        """Return the hard network as a circuit, independent of JAX and later model changes.
 
-        A tree becomes as many gates as it has at all places; `LogicTreeNetConfig.n_gates_at_places` counts them all before
-        anything is built.
+        A tree becomes separate gates at every position; `LogicTreeNetConfig.n_gates_at_places`
+        returns their number in advance.
 
         Args:
-          inputs: ``"bits"`` of the thermometer, those of images of a `LogicTreeNet` in the order channel, threshold, row, column; or numbers of
-            a `lutjax.circuits.Format` such as ``"uint8"``, those of images in the order row, column, channel.
-          outputs: ``"class"``, ``"votes"`` or the ``"bits"`` of the last layer. Default: the class; of regression, which has none, the votes, which
-            are how many bits are 1: ``about`` has the scale and the offset that make a number of them.
+          inputs: ``"bits"`` from the thermometer, for images of a `LogicTreeNet` in the order
+            channel, threshold, row, column; or values in a `lutjax.circuits.Format` such as
+            ``"uint8"``, for images in the order row, column, channel.
+          outputs: ``"class"``, ``"votes"`` or the ``"bits"`` of the last layer. Default: the class;
+            for regression the votes, a count of set bits, which ``about`` converts to a value by
+            its scale and offset.
           **options: simplify, merge, lut and about; see `lutjax.circuits.from_model`.
 
         Raises:
-          ValueError: there is no exact circuit of such inputs or outputs.
+          ValueError: no exact circuit exists for these inputs or outputs.
         """
         return circuits.from_model(self, inputs=inputs, outputs=outputs, **options)

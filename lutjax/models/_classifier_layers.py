@@ -28,7 +28,7 @@ def layers_of(
     implementation: Implementation = None,
     rngs: nnx.Rngs,
 ) -> tuple[Thermometer | None, list[Gates], GroupSum]:
-    """Return the encoder, the layers of gates and the votes of a `LogicClassifierConfig`; see `LogicClassifier` for the arguments."""
+    """Build the encoder, gate layers and votes; see `LogicClassifier` for the arguments."""
     encoder = encoder_of("LogicClassifier", config, config.in_features, thresholds, widths)
     n_bits = config.in_features * max(config.n_thresholds, 1)
     layers: list[Gates] = []
@@ -52,7 +52,7 @@ def layers_of(
 def _layer(config: Any, n_in: int, n_out: int, *, last: bool, rngs: nnx.Rngs, **options: Any) -> Gates:
     kind = config.kind
     if kind == "binary":
-        # Values of the last tables are summed as they are; what others read is a bit.
+        # Outputs of the last tables are summed unrounded; every other table reads bits.
         estimator = "soft" if last else "straight_through"
         return BinaryLUT(n_in, n_out, n_inputs=config.n_inputs, estimator=estimator, rngs=rngs, **options)
     options |= {"estimator": config.estimator, "rngs": rngs}
@@ -66,9 +66,10 @@ def _layer(config: Any, n_in: int, n_out: int, *, last: bool, rngs: nnx.Rngs, **
 
 
 def _wires_of_classes(n_votes: int, n_classes: int, n_inputs: int) -> np.ndarray:
-    """Return wires of tables that each read votes of one class, in their order: int32 ``[tables, n_inputs]``, as many for each class.
+    """Return wires for vote tables that each read one class: int32 ``[tables, n_inputs]``.
 
-    The last table of a class reads its first votes again where its votes are no multiple of the inputs.
+    Tables are ordered by class, with as many for each class. The last table of a class reads its
+    first votes again if the number of votes is not a multiple of the inputs.
     """
     size = n_votes // n_classes
     within = np.arange(-(-size // n_inputs) * n_inputs, dtype=np.int32) % size
@@ -78,7 +79,7 @@ def _wires_of_classes(n_votes: int, n_classes: int, n_inputs: int) -> np.ndarray
 
 @dataclasses.dataclass(frozen=True)
 class _Majority:
-    """Initializer of logits of tables ``[gates, 2**inputs]`` that answer as most of their inputs do: from minus to plus a number."""
+    """Majority table initializer: logits ``[gates, 2**inputs]`` from ``-x`` to ``x``."""
 
     most: float
 
@@ -89,7 +90,7 @@ class _Majority:
 
 
 def _reducing(config: Any, n_in: int, wires: Array, **options: Any) -> SoftLUT:
-    """Return tables that make fewer votes of votes."""
+    """Return tables that reduce the number of votes."""
     init = _WithNoise(_Majority(2.0), config.noise)
     options |= {"estimator": config.estimator, "feature_axis": 0, "table_init": init}
     return SoftLUT(n_in, len(wires), n_inputs=wires.shape[1], wires=wires, **options)
@@ -97,7 +98,7 @@ def _reducing(config: Any, n_in: int, wires: Array, **options: Any) -> SoftLUT:
 
 @dataclasses.dataclass(frozen=True)
 class _WithNoise:
-    """Initializer with normally distributed numbers added to another's."""
+    """Initializer that adds Gaussian noise to another initializer."""
 
     init: Initializer
     noise: float | int

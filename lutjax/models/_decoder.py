@@ -1,4 +1,4 @@
-"""Decoders: causal language models that generate with a cache."""
+"""Causal language models with cached generation."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -16,11 +16,11 @@ from lutjax.values import Array, as_int32, is_concrete
 
 
 class Decoder(nnx.Module):
-    """Base of causal language models, with what they generate.
+    """Base class for causal language models, with cached generation.
 
-    A decoder has the methods ``_vectors()``, the vectors of all tokens, ``_hidden(z, tokens, decode, segments, deterministic=, rngs=)``,
-    ``unembed(hidden)``, ``init_cache(batch_shape)`` and ``take_in(one, slot)``, which is for `Slots`, and a ``config`` with ``vocab_size``
-    and ``context``.
+    Subclasses define ``_vectors()``, which returns all token embeddings, ``_hidden(z, tokens,
+    decode, segments, deterministic=, rngs=)``, ``unembed(hidden)``, ``init_cache(batch_shape)``,
+    ``take_in(one, slot)`` (used by `Slots`), and a ``config`` with ``vocab_size`` and ``context``.
     """
 
     config: Any
@@ -39,18 +39,18 @@ class Decoder(nnx.Module):
         decode: bool | None = None,
         segments: Int[Array, "*#batch length"] | None = None,
     ) -> Float[jax.Array, "*batch length vocab"]:
-        """Logits of the token after each.
+        """Return logits for the token after each position.
 
         Args:
-          tokens: token ids, of any length. An id that does not exist is taken for the nearest that does.
-          deterministic: no dropout, and the running averages in batch normalization. Takes precedence
-            over the model's own mode: training, unless `nnx.view` or `eval` changed it.
-          rngs: what dropout draws from: its ``dropout`` stream, or a key, with which a training step is a
-            function of its arguments alone.
-          decode: `tokens` continue what the caches hold; see `init_cache`.
-          segments: ids ``[*batch, length]``: a token sees those of its own segment alone, as if each were a text of its own. So texts
-            are packed one after the other for training. While decoding ids are 0 and above, 0 by default, and negative ones are
-            padding, which sees nothing and is not seen.
+          tokens: token ids, any length. Out-of-range ids are clamped.
+          deterministic: disable dropout, and use running averages in batch normalization. Overrides
+            the mode of the model, which is training unless `nnx.view` or `eval` changed it.
+          rngs: random source for dropout: an `nnx.Rngs` with a ``dropout`` stream, or a key, which
+            makes a training step a pure function of its arguments.
+          decode: `tokens` continue the cached tokens; see `init_cache`.
+          segments: ids ``[*batch, length]``: a token attends only to its own segment, so that
+            training sequences can be packed into one row. While decoding, ids are 0 (the default)
+            or above; negative ids mark padding, which neither attends nor is attended to.
 
         Raises:
           ValueError: `tokens` is not an array of integers with at least one axis.
@@ -68,14 +68,17 @@ class Decoder(nnx.Module):
         segments: Int[Array, "*#batch length"] | None = None,
         tokens: Int[Array, "*batch length"] | None = None,
     ) -> Float[jax.Array, "*batch length vocab"]:
-        """Logits for vectors in place of tokens; the rest as in a call. A model with a memory reads it by the `tokens` of the vectors."""
+        """Return logits for embeddings instead of tokens, otherwise like a call.
+
+        A model with a memory requires the matching `tokens`.
+        """
         hidden = self.hidden(
             z, deterministic=deterministic, rngs=rngs, decode=decode, segments=segments, tokens=tokens
         )
         return self.unembed(hidden).astype(hidden.dtype)
 
     def embed(self, tokens: Int[Array, "*batch length"]) -> Float[jax.Array, "*batch length features"]:
-        """Return the vectors of tokens."""
+        """Return token embeddings."""
         _check_tokens(type(self).__name__, tokens)
         return sharding.rows(self._vectors(), jnp.asarray(tokens))
 
@@ -89,7 +92,7 @@ class Decoder(nnx.Module):
         segments: Int[Array, "*#batch length"] | None = None,
         tokens: Int[Array, "*batch length"] | None = None,
     ) -> Float[jax.Array, "*batch length features"]:
-        """Return the output of the layers for vectors in place of tokens: the input of `unembed`; the rest as in `from_embedded`."""
+        """Return the final hidden states for embeddings, the input to `unembed`."""
         if rngs is not None and not isinstance(rngs, nnx.Rngs):
             rngs = nnx.Rngs(dropout=jnp.asarray(rngs))  # a stream, so that each layer draws another mask
         z = jnp.asarray(z)
@@ -109,22 +112,24 @@ class Decoder(nnx.Module):
         top_k: int | None = None,
         lengths: Int[Array, "*batch"] | None = None,
     ) -> Int[jax.Array, "*batch {n_tokens}"]:
-        """Continues texts.
+        """Generate continuations of prompts.
 
-        The prompt fills the caches of the layers, a window of at most ``config.context`` tokens at a time, so that memory and the time of a token
-        do not grow with its length. Then each token costs one row of pairs. The model
-        is not changed, and compiled once for each shape, `n_tokens` and `top_k`.
+        The prompt fills the caches in windows of at most ``config.context`` tokens, so memory and
+        time per token are independent of its length. Each new token then costs a single row of
+        pairs. The model is not modified. It compiles once for each shape, `n_tokens` and `top_k`.
 
         Args:
-          prompt_tokens: the texts so far, at least one token each; longer than the context is fine. Or a list of texts of any
-            lengths, ``[tokens]`` each.
-          n_tokens: how many tokens to add.
-          key: a key of `jax.random`; or one for each text, ``[*batch]``, which then is continued as alone with its key, up to rounding.
-          temperature: logits are divided by it before drawing; 0 takes the likeliest token.
-          top_k: draws only from that many of the likeliest tokens; from all by default.
-          lengths: number of tokens of each text, ``[*batch]``, from 1 on; what comes after them in `prompt_tokens` is padding, which
-            changes no result: each text is continued as alone, up to rounding. None: texts are as long as the array. The model is
-            compiled once for all lengths.
+          prompt_tokens: prompts with at least one token each; they may exceed the context. Or a
+            list of prompts with any lengths, ``[tokens]`` each.
+          n_tokens: number of tokens to generate.
+          key: a `jax.random` key; or one per sequence, ``[*batch]``: each sequence then continues
+            as it does on its own with its key, up to rounding.
+          temperature: divides the logits before sampling; 0 selects the likeliest token.
+          top_k: sample among this many likeliest tokens only; all by default.
+          lengths: number of tokens per sequence, ``[*batch]``, at least 1; later entries in
+            `prompt_tokens` are padding and change no result: each sequence continues as it does on
+            its own, up to rounding. None: sequences fill the array. One compilation covers all
+            lengths.
 
         Returns:
           The new tokens, int32.
@@ -164,9 +169,10 @@ class Decoder(nnx.Module):
         top_k: int | None = None,
         lengths: Int[Array, "*batch"] | None = None,
     ) -> Iterator[Int[jax.Array, "*batch _"]]:
-        """Return an iterator over the tokens that `generate` returns, some at a time, as soon as they are drawn.
+        """Return an iterator over the tokens from `generate`, in parts as they are sampled.
 
-        The first comes alone, and the device draws the next ones while the caller looks at those before. Arguments and errors are those of `generate`.
+        The first part has one token. The device samples the next part while the caller processes
+        the previous one. Arguments and errors are the same as for `generate`.
 
         Example:
           >>> import jax, jax.numpy as jnp
@@ -197,7 +203,7 @@ class Decoder(nnx.Module):
         model = nnx.merge(graphdef, state)
         model.init_cache(prompt.shape[:-1])
         parts: Any = nnx.split(model, nnx.Cache, ...)
-        # Arrays alone go in and out: states are slow to take apart for each part.
+        # Pass arrays only: flattening states is slow for each part.
         cache, caches = jax.tree.flatten(parts[1])
         kept, others = jax.tree.flatten(parts[2])
         static = {"graphdef": parts[0], "caches": caches, "others": others, "top_k": top_k}
@@ -229,7 +235,7 @@ class Decoder(nnx.Module):
         temperature: float | int,
         top_k: int | None,
     ) -> tuple[jax.Array, jax.Array | None, Array, Array | None]:
-        """Return the prompt, lengths, keys and the temperature, None for 0, of `generate`; raise its errors."""
+        """Validate the arguments of `generate`; return prompt, lengths, keys and temperature."""
         prompt, lengths = _padded(prompt, lengths)
         _check_tokens("generate", prompt)
         vocab, texts = self.config.vocab_size, prompt.shape[:-1]
@@ -254,7 +260,6 @@ class Decoder(nnx.Module):
 
 
 def _check_tokens(where: str, tokens: Array) -> None:
-    """Raise ValueError if tokens are not an array of integers with at least one axis."""
     require_array(where, "tokens", tokens)
     if not jnp.issubdtype(tokens.dtype, jnp.integer) or tokens.ndim < 1:
         raise ValueError(
@@ -263,7 +268,6 @@ def _check_tokens(where: str, tokens: Array) -> None:
 
 
 def check_temperature(where: str, temperature: float | int) -> None:
-    """Raise ValueError if a temperature is negative or NaN."""
     if not temperature >= 0:
         raise ValueError(
             f"{where}: temperature is {temperature}; it must not be negative (0: the likeliest token)."
@@ -271,7 +275,7 @@ def check_temperature(where: str, temperature: float | int) -> None:
 
 
 def typed_key(where: str, key: Array) -> Array:
-    """Return a key of `jax.random`, or an array of keys, with its type, of a key or its data."""
+    """Return typed `jax.random` keys, from typed keys or key data."""
     require_array(where, "key", key)
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return key
@@ -279,7 +283,7 @@ def typed_key(where: str, key: Array) -> Array:
 
 
 def _padded(prompt: Array | Sequence[Array], lengths: Array | None) -> tuple[Array, Array | None]:
-    """Return texts as one array and the length of each, None if they are equal; of a list of texts with zeros after them."""
+    """Return prompts as a single array, zero-padded, with lengths; None for equal lengths."""
     if not isinstance(prompt, list | tuple):
         return cast("Array", prompt), lengths
     if lengths is not None:
@@ -305,7 +309,7 @@ _INT32 = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 
 
 def _check_lengths(prompt: Array, lengths: Array) -> None:
-    """Raise ValueError if there is not one length for each text, or one that is known is not possible."""
+    """Raise ValueError if the shape of lengths is wrong, or a known length is out of range."""
     ops.integers(
         "generate", "lengths", lengths, prompt.ndim - 1, f"{list(prompt.shape[:-1])}, one of each text"
     )
@@ -327,12 +331,12 @@ def _check_lengths(prompt: Array, lengths: Array) -> None:
 def fed(
     graphdef: Any, cache: Any, kept: Any, tokens: Array, segments: Array | None = None
 ) -> tuple[Any, jax.Array]:
-    """Continue texts with tokens; return the caches, and the logits of the token after the last.
+    """Continue sequences with tokens; return the caches, and the logits after the last token.
 
     Args:
-      graphdef, cache, kept: parts of a decoder with caches, as ``nnx.split(model, nnx.Cache, ...)`` gives them.
-      tokens: of each text, at least one.
-      segments: of tokens, as a call of the model takes them.
+      graphdef, cache, kept: decoder with caches, split into graph, caches and other state.
+      tokens: at least one per sequence.
+      segments: token segments, as in a call.
     """
     model = nnx.merge(graphdef, cache, kept)
     z = model.hidden(model.embed(tokens), deterministic=True, decode=True, segments=segments, tokens=tokens)
@@ -340,13 +344,13 @@ def fed(
 
 
 _TOKENS_IN_BLOCK = 32
-"""Tokens whose noise is drawn together; it bounds the memory and changes no token."""
+"""Tokens whose noise is sampled together; bounds memory and does not change the tokens."""
 
 
 def _prefilled(
     graphdef: Any, cache: Any, kept: Any, prompt: Array, lengths: Array | None
 ) -> tuple[Any, jax.Array]:
-    """Continue texts with prompts of any length as `fed` does, a window of at most the context at a time."""
+    """Continue sequences with prompts of any length, in windows up to the context; see `fed`."""
     window, length = nnx.merge(graphdef, cache, kept).config.context, prompt.shape[-1]
     given: tuple[jax.Array, ...] = (jnp.asarray(prompt),)
     if lengths is not None:  # all texts end at the same place, with padding before them
@@ -368,27 +372,27 @@ def _prefilled(
 
 
 def _split(key: Array, n: int) -> Array:
-    """Return keys of `n` draws, ``[n]`` or, of keys of each text, ``[n, *batch]``."""
+    """Split keys into `n`, ``[n]`` or, for keys per sequence, ``[n, *batch]``."""
     if key.shape == ():
         return jax.random.split(key, n)
     return jnp.moveaxis(jax.vmap(lambda k: jax.random.split(k, n))(key.ravel()), 1, 0).reshape(n, *key.shape)
 
 
 def _of_block(keys: Array, size: int) -> Array:
-    """Return as many keys as a block has, by repeating one: more are drawn than are wanted."""
+    """Repeat a key to fill a block; surplus samples are discarded."""
     return jnp.concatenate([keys, jnp.repeat(keys[:1], size - len(keys), 0)]) if len(keys) < size else keys
 
 
 _LEAST_TEMPERATURE = 1e-6
-"""Temperature below which all are alike, so that no logit that is divided by it overflows."""
+"""Lower bound for the temperature, so that dividing logits by it cannot overflow."""
 
 
 def drawn(logits: Array, noise: Array, temperature: Array | None) -> jax.Array:
-    """Draw a token of each text: the likeliest after noise is added, as `jax.random.categorical` does.
+    """Sample a token per sequence from logits plus noise, as in `jax.random.categorical`.
 
     Args:
-      noise: for all tokens, or for so many of the likeliest.
-      temperature: of all texts, or of each; None, or 0 of a text, adds no noise.
+      noise: for all tokens, or for the likeliest ones in `top_k` sampling.
+      temperature: shared or per sequence; None, or 0 for a sequence, adds no noise.
     """
     logits, n = logits.astype(jnp.float32), noise.shape[-1]
     if temperature is None:
@@ -407,7 +411,7 @@ def drawn(logits: Array, noise: Array, temperature: Array | None) -> jax.Array:
 
 
 def noise_of(keys: Array, texts: tuple[int, ...], n: int) -> jax.Array:
-    """Return noise for a token of each text, ``[*texts, n]``, of one key or of those of the texts."""
+    """Return noise per sequence, ``[*texts, n]``, from a shared key or a key per sequence."""
     if keys.shape == ():
         return jax.random.gumbel(keys, (*texts, n), jnp.float32)
     each = jax.vmap(lambda key: jax.random.gumbel(key, (n,), jnp.float32))
@@ -424,7 +428,7 @@ def _first(
     temperature: Array | None,
     top_k: int,
 ) -> tuple[Any, jax.Array]:
-    """Return the caches after prompts, and the token after each."""
+    """Return the caches after prompts, and the next tokens."""
     cache, logits = _prefilled(graphdef, cache, kept, prompt, lengths)
     return cache, drawn(logits, noise_of(key, prompt.shape[:-1], top_k), temperature)
 
@@ -439,12 +443,12 @@ def block(
     top_k: int,
     segments: Array | None = None,
 ) -> tuple[Any, jax.Array, jax.Array]:
-    """Return the caches after a token of each text, the last one that follows it, and all, ``[keys, *batch]``.
+    """Generate a block; return the caches, the last tokens, and all tokens ``[keys, *batch]``.
 
     Args:
-      graphdef, cache, kept, segments: as of `fed`.
-      keys: of each token that is drawn, ``[keys]``, or of it and each text, ``[keys, *batch]``.
-      temperature: as of `drawn`.
+      graphdef, cache, kept, segments: as in `fed`.
+      keys: one per token, ``[keys]``, or per token and sequence, ``[keys, *batch]``.
+      temperature: as in `drawn`.
     """
 
     def step(carry: tuple[Any, jax.Array], noise: Any) -> tuple[tuple[Any, jax.Array], jax.Array]:
@@ -453,7 +457,7 @@ def block(
         token = drawn(logits, noise, temperature)
         return (cache, token), token
 
-    # The noise of many tokens at once: drawn in each step it takes as long as all else.
+    # Sample noise for many tokens at once: per step it would take as long as everything else.
     noise = jax.vmap(lambda keys: noise_of(keys, token.shape, top_k))(keys)
     (cache, token), tokens = jax.lax.scan(step, (cache, token), noise)
     return cache, token, tokens
@@ -507,7 +511,7 @@ def _begun(
     others: Any,
     top_k: int | None,
 ) -> tuple[list[jax.Array], jax.Array]:
-    """Return the caches after prompts, and the token after each, ``[*batch, 1]``."""
+    """Return the caches after prompts, and the next tokens, ``[*batch, 1]``."""
     states = jax.tree.unflatten(caches, cache), jax.tree.unflatten(others, kept)
     among = top_k or nnx.merge(graphdef, *states).config.vocab_size
     new, token = _first(graphdef, *states, prompt, lengths, key, temperature, among)
@@ -527,7 +531,7 @@ def _went_on(
     others: Any,
     top_k: int | None,
 ) -> tuple[list[jax.Array], jax.Array]:
-    """Return the caches after the last tokens, ``[*batch, 1]``, and those that follow, ``[*batch, keys]``."""
+    """Continue from last tokens ``[*batch, 1]``; return caches and tokens ``[*batch, keys]``."""
     states = jax.tree.unflatten(caches, cache), jax.tree.unflatten(others, kept)
     among = top_k or nnx.merge(graphdef, *states).config.vocab_size
     new, _, tokens = block(graphdef, *states, last[..., 0], keys, temperature, among)

@@ -1,4 +1,4 @@
-"""The encoder of classifiers: numbers to bits, by thresholds that may be learned."""
+"""Thermometer encoder for classifiers, with optional learned thresholds."""
 
 from typing import Any
 
@@ -13,15 +13,16 @@ from lutjax.values import Array
 def encoder_of(
     where: str, config: Any, n_features: int, thresholds: Array | None, widths: Array | None
 ) -> Thermometer | None:
-    """Return the encoder of features that come first; None where they are bits already.
+    """Return the encoder for features on the first axis; None for bit inputs.
 
     Args:
-      where: the model, for messages.
-      config: has `n_thresholds`, `learned_thresholds` and `threshold_gradient`.
-      widths: by default the mean distance between neighboring thresholds of a feature, and 1 where there is none.
+      where: model name, for messages.
+      config: provides `n_thresholds`, `learned_thresholds` and `threshold_gradient`.
+      widths: by default the mean distance between neighboring thresholds of a feature; 1 for a
+        single threshold.
 
     Raises:
-      ValueError: something is given that the config has no use for, or does not fit.
+      ValueError: an argument has a wrong shape, or is unused by the config.
     """
     if not config.n_thresholds:
         if thresholds is not None:
@@ -48,7 +49,7 @@ def encoder_of(
 
 
 def check_threshold_gradient(where: str, gradient: str) -> None:
-    """Raise ValueError if thresholds cannot get their gradient so."""
+    """Raise ValueError if the threshold gradient is unsupported."""
     if gradient not in GRADIENTS:
         raise ValueError(
             f"{where}: threshold_gradient is {shown(gradient)}; expected one of {', '.join(GRADIENTS)}."

@@ -1,4 +1,4 @@
-"""Fields of configs that are one of some names, which stand once, for checks and for the options of commands; and those that are numbers."""
+"""Config fields with named choices, shared by checks and command options, and float checks."""
 
 import dataclasses
 import math
@@ -8,26 +8,26 @@ from typing import Any
 from lutjax.arguments import shown
 
 CHOICES = "choices"
-"""Key of the names in the metadata of a field."""
+"""Metadata key for the choices of a field."""
 
 
 def one_of(known: Iterable[str], default: str | None) -> Any:
-    """Return a field that is one of these names, or None if that is its default."""
+    """Return a field with these choices, or None if None is its default."""
     return dataclasses.field(default=default, metadata={CHOICES: tuple(known)})
 
 
 MOST_INT = 2**31 - 1
-"""Largest size, number of steps and the like: JAX counts in int32."""
+"""Largest size or step count: JAX counts in int32."""
 
 LEAST, MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
-"""Smallest normal number of float32, and its largest."""
+"""Smallest normal and largest float32."""
 
 
 def check_floats(config: Any, where: str = "") -> None:
-    """Raise ValueError if a number of a dataclass is infinite or 0 in float32, where it is not before.
+    """Raise ValueError if a finite, nonzero dataclass field becomes infinite or 0 in float32.
 
     Args:
-      where: the beginning of the message.
+      where: message prefix.
     """
     for field in dataclasses.fields(config):
         found = getattr(config, field.name)
@@ -44,10 +44,10 @@ def check_floats(config: Any, where: str = "") -> None:
 
 
 def check_names(config: Any, where: str = "") -> None:
-    """Raise ValueError if a field of a dataclass is none of its names.
+    """Raise ValueError if a dataclass field is not among its choices.
 
     Args:
-      where: the beginning of the message.
+      where: message prefix.
     """
     for field in dataclasses.fields(config):
         known, value = field.metadata.get(CHOICES), getattr(config, field.name)

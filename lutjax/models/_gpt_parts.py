@@ -1,4 +1,4 @@
-"""Reads and initializer of the layers of a `GPT`."""
+"""Table reads and initializers for `GPT` layers."""
 
 import functools
 
@@ -25,15 +25,16 @@ READS: dict[str, reads.Read] = dict(
         strict=True,
     )
 )
-"""Reads of tables by name."""
+"""Table reads by name."""
 
 STANDARD_DEVIATION = 0.02
 
 
 class MatrixNormal(Normal):
-    """Initializer of normally distributed matrices, compiled once for each shape.
+    """Gaussian matrix initializer, compiled once per shape.
 
-    A model built outside of `jax.jit` has the bits of one built inside: XLA folds the standard deviation into a constant of the sampler in both.
+    Eager and jitted initialization are bit-identical: XLA folds the standard deviation into a
+    constant of the sampler in both.
     """
 
     def __call__(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Shapes of samples that classifiers take: images, or rows of all their numbers."""
+"""Sample shapes accepted by classifiers: images, or flattened rows."""
 
 import math
 from typing import Any
@@ -8,17 +8,18 @@ from lutjax.values import Array
 
 
 def of_shape(where: str, x: Array, shape: tuple[int, ...]) -> Any:
-    """Return samples ``[..., *shape]``, given so or otherwise with the same numbers in the same order.
+    """Reshape samples to ``[..., *shape]``, keeping the order of values.
 
-    A classifier of images also takes rows of all numbers, and images without the axis of one channel. A classifier of rows also takes
-    batches of images with as many numbers, ``[..., batch, height, width]`` or with channels.
+    Image classifiers also accept flattened rows, and images without the axis of a single channel.
+    Row classifiers also accept image batches with as many values, ``[..., batch, height, width]``,
+    with or without channels.
 
     Args:
-      where: the model, for messages.
+      where: model name, for messages.
 
     Raises:
-      TypeError: they are no array.
-      ValueError: they have another size.
+      TypeError: the samples are not an array.
+      ValueError: the sample size differs.
     """
     require_array(where, "x", x)
     given, size = tuple(x.shape), math.prod(shape)
