@@ -1,4 +1,4 @@
-"""The `lutjax` command. Its packages come with the extra ``apps``."""
+"""The `lutjax` command, which requires the extra ``apps``."""
 
 import importlib.util
 import logging
@@ -9,14 +9,14 @@ _PACKAGES = ("click", "flax", "matplotlib", "optax", "orbax", "rich", "sklearn")
 
 
 def main() -> None:
-    """Run the command line; without its packages, print how to install them and exit with status 1."""
+    """Run the command line; if packages are missing, explain their installation and exit with 1."""
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         from lutjax.extras import command
 
         sys.exit(f"lutjax: {', '.join(missing)} not found: {command(*missing)}")
 
-    # Where a home cannot be written matplotlib warns of its caches, which nobody asked for.
+    # Without a writable home directory, matplotlib prints irrelevant cache warnings.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     try:
         from lutjax.cli._main import cli
@@ -33,7 +33,7 @@ def main() -> None:
             os._exit(ended.code if isinstance(ended.code, int) and ended.code else 1)
         hosts = sys.modules.get("lutjax.training.hosts")
         if ended.code == 130 and (hosts is None or hosts.count() == 1):
-            # Stopped: to leave Python in order ends in a fault where XLA still compiles.
+            # Exit at once after an interrupt: a regular Python shutdown crashes while XLA compiles.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(130)

@@ -1,4 +1,4 @@
-"""``lutjax bench``: device times of the ops beside the bytes that have to move."""
+"""``lutjax bench``: device times of the ops, compared with their memory traffic."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ MARKS = {
     "--png": b"Software\0lutjax bench",
     "--markdown": b"| shape | what | by |",
 }
-"""For each option what stands near the beginning of the files that it writes."""
+"""Marker near the beginning of each option's output file."""
 
 
 @click.command(

@@ -1,4 +1,4 @@
-"""Programs that commands compile are kept for later commands, in the cache folder of the user's system."""
+"""Compilation cache shared by commands, in the user's cache directory."""
 
 import hashlib
 import os
@@ -7,16 +7,16 @@ import sys
 from pathlib import Path
 
 SWITCH = "LUTJAX_COMPILATION_CACHE"
-"""Environment variable with another folder, or off."""
+"""Environment variable for another directory, or off."""
 
 MOST_BYTES = 2 * 10**9
-"""Larger caches lose what was written first."""
+"""Maximum cache size; the oldest entries are deleted first."""
 
 
 def keep_compiled() -> None:
-    """Let JAX keep what it compiles in this process, unless its own settings name a folder, or the switch is off.
+    """Enable JAX's compilation cache, unless JAX already has a directory or the switch is off.
 
-    A folder that cannot be written is left alone, and a user without a home has none.
+    Unwritable or missing home directories disable the cache.
     """
     import jax
 
@@ -33,7 +33,7 @@ def keep_compiled() -> None:
         folder = (
             Path(asked).expanduser() if asked else _cache_folder() / "lutjax" / "compiled"
         ) / _processor()
-        # Programs are run as they are read, so nobody else may write here.
+        # Cached programs are executed when loaded, so only the owner may write here.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _make_room(folder)
     except (OSError, RuntimeError):  # the latter for a user without a home, as in containers
@@ -48,7 +48,7 @@ def keep_compiled() -> None:
 
 
 def _cache_folder() -> Path:
-    """Return the folder of the user's system for what can be made again."""
+    """Return the user's cache directory."""
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     if sys.platform == "darwin":
@@ -57,7 +57,7 @@ def _cache_folder() -> Path:
 
 
 def _processor() -> str:
-    """Return a name of the kind of processor, whose instructions a compiled program may use: a home may be shared by machines."""
+    """Return a processor name for the cache key, because machines may share a home directory."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
         found = next(
@@ -69,7 +69,7 @@ def _processor() -> str:
 
 
 def _make_room(folder: Path) -> None:
-    """Delete the oldest programs until half of `MOST_BYTES` is left, where there are more."""
+    """Delete the oldest programs down to half of `MOST_BYTES` if the cache is larger."""
     files = sorted((s.st_mtime, s.st_size, path) for path in folder.iterdir() for s in [path.stat()])
     total = sum(size for _, size, _ in files)
     if total <= MOST_BYTES:

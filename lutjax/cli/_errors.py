@@ -1,4 +1,4 @@
-"""Errors that say what is wrong with a machine, a folder or a run, for every command: one line instead of a traceback."""
+"""One-line messages for machine, directory and run errors, without tracebacks."""
 
 import errno
 import io
@@ -13,14 +13,14 @@ from lutjax import extras
 from lutjax.files.errors import FolderError
 
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED|Out of memory"
-"""Pattern of what XLA says where a device has no memory left."""
+"""Pattern for XLA's out-of-memory errors."""
 
 
 class Commands(click.Group):
-    """A group of commands whose errors are one line and a status that is not 0, where the machine or a run is at fault."""
+    """Command group with one-line errors and a nonzero status for machine or run failures."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the command line. What the terminal has no character for, such as a part of a path that is no text, is printed escaped."""
+        """Run the command line; escape characters that the terminal cannot encode."""
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
                 stream.reconfigure(errors="backslashreplace")
@@ -34,7 +34,7 @@ class Commands(click.Group):
             sys.exit(1)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command that was asked for."""
+        """Run the requested command."""
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
@@ -58,10 +58,10 @@ class Commands(click.Group):
 
 
 def explain(error: BaseException, *, training: bool) -> str | None:
-    """Return the message of an error for whoever gave the command; None if it is a mistake in lutjax, not of the machine or a run.
+    """Return a message for the user; None for a bug in lutjax.
 
     Args:
-      training: whether the command trains, so that there may be checkpoints.
+      training: whether the command trains, so that checkpoints may exist.
     """
     if isinstance(error, FolderError):
         return str(error)
@@ -107,7 +107,7 @@ def _explain_os_error(error: OSError, training: bool) -> str | None:
 
 
 def _explain_missing_device() -> str | None:
-    """Return a message if there is no device to run on, else None: asking JAX again is the only way to tell."""
+    """Return a message if no device is available, else None; only another JAX call can tell."""
     if "jax" not in sys.modules:
         return None
     import jax

@@ -1,4 +1,4 @@
-"""``lutjax explain``: which implementation runs a call here, and why not another."""
+"""``lutjax explain``: the selected implementation of a call, and reasons against other ones."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""``lutjax export``: a trained model as a circuit, in files for hardware, C and the web."""
+"""``lutjax export``: circuit files for hardware, C and the web from a trained model."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -12,11 +12,11 @@ from lutjax.cli import _run
 from lutjax.cli._flags import Command, Integer, by_options, flag_of
 
 PROGRAMS = "jax"
-"""Format of programs of JAX, which is none of a circuit."""
+"""Format of exported JAX programs, which is not a circuit format."""
 
 
 class Formats(click.ParamType):
-    """Type of names of formats with commas between them, or of all: an empty tuple."""
+    """Comma-separated format names; an empty tuple selects all."""
 
     name = "formats"
 
@@ -123,7 +123,7 @@ def export(run: Path, formats: tuple[str, ...], folder: Path | None, **wanted: A
 
 
 def _export_programs(run: Path, folder: Path) -> None:
-    """Write the programs of a run or of a bundle."""
+    """Write exported programs for a run or bundle."""
     from lutjax.bundles import programs
 
     start = time.perf_counter()
@@ -139,7 +139,7 @@ def _export_programs(run: Path, folder: Path) -> None:
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[str], None]]:
-    """Show on a terminal what is done; yield how it is told. Nothing is shown where there is none."""
+    """Show progress on a terminal; yield its callback. Other outputs show nothing."""
     from rich.console import Console
 
     console = Console()

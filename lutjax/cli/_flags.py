@@ -1,4 +1,4 @@
-"""Commands with options under headings, options made from the fields of configs, and types of their values."""
+"""Commands with grouped options, options from config fields, and option types."""
 
 import dataclasses
 import math
@@ -22,10 +22,10 @@ _NAME_WIDTH = 24  # of the first column; longer names have their help below
 
 
 class Command(click.Command):
-    """A command with options under headings.
+    """Command with grouped options.
 
     Args:
-      sections: names of options by heading. Other options follow in `remaining`.
+      sections: option names by heading. Other options follow in `remaining`.
     """
 
     def __init__(self, *args: Any, sections: Mapping[str, str] = types.MappingProxyType({}), **kwargs: Any):
@@ -33,12 +33,12 @@ class Command(click.Command):
         self._headings = {name: heading for heading, names in sections.items() for name in names.split()}
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; JAX, which it may need, keeps compiled programs."""
+        """Run the command with JAX's compilation cache enabled."""
         keep_compiled()
         return super().invoke(ctx)
 
     def sections(self, ctx: click.Context, everything: bool = True) -> dict[str, list[click.Option]]:
-        """Return the visible options by heading; `everything` includes the headings that only `--help-all` shows."""
+        """Return the visible options by heading; `everything` adds the headings of `--help-all`."""
         found: dict[str, list[click.Option]] = {heading: [] for heading in self._headings.values()}
         order = {name: place for place, name in enumerate(self._headings)}
         for option in sorted(self.get_params(ctx), key=lambda param: order.get(str(param.name), len(order))):
@@ -49,11 +49,11 @@ class Command(click.Command):
         return {heading: options for heading, options in found.items() if options}
 
     def remaining(self, option: click.Option, everything: bool) -> str | None:
-        """Return the heading of an option that `sections` does not name; None hides it."""
+        """Return the heading for an option missing in `sections`; None hides it."""
         return "Help" if self._headings else "Options"
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, with one column of names for all headings."""
+        """Write the options, with aligned columns across headings."""
         sections = {
             heading: [_record(option, ctx) for option in options]
             for heading, options in self.sections(ctx, ctx.meta.get(SHOW_ALL, False)).items()
@@ -66,13 +66,13 @@ class Command(click.Command):
 
 
 def _record(option: click.Option, ctx: click.Context) -> tuple[str, str]:
-    """Return the names of an option and its help, for the two columns."""
+    """Return an option's names and help text."""
     names, text = option.get_help_record(ctx) or ("", "")
     return re.sub(r"--(\S+) / --no-\1$", r"--[no-]\1", names), text.removesuffix("[default: none]").rstrip()
 
 
 SHOW_ALL = f"{__name__}.all"
-"""Key of `click.Context.meta`: whether help shows all options."""
+"""Key in `click.Context.meta`: show all options in help."""
 
 
 def _show_all(ctx: click.Context, option: click.Parameter, value: bool) -> None:
@@ -83,12 +83,12 @@ def _show_all(ctx: click.Context, option: click.Parameter, value: bool) -> None:
 
 
 class FieldOption(click.Option):
-    """Option of a field of a config.
+    """Option for a config field.
 
     Attributes:
-      details: its whole documentation; help has the first sentence.
-      models: names of the models that have it; none for options of all models.
-      heading: heading of the options of its config.
+      details: full documentation; help shows the first sentence.
+      models: model names with this option; empty for all models.
+      heading: option heading of the config.
     """
 
     details: str
@@ -97,11 +97,11 @@ class FieldOption(click.Option):
 
 
 class FieldsCommand(Command):
-    """A command with one option for every field of the dataclasses that are the configs of a kind of runs.
+    """Command with an option for every field of its run configs.
 
-    The command receives only the fields that were given, as ``fields``. A field without a default is no option:
-    it follows from something else, and so does one whose metadata says that it is none. Errors name options in place of fields.
-    ``--help`` shows the options that `sections` names, and ``--help-all`` all of them.
+    The command receives only explicitly given fields, as ``fields``. Fields without a default are
+    derived and get no option, like fields excluded by their metadata. Errors name options instead
+    of fields. ``--help`` shows the options in `sections`, ``--help-all`` shows every option.
     """
 
     def __init__(self, *args: Any, configs: "Callable[[], Configs]", **kwargs: Any):
@@ -118,7 +118,7 @@ class FieldsCommand(Command):
         )
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the command's own parameters and those of the fields."""
+        """Return the command's own parameters and the field options."""
         if self._fields is None:
             self._fields = _options_of(self._configs())
             for option in self._fields:
@@ -128,13 +128,13 @@ class FieldsCommand(Command):
         return [*own, *self._fields, shows_help, self._all]
 
     def remaining(self, option: click.Option, everything: bool) -> str | None:
-        """Return the heading of the config of a field."""
+        """Return the heading for a field's config."""
         if isinstance(option, FieldOption):
             return option.heading if everything else None
         return super().remaining(option, everything)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Gather the fields that were given, and run the command."""
+        """Collect the given fields, and run the command."""
         values = {option.name: ctx.params.pop(option.name) for option in self._fields or ()}
         ctx.params["fields"] = {name: value for name, value in values.items() if value is not None}
         names = [str(param.name) for param in self.get_params(ctx)]
@@ -149,7 +149,7 @@ class FieldsCommand(Command):
 
 
 class MeshType(click.ParamType):
-    """Axes of a mesh of devices, with their sizes."""
+    """Device mesh axes with sizes."""
 
     name = "axes"
 
@@ -165,7 +165,7 @@ class MeshType(click.ParamType):
 
 
 class Renamed(click.Option):
-    """An option whose names after the first are those of earlier versions, which help does not show."""
+    """Option with deprecated names after the first one, hidden in help."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         names = self.opts
@@ -177,14 +177,14 @@ class Renamed(click.Option):
 
 
 def flag_of(field: str) -> str:
-    """Return the option of a field."""
+    """Return the option name for a field."""
     return f"--{field.replace('_', '-')}"
 
 
 def by_options(text: str, fields: Iterable[str]) -> str:
-    """Return a text about fields with the names of their options.
+    """Replace field names in a text by their options.
 
-    A field is taken for one where its name has several words, or where its value is said: ``steps is 0``.
+    A name counts as a field if it has several words, or if its value follows: ``steps is 0``.
 
     Example:
       >>> from lutjax.cli._flags import by_options
@@ -205,7 +205,7 @@ def by_options(text: str, fields: Iterable[str]) -> str:
 
 
 def _options_of(configs: "Configs") -> list[FieldOption]:
-    """Return an option for each field of the configs of a kind of runs."""
+    """Return options for all fields of the run configs."""
     found: dict[str, FieldOption] = {}
     models: Any = configs.models or {None: None}
     headings = ("Model", "Optimization", "Checkpoints and reports")
@@ -230,10 +230,10 @@ def _options_of(configs: "Configs") -> list[FieldOption]:
 
 
 def _option(configs: "Configs", having: Mapping[Any, Any], name: str) -> FieldOption:
-    """Return the option of a field.
+    """Return the option for a field.
 
     Args:
-      having: the classes that have it, by model.
+      having: config classes with this field, by model.
     """
     first = next(iter(having.values()))
     field, hint = first.__dataclass_fields__[name], typing.get_type_hints(first)[name]
@@ -262,7 +262,7 @@ def _option(configs: "Configs", having: Mapping[Any, Any], name: str) -> FieldOp
 
 
 def _shown(name: str, value: Any) -> str:
-    """Return a default as it would be given, long ones abridged, or in words; nothing for None."""
+    """Format a default as command-line input or words, shortened if long; empty for None."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -273,7 +273,7 @@ def _shown(name: str, value: Any) -> str:
 
 
 def _type(hint: Any) -> Any:
-    """Return the click type of an annotation: that of ``int | None`` is an integer, of ``float | int`` a finite number."""
+    """Return the click type for an annotation, such as an integer for ``int | None``."""
     if hint == tuple[int, ...]:
         return Integers()
     if hint == int | tuple[int, ...]:
@@ -284,7 +284,7 @@ def _type(hint: Any) -> Any:
 
 
 class Integer(click.IntRange):
-    """Type of a whole number, perhaps of a range."""
+    """Integer type with an optional range."""
 
     name = "integer"
 
@@ -299,7 +299,7 @@ class Integer(click.IntRange):
 
 
 class Finite(click.FloatRange):
-    """Type of a number that is neither infinite nor NaN, perhaps of a range."""
+    """Finite number type with an optional range."""
 
     name = "number"
 
@@ -316,7 +316,7 @@ class Finite(click.FloatRange):
 
 
 def _in_range(kind: Any, number: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-    """Return a number if it is in the range of its type; else fail."""
+    """Return a number within the range of its type; else fail."""
     below = kind.min is not None and (number <= kind.min if kind.min_open else number < kind.min)
     if below or (kind.max is not None and number > kind.max):
         least, most = (
@@ -330,7 +330,7 @@ def _in_range(kind: Any, number: Any, param: click.Parameter | None, ctx: click.
 
 
 class Integers(click.ParamType):
-    """Numbers with commas between them."""
+    """Comma-separated integers."""
 
     name = "integers"
 
@@ -345,7 +345,7 @@ class Integers(click.ParamType):
 
 
 class IntegerOrIntegers(Integers):
-    """Type of one number for all, or of numbers with commas between them."""
+    """Single shared integer, or comma-separated integers."""
 
     name = "integer or integers"
 
@@ -355,7 +355,7 @@ class IntegerOrIntegers(Integers):
 
 
 def _attributes(docstring: str) -> dict[str, str]:
-    """Return the description of each name in the section "Attributes:" of a docstring; several names may share one."""
+    """Parse the "Attributes:" section of a docstring; several names may share a description."""
     _, _, section = docstring.partition("Attributes:\n")
     section = section.split("\n\n")[0]
     entries = re.findall(r"^ {6}(\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", section, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""``lutjax fpga``: what a circuit takes on an FPGA."""
+"""``lutjax fpga``: FPGA resources of a circuit."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -100,7 +100,7 @@ def fpga(
 
 
 def _write_project(folder: Path, board: str, registers: int | None, out: Path | None) -> None:
-    """Write a project for a board into a folder that is empty or not there."""
+    """Write a board project into an empty or new directory."""
     from lutjax.circuits import boards, fpga as reporting
     from lutjax.files.atomic import replacing
 
@@ -130,7 +130,7 @@ def _write_project(folder: Path, board: str, registers: int | None, out: Path | 
 
 
 class _Given(NamedTuple):
-    """Circuit in a folder: of an export, or of a run or a bundle, for which it is made of look-up tables."""
+    """Circuit from an export; or from a run or bundle, mapped to lookup tables."""
 
     exported: bool
     name: str
@@ -140,7 +140,7 @@ class _Given(NamedTuple):
 
 
 def _read(folder: Path, lut: int) -> _Given:
-    """Return the circuit of an export, a run or a bundle."""
+    """Read the circuit from an export, run or bundle."""
     from lutjax.circuits import deployment, netlist_json
 
     if not (folder / deployment.MANIFEST).exists():

@@ -1,4 +1,4 @@
-"""``lutjax generate``: text from a trained model."""
+"""``lutjax generate``: text generation with a trained model."""
 
 import codecs
 import sys
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lutjax.training.lm import LanguageModel
 
 N_BYTES = 256
-"""Tokens of a model of bytes."""
+"""Vocabulary size of a byte model."""
 
 
 @click.command(
@@ -86,7 +86,7 @@ def _generate(
     mesh: Mapping[str, int] | None,
     speed: bool,
 ) -> None:
-    """Continue texts; the first of several processes prints them."""
+    """Continue prompts; the first process prints the results."""
     if seed + samples > 2**32:
         raise click.BadParameter(
             f"{samples} samples have seeds up to {seed + samples - 1}; the largest is {2**32 - 1}.",
@@ -149,12 +149,13 @@ def _generate(
             for _ in parts:
                 pass
         rate = len(texts) * n_bytes / (time.perf_counter() - start)
-        # The text itself gets no line feed, as a pipe takes it byte by byte; the terminal may show both streams.
+        # A pipe takes the text byte by byte, so add no newline to it; a terminal may show both
+        # streams.
         _say_error(f"{'' if ends_line else chr(10)}{rate:,.0f} bytes a second.")
 
 
 def _prompts(given: Sequence[str], file: Path | None) -> list[bytes]:
-    """Return the prompts of the options, or of the standard input; none is empty."""
+    """Return nonempty prompts from the options or standard input."""
     if given and file is not None:
         raise click.UsageError("give --prompt or --prompt-file, not both.")
     if given:
@@ -174,7 +175,7 @@ def _prompts(given: Sequence[str], file: Path | None) -> list[bytes]:
 def _continuations(
     model: "LanguageModel | Rounded", texts: Sequence[tuple[bytes, int]], n_bytes: int, **options: Any
 ) -> Iterator[Iterable[bytes]]:
-    """Yield what is added to each text, in parts as they are drawn."""
+    """Yield each continuation in parts, as they are sampled."""
     from lutjax.models._decoder import Decoder
     from lutjax.training import lm_runs
 
@@ -191,7 +192,7 @@ def _continuations(
 def _write(
     texts: Sequence[tuple[bytes, int]], continuations: Iterable[Iterable[bytes]], *, echo: bool
 ) -> bool:
-    """Write texts to the standard output, as they come, and return whether the output ends with a line feed."""
+    """Stream texts to the standard output; return True if the output ends with a newline."""
     from lutjax.training import hosts
 
     first, out = hosts.is_first(), sys.stdout.buffer
@@ -221,7 +222,7 @@ def _write(
 
 
 def escaped(text: str) -> str:
-    r"""Return a text with characters that a terminal would obey, or cannot show, as escapes; line feeds and tabs stay.
+    r"""Escape control and unprintable characters, except newlines and tabs.
 
     Example:
       >>> from lutjax.cli._generate import escaped

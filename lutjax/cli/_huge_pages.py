@@ -1,4 +1,4 @@
-"""Running a command again with large memory pages."""
+"""Restart of a command with huge pages."""
 
 import os
 import sys
@@ -16,11 +16,11 @@ huge_pages_option = click.option(
 
 
 def restart_with_huge_pages() -> None:
-    """Replace the process by the same command with huge pages for its memory, and say so.
+    """Restart the process with huge pages for its memory, and print a message.
 
-    Rows of large tables lie all over the memory, and finding them costs a CPU as much as reading them; larger pages
-    are found faster. glibc reads its settings when a process starts, so there is no way but to start again. Does
-    nothing where they are on already.
+    Large tables have rows scattered over memory, and a TLB miss costs a CPU as much as the read
+    itself; huge pages reduce these misses. glibc reads its settings at process start, so a restart
+    is required. Do nothing if huge pages are already enabled.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if "glibc.malloc.hugetlb" in tunables:

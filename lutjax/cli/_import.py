@@ -1,4 +1,4 @@
-"""``lutjax import``: a network of another package as a bundle."""
+"""``lutjax import``: conversion of other packages' networks to bundles."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ _IS_FOR = {
     ),
     **dict.fromkeys(("context", "attention", "shared_positions"), ("spiky",)),
 }
-"""Packages that options are for."""
+"""Packages by supported option."""
 
 
 @click.command(

@@ -1,4 +1,4 @@
-"""``lutjax info``: facts about a run or a bundle."""
+"""``lutjax info``: facts about a run or bundle."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The commands. JAX is imported by those that need it, so that ``--help`` answers at once."""
+"""Command definitions; JAX is imported lazily, so that ``--help`` responds at once."""
 
 import click
 

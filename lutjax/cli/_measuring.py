@@ -1,4 +1,4 @@
-"""Options and output shared by the commands that measure."""
+"""Options and output shared by the measuring commands."""
 
 import os
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _WIDTH = 150  # of a table in a file or a pipe
 
 
 class ShapeType(click.ParamType):
-    """A shape by its name or sizes."""
+    """Shape by name or sizes."""
 
     name = "shape"
 
@@ -34,7 +34,7 @@ class ShapeType(click.ParamType):
 
 
 def check_folder(option: str, path: Path) -> None:
-    """Refuses a file whose folder cannot be written to."""
+    """Reject a file in an unwritable directory."""
     if not os.access(path.absolute().parent, os.W_OK):
         raise click.BadParameter(
             f"{str(path.parent)!r} is not a writable folder; create it or choose another one.",
@@ -43,10 +43,10 @@ def check_folder(option: str, path: Path) -> None:
 
 
 def check_file(option: str, path: Path, mark: bytes) -> None:
-    """Refuse a file in a folder that cannot be written to, and one that is not empty and not of this option.
+    """Reject a file in an unwritable directory, or a nonempty file without this option's marker.
 
     Args:
-      mark: what stands near the beginning of what this option writes.
+      mark: marker near the beginning of this option's output files.
     """
     check_folder(option, path)
     if not path.is_file():
@@ -61,7 +61,7 @@ def check_file(option: str, path: Path, mark: bytes) -> None:
 
 
 def make_console(stderr: bool = False) -> "Console":
-    """Return the console for tables; wide enough for them unless it is a terminal."""
+    """Return a table console, at least as wide as the tables unless it is a terminal."""
     from rich.console import Console
 
     console = Console(stderr=stderr)
@@ -69,14 +69,13 @@ def make_console(stderr: bool = False) -> "Console":
 
 
 def file_option(name: str, what: str) -> Callable[..., Any]:
-    """Return an option that names a file to write."""
+    """Return an option for an output file."""
     return click.option(
         name, type=click.Path(path_type=Path, dir_okay=False, writable=True), help=f"{what}  [default: none]"
     )
 
 
 def shape_option(default: str) -> Callable[..., Any]:
-    """Return the option of shapes."""
     return click.option(
         "--shape",
         "asked",
@@ -87,7 +86,6 @@ def shape_option(default: str) -> Callable[..., Any]:
 
 
 def dtype_option() -> Callable[..., Any]:
-    """Return the option of table dtypes."""
     return click.option(
         "--dtype",
         "dtypes",
@@ -98,7 +96,7 @@ def dtype_option() -> Callable[..., Any]:
 
 
 class Progress:
-    """Shows what is being measured: a bar on a terminal, else a line for every result. A context manager."""
+    """Context manager for measurement progress: a bar on a terminal, else a line per result."""
 
     def __init__(self, console: "Console", count: int):
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -128,12 +126,12 @@ class Progress:
             self._bar.stop()
 
     def starts(self, what: str) -> None:
-        """Show what is measured next."""
+        """Show the current measurement."""
         if self._bar is not None:
             self._bar.update(self._task, description=what)
 
     def ended(self, result: object) -> None:
-        """Show that a measurement is done."""
+        """Show a finished measurement."""
         if self._bar is not None:
             self._bar.advance(self._task)
         else:

@@ -1,4 +1,4 @@
-"""``lutjax predict``: classes and votes of new rows or images."""
+"""``lutjax predict``: classes and votes for new rows or images."""
 
 import sys
 from pathlib import Path

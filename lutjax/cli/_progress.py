@@ -1,6 +1,6 @@
-"""Progress of a training run: a bar on a terminal, else a line at every interval.
+"""Training progress: a bar on a terminal, else a line per interval.
 
-Speed and time left are those of the latest interval; the first one holds the compilation.
+Speed and remaining time refer to the latest interval; the first one includes compilation.
 """
 
 import time
@@ -13,14 +13,14 @@ from lutjax.training.experiments import Watcher
 
 
 class Report(Watcher):
-    """Shows steps, losses, speed and the time left. A context manager.
+    """Context manager for training progress: steps, losses, speed and remaining time.
 
     Args:
-      console: where to.
-      first: steps done before.
-      steps: steps in all.
-      speed: the speed in words, of the seconds that a step takes.
-      measure: what a test measures.
+      console: output console.
+      first: number of earlier steps.
+      steps: total number of steps.
+      speed: formats the speed, given seconds per step.
+      measure: name of the test metric.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Report(Watcher):
             self._bar.stop()
 
     def training(self, losses: Sequence[tuple[int, float]]) -> None:
-        """Show mean losses of the latest steps."""
+        """Show the mean losses of the latest steps."""
         now, last = time.perf_counter(), losses[-1][0]
         latest = (now - self._time) / (last - self._done)
         self._done, self._time = last, now
@@ -72,7 +72,7 @@ class Report(Watcher):
                 self._bar.update(self._task, completed=done, description=line)
 
     def test(self, done: int, value: float) -> None:
-        """Show the result of a test after `done` steps."""
+        """Show a test result after `done` steps."""
         self._test = value
         if self._bar is None:
             self._console.print(
@@ -81,13 +81,13 @@ class Report(Watcher):
         self.resume()
 
     def remark(self, done: int, text: str) -> None:
-        """Show a line about the state after `done` steps."""
+        """Show a remark about the state after `done` steps."""
         line = f"step {done}/{self._steps}  {text}"
         self._console.print(line, highlight=False, soft_wrap=True)
         self.resume()
 
     def resume(self) -> None:
-        """Leave out of the speed what took time until now."""
+        """Exclude the time until now from the speed."""
         self._time = time.perf_counter()
 
 

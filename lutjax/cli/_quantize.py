@@ -1,4 +1,4 @@
-"""``lutjax quantize``: a trained language model with tables of int8."""
+"""``lutjax quantize``: int8 tables for a trained language model."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -72,7 +72,7 @@ def quantize(folder: Path, text_path: Path | None) -> None:
 
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[float], None]]:
-    """Show a bar on a terminal, else a line; yield how it is told the share that is done."""
+    """Show a bar on a terminal, else a line; yield a callback for the completed fraction."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 

@@ -1,4 +1,4 @@
-"""Options, messages, start and resumption that all commands that train share."""
+"""Options, messages, start and resumption shared by all training commands."""
 
 import contextlib
 import copy
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 def training_command(
     kind: str, configs: str, out: str, *, data: str, model: str, optimization: str
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """Return a decorator that makes a command which trains.
+    """Return a decorator that creates a training command.
 
-    It has an option for every field of the configs, and the options that all such commands share. The function gets the
-    kind first, an `Experiment` class.
+    The command has an option for every config field, and the shared training options. The function
+    receives the kind first, an `Experiment` class.
 
     Args:
-      kind: module and name of the class, ``module:Name``: it is imported when the command runs, with JAX.
-      configs: likewise of the `Configs` of the class, which are imported when options are needed.
-      out: the folder that ``--out`` names by default.
-      data, model, optimization: names of options that help shows under these headings.
+      kind: module and class name, ``module:Name``: imported with JAX when the command runs.
+      configs: module and name of the class's `Configs`, imported when options are needed.
+      out: default directory for ``--out``.
+      data, model, optimization: option names shown under these headings in help.
     """
     sections = {
         "Data": data,
@@ -96,7 +96,7 @@ def training_command(
 
 
 def alias(command: click.Command, name: str, out: str, summary: str) -> click.Command:
-    """Return a command that trains under another name, and into another folder by default."""
+    """Return a training command under another name, with another default directory."""
     found = copy.copy(command)
     found.name, found.params, found.short_help = name, list(command.params), summary
     place = next(k for k, option in enumerate(found.params) if option.name == "out")
@@ -106,11 +106,11 @@ def alias(command: click.Command, name: str, out: str, summary: str) -> click.Co
 
 
 def run_argument(name: str, alias: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that adds the argument RUN, the folder of a run or of a bundle, to a command.
+    """Return a decorator that adds the argument RUN, a run or bundle directory.
 
     Args:
-      name: of the function's argument.
-      alias: option that named the folder in earlier versions. It still does, and help has no word of it.
+      name: name of the function argument.
+      alias: deprecated option for the directory, still accepted and hidden in help.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -130,7 +130,7 @@ def run_argument(name: str, alias: str) -> Callable[[Callable[..., None]], Calla
 
 
 def model(run: Path) -> Any:
-    """Return the model of a run or of a bundle."""
+    """Load the model from a run or bundle."""
     from lutjax.training import model_folders
 
     if not run.exists():
@@ -139,7 +139,7 @@ def model(run: Path) -> Any:
 
 
 def process_options() -> list[click.Option]:
-    """Return the options of a command that several processes run together; they are arguments of `processes`."""
+    """Return options for multi-process commands, the arguments of `processes`."""
     return [
         click.Option(
             ["--coordinator"],
@@ -169,7 +169,7 @@ def train(
     process: int | None = None,
     **options: Any,
 ) -> "Experiment | None":
-    """Start a run or go on with one, in this process or together with others; see `_train`.
+    """Start or resume a run, in one or several processes; see `_train`.
 
     Args:
       coordinator, n_processes, process: see `lutjax.training.hosts.initialize`.
@@ -183,7 +183,7 @@ def train(
 
 @contextmanager
 def processes(coordinator: str | None, n_processes: int | None, process: int | None) -> Iterator[None]:
-    """Join the processes of a command. An error of any of them ends all, and is said once, if they can still agree on that."""
+    """Join a command's processes; an error in one ends all, and is printed once if possible."""
     from lutjax.training import hosts
 
     waiting = threading.Timer(
@@ -213,7 +213,7 @@ def processes(coordinator: str | None, n_processes: int | None, process: int | N
             if hosts.is_first():
                 raise
             raise SystemExit(1) from None
-        # The others cannot be told any more, and to leave JAX in order would be to wait for them.
+        # Other processes are unreachable, and a regular JAX shutdown would wait for them.
         click.echo(f"Error: process {hosts.index()}: {_last_words(error)}", err=True)
         sys.stdout.flush()
         os._exit(1)
@@ -249,18 +249,18 @@ def _train(
     tensorboard: bool,
     mesh: Mapping[str, int] | None = None,
 ) -> "Experiment | None":
-    """Start a run or go on with one.
+    """Start or resume a run.
 
     Args:
-      fields: values that were given for fields of the kind's configs.
-      option: names the data.
-      source: the data as they were given, both for a new run and for one that goes on.
-      preset: further arguments of a new run.
-      same: further fields that a run which goes on has to have.
+      fields: given values for config fields.
+      option: name of the data option.
+      source: the given data, for new and resumed runs.
+      preset: additional arguments for a new run.
+      same: additional fields that must match in a resumed run.
       mesh: devices by axis; see `lutjax.training.meshes.choose`.
 
     Returns:
-      the run, where it took steps or was finished now; in the first process.
+      In the first process, the run if it took steps or finished now.
     """
     from lutjax.training import experiments, hosts, loop
     from lutjax.training.presets import fields_of
@@ -344,7 +344,7 @@ def _check_new(out: Path, kind: "type[Experiment]") -> None:
 
 @contextmanager
 def usage_errors(source: type[ValueError], option: str) -> Iterator[None]:
-    """Report a value that a config refuses, and unusable data, as bad usage."""
+    """Report rejected config values and unusable data as usage errors."""
     try:
         yield
     except FolderError:
@@ -357,7 +357,7 @@ def usage_errors(source: type[ValueError], option: str) -> Iterator[None]:
 
 @contextmanager
 def too_large(fields: Mapping[str, Any]) -> Iterator[None]:
-    """Name the largest size that was given where a run cannot be made for want of memory, before there are checkpoints."""
+    """Name the largest given size if a run exceeds memory before its first checkpoint."""
     try:
         yield
     except (MemoryError, OverflowError, RuntimeError, ValueError) as error:
@@ -380,9 +380,11 @@ def too_large(fields: Mapping[str, Any]) -> Iterator[None]:
 
 
 class UntilClosed:
-    """Text stream of the standard output that stops the command by SIGTERM once nobody reads it, and then swallows what is written.
+    """Standard output that stops the command by SIGTERM once its reader is gone.
 
-    A pipe is broken where its reader has ended, and a terminal cannot be written to where it was closed.
+    Later output is discarded.
+
+    A pipe breaks when its reader exits; a closed terminal rejects writes.
     """
 
     def __init__(self, stream: Any):
@@ -392,12 +394,10 @@ class UntilClosed:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write a text."""
         self._try(lambda: self._stream.write(text))
         return len(text)
 
     def flush(self) -> None:
-        """Flush the stream."""
         self._try(self._stream.flush)
 
     def _try(self, call: Callable[[], object]) -> None:
@@ -416,10 +416,10 @@ class UntilClosed:
 
 
 def _terminal(out: Path, tensorboard: bool, again: str) -> Any:
-    """Show a run on a terminal, or in lines where there is none.
+    """Show a run on a terminal, else as lines.
 
     Args:
-      again: the command that goes on with it.
+      again: command that resumes the run.
     """
     from rich.console import Console
 
@@ -439,7 +439,7 @@ def _terminal(out: Path, tensorboard: bool, again: str) -> Any:
             return super().doing(text)
 
         def second_signal(self) -> None:
-            # An exception could be swallowed, or become many lines of those who write the checkpoint.
+            # An exception could be swallowed, or be repeated by the checkpoint writers.
             cursor = "\x1b[?25h\r" if self.console.is_terminal else ""
             text = f"{cursor}Stopped immediately. Checkpoints are intact: if there is one, continue with: {again}\n"
             os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode(errors="replace"))
@@ -465,5 +465,5 @@ def _terminal(out: Path, tensorboard: bool, again: str) -> Any:
 
 
 def command(*words: str) -> str:
-    """Return a command of lutjax as a shell takes it."""
+    """Format a lutjax command for the shell."""
     return shlex.join(["lutjax", *words])

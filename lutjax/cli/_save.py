@@ -1,4 +1,4 @@
-"""``lutjax save``: a trained run as a bundle, a folder that hubs of models take."""
+"""``lutjax save``: a bundle for model hubs from a trained run."""
 
 from pathlib import Path
 

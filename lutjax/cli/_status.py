@@ -1,4 +1,4 @@
-"""``lutjax status``: what runs where."""
+"""``lutjax status``: support matrix."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lutjax.status.matrix import Cell, Column
 
 MARKS = {"--markdown": b"Written by `lutjax status", "--record": b'"state"'}
-"""For each option what stands near the beginning of the files that it writes."""
+"""Marker near the beginning of each option's output file."""
 
 _HERE = Path("<this device>")  # what --record alone gives
 
@@ -118,7 +118,7 @@ def status(
 
 @contextlib.contextmanager
 def _with_progress(check: "CheckOne", n_checks: int) -> "Iterator[CheckOne]":
-    """Show on the standard error which checks were made: by a bar on a terminal, else by a line for each."""
+    """Show completed checks on standard error: a bar on a terminal, else a line per check."""
     console = make_console(stderr=True)
     console.print(f"Checking {n_checks} combinations of op, implementation and dtype", highlight=False)
     with Progress(console, n_checks) as progress:

@@ -1,4 +1,4 @@
-"""``lutjax train classify``: a classifier of logic gates for images and for tables of data."""
+"""``lutjax train classify``: logic gate classifiers for images and tabular data."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from lutjax.training.recipes import RECIPES, recipe as recipe_of
 
 
 class SizeType(click.ParamType):
-    """Height and width of images."""
+    """Image height and width."""
 
     name = "HEIGHTxWIDTH"
 
@@ -85,7 +85,7 @@ def classify(kind: Any, recipe: str | None, fields: Mapping[str, Any], resume: b
         fields,
         option="--data",
         source=source,
-        # The digits keep the split of their published figures.
+        # The digits keep the split of their published results.
         preset={"recipe": recipe, "stratified": source["path"] is not None},
         same=same,
         resume=resume,

@@ -1,4 +1,4 @@
-"""``lutjax train lm``: the byte language model."""
+"""``lutjax train lm``: byte-level language model."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,7 +64,7 @@ def lm(
         option="--text",
         source={"path": text_path, "model": model},
         preset={"preset": preset or "demo"},
-        # The steps of a run are its own, unless they are asked for.
+        # A resumed run keeps its number of steps unless the option is given.
         same={name: value for name, value in same.items() if name != "steps"},
         out=out,
         resume=resume,

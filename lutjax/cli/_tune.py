@@ -1,4 +1,4 @@
-"""``lutjax tune``: the launches of kernels that are the fastest on this device."""
+"""``lutjax tune``: fastest kernel configs on this device."""
 
 import contextlib
 from collections.abc import Iterable
@@ -89,7 +89,7 @@ def tune(
 
 
 def _document(output: Path) -> "Document":
-    """Return the file's launches as if measured by the installed packages; no launches if there is no file."""
+    """Return the file's configs as if measured by the installed packages; empty without a file."""
     import dataclasses
 
     from lutjax import tuning

@@ -1,4 +1,4 @@
-"""``lutjax verify``: proofs that an exported folder computes what the trained model computes."""
+"""``lutjax verify``: proofs that an export and the trained model agree."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Blocks of a pool of cached tokens: who has which, which are shared, and what lies in those that nobody has."""
+"""Block pool bookkeeping for cached tokens: owners, shared blocks and reusable blocks."""
 
 import dataclasses
 import hashlib
@@ -8,23 +8,23 @@ from collections.abc import Sequence
 import numpy as np
 
 _ROOT = b""
-"""Name of the tokens before the first block."""
+"""Prefix name before the first block."""
 
 
 def n_entries(context: int, size: int) -> int:
-    """Return the entries of the table of a text in blocks of a size: of the ``context - 1`` tokens of a window, and as many as the context beside it."""
+    """Return the block table length for ``context - 1`` window and `context` new tokens."""
     return -(-(2 * context - 1) // size) + 1
 
 
 @dataclasses.dataclass
 class Text:
-    """A text with blocks.
+    """Sequence with blocks.
 
     Attributes:
-      tokens: all that are known: those that are cached come first.
-      length: number of tokens that are cached.
-      blocks: ids of blocks by their number in the text.
-      names: of the tokens up to the end of each block that is full; equal for equal beginnings.
+      tokens: all known tokens, cached ones first.
+      length: number of cached tokens.
+      blocks: block ids by index in the sequence.
+      names: prefix names up to the end of each full block; equal for equal prefixes.
     """
 
     tokens: list[int]
@@ -34,15 +34,15 @@ class Text:
 
 
 class Pages:
-    """Blocks that texts have, of a pool that the device holds.
+    """Block assignments in a device-resident pool.
 
-    A block that several texts begin with is there once; it is full, and nobody writes to it. A text that begins as another up to the
-    middle of a block gets a copy of that block before it writes. Blocks that nobody has keep their tokens until they are needed, those longest
-    unused first, so that a text that comes later finds its beginning.
+    Sequences with a common prefix share its blocks; a shared block is full and read-only. If a
+    prefix ends within a block, the new sequence gets a copy before writing. Free blocks keep their
+    tokens until reused, least recently used first, so that a later sequence can find its prefix.
 
     Args:
-      n_blocks, size: of the pool.
-      window: tokens that the next one sees. width: entries of the table of a text.
+      n_blocks, size: number and size of blocks.
+      window: number of earlier tokens visible to the next one. width: length of a block table.
     """
 
     def __init__(self, n_blocks: int, size: int, window: int, width: int):
@@ -57,16 +57,16 @@ class Pages:
 
     @property
     def n_free(self) -> int:
-        """Number of blocks that no text has."""
+        """Number of free blocks."""
         return len(self._free)
 
     @property
     def n_shared(self) -> int:
-        """Number of blocks that several texts have."""
+        """Number of blocks shared by several sequences."""
         return int(np.sum(self._n_holders > 1))
 
     def require(self, n: int, what: str) -> None:
-        """Raise ValueError if so many blocks are not free."""
+        """Raise ValueError if fewer than `n` blocks are free."""
         if n > self.n_free:
             raise ValueError(
                 f"Slots: {what} {n} more blocks of {self.size} tokens, but only {self.n_free} of the {self.n_blocks} blocks of the pool are free; let a text "
@@ -74,18 +74,19 @@ class Pages:
             )
 
     def slide(self, text: Text) -> None:
-        """Take the blocks from a text that no further token of it sees."""
+        """Release the blocks that precede the window of a sequence."""
         for number in [n for n in text.blocks if (n + 1) * self.size <= text.length - self._window]:
             self._release(text.blocks.pop(number))
 
     def needed(self, text: Text, n: int) -> int:
-        """Return the number of blocks that a text lacks for so many more tokens."""
+        """Return the number of missing blocks for `n` more tokens."""
         return sum(number not in text.blocks for number in self._numbers(text, n))
 
     def begin(self, text: Text) -> tuple[int, int] | None:
-        """Give a text the cached blocks that it begins with; return the blocks from and to which tokens have to be copied, if any.
+        """Assign cached prefix blocks to a sequence.
 
-        At least one token of it is left.
+        Return the source and target block of a pending copy, if any. At least one token remains
+        uncached.
         """
         full, rest = self._beginning(text.tokens)
         for number in range(self._first_seen(len(full)), len(full)):
@@ -103,17 +104,17 @@ class Pages:
         return source, text.blocks[len(full)]
 
     def n_cached(self, tokens: Sequence[int]) -> int:
-        """Return the number of blocks that a text with these tokens would begin with."""
+        """Return the number of cached prefix blocks for these tokens."""
         return len(self._beginning(tokens)[0])
 
     def extend(self, text: Text, n: int) -> None:
-        """Give a text the blocks of so many more tokens, of which enough are free."""
+        """Assign blocks for `n` more tokens; enough blocks must be free."""
         for number in self._numbers(text, n):
             if number not in text.blocks:
                 self._hold(text, number, self._taken())
 
     def cached(self, text: Text, n: int) -> None:
-        """Note that so many more tokens of a text are cached, so that others find them."""
+        """Record `n` more cached tokens of a sequence, so that other sequences find them."""
         text.length += n
         for number in range(len(text.names), text.length // self.size):
             parent, own = self._tokens_of(text, number)
@@ -125,7 +126,7 @@ class Pages:
             self._note(text.blocks[number], *self._tokens_of(text, number), None)
 
     def leave(self, text: Text) -> None:
-        """Take all blocks from a text."""
+        """Release all blocks of a sequence."""
         for block in reversed(text.blocks.values()):  # what is nearer to the beginning is kept for longer
             self._release(block)
         text.blocks = {}
@@ -136,18 +137,18 @@ class Pages:
             self._drop(block)
 
     def table(self, text: Text | None) -> np.ndarray:
-        """Return the ids of the blocks of a text, ``[width]``, -1 for none."""
+        """Return the block ids of a sequence, ``[width]``; -1 for none."""
         found = np.full((self._width,), -1, np.int32)
         for number, block in ({} if text is None else text.blocks).items():
             found[number % self._width] = block
         return found
 
     def _numbers(self, text: Text, n: int) -> range:
-        """Return the numbers of the blocks of so many more tokens."""
+        """Return the block indices covering `n` more tokens."""
         return range(text.length // self.size, -(-(text.length + n) // self.size))
 
     def _beginning(self, tokens: Sequence[int]) -> tuple[list[bytes], tuple[int, int] | None]:
-        """Return the names of the blocks that tokens begin with, and a block that begins with the next ones, with how many they are."""
+        """Return the names of cached prefix blocks, and the best partial block with its length."""
         names, name = [], _ROOT
         for end in range(self.size, len(tokens), self.size):
             name = _name(name, tuple(tokens[end - self.size : end]))
@@ -164,15 +165,15 @@ class Pages:
         return names[:n], (best[1], best[0]) if best[0] else None
 
     def _is_seen_cached(self, names: list[bytes], n: int) -> bool:
-        """Return whether all blocks that the token after so many blocks sees are cached."""
+        """Return True if all blocks visible after `n` blocks are cached."""
         return all(name in self._block_of for name in names[self._first_seen(n) : n])
 
     def _first_seen(self, n: int) -> int:
-        """Return the number of the first block that the token after so many blocks sees."""
+        """Return the index of the first block visible after `n` blocks."""
         return max(0, n * self.size - self._window) // self.size
 
     def _tokens_of(self, text: Text, number: int) -> tuple[bytes, tuple[int, ...]]:
-        """Return the name of what is before a block of a text, and its cached tokens."""
+        """Return the prefix name before a block, and its cached tokens."""
         first = number * self.size
         own = tuple(text.tokens[first : min(first + self.size, text.length)])
         return text.names[number - 1] if number else _ROOT, own
@@ -186,7 +187,6 @@ class Pages:
             self._block_of[name] = block
 
     def _drop(self, block: int) -> None:
-        """Forget the tokens of a block."""
         parent = self._parent.pop(block, None)
         if parent is None:
             return
@@ -198,7 +198,7 @@ class Pages:
             del self._block_of[name]
 
     def _taken(self) -> int:
-        """Return a block that nobody has, the longest unused."""
+        """Take the least recently used free block."""
         block, _ = self._free.popitem(last=False)
         self._drop(block)
         return block
@@ -215,12 +215,12 @@ class Pages:
 
 
 def _name(parent: bytes, tokens: tuple[int, ...]) -> bytes:
-    """Return the name of tokens after those of another name, as good as unique."""
+    """Hash a prefix name and the following tokens to a practically unique name."""
     return hashlib.blake2b(parent + np.asarray(tokens, np.int32).tobytes(), digest_size=24).digest()
 
 
 def _alike(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    """Return with how many equal tokens both begin."""
+    """Return the length of the common prefix."""
     n = 0
     for a, b in zip(left, right, strict=False):
         if a != b:

@@ -1,4 +1,4 @@
-"""Slots of a running batch, which texts join and leave while the others go on."""
+"""Continuous batching: sequences join and leave the slots of a running batch."""
 
 import dataclasses
 import functools
@@ -17,31 +17,36 @@ from lutjax.models.transformer import LUTTransformer
 from lutjax.values import Array
 
 _Places = tuple[Array, Array]
-"""Tables of blocks of texts, and how many tokens of each are in them."""
+"""Block tables, and number of cached tokens per sequence."""
 
 
 class Slots:
-    """Texts that are continued together, each from when it joins to when it leaves.
+    """Continuous batch of sequences.
 
-    There are as many places for texts as `n_slots`; each step draws tokens of every text that is there. A text is continued as alone, up to
-    rounding, whatever texts are beside it: its tokens are a function of its prompt, key and temperature. Nothing is compiled again when texts join and
-    leave: a step is one program, for each number of tokens, and prompts are read in parts of few lengths, powers of two up to the context.
+    A batch has `n_slots` slots, and each step samples tokens for every occupied slot. Each sequence
+    continues as it does on its own, up to rounding: its tokens depend only on its prompt, key and
+    temperature. Joining and leaving never recompiles. A step is one program per number of tokens,
+    and prompts are processed in parts of few lengths, powers of two up to the context.
 
-    Caches have the memory of `n_slots` texts, and of one more for each text whose prompt is being read; with `block_size` that of a pool of blocks alone.
+    Caches use memory for `n_slots` sequences, plus one for each prompt in progress; with
+    `block_size`, for a block pool only.
 
-    With `block_size` the tokens of all texts are in blocks of a pool. Texts that begin alike have the blocks of their beginning in common, which are read and stored once, also if one
-    has left before the other joins; where they differ in the middle of a block, it is copied before it is written to. Where blocks run out, `begin`, `join`, `read` and
-    `step` raise an error before anything runs: let a text leave, and call again.
+    With `block_size`, a block pool stores the tokens of all sequences. Sequences with a common
+    prefix share its blocks, which are computed and stored once, even if one sequence left before
+    another joined. If a prefix ends within a block, the block is copied before it is written. When
+    blocks run out, `begin`, `join`, `read` and `step` raise an error before anything runs: let a
+    sequence leave, and call again.
 
     Args:
-      model: a `GPT` or `LUTTransformer`; later changes of it are not seen.
-      n_slots: largest number of texts at a time.
-      temperature, top_k: as in `generate`; a text may have a temperature of its own.
-      block_size: tokens of a block of the pool, for a `LUTTransformer` that remembers a window. None: each text has caches of its own.
-      n_blocks: blocks of the pool; by default as many as never run out.
+      model: a `GPT` or `LUTTransformer`; later model changes are ignored.
+      n_slots: largest number of concurrent sequences.
+      temperature, top_k: as in `generate`; each sequence may override the temperature.
+      block_size: tokens per block in the pool, for a `LUTTransformer` with windowed attention.
+        None: separate caches per sequence.
+      n_blocks: number of blocks in the pool; by default enough for all slots.
 
     Raises:
-      ValueError: there is no slot, or an option is out of range or of another model.
+      ValueError: n_slots is below 1, or an option is out of range or unsupported by the model.
 
     Source: docs/semantics.md, section 5.
 
@@ -78,7 +83,7 @@ class Slots:
         self._vocab_size, self._context = model.config.vocab_size, model.config.context
         self._pages = _pages_of(model, n_slots, block_size, n_blocks)
         graphdef, cache, kept = _parts_of(model, n_slots, self._pages)
-        # Arrays alone go in and out: states are slow to take apart for each step.
+        # Pass arrays only: flattening states is slow for each step.
         self._cache, caches = jax.tree.flatten(cache)
         self._kept, others = jax.tree.flatten(kept)
         self._empty = [] if self._pages else jax.tree.leaves(_parts_of(model, 1, None)[1])
@@ -92,12 +97,12 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """Number of slots without a text."""
+        """Number of free slots."""
         return self.n_slots - len(self._taken)
 
     @property
     def reading(self) -> list[int]:
-        """Numbers of the slots whose prompts are not read to the end, in the order in which they began."""
+        """Slots with prompts in progress, in the order of their `begin` calls."""
         return list(self._reading)
 
     @property
@@ -105,13 +110,13 @@ class Slots:
         return sorted({*np.flatnonzero(self._counts).tolist(), *self._reading})
 
     def compile(self, count: int = 1) -> None:
-        """Compile all programs, those of prompts of any length and that of a step, before the first text joins.
+        """Compile the programs for all prompt lengths and for steps, before any sequence joins.
 
         Args:
-          count: that of the steps.
+          count: number of tokens per step.
 
         Raises:
-          ValueError: there are texts already.
+          ValueError: a slot is occupied.
         """
         if self._taken:
             raise ValueError(f"Slots: compile all before texts join; there are texts in {self._taken}.")
@@ -133,15 +138,16 @@ class Slots:
         key: Array,
         temperature: float | int | None = None,
     ) -> tuple[int, int]:
-        """Read a prompt into a slot; return the number of the slot and the first token that follows.
+        """Process a prompt in a free slot; return the slot and the first generated token.
 
         Args:
-          prompt: at least one token; longer than the context is fine.
-          key: of the draws of this text.
-          temperature: of this text; by default that of all.
+          prompt: at least one token; may exceed the context.
+          key: random key for this sequence.
+          temperature: temperature of this sequence; by default the shared temperature.
 
         Raises:
-          ValueError: there is no free slot, the prompt is no list of tokens, the temperature is negative, or the pool has too few free blocks.
+          ValueError: no slot is free, the prompt is not a list of tokens, the temperature is
+            negative, or the pool has too few free blocks.
         """
         slot = self.begin(prompt, key=key, temperature=temperature)
         try:
@@ -159,9 +165,10 @@ class Slots:
         key: Array,
         temperature: float | int | None = None,
     ) -> int:
-        """Give a slot to a text whose prompt is then read in parts, by `read`; return its number.
+        """Reserve a slot for a prompt, which `read` then processes in parts; return the slot.
 
-        Between two parts the others can be continued, so that a long prompt does not stop them. Arguments and errors are those of `join`.
+        Other sequences can continue between two parts, so a long prompt does not block them.
+        Arguments and errors are the same as for `join`.
 
         Example:
           >>> import jax
@@ -200,10 +207,13 @@ class Slots:
         return slot
 
     def read(self, slot: int) -> int | None:
-        """Read the next part of a prompt, at most as long as the context; return the first token that follows after the last part, else None.
+        """Process the next part of a prompt, at most as long as the context.
+
+        Return the first generated token after the last part, else None.
 
         Raises:
-          ValueError: no prompt is being read into this slot, or the pool has too few free blocks: then it may be called again.
+          ValueError: the slot has no prompt in progress, or the pool has too few free blocks; the
+            call may be repeated.
         """
         if slot not in self._reading:
             raise ValueError(f"Slots: slot is {slot}; prompts are being read in {self.reading}.")
@@ -230,13 +240,14 @@ class Slots:
         return int(self._last[slot])
 
     def step(self, count: int = 1) -> Mapping[int, Int[np.ndarray, " {count}"]]:
-        """Draw the next tokens of each text, but of those whose prompts are being read; return them by the number of their slots.
+        """Sample the next tokens for all sequences with complete prompts; return them by slot.
 
         Args:
-          count: number of tokens of each text, in one program, which is compiled once for each such number.
+          count: number of tokens per sequence, in one program, compiled once for each count.
 
         Raises:
-          ValueError: it is no number from 1 on, or the pool has too few free blocks: let a text leave, and call again.
+          ValueError: count is below 1, or the pool has too few free blocks: let a sequence leave,
+            and call again.
         """
         if not isinstance(count, int) or count < 1:
             raise ValueError(f"Slots: count is {count!r}; it must be at least 1.")
@@ -266,10 +277,10 @@ class Slots:
         return {int(slot): tokens[slot] for slot in there}
 
     def leave(self, slot: int) -> None:
-        """Free the slot of a text.
+        """Free a slot.
 
         Raises:
-          ValueError: there is no text in it.
+          ValueError: the slot is empty.
         """
         if slot not in self._taken:
             raise ValueError(f"Slots: slot is {slot}; the texts are in {self._taken}.")
@@ -280,19 +291,19 @@ class Slots:
 
     @property
     def blocks(self) -> Mapping[str, int]:
-        """Number of blocks of the pool: ``all`` of them, those that are ``free``, and those that are ``shared`` by several texts; none without `block_size`."""
+        """Block counts for the pool: ``all``, ``free``, ``shared``; empty without `block_size`."""
         pages = self._pages
         return {"all": pages.n_blocks, "free": pages.n_free, "shared": pages.n_shared} if pages else {}
 
     def _n_lacking(self, tokens: np.ndarray) -> int:
-        """Return the number of blocks that a text needs for a prompt, the whole of it or as much as is read and seen at a time."""
+        """Return the required blocks for a prompt, or for the part that a window needs at a time."""
         assert self._pages is not None
         size = self._pages.size
         cached = self._pages.n_cached(tokens.tolist())
         return min(-(-tokens.size // size) - cached, n_entries(self._context, size))
 
     def _extended(self, there: np.ndarray, count: int) -> _Places | None:
-        """Give texts the blocks of so many more tokens; return where those of all slots are, None without a pool."""
+        """Assign blocks for `count` more tokens; return all block tables, None without a pool."""
         if self._pages is None:
             return None
         texts = [self._texts[slot] for slot in there.tolist()]
@@ -305,14 +316,14 @@ class Slots:
         return self._places(range(self.n_slots))
 
     def _places(self, slots: Sequence[int]) -> _Places:
-        """Return tables of blocks and lengths of the texts of slots."""
+        """Return block tables and cached lengths for slots."""
         assert self._pages is not None
         texts = [self._texts.get(slot) for slot in slots]
         lengths = [0 if text is None else text.length for text in texts]
         return np.stack([self._pages.table(text) for text in texts]), np.asarray(lengths, np.int32)
 
     def _read_pages(self, slot: int, pages: Pages) -> int | None:
-        """Do what `read` does, with blocks of a pool."""
+        """Implement `read` with a block pool."""
         text, reading = self._texts[slot], self._reading[slot]
         if not text.length:
             copied = pages.begin(text)
@@ -348,7 +359,7 @@ class Slots:
 
 
 class _Form(NamedTuple):
-    """Form of a model with caches: its graph, the trees of its caches and of all else, and from how many tokens it draws."""
+    """Static form of a model with caches: graph, tree structures, and top-k candidates."""
 
     graphdef: Any
     caches: Any
@@ -356,13 +367,12 @@ class _Form(NamedTuple):
     among: int
 
     def states(self, cache: list[jax.Array], kept: list[jax.Array]) -> tuple[Any, Any]:
-        """Return the states of arrays."""
         return jax.tree.unflatten(self.caches, cache), jax.tree.unflatten(self.others, kept)
 
 
 @dataclasses.dataclass
 class _Reading:
-    """A text whose prompt is being read: the parts that are left, the key of its draws, and its caches so far."""
+    """Prompt in progress: remaining parts, sampling key, and current caches."""
 
     parts: list[tuple[np.ndarray, np.ndarray]]
     key: Array
@@ -370,7 +380,7 @@ class _Reading:
 
 
 def _pages_of(model: Decoder, n_slots: int, block_size: Any, n_blocks: Any) -> Pages | None:
-    """Return the blocks of a pool for slots, None if it is not asked for; raise ValueError if there is none."""
+    """Return a block pool for the slots, or None without one; raise ValueError if unsupported."""
     for name, value in {"block_size": block_size, "n_blocks": n_blocks}.items():
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ValueError(f"Slots: {name} is {value!r}; there must be at least 1.")
@@ -390,23 +400,24 @@ def _pages_of(model: Decoder, n_slots: int, block_size: Any, n_blocks: Any) -> P
 
 
 def _parts_of(model: Decoder, n_texts: int, pages: Pages | None) -> Any:
-    """Return the graph of a model, empty caches of texts, and all else."""
+    """Split a model into its graph, empty caches, and other state."""
     own: Any = nnx.merge(*nnx.split(model))
     own.init_cache((n_texts,), **({} if pages is None else {"blocks": (pages.n_blocks, pages.size)}))
     return nnx.split(own, nnx.Cache, ...)
 
 
 def _placed(model: Any, places: Any) -> None:
-    """Say where the cached tokens of a model's texts are."""
+    """Set the block tables and cached lengths of a model."""
     tables, lengths = places
     model.block_tables.set_value(jnp.asarray(tables))
     model.cached_lengths.set_value(jnp.asarray(lengths))
 
 
 def _in_parts(tokens: np.ndarray, context: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the tokens and segments of the parts of a prompt, ``[1, length]`` each.
+    """Split a prompt into parts; return their tokens and segments, ``[1, length]`` each.
 
-    All are as long as the context but the first, which begins with padding: its length is a power of two where that is less than the context.
+    All parts have the length of the context, except the first, which starts with padding up to a
+    power of two or the context.
     """
     first = (tokens.size - 1) % context + 1
     padding = min(1 << (first - 1).bit_length(), context) - first
@@ -421,7 +432,7 @@ def _in_parts(tokens: np.ndarray, context: int) -> list[tuple[np.ndarray, np.nda
 def _read(
     cache: list[jax.Array], kept: list[jax.Array], tokens: Array, segments: Array, *, form: _Form
 ) -> tuple[list[jax.Array], jax.Array]:
-    """Return the caches of a text after a part of its prompt, and the logits of the token that follows."""
+    """Process a part of a prompt; return the caches, and the logits for the next token."""
     new, logits = fed(form.graphdef, *form.states(cache, kept), tokens, segments)
     return jax.tree.leaves(new), logits
 
@@ -436,7 +447,7 @@ def _read_blocks(
     *,
     form: _Form,
 ) -> tuple[list[jax.Array], jax.Array]:
-    """Do what `_read` does, with blocks of a pool: tokens are followed by padding."""
+    """Implement `_read` with a block pool: padding follows the tokens."""
     model: Any = nnx.merge(form.graphdef, *form.states(cache, kept))
     held = model.block_tables[...], model.cached_lengths[...]
     _placed(model, places)
@@ -451,7 +462,7 @@ def _read_blocks(
 def _copied(
     cache: list[jax.Array], kept: list[jax.Array], source: Array, target: Array, *, form: _Form
 ) -> list[jax.Array]:
-    """Return caches with a copy of a block."""
+    """Copy a block in the caches."""
     model: Any = nnx.merge(form.graphdef, *form.states(cache, kept))
     model.copy_block(source, target)
     return jax.tree.leaves(nnx.state(model, nnx.Cache))
@@ -468,7 +479,7 @@ def _begun(
     *,
     among: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return last tokens and keys with those of one more text."""
+    """Add a sequence to the last tokens and keys."""
     token = drawn(logits, noise_of(jax.random.fold_in(key, 0), (1,), among), temperature)
     return last.at[slot].set(token[0]), keys.at[slot].set(key)
 
@@ -487,7 +498,7 @@ def _joined(
     *,
     form: _Form,
 ) -> tuple[list[jax.Array], jax.Array, jax.Array]:
-    """Return caches, last tokens and keys with those of one more text."""
+    """Add a sequence to the caches, last tokens and keys."""
     many: Any = nnx.merge(form.graphdef, *form.states(cache, kept))
     many.take_in(nnx.merge(form.graphdef, *form.states(cache_of_one, kept)), slot)
     begun = _begun(last, keys, logits, key, slot, temperature, among=form.among)
@@ -507,7 +518,10 @@ def _stepped(
     count: int,
     form: _Form,
 ) -> tuple[list[jax.Array], jax.Array, jax.Array]:
-    """Return caches and last tokens after more tokens of each text, and these, ``[slots, count]``; slots without a text get padding."""
+    """Sample more tokens; return caches, last tokens, and new tokens ``[slots, count]``.
+
+    Empty slots receive padding.
+    """
     counts = jnp.asarray(counts)
     segments = jnp.where(counts > 0, 0, -1)[:, None]
     numbers = counts[None] + jnp.arange(count, dtype=jnp.int32)[:, None]
