@@ -1,1 +1,1 @@
-"""Implementations of the ops: a folder for each platform. `lutjax.dispatch` chooses among them."""
+"""Op implementations, one subpackage per platform; `lutjax.dispatch` selects among them."""

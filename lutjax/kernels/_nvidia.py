@@ -1,4 +1,4 @@
-"""Generations of NVIDIA GPUs: the only module that knows them. Imports neither Triton nor Pallas."""
+"""NVIDIA GPU generations; the only module with this data. Imports neither Triton nor Pallas."""
 
 import functools
 import re
@@ -7,7 +7,7 @@ import jax
 
 from lutjax.dispatch.registry import Device
 
-# Compute capabilities by the names of devices, for devices that are not here.
+# Compute capabilities by device name, for compilation without the device.
 _BY_NAME = {
     r"A100|A30\b|A800": 80,
     r"A10\b|A10G|A16\b|A40\b|RTX A\d|RTX 30": 86,
@@ -17,13 +17,13 @@ _BY_NAME = {
     r"B300": 103,
     r"RTX 50|Blackwell": 120,
 }
-# Bytes of shared memory that one program may have.
+# Maximum shared memory per program, in bytes.
 _SHARED_MEMORY = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99}
 
 
 @functools.cache
 def compute_capability(device: Device) -> int | None:
-    """Ten times the compute capability, as in sm_90; None for a device that has none, or is unknown."""
+    """Return ten times the compute capability, as in sm_90; None for unknown or other devices."""
     for local in jax.local_devices():
         if local.device_kind == device.kind and hasattr(local, "compute_capability"):
             major, _, minor = str(local.compute_capability).partition(".")
@@ -34,5 +34,5 @@ def compute_capability(device: Device) -> int | None:
 
 
 def shared_memory(device: Device) -> int:
-    """Bytes of shared memory that one program may have."""
+    """Return the maximum shared memory per program, in bytes."""
     return 1024 * _SHARED_MEMORY.get(compute_capability(device) or 0, 99)

@@ -296,7 +296,7 @@ class Slots:
         return {"all": pages.n_blocks, "free": pages.n_free, "shared": pages.n_shared} if pages else {}
 
     def _n_lacking(self, tokens: np.ndarray) -> int:
-        """Return the required blocks for a prompt, or for the part that a window needs at a time."""
+        """Return the required blocks for a prompt, or for the part in its window at a time."""
         assert self._pages is not None
         size = self._pages.size
         cached = self._pages.n_cached(tokens.tolist())

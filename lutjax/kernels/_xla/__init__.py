@@ -1,1 +1,1 @@
-"""Implementations in plain `jax.numpy`, for every device."""
+"""Pure `jax.numpy` implementations for every device."""

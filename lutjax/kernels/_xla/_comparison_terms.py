@@ -26,18 +26,19 @@ from lutjax.values._dtypes import accumulator
 
 
 class Terms:
-    """Contribution of each key, query and position to each comparison, ``[C, T, ...positions]``."""
+    """Comparison terms of keys, queries and positions, ``[C, T, ...positions]``."""
 
     def __init__(self, call: LutPairAttention):
         x, positions = call.x, call.positions
         self._n_inputs = n_inputs = x.shape[-1]
         n_bits = 0 if positions is None else positions.shape[-1]
-        # Clamp in the concatenated inputs, before an id is split into part and place.
+        # Clamp in the concatenated inputs, before splitting an id into part and position.
         ids = jnp.clip(call.anchors, 0, 2 * n_inputs + n_bits - 1).transpose(2, 1, 0)  # [end, C, T]
         if call.interleave:
             self._part, self._id = ids % 3, ids // 3
         else:
-            # Positions may have more values than inputs: every id behind the queries is of part 2.
+            # Positions may have more values than inputs: every id after the queries belongs to part
+            # 2.
             self._part = jnp.minimum(ids // max(n_inputs, 1), 2)
             self._id = ids - self._part * n_inputs
         dtype = accumulator(*(a.dtype for a in (x, positions) if a is not None))
@@ -49,13 +50,16 @@ class Terms:
             self.position = self._of_positions(positions.astype(dtype))
 
     def parts(self) -> jax.Array:
-        """Return the parts that each comparison reads, ``[C, T]``: 1 for keys plus 2 for queries plus 4 for positions."""
+        """Return the parts that each comparison reads, ``[C, T]``.
+
+        Bits: 1 for keys, 2 for queries, 4 for positions.
+        """
         return (1 << self._part[0]) | (1 << self._part[1])
 
     def to_x(self, total: jax.Array, part: int) -> jax.Array:
-        """Cotangent of the inputs ``[B, L, I]`` from that of their terms ``[C, T, B, L]``."""
+        """Return the input cotangent ``[B, L, I]`` from term cotangents ``[C, T, B, L]``."""
         flat = total.reshape(*total.shape[:2], math.prod(total.shape[2:]))
-        # One row more for the ends that lie in other parts.
+        # One extra row for ends in other parts.
         dx = zeros_varying(total, (self._n_inputs + 1, flat.shape[-1]), total.dtype)
         for end, sign in ((0, flat), (1, -flat)):
             at = jnp.where(self._part[end] == part, self._id[end], self._n_inputs)
@@ -63,7 +67,7 @@ class Terms:
         return jnp.moveaxis(dx[:-1].reshape(self._n_inputs, *total.shape[2:]), 0, -1)
 
     def to_positions(self, total: jax.Array) -> jax.Array:
-        """Cotangent of the positions ``[distances, T or 1, N]`` from that of their terms ``[C, T, distances]``."""
+        """Return the position cotangent ``[distances, T or 1, N]`` from ``[C, T, distances]``."""
         n_distances, n_detectors, n_bits = self._positions_shape
         dp = zeros_varying(total, (n_detectors, n_bits + 1, n_distances), total.dtype)
         detector = self._position_detector(total.shape[1])
@@ -91,7 +95,7 @@ class Terms:
         detector = self._position_detector(self._id.shape[-1])
 
         def end(e: int) -> jax.Array:
-            # An array without values cannot be read, not even with clamped ids.
+            # An empty array cannot be read, not even with clamped ids.
             if n_bits == 0:
                 return jnp.zeros((*self._id.shape[1:], values.shape[0]), values.dtype)
             ids = jnp.clip(self._id[e], 0, n_bits - 1)
@@ -101,7 +105,7 @@ class Terms:
         return end(0) - end(1)
 
     def _position_detector(self, n_detectors: int) -> jax.Array:
-        """Return the detector whose positions each detector reads, ``[1, T]``."""
+        """Return the position row for each detector, ``[1, T]``."""
         at = jnp.arange(n_detectors, dtype=jnp.int32)[None]
         # Positions shared by all detectors have one entry; their cotangents add up there.
         return at if self._positions_shape[1] > 1 else jnp.zeros_like(at)

@@ -40,12 +40,12 @@ _BLOCK = 512  # reads that go on at once
 
 @dataclasses.dataclass(frozen=True)
 class Edges:
-    """Adjacent edges of reads of a table, `width` per read.
+    """Adjacent edges for reads of a table, `width` per read.
 
     Attributes:
-      samples: sample of each read, ``[n]``; None: read ``b`` belongs to sample ``b``.
-      first: first edge of each read, ``[n]``.
-      outputs: output of each edge, ``[n, width]``; ``n_outputs`` for edges of other rows.
+      samples: sample per read, ``[n]``; None: read ``b`` belongs to sample ``b``.
+      first: first edge per read, ``[n]``.
+      outputs: output per edge, ``[n, width]``; ``n_outputs`` for edges in other rows.
     """
 
     samples: jax.Array | None
@@ -53,7 +53,7 @@ class Edges:
     outputs: jax.Array
 
     def of(self, a: jax.Array) -> jax.Array:
-        """Gather from an array of all edges, ``[n, width]``."""
+        """Gather from a per-edge array, ``[n, width]``."""
         # A gather of slices of `width` neighbors, not of single edges: one start per read.
         dimensions = jax.lax.GatherDimensionNumbers((1,), (), (0,))
         found: jax.Array = jax.lax.gather(
@@ -62,11 +62,11 @@ class Edges:
         return found
 
     def of_outputs(self, dy: jax.Array) -> jax.Array:
-        """Gather the outputs of the edges from ``[n, O + 1]``: ``[n, width]``."""
+        """Gather the edges' outputs from ``[n, O + 1]``: ``[n, width]``."""
         return read(dy, self._places, self.outputs)
 
     def add_to(self, total: jax.Array, values: jax.Array) -> jax.Array:
-        """Add values ``[n, width]`` to an array of all edges."""
+        """Add values ``[n, width]`` to a per-edge array."""
         # Neighbors of other rows lie in the slice too; their values are zero, so adding them is
         # harmless.
         dimensions = jax.lax.ScatterDimensionNumbers((1,), (), (0,))
@@ -94,7 +94,7 @@ Body = Callable[[Any, Edges], Any]
 
 @dataclasses.dataclass(frozen=True)
 class EdgeLists:
-    """Edge lists of a call, with clamped ids."""
+    """Edge lists for a call, with clamped ids."""
 
     first: jax.Array
     target: jax.Array
@@ -113,11 +113,11 @@ class EdgeLists:
         return cls(first, target, call.n_rows, call.n_outputs, width)
 
     def padded(self, weights: jax.Array) -> jax.Array:
-        """Pad an array of edges to at least `width` elements."""
+        """Pad a per-edge array to at least `width` elements."""
         return jnp.pad(weights, (0, self.target.shape[0] - weights.shape[0]))
 
     def visit(self, body: Body, carry: Any, t: jax.Array, row: jax.Array) -> Any:
-        """Pass a carry through a body for all edges of the rows ``[n]`` of a table."""
+        """Pass a carry through a body for all edges of a table's rows ``[n]``."""
         n, width = row.shape[0], self.width
         at = t * self.n_rows + jnp.clip(row, 0, self.n_rows - 1)
         begin, end = read(self.first, at), read(self.first, at + 1)
@@ -146,7 +146,7 @@ class EdgeLists:
         return jax.lax.while_loop(lambda of: of[0] < total, go_on, (done, carry))[1]
 
     def of_all(self, body: Body, carry: Any, index: jax.Array) -> Any:
-        """Pass a carry through a body for all edges of the rows ``[T, n]`` of all tables."""
+        """Pass a carry through a body for all edges of all tables' rows ``[T, n]``."""
 
         def step(carry: Any, of: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
             return self.visit(body, carry, *of), None
@@ -154,7 +154,7 @@ class EdgeLists:
         return jax.lax.scan(step, carry, (_numbers(index), index))[0]
 
     def _part(self, samples: jax.Array | None, begin: jax.Array, end: jax.Array) -> Edges:
-        """Return the edges from `begin` up to `end`, at most `width`."""
+        """Return at most `width` edges from `begin` up to `end`."""
         # A slice must end within the array. Edges before `begin` are masked below.
         first = jnp.minimum(begin, self.target.shape[0] - self.width)
         edges = Edges(samples, first, jnp.zeros((begin.shape[0], self.width), jnp.int32))
@@ -240,7 +240,7 @@ def update(call: EdgeLookup, cotangent: jax.Array, step: Step) -> tuple[jax.Arra
     gradient = gradient if step.factor is None else gradient * step.factor.astype(dtype)
     new, state = rule.step_table(weights.astype(dtype), gradient, step.state, step.rate.astype(dtype))
     moved = new.astype(weights.dtype), state
-    # Rules with momentum or decay also move edges without a hit: restore these.
+    # Rules with momentum or decay also update edges without a hit: restore these.
     if rule.moves_without_gradient:
         touched = edges.of_all(mark, zeros_varying(weights, edges.target.shape, jnp.int32), index)[:n] > 0
         moved = jax.tree.map(lambda n, o: jnp.where(touched, n, o), moved, (weights, step.state))
@@ -253,10 +253,10 @@ def _padded(dy: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def _counts_up_to(ascending: jax.Array, values: jax.Array) -> jax.Array:
-    """Return how many elements of an ascending array are at most each value."""
+    """Return the number of elements in an ascending array up to each value."""
     if isinstance(ascending.shape[0], int):
         return jnp.searchsorted(ascending, values, side="right").astype(jnp.int32)
-    # The number of steps of a binary search depends on the length, which is symbolic: compare every element.
+    # A binary search needs a step count, but the length may be symbolic: compare every element.
     return jnp.sum(ascending[None, :] <= values[:, None], 1, dtype=jnp.int32)
 
 

@@ -29,11 +29,11 @@ from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import FixedPoint
 
 Call = Any
-"""A call of an op on gates with `accumulate`, of `lutjax.ops._gates.in_integers`."""
+"""Gate op call with `accumulate`, from `lutjax.ops._gates.in_integers`."""
 
 
 def are_in(call: Any) -> bool:
-    """Return whether a call is in fixed point."""
+    """Return True for a fixed-point call."""
     return getattr(call, "accumulate", None) is not None
 
 
@@ -115,7 +115,7 @@ def backward_of_binary_lut(
 
 
 Slot = tuple[jax.Array, jax.Array]
-"""Values of a slot of all tables ``[G]``, and its bits ``[n]``."""
+"""Slot values for all tables ``[G]``, and slot bits ``[n]``."""
 
 
 def _table_and_reads(call: Call) -> tuple[jax.Array, list[jax.Array]]:
@@ -124,7 +124,7 @@ def _table_and_reads(call: Call) -> tuple[jax.Array, list[jax.Array]]:
 
 
 def _slots(table: jax.Array, n: int) -> Slot:
-    """Return the values and bits of each slot, ``[2**n, ...]``."""
+    """Return the values and bits for each slot, ``[2**n, ...]``."""
     slot = jnp.arange(2**n, dtype=jnp.int32)[:, None]
     return table.T, (slot >> jnp.arange(n, dtype=jnp.int32)[None] & 1) == 1
 
@@ -136,7 +136,7 @@ def _share(read: Sequence[jax.Array], bits: jax.Array, without: int | None = Non
 
 
 def _slopes_to_inputs(call: Call, table: jax.Array, dy: jax.Array, read: list[jax.Array]) -> jax.Array:
-    """Return the cotangents of inputs, with one addend per slot."""
+    """Return the input cotangents, with one addend per slot."""
 
     def add(totals: list[jax.Array], of: Slot) -> tuple[list[jax.Array], None]:
         values, bits = of
@@ -162,7 +162,7 @@ def _sum(call: Call, products: Sequence[jax.Array]) -> jax.Array:
 
 
 def _output(call: Call, products: Sequence[jax.Array]) -> jax.Array:
-    """Return the sum of products as a float."""
+    """Sum products to a float output."""
     # `total` converts to float: an output is complete, unlike gradients, which devices may still
     # add.
     return FixedPoint.total(_scale(call), _sum(call, products), call.x.dtype)
@@ -173,6 +173,6 @@ def _over_samples(call: Call, products: jax.Array) -> jax.Array:
 
 
 def _to_inputs(call: Call, by_wire: list[jax.Array]) -> jax.Array:
-    """Add the integer cotangents of wires to their inputs."""
-    # The matrix product of `to_inputs` is one of floats.
+    """Add the wires' integer cotangents to their inputs."""
+    # The matrix product in `to_inputs` uses floats.
     return _wire_gathers.scattered(by_wire, call.wires, call.x.shape[0])

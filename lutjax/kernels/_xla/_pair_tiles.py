@@ -1,20 +1,19 @@
 """Tiled iteration over the (query, earlier key) pairs of attention.
 
 Pair of query ``j`` and key ``i``: ``key = start + j - 1 - d`` with the distance ``d >= 0``, so a
-query sees earlier keys only. A pair counts if its query and key exist, ``d < window``, both are in
-one segment, and the mask of its block is positive.
+query sees earlier keys only. A pair is valid if its query and key exist, ``d < window``, both are
+in the same segment, and the mask of its block is positive.
 
 Work: a tile is a block of samples times queries times distances. With distances instead of keys, a
-window costs ``L * window``, every tile reads one slice of the positions, and the keys of a tile are
-one slice. Loops over blocks of samples and queries contain a loop over the distances at which the
-block has pairs. Short sequences are a single tile that lists only pairs that count.
+window costs ``L * window``, and a tile reads a single slice of positions and a single slice of
+keys. Loops over blocks of samples and queries contain a loop over the distances at which the block
+has pairs. A short sequence is a single tile that lists only valid pairs.
 
 Layout: arrays are detector-major, ``[..., samples, positions]``, see `_row_gathers`. Queries are
-padded to whole tiles; keys are padded on both sides, so that the slice of a tile never leaves the
-array.
+padded to whole tiles; keys are padded on both sides, so that a tile's slice never leaves the array.
 
 Numerics: sums over pairs keep their dtype. A tile adds its sums to one slice of the totals, tile
-after tile, so the order is fixed. Pairs that do not count contribute zero.
+after tile, so the order is fixed. Invalid pairs contribute zero.
 """
 
 import dataclasses
@@ -38,16 +37,16 @@ _LISTED = 2048  # longest list of pairs that is one tile
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """The pairs of a call, and how they are cut into tiles.
+    """Pairs in a call, and their tiling.
 
     Attributes:
-      n_samples, n_queries, n_keys: of the call.
-      start: place of the first query minus place of the first key; int 0 where it is known to be.
+      n_samples, n_queries, n_keys: sizes of the call.
+      start: position of the first query minus position of the first key; int 0 if known to be 0.
       starts: as `start`, per sample; a tile then contains a single sample.
-      window: pairs at this distance or farther do not count.
-      samples, queries, distances: size of a tile.
-      listed: whether the one tile lists only the pairs that count.
-      block_mask, block_sizes: of the call; tiles without pairs of its blocks are skipped.
+      window: pairs at this distance or farther are invalid.
+      samples, queries, distances: tile size.
+      listed: True if the only tile lists valid pairs.
+      block_mask, block_sizes: as in the call; tiles without pairs in its blocks are skipped.
     """
 
     n_samples: int
@@ -65,13 +64,13 @@ class Pairs:
     block_sizes: tuple[int, int] = (1, 1)
 
     def start_of(self, sample: jax.Array | int) -> jax.Array | int:
-        """Place of the first query minus place of the first key of the samples of a tile."""
+        """Return the query start minus the key start for a tile's samples."""
         return self.start if self.starts is None else self.starts[sample]
 
-    # Pairs of a tile: local query, distance and key of each.
+    # Pairs in a tile: local query, distance and key.
     @property
     def _grid(self) -> np.ndarray:
-        # NumPy, not JAX: the grid is a constant of the program, and its length decides shapes.
+        # NumPy, not JAX: the grid is a program constant, and its length determines shapes.
         query, distance = np.divmod(np.arange(self.queries * self.distances), self.distances)
         if self.listed:
             key = query - 1 - distance
@@ -81,7 +80,7 @@ class Pairs:
 
     @property
     def _cells(self) -> np.ndarray:
-        """Number of the pair in each cell of the grid (query, distance); one past the last where there is none."""
+        """Return the pair number per grid cell (query, distance); one past the last if none."""
         query, distance, _ = self._grid
         # The number behind the last pair reads the zero that sums append to the list of pairs.
         cell = np.full(self.queries * self.distances, self.n_pairs, np.int32)
@@ -94,7 +93,7 @@ class Pairs:
 
     @property
     def n_visited(self) -> int:
-        """Upper bound of the pairs that `for_each_tile` visits, masked pairs included."""
+        """Upper bound for visited pairs in `for_each_tile`, including masked pairs."""
         blocks = -(-self.n_samples // self.samples) * math.ceil(self.n_queries / self.queries)
         if not self.listed:
             # An upper bound for any start: a block of queries meets n_keys + queries - 1 distances.
@@ -102,15 +101,15 @@ class Pairs:
         return blocks * self.samples * self.n_pairs
 
     def padded_samples(self, a: jax.Array) -> jax.Array:
-        """``[..., B, L]`` with whole blocks of samples."""
+        """Pad ``[..., B, L]`` to whole blocks of samples."""
         return _pad(a, -2, 0, -self.n_samples % self.samples)
 
     def padded_queries(self, a: jax.Array) -> jax.Array:
-        """``[..., B, Lq]`` with whole tiles of queries and samples."""
+        """Pad ``[..., B, Lq]`` to whole tiles of queries and samples."""
         return _pad(self.padded_samples(a), -1, 0, -self.n_queries % self.queries)
 
     def padded_keys(self, a: jax.Array) -> jax.Array:
-        """``[..., B, Lk]`` with room for the slice of any tile that holds a key."""
+        """Pad ``[..., B, Lk]`` so that it contains the key slice of every tile with a key."""
         return _pad(self.padded_samples(a), -1, self._key_margin, self._key_margin)
 
     def unpadded_queries(self, a: jax.Array) -> jax.Array:
@@ -120,12 +119,12 @@ class Pairs:
         return a[..., : self.n_samples, self._key_margin : self._key_margin + self.n_keys]
 
     def padded_shape(self, n_outputs: int) -> tuple[int, int, int]:
-        """Shape of `padded_rows`."""
+        """Return the shape of `padded_rows`."""
         b = self.n_samples + -self.n_samples % self.samples
         return b, self.n_queries + -self.n_queries % self.queries, n_outputs
 
     def padded_rows(self, a: jax.Array) -> jax.Array:
-        """``[B, Lq, O]`` with whole tiles of queries and samples."""
+        """Pad ``[B, Lq, O]`` to whole tiles of queries and samples."""
         b, length, _ = self.padded_shape(0)
         return _pad(_pad(a, 0, 0, b - a.shape[0]), 1, 0, length - a.shape[1])
 
@@ -139,7 +138,7 @@ class Pairs:
         return max(self.queries + self.distances - 2, 0)
 
     def for_each_tile(self, body: Callable[["Tile", Carry], Carry], carry: Carry) -> Carry:
-        """Pass `carry` through `body` for every tile that may contain a pair that counts."""
+        """Pass `carry` through `body` for every tile with possibly valid pairs."""
         sample_blocks = -(-self.n_samples // self.samples)
         query_blocks = math.ceil(self.n_queries / self.queries)
         blocks = sample_blocks * query_blocks
@@ -185,7 +184,7 @@ class Pairs:
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """A tile, by its first sample, query and distance, which may be traced."""
+    """Tile given by its first sample, query and distance, which may be traced."""
 
     pairs: Pairs
     sample: jax.Array | int
@@ -194,24 +193,24 @@ class Tile:
 
     @property
     def _key(self) -> jax.Array | int:
-        """Start of the tile's slice of the padded keys."""
+        """Return the start of the tile's slice in the padded keys."""
         p = self.pairs
-        # The smallest key of the tile: its first query at its largest distance.
+        # The smallest key in the tile: its first query at its largest distance.
         return p._key_margin + p.start_of(self.sample) + self.query - self.distance - p.distances
 
     # ---- values of each pair
     def of_queries(self, a: jax.Array) -> jax.Array:
-        """``[..., B, Lq]``, padded -> ``[..., samples, pairs]``."""
+        """Gather padded ``[..., B, Lq]`` to ``[..., samples, pairs]``."""
         block = _slice(a, self.sample, self.pairs.samples, self.query, self.pairs.queries)
         return _take(block, self.pairs._grid[0])
 
     def of_keys(self, a: jax.Array) -> jax.Array:
-        """``[..., B, Lk]``, padded -> ``[..., samples, pairs]``."""
+        """Gather padded ``[..., B, Lk]`` to ``[..., samples, pairs]``."""
         size = self.pairs.queries + self.pairs.distances - 1
         return _take(_slice(a, self.sample, self.pairs.samples, self._key, size), self.pairs._grid[2])
 
     def of_distances(self, a: jax.Array) -> jax.Array:
-        """``[..., distances]`` -> ``[..., 1, pairs]``, the last value for all larger distances."""
+        """Gather ``[..., distances]`` to ``[..., 1, pairs]``; the last value covers larger ones."""
         at = jnp.clip(self._distances(a.shape[-1]), 0, a.shape[-1] - 1)
         return _take(jnp.take(a, at, axis=-1), self.pairs._grid[1])[..., None, :]
 
@@ -220,7 +219,7 @@ class Tile:
         return jnp.minimum(at, capacity - 1)
 
     def counts(self) -> jax.Array | None:
-        """Mask of the pairs that count, ``[samples or 1, pairs]``; None if all do."""
+        """Return the mask for valid pairs, ``[samples or 1, pairs]``; None if all are valid."""
         p = self.pairs
         counts = None
         if not p.listed:
@@ -242,7 +241,7 @@ class Tile:
         return counts
 
     def _of_blocks(self, query: Any, key: Any) -> jax.Array:
-        """Return the block mask at pairs of queries and keys.
+        """Return the block mask for pairs of queries and keys.
 
         Positions out of range are clamped.
         """
@@ -250,18 +249,18 @@ class Tile:
         assert p.block_mask is not None
         (of_queries, of_keys), (n_queries, n_keys) = p.block_sizes, p.block_mask.shape
         row, column = (
-            # Places in the padding have no block: any block does, because counts masks them.
+            # Padding has no block: any block works, because counts masks these positions.
             jnp.clip(place // size, 0, n - 1)
             for place, size, n in ((query, of_queries, n_queries), (key, of_keys, n_keys))
         )
         return read(p.block_mask, row, column)
 
     def have_blocks(self, distances: jax.Array) -> jax.Array:
-        """Return whether tiles of these queries at distances ``[n]`` have a block of the mask."""
+        """Return a mask for tiles at distances ``[n]`` with active blocks."""
         p = self.pairs
 
         def of_blocks(first: jax.Array, n: int, size: int) -> jax.Array:
-            """Return one position in each block that `n` positions from `first` touch.
+            """Return a position in each block touched by `n` positions from `first`.
 
             Some occur twice.
             """
@@ -276,7 +275,7 @@ class Tile:
         return jnp.any(self._of_blocks(queries[:, :, None], keys[:, None, :]) > 0, (1, 2))
 
     def of_rows(self, a: jax.Array) -> jax.Array:
-        """``[B, Lq, O]``, padded -> ``[samples * pairs, O]``, zero for pairs that do not count."""
+        """Gather padded ``[B, Lq, O]`` to ``[samples * pairs, O]``, zero for invalid pairs."""
         p = self.pairs
         starts = tuple(map(_int32, (self.sample, self.query, 0)))
         block = jax.lax.dynamic_slice(a, starts, (p.samples, p.queries, a.shape[-1]))
@@ -284,11 +283,11 @@ class Tile:
         return self._masked_rows(rows).reshape(p.samples * p.n_pairs, a.shape[-1])
 
     def counted(self) -> jax.Array | None:
-        """Mask of the pairs of `of_rows` that count, ``[samples * pairs]``; None if all do."""
+        """Return the valid pairs in `of_rows`, ``[samples * pairs]``; None if all are valid."""
         counts = self.counts()
         p = self.pairs
         # Samples that fill the last block have cotangents of zero, which is enough for sums; hits
-        # must be masked, because rules may move rows without a gradient.
+        # must be masked, because rules may update rows without a gradient.
         padded = p.n_samples % p.samples != 0
         if padded:
             sample = self.sample + jnp.arange(p.samples, dtype=jnp.int32)[:, None]
@@ -299,7 +298,7 @@ class Tile:
         return jnp.broadcast_to(counts, (p.samples, p.n_pairs)).reshape(p.samples * p.n_pairs)
 
     def masked(self, c: jax.Array) -> jax.Array:
-        """``[T, samples, pairs]``, zero for pairs that do not count."""
+        """Mask ``[T, samples, pairs]`` to zero for invalid pairs."""
         counts = self.counts()
         return c if counts is None else jnp.where(counts[None], c, 0)
 
@@ -309,7 +308,7 @@ class Tile:
 
     # ---- sums over pairs, added to a total
     def add_rows(self, total: jax.Array, rows: jax.Array) -> jax.Array:
-        """``[B, Lq, O]`` padded plus ``[samples * pairs, O]`` summed over each query's pairs that count."""
+        """Sum ``[samples * pairs, O]`` over a query's valid pairs; add to padded ``[B, Lq, O]``."""
         p = self.pairs
         rows = self._masked_rows(rows.reshape(p.samples, p.n_pairs, rows.shape[-1]))
         if p.listed:
@@ -323,13 +322,13 @@ class Tile:
         return jax.lax.dynamic_update_slice(total, old + block, starts)
 
     def add_to_queries(self, total: jax.Array, c: jax.Array) -> jax.Array:
-        """``[..., B, Lq]`` padded plus ``[..., samples, pairs]`` summed over each query's pairs."""
+        """Sum ``[..., samples, pairs]`` over each query's pairs; add to padded ``[..., B, Lq]``."""
         return self._add(total, self.query, jnp.sum(self._on_grid(c), -1, dtype=c.dtype))
 
     def add_to_keys(self, total: jax.Array, c: jax.Array) -> jax.Array:
-        """``[..., B, Lk]`` padded plus ``[..., samples, pairs]`` summed over each key's pairs."""
+        """Sum ``[..., samples, pairs]`` over each key's pairs; add to padded ``[..., B, Lk]``."""
         p = self.pairs
-        # Key = query + (distances - 1 - distance): shift the row of each query by its number, add rows.
+        # Key = query + (distances - 1 - distance): shift each query's row by its number, add rows.
         by_key = self._on_grid(c)[..., ::-1]
         width = p.queries + p.distances
         rows = _pad(by_key, -1, 0, p.queries).reshape(*by_key.shape[:-2], p.queries * width)
@@ -339,13 +338,13 @@ class Tile:
         return self._add(total, self._key, jnp.sum(shifted, -2, dtype=c.dtype))
 
     def add_to_distances(self, total: jax.Array, c: jax.Array) -> jax.Array:
-        """``[..., distances]`` plus ``[..., samples, pairs]`` summed over each distance's pairs."""
+        """Sum ``[..., samples, pairs]`` over each distance's pairs; add to ``[..., distances]``."""
         at = jnp.clip(self._distances(total.shape[-1]), 0, total.shape[-1] - 1)
         # A scatter: distances behind the last position share its entry, so slices would not do.
         return total.at[..., at].add(jnp.sum(self._on_grid(c), (-3, -2), dtype=c.dtype))
 
     def _on_grid(self, c: jax.Array) -> jax.Array:
-        """``[..., pairs]`` -> ``[..., queries, distances]``, zero where no pair is."""
+        """Scatter ``[..., pairs]`` to ``[..., queries, distances]``, zero without a pair."""
         p = self.pairs
         if p.listed:
             c = _take(_pad(c, -1, 0, 1), p._cells)
@@ -361,8 +360,10 @@ class Tile:
 
 
 def plan(call: LookupAttention | LutPairAttention, device: Device) -> Pairs:
-    """Return the pairs of a call in tiles: on a CPU such that the rows that a tile reads of one detector stay in the
-    cache, elsewhere as large as the memory for the row ids of all detectors allows.
+    """Return the tiled pairs for a call.
+
+    On a CPU, the rows that a tile reads from one detector stay in the cache. On other devices,
+    tiles are as large as the memory for all detectors' row ids allows.
     """
     start, starts, window = call.start, call.starts, call.window
     n_samples, n_queries, _ = call.query_places.shape
@@ -378,7 +379,8 @@ def plan(call: LookupAttention | LutPairAttention, device: Device) -> Pairs:
         most_pairs = max(2**24 // max(n_detectors, 1), 1024)
         side = 64
 
-    # The most distances that pairs may have; a query may be farther from every key than there are keys.
+    # Maximum number of distances between pairs; a query may be farther from every key than there
+    # are keys.
     known = start is None and starts is None
     farthest = max(n_queries - 1, 0) if known else n_keys
     if window is not None:
@@ -429,7 +431,7 @@ def _slice(a: jax.Array, sample: Any, samples: int, place: Any, places: int) -> 
 
 
 def _int32(n: Any) -> Any:
-    """Return the start of a slice as int32, also where JAX counts in int64."""
+    """Convert the start of a slice to int32, even if JAX counts in int64."""
     return np.int32(n) if isinstance(n, int) else n
 
 
