@@ -38,9 +38,9 @@ from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import FixedPoint, addend_dtype, addends, result
 from lutjax.values._quantized import WideSum, fits_int32
 
-# Detectors per step of a loop: longer chains gain nothing, and compile longer. Chains of weighted rows are not made vectors.
+# Detectors per loop step: longer chains only cost compile time. Weighted chains are not vectorized.
 _UNROLLED = 16
-# Rows of the longest table that is read and added to by products.
+# Maximum table length for one-hot products.
 _ONE_HOT_ROWS = 512
 
 Way = tuple[jax.Array, jax.Array | None]
@@ -48,28 +48,28 @@ Way = tuple[jax.Array, jax.Array | None]
 
 
 def in_sequence(device: Device) -> bool:
-    """Return whether detectors are visited one after the other."""
+    """Return True if detectors are visited sequentially."""
     return device.backend == Backend.CPU
 
 
 def multiplies_fast(device: Device) -> bool:
-    """Return whether a product with a one-hot matrix is faster than a gather."""
+    """Return True if a one-hot matrix product is faster than a gather."""
     return device.backend == Backend.TPU
 
 
 def launches(device: Device) -> bool:
-    """Return whether a gather or a scatter is a kernel of its own, which has to be launched."""
+    """Return True if every gather or scatter is a separate kernel launch."""
     return device.backend == Backend.GPU
 
 
 def by_one_hot(weights: jax.Array, accumulate: FixedPoint | None, device: Device) -> bool:
-    """Return whether rows of these tables are read and added as products."""
+    """Return True if one-hot products read and update these tables."""
     fits = weights.shape[1] <= _ONE_HOT_ROWS and addend_dtype(weights.dtype, accumulate) == jnp.float32
     return fits and multiplies_fast(device)
 
 
 def slope(margin: jax.Array) -> jax.Array:
-    """Return the surrogate gradient of a comparison, section 2 of the semantics."""
+    """Return the surrogate gradient of a comparison (semantics, section 2)."""
     return jnp.where(margin > 0, 0.5, -0.5).astype(margin.dtype) / jnp.square(1 + jnp.abs(margin))
 
 
@@ -79,9 +79,9 @@ def times_slope(total: jax.Array, margin: jax.Array) -> jax.Array:
 
 
 def read(a: jax.Array, *ids: Any) -> jax.Array:
-    """``a[ids]``; the ids have been clamped."""
+    """Return ``a[ids]`` for clamped ids."""
     if a.shape[0] == 0 and ids[0] is not Ellipsis:
-        # JAX refuses to trace a read from nothing, also in a loop over no detectors, which never runs.
+        # JAX refuses to trace a read from an empty array, even in a loop over no detectors.
         a = jnp.zeros((1, *a.shape[1:]), a.dtype)
     # Ids are clamped once, outside of the loops. With this promise XLA emits no second clamp and no
     # select for negative ids.
@@ -89,15 +89,15 @@ def read(a: jax.Array, *ids: Any) -> jax.Array:
 
 
 def add(a: jax.Array, ids: tuple[Any, ...], values: jax.Array) -> jax.Array:
-    """`a` plus `values` at ``a[ids]``; the ids have been clamped."""
-    # An array without rows has no place for an id, whatever it is clamped to.
+    """Add `values` to `a` at clamped ids."""
+    # An array without rows has no valid id, not even a clamped one.
     if a.shape[0] == 0:
         return a
     return a.at[ids].add(values, mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def detectors(weights: jax.Array) -> jax.Array:
-    """Return the number of each detector, ``[T]``."""
+    """Return the detector indices, ``[T]``."""
     return jnp.arange(weights.shape[0], dtype=jnp.int32)
 
 
@@ -107,7 +107,7 @@ def clamped(weights: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def flat(index: jax.Array) -> jax.Array:
-    """``[T, samples, pairs]`` -> ``[T, n]``."""
+    """Reshape ``[T, samples, pairs]`` to ``[T, n]``."""
     return index.reshape(index.shape[0], math.prod(index.shape[1:]))
 
 
@@ -130,9 +130,10 @@ def sum_ways(
     accumulate: FixedPoint | None,
     groups: int = 1,
 ) -> Any:
-    """Sum ``coefficient * row`` over the tables of each group and all ways, of which there is one at least.
+    """Sum ``coefficient * row`` over each group's tables and all ways, at least one.
 
-    Coefficients that are integers are multiplied and summed as such, in a `WideSum` where int32 does not hold the sums.
+    Integer coefficients are multiplied and accumulated as integers, in a `WideSum` if int32 is too
+    small.
     """
     n_detectors, n_rows, n_outputs = weights.shape
     ways, each = [(clamped(weights, i), c) for i, c in ways], n_detectors // groups
@@ -192,10 +193,11 @@ def differences(
     accumulate: FixedPoint | None,
     groups: int = 1,
 ) -> tuple[jax.Array, ...]:
-    """``<dy, row - other row>`` of each read: the first way to read against each other one.
+    """Compute ``<dy, row - other row>`` for each read: the first way against each other way.
 
-    ``[T, R, O]``, ``[T, n]``s, ``[n, G * O]`` -> ``[T, n]``s. Rows are subtracted before they are multiplied: products of large
-    rows would lose their difference, or overflow. `_products_with_every_row` alone multiplies first.
+    ``[T, R, O]``, ``[T, n]``s, ``[n, G * O]`` -> ``[T, n]``s. Rows are subtracted before the
+    product: products with large rows would lose their difference, or overflow. Only
+    `_products_with_every_row` multiplies first.
     """
     if by_one_hot(weights, accumulate, device):
         main, *others = products(weights, index, dy, device, accumulate, groups)
@@ -211,7 +213,10 @@ def products(
     accumulate: FixedPoint | None,
     groups: int = 1,
 ) -> tuple[jax.Array, ...]:
-    """``<dy, row>`` of each way to read: ``[T, R, O]``, ``[T, n]``s, ``[n, G * O]`` -> ``[T, n]``s."""
+    """Compute ``<dy, row>`` for each way.
+
+    ``[T, R, O]``, ``[T, n]``s, ``[n, G * O]`` -> ``[T, n]``s.
+    """
     if by_one_hot(weights, accumulate, device):
         index = tuple(clamped(weights, i) for i in index)
         every = _products_with_every_row(weights, dy, groups)
@@ -259,9 +264,9 @@ def _multiplied(
 def add_rows(
     total: jax.Array, index: jax.Array, values: jax.Array, device: Device, groups: int = 1
 ) -> jax.Array:
-    """Add values to every row that was read.
+    """Add values to every accessed row.
 
-    ``[T, R, O]``, ``[T, n]``, ``[n, G * O]`` or, for each table, ``[T, n, O]``.
+    ``[T, R, O]``, ``[T, n]``, ``[n, G * O]`` or, per table, ``[T, n, O]``.
     """
     values = values.astype(total.dtype)
     if values.ndim == 2:
@@ -288,7 +293,7 @@ def add_ways(
     accumulate: FixedPoint | None,
     groups: int = 1,
 ) -> jax.Array:
-    """Add the addends of ``coefficient * dy`` to every row that was read, with ``dy [n, G * O]``.
+    """Add the addends ``coefficient * dy`` to every accessed row, with ``dy [n, G * O]``.
 
     Without coefficients, `dy` contains the addends.
     """
@@ -328,7 +333,7 @@ def add_ways(
 
 # ------------------------------------------------------------------------------------- one table
 def sum_dtype(weights: jax.Array, coefficient: jax.Array | None, accumulate: FixedPoint | None) -> np.dtype:
-    """Return the dtype that accumulates rows with these coefficients."""
+    """Return the accumulator dtype for rows with these coefficients."""
     if coefficient is not None and jnp.issubdtype(coefficient.dtype, jnp.integer):
         return jnp.dtype(jnp.int32)
     return addend_dtype(weights.dtype, accumulate)
@@ -337,7 +342,7 @@ def sum_dtype(weights: jax.Array, coefficient: jax.Array | None, accumulate: Fix
 def zero_of(
     like: jax.Array, shape: tuple[int, ...], dtype: np.dtype, addends: int, coefficient: jax.Array | None
 ) -> Any:
-    """Return zeros that accumulate this number of addends."""
+    """Return zeros that can accumulate this number of addends."""
     zero = zeros_varying(like, shape, dtype)
     in_integers = coefficient is not None and jnp.issubdtype(coefficient.dtype, jnp.integer)
     # int8 rows times integer coefficients may exceed int32; two int32 parts then hold the sum.
@@ -347,7 +352,7 @@ def zero_of(
 def sum_of_table(
     weights: jax.Array, t: jax.Array, ways: Sequence[Way], accumulate: FixedPoint | None
 ) -> jax.Array:
-    """Return the sum over ways of the addends of ``coefficient * row``.
+    """Sum the addends ``coefficient * row`` over ways.
 
     `t`, ids and coefficients broadcast.
     """
@@ -373,7 +378,10 @@ def products_of_table(
     *,
     subtract: bool = False,
 ) -> list[jax.Array]:
-    """``<dy, row>`` of each way, or ``<dy, first row - row>`` of each other way: ``[n]``s, ``[n, O]`` -> ``[n]``s."""
+    """Compute ``<dy, row>`` per way, or ``<dy, first row - row>`` per other way.
+
+    ``[n]``s, ``[n, O]`` -> ``[n]``s.
+    """
     rows = [read(weights, t, i).astype(accumulator(weights.dtype)) for i in index]
     if subtract:
         rows = [rows[0] - other for other in rows[1:]]
@@ -381,13 +389,13 @@ def products_of_table(
     # matrix product cannot do.
     if accumulate is not None:
         return [product(row, dy, accumulate) for row in rows]
-    # A product with ones adds vectors; the compiler's own sum over the last axis adds one number after the other.
+    # A product with ones adds vectors; the compiler's reduction over the last axis is sequential.
     ones = jnp.ones(dy.shape[-1:], dy.dtype)
     return [jnp.matmul(row * dy, ones, precision="highest") for row in rows]
 
 
 def product(row: jax.Array, dy: jax.Array, accumulate: FixedPoint | None) -> jax.Array:
-    """``<dy, row>`` over the last axis."""
+    """Compute ``<dy, row>`` over the last axis."""
     total = jnp.sum(addends(row * dy, accumulate), -1, dtype=addend_dtype(dy.dtype, accumulate))
     return result(total, dy.dtype, accumulate)
 
@@ -395,7 +403,7 @@ def product(row: jax.Array, dy: jax.Array, accumulate: FixedPoint | None) -> jax
 def add_to_table(
     total: jax.Array, t: jax.Array, ways: Sequence[Way], dy: jax.Array, accumulate: FixedPoint | None
 ) -> jax.Array:
-    """Add the addends of ``coefficient * dy`` to rows of table `t`.
+    """Add the addends ``coefficient * dy`` to rows in table `t`.
 
     Without coefficients, `dy` is the addends.
     """
@@ -408,7 +416,7 @@ def add_to_table(
 
 
 def times(coefficient: jax.Array, values: jax.Array) -> jax.Array:
-    """Return ``coefficient * values``; 0 for a coefficient of 0, even if a value is NaN."""
+    """Return ``coefficient * values``; 0 for coefficient 0, even if a value is NaN."""
     c = coefficient.astype(values.dtype)[..., None]
     # A read without effect must not turn an infinity or NaN of its row into NaN of the sum.
     return jnp.where(c == 0, 0, c * values)
@@ -416,7 +424,7 @@ def times(coefficient: jax.Array, values: jax.Array) -> jax.Array:
 
 # ------------------------------------------------------------------------------------- groups
 def over_groups(body: Any, carry: Any, xs: Any) -> tuple[Any, Any]:
-    """`jax.lax.scan` over groups, without a loop for a single one."""
+    """Run `jax.lax.scan` over groups, without a loop for a single group."""
     if jax.tree.leaves(xs)[0].shape[0] != 1:
         return jax.lax.scan(body, carry, xs)
     carry, found = body(carry, jax.tree.map(lambda a: a[0], xs))
@@ -424,27 +432,27 @@ def over_groups(body: Any, carry: Any, xs: Any) -> tuple[Any, Any]:
 
 
 def firsts(groups: int, each: int) -> jax.Array:
-    """Return the first table of each group, ``[G]``."""
+    """Return the first table in each group, ``[G]``."""
     return jnp.arange(groups, dtype=jnp.int32) * each
 
 
 def places(each: int) -> jax.Array:
-    """Return the positions of tables in their group, ``[T / G]``."""
+    """Return the table positions within a group, ``[T / G]``."""
     return jnp.arange(each, dtype=jnp.int32)
 
 
 def tables_at(place: jax.Array, each: int, groups: int) -> jax.Array:
-    """Return the tables at one position of every group, ``[G, 1]``."""
+    """Return the table at this position in every group, ``[G, 1]``."""
     return (firsts(groups, each) + place)[:, None]
 
 
 def in_groups(arrays: Any, groups: int) -> Any:
-    """``[T, ...]`` -> ``[G, T / G, ...]``."""
+    """Reshape ``[T, ...]`` to ``[G, T / G, ...]``."""
     return jax.tree.map(lambda a: a.reshape(groups, a.shape[0] // groups, *a.shape[1:]), arrays)
 
 
 def of_each_table(values: jax.Array, n_tables: int) -> jax.Array:
-    """Repeat the values of a group for each of its tables: ``[n, G, O]`` -> ``[T, n, O]``."""
+    """Repeat group values for each table: ``[n, G, O]`` -> ``[T, n, O]``."""
     n, groups, n_outputs = values.shape
     every = (groups, n_tables // groups, n, n_outputs)
     return jnp.broadcast_to(values.transpose(1, 0, 2)[:, None], every).reshape(n_tables, n, n_outputs)
@@ -458,9 +466,9 @@ _TERMS = {"float32": 3, "float16": 2, "bfloat16": 1}
 
 
 def terms(values: jax.Array) -> list[jax.Array]:
-    """Split values into bfloat16 arrays whose sum is exact, as factors of a one-hot matrix.
+    """Split values into bfloat16 arrays with an exact sum, as factors for a one-hot matrix.
 
-    The product takes half the passes through a matrix unit that ``precision="highest"`` takes.
+    The product takes half the matrix unit passes of ``precision="highest"``.
     """
     # float32 has 24 significant bits and bfloat16 has 8: three terms hold every digit.
     rest, found = values.astype(jnp.float32), []
@@ -476,21 +484,19 @@ def terms(values: jax.Array) -> list[jax.Array]:
 def _products_with_every_row(weights: jax.Array, dy: jax.Array, groups: int) -> jax.Array:
     """Multiply ``dy [n, G * O]`` by every row, ``[T, n, R]``.
 
-    XLA fuses the selection and stores no product.
-
-    The error is the error of the products: see `lutjax.lookup`.
+    XLA fuses the selection and stores no product. For the rounding error, see `lutjax.lookup`.
     """
     n_detectors, n_rows, n_outputs = weights.shape
     n, dtype = dy.shape[0], accumulator(weights.dtype)
     dy = dy.astype(dtype).reshape(n, groups, n_outputs)
     tables = weights.astype(dtype).reshape(groups, n_detectors // groups, n_rows, n_outputs)
-    # R products per read instead of one: a matrix unit makes them faster than a gather of the row.
+    # R products per read instead of one: on a matrix unit they are faster than gathering the row.
     every = jnp.einsum("ngo,gpro->gpnr", dy, tables, precision="highest")
     return every.reshape(n_detectors, n, n_rows)
 
 
 def _hits(weights: jax.Array, index: jax.Array) -> jax.Array:
-    """Return whether each read addresses each row: ``[T, n]`` -> ``[T, n, R]``."""
+    """Return a mask for the row of each read: ``[T, n]`` -> ``[T, n, R]``."""
     # A comparison fuses into its consumer; a scattered one-hot matrix would be stored.
     return index[..., None] == jax.lax.broadcasted_iota(jnp.int32, (*index.shape, weights.shape[1]), 2)
 
@@ -500,7 +506,7 @@ def _one_hot(weights: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _weighted_hits(weights: jax.Array, ways: Sequence[Way]) -> jax.Array:
-    """Return the coefficient of each row in each read, summed over ways: ``[T, n, R]``."""
+    """Sum the coefficients per row and read over ways: ``[T, n, R]``."""
     total: Any = 0
     for index, coefficient in ways:
         assert coefficient is not None
@@ -510,7 +516,7 @@ def _weighted_hits(weights: jax.Array, ways: Sequence[Way]) -> jax.Array:
 
 
 def _multiply(equation: str, one_hot: jax.Array, values: jax.Array, axis: int) -> jax.Array:
-    """A product with the `terms` of values, ``s`` in the equation, summed over them."""
+    """Sum a product over the `terms` of values, ``s`` in the equation."""
     # One product for all terms reads the one-hot matrix once.
     of = jnp.stack(terms(values))
     return jnp.sum(jnp.einsum(equation, one_hot, of, preferred_element_type=jnp.float32), axis)

@@ -41,29 +41,31 @@ from lutjax.values._row_rules import DECAY, RowState
 _SCRATCH = 2**24  # numbers that the gradients of a group of detectors may take
 
 Detectors = Callable[..., jax.Array]
-"""Takes a group of detectors out of an array: ``detectors(a, axis=0)``."""
+"""Selects a group of detectors from an array: ``detectors(a, axis=0)``."""
 
 Body = Callable[[Any, jax.Array, jax.Array, jax.Array | None], Any]
-"""``carry, index [group, n], values [n or group, n, O], counts [n] or None -> carry``; the values of hits that do
-not count are zero."""
+"""``carry, index [group, n], values [n or group, n, O], counts [n] or None -> carry``.
+
+Values are zero for invalid hits.
+"""
 
 Visit = Callable[[Detectors, Body, Any], Any]
-"""Passes a carry through a body for every tile of hits of a group of detectors."""
+"""Passes a carry through a body for every tile of a detector group's hits."""
 
 
 Ids = Callable[[_pair_tiles.Tile], jax.Array]
-"""Returns the row ids of the pairs of a tile, ``[group, n]``."""
+"""Returns the row ids for a tile's pairs, ``[group, n]``."""
 
 OfRows = Callable[[jax.Array], jax.Array]
-"""Takes the rates or factors of the rows that are moved, which broadcast to these, out of those of all rows."""
+"""Selects the updated rows' rates or factors from all rows; results broadcast to these rows."""
 
 Hits = tuple[Visit, int]
-"""The hits of a call: how they are visited, and how many a detector has at most."""
+"""Hits of a call: the visit function, and the maximum number per detector."""
 
 
 @runtime_checkable
 class Reads(Protocol):
-    """Call of an op that reads tables ``[T, R, O]``."""
+    """Op call that reads tables ``[T, R, O]``."""
 
     @property
     def weights(self) -> jax.Array: ...
@@ -72,7 +74,7 @@ class Reads(Protocol):
 
 
 def hits_of_pairs(pairs: _pair_tiles.Pairs, dy: jax.Array, of_group: Callable[[Detectors], Ids]) -> Hits:
-    """Return the hits of attention: each pair that counts is one for every detector."""
+    """Return attention hits: each valid pair is a hit for every detector."""
     dy = pairs.padded_rows(dy)
 
     def visit(detectors: Detectors, body: Body, carry: Any) -> Any:
@@ -87,7 +89,7 @@ def hits_of_pairs(pairs: _pair_tiles.Pairs, dy: jax.Array, of_group: Callable[[D
 
 
 def of_groups(dy: jax.Array, n_detectors: int, groups: int) -> Callable[[Detectors], jax.Array]:
-    """Return the cotangents that a group of detectors receives, from ``[n, G * O]``: ``[n, O]``, or ``[group, n, O]``."""
+    """Return a detector group's cotangents ``[n, O]`` or ``[group, n, O]``, from ``[n, G * O]``."""
     if groups == 1:
         return lambda detectors: dy
     by_group = dy.reshape(dy.shape[0], groups, dy.shape[1] // groups).transpose(1, 0, 2)
@@ -98,7 +100,7 @@ def of_groups(dy: jax.Array, n_detectors: int, groups: int) -> Callable[[Detecto
 def update(
     call: Reads, step: Step, visit: Visit, n_hits: int, *, device: Device
 ) -> tuple[jax.Array, RowState]:
-    """Return the tables of a call and the state of their rows after one step.
+    """Return a call's tables and row state after a step.
 
     Args:
       visit, n_hits: see `Hits`.
@@ -110,7 +112,7 @@ def update(
     state = {name: a for name, a in step.state.items() if name != DECAY}
     dtype = accumulator(weights.dtype)
     scale = scale_of_additions(call, step)
-    # A rule that is linear in the gradient may add each hit on its own, without an array for sums.
+    # A rule linear in the gradient may add each hit separately, without an array for sums.
     if scale is not None:
 
         def add(total: jax.Array, index: jax.Array, values: jax.Array, counts: Any) -> jax.Array:
@@ -118,8 +120,8 @@ def update(
 
         return visit(lambda a, axis=0: a, add, weights), state
 
-    # A row moves by the sum over all its hits. That is made for a group of detectors at a time, in an array as
-    # long as their tables or as their hits, whatever is shorter.
+    # Otherwise a row is updated by the sum over all its hits. A group of detectors accumulates sums
+    # in an array over its rows or its hits, whichever is shorter.
     n_rows, size = weights.shape[1], _group_size(weights, n_hits, device)
     move = _move_all if _few_rows(weights, n_hits) else _move_hit
 
@@ -146,7 +148,7 @@ def update(
 
 
 def scale_of_additions(call: Reads, step: Step) -> jax.Array | None:
-    """Return the factor of cotangents with which they are added to rows one by one; None where a row moves by their sum."""
+    """Return the cotangent factor if hits are added separately; None if rows need the sum."""
     dtype = accumulator(call.weights.dtype)
     if (
         not step.rule.additive
@@ -168,12 +170,12 @@ def _scaled(gradient: jax.Array, factor: jax.Array | None, of_rows: "OfRows") ->
 def squared_norm(
     call: Reads, visit: Visit, n_hits: int, factor: jax.Array | None = None, *, device: Device
 ) -> jax.Array:
-    """Return the sum of the squares of the gradient of a call's tables, of which only the shape matters.
+    """Return the squared norm of a call's table gradient; only the table shape matters.
 
     Gradients are summed group by group as in `update`, and none is kept.
 
     Args:
-      factor: of the gradient, see `lutjax.dispatch.contract.Step`.
+      factor: gradient factor, see `lutjax.dispatch.contract.Step`.
     """
     weights, accumulate = call.weights, call.accumulate
     dtype = accumulator(weights.dtype)
@@ -197,7 +199,7 @@ def squared_norm(
 
 
 def counts(call: Reads, visit: Visit) -> jax.Array:
-    """Return the number of hits of each row of a call's tables, of which only the shape matters: int32 ``[T, R]``."""
+    """Count the hits per row: int32 ``[T, R]``. Only the table shape matters."""
     n_detectors, n_rows, _ = call.weights.shape
     group = _Group(jnp.int32(0), n_detectors, n_rows, 0, call.accumulate, False)
 
@@ -211,7 +213,7 @@ def counts(call: Reads, visit: Visit) -> jax.Array:
 
 
 def _group_size(weights: jax.Array, n_hits: int, device: Device) -> int:
-    """Return the number of detectors of a group."""
+    """Return the number of detectors per group."""
     n_detectors, n_rows, n_outputs = weights.shape
     # One detector at a time keeps its rows and gradient in the cache of a CPU.
     if _row_gathers.in_sequence(device):
@@ -222,9 +224,9 @@ def _group_size(weights: jax.Array, n_hits: int, device: Device) -> int:
 
 
 def _few_rows(weights: jax.Array, n_hits: int) -> bool:
-    """Return whether gradients cover all rows of a detector.
+    """Return True if gradients should cover all rows.
 
-    Always with a symbolic number of hits in an export.
+    Always True with a symbolic number of hits in an export.
     """
     return not isinstance(n_hits, int) or weights.shape[1] <= n_hits
 
@@ -243,7 +245,7 @@ def _no_last_hit(weights: jax.Array, size: int, n_hits: int) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """Consecutive detectors whose rows are updated together."""
+    """Consecutive detectors with joint row updates."""
 
     first: jax.Array
     size: int
@@ -273,13 +275,13 @@ class _Group:
         return a.at[self.numbers if a.shape[0] > 1 else 0, row_of].get(mode="clip")
 
     def rows(self, index: jax.Array, counts: jax.Array | None) -> jax.Array:
-        """Return clamped row ids, or the number of rows for hits that do not count."""
+        """Return clamped row ids, or the number of rows for invalid hits."""
         rows = jnp.clip(index, 0, self.n_rows - 1)
         # One past the last row, not -1: negative ids would wrap.
         return rows if counts is None else jnp.where(counts, rows, self.n_rows)
 
     def zeros(self, weights: jax.Array, length: int) -> jax.Array:
-        """Return zeros for the gradients of `length` rows of each detector."""
+        """Return zero gradients for `length` rows per detector."""
         return zeros_varying(
             weights, (self.size, length, weights.shape[2]), addend_dtype(weights.dtype, self.accumulate)
         )
@@ -299,19 +301,19 @@ def _move_all(
     visit: Visit,
     moved: Callable[[Any, jax.Array, OfRows], Any],
 ) -> Any:
-    """Update all rows of a group from a dense gradient."""
+    """Update all rows in a group from a dense gradient."""
     gradient, touched = _sums_of_all(group, tables[0], visit)
     old = jax.tree.map(group.of, tables)
     new = moved(old, gradient, group.of_all)
     if touched is not None:
-        # Such rules (with momentum or decay) would also move rows without hits.
+        # Such rules (with momentum or decay) would also update rows without hits.
         new = jax.tree.map(lambda n, o: jnp.where(touched[..., None], n, o), new, old)
     new = jax.tree.map(lambda a, n: jax.lax.dynamic_update_slice_in_dim(a, n, group.first, 0), tables, new)
     return new, last_hit
 
 
 def _sums_of_all(group: _Group, weights: jax.Array, visit: Visit) -> tuple[jax.Array, jax.Array | None]:
-    """Return the gradients of all rows, and a mask of hit rows if the rule needs it."""
+    """Return gradients for all rows, and a mask of hit rows if the rule needs it."""
 
     def add(total: Any, index: jax.Array, values: jax.Array, counts: Any) -> Any:
         gradient, touched = total
@@ -320,7 +322,7 @@ def _sums_of_all(group: _Group, weights: jax.Array, visit: Visit) -> tuple[jax.A
             touched = touched.at[group.numbers, at].set(True, mode="drop")
         return group.add(gradient, at, values), touched
 
-    # A mask is needed only for rules that move a row whose gradient is zero.
+    # Only rules that update a row with zero gradient need a mask.
     touched = None
     if group.moves_without_gradient:
         touched = zeros_varying(weights, (group.size, group.n_rows), jnp.bool_)
@@ -336,7 +338,7 @@ def _move_hit(
     visit: Visit,
     moved: Callable[[Any, jax.Array, OfRows], Any],
 ) -> Any:
-    """Update only the hit rows of a group."""
+    """Update only the hit rows in a group."""
     gradient, row_of, last_hit = _sums_of_hit(group, tables[0], last_hit, visit)
     # Each row occurs once in row_of, at its last hit; other slots hold R. So the set below has no
     # duplicate ids and its result is defined.
@@ -350,7 +352,7 @@ def _move_hit(
 def _sums_of_hit(
     group: _Group, weights: jax.Array, last_hit: jax.Array, visit: Visit
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return gradients at the slot of each row's last hit, the rows of slots, and last hits."""
+    """Return gradients at each row's last hit, the rows of these slots, and last hits."""
     number = group.numbers
 
     def remember(carry: Any, index: jax.Array, values: jax.Array, counts: Any) -> Any:
@@ -377,5 +379,5 @@ def _sums_of_hit(
 
 
 def _divisor(n: int, most: int) -> int:
-    """The largest divisor of `n` up to `most`, at least 1."""
+    """Return the largest divisor of `n` up to `most`, at least 1."""
     return next((d for d in range(min(n, most), 1, -1) if n % d == 0), 1)

@@ -44,7 +44,7 @@ def value(table: jax.Array, x: list[jax.Array]) -> jax.Array:
 
 
 def slopes(table: jax.Array, x: list[jax.Array]) -> list[jax.Array]:
-    """Derivatives of `value` in each of `x`."""
+    """Return the derivatives of `value` with respect to `x`."""
     low, high = x[:_LOW_BITS], x[_LOW_BITS:]
     if not high:
         return _slopes(list(table.T[..., None]), low)[1]
@@ -61,9 +61,9 @@ def slopes(table: jax.Array, x: list[jax.Array]) -> list[jax.Array]:
 
 
 def of_table(n_slots: int, x: list[jax.Array], dy: jax.Array) -> jax.Array:
-    """Return the table's cotangent, ``[G, 2**n]``: sums over samples of dy times the share.
+    """Return the table cotangent, ``[G, 2**n]``: dy times the share, summed over samples.
 
-    With booleans `x` the addressed slot receives dy, and all other slots 0, even if dy is infinite.
+    For boolean `x` the addressed slot receives dy, and every other slot 0, even if dy is infinite.
     """
     low, high = x[:_LOW_BITS], x[_LOW_BITS:]
 
@@ -91,14 +91,17 @@ def of_table(n_slots: int, x: list[jax.Array], dy: jax.Array) -> jax.Array:
 
 
 def _divided(share: jax.Array, a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Split a share between slots whose next bit is 0 and 1."""
+    """Split a share between slots with next bit 0 and 1."""
     if a.dtype == jnp.bool_:
         return jnp.where(a, jnp.zeros_like(share), share), jnp.where(a, share, jnp.zeros_like(share))
     return share * (1 - a), share * a
 
 
 def slopes_at_addresses(table: jax.Array) -> jax.Array:
-    """Return the cotangents of wires of `lutjax.binary_lut` for a cotangent of 1, by the address: ``[G, 2**n]`` -> ``[G * n, 2**n]``."""
+    """Return the wire cotangents of `lutjax.binary_lut` per address, for a unit output cotangent.
+
+    ``[G, 2**n]`` -> ``[G * n, 2**n]``.
+    """
     n_slots = table.shape[1]
     n = n_slots.bit_length() - 1
     place, slot = np.arange(n), np.arange(n_slots)
@@ -119,7 +122,7 @@ def _interpolated(slots: list[jax.Array], x: list[jax.Array]) -> jax.Array:
 
 
 def _slopes(slots: list[jax.Array], x: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
-    """The value, and its derivatives."""
+    """Return the value and its derivatives."""
     derivatives = []
     for place, a in enumerate(x):
         difference = [t - s for s, t in zip(slots[::2], slots[1::2], strict=True)]
@@ -131,19 +134,19 @@ def _slopes(slots: list[jax.Array], x: list[jax.Array]) -> tuple[jax.Array, list
 
 
 def _bits(values: jax.Array, n: int, dtype: jnp.dtype) -> jax.Array:
-    """``[values, n]`` of 0 and 1, the least significant first."""
+    """Return the bits of values, ``[values, n]``, least significant first."""
     return (values[:, None] >> jnp.arange(n)[None] & 1).astype(dtype)
 
 
 def _by_high_bits(table: jax.Array, n_high: int) -> tuple[jax.Array, jax.Array]:
-    """The values of the high bits, ``[2**n_high, n_high]``, and the slots of each, ``[2**n_high, 2**n_low, G]``."""
+    """Return high bits ``[2**n_high, n_high]``, and their slots ``[2**n_high, 2**n_low, G]``."""
     values = jnp.arange(2**n_high)
     n_gates, n_slots = table.shape
     return _bits(values, n_high, table.dtype), table.T.reshape(2**n_high, n_slots >> n_high, n_gates)
 
 
 def _shares(bits: jax.Array, x: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
-    """The share of slots whose high bits are `bits` ``[n]``, and its derivatives in each of `x`."""
+    """Return the share for high bits ``[n]``, and its derivatives with respect to `x`."""
     factors = [1 - b + (2 * b - 1) * a for b, a in zip(bits, x, strict=True)]
     share = jnp.ones_like(x[0])
     for f in factors:

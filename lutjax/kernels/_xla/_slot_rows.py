@@ -32,7 +32,7 @@ from lutjax.values._fixed_point import FixedPoint, addend_dtype, addends, result
 
 @runtime_checkable
 class HasTargets(Protocol):
-    """Call of an op whose rows have targets."""
+    """Op call whose rows have targets."""
 
     @property
     def targets(self) -> jax.Array: ...
@@ -60,7 +60,7 @@ class SlotRows:
 
     # ------------------------------------------------------------------------------------- one table
     def outputs(self, t: jax.Array, row: jax.Array) -> jax.Array:
-        """Return the targets of rows ``[n]`` of a table: ``[n, K]``."""
+        """Return the targets for a table's rows ``[n]``: ``[n, K]``."""
         # Targets shared by tables or rows have one entry there, read with id 0 instead of
         # broadcasting them.
         targets = self.targets
@@ -73,7 +73,7 @@ class SlotRows:
         return jnp.pad(dy, ((0, 0), (0, 1)))
 
     def of_slots(self, dy: jax.Array, t: jax.Array, row: jax.Array) -> jax.Array:
-        """Gather the targets of rows ``[n]`` from a padded cotangent ``[n, O + 1]``: ``[n, K]``."""
+        """Gather the rows' targets from a padded cotangent ``[n, O + 1]``: ``[n, K]``."""
         return read(dy, _places(dy), self.outputs(t, row))
 
     def change(
@@ -85,10 +85,12 @@ class SlotRows:
         dy: jax.Array,
         accumulate: FixedPoint | None,
     ) -> jax.Array:
-        """Sums of addends ``<dy, row - other row>``: where both reach one output, values are subtracted before they are multiplied.
+        """Sum the addends ``<dy, row - other row>``.
+
+        If both rows reach the same output, values are subtracted before the product.
 
         Args:
-          dy: padded, as it is accumulated.
+          dy: padded cotangent in the accumulator dtype.
         """
 
         def values(row: jax.Array) -> jax.Array:
@@ -108,7 +110,7 @@ class SlotRows:
     def sum_rows(
         self, weights: jax.Array, index: jax.Array, device: Device, accumulate: FixedPoint | None
     ) -> jax.Array:
-        """The sums of addends of all tables at the targets of the rows that they address: ``[T, n]`` -> ``[n, O]``."""
+        """Sum the addends of all addressed rows at their targets: ``[T, n]`` -> ``[n, O]``."""
         del device
 
         def step(y: jax.Array, of: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
@@ -130,7 +132,10 @@ class SlotRows:
         device: Device,
         accumulate: FixedPoint | None,
     ) -> tuple[jax.Array, ...]:
-        """``<dy, row - other row>`` of each read: the first way to read against each other one. ``[T, n]``s, ``[n, O]`` -> ``[T, n]``s."""
+        """Compute ``<dy, row - other row>`` for each read: the first way against each other way.
+
+        ``[T, n]``s, ``[n, O]`` -> ``[T, n]``s.
+        """
         del device
         dy = self.padded(dy.astype(accumulator(weights.dtype)))
 
@@ -143,7 +148,7 @@ class SlotRows:
         return tuple(result(total, dy.dtype, accumulate) for total in totals)
 
     def add_rows(self, total: jax.Array, index: jax.Array, values: jax.Array, device: Device) -> jax.Array:
-        """Tables plus values ``[n, O]`` of the outputs that each row reaches: ``[T, R, K]``, ``[T, n]``."""
+        """Add output values ``[n, O]`` to the rows that reach them: ``[T, R, K]``, ``[T, n]``."""
         del device
         values = self.padded(values.astype(total.dtype))
 
@@ -154,7 +159,7 @@ class SlotRows:
         return jax.lax.scan(step, total, (detectors(total), clamped(total, index)))[0]
 
     def hits(self, weights: jax.Array, hits: _row_updates.Hits) -> _row_updates.Hits:
-        """Return hits whose values are those of all outputs, with those of the slots of each row."""
+        """Convert hits with values for all outputs to hits with values per slot."""
         visit, n_hits = hits
 
         def of_slots(group: _row_updates.Detectors, body: _row_updates.Body, carry: Any) -> Any:
@@ -175,5 +180,5 @@ class SlotRows:
 
 
 def _places(a: jax.Array) -> jax.Array:
-    """``[n, 1]``."""
+    """Return positions as a column, ``[n, 1]``."""
     return jnp.arange(a.shape[0], dtype=jnp.int32)[:, None]

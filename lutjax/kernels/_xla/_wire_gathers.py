@@ -1,4 +1,4 @@
-"""Reads of gate inputs through wires, and sums of their cotangents.
+"""Gate input reads through wires, and their cotangent sums.
 
 Formula for gate ``g`` with wires ``w[g, l]``::
 
@@ -6,14 +6,15 @@ Formula for gate ``g`` with wires ``w[g, l]``::
     to_inputs:  dx[i] = sum over all (g, l) with w[g, l] == i of by_wire_l[g]
 
 Work: three ways to sum. With fan-out lists of at most `_WRITTEN_OUT` readers, each input gathers
-its readers. Without, a few inputs use a product with a 0/1 matrix, and many use a scatter.
+its readers. Without lists, few inputs use a product with a 0/1 matrix, and many inputs use a
+scatter.
 
 Layout: features first, ``[features, samples]``: a wire reads one contiguous row, and a chain of
 reads, products and one sum is a single pass over memory.
 
-Numerics: sums keep the dtype of their addends. Readers add in their listed order; the product and
-the scatter of GPUs may use another order. Wire ids and reader numbers are clamped. A NaN or
-infinity reaches only the inputs that are read.
+Numerics: sums keep their addends' dtype. Readers add in listed order; the product and the GPU
+scatter may use another order. Wire ids and reader numbers are clamped. A NaN or infinity reaches
+only the inputs that are read.
 """
 
 import jax
@@ -22,9 +23,9 @@ import jax.numpy as jnp
 from lutjax._compat import zeros_varying
 from lutjax.kernels._xla._row_gathers import read
 
-# Readers of an input whose sum is written out. Beyond that most entries of the list are unused.
+# Maximum readers of an unrolled sum. Beyond that, most entries in the list are unused.
 _WRITTEN_OUT = 16
-# Inputs for which a product with a matrix of zeros and ones is cheap.
+# Maximum inputs for a cheap product with a 0/1 matrix.
 _FEW_INPUTS = 32
 
 
@@ -33,7 +34,7 @@ def clamped(wires: jax.Array, n_inputs: int) -> jax.Array:
 
 
 def rows(x: jax.Array, wires: jax.Array, dtype: jnp.dtype) -> list[jax.Array]:
-    """Return the inputs that each wire of all gates reads: ``[I, B]``, ``[G, n]`` -> n times ``[G, B]``."""
+    """Read the inputs through all wires: ``[I, B]``, ``[G, n]`` -> n times ``[G, B]``."""
     wires = clamped(wires, x.shape[0])
     # Convert after the gather: the conversion fuses with what consumes the row.
     return [read(x, wires[:, place]).astype(dtype) for place in range(wires.shape[1])]
@@ -49,18 +50,18 @@ def places(readers: jax.Array, n_wires: int) -> list[tuple[jax.Array, jax.Array]
 
 
 def gathered(wires: jax.Array, readers: jax.Array | None) -> bool:
-    """Return whether cotangents of inputs are sums over readers."""
-    # Without wires there is no row that a clamped reader could read.
+    """Return True if input cotangents are sums over readers."""
+    # Without wires, even a clamped reader has no row to read.
     return readers is not None and readers.shape[1] <= _WRITTEN_OUT and wires.size > 0
 
 
 def to_inputs(
     by_wire: list[jax.Array], wires: jax.Array, readers: jax.Array | None, n_inputs: int
 ) -> jax.Array:
-    """Sum the cotangents of wires, n times ``[G, B]``, for each input: ``[I, B]``."""
+    """Sum the wire cotangents, n times ``[G, B]``, for each input: ``[I, B]``."""
     flat = _flat(by_wire, wires)
     if readers is not None and gathered(wires, readers):
-        # A row of zeros for readers that do not exist: cheaper than a choice in the sum.
+        # Missing readers read a row of zeros: cheaper than a select in the sum.
         flat = jnp.concatenate([flat, zeros_varying(flat, (1, flat.shape[1]), flat.dtype)])
         by_reader = jnp.where(readers < 0, wires.size, jnp.minimum(readers, wires.size - 1))
         dx = zeros_varying(flat, (n_inputs, flat.shape[1]), flat.dtype)
@@ -73,7 +74,7 @@ def to_inputs(
     # A scatter adds row after row; for few inputs the matrix is small and the product is faster.
     reads = jax.nn.one_hot(ids, n_inputs, dtype=flat.dtype, axis=0)
     dx = jnp.dot(reads, flat, precision="highest")
-    # A product carries a NaN or an infinity to every input of its sample: then sums are made one by one.
+    # A product spreads a NaN or infinity to every input of its sample: then scatter instead.
     ones = jnp.ones((1, n_inputs), dx.dtype)
     return jax.lax.cond(
         # One reduction over all sums: NaN and infinities survive it. A finite result that overflows
@@ -89,7 +90,7 @@ def scattered(by_wire: list[jax.Array], wires: jax.Array, n_inputs: int) -> jax.
     flat = _flat(by_wire, wires)
     dx = zeros_varying(flat, (n_inputs, flat.shape[1]), flat.dtype)
     ids = clamped(wires, n_inputs).reshape(wires.size)
-    # Gradients of integers take this path: products of floats would round them.
+    # Integer gradients take this path: a float product would round them.
     return dx.at[ids].add(flat, mode="promise_in_bounds", wrap_negative_indices=False)
 
 
@@ -101,10 +102,8 @@ def _flat(by_wire: list[jax.Array], wires: jax.Array) -> jax.Array:
 def sum_over_samples(addends: list[jax.Array], parts: int = 1) -> jax.Array:
     """Sum k arrays ``[G, B]`` over samples in one pass, ``[k, G]``.
 
-    With `parts`, via sums of parts of the samples.
-
-    A sum along contiguous samples is one chain of dependent additions; a CPU runs the chains of
-    parts in parallel.
+    `parts` splits the samples into separate sums. A sum along contiguous samples is one chain of
+    dependent additions; a CPU runs the chains of several parts in parallel.
     """
     n_gates, batch = addends[0].shape
     zero = jnp.zeros((), addends[0].dtype)

@@ -24,7 +24,7 @@ from lutjax.kernels._xla._row_gathers import in_sequence, read
 from lutjax.ops.bilinear_gates import BilinearGates
 from lutjax.values._dtypes import accumulator
 
-# Outputs of a layer that stays in the cache of a CPU; then so does what is made of each of them.
+# Maximum number of outputs for which a layer and its cotangents stay in the CPU cache.
 _SMALL = 2**19
 
 
@@ -47,7 +47,7 @@ def backward(
     dtype = accumulator(x.dtype, call.coefficients.dtype)
     coefficients, dy = call.coefficients.astype(dtype), cotangent.astype(dtype)
     found = {}
-    # A batch that is a symbolic dimension of an export may be of any size.
+    # A symbolic batch dimension in an export may have any size.
     small = in_sequence(device) and isinstance(dy.size, int) and dy.size <= _SMALL
     if "coefficients" in needs:
         a, b = _wire_gathers.rows(x, wires, dtype)
@@ -73,14 +73,14 @@ def backward(
 def _from_readers(
     x: jax.Array, coefficients: jax.Array, wires: jax.Array, readers: jax.Array, dy: jax.Array
 ) -> jax.Array:
-    """The cotangent of each input from its readers' own, their slopes and their other inputs, in one pass."""
+    """Return the input cotangents from their readers in one pass."""
     dtype = dy.dtype
     wires = _wire_gathers.clamped(wires, x.shape[0])
     _, c1, c2, c3 = coefficients
     dx = zeros_varying(dy, x.shape, dtype)
     for place, exists in _wire_gathers.places(readers, wires.size):
         gate, second = place // 2, place % 2
-        # Wire number = 2 * gate + place: the other input of the gate is that of the other place.
+        # Wire number = 2 * gate + position: the other input of the gate has the other position.
         other = read(x, read(wires, gate, 1 - second)).astype(dtype)
         slope = jnp.where(second == 1, read(c2, gate), read(c1, gate))
         cotangent = read(dy, gate) * (slope[:, None] + read(c3, gate)[:, None] * other)

@@ -79,6 +79,6 @@ def closest(deltas: list[jax.Array], shape: tuple[int, ...], dtype: jnp.dtype, e
 
 
 def closest_pair(flip: jax.Array) -> jax.Array:
-    """Return the pair number of a flip mask; 0 for an empty mask."""
+    """Return the pair index of a flip mask; 0 for an empty mask."""
     # A flip mask has one bit; clz finds its number without a loop.
     return jnp.maximum(31 - jax.lax.clz(flip), 0)

@@ -54,7 +54,7 @@ def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) ->
 
 
 def hits(call: Lookup, cotangent: jax.Array, *, device: Device) -> _row_updates.Hits:
-    """Return how the hits of a call are visited, and how many a detector has at most."""
+    """Return the hits of a call and their maximum per detector."""
     index = call.detection.index.T
     values = _row_updates.of_groups(cotangent, len(index), call.groups)
 

@@ -93,7 +93,7 @@ def backward_by(
             position_is_closest = jnp.abs(of_position) < jnp.minimum(
                 jnp.abs(of_query), jnp.abs(of_key)
             ).astype(of_position.dtype)
-            # Elsewhere the main row again, which is in the cache.
+            # Other reads use the main row again, which is in the cache.
             ids.append(main ^ jnp.where(position_is_closest, tile.of_distances(p_flip), 0))
 
         flat_ids = tuple(_row_gathers.flat(i) for i in ids)
@@ -177,7 +177,7 @@ def hits(call: LookupAttention, cotangent: jax.Array, *, device: Device) -> _row
 
 
 class RowIds:
-    """Row ids of the pairs of a tile: the concatenated bits of query, key and position."""
+    """Row ids for a tile's pairs: concatenated query, key and position bits."""
 
     def __init__(self, pairs: _pair_tiles.Pairs, call: LookupAttention):
         query, key, position = call.query, call.key, call.position
@@ -190,7 +190,7 @@ class RowIds:
         self._position = position.index.T if self.key_shift and position is not None else None
 
     def of(self, detectors: Callable[[jax.Array], jax.Array]) -> "RowIds":
-        """Return the row ids of a group of detectors."""
+        """Return the row ids for a detector group."""
         # Slices of the padded ids: padding them again per group would copy them.
         group = copy.copy(self)
         group._query, group._key = detectors(self._query), detectors(self._key)
@@ -205,7 +205,7 @@ class RowIds:
 
 
 def _major(a: jax.Array) -> jax.Array:
-    """``[B, L, T]`` -> ``[T, B, L]``."""
+    """Transpose ``[B, L, T]`` to ``[T, B, L]``."""
     return jnp.moveaxis(a, -1, 0)
 
 

@@ -133,7 +133,7 @@ def update(
 
 
 def hits(call: LutPairAttention, cotangent: jax.Array, *, device: Device) -> _row_updates.Hits:
-    """Return the hits of a call, see `lutjax.kernels._xla.lookup.hits`."""
+    """Return the hits of a call; see `lutjax.kernels._xla.lookup.hits`."""
     pairs = _pair_tiles.plan(call, device)
 
     def of_group(detectors: _row_updates.Detectors) -> _row_updates.Ids:
@@ -160,7 +160,7 @@ class TiledTerms(Terms):
         self.key, self.query = pairs.padded_keys(self.key), pairs.padded_queries(self.query)
 
     def detect(self, tile: _pair_tiles.Tile) -> Detection:
-        """Return the detection of every pair of a tile, ``[T, samples, pairs]``."""
+        """Return the detection for every pair in a tile, ``[T, samples, pairs]``."""
 
         def delta(r: int) -> jax.Array:
             delta = tile.of_keys(self.key[r]) + tile.of_queries(self.query[r])

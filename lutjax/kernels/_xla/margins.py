@@ -47,7 +47,7 @@ def backward(
 
 
 def comparisons(x: jax.Array, anchors: jax.Array, groups: int) -> list[jax.Array]:
-    """Return the margins of each comparison, ``[T, n]``s, of inputs ``[n, H, I]``."""
+    """Return the margins per comparison, ``[T, n]``s, from inputs ``[n, H, I]``."""
     return margins_at(inputs_first(x), ids_of(anchors, groups, x.shape))
 
 
@@ -58,7 +58,7 @@ def inputs_first(x: jax.Array) -> jax.Array:
 
 
 def ids_of(anchors: jax.Array, groups: int, shape: tuple[int, ...]) -> jax.Array:
-    """Return the ids of compared inputs among those of all groups, ``[T, C, 2 or 1]``, for inputs of a shape ``[n, H, I]``."""
+    """Return compared input ids across groups, ``[T, C, 2 or 1]``, for a shape ``[n, H, I]``."""
     ids, (_, n_inputs_of, n_inputs) = _ends(anchors, shape[2]), shape
     # All groups compare the same inputs: ids need no offset.
     if n_inputs_of == 1:
@@ -68,7 +68,7 @@ def ids_of(anchors: jax.Array, groups: int, shape: tuple[int, ...]) -> jax.Array
 
 
 def margins_at(by_input: jax.Array, ids: jax.Array) -> list[jax.Array]:
-    """Return the margins of each comparison, ``[T, n]``s, of inputs ``[H * I, n]`` and ids ``[T, C, 2 or 1]``."""
+    """Return margins per comparison, ``[T, n]``s, from ``[H * I, n]`` and ``[T, C, 2 or 1]``."""
     ends = [[read(by_input, ids[:, c, side]) for side in range(ids.shape[2])] for c in range(ids.shape[1])]
     return [end[0] - end[1] if len(end) == 2 else end[0] for end in ends]
 
@@ -90,7 +90,7 @@ def cotangent_of_inputs(
     accumulate: FixedPoint | None,
     device: Device,
 ) -> jax.Array:
-    """Return the cotangent of inputs ``[n, H, I]``, a sum of addends, from those of all margins, ``[T, n]``s."""
+    """Return the input cotangent ``[n, H, I]``, in addends, from margin cotangents ``[T, n]``s."""
     n, n_inputs_of, n_inputs = shape
     if not du or not shape[1] * shape[2]:
         return jnp.zeros(shape, jnp.float32 if accumulate is None else jnp.int32)
@@ -119,11 +119,11 @@ def cotangent_of_inputs(
 
 
 def by_sample(dx: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """``[H * I, n]`` -> ``[n, H, I]``."""
+    """Transpose ``[H * I, n]`` to ``[n, H, I]``."""
     return dx.T.reshape(shape)
 
 
 def _ends(anchors: jax.Array, n_inputs: int) -> jax.Array:
-    """Return clamped ids of compared inputs, ``[T, C, 2 or 1]``."""
+    """Return the clamped ids of compared inputs, ``[T, C, 2 or 1]``."""
     ids = jnp.clip(anchors, 0, max(n_inputs - 1, 0))
     return ids[..., None] if anchors.ndim == 2 else ids

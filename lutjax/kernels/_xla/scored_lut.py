@@ -45,7 +45,7 @@ from lutjax.values._row_rules import RowState
 
 
 def forward_by(kernels: ModuleType, call: ScoredLut, *, device: Device) -> jax.Array:
-    """Return the output; `kernels` reads the rows, as `_row_gathers` does."""
+    """Return the output; `kernels` reads the rows, like `_row_gathers`."""
     n, dtype = call.x.shape[0], call.scalars.dtype
     in_integers = call.weights.dtype == jnp.int8
     if call.read.valued == 0:
@@ -71,7 +71,7 @@ def forward_by(kernels: ModuleType, call: ScoredLut, *, device: Device) -> jax.A
 def backward_by(
     kernels: ModuleType, call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    """Return the cotangents that are needed; `kernels` as in `forward_by`."""
+    """Return the needed cotangents; `kernels` as in `forward_by`."""
     if call.weights.dtype == jnp.int8:
         # Quantized tables are inference-only: rounding has no gradient.
         raise TypeError("scored_lut: tables of integers have no gradient; train tables of floats.")
@@ -111,13 +111,13 @@ def update(
 
 
 def hits(call: ScoredLut, cotangent: jax.Array, *, device: Device) -> _row_updates.Hits:
-    """Return how the hits of a call are visited, and how many a detector has at most."""
+    """Return the hits of a call and their maximum per detector."""
     return hits_of_ways(call.weights, ways_of(call), of_every_group(call, cotangent), device)
 
 
 # ------------------------------------------------------------------------------------- all tables at once
 def ways_of(call: ScoredLut) -> list[Way]:
-    """Return row ids and coefficients of every way that has values, ``[T, n]``."""
+    """Return row ids and coefficients for every way with a value, ``[T, n]``."""
     u = margins.comparisons(call.x, call.anchors, call.groups)
     ways = _kept(call, u, list(call.scalars), None if call.keep is None else call.keep.T)
     return ways[: call.read.valued]
@@ -131,7 +131,7 @@ def _cotangents(
     device: Device,
     kernels: ModuleType,
 ) -> dict[str, Any]:
-    """Return the cotangents of the arguments of the read, and `total` plus the table gradient."""
+    """Return the cotangents of the read's arguments, and `total` plus the table gradient."""
     u = margins.comparisons(call.x, call.anchors, call.groups)
     # Scalars per element: their cotangents are then addends, summed in the accumulation mode of the
     # call.
@@ -165,12 +165,12 @@ _FEWEST = 4  # tables of a block: the scores of a single one are made anew for e
 
 
 def _over_blocks(call: ScoredLut, body: Any, carry: Any, first: jax.Array, of_tables: Any) -> tuple[Any, Any]:
-    """Pass a carry through ``body(carry, (first table, of_tables))`` for each block of tables of a group.
+    """Pass a carry through ``body(carry, (first table, of_tables))`` for a group's blocks.
 
-    Returns the carry, and what `body` returns for each table.
+    Return the carry, and the result of `body` per table.
     """
     n, each = call.x.shape[0], call.anchors.shape[0] // call.groups
-    # With a symbolic batch of an export, the smallest block.
+    # A symbolic batch in an export uses the smallest block.
     most = _IN_BLOCK // max(n, 1) if isinstance(n, int) else 0
     size = max(min(each, max(most, _FEWEST)), 1)
     whole = each // size * size
@@ -178,7 +178,7 @@ def _over_blocks(call: ScoredLut, body: Any, carry: Any, first: jax.Array, of_ta
     starts = first + jnp.arange(0, whole, size, dtype=jnp.int32)
     carry, found = jax.lax.scan(body, carry, (starts, parts))
     found = jax.tree.map(lambda a: a.reshape(whole, *a.shape[2:]), found)
-    # Shapes in a scan are equal, so tables behind the last whole block are a call of their own.
+    # A scan requires equal shapes, so tables after the last whole block use a separate call.
     if whole < each:
         carry, rest = body(carry, (first + whole, jax.tree.map(lambda a: a[whole:], of_tables)))
         found = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), found, rest)
@@ -186,7 +186,7 @@ def _over_blocks(call: ScoredLut, body: Any, carry: Any, first: jax.Array, of_ta
 
 
 def _of_tables(call: ScoredLut) -> tuple[jax.Array, Any]:
-    """The first table of each group, and the ids of inputs and factors of each table, of all groups."""
+    """Return each group's first table, and input ids and factors per table, for all groups."""
     keep = None if call.keep is None else call.keep.T
     ids = margins.ids_of(call.anchors, call.groups, call.x.shape)
     each = call.anchors.shape[0] // call.groups
@@ -194,13 +194,13 @@ def _of_tables(call: ScoredLut) -> tuple[jax.Array, Any]:
 
 
 def _margins_of_block(by_input: jax.Array, ids: jax.Array) -> list[jax.Array]:
-    # Gathers within the expression of a score keep the compiler from making vectors of it.
+    # A gather fused into a score expression would prevent vectorization.
     u: list[jax.Array] = jax.lax.optimization_barrier(margins.margins_at(by_input, ids))
     return u
 
 
 def _sums_in_blocks(call: ScoredLut) -> tuple[Any, jax.Array]:
-    """Sums of addends ``[n, G, O]``, and where a score over integers is NaN, ``[n, G]``; as `_row_gathers.sum_ways`."""
+    """Sum addends ``[n, G, O]``; flag NaN scores, ``[n, G]``. See `_row_gathers.sum_ways`."""
     by_input, read_tables, scalars = margins.inputs_first(call.x), tables(call), list(call.scalars)
     n, in_integers = call.x.shape[0], call.weights.dtype == jnp.int8
     dtype = jnp.dtype(jnp.int32) if in_integers else addend_dtype(call.weights.dtype, call.accumulate)
@@ -235,7 +235,7 @@ def _sums_in_blocks(call: ScoredLut) -> tuple[Any, jax.Array]:
 def _cotangents_in_blocks(
     call: ScoredLut, cotangent: jax.Array, total: jax.Array | None, of_read: bool
 ) -> dict[str, Any]:
-    """Return the cotangents of the arguments of the read, and `total` plus the table gradient."""
+    """Return the cotangents of the read's arguments, and `total` plus the table gradient."""
     by_input, read_tables = margins.inputs_first(call.x), tables(call)
     dtype = call.scalars.dtype
     dx = zeros_varying(by_input, by_input.shape, addend_dtype(dtype, call.accumulate))
@@ -287,7 +287,7 @@ def _cotangents_in_blocks(
 
 # ------------------------------------------------------------------------------------- reads
 def _kept(call: ScoredLut, u: list[jax.Array], scalars: list[jax.Array], keep: jax.Array | None) -> list[Way]:
-    """Return row ids and coefficients of every way, multiplied by `keep`."""
+    """Return row ids and coefficients for every way, multiplied by `keep`."""
     select = functools.partial(_ways, call.read)
     return (select if call.accumulate is None else reproducible(select))(u, scalars, keep)
 
@@ -308,11 +308,11 @@ def linearized(
     Callable[[list[jax.Array]], tuple[list[jax.Array], list[jax.Array], Any]],
     list[jax.Array],
 ]:
-    """Return the coefficients, the function from their cotangents to those of margins, scalars and keep, and row ids.
+    """Return coefficients, a VJP to the cotangents of margins, scalars and keep, and row ids.
 
     Args:
-      scalars: of each element, as margins are, and so are their cotangents: sums of addends are made of them.
-      accumulate: with it all these floats are the same in every program, as they are made integers.
+      scalars: per element, like margins; so are their cotangents, which are then summed as addends.
+      accumulate: makes all these floats equal in every program, as they are rounded to integers.
     """
 
     def coefficients(u: list[jax.Array], scalars: list[jax.Array], keep: Any) -> Any:
@@ -334,7 +334,7 @@ def linearized(
 
 
 def n_ways(call: ScoredLut) -> int:
-    """Return the number of ways of the read."""
+    """Return the number of ways in the read."""
     # Only shapes are evaluated: a read may return any number of ways.
     one = jax.ShapeDtypeStruct((), call.scalars.dtype)
     u, scalars = [one] * call.anchors.shape[1], [one] * len(call.scalars)
@@ -342,28 +342,28 @@ def n_ways(call: ScoredLut) -> int:
 
 
 def sums_fit_int32(call: ScoredLut) -> bool:
-    """Return whether int32 holds the sums of a call over tables of integers."""
+    """Return True if int32 holds the sums of a call with integer tables."""
     return _quantized.fits_int32(len(call.weights) // call.groups * n_ways(call))
 
 
 def named(read: Read, scalars: list[jax.Array]) -> dict[str, jax.Array]:
-    """Return the scalars of a read by name."""
+    """Return the scalars by name."""
     return dict(zip(read.initial(), scalars, strict=True))
 
 
 def _like(products: Sequence[jax.Array], coefficients: Sequence[jax.Array]) -> list[jax.Array]:
-    """Return products in the dtypes of their coefficients."""
+    """Cast products to the dtypes of their coefficients."""
     return [p.astype(c.dtype) for p, c in zip(products, coefficients, strict=True)]
 
 
 def _sum_of_addends(call: ScoredLut, values: jax.Array) -> jax.Array:
-    """The sum of the addends of all elements."""
+    """Sum the addends of all elements."""
     return jnp.sum(addends(values, call.accumulate), dtype=addend_dtype(values.dtype, call.accumulate))
 
 
 # ------------------------------------------------------------------------------------- tables and outputs
 def tables(call: ScoredLut) -> jax.Array:
-    """Return the tables that are read: rounded ones where the read rounds them."""
+    """Return the tables, rounded if the read requires it."""
     if call.exponents is None or call.weights.dtype == jnp.int8:
         return call.weights
     whole = _quantized.rounded(call.weights, call.exponents)
@@ -372,7 +372,7 @@ def tables(call: ScoredLut) -> jax.Array:
 
 
 def _in_units(ways: Sequence[Way]) -> tuple[list[Way], jax.Array]:
-    """Return ways with coefficients in units of the least one, and where one of them is none that an integer read has."""
+    """Convert coefficients to integer units; flag coefficients outside the integer range or NaN."""
     units = [_quantized.in_units(c) for _, c in ways]
     found = [(i, c) for (i, _), (c, _) in zip(ways, units, strict=True)]
     return found, functools.reduce(jnp.logical_or, [wrong for _, wrong in units])
@@ -381,7 +381,7 @@ def _in_units(ways: Sequence[Way]) -> tuple[list[Way], jax.Array]:
 def in_floats(
     call: ScoredLut, total: jax.Array | _quantized.WideSum, unknown: jax.Array, dtype: DTypeLike
 ) -> jax.Array:
-    """Return the output of sums of integers ``[n, G, O]``; NaN where ``unknown [n, G]``."""
+    """Convert integer sums ``[n, G, O]`` to the output; NaN where ``unknown [n, G]``."""
     assert call.exponents is not None
     scaled = total.astype(dtype) * _quantized.power(call.exponents - _quantized.SHIFT, dtype)[None]
     # The scale is a power of two, so this product is exact.
@@ -390,6 +390,6 @@ def in_floats(
 
 
 def of_every_group(call: ScoredLut, cotangent: jax.Array) -> jax.Array:
-    """Return the cotangent of each group's output, ``[n, G, O]``."""
+    """Broadcast the cotangent to each group's output, ``[n, G, O]``."""
     n, _, n_outputs = cotangent.shape
     return jnp.broadcast_to(cotangent, (n, call.groups, n_outputs))

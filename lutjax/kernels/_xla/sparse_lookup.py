@@ -104,14 +104,14 @@ def _as_whole_table(call: SparseLookup, device: Device) -> bool:
 
 
 def whole_table(call: SparseLookup) -> Lookup:
-    """Return the look-up of a table ``[T, R, O]`` that adds as much to each output, zero where no edge is."""
+    """Expand a call to a lookup with tables ``[T, R, O]``, zero without an edge."""
     # Several slots of a row may share a target: sum, do not assign.
     edge = jnp.where(_is_target(call), addends(call.weights, None)[..., None], 0)
     return Lookup(jnp.sum(edge, 2), call.detection, accumulate=call.accumulate)
 
 
 def edges_of(call: SparseLookup, cotangents: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Return the cotangents of `whole_table` with that of the table at its targets alone, ``[T, R, K]``; 0 for unused slots."""
+    """Gather the `whole_table` cotangents at the targets, ``[T, R, K]``; 0 for unused slots."""
     if "weights" not in cotangents:
         return cotangents
     table = cotangents["weights"]
@@ -119,7 +119,7 @@ def edges_of(call: SparseLookup, cotangents: dict[str, jax.Array]) -> dict[str, 
 
 
 def _is_target(call: SparseLookup) -> jax.Array:
-    """Return whether a slot reaches each output, ``[T or 1, R or 1, K, O]``.
+    """Return a mask for the outputs each slot reaches, ``[T or 1, R or 1, K, O]``.
 
     XLA fuses it and stores nothing.
     """

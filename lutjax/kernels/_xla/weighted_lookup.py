@@ -71,7 +71,7 @@ def update(
 
 
 def hits(call: WeightedLookup, cotangent: jax.Array, *, device: Device) -> _row_updates.Hits:
-    """Return how the hits of a call are visited, and how many a detector has at most."""
+    """Return the hits of a call and their maximum per detector."""
     return hits_of_ways(call.weights, _ways(call)[: call.valued], cotangent, device)
 
 
@@ -104,12 +104,12 @@ def hits_of_ways(
 
 
 def add_ways(total: jax.Array, ways: Sequence[Way], *arguments: Any) -> jax.Array:
-    """`_row_gathers.add_ways`, of no way too."""
+    """Call `_row_gathers.add_ways`; without ways, return the total."""
     return _row_gathers.add_ways(total, ways, *arguments) if ways else total
 
 
 def side_by_side(dy: jax.Array) -> jax.Array:
-    """``[n, G, O]`` -> ``[n, G * O]``."""
+    """Reshape ``[n, G, O]`` to ``[n, G * O]``."""
     n, groups, n_outputs = dy.shape
     return dy.reshape(n, groups * n_outputs)
 
