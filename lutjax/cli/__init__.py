@@ -22,13 +22,13 @@ def main() -> None:
         from lutjax.cli._main import cli
 
         cli(prog_name="lutjax")
-    except KeyboardInterrupt:  # while modules are imported
+    except KeyboardInterrupt:  # during imports
         sys.exit(130)
     except SystemExit as ended:
         try:
             if sys.stdout is not None:  # closed by the shell
                 sys.stdout.flush()
-        except OSError:  # its disk is full, which was said: Python would say it again in its own way
+        except OSError:  # disk full, already reported: avoid Python's second report
             sys.stderr.flush()
             os._exit(ended.code if isinstance(ended.code, int) and ended.code else 1)
         hosts = sys.modules.get("lutjax.training.hosts")

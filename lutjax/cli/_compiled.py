@@ -36,7 +36,7 @@ def keep_compiled() -> None:
         # Cached programs are executed when loaded, so only the owner may write here.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _make_room(folder)
-    except (OSError, RuntimeError):  # the latter for a user without a home, as in containers
+    except (OSError, RuntimeError):  # RuntimeError: no home directory, as in containers
         return
     if not os.access(folder, os.W_OK | os.X_OK):
         return
@@ -44,7 +44,7 @@ def keep_compiled() -> None:
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update(
             "jax_persistent_cache_min_compile_time_secs", 0
-        )  # commands begin with many small ones
+        )  # commands start with many small programs
 
 
 def _cache_folder() -> Path:

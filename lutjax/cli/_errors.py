@@ -26,7 +26,7 @@ class Commands(click.Group):
                 stream.reconfigure(errors="backslashreplace")
         try:
             return super().main(*args, **kwargs)
-        except OSError as error:  # of a text of click itself, such as that of --help
+        except OSError as error:  # in click's own output, such as --help
             message = explain(error, training=False)
             if message is None:
                 raise

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lutjax.training.configs import Configs
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
-_NAME_WIDTH = 24  # of the first column; longer names have their help below
+_NAME_WIDTH = 24  # first column; help for longer names starts below
 
 
 class Command(click.Command):
@@ -240,7 +240,7 @@ def _option(configs: "Configs", having: Mapping[Any, Any], name: str) -> FieldOp
     kind_of = click.Choice(field.metadata[CHOICES]) if CHOICES in field.metadata else _type(hint)
     names = f"{flag_of(name)}/--no-{name.replace('_', '-')}" if kind_of is bool else flag_of(name)
     text = ""
-    for one in reversed(first.__mro__):  # a class need not say again what its base says
+    for one in reversed(first.__mro__):  # inherit documentation from base classes
         text = _attributes(one.__doc__ or "").get(name, text)
     defaults = {
         model: _shown(name, configs.preset(model).get(name, config.__dataclass_fields__[name].default))
@@ -295,7 +295,7 @@ class Integer(click.IntRange):
         return _in_range(self, click.INT.convert(value, param, ctx), param, ctx)
 
     def _describe_range(self) -> str:
-        return ""  # errors name it
+        return ""  # errors include it
 
 
 class Finite(click.FloatRange):

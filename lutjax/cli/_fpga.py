@@ -134,9 +134,9 @@ class _Given(NamedTuple):
 
     exported: bool
     name: str
-    circuit: Any  # a Circuit, which is not imported for --help
-    registers: int  # levels of gates between two of them
-    vectors: Callable[[], Any]  # samples with their answers
+    circuit: Any  # a Circuit; not imported for --help
+    registers: int  # gate levels between registers
+    vectors: Callable[[], Any]  # samples and expected outputs
 
 
 def _read(folder: Path, lut: int) -> _Given:

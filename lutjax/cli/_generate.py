@@ -103,9 +103,7 @@ def _generate(
     bundled = is_bundle(folder)
     if bundled and mesh is not None:
         raise click.UsageError(f"{folder} is a bundle, which is read on one device; leave --mesh out.")
-    waits = (
-        not prompts and str(prompt_file or "-") == "-"
-    )  # for somebody who types: the run is looked at first
+    waits = not prompts and str(prompt_file or "-") == "-"  # validate the run before waiting for typed input
     found = [] if waits else hosts.by_first(lambda: _prompts(prompts, prompt_file))
     if hosts.count() > 1:
         if integers is not None:

@@ -11,8 +11,8 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-_HEAD = 4096  # bytes of a file in which it is said what it is
-_WIDTH = 150  # of a table in a file or a pipe
+_HEAD = 4096  # bytes at the beginning with the marker
+_WIDTH = 150  # table width in a file or pipe
 
 
 class ShapeType(click.ParamType):

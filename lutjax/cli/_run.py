@@ -410,7 +410,7 @@ class UntilClosed:
                 raise
             self._closed = True
             nothing = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nothing, self._stream.fileno())  # what the stream still holds is written at its end
+            os.dup2(nothing, self._stream.fileno())  # buffered output is written at exit
             os.close(nothing)
             signal.raise_signal(signal.SIGTERM)
 

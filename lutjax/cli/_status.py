@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MARKS = {"--markdown": b"Written by `lutjax status", "--record": b'"state"'}
 """Marker near the beginning of each option's output file."""
 
-_HERE = Path("<this device>")  # what --record alone gives
+_HERE = Path("<this device>")  # value of --record without a path
 
 
 @click.command(cls=Command)
@@ -51,7 +51,7 @@ def status(
     if recorded and (compiles or record is not None):
         raise click.UsageError("--recorded checks nothing; leave out --compile and --record.")
 
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the processes that check share a GPU
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # checking processes share a GPU
     import jax
 
     from lutjax.status import checks, matrix, report, results

@@ -81,7 +81,7 @@ def _directions(
     n_outputs, kernel = perception[-1], jnp.arange(kernels, dtype=jnp.int32)[:, None]
     at = jnp.arange(kernels * n_outputs, dtype=jnp.int32)
     for layer in reversed(wires):
-        at = layer[at, 0]  # first inputs alone
+        at = layer[at, 0]  # first inputs only
     order_key, corner_key, edge_key, pair_key = jax.random.split(key, 4)
     if n_outputs == 1:
         circle = jnp.concatenate(

@@ -94,7 +94,7 @@ class Decoder(nnx.Module):
     ) -> Float[jax.Array, "*batch length features"]:
         """Return the final hidden states for embeddings, the input to `unembed`."""
         if rngs is not None and not isinstance(rngs, nnx.Rngs):
-            rngs = nnx.Rngs(dropout=jnp.asarray(rngs))  # a stream, so that each layer draws another mask
+            rngs = nnx.Rngs(dropout=jnp.asarray(rngs))  # a stream: each layer samples a separate mask
         z = jnp.asarray(z)
         if segments is not None:
             lengths = z.shape[:-2], z.shape[-2], z.shape[-2]
@@ -353,7 +353,7 @@ def _prefilled(
     """Continue sequences with prompts of any length, in windows up to the context; see `fed`."""
     window, length = nnx.merge(graphdef, cache, kept).config.context, prompt.shape[-1]
     given: tuple[jax.Array, ...] = (jnp.asarray(prompt),)
-    if lengths is not None:  # all texts end at the same place, with padding before them
+    if lengths is not None:  # left padding: all sequences end together
         padding = (length - jnp.clip(lengths, 1, length))[..., None]
         place = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), prompt.shape) - padding
         tokens = jnp.take_along_axis(given[0], jnp.maximum(place, 0), -1)

@@ -49,10 +49,8 @@ class Pages:
         self.n_blocks, self.size, self._window, self._width = n_blocks, size, window, width
         self._n_holders = np.zeros((n_blocks,), np.int32)
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(n_blocks))
-        self._block_of: dict[bytes, int] = {}  # full blocks by their name
-        self._after: dict[
-            bytes, dict[int, tuple[int, ...]]
-        ] = {}  # blocks by the name of what is before them, with their tokens
+        self._block_of: dict[bytes, int] = {}  # full blocks by name
+        self._after: dict[bytes, dict[int, tuple[int, ...]]] = {}  # blocks with their tokens, by prefix name
         self._parent: dict[int, bytes] = {}
 
     @property
@@ -96,9 +94,9 @@ class Pages:
             return None
         source, n = rest
         if self._n_holders[source] == 0 and self.n_free == 1:
-            return None  # it is the only block to which it could be copied
+            return None  # the source is the only possible target
         if self._n_holders[source] == 0:
-            self._free.move_to_end(source)  # not the next that is taken
+            self._free.move_to_end(source)  # do not reuse it next
         self._hold(text, len(full), self._taken())
         text.length += n
         return source, text.blocks[len(full)]
@@ -127,7 +125,7 @@ class Pages:
 
     def leave(self, text: Text) -> None:
         """Release all blocks of a sequence."""
-        for block in reversed(text.blocks.values()):  # what is nearer to the beginning is kept for longer
+        for block in reversed(text.blocks.values()):  # keep earlier blocks longer
             self._release(block)
         text.blocks = {}
 
@@ -180,7 +178,7 @@ class Pages:
 
     def _note(self, block: int, parent: bytes, tokens: tuple[int, ...], name: bytes | None) -> None:
         if name is not None and self._block_of.get(name, block) != block:
-            return  # another block has these tokens
+            return  # another block has the same tokens
         self._parent[block] = parent
         self._after.setdefault(parent, {})[block] = tokens
         if name is not None:

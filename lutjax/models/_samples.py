@@ -31,7 +31,7 @@ def of_shape(where: str, x: Array, shape: tuple[int, ...]) -> Any:
         if given[-1:] == (size,):
             return x.reshape(*given[:-1], *shape)
     else:
-        for n_axes in (2, 3):  # an axis of samples before them tells images from rows of another size
+        for n_axes in (2, 3):  # the batch axis distinguishes images from rows of another size
             if len(given) > n_axes and math.prod(given[-n_axes:]) == size:
                 return x.reshape(*given[:-n_axes], size)
     sizes = ", ".join(map(str, shape))

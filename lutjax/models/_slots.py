@@ -91,9 +91,9 @@ class Slots:
         self._last = jnp.zeros((n_slots,), jnp.int32)
         self._keys = jax.random.split(jax.random.key(0), n_slots)
         self._temperatures = np.zeros((n_slots,), np.float32)
-        self._counts = np.zeros((n_slots,), np.int32)  # of tokens drawn of each text; 0 where there is none
+        self._counts = np.zeros((n_slots,), np.int32)  # sampled tokens per slot; 0 if empty
         self._reading: dict[int, _Reading] = {}
-        self._texts: dict[int, Text] = {}  # with blocks of a pool
+        self._texts: dict[int, Text] = {}  # sequences in the block pool
 
     @property
     def free(self) -> int:
@@ -127,7 +127,7 @@ class Slots:
                 self.step(count)
             self.leave(slot)
             if self._pages:
-                self._pages.forget()  # each prompt is read as a whole
+                self._pages.forget()  # so that each prompt is processed in full
         if self._pages:
             self._cache = _copied(self._cache, self._kept, np.int32(0), np.int32(0), form=self._form)
 
@@ -254,7 +254,7 @@ class Slots:
         there = np.flatnonzero(self._counts)
         if not there.size:
             return {}
-        if self._pages and count > self._context:  # more than a table has room for
+        if self._pages and count > self._context:  # exceeds the block table
             first, second = self.step(self._context), self.step(count - self._context)
             return {slot: np.concatenate([first[slot], second[slot]]) for slot in first}
         self._cache, self._last, found = _stepped(
@@ -454,7 +454,7 @@ def _read_blocks(
     segments = jnp.where(jnp.arange(tokens.shape[1], dtype=jnp.int32) < n_tokens, 0, -1)[None]
     z = model.hidden(model.embed(tokens), deterministic=True, decode=True, segments=segments)
     logits = model.unembed(jax.lax.dynamic_index_in_dim(z, n_tokens - 1, 1, keepdims=False))
-    _placed(model, held)  # those of all slots, so that caches keep their shapes
+    _placed(model, held)  # all slots, so that cache shapes are constant
     return jax.tree.leaves(nnx.state(model, nnx.Cache)), logits
 
 

@@ -411,7 +411,7 @@ def _repeated(
     keep_every: int,
 ) -> jax.Array:
     """Run steps with checkpoints at every n-th state; see `LogicCA.__call__`."""
-    if n_steps <= 1:  # nothing to compute again
+    if n_steps <= 1:  # nothing to recompute
         return state if n_steps == 0 else step(state, None if keys is None else keys[0])
     length = min(keep_every, n_steps) or n_steps // 2
 
@@ -483,7 +483,7 @@ def _step(config: LogicCAConfig, networks: tuple[_Network, _Network], state: Arr
     channels, n_cells = config.channels, state[0].size
     perception, update = networks
     near = jnp.stack([*_shifted(config, state), *(state,) * CENTER]).reshape(2 * CENTER, channels * n_cells)
-    near = jax.lax.optimization_barrier(near)  # else XLA computes it again for every gate that reads it
+    near = jax.lax.optimization_barrier(near)  # else XLA recomputes it for every reading gate
     perceived = perception(near)
     x = jnp.concatenate(
         [state.reshape(channels, n_cells), perceived.reshape(len(perceived) * channels, n_cells)]

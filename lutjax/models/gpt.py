@@ -38,7 +38,7 @@ def feed_forward(config: GPTConfig, *, implementation: Any, rngs: nnx.Rngs) -> A
         return _Tables(**config.lut_options(), implementation=implementation, rngs=rngs)
     rngs = nnx.Rngs(params=rngs.params(), dropout=0)
     layer = ProjectionLUT(**config.projection_lut_options(), implementation=implementation, rngs=rngs)
-    layer.rngs = nnx.data(None)  # calls say what dropout draws from, as for all dropout of the model
+    layer.rngs = nnx.data(None)  # calls pass the rngs, as for all dropout in the model
     return layer
 
 
@@ -177,7 +177,7 @@ class GPT(Decoder):
 
     def take_in(self, one: "GPT", slot: Array) -> None:
         """Copy the caches of a model with a single sequence into a slot of ``[slots]`` caches."""
-        shift = self.cache_index[...] - one.cache_index[...]  # all texts of a ring are at one place
+        shift = self.cache_index[...] - one.cache_index[...]  # all sequences in a ring share a position
 
         def take(name: str, own: Any, other: Any, axis: int = 0, along: int | None = None) -> None:
             cache, taken = getattr(own, name), getattr(other, name)[...]

@@ -124,7 +124,7 @@ def _gate(table: int, inputs: list[jax.Array]) -> jax.Array:
     """Evaluate a non-constant table; the first input is the lowest address bit."""
     *rest, last = inputs
     ones = (1 << (1 << len(rest))) - 1
-    low, high = table & ones, table >> (1 << len(rest))  # where the last input is 0, and 1
+    low, high = table & ones, table >> (1 << len(rest))  # for last input 0 and 1
     if low == high:
         return _gate(low, rest)
     if low == ones - high:

@@ -38,7 +38,7 @@ class _Branch(nnx.Module):
             self.norm = nnx.BatchNorm(
                 config.features, momentum=0.9, dtype=dtype, param_dtype=dtype, rngs=rngs
             )
-            for average in (self.norm.mean, self.norm.var):  # Flax makes them float32
+            for average in (self.norm.mean, self.norm.var):  # Flax initializes them in float32
                 average.set_value(average[...].astype(dtype))
 
     def __call__(self, z: Any, *, deterministic: bool | None, rngs: nnx.Rngs | None, **options: Any) -> Any:

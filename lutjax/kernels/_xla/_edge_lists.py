@@ -35,7 +35,7 @@ from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import addend_dtype, addends, result
 from lutjax.values._row_rules import RowState
 
-_BLOCK = 512  # reads that go on at once
+_BLOCK = 512  # continued reads per block
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ class EdgeLists:
     @classmethod
     def of(cls, call: EdgeLookup) -> "EdgeLists":
         target, width = call.targets, call.width
-        if target.shape[0] < width:  # fewer edges than are read at once
+        if target.shape[0] < width:  # fewer edges than the width
             target = jnp.pad(target, (0, width - target.shape[0]))
         # Clamped once here; gathers and scatters below promise ids in bounds.
         target = jnp.clip(target, 0, max(call.n_outputs - 1, 0))

@@ -32,7 +32,7 @@ from lutjax.ops.lut_pair_attention import LutPairAttention
 
 Carry = TypeVar("Carry")
 
-_LISTED = 2048  # longest list of pairs that is one tile
+_LISTED = 2048  # longest pair list in a single tile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -405,7 +405,7 @@ def plan(call: LookupAttention | LutPairAttention, device: Device) -> Pairs:
         block_mask=call.block_mask,
         block_sizes=call.block_sizes or (1, 1),
     )
-    samples = 1  # where the batch is a symbolic dimension of an export
+    samples = 1  # for a symbolic batch in an export
     if isinstance(n_samples, int) and starts is None:
         # Short sequences fill a tile with several samples. Starts that differ by sample need one
         # sample per tile, whose keys are one slice.

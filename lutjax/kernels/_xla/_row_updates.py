@@ -38,7 +38,7 @@ from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import FixedPoint, addend_dtype, addends, result
 from lutjax.values._row_rules import DECAY, RowState
 
-_SCRATCH = 2**24  # numbers that the gradients of a group of detectors may take
+_SCRATCH = 2**24  # elements of scratch memory for a group's gradients
 
 Detectors = Callable[..., jax.Array]
 """Selects a group of detectors from an array: ``detectors(a, axis=0)``."""

@@ -64,7 +64,7 @@ def backward(
             a, b = _wire_gathers.rows(x, wires, dtype)
             _, c1, c2, c3 = (c[:, None] for c in coefficients)
             dx = _wire_gathers.to_inputs([dy * (c1 + c3 * b), dy * (c2 + c3 * a)], wires, readers, x.shape[0])
-            if small:  # else XLA computes it anew for every reader of a layer before, in a stack of them
+            if small:  # else XLA recomputes it for every reader in stacked layers
                 dx = jax.lax.optimization_barrier(dx)
         found["x"] = dx
     return found

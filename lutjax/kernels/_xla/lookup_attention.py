@@ -8,8 +8,8 @@ position::
     dweights[t, row] += dy[j]
     dmargin += slope(margin) * <dy[j], weights[t, row] - weights[t, row ^ flip]>
 
-``margin`` and ``flip`` are those of the closer one of query and key; the margin of the position is
-treated in the same way if it is closer than both.
+``margin`` and ``flip`` belong to the closer one of query and key, or to the position if it is
+closer than both.
 
 Work: tile by tile, see `_pair_tiles`: nothing of the size of all pairs exists. `rows` is a module
 or object with the loops of `_row_gathers`, or `SlotRows` for sparse rows.

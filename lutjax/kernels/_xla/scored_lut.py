@@ -58,7 +58,7 @@ def forward_by(kernels: ModuleType, call: ScoredLut, *, device: Device) -> jax.A
         if in_integers:
             ways, wrong = _in_units(ways)
             unknown = wrong.reshape(call.groups, each, n).any(1).T
-            kernels = kernels if sums_fit_int32(call) else rows  # which has sums of more
+            kernels = kernels if sums_fit_int32(call) else rows  # supports wider sums
         total = kernels.sum_ways(tables(call), ways, device, call.accumulate, call.groups)
         total = jax.tree.map(lambda a: a.reshape(n, call.groups, call.weights.shape[2]), total)
     if in_integers:
@@ -160,8 +160,8 @@ def _cotangents(
 
 
 # ------------------------------------------------------------------------------------- block by block
-_IN_BLOCK = 2**13  # samples times tables that are scored at once
-_FEWEST = 4  # tables of a block: the scores of a single one are made anew for each of its outputs
+_IN_BLOCK = 2**13  # samples times tables per block
+_FEWEST = 4  # minimum tables per block: scores of a single table are recomputed per output
 
 
 def _over_blocks(call: ScoredLut, body: Any, carry: Any, first: jax.Array, of_tables: Any) -> tuple[Any, Any]:

@@ -94,7 +94,7 @@ def hits(call: SparseLookup, cotangent: jax.Array, *, device: Device) -> _row_up
     return SlotRows.of(call).hits(call.weights, (visit, cotangent.shape[0]))
 
 
-_WHOLE = 2**24  # numbers of the largest table that is made whole
+_WHOLE = 2**24  # elements of the largest expanded table
 
 
 def _as_whole_table(call: SparseLookup, device: Device) -> bool:
