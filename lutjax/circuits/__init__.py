@@ -1,7 +1,7 @@
-"""Circuits: hard networks as netlists of tables, outside of JAX.
+"""Circuits: hard networks as table netlists, independent of JAX.
 
-A circuit knows no format: each is a module with functions of a circuit, such as ``circuits.verilog.write(circuit)`` and
-``circuits.blif.read(path)``.
+`Circuit` is independent of file formats. Each format is a module with functions, such as
+``circuits.verilog.write(circuit)`` and ``circuits.blif.read(path)``.
 """
 
 from lutjax.circuits._tabulation import tabulate

@@ -1,4 +1,4 @@
-"""Circuits made gate by gate, simplified on the way."""
+"""Circuits built gate by gate, with simplification."""
 
 import collections
 import itertools
@@ -9,10 +9,10 @@ from lutjax.circuits import truth
 from lutjax.circuits.circuit import Circuit, alive
 from lutjax.circuits.ports import Format, Port
 
-Literal = int  # 2 * node, and one more where the value is inverted
+Literal = int  # 2 * node, plus one if the value is inverted
 ZERO, ONE = 0, 1
 
-# Tables of two inputs: with inputs inverted (bit k of the first index: input k), and with the inputs exchanged.
+# Tables of two inputs: with inverted inputs (bit k of the first index: input k), and with swapped inputs.
 _INVERTED = tuple(
     tuple(sum((t >> (a ^ inverted) & 1) << a for a in range(4)) for t in range(16)) for inverted in range(4)
 )
@@ -21,22 +21,24 @@ _DEGENERATE = frozenset({0b0000, 0b1111, 0b1010, 0b0101, 0b1100, 0b0011})
 
 
 class Builder:
-    """Makes a circuit gate by gate: literals in, literals out.
+    """Incremental circuit builder: literals in, literals out.
 
-    A new gate is simplified: it does not read constants, inverters, repeated or unread inputs; a gate that computes the same
-    as an earlier one over the same nodes, inverted or not, *is* the earlier one; and where reading through fan-ins shows that
-    fewer nodes decide, it reads those. `circuit` keeps what outputs depend on, and lets gates absorb others.
+    Each new gate is simplified. Constants, inverters, and repeated or unused inputs are removed
+    from its fan-ins. A gate equal to an earlier gate over the same nodes, possibly inverted, *is*
+    the earlier gate. A gate reads through its fan-ins if fewer nodes determine its output.
+    `circuit` keeps only gates required by the outputs, and merges gates.
 
     Args:
-      simplify: whether gates are simplified; else every gate is kept as it is given.
-      merge: a gate absorbs gates that only it reads while it has at most so many inputs, 2 to 8. Gates that are given with
-        more inputs keep them. From 4 on a gate that several read is absorbed by all of them where all have room, as in the
-        look-up tables of an FPGA, which cost the same full or not: there 6 takes the fewest.
-      lut: inputs of the largest tables that `lutjax.circuits.arithmetic` makes, 2 to 6: 2 for gates, 3 for full adders in two
-        tables, 6 for FPGAs, whose look-up tables have 6 inputs. By default `merge`, at most 6.
+      simplify: whether to simplify gates; otherwise every gate is kept unchanged.
+      merge: a gate absorbs its single-reader fan-ins while it has at most this number of inputs, 2
+        to 8. Gates created with more inputs keep them. From 4 on, a gate with several readers is
+        absorbed if all readers have free inputs, as in FPGA lookup tables, which cost the same
+        full or not. 6 gives the fewest FPGA tables.
+      lut: maximum table inputs in `lutjax.circuits.arithmetic`, 2 to 6: 2 for gates, 3 for full
+        adders in two tables, 6 for FPGA lookup tables. Default: `merge`, at most 6.
 
     Raises:
-      ValueError: sizes beyond these.
+      ValueError: sizes out of range.
 
     Example:
       >>> from lutjax.circuits import Builder
@@ -61,24 +63,24 @@ class Builder:
         self.simplify, self.merge, self.lut = simplify, merge, lut
         self._inputs: list[Port] = []
         self._outputs: list[tuple[Port, list[Literal]]] = []
-        self._parts: list[tuple[str, int]] = []  # name, and gates before it
+        self._parts: list[tuple[str, int]] = []  # name, and number of earlier gates
         self._fanins: list[tuple[int, ...]] = []
         self._tables: list[int] = []
-        self._classes: list[int] = []  # gates before the votes of each class
-        self._votes_end: int | None = None  # gates before the part that follows these
+        self._classes: list[int] = []  # number of gates before the votes of each class
+        self._votes_end: int | None = None  # number of gates before the next part
         self._first = 1
         self._levels = [0]
         self._known: dict[tuple[tuple[int, ...], int], int] = {}
 
     def __len__(self) -> int:
-        """Return the number of gates so far."""
+        """Return the current number of gates."""
         return len(self._tables)
 
     def input(self, name: str, count: int = 1, format: Format = Format()) -> list[list[Literal]]:  # noqa: B008
-        """Declare an input port, before the first gate; return the literals of its numbers, lowest bit first.
+        """Declare an input port before the first gate; return its literals, lowest bit first.
 
         Raises:
-          ValueError: there are gates already, or `Port` refuses the arguments.
+          ValueError: the builder already has gates, or `Port` rejects the arguments.
         """
         if self._tables:
             raise ValueError(
@@ -108,21 +110,22 @@ class Builder:
             self._votes_end = len(self._tables)
 
     def next_class(self) -> None:
-        """Say that the gates which follow, up to the next call or part, count the votes of the next class.
+        """Start the vote counting gates for the next class, up to the next call or part.
 
-        The circuit says how many these are in ``about["vote_gates"]``, and `lutjax.circuits.statistics.of` what each class costs.
+        The circuit stores the gate counts in ``about["vote_gates"]``, and
+        `lutjax.circuits.statistics.of` reports the cost for each class.
         """
         self._classes.append(len(self._tables))
 
     def gate(self, literals: Sequence[Literal], table: int) -> Literal:
-        """Return the literal of a table over literals.
+        """Return the literal for a table over literals.
 
         Args:
           literals: at most 8.
-          table: bit k is the answer at address k; the first literal is the lowest bit of the address.
+          table: bit k is the output at address k; the first literal is the lowest address bit.
 
         Raises:
-          ValueError: literals that are not there, or a table that does not fit them.
+          ValueError: a literal does not exist, or the table does not fit the literals.
         """
         n, end = len(literals), 2 * (self._first + len(self._tables))
         if n > truth.MAX_INPUTS or not 0 <= table <= truth.FULL[n]:
@@ -142,7 +145,7 @@ class Builder:
             return self._append(tuple(literal >> 1 for literal in literals), table)
         if n == 2:
             a, b = literals
-            if a > 1 and b > 1 and a >> 1 != b >> 1:  # by far the most frequent case
+            if a > 1 and b > 1 and a >> 1 != b >> 1:  # by far the most common case
                 plain = _INVERTED[a & 1 | (b & 1) << 1][table]
                 if plain not in _DEGENERATE:
                     if a < b:
@@ -154,7 +157,7 @@ class Builder:
         return self._normal(*reduced([literal >> 1 for literal in literals], table))
 
     def _two(self, a: int, b: int, table: int) -> Literal:
-        """Literal of a table that reads two nodes a < b."""
+        """Return the literal for a table that depends on both nodes a < b."""
         inverted = table & 1
         if inverted:
             table ^= 15
@@ -164,7 +167,7 @@ class Builder:
         return 2 * node + inverted
 
     def _normal(self, nodes: list[int], table: int) -> Literal:
-        """Literal of a table over different nodes, all of which it reads."""
+        """Return the literal for a table that depends on all its distinct nodes."""
         nodes, table = self._read_through(nodes, table)
         if len(nodes) == 0:
             return table
@@ -180,7 +183,7 @@ class Builder:
         return 2 * node + inverted
 
     def _read_through(self, nodes: list[int], table: int) -> tuple[list[int], int]:
-        """Return the function over earlier nodes, where it needs no more of these."""
+        """Return the function over earlier nodes, if it does not need more nodes."""
         again = True
         while again and len(nodes) > 1:
             again = False
@@ -196,7 +199,7 @@ class Builder:
                     inner = fanins[gate - first]
                     size += len(inner)
                     read += [node for node in inner if node not in read]
-                # Functions of different nodes alone cannot need fewer of them.
+                # A function with distinct nodes cannot need fewer.
                 if len(read) == size or len(read) > max(n, 4):
                     continue
                 new, new_table = nodes, table
@@ -218,16 +221,16 @@ class Builder:
         return 2 * (len(levels) - 1)
 
     def level(self, literal: Literal) -> int:
-        """Return the number of gates on the longest path to a literal."""
+        """Return the longest path to a literal, in gates."""
         return self._levels[literal >> 1]
 
     def read(self, node: int) -> tuple[tuple[int, ...], int]:
-        """Return the nodes that a gate reads and its table; no nodes for an input or a constant."""
+        """Return the fan-ins and table for a gate; no fan-ins for an input or a constant."""
         gate = node - self._first
         return (self._fanins[gate], self._tables[gate]) if gate >= 0 else ((), 0)
 
     def readers(self, literals: Sequence[Literal]) -> list[int]:
-        """Return for each node how many of these literals read it, and gates on which these depend."""
+        """Return each node's reader count, over these literals and their transitive fan-in."""
         return self._readers(self._fanins, literals)
 
     def _readers(self, fanins: Sequence[Sequence[int]], literals: Sequence[Literal]) -> list[int]:
@@ -241,15 +244,16 @@ class Builder:
         return readers
 
     def output(self, name: str, numbers: Sequence[Sequence[Literal]], format: Format | None = None) -> None:
-        """Declare an output port: the literals of its numbers, lowest bit first.
+        """Declare an output port from the element literals, lowest bit first.
 
         Args:
-          name: of the port.
-          numbers: all of the same number of bits.
-          format: by default unsigned whole numbers.
+          name: port name.
+          numbers: elements, all with the same number of bits.
+          format: default: unsigned integers.
 
         Raises:
-          ValueError: no numbers, or a number of other bits than the format has; or `Port` refuses the arguments.
+          ValueError: no elements, or an element does not fit the format, or `Port` rejects the
+            arguments.
         """
         if not numbers:
             raise ValueError(f"Builder.output: port {name!r} has no numbers; it needs at least one.")
@@ -266,14 +270,14 @@ class Builder:
         self._outputs.append((Port(name, len(numbers), format), bits))
 
     def circuit(self, about: Mapping[str, Any] | None = None) -> Circuit:
-        """Return the circuit: when it is simplified, of what the outputs read."""
+        """Return the circuit; with simplification, only the gates required by the outputs."""
         fanins, tables = self._fanins, self._tables
         literals = [literal for _, bits in self._outputs for literal in bits]
         kept = bytearray(b"\1") * len(tables)
         if self.simplify:
             fanins, tables = self._absorbed(literals)
             kept = alive(self._first, fanins, literals)
-        before = list(itertools.accumulate(kept, initial=0))  # gates that are kept before each gate
+        before = list(itertools.accumulate(kept, initial=0))  # number of kept gates before each gate
         if before[-1] < len(tables):
             number = [*range(self._first), *(self._first + count for count in before)]
             fanins = [tuple([number[n] for n in nodes]) for nodes in itertools.compress(fanins, kept)]
@@ -298,13 +302,13 @@ class Builder:
             parts=tuple(parts),
             about=about,
         )
-        # Absorption may show that a gate computes less.
+        # Absorption can reveal simpler gates.
         if self.simplify and min(map(len, fanins), default=2) < 2:
             return rebuild(circuit, Builder(merge=self.merge, lut=self.lut))
         return circuit
 
     def _absorbed(self, literals: Sequence[Literal]) -> tuple[list[tuple[int, ...]], list[int]]:
-        """Gates that have absorbed what only they read; the absorbed ones have no readers."""
+        """Absorb single-reader gates into their reader; absorbed gates keep no readers."""
         first, merge = self._first, self.merge
         fanins, tables = list(self._fanins), list(self._tables)
         if merge == 2:
@@ -336,7 +340,10 @@ class Builder:
     def _put_into_all_readers(
         self, fanins: list[tuple[int, ...]], tables: list[int], literals: Sequence[Literal]
     ) -> None:
-        """Lets all readers of a gate read its inputs instead, where they have room: look-up tables cost the same full or not."""
+        """Merge gates into all their readers if these have free inputs.
+
+        Lookup tables cost the same full or not.
+        """
         first = self._first
         live = itertools.compress(range(len(fanins)), alive(first, fanins, literals))
         readers: dict[int, set[int]] = {gate: set() for gate in live}
@@ -368,15 +375,15 @@ class Builder:
 
 
 def simplify(circuit: Circuit, *, merge: int = 3) -> Circuit:
-    """Return a circuit that computes the same with fewer gates; see `Builder`.
+    """Return an equivalent circuit with fewer gates; see `Builder`.
 
     Args:
-      circuit: any.
-      merge: gates may have so many inputs where that saves a gate, 2 to 8: 2 for two-input gates, 3 for instructions
-        of three operands, 6 for FPGAs.
+      circuit: any circuit.
+      merge: maximum gate inputs where this saves a gate, 2 to 8: 2 for two-input gates, 3 for
+        three-operand instructions, 6 for FPGAs.
 
     Raises:
-      ValueError: merge is another number.
+      ValueError: `merge` out of range.
 
     Example:
       >>> from lutjax import circuits
@@ -390,11 +397,11 @@ def simplify(circuit: Circuit, *, merge: int = 3) -> Circuit:
 
 
 def rebuild(circuit: Circuit, builder: Builder) -> Circuit:
-    """Return a circuit made once more, by an empty builder."""
+    """Replay a circuit on an empty builder."""
     literals = [ZERO]
     for port in circuit.inputs:
         literals += [bit for number in builder.input(port.name, port.count, port.format) for bit in number]
-    classes: collections.Counter[int] = collections.Counter()  # that begin before a gate
+    classes: collections.Counter[int] = collections.Counter()  # start before a gate
     if circuit.about.get("vote_gates") and "votes" in circuit.part_ranges:
         start = circuit.part_ranges["votes"].start
         classes.update(itertools.accumulate(circuit.about["vote_gates"][:-1], initial=start))
@@ -414,7 +421,7 @@ def rebuild(circuit: Circuit, builder: Builder) -> Circuit:
 
 
 def replayed(circuit: Circuit, builder: Builder, bits: Sequence[Literal]) -> Circuit:
-    """Return a copy of a circuit that reads literals of a builder instead of its inputs, without `Circuit.about`."""
+    """Copy a circuit onto builder literals in place of its inputs, without `Circuit.about`."""
     literals = [ZERO, *bits]
     for nodes, table in zip(circuit.fanins, circuit.tables, strict=True):
         literals.append(builder.gate([literals[n] for n in nodes], table))
@@ -426,7 +433,7 @@ def replayed(circuit: Circuit, builder: Builder, bits: Sequence[Literal]) -> Cir
 
 
 def reduced(nodes: Sequence[int], table: int) -> tuple[list[int], int]:
-    """Return the different nodes that a table reads, and the table over them."""
+    """Return the distinct nodes of a table, and the table over them."""
     nodes = list(nodes)
     if len(set(nodes)) < len(nodes):
         for i in range(len(nodes) - 1, -1, -1):
@@ -446,7 +453,6 @@ def reduced(nodes: Sequence[int], table: int) -> tuple[list[int], int]:
 
 
 def _sorted(nodes: Sequence[int], table: int) -> tuple[tuple[int, ...], int]:
-    """Nodes in order, and the table over them."""
     order = sorted(range(len(nodes)), key=nodes.__getitem__)
     return tuple([nodes[i] for i in order]), truth.permute(table, len(nodes), order)
 
@@ -454,7 +460,7 @@ def _sorted(nodes: Sequence[int], table: int) -> tuple[tuple[int, ...], int]:
 def composed(
     nodes: Sequence[int], table: int, gate: int, inner: Sequence[int], inner_table: int
 ) -> tuple[list[int], int]:
-    """Return what a table reads where one of its nodes is a gate over inner nodes, and the table over that."""
+    """Substitute a gate over inner nodes for one table input; return the nodes and the table."""
     i = nodes.index(gate)
     union = [*nodes[:i], *nodes[i + 1 :]]
     union += [node for node in inner if node not in union]

@@ -1,4 +1,4 @@
-"""A flat netlist of tables over bits."""
+"""Flat netlist of bit-level lookup tables."""
 
 import dataclasses
 import functools
@@ -15,30 +15,31 @@ from lutjax.circuits.ports import Port
 from lutjax.ops import describe
 
 MOST_INPUTS = 1 << 24
-"""Bits of all input ports of a circuit, so that a wrong digit in a file does not take the memory of the machine."""
+"""Maximum input bits of a circuit, so that a wrong digit in a file cannot exhaust host memory."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Circuit:
-    """Gates in topological order, each a table over the values of nodes before it.
+    """Gates in topological order, each a table over earlier node values.
 
-    Node 0 is the constant 0, nodes 1 to `n_inputs` are the bits of the input ports, and the others are gates. A literal is
-    ``2 * node``, and one more where the value is inverted.
+    Node 0 is the constant 0, nodes 1 to `n_inputs` are the input port bits, and all later nodes
+    are gates. A literal is ``2 * node``, plus one if the value is inverted.
 
     Attributes:
-      inputs, outputs: the ports.
-      fanins: for each gate the nodes that it reads, at most 8.
-      tables: for each gate a whole number whose bit k is the answer at address k; the first fan-in is the lowest bit of
-        the address, as in `lutjax.packed_lut`.
-      literals: the bits of the output ports.
-      parts: names of runs of gates, in order, and how many gates each has: encoder, layers, votes, argmax. Without any, all
-        gates are one part.
-      about: facts that pages and manifests show, all of JSON. Those that are read are compared with the ports and gates:
-        `kind` ("classifier", "automaton" or another), `n_classes`, `classes` and `input_names` (of each class, and of each number of the
-        input ports), `image`, `channels`, `periodic`, `start`, `shown`, `rule`, `vote_gates`.
+      inputs, outputs: ports.
+      fanins: input nodes for each gate, at most 8.
+      tables: an integer for each gate. Bit k is the output at address k, and the first fan-in is
+        the lowest address bit, as in `lutjax.packed_lut`.
+      literals: output port bits.
+      parts: names and gate counts for consecutive gate runs, in order: encoder, layers, votes,
+        argmax. If empty, all gates form one part.
+      about: JSON facts for pages and manifests. Known facts are validated against the ports and
+        gates: `kind` ("classifier", "automaton" or another kind), `n_classes`, `classes` (a name
+        for each class), `input_names` (a name for each input port element), `image`, `channels`,
+        `periodic`, `start`, `shown`, `rule`, `vote_gates`.
 
     Raises:
-      TypeError, ValueError: fields that make no circuit; the message says which gate or fact.
+      TypeError, ValueError: fields do not form a circuit; the message names the gate or fact.
 
     Example:
       >>> from lutjax.circuits import Circuit, Port
@@ -78,12 +79,12 @@ class Circuit:
 
     @functools.cached_property
     def n_inputs(self) -> int:
-        """Bits of all input ports."""
+        """Total bits in the input ports."""
         return sum(port.n_bits for port in self.inputs)
 
     @property
     def n_outputs(self) -> int:
-        """Bits of all output ports."""
+        """Total bits in the output ports."""
         return len(self.literals)
 
     @property
@@ -96,7 +97,7 @@ class Circuit:
         return len(self.tables)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether another circuit has the same ports, gates, parts and facts, in the same order."""
+        """Return True if the ports, gates, parts and facts are equal, in the same order."""
         if not isinstance(other, Circuit):
             return NotImplemented
         return self._compared == other._compared and dict(self.about) == dict(other.about)
@@ -121,7 +122,10 @@ class Circuit:
 
     @functools.cached_property
     def levels(self) -> tuple[int, ...]:
-        """Gates on the longest path to each node; 0 for the constant, inputs and gates that read nothing."""
+        """Longest path to each node, in gates.
+
+        It is 0 for the constant, inputs and gates without inputs.
+        """
         level = [0] * self.first_gate
         append = level.append
         for nodes in self.fanins:
@@ -130,26 +134,28 @@ class Circuit:
 
     @property
     def depth(self) -> int:
-        """Gates on the longest path to an output."""
+        """Longest path to an output, in gates."""
         return max((self.levels[literal >> 1] for literal in self.literals), default=0)
 
     @functools.cached_property
     def part_ranges(self) -> dict[str, range]:
-        """Ranges of the gates of each part, counted from 0; the node of gate g is ``first_gate + g``."""
+        """Gate range for each part, counted from 0; gate g is node ``first_gate + g``."""
         ends = list(itertools.accumulate(count for _, count in self.parts))
         return {name: range(end - count, end) for (name, count), end in zip(self.parts, ends, strict=True)}
 
     def evaluate(self, words: UInt[np.ndarray, "inputs words"]) -> UInt[np.ndarray, "outputs words"]:
-        """Return the bits of the outputs for many samples a word: with uint64, bit j of word w is sample ``64 * w + j``.
+        """Return the output bits for packed samples.
+
+        In uint64, bit j of word w is sample ``64 * w + j``.
 
         Args:
-          words: for each bit of the input ports the samples, of any unsigned dtype.
+          words: packed samples for each input port bit, in any unsigned dtype.
 
         Returns:
-          For each bit of the output ports the samples, of the same dtype.
+          Packed samples for each output port bit, in the same dtype.
 
         Raises:
-          ValueError, TypeError: a wrong shape or dtype.
+          ValueError, TypeError: wrong shape or dtype.
         """
         words = np.asarray(words)
         if words.dtype.kind != "u":
@@ -168,18 +174,21 @@ class Circuit:
         return _evaluation.Plan(self.n_inputs, self.fanins, self.tables, self.literals, self.levels)
 
     def __call__(self, *numbers: Any) -> Any:
-        """Return the numbers of the output ports for numbers of the input ports.
+        """Return the output port values for the given input port values.
 
         Args:
-          *numbers: for each input port an array ``[samples, count]``, or ``[samples]`` where its count is 1; or for each port the numbers of one sample,
-            ``[count]``, or a number where its count is 1. Numbers that the format of the port does not have are an error: round and clip them first.
+          *numbers: for each input port, an array ``[samples, count]``, or ``[samples]`` if its
+            count is 1. For one sample, ``[count]`` for each port, or a scalar if its count is 1.
+            Values must be representable in the port format: round and clip them first.
 
         Returns:
-          For each output port an array ``[samples, count]``, or ``[samples]`` where its count is 1, in a tuple unless there is
-          one output port: int64, or float64 where the format has a fraction. Of one sample without the axis of samples.
+          For each output port, an array ``[samples, count]``, or ``[samples]`` if its count is 1;
+            a tuple if there are several output ports. The dtype is int64, or float64 if the format
+            has a fraction. One sample has no sample axis.
 
         Raises:
-          ValueError, TypeError: a wrong number of arrays, a wrong shape or dtype, numbers that a format does not have.
+          ValueError, TypeError: wrong number of arrays, wrong shape or dtype, or values not
+            representable in the format.
         """
         if len(numbers) == len(self.inputs):
             arrays = [np.asarray(given) for given in numbers]
@@ -190,9 +199,9 @@ class Circuit:
         return self.decode(self.evaluate(words), n_samples)
 
     def encode(self, *numbers: Any) -> tuple[UInt[np.ndarray, "inputs words"], int]:
-        """Return the words that `evaluate` takes for numbers of the input ports, and the number of samples.
+        """Return the packed `evaluate` inputs for input port values, and the number of samples.
 
-        Args, Raises: as of a call.
+        Args, Raises: as `__call__`.
         """
         if len(numbers) != len(self.inputs):
             names = ", ".join(port.name for port in self.inputs)
@@ -210,7 +219,7 @@ class Circuit:
         return _pack(np.concatenate(bits)), n_samples.pop()
 
     def decode(self, words: UInt[np.ndarray, "outputs words"], n_samples: int) -> Any:
-        """Return the numbers of the output ports for words that `evaluate` returned, of uint64; see a call."""
+        """Return the output port values for the uint64 words from `evaluate`; see `__call__`."""
         found = _unpack(words, n_samples)
         rows = np.cumsum([0] + [port.n_bits for port in self.outputs])
         results = tuple(
@@ -221,13 +230,13 @@ class Circuit:
 
 
 def evaluated(circuit: Circuit, inputs: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the numbers ``[samples, count]`` of each output port, as the evaluator in NumPy finds them."""
+    """Return the values ``[samples, count]`` for each output port, computed in NumPy."""
     numbers = [x[:, 0] if port.count == 1 else x for port, x in zip(circuit.inputs, inputs, strict=True)]
     return by_port(circuit, circuit(*numbers))
 
 
 def by_port(circuit: Circuit, found: Any) -> dict[str, np.ndarray]:
-    """Return what a call of a circuit returned as numbers ``[samples, count]`` of each output port."""
+    """Return the result from a circuit call as values ``[samples, count]`` by output port."""
     outputs = found if isinstance(found, tuple) else (found,)
     return {port.name: y.reshape(len(y), -1) for port, y in zip(circuit.outputs, outputs, strict=True)}
 
@@ -250,7 +259,7 @@ def _check_gates(first: int, fanins: tuple[tuple[int, ...], ...], tables: tuple[
         raise ValueError(
             f"Circuit: there are {len(fanins)} fanins and {len(tables)} tables; every gate has one of each."
         )
-    # Checks of all gates at once; only where one fails, its gate is looked for.
+    # Vectorized checks of all gates; the failing gate is searched for only on failure.
     sizes = np.fromiter(map(len, fanins), np.int64, len(fanins))
     if sizes.max(initial=0) > truth.MAX_INPUTS:
         gate = int(sizes.argmax())
@@ -304,12 +313,12 @@ def _check_rest(circuit: Circuit) -> None:
 
 
 def _is_text(name: Any) -> bool:
-    """Return whether a name is some characters that files can hold, without those of half a surrogate pair."""
+    """Return True for a non-empty string without lone surrogates."""
     return isinstance(name, str) and bool(name) and not re.search("[\ud800-\udfff]", name)
 
 
 def _encode(port: Port, given: Any) -> np.ndarray:
-    """Numbers ``[samples, count]`` of a port as bits ``[count * bits, samples]``."""
+    """Convert port values ``[samples, count]`` to bits ``[count * bits, samples]``."""
     numbers = np.asarray(given)
     if numbers.ndim == 1 and port.count == 1:
         numbers = numbers[:, None]
@@ -324,12 +333,12 @@ def _encode(port: Port, given: Any) -> np.ndarray:
 
 
 def alive(first: int, fanins: Sequence[Sequence[int]], literals: Sequence[int]) -> bytearray:
-    """Return for each gate, the first of which is the node `first`, whether one of these literals depends on it."""
+    """Flag the gates required by the literals, where `first` is the first gate node."""
     return alive_nodes(first, fanins, literals)[first:]
 
 
 def alive_nodes(first: int, fanins: Sequence[Sequence[int]], literals: Sequence[int]) -> bytearray:
-    """Return for each node, the constant and the inputs included, whether one of these literals depends on it; see `alive`."""
+    """Flag the nodes required by the literals, including the constant and inputs; see `alive`."""
     found = bytearray(first + len(fanins))
     for literal in literals:
         found[literal >> 1] = 1
@@ -341,7 +350,10 @@ def alive_nodes(first: int, fanins: Sequence[Sequence[int]], literals: Sequence[
 
 
 def numbers_of(port: Port, bits: np.ndarray) -> np.ndarray:
-    """Return bits ``[count * bits, samples]`` as numbers ``[samples, count]``, or ``[samples]`` of one."""
+    """Convert bits ``[count * bits, samples]`` to values.
+
+    The shape is ``[samples, count]``, or ``[samples]`` if the count is 1.
+    """
     bits = bits.reshape(port.count, port.format.bits, bits.shape[1])
     codes = np.zeros((port.count, bits.shape[2]), np.uint64)
     for k in range(port.format.bits):
@@ -351,28 +363,29 @@ def numbers_of(port: Port, bits: np.ndarray) -> np.ndarray:
 
 
 def _pack(bits: np.ndarray) -> np.ndarray:
-    """Return samples of uint8 0 and 1 ``[rows, samples]`` as uint64 ``[rows, words]``, whatever the byte order of the machine."""
+    """Pack samples 0 and 1 ``[rows, samples]`` into uint64 words, independent of byte order."""
     octets = np.packbits(bits, axis=1, bitorder="little")
     octets = np.pad(octets, ((0, 0), (0, -octets.shape[1] % 8)))
     return np.ascontiguousarray(octets).view("<u8").astype(np.uint64)
 
 
 def _unpack(words: np.ndarray, n_samples: int) -> np.ndarray:
-    """Return the reverse of `_pack`."""
+    """Invert `_pack`."""
     octets = np.ascontiguousarray(words.astype("<u8")).view(np.uint8)
     return np.unpackbits(octets, axis=1, count=n_samples, bitorder="little")
 
 
 def gate_counts(circuit: Circuit) -> dict[str, int]:
-    """Return how many gates compute each part of a circuit; the counts add up to all its gates.
+    """Return the number of gates in each part; the counts sum to the total number of gates.
 
-    The report, page and board files of an export take their numbers of gates from here.
+    The report, page and board files in an export take their gate counts from here.
 
     Args:
-      circuit: any.
+      circuit: any circuit.
 
     Returns:
-      Gates by part, in the order of the circuit: ``"encoder"``, ``"layers"`` (all layers together), ``"votes"``, ``"argmax"``, or other names.
+      Gates by part, in circuit order: ``"encoder"``, ``"layers"`` (all layers together),
+        ``"votes"``, ``"argmax"``, or other names.
 
     Example:
       >>> from flax import nnx
@@ -392,7 +405,7 @@ def gate_counts(circuit: Circuit) -> dict[str, int]:
 
 
 def gates_in_words(circuit: Circuit) -> str:
-    """Return the number of gates of a circuit and of its parts in words, such as ``"9 gates (layers 4, votes 5)"``."""
+    """Return the gate counts as text, such as ``"9 gates (layers 4, votes 5)"``."""
     counts = gate_counts(circuit)
     total = f"{len(circuit):,} gate{'' if len(circuit) == 1 else 's'}"
     parts = ", ".join(f"{name} {count:,}" for name, count in counts.items())

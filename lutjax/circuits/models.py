@@ -1,4 +1,4 @@
-"""Circuits of lists of layers in Flax NNX, Linen or Haiku, and of models, which say by their method ``_circuit`` what they are made of."""
+"""Circuits from layer lists in Flax NNX, Linen or Haiku, and from models."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,33 +23,40 @@ def from_model(
     lut: int | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> Circuit:
-    """Return the circuit of a hard model: the same bits, votes and classes as ``deterministic=True``.
+    """Return the circuit of a hard model.
+
+    It has the same bits, votes and classes as ``deterministic=True``.
 
     Args:
-      model: a `LogicClassifier`, `PackedClassifier`, `LogicTreeNet` or `LogicCA`; or a list of layers in the order of their calls, such as
-        ``[Thermometer, LogicConv, LogicGates, GroupSum]``, or a ``Sequential`` of them. Layers of Flax NNX are given as they
-        are; those of Haiku inside of a transformed function that is not jitted; those of Linen bound, or as pairs
-        ``(layer, variables)`` with the layer's own part of the variables. Between layers bits are flattened, images
-        in the order of their axes.
-      inputs: what the port ``x`` takes. ``"bits"``: the bits that the first layer of gates reads, so all of a
-        thermometer's; those of a `LogicTreeNet` in the order channel, threshold, row, column. A `Format` or its text, such as
-        ``"uint8"`` or ``"fixed12.4"``: numbers, which a thermometer in the circuit compares with its thresholds; images of a
-        `LogicTreeNet` in the order row, column, channel. `lutjax.circuits.columns.Columns`: table rows, with one port
-        per column; the circuit encodes them.
-      outputs: what the port ``y`` gives. ``"bits"``: those of the last layer; ``"votes"``: the sum of bits for each class,
-        not divided by tau; ``"class"``: the first class with the most votes. Default: the class where there are votes.
-      simplify: whether constants, copies, repeated and unread gates are removed; else the circuit has every gate.
-      merge: gates absorb others while they have at most so many inputs; see `Builder`.
-      lut: inputs of the largest tables that count votes, 2 to 6; see `Builder`.
-      about: facts to add to those of the model, such as ``{"image": [8, 8]}``.
+      model: a `LogicClassifier`, `PackedClassifier`, `LogicTreeNet` or `LogicCA`; or a layer list
+        in call order, such as ``[Thermometer, LogicConv, LogicGates, GroupSum]``, or a
+        ``Sequential``. Pass Flax NNX layers directly, Haiku layers inside a transformed function
+        without jit, and Linen layers bound or as pairs ``(layer, variables)`` with the layer's own
+        variables. Bits are flattened between layers, images in axis order.
+      inputs: values of port ``x``. ``"bits"``: the inputs of the first gate layer, so all
+        thermometer bits; for a `LogicTreeNet` in the order channel, threshold, row, column. A
+        `Format` or its text, such as ``"uint8"`` or ``"fixed12.4"``: numbers, which a thermometer
+        in the circuit compares with its thresholds; `LogicTreeNet` images in the order row,
+        column, channel. `lutjax.circuits.columns.Columns`: table rows, with one port per column;
+        the circuit encodes them.
+      outputs: values of port ``y``. ``"bits"``: outputs of the last layer; ``"votes"``: bit counts
+        for each class, not divided by tau; ``"class"``: the first class with the most votes.
+        Default: the class if the model has votes.
+      simplify: whether to remove constants, copies, and repeated or unused gates; otherwise the
+        circuit has every gate.
+      merge: maximum inputs for merged gates; see `Builder`.
+      lut: maximum table inputs in vote counters, 2 to 6; see `Builder`.
+      about: additional facts, such as ``{"image": [8, 8]}``.
 
     Returns:
-      The circuit. An automaton's is the rule of one cell: ``x`` has the bits of its 8 neighbors row by row and then its
-      own, the channels of a cell side by side, and ``y`` those of its next state; see `step_automaton`.
+      The circuit. For an automaton, it is the single-cell rule: ``x`` has the 8 neighbors row by
+        row, then the cell itself, with adjacent channels, and ``y`` has the next state; see
+        `step_automaton`.
 
     Raises:
-      ValueError: the model has no exact circuit, or `inputs` or `outputs` do not fit it; the message says why.
-      TypeError: the model, or a layer, is of no kind that has a circuit.
+      ValueError: the model has no exact circuit, or `inputs` or `outputs` do not fit it; the
+        message gives the reason.
+      TypeError: unsupported model or layer type.
 
     Source: docs/logic.md, section 7.
 
@@ -95,7 +102,7 @@ def from_model(
       (1, 6)
     """
     builder = Builder(simplify=simplify, merge=merge, lut=lut)
-    own = getattr(model, "_circuit", None)  # a model knows its parts, and this module knows no model
+    own = getattr(model, "_circuit", None)  # models know their parts; this module knows no models
     if own is not None:
         made: Circuit = own(builder, inputs=inputs, outputs=outputs, about=about or {})
         return made
@@ -105,15 +112,15 @@ def from_model(
 def step_automaton(
     circuit: Circuit, state: Shaped[np.ndarray, "*batch height width channels"], n_steps: int = 1
 ) -> Shaped[np.ndarray, "*batch height width channels"]:
-    """Return the state of an automaton after some steps of its rule, a circuit that `of` made of a `LogicCA`.
+    """Run an automaton for some steps, using the circuit that `from_model` made from a `LogicCA`.
 
     Args:
-      circuit: the rule of one cell, which says of itself whether the grid is a torus.
-      state: bits of any dtype: what is not 0 is 1.
-      n_steps: how many.
+      circuit: single-cell rule, which states whether the grid is a torus.
+      state: bits in any dtype; nonzero values are 1.
+      n_steps: number of steps.
 
     Raises:
-      ValueError: the circuit is of no automaton, or cells have other channels.
+      ValueError: not an automaton circuit, or the cells have other channels.
 
     Example:
       >>> import jax.numpy as jnp, numpy as np
@@ -150,7 +157,7 @@ def step_automaton(
 
 
 def _layers_of(model: Any) -> list[Any]:
-    """Return the layers of a list, or of a ``Sequential``, of which Linen's may come with its variables."""
+    """Return the layers in a list or ``Sequential``; Linen layers may come with variables."""
     if (
         isinstance(model, tuple)
         and len(model) == 2

@@ -1,4 +1,4 @@
-"""A circuit as one HTML file that runs it."""
+"""A self-contained HTML page that runs a circuit."""
 
 import base64
 import dataclasses
@@ -23,7 +23,7 @@ from lutjax.files.strict_json import Fields
 _CELLS_OF_A_SIDE = 64
 _BITS_OF_A_NUMBER = 53  # in JavaScript
 _NAMED = 12
-"""Classes that are named above the circuit, at most."""
+"""Maximum classes named above the circuit."""
 
 
 def write(
@@ -41,34 +41,44 @@ def write(
     exported: Circuit | None = None,
     rows: Sequence[Sequence[Value]] | None = None,
 ) -> str:
-    """Return a page that runs the circuit in a browser, without a network or any other file.
+    """Return a page that runs the circuit in a browser, offline and without other files.
 
-    A classifier of images is drawn on; an automaton runs, and is damaged where it is clicked; a circuit that takes rows of a table has a field for each column;
-    the bits of any other circuit are switched. The circuit says in `Circuit.about` what it is: ``kind`` is ``"classifier"`` or ``"automaton"``, and
-    then ``n_classes``, ``classes``, ``input_names`` and ``image`` (height and width; without them inputs are no images), or ``channels`` and ``periodic``. A
-    classifier of images has one input port, with a number for each pixel.
+    The page depends on the circuit:
 
-    A classifier shows the votes of a port of as many numbers as there are classes, and the class of a port of one
-    number; without the second one the class is the first that has the most votes.
+    * An image classifier has a drawing area.
+    * An automaton runs, and clicks damage its cells.
+    * A circuit with table rows has a field for each column.
+    * Any other circuit has bit switches.
+
+    `Circuit.about` describes the circuit. ``kind`` is ``"classifier"``, with ``n_classes``,
+    ``classes``, ``input_names`` and ``image`` (height and width; without them inputs are not
+    images), or ``"automaton"``, with ``channels`` and ``periodic``. An image classifier has one
+    input port, with an element for each pixel.
+
+    A classifier shows votes from a port with one element per class, and the class from a port with
+    one element. Without a class port, the class is the first with the most votes.
 
     Args:
       circuit: the circuit.
-      title: heading of the page.
-      examples: images to click, as the circuit reads them: numbers of the format of its input.
-      labels: the class of each example.
-      classes: names of the classes; by default those of `Circuit.about`, or their numbers.
-      maximum: the number of a pixel that is fully drawn; by default the largest one of the examples, or of the format.
-      size: height and width of an automaton's grid; by default those of `start`, or 64 x 64.
-      start: state in which an automaton begins: ``"sparse"`` (3 of 10 cells, in the first channel), ``"random"`` (half of
-        all bits), ``"seed"`` (all channels of the cell in the middle), ``"empty"``, or bits. By default ``start`` of
-        `Circuit.about`, or sparse.
-      shown: channels that an automaton shows at first: 1, or 3 as red, green and blue.
-      update_rate: probability with which a cell of an automaton takes its new state in a step. Default: 1.
-      exported: circuit of the other files of an export, whose gates the page counts beside its own. Default: `circuit`.
-      rows: example rows of a table, see `lutjax.circuits.columns.Columns.encode`. The page starts with the first one.
+      title: page heading.
+      examples: clickable images in the input format.
+      labels: class of each example.
+      classes: class names; default: from `Circuit.about`, or class numbers.
+      maximum: value of a fully drawn pixel; default: the maximum of the examples, or of the
+        format.
+      size: height and width of the automaton grid; default: from `start`, or 64 x 64.
+      start: initial automaton state: ``"sparse"`` (3 of 10 cells, in the first channel),
+        ``"random"`` (half of all bits), ``"seed"`` (all channels in the center cell), ``"empty"``,
+        or bits. Default: ``start`` in `Circuit.about`, or sparse.
+      shown: initially displayed automaton channels: 1, or 3 as red, green and blue.
+      update_rate: probability that an automaton cell updates in a step. Default: 1.
+      exported: circuit in the other export files, whose gates the page also counts. Default:
+        `circuit`.
+      rows: example table rows, see `lutjax.circuits.columns.Columns.encode`. The page starts with
+        the first one.
 
     Raises:
-      ValueError: an argument does not fit the circuit, or its kind.
+      ValueError: an argument does not fit the circuit or its kind.
 
     Example:
       >>> from lutjax.circuits import Builder, page
@@ -125,7 +135,7 @@ def write(
         "title": html.escape(default_title.get(kind, "A circuit") if title is None else title),
         "lead": _lead(kind, circuit, data.get("update_rate", 1), exported or circuit),
         "gates": _gates(kind, circuit, exported or circuit),
-        # Inside of a script element only "<" could end it or begin a comment.
+        # Inside a script element, only "<" could end it or start a comment.
         "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         "encode": f'\n<script id="encode">\n{_templates.text("encode.js").strip()}\n</script>'
         if kind == "rows"
@@ -141,10 +151,11 @@ def write(
 
 
 def encode_gates(circuit: Circuit) -> str:
-    """Return fan-ins and tables of all gates in base64.
+    """Return fan-ins and tables for all gates in base64.
 
-    Each gate is its number n of fan-ins; its table of ``2**n`` bits, lowest first, in whole bytes; and for each fan-in how
-    many nodes before the gate it lies, 7 bits a byte, lowest first, the highest bit of a byte set if more follow.
+    Each gate consists of its fan-in count n, its table (``2**n`` bits, lowest first, in whole
+    bytes), and the node distance to each fan-in. Distances use 7 bits per byte, lowest first; the
+    highest bit is set if another byte follows.
     """
     data = bytearray()
     for node, (fanin, table) in enumerate(
@@ -162,10 +173,12 @@ def encode_gates(circuit: Circuit) -> str:
 
 
 def read(text: str) -> Circuit:
-    """Return the circuit of a page that `write` wrote. It takes at most 100 times the memory of the text.
+    """Return the circuit in a page from `write`.
+
+    It takes at most 100 times the memory of the text.
 
     Raises:
-      ValueError: the text has no such circuit.
+      ValueError: the text contains no valid circuit.
 
     Example:
       >>> from lutjax.circuits import Builder, page
@@ -212,7 +225,7 @@ def _from_data(data: Any) -> Circuit:
 
 
 def _port_of(fields: Fields, found: Any) -> Port:
-    """Return the port of an entry of `interface`."""
+    """Parse an `interface` entry."""
     bits, fraction = (fields.field(found, name, int) for name in ("bits", "fraction"))
     return Port(
         fields.field(found, "name", str),
@@ -224,16 +237,16 @@ def _port_of(fields: Fields, found: Any) -> Port:
 def evaluate_in_node(
     text: str, words: UInt32[np.ndarray, "inputs words"], *, node: str = "node"
 ) -> UInt32[np.ndarray, "outputs words"]:
-    """Return what the script of a page computes, run outside of a browser by Node.js.
+    """Run a page's script in Node.js, outside a browser, and return its result.
 
     Args:
-      text: of a page that `write` wrote.
-      words: for each bit of the input ports 32 samples a word, as for `Circuit.evaluate`.
-      node: the program.
+      text: page from `write`.
+      words: 32 samples per word for each input port bit, as in `Circuit.evaluate`.
+      node: Node.js executable.
 
     Raises:
-      ValueError: the text is no such page, or its script answers with something else than words.
-      OSError: the program is not there.
+      ValueError: the text is not a valid page, or its script does not return words.
+      OSError: the executable does not exist.
       subprocess.CalledProcessError: the script failed.
     """
     return _run(text, "words", str(words.ravel().tolist()), words.shape[1], node)
@@ -269,7 +282,6 @@ console.log(JSON.stringify(Array.from(new Evaluator(data).evaluate(words, n))));
 
 
 def _script(text: str, name: str) -> str:
-    """Return the script of an id."""
     found = re.findall(rf'<script(?: type="application/json")? id="{name}">(.*?)</script>', text, re.DOTALL)
     if len(found) != 1:
         raise ValueError(f"text has {len(found)} scripts {name!r}; a page of circuits.page.write has one.")
@@ -278,10 +290,10 @@ def _script(text: str, name: str) -> str:
 
 
 def _decode_gates(text: str, first: int) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """Return fan-ins and tables, the reverse of `encode_gates`.
+    """Decode fan-ins and tables, the inverse of `encode_gates`.
 
     Raises:
-      ValueError: the text is cut off, or no such text.
+      ValueError: the text is truncated or invalid.
     """
     data, at = base64.b64decode(text, validate=True), 0
     fanins: list[tuple[int, ...]] = []
@@ -317,13 +329,13 @@ def interface(ports: Sequence[Port]) -> list[dict[str, Any]]:
 
 
 def _image(circuit: Circuit) -> tuple[int, int] | None:
-    """Return height and width of the images that the circuit reads, if it reads images."""
+    """Return the input image height and width, or None without image inputs."""
     if circuit.about.get("kind") != "classifier" or len(circuit.inputs) != 1:
         return None
     count = circuit.inputs[0].count
     if circuit.inputs[0].format.bits > _BITS_OF_A_NUMBER:
         return None
-    if circuit.about.get("image") is None:  # as many columns of a table may be a square, too
+    if circuit.about.get("image") is None:  # table columns can also form a square
         return None
     height, width = circuit.about["image"]
     return (height, width) if height * width == count else None
@@ -394,7 +406,7 @@ def _classifier(
 
 
 def _rows(circuit: Circuit, rows: Sequence[Sequence[Value]] | None) -> dict[str, Any]:
-    """Return the additional page data of a circuit that takes table rows."""
+    """Return additional page data for table rows."""
     columns = of_circuit(circuit.about, circuit.inputs)
     assert columns is not None
     columns.encode(rows or ())  # validates the rows
@@ -496,7 +508,7 @@ def _lead(kind: str, circuit: Circuit, update_rate: float | int, exported: Circu
 
 
 def _of_export(circuit: Circuit, exported: Circuit) -> str:
-    """Return a sentence about an exported circuit with other gates than those of the page."""
+    """Return a sentence about an exported circuit with different gates."""
     counts, others = gate_counts(circuit), gate_counts(exported)
     if counts == others:
         return ""

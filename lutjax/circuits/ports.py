@@ -1,4 +1,4 @@
-"""Ports of circuits, and the formats of their numbers."""
+"""Circuit ports and their number formats."""
 
 import dataclasses
 import re
@@ -15,16 +15,16 @@ _FORMAT = re.compile(r"(u?)(int|fixed)(\d{1,3})(?:\.(\d{1,3}))?", re.ASCII)
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """Fixed-point numbers of a port: a whole number of some bits, divided by a power of two.
+    """Fixed-point format: an integer with some bits, divided by a power of two.
 
     Attributes:
-      bits: of a number, 1 to 64; negative ones are in two's complement.
-      fraction: bits after the point; the number is its whole number over ``2**fraction``. At most `bits`, and only for
-        numbers of at most 53 bits, which float64 holds.
-      signed: whether the highest bit counts negative.
+      bits: total bits, 1 to 64; negative values use two's complement.
+      fraction: fraction bits; a value is its integer over ``2**fraction``. At most `bits`, and
+        nonzero only up to 53 bits, which float64 represents exactly.
+      signed: whether the highest bit is a sign bit.
 
     Raises:
-      ValueError: sizes beyond these.
+      ValueError: sizes out of range.
 
     Example:
       >>> from lutjax.circuits import Format
@@ -53,9 +53,9 @@ class Format:
 
     @classmethod
     def parse(cls, text: str) -> "Format":
-        """Return the format of a name: ``uint8``, ``int12``, ``ufixed8.4`` or ``fixed12.4``.
+        """Parse a format name: ``uint8``, ``int12``, ``ufixed8.4`` or ``fixed12.4``.
 
-        The first number counts all bits, the second those of the fraction.
+        The first number counts all bits, the second the fraction bits.
 
         Raises:
           ValueError: any other name.
@@ -79,7 +79,7 @@ class Format:
 
     @property
     def range(self) -> tuple[int | float, int | float]:
-        """The least and the largest number; whole numbers where there is no fraction."""
+        """Smallest and largest value; integers if the format has no fraction."""
         least, largest = self._whole_range
         if not self.fraction:
             return least, largest
@@ -90,14 +90,14 @@ class Format:
         return (-(1 << self.bits - 1), (1 << self.bits - 1) - 1) if self.signed else (0, (1 << self.bits) - 1)
 
     def encode(self, numbers: Shaped[np.ndarray, "..."]) -> UInt[np.ndarray, "..."]:
-        """Return the bits of numbers, as whole numbers (uint64): negative ones in two's complement.
+        """Return the bits as uint64 integers, negative values in two's complement.
 
         Args:
-          numbers: of any real dtype.
+          numbers: any real dtype.
 
         Raises:
-          TypeError: numbers of another dtype.
-          ValueError: a number that the format does not have.
+          TypeError: unsupported dtype.
+          ValueError: a value is not representable.
 
         Example:
           >>> import numpy as np
@@ -108,7 +108,7 @@ class Format:
         numbers = np.asarray(numbers)
         if numbers.dtype.kind not in "buif":
             try:
-                numbers = numbers.astype(np.float64, casting="safe")  # bfloat16 and the like
+                numbers = numbers.astype(np.float64, casting="safe")  # bfloat16 and similar
             except TypeError:
                 raise TypeError(
                     f"Format.encode: numbers is {describe(numbers)}; expected integers, floating-point numbers or bool."
@@ -120,7 +120,7 @@ class Format:
                 whole = np.ldexp(wide, self.fraction)
                 good = (np.floor(whole) == whole) & (whole >= float(least)) & (whole < float(largest + 1))
             whole = np.where(good, whole, 0)
-            # A conversion of negative floats to uint64, or of large ones to int64, is undefined.
+            # Converting negative floats to uint64, or large ones to int64, is undefined.
             codes = whole.astype(np.int64).view(np.uint64) if self.signed else whole.astype(np.uint64)
         else:
             if numbers.dtype.kind == "b":
@@ -144,10 +144,10 @@ class Format:
         return codes & np.uint64((1 << self.bits) - 1)
 
     def decode(self, codes: UInt[np.ndarray, "..."]) -> Shaped[np.ndarray, "..."]:
-        """Return the numbers of bits, the reverse of `encode`.
+        """Return the values for bits, the inverse of `encode`.
 
         Returns:
-          int64; uint64 for 64 unsigned bits, float64 where there is a fraction.
+          int64; uint64 for 64 unsigned bits, float64 with a fraction.
 
         Example:
           >>> import numpy as np
@@ -166,7 +166,10 @@ class Format:
 
 
 def levels_of(thresholds: Shaped[np.ndarray, "..."], format: Format) -> Shaped[np.ndarray, "..."]:
-    """Return the largest whole number of a format that is not above each threshold; one less than all if there is none."""
+    """Return the largest format integer not above each threshold.
+
+    If none exists, the result is the minimum minus one.
+    """
     lowest = -(1 << format.bits - 1) if format.signed else 0
     highest = lowest + (1 << format.bits) - 1
     scaled = np.ldexp(np.clip(thresholds, -(2.0**80), 2.0**80), format.fraction)
@@ -176,15 +179,15 @@ def levels_of(thresholds: Shaped[np.ndarray, "..."], format: Format) -> Shaped[n
 
 @dataclasses.dataclass(frozen=True)
 class Port:
-    """Numbers that enter or leave a circuit side by side.
+    """Elements that enter or leave a circuit in parallel.
 
     Attributes:
-      name: a word of letters, digits and underscores, that is a keyword of neither Verilog, VHDL nor C.
-      count: numbers, at least 1.
-      format: of each; its bits lie lowest first, number after number.
+      name: a word with letters, digits and underscores, not a keyword in Verilog, VHDL or C.
+      count: number of elements, at least 1.
+      format: element format. Bits are stored lowest first, element by element.
 
     Raises:
-      ValueError: another name or count.
+      ValueError: invalid name or count.
     """
 
     name: str
@@ -203,5 +206,5 @@ class Port:
 
     @property
     def n_bits(self) -> int:
-        """Bits of all numbers."""
+        """Total bits of the port."""
         return self.count * self.format.bits
