@@ -1,4 +1,4 @@
-"""Circuits as graphs of AND nodes of two inputs and inverters, as AIGER and ABC have them, or of AND and XOR nodes."""
+"""AND-inverter graphs, as in AIGER and ABC, and graphs with AND and XOR nodes."""
 
 import functools
 import itertools
@@ -9,14 +9,15 @@ from lutjax.circuits.circuit import Circuit, alive
 
 
 def and_graph(circuit: Circuit) -> tuple[list[tuple[int, int]], list[int]]:
-    """Return the AND nodes of a circuit, and the literals of its outputs.
+    """Return the AND nodes and output literals of a circuit.
 
-    Equal nodes are one, and an XOR takes three. Only what outputs depend on is there.
+    Equal nodes are merged, and an XOR takes three nodes. Only nodes required by the outputs are
+    kept.
 
     Returns:
-      For each AND node its two literals, the larger first, and the literals of the outputs. Literals are those of
-      AIGER: ``2 * variable``, and one more where it is inverted; variable 0 is the constant 0, then come the bits of the
-      inputs, then the AND nodes.
+      The two literals of each AND node, larger first, and the output literals. Literals follow
+        AIGER: ``2 * variable``, plus one if inverted. Variable 0 is the constant 0, followed by
+        the input bits and the AND nodes.
 
     Example:
       >>> from lutjax.circuits import Builder
@@ -31,10 +32,10 @@ def and_graph(circuit: Circuit) -> tuple[list[tuple[int, int]], list[int]]:
 
 
 def operations(circuit: Circuit) -> tuple[list[tuple[int, int]], list[int]]:
-    """Return the operations on two bits of a circuit, each an AND or an XOR, and the literals of its outputs.
+    """Return the two-input AND and XOR operations of a circuit, and its output literals.
 
     Returns:
-      As `and_graph` does; a node whose first literal is the smaller one is an XOR of the two.
+      As `and_graph`; a node with the smaller literal first is an XOR.
 
     Example:
       >>> from lutjax.circuits import Builder
@@ -56,7 +57,7 @@ def _of(circuit: Circuit, graph: "Graph") -> tuple[list[tuple[int, int]], list[i
 
 
 class Graph:
-    """AND nodes, each there once; with `xors` also XOR nodes, whose first literal is the smaller one."""
+    """Deduplicated AND nodes; with `xors` also XOR nodes, with the smaller literal first."""
 
     def __init__(self, n_inputs: int, *, xors: bool = False):
         self.first = 1 + n_inputs
@@ -86,7 +87,7 @@ class Graph:
         return self.conjunction(a ^ 1, b ^ 1) ^ 1
 
     def difference(self, a: int, b: int) -> int:
-        """XOR, of AND nodes from either pair that may be there already."""
+        """Return XOR, reusing existing AND nodes from either decomposition."""
         if self.xors:
             inverted = (a ^ b) & 1
             a, b = sorted((a & ~1, b & ~1))
@@ -96,7 +97,7 @@ class Graph:
         return self.disjunction(self.conjunction(a, b ^ 1), self.conjunction(a ^ 1, b))
 
     def two(self, a: int, b: int, table: int) -> int:
-        """Return a table of two literals."""
+        """Return a table over two literals."""
         if table in (0b0110, 0b1001):
             return self.difference(a, b) ^ (table & 1)
         if table in (0b1010, 0b0101):
@@ -112,7 +113,7 @@ class Graph:
         return self.conjunction(a ^ (~at & 1), b ^ (~at >> 1 & 1)) ^ inverted
 
     def table(self, literals: Sequence[int], table: int) -> int:
-        """Return a table of literals, as `_cheapest` takes it apart."""
+        """Return a table over literals, decomposed by `_cheapest`."""
         n = len(literals)
         kind, i, j, first, second = _cheapest(table, n)[1]
         if kind == "constant":
@@ -120,7 +121,7 @@ class Graph:
         x = literals[i]
         if kind == "input":
             return x ^ first
-        if kind == "pair":  # the table reads inputs i and j only as a table of the two
+        if kind == "pair":  # the table depends on inputs i and j only through a two-input table
             joined = self.two(x, literals[j], first)
             return self.table([*literals[:i], *literals[i + 1 : j], *literals[j + 1 :], joined], second)
         rest = [*literals[:i], *literals[i + 1 :]]
@@ -135,7 +136,7 @@ class Graph:
         return self.disjunction(self.conjunction(x, high), self.conjunction(x ^ 1, low))
 
     def compact(self, outputs: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
-        """Return the nodes on which the outputs depend, counted anew, and the outputs."""
+        """Return the renumbered nodes required by the outputs, and the outputs."""
         needed = alive(self.first, [(a >> 1, b >> 1) for a, b in self.ands], outputs)
         new = list(range(self.first))
         count = itertools.count(self.first)
@@ -153,7 +154,7 @@ _Step = tuple[str, int, int, int, int]  # kind, inputs i and j, and two tables o
 
 @functools.lru_cache(maxsize=1 << 18)
 def _cheapest(table: int, n: int) -> tuple[int, _Step]:
-    """AND nodes of a table of n inputs, where none is shared, and how it is taken apart."""
+    """Count the AND nodes of a table of n inputs without sharing, and select its decomposition."""
     read = truth.support(table, n)
     if not read:
         return 0, ("constant", 0, 0, table & 1, 0)
@@ -164,7 +165,7 @@ def _cheapest(table: int, n: int) -> tuple[int, _Step]:
             inner, outer = pair
             return (3 if inner == 0b0110 else 1) + _cheapest(outer, n - 1)[0], ("pair", i, j, inner, outer)
     splits = [(i, truth.cofactor(table, n, i, 0), truth.cofactor(table, n, i, 1)) for i in read]
-    if len(read) > 4:  # all choices would take too long: halves that read least, and answer least evenly
+    if len(read) > 4:  # exhaustive search is too slow: prefer small, unbalanced halves
         splits = [min(splits, key=lambda s: sum(_size(t, n - 1) for t in s[1:]))]
     return min(_split(i, low, high, n - 1) for i, low, high in splits)
 
@@ -187,7 +188,11 @@ def _split(i: int, low: int, high: int, n: int) -> tuple[int, _Step]:
 
 
 def _pair(table: int, n: int, i: int, j: int) -> tuple[int, int] | None:
-    """Return the table of inputs i < j, and the table over the other inputs and then that one, if there are such two."""
+    """Decompose a table through a two-input table over i < j, if possible.
+
+    The result is the inner table, and the outer table over the other inputs followed by the inner
+    output.
+    """
     low = truth.LOW[n][i] & truth.LOW[n][j]
     quarters = [table >> (((a & 1) << i) + ((a >> 1) << j)) & low for a in range(4)]
     zero = quarters[0]

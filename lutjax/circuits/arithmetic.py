@@ -1,7 +1,8 @@
-"""Sums of bits, comparisons and the first largest number, as gates of a builder.
+"""Bit sums, comparisons and argmax, built from gates.
 
-Numbers are lists of literals, lowest bit first. `Builder.lut` decides how large the tables are: with 2 gates of two inputs,
-with 3 full adders, from 4 on counters of that many bits, one table for each bit of the count.
+Numbers are literal lists, lowest bit first. `Builder.lut` sets the table size: 2 uses two-input
+gates, 3 full adders, and 4 or more counters over that number of bits, with one table for each
+count bit.
 """
 
 import collections
@@ -16,9 +17,10 @@ from lutjax.circuits.builder import ONE, ZERO, Builder, Literal
 
 
 def popcount(builder: Builder, literals: Sequence[Literal]) -> list[Literal]:
-    """Return the number of literals that are 1.
+    """Return the number of literals equal to 1.
 
-    Literals may be repeated, opposite or constant. The number has as many bits as the largest count needs, at least one.
+    Literals may be repeated, opposite or constant. The result has as many bits as the largest
+    count needs, at least one.
 
     Example:
       >>> from lutjax.circuits import Builder, arithmetic
@@ -34,14 +36,15 @@ def popcount(builder: Builder, literals: Sequence[Literal]) -> list[Literal]:
 def popcounts(
     builder: Builder, groups: Sequence[Sequence[Literal]], *, relative: bool = False
 ) -> list[list[Literal]]:
-    """Return for each class the number of its literals that are 1, all of the same number of bits.
+    """Return the number of 1 literals for each class, all with the same number of bits.
 
-    With tables of 6 bits (`Builder.lut`), bits are counted together with the gates that make them, where that saves tables.
+    With 6-input tables (`Builder.lut`), bits are counted together with their source gates if this
+    saves tables.
 
     Args:
-      builder: gets the gates.
-      groups: for each class its literals.
-      relative: whether a constant that all counts contain is left out, so that the numbers compare as the counts do.
+      builder: receives the gates.
+      groups: literals for each class.
+      relative: whether to drop a constant shared by all counts; comparisons stay valid.
     """
     sums = [_weights(literals) for literals in groups]
     if builder.lut == 6 and builder.simplify:
@@ -56,7 +59,7 @@ def popcounts(
 
 
 def _weights(literals: Sequence[Literal]) -> Sum:
-    """Sum of literals with each node once: repeated ones have a weight, an opposite pair is 1."""
+    """Sum distinct nodes: repeated literals get a weight, an opposite pair is 1."""
     count: dict[int, list[int]] = {}
     for literal in literals:
         count.setdefault(literal >> 1, [0, 0])[literal & 1] += 1
@@ -72,13 +75,16 @@ def _weights(literals: Sequence[Literal]) -> Sum:
 
 
 def _sum(builder: Builder, given: Sum, less: int) -> list[Literal]:
-    """Bits of a weighted sum, less a constant that it contains; the earliest bits of a column are added first."""
+    """Return the bits of a weighted sum minus an included constant.
+
+    The earliest bits of a column are added first.
+    """
     constant, terms = given.constant - less, given.made(builder)
     width = max((constant + sum(weight for _, weight in terms)).bit_length(), 1)
     columns: list[list[tuple[int, Literal]]] = [[] for _ in range(width)]
 
     def put(k: int, literal: Literal) -> None:
-        if literal != ZERO and k < width:  # beyond the width bits are always 0
+        if literal != ZERO and k < width:  # bits beyond the width are always 0
             heapq.heappush(columns[k], (builder.level(literal), literal))
 
     for literal, weight in [(ONE, constant), *terms]:
@@ -94,7 +100,7 @@ def _sum(builder: Builder, given: Sum, less: int) -> list[Literal]:
     else:
         k = 0
         while k < width:
-            # Planned anew after each step, as bits may turn out to be constant.
+            # Replan after each step, because bits may turn out constant.
             step = _next_counter(tuple(map(len, columns[k:])), builder.lut)
             if step is None:
                 k += 1
@@ -106,7 +112,6 @@ def _sum(builder: Builder, given: Sum, less: int) -> list[Literal]:
 
 
 def _add(builder: Builder, literals: Sequence[Literal]) -> list[Literal]:
-    """Sum and carry of two or three bits."""
     if len(literals) == 3 and builder.lut == 2:
         a, b, c = literals
         half = builder.gate([a, b], 0b0110)
@@ -117,22 +122,24 @@ def _add(builder: Builder, literals: Sequence[Literal]) -> list[Literal]:
 
 @functools.cache
 def _counter(n: int, twos: int = 0) -> tuple[int, ...]:
-    """Tables of the bits of the sum of n bits that count 1 and, after them, bits that count 2."""
+    """Return the output tables for the sum of n bits with weight 1, then bits with weight 2."""
     sums = [(a & (1 << n) - 1).bit_count() + 2 * (a >> n).bit_count() for a in range(1 << (n + twos))]
     return tuple(
         sum((s >> bit & 1) << a for a, s in enumerate(sums)) for bit in range((n + 2 * twos).bit_length())
     )
 
 
-_MANY = 10  # bits of a column of which some are added at once without looking for the best way
+_MANY = 10  # above this column size, add some bits at once without searching for the best step
 
 
 def _next_counter(heights: tuple[int, ...], lut: int) -> tuple[int, int] | None:
-    """Return how many bits of the first column and of the second to add next; None where the first has one bit.
+    """Return the number of bits to add next from the first two columns.
+
+    The result is None if the first column has one bit.
 
     Args:
-      heights: bits of each column, the lowest first; beyond the last one sums have no bits.
-      lut: how many bits can be added at once.
+      heights: bit count of each column, the lowest first; sums have no bits beyond the last one.
+      lut: maximum bits added at once.
     """
     if heights[0] < 2:
         return None
@@ -142,13 +149,16 @@ def _next_counter(heights: tuple[int, ...], lut: int) -> tuple[int, int] | None:
 
 
 def _at_once(lut: int) -> int:
-    """Bits of one place for which a counter takes the fewest tables for each bit less: a full adder is better than 4 to 3."""
+    """Return the most efficient counter width: tables per removed bit.
+
+    A full adder beats 4 to 3.
+    """
     return 3 if lut == 4 else lut
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def _fewest_tables(heights: tuple[int, ...], lut: int) -> tuple[int, tuple[int, int] | None]:
-    """Return the tables that it takes until every column has one bit, and the first step."""
+    """Return the tables required until every column has one bit, and the first step."""
     if not heights:
         return 0, None
     if heights[0] < 2:
@@ -179,16 +189,16 @@ def _fewest_tables(heights: tuple[int, ...], lut: int) -> tuple[int, tuple[int, 
 
 
 def above_constant(builder: Builder, bits: Sequence[Literal], k: int, *, signed: bool = False) -> Literal:
-    """Return whether a number is greater than a whole number k, which may lie beyond the range of the number.
+    """Compare a number with an integer k: number > k. k may be out of range.
 
     Args:
-      builder: gets the gates.
-      bits: of the number.
-      k: any whole number.
+      builder: receives the gates.
+      bits: number to compare.
+      k: any integer.
       signed: whether the number is in two's complement.
     """
     bits = list(bits)
-    if signed:  # adding half of the range makes the least number 0
+    if signed:  # adding half of the range maps the minimum to 0
         bits[-1] ^= 1
         k += 1 << len(bits) - 1
     if k < 0:
@@ -197,7 +207,7 @@ def above_constant(builder: Builder, bits: Sequence[Literal], k: int, *, signed:
         return ZERO
     if builder.lut < 4:
         return _above_by_gates(builder, bits, k)
-    # The high bits as one bit where k has only zeros or only ones there: thresholds of the same number share it.
+    # Reduce the high bits to one bit if k has only zeros or only ones there: thresholds share it.
     size = builder.lut
     split = size - 1
     high, high_k = bits[split:], k >> split
@@ -215,7 +225,10 @@ def above_constant(builder: Builder, bits: Sequence[Literal], k: int, *, signed:
 
 
 def above_signed(builder: Builder, bits: Sequence[Literal], k: int) -> Literal:
-    """Return whether a number in two's complement is greater than k, which is in its range; thresholds of equal sign share more gates than in `above_constant`."""
+    """Compare a two's complement number with an in-range k: number > k.
+
+    Thresholds of equal sign share more gates than in `above_constant`.
+    """
     *low, sign = bits
     if not low:
         return above_constant(builder, bits, k, signed=True)
@@ -224,14 +237,17 @@ def above_signed(builder: Builder, bits: Sequence[Literal], k: int) -> Literal:
 
 
 def equal_to_constant(builder: Builder, bits: Sequence[Literal], code: int) -> Literal:
-    """Return whether an unsigned number equals a constant."""
+    """Compare an unsigned number with a constant for equality."""
     if code >> len(bits):
         return ZERO
     return _tree(builder, [bit ^ (code >> k & 1) ^ 1 for k, bit in enumerate(bits)], any_of=False)
 
 
 def _above_by_gates(builder: Builder, bits: Sequence[Literal], k: int) -> Literal:
-    """Return whether an unsigned number is greater than k, by small gates; the highest bits are shared between many k."""
+    """Compare an unsigned number with k by small gates: number > k.
+
+    The highest bits are shared between many k.
+    """
     run = len(bits)
     one = k >> run - 1 & 1
     while run and k >> run - 1 & 1 == one:
@@ -244,7 +260,7 @@ def _above_by_gates(builder: Builder, bits: Sequence[Literal], k: int) -> Litera
 
 
 def _tree(builder: Builder, bits: Sequence[Literal], *, any_of: bool) -> Literal:
-    """Return whether any, or all, of the bits are 1; there is at least one."""
+    """Return the OR or AND of at least one bit."""
     queue, size = collections.deque(bits), builder.lut
     while len(queue) > 1:
         some = [queue.popleft() for _ in range(min(size, len(queue)))]
@@ -254,10 +270,10 @@ def _tree(builder: Builder, bits: Sequence[Literal], *, any_of: bool) -> Literal
 
 
 def at_least(builder: Builder, a: Sequence[Literal], b: Sequence[Literal]) -> Literal:
-    """Return whether a >= b, for unsigned numbers of the same number of bits."""
+    """Compare unsigned numbers of equal width: a >= b."""
     if builder.lut >= 5:
         return _at_least_by_runs(builder, a, b)
-    # For runs of bits: (a > b, a >= b); of two runs the higher decides unless its bits are equal.
+    # Bit runs: (a > b, a >= b). The higher of two runs decides unless its bits are equal.
     runs = [(builder.gate([x, y], 0b0010), builder.gate([x, y], 0b1011)) for x, y in zip(a, b, strict=True)]
     while len(runs) > 1:
         pairs = zip(runs[::2], runs[1::2], strict=False)
@@ -267,7 +283,10 @@ def at_least(builder: Builder, a: Sequence[Literal], b: Sequence[Literal]) -> Li
 
 
 def _either(builder: Builder, high: tuple[Literal, Literal], low: Literal) -> Literal:
-    """Return the comparison of two runs: the higher decides, and where its bits are equal the lower."""
+    """Combine two run comparisons.
+
+    The higher run decides, or the lower one if the higher bits are equal.
+    """
     above, least = high
     if builder.lut == 2:
         return builder.gate([above, builder.gate([least, low], 0b1000)], 0b1110)
@@ -275,7 +294,10 @@ def _either(builder: Builder, high: tuple[Literal, Literal], low: Literal) -> Li
 
 
 def _at_least_by_runs(builder: Builder, a: Sequence[Literal], b: Sequence[Literal]) -> Literal:
-    """Return whether a >= b: from the lowest bits on, each table reads the one before and as many pairs of bits as it can."""
+    """Compare a >= b from the lowest bits on.
+
+    Each table takes the previous result and as many bit pairs as possible.
+    """
     found, at = ONE, 0
     while at < len(a):
         n = min((builder.lut - (found != ONE)) // 2, len(a) - at)
@@ -287,13 +309,13 @@ def _at_least_by_runs(builder: Builder, a: Sequence[Literal], b: Sequence[Litera
 
 @functools.cache
 def _run_at_least(n: int) -> int:
-    """Table of n bits of a, n of b, and whether the bits below are at least."""
+    """Table over n bits from a, n bits from b, and the comparison of the lower bits."""
     ones = (1 << n) - 1
     return sum(((x & ones) + (x >> 2 * n) > x >> n & ones) << x for x in range(1 << (2 * n + 1)))
 
 
 def select(builder: Builder, a: Literal, b: Literal, first: Literal) -> Literal:
-    """Return a where `first` is 1, else b."""
+    """Return a if `first` is 1, else b."""
     if builder.lut == 2:
         return builder.gate([builder.gate([first, a], 0b1000), builder.gate([first, b], 0b0100)], 0b1110)
     return builder.gate([a, b, first], 0b10101100)
@@ -304,13 +326,13 @@ _OF_THREE = truth.from_function(lambda a, b, c, ab, ac, bc: a if ab and ac else 
 
 
 def argmax(builder: Builder, numbers: Sequence[Sequence[Literal]]) -> list[Literal]:
-    """Return the index of the first largest of unsigned numbers of the same number of bits.
+    """Return the index of the first maximum among unsigned numbers of equal width.
 
-    The index has ``max(1, (len(numbers) - 1).bit_length())`` bits. Numbers are compared two at a time, by tables of 6 bits
-    three at a time.
+    The index has ``max(1, (len(numbers) - 1).bit_length())`` bits. Numbers are compared in pairs,
+    or in threes with 6-input tables.
 
     Raises:
-      ValueError: no numbers, or numbers of different lengths.
+      ValueError: no numbers, or different widths.
 
     Example:
       >>> from lutjax.circuits import Builder, Format, arithmetic
@@ -336,7 +358,7 @@ def argmax(builder: Builder, numbers: Sequence[Sequence[Literal]]) -> list[Liter
 
 
 def _first_largest(builder: Builder, rows: Sequence[list[Literal]], bits: int) -> list[Literal]:
-    """Return the first of up to three rows whose first bits are the largest number."""
+    """Return the first of up to three rows with the maximum in its leading bits."""
     if len(rows) == 1:
         return rows[0]
     if len(rows) == 2:

@@ -11,9 +11,9 @@ from lutjax.circuits.circuit import Circuit
 from lutjax.files import atomic
 from lutjax.files.messages import in_a_line
 
-_PORTS = "lutjax ports "  # begins the comment that holds the ports
-_LINE = 100  # characters, after which lists of names go on in another line
-_SKIPPED = {  # of timing and layout, or names of yosys for what changes no function
+_PORTS = "lutjax ports "  # start of the ports comment
+_LINE = 100  # maximum characters before name lists continue on a new line
+_SKIPPED = {  # timing and layout, or Yosys names without effect on the function
     *(".area", ".delay", ".wire_load_slope", ".wire", ".input_arrival", ".default_input_arrival"),
     *(".output_required", ".default_output_required", ".input_drive", ".default_input_drive"),
     *(".output_load", ".default_output_load", ".max_input_load", ".default_max_input_load"),
@@ -31,13 +31,13 @@ _REFUSED = {
 
 
 def write(circuit: Circuit, name: str = "circuit") -> str:
-    """Return a circuit as BLIF: each gate an irredundant sum of products, bits of ports as ``x[3]``.
+    """Return a circuit as BLIF, each gate as an irredundant sum of products.
 
-    A comment keeps the formats of the ports for `read`.
+    Port bits are named ``x[3]``. A comment keeps the port formats for `read`.
 
     Args:
       circuit: the circuit.
-      name: of the model.
+      name: model name.
 
     Example:
       >>> from lutjax.circuits import Circuit, Port, blif
@@ -70,7 +70,7 @@ def write(circuit: Circuit, name: str = "circuit") -> str:
     if any(0 in nodes for nodes in circuit.fanins) or any(literal < 2 for literal in circuit.literals):
         lines.append(".names zero")
     for name, nodes, table in zip(names[circuit.first_gate :], circuit.fanins, circuit.tables, strict=True):
-        if table in (0, truth.FULL[len(nodes)]):  # ABC refuses a table of inputs without rows
+        if table in (0, truth.FULL[len(nodes)]):  # ABC rejects a table with inputs but no rows
             lines += [f".names {name}", *("1" for _ in range(table & 1))]
             continue
         lines.append(f".names {' '.join([names[node] for node in nodes])} {name}")
@@ -99,15 +99,17 @@ def _wrapped(word: str, names: Sequence[str]) -> Iterator[str]:
 
 
 def read(text: str | bytes | os.PathLike[str]) -> Circuit:
-    """Return the circuit of a BLIF text, or of the file at a path: of `write`, or one that ABC or yosys wrote.
+    """Return the circuit in a BLIF text, or in the file at a path.
 
-    Names as ``x[3]`` make up a port; other names become a port each, with the characters that a port cannot have replaced.
-    Constants, buffers and inverters become literals; ``.names`` of more inputs than a gate has become several gates. It takes at
+    The text may come from `write`, ABC or Yosys. Names such as ``x[3]`` are grouped into a port.
+    Any other name becomes its own port, with invalid characters replaced. Constants, buffers and
+    inverters become literals. A ``.names`` with too many inputs becomes several gates. It takes at
     most 100 times the memory of the text.
 
     Raises:
-      ValueError: a text that is not BLIF, a comment with ports that are not those of the text, signals without or with two drivers, loops, and what a combinational circuit cannot
-        have: latches, cells, models in models. The message has the number of the line.
+      ValueError: invalid BLIF, a ports comment that contradicts the text, signals without or with
+        two drivers, loops, or unsupported elements: latches, cells, submodels. The message has the
+        line number.
     """
     content = atomic.content(text)
     if isinstance(content, bytes):
@@ -117,7 +119,7 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
             raise ValueError(f"blif.read: the text is not UTF-8: {error}.") from None
     inputs: list[str] = []
     outputs: list[str] = []
-    comments: list[tuple[int, str]] = []  # with ports
+    comments: list[tuple[int, str]] = []  # ports comment
     network = _netlists.Network("blif.read")
     found: tuple[int, list[str], list[tuple[str, str]]] | None = (
         None  # line, signals and rows of the last .names
@@ -184,7 +186,7 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
 
 
 def _lines(text: str) -> Iterator[tuple[int, list[str], str]]:
-    """Yield number, words and comment of each line; a line that ends in a backslash goes on in the next."""
+    """Yield number, words and comment of each line; a trailing backslash continues a line."""
     words: list[str] = []
     start = None
     for number, line in enumerate(text.splitlines(), 1):
@@ -203,7 +205,7 @@ def _lines(text: str) -> Iterator[tuple[int, list[str], str]]:
 def _read_cover(
     line: int, signals: Sequence[str], rows: Iterable[tuple[str, str]]
 ) -> tuple[list[tuple[int, int]], int]:
-    """Products of the rows of a table, as `truth.cubes` has them, and whether they answer 0."""
+    """Return products as in `truth.cubes`, and 1 if they give output 0."""
     n, products, answers = len(signals) - 1, [], set()
     for row, answer in rows:
         if len(row) != n or set(row) - set("01-") or answer not in ("0", "1"):

@@ -26,16 +26,16 @@ MOST_BITS = 53
 """Maximum bits of a numeric port: float64 and JavaScript represent all such integers."""
 
 USUAL_BITS = 32
-"""Maximum bits of a numeric port whose unit is chosen from the decimals of the data."""
+"""Maximum bits of a numeric port with a unit chosen from the data decimals."""
 
 MOST_DECIMALS = 320
 """Maximum decimals of a unit, enough for the smallest float64."""
 
 MISSING = -1
-"""Part of a column that tests whether the cell is missing; see `Columns`."""
+"""Part index for the missing-cell test of a column; see `Columns`."""
 
 _ABSENT = 0.05
-"""Share of missing cells in each column of random rows."""
+"""Fraction of missing cells in each column of random rows."""
 
 Value = float | int | str | None
 Bit = tuple[int, int]
@@ -92,18 +92,17 @@ class Number:
 
     @functools.cached_property
     def _ratio(self) -> Fraction:
-        """Number that the integer code 1 represents."""
         ratio: Fraction = Fraction(10) ** -self.decimals / 2**self.format.fraction
         return ratio
 
     @property
     def unit(self) -> str:
-        """Number that the port value 1 represents, as text."""
+        """Number represented by port value 1, as text."""
         return f"{_float(1, Fraction(10) ** -self.decimals):g}"
 
     @functools.cached_property
     def _range(self) -> tuple[int, int]:
-        """Smallest and largest integer code of a number."""
+        """Smallest and largest integer code, excluding the missing code."""
         least, largest = whole_range(self.format)
         return least + (self.missing and self.format.signed), largest - (
             self.missing and not self.format.signed
@@ -111,7 +110,7 @@ class Number:
 
     @functools.cached_property
     def levels(self) -> tuple[int, ...]:
-        """Largest integer code that is not above each threshold."""
+        """Largest integer code not above each threshold."""
         return tuple(_level(threshold, self._ratio) for threshold in self.thresholds)
 
     @property
@@ -124,12 +123,12 @@ class Number:
 
     @property
     def canonical(self) -> tuple[int, ...]:
-        """Integer codes by the number of thresholds below the number, from 0."""
+        """One integer code for each threshold interval, in ascending order."""
         levels = self.levels
         return (*levels, levels[-1] + 1) if levels else (self._range[0],)
 
     def _whole(self, number: float) -> int:
-        """Return the integer code nearest to a number among the codes above the same thresholds."""
+        """Return the integer code nearest to a number with the same thresholds below it."""
         above = sum(threshold < number for threshold in self.thresholds)
         first, last = self._range
         levels = self.levels
@@ -156,7 +155,7 @@ class Number:
         return whole / 2**self.format.fraction if self.format.fraction else whole
 
     def value(self, code: float | int) -> Value:
-        """Return the number that a port value represents, or None if it is missing."""
+        """Return the number represented by a port value, or None if it is missing."""
         whole = int(math.ldexp(code, self.format.fraction)) if self.format.fraction else int(code)
         if self.missing and whole == self.missing_code:
             return None
@@ -168,7 +167,7 @@ class Number:
         return sorted({*near, *self._range, self.missing_code})
 
     def facts(self) -> dict[str, Any]:
-        """Return the description without the format, as JSON."""
+        """Return the JSON description without the format."""
         return {
             **{name: value for name, value in dataclasses.asdict(self).items() if name != "format"},
             "kind": "number",
@@ -253,7 +252,7 @@ class Category:
         return list(range(self.missing_code + 1))
 
     def facts(self) -> dict[str, Any]:
-        """Return the description without the format, as JSON."""
+        """Return the JSON description without the format."""
         return {
             **{name: value for name, value in dataclasses.asdict(self).items() if name != "format"},
             "kind": "category",
@@ -328,7 +327,7 @@ class Columns:
         }
 
     def decode(self, numbers: Sequence[Shaped[np.ndarray, "rows 1"]]) -> list[list[Value]]:
-        """Return the rows that port values represent."""
+        """Return the rows represented by port values."""
         cells = [
             [column.value(code) for code in np.asarray(codes).ravel().tolist()]
             for column, codes in zip(self.columns, numbers, strict=True)
@@ -338,7 +337,10 @@ class Columns:
     def boundaries(
         self, samples: Sequence[Shaped[np.ndarray, "rows 1"]]
     ) -> list[Int[np.ndarray, "others 1"] | Shaped[np.ndarray, "others 1"]]:
-        """Return copies of samples that cover the codes next to thresholds, all categories, and missing cells, one column at a time."""
+        """Return copies of samples that cover boundary values, one column at a time.
+
+        They cover the codes next to thresholds, all categories, and missing cells.
+        """
         n = len(samples[0])
         found: list[list[Any]] = [[] for _ in self.columns]
         row = 0
@@ -351,7 +353,11 @@ class Columns:
         return [np.asarray(codes).reshape(-1, 1) for codes in found]
 
     def random_rows(self, n: int, seed: int = 0) -> list[list[Value]]:
-        """Return n random rows: numbers from just below the range of the thresholds to just above it, all codes of categories, and missing cells."""
+        """Return n random rows.
+
+        They cover numbers slightly beyond the threshold range, all category codes, and missing
+        cells.
+        """
         draw = np.random.default_rng(seed)
         wholes = []
         for column in self.columns:
@@ -374,12 +380,12 @@ class Columns:
         )
 
     def facts(self) -> list[dict[str, Any]]:
-        """Return the value of ``about["columns"]`` of a circuit."""
+        """Return the value of ``about["columns"]``."""
         return [column.facts() for column in self.columns]
 
     @classmethod
     def of(cls, facts: Any, ports: Sequence[Port]) -> "Columns":
-        """Return the columns described by ``about["columns"]`` of a circuit with these input ports.
+        """Parse ``about["columns"]`` for a circuit with these input ports.
 
         Raises:
           ValueError: the description does not fit the ports; the message names the field.
@@ -416,7 +422,6 @@ def of_circuit(about: Mapping[str, Any], inputs: Sequence[Port]) -> Columns | No
 
 
 def _column(fields: Fields, found: Any, format: Format) -> Column:
-    """Return a column of facts."""
     kind, name, port = (fields.field(found, key, str) for key in ("kind", "name", "port"))
     missing = fields.field(found, "missing", bool)
     if kind == "category":
@@ -452,7 +457,7 @@ def _finite(fields: Fields, name: str, value: Any) -> float:
 
 
 def whole_range(format: Format) -> tuple[int, int]:
-    """Return the smallest and the largest integer code of a format."""
+    """Return the smallest and largest integer code in a format."""
     least, largest = dataclasses.replace(format, fraction=0).range
     return int(least), int(largest)
 
@@ -466,7 +471,7 @@ def _float(whole: int, ratio: Fraction) -> float:
 
 
 def _level(threshold: float, ratio: Fraction) -> int:
-    """Return the largest integer code that is not above a threshold in float64."""
+    """Return the largest integer code not above a threshold in float64."""
     level = math.floor(Fraction(threshold) / ratio)
     return level + (_float(level + 1, ratio) <= threshold)  # 0.3 parses as a float64 below 3/10
 
@@ -492,13 +497,15 @@ def number(
       thresholds: see `Number`; they may be unordered and repeated.
       fill: see `Number`.
       missing: see `Number`.
-      decimals: of the data; by default those of the thresholds. The unit keeps them if the port then has at most `USUAL_BITS` bits.
+      decimals: data decimals; default: the threshold decimals. The unit keeps them if the port
+        then has at most `USUAL_BITS` bits.
       least: see `Number`.
       largest: see `Number`.
-      format: of the port, in the units of the column. By default the smallest signed integer format.
+      format: port format, in column units. Default: the smallest signed integer format.
 
     Raises:
-      ValueError: the given format, or every format of at most `MOST_BITS` bits, cannot separate the thresholds.
+      ValueError: the given format, or every format up to `MOST_BITS` bits, cannot separate the
+        thresholds.
 
     Example:
       >>> from lutjax.circuits import columns
@@ -542,7 +549,10 @@ def category(name: str, port: str, values: Sequence[str], missing: bool) -> Cate
 
 
 def _bits(numbers: Sequence[float], decimals: int) -> int:
-    """Return the number of bits of the smallest signed integer format for numbers in a unit, with room for the code above each and for missing numbers."""
+    """Return the bits required for numbers in a unit, as signed integers.
+
+    The format also includes the code above each number and for missing numbers.
+    """
     ratio = Fraction(10) ** -decimals
     largest = max(abs(math.floor(Fraction(x) / ratio)) + 2 for x in numbers)
     return largest.bit_length() + 1
@@ -579,7 +589,7 @@ def port_names(names: Sequence[str], taken: Iterable[str]) -> list[str]:
 
 
 def word_of(text: str) -> str:
-    """Return a string reduced to lower-case letters, digits and single underscores."""
+    """Reduce a string to lower-case letters, digits and single underscores."""
     plain = unicodedata.normalize("NFKD", text.casefold())
     return re.sub("[^a-z0-9]+", "_", "".join(c for c in plain if not unicodedata.combining(c)))[:40].strip(
         "_"
