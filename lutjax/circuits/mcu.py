@@ -1,7 +1,10 @@
-"""Circuits on microcontrollers: a library in C for one sample at a time, and what it takes in flash, RAM and instructions.
+"""Circuits on microcontrollers: a single-sample C library, and its costs.
 
-Sizes are those of a cross compiler, of ``pip install ziglang`` or the machine's GCC; instructions are counted by a simulator, of ``pip install unicorn`` (ARM,
-RISC-V) or ``npm install --global avr8js`` (AVR), which also compares the answers with the circuit.
+The costs are flash and RAM bytes and instructions.
+
+Sizes come from a cross compiler, either ``pip install ziglang`` or an installed GCC. A simulator
+counts instructions and compares the answers with the circuit: ``pip install unicorn`` (ARM,
+RISC-V) or ``npm install --global avr8js`` (AVR).
 """
 
 import base64
@@ -28,28 +31,30 @@ from lutjax.circuits.circuit import Circuit, evaluated, numbers_of
 from lutjax.circuits.ports import Port
 
 SAMPLES = 64
-"""Samples that are simulated by default."""
+"""Default number of simulated samples."""
 
-_SECONDS = 600  # after which a tool is ended
-_MOST = 50_000_000  # instructions of a sample
-_STACK = 64 * 1024  # bytes of a simulated stack, where the machine has as many
-_PATTERN = 0xA5  # of memory that nobody wrote
+_SECONDS = 600  # tool time limit
+_MOST = 50_000_000  # instruction limit per sample
+_STACK = 64 * 1024  # bytes of simulated stack, if the machine has enough memory
+_PATTERN = 0xA5  # fill pattern of unwritten memory
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Microcontrollers with one set of instructions.
+    """Microcontrollers with a common instruction set.
 
     Attributes:
-      machine: a common one, in words.
-      flash, ram: bytes that this one has for programs and data; where they are not enough, the report says so.
-      functions: operations up to which each is an instruction; larger circuits are tables, which take less flash.
-      chunk: operations of one function.
-      address: largest numbers of bytes of tables and of RAM that pointers reach.
-      zig: words that tell the compiler of ziglang the machine.
-      gcc: names of GCC for the machine, and its options.
-      starts: addresses of flash and of RAM at which the program that is simulated lies.
-      boards: board, platform and framework of PlatformIO, and the name of the architecture in Arduino.
+      machine: description of a common machine.
+      flash, ram: bytes for programs and data on this machine; the report states if they are
+        exceeded.
+      functions: maximum operations written as instructions; larger circuits become tables, which
+        take less flash.
+      chunk: operations per function.
+      address: maximum bytes of tables and RAM addressable by pointers.
+      zig: target arguments for the ziglang compiler.
+      gcc: GCC names for the machine, and GCC options.
+      starts: flash and RAM start addresses of the simulated program.
+      boards: PlatformIO board, platform and framework, and the Arduino architecture name.
     """
 
     machine: str
@@ -105,14 +110,14 @@ TARGETS: dict[str, Target] = {
         ("esp32-c3-devkitm-1", "espressif32", "arduino", "esp32"),
     ),
 }
-"""Targets by name: ARM Cortex-M4, AVR of 8 bits, and RISC-V of 32 bits (RV32IMC)."""
+"""Targets by name: ARM Cortex-M4, 8-bit AVR, and 32-bit RISC-V (RV32IMC)."""
 
 
 def check_target(target: str, where: str = "mcu.write") -> Target:
-    """Return the target of a name.
+    """Return the target with this name.
 
     Raises:
-      ValueError: there is none.
+      ValueError: unknown target.
     """
     if target not in TARGETS:
         raise ValueError(f"{where}: target is {target!r}; the known ones are {', '.join(TARGETS)}.")
@@ -128,26 +133,32 @@ def write(
     style: str = "auto",
     sample: Sequence[Shaped[np.ndarray, " _"]] = (),
 ) -> dict[str, str]:
-    """Return a library for Arduino and PlatformIO that answers one sample at a time: texts by their paths.
+    """Return an Arduino and PlatformIO library that processes one sample at a time: texts by path.
 
-    ``src/NAME.h`` declares ``NAME_predict``, which takes the numbers of one sample, and returns the answer where that is one number, and else
-    writes the numbers of the outputs. ``NAME_predict_row`` takes a table row, if the circuit does. ``examples/NAME/NAME.ino`` is a sketch that calls it.
+    ``src/NAME.h`` declares ``NAME_predict``, which takes the input values of one sample. It
+    returns the answer if this is a single value, and otherwise writes the output values.
+    ``NAME_predict_row`` takes a table row, if the circuit does. ``examples/NAME/NAME.ino`` is a
+    sketch that calls it.
 
     Args:
-      circuit: any; what its outputs do not read is left out.
-      name: of the library, the files, and what names in them begin with.
-      target: a name of `TARGETS`: ``"cortex-m4"``, ``"avr"`` or ``"riscv32"``. The program is C99 that runs anywhere; the target decides the style, and what the
-        folder says of boards.
-      layers: the same network with ``inputs="bits"`` and ``outputs="bits"``, if there is one: the program then compares numbers with thresholds,
-        counts votes and finds the class by whole numbers, which for one sample takes far fewer instructions than the gates that do so in the circuit. Of a
-        circuit that takes rows of a table, ``about["column_bits"]`` of the layers has ``bits`` of its `lutjax.circuits.columns.Columns`.
-      style: "functions" writes every operation as an instruction, which is fastest; "tables" writes tables in flash (PROGMEM on AVR) and a loop that reads them, which
-        takes less flash; "auto" chooses by the number of operations.
-      sample: numbers of each input port, for the sketch; by default zeros.
+      circuit: any circuit; gates not required by the outputs are dropped.
+      name: library and file name, and prefix of C identifiers.
+      target: a name from `TARGETS`: ``"cortex-m4"``, ``"avr"`` or ``"riscv32"``. The program is
+        C99 that runs anywhere; the target determines the style and the board files.
+      layers: optional copy of the network with ``inputs="bits"`` and ``outputs="bits"``. The
+        program then uses integers to compare numbers with thresholds, count votes and find the
+        class. For one sample this takes far fewer instructions than the corresponding gates. If
+        the circuit takes table rows, ``about["column_bits"]`` of the layers holds the ``bits``
+        from its `lutjax.circuits.columns.Columns`.
+      style: "functions" writes every operation as an instruction, the fastest form; "tables"
+        writes tables in flash (PROGMEM on AVR) and a loop over them, which takes less flash;
+        "auto" selects by the number of operations.
+      sample: values for each input port in the sketch; default: zeros.
 
     Raises:
-      ValueError: an unknown target or style, a name that is not a word, a circuit without outputs or with another network as `layers`, or more
-        values or tables than pointers of the target reach.
+      ValueError: unknown target or style, a name that is not a word, a circuit without outputs, a
+        different network in `layers`, or more values or tables than the target's pointers can
+        address.
 
     Example:
       >>> from lutjax.circuits import Builder, mcu
@@ -161,7 +172,7 @@ def write(
 
 
 class _Library(NamedTuple):
-    """Files of a library, and what its program is: the number of operations, and how they are written."""
+    """Library files, and the program's operation count and style."""
 
     files: dict[str, str]
     operations: int
@@ -176,7 +187,7 @@ def _library(
     style: str,
     sample: Sequence[Shaped[np.ndarray, " _"]] = (),
 ) -> _Library:
-    """Do what `write` does."""
+    """Implement `write`."""
     of = check_target(target)
     c.check_name(name, (*circuit.inputs, *circuit.outputs))
     if style not in ("auto", "functions", "tables"):
@@ -245,18 +256,19 @@ def _outputs(circuit: Circuit, n: int) -> list[str]:
 
 
 def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "circuit") -> str:
-    """Return the text of a program that tests ``src/NAME.c`` of `write`, from a folder beside it: it has samples inside, and the answers that are right.
+    """Return a C program that tests ``src/NAME.c`` from `write`, for use in an adjacent folder.
 
-    It prints how many samples are wrong, and returns 0 if none is.
+    It contains samples and expected answers, prints the number of wrong samples, and returns 0 if
+    none is wrong.
 
     Args:
-      circuit: that of `write`.
-      *samples: for each input port the numbers of the samples, as `Circuit` takes them.
-      name: that of `write`.
+      circuit: as in `write`.
+      *samples: sample values for each input port, as in `Circuit` calls.
+      name: as in `write`.
 
     Raises:
-      ValueError: there are no samples.
-      ValueError, TypeError: samples that the circuit does not take.
+      ValueError: no samples.
+      ValueError, TypeError: samples that do not fit the circuit.
     """
     answers = circuit(*samples)
     answers = answers if isinstance(answers, tuple) else (answers,)
@@ -280,7 +292,7 @@ def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "c
 
 
 def _check_same(circuit: Circuit, layers: Circuit, program: _microcontroller.Program) -> None:
-    """Raise ValueError if a program of layers does not answer as the circuit, on random samples."""
+    """Raise ValueError if a layer program and the circuit differ on random samples."""
     samples = random_samples(circuit, 256)
     found = _microcontroller.evaluate(program, samples)
     expected = evaluated(circuit, samples).values()
@@ -292,7 +304,7 @@ def _check_same(circuit: Circuit, layers: Circuit, program: _microcontroller.Pro
 
 
 def random_samples(circuit: Circuit, n: int, seed: int = 0) -> list[np.ndarray]:
-    """Return random numbers ``[n, count]`` of each input port."""
+    """Return random values ``[n, count]`` for each input port."""
     draw = np.random.default_rng(seed)
     return [
         numbers_of(port, draw.integers(0, 2, (port.n_bits, n), dtype=np.uint8)).reshape(n, port.count)
@@ -303,23 +315,24 @@ def random_samples(circuit: Circuit, n: int, seed: int = 0) -> list[np.ndarray]:
 # ------------------------------------------------------------------------------------- report
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Costs of a circuit on a target; as text some lines.
+    """Circuit costs on a target; formatted as lines of text.
 
     Attributes:
-      target: a name of `TARGETS`.
-      gates: of the circuit.
-      operations: on bits, that the program has.
+      target: a name from `TARGETS`.
+      gates: circuit gates.
+      operations: bit operations in the program.
       style: "functions" or "tables".
-      flash: bytes of instructions and constants; None where no compiler is found.
-      ram: bytes of static memory and of the stack at its deepest; None where no simulator is found.
-      instructions: for one sample, the mean of the samples; None where no simulator is found.
-      cycles: the same, where the simulator or the documents of the core tell; else None.
-      cycles_from: what tells the cycles. Of a Cortex-M4 they are a bound from the manual's times of instructions: one cycle each, one more for each word that is
-        read or written, and three more for each branch that is taken; a flash that makes the core wait adds to that.
-      samples: that were simulated and compared with the circuit.
-      wrong: those of them whose answers are not those of the circuit.
-      missing: why a figure is None, by its name.
-      tools: versions of what made it, by name.
+      flash: bytes of instructions and constants; None without a compiler.
+      ram: bytes of static memory and maximum stack; None without a simulator.
+      instructions: mean instructions per sample; None without a simulator.
+      cycles: mean cycles per sample, from the simulator or the core's documentation; else None.
+      cycles_from: source of the cycle count. For a Cortex-M4 it is a bound from the instruction
+        timings in the manual: one cycle each, one more for each word read or written, and three
+        more for each taken branch. Flash wait states add to it.
+      samples: number of samples simulated and compared with the circuit.
+      wrong: number of samples with answers different from the circuit.
+      missing: reason for each missing figure, by name.
+      tools: tool versions by name.
     """
 
     target: str
@@ -337,7 +350,7 @@ class Report:
     tools: Mapping[str, str]
 
     def to_json(self) -> str:
-        """Return the report as an object of JSON: bytes, instructions and cycles."""
+        """Return the report as a JSON object: bytes, instructions and cycles."""
         return (
             json.dumps({**dataclasses.asdict(self), "machine": TARGETS[self.target].machine}, indent=2) + "\n"
         )
@@ -375,20 +388,21 @@ def report(
     samples: Sequence[Shaped[np.ndarray, "samples _"]] | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Return what the program of a circuit takes on a microcontroller: flash, RAM and instructions of one sample.
+    """Return the costs of a circuit on a microcontroller: flash, RAM and instructions per sample.
 
     Args:
-      circuit: as of `write`.
-      target: as of `write`.
-      layers: as of `write`.
-      style: as of `write`.
-      samples: numbers ``[samples, count]`` of each input port, on which the simulated program is compared with the circuit; by default 64 random ones.
-      progress: is told what is done next.
+      circuit: as in `write`.
+      target: as in `write`.
+      layers: as in `write`.
+      style: as in `write`.
+      samples: values ``[samples, count]`` for each input port, used to compare the simulated
+        program with the circuit; default: 64 random samples.
+      progress: receives the next step as text.
 
     Raises:
-      ValueError: as `write`; samples that the circuit does not take.
+      ValueError: as `write`; samples that do not fit the circuit.
       RuntimeError: a tool fails.
-      TimeoutError: a tool was not done in time.
+      TimeoutError: a tool exceeds its time limit.
 
     Example:
       >>> from lutjax.circuits import Builder, mcu
@@ -448,7 +462,10 @@ _CYCLES = {
 
 
 def _bytes(ports: Sequence[Port], numbers: Sequence[np.ndarray]) -> np.ndarray:
-    """Return numbers ``[n, count]`` of ports as they lie in memory, uint8 ``[n, bytes]``; see `_room`."""
+    """Return port values ``[n, count]`` in their memory layout, uint8 ``[n, bytes]``.
+
+    See `_room`.
+    """
     rows = []
     for port, x in zip(ports, numbers, strict=True):
         codes = port.format.encode(x)
@@ -462,27 +479,27 @@ def _bytes(ports: Sequence[Port], numbers: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _room(port: Port) -> int:
-    """Return how many numbers of a port there is room for: as many octets as a multiple of eight."""
+    """Return the number of allocated elements; octets are padded to a multiple of eight."""
     size = c.width_of(port) // 8
     return -(-port.count * size // 8) * 8 // size
 
 
 def unsupported_reason(target: str) -> str | None:
-    """Return why programs of a target cannot be compiled or simulated here, None where they can."""
+    """Return the reason if programs cannot be compiled or simulated for a target, else None."""
     return _why_not_compiled(TARGETS[target]) or _why_not_simulated(target)
 
 
 def wrong(
     files: Mapping[str, str], name: str, circuit: Circuit, target: str, samples: Sequence[np.ndarray]
 ) -> int:
-    """Return on how many samples, numbers ``[samples, count]`` of each input port, a simulated library does not answer as a circuit.
+    """Return the number of samples with different answers from a simulated library and a circuit.
 
     Args:
-      files: of `write`, those of ``src`` at least.
-      name: that of `write`.
+      files: files from `write`, at least the ``src`` files.
+      name: as in `write`.
       circuit: circuit of the library.
-      target: its microcontroller, as for `write`.
-      samples: numbers ``[samples, count]`` of each input port.
+      target: target microcontroller, as in `write`.
+      samples: values ``[samples, count]`` for each input port.
 
     Raises:
       RuntimeError: a tool fails.
@@ -494,7 +511,7 @@ def wrong(
 def _compared(
     compiled: "_Compiled", circuit: Circuit, target: str, samples: Sequence[np.ndarray]
 ) -> "tuple[list[_Run], int, dict[str, str]]":
-    """Return the runs of samples, how many of them have another answer than the circuit, and the version of the simulator by its name."""
+    """Return the sample runs, the number of wrong answers, and the simulator version by name."""
     expected = _bytes(circuit.outputs, [*evaluated(circuit, samples).values()])
     simulate = _on_avr if target == "avr" else _on_unicorn
     runs, tools = simulate(compiled.image, _bytes(circuit.inputs, samples), expected.shape[1])
@@ -510,7 +527,7 @@ def _why_not_compiled(of: Target) -> str | None:
 
 
 def _compiler(of: Target) -> tuple[list[str], dict[str, str]]:
-    """Return the words that begin a call of a compiler for a target, and its version by its name."""
+    """Return the compiler command prefix for a target, and the compiler version by name."""
     names, options = of.gcc
     for name in names:
         if path := shutil.which(name):
@@ -527,7 +544,10 @@ _OPTIONS = (
 
 
 class _Compiled(NamedTuple):
-    """Image with a function ``run`` around a program, the bytes of flash and of static RAM of the program alone, and the compiler's version."""
+    """Image of a program in a function ``run``, with program sizes and the compiler version.
+
+    The flash and static RAM bytes exclude ``run``.
+    """
 
     image: _elf.Image
     flash: int
@@ -552,7 +572,7 @@ def _compiled(files: Mapping[str, str], name: str, circuit: Circuit, of: Target)
         folder = pathlib.Path(place)
         texts = {path.removeprefix("src/"): text for path, text in files.items() if path.startswith("src/")}
         texts |= {"run.c": run, "run.ld": _templates.filled("mcu.ld", flash=flash, data=data)}
-        if own:  # which has no avr-libc
+        if own:  # it has no avr-libc
             (folder / "avr").mkdir()
             texts["avr/pgmspace.h"] = _templates.text("mcu_pgmspace.h")
         for path, text in texts.items():
@@ -577,7 +597,7 @@ _UNWIND = (".ARM.ex", ".eh_frame", ".riscv", ".llvm")
 
 # ------------------------------------------------------------------------------------- simulators
 class _Run(NamedTuple):
-    """Output of a sample, the instructions and cycles that it took, and the bytes of the stack that were written."""
+    """Output, instructions and cycles for a sample, and written stack bytes."""
 
     output: bytes
     instructions: int
@@ -586,7 +606,6 @@ class _Run(NamedTuple):
 
 
 def _why_not_simulated(target: str) -> str | None:
-    """Return why programs of a target cannot be simulated here, None where they can."""
     if target != "avr":
         return None if importlib.util.find_spec("unicorn") else "unicorn was not found: pip install unicorn"
     node = shutil.which("node")
@@ -596,7 +615,7 @@ def _why_not_simulated(target: str) -> str | None:
 
 
 def _avr8js(node: str) -> dict[str, str] | None:
-    """Return the environment in which node finds avr8js, None where it does not."""
+    """Return the environment for Node.js to find avr8js, or None if not found."""
     places = [os.environ.get("NODE_PATH", "")]
     if npm := shutil.which("npm"):
         places.append(_programs.run([npm, "root", "--global"], ".", 60)[1].strip())
@@ -608,7 +627,7 @@ def _avr8js(node: str) -> dict[str, str] | None:
 
 
 def _on_avr(image: _elf.Image, inputs: np.ndarray, n_out: int) -> tuple[list[_Run], dict[str, str]]:
-    data = 0x800000  # where linkers count addresses of memory from
+    data = 0x800000  # start of linker memory addresses
     start = TARGETS["avr"].starts[1] - data
     size = 32 * 1024
     flash, memory = bytearray(128 * 1024), bytearray(size)
@@ -706,13 +725,13 @@ def _emulated(image: _elf.Image, sample: bytes, n_out: int) -> _Run:
     return _Run(
         bytes(machine.mem_read(image.symbols["outputs"], n_out)),
         instructions,
-        instructions + accesses + 3 * (branches + 1) if arm else None,  # and back to the caller
+        instructions + accesses + 3 * (branches + 1) if arm else None,  # back to the caller
         len(stack.lstrip(bytes([_PATTERN]))),
     )
 
 
 def _pages(image: _elf.Image) -> list[tuple[int, int]]:
-    """Return the ranges of whole pages in which sections lie."""
+    """Return the whole-page ranges that contain sections."""
     size = 4096
     pages = sorted(
         {

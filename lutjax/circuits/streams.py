@@ -1,4 +1,4 @@
-"""Verilog modules that put a circuit between two streams, which may wait: AXI-Stream, or valid and ready alone."""
+"""Verilog wrappers between two streams with back-pressure: AXI-Stream, or plain valid and ready."""
 
 from lutjax.circuits import _names, _templates, verilog
 from lutjax.circuits.circuit import Circuit
@@ -9,23 +9,28 @@ INTERFACES = ("handshake", "axi")
 def write(
     circuit: Circuit, name: str = "circuit", *, registers: int = 0, interface: str = "handshake"
 ) -> str:
-    """Return a module ``{name}_stream`` around the module that `lutjax.circuits.verilog.write` writes with the same arguments.
+    """Return a module ``{name}_stream`` around the `lutjax.circuits.verilog.write` module.
 
-    A sample enters in each cycle in which both ``valid`` and ``ready`` of the inputs are high, and its answer leaves in one in which both
-    of the outputs are: all answers, in the order of the samples, however long either side waits. With both sides ready there is a sample in every cycle. Answers go
-    through a queue of at least two more than the latency, so no path leads from one side's ``ready`` or ``valid`` to the other side's.
+    A sample enters in each cycle with input ``valid`` and ``ready`` high. Its answer leaves in a
+    cycle with output ``valid`` and ``ready`` high. All answers keep the sample order, regardless
+    of stalls on either side. With both sides ready, throughput is one sample per cycle. Answers
+    pass through a queue of at least the latency plus two, so no path connects ``ready`` or
+    ``valid`` on one side to the other side.
 
-    The bits of all input ports are one vector, the first port lowest, and so are those of the output ports.
+    All input port bits form one vector, the first port lowest, and so do the output port bits.
 
     Args:
-      circuit: any with inputs and outputs.
-      name: as given to `verilog.write`.
-      registers: as given to `verilog.write`.
-      interface: ``"handshake"``: ``clk``, ``reset`` (synchronous), ``in_valid``, ``in_ready``, ``in_data``, ``out_valid``, ``out_ready``, ``out_data``; or
-        ``"axi"``, AXI4-Stream: ``aclk``, ``aresetn``, ``s_axis_*`` and ``m_axis_*`` with ``tvalid``, ``tready``, ``tdata`` of whole bytes and ``tlast``, which goes with its sample.
+      circuit: any circuit with inputs and outputs.
+      name: as in `verilog.write`.
+      registers: as in `verilog.write`.
+      interface: ``"handshake"``: ``clk``, ``reset`` (synchronous), ``in_valid``, ``in_ready``,
+        ``in_data``, ``out_valid``, ``out_ready``, ``out_data``; or ``"axi"``, AXI4-Stream:
+        ``aclk``, ``aresetn``, ``s_axis_*`` and ``m_axis_*`` with ``tvalid``, ``tready``, ``tdata``
+        in whole bytes, and ``tlast``, which accompanies its sample.
 
     Raises:
-      ValueError: a name that Verilog cannot have, registers below 0, another interface, or a circuit without inputs or outputs.
+      ValueError: a name that is invalid in Verilog, negative `registers`, an unknown interface, or
+        a circuit without inputs or outputs.
 
     Example:
       >>> from lutjax.circuits import Circuit, Port, streams, verilog
@@ -44,7 +49,7 @@ def write(
             "streams.write: the circuit has no input port or no output port; a stream needs one of each."
         )
     cycles = verilog.latency(circuit, registers)
-    bits = (cycles + 1).bit_length()  # a queue of a power of two, at least the latency and two more
+    bits = (cycles + 1).bit_length()  # power-of-two queue, at least the latency plus two
     n_in, n_out = circuit.n_inputs, circuit.n_outputs
     wide_in, wide_out = (-(-n // 8) * 8 for n in (n_in, n_out))
     if interface == "axi":

@@ -1,8 +1,8 @@
 """Circuits as Verilog-2001, with registers and a testbench.
 
-There is no VHDL: tools that read VHDL read Verilog beside it, and a module is instantiated from VHDL through a component with
-the same ports (``std_logic`` and ``std_logic_vector``). A second language would double what has to be proved, and neither ABC nor
-Yosys reads it.
+VHDL output is unsupported: VHDL tools also read Verilog, and VHDL can instantiate a module through
+a component with the same ports (``std_logic`` and ``std_logic_vector``). A second language would
+double the verification effort, and neither ABC nor Yosys reads VHDL.
 """
 
 import json
@@ -21,35 +21,40 @@ CONTROL = ("clk", "reset", "valid_in", "valid_out")  # ports of a module with re
 
 
 def latency(circuit: Circuit, registers: int) -> int:
-    """Return after how many cycles an answer comes: 0 without registers, else one for each `registers` levels, at least 1."""
+    """Return the latency in cycles.
+
+    It is 0 without registers, else one for each `registers` levels, at least 1.
+    """
     _check_registers("latency", registers)
     return max(1, -(-circuit.depth // registers)) if registers else 0
 
 
 def n_registers(circuit: Circuit, registers: int) -> int:
-    """Return how many bits of registers `write` writes, those of ``valid`` included."""
+    """Return the number of register bits in `write` output, including ``valid``."""
     cycles = latency(circuit, registers)
     return sum(_delays(circuit, registers, cycles)) + cycles
 
 
 def write(circuit: Circuit, name: str = "circuit", *, registers: int = 0) -> str:
-    """Return a circuit as a module of Verilog-2001.
+    """Return a circuit as a Verilog-2001 module.
 
-    Its ports are those of the circuit, each a vector with number 0 in the lowest bits. Gates of up to 3 inputs are written with
-    operators; those of more are functions with a ``case`` over the table, which synthesis turns into one look-up table each if
-    they have at most as many inputs as the device's. Adders and comparisons are gates as all others.
+    The circuit ports become vectors with element 0 in the lowest bits. Gates with up to 3 inputs
+    are written with operators. Larger gates are functions with a ``case`` over the table;
+    synthesis maps each to one lookup table if the device supports this number of inputs. Adders
+    and comparisons are ordinary gates.
 
-    With registers the module is a pipeline that takes a sample in every cycle: ports ``clk``, ``reset`` (synchronous; it clears
-    only the valid bits), ``valid_in`` and ``valid_out`` are added, and outputs come from registers, `latency` cycles after their
-    inputs.
+    With registers the module is a pipeline that takes a sample in every cycle. It adds the ports
+    ``clk``, ``reset`` (synchronous; it clears only the valid bits), ``valid_in`` and
+    ``valid_out``. Registered outputs appear `latency` cycles after their inputs.
 
     Args:
       circuit: the circuit.
-      name: of the module.
-      registers: 0 for a combinational module, or a register after every so many levels of gates.
+      name: module name.
+      registers: 0 for a combinational module, or the number of gate levels between registers.
 
     Raises:
-      ValueError, TypeError: a name that Verilog cannot have, registers below 0, or a port with the name of an added one.
+      ValueError, TypeError: a name that is invalid in Verilog, negative `registers`, or a port
+        with the name of an added port.
 
     Example:
       >>> from lutjax.circuits import Circuit, Port, verilog
@@ -115,7 +120,7 @@ def write(circuit: Circuit, name: str = "circuit", *, registers: int = 0) -> str
 
 
 def ports_of(circuit: Circuit, registers: int = 0) -> dict[str, str]:
-    """Return how `write` declares each port of a circuit, by name.
+    """Return the declaration of each circuit port in `write` output, by name.
 
     Example:
       >>> from lutjax.circuits import Circuit, Port, verilog
@@ -128,12 +133,12 @@ def ports_of(circuit: Circuit, registers: int = 0) -> dict[str, str]:
 
 
 def connections(circuit: Circuit, inputs: str, outputs: str) -> list[str]:
-    """Return the connections of the ports of a circuit with parts of two vectors, the first port in the lowest bits.
+    """Connect circuit ports to slices of two vectors, the first port in the lowest bits.
 
     Args:
-      circuit: whose module is instantiated.
-      inputs: name of the vector with the input ports.
-      outputs: name of the vector with the output ports.
+      circuit: circuit of the instantiated module.
+      inputs: vector with the input ports.
+      outputs: vector with the output ports.
 
     Example:
       >>> from lutjax.circuits import Circuit, Port, verilog
@@ -150,10 +155,10 @@ def connections(circuit: Circuit, inputs: str, outputs: str) -> list[str]:
 
 
 def declared(text: str, module: str) -> dict[str, str]:
-    """Return how a text that `write` wrote declares each port of a module, by name.
+    """Return the port declarations of a module in `write` output, by name.
 
     Raises:
-      ValueError: it has no such module.
+      ValueError: the text has no such module.
 
     Example:
       >>> from lutjax.circuits import Circuit, Port, verilog
@@ -177,20 +182,23 @@ def testbench(
     name: str = "circuit",
     registers: int = 0,
 ) -> str:
-    """Return a testbench for the module of `write`, with all samples and answers in its text.
+    """Return a testbench for the `write` module, with all samples and answers included.
 
-    It prints one line that begins with PASS or FAIL. With registers the samples are sent twice, without and with gaps in the
-    stream, and ``valid_out`` is checked in every cycle, also under reset; in the gaps the inputs are unknown (X).
+    It prints one line that begins with PASS or FAIL. With registers it sends the samples twice,
+    without and with gaps in the stream, and checks ``valid_out`` in every cycle, also under reset.
+    Inputs are unknown (X) in the gaps.
 
     Args:
       circuit: the circuit.
-      samples: numbers of the input port, as calls of a `Circuit` take them, or a tuple with those of each input port.
-      expected: numbers of the output port, or a tuple of those; None for the answers of the circuit itself.
-      name: as for `write`. The testbench's own name is the module's name and ``_testbench``.
-      registers: as for `write`.
+      samples: values for the input port, as in `Circuit` calls, or a tuple with values for each
+        input port.
+      expected: values for the output port, or a tuple; None for the circuit's own answers.
+      name: as in `write`. The testbench is named ``{name}_testbench``.
+      registers: as in `write`.
 
     Raises:
-      ValueError, TypeError: samples that do not fit the ports, none of them, or a circuit without inputs or outputs.
+      ValueError, TypeError: samples that do not fit the ports, no samples, or a circuit without
+        inputs or outputs.
     """
     _check_registers("testbench", registers)
     _check_names("testbench", circuit, name, registers)
@@ -263,19 +271,19 @@ def _check_names(caller: str, circuit: Circuit, module: str, registers: int) -> 
 
 
 def _free(prefix: str, names: Sequence[str]) -> str:
-    """Return a prefix for names of our own: none of the ports has a name of it and digits."""
+    """Return an internal name prefix: no port is named with this prefix and digits."""
     while any(re.fullmatch(rf"{prefix}\d*(_\w*)?", name) for name in names):
         prefix += "_"
     return prefix
 
 
 def _stages(circuit: Circuit, registers: int) -> Sequence[int]:
-    """Return the number of registers on the way from the inputs to each node."""
+    """Return the number of registers between the inputs and each node."""
     return [max(0, (level - 1) // registers) if registers else 0 for level in circuit.levels]
 
 
 def _delays(circuit: Circuit, registers: int, cycles: int) -> list[int]:
-    """Return for each node the number of cycles that it is kept for those that read it."""
+    """Return the number of cycles each node is held for its readers."""
     delays = [0] * (circuit.first_gate + len(circuit))
     if not registers:
         return delays
@@ -345,7 +353,7 @@ def _registers(cycles: int, delays: Sequence[int], now: Sequence[str], delayed: 
 
 
 def _hexadecimal(ports: Sequence[Port], numbers: Sequence[Any]) -> list[str]:
-    """Digits of each sample, the bits of the first port lowest."""
+    """Return the digits of each sample, with the first port in the lowest bits."""
     bits = []
     for port, given in zip(ports, numbers, strict=True):
         codes = port.format.encode(np.asarray(given)).reshape(len(given), port.count, 1)
