@@ -1,4 +1,4 @@
-"""Folders of exported circuits: a file of each format, samples with their answers, and a manifest that says what all of it is."""
+"""Export folders: one file per format, samples with answers, and a manifest that describes them."""
 
 import dataclasses
 import hashlib
@@ -40,7 +40,7 @@ from lutjax.files.strict_json import Fields
 
 MANIFEST = "manifest.json"
 MOST_LEVELS = 1 << 31
-"""More than any circuit has between registers; JSON holds larger numbers."""
+"""Upper bound on levels between registers, because JSON can hold larger numbers."""
 MOST_ROWS = 24
 """Maximum example rows on a page."""
 VECTORS = "vectors.json"
@@ -48,29 +48,30 @@ MAKEFILE = "Makefile"
 README = "README.md"
 BUILD = "build"
 EXTRA = "extra"
-"""Format, in a manifest, of files that belong to a circuit and are none of it."""
+"""Manifest format for additional files that belong to a circuit."""
 KINDS = ("circuit", "language model")
-"""Kinds of exports."""
+"""Export kinds."""
 
 VERSION = 1
-"""Version of the layout of a folder."""
+"""Version of the folder layout."""
 
 
 class DeploymentError(FolderError):
-    """A folder that cannot be written or read, or files that cannot be made."""
+    """A folder that cannot be written or read, or files that cannot be generated."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Vectors:
-    """Samples of a circuit with the answers that are expected.
+    """Circuit samples with expected answers.
 
     Attributes:
-      inputs, outputs: for each port its numbers, ``[samples, count]``.
-      source: where the samples are from, in words.
-      rows: raw table rows of the samples, see `lutjax.circuits.columns.Columns.encode`; None if the circuit does not take rows.
+      inputs, outputs: values ``[samples, count]`` for each port.
+      source: description of the sample source.
+      rows: raw table rows of the samples, see `lutjax.circuits.columns.Columns.encode`; None
+        without table rows.
 
     Raises:
-      ValueError: ports have other numbers of samples.
+      ValueError: the ports have different numbers of samples.
 
     Example:
       >>> import numpy as np
@@ -96,7 +97,7 @@ class Vectors:
         return next((len(x) for x in (*self.inputs.values(), *self.outputs.values())), 0)
 
     def check(self, circuit: Circuit) -> None:
-        """Raise ValueError if the vectors are none, or not those of the ports of a circuit."""
+        """Raise ValueError if the vectors are empty or do not fit the circuit ports."""
         if not len(self):
             raise ValueError("Vectors: there are no samples; expected some.")
         for what, ports, given in (
@@ -132,7 +133,7 @@ class Vectors:
                 )
 
     def to_json(self) -> str:
-        """Return text that `from_json` reads, a line for each sample."""
+        """Return JSON for `from_json`, one line per sample."""
         rows = []
         for k in range(len(self)):
             sample = [
@@ -145,10 +146,10 @@ class Vectors:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Vectors":
-        """Return the vectors of a text that `to_json` made. It takes at most 100 times the memory of the text.
+        """Parse the `to_json` text. It takes at most 100 times the memory of the text.
 
         Raises:
-          ValueError: another text; the message says which sample is wrong.
+          ValueError: invalid text; the message names the wrong sample.
         """
         try:
             found, fields = strict_json.loads(text), Fields("vectors")
@@ -179,7 +180,7 @@ class Vectors:
 
 
 def _row(where: str, sample: Any) -> list[Value]:
-    """Return the raw row of a sample."""
+    """Return the raw row from a sample."""
     row: list[Value] = Fields(where).field(sample, "row", list)
     if not {type(cell) for cell in row} <= {int, float, str, type(None)}:
         raise ValueError(f"{where}: 'row' is {strict_json.shown(row)}; expected numbers, texts and null.")
@@ -187,7 +188,7 @@ def _row(where: str, sample: Any) -> list[Value]:
 
 
 def _numbers(where: str, name: str, found: Mapping[str, Any], before: list[Any]) -> list[float | int]:
-    """Return the numbers of a port of a sample, as many as those of the samples before it."""
+    """Return the values for a sample port, as many as in earlier samples."""
     row: list[float | int] = Fields(where).field(found, name, list)
     if not {type(number) for number in row} <= {int, float} or (before and len(row) != len(before[0])):
         expected = f"{len(before[0])} numbers, as before" if before else "numbers"
@@ -199,16 +200,17 @@ def _numbers(where: str, name: str, found: Mapping[str, Any], before: list[Any])
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Choices of the files of an export.
+    """Export options.
 
     Attributes:
-      formats: names of `FORMATS`.
-      name: of the Verilog module, the C functions and the files.
-      registers: levels of gates between two registers of the Verilog module; 0 for none.
-      target: a name of `lutjax.circuits.mcu.TARGETS`, whose library takes the place of the C files; None for none.
+      formats: names from `FORMATS`.
+      name: Verilog module, C function and file name.
+      registers: gate levels between Verilog registers; 0 for none.
+      target: a name from `lutjax.circuits.mcu.TARGETS`, whose library replaces the C files; None
+        for none.
 
     Raises:
-      ValueError: an unknown format, or another value that is impossible.
+      ValueError: an unknown format, or another invalid value.
     """
 
     formats: tuple[str, ...] = ()
@@ -248,14 +250,14 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """Everything that the files of an export are made of.
+    """All inputs required to generate the export files.
 
     Attributes:
-      circuit, vectors, options: what is written.
-      page: arguments of `lutjax.circuits.page.write`: examples, labels and so on, and under ``circuit`` another circuit to show,
-        such as one with votes.
-      layers: of a library for a microcontroller, see `lutjax.circuits.mcu.write`.
-      extras: further files that belong to the circuit, by name, such as how its inputs are made of raw data.
+      circuit, vectors, options: exported circuit, its samples, and the options.
+      page: arguments for `lutjax.circuits.page.write`, such as examples and labels; ``circuit``
+        selects another circuit to show, such as one with votes.
+      layers: layers for a microcontroller library, see `lutjax.circuits.mcu.write`.
+      extras: additional circuit files by name, such as the encoding from raw data to inputs.
     """
 
     circuit: Circuit
@@ -267,7 +269,7 @@ class Request:
 
 
 def as_called(ports: Sequence[Port], numbers: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
-    """Return numbers ``[samples, count]`` of ports as calls of a `Circuit` take and return them."""
+    """Return port values ``[samples, count]`` in the form used by `Circuit` calls."""
     return tuple(numbers[port.name][:, 0] if port.count == 1 else numbers[port.name] for port in ports)
 
 
@@ -320,7 +322,7 @@ FORMATS: dict[str, Callable[[Request], Mapping[str, str | bytes]]] = {
     "html": _html,
     "dot": lambda r: {f"{r.options.name}.dot": dot.write(r.circuit, r.options.name)},
 }
-"""For each format the function that returns its files by their names."""
+"""File generator for each format, returning files by name."""
 
 ENDINGS: dict[str, tuple[str, ...]] = {
     "verilog": (".v", "_testbench.v"),
@@ -332,11 +334,11 @@ ENDINGS: dict[str, tuple[str, ...]] = {
     "html": (".html",),
     "dot": (".dot",),
 }
-"""For each format what the names of its files have after the name of the export."""
+"""File name suffixes for each format."""
 
 
 def library(name: str) -> tuple[str, ...]:
-    """Return the paths of the files of C of an export for a microcontroller."""
+    """Return the C file paths in a microcontroller export."""
     return (
         *(f"src/{name}.c", f"src/{name}.h", f"extras/{name}_test.c", f"examples/{name}/{name}.ino"),
         *("library.json", "library.properties", "platformio.ini"),
@@ -344,7 +346,7 @@ def library(name: str) -> tuple[str, ...]:
 
 
 def formats_of(options: Options, circuit: Circuit) -> dict[str, str]:
-    """Return the names of the files of the export of a circuit but its manifest, each with its format."""
+    """Return all file names in an export except its manifest, each with its format."""
     formats = dict.fromkeys(("json", *options.formats))
     found = {
         name: format
@@ -362,11 +364,11 @@ def formats_of(options: Options, circuit: Circuit) -> dict[str, str]:
 def files_of(
     request: Request, *, progress: Callable[[str], None] = lambda text: None
 ) -> dict[str, tuple[str, bytes]]:
-    """Return the format and the content of each file of an export but its manifest.
+    """Return the format and content of each export file except its manifest.
 
     Args:
       request: the requested export.
-      progress: is told what is made next.
+      progress: receives the next step as text.
     """
     options = request.options
     found: dict[str, tuple[str, bytes]] = {}
@@ -390,7 +392,7 @@ def files_of(
 
 
 def readme(circuit: Circuit, options: Options) -> str:
-    """Return the README of a circuit that takes table rows, in Markdown; an empty string for other circuits."""
+    """Return a Markdown README for a circuit with table rows, else an empty string."""
     taken = columns.of_circuit(circuit.about, circuit.inputs)
     if taken is None:
         return ""
@@ -445,7 +447,7 @@ def readme(circuit: Circuit, options: Options) -> str:
 
 
 def _rounding(taken: Columns, name: str) -> str:
-    """Return how to convert numbers to port values."""
+    """Return the README section on converting numbers to port values."""
     if not any(isinstance(column, Number) for column in taken.columns):
         return "Each category has a code."
     return (
@@ -461,7 +463,7 @@ def _cell(text: str) -> str:
 
 
 def facts_of(request: Request) -> dict[str, Any]:
-    """Return what the manifest of a circuit says beside its files: interface, options, statistics, vectors."""
+    """Return the circuit facts in a manifest: interface, options, statistics, vectors."""
     circuit, options = request.circuit, request.options
     return {
         "circuit": f"{options.name}.json",
@@ -478,7 +480,7 @@ def facts_of(request: Request) -> dict[str, Any]:
 
 
 def summary(circuit: Circuit, files: Mapping[str, tuple[str, bytes]]) -> list[str]:
-    """Return lines about a circuit and its files."""
+    """Return summary lines about a circuit and its files."""
     stats = statistics.of(circuit, lut6=False)
     return [
         f"{statistics.gates_in_words(circuit)} in {stats.levels} levels; as {stats.ands:,} AND nodes or "
@@ -510,13 +512,13 @@ def manifest_of(
     facts: Mapping[str, Any],
     run: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Return the content of a manifest.
+    """Return a manifest.
 
     Args:
-      kind: one of `KINDS`.
+      kind: a name from `KINDS`.
       files: format and content of each file.
-      facts: of the kind: interface, statistics, options.
-      run: kind, folder, step and digest of the run that the model is from.
+      facts: facts for the kind: interface, statistics, options.
+      run: kind, folder, step and digest of the training run.
     """
     return {
         "lutjax": __version__,
@@ -533,10 +535,11 @@ def manifest_of(
 
 
 def check_place(folder: Path) -> bool:
-    """Return whether a folder holds an export that may be replaced, or is free.
+    """Return True if a folder holds a replaceable export, or False if the path is free.
 
     Raises:
-      DeploymentError: it is a file, holds something else than an export, or an export and other files, or files of it are changed.
+      DeploymentError: the path is a file, or the folder contains other files, no export, or a
+        modified export.
     """
     if not folder.exists():
         return False
@@ -564,7 +567,7 @@ def check_place(folder: Path) -> bool:
 
 
 def made_by_make(manifest: Mapping[str, Any]) -> set[str]:
-    """Return the paths in the folder of an export of what its Makefile may write there."""
+    """Return the paths that the export's Makefile may create."""
     if manifest.get("kind") == "language model":
         return {"language_model"}
     name = manifest.get("name")
@@ -573,7 +576,7 @@ def made_by_make(manifest: Mapping[str, Any]) -> set[str]:
 
 
 def write(folder: Path, files: Mapping[str, tuple[str, bytes]], manifest: Mapping[str, Any]) -> None:
-    """Write the files of an export and their manifest, all or nothing, in the place of an earlier export.
+    """Write the export files and their manifest atomically, replacing an earlier export.
 
     Raises:
       DeploymentError: as `check_place`.
@@ -589,10 +592,10 @@ def write(folder: Path, files: Mapping[str, tuple[str, bytes]], manifest: Mappin
 
 
 class DamagedManifestError(DeploymentError):
-    """A manifest that does not say what one says.
+    """A manifest with missing or invalid fields.
 
     Attributes:
-      found: what it holds, by name; nothing where it is no object of JSON.
+      found: fields by name; empty if the manifest is not a JSON object.
     """
 
     def __init__(self, message: str, found: Mapping[str, Any]):
@@ -601,12 +604,13 @@ class DamagedManifestError(DeploymentError):
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of an export, in which every field that is read later is of its kind.
+    """Return the manifest of an export, after validating the field types.
 
     It takes at most 100 times the memory of the export, and so do all proofs of an export.
 
     Raises:
-      DeploymentError: there is none, or one of a later version; DamagedManifestError: it is damaged.
+      DeploymentError: the manifest does not exist or has a later version. DamagedManifestError: it
+        is damaged.
     """
     path = folder / MANIFEST
     if not folder.is_dir():
@@ -629,12 +633,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 _FILE = re.compile(
     r"(src/|extras/|examples/\w{1,240}/)?[A-Za-z0-9_]{1,240}(\.[a-z]{1,10})?", re.ASCII
-)  # a disk has names of up to 255 octets
+)  # file systems limit names to 255 bytes
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def _check_manifest(found: Any) -> None:
-    """Raise ValueError if a manifest lacks a field that is read, or one is not what it can be."""
+    """Raise ValueError if a manifest field is missing or has an invalid value."""
     fields = Fields("the manifest")
     if fields.field(found, "version", int) != VERSION:
         raise ValueError(f"the manifest: 'version' is {found['version']}; expected {VERSION}.")
@@ -678,15 +682,15 @@ _FACTS: dict[str, type] = {
     "registers": int,
     "latency": int,
 }
-"""Fields that `facts_of` returns, and their kinds."""
+"""Fields from `facts_of`, and their types."""
 
 
 def differences(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return the files that are not as a manifest says, each with "missing", "changed" or "not listed".
+    """Return the files that differ from a manifest: "missing", "changed" or "not listed".
 
     Args:
       folder: folder of the export.
-      manifest: as `read_manifest` returns it, or as `DamagedManifestError` has it: what names no files lists none.
+      manifest: from `read_manifest` or `DamagedManifestError`; without file names it lists none.
     """
     files = manifest.get("files")
     listed = files if isinstance(files, dict) else {}

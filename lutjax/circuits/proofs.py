@@ -1,4 +1,4 @@
-"""Checks of an exported folder: is each file what was written, and do all of them compute what the model computes?"""
+"""Verification of export folders: file integrity, and equivalence with circuit and model."""
 
 import contextlib
 import dataclasses
@@ -40,25 +40,25 @@ from lutjax.files import strict_json
 from lutjax.files.atomic import entries
 
 MOST_INPUTS = 16
-"""Circuits of at most so many input bits are compared on all inputs."""
+"""Maximum input bits for an exhaustive comparison."""
 
 RANDOM_SAMPLES = 4096
-"""Random inputs on which larger ones are compared, fewer where they would have more than `MOST_BITS` together."""
+"""Random inputs for larger circuits, fewer if they would exceed `MOST_BITS` together."""
 
 MOST_BITS = 1 << 25
-"""Bits of all random inputs of a comparison together, if each has fewer."""
+"""Total bits of all random inputs in a comparison, if each has fewer."""
 
 
-_SECONDS = 600  # after which a program is ended
+_SECONDS = 600  # time limit of a program
 _C_FLAGS = ("-std=c99", "-O1", "-Wall", "-Wextra", "-Werror", "-pedantic")
 
 
 class FailedError(Exception):
-    """A difference that a check found."""
+    """A difference found by a check."""
 
 
 class SkippedError(Exception):
-    """The reason why a check cannot be made here."""
+    """The reason to skip a check on this machine."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +66,11 @@ class Proof:
     """Result of a check.
 
     Attributes:
-      name: what was compared.
-      passed: None where it was skipped.
-      detail: on what it was compared, the difference that was found, or why it was skipped.
-      seconds: that it took.
-      proves: names of the files that compute what they have to if it passes.
+      name: compared files.
+      passed: None if skipped.
+      detail: compared data, the difference, or the reason for skipping.
+      seconds: duration.
+      proves: files verified by the check if it passes.
 
     Example:
       >>> from lutjax.circuits.proofs import Proof
@@ -91,11 +91,12 @@ class Proof:
 
 
 class Check(NamedTuple):
-    """Comparison of files with each other or with the model.
+    """Comparison between files, or between a file and the model.
 
     Attributes:
-      name: what is compared.
-      run: returns on what it was compared; raises FailedError or SkippedError.
+      name: compared files.
+      run: function that returns a description of the compared data, or raises FailedError or
+        SkippedError.
       proves: see `Proof`.
     """
 
@@ -105,11 +106,11 @@ class Check(NamedTuple):
 
 
 class Oracle(NamedTuple):
-    """A model that a circuit has to agree with.
+    """Reference model for a circuit.
 
     Attributes:
-      samples: numbers of each input port.
-      answer: numbers of each output port for numbers of the input ports.
+      samples: values for each input port.
+      answer: function from input port values to output port values.
     """
 
     samples: Sequence[np.ndarray]
@@ -123,18 +124,18 @@ def verify(
     doing: Callable[[str], contextlib.AbstractContextManager[object]] = lambda name: contextlib.nullcontext(),
     on_proof: Callable[[Proof], None] = lambda proof: None,
 ) -> list[Proof]:
-    """Make every check of an exported folder that can be made here.
+    """Run every check of an export folder that this machine supports.
 
     Args:
-      folder: what `lutjax export` wrote.
-      oracle: returns the model of a manifest's run; raises SkippedError where it is not there.
-      doing: shows what is checked in a block.
-      on_proof: is told of each result.
+      folder: folder from `lutjax export`.
+      oracle: returns the model for a manifest's run; raises SkippedError if it is unavailable.
+      doing: context manager that displays the current check.
+      on_proof: receives each result.
 
-    Nothing that the manifest says is believed: it is compared with the files, and these with each other.
+    The manifest is not trusted: it is compared with the files, and the files with each other.
 
     Raises:
-      DeploymentError: the folder is no export, or one of a later version.
+      DeploymentError: the folder is not an export, or has a later version.
     """
     try:
         manifest = deployment.read_manifest(folder)
@@ -156,9 +157,9 @@ def verify(
 
 
 def coverage(folder: Path, proofs: Sequence[Proof]) -> str:
-    """Return in words which files of an exported folder are proved, which have failed, and which are as the manifest says and no more.
+    """Describe the proved, failed and merely unchanged files in an export folder.
 
-    Every file of the folder and of the manifest is named or counted once.
+    Every file in the folder and the manifest is named or counted once.
     """
     try:
         manifest = deployment.read_manifest(folder)
@@ -200,12 +201,12 @@ def _listed(names: set[str]) -> str:
 def checks_of(
     folder: Path, manifest: dict[str, Any], oracle: Callable[[dict[str, Any]], Oracle] | None
 ) -> list[Check]:
-    """Return the checks of an export, those that need nothing but NumPy first.
+    """Return the checks for an export, starting with the pure NumPy checks.
 
     Args:
       folder: folder of the export.
-      manifest: as `deployment.read_manifest` returns it, or what a damaged one holds.
-      oracle: returns the model that a manifest names; None skips the checks that need it.
+      manifest: from `deployment.read_manifest`, or the fields of a damaged manifest.
+      oracle: returns the model named in a manifest; None skips checks against the model.
     """
     checks = [Check("digests of all files", functools.partial(_digests, folder, manifest))]
 
@@ -216,7 +217,7 @@ def checks_of(
         for name in names:
             add(f"{name}{what}", functools.partial(run, name), name)
 
-    if (folder / "main.c").exists():  # no circuit has this name, whatever kind is stated
+    if (folder / "main.c").exists():  # no circuit has this name, for any kind
         names = sorted(entries(folder) & language_model.FILES)
         add(f"{MANIFEST} = the files", functools.partial(_program_is_described, folder, manifest))
         add("the C program = the model in JAX", functools.partial(_program_holds, folder), *names)
@@ -252,7 +253,7 @@ def checks_of(
 
 
 def _lists_files(manifest: dict[str, Any]) -> bool:
-    """Return whether a manifest, perhaps a damaged one, says which files there are."""
+    """Return True if a manifest, possibly damaged, has a valid file list."""
     return isinstance(manifest.get("files"), dict)
 
 
@@ -271,8 +272,8 @@ def _digests(folder: Path, manifest: dict[str, Any]) -> str:
 
 
 def _described(folder: Path, facts: dict[str, Any], expected: dict[str, str]) -> None:
-    """Compare facts and formats of files that a manifest states with what they have to be."""
-    manifest = deployment.read_manifest(folder)  # says where it is damaged
+    """Compare the manifest's facts and file formats with the expected ones."""
+    manifest = deployment.read_manifest(folder)  # locates the damage
     formats = {name: stated["format"] for name, stated in manifest["files"].items()}
     wrong = [
         f"{name} is stated as {strict_json.shown(formats[name])}"
@@ -280,7 +281,7 @@ def _described(folder: Path, facts: dict[str, Any], expected: dict[str, str]) ->
         if expected.get(name) != formats[name]
     ]
     wrong += [f"{name} is not stated" for name in sorted(set(expected) - set(formats))]
-    different = deployment.differences(folder, manifest)  # which fail by their digests
+    different = deployment.differences(folder, manifest)  # these fail the digest check
     for name in sorted(set(manifest["files"]) - set(different)):
         n_bytes, size = manifest["files"][name]["bytes"], (folder / name).stat().st_size
         if n_bytes != size:
@@ -313,20 +314,20 @@ def _program_holds(folder: Path) -> str:
 
 
 class _Export:
-    """Files of an export, read where a check needs them: those that lie in the folder, whatever the manifest says."""
+    """Export files, read on demand from the folder, independent of the manifest."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any]):
         self.folder, self.manifest = folder, manifest
         found = {path.stem for path in folder.glob("*.json")} - {Path(MANIFEST).stem, Path(VECTORS).stem}
         stated = manifest.get("name")
-        # columns.json is the encoding of a table, beside its circuit.
+        # columns.json is the encoding of a table, next to its circuit.
         others = {"columns"} | {name for name in found if name.endswith("_alkaid")}
         circuits = found - others or found
         self.name: str = stated if stated in list(found) else min(circuits, default="circuit")
         self.circuit_name = f"{self.name}.json"
 
     def names(self, format: str) -> tuple[str, ...]:
-        """Return the names of the files of a format that are there."""
+        """Return the existing file names in a format."""
         names: Iterable[str] = (f"{self.name}{end}" for end in deployment.ENDINGS[format])
         if format == "c" and self.is_library:
             names = deployment.library(self.name)
@@ -334,37 +335,37 @@ class _Export:
 
     @property
     def is_library(self) -> bool:
-        """True where the C code is a library for a microcontroller."""
+        """True if the C code is a microcontroller library."""
         return (self.folder / "src").is_dir()
 
     @property
     def program(self) -> str:
-        """The name of the C code."""
+        """Name of the C code."""
         return f"src/{self.name}.c" if self.is_library else f"{self.name}.c"
 
     @property
     def target(self) -> str | None:
-        """The microcontroller that the manifest states for a library, or any; None where there is no library."""
+        """Microcontroller from the manifest for a library, or any; None without a library."""
         stated = self.manifest.get("target")
         if not self.is_library:
             return None
         return stated if isinstance(stated, str) and stated in mcu.TARGETS else min(mcu.TARGETS)
 
     def states_life(self) -> bool:
-        """Return whether the circuit or the manifest says that it is the Game of Life."""
+        """Return True if the circuit or the manifest claims to be the Game of Life."""
         about = self.manifest.get("about")
         with contextlib.suppress(FailedError):
             about = self.circuit.about
         return isinstance(about, Mapping) and about.get("rule") == "life"
 
     def has_registers(self) -> bool:
-        """Return whether the module of Verilog has a clock, whatever the manifest says."""
+        """Return True if the Verilog module has a clock, regardless of the manifest."""
         with contextlib.suppress(FailedError):
             return "clk" in self.ports()
         return False
 
     def ports(self) -> dict[str, str]:
-        """Return the ports of the module of Verilog, as they are declared."""
+        """Return the declared ports of the Verilog module."""
         name = f"{self.name}.v"
         try:
             return verilog.declared(_text(self.folder, name), self.name)
@@ -373,15 +374,16 @@ class _Export:
 
     @property
     def registers(self) -> int:
-        """The number of levels between registers that the manifest states, 0 or 1 if it states none."""
+        """Register level count from the manifest, 0 or 1 if not given."""
         stated = self.manifest.get("registers")
         return stated if type(stated) is int and stated >= 0 else int(self.has_registers())
 
     @functools.cached_property
     def circuit(self) -> Circuit:
-        """The circuit that all files are compared with.
+        """Reference circuit for all files.
 
-        Its inputs are no more than the files that hold it and its samples can tell of: random ones are drawn for each.
+        The bytes in its file and the sample file bound its number of inputs, because each input
+        gets random values.
         """
         found = self.read(self.circuit_name)
         sizes = [
@@ -407,7 +409,6 @@ class _Export:
             raise FailedError(f"{VECTORS} cannot be read: {error}") from error
 
     def read(self, name: str) -> Circuit:
-        """Return the circuit of a file."""
         end = name.removeprefix(self.name)
         reader = next(read for (_, suffix), read in _READERS.items() if end == suffix)
         try:
@@ -417,15 +418,15 @@ class _Export:
 
     @property
     def options(self) -> deployment.Options:
-        """The choices of the files that are there."""
+        """Options matching the existing files."""
         formats = [format for format in deployment.ENDINGS if self.names(format)]
         return deployment.Options(tuple(formats), self.name, self.registers, self.target)
 
     def is_described(self) -> str:
-        """Compare what the manifest says of the circuit, the vectors and the files with what they are."""
+        """Check the manifest's description against the circuit, vectors and files."""
         options = self.options
         facts = deployment.facts_of(deployment.Request(self.circuit, self.vectors, options))
-        if self.manifest.get("lutjax") != __version__:  # which may count otherwise
+        if self.manifest.get("lutjax") != __version__:  # it may count differently
             del facts["statistics"]
         stated = deployment.read_manifest(self.folder)["files"]
         extras = {
@@ -440,7 +441,7 @@ class _Export:
         return _samples(len(self.vectors))
 
     def readme_holds(self) -> str:
-        """Compare the README with the one generated from the circuit."""
+        """Compare the README with a newly generated one."""
         if _text(self.folder, deployment.README) != deployment.readme(self.circuit, self.options):
             raise FailedError(f"{deployment.README} does not describe the circuit")
         return f"{len(self.circuit.inputs)} columns"
@@ -472,14 +473,14 @@ class _Export:
         return _same_circuit(self.read(name), self.circuit)
 
     def shown_holds(self, name: str) -> str:
-        """Compare the circuit of a page. It may show votes where the circuit says the class, or the bits that are counted."""
+        """Compare a page's circuit. It may show votes instead of the class, or the counted bits."""
         shown, others = self.shown(name), _tried(self.circuit.inputs)
         for x in ([self.vectors.inputs[port.name] for port in shown.inputs], others[0]):
             self._same_as_shown(evaluated(shown, x), evaluated(self.circuit, x))
         return f"{_samples(len(self.vectors))} and {others[1]}"
 
     def shown(self, name: str) -> Circuit:
-        """Return the circuit of a page, which reads what the circuit of the export reads."""
+        """Return a page's circuit, after checking for the same inputs."""
         try:
             found = page.read(_text(self.folder, name))
         except ValueError as error:
@@ -489,7 +490,7 @@ class _Export:
         return found
 
     def _same_as_shown(self, found: dict[str, np.ndarray], answers: dict[str, np.ndarray]) -> None:
-        """Compare answers of a page with those of the circuit: the same, or votes."""
+        """Compare a page's answers with the circuit: equal, or votes."""
         (port, votes), *more = found.items()
         expected = answers.get(port)
         if not more and len(answers) == 1 and expected is not None and votes.shape[1] != expected.shape[1]:
@@ -500,7 +501,7 @@ class _Export:
         _same(found, answers)
 
     def ports_hold(self) -> str:
-        """Compare the ports that the Verilog declares with those of the circuit, and of the registers that are stated."""
+        """Compare the declared Verilog ports with the circuit and the register count."""
         expected, found = verilog.ports_of(self.circuit, self.registers), self.ports()
         if self.has_registers() != (self.registers > 0):
             words = {True: "registers", False: "no registers"}
@@ -515,7 +516,10 @@ class _Export:
         return f"{len(found)} ports"
 
     def c_holds(self) -> str:
-        """Compile the C code with all warnings as errors and run a test of the vectors, and the one of the folder if it is another."""
+        """Compile the C code with warnings as errors and run the tests.
+
+        The tests are one generated from the vectors, and the test in the folder if it differs.
+        """
         compiler = _tool("gcc", "clang", "cc")
         own = f"extras/{self.name}_test.c" if self.is_library else f"{self.name}_test.c"
         make = mcu.c_test if self.is_library else c.c_test
@@ -528,11 +532,11 @@ class _Export:
             for path in [scratch / "test.c"] if same else [scratch / "test.c", Path(own)]:
                 program, place = scratch / "test", str(Path(self.program).parent)
                 _called(compiler, *_C_FLAGS, "-I", place, self.program, path, "-o", program, cwd=self.folder)
-                _called(program, cwd=self.folder)  # its status says whether all answers are right
+                _called(program, cwd=self.folder)  # exit status is zero if all answers are right
             return f"{_samples(len(self.vectors))}, {Path(compiler).name}"
 
     def simulated_holds(self) -> str:
-        """Run the program of a library in a simulator of its microcontroller, on samples and on random inputs."""
+        """Simulate a library on its microcontroller, with samples and random inputs."""
         target = str(self.target)
         if why := mcu.unsupported_reason(target):
             raise SkippedError(why)
@@ -546,7 +550,7 @@ class _Export:
         return f"{_samples(len(given[0]))} and {len(others[0])} random ones, {target}"
 
     def page_holds(self, name: str) -> str:
-        """Run the script of a page, outside of a browser."""
+        """Run a page's script outside a browser."""
         node, shown, rows = _tool("node"), self.shown(name), self.vectors.rows
         words, n = shown.encode(*as_called(shown.inputs, self.vectors.inputs))
         text, of_rows = _text(self.folder, name), None
@@ -572,7 +576,11 @@ class _Export:
         return f"{_samples(n)}, node"
 
     def verilog_holds(self) -> str:
-        """Run a testbench of the vectors in Icarus Verilog, and the one of the folder if it is another."""
+        """Run testbenches in Icarus Verilog.
+
+        The testbenches are one generated from the vectors, and the testbench in the folder if it
+        differs.
+        """
         if simulate.find() is None:
             raise SkippedError("iverilog is not found")
         module, *own = (_text(self.folder, name) for name in self.names("verilog"))
@@ -612,14 +620,17 @@ class _Export:
 
 
 def life(neighborhoods: np.ndarray) -> np.ndarray:
-    """Return the next state in the Game of Life, ``[samples, 1]``, of cells: 8 neighbors and then the cell, ``[samples, 9]``."""
+    """Return the next Game of Life state ``[samples, 1]``.
+
+    Each row of `neighborhoods` has 8 neighbors and then the cell, ``[samples, 9]``.
+    """
     alive = neighborhoods[:, :8].sum(1)
     after: np.ndarray = (alive == 3) | (neighborhoods[:, 8] == 1) & (alive == 2)
     return after.astype(np.uint8)[:, None]
 
 
 def _tried(ports: Sequence[Port]) -> tuple[list[np.ndarray], str]:
-    """Return numbers of input ports, all that there are or random ones, and how many these are in words."""
+    """Return all or random input port values, and a description of their number."""
     n = sum(port.n_bits for port in ports)
     if n <= MOST_INPUTS:
         bits, what = np.arange(1 << n)[:, None] >> np.arange(n) & 1, f"all 2^{n} inputs"
@@ -636,7 +647,7 @@ def _tried(ports: Sequence[Port]) -> tuple[list[np.ndarray], str]:
 
 
 def _random_samples(n_bits: int) -> int:
-    """Return how many random inputs of so many bits are compared: whole words of 64, or one that is too large for more."""
+    """Return the number of random inputs to compare: whole 64-bit words, or one very wide input."""
     words = min(RANDOM_SAMPLES, MOST_BITS // n_bits) // 64
     return max(1, 64 * words)
 
@@ -649,7 +660,7 @@ def _text(folder: Path, name: str) -> str:
     """Return the text of a file.
 
     Raises:
-      FailedError: it cannot be read.
+      FailedError: unreadable file.
     """
     try:
         return (folder / name).read_text(encoding="utf-8")
@@ -675,7 +686,7 @@ def _same(found: dict[str, np.ndarray], expected: Any) -> None:
 
 
 def _same_circuit(one: Circuit, other: Circuit) -> str:
-    """Compare two circuits bit by bit, on all inputs where there are few enough of them."""
+    """Compare two circuits bit by bit, exhaustively if they have few inputs."""
     n = other.n_inputs
     if (one.n_inputs, one.n_outputs) != (n, other.n_outputs):
         raise FailedError(
@@ -704,21 +715,21 @@ _READERS: dict[tuple[str, str], Callable[[bytes], Circuit]] = {
     ("aiger", ".aig"): aiger.read,
     ("aiger", ".aag"): aiger.read,
 }
-"""For each format and ending of a name how its circuit is read."""
+"""Circuit reader for each format and file name suffix."""
 
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
-    """Yield a folder that is removed at the end of the block."""
+    """Yield a temporary folder, removed at the end of the block."""
     with tempfile.TemporaryDirectory(prefix="lutjax-") as path:
         yield Path(path)
 
 
 def _tool(*names: str) -> str:
-    """Return the path of the first of some programs that is found.
+    """Return the path of the first available program.
 
     Raises:
-      SkippedError: none is.
+      SkippedError: none is available.
     """
     for name in names:
         if path := shutil.which(name):
@@ -728,7 +739,7 @@ def _tool(*names: str) -> str:
 
 @contextlib.contextmanager
 def _running(*programs: str | Path) -> Iterator[None]:
-    """Raise SkippedError if the machine refuses to run one of these programs in this block."""
+    """Raise SkippedError if the machine cannot execute these programs."""
     try:
         yield
     except OSError as error:
@@ -744,11 +755,11 @@ def _running(*programs: str | Path) -> Iterator[None]:
 
 
 def _called(*words: str | Path, cwd: Path) -> str:
-    """Return what a program prints.
+    """Return the output of a program.
 
     Raises:
-      FailedError: it ends with an error; what it printed last.
-      SkippedError: the machine refuses to run it.
+      FailedError: the program failed; the message has the end of its output.
+      SkippedError: the machine cannot execute the program.
     """
     try:
         with _running(words[0]):
@@ -758,7 +769,7 @@ def _called(*words: str | Path, cwd: Path) -> str:
     if status:
         lines = [line for line in text.splitlines() if line.strip()]
         last = lines[-1] if lines else f"status {status}"
-        # Compilers end with a picture of the place.
+        # Compilers end with a source excerpt.
         why = next((line for line in lines if re.search(r"\berror\b", line)), last)
         raise FailedError(f"{Path(words[0]).name}: {why}")
     return text
