@@ -1,4 +1,4 @@
-"""Look-up layers in whole numbers, and as C99: comparators, tables of integers, and sums of the rows that are read."""
+"""Integer lookup layers, and their C99 code: comparators, integer tables, and row sums."""
 
 import dataclasses
 import importlib.resources
@@ -18,7 +18,7 @@ _INT32 = np.iinfo(np.int32)
 _DTYPES = ("int8", "int16", "int32")
 _MOST_SHIFT = 30
 _MOST_IN_C = 2**24
-_FINER_THAN_ALL = 120  # fraction of scales of int8
+_FINER_THAN_ALL = 120  # fraction of int8 scales
 _PER_LINE = 32
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _OWN = ("detectors", "anchors", "values", "shifts", "targets")
@@ -26,11 +26,12 @@ _OWN = ("detectors", "anchors", "values", "shifts", "targets")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class IntegerLUT:
-    """Layer of look-up tables in whole numbers: the integer form of `lutjax.lut` and `lutjax.sparse_lut`.
+    """Integer lookup layer: the integer form of `lutjax.lut` and `lutjax.sparse_lut`.
 
-    Detector ``t`` compares pairs of whole numbers, and the bits address a row of its table, the first pair the lowest bit. The
-    rows of all detectors are summed in int32, and each sum is shifted to the left by a number of bits of its own. An
-    output stands for its whole number over ``2**fraction``, whatever inputs stand for, as comparisons do not ask.
+    Detector ``t`` compares pairs of integers, and the bits select a row of its table, the first
+    pair giving the lowest bit. The rows of all detectors are accumulated in int32, and each sum is
+    shifted left by a per-output bit count. An output represents its integer over ``2**fraction``.
+    The input scale is irrelevant to comparisons.
 
     Definition, for one sample ``x`` without groups and targets::
 
@@ -40,17 +41,18 @@ class IntegerLUT:
         y = values[np.arange(len(row)), row].sum(axis=0) << shifts
 
     Attributes:
-      in_features: inputs.
-      anchors: int32 ids of the inputs of a group ``[T, C, 2]``.
-      values: int8, int16 or int32 ``[T, 2**C, K]``; K is that of the outputs of a group, or of the targets.
-      shifts: for each output ``[O]``, from 0 to 30.
-      fraction: bits after the point of an output.
-      targets: int32 ids of the outputs of a group ``[T or 1, 2**C or 1, K]``, -1 for an unused slot; None: rows reach all.
-      groups: of detectors, inputs and outputs, which follow each other.
-      dead_zone: least difference of two inputs that counts, where it is above 1.
+      in_features: number of inputs.
+      anchors: int32 input ids within a group ``[T, C, 2]``.
+      values: int8, int16 or int32 ``[T, 2**C, K]``; K is the number of group outputs or targets.
+      shifts: left shift for each output ``[O]``, from 0 to 30.
+      fraction: fraction bits of an output.
+      targets: int32 output ids within a group ``[T or 1, 2**C or 1, K]``, -1 for an unused slot;
+        None: rows reach all outputs.
+      groups: number of groups; detectors, inputs and outputs are split into consecutive groups.
+      dead_zone: smallest input difference that sets a bit, if above 1.
 
     Raises:
-      ValueError: shapes that do not fit, an id that does not exist, or tables whose sums can leave int32.
+      ValueError: inconsistent shapes, an id that does not exist, or tables with sums beyond int32.
 
     Example:
       >>> import numpy as np
@@ -111,17 +113,17 @@ class IntegerLUT:
 
     @property
     def out_features(self) -> int:
-        """Outputs."""
+        """Number of outputs."""
         return len(self.shifts)
 
     @property
     def bound(self) -> tuple[int, ...]:
-        """Largest magnitude that each output, and each of its partial sums, can have."""
+        """Maximum magnitude of each output and its partial sums."""
         most = sums(np.abs(self.values.astype(np.int64)), self.out_features, self.targets, self.groups)
         return tuple(int(m) << int(s) for m, s in zip(most, self.shifts, strict=True))
 
     def rows(self, x: Int[np.ndarray, "*batch inputs"]) -> Int[np.ndarray, "*batch detectors"]:
-        """Return the rows that inputs address, int64."""
+        """Return the selected rows, int64."""
         if not np.issubdtype(x.dtype, np.integer):
             raise TypeError(f"IntegerLUT: x is {x.dtype}; expected whole numbers.")
         if x.ndim < 1 or x.shape[-1] != self.in_features:
@@ -138,10 +140,10 @@ class IntegerLUT:
         return found
 
     def __call__(self, x: Int[np.ndarray, "*batch inputs"]) -> Int[np.ndarray, "*batch outputs"]:
-        """Return the outputs for whole numbers that fit int32, in int32.
+        """Return the int32 outputs for integers in int32 range.
 
         Raises:
-          ValueError, TypeError: inputs of another shape, that are no whole numbers, or that do not fit.
+          ValueError, TypeError: wrong input shape, non-integer inputs, or inputs out of range.
         """
         rows = self.rows(x)
         *batch, tables = rows.shape
@@ -158,17 +160,18 @@ class IntegerLUT:
         return shifted
 
     def to_c(self, name: str = "layer") -> dict[str, str]:
-        """Return the C99 of the layer, a header and a source, by the names of their files.
+        """Return the C99 header and source of the layer, by file name.
 
-        The source defines ``void NAME(const int32_t x[INPUTS], int32_t y[OUTPUTS])``, which any inputs may be given: it
-        uses no heap, no floating point and no variables of its own but constants, and nothing in it can overflow.
+        The source defines ``void NAME(const int32_t x[INPUTS], int32_t y[OUTPUTS])``, valid for
+        any inputs. It uses no heap, no floating point and no variables except constants and
+        locals, and it cannot overflow.
 
         Args:
-          name: of the function and the files: lower-case letters, digits and underscores; a word that C, C++, their library and the
-            files do not take for something else.
+          name: function and file name: lower-case letters, digits and underscores; not reserved in
+            C, C++, their libraries or the generated files.
 
         Raises:
-          ValueError: another name, or tables that compilers take too long for.
+          ValueError: invalid name, or tables too large for compilers.
 
         Example:
           >>> import numpy as np
@@ -248,20 +251,21 @@ class IntegerLUT:
 def of(
     layer: Any, *, tables: str = "int16", fraction: int | None = None, input_fraction: int = 0
 ) -> IntegerLUT:
-    """Return the integer form of a layer `LUT` or `SparseLUT` of Flax NNX.
+    """Return the integer form of a Flax NNX `LUT` or `SparseLUT` layer.
 
-    A layer that adds fixed-point numbers, ``accumulate=lutjax.FixedPoint(2.0**fraction)``, keeps its numbers: its outputs times
-    the scale are those of the integer form, bit for bit. Tables of another layer are rounded, see `rounded`.
+    A layer with fixed-point accumulation, ``accumulate=lutjax.FixedPoint(2.0**fraction)``, keeps
+    its values: its outputs times the scale equal the integer form bit for bit. Tables of other
+    layers are rounded, see `rounded`.
 
     Args:
       layer: the layer.
-      tables: dtype of the integers, ``"int8"``, ``"int16"`` or ``"int32"``; of a layer of fixed-point numbers the smallest
-        that they fit.
-      fraction: bits after the point of an output.
-      input_fraction: bits after the point of an input; it matters to a dead zone alone.
+      tables: integer dtype, ``"int8"``, ``"int16"`` or ``"int32"``; for a fixed-point layer,
+        default: the smallest sufficient dtype.
+      fraction: fraction bits of an output.
+      input_fraction: fraction bits of an input; only relevant to a dead zone.
 
     Raises:
-      ValueError, TypeError: no such layer, or its numbers do not fit.
+      ValueError, TypeError: unsupported layer, or values out of range.
 
     Example:
       >>> import numpy as np, jax.numpy as jnp, lutjax
@@ -308,28 +312,29 @@ def rounded(
     epsilon: float | int = 0.0,
     input_fraction: int = 0,
 ) -> IntegerLUT:
-    """Return the integer form of look-up tables, rounded to the nearest.
+    """Return the integer form of lookup tables, rounded to nearest.
 
-    Tables of int16 or int32 are fixed-point numbers of one `fraction`. Those of int8 have a power of two as scale for each
-    group and output, as `lutjax.quantize_tables` gives them, and the sums are shifted to one `fraction`; a scale that is
-    finer than it gives way.
+    Tables in int16 or int32 are fixed-point numbers with one `fraction`. Tables in int8 have a
+    power-of-two scale for each group and output, as in `lutjax.quantize_tables`, and the sums are
+    shifted to one `fraction`. A finer scale is coarsened to it.
 
-    Tables that `lutjax.scored_lut` reads by `lutjax.reads.Hard` have the same form; its other reads weigh rows by floats.
+    The same form covers `lutjax.scored_lut` tables with the `lutjax.reads.Hard` read; other reads
+    use float row weights.
 
     Args:
       weights: floats ``[T, 2**C, K]``.
-      anchors: as `IntegerLUT` has them.
-      in_features: inputs.
-      out_features: outputs; needed with `targets`.
-      tables: dtype of the integers, ``"int8"``, ``"int16"`` or ``"int32"``.
-      fraction: bits after the point of an output, from 0 to 30; None: as many as fit.
-      targets: as `IntegerLUT` has them.
-      groups: as `IntegerLUT` has them.
-      epsilon: half-width of the dead zone of a comparison, in the units that inputs stand for.
-      input_fraction: bits after the point of an input; it matters to a dead zone alone.
+      anchors: as in `IntegerLUT`.
+      in_features: number of inputs.
+      out_features: number of outputs; required with `targets`.
+      tables: integer dtype, ``"int8"``, ``"int16"`` or ``"int32"``.
+      fraction: fraction bits of an output, from 0 to 30; None: the maximum that fits.
+      targets: as in `IntegerLUT`.
+      groups: as in `IntegerLUT`.
+      epsilon: half-width of the comparison dead zone, in real input units.
+      input_fraction: fraction bits of an input; only relevant to a dead zone.
 
     Raises:
-      ValueError: an impossible size, a table that is not finite, or numbers that do not fit the fraction.
+      ValueError: invalid size, a non-finite table, or values too large for the fraction.
 
     Example:
       >>> import numpy as np
@@ -353,22 +358,22 @@ def rounded(
 
 
 def dead_zone(epsilon: float | int, input_fraction: int) -> int:
-    """Return the least difference of whole numbers that is not below `epsilon`, in units of ``2.0**-input_fraction``."""
+    """Return the smallest difference not below `epsilon`, in ``2.0**-input_fraction`` units."""
     return math.ceil(Fraction(epsilon) * Fraction(2) ** input_fraction)
 
 
 def integers(
     weights: np.ndarray, fraction: int, tables: str, groups: int = 1
 ) -> tuple[np.ndarray, Int[np.ndarray, " outputs"]]:
-    """Return tables rounded to the nearest number that they can hold, and the shifts of outputs, of all groups.
+    """Return tables rounded to the nearest integers, and the output shifts for all groups.
 
-    Entries that do not fit are clamped.
+    Entries out of range are clamped.
 
     Args:
       weights: finite floats ``[T, R, K]``.
-      fraction: bits after the point of an output.
-      tables: dtype of the integers.
-      groups: with int8 each has a scale for each output of its own.
+      fraction: fraction bits of an output.
+      tables: integer dtype.
+      groups: number of groups; with int8, each has its own scale for each output.
     """
     if tables == "int8":
         array = jnp.asarray(weights, jnp.float32)
@@ -382,7 +387,7 @@ def integers(
 
 
 def magnitudes(weights: np.ndarray, tables: str, groups: int = 1) -> np.ndarray:
-    """Return bounds of the magnitudes of rounded tables, up to half a unit of the fraction; as for `integers`."""
+    """Return magnitude bounds for rounded tables, up to half a fraction unit; see `integers`."""
     exact = np.abs(weights.astype(np.float64))
     if tables != "int8":
         return exact
@@ -395,14 +400,14 @@ def magnitudes(weights: np.ndarray, tables: str, groups: int = 1) -> np.ndarray:
 
 
 def finest(most: float, largest: float, n_addends: int, tables: str, *, limit: int = _INT32.max) -> int:
-    """Return the largest fraction with which numbers fit, from 0 to 30, or -1 if there is none.
+    """Return the largest fraction without overflow, from 0 to 30, or -1 if none exists.
 
     Args:
-      most: bound of the magnitude of all sums.
-      largest: magnitude of all entries of tables.
-      n_addends: of a sum, each of which rounding moves by half a unit.
-      tables: dtype of the integers; int8 has scales of its own.
-      limit: largest whole number of a sum.
+      most: magnitude bound for all sums.
+      largest: maximum magnitude of table entries.
+      n_addends: number of addends in a sum, each rounded by up to half a unit.
+      tables: integer dtype; int8 has separate scales.
+      limit: largest integer sum.
     """
     fits = [math.log2(max(limit - n_addends, 0.5) / max(most, 2.0**-40))]
     if tables != "int8":
@@ -418,7 +423,7 @@ def _units_of(
     targets: np.ndarray | None,
     groups: int,
 ) -> dict[str, Any]:
-    """Return the fields of an `IntegerLUT` of tables rounded to the nearest."""
+    """Return the `IntegerLUT` fields for tables rounded to nearest."""
     if tables not in _DTYPES:
         raise ValueError(f"rounded: tables is {tables!r}; expected one of {_DTYPES}.")
     if fraction is not None and not 0 <= fraction <= _MOST_SHIFT:
@@ -430,7 +435,7 @@ def _units_of(
     scaled = weights if targets is None else weights.reshape(len(weights), -1, 1)
     scales = (
         groups if targets is None else 1
-    )  # a target's sum is of values of all columns, so these have one scale
+    )  # a target sum combines values from all columns, so they share one scale
     reached = magnitudes(scaled, tables, scales).reshape(weights.shape)
     largest = float(reached.max(initial=0))
     most = float(sums(reached, size, targets, groups).max(initial=0))
@@ -443,7 +448,7 @@ def _units_of(
             f"most {found}" + ("; scale them down." if found < 0 else f", not {fraction}; use a smaller one.")
         )
     values, shifts = integers(scaled, fraction, tables, scales)
-    if asked is None:  # no finer than the tables are
+    if asked is None:  # no finer than the tables
         spare = min(int(shifts.min()), fraction)
         shifts, fraction = shifts - spare, fraction - spare
     if targets is not None:
@@ -452,7 +457,7 @@ def _units_of(
 
 
 def _kept(weights: np.ndarray, out_features: int, scale: float, fraction: int | None) -> dict[str, Any]:
-    """Return the fields of an `IntegerLUT` of the addends of `lutjax.FixedPoint`."""
+    """Return the `IntegerLUT` fields for `lutjax.FixedPoint` addends."""
     kept = round(math.log2(scale))
     if 2.0**kept != scale or not 0 <= kept <= _MOST_SHIFT or fraction not in (None, kept):
         asked = "" if fraction is None else f", and fraction is {fraction}"
@@ -472,13 +477,13 @@ def _kept(weights: np.ndarray, out_features: int, scale: float, fraction: int | 
 def sums(
     magnitudes: np.ndarray, out_features: int, targets: np.ndarray | None = None, groups: int = 1
 ) -> np.ndarray:
-    """Return for each output the largest sum of magnitudes that reads of tables ``[T, R, K]`` can make."""
+    """Return each output's maximum sum of magnitudes, over all reads of tables ``[T, R, K]``."""
     outputs, of_group = out_features // groups, len(magnitudes) // groups
     found = np.zeros((groups, outputs), magnitudes.dtype)
     for t, table in enumerate(magnitudes):
         if targets is not None:
             reached = np.broadcast_to(targets[t if len(targets) > 1 else 0], table.shape)
-            every = np.zeros((len(table), outputs + 1), table.dtype)  # the last one takes unused slots
+            every = np.zeros((len(table), outputs + 1), table.dtype)  # the last column collects unused slots
             np.add.at(every, (np.arange(len(table))[:, None], reached), table)
             table = every[:, :outputs]
         found[t // of_group] += table.max(axis=0, initial=0)
@@ -487,12 +492,12 @@ def sums(
 
 # ------------------------------------------------------------------------------------- text of C
 def source(name: str) -> str:
-    """Return a file of C that comes with the package."""
+    """Return the text of a C file in the package."""
     return (importlib.resources.files("lutjax.circuits") / "sources" / name).read_text(encoding="ascii")
 
 
 def array(kind: str, name: str, values: np.ndarray, *, static: bool = True) -> list[str]:
-    """Return the lines of a constant array of C."""
+    """Return the lines of a constant C array."""
     head = f"{'static ' if static else ''}const {kind} {name}[{values.size}] = {{"
     flat = values.ravel().tolist()
     lines = (", ".join(map(str, flat[k : k + _PER_LINE])) for k in range(0, len(flat), _PER_LINE))

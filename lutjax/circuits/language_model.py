@@ -1,4 +1,4 @@
-"""Language models of look-up tables in whole numbers, and as a C99 program that generates the same bytes."""
+"""Integer lookup-table language models, and a C99 program that generates the same bytes."""
 
 import dataclasses
 import itertools
@@ -18,20 +18,23 @@ from lutjax.files import strict_json
 from lutjax.files.strict_json import Fields
 
 EXACT = 2**24
-"""Whole numbers below it are exact as float32, and so are their sums, in any order, as long as these are below it."""
+"""Integers and integer sums below this bound are exact in float32, in any order."""
 
 MOST_EMBEDDED = 2**21
-"""Entries of tables that are put into the program; those of a larger model are read from a file as it starts."""
+"""Maximum table entries embedded in the program.
+
+Larger tables are loaded from a file at startup.
+"""
 
 TABLES = ("int16", "int8")
 TABLES_FILE = "tables.bin"
-"""Name of the file of the tables, where they are not in the program."""
+"""Name of the table file, if the tables are not embedded."""
 
 TEXTS = "texts.json"
-"""Name of the file of texts that a program has to write; see `verify`."""
+"""Name of the file with expected program texts; see `verify`."""
 
 TEMPERATURES = 1000
-"""Temperatures are whole numbers of this part of 1."""
+"""Temperatures are integers in units of 1 over this value."""
 
 _BYTES = 256
 _LOG2_E = 94548  # in units of 2**-16
@@ -40,14 +43,16 @@ _MOST_TABLE_BYTES = 2**31 - 2**24
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class IntegerAttention:
-    """Attention of look-up tables in whole numbers; the fields that it shares with `IntegerLUT` are the same.
+    """Integer lookup-table attention; fields shared with `IntegerLUT` are the same.
 
     Attributes:
       anchors: int32 ``[T, C, 2]``.
       values: int8 or int16 ``[T, R, O]``.
-      shifts: for each output ``[O]``.
-      positions: int32 ``[distances, T or 1, N]``: the bits of each distance, or with `pairs` the numbers that are compared.
-      pairs: whether each pair of positions is detected as one vector: the earlier, the later, the position of their distance.
+      shifts: left shift for each output ``[O]``.
+      positions: int32 ``[distances, T or 1, N]``: bits of each distance, or with `pairs` the
+        compared numbers.
+      pairs: whether each pair of positions forms one detector input vector: earlier position,
+        later position, distance encoding.
     """
 
     anchors: Int[np.ndarray, "detectors anchors 2"]
@@ -59,18 +64,18 @@ class IntegerAttention:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class IntegerLanguageModel:
-    """`lutjax.models.LUTTransformer` in whole numbers. Made by `of`.
+    """`lutjax.models.LUTTransformer` in integers, created by `of`.
 
-    A vector stands for its whole numbers over ``2**fraction``, logits for theirs over ``2**unembed.fraction``. All of them,
-    whatever the text, are below `EXACT` in magnitude.
+    A vector represents its integers over ``2**fraction``, and logits represent theirs over
+    ``2**unembed.fraction``. For any text, all of them are below `EXACT` in magnitude.
 
     Attributes:
       embedding: int32 ``[256, F]``.
-      attention: of each layer.
-      ffn: tables of each layer, or none at all.
-      unembed: the last tables.
-      fraction: bits after the point of vectors.
-      window: earlier bytes that one sees in each layer.
+      attention: attention of each layer.
+      ffn: feed-forward tables of each layer, or empty.
+      unembed: output tables.
+      fraction: fraction bits of vectors.
+      window: number of earlier bytes visible in each layer.
     """
 
     embedding: Int[np.ndarray, "vocab features"]
@@ -82,7 +87,7 @@ class IntegerLanguageModel:
 
     @property
     def n_values(self) -> int:
-        """Entries of all tables."""
+        """Total table entries."""
         return sum(values.size for values in self._tables())
 
     @property
@@ -91,25 +96,26 @@ class IntegerLanguageModel:
         return self.unembed.values.dtype
 
     def _tables(self) -> Iterator[np.ndarray]:
-        """Tables in the order of the program."""
+        """Tables in program order."""
         for k, attention in enumerate(self.attention):
             yield attention.values
             yield from (layer.values for layer in self.ffn[k : k + 1])
         yield self.unembed.values
 
     def to_c(self, *, tables_in_file: bool | None = None) -> dict[str, bytes]:
-        """Return the files of the program by their names: C99 sources, a Makefile, and perhaps the tables.
+        """Return the program files by name: C99 sources, a Makefile, and optionally the tables.
 
-        ``make`` compiles ``language_model``, which continues the text of its argument or standard input and writes the new bytes;
-        ``language_model -h`` has its options. ``language_model.h`` is the interface for other programs, and needs no heap
-        and no file where the tables are in the program.
+        ``make`` compiles ``language_model``, which continues the text in its argument or standard
+        input and writes the new bytes; ``language_model -h`` lists the options.
+        ``language_model.h`` is the interface for other programs. With embedded tables it needs no
+        heap and no file.
 
         Args:
-          tables_in_file: whether the tables are in ``tables.bin``, which the program reads; None: where they have more than
-            `MOST_EMBEDDED` entries, which take a compiler seconds.
+          tables_in_file: whether the program loads the tables from ``tables.bin``. None: if they
+            have more than `MOST_EMBEDDED` entries, which take seconds to compile.
 
         Raises:
-          ValueError: the tables are too large for one array of C.
+          ValueError: the tables are too large for one C array.
         """
         if tables_in_file is None:
             tables_in_file = self.n_values > MOST_EMBEDDED
@@ -159,7 +165,7 @@ class IntegerLanguageModel:
         return "\n".join([*head, *lines, "", f"typedef {self.dtype}_t lm_value;", "", "#endif", ""])
 
     def _arrays(self, tables_in_file: bool) -> tuple[str, str]:
-        """Return the header and the source of the arrays."""
+        """Return the header and source with the arrays."""
         layers = self.attention
         positions = np.stack([a.positions for a in layers])
         if not layers[0].pairs:
@@ -182,7 +188,7 @@ class IntegerLanguageModel:
         if not tables_in_file:
             tables = np.concatenate([t.ravel() for t in self._tables()])
             arrays.append(("lm_value", "tables", tables))
-        # C has no arrays of size 0.
+        # C has no zero-size arrays.
         arrays = [
             (kind, f"lm_{name}", values if values.size else np.zeros(1, int)) for kind, name, values in arrays
         ]
@@ -198,18 +204,18 @@ class IntegerLanguageModel:
 
 
 def of(model: Any, *, tables: str = "int16") -> IntegerLanguageModel:
-    """Return the integer form of a `lutjax.models.LUTTransformer`, rounded to the nearest.
+    """Return the integer form of a `lutjax.models.LUTTransformer`, rounded to nearest.
 
-    The vectors have as many bits after the point as let every sum, whatever the text, stay below `EXACT`; and so have the
-    logits. Tables of int16 are fixed-point numbers with these bits; those of int8 have a power of two as scale for each output,
-    as `lutjax.quantize_tables` gives them.
+    Vectors and logits have the most fraction bits that keep every sum below `EXACT` for any text.
+    Tables in int16 are fixed-point numbers with these bits; int8 tables have a power-of-two scale
+    for each output, as in `lutjax.quantize_tables`.
 
     Args:
       model: the model.
       tables: ``"int16"`` or ``"int8"``.
 
     Raises:
-      ValueError, TypeError: the model has no integer form, or its numbers are too large for one.
+      ValueError, TypeError: the model has no integer form, or its values are too large.
     """
     name = type(model).__name__
     if name != "LUTTransformer":
@@ -256,7 +262,7 @@ def of(model: Any, *, tables: str = "int16") -> IntegerLanguageModel:
         values, shifts = integers(weights, fraction, tables)
         anchors = np.asarray(layer.anchors[...])
         if config.attention == "pair_interleaved":
-            anchors = anchors % 3 * config.features + anchors // 3  # as if its parts followed each other
+            anchors = anchors % 3 * config.features + anchors // 3  # from interleaved to concatenated order
         numbers = _units(position, fraction) if pairs else (position > 0).astype(np.int32)
         attention.append(IntegerAttention(anchors, values, shifts, numbers, pairs))
     return IntegerLanguageModel(
@@ -276,13 +282,13 @@ def _positions(layer: Any, window: int) -> np.ndarray:
 
 
 def _fraction(tables: list[tuple[np.ndarray, int]], start: np.ndarray, apart: float, dtype: str) -> int:
-    """Return the bits after the point with which all sums stay exact.
+    """Return the most fraction bits with exact sums.
 
     Args:
-      tables: floats ``[T, R, O]``, and how often their rows are added at most.
-      start: largest magnitude of each output before they are added.
-      apart: largest magnitude of other numbers.
-      dtype: of the integers.
+      tables: floats ``[T, R, O]``, and the maximum number of times their rows are added.
+      start: maximum magnitude of each output before the addition.
+      apart: maximum magnitude of other values.
+      dtype: integer dtype.
     """
     most, largest, n_addends = start.astype(np.float64), 0.0, 1
     for weights, times in tables:
@@ -310,22 +316,26 @@ def _units(numbers: np.ndarray, fraction: int) -> np.ndarray:
 
 # ------------------------------------------------------------------------------------- draws
 def powers() -> Int[np.ndarray, " entries"]:
-    """Return the powers of two of which draws make their weights: ``2**-(i / 2**8)``, then ``2**-(i / 2**16)``, in 2**-31."""
+    """Return the powers of two used in sampling weights, in 2**-31 units.
+
+    They are ``2**-(i / 2**8)``, followed by ``2**-(i / 2**16)``.
+    """
     i = np.arange(256)
     return np.round(2.0**31 * 2.0 ** -np.concatenate([i / 2**8, i / 2**16])).astype(np.int64)
 
 
 class Draws:
-    """Draws of bytes in whole numbers, as the C program makes them.
+    """Integer byte sampling, identical to the C program.
 
-    The weight of a byte whose logit is ``d`` below the largest is ``2**-e``, where ``e = d log2(exp(1)) / temperature`` is cut off
-    after 16 bits; a draw of SplitMix64, modulo the sum of the weights, chooses a byte.
+    The weight of a byte with a logit ``d`` below the maximum is ``2**-e``, where ``e = d
+    log2(exp(1)) / temperature`` is truncated to 16 bits. A SplitMix64 sample, modulo the sum of
+    the weights, selects a byte.
 
     Args:
-      seed: of the draws, from 0 to 2**64 - 1.
-      fraction: bits after the point of logits.
-      temperature: in thousandths; 0 takes the likeliest byte, the first of several.
-      top_k: draws only from that many of the likeliest bytes; of equal ones the first.
+      seed: random seed, from 0 to 2**64 - 1.
+      fraction: fraction bits of logits.
+      temperature: in thousandths; 0 selects the most likely byte, the first in case of ties.
+      top_k: sample only from this number of most likely bytes; ties prefer the first.
 
     Example:
       >>> import numpy as np
@@ -340,7 +350,7 @@ class Draws:
         self._powers = powers().astype(np.uint64)
 
     def __call__(self, logits: Int[np.ndarray, " bytes"]) -> int:
-        """Return the next byte for logits in units of ``2.0**-fraction``."""
+        """Return the next byte for logits in ``2.0**-fraction`` units."""
         if self._temperature == 0:
             return int(logits.argmax())
         below = (int(logits.max()) - logits.astype(np.int64)).astype(np.uint64)
@@ -351,7 +361,7 @@ class Draws:
         return int(np.searchsorted(np.cumsum(weights), drawn, side="right"))
 
     def _weights(self, below: np.ndarray) -> np.ndarray:
-        """Return weights in units of 2**-31 of logits so far below the largest, all of uint64."""
+        """Return uint64 weights in 2**-31 units for distances below the maximum logit."""
         u = np.uint64
         e = below * u(_LOG2_E * TEMPERATURES) // u(self._temperature << self._fraction)
         whole, coarse, fine = e >> u(16), self._powers[e >> u(8) & u(255)], self._powers[256:][e & u(255)]
@@ -368,17 +378,17 @@ class Draws:
 
 # ------------------------------------------------------------------------------------- proof
 class DifferenceError(Exception):
-    """A program that writes something else than its model."""
+    """A program with different output from its model."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A text that a program has to write.
+    """Expected program output for a prompt.
 
     Attributes:
       prompt: at least one byte.
-      temperature: in thousandths. top_k, seed: as `Draws` takes them.
-      logits: of the byte after the prompt, in units of ``2.0**-fraction``.
+      temperature: in thousandths. top_k, seed: as in `Draws`.
+      logits: logits after the prompt, in ``2.0**-fraction`` units.
       continuation: bytes after the prompt.
     """
 
@@ -390,13 +400,13 @@ class Text:
     continuation: bytes
 
     def options(self, n_bytes: int) -> list[str]:
-        """Return the options with which a program writes so many of the bytes."""
+        """Return the program options for generating `n_bytes` bytes."""
         temperature = f"{self.temperature // TEMPERATURES}.{self.temperature % TEMPERATURES:03}"
         return ["-n", str(n_bytes), "-t", temperature, "-k", str(self.top_k), "-s", str(self.seed)]
 
 
 def texts_to_json(texts: Sequence[Text]) -> str:
-    """Return texts as JSON, their bytes in hexadecimal."""
+    """Return texts as JSON, with bytes in hexadecimal."""
     rows = [
         {name: x.hex() if isinstance(x, bytes) else x for name, x in dataclasses.asdict(text).items()}
         for text in texts
@@ -405,10 +415,10 @@ def texts_to_json(texts: Sequence[Text]) -> str:
 
 
 def texts_from_json(text: str | bytes) -> list[Text]:
-    """Return the texts that `texts_to_json` wrote. It takes at most 100 times the memory of the text.
+    """Parse `texts_to_json` output. It takes at most 100 times the memory of the text.
 
     Raises:
-      ValueError: there are none, or one is not what a program can write; the message says which.
+      ValueError: no texts, or a text that a program cannot write; the message names it.
     """
     try:
         rows = strict_json.loads(text)
@@ -439,10 +449,10 @@ def _text(fields: Fields, row: Any) -> Text:
 
 
 def stated(header: str) -> tuple[dict[str, Any], list[str]]:
-    """Return facts about a model that the text of its ``model.h`` states, and the names of its files but the Makefile.
+    """Return the model facts in ``model.h``, and the program files except the Makefile.
 
     Raises:
-      ValueError: it does not state them.
+      ValueError: missing facts.
     """
     sizes = {
         name: int(size) for name, size in re.findall(r"^#define LM_(\w+) (\d{1,12})$", header, re.MULTILINE)
@@ -465,21 +475,21 @@ def stated(header: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def verify(folder: Path, *, compiler: str = "cc", flags: Sequence[str] = ("-O2",)) -> str:
-    """Compile the program in a folder, run it, and compare it with the texts that the model in JAX wrote.
+    """Compile and run the program in a folder, and compare it with texts from the JAX model.
 
     Args:
-      folder: with the files of `IntegerLanguageModel.to_c` and `TEXTS`; nothing is written into it.
-      compiler: of C99.
-      flags: of the compiler.
+      folder: folder with the `IntegerLanguageModel.to_c` files and `TEXTS`; it is not modified.
+      compiler: C99 compiler.
+      flags: compiler flags.
 
     Returns:
-      On how much they were compared.
+      A description of the compared data.
 
     Raises:
-      DifferenceError: it writes other bytes, has other logits, or does not end.
+      DifferenceError: different bytes or logits, or the program does not terminate.
       ValueError: the texts are damaged.
-      subprocess.CalledProcessError: it does not compile, or fails.
-      OSError: there is no such compiler, or no such folder.
+      subprocess.CalledProcessError: compilation or execution fails.
+      OSError: the compiler or folder does not exist.
     """
     try:
         texts = texts_from_json((folder / TEXTS).read_bytes())
@@ -521,7 +531,7 @@ def verify(folder: Path, *, compiler: str = "cc", flags: Sequence[str] = ("-O2",
     return f"{n_bytes} bytes of {len(texts)} texts, and {len(texts)} times {_BYTES} logits"
 
 
-_SECONDS = 600  # after which a program is ended
+_SECONDS = 600  # time limit of a program
 _SOURCES = ("language_model.h", "language_model.c", "detectors.h", "main.c")
 FILES = frozenset((*_SOURCES, "model.h", "tables.h", "tables.c", TEXTS, TABLES_FILE))
-"""Names of the files of a program but its Makefile; that of the tables may be missing."""
+"""Program file names except the Makefile; the table file is optional."""
