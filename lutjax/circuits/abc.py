@@ -1,6 +1,7 @@
-"""Proofs and optimization of circuits by ABC, the synthesis tool of Berkeley.
+"""Circuit equivalence proofs and optimization with the Berkeley synthesis tool ABC.
 
-It comes with ``pip install pyosys``; otherwise ``yosys-abc``, ``berkeley-abc`` or ``abc`` on the path is taken.
+``pip install pyosys`` includes it; otherwise ``yosys-abc``, ``berkeley-abc`` or ``abc`` on the
+path is used.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from lutjax.circuits.circuit import Circuit
 
 _NAMES = ("yosys-abc", "berkeley-abc", "abc")
 SCRIPT = "strash; ifraig; dc2; resyn2; dc2; resyn2"
-# Written out, since not every ABC is installed with its file of aliases.
+# Written out, because not every ABC installation has its alias file.
 _ALIASES = {
     "resyn2": "balance; rewrite; refactor; balance; rewrite; rewrite -z; balance; refactor -z; rewrite -z; balance"
 }
@@ -26,12 +27,14 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclasses.dataclass(frozen=True)
 class Equivalence:
-    """Result of a comparison of two circuits.
+    """Result of a comparison between two circuits.
 
     Attributes:
-      status: ``"equal"``, proved for all inputs; ``"different"``; or ``"undecided"``, where the time was over.
-      counterexample: where they differ, a bit for each input of the first circuit, by its name (``x[3]``).
-      line: what ABC said.
+      status: ``"equal"``, proved for all inputs; ``"different"``; or ``"undecided"`` after the
+        time limit.
+      counterexample: inputs with different answers, a bit for each input of the first circuit by
+        name (``x[3]``).
+      line: ABC output line.
     """
 
     status: str
@@ -43,7 +46,7 @@ class Equivalence:
 
 
 def find() -> str | None:
-    """Return the path of ABC, None where it is not installed."""
+    """Return the path of ABC, or None if it is not installed."""
     spec = importlib.util.find_spec("pyosys")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for name in ("yosys-abc", "yosys-abc.exe"):
@@ -54,16 +57,17 @@ def find() -> str | None:
 
 
 def run(script: str, folder: str | pathlib.Path = ".", *, seconds: float | int = 600) -> str:
-    """Run commands of ABC, and return what it prints.
+    """Run ABC commands and return the output.
 
     Args:
-      script: commands, with semicolons between them.
-      folder: in which file names of the commands are.
-      seconds: after which it is ended.
+      script: commands, separated by semicolons.
+      folder: working directory for file names.
+      seconds: time limit.
 
     Raises:
-      RuntimeError: ABC is not installed, or it crashed. ABC prints errors of commands and goes on: look at the text.
-      TimeoutError: the time was over.
+      RuntimeError: ABC is not installed, or it crashed. ABC prints command errors and continues:
+        check the output.
+      TimeoutError: the time limit was exceeded.
     """
     program = find()
     if program is None:
@@ -83,19 +87,19 @@ def cec(
     *,
     seconds: float | int = 300,
 ) -> Equivalence:
-    """Prove that two circuits compute the same for all inputs, or find inputs for which they differ.
+    """Prove that two circuits are equivalent for all inputs, or find a counterexample.
 
-    Inputs and outputs are paired by name where both have the same names, else in order.
+    Inputs and outputs are paired by name if both circuits have the same names, else in order.
 
     Args:
-      first: circuit, or a file: BLIF (``.blif``) and binary AIGER (``.aig``), which ABC reads itself; ASCII
-        AIGER (``.aag``) and JSON (``.json``), which lutjax reads; combinational Verilog (``.v``), which Yosys
-        reads if pyosys is installed.
+      first: circuit or file: BLIF (``.blif``) and binary AIGER (``.aig``), parsed by ABC; ASCII
+        AIGER (``.aag``) and JSON (``.json``), parsed by lutjax; combinational Verilog (``.v``),
+        parsed by Yosys if pyosys is installed.
       second: circuit or file to compare with the first one.
-      seconds: after which the result is ``"undecided"``.
+      seconds: time limit, after which the result is ``"undecided"``.
 
     Raises:
-      ValueError: other files, or circuits with different numbers of inputs or outputs.
+      ValueError: unsupported files, or different numbers of inputs or outputs.
       RuntimeError: ABC is not installed, or cannot read a file.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -127,12 +131,12 @@ def cec(
 
 
 def lut_count(circuit: Circuit, k: int = 6, *, seconds: float | int = 300) -> int:
-    """Return how many look-up tables of k inputs ABC needs for a circuit, of at most 2 to 16 inputs.
+    """Return ABC's count of k-input lookup tables for a circuit, k from 2 to 16.
 
     Raises:
-      ValueError: k out of this range.
+      ValueError: k out of range.
       RuntimeError: ABC is not installed.
-      TimeoutError: the time was over.
+      TimeoutError: the time limit was exceeded.
     """
     if type(k) is not int or not 2 <= k <= 16:
         raise ValueError(f"lut_count: k is {k!r}; it must be a whole number from 2 to 16.")
@@ -146,19 +150,19 @@ def lut_count(circuit: Circuit, k: int = 6, *, seconds: float | int = 300) -> in
 
 
 def optimize(circuit: Circuit, script: str = SCRIPT, *, seconds: float | int = 600) -> Circuit:
-    """Return the circuit that commands of ABC make of a circuit, with the same ports.
+    """Optimize a circuit with ABC commands, keeping its ports.
 
-    Parts are lost, since ABC knows none. Prove the result by `cec`.
+    Parts are lost, because ABC has no parts. Prove the result by `cec`.
 
     Args:
       circuit: the circuit.
-      script: commands, after the circuit is read and before it is written: AND nodes by default; ``"strash; if -K 6 -a"``
-        maps it to tables of 6 inputs.
-      seconds: after which it is ended.
+      script: commands between reading and writing the circuit: AND node minimization by default;
+        ``"strash; if -K 6 -a"`` maps to 6-input tables.
+      seconds: time limit.
 
     Raises:
-      RuntimeError: ABC is not installed, or wrote nothing: a command is wrong.
-      TimeoutError: the time was over.
+      RuntimeError: ABC is not installed, or wrote no output because a command is wrong.
+      TimeoutError: the time limit was exceeded.
     """
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, "a.aig").write_bytes(aiger.write(circuit))
@@ -174,11 +178,11 @@ def optimize(circuit: Circuit, script: str = SCRIPT, *, seconds: float | int = 6
 
 
 def from_verilog(text: str, *, seconds: float | int = 300) -> Circuit:
-    """Return the circuit of a combinational module of Verilog, as Yosys reads it (of pyosys).
+    """Return the circuit of a combinational Verilog module, parsed by Yosys (pyosys).
 
     Raises:
       RuntimeError: pyosys is not installed, or Yosys cannot read the text.
-      TimeoutError: the time was over.
+      TimeoutError: the time limit was exceeded.
     """
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, "a.v").write_text(text, encoding="utf-8")
@@ -202,13 +206,13 @@ _TO_ANDS = (
 
 
 def _placed(given: Circuit | str | os.PathLike[str], folder: pathlib.Path, name: str) -> pathlib.Path:
-    """Return the file of a circuit in a form that ABC reads; files of other forms are read first."""
+    """Return a circuit as a file readable by ABC, converting other formats."""
     if not isinstance(given, Circuit):
         path = pathlib.Path(given).resolve()
         if path.suffix not in (".blif", ".aig", ".aag", ".json", ".v"):
             raise ValueError(f"cec: the file is {path.name!r}; expected .blif, .aig, .aag, .json or .v.")
         data = path.read_bytes()
-        if path.suffix in (".blif", ".aig"):  # copied, since a path may have blanks
+        if path.suffix in (".blif", ".aig"):  # copied, because a path may contain spaces
             place = folder / (name + path.suffix)
             place.write_bytes(data)
             return place
@@ -224,7 +228,7 @@ def _placed(given: Circuit | str | os.PathLike[str], folder: pathlib.Path, name:
 
 
 def _names_of(place: pathlib.Path, folder: str, seconds: float | int) -> tuple[list[str], list[str]]:
-    """Names of the inputs and outputs, as ABC reads them."""
+    """Return the input and output names, as parsed by ABC."""
     text = run(f"read {place.name}; print_io", folder, seconds=seconds)
     names = []
     for kind in ("inputs", "outputs"):

@@ -1,4 +1,4 @@
-"""Circuits as AIGER, in its ASCII and its binary form, and back."""
+"""Circuits as ASCII and binary AIGER, and back."""
 
 import os
 from collections.abc import Iterator
@@ -8,18 +8,19 @@ from lutjax.circuits.ands import and_graph
 from lutjax.circuits.circuit import Circuit
 from lutjax.files import atomic
 
-_PORTS = b"lutjax ports "  # begins the comment that holds the ports
-_INPUTS = 1 << 16  # that the binary form may have without their names
+_PORTS = b"lutjax ports "  # start of the ports comment
+_INPUTS = 1 << 16  # maximum inputs without names in the binary form
 
 
 def write(circuit: Circuit, *, binary: bool = True) -> bytes:
-    """Return a circuit as AIGER: AND nodes and inverters, bits of ports in the symbol table as ``x[3]``.
+    """Return a circuit as AIGER: AND nodes and inverters.
 
-    A comment keeps the formats of the ports for `read`.
+    Port bits are named ``x[3]`` in the symbol table. A comment keeps the port formats for `read`.
 
     Args:
       circuit: the circuit.
-      binary: the compact form (``aig``), which ABC reads, or the ASCII form (``aag``).
+      binary: whether to use the compact form (``aig``), readable by ABC, or the ASCII form
+        (``aag``).
 
     Example:
       >>> from lutjax.circuits import Circuit, Port, aiger
@@ -52,7 +53,7 @@ def write(circuit: Circuit, *, binary: bool = True) -> bytes:
 
 
 def _deltas(ands: list[tuple[int, int]], literal: int) -> bytes:
-    """AND nodes of the binary form: differences of literals in groups of 7 bits, the lowest first."""
+    """Encode binary AND nodes: literal differences in 7-bit groups, the lowest first."""
     body = bytearray()
     for a, b in ands:
         for delta in (literal - a, a - b):
@@ -65,15 +66,16 @@ def _deltas(ands: list[tuple[int, int]], literal: int) -> bytes:
 
 
 def read(data: bytes | os.PathLike[str]) -> Circuit:
-    """Return the circuit of an AIGER file of either form, its bytes or its path, each AND node a gate.
+    """Return the circuit in an AIGER file of either form, given its bytes or path.
 
-    Names as ``x[3]`` in the symbol table make up a port; without names the ports are ``x`` and ``y``. It takes at most 500
-    times the memory of the file, in whose binary form a node may have two octets.
+    Each AND node becomes a gate. Symbol names such as ``x[3]`` are grouped into ports; without
+    names the ports are ``x`` and ``y``. It takes at most 500 times the memory of the file, because
+    a binary node may take only two bytes.
 
     Raises:
       TypeError: text instead of bytes.
-      ValueError: a damaged file, one with latches, properties or constraints, or a comment with ports that are not those of the
-        file. The message says where.
+      ValueError: a damaged file, a file with latches, properties or constraints, or a ports
+        comment that contradicts the file. The message gives the location.
     """
     content = atomic.content(data)
     if not isinstance(content, bytes | bytearray):
@@ -115,7 +117,7 @@ def read(data: bytes | os.PathLike[str]) -> Circuit:
 
 
 class _File:
-    """Bytes that are read line by line, or octet by octet."""
+    """Byte stream with line and octet access."""
 
     def __init__(self, data: bytes):
         self.data, self.at = data, 0
@@ -132,7 +134,7 @@ class _File:
             raise ValueError(f"aiger.read: {what} is {line[:40]!r}; expected text.") from None
 
     def number(self, what: str) -> int:
-        """Return a number of the binary form: groups of 7 bits, the lowest first."""
+        """Read a binary number: 7-bit groups, the lowest first."""
         number = shift = 0
         while True:
             if self.at >= len(self.data):
@@ -150,7 +152,7 @@ class _File:
 
 
 def _header(file: _File) -> tuple[bool, int, int, int, int]:
-    """Return whether the file is binary, the largest variable, and the numbers of inputs, outputs and AND nodes."""
+    """Return the binary flag, maximum variable, and input, output and AND node counts."""
     line = file.line("its header")
     words = line.split(" ")
     if words[0] not in ("aig", "aag") or not 6 <= len(words) <= 10 or not all(map(_is_number, words[1:])):
@@ -172,7 +174,7 @@ def _header(file: _File) -> tuple[bool, int, int, int, int]:
         raise ValueError(
             f"aiger.read: the header says {top} variables; {n_inputs} inputs and {n_ands} AND nodes need {n_inputs + n_ands}."
         )
-    if binary and n_inputs > max(_INPUTS, len(file.data)):  # which take no octet each, as all others do
+    if binary and n_inputs > max(_INPUTS, len(file.data)):  # inputs take no octets, unlike all other elements
         raise ValueError(
             f"aiger.read: the header says {n_inputs} inputs; a file of {len(file.data)} octets has at most "
             f"{max(_INPUTS, len(file.data))}."
@@ -214,7 +216,7 @@ def _binary_ands(file: _File, literal: int, count: int) -> Iterator[list[int]]:
 def _symbols(
     file: _File, n_inputs: int, n_outputs: int
 ) -> tuple[tuple[list[str], list[str]], _netlists.Ports | None]:
-    """Names of the inputs and outputs, and ports if a comment of our own has them."""
+    """Return the input and output names, and ports from a lutjax comment if present."""
     names = [f"x[{k}]" for k in range(n_inputs)], [f"y[{k}]" for k in range(n_outputs)]
     while file.at < len(file.data):
         line = file.line("the end of a line of the symbol table")

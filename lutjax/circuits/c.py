@@ -1,4 +1,4 @@
-"""Circuits as C99: a program that evaluates a word of samples at a time, as functions or as a table that a loop reads."""
+"""Circuits as C99: bit-parallel evaluation, as functions or as a table with an interpreter loop."""
 
 import re
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _OWN = (
     "unit",
     "number",
     "row",
-)  # what names of the interface end in
+)  # suffixes of interface names
 _INNER = (
     "bits_of",
     "numbers_of",
@@ -34,28 +34,29 @@ _INNER = (
     "input",
     "expected",
     "output",
-)  # what names of the ports begin with
+)  # prefixes of port names
 _FUNCTION = (
-    200  # operations of one function: compilers need longer for more, and fewer keep more values in memory
+    200  # operations per function: larger ones compile longer, smaller ones keep more values in memory
 )
-_WINDOW = 4000  # operations at most among which the interpreter makes runs: more need more memory for values
-_FUNCTIONS_UP_TO = 20_000  # operations of a circuit that compilers still take quickly
+_WINDOW = 4000  # maximum operations reordered into runs by the interpreter: more need more memory for values
+_FUNCTIONS_UP_TO = 20_000  # maximum operations that compile quickly
 
 
 def write(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> dict[str, str]:
     """Return a circuit as C99: the texts of ``NAME.h`` and ``NAME.c`` by file name.
 
-    The header describes the interface: ``NAME_predict`` takes numbers of the input ports to numbers of the output ports, for any
-    number of samples, and ``NAME_words`` takes bits to bits, with one sample in each bit of a word. Words have 8 to 512 bits,
-    chosen when the program is compiled. The rule of an automaton also gets ``NAME_step``, which takes a grid to the
-    next one. A circuit that takes table rows also gets ``NAME_predict_rows``, which takes rows of doubles and category codes.
+    The header describes the interface. ``NAME_predict`` maps input port values to output port
+    values for any number of samples. ``NAME_words`` maps bits to bits, with one sample in each bit
+    of a word. Words have 8 to 512 bits, chosen at compile time. An automaton rule also gets
+    ``NAME_step``, which maps a grid to the next one. A circuit with table rows also gets
+    ``NAME_predict_rows``, which takes rows of doubles and category codes.
 
     Args:
-      circuit: any; what its outputs do not read is left out.
-      name: of the files, and what names in them begin with.
-      style: "functions" writes every operation as an instruction, which is the fastest form and takes seconds to compile;
-        "interpreter" writes a table and a loop that reads it, for large circuits and small memories; "auto" chooses by the number
-        of operations.
+      circuit: any circuit; gates not required by the outputs are dropped.
+      name: file name, and prefix of C identifiers.
+      style: "functions" writes every operation as an instruction, the fastest form, which takes
+        seconds to compile; "interpreter" writes a table and a loop over it, for large circuits and
+        small memories; "auto" selects by the number of operations.
 
     Raises:
       ValueError: a name that is not a word, or an unknown style.
@@ -74,7 +75,7 @@ def write(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> 
     program = gate_operations.operations(circuit)
     if style == "auto":
         style = "functions" if len(program) <= _FUNCTIONS_UP_TO else "interpreter"
-    if not len(program):  # outputs are inputs and constants: there is nothing to interpret
+    if not len(program):  # outputs are inputs and constants: no operations to interpret
         style = "functions"
     body, slots = (_functions if style == "functions" else _interpreter)(program, name)
     values = {
@@ -134,7 +135,7 @@ def write(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> 
 
 
 def check_name(name: str, ports: Sequence[Port] = ()) -> None:
-    """Raise ValueError if the files of `write` cannot have a name, which names in them begin with."""
+    """Raise ValueError if a name is invalid for the `write` files and their identifier prefix."""
     if (
         not isinstance(name, str)
         or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name)
@@ -157,19 +158,20 @@ def c_test(
     name: str = "circuit",
     rows: Sequence[Sequence[Value]] | None = None,
 ) -> str:
-    """Return the text of a program that tests `write` of a circuit: it has samples inside, and the answers that are right.
+    """Return a C program that tests the `write` output, with samples and expected answers.
 
-    It prints how many samples are wrong, and returns 0 if none is. It is compiled together with ``NAME.c``.
+    It prints the number of wrong samples, and returns 0 if none is wrong. Compile it together with
+    ``NAME.c``.
 
     Args:
-      circuit: that of `write`, with an input port and an output port at least.
-      *samples: for each input port the numbers of the samples, as `Circuit` takes them.
-      name: that of `write`.
+      circuit: as in `write`, with at least one input port and one output port.
+      *samples: sample values for each input port, as in `Circuit` calls.
+      name: as in `write`.
       rows: raw table rows of the samples; see `lutjax.circuits.columns.Columns.encode`.
 
     Raises:
       ValueError: a circuit without inputs or outputs, or no samples.
-      ValueError, TypeError: samples that the circuit does not take.
+      ValueError, TypeError: samples that do not fit the circuit.
     """
     if not circuit.inputs or not circuit.outputs:
         raise ValueError("c_test: circuit has no input port or no output port; there is nothing to test.")
@@ -214,7 +216,7 @@ def c_test(
 
 
 def constants(port: Port, numbers: Shaped[np.ndarray, "..."]) -> list[str]:
-    """Return numbers of a port as constants of C: whole numbers, before they are divided."""
+    """Return port values as C constants: integers, before division."""
     codes = port.format.encode(numbers).ravel()
     if not port.format.signed:
         return [f"{code}u" for code in codes.tolist()]
@@ -224,7 +226,7 @@ def constants(port: Port, numbers: Shaped[np.ndarray, "..."]) -> list[str]:
 
 # ------------------------------------------------------------------------------------- words of the header
 def number_function(circuit: Circuit, name: str) -> str:
-    """Return the function that makes the number of a regression of its circuit's answer; nothing for other circuits."""
+    """Return the function from a regression circuit's answer to its value, or an empty string."""
     if circuit.about.get("kind") != "regression":
         return ""
     scale, offset = (
@@ -260,18 +262,18 @@ def _numbers(circuit: Circuit) -> list[str]:
 
 
 def width_of(port: Port) -> int:
-    """Return the bits of the type of a port's numbers."""
+    """Return the bits of a port's C type."""
     return next(width for width in (8, 16, 32, 64) if port.format.bits <= width)
 
 
 def type_of(port: Port) -> str:
-    """Return the type of a port's numbers."""
+    """Return the C type of a port's elements."""
     return f"{'' if port.format.signed else 'u'}int{width_of(port)}_t"
 
 
 # ------------------------------------------------------------------------------------- operations as C
 def macros(program: Operations) -> str:
-    """Return a macro for each operation that is used: ``F3_E8(a, b, c)`` is that of the table 0xE8 over three."""
+    """Return a macro for each table in use: ``F3_E8(a, b, c)`` is table 0xE8 over three inputs."""
     lines = []
     for n, table in sorted(
         {(len(nodes), table) for nodes, table in zip(program.fanins, program.tables, strict=True)}
@@ -282,12 +284,12 @@ def macros(program: Operations) -> str:
 
 
 def macro(n: int, table: int) -> str:
-    """Return the name of the macro of a table."""
+    """Return the macro name for a table."""
     return f"F{n}_{table:X}"
 
 
 def _functions(program: Operations, name: str) -> tuple[str, int]:
-    """Return functions that have an instruction for each operation, and the places for values that pass between them."""
+    """Return functions with an instruction per operation, and the number of shared value slots."""
     program = gate_operations.short_lived(program)
     where, slots = gate_operations.places(program, _FUNCTION)
     first, n = program.first, len(program)
@@ -323,16 +325,16 @@ def _output(literal: int, text: Sequence[str]) -> str:
 
 
 def _interpreter(program: Operations, name: str) -> tuple[str, int]:
-    """Return a table of operations and the loop that reads it, and the places for values."""
+    """Return an operation table with its interpreter loop, and the number of value slots."""
     window = min(max(len(program) // 8, 100), _WINDOW)
     program = gate_operations.in_runs(gate_operations.short_lived(program), window)
     where, slots = gate_operations.places(program, 1)
-    read = _inputs_read(program)  # their values lie first
+    read = _inputs_read(program)  # their values come first
     place = [-1] * program.first + [len(read) + w for w in where]
     for k, node in enumerate(read):
         place[node] = k
     slots += len(read)
-    runs: list[list[Any]] = []  # kind of operation, how many
+    runs: list[list[Any]] = []  # operation kind, run length
     table: list[int] = []
     for g, (nodes, answers) in enumerate(zip(program.fanins, program.tables, strict=True)):
         kind = len(nodes), answers
@@ -372,20 +374,23 @@ def _interpreter(program: Operations, name: str) -> tuple[str, int]:
 
 
 def _inputs_read(program: Operations) -> list[int]:
-    """Return the nodes of the inputs that something reads."""
+    """Return the input nodes in use."""
     nodes = {n for nodes in program.fanins for n in nodes} | {k >> 1 for k in program.literals}
     return sorted(n for n in nodes if 0 < n < program.first)
 
 
 def wrapped(items: Sequence[object], per_line: int = 24) -> list[str]:
-    """Return the lines of the elements of an array."""
+    """Return the elements of an array as lines."""
     text = list(map(str, items))
     return ["    " + ", ".join(text[k : k + per_line]) + "," for k in range(0, len(text), per_line)]
 
 
 # ------------------------------------------------------------------------------------- numbers and bits
 def _conversion(template: str, port: Port, read: int) -> str:
-    """Return the function that takes numbers of a port to bits, the lowest `read` of each, or back."""
+    """Return the conversion function between port values and bits.
+
+    It uses the lowest `read` bits in each value.
+    """
     return _templates.filled(
         template,
         port=port.name,
@@ -400,7 +405,7 @@ def _conversion(template: str, port: Port, read: int) -> str:
 
 
 def _bits_read(circuit: Circuit, program: Operations) -> list[int]:
-    """Return for each input port how many bits of its numbers have to be there, at least 1."""
+    """Return the number of bits required from each input port's elements, at least 1."""
     nodes = _inputs_read(program)
     numbers, first = [], 1
     for port in circuit.inputs:

@@ -1,6 +1,9 @@
-"""Costs of circuits on FPGAs: look-up tables, flip-flops, levels and, where a tool that places them is found, the clock.
+"""FPGA costs of circuits: lookup tables, flip-flops, levels and clock.
 
-Yosys (of ``pip install pyosys``) maps a circuit, and each of its parts by itself, to the cells of a family; nextpnr places and routes them.
+The clock requires a place-and-route tool.
+
+Yosys (``pip install pyosys``) maps a circuit, and each part separately, to the cells of a family;
+nextpnr places and routes them.
 """
 
 import dataclasses
@@ -23,15 +26,15 @@ _COUNTS = ("luts", "flip_flops", "carry_cells", "muxes")
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """FPGAs of one kind of cells.
+    """FPGAs with a common cell type.
 
     Attributes:
-      synthesis: command of Yosys for a module of the name that is filled in.
-      lut: inputs of a look-up table.
-      cells: beginnings of the names of cells, for each count of a `Cost`.
-      nextpnr: words that begin and end a call of nextpnr for the device on which circuits are placed; none where no
-        nextpnr places them without a database of the device, which nobody can install by its name.
-      device: its name.
+      synthesis: Yosys command template with the module name.
+      lut: inputs of a lookup table.
+      cells: cell name prefixes for each count in a `Cost`.
+      nextpnr: start and end of a nextpnr call for the placement device; empty if nextpnr requires
+        a device database without an installable package.
+      device: device name.
     """
 
     synthesis: str
@@ -75,27 +78,32 @@ FAMILIES: dict[str, Family] = {
         },
     ),
 }
-"""Families by name: Lattice iCE40 and ECP5, and the 7 series of AMD (Xilinx)."""
+"""Families by name: Lattice iCE40 and ECP5, and AMD (Xilinx) 7 series."""
 
 _QUICK = ("scratchpad -set abc9.verify false",)
-"""ABC proves what it maps, which takes longer than all else together for sums of many bits; `lutjax verify` proves files."""
+"""Disables ABC's proof of its mapping, the slowest step for wide sums.
+
+`lutjax verify` proves the files.
+"""
 
 _SEQUENTIAL = ("SB_DFF", "TRELLIS_FF", "FD", "SRL")
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Cells, levels and clock of a circuit or of a part of one.
+    """Cells, levels and clock of a circuit or a part.
 
     Attributes:
-      name: of the part, or "all".
-      gates: of the circuit before it is mapped.
-      luts: look-up tables, with those that are used as inverters or as shift registers.
-      flip_flops, carry_cells, muxes: other cells; multiplexers join look-up tables to larger ones.
-      levels: look-up tables on the longest path between two registers, or from an input to an output.
-      cycles: from a sample to its answer, which leaves from a register.
-      clock: in MHz, as placed and routed; None where it is not.
-      unplaced: why not; "" where it is.
+      name: part name, or "all".
+      gates: circuit gates before mapping.
+      luts: lookup tables, including inverters and shift registers.
+      flip_flops, carry_cells, muxes: other cells; multiplexers combine lookup tables into larger
+        ones.
+      levels: lookup tables on the longest path between two registers, or from an input to an
+        output.
+      cycles: cycles from a sample to its registered answer.
+      clock: in MHz after placement and routing; None if not placed.
+      unplaced: reason for a missing placement; "" if placed.
     """
 
     name: str
@@ -111,24 +119,24 @@ class Cost:
 
     @property
     def latency(self) -> float | None:
-        """Time from a sample to its answer, in nanoseconds; None where it is not placed."""
+        """Time from a sample to its answer, in nanoseconds; None if not placed."""
         return None if self.clock is None else 1000 * self.cycles / self.clock
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Costs of a circuit and of its parts; as text a table.
+    """Costs of a circuit and its parts; formatted as a table.
 
     Attributes:
-      family: a name of `FAMILIES`.
-      registers: levels of gates between two registers; 0 for none.
-      asked: the clock that was asked for, in MHz; None for none.
-      parts: the cost of each part by itself.
-      total: that of the circuit.
-      tools: versions of what made it, by name.
+      family: a name from `FAMILIES`.
+      registers: gate levels between two registers; 0 for none.
+      asked: requested clock in MHz; None for none.
+      parts: separate cost of each part.
+      total: cost of the circuit.
+      tools: tool versions by name.
 
-    Every cost has all of its kind: a part that is mapped by itself shares no look-up tables with another one, so the parts may add
-    up to more than the circuit, and each has registers at its own outputs.
+    Each cost is complete. A separately mapped part shares no lookup tables with other parts, so
+    the parts may add up to more than the circuit, and each part has its own output registers.
     """
 
     family: str
@@ -139,7 +147,10 @@ class Report:
     tools: Mapping[str, str]
 
     def to_json(self) -> str:
-        """Return the report as an object of JSON, with clocks in MHz, latencies in nanoseconds and samples a second."""
+        """Return the report as a JSON object.
+
+        Units are MHz for clocks, nanoseconds for latencies, and samples per second.
+        """
         costs = [
             {
                 **dataclasses.asdict(cost),
@@ -224,22 +235,24 @@ def report(
     seconds: float | int = 1800,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Return what a circuit and each of its parts take on FPGAs of a family.
+    """Return the costs of a circuit and each of its parts on an FPGA family.
 
     Args:
-      circuit: any. One that is made with ``lut=`` the inputs of the family's look-up tables takes the fewest.
-      family: a name of `FAMILIES`: ``"ice40"``, ``"ecp5"`` or ``"xc7"``.
-      registers: levels of gates between two registers, as in `lutjax.circuits.verilog.write`; 0 for none.
-      clock: for which nextpnr places, in MHz; None for the fastest.
-      place: whether the circuit and its parts are placed and routed where nextpnr is found.
-      layout: file that gets the device with the cells of the whole circuit, as SVG, where it is placed.
-      seconds: after which a tool is ended.
-      progress: is told what is done next.
+      circuit: any circuit. Build it with ``lut=`` the family's lookup table inputs for the lowest
+        cost.
+      family: a name from `FAMILIES`: ``"ice40"``, ``"ecp5"`` or ``"xc7"``.
+      registers: gate levels between two registers, as in `lutjax.circuits.verilog.write`; 0 for
+        none.
+      clock: nextpnr target clock in MHz; None for the fastest.
+      place: whether to place and route the circuit and its parts if nextpnr is available.
+      layout: SVG file for the placed cells of the whole circuit.
+      seconds: time limit per tool.
+      progress: receives the next step as text.
 
     Raises:
-      ValueError: another family, a clock that is not above 0, or registers below 0.
+      ValueError: unknown family, a clock not above 0, or negative `registers`.
       RuntimeError: pyosys is not installed, or Yosys fails.
-      TimeoutError: Yosys was not done in time.
+      TimeoutError: Yosys exceeded the time limit.
 
     Example:
       >>> from lutjax.circuits import Builder, fpga, yosys
@@ -278,10 +291,10 @@ def report(
 
 
 def part_of(circuit: Circuit, name: str) -> Circuit:
-    """Return a part of a circuit as a circuit: ``x`` has the bits that it reads, ``y`` those that others read.
+    """Return a part as a circuit: ``x`` has its input bits, ``y`` the bits used outside of it.
 
     Raises:
-      ValueError: there is no such part.
+      ValueError: unknown part.
 
     Example:
       >>> from lutjax.circuits import Builder, fpga
@@ -313,7 +326,7 @@ def part_of(circuit: Circuit, name: str) -> Circuit:
 
 
 def _find(family: str) -> str | None:
-    """Return the name of the nextpnr for a family that is on the path, None where there is none."""
+    """Return the installed nextpnr program for a family, or None."""
     words = FAMILIES[family].nextpnr
     return (
         next((name for name in (words[0], f"yowasp-{words[0]}") if shutil.which(name)), None)
@@ -330,7 +343,7 @@ def _why_unplaced(family: str) -> str:
 
 
 def _mapped(circuit: Circuit, name: str, family: Family, registers: int, seconds: float | int) -> Cost:
-    """Return the counts of cells to which Yosys maps a circuit."""
+    """Return the cell counts of a circuit after Yosys mapping."""
     counts = dict.fromkeys((*_COUNTS, "levels"), 0)
     if circuit.outputs:
         cells = _cells({"a.v": verilog.write(circuit, registers=registers)}, "circuit", family, seconds)
@@ -344,7 +357,10 @@ def _mapped(circuit: Circuit, name: str, family: Family, registers: int, seconds
 def _cells(
     files: Mapping[str, str], top: str, family: Family, seconds: float | int, folder: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return the cells that Yosys maps a module of Verilog to; ``mapped.json`` in the folder, if one is given, has them."""
+    """Map a Verilog module with Yosys and return its cells.
+
+    If a folder is given, they are also stored in ``mapped.json``.
+    """
     if folder is None:
         with tempfile.TemporaryDirectory() as made:
             return _cells(files, top, family, seconds, made)
@@ -363,7 +379,7 @@ def _cells(
 
 
 def _levels(cells: Sequence[Mapping[str, Any]], family: Family) -> int:
-    """Return how many look-up tables are on the longest path that passes no register."""
+    """Return the number of lookup tables on the longest register-free path."""
     drivers: dict[Any, int] = {}
     reads: list[list[Any]] = []
     for k, cell in enumerate(cells):
@@ -399,10 +415,10 @@ def _placed(
     layout: pathlib.Path | None,
     seconds: float | int,
 ) -> Cost:
-    """Return a cost with the clock that nextpnr finds for the circuit between registers.
+    """Return a cost with the nextpnr clock of the circuit between registers.
 
-    A device has fewer pins than a circuit has inputs and outputs. So inputs come from a shift register, and answers go into a register
-    whose parity leaves.
+    A device has fewer pins than a circuit has inputs and outputs. Inputs therefore come from a
+    shift register, and a register stores the answers and outputs their parity.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = {"a.v": verilog.write(circuit, registers=registers), "top.v": _wrapper(circuit, registers)}
@@ -438,7 +454,7 @@ def _placed(
 
 
 def _wrapper(circuit: Circuit, registers: int) -> str:
-    """Return a module of a few pins around that of a circuit."""
+    """Return a module with few pins around a circuit's module."""
     connections = [f".{name}({name})" for name in verilog.CONTROL] if registers else []
     connections += verilog.connections(circuit, "inputs", "answers")
     return _templates.filled(
