@@ -1,12 +1,14 @@
-"""Circuits as ALIR, the interchange form of alkaid, from which it makes Verilog, VHDL and projects for HLS compilers; and back.
+"""Circuits as ALIR, alkaid's interchange form for Verilog, VHDL and HLS projects; and back.
 
-The file is one object of JSON: ``"meta"`` is ``"ALIRModel"``, ``"spec_version"`` 4, ``"model"`` the program, and ``"lutjax"`` the ports,
-which alkaid skips. Each number of an input port is an input of the program, in order, and each number of an output port an output.
+The file is one JSON object: ``"meta"`` is ``"ALIRModel"``, ``"spec_version"`` 4, ``"model"`` the
+program, and ``"lutjax"`` the ports, which alkaid ignores. Each input port element is a program
+input, in order, and each output port element an output.
 
-A program is a list of operations, each ``[operands, opcode, data, [least, largest, step], latency, cost]``, whose result is a fixed-point
-number within these bounds. `write` uses six kinds: inputs (-1), bits of numbers (3, by dropping others), constants (5), tables
-(8), NOT (9), and AND, OR and XOR (10). Gates of two inputs become the last two; larger ones become tables, whose address is made
-by OR of shifted bits. A gate costs 1 and takes a latency of 1, and everything else costs nothing.
+A program is a list of operations, each ``[operands, opcode, data, [least, largest, step], latency,
+cost]``, with a fixed-point result within these bounds. `write` uses six kinds: inputs (-1), bit
+extraction (3), constants (5), tables (8), NOT (9), and AND, OR and XOR (10). Two-input gates
+become NOT, AND, OR and XOR; larger gates become tables, addressed by the OR of shifted bits. A
+gate has cost 1 and latency 1; all other operations are free.
 """
 
 import contextlib
@@ -27,20 +29,20 @@ from lutjax.files.strict_json import Fields
 
 META, VERSION = "ALIRModel", 4
 MOST_BITS = 53
-"""Bits of a number of a port: alkaid computes with float64."""
+"""Maximum bits of a port element: alkaid computes in float64."""
 
 _SOME_GATES = 1000
-"""Gates that a text of any size may make. Those that `write` makes have at least 24 letters for each."""
+"""Gates allowed in a text of any size. Each gate from `write` takes at least 24 characters."""
 
 _INPUT, _BITS, _CONSTANT, _TABLE, _UNARY, _BINARY = -1, 3, 5, 8, 9, 10
 _NOT, _ANY, _ALL = range(3)
 _AND, _OR, _XOR = range(3)
 _TABLES = (0b1000, 0b1110, 0b0110)
-"""Tables of two inputs of AND, OR and XOR."""
+"""Two-input tables for AND, OR and XOR."""
 
 
 def _gates() -> dict[int, tuple[int, tuple[bool, bool]]]:
-    """Return for each table that reads two inputs an operation, and which of its inputs are inverted."""
+    """Return the operation and inverted inputs for each table over two inputs."""
     found: dict[int, tuple[int, tuple[bool, bool]]] = {}
     for operation, plain in enumerate(_TABLES):
         for inverted in itertools.product((False, True), (False, True)):
@@ -65,10 +67,10 @@ _OTHERS |= {7: "a multiplication", 11: "a sum"}
 
 # ------------------------------------------------------------------------------------------------------ writing
 def write(circuit: Circuit) -> str:
-    """Return a circuit as a program in ALIR, which ``alkaid.types.CombLogic.load`` reads.
+    """Return a circuit as an ALIR program, readable by ``alkaid.types.CombLogic.load``.
 
     Raises:
-      ValueError: a port whose numbers have more than 53 bits.
+      ValueError: a port with elements over 53 bits.
 
     Example:
       >>> import json
@@ -86,7 +88,7 @@ def write(circuit: Circuit) -> str:
                 "Choose a shorter format."
             )
     program = _Program()
-    values = [-1, *program.inputs(circuit.inputs)]  # operations of the nodes; -1 for the constant 0
+    values = [-1, *program.inputs(circuit.inputs)]  # operation for each node; -1 for the constant 0
     for nodes, table in zip(circuit.fanins, circuit.tables, strict=True):
         values.append(program.gate(*building.reduced(nodes, table), values))
     bits = iter(circuit.literals)
@@ -122,7 +124,7 @@ def _interval_of(format: Format) -> Interval:
 
 
 class _Program:
-    """Operations of a program, those that are alike once."""
+    """Deduplicated operations of a program."""
 
     def __init__(self) -> None:
         self.operations: list[list[Any]] = []
@@ -137,7 +139,7 @@ class _Program:
         interval: Interval = _BIT,
         cost: float = 0.0,
     ) -> int:
-        """Return the place of an operation."""
+        """Return the index of an operation."""
         key = operands, opcode, data, interval
         if key not in self._known:
             latency = max((self.operations[k][4] for k in operands), default=0.0) + cost
@@ -146,7 +148,7 @@ class _Program:
         return self._known[key]
 
     def inputs(self, ports: Sequence[Port]) -> list[int]:
-        """Return the operations of all bits of input ports."""
+        """Return the operations for all input port bits."""
         formats = [port.format for port in ports for _ in range(port.count)]
         numbers = [self.add((), _INPUT, (k,), _interval_of(format)) for k, format in enumerate(formats)]
         found = []
@@ -160,7 +162,7 @@ class _Program:
         return self.add((), _CONSTANT, (value,))
 
     def literal(self, values: Sequence[int], literal: Literal) -> int:
-        """Return the operation of a literal of a circuit, whose nodes have these operations."""
+        """Return the operation for a circuit literal, given the operations of the nodes."""
         if literal < 2:
             return self.constant(literal)
         value = values[literal >> 1]
@@ -171,7 +173,7 @@ class _Program:
         return self.constant(1 - data[0]) if opcode == _CONSTANT else self.add((value,), _UNARY, (_NOT,))
 
     def gate(self, nodes: Sequence[int], table: int, values: Sequence[int]) -> int:
-        """Return the operation of a table over different nodes, which depends on all of them."""
+        """Return the operation for a table that depends on all its distinct nodes."""
         read = [values[node] for node in nodes]
         if not read:
             return self.constant(table)
@@ -186,7 +188,7 @@ class _Program:
         return self.add((a, b), _BINARY, (0, operation), cost=1.0)
 
     def number(self, bits: Sequence[int], signed: bool) -> int:
-        """Return the operation of a number of these bits, lowest first."""
+        """Return the operation for a number from its bits, lowest first."""
         found = bits[0]
         for k, bit in enumerate(bits[1:], 1):
             found = self.add((found, bit), _BINARY, (k, _OR), (0.0, float((2 << k) - 1), 1.0))
@@ -195,7 +197,7 @@ class _Program:
 
 
 def _lookup(answers: Sequence[int]) -> dict[str, Any]:
-    """Return a table of bits as ALIR has it, with its digest there."""
+    """Return a bit table as ALIR data, with its digest."""
     data = b"".join(answer.to_bytes(4, "little") for answer in answers) + b"0"
     return {
         "spec": {
@@ -209,7 +211,7 @@ def _lookup(answers: Sequence[int]) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------------------ reading
 class _Value(NamedTuple):
-    """Fixed-point number of a program: its bits, lowest first, and the weight of the lowest as a power of two."""
+    """Fixed-point value in a program: bits, lowest first, and the exponent of the lowest bit."""
 
     bits: list[Literal]
     lowest: int
@@ -217,7 +219,7 @@ class _Value(NamedTuple):
     least: int  # in steps
 
     def bit(self, weight: int) -> Literal:
-        """Return the bit of a weight; those above the number are its sign, and those below it are 0."""
+        """Return the bit with a weight; bits above the number are its sign, bits below it are 0."""
         k = weight - self.lowest
         if 0 <= k < len(self.bits):
             return self.bits[k]
@@ -225,14 +227,15 @@ class _Value(NamedTuple):
 
 
 def read(text: str | bytes | os.PathLike[str]) -> Circuit:
-    """Return the circuit of a program in ALIR, or of the file at a path: of `write`, or of other operations on bits.
+    """Return the circuit in an ALIR program, or in the file at a path.
 
-    Ports are those that `write` kept; else inputs that follow each other and have one format are a port, and so are outputs. It takes at most 100 times the
-    memory of the text.
+    The program may come from `write`, or use other bit operations. Ports are restored if `write`
+    stored them. Otherwise consecutive inputs with one format form a port, and so do outputs. It
+    takes at most 100 times the memory of the text.
 
     Raises:
-      ValueError: a text that is no such program, one of another version, or one with other operations, such as additions; the message
-        says which operation is wrong.
+      ValueError: invalid program, another version, or unsupported operations such as additions;
+        the message names the operation.
     """
     content = atomic.content(text)
     try:
@@ -246,7 +249,7 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
 
 
 def _read(found: Any, most: int) -> Circuit:
-    """Return the circuit of a program that makes at most so many gates."""
+    """Return the circuit in a program with at most `most` gates."""
     fields = Fields("the file")
     for name, expected in (("meta", META), ("spec_version", VERSION)):
         if fields.field(found, name, type(expected)) != expected:
@@ -309,7 +312,7 @@ def _read(found: Any, most: int) -> Circuit:
 
 @contextlib.contextmanager
 def _of(place: int) -> Iterator[None]:
-    """Say in errors of the block which operation is wrong."""
+    """Name the operation in errors raised inside the block."""
     try:
         yield
     except ValueError as error:
@@ -322,7 +325,7 @@ class _Operation(NamedTuple):
     data: list[int]
     least: int  # in steps
     largest: int
-    lowest: int  # the power of two of a step
+    lowest: int  # exponent of the step
 
     @property
     def signed(self) -> bool:
@@ -330,7 +333,7 @@ class _Operation(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Bits of all numbers from the least to the largest, with the sign."""
+        """Signed bits required between the least and largest number."""
         return max(self.largest.bit_length(), (~self.least).bit_length() if self.signed else 0) + self.signed
 
 
@@ -357,7 +360,7 @@ def _operation(found: Any, place: int) -> _Operation:
 
 
 def _interval(found: Any) -> tuple[int, int, int]:
-    """Return the least and the largest number in steps, and the power of two of a step."""
+    """Return the least and the largest number in steps, and the exponent of the step."""
     if isinstance(found, list) and len(found) == 3 and {type(x) for x in found} <= {int, float}:
         least, largest, step = map(float, found)
         exponent = math.frexp(step)[1] - 1
@@ -372,7 +375,7 @@ def _interval(found: Any) -> tuple[int, int, int]:
 
 
 def _format(width: int, lowest: int, signed: bool, noun: str) -> Format:
-    """Return the format of numbers of these bits."""
+    """Return the format with these bits."""
     if lowest > 0 or not 1 <= width <= MOST_BITS or -lowest > width:
         raise ValueError(
             f"{noun} has {width} bits, the lowest of weight 2^{lowest}; expected 1 to {MOST_BITS} bits, of which the highest is at "
@@ -382,7 +385,7 @@ def _format(width: int, lowest: int, signed: bool, noun: str) -> Format:
 
 
 def _add_input(formats: dict[int, Format], operation: _Operation, n_in: int) -> None:
-    """Keep the format of an input, which is the same wherever it is read."""
+    """Record the format of an input, equal in all its uses."""
     (k,) = operation.data
     if not 0 <= k < n_in:
         raise ValueError(f"it reads input {k}; there are {n_in}.")
@@ -398,7 +401,7 @@ def _value(
     numbers: Sequence[list[Literal]],
     tables: Sequence[list[int]],
 ) -> _Value:
-    """Return what an operation computes."""
+    """Return the result of an operation."""
     operands, opcode, data, least, _, lowest = operation
     read = [values[k] for k in operands]
     width = operation.width
@@ -439,7 +442,7 @@ def _unary(builder: Builder, kind: int, bits: list[Literal], width: int) -> list
 def _looked_up(
     builder: Builder, number: int, address: _Value, width: int, tables: Sequence[list[int]]
 ) -> list[Literal]:
-    """Return the bits of the answer of a table, whose address counts from the least number."""
+    """Return the output bits of a table with addresses relative to the least number."""
     if not 0 <= number < len(tables):
         raise ValueError(f"it reads table {number}; there are {len(tables)}.")
     answers, n = tables[number], len(address.bits)
@@ -448,7 +451,7 @@ def _looked_up(
     rows = []
     for code in range(1 << n):
         row = (code - (1 << n) if address.signed and code >> n - 1 else code) - address.least
-        rows.append(answers[row] if 0 <= row < len(answers) else 0)  # others are never read
+        rows.append(answers[row] if 0 <= row < len(answers) else 0)  # other entries are never addressed
     return [
         builder.gate(address.bits, sum((row >> k & 1) << code for code, row in enumerate(rows)))
         for k in range(width)
@@ -468,7 +471,7 @@ def _tables(found: Any) -> list[list[int]]:
 
 
 def _whole_numbers(found: Any, noun: str, count: int) -> list[int]:
-    """Return so many whole numbers, each of less than 62 bits."""
+    """Return `count` integers with fewer than 62 bits."""
     numbers: list[Any] = found if isinstance(found, list) else [None]
     if len(numbers) == count and all(type(n) is int and abs(n) < 1 << 62 for n in numbers):
         return numbers
@@ -476,7 +479,7 @@ def _whole_numbers(found: Any, noun: str, count: int) -> list[int]:
 
 
 def _kept_ports(found: Any) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
-    """Return the ports that `write` kept, if it did."""
+    """Return the ports stored by `write`, if any."""
     if found is None:
         return (), ()
     fields = Fields("lutjax")
@@ -488,14 +491,14 @@ def _kept_ports(found: Any) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
 
 
 def _runs(formats: Sequence[Format], name: str) -> tuple[Port, ...]:
-    """Return ports of numbers that follow each other and have one format."""
+    """Group consecutive numbers with one format into ports."""
     runs = [(format, len(list(run))) for format, run in itertools.groupby(formats)]
     names = [name] if len(runs) == 1 else [f"{name}{k}" for k in range(len(runs))]
     return tuple(Port(name, count, format) for name, (format, count) in zip(names, runs, strict=True))
 
 
 def _check(ports: Sequence[Port], formats: Sequence[Format], noun: str) -> None:
-    """Raise ValueError if ports do not have numbers of these formats."""
+    """Raise ValueError if the ports do not match these formats."""
     count = sum(port.count for port in ports)
     if count != len(formats):
         raise ValueError(f"the ports of {noun} have {count} numbers; the program has {len(formats)} {noun}.")

@@ -1,7 +1,7 @@
-"""Circuits as operations of at most three inputs, in an order and with places for their values: what programs are made of.
+"""Circuits as three-input operations, with scheduling and value slots, for program generation.
 
-A processor with three-operand logic (AVX-512) has one instruction for each table of three inputs, and others need at most
-four or five. Larger tables are taken apart.
+A processor with three-operand logic (AVX-512) has one instruction for each three-input table, and
+other processors need at most four or five. Larger tables are decomposed.
 """
 
 import dataclasses
@@ -16,13 +16,14 @@ from lutjax.circuits.circuit import Circuit
 
 @dataclasses.dataclass
 class Operations:
-    """Tables of one to three inputs in topological order, without constants and repeated fan-ins.
+    """Topologically ordered tables with one to three distinct, nonconstant inputs.
 
     Attributes:
-      n_inputs: bits that enter. Node 0 is the constant 0, nodes 1 to `n_inputs` are these, and operations follow.
-      fanins: for each operation the nodes that it reads, two or three.
-      tables: for each operation its answers; bit k is the answer at address k.
-      literals: the outputs, ``2 * node + inverted``.
+      n_inputs: input bits. Node 0 is the constant 0, nodes 1 to `n_inputs` are inputs, followed by
+        operations.
+      fanins: input nodes for each operation, two or three.
+      tables: table for each operation; bit k is the output at address k.
+      literals: outputs, ``2 * node + inverted``.
     """
 
     n_inputs: int
@@ -32,7 +33,7 @@ class Operations:
 
     @property
     def first(self) -> int:
-        """Node of the first operation."""
+        """First operation node."""
         return 1 + self.n_inputs
 
     def __len__(self) -> int:
@@ -40,7 +41,7 @@ class Operations:
         return len(self.tables)
 
     def levels(self) -> list[int]:
-        """Return the number of operations on the longest path to each node."""
+        """Return the longest path to each node, in operations."""
         level = [0] * self.first
         for nodes in self.fanins:
             level.append(1 + max(level[n] for n in nodes))
@@ -50,12 +51,12 @@ class Operations:
 def operations(
     circuit: Circuit, n_inputs: int | None = None, bits: Sequence[Literal] | None = None
 ) -> Operations:
-    """Return the operations of a circuit that its outputs read: those of a `Builder` that gets no larger tables.
+    """Return the operations required by the circuit outputs, from a `Builder` with small tables.
 
     Args:
       circuit: the circuit.
-      n_inputs: bits that enter the operations; by default those of the circuit.
-      bits: for each input bit of the circuit a literal of these, whose nodes are 1 and on.
+      n_inputs: input bits for the operations; default: the circuit inputs.
+      bits: literal over the nodes from 1 on, for each circuit input bit.
     """
     builder, n = Builder(merge=3), circuit.n_inputs if n_inputs is None else n_inputs
     literals = [ZERO, *(bit for (bit,) in builder.input("x", n))] if n else [ZERO]
@@ -72,7 +73,7 @@ def operations(
 
 
 def _gate(builder: Builder, literals: Sequence[Literal], table: int) -> Literal:
-    """Return the literal of a table over literals, made of gates of at most three inputs."""
+    """Return the literal for a table, built from gates with at most three inputs."""
     for i, literal in enumerate(literals):
         if literal & 1:
             table = truth.negate(table, len(literals), i)
@@ -97,7 +98,7 @@ def _gate(builder: Builder, literals: Sequence[Literal], table: int) -> Literal:
 
 @functools.lru_cache(maxsize=512)
 def _ordered(table: int, n: int) -> tuple[tuple[int, ...], int]:
-    """Return the order of inputs in which a table of two or three is the smallest number, and that number."""
+    """Return the input order with the smallest table, and this table, for two or three inputs."""
     orders = (
         [(0, 1), (1, 0)] if n == 2 else [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
     )
@@ -106,7 +107,10 @@ def _ordered(table: int, n: int) -> tuple[tuple[int, ...], int]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _symmetric(table: int, n: int) -> tuple[tuple[int, ...], int] | None:
-    """Return which inputs to invert so that only the number of ones decides, and the answers by that number, or None."""
+    """Return the inverted inputs and outputs by popcount for a symmetric table, or None.
+
+    The inputs are inverted so that the output depends only on the number of ones.
+    """
     phases = [0]
     for i in range(1, n):
         if truth.swap(table, n, 0, i) == table:
@@ -121,24 +125,24 @@ def _symmetric(table: int, n: int) -> tuple[tuple[int, ...], int] | None:
     found = []
     for inverted, given in enumerate((answers, answers[::-1])):  # zeros can be counted as well
         known = sum(answer << k for k, answer in enumerate(given))
-        for unused in range(1 << (1 << bits) - (n + 1)):  # answers to numbers above n, which do not occur
+        for unused in range(1 << (1 << bits) - (n + 1)):  # outputs for counts above n, which never occur
             filled = known | unused << (n + 1)
             found.append((len(truth.support(filled, bits)), inverted, filled))
-    _, inverted, filled = min(found)  # that reads the fewest bits
+    _, inverted, filled = min(found)  # prefer the fewest inputs
     return tuple(phase ^ inverted for phase in phases), filled
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def _two_steps(table: int) -> tuple[tuple[int, ...], int, tuple[int, ...], int] | None:
-    """Return a table of four inputs as one of three inside another, or None.
+    """Decompose a four-input table into two nested three-input tables, or return None.
 
-    The result has the inputs of the inner table, that table, the inputs of the outer one beside its first, which is the
-    inner answer, and the outer table.
+    The result has the inner inputs, the inner table, the outer inputs after the inner output, and
+    the outer table.
     """
     for d in range(4):
         inner = tuple(i for i in range(4) if i != d)
         halves = truth.cofactor(table, 4, d, 0), truth.cofactor(table, 4, d, 1)
-        for e in range(3):  # the outer table may read one of the inner inputs as well
+        for e in range(3):  # the outer table may also use an inner input
             found, outer = [0, 0], 0
             for value in (0, 1):
                 core = None
@@ -167,13 +171,13 @@ def _two_steps(table: int) -> tuple[tuple[int, ...], int, tuple[int, ...], int] 
 
 @functools.lru_cache(maxsize=1 << 16)
 def _split(table: int, n: int) -> tuple[int, tuple[int, int], int]:
-    """Return an input, two tables over the others, and the table that makes the whole of these two and that input."""
+    """Return an input, two tables over the other inputs, and the table that combines them."""
     best = None
     for i in range(n):
         low, high = truth.cofactor(table, n, i, 0), truth.cofactor(table, n, i, 1)
         a, b, c = _effort(low, n - 1), _effort(high, n - 1), _effort(low ^ high, n - 1)
         for effort, halves, outer in (
-            (a + b, (low, high), 0b11001010),  # the input chooses
+            (a + b, (low, high), 0b11001010),  # the input selects
             (a + c, (low, low ^ high), 0b01101010),  # low XOR (input AND difference)
             (b + c, (high, low ^ high), 0b10100110),  # high XOR (NOT input AND difference)
         ):
@@ -185,13 +189,13 @@ def _split(table: int, n: int) -> tuple[int, tuple[int, int], int]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _effort(table: int, n: int) -> int:
-    """Return the operations of a table at most, if it has no other structure than the inputs that it reads."""
+    """Return an upper bound on the operations for an unstructured table."""
     read = len(truth.support(table, n))
     return int(read > 1) if read < 4 else (1 << (read - 2)) - 1
 
 
 def _renumbered(program: Operations, order: Sequence[int]) -> Operations:
-    """Return the operations of an order, which has those that they read before them."""
+    """Reorder operations; fan-ins precede their readers in `order`."""
     first = program.first
     new = list(range(first)) + [0] * len(program)
     for k, g in enumerate(order, first):
@@ -206,16 +210,17 @@ def _renumbered(program: Operations, order: Sequence[int]) -> Operations:
 
 # ------------------------------------------------------------------------------------- order, and places of values
 def short_lived(program: Operations) -> Operations:
-    """Return the operations in an order in which few values wait to be read.
+    """Reorder operations to keep few values live.
 
-    An output after the other, with what it reads before it, depth first. Operations over the same nodes, as the sum and the
-    carry of an adder, stay together, and an operation comes as soon as it is the last reader of as many values as it makes.
+    Outputs are processed in sequence, depth first, after their dependencies. Operations over the
+    same nodes, such as sum and carry in an adder, stay adjacent. An operation is scheduled as soon
+    as it is the last reader of at least as many values as it produces.
     """
     first = program.first
     groups: list[list[int]] = []  # operations over the same nodes
     group_of: dict[tuple[int, ...], int] = {}
-    group: list[int] = []  # of each operation
-    readers: list[list[int]] = [[] for _ in range(first + len(program))]  # groups, of each node
+    group: list[int] = []  # for each operation
+    readers: list[list[int]] = [[] for _ in range(first + len(program))]  # groups, for each node
     for g, nodes in enumerate(program.fanins):
         key = tuple(sorted(nodes))
         k = group_of.setdefault(key, len(groups))
@@ -226,7 +231,7 @@ def short_lived(program: Operations) -> Operations:
                 readers[n].append(k)
         groups[k].append(g)
     nodes_of = [program.fanins[members[0]] for members in groups]
-    waits = [sum(n >= first for n in nodes) for nodes in nodes_of]  # for so many values
+    waits = [sum(n >= first for n in nodes) for nodes in nodes_of]  # for this number of values
     unread = [len(r) for r in readers]
     for n in (*range(first), *(k >> 1 for k in program.literals)):
         unread[n] = len(groups) + 1  # inputs and outputs stay
@@ -271,9 +276,9 @@ def short_lived(program: Operations) -> Operations:
 
 
 def in_runs(program: Operations, window: int) -> Operations:
-    """Return the operations so that those of the same table follow one another, as far as they were no more than `window` apart."""
+    """Group operations with equal tables, within `window` operations."""
     first, order = program.first, []
-    level = [0] * (first + len(program))  # of each operation, in its window
+    level = [0] * (first + len(program))  # for each operation, in its window
     for start in range(0, len(program), window):
         here = range(start, min(start + window, len(program)))
         for g in here:
@@ -283,13 +288,13 @@ def in_runs(program: Operations, window: int) -> Operations:
 
 
 def places(program: Operations, chunk: int) -> tuple[list[int], int]:
-    """Return where each operation's value is kept, -1 where no other chunk reads it, and the number of places.
+    """Return each value's slot, -1 if it is local to its chunk, and the slot count.
 
-    Chunks are runs of so many operations. A place is free for the next chunk after the last one that reads it; with
-    chunks of one operation, also for the value of the operation that read it last.
+    Chunks are runs with `chunk` operations. A slot is free in the next chunk after its last
+    reader; with one-operation chunks, also for the last reader's own value.
     """
     first, n_chunks = program.first, -(-len(program) // chunk)
-    last = [-1] * (first + len(program))  # the last chunk that reads a node
+    last = [-1] * (first + len(program))  # last chunk with a reader of a node
     for g, nodes in enumerate(program.fanins):
         now = g // chunk
         for n in nodes:

@@ -1,4 +1,4 @@
-"""Stages of circuits, and the stages of lists of layers: what `lutjax.circuits.from_model` and the models make circuits of."""
+"""Circuit stages for layer lists, used by `lutjax.circuits.from_model` and the models."""
 
 import dataclasses
 import math
@@ -38,18 +38,18 @@ def of_layers(
     about: Mapping[str, Any],
     n_pixels: int = 1,
 ) -> Circuit:
-    """Return the circuit of layers, as `of` does; what a model's own ``_circuit`` calls with its layers.
+    """Return the circuit of layers, as `from_model`; models call it in their ``_circuit`` method.
 
     Args:
-      layers: of any library, or stages of `stages_of_tables`.
-      builder: an empty one.
-      inputs: as of `of`.
-      outputs: as of `of`.
-      about: as of `of`.
-      n_pixels: places of an image at each of which a thermometer in front encodes the channels.
+      layers: layers from any library, or stages from `stages_of_tables`.
+      builder: empty builder.
+      inputs: as in `from_model`.
+      outputs: as in `from_model`.
+      about: as in `from_model`.
+      n_pixels: image sites at which an initial thermometer encodes the channels.
 
     Raises:
-      ValueError, TypeError: as `of`.
+      ValueError, TypeError: as `from_model`.
     """
     stages = _network(layers, n_pixels)
     encoder = stages[0] if isinstance(stages[0], _Thermometer) else None
@@ -89,7 +89,7 @@ def of_layers(
 
 
 def _facts(unread: "_Thermometer | None", layers: "list[_Layer]", votes: "_Votes | None") -> dict[str, Any]:
-    """Return facts about a network; of a thermometer that is not in the circuit its thresholds."""
+    """Return network facts, including the thresholds of a thermometer outside the circuit."""
     facts: dict[str, Any] = (
         {"kind": "network"} if votes is None else {"kind": "classifier", "n_classes": votes.k}
     )
@@ -104,16 +104,17 @@ def _facts(unread: "_Thermometer | None", layers: "list[_Layer]", votes: "_Votes
 
 
 def bits_of(numbers: list[list[Literal]]) -> list[Literal]:
-    """Return the bits of numbers, one after the other."""
+    """Concatenate the bits of numbers."""
     return [literal for number in numbers for literal in number]
 
 
 # ------------------------------------------------------------------------------------- stages
 @dataclasses.dataclass(frozen=True)
 class _Thermometer:
-    """Comparisons of numbers with thresholds ``[features, thresholds]``, in some dtype.
+    """Comparisons between numbers and thresholds ``[features, thresholds]``, in some dtype.
 
-    Of images, features are channels: numbers come pixel by pixel, and bits leave in the order channel, threshold, pixel.
+    For images, features are channels. Numbers arrive pixel by pixel, and bits leave in the order
+    channel, threshold, pixel.
     """
 
     thresholds: np.ndarray
@@ -146,7 +147,7 @@ class _Thermometer:
 
 @dataclasses.dataclass(frozen=True)
 class _Gates:
-    """Tables ``[gates, 2**n]`` over the bits that wires ``[gates, n]`` name."""
+    """Tables ``[gates, 2**n]`` over bits selected by wires ``[gates, n]``."""
 
     wires: np.ndarray
     truth: np.ndarray
@@ -171,7 +172,7 @@ class _Gates:
 
 @dataclasses.dataclass(frozen=True)
 class _Trees:
-    """Trees of gates at each place of an image, and the or of neighboring places."""
+    """Gate trees at each image site, followed by OR-pooling."""
 
     spec: specifications.LogicConvSpec
     wires: np.ndarray
@@ -213,12 +214,12 @@ class _Trees:
 
 @dataclasses.dataclass(frozen=True)
 class _Votes:
-    """Sums of `k` groups of bits, or the first of the largest sums."""
+    """Bit counts in `k` groups, or their argmax."""
 
     k: int
     n_inputs: int
 
-    n_outputs = 0  # no layer reads sums
+    n_outputs = 0  # no layer follows sums
 
 
 _Layer = _Thermometer | _Gates | _Trees
@@ -226,7 +227,7 @@ _Stage = _Layer | _Votes
 
 
 def _surrounded(image: np.ndarray, around: tuple[int, int]) -> np.ndarray:
-    """Return an image of literals with rows and columns of zeros around it."""
+    """Pad a literal image with zero rows and columns."""
     (rows, columns), (height, width, channels) = around, image.shape
     found = np.full((height + 2 * rows, width + 2 * columns, channels), ZERO, image.dtype)
     found[rows : rows + height, columns : columns + width] = image
@@ -234,7 +235,7 @@ def _surrounded(image: np.ndarray, around: tuple[int, int]) -> np.ndarray:
 
 
 def tables_of(truth: np.ndarray) -> list[int]:
-    """Return tables, bool ``[gates, 2**inputs]``, as a `Builder` takes them."""
+    """Convert bool tables ``[gates, 2**inputs]`` for a `Builder`."""
     packed = np.packbits(truth.astype(bool), axis=1, bitorder="little")
     return [int.from_bytes(row, "little") for row in packed.tolist()]
 
@@ -259,7 +260,7 @@ def _vote(builder: Builder, bits: list[Literal], k: int, outputs: str) -> None:
 
 # ------------------------------------------------------------------------------------- options
 def _format(inputs: str | Format, encoder: _Thermometer | None) -> Format | None:
-    """Return the format of numbers, or None for bits."""
+    """Return the number format, or None for bits."""
     where = f"circuits.from_model: inputs is {inputs!r}"
     if inputs == "bits":
         return None
@@ -303,7 +304,7 @@ def _checked_outputs(outputs: str | None, votes: _Votes | None) -> str:
 
 # ------------------------------------------------------------------------------------- models
 def _network(layers: Sequence[Any], n_pixels: int) -> list[Any]:
-    """Return the stages of layers, of which some may be stages already."""
+    """Return the stages of layers; some may already be stages."""
     stages: list[_Stage] = []
     n_bits = None
     for number, layer in enumerate(layers, 1):
@@ -320,17 +321,17 @@ def _network(layers: Sequence[Any], n_pixels: int) -> list[Any]:
 def stages_of_tables(
     truth: Sequence[Any], wires: Sequence[Any], thresholds: Any, n_features: int, n_classes: int
 ) -> list[Any]:
-    """Return the stages of a classifier that is given by its arrays, for `of_layers`.
+    """Return the stages of a classifier from its arrays, for `of_layers`.
 
     Args:
-      truth: of each layer, ``[gates, 2**inputs]``.
-      wires: of each layer, ``[gates, inputs]``.
-      thresholds: ``[features, thresholds]``, or None where features are bits.
-      n_features: numbers of a sample.
-      n_classes: groups of the gates of the last layer.
+      truth: ``[gates, 2**inputs]`` for each layer.
+      wires: ``[gates, inputs]`` for each layer.
+      thresholds: ``[features, thresholds]``, or None for bit features.
+      n_features: elements in a sample.
+      n_classes: gate groups in the last layer.
 
     Raises:
-      ValueError: arrays do not fit, or hold NaN.
+      ValueError: inconsistent arrays, or NaN.
     """
     stages: list[_Stage] = []
     n_bits = n_features
@@ -344,7 +345,7 @@ def stages_of_tables(
 
 
 def _spec_and_arrays(where: str, layer: Any) -> tuple[Spec, dict[str, Any]]:
-    """Return the spec of a layer of any library, and its arrays."""
+    """Return the spec and arrays of a layer from any library."""
     variables = None
     if isinstance(layer, tuple) and len(layer) == 2 and isinstance(layer[1], Mapping):
         layer, variables = layer
@@ -378,7 +379,7 @@ def _spec_and_arrays(where: str, layer: Any) -> tuple[Spec, dict[str, Any]]:
 
 
 def _stage(where: str, layer: Any, n_bits: int | None, *, last: bool) -> _Stage:
-    """Return what a layer does to `n_bits` bits; None where it is the first."""
+    """Return the stage of a layer over `n_bits` bits; None for the first layer."""
     spec, arrays = _spec_and_arrays(where, layer)
     where = f"{where}, a {spec.layer},"
     if isinstance(spec, specifications.GroupSumSpec):

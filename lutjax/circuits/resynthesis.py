@@ -1,8 +1,9 @@
-"""Small circuits made smaller by a search that knows their answers to all inputs.
+"""Circuit minimization by a randomized search over exhaustive truth tables.
 
-A gate may answer what it likes where no output notices. So a gate, or a gate and one that it alone reads, may be made anew from any other nodes
-that do not depend on it, if outputs stay as they are. The search does that at random gates, again and again, where the circuit does not grow, and now and then
-where it grows a little: such changes lead to those that save.
+A gate output is free for inputs that do not affect the circuit outputs. A gate, or a gate with its
+single-reader fan-in, can therefore be rebuilt from any nodes outside its fan-out if the circuit
+outputs are unchanged. The search does so at random gates if the circuit does not grow, and
+occasionally accepts a small growth to escape local minima.
 """
 
 import dataclasses
@@ -17,22 +18,22 @@ from lutjax.circuits.builder import ZERO, Builder
 from lutjax.circuits.circuit import Circuit
 
 MOST_INPUTS = 12
-"""Inputs of the largest circuits that are searched: each node is kept as its answers to all of them."""
+"""Maximum circuit inputs: each node stores its outputs for all input combinations."""
 
 GOALS = ("gates", "ands")
 
-_DIVISORS = 96  # nodes of which a gate is made anew, at most
-_WORK = 1e11  # products of an effort of 1
-_SAMPLES = 64  # inputs of either kind on which gates are sought, before those that are found are tried on all
-_OVERHEAD = 300_000  # products in whose time a search begins
-_AT_ONCE = 6  # replacements that one step tries, at most
+_DIVISORS = 96  # maximum candidate nodes for a rebuilt gate
+_WORK = 1e11  # products for an effort of 1
+_SAMPLES = 64  # sampled inputs of each kind for the gate search, before candidates are checked on all inputs
+_OVERHEAD = 300_000  # setup cost of a search, in products
+_AT_ONCE = 6  # maximum replacements tried in a step
 _SEARCHES = 30  # of one step, at most
 
 _UPHILL, _RATE = (
     2,
     0.2,
-)  # by how much a circuit may grow beyond the smallest, and how often such a change is taken
-_PATIENCE = 500  # steps for each node without a smaller circuit, after which the search ends
+)  # maximum growth beyond the smallest circuit, and the frequency of such changes
+_PATIENCE = 500  # steps per node without improvement before the search ends
 _AND, _XOR = 0b1000, 0b0110
 
 _Gate = tuple[int, int, int]  # two nodes, and the table of both
@@ -41,22 +42,24 @@ _Gate = tuple[int, int, int]  # two nodes, and the table of both
 def resynthesize(
     circuit: Circuit, goal: str = "gates", *, effort: float | int = 1.0, seed: int = 0
 ) -> Circuit:
-    """Return a circuit with the same answers to all inputs, of gates of two inputs, that a search has made smaller.
+    """Return an equivalent two-input-gate circuit, minimized by a search.
 
-    The search starts from the circuit and changes gates at random where no output changes. It is the same each time for the same arguments. Prove the
-    result by `lutjax.circuits.abc.cec`, or by all inputs.
+    The search starts from the circuit and changes random gates without changing any output. It is
+    deterministic for given arguments. Prove the result by `lutjax.circuits.abc.cec`, or
+    exhaustively.
 
     Args:
-      circuit: of at most 12 inputs. Parts are lost.
-      goal: ``"gates"`` for few gates of two inputs of any kind, ``"ands"`` for few AND nodes, of which an XOR takes three.
-      effort: how long to search; 1 is at most some 20 seconds of one core, whatever the circuit.
-      seed: of the random choices.
+      circuit: circuit with at most 12 inputs. Parts are lost.
+      goal: ``"gates"`` minimizes two-input gates of any kind, ``"ands"`` AND nodes, with three per
+        XOR.
+      effort: search effort; 1 takes at most about 20 seconds on one core, for any circuit.
+      seed: random seed.
 
     Returns:
-      The smallest circuit that was found, or the given one where it has no more gates, or AND nodes.
+      The smallest circuit found, or the given one if it has no more gates or AND nodes.
 
     Raises:
-      ValueError: more inputs, another goal, or an effort that is not positive.
+      ValueError: too many inputs, an unknown goal, or a nonpositive effort.
 
     Example:
       >>> from lutjax import circuits
@@ -88,7 +91,7 @@ def resynthesize(
 
 @dataclasses.dataclass(frozen=True)
 class _Net:
-    """Operations as `lutjax.circuits.ands.operations` has them, and the literals of outputs."""
+    """Operations as in `lutjax.circuits.ands.operations`, and output literals."""
 
     n_inputs: int
     nodes: tuple[tuple[int, int], ...]
@@ -104,7 +107,7 @@ class _Net:
         return 1 + self.n_inputs
 
     def changed(self, gates: Mapping[int, _Gate] = MappingProxyType({}), *, xors: bool = True) -> "_Net":
-        """Return the net with other gates at some nodes, of what outputs depend on; without `xors` of AND nodes alone."""
+        """Replace gates at some nodes and drop unused nodes; without `xors`, use only AND nodes."""
         graph, present = Graph(self.n_inputs, xors=xors), set(self.nodes)
         values = {node: 2 * node for node in range(self.first)}
         stack = [literal >> 1 for literal in self.outputs]
@@ -129,7 +132,7 @@ class _Net:
                 if x > y:
                     values[node] = graph.conjunction(a, b)
                     continue
-                if not xors:  # from the AND of the two that another node needs, where there is one
+                if not xors:  # from an existing AND of the two, if another node needs it
                     for i in range(2):
                         if (y ^ i, x ^ i) in present:
                             graph.conjunction(a ^ i, b ^ i)
@@ -138,7 +141,6 @@ class _Net:
         return _Net(self.n_inputs, tuple(nodes), tuple(outputs))
 
     def circuit(self, ports: Circuit) -> Circuit:
-        """Return the net as a circuit with these ports."""
         builder = Builder(merge=2)
         values = [ZERO]
         for port in ports.inputs:
@@ -154,7 +156,7 @@ class _Net:
 
 
 class _Search:
-    """A walk over nets that give the same answers."""
+    """Random walk over equivalent nets."""
 
     def __init__(self, net: _Net, goal: str, seed: int):
         self.goal = goal
@@ -166,7 +168,6 @@ class _Search:
         return len((net.changed(xors=False) if self.goal == "ands" else net).nodes)
 
     def _take(self, net: _Net, cost: int) -> None:
-        """Go on from a net."""
         self.net, self.cost = net, cost
         n = net.n_inputs
         self.rows = np.zeros((net.first + len(net.nodes), 1 << n), bool)
@@ -180,7 +181,7 @@ class _Search:
             self.readers[literal >> 1] += 1
 
     def run(self, work: float) -> _Net:
-        """Return the smallest net that is found with so many products."""
+        """Return the smallest net found within `work` products."""
         best, waited = (self.net, self.cost), 0
         while self.work < work and waited < _PATIENCE * len(self.net.nodes):
             waited += 1
@@ -200,7 +201,7 @@ class _Search:
         return best[0]
 
     def _noticed(self, node: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return at which inputs an output depends on the answer of a node, and which nodes depend on it, itself among them."""
+        """Flag the inputs with outputs sensitive to a node, and the node's fan-out cone."""
         net, rows = self.net, self.rows
         other = {node: ~rows[node]}
         for later in range(node + 1, len(rows)):
@@ -217,7 +218,7 @@ class _Search:
         return noticed, depends
 
     def _replacements(self, node: int) -> Iterator[dict[int, _Gate]]:
-        """Gates that may stand at a node, or at it and one that it alone reads."""
+        """Yield replacements for a node, possibly with a new or single-reader fan-in."""
         net, rows, rng = self.net, self.rows, self.rng
         noticed, depends = self._noticed(node)
         on, off = noticed & rows[node], noticed & ~rows[node]
@@ -251,7 +252,7 @@ class _Search:
                 return
 
     def _chosen(self, free: np.ndarray) -> np.ndarray:
-        """Return the constant and some of the nodes, in order."""
+        """Return the constant and a sample of nodes, in order."""
         nodes = np.flatnonzero(free)
         if len(nodes) > _DIVISORS:
             nodes = np.sort(self.rng.permutation(nodes[1:])[:_DIVISORS])
@@ -259,11 +260,14 @@ class _Search:
         return nodes
 
     def _gates(self, nodes: np.ndarray, on: np.ndarray, off: np.ndarray) -> Iterator[_Gate]:
-        """Gates of two nodes that answer 1 at all inputs `on` and 0 at all `off`, those of a single node first, else in random order."""
+        """Yield two-node gates with output 1 at all inputs `on` and 0 at all `off`.
+
+        Single-node gates come first, then pairs in random order.
+        """
         rng = self.rng
         some = [self.rows[nodes[:, None], self._some(where)].astype(np.float32) for where in (on, off)]
         self.work += _OVERHEAD + len(nodes) ** 2 * sum(bits.shape[1] for bits in some)
-        # Pairs none of whose answers are for inputs of both kinds, by how many inputs of either kind have each pair of answers.
+        # Keep pairs with separable outputs, by counting the inputs of each kind for each pair output.
         mixed = [np.minimum(one, zero) > 0 for one, zero in zip(*map(_quarters, some), strict=True)]
         first, second = np.nonzero(np.triu(~np.logical_or.reduce(mixed)))
         order = rng.permutation(len(first))
@@ -280,20 +284,20 @@ class _Search:
                 yield i, j, table
 
     def _some(self, where: np.ndarray) -> np.ndarray:
-        """Return the ids of some of the inputs that are marked."""
+        """Return the ids of a sample of the marked inputs."""
         ids: np.ndarray = np.flatnonzero(where)
         return ids if len(ids) <= _SAMPLES else self.rng.choice(ids, _SAMPLES, replace=False)
 
 
 def _answers(x: int, y: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the answers of the operation on two literals, of nodes with answers a and b."""
+    """Return the output of an operation on two literals, given node outputs a and b."""
     a, b = a ^ bool(x & 1), b ^ bool(y & 1)
     found: np.ndarray = a ^ b if x < y else a & b
     return found
 
 
 def _quarters(bits: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return for each pair of rows at how many inputs they are 00, 10, 01 and 11."""
+    """Return the number of inputs with 00, 10, 01 and 11 for each row pair."""
     both = bits @ bits.T
     each = both.diagonal()
     only = each[:, None] - both
