@@ -1,4 +1,4 @@
-"""Projects that put a circuit on a board with an FPGA, where a program on a computer sends it samples through a serial port."""
+"""FPGA board projects: a circuit on the board, connected to a computer by a serial port."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,22 +10,22 @@ from lutjax.circuits.fpga import FAMILIES
 from lutjax.circuits.ports import Port
 
 BAUD = 115_200
-"""Bits a second of the serial port, by default."""
+"""Default serial rate in bits per second."""
 
 _QUIET = 0.02
-"""Seconds after which a part of a sample is forgotten, at least half of them and at most all."""
+"""Timeout for an incomplete sample in seconds; it expires between half and all of this time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Board:
-    """A board with an FPGA and a serial port.
+    """FPGA board with a serial port.
 
     Attributes:
-      family: a name of `lutjax.circuits.fpga.FAMILIES`.
-      clock: of its oscillator, in Hz.
-      pins: of ``clock``, ``from_host``, ``to_host`` and ``led``.
-      place: words of a call of nextpnr, beside names of files.
-      program: words that load a bitstream.
+      family: a name from `lutjax.circuits.fpga.FAMILIES`.
+      clock: oscillator frequency in Hz.
+      pins: pins of ``clock``, ``from_host``, ``to_host`` and ``led``.
+      place: nextpnr arguments except file names.
+      program: command for loading a bitstream.
     """
 
     family: str
@@ -51,29 +51,31 @@ BOARDS: dict[str, Board] = {
         ("openFPGALoader", "-b", "ulx3s"),
     ),
 }
-"""Boards by name: iCEBreaker (iCE40 UP5K, of 5280 look-up tables), and ULX3S with an LFE5U-85F (84 000)."""
+"""Boards by name, with iCE40 UP5K (5280 lookup tables) and LFE5U-85F (84 000) FPGAs."""
 
 
 def write(
     circuit: Circuit, name: str, board: str, vectors: Vectors, *, registers: int = 0, baud: int = BAUD
 ) -> dict[str, str]:
-    """Return the files of a project, by name: Verilog, pins, a Makefile, and a program for the computer with its samples.
+    """Return the project files by name.
 
-    The module ``{name}_board`` takes the bits of a sample from the serial port and sends those of its answer back: whole bytes, the first port and
-    the lowest bits first. ``make`` makes the bitstream by Yosys and nextpnr, ``make program`` loads it, and ``{name}_host.py`` sends
-    all samples and compares the answers.
+    The files are Verilog, pins, a Makefile, and a host program with samples. The module
+    ``{name}_board`` receives sample bits over the serial port and sends the answer bits back, in
+    whole bytes, with the first port and the lowest bits first. ``make`` builds the bitstream with
+    Yosys and nextpnr, ``make program`` loads it, and ``{name}_host.py`` sends all samples and
+    compares the answers.
 
     Args:
-      circuit: any with inputs and outputs.
-      name: of the module of the circuit, and of files.
-      board: a name of `BOARDS`.
-      vectors: samples with the answers that are expected.
-      registers: levels of gates between two registers; see `lutjax.circuits.verilog.write`.
-      baud: bits a second of the serial port, at most a quarter of the board's clock.
+      circuit: any circuit with inputs and outputs.
+      name: circuit module name and file name.
+      board: a name from `BOARDS`.
+      vectors: samples with expected answers.
+      registers: gate levels between two registers; see `lutjax.circuits.verilog.write`.
+      baud: serial rate in bits per second, at most a quarter of the board clock.
 
     Raises:
-      ValueError: another board, other bits a second, a name that Verilog cannot have, registers below 0, a circuit without inputs or outputs, or vectors of
-        other ports.
+      ValueError: unknown board, unsupported `baud`, a name that is invalid in Verilog, negative
+        `registers`, a circuit without inputs or outputs, or vectors for other ports.
 
     Example:
       >>> import numpy as np
@@ -89,7 +91,7 @@ def write(
     if not 300 <= baud <= of.clock // 4:
         raise ValueError(f"boards.write: baud is {baud}; expected 300 to {of.clock // 4} for {board}.")
     vectors.check(circuit)
-    stream = streams.write(circuit, name, registers=registers)  # checks the circuit and the name
+    stream = streams.write(circuit, name, registers=registers)  # validates the circuit and the name
     pins = f"{name}.pcf" if of.family == "ice40" else f"{name}.lpf"
     bytes_in, bytes_out = (-(-n // 8) for n in (circuit.n_inputs, circuit.n_outputs))
     bit = round(of.clock / baud)
@@ -125,12 +127,12 @@ def write(
 
 
 def _described(port: Port) -> tuple[str, int, int, int, bool]:
-    """Return a port as the program for the computer has it."""
+    """Return a port in the form used by the host program."""
     return port.name, port.count, port.format.bits, port.format.fraction, port.format.signed
 
 
 def _pins(board: Board) -> str:
-    """Return the file that says which pin is which port of the module."""
+    """Return the pin assignment file."""
     if board.family == "ice40":
         return "".join(f"set_io {port} {pin}\n" for port, pin in board.pins.items())
     lines = []
@@ -140,7 +142,6 @@ def _pins(board: Board) -> str:
 
 
 def _makefile(name: str, board: Board, pins: str) -> str:
-    """Return the Makefile of a project."""
     ice = board.family == "ice40"
     placed, bitstream = ("placed.asc", f"{name}.bin") if ice else ("placed.config", f"{name}.bit")
     words = [

@@ -1,4 +1,4 @@
-"""Circuits as text of Graphviz, and the words in which it and pictures speak of gates."""
+"""Circuits as Graphviz text, and gate names for text and pictures."""
 
 import colorsys
 import functools
@@ -13,12 +13,12 @@ _COLORS = ("#cfe2ff", "#d9f2d9", "#ffe7c2", "#f3d6f5", "#d3f0ee", "#f9d9d9", "#e
 
 
 class Function(NamedTuple):
-    """A table in words.
+    """A named table function.
 
     Attributes:
-      name: of the function, or its table in base 16.
-      inverted: for each input whether the function reads its inverse.
-      roles: for each input its part in a function that is not symmetric; else empty.
+      name: function name, or the table in hexadecimal.
+      inverted: whether the function inverts each input.
+      roles: role of each input in an asymmetric function; else empty.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Function(NamedTuple):
 
 
 def function_of(table: int, n: int) -> Function:
-    """Return the function that a table of n inputs is, with as few inverted inputs as possible.
+    """Return the function of a table over n inputs, with as few inverted inputs as possible.
 
     Example:
       >>> from lutjax.circuits.dot import function_of
@@ -57,7 +57,7 @@ def function_of(table: int, n: int) -> Function:
 
 
 def _counting(table: int, n: int) -> str | None:
-    """Return the name of a function of the number of ones, if the table is one."""
+    """Return the name if the table is a function of the number of ones, else None."""
     answers: dict[int, int] = {}
     for address in range(1 << n):
         if answers.setdefault(address.bit_count(), table >> address & 1) != table >> address & 1:
@@ -83,7 +83,7 @@ def _counting(table: int, n: int) -> str | None:
 
 @functools.cache
 def _of_three() -> dict[int, Function]:
-    """Return functions of three inputs by table."""
+    """Return the three-input functions by table."""
     bases: dict[str, tuple[tuple[str, str, str], Callable[[int, int, int], int]]] = {
         "mux": (("0", "1", "select"), lambda a, b, s: b if s else a),
         "and-or": (("", "", "or"), lambda a, b, c: a & b | c),
@@ -110,7 +110,7 @@ def _of_three() -> dict[int, Function]:
 
 
 def bit_names(ports: Sequence[Port]) -> list[str]:
-    """Return the names of the bits of ports: port, number in brackets if it has several, bit after a point."""
+    """Return port bit names: port, element in brackets if there are several, bit after a point."""
     names = []
     for port in ports:
         for number in range(port.count):
@@ -120,7 +120,7 @@ def bit_names(ports: Sequence[Port]) -> list[str]:
 
 
 def parts_of_gates(circuit: Circuit) -> list[str]:
-    """Return the name of the part of each gate; if all gates are one part, it needs no name."""
+    """Return the part name of each gate; a single part needs no name."""
     parts = circuit.parts if len(circuit.parts) > 1 else (("", len(circuit)),)
     return [name for name, count in parts for _ in range(count)]
 
@@ -134,7 +134,7 @@ def colors_of(n_parts: int) -> list[str]:
 
 
 def nodes_read(circuit: Circuit) -> list[int]:
-    """Return the constant and the inputs that something reads, in order."""
+    """Return the constant and the inputs with readers, in order."""
     nodes = {node for fanin in circuit.fanins for node in fanin} | {
         literal >> 1 for literal in circuit.literals
     }
@@ -142,16 +142,16 @@ def nodes_read(circuit: Circuit) -> list[int]:
 
 
 def write(circuit: Circuit, name: str = "circuit", *, title: str | None = None) -> str:
-    """Return the circuit as text of Graphviz, to be drawn by ``dot``.
+    """Return the circuit as Graphviz text for ``dot``.
 
-    Gates are named by their function, or by their table in base 16 with the inputs numbered from the lowest bit of the
-    address. An inverted edge is dashed and ends in a circle. Parts are boxes around their gates. Inputs that nothing
-    reads are left out.
+    Gates are labeled with their function, or with their hexadecimal table and inputs numbered from
+    the lowest address bit. An inverted edge is dashed and ends in a circle. Boxes group the gates
+    of each part. Inputs without readers are omitted.
 
     Args:
       circuit: the circuit.
-      name: of the graph.
-      title: above the graph.
+      name: graph name.
+      title: title above the graph.
 
     Example:
       >>> from lutjax.circuits import Builder, dot
@@ -214,7 +214,7 @@ def _quoted(text: str) -> str:
 
 
 def _label(text: str) -> str:
-    """Return a text as a label, in which Graphviz reads entities of HTML, too."""
+    """Escape text for a label, including HTML entities, which Graphviz interprets."""
     return _quoted(text.replace("&", "&amp;"))
 
 

@@ -1,4 +1,4 @@
-"""Small circuits as pictures, which Graphviz lays out and draws."""
+"""Pictures of small circuits, laid out and drawn by Graphviz."""
 
 import io
 import shutil
@@ -16,19 +16,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LARGEST = 200
-"""Gates of the largest circuit that `draw` draws."""
+"""Maximum gates for `draw`."""
 
 
 def draw(circuit: Circuit, target: "str | Path | Axes", *, title: str | None = None) -> None:
-    """Draw a small circuit from left to right, as Graphviz does it.
+    """Draw a small circuit from left to right with Graphviz.
 
-    What `lutjax.circuits.dot.write` says: gates have the names of their functions, and stand in boxes of their parts. An edge that is
-    dashed and ends in a circle inverts its value. Inputs that nothing reads are left out.
+    The drawing follows `lutjax.circuits.dot.write`: gates are labeled with their functions and
+    grouped in boxes by part. A dashed edge with a circle inverts its value. Inputs without readers
+    are omitted.
 
     Args:
       circuit: the circuit.
-      target: the file of the picture (its ending decides the format), or axes of matplotlib.
-      title: above the picture.
+      target: picture file, with the format given by its suffix, or matplotlib axes.
+      title: title above the picture.
 
     Raises:
       ValueError: the circuit has more than 200 gates, or Graphviz does not know the format.

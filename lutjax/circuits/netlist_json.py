@@ -1,18 +1,22 @@
-"""Circuits as JSON: all that a `Circuit` has, and back.
+"""Circuits as lossless JSON, and back.
 
 The file is one object, with these fields in this order:
 
 * ``"format"``: ``"lutjax.circuit"``; ``"version"``: 1.
-* ``"inputs"`` and ``"outputs"``: the ports, each ``{"name": "x", "count": 64, "format": "uint5"}`` (see `Format.parse`).
-* ``"parts"``: names of runs of gates and how many gates each has, ``[["encoder", 120], ["layer 1", 2000]]``.
-* ``"about"``: facts about the circuit, any JSON object; those that `Circuit` reads have to fit the ports and gates.
-* ``"literals"``: the bits of the output ports, ``2 * node``, and one more where the value is inverted. Node 0 is the constant 0,
-  then come the bits of the input ports (port by port, number by number, lowest bit first), then the gates.
-* ``"tables"``: for each gate its table in hexadecimal digits: bit k is the answer at address k, and the first fan-in is the
-  lowest bit of the address. They are strings because tables have up to 256 bits.
-* ``"fanins"``: for each gate the nodes that it reads, all before its own.
+* ``"inputs"`` and ``"outputs"``: ports, each ``{"name": "x", "count": 64, "format": "uint5"}``
+  (see `Format.parse`).
+* ``"parts"``: names and gate counts for consecutive gate runs, ``[["encoder", 120], ["layer 1",
+  2000]]``.
+* ``"about"``: facts about the circuit, any JSON object; known facts must fit the ports and gates.
+* ``"literals"``: output port bits, ``2 * node``, plus one if the value is inverted. Node 0 is the
+  constant 0, followed by the input port bits (port by port, element by element, lowest bit first)
+  and the gates.
+* ``"tables"``: the table for each gate in hexadecimal digits: bit k is the output at address k,
+  and the first fan-in is the lowest address bit. Tables are strings because they have up to 256
+  bits.
+* ``"fanins"``: input nodes for each gate, all before the gate itself.
 
-A reader refuses a version above its own; fields that it does not know are an error too, so a new field needs a new version.
+A reader rejects later versions and unknown fields, so a new field requires a new version.
 """
 
 import json
@@ -26,12 +30,12 @@ from lutjax.circuits.ports import Format, Port
 from lutjax.files import atomic, strict_json
 
 FORMAT, VERSION = "lutjax.circuit", 1
-_TABLE = re.compile("[0-9a-f]{1,64}")  # of 256 answers
+_TABLE = re.compile("[0-9a-f]{1,64}")  # for 256 table entries
 _FIELDS = ("format", "version", "inputs", "outputs", "parts", "about", "literals", "tables", "fanins")
 
 
 def write(circuit: Circuit) -> str:
-    """Return a circuit as JSON; `read` returns it whole.
+    """Return a circuit as JSON, restored completely by `read`.
 
     Example:
       >>> from lutjax.circuits import Circuit, Port, netlist_json
@@ -57,10 +61,12 @@ def write(circuit: Circuit) -> str:
 
 
 def read(text: str | bytes | os.PathLike[str]) -> Circuit:
-    """Return the circuit of a JSON text, or of the file at a path, that `write` wrote. It takes at most 100 times the memory of the text.
+    """Return the circuit in a JSON text from `write`, or in the file at a path.
+
+    It takes at most 100 times the memory of the text.
 
     Raises:
-      ValueError: a damaged text or one of another version; the message names the field.
+      ValueError: damaged text or another version; the message names the field.
     """
     try:
         found = strict_json.loads(atomic.content(text))
@@ -103,15 +109,15 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
 
 
 def ports_to_json(ports: tuple[Port, ...]) -> list[dict[str, Any]]:
-    """Return ports as JSON has them."""
+    """Return ports as JSON."""
     return [{"name": port.name, "count": port.count, "format": str(port.format)} for port in ports]
 
 
 def ports_from_json(found: Any, field: str) -> list[Port]:
-    """Return the ports of a field of JSON.
+    """Return the ports in a JSON field.
 
     Raises:
-      ValueError: it has none; the message names the field.
+      ValueError: missing or invalid ports; the message names the field.
     """
     return _each({field: found}, field, _port)
 
@@ -148,7 +154,7 @@ def _list(found: Any, size: int | None = None) -> list[Any]:
 
 
 def _each(found: Mapping[str, Any], field: str, read: Callable[[Any], Any]) -> list[Any]:
-    """Elements of a field; an error names the field and the element."""
+    """Parse the elements in a field; an error names the field and the element."""
     if not isinstance(found[field], list):
         raise _wrong(field, f"is {strict_json.shown(found[field])}; expected a list")
     elements = []

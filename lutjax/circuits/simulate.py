@@ -1,4 +1,4 @@
-"""Verilog of circuits in a simulator: Icarus Verilog, where it is installed."""
+"""Verilog simulation with Icarus Verilog, if installed."""
 
 import dataclasses
 import pathlib
@@ -15,8 +15,8 @@ class Simulation:
 
     Attributes:
       passed: whether its line begins with PASS.
-      line: the line that it printed, or the first line of what the simulator complained of.
-      seconds: of compilation and simulation.
+      line: printed line, or the first line of a simulator error.
+      seconds: duration of compilation and simulation.
     """
 
     passed: bool
@@ -28,7 +28,7 @@ class Simulation:
 
 
 def find() -> str | None:
-    """Return the path of ``iverilog``, None where it is not installed."""
+    """Return the path of ``iverilog``, or None if it is not installed."""
     return shutil.which("iverilog") if shutil.which("vvp") else None
 
 
@@ -36,9 +36,9 @@ def run(module: str, testbench: str, *, seconds: float | int = 600) -> Simulatio
     """Simulate a testbench with Icarus Verilog.
 
     Args:
-      module: text of Verilog, as `verilog.write` returns it.
-      testbench: text for this module, as `verilog.testbench` returns it.
-      seconds: after which the simulation is ended, and has not passed.
+      module: Verilog text from `verilog.write`.
+      testbench: testbench text for this module from `verilog.testbench`.
+      seconds: time limit, after which the simulation fails.
 
     Raises:
       RuntimeError: Icarus Verilog is not installed.

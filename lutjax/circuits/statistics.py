@@ -1,4 +1,4 @@
-"""Counts of what a circuit costs."""
+"""Circuit cost statistics."""
 
 import collections
 import dataclasses
@@ -11,7 +11,7 @@ from lutjax.circuits.circuit import Circuit, gate_counts as gate_counts, gates_i
 
 @dataclasses.dataclass(frozen=True)
 class PartStats:
-    """Part of a circuit: its gates, and how many levels lie between its first inputs and its last gate."""
+    """Part of a circuit: its gates, and the levels between its first inputs and its last gate."""
 
     name: str
     gates: int
@@ -21,11 +21,11 @@ class PartStats:
 
 @dataclasses.dataclass(frozen=True)
 class ClassStats:
-    """Gates on which the votes of a class depend.
+    """Gates required for the votes of a class.
 
     Attributes:
-      own: gates on which the votes of no other class depend.
-      shared: gates on which those of other classes depend, too.
+      own: gates used only by this class.
+      shared: gates also used by the votes of other classes.
     """
 
     own: int
@@ -34,17 +34,18 @@ class ClassStats:
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
-    """Counts of a circuit; as text a small table.
+    """Circuit statistics; formatted as a small table.
 
     Attributes:
-      gates: tables of any number of inputs.
-      fan_in: how many gates have so many inputs.
-      fan_out: how many inputs and gates have so many readers, gates and outputs.
-      ands: AND nodes, where the circuit is made of AND gates of two inputs and inverters.
+      gates: tables with any number of inputs.
+      fan_in: gate count by number of inputs.
+      fan_out: input and gate count by number of readers (gates and outputs).
+      ands: AND nodes in an AND-inverter graph.
       levels: gates on the longest path.
-      lut6: look-up tables of 6 inputs after mapping, None where that was not asked for or ABC is not installed (`pip install pyosys`).
+      lut6: 6-input lookup tables after mapping; None if not requested or ABC is not installed
+        (`pip install pyosys`).
       parts: encoder, layers, votes and argmax.
-      classes: for a classifier whose circuit counts votes what each class costs.
+      classes: cost of each class, for a classifier with vote counters.
     """
 
     gates: int
@@ -83,11 +84,12 @@ def _histogram(counts: dict[int, int]) -> str:
 
 
 def of(circuit: Circuit, *, lut6: bool = True) -> Stats:
-    """Return the counts of a circuit.
+    """Return the statistics of a circuit.
 
     Args:
-      circuit: any.
-      lut6: whether to map it to look-up tables of 6 inputs, where ABC is installed. It takes seconds for thousands of gates.
+      circuit: any circuit.
+      lut6: whether to map it to 6-input lookup tables, if ABC is installed. This takes seconds for
+        thousands of gates.
     """
     readers = [0] * (circuit.first_gate + len(circuit))
     for node in itertools.chain.from_iterable(circuit.fanins):
@@ -115,11 +117,14 @@ def _lut6(circuit: Circuit) -> int | None:
     mapped = abc.lut_count(circuit, 6)
     if max(map(len, circuit.fanins), default=0) > 6:
         return mapped
-    return min(mapped, len(circuit) + _inverters(circuit))  # the gates themselves may be fewer
+    return min(mapped, len(circuit) + _inverters(circuit))  # the unmapped gates may be fewer
 
 
 def _inverters(circuit: Circuit) -> int:
-    """Tables that outputs need only to be inverted: of inputs, and of gates that are an output both ways."""
+    """Count the tables required only to invert outputs.
+
+    These are inverted inputs, and gates used as an output both directly and inverted.
+    """
     literals = set(circuit.literals)
     return sum(k & 1 and k > 1 and (k >> 1 < circuit.first_gate or k ^ 1 in literals) for k in literals)
 
@@ -137,7 +142,7 @@ def _levels(circuit: Circuit, gates: range) -> int:
 
 
 def _classes(circuit: Circuit) -> tuple[ClassStats, ...]:
-    """Costs of classes: of the runs of gates that `Builder.next_class` began, or of the numbers of the output."""
+    """Return class costs, from the `Builder.next_class` gate runs or the output elements."""
     n_classes = circuit.about.get("n_classes")
     runs = circuit.about.get("vote_gates") or ()
     if not n_classes:
@@ -152,7 +157,7 @@ def _classes(circuit: Circuit) -> tuple[ClassStats, ...]:
         roots = [nodes[k : k + bits] for k in range(0, len(nodes), bits)]
     else:
         return ()
-    reached = [0] * (circuit.first_gate + len(circuit))  # masks of classes
+    reached = [0] * (circuit.first_gate + len(circuit))  # class masks
     for k, of_class in enumerate(roots):
         for node in of_class:
             reached[node] |= 1 << k

@@ -1,7 +1,7 @@
-"""Truth tables as whole numbers: bit k is the answer at address k, whose lowest bit is the first input.
+"""Truth tables as integers: bit k is the output at address k, with the first input as lowest bit.
 
-A table over n inputs is less than ``2**2**n``. The functions take n beside the table and check nothing: they run once or
-more for every gate.
+A table over n inputs is less than ``2**2**n``. The functions take n as a separate argument and
+validate nothing, because they run at least once for every gate.
 """
 
 import functools
@@ -15,12 +15,12 @@ def _low(i: int) -> int:
     return sum(((1 << width) - 1) << at for at in range(0, 1 << MAX_INPUTS, 2 * width))
 
 
-FULL = tuple((1 << (1 << n)) - 1 for n in range(MAX_INPUTS + 1))  # the table over n inputs that is always 1
+FULL = tuple((1 << (1 << n)) - 1 for n in range(MAX_INPUTS + 1))  # constant 1 over n inputs
 LOW = tuple(tuple(_low(i) & FULL[n] for i in range(n)) for n in range(MAX_INPUTS + 1))  # 1 where input i is 0
 
 
 def variable(n: int, i: int) -> int:
-    """Return the table over n inputs that answers with input i.
+    """Return the table over n inputs with output equal to input i.
 
     Example:
       >>> from lutjax.circuits import truth
@@ -31,7 +31,7 @@ def variable(n: int, i: int) -> int:
 
 
 def cofactor(table: int, n: int, i: int, value: int) -> int:
-    """Return the table over the other n - 1 inputs where input i has a value, 0 or 1.
+    """Return the table over the other n - 1 inputs for a fixed value, 0 or 1, of input i.
 
     Example:
       >>> from lutjax.circuits import truth
@@ -40,14 +40,14 @@ def cofactor(table: int, n: int, i: int, value: int) -> int:
     """
     width = 1 << i
     table = (table >> width if value else table) & LOW[n][i]
-    for j in range(i, n - 1):  # close the gaps of 2**j answers that lie between runs of 2**j
+    for j in range(i, n - 1):  # close the gaps of 2**j outputs between runs of 2**j
         width = 1 << j
         table = (table | table >> width) & LOW[n][j + 1]
     return table
 
 
 def negate(table: int, n: int, i: int) -> int:
-    """Return the table that reads input i inverted.
+    """Return the table with input i inverted.
 
     Example:
       >>> from lutjax.circuits import truth
@@ -59,22 +59,22 @@ def negate(table: int, n: int, i: int) -> int:
 
 
 def swap(table: int, n: int, i: int, j: int) -> int:
-    """Return the table whose inputs i < j have changed places."""
+    """Return the table with inputs i < j swapped."""
     move = (1 << j) - (1 << i)
-    mask = variable(n, i) & LOW[n][j]  # answers at i = 1, j = 0 change places with those at i = 0, j = 1
+    mask = variable(n, i) & LOW[n][j]  # swap the outputs at i = 1, j = 0 with the outputs at i = 0, j = 1
     changed = (table ^ table >> move) & mask
     return table ^ changed ^ changed << move
 
 
 def permute(table: int, n: int, order: Sequence[int]) -> int:
-    """Return the table whose input k is the input ``order[k]`` of the given one.
+    """Return the table with input ``order[k]`` of the given table as input k.
 
     Example:
       >>> from lutjax.circuits import truth
       >>> bin(truth.permute(0b0010, 2, [1, 0]))
       '0b100'
     """
-    at = list(range(n))  # inputs of the given table, as they now lie
+    at = list(range(n))  # current positions of the original inputs
     for k in range(n):
         j = at.index(order[k], k)
         if j != k:
@@ -84,7 +84,7 @@ def permute(table: int, n: int, order: Sequence[int]) -> int:
 
 
 def expand(table: int, n: int, positions: Sequence[int], m: int) -> int:
-    """Return the table over m inputs whose input ``positions[k]`` stands for the input k of the given one.
+    """Return the table over m inputs with input k of the given table at ``positions[k]``.
 
     Example:
       >>> from lutjax.circuits import truth
@@ -99,12 +99,12 @@ def expand(table: int, n: int, positions: Sequence[int], m: int) -> int:
 
 
 def compose(table: int, n: int, i: int, inner: int, positions: Sequence[int], m: int) -> int:
-    """Return the table over m inputs of a table whose input i is another table.
+    """Substitute a table for input i of another table; return the table over m inputs.
 
     Args:
-      table: over n inputs; those besides i, in order, are the first n - 1 of the m inputs.
+      table: over n inputs; all inputs except i are, in order, the first n - 1 of the m inputs.
       n: number of inputs of `table`.
-      i: the input of `table` that `inner` replaces.
+      i: the input of `table` replaced by `inner`.
       inner: table over inputs at `positions`.
       positions: an input of the result for each input of `inner`.
       m: number of inputs of the result.
@@ -117,19 +117,19 @@ def compose(table: int, n: int, i: int, inner: int, positions: Sequence[int], m:
 
 
 def merge_inputs(table: int, n: int, i: int, j: int) -> int:
-    """Return the table over n - 1 inputs where input j is input i, i < j."""
+    """Return the table over n - 1 inputs with input j replaced by input i, i < j."""
     low, high = cofactor(table, n, j, 0), cofactor(table, n, j, 1)
     mask = LOW[n - 1][i]
     return low & mask | high & (mask << (1 << i))
 
 
 def depends(table: int, n: int, i: int) -> bool:
-    """Return whether the answers depend on input i."""
+    """Return True if the output depends on input i."""
     return ((table >> (1 << i)) ^ table) & LOW[n][i] != 0
 
 
 def support(table: int, n: int) -> tuple[int, ...]:
-    """Return the inputs on which the answers depend.
+    """Return the inputs that affect the output.
 
     Example:
       >>> from lutjax.circuits import truth
@@ -141,10 +141,10 @@ def support(table: int, n: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def cubes(table: int, n: int) -> tuple[tuple[int, int], ...]:
-    """Return an irredundant sum of products, each as (inputs that it reads, the values that they must have).
+    """Return an irredundant sum of products, each as (input mask, value mask).
 
-    Both are masks with bit i for input i. No product can be left out, and no product can read one input less.
-    The order is the same at each call.
+    Both masks have bit i for input i. No product is redundant, and no product can drop an input.
+    The order is deterministic.
 
     Example:
       >>> from lutjax.circuits import truth
@@ -155,9 +155,9 @@ def cubes(table: int, n: int) -> tuple[tuple[int, int], ...]:
 
 
 def _isop(must: int, may: int, n: int, last: int) -> tuple[list[tuple[int, int]], int]:
-    """Products (Minato-Morreale) that answer 1 at `must` and 0 beyond `may`, and their table; both tables over n inputs.
+    """Return Minato-Morreale products and their table, 1 at `must` and 0 beyond `may`.
 
-    Inputs from `last` on are not read.
+    Both tables have n inputs. Inputs from `last` on are unused.
     """
     if not must:
         return [], 0
@@ -182,7 +182,7 @@ def _isop(must: int, may: int, n: int, last: int) -> tuple[list[tuple[int, int]]
 
 
 def evaluate(table: int, address: Sequence[int]) -> int:
-    """Return the answer to bits, the first input first.
+    """Return the output for bits, the first input first.
 
     Example:
       >>> from lutjax.circuits import truth
@@ -193,7 +193,7 @@ def evaluate(table: int, address: Sequence[int]) -> int:
 
 
 def from_function(function: Callable[..., object], n: int) -> int:
-    """Return the table over n inputs of a function of n bits.
+    """Return the table over n inputs of a function with n bit arguments.
 
     Example:
       >>> from lutjax.circuits import truth

@@ -1,4 +1,4 @@
-"""Yosys, the synthesis tool that ``pip install pyosys`` brings."""
+"""Yosys synthesis tool, from ``pip install pyosys``."""
 
 import importlib.util
 import json
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from lutjax.circuits import _programs
 
-# A process of its own, since an error of Yosys ends the process.
+# A separate process, because a Yosys error exits the process.
 _PROGRAM = """
 import json, sys
 from pyosys import libyosys
@@ -19,24 +19,24 @@ for command in json.loads(sys.argv[1]):
 
 
 def is_installed() -> bool:
-    """Return whether pyosys is installed."""
+    """Return True if pyosys is installed."""
     return importlib.util.find_spec("pyosys") is not None
 
 
 def run(
     commands: Sequence[str], folder: str | pathlib.Path, *, seconds: float | int = 600, where: str
 ) -> str:
-    """Run commands of Yosys, and return what they print.
+    """Run Yosys commands and return the output.
 
     Args:
-      commands: each a pass with its arguments.
-      folder: in which file names of the commands are; it gets ``yosys.log``.
-      seconds: after which it is ended.
-      where: begins the messages of errors.
+      commands: passes with arguments.
+      folder: working directory for file names; receives ``yosys.log``.
+      seconds: time limit.
+      where: prefix of error messages.
 
     Raises:
       RuntimeError: pyosys is not installed, or a command fails.
-      TimeoutError: the time was over.
+      TimeoutError: the time limit was exceeded.
     """
     if not is_installed():
         raise RuntimeError(f"{where}: pyosys is not installed; `pip install pyosys` brings Yosys.")
