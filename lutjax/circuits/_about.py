@@ -1,4 +1,4 @@
-"""Facts that a circuit states about itself, compared with its ports and gates before anybody believes them."""
+"""Validation of a circuit's self-declared facts against its ports and gates."""
 
 import json
 import math
@@ -12,20 +12,20 @@ from lutjax.files import strict_json
 Ports = Sequence[Port]
 
 STARTS = ("sparse", "random", "seed", "empty")
-"""States in which the page of an automaton can begin."""
+"""Initial states of an automaton page."""
 
 MOST_CLASSES = 1 << 16
-_DEEPEST = 32  # brackets in brackets
+_DEEPEST = 32  # nested brackets
 
 
 def check(about: Mapping[str, Any], inputs: Ports, outputs: Ports, parts: Mapping[str, range]) -> None:
-    """Raise ValueError if a circuit's ``about`` is no object of JSON, or its ports and gates contradict a fact that lutjax reads.
+    """Raise ValueError if ``about`` is not a JSON object or contradicts the ports and gates.
 
-    Facts of other names can be anything that JSON holds; None stands for a fact that is not known.
+    Unknown facts may be any JSON value; None marks an unknown value.
 
     Args:
-      about, inputs, outputs: of a circuit.
-      parts: the gates of each part.
+      about, inputs, outputs: circuit fields.
+      parts: gate range of each part.
     """
     if not isinstance(about, Mapping):
         raise ValueError(f"Circuit: about is {_shown(about)}; expected facts by name.")
@@ -141,11 +141,11 @@ _FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "shown": (lambda value: type(value) is int and value in (1, 3), "1 or 3"),
     "vote_gates": (lambda value: _is_list_of_whole(value, 0), "a list of whole numbers of at least 0"),
 }
-"""For each fact that lutjax reads whether a value can be one, and what is expected."""
+"""Validator and expectation for each fact used by lutjax."""
 
 
 def _check_json(about: Mapping[str, Any]) -> None:
-    """Raise ValueError if some value is nothing that JSON holds. It goes into brackets without recursion."""
+    """Raise ValueError if a value is not valid JSON. The check is iterative, not recursive."""
     todo: list[tuple[str, Any, int]] = [("about", about, 0)]
     while todo:
         where, value, depth = todo.pop()
@@ -170,7 +170,7 @@ def _check_json(about: Mapping[str, Any]) -> None:
 
 
 def names(about: Mapping[str, Any], inputs: Ports) -> list[str]:
-    """Return lines for comments that name the classes and the input numbers of a circuit, or the order of its pixels, as far as it states them."""
+    """Return comment lines with the class and input names, or the pixel order, if known."""
     classes, numbers = (about.get(name) or () for name in ("classes", "input_names"))
     height, width = about.get("image") or (0, 0)
     is_image = len(inputs) == 1 and inputs[0].count == height * width
@@ -192,7 +192,7 @@ def names(about: Mapping[str, Any], inputs: Ports) -> list[str]:
 
 
 def _column(column: columns.Column) -> str:
-    """Return what the numbers of a column's port stand for."""
+    """Return a description of a column's port values."""
     name = in_a_comment(column.name)
     if isinstance(column, columns.Number):
         own = "" if column.missing else ", as the median is"
@@ -203,12 +203,12 @@ def _column(column: columns.Column) -> str:
 
 
 def in_a_comment(text: str) -> str:
-    """Return a text in quotes, in ASCII and in one line, which neither begins nor ends a comment of C."""
+    """Quote text as one ASCII line that neither begins nor ends a C comment."""
     return json.dumps(text).replace("/*", "/ *").replace("*/", "* /")
 
 
 def _shown(value: Any) -> str:
     try:
         return strict_json.shown(value)
-    except (TypeError, ValueError):  # nothing that JSON holds
+    except (TypeError, ValueError):  # not representable in JSON
         return repr(value)[:60]

@@ -8,7 +8,7 @@ from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.columns import Category, Column, Columns, Number, Value, whole_range
 
 _OWN = ("LANES", "INPUTS", "OUTPUTS", "SLOTS", "STATIC", "H")
-"""Suffixes of the other macros in the header."""
+"""Suffixes of the other header macros."""
 
 
 def columns_of(circuit: Circuit) -> Columns | None:
@@ -17,7 +17,10 @@ def columns_of(circuit: Circuit) -> Columns | None:
 
 
 def names_of(rows: Columns, name: str) -> dict[tuple[str, int], str]:
-    """Return the macro or enumerator of each code by port and code: categories, unknown categories and missing cells."""
+    """Return the macro or enumerator for each code by port and code.
+
+    The codes are categories, unknown categories and missing cells.
+    """
     used = {f"{name}_{end}".upper() for end in _OWN}
     found: dict[tuple[str, int], str] = {}
 
@@ -40,7 +43,6 @@ def names_of(rows: Columns, name: str) -> dict[tuple[str, int], str]:
 
 
 def constants(rows: Columns, name: str) -> list[str]:
-    """Return the lines that define the code names."""
     names, lines = names_of(rows, name), []
     for column in rows.columns:
         if isinstance(column, Number):
@@ -69,7 +71,6 @@ def _constant(number: int) -> str:
 
 
 def _member(column: Column, kind: str, unit: str) -> str:
-    """Return a member of the struct of a row."""
     what = _about.in_a_comment(column.name)
     if isinstance(column, Number) and column.least is not None and column.largest is not None:
         what += f", from {column.least:g} to {column.largest:g} in training"
@@ -77,7 +78,7 @@ def _member(column: Column, kind: str, unit: str) -> str:
 
 
 def integer_row(rows: Columns, name: str, types: Sequence[str]) -> str:
-    """Return the struct of a row of port values of these types."""
+    """Return a row struct with port values in these types."""
     names, members = names_of(rows, name), []
     for column, kind in zip(rows.columns, types, strict=True):
         unit = "; a code above"
@@ -92,10 +93,10 @@ def integer_row(rows: Columns, name: str, types: Sequence[str]) -> str:
 
 
 def header(circuit: Circuit, rows: Columns, name: str, outputs: str) -> str:
-    """Return the row declarations for the header of a batch program.
+    """Return the row declarations for a batch program header.
 
     Args:
-      outputs: parameters for the outputs.
+      outputs: output parameters.
     """
     members = [
         _member(
@@ -122,7 +123,7 @@ def source(circuit: Circuit, rows: Columns, name: str, types: Sequence[str], out
     """Return the row functions of a batch program; see `header`.
 
     Args:
-      types: of the numbers of each input port.
+      types: element type of each input port.
     """
     names = names_of(rows, name)
     parts, locals_, codes = [], [], []
@@ -162,7 +163,7 @@ def source(circuit: Circuit, rows: Columns, name: str, types: Sequence[str], out
 
 
 def _number(column: Number, kind: str) -> str:
-    """Return the function that maps a double to an integer code above the same thresholds."""
+    """Return the C function from a double to an integer code above the same thresholds."""
     return _templates.filled(
         "number.c" if column.thresholds else "no_number.c",
         port=column.port,
@@ -175,7 +176,6 @@ def _number(column: Number, kind: str) -> str:
 
 
 def initializer(rows: Columns, row: Sequence[Value]) -> str:
-    """Return the initializer of a row struct."""
     cells = [
         ("NAN" if value is None else repr(float(value)))
         if isinstance(column, Number)
@@ -186,7 +186,7 @@ def initializer(rows: Columns, row: Sequence[Value]) -> str:
 
 
 def text_of(text: str) -> str:
-    """Return the C literal of a string in UTF-8, written in ASCII without trigraphs."""
+    """Return a UTF-8 string as a C literal, in ASCII without trigraphs."""
     plain = "".join(
         chr(octet) if 32 <= octet < 127 and chr(octet) not in '"\\?' else f"\\{octet:03o}"
         for octet in text.encode("utf-8", "replace")

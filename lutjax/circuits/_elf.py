@@ -1,4 +1,4 @@
-"""Programs for bare machines in ELF, as linkers write them: bytes to load, sizes of sections, and addresses of symbols."""
+"""Linked bare-metal ELF programs: loadable bytes, section sizes, and symbol addresses."""
 
 import dataclasses
 import struct
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Section(NamedTuple):
-    """Bytes of a program that lie together; those of memory that begins with zeros are not in the file."""
+    """Contiguous program bytes; zero-initialized memory is not stored in the file."""
 
     name: str
     address: int
@@ -17,7 +17,7 @@ class Section(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Image:
-    """Sections that lie in memory, the addresses of symbols, and whether the machine is an ARM."""
+    """Loadable sections, symbol addresses, and the ARM flag."""
 
     sections: tuple[Section, ...]
     symbols: dict[str, int]
@@ -31,10 +31,10 @@ _ALLOCATED, _WRITABLE, _EMPTY, _SYMBOLS, _ARM = 2, 1, 8, 2, 40
 
 
 def read(content: bytes) -> Image:
-    """Return the image of an ELF file of 32 bits, lowest byte first.
+    """Return the image of a 32-bit little-endian ELF file.
 
     Raises:
-      ValueError: it is another file.
+      ValueError: any other file.
     """
     if content[:6] != b"\x7fELF\x01\x01":
         raise ValueError("the file is no ELF of 32 bits, lowest byte first.")

@@ -1,4 +1,4 @@
-"""Evaluation of a circuit in NumPy: all gates of a level and of one number of inputs at once."""
+"""NumPy circuit evaluation, batched over gates with equal level and input count."""
 
 from collections.abc import Sequence
 
@@ -6,14 +6,15 @@ import numpy as np
 
 from lutjax.circuits import truth
 
-_BYTES = 1 << 25  # for the values of a block of words: samples are divided so that they fit
+_BYTES = 1 << 25  # memory for a block of words: samples are split to fit
 
 
 class Plan:
-    """Order in which gates are evaluated, made once for a circuit.
+    """Precomputed gate evaluation order for a circuit.
 
-    A table is a sum modulo 2 of products of its inputs (its algebraic normal form), so a gate of n inputs is
-    evaluated by ``2**n - 1`` steps of AND and XOR, the same for all gates of n inputs: only the coefficients differ.
+    A table is a sum modulo 2 over products of its inputs (its algebraic normal form). A gate with
+    n inputs is therefore evaluated by ``2**n - 1`` steps of AND and XOR. All gates with n inputs
+    share these steps and differ only in their coefficients.
 
     Args:
       n_inputs, fanins, tables, literals, levels: see `lutjax.circuits.Circuit`.
@@ -33,7 +34,7 @@ class Plan:
         level = np.asarray(levels[first:], dtype=np.int64)
         order = np.lexsort(
             (sizes, level)
-        )  # rows of values: first the constant and inputs, then gates in this order
+        )  # value rows: first the constant and inputs, then gates in this order
         row = np.arange(self.n_nodes)
         row[first + order] = np.arange(first, self.n_nodes)
         ends = np.flatnonzero(np.diff(level[order]) | np.diff(sizes[order])) + 1
@@ -48,7 +49,7 @@ class Plan:
         self.rows, self.inverted = row[outputs >> 1], outputs & 1 == 1
 
     def run(self, words: np.ndarray) -> np.ndarray:
-        """Return words of the outputs for words of the inputs."""
+        """Return output words for input words."""
         block = max(1, _BYTES // (self.widest * words.itemsize))
         parts = [self._run(words[:, k : k + block]) for k in range(0, words.shape[1], block)]
         return np.concatenate(parts, axis=1) if parts else np.zeros((len(self.rows), 0), words.dtype)
@@ -58,7 +59,7 @@ class Plan:
         values = np.zeros((self.n_nodes, words.shape[1]), words.dtype)
         values[1 : 1 + self.n_inputs] = words
         for start, rows, coefficients in self.groups:
-            # Pairs of coefficients c + x c' for the first input, pairs of these for the second, and so on.
+            # Pairs of coefficients c + x c' for the first input, pairs of pairs for the second, and so on.
             terms = [c[:, None] * ones for c in coefficients.astype(words.dtype)]
             for k in range(len(rows)):
                 x = values[rows[k]]
@@ -70,7 +71,7 @@ class Plan:
 
 
 def _normal_form(tables: Sequence[int], n: int) -> np.ndarray:
-    """Coefficients ``[2**n, gates]`` of 0 and 1: of the product of those inputs whose bits the index has."""
+    """Return 0/1 coefficients ``[2**n, gates]``, for products of the inputs set in the index."""
     size = max(1, (1 << n) // 8)
     low, form = truth.LOW[n], []
     for table in tables:

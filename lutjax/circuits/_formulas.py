@@ -1,4 +1,4 @@
-"""Small tables as formulas, in the operators that C and Verilog share."""
+"""Small tables as formulas, using operators shared by C and Verilog."""
 
 import functools
 
@@ -6,7 +6,7 @@ from lutjax.circuits import truth
 
 
 def formula(table: int, n: int) -> str:
-    """Return a shortest formula of a table of at most 3 inputs, of which it reads some, over the fields {0}, {1} and {2}.
+    """Return a shortest formula for a nonconstant table over at most 3 inputs {0}, {1} and {2}.
 
     Example:
       >>> from lutjax.circuits._formulas import formula
@@ -20,7 +20,7 @@ def formula(table: int, n: int) -> str:
 
 @functools.cache
 def _shortest() -> dict[int, str]:
-    """Return for each table of three inputs that is not constant a shortest formula."""
+    """Return a shortest formula for each nonconstant table over three inputs."""
     shortest = {truth.variable(3, i): f"{{{i}}}" for i in range(3)}
     by_length = [list(shortest)]
     while len(shortest) < 254:

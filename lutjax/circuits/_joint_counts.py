@@ -1,8 +1,8 @@
-"""Bits that are counted together with the gates that make them.
+"""Joint counting of bits and their source gates.
 
-An FPGA's look-up table reads 6 bits. Three gates of two inputs and their full adder are five tables, but the two bits of
-their count depend on 6 bits alone: two tables. Bits that share inputs gain more: a AND b and (NOT a) AND c are never both 1, so
-their sum is one bit.
+An FPGA lookup table has 6 inputs. Three two-input gates and their full adder take five tables, but
+the two bits of their count depend on only 6 bits: two tables. Bits with shared inputs gain more: a
+AND b and (NOT a) AND c are never both 1, so their sum is one bit.
 """
 
 import collections
@@ -24,9 +24,9 @@ class Addend:
 
     Attributes:
       literal: the bit.
-      nodes: that its table reads.
-      table: over these nodes.
-      saved: tables that are not needed any more once this bit is counted through its inputs.
+      nodes: inputs of its table.
+      table: table over these nodes.
+      saved: tables made redundant by counting this bit through its inputs.
     """
 
     literal: Literal
@@ -41,7 +41,7 @@ class Joint:
 
     Attributes:
       addends: the bits.
-      nodes: that all of them together read, at most 6.
+      nodes: combined inputs of all addends, at most 6.
       counts: the sum at each address.
     """
 
@@ -51,11 +51,11 @@ class Joint:
 
     @property
     def least(self) -> int:
-        """The least sum, which is a constant."""
+        """Minimum sum, used as a constant offset."""
         return min(self.counts)
 
     def tables(self) -> dict[int, int]:
-        """Return the tables over the nodes, by the place of the bit, for the sum less its least."""
+        """Return tables over the nodes for the sum minus its minimum, by bit position."""
         least, found = self.least, {}
         for place in range((max(self.counts) - least).bit_length()):
             table = sum(((count - least) >> place & 1) << a for a, count in enumerate(self.counts))
@@ -64,16 +64,16 @@ class Joint:
         return found
 
     def gain(self) -> int:
-        """Tables that are saved, where each bit less of a sum saves one."""
+        """Return the number of saved tables; each bit removed from a sum saves one."""
         return len(self.addends) - 2 * len(set(self.tables().values())) + sum(a.saved for a in self.addends)
 
     @functools.cached_property
     def advantage(self) -> Fraction:
-        """The gain beyond that of the same bits by threes."""
+        """Gain beyond counting the same bits in threes."""
         return self.gain() - _ALONE * sum(max(a.saved, 0) for a in self.addends)
 
     def with_addend(self, addend: Addend) -> "Joint | None":
-        """Return the sum with one more bit, None where that takes too many nodes."""
+        """Return the sum with an additional bit, or None if it needs too many nodes."""
         nodes = self.nodes + tuple(n for n in addend.nodes if n not in self.nodes)
         if len(nodes) > _INPUTS:
             return None
@@ -86,7 +86,7 @@ class Joint:
 
 
 _NOTHING = Joint((), (), (0,))
-_ALONE = Fraction(1, 3)  # gain that is asked for each saved table: bits that share no input gain, too
+_ALONE = Fraction(1, 3)  # gain required for each saved table, because bits without shared inputs also gain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,9 +94,9 @@ class Sum:
     """Weighted sum of bits.
 
     Attributes:
-      constant: that is added.
+      constant: constant addend.
       terms: bits and their weights, at least 1.
-      joints: sums of bits that are to be made from the inputs of gates.
+      joints: bit sums to be built from gate inputs.
     """
 
     constant: int
@@ -104,7 +104,7 @@ class Sum:
     joints: tuple[Joint, ...] = ()
 
     def made(self, builder: Builder) -> list[tuple[Literal, int]]:
-        """Return all terms, once a builder has the gates of the joints."""
+        """Build the joint gates and return all terms."""
         terms = list(self.terms)
         for joint in self.joints:
             nodes = [2 * node for node in joint.nodes]
@@ -113,7 +113,7 @@ class Sum:
 
 
 def joined(builder: Builder, sums: Sequence[Sum]) -> list[Sum]:
-    """Return the same sums with fewer bits. The builder gets no gates yet."""
+    """Return equivalent sums with fewer bits, without adding gates to the builder."""
     readers = builder.readers([literal for each in sums for literal, _ in each.terms])
     return [_joined(builder, each, readers) for each in sums]
 
@@ -134,7 +134,10 @@ def _joined(builder: Builder, given: Sum, readers: Sequence[int]) -> Sum:
 
 
 def _views(builder: Builder, literal: Literal, readers: Sequence[int]) -> Iterator[Addend]:
-    """Return a bit as tables of nodes further and further down, while other gates do not read those between."""
+    """Yield tables of a bit over successively deeper nodes.
+
+    Intermediate nodes must not have other readers.
+    """
     node, inverted = literal >> 1, literal & 1
     yield Addend(literal, (node,), 0b01 if inverted else 0b10, 0)
     nodes, table = builder.read(node)
@@ -156,7 +159,7 @@ def _views(builder: Builder, literal: Literal, readers: Sequence[int]) -> Iterat
 
 
 def _overlapping(views: Sequence[Addend]) -> Iterator[Joint]:
-    """Return sums of bits with common inputs, each bit in one of them at most, those with the largest gain first."""
+    """Yield disjoint sums of bits with common inputs, the largest gain first."""
     readers: dict[int, list[Addend]] = collections.defaultdict(list)
     for view in views:
         for node in view.nodes:
@@ -196,7 +199,7 @@ def _overlapping(views: Sequence[Addend]) -> Iterator[Joint]:
 
 
 def _threes(views: Sequence[Addend]) -> Iterator[Joint]:
-    """Return sums of three gates of two inputs each, where that gains."""
+    """Yield sums of three two-input gates, if they save tables."""
     left = sorted(views, key=lambda view: -view.saved)
     while len(left) > 2:
         joint: Joint | None = _NOTHING

@@ -1,4 +1,4 @@
-"""Circuits as C for one sample at a time: what `lutjax.circuits.mcu` writes into a library."""
+"""Single-sample C programs for circuits, used by `lutjax.circuits.mcu`."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,19 +16,19 @@ from lutjax.circuits.gate_operations import Operations
 from lutjax.circuits.ports import Port, levels_of
 
 Style = Literal["functions", "tables"]
-_WINDOW = 1000  # operations at most among which tables make runs
-_EXACT = 22  # bits of numbers whose differences leave the highest byte of 32 bits to the sign
+_WINDOW = 1000  # maximum operations reordered into runs by tables
+_EXACT = 22  # maximum bits for which the high byte of a 32-bit difference holds only the sign
 
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """A bit that is made of a number of an input port.
+    """A bit extracted from an input port element.
 
     Attributes:
-      port, index: the number.
-      bit: that is read; None where the number is compared.
-      below: the bit says that the number, as a whole one, is below this.
-      equal: or that it is this; None where it is not compared so.
+      port, index: input port and element.
+      bit: bit index; None for a comparison.
+      below: bound of a less-than comparison with the integer.
+      equal: value of an equality comparison with the integer, or None.
     """
 
     port: int
@@ -40,7 +40,7 @@ class Load:
 
 @dataclasses.dataclass(frozen=True)
 class Sink:
-    """A term of a sum of results: a bit of an operation or a load, times a power of two, added or subtracted."""
+    """A signed sum term: a bit from an operation or load, times a power of two."""
 
     node: int
     result: int
@@ -53,12 +53,12 @@ class Program:
     """A circuit as loads, operations and sums.
 
     Attributes:
-      circuit: whose ports it has.
-      loads: nodes 1 and on of the operations.
-      operations: in an order in which few values wait.
-      sinks: in the order of their nodes.
-      first: what sums begin with.
-      answers: "numbers" where results are those of the output ports, else "class": the first of the largest.
+      circuit: circuit with the program's ports.
+      loads: nodes 1 and later in the operations.
+      operations: ordered to keep few values live.
+      sinks: in node order.
+      first: initial values of sums.
+      answers: "numbers" for output port values, or "class" for the first maximum.
     """
 
     circuit: Circuit
@@ -70,7 +70,7 @@ class Program:
 
     @property
     def sum_bits(self) -> int:
-        """Bits of the type of sums."""
+        """Bits of the sum type."""
         widths = [port.format.bits for port in self.circuit.outputs] if self.answers == "numbers" else [0]
         largest = max(*self._most(), *(2**bits - 1 for bits in widths), 1)
         return next(width for width in (8, 16, 32, 64) if largest < 1 << width)
@@ -84,10 +84,10 @@ class Program:
 
 
 def program(circuit: Circuit, layers: Circuit | None) -> Program:
-    """Return the program of a circuit; see `lutjax.circuits.mcu.write`.
+    """Return the program for a circuit; see `lutjax.circuits.mcu.write`.
 
     Raises:
-      ValueError: `layers` is another network.
+      ValueError: `layers` is a different network.
     """
     if layers is None:
         layers = circuit
@@ -127,7 +127,7 @@ def program(circuit: Circuit, layers: Circuit | None) -> Program:
             for level in row:
                 for pixel in range(n_pixels):
                     index = pixel * len(levels) + feature
-                    if least <= level < largest:  # above the level: not below the number after it
+                    if least <= level < largest:  # above the level: not below the next integer
                         bits.append(load(0, index, None, level + 1) ^ 1)
                     else:
                         bits.append(ONE if level < least else ZERO)
@@ -145,7 +145,7 @@ def program(circuit: Circuit, layers: Circuit | None) -> Program:
 
 
 def _rows_of(circuit: Circuit, layers: Circuit) -> Columns | None:
-    """Return the columns of a circuit with the bits that its layers read, or None if the layers do not describe their bits."""
+    """Return the circuit columns with the layers' input bits, or None if not described."""
     rows, bits = _c_rows.columns_of(circuit), layers.about.get("column_bits")
     if rows is None or bits is None:
         return None
@@ -153,16 +153,17 @@ def _rows_of(circuit: Circuit, layers: Circuit) -> Columns | None:
 
 
 def _comparisons(rows: Columns) -> list[tuple[int, int]]:
-    """Return the comparisons needed for the bits of rows: column indices and parts, as in `Columns`."""
+    """Return the comparisons required for row bits: column indices and parts, as in `Columns`."""
     known: dict[tuple[int, int], int] = {}
     bits_of_comparisons(Builder(), rows, lambda *one: known.setdefault(one, ZERO))
     return list(known)
 
 
 def _of_comparisons(layers: Circuit, rows: Columns) -> Circuit:
-    """Return the layers with comparisons as inputs instead of the bits of rows.
+    """Replace the row bits at the layers' inputs by comparisons.
 
-    A threshold comparison is inverted: the processor tests whether the code is below the one after the threshold's level.
+    A threshold comparison is inverted: the processor tests whether the code is below the one after
+    the threshold level.
     """
     if len(rows.bits) != layers.n_inputs:
         raise ValueError(
@@ -173,14 +174,14 @@ def _of_comparisons(layers: Circuit, rows: Columns) -> Circuit:
     inputs = builder.input("x", len(asked)) if asked else []
     above = [
         isinstance(rows.columns[at], Number) and part != MISSING for at, part in asked
-    ]  # which is not below
+    ]  # inverted comparison
     known = {one: bit ^ inverted for one, (bit,), inverted in zip(asked, inputs, above, strict=True)}
     bits = bits_of_comparisons(builder, rows, lambda *one: known[one])
     return replayed(layers, builder, bits)
 
 
 def _levels(circuit: Circuit, layers: Circuit) -> np.ndarray | None:
-    """Return the largest whole numbers that are not above the thresholds of layers, None where their inputs are those of the circuit."""
+    """Return the largest integers not above the thresholds, or None if both take the same bits."""
     thresholds = layers.about.get("thresholds")
     if layers is circuit or thresholds is None or "thresholds" in circuit.about:
         if circuit.n_inputs != layers.n_inputs:
@@ -200,7 +201,7 @@ def _levels(circuit: Circuit, layers: Circuit) -> np.ndarray | None:
 
 
 def _places(circuit: Circuit, layers: Circuit) -> tuple[str, list[tuple[int, int]]]:
-    """Return what answers are, and for each output of the layers the number that it adds to, and as which bit."""
+    """Return the answer kind, and the target value and bit for each layer output."""
     if layers.outputs == circuit.outputs:
         return "numbers", [
             (start + i, bit)
@@ -225,7 +226,7 @@ def _starts(ports: Sequence[Port]) -> list[int]:
 
 
 def _used(operations: Operations, loads: list[Load]) -> Operations:
-    """Return the operations without loads that nothing reads, which leave the list."""
+    """Drop unused loads from the operations and from the list."""
     nodes = sorted({n for nodes in operations.fanins for n in nodes} | {k >> 1 for k in operations.literals})
     read = [n for n in nodes if 0 < n < operations.first]
     new = {0: 0, **{n: k for k, n in enumerate(read, 1)}}
@@ -240,7 +241,7 @@ def _used(operations: Operations, loads: list[Load]) -> Operations:
 
 
 def evaluate(made: Program, samples: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return numbers ``[n, count]`` of each output port for those of the inputs, as the program in C finds them."""
+    """Return values ``[n, count]`` for each output port, computed like the C program."""
     ports, operations = made.circuit.inputs, made.operations
     codes = [port.format.encode(x) for port, x in zip(ports, samples, strict=True)]
     values = [np.zeros(len(samples[0]), bool)]
@@ -268,10 +269,11 @@ def evaluate(made: Program, samples: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 # ------------------------------------------------------------------------------------- C
 def source(made: Program, name: str, style: Style, chunk: int) -> tuple[dict[str, str], int, int]:
-    """Return the header and the program by their names, the bytes of RAM for values, and those of tables in flash.
+    """Return the header and program by name, RAM bytes for values, and flash bytes for tables.
 
     Args:
-      chunk: operations of one function: compilers need longer for more, and keep more values in memory; fewer read more inputs again.
+      chunk: operations per function. Larger functions compile longer and keep more values in
+        memory; smaller ones load more inputs repeatedly.
     """
     circuit, operations = made.circuit, made.operations
     if style == "functions":
@@ -312,7 +314,7 @@ def source(made: Program, name: str, style: Style, chunk: int) -> tuple[dict[str
 
 
 def _row(circuit: Circuit, name: str) -> str:
-    """Return the row struct and the function that takes it, or an empty string if the circuit does not take rows."""
+    """Return the row struct and its function, or an empty string without table rows."""
     rows = _c_rows.columns_of(circuit)
     if rows is None:
         return ""
@@ -334,7 +336,7 @@ def _row(circuit: Circuit, name: str) -> str:
 
 
 def returns(circuit: Circuit) -> bool:
-    """Return whether the function returns the answer, which is one number."""
+    """Return True if the function returns its answer, a single value."""
     return sum(port.count for port in circuit.outputs) == 1
 
 
@@ -352,7 +354,7 @@ def _ports(circuit: Circuit) -> list[str]:
 
 
 def _answer(made: Program) -> list[str]:
-    """Return the lines that make answers of sums."""
+    """Return the lines that convert sums to answers."""
     (port, *more), single = made.circuit.outputs, returns(made.circuit)
     if made.answers == "class":
         lines = [
@@ -374,7 +376,7 @@ def _answer(made: Program) -> list[str]:
 
 
 def _number(port: Port, text: str) -> str:
-    """Return the number of a port of the bits of a sum."""
+    """Return a port value from the bits of a sum."""
     kind = type_of(port)
     if not port.format.signed or port.format.bits in (8, 16, 32, 64):
         return f"({kind}){text}"
@@ -399,7 +401,7 @@ def _less(port: Port) -> str:
 
 
 def _arguments(made: Program) -> tuple[str, str, str]:
-    """Return the parameters of a function, the arguments of its call, and a line in which all are read."""
+    """Return the function parameters, the call arguments, and a line that uses all of them."""
     ports = made.circuit.inputs
     parameters = ", ".join(
         [*(f"const {type_of(port)} *input_{port.name}" for port in ports), "cell *v", "sum *r"]
@@ -409,7 +411,7 @@ def _arguments(made: Program) -> tuple[str, str, str]:
 
 
 def _functions(made: Program, chunk: int) -> tuple[str, list[str], int]:
-    """Return functions that have an instruction for each operation, their calls, and the places for values that pass between them."""
+    """Return functions with one instruction per operation, their calls, and shared value slots."""
     operations, loads = made.operations, made.loads
     where, slots = gate_operations.places(dataclasses.replace(operations, literals=[]), chunk)
     first, n = operations.first, len(operations)
@@ -470,7 +472,7 @@ def _functions(made: Program, chunk: int) -> tuple[str, list[str], int]:
 
 
 def _tables(made: Program) -> tuple[str, list[str], int, int]:
-    """Return tables of operations and the function that reads them, its call, the places for values, and the bytes of tables."""
+    """Return operation tables and their interpreter, its call, value slots, and table bytes."""
     kinds, ordered, payload = _steps(made)
     window = min(max(len(ordered) // 8, 100), _WINDOW)
     ordered = gate_operations.in_runs(ordered, window)
@@ -507,11 +509,14 @@ def _tables(made: Program) -> tuple[str, list[str], int, int]:
 
 
 def _steps(made: Program) -> tuple[list[tuple[int, str]], Operations, dict[int, tuple[int, tuple[int, ...]]]]:
-    """Return loads, operations and sums as steps in one order, each load before its first reader and each sum after its node.
+    """Return loads, operations and sums as steps in one order.
+
+    Each load precedes its first reader, and each sum follows its node.
 
     Returns:
-      For each kind the number of its operands, the place that it writes included, and its statement over them; the steps as operations without inputs; and for the
-      number in the place of the table of each step its kind, and operands between those that it reads and the one that it writes.
+      The operand count, including the destination slot, and statement for each kind; the steps as
+        operations without inputs; and, by the number stored as a step's table, its kind and the
+        operands between sources and destination.
     """
     operations, loads = made.operations, made.loads
     kinds: dict[tuple[Any, ...], tuple[int, str]] = {}
@@ -534,7 +539,7 @@ def _steps(made: Program) -> tuple[list[tuple[int, str]], Operations, dict[int, 
         return len(steps)
 
     def place(node: int) -> int:
-        """Return the step of a node; a load's is made here."""
+        """Return the step of a node, creating load steps."""
         if node not in new:
             load = loads[node - 1]
             port = made.circuit.inputs[load.port]
@@ -584,7 +589,7 @@ def _steps(made: Program) -> tuple[list[tuple[int, str]], Operations, dict[int, 
 
 # ------------------------------------------------------------------------------------- samples in C
 def arrays(circuit: Circuit, samples: Sequence[np.ndarray], answers: Sequence[np.ndarray] = ()) -> list[str]:
-    """Return declarations of samples, ``input_x`` and so on, and of answers that are expected."""
+    """Return C declarations of samples, ``input_x`` and so on, and of expected answers."""
     lines = []
     for kind, ports, given in (("input", circuit.inputs, samples), ("expected", circuit.outputs, answers)):
         for port, numbers in zip(ports, given, strict=False):
@@ -594,7 +599,10 @@ def arrays(circuit: Circuit, samples: Sequence[np.ndarray], answers: Sequence[np
 
 
 def call(circuit: Circuit, name: str, at: str = "") -> str:
-    """Return a statement that writes the answers to a sample, at an index in the arrays of the inputs, into those of the outputs."""
+    """Return a statement that writes the answers to a sample into the output arrays.
+
+    `at` indexes the input and output arrays.
+    """
     rows = _c_rows.columns_of(circuit)
     if rows is not None:
         members = ", ".join(f"input_{port.name}[{at or 0}]" for port in circuit.inputs)

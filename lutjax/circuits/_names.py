@@ -1,4 +1,4 @@
-"""Names that can stand in Verilog, VHDL and C."""
+"""Valid names in Verilog, VHDL and C."""
 
 import re
 
@@ -43,7 +43,7 @@ const_cast consteval constexpr constinit decltype delete dynamic_cast explicit e
 noexcept not not_eq nullptr operator or or_eq private protected public reinterpret_cast requires static_assert static_cast
 template this thread_local throw true try typeid typename using virtual wchar_t xor xor_eq
 """
-# Functions of the library of C99, which every program may call; those that have a form for float and long double are once here.
+# C99 library functions, callable by any program; float and long double variants are listed once.
 _MATHEMATICS = """
 acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh erf erfc exp exp2 expm1 fabs fdim floor fma fmax fmin fmod
 frexp hypot ilogb ldexp lgamma llrint llround log log10 log1p log2 logb lrint lround modf nan nearbyint nextafter nexttoward pow
@@ -71,7 +71,7 @@ alloca aligned_alloc bcmp bcopy bzero dcgettext dgettext execl execle execlp exe
 fputc_unlocked fputs_unlocked fwrite_unlocked gettext index isascii mempcpy posix_memalign putc_unlocked putchar_unlocked rindex
 stpcpy stpncpy strcasecmp strdup strfmon strncasecmp strndup strnlen toascii
 """
-# Functions of POSIX: one of a circuit with such a name would be called in place of that of the system.
+# POSIX functions: a circuit function with such a name would replace the system function.
 _SYSTEM = """
 accept access acct alarm bind brk chdir chmod chown chroot clone close closedir connect creat crypt daemon dup dup2 encrypt environ
 fchdir fchmod fchown fcntl fdatasync fdopen fileno flock fstat fsync ftruncate getcwd getegid geteuid getgid getgroups gethostname
@@ -86,7 +86,7 @@ _HEADERS = """
 assert complex ctype errno fenv float inttypes iso646 limits locale math setjmp signal stdalign stdarg stdatomic stdbool stddef
 stdint stdio stdlib stdnoreturn string tgmath threads time uchar wchar wctype
 """
-_MACROS = "i386 linux unix vax errno"  # of compilers as they are called without options
+_MACROS = "i386 linux unix vax errno"  # predefined by compilers without options
 _TYPE = re.compile(r"u?int(_least|_fast)?(8|16|32|64)_t|u?int(max|ptr)_t|size_t|ptrdiff_t")
 KEYWORDS = {
     "Verilog": frozenset(_VERILOG.split()),
@@ -95,7 +95,7 @@ KEYWORDS = {
     "C++": frozenset((_C + _CPP).split()),
 }
 HEADERS = frozenset(_HEADERS.split())
-"""Names of the headers of C, without their ending."""
+"""C header names without their suffix."""
 
 _ENDS = ("", "f", "l", "_r", "f_r", "l_r", "f16", "f32", "f64", "f128", "f32x", "f64x")
 _FUNCTIONS = frozenset(
@@ -104,7 +104,7 @@ _FUNCTIONS = frozenset(
 
 
 def why_not_function(name: str) -> str | None:
-    """Return why a function of C cannot have a name of its own, in a header of that name; None if it can."""
+    """Return the reason if a C function and its header cannot have this name, else None."""
     if name in KEYWORDS["C++"]:
         return "it is a keyword of C or C++"
     if name in _FUNCTIONS or name in HEADERS or name in _MACROS.split() or _TYPE.fullmatch(name):
@@ -113,11 +113,11 @@ def why_not_function(name: str) -> str | None:
 
 
 def why_not(name: object) -> str | None:
-    """Return why a port cannot have a name, None if it can."""
+    """Return the reason if a port cannot have this name, else None."""
     if not isinstance(name, str) or not _WORD.fullmatch(name):
         return "a name has letters, digits and underscores, and begins with no digit"
     for language in ("Verilog", "VHDL", "C"):
         words = KEYWORDS[language]
-        if (name.lower() if language == "VHDL" else name) in words:  # VHDL does not tell capitals apart
+        if (name.lower() if language == "VHDL" else name) in words:  # VHDL is case-insensitive
             return f"it is a keyword of {language}; take another name"
     return None

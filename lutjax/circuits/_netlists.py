@@ -1,4 +1,4 @@
-"""Circuits from networks of named signals, as netlist files have them: ports of names, and gates in any order."""
+"""Circuits from named signal networks in netlist files: named ports, and gates in any order."""
 
 import functools
 import itertools
@@ -14,27 +14,28 @@ from lutjax.files import strict_json
 from lutjax.files.messages import in_a_line
 
 Signal = Hashable
-Product = tuple[int, int]  # inputs that it reads, and their values
+Product = tuple[int, int]  # input mask, and value mask
 Ports = tuple[tuple[Port, ...], tuple[Port, ...]]
 _BIT = re.compile(r"(.+)\[(\d{1,9})\]", re.ASCII | re.DOTALL)
 
 
 def bit_names(ports: Sequence[Port]) -> list[str]:
-    """Return the names of all bits of ports, as ``x[3]``."""
+    """Return the names of all port bits, such as ``x[3]``."""
     return [f"{port.name}[{k}]" for port in ports for k in range(port.n_bits)]
 
 
 def ports_to_text(circuit: Circuit) -> str:
-    """Return the ports of a circuit in one line."""
+    """Serialize the ports of a circuit in one line."""
     ports = [netlist_json.ports_to_json(circuit.inputs), netlist_json.ports_to_json(circuit.outputs)]
     return json.dumps(ports, separators=(",", ":"))
 
 
 def ports_from_text(text: str, names: tuple[Sequence[str], Sequence[str]]) -> Ports:
-    """Return the ports of `ports_to_text`, for a file whose inputs and outputs have these names.
+    """Parse `ports_to_text` for a file with these input and output names.
 
     Raises:
-      ValueError: the text is no such line, or its ports have bits of other names; before their names are made.
+      ValueError: invalid line, or port bits with other names; validated before the names are
+        generated.
     """
     found = strict_json.loads(text)
     if not isinstance(found, list) or len(found) != 2:
@@ -58,17 +59,17 @@ def ports_from_text(text: str, names: tuple[Sequence[str], Sequence[str]]) -> Po
 
 
 def ports_of(names: Sequence[str], taken: dict[str, int]) -> tuple[tuple[Port, ...], list[int]]:
-    """Return ports for names of bits, and for each bit of these ports its place among the names.
+    """Return ports for bit names, and the name index of each port bit.
 
     Args:
-      taken: names that ports cannot have, each with the number that the next port of that name gets; those of the new ports are
-        added.
+      taken: unavailable port names, each with the next suffix for this name; updated with the new
+        names.
     """
-    groups: dict[str, dict[int, int]] = {}  # name -> bit -> place
+    groups: dict[str, dict[int, int]] = {}  # name -> bit -> index
     for place, name in enumerate(names):
         match = _BIT.fullmatch(name)
         base, bit = (match[1], int(match[2])) if match else (name, 0)
-        if bit in groups.get(base, {}):  # x beside x[0]
+        if bit in groups.get(base, {}):  # x in addition to x[0]
             base, bit = f"{name} {place}", 0
         groups.setdefault(base, {})[bit] = place
     ports: list[Port] = []
@@ -104,11 +105,11 @@ class _Driver(NamedTuple):
 
 
 class Network:
-    """Signals and what drives them, in any order.
+    """Signals and their drivers, in any order.
 
     Args:
-      caller: begins the messages of errors.
-      noun: stands before a signal there.
+      caller: prefix of error messages.
+      noun: word before a signal in error messages.
     """
 
     def __init__(self, caller: str, noun: str = ""):
@@ -118,7 +119,7 @@ class Network:
     def add(
         self, signal: Signal, reads: Sequence[Signal], products: Sequence[Product], inverted: int, where: str
     ) -> None:
-        """Drive a signal by a sum of products over others, inverted or not."""
+        """Drive a signal by a sum of products over other signals, possibly inverted."""
         if signal in self.drivers:
             raise self._wrong(
                 where, signal, f"is driven a second time, first in {self.drivers[signal].where}"
@@ -137,8 +138,8 @@ class Network:
         Args:
           inputs: signals.
           outputs: signals, and whether they are inverted.
-          names: of the inputs and outputs.
-          ports: whose bits have these names, in any order; None to find ports for the names.
+          names: input and output names.
+          ports: ports with bits in these names, in any order; None to derive ports from the names.
         """
         literals: dict[Signal, int] = {}
         if ports is None:
@@ -165,9 +166,9 @@ class Network:
         return Circuit(in_ports, out_ports, tuple(gates.fanins), tuple(gates.tables), tuple(found))
 
     def _in_order(self, outputs: Sequence[Signal], known: Iterable[Signal]) -> list[Signal]:
-        """All driven signals, each after those that it reads."""
+        """Return all driven signals in topological order."""
         order: list[Signal] = []
-        done = dict.fromkeys(known, True)  # False while what a signal reads is visited
+        done = dict.fromkeys(known, True)  # False while the fan-ins of a signal are visited
         for root in itertools.chain(self.drivers, outputs):
             stack = [(root, "the outputs")]
             while stack:
@@ -198,7 +199,7 @@ class Network:
 
 
 class _Gates:
-    """Gates as they are read from a file: constants, buffers and inverters become literals."""
+    """Gates under construction: constants, buffers and inverters become literals."""
 
     def __init__(self, n_inputs: int):
         self.n_inputs = n_inputs
@@ -206,7 +207,7 @@ class _Gates:
         self.tables: list[int] = []
 
     def sum(self, literals: list[int], products: Sequence[Product]) -> int:
-        """Return the literal of a sum of products over any number of literals."""
+        """Return the literal for a sum of products over any number of literals."""
         n = len(literals)
         if n <= truth.MAX_INPUTS:
             return self._gate(literals, _table(tuple(products), n))
@@ -230,7 +231,7 @@ class _Gates:
         return 2 * (self.n_inputs + len(self.tables))
 
     def _conjunction(self, literals: list[int]) -> int:
-        """Gates of at most 8 inputs, as a tree."""
+        """Build a tree of gates with at most 8 inputs."""
         while len(literals) > 1:
             groups = [literals[k : k + truth.MAX_INPUTS] for k in range(0, len(literals), truth.MAX_INPUTS)]
             literals = [self._gate(group, 1 << (1 << len(group)) - 1) for group in groups]
@@ -239,7 +240,7 @@ class _Gates:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _table(products: tuple[Product, ...], n: int) -> int:
-    """Return the table over n inputs of a sum of products, the reverse of `truth.cubes`."""
+    """Return the table for a sum of products, the inverse of `truth.cubes`."""
     table = 0
     for read, values in products:
         product = truth.FULL[n]

@@ -1,4 +1,4 @@
-"""Programs of others, run to their end."""
+"""External programs, run to completion."""
 
 import subprocess
 from collections.abc import Sequence
@@ -8,17 +8,17 @@ from pathlib import Path
 def run(
     words: Sequence[str | Path], folder: str | Path, seconds: float | int, *, where: str = ""
 ) -> tuple[int, str]:
-    """Return the status with which a program ends, and all that it prints.
+    """Return the exit status of a program, and its output.
 
     Args:
       words: the program and its arguments.
-      folder: in which it runs.
-      seconds: after which it is ended.
-      where: begins the message of the error.
+      folder: working directory.
+      seconds: time limit.
+      where: prefix of error messages.
 
     Raises:
-      TimeoutError: the time was over.
-      OSError: the machine refuses to run it.
+      TimeoutError: the time limit was exceeded.
+      OSError: the machine cannot execute the program.
     """
     try:
         done = subprocess.run(

@@ -8,7 +8,7 @@ from lutjax.circuits.columns import MISSING, Columns, Number
 
 
 def bits_of_rows(builder: Builder, rows: Columns, numbers: Sequence[list[Literal]]) -> list[Literal]:
-    """Return the bits that a network reads from rows, given the literals of the input ports."""
+    """Return the network input bits for rows, given the input port literals."""
 
     def compared(at: int, part: int) -> Literal:
         column, number = rows.columns[at], numbers[at]
@@ -27,11 +27,12 @@ def bits_of_rows(builder: Builder, rows: Columns, numbers: Sequence[list[Literal
 def bits_of_comparisons(
     builder: Builder, rows: Columns, compared: Callable[[int, int], Literal]
 ) -> list[Literal]:
-    """Return the bits that a network reads from rows, built from integer comparisons.
+    """Return the network input bits for rows, built from integer comparisons.
 
     Args:
-      compared: returns the literal of a comparison, given a column index and a part of the column as in `Columns`: the port's integer code is above the level of
-        the threshold, or equals the code of the category or of a missing cell. It is called at most once for each comparison.
+      compared: returns a comparison literal, given a column index and a part as in `Columns`: the
+        integer code is above the threshold level, or equals the code of a category or missing
+        cell. It is called at most once per comparison.
     """
     known: dict[tuple[int, int], Literal] = {}
 
@@ -49,7 +50,7 @@ def bits_of_comparisons(
         filled = column.fill > column.thresholds[part]
         if filled == (
             column.missing_code > column.levels[part]
-        ):  # the code for missing numbers compares like the fill
+        ):  # the code for missing numbers compares like the fill value
             return found
         return builder.gate([found, read(at, MISSING) ^ (not filled)], 0b1110 if filled else 0b1000)
 

@@ -1,4 +1,4 @@
-"""Small circuits made anew from their answers to all inputs."""
+"""Resynthesis of small circuits from their truth tables."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,12 @@ _MAX_INPUTS = 14
 
 
 def tabulate(circuit: Circuit) -> Circuit:
-    """Return a circuit made anew from the answers to all inputs, or the same one if it has fewer AND nodes.
+    """Rebuild a circuit from its truth table, or return it if it has fewer AND nodes.
 
-    For the rule of an automaton and other functions of few inputs: training finds any circuit for a rule, and this one
-    does not depend on which. It is a decision diagram of all outputs as two-input gates, in one part. Inputs are decided in their
-    order, from either end, and with the last one first: the best of these counts.
+    Use it for automaton rules and other functions with few inputs: training finds an arbitrary
+    circuit for a rule, and the result is independent of it. The result is a decision diagram of
+    all outputs with two-input gates, in one part. Input orders are tried in both directions, and
+    with the last input first; the best one is used.
 
     Raises:
       ValueError: more than 14 inputs.
@@ -42,7 +43,7 @@ def tabulate(circuit: Circuit) -> Circuit:
 
 
 def _diagram(circuit: Circuit, order: Sequence[int]) -> Circuit:
-    """Decision diagram whose last decision is the first input of an order."""
+    """Build a decision diagram with the first input in `order` as its last decision."""
     n = circuit.n_inputs
     bits: np.ndarray = np.zeros((n, 1 << n), np.uint8)
     for k, i in enumerate(order):
@@ -55,7 +56,7 @@ def _diagram(circuit: Circuit, order: Sequence[int]) -> Circuit:
     known: dict[tuple[int, int], Literal] = {}
 
     def made(table: int, k: int) -> Literal:
-        """Return the literal of a table over the first k inputs of the order."""
+        """Return the literal for a table over the first k inputs in the order."""
         full = (1 << (1 << k)) - 1
         if table in (0, full):
             return ONE if table else ZERO
@@ -78,7 +79,7 @@ def _diagram(circuit: Circuit, order: Sequence[int]) -> Circuit:
 
 
 def _either(builder: Builder, x: Literal, a: Literal, b: Literal, low: int, high: int) -> Literal:
-    """Return a, whose table is `low`, where x is 0, else b."""
+    """Return a, with table `low`, where x is 0, else b."""
     if a == b:
         return a
     if a == b ^ 1:
