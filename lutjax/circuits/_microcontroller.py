@@ -515,8 +515,8 @@ def _steps(made: Program) -> tuple[list[tuple[int, str]], Operations, dict[int, 
 
     Returns:
       The operand count, including the destination slot, and statement for each kind; the steps as
-        operations without inputs; and, by the number stored as a step's table, its kind and the
-        operands between sources and destination.
+      operations without inputs; and, by the number stored as a step's table, its kind and the
+      operands between sources and destination.
     """
     operations, loads = made.operations, made.loads
     kinds: dict[tuple[Any, ...], tuple[int, str]] = {}

@@ -4,11 +4,12 @@ The file is one JSON object: ``"meta"`` is ``"ALIRModel"``, ``"spec_version"`` 4
 program, and ``"lutjax"`` the ports, which alkaid ignores. Each input port element is a program
 input, in order, and each output port element an output.
 
-A program is a list of operations, each ``[operands, opcode, data, [least, largest, step], latency,
-cost]``, with a fixed-point result within these bounds. `write` uses six kinds: inputs (-1), bit
-extraction (3), constants (5), tables (8), NOT (9), and AND, OR and XOR (10). Two-input gates
-become NOT, AND, OR and XOR; larger gates become tables, addressed by the OR of shifted bits. A
-gate has cost 1 and latency 1; all other operations are free.
+A program is a list of operations, each
+``[operands, opcode, data, [least, largest, step], latency, cost]``, with a fixed-point result
+within these bounds. `write` uses six kinds: inputs (-1), bit extraction (3), constants (5), tables
+(8), NOT (9), and AND, OR and XOR (10). Two-input gates become NOT, AND, OR and XOR; larger gates
+become tables, addressed by the OR of shifted bits. A gate has cost 1 and latency 1; all other
+operations are free.
 """
 
 import contextlib

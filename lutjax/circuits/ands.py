@@ -16,8 +16,8 @@ def and_graph(circuit: Circuit) -> tuple[list[tuple[int, int]], list[int]]:
 
     Returns:
       The two literals of each AND node, larger first, and the output literals. Literals follow
-        AIGER: ``2 * variable``, plus one if inverted. Variable 0 is the constant 0, followed by
-        the input bits and the AND nodes.
+      AIGER: ``2 * variable``, plus one if inverted. Variable 0 is the constant 0, followed by
+      the input bits and the AND nodes.
 
     Example:
       >>> from lutjax.circuits import Builder

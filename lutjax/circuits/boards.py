@@ -51,7 +51,7 @@ BOARDS: dict[str, Board] = {
         ("openFPGALoader", "-b", "ulx3s"),
     ),
 }
-"""Boards by name, with iCE40 UP5K (5280 lookup tables) and LFE5U-85F (84 000) FPGAs."""
+"""Boards by name: iCEBreaker (iCE40 UP5K, 5280 lookup tables), ULX3S (LFE5U-85F, 84 000)."""
 
 
 def write(

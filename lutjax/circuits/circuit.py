@@ -183,8 +183,8 @@ class Circuit:
 
         Returns:
           For each output port, an array ``[samples, count]``, or ``[samples]`` if its count is 1;
-            a tuple if there are several output ports. The dtype is int64, or float64 if the format
-            has a fraction. One sample has no sample axis.
+          a tuple if there are several output ports. The dtype is int64, or float64 if the format
+          has a fraction. One sample has no sample axis.
 
         Raises:
           ValueError, TypeError: wrong number of arrays, wrong shape or dtype, or values not
@@ -385,7 +385,7 @@ def gate_counts(circuit: Circuit) -> dict[str, int]:
 
     Returns:
       Gates by part, in circuit order: ``"encoder"``, ``"layers"`` (all layers together),
-        ``"votes"``, ``"argmax"``, or other names.
+      ``"votes"``, ``"argmax"``, or other names.
 
     Example:
       >>> from flax import nnx

@@ -327,9 +327,9 @@ def powers() -> Int[np.ndarray, " entries"]:
 class Draws:
     """Integer byte sampling, identical to the C program.
 
-    The weight of a byte with a logit ``d`` below the maximum is ``2**-e``, where ``e = d
-    log2(exp(1)) / temperature`` is truncated to 16 bits. A SplitMix64 sample, modulo the sum of
-    the weights, selects a byte.
+    The weight of a byte with a logit ``d`` below the maximum is ``2**-e``, where
+    ``e = d log2(exp(1)) / temperature`` is truncated to 16 fraction bits. A SplitMix64 sample,
+    modulo the sum of the weights, selects a byte.
 
     Args:
       seed: random seed, from 0 to 2**64 - 1.

@@ -544,7 +544,7 @@ _OPTIONS = (
 
 
 class _Compiled(NamedTuple):
-    """Image of a program in a function ``run``, with program sizes and the compiler version.
+    """Image of a program wrapped in a function ``run``, program sizes, and compiler version.
 
     The flash and static RAM bytes exclude ``run``.
     """

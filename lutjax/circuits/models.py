@@ -50,8 +50,8 @@ def from_model(
 
     Returns:
       The circuit. For an automaton, it is the single-cell rule: ``x`` has the 8 neighbors row by
-        row, then the cell itself, with adjacent channels, and ``y`` has the next state; see
-        `step_automaton`.
+      row, then the cell itself, with adjacent channels, and ``y`` has the next state; see
+      `step_automaton`.
 
     Raises:
       ValueError: the model has no exact circuit, or `inputs` or `outputs` do not fit it; the
@@ -112,7 +112,7 @@ def from_model(
 def step_automaton(
     circuit: Circuit, state: Shaped[np.ndarray, "*batch height width channels"], n_steps: int = 1
 ) -> Shaped[np.ndarray, "*batch height width channels"]:
-    """Run an automaton for some steps, using the circuit that `from_model` made from a `LogicCA`.
+    """Return an automaton state after some steps, given the `from_model` circuit of a `LogicCA`.
 
     Args:
       circuit: single-cell rule, which states whether the grid is a torus.

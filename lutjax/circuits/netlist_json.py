@@ -5,8 +5,8 @@ The file is one object, with these fields in this order:
 * ``"format"``: ``"lutjax.circuit"``; ``"version"``: 1.
 * ``"inputs"`` and ``"outputs"``: ports, each ``{"name": "x", "count": 64, "format": "uint5"}``
   (see `Format.parse`).
-* ``"parts"``: names and gate counts for consecutive gate runs, ``[["encoder", 120], ["layer 1",
-  2000]]``.
+* ``"parts"``: names and gate counts for consecutive gate runs,
+  ``[["encoder", 120], ["layer 1", 2000]]``.
 * ``"about"``: facts about the circuit, any JSON object; known facts must fit the ports and gates.
 * ``"literals"``: output port bits, ``2 * node``, plus one if the value is inverted. Node 0 is the
   constant 0, followed by the input port bits (port by port, element by element, lowest bit first)
