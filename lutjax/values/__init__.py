@@ -1,4 +1,4 @@
-"""Values that ops take and return beside plain arrays, and the arithmetic that they share: ids, detections, dtypes, fixed point."""
+"""Values and arithmetic shared by the ops: ids, detections, dtypes and fixed point."""
 
 from lutjax._typing import Array
 from lutjax.values._detection import Detection

@@ -1,4 +1,4 @@
-"""Drawing anchor pairs, and checking ids that are known before anything runs."""
+"""Anchor sampling and validation of concrete ids."""
 
 import functools
 import warnings
@@ -18,9 +18,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class RepeatedInputsWarning(UserWarning):
-    """Warning that a detector or gate has more comparisons or wires than its inputs allow without repetition.
+    """Warning about a detector or gate with more comparisons or wires than distinct inputs.
 
-    Bits of a repeated comparison are equal, and so are repeated inputs of a gate: most rows of such a table can never be read.
+    Repeated comparisons give equal bits, as do repeated gate inputs, so most rows of such a table
+    are unreachable.
     """
 
 
@@ -28,7 +29,11 @@ def warn_of_repeats(where: str, name: str, size: int, most: int, what: str) -> N
     """Warn if a detector or gate must repeat a pair or an input.
 
     Args:
-      where: subject of the message. name: of the size. most: largest size without repetition. what: the reason for it.
+      where: subject of the message.
+      name: argument name of the size.
+      size: requested size.
+      most: largest size without repetition.
+      what: reason for the limit.
     """
     if size > most:
         warnings.warn(
@@ -49,35 +54,36 @@ def sample_anchors(
     distinct: bool = False,
     groups: int | None = None,
 ) -> Int[jax.Array, "{n_detectors} {n_anchors} 2"]:
-    """Draws the anchor pairs of detectors.
+    """Draw the anchor pairs of detectors.
 
-    Each pair is drawn uniformly from the ``n * (n - 1)`` ordered pairs of distinct candidate inputs,
-    independently and with replacement: a detector can hold a pair twice. With `distinct` the ``n * (n - 1) / 2`` pairs
-    ``a < b`` are drawn without replacement, detector after detector: every pair is drawn once before one is drawn
-    again, and no detector holds a pair twice, unless it has more pairs than there are.
+    Each pair is drawn uniformly from the ``n * (n - 1)`` ordered pairs of distinct candidate
+    inputs, independently and with replacement: a detector can hold a pair twice. With `distinct`
+    the ``n * (n - 1) / 2`` pairs ``a < b`` are drawn without replacement, detector after detector:
+    every pair is drawn once before any pair repeats. A detector holds a pair twice only if it has
+    more slots than pairs exist.
 
     Args:
       key: a key of `jax.random`.
       n_inputs: number of inputs, at least 2.
       n_detectors: number of detectors, ``T``.
       n_anchors: pairs per detector, ``C``.
-      candidates: int32 ``[T or 1, W]``, the inputs each detector may compare; -1 is an unused slot. All
-        inputs if not given. Not traced: it is checked here.
-      distinct: draw without replacement; detectors of the same candidates share a pool of pairs. Takes memory for
-        all pairs of inputs.
-      groups: number of groups of detectors that follow each other, ``G``, each with a pool of its own; matters only with
+      candidates: int32 ``[T or 1, W]``, the inputs each detector may compare; -1 is an unused slot.
+        Default: all inputs. Must be concrete, because it is validated.
+      distinct: draw without replacement; detectors with the same candidates share a pool of pairs.
+        Allocates memory for all pairs of inputs.
+      groups: number of consecutive detector groups, ``G``, each with its own pool; only used with
         `distinct`.
 
     Returns:
       int32 ``[T, C, 2]``, for `lutjax.detect`.
 
     Warns:
-      RepeatedInputsWarning: a detector has more pairs than its inputs have, ``n * (n - 1) / 2``.
+      RepeatedInputsWarning: a detector has more than ``n * (n - 1) / 2`` pairs.
 
     Raises:
-      ValueError: a size is negative, a detector has fewer than two candidates, a candidate is not an input, or groups
-        do not divide the detectors; `key` is several keys.
-      TypeError: `key` is no key.
+      ValueError: a size is negative, a detector has fewer than two candidates, a candidate is not
+        an input, groups do not divide the detectors, or `key` holds several keys.
+      TypeError: `key` is not a key.
 
     Source: docs/semantics.md, section 10.
 
@@ -107,7 +113,7 @@ def draw_anchors(
     where: str = "sample_anchors",
     name_of_pairs: str = "n_anchors",
 ) -> jax.Array:
-    """Do what `sample_anchors` does, with warnings about a layer and its own name for the number of pairs."""
+    """Implement `sample_anchors`, with warnings in terms of a layer and its argument."""
     require_key("sample_anchors", key)
     for name, size in (("n_inputs", n_inputs), ("n_detectors", n_detectors), ("n_anchors", n_anchors)):
         if size < 0:
@@ -137,10 +143,11 @@ def draw_anchors(
 
 
 def _program(*static: int) -> Callable[[F], F]:
-    """Return a decorator that makes one program of a function: of small ones, each would compile by itself for every size.
+    """Return a decorator that compiles a function as one program.
 
-    It draws integers once, so a CPU compiles it without optimizations: in less than half of the time, with the same values. Inside of other
-    programs it is a part of them.
+    Without it, each small operation compiles separately for every size. The program draws integers
+    once, so the CPU compiles it without optimizations: in less than half the time, with equal
+    values. Inside other programs it is a part of them.
 
     Args:
       static: positions of static arguments.
@@ -164,13 +171,13 @@ def _program(*static: int) -> Callable[[F], F]:
 
 @_program(3)
 def _drawn(key: Array, ids: Array | None, count: Array, n_anchors: int) -> jax.Array:
-    """Pairs with replacement, from the first `count` of each detector's ids: ``[T, C, 2]``."""
+    """Return pairs with replacement from the first `count` ids per detector: ``[T, C, 2]``."""
 
     def ids_below(key_and_count: tuple[Array, Array]) -> jax.Array:
         key, count = key_and_count
         return jax.random.randint(key, (len(count), n_anchors), 0, count)
 
-    # A loop, as drawing takes most of the time of compilation.
+    # A loop, because sampling dominates compile time.
     a, b = jax.lax.map(ids_below, (jax.random.split(key), jnp.stack([count, count - 1])))
     pairs = jnp.stack([a, b + (b >= a).astype(b.dtype)], -1)
     if ids is None:
@@ -179,7 +186,7 @@ def _drawn(key: Array, ids: Array | None, count: Array, n_anchors: int) -> jax.A
 
 
 def _distinct(key: Array, n_detectors: int, n_anchors: int, candidates: np.ndarray, groups: int) -> jax.Array:
-    """Pairs without replacement, from a pool for each group and each set of candidates."""
+    """Return pairs without replacement, from one pool per group and candidate set."""
     sets = [np.unique(row[row >= 0]) for row in candidates]
     for t, ids in enumerate(sets):
         if len(ids) < 2:
@@ -208,7 +215,7 @@ def _distinct(key: Array, n_detectors: int, n_anchors: int, candidates: np.ndarr
 def _with_pools(
     pairs: jax.Array, key: Array, n_pools: int, pools: Array, ids: Array, detectors: Array, n_detectors: int
 ) -> jax.Array:
-    """Pairs with those of some pools drawn, each pool for as many detectors."""
+    """Return pairs with some pools sampled, each for the same number of detectors."""
     n_anchors = pairs.shape[1]
     keys = jax.random.split(key, n_pools)[pools]
     drawn = _permuted_pairs(keys, ids.shape[1], n_detectors, n_anchors)
@@ -217,7 +224,7 @@ def _with_pools(
 
 
 def _permuted_pairs(keys: Array, n_inputs: int, n_detectors: int, n_anchors: int) -> jax.Array:
-    """Pairs ``a < b`` of each key, ``[keys, T, C, 2]``: one permutation of all pairs after another."""
+    """Return pairs ``a < b`` per key, ``[keys, T, C, 2]``: successive permutations of all pairs."""
     n_pairs = n_inputs * (n_inputs - 1) // 2
     starts = n_pairs * np.arange(-(-n_detectors * n_anchors // n_pairs) + 1)
     # Pairs that a detector has before a permutation begins: the first ones of the permutation must be others.
@@ -249,7 +256,7 @@ def _permuted_pairs(keys: Array, n_inputs: int, n_detectors: int, n_anchors: int
 
 
 def _packed(candidates: np.ndarray, n_inputs: int, n_detectors: int) -> tuple[np.ndarray, np.ndarray]:
-    """Candidates with the unused slots last, and how many each detector has."""
+    """Return candidates with unused slots last, and the candidate count per detector."""
     if candidates.ndim != 2 or candidates.shape[0] not in (1, n_detectors):
         raise ValueError(
             f"sample_anchors: candidates has shape {candidates.shape}; "
@@ -274,10 +281,10 @@ def _packed(candidates: np.ndarray, n_inputs: int, n_detectors: int) -> tuple[np
 
 
 def check_anchors(anchors: Int[Array, "detectors bits 2"], n_inputs: int, *, where: str) -> None:
-    """Raise if an anchor pair names an input that does not exist, or one input twice.
+    """Raise if an anchor pair repeats an input or names a missing input.
 
-    Ids of a traced array are not known; ops clamp them instead. Layers call this when they are built and
-    when a checkpoint is read.
+    The ids of a traced array are unknown, so ops clamp them instead. Layers call this check at
+    construction and after checkpoint loading.
     """
     ids = np.asarray(anchors)
     if ids.ndim != 3 or ids.shape[-1] != 2 or not np.issubdtype(ids.dtype, np.integer):

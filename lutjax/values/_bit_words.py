@@ -1,4 +1,7 @@
-"""`lutjax.pack_bits` and `lutjax.unpack_bits` in plain JAX: bit ``j`` of word ``w`` is sample ``32 w + j``."""
+"""`lutjax.pack_bits` and `lutjax.unpack_bits` in plain JAX.
+
+Bit ``j`` of word ``w`` is sample ``32 w + j``.
+"""
 
 import functools
 
@@ -8,7 +11,7 @@ import jax.numpy as jnp
 
 @jax.jit
 def pack(bits: jax.Array) -> jax.Array:
-    """``[F, B]`` of any dtype -> uint32 ``[F, ceil(B / 32)]``."""
+    """Pack ``[F, B]`` of any dtype into uint32 ``[F, ceil(B / 32)]``."""
     bits = jnp.pad(jnp.asarray(bits).astype(bool), ((0, 0), (0, -bits.shape[1] % 32)))
     bits = bits.reshape(bits.shape[0], bits.shape[1] // 32, 32).astype(jnp.uint32)
     return jnp.sum(bits << _places(), -1, dtype=jnp.uint32)
@@ -16,7 +19,7 @@ def pack(bits: jax.Array) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=1)
 def unpack(words: jax.Array, n_samples: int) -> jax.Array:
-    """uint32 ``[F, W]`` -> bool ``[F, n_samples]``."""
+    """Unpack uint32 ``[F, W]`` into bool ``[F, n_samples]``."""
     bits = jnp.asarray(words)[..., None] >> _places() & 1
     return bits.reshape(words.shape[0], 32 * words.shape[1])[:, :n_samples] != 0
 

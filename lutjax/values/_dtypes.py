@@ -1,4 +1,4 @@
-"""Dtypes that the ops take, and those in which they compute."""
+"""Supported dtypes of the ops, and their accumulation dtypes."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,12 +8,12 @@ from lutjax.names import FLOATS as FLOATS
 
 
 def holds_all_of(dtype: DTypeLike, other: DTypeLike) -> bool:
-    """Return whether a float dtype represents every value of another one."""
+    """Return True if a float dtype represents every value of another dtype."""
     wide, narrow = jnp.finfo(dtype), jnp.finfo(other)
     return bool(wide.nmant >= narrow.nmant and wide.maxexp >= narrow.maxexp)
 
 
 def accumulator(*dtypes: DTypeLike) -> np.dtype:
-    """Dtype in which values of these dtypes are compared and summed: the widest, and at least float32."""
+    """Return the dtype for comparisons and sums: the widest, and at least float32."""
     widest = max((jnp.dtype(dtype) for dtype in dtypes), key=lambda dtype: dtype.itemsize)
     return jnp.dtype(jnp.float32) if widest.itemsize < 4 else widest

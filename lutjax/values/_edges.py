@@ -1,4 +1,4 @@
-"""Edges of tables, any number of them for each row: one list, sorted by detector and row."""
+"""Edge lists of tables, sorted by detector and row, with any number of edges per row."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ from jaxtyping import Int
 from lutjax._typing import Array
 from lutjax.values._ids import is_concrete
 
-_WIDEST = 64  # edges that are read at once
+_WIDEST = 64  # edges per read
 
 
 @functools.partial(
@@ -22,15 +22,17 @@ _WIDEST = 64  # edges that are read at once
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Edges:
-    """Outputs that rows of tables reach, each row any number of them: made by `lutjax.wiring.from_edges`.
+    """Edge list from table rows to outputs, made by `lutjax.wiring.from_edges`.
 
-    Edges are numbered by detector, then by row. Weights are one array ``[E]`` in this order. A pytree of its two arrays, which may be traced.
+    A row has any number of edges. Edges are numbered by detector, then by row, and weights are one
+    array ``[E]`` in this order. A pytree of its two arrays, which may be traced.
 
     Attributes:
-      first: int32 ``[T * R + 1]``, the first edge of each row, row ``r`` of detector ``t`` at ``t * R + r``, and behind the last one ``E``.
+      first: int32 ``[T * R + 1]``, the first edge of each row; row ``r`` of detector ``t`` is at
+        ``t * R + r``, and the last element is ``E``.
       target: int32 ``[E]``, the output of each edge.
       n_detectors, n_rows, n_outputs: ``T``, ``R`` and the number of outputs.
-      width: number of edges that kernels in plain JAX read at once. It changes no result.
+      width: number of edges that pure-JAX kernels read at once. It does not affect results.
 
     Source: docs/semantics.md, section 4.
 
@@ -65,7 +67,7 @@ class Edges:
         return difference(self.first).reshape(self.n_detectors, self.n_rows)
 
     def check(self, where: str) -> "Edges":
-        """Return the edges themselves; raise ValueError if they are known and no list of edges."""
+        """Return the edges; raise ValueError if concrete arrays are not a valid edge list."""
         if is_concrete(self.first) and is_concrete(self.target):
             check_bounds(where, np.asarray(self.first), self.size)
             check_ids(where, "target", np.asarray(self.target), self.n_outputs, "outputs")
@@ -73,7 +75,7 @@ class Edges:
 
 
 def check_ids(where: str, name: str, ids: np.ndarray, n: int, what: str) -> None:
-    """Raise ValueError that names the first edge whose id is none of `n`."""
+    """Raise ValueError for the first edge whose id is not below `n`."""
     wrong = np.flatnonzero((ids < 0) | (ids >= n))
     if wrong.size:
         e = int(wrong[0])
@@ -83,7 +85,7 @@ def check_ids(where: str, name: str, ids: np.ndarray, n: int, what: str) -> None
 
 
 def check_bounds(where: str, first: np.ndarray, n_edges: int) -> None:
-    """Raise ValueError if the first edges of rows do not divide so many edges among rows that follow each other."""
+    """Raise ValueError if the row bounds do not partition the edges into consecutive rows."""
     falls = np.flatnonzero(np.diff(first) < 0)
     if first[0] != 0 or first[-1] != n_edges or falls.size:
         at = int(falls[0]) if falls.size else 0
@@ -95,7 +97,7 @@ def check_bounds(where: str, first: np.ndarray, n_edges: int) -> None:
 
 
 def width_of(counts: np.ndarray) -> int:
-    """Return how many edges kernels read at once, of rows with these numbers of edges: with the fewest places read in all rows.
+    """Return the cheapest number of edges per kernel read for rows with these edge counts.
 
     A further read of a row costs about as much as four more edges.
     """

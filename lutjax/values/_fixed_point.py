@@ -1,4 +1,4 @@
-"""Sums of integers in place of sums of floating-point numbers, whose result does not depend on their order."""
+"""Integer (fixed-point) accumulation in place of floating-point sums, independent of order."""
 
 import dataclasses
 import math
@@ -19,41 +19,46 @@ _LEAST_FLOAT32, _LARGEST_FLOAT32 = (float(getattr(np.finfo(np.float32), name)) f
 
 @dataclasses.dataclass(frozen=True)
 class FixedPoint:
-    """Accumulation in int32: sums are the same bit for bit in any order.
+    """Accumulation in int32: sums are bit-identical in any order.
 
-    Passed to an op as ``accumulate``. An addend ``v`` counts as the integer ``trunc(v * scale)`` and a result is
-    ``sum / scale``, in the forward and in the backward pass: whatever the order of samples, of detectors and of the
-    devices of a mesh. Inputs, tables, outputs and cotangents stay floating point.
+    Passed to an op as ``accumulate``. An addend ``v`` counts as the integer ``trunc(v * scale)``
+    and a result is ``sum / scale``, in the forward and in the backward pass, for any order of
+    samples, detectors and mesh devices. Inputs, tables, outputs and cotangents stay floating point.
 
     Definition, for a sum over the first axis of ``values``::
 
         addends = np.trunc(values * scale).astype(np.int32)
         y = addends.sum(axis=0, dtype=np.int32) / scale
 
-    Addends are the table values that are read, the cotangents that rows and inputs receive, and the products of an
-    inner product. ``v * scale`` is computed in float32, or in float64 for float64 values.
+    Addends are the table values that are read, the cotangents that rows and inputs receive, and the
+    products of an inner product. ``v * scale`` is computed in float32, or in float64 for float64
+    values.
 
-    - Choose a scale that all sums fit: beyond `range` they wrap to wrong numbers. `for_bound` chooses, `check` checks, and
-      with ``checked=True`` such results are NaN. A single addend that does not fit saturates.
-    - Parts of an addend below `resolution` are lost, and a NaN counts as 0: it does not show in a result that is not checked.
-    - Prefer powers of two: with them scaling rounds nothing. With others a result is still the same in any order, but
-      a compiler may fold the constant differently into two different programs.
-    - Scores of `lutjax.scored_lut` are floats, of which addends are made: plain JAX computes them so that they are the same bits in every program.
-    - Sums that are made outside the op are sums of floats: of the terms of ``grad`` of a ``vmap`` over the batch, of the
-      steps of a loop, of partial outputs where you `psum` them over detectors in a `shard_map`, of everything replicated
-      in a `shard_map` with ``check_vma=False``. They are exact, hence the same in any order, while
-      ``|sum| * scale < 2**24`` (``2**53`` in float64) and the scale is a power of two.
-    - Sharding the *outputs* of a table splits inner products: the same in any order of the devices,
-      but not equal to the result on one device.
+    - Choose a scale that all sums fit: beyond `range` they wrap to wrong numbers. `for_bound`
+      chooses a scale and `check` validates it. With ``checked=True`` wrapped results are NaN. A
+      single addend beyond the range saturates.
+    - Parts of an addend below `resolution` are lost. A NaN counts as 0 and is invisible in
+      unchecked results.
+    - Prefer powers of two: they scale without rounding. With other scales a result is still the
+      same in any order, but a compiler may fold the constant differently into two programs.
+    - Scores of `lutjax.scored_lut` are floats that are converted to addends. Pure JAX computes them
+      with the same bits in every program.
+    - Sums outside the op are floating-point sums: terms of ``grad`` of a ``vmap`` over the batch,
+      loop steps, partial outputs that you `psum` over detectors in a `shard_map`, and replicated
+      values in a `shard_map` with ``check_vma=False``. They are exact, hence the same in any order,
+      while ``|sum| * scale < 2**24`` (``2**53`` in float64) and the scale is a power of two.
+    - Sharding the *outputs* of a table splits inner products: the result is the same in any device
+      order, but differs from the result on one device.
 
     Attributes:
       scale: integers per unit, a finite number > 0.
-      checked: every sum is also made in floating point, and a result that is farther from it than ``2**22 / scale`` is NaN:
-        it wrapped, an addend saturated or was NaN, or so many addends (millions) lost their parts below the resolution. Takes twice
-        the time; results that fit are the same bits as without. `jax_debug_nans` then raises where it happens.
+      checked: also compute every sum in floating point, and return NaN for a result that differs
+        from it by more than ``2**22 / scale``: it wrapped, an addend saturated or was NaN, or so
+        many addends (millions) lost their parts below the resolution. Takes twice the time; results
+        that fit are bit-identical to unchecked ones. `jax_debug_nans` then raises at the op.
 
     Raises:
-      ValueError: the scale is not a finite number > 0, or beyond what float32 can hold.
+      ValueError: the scale is not a finite number > 0, or beyond the float32 range.
 
     Source: docs/semantics.md, section 7.
 
@@ -82,26 +87,27 @@ class FixedPoint:
 
     @property
     def resolution(self) -> float:
-        """The smallest number that counts, ``1 / scale``."""
+        """Smallest representable magnitude, ``1 / scale``."""
         return 1 / self.scale
 
     @property
     def range(self) -> float:
-        """Sums must be smaller in magnitude, ``2**31 / scale``."""
+        """Exclusive upper bound for the magnitude of sums, ``2**31 / scale``."""
         return 2**31 / self.scale
 
     @classmethod
     def for_bound(
         cls, bound: float | int, *, terms: int = 1, resolution: float | int | None = None
     ) -> "FixedPoint":
-        """Return the largest power of two as scale with which so many addends fit.
+        """Return the largest power-of-two scale that fits the given number of addends.
 
         Args:
-          bound: largest magnitude of an addend, > 0. terms: most addends of one sum.
-          resolution: the coarsest that will do; none: any.
+          bound: largest magnitude of an addend, > 0.
+          terms: largest number of addends in one sum.
+          resolution: coarsest acceptable resolution. Default: any.
 
         Raises:
-          ValueError: impossible arguments, or no scale has both that range and that resolution.
+          ValueError: invalid arguments, or no scale has both the range and the resolution.
 
         Example:
           >>> import lutjax
@@ -110,7 +116,7 @@ class FixedPoint:
         """
         total = _total("FixedPoint.for_bound", bound, terms)
         exponent = math.frexp(_LARGEST / float(total))[1]
-        while total * Fraction(2) ** exponent > _LARGEST:  # frexp sees a rounded quotient
+        while total * Fraction(2) ** exponent > _LARGEST:  # frexp gets a rounded quotient
             exponent -= 1
         scale = 2.0 ** min(exponent, 127)
         if resolution is not None:
@@ -126,10 +132,15 @@ class FixedPoint:
         return cls(scale)
 
     def check(self, bound: float | int, terms: int = 1) -> None:
-        """Raise if so many addends of such a magnitude do not fit, or are too small to count.
+        """Raise if so many addends of this magnitude overflow, or are below the resolution.
+
+        Args:
+          bound: largest magnitude of an addend.
+          terms: largest number of addends in one sum.
 
         Raises:
-          ValueError: the sum is beyond `range`, or `bound` below `resolution`; or impossible arguments.
+          ValueError: the sum is beyond `range`, `bound` is below `resolution`, or arguments are
+            invalid.
 
         Example:
           >>> import lutjax
@@ -148,22 +159,22 @@ class FixedPoint:
             )
 
     def quantize(self, values: jax.Array) -> jax.Array:
-        """Values as int32 addends; too large ones saturate, NaN is 0."""
+        """Return values as int32 addends; large values saturate, NaN becomes 0."""
         values = values.astype(accumulator(values.dtype)) * self.scale
-        # Conversions of other values differ between devices.
+        # Devices convert out-of-range values differently.
         limit = np.nextafter(values.dtype.type(2**31), values.dtype.type(0))
         return jnp.where(jnp.isnan(values), 0, jnp.clip(values, -limit, limit)).astype(jnp.int32)
 
     def total(self, addends: jax.Array, dtype: DTypeLike) -> jax.Array:
         """Return a sum of int32 addends as a floating-point number."""
-        # Compilers add two such numbers where each device has a part of both: as floats, before the parts are summed.
+        # Compilers may add two partial sums across devices as floats, before the parts are summed.
         addends = jax.lax.optimization_barrier(addends)
         return (addends.astype(accumulator(dtype)) / self.scale).astype(dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class Totals(FixedPoint):
-    """Accumulation whose results are the int32 totals: for kernels whose outputs are summed over devices before they are divided."""
+    """Accumulation with int32 results, for kernels whose outputs are first summed over devices."""
 
     def total(self, addends: jax.Array, dtype: DTypeLike) -> jax.Array:
         return addends
@@ -171,17 +182,17 @@ class Totals(FixedPoint):
 
 # ------------------------------------------------------------------------------------- for kernels
 def addends(values: jax.Array, accumulate: FixedPoint | None) -> jax.Array:
-    """Values as they are added: integers, or floating-point numbers of at least 32 bits."""
+    """Return values in their addend dtype: integers, or floats with at least 32 bits."""
     return values.astype(accumulator(values.dtype)) if accumulate is None else accumulate.quantize(values)
 
 
 def addend_dtype(dtype: DTypeLike, accumulate: FixedPoint | None) -> np.dtype:
-    """Dtype of the `addends` of values of this dtype."""
+    """Return the dtype of `addends` for values of this dtype."""
     return accumulator(dtype) if accumulate is None else jnp.dtype(jnp.int32)
 
 
 def result(total: jax.Array, dtype: DTypeLike, accumulate: FixedPoint | None) -> jax.Array:
-    """Return a sum of `addends` as a number of the given dtype."""
+    """Return a sum of `addends` in the given dtype."""
     return total.astype(dtype) if accumulate is None else accumulate.total(total, dtype)
 
 
@@ -190,7 +201,7 @@ _MOST_APART = 2**22  # integers between a sum and its floating-point twin
 
 
 def without_check(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an op's options as its kernels get them."""
+    """Return the options of an op for its kernels, without the overflow check."""
     accumulate = options.get("accumulate")
     if accumulate is None or not accumulate.checked:
         return dict(options)
@@ -198,7 +209,7 @@ def without_check(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nan_where_apart(fixed: jax.Array, floating: jax.Array, accumulate: FixedPoint) -> jax.Array:
-    """Fixed-point sums, NaN where they are not those of floating point."""
+    """Return fixed-point sums, with NaN where they differ from the floating-point sums."""
     dtype = accumulator(fixed.dtype)
     apart = jnp.abs(fixed.astype(dtype) - floating.astype(dtype))
     return jnp.where(apart <= _MOST_APART / accumulate.scale, fixed, jnp.nan)  # apart may be NaN

@@ -1,4 +1,7 @@
-"""`lutjax.gate_coefficients` in plain JAX: ``softmax(logits) @ GATES``, or the row of the largest logit."""
+"""`lutjax.gate_coefficients` in plain JAX.
+
+Returns ``softmax(logits) @ GATES``, or the row of the largest logit.
+"""
 
 import functools
 from typing import Any
@@ -9,7 +12,7 @@ import numpy as np
 
 from lutjax.values._dtypes import accumulator
 
-_ANSWERS = np.arange(16)[:, None] >> np.array([3, 2, 1, 0]) & 1  # of each gate to ab = 00, 01, 10, 11
+_ANSWERS = np.arange(16)[:, None] >> np.array([3, 2, 1, 0]) & 1  # for ab = 00, 01, 10, 11
 GATES = np.stack(
     [
         _ANSWERS[:, 0],
@@ -19,14 +22,14 @@ GATES = np.stack(
     ],
     -1,
 ).astype(np.float32)
-"""Coefficients of 1, a, b and ab of the sixteen gates, ``[16, 4]``."""
+"""Coefficients of 1, a, b and ab for the sixteen gates, ``[16, 4]``."""
 
 
 @functools.partial(
     jax.jit, static_argnames=("hard", "axis"), inline=True
-)  # outside of jit one call, not one of each operation
+)  # one dispatch outside of jit, not one per operation
 def coefficients(logits: jax.Array, *, hard: bool, axis: int) -> jax.Array:
-    """``[G, 16]`` (or ``[16, G]``, `axis` 0) -> ``[4, G]``."""
+    """Return coefficients ``[4, G]`` for logits ``[G, 16]`` (or ``[16, G]`` with `axis` 0)."""
     logits = logits.astype(accumulator(logits.dtype))
     if hard:
         share = jax.nn.one_hot(jnp.argmax(logits, axis), 16, axis=axis, dtype=logits.dtype)
@@ -46,10 +49,12 @@ def _mixtures(logits: jax.Array, axis: int) -> jax.Array:
 
 @_mixtures.defjvp
 def _mixtures_jvp(axis: int, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    """Coefficients ``c`` and their tangents ``dc = sum_k p_k dlogit_k (GATES_k - c)``, with shares ``p``.
+    """Return coefficients ``c`` and their tangents.
 
-    What JAX makes of it backward, ``dlogit_k = p_k (sum_j dc_j GATES_kj - sum_j dc_j c_j)``, has no sum over the sixteen, which
-    that of a softmax has: a GPU computes it in one pass.
+    The tangents are ``dc = sum_k p_k dlogit_k (GATES_k - c)`` with shares ``p``.
+
+    JAX transposes it to ``dlogit_k = p_k (sum_j dc_j GATES_kj - sum_j dc_j c_j)``. Unlike a softmax
+    gradient it has no sum over the sixteen gates, so a GPU computes it in one pass.
     """
     (logits,), (tangent,) = primals, tangents
     c = _mixtures(logits, axis)

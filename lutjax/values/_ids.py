@@ -1,4 +1,7 @@
-"""Ids and positions as int32: values beyond its range saturate, they never wrap to others that exist. Ids that are known are checked once."""
+"""Ids and positions as saturating int32, and one-time checks of concrete ids.
+
+Values beyond the int32 range saturate, because wrapped values would be other valid ids.
+"""
 
 import contextlib
 import weakref
@@ -18,17 +21,18 @@ _checked: dict[int, tuple[weakref.ref[Any], set[Hashable]]] = {}
 
 
 def is_concrete(a: Any) -> bool:
-    """Return whether the numbers of an array are known here: it is not traced, and no other process has a part of it."""
+    """Return True if the array is not traced and fully addressable by this process."""
     if isinstance(a, jax.core.Tracer):
         return False
     return isinstance(a, np.ndarray) or (isinstance(a, jax.Array) and a.is_fully_addressable)
 
 
 def check_once(ids: Any, rule: Hashable, check: Callable[[], None]) -> None:
-    """Check ids whose values are known: those of a JAX array, which never change, by each rule once.
+    """Check concrete ids; a JAX array is immutable, so each rule checks it only once.
 
     Args:
-      rule: equal where `check` asks the same.
+      ids: the ids.
+      rule: hashable identity of the check.
       check: raises an error if ids are wrong.
     """
     key = id(ids)
@@ -37,7 +41,7 @@ def check_once(ids: Any, rule: Hashable, check: Callable[[], None]) -> None:
         return
     if not is_concrete(ids):
         return
-    if isinstance(ids, np.ndarray):  # may change between two calls
+    if isinstance(ids, np.ndarray):  # mutable, may change between two calls
         check()
         return
     check()
@@ -52,7 +56,7 @@ _trusted: ContextVar[bool] = ContextVar("lutjax_trusted_ids", default=False)
 
 @contextlib.contextmanager
 def trusted_ids() -> Iterator[None]:
-    """Let ops take ids without a check of their values: ids made here, of others that are checked.
+    """Let ops skip the checks of ids derived from checked ids.
 
     Such arrays are new in every call, so each check would wait for the device.
     """
@@ -64,7 +68,7 @@ def trusted_ids() -> Iterator[None]:
 
 
 def are_trusted() -> bool:
-    """Return whether ops take ids here without a check."""
+    """Return True if ops skip the checks of ids in this context."""
     return _trusted.get()
 
 
@@ -75,31 +79,32 @@ def _forget(key: int, gone: Any) -> None:
 
 
 def as_jax(a: Any) -> jax.Array:
-    """Return an array as one of JAX: itself if it is one."""
+    """Return an array as a JAX array, without a copy if it is one."""
     return a if isinstance(a, jax.Array) else jnp.asarray(a)
 
 
 def as_int32(ids: Any) -> jax.Array:
-    """Return integers of any dtype as int32; what is beyond its range becomes its nearest number."""
+    """Return integers of any dtype as int32, with saturation."""
     if ids.dtype == np.int32:
         return as_jax(ids)
     own = np.iinfo(ids.dtype)
     low, high = max(own.min, _INT32.min), min(own.max, _INT32.max)
-    # NumPy before it becomes a JAX array, which would wrap.
+    # Saturate in NumPy first: the conversion to a JAX array would wrap.
     clip = np.clip if isinstance(ids, np.ndarray | np.generic) else jnp.clip
     return jnp.asarray(clip(ids, ids.dtype.type(low), ids.dtype.type(high)).astype(np.int32))
 
 
 def is_known(position: Any) -> bool:
-    """Return whether a position is a number that is known before anything is traced."""
+    """Return True if a position is a concrete number."""
     return isinstance(position, int | np.integer)
 
 
 def difference(a: Any, b: Any) -> jax.Array | None:
-    """Return ``a - b`` of two positions as int32, at most 2**30 in magnitude; None where it is known to be 0.
+    """Return ``a - b`` as int32, at most 2**30 in magnitude; None where it is known to be 0.
 
     Args:
-      a, b: integers: Python's, NumPy's, or arrays of shape ``[]``, perhaps traced.
+      a: position: a Python or NumPy integer, or an array of shape ``[]``, perhaps traced.
+      b: position, likewise.
     """
     if is_known(a) and is_known(b):
         exact = int(a) - int(b)
@@ -107,7 +112,7 @@ def difference(a: Any, b: Any) -> jax.Array | None:
     a, b = (
         jnp.int32(min(max(int(p), _INT32.min), _INT32.max)) if is_known(p) else as_int32(p) for p in (a, b)
     )
-    # Halves cannot overflow; where they are far apart the exact difference does not matter.
+    # Halves cannot overflow; for distant positions the exact difference does not matter.
     half = (a >> 1) - (b >> 1)
     near = jnp.abs(half) < _FARTHEST // 2
     return jnp.where(near, jnp.where(near, a, 0) - jnp.where(near, b, 0), jnp.sign(half) * _FARTHEST)

@@ -1,4 +1,4 @@
-"""Rows that n-grams of tokens address: a hash in arithmetic of uint32, the same in NumPy and JAX and on every device."""
+"""Row ids of token n-grams: a uint32 hash with identical results in NumPy, JAX and all devices."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,14 +26,17 @@ def ngram_rows(
     seed: int = 0,
     segments: Integer[Array, "*#batch length"] | None = None,
 ) -> Int[Array, "*batch length tables"]:
-    """Return the rows that the n-grams which end at each token address, several for each order.
+    """Return the rows addressed by the n-grams that end at each token, several for each order.
 
-    They follow from tokens alone, so they are known before a model runs: to fetch rows, or to count them. The hash is multiplicative: each token of an
-    n-gram is multiplied by a number of its own, the products are joined by exclusive or, and a bijection of 32 bits mixes the result, so that
-    tables may have any number of rows, primes or not. All is arithmetic of 32-bit integers, with the same result in NumPy and JAX, on every
-    device and in every version.
+    Rows depend only on tokens, so they are known before a model runs and can be prefetched or
+    counted. The hash is multiplicative: each token of an n-gram is multiplied by its own constant,
+    the products are joined by exclusive or, and a 32-bit bijection mixes the result. Tables may
+    therefore have any number of rows, prime or not. All arithmetic is 32-bit integer arithmetic,
+    with the same result in NumPy and JAX, on every device and in every version.
 
-    Definition, for one text; a number is an unsigned one of 32 bits, and arithmetic is modulo ``2**32``::
+    Definition, for one sequence; numbers are unsigned 32-bit integers, and arithmetic is modulo
+    ``2**32``::
+
 
         def mix(h):  # the finaliser of MurmurHash3
             h = (h ^ (h >> 16)) * 0x85EBCA6B
@@ -53,22 +56,24 @@ def ngram_rows(
     Args:
       tokens: ids ``[..., length]``, taken modulo ``2**32``. NumPy arrays give a NumPy array.
       rows: rows of each table, any number from 1 on.
-      orders: lengths of the n-grams; 2 is a token and the one before it.
-      heads: hashes, and so tables, for each order.
-      seed: of the multipliers: another one gives other hashes.
-      segments: ids ``[..., length]``: an n-gram has only tokens that follow each other in the segment of its last one. None: all are one
-        segment. What is before it is not there.
+      orders: lengths of the n-grams; 2 is a token and its predecessor.
+      heads: hashes, and therefore tables, for each order.
+      seed: seed of the multipliers; different seeds give different hashes.
+      segments: ids ``[..., length]``: an n-gram contains only consecutive tokens of the same
+        segment, as if the segment had no predecessor. None: one segment.
 
     Returns:
-      int32 ``[..., length, len(orders) * heads]``, from 0 to ``rows - 1``; the heads of the first order come first.
+      int32 ``[..., length, len(orders) * heads]``, from 0 to ``rows - 1``; the heads of the first
+      order come first.
 
     Raises:
-      ValueError, TypeError: a size is impossible, or tokens are no array of integers.
+      ValueError, TypeError: a size is impossible, or tokens are not an integer array.
 
     Source: docs/semantics.md, section 14.
 
-    Published: Cheng et al., Conditional Memory via Scalable Lookup, 2026 (Engram): multiplicative hashes joined by exclusive or, several for
-    each order; tables there have prime sizes instead of the mixing.
+    Published: Cheng et al., Conditional Memory via Scalable Lookup, 2026 (Engram): multiplicative
+    hashes joined by exclusive or, several for each order; its tables have prime sizes instead of
+    the mixing.
 
     Example:
       >>> import numpy as np, lutjax
@@ -97,11 +102,12 @@ def ngram_rows(
 def rows_at(
     xp: Any, tokens: Any, place: Any, *, rows: int, orders: Sequence[int], heads: int, seed: int
 ) -> Any:
-    """Return rows as `ngram_rows` does, of tokens whose places in their runs are known.
+    """Return rows as `ngram_rows` does, for tokens with known positions in their runs.
 
     Args:
       xp: `numpy` or `jax.numpy`.
-      place: number of tokens before each that an n-gram may have, int32 ``[..., length]``.
+      tokens: ids ``[..., length]``.
+      place: number of preceding tokens available to each n-gram, int32 ``[..., length]``.
     """
     length, unsigned = tokens.shape[-1], tokens.astype(np.uint32) + np.uint32(1)
     place = xp.broadcast_to(place, tokens.shape)
@@ -115,7 +121,7 @@ def rows_at(
                 moved = xp.pad(unsigned, [*lead, (j, 0)])[..., :length]
                 moved = xp.where(place >= j, moved, xp.zeros_like(moved))
             earlier.append(moved[..., None])
-        # One array for all heads of an order, so that programs are as long for many heads as for one.
+        # One array for all heads of an order keeps the program size independent of the head count.
         each = np.array([[multiplier(order, head, j, seed) for head in range(heads)] for j in range(order)])
         each = each.astype(np.uint32).reshape(order, *(1,) * tokens.ndim, heads)
         h = earlier[0] * each[0]
@@ -126,7 +132,7 @@ def rows_at(
 
 
 def places(xp: Any, segments: Any, length: int) -> Any:
-    """Return the number of tokens of its segment that come directly before each token, int32 ``[..., length]``."""
+    """Return the number of preceding tokens in the same segment, int32 ``[..., length]``."""
     at = xp.arange(length, dtype=np.int32)
     if segments is None:
         return at
@@ -141,7 +147,7 @@ def places(xp: Any, segments: Any, length: int) -> Any:
 
 
 def multiplier(order: int, head: int, j: int, seed: int) -> int:
-    """Return the odd number by which a hash multiplies the token `j` places before the last one."""
+    """Return the odd multiplier of the token `j` positions before the last one."""
     number = (order * MOST_HEADS + head) * MOST_ORDER + j
     return _mix((_mix((seed + _GOLDEN) & _MASK) + number * _GOLDEN) & _MASK) | 1
 
@@ -153,14 +159,14 @@ def _mix(h: int) -> int:
 
 
 def _mixed(h: Any) -> Any:
-    """Return `_mix` of each element of an array of uint32."""
+    """Apply `_mix` to each element of a uint32 array."""
     h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return h ^ (h >> np.uint32(16))
 
 
 def check_hashes(where: str, *, rows: Any, orders: Any, heads: Any, seed: Any) -> None:
-    """Raise ValueError if there are no such hashes."""
+    """Raise ValueError if the hash arguments are invalid."""
 
     def require(name: str, value: Any, least: int, most: int) -> None:
         whole = isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""Tables of int8 with a power of two as scale for each group and output."""
+"""Int8 tables with a power-of-two scale for each group and output."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -18,33 +18,33 @@ _BITS = 8
 _TINY = 1e-30
 
 UNKNOWN = 2**20
-"""Exponent of a scale that is not a number, as an entry is none."""
+"""Exponent of a NaN scale, for tables with a non-finite entry."""
 
 BEYOND_SCALES = UNKNOWN // 2
-"""Exponents of scales that are numbers are smaller in magnitude, also where a shift was added."""
+"""Exclusive bound on the magnitude of finite exponents, including shifted ones."""
 
 SHIFT = 6
-"""The least coefficient of an integer read is ``2**-SHIFT``, of which all are multiples."""
+"""The least coefficient of an integer read is ``2**-SHIFT``; all coefficients are multiples."""
 
 HIGHEST = 4
 """The largest coefficient of an integer read is ``2**HIGHEST``."""
 
 MOST_UNITS = 2 ** (HIGHEST + SHIFT)
-"""The largest coefficient in units of the least one."""
+"""The largest coefficient in units of the least coefficient."""
 
 MOST_ADDENDS = 2 ** (31 - (_BITS - 1) - HIGHEST - SHIFT) - 1
-"""Products of an entry and a coefficient whose sum int32 holds, whatever they are."""
+"""Number of entry-coefficient products whose sum always fits int32."""
 
-_LOW = 16  # bits of the lower part of a sum in two parts
+_LOW = 16  # bits of the lower part of a two-part sum
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class QuantizedTables:
-    """Tables of integers: row ``values[t, r]`` stands for ``values[t, r] * 2.0**exponents[g]`` in group ``g``.
+    """Quantized tables: entry ``values[t, r]`` has the value ``values[t, r] * 2.0**exponents[g]``.
 
     Attributes:
       values: int8 ``[T, R, O]``.
-      exponents: int32 ``[G, O]``.
+      exponents: int32 ``[G, O]``, for the group ``g`` of each table.
     """
 
     values: Int8[Array, "detectors rows outputs"]
@@ -57,7 +57,7 @@ class QuantizedTables:
 
 
 def _unflatten(_: None, children: Iterable[Any]) -> QuantizedTables:
-    # Transformations put placeholders where the arrays are, so no constructor may look at them.
+    # Transformations put placeholders in the fields, so no constructor may inspect them.
     tables = object.__new__(QuantizedTables)
     tables.__dict__.update(zip(("values", "exponents"), children, strict=True))
     return tables
@@ -78,14 +78,14 @@ jax.tree_util.register_pytree_with_keys(
 
 
 def exponents(weights: jax.Array, groups: int) -> jax.Array:
-    """Return the least exponents with which the tables of each group fit int8, int32 ``[G, O]``; without a gradient.
+    """Return the least exponents that fit each group into int8, int32 ``[G, O]``, without gradient.
 
-    A largest entry that is a power of two does not fit: it is clamped.
+    If the largest entry is a power of two, it does not fit and is clamped.
     """
 
     def least(weights: jax.Array) -> jax.Array:
         most = jnp.max(jnp.abs(in_groups(weights, groups)), axis=1, initial=0)
-        # most = f * 2**e with 0.5 <= f < 1: exactly ceil(log2(most)), but for powers of two, where it is e - 1.
+        # most = f * 2**e with 0.5 <= f < 1: exactly ceil(log2(most)), except e - 1 for powers of two.
         f, e = jnp.frexp(jnp.maximum(most.astype(accumulator(weights.dtype)), _TINY))
         known = jnp.where(f == 0.5, e - 1, e) - (_BITS - 1)
         return jnp.where(jnp.isfinite(most), known, UNKNOWN).astype(jnp.int32)
@@ -102,13 +102,13 @@ def in_groups(weights: jax.Array, groups: int) -> jax.Array:
 
 
 def power(exponents: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Return ``2.0**exponents``, exactly: products with it round nothing. It is NaN where an entry of the tables is no finite number."""
+    """Return ``2.0**exponents`` exactly, so products are not rounded. It is NaN for `UNKNOWN`."""
     known = jnp.ldexp(jnp.ones((), dtype), exponents)
     return jnp.where(jnp.abs(exponents) < BEYOND_SCALES, known, jnp.nan)
 
 
 def rounded(weights: jax.Array, exponents: jax.Array) -> jax.Array:
-    """Return tables in units of their scale, whole numbers that fit int8, in the accumulator's dtype."""
+    """Return tables in units of their scale: int8-range integers in the accumulator dtype."""
     weights = weights.astype(accumulator(weights.dtype))
     scaled = in_groups(weights, exponents.shape[0]) * power(-exponents[:, None], weights.dtype)
     half = 2 ** (_BITS - 1)
@@ -117,23 +117,26 @@ def rounded(weights: jax.Array, exponents: jax.Array) -> jax.Array:
 
 # ------------------------------------------------------------------------------------- sums of integers
 def in_units(coefficient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return a coefficient in units of the least one, int32, and whether it is none that an integer read has, as NaN; it is 0 there."""
+    """Return a coefficient in units of the least coefficient, and a mask of invalid coefficients.
+
+    The first array is int32 and 0 where the coefficient is invalid, such as NaN.
+    """
     units = coefficient * 2**SHIFT
     wrong = ~((jnp.abs(units) <= MOST_UNITS) & (units == jnp.floor(units)))
     return jnp.where(wrong, 0, units).astype(jnp.int32), wrong
 
 
 def fits_int32(addends: int) -> bool:
-    """Return whether int32 holds every sum of so many entries, each times a coefficient in units."""
+    """Return True if int32 holds every sum of so many products of an entry and a coefficient."""
     return addends <= MOST_ADDENDS
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WideSum:
-    """A sum of more integers than int32 holds, ``high * 2**16 + low`` with ``0 <= low < 2**16``, both int32.
+    """Exact sum beyond the int32 range, ``high * 2**16 + low`` with ``0 <= low < 2**16``.
 
-    It is added to by ``+``, and never rounded.
+    Both parts are int32. ``+`` adds to the sum without rounding.
     """
 
     high: jax.Array
@@ -141,7 +144,7 @@ class WideSum:
 
     @classmethod
     def of(cls, parts: jax.Array) -> "WideSum":
-        """Return the sum over the first axis of int32 ``[parts, ...]``, of which there are fewer than ``2**15``."""
+        """Return the sum over the first axis of int32 ``[parts, ...]``, for < ``2**15`` parts."""
         return cls._carried(
             jnp.sum(parts >> _LOW, 0, dtype=jnp.int32), jnp.sum(parts & _MASK, 0, dtype=jnp.int32)
         )

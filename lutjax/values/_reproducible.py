@@ -1,9 +1,10 @@
-"""Elementwise functions whose results are the same bits in every program.
+"""Elementwise functions with bit-identical results in every program.
 
-Compilers round a product that is added in one step in some programs and in two in others, rewrite quotients, and have several versions of ``exp``,
-which they choose by the size of an array. Sums in fixed point do not depend on the order of their addends, but addends made of floats depend on all
-that. `reproducible` takes it away: each product loses the last bit of its mantissa before it is added, so it is rounded for itself, and functions are made of
-sums and products.
+Compilers fuse a multiply and an add in some programs only, rewrite quotients, and choose among
+several versions of ``exp`` by array size. Fixed-point sums are independent of the addend order,
+but float addends vary with these choices. `reproducible` removes the variation: each product loses
+the last bit of its mantissa before an addition, so it is rounded separately, and functions are
+composed of sums and products.
 """
 
 import functools
@@ -16,7 +17,7 @@ import numpy as np
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Exact, or rounded in one way by every compiler.
+# Exact, or rounded identically by every compiler.
 _ARITHMETIC = {
     "abs",
     "add",
@@ -48,16 +49,18 @@ _EXACT = _ARITHMETIC | _MOVES
 
 
 def reproducible(function: F) -> F:
-    """Return an elementwise function of pytrees of arrays with the same results in every program, within rounding those of `function`.
+    """Return an elementwise function with bit-identical results in every program.
 
-    What float32 computes by quotients, ``exp``, ``exp2``, ``expm1``, ``log``, ``log1p``, ``log2``, ``logistic`` and ``tanh`` is the same on every device, too. Functions that
-    are not among these are those of the compiler. It is slower, by what the compiler would fuse.
+    It takes pytrees of arrays, and its results equal `function` up to rounding. In float32,
+    quotients, ``exp``, ``exp2``, ``expm1``, ``log``, ``log1p``, ``log2``, ``logistic`` and ``tanh``
+    are also the same on every device. Other functions use the compiler's implementation. It is
+    slower, because the compiler fuses less.
     """
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
-        # Between barriers a compiler sees the same expressions in every program, and no constant in place of an argument.
+        # Between barriers a compiler sees the same expressions in every program, and no constant arguments.
         leaves = jax.lax.optimization_barrier(jax.tree.leaves(args))
         found = jax.lax.optimization_barrier(_evaluate(closed.jaxpr, closed.consts, leaves))
         return jax.tree.unflatten(jax.tree.structure(shapes), found)
@@ -84,7 +87,7 @@ def _results(eqn: Any, args: list[Any]) -> list[Any]:
     ):
         return _evaluate(inner.jaxpr, inner.consts, args)
     if name in _FUNCTIONS and eqn.outvars[0].aval.dtype == jnp.float32:
-        of, largest = _FUNCTIONS[name], max(args, key=np.ndim)  # others are of its shape, or numbers
+        of, largest = _FUNCTIONS[name], max(args, key=np.ndim)  # others: same shape, or scalars
         args = [a if jnp.shape(a) == jnp.shape(largest) else jax.lax.full_like(largest, a) for a in args]
         return [jax.lax.platform_dependent(*args, cpu=functools.partial(_apart, of), default=of)]
     found = eqn.primitive.bind(*args, **eqn.params)
@@ -93,10 +96,10 @@ def _results(eqn: Any, args: list[Any]) -> list[Any]:
 
 
 def _apart(function: Callable[..., Any], x: Any, *others: Any) -> Any:
-    """Return a function of arrays that is computed once: in expressions of its uses, XLA would compute it anew for each of them."""
-    if not x.size or jax.typeof(x).sharding.mesh.explicit_axes:  # where no device has any element of it
+    """Return a function of arrays that is computed once; XLA would recompute it for each use."""
+    if not x.size or jax.typeof(x).sharding.mesh.explicit_axes:  # no device has any element
         return function(x, *others)
-    # Always true, which only a processor finds out.
+    # Always true, but unknown at compile time.
     yes = (jax.lax.bitcast_convert_type(x.ravel()[0], jnp.int32) | 1) != 0
     return jax.lax.cond(yes, function, lambda x, *_: x, x, *others)
 
@@ -110,7 +113,7 @@ def _rounded(a: Any) -> Any:
 
 
 # ------------------------------------------------------------------------------------- functions of float32
-# After S. Moshier's Cephes library. Every product is rounded, so that it does not matter whether it is added in one step.
+# After S. Moshier's Cephes library. Every product is rounded, so fusion with an add has no effect.
 _LN2 = (
     0.693359375,
     -2.12194440e-4,
@@ -119,7 +122,7 @@ _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.66
 _LOG = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1, 2.0000714765e-1,
         -2.4999993993e-1, 3.3333331174e-1)  # fmt: skip
 _TANH = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
-_TINY = np.finfo(np.float32).tiny  # below it, processors have numbers or 0
+_TINY = np.finfo(np.float32).tiny  # processors flush or keep smaller numbers
 _LEAST, _LARGEST = (
     np.float32(-87.33654),
     np.float32(88.72283),
@@ -154,7 +157,7 @@ def _scaled(y: Any, n: Any) -> Any:
 
 
 def _quotient(a: Any, b: Any) -> Any:
-    """Return ``a / b``: processors divide by approximations of their own, which differ in the last digits."""
+    """Return ``a / b``; division instructions of processors differ in the last digits."""
     a, b = (_where(jax.lax.abs(x) < _TINY, x * np.float32(0), x) for x in (a, b))
     (m, of_a), (n, of_b) = _magnitude(a), _magnitude(b)
     r = np.float32(48 / 17) - _times(n, np.float32(32 / 17))
@@ -171,7 +174,7 @@ def _quotient(a: Any, b: Any) -> Any:
 
 
 def _magnitude(x: Any) -> tuple[Any, Any]:
-    """Return m in [0.5, 1) and an integer n with ``|x| = m 2**n``, of a normal number."""
+    """Return m in [0.5, 1) and an integer n with ``|x| = m 2**n``, for a normal number."""
     bits = jax.lax.bitcast_convert_type(x, jnp.int32)
     m = jax.lax.bitcast_convert_type((bits & 0x7FFFFF) | (126 << 23), jnp.float32)
     return m, ((bits >> 23) & 0xFF) - 126

@@ -1,4 +1,4 @@
-"""Optimizers of tables: rules by which a row moves along its gradient."""
+"""Table optimizers: row-wise update rules."""
 
 import dataclasses
 import math
@@ -11,29 +11,33 @@ import numpy as np
 from lutjax.values._dtypes import accumulator
 
 RowState = dict[str, Any]
-"""Arrays ``[detectors, rows, 1 or outputs]`` by name; of a list of edges ``[edges]``. With ``decay="every"`` also `DECAY`."""
+"""Arrays ``[detectors, rows, 1 or outputs]`` by name; ``[edges]`` for an edge list. With
+``decay="every"`` also `DECAY`.
+"""
 
 DECAYS = ("read", "every")
 
 DECAY = "decay"
-"""State of whole tables ``[detectors, 1, 2]``: the decay of all steps so far, as minus the logarithm of what it leaves of a row, in two parts: a
-number and what its rounding left."""
+"""State of whole tables ``[detectors, 1, 2]``: the total decay of all steps, as minus the logarithm of
+the remaining share of a row, in two parts: a number and its rounding error.
+"""
 
 DECAYED = "decayed"
-"""State of a row: as `DECAY`, of the steps whose share the row has had."""
+"""State of a row: like `DECAY`, for the decay already applied to the row."""
 
 _ALL = 100.0
-"""Decay that leaves nothing of a row in float32."""
+"""Decay that reduces a row to 0 in float32."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class RowRule:
     """Base of the rules. Static: part of the compiled program; the rate is an argument.
 
-    A rule moves rows that a step touches, and only those: a row is touched if it was looked up, however often,
-    and its gradient is the sum over all its look-ups. `weight_decay` takes ``rate * weight_decay`` of a
-    touched row, once for each step. With ``decay="every"`` the steps that do not touch a row take that share of it too: it is counted,
-    and taken when the row is touched again, before anything else, or by `current`. Other state of a row stays in these steps.
+    A rule updates only rows that a step touches: a row is touched if it was looked up, however
+    often, and its gradient is the sum over all its lookups. `weight_decay` subtracts ``rate *
+    weight_decay`` of a touched row, once per step. With ``decay="every"``, steps that do not touch
+    a row decay it too: the decay is accumulated, and applied before the next update of the row, or
+    by `current`. Other row state is unchanged in these steps.
 
     Source: docs/semantics.md, section 8.
     """
@@ -62,28 +66,30 @@ class RowRule:
 
     @property
     def additive(self) -> bool:
-        """True if look-ups may be added to the table one by one, without their sum for each row."""
+        """True if lookups may update the table one by one, without their sum for each row."""
         return False
 
     @property
     def moves_without_gradient(self) -> bool:
-        """True if a touched row changes, or its state, where its gradient is zero."""
+        """True if a touched row with a zero gradient changes, or its state."""
         return self.weight_decay > 0
 
     @property
     def counts_decay(self) -> bool:
-        """True if steps that do not touch a row take their share of it, too."""
+        """True if steps also decay untouched rows."""
         return self.decay == "every" and self.weight_decay > 0
 
     def state_sizes(self, n_outputs: int) -> dict[str, int]:
-        """Return the count of numbers in the state of each row, by name; without what counts its decay."""
+        """Return the number of state elements per row, by name, without the decay state."""
         return {}
 
     def init(self, weights: Any) -> RowState:
-        """Return the state of a table ``[detectors, rows, outputs]``: zeros. Of a list of edges ``[edges]`` each is a row of one number.
+        """Return the initial state, zeros, of a table ``[detectors, rows, outputs]``.
+
+        In an edge list ``[edges]`` each edge is a row with one element.
 
         Raises:
-          ValueError: `decay` is "every", and the table a list of edges.
+          ValueError: `decay` is "every", and the table is an edge list.
         """
         dtype = accumulator(weights.dtype)
         if len(weights.shape) == 1:
@@ -99,13 +105,16 @@ class RowRule:
         return {**state, DECAY: jnp.zeros((detectors, 1, 2), dtype)} if self.counts_decay else state
 
     def bytes_per_row(self, n_outputs: int) -> int:
-        """Bytes of state for each row of a float32 table."""
+        """Return the bytes of state for each row of a float32 table."""
         return 4 * (sum(self.state_sizes(n_outputs).values()) + self.counts_decay)
 
     def step_table(
         self, weights: jax.Array, gradient: jax.Array, state: RowState, rate: jax.Array
     ) -> tuple[jax.Array, RowState]:
-        """Return a whole table and its state ``[detectors, rows, outputs]`` after a step, or a list of edges ``[edges]``, each a row of one number."""
+        """Return a whole table and its state ``[detectors, rows, outputs]`` after a step.
+
+        In an edge list ``[edges]`` each edge is a row with one element.
+        """
         if weights.ndim > 1:
             return self.step(weights, gradient, state, rate)
         given = jax.tree.map(lambda a: a[:, None] if jnp.ndim(a) else a, (weights, gradient, state, rate))
@@ -115,7 +124,7 @@ class RowRule:
     def step(
         self, rows: jax.Array, gradient: jax.Array, state: RowState, rate: jax.Array
     ) -> tuple[jax.Array, RowState]:
-        """Rows and their state ``[..., outputs]`` after a step that touches them."""
+        """Return touched rows and their state ``[..., outputs]`` after a step."""
         if self.counts_decay:
             rows = rows * jnp.exp(state[DECAYED] - state[DECAY][..., :1])
         direction, new = self._direction(gradient, state)
@@ -127,11 +136,11 @@ class RowRule:
         return rows - rate * direction, new
 
     def after(self, old: RowState, moved: RowState, rate: jax.Array) -> RowState:
-        """Return the state of a table after a step, from that before it and that of its rows, which says nothing of `DECAY`."""
+        """Return the table state after a step, given the old state and the new row state."""
         return {**moved, DECAY: self._decay_after(old[DECAY], rate)} if self.counts_decay else moved
 
     def _decay_after(self, decay: jax.Array, rate: jax.Array) -> jax.Array:
-        # Shares are small beside their sum: what its rounding leaves out is added in the next step.
+        # Shares are small relative to their sum, so the next step adds the rounding error.
         share = jnp.minimum(jnp.asarray(rate, decay.dtype) * jnp.asarray(self.weight_decay, decay.dtype), 1)
         total, rest = decay[..., :1], decay[..., 1:]
         more = rest + jnp.minimum(-jnp.log1p(-share), jnp.asarray(_ALL, decay.dtype))
@@ -141,10 +150,12 @@ class RowRule:
     def current(
         self, weights: jax.Array, state: RowState, rows: jax.Array | None = None
     ) -> tuple[jax.Array, RowState]:
-        """Return a table ``[detectors, rows, outputs]`` and its state, with the decay of all steps taken of its rows, or of `rows` alone.
+        """Return a table and its state with all accumulated decay applied.
 
         Args:
-          rows: ids, ``[..., detectors]``.
+          weights: the table, ``[detectors, rows, outputs]``.
+          state: its state.
+          rows: ids ``[..., detectors]`` of the rows to decay. Default: all.
         """
         if not self.counts_decay:
             return weights, state
@@ -192,7 +203,7 @@ class SGD(RowRule):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class RowAdagrad(RowRule):
-    """Adagrad with one number for a row.
+    """Adagrad with one accumulator per row.
 
     State: 4 bytes a row.
 
@@ -221,9 +232,9 @@ class RowAdagrad(RowRule):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class RowMomentum(RowRule):
-    """Momentum that moves a row only in the steps that touch it.
+    """Momentum that updates a row only in the steps that touch it.
 
-    State: 4 bytes for each number of a row, as much as the table.
+    State: 4 bytes for each element of a row, as much as the table.
 
     Definition, for a row that a step touches::
 
@@ -253,10 +264,12 @@ class RowMomentum(RowRule):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class RowAdam(RowRule):
-    """Adam with one second moment for a row, each row counting the steps that touched it.
+    """Adam with one second moment and one step count per row.
 
-    State: 8 bytes a row (the second moment and the count) with ``b1 = 0``, the default; with ``b1 > 0`` in addition
-    4 bytes for each number of a row, as much as the table.
+    The count is the number of steps that touched the row.
+
+    State: 8 bytes a row (the second moment and the count) with ``b1 = 0``, the default; ``b1 > 0``
+    adds 4 bytes for each element of a row, as much as the table.
 
     Definition, for a row that a step touches; with ``b1 = 0`` the first moment is the gradient::
 

@@ -1,4 +1,4 @@
-"""Numbers as bits: where the thresholds lie."""
+"""Thresholds of thermometer codes."""
 
 import statistics
 
@@ -15,21 +15,22 @@ METHODS = ("uniform", "gaussian", "distributive")
 def thermometer_thresholds(
     data: Num[Array, "*samples features"], n_thresholds: int, *, method: str = "uniform"
 ) -> Float[jax.Array, "features {n_thresholds}"]:
-    """Thresholds of a thermometer code for each feature of some data.
+    """Return thermometer thresholds for each feature of a data set.
 
     Args:
-      data: ``[..., features]``, the samples in all axes before the last. Those of training, not of the test.
-        Known numbers, not traced ones.
-      n_thresholds: thresholds of a feature, ``n``; the k-th is for k from 1 to n.
-      method: ``"uniform"``: k / (n + 1) of the way from the smallest to the largest value; ``"gaussian"``:
-        the quantile k / (n + 1) of the normal distribution with the mean and standard deviation of the
-        values; ``"distributive"``: of N values the one in place ``floor(N k / (n + 1))``, counted from 0.
+      data: ``[..., features]``, with samples in all axes before the last. Use training samples, not
+        test samples. Must be concrete.
+      n_thresholds: thresholds per feature, ``n``; the k-th is for k from 1 to n.
+      method: ``"uniform"``: k / (n + 1) between the smallest and the largest value; ``"gaussian"``:
+        the quantile k / (n + 1) of the normal distribution with the mean and standard deviation of
+        the values; ``"distributive"``: among N sorted values, the value at index ``floor(N k / (n +
+        1))``.
 
     Returns:
       ``[features, n_thresholds]``, ascending; float64 for float64 data, else float32.
 
     Raises:
-      ValueError: there is no sample, no threshold, a number that is not finite, or `method` is unknown.
+      ValueError: there are no samples or thresholds, a value is not finite, or `method` is unknown.
 
     Source: docs/logic.md, section 4.
 

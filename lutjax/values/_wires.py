@@ -1,4 +1,4 @@
-"""Wires from inputs to gates, and the lists of readers of each input."""
+"""Wires from inputs to gates, and fan-out lists of inputs."""
 
 from typing import Any
 
@@ -13,22 +13,24 @@ from lutjax._typing import Array
 def readers(
     wires: Int[Array, "gates wires_of_gate"], n_inputs: int, *, fan_out: int | None = None
 ) -> Int[jax.Array, "{n_inputs} fan_out"]:
-    """Return the reverse of a wire list: for each input the places that read it.
+    """Return the fan-out lists of a wire list: for each input the positions that read it.
 
-    With it the gradient of an op's input is a sum over readers: deterministic on every device, and without the
-    memory of a scatter.
+    With them the input gradient of an op is a sum over readers: deterministic on every device, and
+    without the memory of a scatter.
 
     Args:
-      wires: int32 ``[G, n]``, as the ops take it.
+      wires: int32 ``[G, n]``, as for the ops.
       n_inputs: number of inputs, ``I``.
-      fan_out: room for readers of one input, ``F``. By default as many as the most read input has, which is known
-        only where `wires` is not traced. Of a traced one, readers beyond that room are lost.
+      fan_out: capacity for readers of one input, ``F``. Default: the largest fan-out, which
+        requires concrete `wires`. With traced wires, readers beyond the capacity are dropped.
 
     Returns:
-      int32 ``[I, F]``: numbers ``n * gate + place`` in the flattened wires, ascending; -1 for no reader.
+      int32 ``[I, F]``: indices ``n * gate + position`` into the flattened wires, ascending; -1 for
+      no reader.
 
     Raises:
-      ValueError: a wire is not an input, `fan_out` is too small, or missing while `wires` is traced.
+      ValueError: a wire is not an input, `fan_out` is too small, or missing while `wires` is
+        traced.
 
     Source: docs/logic.md, section 1.
 
@@ -68,8 +70,8 @@ def readers(
 def check_wires(wires: Int[Array, "gates wires_of_gate"], n_inputs: int, *, where: str) -> None:
     """Raise if a wire is not an input.
 
-    Ids of a traced array are not known; ops clamp them instead. Layers call this when they are built and
-    when a checkpoint is read. A gate may read one input twice.
+    The ids of a traced array are unknown, so ops clamp them instead. Layers call this check at
+    construction and after checkpoint loading. A gate may read one input twice.
     """
     ids = np.asarray(wires)
     if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer):
