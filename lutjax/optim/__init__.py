@@ -1,8 +1,9 @@
-"""Optimizers for lookup tables in any training loop: sparse gradients, row rules and host-resident tables.
+"""Optimizers for lookup tables in any training loop.
 
-`value_and_grad` is `jax.value_and_grad` with a sparse `TableGradient` for each table. `Optimizer` updates tables in place with row rules,
-and all other parameters with Optax. `row_transform` applies the same rules to dense gradients as an Optax transformation, and
-`kinds` labels parameters for `optax.partition`. `lutjax.optim.nnx` and `lutjax.optim.linen` wrap them for Flax;
+`value_and_grad` is `jax.value_and_grad` with a sparse `TableGradient` for each table. `Optimizer`
+updates tables in place with row rules, and all other parameters with Optax. `row_transform`
+applies the same rules to dense gradients as an Optax transformation, and `kinds` labels
+parameters for `optax.partition`. `lutjax.optim.nnx` and `lutjax.optim.linen` wrap them for Flax;
 `lutjax.optim.host` trains tables in host memory.
 """
 
@@ -45,7 +46,7 @@ __all__ = [
     "value_and_grad",
 ]
 
-_MODULES = {  # of names that need Optax
+_MODULES = {  # names that need Optax
     "Optimizer": "_optimizer",
     "OptimizerState": "_optimizer",
     "RowTransformState": "_transformations",

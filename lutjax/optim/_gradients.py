@@ -16,8 +16,9 @@ __all__ = ["clip_by_global_norm", "global_norm"]
 def global_norm(gradients: Any) -> jax.Array:
     """Return the norm of all gradients as one vector, like `optax.global_norm` for dense gradients.
 
-    Gradients of a row that is read several times are summed first. This takes about as long as a step of a row rule, and never
-    allocates an array with the shape of the table, except inside of a `jax.shard_map` with replicated tables.
+    Gradients of repeated reads of a row are summed first. This takes about as long as a row-rule
+    step, and never allocates an array with the shape of the table, except inside a `jax.shard_map`
+    with replicated tables.
 
     Args:
       gradients: a pytree of arrays and `TableGradient`.
@@ -44,14 +45,15 @@ def global_norm(gradients: Any) -> jax.Array:
 
 
 def clip_by_global_norm(gradients: Any, max_norm: Any) -> Any:
-    """Scale gradients so that their `global_norm` is at most `max_norm`, like `optax.clip_by_global_norm`.
+    """Clip gradients to the global norm `max_norm`, like `optax.clip_by_global_norm`.
 
+    Args:
     Args:
       gradients: a pytree of arrays and `TableGradient`, as from `value_and_grad`.
       max_norm: a positive number, perhaps traced.
 
     Raises:
-      ValueError: `max_norm` is not positive, as far as it is known.
+      ValueError: a concrete `max_norm` is not positive.
 
     Example:
       >>> import jax, jax.numpy as jnp, lutjax

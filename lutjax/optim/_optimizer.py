@@ -29,9 +29,9 @@ class OptimizerState(NamedTuple):
     """State of an `Optimizer`.
 
     Attributes:
-      step: steps done, int32; it stays at the largest that int32 holds.
-      rows: state of the rows of each table, by the table's name.
-      rest: Optax state of the other parameters, with lists in place of trees of all these parameters.
+      step: completed steps, int32; it saturates at the int32 maximum.
+      rows: row state of each table, by table name.
+      rest: Optax state of the other parameters, with lists in place of parameter trees.
     """
 
     step: jax.Array
@@ -43,23 +43,27 @@ class OptimizerState(NamedTuple):
 class Optimizer:
     """Optimizer that updates tables in place with a row rule, and all other parameters with Optax.
 
-    ``init`` and ``apply`` are pure functions. A training step made of `value_and_grad` and `apply`, jitted with
-    donated parameters and state, allocates no other array with the shape of a table.
+    ``init`` and ``apply`` are pure functions. A training step made of `value_and_grad` and `apply`,
+    jitted with donated parameters and state, allocates no other array with the shape of a table.
 
-    It is not an `optax.GradientTransformation`: updates of a table would be an array of its shape. `row_transform` applies
-    the same rules to dense gradients inside of Optax.
+    It is not an `optax.GradientTransformation`: table updates would be an array of the table's
+    shape. `row_transform` applies the same rules to dense gradients inside Optax.
 
     Attributes:
       rule: update rule of the rows.
-      rate: learning rate of the tables, a number or a schedule: a function of the number of steps done.
-      rest: any Optax optimizer for all other parameters; by default SGD with the same rate. It gets the tree of parameters with an
-        `optax.MaskedNode` in place of each table, so labels and masks by name work. Its clipping sees no table gradients:
-        call `clip_by_global_norm` before `apply` for the norm of all gradients.
-      rules: rules of some tables, by name, in place of `rule`: those of a memory, for example, beside tables of detectors.
-      rates: factors of the rate for some tables, by name: a number, an array with one for each table, ``[T]``, or one for each edge,
-        ``[T or 1, R or 1, O or 1]`` (of `lutjax.sparse_lookup` ``[T or 1, R or 1, K or 1]``).
-      tables: which parameters are tables: their names, as `lutjax.layers.linen.tables_of` finds them, or a function of name and
-        array. `lutjax.optim.nnx.Optimizer` asks the layers of its model, so there it may be left out.
+      rate: learning rate of the tables, a number or a schedule: a function of the completed steps.
+      rest: any Optax optimizer for all other parameters; by default SGD with the same rate. It gets
+        the parameter tree with an `optax.MaskedNode` in place of each table, so labels and masks by
+        name work. Its clipping ignores table gradients: call `clip_by_global_norm` before `apply`
+        for the norm of all gradients.
+      rules: rules for some tables, by name, in place of `rule`: a memory, for example, next to
+        detector tables.
+      rates: rate factors for some tables, by name: a number, an array with one factor per table,
+        ``[T]``, or per edge, ``[T or 1, R or 1, O or 1]`` (for `lutjax.sparse_lookup`
+        ``[T or 1, R or 1, K or 1]``).
+      tables: table parameters: their names, as `lutjax.layers.linen.tables_of` finds them, or a
+        function of name and array. Optional in `lutjax.optim.nnx.Optimizer`, which reads them from
+        the layers of its model.
 
     Source: docs/semantics.md, section 8.
 
@@ -135,8 +139,9 @@ class Optimizer:
         """Return the state before the first step.
 
         Raises:
-          ValueError: nothing says which parameters are tables; or `tables` or `rates` names one that is not there, or `rates` has
-            factors of a wrong shape; or a rule with ``decay="every"`` is for a list of edges, or for rates that differ within a table.
+          ValueError: the tables are unspecified; `tables` or `rates` names a missing parameter;
+            `rates` has factors of a wrong shape; or a rule with ``decay="every"`` is for an edge
+            list, or for rates that differ within a table.
         """
         split = self._split(params)
         for what, names in (("rates", self.rates), ("rules", self.rules)):
@@ -169,17 +174,18 @@ class Optimizer:
         tables: Collection[str] | None = None,
         by_rows: Collection[str] = (),
     ) -> OptimizerState:
-        """Return how the state is divided over a mesh: `jax.sharding.PartitionSpec` in place of arrays.
+        """Return the state sharding over a mesh: a `jax.sharding.PartitionSpec` per array.
 
-        What is kept for a parameter lies as `lutjax.sharding.specs` says of that parameter; of the state of an optax optimizer
-        `specs` itself cannot say it, because names of parameters are lost there.
+        The state of a parameter is sharded like the parameter in `lutjax.sharding.specs`. That
+        function cannot handle Optax state itself, because Optax state has no parameter names.
 
         Args:
           params: shapes or arrays.
           mesh: as for `lutjax.sharding.specs`.
           axis: as for `lutjax.sharding.specs`.
-          tables: names of the tables, also of those that `rest` moves; by default those of the optimizer.
-          by_rows: names of the tables that are divided by blocks of rows.
+          tables: table names, including tables that `rest` updates; by default the optimizer's
+            tables.
+          by_rows: names of the tables that are sharded by row blocks.
 
         Raises:
           ValueError: as `init`, or as `lutjax.sharding.specs`.
@@ -210,7 +216,7 @@ class Optimizer:
         }
 
         def of_rest(path: tuple[Any, ...], array: Any) -> PartitionSpec:
-            # Optax keeps arrays of parameters in copies of their tree: the end of the path is that of the parameter.
+            # Optax keeps copies of the parameter tree, so a state path ends with the path of its parameter.
             ends = (path[first:] for first in range(len(path) + 1))
             param, spec = next((others[end] for end in ends if end in others), (None, None))
             if param is None or spec is None or len(array.shape) != len(param.shape):
@@ -236,17 +242,17 @@ class Optimizer:
         )
 
     def apply(self, params: Any, gradients: Any, state: OptimizerState) -> tuple[Any, OptimizerState]:
-        """Parameters and state after a step.
+        """Return parameters and state after a step.
 
         Args:
-          params: donated by the jit around it, if memory matters.
-          gradients: from `value_and_grad` with the same choice of tables. A table's may also be an array, as
-            `jax.grad` makes it; the rows in which it is not zero are then taken for those that were looked up.
+          params: parameters. Donate them to the enclosing `jit` to save memory.
+          gradients: from `value_and_grad` with the same choice of tables. A table gradient may also
+            be dense, from `jax.grad`; rows with a nonzero gradient then count as read.
           state: state of the optimizer.
 
         Raises:
-          ValueError, TypeError: the gradients or the state are those of another model or rule. Nothing has been
-            changed then.
+          ValueError, TypeError: the gradients or the state belong to another model or rule. Nothing
+            is changed then.
         """
         split = self._split(params)
         others, of_tables = split.gradients(gradients)
@@ -281,21 +287,24 @@ class Optimizer:
     def current(
         self, params: Any, state: OptimizerState, rows: Mapping[str, jax.Array] | None = None
     ) -> tuple[Any, OptimizerState]:
-        """Parameters and state with the decay of all steps so far taken of all rows.
+        """Return parameters and state with all accumulated decay applied.
 
-        Only rules with ``decay="every"`` leave any to be taken: of rows that the last steps did not touch. Call it before parameters are
-        tested, saved or given away, and go on with what it returns: it reads and writes each table once, in its own memory where both
-        arguments are donated. Called more often it changes nothing but the rounding.
+        Only rules with ``decay="every"`` accumulate decay, for rows that the last steps did not
+        touch. Call it before you test, save or distribute parameters, and continue with its
+        results. It reads and writes each table once, in place if both arguments are donated.
+        Repeated calls change only rounding.
 
         Args:
           params: as `apply` returns them.
           state: as `apply` returns them.
-          rows: ids of rows by the names of tables, ``[..., T]``: these rows alone, at the cost of reading and writing them. Of a table whose
-            reads are known before a step, as those of a memory of n-grams (``layer.row_ids(tokens)``), the loss then sees what it
-            would see if every step decayed every row. Ids are those of whole tables, not of a block of rows.
+          rows: row ids by table name, ``[..., T]``: decay only these rows, at the cost of reading
+            and writing them. If the reads of a table are known before a step, as in an n-gram
+            memory (``layer.row_ids(tokens)``), the loss is then the same as if every step decayed
+            every row. Ids refer to whole tables, not to a block of rows.
 
         Raises:
-          ValueError: `rows` names what is no table, or ids have another number of tables.
+          ValueError: `rows` names a parameter that is not a table, or ids have a wrong number of
+            tables.
 
         Example:
           >>> import jax, jax.numpy as jnp, lutjax
@@ -336,7 +345,7 @@ def _masked(split: Split, others: list[Any]) -> Any:
 
 
 def _listed(state: Any, others: Any) -> Any:
-    """Return Optax state with lists in place of trees of all other parameters, as checkpoints store it."""
+    """Return Optax state with lists in place of parameter trees, as checkpoints store it."""
     structure: Any = jax.tree.structure(others)
 
     def is_tree(part: Any) -> bool:

@@ -18,14 +18,16 @@ _BIASES = ("bias", "scale", "offset", "b")
 def kind_of(name: str, array: Any, tables: Chosen) -> str:
     """Return the kind of a parameter: ``"table"``, ``"scalar"``, ``"matrix"`` or ``"vector"``.
 
-    Which parameters are tables, their layers say. A scalar, as reads of tables have, has no axis, or is called ``log_...``. A
-    vector has one axis, or is called ``bias``, ``..._bias``, ``scale``, ``offset`` or ``b``. All else is a matrix. So kinds are the same
-    where blocks are stacked for a scan, with one axis more.
+    Layers declare their tables. A scalar, such as a scalar of a table read, has no axis or a name
+    ``log_...``. A vector has one axis, or the name ``bias``, ``..._bias``, ``scale``, ``offset`` or
+    ``b``. All other parameters are matrices. Kinds are therefore the same in blocks that are
+    stacked for a scan, with one more axis.
 
     Args:
       name: keys from the root of the parameters, joined by ``/``.
       array: the parameter, or its shape and dtype.
-      tables: names of the tables, as `tables_of` of `lutjax.layers.nnx`, `linen` and `haiku` finds them, or a function of name and array.
+      tables: table names, as `tables_of` of `lutjax.layers.nnx`, `linen` and `haiku` finds them, or
+        a function of name and array.
 
     Example:
       >>> import jax.numpy as jnp
@@ -50,7 +52,7 @@ def kinds(params: Any, tables: Chosen) -> Any:
     """Return the kind of each parameter, see `kind_of`, for ``optax.multi_transform``.
 
     Args:
-      params: a pytree of arrays, of any library; of Flax NNX also an `nnx.State`.
+      params: a pytree of arrays from any library; for Flax NNX also an `nnx.State`.
       tables: as for `kind_of`.
 
     Example:
@@ -69,7 +71,7 @@ def kinds(params: Any, tables: Chosen) -> Any:
 
 
 def decayed(params: Any, tables: Chosen) -> Any:
-    """Return for each parameter whether weight decay is for it: for matrices, not for tables, scalars, biases and norms.
+    """Return a weight-decay mask: True for matrices, False for tables, scalars, biases and norms.
 
     Args:
       params: as for `kinds`.
@@ -89,12 +91,12 @@ def decayed(params: Any, tables: Chosen) -> Any:
 def cell_total_variation(params: Any, tables: Chosen) -> Float[jax.Array, ""]:
     """Return the mean of `lutjax.cell_total_variation` over the layers of a model that have tables.
 
-    Its gradient is of the shape of the tables, so it is for `jax.grad`. `lutjax.optim.value_and_grad` refuses it for
-    the tables whose gradient is in factors.
+    Its gradient has the shape of the tables, so use `jax.grad`. `lutjax.optim.value_and_grad`
+    raises an error for tables with a sparse gradient.
 
     Args:
-      params: as for `kinds`. Blocks that are stacked for a scan count one by one.
-      tables: as for `kinds`. Blocks that are stacked for a scan count one by one.
+      params: as for `kinds`. Blocks stacked for a scan count individually.
+      tables: as for `kinds`.
 
     Returns:
       ``[]``; 0 if there are no tables.
@@ -113,7 +115,7 @@ def cell_total_variation(params: Any, tables: Chosen) -> Float[jax.Array, ""]:
     ]
     layers = [math.prod(table.shape[:-3]) for table in found]
     each = [
-        # The mean of stacked layers is that of a layer with all their tables.
+        # The mean over stacked layers equals the value for one layer with all their tables.
         n * lutjax.cell_total_variation(table.reshape(-1, *table.shape[-2:]))
         for n, table in zip(layers, found, strict=True)
     ]
@@ -124,5 +126,5 @@ def cell_total_variation(params: Any, tables: Chosen) -> Float[jax.Array, ""]:
 def _name(path: tuple[Any, ...]) -> str:
     last = path[-1:]
     if last and isinstance(last[0], jax.tree_util.GetAttrKey) and last[0].name == "value":
-        path = path[:-1]  # the array of a variable of Flax NNX
+        path = path[:-1]  # the array of a Flax NNX variable
     return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -26,7 +26,7 @@ class RowTransformState(NamedTuple):
     """State of a `row_transform`.
 
     Attributes:
-      step: number of steps done, int32.
+      step: completed steps, int32.
       rows: row state of each parameter, in the tree of the parameters.
     """
 
@@ -37,17 +37,19 @@ class RowTransformState(NamedTuple):
 def row_transform(rule: RowRule, learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
     """Return the Optax transformation that applies a row rule to dense gradients.
 
-    It composes with `optax.partition`, `optax.masked`, `optax.MultiSteps`, `optax.chain` and `optax.inject_hyperparams`. Rows with a
-    nonzero gradient count as read. Use it for small tables, and where sparse gradients are unavailable, as inside of a
-    `jax.lax.scan`. `Optimizer` updates large tables in place.
+    It composes with `optax.partition`, `optax.masked`, `optax.MultiSteps`, `optax.chain` and
+    `optax.inject_hyperparams`. Rows with a nonzero gradient count as read. Use it for small tables,
+    and where sparse gradients are unavailable, as inside a `jax.lax.scan`. `Optimizer` updates
+    large tables in place.
 
     Args:
       rule: row rule, such as ``optim.RowAdagrad()``.
       learning_rate: a number or a schedule.
 
     Returns:
-      A transformation of any arrays, whose last axis is a row. Leading axes may be added, as by a scan over layers. In an array with
-      one axis, an edge list for example, every element is a row.
+      A transformation of any arrays, with rows along the last axis. Batch dimensions may be added,
+      as by a scan over layers. In an array with one axis, such as an edge list, every element is a
+      row.
 
     Raises:
       TypeError: `rule` is not a row rule; on use: a gradient is a `TableGradient`.
@@ -92,7 +94,7 @@ def row_transform(rule: RowRule, learning_rate: optax.ScalarOrSchedule) -> optax
             dtype = accumulator(table.dtype)
             if param.ndim > 1:
                 rows = {name: a.reshape(-1, *a.shape[-2:]) for name, a in rows.items()}
-            # The difference in the dtype of the sum loses no bits of narrow tables.
+            # The difference, computed in the sum's dtype, keeps all bits of narrow tables.
             table = table.astype(dtype)
             moved, new = update_dense(table, _as_table(gradient), rate, rule, rows)
             return (moved - table).reshape(param.shape), _like_rows(new, param)
@@ -108,7 +110,7 @@ def row_transform(rule: RowRule, learning_rate: optax.ScalarOrSchedule) -> optax
 
 
 def next_step(step: jax.Array) -> jax.Array:
-    """Return the number of steps after one more; it stays at the largest int32."""
+    """Return the step count plus one, saturated at the int32 maximum."""
     return jnp.minimum(step, _MOST_STEPS - 1) + 1
 
 
@@ -119,14 +121,14 @@ def _as_table(array: Any) -> jax.Array:
 
 
 def _like_rows(rows: RowState, param: Any) -> RowState:
-    """Return row state with the leading axes of a parameter."""
+    """Return row state with the batch dimensions of a parameter."""
     return {name: a.reshape(*param.shape[:-2], *a.shape[1:]) if a.ndim > 1 else a for name, a in rows.items()}
 
 
 def update_dense(
     table: jax.Array, gradient: jax.Array, rate: Any, rule: RowRule, state: RowState, *, rates: Any = None
 ) -> tuple[jax.Array, RowState]:
-    """Return a table and its row state after a step of a rule with a dense gradient.
+    """Return a table and its row state after a step with a dense gradient.
 
     Rows with a nonzero gradient count as read.
     """
@@ -145,16 +147,18 @@ def update_dense(
 
 
 def scaled(rates: Mapping[str, Any]) -> optax.GradientTransformation:
-    """Return the Optax transformation that multiplies updates of some parameters by learning-rate factors.
+    """Return the Optax transformation that multiplies some updates by learning-rate factors.
 
-    Place it after the optimizer in `optax.chain`. For tables of an `Optimizer`, its `rates` are the same factors.
+    Place it after the optimizer in `optax.chain`. For tables of an `Optimizer`, use the same
+    factors as `rates`.
 
     Args:
-      rates: factors by parameter name: a number, an array ``[T]`` with one factor per table, or an array that broadcasts to
-        the parameter and has the same number of axes.
+      rates: factors by parameter name: a number, an array ``[T]`` with one factor per table, or an
+        array that broadcasts to the parameter and has the same number of axes.
 
     Raises:
-      ValueError, TypeError: on use: a parameter does not exist, factors have a wrong shape, or a gradient is a `TableGradient`.
+      ValueError, TypeError: on use: a parameter does not exist, factors have a wrong shape, or a
+        gradient is a `TableGradient`.
 
     Source: docs/semantics.md, section 8.
 
@@ -198,9 +202,10 @@ def _refuse_factored(name: str, gradient: Any) -> None:
 
 
 def normalized(eps: float = 1e-16) -> optax.GradientTransformation:
-    """Return the Optax transformation that divides each gradient by its largest magnitude, or by `eps` if that is larger.
+    """Return the Optax transformation that divides each gradient by its largest magnitude.
 
-    It requires dense gradients: the largest magnitude of a sparse gradient is unknown before its rows are summed.
+    The divisor is at least `eps`. It requires dense gradients: the largest magnitude of a sparse
+    gradient is unknown before its rows are summed.
 
     Raises:
       TypeError: on use, a gradient is a `TableGradient`.

@@ -1,4 +1,4 @@
-"""Training of host-resident tables: the CPU prefetches rows of upcoming batches while the device computes."""
+"""Training of host-resident tables: the CPU prefetches rows while the device computes."""
 
 import contextlib
 import contextvars
@@ -30,18 +30,19 @@ __all__ = [
     "given",
 ]
 
-_SMALL = 1 << 20  # bytes that JAX fetches as fast as anybody
+_SMALL = 1 << 20  # JAX fetches smaller arrays as fast
 
 _SAMPLES = "data"
-"""Mesh axis over which `ShardedHostTable` divides samples."""
+"""Mesh axis over which `ShardedHostTable` shards samples."""
 
 
 class Batch(NamedTuple):
-    """Rows of a batch on the device, by the names of their tables.
+    """Rows of a batch on the device, by table name.
 
     Attributes:
-      rows: ``[tables, reads, numbers]`` each, see `lutjax.optim.host.HostTable.gather`.
-      ids: by which these rows are told apart, ``[n, tables, ways]``, below their number: of the same row the same, in the order of the ids in the table.
+      rows: ``[tables, reads, elements]`` each, see `lutjax.optim.host.HostTable.gather`.
+      ids: compact ids of these rows, ``[n, tables, ways]``, below the number of distinct rows:
+        equal for equal rows, in the order of the table ids.
     """
 
     rows: dict[str, Any]
@@ -49,14 +50,14 @@ class Batch(NamedTuple):
 
 
 class Ids(NamedTuple):
-    """Ids of the rows of a batch, by the names of their tables: in the tables, and those of a `Batch`."""
+    """Row ids of a batch by table name: ids in the tables, and compact ids for a `Batch`."""
 
     of_tables: dict[str, np.ndarray]
     own: dict[str, np.ndarray]
 
 
 def _numbered(ids: np.ndarray) -> np.ndarray:
-    """Return numbers of the different ids of each table, ``[n, tables, ways]``."""
+    """Return compact ids for each table, ``[n, tables, ways]``."""
     by_table = np.moveaxis(ids, 1, 0)
     found = in_threads(
         lambda a: np.unique(a, return_inverse=True)[1].reshape(a.shape).astype(np.int32), by_table
@@ -65,19 +66,22 @@ def _numbered(ids: np.ndarray) -> np.ndarray:
 
 
 class RowPrefetcher:
-    """Queue of the rows of batches, and of updates: one thread has the tables, and works in an order that depends on nothing but the steps.
+    """Queue of prefetched rows and of updates.
 
-    The rows of step ``s`` are gathered as soon as the update of step ``s - depth - 1`` is done. So with a depth of 0 they are exact, and a step begins
-    after the update of the one before; with more, the thread works while the device computes, and rows lack at most the last `depth` updates.
+    One thread owns the tables and works in an order that depends only on the steps.
+
+    The rows of step ``s`` are gathered as soon as the update of step ``s - depth - 1`` is done.
+    With depth 0, rows are exact, and a step begins after the previous update. With a larger depth,
+    the thread works while the device computes, and rows lack at most the last `depth` updates.
 
     Args:
-      tables: by name, with rules by which their rows move.
-      ids: returns the ids that a step reads of each table, ``[n, tables, ways]``.
+      tables: host tables by name, started with a row rule.
+      ids: returns the row ids of a step for each table, ``[n, tables, ways]``.
       rate: returns the learning rate of a step.
-      depth: of the queue, in steps.
-      put: puts a pytree of arrays on the device.
-      lands: whether rows may come into memory of a GPU that is used again: while programs run, and faster. The program whose gradients `update` gets has
-        then to be the last that reads the batch of a step.
+      depth: prefetch depth, in steps.
+      put: transfers a pytree of arrays to the device.
+      lands: copy rows into reused GPU memory: while programs run, and faster. The program whose
+        gradients `update` gets must then be the last one to read the batch of a step.
 
     Example:
       >>> import jax, jax.numpy as jnp, lutjax, numpy as np
@@ -112,7 +116,7 @@ class RowPrefetcher:
         self._tables, self._ids, self._rate, self._put = dict(tables), ids, rate, put
         self.depth, self._lands = depth, lands
         self._landings: dict[Any, list[jax.Array]] = {}
-        # Threads for what needs no table go ahead of the one that has them.
+        # Threads without tables work ahead of the table thread.
         self._threads = {
             what: ThreadPoolExecutor(1, f"lutjax-host-{what}") for what in ("ids", "get", "tables", "put")
         }
@@ -121,20 +125,20 @@ class RowPrefetcher:
         self._updates: deque[Future[None]] = deque()
         self._buffers: dict[Any, list[np.ndarray]] = {}
         self._next = 0
-        """The step whose rows come first in the queue."""
+        """First step in the queue."""
 
     def batch(self, step: int) -> Batch:
-        """Return the rows of a step; the steps follow each other, or the queue begins anew."""
+        """Return the rows of a step; a step out of sequence restarts the queue."""
         if step != self._next or not self._queue:
             self.begin(step)
         return self._queue[0][2].result()
 
     def update(self, step: int, gradients: Mapping[str, TableGradient]) -> None:
-        """Move rows by the gradients of a step, when the device has them, and gather those of a later step.
+        """Update rows by the gradients of a step, once available, and gather rows of a later step.
 
         Args:
           step: number of the step.
-          gradients: of the rows of the batch, as `lutjax.optim.value_and_grad` returns them.
+          gradients: gradients of the batch rows, as `lutjax.optim.value_and_grad` returns them.
         """
         assert step == self._next, "batch(step) comes first"
         ids, _, batch = self._queue.popleft()
@@ -143,13 +147,13 @@ class RowPrefetcher:
         self._updates.append(self._submit("tables", self._move, step, found, ids))
         self._fetch(step + 1 + self.depth)
         while self._updates and self._updates[0].done():
-            self._updates.popleft().result()  # raises what was raised there
+            self._updates.popleft().result()  # re-raises its error
 
     def wait(self) -> None:
         """Wait until all updates are done.
 
         Raises:
-          Exception: what an update or a gather raised.
+          Exception: the error of an update or a gather.
         """
         while self._updates:
             self._updates.popleft().result()
@@ -160,12 +164,13 @@ class RowPrefetcher:
         """Begin with a step.
 
         Args:
-          step: the step to begin with.
-          rows: of the first steps, as `queued` returned them; those of the others are gathered now.
+          step: first step.
+          rows: rows of the first steps, as `queued` returned them; rows of later steps are gathered
+            now.
         """
         self.wait()
         self._queue.clear()
-        self._landings = {}  # a program may still read what was there
+        self._landings = {}  # a program may still read the old memory
         self._known.clear()
         self._next = step
         for at in range(step, step + self.depth + 1):
@@ -190,7 +195,7 @@ class RowPrefetcher:
 
     @functools.cached_property
     def _driver(self) -> "_registered.Driver | None":
-        """The driver of the GPU into whose memory rows are copied; None: JAX puts them there."""
+        """Driver of the GPU that receives the rows; None if JAX transfers them."""
         if not self._lands:
             return None
         with contextlib.suppress(_registered.RegistrationError):
@@ -198,9 +203,9 @@ class RowPrefetcher:
         return None
 
     def _landed(self, rows: np.ndarray) -> Any:
-        """Return rows on the GPU, copied there while it computes. What JAX copies waits for all programs that were started before."""
+        """Copy rows to the GPU while it computes; a JAX copy waits for earlier programs."""
         assert self._driver is not None
-        if rows.dtype.kind != "f":  # no such view of other types
+        if rows.dtype.kind != "f":  # other types have no such view
             return self._put(rows)
         free = self._landings.setdefault((rows.shape, rows.dtype), [])
         with contextlib.suppress(_registered.RegistrationError):
@@ -216,7 +221,7 @@ class RowPrefetcher:
         return Ids(found, {name: _numbered(ids) for name, ids in found.items()})
 
     def _submit(self, what: str, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        # In a thread, too, implementations are those of `lutjax.use_implementation` around the caller.
+        # Threads inherit the caller's `lutjax.use_implementation`.
         return self._threads[what].submit(contextvars.copy_context().run, function, *args)
 
     def _gathered(self, ids: Future["Ids"], kept: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
@@ -231,18 +236,18 @@ class RowPrefetcher:
         return rows
 
     def _got(self, gradients: Mapping[str, TableGradient], batch: Any) -> Mapping[str, TableGradient]:
-        """Return gradients in the memory of the host, when the device has them.
+        """Return gradients in host memory, once the device has computed them.
 
         Args:
           gradients: gradients on the device.
-          batch: that of the step, which lives until the step has ended.
+          batch: batch of the step, kept alive until the step has ended.
         """
         jax.block_until_ready(gradients)
         found: Mapping[str, TableGradient] = jax.tree.map(self._fetched, gradients)
         return found
 
     def _fetched(self, array: Any) -> np.ndarray:
-        with contextlib.suppress(_registered.RegistrationError):  # then by JAX, which copies it twice
+        with contextlib.suppress(_registered.RegistrationError):  # JAX then copies it twice
             driver = _registered.driver_of(array) if array.nbytes > _SMALL else None
             if driver is not None:
                 found = self._buffer(array.shape, array.dtype, driver)
@@ -251,7 +256,7 @@ class RowPrefetcher:
         return np.asarray(jax.device_get(array))
 
     def _buffer(self, shape: tuple[int, ...], dtype: Any, driver: "_registered.Driver | None") -> np.ndarray:
-        """Return memory that nobody has any more, because new memory is slow to write to: that which a driver has locked, if there is one."""
+        """Return a reused buffer, page-locked if there is a driver; new memory is slow."""
         free = self._buffers.setdefault((shape, dtype, driver is not None), [])
         memory = free.pop() if free else None
         if memory is None and driver is not None:
@@ -268,7 +273,7 @@ class RowPrefetcher:
     def _move(self, step: int, gradients: Future[Mapping[str, TableGradient]], ids: Future["Ids"]) -> None:
         rate, found, index = self._rate(step), gradients.result(), ids.result().of_tables
         for name, table in self._tables.items():
-            # A program that reads the table was started before the steps, whose gradients are there: it has ended.
+            # Gradients are available, so earlier programs that read the table have ended.
             table.update(table.gradient_of(found[name], index[name]), rate, waits=False)
 
     def abstract(self) -> Batch:
@@ -283,18 +288,20 @@ class RowPrefetcher:
         return Batch(rows, {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in ids.items()})
 
     def queued(self) -> list[dict[str, np.ndarray]]:
-        """Return the rows of the steps to come that the last updates are not in, `depth` at most: they belong to a checkpoint."""
+        """Return prefetched rows that lack the last updates, for a checkpoint; at most `depth`."""
         self.wait()
         return [rows.result() for _, rows, _ in list(self._queue)[: self.depth]]
 
 
 class ShardedHostTable:
-    """Places on a mesh of the arrays of a `Batch`: samples are divided over its devices. It is what `RowPrefetcher` takes as `put`.
+    """Placement of a `Batch` on a mesh with sharded samples: `put` of `RowPrefetcher`.
 
-    Where there are several processes that share the rows (`lutjax.optim.host.HostTable.share`), each puts there the rows that it has, and zeros; `whole` adds them.
+    If several processes share the rows (`lutjax.optim.host.HostTable.share`), each process
+    transfers its own rows and zeros, and `whole` adds them.
 
     Args:
-      mesh: with an axis ``data``, over which samples are divided; of all devices of all processes, as many of each.
+      mesh: mesh with an axis ``data`` for samples; it has all devices of all processes, the same
+        number for each.
 
     Source: docs/semantics.md, section 14.
 
@@ -317,7 +324,7 @@ class ShardedHostTable:
         self._of_rows = NamedSharding(mesh, of_rows)
 
     def __call__(self, batch: Batch) -> Batch:
-        """Put a batch there."""
+        """Transfer a batch to the mesh."""
 
         def put(rows: np.ndarray) -> jax.Array:
             shape = self._shape(rows)
@@ -336,7 +343,7 @@ class ShardedHostTable:
         return Batch({name: put(a) for name, a in batch.rows.items()}, ids)
 
     def abstract(self, batch: Batch) -> Batch:
-        """Return shapes, dtypes and places of a batch that was put there, from those of its arrays in the memory of the host."""
+        """Return shapes, dtypes and shardings of a transferred batch, given its host arrays."""
         rows = {
             name: jax.ShapeDtypeStruct(self._shape(a), a.dtype, sharding=self._of_rows)
             for name, a in batch.rows.items()
@@ -348,14 +355,17 @@ class ShardedHostTable:
         return Batch(rows, ids)
 
     def _shape(self, rows: Any) -> tuple[int, ...]:
-        """Return the shape on the mesh of rows ``[tables, reads, numbers]``: with several processes ``[devices, tables, part of the reads, numbers]``."""
+        """Return the shape of rows ``[tables, reads, elements]`` on the mesh.
+
+        With several processes it is ``[devices, tables, part of the reads, elements]``.
+        """
         if self._n == 1:
             return tuple(rows.shape)
         n_tables, n_reads, width = rows.shape
         return self._mesh.size, n_tables, -(-n_reads // (self._mesh.size // self._n)), width
 
     def whole(self, batch: Batch) -> dict[str, Any]:
-        """Return the rows of a batch, inside of a jitted function: of all processes, ``[tables, reads, numbers]``."""
+        """Return the rows of all processes, ``[tables, reads, elements]``; call it inside `jit`."""
         if self._n == 1:
             return dict(batch.rows)
         found = {}

@@ -1,4 +1,4 @@
-"""Training tables of Flax Linen models: `lutjax.optim` in a train state."""
+"""Training of Flax Linen models with tables: `lutjax.optim` in a train state."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,15 +17,15 @@ __all__ = ["TrainState"]
 
 
 class TrainState(struct.PyTreeNode):
-    """State that a training step takes and returns, as `flax.training.train_state.TrainState`.
+    """Training state for a jitted step, like `flax.training.train_state.TrainState`.
 
-    A pytree: jit the step with this state donated, and tables are moved in their own memory.
+    A pytree: jit the step with this state donated, and tables are updated in place.
 
     Attributes:
       apply_fn: the model's ``apply``.
       params: its collection ``"params"``.
       others: its other collections by name: anchors, targets, statistics.
-      tx: how the parameters move.
+      tx: optimizer of the parameters.
       opt_state: state of `tx`.
 
     Source: docs/semantics.md, section 8.
@@ -61,7 +61,7 @@ class TrainState(struct.PyTreeNode):
 
     @property
     def step(self) -> Int[Array, ""]:
-        """Steps done."""
+        """Completed steps."""
         step: Array = self.opt_state.step
         return step
 
@@ -75,7 +75,14 @@ class TrainState(struct.PyTreeNode):
         others: Any = None,
         **more: Any,
     ) -> "TrainState":
-        """Return the state before the first step; `more`: attributes of a subclass.
+        """Return the state before the first step.
+
+        Args:
+          apply_fn: the model's ``apply``.
+          params: its collection ``"params"``.
+          tx: optimizer of the parameters.
+          others: its other collections by name.
+          **more: attributes of a subclass.
 
         Raises:
           ValueError: as ``tx.init``.
@@ -84,7 +91,7 @@ class TrainState(struct.PyTreeNode):
         return cls(apply_fn=apply_fn, params=params, others=others, tx=tx, opt_state=tx.init(params), **more)
 
     def apply_gradients(self, *, grads: Any, **more: Any) -> "TrainState":
-        """Return the state after a step; `more`: attributes to replace, such as `others` with new statistics.
+        """Return the state after a step.
 
         Args:
           grads: from `lutjax.optim.value_and_grad` of the parameters.
@@ -97,7 +104,7 @@ class TrainState(struct.PyTreeNode):
         return self.replace(params=params, opt_state=opt_state, **more)
 
     def current(self, rows: Mapping[str, Any] | None = None) -> "TrainState":
-        """Return the state with the decay of all steps so far taken of the rows of all tables: see `lutjax.optim.Optimizer.current`.
+        """Return the state with accumulated decay applied: see `lutjax.optim.Optimizer.current`.
 
         Raises:
           ValueError: as ``tx.current``.

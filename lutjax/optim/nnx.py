@@ -1,4 +1,4 @@
-"""Training tables of Flax NNX models: `lutjax.optim` with modules in place of parameters."""
+"""Training of Flax NNX models with tables: `lutjax.optim` for modules."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -24,27 +24,29 @@ __all__ = ["Optimizer", "update_host", "value_and_grad"]
 def value_and_grad(
     loss: Callable[..., Any], *, tables: Chosen | None = None, has_aux: bool = False, host: bool = False
 ) -> Callable[..., tuple[Any, Any]]:
-    """`lutjax.optim.value_and_grad` of a loss of a module.
+    """Return `lutjax.optim.value_and_grad` for a loss of a module.
 
-    Variables that are no `nnx.Param` and that the loss changes, statistics of a batch norm or the counts of a dropout's
-    `nnx.Rngs`, are changed in the module, as by `nnx.value_and_grad`. The loss must not add variables.
+    If the loss changes other variables than `nnx.Param`, such as batch-norm statistics or the
+    counts of an `nnx.Rngs`, the module keeps the changes, as in `nnx.value_and_grad`. The loss must
+    not add variables.
 
     Args:
-      loss: a function of an `nnx.Module` and of anything else that is no module; returns a scalar, or with `has_aux` a
-        scalar and a pytree.
-      tables: which of the parameters are tables: their names, the paths in the module joined by ``/``, or a function of name and
-        array. By default those of which the layers say so: all `lutjax.layers.nnx.Tables`.
-      has_aux: as in jax.
-      host: whether the gradients are a pair, with those of the tables in the memory of the host after the others: a `TableGradient` of each by its name,
-        which `update_host` takes.
+      loss: a function of an `nnx.Module` and other arguments that are not modules; returns a
+        scalar, or with `has_aux` a scalar and a pytree.
+      tables: table parameters: their names, the paths in the module joined by ``/``, or a function
+        of name and array. By default all `lutjax.layers.nnx.Tables` of the layers.
+      has_aux: as in JAX.
+      host: return a pair of gradients: dense and device-table gradients, then gradients of
+        host-resident tables, a `TableGradient` by table name, for `update_host`.
 
     Returns:
-      A function like `loss` that returns its value (and aux) and gradients: nested dicts of the module's `nnx.Param`,
-      as `nnx.to_pure_dict` makes them, with a `TableGradient` for each table.
+      A function like `loss` that returns its value (and aux) and gradients: nested dicts of the
+      module's `nnx.Param`, like `nnx.to_pure_dict`, with a `TableGradient` for each table.
 
     Raises:
-      TableUseError: as `lutjax.optim.value_and_grad`. A layer has to hand its table to the op as
-        ``variable.get_value()``; an index, even ``variable[...]``, makes another array. The module is unchanged then.
+      TableUseError: as `lutjax.optim.value_and_grad`. A layer must pass its table to the op as
+        ``variable.get_value()``; an index, even ``variable[...]``, makes another array. The module
+        is unchanged then.
 
     Source: docs/semantics.md, section 8.
 
@@ -80,15 +82,17 @@ def value_and_grad(
 
 
 def update_host(model: nnx.Module, gradients: Mapping[str, TableGradient], rate: Any) -> None:
-    """Move the tables of a module in the memory of the host by one step, each by the rule that ``table.start(rule)`` gave it; outside of jit.
+    """Update the host-resident tables of a module by one step; call it outside of jit.
+
+    Each table uses the rule given to ``table.start(rule)``.
 
     Args:
       model: the module.
-      gradients: of these tables, from `value_and_grad` with ``host=True``.
+      gradients: gradients of these tables, from `value_and_grad` with ``host=True``.
       rate: the learning rate of the step.
 
     Raises:
-      ValueError: a table has no rule yet, or the gradients are those of another module.
+      ValueError: a table has no rule yet, or the gradients belong to another module.
 
     Source: docs/semantics.md, section 8.
 
@@ -117,14 +121,14 @@ def update_host(model: nnx.Module, gradients: Mapping[str, TableGradient], rate:
 
 
 class Optimizer(nnx.Module):
-    """A `lutjax.optim.Optimizer` with its state, as `nnx.Optimizer` is an optax optimizer with its state.
+    """A `lutjax.optim.Optimizer` with its state, as `nnx.Optimizer` wraps an Optax optimizer.
 
     Args:
-      model: whose `nnx.Param` are trained.
-      tx: how they move. If it does not name the tables, the layers say which they are: all `lutjax.layers.nnx.Tables`.
+      model: module with the trained `nnx.Param`.
+      tx: optimizer. If it does not name the tables, all `lutjax.layers.nnx.Tables` are tables.
 
     Attributes:
-      tx: as given, with the names of the tables.
+      tx: the given optimizer, with table names.
       state: an `OptimizerState` of `nnx.optimizer.OptState` variables.
 
     Raises:
@@ -154,20 +158,20 @@ class Optimizer(nnx.Module):
         self.state = nnx.data(jax.tree.map(nnx.optimizer.OptState, self.tx.init(_arrays(model))))
 
     def update(self, model: nnx.Module, gradients: Any) -> None:
-        """Move the module's parameters by one step.
+        """Update the module's parameters by one step.
 
         Args:
           model: the module.
-          gradients: from `value_and_grad` with the same choice of tables, or nested dicts of arrays of the same
-            structure.
+          gradients: from `value_and_grad` with the same choice of tables, or nested dicts of arrays
+            with the same structure.
 
         Raises:
-          ValueError, TypeError: as ``tx.apply``; nothing has been changed then.
+          ValueError, TypeError: as ``tx.apply``; nothing is changed then.
         """
         self._keep(model, *self.tx.apply(_arrays(model), gradients, self._state))
 
     def current(self, model: nnx.Module, rows: Mapping[str, Any] | None = None) -> None:
-        """Take the decay of all steps so far of the rows of the module's tables: see `lutjax.optim.Optimizer.current`.
+        """Apply all accumulated decay to the module's tables: see `lutjax.optim.Optimizer.current`.
 
         Raises:
           ValueError: as ``tx.current``.
@@ -184,7 +188,7 @@ class Optimizer(nnx.Module):
 
 
 def filled(state: Any, arrays: Any) -> Any:
-    """Return a copy of an `nnx.State` with the arrays of nested dicts in it."""
+    """Return a copy of an `nnx.State` with values from nested dicts of arrays."""
     state = jax.tree.map(lambda a: a, state)  # replace_by_pure_dict writes into its argument
     nnx.replace_by_pure_dict(state, arrays)
     return state

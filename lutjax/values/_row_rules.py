@@ -18,8 +18,9 @@ RowState = dict[str, Any]
 DECAYS = ("read", "every")
 
 DECAY = "decay"
-"""State of whole tables ``[detectors, 1, 2]``: the total decay of all steps, as minus the logarithm of
-the remaining share of a row, in two parts: a number and its rounding error.
+"""State of whole tables ``[detectors, 1, 2]``: the total decay of all steps.
+
+It is minus the logarithm of the remaining share of a row, as a number and its rounding error.
 """
 
 DECAYED = "decayed"
