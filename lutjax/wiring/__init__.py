@@ -1,14 +1,18 @@
-"""Wiring: the inputs that gates and detectors read, and the outputs that tables reach.
+"""Wiring: the inputs of gates and detectors, and the outputs of tables.
 
-Wires are int32 ``[gates, inputs of a gate]``, ids of inputs. `balanced`, `unique_pairs`, `butterfly` and `trees` use every input about equally
-often: no input is read by more than ``ceil(wires / inputs)`` gates, so the reverse list of `lutjax.readers`
-has a width that is known under `jax.jit`. `FIXED` has the wirings that layers know by name, `LEARNED` the names of those with scores.
+Wires are int32 ``[gates, inputs of a gate]``, ids of inputs. `balanced`, `unique_pairs`,
+`butterfly` and `trees` use every input about equally often: no input has more than
+``ceil(wires / inputs)`` readers, so the fan-out list of `lutjax.readers` has a static width under
+`jax.jit`. `FIXED` has the wirings that layers know by name, `LEARNED` the names of wirings with
+scores.
 
-Rows of tables reach any number of outputs by a list of edges, `Edges`: `from_edges` makes it of ids and `edges` gives them back; `add_edges`, `remove_edges` and
-`carry_over` change it between steps of training.
+`Edges` is an edge list, with any number of outputs for each table row: `from_edges` makes it from
+ids and `edges` returns them; `add_edges`, `remove_edges` and `carry_over` change it between
+training steps.
 
-Of images, ids count values in the order row, column, channel. `projections`, `window_groups` and `full` return a `Connectivity`: groups of
-detectors with the inputs that they may compare, and the outputs that their tables reach. It is data in NumPy: ops know nothing of images.
+Image ids count values in the order row, column, channel. `projections`, `window_groups` and `full`
+return a `Connectivity`: groups of detectors with their candidate inputs, and the outputs of their
+tables. It consists of NumPy arrays: ops know nothing about images.
 """
 
 from lutjax.values._edges import Edges

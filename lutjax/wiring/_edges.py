@@ -25,13 +25,13 @@ class EdgeIds(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """List of edges after a change.
+    """Edge list after a change.
 
     Attributes:
       edges: the new list.
-      source: int32, for each of its edges the number that it had before, or -1 of a new one.
-      added: int32, for each of its edges its number in the ids that were added, or -1.
-      n_before: number of edges that the list had.
+      source: int32, the old index of each edge, or -1 for a new edge.
+      added: int32, the index of each edge in the added ids, or -1.
+      n_before: number of edges in the old list.
     """
 
     edges: Edges
@@ -43,19 +43,21 @@ class Changed(NamedTuple):
 def from_edges(
     detector: Ids, row: Ids, target: Ids, *, n_detectors: int, n_rows: int, n_outputs: int
 ) -> Edges:
-    """Return the list of edges of tables, any number of them for each row, for `lutjax.sparse_lookup` and `lutjax.sparse_lut`.
+    """Return an edge list of tables for `lutjax.sparse_lookup` and `lutjax.sparse_lut`.
 
-    Edge ``e`` adds its weight to output ``target[e]`` where detector ``detector[e]`` addresses row ``row[e]``. Edges come in the order of detectors and,
-    of one detector, of rows; weights are one array ``[E]`` in the same order. A row may have no edge, several with one target, or very many.
+    Edge ``e`` adds its weight to output ``target[e]`` where detector ``detector[e]`` addresses row
+    ``row[e]``. Edges are sorted by detector, then by row; weights are one array ``[E]`` in the same
+    order. A row may have any number of edges, including none or several with one target.
 
     Args:
       detector, row, target: integers ``[E]``.
-      n_detectors, n_rows, n_outputs: ``T``, ``R`` and ``O``; a detector of ``C`` bits has ``2**C`` rows.
+      n_detectors, n_rows, n_outputs: ``T``, ``R`` and ``O``; a detector of ``C`` bits has ``2**C``
+        rows.
 
     Raises:
-      ValueError: the lists differ in length, are not sorted, or an edge names a detector, row or output that is not there, or ids do not fit int32:
-        the error names the edge.
-      TypeError: ids are no integers.
+      ValueError: the lists differ in length or are not sorted, a detector, row or output does not
+        exist, or ids do not fit int32. The error names the edge.
+      TypeError: ids are not integers.
 
     Source: docs/semantics.md, section 4.
 
@@ -87,8 +89,9 @@ def edges(connectivity: Edges | Int[Array, "detectors rows slots"]) -> EdgeIds:
     """Return detector, row and target of each edge.
 
     Args:
-      connectivity: a list of edges, or targets ``[T, R, K]`` of `lutjax.sparse_lookup`, -1 for an unused slot. Weights ``[T, R, K]`` of the same
-        edges are ``weights[targets >= 0]``, in this order.
+      connectivity: an edge list, or targets ``[T, R, K]`` of `lutjax.sparse_lookup`, -1 for an
+        unused slot. Weights ``[T, R, K]`` of the same edges are ``weights[targets >= 0]``, in this
+        order.
 
     Raises:
       TypeError, ValueError: it is neither.
@@ -120,12 +123,13 @@ def edges(connectivity: Edges | Int[Array, "detectors rows slots"]) -> EdgeIds:
 
 
 def remove_edges(connectivity: Edges, keep: Bool[Array, " edges"]) -> Changed:
-    """Return a list without some of its edges.
+    """Return an edge list without some of its edges.
 
-    `carry_over` takes weights, and what an optimizer keeps for each edge, to the new list.
+    `carry_over` transfers weights and optimizer state to the new list.
 
     Args:
-      keep: ``[E]``, False of an edge that goes.
+      connectivity: the edge list.
+      keep: ``[E]``, False for removed edges.
 
     Raises:
       ValueError: `keep` is not one bool for each edge.
@@ -154,13 +158,14 @@ def remove_edges(connectivity: Edges, keep: Bool[Array, " edges"]) -> Changed:
 
 
 def add_edges(connectivity: Edges, detector: Ids, row: Ids, target: Ids) -> Changed:
-    """Return a list with further edges, which come after those of their row that were there.
+    """Return an edge list with additional edges, placed after the existing edges of their row.
 
     Args:
+      connectivity: the edge list.
       detector, row, target: integers ``[N]`` of the new edges, in any order.
 
     Raises:
-      ValueError, TypeError: as of `from_edges`, of the new edges.
+      ValueError, TypeError: as in `from_edges`, for the new edges.
 
     Source: docs/semantics.md, section 4.
 
@@ -189,15 +194,16 @@ def add_edges(connectivity: Edges, detector: Ids, row: Ids, target: Ids) -> Chan
 
 
 def carry_over(arrays: Any, changed: Changed, *, new: Any = 0) -> Any:
-    """Return arrays of edges after their list has changed: of an edge that stays what it had, of a new one `new`.
+    """Return edge arrays for a changed list: kept edges keep their values, new edges get `new`.
 
     Args:
-      arrays: a pytree of arrays ``[E]``: weights, rates, or what an optimizer keeps of them, such as ``state.rows["weights"]``. Numbers stay.
+      arrays: a pytree of arrays ``[E]``: weights, rates, or optimizer state, such as
+        ``state.rows["weights"]``. Scalars are unchanged.
       changed: from `remove_edges` or `add_edges`.
-      new: a number, or an array with one for each edge that was added, in their order.
+      new: a number, or an array with one value per added edge, in their order.
 
     Raises:
-      ValueError: `new` has another number of elements, or an array another number of edges than the list had.
+      ValueError: the size of `new`, or the number of edges in an array, does not match the change.
 
     Source: docs/semantics.md, section 4.
 
@@ -248,7 +254,7 @@ def _check_sizes(where: str, **sizes: int) -> None:
 
 
 def _ids_of(where: str, detector: Ids, row: Ids, target: Ids) -> EdgeIds:
-    """Return ids as int32, checked for their lengths and to be numbers that int32 holds."""
+    """Return ids as int32, after checks of their lengths and range."""
     given = {"detector": np.asarray(detector), "row": np.asarray(row), "target": np.asarray(target)}
     for name, ids in given.items():
         if ids.size and not np.issubdtype(ids.dtype, np.integer):
@@ -278,7 +284,7 @@ def _as_int32(*ids: np.ndarray) -> EdgeIds:
 
 
 def _places(ids: EdgeIds, n_rows: int) -> np.ndarray:
-    """Return the number of each edge's row among those of all detectors."""
+    """Return the row index of each edge among the rows of all detectors."""
     return ids.detector.astype(np.int64) * n_rows + ids.row
 
 

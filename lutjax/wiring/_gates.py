@@ -1,4 +1,4 @@
-"""Wires of gates: drawn so that every input is used about equally often, or each by itself."""
+"""Sampling of gate wires, with balanced fan-outs or independent wires."""
 
 import functools
 import math
@@ -15,11 +15,10 @@ from lutjax.wiring._sizes import require
 
 
 def balanced(key: Array, n_inputs: int, n_gates: int, arity: int = 2) -> Int[jax.Array, "{n_gates} {arity}"]:
-    """Draws wires that use every input about equally often.
+    """Sample wires that use every input about equally often.
 
-    The fan-out of two inputs differs by at most one. The inputs of a gate differ if there are at least
-    `arity` of them. Gates take the next inputs of a random order, and there is a new order when it is used
-    up.
+    Fan-outs differ by at most one. The inputs of a gate are distinct if there are at least `arity`
+    inputs. Gates take the next inputs of a random order, and a new order begins when it is used up.
 
     Args:
       key: a key of `jax.random`.
@@ -62,23 +61,23 @@ def _warn_of_repeats(where: str, n_inputs: int, arity: int) -> None:
 
 
 def _orders(key: Array, n: int, size: int) -> jax.Array:
-    """Random orders: int32 ``[n, size]``. One sort, where `jax.random.permutation` compiles several."""
+    """Return random orders, int32 ``[n, size]``, by one sort instead of several."""
     return jnp.argsort(jax.random.bits(key, (n, size)), axis=1).astype(jnp.int32)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _balanced(key: Array, n_inputs: int, n_gates: int, arity: int) -> jax.Array:
-    block = n_inputs // math.gcd(n_inputs, arity)  # gates that go through an order a whole number of times
+    block = n_inputs // math.gcd(n_inputs, arity)  # gates that use an order a whole number of times
     orders = _orders(key, -(-n_gates // block), n_inputs)
     gate, slot = np.arange(n_gates)[:, None], np.arange(arity)
     return orders[gate // block, (gate % block * arity + slot) % n_inputs]
 
 
 def unique_pairs(key: Array, n_inputs: int, n_gates: int) -> Int[jax.Array, "{n_gates} 2"]:
-    """Draws pairs of different inputs, no two gates the same pair in any order.
+    """Sample distinct pairs of distinct inputs, in any order.
 
-    The fan-out of two inputs differs by at most one. Inputs stand in a circle in random order; the pairs are
-    those of a few random distances, each taken all around, so they are not independent of each other.
+    Fan-outs differ by at most one. Inputs are on a circle in random order; the pairs have a few
+    random distances, each used around the whole circle, so they are not independent.
 
     Args:
       key: a key of `jax.random`.
@@ -116,8 +115,8 @@ def _unique_pairs(key: Array, n_inputs: int, n_gates: int) -> jax.Array:
     input_key, distance_key = jax.random.split(key)
     circles, rest = divmod(n_gates, n_inputs)
     start, most = np.arange(n_inputs), (n_inputs - 1) // 2  # distances up to `most` have n_inputs pairs
-    # The rest comes from distance 1, every other pair first, so that all inputs have one before any has two;
-    # or, where that is among the circles, from the distance of opposite inputs.
+    # The other pairs have distance 1, alternating, so that all inputs have one before any has two;
+    # or, if the circles include distance 1, the distance of opposite inputs.
     spare = 2 if circles < most else 1
     last = np.concatenate([start[::2], start[1::2]])[:rest] if circles < most else start[:rest]
     one = np.concatenate([np.tile(start, circles), last]).astype(np.int32)
@@ -130,14 +129,15 @@ def _unique_pairs(key: Array, n_inputs: int, n_gates: int) -> jax.Array:
 def trees(
     key: Array, n_inputs: int, n_trees: int, depth: int, arity: int = 2
 ) -> Int[jax.Array, "{n_trees} {arity**depth}"]:
-    """Draws the leaves of complete trees of gates, each used about equally often.
+    """Sample the leaves of complete trees of gates, each used about equally often.
 
-    The leaves of a tree differ if there are as many inputs. The first gate of the first level reads the first `arity` leaves, the
-    second the next ones, and so on; those of each further level as many neighbors of the level before.
+    The leaves of a tree are distinct if there are enough inputs. The first gate of the first level
+    reads the first `arity` leaves, the second gate the next ones, and so on. Gates of each further
+    level read as many neighbors of the previous level.
 
     Args:
       key: a key of `jax.random`.
-      n_inputs: inputs to choose from: for a window of an image ``height * width * channels``.
+      n_inputs: inputs to choose from: for an image window ``height * width * channels``.
       n_trees: trees.
       depth: levels of gates.
       arity: inputs that a gate reads.
@@ -166,9 +166,9 @@ def trees(
 
 
 def random(key: Array, n_inputs: int, n_gates: int, arity: int = 2) -> Int[jax.Array, "{n_gates} {arity}"]:
-    """Draws every wire by itself: some inputs are read often, some by no gate.
+    """Sample every wire independently: some inputs are read often, some by no gate.
 
-    The inputs of a gate differ if there are at least `arity` of them.
+    The inputs of a gate are distinct if there are at least `arity` inputs.
 
     Args:
       key: a key of `jax.random`.
@@ -202,7 +202,7 @@ def random(key: Array, n_inputs: int, n_gates: int, arity: int = 2) -> Int[jax.A
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _random(key: Array, n_inputs: int, n_gates: int, arity: int) -> jax.Array:
-    # Input number i is one of those that are left: drawn among n - i, and moved past those drawn before, in ascending order.
+    # Input i is drawn among n - i remaining inputs, then shifted past earlier draws, ascending.
     found: list[jax.Array] = []
     for number, place_key in enumerate(jax.random.split(key, arity)):
         left = n_inputs - number if n_inputs >= arity else n_inputs
@@ -217,18 +217,19 @@ def _random(key: Array, n_inputs: int, n_gates: int, arity: int) -> jax.Array:
 def butterfly(
     key: Array | None, n_inputs: int, n_gates: int, arity: int = 2
 ) -> Int[jax.Array, "{n_gates} {arity}"]:
-    """Wires layers so that each output depends on as many inputs as possible.
+    """Wire layers so that each output depends on as many inputs as possible.
 
-    After ``k`` layers of equal width an output depends on ``arity**k`` inputs, and on all of them as soon as that is the width: after
-    ``ceil(log(width) / log(arity))`` layers. In other wirings the inputs of a gate soon depend on the same inputs. Fan-outs of
-    two inputs differ by at most one.
+    After ``k`` layers of equal width an output depends on ``arity**k`` inputs, up to the width: on
+    all inputs after ``ceil(log(width) / log(arity))`` layers. In other wirings the inputs of a gate
+    soon depend on the same inputs. Fan-outs differ by at most one.
 
-    Gates of a layer are numbered from 0 in an order that is drawn; number `p` reads the inputs ``arity * p`` to ``arity * p + arity - 1``, counted
-    modulo the width in the order of their own layer: the network of the fast Fourier transform, for every width. So orders depend on widths
-    alone and not on `key`, or layers would not fit together.
+    Gates of a layer are numbered from 0 in a random order. Number `p` reads the inputs ``arity *
+    p`` to ``arity * p + arity - 1``, modulo the width, in the order of the input layer: the network
+    of the fast Fourier transform, for every width. Orders depend only on widths and not on `key`,
+    because layers must fit together.
 
     Args:
-      key: not used; other wirings have it.
+      key: unused, for the common signature of wirings.
       n_inputs: inputs to choose from.
       n_gates: gates.
       arity: inputs that a gate reads.

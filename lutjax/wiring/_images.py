@@ -1,4 +1,4 @@
-"""Connectivity of images: the inputs that groups of detectors read, and the outputs that their tables reach."""
+"""Image connectivity: the inputs of detector groups, and the outputs of their tables."""
 
 import dataclasses
 import functools
@@ -23,16 +23,20 @@ CENTERS = ("grid", "uniform", "normal")
 class Connectivity:
     """Receptive and projective fields of groups of detectors, between two maps of values.
 
-    A map has the shape ``(height, width)``, ``(height, width, channels)``, or ``(values,)``. The id of a value is its place in the
-    flattened map. `projections`, `window_groups` and `full` make connectivities; ids of your own make others. Equal contents are
-    equal, and hash alike.
+    A map has the shape ``(height, width)``, ``(height, width, channels)``, or ``(values,)``. The id
+    of a value is its index in the flattened map. `projections`, `window_groups` and `full` return
+    connectivities; the constructor accepts other ids. Connectivities with equal contents are equal
+    and have equal hashes.
 
     Attributes:
-      in_shape: sizes of the map of inputs.
-      out_shape: sizes of the map of outputs.
-      centers: float64 ``[G, 2]``: row and column of the center of each group among the inputs, where the first pixel is at (0, 0).
-      candidates: int32 ``[G, inputs]``: ids of the inputs that the detectors of a group may compare; -1 is an unused slot.
-      targets: int32 ``[G, outputs]``: ids of the outputs that the tables of a group reach; -1 is an unused slot.
+      in_shape: sizes of the input map.
+      out_shape: sizes of the output map.
+      centers: float64 ``[G, 2]``: row and column of the center of each group in the input map; the
+        first pixel is at (0, 0).
+      candidates: int32 ``[G, inputs]``: ids of the inputs that the detectors of a group may
+        compare; -1 is an unused slot.
+      targets: int32 ``[G, outputs]``: ids of the outputs that the tables of a group reach; -1 is an
+        unused slot.
 
     Raises:
       ValueError: an id is not in its map, or the arrays have different numbers of groups.
@@ -96,22 +100,22 @@ class Connectivity:
 
     @property
     def n_inputs(self) -> int:
-        """Number of values of the map of inputs."""
+        """Number of values in the input map."""
         return math.prod(self.in_shape)
 
     @property
     def n_outputs(self) -> int:
-        """Number of values of the map of outputs."""
+        """Number of values in the output map."""
         return math.prod(self.out_shape)
 
     def sample_anchors(
         self, key: Array, n_detectors: int, n_anchors: int, *, distinct: bool = False
     ) -> Int[jax.Array, "detectors {n_anchors} 2"]:
-        """Draw the anchor pairs of detectors, each among the candidates of its group: `lutjax.sample_anchors`.
+        """Sample anchor pairs among the candidates of each group: `lutjax.sample_anchors`.
 
         Args:
           key: a key of `jax.random`.
-          n_detectors: detectors of each group, which follow each other.
+          n_detectors: detectors of each group, consecutive in the result.
           n_anchors: pairs of each detector, ``C``.
           distinct: draw the pairs of a group without replacement.
 
@@ -134,10 +138,13 @@ class Connectivity:
         )
 
     def table_targets(self, n_detectors: int) -> Int[np.ndarray, "detectors 1 slots"]:
-        """Return the targets of the tables of all groups, for `lutjax.sparse_lut`: int32 ``[G * n_detectors, 1, K]``.
+        """Return the table targets of all groups for `lutjax.sparse_lut`.
 
         Args:
           n_detectors: detectors of each group.
+
+        Returns:
+          int32 ``[G * n_detectors, 1, K]``.
         """
         return np.repeat(self.targets, n_detectors, axis=0)[:, None]
 
@@ -179,18 +186,19 @@ class Connectivity:
 def windows(
     image_shape: tuple[int, ...], kernel: Size, stride: Size = 1, *, padding: Size = 0
 ) -> Int[np.ndarray, "rows columns window"]:
-    """Return the ids of the values of a flattened image that each window holds.
+    """Return the value ids of each window over a flattened image.
 
     Args:
-      image_shape: height, width and channels; values lie in that order. One channel if it is left out.
+      image_shape: height, width and channels, in the memory order of values. Default: one channel.
       kernel: height and width of a window, or one number for both.
-      stride: from one window to the next, in rows and in columns.
-      padding: rows and columns around the image that windows may reach into; less than `kernel`. Their ids are -1.
+      stride: distance between windows, in rows and in columns.
+      padding: rows and columns around the image that windows may cover; less than `kernel`. Their
+        ids are -1.
 
     Returns:
-      int32 ``[rows, columns, height * width * channels]``: for each place of the window the ids of its
-      values. ``windows(...)[..., leaves]`` are the wires of trees at every place. With padding they are candidates for
-      `lutjax.sample_anchors`.
+      int32 ``[rows, columns, height * width * channels]``: the value ids of each window.
+      ``windows(...)[..., leaves]`` are the wires of trees at every window position. With padding
+      they are candidates for `lutjax.sample_anchors`.
 
     Raises:
       ValueError: the window is larger than the image, or a size is impossible.
@@ -218,7 +226,7 @@ def window_sizes(
     """Return height and width of kernel, stride and padding of windows over an image.
 
     Raises:
-      ValueError: a window is larger than the padded image, or could lie outside of the image.
+      ValueError: a window is larger than the padded image, or could be outside of the image.
     """
     size, step = pair(where, "kernel", kernel), pair(where, "stride", stride)
     around = pair(where, "padding", padding, 0)
@@ -237,14 +245,15 @@ def window_sizes(
 def window_groups(
     image_shape: tuple[int, ...], kernel: Size, stride: Size = 1, *, padding: Size = 0, outputs: int = 1
 ) -> Connectivity:
-    """Return the connectivity of a window that slides over an image: each place has detectors and outputs of its own.
+    """Return the connectivity of a sliding window: each position has its own detectors and outputs.
 
     Args:
-      image_shape, kernel, stride, padding: as in `windows`. Around the image there is nothing to read.
-      outputs: outputs of each place.
+      image_shape, kernel, stride, padding: as in `windows`. Padding has no inputs.
+      outputs: outputs of each window position.
 
     Returns:
-      `Connectivity` to a map ``(rows, columns, outputs)``, whose groups are the places of the window, row by row.
+      `Connectivity` to a map ``(rows, columns, outputs)``, with one group per window position, row
+      by row.
 
     Raises:
       ValueError: the window is larger than the image, or a size is impossible.
@@ -280,8 +289,9 @@ def full(in_shape: Size, out_shape: Size) -> Connectivity:
     """Return the connectivity of one group that reads every input and reaches every output.
 
     Args:
-      in_shape: sizes of the map of inputs: (height, width), (height, width, channels), or a number of values.
-      out_shape: sizes of the map of outputs, likewise.
+      in_shape: sizes of the input map: (height, width), (height, width, channels), or a number of
+        values.
+      out_shape: sizes of the output map, likewise.
 
     Returns:
       `Connectivity` of one group.
@@ -319,33 +329,37 @@ def projections(
     input_mask: Bool[Any, "height width"] | None = None,
     output_mask: Bool[Any, "out_height out_width"] | None = None,
 ) -> Connectivity:
-    """Return groups of detectors that read a part of one map and reach the part of another one that lies there.
+    """Return groups of detectors with corresponding windows in an input map and an output map.
 
-    A group has a center in the map of inputs. Its detectors read the pixels with ``|row - center row| <= (receptive height - 1) / 2``,
-    and so for columns. The center times ``out_shape / in_shape``, for rows and for columns, is a point of the map of outputs; the tables
-    of the group reach the pixels with ``|row - point's row| <= (projective height - 1) / 2``, and so for columns. All channels of a pixel
-    are read and reached. Centers are moved as little as needed to have whole windows: half a pixel, and further at the border.
+    A group has a center in the input map. Its detectors read the pixels with ``|row - center row|
+    <= (receptive height - 1) / 2``, and likewise for columns. The center times ``out_shape /
+    in_shape``, for rows and for columns, is a point in the output map. The tables of the group
+    reach the pixels with ``|row - point's row| <= (projective height - 1) / 2``, and likewise for
+    columns. All channels of a pixel are read and reached. Centers are shifted as little as
+    necessary for whole windows: half a pixel, and more at the border.
 
     Args:
-      key: a key of `jax.random`; None if nothing is drawn.
-      in_shape: height and width of the map of inputs, and perhaps channels.
-      out_shape: those of the map of outputs.
+      key: a key of `jax.random`; None if nothing is random.
+      in_shape: height and width of the input map, and optionally channels.
+      out_shape: height and width of the output map, and optionally channels.
       groups: number of groups. For a grid its rows and columns, or one number for both.
-      receptive: height and width of the inputs of a group, or one number for both. None: the whole map.
-      projective: those of the outputs of a group. None: the whole map.
-      centers: ``"grid"``: evenly spaced, from the first place where the window fits to the last. ``"uniform"``: drawn from the whole
-        map. ``"normal"``: drawn around the middle of the map. Or an array ``[groups, 2]`` of rows and columns.
-      deviation: standard deviation of normal centers, as a share of height and width.
-      probability: that a group keeps an output which it could reach.
+      receptive: height and width of a group's input window, or one number for both. None: the whole
+        map.
+      projective: height and width of a group's output window. None: the whole map.
+      centers: ``"grid"``: evenly spaced, from the first possible window position to the last.
+        ``"uniform"``: uniformly random in the map. ``"normal"``: normally distributed around the
+        middle of the map. Or an array ``[groups, 2]`` of rows and columns.
+      deviation: standard deviation of normal centers, relative to height and width.
+      probability: probability that a group keeps an output in its window.
       input_mask: bool ``[height, width]``, False for pixels that no group reads.
-      output_mask: bool of the map of outputs, False for pixels that no group reaches.
+      output_mask: bool with the shape of the output map, False for pixels that no group reaches.
 
     Returns:
       `Connectivity` with candidates and targets in the order row, column, channel.
 
     Raises:
-      ValueError: a size is impossible, a window is larger than its map, a mask has another shape, or a group has fewer than two inputs
-        or no output to choose from.
+      ValueError: a size is impossible, a window is larger than its map, a mask has a wrong shape,
+        or a group has fewer than two inputs or no output.
 
     Source: docs/semantics.md, section 11.
 
@@ -375,7 +389,7 @@ def projections(
 
     candidates = _ids(first, np.broadcast_to(window, first.shape), read)
     candidates = _unmasked(where, "input_mask", candidates, input_mask, read)
-    # Twice the center is whole, so the ends of intervals are exact: |2 height t - twice out_height| <= (size - 1) height.
+    # Exact, as twice the center is an integer: |2 height t - twice out_height| <= (size - 1) height.
     twice, span = 2 * first + window - 1, (0, 0)
     start, count = np.zeros_like(first), np.broadcast_to(reached[:2], first.shape)
     if projective is not None:
@@ -406,7 +420,7 @@ def projections(
 def _keys(
     where: str, key: Array | None, centers: Any, probability: float
 ) -> tuple[Array, Array] | tuple[None, None]:
-    """Return keys of the centers and of the targets."""
+    """Return keys for the centers and for the targets."""
     if key is None:
         drawn = f"centers is {centers!r}" if isinstance(centers, str) and centers != "grid" else ""
         drawn = drawn or (f"probability is {probability}" if probability < 1 else "")
@@ -417,7 +431,7 @@ def _keys(
         raise ValueError(
             f"{where}: key is traced; connectivity is known before anything runs, so draw it outside of jax.jit."
         )
-    with jax.ensure_compile_time_eval():  # a layer may be made inside of a program
+    with jax.ensure_compile_time_eval():  # a program may construct a layer
         center_key, target_key = jax.random.split(key)
     return center_key, target_key
 
@@ -431,7 +445,7 @@ def _centers(
     centers: Any,
     deviation: float,
 ) -> np.ndarray:
-    """Return centers ``[G, 2]``, which need not be those of whole windows."""
+    """Return centers ``[G, 2]``, before the shift to whole windows."""
     size = np.array(image[:2], np.float64)
     if not isinstance(centers, str):
         points = np.asarray(centers, np.float64)
@@ -470,7 +484,7 @@ def _centers(
 
 
 def _ids(first: np.ndarray, count: np.ndarray, image: tuple[int, int, int]) -> np.ndarray:
-    """Return the ids of the values of rectangles, ``[G, values]``: `count` rows and columns from `first`; -1 beyond these."""
+    """Return value ids ``[G, values]`` of rectangles from `first` of size `count`, else -1."""
     _, width, channels = image
     high, wide = (int(n) for n in count.max(0).clip(1))
     rows = first[:, :1] + np.arange(high)
@@ -481,7 +495,7 @@ def _ids(first: np.ndarray, count: np.ndarray, image: tuple[int, int, int]) -> n
 
 
 def _unmasked(where: str, name: str, ids: np.ndarray, mask: Any, image: tuple[int, int, int]) -> np.ndarray:
-    """Return ids with -1 in place of those that a mask leaves out."""
+    """Return ids with -1 in place of masked ids."""
     if mask is None:
         return ids
     kept = np.asarray(mask)
@@ -494,7 +508,7 @@ def _unmasked(where: str, name: str, ids: np.ndarray, mask: Any, image: tuple[in
 
 
 def _packed(ids: np.ndarray) -> np.ndarray:
-    """Return ids with the unused slots last, and as few of these as possible."""
+    """Return ids with the unused slots last, and as few unused slots as possible."""
     used = ids >= 0
     order = np.argsort(~used, axis=1, kind="stable")
     return np.take_along_axis(ids, order, 1)[:, : max(int(used.sum(1).max()), 1)]

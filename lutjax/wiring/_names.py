@@ -1,4 +1,4 @@
-"""Wirings by name, and those that need sizes of their own: what the argument `wiring` of layers takes."""
+"""Values of the layer argument `wiring`: wirings by name, and wirings with their own sizes."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,23 +12,26 @@ from lutjax.wiring._images import windows
 from lutjax.wiring._sizes import Size, as_image, require, shape_of
 
 Wiring = Callable[[Any, int, int, int], Any]
-"""Draws wires: from a key and the numbers of inputs, of gates, and of inputs of a gate, ids ``[gates, inputs of a gate]``."""
+"""Function from a key and the numbers of inputs, gates and inputs per gate to ids
+``[gates, inputs of a gate]``.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
     """Wiring of gates that each read a window of an image, for the first layer of gates.
 
-    Windows have all positions in the image, and each of them as many gates as another, or one more.
+    Windows have all positions in the image. The number of gates per window differs by at most one.
 
     Args:
-      image_shape: height, width and, if there are several, channels of the image that was made a row: the bits of a pixel are channels.
+      image_shape: height, width and, if there are several, channels of the flattened image: the
+        bits of a pixel are channels.
       kernel: height and width of a window.
       channels: channels that a gate reads, drawn for each gate. None: all.
 
     Raises:
-      ValueError: the window is larger than the image, or there are fewer channels; when wires are drawn: the image has another number of values
-        than there are inputs.
+      ValueError: the window is larger than the image, or there are fewer channels; on use: the
+        image size differs from the number of inputs.
 
     Source: docs/logic.md, section 9.
 
@@ -79,15 +82,16 @@ class Windows:
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """Wiring of gates in groups that read a group of inputs each, such as channels that come first.
+    """Wiring of gates in groups that each read a group of inputs, such as leading channels.
 
-    Inputs and gates are divided into as many contiguous groups; gates of a group read its inputs, balanced.
+    Inputs and gates are divided into the same number of contiguous groups. The gates of a group
+    read its inputs, balanced.
 
     Args:
-      n_groups: groups; it divides inputs and gates.
+      n_groups: number of groups; must divide inputs and gates.
 
     Raises:
-      ValueError: there are none; when wires are drawn: groups do not divide inputs or gates.
+      ValueError: there are no groups; on use: groups do not divide inputs or gates.
 
     Source: docs/logic.md, section 9.
 
@@ -130,20 +134,20 @@ FIXED: dict[str, Wiring] = {
     "unique": _unique,
     "butterfly": butterfly,
 }
-"""Wirings that are drawn once, by their names."""
+"""Fixed wirings by name."""
 
 LEARNED = ("top-k", "full", "learnable")
 """Names of wirings whose layers have scores."""
 
 EVEN = ("balanced", "unique", "butterfly", "learnable")
-"""Names of wirings that read every input equally often, or once more."""
+"""Names of wirings whose fan-outs differ by at most one."""
 
 
 def drawn(wiring: str | Wiring, key: Any, n_inputs: int, n_gates: int, arity: int) -> jax.Array:
     """Return the wires of a fixed wiring: int32 ``[n_gates, arity]``.
 
     Raises:
-      ValueError: it cannot have these sizes, or returns another shape.
+      ValueError: the wiring does not support these sizes, or returns another shape.
     """
     draw = FIXED[wiring] if isinstance(wiring, str) else wiring
     wires = jnp.asarray(draw(key, n_inputs, n_gates, arity))

@@ -1,4 +1,4 @@
-"""Pictures of connectivity: the parts of maps that groups of detectors read and reach."""
+"""Figures of connectivity: the map regions that detector groups read and reach."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,13 @@ class _Fields:
     """Ids to draw.
 
     Attributes:
-      unit: the name of the owner of a row of ids: a group, a detector or a gate.
-      in_shape: sizes of the map of inputs.
-      read: ids of inputs ``[G, inputs]``, -1 for an unused slot.
-      pairs: pairs of them that are compared, ``[G, pairs, 2]``, or None.
+      unit: name of the owner of a row of ids: a group, a detector or a gate.
+      in_shape: sizes of the input map.
+      read: input ids ``[G, inputs]``, -1 for an unused slot.
+      pairs: compared pairs of inputs, ``[G, pairs, 2]``, or None.
       centers: rows and columns ``[G, 2]``, or None.
-      out_shape, reached: the same of outputs, or None.
+      out_shape: sizes of the output map, or None.
+      reached: output ids ``[G, outputs]``, or None.
     """
 
     unit: str
@@ -45,25 +46,29 @@ def show(
     out_shape: Size | None = None,
     groups: int | Sequence[int] = 5,
 ) -> "Figure":
-    """Draw receptive and projective fields: a column for each of some groups, and one for all of them.
+    """Draw receptive and projective fields: one column per selected group, and one for all groups.
 
-    The first row shows the inputs: those that a group may read, and lines between the pairs that its detectors compare. The second
-    row shows the outputs that its tables reach, if these are some of all. The last column counts the groups that read or reach each pixel.
+    The first row shows the candidate inputs of a group, and lines between the pairs that its
+    detectors compare. The second row shows the outputs of its tables, if they are a subset. The
+    last column counts the groups that read or reach each pixel.
 
     Args:
-      source: a `Connectivity`; a layer of `lutjax.layers.nnx`; the variables of a layer of Linen or Haiku, by name; or ids:
-        anchors ``[detectors, pairs, 2]``, or ``[groups, inputs]`` such as wires or candidates, where -1 is an unused slot.
-      in_shape: sizes of the map of inputs, (height, width) or (height, width, channels). Only for sources without a
-        connectivity; by default their inputs are one row, or those of `ConvLUT` a window.
-      out_shape: sizes of the map of outputs, likewise.
-      groups: number of groups to draw, evenly picked, or their ids.
+      source: a `Connectivity`; a layer of `lutjax.layers.nnx`; the variables of a Linen or Haiku
+        layer, by name; or ids: anchors ``[detectors, pairs, 2]``, or ``[groups, inputs]`` such as
+        wires or candidates, where -1 is an unused slot.
+      in_shape: sizes of the input map, (height, width) or (height, width, channels). Only for
+        sources without a connectivity; by default their inputs are one row, or a window for
+        `ConvLUT`.
+      out_shape: sizes of the output map, likewise.
+      groups: number of groups to draw, evenly spaced, or their ids.
 
     Returns:
-      A figure of matplotlib, for ``figure.savefig("fields.png")``.
+      A Matplotlib figure, for ``figure.savefig("fields.png")``.
 
     Raises:
-      ValueError: there is nothing to draw, a shape does not have as many values as there are ids, or a group does not exist.
-      ModuleNotFoundError: matplotlib is not installed.
+      ValueError: there is nothing to draw, a shape does not match the number of ids, or a group
+        does not exist.
+      ModuleNotFoundError: Matplotlib is not installed.
 
     Example:
       >>> from lutjax import wiring
@@ -103,7 +108,7 @@ def show(
 
 
 def _picked(fields: _Fields, groups: int | Sequence[int]) -> list[int]:
-    """Return ids of the groups to draw."""
+    """Return the ids of the groups to draw."""
     n = len(fields.read)
     if isinstance(groups, Sequence):
         picked = [int(g) for g in groups]
@@ -115,7 +120,7 @@ def _picked(fields: _Fields, groups: int | Sequence[int]) -> list[int]:
 
 
 def _image(shape: tuple[int, ...], ids: np.ndarray) -> np.ndarray:
-    """Return the share of a pixel's channels that are among ids, ``[height, width]``."""
+    """Return the selected share of each pixel's channels, ``[height, width]``."""
     height, width, channels = as_image(shape)
     values = np.zeros(height * width * channels, bool)
     values[ids[ids >= 0]] = True
@@ -131,7 +136,7 @@ def _draw(axes: Any, image: np.ndarray, title: str, colors: str) -> Any:
 
 
 def _draw_comparisons(axes: Any, fields: _Fields, g: int) -> None:
-    """Draw lines between the pairs that a group compares, and its center."""
+    """Draw lines between the compared pairs of a group, and its center."""
     _, width, channels = as_image(fields.in_shape)
     if fields.pairs is not None:
         pixels = fields.pairs[g] // channels
@@ -142,7 +147,7 @@ def _draw_comparisons(axes: Any, fields: _Fields, g: int) -> None:
 
 
 def _fields_of(source: Any, in_shape: Size | None, out_shape: Size | None) -> _Fields:
-    """Return the ids to draw of anything that has some."""
+    """Return the ids to draw of any supported source."""
     if isinstance(source, Connectivity):
         _require_none(in_shape, out_shape)
         return _of_connectivity(source, None)
@@ -169,7 +174,7 @@ def _require_none(in_shape: Size | None, out_shape: Size | None) -> None:
 
 
 def _arrays_of(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the ids among variables by name, also where these are in collections, as in Linen."""
+    """Return the id arrays by name, also from nested collections, as in Linen."""
     found: dict[str, np.ndarray] = {}
     for name, value in variables.items():
         if isinstance(value, Mapping):
@@ -188,13 +193,13 @@ def _of_connectivity(c: Connectivity, pairs: np.ndarray | None) -> _Fields:
 def _of_arrays(
     arrays: Mapping[str, np.ndarray], spec: Any, in_shape: Size | None, out_shape: Size | None
 ) -> _Fields:
-    """Return the fields of detectors or gates one by one."""
+    """Return the fields of individual detectors or gates."""
     name = next((n for n in ("anchors", "wires") if n in arrays), None)
     if name is None:
         raise ValueError("show: source has neither anchors nor wires to draw.")
     ids, targets = arrays[name], arrays.get("targets")
     n_inputs = n_outputs = None
-    if hasattr(spec, "n_tables"):  # tables over a vector, whose ids may be those of a group
+    if hasattr(spec, "n_tables"):  # tables over a vector, perhaps with group-local ids
         n_groups = getattr(spec, "groups", None) or 1
         n_inputs, n_outputs = n_groups * spec.n_inputs, n_groups * spec.n_outputs
         ids = _of_all_groups(ids, n_groups, spec.n_inputs)
@@ -217,7 +222,7 @@ def _of_arrays(
 
 
 def _of_all_groups(ids: np.ndarray, n_groups: int, n_of_group: int) -> np.ndarray:
-    """Return ids in a group as ids of all, where the first axis has the groups one after the other; -1 stays."""
+    """Convert group-local ids to global ids, with groups in order on the first axis."""
     group = np.arange(len(ids)) * n_groups // len(ids)
     return np.where(ids < 0, -1, ids + (n_of_group * group).reshape(-1, *(1,) * (ids.ndim - 1)))
 
@@ -225,7 +230,7 @@ def _of_all_groups(ids: np.ndarray, n_groups: int, n_of_group: int) -> np.ndarra
 def _shape(
     name: str, given: Size | None, ids: np.ndarray, n_values: int | None, kind: str
 ) -> tuple[int, ...]:
-    """Return the shape of a map, by default one row. Where nobody says how many values it has, it may have more than ids say."""
+    """Return the map shape, by default one row; a map of unknown size may exceed the ids."""
     least = int(ids.max(initial=0)) + 1 if n_values is None else n_values
     if given is None:
         return (least,)

@@ -1,4 +1,4 @@
-"""Sizes that the arguments of wirings have."""
+"""Validation of size arguments."""
 
 import operator
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def pair(where: str, name: str, size: Size, least: int = 1) -> tuple[int, int]:
     """Return height and width of a size.
 
     Raises:
-      ValueError: it is neither a whole number nor two of them, or is less than `least`.
+      ValueError: it is neither an integer nor two integers, or is less than `least`.
     """
     found = _whole(plain(size))
     if found is None or len(found) > 2:
@@ -33,10 +33,10 @@ def pair(where: str, name: str, size: Size, least: int = 1) -> tuple[int, int]:
 
 
 def shape_of(where: str, name: str, shape: Size, ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a map of values: height and width, and perhaps channels.
+    """Return the shape of a map of values: height and width, and optionally channels.
 
     Raises:
-      ValueError: it has another number of sizes than `ranks`, or one is less than 1.
+      ValueError: the number of sizes is not in `ranks`, or one is less than 1.
     """
     found = _whole(plain(shape))
     if found is None or len(found) not in ranks or min(found) < 1:
@@ -48,13 +48,13 @@ def shape_of(where: str, name: str, shape: Size, ranks: tuple[int, ...]) -> tupl
 
 
 def as_image(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Return height, width and channels of a map: those that it does not have are 1."""
+    """Return height, width and channels of a map; missing sizes are 1."""
     height, width, channels = {1: (1, *shape, 1), 2: (*shape, 1)}.get(len(shape), shape)
     return height, width, channels
 
 
 def _whole(size: Size) -> tuple[int, ...] | None:
-    """Return whole numbers as a tuple, None for anything else."""
+    """Return integers as a tuple, None for anything else."""
     try:
         return tuple(operator.index(n) for n in (size if isinstance(size, Sequence) else (size,))) or None
     except TypeError:
