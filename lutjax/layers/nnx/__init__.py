@@ -1,9 +1,10 @@
 """Layers for Flax NNX.
 
-Trained variables are `nnx.Param`: positions, logits, scores, projections, and thresholds if they are learnable; of tables and of the
-scalars of reads they are `Tables` and `Scalars`, kinds of `nnx.Param`. The others, `Anchors`, `Targets`, `Wires`, `Thresholds`,
-`Quantized` and `Keys`, are saved and restored with the model, and left alone by ``nnx.Optimizer(model, ..., wrt=nnx.Param)``. Attention that
-decodes keeps its latest keys in `nnx.Cache`.
+Trained variables are `nnx.Param`: positions, logits, scores, projections, and learnable thresholds.
+Tables and the scalars of reads are `Tables` and `Scalars`, subclasses of `nnx.Param`. All other
+variables, `Anchors`, `Targets`, `Wires`, `Thresholds`, `Quantized` and `Keys`, are saved and
+restored with the model, and ignored by ``nnx.Optimizer(model, ..., wrt=nnx.Param)``. During
+decoding, attention stores its latest keys in `nnx.Cache`.
 """
 
 from lutjax.extras import needed_by

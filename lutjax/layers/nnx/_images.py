@@ -1,4 +1,4 @@
-"""Tables with geometry for Flax NNX; `lutjax.layers._images` has the arguments of the layers."""
+"""Tables with geometry for Flax NNX; `lutjax.layers._images` documents the arguments."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from lutjax.wiring._sizes import Size
 
 
 class _Images(Random):
-    """Base of layers of tables over images."""
+    """Base class of image table layers."""
 
     n_detectors: int
     n_anchors: int

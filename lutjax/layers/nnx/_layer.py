@@ -1,4 +1,4 @@
-"""Base of the layers of Flax NNX: a spec, and its variables and sizes as attributes."""
+"""Base classes of Flax NNX layers: a spec with variables and sizes as attributes."""
 
 import dataclasses
 import functools
@@ -42,13 +42,13 @@ _MODES = ("deterministic", "decode")
 _HIDDEN = {
     "__abstractmethods__", "__annotations__", "__dir__", "__getattr__", "__getstate__", "__init_subclass__", "__setattr__", "spec_type",
 }  # fmt: skip
-"""Attributes that `help` leaves out: they tell users nothing."""
+"""Attributes hidden from `help`, because they are irrelevant to users."""
 
 Constructor = TypeVar("Constructor", bound=Callable[..., None])
 
 
 def builds(init: Constructor) -> Constructor:
-    """Return a constructor with the signature of `init` that makes the spec and the variables of its arguments."""
+    """Return a constructor with the signature of `init` that builds the spec and its variables."""
     signature = inspect.signature(init)
 
     @functools.wraps(init)
@@ -66,7 +66,7 @@ def builds(init: Constructor) -> Constructor:
 
 
 class _LayerType(ModuleMeta):
-    """Type of layers: that of Flax hides the signature of constructors."""
+    """Metaclass of layers that shows constructor signatures, unlike Flax's own metaclass."""
 
     @property
     def __signature__(cls) -> inspect.Signature:
@@ -78,10 +78,11 @@ class _LayerType(ModuleMeta):
 
 
 class Layer(nnx.Module, metaclass=_LayerType):
-    """Base of layers: a spec, and its variables as attributes.
+    """Base class of layers: a spec, and its variables as attributes.
 
-    Sizes and options, such as `in_features`, are read-only attributes. They are those of the arrays, so they follow when arrays are replaced. An
-    array that is assigned to a variable becomes its value: ``layer.weights = array`` is ``layer.weights.set_value(array)``.
+    Sizes and options, such as `in_features`, are read-only attributes derived from the arrays, so
+    they follow when arrays are replaced. An array assigned to a variable becomes its value:
+    ``layer.weights = array`` is ``layer.weights.set_value(array)``.
     """
 
     spec_type: ClassVar[type[_spec.Spec]]
@@ -96,7 +97,7 @@ class Layer(nnx.Module, metaclass=_LayerType):
             )
 
     def _build(self, rngs: nnx.Rngs | None, **arguments: Any) -> None:
-        """Make the spec and the variables of the arguments of the constructor."""
+        """Build the spec and the variables from the constructor arguments."""
         if rngs is not None:
             require_rngs(type(self).__name__, rngs)
         self._declared, variables = _spec.build(
@@ -126,7 +127,7 @@ class Layer(nnx.Module, metaclass=_LayerType):
 
     @property
     def spec(self) -> Any:
-        """Spec of the layer, with the sizes that its arrays have."""
+        """Spec of the layer, with sizes from the arrays."""
         return self._declared.fitted(self._arrays())
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -143,7 +144,7 @@ class Layer(nnx.Module, metaclass=_LayerType):
             )
 
     def _set_array(self, name: str, variable: Any, value: Any) -> None:
-        """Give a variable of the layer another array, and update those that follow from it."""
+        """Assign an array to a variable of the layer, and update the dependent variables."""
         layer = self._declared.layer
         if not isinstance(value, jax.Array | np.ndarray):
             raise TypeError(
@@ -163,7 +164,10 @@ class Layer(nnx.Module, metaclass=_LayerType):
             getattr(self, other).set_value(array)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for `pickle`. Initializers that `pickle` refuses become defaults: the variables exist already."""
+        """Return the attributes for `pickle`.
+
+        Initializers that `pickle` does not support become defaults: the variables exist already.
+        """
         state, declared = dict(vars(self)), self._declared
         defaults = {
             f.name: f.default
@@ -181,7 +185,7 @@ class Layer(nnx.Module, metaclass=_LayerType):
         _variables.check(declared.layer, {v.name: own[v.name] for v in declared.all_variables})
 
     def _bound(self) -> tuple[Any, dict[str, Any]]:
-        """Return the spec and the arrays of a call, with ids checked where they are known, and tables in host memory."""
+        """Return the spec and arrays of a call, with checked ids and host-resident tables."""
         self._check_origin()
         arrays = self._arrays()
         spec = self._declared.fitted(arrays)
@@ -189,20 +193,20 @@ class Layer(nnx.Module, metaclass=_LayerType):
         return spec, {**spec.held(arrays), **on_host}
 
     def check(self) -> None:
-        """Check the variables. Call it after they were replaced, for example by those of a checkpoint or by fewer.
+        """Check the variables. Call it after a checkpoint or a smaller set of arrays replaced them.
 
         Raises:
-          ValueError: a variable's shape does not fit the others, it holds an id that does not exist, or a trained variable is from the state
-        of a layer with other ids.
+          ValueError: the shape of a variable does not fit the other variables, it holds an id that
+            does not exist, or a trained variable is from the state of a layer with other ids.
         """
         self.spec.check(self._arrays())
         self._check_origin()
 
 
 class Switched(Layer):
-    """Base of layers whose calls are deterministic or not: hard or soft, without dropout or with it.
+    """Base class of layers with a deterministic mode: hard or soft, without dropout or with it.
 
-    A fork of the stream of their spec, ``gates`` or ``dropout``, draws the noise of those that have some.
+    A fork of the spec's stream, ``gates`` or ``dropout``, draws the noise.
     """
 
     def _build(self, rngs: nnx.Rngs | None, **arguments: Any) -> None:
@@ -210,11 +214,11 @@ class Switched(Layer):
         self.rngs = rngs[self.spec.stream].fork() if rngs is not None and self.spec.random else nnx.data(None)
 
     def _mode(self, spec: Any, deterministic: bool | None, rngs: Any = None) -> dict[str, Any]:
-        """Return whether a call is deterministic, and the key of its noise, as arguments of its spec."""
+        """Return the mode of a call and its noise key, as arguments of the spec."""
         calm, noise = spec.deterministic if deterministic is None else deterministic, {}
         if spec.random and not calm:
             stream = self.rngs if rngs is None else rngs
-            if stream is not None:  # the spec says what is missing
+            if stream is not None:  # the spec raises if the key is missing
                 noise["key"] = stream[spec.stream]() if isinstance(stream, nnx.Rngs) else stream()
         return {"deterministic": calm, **noise}
 
@@ -222,14 +226,14 @@ class Switched(Layer):
         """Change the mode of the layer, for ``nnx.view``.
 
         Args:
-          deterministic: whether calls run the hard network, or without dropout.
+          deterministic: if True, calls run the hard network, or without dropout.
         """
         if deterministic is not None:
             self.deterministic = deterministic
 
 
 class Random(Switched):
-    """Base of layers whose calls may draw their noise from another stream."""
+    """Base class of layers with an optional noise stream in each call."""
 
     def __call__(
         self,
@@ -242,7 +246,8 @@ class Random(Switched):
 
         Args:
           x: inputs.
-          deterministic: whether to run the hard network, or without dropout; takes precedence over the layer's own.
+          deterministic: run the hard network, or without dropout; takes precedence over the layer's
+            own.
           rngs: for the noise, instead of the layer's own stream.
         """
         spec, arrays = self._bound()
@@ -251,10 +256,10 @@ class Random(Switched):
 
 
 def tables_of(model: nnx.Module) -> frozenset[str]:
-    """Return the names of the parameters of a model that are tables: those in `Tables`, whatever they are called.
+    """Return the table names of a model: the paths of all `Tables`.
 
-    A name is the path in the module, joined by ``/``. It is what the option `tables` of `lutjax.optim` and
-    `lutjax.sharding` takes.
+    A name is the path in the module, joined by ``/``, for the option `tables` of `lutjax.optim` and
+    `lutjax.sharding`.
 
     Example:
       >>> from flax import nnx
@@ -267,7 +272,7 @@ def tables_of(model: nnx.Module) -> frozenset[str]:
 
 
 def host_tables_of(model: nnx.Module) -> dict[str, tuple[HostTable, str]]:
-    """Return the tables of a model that lie in the memory of the host, and the names of the keys that draw them, by their names.
+    """Return the host-resident tables of a model, and the names of their keys, by table name.
 
     A name is the path in the module, joined by ``/``, as in `tables_of`.
 
@@ -288,17 +293,19 @@ def host_tables_of(model: nnx.Module) -> dict[str, tuple[HostTable, str]]:
 
 
 def check(model: nnx.Module, restored: Any = None) -> None:
-    """Check every layer of this package in a model, for example after a checkpoint was read.
+    """Check every layer of this package in a model, for example after checkpoint loading.
 
     Args:
       model: the model.
-      restored: the state that updated the model: an `nnx.State`, nested dicts, as `nnx.to_pure_dict` returns and `nnx.update` takes them, or a flat
-        state, as `nnx.to_flat_state` returns it. Ids belong to the tables that were trained with them. A state with variables of a layer and without
-        its ids is an error, which the model alone does not show.
+      restored: the state that updated the model: an `nnx.State`, nested dicts, as from
+        `nnx.to_pure_dict` for `nnx.update`, or a flat state from `nnx.to_flat_state`. Ids belong to
+        the tables trained with them, so a state with variables of a layer but without its ids is an
+        error, which is invisible in the model itself.
 
     Raises:
-      ValueError: a variable has a wrong shape or holds an id that does not exist, or `restored` lacks ids.
-      TypeError: `restored` is no state.
+      ValueError: a variable has a wrong shape or holds an id that does not exist, or `restored`
+        lacks ids.
+      TypeError: `restored` is not a state.
 
     Example:
       >>> from flax import nnx
@@ -323,7 +330,10 @@ def check(model: nnx.Module, restored: Any = None) -> None:
 
 
 def _paths_of(state: Any) -> Iterator[tuple[str, ...]]:
-    """Yield the paths of the variables of a state in any form; JSON and checkpoints turn the numbers in paths into strings."""
+    """Yield the variable paths of a state in any form.
+
+    JSON and checkpoints turn the numbers in paths into strings.
+    """
     items = state.items() if isinstance(state, Mapping) else state
     is_flat = isinstance(state, nnx.FlatState | Sequence) and all(
         isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], tuple) for item in items

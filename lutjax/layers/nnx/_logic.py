@@ -1,4 +1,4 @@
-"""Differentiable logic for Flax NNX; `lutjax.layers._logic` has the arguments of the layers."""
+"""Differentiable logic for Flax NNX; `lutjax.layers._logic` documents the arguments."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -22,7 +22,7 @@ from lutjax.wiring._sizes import Size
 
 
 class _Wired(Switched):
-    """Base of layers of gates with wires."""
+    """Base class of wired gate layers."""
 
     estimator: str
     feature_axis: int
@@ -43,8 +43,8 @@ class _Wired(Switched):
 
         Args:
           x: inputs.
-          deterministic: whether to run the hard network; takes precedence over the layer's own.
-          temperature: in place of the layer's own; it may be traced.
+          deterministic: run the hard network; takes precedence over the layer's own.
+          temperature: in place of the layer's own; may be traced.
           rngs: for the noise, instead of the layer's own stream.
         """
         return self._call(deterministic, temperature, rngs)(x)
@@ -57,9 +57,12 @@ class _Wired(Switched):
         return _logic.LayerCall(spec, arrays, options)
 
     def truth_tables(self) -> tuple[jax.Array, jax.Array]:
-        """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``.
+        """Return the hard network for `lutjax.packed_lut`: wires and tables.
 
-        Those of `LogicConv` are the trees of one window: ids below its number of values are values of the window, the next ones gates.
+        Wires are ``[G, n]``, and tables are bool ``[G, 2**n]``.
+
+        `LogicConv` returns the trees of one window: ids below the window size are window values,
+        and the following ids are gates.
         """
         spec, arrays = self._bound()
         wires, tables = spec.truth_tables(arrays)
@@ -68,11 +71,11 @@ class _Wired(Switched):
     def expected_needs(
         self, temperature: Float[Array, ""] | float | None = None
     ) -> tuple[jax.Array, jax.Array]:
-        """Return for each gate the expected number of inputs that it needs, and the probability that it needs any: ``[G]`` each.
+        """Return expected needed inputs, and the probability of any needed input, ``[G]`` each.
 
-        Tables are drawn with the probabilities that training has for them: a mixture of gates, or the values of slots. Both
-        are differentiable. A circuit leaves out constants, and buffers and inverters, which need one input; a table that
-        needs n inputs takes ``n - 1`` gates of two inputs or more.
+        Tables are random with their training probabilities: a mixture of gates, or slot values.
+        Both results are differentiable. A circuit omits constants, and buffers and inverters, which
+        need one input. A table that needs n inputs takes ``n - 1`` gates with two inputs or more.
 
         Args:
           temperature: in place of the layer's own.
@@ -83,7 +86,7 @@ class _Wired(Switched):
 
 
 class _Gates(_Wired):
-    """Base of layers of gates of two inputs."""
+    """Base class of two-input gate layers."""
 
     in_features: int
     out_features: int
@@ -101,7 +104,7 @@ class _Gates(_Wired):
 
 
 class LogicGates(_Gates):
-    """Differentiable logic gates of two inputs: `lutjax.bilinear_gates`.
+    """Differentiable two-input logic gates: `lutjax.bilinear_gates`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -140,9 +143,10 @@ class LogicRNN(_Gates):
 
         Args:
           x: inputs ``[..., length, in_features]``.
-          state: before the first step, ``[..., out_features]``: the last one of a call before this, which this continues. 0 by default.
-          deterministic: whether to run the hard network; takes precedence over the layer's own.
-          temperature: in place of the layer's own; it may be traced.
+          state: before the first step, ``[..., out_features]``: the last state of a previous call,
+            to continue it. 0 by default.
+          deterministic: run the hard network; takes precedence over the layer's own.
+          temperature: in place of the layer's own; may be traced.
           rngs: for the noise, instead of the layer's own stream.
         """
         return self._call(deterministic, temperature, rngs)(x, state=state)
@@ -152,14 +156,15 @@ class LogicRNN(_Gates):
         words: UInt32[Array, "inputs length *batch"],
         state: UInt32[Array, "outputs *batch"] | None = None,
     ) -> UInt32[jax.Array, "outputs length *batch"]:
-        """Return the states of the hard network, for 32 sequences a word: ``[out_features, length, ...]``.
+        """Return the hard-network states of 32 sequences per word: ``[out_features, length, ...]``.
 
         Args:
-          words: uint32 ``[in_features, length, ...]``, bits packed by `lutjax.pack_bits`, whatever the `feature_axis`.
+          words: uint32 ``[in_features, length, ...]``, bits packed by `lutjax.pack_bits`, for any
+            `feature_axis`.
           state: before the first step, ``[out_features, ...]``; 0 by default.
 
         Raises:
-          ValueError: words or the state have another shape or dtype.
+          ValueError: words or the state have a wrong shape or dtype.
         """
         spec, arrays = self._bound()
         y: jax.Array = spec.from_words(arrays, words, state)
@@ -218,7 +223,7 @@ def in_sequence(
     temperature: Float[Array, ""] | float | None,
     rngs: nnx.Rngs | None,
 ) -> Float[jax.Array, "..."]:
-    """Return the outputs of layers that follow one another; mixtures of gates of layers of the same size are computed at once."""
+    """Return the outputs of consecutive layers; equal layers share one gate-mixture computation."""
     return _logic.in_sequence([layer._call(deterministic, temperature, rngs) for layer in layers], x)
 
 
@@ -231,8 +236,8 @@ class LogicConv(_Wired):
     out_shape: tuple[int, int, int]
     n_kernels: int
 
-    logits: Param  # of gates
-    table: Param  # of tables, instead
+    logits: Param  # gate logits
+    table: Param  # alternative: table values
 
     @builds
     def __init__(
@@ -245,13 +250,14 @@ class LogicConv(_Wired):
     ) -> None: ...  # fmt: skip
 
     def from_words(self, words: UInt32[Array, "channels height width *batch"]) -> UInt32[jax.Array, "..."]:
-        """Return the bits of the hard trees, for 32 samples a word: ``[kernels, rows, columns, ...]``.
+        """Return the hard-tree bits of 32 samples per word: ``[kernels, rows, columns, ...]``.
 
         Args:
-          words: uint32 ``[channels, height, width, ...]``, bits packed by `lutjax.pack_bits`, whatever the `feature_axis`.
+          words: uint32 ``[channels, height, width, ...]``, bits packed by `lutjax.pack_bits`, for
+            any `feature_axis`.
 
         Raises:
-          ValueError: words have another shape or dtype.
+          ValueError: words have a wrong shape or dtype.
         """
         spec, arrays = self._bound()
         y: jax.Array = spec.from_words(arrays, words)
@@ -280,7 +286,7 @@ class GroupSum(Layer):
     ) -> None: ...  # fmt: skip
 
     def __call__(self, x: Shaped[Array, "..."]) -> Float[jax.Array, "..."]:
-        """Return sums of groups."""
+        """Return the group sums."""
         y: jax.Array = self.spec({}, x)
         return y
 
@@ -317,7 +323,7 @@ class Thermometer(Switched):
     def __call__(
         self, x: Shaped[Array, "..."], *, deterministic: bool | None = None
     ) -> Float[jax.Array, "..."]:
-        """Return bits of inputs; `deterministic` takes precedence over the layer's own."""
+        """Return the bits for inputs; `deterministic` takes precedence over the layer's own."""
         spec, arrays = self._bound()
         y: jax.Array = spec(arrays, x, **self._mode(spec, deterministic))
         return y

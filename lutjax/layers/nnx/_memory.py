@@ -1,4 +1,4 @@
-"""Memory layers for Flax NNX; `lutjax.layers._memory` has the arguments of the layers."""
+"""Memory layers for Flax NNX; `lutjax.layers._memory` documents the arguments."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +34,7 @@ class NgramMemory(Layer):
       >>> layer(x, tokens).shape, layer.row_ids(tokens).shape
       ((4, 32, 16), (4, 32, 8))
 
-    Token by token, with what the layer keeps of those before::
+    Token by token, with the layer's history of previous tokens::
 
       >>> history = layer.history((4,))
       >>> for t in range(3):
@@ -76,21 +76,27 @@ class NgramMemory(Layer):
         return spec(arrays, x, **options)
 
     def row_ids(self, tokens: Int[Array, "*batch length"], segments: Any = None) -> Any:
-        """Return the rows that tokens read, int32 ``[..., length, tables]``, from ids alone; see `lutjax.ngram_rows`."""
+        """Return row ids from token ids only, int32 ``[..., length, tables]``.
+
+        See `lutjax.ngram_rows`.
+        """
         return self.spec.row_ids(tokens, segments)
 
     def history(self, batch_shape: tuple[int, ...], dtype: DTypeLike | None = None) -> History:
-        """Return what the layer keeps before the first token of texts of this batch shape, for calls that continue them.
+        """Return the history before the first token of sequences with this batch shape.
+
+        Pass it to calls that continue the sequences.
 
         Args:
-          dtype: of the inputs, where the layer has no `dtype`; by default that of the parameters.
+          batch_shape: batch dimensions of the sequences.
+          dtype: input dtype of a layer without `dtype`; by default the parameter dtype.
         """
         found: History = self.spec.history(batch_shape, dtype)
         return found
 
 
 class _Keyed(Layer):
-    """Base of layers whose rows are addressed by products of keys."""
+    """Base class of layers with product keys."""
 
     in_features: int
     out_features: int
@@ -112,14 +118,14 @@ class _Keyed(Layer):
     def reads(
         self, x: Float[Array, "*batch inputs"]
     ) -> tuple[Int[jax.Array, "*batch reads"], Float[jax.Array, "*batch reads"]]:
-        """Return the ids of the rows that inputs read, ``[..., heads * k]``, those of each head one after the other, and their weights."""
+        """Return row ids ``[..., heads * k]``, head by head, and their weights."""
         spec, arrays = self._bound()
         found: tuple[jax.Array, jax.Array] = spec.reads(arrays, x)
         return found
 
 
 class ProductKeyMemory(_Keyed):
-    """Table whose rows are addressed by products of keys: `lutjax.weighted_lookup`."""
+    """Table with rows addressed by product keys: `lutjax.weighted_lookup`."""
 
     spec_type = _product_keys.ProductKeyMemorySpec
 
@@ -137,7 +143,7 @@ class ProductKeyMemory(_Keyed):
 
 
 class ProductKeyExperts(_Keyed):
-    """Experts of one neuron each, selected by products of keys."""
+    """Experts with one neuron each, selected by product keys."""
 
     spec_type = _product_keys.ProductKeyExpertsSpec
 

@@ -1,4 +1,7 @@
-"""Scored tables between projections for Flax NNX; `lutjax.layers._projection` has the arguments of the layer."""
+"""Scored tables between projections for Flax NNX.
+
+`lutjax.layers._projection` documents the arguments.
+"""
 
 from typing import Any, TypeVar
 
@@ -24,8 +27,9 @@ M = TypeVar("M", bound=nnx.Module)
 class ProjectionLUT(Random):
     """Heads of lookup tables between two projections: `lutjax.scored_lut`.
 
-    Tables are `Tables` and the read's scalars `Scalars`, both kinds of `nnx.Param`, so that an optimizer can tell them from the
-    projections. Masks of table dropout are drawn from the stream ``dropout``.
+    Tables are `Tables` and the read's scalars are `Scalars`, both subclasses of `nnx.Param`, so an
+    optimizer can distinguish them from the projections. Table dropout masks are drawn from the
+    stream ``dropout``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -89,15 +93,17 @@ class ProjectionLUT(Random):
 
 
 def quantize(model: M) -> M:
-    """Return a model whose layers of scored tables have tables of integers, for deployment: a quarter of the memory.
+    """Return a model with quantized scored tables, for deployment: a quarter of the memory.
 
-    These are `ProjectionLUT`, and of `SpatialLUT`, `WindowLUT` and `ConvLUT` those that were trained with `lutjax.reads.PowersOfTwo`.
+    It quantizes `ProjectionLUT`, and each `SpatialLUT`, `WindowLUT` and `ConvLUT` trained with
+    `lutjax.reads.PowersOfTwo`.
 
-    It has no table of floats; all other arrays are shared with the model. Its layers are those that ``quantized=True`` makes,
-    into which a checkpoint of it can be read.
+    The result has no float tables and shares all other arrays with the model. Its layers equal
+    layers made with ``quantized=True``, which load its checkpoints.
 
     Args:
-      model: trained with `lutjax.reads.PowersOfTwo`, whose values it keeps up to the rounding of float sums.
+      model: model trained with `lutjax.reads.PowersOfTwo`. The result has the same values, up to
+        the rounding of float sums.
 
     Raises:
       ValueError: there is no such layer, or a `ProjectionLUT` has another read.
@@ -134,9 +140,9 @@ def quantize(model: M) -> M:
 
 
 def _quantize(layer: Any) -> None:
-    """Replace the tables of a layer by tables of integers."""
+    """Quantize the tables of a layer in place."""
     spec, arrays = layer.spec.quantize(layer.weights.get_value())
     layer._declared = spec
-    layer.rngs = nnx.data(None)  # there is no dropout
+    layer.rngs = nnx.data(None)  # no dropout in deployment
     for name, array in arrays.items():
         setattr(layer, name, Quantized(array))

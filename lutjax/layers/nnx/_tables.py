@@ -1,4 +1,4 @@
-"""Look-up tables for Flax NNX; `lutjax.layers._tables` has their arguments."""
+"""Lookup tables for Flax NNX; `lutjax.layers._tables` documents the arguments."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from lutjax.layers.nnx._variables import Anchors, Param, Tables, Targets
 
 
 class _Detectors(Layer):
-    """Base of layers of detectors over a vector."""
+    """Base class of detector layers over a vector."""
 
     in_features: int
     out_features: int
@@ -94,7 +94,7 @@ class SparseLUT(_Detectors):
 
 
 class _Attention(_Detectors):
-    """Base of the two kinds of attention: the call and the cache."""
+    """Base class of attention layers: the call and the cache."""
 
     n_positions: int
     n_position_bits: int
@@ -134,30 +134,35 @@ class _Attention(_Detectors):
         counts: bool = False,
         blocks: tuple[int, int] | None = None,
     ) -> None:
-        """Make an empty cache (`nnx.Cache`) for decoding inputs of this shape and dtype.
+        """Create an empty cache (`nnx.Cache`) for decoding inputs of this shape and dtype.
 
-        The length in `input_shape` does not matter: the cache holds as many keys as a query can see,
-        `window` or else `n_positions`, and any number of new positions can be decoded at once.
+        The length in `input_shape` has no effect: the cache holds as many keys as a query can see,
+        `window` or else `n_positions`, and a call can decode any number of new positions.
 
         Args:
-          ids: of `LUTAttention`, keep of a key the ids of its rows alone: one or two bytes for each detector in place of twelve. Then no gradient
-            flows to inputs of other calls, nor to queries from keys of earlier calls.
-          counts: of `LUTAttention` without positions, window and pool, keep how many keys had each row: constant memory for texts of any
-            length, of one segment, and each query sees all keys before it. No gradient flows to inputs.
+          input_shape: shape of the inputs.
+          dtype: dtype of the inputs.
+          ids: for `LUTAttention`: store only row ids of each key, one or two bytes per detector
+            instead of twelve. No gradient then flows to inputs of other calls, or to queries from
+            earlier keys.
+          counts: for `LUTAttention` without positions, window and pool: store the number of keys
+            per row: constant memory for sequences of any length, with one segment, and each query
+            sees all earlier keys. No gradient flows to inputs.
+          blocks: number and size of the blocks of a pool that stores the keys of all sequences; a
+            call then takes ``block_tables``.
 
-          blocks: number and size of the blocks of a pool, in which the keys of all sequences are; a call then takes ``block_tables``.
-
-        Without `ids` and `counts` it is a cache of what the layer's `cached` says, and without `blocks` of what `blocks` does.
+        Without `ids` and `counts`, the layer's option `cached` applies; without `blocks`, its
+        option `blocks`.
 
         Raises:
-          ValueError: both are asked for, or the layer has no such cache.
+          ValueError: `ids` and `counts` are both set, or the layer does not support the cache.
         """
         if ids and counts:
             raise ValueError(f"{self.spec.layer}: a cache keeps either ids or counts; give one of them.")
         cached = "ids" if ids else "counts" if counts else None
         cache = self.spec.empty_cache(input_shape, dtype, cached=cached, blocks=blocks)
         for name in self.spec.cache_names:
-            delattr(self, name)  # a cache of another kind has other variables
+            delattr(self, name)  # another kind of cache has other variables
             setattr(self, name, nnx.Cache(cache[name]) if name in cache else nnx.data(None))
 
     def set_view(
@@ -169,9 +174,9 @@ class _Attention(_Detectors):
         """Change the mode of the layer, for ``nnx.view``.
 
         Args:
-          decode: whether calls decode with the cache.
-          batch_size: makes an empty cache for this batch.
-          cache_dtype: dtype of the inputs that are decoded; float32 by default.
+          decode: if True, calls decode with the cache.
+          batch_size: create an empty cache for this batch.
+          cache_dtype: dtype of the decoded inputs; float32 by default.
         """
         if decode is not None:
             self.decode = decode

@@ -1,12 +1,15 @@
-"""Variables of the layers of Flax NNX. Trained ones notice when `flax.nnx.update` takes them from a layer with other ids.
+"""Variables of the Flax NNX layers. Trained variables detect updates from a layer with other ids.
 
-Tables and gates belong to the ids they were trained with. Nothing in a file of trained variables names these ids, but inside one process
-``nnx.state(model, nnx.Param)`` holds the variables of the model themselves. A trained variable therefore refers to the id variables of its
-layer. When `nnx.update` copies it to another layer, the layer compares both sets of ids, and its next call raises an error if they differ.
+Tables and gates belong to the ids they were trained with. A file of trained variables does not name
+these ids, but inside one process ``nnx.state(model, nnx.Param)`` holds the model's own variables. A
+trained variable therefore refers to the id variables of its layer. When `nnx.update` copies it to
+another layer, the layer compares both sets of ids, and its next call raises an error if they
+differ.
 
-The reference is an attribute outside of the metadata, so pytree structures and the cache keys of `jit` do not depend on it. Only a variable
-with foreign ids has metadata, which takes the error into jitted calls. `pickle` keeps the reference, so a pickled state of trained variables
-holds their ids. `jax.tree.map`, Orbax and other files drop it, and then nothing is checked.
+The reference is an attribute outside the metadata, so pytree structures and `jit` cache keys do
+not depend on it. Only a variable with foreign ids has metadata, which carries the error into jitted
+calls. `pickle` keeps the reference, so a pickled state of trained variables holds their ids.
+`jax.tree.map`, Orbax and other files drop it, and then nothing is checked.
 """
 
 import copyreg
@@ -23,13 +26,13 @@ from lutjax.layers._spec import QUANTIZED
 from lutjax.values._ids import is_concrete
 
 FOREIGN = "lutjax_foreign_ids"
-"""Metadata of a trained variable: the name of ids that are not those of the layer from which its value comes."""
+"""Metadata key of a trained variable: name of the ids that differ from its source."""
 
 
 class _Trained(nnx.Param[Any]):
-    """Base of trained variables."""
+    """Base class of trained variables."""
 
-    # `_ids`: id variables of the layer, by name. `_source`: ids of the layer from which the value comes.
+    # `_ids`: id variables of the layer, by name. `_source`: ids of the source layer of the value.
     __slots__ = ("__weakref__", "_ids", "_source")
 
     def update_from_state(self, variable_state: Any) -> None:
@@ -56,21 +59,21 @@ class _Trained(nnx.Param[Any]):
 
 
 class Param(_Trained):
-    """Trained variable that is neither a table nor a scalar of a read."""
+    """Trained variable other than a table or a scalar of a read."""
 
 
 class Tables(_Trained):
-    """Tables, trained: ``[tables, rows, outputs]``."""
+    """Trained tables: ``[tables, rows, outputs]``."""
 
 
 class Scalars(nnx.Param[Any]):
-    """Learned scalars of a read of tables."""
+    """Learned scalars of a table read."""
 
 
 class _Ids(nnx.Variable[Any]):
-    """Base of variables that hold ids."""
+    """Base class of variables that hold ids."""
 
-    # `_trained`: weak references to the trained variables of the layer, because strong ones would keep tables alive in a cycle.
+    # `_trained`: weak references to trained variables; strong references would keep tables alive.
     __slots__ = ("_trained",)
 
     def update_from_state(self, variable_state: Any) -> None:
@@ -94,15 +97,15 @@ class Wires(_Ids):
 
 
 class Thresholds(nnx.Variable[Any]):
-    """Thresholds of an encoder that are not learned."""
+    """Fixed thresholds of an encoder."""
 
 
 class Quantized(nnx.Variable[Any]):
-    """Tables of integers, and their scale. They are read, never trained."""
+    """Quantized tables and their scale exponents, never trained."""
 
 
 class Keys(nnx.Variable[Any]):
-    """Keys of random numbers of which tables in the memory of the host are drawn."""
+    """PRNG keys that initialize host-resident tables."""
 
 
 KINDS: Mapping[str, type[nnx.Variable[Any]]] = {
@@ -116,11 +119,11 @@ KINDS: Mapping[str, type[nnx.Variable[Any]]] = {
     QUANTIZED: Quantized,
     "keys": Keys,
 }
-"""Types of variables, by the kinds of `lutjax.layers._spec.Variable`."""
+"""Variable types by `lutjax.layers._spec.Variable` kind."""
 
 
 def link(variables: Mapping[str, nnx.Variable[Any]]) -> None:
-    """Let the trained variables of a layer refer to its ids."""
+    """Link the trained variables of a layer to its ids."""
     ids = {name: v for name, v in variables.items() if _Ids in type(v).__mro__}
     for v in variables.values():
         if isinstance(v, _Trained) and _Trained in type(v).__mro__:  # a hijax variable has no slots
@@ -134,7 +137,7 @@ def _refer(trained: _Trained, ids: Mapping[str, Any] | None) -> None:
 
 
 def compare(trained: Any) -> None:
-    """Set or clear the metadata of a trained variable, by its ids and those of the layer from which its value comes."""
+    """Set or clear the metadata of a trained variable: compare its ids with its source."""
     source, ids = _slot(trained, "_source"), _slot(trained, "_ids")
     differ = [
         n for n, v in (ids or {}).items() if source and n in source and _differ(source[n], v.get_raw_value())
@@ -146,11 +149,7 @@ def compare(trained: Any) -> None:
 
 
 def check(layer: str, variables: Mapping[str, nnx.Variable[Any]]) -> None:
-    """Raise if a trained variable of a layer comes from a layer with other ids.
-
-    Raises:
-      ValueError: one does.
-    """
+    """Raise ValueError if a trained variable comes from a layer with other ids."""
     trained = {name: v for name, v in variables.items() if _Trained in type(v).__mro__}
     if any(_slot(v, "_ids") is None for v in trained.values()):  # of a layer that Flax copied or merged
         link(variables)
@@ -166,11 +165,14 @@ def check(layer: str, variables: Mapping[str, nnx.Variable[Any]]) -> None:
 
 
 def array_of(variable: nnx.Variable[Any]) -> Any:
-    """Return the array of a variable, the object itself: indices, even [...], make another one, see `lutjax.optim`."""
+    """Return the array object of a variable; indexing, even [...], creates another one.
+
+    See `lutjax.optim`.
+    """
     if nnx.Variable in type(variable).__mro__ and not variable.has_metadata("on_get_value"):
         value = variable.get_raw_value()
         if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
-            return value  # as `get_value` does, in a hundredth of its time
+            return value  # like `get_value`, in a hundredth of its time
     return variable.get_value()
 
 
@@ -178,7 +180,7 @@ def _reduce_hijax(variable: Any) -> tuple[Any, ...]:
     return variable.var_type.from_metadata, (variable.get_raw_value(), variable.get_metadata())
 
 
-if hasattr(variablelib, "HijaxVariable"):  # of newer versions of Flax; `pickle` of one recurses without end
+if hasattr(variablelib, "HijaxVariable"):  # newer versions of Flax; `pickle` of one recurses without end
     copyreg.pickle(variablelib.HijaxVariable, _reduce_hijax)
 
 
@@ -193,4 +195,4 @@ def _slot(variable: Any, name: str) -> Any:
 
 
 def _set_slot(variable: Any, name: str, value: Any) -> None:
-    object.__setattr__(variable, name, value)  # which Flax does not take for metadata
+    object.__setattr__(variable, name, value)  # Flax ignores it as metadata

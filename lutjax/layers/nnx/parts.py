@@ -1,4 +1,4 @@
-"""Parts of the NNX layers, for models with variables of their own."""
+"""Parts of the NNX layers, for models with custom variables."""
 
 from lutjax.layers.nnx._logic import in_sequence
 from lutjax.layers.nnx._variables import KINDS, Param, check, link
