@@ -1,22 +1,26 @@
-"""Layers for Haiku. Transform them with `haiku.transform_with_state`: `haiku.transform` raises an error in ``init``.
+"""Layers for Haiku. Use `haiku.transform_with_state`: `haiku.transform` raises in ``init``.
 
-Trained variables are parameters: tables, scalars of reads, projections, positions, logits, scores, and thresholds if they are
-learnable. All others are state. State belongs to the model as much as parameters do, and is never trained:
+Trained variables are parameters: tables, scalars of reads, projections, positions, logits, scores,
+and learnable thresholds. All other variables are state. State is equally part of the model, and is
+never trained:
 
-- ``anchors``: the ids of the inputs that detectors compare;
-- ``targets``: the ids of the outputs that rows of `SparseLUT` and `SpatialLUT` reach;
-- ``wires`` and ``readers``: the ids of the inputs that gates read, and the reverse of that list;
-- ``thresholds``: those of a `Thermometer` that does not learn them;
-- ``weights`` and ``exponents`` of tables of integers;
-- ``weights_key``, ``down_key`` and ``up_key``, of which tables in the memory of the host are drawn (`lutjax.optim.host.HostTables`);
-- ``in_features``, whose shape is the number of inputs, only for layers without the argument `in_features`;
+- ``anchors``: input ids that detectors compare;
+- ``targets``: output ids of `SparseLUT` and `SpatialLUT` rows;
+- ``wires`` and ``readers``: input ids of gates, and their fan-out lists;
+- ``thresholds``: fixed thresholds of a `Thermometer`;
+- ``weights`` and ``exponents`` of quantized tables;
+- ``weights_key``, ``down_key`` and ``up_key``: PRNG keys that initialize host-resident tables
+  (`lutjax.optim.host.HostTables`);
+- ``in_features``, with the number of inputs as shape, only for layers without the argument
+  `in_features`;
 - ``cached_...`` and ``cache_index``: the latest keys, only for attention with ``decode=True``.
 
-`init` returns parameters and state, both drawn from its key. `apply` takes both and returns the state again: unchanged,
-except for a cache, which holds new keys. Save both in a checkpoint. A layer's method ``check``, called inside of a
-transformed function, checks the variables of a checkpoint.
+`init` returns parameters and state, both drawn from its key. `apply` takes both and returns the
+state: unchanged, except for new keys in a cache. Save both in a checkpoint. A layer's method
+``check``, called inside a transformed function, checks the variables of a checkpoint.
 
-`pickle` copies a layer unless an argument is a function that is defined in another function, which `jax.nn.initializers.normal(0.1)` is.
+`pickle` copies a layer unless an argument is a nested function, such as
+`jax.nn.initializers.normal(0.1)`.
 
 Example:
   >>> import haiku as hk, jax, jax.numpy as jnp
@@ -91,7 +95,7 @@ _OWN = {
       ((4, 32, 16), HostTable(float32[8, 1000, 2]))
     """,
 }
-"""Documentation of single layers."""
+"""Layer-specific documentation."""
 
 _LAYERS = {name: make_layer(spec, _OWN.get(name, "")) for name, spec in specs().items()}
 globals().update(_LAYERS)

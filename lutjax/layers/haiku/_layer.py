@@ -1,4 +1,4 @@
-"""Layers of Haiku, made from their specifications."""
+"""Haiku layers, generated from their specifications."""
 
 import functools
 import inspect
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
     class _Module(ModuleMetaclass):
-        """Metaclass by which calls of a class make what it says: Haiku's own declares that they make anything."""
+        """Metaclass with typed constructor calls; Haiku's own metaclass declares Any."""
 
         def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T: ...
 
@@ -46,12 +46,15 @@ _LIBRARY = Library(
 
 
 class Layer(hk.Module, metaclass=_Module):
-    """Base of layers: a spec, its variables as parameters and state of the same names, and its sizes as attributes."""
+    """Base class of layers: a spec, with sizes as attributes.
+
+    Its variables are parameters and state with the same names.
+    """
 
     spec_type: ClassVar[type[_spec.Spec]]
 
     def _make(self, arguments: Mapping[str, Any]) -> None:
-        """Make the spec of the arguments of the constructor, and attributes of them."""
+        """Build the spec and the attributes from the constructor arguments."""
         self._options = {name: arguments[name] for name in _spec.arguments(self.spec_type)}
         for name, value in self._options.items():
             setattr(self, name, value)
@@ -66,12 +69,13 @@ class Layer(hk.Module, metaclass=_Module):
             setattr(self, name, getattr(self.spec, name))
 
     def _infer(self, x: Any = None) -> None:
-        """Make the spec of a layer whose `in_features` is None, with the number of inputs that `init` found.
+        """Build the spec if `in_features` is None, with the number of inputs found by `init`.
 
-        The shapes of most variables do not depend on it. A state of its own keeps it, so that an input of another size is an error.
+        Most variable shapes do not depend on it. A separate state stores it, so an input with
+        another size raises an error.
 
         Args:
-          x: the input of a call, from which `init` has the number.
+          x: the input of a call, which defines the number in `init`.
         """
         if self.spec is not None:
             return
@@ -106,14 +110,14 @@ class Layer(hk.Module, metaclass=_Module):
 
         _, variables = _spec.build(
             self.spec_type, self._options, name=self.spec.layer
-        )  # functions that draw, which cannot be pickled
+        )  # initializers, which cannot be pickled
         declare((self.module_name,), variables)
         for v in variables:
             arrays[v.name] = array(v)
         return arrays
 
     def _held(self) -> Any:
-        """Return the arrays, with ids checked where they are known, and tables in the memory of the host."""
+        """Return the arrays, with checked concrete ids and host-resident tables."""
         self._infer()
         placement, variables = self._options.get("placement"), self.spec.all_variables
         tables = on_host(placement, (self.module_name,), variables, making=hk.running_init())
@@ -130,13 +134,15 @@ class Layer(hk.Module, metaclass=_Module):
         return self.spec(arrays, x, **options)
 
     def _call_spec(self, name: str, *args: Any, **options: Any) -> Any:
-        """Call a method of the spec, if it takes arrays, with those of the layer."""
+        """Call a spec method; methods that take arrays get the layer's arrays."""
         self._infer(args[0] if name == "reads" else None)
         takes_arrays = "arrays" in inspect.signature(getattr(self.spec_type, name)).parameters
         return getattr(self.spec, name)(*((self._held(),) if takes_arrays else ()), *args, **options)
 
     def check(self) -> None:
-        """Check the variables. Call it inside a transformed function, without `jit`, when they come from a checkpoint.
+        """Check the variables, for example after checkpoint loading.
+
+        Call it inside a transformed function, without `jit`.
 
         Raises:
           ValueError: a variable has a wrong shape or holds an id that does not exist.
@@ -146,10 +152,11 @@ class Layer(hk.Module, metaclass=_Module):
 
 
 def make_layer(spec_type: type[_spec.Spec], own: str = "") -> Any:
-    """Return the class of a layer, whose constructor takes the arguments of its spec.
+    """Return a layer class with the spec arguments as constructor arguments.
 
     Args:
-      own: documentation of the layer in Haiku, see `document`.
+      spec_type: spec of the layer.
+      own: Haiku documentation of the layer, see `document`.
     """
     self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     name = inspect.Parameter("name", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=str | None)
@@ -184,7 +191,7 @@ def make_layer(spec_type: type[_spec.Spec], own: str = "") -> Any:
 
 
 class Attention(Layer):
-    """Base of the two kinds of attention, which keep a cache."""
+    """Base class of attention layers with a cache."""
 
     def _attend(self, x: Any, decode: bool | None, **others: Any) -> Any:
         self._infer(x)

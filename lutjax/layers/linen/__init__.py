@@ -1,22 +1,28 @@
 """Layers for Flax Linen.
 
-A layer keeps its variables in collections. Those in ``params`` are trained: tables, scalars of reads, projections, positions,
-logits, scores, and thresholds if they are learnable. All others belong to the model as much as ``params`` does, and are never trained:
+A layer keeps its variables in collections. Variables in ``params`` are trained: tables, scalars of
+reads, projections, positions, logits, scores, and learnable thresholds. All other collections are
+equally part of the model, and are never trained:
 
-- ``anchors``: the ids of the inputs that detectors compare;
-- ``targets``: the ids of the outputs that rows of `SparseLUT` and `SpatialLUT` reach;
-- ``wires``: the ids of the inputs that gates read, and ``readers``, the reverse of that list;
-- ``thresholds``: those of a `Thermometer` that does not learn them;
-- ``quantised`` (the spelling of existing checkpoints): tables of integers, ``weights`` and ``exponents``;
-- ``keys``: of random numbers, of which tables in the memory of the host are drawn (`lutjax.optim.host.HostTables`);
-- ``inputs``: ``in_features``, whose shape is the number of inputs, only for layers without the argument `in_features`;
-- ``cache``: the latest keys, only for attention with ``decode=True``, and the only one that a call changes.
+- ``anchors``: input ids that detectors compare;
+- ``targets``: output ids of `SparseLUT` and `SpatialLUT` rows;
+- ``wires``: input ids of gates, and ``readers``, their fan-out lists;
+- ``thresholds``: fixed thresholds of a `Thermometer`;
+- ``quantised`` (the spelling of existing checkpoints): quantized tables, ``weights`` and
+  ``exponents``;
+- ``keys``: PRNG keys that initialize host-resident tables (`lutjax.optim.host.HostTables`);
+- ``inputs``: ``in_features``, with the number of inputs as shape, only for layers without the
+  argument `in_features`;
+- ``cache``: the latest keys, only for attention with ``decode=True``. A call changes no other
+  collection.
 
-`init` makes all of them, drawn from the stream ``params``. `apply` needs all of them. Take the gradient with respect to
-``params`` alone, and save everything that `init` returned. ``layer.check`` checks the variables of a checkpoint.
+`init` creates all collections from the stream ``params``, and `apply` needs all of them.
+Differentiate with respect to ``params`` only, and save everything that `init` returned.
+``layer.check`` checks the variables of a checkpoint.
 
-Like `flax.linen.Dense`, a layer without `in_features` takes the number of inputs from its first input: ``LUT(out_features=4, ...)``. `pickle`
-copies a layer unless a field is a function that is defined in another function, which `jax.nn.initializers.normal(0.1)` is.
+Like `flax.linen.Dense`, a layer without `in_features` takes the number of inputs from its first
+input: ``LUT(out_features=4, ...)``. `pickle` copies a layer unless a field is a nested function,
+such as `jax.nn.initializers.normal(0.1)`.
 
 Example:
   >>> import jax, jax.numpy as jnp
@@ -34,7 +40,8 @@ Example:
   >>> checkpoint = {"params": params, **kept}  # what to save, and what `apply` gets when it is read
   >>> layer.check(checkpoint)
 
-A model of several layers has one subtree for each in every collection: ``variables["anchors"]["LUT_0"]["anchors"]``.
+A model with several layers has one subtree for each layer in every collection:
+``variables["anchors"]["LUT_0"]["anchors"]``.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -91,7 +98,7 @@ _OWN = {
       ((4, 32, 16), HostTable(float32[8, 1000, 2]))
     """,
 }
-"""Documentation of single layers."""
+"""Layer-specific documentation."""
 
 _LAYERS = {name: make_layer(spec, _OWN.get(name, "")) for name, spec in specs().items()}
 globals().update(_LAYERS)

@@ -1,4 +1,4 @@
-"""Layers of Flax Linen, made from their specifications."""
+"""Flax Linen layers, generated from their specifications."""
 
 import dataclasses
 import inspect
@@ -15,7 +15,7 @@ from lutjax.layers._declared import declare, on_host
 from lutjax.layers._documentation import Library, call_of, document, method_of
 
 _INPUTS, _IN_FEATURES = "inputs", "in_features"
-"""Collection and name of the variable whose shape is the number of inputs."""
+"""Collection and name of the variable with the number of inputs as shape."""
 
 _VARIABLES = inspect.Parameter(
     "variables", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Mapping[str, Any]
@@ -35,7 +35,7 @@ _LIBRARY = Library(
 
 
 class Layer(nn.Module):
-    """Base of layers, whose fields are the arguments of their spec."""
+    """Base class of layers with the spec arguments as fields."""
 
     spec_type: ClassVar[type[_spec.Spec]]
 
@@ -51,7 +51,7 @@ class Layer(nn.Module):
         """Return the spec and its variables.
 
         Args:
-          n_inputs: value of `in_features` where the field is None.
+          n_inputs: value of `in_features` if the field is None.
         """
         options, name = self._options(), type(self).__name__
         if options.get("in_features", 0) is None:
@@ -61,9 +61,10 @@ class Layer(nn.Module):
         return _spec.build(self.spec_type, options, name=name)
 
     def _n_inputs(self, x: Any) -> int | None:
-        """Return the number of inputs that `init` found where `in_features` is None.
+        """Return the number of inputs found by `init` if `in_features` is None.
 
-        The shapes of most variables do not depend on it. A variable of its own keeps it, so that an input of another size is an error.
+        Most variable shapes do not depend on it. A separate variable stores it, so an input with
+        another size raises an error.
         """
         found = _spec.n_inputs(type(self).__name__, self._options(), x)
         if found is None:
@@ -74,7 +75,7 @@ class Layer(nn.Module):
         return int(kept.shape[0])
 
     def _bound(self, x: Any) -> tuple[Any, dict[str, jax.Array]]:
-        """Return the spec and the arrays of its variables, which `init` makes.
+        """Return the spec and the variable arrays, which `init` creates.
 
         Args:
           x: the input of the call.
@@ -101,7 +102,7 @@ class Layer(nn.Module):
         }
 
     def _spec_and_arrays(self, variables: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Return the spec of the layer, and the arrays of its own part of `variables`."""
+        """Return the spec and the arrays of the layer, given its subtree of `variables`."""
         kept = variables.get(_INPUTS, {}).get(_IN_FEATURES)
         arrays = {name: array for kind in variables.values() for name, array in kind.items()}
         return self._build(None if kept is None else len(kept))[0], arrays
@@ -117,7 +118,7 @@ class Layer(nn.Module):
         return spec(arrays, x, **options)
 
     def _call_spec(self, name: str, *args: Any, **options: Any) -> Any:
-        """Call a method of the spec, if it takes arrays, with the layer's own part of `variables`."""
+        """Call a spec method; methods that take arrays get the layer's subtree of `variables`."""
         if "arrays" not in inspect.signature(getattr(self.spec_type, name)).parameters:
             return getattr(self._build()[0], name)(*args, **options)
         bound = inspect.signature(getattr(type(self), name)).bind(self, *args, **options)
@@ -126,10 +127,10 @@ class Layer(nn.Module):
         return getattr(spec, name)(arrays, *others, **bound.kwargs)
 
     def check(self, variables: Mapping[str, Any]) -> None:
-        """Check variables, for example those of a checkpoint.
+        """Check variables, for example after checkpoint loading.
 
         Args:
-          variables: the layer's own part of them: ``layer.check({"params": ..., "anchors": ...})``.
+          variables: the layer's subtree: ``layer.check({"params": ..., "anchors": ...})``.
 
         Raises:
           ValueError: a variable has a wrong shape or holds an id that does not exist.
@@ -139,10 +140,11 @@ class Layer(nn.Module):
 
 
 def make_layer(spec_type: type[_spec.Spec], own: str = "") -> Any:
-    """Return the class of a layer, whose fields are the arguments of its spec.
+    """Return a layer class with the spec arguments as fields.
 
     Args:
-      own: documentation of the layer in Linen, see `document`.
+      spec_type: spec of the layer.
+      own: Linen documentation of the layer, see `document`.
     """
     fields: dict[str, Any] = {}
     annotations: dict[str, Any] = {}
@@ -167,7 +169,7 @@ def make_layer(spec_type: type[_spec.Spec], own: str = "") -> Any:
 
 
 class Attention(Layer):
-    """Base of the two kinds of attention, which keep a cache."""
+    """Base class of attention layers with a cache."""
 
     @nn.nowrap
     def _attend(self, x: Any, decode: bool | None, **others: Any) -> Any:
@@ -179,7 +181,7 @@ class Attention(Layer):
             name: self.variable("cache", name, lambda value: value, value) for name, value in empty.items()
         }
         y, latest = spec.attend_with_cache(arrays, {n: v.value for n, v in cache.items()}, x, **others)
-        if not self.is_initializing():  # which leaves the cache empty
+        if not self.is_initializing():  # keep the cache empty in `init`
             for name, value in latest.items():
                 cache[name].value = value
         return y
