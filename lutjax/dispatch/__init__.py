@@ -1,7 +1,13 @@
-"""Dispatch: from a call of an op to the implementation that runs it, under `jax.jit`, `jax.grad`, `jax.vmap` and on meshes.
+"""Dispatch of op calls to implementations, under `jax.jit`, `jax.grad`, `jax.vmap` and on meshes.
 
-`contract` says what a kernel gets and returns, `catalog` which packages have kernels, `registry` chooses one, `_transforms` makes an op of a call by
-a `_plan` of what is static of it, with `_gradient`, `_batching` and `_leading_axes`, and `_partition` divides it over devices. This room knows no op and no kernel: they are imported when they are chosen.
+- `contract` defines the arguments and results of kernels.
+- `catalog` lists the kernel packages.
+- `registry` selects an implementation.
+- `_transforms` turns a call into a JAX function by a static `_plan`, with `_gradient`, `_batching`
+  and `_leading_axes`.
+- `_partition` divides the function over devices.
+
+This subpackage imports ops and kernels only when they are selected.
 """
 
 from lutjax.dispatch import catalog

@@ -1,7 +1,8 @@
-"""Packages with the kernels of lutjax.
+"""Kernel packages of lutjax.
 
-A kernel is a module ``lutjax.kernels.<package>.<op>``. Its path states op, platform and backend, and its ``SPEC`` everything else. Adding the
-module adds the kernel, and an op with a kernel is an op of lutjax.
+A kernel is a module ``lutjax.kernels.<package>.<op>``. Its path gives the op, platform and backend,
+and its ``SPEC`` everything else. A new module adds a kernel, and every op with a kernel is an op of
+lutjax.
 """
 
 import dataclasses
@@ -12,10 +13,10 @@ from lutjax.dispatch.registry import Backend, KernelRegistry, Platform, public_m
 
 @dataclasses.dataclass(frozen=True)
 class Package:
-    """Package of kernels for a platform on a backend.
+    """Kernel package for a platform on a backend.
 
     Attributes:
-      requires: packages that all of its kernels need. priority: None: the default of the platform.
+      requires: packages required by all its kernels. priority: None: the platform's default.
     """
 
     name: str
@@ -38,7 +39,10 @@ _NATIVE = (
     "sparse_lookup", "lookup_attention", "lut_pair_attention", "bilinear_gates", "gate_network",
     "soft_lut", "binary_lut", "packed_lut",
 )  # fmt: skip
-"""Ops with a native kernel, which the separate package lutjax-cpu registers. Without it, errors say how to install it."""
+"""Ops with a native kernel, which the separate package lutjax-cpu registers.
+
+Without it, error messages include the install command.
+"""
 
 
 _ORDER = (
@@ -46,11 +50,11 @@ _ORDER = (
     "sparse_lookup", "lut_at_places", "lookup_attention", "lut_pair_attention", "bilinear_gates",
     "gate_network", "logic_trees", "soft_lut", "binary_lut", "packed_lut",
 )  # fmt: skip
-"""Order of ops in listings, that of the mathematics; other ops follow by name."""
+"""Mathematical order for op listings. Other ops follow by name."""
 
 
 def register(registry: KernelRegistry) -> None:
-    """Register the ops of lutjax and their kernels."""
+    """Register lutjax's ops and their kernels."""
     kernels = {package: public_modules(package.name) for package in PACKAGES}
     found = {op for ops in kernels.values() for op in ops}
     for op in sorted(found, key=lambda op: (_ORDER.index(op) if op in _ORDER else len(_ORDER), op)):

@@ -1,29 +1,35 @@
-"""The contract of a kernel: what it is given, and what it returns.
+"""Kernel contract: arguments and results of kernels.
 
-Each op declares a subclass of `Call`, a frozen dataclass of its arrays and static options, in ``lutjax/ops/<op>.py``. A kernel is a
-module with functions of it::
+Each op declares a subclass of `Call`, a frozen dataclass with its arrays and static options, in
+``lutjax/ops/<op>.py``. A kernel is a module with functions that take a call:
 
     forward(call, *, device) -> outputs
     backward(call, cotangent, needs, *, device) -> cotangents of arrays, by their names
-    update(call, cotangent, step, *, device) -> the table, and the state of its rows, after an optimizer step
+    update(call, cotangent, step, *, device) -> the table, and the state of its rows, after an
+    optimizer step
 
-It may declare which calls it supports as its ``SPEC``, a `lutjax.dispatch.registry.Declaration`.
+It may declare its supported calls as its ``SPEC``, a `lutjax.dispatch.registry.Declaration`.
 
-- `call` has one batch axis in front of every array of it that is declared `batched`.
+- `call` has one batch axis in front of every array declared `batched`.
 - `device` is the `lutjax.dispatch.registry.Device` that will run the call.
-- `cotangent` is that of the output. The cotangent of an output or array that is a `Detection` is that of its margin.
-- `needs` has the names of the arrays that are differentiated. The cotangents of others are not read, and work on them is wasted.
-- Every output has the batch axis in front. Cotangents may come in a wider dtype than their arrays: they are rounded once, by
-  `lutjax.dispatch._transforms`.
-- The backward pass gets the call that `Call.residuals` of the forward call returned.
-- Ops that add up have the option `accumulate`: None, or a `lutjax.FixedPoint`. With that one every sum is of its int32 addends, and a
-  cotangent that is a sum over samples, detectors or pairs is returned as the int32 total: it is divided after the sum over devices.
-  So is an output, where it is what `accumulate.total` (or `lutjax.values._fixed_point.result`) returns of its sums.
-- A kernel that declares `stacks` also gets calls whose arrays, all of them, have one more axis in front: such calls run side by
-  side, as under a `jax.vmap` that maps what a batch shares, too. What it returns has that axis in front.
-- An op with a table has a third direction, `update`: it moves the rows that the call read.
-- A fused op is one that other ops compute in several steps: it declares these as its `parts`, and its kernels are only faster. Where no kernel
-  fits, the parts run, with their own kernels, gradients and rules.
+- `cotangent` is the output's cotangent. For an output or array that is a `Detection`, it is the
+  margin's cotangent.
+- `needs` has the names of the differentiated arrays. Other cotangents are never read; computing
+  them wastes work.
+- Every output has the batch axis in front. Cotangents may have a wider dtype than their arrays:
+  `lutjax.dispatch._transforms` rounds them once.
+- The backward pass receives the call returned by the forward call's `Call.residuals`.
+- Ops with sums have the option `accumulate`: None, or a `lutjax.FixedPoint`. With `FixedPoint`,
+  every sum has int32 addends, and a cotangent that is a sum over samples, detectors or pairs is
+  returned as the int32 total: it is divided after the sum over devices. The same holds for an
+  output returned by `accumulate.total` (or `lutjax.values._fixed_point.result`).
+- A kernel that declares `stacks` also receives calls in which all arrays have one more leading
+  axis. Such calls run together, as under a `jax.vmap` that also maps shared arrays. Its results
+  have the same axis.
+- An op with a table has a third direction, `update`: it updates the rows read by the call.
+- A fused op combines several steps that other ops compute. It declares these as its `parts`, and
+  its kernels are only faster. Where no kernel fits, the parts run, with their own kernels,
+  gradients and rules.
 """
 
 import dataclasses
@@ -42,43 +48,49 @@ DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "update")
 
 
 def batched(rank: int, axes: str = "", **options: Any) -> Any:
-    """Field of an array, or of a pytree of arrays, that has leading axes in front of `rank` axes of its own.
+    """Return a field for an array or array pytree with batch dimensions in front of `rank` axes.
 
     Args:
       rank: number of the array's own axes.
-      axes: a letter for each axis of its own, with spaces between them; ``t`` is that of detectors, by which kernels can be divided over
-        devices; ``g`` and ``h`` count groups of them, and ``go`` groups times outputs. The batch is ``b``.
-      **options: of `dataclasses.field`; ``default=None`` where the array may be missing.
+      axes: a letter for each own axis, separated by spaces. ``t`` is the detector axis, over which
+          kernels can be divided; ``g`` and ``h`` are group axes, and ``go`` is groups times
+          outputs. The batch is ``b``.
+      **options: options for `dataclasses.field`; ``default=None`` if the array is optional.
     """
     return dataclasses.field(metadata={"rank": rank, "axes": axes}, **options)
 
 
 def shared(axes: str = "", **options: Any) -> Any:
-    """Field of an array that has no leading axes: the whole batch shares it. For `axes` see `batched`."""
+    """Return a field for an array without batch dimensions, shared by the whole batch.
+
+    For `axes` see `batched`.
+    """
     return dataclasses.field(metadata={"rank": None, "axes": axes}, **options)
 
 
 def static(**options: Any) -> Any:
-    """Field of an option: hashable, part of the compiled program."""
+    """Return a field for a hashable option, part of the compiled program."""
     return dataclasses.field(metadata={"static": True}, kw_only=True, **options)
 
 
 class Call:
-    """Base of the calls of an op: its arrays and options by name. A pytree of the arrays.
+    """Base class for op calls: named arrays and options. A pytree with the arrays as leaves.
 
-    Subclasses are frozen dataclasses whose fields are declared by `batched`, `shared` and `static`.
+    Subclasses are frozen dataclasses with fields declared by `batched`, `shared` and `static`.
 
     Attributes:
       op: name of the op, as in the registry.
-      table_name: name of the array that is a table, whose gradient may be wanted in factors, and which has updates.
-      differentiable: whether the op has a gradient.
-      features_first: kernels get and return batched arrays as ``[features, batch]``. Ranks are 1 then.
-      output: letters of the output's axes without the batch; None: of the axes of this op nothing is said.
-      parts: of a fused op the function that returns the outputs of a call by other ops, ``parts(call, implementation=...)``. Arrays have
-        any leading axes; with `features_first` features are first and the others follow. None: the op is not fused.
-      plain: the reason why plain JAX alone runs this call; None: any implementation may. An op whose arguments are of two
-        kinds may have two classes of calls of its name.
-      also: platforms that run a call with such a reason, too.
+      table_name: name of the table array, which can have a sparse gradient and updates.
+      differentiable: True if the op has a gradient.
+      features_first: kernels take and return batched arrays as ``[features, batch]``. Ranks are 1
+          then.
+      output: letters of the output's axes without the batch; None: the op declares no axes.
+      parts: decomposition of a fused op: ``parts(call, implementation=...)`` returns the outputs of
+          a call by other ops. Arrays have any batch dimensions; with `features_first`, features
+          precede them. None: the op is not fused.
+      plain: reason for which only plain JAX runs this call; None: any implementation may. An op
+          with two kinds of arguments may have two call classes with its name.
+      also: additional platforms that run such a call.
     """
 
     op: ClassVar[str]
@@ -120,19 +132,19 @@ class Call:
     @classmethod
     @functools.cache
     def arrays(cls) -> tuple[str, ...]:
-        """Names of the arrays, in their order."""
+        """Array names, in order."""
         return tuple([f.name for f in cls._fields() if "rank" in f.metadata])
 
     @classmethod
     @functools.cache
     def ranks(cls) -> tuple[int | None, ...]:
-        """Rank of each array without leading axes; None of one that has none."""
+        """Rank of each array without batch dimensions; None for shared arrays."""
         return tuple([f.metadata["rank"] for f in cls._fields() if "rank" in f.metadata])
 
     @classmethod
     @functools.cache
     def letters(cls) -> dict[str, tuple[str, ...]]:
-        """Return a letter for each axis of each array, by its name, and of the ``output``, as kernels get them; empty if nothing is said."""
+        """Return axis letters in kernel layout, by array and for ``output``; or nothing."""
         if cls.output is None:
             return {}
 
@@ -147,7 +159,10 @@ class Call:
         return {**found, "output": with_batch(cls.output)}
 
     def of_part(self: C, index: Any) -> C:
-        """Return the call as a device runs it that has a part of the detectors, the part with this number: what numbers them begins at 0 there."""
+        """Return the call for one device's part of the detectors.
+
+        Numbering begins at 0 in each part.
+        """
         return self
 
     @property
@@ -161,50 +176,59 @@ class Call:
         return tuple([f.name for f in cls._fields() if "static" in f.metadata])
 
     def values(self) -> tuple[Any, ...]:
-        """Return the arrays, in the order of their names."""
+        """Return the arrays in declaration order."""
         return tuple(map(self.__dict__.__getitem__, self.arrays()))
 
     def options(self) -> tuple[tuple[str, Any], ...]:
-        """Return the static options with their names."""
+        """Return the named static options."""
         names = self._options()
         return tuple(zip(names, map(self.__dict__.__getitem__, names), strict=True))
 
     @classmethod
     def of(cls: type[C], arrays: Iterable[Any], options: Iterable[tuple[str, Any]]) -> C:
-        """Return the call of `values` and `options`. Transformations put placeholders where the arrays are: none is looked at."""
+        """Return the call with these `values` and `options`.
+
+        Values are not checked: transformations pass placeholders.
+        """
         call = object.__new__(cls)
         call.__dict__.update(zip(cls.arrays(), arrays, strict=True))
         call.__dict__.update(options)
         return call
 
     def replace(self: C, **changes: Any) -> C:
-        """Return the call with other values of some fields; unlike those of a constructor they may be placeholders."""
+        """Return the call with some fields replaced.
+
+        Unlike constructor arguments, they may be placeholders.
+        """
         call = object.__new__(type(self))
         call.__dict__.update(self.__dict__, **changes)
         return call
 
     def by_rows(self) -> "Call":
-        """Return the call with a table ``[T, R, ...]``, whose values do not matter, that reads the same rows."""
+        """Return a call that reads the same rows of an arbitrary table ``[T, R, ...]``."""
         return self
 
     def prepared(self: C) -> C:
-        """Return the call as kernels get it: what every kernel would do to an array first. Runs inside the compiled op."""
+        """Return the call as kernels receive it, with common preprocessing applied.
+
+        Runs inside the compiled op.
+        """
         return self
 
     def residuals(self: C, outputs: Any) -> C:
-        """Return the call as the backward pass gets it: what it needs is kept, other arrays may be left out (None)."""
+        """Return the call for the backward pass. Unneeded arrays may be None."""
         return self
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """An optimizer step of a table, as an update is given it.
+    """Optimizer step for a table, as passed to `update`.
 
     Attributes:
-      rate: learning rate, in the dtype that rows are moved in: a scalar, or ``[T or 1, R or 1, O or 1]`` for plain JAX and for kernels that
-        are registered with `rates`.
-      factor: of the gradient, likewise; None: 1.
-      state: of the rows, by name. rule: how a row moves.
+      rate: learning rate, in the dtype of the update: a scalar, or ``[T or 1, R or 1, O or 1]`` for
+          plain JAX and kernels registered with `rates`.
+      factor: gradient factor with the same shapes; None: 1.
+      state: row state, by name. rule: row update rule.
     """
 
     rate: Any
