@@ -1,4 +1,4 @@
-"""Leading axes of calls: any number of them outside, one batch axis in kernels."""
+"""Batch dimensions of calls: any number outside kernels, one inside."""
 
 import functools
 import math
@@ -23,7 +23,7 @@ def batch_shape(ranks: Ranks, args: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def folded(call: Call, cotangent: jax.Array) -> tuple[Any, jax.Array]:
-    """Return the call of an op and the cotangent of its output as kernels get them."""
+    """Return an op call and its output's cotangent in kernel layout."""
     ranks = (*call.ranks(), rank_of_output(call.ranks()))
     args = (*call.prepared().values(), cotangent)
     *values, cotangent = fold(ranks, args, batch_shape(ranks, args))
@@ -31,7 +31,7 @@ def folded(call: Call, cotangent: jax.Array) -> tuple[Any, jax.Array]:
 
 
 def fold(ranks: Ranks, args: tuple[Any, ...], batch: tuple[int, ...]) -> tuple[Any, ...]:
-    """All leading axes as one batch axis."""
+    """Merge all batch dimensions into one."""
 
     def fold(a: jax.Array, rank: int) -> jax.Array:
         core = a.shape[a.ndim - rank :]
@@ -46,7 +46,7 @@ def fold(ranks: Ranks, args: tuple[Any, ...], batch: tuple[int, ...]) -> tuple[A
 
 
 def shapes_of_kernel(call: Call, feature_axis: int) -> Call:
-    """Return the call with shapes in place of arrays, as kernels get it with one batch axis: by it an implementation is chosen."""
+    """Return the call with shapes for arrays and one batch axis, to select an implementation."""
     n = 0 if call.features_first else math.prod(batch_shape(call.ranks(), call.values()))
 
     def shape(a: jax.Array, rank: int) -> jax.Array | jax.ShapeDtypeStruct:
@@ -66,10 +66,10 @@ def shapes_of_kernel(call: Call, feature_axis: int) -> Call:
 
 
 def folded_output(call: Call, output: Any) -> Any:
-    """Shape and dtype of an output, or of its cotangent, as kernels get it.
+    """Return an output's shape and dtype in kernel layout. Cotangents have the same.
 
     Args:
-      call: with one batch axis. output: with any leading axes; features first as it comes.
+      call: with one batch axis. output: with any batch dimensions; features first if it comes so.
     """
     first = next(a for a, rank in zip(call.values(), call.ranks(), strict=True) if rank is not None)
     n, rank = jax.tree.leaves(first)[0].shape[0], rank_of_output(call.ranks())
@@ -82,10 +82,10 @@ def folded_output(call: Call, output: Any) -> Any:
 
 
 def rank_of_output(ranks: Ranks) -> int:
-    """Rank of a look-up's output without leading axes: that of what is detected."""
+    """Return a lookup output's rank without batch dimensions, which is the detection's rank."""
     return max(rank for rank in ranks if rank is not None)
 
 
 def ranks_of_update(op: type[Call]) -> Ranks:
-    """Return the ranks of the call's arrays, the cotangent, rate, factor and state."""
+    """Return the ranks for the call's arrays, the cotangent, rate, factor and state."""
     return (*op.ranks(), rank_of_output(op.ranks()), None, None, None)

@@ -1,4 +1,4 @@
-"""Fused ops by their parts: when these run, and as a kernel for what asks for kernels one by one."""
+"""Decomposition of fused ops: when it runs, and a kernel interface for it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +12,11 @@ from lutjax.dispatch.contract import Call
 
 
 class Parts:
-    """Kernel of a fused op in plain JAX, made of the op's parts.
+    """Plain-JAX kernel for a fused op, made from the op's decomposition.
 
-    Where it is chosen `lutjax.dispatch._transforms.apply` calls the parts themselves, whose kernels and gradients are their own. As a kernel it
-    is for what measures and compares implementations.
+    If it is selected, `lutjax.dispatch._transforms.apply` calls the parts directly, with their own
+    kernels and gradients. The kernel interface is for code that measures and compares
+    implementations.
     """
 
     @staticmethod
@@ -37,7 +38,7 @@ def _in_plain_jax(call: Call) -> Any:
 
 
 def by_parts(call: Call, implementation: Any, feature_axis: int) -> Any:
-    """Return the outputs of a fused op from its parts, which get features first where its kernels do."""
+    """Return a fused op's outputs from its parts, features first if its kernels take them so."""
     run: Callable[..., Any] = call.parts  # type: ignore[assignment]  # bound to the call
     if not call.features_first or feature_axis == 0:
         return run(implementation=implementation)
@@ -51,10 +52,10 @@ def by_parts(call: Call, implementation: Any, feature_axis: int) -> Any:
 
 
 def needs_parts(call: Call) -> bool:
-    """Return whether the parts of a fused op run wherever kernels would.
+    """Return True if the decomposition must run instead of kernels.
 
-    So it is where the parts can do what kernels cannot: show where a NaN comes from, give gradients of tables in factors, and follow arrays
-    on a mesh with explicit axes.
+    The parts can show where a NaN arises, return sparse table gradients, and follow arrays on a
+    mesh with explicit axes. Kernels cannot.
     """
     shows_nan: bool = jax.config.jax_debug_nans  # type: ignore[attr-defined]
     watched = _table_reads.current() is not None and call.table_name is None

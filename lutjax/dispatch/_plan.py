@@ -1,4 +1,4 @@
-"""The plan of a call: all that is static of how it runs."""
+"""Plan of a call: all static properties of its execution."""
 
 import dataclasses
 import functools
@@ -18,27 +18,30 @@ Choice = tuple[tuple[Device, KernelSpec], ...]
 Options = tuple[tuple[str, Any], ...]
 
 Over = tuple[str, ...] | None
-"""Mesh axes over which detectors are divided, inside a shard_map of the op; None: arrays are whole, and need no rule either."""
+"""Mesh axes that divide detectors in the op's shard_map; None if arrays are whole, without a rule.
+"""
 
 
 def cached(function: F) -> F:
-    """Remember what a function returned, for hashable arguments."""
+    """Cache a function with hashable arguments."""
     return functools.lru_cache(maxsize=4096)(function)  # type: ignore[return-value]
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Plan of how a call runs: the key under which the functions made of it are kept.
+    """Execution plan of a call, the cache key for its functions.
 
     Attributes:
-      op: class of the call. options: of the call, with their names; of an update also the rule.
-      choice: implementations of the forward pass, or of the update. names: those that were asked for, by which the backward pass is chosen.
+      op: class of the call. options: named options of the call; for an update also the rule.
+      choice: implementations of the forward pass or the update. names: requested implementations,
+          used to select the backward pass.
       over: see `Over`.
-      launches: that were given for this call; see `lutjax.dispatch.registry.Launched`.
-      stacked: all arrays have one more axis in front, of calls that run side by side; see the contract.
-      thread: whose own the functions are; None: the main one's. JAX keeps the structure of residuals with the trace of a function, and has none
-        while a thread traces a forward rule of it anew: a pullback in another thread would raise its StoreException. So every thread traces
-        functions of its own.
+      launches: kernel configs given for this call; see `lutjax.dispatch.registry.Launched`.
+      stacked: all arrays have one more leading axis, for calls that run together; see the contract.
+      thread: owner of the functions; None: the main thread. JAX stores the residual structure with
+          a function's trace, and has none while another thread traces its forward rule again: a
+          pullback in that thread would raise StoreException. Every thread therefore traces its own
+          functions.
     """
 
     op: type[Call]
@@ -59,55 +62,54 @@ class Plan:
         return self._hash
 
     def replace(self, **changes: Any) -> "Plan":
-        """Return a plan with other values of some attributes."""
         return dataclasses.replace(self, **changes)
 
     def call(self, arrays: Iterable[Any]) -> Call:
-        """Return the call of arrays; see `Call.of`."""
+        """Return the call with these arrays; see `Call.of`."""
         return self.op.of(arrays, self.options)
 
     def option(self, name: str) -> Any:
-        """Return an option; None if the op has none of this name."""
+        """Return an option by name; None if the op does not have it."""
         return dict(self.options).get(name)
 
     @property
     def accumulate(self) -> FixedPoint | None:
-        """The mode of the sums."""
+        """Accumulation mode."""
         found: FixedPoint | None = self.option("accumulate")
         return found
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The devices that may run the call."""
+        """Devices that may run the call."""
         return tuple(device for device, _ in self.choice)
 
     @property
     def has_rules(self) -> bool:
-        """True if the compilers of all devices that may run the call ask rules by which it is divided over a mesh."""
+        """True if the compilers for all possible devices need partitioning rules."""
         return all(_compat.partitions_by_rule(device.backend) for device in self.devices)
 
     @property
     def has_parts(self) -> bool:
-        """True if the parts of a fused op run on some of the devices."""
+        """True if a fused op runs by its decomposition on some devices."""
         return any(spec.of_parts for _, spec in self.choice)
 
     @property
     def fused(self) -> "Plan":
-        """The plan of the devices on which a kernel runs a fused op, and not its parts."""
+        """Plan for the devices that run the fused op as one kernel."""
         return self.replace(choice=tuple((d, spec) for d, spec in self.choice if not spec.of_parts))
 
     @property
     def in_floats(self) -> "Plan | None":
-        """The plan of the floating-point twin of an op whose sums are checked; None if they are not."""
+        """Plan for the floating-point twin of an op with checked sums; else None."""
         if self.accumulate is None or not self.accumulate.checked:
             return None
         return self.replace(options=tuple({**dict(self.options), "accumulate": None}.items()))
 
     def backward(self, shapes: Iterable[Any]) -> "Plan":
-        """Return the plan of the backward pass of a call with these arrays.
+        """Return the backward plan for a call with these arrays.
 
         Raises:
-          NoImplementationError: no implementation has one.
+          NoImplementationError: no implementation has a backward pass.
         """
         return self.replace(choice=choose(self.call(shapes), self.names, "backward", self.devices))
 
@@ -120,9 +122,9 @@ def choose(
     cotangent: Any = None,
     step: Step | None = None,
 ) -> Choice:
-    """Return an implementation for each device; for some of several, if the others have none.
+    """Return an implementation for each device; for some devices only, if the others have none.
 
-    Only one of several devices will run the call: a forced implementation need not fit them all.
+    Only one device will run the call, so a forced implementation need not support all devices.
     """
     choice, errors = [], []
     for device in devices:
@@ -138,7 +140,10 @@ def choose(
 
 
 def choose_whole(call: Call, names: tuple[str, ...], devices: tuple[Device, ...]) -> Choice:
-    """Return implementations of the forward pass; of a fused op kernels that also have the backward pass, else the parts."""
+    """Return forward implementations.
+
+    Fused ops use kernels that also have a backward pass, else the decomposition.
+    """
     forward = choose(call, names, "forward", devices)
     if call.parts is None:
         return forward

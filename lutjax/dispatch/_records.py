@@ -1,6 +1,6 @@
-"""Records of what was checked on devices, as files: which kernels may be chosen there by themselves.
+"""Validation result files, which determine the kernels that may be selected by default on a device.
 
-`lutjax status` writes them. This room knows JSON alone, because the registry asks it.
+`lutjax status` writes them. The registry imports this module, so it depends only on JSON.
 """
 
 import functools
@@ -13,13 +13,13 @@ from typing import Any
 
 @functools.cache
 def has_run(op: str, direction: str, column: str, device_kind: str) -> bool:
-    """Return whether a record in the package says that a kernel ran on a kind of device.
+    """Return True if a shipped validation result shows that a kernel ran on a device kind.
 
-    In at least one dtype, and failing in none; whatever its source was.
+    It must have run in at least one dtype and failed in none, in any version of its source.
 
     Args:
-      column: of the matrix of `lutjax status`: a name of the implementation, ``"pallas/tpu"``.
-      device_kind: as the device names itself, ``"TPU v6e"``.
+      column: column of the support matrix: an implementation name, ``"pallas/tpu"``.
+      device_kind: the device's own name, ``"TPU v6e"``.
     """
     states = {
         record["state"]
@@ -31,12 +31,12 @@ def has_run(op: str, direction: str, column: str, device_kind: str) -> bool:
 
 
 def folder() -> Traversable:
-    """Return the folder of the package that has the records."""
+    """Return the package folder with the validation results."""
     return importlib.resources.files("lutjax") / "status" / "records"
 
 
 def read(place: Path | None = None) -> list[dict[str, Any]]:
-    """Return the records of all cells in a folder, by default of the package, file by file."""
+    """Return all recorded cells in a folder, by default the shipped ones, file by file."""
     found = folder() if place is None else place
     if not found.is_dir():
         return []

@@ -1,4 +1,4 @@
-"""Running a kernel: on the device for which its function is lowered, with its call and what its direction takes."""
+"""Kernel invocation on the target device of a lowering."""
 
 import contextlib
 import functools
@@ -17,10 +17,11 @@ from lutjax.values._fixed_point import Totals, without_check
 def by_platform(
     plan: Plan, direction: Direction, needs: tuple[bool, ...] | None, options: Options, args: tuple[Any, ...]
 ) -> Any:
-    """Return what the kernels of a plan return.
+    """Run the plan's kernels and return their results.
 
     Args:
-      needs: of the backward pass, whether each array is differentiated. options: of the plan, or of a device's part of the call.
+      needs: for the backward pass, a flag for each differentiated array. options: options of the
+          plan, or of a device's part of the call.
     """
 
     def function_of(device: Device, spec: KernelSpec) -> Callable[..., Any]:

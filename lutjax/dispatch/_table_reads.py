@@ -1,7 +1,7 @@
-"""Observers of the reads of tables.
+"""Observers of table reads.
 
-A loss whose gradients of tables are wanted in factors (`lutjax.tables`) takes part in each read of its tables: the ops ask here, and
-know no more of it.
+A loss with sparse table gradients (`lutjax.tables`) observes every read of its tables. Ops know it
+only by this interface.
 """
 
 import abc
@@ -19,40 +19,40 @@ Run = Callable[[tuple[jax.Array, jax.Array] | None, Call], jax.Array]
 
 
 class TableReads(abc.ABC):
-    """Tables that are watched, by the identity of their traced values."""
+    """Watched tables, identified by their traced values."""
 
     @abc.abstractmethod
     def name(self, table: Any) -> str | None:
-        """Return the name of a table; None if it is not watched."""
+        """Return a table's name; None if it is not watched."""
 
     @abc.abstractmethod
     def look_up(self, name: str, call: Call, run: Run) -> jax.Array:
-        """Return the output of a call that reads a watched table."""
+        """Run a call on a watched table and return its output."""
 
     @abc.abstractmethod
     def stand_in(self, table: Any, made: jax.Array) -> None:
-        """Take an array that was made of a table, and whose gradient is that of the table, as the table itself."""
+        """Treat an array derived from a table as the table. Both have the same gradient."""
 
     def fetched(self, table: Any, rows: jax.Array, index: Any) -> jax.Array:
-        """Return rows that stand for a table in the memory of the host: those which ids address, one after the other."""
+        """Return rows that replace a host-resident table: its rows at `index`, in order."""
         return rows
 
     @abc.abstractmethod
     def scale(self, name: str, factor: Any) -> None:
-        """Multiply the gradient of a table by one more factor."""
+        """Multiply a table's gradient by a factor."""
 
 
 _current: ContextVar[TableReads | None] = ContextVar("lutjax_table_reads", default=None)
 
 
 def current() -> TableReads | None:
-    """Return what is in scope."""
+    """Return the active observer."""
     return _current.get()
 
 
 @contextmanager
 def reported_to(reads: TableReads) -> Iterator[None]:
-    """Make it the current one."""
+    """Activate an observer in this block."""
     token = _current.set(reads)
     try:
         yield
