@@ -1,4 +1,4 @@
-"""Batching rule of kernels: a mapped axis joins the batch where it can."""
+"""Batching rule for kernels: a mapped axis joins the batch if possible."""
 
 import functools
 from collections.abc import Callable
@@ -20,14 +20,16 @@ from lutjax.dispatch.registry import Platform
 
 @cached
 def kernel(plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = None) -> Callable[..., Any]:
-    """Return the function of an implementation, of arrays, with a rule for vmap.
+    """Return the array function for an implementation, with a vmap rule.
 
-    Its arguments are the arrays of the call; then, backward, the cotangent; of an update the cotangent, rate, factor and
-    state. Backward it returns a cotangent or None for each array. `needs`: of the backward one.
+    Its arguments are the call's arrays. Backward functions also take the cotangent; updates also
+    take the cotangent, rate, factor and state. Backward functions return a cotangent or None for
+    each array. `needs` applies to backward functions only.
 
-    A mapped axis joins the batch where it can: a kernel then needs no rule of its own, and tiles of a
-    bounded size stay so. Where it cannot (a table for each element, or the gradient of one), kernels that take calls
-    side by side get them so, plain JAX is mapped by `jax.vmap`, and any other kernel runs once for each element.
+    A mapped axis joins the batch if possible: the kernel then needs no rule, and bounded tiles stay
+    bounded. Otherwise (one table per element, or its gradient), kernels that support stacked calls
+    receive them stacked, plain JAX is mapped by `jax.vmap`, and any other kernel runs once per
+    element.
     """
     op, options, over = plan.op, plan.options, plan.over
     batched = tuple(rank is not None for rank in op.ranks())
@@ -118,7 +120,7 @@ def kernel(plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = No
 def _side_by_side(
     plan: Plan, direction: Direction, needs: tuple[bool, ...] | None, size: int, mapped: Any, args: Any
 ) -> Any:
-    """Return the outputs of as many calls, of which kernels take all at once; what is not mapped they get once for each."""
+    """Return the outputs of `size` stacked calls. Unmapped arrays are repeated for each call."""
 
     def stacked(a: jax.Array, is_mapped: bool) -> jax.Array:
         a = a if is_mapped else jnp.broadcast_to(a[None], (size, *a.shape))

@@ -1,12 +1,12 @@
-"""Gradient of ops: `jax.custom_vjp` of a forward and a backward kernel.
+"""Gradient of ops: `jax.custom_vjp` with a forward and a backward kernel.
 
-JAX may trace a forward rule several times for one call: once for each set of arguments that is differentiated, and
-again under other transformations. It then keeps the *structure* of the residuals of the last trace alone, and
-may hand it to the backward rule together with the *leaves* of an earlier one. So the structure must be the same in
-every trace: nothing stands in it that depends on which arguments are differentiated, on shapes, dtypes or mesh axes.
-Such things are read from the shapes and types of leaves, which always belong to the right trace. Both kinds of
-leaves below are empty and cost nothing. (The bits of a detection are static and part of the call itself: all traces of
-one call have the same.)
+JAX may trace a forward rule several times for one call: once for each set of differentiated
+arguments, and again under other transformations. It keeps only the residual *structure* from the
+last trace, and may pass it to the backward rule with *leaves* from an earlier trace. The structure
+must therefore be the same in every trace: it must not depend on the differentiated arguments,
+shapes, dtypes or mesh axes. These properties are read from leaf shapes and types, which always
+belong to the right trace. Both kinds of leaves below are empty and cost nothing. (Detection bits
+are static and part of the call: all traces of one call share them.)
 """
 
 import functools
@@ -28,33 +28,35 @@ from lutjax.values._fixed_point import FixedPoint, nan_where_apart
 
 
 def _mark(needs: tuple[bool, ...]) -> jax.Array:
-    """Return an empty array whose shape says which arguments are differentiated; see `_marked`."""
+    """Return an empty array whose shape encodes the differentiated arguments; see `_marked`."""
     return jnp.zeros((0, sum(need << i for i, need in enumerate(needs)) + 1), jnp.int8)
 
 
 def _marked(mark: jax.Array, n: int) -> tuple[bool, ...]:
-    """Return for each of `n` arguments whether it is differentiated."""
+    """Return a flag for each of `n` arguments: True if it is differentiated."""
     bits = mark.shape[1] - 1
     return tuple(bool(bits >> i & 1) for i in range(n))
 
 
 def _outline(a: jax.Array) -> jax.Array:
-    """Return an empty array that keeps the shape of `a`, behind an axis of length 0, its dtype and the mesh axes it varies over."""
+    """Return an empty array that keeps shape (behind a 0 axis), dtype and varying axes."""
     return _compat.cast_varying(jnp.zeros((0, *a.shape), a.dtype), _compat.varying_axes(a))
 
 
 def _outlined(outline: jax.Array) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of the array that `_outline` was given."""
+    """Return the shape and dtype encoded by `_outline`."""
     return jax.ShapeDtypeStruct(outline.shape[1:], outline.dtype)
 
 
 def differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
-    """Return the op with its gradient, as a function of its arrays. Outputs without an axis of detectors are summed over those of the mesh.
+    """Return the differentiable op as a function of its arrays.
+
+    Outputs without a detector axis are summed over the mesh axes that divide detectors.
 
     Args:
-      tapped: it takes two taps in front, zeros that change nothing. The cotangent of the first, of the output's shape, is the output's.
-        That of the second is a dependency token: a scalar that is available once the backward pass has read the table. What has to come later
-        can be made to depend on it.
+      tapped: prepend two taps, zeros with no effect on the result. The first has the output's shape
+          and receives its cotangent. The second receives a dependency token: a scalar that is
+          available once the backward pass has read the table. Later operations can depend on it.
     """
     op, accumulate = plan.op, cast(Any, plan.accumulate)
     n, n_taps = len(op.arrays()), 2 if tapped else 0
@@ -144,7 +146,10 @@ def differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
 
 
 def _known_after(cotangents: tuple[Any, ...], axes: frozenset[str], has_rules: bool) -> jax.Array:
-    """Return the dependency token: a scalar that depends on every cotangent, and varies over these mesh axes."""
+    """Return the dependency token, a scalar that depends on all cotangents.
+
+    It varies over the mesh axes `axes`.
+    """
     element = _some_element if has_rules else first_element
     leaves = [a for a in jax.tree.leaves(cotangents) if a.size]
     total = sum((element(a).astype(jnp.float32) for a in leaves), jnp.float32(0))
@@ -162,10 +167,12 @@ def _some_element_of_each(size: int, mapped: Any, a: jax.Array) -> tuple[jax.Arr
 def _sum_over_devices(
     ct: jax.Array, axes: tuple[str, ...], dtype: Any, accumulate: FixedPoint | None
 ) -> jax.Array:
-    """Return a kernel's cotangent in the dtype of its argument, summed over the mesh axes that only other arguments vary over.
+    """Return a kernel's cotangent in its argument's dtype, summed over the mesh axes.
 
-    That sum is the transpose of their common cast. It is made here because integers must be summed before they
-    are divided.
+    The argument does not vary over these axes; other arguments do.
+
+    The sum is the transpose of their common cast. It is computed here because integers must be
+    summed before division.
     """
     if axes and accumulate is not None and ct.dtype != np.int32:
         ct = accumulate.quantize(ct)

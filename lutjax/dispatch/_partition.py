@@ -1,13 +1,15 @@
-"""Rules by which kernels are divided over the devices of a mesh, under plain `jax.jit`.
+"""Partitioning rules that divide kernels over a device mesh under plain `jax.jit`.
 
-A kernel in Triton, Pallas or native code is one opaque operation for XLA, which would gather its arguments and run all of it on
-every device. A call declares the axes of its arrays by letters (`lutjax.dispatch.contract`); with those each device runs the kernel on
-its part of the batch (``b``) and of the detectors (``t``), and what lacks one of both is summed over the devices. Updates get
-all samples, which are factors of a gradient, and the device's own tables. Every other axis is whole on all devices; of groups of
-detectors each device takes those that its own are in.
+XLA treats a Triton, Pallas or native kernel as one opaque operation: it would gather the arguments
+and run the whole kernel on every device. A call therefore names its array axes by letters
+(`lutjax.dispatch.contract`). With these, each device runs the kernel on its part of the batch
+(``b``) and the detectors (``t``), and results without one of these axes are summed over the
+devices. Updates receive all samples, the sparse gradient, and the device's own tables. Every other
+axis is whole on all devices. With detector groups, each device takes the groups of its own
+detectors.
 
-`partitioned` gives the rule to the compiler; on a mesh with explicit axes, where types say how arrays lie, `Layout` makes a
-`jax.shard_map` of it. `on_part` is what runs on a device in both.
+`partitioned` passes the rule to the compiler. On a mesh with explicit axes, where types carry the
+array layout, `Layout` builds a `jax.shard_map` from it. In both cases each device runs `on_part`.
 """
 
 import dataclasses
@@ -26,10 +28,10 @@ from lutjax import _compat, _meshes
 from lutjax.dispatch.contract import Call, Direction
 
 Axes = tuple[str, ...]
-"""A letter for each axis of an array."""
+"""One letter for each array axis."""
 
 Place = str | tuple[str, ...] | None
-"""The axes of a mesh by which an axis of an array is divided."""
+"""Mesh axes that divide an array axis."""
 
 _DIVIDED: dict[str, Axes] = {"forward": ("b", "t"), "backward": ("b", "t"), "update": ("t",)}
 
@@ -41,10 +43,12 @@ def partitioned(
     options: Any,
     function: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """Return a kernel's function of arrays with its rule; without one where the op declares no axes.
+    """Return a kernel's array function with its partitioning rule.
+
+    If the op declares no axes, the function has no rule.
 
     Args:
-      function: of the arrays, and of mesh axes over which detectors are divided.
+      function: takes arrays, and the mesh axes that divide detectors.
     """
     if not op.letters():
         return function
@@ -81,14 +85,15 @@ def partitioned(
 
 
 def first_element(a: jax.Array) -> jax.Array:
-    """Return the first element of an array that is not empty."""
+    """Return the first element of a nonempty array."""
     return a.ravel()[0]
 
 
 def some_element(a: jax.Array) -> jax.Array:
-    """Return an element of an array that is not empty, whichever is at hand: on a mesh each device takes one of its own part.
+    """Return any element of a nonempty array; on a mesh, each device takes one from its own part.
 
-    It serves what depends on the array and not on its values. Devices exchange nothing, so they have different scalars.
+    Use it to depend on an array but not on its values. Devices exchange nothing, so their scalars
+    differ.
     """
     here = jax.sharding.get_abstract_mesh()
     if jax.device_count() == 1 or here.manual_axes or here.explicit_axes:
@@ -147,11 +152,11 @@ def _with_rule(
     divided: Axes,
     summed_by_kernel: bool,
 ) -> Callable[..., Any]:
-    """Return the function of a jaxpr whose constants are its last operands, with the rule that divides it.
+    """Return a jaxpr's function with its partitioning rule; the jaxpr's constants come last.
 
     Args:
-      function: what the jaxpr was made of; parts are traced anew, with their own shapes.
-      summed_by_kernel: whether it sums its results over the devices.
+      function: source of the jaxpr. It is traced again for each part, with the part's shapes.
+      summed_by_kernel: True if the kernel sums its results over the devices.
     """
 
     def evaluate(*arrays: Any) -> Any:
@@ -225,18 +230,19 @@ def _with_rule(
 
 
 def _places_of(array: jax.ShapeDtypeStruct, mesh: Mesh) -> tuple[Place, ...]:
-    """Return the axes of a mesh by which the compiler divides each axis of an array, where the parts are equal.
+    """Return the mesh axes that divide each array axis into equal parts in the compiler's sharding.
 
-    What is computed in a program may be divided in other ways: an axis that a reshape has made by a part of an axis of the mesh, which has no
-    name (JAX cannot tell of it, and fails), and one whose size is no multiple of the devices with padding on the last of them, which
-    a kernel would take for samples or detectors. Kernels get such axes whole.
+    Arrays computed inside a program may have other shardings: a reshape may divide an axis by an
+    unnamed part of a mesh axis (which JAX cannot represent, and fails), or the last device may have
+    padding where a size is no multiple of the number of devices, and a kernel would read the
+    padding as samples or detectors. Kernels receive such axes whole.
     """
     sharding: Any = array.sharding
     parts = sharding.devices_indices_map((mesh.size,) * len(array.shape))
     starts = np.array([[s.start or 0 for s in parts[device]] for device in mesh.devices.flat], int)
 
     def place(n: int, starts: np.ndarray) -> Place:
-        """Return the axes of an axis of `n` elements, whose parts on the devices begin there if it had an element for each device."""
+        """Return the mesh axes that divide an axis, given each device's start index."""
         along = {i: int(starts.take(1, i).flat[0]) for i, size in enumerate(starts.shape) if size > 1}
         axes = sorted((i for i, step in along.items() if step), key=lambda i: -along[i])
         sizes = [mesh.devices.shape[i] for i in axes]
@@ -263,14 +269,14 @@ def on_part(
     over: tuple[str, ...],
     run: Callable[..., Any],
 ) -> Any:
-    """Return what a kernel gives for the detectors of one device, in the groups of all devices.
+    """Return a kernel's result for one device's detectors, in the groups of all devices.
 
-    Outputs without an axis of detectors are summed over the devices. Where no group is on two of them, devices send their own groups' outputs,
-    half of what a sum would send.
+    Outputs without a detector axis are summed over the devices. If no group spans two devices, each
+    device sends its own groups' outputs, half the traffic of a sum.
 
     Args:
-      args: those of the kernel, with the device's part of each axis of detectors, and all groups.
-      over: mesh axes over which detectors are divided. run: the kernel, of options and arguments.
+      args: the kernel's arguments, with the device's part of each detector axis, and all groups.
+      over: mesh axes that divide detectors. run: the kernel, a function of options and arguments.
     """
     n = len(op.arrays())
     call = op.of(args[:n], options).of_part(jax.lax.axis_index(over))
@@ -295,7 +301,7 @@ def on_part(
     local = tuple((name, count if name == "groups" else value) for name, value in options)
 
     def axis_of(name: str, shape: tuple[int, ...]) -> int | None:
-        """Return the axis of groups, of an array that has all of them."""
+        """Return the group axis of an array with all groups."""
         for i, letter in enumerate(letters[name]):
             if letter == "go" or (letter in ("g", "h") and shape[i] == n_groups):
                 return i
@@ -349,11 +355,12 @@ def on_part(
 # ------------------------------------------------------------------------------------- meshes with explicit axes
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Layout of the arrays of a call on a mesh with explicit axes, by the letters of their axes.
+    """Array layout of a call on a mesh with explicit axes, by axis letter.
 
     Attributes:
-      leading: of the leading axes, which batched arrays share. own: of the others, by letter.
-      first: whether features come first, before the leading axes.
+      leading: layout of the batch dimensions, shared by batched arrays. own: layout of the other
+          axes, by letter.
+      first: True if features precede the batch dimensions.
     """
 
     leading: tuple[Place, ...]
@@ -362,7 +369,10 @@ class Layout:
 
     @classmethod
     def of(cls, call: Call, *, first: bool = False) -> "Layout":
-        """Return the layout of a call with leading axes; of arrays that differ, that of the first one."""
+        """Return the layout of a call with batch dimensions.
+
+        Where arrays differ, the first one counts.
+        """
         leading: list[Place] = []  # the last first
         own: dict[str, Place] = {}
         for name, array, rank in zip(call.arrays(), call.values(), call.ranks(), strict=True):
@@ -380,7 +390,7 @@ class Layout:
         return cls(tuple(reversed(leading)), own, first)
 
     def parts(self, direction: Direction) -> "Layout":
-        """Return the layout in which each device runs a kernel: by what it can be divided, tables where they are."""
+        """Return the kernels' layout: all divisible axes are divided, tables stay in place."""
         detectors = self.own.get("t")
         free = tuple(
             None if "b" not in _DIVIDED[direction] or set(_names(place)) & set(_names(detectors)) else place
@@ -389,7 +399,7 @@ class Layout:
         return Layout(free, {"t": detectors}, self.first)
 
     def of_arrays(self, call: Call) -> tuple[Any, ...]:
-        """Return how the arrays of a call lie."""
+        """Return the partition specs of a call's arrays."""
 
         def spec(name: str, rank: int | None, a: jax.Array) -> PartitionSpec:
             n = 0 if rank is None else a.ndim - rank
@@ -401,13 +411,16 @@ class Layout:
         )
 
     def of_outputs(self, op: type[Call]) -> PartitionSpec:
-        """Return how the outputs lie."""
+        """Return the partition spec of the outputs."""
         return self.of_axes(self.leading, _own(op, "output"))
 
     def of_axes(
         self, leading: tuple[Place, ...], own: Axes, shape: tuple[int, ...] | None = None
     ) -> PartitionSpec:
-        """Return how an array lies. Axes of size 1 are not divided; nor, by the same part of the mesh, a second one."""
+        """Return an array's partition spec.
+
+        Axes with size 1 are not divided, and each mesh axis divides one array axis only.
+        """
         places = [*leading, *(self.own.get(letter) for letter in own)]
         used: set[str] = set()
         for i, place in enumerate(places):
@@ -422,12 +435,12 @@ class Layout:
 
     @property
     def divides(self) -> bool:
-        """Return whether anything is divided."""
+        """Return True if any axis is divided."""
         return any(self.leading) or any(self.own.values())
 
     @property
     def over(self) -> tuple[str, ...]:
-        """The axes of the mesh over which detectors are divided."""
+        """Mesh axes that divide detectors."""
         return _names(self.own.get("t"))
 
 

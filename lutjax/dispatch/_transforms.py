@@ -1,16 +1,19 @@
-"""JAX function made from the kernels of an op.
+"""Turn the kernels of an op into a jitted, differentiable JAX function.
 
-An op describes itself by its `Call`; a kernel is a set of functions of a call with one batch axis in front (see
-`lutjax.dispatch.contract`); `apply` puts them together:
+An op describes itself by its `Call`. A kernel is a set of functions that take a call with one
+leading batch axis (see `lutjax.dispatch.contract`). `apply` combines them:
 
-    jit( fold leading axes -> custom_vjp( custom_vmap(forward), custom_vmap(backward) ) -> unfold )
+    jit( fold batch dimensions -> custom_vjp( custom_vmap(forward), custom_vmap(backward) ) ->
+    unfold )
 
-and `updated` the third one, an optimizer step of a table:
+`updated` does the same for an optimizer step on a table:
 
-    jit( fold leading axes -> custom_vmap(update) )
+    jit( fold batch dimensions -> custom_vmap(update) )
 
-Inside, a call is the tuple of its arrays (`Call.values`) and a `Plan`: the first is transformed, the second is the key of every function.
-`_leading_axes` folds, `_gradient` has `custom_vjp`, `_batching` `custom_vmap`, `_partition` what is divided over devices, `_run` the kernel itself.
+Internally a call is its array tuple (`Call.values`) and a `Plan`. Transformations apply to the
+arrays; the plan is the cache key of every function. `_leading_axes` folds, `_gradient` has
+`custom_vjp`, `_batching` `custom_vmap`, `_partition` divides functions over devices, and `_run`
+invokes the kernel.
 """
 
 import functools
@@ -38,12 +41,12 @@ from lutjax.values._ids import as_jax
 
 
 def apply(call: Call, *, implementation: Implementation = None, feature_axis: int = -1) -> Any:
-    """Return the outputs of an op: choose its implementation and run it, with any leading axes.
+    """Select an implementation for an op, run it, and return its outputs.
 
     Args:
-      call: with leading axes in front of every batched array.
-      feature_axis: -1 where leading axes come first; 0 where features come first and they follow, of ops whose
-        kernels want it so.
+      call: with batch dimensions in front of every batched array.
+      feature_axis: -1 if batch dimensions come first; 0 if features come first, for ops with
+          features-first kernels.
     """
     leaves, structure = jax.tree.flatten(call.values())
     if not all(isinstance(a, jax.Array) for a in leaves):
@@ -94,10 +97,12 @@ def _by_kernels(call: Call, plan: Plan, feature_axis: int) -> Any:
 
 
 def _by_parts(call: Call, plan: Plan, fused: Plan, implementation: Implementation, feature_axis: int) -> Any:
-    """Return the outputs of a fused op from its parts; where the device is not known yet, from a kernel on devices that have one.
+    """Return a fused op's outputs from its parts.
+
+    If the device is not yet known, devices with a kernel use it.
 
     Args:
-      fused: the plan of these devices.
+      fused: the plan for these devices.
     """
     others = tuple(device for device in plan.devices if device not in fused.devices)
 
@@ -117,10 +122,10 @@ def _run_tapped(plan: Plan, taps: Any, call: Call) -> Any:
 
 
 def updated(call: Call, cotangent: jax.Array, step: Step, *, implementation: Implementation = None) -> Any:
-    """Return the table of a call and the state of its rows after an optimizer step, in the table's own memory.
+    """Return a call's table and row state after an optimizer step, in the table's own memory.
 
     Args:
-      call: with leading axes, as for `apply`. cotangent: of its output.
+      call: with batch dimensions, as for `apply`. cotangent: the output's cotangent.
     """
     _refuse_in_fork(call.op)
     kernel_registry.follow_coroutine(
@@ -149,11 +154,14 @@ def updated(call: Call, cotangent: jax.Array, step: Step, *, implementation: Imp
 
 
 _ran_in: list[int] = []
-"""The process in which an op ran first."""
+"""Process that first ran an op."""
 
 
 def _refuse_in_fork(op: str) -> None:
-    """Raise an error in a process that was forked from the one in which ops ran: what JAX compiles there waits for threads that are not there."""
+    """Raise if this process was forked after ops ran, which JAX does not support.
+
+    Compilation would wait for threads missing in the fork.
+    """
     own = os.getpid()
     if not _ran_in:
         _ran_in.append(own)
@@ -169,13 +177,13 @@ def compiled(plan: Plan, *, tapped: bool = False, feature_axis: int = -1) -> Cal
     """Return the op as a jitted function of its arrays.
 
     Args:
-      tapped: with two taps in front, see `lutjax.dispatch._gradient.differentiable`.
+      tapped: prepend two taps; see `lutjax.dispatch._gradient.differentiable`.
     """
     op, ranks = plan.op, plan.op.ranks()
 
     @functools.cache
     def function_of(over: Over) -> Callable[..., Any]:
-        """Return the op with a batch axis in front."""
+        """Return the op with one leading batch axis."""
         of_part = plan.replace(over=over)
         if op.differentiable:
             return differentiable(of_part, tapped)
@@ -230,7 +238,10 @@ def compiled(plan: Plan, *, tapped: bool = False, feature_axis: int = -1) -> Cal
 
 @cached
 def compiled_update(plan: Plan) -> Callable[..., Any]:
-    """Return the update of an op as a jitted function of the arrays of its call, the cotangent, rate, factor and state."""
+    """Return the update as a jitted function.
+
+    Its arguments are the call's arrays, the cotangent, rate, factor and state.
+    """
     op, ranks = plan.op, ranks_of_update(plan.op)
     table = op.arrays().index(str(op.table_name))
 
@@ -261,16 +272,19 @@ def compiled_update(plan: Plan) -> Callable[..., Any]:
 
 
 def _lacks_elements(arrays: Any, plan: Plan) -> bool:
-    """Return whether an array of a call, or its output, has no elements: it is not divided by a `jax.shard_map` then."""
+    """Return True if an array or the output is empty.
+
+    `jax.shard_map` does not divide empty arrays.
+    """
     return _meshes.lacks_elements(arrays) or plan.option("n_outputs") == 0
 
 
 def _jitted(
     function: Callable[..., Any], on_explicit_axes: Callable[..., Any], name: str
 ) -> Callable[..., Any]:
-    """Return a jitted function that a profile shows by its name.
+    """Return a jitted function with a name for profiles.
 
-    `on_explicit_axes` takes its place where arrays lie on a mesh with explicit axes.
+    `on_explicit_axes` replaces it for arrays on a mesh with explicit axes.
     """
 
     def outer(*args: Any) -> Any:
@@ -284,6 +298,6 @@ def _jitted(
 
 
 def forget() -> None:
-    """Forget all functions that were made of kernels; for tests that exchange kernels."""
+    """Clear all cached kernel functions, for tests that replace kernels."""
     for function in (compiled, compiled_update, kernel):
         function.cache_clear()  # type: ignore[union-attr]
