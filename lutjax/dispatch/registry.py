@@ -1,7 +1,8 @@
-"""Registry of implementations, and the choice of one for a call: the only place that chooses.
+"""Registry of implementations; all implementation selection happens here.
 
-An implementation is a module with the functions of `lutjax.dispatch.contract`, registered for an op, a platform (how it is
-written) and a backend (where it runs). `lutjax.dispatch.catalog` lists the packages of those of lutjax, which declare themselves.
+An implementation is a module with the functions described in `lutjax.dispatch.contract`, registered
+for an op, a platform (programming model) and a backend (hardware). `lutjax.dispatch.catalog` lists
+lutjax's packages, whose modules declare themselves.
 """
 
 import contextlib
@@ -37,10 +38,10 @@ E = TypeVar("E", bound=enum.StrEnum)
 
 @dataclasses.dataclass(frozen=True)
 class Launched:
-    """Implementations with launches of their kernels, as `lutjax.tuning.launched` makes it.
+    """Implementations with kernel configs, as returned by `lutjax.tuning.launched`.
 
     Attributes:
-      names: of the implementations, in order of preference.
+      names: implementation names, in order of preference.
       launches: hashable; kernels are traced in the block of its ``given()``.
     """
 
@@ -61,7 +62,7 @@ _CALLED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "sources": ((), ()),
     "about": ((), ()),
 }
-"""Functions of an implementation, with the arguments that they get by position and by name."""
+"""Functions of an implementation, with their positional and keyword arguments."""
 _LOWERING_NAMES = {"gpu": ("cuda", "rocm")}  # what jax calls the backends when it lowers
 
 
@@ -83,10 +84,11 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """Call for which an implementation is wanted, as rules see it.
+    """Call in need of an implementation, as rules see it.
 
     Attributes:
-      call: call of the forward pass, in every direction; with one batch axis, each array a `jax.ShapeDtypeStruct`.
+      call: the forward call, in every direction, with one batch axis; each array is a
+          `jax.ShapeDtypeStruct`.
       device: the device that will run it.
       cotangent, step: set for updates only; the cotangent as shape and dtype.
     """
@@ -105,13 +107,13 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """Call of an op that a function makes, with its output, both as shapes and dtypes with one batch axis.
+    """Op call made by a function, with its output, both as shapes and dtypes with one batch axis.
 
     Attributes:
       rule: rule of an update; None if the function runs the op itself.
-      given: the call as it was made, with arrays and leading axes; of `collecting`.
-      devices: those on which it runs; None: on all that the function may run on. A fused op whose parts run, on some devices or on all, is
-        followed by these.
+      given: the original call, with arrays and batch dimensions; for `collecting`.
+      devices: devices that run it; None: all devices the function may run on. If a fused op runs by
+          its parts on some or all devices, the parts follow it.
     """
 
     call: Call
@@ -121,17 +123,17 @@ class Made:
     devices: tuple[Device, ...] | None = None
 
     def runs_on(self, device: Device) -> bool:
-        """Return whether it runs on a device."""
+        """Return True if the call runs on a device."""
         return self.devices is None or device in self.devices
 
     @property
     def arrays(self) -> Call:
-        """The call as kernels get it, with arrays; of `collecting`, inside its trace."""
+        """Call as kernels receive it, with arrays; for `collecting`, inside its trace."""
         call: Call = jax.tree.map(lambda a, shape: a.reshape(shape.shape), self.given, self.call)
         return call.prepared()
 
     def request(self, direction: Direction, device: Device, rule: RowRule | None = None) -> Request:
-        """Return the request for an implementation of it in a direction."""
+        """Return the implementation request in a direction."""
         if direction != "update":
             return Request(direction, self.call, device)
         rule = rule or self.rule or SGD()
@@ -143,11 +145,11 @@ class Made:
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """A registered op.
+    """Registered op.
 
     Attributes:
-      module: has the function of the op's name; None where only kernels were registered.
-      cases: module of the sizes at which it is tested, measured and tuned.
+      module: module with the op's function; None if only kernels were registered.
+      cases: module with the sizes for tests, benchmarks and tuning.
     """
 
     name: str
@@ -156,11 +158,14 @@ class Op:
 
 
 class Deferral(str):
-    """Reason to leave a supported call to the next implementation; ignored where this one is asked for by name."""
+    """Reason to leave a supported call to the next implementation.
+
+    It is ignored if this implementation is requested by name.
+    """
 
 
 Rule = Callable[[Request], str | None]
-"""Return the reason why a call is not supported, a `Deferral`, or None."""
+"""Returns the reason why a call is not supported, a `Deferral`, or None."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,11 +173,14 @@ class Declaration:
     """Properties of an implementation. A kernel module declares them as its ``SPEC``.
 
     Attributes:
-      supports: returns the reason why the implementation cannot run a call, a `Deferral`, or None. None: it supports every call.
-      directions: directions with a function; None: those for which the module has one.
-      requires: packages that it needs, in addition to those of its platform.
-      launches: names of its kernels with a launch configuration, ``op.kernel``; see `lutjax.tuning.launch_of`.
-      stacks: whether it takes stacked calls; see `lutjax.dispatch.contract`. Others run one by one under `jax.vmap` of all arrays.
+      supports: returns the reason why the implementation cannot run a call, a `Deferral`, or None.
+          None: it supports every call.
+      directions: directions with a function; None: every direction with a function in the module.
+      requires: required packages, in addition to its platform's.
+      launches: names of its kernels with a kernel config, ``op.kernel``; see
+          `lutjax.tuning.launch_of`.
+      stacks: True if it supports stacked calls; see `lutjax.dispatch.contract`. Otherwise stacked
+          calls run one by one under `jax.vmap` over all arrays.
     """
 
     supports: Rule | None = None
@@ -184,17 +192,19 @@ class Declaration:
 
 @dataclasses.dataclass(frozen=True)
 class KernelSpec:
-    """A registered implementation; called with the arguments of its op, it runs the op.
+    """Registered implementation. Calling it with an op's arguments runs the op.
 
     Attributes:
-      target: name of the module that holds a function for each direction; see `lutjax.dispatch.contract`.
-      requires: packages that its platform needs; it is not chosen where one is missing.
-      priority: of several that support a call the highest is chosen.
-      platform_rule: rule of all kernels of its platform, asked before the target is imported; None: there is none.
-      declared: its properties; None: the ``SPEC`` of the target, which is imported when it is asked.
-      sources: returns a word that changes with its sources in other languages than Python; records name it.
-      about: returns words on what of it runs on this machine, such as its level of instructions; asked where it is chosen.
-      holder: what holds its functions in place of the target; None: the target.
+      target: name of the module with a function for each direction; see `lutjax.dispatch.contract`.
+      requires: packages required by its platform; it is not selected if one is missing.
+      priority: the supporting implementation with the highest priority is selected.
+      platform_rule: rule for all kernels of its platform, evaluated before the target is imported;
+          None: no rule.
+      declared: its properties; None: the target's ``SPEC``, imported on first use.
+      sources: returns a digest of its non-Python sources, stored in validation results.
+      about: returns details about this machine, such as the instruction set in use; called where it
+          is selected.
+      holder: object with its functions, in place of the target; None: the target.
       run: runs the op with this implementation.
     """
 
@@ -212,21 +222,22 @@ class KernelSpec:
     run: Callable[..., Any] | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """Return the outputs of the op, computed by this implementation alone.
+        """Return the op's outputs, computed by this implementation only.
 
         Args:
           *args: arguments of the op's function.
           **options: keyword arguments of the op's function, except ``implementation``.
 
         Raises:
-          NoImplementationError: it cannot run the call, or not on this device; the message says why.
+          NoImplementationError: it cannot run the call, or not on this device; the message gives
+              the reason.
         """
         assert self.run is not None, "an implementation that no registry has"
         return self.run(*args, **options)
 
     @property
     def names(self) -> tuple[str, str]:
-        """Names by which it is asked for."""
+        """Names for requesting it."""
         return str(self.platform), f"{self.platform}/{self.backend}"
 
     def __str__(self) -> str:
@@ -234,12 +245,12 @@ class KernelSpec:
 
     @property
     def of_parts(self) -> bool:
-        """True if it is the decomposition of a fused op, which runs by other implementations."""
+        """True if it is a fused op's decomposition, which runs by other implementations."""
         return self.holder is Parts
 
     @functools.cached_property
     def declaration(self) -> Declaration:
-        """Properties that it declares. Imports the target if that declares them."""
+        """Declared properties. Imports the target if they are declared there."""
         if self.declared is not None:
             return self.declared
         found: Declaration = getattr(self._holder, "SPEC", _EVERY_CALL)
@@ -247,7 +258,7 @@ class KernelSpec:
 
     @functools.cached_property
     def directions(self) -> tuple[Direction, ...]:
-        """Directions that it has a function for."""
+        """Directions with a function."""
         if self.declaration.directions is not None:
             return self.declaration.directions
         holder = self._holder
@@ -255,17 +266,17 @@ class KernelSpec:
 
     @property
     def launches(self) -> tuple[str, ...]:
-        """Names of its kernels with a launch configuration."""
+        """Names of its kernels with a kernel config."""
         return self.declaration.launches
 
     @property
     def stacks(self) -> bool:
-        """True if it takes stacked calls."""
+        """True if it supports stacked calls."""
         return self.declaration.stacks
 
     @property
     def missing(self) -> str | None:
-        """The required packages that are not installed, as a reason; None if all are."""
+        """Missing required packages, as a reason; None if all are installed."""
         return _missing(self.requires) or _missing(self.declaration.requires)
 
     def load(self, direction: Direction) -> Callable[..., Any]:
@@ -307,7 +318,7 @@ class KernelSpec:
         return deferral or why or None
 
     def unsupported_reason(self, request: Request) -> str | None:
-        """Return the reason why this implementation cannot run a call even if it is asked for by name; None if it can."""
+        """Return the reason why it cannot run a call, even if requested by name; None if it can."""
         why = self.supports(request)
         return None if isinstance(why, Deferral) else why
 
@@ -316,7 +327,7 @@ _EVERY_CALL = Declaration()
 
 
 def record_deferral(request: Request, name: str) -> Deferral | None:
-    """Return a deferral unless a record says that an implementation ran on this kind of device."""
+    """Return a deferral unless the implementation has a validation result on this device kind."""
     if _records.has_run(request.op, request.direction, name, request.device.kind):
         return None
     return Deferral(
@@ -327,17 +338,18 @@ def record_deferral(request: Request, name: str) -> Deferral | None:
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """Implementation considered for a call, with the reason why it was passed over, or None."""
+    """Implementation considered for a call, with the reason for rejecting it, or None."""
 
     spec: KernelSpec
     reason: str | None
 
 
 class NoImplementationError(ValueError):
-    """Error of a call that no registered implementation supports.
+    """Error for a call that no registered implementation supports.
 
     Attributes:
-      direction: direction of the call. candidates: all implementations of the op, with the reasons against them.
+      direction: direction of the call. candidates: all the op's implementations, with reasons for
+          rejection.
     """
 
     def __init__(self, message: str, direction: Direction, candidates: tuple[Candidate, ...]):
@@ -361,7 +373,7 @@ _OPTIONS = (
 
 
 def _check_options(how: Mapping[str, Any], directions: Any) -> None:
-    """Raise TypeError or ValueError if options of `KernelRegistry.register` are not those of a kernel."""
+    """Raise TypeError or ValueError for invalid `KernelRegistry.register` options."""
     where = "kernel_registry.register"
     if unknown := sorted(set(how) - set(_OPTIONS)):
         raise TypeError(f"{where}: there is no option {unknown[0]!r}; the options are {', '.join(_OPTIONS)}.")
@@ -382,14 +394,14 @@ def _check_options(how: Mapping[str, Any], directions: Any) -> None:
 def _require_function(
     where: str, name: str, function: Any, holder: str | None = None, *, static: bool = False
 ) -> None:
-    """Raise TypeError unless a function of an implementation can be called with the arguments that it gets.
+    """Raise TypeError if an implementation's function does not accept its required arguments.
 
     Args:
       where: name of the implementation, for messages.
       name: name of the function.
       function: the function.
-      holder: name of the class or function that was decorated, for messages.
-      static: whether it is a class.
+      holder: name of the decorated class or function, for messages.
+      static: True for a class.
     """
     by_position, by_name = _CALLED[name]
     arguments = ", ".join((*by_position, *(("*",) if by_name else ()), *by_name))
@@ -417,7 +429,7 @@ def _rule(
     awaits_record: bool,
     rates: bool,
 ) -> Rule:
-    """Return the rule of an implementation with these options; see `KernelRegistry.register`."""
+    """Return the rule for these options; see `KernelRegistry.register`."""
 
     def supports(request: Request) -> str | None:
         if not rates and request.step is not None and request.step.differs_by_row:
@@ -433,7 +445,7 @@ def _rule(
 
 
 def _missing(packages: tuple[str, ...]) -> str | None:
-    """Return which of some packages are not installed, as a reason; None if all are."""
+    """Return the missing packages as a reason; None if all are installed."""
     missing = [package for package in packages if not _installed(package)]
     if not missing:
         return None
@@ -450,13 +462,14 @@ def _installed(package: str) -> bool:
 
 
 class KernelRegistry:
-    """Maps each op to its implementations. The one of lutjax is `lutjax.kernel_registry`.
+    """Mapping from ops to implementations. lutjax's own is `lutjax.kernel_registry`.
 
     Args:
-      compositions: modules of functions that call ops and are not ops themselves, by name, for `explain`.
-      entry_points: group of the entry points by which installed packages add kernels: functions of the registry, which are
-        called when it is first asked for implementations. None: there is none.
-      in_cache_key: keeps the choice of `use_implementation` in jit's cache key; see `jax.make_user_context`. None: a new one.
+      compositions: modules with functions that call ops but are not ops, by name, for `explain`.
+      entry_points: entry point group through which installed packages add kernels: functions of the
+          registry, called when implementations are first needed. None: no group.
+      in_cache_key: keeps the `use_implementation` choice in jit's cache key; see
+          `jax.make_user_context`. None: a new one.
     """
 
     def __init__(
@@ -478,20 +491,23 @@ class KernelRegistry:
         self._resolved: dict[Any, Any] = {}
         # Choice of `use_implementation`, for each thread and each coroutine.
         self._forced: ContextVar[Any] = ContextVar("lutjax_implementation", default=None)
-        # The same as a part of jit's cache key, so that no trace outlives the block that forced its implementation. JAX
-        # keeps one for each thread: where coroutines take turns it is set anew, see `follow_coroutine`.
+        # The same choice as a part of jit's cache key: a trace must not outlive the block that
+        # forced its implementation.
+        # JAX keeps one key per thread. Where coroutines take turns it is set again, see
+        # `follow_coroutine`.
         self._in_cache_key = in_cache_key or jax.make_user_context(default_value=None)
 
     def register_op(self, op: str, module: str, *, cases: str | None = None) -> Op:
-        """Add an op; its implementations follow by `register`.
+        """Add an op; add its implementations by `register`.
 
         Args:
           op: its name.
-          module: the module that has the function of that name, e.g. ``"lutjax.ops.lookup"``.
-          cases: module of its sizes and arguments, see `lutjax.cases`; without it the op is neither tested nor measured.
+          module: the module with a function of the same name, e.g. ``"lutjax.ops.lookup"``.
+          cases: module with its sizes and arguments, see `lutjax.cases`; without it the op is
+              neither tested nor measured.
 
         Raises:
-          ValueError: there is an op of this name.
+          ValueError: the op already exists.
         """
         if op in self._ops and self._ops[op].module:
             raise ValueError(
@@ -510,15 +526,18 @@ class KernelRegistry:
         self._resolved.clear()
 
     def ops(self) -> tuple[str, ...]:
-        """Return the names of the ops that have a function or an implementation, in the order of their registration."""
+        """Return all ops with a function or an implementation, in registration order."""
         return tuple(name for name, op in self._ops.items() if op.module or self._specs.get(name))
 
     def compositions(self) -> tuple[str, ...]:
-        """Return the names of functions that call ops and are no ops themselves; `explain` takes them like ops."""
+        """Return the names of compositions: functions that call ops but are not ops.
+
+        `explain` accepts them like ops.
+        """
         return tuple(self._compositions)
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Return the function of an op, or of a composition of ops."""
+        """Return the function of an op or composition."""
         if name not in self._compositions:
             self._known_op(name)
         module = self._compositions.get(name) or self._ops[name].module
@@ -530,15 +549,16 @@ class KernelRegistry:
         return function
 
     def cases(self, op: str) -> str | None:
-        """Return the name of the module of an op's cases; None if it has none."""
+        """Return the module name of an op's cases; None if it has none."""
         self._known_op(op)
         return self._ops[op].cases
 
     def directions(self, op: str) -> tuple[Direction, ...]:
-        """Return the directions that any implementation of an op has."""
+        """Return all directions in which an op has an implementation."""
         specs = list(self._of(op).values())
         if (Platform.XLA, Backend.ANY) in self._of(op):
-            # Kernel modules of other platforms are not imported for this: they have no direction that plain JAX lacks.
+            # Other platforms have no direction that plain JAX lacks, so their kernel modules are
+            # not imported.
             specs = [spec for spec in specs if spec.declared or spec.platform is Platform.XLA]
         found = {direction for spec in specs for direction in spec.directions}
         return tuple(direction for direction in DIRECTIONS if direction in found)
@@ -564,27 +584,31 @@ class KernelRegistry:
         directions: tuple[Direction, ...] | None = None,
         **how: Any,
     ) -> Any:
-        """Add an implementation of an op; see `register_op` for ops of your own.
+        """Add an implementation of an op; see `register_op` for your own ops.
 
-        Without a target it is a decorator: of a class whose static methods are the functions of the directions, or of one function,
-        the forward pass.
+        Without a target it is a decorator, either for a class with one static method per direction
+        or for one function, the forward pass.
 
         Args:
           op: name of the op; its call is described in ``lutjax/ops/<op>.py``.
-          platform: how it is written.
-          backend: where it runs.
-          target: module with a function for each direction, imported when it is chosen.
+          platform: programming model.
+          backend: hardware.
+          target: module with a function for each direction, imported when it is selected.
           priority: by default native code before Triton before Pallas before XLA.
-          directions: by default those that a decorated class has, and of a module ``("forward", "backward")``.
-          **how: ``requires``, ``launches``, ``stacks``, ``sources`` and ``about``, see `Declaration` and `KernelSpec`;
-            ``unsupported(request)``, the reason why a call cannot run, or None; ``slower(request)``, a reason to leave a call to the next
-            implementation unless this one is asked for by name; ``rates=True`` if updates take rates and factors that differ by table,
-            row or output; ``awaits_record=True`` if only a record of ``lutjax status`` makes it a default choice on a device.
+          directions: by default a decorated class's own directions, and ``("forward", "backward")``
+              for a module.
+          **how: ``requires``, ``launches``, ``stacks``, ``sources`` and ``about``, see
+              `Declaration` and `KernelSpec`; ``unsupported(request)``, the reason why a call cannot
+              run, or None; ``slower(request)``, a reason to leave a call to the next implementation
+              unless this one is requested by name; ``rates=True`` if updates support rates and
+              factors that differ by table, row or output; ``awaits_record=True`` if only a
+              validation result from ``lutjax status`` makes it a default choice on a device.
 
         Raises:
-          ValueError: an unknown op, platform, backend or direction, or the op already has one for this platform and backend.
-          TypeError: a function takes other arguments than it gets, a class has no function of a direction, or an option is
-            unknown or of another kind. The functions of a module are checked when it is imported.
+          ValueError: an unknown op, platform, backend or direction, or the op already has one for
+              this platform and backend.
+          TypeError: a function has the wrong arguments, a class lacks a function for a direction,
+              or an option is unknown or has the wrong type. Module functions are checked on import.
 
         Example:
           >>> import jax.numpy as jnp, lutjax
@@ -672,20 +696,22 @@ class KernelRegistry:
         requires: tuple[str, ...] = (),
         priority: int | None = None,
     ) -> None:
-        """Add the kernel modules of a package: every public module is an implementation of the op of its name.
+        """Add a package's kernel modules: every public module implements the op of the same name.
 
-        A module is imported when its platform is considered for a call. It has a function for each direction and may declare a
-        `Declaration` as its ``SPEC``. If the package has a function ``supports(request)``, that is asked first.
+        A module is imported when its platform is considered for a call. It has a function for each
+        direction and may declare a `Declaration` as its ``SPEC``. If the package has a function
+        ``supports(request)``, it is called first.
 
         Args:
-          package: name of the package, which is found by its path.
-          platform: how the kernels are written.
-          backend: where they run.
-          requires: packages that all of them need.
+          package: name of the package, found by its path.
+          platform: programming model of the kernels.
+          backend: hardware.
+          requires: packages required by all of them.
           priority: as for `register`.
 
         Raises:
-          ValueError: an unknown op, platform or backend, or the op already has an implementation for this platform and backend.
+          ValueError: an unknown op, platform or backend, or the op already has an implementation
+              for this platform and backend.
         """
         platform = _named("discover", "platform", Platform, platform)
         backend = _named("discover", "backend", Backend, backend)
@@ -724,12 +750,14 @@ class KernelRegistry:
         return spec
 
     def announce(self, op: str, platform: Platform | str, backend: Backend | str, target: str) -> None:
-        """Name an implementation that another package registers: where that is not installed, `explain` and errors say how to.
+        """Announce an implementation from another package.
+
+        If the package is not installed, `explain` and errors include the install command.
 
         Args:
           op: name of the op.
-          platform: how it is written.
-          backend: where it runs.
+          platform: programming model.
+          backend: hardware.
           target: its module.
         """
         package = target.partition(".")[0]
@@ -746,11 +774,17 @@ class KernelRegistry:
         self._elsewhere.setdefault(op, []).append(spec)
 
     def announced(self, op: str, name: str) -> KernelSpec | None:
-        """Return the implementation of this name that a package would register which is not installed; see `announce`."""
+        """Return the announced implementation by name if its package is missing.
+
+        See `announce`.
+        """
         return next((spec for spec in self._missing(op) if name in spec.names), None)
 
     def not_installed(self, op: str, name: str) -> str | None:
-        """Return why there is no implementation of this name here, if a package that can be installed has one; see `announce`."""
+        """Return the reason for a missing implementation if an installable package has it.
+
+        See `announce`.
+        """
         spec = self.announced(op, name)
         return None if spec is None else spec.missing
 
@@ -761,16 +795,17 @@ class KernelRegistry:
         self._resolved.clear()
 
     def get(self, op: str, platform: Platform | str, backend: Backend | str | None = None) -> KernelSpec:
-        """Return the implementation registered for this platform and backend: a function of the op's arguments that runs it.
+        """Return the implementation for this platform and backend, callable like the op's function.
 
         Args:
           op: name of the op.
-          platform: how the implementation is written.
-          backend: may be left out where the platform has one for this op.
+          platform: programming model.
+          backend: optional if the platform has only one for this op.
 
         Raises:
-          KeyError: there is none; the message lists those that the op has.
-          ValueError: an unknown op, platform or backend, or a platform with several and no backend.
+          KeyError: no such implementation; the message lists the op's implementations.
+          ValueError: an unknown op, platform or backend, or several backends on the platform and
+              none given.
 
         Example:
           >>> import jax.numpy as jnp, lutjax
@@ -794,7 +829,7 @@ class KernelRegistry:
         return found[backend]
 
     def candidates(self, op: str) -> tuple[KernelSpec, ...]:
-        """Return all implementations of an op in the order of preference."""
+        """Return all implementations of an op in order of preference."""
         return _by_preference(self._of(op).values())
 
     def resolve(
@@ -811,12 +846,14 @@ class KernelRegistry:
 
         Args:
           op: name of the op.
-          *args: as the op's function takes them; arrays may be `jax.ShapeDtypeStruct`. Nothing is computed.
-          implementation: None for the first choice that supports the call, one name that must be used,
-            or a tuple of names in order of preference. A name is a platform, or platform and backend where a
-            platform has several: ``"pallas/tpu"``. By default the choice of `use_implementation`.
+          *args: arguments of the op's function; arrays may be `jax.ShapeDtypeStruct`. Nothing is
+              computed.
+          implementation: None for the first choice that supports the call, one required name, or a
+              tuple of names in order of preference. A name is a platform, or platform and backend
+              if a platform has several: ``"pallas/tpu"``. By default the choice of
+              `use_implementation`.
           direction: ``"forward"``, ``"backward"`` or ``"update"``.
-          device: the device that will run the call; by default that of the arrays.
+          device: the device that will run the call; by default the arrays' device.
           rule: rule of an update; by default `SGD`.
           **options: keyword arguments of the op's function.
 
@@ -837,7 +874,10 @@ class KernelRegistry:
         rule: RowRule | None = None,
         **options: Any,
     ) -> tuple[Candidate, ...]:
-        """Return every candidate for a call in the order of preference, with the reason against it, if any; see `resolve`."""
+        """Return all candidates in order of preference, with any reason for rejection.
+
+        See `resolve`.
+        """
         request = self._requested(op, args, options, direction, device, rule)
         return tuple(
             Candidate(spec, why) for spec, why in self._considered(self.request(op, implementation), request)
@@ -858,7 +898,10 @@ class KernelRegistry:
         return made.request(direction, device, rule)
 
     def resolve_request(self, request: Request, names: tuple[str, ...]) -> KernelSpec:
-        """Return the implementation of a request; `names`: the names asked for, in order, see `request`."""
+        """Return the implementation for a request.
+
+        `names`: requested names, in order; see `request`.
+        """
         call, options = request.call, request.call.options()
         leaves, treedef = jax.tree.flatten((call.values(), request.cotangent, request.step))
         key = (
@@ -880,23 +923,23 @@ class KernelRegistry:
         return self.remembered(key, choose)
 
     def remembered(self, key: Any, make: Callable[[], T]) -> T:
-        """Return what `make` returned for a key: what follows from the implementations, until others are registered."""
+        """Return the cached result of `make` for a key, until implementations change."""
         found: T | None = self._resolved.get(key)
         if found is None:
             found = self._resolved[key] = make()
         return found
 
     def request(self, op: str, implementation: Implementation) -> tuple[str, ...]:
-        """Return the implementations asked for, in order; empty if any will do."""
+        """Return the requested implementations, in order; empty if any will do."""
         return names_of(self._asked(op, implementation))
 
     def launches(self, op: str, implementation: Implementation) -> Any:
-        """Return the launches that are given with the implementations asked for; None if there are none."""
+        """Return the kernel configs given with the requested implementations, or None."""
         asked = self._asked(op, implementation)
         return asked.launches if isinstance(asked, Launched) else None
 
     def launchable(self) -> dict[str, list[KernelSpec]]:
-        """Return the kernels that launches can be given to, by name, each with the implementations that have it."""
+        """Return the configurable kernels by name, each with its implementations."""
         found: dict[str, list[KernelSpec]] = {}
         for op in self.ops():
             for spec in self._of(op).values():
@@ -915,15 +958,16 @@ class KernelRegistry:
     def use_implementation(
         self, implementation: Implementation | Mapping[str, Implementation]
     ) -> Iterator[None]:
-        """Make the calls in this block use the given implementation, unless they name one themselves.
+        """Make calls in this block use the given implementation, unless they name one.
 
-        Also inside functions under `jax.jit`, which are traced anew for it. Each thread and each coroutine has its own
-        choice; a coroutine should not wait (``await``) inside the block, because a function under `jax.jit` that another
-        one calls meanwhile may be the one traced for this block.
+        The choice also applies inside functions under `jax.jit`, which are traced again for it.
+        Each thread and each coroutine has its own choice. A coroutine should not wait (``await``)
+        inside the block: a jitted function called meanwhile by another coroutine may be the one
+        traced for this block.
 
         Args:
-          implementation: a name, a tuple of names in order of preference, what `lutjax.tuning.launched` returns, or a mapping from
-            ops to these.
+          implementation: a name, a tuple of names in order of preference, a result of
+              `lutjax.tuning.launched`, or a mapping from ops to these.
 
         Raises:
           ValueError, TypeError: an unknown name or op.
@@ -955,17 +999,17 @@ class KernelRegistry:
             self._set_cache_key()
 
     def _set_cache_key(self) -> None:
-        # Entered and never left: what was there before may belong to another coroutine.
+        # Entered and never left: the previous value may belong to another coroutine.
         self._in_cache_key(self._forced.get()).__enter__()
 
     def follow_coroutine(self, *, traced: bool) -> None:
-        """Set the cache key of jit to that of the running coroutine, if another coroutine of its thread changed it.
+        """Set jit's cache key to the running coroutine's, if another coroutine changed it.
 
         Args:
-          traced: whether a function is being traced; its cache key was made before.
+          traced: True while a function is being traced; its cache key was made before.
 
         Raises:
-          RuntimeError: a function is being traced under the key of another coroutine.
+          RuntimeError: a function is being traced under another coroutine's key.
         """
         if self._in_cache_key.value == self._forced.get():
             return
@@ -978,12 +1022,13 @@ class KernelRegistry:
             )
 
     def explain(self, op: str, *args: Any, implementation: Implementation = None, **options: Any) -> str:
-        """Return the implementation that runs a call, and the reason against each other one, as text.
+        """Return a text with the implementation for a call and the reasons against all others.
 
         Args:
-          op: name of a function of lutjax, such as ``"lookup"`` or ``"lut"``, or of an op (see ``kernel_registry.ops()``). All ops
-            that it calls with these arguments are explained.
-          *args: arguments of the function; arrays may be `jax.ShapeDtypeStruct`. Nothing is computed.
+          op: name of a lutjax function, such as ``"lookup"`` or ``"lut"``, or of an op (see
+              ``kernel_registry.ops()``). All ops called with these arguments are explained.
+          *args: arguments of the function; arrays may be `jax.ShapeDtypeStruct`. Nothing is
+              computed.
           implementation: as for `resolve`.
           **options: its keyword arguments.
 
@@ -991,7 +1036,7 @@ class KernelRegistry:
           A line for each candidate in each direction.
 
         Raises:
-          ValueError: an unknown name; the message lists those that are known.
+          ValueError: an unknown name; the message lists the known names.
 
         Example:
           >>> import jax.numpy as jnp, lutjax
@@ -1010,7 +1055,7 @@ class KernelRegistry:
           ['lut calls detect, lookup', 'detect on cpu (cpu)', 'lookup on cpu (cpu)']
         """
         device = devices_of(jax.tree.leaves((args, options)))[0]
-        # A fused op is listed, too, where its parts run: the reasons against its kernels say why.
+        # Also list a fused op that runs by its parts: the reasons against its kernels explain it.
         calls = [
             m for m in self.calls_of(op, *args, **options) if m.runs_on(device) or m.call.parts is not None
         ]
@@ -1030,15 +1075,18 @@ class KernelRegistry:
     def considered(
         self, made: Made, device: Device, implementation: Implementation = None
     ) -> dict[Direction, list[tuple[KernelSpec, str | None]]]:
-        """Return, for each direction of a call that a function made, every candidate by preference with the reason against it, if any."""
+        """Return the candidates of a call for each direction, with any reason for rejection.
+
+        They are in order of preference.
+        """
         asked = self.request(made.call.op, implementation)
         directions = ("update",) if made.rule else self.directions(made.call.op)
         return {d: list(self._considered(asked, made.request(d, device))) for d in directions}
 
     def calls_of(self, name: str, *args: Any, **options: Any) -> list[Made]:
-        """Return the calls of ops that the function of an op or a composition makes with these arguments.
+        """Return the op calls made by an op or composition with these arguments.
 
-        The function is traced, and nothing runs. Implementations that are asked for are ignored.
+        The function is traced, and nothing runs. Requested implementations are ignored.
         """
         function = self.function(name)
         leaves, structure = jax.tree.flatten((args, options))
@@ -1057,7 +1105,7 @@ class KernelRegistry:
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[list[Made]]:
-        """Collect the calls of ops that are made in this block; those inside of a function that jit has compiled are not."""
+        """Collect the op calls in this block, except calls inside jitted functions."""
         calls: list[Made] = []
         token = self._made.set(calls)
         try:
@@ -1067,9 +1115,9 @@ class KernelRegistry:
 
     @contextlib.contextmanager
     def noted_on(self, devices: tuple[Device, ...] | None) -> Iterator[None]:
-        """Note of calls in this block, the parts of a fused op, that they run on these devices.
+        """Record that calls in this block, the parts of a fused op, run on these devices.
 
-        The op has checked its ids, and its parts get ids that are made of them.
+        The op has checked its ids; its parts receive derived ids.
         """
         token = self._noted_on.set(devices)
         try:
@@ -1079,7 +1127,7 @@ class KernelRegistry:
             self._noted_on.reset(token)
 
     def n_noted(self) -> int:
-        """Return the number of calls that `collecting` has so far."""
+        """Return the number of calls recorded by `collecting`."""
         return len(self._made.get() or ())
 
     def note(
@@ -1091,13 +1139,13 @@ class KernelRegistry:
         rule: RowRule | None = None,
         devices: tuple[Device, ...] | None = None,
     ) -> None:
-        """Remember a call for `collecting`, if that asks for it.
+        """Record a call for an active `collecting` block.
 
         Args:
-          place: number of calls that were noted before this one began: those of its parts follow it.
+          place: number of recorded calls when this one began. Its parts follow it.
           given: call as the op received it.
-          call: returns the call as kernels get it.
-          output: returns the outline of its output.
+          call: returns the call as kernels receive it.
+          output: returns the output's shape and dtype.
           rule: see `Made`.
           devices: see `Made`.
         """
@@ -1125,7 +1173,7 @@ class KernelRegistry:
         return self._specs.get(op, {})
 
     def _join(self) -> None:
-        """Let installed packages register their kernels, the first time; other threads wait for it."""
+        """Let installed packages register their kernels on first use; other threads wait."""
         if self._joined:
             return
         with self._joining:
@@ -1145,13 +1193,14 @@ class KernelRegistry:
     def _considered(
         self, names: tuple[str, ...], request: Request, candidates: tuple[KernelSpec, ...] = ()
     ) -> Iterator[tuple[KernelSpec, str | None]]:
-        """Return candidates, by default all, with the reasons against them."""
+        """Yield candidates, by default all, with any reason for rejection."""
         candidates = candidates or _by_preference(
             [*self._of(request.op).values(), *self._missing(request.op)]
         )
         if names:
             asked = [spec for wanted in names for spec in candidates if wanted in spec.names]
-            # The parts of a fused op run by whatever is asked for, where the op itself has no such kernel for a call.
+            # A fused op's parts may run by any requested implementation if the op has no such
+            # kernel for a call.
             asked = [
                 *(spec for spec in asked if not spec.of_parts),
                 *(spec for spec in candidates if spec.of_parts),
@@ -1166,11 +1215,11 @@ class KernelRegistry:
                 yield spec, spec.supports(request)
 
     def _missing(self, op: str) -> list[KernelSpec]:
-        """Return the implementations of packages that are not installed."""
+        """Return the announced implementations whose packages are missing."""
         return [spec for spec in self._elsewhere.get(op, ()) if spec.missing]
 
     def _choose(self, names: tuple[str, ...], request: Request) -> KernelSpec:
-        # Without reasons against implementations of packages that are not installed: they take longer than the choice.
+        # Reasons against missing packages are left out: they take longer than the selection.
         for spec, why in self._considered(names, request, self.candidates(request.op)):
             if why is None:
                 return spec
@@ -1186,7 +1235,7 @@ class KernelRegistry:
 
 
 def public_modules(package: str) -> list[str]:
-    """Return the names of the public modules of a package, sorted. The package itself is not imported."""
+    """Return the sorted names of a package's public modules, without importing the package."""
     found = importlib.util.find_spec(package)
     folders = None if found is None else found.submodule_search_locations
     return sorted(m.name for m in pkgutil.iter_modules(folders) if not (m.ispkg or m.name.startswith("_")))
@@ -1199,8 +1248,8 @@ def _by_preference(specs: Iterable[KernelSpec]) -> tuple[KernelSpec, ...]:
 def devices_of(leaves: Iterable[Any]) -> tuple[Device, ...]:
     """Return the devices that may run a call with these arrays.
 
-    There is one, except where an array is traced in a process with several backends: it is then not yet known where jit will run
-    its function, and put the constants that it captured.
+    There is one, except for traced arrays in a process with several backends: jit has not yet
+    determined where the function and its captured constants will reside.
     """
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     if arrays and not any(isinstance(a, jax.core.Tracer) for a in arrays):
@@ -1234,10 +1283,10 @@ def _described(platform: str, kind: str) -> Device:
 
 
 def _named(method: str, argument: str, known: type[E], value: Any) -> E:
-    """Return a member of an enumeration by its name.
+    """Return an enumeration member by name.
 
     Raises:
-      ValueError: there is none of this name.
+      ValueError: an unknown name.
     """
     try:
         return known(value)
@@ -1248,10 +1297,10 @@ def _named(method: str, argument: str, known: type[E], value: Any) -> E:
 
 
 def names_of(implementation: Implementation) -> tuple[str, ...]:
-    """Return the names of what is passed as `implementation`, in order of preference.
+    """Return the names in an `implementation` argument, in order of preference.
 
     Raises:
-      ValueError: an unknown name. TypeError: something else.
+      ValueError: an unknown name. TypeError: another type.
     """
     if implementation is None:
         return ()

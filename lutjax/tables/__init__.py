@@ -1,5 +1,6 @@
-"""Gradients of tables in factors: row ids and cotangents in place of arrays of the tables' shape.
+"""Sparse table gradients: row ids and cotangents in place of table-shaped arrays.
 
-In the order of a training step: `watch` records the look-ups of a loss, `collect` makes gradients of the records, `gradient` is one
-gradient, and `update` updates the rows of a table by it. The ops know of none of them; see `lutjax.dispatch._table_reads`.
+In the order of a training step: `watch` records a loss's lookups, `collect` turns the records into
+gradients, `gradient` defines a single gradient, and `update` applies it to the table rows. Ops
+depend on none of these modules; see `lutjax.dispatch._table_reads`.
 """

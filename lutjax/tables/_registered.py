@@ -1,9 +1,10 @@
-"""Memory of the host that NVIDIA GPUs read by themselves: the calls of the driver that register it, and cells by which programs find it.
+"""Host memory readable by NVIDIA GPUs: registration by the driver, and cells for programs.
 
-A *cell* is eight bytes that are registered once and stay so until the process ends. It holds the address of an array, or 0. A compiled program has the address of
-the cell: so it may outlive the array, which may be replaced by another, and it never reads memory that is gone.
+A *cell* is eight bytes that remain registered until the process ends. It holds an array's address,
+or 0. A compiled program embeds the cell's address, so it may outlive the array, the array may be
+replaced, and the program never reads freed memory.
 
-Registered memory is locked, and lies at the same address for all GPUs of the process as for the CPU.
+Registered memory is locked, and has the same address on the CPU and on all GPUs of the process.
 """
 
 import contextlib
@@ -28,38 +29,42 @@ _OF_PAGE = 512  # cells of a page
 _WISHED = 0x200000000000  # address of the first page of cells, where it is free
 _ALIGNED = 16  # bytes, as kernels read
 lock = threading.RLock()
-"""Lock of cells, and of who has one."""
+"""Lock for cells and their ownership."""
 
 
 class RegistrationError(OSError):
-    """Error of memory that the driver did not register."""
+    """Error for memory that the driver did not register."""
 
 
 @runtime_checkable
 class Driver(Protocol):
-    """Calls of the driver of GPUs that cells need; addresses and sizes are in bytes."""
+    """GPU driver calls for cells. Addresses and sizes are in bytes."""
 
     def register(self, address: int, n_bytes: int) -> None:
-        """Lock memory, and let all GPUs read it; raise RegistrationError where it does not."""
+        """Lock memory and let all GPUs read it; raise RegistrationError on failure."""
 
     def unregister(self, address: int) -> None:
-        """Undo it."""
+        """Undo `register`."""
 
     def wait(self) -> None:
-        """Wait until the GPUs have done all that they were given before."""
+        """Wait until the GPUs have finished all earlier work."""
 
     def copy_out(self, array: jax.Array, out: np.ndarray) -> None:
-        """Copy an array, which a GPU has computed, into registered memory: no other copy is made, and no program is waited for."""
+        """Copy a computed GPU array into registered memory.
+
+        It makes no other copy and waits for no program.
+        """
 
     def copy_in(self, array: np.ndarray, out: jax.Array) -> None:
-        """Copy registered memory into that of an array of a GPU, which no program uses; none is waited for."""
+        """Copy registered memory into an unused GPU array, without waiting for programs."""
 
 
 class CUDA:
-    """Driver of NVIDIA GPUs, by its library, in the contexts that JAX uses.
+    """NVIDIA driver, through its library, in JAX's contexts.
 
     Raises:
-      RegistrationError: a device of the process does not read registered memory at the address of the CPU.
+      RegistrationError: a device of the process does not read registered memory at the CPU's
+          address.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -98,7 +103,7 @@ class CUDA:
         self._copy("cuMemcpyHtoDAsync_v2", out.unsafe_buffer_pointer(), array.ctypes.data, out)
 
     def _copy(self, name: str, to: int, source: int, of_gpu: jax.Array) -> None:
-        """Copy the bytes of an array, whose memory is there as long as it is, and wait for that alone."""
+        """Copy an array's bytes and wait for the copy only. The array must stay alive."""
         (device,) = of_gpu.devices()
         with self._inside(self._contexts[device]):
             stream = self._streams[device, name]
@@ -139,10 +144,10 @@ class CUDA:
 
 @functools.cache
 def driver() -> Driver | None:
-    """Return the driver of the NVIDIA GPUs of this process; None where there is none.
+    """Return the driver for this process's NVIDIA GPUs, or None.
 
     Raises:
-      RegistrationError: a GPU does not read registered memory at the address of the CPU.
+      RegistrationError: a GPU does not read registered memory at the CPU's address.
     """
     try:
         library = ctypes.CDLL("libcuda.so.1")
@@ -152,7 +157,7 @@ def driver() -> Driver | None:
 
 
 def driver_of(array: Any) -> Driver | None:
-    """Return the driver of the one GPU that has an array; None if another kind of device has it, or several.
+    """Return the driver for an array on a single GPU; None for other or several devices.
 
     Raises:
       RegistrationError: see `driver`.
@@ -163,7 +168,9 @@ def driver_of(array: Any) -> Driver | None:
 
 
 def locked(shape: tuple[int, ...], dtype: Any, driver: Driver) -> np.ndarray:
-    """Return an array in registered memory, which is given back with it; a GPU must not use it then.
+    """Return an array in registered memory, which is released with the array.
+
+    No GPU may use the array at that time.
 
     Raises:
       RegistrationError: the driver did not register it.
@@ -178,7 +185,9 @@ def locked(shape: tuple[int, ...], dtype: Any, driver: Driver) -> np.ndarray:
 
 
 def view(array: jax.Array) -> jax.Array:
-    """Return another array in the memory of one of a GPU, which has to be there as long as the view and the programs that read it.
+    """Return a second array in a GPU array's memory.
+
+    The memory must outlive the view and its reading programs.
 
     Raises:
       RegistrationError: JAX made a copy.
@@ -192,13 +201,13 @@ def view(array: jax.Array) -> jax.Array:
 
 
 class Cell:
-    """Eight bytes that are always there, and hold where an array begins.
+    """Permanent eight bytes that hold an array's address.
 
     Args:
-      driver: by which memory is registered.
+      driver: driver that registers memory.
 
     Attributes:
-      address: of the eight bytes.
+      address: address of the eight bytes.
     """
 
     def __init__(self, driver: Driver):
@@ -208,14 +217,14 @@ class Cell:
         self._array: np.ndarray | None = None
 
     def has_locked(self, array: np.ndarray) -> bool:
-        """Return whether the memory of an array is registered already."""
+        """Return True if an array's memory is already registered."""
         return (id(self._driver), array.ctypes.data) in _registered
 
     def point(self, array: np.ndarray | None) -> None:
-        """Let programs read an array from now on, or none; those that were started read what was there.
+        """Let future programs read an array, or none; running programs read the previous one.
 
         Raises:
-          RegistrationError: the driver did not register it; there is none then.
+          RegistrationError: the driver did not register it; the cell is then empty.
         """
         with lock:
             if array is self._array:
@@ -239,7 +248,7 @@ class Cell:
             self._driver.wait()
 
     def abandon(self) -> None:
-        """Do as `point` with None, some time later: whoever collects garbage may be what the GPU waits for."""
+        """Empty the cell later: the GPU may be waiting for the thread that collects garbage."""
         if self._array is not None:
             threading.Thread(target=self.point, args=(None,), name="lutjax-unregister", daemon=True).start()
 
@@ -265,8 +274,8 @@ def _new_word(driver: Driver) -> np.ndarray:
 def _new_page() -> np.ndarray:
     """Return zeros at an address that every process is likely to have free.
 
-    So programs that read tables have the same numbers in a process that makes its tables in the same order, and a cache of compiled programs finds them. At any
-    other address they are other programs.
+    Programs that read tables then contain the same addresses in every process with the same table
+    order, and a compilation cache finds them. With any other address they are different programs.
     """
     n_bytes = 8 * _OF_PAGE
     system = ctypes.CDLL(None)
