@@ -1,4 +1,4 @@
-"""Gradients of a loss, with those of tables in factors. Needs only jax, and works for any functional model."""
+"""Loss gradients with sparse table gradients. Needs only jax, and supports any functional model."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -18,14 +18,17 @@ from lutjax.tables.watch import Read, TableUseError, Watch
 __all__ = ["Chosen", "Split", "TableUseError", "chosen", "is_factored", "microbatched", "value_and_grad"]
 
 Chosen = Collection[str] | Callable[[str, Any], bool]
-"""Which parameters are tables: their names, or a function of name and array. A name is the keys from the root, joined by ``/``."""
+"""Selection of table parameters: names, or a predicate on name and array.
+
+A name joins the keys from the root by ``/``.
+"""
 
 
 def chosen(where: str, tables: Any) -> Any:
-    """Return which parameters are tables, as `Split` takes it: a function, or the names as a set.
+    """Return the table selection for `Split`: a function, or a set of names.
 
     Raises:
-      TypeError: it is something else.
+      TypeError: it has another type.
     """
     if callable(tables):
         return tables
@@ -44,28 +47,32 @@ def value_and_grad(
     has_aux: bool = False,
     host: Mapping[str, HostTable] | None = None,
 ) -> Callable[..., tuple[Any, Any]]:
-    """`jax.value_and_grad`, with the gradients of tables in factors.
+    """`jax.value_and_grad`, with sparse table gradients.
 
     Args:
-      loss: a function of the parameters, a pytree of float arrays, and of anything else; returns a scalar, or with
-        `has_aux` a scalar and a pytree. Each table has to reach exactly one `lutjax.lookup`, `sparse_lookup`,
-        `lookup_attention` or `lut_pair_attention` (or one of their compositions), at the level of the loss itself:
-        not inside a `jax.jit`, `vmap`, `scan` or `checkpoint` within it. Transform the whole step instead.
-      tables: which parameters are tables: names, keys from the root joined by ``/``, as `lutjax.layers.linen.tables_of` finds
-        them; or a function of name and array. By default those that the loss itself looks up: a table that reaches its op in
-        another way, cast for example, then has a dense gradient.
+      loss: a function of the parameters, a pytree of float arrays, and of any other arguments;
+          returns a scalar, or with `has_aux` a scalar and a pytree. Each table must reach exactly
+          one `lutjax.lookup`, `sparse_lookup`, `lookup_attention` or `lut_pair_attention` (or one
+          of their compositions), at the level of the loss itself: not inside a `jax.jit`, `vmap`,
+          `scan` or `checkpoint` within it. Transform the whole step instead.
+      tables: table parameters: names, keys from the root joined by ``/``, as
+          `lutjax.layers.linen.tables_of` finds them; or a predicate on name and array. By default
+          all tables that the loss itself looks up: a table that reaches its op in another way, cast
+          for example, then has a dense gradient.
       has_aux: as in jax.
-      host: tables in the memory of the host that the loss reads, by names of your choice. The gradients are then a pair: those of the parameters, and a
-        dict of the `TableGradient` of each of these, for `HostTable.update`.
+      host: host-resident tables that the loss reads, by names of your choice. The gradients are
+          then a pair: parameter gradients, and a dict with the `TableGradient` of each host table,
+          for `HostTable.update`.
 
     Returns:
-      A function like `loss` that returns its value (and aux) and gradients of the structure of the parameters: a
-      `TableGradient` for each table, arrays for the rest. Under `jax.shard_map` each device gets the factors of
-      its own part of the batch.
+      A function like `loss` that returns its value (and aux) and gradients with the structure of
+      the parameters: a `TableGradient` for each table, and arrays for other parameters. Under
+      `jax.shard_map` each device gets the sparse gradient for its own part of the batch.
 
     Raises:
-      TableUseError: a table is looked up twice, or used in another way; or one of `tables` is not looked up at all (it is
-        frozen, or was cast or copied before). Nothing has been computed then.
+      TableUseError: a table is looked up twice, or used in another way; or one of `tables` is not
+          looked up at all (it is frozen, or was cast or copied before). Nothing has been computed
+          then.
       ValueError: `tables` has a name that no parameter has.
 
     Source: docs/semantics.md, section 8.
@@ -130,7 +137,8 @@ def value_and_grad(
         def of(name: str, table: Any) -> TableGradient:
             return TableGradient(
                 look_up=look_ups[name],
-                # A layer may widen its tables for the lookup: the cotangent is then wider than they are.
+                # A layer may widen its tables for the lookup: the cotangent is then wider than the
+                # tables.
                 sealed=seal(of_taps[name][0].astype(table.dtype)),
                 factor=factors.get(name),
                 after=of_taps[name][1],
@@ -149,7 +157,7 @@ def value_and_grad(
 
 
 class Split:
-    """Parameters as tables, by name, and the rest, a list."""
+    """Parameters split into tables, by name, and a list of other parameters."""
 
     def __init__(self, params: Any, tables: Any):
         leaves, self._structure = jax.tree_util.tree_flatten_with_path(params)
@@ -168,17 +176,17 @@ class Split:
         self.others = [leaf for n, (_, leaf) in zip(self._names, named, strict=True) if n is None]
 
     def join(self, others: list[Any], tables: Mapping[str, Any]) -> Any:
-        """Return the pytree of parameters with these tables and other parameters."""
+        """Return the parameter pytree with these tables and other parameters."""
         rest = iter(others)
         return jax.tree.unflatten(
             self._structure, [next(rest) if name is None else tables[name] for name in self._names]
         )
 
     def gradients(self, gradients: Any) -> tuple[list[Any], dict[str, Any]]:
-        """Split gradients into those of the other parameters and those of the tables, by name.
+        """Split gradients into a list for other parameters and a dict for tables, by name.
 
         Raises:
-          ValueError, TypeError: they are not gradients of these parameters and tables.
+          ValueError, TypeError: they are not gradients for these parameters and tables.
         """
         leaves, structure = jax.tree.flatten(gradients, is_leaf=is_factored)
         if structure != self._structure:  # type: ignore[operator]
@@ -199,7 +207,10 @@ class Split:
         return others, of_tables
 
     def check_look_ups(self, watch: Watch) -> None:
-        """Raise TableUseError if a table was not looked up, with the cause that the reads of other arrays of its shape show."""
+        """Raise TableUseError if a table was not looked up.
+
+        The reads of other arrays with its shape show the cause.
+        """
         for name, table in self.tables.items():
             if name in watch.look_ups:
                 continue
@@ -224,13 +235,12 @@ class Split:
 
 
 def _zeros(read: Read) -> tuple[jax.Array, jax.Array]:
-    """Return the taps of a look-up."""
     scalar = _compat.cast_varying(jnp.zeros((), jnp.float32), _compat.varying_axes_of(read.output))
     return _meshes.zeros_of(read.output), scalar
 
 
 def _guard(name: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Return the identity on a table. It raises an error if the table has a gradient that does not go through the taps."""
+    """Return the identity on a table, which raises if the table has a gradient outside the taps."""
 
     @jax.custom_vjp
     def guard(table: jax.Array, zero: jax.Array) -> jax.Array:
@@ -253,15 +263,16 @@ def _guard(name: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
 
 
 def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """Return a function with the same value and gradients that computes the parts of a batch one after the other.
+    """Return a function with the same value and gradients that splits a batch into serial parts.
 
-    Dense gradients are averaged. Factored ones are concatenated: an optimizer then takes one step, exactly as if the
-    batch had not been divided.
+    Dense gradients are averaged. Sparse gradients are concatenated: an optimizer then takes one
+    step, exactly as for an undivided batch.
 
     Args:
-      value_and_grad: of a loss that is a mean over its batch, the argument after the parameters: a pytree of arrays
-        that all have the batch axis in front. An aux, if there is one, comes back with an axis for the parts in front.
-      count: parts.
+      value_and_grad: for a loss that is a mean over its batch, the argument after the parameters: a
+          pytree of arrays with a leading batch axis. Any aux is returned with a leading axis for
+          the parts.
+      count: number of parts.
 
     Raises:
       ValueError: the batch cannot be divided, or `count` is less than 1.
@@ -311,5 +322,5 @@ def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[...
 
 
 def is_factored(gradient: Any) -> bool:
-    """Return whether a gradient is factored; for ``is_leaf``."""
+    """Return True for a sparse gradient; for ``is_leaf``."""
     return isinstance(gradient, TableGradient)

@@ -1,8 +1,9 @@
-"""Gradient of a table in factors: the ids of the rows that were read, and the cotangent of the output.
+"""Sparse table gradient: the ids of the accessed rows, and the output's cotangent.
 
-Its leaves are not the elements of the gradient: the norm of the factors, their sum over batches or their running mean would be
-silently wrong. So one leaf has a dtype without arithmetic, that of random keys. Any arithmetic on it raises a TypeError
-that names the dtype, whose name says what to use instead. `jax.jit`, `vmap`, `scan`, `shard_map` and export pass it on like any array.
+Its leaves are not gradient elements: their norm, their sum over batches or their running mean would
+be silently wrong. One leaf therefore has a dtype without arithmetic, the dtype of random keys. Any
+arithmetic on it raises a TypeError with the dtype's name, which says what to use instead.
+`jax.jit`, `vmap`, `scan`, `shard_map` and export handle it like any array.
 """
 
 import dataclasses
@@ -26,20 +27,21 @@ _CURE = "use lutjax.optim.Optimizer, optim.global_norm or optim.clip_by_global_n
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class TableGradient:
-    """Gradient of one table: its look-up and the cotangent of the output, instead of an array of the shape of the table.
+    """Sparse gradient of one table: its lookup and the output's cotangent, no dense array.
 
-    Made by `lutjax.optim.value_and_grad`, applied by `lutjax.update_table`. It is a pytree, but arithmetic on its leaves,
-    or on itself, raises a TypeError. `jax.numpy.isfinite` of its leaves is not arithmetic, and does not find a NaN: use it on
-    `lutjax.optim.global_norm`.
+    Made by `lutjax.optim.value_and_grad`, applied by `lutjax.update_table`. It is a pytree, but
+    arithmetic on its leaves, or on itself, raises a TypeError. `jax.numpy.isfinite` on its leaves
+    is not arithmetic, and does not find a NaN: use it on `lutjax.optim.global_norm`.
 
     Attributes:
       look_up: the call that read the table, with None instead of the table.
-      sealed: `cotangent` as `seal` makes it, a leaf without arithmetic.
-      factor: the product of the factors of `lutjax.scale_gradient` on the way to the table: a scalar, or an array that broadcasts to the
-        table; or None.
+      sealed: `cotangent` in the form returned by `seal`, a leaf without arithmetic.
+      factor: product of all `lutjax.scale_gradient` factors on the path to the table: a scalar, an
+          array that broadcasts to the table, or None.
       after: dependency token, a scalar that is available once the backward pass has read the table.
-      shape, dtype: of the table. axes: mesh axes over which it is sharded, inside a `jax.shard_map`.
-      is_gathered: whether `gathered` made it.
+      shape, dtype: of the table. axes: mesh axes over which it is sharded, inside a
+      `jax.shard_map`.
+      is_gathered: True if made by `gathered`.
 
     Source: docs/semantics.md, section 8.
     """
@@ -55,22 +57,22 @@ class TableGradient:
 
     @property
     def op(self) -> str:
-        """Name of the look-up, e.g. ``"lookup"``."""
+        """Name of the lookup, e.g. ``"lookup"``."""
         return self.look_up.op
 
     @property
     def cotangent(self) -> Any:
-        """The cotangent of the look-up's output, ``[..., O]``: ``dy``."""
+        """The lookup output's cotangent, ``[..., O]``: ``dy``."""
         return _opened(self.sealed, self.dtype)
 
     def to_dense(self) -> jax.Array:
-        """Return the gradient as an array of the table's shape, as `jax.grad` does. For checks."""
+        """Return the gradient as a table-shaped array, as `jax.grad` does. For checks."""
         look_up = self.look_up
 
         def f(weights: jax.Array) -> Any:
             return apply(look_up.replace(**{str(look_up.table_name): weights}))
 
-        # A table that is the same on all devices gets the sum of their gradients, a sharded one does not.
+        # A replicated table gets the sum of the devices' gradients, a sharded one does not.
         zeros = _compat.cast_varying(jnp.zeros(self.shape, self.dtype), self.axes & self.varying_axes())
         (of_table,) = jax.vjp(f, zeros)[1](self.cotangent)
         result: jax.Array = (
@@ -79,7 +81,7 @@ class TableGradient:
         return result
 
     def varying_axes(self) -> frozenset[str]:
-        """Return the mesh axes over which anything in it varies."""
+        """Return the mesh axes over which any of its arrays varies."""
         return frozenset[str]().union(*(_compat.varying_axes(a) for a in jax.tree.leaves(self)))
 
     def scaled(self, factor: Any) -> "TableGradient":
@@ -91,16 +93,17 @@ class TableGradient:
         )
 
     def gathered(self, axes: str | tuple[str, ...]) -> "TableGradient":
-        """Return the gradient of all devices together, inside a `jax.shard_map` over whose devices the batch is divided.
+        """Return the joint gradient of all devices, in a `jax.shard_map` that divides the batch.
 
-        Devices exchange the factors, never an array of the table's shape. The update of a table that is the same on all devices is
-        then the same on all of them. As with dense gradients, it is the sum of the devices' gradients: of a loss that is a mean over
-        the batch of a device, divide it by their number (`scaled`).
+        Devices exchange sparse gradients, never a table-shaped array. All devices then apply the
+        same update to a replicated table. As with dense gradients, the result is the sum of the
+        devices' gradients: if the loss is a mean over a device's batch, divide it by the number of
+        devices (`scaled`).
 
         Args:
-          axes: names of the mesh axes over which the batch, or the sequences of attention (`sequence_axis`), are divided; () where each
-            device has all of it, as with tables that are divided by detector. Over axes on which nothing differs there is nothing to
-            gather.
+          axes: names of the mesh axes over which the batch, or the sequences of attention
+              (`sequence_axis`), are divided; () if each device has the whole batch, as with tables
+              sharded by detector. Axes on which nothing differs need no gathering.
 
         Raises:
           ValueError: there is no such mesh axis here.
@@ -125,7 +128,7 @@ class TableGradient:
             raise ValueError(
                 f"TableGradient.gathered: axes is {axes}; inside this shard_map there are the mesh axes {tuple(here)}."
             )
-        # Without tracking, all that has a batch may differ.
+        # Without tracking, every array with a batch may differ.
         untracked = _compat.untracked_axes()
 
         def over(a: jax.Array) -> tuple[str, ...]:
@@ -135,7 +138,7 @@ class TableGradient:
             if mesh_axis in over(a):
                 every: jax.Array = jax.lax.all_gather(a, mesh_axis, axis=axis, tiled=True, to="invarying")
                 return every
-            # The same on all devices, beside others that differ.
+            # This leaf is the same on all devices, next to leaves that differ.
             return jnp.concatenate([a] * jax.lax.axis_size(mesh_axis), axis)
 
         cotangent, factor, call, after = self.cotangent, self.factor, self.look_up, jnp.asarray(self.after)
@@ -182,7 +185,7 @@ class TableGradient:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the factors."""
+        """Bytes of the sparse gradient."""
         factors = (self.cotangent, self.look_up, self.factor, self.after)
         return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(factors))
 
@@ -199,10 +202,10 @@ class TableGradient:
 def _of_whole_sequences(
     call: Any, cotangent: jax.Array, all_of: Callable[..., jax.Array]
 ) -> tuple[Any, jax.Array]:
-    """Return the look-up of attention, and the cotangent of its output, of the queries of all devices.
+    """Return an attention lookup and its output cotangent for the queries of all devices.
 
     Args:
-      call: the call of this device's part.
+      call: the call for this device's part.
       cotangent: cotangent of its output.
       all_of: joins the parts of all devices along an axis.
     """
@@ -217,7 +220,7 @@ def _of_whole_sequences(
         name: jax.tree.map(functools.partial(joined, name), array)
         for name, array in zip(call.arrays(), call.values(), strict=True)
     }
-    # Queries of the first device come first.
+    # Queries from the first device come first.
     for name in ("start", "starts"):
         if arrays[name] is not None:
             arrays[name] = jax.lax.pmin(arrays[name], call.sequence_axis)
@@ -225,7 +228,7 @@ def _of_whole_sequences(
 
 
 def seal(cotangent: jax.Array) -> jax.Array:
-    """Return a cotangent as an array of the same shape that has no arithmetic."""
+    """Return a cotangent as an array with the same shape and no arithmetic."""
     words = jax.lax.bitcast_convert_type(cotangent, np.dtype(f"uint{min(8 * cotangent.dtype.itemsize, 32)}"))
     words = words.astype(jnp.uint32).reshape(*cotangent.shape, _n_words(cotangent.dtype))
     result: jax.Array = jax.random.wrap_key_data(words, impl=_sealing(_n_words(cotangent.dtype)))
@@ -233,7 +236,7 @@ def seal(cotangent: jax.Array) -> jax.Array:
 
 
 def _opened(sealed: Any, dtype: np.dtype) -> Any:
-    """Return the array that `seal` sealed; anything else is returned as it is."""
+    """Return the array inside a sealed one; anything else is returned as it is."""
     kind = getattr(sealed, "dtype", None)
     if kind is None or not jnp.issubdtype(kind, jax.dtypes.prng_key):
         return sealed
@@ -249,7 +252,7 @@ def _n_words(dtype: np.dtype) -> int:
 
 @functools.cache
 def _sealing(n_words: int) -> Any:
-    """Return a kind of random keys that cannot be used as keys. The name of its dtype says what to do."""
+    """Return a random-key type whose keys are unusable. Its dtype name says what to do."""
     return _compat.define_prng_impl(
         key_shape=(n_words,),
         seed=_refuse_key,
@@ -309,9 +312,9 @@ def _unflatten(meta: tuple[Any, ...], children: Any) -> TableGradient:
 def _refuse_optimizers() -> None:
     """Raise TypeError if optax or `nnx.Optimizer` walks the tree.
 
-    This only improves the message. The sealed leaf stops them too, but outside of jit the error only says that an array of
-    random keys lacks an attribute that optax reads; and `nnx.Optimizer` drops leaves that are not in an `nnx.Param`, and
-    says that the rest has another structure.
+    This only improves the message. The sealed leaf stops them too, but outside of jit the error
+    only reports a random-key array without an attribute that optax reads; and `nnx.Optimizer` drops
+    leaves outside `nnx.Param`, and reports a different structure.
     """
     frame: Any = sys._getframe(2)
     while frame is not None:

@@ -1,7 +1,8 @@
-"""Watched tables: their look-ups leave a record of the gradient instead of computing it.
+"""Watched tables: their lookups leave a record of the gradient instead of computing it.
 
-`lutjax.tables.collect` watches the tables of a loss, and the ops ask whether a table is watched. A table is recognized by
-its identity as a traced value: layers that pass it on keep the identity, and every operation that changes it makes another value.
+`lutjax.tables.collect` watches a loss's tables, and ops check for watched tables. A table is
+recognized by its identity as a traced value: layers that pass it on keep the identity, and every
+operation that changes it makes another value.
 """
 
 import dataclasses
@@ -19,24 +20,24 @@ from lutjax.dispatch.contract import Call
 
 @dataclasses.dataclass(frozen=True)
 class Read:
-    """Look-up of a watched table: its call with None instead of the table, and the type of its output."""
+    """Lookup in a watched table: its call with None instead of the table, and its output type."""
 
     call: Call
     output: Any
 
 
 class TableUseError(ValueError):
-    """Error of a loss that uses a table in a way that has no factored gradient."""
+    """Error for a loss that uses a table in a way without a sparse gradient."""
 
 
 class Watch(TableReads):
-    """The watched tables of one evaluation of a loss.
+    """Watched tables in one evaluation of a loss.
 
     Args:
       tables: traced values, by name.
-      taps: for each name a zero of the shape of its look-up's output, and a scalar zero; None in the first
-        evaluation, which only finds these shapes.
-      host: names of tables in the memory of the host.
+      taps: for each name a zero with the lookup output's shape, and a scalar zero; None in the
+          first evaluation, which only finds these shapes.
+      host: names of host-resident tables.
     """
 
     def __init__(
@@ -55,10 +56,10 @@ class Watch(TableReads):
         self.look_ups: dict[str, Read] = {}
         self.factors: dict[str, Any] = {}
         self.unknown: list[tuple[tuple[int, ...], bool]] = []
-        """Shapes of unwatched arrays that ops read as tables, and whether inside of another transformation."""
+        """Shapes of unwatched arrays read as tables, flagged if inside another transformation."""
 
     def name(self, table: Any) -> str | None:
-        """Return the name of a table; None if it is not watched."""
+        """Return a table's name; None if it is not watched."""
         name = self._names.get(id(table))
         if name is None:
             self.unknown.append((np.shape(table), _compat.trace_state() != self._trace))
@@ -86,14 +87,14 @@ class Watch(TableReads):
         return y
 
     def stand_in(self, table: Any, made: jax.Array) -> None:
-        """Take an array that was made of a table, and whose gradient is that of the table, as the table itself."""
+        """Treat an array derived from a table as the table. Both have the same gradient."""
         name = self.name(table)
         if name is not None:
             self._names[id(made)] = name
             self._made.append(made)
 
     def fetched(self, table: Any, rows: jax.Array, index: Any) -> jax.Array:
-        """Watch the rows of a table in the memory of the host; keep the ids by which they were read."""
+        """Watch a host-resident table's rows, and keep the ids that read them."""
         name = self._host.get(table)
         if name is None:
             return rows
@@ -109,5 +110,5 @@ class Watch(TableReads):
         return rows
 
     def scale(self, name: str, factor: Any) -> None:
-        """Multiply the gradient of a table by one more factor."""
+        """Multiply a table's gradient by a factor."""
         self.factors[name] = self.factors[name] * factor if name in self.factors else jnp.asarray(factor)
