@@ -1,4 +1,4 @@
-"""Statistics of tables: how often each of their rows is read."""
+"""Table statistics: the read count of each row."""
 
 import dataclasses
 import functools
@@ -27,13 +27,14 @@ _MOST_READS = 2**31 - 1  # of a row
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """Counts of the reads of each row of some tables, made by `lutjax.usage`. A pytree.
+    """Row read counts of tables, made by `lutjax.usage`. A pytree.
 
-    Counts of two batches are added by ``+``, and over the devices of a `jax.shard_map` by `jax.lax.psum`. The statistics are
-    computed by NumPy, outside of jit.
+    Counts from two batches are added by ``+``, and over the devices of a `jax.shard_map` by
+    `jax.lax.psum`. NumPy computes the statistics, outside of jit.
 
     Attributes:
-      counts: ``[T, R]``, int32. Make them int64 of NumPy, where a sum of batches may have more than ``2**31`` reads of one row.
+      counts: ``[T, R]``, int32. Convert them to NumPy int64 if summed batches may exceed ``2**31``
+          reads of one row.
 
     Example:
       >>> import numpy as np, lutjax
@@ -49,19 +50,20 @@ class Usage:
 
     @property
     def reads(self) -> Int[np.ndarray, " detectors"]:
-        """Number of reads of each table."""
+        """Number of reads per table."""
         return np.asarray(self._counts.sum(-1))
 
     @property
     def never_read(self) -> Int[np.ndarray, " detectors"]:
-        """Number of rows of each table that were never read."""
+        """Number of unread rows per table."""
         return np.asarray((self._counts == 0).sum(-1))
 
     @property
     def entropy(self) -> Float[np.ndarray, " detectors"]:
-        """Entropy of the reads of each table in bits.
+        """Entropy of each table's reads in bits.
 
-        It is 0 where all reads are of one row, or there are none, and as many as the address has where all rows are read equally often.
+        It is 0 if all reads hit one row or there are none. If all rows are read equally often, it
+        equals the number of address bits.
         """
         share = self._shares
         bits = -share * np.log2(share, out=np.zeros_like(share), where=share > 0)
@@ -69,7 +71,7 @@ class Usage:
 
     @property
     def largest_share(self) -> Float[np.ndarray, " detectors"]:
-        """Share of the most read row of each table in its reads; 0 of a table without reads."""
+        """Share of reads that hit the most read row of each table; 0 for an unread table."""
         return np.asarray(self._shares.max(-1, initial=0.0))
 
     @property
@@ -92,29 +94,35 @@ jax.tree_util.register_dataclass(Usage, ["counts"], [])
 
 
 def usage(function: Callable[..., Any]) -> Callable[..., dict[str, Usage]]:
-    """Return a function that counts the reads of all tables that `function` looks up, with the same arguments.
+    """Return a function that counts the reads of all tables in `function`, with the same arguments.
 
-    It takes any function of JAX, so also a model of any library::
+    It accepts any JAX function, including models from other libraries::
 
         counts = jax.jit(lutjax.usage(model))                      # Flax NNX: counts(x)
-        counts = jax.jit(lutjax.usage(model.apply))                # Flax Linen: counts(variables, x)
-        counts = jax.jit(lutjax.usage(transformed.apply))          # Haiku: counts(params, state, key, x)
+        counts = jax.jit(lutjax.usage(model.apply))                # Flax Linen: counts(variables,
+        x)
+        counts = jax.jit(lutjax.usage(transformed.apply))          # Haiku: counts(params, state,
+        key, x)
         total = jax.tree.map(jnp.add, counts(x), counts(other_x))  # of two batches
 
-    Under jit what `function` returns is not computed, unless a look-up depends on it. A look-up reads a row once for each sample, a
-    scored or weighted one each row whose coefficient is not 0, and attention one for each pair of a query and a key.
+    Under jit the result of `function` is not computed unless a lookup depends on it. A lookup reads
+    a row once per sample; a scored or weighted lookup reads each row with a nonzero coefficient;
+    attention reads a row for each query-key pair.
 
     Args:
-      function: of arrays, with look-ups of its own level: not inside a `jax.jit`, `vmap`, `scan` or `checkpoint` within it.
+      function: takes arrays, with lookups at its own level: not inside a `jax.jit`, `vmap`, `scan`
+          or `checkpoint` within it.
 
     Returns:
-      A function of the arguments of `function`. It returns a `lutjax.Usage` for each table, by the path of the table in the model or in
-      its argument, as in ``"layers/0/weights"``. The reads of a table that is looked up twice are added. Of a table that is no
-      argument, because it was cast or made by the function, the name is the op and a number, as in ``"lookup 1"``.
+      A function with the arguments of `function`. It returns a `lutjax.Usage` for each table, by
+      the table's path in the model or in its argument, as in ``"layers/0/weights"``. If a table is
+      looked up twice, its reads are added. A table that is not an argument, because the function
+      cast or created it, is named by op and number, as in ``"lookup 1"``.
 
     Raises:
-      TypeError: `function` cannot be called.
-      ValueError: on a call: a look-up is inside of a transformation, or of an op from outside whose kernel in plain JAX has no ``hits``.
+      TypeError: `function` is not callable.
+      ValueError: on a call: a lookup is inside a transformation, or an external op's plain-JAX
+          kernel has no ``hits``.
 
     Source: docs/semantics.md, section 13.
 
@@ -143,7 +151,7 @@ def usage(function: Callable[..., Any]) -> Callable[..., dict[str, Usage]]:
 
 
 def _names(arguments: tuple[Any, ...]) -> list[tuple[str, Any]]:
-    """Return all arrays in arguments with their paths in these."""
+    """Return all arrays in the arguments with their paths."""
     found = []
     for argument in arguments:
         for path, leaf in jax.tree_util.tree_leaves_with_path(argument):
@@ -153,10 +161,10 @@ def _names(arguments: tuple[Any, ...]) -> list[tuple[str, Any]]:
 
 
 class _Counts(_table_reads.TableReads):
-    """Tables whose reads are counted.
+    """Tables with counted reads.
 
     Attributes:
-      found: counts of each table so far, by name.
+      found: counts by table name.
     """
 
     def __init__(self, names: list[tuple[str, Any]]):
@@ -185,7 +193,7 @@ class _Counts(_table_reads.TableReads):
         return y
 
     def stand_in(self, table: Any, made: jax.Array) -> None:
-        """Take an array that was made of a table as the table itself."""
+        """Treat an array derived from a table as the table."""
         if id(table) in self._names:
             self._names[id(made)] = self._names[id(table)]
             self._arrays.append(("", made))
@@ -196,7 +204,7 @@ class _Counts(_table_reads.TableReads):
 
 @functools.partial(jax.jit, static_argnames="device")
 def _counted(call: Call, output: jax.Array, *, device: Device) -> jax.Array:
-    """Return how often each row of a call's tables is read, ``[T, R]``."""
+    """Return the read count of each row in a call's tables, ``[T, R]``."""
     hits = hits_of(call.op)
     if hits is None:
         raise ValueError(

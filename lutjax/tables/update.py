@@ -1,4 +1,4 @@
-"""Update of a table by the factors of its gradient, in the table's own memory."""
+"""In-place table update by a sparse gradient."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ from lutjax.values._dtypes import accumulator
 from lutjax.values._row_rules import SGD, RowRule, RowState
 
 Rates = Float[Array, " _"] | Float[Array, "#detectors #rows #outputs"]
-"""Factors of the learning rate of each table or each edge."""
+"""Learning rate factors for each table or each edge."""
 
 
 def update_table(
@@ -38,38 +38,41 @@ def update_table(
 ) -> tuple[jax.Array, RowState]:
     """Return a table after one optimizer step that reads and writes only rows that were looked up.
 
-    Under `jax.jit` with a donated table the step happens in the table's own memory. It runs the kernels of the op of the look-up,
-    in their direction ``update``.
+    Under `jax.jit` with a donated table the step happens in the table's own memory. It runs the
+    kernels of the lookup's op, in their direction ``update``.
 
-    Definition; ``touched`` ``[T, R, 1]`` says which rows were looked up::
+    Definition; ``touched`` ``[T, R, 1]`` is the mask of accessed rows::
 
         rates = 1 if rates is None else rates[:, None, None] if rates.ndim == 1 else rates
         moved, moved_state = rule.step(weights, gradient.to_dense(), state, rate * rates)
         new_weights = np.where(touched, moved, weights)
         new_state = {
-            name: moved_state[name] if name == "decay" else np.where(touched, moved_state[name], state[name])
+            name: moved_state[name] if name == "decay" else np.where(touched, moved_state[name],
+                state[name])
             for name in state
         }
 
     Args:
-      weights: ``[T, R, O]``, of any dtype that look-ups take; 16-bit rows are summed in float32. Or ``[E]``, a list of edges: each is a row
-        of one number, with a state of its own.
+      weights: ``[T, R, O]``, with any lookup dtype; 16-bit rows are summed in float32. Or ``[E]``,
+          an edge list: each edge is a row with one element and its own state.
       gradient: from `lutjax.optim.value_and_grad`.
       rate: the learning rate of this step, perhaps traced.
-      rule: how a row moves: `SGD` (the default), `RowAdagrad`, `RowMomentum` or `RowAdam` of
-        `lutjax.optim`.
-      state: of that rule, from ``rule.init(weights)``; not needed by a rule without state.
-      rates: factors of the learning rate: one for each table, ``[T]``, or for each edge, ``[T or 1, R or 1, O or 1]``, of a list ``[E]``. They scale steps, not
-        gradients, and what flows through the look-up. None: 1.
+      rule: row update rule: `SGD` (the default), `RowAdagrad`, `RowMomentum` or `RowAdam` from
+          `lutjax.optim`.
+      state: state of the rule, from ``rule.init(weights)``; not needed by a rule without state.
+      rates: learning rate factors: one for each table, ``[T]``, or for each edge, ``[T or 1, R or
+          1, O or 1]``, or ``[E]`` for an edge list. They scale steps, not gradients or the
+          cotangents through the lookup. None: 1.
       implementation: see `lutjax.detect`.
 
     Returns:
       The table, and the state of its rows.
 
     Raises:
-      ValueError, TypeError: the gradient belongs to a table of another shape or dtype, or the state to another rule
-        or table; or `rates` have another shape, or differ within a table for a rule with ``decay="every"``; or, inside a `jax.shard_map`, devices that share the table have gradients of their own batches
-        (`TableGradient.gathered` joins them).
+      ValueError, TypeError: the gradient belongs to a table with another shape or dtype, or the
+      state to another rule or table; or `rates` have another shape, or differ within a table for a
+      rule with ``decay="every"``; or, inside a `jax.shard_map`, devices that share the table have
+      gradients from their own batches (`TableGradient.gathered` joins them).
 
     Source: docs/semantics.md, section 8.
 
@@ -128,7 +131,7 @@ def update_table(
 
 
 def check_rates(op: str, name: str, rule: RowRule, factors: jax.Array) -> None:
-    """Raise ValueError if a rule cannot count decay at these factors of the rate, as `of_edges` returns them."""
+    """Raise ValueError if a rule cannot count decay at these factors from `of_edges`."""
     if rule.counts_decay and any(n > 1 for n in factors.shape[1:]):
         raise ValueError(
             f"{op}: {name} has shape {list(factors.shape)}, and {rule} counts one decay for all rows of a table. Give one factor for each "
@@ -137,7 +140,7 @@ def check_rates(op: str, name: str, rule: RowRule, factors: jax.Array) -> None:
 
 
 def of_edges(op: str, name: str, factors: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """Return factors of tables or of edges as an array that broadcasts to tables of a shape; a number as a scalar.
+    """Return table or edge factors as an array that broadcasts to tables; a number as a scalar.
 
     Raises:
       ValueError: they have another shape.
@@ -164,10 +167,11 @@ def _with_table(look_up: Call, weights: Any) -> Call:
 def _after(rate: jax.Array, token: jax.Array) -> jax.Array:
     """Return the rate, available once the backward pass has read the table.
 
-    Without this dependency the compiler may write the table before it is read for the last time, and then copies all of it first.
-    An `optimization_barrier` is not enough: compilers remove it before they decide about copies. So the rate is selected by
-    a predicate that is never true, which no simplifier can prove: ``x**2 == 7 y**2 - 1`` has no solution in integers modulo 8, and
-    so none in integers of 32 bits (an opaque predicate: Collberg, Thomborson and Low, 1998).
+    Without this dependency the compiler may write the table before its last read, and then copies
+    it first. An `optimization_barrier` is not enough: compilers remove it before they decide about
+    copies. The rate is therefore selected by a predicate that is never true, which no simplifier
+    can prove: ``x**2 == 7 y**2 - 1`` has no solution in integers modulo 8, and so none in 32-bit
+    integers (an opaque predicate: Collberg, Thomborson and Low, 1998).
     """
     x, y = (jax.lax.bitcast_convert_type(a.astype(jnp.float32), jnp.uint32) for a in (token, rate))
     never = x * x == jnp.uint32(7) * y * y - jnp.uint32(1)
@@ -193,10 +197,10 @@ def check_state(rule: RowRule, weights: Any, state: RowState) -> None:
 
 
 def check_devices(name: str, weights: Any, gradient: TableGradient) -> None:
-    """Raise ValueError if devices would move a table that they share by different gradients.
+    """Raise ValueError if devices would update a shared table by different gradients.
 
     Args:
-      name: of the table.
+      name: name of the table.
       weights: the table.
       gradient: its gradient.
     """
@@ -218,10 +222,11 @@ def check_devices(name: str, weights: Any, gradient: TableGradient) -> None:
 
 
 def squared_norm(gradient: TableGradient) -> jax.Array:
-    """Return the sum of the squares of the elements of a gradient, in which reads of the same row are added up first.
+    """Return the squared norm of a gradient, after adding all reads of the same row.
 
-    It makes no array of the table's shape, with three exceptions: of a list of edges; inside a `jax.shard_map` where the table is the same on all devices,
-    because its gradient is a sum over devices; and for an op from outside whose plain kernel has no function `hits`.
+    It allocates no table-shaped array, with three exceptions: an edge list; a replicated table
+    inside a `jax.shard_map`, because its gradient is a sum over devices; and an external op whose
+    plain kernel has no function `hits`.
     """
     if gradient.varying_axes() - gradient.axes or hits_of(gradient.op) is None or len(gradient.shape) == 1:
         return jnp.sum(jnp.square(gradient.to_dense().astype(accumulator(gradient.dtype))))
@@ -234,14 +239,15 @@ def squared_norm(gradient: TableGradient) -> jax.Array:
 
 
 def hits_of(op: str) -> Callable[..., Any] | None:
-    """Return the function of an op's kernel in plain JAX that yields the hits of a call; None if it has none."""
+    """Return the function in an op's plain-JAX kernel that yields a call's hits, or None."""
     target = kernel_registry.get(op, platform="xla", backend="any").target
     return getattr(importlib.import_module(target), "hits", None)
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def _squared_norm_of_factors(gradient: TableGradient, device: Device) -> jax.Array:
-    # The hits of a call are the same on every device, and plain JAX: there is nothing to choose.
+    # A call's hits are the same on every device and need only plain JAX, so no implementation is
+    # selected.
     hits = hits_of(gradient.op)
     assert hits is not None
     updates = importlib.import_module("lutjax.kernels._xla._row_updates")
@@ -255,10 +261,10 @@ def _squared_norm_of_factors(gradient: TableGradient, device: Device) -> jax.Arr
 
 
 def of_parts(gradient: TableGradient) -> TableGradient:
-    """Join gradients into one, that of all their look-ups.
+    """Join gradients into one for all their lookups.
 
     Args:
-      gradient: of several parts, with an axis for the parts in front of each array.
+      gradient: gradient for several parts, with a leading axis for the parts in each array.
     """
     look_up = gradient.look_up
     arrays = (
