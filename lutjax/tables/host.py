@@ -1,4 +1,4 @@
-"""Tables in the memory of the host: rows are read and moved there, and a device sees only those of its batch."""
+"""Host-resident tables: the host reads and updates rows; a device sees its batch's rows."""
 
 import contextlib
 import contextvars
@@ -55,33 +55,35 @@ _SMALL = 1 << 17  # bytes of rows that are not
 
 
 class HostMemoryError(MemoryError):
-    """Error of a table that does not fit the memory of the host."""
+    """Error for a table that does not fit in host memory."""
 
 
 class HostTable:
-    """Tables whose rows and state of an optimizer are NumPy arrays in the memory of the host.
+    """Tables with rows and optimizer state as NumPy arrays in host memory.
 
-    A device reads rows that the CPU has gathered, or a GPU reads them by itself, and returns the factors of their gradient; the CPU moves those rows by the kernels that would
-    move them on a device, so in the same order. The arrays are made by `draw` or `load`: until then the object takes no memory.
+    A device receives rows gathered by the CPU, or a GPU reads them directly. The device returns the
+    sparse gradient, and the CPU updates the rows by the same kernels, in the same order, as on a
+    device. `draw` or `load` creates the arrays: until then the object takes no memory.
 
-    It is compared and hashed by its identity, so it can be an attribute of an `nnx.Module`.
+    It is compared and hashed by identity, so it can be an attribute of an `nnx.Module`.
 
     Args:
-      shape: ``(tables, rows, numbers of a row)``.
-      dtype: of the rows.
-      init: draws the first values, as in `jax.nn.initializers`. Of `Normal` they are drawn block by block; zeros take no memory before a row moves; of
-        others the whole is drawn at once, which takes several times the memory of the table.
-      name: of the table, for messages.
+      shape: ``(tables, rows, elements per row)``.
+      dtype: dtype of the rows.
+      init: samples the initial values, as in `jax.nn.initializers`. `Normal` samples block by
+          block; zeros take no memory before a row is updated; other initializers sample the whole
+          table at once, which takes several times its memory.
+      name: name of the table, for messages.
 
     Attributes:
-      weights: the rows, ``[tables, rows, numbers]``; None before they are made.
-      moved: which rows have moved since they were drawn, ``[tables, rows]``.
-      rows: numbers of the rows that this process has; all, unless `share` was called.
-      rule: by which rows move; see `start`.
+      weights: the rows, ``[tables, rows, elements]``; None before initialization.
+      moved: mask of updated rows since initialization, ``[tables, rows]``.
+      rows: row ids of this process; all, unless `share` was called.
+      rule: row update rule; see `start`.
       state: of the rule, as ``rule.init`` makes it.
 
     Raises:
-      ValueError: the shape is none of tables.
+      ValueError: the shape is not a table shape.
 
     Source: docs/semantics.md, section 14.
 
@@ -114,17 +116,21 @@ class HostTable:
         return f"HostTable({self.dtype}{list(self.shape)})"
 
     def share(self, process: int, n_processes: int, mesh: Mesh) -> None:
-        """Leave other rows to other processes: each has a block of the rows of each table, before they are made. All have to share it.
+        """Assign each process a block of each table's rows, before initialization.
 
-        `gather` then returns zeros for rows of others, `update` moves those of this process alone, and a jitted function of arrays on all devices reads all rows.
+        All processes must call it. `gather` then returns zeros for other processes' rows, `update`
+        updates only this process's rows, and a jitted function on arrays across all devices reads
+        all rows.
 
         Args:
           process: number of this process.
           n_processes: number of processes.
-          mesh: of the arrays of a model, with as many devices of each process, those of one process after those of another.
+          mesh: mesh of a model's arrays, with the same number of devices from each process, grouped
+              by process.
 
         Raises:
-          ValueError: other rows are made, there are fewer than processes, or the mesh has not as many devices of each.
+          ValueError: different rows already exist, there are fewer rows than processes, or the mesh
+              has unequal device counts.
         """
         if self.shape[1] < n_processes:
             raise ValueError(
@@ -144,18 +150,18 @@ class HostTable:
         self.rows, self._mesh, self._n_local = rows, mesh, mesh.size // n_processes
 
     def borrow(self, other: "HostTable") -> None:
-        """Read the rows of another table of the same shape."""
+        """Read another table's rows. Both tables have the same shape."""
         self.weights, self.rows = other.weights, other.rows
         self._mesh, self._n_local = other._mesh, other._n_local
 
     @property
     def is_shared(self) -> bool:
-        """True if other processes have rows, too."""
+        """True if the rows are divided over processes."""
         return len(self.rows) < self.shape[1]
 
     @property
     def _held(self) -> tuple[int, int, int]:
-        """Shape of the rows that this process has."""
+        """Shape of this process's rows."""
         return self.shape[0], len(self.rows), self.shape[2]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -163,7 +169,7 @@ class HostTable:
 
     @property
     def weights(self) -> np.ndarray | None:
-        """The rows, ``[tables, rows, numbers]``; None before they are made."""
+        """The rows, ``[tables, rows, elements]``; None before initialization."""
         return self._weights
 
     @weights.setter
@@ -175,20 +181,20 @@ class HostTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows that this process has."""
+        """Bytes of this process's rows."""
         return math.prod(self._held) * self.dtype.itemsize
 
     def bytes_beside(self, rule: RowRule) -> int:
-        """Return the bytes of the state of a rule, and of what says which rows have moved."""
+        """Return the bytes of a rule's state and of the mask of updated rows."""
         n_tables, n_rows, width = self._held
         numbers = sum(rule.state_sizes(width).values())
         return n_tables * n_rows * (1 + numbers * accumulator(self.dtype).itemsize)
 
     def draw(self, key: Any) -> None:
-        """Make the rows, drawn from a key of `jax.random` as the initializer draws those of a table on a device.
+        """Initialize the rows from a `jax.random` key, with the same values as a table on a device.
 
         Raises:
-          HostMemoryError: the memory of the host is too small.
+          HostMemoryError: host memory is too small.
         """
         n_tables, n_rows, width = self._held
         self.weights, self.moved, self.state, self.rule = None, None, {}, None
@@ -198,7 +204,7 @@ class HostTable:
         elif isinstance(self.init, Normal) and self.init.in_parts(self.dtype):
             rows = self._zeros(self._held, self.dtype)
             init, data = self.init, np.asarray(jax.random.key_data(key))
-            # Numbers that follow each other in the whole, by the place of the first.
+            # Consecutive elements in the whole table, by the position of the first.
             runs = [(0, rows.reshape(-1))]
             if self.is_shared:
                 places = [(t * self.shape[1] + self.rows.start) * width for t in range(n_tables)]
@@ -225,11 +231,11 @@ class HostTable:
         self.moved = np.zeros((n_tables, n_rows), np.bool_)
 
     def start(self, rule: RowRule) -> None:
-        """Make the state of a rule, zeros, unless there is one.
+        """Initialize a rule's state to zeros, unless it exists.
 
         Raises:
-          HostMemoryError: the memory of the host is too small.
-          ValueError: the rule keeps more than numbers of each row.
+          HostMemoryError: host memory is too small.
+          ValueError: the rule keeps more than per-row arrays.
         """
         if self.rule == rule:
             return
@@ -256,7 +262,7 @@ class HostTable:
             )
 
     def _zeros(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Return zeros that take no memory before they are written, in huge pages where the system has some."""
+        """Return zeros that take no memory until written, in huge pages if available."""
         n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         try:
             if not hasattr(mmap, "MAP_ANONYMOUS"):
@@ -283,16 +289,18 @@ class HostTable:
     def gather(
         self, index: Int[np.ndarray, "n tables ways"], out: np.ndarray | None = None
     ) -> Float[np.ndarray, "tables reads numbers"]:
-        """Return the rows that ids address, of each table those of all ways of the first element, then of the next; ids out of range are clamped.
+        """Return the addressed rows, clamping ids out of range.
 
-        Of a table that is shared, rows of other processes are zeros: the sum of what all return are the rows.
+        For each table, all ways of the first element come first, then all ways of the next. If a
+        table is shared, rows of other processes are zeros: the sum over all processes gives the
+        rows.
 
         Args:
           index: row ids of each table.
-          out: where to; by default new memory.
+          out: output array; by default new memory.
 
         Raises:
-          ValueError: there are no rows yet, or the ids are those of another number of tables.
+          ValueError: the rows are not initialized, or the ids are for another number of tables.
         """
         weights = self._there()
         if index.ndim != 3 or index.shape[1] != len(weights):
@@ -305,7 +313,7 @@ class HostTable:
         return self.own(found, index)
 
     def own(self, rows: np.ndarray, index: np.ndarray) -> np.ndarray:
-        """Return rows that ids address, as `gather` returns them, with zeros in place of those of other processes; writes them there."""
+        """Set other processes' rows to zero in gathered `rows`, and return `rows`."""
         if self.is_shared:
             others = ~np.moveaxis(self._local(index)[1], 1, 0).reshape(*rows.shape[:2], 1)
 
@@ -316,7 +324,7 @@ class HostTable:
         return rows
 
     def _gather(self, index: np.ndarray, found: np.ndarray) -> None:
-        """Write rows of this process to where they go."""
+        """Write this process's rows into `found`."""
         weights = self._there()
         if found.nbytes <= _SMALL:  # threads, and who would copy for them, take longer to come
             for t, table in enumerate(weights):
@@ -330,7 +338,7 @@ class HostTable:
         _take([(weights[t], ids[t], found[t]) for t in range(len(weights))])
 
     def _local(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return ids in the block of this process, clamped, and which of them lie there."""
+        """Return clamped ids within this process's block, and a mask of ids inside it."""
         index = np.clip(index, 0, self.shape[1] - 1)
         there = (index >= self.rows.start) & (index < self.rows.stop)
         return np.clip(index - self.rows.start, 0, len(self.rows) - 1), there
@@ -338,10 +346,11 @@ class HostTable:
     def read(
         self, index: Int[Array, "*batch tables ways"]
     ) -> tuple[Float[jax.Array, "tables reads numbers"], Int[jax.Array, "*batch tables ways"]]:
-        """Return a table of the rows that ids address, on the device, and the ids of the same rows in it.
+        """Return a device table with the addressed rows, and the ids of the same rows in it.
 
-        The rows are those of `given`, if there are some. Otherwise a jitted function on an NVIDIA GPU with Triton reads them itself: for it the rows are locked in their memory,
-        when the first is traced. On any other device it waits for the CPU, which gathers them.
+        The rows come from an enclosing `given` block, if any. Otherwise a jitted function on an
+        NVIDIA GPU with Triton reads them directly: the rows are locked in memory when the first
+        such function is traced. Any other device waits for the CPU to gather them.
         """
         n_tables, _, width = self.shape
         shape = index.shape
@@ -371,7 +380,7 @@ class HostTable:
         accumulate: FixedPoint | None = None,
         implementation: Implementation = None,
     ) -> Float[jax.Array, "*any numbers"]:
-        """Return what `lutjax.weighted_lookup` returns of the table and these arguments.
+        """Return the result of `lutjax.weighted_lookup` for the table and these arguments.
 
         Raises:
           ValueError, TypeError: as there.
@@ -401,16 +410,17 @@ class HostTable:
         accumulate: FixedPoint | None = None,
         implementation: Implementation = None,
     ) -> Float[jax.Array, "*any numbers"]:
-        """Return what `lutjax.lookup` returns of the table and a detection, by a weighted look-up of the rows that it addresses.
+        """Return the result of `lutjax.lookup` for the table and a detection, by a weighted lookup.
 
-        The cotangent of a margin is the surrogate derivative times the difference of two products, of the cotangent with the flipped row and with the addressed one.
+        A margin's cotangent is the surrogate gradient times the difference of two products: the
+        cotangent with the flipped row, and with the addressed row.
 
         Args:
-          detection: arrays ``[..., tables]``, of as many bits as ``2**bits`` rows have.
-          margins: whether margins have a gradient; without one half as many rows are read.
+          detection: arrays ``[..., tables]``, with as many bits as ``2**bits`` rows have.
+          margins: True if margins have a gradient; without it half as many rows are read.
           groups: as in `lutjax.lookup`.
           accumulate: as in `lutjax.lookup`.
-          implementation: of the weighted look-up.
+          implementation: implementation of the weighted lookup.
 
         Raises:
           ValueError, TypeError: as there.
@@ -452,7 +462,10 @@ class HostTable:
         return _nan.shown(y, margin)
 
     def _read_of_all(self, index: jax.Array, mesh: Mesh) -> jax.Array:
-        """Return rows that all processes have, read by the CPU of each while a function of arrays on all devices waits."""
+        """Return rows from all processes.
+
+        Each process's CPU reads its rows while a function on arrays across all devices waits.
+        """
         n_tables, _, width = self.shape
         made = jax.ShapeDtypeStruct((n_tables, index.shape[0] * index.shape[-1], width), self.dtype)
 
@@ -474,7 +487,10 @@ class HostTable:
         return rows
 
     def _read(self, index: jax.Array) -> jax.Array:
-        """Return on the device what `gather` returns. In a program a GPU that can reads the rows by itself, any other device waits for the CPU."""
+        """Return the result of `gather` on the device.
+
+        Inside a program, a capable GPU reads the rows directly; any other device waits for the CPU.
+        """
         if is_concrete(index):
             return jnp.asarray(self.gather(np.asarray(index)))
         n, n_tables, ways = index.shape
@@ -504,7 +520,10 @@ class HostTable:
         return rows
 
     def _is_shown_to(self, device: Device) -> bool:
-        """Return whether programs of a GPU find the rows by the cell. When the first is traced it is made, and the rows are locked."""
+        """Return True if a GPU's programs find the rows by the cell.
+
+        The first trace makes the cell and locks the rows.
+        """
         if (_nvidia.compute_capability(device) or 0) < 80 or _triton.unfit_packages():
             return False
         with _registered.lock:
@@ -530,11 +549,11 @@ class HostTable:
             return self._cell is not None
 
     def _show(self) -> None:
-        """Let programs of GPUs that know the cell find the rows.
+        """Let GPU programs that embed the cell find the rows.
 
         Raises:
           HostMemoryError: the memory cannot be locked.
-          ValueError: the rows are not those of such a table.
+          ValueError: the rows do not belong to such a table.
         """
         assert self._cell is not None
         rows = self.weights
@@ -555,21 +574,22 @@ class HostTable:
             ) from error
 
     def gradient_of(self, gradient: TableGradient, index: Int[Array, "*batch tables ways"]) -> TableGradient:
-        """Return the gradient of this table, of that of the rows which `read` returned for these ids."""
+        """Return this table's gradient from the gradient of the rows returned by `read`."""
         look_up: Any = gradient.look_up
         index = index.reshape(look_up.index.shape)
         return dataclasses.replace(gradient, look_up=look_up.replace(index=index), shape=self.shape)
 
     def update(self, gradient: TableGradient, rate: Any, *, waits: bool = True) -> None:
-        """Move the rows that were read, in their own memory, as `lutjax.update_table` does.
+        """Update the accessed rows in their own memory, as `lutjax.update_table` does.
 
         Args:
-          gradient: of this table; see `gradient_of`.
+          gradient: this table's gradient; see `gradient_of`.
           rate: the learning rate of this step.
-          waits: for programs of GPUs that read the rows. False: the caller knows that none does.
+          waits: wait for GPU programs that read the rows. False: the caller knows that none does.
 
         Raises:
-          ValueError: there is no rule yet, or the gradient is of another table, or not all of it is in this process.
+          ValueError: the table has no rule, or the gradient belongs to another table, or not all of
+              it is in this process.
         """
         weights = self._there()
         if self.rule is None:
@@ -615,7 +635,8 @@ class HostTable:
         )
         rows = [ids for ids, _ in unique]
         inverse = np.stack([at.reshape(by_table.shape[1:]) for _, at in unique], 1).astype(np.int32)
-        # Few sizes, so that few programs are compiled. The last row is one that nobody has, and reads that fill their number up are of it.
+        # A few padded sizes limit the number of compiled programs. Padding reads use the last row,
+        # which no table has.
         room = 1 << max(ids.size for ids in rows).bit_length()
         more = -len(inverse) % (1 << max(len(inverse).bit_length() - 4, 0))
 
@@ -656,7 +677,7 @@ class HostTable:
             self.moved[t][ids] = True
 
     def _update_block(self, t: int, gradient: TableGradient, rate: Any) -> None:
-        """Move the rows of one table that this process has, by the reads of these alone, in their order."""
+        """Update this process's rows in one table, by their reads only, in read order."""
         look_up: Any = gradient.look_up
         assert self.weights is not None
         assert self.moved is not None
@@ -690,9 +711,10 @@ class HostTable:
             self._cell.wait()
 
     def save(self, folder: Path) -> None:
-        """Write the rows that have moved, with their state: a checkpoint is as large as what was learned. The others follow from the key.
+        """Write the updated rows and their state: a checkpoint stores only learned rows.
 
-        Of a table that is shared each process writes its own rows, into another folder.
+        The key reproduces all other rows. For a shared table, each process writes its own rows into
+        its own folder.
         """
         weights = self._there()
         assert self.moved is not None
@@ -712,12 +734,13 @@ class HostTable:
             found.flush()
 
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote, after `draw` with the same key, and `start` with the same rule where there is a state.
+        """Read a checkpoint from `save`, after `draw` with the same key.
 
-        Of a table that is shared, rows of other processes are passed over; what all of them wrote is read one after the other.
+        If it has a state, call `start` with the same rule first. For a shared table, rows of other
+        processes are skipped; load the folders of all processes one after the other.
 
         Raises:
-          ValueError: it is of another table or rule.
+          ValueError: it belongs to another table or rule.
         """
         weights = self._there()
         assert self.moved is not None
@@ -756,13 +779,13 @@ class HostTable:
 
 
 def opened(gradient: TableGradient) -> TableGradient:
-    """Return a gradient whose cotangent is an array of floats, which every kind of device moves to the host."""
+    """Return a gradient with a float cotangent, which all devices can copy to the host."""
     return dataclasses.replace(gradient, sealed=gradient.cotangent)
 
 
 @dataclasses.dataclass(frozen=True)
 class Normal:
-    """Initializer of normally distributed numbers, any part of which can be drawn alone.
+    """Normal initializer that can sample any part separately.
 
     Attributes:
       deviation: standard deviation.
@@ -775,18 +798,20 @@ class Normal:
         return jax.nn.initializers.normal(self.deviation)(jnp.asarray(key), shape, dtype)
 
     def in_parts(self, dtype: DTypeLike) -> bool:
-        """Return whether `part` is a part of what a call draws: of float32, by JAX's default generator."""
+        """Return True if `part` matches a full call: for float32, with JAX's default generator."""
         config: Any = jax.config
         usual = config.jax_threefry_partitionable and config.jax_default_prng_impl == "threefry2x32"
         return bool(usual) and jnp.dtype(dtype) == jnp.float32
 
     def part(self, data: Any, first: int, count: int) -> jax.Array:
-        """Return numbers ``first`` to ``first + count - 1`` of what a jitted call draws, in the order of memory.
+        """Return a range of elements of a jitted call's sample, in memory order.
+
+        The range is ``first`` to ``first + count - 1``.
 
         Args:
-          data: of the key.
-          first: the first number.
-          count: how many numbers.
+          data: key data.
+          first: index of the first element.
+          count: number of elements.
         """
         high, low = divmod(first, 1 << 32)
         drawn: jax.Array = _normal_part(data, np.uint32(high), np.uint32(low), count, self.deviation)
@@ -795,7 +820,7 @@ class Normal:
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
 def _normal_part(data: Any, high: Any, low: Any, count: int, deviation: float) -> jax.Array:
-    # As `jax.random.normal` draws each number: by its place in the array, in two words.
+    # `jax.random.normal` generates each element from its position in the array, in two words.
     at = low + jnp.arange(count, dtype=jnp.uint32)
     one, other = _threefry(data, high + (at < low).astype(jnp.uint32), at)
     bits = one ^ other
@@ -807,7 +832,10 @@ def _normal_part(data: Any, high: Any, low: Any, count: int, deviation: float) -
 
 
 def _threefry(key: Any, x: Any, y: Any) -> tuple[Any, Any]:
-    """Return the words that Threefry-2x32 with twenty rounds makes of words: JAX's generator, here without a loop, so that a CPU keeps them in registers."""
+    """Return Threefry-2x32 outputs with twenty rounds, JAX's generator.
+
+    It has no loop, so that a CPU keeps the words in registers.
+    """
     keys = (key[0], key[1], key[0] ^ key[1] ^ np.uint32(0x1BD11BDA))
     x, y = x + keys[0], y + keys[1]
     for i in range(5):
@@ -824,7 +852,7 @@ def _moved(rows: Any, state: Any, gradient: TableGradient, rate: Any, rule: RowR
 
 
 def _call(index: Any, shape: tuple[int, ...], dtype: Any) -> WeightedLookup:
-    """Return the call that reads one row for each id, in shapes."""
+    """Return the call that reads one row per id, in shapes."""
     ids = jax.ShapeDtypeStruct(index.shape, np.int32)
     arrays = (jax.ShapeDtypeStruct(shape, dtype), ids, jax.ShapeDtypeStruct(index.shape, accumulator(dtype)))
     options = {"groups": shape[0], "valued": index.shape[-1], "accumulate": None}
@@ -832,7 +860,7 @@ def _call(index: Any, shape: tuple[int, ...], dtype: Any) -> WeightedLookup:
 
 
 def _native(direction: Any, call: Any, cotangent: Any = None, step: Step | None = None) -> Any:
-    """Return what works in the memory of NumPy of the implementation that runs such a call on the CPU; None if it has nothing."""
+    """Return the function on NumPy memory from the CPU implementation of such a call, or None."""
     names = kernel_registry.request(call.op, None)
     leaves = [(np.shape(a), a.dtype) for a in call.values()]
     rule = None if step is None else (step.rule, step.factor is None)
@@ -858,11 +886,13 @@ _given: contextvars.ContextVar[Mapping[HostTable, tuple[Any, Any]]] = contextvar
 
 @contextlib.contextmanager
 def given(rows: Mapping[HostTable, Any], part: Any = None) -> Iterator[None]:
-    """Give tables the rows that they read in this block, ``[tables, reads, numbers]``, as `HostTable.gather` returns them.
+    """Provide the rows for table reads in this block.
+
+    They are ``[tables, reads, elements]``, as returned by `HostTable.gather`.
 
     Args:
       rows: rows by table.
-      part: number of the part of a batch that is read, where the rows are those of all parts.
+      part: index of the batch part to read, if the rows cover all parts.
     """
     before = _given.set({**_given.get(), **{table: (a, part) for table, a in rows.items()}})
     try:
@@ -872,7 +902,10 @@ def given(rows: Mapping[HostTable, Any], part: Any = None) -> Iterator[None]:
 
 
 def free_memory() -> int | None:
-    """Return the bytes that this process may still take, as the kernel and its control group tell; None where nothing tells."""
+    """Return the bytes this process may still allocate; None if unknown.
+
+    The kernel and its control group report them.
+    """
     found = []
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -891,10 +924,10 @@ def free_memory() -> int | None:
 
 
 def cpu() -> jax.Device:
-    """Return the CPU as a device of JAX.
+    """Return the CPU as a JAX device.
 
     Raises:
-      ValueError: JAX was told to do without it.
+      ValueError: JAX is configured without a CPU backend.
     """
     try:
         return jax.local_devices(backend="cpu")[0]
@@ -912,23 +945,23 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def n_threads() -> int:
-    """Return the number of threads that copy rows: one for each CPU that this process may use."""
+    """Return the number of row-copy threads: one for each CPU available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_threads(function: Callable[[Any], Any], jobs: Iterable[Any]) -> list[Any]:
-    """Return what a function returns of each job, run in all threads."""
+    """Run a function on each job in all threads, and return the results."""
     return list(_threads().map(function, jobs))
 
 
 def parts(n: int, least: int = _LEAST) -> list[slice]:
-    """Return parts of `n` rows for threads: some more than there are threads, none of them small."""
+    """Return slices of `n` rows: slightly more slices than threads, none of them small."""
     size = max(-(-n // (4 * n_threads())), least)
     return [slice(first, first + size) for first in range(0, n, size)]
 
 
 def _take(jobs: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> None:
-    """Copy rows in all threads: of tables, ids ``[n]`` and where their rows go, ``[n, numbers]``."""
+    """Copy rows in all threads. A job is a table, ids ``[n]`` and output ``[n, elements]``."""
 
     def take(job: tuple[np.ndarray, np.ndarray, np.ndarray, slice]) -> None:
         table, ids, out, part = job

@@ -1,4 +1,4 @@
-"""Tables in the memory of the host of models whose parameters are plain arrays: those of Flax Linen, of Haiku, and of your own."""
+"""Host-resident tables for models with plain-array parameters: Flax Linen, Haiku, or your own."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,21 +17,24 @@ from lutjax.tables.host import HostTable
 from lutjax.values._row_rules import RowRule
 
 KEY = "{}_key"
-"""Name of the key that draws a table of a layer."""
+"""Name of the key that initializes a layer's table."""
 
 
 class HostTables(Mapping[str, HostTable]):
-    """Tables in the memory of the host, by the names that they would have among the parameters of a model.
+    """Host-resident tables, by the names that they would have among a model's parameters.
 
-    A layer of Flax Linen or Haiku holds no tables itself. As ``placement=`` of the memory layers of a model one object of this class has those of all of them: each adds its own, without
-    rows, when it runs for the first time, as in ``init``. There, rows are read as zeros. Then `draw` makes the rows, of the keys that ``init`` returned beside the
-    parameters, which are the same numbers as ``init`` would draw for tables on a device.
+    A Flax Linen or Haiku layer holds no tables itself. Pass one object of this class as
+    ``placement=`` to all memory layers in a model: each layer adds its own tables, without rows,
+    when it first runs, as in ``init``. Rows are read as zeros there. Then `draw` initializes the
+    rows from the keys that ``init`` returned with the parameters, with the same values as ``init``
+    would use for tables on a device.
 
-    It is a mapping, so it is what the argument `host` of `lutjax.optim.value_and_grad`, and `lutjax.optim.host.RowPrefetcher` take. It is compared and hashed by its identity, so it can
-    be an attribute of a module.
+    It is a mapping, and serves as the argument `host` of `lutjax.optim.value_and_grad` and
+    `lutjax.optim.host.RowPrefetcher`. It is compared and hashed by identity, so it can be a module
+    attribute.
 
     Args:
-      tables: that are there already, by name.
+      tables: existing tables, by name.
 
     Source: docs/semantics.md, section 14.
 
@@ -78,10 +81,10 @@ class HostTables(Mapping[str, HostTable]):
         return f"HostTables({', '.join(f'{name}: {table}' for name, table in self.items())})"
 
     def table(self, name: str, shape: tuple[int, ...], dtype: DTypeLike, init: Any) -> HostTable:
-        """Return the table of a name, made without rows if there is none.
+        """Return a table by name; create it without rows if it is missing.
 
         Raises:
-          ValueError: there is one of another shape or dtype.
+          ValueError: the table has another shape or dtype.
         """
         found = self._tables.setdefault(name, HostTable(shape, dtype, init, name))
         if (found.shape, found.dtype) != (tuple(shape), np.dtype(dtype)):
@@ -91,14 +94,14 @@ class HostTables(Mapping[str, HostTable]):
         return found
 
     def draw(self, keys: Any) -> None:
-        """Make the rows of all tables; see `HostTable.draw`.
+        """Initialize the rows of all tables; see `HostTable.draw`.
 
         Args:
-          keys: nested dicts with the keys: ``variables["keys"]`` of Flax Linen, the state of Haiku.
+          keys: nested dicts with the keys: ``variables["keys"]`` in Flax Linen, the state in Haiku.
 
         Raises:
-          ValueError: a table has no key there, or there are no tables.
-          HostMemoryError: the memory of the host is too small.
+          ValueError: a table's key is missing, or there are no tables.
+          HostMemoryError: host memory is too small.
         """
         leaves = jax.tree.leaves_with_path(keys)
         found = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
@@ -115,24 +118,27 @@ class HostTables(Mapping[str, HostTable]):
             table.draw(jax.random.wrap_key_data(jnp.asarray(found[KEY.format(name)])))
 
     def start(self, rule: RowRule) -> None:
-        """Make the state of a rule for all tables; see `HostTable.start`. Tables by other rules are started one by one.
+        """Initialize a rule's state for all tables; see `HostTable.start`.
+
+        Start tables with different rules one by one.
 
         Raises:
-          HostMemoryError: the memory of the host is too small.
-          ValueError: the rule keeps more than numbers of each row.
+          HostMemoryError: host memory is too small.
+          ValueError: the rule keeps more than per-row arrays.
         """
         for table in self.values():
             table.start(rule)
 
     def update(self, gradients: Mapping[str, TableGradient], rate: Any) -> None:
-        """Move all tables by one step, each by its rule; outside of jit.
+        """Update all tables by one step, each by its rule; outside of jit.
 
         Args:
-          gradients: of all tables, from `lutjax.optim.value_and_grad` with these as `host`.
+          gradients: gradients of all tables, from `lutjax.optim.value_and_grad` with this object as
+              `host`.
           rate: the learning rate of the step.
 
         Raises:
-          ValueError: a table has no rule yet, or the gradients are those of another model.
+          ValueError: a table has no rule, or the gradients belong to another model.
         """
         if set(self._tables) != set(gradients):
             raise ValueError(
@@ -142,44 +148,46 @@ class HostTables(Mapping[str, HostTable]):
             table.update(gradients[name], rate)
 
     def save(self, folder: Path) -> None:
-        """Write the rows that have moved, and their state, into a new folder; the others follow from the keys, so save these, too.
+        """Write the updated rows and their state into a new folder.
 
-        Of tables that are shared each process writes its own rows: all of them call it with the same folder.
+        The keys reproduce all other rows, so save the keys as well. With shared tables, all
+        processes call it with the same folder, and each writes its own rows.
         """
         for i, table in enumerate(self.values()):
             table.save(share_of(table, Path(folder) / str(i)))
 
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote, after `draw` with the same keys, and `start` with the same rule where there is a state.
+        """Read a checkpoint from `save`, after `draw` with the same keys.
 
-        As many processes as like may read it, however many wrote it.
+        If it has a state, call `start` with the same rule first. Any number of processes may read
+        it, regardless of the number that wrote it.
 
         Raises:
-          ValueError: it is of other tables or another rule.
-          OSError: it is not there.
+          ValueError: it belongs to other tables or another rule.
+          OSError: it does not exist.
         """
         for i, table in enumerate(self.values()):
             for share in shares(Path(folder) / str(i)):
                 table.load(share)
 
     def share(self, process: int, n_processes: int, mesh: Mesh) -> None:
-        """Leave rows to other processes, when ``init`` has run, and before `draw`; see `HostTable.share`."""
+        """Divide rows over processes, after ``init`` and before `draw`; see `HostTable.share`."""
         for table in self.values():
             table.share(process, n_processes, mesh)
 
 
 def share_of(table: HostTable, folder: Path) -> Path:
-    """Return the folder of the rows of this process in that of a table."""
+    """Return the folder for this process's rows inside a table's folder."""
     return folder / str(table.rows.start) if table.is_shared else folder
 
 
 def shares(folder: Path) -> list[Path]:
-    """Return the folders into which processes wrote their rows of a table: itself, where one had all."""
+    """Return the folders with the processes' rows: `folder` if one process had all."""
     return sorted(path for path in folder.iterdir() if path.is_dir()) or [folder]
 
 
 class Blank(HostTable):
-    """Table that is read as zeros: of a layer whose variables are being made."""
+    """Table that reads as zeros, used while a layer's variables are initialized."""
 
     def gather(
         self, index: Int[np.ndarray, "n tables ways"], out: np.ndarray | None = None
