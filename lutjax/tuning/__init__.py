@@ -1,6 +1,6 @@
-"""Launches of kernels: the sizes of their programs, chosen by a call, else measured on the device, else by a rule beside the kernel.
+"""Kernel configs: from the call, else measured on the device, else from the kernel's rule.
 
-Nothing is measured in a user's call: ``lutjax tune`` measures, and writes a file.
+User calls never measure: ``lutjax tune`` measures and writes a file.
 """
 
 from lutjax.tuning._files import (

@@ -1,4 +1,4 @@
-"""Files of measured launches: what ``lutjax tune`` writes, and what is shipped for kinds of devices."""
+"""Files of measured kernel configs: from ``lutjax tune``, or shipped for device kinds."""
 
 import dataclasses
 import functools
@@ -17,19 +17,19 @@ from lutjax.files.strict_json import Fields
 from lutjax.tuning._launch import Bucket, Launch, Sizes, bucket
 
 Key = tuple[str, Bucket]
-"""A kernel and the sizes for which it was measured."""
+"""Kernel name and sizes of a measurement."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """The best launch of a kernel at some sizes.
+    """Fastest config of a kernel at some sizes.
 
     Attributes:
       kernel: its name, e.g. ``"lookup.forward"``.
-      sizes: at which it was measured; it stands for all that round to the same powers of two.
-      microseconds: of a call. None: not known.
-      rule_microseconds: of a call with the launch of the rule beside the kernel. None: not known, or the rule's does
-        not run.
+      sizes: measured sizes; the entry applies to all sizes that round to the same powers of two.
+      microseconds: time per call. None: unknown.
+      rule_microseconds: time per call with the config from the kernel's rule. None: unknown, or
+          that config does not run.
     """
 
     kernel: str
@@ -45,11 +45,11 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """Content of a file of launches.
+    """Content of a config file.
 
     Attributes:
-      device: the kind of device that it was measured on, as JAX calls it.
-      versions: of the packages that matter, by name, when the file was last written.
+      device: the measured device kind, by its JAX name.
+      versions: versions of the relevant packages, by name, at the last write.
     """
 
     device: str
@@ -60,11 +60,11 @@ class Document:
         return {key: entry.launch for key, entry in self.entries.items()}
 
     def with_entry(self, entry: Entry) -> "Document":
-        """Return the document with one more entry, or with it instead of the one for its kernel and sizes."""
+        """Return the document with an entry added, or replaced for its kernel and sizes."""
         return dataclasses.replace(self, entries={**self.entries, entry.key: entry})
 
     def text(self) -> str:
-        """Sorted, an entry a line: the same entries give the same text."""
+        """Return sorted text with one entry per line: equal entries give equal text."""
         entries = sorted(self.entries.values(), key=lambda e: (e.kernel, sorted(e.sizes.items())))
         lines = ",\n".join(f"    {json.dumps(dataclasses.asdict(entry))}" for entry in entries)
         launches = f"[\n{lines}\n  ]" if lines else "[]"
@@ -75,29 +75,31 @@ class Document:
         )
 
     def write(self, path: Path) -> None:
-        """Write the file atomically: a reader sees the old file meanwhile."""
+        """Write the file atomically: until then a reader sees the old file."""
         with atomically(path) as unfinished:
             unfinished.write_text(self.text())
 
 
 def load(path: str | os.PathLike[str]) -> dict[Key, Launch]:
-    """Return the launches of a file that ``lutjax tune`` wrote; `lutjax.tuning.use` takes them. It takes at most 100 times the memory of the file.
+    """Return the configs in a ``lutjax tune`` file, for `lutjax.tuning.use`.
+
+    It takes at most 100 times the memory of the file.
 
     Returns:
-      Launches by the name of the kernel and its sizes, rounded to powers of two.
+      Configs by kernel name and sizes, rounded to powers of two.
 
     Raises:
       OSError: the file cannot be read.
-      ValueError: it does not hold launches; the message says where.
+      ValueError: the content is invalid; the message gives the position.
     """
     return read(path).launches()
 
 
 @functools.cache
 def measured(device_kind: str) -> dict[Key, Launch]:
-    """Return the launches that were measured on devices of this kind and are shipped with the package; none for others.
+    """Return the shipped configs measured on this device kind; empty for other kinds.
 
-    Its file is read when a kernel is first launched for such a device.
+    The file is read when a kernel is first launched on such a device.
     """
     name = re.sub(r"[^a-z0-9]+", "_", device_kind.lower()).strip("_")
     file = resources.files("lutjax.tuning").joinpath("data", f"{name}.json")
@@ -105,12 +107,12 @@ def measured(device_kind: str) -> dict[Key, Launch]:
 
 
 def read(path: str | os.PathLike[str]) -> Document:
-    """Return a file that was written by `Document.write`."""
+    """Return the document in a file from `Document.write`."""
     return parse(Path(path).read_bytes(), os.fspath(path))
 
 
 def parse(text: str | bytes, where: str) -> Document:
-    """Return the document of a text; `where` names it in errors."""
+    """Parse a document; `where` is its name in errors."""
     try:
         document = strict_json.loads(text)
     except ValueError as error:

@@ -1,9 +1,12 @@
-"""A launch configuration as a frozen value, and the sizes that it stands for."""
+"""Kernel config as a frozen value, and the sizes it applies to."""
 
 import dataclasses
 
 Sizes = dict[str, int]
-"""Sizes of a call by name, by which its launch is chosen, e.g. ``{"samples": 4096, "detectors": 16, ...}``."""
+"""Named sizes of a call that select its config, e.g.
+
+``{"samples": 4096, "detectors": 16, ...}``.
+"""
 
 Bucket = tuple[tuple[str, int], ...]
 """Rounded sizes, sorted by name."""
@@ -11,16 +14,16 @@ Bucket = tuple[tuple[str, int], ...]
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """Launch of a kernel: the sizes of its programs.
+    """Kernel config: the sizes of its programs.
 
-    A program works on a tile of `rows` reads (samples of a look-up, keys of attention) times `outputs`, of
+    A program works on a tile of `rows` reads (lookup samples, attention keys) times `outputs`, for
     `detectors` detectors one after the other.
 
     Attributes:
-      rows: power of two; the kernel takes fewer where there are fewer.
-      outputs: power of two; the kernel takes fewer where there are fewer.
-      detectors: of one program; 0: all.
-      warps: of one program, of 32 threads each: a power of two up to 32.
+      rows: power of two; the kernel takes fewer if there are fewer.
+      outputs: power of two; the kernel takes fewer if there are fewer.
+      detectors: detectors per program; 0: all.
+      warps: warps per program, with 32 threads each: a power of two up to 32.
 
     Raises:
       ValueError: a value breaks its rule.
@@ -54,12 +57,12 @@ def _is_whole(value: object) -> bool:
 
 
 def bucket(sizes: Sizes) -> Bucket:
-    """Sizes that one measurement stands for: each rounded to the nearest power of two."""
+    """Round each size to the nearest power of two: one measurement covers all sizes in a bucket."""
     return tuple((name, round_to_power(size)) for name, size in sorted(sizes.items()))
 
 
 def round_to_power(size: int) -> int:
-    """Return the nearest power of two, the larger of equals; 0 for 0."""
+    """Return the nearest power of two, the larger on ties; 0 for 0."""
     if size <= 0:
         return 0
     below = 1 << (size.bit_length() - 1)

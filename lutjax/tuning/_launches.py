@@ -1,4 +1,4 @@
-"""Choice of the launch of a call."""
+"""Selection of a call's kernel config."""
 
 import contextlib
 import dataclasses
@@ -13,9 +13,10 @@ from lutjax.tuning._launch import Launch, Sizes, bucket
 
 
 class _Explicit:
-    """The launches of `use`: of kernels at some sizes, and of kernels whatever their sizes.
+    """Configs from `use`, for kernels at some sizes or at all sizes.
 
-    Part of jit's cache key, which is looked at in every call of a jitted function: so it knows its hash.
+    They are part of jit's cache key, which every call of a jitted function reads, so the hash is
+    precomputed.
     """
 
     def __init__(self, launches: Mapping[Any, Launch]):
@@ -35,7 +36,7 @@ class _Explicit:
         return _Explicit, (self._launches,)
 
     def given(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a block in which they count, and those of blocks around it for other kernels."""
+        """Return a block with these configs, and outer blocks' configs for other kernels."""
         around: _Explicit | None = LAUNCHES.value
         block: contextlib.AbstractContextManager[Any] = LAUNCHES(
             self if around is None else around.within(self._launches)
@@ -46,7 +47,11 @@ class _Explicit:
         return self._launches.get((kernel, bucket(sizes))) or self._launches.get(kernel)
 
     def within(self, launches: Mapping[Any, Launch]) -> "_Explicit":
-        """Return the launches with those of an inner block; a kernel that it launches whatever its sizes forgets those at some sizes."""
+        """Return the configs merged with an inner block's.
+
+        If the inner block configures a kernel at all sizes, its configs at single sizes are
+        dropped.
+        """
         kept = {
             key: launch
             for key, launch in self._launches.items()
@@ -57,14 +62,15 @@ class _Explicit:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """A kernel that a traced call launches.
+    """Kernel launched by a traced call.
 
     Attributes:
       kernel: its name, e.g. ``"lookup.forward"``.
-      sizes: what its launch was chosen by.
-      launch: that was chosen.
-      source: of the launch: ``"use"`` where the call or a block gave it, what was measured on such devices, or the rule beside the kernel.
-      rule: the launch of that rule.
+      sizes: sizes that selected its config.
+      launch: the selected config.
+      source: origin of the config: ``"use"`` for a call or a block, a measurement on such devices,
+          or the kernel's rule.
+      rule: the config from that rule.
     """
 
     kernel: str
@@ -75,7 +81,7 @@ class Asked:
 
 
 class _Recorder:
-    """A list with an identity."""
+    """List with an identity."""
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []
@@ -83,14 +89,15 @@ class _Recorder:
 
 @contextlib.contextmanager
 def use(launches: Mapping[str, Launch] | Mapping[Key, Launch] | str | os.PathLike[str]) -> Iterator[None]:
-    """Launch these kernels so in this block; other kernels and calls are not affected.
+    """Use these kernel configs in this block; other kernels and calls are not affected.
 
-    Also inside functions under `jax.jit`, which are traced anew for it. Of nested blocks the inner one counts.
+    They also apply inside functions under `jax.jit`, which are traced again for them. The innermost
+    block takes precedence.
 
     Args:
-      launches: by the name of the kernel, whatever its sizes, e.g. ``{"lookup.forward": Launch(...)}``; or a file that
-        ``lutjax tune`` wrote, or what `load` returned for it: these count at the sizes for which they were measured.
-        `recorded` and ``lutjax tune`` tell the names.
+      launches: configs by kernel name, for all sizes, e.g. ``{"lookup.forward": Launch(...)}``; or
+          a ``lutjax tune`` file, or the result of `load` for it: these apply at their measured
+          sizes. `recorded` and ``lutjax tune`` report the names.
 
     Raises:
       TypeError: a value is not a `Launch`.
@@ -109,18 +116,18 @@ def launched(
     implementation: str | tuple[str, ...],
     launches: Mapping[str, Launch] | Mapping[Key, Launch] | str | os.PathLike[str],
 ) -> Launched:
-    """Return an implementation with launches of its kernels, to be passed to one call as ``implementation=``.
+    """Return an implementation with kernel configs, for one call's ``implementation=``.
 
-    They hold for that call in every direction, and for no other, under all transformations: they are a part of what jit keeps its function
-    by. `use` is for all calls of a block, and gives way to them.
+    The configs apply to that call only, in every direction and under all transformations: they are
+    part of jit's cache key. `use` applies to all calls in a block, with lower precedence.
 
     Args:
       implementation: its name, or several in order of preference, as ops take it.
-      launches: as `use` takes them. Kernels that the call does not launch may be among them.
+      launches: as `use` takes them. They may include kernels that the call does not launch.
 
     Raises:
-      TypeError: a value is not a `Launch`, or the implementation no name.
-      ValueError: an unknown implementation, or a kernel that it does not have. OSError: see `load`.
+      TypeError: a value is not a `Launch`, or the implementation is not a name.
+      ValueError: an unknown implementation, or a kernel that it lacks. OSError: see `load`.
 
     Example:
       >>> import jax.numpy as jnp, lutjax
@@ -153,7 +160,7 @@ def launched(
 
 
 def _checked(function: str, launches: Any) -> Mapping[Any, Launch]:
-    """Return launches by kernel, or by kernel and sizes."""
+    """Return configs by kernel, or by kernel and sizes."""
     wanted: Mapping[Any, Launch] = launches if isinstance(launches, Mapping) else load(launches)
     for name, launch in wanted.items():
         if not isinstance(launch, Launch):
@@ -163,9 +170,10 @@ def _checked(function: str, launches: Any) -> Mapping[Any, Launch]:
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[Asked]]:
-    """Collect the kernels that calls in this block launch, in the order of their tracing.
+    """Collect the kernels launched by calls in this block, in trace order.
 
-    Everything in it is traced anew; with `jax.eval_shape` nothing needs to run. An inner block has its own list.
+    Calls inside are traced again; with `jax.eval_shape` nothing needs to run. An inner block has
+    its own list.
 
     Example:
       >>> import jax, jax.numpy as jnp, lutjax
@@ -181,7 +189,11 @@ def recorded() -> Iterator[list[Asked]]:
 
 
 def launch_of(kernel: str, sizes: Sizes, device: Device, rule: Callable[[Sizes], Launch]) -> Launch:
-    """Return the launch of a kernel: that which its call was given, else that of `use`, else what was measured on such devices at like sizes, else the rule's."""
+    """Return a kernel's config.
+
+    The call's own config comes first, then `use`, then a measurement on such devices at similar
+    sizes, then the rule.
+    """
     explicit, recorder = LAUNCHES.value, RECORDER.value
     source: Literal["use", "measured", "rule"] = "use"
     launch = None if explicit is None else explicit.of(kernel, sizes)
