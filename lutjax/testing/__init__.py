@@ -1,13 +1,14 @@
-"""Comparison of implementations with the reference: for the kernels of lutjax and for yours.
+"""Comparison of implementations with the reference, for lutjax's kernels and your own.
 
-Register an implementation, then run every case of its op through it, forward and backward, under the
-transformations of JAX:
+Register an implementation, then run every case of its op through it, forward and backward, under
+JAX transformations:
 
     @pytest.mark.parametrize("case", lutjax.testing.cases("lookup"), ids=str)
     def test_parity(case):
         lutjax.testing.check(case, implementation="triton")
 
-Values are drawn from coarse grids: sums are exact in any order, and ties, zeros and repeated rows are everywhere.
+Values come from coarse grids: sums are exact in any order, and ties, zeros and repeated rows are
+everywhere.
 """
 
 import dataclasses
@@ -57,24 +58,24 @@ TOLERANCE = {"float64": 1e-13, "float32": 5e-6, "bfloat16": 2**-8, "float16": 2*
 
 
 def shapes(op: str, implementation: str | None = None) -> dict[str, Size]:
-    """Return the named sizes at which an op is tested; of an implementation those whose arguments it takes."""
+    """Return an op's named test sizes; with an implementation, only its supported sizes."""
     sizes = cases_of(op).sizes
     return sizes if implementation is None else {n: s for n, s in sizes.items() if s.is_for(implementation)}
 
 
 def cases(op: str, dtype: DTypeLike | None = None) -> list[Case]:
-    """Return the cases of an op: one for each of its named sizes."""
+    """Return an op's cases, one for each named size."""
     return [case(op, shape, dtype) for shape in shapes(op)]
 
 
 def case(op: str, shape: str, dtype: DTypeLike | None = None, **sizes: int) -> Case:
-    """Return one case: an op at one of its named sizes, of which `sizes` may change some.
+    """Return one case: an op at one of its named sizes, with `sizes` as overrides.
 
     Args:
       op: name of an op that is registered with cases.
       shape: name of one of the op's shapes.
-      dtype: one of the op's; by default the first, float32 for most.
-      **sizes: sizes that replace those of the shape.
+      dtype: one of the op's dtypes; by default the first, usually float32.
+      **sizes: sizes that replace the shape's sizes.
 
     Raises:
       ValueError: an unknown op, shape or dtype.
@@ -90,15 +91,16 @@ def check(
     accumulate: FixedPoint | None = None,
     tolerance: float | None = None,
 ) -> None:
-    """Compare outputs and cotangents of an op with the reference, each by its name.
+    """Compare an op's outputs and cotangents with the reference, each by its name.
 
     Args:
       case: from `cases` or `case`.
       implementation: as the ops take it.
       transformation: one of `TRANSFORMATIONS`.
-      accumulate: as the ops take it. The reference's cotangents are sums of floats in any case: choose a
-        tolerance of as many resolutions as the longest sum has addends.
-      tolerance: relative to the largest magnitude of each array; by default `TOLERANCE` of its dtype.
+      accumulate: as the ops take it. The reference's cotangents are always floating-point sums:
+          choose a tolerance with one resolution per addend in the longest sum.
+      tolerance: relative to the largest magnitude of each array; by default its dtype's
+          `TOLERANCE`.
 
     Raises:
       AssertionError: names the first output or cotangent that differs.
@@ -131,16 +133,17 @@ def check_factored(
     transformation: str = "none",
     tolerance: float | None = None,
 ) -> None:
-    """Compare cotangents with the reference where that of the table is a `lutjax.optim.TableGradient`.
+    """Compare cotangents with the reference, with the table's as a `lutjax.optim.TableGradient`.
 
     Args:
-      case: as for `check`; of an op that looks up.
-      implementation: as for `check`; of an op that looks up.
-      transformation: of the gradient: one of `FACTORED_TRANSFORMATIONS`.
-      tolerance: as for `check`; of an op that looks up.
+      case: as for `check`; for an op with lookups.
+      implementation: as for `check`; for an op with lookups.
+      transformation: gradient transformation: one of `FACTORED_TRANSFORMATIONS`.
+      tolerance: as for `check`; for an op with lookups.
 
     Raises:
-      AssertionError: names the first output or cotangent that differs. ValueError: another transformation.
+      AssertionError: names the first output or cotangent that differs. ValueError: another
+          transformation.
     """
     _require_one_of("check_factored", transformation, FACTORED_TRANSFORMATIONS)
     factored = functools.partial(_value_and_factored, table=_table(case))
@@ -170,14 +173,14 @@ def check_factored(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """A function of arrays, and what it has to return: to be run, or lowered or compiled for another device.
+    """Function of arrays and its expected results, to run, lower or compile for another device.
 
     Attributes:
-      what: for messages.
-      function, expected: of the op, and of the reference. They return tuples of arrays by name: outputs, and cotangents;
-        a table and its state.
-      arguments: of both.
-      forward: the same without cotangents, where there are any.
+      what: description for messages.
+      function, expected: the op, and the reference. They return tuples of arrays by name: outputs,
+      and cotangents; a table and its state.
+      arguments: arguments of both.
+      forward: the program without cotangents, if it has any.
     """
 
     what: str
@@ -194,7 +197,10 @@ class Program:
 def program(
     case: Case, implementation: Implementation = None, *, accumulate: FixedPoint | None = None
 ) -> Program:
-    """Return the program of an op's outputs and cotangents on the arguments of a case; of outputs if it has no gradient."""
+    """Return the program for an op's outputs and cotangents on a case's arguments.
+
+    An op without a gradient has outputs only.
+    """
     f = functools.partial(_call, case, lutjax, implementation, accumulate=accumulate)
     g = functools.partial(_call, case, _reference(case), None, accumulate=accumulate)
     ct = _cotangent(case, jax.eval_shape(g, case.differentiable))
@@ -211,7 +217,7 @@ def program(
 
 
 def programs(case: Case, implementation: Implementation = None) -> dict[tuple[Direction, ...], Program]:
-    """Return all programs of a case, by the directions of the op that each shows."""
+    """Return all programs for a case, by the op directions that each covers."""
     of_op = program(case, implementation)
     found: dict[tuple[Direction, ...], Program] = {
         ("forward",) if of_op.forward is None else ("forward", "backward"): of_op
@@ -224,7 +230,10 @@ def programs(case: Case, implementation: Implementation = None) -> dict[tuple[Di
 def update_program(
     case: Case, implementation: Implementation = None, rule: RowRule | None = None, **options: Any
 ) -> Program:
-    """Return the program of a table and its state after a step, as `lutjax.update_table` takes `rule` and `options`, such as `rates`."""
+    """Return the program for a table and its state after a step.
+
+    `rule` and `options`, such as `rates`, are as in `lutjax.update_table`.
+    """
     rule, table = SGD() if rule is None else rule, _table(case)
     f = functools.partial(_call, case, lutjax, None)
     g = functools.partial(_call, case, _reference(case), None)
@@ -270,16 +279,16 @@ def update_program(
 def check_update(
     case: Case, implementation: Implementation = None, rule: RowRule | None = None, **options: Any
 ) -> None:
-    """Compare the update of a table with the rule applied to the reference's gradient, row by row.
+    """Compare a table update with the rule applied to the reference's gradient, row by row.
 
     Args:
-      case: as for `check`; of an op that looks up.
-      implementation: of the update.
+      case: as for `check`; for an op with lookups.
+      implementation: implementation of the update.
       rule: as `lutjax.update_table` takes it.
-      **options: other options of `lutjax.update_table`.
+      **options: other options for `lutjax.update_table`.
 
     Raises:
-      AssertionError: the table or a state of its rows differs by more than rounding.
+      AssertionError: the table or its row state differs by more than rounding.
     """
     update = update_program(case, implementation, rule, **options)
     (actual,), (expected,) = (jax.jit(f)(*update.arguments) for f in (update.function, update.expected))
@@ -296,7 +305,10 @@ def _table(case: Case) -> str:
 
 
 def _touched(case: Case, differentiable: Arrays) -> jax.Array:
-    """Return the mask of the rows that are looked up, ``[T, R, 1]`` or of edges ``[E]``: those that a cotangent of ones reaches."""
+    """Return the mask of accessed rows, ``[T, R, 1]`` or ``[E]`` for edges.
+
+    A cotangent of ones reaches exactly these rows.
+    """
     table = _table(case)
     shape = differentiable[table].shape
     ones = jnp.ones((*shape[:2], 1) if len(shape) > 1 else shape, jnp.float32)
@@ -322,7 +334,7 @@ def _assert_both_close(
 
 
 def assert_all_close(what: str, actual: Arrays, expected: Arrays, tolerance: float | None = None) -> None:
-    """`assert_close` of each array, by its name."""
+    """Apply `assert_close` to each array, by name."""
     for name in expected:
         assert_close(f"{what}: {name}", actual[name], expected[name], tolerance)
 
@@ -336,18 +348,19 @@ def check_lowering(
     transformation: str = "jit",
     accumulate: FixedPoint | None = None,
 ) -> None:
-    """Lowers an op's outputs and cotangents for a device, or two, that need not be here.
+    """Lower an op's outputs and cotangents for one or two devices, which need not be present.
 
     Args:
       case: from `cases` or `case`.
       implementation: as the ops take it.
       platform: ``"cpu"``, ``"cuda"``, ``"rocm"`` or ``"tpu"``, as `jax.export` names them.
-      device_kind: as the device names itself, e.g. ``"NVIDIA H200"`` or ``"TPU v6e"``.
-      transformation: ``"jit"``, ``"shard_map, replicated table"`` or ``"shard_map, sharded table"``.
+      device_kind: the device's own name, e.g. ``"NVIDIA H200"`` or ``"TPU v6e"``.
+      transformation: ``"jit"``, ``"shard_map, replicated table"`` or ``"shard_map, sharded
+          table"``.
       accumulate: as the ops take it.
 
     Raises:
-      AssertionError: what was lowered has other shapes than the reference.
+      AssertionError: the lowered program's shapes differ from the reference.
       ValueError: another transformation.
     """
     _require_one_of("check_lowering", transformation, ("jit", *_SHARDED_AXES))
@@ -372,7 +385,7 @@ def check_lowering(
 
 
 def check_compilation(case: Case, implementation: Implementation = None, *, tpu: str) -> jax.stages.Compiled:
-    """Compiles an op's outputs and cotangents for a TPU that need not be here; needs libtpu.
+    """Compile an op's outputs and cotangents for an absent TPU; needs libtpu.
 
     Args:
       case: as for `check_lowering`.
@@ -380,7 +393,7 @@ def check_compilation(case: Case, implementation: Implementation = None, *, tpu:
       tpu: ``"v4"``, ``"v5e"``, ``"v5p"``, ``"v6e"`` or ``"v7x"``.
 
     Returns:
-      The program. What does not compile raises `jax.errors.JaxRuntimeError`.
+      The program. A failed compilation raises `jax.errors.JaxRuntimeError`.
     """
     of_op = program(case, implementation)
     return _ahead_of_time.compile_for_tpu(of_op.function, *of_op.shapes(), tpu=tpu)
@@ -458,7 +471,7 @@ def _value_and_cotangents(
 def _factored(
     f: Callable[..., Arrays], differentiable: Arrays, ct: Arrays, table: str = "weights"
 ) -> tuple[Arrays, Arrays]:
-    """Return outputs and cotangents, with the cotangent of the table in factors."""
+    """Return outputs and cotangents, with a sparse cotangent for the table."""
 
     def loss(d: Arrays) -> tuple[jax.Array, Arrays]:
         outputs = f(d)
@@ -518,7 +531,7 @@ _expectations: weakref.WeakKeyDictionary[Case, dict[Any, Any]] = weakref.WeakKey
 def _expected(
     transformation: str, run: Callable[..., Any], g: Any, case: Case, ct: Arrays, *how: Gradients
 ) -> tuple[Arrays, Arrays]:
-    """Return the results of the reference: computed once for a case, however often it is checked."""
+    """Return the reference's results, computed once per case."""
     if transformation not in _OWN_RESULTS:
         transformation, run, how = "plain", _plain, ()
     known = _expectations.setdefault(case, {})
@@ -575,7 +588,7 @@ def _sharded_gradients(
 
 
 def _variants(case: Case, a: Any, axes: Axes) -> Any:
-    """Three different arrays of the kind of `a`, along a new first axis."""
+    """Return three different arrays like `a`, along a new first axis."""
     return jnp.stack([a, -a, jnp.roll(a, 1, axes.batch or 0) if a.ndim else 2 * a])
 
 
@@ -587,7 +600,7 @@ def _mapped(
     *,
     grad_outside: bool,
 ) -> tuple[Arrays, Arrays]:
-    """Map over batched arguments, then in addition over the others (a table for each element)."""
+    """Map over batched arguments, then also over shared arguments (a table for each element)."""
     results: list[tuple[Arrays, Arrays]] = []
     cts = {name: _variants(case, a, case.output_axes[name]) for name, a in ct.items()}
     for everything in (False, True):
@@ -612,7 +625,7 @@ def _mapped(
 
 
 def _scanned(f: Callable[..., Arrays], case: Case, ct: Arrays) -> tuple[Arrays, Arrays]:
-    """Twice in a loop, the second time with other values."""
+    """Run the function twice in a loop, the second time with other values."""
 
     def twice(d: Arrays) -> Arrays:
         def body(total: Arrays, sign: jax.Array) -> tuple[Arrays, Arrays]:
@@ -642,7 +655,7 @@ def _mesh(n_devices: int = 2) -> Mesh:
 
 
 def _sharding(case: Case, axis: str) -> tuple[dict[str, PartitionSpec], Callable[..., PartitionSpec]]:
-    """Return the partition of each argument over a mesh, and the rule."""
+    """Return each argument's partition over a mesh, and the rule."""
 
     def spec(axes: Axes) -> PartitionSpec:
         at = getattr(axes, axis)
@@ -652,7 +665,7 @@ def _sharding(case: Case, axis: str) -> tuple[dict[str, PartitionSpec], Callable
 
 
 def _has_detectors(case: Case) -> bool:
-    """Return whether anything of a case is divided with its detectors: the layers of a network are not."""
+    """Return True if a case divides arrays with its detectors; network layers are not divided."""
     return any(axes.detector is not None for axes in case.axes.values())
 
 

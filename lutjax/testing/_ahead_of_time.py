@@ -1,4 +1,4 @@
-"""Lowering and compiling for devices that need not be here."""
+"""Lowering and compilation for devices that need not be present."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -8,7 +8,8 @@ import jax
 
 from lutjax.kernels._pallas._tpus import TPU, named
 
-# Calls of Triton and native kernels, whose form nobody promises to keep, and of Pallas kernels, which no other version runs.
+# Triton and native kernel calls have no stability guarantee, and no other version runs Pallas
+# kernels.
 KERNELS = [
     jax.export.DisabledSafetyCheck.custom_call(name)
     for name in (
@@ -25,11 +26,13 @@ KERNELS = [
 def mesh(
     platform: str, device_kind: str, n_devices: int = 1, axis: str = "device"
 ) -> jax.sharding.AbstractMesh:
-    """Devices of a kind along an axis: implementations are chosen, and block sizes, as on them.
+    """Return a mesh of one device kind along an axis.
+
+    Implementations and block sizes are selected as on these devices.
 
     Args:
       platform: ``"cpu"``, ``"cuda"``, ``"rocm"`` or ``"tpu"``, as `jax.export` names them.
-      device_kind: as the device names itself, e.g. ``"NVIDIA H200"`` or ``"TPU v6e"``.
+      device_kind: the device's own name, e.g. ``"NVIDIA H200"`` or ``"TPU v6e"``.
     """
     device = jax.sharding.AbstractDevice(device_kind, 1 if platform == "tpu" else None, platform)
     auto = (jax.sharding.AxisType.Auto,)
@@ -38,13 +41,13 @@ def mesh(
 
 @contextlib.contextmanager
 def tracing_for(platform: str, device_kind: str) -> Iterator[None]:
-    """Trace the calls of this block for a device of a `mesh`."""
+    """Trace the calls in this block for a `mesh` device."""
     with jax.sharding.use_abstract_mesh(mesh(platform, device_kind)):
         yield
 
 
 def lower(f: Callable[..., Any], *arguments: Any, platform: str, device_kind: str) -> jax.export.Exported:
-    """Lowers a function for a device; nothing is compiled.
+    """Lower a function for a device, without compiling.
 
     Args:
       arguments: arrays, or their shapes. platform, device_kind: see `mesh`.
@@ -54,19 +57,19 @@ def lower(f: Callable[..., Any], *arguments: Any, platform: str, device_kind: st
 
 
 def lower_on_mesh(f: Callable[..., Any], *arguments: Any, platform: str) -> jax.export.Exported:
-    """Lowers a function that names its `mesh` itself, in `jax.shard_map`."""
+    """Lower a function that names its own `mesh`, in `jax.shard_map`."""
     return jax.export.export(jax.jit(f), platforms=[platform], disabled_checks=KERNELS)(*arguments)
 
 
 def compile_for_tpu(f: Callable[..., Any], *arguments: Any, tpu: str | TPU) -> jax.stages.Compiled:
-    """Compiles a function for one device of a TPU, by libtpu, which must be installed.
+    """Compile a function for one TPU device, by libtpu, which must be installed.
 
     Args:
       arguments: arrays, or their shapes.
       tpu: one of `lutjax.kernels._pallas._tpus.TPUS`, or its name.
 
     Raises:
-      ValueError: an unknown name. RuntimeError: libtpu is not installed, or does not compile it.
+      ValueError: an unknown name. RuntimeError: libtpu is missing, or compilation fails.
     """
     from jax.experimental import topologies
 
