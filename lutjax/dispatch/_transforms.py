@@ -3,8 +3,8 @@
 An op describes itself by its `Call`. A kernel is a set of functions that take a call with one
 leading batch axis (see `lutjax.dispatch.contract`). `apply` combines them:
 
-    jit( fold batch dimensions -> custom_vjp( custom_vmap(forward), custom_vmap(backward) ) ->
-    unfold )
+    jit( fold batch dimensions -> custom_vjp( custom_vmap(forward), custom_vmap(backward) )
+         -> unfold )
 
 `updated` does the same for an optimizer step on a table:
 
