@@ -1,4 +1,4 @@
-"""Arguments of an op at one size, and what draws them."""
+"""Arguments of an op at one size, and their generator."""
 
 import dataclasses
 import enum
@@ -54,11 +54,11 @@ class Size(dict[str, int]):
 
     @property
     def is_measured(self) -> bool:
-        """True of a size that is there to be measured or tuned; tests leave it out."""
+        """True for a size to measure or tune; tests skip it."""
         return bool(self.tags & {Tag.BENCH, Tag.TUNE})
 
     def is_for(self, implementation: str) -> bool:
-        """Return whether an implementation takes calls of these arguments, by what the size itself says."""
+        """Return True if an implementation supports these arguments, as declared by the size."""
         platform = implementation.partition("/")[0]
         if Tag.PLAIN in self.tags:
             return platform in ("xla", "native")
@@ -85,7 +85,7 @@ def sizes_by(*names: str) -> Callable[..., Size]:
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-    """Axes of an array: that of the batch and that of the detectors; None if it has none."""
+    """Batch and detector axes of an array; None if it has none."""
 
     batch: int | None = None
     detector: int | None = None
@@ -225,7 +225,7 @@ class Detections:
         self._bits[name] = d.bits
 
     def of(self, name: str, a: Arrays) -> Detection:
-        """Return the detection of a name, made of the arrays of a call."""
+        """Return a detection by name, made from a call's arrays."""
         return Detection(a[f"{name}_index"], a[f"{name}_flip"], a[f"{name}_margin"], self._bits[name])
 
 

@@ -1,4 +1,4 @@
-"""Arguments and bytes that the cases of all gates share."""
+"""Arguments and traffic shared by the cases of all gates."""
 
 import dataclasses
 import math

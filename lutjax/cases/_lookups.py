@@ -1,4 +1,4 @@
-"""Rules of sizes that the cases of all look-ups share."""
+"""Size rules shared by the cases of all lookups."""
 
 from lutjax.cases._case import Sizes
 

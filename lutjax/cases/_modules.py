@@ -1,4 +1,4 @@
-"""Modules of cases, with the defaults of what they leave out."""
+"""Case modules, with defaults for omitted parts."""
 
 import dataclasses
 import functools
@@ -69,7 +69,7 @@ class CaseModule:
         return kinds
 
     def kind(self, sizes: Sizes) -> Kind:
-        """Return the kind of shape that some measured sizes are of."""
+        """Return the shape kind of measured sizes."""
         fits = (k for k in self.kinds if {n: s for n, s in sizes.items() if n not in k.sizes} == k.fixed)
         return next(fits)
 

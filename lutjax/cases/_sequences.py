@@ -1,4 +1,4 @@
-"""Arguments and bytes that the cases of both attentions share."""
+"""Arguments and traffic shared by the cases of both attentions."""
 
 from typing import Any
 

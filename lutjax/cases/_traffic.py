@@ -23,7 +23,7 @@ ID_BYTES = 4  # of an index, a target, an anchor and a float32
 
 @runtime_checkable
 class Traffic(Protocol):
-    """Bytes of a measured size."""
+    """Traffic of a measured size, in bytes."""
 
     def table_bytes(self, itemsize: int) -> int:
         """Bytes of the parameters."""
@@ -40,16 +40,17 @@ class Traffic(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class LookUpTraffic:
-    """Bytes of a detection and a look-up.
+    """Traffic of a detection and a lookup, in bytes.
 
     Attributes:
-      table: shape of the tables: ``(detectors, rows, outputs of a row)``.
-      uses: rows that a forward pass adds up: for each detector one per sample, or per pair of places.
-      detections: detections that are arrays between detection and look-up.
-      numbers_in: numbers that have a cotangent, beside the tables: `x` and positions.
-      numbers_out: numbers of the output.
+      table: table shape: ``(detectors, rows, outputs per row)``.
+      uses: rows added in a forward pass: for each detector one per sample, or per pair of
+          positions.
+      detections: detections stored as arrays between detection and lookup.
+      numbers_in: elements with a cotangent, in addition to the tables: `x` and positions.
+      numbers_out: elements in the output.
       anchor_pairs: anchor pairs of all detectors.
-      targets: ids of outputs that are read with every row.
+      targets: output ids read with every row.
     """
 
     table: tuple[int, int, int]
