@@ -1,4 +1,4 @@
-"""Finding out what an implementation does with an op: run and compared, lowered, compiled."""
+"""Checks of an implementation with an op: run and compare, lower, compile."""
 
 import concurrent.futures
 import contextlib
@@ -22,7 +22,7 @@ from lutjax.testing import _ahead_of_time
 
 
 def checked_size(op: str) -> str:
-    """Name of the size that is checked; the suites check all."""
+    """Return the name of the checked size; the suites check all sizes."""
     return cases.of(op).tagged(Tag.DTYPES)[0]
 
 

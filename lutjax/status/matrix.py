@@ -1,4 +1,4 @@
-"""The cells of the matrix, and what each says."""
+"""Cells of the support matrix and their meaning."""
 
 import dataclasses
 import enum
@@ -157,7 +157,7 @@ def places(columns: Iterable[Column] = COLUMNS) -> Iterator[tuple[str, Direction
 
 
 def absent(op: str, direction: Direction, column: Column, dtype: str) -> Cell | None:
-    """Return the cell of what is not registered; None where something is."""
+    """Return the cell for an unregistered implementation; None if one is registered."""
     spec = column.spec(op)
     if spec is not None and direction in spec.directions:
         return None
@@ -170,7 +170,10 @@ def absent(op: str, direction: Direction, column: Column, dtype: str) -> Cell | 
 
 
 def _unknown(op: str, direction: Direction, column: Column, dtype: str) -> Cell:
-    """Return the cell of what nobody checked: a fused op in plain JAX is its parts, ops with cells of their own."""
+    """Return the cell for an unchecked implementation.
+
+    In plain JAX a fused op is its parts, ops with their own cells.
+    """
     spec = column.spec(op)
     by_parts = spec is not None and spec.of_parts
     return Cell(op, direction, column.key, dtype, State.PARTS if by_parts else State.UNKNOWN)
