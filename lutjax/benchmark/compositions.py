@@ -23,15 +23,15 @@ OPS = {
 
 
 def given(name: str, size: str | None = None, dtype: str | None = None) -> tuple[Any, Any]:
-    """Return arguments and options of a composition, with shapes and dtypes in place of arrays.
+    """Return arguments and options for a composition, with shapes and dtypes in place of arrays.
 
     Args:
-      name: of the composition.
+      name: name of the composition.
       size: name of a measured size of its op. None: the first one.
-      dtype: of the numbers. None: the first one of the op.
+      dtype: dtype of the elements. None: the op's first one.
 
     Raises:
-      ValueError: the size or dtype is unknown; the message lists those that are known.
+      ValueError: the size or dtype is unknown; the message lists the known ones.
     """
     module = cases.of(OPS[name])
     size = next(iter(module.measured_sizes)) if size is None else size

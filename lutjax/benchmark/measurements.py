@@ -42,13 +42,14 @@ Values = tuple[Arrays, Arrays, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """Measurement of a row of a shape by one implementation.
+    """Measurement of a shape's row by one implementation.
 
     Attributes:
       row: one of `lutjax.benchmark.shapes.ROWS`.
-      implementation: its kernels run where there are any, those in plain JAX elsewhere.
-      dtype: of tables and outputs; of the tables alone in a language model; of inputs and outputs of gates.
-      kernels: what runs each op.
+      implementation: its kernels run where available, plain JAX elsewhere.
+      dtype: dtype of tables and outputs; in a language model of tables only; for gates of inputs
+          and outputs.
+      kernels: the implementation of each op.
     """
 
     shape: Measured
@@ -170,7 +171,7 @@ def requests(shape: OfOp, row: str, dtype: str) -> Iterator[tuple[Made, Directio
 
 @functools.cache
 def calls(shape: OfOp, dtype: str) -> tuple[Made, ...]:
-    """Return the calls of ops that the forward pass of a shape makes."""
+    """Return the op calls in a shape's forward pass."""
     case = abstract(shape, dtype)
     args, options = given(case)
     return tuple(kernel_registry.calls_of(case.function or case.op, *args, **options))
@@ -221,7 +222,7 @@ def _measured(shape: OfOp, dtype: str) -> Case:
 
 
 def accumulates(shape: Measured) -> bool:
-    """Return whether what is measured takes `accumulate`."""
+    """Return True if the measured function takes `accumulate`."""
     if not isinstance(shape, OfOp):
         return False
     case = abstract(dataclasses.replace(shape, accumulate=None), cases.of(shape.op).dtypes[0])
@@ -302,7 +303,7 @@ def arguments(shape: OfOp, row: str, dtype: str) -> tuple[Any, ...]:
 def _outputs_and_gradients(
     case: Case, params: Arrays, constants: Arrays, dy: Any
 ) -> tuple[jax.Array, dict[str, Any]]:
-    """Return the outputs, and gradients with those of the tables in factors."""
+    """Return the outputs, and gradients with sparse table gradients."""
 
     def loss(params: Arrays) -> tuple[jax.Array, jax.Array]:
         y = output(case, params, constants)

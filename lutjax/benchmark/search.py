@@ -1,6 +1,6 @@
-"""Finding launches: which kernels a shape launches, and which launch of each is the fastest on this device.
+"""Search for kernel configs: a shape's launched kernels, and the fastest config on this device.
 
-`lutjax tune` runs it. Nothing else imports it, so no call of a user measures anything.
+`lutjax tune` runs it. Nothing else imports it, so user calls never measure.
 """
 
 import dataclasses
