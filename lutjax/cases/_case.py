@@ -96,15 +96,17 @@ class Case:
     """Arguments of one op at one size.
 
     Attributes:
-      op, shape: names; the sizes are in the op's module of cases.
-      differentiable: arrays with a gradient, by name. Of an op without one: those that differ between samples.
-      fixed: the other arrays, by name.
-      axes: of every argument. output_axes: of every output with a gradient; of all of an op without one.
-      call: the op on these arguments, given the function; returns its outputs by name.
-      table: name of the array that is the op's table; None if it has none.
-      function: name of the function of `lutjax` that `call` expects; None: the op's own.
-      addresses: given the module of the reference and all arrays, the sum of the rows that are looked up in a table
-        ``[T, R, 1]``; None: `call` is.
+      op, shape: names; the sizes are in the op's case module.
+      differentiable: arrays with a gradient, by name. For an op without one: arrays that differ
+          between samples.
+      fixed: all other arrays, by name.
+      axes: axes of every argument. output_axes: axes of every output with a gradient; of all
+          outputs for an op without one.
+      call: runs the op on these arguments, given the function; returns its outputs by name.
+      table: name of the op's table array; None if it has none.
+      function: name of the `lutjax` function that `call` expects; None: the op's own.
+      addresses: given the reference module and all arrays, returns the sum of the accessed rows in
+          a table ``[T, R, 1]``; None: use `call`.
       reference: name of the module with the op's definition.
     """
 

@@ -33,10 +33,11 @@ def too_many_places(s: Sizes) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """The array that gates are made of.
+    """Array that defines gates.
 
     Attributes:
-      name: of the argument. shape: of so many gates of so many inputs. axis: of the gates.
+      name: argument name. shape: returns the shape for a number of gates and inputs. axis: gate
+          axis.
     """
 
     name: str

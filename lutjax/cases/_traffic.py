@@ -93,17 +93,17 @@ class LookUpTraffic:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """Kind of measured shapes, and the way in which their sizes are written: ``fc:4096,32,32,16,10``.
+    """Kind of measured shapes, and their notation: ``fc:4096,32,32,16,10``.
 
     Attributes:
-      name: in front of the colon.
-      sizes: names of the sizes in the op's module of cases, in the order in which they are written.
-      words: names that users see instead, of sizes that have others.
-      optional: how many of the last sizes may be left out.
-      least: the least value of sizes that may not be 1, or may be less.
-      fixed: sizes that are not written, and the same in all shapes of the kind.
-      rows: those of `ROWS` that can be measured, if the op has the directions for them.
-      problem: returns what is wrong with sizes of which each is fine by itself, or None.
+      name: prefix before the colon.
+      sizes: names of the sizes in the op's case module, in written order.
+      words: user-facing names for sizes with different ones.
+      optional: number of trailing sizes that may be omitted.
+      least: least value of sizes that may not be 1, or may be less.
+      fixed: unwritten sizes, the same in all shapes of the kind.
+      rows: the `ROWS` that can be measured, if the op has the directions for them.
+      problem: returns the problem with individually valid sizes, or None.
     """
 
     name: str

@@ -145,14 +145,15 @@ def _deployed(draw: Draw, made: Case, groups: int) -> Case:
 
 @dataclasses.dataclass(frozen=True)
 class ScoredTraffic:
-    """Bytes of a layer of scored reads: nothing is an array between the inputs and the rows.
+    """Traffic of a scored-read layer, in bytes. No arrays are stored between inputs and rows.
 
     Attributes:
-      table: shape of the tables. uses: reads of a table in one way.
-      ways, valued: numbers of ways that a read has, and of those that have values.
-      numbers_in: numbers that have a cotangent, beside the tables: inputs and scalars.
-      numbers_out: numbers of the output. ids: of compared inputs.
-      in_bytes: rows are read as int8. integers: the tables are int8 themselves, and the outputs float32.
+      table: table shape. uses: table reads per way.
+      ways, valued: number of ways per read, and number of ways with values.
+      numbers_in: elements with a cotangent, in addition to the tables: inputs and scalars.
+      numbers_out: elements in the output. ids: ids of compared inputs.
+      in_bytes: rows are read as int8. integers: the tables are int8 themselves, and the outputs
+          float32.
     """
 
     table: tuple[int, int, int]
