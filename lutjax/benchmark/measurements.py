@@ -119,14 +119,14 @@ def measurements(
     dtype: str = "float32",
     implementations: tuple[str, ...] = IMPLEMENTATIONS,
 ) -> Iterator[Measurement]:
-    """Return the measurements of a shape that can be made on the default device.
+    """Yield the measurements of a shape that the default device supports.
 
     Args:
       shape: the shape to measure.
-      rows: those of `lutjax.benchmark.shapes.ROWS` that are wanted. Empty: all, of a language model the step in
-        place. It has the rows with a backward pass only.
+      rows: wanted rows from `lutjax.benchmark.shapes.ROWS`. Empty: all rows; for a language model
+          the step in place. It has rows with a backward pass only.
       dtype: dtype of the tables.
-      implementations: names; one that has no kernel for any op of a row gives no measurement.
+      implementations: names; one without a kernel for any op in a row gives no measurement.
     """
     if isinstance(shape, LanguageModel):
         from lutjax.benchmark import language_model

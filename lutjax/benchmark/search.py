@@ -34,11 +34,11 @@ _VERSIONS_OF = ("jax", "jax-triton", "jaxlib", "lutjax", "triton")
 # ---------------------------------------------------------------------------------------- what is launched
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
-    """A function of a kernel's module, called as the ops call it, for one purpose.
+    """Function in a kernel's module, called as ops call it, for one purpose.
 
     Attributes:
-      prepare: its arrays, from those of the shape.
-      run: what is measured, of these arrays; all that is static is bound.
+      prepare: makes its arrays from the shape's arrays.
+      run: measured function of these arrays; static arguments are bound.
       in_place: it changes its first array, see `lutjax.benchmark.measure.device_time`.
     """
 
@@ -121,15 +121,16 @@ def _look_ups(measured: list[shapes.Measured]) -> Iterator[shapes.OfOp]:
 
 
 def parts(shape: shapes.OfOp, dtype: str, reasons: dict[str, None] | None = None) -> list[Part]:
-    """Parts of a training step of a shape that run in Triton on the default device.
+    """Return the parts of a shape's training step that run in Triton on the default device.
 
-    Forward; cotangents of all but the table; the update of the table in its own memory; the table's gradient, which
-    may launch what the update does, and has to write zeros before.
+    They are the forward pass; cotangents of all arrays except the table; the table's in-place
+    update; and the table's gradient, which may launch the same kernel as the update, after writing
+    zeros.
 
     Args:
       shape: the shape.
       dtype: dtype of the tables.
-      reasons: gets why the others cannot run.
+      reasons: receives the reasons for parts that cannot run.
     """
     device = devices_of(())[0]
     reasons = {} if reasons is None else reasons
@@ -240,16 +241,16 @@ def fields(sizes: Sizes, rule: Launch) -> Fields:
 
 
 class Cost:
-    """Seconds of launches, each measured once; infinite for those that do not run.
+    """Seconds per config, each measured once; infinite for configs that do not run.
 
     Args:
-      time: seconds of a call; raises what a launch raises that does not run.
-      identity: what the launch comes to. Launches for which it is the same are the same, and measured once.
+      time: returns seconds per call; raises the error of a config that does not run.
+      identity: effective form of a config. Configs with equal identity are measured once.
 
     Attributes:
-      measured: how many launches were.
-      skipped: how many do not run.
-      problem: why the last of them does not.
+      measured: number of measured configs.
+      skipped: number of configs that do not run.
+      problem: reason of the last failure.
     """
 
     def __init__(
@@ -355,10 +356,10 @@ class Found:
     """Outcome of the search for a kernel.
 
     Attributes:
-      entry: None if no launch of it runs.
-      measured: launches that were.
-      skipped: launches that do not run.
-      problem: why one of them does not.
+      entry: None if no config runs.
+      measured: number of measured configs.
+      skipped: number of configs that do not run.
+      problem: reason of a failure.
     """
 
     kernel: Kernel
