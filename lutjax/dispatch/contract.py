@@ -5,8 +5,8 @@ Each op declares a subclass of `Call`, a frozen dataclass with its arrays and st
 
     forward(call, *, device) -> outputs
     backward(call, cotangent, needs, *, device) -> cotangents of arrays, by their names
-    update(call, cotangent, step, *, device) -> the table, and the state of its rows, after an
-    optimizer step
+    update(call, cotangent, step, *, device) -> the table, and the state of its rows,
+        after an optimizer step
 
 It may declare its supported calls as its ``SPEC``, a `lutjax.dispatch.registry.Declaration`.
 
