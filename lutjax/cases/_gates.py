@@ -140,7 +140,7 @@ class GateTraffic:
 
 
 def traffic(s: Sizes, parameter: Parameter) -> GateTraffic:
-    """Return the bytes that `measured` has to move."""
+    """Return the bytes moved by `measured`."""
     bits, n_inputs, n_gates = s.get("bits", 2), s["inputs"], s["gates"]
     return GateTraffic(
         inputs=n_inputs * s["batch"],

@@ -62,7 +62,7 @@ class LookUpTraffic:
     targets: int = 0
 
     def table_bytes(self, itemsize: int) -> int:
-        """Bytes of the tables."""
+        """Table bytes."""
         return math.prod(self.table) * itemsize
 
     def bytes_moved(self, row: str, itemsize: int) -> int:

@@ -23,15 +23,15 @@ SIZES = {
 
 
 def case(draw: Draw, s: Sizes) -> Case:
-    """Return the case of some sizes."""
+    """Return the case for some sizes."""
     return _gates.case(draw, s, _gates.COEFFICIENTS)
 
 
 def measured(draw: Draw, s: Sizes) -> Case:
-    """Return what is measured at some sizes."""
+    """Return the measured case for some sizes."""
     return _gates.measured(draw, s, _gates.COEFFICIENTS)
 
 
 def traffic(s: Sizes) -> _gates.GateTraffic:
-    """Return the bytes that `measured` has to move."""
+    """Return the bytes moved by `measured`."""
     return _gates.traffic(s, _gates.COEFFICIENTS)

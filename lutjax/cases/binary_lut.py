@@ -16,15 +16,15 @@ SIZES = {**_gates.TESTED, "binary-lut": BINARY.size(4096, 16384, 16384, 6)}
 
 
 def case(draw: Draw, s: Sizes) -> Case:
-    """Return the case of some sizes."""
+    """Return the case for some sizes."""
     return _gates.case(draw, s, _gates.TABLE)
 
 
 def measured(draw: Draw, s: Sizes) -> Case:
-    """Return what is measured at some sizes."""
+    """Return the measured case for some sizes."""
     return _gates.measured(draw, s, _gates.TABLE, -1.0)  # the sign of an input is a bit
 
 
 def traffic(s: Sizes) -> _gates.GateTraffic:
-    """Return the bytes that `measured` has to move."""
+    """Return the bytes moved by `measured`."""
     return _gates.traffic(s, _gates.TABLE)

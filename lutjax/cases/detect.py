@@ -14,7 +14,7 @@ SIZES = {
 
 
 def case(draw: Draw, s: Sizes) -> Case:
-    """Return the case of some sizes."""
+    """Return the case for some sizes."""
     axes = Axes(0, 1)
     return draw.case(
         {"x": draw.inputs((s["batch"], s["inputs"]))},

@@ -13,7 +13,7 @@ SIZES = {
 
 
 def case(draw: Draw, s: Sizes) -> Case:
-    """Return the case of some sizes."""
+    """Return the case for some sizes."""
     axes = Axes(0, 0)
     return draw.case(
         {"positions": draw.inputs((s["batch"], s["bits"]))},

@@ -61,7 +61,7 @@ def measured(draw: Draw, s: Sizes) -> Case:
 
 
 def _layers(s: Sizes) -> list[tuple[int, int]]:
-    """Return what each layer reads, and its gates."""
+    """Return the number of inputs and gates for each layer."""
     sizes = sizes_of(s)
     return list(zip((s["inputs"], *sizes[:-1]), sizes, strict=True))
 
@@ -110,5 +110,5 @@ class NetworkTraffic:
 
 
 def traffic(s: Sizes) -> NetworkTraffic:
-    """Return the bytes that `measured` has to move."""
+    """Return the bytes moved by `measured`."""
     return NetworkTraffic(s)

@@ -36,7 +36,7 @@ SIZES = {
 
 
 def places_of(s: Sizes) -> Places:
-    """Return where the trees of some sizes are."""
+    """Return the tree positions for some sizes."""
 
     def pair(name: str, default: int) -> tuple[int, int]:
         size = s.get(name, default)
@@ -92,7 +92,7 @@ def _fan_out(s: Sizes) -> int:
 
 
 def traffic(s: Sizes) -> GateTraffic:
-    """Return the bytes that `measured` has to move."""
+    """Return the bytes moved by `measured`."""
     places = places_of(s)
     return GateTraffic(
         inputs=math.prod(places.image) * s["channels"] * s["batch"],

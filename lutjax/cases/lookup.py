@@ -1,4 +1,4 @@
-"""Cases of `lutjax.lookup`; measured together with the detection in front, as `lutjax.lut`."""
+"""Cases of `lutjax.lookup`, measured with detection as `lutjax.lut`."""
 
 from lutjax.cases._case import Axes, Case, Detections, Draw, Size, Sizes, Tag
 from lutjax.cases._lookups import LEAST, WORDS, address_bits
@@ -31,7 +31,7 @@ SIZES = {
 
 
 def case(draw: Draw, s: Sizes) -> Case:
-    """Return the case of some sizes."""
+    """Return the case for some sizes."""
     d = Detections()
     d.add("detection", draw.detection((s["batch"], s["detectors"]), s["bits"]), Axes(0, 1))
     return draw.case(
@@ -61,7 +61,7 @@ def measured(draw: Draw, s: Sizes) -> Case:
 
 
 def traffic(s: Sizes) -> LookUpTraffic:
-    """Return the bytes that `measured` has to move."""
+    """Return the bytes moved by `measured`."""
     uses = s["batch"] * s["detectors"]
     return LookUpTraffic(
         table=(s["detectors"], 2 ** s["bits"], s["outputs"]),

@@ -1,4 +1,4 @@
-"""Cases of `lutjax.lookup_attention`; measured together with the detections in front, as `lutjax.lut_attention`."""
+"""Cases of `lutjax.lookup_attention`, measured with detections as `lutjax.lut_attention`."""
 
 from typing import Any
 
@@ -73,7 +73,7 @@ SIZES = {
 
 
 def case(draw: Draw, s: Sizes) -> Case:
-    """Return the case of some sizes."""
+    """Return the case for some sizes."""
     n_detectors, n_keys = s["detectors"], s.get("keys", s["queries"])
     q_bits, k_bits, p_bits = s["bits"], s.get("key_bits", s["bits"]), s["position_bits"]
     n_rows = 2 ** (q_bits + k_bits + p_bits)
@@ -111,5 +111,5 @@ def measured(draw: Draw, s: Sizes) -> Case:
 
 
 def traffic(s: Sizes) -> LookUpTraffic:
-    """Return the bytes that `measured` has to move."""
+    """Return the bytes moved by `measured`."""
     return _sequences.traffic(s, _address_bits(s), stores_detections=True)

@@ -45,7 +45,7 @@ SIZES = {
 
 
 def windows_of(s: Sizes) -> Windows:
-    """Return where the detectors of some sizes are."""
+    """Return the detector windows for some sizes."""
 
     def pair(name: str, default: int) -> tuple[int, int]:
         size = s.get(name, default)
@@ -94,7 +94,7 @@ def _case(draw: Draw, s: Sizes, images: jax.Array, fixed: Arrays) -> Case:
 
 
 def traffic(s: Sizes) -> LookUpTraffic:
-    """Return the bytes that `measured` has to move."""
+    """Return the bytes moved by `measured`."""
     windows = windows_of(s)
     n_places = s["batch"] * math.prod(windows.places)
     return LookUpTraffic(

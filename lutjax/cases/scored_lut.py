@@ -84,7 +84,7 @@ SIZES = {
 
 
 def case(draw: Draw, s: Sizes) -> Case:
-    """Return the case of some sizes."""
+    """Return the case for some sizes."""
     read = READS[s.get("read", 0)]
     names = tuple(read.initial())
     differentiable = {
@@ -167,7 +167,7 @@ class ScoredTraffic:
     integers: bool = False
 
     def table_bytes(self, itemsize: int) -> int:
-        """Bytes of the tables."""
+        """Table bytes."""
         return math.prod(self.table) * (1 if self.integers else itemsize)
 
     def bytes_moved(self, row: str, itemsize: int) -> int:
@@ -189,7 +189,7 @@ class ScoredTraffic:
 
 
 def traffic(s: Sizes) -> ScoredTraffic:
-    """Return the bytes that `measured` has to move."""
+    """Return the bytes moved by `measured`."""
     read = READS[s.get("read", 0)]
     ways = getattr(read, "ways", 2)
     per_group = s["batch"] * s["groups"]

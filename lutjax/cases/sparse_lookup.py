@@ -1,4 +1,4 @@
-"""Cases of `lutjax.sparse_lookup`; measured together with the detection in front, as `lutjax.sparse_lut`."""
+"""Cases of `lutjax.sparse_lookup`, measured with detection as `lutjax.sparse_lut`."""
 
 import dataclasses
 from typing import Any
@@ -45,7 +45,7 @@ SIZES = {
 
 
 def case(draw: Draw, s: Sizes) -> Case:
-    """Return the case of some sizes."""
+    """Return the case for some sizes."""
     if "longest" in s:
         return _of_edges(draw, s)
     n_rows, n_outputs = 2 ** s["bits"], s["outputs"]
@@ -126,6 +126,6 @@ def measured(draw: Draw, s: Sizes) -> Case:
 
 
 def traffic(s: Sizes) -> LookUpTraffic:
-    """Return the bytes that `measured` has to move."""
+    """Return the bytes moved by `measured`."""
     dense = lookup.traffic(s)
     return dataclasses.replace(dense, table=(*dense.table[:2], s["slots"]), targets=s["slots"])
