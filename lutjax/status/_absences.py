@@ -16,7 +16,7 @@ ABSENT: dict[str, Mapping[str, str | Measured]] = {
 
 
 def why_absent(op: str, direction: str, column: str) -> str | None:
-    """Return the reason, or None: then the kernel is missing."""
+    """Return the reason, or None for a missing kernel."""
     of_column = ABSENT.get(column, {})
     for key in (f"{op} {direction}", op, direction):
         if key in of_column:

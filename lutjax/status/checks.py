@@ -168,7 +168,7 @@ _expectations: dict[tuple[str, tuple[str, ...]], Any] = {}
 
 
 def _expected(program: testing.Program, directions: tuple[str, ...]) -> Any:
-    """Return what the reference says, on a CPU if there is one: the same for all implementations."""
+    """Return the reference results, on a CPU if available: the same for all implementations."""
     key = program.what, directions
     if key not in _expectations:
         with jax.default_device(first_device("cpu")):

@@ -15,7 +15,7 @@ from lutjax.status._absences import why_absent
 
 
 class State(enum.StrEnum):
-    """Validation state of a cell, the strongest first. The values are those of the shipped records."""
+    """Validation state of a cell, the strongest first. Shipped results store these values."""
 
     RUNS = "runs here"
     RAN = "ran"
@@ -34,7 +34,7 @@ class State(enum.StrEnum):
 
     @property
     def is_gap(self) -> bool:
-        """Return whether a kernel fails or is missing."""
+        """Return True if a kernel fails or is missing."""
         return self in (State.FAILS, State.MISSING)
 
 
