@@ -201,7 +201,7 @@ class KernelSpec:
       platform_rule: rule for all kernels of its platform, evaluated before the target is imported;
           None: no rule.
       declared: its properties; None: the target's ``SPEC``, imported on first use.
-      sources: returns a digest of its non-Python sources, stored in validation results.
+      sources: returns a word that changes with its non-Python sources; records name it.
       about: returns details about this machine, such as the instruction set in use; called where it
           is selected.
       holder: object with its functions, in place of the target; None: the target.
