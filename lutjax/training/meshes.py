@@ -1,6 +1,7 @@
-"""Meshes of devices for runs: their axes as a text, the choice of one, and where arrays lie on it.
+"""Device meshes for runs: parsing, selection and array placement.
 
-A mesh has two axes. Over `DATA` the samples of a batch are divided, and over `lutjax.sharding.DETECTORS` the tables of all layers.
+A mesh has two axes. `DATA` divides the samples of a batch, and `lutjax.sharding.DETECTORS` divides
+the tables of all layers.
 """
 
 import dataclasses
@@ -21,17 +22,17 @@ from lutjax.tables.gradient import seal
 from lutjax.training import hosts
 
 DATA = "data"
-"""Name of the mesh axis over which the samples of a batch are divided."""
+"""Name of the mesh axis that divides the samples of a batch."""
 
 AXES = (DATA, DETECTORS)
-"""Names of the axes of a mesh; the first is that over hosts."""
+"""Names of the mesh axes; the first one spans hosts."""
 
 
 def parse(text: str) -> dict[str, int]:
-    """Return the numbers of devices that a text such as ``data=2,detectors=4`` gives for axes of a mesh.
+    """Parse device counts per mesh axis from a text such as ``data=2,detectors=4``.
 
     Raises:
-      ValueError: it is written in another way, or names another axis or an axis twice.
+      ValueError: the text is malformed, or has an unknown or a repeated axis.
 
     Example:
       >>> from lutjax.training import meshes
@@ -58,22 +59,23 @@ def choose(
     *,
     tables: Collection[str] = (),
 ) -> Mesh | None:
-    """Return the mesh for a model; None where one device computes all.
+    """Return the mesh for a model, or None if one device is enough.
 
-    Without a wish it has all GPUs of the first one's kind, or as many as the batch lets it have: tables are divided over
-    as many of a host as divide the detectors of every layer, and the batch over the rest. Models without tables have a few parameters,
-    and their batch alone is divided.
+    By default the mesh has all GPUs with the same kind as the first one, or as many as the batch
+    allows. Tables are divided over the largest number of devices per host that divides the
+    detectors of every layer, and the batch over the remaining devices. Models without tables have
+    few parameters, so only their batch is divided.
 
     Args:
-      params: shapes of the parameters.
-      devices: those of all processes.
-      batch_size: samples that are computed together.
-      asked: numbers of devices by axis, as `parse` returns them; those of an axis that is missing are 1.
-      tables: names of the parameters that are tables.
+      params: parameter shapes.
+      devices: devices of all processes.
+      batch_size: samples computed together.
+      asked: requested device counts by axis, as returned by `parse`; missing axes have size 1.
+      tables: names of the table parameters.
 
     Raises:
-      ValueError: there are fewer devices than are asked for, or the batch or the detectors of a layer cannot be divided evenly; or several
-        processes have devices and not all of these are used.
+      ValueError: too few devices, a batch or layer that cannot be divided evenly, or several
+        processes with unused devices.
     """
     devices = sorted(devices, key=lambda device: (_host(device), device.process_index, device.id))
     n_processes = len({device.process_index for device in devices})
@@ -81,7 +83,8 @@ def choose(
         wanted = {name: asked.get(name, 1) for name in AXES}
         _check(params, devices, batch_size, wanted, n_processes, _written(asked), tables)
     else:
-        # Fake devices of a CPU share its cores, and there are no rules by which kernels for TPUs are divided. Every process takes part, though.
+        # Fake CPU devices share cores, and TPU kernels have no partitioning rules. All processes
+        # take part.
         kind = devices[0].device_kind
         gpus = [d for d in devices if d.platform == "gpu" and d.device_kind == kind]
         devices = gpus or (devices if n_processes > 1 else devices[:1])
@@ -101,7 +104,7 @@ def _check(
     mesh: str,
     tables: Collection[str],
 ) -> None:
-    """Refuse axes that a model, its batch or the devices do not allow. `mesh`: the axes as they were asked for."""
+    """Raise if the model, batch or devices do not allow the axes; `mesh` is the requested text."""
     n_devices = wanted[DATA] * wanted[DETECTORS]
     if n_devices > len(devices) or (n_processes > 1 and n_devices < len(devices)):
         rule = (
@@ -123,7 +126,7 @@ def _check(
 def _best(
     params: Any, devices: Sequence[jax.Device], batch_size: int, n_processes: int, tables: Collection[str]
 ) -> dict[str, int]:
-    """Return axes with as many devices as can be used, and among these most for detectors."""
+    """Return axes that use as many devices as possible, preferring the detector axis."""
     per_host = min(Counter(map(_host, devices)).values())
 
     def fits(n_detectors: int) -> bool:
@@ -150,7 +153,7 @@ def _best(
 
 
 def _host(device: jax.Device) -> int:
-    """Return the number of a device's host: of the devices with the fastest links between them, which several processes may share."""
+    """Return the host id; devices with the fastest links share it, even across processes."""
     found: int | None = getattr(device, "slice_index", None)
     return device.process_index if found is None else found
 
@@ -164,7 +167,7 @@ def _written(axes: Mapping[str, int]) -> str:
 
 
 def words(mesh: Mesh | None) -> str:
-    """Return the devices of a run in words; without a mesh it is the first local one."""
+    """Return a description of the run's devices; without a mesh, the first local one."""
     if mesh is None:
         return str(jax.local_devices()[0].device_kind)
     axes = {name: n for name, n in mesh.shape.items() if n > 1}
@@ -172,7 +175,7 @@ def words(mesh: Mesh | None) -> str:
 
 
 def memory_of(devices: Sequence[jax.Device]) -> int | None:
-    """Return the bytes that devices have together: CPUs those of their machines. None where nothing says it."""
+    """Return the total memory in bytes (host memory for CPUs), or None if unknown."""
     if devices[0].platform == "cpu":
         if not hasattr(os, "sysconf"):
             return None
@@ -183,26 +186,26 @@ def memory_of(devices: Sequence[jax.Device]) -> int | None:
 
 
 def everywhere(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of an array that is the same on all devices."""
+    """Return the sharding of an array replicated on all devices."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def shardings(tree: Any, mesh: Mesh, tables: Collection[str]) -> Any:
-    """Return where each array of a model or of its optimizer lies; see `lutjax.sharding.specs`."""
+    """Return the sharding of each model or optimizer array; see `lutjax.sharding.specs`."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), sharding.specs(tree, mesh, tables=tables))
 
 
 def placed(shapes: Any, where: Any) -> Any:
-    """Return shapes of arrays with their shardings."""
+    """Return array shapes with their shardings."""
     return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), shapes, where)
 
 
 def put(array: Any, where: NamedSharding | None) -> jax.Array:
-    """Return an array on devices, of which each process copies only the parts on its own.
+    """Put an array on devices; each process copies only its own shards.
 
     Args:
-      array: in the memory of every process.
-      where: None: the first device.
+      array: present in the host memory of every process.
+      where: target sharding; None for the first device.
     """
     if where is None:
         return jnp.asarray(array)
@@ -210,7 +213,7 @@ def put(array: Any, where: NamedSharding | None) -> jax.Array:
 
 
 def local(tree: Any) -> Any:
-    """Return arrays of a mesh on the first local device; others as they are."""
+    """Copy mesh arrays to the first local device and return other arrays unchanged."""
     device = jax.local_devices()[0]
 
     def fetch(a: Any) -> Any:
@@ -220,7 +223,10 @@ def local(tree: Any) -> Any:
 
 
 def with_all_samples(gradients: Any, mesh: Mesh | None) -> Any:
-    """Gather the traced factors of gradients over `DATA`: plain JAX that goes through them detector by detector would exchange sums of rows."""
+    """Gather traced sparse gradients over `DATA`.
+
+    Plain JAX that iterates over them detector by detector would exchange row sums.
+    """
     if mesh is None or mesh.shape[DATA] == 1:
         return gradients
     any_way = PartitionSpec.UNCONSTRAINED
@@ -246,7 +252,7 @@ def with_all_samples(gradients: Any, mesh: Mesh | None) -> Any:
 
 
 def by_sample(arrays: Any, mesh: Mesh | None, axis: int = 0) -> Any:
-    """Divide traced arrays over `DATA` along their axis of samples; those that cannot be divided evenly are the same everywhere."""
+    """Divide traced arrays over `DATA` along the sample axis; replicate if not evenly divisible."""
     if mesh is None:
         return arrays
 

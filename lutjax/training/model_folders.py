@@ -1,4 +1,4 @@
-"""Folders that hold a trained model: runs, bundles of runs, and bundles of models without a run, such as imported networks.
+"""Folders with a trained model: runs, their bundles, and bundles without a run (imported networks).
 
 Every command that uses a trained model resolves its folder here.
 """
@@ -18,7 +18,7 @@ from lutjax.training.errors import CheckpointError
 from lutjax.training.loaded import Loaded
 
 _READERS = {"lm": "lm_runs", "digits": "classifier", "classify": "classifier", "ca": "automaton"}
-"""Modules that read the models of each kind of run."""
+"""Modules that read the models of each run kind."""
 
 _KINDS = {
     "GPT": "lm",
@@ -27,21 +27,22 @@ _KINDS = {
     "LogicTreeNet": "classify",
     "LogicCA": "ca",
 }
-"""Kinds of models without a run, by the names of their classes."""
+"""Kinds of models without a run, by class name."""
 
 _NOUNS = {"train lm": "language model", "train classify": "classifier", "train ca": "cellular automaton"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModelFolder:
-    """A trained model with the record of its run.
+    """A trained model with its run record.
 
     Attributes:
       folder: the folder.
-      kind: kind of the run, or of a run that would train such a model; a key of `lutjax.training.runs.COMMANDS`.
+      kind: kind of the run, or of a run that would train such a model; a key of
+        `lutjax.training.runs.COMMANDS`.
       is_bundle: whether the folder is a bundle.
-      model: in evaluation mode.
-      record: of the run; None for a model without a run, such as an imported network.
+      model: the model, in evaluation mode.
+      record: run record; None for a model without a run, such as an imported network.
     """
 
     folder: Path
@@ -56,14 +57,15 @@ class ModelFolder:
 
     @property
     def steps(self) -> int:
-        """Training steps that were done; 0 where no run is known."""
+        """Completed training steps; 0 without a known run."""
         return 0 if self.record is None else self.record.steps
 
     @property
     def has_data(self) -> bool:
-        """True where the record names data that can be read.
+        """True if the record names readable data.
 
-        The record in a bundle keeps only the name of a file, so a bundle has data only if its run used the default data.
+        The record in a bundle keeps only a file name, so a bundle has data only if its run used the
+        default data.
         """
         if self.record is None:
             return False
@@ -72,7 +74,10 @@ class ModelFolder:
 
 
 def digest_of(folder: Path) -> str:
-    """Return the SHA-256 that identifies the model in a folder: of the latest checkpoint, or of ``config.json``, which has the digest of the tensors.
+    """Return the SHA-256 that identifies the model in a folder.
+
+    It is the digest of the latest checkpoint, or of ``config.json``, which includes the tensor
+    digest.
 
     Raises:
       CheckpointError, BundleError: the folder is no model folder, or its latest checkpoint is damaged.
@@ -86,20 +91,20 @@ def digest_of(folder: Path) -> str:
 
 
 def kind_of(folder: Path) -> str:
-    """Return the kind of the model in a folder, a key of `lutjax.training.runs.COMMANDS`.
+    """Return the model kind of a folder, a key of `lutjax.training.runs.COMMANDS`.
 
     Raises:
       CheckpointError: the folder is no model folder.
-      BundleError: the bundle is damaged, or holds arrays of no model of this package.
+      BundleError: the bundle is damaged, or its arrays belong to no lutjax model.
     """
     return _kind(folder, _config(folder)) if is_bundle(folder) else runs.kind(folder)
 
 
 def check_kind(folder: Path, wanted: str) -> str:
-    """Return the kind of the model in a folder, which has to be one that the command for `wanted` trains.
+    """Return the model kind of a folder; it must be one trained by the command for `wanted`.
 
     Raises:
-      CheckpointError: it is another one; the message names the command that uses it.
+      CheckpointError: the kind differs; the message names the matching command.
     """
     if not is_bundle(folder):
         return runs.check_kind(folder, wanted, trains=False)
@@ -115,12 +120,12 @@ def check_kind(folder: Path, wanted: str) -> str:
 def read(
     folder: Path, wanted: str | None = None, *, on_damage: Callable[[str], None] = checkpoints.warn
 ) -> ModelFolder:
-    """Return the trained model in a folder.
+    """Read the trained model in a folder.
 
     Args:
       folder: a run, a folder of `lutjax quantize`, or a bundle.
-      wanted: kind of the model, as for `check_kind`; any by default.
-      on_damage: is told of every damaged checkpoint that is passed over.
+      wanted: model kind, as for `check_kind`; any by default.
+      on_damage: called for every damaged checkpoint that is skipped.
 
     Raises:
       CheckpointError, BundleError: as `check_kind`, or the model cannot be read.
@@ -164,10 +169,10 @@ def _config(folder: Path) -> Config:
 
 
 def _kind(folder: Path, config: Config) -> str:
-    """Return the kind of the model of a bundle.
+    """Return the model kind of a bundle.
 
     Raises:
-      BundleError: it holds another model, or the run of another one.
+      BundleError: the bundle holds another model or another model's run.
     """
     kind = _KINDS.get(config.architecture)
     if config.model is None or kind is None:

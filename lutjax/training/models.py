@@ -1,4 +1,4 @@
-"""Runs of Flax NNX models: their arrays, how these make a model, and their checkpoints."""
+"""Runs of Flax NNX models: arrays, model construction and checkpoints."""
 
 import functools
 import math
@@ -29,7 +29,7 @@ R = TypeVar("R", bound=runs.Record)
 
 
 class State(NamedTuple):
-    """State that training changes: nested dicts of arrays, and the optimizer's state."""
+    """State updated by training: nested dicts of arrays, and the optimizer state."""
 
     params: Any
     """Trained variables."""
@@ -39,16 +39,17 @@ class State(NamedTuple):
 
 
 class Structure(Generic[M]):
-    """The structure with which the arrays of a state make a model.
+    """Model structure, which turns the arrays of a state into a model.
 
     Args:
-      build: makes a model that samples its arrays with these `nnx.Rngs`.
-      one_program: initialize all arrays in one compiled program. Without it, each array is initialized by a small program that arrays of the
-        same shape share: large models with equal layers start sooner, if their initializers give the same bits in both ways.
+      build: builds a model that samples its arrays with the given `nnx.Rngs`.
+      one_program: initialize all arrays in one compiled program. Otherwise a small program
+        initializes each array, shared between arrays with the same shape. Large models with equal
+        layers then start sooner, if their initializers give the same bits in both modes.
     """
 
     def __init__(self, build: Callable[[nnx.Rngs], M], *, one_program: bool = True):
-        # The seed changes values only, and there are none here.
+        # The seed changes only values, and this model has none.
         abstract = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
         parts: Any = nnx.split(abstract, nnx.Param, ...)
         self._graph, self._params, self._others = parts
@@ -56,7 +57,7 @@ class Structure(Generic[M]):
         self._init = jax.jit(self.drawn) if one_program else self.drawn
 
     def empty(self) -> M:
-        """Return a model that has shapes and dtypes in place of arrays."""
+        """Return a model with shapes and dtypes in place of arrays."""
         model: M = nnx.merge(self._graph, self._params, self._others)
         return model
 
@@ -66,13 +67,13 @@ class Structure(Generic[M]):
 
     @functools.cached_property
     def parameters(self) -> tuple[str, ...]:
-        """Names of all parameters, in the order of the leaves of `State.params`."""
+        """Names of all parameters, in leaf order of `State.params`."""
         leaves = jax.tree.leaves_with_path(self.abstract()[0])
         return tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves)
 
     @functools.cached_property
     def tables(self) -> frozenset[str]:
-        """Names of the parameters that are tables."""
+        """Names of the table parameters."""
         return frozenset(
             "/".join(map(str, path))
             for path, v in nnx.to_flat_state(self._params)
@@ -81,11 +82,14 @@ class Structure(Generic[M]):
 
     @functools.cached_property
     def host_tables(self) -> dict[str, tuple[HostTable, str]]:
-        """Tables in the memory of the host, with the names of their keys among `State.others`, by their names. All models of the structure share them."""
+        """Host-resident tables by name, each with the name of its key in `State.others`.
+
+        All models with this structure share the tables.
+        """
         return layers.host_tables_of(self.empty())
 
     def host_keys(self, others: Any) -> dict[str, Any]:
-        """Return the keys of `host_tables` in `State.others`, by the names of the tables."""
+        """Return the keys of `host_tables` in `State.others`, by table name."""
         named = jax.tree.flatten_with_path(others)[0]
         found = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in named}
         return {name: hosts.fetch(found[key]) for name, (_, key) in self.host_tables.items()}
@@ -96,7 +100,7 @@ class Structure(Generic[M]):
         return on_host + sum(int(np.prod(p.shape)) for p in jax.tree.leaves(self.abstract()[0]))
 
     def drawn(self, key: Any) -> tuple[Any, Any]:
-        """`State.params` and `State.others` of a new model, drawn from a key of `jax.random`."""
+        """`State.params` and `State.others` of a new model, sampled from a `jax.random` key."""
         return arrays(self._build(nnx.Rngs(key)))
 
     def init(self, seed: int) -> tuple[Any, Any]:
@@ -105,7 +109,7 @@ class Structure(Generic[M]):
         return params, others
 
     def model(self, params: Any, others: Any) -> M:
-        """Return the model made of these arrays, which it shares."""
+        """Return a model that shares these arrays."""
         model: M = nnx.merge(self._graph, filled(self._params, params), filled(self._others, others))
         return model
 
@@ -118,17 +122,17 @@ def arrays(model: nnx.Module) -> tuple[Any, Any]:
 
 
 class ModelRun(Generic[M]):
-    """A model and how it is trained, without the arrays that training changes.
+    """A model and its training procedure, without the arrays that training updates.
 
     Args:
-      structure: of the model.
-      optimizer: makes the optimizer's state of `State.params`.
-      seed: of the model.
-      samples: samples that a step computes together, which a mesh may divide.
+      structure: model structure.
+      optimizer: makes the optimizer state for `State.params`.
+      seed: model seed.
+      samples: samples computed together in a step; a mesh may divide them.
 
     Attributes:
       advance: runs steps; see `lutjax.training.loop.run`.
-      mesh: the devices over which arrays and samples are divided; None where one device has all.
+      mesh: devices over which arrays and samples are divided; None for a single device.
     """
 
     advance: Repeated
@@ -138,10 +142,13 @@ class ModelRun(Generic[M]):
         self.structure, self._init_optimizer, self._seed, self._samples = structure, optimizer, seed, samples
 
     def divide(self, asked: Mapping[str, int] | None = None) -> None:
-        """Divide the run over a mesh, before its first step. What is learned is the same on every mesh, within rounding.
+        """Divide the run over a mesh, before its first step.
+
+        Results are equal on all meshes, within rounding.
 
         Args:
-          asked: as for `lutjax.training.meshes.choose`, which chooses the mesh among the devices of all processes.
+          asked: as for `lutjax.training.meshes.choose`, which selects from the devices of all
+            processes.
 
         Raises:
           ValueError: the model, the batch or the devices do not allow it.
@@ -153,16 +160,16 @@ class ModelRun(Generic[M]):
             self._place(self.mesh)
 
     def _place(self, mesh: Mesh) -> None:
-        """Make `advance` anew, for a state on a mesh."""
+        """Rebuild `advance` for a state on a mesh."""
         raise NotImplementedError
 
     def _repeated(self, step: Step, data: Any, of_data: Any = None) -> Repeated:
-        """Return a step many times, on the run's mesh if it has one.
+        """Repeat a step, on the run's mesh if it has one.
 
         Args:
           step: one step.
-          data: data of all steps.
-          of_data: where arrays of the data lie on the mesh; by default they are the same on all its devices.
+          data: data for all steps.
+          of_data: shardings of the data on the mesh; replicated by default.
         """
         if self.mesh is None:
             return Repeated(step, data)
@@ -175,7 +182,7 @@ class ModelRun(Generic[M]):
         """Return the state before the first step."""
         if self.mesh is None:
             return self._first_state(*self.structure.init(self._seed))
-        # Each device makes its own part, in one program: the whole may be larger than its memory.
+        # In one program each device makes only its own shards: the whole may exceed its memory.
         make = jax.jit(
             self.drawn,
             out_shardings=self._shardings(self.mesh),
@@ -184,31 +191,34 @@ class ModelRun(Generic[M]):
         return state
 
     def drawn(self, key: Any) -> State:
-        """Return the state before the first step, drawn from a key of `jax.random` in place of the seed; under `jax.vmap` many at once."""
+        """Return the initial state, sampled from a `jax.random` key instead of the seed.
+
+        Under `jax.vmap` it returns many states at once.
+        """
         return self._first_state(*self.structure.drawn(key))
 
     def abstract(self) -> State:
-        """Return the state's shapes and dtypes, and on a mesh where its arrays lie, for reading a checkpoint."""
+        """Return shapes, dtypes and, on a mesh, shardings of the state, to read a checkpoint."""
         state: State = jax.eval_shape(self._first_state, *self.structure.abstract())
         return state if self.mesh is None else meshes.placed(state, self._shardings(self.mesh))
 
     def backend_notes(self) -> list[str]:
-        """Return lines about backends of a step that are no implementations of ops."""
+        """Return report lines for step backends that are not op implementations."""
         return []
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of tables in the memory of the host, and of the state of their optimizer."""
+        """Bytes of host-resident tables and their optimizer state."""
         return 0
 
     def write_beside(self, folder: Path) -> None:
-        """Write what belongs to a checkpoint and is no array of the state into its folder."""
+        """Write checkpoint files for data outside the state arrays."""
 
     def read_beside(self, folder: Path, others: Any) -> None:
-        """Read what `write_beside` wrote; `others` are those of the state."""
+        """Read the files of `write_beside`; `others` belongs to the state."""
 
     def _shardings(self, mesh: Mesh) -> State:
-        """Return where the arrays of the state lie on a mesh."""
+        """Return the shardings of the state arrays on a mesh."""
         state = jax.eval_shape(self._first_state, *self.structure.abstract())
         found: State = meshes.shardings(state, mesh, self.structure.tables)
         return found
@@ -220,7 +230,7 @@ class ModelRun(Generic[M]):
 def save(
     folder: Path, step: int, state: State, record: runs.Record, run: ModelRun[Any] | None = None
 ) -> None:
-    """Write a checkpoint into the folder of a run; see `runs.save`. An optimizer's state of None is left out."""
+    """Write a checkpoint of a run; see `runs.save`. An optimizer state of None is left out."""
     trees = {"model": _model_tree(state.params, state.others)}
     if state.optimizer is not None:
         trees["optimizer"] = state.optimizer
@@ -228,10 +238,10 @@ def save(
 
 
 def restore(folder: Path, step: int, run: ModelRun[Any]) -> State:
-    """Return the state of a run at a checkpoint that `runs.read` has found whole.
+    """Return the run state at a checkpoint already verified by `runs.read`.
 
     Raises:
-      CheckpointError: the arrays are not those of the run, or an anchor or a wire is not an input.
+      CheckpointError: the arrays do not match the run, or an anchor or a wire is not an input.
     """
     abstract = run.abstract()
     params, others = _restore_model(folder, step, run.structure, (abstract.params, abstract.others))
@@ -241,7 +251,7 @@ def restore(folder: Path, step: int, run: ModelRun[Any]) -> State:
 
 
 def load(folder: Path, step: int, structure: Structure[M], mesh: Mesh | None = None) -> M:
-    """Return the model of a checkpoint that `runs.read` has found whole, on a mesh or on one device.
+    """Return the model at a checkpoint already verified by `runs.read`, on a mesh or one device.
 
     Raises:
       CheckpointError: as `restore`.
@@ -256,12 +266,12 @@ def load(folder: Path, step: int, structure: Structure[M], mesh: Mesh | None = N
 
 
 class Loader(Generic[M, R]):
-    """Reads the models of runs of one kind.
+    """Reader for models from one kind of run.
 
     Args:
-      record: the class of the kind's record.
-      model: makes the model of the folder of a run, the step of a checkpoint that `runs.read` has found whole, and its
-        record.
+      record: record class for this kind.
+      model: makes the model from the run folder, the step of a checkpoint verified by `runs.read`,
+        and its record.
     """
 
     def __init__(self, record: type[R], model: Callable[[Path, int, R], M]):
@@ -270,14 +280,15 @@ class Loader(Generic[M, R]):
     def __call__(
         self, folder: str | os.PathLike[str], *, on_damage: Callable[[str], None] = checkpoints.warn
     ) -> tuple[M, R]:
-        """Return the model and the record of the latest checkpoint in the folder of a run.
+        """Return the model and the record of the latest checkpoint in a run folder.
 
         Args:
-          folder: folder of the run.
-          on_damage: is told of a damaged checkpoint that was passed over for the one before it.
+          folder: run folder.
+          on_damage: called for a damaged checkpoint that was skipped in favor of the previous one.
 
         Raises:
-          CheckpointError: there is none, none is whole, or an anchor or a wire is not an input.
+          CheckpointError: no checkpoint exists, none is intact, or an anchor or a wire is not an
+            input.
         """
         folder = Path(folder)
         step, record = runs.read(folder, self._record, on_damage=on_damage)
@@ -285,7 +296,7 @@ class Loader(Generic[M, R]):
             return self._model(folder, step, record), record
         except CheckpointError:
             raise
-        except (OverflowError, TypeError, ValueError) as error:  # of sizes that are no model
+        except (OverflowError, TypeError, ValueError) as error:  # sizes of no valid model
             raise CheckpointError(f"the checkpoint in {folder} cannot be used: {in_a_line(error)}") from error
 
 

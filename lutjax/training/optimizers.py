@@ -21,20 +21,23 @@ TABLE_OPTIMIZERS: dict[str, Callable[..., optim.RowRule]] = dict(
         strict=True,
     )
 )
-"""Rules by which table rows move, by name."""
+"""Update rules for table rows, by name."""
 
-# The mean loss of a large batch has squared gradients around 1e-10: the usual 1e-7 would drown them.
+# The mean loss of a large batch has squared gradients around 1e-10: the usual 1e-7 would hide them.
 _EPS = 1e-20
 
 
 def learning_rate(
     schedule: str, *, rate: Any, steps: Any, batch_size: int, warmup: float, cooldown: float
 ) -> optax.Schedule:
-    """Return the rate of every step, counted from 0.
+    """Return the learning rate of every step, counted from 0.
 
-    `constant` is ``rate``; `cosine` falls from ``rate`` after the warm-up to a tenth of it after the last step; `published` is ``rate * min(1 / sqrt(1 + t), t / 4000 / sqrt(4000))`` with ``t`` the
-    samples seen so far (docs/semantics.md, section 9; meant for ``rate = 1`` and the summed loss). All
-    rise linearly over the first ``warmup * steps`` steps and fall linearly to 0 over the last
+    * `constant` is ``rate``.
+    * `cosine` falls from ``rate`` after the warm-up to a tenth of it after the last step.
+    * `published` is ``rate * min(1 / sqrt(1 + t), t / 4000 / sqrt(4000))`` with ``t`` the samples
+      seen so far (docs/semantics.md, section 9; meant for ``rate = 1`` and the summed loss).
+
+    All rise linearly over the first ``warmup * steps`` steps and fall linearly to 0 over the last
     ``cooldown * steps``.
 
     Raises:
@@ -65,8 +68,9 @@ def learning_rate(
 def annealed(annealing: str, *, first: float, last: float, steps: int) -> optax.Schedule:
     """Return a schedule from `first` before step 0 to `last` after all steps.
 
-    `linear` is ``first + (last - first) * s`` with the share ``s`` of the steps that are done, `exponential`
-    ``first * (last / first) ** s``, and `cosine` as linear with ``(1 - cos(pi s)) / 2`` for ``s``.
+    With ``s`` the completed share of the steps, `linear` is ``first + (last - first) * s``,
+    `exponential` is ``first * (last / first) ** s``, and `cosine` is `linear` with
+    ``(1 - cos(pi s)) / 2`` in place of ``s``.
 
     Raises:
       ValueError: an unknown name.
@@ -99,7 +103,8 @@ def optimizer(
     Args:
       name: one of `OPTIMIZERS`.
       rate: learning rate, or a schedule.
-      weight_decay: of `adamw`, on matrices alone: not on tables, scales, biases and scalars.
+      weight_decay: decay for `adamw`, applied only to matrices: not to tables, scales, biases and
+        scalars.
 
     Raises:
       ValueError: an unknown name.
@@ -112,7 +117,7 @@ def optimizer(
         case "adam":
             return optax.adam(rate)
         case "adamw":
-            # The second moment forgets sooner than usual: runs are short.
+            # The second moment decays faster than usual because runs are short.
             return optax.adamw(rate, b2=0.99, weight_decay=weight_decay, mask=_matrices)
         case "adagrad":
             return optax.adagrad(rate, initial_accumulator_value=0.0, eps=_EPS)
@@ -133,10 +138,11 @@ class RowRssState(NamedTuple):
 
 
 def scale_by_row_rss(eps: float = _EPS) -> optax.GradientTransformation:
-    """Adagrad with one accumulator for a table row (the last axis) instead of one for every number.
+    """Scale by Adagrad with one accumulator per table row (the last axis), not one per element.
 
-    A table's rows are read at very different frequencies, and the numbers of a row always together: this costs
-    ``1 / outputs`` of Adagrad's memory. Rows without a gradient do not move. A scalar is a row of its own.
+    Rows have very different read frequencies, but the elements of a row are always read together.
+    This costs ``1 / outputs`` of Adagrad's memory. Rows without a gradient are not updated. A
+    scalar is a row by itself.
     """
 
     def init(params: optax.Params) -> RowRssState:
