@@ -1,4 +1,4 @@
-"""Patterns of bits that automata learn to draw: made here, or read from an image."""
+"""Bit patterns for automata to draw, generated or read from an image."""
 
 from pathlib import Path
 
@@ -34,23 +34,23 @@ _LIZARD = """
 
 
 LARGEST = 64
-"""Rows and columns of an image that an automaton draws, at most."""
+"""Maximum rows and columns of an image for an automaton."""
 _LEAST = 3  # of a grid
 
 
 class PatternError(ValueError):
-    """An image that cannot be a pattern."""
+    """An image unusable as a pattern."""
 
 
 def checkerboard(size: int) -> Pattern:
-    """Squares of 2 x 2 cells."""
+    """Return squares of 2 x 2 cells."""
     y, x = np.mgrid[:size, :size] // 2
     board: Pattern = ((x + y) % 2 == 1)[None]
     return board
 
 
 def lizard(size: int = 20) -> Pattern:
-    """Return a lizard from above, in the middle of a larger grid.
+    """Return a lizard seen from above, centered in a larger grid.
 
     Raises:
       ValueError: the grid is smaller than the lizard.
@@ -60,7 +60,7 @@ def lizard(size: int = 20) -> Pattern:
 
 
 def letter(size: int = 16) -> Pattern:
-    """Return the letter G in red, yellow, green and blue: channels are red, green and blue.
+    """Return the letter G in red, yellow, green and blue; channels are red, green and blue.
 
     Raises:
       ValueError: the grid is smaller than the letter.
@@ -75,15 +75,19 @@ def letter(size: int = 16) -> Pattern:
 
 
 def read_image(path: Path, size: int | None = None, *, threshold: float | None = None) -> Pattern:
-    """Return an image as a pattern: of one channel where it is black and white, else of red, green and blue. See `lutjax.training.pixels.read`.
+    """Read an image as a pattern. See `lutjax.training.pixels.read`.
+
+    A black-and-white image has one channel, any other image has red, green and blue.
 
     Args:
       path: the image file.
-      size: height and width that it must have. By default it has any of at most `LARGEST`, and lies in the middle of a black square.
-      threshold: what is above this share of full brightness is 1. By default every value must be 0 or full.
+      size: required height and width. By default any size up to `LARGEST` is accepted, and the
+        image is centered in a black square.
+      threshold: values above this share of full brightness become 1. By default every value must be
+        0 or full.
 
     Raises:
-      PatternError: it cannot be read, has another size, or is not of two values.
+      PatternError: the image cannot be read, has another size, or is not two-valued.
     """
     expected = (size or LARGEST, size or LARGEST)
     try:

@@ -1,4 +1,4 @@
-"""Pictures of runs: loss curves, accuracies, confusion matrices."""
+"""Plots of runs: loss curves, accuracies, confusion matrices."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def plot_losses(history: "History", bigram: float, steps: str, path: Path) -> None:
-    """Write training loss, test losses and the bigram baseline of a run as a PNG, in nats per byte.
+    """Write training loss, test losses and the bigram baseline as a PNG, in nats per byte.
 
     Args:
       history: losses of the run.
       bigram: loss of the bigram baseline.
-      steps: how long a step is, in words.
-      path: the file to write.
+      steps: description of a step's length.
+      path: output file.
     """
     figure, axes = _figure(8, 5)
     for points, style, label in (
@@ -47,7 +47,7 @@ def plot_losses(history: "History", bigram: float, steps: str, path: Path) -> No
 def plot_accuracies(
     history: "History", baselines: Mapping[str, float], path: Path, *, regression: bool = False
 ) -> None:
-    """Write the accuracies of the hard and the soft network over steps, and those of others, as a PNG; of regression R2."""
+    """Write accuracies (R2 for regression) over steps as a PNG, with baselines."""
     figure, axes = _figure(8, 5)
     unit = 1 if regression else 100
     for points, label in ((history.test, "hard network"), (history.other, "soft network")):
@@ -68,7 +68,7 @@ def plot_accuracies(
 
 
 def plot_confusion(counts: np.ndarray, path: Path, names: Sequence[str] = ()) -> None:
-    """Write how often each actual class (row) was predicted as each (column), ``[classes, classes]``, as a PNG."""
+    """Write a confusion matrix ``[classes, classes]`` as a PNG: actual rows, predicted columns."""
     n_classes = len(counts)
     figure, axes = _figure(6, 6)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
@@ -92,7 +92,7 @@ def plot_confusion(counts: np.ndarray, path: Path, names: Sequence[str] = ()) ->
 
 
 def _figure(width: int, height: int) -> tuple[Figure, Any]:
-    """Return a figure of so many inches and its axes, without pyplot: no window system, no global state."""
+    """Return a figure (size in inches) and its axes, without pyplot: no window, no global state."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots()

@@ -1,4 +1,7 @@
-"""Pixels of untrusted image files: only known formats, and no pixel is decoded before the number of pixels is known to be acceptable."""
+"""Pixels of untrusted image files.
+
+Only known formats are read, and the pixel count is checked before any pixel is decoded.
+"""
 
 import contextlib
 import io
@@ -22,16 +25,19 @@ if TYPE_CHECKING:
     from PIL import Image
 
 FORMATS = ("PNG", "BMP", "GIF", "PPM", "JPEG", "WEBP", "TIFF")
-"""Formats that are read, as Pillow calls them. Others are not looked at: it gives PostScript to a program."""
+"""Supported formats, as named in Pillow.
+
+Others are never tried: for PostScript, Pillow runs a program.
+"""
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")
-"""Endings of the names of files of one image each."""
+"""File name endings of single-image files."""
 
 ALWAYS = 1 << 26
-"""Bytes of decoded pixels that any image of unknown size may take; larger images are limited by the size of their file."""
+"""Bytes of decoded pixels allowed for any image; the file size limits larger images."""
 
 _MOST_SIDE = 4096
-"""Largest height and width to which images are scaled."""
+"""Maximum height and width for scaled images."""
 
 _ORIENTATION = 0x0112  # the Exif tag
 
@@ -39,14 +45,14 @@ _DAMAGED = (
     *(OSError, SyntaxError, ValueError, TypeError, LookupError, AttributeError, OverflowError, EOFError),
     *(RuntimeError, NotImplementedError, struct.error, zlib.error, Warning),
 )
-"""Errors of what reads an image that is damaged."""
+"""Exceptions raised while reading a damaged image."""
 
 
 class SizeError(ValueError):
-    """An image of another size than the expected size.
+    """An image whose size differs from the expected size.
 
     Attributes:
-      height, width: of the image.
+      height, width: size of the image.
     """
 
     def __init__(self, path: Path, height: int, width: int):
@@ -56,7 +62,7 @@ class SizeError(ValueError):
 
 @contextlib.contextmanager
 def _silent(logger: str) -> Iterator[None]:
-    """Keep a logger from printing what an error says, too."""
+    """Temporarily disable a logger that would repeat an error message."""
     found = logging.getLogger(logger)
     disabled, found.disabled = found.disabled, True
     try:
@@ -67,7 +73,10 @@ def _silent(logger: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[tuple["Image.Image", int]]:
-    """Open an image file whose pixels are not decoded yet; yield it with the size of the file. Errors in the block name the file."""
+    """Open an image file without decoding pixels; yield the image and the file size.
+
+    Errors in the block name the file.
+    """
     with needed_by(__name__):
         from PIL import Image, UnidentifiedImageError
 
@@ -75,7 +84,8 @@ def _opened(path: Path) -> Iterator[tuple["Image.Image", int]]:
         with warnings.catch_warnings(), _silent("PIL.TiffImagePlugin"):
             warnings.simplefilter("error")
             content = path.read_bytes()
-            # Pillow allocates whatever length a damaged chunk states when it reads from a file, but not from memory.
+            # From a file, Pillow allocates any length that a damaged chunk states; from memory it
+            # does not.
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 yield image, len(content)
     except (SizeError, compressed.PackedError):
@@ -88,7 +98,7 @@ def _opened(path: Path) -> Iterator[tuple["Image.Image", int]]:
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """Return the height and width of a text such as ``"32x48"``, or ``"32"`` for a square.
+    """Parse a height and width such as ``"32x48"``, or ``"32"`` for a square.
 
     Raises:
       ValueError: the text is not a size.
@@ -108,7 +118,9 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 def stored_size(path: Path) -> tuple[int, int]:
-    """Return the height and width that the header of an image file states, before its Exif orientation is applied. No pixel is decoded.
+    """Return the height and width in the header of an image file, before Exif orientation.
+
+    No pixel is decoded.
 
     Raises:
       ValueError: the header cannot be read; the message names the file.
@@ -121,24 +133,26 @@ def stored_size(path: Path) -> tuple[int, int]:
 def read(
     path: Path, mode: str | None, size: tuple[int, int] | None, *, scaled: bool = False
 ) -> UInt8[np.ndarray, "height width ..."]:
-    """Return the pixels of an image file. Images of another size are refused before their pixels are decoded.
+    """Return the pixels of an image file. Images with another size are rejected before decoding.
 
-    The Exif orientation is applied, and numbers of 16 bits keep their upper 8.
+    The Exif orientation is applied, and 16-bit values keep their upper 8 bits.
 
-    Beside 100 octets for each of its pixels, and 70 MB for texts that a PNG image holds packed, it takes at most 200 times the memory of the
-    file. Nothing that is read is executed.
+    Memory use is at most 200 times the file size, plus 100 bytes per pixel and 70 MB for compressed
+    text in a PNG image. Nothing in the file is executed.
 
     Args:
       path: the image file.
-      mode: Pillow's mode of the result: ``"L"``, ``"RGB"`` or ``"RGBA"``. None: the first of these modes that holds all pixels, with shape
-        ``[height, width]``, ``[height, width, 3]`` or ``[height, width, 4]``.
+      mode: Pillow mode of the result: ``"L"``, ``"RGB"`` or ``"RGBA"``. None: the first of these
+        modes able to represent all pixels, with shape ``[height, width]``, ``[height, width, 3]``
+        or ``[height, width, 4]``.
       size: required height and width; None for any size.
-      scaled: scale an image of another size to `size` instead of refusing it. The aspect ratio is not kept.
+      scaled: scale an image of another size to `size` instead of rejecting it. The aspect ratio is
+        not preserved.
 
     Raises:
       SizeError: the image has another size.
-      ValueError: the image cannot be read, has more pixels than its file can be worth, or is not opaque and `mode` has no alpha channel;
-        the message names the file.
+      ValueError: the image cannot be read, has too many pixels for its file size, or is not opaque
+        and `mode` has no alpha channel; the message names the file.
     """
     with _opened(path) as (opened, n_bytes):
         from PIL import Image
@@ -146,7 +160,7 @@ def read(
         width, height = opened.size
         if size is None or scaled:
             _check_worth(path, height, width, n_bytes)
-        elif size not in ((height, width), (width, height)):  # a photo may be stored on its side
+        elif size not in ((height, width), (width, height)):  # a photo may be stored rotated
             raise SizeError(path, height, width)
         image = _in_mode(_upright(opened), opened.format, mode)
         if size is not None and image.size != size[::-1]:
@@ -163,7 +177,7 @@ def read(
 
 
 def _check_worth(path: Path, height: int, width: int, n_bytes: int) -> None:
-    """Raise if an image has far more pixels than a file of this size can be worth."""
+    """Raise if an image has far more pixels than its file size justifies."""
     n_unpacked = 4 * height * width  # Pillow stores colors in four bytes
     if n_unpacked > max(ALWAYS, compressed.MOST * n_bytes):
         raise compressed.PackedError(
@@ -173,7 +187,7 @@ def _check_worth(path: Path, height: int, width: int, n_bytes: int) -> None:
 
 
 def _upright(image: "Image.Image") -> "Image.Image":
-    """Return an image as its Exif orientation shows it. Exif data that cannot be read are ignored: the pixels are whole without them."""
+    """Apply the Exif orientation. Ignore unreadable Exif data: the pixels are intact without it."""
     from PIL import Image
 
     image.load()
@@ -195,16 +209,20 @@ def _upright(image: "Image.Image") -> "Image.Image":
 
 
 def _in_mode(image: "Image.Image", format: str | None, mode: str | None) -> "Image.Image":
-    """Return an image of 8 bits a channel in a mode, or in the first of L, RGB and RGBA that holds its pixels where that is None."""
+    """Convert an image to 8 bits per channel in a mode.
+
+    If `mode` is None, use the first of L, RGB and RGBA able to represent its pixels.
+    """
     from PIL import Image
 
     if image.mode.startswith("I;16") or (image.mode == "I" and format in ("PNG", "PPM")):
-        # Pillow's own conversion clips: everything above 255 of 65535 would be white.
+        # Pillow's own conversion clips: every value above 255 of 65535 would become white.
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     elif image.mode in ("I", "F"):
         raise ValueError("it has numbers of 32 bits; save it with 8 or 16 bits a channel")
     if image.has_transparency_data:
-        # By way of RGBA: Pillow warns where a palette with transparency becomes anything else.
+        # Convert through RGBA: Pillow warns when a transparent palette is converted to any other
+        # mode.
         image = image.convert("RGBA")
         if mode in ("L", "RGB") and np.asarray(image)[..., 3].min() < 255:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Predictions of the trained classifier of a run for raw samples."""
+"""Predictions for raw samples from a trained classifier run."""
 
 import csv
 import dataclasses
@@ -22,17 +22,17 @@ from lutjax.training.raw import Form
 from lutjax.training.reports import Errors
 
 AT_ONCE = 8192
-"""Samples whose votes are counted together at most."""
+"""Maximum number of samples whose votes are counted together."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Predictions:
-    """Classes of samples, and the votes that they got.
+    """Predicted classes and their votes.
 
     Attributes:
-      votes: for each class, ``[N, n_classes]``.
-      classes: names of the classes.
-      target: the column that is predicted; None where it has no name.
+      votes: votes per class, ``[N, n_classes]``.
+      classes: class names.
+      target: the predicted column; None if unnamed.
     """
 
     votes: Int[np.ndarray, "samples classes"]
@@ -45,29 +45,29 @@ class Predictions:
 
     @property
     def numbers(self) -> Int[np.ndarray, " samples"]:
-        """Number of the class of each sample: the first of those with the most votes."""
+        """Class index of each sample: the first class with the most votes."""
         found: np.ndarray = self.votes.argmax(1)
         return found
 
     @property
     def names(self) -> list[str]:
-        """Name of the class of each sample."""
+        """Class name of each sample."""
         return [self.classes[number] for number in self.numbers]
 
     def write(self, file: TextIO, ids: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
-        """Write a table in CSV: columns that identify the samples, the class of each sample, and its votes for each class."""
+        """Write a CSV table: id columns, then each sample's class and votes per class."""
         rows = ([name, *votes] for name, votes in zip(self.names, self.votes.tolist(), strict=True))
         _write(file, [self.target or "class", *(f"votes {name}" for name in self.classes)], rows, ids)
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimates:
-    """Numbers that a regression gives samples, and how many bits they are made of.
+    """Values predicted by a regression, and their numbers of 1 bits.
 
     Attributes:
-      votes: how many bits of the last layer are 1, ``[N, 1]``.
+      votes: number of 1 bits in the last layer, ``[N, 1]``.
       numbers: float32 ``[N]``.
-      target: the column that is predicted; None where it has no name.
+      target: the predicted column; None if unnamed.
     """
 
     votes: Int[np.ndarray, "samples 1"]
@@ -79,7 +79,7 @@ class Estimates:
         return len(self.votes)
 
     def write(self, file: TextIO, ids: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
-        """Write a table in CSV: columns that identify the samples, the number of each sample, and how many bits it is made of."""
+        """Write a CSV table: id columns, then each sample's predicted value and its 1 bits."""
         rows = (
             [f"{number:.7g}", count]
             for number, count in zip(self.numbers.tolist(), self.votes[:, 0].tolist(), strict=True)
@@ -90,7 +90,7 @@ class Estimates:
 def _write(
     file: TextIO, header: Sequence[str], rows: Iterable[Sequence[Any]], ids: Mapping[str, Sequence[str]]
 ) -> None:
-    """Write rows in CSV, each after what identifies it."""
+    """Write CSV rows, each preceded by its ids."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([*ids, *header])
     if ids:
@@ -100,12 +100,12 @@ def _write(
 
 @dataclasses.dataclass(frozen=True)
 class TrainedRun:
-    """The hard network of a run of ``train classify``, with all that raw samples need.
+    """Hard network of a ``train classify`` run, with everything needed for raw samples.
 
     Attributes:
-      packed: the network, which runs 32 samples a word.
-      form: of its samples.
-      steps: that were done; 0 where no run is known.
+      packed: the network, which processes 32 samples per word.
+      form: form of its samples.
+      steps: completed training steps; 0 without a known run.
 
     Example:
       >>> from lutjax.training import predictions
@@ -119,15 +119,17 @@ class TrainedRun:
     steps: int
 
     def predict(self, raw: Any) -> Predictions | Estimates:
-        """Return classes and votes of raw samples, or the numbers of a regression: columns by name, or an array; see `lutjax.training.raw.Form.numbers`.
+        """Predict classes and votes, or regression values, for raw samples.
+
+        Samples are columns by name, or an array; see `lutjax.training.raw.Form.numbers`.
 
         Raises:
-          SamplesError: they are not of the form of the run's samples.
+          SamplesError: the samples do not have the form of the run's samples.
         """
         return self.predict_numbers(self.form.numbers(raw))
 
     def predict_numbers(self, x: np.ndarray) -> Predictions | Estimates:
-        """Return classes and votes, or the numbers of a regression, of samples that are numbers already, ``[N, features]``."""
+        """Predict classes and votes, or regression values, for numeric rows ``[N, features]``."""
         votes = [
             np.asarray(self.packed.votes(jnp.asarray(x[first : first + AT_ONCE])))
             for first in range(0, len(x), AT_ONCE)
@@ -140,10 +142,10 @@ class TrainedRun:
         return Predictions(found, self.form.classes, self.form.target)
 
     def accuracy(self, raw: Any, labels: Sequence[Any] | np.ndarray) -> float:
-        """Return the share of raw samples whose class is their label, by its name; of regression R2.
+        """Return the accuracy on raw samples with class names as labels; for regression, R2.
 
         Raises:
-          SamplesError: as `predict`, or a label is none of the classes, or no number.
+          SamplesError: as `predict`, or a label is not a class, or not a number.
         """
         if self.form.regression:
             return Errors.of(self.form.label_numbers(labels), self.predict(raw).numbers).r2
@@ -153,14 +155,16 @@ class TrainedRun:
 def load(
     folder: str | os.PathLike[str], *, on_damage: Callable[[str], None] = checkpoints.warn
 ) -> TrainedRun:
-    """Return the classifier in a folder, ready to predict.
+    """Load the classifier in a folder, ready to predict.
 
     Args:
-      folder: a run of ``lutjax train classify``, or a bundle of a classifier (``lutjax save``, ``lutjax import``).
+      folder: a run of ``lutjax train classify``, or a bundle of a classifier (``lutjax save``,
+        ``lutjax import``).
       on_damage: see `lutjax.training.runs.read`.
 
     Raises:
-      CheckpointError: there is no such run, or an earlier version has written it and not said what its columns are.
+      CheckpointError: no such run exists, or an earlier version wrote it without column
+        information.
       BundleError: the bundle is damaged.
     """
     found = model_folders.read(Path(folder), classifier.Record.kind, on_damage=on_damage)
@@ -168,17 +172,19 @@ def load(
 
 
 def of_model(model: Any) -> TrainedRun:
-    """Return a classifier, of `lutjax.load` or `lutjax.convert`, ready to predict.
+    """Wrap a classifier from `lutjax.load` or `lutjax.convert`, ready to predict.
 
     Raises:
-      CheckpointError: the record of its run does not say what its samples are.
+      CheckpointError: the record of its run does not describe its samples.
     """
     record = getattr(model, "record", None)
     return TrainedRun(model.packed(), form_of(model), 0 if record is None else record.steps)
 
 
 def form_of(model: Any) -> Form:
-    """Return the form of the samples of a classifier: that of its run or, without a run, an array of its inputs and classes named by their numbers.
+    """Return the sample form of a classifier.
+
+    Without a run, samples are arrays of its inputs, and classes are named by index.
 
     Raises:
       CheckpointError: as `of_model`.
@@ -199,7 +205,7 @@ def _form_of_arrays(config: classifier.Config) -> Form:
 
 
 def _form_of_old(folder: Path, record: classifier.Record) -> Form:
-    """Return the form of the samples of a run of an earlier version, whose record has none."""
+    """Return the sample form for a run of an earlier version, which recorded none."""
     model, columns = record.model, folder / "columns.json"
     if columns.is_file():
         try:

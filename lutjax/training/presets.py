@@ -1,4 +1,7 @@
-"""Named sets of sizes and rates; every value can be overridden by name. `lutjax train --help` reads them without JAX."""
+"""Named presets of sizes and rates; every value can be overridden by name.
+
+`lutjax train --help` reads them without JAX.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -111,7 +114,8 @@ _GPT: dict[str, dict[str, Any]] = {
         "eval_every": 500,
         "checkpoint_every": 500,
     },
-    # A megabyte of text in three minutes of a data-center GPU: many epochs, so strong regularization.
+    # A megabyte of text in three minutes on a data-center GPU: many epochs, so strong
+    # regularization.
     "shakespeare": {
         "features": 256,
         "context": 256,
@@ -137,10 +141,10 @@ _GPT: dict[str, dict[str, Any]] = {
 }
 
 PRESETS = {"lut": _LUT, "gpt": _GPT}
-"""Values of the fields of the model's config, `TrainingConfig` and the intervals, by model and preset."""
+"""Values for the model config, `TrainingConfig` and the intervals, by model and preset."""
 
 MODEL = "gpt"
-"""The model that is trained by default."""
+"""Default model."""
 
 _HARDENING = {"learning_rate": 0.1, "weight_decay": 0.05, "hard_share": 0.1, "last_hard_share": 0.5}
 _CHECKERBOARD = {
@@ -215,13 +219,13 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
         "eval_every": 100,
     },
     "letter": {**_PICTURE, "size": 16, "n_steps": 15},
-    "picture": _PICTURE,  # size and steps are those of the image
+    "picture": _PICTURE,  # the image determines size and steps
 }
-"""Values of the fields of `LogicCAConfig`, `TrainingConfig` and the intervals, by experiment."""
+"""Values for `LogicCAConfig`, `TrainingConfig` and the intervals, by experiment."""
 
 
 def preset(model: str, name: str) -> dict[str, Any]:
-    """Return the values of a preset of a model.
+    """Return the values of a model preset.
 
     Raises:
       ValueError: the model has no such preset.
@@ -232,13 +236,13 @@ def preset(model: str, name: str) -> dict[str, Any]:
 
 
 def fields_of(config: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those values that are fields of a config."""
+    """Return the values that are fields of a config."""
     names = {field.name for field in dataclasses.fields(config)}
     return {name: value for name, value in values.items() if name in names}
 
 
 def refuse_others(what: str, configs: Sequence[type], fields: Mapping[str, Any]) -> None:
-    """Raise ValueError if a field is one of none of these configs. `what` has them, for messages."""
+    """Raise ValueError for a field unknown to all configs; `what` names them in the message."""
     known = {name for config in configs for name in config.__dataclass_fields__}  # type: ignore[attr-defined]
     others = sorted(set(fields) - known)
     if others:
@@ -246,9 +250,9 @@ def refuse_others(what: str, configs: Sequence[type], fields: Mapping[str, Any])
 
 
 def make(config: type, values: Mapping[str, Any]) -> Any:
-    """Return a config of those values that are its fields.
+    """Build a config from the values that are its fields.
 
     Raises:
-      ValueError: the config refuses a value.
+      ValueError: the config rejects a value.
     """
     return config(**fields_of(config, values))

@@ -1,4 +1,4 @@
-"""Automata with the gates alone that what they learned depends on."""
+"""Pruning of automata to the gates that affect the learned result."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -25,21 +25,21 @@ CONSTANTS = (0, 15)
 
 _SEED = 3  # of random updates
 _TOGETHER = 32
-"""Changes that are tried in one call of a compiled program."""
+"""Changes tested in one call of a compiled program."""
 _LARGEST_GROUP = 32
-"""Gates that are changed together at first."""
+"""Initial size of the gate groups changed together."""
 
 Gates = Int[np.ndarray, " gates"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Pruned:
-    """An automaton of which gates were removed.
+    """An automaton after gate removal.
 
     Attributes:
-      model: the same wires with other gates: constants, and gates that pass an input on.
-      proved: True if the samples on which it is the same are all that there are.
-      where: those samples, in words.
+      model: the same wires with other gates: constants, and gates that pass an input through.
+      proved: True if the tested samples, on which results are unchanged, are exhaustive.
+      where: description of the tested samples.
     """
 
     model: LogicCA
@@ -47,19 +47,23 @@ class Pruned:
     where: str
 
     def rule(self, n_outputs: int) -> Circuit:
-        """Return the circuit of one cell in gates of two inputs, without what the first channels do not depend on over any number of steps."""
+        """Return the circuit of one cell in two-input gates.
+
+        Logic without influence on the first channels, over any number of steps, is removed.
+        """
         return without_channels(self.model.with_update_rate(1).circuit(merge=2), n_outputs)
 
 
 def pruned(run: Run, model: LogicCA) -> Pruned:
-    """Return the automaton with as few gates as trials find, whose target channels are the same on samples.
+    """Prune an automaton to as few gates as trials find, with unchanged target channels on samples.
 
-    A gate is tried as a constant, then as one of its inputs, many gates at first and single ones where that changes the last state. Samples are all that there are where a
-    run starts from one state or learns all boards; there it is a proof. Else they are random grids.
+    A gate is tried as a constant, then as one of its inputs: many gates at first, single ones if
+    the last state changes. If a run starts from one state or learns all boards, the samples are
+    exhaustive and the result is proved. Otherwise they are random grids.
 
     Args:
-      run: says where it starts, and how many steps it takes.
-      model: the trained one.
+      run: defines initial states and the number of steps.
+      model: the trained automaton.
     """
     samples, proved, where = _samples(run)
     channels = list(run.compared)
@@ -81,7 +85,7 @@ def pruned(run: Run, model: LogicCA) -> Pruned:
 
 
 def _samples(run: Run) -> tuple[jax.Array, bool, str]:
-    """Return first states, channels first; True if they are all that there are; and words for them."""
+    """Return first states (channels first), True if they are exhaustive, and a description."""
     training = run.training
     drawn = training.start == "random"
     n = N_BOARDS if run.target is None else EVALUATION_BATCH if drawn else 1
@@ -95,10 +99,10 @@ def _samples(run: Run) -> tuple[jax.Array, bool, str]:
 
 
 class _Smaller:
-    """The layers of an automaton without gates that nothing depends on, which says what changes of the others leave the last state as it is.
+    """Live layers of an automaton, used to test whether gate changes preserve the last state.
 
     Args:
-      kept: the gates that remain, of all.
+      kept: mask of the remaining gates.
       expected: the last state.
     """
 
@@ -121,9 +125,9 @@ class _Smaller:
         wires = [all_wires[0][of_layers[0]]]
         for layer in range(1, len(all_wires)):
             before, n_before = of_layers[layer - 1], config.sizes[layer - 1]
-            place = np.zeros(n_before, np.int32)  # what is not kept is not read either
+            place = np.zeros(n_before, np.int32)  # removed gates are not read either
             place[before] = np.arange(len(before))
-            if layer == n_layers:  # after the channels of the cell every output of a kernel has all channels
+            if layer == n_layers:  # after the cell's channels, every kernel output has all channels
                 of_channels = np.arange(config.channels, dtype=np.int32)
                 outputs = config.channels * (1 + place[:, None]) + of_channels
                 place = np.concatenate([of_channels, outputs.reshape(-1)])
@@ -138,7 +142,7 @@ class _Smaller:
         self._same = jax.jit(jax.vmap(same))
 
     def tried(self, several: Sequence[Gates]) -> Bool[np.ndarray, " several"]:
-        """Return which of these gates leave the last state as it is."""
+        """Return a mask of the candidates that preserve the last state."""
         found: list[np.ndarray] = []
         for start in range(0, len(several), _TOGETHER):
             part = np.stack(several[start : start + _TOGETHER])
@@ -151,12 +155,12 @@ class _Smaller:
 def _removed(
     gates: Gates, live_of: Callable[[Gates], np.ndarray], smaller: Callable[[Gates], _Smaller]
 ) -> Gates:
-    """Return gates of which as many as trials find are constants, or one of their inputs.
+    """Replace as many gates as trials find by constants or by one of their inputs.
 
     Args:
       gates: the gates.
-      live_of: which gates are read, of all gates.
-      smaller: the automaton without the others.
+      live_of: returns a mask of the gates in use.
+      smaller: returns the automaton without the unused gates.
     """
     before, without = -1, smaller(gates)
     while before != (before := int((live_of(gates) & ~np.isin(gates, INPUTS)).sum())):
@@ -184,7 +188,7 @@ def _changed(gates: Gates, group: np.ndarray, value: int) -> Gates:
 def _accepted(
     gates: Gates, groups: Sequence[np.ndarray], value: int, tried: Callable[[Sequence[Gates]], np.ndarray]
 ) -> Gates:
-    """Return gates with those groups changed that may be together."""
+    """Return gates with the groups changed that can be changed together."""
     if not groups:
         return gates
     together = _changed(gates, np.concatenate(groups), value)
@@ -197,7 +201,7 @@ def _accepted(
 
 
 def without_channels(circuit: Circuit, n_outputs: int) -> Circuit:
-    """Return the rule of a cell with 0 for the channels on which the first ones do not depend, over any number of steps."""
+    """Return a cell rule with 0 for channels that never influence the first ones."""
     channels, first = circuit.about["channels"], circuit.first_gate
     needed = np.arange(channels) < n_outputs
     before = -1

@@ -1,4 +1,4 @@
-"""Deployment of language models: a trained GPT whose tables become integers, and the folder that it is kept in."""
+"""Deployment of language models: quantized GPT tables and the folder that stores the model."""
 
 import dataclasses
 from collections.abc import Callable
@@ -23,14 +23,14 @@ with needed_by(__name__):
     from flax import nnx
 
 FOLDER = "quantized"
-"""Name of the folder of the deployed model in the folder of its run."""
+"""Folder name of the deployed model, inside its run folder."""
 
 
 def deployed_record(folder: Path, record: Record) -> Record:
-    """Return the record of the deployed model of a run.
+    """Return the record of a run's deployed model.
 
     Raises:
-      RunError: the model of the run has no tables that become integers.
+      RunError: the model has no tables to quantize.
     """
     config, advice = record.model, "train one by lutjax train lm --model gpt --read powers_of_two."
     if record.quantized:
@@ -51,17 +51,17 @@ def deployed_record(folder: Path, record: Record) -> Record:
             f"{folder} was trained with the read {config.read!r}, which has no form of integers: {advice}"
         )
     name = next(name for name, known in READS.items() if known == PowersOfTwo(read.ways))
-    # There is no dropout of tables without training.
+    # Table dropout applies only during training.
     model = dataclasses.replace(config, read=name, table_dropout=0.0)
     return dataclasses.replace(record, model=model, quantized=True)
 
 
 def deployed_model(model: LanguageModel, record: Record) -> LanguageModel:
-    """Return the model with tables of integers, which shares all its other arrays.
+    """Return the model with quantized tables; it shares all other arrays.
 
     Args:
-      model: as it was trained.
-      record: of the deployed model.
+      model: the trained model.
+      record: record of the deployed model.
     """
     return layers.quantize(structure_of(record.model).model(*models.arrays(model)))
 
@@ -69,28 +69,28 @@ def deployed_model(model: LanguageModel, record: Record) -> LanguageModel:
 def evaluate(
     model: LanguageModel, record: Record, part: Bytes, *, progress: Callable[[float], None]
 ) -> float:
-    """Return the mean loss of the model of a record over a part of a text, in nats per byte.
+    """Return the mean loss of a model over part of a text, in nats per byte.
 
     Args:
       model: the model.
       record: its record.
       part: part of a text.
-      progress: is told which share of the part is done.
+      progress: called with the completed share of the part.
     """
     structure = structure_of(record.model, quantized=record.quantized)
     return Evaluation(structure, record.model.context)(*models.arrays(model), part, progress=progress)
 
 
 def bytes_of(model: LanguageModel) -> tuple[int, int]:
-    """Return the bytes of a model's tables, with the exponents of integers, and of all its arrays."""
+    """Return the bytes of a model's tables, integer exponents included, and of all its arrays."""
     return _bytes(nnx.state(model, (layers.Tables, layers.Quantized))), _bytes(nnx.state(model))
 
 
 def check_place(folder: Path) -> None:
-    """Refuse to replace a folder that holds something else than a deployed model.
+    """Raise if a folder holds anything except a deployed model.
 
     Raises:
-      RunError: it does.
+      RunError: the folder holds something else.
     """
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise RunError(f"{folder} is no folder, and would be replaced: move it away.")
@@ -104,13 +104,13 @@ def check_place(folder: Path) -> None:
 
 
 def save(folder: Path, step: int, model: LanguageModel, record: Record) -> None:
-    """Write a deployed model into a folder, in the place of an earlier one.
+    """Write a deployed model into a folder, replacing an earlier one.
 
     Args:
-      folder: which `lutjax.load` then takes as it takes that of a run.
-      step: steps of the run at the checkpoint whose model it was.
+      folder: output folder; `lutjax.load` reads it like a run folder.
+      step: completed steps at the checkpoint of the trained model.
       model: the deployed model.
-      record: of the deployed model.
+      record: record of the deployed model.
 
     Raises:
       RunError: as `check_place`.

@@ -1,4 +1,4 @@
-"""Raw samples: files and arrays of rows or images without labels, as they come, and the numbers that the classifier of a run takes."""
+"""Raw samples without labels (table rows or images) and their conversion to classifier inputs."""
 
 import dataclasses
 import functools
@@ -25,16 +25,18 @@ Columns = Mapping[str, Sequence[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """Form of the samples of a run, which travels with it: all that raw samples need to become those of its classifier.
+    """Sample form of a run, stored with it: everything needed to convert raw samples.
 
     Attributes:
-      shape: of a sample of numbers; of a table the number of its features. Empty where it is not known, in runs of earlier versions.
-      classes: names of the classes by label.
-      columns: what `lutjax.training.datasets.columns.Encoding.to_json` says, where samples are rows of a table; else None.
-      least, largest: of the numbers of the training part.
-      regression: whether labels are numbers that are learned as they are; there are no classes then.
+      shape: shape of a numeric sample; for a table, the number of features. Empty if unknown, in
+        runs of earlier versions.
+      classes: class names by label.
+      columns: output of `lutjax.training.datasets.columns.Encoding.to_json` for table rows, else
+        None.
+      least, largest: smallest and largest value in the training part.
+      regression: whether labels are numeric targets; there are no classes then.
       scaled: whether images of other sizes are scaled to the shape.
-      target: the column of labels of a table; None where there is none, or it is not known.
+      target: label column of a table; None if absent or unknown.
     """
 
     shape: tuple[int, ...] = ()
@@ -56,7 +58,7 @@ class Form:
         scaled: bool = False,
         target: str | None = None,
     ) -> "Form":
-        """Return the form of the samples of a training part."""
+        """Return the sample form of a training part."""
         return cls(
             tuple(train.shape),
             () if train.regression else tuple(train.classes or map(str, range(n_classes))),
@@ -70,28 +72,29 @@ class Form:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "Form":
-        """Return the form that `dataclasses.asdict` made these fields of."""
+        """Restore a form from the output of `dataclasses.asdict`."""
         lists = {name: tuple(fields[name]) for name in ("shape", "classes")}
         made = cls(**{**fields, **lists})
-        _ = made.encoding  # refuses what is none
+        _ = made.encoding  # raises for an invalid encoding
         return made
 
     @functools.cached_property
     def encoding(self) -> Encoding | None:
-        """The encoding of columns; None where samples are numbers."""
+        """Column encoding; None for numeric samples."""
         return None if self.columns is None else Encoding.from_json(json.dumps(self.columns))
 
     def numbers(self, raw: Any, *, name: str = "the samples") -> Numbers:
-        """Return raw samples as rows of numbers, as the classifier takes them.
+        """Convert raw samples to the numeric rows that the classifier takes.
 
         Args:
-          raw: where the run was trained on a table, its columns by name (a dict of sequences, a data frame, a
-            `lutjax.training.datasets.columns.Table`), where columns that training left out may be missing, or rows ``[N, columns]`` of text in
-            the order of these columns; else an array ``[N, *shape]``, also as rows or without an axis of one channel.
-          name: of the samples, for messages.
+          raw: for a run trained on a table, columns by name (a dict of sequences, a data frame, a
+            `lutjax.training.datasets.columns.Table`), without columns that training left out if
+            necessary, or text rows ``[N, columns]`` in the order of these columns. Otherwise an
+            array ``[N, *shape]``, optionally as rows or without an axis for one channel.
+          name: name of the samples, for messages.
 
         Raises:
-          SamplesError: they are no such samples.
+          SamplesError: the samples do not have this form.
         """
         if self.encoding is not None:
             return self.encoding.encode(_table(raw, [column.name for column in self.encoding.columns], name))
@@ -118,9 +121,10 @@ class Form:
         return f"[N, {', '.join(map(str, self.shape))}]"
 
     def doubts(self, x: Numbers) -> list[str]:
-        """Return warnings where samples are unlike those of the training part.
+        """Return warnings about samples unlike the training part.
 
-        Numbers may have another unit where they go far beyond; columns may have categories that training never saw.
+        Values far out of range may have another unit; columns may have categories unseen in
+        training.
         """
         if self.encoding is not None:
             return self.encoding.unknown(x)
@@ -136,10 +140,10 @@ class Form:
         ]
 
     def label_numbers(self, labels: Sequence[Any] | np.ndarray) -> np.ndarray:
-        """Return labels as numbers of classes, int32 ``[N]``; of regression as the numbers that they are, float32 ``[N]``.
+        """Convert labels to class indices, int32 ``[N]``, or regression values, float32 ``[N]``.
 
         Raises:
-          SamplesError: a label is none of the classes, or no number.
+          SamplesError: a label is not a class, or not a number.
         """
         if self.regression:
             return columns.targets(columns.strings(labels), name="the samples")
@@ -147,10 +151,10 @@ class Form:
 
 
 def _table(raw: Any, names: Sequence[str], name: str) -> Table:
-    """Return raw rows as a table without labels."""
+    """Return raw rows as an unlabeled table."""
     if isinstance(raw, Table):
         return raw
-    if hasattr(raw, "items") and not isinstance(raw, np.ndarray):  # a dict, or a data frame of pandas
+    if hasattr(raw, "items") and not isinstance(raw, np.ndarray):  # a dict or a pandas data frame
         cells = {str(column): columns.strings(map(_cell, values)) for column, values in raw.items()}
     else:
         rows = np.asarray(raw)
@@ -168,19 +172,20 @@ def _table(raw: Any, names: Sequence[str], name: str) -> Table:
 
 
 def _cell(value: Any) -> str:
-    """Return a value as a cell of a table is written; nothing for None and for a missing value of pandas."""
+    """Format a value as a table cell; None and missing pandas values become empty."""
     return "" if value is None or type(value).__name__ in ("NAType", "NaTType") else str(value)
 
 
 @dataclasses.dataclass(frozen=True)
 class Raw:
-    """Raw samples of a file or folder, as the classifier of a run takes them.
+    """Raw samples from a file or folder, in the form that a run's classifier takes.
 
     Attributes:
-      numbers: of each sample.
-      labels: where a target was named, else None.
-      ids: values that identify each sample, by the name of their column: the files of images, or columns of a table that were asked for.
-      remarks: warnings about what was left out.
+      numbers: values of each sample.
+      labels: labels if a target was named, else None.
+      ids: values that identify each sample, by column name: image files, or requested table
+        columns.
+      remarks: warnings about omitted data.
     """
 
     numbers: Numbers
@@ -197,22 +202,24 @@ def read(
     encoding: str | None = None,
     ids: Sequence[str] = (),
 ) -> Raw:
-    """Return the samples of a file or folder.
+    """Read the samples in a file or folder.
 
-    It takes at most 200 times the memory of files that are not compressed, and at most 8,000 times the memory of others, or 400 MB; see
-    `lutjax.training.datasets.load`. Nothing that is read is executed.
+    Memory use is at most 200 times the size of uncompressed files. For other files it is at most
+    8,000 times their size, or 400 MB; see `lutjax.training.datasets.load`. Nothing in a file is
+    executed.
 
     Args:
-      path: a table; a ``.npz`` file with an array ``x``, or with ``x_test``; an image, or a folder of images, also in subfolders, in the order
-        of their names; or a folder of IDX files or of CIFAR-10. The test part is taken of a folder that has one.
-      form: form of the samples, as the run needs them.
-      target: the column of labels of a table, or the name of the array of labels. For folders any name: labels are the classes whose folders
-        hold the images, or the labels of IDX files or CIFAR-10.
-      encoding: of the text of a table; by default UTF-8.
+      path: a table; a ``.npz`` file with an array ``x``, or with ``x_test``; an image, or a folder
+        of images, also in subfolders, sorted by name; or a folder of IDX files or CIFAR-10. If a
+        folder has a test part, only that is read.
+      form: sample form required by the run.
+      target: label column of a table, or name of the label array. For folders any name: labels are
+        the classes whose folders hold the images, or the labels in IDX files or CIFAR-10.
+      encoding: text encoding of a table; UTF-8 by default.
       ids: columns of a table, or arrays of a ``.npz`` file, to return with the samples.
 
     Raises:
-      SamplesError: it cannot be read, or has no samples of the form of the run.
+      SamplesError: the data cannot be read, or has no samples in the form of the run.
     """
     if datasets.is_table(path):
         cells = columns.read_cells(path, encoding=encoding)
@@ -250,7 +257,7 @@ def read(
     name = "x" if "x" in arrays else "x_test"
     wanted = (name, *named)
     if any(one not in arrays for one in wanted):
-        read_arrays(path, wanted)  # says which
+        read_arrays(path, wanted)  # names the problem
     x = arrays[name]
     raw: Any = x
     if form.encoding is not None and x.ndim == 2:
@@ -274,7 +281,7 @@ def read(
 
 
 def _of_folder(folder: Path, form: Form, target: str | None) -> Raw:
-    """Return the test part of a folder that has one, or all images of the folder and its subfolders."""
+    """Return a folder's test part if it has one, else all images in it and its subfolders."""
     if datasets.holds_known_files(folder):
         test = datasets.load(folder).test
         assert isinstance(test, Samples)
@@ -298,7 +305,7 @@ def _of_folder(folder: Path, form: Form, target: str | None) -> Raw:
 
 
 def _of_images(paths: Sequence[Path], folder: Path, form: Form, target: str | None) -> Raw:
-    """Return images, gray or in color as those of the run, with the names of their files below a folder."""
+    """Read images, gray or in color like the run's images, with file names relative to a folder."""
     shape = form.shape
     if len(shape) < 2:
         raise SamplesError(
@@ -321,6 +328,6 @@ def _of_images(paths: Sequence[Path], folder: Path, form: Form, target: str | No
         except ValueError as error:
             raise SamplesError(str(error)) from error
         found.append(image.reshape(shape))
-    # Names of files need not be text, and a table in UTF-8 has nothing else.
+    # File names need not be valid text, but a UTF-8 table cannot hold anything else.
     names = [one.relative_to(folder).as_posix().encode(errors="backslashreplace").decode() for one in paths]
     return Raw(form.numbers(np.stack(found), name=str(folder)), labels, {"file": names})
