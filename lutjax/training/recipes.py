@@ -1,4 +1,4 @@
-"""Published networks of logic gates by name: their sizes and rates for ``train classify``."""
+"""Published logic gate networks by name: sizes and rates for ``train classify``."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -6,19 +6,20 @@ from typing import Any, ClassVar
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Published:
-    """A base of sizes and rates of a published network. `print` shows them.
+    """Base class for sizes and rates of a published network. `print` shows them.
 
     Attributes:
-      name: by which it is asked for.
-      source: where it was published.
-      data: what it was trained on.
-      published: its accuracy there, in percent; None where the source of these sizes names none.
-      differs: what is not as published here, in words; empty where nothing is known to differ.
-      steps, batch_size, learning_rate, weight_decay, cooldown, thresholds, augment: see `lutjax.training.classifier.TrainingConfig`.
+      name: recipe name.
+      source: publication.
+      data: training data.
+      published: published accuracy on it, in percent; None if the source of these sizes gives none.
+      differs: description of differences from the publication; empty if none are known.
+      steps, batch_size, learning_rate, weight_decay, cooldown, thresholds, augment: see
+        `lutjax.training.classifier.TrainingConfig`.
     """
 
     model: ClassVar[str]
-    """The model, as ``train classify`` names it."""
+    """Model name in ``train classify``."""
 
     name: str
     source: str
@@ -35,22 +36,22 @@ class Published:
 
     @property
     def samples(self) -> tuple[tuple[int, ...], int]:
-        """Shape of the samples that it was published for, empty for rows of a table, and their classes."""
+        """Sample shape (empty for table rows) and number of classes in the publication."""
         return _SAMPLES[self.data]
 
     def sizes(self) -> dict[str, Any]:
-        """Return the values of fields of the config of its model."""
+        """Return field values for the model config."""
         raise NotImplementedError
 
     def fields(self) -> dict[str, Any]:
-        """Return the values of fields of the configs of a run."""
+        """Return field values for the configs of a run."""
         return {**self.sizes(), **self._rates()}
 
     def _rates(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _TRAINING}
 
     def _gates(self) -> str:
-        """Return the number of gates in words."""
+        """Return a description of the gate count."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -69,10 +70,11 @@ class Published:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe(Published):
-    """Sizes and rates of a published network of layers of gates or tables. `print` shows them.
+    """Sizes and rates of a published network of gate or table layers. `print` shows them.
 
     Attributes:
-      layers, n_thresholds, n_inputs, tables, residual, noise, wiring, candidates, tau: see `lutjax.models.LogicClassifierConfig`.
+      layers, n_thresholds, n_inputs, tables, residual, noise, wiring, candidates, tau: see
+        `lutjax.models.LogicClassifierConfig`.
 
     Example:
       >>> from lutjax.training.recipes import RECIPES
@@ -97,7 +99,7 @@ class Recipe(Published):
     tau: float
 
     def sizes(self) -> dict[str, Any]:
-        """Return values for fields of the model's config."""
+        """Return field values for the model config."""
         return {name: getattr(self, name) for name in _MODEL}
 
     def _gates(self) -> str:
@@ -107,11 +109,12 @@ class Recipe(Published):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TreeRecipe(Published):
-    """Sizes and rates of a published network of trees over images. `print` shows them.
+    """Sizes and rates of a published tree network for images. `print` shows them.
 
     Attributes:
-      network: the method of `lutjax.models.LogicTreeNetConfig` that returns its sizes, cifar10 or mnist.
-      size: the size that the method takes.
+      network: method of `lutjax.models.LogicTreeNetConfig` that returns its sizes, cifar10 or
+        mnist.
+      size: size passed to the method.
 
     Example:
       >>> from lutjax.training.recipes import RECIPES
@@ -134,7 +137,7 @@ class TreeRecipe(Published):
         return getattr(LogicTreeNetConfig, self.network)(self.size)
 
     def sizes(self) -> dict[str, Any]:
-        """Return values for fields of the model's config."""
+        """Return field values for the model config."""
         config = self._config()
         names = (
             field.name
@@ -160,7 +163,7 @@ _SAMPLES: dict[str, tuple[tuple[int, ...], int]] = {
     "CIFAR-10": ((32, 32, 3), 10),
     "Adult": ((), 2),
 }
-"""Shape of the samples, empty for rows of a table, and number of classes, by the name of the data."""
+"""Sample shape (empty for table rows) and number of classes, by data set name."""
 
 _DIFFLOGIC = "Petersen et al., Deep Differentiable Logic Gate Networks, 2022"
 _OF_THE_DATA = "thresholds lie between the smallest and the largest value of each pixel in the training part, not of all pixels"
@@ -308,14 +311,14 @@ RECIPES: dict[str, Published] = {
         _lilogic("CIFAR-10", "large", 256_000, 60.98, 100.0, 3),
     )
 }
-"""The known recipes by name."""
+"""Known recipes by name."""
 
 
 def recipe(name: str) -> Published:
-    """Return a recipe by its name.
+    """Return a recipe by name.
 
     Raises:
-      ValueError: there is none of that name.
+      ValueError: no recipe has that name.
     """
     if name not in RECIPES:
         raise ValueError(f"recipe is {name!r}; the known ones are {', '.join(RECIPES)}.")

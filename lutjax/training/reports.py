@@ -1,4 +1,7 @@
-"""Facts about a trained classifier: its confusions, its gates by kind, and inputs that reach no vote; and the reads of tables. NumPy alone."""
+"""Reports about trained classifiers and table reads, computed with NumPy only.
+
+A classifier report has the confusion matrix, gates by kind, and inputs that reach no vote.
+"""
 
 import dataclasses
 import math
@@ -27,7 +30,10 @@ KINDS = {
     "xor": (0b0110,),
     "xnor": (0b1001,),
 }
-"""Kinds of gates of two inputs, each with its truth tables: bit k is the answer to the address k, the first input lowest."""
+"""Kinds of two-input gates with their truth tables.
+
+Bit k is the output at address k; the first input is the lowest address bit.
+"""
 
 Truth = Bool[np.ndarray, "_ _"]
 """Truth tables of a layer, ``[gates, addresses]``."""
@@ -37,11 +43,11 @@ Wires = Int[np.ndarray, "_ _"]
 
 
 class Trees(NamedTuple):
-    """A layer of trees of gates over an image, features first.
+    """A layer of gate trees for images, with features first.
 
     Attributes:
-      spec: its sizes.
-      wires, truth: of the trees of one window; see `truth_tables` of `lutjax.layers.nnx.LogicConv`.
+      spec: layer sizes.
+      wires, truth: trees of one window; see `truth_tables` of `lutjax.layers.nnx.LogicConv`.
     """
 
     spec: LogicConvSpec
@@ -54,8 +60,9 @@ class Layer:
     """Gates or tables of one layer.
 
     Attributes:
-      kinds: the number of gates of each kind of `KINDS`, or of tables by the number of inputs that they need ("needs 2").
-      dead: gates that no vote depends on; of a tree those that are dead at each place.
+      kinds: number of gates for each kind in `KINDS`, or number of tables by required inputs
+        ("needs 2").
+      dead: gates without influence on any vote; in a tree, gates dead at every position.
     """
 
     kinds: dict[str, int]
@@ -64,12 +71,12 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Errors:
-    """Errors of numbers.
+    """Regression errors.
 
     Attributes:
       absolute: mean absolute error.
-      squared: root of the mean squared error.
-      r2: 1 less the mean squared error over the variance of the numbers.
+      squared: root mean squared error.
+      r2: 1 minus the mean squared error divided by the target variance.
 
     Example:
       >>> import numpy as np
@@ -84,7 +91,7 @@ class Errors:
 
     @classmethod
     def of(cls, numbers: Shaped[np.ndarray, " samples"], found: Shaped[np.ndarray, " samples"]) -> "Errors":
-        """Return the errors of numbers that were found for others."""
+        """Return the errors of predictions `found` for targets `numbers`."""
         wrong = found.astype(np.float64) - numbers.astype(np.float64)
         variance = float(numbers.astype(np.float64).var()) or 1.0
         squared = float((wrong**2).mean())
@@ -96,21 +103,23 @@ class Errors:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Facts about a classifier and its test part, as JSON can hold them.
+    """JSON-serializable facts about a classifier and its test part.
 
     Attributes:
-      hard, soft: accuracy of the hard and of the soft network; of numbers R2.
-      classes: names of the classes.
-      confusion: how often each class (row) was taken for each (column) by the hard network.
+      hard, soft: accuracy of the hard and the soft network; R2 for regression.
+      classes: class names.
+      confusion: confusion matrix of the hard network; rows are actual classes, columns predicted
+        ones.
       layers: gates of each layer.
-      bits: bits that the first layer can read.
-      dead_bits: names of the bits that no vote depends on.
-      baselines: accuracies of other classifiers on the same bits; of numbers R2.
-      errors: of numbers, those of the hard and the soft network, and of the mean of the training part; see `Errors`.
-      gates: numbers of gates by what each counts; see `lutjax.training.classifier_runs.Classifier`.
-      samples: numbers of samples of the training and of the test part.
+      bits: number of bits available to the first layer.
+      dead_bits: names of the bits without influence on any vote.
+      baselines: accuracies of other classifiers on the same bits; R2 for regression.
+      errors: for regression, errors of the hard network, the soft network and the training mean;
+        see `Errors`.
+      gates: gate counts by category; see `lutjax.training.classifier_runs.Classifier`.
+      samples: sizes of the training and the test part.
       model, training, options: sizes and options of the run, by name.
-      recipe: the published network whose sizes and rates were taken, if one was.
+      recipe: published network used for sizes and rates, if any.
     """
 
     hard: float
@@ -130,11 +139,11 @@ class Report:
     errors: dict[str, "Errors"] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON holds it."""
+        """Return the report as a JSON-serializable dict."""
         return dataclasses.asdict(self)
 
     def lines(self) -> list[str]:
-        """Return gates and dead inputs in words."""
+        """Return text lines about gates and dead inputs."""
         totals: dict[str, int] = {}
         for layer in self.layers:
             for kind, count in layer.kinds.items():
@@ -149,15 +158,15 @@ class Report:
 
 @dataclasses.dataclass(frozen=True)
 class Tables:
-    """Reads of the tables of one look-up, as JSON can hold them.
+    """JSON-serializable read statistics for the tables of one lookup.
 
     Attributes:
       name: path of the tables in the model.
-      tables, rows: the number of tables, and of the rows of each.
+      tables, rows: number of tables, and rows per table.
       reads: reads of all tables.
-      never_read: rows of all tables that were never read.
-      entropy: entropy of the reads of each table, in bits.
-      largest_share: share of the most read row of each table in its reads.
+      never_read: rows never read, in all tables.
+      entropy: read entropy of each table, in bits.
+      largest_share: for each table, its most read row's share of all reads.
     """
 
     name: str
@@ -169,7 +178,7 @@ class Tables:
     largest_share: list[float]
 
     def line(self) -> str:
-        """Return it in words, with means over the tables."""
+        """Return a text line with means over the tables."""
         rows, share = self.tables * self.rows, float(np.mean(self.largest_share or [0]))
         return (
             f"{self.name}: never read {self.never_read:,} of {rows:,} rows; entropy {np.mean(self.entropy or [0]):.2f} of "
@@ -178,7 +187,7 @@ class Tables:
 
 
 def tables(usage: Mapping[str, Usage]) -> list[Tables]:
-    """Return what `lutjax.usage` found, for reports.
+    """Convert the result of `lutjax.usage` for reports.
 
     Example:
       >>> import numpy as np, lutjax
@@ -215,14 +224,14 @@ def report(
     """Return the report of a network.
 
     Args:
-      labels: labels of the test part, or numbers.
+      labels: labels of the test part, or regression targets.
       hard: predictions of the hard network.
       soft: predictions of the soft network.
-      classes: names of all classes; none of numbers.
+      classes: names of all classes; empty for regression.
       truth: truth tables of each layer; see `lutjax.models.PackedClassifier`.
       wires: wires of each layer.
-      bits: names of the bits that the first layer can read.
-      trees: layers of trees before these.
+      bits: names of the bits available to the first layer.
+      trees: preceding tree layers.
     """
     live, read = live_gates(truth, wires, math.prod(trees[-1].spec.out_shape) if trees else len(bits))
     for layer in reversed(trees):
@@ -244,7 +253,7 @@ def report(
 def confusion(
     labels: Int[np.ndarray, " samples"], classes: Int[np.ndarray, " samples"], n_classes: int
 ) -> Int[np.ndarray, "{n_classes} {n_classes}"]:
-    """Return how often each actual class (row) was taken for each (column).
+    """Return the confusion matrix; rows are actual classes, columns predicted ones.
 
     Example:
       >>> import numpy as np
@@ -259,7 +268,7 @@ def confusion(
 
 
 def kinds(truth: Truth) -> dict[str, int]:
-    """Return the number of gates of each kind of `KINDS`; of tables with other than two inputs, by how many they need.
+    """Count gates by the kinds in `KINDS`, or tables without two inputs by required inputs.
 
     Example:
       >>> import numpy as np
@@ -275,7 +284,7 @@ def kinds(truth: Truth) -> dict[str, int]:
 
 
 def needs(truth: Truth) -> Bool[np.ndarray, "gates inputs"]:
-    """Return which inputs the answers of each table depend on."""
+    """Return a mask of the inputs that influence each table's output."""
     n_inputs = truth.shape[1].bit_length() - 1
     found = []
     for bit in range(n_inputs):
@@ -287,15 +296,15 @@ def needs(truth: Truth) -> Bool[np.ndarray, "gates inputs"]:
 def live_gates(
     truth: Sequence[Truth], wires: Sequence[Wires], n_bits: int
 ) -> tuple[list[Bool[np.ndarray, " _"]], Bool[np.ndarray, " bits"]]:
-    """Return for each layer the gates that votes depend on, and the bits below that they do.
+    """Return masks of the gates in each layer and of the input bits that influence votes.
 
-    A vote that is constant counts as one that matters, because it moves the sum of its class; a gate counts as read
-    wherever a table that matters depends on that input, so that bits which cancel further up count as live.
+    A constant vote counts as relevant, because it shifts its class sum. A gate counts as read if a
+    relevant table depends on that input, so bits that cancel in later layers count as live.
 
     Args:
       truth: truth tables of each layer; see `lutjax.models.PackedClassifier`.
       wires: wires of each layer.
-      n_bits: bits that the first layer can read.
+      n_bits: number of bits available to the first layer.
     """
     alive = np.ones(len(truth[-1]), bool)
     found = [alive]
@@ -310,11 +319,11 @@ def live_gates(
 def live_nodes(
     trees: Trees, alive: Bool[np.ndarray, " outputs"]
 ) -> tuple[Bool[np.ndarray, " nodes"], Bool[np.ndarray, " inputs"]]:
-    """Return the nodes that the outputs which matter depend on at some place, and the inputs that they do.
+    """Return masks of the nodes and inputs that influence a relevant output at any position.
 
     Args:
-      trees: the trees of a layer.
-      alive: the outputs that matter, in the order channel, row, column, as the inputs.
+      trees: trees of a layer.
+      alive: mask of relevant outputs, in the order channel, row, column, like the inputs.
     """
     spec, needed = trees.spec, needs(trees.truth)
     rows, columns, kernels = spec.out_shape
@@ -323,7 +332,7 @@ def live_nodes(
     n_rows, n_columns = spec.places
     below = at[:, up : up + n_rows, left : left + n_columns].reshape(
         kernels, -1
-    )  # [nodes of a level, places]
+    )  # [nodes of a level, positions]
     found, last = [], len(needed)
     for n_nodes in reversed(spec.levels):
         found.append(below.any(1))
@@ -342,16 +351,17 @@ _WORDS = (
     "false", "not ({0} or {1})", "{0} and not {1}", "not {1}", "{1} and not {0}", "not {0}", "{0} differs from {1}", "not ({0} and {1})",
     "{0} and {1}", "{0} equals {1}", "{0}", "{0} or not {1}", "{1}", "{1} or not {0}", "{0} or {1}", "true",
 )  # fmt: skip
-"""A gate of two inputs in words, by its truth table as in `KINDS`."""
+"""Two-input gates in words, by truth table as in `KINDS`."""
 
 
 def in_words(truth: Truth, wires: Wires, names: Sequence[str]) -> list[str]:
-    """Return each gate of a layer in words. Those of a layer are the names for the next one.
+    """Describe each gate of a layer in words, usable as input names for the next layer.
 
     Args:
-      truth: truth tables of the layer, whose gates have two inputs; see `lutjax.models.PackedClassifier`.
+      truth: truth tables of the layer, with two inputs per gate; see
+        `lutjax.models.PackedClassifier`.
       wires: wires of the layer.
-      names: of what it reads.
+      names: names of the layer's inputs.
 
     Raises:
       ValueError: tables have another number of inputs.
@@ -381,14 +391,15 @@ def bit_names(
     channels_first: bool = False,
     maps: Sequence[str] = (),
 ) -> list[str]:
-    """Return names of the bits that a network reads: pixels by row and column, columns of a table by name.
+    """Return names for a network's input bits: pixels by row and column, table columns by name.
 
     Args:
-      part: samples, or the form of samples.
-      thresholds: of each input, which is a number; None for bits.
-      encoding: of the columns of a table; None for arrays.
-      channels_first: whether thresholds are those of channels, and bits lie in the order channel, threshold, row, column.
-      maps: names of the maps that follow the channels, each with as many.
+      part: samples, or their form.
+      thresholds: thresholds per numeric input; None for bits.
+      encoding: table column encoding; None for arrays.
+      channels_first: whether thresholds are per channel, and bits have the order channel,
+        threshold, row, column.
+      maps: names of the maps after the channels, with the same number of bits each.
     """
     names = [",".join(map(str, place)) for place in np.ndindex(part.shape)]
     if channels_first:
@@ -407,9 +418,8 @@ def bit_names(
         ]
     if encoding is not None:
         names = encoding.features
-        if (
-            encoding.thresholds is not None and thresholds is not None
-        ):  # bits of columns have a threshold, too
+        # Bits of columns have a threshold as well.
+        if encoding.thresholds is not None and thresholds is not None:
             numbers = encoding.is_number
             return [
                 encoding.above(i, t) if number else name

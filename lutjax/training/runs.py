@@ -1,6 +1,7 @@
-"""Runs of any model, on a disk: the record that a checkpoint holds apart from arrays, and the other files of a run.
+"""Run folders on disk: checkpoint records and other files, for any model.
 
-A kind of run says what decides it and what it remembers in one dataclass, its record, whose last field is a `History`.
+Each kind of run defines one dataclass, its record, for everything it depends on and remembers. The
+last field is a `History`.
 """
 
 import csv
@@ -35,39 +36,39 @@ from lutjax.training.errors import CheckpointError, DamagedError, InUseError
 
 try:
     import fcntl
-except ImportError:  # Windows: two processes are not kept apart
+except ImportError:  # Windows: concurrent processes are not detected
     fcntl = None  # type: ignore[assignment]
 
 FOLDER = "checkpoints"
-"""Name of the folder of the checkpoints in the folder of a run."""
+"""Name of the checkpoint folder inside a run folder."""
 
 CURVES = "curves.csv"
-"""All that was measured, in the folder of a run."""
+"""File with all measurements, in a run folder."""
 
 LOCK = ".lock"
-"""Locked by the process that writes into the folder of a run; holds its id."""
+"""Lock file of the process that writes into a run folder; contains its process id."""
 
 _FINISHED = "finished.json"
 
 COMMANDS = {"lm": "train lm", "digits": "train classify", "ca": "train ca", "classify": "train classify"}
-"""Kinds of runs, each with the command that trains them and goes on with them."""
+"""Run kinds, each with the command that trains and resumes them."""
 
 KINDS = {"lm": "text", "digits": "samples", "ca": "target"}
-"""Kinds of older records, which do not say theirs, each with the field by which they are known."""
+"""Kinds of older records without a kind field, each with its identifying field."""
 
 USES = {"train lm": "generate {}", "train classify": "predict {} FILE", "train ca": "info {}"}
-"""Commands that use a run, with a place for its folder, by those that train it."""
+"""Commands that use a run, with a placeholder for its folder, by training command."""
 
 
 @dataclasses.dataclass
 class Record:
-    """A base of dataclasses of what a checkpoint holds beside arrays: what decides the run, and its `History`."""
+    """Base dataclass for non-array checkpoint data: the run's settings and its `History`."""
 
     kind: ClassVar[str]
     """One of `COMMANDS`."""
 
     def own_kind(self) -> str:
-        """Return the kind of this run: that of all of its class, where its data make no difference."""
+        """Return this run's kind: the kind of its class, unless its data make a difference."""
         return self.kind
 
 
@@ -76,7 +77,7 @@ R = TypeVar("R", bound=Record)
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The data of a run: the path given (None: the default data), their size and their SHA-256."""
+    """Run data: the given path (None for the default data), size and SHA-256."""
 
     path: str | None
     size: int
@@ -84,15 +85,16 @@ class Source:
 
     @classmethod
     def of(cls, path: Path | None, size: int, digest: str) -> "Source":
-        """Return the source at a path, which is made absolute."""
+        """Return a source with the path made absolute."""
         return cls(None if path is None else str(path.absolute()), size, digest)
 
 
 @dataclasses.dataclass
 class History:
-    """Measurements so far, each with the number of steps done: training losses, and results of tests.
+    """Measurements, each with the number of completed steps: training losses and test results.
 
-    `other` are results of a second test, for kinds of runs that have one. `lengths` are the steps in all with which the run was started or gone on with, if they were changed.
+    `other` has results of a second test, for run kinds with one. `lengths` has the total step
+    counts requested at the start and at each resumption, if they changed.
     """
 
     train: list[tuple[int, float]] = dataclasses.field(default_factory=list)
@@ -102,19 +104,19 @@ class History:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "History":
-        """Return the history that `dataclasses.asdict` made these fields of."""
+        """Restore a history from the output of `dataclasses.asdict`."""
         return cls(**{name: [(s, x) for s, x in points] for name, points in fields.items()})
 
 
 @dataclasses.dataclass
 class Finished:
-    """Record of which parts of the work after the last step are done.
+    """Record of the completed parts of the work after the last step.
 
     Attributes:
-      digest: of the checkpoint that they were done with.
-      parts: for each by its name, whether there is a file of that name, and lines that were shown.
-      why: why there was no further step, in words; empty until all is done.
-      digests: SHA-256 of the files that were written, by their names.
+      digest: digest of the checkpoint used.
+      parts: for each part by name, whether it has a file with that name, and the displayed lines.
+      why: reason why training stopped, in words; empty until everything is done.
+      digests: SHA-256 of the written files, by name.
     """
 
     digest: str
@@ -124,19 +126,19 @@ class Finished:
 
     @classmethod
     def read(cls, folder: Path) -> "Finished | None":
-        """Return the record of finishing in the folder of a run; None if there is none for its latest checkpoint."""
+        """Read the finishing record in a run folder; None if its latest checkpoint has none."""
         try:
             found = cls._of(folder)
             return found if found.digest == checkpoints.peek(folder / FOLDER)[2] else None
-        except (FileNotFoundError, ValueError):  # none, or of another version
+        except (FileNotFoundError, ValueError):  # missing, or written by another version
             return None
 
     @classmethod
     def _of(cls, folder: Path) -> "Finished":
-        """Return the record of finishing in the folder of a run, of whatever checkpoint.
+        """Read the finishing record in a run folder, for any checkpoint.
 
         Raises:
-          FileNotFoundError: there is none.
+          FileNotFoundError: no record exists.
           ValueError: it is damaged.
         """
         fields = Fields(_FINISHED)
@@ -152,41 +154,41 @@ class Finished:
         return cls(digest, {name: (file, lines) for name, (file, lines) in parts.items()}, why, digests)
 
     def write(self, folder: Path) -> None:
-        """Record it in the folder of a run."""
+        """Write the record into a run folder."""
         with written(folder / _FINISHED) as path:
             path.write_text(json.dumps(dataclasses.asdict(self)))
 
     def has(self, folder: Path, part: str) -> bool:
-        """Return whether a part is done and its file, if it has one, is there."""
+        """Return True if a part is done and its file, if any, exists."""
         return part in self.parts and (not self.parts[part][0] or (folder / part).is_file())
 
     def wrote(self, folder: Path, name: str) -> None:
-        """Keep the digest of a file that was written, if it was."""
+        """Store the digest of a file if it was written."""
         if (digest := digest_of(folder / name)) is not None:
             self.digests[name] = digest
 
     def complete(self, folder: Path) -> bool:
-        """Return whether everything is done."""
+        """Return True if everything is done."""
         return bool(self.why) and all(self.has(folder, part) for part in self.parts)
 
 
 def finished(folder: Path) -> Finished:
-    """Return the record of the latest checkpoint in the folder of a run."""
+    """Return the finishing record of the latest checkpoint in a run folder."""
     return Finished.read(folder) or Finished(checkpoints.peek(folder / FOLDER)[2])
 
 
 def results(folder: Path) -> tuple[str, ...]:
-    """Return the lines in which a finished run has said its results, which come first of its parts; none before its end."""
+    """Return the result lines of a finished run, the first of its parts; empty before its end."""
     found = Finished.read(folder)
     first = next(iter(found.parts.values()), (False, [])) if found else (False, [])
     return tuple(first[1])
 
 
 def changed(folder: Path) -> list[str]:
-    """Return a line for each file in the folder of a finished run that is not as the run wrote it, beside its checkpoints."""
+    """Return a line for each file of a finished run, except checkpoints, that has changed."""
     try:
         found = Finished._of(folder)
-        if found.digest != checkpoints.peek(folder / FOLDER)[2]:  # steps were taken since
+        if found.digest != checkpoints.peek(folder / FOLDER)[2]:  # more steps were taken since
             return []
     except (FileNotFoundError, CheckpointError):
         return []
@@ -207,7 +209,7 @@ def changed(folder: Path) -> list[str]:
 
 
 def write_curves(path: Path, history: History, names: tuple[str, ...]) -> None:
-    """Write all that was measured as a table: step, kind, value. `names` are those of the two or three kinds."""
+    """Write all measurements as a table: step, kind, value. `names` has the two or three kinds."""
     rows = [
         (step, name, repr(value))
         for name, points in zip(names, (history.train, history.test, history.other), strict=False)
@@ -221,7 +223,7 @@ def write_curves(path: Path, history: History, names: tuple[str, ...]) -> None:
 
 @contextmanager
 def written(path: Path) -> Iterator[Path]:
-    """Yield the path at which to write a file of a run, as `atomically`. Only what the first process writes stays."""
+    """Yield a path for writing a run file, as `atomically`; only the first process's file stays."""
     if hosts.is_first():
         with atomically(path) as unfinished:
             yield unfinished
@@ -232,13 +234,14 @@ def written(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Keep other runs from writing into the folder of a run, which is made if it is missing.
+    """Lock a run folder against other runs; create it if missing.
 
-    The first process holds it for all that train the run. The operating system takes it away from a process that ends, however it ends.
+    The first process holds the lock for all processes of the run. The operating system releases it
+    when the process ends for any reason.
 
     Raises:
       InUseError: another process holds the lock.
-      OSError: nothing can be written there.
+      OSError: the folder is not writable.
     """
     with ExitStack() as stack:
         hosts.by_first(lambda: stack.enter_context(_locked(folder)))
@@ -262,7 +265,7 @@ def _locked(folder: Path) -> Iterator[None]:
                     f"{folder} is in use: process {file.read() or '?'} trains there. Wait until it has ended, or choose "
                     "another folder."
                 ) from None
-            except OSError as error:  # some file systems have no locks
+            except OSError as error:  # some file systems do not support locks
                 if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
                     raise
         file.truncate(0)
@@ -272,11 +275,11 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def others(folder: Path, names: Sequence[str]) -> Iterator[Path]:
-    """Yield what a run would write over in a folder that holds none.
+    """Yield paths that a run would overwrite in a folder without a run.
 
     Args:
       folder: the folder.
-      names: of the files that the run writes besides those of every run.
+      names: files written by this run in addition to files common to all runs.
     """
     for name in (CURVES, _FINISHED, *names):
         if (folder / name).exists() or (folder / name).is_symlink():
@@ -287,7 +290,7 @@ def others(folder: Path, names: Sequence[str]) -> Iterator[Path]:
 
 
 def is_lock(path: Path) -> bool:
-    """Return whether a file is one of `lock`, or not there."""
+    """Return True if a path is a file of `lock`, or does not exist."""
     if not path.exists():
         return not path.is_symlink()
     if not path.is_file():
@@ -297,14 +300,14 @@ def is_lock(path: Path) -> bool:
 
 
 def check_space(folder: Path, n_bytes: int) -> None:
-    """Refuses a disk without room for one checkpoint.
+    """Raise if the disk lacks space for one checkpoint.
 
     Args:
-      folder: folder of the run.
-      n_bytes: of the arrays of a checkpoint.
+      folder: run folder.
+      n_bytes: bytes of a checkpoint's arrays.
 
     Raises:
-      OSError: there is less.
+      OSError: less space is free.
     """
     free = hosts.by_first(lambda: shutil.disk_usage(folder).free)
     if free < n_bytes:
@@ -316,15 +319,15 @@ def check_space(folder: Path, n_bytes: int) -> None:
 
 
 def exists(folder: Path) -> bool:
-    """Return whether the folder of a run holds a checkpoint."""
+    """Return True if a run folder holds a checkpoint."""
     return bool(checkpoints.steps(folder / FOLDER))
 
 
 def check(folder: Path) -> None:
-    """Refuses a folder that is none of a run, and says what it is.
+    """Raise for a folder without a run, with a description of its content.
 
     Raises:
-      CheckpointError: it holds no checkpoint.
+      CheckpointError: the folder holds no checkpoint.
     """
     if exists(folder):
         return
@@ -378,13 +381,14 @@ def save(
     record: Record,
     beside: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write a checkpoint into the folder of a run; see `checkpoints.save`.
+    """Write a checkpoint into a run folder; see `checkpoints.save`.
 
     Args:
-      folder: folder of the run.
-      step: number of steps done.
+      folder: run folder.
+      step: number of completed steps.
       trees: pytrees of arrays by name.
-      record: a dataclass of what JSON can hold and of such dataclasses, whose `own_kind` is one of `COMMANDS`.
+      record: a dataclass of JSON values and nested dataclasses; its `own_kind` is one of
+        `COMMANDS`.
       beside: as for `checkpoints.save`.
     """
     meta = {
@@ -400,7 +404,8 @@ def kind(folder: Path) -> str:
     """Return the kind of the run in a folder, one of `COMMANDS`.
 
     Raises:
-      CheckpointError: there is no run, its checkpoints are damaged, or it is of a kind that this version does not know.
+      CheckpointError: no run exists, its checkpoints are damaged, or this version does not know its
+        kind.
     """
     check(folder)
     try:
@@ -416,7 +421,7 @@ def kind(folder: Path) -> str:
 
 
 def resumption(kind: str, folder: Path) -> str:
-    """Return the command that goes on with a run, as a shell takes it.
+    """Return the shell command that resumes a run.
 
     Example:
       >>> from pathlib import Path
@@ -428,7 +433,7 @@ def resumption(kind: str, folder: Path) -> str:
 
 
 def use(kind: str, folder: Path) -> str:
-    """Return the command that uses the model of a run, without the name of the program, as a shell takes it.
+    """Return the shell command that uses the model of a run, without the program name.
 
     Example:
       >>> from pathlib import Path
@@ -440,12 +445,13 @@ def use(kind: str, folder: Path) -> str:
 
 
 def check_kind(folder: Path, wanted: str, *, trains: bool = True) -> str:
-    """Return the kind of the run in a folder, which the command trains that trains runs of the kind `wanted`.
+    """Return the kind of the run in a folder; its training command must be the one for `wanted`.
 
     Args:
-      folder: folder of the run.
-      wanted: kind of the runs that the command trains.
-      trains: whether the run is to go on, or to be used: an error names the command for that.
+      folder: run folder.
+      wanted: kind of run trained by the command.
+      trains: whether the run is to be resumed, rather than used; an error names the matching
+        command.
 
     Raises:
       CheckpointError: another command trains it, or as `kind`.
@@ -464,18 +470,18 @@ def check_kind(folder: Path, wanted: str, *, trains: bool = True) -> str:
 def read(
     folder: Path, record: type[R], *, on_damage: Callable[[str], None] = checkpoints.warn
 ) -> tuple[int, R]:
-    """Return the steps done at the latest checkpoint that is whole, and its record.
+    """Return the completed steps and the record at the latest intact checkpoint.
 
-    It takes at most 100 times the memory of the run.
+    Memory use is at most 100 times the size of the run.
 
     Args:
-      folder: folder of the run.
-      record: the record's class. A field that is a dataclass is made by its ``from_dict``, if there is one, else of its
-        fields.
-      on_damage: is told of every damaged checkpoint that was passed over.
+      folder: run folder.
+      record: record class. A dataclass field is built by its ``from_dict`` if defined, else from
+        its fields.
+      on_damage: called for every damaged checkpoint that is skipped.
 
     Raises:
-      CheckpointError: there is none, or it is of a version with other fields, or of another kind of run.
+      CheckpointError: no checkpoint exists, or it has another version's fields or another run kind.
     """
     found = check_kind(folder, record.kind, trains=False)
     step, meta = checkpoints.read_meta(folder / FOLDER, on_damage=on_damage)
@@ -498,7 +504,7 @@ def read(
 
 
 def set_aside_damaged(folder: Path, step: int) -> None:
-    """Give the checkpoints after that of a step, which `read` has passed over, another name."""
+    """Rename the checkpoints after the given step, which `read` has skipped."""
 
     def set_aside() -> None:
         for later in checkpoints.steps(folder / FOLDER):
@@ -509,19 +515,19 @@ def set_aside_damaged(folder: Path, step: int) -> None:
 
 
 def restore(folder: Path, step: int, name: str, template: Any) -> Any:
-    """Return one tree of the checkpoint of a run; see `checkpoints.restore`."""
+    """Return one tree from a run checkpoint; see `checkpoints.restore`."""
     return checkpoints.restore(folder / FOLDER, step, name, template)
 
 
 def made(kind: Any, fields: Any) -> Any:
-    """Return the dataclass that fields of JSON make, each of which has a value that its annotation allows.
+    """Build a dataclass from JSON fields, checking each value against its annotation.
 
     Raises:
-      KeyError, TypeError, ValueError: they make none.
+      KeyError, TypeError, ValueError: the fields are invalid.
     """
     if not isinstance(fields, dict):
         raise ValueError(f"it has {strict_json.shown(fields)} where an object is expected")
-    if isinstance(kind, UnionType):  # the class that has all these fields
+    if isinstance(kind, UnionType):  # the class with all these fields
         known = [(one, {field.name for field in dataclasses.fields(one)}) for one in typing.get_args(kind)]
         kind = next((one for one, names in known if names >= set(fields)), known[0][0])
     hints = typing.get_type_hints(kind)
@@ -552,9 +558,9 @@ _PLAIN: dict[Any, tuple[type, ...]] = {
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Return whether a value of JSON can be that of a field with this annotation."""
+    """Return True if a JSON value fits a field annotation."""
     if hint in _PLAIN:
-        # Beyond these numbers there are no sizes, seeds, rates and losses.
+        # No size, seed, rate or loss exceeds these limits.
         wild = type(value) in (int, float) and 2**32 <= abs(value) != math.inf
         return type(value) in _PLAIN[hint] and not (wild and (type(value) is int or abs(value) > 3.4e38))
     origin, parts = typing.get_origin(hint), typing.get_args(hint)

@@ -1,4 +1,4 @@
-"""Labeled samples to classify: scikit-learn's digits, or arrays of a file, and their parts."""
+"""Labeled samples for classification (scikit-learn's digits, or arrays in a file) and splits."""
 
 import dataclasses
 import hashlib
@@ -33,26 +33,26 @@ _DAMAGED = (
     ),
     *(struct.error, tokenize.TokenError, zlib.error, zipfile.BadZipFile, Warning),
 )
-"""Errors of what reads a .npz file that is damaged, encrypted, or compressed by an unknown method."""
+"""Exceptions raised for a damaged, encrypted or unsupported .npz file."""
 
 LEAST = 10
 
 
 class SamplesError(ValueError):
-    """Data that cannot be read or used."""
+    """Unreadable or unusable data."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """Samples and their classes, or the numbers that are learned of them.
+    """Samples with their classes or regression targets.
 
     Attributes:
-      x: one row for each sample.
-      y: labels from 0, or numbers.
-      shape: of a sample before it was made a row: ``(features,)``, or ``(height, width)`` or ``(height, width, channels)``
-        of an image.
-      name: where they are from, for messages.
-      classes: names of the classes by label; empty where they have none.
+      x: one row per sample.
+      y: labels from 0, or regression targets.
+      shape: sample shape before flattening: ``(features,)``, or ``(height, width)`` or
+        ``(height, width, channels)`` for images.
+      name: data source, for messages.
+      classes: class names by label; empty if unnamed.
     """
 
     x: Float32[np.ndarray, "samples features"] | UInt8[np.ndarray, "samples features"]
@@ -63,14 +63,14 @@ class Samples:
 
     @property
     def n_classes(self) -> int:
-        """Labels are below this; 1 of numbers."""
+        """Exclusive upper bound of the labels; 1 for regression."""
         if self.regression:
             return 1
         return len(self.classes) or int(self.y.max()) + 1
 
     @property
     def regression(self) -> bool:
-        """True where numbers are learned in place of classes."""
+        """True for regression targets instead of classes."""
         return self.y.dtype.kind == "f"
 
     @property
@@ -81,7 +81,7 @@ class Samples:
 
 
 def load_digits() -> Samples:
-    """Return the 1797 images of 8 x 8 pixels, from 0 to 16, that come with scikit-learn.
+    """Return scikit-learn's 1797 digit images with 8 x 8 pixels, from 0 to 16.
 
     Raises:
       SamplesError: scikit-learn is not installed.
@@ -97,25 +97,29 @@ def load_digits() -> Samples:
 
 
 def load_samples(path: Path) -> Samples:
-    """Return the arrays ``x``, ``[N, F]`` or images ``[N, H, W]`` or ``[N, H, W, C]``, and ``y``, integers ``[N]``, of an ``.npz`` file.
+    """Load samples ``x`` and integer labels ``y`` ``[N]`` from an ``.npz`` file.
+
+    ``x`` has shape ``[N, F]``, or ``[N, H, W]`` or ``[N, H, W, C]`` for images.
 
     Raises:
-      SamplesError: it cannot be read, lacks an array, or they cannot be used; see `samples`.
+      SamplesError: the file cannot be read, lacks an array, or has unusable arrays; see `samples`.
     """
     arrays = read_arrays(path, ("x", "y"))
     return samples(arrays["x"], arrays["y"], name=str(path))
 
 
 def read_arrays(path: Path, names: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """Return arrays of an ``.npz`` file by their names. It takes at most 300 times the memory, and a few times 4 MiB.
+    """Read arrays of an ``.npz`` file by name.
+
+    Memory use is at most 300 times the file size, and a few times 4 MiB.
 
     Args:
       path: the file.
-      names: names of the arrays.
-      optional: names of arrays that may be missing.
+      names: array names.
+      optional: names of optional arrays.
 
     Raises:
-      SamplesError: it cannot be read, holds something else than plain arrays, or lacks an array.
+      SamplesError: the file cannot be read, holds anything except plain arrays, or lacks an array.
     """
     try:
         with zipfile.ZipFile(path) as file:
@@ -141,11 +145,11 @@ def read_arrays(path: Path, names: Sequence[str], optional: Sequence[str] = ()) 
 
 
 def _check_sizes(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
-    """Compare the sizes that members of a .npz file state with its own.
+    """Compare the sizes stated by .npz members with the file size.
 
     Raises:
-      ValueError: a member has a compression that NumPy does not write, or is larger than the file.
-      PackedError: they unpack to too much.
+      ValueError: a member has a compression unknown to NumPy's writer, or is larger than the file.
+      PackedError: the members unpack to too much.
     """
     n_bytes = path.stat().st_size
     for info in members:
@@ -153,19 +157,19 @@ def _check_sizes(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
             raise ValueError(
                 f"{info.filename} has the compression {info.compress_type}; numpy.savez writes 0 or 8"
             )
-        if info.compress_size > n_bytes:  # as many are asked for at once
+        if info.compress_size > n_bytes:  # allocated at once
             raise ValueError(f"{info.filename} has {info.compress_size:,} bytes; the file has {n_bytes:,}")
     compressed.check(path, sum(info.file_size for info in members), "save it by numpy.savez, not compressed")
 
 
 def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
-    """Return the array of a member of a .npz file, after comparing its shape with its size.
+    """Return the array in an .npz member, after comparing its shape with its size.
 
     Raises:
-      ValueError: they are not those of a plain array; or as damaged files do, see `_DAMAGED`.
+      ValueError: it is not a plain array; or any error in `_DAMAGED`.
     """
     with file.open(info) as member, warnings.catch_warnings():
-        warnings.simplefilter("error")  # of headers that NumPy does not write
+        warnings.simplefilter("error")  # headers that NumPy does not write
         version = np.lib.format.read_magic(member)
         read = (
             np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -180,7 +184,7 @@ def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
             raise ValueError(
                 f"{info.filename} has {rest:,} bytes of numbers, and its header says {dtype} {list(shape)}, which are {size:,}"
             )
-        data = member.read(size)  # and no more, whatever follows
+        data = member.read(size)  # and nothing after it
     array = np.frombuffer(data, dtype).reshape(shape, order="F" if by_column else "C")
     if dtype.kind == "U" and not _is_text(data, dtype):
         raise ValueError(f"{info.filename} has text with characters that there are none of")
@@ -188,21 +192,21 @@ def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
 
 
 def _is_text(data: bytes, dtype: np.dtype[Any]) -> bool:
-    """Return whether the octets of an array of text are characters."""
+    """Return True if the bytes of a text array are valid characters."""
     codes = np.frombuffer(data, np.dtype(np.uint32).newbyteorder(dtype.byteorder))
     return not ((codes > 0x10FFFF) | (codes >= 0xD800) & (codes < 0xE000)).any()
 
 
 def samples(x: np.ndarray, y: np.ndarray, *, name: str) -> Samples:
-    """Return checked samples of two arrays.
+    """Return checked samples from two arrays.
 
     Args:
-      x: numbers ``[N, F]``, or images ``[N, H, W]`` or ``[N, H, W, C]``.
+      x: values ``[N, F]``, or images ``[N, H, W]`` or ``[N, H, W, C]``.
       y: integers ``[N]``, from 0.
-      name: name of the data, for messages.
+      name: data name, for messages.
 
     Raises:
-      SamplesError: a wrong shape or dtype, a number that is not finite, a negative label, or too few samples.
+      SamplesError: wrong shape or dtype, a non-finite value, a negative label, or too few samples.
     """
     if x.ndim not in (2, 3, 4) or not x[:1].size:
         raise SamplesError(
@@ -234,7 +238,7 @@ def samples(x: np.ndarray, y: np.ndarray, *, name: str) -> Samples:
 
 
 def split(whole: Samples, seed: int) -> tuple[Samples, Samples]:
-    """Return a training and a test part, a random fifth (rounded up), whatever the classes.
+    """Split into a training and a test part: a random fifth (rounded up), regardless of class.
 
     The test part is the first fifth of ``numpy.random.default_rng(seed).permutation(N)``.
     """
@@ -250,17 +254,17 @@ def split_ids(
     name: str = "samples",
     classes: Sequence[str] = (),
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of the samples of a training and of a test part, a random fifth (rounded up).
+    """Return the sample indices of a training and a test part: a random fifth (rounded up).
 
     Args:
       labels: label of each sample.
-      seed: seed of the split.
-      stratified: whether each class has its share in both parts, by scikit-learn; else as `split`.
-      name: of the samples, for messages.
-      classes: names of the classes by label, for messages.
+      seed: split seed.
+      stratified: whether scikit-learn keeps class proportions in both parts; else as `split`.
+      name: sample name, for messages.
+      classes: class names by label, for messages.
 
     Raises:
-      SamplesError: a class has a single sample, which cannot be in both parts, or there are more classes than test samples.
+      SamplesError: a class has a single sample, or there are more classes than test samples.
     """
     n_test = math.ceil(len(labels) * TEST_SHARE)
     if not stratified:
@@ -284,5 +288,5 @@ def split_ids(
 
 
 def part(whole: Samples, ids: np.ndarray) -> Samples:
-    """Return the samples with these numbers."""
+    """Return the samples with these indices."""
     return dataclasses.replace(whole, x=whole.x[ids], y=whole.y[ids])

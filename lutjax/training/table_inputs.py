@@ -12,7 +12,7 @@ from lutjax.circuits.verilog import CONTROL
 from lutjax.training.datasets.columns import Cells, Encoding, Number, Table
 
 TAKEN = ("x", "y", *CONTROL)
-"""Port names that columns cannot use."""
+"""Port names unavailable to columns."""
 
 
 def columns_of(
@@ -20,12 +20,13 @@ def columns_of(
     thresholds: Shaped[np.ndarray, "features thresholds"] | None,
     format: Format | None = None,
 ) -> Columns:
-    """Return the columns of a table and the bits that the first layer of a network reads.
+    """Return the columns of a table and the bits for the first layer of a network.
 
     Args:
       encoding: table encoding of the run.
       thresholds: feature thresholds of the network, None if its features are bits.
-      format: format of numeric ports; by default an integer format with a suitable unit for each column.
+      format: number format for numeric ports; by default an integer format with a suitable unit for
+        each column.
 
     Raises:
       ValueError: a format cannot separate the thresholds, or a numeric feature has no thresholds.

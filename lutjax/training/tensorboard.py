@@ -1,4 +1,4 @@
-"""Losses and tests for TensorBoard, by tensorboardX, of the extra ``tensorboard``."""
+"""Losses and tests for TensorBoard, through tensorboardX in the extra ``tensorboard``."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,19 +8,19 @@ from lutjax.training.experiments import Watcher
 
 
 class Events(Watcher):
-    """Writes what is measured as scalars.
+    """Writer for measurements as TensorBoard scalars.
 
     Args:
-      folder: for the files of TensorBoard.
-      names: of the training loss and of tests.
-      done: steps before; what an earlier process wrote of later ones is not shown.
+      folder: folder for TensorBoard files.
+      names: names for the training loss and the tests.
+      done: previously completed steps; events of an earlier process after these steps are hidden.
     """
 
     def __init__(self, folder: Path, names: tuple[str, ...], done: int):
         with needed_by("lutjax.training.tensorboard"):
             from tensorboardX import SummaryWriter
 
-        self._names = [name.replace(" ", "_") for name in names]  # as TensorBoard wants them
+        self._names = [name.replace(" ", "_") for name in names]  # naming expected by TensorBoard
         self._writer = SummaryWriter(str(folder), purge_step=done + 1 if done else None)
 
     def __enter__(self) -> "Events":
@@ -35,5 +35,5 @@ class Events(Watcher):
             self._writer.add_scalar(self._names[0], loss, done)
 
     def test(self, done: int, value: float) -> None:
-        """Writes what a test measured."""
+        """Write a test result."""
         self._writer.add_scalar(self._names[1], value, done)

@@ -1,4 +1,4 @@
-"""Texts as bytes: where they come from, how they are split, and the bigram baseline."""
+"""Byte texts: sources, splits, and the bigram baseline."""
 
 import dataclasses
 import hashlib
@@ -16,15 +16,18 @@ STANDARD_LIBRARY = "standard library"
 """Name of the default text: the source of the running Python's standard library."""
 
 MAPPED_BYTES = 2**26
-"""A larger file is mapped into memory, where only the parts stay that are in use, and must not change during a run."""
+"""Larger files are memory-mapped, so only the parts in use occupy memory.
+
+They must not change during a run.
+"""
 
 STANDARD_LIBRARY_BYTES = 4_000_000
-"""The default text is cut here, so that every Python version trains on the same amount."""
+"""Length limit for the default text, so that every Python version trains on the same amount."""
 
 MOST_BYTES = 2**31 - 1
-"""Bytes of the longest text, as places in it are int32."""
+"""Maximum text length in bytes; positions are int32."""
 
-# Tests, generated tables, demonstrations, and what does not belong to Python itself.
+# Tests, generated tables, demonstrations, and packages outside Python itself.
 _EXCLUDED_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "__pycache__", "__phello__", "test", "tests", "idlelib", "lib2to3"}
     | {"turtledemo", "encodings", "pydoc_data", "ensurepip"}
@@ -32,19 +35,19 @@ _EXCLUDED_FOLDERS = frozenset(
 
 
 class TextError(ValueError):
-    """A text that cannot be read, or is too short or too long to train on."""
+    """An unreadable text, or one too short or too long for training."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A text in three contiguous parts: the last 10 % is the test part, the 5 % before it the validation part.
+    """A text in three contiguous parts: the last 10 % for test, the 5 % before it for validation.
 
     Attributes:
-      name: what the text is, for messages.
-      train: bytes to train on.
-      validation: bytes to choose sizes and rates on.
+      name: text description, for messages.
+      train: training bytes.
+      validation: bytes for choosing sizes and rates.
       test: bytes for the reported loss.
-      digest: SHA-256 of all bytes, so that a resumed run can tell whether it sees the same text.
+      digest: SHA-256 of all bytes, which lets a resumed run detect a different text.
     """
 
     name: str
@@ -60,11 +63,11 @@ class Text:
 
 
 def load_text(path: str | Path | None = None, *, context: int = 1) -> Text:
-    """Read and split a text. It takes at most 20 times the memory of the files.
+    """Read and split a text. Memory use is at most 20 times the size of the files.
 
     Args:
-      path: a file; or a folder, all UTF-8 files of which are joined in the order of their paths (hidden
-        files and folders are left out); or None for the source of Python's standard library.
+      path: a file; or a folder, whose UTF-8 files are joined in path order (hidden files and
+        folders are skipped); or None for the source of Python's standard library.
       context: every part must hold more than this many bytes plus one.
 
     Raises:
@@ -87,7 +90,7 @@ def split_text(data: bytes | np.memmap, *, name: str, context: int = 1) -> Text:
     """Split `data` into training, validation and test part; see `Text`.
 
     Raises:
-      TextError: a part holds fewer than ``context + 2`` bytes, or the text more than places in int32 reach.
+      TextError: a part has fewer than ``context + 2`` bytes, or positions in the text exceed int32.
     """
     if not len(data):
         raise TextError(f"the text {name} is empty.")
@@ -109,16 +112,16 @@ def split_text(data: bytes | np.memmap, *, name: str, context: int = 1) -> Text:
 
 
 def bigram_loss(train: Bytes, test: Bytes, *, smoothing: float = 0.1) -> float:
-    """Loss of a table of byte pairs: the baseline that a model of more than one byte must beat.
+    """Return the loss of a byte-pair table: the baseline for models with a longer context.
 
-    The probability of a byte after another is ``(count + smoothing) / (total + 256 * smoothing)``, counted on
-    `train`.
+    The probability of a byte after another is ``(count + smoothing) / (total + 256 * smoothing)``,
+    counted on `train`.
 
     Returns:
-      mean nats per byte over all bytes of `test` but the first.
+      mean nats per byte over all bytes of `test` except the first.
     """
     counts = np.zeros(256 * 256, np.int64)
-    for first in range(0, len(train) - 1, 2**24):  # a part at a time: its pairs are eight times as large
+    for first in range(0, len(train) - 1, 2**24):  # in chunks: pairs are eight times as large
         part = train[first : first + 2**24 + 1]
         counts += np.bincount(part[:-1].astype(np.int64) * 256 + part[1:], minlength=256 * 256)
     table = (smoothing + counts).reshape(256, 256)
@@ -143,7 +146,7 @@ def _standard_library() -> bytes:
 
 
 def _files(root: Path, excluded: frozenset[str] = frozenset()) -> Iterator[Path]:
-    """Files below `root` in an order that does not depend on the file system."""
+    """Yield files below `root` in an order independent of the file system."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -157,7 +160,7 @@ def _folder(root: Path) -> list[bytes]:
     chunks = []
     for path in _files(root):
         if not path.is_file():
-            continue  # a pipe would be waited for
+            continue  # reading a pipe would block
         data = path.read_bytes()
         try:
             data.decode()
