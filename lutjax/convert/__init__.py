@@ -1,6 +1,9 @@
-"""Models that other packages trained, as models of this one: `torchlogix`, `difflogic`, `torch_dwn` and `spiky`, of the tensors that `read` returns.
+"""Conversion of models trained by other packages.
 
-Hard outputs are the same; what is the same of soft ones is said of each. They need Flax, and `read` safetensors (the extra ``bundles``) or, for files of PyTorch, PyTorch.
+`torchlogix`, `difflogic`, `torch_dwn` and `spiky` convert the tensors returned by `read`.
+
+Hard outputs are identical; each function documents the agreement of soft outputs. They need Flax,
+and `read` needs safetensors (the extra ``bundles``) or, for PyTorch files, PyTorch.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Layers of gates and tables that come from elsewhere, as a `lutjax.models.LogicClassifier`."""
+"""Gate and table layers from other packages, as a `lutjax.models.LogicClassifier`."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,16 +13,17 @@ from lutjax.files.messages import in_a_line
 from lutjax.models import LogicClassifier, LogicClassifierConfig
 
 GRADIENTS = {"soft": "soft", "hard": "straight_through"}
-"""What `lutjax.layers.nnx.Thermometer` calls ways to learn thresholds."""
+"""Names in `lutjax.layers.nnx.Thermometer` for gradients of learned thresholds."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A layer of gates or tables.
+    """A gate or table layer.
 
     Attributes:
-      name: in the file, for messages.
-      table: trained numbers, ``[gates, 16]`` logits of gates, or ``[gates, 2**inputs]`` with the first input as the lowest bit of an address.
+      name: name in the file, for messages.
+      table: trained values, ``[gates, 16]`` gate logits, or ``[gates, 2**inputs]`` with the first
+        input as the lowest address bit.
       wires: ``[gates, inputs]``.
     """
 
@@ -42,13 +43,14 @@ def classifier(
     sampling: str = "fixed",
     width: float | int = 1.0,
 ) -> LogicClassifier:
-    """Return the classifier of layers, the first of which reads bits of thresholds or, without any, of samples.
+    """Return the classifier for layers; the first one reads threshold bits, or samples.
 
     Args:
       kind: one of `lutjax.models._logic_configs.CLASSIFIER_TABLES`.
       n_inputs: inputs of the first layer; by default as many as it needs.
-      sampling: what thresholds give in training: ``"fixed"``: bits; ``"soft"``: sigmoids; ``"hard"``: bits with the derivatives of those. All but fixed ones are learned.
-      width: of those sigmoids.
+      sampling: threshold output in training: ``"fixed"``: bits; ``"soft"``: sigmoids; ``"hard"``:
+        bits with sigmoid derivatives. All except fixed thresholds are learned.
+      width: sigmoid width.
 
     Raises:
       ConversionError: layers do not fit each other, or wires are out of range.
@@ -88,10 +90,11 @@ def check_layer(layer: Layer, arity: int, expected: int, n_before: int) -> str:
     """Return the wiring of a layer, balanced or random.
 
     Args:
-      arity, expected: inputs and numbers of a gate or table. n_before: inputs of the layer.
+      arity, expected: required inputs and values per gate or table.
+      n_before: inputs of the layer.
 
     Raises:
-      ConversionError: it has others, or wires are out of range.
+      ConversionError: the layer has other sizes, or wires are out of range.
     """
     n_gates, n = layer.wires.shape
     if n != arity or layer.table.shape != (n_gates, expected):
@@ -111,7 +114,7 @@ def check_layer(layer: Layer, arity: int, expected: int, n_before: int) -> str:
 
 
 def encoded(thresholds: Any, sampling: str) -> dict[str, Any]:
-    """Return the fields of a config that say what thresholds there are."""
+    """Return the config fields for the thresholds."""
     n_thresholds = 0 if thresholds is None else thresholds.shape[1]
     if thresholds is None or sampling == "fixed":
         return {"n_thresholds": n_thresholds}
@@ -120,20 +123,20 @@ def encoded(thresholds: Any, sampling: str) -> dict[str, Any]:
 
 
 def encoder(thresholds: Any, sampling: str, width: float | int) -> dict[str, Any]:
-    """Return the arguments of a model for its thresholds."""
+    """Return the model arguments for the thresholds."""
     if thresholds is None or sampling == "fixed":
         return {"thresholds": thresholds}
     return {"thresholds": thresholds, "widths": np.full(len(thresholds), width, np.float32)}
 
 
 def put(layer: Any, kind: str, table: np.ndarray, wires: np.ndarray) -> None:
-    """Give a layer its wires and trained numbers."""
+    """Set the wires and trained values of a layer."""
     layer.wires = wires.astype(np.int32)
     setattr(layer, "logits" if kind == "gates" else "table", table.astype(np.float32))
 
 
 def check_some(layers: list[Layer], kinds: set[str]) -> None:
-    """Raise ConversionError if there is no layer, or if layers are of several kinds."""
+    """Raise ConversionError for an empty list or mixed layer kinds."""
     if not layers:
         raise ConversionError("the file has no layers of gates or tables.")
     if len(kinds) > 1:
@@ -143,10 +146,11 @@ def check_some(layers: list[Layer], kinds: set[str]) -> None:
 
 
 def modules(tensors: Mapping[str, Any], endings: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the modules of a state dict, in their order, each with its tensors by what follows its name.
+    """Return the modules of a state dict in order, each with its tensors by name suffix.
 
     Args:
-      endings: names of tensors in modules, such as ``weight`` and ``connections.indices``; the longest that fits is taken.
+      endings: tensor names inside modules, such as ``weight`` and ``connections.indices``; the
+        longest match is used.
 
     Raises:
       ConversionError: a tensor has another ending.
@@ -155,7 +159,7 @@ def modules(tensors: Mapping[str, Any], endings: Iterable[str]) -> list[tuple[st
     found: dict[str, dict[str, Any]] = {}
     for name, tensor in tensors.items():
         ending = next((e for e in known if name == e or name.endswith(f".{e}")), None)
-        if ending is None:  # of numbered ones the first stands for all
+        if ending is None:  # the first numbered name represents all
             digits = "0123456789"
             shown = sorted({e.rstrip(digits) + "0" * (e[-1] in digits) for e in known if "_export" not in e})
             raise ConversionError(
@@ -166,16 +170,16 @@ def modules(tensors: Mapping[str, Any], endings: Iterable[str]) -> list[tuple[st
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:
-    """Return a key that sorts names by the numbers in them."""
+    """Return a sort key that orders names by the numbers in them."""
     numbers = [int(part) if part.isdecimal() and len(part) < 10 else None for part in name.split(".")]
     return [(n is None, n or 0, part) for n, part in zip(numbers, name.split("."), strict=True)]
 
 
 def array(where: str, parts: Mapping[str, Any], name: str, ndim: int) -> Any:
-    """Return a tensor of a module.
+    """Return a module tensor.
 
     Raises:
-      ConversionError: it is missing, or has another number of axes.
+      ConversionError: it is missing, or has another rank.
     """
     if name not in parts:
         raise ConversionError(f"{where or 'the file'} has no {name}.")

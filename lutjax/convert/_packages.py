@@ -1,4 +1,4 @@
-"""Networks of other packages, by the tensors that they save."""
+"""Conversion of other packages' networks from their saved tensors."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,21 +15,24 @@ from lutjax.models import LogicClassifier
 Tensors = Mapping[str, Shaped[np.ndarray, "..."]]
 
 SAVED_WIRES = "safetensors.torch.save_file({**model.state_dict(), **{f'{k}.indices': torch.stack(layer.indices) for k, layer in enumerate(model) if hasattr(layer, 'indices')}}, FILE)"
-"""Python that saves a network of difflogic with its wires, which its state dict has not."""
+"""Python code that saves a difflogic network with its wires, which its state dict lacks."""
 
 
 def difflogic(
     tensors: Tensors, *, n_classes: int, tau: float | int = 1.0, n_inputs: int | None = None
 ) -> LogicClassifier:
-    """Return the classifier of a network of difflogic; hard outputs are the same, and soft ones within rounding.
+    """Convert a difflogic network to a classifier.
+
+    Hard outputs are identical, and soft outputs agree within rounding.
 
     Args:
-      tensors: by name: ``weights`` of each layer, ``[gates, 16]``, and its wires, which a state dict of difflogic has not: ``indices``, ``[2, gates]``.
+      tensors: tensors by name: ``weights`` of each layer, ``[gates, 16]``, and its wires,
+        ``indices``, ``[2, gates]``. A difflogic state dict does not include wires.
       n_classes, tau: arguments of its ``GroupSum``.
-      n_inputs: bits of a sample; by default as many as the first layer reads.
+      n_inputs: bits per sample; by default as many as the first layer reads.
 
     Raises:
-      ConversionError: it is another network, or has no wires.
+      ConversionError: the network is of another kind, or has no wires.
 
     Source: docs/convert.md, section 2.
 
@@ -59,19 +62,22 @@ def difflogic(
 def torch_dwn(
     tensors: Tensors, *, n_classes: int, tau: float | int = 1.0, n_inputs: int | None = None
 ) -> LogicClassifier:
-    """Return the classifier of a network of torch-dwn; outputs are the same.
+    """Convert a torch-dwn network to a classifier with identical outputs.
 
-    Its layers are those with a straight-through estimator, of which every forward pass is hard. Here the last layer sums values in training, as `lutjax.models.LogicClassifier` does with
-    ``tables="binary"``. Mappings that were learned become the wires that they have chosen.
+    Its layers use a straight-through estimator, so every forward pass is hard. During training
+    here, the last layer sums values, as in `lutjax.models.LogicClassifier` with
+    ``tables="binary"``. Learned mappings become the selected wires.
 
     Args:
-      tensors: by name: ``luts`` and ``mapping``, or ``mapping.weights``, of each layer; and, because its thermometers are no modules,
-        ``thresholds``, ``[features, thresholds]`` or, of all features, ``[thresholds]``, if it has some and you saved them; and ``randperm`` of its ``GroupSum``.
+      tensors: tensors by name: ``luts`` and ``mapping``, or ``mapping.weights``, of each layer.
+        Thermometers are not modules, so save their ``thresholds`` yourself, ``[features,
+        thresholds]``, or ``[thresholds]`` if shared by all features; and ``randperm`` of its
+        ``GroupSum``.
       n_classes, tau: arguments of its ``GroupSum``.
-      n_inputs: bits of a sample where there are no thresholds; by default as many as the first layer reads.
+      n_inputs: bits per sample without thresholds; by default as many as the first layer reads.
 
     Raises:
-      ConversionError: it is another network.
+      ConversionError: the network is of another kind.
 
     Source: docs/convert.md, section 3.
 
@@ -118,7 +124,7 @@ def torch_dwn(
 
 
 def _in_order(layer: Layer, order: np.ndarray) -> Layer:
-    """Return a layer whose tables are in the order in which groups of them are summed."""
+    """Reorder a layer's tables to the order of group summation."""
     if not np.array_equal(np.sort(order), np.arange(len(layer.table))):
         raise ConversionError(
             f"randperm has {len(order)} ids from {order.min()} to {order.max()}; expected each of the {len(layer.table)} tables of {layer.name} once."
@@ -132,4 +138,4 @@ PACKAGES: Mapping[str, Callable[..., Any]] = {
     "torch-dwn": torch_dwn,
     "spiky": spiky,
 }
-"""Functions by the names of packages."""
+"""Conversion functions by package name."""

@@ -1,4 +1,4 @@
-"""Tables of spiky, by the tensors that it saves and the anchors that it does not."""
+"""Conversion of spiky tables from its saved tensors and separately saved anchors."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from lutjax.models.transformer import ATTENTION
 Tensors = Mapping[str, Shaped[np.ndarray, "..."]]
 
 SAVED_ANCHORS = "safetensors.torch.save_file({**model.state_dict(), **{f'{name}._detector_anchors': layer._export_anchors() for name, layer in model.named_modules() if hasattr(layer, '_export_anchors')}}, FILE)"
-"""Python that saves a network of spiky with its anchors, which its state dict has not."""
+"""Python code that saves a spiky network with its anchors, which its state dict lacks."""
 
 _WEIGHTS, _ANCHORS, _POSITIONS = "_weights", "_detector_anchors", "_positional_embeddings"
 _NORM = {"weight": "scale", "bias": "bias", "running_mean": "mean", "running_var": "var"}
@@ -27,13 +27,14 @@ _ENDINGS = (_WEIGHTS, _ANCHORS, _POSITIONS, *_NORM, "num_batches_tracked")
 
 @dataclasses.dataclass(frozen=True)
 class _Tables:
-    """The tables of a layer.
+    """Tables of a layer.
 
     Attributes:
-      name: in the file.
+      name: name in the file.
       anchors: ``[detectors, pairs, 2]``.
       weights: ``[detectors, rows, outputs]``.
-      positions: ``[positions, detectors or 1, bits]`` of attention, in the file in a row; None without any.
+      positions: ``[positions, detectors or 1, bits]`` for attention, flattened in the file; else
+        None.
     """
 
     name: str
@@ -51,11 +52,11 @@ class _Tables:
 
     @property
     def n_bits(self) -> int:
-        """Bits of an address."""
+        """Bits per address."""
         return self.weights.shape[1].bit_length() - 1
 
     def put(self, layer: Any) -> None:
-        """Give a layer its anchors and trained numbers."""
+        """Set the anchors and trained values of a layer."""
         least, largest, n = int(self.anchors.min()), int(self.anchors.max()), _n_compared(layer)
         if least < 0 or largest >= n:
             raise ConversionError(
@@ -70,17 +71,21 @@ class _Tables:
 def spiky(
     tensors: Tensors, *, context: int, attention: str | None = None, shared_positions: bool = False
 ) -> LUTTransformer:
-    """Return the language model of a ``LUTTransformer`` of spiky; logits are the same within rounding, in training and after it.
+    """Convert a spiky ``LUTTransformer`` to a language model.
+
+    Logits agree within rounding, during and after training.
 
     Args:
-      tensors: by name: its state dict, and the anchors of each layer, which that has not: ``_detector_anchors``, ``[detectors, pairs, 2]``.
+      tensors: tensors by name: its state dict, and the anchors ``_detector_anchors`` of each layer,
+        ``[detectors, pairs, 2]``, which the state dict does not include.
       context: its ``context_size``.
-      attention: ``"concatenated"``; ``"pair"`` where its ``concatenation_product`` is False; ``"pair_interleaved"`` where its ``sliced_product_mode`` is True, too. Default: what the sizes of its
-        tables say, of the first two.
+      attention: ``"concatenated"``; ``"pair"`` if its ``concatenation_product`` is False;
+        ``"pair_interleaved"`` if its ``sliced_product_mode`` is also True. By default one of the
+        first two, inferred from table sizes.
       shared_positions: its ``unified_pe``.
 
     Raises:
-      ConversionError: it is another network, or has no anchors, or sizes do not fit.
+      ConversionError: the network is of another kind, has no anchors, or has inconsistent sizes.
 
     Source: docs/convert.md, section 4.
 
@@ -167,17 +172,17 @@ def spiky_layer(
     attention: str | None = None,
     shared_positions: bool = False,
 ) -> LUT | LUTAttention | LUTPairAttention:
-    """Return the layer of a ``LUTLayer`` of spiky, or of a ``Conv2DLUTLayer`` whose fields are the whole input and output.
+    """Convert a spiky ``LUTLayer``, or a ``Conv2DLUTLayer`` that spans its whole input and output.
 
     Args:
-      tensors: of the state dict of a network of any kind, with the anchors that it has not; see `spiky`.
-      name: of the layer in it.
+      tensors: state dict of any network, with the anchors it does not include; see `spiky`.
+      name: layer name in it.
       in_features, out_features: its ``n_inputs`` and ``n_outputs``.
       context: its ``sequence_length``, for attention.
       attention, shared_positions: as in `spiky`.
 
     Raises:
-      ConversionError: it is another layer, or has no anchors, or sizes do not fit.
+      ConversionError: the layer is of another kind, has no anchors, or has inconsistent sizes.
 
     Source: docs/convert.md, section 4.
 
@@ -214,7 +219,7 @@ def spiky_layer(
 
 
 def _tables(found: dict[str, dict[str, Any]], name: str, n_outputs: int) -> _Tables:
-    """Return the tables of a module, which is taken out of those that were found."""
+    """Remove a module from `found` and return its tables."""
     parts = found.pop(name, {})
     if _WEIGHTS in parts and _ANCHORS not in parts:
         raise ConversionError(
@@ -235,7 +240,7 @@ def _tables(found: dict[str, dict[str, Any]], name: str, n_outputs: int) -> _Tab
 
 
 def _position_bits(layer: _Tables, kind: str, context: int, shared: bool) -> int:
-    """Return the positional bits of attention."""
+    """Return the number of position bits for attention."""
     if kind == "concatenated":
         return max(layer.n_bits - 2 * layer.n_anchors, 0)
     if layer.positions is None:
@@ -244,7 +249,7 @@ def _position_bits(layer: _Tables, kind: str, context: int, shared: bool) -> int
 
 
 def _placed(layer: _Tables, context: int, shared: bool, n_position_bits: int) -> _Tables:
-    """Return tables with positions in the shape that a layer has them in."""
+    """Return tables with positions in the layer's shape."""
     shape = context - 1, 1 if shared else layer.n_detectors, n_position_bits
     n_found = 0 if layer.positions is None else layer.positions.size
     if n_found != np.prod(shape):
@@ -256,7 +261,7 @@ def _placed(layer: _Tables, context: int, shared: bool, n_position_bits: int) ->
 
 
 def _of_shape(own: _Tables, layer: Any) -> Any:
-    """Return a layer whose arrays have the shapes of those tables."""
+    """Return a layer whose arrays match the table shapes."""
     made = layer.anchors[...].shape, layer.weights[...].shape
     if made != (own.anchors.shape, own.weights.shape):
         raise ConversionError(
@@ -267,14 +272,14 @@ def _of_shape(own: _Tables, layer: Any) -> Any:
 
 
 def _n_compared(layer: Any) -> int:
-    """Return the number of values that the anchors of a layer choose from."""
+    """Return the number of values available to a layer's anchors."""
     if not isinstance(layer, LUTPairAttention):
         return int(layer.in_features)
     return 2 * int(layer.in_features) + int(layer.n_position_bits)
 
 
 def _put_norm(name: str, parts: Mapping[str, Any] | None, norm: Any) -> None:
-    """Give batch normalization its numbers."""
+    """Set the parameters of batch normalization."""
     if (parts is None) != (norm is None):
         raise ConversionError(f"{name} is missing, or other layers have none.")
     if parts is None:

@@ -1,4 +1,4 @@
-"""Tensors of files that other packages wrote, of which nothing is executed."""
+"""Tensors in files written by other packages; no file content is executed."""
 
 import importlib.util
 import os
@@ -16,17 +16,17 @@ from lutjax.files.messages import in_a_line
 Tensors = Mapping[str, Shaped[np.ndarray, "..."]]
 
 MOST_BYTES = 1 << 34
-"""Bytes of the largest file that is read."""
+"""Maximum file size in bytes."""
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Shaped[np.ndarray, "..."]]:
-    """Return the tensors of a file by name: a state dict of PyTorch, ``.pt``, ``.pth`` or ``.bin``, or else of safetensors.
+    """Read tensors by name from a safetensors file or a PyTorch state dict.
 
-    A file of PyTorch is read by its loader of weights alone (``torch.load(weights_only=True)``), which runs no code of the file; so PyTorch has to be installed for it. It takes at most
-    100 times the memory of the file.
+    PyTorch files (``.pt``, ``.pth``, ``.bin``) are read by ``torch.load(weights_only=True)``, which
+    runs no code in the file; this requires PyTorch. Memory use is at most 100 times the file size.
 
     Raises:
-      ConversionError: there is no such file, or it is damaged, or has more than tensors.
+      ConversionError: the file is missing or damaged, or holds anything except tensors.
       ModuleNotFoundError: a package is missing.
     """
     place = Path(path)
@@ -54,7 +54,7 @@ def _of_safetensors(path: Path) -> dict[str, Any]:
         SafetensorError,
         AttributeError,
         ValueError,
-    ) as error:  # AttributeError: of a dtype that NumPy has not
+    ) as error:  # AttributeError: a dtype unknown to NumPy
         raise ConversionError(f"{path} is no file of safetensors: {in_a_line(error)}") from error
 
 
@@ -77,7 +77,7 @@ def _of_torch(path: Path) -> dict[str, Any]:
     others = [name for name, value in found.items() if not torch.is_tensor(value)]
     if others:
         raise ConversionError(f"{path}: {in_a_line(others[0], 80)} is no tensor. Save model.state_dict().")
-    narrow = torch.bfloat16  # which NumPy has not
+    narrow = torch.bfloat16  # unknown to NumPy
     return {
         name: (tensor.float() if tensor.dtype == narrow else tensor).detach().cpu().numpy()
         for name, tensor in found.items()

@@ -1,4 +1,4 @@
-"""Networks of torchlogix, by the tensors that it saves."""
+"""Conversion of torchlogix networks from their saved tensors."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from lutjax.models._config import MOST_DEPTH
 Tensors = Mapping[str, Shaped[np.ndarray, "..."]]
 
 SAMPLING = ("fixed", "hard", "soft")
-"""Kinds of bits that a binarization gives in training: fixed, learned as bits, or learned as sigmoids."""
+"""Binarization outputs in training: fixed bits, learned bits, or learned sigmoids."""
 
 _KINDS = {"light": "light", "warp": "walsh"}
 _LEVEL, _LEAVES = "tree_weights.{}", "connections._indices_L{}"
@@ -39,24 +39,35 @@ def torchlogix(
     binarization: str | None = None,
     binarization_temperature: float | int = 0.1,
 ) -> LogicClassifier | LogicTreeNet:
-    """Return the classifier of a state dict of torchlogix: dense layers, before them perhaps convolutions, and before all perhaps a binarization.
+    """Convert a torchlogix state dict to a classifier.
 
-    Hard outputs are the same. Soft ones are the same within rounding for layers of gates (``"raw"`` there, 16 logits of each) and ``"light"`` tables; of ``"warp"`` layers
-    torchlogix takes the sigmoid after the interpolation, which makes no difference over bits alone. Connections that were learned become the wires that they have chosen.
+    The network has dense layers, optionally preceded by convolutions and an initial binarization.
+
+    Hard outputs are identical. Soft outputs agree within rounding for gate layers (``"raw"`` in
+    torchlogix, 16 logits each) and ``"light"`` tables. For ``"warp"`` layers torchlogix applies the
+    sigmoid after the interpolation, which makes a difference only for inputs other than bits.
+    Learned connections become the selected wires.
 
     Args:
-      tensors: by name: ``weight`` and ``connections.indices`` of each dense layer, ``tree_weights`` and ``connections._indices_L0`` of each convolution, ``thresholds`` of a binarization.
+      tensors: tensors by name: ``weight`` and ``connections.indices`` of each dense layer,
+        ``tree_weights`` and ``connections._indices_L0`` of each convolution, ``thresholds`` of a
+        binarization.
       n_classes, tau: arguments of its ``GroupSum``.
-      parameterization: of tables with ``2**inputs`` numbers, ``"light"`` or ``"warp"``; it is not in the file.
-      temperature: of the parameterization.
-      n_inputs: bits of a sample, where there is neither a binarization nor an image; by default as many as the first layer reads.
-      image: what the file does not say of convolutions: the size of images, and arguments of its ``LogicConv2d`` and ``OrPooling2d``.
-      binarization: what it gives in training: ``"fixed"``: bits; ``"soft"``: sigmoids, as ``SoftBinarization`` and, by default, ``LearnableBinarization`` do; ``"hard"``: bits with
-        their derivatives. Default: soft where thresholds are learned, else fixed. All but fixed ones are learned here.
-      binarization_temperature: width of those sigmoids, ``temperature_sampling`` there.
+      parameterization: ``"light"`` or ``"warp"`` for tables with ``2**inputs`` values; the file
+        does not include it.
+      temperature: temperature of the parameterization.
+      n_inputs: bits per sample, without binarization and image; by default as many as the first
+        layer reads.
+      image: convolution settings missing in the file: image size, and arguments of its
+        ``LogicConv2d`` and ``OrPooling2d``.
+      binarization: output in training: ``"fixed"``: bits; ``"soft"``: sigmoids, as in
+        ``SoftBinarization`` and, by default, ``LearnableBinarization``; ``"hard"``: bits with
+        sigmoid derivatives. Default: soft for learned thresholds, else fixed. All except fixed ones
+        are learned here.
+      binarization_temperature: sigmoid width, ``temperature_sampling`` in torchlogix.
 
     Raises:
-      ConversionError: it is another network, or what is said of images does not fit.
+      ConversionError: the network is of another kind, or the image settings do not fit.
 
     Source: docs/convert.md, section 1.
 
@@ -121,12 +132,12 @@ def _dense(name: str, parts: Mapping[str, Any], temperature: float) -> Layer:
 
 
 def _trees(name: str, parts: Mapping[str, Any], temperature: float) -> Trees:
-    """Return the trees of a convolution, of which the file has the pixels that leaves read at every place."""
+    """Return the trees of a convolution, from the pixels stored for leaves at every position."""
     depth = sum(_LEVEL.format(k) in parts for k in range(MOST_DEPTH))
     levels = [array(name, parts, _LEVEL.format(k), 3) for k in range(depth)]
     pixels = array(
         name, parts, _LEAVES.format(0), 5
-    )  # [inputs, kernels, places, nodes, (row, column, channel)]
+    )  # [inputs, kernels, positions, nodes, (row, column, channel)]
     arity, n_kernels, _, n_nodes, n_axes = pixels.shape
     expected = [(arity**k, n_kernels) for k in reversed(range(depth))]
     if n_axes != 3 or [level.shape[:2] for level in levels] != expected or n_nodes != expected[0][0]:
@@ -135,7 +146,7 @@ def _trees(name: str, parts: Mapping[str, Any], temperature: float) -> Trees:
             "leaves [inputs, kernels, places, nodes, 3] and nodes [nodes, kernels, numbers], level by level."
         )
     first = pixels[:, :, :1]
-    shifts = pixels[0, 0, :, 0] - pixels[0, 0, 0, 0]  # of places
+    shifts = pixels[0, 0, :, 0] - pixels[0, 0, 0, 0]  # of positions
     if (pixels != first + shifts[None, None, :, None]).any() or shifts[:, 2].any():
         raise ConversionError(f"{name} does not read the same pixels of a window at all places.")
     down, right = (np.unique(shifts[:, axis]) for axis in (0, 1))
@@ -153,7 +164,7 @@ def _trees(name: str, parts: Mapping[str, Any], temperature: float) -> Trees:
 
 
 def _lowest_first(table: np.ndarray, n_inputs: int) -> np.ndarray:
-    """Return tables whose first input is the lowest bit of an address, of those where it is the highest; gates have the same numbers."""
+    """Reorder tables from first input highest to first input lowest; gates keep their values."""
     if table.shape[-1] != 2**n_inputs or (n_inputs, table.shape[-1]) == (2, 16):
         return table
     axes = table.reshape(*table.shape[:-1], *(2,) * n_inputs)
@@ -174,7 +185,7 @@ def _sampling(name: str, given: str | None, *, learned: bool) -> str:
 
 
 def _thresholds(name: str, parts: Mapping[str, Any]) -> Float[np.ndarray, "..."]:
-    """Return thresholds, or what makes some of the trained distances between them."""
+    """Return the thresholds, computed from the trained differences if necessary."""
     found = np.asarray(parts["thresholds"], np.float32)
     if found.ndim not in (1, 2) or not found.size:
         raise ConversionError(
@@ -182,14 +193,14 @@ def _thresholds(name: str, parts: Mapping[str, Any]) -> Float[np.ndarray, "..."]
         )
     if "raw_diffs" in parts:
         differences = array(name, parts, "raw_diffs", found.ndim).astype(np.float64)
-        scale = 0.1 + 1e-6  # the default temperature_softplus, which the file has not
+        scale = 0.1 + 1e-6  # the default temperature_softplus, missing in the file
         later = scale * np.logaddexp(0, differences[..., 1:] / scale)
         found = np.cumsum(np.concatenate([differences[..., :1], later], -1), -1).astype(np.float32)
     return found
 
 
 def _chosen(name: str, parts: Mapping[str, Any]) -> Any:
-    """Return wires ``[gates, inputs]``: those that are fixed, or the best of the candidates."""
+    """Return wires ``[gates, inputs]``: the fixed ones, or the best candidates."""
     if "connections.weights" not in parts:
         return array(name, parts, "connections.indices", 2).T
     scores = array(name, parts, "connections.weights", 3)

@@ -1,4 +1,4 @@
-"""Convolutions of trees of gates that come from elsewhere, as a `lutjax.models.LogicTreeNet`."""
+"""Gate tree convolutions from other packages, as a `lutjax.models.LogicTreeNet`."""
 
 import dataclasses
 import math
@@ -20,13 +20,16 @@ PerLayer = int | Sequence[int]
 
 @dataclasses.dataclass(frozen=True)
 class Image:
-    """Sizes of images and of convolutions over them that no file has; padding and pools are numbers for all layers, or one for each.
+    """Image and convolution sizes missing in files.
+
+    Padding and pools are numbers for all layers, or one per layer.
 
     Attributes:
-      shape: height, width and channels of images of numbers or, where there is no thermometer, of bits.
-      padding: zeros around the image that a convolution reads.
-      pool: height and width, and stride, of the or after each convolution; 1 for none.
-      pool_padding: places around those that it reads.
+      shape: height, width and channels of images, with numeric values or, without a thermometer,
+        bits.
+      padding: zeros around the image read by a convolution.
+      pool: height, width and stride of the OR-pooling after each convolution; 1 for none.
+      pool_padding: positions around the pooling input.
 
     Raises:
       ConversionError: a size is impossible.
@@ -53,22 +56,23 @@ class Image:
                 raise ConversionError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
 
     def of_layers(self, name: str, n_layers: int) -> tuple[int, ...]:
-        """Return a size for each layer; one that is given for some of them as it is."""
+        """Return one size per layer; a sequence is returned unchanged."""
         found = getattr(self, name)
         return (found,) * n_layers if isinstance(found, int) else tuple(found)
 
 
 @dataclasses.dataclass(frozen=True)
 class Trees:
-    """A convolution of trees.
+    """A tree convolution.
 
     Attributes:
-      name: in the file, for messages.
-      levels: trained numbers, ``[nodes, kernels, numbers]`` for each level of nodes, those of the leaves first. Node k reads the nodes ``n * k`` to ``n * k + n - 1`` of the level before it.
-        Numbers are those of `Layer`.
-      leaves: ``[kernels * nodes, n, 3]``, row and column in the padded image at the first place, and channel.
-      places: rows and columns of places.
-      stride: from one place to the next.
+      name: name in the file, for messages.
+      levels: trained values, ``[nodes, kernels, numbers]`` per node level, leaves first. Node k
+        reads nodes ``n * k`` to ``n * k + n - 1`` of the previous level. Values are as in `Layer`.
+      leaves: ``[kernels * nodes, n, 3]``: row and column in the padded image at the first position,
+        and channel.
+      places: rows and columns of positions.
+      stride: distance between positions.
     """
 
     name: str
@@ -90,7 +94,7 @@ def tree_net(
     sampling: str = "fixed",
     width: float | int = 1.0,
 ) -> LogicTreeNet:
-    """Return the classifier of convolutions and the layers after them.
+    """Return the classifier for convolutions and the layers after them.
 
     Args:
       kind, n_classes, tau, thresholds, sampling, width: as in `lutjax.convert._networks.classifier`.
@@ -178,7 +182,7 @@ def _check_tree(tree: Trees, arity: int, expected: int, n_channels: int) -> None
 
 
 def _kernel(tree: Trees, size: tuple[int, int], padding: int) -> int:
-    """Return the smallest window that has all leaves, and as many places in an image as there are."""
+    """Return the smallest window that covers all leaves and gives the same number of positions."""
     needed = int(tree.leaves[..., :2].max()) + 1
     largest = [
         n + 2 * padding - (places - 1) * tree.stride for n, places in zip(size, tree.places, strict=True)

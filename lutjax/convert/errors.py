@@ -1,7 +1,7 @@
-"""Errors of models from elsewhere. JAX is not imported here, so that a program can know them before it needs it."""
+"""Conversion errors. JAX is not imported here, so programs can catch them before they need it."""
 
 from lutjax.files.errors import FolderError
 
 
 class ConversionError(FolderError):
-    """A file of another package that cannot be read, or whose model has no form here."""
+    """A file of another package that is unreadable, or whose model lutjax cannot represent."""
