@@ -1,6 +1,9 @@
-"""Models over HTTP: an ASGI application for text models, by the completion interface that clients speak, and for classifiers, by a call in JSON.
+"""HTTP serving through an ASGI application.
 
-`application(model)` returns it, for any ASGI server; ``lutjax serve DIR`` runs it with uvicorn. They need the extra ``serve``.
+Text models use the common completion interface, classifiers a JSON call.
+
+`application(model)` returns the application for any ASGI server; ``lutjax serve DIR`` runs it with
+uvicorn. Both need the extra ``serve``.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -36,17 +36,19 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 def application(model: Any, name: str = "lutjax", limits: Limits | None = None) -> Starlette:
-    """Return an ASGI application that answers requests with a model.
+    """Return an ASGI application that serves a model.
 
-    Text models have ``POST /v1/completions``, classifiers ``POST /v1/classify``; all have ``GET /v1/models``, ``/health`` and ``/metrics``. See `docs/serving.md`.
+    Text models have ``POST /v1/completions``, classifiers ``POST /v1/classify``; all have
+    ``GET /v1/models``, ``/health`` and ``/metrics``. See `docs/serving.md`.
 
     Args:
-      model: a text model of bytes or a classifier, as `lutjax.load` and `lutjax.convert` return them.
-      name: by which requests name the model.
-      limits: of what is taken.
+      model: a byte-level text model or a classifier, as returned by `lutjax.load` and
+        `lutjax.convert`.
+      name: model name in requests.
+      limits: server limits.
 
     Raises:
-      ValueError: it is another model.
+      ValueError: the model is of another kind.
 
     Source: docs/serving.md, section 1.
 
@@ -69,7 +71,7 @@ def application(model: Any, name: str = "lutjax", limits: Limits | None = None) 
 
 
 class _Server:
-    """Base of servers: routes that all have, errors, and measurements."""
+    """Base server: common routes, errors, and measurements."""
 
     path: str
 
@@ -78,22 +80,22 @@ class _Server:
         self._created = int(time.time())
 
     async def answer(self, request: Request, found: dict[str, Any], start: float) -> Response:
-        """Return the answer to the body of a request."""
+        """Answer the body of a request."""
         raise NotImplementedError
 
     def now(self) -> dict[str, float | int]:
-        """Return what goes up and down."""
+        """Return the current gauge values."""
         raise NotImplementedError
 
     def healthy(self) -> bool:
-        """Return whether requests are answered."""
+        """Return True if requests are answered."""
         return True
 
     def warm(self) -> None:
-        """Compile what requests need, before the first one."""
+        """Compile programs for requests, before the first one."""
 
     def stop(self) -> None:
-        """End all that runs beside the application."""
+        """Stop everything that runs next to the application."""
 
     def application(self) -> Starlette:
         @contextlib.asynccontextmanager
@@ -131,12 +133,12 @@ class _Server:
         except RequestError as error:
             self.metrics.request(self.path, error.status, time.perf_counter() - start)
             raise
-        if not isinstance(response, StreamingResponse):  # which counts at its end
+        if not isinstance(response, StreamingResponse):  # counted at its end
             self.metrics.request(self.path, response.status_code, time.perf_counter() - start)
         return response
 
     async def _body(self, request: Request) -> bytes:
-        """Return the body of a request, of which no more is read than the limit."""
+        """Read a request body, up to the limit."""
         parts, size = [], 0
         try:
             async for part in request.stream():
@@ -165,7 +167,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 class _TextServer(_Server):
-    """Server of a text model."""
+    """Server for a text model."""
 
     path = "/v1/completions"
 
@@ -228,7 +230,7 @@ class _TextServer(_Server):
     async def _texts(
         self, asked: Completion, job: Job, parts: asyncio.Queue[bytes | BaseException | None]
     ) -> AsyncIterator[tuple[str, str | None]]:
-        """Yield parts of the text of an answer, the last with the reason of its end."""
+        """Yield text parts of an answer, the last one with its finish reason."""
         if asked.echo:
             yield asked.prompt.decode(errors="replace"), None
         answer = Answer(asked.stops)
@@ -264,7 +266,7 @@ class _TextServer(_Server):
         except RequestError as error:
             status = error.status
             yield _event(error.body())
-        except BaseException:  # whoever asked has gone
+        except BaseException:  # the client has disconnected
             status = 499
             raise
         finally:
@@ -273,7 +275,7 @@ class _TextServer(_Server):
 
 
 async def _gone(request: Request, job: Job) -> None:
-    """Cancel a job when whoever asked for it has gone."""
+    """Cancel a job once its client has disconnected."""
     while not await request.is_disconnected():
         await asyncio.sleep(0.25)
     job.cancelled = True
@@ -296,7 +298,7 @@ def _event(found: dict[str, Any]) -> str:
 
 
 class _ClassServer(_Server):
-    """Server of a classifier."""
+    """Server for a classifier."""
 
     path = "/v1/classify"
 
@@ -342,10 +344,10 @@ class _ClassServer(_Server):
         )
 
     def _numbers(self, found: dict[str, Any]) -> np.ndarray:
-        """Return the samples of a body.
+        """Return the samples in a body.
 
         Raises:
-          RequestError: they are none, or too many.
+          RequestError: the samples are invalid, or too many.
         """
         name = "rows" if "rows" in found else "columns"
         raw = found[name]
@@ -371,7 +373,10 @@ class _ClassServer(_Server):
         self._answers(np.zeros((1, math.prod(self.run.form.shape)), np.float32))
 
     def _answers(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return votes, and classes or numbers, of as many samples as the next power of two: few programs are compiled."""
+        """Return votes, and classes or values, of samples padded to a power of two.
+
+        The padding limits the number of compiled programs.
+        """
         padded = np.concatenate([x, np.repeat(x[:1], (1 << (len(x) - 1).bit_length()) - len(x), 0)])
         found = self.run.predict_numbers(padded)
         return found.votes[: len(x)], found.numbers[: len(x)]

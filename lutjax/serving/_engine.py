@@ -1,4 +1,4 @@
-"""Requests that wait, and the thread that continues their texts together."""
+"""Request queue and continuous-batching worker."""
 
 import dataclasses
 import threading
@@ -13,25 +13,26 @@ from lutjax.models._decoder import Decoder
 from lutjax.serving._limits import Limits
 
 BLOCK = 8
-"""Tokens of each text that the device draws before the next look at requests."""
+"""Tokens per sequence that the device samples before the next check for requests."""
 
 
 class FullError(Exception):
-    """Too many requests wait."""
+    """The request queue is full."""
 
 
 class StoppedError(Exception):
-    """The engine takes no more requests."""
+    """The engine no longer accepts requests."""
 
 
 @dataclasses.dataclass(eq=False)
 class Job:
-    """A text that is continued.
+    """A sequence being generated.
 
     Attributes:
-      prompt, n_tokens, temperature, seed: of the request.
-      push: gets bytes as they are drawn, then None; or an exception if the engine has failed. It is called by the thread of the engine.
-      cancelled: whether nobody waits for the text any more.
+      prompt, n_tokens, temperature, seed: request fields.
+      push: receives bytes as they are sampled, then None; or an exception if the engine has failed.
+        It is called by the engine thread.
+      cancelled: whether the client no longer waits.
     """
 
     prompt: bytes
@@ -44,17 +45,18 @@ class Job:
 
 
 class Engine:
-    """Continues many texts at once: a thread that lets them join and leave `Slots`.
+    """Continuous batching: a thread adds sequences to `Slots` and removes finished ones.
 
-    What is drawn for a text depends on its prompt, temperature and seed alone, up to the rounding of sums, and not on who else is there.
+    Each result depends only on its prompt, temperature and seed, up to rounding in sums, and not on
+    concurrent sequences.
 
     Args:
-      model: of bytes.
-      limits: number of slots, and of texts that wait; size of blocks.
+      model: byte-level model.
+      limits: number of slots, queue length, and block size.
 
     Attributes:
-      slots: what the texts are in.
-      failed: the exception with which the thread has ended, if one has.
+      slots: slots of the running sequences.
+      failed: the exception that ended the thread, if any.
     """
 
     failed: BaseException | None = None
@@ -75,10 +77,10 @@ class Engine:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Let a text be continued.
+        """Queue a sequence for generation.
 
         Raises:
-          FullError, StoppedError: it is not.
+          FullError, StoppedError: the job is not accepted.
         """
         with self._changed:
             if self._stopping or self.failed is not None:
@@ -89,23 +91,23 @@ class Engine:
             self._changed.notify()
 
     def warm(self) -> None:
-        """Wait until all programs are compiled; raise the error if that fails."""
+        """Wait until all programs are compiled; raise the error if compilation fails."""
         self._compiled.wait()
         if self.failed is not None:
             raise self.failed
 
     @property
     def n_active(self) -> int:
-        """Number of texts in slots."""
+        """Number of sequences in slots."""
         return len(self._jobs)
 
     @property
     def n_waiting(self) -> int:
-        """Number of texts that wait for a slot."""
+        """Number of queued sequences."""
         return len(self._waiting)
 
     def stop(self) -> None:
-        """Take no more texts, finish those that are there, and end the thread."""
+        """Accept no more jobs, finish the current ones, and end the thread."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -132,7 +134,7 @@ class Engine:
                 job.push(error)
 
     def _admit(self) -> bool:
-        """Give free slots to texts that wait, and wait where there is none; return whether there is something to do."""
+        """Move queued jobs into free slots, or wait for jobs; return True if there is work."""
         with self._changed:
             while True:
                 for slot in [slot for slot, job in self._jobs.items() if job.cancelled]:
@@ -141,7 +143,7 @@ class Engine:
                     job = self._waiting[0]
                     if not job.cancelled:
                         self._take(job)
-                    self._waiting.popleft()  # then alone: if it cannot be taken, it is told
+                    self._waiting.popleft()  # only now: if it fails, it gets the error
                 if self._jobs:
                     return True
                 if self._stopping:
@@ -158,7 +160,7 @@ class Engine:
         del self._jobs[slot]
 
     def _push(self, slot: int, tokens: np.ndarray) -> None:
-        """Hand new tokens to a text, and free its slot after the last."""
+        """Send new tokens to a job, and free its slot after the last one."""
         job = self._jobs[slot]
         part = tokens[: job.n_tokens - job.done].astype(np.uint8).tobytes()
         job.done += len(part)

@@ -1,24 +1,25 @@
-"""Limits of a server."""
+"""Server limits."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits of what a server takes, which bound its memory.
+    """Server limits, which bound its memory.
 
     Attributes:
-      slots: texts that are continued at the same time.
-      queue: requests that wait for a slot, or rows for a classifier, beyond which 429 is the answer.
-      prompt: bytes of the longest prompt.
-      tokens: bytes of the longest answer.
-      rows: samples of a call of a classifier.
-      body: bytes of the longest body of a request.
-      block_size: bytes of a block in which the cached bytes of all texts are, so that what prompts begin with in common is read and stored once; for models
-        of ``--model lut``. None: each text has a cache of its own.
+      slots: sequences generated at the same time.
+      queue: requests waiting for a slot, or rows for a classifier; more are answered with 429.
+      prompt: maximum prompt length in bytes.
+      tokens: maximum answer length in bytes.
+      rows: maximum samples per classifier call.
+      body: maximum request body in bytes.
+      block_size: block length, in bytes of text, for the cache shared by all sequences. Common
+        prompt prefixes are read and stored once; for models of ``--model lut``. None: each sequence
+        has its own cache.
 
     Raises:
-      ValueError: one is below 1.
+      ValueError: a limit is below 1.
     """
 
     slots: int = 16

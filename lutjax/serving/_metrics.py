@@ -1,4 +1,4 @@
-"""Measurements of a server, in the text format that monitoring systems read."""
+"""Server metrics, in the text format of monitoring systems."""
 
 import threading
 from collections import Counter
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 class Metrics:
-    """Counts of requests and tokens, and seconds that requests took."""
+    """Request and token counts, and request durations in seconds."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -15,21 +15,21 @@ class Metrics:
         self._tokens: Counter[str] = Counter()
 
     def request(self, path: str, status: int, seconds: float) -> None:
-        """Count a request that was answered."""
+        """Count an answered request."""
         with self._lock:
             self._requests[path, status] += 1
             self._seconds[path] += seconds  # type: ignore[assignment]
 
     def tokens(self, kind: str, number: int) -> None:
-        """Count bytes of prompts or of answers, or rows."""
+        """Count prompt bytes, answer bytes, or rows."""
         with self._lock:
             self._tokens[kind] += number
 
     def text(self, now: Mapping[str, float | int]) -> str:
-        """Return all measurements.
+        """Return all metrics as text.
 
         Args:
-          now: values that go up and down, by name.
+          now: gauge values by name.
         """
         with self._lock:
             lines = ["# TYPE lutjax_requests_total counter"]

@@ -1,4 +1,4 @@
-"""Requests of clients: what is in their bodies, checked, and the errors that they get."""
+"""Client requests: parsed and checked bodies, and error responses."""
 
 import dataclasses
 import secrets
@@ -21,7 +21,7 @@ _UNUSED: dict[str, tuple[Any, ...]] = {
     "suffix": (None, ""),
     "top_p": (None, 1),
 }
-"""Fields of the interface that this server has no use for, each with the values that ask for nothing."""
+"""Unsupported interface fields, each with its accepted no-op values."""
 
 _KNOWN = {
     "echo",
@@ -38,12 +38,12 @@ _KNOWN = {
 
 
 class RequestError(Exception):
-    """A request that is answered with an error.
+    """A request answered with an error.
 
     Attributes:
-      status: of HTTP, 400 to 599.
-      param: the field of the body that is wrong, if it is one.
-      retry: seconds after which it may succeed, if that helps.
+      status: HTTP status, 400 to 599.
+      param: the invalid body field, if any.
+      retry: seconds after which a retry may succeed, if it can.
     """
 
     def __init__(self, status: int, message: str, param: str | None = None, retry: int | None = None):
@@ -51,16 +51,16 @@ class RequestError(Exception):
         self.status, self.param, self.retry = status, param, retry
 
     def body(self) -> dict[str, Any]:
-        """Return the answer in the form that clients of the completion interface know."""
+        """Return the error body in the completion interface's format."""
         kind = "invalid_request_error" if self.status < 500 and self.status != 429 else "server_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": None}}
 
 
 def loads(body: bytes) -> dict[str, Any]:
-    """Return the object of JSON in a body.
+    """Parse the JSON object in a body.
 
     Raises:
-      RequestError: there is none.
+      RequestError: the body is not a JSON object.
     """
     try:
         found = strict_json.loads(body)
@@ -72,22 +72,23 @@ def loads(body: bytes) -> dict[str, Any]:
 
 
 def not_hosted(asked: Any, model: str) -> str:
-    """Return the message of a request for another model than the one of this server."""
+    """Return the error message for a model not hosted by this server."""
     return f"model is {strict_json.shown(asked)}; this server hosts {strict_json.shown(model)}. Leave it out, or name that one."
 
 
-_MOST_AXES = 4  # of samples: rows, columns and channels of an image
+_MOST_AXES = 4  # samples: rows, columns and channels of an image
 
 
 def check_cells(raw: dict[str, list[Any]] | list[Any], name: str, *, is_table: bool) -> None:
-    """Raise if samples are not regular lists of numbers; those of a table may be text or null, too.
+    """Raise unless samples are regular lists of numbers; table cells may also be text or null.
 
     Args:
-      raw: a list of samples, or a list of cells for each column.
-      name: of the field, for messages.
+      raw: a list of samples, or a list of cells per column.
+      name: field name, for messages.
 
     Raises:
-      RequestError: lists side by side differ in length or depth, or a cell is of another kind; the message names the first such place.
+      RequestError: sibling lists differ in length or depth, or a cell has another type; the message
+        names the first such position.
     """
     if isinstance(raw, dict):
         first = next(iter(raw))
@@ -106,7 +107,7 @@ def check_cells(raw: dict[str, list[Any]] | list[Any], name: str, *, is_table: b
 
 
 def _shape(value: Any, place: str, name: str, is_table: bool) -> tuple[int, ...]:
-    """Return the lengths of lists in lists, which have to be regular."""
+    """Return the shape of regular nested lists, or raise."""
     if not isinstance(value, list):
         _check_cell(value, place, name, is_table)
         return ()
@@ -138,24 +139,23 @@ def _check_cell(cell: Any, place: str, name: str, is_table: bool) -> None:
     if not isinstance(cell, int | float):
         expected = "a number, a text or null" if is_table else "a number"
         raise RequestError(400, f"{place} is {strict_json.shown(cell)}; it must be {expected}.", name)
-    if (
-        not is_table and not abs(cell) <= sys.float_info.max
-    ):  # an integer of JSON may be larger than any float
+    # A JSON integer may exceed any float.
+    if not is_table and not abs(cell) <= sys.float_info.max:
         raise RequestError(400, f"{place} is {strict_json.shown(cell)}; it must be finite.", name)
 
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """A request for a text.
+    """A text completion request.
 
     Attributes:
-      prompt: in bytes.
-      n_tokens: bytes to add at most.
-      temperature: 0 takes the likeliest.
-      seed: of the draws; the same one gives the same text.
-      stops: texts before which the answer ends.
-      stream: whether parts are sent as they are drawn.
-      usage: whether a stream ends with the numbers of tokens.
+      prompt: prompt bytes.
+      n_tokens: maximum number of bytes to add.
+      temperature: sampling temperature; 0 is greedy.
+      seed: sampling seed; the same seed gives the same text.
+      stops: stop sequences, excluded from the answer.
+      stream: whether parts are sent as they are sampled.
+      usage: whether a stream ends with token counts.
       echo: whether the answer begins with the prompt.
     """
 
@@ -170,10 +170,10 @@ class Completion:
 
     @classmethod
     def of(cls, found: dict[str, Any], model: str, limits: Limits) -> "Completion":
-        """Return the request of a body.
+        """Parse the request in a body.
 
         Raises:
-          RequestError: a field is wrong, unknown, or asks for what this server has not.
+          RequestError: a field is invalid, unknown, or requests an unsupported feature.
         """
         for name, value in found.items():
             if name in _UNUSED and value not in _UNUSED[name]:
@@ -242,7 +242,7 @@ class Completion:
 def _number(
     found: dict[str, Any], name: str, default: float | int, least: float | int, most: float | int, kind: Any
 ) -> float | int:
-    """Return a field that is a number of a kind between two others, or its default."""
+    """Return a numeric field within its bounds, or its default."""
     value = found.get(name)
     if value is None:
         return default

@@ -1,16 +1,16 @@
-"""Bytes of an answer as text: whole characters alone, and nothing from a stop on."""
+"""Answer bytes as text: complete characters only, up to a stop sequence."""
 
 import codecs
 
 
 class Answer:
-    r"""Text of an answer, as its bytes come.
+    r"""Answer text, decoded incrementally.
 
     Args:
-      stops: texts before which it ends.
+      stops: stop sequences.
 
     Attributes:
-      stopped: whether one of them came.
+      stopped: whether a stop sequence occurred.
 
     Example:
       >>> from lutjax.serving._text import Answer
@@ -24,7 +24,7 @@ class Answer:
         self._stops, self._held, self.stopped = stops, "", False
 
     def add(self, part: bytes, *, last: bool = False) -> str:
-        """Return the text that is sure now.
+        """Return the newly final text.
 
         Args:
           last: whether no bytes follow.
@@ -42,5 +42,5 @@ class Answer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return how many characters at the end of a text a stop may begin with."""
+    """Return the number of final characters in a text that may begin a stop sequence."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
