@@ -1,1 +1,1 @@
-"""Files that are whole or not there, and texts that anybody may have written: read within bounds, and shown in one line."""
+"""Atomic files, and bounded reading and one-line display of untrusted content."""

@@ -1,4 +1,4 @@
-"""Files and folders that are whole or not there."""
+"""Files and folders written atomically."""
 
 import contextlib
 import hashlib
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def digest_of(path: Path) -> str | None:
-    """Return the SHA-256 of a file in hexadecimal digits, None if there is none."""
+    """Return the SHA-256 of a file in hexadecimal digits, or None if it does not exist."""
     if not path.is_file():
         return None
     with path.open("rb") as file:
@@ -18,7 +18,7 @@ def digest_of(path: Path) -> str | None:
 
 
 def entries(folder: Path) -> set[str]:
-    """Return the paths of all files and links in a folder, and with a slash at their end of empty folders, relative to it."""
+    """Return relative paths of all files, links and empty folders (with a slash) in a folder."""
     found = set()
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
@@ -31,9 +31,9 @@ def entries(folder: Path) -> set[str]:
 
 @contextmanager
 def atomically(path: Path) -> Iterator[Path]:
-    """Yield the path at which to write a file that moves to `path` when the block ends, if it was written.
+    """Yield a path for writing a file that moves to `path` when the block ends, if it was written.
 
-    An error, or the end of the process, leaves what was there before.
+    An error, or the end of the process, keeps the previous file.
     """
     unfinished = path.with_name(f".unfinished-{path.name}")
     try:
@@ -42,7 +42,7 @@ def atomically(path: Path) -> Iterator[Path]:
             os.replace(unfinished, path)
     except OSError as error:
         if error.filename == str(unfinished):
-            error.filename = str(path)  # the name that was asked for
+            error.filename = str(path)  # the requested name
         raise
     finally:
         unfinished.unlink(missing_ok=True)
@@ -50,9 +50,9 @@ def atomically(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """Yield the path at which to make a folder that moves to `folder` when the block ends, in the place of what is there.
+    """Yield a path for building a folder that replaces `folder` when the block ends.
 
-    An error, or the end of the process in the block, leaves what was there before.
+    An error, or the end of the process in the block, keeps the previous folder.
     """
     unfinished, replaced = (folder.with_name(f".{what}-{folder.name}") for what in ("unfinished", "replaced"))
     if replaced.exists() and not folder.exists():  # a process was killed between two renames
@@ -72,5 +72,5 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 
 def content(source: str | bytes | os.PathLike[str]) -> str | bytes:
-    """Return the bytes of the file at a path; anything else, which is content, as it is."""
+    """Return the bytes of the file at a path; return content unchanged."""
     return Path(source).read_bytes() if isinstance(source, os.PathLike) else source

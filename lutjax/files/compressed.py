@@ -1,4 +1,4 @@
-"""Compressed files that anybody may have written: no more of one is unpacked than it can be worth, however little it is."""
+"""Untrusted compressed files, unpacked only up to a plausible size."""
 
 import contextlib
 import gzip
@@ -9,23 +9,26 @@ from pathlib import Path
 from typing import Any
 
 MOST = 100
-"""Bytes that each byte of a compressed file may stand for. Tables and images stand for less; what repeats itself for up to a thousand."""
+"""Maximum unpacked bytes per compressed byte.
+
+Tables and images need less; repetitive data may reach a thousand.
+"""
 
 ALWAYS = 1 << 22
-"""Bytes that any compressed file may unpack to."""
+"""Unpacked bytes allowed for any compressed file."""
 
 
 class PackedError(ValueError):
-    """A compressed file that is damaged, or unpacks to too much; the message names it."""
+    """A compressed file that is damaged or unpacks to too much; the message names it."""
 
 
 def check(path: Path, unpacked: int, advice: str) -> None:
-    """Refuse a file that unpacks to far more than it can be worth.
+    """Raise if a file unpacks to an implausible size.
 
     Args:
       path: the file.
-      unpacked: bytes that it unpacks to.
-      advice: what to do if it is right.
+      unpacked: unpacked size in bytes.
+      advice: advice for a legitimate file.
 
     Raises:
       PackedError: it unpacks to more than 100 times its size, and to more than 4 MiB.
@@ -39,7 +42,7 @@ def check(path: Path, unpacked: int, advice: str) -> None:
 
 
 class _Gzip(io.RawIOBase):
-    """File compressed by gzip, which is unpacked piece by piece, and counted."""
+    """A gzip file, unpacked incrementally with a byte count."""
 
     def __init__(self, path: Path):
         self._path, self._file, self._n_bytes = path, gzip.GzipFile(path), 0
@@ -63,7 +66,10 @@ class _Gzip(io.RawIOBase):
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[io.BufferedReader]:
-    """Open a file to read its bytes, unpacked if its name ends in ``.gz``. Reading raises PackedError as `check` does, or where it is damaged."""
+    """Open a file for reading bytes, unpacked if its name ends in ``.gz``.
+
+    Reading raises PackedError as `check` does, or if the file is damaged.
+    """
     packed = path.suffix.lower() == ".gz"
     found: io.BufferedReader = io.BufferedReader(_Gzip(path), 1 << 16) if packed else path.open("rb")
     with found as file:

@@ -1,5 +1,5 @@
-"""Errors of folders that commands read and write. Nothing is imported here, so that a program can know them before it needs JAX."""
+"""Folder errors. This module imports nothing, so programs can catch them before they need JAX."""
 
 
 class FolderError(ValueError):
-    """A folder that cannot be read, written or gone on with; the message is for whoever named it."""
+    """A folder that cannot be read, written or resumed; the message is for its user."""

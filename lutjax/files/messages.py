@@ -1,8 +1,8 @@
-"""Messages of errors about files that anybody may have written: one line, of a length that can be read."""
+"""Error messages about untrusted files: one line, with a readable length."""
 
 
 def in_a_line(text: object, most: int = 300) -> str:
-    r"""Return a text in one line of at most so many characters, without its middle if it has more.
+    r"""Return a text in one line with at most `most` characters, shortened in its middle.
 
     Example:
       >>> from lutjax.files.messages import in_a_line
@@ -10,7 +10,7 @@ def in_a_line(text: object, most: int = 300) -> str:
       'Not a fil...xxxxxxxx'
     """
     line = str(text)
-    if len(line) > 4 * most:  # not split in whole, as it may be large
+    if len(line) > 4 * most:  # not split as a whole, as it may be large
         line = line[: 2 * most] + line[-2 * most :]
     line = " ".join(line.split())
     if len(line) <= most:
@@ -20,7 +20,9 @@ def in_a_line(text: object, most: int = 300) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return a text in one line, in which what cannot be printed is escaped: ends of lines, codes for terminals, marks of direction.
+    r"""Return a text in one line, with unprintable characters escaped.
+
+    These include line ends, terminal codes and direction marks.
 
     Example:
       >>> from lutjax.files.messages import printable

@@ -1,10 +1,10 @@
-"""Texts of others in pictures."""
+"""Untrusted text in plots."""
 
 from lutjax.files.messages import printable
 
 
 def as_drawn(text: str) -> str:
-    r"""Return what matplotlib draws as a text, whatever it is: a formula begins with a dollar sign, and control characters have no shape.
+    r"""Escape a text for matplotlib: dollar signs begin formulas, control characters lack glyphs.
 
     Example:
       >>> from lutjax.files.pictures import as_drawn

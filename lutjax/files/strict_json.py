@@ -1,4 +1,4 @@
-"""JSON of files that anybody may have changed: texts are read within bounds, and errors say which field is wrong."""
+"""Bounded parsing of untrusted JSON, with errors that name the invalid field."""
 
 import contextlib
 import dataclasses
@@ -17,25 +17,26 @@ _KINDS = {
 
 
 def loads(text: str | bytes) -> Any:
-    """Return what a text of JSON holds.
+    """Parse a JSON text.
 
     Raises:
-      ValueError: the text is not JSON, has NaN or an infinity, or brackets in brackets beyond what can be read. The message says where.
+      ValueError: the text is not JSON, has NaN or an infinity, or is nested too deeply. The message
+        names the position.
     """
     try:
         return json.loads(text, parse_constant=_refuse)
     except RecursionError:
         raise ValueError("its brackets are nested too deeply") from None
-    except ValueError as error:  # of whatever class: the text, its encoding, a number of thousands of digits
+    except ValueError as error:  # also bad encoding and integers with too many digits
         raise ValueError(str(error)) from None
 
 
 _RENAMED_FIELDS = {"quantised": "quantized", "parametrisation": "parameterization"}
-"""Fields of files written before version 0.8, and their names today."""
+"""Field names in files from before version 0.8, and their current names."""
 
 
 def rename_fields(value: Any) -> Any:
-    """Return a JSON value whose objects use today's field names, so that files of earlier versions can be read."""
+    """Return a JSON value with current field names, for files of earlier versions."""
     if isinstance(value, dict):
         return {_RENAMED_FIELDS.get(name, name): rename_fields(field) for name, field in value.items()}
     return [rename_fields(item) for item in value] if isinstance(value, list) else value
@@ -46,7 +47,7 @@ def _refuse(name: str) -> Any:
 
 
 def shown(value: Any, most: int = 60) -> str:
-    """Return a value for a message, in one line of at most so many characters."""
+    """Format a value for a message, in one line with at most `most` characters."""
     try:
         text = json.dumps(value)
     except RecursionError:
@@ -55,7 +56,9 @@ def shown(value: Any, most: int = 60) -> str:
 
 
 def listed(names: Sequence[str], most: int) -> str:
-    r"""Return names for people, in quotes and in one line of at most so many characters: what cannot be printed is escaped, and letters are not.
+    r"""Format names in quotes, in one line with at most `most` characters.
+
+    Unprintable characters are escaped, letters are not.
 
     Example:
       >>> from lutjax.files.strict_json import listed
@@ -68,10 +71,10 @@ def listed(names: Sequence[str], most: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """Reads fields of JSON, and says where one is not what it should be.
+    """Reader for JSON fields, with errors that name the invalid one.
 
     Attributes:
-      where: begins messages: the file, and the place in it.
+      where: message prefix: the file, and the position in it.
     """
 
     where: str
@@ -80,7 +83,7 @@ class Fields:
         """Return a field of an object.
 
         Raises:
-          ValueError: the value is no object, or its field is missing or of another kind.
+          ValueError: the value is not an object, or its field is missing or has another type.
         """
         if not isinstance(value, dict):
             raise ValueError(f"{self.where} is {shown(value)}; expected an object with {name!r}.")
@@ -92,15 +95,15 @@ class Fields:
         return found
 
     def number(self, value: Any, name: str) -> float | None:
-        """Return a field of an object that is a number, None where it is null or missing.
+        """Return a numeric field of an object, or None if it is null or missing.
 
         Raises:
-          ValueError: it is something else.
+          ValueError: the field is something else.
         """
         found = value.get(name)
         if found is None:
             return None
-        with contextlib.suppress(OverflowError):  # of a whole number that no float is
+        with contextlib.suppress(OverflowError):  # an integer too large for a float
             if isinstance(found, int | float) and not isinstance(found, bool):
                 return float(found)
         raise ValueError(f"{self.where}: {name!r} is {shown(found)}; expected a number or null.")
