@@ -1,7 +1,7 @@
-"""Bundles: models in folders that hubs of models take, and that everybody reads.
+"""Bundles: portable model folders in the format of model hubs.
 
-`lutjax.save` writes one and `lutjax.load` reads it as a model; `read` gives its arrays without making a model of them. They need the extra ``bundles``,
-and models of Flax NNX the extra ``apps``.
+`lutjax.save` writes a bundle, `lutjax.load` reads it as a model, and `read` returns its arrays
+without a model. They need the extra ``bundles``, and Flax NNX models the extra ``apps``.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""The ``README.md`` of a bundle: a card of the model in the form that hubs read."""
+"""Bundle ``README.md``: a model card in the format of model hubs."""
 
 import json
 import math
@@ -14,10 +14,10 @@ from lutjax.files.messages import in_a_line, printable
 LAST = (
     "<!-- Written by lutjax save. Delete this line to keep this file when the model is saved here again. -->"
 )
-"""Last line of a card, by which it is known."""
+"""Last line of a generated card, which identifies it."""
 
 MOST_TENSORS = 60
-"""Tensors that are listed one by one."""
+"""Maximum number of tensors listed individually."""
 
 _TASKS = {
     "lm": "text-generation",
@@ -25,7 +25,7 @@ _TASKS = {
     "classify": "tabular-classification",
     "regression": "tabular-regression",
 }
-"""Names that hubs have for what a model does, by the kinds of runs."""
+"""Hub task names by run kind."""
 
 _MEASURED = {
     "lm": ("training loss, nats per byte", "test loss, nats per byte"),
@@ -42,11 +42,11 @@ _MEASURED["regression"] = (
     "R2 of the hard network on the test part",
     "R2 of the soft network",
 )
-"""What the histories of runs hold, in the order train, test, other."""
+"""Names of the measurements in run histories, in the order train, test, other."""
 
 
 def is_ours(path: Path) -> bool:
-    """Return whether a card may be written at a path: there is none, or one that was written so and that nobody keeps."""
+    """Return True if a path is free for a card, or has a generated one with its last line."""
     if not path.exists() and not path.is_symlink():
         return True
     if path.is_symlink() or not path.is_file():
@@ -57,17 +57,17 @@ def is_ours(path: Path) -> bool:
 
 
 def card(name: str, config: Config) -> str:
-    """Return the text of the card of a bundle.
+    """Return the card text of a bundle.
 
     Args:
-      name: of the model.
+      name: model name.
     """
     parts = (_head(name, config), _body(name, config), [LAST, ""])
     return "\n".join(line for part in parts for line in part)
 
 
 def _head(name: str, config: Config) -> Iterator[str]:
-    """Yield the lines of YAML at the beginning; strings of JSON are strings of YAML."""
+    """Yield the YAML front matter lines; JSON strings are valid YAML strings."""
     run = config.run or {}
     task = _TASKS.get(_kind(run))
     yield from ("---", "library_name: lutjax")
@@ -124,13 +124,13 @@ def _of_run(run: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _kind(run: Mapping[str, Any]) -> str:
-    """Return the kind of a run, "regression" of one that learns numbers; nothing without a run."""
+    """Return the run kind, "regression" for numeric targets, or an empty string without a run."""
     learns_numbers = run and (run["record"].get("model") or {}).get("regression")
     return "regression" if learns_numbers else str(run.get("kind", ""))
 
 
 def _measured(run: Mapping[str, Any]) -> Iterator[tuple[str, int, float]]:
-    """Yield what was measured last of each kind, with the steps done."""
+    """Yield the last measurement of each kind, with its completed steps."""
     history = run["record"]["history"] if run else {}
     for key, what in zip(("train", "test", "other"), _MEASURED.get(_kind(run), ()), strict=False):
         if history.get(key):
@@ -194,7 +194,7 @@ def _table(fields: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """Return a text that stands in a table: in one line, with what Markdown would take for itself escaped."""
+    """Format a text for a Markdown table: one line, with markup escaped."""
     return (
         printable(in_a_line(text))
         .replace("\\", "\\\\")

@@ -1,4 +1,4 @@
-"""Trees of arrays as tensors with paths, and whether those of a bundle are those of a model."""
+"""Array trees as tensors with paths, and their comparison between bundle and model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from lutjax.files import strict_json
 
 
 def path_of(entries: tuple[Any, ...]) -> Path:
-    """Return keys from the root of a tree of JAX as texts and numbers.
+    """Convert JAX tree keys to a path of strings and integers.
 
     Example:
       >>> import jax
@@ -25,7 +25,7 @@ def path_of(entries: tuple[Any, ...]) -> Path:
 
 
 def _key(entry: Any) -> str | int:
-    for attribute in ("key", "idx", "name"):  # of dicts, of sequences, of attributes
+    for attribute in ("key", "idx", "name"):  # dicts, sequences, attributes
         found = getattr(entry, attribute, None)
         if isinstance(found, str | int):
             return found
@@ -33,15 +33,15 @@ def _key(entry: Any) -> str | int:
 
 
 def flat(tree: Any) -> dict[Path, Any]:
-    """Return the leaves of a tree by their paths."""
+    """Return the leaves of a tree by path."""
     return {path_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def fit(bundle: Bundle, wanted: Mapping[Path, Any]) -> None:
-    """Check that a bundle has arrays of these paths, dtypes and shapes, and no others.
+    """Check that a bundle has exactly these paths, dtypes and shapes.
 
     Raises:
-      BundleError: it has others.
+      BundleError: its arrays differ.
     """
     found = {tensor.path: tensor for tensor in bundle.config.tensors.values()}
     for path in sorted({*found, *wanted}, key=str):

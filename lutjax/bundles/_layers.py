@@ -1,4 +1,4 @@
-"""Layers of Flax NNX in bundles: constructor arguments as JSON, and a layer built from them without running code of the bundle."""
+"""Flax NNX layers in bundles: JSON constructor arguments, rebuilt without running bundle code."""
 
 import dataclasses
 import inspect
@@ -20,7 +20,7 @@ with needed_by(__name__):
 LAYERS: Mapping[str, Any] = {
     name: getattr(layers, name) for name in layers.__all__ if hasattr(getattr(layers, name), "spec_type")
 }
-"""Layers of Flax NNX, by name."""
+"""Flax NNX layers by name."""
 
 _VALUES: Mapping[str, Any] = {
     kind.__name__: kind
@@ -36,26 +36,28 @@ _VALUES: Mapping[str, Any] = {
         wiring.Windows,
     )
 }
-"""Dataclasses that an argument may be, by name."""
+"""Dataclasses allowed as arguments, by name."""
 
 _FUNCTIONS: Mapping[str, Any] = {
     name: getattr(jax.nn, name)
     for name in ("celu", "elu", "gelu", "leaky_relu", "relu", "selu", "sigmoid", "silu", "softplus", "tanh")
 }
-"""Functions that an argument may be, by name: a bundle must not be able to name any others."""
+"""Functions allowed as arguments, by name; a bundle must not name any other function."""
 
 _LARGEST = 1 << 16
-"""Elements of the largest array that an argument may hold."""
+"""Maximum number of elements in an array argument."""
 
 _KIND, _EDGE_SIZES = "is", "edge_sizes"
 _GIVEN = {"wires": "wires_fan_out", "targets": "targets_shape", "widths": "has_widths"}
-"""Arrays among the arguments that decide sizes, with the field of the spec that says whether they were given."""
+"""Array arguments that determine sizes, each with the spec field that records its presence."""
 
 
 def arguments_of(module: Any) -> dict[str, Any] | None:
-    """Return the constructor arguments of a layer for JSON; None for other modules, and where JSON cannot hold an argument.
+    """Return a layer's constructor arguments for JSON, or None.
 
-    Initializers are left out because the bundle holds the arrays, and `implementation` because it depends on the machine.
+    None is returned for other modules, and if JSON cannot represent an argument. Initializers are
+    left out because the bundle holds the arrays, and `implementation` because it depends on the
+    machine.
     """
     if LAYERS.get(type(module).__name__) is not type(module):
         return None
@@ -71,15 +73,15 @@ def arguments_of(module: Any) -> dict[str, Any] | None:
 
 
 def empty(name: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> Any:
-    """Return a layer of these arguments that has shapes and dtypes in place of arrays.
+    """Return a layer built from arguments, with shapes and dtypes in place of arrays.
 
     Args:
-      name: of its class.
-      fields: what `arguments_of` returned.
-      arrays: arrays of the layer by name, of which those that were given to the constructor decide sizes.
+      name: class name.
+      fields: output of `arguments_of`.
+      arrays: layer arrays by name; constructor arguments among them determine sizes.
 
     Raises:
-      KeyError, OverflowError, TypeError, ValueError: the constructor does not take them.
+      KeyError, OverflowError, TypeError, ValueError: the constructor rejects the arguments.
     """
     layer = LAYERS[name]
     options = {key: _decoded(fields[key]) for key in _kept(layer.spec_type) if key in fields}
@@ -100,10 +102,10 @@ def _kept(spec_type: type[specifications.Spec]) -> list[str]:
 
 
 def _encoded(value: Any) -> Any:
-    """Return an argument for JSON.
+    """Encode an argument for JSON.
 
     Raises:
-      TypeError: JSON cannot hold it.
+      TypeError: JSON cannot represent it.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -123,10 +125,10 @@ def _encoded(value: Any) -> Any:
 
 
 def _decoded(value: Any) -> Any:
-    """Return the argument that JSON holds.
+    """Decode an argument from JSON.
 
     Raises:
-      KeyError, TypeError, ValueError: it holds none.
+      KeyError, TypeError, ValueError: the value is invalid.
     """
     if isinstance(value, list):
         return tuple(map(_decoded, value))

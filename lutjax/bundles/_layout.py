@@ -1,4 +1,4 @@
-"""Layout of a bundle: the names of its files, and what ``config.json`` says, checked field by field."""
+"""Bundle layout: file names, and the content of ``config.json``, checked field by field."""
 
 import dataclasses
 import math
@@ -13,24 +13,24 @@ from lutjax.files import strict_json
 from lutjax.files.strict_json import Fields
 
 CONFIG, TENSORS, CARD = "config.json", "model.safetensors", "README.md"
-"""Names of the files of a bundle, which hubs of models know."""
+"""Bundle file names, recognized by model hubs."""
 
 VERSION = 1
-"""Version of the layout."""
+"""Layout version."""
 
 MODEL_TYPE = "lutjax"
 
 MOST_BYTES = 1 << 24
-"""Bytes of the largest ``config.json``, and of the largest header of ``model.safetensors``."""
+"""Maximum bytes of ``config.json``, and of the header in ``model.safetensors``."""
 
 MOST_AXES = 32
 
 NNX, TREE = "flax.nnx", "arrays"
 LIBRARIES = (NNX, TREE)
-"""Kinds of bundles: of a module of Flax NNX, or of nested dicts and other trees of arrays, as Linen and Haiku have them."""
+"""Bundle kinds: a Flax NNX module, or an array tree such as nested dicts (Linen, Haiku)."""
 
 TABLES = "tables"
-"""Kind of the tensors that may be stored in fewer bits."""
+"""Kind of tensors that support storage in fewer bits."""
 
 CODES = {
     "bool": "BOOL",
@@ -47,27 +47,28 @@ CODES = {
     "float32": "F32",
     "float64": "F64",
 }
-"""Names that safetensors has for dtypes."""
+"""safetensors dtype names."""
 
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 
 TABLE_DTYPES = ("float32", "bfloat16", "int8")
-"""Dtypes in which tables can be stored."""
+"""Dtypes for stored tables."""
 
 Path = tuple[str | int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """A tensor of a bundle.
+    """A bundle tensor.
 
     Attributes:
-      path: keys from the root of the model.
-      kind: what it is: ``"tables"``, ``"anchors"``, ``"wires"``, ``"params"`` and the like.
+      path: keys from the model root.
+      kind: variable kind: ``"tables"``, ``"anchors"``, ``"wires"``, ``"params"`` and the like.
       shape: its shape.
-      dtype: of its values in the model.
+      dtype: dtype in the model.
       stored: dtype in the file.
-      scale: name of the tensor that the stored one is multiplied by, ``[..., tables, 1, outputs]`` or, of an edge list, ``[..., 1]`` float32; None where it is not.
+      scale: name of the tensor that multiplies the stored one, float32 ``[..., tables, 1,
+        outputs]`` or, for an edge list, ``[..., 1]``; None for unscaled tensors.
     """
 
     path: Path
@@ -79,15 +80,15 @@ class Tensor:
 
     @property
     def scale_shape(self) -> tuple[int, ...]:
-        """Shape of the scale: one for each table and output, and one for a whole edge list."""
+        """Scale shape: one element per table and output, or one for a whole edge list."""
         return (*self.shape[:-1], 1) if len(self.shape) < 3 else (*self.shape[:-2], 1, self.shape[-1])
 
     @classmethod
     def from_dict(cls, name: str, found: Any) -> "Tensor":
-        """Return the tensor that an entry of ``config.json`` describes.
+        """Parse a tensor entry of ``config.json``.
 
         Raises:
-          ValueError: it describes none.
+          ValueError: the entry is invalid.
         """
         fields = Fields(f"{CONFIG}: the tensor {strict_json.shown(name)}")
         path = fields.field(found, "path", list)
@@ -117,7 +118,7 @@ class Tensor:
 
 
 def name_of(path: Path) -> str:
-    """Return the name of a tensor: its keys with dots between them.
+    """Return the name of a tensor: its keys joined by dots.
 
     Example:
       >>> from lutjax.bundles._layout import name_of
@@ -128,7 +129,7 @@ def name_of(path: Path) -> str:
 
 
 def scale_of(name: str) -> str:
-    """Return the name of the scale of a tensor."""
+    """Return the name of a tensor's scale."""
     return f"{name}.scale"
 
 
@@ -137,13 +138,14 @@ class Config:
     """Content of ``config.json``.
 
     Attributes:
-      architecture: name of the class of the model.
+      architecture: class name of the model.
       library: one of `LIBRARIES`.
-      model: config fields of a lutjax model, or constructor arguments of a lutjax layer; None for other modules and for arrays.
-      quantized: whether the model is one with tables of integers, see `lutjax.layers.nnx.quantize`.
-      run: kind, steps, record and results of the run that trained the model; None without one.
-      n_bytes, sha256: of the file of tensors.
-      tensors: by name.
+      model: config fields of a lutjax model, or constructor arguments of a lutjax layer; None for
+        other modules and for arrays.
+      quantized: whether the model has quantized tables, see `lutjax.layers.nnx.quantize`.
+      run: kind, steps, record and results of the training run; None without one.
+      n_bytes, sha256: size and digest of the tensor file.
+      tensors: tensors by name.
     """
 
     architecture: str
@@ -156,7 +158,7 @@ class Config:
     tensors: Mapping[str, Tensor]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what JSON can hold of it."""
+        """Return a JSON-serializable dict."""
         return {
             "model_type": MODEL_TYPE,
             "architectures": [self.architecture],
@@ -172,11 +174,11 @@ class Config:
 
     @classmethod
     def from_dict(cls, found: Any) -> "Config":
-        """Return the config that an object of JSON describes.
+        """Parse a config from a JSON object.
 
         Raises:
-          ValueError: it describes none; the message names the field.
-          BundleError: it is one of a later version.
+          ValueError: the object is invalid; the message names the field.
+          BundleError: it has a later version.
         """
         fields = Fields(CONFIG)
         if not is_config(found):
@@ -226,7 +228,7 @@ class Config:
         return config
 
     def stored(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-        """Yield name, dtype and shape of each tensor in the file, scales among them."""
+        """Yield name, dtype and shape of each tensor in the file, including scales."""
         for name, tensor in self.tensors.items():
             yield name, tensor.stored, tensor.shape
             if tensor.scale is not None:
@@ -234,17 +236,17 @@ class Config:
 
     @property
     def n_values(self) -> int:
-        """Number of values of all tensors, without scales."""
+        """Total number of tensor elements, without scales."""
         return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
 
 
 def is_config(found: Any) -> bool:
-    """Return whether what JSON holds is the config of a bundle, of whatever version."""
+    """Return True if a JSON value is a bundle config, in any version."""
     return (
         isinstance(found, dict) and found.get("model_type") == MODEL_TYPE and type(found.get("bundle")) is int
     )
 
 
 def is_bundle(folder: Folder) -> bool:
-    """Return whether a folder has the files of a bundle, or one of them."""
+    """Return True if a folder has any bundle file."""
     return any(os.path.lexists(folder / name) for name in (CONFIG, TENSORS))

@@ -1,4 +1,7 @@
-"""Modules of Flax NNX as bundles: the models of this package are made of their configs, those of users are given."""
+"""Flax NNX modules as bundles.
+
+lutjax models are built from their configs; users pass their own modules.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -45,16 +48,16 @@ CONFIGS: Mapping[str, Any] = {
     LogicTreeNet.__name__: LogicTreeNetConfig,
     LogicCA.__name__: LogicCAConfig,
 }
-"""Configs of the models of this package, by their names."""
+"""Configs of lutjax models, by class name."""
 
 _KINDS = {kind: name for name, kind in KINDS.items()} | {nnx.Param: "params"}
 _PASSING = nnx.Any(nnx.RngState, nnx.Cache, nnx.Intermediate)
-"""Variables that are no part of what was learned."""
+"""Variables with non-learned state (caches, intermediates, RNG)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A variable of a module: its path, its kind, and its array."""
+    """A module variable: its path, kind and array."""
 
     path: Path
     kind: str
@@ -62,14 +65,14 @@ class Part:
 
 
 def parts(module: nnx.Module) -> Iterator[Part]:
-    """Yield what is learned or kept in a module, without caches and streams of random numbers."""
+    """Yield the learned or kept variables of a module, without caches and random streams."""
     for path, variable in nnx.to_flat_state(nnx.state(module, nnx.Not(_PASSING))):
         kind = _KINDS.get(type(variable), type(variable).__name__.lower())
         yield Part(keys(path), kind, variable.get_value())
 
 
 def refuse_on_host(module: nnx.Module) -> None:
-    """Raise BundleError if a module has tables in the memory of the host."""
+    """Raise BundleError if a module has host-resident tables."""
     found = sorted(layers.host_tables_of(module))
     if found:
         raise BundleError(
@@ -79,15 +82,15 @@ def refuse_on_host(module: nnx.Module) -> None:
 
 
 def is_module(model: Any) -> bool:
-    """Return whether a model is a module of Flax NNX."""
+    """Return True if a model is a Flax NNX module."""
     return isinstance(model, nnx.Module)
 
 
 def config_of(module: nnx.Module) -> dict[str, Any] | None:
-    """Return the config fields of a lutjax model or the constructor arguments of a lutjax layer; None for other modules.
+    """Return config fields of a lutjax model or constructor arguments of a lutjax layer, else None.
 
     Raises:
-      ValueError: the arrays of a model are not those that its config makes.
+      ValueError: the model's arrays do not match its config.
     """
     name = type(module).__name__
     if type(module).__module__.partition(".")[0] != "lutjax":
@@ -107,14 +110,14 @@ def config_of(module: nnx.Module) -> dict[str, Any] | None:
 
 
 def _arguments_of(module: nnx.Module) -> dict[str, Any] | None:
-    """Return the constructor arguments of a lutjax layer, None where they do not make its arrays."""
+    """Return a lutjax layer's constructor arguments, or None if its arrays do not match them."""
     fields = _layers.arguments_of(module)
     if fields is None:
         return None
     arrays = {name_of(part.path): part.array for part in parts(module)}
     try:
         made = _layers.empty(type(module).__name__, fields, arrays)
-    except (TypeError, ValueError):  # of arrays that were replaced by those of another form
+    except (TypeError, ValueError):  # arrays replaced by arrays with another structure
         return None
     return fields if _described(made) == _described(module) else None
 
@@ -124,15 +127,15 @@ def _described(module: nnx.Module) -> dict[Path, tuple[Any, Any]]:
 
 
 def is_quantized(module: nnx.Module) -> bool:
-    """Return whether a module has tables of integers."""
+    """Return True if a module has integer tables."""
     return any(part.kind == QUANTIZED for part in parts(module))
 
 
 def _empty(config: Any, quantized: bool) -> Any:
-    """Return a model of this package with shapes and dtypes in place of arrays.
+    """Return a lutjax model with shapes and dtypes in place of arrays.
 
     Raises:
-      ValueError: it is to have tables of integers, and has no form with some.
+      ValueError: the model has no quantized form, but one is required.
     """
     if quantized and not isinstance(config, GPTConfig):
         raise ValueError(f"{type(config).__name__} has no form with tables of integers.")
@@ -143,10 +146,11 @@ def _empty(config: Any, quantized: bool) -> Any:
 
 
 def model(bundle: Bundle) -> Any:
-    """Return the lutjax model that a bundle holds, in evaluation mode, or the lutjax layer, in the mode in which it was saved.
+    """Return the lutjax model of a bundle in evaluation mode, or its layer in the saved mode.
 
     Raises:
-      BundleError: the config makes no model, or its arrays are others than those of the bundle, or an id does not exist.
+      BundleError: the config is invalid, its arrays differ from the bundle, or an id does not
+        exist.
     """
     config = bundle.config
     assert config.model is not None
@@ -156,7 +160,7 @@ def model(bundle: Bundle) -> Any:
         )
     try:
         empty = _empty_of(bundle, config.model)
-    except (KeyError, OverflowError, TypeError, ValueError) as error:  # of sizes that are no model
+    except (KeyError, OverflowError, TypeError, ValueError) as error:  # sizes of no valid model
         raise BundleError(
             f"the bundle {bundle.folder} cannot be used: its model is no {config.architecture}: {in_a_line(error)}"
         ) from error
@@ -170,7 +174,7 @@ def model(bundle: Bundle) -> Any:
 
 
 def _empty_of(bundle: Bundle, fields: dict[str, Any]) -> Any:
-    """Return the model or layer of a bundle with shapes and dtypes in place of arrays."""
+    """Return a bundle's model or layer with shapes and dtypes in place of arrays."""
     config = bundle.config
     if config.architecture in CONFIGS:
         return _empty(runs.made(CONFIGS[config.architecture], fields), config.quantized)
@@ -179,10 +183,10 @@ def _empty_of(bundle: Bundle, fields: dict[str, Any]) -> Any:
 
 
 def fill(bundle: Bundle, module: nnx.Module) -> None:
-    """Put the values of a bundle into a module of the class that was saved; nothing is changed where they do not fit.
+    """Load the bundle values into a module of the saved class; on a mismatch nothing changes.
 
     Raises:
-      BundleError: it has other arrays, or an id does not exist.
+      BundleError: the arrays differ, or an id does not exist.
     """
     arrays = _fitting(bundle, module)
     graph, kept, passing = _split(module)
@@ -192,7 +196,7 @@ def fill(bundle: Bundle, module: nnx.Module) -> None:
 
 
 def functional(module: nnx.Module) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], Any]]:
-    """Return the arrays of a module by the names of their tensors, and what makes a module of arrays of these names."""
+    """Return a module's arrays by tensor name, and a function that rebuilds it from such arrays."""
     graph, kept, passing = _split(module)
 
     def made(arrays: Mapping[str, Any]) -> Any:
@@ -203,7 +207,7 @@ def functional(module: nnx.Module) -> tuple[dict[str, Any], Callable[[Mapping[st
 
 
 def _fitting(bundle: Bundle, module: nnx.Module) -> dict[Path, Any]:
-    """Return the values of a bundle by path, all of which are arrays of a module, and its only ones."""
+    """Return the bundle values by path, checked to match the module arrays exactly."""
     wanted = {part.path: part.array for part in parts(module)}
     fit(bundle, wanted)
     found = bundle.config.tensors
@@ -211,14 +215,14 @@ def _fitting(bundle: Bundle, module: nnx.Module) -> dict[Path, Any]:
 
 
 def _split(module: nnx.Module) -> tuple[Any, Any, Any]:
-    """Return the graph of a module, what a bundle holds of it, and what passes."""
+    """Split a module into graph, stored state and non-learned state."""
     found: Any = nnx.split(module, nnx.Not(_PASSING), ...)
     graph, kept, passing = found
     return graph, kept, passing
 
 
 def keys(path: Any) -> Path:
-    """Return the path of a variable as that of a tensor."""
+    """Convert a variable path to a tensor path."""
     return tuple(path)
 
 
@@ -228,7 +232,7 @@ def _with(state: Any, arrays: Mapping[Path, Any]) -> Any:
 
 
 def _fresh(array: Any) -> Any:
-    """Return a first state of random numbers in the place of one that was not kept."""
+    """Return an initial value for unsaved random state."""
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return jnp.broadcast_to(jax.random.key(0), array.shape)
     return jnp.zeros(array.shape, array.dtype)

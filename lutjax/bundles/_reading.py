@@ -1,4 +1,7 @@
-"""Reading bundles that anybody may have written: everything is checked before an array is made, and nothing is executed."""
+"""Reading of untrusted bundles.
+
+Everything is checked before an array is created, and nothing is executed.
+"""
 
 import dataclasses
 import os
@@ -21,12 +24,12 @@ from lutjax.files.messages import in_a_line
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bundle:
-    """A bundle that was read.
+    """A bundle as read from disk.
 
     Attributes:
-      folder: where it lies.
-      config: what ``config.json`` says.
-      tensors: arrays of ``model.safetensors`` by name, as they are stored, with the scales of tables of int8.
+      folder: its folder.
+      config: content of ``config.json``.
+      tensors: arrays of ``model.safetensors`` by name, as stored, including scales of int8 tables.
 
     Example:
       >>> import lutjax, numpy as np, tempfile
@@ -42,11 +45,11 @@ class Bundle:
     tensors: Mapping[str, Shaped[np.ndarray, "..."]]
 
     def values(self, name: str) -> Shaped[np.ndarray, "..."]:
-        """Return the values of a tensor, in the dtype that it has in the model."""
+        """Return the values of a tensor, in its model dtype."""
         return _tables.values(self.config.tensors[name], self.tensors)
 
     def tree(self) -> dict[Any, Any]:
-        """Return the values of all tensors in nested dicts, by the keys of their paths."""
+        """Return all tensor values in nested dicts, keyed by their paths."""
         tree: dict[Any, Any] = {}
         for name, tensor in self.config.tensors.items():
             inner = tree
@@ -57,17 +60,19 @@ class Bundle:
 
 
 def read(folder: str | os.PathLike[str]) -> Bundle:
-    """Return the bundle in a folder, checked and without a model made of it.
+    """Read and check the bundle in a folder, without building a model.
 
-    Names, dtypes and shapes of ``config.json`` are compared with the header of ``model.safetensors``, the header with the size of the file, and the file
-    with its digest, before any array is made. Links are refused, and nothing is executed. It takes at most 100 times the memory of the bundle.
+    Before any array is created, the names, dtypes and shapes in ``config.json`` are compared with
+    the header of ``model.safetensors``, the header with the file size, and the file with its
+    digest. Links are rejected, and nothing is executed. Memory use is at most 100 times the size of
+    the bundle.
 
     Args:
-      folder: that `lutjax.save` wrote.
+      folder: folder written by `lutjax.save`.
 
     Raises:
-      FileNotFoundError: there is no such folder.
-      BundleError: it is no bundle, or a damaged one; the message is one line.
+      FileNotFoundError: the folder does not exist.
+      BundleError: the folder is no bundle, or a damaged one; the message is one line.
       ModuleNotFoundError: the package safetensors is missing, of the extra ``bundles``.
 
     Source: docs/bundles.md, sections 3 and 4.
@@ -102,7 +107,7 @@ def read(folder: str | os.PathLike[str]) -> Bundle:
 
 
 def read_config(folder: Path) -> Config:
-    """Return what ``config.json`` of a bundle says; the errors are those of `read`."""
+    """Read the ``config.json`` of a bundle; errors are as for `read`."""
     if not folder.exists():
         raise FileNotFoundError(f"the folder {folder} does not exist.")
     if not folder.is_dir():
@@ -123,10 +128,10 @@ def read_config(folder: Path) -> Config:
 
 
 def _size(folder: Path, name: str) -> int:
-    """Return the size of a file of a bundle.
+    """Return the size of a bundle file.
 
     Raises:
-      BundleError: it is missing, or a link, a pipe or anything else than a file.
+      BundleError: it is missing, or not a regular file (a link or a pipe).
     """
     try:
         found = (folder / name).lstat()
@@ -142,7 +147,7 @@ def _size(folder: Path, name: str) -> int:
 
 
 def _check_header(path: Path, size: int) -> None:
-    """Raise ValueError if the header of a file of tensors is longer than one of a bundle can be."""
+    """Raise ValueError if the header of a tensor file exceeds the maximum for bundles."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
     if not 2 <= length <= min(MOST_BYTES, size - 8):
@@ -152,7 +157,7 @@ def _check_header(path: Path, size: int) -> None:
 
 
 def _check_tensors(file: Any, config: Config) -> None:
-    """Raise ValueError if a file has other tensors than the config says."""
+    """Raise ValueError if the tensors in a file differ from the config."""
     wanted = {name: (CODES[dtype], shape) for name, dtype, shape in config.stored()}
     found = set(file.keys())
     for name in sorted(found ^ set(wanted)):

@@ -1,4 +1,4 @@
-"""Records of runs in bundles: what trained a model, without the places of files on the machine where that was."""
+"""Run records in bundles: training provenance without local file paths."""
 
 import dataclasses
 from pathlib import Path
@@ -16,11 +16,11 @@ RECORDS: dict[str, type[runs.Record]] = {
     "classify": classifier.Record,
     "ca": automaton.Record,
 }
-"""Classes of records by kinds of runs."""
+"""Record classes by run kind."""
 
 
 def to_dict(loaded: Loaded) -> dict[str, Any]:
-    """Return the fields of the record of a run; of paths only the names of files are left."""
+    """Return the fields of a run record; paths are reduced to file names."""
     record = dataclasses.asdict(loaded.record)
     for source in (record.get("text"), record.get("samples")):
         if source is not None and source["path"] is not None:
@@ -35,7 +35,7 @@ def _name(path: str) -> str:
 
 
 def from_dict(folder: Path, found: dict[str, Any]) -> Loaded:
-    """Return the record of the run that the bundle in a folder describes.
+    """Return the run record described by the bundle in a folder.
 
     Raises:
       BundleError: it describes none.

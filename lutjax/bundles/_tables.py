@@ -1,4 +1,4 @@
-"""Tables in fewer bits: as they are stored, and their values again."""
+"""Table storage in fewer bits, and restored values."""
 
 from typing import Any
 
@@ -13,17 +13,17 @@ Array = Shaped[np.ndarray, "..."]
 
 
 def stored(tensor: Tensor, values: Array) -> dict[str, Array]:
-    """Return the arrays of a file that stand for a tensor, by name.
+    """Return the stored arrays for a tensor, by name.
 
     Raises:
-      ValueError: tables of int8 have values that are not finite.
+      ValueError: int8 tables have non-finite values.
     """
     name = name_of(tensor.path)
     if tensor.scale is None:
         return {name: values.astype(jnp.dtype(tensor.stored))}
     if not np.isfinite(values).all():
         raise ValueError(f"save: the table {name} has values that are not finite, which int8 cannot hold.")
-    n_rows, n_outputs = values.shape[-2:] if values.ndim >= 3 else (values.shape[-1], 1)  # of an edge list
+    n_rows, n_outputs = values.shape[-2:] if values.ndim >= 3 else (values.shape[-1], 1)  # edges
     each = values.reshape(-1, n_rows, n_outputs)
     if not each.size:
         return {
@@ -42,7 +42,7 @@ def values(tensor: Tensor, arrays: Any) -> Array:
     """Return the values of a tensor.
 
     Args:
-      arrays: of the file, by name.
+      arrays: file arrays by name.
     """
     found: Array = arrays[name_of(tensor.path)]
     if tensor.scale is not None:

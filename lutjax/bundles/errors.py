@@ -1,7 +1,7 @@
-"""Errors of bundles. JAX is not imported here, so that a program can know them before it needs it."""
+"""Bundle errors. JAX is not imported here, so programs can catch them before they need it."""
 
 from lutjax.files.errors import FolderError
 
 
 class BundleError(FolderError):
-    """A bundle that cannot be read or written, or does not fit the model that it is read into."""
+    """A bundle that cannot be read or written, or does not fit its target model."""

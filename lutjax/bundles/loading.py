@@ -1,4 +1,4 @@
-"""Models of bundles."""
+"""Bundle loading."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from lutjax.bundles.errors import BundleError
 
 
 def load(folder: Path, into: Any = None) -> Any:
-    """Return the model, or the arrays, that a bundle holds; see `lutjax.load`."""
+    """Load a bundle's model or arrays; see `lutjax.load`."""
     bundle = read(folder)
     found = bundle.config.tensors.values()
     wide = next((t for t in found if jax.dtypes.canonicalize_dtype(jnp.dtype(t.dtype)) != t.dtype), None)

@@ -1,4 +1,7 @@
-"""Models as programs that JAX runs without this package: StableHLO of `jax.export`, for batches and texts of any size, beside their bundle."""
+"""Models as exported programs (StableHLO), which JAX runs without lutjax.
+
+`jax.export` writes them next to the bundle, for any batch size and text length.
+"""
 
 import dataclasses
 import json
@@ -27,10 +30,10 @@ with needed_by(__name__):
     from flax import nnx
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-"""Platforms for which each program is, at once."""
+"""Target platforms; each program supports all of them."""
 
 ABOUT = "programs.json"
-"""Name of the file that says what the programs take and return."""
+"""File that describes the inputs and outputs of the programs."""
 
 ENDING = ".jax"
 
@@ -40,14 +43,14 @@ State = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A function that becomes a program.
+    """A function to be exported.
 
     Attributes:
-      says: what it computes, in words.
-      function: of weights by names of tensors, and of other arrays.
-      arguments: shapes and dtypes of those, by their names; a state is a dict of some.
-      returns: names of what it returns.
-      differentiable: whether its gradient is written, too.
+      says: description of the computation.
+      function: takes weights by tensor name, and further arrays.
+      arguments: shapes and dtypes of the further arrays, by name; a state is a dict of arrays.
+      returns: names of the outputs.
+      differentiable: whether its gradient is exported as well.
     """
 
     says: str
@@ -64,19 +67,21 @@ def write(
     platforms: tuple[str, ...] = PLATFORMS,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Path]:
-    """Write the programs of a model of this package into a folder, and its bundle with it; return the paths of the programs.
+    """Export a lutjax model as programs into a folder, with its bundle; return the program paths.
 
-    A language model becomes ``forward``, ``loss``, ``start`` and ``decode``, a classifier ``forward`` and ``loss``, an automaton ``forward``. Each takes the
-    values of the tensors of the bundle by name first. ``programs.json`` says what else it takes, and what it returns.
+    A language model becomes ``forward``, ``loss``, ``start`` and ``decode``, a classifier
+    ``forward`` and ``loss``, an automaton ``forward``. The first argument of each is a dict with
+    the bundle's tensor values by name. ``programs.json`` describes the other arguments and the
+    outputs.
 
     Args:
-      model: of `lutjax.models`.
-      folder: as `lutjax.save` takes it.
-      platforms: as `jax.export` names them. A program is for all of them at once.
-      progress: is told what is done next.
+      model: a model from `lutjax.models`.
+      folder: as for `lutjax.save`.
+      platforms: platform names of `jax.export`. A program supports all of them at once.
+      progress: called with a description of the next step.
 
     Raises:
-      BundleError: it is another model, or the folder cannot be written; see `lutjax.save`.
+      BundleError: the model is of another kind, or the folder cannot be written; see `lutjax.save`.
 
     Source: docs/programs.md, section 1.
 
@@ -131,10 +136,10 @@ def write(
 
 
 def programs_of(model: Any) -> dict[str, Program]:
-    """Return the programs of a model of this package, by name.
+    """Return the programs of a lutjax model, by name.
 
     Raises:
-      BundleError: it is another model.
+      BundleError: the model is of another kind.
     """
     if isinstance(model, Decoder):
         return _of_decoder(model)
@@ -154,7 +159,8 @@ def _of_decoder(model: Decoder) -> dict[str, Program]:
     def forward(weights: Arrays, tokens: jax.Array) -> jax.Array:
         length, model = tokens.shape[1], made(weights)
         if isinstance(model, LUTTransformer):
-            # Its pairs are divided into tiles of known sizes. What follows a token changes nothing of its logits.
+            # Its pairs are divided into tiles of fixed size. Padding after a token does not affect
+            # its logits.
             tokens = jnp.pad(tokens, ((0, 0), (0, context - length)))
         logits: jax.Array = model(tokens, deterministic=True)[:, :length]
         return logits
@@ -279,7 +285,8 @@ def _of_automaton(model: LogicCA) -> dict[str, Program]:
     def forward(weights: Arrays, state: jax.Array, key: jax.Array | None = None) -> jax.Array:
         keys = None if key is None else jax.random.wrap_key_data(key)
         model = made(weights)
-        # Words of 32 cells have no size that is free: the soft automaton runs, of whose mixtures each is one gate.
+        # Words of 32 cells need fixed sizes, so the soft automaton runs, with one gate in each
+        # mixture.
         chosen = jnp.arange(16, dtype=jnp.int32)[:, None] == model.gates()[None]
         model.logits = jnp.where(chosen, 0.0, -jnp.inf).astype(model.logits[...].dtype)
         after: jax.Array = model(state.astype(jnp.float32), 1, key=keys) > 0.5
@@ -301,7 +308,7 @@ def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def _described(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return dtypes and shapes for JSON, in which sizes that are free are called by names."""
+    """Return dtypes and shapes for JSON; symbolic sizes appear by name."""
     return {
         name: _described(array)
         if isinstance(array, Mapping)

@@ -1,4 +1,4 @@
-"""Writing bundles."""
+"""Bundle saving."""
 
 import json
 import os
@@ -35,7 +35,7 @@ from lutjax.extras import needed_by
 from lutjax.files.atomic import atomically, digest_of
 
 MOST_NAME = 512
-"""Characters of the longest name of a tensor."""
+"""Maximum length of a tensor name in characters."""
 
 
 def save(
@@ -45,26 +45,30 @@ def save(
     table_dtype: str | None = None,
     tables: Iterable[str] = (),
 ) -> None:
-    """Write a model as a bundle: a folder of ``config.json``, ``model.safetensors`` and ``README.md`` that hubs take as it is.
+    """Write a model as a bundle: a hub-ready folder with config, tensors and model card.
 
-    A tensor is called by the keys that lead to it, with dots between them, such as ``layers.0.ffn.layer.weights``; ``config.json`` says of
-    each what it is, and `lutjax.load` reads all of it. Nothing in it is code.
+    The files are ``config.json``, ``model.safetensors`` and ``README.md``. A tensor name joins its
+    keys with dots, such as ``layers.0.ffn.layer.weights``; ``config.json`` describes each tensor,
+    and `lutjax.load` reads everything. A bundle contains no code.
 
     Args:
-      model: a `flax.nnx.Module`, of this package or of a user; or arrays: the variables of a Linen module, ``{"params": params, "state": state}`` of a Haiku
-        one, or any tree of dicts and lists. Of a module's variables caches and streams of random numbers are left out. The `record` of a model
-        that `lutjax.load` returned goes into the bundle, with the names of data files and not their folders.
-      folder: to write; made if it is missing. Files of other names in it stay, as those of a clone of a hub's repository, and so does a
-        ``README.md`` from which its last line was deleted.
-      table_dtype: dtype in which tables of floats are stored: ``"float32"``, ``"bfloat16"``, or ``"int8"`` with a power-of-two scale for each table and output, or for an edge list.
-        By default they are stored as they are, and all other tensors always are.
-      tables: names of the tables among arrays, as `tables_of` of `lutjax.layers.linen` and `lutjax.layers.haiku` returns them. The variables of
-        a `flax.nnx.Module` say it themselves.
+      model: a `flax.nnx.Module`, from lutjax or a user; or arrays: Linen variables, Haiku
+        ``{"params": params, "state": state}``, or any tree of dicts and lists. Module caches and
+        random streams are left out. The `record` of a model returned by `lutjax.load` is stored in
+        the bundle, with data file names but not their folders.
+      folder: output folder; created if missing. Other files in it are kept, so it may be a clone of
+        a hub repository. A ``README.md`` without its generated last line is kept as well.
+      table_dtype: dtype for stored float tables: ``"float32"``, ``"bfloat16"``, or ``"int8"`` with
+        a power-of-two scale for each table and output, or for an edge list. By default tables keep
+        their dtype; all other tensors always do.
+      tables: table names among arrays, as returned by `tables_of` of `lutjax.layers.linen` and
+        `lutjax.layers.haiku`. The variables of a `flax.nnx.Module` identify themselves.
 
     Raises:
-      BundleError: the folder has such files that are of no bundle.
-      ValueError: a table has values that int8 cannot hold, there are no tables to be stored otherwise, or names of arrays are the same or cannot be written.
-      TypeError: the model is none, or holds something that is no array of numbers.
+      BundleError: the folder has files with these names that belong to no bundle.
+      ValueError: a table has values that int8 cannot represent, there are no tables to convert, or
+        array names are duplicate or invalid.
+      TypeError: the model is no model, or holds anything except numeric arrays.
       ModuleNotFoundError: the package safetensors is missing, of the extra ``bundles``.
 
     Source: docs/bundles.md, sections 1 and 2.
@@ -108,7 +112,7 @@ def save(
 
 
 def _taken_apart(model: Any, tables: frozenset[str]) -> tuple[dict[str, Any], list[tuple[Keys, str, Any]]]:
-    """Return fields of a `Config`, and path, kind and array of each tensor."""
+    """Return `Config` fields, and path, kind and array of each tensor."""
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(model, nnx.Module):
         return _of_module(model)
@@ -124,7 +128,7 @@ def _taken_apart(model: Any, tables: frozenset[str]) -> tuple[dict[str, Any], li
 
 
 def _called(path: Keys) -> tuple[str, ...]:
-    """Return what an array is called from the root of a tree, and from the root of a collection in it."""
+    """Return an array's names relative to the tree root and to its collection."""
     return "/".join(map(str, path)), "/".join(map(str, path[1:]))
 
 
@@ -147,7 +151,7 @@ def _of_module(model: Any) -> tuple[dict[str, Any], list[tuple[Keys, str, Any]]]
 def _tensors(
     found: list[tuple[Keys, str, Any]], table_dtype: str | None
 ) -> tuple[dict[str, Tensor], dict[str, np.ndarray]]:
-    """Return the tensors by name, and the arrays of the file."""
+    """Return tensors by name, and the file arrays."""
     tensors: dict[str, Tensor] = {}
     arrays: dict[str, np.ndarray] = {}
     n_tables = 0
@@ -187,10 +191,10 @@ def _check_name(name: str, array: Any) -> None:
 
 
 def _check_place(folder: Path) -> None:
-    """Refuse a folder whose files of these names are those of something else.
+    """Raise if a folder's files with bundle names do not belong to a bundle.
 
     Raises:
-      BundleError: it has some.
+      BundleError: such files exist.
     """
     if folder.exists() and not folder.is_dir():
         raise BundleError(f"{folder} is a file; choose another folder.")
