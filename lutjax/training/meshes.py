@@ -22,10 +22,10 @@ from lutjax.tables.gradient import seal
 from lutjax.training import hosts
 
 DATA = "data"
-"""Name of the mesh axis that divides the samples of a batch."""
+"""Mesh axis name that divides batch samples."""
 
 AXES = (DATA, DETECTORS)
-"""Names of the mesh axes; the first one spans hosts."""
+"""Mesh axis names; the first axis spans hosts."""
 
 
 def parse(text: str) -> dict[str, int]:
@@ -191,7 +191,7 @@ def everywhere(mesh: Mesh) -> NamedSharding:
 
 
 def shardings(tree: Any, mesh: Mesh, tables: Collection[str]) -> Any:
-    """Return the sharding of each model or optimizer array; see `lutjax.sharding.specs`."""
+    """Return shardings for model or optimizer arrays; see `lutjax.sharding.specs`."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), sharding.specs(tree, mesh, tables=tables))
 
 

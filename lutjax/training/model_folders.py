@@ -18,7 +18,7 @@ from lutjax.training.errors import CheckpointError
 from lutjax.training.loaded import Loaded
 
 _READERS = {"lm": "lm_runs", "digits": "classifier", "classify": "classifier", "ca": "automaton"}
-"""Modules that read the models of each run kind."""
+"""Reader modules by run kind."""
 
 _KINDS = {
     "GPT": "lm",
@@ -38,7 +38,7 @@ class ModelFolder:
 
     Attributes:
       folder: the folder.
-      kind: kind of the run, or of a run that would train such a model; a key of
+      kind: run kind, or the kind able to train such a model; a key of
         `lutjax.training.runs.COMMANDS`.
       is_bundle: whether the folder is a bundle.
       model: the model, in evaluation mode.
@@ -76,8 +76,7 @@ class ModelFolder:
 def digest_of(folder: Path) -> str:
     """Return the SHA-256 that identifies the model in a folder.
 
-    It is the digest of the latest checkpoint, or of ``config.json``, which includes the tensor
-    digest.
+    It is the digest of the latest checkpoint, or of ``config.json`` with its tensor digest.
 
     Raises:
       CheckpointError, BundleError: the folder is no model folder, or its latest checkpoint is damaged.

@@ -67,13 +67,13 @@ class Structure(Generic[M]):
 
     @functools.cached_property
     def parameters(self) -> tuple[str, ...]:
-        """Names of all parameters, in leaf order of `State.params`."""
+        """All parameter names, in `State.params` leaf order."""
         leaves = jax.tree.leaves_with_path(self.abstract()[0])
         return tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves)
 
     @functools.cached_property
     def tables(self) -> frozenset[str]:
-        """Names of the table parameters."""
+        """Table parameter names."""
         return frozenset(
             "/".join(map(str, path))
             for path, v in nnx.to_flat_state(self._params)
@@ -126,7 +126,7 @@ class ModelRun(Generic[M]):
 
     Args:
       structure: model structure.
-      optimizer: makes the optimizer state for `State.params`.
+      optimizer: creates the optimizer state for `State.params`.
       seed: model seed.
       samples: samples computed together in a step; a mesh may divide them.
 

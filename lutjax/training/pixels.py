@@ -31,7 +31,7 @@ Others are never tried: for PostScript, Pillow runs a program.
 """
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")
-"""File name endings of single-image files."""
+"""File name endings for single-image files."""
 
 ALWAYS = 1 << 26
 """Bytes of decoded pixels allowed for any image; the file size limits larger images."""
@@ -62,7 +62,7 @@ class SizeError(ValueError):
 
 @contextlib.contextmanager
 def _silent(logger: str) -> Iterator[None]:
-    """Temporarily disable a logger that would repeat an error message."""
+    """Temporarily disable a logger, to avoid repeated error messages."""
     found = logging.getLogger(logger)
     disabled, found.disabled = found.disabled, True
     try:
@@ -118,7 +118,7 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 def stored_size(path: Path) -> tuple[int, int]:
-    """Return the height and width in the header of an image file, before Exif orientation.
+    """Return the height and width in an image file header, before Exif orientation.
 
     No pixel is decoded.
 
@@ -133,7 +133,7 @@ def stored_size(path: Path) -> tuple[int, int]:
 def read(
     path: Path, mode: str | None, size: tuple[int, int] | None, *, scaled: bool = False
 ) -> UInt8[np.ndarray, "height width ..."]:
-    """Return the pixels of an image file. Images with another size are rejected before decoding.
+    """Read an image's pixels. Images with another size are rejected before decoding.
 
     The Exif orientation is applied, and 16-bit values keep their upper 8 bits.
 

@@ -22,7 +22,7 @@ from lutjax.training.raw import Form
 from lutjax.training.reports import Errors
 
 AT_ONCE = 8192
-"""Maximum number of samples whose votes are counted together."""
+"""Maximum samples per vote count."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Predictions:
     Attributes:
       votes: votes per class, ``[N, n_classes]``.
       classes: class names.
-      target: the predicted column; None if unnamed.
+      target: predicted column; None if unnamed.
     """
 
     votes: Int[np.ndarray, "samples classes"]
@@ -65,9 +65,9 @@ class Estimates:
     """Values predicted by a regression, and their numbers of 1 bits.
 
     Attributes:
-      votes: number of 1 bits in the last layer, ``[N, 1]``.
+      votes: 1 bits in the last layer, ``[N, 1]``.
       numbers: float32 ``[N]``.
-      target: the predicted column; None if unnamed.
+      target: predicted column; None if unnamed.
     """
 
     votes: Int[np.ndarray, "samples 1"]
@@ -182,7 +182,7 @@ def of_model(model: Any) -> TrainedRun:
 
 
 def form_of(model: Any) -> Form:
-    """Return the sample form of a classifier.
+    """Return a classifier's sample form.
 
     Without a run, samples are arrays of its inputs, and classes are named by index.
 
@@ -205,7 +205,7 @@ def _form_of_arrays(config: classifier.Config) -> Form:
 
 
 def _form_of_old(folder: Path, record: classifier.Record) -> Form:
-    """Return the sample form for a run of an earlier version, which recorded none."""
+    """Return the sample form for an earlier version's run, without a recorded form."""
     model, columns = record.model, folder / "columns.json"
     if columns.is_file():
         try:

@@ -225,7 +225,7 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
 
 
 def preset(model: str, name: str) -> dict[str, Any]:
-    """Return the values of a model preset.
+    """Return a model preset's values.
 
     Raises:
       ValueError: the model has no such preset.

@@ -142,7 +142,7 @@ class _Smaller:
         self._same = jax.jit(jax.vmap(same))
 
     def tried(self, several: Sequence[Gates]) -> Bool[np.ndarray, " several"]:
-        """Return a mask of the candidates that preserve the last state."""
+        """Return a mask for candidates with an unchanged last state."""
         found: list[np.ndarray] = []
         for start in range(0, len(several), _TOGETHER):
             part = np.stack(several[start : start + _TOGETHER])

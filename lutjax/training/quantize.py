@@ -27,7 +27,7 @@ FOLDER = "quantized"
 
 
 def deployed_record(folder: Path, record: Record) -> Record:
-    """Return the record of a run's deployed model.
+    """Return the record for a run's deployed model.
 
     Raises:
       RunError: the model has no tables to quantize.
@@ -82,7 +82,7 @@ def evaluate(
 
 
 def bytes_of(model: LanguageModel) -> tuple[int, int]:
-    """Return the bytes of a model's tables, integer exponents included, and of all its arrays."""
+    """Return the bytes in a model's tables, integer exponents included, and in all its arrays."""
     return _bytes(nnx.state(model, (layers.Tables, layers.Quantized))), _bytes(nnx.state(model))
 
 
@@ -110,7 +110,7 @@ def save(folder: Path, step: int, model: LanguageModel, record: Record) -> None:
       folder: output folder; `lutjax.load` reads it like a run folder.
       step: completed steps at the checkpoint of the trained model.
       model: the deployed model.
-      record: record of the deployed model.
+      record: its record.
 
     Raises:
       RunError: as `check_place`.

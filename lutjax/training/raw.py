@@ -25,7 +25,7 @@ Columns = Mapping[str, Sequence[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """Sample form of a run, stored with it: everything needed to convert raw samples.
+    """A run's sample form, stored with it: everything needed to convert raw samples.
 
     Attributes:
       shape: shape of a numeric sample; for a table, the number of features. Empty if unknown, in
@@ -58,7 +58,7 @@ class Form:
         scaled: bool = False,
         target: str | None = None,
     ) -> "Form":
-        """Return the sample form of a training part."""
+        """Return a training part's sample form."""
         return cls(
             tuple(train.shape),
             () if train.regression else tuple(train.classes or map(str, range(n_classes))),
@@ -91,7 +91,7 @@ class Form:
             `lutjax.training.datasets.columns.Table`), without columns that training left out if
             necessary, or text rows ``[N, columns]`` in the order of these columns. Otherwise an
             array ``[N, *shape]``, optionally as rows or without an axis for one channel.
-          name: name of the samples, for messages.
+          name: sample name, for messages.
 
         Raises:
           SamplesError: the samples do not have this form.
@@ -213,9 +213,9 @@ def read(
         of images, also in subfolders, sorted by name; or a folder of IDX files or CIFAR-10. If a
         folder has a test part, only that is read.
       form: sample form required by the run.
-      target: label column of a table, or name of the label array. For folders any name: labels are
+      target: table label column, or label array name. For folders any name: labels are
         the classes whose folders hold the images, or the labels in IDX files or CIFAR-10.
-      encoding: text encoding of a table; UTF-8 by default.
+      encoding: table text encoding; UTF-8 by default.
       ids: columns of a table, or arrays of a ``.npz`` file, to return with the samples.
 
     Raises:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Published:
-    """Base class for sizes and rates of a published network. `print` shows them.
+    """Base class for a published network's sizes and rates. `print` shows them.
 
     Attributes:
       name: recipe name.
@@ -70,7 +70,7 @@ class Published:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe(Published):
-    """Sizes and rates of a published network of gate or table layers. `print` shows them.
+    """Sizes and rates for a published gate or table network. `print` shows them.
 
     Attributes:
       layers, n_thresholds, n_inputs, tables, residual, noise, wiring, candidates, tau: see
@@ -109,10 +109,10 @@ class Recipe(Published):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TreeRecipe(Published):
-    """Sizes and rates of a published tree network for images. `print` shows them.
+    """Sizes and rates for a published tree network on images. `print` shows them.
 
     Attributes:
-      network: method of `lutjax.models.LogicTreeNetConfig` that returns its sizes, cifar10 or
+      network: `lutjax.models.LogicTreeNetConfig` method returning its sizes, cifar10 or
         mnist.
       size: size passed to the method.
 

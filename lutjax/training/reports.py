@@ -110,8 +110,8 @@ class Report:
       classes: class names.
       confusion: confusion matrix of the hard network; rows are actual classes, columns predicted
         ones.
-      layers: gates of each layer.
-      bits: number of bits available to the first layer.
+      layers: gates per layer.
+      bits: bits available to the first layer.
       dead_bits: names of the bits without influence on any vote.
       baselines: accuracies of other classifiers on the same bits; R2 for regression.
       errors: for regression, errors of the hard network, the soft network and the training mean;
@@ -162,10 +162,10 @@ class Tables:
 
     Attributes:
       name: path of the tables in the model.
-      tables, rows: number of tables, and rows per table.
+      tables, rows: table count, and rows per table.
       reads: reads of all tables.
       never_read: rows never read, in all tables.
-      entropy: read entropy of each table, in bits.
+      entropy: read entropy per table, in bits.
       largest_share: for each table, its most read row's share of all reads.
     """
 
@@ -224,12 +224,12 @@ def report(
     """Return the report of a network.
 
     Args:
-      labels: labels of the test part, or regression targets.
-      hard: predictions of the hard network.
-      soft: predictions of the soft network.
-      classes: names of all classes; empty for regression.
-      truth: truth tables of each layer; see `lutjax.models.PackedClassifier`.
-      wires: wires of each layer.
+      labels: test labels, or regression targets.
+      hard: hard network predictions.
+      soft: soft network predictions.
+      classes: all class names; empty for regression.
+      truth: truth tables per layer; see `lutjax.models.PackedClassifier`.
+      wires: wires per layer.
       bits: names of the bits available to the first layer.
       trees: preceding tree layers.
     """
@@ -284,7 +284,7 @@ def kinds(truth: Truth) -> dict[str, int]:
 
 
 def needs(truth: Truth) -> Bool[np.ndarray, "gates inputs"]:
-    """Return a mask of the inputs that influence each table's output."""
+    """Return a mask for the inputs with influence on each table's output."""
     n_inputs = truth.shape[1].bit_length() - 1
     found = []
     for bit in range(n_inputs):
@@ -296,15 +296,15 @@ def needs(truth: Truth) -> Bool[np.ndarray, "gates inputs"]:
 def live_gates(
     truth: Sequence[Truth], wires: Sequence[Wires], n_bits: int
 ) -> tuple[list[Bool[np.ndarray, " _"]], Bool[np.ndarray, " bits"]]:
-    """Return masks of the gates in each layer and of the input bits that influence votes.
+    """Return masks for the gates in each layer and the input bits with influence on votes.
 
     A constant vote counts as relevant, because it shifts its class sum. A gate counts as read if a
     relevant table depends on that input, so bits that cancel in later layers count as live.
 
     Args:
-      truth: truth tables of each layer; see `lutjax.models.PackedClassifier`.
-      wires: wires of each layer.
-      n_bits: number of bits available to the first layer.
+      truth: truth tables per layer; see `lutjax.models.PackedClassifier`.
+      wires: wires per layer.
+      n_bits: bits available to the first layer.
     """
     alive = np.ones(len(truth[-1]), bool)
     found = [alive]

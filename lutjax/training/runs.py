@@ -40,13 +40,13 @@ except ImportError:  # Windows: concurrent processes are not detected
     fcntl = None  # type: ignore[assignment]
 
 FOLDER = "checkpoints"
-"""Name of the checkpoint folder inside a run folder."""
+"""Checkpoint folder name inside a run folder."""
 
 CURVES = "curves.csv"
 """File with all measurements, in a run folder."""
 
 LOCK = ".lock"
-"""Lock file of the process that writes into a run folder; contains its process id."""
+"""Lock file for writing into a run folder; contains the writer's process id."""
 
 _FINISHED = "finished.json"
 
@@ -110,13 +110,13 @@ class History:
 
 @dataclasses.dataclass
 class Finished:
-    """Record of the completed parts of the work after the last step.
+    """Completed parts of the work after the last step.
 
     Attributes:
-      digest: digest of the checkpoint used.
+      digest: checkpoint digest.
       parts: for each part by name, whether it has a file with that name, and the displayed lines.
       why: reason why training stopped, in words; empty until everything is done.
-      digests: SHA-256 of the written files, by name.
+      digests: SHA-256 by written file name.
     """
 
     digest: str
@@ -173,12 +173,12 @@ class Finished:
 
 
 def finished(folder: Path) -> Finished:
-    """Return the finishing record of the latest checkpoint in a run folder."""
+    """Return the finishing record for the latest checkpoint in a run folder."""
     return Finished.read(folder) or Finished(checkpoints.peek(folder / FOLDER)[2])
 
 
 def results(folder: Path) -> tuple[str, ...]:
-    """Return the result lines of a finished run, the first of its parts; empty before its end."""
+    """Return a finished run's result lines, its first part; empty before the end."""
     found = Finished.read(folder)
     first = next(iter(found.parts.values()), (False, [])) if found else (False, [])
     return tuple(first[1])
@@ -401,7 +401,7 @@ def save(
 
 
 def kind(folder: Path) -> str:
-    """Return the kind of the run in a folder, one of `COMMANDS`.
+    """Return a folder's run kind, one of `COMMANDS`.
 
     Raises:
       CheckpointError: no run exists, its checkpoints are damaged, or this version does not know its
@@ -421,7 +421,7 @@ def kind(folder: Path) -> str:
 
 
 def resumption(kind: str, folder: Path) -> str:
-    """Return the shell command that resumes a run.
+    """Return the shell command for resuming a run.
 
     Example:
       >>> from pathlib import Path
@@ -433,7 +433,7 @@ def resumption(kind: str, folder: Path) -> str:
 
 
 def use(kind: str, folder: Path) -> str:
-    """Return the shell command that uses the model of a run, without the program name.
+    """Return the shell command for using a run's model, without the program name.
 
     Example:
       >>> from pathlib import Path
@@ -445,7 +445,7 @@ def use(kind: str, folder: Path) -> str:
 
 
 def check_kind(folder: Path, wanted: str, *, trains: bool = True) -> str:
-    """Return the kind of the run in a folder; its training command must be the one for `wanted`.
+    """Return a folder's run kind; its training command must be the one for `wanted`.
 
     Args:
       folder: run folder.

@@ -254,7 +254,7 @@ def split_ids(
     name: str = "samples",
     classes: Sequence[str] = (),
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sample indices of a training and a test part: a random fifth (rounded up).
+    """Return training and test sample indices: a random fifth (rounded up) for test.
 
     Args:
       labels: label of each sample.
