@@ -76,7 +76,7 @@ def write(kind, folder):
     return folder / "saved"
 
 
-@pytest.mark.parametrize("kind", slow_except(CLASSIFIERS, "difflogic"))
+@pytest.mark.parametrize("kind", slow_except(CLASSIFIERS, "torchlogix"))
 def test_classifiers(kind, tmp_path):
     folder = write(kind, tmp_path)
     found = model_folders.read(folder)
