@@ -47,7 +47,7 @@ def expected_marks(choice: Any) -> list[float]:
 
 @pytest.mark.usefixtures("marked")
 def test_threads_do_not_see_each_others_implementation():
-    barrier = threading.Barrier(len(CHOICES))
+    barrier = threading.Barrier(len(CHOICES), timeout=120)
 
     def one(choice: Any) -> list[float]:
         with contextlib.nullcontext() if choice is None else lutjax.use_implementation(choice):
