@@ -64,7 +64,7 @@ def read(folder: str | os.PathLike[str]) -> Bundle:
 
     Before any array is created, the names, dtypes and shapes in ``config.json`` are compared with
     the header of ``model.safetensors``, the header with the file size, and the file with its
-    digest. Links are rejected, and nothing is executed. Memory use is at most 100 times the size of
+    digest. Links are rejected, and nothing is executed. It takes at most 100 times the memory of
     the bundle.
 
     Args:

@@ -23,7 +23,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, Shaped[np.ndarray, "..."]]:
     """Read tensors by name from a safetensors file or a PyTorch state dict.
 
     PyTorch files (``.pt``, ``.pth``, ``.bin``) are read by ``torch.load(weights_only=True)``, which
-    runs no code in the file; this requires PyTorch. Memory use is at most 100 times the file size.
+    runs no code in the file; this requires PyTorch. It takes at most 100 times the memory of the
+    file.
 
     Raises:
       ConversionError: the file is missing or damaged, or holds anything except tensors.

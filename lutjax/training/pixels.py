@@ -137,7 +137,7 @@ def read(
 
     The Exif orientation is applied, and 16-bit values keep their upper 8 bits.
 
-    Memory use is at most 200 times the file size, plus 100 bytes per pixel and 70 MB for compressed
+    It takes at most 200 times the memory of the file, 100 bytes per pixel, and 70 MB for compressed
     text in a PNG image. Nothing in the file is executed.
 
     Args:

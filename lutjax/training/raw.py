@@ -204,9 +204,8 @@ def read(
 ) -> Raw:
     """Read the samples in a file or folder.
 
-    Memory use is at most 200 times the size of uncompressed files. For other files it is at most
-    8,000 times their size, or 400 MB; see `lutjax.training.datasets.load`. Nothing in a file is
-    executed.
+    It takes at most 200 times the memory of uncompressed files, and at most 8,000 times the memory
+    of other files, or 400 MB; see `lutjax.training.datasets.load`. Nothing in a file is executed.
 
     Args:
       path: a table; a ``.npz`` file with an array ``x``, or with ``x_test``; an image, or a folder

@@ -472,7 +472,7 @@ def read(
 ) -> tuple[int, R]:
     """Return the completed steps and the record at the latest intact checkpoint.
 
-    Memory use is at most 100 times the size of the run.
+    It takes at most 100 times the memory of the run.
 
     Args:
       folder: run folder.

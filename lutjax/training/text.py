@@ -63,7 +63,7 @@ class Text:
 
 
 def load_text(path: str | Path | None = None, *, context: int = 1) -> Text:
-    """Read and split a text. Memory use is at most 20 times the size of the files.
+    """Read and split a text. It takes at most 20 times the memory of the files.
 
     Args:
       path: a file; or a folder, whose UTF-8 files are joined in path order (hidden files and
