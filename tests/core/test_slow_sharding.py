@@ -1,4 +1,4 @@
-"""Ops on several devices under plain jit: the bits of one device, for every layout of tables, groups and sequences."""
+"""Ops and training steps on several devices: the results of one device, for every layout of tables, groups and sequences."""
 
 import contextlib
 import functools
@@ -7,12 +7,15 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from cases import called_weights
+from collectives import largest_collective
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from machine import needs_devices
 
 import lutjax
-from lutjax import reads
+from lutjax import FixedPoint, optim as tables, reads, sharding
 from lutjax.ops.lut_at_places import Windows, lut_at_places
 
 pytestmark = [pytest.mark.slow, needs_devices(8)]
@@ -120,3 +123,191 @@ def test_groups_over_devices(name, sizes, kind):
         actual = run(*jax.device_put((weights, x), (NamedSharding(mesh, place), NamedSharding(mesh, P()))))
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(run(weights, x)), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5, rtol=2e-5)
+
+
+# ------------------------------------------------------------------------------------- steps
+EXACT = FixedPoint(2.0**12)
+
+
+def anchors_of(n_inputs, n_detectors, n):
+    """Pairs of different inputs."""
+    pairs = [[RNG.permutation(n_inputs)[:2] for _ in range(n)] for _ in range(n_detectors)]
+    return np.array(pairs, np.int32)
+
+
+ANCHORS = anchors_of(FEATURES, T, 9)
+FEW, SCORED = ANCHORS[:, :3], ANCHORS[:, :6]
+TARGETS = RNG.integers(-1, FEATURES, (T, 1, 3), np.int32)
+
+
+X = normal(BATCH, LENGTH, FEATURES)
+X_OF_GROUPS = normal(BATCH, LENGTH, 2, FEATURES)
+
+# Name of an op: parameters, what else is divided by detector, and the op on the tables that a device has.
+OPS = {
+    "lookup": (
+        {"weights": normal(T, 512, FEATURES)},
+        {"anchors": ANCHORS},
+        lambda x, p, a, accumulate=EXACT: lutjax.lut(x, p["weights"], a["anchors"], accumulate=accumulate),
+    ),
+    "sparse_lookup": (
+        {"weights": normal(T, 512, 3)},
+        {"anchors": ANCHORS, "targets": TARGETS},
+        lambda x, p, a, accumulate=EXACT: lutjax.sparse_lut(
+            x, p["weights"], a["anchors"], a["targets"], FEATURES, accumulate=accumulate
+        ),
+    ),
+    "lookup_attention": (
+        {"weights": normal(T, 256, FEATURES), "positions": normal(LENGTH - 1, T, 2)},
+        {"anchors": FEW},
+        lambda x, p, a, accumulate=EXACT: lutjax.lut_attention(
+            x, p["weights"], a["anchors"], p["positions"], accumulate=accumulate
+        ),
+    ),
+    "lut_pair_attention": (
+        {"weights": normal(T, 512, FEATURES)},
+        {"anchors": ANCHORS},
+        lambda x, p, a, accumulate=EXACT: lutjax.lut_pair_attention(
+            x, p["weights"], a["anchors"], accumulate=accumulate
+        ),
+    ),
+    "scored_lut": (
+        {"weights": normal(T, 64, FEATURES)},
+        {"anchors": SCORED},
+        lambda x, p, a, accumulate=EXACT: lutjax.scored_lut(
+            x, p["weights"], a["anchors"], READ.initial(), read=READ, accumulate=accumulate
+        ),
+    ),
+}
+
+# The same with groups of tables, of samples with inputs for each group or for all of them. Four devices have half a group each.
+GROUPED = {
+    "lookup in groups": (
+        {"weights": normal(T, 512, FEATURES)},
+        {"anchors": ANCHORS},
+        lambda x, p, a, accumulate=EXACT: lutjax.lut(
+            x, p["weights"], a["anchors"], groups=2, accumulate=accumulate
+        ),
+    ),
+    "scored_lut in groups": (
+        {"weights": normal(T, 64, FEATURES)},
+        {"anchors": SCORED},
+        lambda x, p, a, accumulate=EXACT: lutjax.scored_lut(
+            x, p["weights"], a["anchors"], READ.initial(), read=READ, groups=2, accumulate=accumulate
+        ),
+    ),
+    "scored_lut, sum of groups": (
+        {"weights": normal(T, 64, FEATURES)},
+        {"anchors": SCORED},
+        lambda x, p, a, accumulate=EXACT: lutjax.scored_lut(
+            x[..., :1, :], p["weights"], a["anchors"], READ.initial(), read=READ, groups=2, sum_groups=True,
+            accumulate=accumulate,
+        ),
+    ),
+    "weighted_lookup in groups": (
+        {"weights": normal(T, 64, FEATURES)},
+        {"anchors": SCORED},
+        lambda x, p, a, accumulate=EXACT: lutjax.weighted_lookup(
+            p["weights"],
+            *READ(
+                lutjax.margins(x, a["anchors"], groups=2, accumulate=accumulate),
+                READ.initial(),
+                accumulate=accumulate,
+            ),
+            groups=2,
+            accumulate=accumulate,
+        ),
+    ),
+}  # fmt: skip
+
+
+RULE = tables.RowAdagrad()
+
+
+def step_of(op, axes=(), dense=False):
+    """Return a step: parameters, state, what is divided beside them, samples -> parameters, state, and the cotangent of samples.
+
+    Args:
+      axes: names of the mesh axes of the samples and of the detectors, inside a shard_map.
+    """
+    optimizer = tables.Optimizer(RULE, 0.1, rest=optax.sgd(0.1), tables=called_weights)
+
+    def step(params, state, others, x):
+        def loss(params, x):
+            y = op(x, params, others)
+            y = jax.lax.psum(y, axes[1]) if axes else y
+            # Integers as cotangents: their sums are exact in any order.
+            return jnp.sum(y * jnp.round(4 * y))
+
+        def of_params(params):
+            return loss(params, x)
+
+        _, gradients = tables.value_and_grad(of_params)(params)
+        of_x = jax.grad(loss, 1)(params, x)
+        if axes:
+            is_factored = lambda g: isinstance(g, tables.TableGradient)  # noqa: E731
+            gradients = jax.tree.map(
+                lambda g: g.gathered(axes[0]) if is_factored(g) else g, gradients, is_leaf=is_factored
+            )
+        return *optimizer.apply(params, gradients, state), of_x
+
+    return step, optimizer.init
+
+
+@pytest.mark.parametrize("layout", ["data", "detectors", "both"])
+@pytest.mark.parametrize("name", OPS)
+def test_the_bits_of_one_device_in_a_shard_map(name, layout):
+    params, others, op = OPS[name]
+    step, init = step_of(op)
+    expected = jax.jit(step)(params, init(params), others, X)
+    mesh = mesh_of(layout)
+    of_params, of_state = (sharding.specs(a, mesh) for a in (params, init(params)))
+    of_others = jax.tree.map(lambda _: P("detectors"), others)
+    sharded = jax.shard_map(
+        step_of(op, ("data", "detectors"))[0],
+        mesh=mesh,
+        in_specs=(of_params, of_state, of_others, P("data")),
+        out_specs=(of_params, of_state, P("data")),
+    )
+    compiled = jax.jit(sharded).lower(params, init(params), others, X).compile()
+    actual = compiled(params, init(params), others, X)
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True
+    ):
+        np.testing.assert_array_equal(a, b, err_msg=jax.tree_util.keystr(path))
+    assert largest_collective(compiled) < params["weights"].nbytes / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "accumulate", "layout", "kind"),
+    list(itertools.product({**OPS, **GROUPED}, (EXACT, None), MESHES, ("auto", "explicit"))),
+)
+def test_plain_jit(name, accumulate, layout, kind):
+    """Nothing in the program knows of devices: the compiler, or the types on a mesh with explicit axes, divide kernels by their rules.
+
+    In fixed point the bits are those of one device: integer totals of all devices are summed before they are divided.
+    """
+    params, others, op = {**OPS, **GROUPED}[name]
+    x = X if name in OPS else X_OF_GROUPS
+    step, init = step_of(functools.partial(op, accumulate=accumulate))
+    expected = jax.jit(step)(params, init(params), others, x)
+    mesh = mesh_of(layout, kind)
+    of_params, of_state, of_others, of_x = jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec),
+        (
+            *(sharding.specs(a, mesh) for a in (params, init(params))),
+            jax.tree.map(lambda _: P("detectors"), others),
+            P("data"),
+        ),
+    )
+    arguments = jax.device_put((params, init(params), others, x), (of_params, of_state, of_others, of_x))
+    compiled = jax.jit(step, out_shardings=(of_params, of_state, of_x)).lower(*arguments).compile()
+    actual = compiled(*arguments)
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True
+    ):
+        if accumulate is None:
+            np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4, err_msg=jax.tree_util.keystr(path))
+        else:
+            np.testing.assert_array_equal(a, b, err_msg=jax.tree_util.keystr(path))
+    assert largest_collective(compiled) < params["weights"].nbytes / 2
