@@ -16,7 +16,7 @@ from lutjax.optim.host import Batch, HostTable, HostTables, RowPrefetcher, Shard
 from lutjax.tables.host_tables import share_of, shares
 from lutjax.training import hosts, meshes
 from lutjax.training.errors import CheckpointError
-from lutjax.training.loop import Advance, Repeated, State
+from lutjax.training.loop import Advance, Repeated, State, compiler_options
 
 FOLDER = "host"
 """Checkpoint folder with host memory contents."""
@@ -52,7 +52,7 @@ class Steps(Repeated):
     ):
         self.step, self._data, self._of_data, self.ahead = step, data, of_data, ahead
         self._on_mesh = on_mesh
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"compiler_options": compiler_options()}
         if of_state is not None:
             everywhere = meshes.everywhere(jax.tree.leaves(of_state)[0].mesh)
             # Every process needs the complete gradient; a single process takes it from any location.

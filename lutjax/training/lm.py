@@ -21,6 +21,7 @@ from lutjax.optim import host
 from lutjax.tables.host import cpu, opened
 from lutjax.training import host_memory, hosts, meshes, optimizers
 from lutjax.training.lm_config import SAME, ModelConfig, TrainingConfig as TrainingConfig
+from lutjax.training.loop import compiler_options
 from lutjax.training.models import ModelRun, State, Structure, arrays
 from lutjax.training.text import Bytes
 from lutjax.values import Array
@@ -459,7 +460,7 @@ class Evaluation:
     def __init__(self, structure: Structure[LanguageModel], context: int, mesh: Mesh | None = None):
         self._structure, self._context, self._mesh = structure, context, mesh
         where: dict[str, Any] = {} if mesh is None else {"out_shardings": meshes.everywhere(mesh)}
-        self._compiled = jax.jit(self.totals, **where)
+        self._compiled = jax.jit(self.totals, compiler_options=compiler_options(), **where)
 
     def windows(self, size: int, max_windows: int | None) -> "Windows":
         """Return the evaluation windows for a text section.

@@ -52,6 +52,16 @@ def import_pallas() -> None:
         importlib.import_module("jax.experimental.pallas.tpu")  # adds the setting, also on GPUs
 
 
+def compiler_options() -> dict[str, Any]:
+    """Return the XLA options of training and evaluation programs.
+
+    On a GPU, XLA compiles and times many Triton kernels for each matrix product. In measured models
+    these kernels are no faster than cuBLAS, and the search takes most of the compilation time
+    (docs/appendix/feed-forward.md).
+    """
+    return {"xla_gpu_enable_triton_gemm": False} if jax.default_backend() == "gpu" else {}
+
+
 @dataclasses.dataclass(frozen=True)
 class Hook:
     """Callback every `every` steps, and after the last one.
@@ -103,7 +113,7 @@ class Repeated:
             return state, means[0], means
 
         self.step, self._data, self._of_data = step, data, of_data
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"compiler_options": compiler_options()}
         if of_state is not None:
             everywhere = meshes.everywhere(jax.tree.leaves(of_state)[0].mesh)
             options["out_shardings"] = (of_state, everywhere, everywhere)
