@@ -1,1 +1,1 @@
-"""Implementations in Pallas: for GPUs (Mosaic GPU), and for the TensorCores of TPUs."""
+"""Pallas implementations for GPUs (Mosaic GPU) and TPU TensorCores."""

@@ -1,7 +1,7 @@
-"""Calls of Pallas kernels from JAX.
+"""Pallas kernel calls from JAX.
 
-`call` wraps `pallas_call`: it prefixes kernel names, which profiles show, and makes kernels usable
-inside of `shard_map`, where arrays carry the mesh axes over which they vary.
+`call` wraps `pallas_call`. It prefixes the kernel names shown in profiles, and supports
+`shard_map`, where arrays carry their varying mesh axes.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,14 +23,14 @@ def call(
     """Run a kernel.
 
     Args:
-      kernel: a function of references, as `pallas_call` takes it.
+      kernel: function that takes references, as for `pallas_call`.
       inputs: input arrays.
-      outputs: shapes and dtypes of the outputs.
-      name: shown in a profile.
-      options: of `pallas_call`: the grid, its blocks, scratch memory, `compiler_params` of the device.
+      outputs: output shapes and dtypes.
+      name: kernel name in profiles.
+      options: `pallas_call` options: grid, block specs, scratch memory, `compiler_params`.
 
     Returns:
-      The arrays of `outputs`.
+      The output arrays.
     """
 
     def launch(*shapes: jax.ShapeDtypeStruct) -> Callable[..., Any]:

@@ -11,15 +11,15 @@ from lutjax.dispatch.registry import Device
 
 @dataclasses.dataclass(frozen=True)
 class TPU:
-    """Generation of TPUs.
+    """TPU generation.
 
     Attributes:
-      name: short name. kinds: pattern of the `device_kind` of its devices.
+      name: short name. kinds: pattern that matches `device_kind`.
       topology: smallest topology for ahead-of-time compilation.
-      vmem: bytes of vector memory of one TensorCore.
-      bandwidth: bytes a second between HBM and one device.
-      flops: multiplications and additions a second of bfloat16 matrices on one device.
-      mxu: rows and columns of each of its four matrix units.
+      vmem: vector memory per TensorCore in bytes.
+      bandwidth: HBM bandwidth per device in bytes per second.
+      flops: bfloat16 matrix multiplications and additions per second and device.
+      mxu: rows and columns of each matrix unit; a TensorCore has four.
     """
 
     name: str
@@ -78,7 +78,7 @@ _INTERPRETED = TPUS[1]
 
 
 def generation(device: Device) -> TPU | None:
-    """Return the generation of a device; None if it is no TPU, or one that no kernel was compiled for."""
+    """Return a device's TPU generation, or None for other devices and unknown generations."""
     # Patterns below are short, such as `v4$`, and could match the names of other devices.
     if "TPU" not in device.kind:
         return None
@@ -87,15 +87,15 @@ def generation(device: Device) -> TPU | None:
 
 
 def limits(device: Device) -> TPU:
-    """Return the generation of a device, or a v5e where kernels are interpreted on something else."""
+    """Return a device's TPU generation, or the v5e where kernels are interpreted."""
     return generation(device) or _INTERPRETED
 
 
 def named(name: str) -> TPU:
-    """Return the generation of a name.
+    """Return the TPU generation with this name.
 
     Raises:
-      ValueError: an unknown name.
+      ValueError: unknown name.
     """
     for tpu in TPUS:
         if tpu.name == name:

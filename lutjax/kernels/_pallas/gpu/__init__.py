@@ -1,6 +1,6 @@
 """Pallas kernels for NVIDIA GPUs (Mosaic GPU): Hopper and newer.
 
-Kernel modules import Pallas in the functions that launch: a call that Triton runs does without it.
+Kernel modules import Pallas inside their launch functions, so Triton calls do not import it.
 """
 
 import dataclasses
@@ -12,10 +12,11 @@ from lutjax.kernels._nvidia import compute_capability
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A reason that is a measurement of Triton on an H200, recorded in ``docs/benchmarks/h200.csv``.
+    """A reason based on an H200 measurement of Triton, recorded in ``docs/benchmarks/h200.csv``.
 
     Attributes:
-      shape, row: of the record. microseconds: median time of a call. limit: what its bytes need at the bandwidth of a copy.
+      shape, row: record key. microseconds: median call time.
+      limit: memory traffic divided by copy bandwidth, in microseconds.
     """
 
     shape: str
@@ -50,7 +51,7 @@ ABSENT: dict[str, str | Measured] = {
 
 
 def supports(request: Request) -> str | None:
-    """Return why no Mosaic GPU kernel runs on a device; None if some do."""
+    """Return the reason that a device runs no Mosaic GPU kernel, or None."""
     device = request.device
     capability = compute_capability(device)
     if capability is None:

@@ -1,18 +1,19 @@
-"""Lookup tables addressed by bits: data-dependent reads and additions of threads.
+"""Lookup tables addressed by bits: per-thread gathers and additions.
 
 Formula for gate ``g``, sample ``s`` and ``address[g, s]`` with bit ``l`` equal to ``x[wires[g, l],
 s] > 0``::
 
     look_up:           y[g, s] = table[g, address]
-    sum_over_readers:  dx[i, s] = sum of dy[g, s] * slopes[g, l, address]
+    sum_over_readers:  dx[i, s] = dy[g, s] * slopes[g, l, address], summed
                                   over the wires (g, l) that read i
-    sum_by_address:    dtable[g, k] = sum over s of dy[g, s] * [address == k]
+    sum_by_address:    dtable[g, k] = sum_s dy[g, s] * [address == k]
 
-Work: programs of one warpgroup own 512 samples of one gate or input, four contiguous samples per
-thread. For `sum_by_address` a program owns one gate and a part of the samples; XLA adds the parts.
+Work: each program is one warpgroup and owns 512 samples for one gate or input, four contiguous
+samples per thread. For `sum_by_address` a program owns one gate and a sample chunk; XLA adds the
+chunks.
 
-Layout: features first, ``[features, samples]``. Four addresses of 8 bits are packed in a word, so
-that a thread loads one word for its four samples, and 16 bytes of cotangents.
+Layout: features first, ``[features, samples]``. Four 8-bit addresses are packed in a word, so that
+a thread loads one word for its four samples, and 16 bytes of cotangents.
 
 Numerics: float32 sums. Readers add in listed order. `sum_by_address` has one sum per slot and
 thread, in shared memory, so nothing is added concurrently and results are equal in every run. NaN
@@ -42,7 +43,7 @@ _PROGRAMS = 132 * 8  # enough for an H100 or H200
 
 
 def pack_addresses(x: jax.Array, wires: jax.Array) -> jax.Array:
-    """Return the slots that samples address, int32 ``[G, samples / 4]``, for whole blocks of samples.
+    """Return the addressed slots, int32 ``[G, samples / 4]``, padded to whole sample blocks.
 
     Bits are packed first, 32 samples to a word.
     """
@@ -76,7 +77,7 @@ def look_up(addresses: jax.Array, table: jax.Array, n_samples: int) -> jax.Array
 def sum_over_readers(
     addresses: jax.Array, slopes: jax.Array, readers: jax.Array, dy: jax.Array, n_places: int
 ) -> jax.Array:
-    """Sum dy times slope over the readers of each input, float32 ``[I, n]``.
+    """Sum dy times slope over each input's readers, float32 ``[I, n]``.
 
     Args:
       slopes: by wire and address, float32 ``[G * n_places, 2**n_places]``.
@@ -168,7 +169,7 @@ def sum_by_address(addresses: jax.Array, dy: jax.Array, n_slots: int) -> jax.Arr
 
 
 def _of_blocks(kernel: Any, addresses: jax.Array, *inputs: jax.Array, rows: int, name: str) -> jax.Array:
-    """Run a kernel whose programs each write one block of samples of a row: ``[rows, samples]``."""
+    """Run a kernel whose programs each write one row's sample block: ``[rows, samples]``."""
     n_blocks = addresses.shape[1] // _THREADS
     (y,) = _mosaic_launch.launch(
         kernel,
@@ -185,12 +186,12 @@ def _of_blocks(kernel: Any, addresses: jax.Array, *inputs: jax.Array, rows: int,
 
 # ------------------------------------------------------------------------------------- in kernels
 def _block() -> Any:
-    """Return the slice of the samples of this program."""
+    """Return this program's sample slice."""
     return pl.ds(lax.axis_index("samples") * _BLOCK, _BLOCK)
 
 
 def _words() -> Any:
-    """Return the slice of the words that hold their addresses."""
+    """Return this program's address words."""
     return pl.ds(lax.axis_index("samples") * _THREADS, _THREADS)
 
 
@@ -200,12 +201,12 @@ def _layout(each: int) -> Any:
 
 
 def _load(a: Any, row: Any, samples: Any, each: int) -> jax.Array:
-    """Load samples of a row as float32, `each` contiguous ones per thread."""
+    """Load one row's samples as float32, `each` contiguous samples per thread."""
     return plgpu.layout_cast(a[row, samples], _layout(each)).astype(jnp.float32)
 
 
 def _chosen(row: Any, addresses: jax.Array) -> jax.Array:
-    """Gather the elements at `addresses` from a row of a table in global memory."""
+    """Gather elements from a table row in global memory."""
 
     @plgpu.inline_mgpu(
         arg_types=(plgpu.RefType(), _layout(1)),
@@ -230,7 +231,7 @@ def _clear(columns: Any) -> None:
 
 
 def _add(columns: Any, addresses: jax.Array, values: jax.Array) -> None:
-    """Add the values of a thread to its column."""
+    """Add a thread's values to its column."""
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), _layout(1), _layout(_FOUR)))
     def add(_: Any, columns: Any, addresses: Any, values: Any) -> None:
@@ -245,9 +246,10 @@ def _add(columns: Any, addresses: jax.Array, values: jax.Array) -> None:
 
 
 def _sum_columns(columns: Any, first: int, each: int) -> jax.Array:
-    """Sum the columns of slots from `first` on.
+    """Sum the columns starting with slot `first`.
 
-    Thread ``t`` sums slot ``first + t % each`` over `each` columns from ``t // each * each`` on.
+    Thread ``t`` sums slot ``first + t % each`` over `each` columns, starting with column ``t //
+    each * each``.
     """
 
     @plgpu.inline_mgpu(
@@ -271,7 +273,7 @@ def _sum_columns(columns: Any, first: int, each: int) -> jax.Array:
 
 
 def _unpacked(addresses: Any) -> list[Any]:
-    """Return the four addresses in the word of a thread."""
+    """Return the four addresses in a thread's word."""
     (register,) = addresses.registers.flat
     # Logical shifts: the highest address of a word may set the sign bit.
     word, bits = mlir.only(register), 32 // _FOUR
@@ -282,7 +284,7 @@ def _unpacked(addresses: Any) -> list[Any]:
 
 
 def _array(values: list[Any]) -> Any:
-    """Return the array whose elements in this thread are `values`."""
+    """Return an array with the given elements in this thread."""
     register = vector.from_elements(ir.VectorType.get((len(values),), ir.F32Type.get()), values)
     return mosaic.FragmentedArray(
         _registers=np.array([register], dtype=object),

@@ -1,20 +1,20 @@
-"""Counts of the rows that each query of attention reads: histograms in shared memory.
+"""Row counts per attention query, as histograms in shared memory.
 
-Formula for detector ``t``, query ``j`` and row ``r`` among the rows of the query's id::
+Formula for detector ``t``, query ``j`` and row ``r`` under the query's id::
 
-    counts[t, j, r] = number of earlier keys i that count
+    counts[t, j, r] = number of counted earlier keys i
                       with (key id of i | position id of distance) == r
 
 A key counts if ``low <= i < high`` (causality and window) and its segment is the query's.
 
-Work: grid (detectors, samples, blocks of 4 queries). A program is one warpgroup that handles one
-query at a time; each thread handles one pair, and adds 1 at the row id of its pair. A step visits
-up to 512 keys.
+Work: grid (detectors, samples, blocks with 4 queries). A program is one warpgroup that handles one
+query at a time; each thread handles one pair, and adds 1 at its pair's row id. A step visits up to
+512 keys.
 
-Layout: the histogram of one query lies in shared memory; keys are read coalesced. Positions are
+Layout: each query's histogram resides in shared memory; keys are read coalesced. Positions are
 stored backwards, by ``n_queries + key - query``, so that adjacent keys read adjacent positions.
 
-Numerics: integers, so the order of atomic additions is irrelevant. Ids are clamped.
+Numerics: integers, so atomic additions may run in any order. Ids are clamped.
 """
 
 from typing import Any
@@ -36,7 +36,7 @@ _ONE = plgpu.Layout.WG_STRIDED
 
 
 def _count(pairs: DetectedPairs, first: jax.Array, group: int, device: Device) -> jax.Array:
-    """Count how often each query reads each of its rows: ``[detectors of a group, queries, rows of a query's id]``."""
+    """Count each query's row reads: ``[detectors of a group, queries, rows per query id]``."""
     n_samples, n_queries = pairs.queries
     n_keys = pairs.key.shape[2]
     n_cells = 1 << pairs.query_shift
@@ -136,14 +136,14 @@ COUNTER = Counter(_count, keys_last=False)
 
 
 def _clipped(bits: jax.Array, low: int, high: int) -> jax.Array:
-    """Clamp the id in bits `low` to `high` of a row."""
+    """Clamp the id in bits `low` to `high`."""
     # Bits of a clamped id stay in their field: an id out of range cannot change the others.
     return jnp.clip(bits >> low, 0, (1 << (high - low)) - 1) << low
 
 
 # ------------------------------------------------------------------------------------- in kernels
 def _read(reference: Any, size: int) -> jax.Array:
-    """Read elements such that neighboring threads read neighboring elements."""
+    """Read elements with neighboring threads on neighboring elements."""
     return _mosaic_launch.load(reference, _ONE((size,), 1))
 
 

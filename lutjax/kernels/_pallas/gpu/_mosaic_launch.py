@@ -1,15 +1,14 @@
-"""Launches of Mosaic GPU kernels, and pipelines of copies into shared memory.
+"""Mosaic GPU kernel launches and pipelined copies into shared memory.
 
-Work division: a program has `WARPGROUPS` warpgroups of 128 threads that compute, and one that only
-issues asynchronous copies (TMA) of the blocks of later steps. They share the memory of one
-multiprocessor.
+Work division: a program has `WARPGROUPS` compute warpgroups with 128 threads each, and one
+warpgroup that only issues asynchronous copies (TMA) for later steps. They share one
+multiprocessor's memory.
 
-Memory: `pipeline` keeps the blocks of up to `stages` steps in shared memory; step ``k`` computes
-while the blocks of the next steps arrive. Barriers between the warpgroups are those of
-`emit_pipeline_warp_specialized`.
+Memory: `pipeline` keeps the blocks for up to `stages` steps in shared memory. Step ``k`` computes
+while the next steps' blocks arrive. `emit_pipeline_warp_specialized` inserts the barriers.
 
-Semantics: with `by_lanes` the kernel gives layouts of register arrays itself (lane semantics),
-which inline MLIR needs; otherwise the compiler infers them (warpgroup semantics).
+Semantics: with `by_lanes` the kernel specifies register layouts itself (lane semantics), as inline
+MLIR requires; otherwise the compiler infers them (warpgroup semantics).
 """
 
 import inspect
@@ -41,12 +40,12 @@ def launch(
     """Run a kernel; most kernels consist of one `pipeline`.
 
     Args:
-      kernel: a function of references to all inputs and outputs.
-      outputs: shapes and dtypes of the outputs. name: shown in a profile.
-      grid: programs along each axis; neighbors along the last one run at the same time. Kernels
-        read their place with `jax.lax.axis_index`, and their warpgroup by the name ``"warpgroup"``.
-      warpgroups: warpgroups of a program; by default the number that a `pipeline` requires.
-      by_lanes: the kernel gives the layouts of arrays; otherwise the compiler infers them.
+      kernel: function that takes references to all inputs and outputs.
+      outputs: output shapes and dtypes. name: kernel name in profiles.
+      grid: programs along each axis; neighbors along the last axis run at the same time. Kernels
+        read their position with `jax.lax.axis_index`, and their warpgroup as axis ``"warpgroup"``.
+      warpgroups: warpgroups per program; by default as many as `pipeline` requires.
+      by_lanes: the kernel specifies array layouts; otherwise the compiler infers them.
     """
 
     def run(*shapes: jax.ShapeDtypeStruct) -> Callable[..., Any]:
@@ -77,13 +76,15 @@ def pipeline(
     steps: int,
     stages: int,
 ) -> None:
-    """Run ``step((number,), *blocks, carry) -> carry`` in every warpgroup that computes, on blocks in shared memory.
+    """Run ``step((number,), *blocks, carry) -> carry`` on shared-memory blocks.
+
+    Every compute warpgroup runs all steps.
 
     Args:
-      around: function of a function that runs all steps on a carry and returns the last carry.
+      around: function that receives ``run(carry) -> carry``, which runs all steps.
       inputs: references.
-      blocks: block of each input that a step reads.
-      stages: number of steps whose blocks are resident at the same time.
+      blocks: each input's block per step.
+      stages: number of steps with resident blocks.
     """
     plgpu.emit_pipeline_warp_specialized(
         step,
@@ -99,7 +100,7 @@ def pipeline(
 
 
 def load(reference: Any, layout: Any) -> jax.Array:
-    """Return the array that a reference holds, in a given layout."""
+    """Load a reference in a given layout."""
     # Before jax 0.11 an index had to be given beside the reference.
     index = inspect.signature(plgpu.load).parameters.get("idx")
     needed = [()] if index is not None and index.default is inspect.Parameter.empty else []

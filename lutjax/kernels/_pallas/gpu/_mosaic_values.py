@@ -1,14 +1,14 @@
-"""MLIR building blocks of Mosaic GPU kernels with data-dependent addresses.
+"""MLIR building blocks for Mosaic GPU kernels with data-dependent addresses.
 
-Pallas has no gather of a vector and no addition to shared memory, so kernels inline MLIR through
-`plgpu.inline_mgpu`. Here every value is the register of one thread.
+Pallas has no vector gather and no shared-memory addition, so kernels inline MLIR through
+`plgpu.inline_mgpu`. Here every value is one thread's register.
 
 Layouts: `one_each` gives thread ``t`` elements ``t, t + 128, ...``, so that neighboring threads
 touch neighboring addresses (coalesced). `layout_of_all` gives each thread up to four contiguous
 elements.
 
 Numerics: integer additions in shared memory are exact in any order. Float additions are atomic, but
-their order, and thus the last bits of a sum, varies between runs.
+their order, and thus a sum's last bits, varies between runs.
 """
 
 from typing import Any
@@ -58,7 +58,7 @@ def zero() -> Any:
 
 
 def thread() -> Any:
-    """Return the number of the thread in its program, int32."""
+    """Return the thread's number within its program, int32."""
     return mosaic.utils.thread_idx()
 
 
@@ -67,17 +67,17 @@ def element(register: Any, place: int) -> Any:
 
 
 def only(register: Any) -> Any:
-    """Return the only element of a register."""
+    """Return a register's only element."""
     return element(register, 0)
 
 
 def sums_over_lanes(values: list[Any]) -> Any:
     """Sum each of ``2**n`` values over ``2**n`` neighboring lanes.
 
-    Lane ``l`` of them gets the sum of value ``l``.
+    Lane ``l`` receives the sum of value ``l``.
 
-    In each exchange a lane sends half of its partial sums and receives the other lane's sums of the
-    other half.
+    In each exchange a lane sends half its partial sums and receives its partner's sums for its own
+    half.
     """
     lane = thread()
     # Values and lanes halve together: n - 1 shuffles in all, where one butterfly per value would
@@ -105,18 +105,18 @@ def place(number: Any) -> Any:
 
 
 def at(array: Any, *numbers: Any) -> Any:
-    """Load one element of an array."""
+    """Load one array element."""
     return memref.load(array, [place(number) for number in numbers])
 
 
 def address(array: Any) -> Any:
-    """Return the address of an array in shared memory, int32."""
+    """Return an array's int32 address in shared memory."""
     # Addresses in the shared window have 32 bits; 64-bit arithmetic would cost two registers each.
     return llvm.ptrtoint(int32(), mosaic.utils.memref_ptr(array))
 
 
 def add_in_shared_memory(base: Any, cell: Any, value: Any) -> None:
-    """Add a 32-bit value to a cell of the array at address `base`.
+    """Add a 32-bit value to a cell in the array at address `base`.
 
     Do nothing if the cell is negative.
     """

@@ -1,21 +1,20 @@
-"""Table gradients of lookups with small tables: one-hot matrices times cotangents on tensor cores.
+"""Table gradients for small tables: one-hot matrices times cotangents on tensor cores.
 
-Formula: ``sums[t, r] = sum over b of [index[t, b] == r] * dy[b]`` for ``index [T, n]``, ``dy [n,
-O]``.
+Formula: ``sums[t, r] = sum_b [index[t, b] == r] * dy[b]`` for ``index [T, n]``, ``dy [n, O]``.
 
-Work: grid (blocks of 128 outputs, blocks of 4 tables, parts of the samples). A warpgroup
-accumulates two tables of 64 rows; a step is 64 samples. Tables of more rows are split into chunks
-of 64 rows. The parts are added by XLA.
+Work: grid (128-output blocks, 4-table blocks, sample chunks). A warpgroup accumulates two 64-row
+tables; a step is 64 samples. Larger tables are split into 64-row pieces. XLA adds the sample
+chunks.
 
-Layout: the one-hot matrix is made in registers, from which wgmma takes its first operand.
-Cotangents lie in shared memory as tiles of 8 x 64 bfloat16 with a 128-byte swizzle, as wgmma reads
-its second operand. Accumulators stay in registers for all steps.
+Layout: the one-hot matrix is built in registers as the first wgmma operand. Cotangents are stored
+in shared memory as 8 x 64 bfloat16 tiles with a 128-byte swizzle, as wgmma requires for its second
+operand. Accumulators stay in registers for all steps.
 
 Numerics: tensor cores multiply bfloat16 and accumulate float32. A float32 cotangent is the exact
 sum of three bfloat16 terms, so products are exact (tf32 would drop 13 bits). Tensor cores truncate
-sums where other units round, so errors add up: a part has at most `_LONGEST` samples, and parts are
-added with rounding. No atomics: results are equal in every run. Ids are clamped. An infinite
-cotangent makes NaN of all rows, because 0 times infinity is NaN.
+sums where other units round, so errors add up: a chunk has at most `_LONGEST` samples, and chunks
+are added with rounding. No atomics: results are equal in every run. Ids are clamped. An infinite
+cotangent makes all rows NaN, because 0 times infinity is NaN.
 """
 
 from typing import Any

@@ -15,7 +15,7 @@ _ELEMENTS = 2**31  # larger arrays have not been tried
 
 
 def unsupported_dtypes(request: Request) -> str | None:
-    """Return why no kernel takes the dtypes of a call; None if one does."""
+    """Return the reason that a call's dtypes are unsupported, or None."""
     # All leaves, also gradients and optimizer state: one unsupported dtype fails the whole kernel.
     for leaf in jax.tree.leaves((request.call, request.cotangent, request.step)):
         if leaf.dtype.name not in ("float32", "bfloat16", "float16", "int32"):
@@ -24,20 +24,24 @@ def unsupported_dtypes(request: Request) -> str | None:
 
 
 def lacks_triton(use: str) -> str | None:
-    """Return why Triton does not work for a kernel that launches Triton kernels, too; None if it does."""
+    """Return the reason that Triton, which a kernel also launches, is unusable, or None."""
     why = _triton.unfit_packages()
     return None if why is None else f"{use}, and Triton {why}"
 
 
 def too_many(elements: int) -> str | None:
-    """Return why arrays of so many elements are not supported; None if they are."""
+    """Return the reason that arrays with this many elements are unsupported, or None."""
     if elements < _ELEMENTS:
         return None
     return f"has been tried on arrays of fewer than 2^31 numbers, here {elements}"
 
 
 def fewer_than_measured(sizes: Iterable[tuple[str, int, int]]) -> Deferral | None:
-    """Return which size, of names, numbers and the fewest that were measured faster, is too small; None if all are large."""
+    """Return a deferral for the first size below its measured minimum, or None.
+
+    Args:
+      sizes: name, value and smallest value measured to be faster than Triton.
+    """
     for name, number, fewest in sizes:
         if number < fewest:
             return Deferral(f"was measured faster than Triton from {fewest} {name} on, here {number}")

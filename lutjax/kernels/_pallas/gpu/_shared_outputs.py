@@ -1,9 +1,9 @@
-"""Sparse lookups with long rows: outputs or cotangents of a sample lie in shared memory.
+"""Sparse lookups with long rows: one sample's outputs or cotangents in shared memory.
 
 Formula for sample ``b``, detectors ``t``, slots ``k`` with ``row = index[b, t]``::
 
     sum_slots:    y[b, targets[t, row, k]] += weights[t, row, k]
-    differences:  d[b, t] = sum over k of weights[t, row, k] * dy[b, targets[t, row, k]]
+    differences:  d[b, t] = sum_k weights[t, row, k] * dy[b, targets[t, row, k]]
                             - the same for the other row
 
 Work: one program of one warpgroup per sample. To sum, a thread takes a slot of a detector, reads
@@ -40,11 +40,11 @@ _TOGETHER = 16
 
 
 def sum_slots(weights: jax.Array, index: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:
-    """Sum the slots of the rows that samples address: ``[T, R, K]``, ``[B, T]``, ``[T or 1, R or 1, K]`` -> ``[B, O]``.
+    """Sum the addressed slots: ``[T, R, K]``, ``[B, T]``, ``[T or 1, R or 1, K]`` -> ``[B, O]``.
 
     Args:
-      weights: float32 or int32, which is the dtype of the sums. index: ids of rows that exist.
-      targets: an output, or -1 for a slot that is not used.
+      weights: float32 or int32, also the dtype of the sums. index: existing row ids.
+      targets: output ids; -1 marks an unused slot.
     """
     n_detectors, _, n_slots = weights.shape
     slots, entries = _Slots.of(weights, targets), n_detectors * n_slots
@@ -88,10 +88,10 @@ def sum_slots(weights: jax.Array, index: jax.Array, targets: jax.Array, n_output
 def differences(
     weights: jax.Array, index: jax.Array, other: jax.Array, targets: jax.Array, dy: jax.Array
 ) -> jax.Array:
-    """Return ``<dy of the targets, row> - <dy of the targets, other row>``, float32 ``[B, T]``.
+    """Return dy products with the row minus products with the other row, float32 ``[B, T]``.
 
     Args:
-      weights: float32. index, other: ids of rows that exist. dy: float32 ``[B, O]``.
+      weights: float32. index, other: existing row ids. dy: float32 ``[B, O]``.
     """
     n_detectors = weights.shape[0]
     slots = _Slots.of(weights, targets)
@@ -133,13 +133,13 @@ def differences(
 
 
 def _whole(n_outputs: int) -> int:
-    """Return the number of outputs, rounded up to a multiple of the threads."""
+    """Round the number of outputs up to a multiple of the threads."""
     return -(-n_outputs // _THREADS) * _THREADS
 
 
 @dataclasses.dataclass(frozen=True)
 class _Slots:
-    """Sizes of tables and of their target lists."""
+    """Sizes of the tables and their target lists."""
 
     n_detectors: int
     n_rows: int
@@ -153,7 +153,7 @@ class _Slots:
         return cls(n_detectors, n_rows, n_slots, targets.shape[0] > 1, targets.shape[1] > 1)
 
     def places(self, detector: Any, row: Any, slot: Any) -> tuple[Any, Any]:
-        """Return the offsets of a slot of a row in the tables, and in the lists of targets."""
+        """Return a slot's offsets in the tables and in the target lists."""
 
         def place(number: Any) -> Any:
             return arith.addi(arith.muli(number, mlir.integer(self.n_slots)), slot)
@@ -169,7 +169,7 @@ class _Slots:
 def _add(
     index: Any, weights: Any, targets: Any, sums: Any, first: jax.Array, together: int, slots: _Slots
 ) -> None:
-    """Add slots of a sample to their targets, `together` per thread, from slot `first` on."""
+    """Add a sample's slots to their targets, starting with slot `first`, `together` per thread."""
     entries = slots.n_detectors * slots.n_slots
 
     @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 4, mlir.one_each(together)))
@@ -209,7 +209,7 @@ def _subtract(
     together: int,
     slots: _Slots,
 ) -> None:
-    """Write differences of a sample, `together` detectors per warp, from detector `first` on."""
+    """Write a sample's differences, starting with detector `first`, `together` per warp."""
 
     @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 6, mlir.one_each(together)))
     def subtract(
@@ -248,7 +248,7 @@ def _subtract(
 
 
 def _change(dy: Any, main: tuple[Any, Any, Any], other: tuple[Any, Any, Any]) -> Any:
-    """Return the product of a slot and the cotangent of its target, less that of another row's slot."""
+    """Return two slots' products with their target cotangents, subtracted."""
 
     def with_cotangent(value: Any, target: Any, exists: Any) -> tuple[Any, Any]:
         used = arith.andi(exists, arith.cmpi(arith.CmpIPredicate.sge, target, mlir.integer(0)))

@@ -1,23 +1,22 @@
-"""Weighted reads of small tables in shared memory, for `lutjax.scored_lut`.
+"""Weighted reads from small tables in shared memory, for `lutjax.scored_lut`.
 
-Formula for sample ``n``, group ``g``, tables ``t`` of the group and ways ``k`` (one or two)::
+Formula for sample ``n``, group ``g``, the group's tables ``t`` and ways ``k`` (one or two)::
 
-    sum_rows:  y[n, g] = sum over t, k of factors[k, t, n] * weights[t, row[k, t, n]]
+    sum_rows:  y[n, g] = sum_{t, k} factors[k, t, n] * weights[t, row[k, t, n]]
     products:  p[k, t, n] = <dy[n, g], weights[t, row[k, t, n]]>
 
-Work: grid (groups, blocks of `SAMPLES` samples). A program keeps the sums, or the cotangents, of
-its samples in registers while it visits the tables of the group; the next tables are copied
-meanwhile. Eight lanes handle one sample, a warp four samples at a time and 16 times that in all.
+Work: grid (groups, sample blocks with `SAMPLES` samples). A program keeps its samples' sums, or
+cotangents, in registers while it visits the group's tables; copies of the next tables overlap.
+Eight lanes handle one sample; a warp handles four samples at a time, 64 samples in total.
 
-Layout: eight lanes read 32 outputs of a row (128 bytes) in one instruction. A remainder of 16
-outputs is *narrow*: four lanes read 16 outputs of the first way's row and four those of the second.
-Narrow rows are permuted so that the two rows, which differ in one bit of their number, lie in
-different halves of the banks: of two such numbers one has an even and one an odd number of set
-bits.
+Layout: eight lanes read 32 outputs (128 bytes) in one instruction. A remainder with 16 outputs is
+*narrow*: four lanes read 16 outputs of the first way's row, four lanes the second way's row. The
+two row numbers differ in one bit, so one has even and one odd parity. Narrow rows are permuted by
+parity, so that the two rows reside in different halves of the banks.
 
 Numerics: float32 with contracted multiply-adds, tables in ascending order, no atomics: results are
 equal in every run. Rows are not clamped here: built-in reads address existing rows. `sum_rows`
-flags samples with sums that are not finite, which the caller recomputes.
+flags samples with non-finite sums, and the caller recomputes them.
 """
 
 import dataclasses
@@ -41,16 +40,16 @@ _WARPS = _mosaic_launch.WARPGROUPS * _mosaic_launch.THREADS // 32
 _NUMBERS = 4  # that a lane reads at once
 _TOGETHER = 16  # samples that eight lanes have; of at most 64 outputs, their numbers fit the registers
 SAMPLES_OF_WARP = _TOGETHER * _OF_WARP
-"""Samples of a warp, whose sums have flags of their own."""
+"""Samples per warp, which share their flags."""
 SAMPLES = SAMPLES_OF_WARP * _WARPS
-"""Samples of a program."""
+"""Samples per program."""
 _OF_COPY = SAMPLES // 128, 128  # shape of numbers of the samples: copies are of at most 256 along each axis
 _MOST_SHARED = 225 * 2**10  # bytes of shared memory for blocks of arrays; barriers take some more
 
 
 @dataclasses.dataclass(frozen=True)
 class _Columns:
-    """Outputs padded to whole reads: `wide` blocks of 32, and `narrow` blocks of 16."""
+    """Outputs padded to whole reads: `wide` 32-output blocks and `narrow` 16-output blocks."""
 
     wide: int
     narrow: int
@@ -66,22 +65,24 @@ class _Columns:
 
     @property
     def pieces(self) -> int:
-        """Reads of four numbers that a lane does for one row, and with it that of the other."""
+        """Four-element reads per lane and row; a narrow read serves both rows."""
         return self.wide + self.narrow
 
 
 def sum_rows(
     weights: jax.Array, rows: jax.Array, factors: jax.Array, groups: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Sum rows of the tables of each group, times factors: ``[T, R, O]``, ``[T, n]``, ``[K, T, n]`` -> ``[n, G, O]``, float32.
+    """Sum each group's rows times factors, float32.
 
-    Returns:
-      The sums, and int32 flags ``[G, n / SAMPLES_OF_WARP, 32]``: not 0 if a sum of these samples is
-      not finite.
+    Shapes: ``[T, R, O]``, ``[T, n]``, ``[K, T, n]`` -> ``[n, G, O]``.
 
     Args:
-      rows: starts of two rows as `lutjax.kernels._triton._owned_columns.places` packs them.
-      factors: of one or two ways. n: a multiple of `SAMPLES`.
+      rows: packed starts of two rows, see `lutjax.kernels._triton._owned_columns.places`.
+      factors: one or two ways; ``n`` must be a multiple of `SAMPLES`.
+
+    Returns:
+      The sums, and int32 flags ``[G, n / SAMPLES_OF_WARP, 32]``. A nonzero flag marks non-finite
+        sums.
     """
     call = _Call.of(weights, rows, factors.shape[0], groups)
 
@@ -115,7 +116,9 @@ def sum_rows(
 
 
 def products(weights: jax.Array, rows: jax.Array, dy: jax.Array, ways: int, groups: int) -> jax.Array:
-    """Return ``<dy, row>`` of the rows of each way: ``[T, R, O]``, ``[T, n]``, ``[n, G, O]`` -> ``[K, T, n]``, float32.
+    """Return ``<dy, row>`` for each way's rows, float32.
+
+    Shapes: ``[T, R, O]``, ``[T, n]``, ``[n, G, O]`` -> ``[K, T, n]``.
 
     Args:
       rows: see `sum_rows`.
@@ -152,7 +155,7 @@ def products(weights: jax.Array, rows: jax.Array, dy: jax.Array, ways: int, grou
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """Sizes of a call, and how its kernels are launched."""
+    """Call sizes and kernel launches."""
 
     columns: _Columns
     ways: int
@@ -167,17 +170,17 @@ class _Call:
         return cls(_Columns.of(n_outputs), ways, groups, n_tables // groups, n_rows, rows.shape[1])
 
     def by_program(self, numbers: jax.Array) -> jax.Array:
-        """Return numbers ``[..., n]`` by the programs that read them."""
+        """Split elements ``[..., n]`` by program."""
         return numbers.reshape(*numbers.shape[:-1], -1, *_OF_COPY)
 
     @property
     def numbers(self) -> int:
-        """Number of sums, or cotangents, in the registers of a warpgroup."""
+        """Number of sums or cotangents in a warpgroup's registers."""
         return _TOGETHER * self.columns.pieces * _NUMBERS * _mosaic_launch.THREADS
 
     @property
     def layout(self) -> Any:
-        """Layout of `numbers`: vectors of four elements per thread, sample after sample."""
+        """Layout with four-element vectors per thread, sample after sample."""
         return plgpu.Layout.WG_STRIDED((self.numbers,), _NUMBERS)
 
     def tables(self, weights: jax.Array) -> list[jax.Array]:
@@ -244,10 +247,7 @@ class _Call:
 
 # ------------------------------------------------------------------------------------- in kernels
 class _Lane:
-    """Position of a thread: its lane of the eight, and its first sample in the program.
-
-    All int32.
-    """
+    """Thread position: its lane among eight, and its first sample in the program, int32."""
 
     def __init__(self, call: _Call):
         thread = mlir.thread()
@@ -274,7 +274,7 @@ def _times(number: Any, by: int) -> Any:
 
 
 def _read(kind: Any, address: Any, alignment: int) -> Any:
-    """Load from an address of shared memory."""
+    """Load from a shared-memory address."""
     return llvm.load(kind, llvm.inttoptr(llvm.PointerType.get(3), address), alignment=alignment)
 
 
@@ -288,7 +288,7 @@ def _added(a: Any, b: Any) -> Any:
 
 
 class _Rows:
-    """The rows of a table that the samples of a lane read."""
+    """Table rows read by a lane's samples."""
 
     def __init__(self, call: _Call, lane: _Lane, words: Any, tables: list[Any]):
         self._call, self._lane = call, lane
@@ -300,9 +300,9 @@ class _Rows:
         self._narrow = _plus(tables[-1], of_lane) if call.columns.narrow else None
 
     def of(self, i: int) -> tuple[list[list[Any]], Any]:
-        """Return the elements of the i-th sample.
+        """Return the i-th sample's elements.
 
-        These are the rows of all ways per wide block, and one row of the narrow block.
+        For each wide block these are the rows of all ways; for the narrow block, one row.
         """
         columns, ways = self._call.columns, self._call.ways
         word = _read(mlir.int32(), _plus(self._words, 4 * _OF_WARP * i), 4)
@@ -339,7 +339,7 @@ def _like(call: _Call) -> Any:
 
 
 def _plus_rows(call: _Call, references: list[Any], sums: jax.Array) -> jax.Array:
-    """Add the rows of a table to the sums of every sample."""
+    """Add a table's rows to every sample's sums."""
     words, factors, *tables = references
     arg_types = (plgpu.RefType(), plgpu.RefType(), [plgpu.RefType()] * len(tables), call.layout)
 
@@ -371,7 +371,7 @@ def _plus_rows(call: _Call, references: list[Any], sums: jax.Array) -> jax.Array
 
 
 def _pointer(array: Any, *places: tuple[Any, int]) -> Any:
-    """Return a pointer to an element in global memory, offset by the sum of ``place * stride``."""
+    """Return a pointer to a global-memory element, offset by the summed ``place * stride``."""
     offset: Any = None
     for place, stride in places:
         number = _times(place, stride)
@@ -391,7 +391,7 @@ def _strides(array: Any) -> list[int]:
 
 
 def _write(call: _Call, sums: jax.Array, y: Any, strange: Any) -> None:
-    """Write sums to outputs ``[samples, O]``, and flag threads with a sum that is not finite."""
+    """Write sums to outputs ``[samples, O]``, and flag threads with non-finite sums."""
 
     @plgpu.inline_mgpu(arg_types=(call.layout, plgpu.RefType(), plgpu.RefType()))
     def write(_: Any, sums: Any, y: Any, strange: Any) -> None:
@@ -445,9 +445,9 @@ def _moved(pointer: Any, offset: int) -> Any:
 
 
 def _cotangents(call: _Call, dy: Any) -> jax.Array:
-    """Load the cotangents ``[samples, O]`` of each thread.
+    """Load each thread's cotangents ``[samples, O]``.
 
-    Lanes of both ways share the narrow block.
+    Lanes for both ways share the narrow block.
     """
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=_like(call))
@@ -469,7 +469,7 @@ def _cotangents(call: _Call, dy: Any) -> jax.Array:
 
 
 def _multiply(call: _Call, references: list[Any], cotangents: jax.Array, found: Any) -> None:
-    """Write the products of the rows of a table with the cotangents, ``[K, samples]``."""
+    """Write the products between a table's rows and the cotangents, ``[K, samples]``."""
     words, *tables = references
     arg_types = (plgpu.RefType(), [plgpu.RefType()] * len(tables), call.layout, plgpu.RefType())
 
@@ -497,9 +497,9 @@ def _multiply(call: _Call, references: list[Any], cotangents: jax.Array, found: 
 
 
 def _products_of(call: _Call, lane: _Lane, wide: list[list[Any]], narrow: Any, dy: list[Any]) -> Any:
-    """Return partial products of a sample.
+    """Return a sample's partial products.
 
-    The first four lanes hold products of the first way, the other lanes products of the second.
+    The first four lanes hold products for the first way, the other lanes for the second way.
     """
     of_ways: list[Any] = [None] * call.ways
     for of_rows, d in zip(wide, dy, strict=False):

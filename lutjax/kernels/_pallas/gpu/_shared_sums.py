@@ -1,17 +1,16 @@
-"""Integer table gradients of lookups: sums in shared memory.
+"""Integer table gradients for lookups, summed in shared memory.
 
-Formula: ``sums[t, r] = sum over b of [index[t, b] == r] * addends[b]`` in int32.
+Formula: ``sums[t, r] = sum_b [index[t, b] == r] * addends[b]`` in int32.
 
-Work: grid (tables, blocks of 8 outputs, parts of the samples). A program of one warpgroup owns
-eight columns of a table and a part of the samples; a step adds `_SAMPLES` samples, `_TOGETHER`
-elements per thread. XLA adds the parts.
+Work: grid (tables, 8-output blocks, sample chunks). A program is one warpgroup and owns eight table
+columns and a sample chunk; a step adds `_SAMPLES` samples, `_TOGETHER` elements per thread. XLA
+adds the chunks.
 
-Layout: the columns lie in shared memory as ``[rows, 8]``. Eight neighboring threads read the eight
-outputs of one sample: 32 bytes, the size of a memory sector.
+Layout: the columns are stored in shared memory as ``[rows, 8]``. Eight neighboring threads read one
+sample's eight outputs: 32 bytes, the size of a memory sector.
 
-Numerics: integers, so the order of the atomic additions does not matter, and results are equal in
-every run. Ids exist (the caller clamps them). The hardware adds integers to shared memory in one
-instruction.
+Numerics: integers, so atomic additions may run in any order, and results are equal in every run.
+Ids exist (the caller clamps them). The hardware adds integers to shared memory in one instruction.
 """
 
 from typing import Any
@@ -33,7 +32,10 @@ _PROGRAMS = 264  # two for each processor of an H100 or H200
 
 
 def add_rows(index: jax.Array, addends: jax.Array, n_rows: int) -> jax.Array:
-    """Return the sums of integers: ids of rows that exist ``[T, n]``, int32 ``[n, O]`` -> int32 ``[T, R, O]``."""
+    """Return int32 table gradients: ``[T, n]``, ``[n, O]`` -> ``[T, R, O]``.
+
+    The row ids in `index` must exist.
+    """
     n_detectors, n_samples = index.shape
     n_outputs = addends.shape[1]
     n_blocks = -(-n_outputs // _COLUMNS)
@@ -86,9 +88,9 @@ def add_rows(index: jax.Array, addends: jax.Array, n_rows: int) -> jax.Array:
 
 
 def _add(index: Any, addends: Any, table: Any, columns: jax.Array) -> None:
-    """Add the elements of a step to their rows.
+    """Add one step's elements to their rows.
 
-    `columns` contains the output of each element of a thread.
+    `columns` contains the output id for each of a thread's elements.
     """
 
     @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 3, mlir.one_each(_TOGETHER)))

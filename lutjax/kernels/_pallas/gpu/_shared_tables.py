@@ -1,17 +1,17 @@
-"""Row sums and margin products of lookups with small tables: tables lie in shared memory.
+"""Row sums and margin products for lookups with small tables in shared memory.
 
 Formula for tables ``weights [T, R, O]``, ids ``index [T, n]``::
 
-    sum_rows:     y[b] = sum over t of weights[t, index[t, b]]
-    differences:  d[b, t] = <dy[b], weights[t, index[t, b]] - weights[t, other[t, b]]>
+    sum_rows:     y[b] = sum_t weights[t, index[t, b]] differences:  d[b, t] = <dy[b], weights[t,
+    index[t, b]] - weights[t, other[t, b]]>
 
-Work: grid (blocks of 128 or 256 outputs, blocks of 128 samples). A program visits the tables one
-after the other while the next ones are copied; each of its two warpgroups handles 64 samples and
-reads whole rows.
+Work: grid (blocks with 128 or 256 outputs, blocks with 128 samples). A program visits the tables
+one after the other while the next ones are copied; each of its two warpgroups handles 64 samples
+and reads whole rows.
 
 Layout: one table block ``[R, width]`` per pipeline stage in shared memory; a row is contiguous, so
-a warpgroup reads it without bank conflicts. Sums (or cotangents) of 64 samples stay in registers.
-Four ids of 8 bits are packed in a word, because reading an id costs as much as a quarter of a row.
+a warpgroup reads it without bank conflicts. Sums (or cotangents) for 64 samples stay in registers.
+Four 8-bit ids are packed in a word, because reading an id costs as much as a quarter row.
 
 Numerics: float32, tables in ascending order, no atomics: results are equal in every run. Rows are
 subtracted before the product. Ids are clamped.
@@ -145,7 +145,7 @@ def differences(weights: jax.Array, index: jax.Array, other: jax.Array, dy: jax.
 
 
 def _padded(weights: jax.Array, *index: jax.Array) -> tuple[int, jax.Array, list[jax.Array]]:
-    """Return the block size of outputs, padded tables, and packed padded ids."""
+    """Return the output block width, padded tables, and packed padded ids."""
     _, n_rows, n_outputs = weights.shape
     two = 2 * _mosaic_launch.THREADS
     fits = n_rows * two * weights.dtype.itemsize <= _STAGE_BYTES
@@ -179,13 +179,13 @@ def _table_block(n_rows: int, width: int) -> plgpu.BlockSpec:
 
 
 def _place(width: int) -> tuple[Any, Any]:
-    """Return the first sample of this warpgroup, and the slice of its outputs."""
+    """Return this warpgroup's first sample and output slice."""
     group = lax.axis_index("samples") * _mosaic_launch.WARPGROUPS + lax.axis_index("warpgroup")
     return group * _SAMPLES, pl.ds(lax.axis_index("outputs") * width, width)
 
 
 def _ids(words: Any, first: int, count: int) -> list[jax.Array]:
-    """Unpack ids of samples of this warpgroup from the words of the program."""
+    """Unpack this warpgroup's sample ids from the program's words."""
     start = lax.axis_index("warpgroup") * (_SAMPLES // _PACKED) + first // _PACKED
     ids = []
     for i in range(count // _PACKED):
@@ -196,10 +196,10 @@ def _ids(words: Any, first: int, count: int) -> list[jax.Array]:
 
 
 def _sums_of_warps(arrays: list[jax.Array]) -> jax.Array:
-    """Sum 32 arrays over each warp: lane ``l`` of a warp gets the sum of array ``l``, ``[128]``.
+    """Sum 32 arrays over each warp: lane ``l`` receives the sum of array ``l``, ``[128]``.
 
-    Five rounds halve the number of arrays: 31 exchanges in all, where 32 separate sums would need
-    160.
+    Five rounds halve the number of arrays: 31 exchanges in total, compared with 160 for 32 separate
+    sums.
     """
     width = arrays[0].shape[0]
     layout = plgpu.Layout.WG_STRIDED((width,), width // _mosaic_launch.THREADS)
@@ -223,7 +223,7 @@ def _sums_of_warps(arrays: list[jax.Array]) -> jax.Array:
 
 
 def _sum_of_thread(array: Any) -> Any:
-    """Return the sum of the elements of an array in one thread."""
+    """Sum one thread's array elements."""
     # Elements of a thread first, without communication; then the exchange over lanes.
     elements = [
         mlir.element(r, i) for r in array.registers.flat for i in range(ir.VectorType(r.type).shape[0])

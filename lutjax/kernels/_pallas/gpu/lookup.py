@@ -160,7 +160,7 @@ def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) ->
 
 
 def _sums(call: Lookup, cotangent: jax.Array) -> jax.Array:
-    """Return the sums of the addends of every row's readers, ``[T, R, O]``."""
+    """Return the summed addends for each row, ``[T, R, O]``."""
     from lutjax.kernels._pallas.gpu import _one_hot, _shared_sums
 
     index, n_rows = call.detection.index.T, call.weights.shape[1]

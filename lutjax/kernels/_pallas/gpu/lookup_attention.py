@@ -2,9 +2,9 @@
 
 Formula with the table viewed as ``S[t, query id, (key id, position id), output]``::
 
-    counts[t, j, (k, e)] = number of earlier keys of query j with id k at a distance with id e
-    y[j] = sum over t of counts[t, j] @ S[t, query id of j]
-    dS[t, q] = sum over queries j with id q of counts[t, j] * dy[j]
+    counts[t, j, (k, e)] = number of query j's earlier keys with id k at a distance with id e y[j] =
+    sum_t counts[t, j] @ S[t, query id of j] dS[t, q] = sum over queries j with id q: counts[t, j] *
+    dy[j]
 
 Work: one program counts for four queries of one detector (`_counts`). Triton kernels multiply the
 counts, and compute margin cotangents (`lutjax.kernels._triton._histograms`). An update adds ``dS``
@@ -91,7 +91,7 @@ def _deferral(request: Request) -> Deferral | None:
 
 
 def _counted(call: LookupAttention) -> tuple[int, int]:
-    """Return the number of rows that a query of one id may read, and the number of ids of queries."""
+    """Return the number of rows per query id, and the number of query ids."""
     counts = 2 ** (call.key.bits + (0 if call.position is None else call.position.bits))
     return counts, call.weights.shape[1] // counts
 
@@ -127,7 +127,7 @@ def update(
 def _add_rows(
     pairs: DetectedPairs, dy: jax.Array, device: Device, addition: Addition
 ) -> tuple[jax.Array, ...]:
-    """Add `dy` to the row of every pair."""
+    """Add `dy` to every pair's row."""
     from lutjax.kernels._pallas.gpu._counts import COUNTER
 
     if not _histograms.fits(pairs):

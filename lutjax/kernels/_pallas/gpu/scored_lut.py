@@ -1,14 +1,14 @@
 """`lutjax.scored_lut` in Mosaic GPU, with tables in shared memory (`_shared_reads`).
 
-Formula: ``y[b, g] = sum over t, k of c[t, k] * weights[t, i[t, k]]``, with row ids ``i`` and
-coefficients ``c`` of the read, see `lutjax.kernels._xla.scored_lut`.
+Formula: ``y[b, g] = sum_{t, k} c[t, k] * weights[t, i[t, k]]``, with the read's row ids ``i`` and
+coefficients ``c``, see `lutjax.kernels._xla.scored_lut`.
 
 Work: Triton kernels compute margins, scores and input cotangents, table gradients and updates, and
-all calls that do not fit: fixed point, quantized tables, user-written reads, larger tables. Samples
-are processed in parts that bound the scratch memory for row ids, factors and products.
+all unsupported calls: fixed point, quantized tables, user-written reads, larger tables. Samples are
+processed in chunks to bound the scratch memory for row ids, factors and products.
 
 Numerics: see `_shared_reads`. Sums that are not finite are recomputed by a kernel that ignores rows
-with a coefficient of 0.
+with coefficient 0.
 """
 
 import jax
@@ -41,7 +41,7 @@ _FEWEST_READS = {"forward": 2**15, "backward": 2**14}  # samples times groups
 
 
 def _rows_by_triton(call: ScoredLut) -> str | None:
-    """Return why Triton's kernels read the rows of a call; None if they are read from shared memory."""
+    """Return the reason that Triton kernels read a call's rows, or None for shared-memory reads."""
     if call.accumulate is not None or call.exponents is not None:
         return "sums floats only, of tables of floats"
     # Exact types: a subclass may override `select`.
@@ -90,7 +90,7 @@ def backward(
 
 
 def _outputs(call: ScoredLut, device: Device) -> jax.Array:
-    """Return the sums of each group."""
+    """Return each group's sums."""
     from lutjax.kernels._pallas.gpu import _shared_reads
 
     n, call = len(call.x), _padded(call)
@@ -128,7 +128,7 @@ def update(
 
 
 def _padded(call: ScoredLut) -> ScoredLut:
-    """Return the call with samples of zeros to the end of the last program."""
+    """Pad the call with zero samples to whole programs."""
     from lutjax.kernels._pallas.gpu import _mosaic_launch, _shared_reads
 
     n = -(-len(call.x) // _shared_reads.SAMPLES) * _shared_reads.SAMPLES
@@ -137,7 +137,7 @@ def _padded(call: ScoredLut) -> ScoredLut:
 
 
 def _parts(call: ScoredLut) -> int:
-    """Return the parts of the samples to compute one after the other, as memory holds what they read."""
+    """Return the number of sample chunks, computed one after another to bound memory."""
     # Per sample and table: one word of packed rows, and a factor and a product for each way.
     of_sample = (1 + 2 * in_triton.all_ways(call)) * len(call.weights)
     if call.x.shape[1] < call.groups:
