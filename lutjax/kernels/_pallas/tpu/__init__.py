@@ -1,4 +1,4 @@
-"""Pallas kernels for the TensorCores of TPUs."""
+"""Pallas kernels for TPU TensorCores."""
 
 from lutjax.dispatch.registry import Request, record_deferral
 from lutjax.kernels._pallas import _tpus
@@ -10,7 +10,7 @@ ABSENT = {
 
 
 def supports(request: Request) -> str | None:
-    """Return why no TensorCore kernel runs on a device, or is chosen by default there; None if some are."""
+    """Return the reason that a device runs no TensorCore kernel by default, or None."""
     # Block sizes depend on the vector memory of a generation, so unknown ones are refused.
     if _tpus.generation(request.device) is None:
         return f"needs a TPU v4, v5e, v5p, v6e or v7x, not {request.device.kind}"

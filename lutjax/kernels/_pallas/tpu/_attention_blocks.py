@@ -1,15 +1,16 @@
-"""Blocks and array layouts of `lutjax.lookup_attention` on TensorCores.
+"""Blocks and array layouts for `lutjax.lookup_attention` on TensorCores.
 
-Work division: a block has the queries of a few samples, or a part of one long sample, in the 128
-lanes of a register, and up to 512 keys of the same samples. A grid step visits up to 32 blocks.
+Work division: a block has the queries from a few samples, or from part of one long sample, in the
+128 lanes of a register, and up to 512 keys from the same samples. A grid step visits up to 32
+blocks.
 
-Layout: tables are ``[T, O, query ids * slab]``. The *slab* of a query id contains the rows for all
-ids of keys and positions, contiguous along lanes, so that one slice reads all rows that a query may
-address. Properties of pairs that do not depend on contents (position id, whether a pair counts) are
-a matrix ``[keys, queries]`` per block, which XLA computes once for all samples.
+Layout: tables are ``[T, O, query ids * slab]``. A query id's *slab* contains the rows for all key
+and position ids, contiguous along lanes, so that one slice reads every row a query may address.
+Content-independent pair properties (position id, whether a pair counts) are a matrix ``[keys,
+queries]`` per block, which XLA computes once for all samples.
 
 Numerics: layouts and estimates only. `seconds` and `seconds_by_row` estimate times from static
-profiles of the compiler and decide between this kernel and plain JAX. Imports no Pallas.
+compiler profiles and decide between this kernel and plain JAX. Imports no Pallas.
 """
 
 import dataclasses
@@ -37,10 +38,10 @@ UNROLLED = 8  # queries
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Sizes of a call, and the blocks that they are cut into.
+    """Call sizes and their division into blocks.
 
     Attributes:
-      q_bits, k_bits, e_bits: bits of query, key and position ids.
+      q_bits, k_bits, e_bits: query, key and position id bits.
     """
 
     n_samples: int
@@ -55,7 +56,7 @@ class Plan:
 
     @classmethod
     def of(cls, call: LookupAttention) -> "Plan":
-        """Return the plan of a call of arrays, or of their shapes."""
+        """Return the plan for a call with arrays or their shapes."""
         n_detectors, _, n_outputs = call.weights.shape
         n_samples, n_queries, _ = call.query.shape
         position = call.position
@@ -102,17 +103,17 @@ class Plan:
     # ---- blocks
     @property
     def queries(self) -> int:
-        """Queries of one sample in one block."""
+        """Queries per sample and block."""
         return min(self.n_queries, _QUERIES)
 
     @property
     def keys(self) -> int:
-        """Keys of one sample in one block."""
+        """Keys per sample and block."""
         return min(self.n_keys, _KEYS)
 
     @property
     def samples(self) -> int:
-        """Samples of one block."""
+        """Samples per block."""
         # Short sequences share the lanes of a block; pairs across samples are masked.
         return max(min(self.n_samples, _QUERIES // self.queries, _KEYS_OF_BLOCK // self.keys), 1)
 
@@ -122,7 +123,7 @@ class Plan:
 
     @property
     def key_lanes(self) -> int:
-        """Keys of a block, padded to whole registers."""
+        """Keys per block, padded to whole registers."""
         return math.ceil(self.samples * self.keys / LANES) * LANES
 
     @property
@@ -135,7 +136,7 @@ class Plan:
 
     @property
     def blocks(self) -> int:
-        """Blocks of samples in one grid step."""
+        """Sample blocks per grid step."""
         # Several blocks per grid step: the table of a detector stays resident while they are
         # computed.
         return min(math.ceil(self.n_samples / self.samples), _BLOCKS)
@@ -204,10 +205,12 @@ class Plan:
     def of_pairs(
         self, of_distance: jax.Array, start: jax.Array | None, window: int | None, other: int
     ) -> jax.Array:
-        """Return the value of each distance, ``[T or 1, distances]``, the last for all larger ones, at every pair of a block.
+        """Expand per-distance values ``[T or 1, distances]`` to every pair in a block.
+
+        Distances beyond the last one use its value.
 
         Returns:
-          ``[T or 1, query tiles, key tiles, key lanes, 128]``; `other` for pairs that do not count.
+          ``[T or 1, query tiles, key tiles, key lanes, 128]``, with `other` at uncounted pairs.
         """
         n_queries, n_keys = self.query_tiles * self.queries, self.key_tiles * self.keys
         # By place of the query minus that of the key among those of the call; negative ones from the end on.
@@ -236,8 +239,9 @@ class Plan:
         return _pad(_pad(value, -2, self.key_lanes, other), -1, LANES, other)
 
     def sum_of_distances(self, of_pairs: jax.Array, start: jax.Array | None) -> jax.Array:
-        """Sum ``[T, query tiles, key tiles, key lanes, 128]``, zero where a pair does not count, over the pairs
-        of each distance: ``[T, distances]``.
+        """Sum ``[T, query tiles, key tiles, key lanes, 128]`` by distance: ``[T, distances]``.
+
+        Uncounted pairs must be zero.
         """
         n = of_pairs.shape[0]
         a = of_pairs[..., : self.samples * self.keys, : self.used_lanes]
@@ -256,7 +260,7 @@ class Plan:
         return jnp.zeros((n, self.n_distances), a.dtype).at[:, at].add(a)
 
     def vmem(self, weights: Any, direction: Direction) -> int:
-        """Return the bytes of vector memory that the largest kernel of a call takes."""
+        """Return the vector memory for a call's largest kernel, in bytes."""
         table = _registers(self.n_outputs) * self.rows
         read, sums = 2 * weights.dtype.itemsize, 2 * 4  # two buffers: one is moved while the other is used
         if direction == "update":
@@ -272,13 +276,13 @@ class Plan:
 
     @property
     def of_distances(self) -> int:
-        """Return the bytes of an array of `of_pairs`."""
+        """Return the size of an `of_pairs` array in bytes."""
         tiles = self.query_tiles * self.key_tiles
         return 4 * self.n_detectors * tiles * self.key_lanes * LANES
 
     # ---- estimates, from the static profile of the compiler, in seconds
     def seconds(self, weights: Any, tpu: _tpus.TPU, direction: Direction) -> float:
-        """Estimate the time of a call: the larger one of table transfers and slab reads."""
+        """Estimate a call's time: the larger of table transfers and slab reads."""
         moved = self.n_detectors * self.rows * _registers(self.n_outputs) * weights.dtype.itemsize
         # An update visits a detector's table once, in and out; other kernels read it again for each
         # step and tile.
@@ -289,7 +293,7 @@ class Plan:
         return max(moved / tpu.bandwidth, slabs * (registers + 10) * _CYCLE)
 
     def seconds_by_row(self, call: LookupAttention) -> float:
-        """Estimate the time of a call in plain JAX, which reads a row per pair."""
+        """Estimate a call's time in plain JAX, which reads a row per pair."""
         # On average half of the pairs are causal.
         keys = self.n_keys / 2 if call.start is None else self.n_keys
         pairs = self.n_samples * self.n_queries * (keys if call.window is None else min(keys, call.window))
@@ -297,7 +301,7 @@ class Plan:
 
 
 def unsupported(request: Request) -> str | None:
-    """Return why a call of look-up attention does not fit the memory of its device; None if it does."""
+    """Return the reason that a lookup attention call does not fit the device memory, or None."""
     if request.step is not None and request.step.differs_by_row:
         return "adds pairs to rows at one rate for all, and the rates or factors of these differ"
     call, step = request.call, request.step
@@ -323,7 +327,7 @@ def unsupported(request: Request) -> str | None:
 
 
 def slower(request: Request) -> str | None:
-    """Return why plain JAX comes first.
+    """Return the reason that plain JAX comes first, or None.
 
     Few pairs read few rows, while these kernels transfer whole tables.
     """
@@ -340,7 +344,7 @@ def slower(request: Request) -> str | None:
 
 
 def _registers(n: int) -> int:
-    """Return the number of outputs, rounded up to whole registers."""
+    """Round the number of outputs up to whole registers."""
     return math.ceil(n / 8) * 8
 
 

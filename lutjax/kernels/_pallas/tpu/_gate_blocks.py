@@ -1,10 +1,10 @@
-"""Blocks of gates and samples of TensorCore gate kernels.
+"""Gate and sample blocks for TensorCore gate kernels.
 
 Imports no Pallas: rules run at every call.
 
-A step has all inputs for a block of samples in vector memory, because a wire may read any of them,
-and a block of gates. Blocks shrink, first the gates and then the samples, until two buffers of all
-blocks and the estimated register spills fit the memory.
+A step holds all inputs for a sample block in vector memory, because a wire may read any of them,
+and one gate block. Blocks shrink, first gates and then samples, until double-buffered blocks and
+the estimated register spills fit the memory.
 """
 
 import dataclasses
@@ -31,13 +31,13 @@ _OF_GATES = 0.25  # of the memory at most, for arrays of gates
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """Blocks of a call.
+    """A call's blocks.
 
     Attributes:
-      gates, samples: of one step. The samples of all inputs are in memory at the same time.
-      buffers: of the inputs: 2 where those of the next step are fetched during this one.
-      slots: numbers of each gate.
-      limit: bytes of memory that the kernel may use.
+      gates, samples: gates and samples per step. Vector memory holds all inputs for these samples.
+      buffers: input buffers: 2 if the next step's inputs are prefetched.
+      slots: elements per gate.
+      limit: memory limit for the kernel in bytes.
     """
 
     gates: int
@@ -48,7 +48,7 @@ class Blocks:
 
 
 def blocks(x: Shaped, parameter: Shaped, wires: Shaped, device: Device, backward: bool) -> Blocks | None:
-    """Return the blocks for ``[I, B]``, ``[G, K]``, ``[G, n]``; None if these do not fit the memory of a TensorCore."""
+    """Return the blocks for ``[I, B]``, ``[G, K]``, ``[G, n]``, or None if they do not fit."""
     n_inputs, (n_gates, n_slots), places = x.shape[0], parameter.shape, wires.shape[1]
     n_samples = x.size // max(n_inputs, 1)
     # Spills of registers: some tiles for each number of a gate.
@@ -80,12 +80,12 @@ def blocks(x: Shaped, parameter: Shaped, wires: Shaped, device: Device, backward
 
 
 def _power_of_2(n: int, least: int) -> int:
-    """Return the first one that is no less than either."""
+    """Return the smallest power of 2 not below either number."""
     return max(1 << (n - 1).bit_length(), least)
 
 
 def _shapes(request: Request) -> tuple[Shaped, Shaped, Shaped]:
-    """Return inputs ``[I, B]``, numbers of each gate ``[G, K]``, and wires ``[G, n]``, or their shapes."""
+    """Return the shapes of inputs ``[I, B]``, gate parameters ``[G, K]`` and wires ``[G, n]``."""
     call = request.call
     assert isinstance(call, GateCall)
     if isinstance(call, PackedLut):
@@ -97,7 +97,7 @@ def _shapes(request: Request) -> tuple[Shaped, Shaped, Shaped]:
 
 
 def unsupported(request: Request) -> str | None:
-    """Return why a call does not fit; None if it does."""
+    """Return the reason that a call does not fit, or None."""
     x, parameter, wires = _shapes(request)
     if blocks(x, parameter, wires, request.device, request.direction == "backward") is not None:
         return None
@@ -115,7 +115,7 @@ _SMALL = 0.5
 
 
 def slower(request: Request) -> str | None:
-    """Return why plain JAX comes first; None if this one does."""
+    """Return the reason that plain JAX comes first, or None."""
     x, _, wires = _shapes(request)
     n_gates, places = wires.shape
     # Plain JAX is behind backward, and does not read whole rows of tables addressed by bits.

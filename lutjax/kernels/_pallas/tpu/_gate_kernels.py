@@ -1,20 +1,20 @@
-"""TensorCore kernels of gates, given the formula of a gate on tiles.
+"""TensorCore gate kernels, built from a gate formula on tiles.
 
 Formula for gate ``g``, sample ``s``: ``y[g, s] = value(parameter[g], x[wires[g], s])``; backward,
-the cotangents of ``parameter`` (summed over samples) and of ``x`` (summed over the wires that read
-an input).
+the cotangents for ``parameter`` (summed over samples) and ``x`` (summed over the wires that read an
+input).
 
-Work: grid (blocks of samples, blocks of gates). A step copies the rows that its wires read next to
-each other, then computes on tiles of 16 gates x 128 samples, then adds the cotangents of wires to
-those of the inputs.
+Work: grid (sample blocks, gate blocks). A step copies the rows read by its wires next to each
+other, then computes on tiles with 16 gates x 128 samples, then adds wire cotangents to input
+cotangents.
 
 Layout: features first, ``[features, samples]``, samples in lanes: a wire reads one row, with an id
-in scalar memory. All inputs of a block of samples are in vector memory, and so are their
-cotangents. Parameters are spread over 128 lanes once per block, and sums over samples stay 128
-lanes wide until the end, because moving data between lanes is slow.
+in scalar memory. Vector memory holds all inputs for a sample block and their cotangents. Parameters
+are spread over 128 lanes once per block. Sums over samples stay 128 lanes wide until the end,
+because moving data between lanes is slow.
 
-Numerics: float32 (or 32-bit integers). One core adds cotangents in the order of the wires, so
-results are equal in every run; fan-out lists are not used. Wire ids are clamped.
+Numerics: float32 (or 32-bit integers). One core adds cotangents in wire order, so results are equal
+in every run; fan-out lists are not used. Wire ids are clamped.
 """
 
 import dataclasses
@@ -46,13 +46,13 @@ _WRITTEN_OUT = 4  # tiles at most: as many as are under way at the same time
 
 @dataclasses.dataclass(frozen=True)
 class GateKernels:
-    """Forward and backward pass of an op on gates, as functions of its call.
+    """Forward and backward pass for a gate op, as functions that take its call.
 
     Attributes:
-      plain: module of the op in plain JAX, for calls without inputs or gates.
-      parameter: name of the array of the numbers of gates, ``[G, K]``; ``[K, G]`` with `slots_first`.
-      value: output of gates, on tiles.
-      of_parameter, of_inputs: cotangents of `parameter` and of inputs, on tiles.
+      plain: the op's module in plain JAX, for calls without inputs or gates.
+      parameter: name of the parameter array, ``[G, K]``; ``[K, G]`` with `slots_first`.
+      value: gate outputs, on tiles.
+      of_parameter, of_inputs: `parameter` and input cotangents, on tiles.
     """
 
     plain: ModuleType
@@ -108,7 +108,10 @@ def apply(
     name: str,
     device: Device,
 ) -> jax.Array:
-    """Return the outputs of gates: ``[I, B]``, ``[G, K]``, ``[G, n]`` -> ``[G, B]`` of a dtype. Numbers have 32 bits in `value`."""
+    """Return gate outputs: ``[I, B]``, ``[G, K]``, ``[G, n]`` -> ``[G, B]``.
+
+    `value` computes with 32-bit elements.
+    """
     how = _blocks(x, parameter, wires, device, backward=False)
 
     def kernel(
@@ -148,7 +151,7 @@ def differentiate(
     name: str,
     device: Device,
 ) -> tuple[jax.Array | None, jax.Array | None]:
-    """Return the cotangents of ``[I, B]`` and ``[G, K]``, float32; None where the function is None."""
+    """Return float32 cotangents for ``[I, B]`` and ``[G, K]``; None where the function is None."""
     how = _blocks(x, parameter, wires, device, backward=True)
     (n_gates, n_slots), (n_inputs, n_samples) = parameter.shape, x.shape
 
@@ -272,12 +275,12 @@ def _launch(
 
 
 def _ids(how: Blocks, wires: jax.Array, n_inputs: int) -> jax.Array:
-    """Return the inputs that wires read, ``[G, n]``, padded to whole blocks of gates."""
+    """Return the wires' input ids, ``[G, n]``, padded to whole gate blocks."""
     return jnp.pad(clamped(wires, n_inputs), ((0, -len(wires) % how.gates), (0, 0)))
 
 
 def _apart(ids: jax.Array, n_gates: int) -> jax.Array:
-    """Return 1 for each group of existing gates whose wires all read different rows, else 0."""
+    """Return 1 for each gate group whose wires all read different rows, otherwise 0."""
     together = _together(ids.shape[1])
     rows = ids.reshape(-1, together * ids.shape[1])
     n = rows.shape[1]
@@ -294,7 +297,7 @@ def _of_gates(how: Blocks) -> pl.BlockSpec:
 
 # ------------------------------------------------------------------------------------- in kernels
 def _read(wires_ref: Any, x_ref: Any, read_ref: Any) -> None:
-    """Copy the rows that wires read, to ``[places, gates / 8, 8, samples]``."""
+    """Copy the rows read by wires, to ``[places, gates / 8, 8, samples]``."""
     places, n = read_ref.shape[:2]
 
     # Eight gates per iteration: they fill the sublanes of one register row.
@@ -308,7 +311,7 @@ def _read(wires_ref: Any, x_ref: Any, read_ref: Any) -> None:
 
 
 def _add(wires_ref: Any, apart_ref: Any, read_ref: Any, dx_ref: Any, n_gates: Any) -> None:
-    """Add the cotangent of each wire to the row it read, for `n_gates` gates of the block."""
+    """Add each wire's cotangent to its row, for `n_gates` gates in the block."""
     places, n = read_ref.shape[:2]
     together = _together(places)
 
@@ -342,7 +345,7 @@ def _add(wires_ref: Any, apart_ref: Any, read_ref: Any, dx_ref: Any, n_gates: An
 
 
 def _together(places: int) -> int:
-    """Return the number of gates whose cotangents are added at the same time, if their wires read different rows."""
+    """Return the number of gates to add at a time, provided their wires read different rows."""
     return next(n for n in (8, 4, 2, 1) if n * places <= _ADDED)
 
 
@@ -364,7 +367,7 @@ def _clear(ref: Any) -> None:
 
 
 def _over_tiles(how: Blocks, of_tiles: Callable[[jax.Array, list[Any]], None]) -> None:
-    """Call a function for every tile of gates, and some tiles of their samples at a time."""
+    """Call a function for every gate tile, several sample tiles at a time."""
     n = how.samples // LANES
     # Independent tiles hide the latency of each other; gates with many slots fill the registers by
     # themselves.
@@ -381,7 +384,7 @@ def _over_tiles(how: Blocks, of_tiles: Callable[[jax.Array, list[Any]], None]) -
 
 
 def _spread(parameter_ref: Any, spread_ref: Any) -> None:
-    """Spread every number of each gate over all lanes: ``[gates, K]`` -> ``[K, gates, 128]``."""
+    """Spread each gate's elements over all lanes: ``[gates, K]`` -> ``[K, gates, 128]``."""
 
     def spread(k: jax.Array, _: None) -> None:
         numbers = parameter_ref[_gates(k), :]

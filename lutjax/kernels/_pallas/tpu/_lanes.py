@@ -1,10 +1,10 @@
 """Samples in lanes: ``[batch, features]`` as ``[features, groups, 128]``.
 
-Layout: a feature of all samples of a block is a few full registers of 8 x 128 samples. Its address
-is a leading index, so a kernel may read and write it by an id that is known only at run time; in a
-layout with features in lanes or sublanes that would be a gather within registers.
+Layout: one feature occupies a few full registers with 8 x 128 samples each. Its address is a
+leading index, so a kernel may read and write it by a run-time id. With features in lanes or
+sublanes that would be a gather within registers.
 
-The last group is padded with zeros. Values are only moved, so nothing is rounded.
+The last group is padded with zeros. Values are only copied, so nothing is rounded.
 """
 
 import jax
@@ -18,12 +18,12 @@ _GROUPS = (16, 8)  # of a block: whole registers
 
 
 def groups(batch: int) -> int:
-    """Return the number of groups of lanes that hold a batch."""
+    """Return the number of lane groups for a batch."""
     return -(-batch // LANES)
 
 
 def block_of(batch: int, bytes_per_group: int, budget: int) -> int:
-    """Return the groups of a block: all of them or a multiple of 8, as many as fit the budget if any does."""
+    """Return the groups per block: all groups or a multiple of 8, as many as the budget allows."""
     # The second to last axis of a block must be a multiple of 8 sublanes, or the whole axis.
     for size in _GROUPS:
         if size * bytes_per_group <= budget:
@@ -32,7 +32,7 @@ def block_of(batch: int, bytes_per_group: int, budget: int) -> int:
 
 
 def of_detect(batch: int, n_inputs: int, device: Device) -> int | None:
-    """Return the groups of a block of `lutjax.detect`; None if the inputs of the smallest fill more than half the memory."""
+    """Return the groups per `lutjax.detect` block, or None if inputs fill over half the memory."""
     # Two buffers: the inputs of the next block arrive during this one.
     bytes_per_group, budget = 2 * n_inputs * LANES * 4, vmem_budget(device) // 2
     size = block_of(batch, bytes_per_group, budget)
@@ -40,7 +40,7 @@ def of_detect(batch: int, n_inputs: int, device: Device) -> int | None:
 
 
 def unsupported(request: Request) -> str | None:
-    """Return why a call of `lutjax.detect` cannot run; None if it can."""
+    """Return the reason that a `lutjax.detect` call is unsupported, or None."""
     assert isinstance(request.call, Detect)
     n_inputs = request.call.n_inputs
     # The smallest block that a large batch may have: 8 groups.

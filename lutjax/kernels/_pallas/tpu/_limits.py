@@ -1,4 +1,4 @@
-"""Register shape and memory limits of TensorCores. Imports no Pallas."""
+"""TensorCore register shape and memory limits. Imports no Pallas."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ SUBLANES, LANES = 8, 128
 
 
 def vmem_budget(device: Device) -> int:
-    """Return the bytes of vector memory that blocks may take: the compiler needs some itself."""
+    """Return the vector memory available for blocks in bytes; the compiler reserves some."""
     # Blocks are estimated; the compiler also keeps spills and temporaries in vector memory.
     return _tpus.limits(device).vmem * 3 // 4
 
 
 def params(device: Device, **options: Any) -> Any:
-    """Return compiler parameters that let a kernel use the vector memory of its chip."""
+    """Return compiler parameters that raise the memory limit to the chip's vector memory."""
     # Rules import this module where Pallas is not installed, or not needed.
     from jax.experimental.pallas import tpu as pltpu
 

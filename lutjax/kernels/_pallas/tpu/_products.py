@@ -1,25 +1,24 @@
-"""Weighted rows on the matrix unit: products with coefficient matrices that are made on chip.
+"""Weighted rows on the matrix unit: products with on-chip coefficient matrices.
 
-Formula for tables ``t`` of a block, samples ``b``, ways ``k`` with row ids ``i`` and coefficients
+Formula for a block's tables ``t``, samples ``b``, ways ``k`` with row ids ``i`` and coefficients
 ``c``::
 
-    C[(t, r), b] = sum over k of c[k, t, b] * [i[k, t, b] == r]
-    sum_rows:  y[b] = sum over t, r of C[(t, r), b] * weights[t, r]
-    add_rows:  total[t, r] += sum over b of C[(t, r), b] * values[b]
+    C[(t, r), b] = sum_k c[k, t, b] * [i[k, t, b] == r]
+    sum_rows:  y[b] = sum_{t, r} C[(t, r), b] * weights[t, r]
+    add_rows:  total[t, r] += sum_b C[(t, r), b] * values[b]
     pulled:    p[k, t, b] = (weights @ dy)[(t, i[k, t, b]), b]
 
-Work: the grid runs over blocks of rows, samples and outputs. The last axis is the one that an
-output block accumulates over, so it stays in vector memory for consecutive steps and is cleared at
-the first one.
+Work: the grid runs over row, sample and output blocks. Its last axis is the accumulated one: an
+output block stays in vector memory for consecutive steps and is cleared at the first step.
 
-Layout: rows in sublanes, samples in lanes; ``C`` is a comparison of ids with a row iota, so nothing
-is gathered. See `_row_blocks` for padding.
+Layout: rows in sublanes, samples in lanes; ``C`` compares ids with a row iota, so nothing is
+gathered. See `_row_blocks` for padding.
 
 Numerics: a float32 factor is split into three bfloat16 terms, whose products are exact and
-accumulate in float32; products below the digits of float32 are omitted. `pulled` multiplies by all
-rows and selects, so its error is relative to the products, not to the difference of two rows. An
-infinity or NaN in a block reaches all sums of its column. The order of sums is fixed. Ids are
-clamped; -1 reads nothing.
+accumulate in float32; products below float32 precision are omitted. `pulled` multiplies by all rows
+and selects, so its error is relative to the products, not to the row difference. An infinity or NaN
+in a block reaches all sums in its column. Sums have a fixed order. Ids are clamped; -1 reads
+nothing.
 """
 
 import abc
@@ -44,34 +43,34 @@ from lutjax.kernels._xla._row_gathers import terms
 Way = tuple[jax.Array, jax.Array | None]
 """Row ids, negative where nothing is read, and coefficients, ``[lines, samples]``; None: 1."""
 Order = Callable[..., tuple[Any, Any, Any]]
-"""Function from a point of a grid to the numbers of its blocks of rows, samples and outputs."""
+"""Function from a grid point to its row, sample and output block numbers."""
 Output = tuple[jax.ShapeDtypeStruct, pl.BlockSpec]
 
 
 class Reads(abc.ABC):
-    """Reads of a call, as a kernel computes them.
+    """A call's reads, as computed in a kernel.
 
     Attributes:
-      inputs: arrays that a kernel requires.
+      inputs: input arrays for a kernel.
     """
 
     inputs: tuple[jax.Array, ...]
 
     @abc.abstractmethod
     def specs(self, order: Order) -> list[pl.BlockSpec]:
-        """Return the blocks of the inputs."""
+        """Return the input block specs."""
 
     @abc.abstractmethod
     def ways(self, refs: Sequence[Any], block: Any, samples: Any) -> list[Way]:
-        """Return the ways that have values of a block of rows and one of samples."""
+        """Return each way's values for a row block and a sample block."""
 
     @abc.abstractmethod
     def index(self, refs: Sequence[Any], block: Any, samples: Any) -> list[jax.Array]:
-        """Return the row ids of all ways."""
+        """Return the row ids for all ways."""
 
     @abc.abstractmethod
     def cotangents(self, order: Order) -> list[Output]:
-        """Return the shapes and blocks of the outputs of `pull`."""
+        """Return the shapes and block specs for the `pull` outputs."""
 
     @abc.abstractmethod
     def pull(
@@ -82,15 +81,15 @@ class Reads(abc.ABC):
         block: Any,
         samples: Any,
     ) -> None:
-        """Write the cotangents of the read, given ``<dy, row>`` of all ways."""
+        """Write the read's cotangents, given ``<dy, row>`` for all ways."""
 
 
 class GivenReads(Reads):
-    """Reads whose ids and coefficients are arrays.
+    """Reads with ids and coefficients from arrays.
 
     Args:
-      index: ``[K, B, T]``, of each of K ways. coefficients: likewise; None: 1. n_rows: of a table.
-      valued: number of first ways with a value.
+      index: ``[K, B, T]``, by way. coefficients: likewise; None: 1. n_rows: rows per table.
+      valued: number of leading ways with a value.
     """
 
     def __init__(
@@ -139,7 +138,7 @@ class GivenReads(Reads):
 
 # ------------------------------------------------------------------------------------- blocks
 def of_elements(blocks: RowBlocks, order: Order, n: int) -> pl.BlockSpec:
-    """Return the block of `n` arrays with an element for each table and sample."""
+    """Return the block spec for `n` arrays with an element per table and sample."""
 
     def at(*at: Any) -> tuple[Any, ...]:
         row_block, samples, _ = order(*at)
@@ -150,7 +149,7 @@ def of_elements(blocks: RowBlocks, order: Order, n: int) -> pl.BlockSpec:
 
 
 def group(blocks: RowBlocks, row_block: Any, n_groups: int) -> Any:
-    """Return the group of a block of rows in an array of so many groups: all of them, or one that they share."""
+    """Return a row block's index in an array with one entry per group, or one shared entry."""
     return row_block // (blocks.of_group * blocks.parts) if n_groups > 1 else 0
 
 
@@ -171,7 +170,7 @@ def of_samples(blocks: RowBlocks, order: Order, n_terms: int, n_groups: int) -> 
 
 
 def sums(blocks: RowBlocks, n_groups: int, dtype: DTypeLike) -> jax.ShapeDtypeStruct:
-    """Return the sums of all samples and outputs in so many groups."""
+    """Return the shape and dtype of sums over all samples and outputs."""
     shape = (1, n_groups, blocks.n_samples * blocks.samples, blocks.n_of_outputs * blocks.outputs)
     return jax.ShapeDtypeStruct(shape, dtype)
 
@@ -180,10 +179,10 @@ def sums(blocks: RowBlocks, n_groups: int, dtype: DTypeLike) -> jax.ShapeDtypeSt
 def sum_rows(
     reads: Reads, weights: jax.Array, blocks: RowBlocks, device: Device, *, shared: bool = False
 ) -> jax.Array:
-    """Sum the rows ``[T, R, O]`` that are read: ``[B, groups, O]`` float32.
+    """Sum the addressed rows: ``[T, R, O]`` -> ``[B, groups, O]``, float32.
 
     Args:
-      shared: the groups have one sum together, ``[B, 1, O]``.
+      shared: all groups share one sum, ``[B, 1, O]``.
     """
     n_groups = 1 if shared else blocks.groups
     table = blocks.of_tables(jnp.stack(terms(weights)))
@@ -230,10 +229,13 @@ def add_rows(
     blocks: RowBlocks,
     device: Device,
 ) -> jax.Array:
-    """Return tables of a shape, or zeros, plus values at each row that was read, times coefficients: ``[T, R, O]`` float32.
+    """Return the tables, or zeros, plus coefficient times value at each addressed row, float32.
 
     Args:
-      values: ``[B, groups, O]``, or ``[B, 1, O]``: all groups share them.
+      values: ``[B, groups, O]``, or ``[B, 1, O]`` shared by all groups.
+
+    Returns:
+      ``[T, R, O]``.
     """
     addends = blocks.of_samples(jnp.stack(terms(values)))
     n_terms, n_groups = addends.shape[:2]
@@ -283,9 +285,10 @@ def add_rows(
 def pulled(
     reads: Reads, weights: jax.Array, n_ways: int, dy: jax.Array, blocks: RowBlocks, device: Device
 ) -> tuple[jax.Array, ...]:
-    """Return the cotangents of reads, from the products of the rows of each way ``[T, R, O]`` with ``dy [B, groups or 1, O]``.
+    """Return the read cotangents, from products between rows and ``dy [B, groups or 1, O]``.
 
-    From the products with every row: the error is relative to them, not to what two rows differ by.
+    The kernel multiplies by every row, so the error is relative to the products, not to the
+    difference between two rows.
     """
     table = blocks.of_tables(jnp.stack(terms(weights)))
     cotangents = blocks.of_samples(jnp.stack(terms(dy)))
@@ -342,10 +345,10 @@ def pulled(
 
 
 def moved(weights: jax.Array, gradient: jax.Array, step: Step, touched: Callable[[], jax.Array]) -> jax.Array:
-    """Return tables after a step of a rule without state, which moves rows that were read.
+    """Return the tables after a stateless rule's step, which updates accessed rows only.
 
     Args:
-      touched: returns how often each row was read, ``[T, R, 1]``.
+      touched: returns each row's number of reads, ``[T, R, 1]``.
     """
     if step.factor is not None:
         gradient = gradient * step.factor
@@ -358,19 +361,19 @@ def moved(weights: jax.Array, gradient: jax.Array, step: Step, touched: Callable
 
 # ------------------------------------------------------------------------------------- in a kernel
 def products_of(blocks: RowBlocks) -> list[slice]:
-    """Return the tables of each product of a block."""
+    """Return the tables in each of a block's products."""
     return [slice(t, t + blocks.together) for t in range(0, blocks.tables, blocks.together)]
 
 
 def rows_of(blocks: RowBlocks, tables: slice) -> slice:
-    """Return the rows of such tables."""
+    """Return the rows for these tables."""
     return slice(tables.start * blocks.rows, tables.stop * blocks.rows)
 
 
 def matrix(
     blocks: RowBlocks, ways: Sequence[Way], tables: slice, block: Any, n_terms: int = 3
 ) -> list[jax.Array]:
-    """Return the coefficient matrix of some tables, ``[rows, samples]``, in bfloat16 terms."""
+    """Return a coefficient matrix ``[rows, samples]`` in bfloat16 terms."""
     every = []
     for ids, coefficients in ways:
         hits = _hits(blocks, ids[tables], block % blocks.parts)
@@ -388,16 +391,16 @@ def matrix(
 
 
 def _picked(blocks: RowBlocks, products: jax.Array, ids: jax.Array, part: Any) -> jax.Array:
-    """Select elements of ``[rows, samples]`` at row ids ``[tables, samples]``.
+    """Select elements from ``[rows, samples]`` at row ids ``[tables, samples]``.
 
-    0 for ids outside of the part.
+    Ids outside the block's rows select 0.
     """
     hits = _hits(blocks, ids, part)
     return jnp.sum(jnp.where(hits, products.reshape(hits.shape), 0), 1)
 
 
 def _hits(blocks: RowBlocks, ids: jax.Array, part: Any) -> jax.Array:
-    """Compare ids with the numbers of rows: ``[tables, samples]`` -> bool ``[tables, rows, samples]``."""
+    """Compare ids with row numbers: ``[tables, samples]`` -> bool ``[tables, rows, samples]``."""
     shape = (blocks.together, blocks.rows, blocks.samples)
     row = jax.lax.broadcasted_iota(jnp.int32, shape, 1)
     # Ids relative to the part; those of other parts match no row.
@@ -411,7 +414,10 @@ def _over_rows(blocks: RowBlocks, a: jax.Array) -> jax.Array:
 
 
 def split(a: jax.Array, n_terms: int) -> list[jax.Array]:
-    """Return terms of bfloat16 whose sum is a float32 array, as `lutjax.kernels._xla._row_gathers.terms`, but cut, not rounded."""
+    """Split a float32 array into bfloat16 terms with the same sum.
+
+    Unlike `lutjax.kernels._xla._row_gathers.terms`, this truncates instead of rounding.
+    """
     found = []
     for _ in range(n_terms):
         # A mask is one vector instruction; the remainder is exact, so three terms of 8 digits hold
@@ -424,7 +430,7 @@ def split(a: jax.Array, n_terms: int) -> list[jax.Array]:
 
 
 def multiply(a: Sequence[jax.Array], b: Sequence[jax.Array], axis_a: int, axis_b: int) -> jax.Array:
-    """Multiply two matrices given in terms, without products below the digits of float32."""
+    """Multiply two matrices given in terms, without products below float32 precision."""
     most = max(len(a), len(b))
     # Term i carries digits below 8 i bits: pairs with i + j >= 3 lie below the last digit of
     # float32.

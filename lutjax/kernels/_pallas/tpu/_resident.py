@@ -1,16 +1,16 @@
-"""Row reads and additions in tables that stay in vector memory, for tables of many rows.
+"""Row reads and additions in resident vector-memory tables, for tables with many rows.
 
-Formula: ``y[b] = sum over t of weights[t, index[b, t]]``, ``total[t, index[b, t]] += values[b]``,
-and ``<dy[b], row - other row>``. One-hot matrices of so many rows cost more than single reads.
+Formula: ``y[b] = sum_t weights[t, index[b, t]]``, ``total[t, index[b, t]] += values[b]``, and
+``<dy[b], row - other row>``. For large tables, one-hot matrices cost more than single reads.
 
-Work: grid (blocks of outputs, blocks of samples). All rows of all tables, and one block of outputs,
-are copied to vector memory at the first block of samples. Then samples are visited one by one; the
-reads of one sample, one per table, are written out and overlap. They lie in different tables, so
-additions never meet in a row.
+Work: grid (output blocks, sample blocks). All rows in all tables, restricted to one output block,
+are copied to vector memory at the first sample block. Then samples are visited one by one. One
+sample's reads, one per table, are unrolled and overlap. They address different tables, so additions
+never meet in a row.
 
-Layout: a resident row is ``[outputs / 128, 128]``: an index of the leading axis is an address,
-wherever it points. XLA tiles eight rows together; the copies change that, one column of 128 outputs
-at a time. Ids are in scalar memory.
+Layout: a resident row is ``[outputs / 128, 128]``: any index into the leading axis is an address.
+XLA tiles eight rows together; the copies change that, one 128-output column at a time. Ids are in
+scalar memory.
 
 Numerics: float32. Tables are added as a tree within 16, samples in ascending order, so results are
 equal in every run. Rows are subtracted before the product. Ids are clamped.
@@ -37,7 +37,7 @@ _WRITTEN_OUT = 128  # of a loop that only reads
 
 
 class _Layout:
-    """Layout of a call, whose table block is resident while blocks of samples pass."""
+    """Call layout: the table block stays resident while sample blocks pass."""
 
     def __init__(self, shape: tuple[int, ...], batch: int, device: Device):
         n_detectors, _, n_outputs = shape
@@ -52,7 +52,7 @@ class _Layout:
         self.grid = (self.n_outputs // self.outputs, self.n_samples // self.samples)
 
     def ids(self, index: jax.Array) -> jax.Array:
-        """``[B, T]`` -> the row of each read among those of all tables, a line of each block of samples."""
+        """Return each read's row number among all tables, one line per sample block."""
         n_detectors, n_rows, _ = self.shape
         # Row numbers over all tables: one index instead of two in the inner loop.
         first = n_rows * jnp.arange(n_detectors, dtype=jnp.int32)
@@ -111,7 +111,7 @@ class _Layout:
         }
 
     def copy(self, table_ref: Any, resident_ref: Any, semaphores: Any, *, back: bool = False) -> None:
-        """Copy this step's outputs of all rows into vector memory, or back."""
+        """Copy this step's outputs for all rows into vector memory, or back."""
         copies = []
         for line in range(self._lines):
             column = (pl.program_id(0) * self._lines + line) * LANES
@@ -124,7 +124,10 @@ class _Layout:
             copy.wait()
 
     def for_each_read(self, body: Any, unroll: int = 1) -> None:
-        """Call ``body(sample, detectors)`` for groups of detectors whose reads may overlap; `unroll`: of samples."""
+        """Call ``body(sample, detectors)`` for detector groups with overlapping reads.
+
+        `unroll` is the number of unrolled samples.
+        """
         n_detectors = self.shape[0]
 
         def one(sample: Any, _: None) -> None:
@@ -136,7 +139,7 @@ class _Layout:
 
 
 def sum_rows(weights: jax.Array, index: jax.Array, device: Device) -> jax.Array:
-    """Sum the rows that samples read: ``[T, R, O]``, ``[B, T]`` -> ``[B, O]`` float32."""
+    """Sum the addressed rows: ``[T, R, O]``, ``[B, T]`` -> ``[B, O]`` float32."""
     layout = _Layout(weights.shape, len(index), device)
     (y,) = _call.call(
         functools.partial(_sum_rows, layout),
@@ -170,7 +173,7 @@ def _sum_rows(
 def add_rows(
     total: jax.Array | None, shape: tuple[int, ...], index: jax.Array, values: jax.Array, device: Device
 ) -> jax.Array:
-    """Return tables of a shape, or zeros, plus ``values [B, O]`` at each row that was read: ``[T, R, O]`` float32."""
+    """Return the tables, or zeros, plus ``values [B, O]`` at each addressed row, float32."""
     layout = _Layout(shape, len(index), device)
     started = [] if total is None else [layout.table(total)]
     (total,) = _call.call(

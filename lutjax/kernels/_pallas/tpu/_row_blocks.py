@@ -1,12 +1,12 @@
-"""Blocks of tables, samples and outputs for products with coefficient matrices. Imports no Pallas.
+"""Table, sample and output blocks for products with coefficient matrices. Imports no Pallas.
 
-Layout: tables of a group are cut into blocks of several whole tables, or large tables into blocks
-of up to `_ROWS` rows (`parts`). Arrays with an element per table and sample are ``[blocks, lines,
-samples]``, with samples in lanes. All arrays are padded to whole blocks with zeros, ids with -1:
-elements outside of an array may be NaN in a kernel, and would poison every sum.
+Layout: a group's tables are cut into blocks with several whole tables, or large tables into blocks
+with up to `_ROWS` rows (`parts`). Arrays with an element per table and sample are ``[blocks, lines,
+samples]``, with samples in lanes. All arrays are padded to whole blocks, with zeros or, for ids,
+-1: out-of-bounds elements may be NaN in a kernel and would poison every sum.
 
-Sizes: a product has up to 512 rows, 512 samples and 512 outputs, several times the size of a matrix
-unit. Blocks of samples shrink until two buffers of all blocks fit the vector memory.
+Sizes: a product has up to 512 rows, 512 samples and 512 outputs, several times the matrix unit's
+size. Sample blocks shrink until double-buffered blocks fit the vector memory.
 """
 
 import dataclasses
@@ -29,14 +29,14 @@ _WAYS = 4  # of a read, which are known when it is called
 
 @dataclasses.dataclass(frozen=True)
 class RowBlocks:
-    """Blocks of a call: some tables of a group with all their rows, or, of larger tables, some rows of one table.
+    """A call's blocks: several whole tables from one group, or some rows from one large table.
 
     Attributes:
-      groups: groups of tables. each: tables of a group.
-      together: tables of one product. tables: tables of a block.
-      lines: `tables`, in whole registers if needed.
-      rows: rows of a table in a block. parts: blocks per table.
-      samples, outputs: size of a block. batch, n_outputs: size of the call.
+      groups: number of groups. each: tables per group.
+      together: tables per product. tables: tables per block.
+      lines: `tables`, rounded up to whole registers if needed.
+      rows: rows per table and block. parts: blocks per table.
+      samples, outputs: block size. batch, n_outputs: call size.
     """
 
     groups: int
@@ -62,11 +62,13 @@ class RowBlocks:
         together: int = _ROWS,
         samples: int = 0,
     ) -> "RowBlocks":
-        """Return the blocks of tables of a shape.
+        """Return the blocks for a table shape.
 
         Args:
-          in_registers: the elements of a block's tables are computed, in whole registers, so a block has at least 8 tables if it can.
-          together: most tables of a product. samples: most of a block; 0: the default.
+          in_registers: kernels compute per-table elements in whole registers, so blocks have at
+            least
+            8 tables if possible.
+          together: maximum tables per product. samples: maximum samples per block; 0: the default.
         """
         n_detectors, n_rows, n_outputs = shape
         each, rows = n_detectors // groups, min(n_rows, _ROWS)
@@ -92,7 +94,7 @@ class RowBlocks:
         )
 
     def bytes(self, n_ways: int) -> int:
-        """Return the bytes of double-buffered blocks and of one product."""
+        """Return the size of double-buffered blocks and one product in bytes."""
         # Three bfloat16 terms have 6 bytes per element; two buffers of each block.
         of_table = 2 * 6 * self.tables * self.rows * self.outputs
         of_sums = 2 * 6 * self.samples * self.outputs
@@ -103,17 +105,17 @@ class RowBlocks:
     # ---- numbers of blocks
     @property
     def of_group(self) -> int:
-        """Number of blocks of tables of a group."""
+        """Table blocks per group."""
         return -(-self.each // self.tables)
 
     @property
     def n_tables(self) -> int:
-        """Number of blocks of tables."""
+        """Number of table blocks."""
         return self.groups * self.of_group
 
     @property
     def n_rows(self) -> int:
-        """Number of blocks of rows: the parts of all blocks of tables."""
+        """Number of row blocks, over all table blocks and their parts."""
         return self.n_tables * self.parts
 
     @property
@@ -171,7 +173,7 @@ class RowBlocks:
 
 
 def of_weighted(call: WeightedLookup, device: Device) -> RowBlocks | None:
-    """Return the blocks of a call, of arrays or their shapes; None if the smallest do not fit the memory of the chip."""
+    """Return the blocks for a call with arrays or shapes, or None if the smallest do not fit."""
     batch, _, n_ways = call.index.shape
     # Fewer samples per block need less memory, but read the tables more often.
     for samples in (_SAMPLES, _SAMPLES // 2, LANES):
@@ -182,7 +184,7 @@ def of_weighted(call: WeightedLookup, device: Device) -> RowBlocks | None:
 
 
 def of_scored(call: ScoredLut, device: Device) -> RowBlocks | None:
-    """Return the blocks of a call, of arrays or their shapes; None if the smallest do not fit the memory of the chip."""
+    """Return the blocks for a call with arrays or shapes, or None if the smallest do not fit."""
     batch, _, n_inputs = call.x.shape
     n_comparisons, ends = call.anchors.shape[1], math.prod(call.anchors.shape[1:])
     # Sums of a product of integers are exact in float32: at most 128 addends, two of each table, of 2**7 times a coefficient of 2**10.
@@ -199,7 +201,7 @@ def of_scored(call: ScoredLut, device: Device) -> RowBlocks | None:
 
 
 def unsupported(request: Request) -> str | None:
-    """Return why a call cannot run; None if it can."""
+    """Return the reason that a call is unsupported, or None."""
     call = request.call
     if isinstance(call, ScoredLut):
         n_rows = call.weights.shape[1]
@@ -215,7 +217,7 @@ def unsupported(request: Request) -> str | None:
 
 
 def slower(request: Request) -> str | None:
-    """Return why the next implementation comes first for a call that would fit; None if this one does."""
+    """Return the reason that the next implementation comes first, or None."""
     call = request.call
     assert isinstance(call, ScoredLut | WeightedLookup)
     n_rows = call.weights.shape[1]
@@ -229,7 +231,7 @@ def up(n: int, multiple: int) -> int:
 
 
 def _evenly(n: int, most: int) -> int:
-    """Return the size of the fewest blocks of at most `most` elements, as equal as possible."""
+    """Return the size for equal blocks with at most `most` elements each."""
     return -(-n // -(-n // most))
 
 

@@ -9,12 +9,12 @@ _DTYPES = ("float32", "bfloat16", "int32", "uint32")
 
 
 def tensorcore_rule(unsupported: Rule | None = None, slower: Rule | None = None, *dtypes: str) -> Rule:
-    """Return the rule of a kernel.
+    """Return a kernel's support rule.
 
     Args:
-      unsupported: returns why its blocks do not fit a call; None if they do.
-      slower: returns why the next implementation comes first; None if it does not.
-      *dtypes: supported dtypes besides those of all kernels.
+      unsupported: returns the reason that a call's blocks do not fit, or None.
+      slower: returns the reason that the next implementation comes first, or None.
+      *dtypes: supported dtypes in addition to the common dtypes.
     """
 
     def supports(request: Request) -> str | None:

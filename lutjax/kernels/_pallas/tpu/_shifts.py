@@ -1,12 +1,12 @@
-"""Layout of pair attention on TensorCores: queries in lanes, keys shifted against them.
+"""Pair attention layout on TensorCores: queries in lanes, keys shifted against them.
 
-Layout: samples are adjacent in the lanes, queries and keys of a sample with the same stride. At
-shift ``n`` the key of every query lies ``n`` lanes before it, for all queries of a block at once
-and at one distance. A step of the kernel rotates the keys by one lane, so no gather is needed.
+Layout: samples are adjacent in the lanes, and a sample's queries and keys have the same stride. At
+shift ``n`` every query's key is ``n`` lanes before it, so all pairs in a block have one distance. A
+kernel step rotates the keys by one lane, so no gather is needed.
 
-Work: a block has up to `TARGET` lanes of whole samples. The loop runs over the shifts at which a
-query meets a key; pairs across two samples, outside of the sequence or of the window are masked by
-the key number of a lane.
+Work: a block has up to `TARGET` lanes with whole samples. The loop runs over the shifts at which a
+query meets a key. Each lane's key number masks pairs across samples, outside the sequence, or
+outside the window.
 
 Numerics: only ids and layouts, all exact. Imports no Pallas.
 """
@@ -30,11 +30,11 @@ _IDLE = 8  # keys for each query from which on gathers of XLA read fewer rows th
 
 @dataclasses.dataclass(frozen=True)
 class Shifts:
-    """Layout of the places of a call in lanes, and the shifts that it needs.
+    """Lane layout for a call, and its number of shifts.
 
     Attributes:
-      stride: lanes of one sample. samples: of a block. lanes: of a block.
-      most: the largest number of shifts.
+      stride: lanes per sample. samples: samples per block. lanes: lanes per block.
+      most: maximum number of shifts.
     """
 
     n_samples: int
@@ -73,7 +73,7 @@ class Shifts:
 
 
 def plan(call: LutPairAttention, budget: int, n_samples: int) -> Shifts:
-    """Return the layout of `n_samples` samples of a call, of arrays or their shapes, in `budget` bytes of memory."""
+    """Return the layout for `n_samples` samples within a memory budget in bytes."""
     n_queries, n_keys = call.x.shape[1], call.keys.shape[1]
     # One stride for both, so that the same rotation serves all samples.
     stride = max(n_queries, n_keys)
@@ -89,7 +89,7 @@ def plan(call: LutPairAttention, budget: int, n_samples: int) -> Shifts:
 
 
 def most_lanes(weights: Any, stride: int, budget: int) -> int:
-    """Return the lanes of a block that fit in so many bytes, with the table of a detector, its gradient and all sums."""
+    """Return the lanes per block that fit the budget with a table, its gradient and all sums."""
     _, n_rows, n_outputs = weights.shape
     # One comparison per bit of a row id, in whole sublanes.
     n_pairs = 8 * -(-(n_rows.bit_length() - 1) // 8)
@@ -102,7 +102,7 @@ def most_lanes(weights: Any, stride: int, budget: int) -> int:
 
 
 def unsupported(request: Request) -> str | None:
-    """Return why a call of pair attention cannot be laid out; None if it can."""
+    """Return the reason that a pair attention call has no layout, or None."""
     if request.step is not None and request.step.differs_by_row:
         return "adds pairs to rows at one rate for all, and the rates or factors of these differ"
     call = request.call
@@ -124,7 +124,7 @@ def unsupported(request: Request) -> str | None:
 
 
 def slower(request: Request) -> str | None:
-    """Return why a call of pair attention is better left to the next implementation; None if it is not."""
+    """Return the reason that the next implementation should run a pair attention call, or None."""
     call = request.call
     assert isinstance(call, LutPairAttention)
     n_queries, n_keys = call.x.shape[1], call.keys.shape[1]
@@ -135,12 +135,13 @@ def slower(request: Request) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Shifts of a call, which depend on where the queries start.
+    """Shifts for a call, depending on the first query's position.
 
     Attributes:
-      first, count: int32 scalars. distances: ``[most]``, the distance of the pairs of each shift.
-      keys: int32 ``[1, lanes of all blocks]``: the key of each lane's query at the first shift, one less at each
-        further one; there is none where it is negative or not below the number of keys.
+      first, count: int32 scalars. distances: ``[most]``, pair distance at each shift.
+      keys: int32 ``[1, lanes of all blocks]``: the key paired with each lane's query at the first
+        shift. It decreases by one per shift. Negative numbers, and numbers not below the number of
+        keys, mark no key.
     """
 
     first: jax.Array
@@ -150,10 +151,10 @@ class Range:
 
 
 def shifts_of(shifts: Shifts, start: jax.Array | None, window: int | None) -> Range:
-    """Return the shifts that meet a key which counts.
+    """Return the shifts that meet a counted key.
 
     Args:
-      start: place of the first query minus place of the first key; None: 0.
+      start: first query position minus first key position; None: 0.
     """
     n_queries, n_keys = shifts.n_queries, shifts.n_keys
     first, last, start_place = jnp.int32(1), jnp.int32(n_queries - 1), jnp.int32(0)

@@ -1,8 +1,8 @@
-"""Choice between the two ways in which TensorCores read tables. Imports no Pallas.
+"""Choice between two methods to read tables on TensorCores. Imports no Pallas.
 
-Tables of at least `MANY_ROWS` rows are read row by row from vector memory (`_resident`) if it can
-hold them; other tables are multiplied by one-hot matrices (`_products`), whose cost grows with the
-number of rows.
+Tables with at least `MANY_ROWS` rows are read row by row from vector memory (`_resident`) if they
+fit; other tables are multiplied by one-hot matrices (`_products`), whose cost grows with the number
+of rows.
 """
 
 import math
@@ -18,7 +18,7 @@ MANY_ROWS = 1024
 
 
 def resident_outputs(shape: tuple[int, ...], device: Device) -> int | None:
-    """Return the number of outputs of all rows of such tables, in float32, that half the vector memory holds; None: none."""
+    """Return the number of float32 outputs per row that fit half the vector memory, or None."""
     lines = -(-shape[2] // LANES)
     for blocks in range(1, lines + 1):
         outputs = lines // blocks * LANES
@@ -31,13 +31,13 @@ def resident_outputs(shape: tuple[int, ...], device: Device) -> int | None:
 
 
 def resident_bytes(shape: tuple[int, ...], outputs: int) -> int:
-    """Return the bytes of so many outputs of all rows."""
+    """Return the size of all rows with `outputs` outputs in bytes."""
     n_detectors, n_rows, _ = shape
     return 4 * outputs * n_detectors * n_rows
 
 
 def resident(shape: tuple[int, ...], device: Device, groups: int = 1) -> bool:
-    """Return whether tables are read from vector memory row by row."""
+    """Return True if tables are read row by row from vector memory."""
     # The resident kernel has one sum per sample, so it does not support groups.
     return groups == 1 and shape[1] >= MANY_ROWS and resident_outputs(shape, device) is not None
 
@@ -46,7 +46,7 @@ _WHOLE = 2**24  # numbers of the largest sparse table that is made whole
 
 
 def _whole_shape(request: Request) -> tuple[int, int, int]:
-    """Return the shape of the tables that a call multiplies or reads."""
+    """Return the shape of the multiplied or resident tables."""
     call = request.call
     assert isinstance(call, Lookup | SparseLookup)
     n_detectors, n_rows, n_outputs = call.weights.shape
@@ -54,7 +54,7 @@ def _whole_shape(request: Request) -> tuple[int, int, int]:
 
 
 def unsupported(request: Request) -> str | None:
-    """Return why tables do not fit; None if they do."""
+    """Return the reason that tables do not fit, or None."""
     shape = _whole_shape(request)
     if isinstance(request.call, SparseLookup) and math.prod(shape) > _WHOLE:
         return (
@@ -65,7 +65,7 @@ def unsupported(request: Request) -> str | None:
 
 
 def slower(request: Request) -> str | None:
-    """Return why the next implementation comes first for a call that would fit; None if this one does."""
+    """Return the reason that the next implementation comes first, or None."""
     shape, step, groups = _whole_shape(request), request.step, getattr(request.call, "groups", 1)
     if resident(shape, request.device, groups):
         return None

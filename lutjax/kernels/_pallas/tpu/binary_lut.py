@@ -1,7 +1,7 @@
 """`lutjax.binary_lut` on TensorCores.
 
-Formula for gate ``g``: ``y = table[g, address]``, bit ``l`` of the address ``x[wires[g, l]] > 0``.
-The cotangents of inputs are half of those of `lutjax.soft_lut` at bits of 1/4 and 3/4. Work, layout
+Formula for gate ``g``: ``y = table[g, address]``, with address bit ``l`` set if ``x[wires[g, l]] >
+0``. Input cotangents are half the `lutjax.soft_lut` cotangents at bits 1/4 and 3/4. Work, layout
 and numerics: see `_gate_kernels`.
 """
 
@@ -24,7 +24,7 @@ def _value(slots: Sequence[jax.Array], read: Sequence[jax.Array]) -> jax.Array:
 
 
 def _chosen(slots: Sequence[jax.Array], bits: Sequence[jax.Array]) -> jax.Array:
-    """Return the slot that is addressed."""
+    """Return the addressed slot."""
     if not bits:
         return slots[0]
     half = len(slots) // 2

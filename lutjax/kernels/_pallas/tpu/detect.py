@@ -1,14 +1,13 @@
 """`lutjax.detect` on TensorCores.
 
 Formula for detector ``t``: ``delta[r] = x[anchors[t, r, 0]] - x[anchors[t, r, 1]]`` gives index,
-flip and margin as in `lutjax.kernels._xla.detect`; the cotangent of the margin is added to one end
-of the closest pair and subtracted from the other.
+flip and margin as in `lutjax.kernels._xla.detect`; the margin cotangent is added to one end of the
+closest pair and subtracted from the other end.
 
-Work: grid (blocks of samples, blocks of up to 128 detectors). A step has all inputs of its samples
-in vector memory and visits its detectors one after the other.
+Work: grid (sample blocks, blocks with up to 128 detectors). A step has its samples' inputs in
+vector memory and visits its detectors one after the other.
 
-Layout: samples in lanes (`_lanes`), one row of registers per input, addressed by ids in scalar
-memory.
+Layout: samples in lanes (`_lanes`), one register row per input, addressed by ids in scalar memory.
 
 Numerics: float32. Detectors add in ascending order, so gradients are equal in every run. Ids are
 clamped.
@@ -115,10 +114,10 @@ def backward(
 
 
 class _Blocks:
-    """Grid and blocks of a call: blocks of samples, each with blocks of detectors.
+    """Grid and blocks for a call: sample blocks, each with detector blocks.
 
     Attributes:
-      grid: blocks of samples and of detectors. anchors: clamped ids, a row per block of detectors.
+      grid: numbers of sample and detector blocks. anchors: clamped ids, a row per detector block.
       of_inputs, of_detectors, of_anchors: block specs.
     """
 
@@ -141,5 +140,5 @@ class _Blocks:
         self.of_anchors = pl.BlockSpec(of_block, lambda b, t: (t, 0, 0), memory_space=pltpu.SMEM)
 
     def detectors_here(self) -> jax.Array:
-        """Return the number of detectors in the block of this grid step."""
+        """Return the number of detectors in this grid step's block."""
         return jnp.minimum(self._detectors, self._n_detectors - pl.program_id(1) * self._detectors)

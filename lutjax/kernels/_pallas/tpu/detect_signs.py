@@ -1,9 +1,8 @@
 """`lutjax.detect_signs` on TensorCores.
 
-Formula: index, flip and margin of ``delta[r] = positions[b, r]``; the cotangent of the margin is
-that of the closest value. Work: a step owns a block of samples. Layout: samples in lanes, values in
-leading rows, so that comparisons are elementwise on full registers. Numerics: float32; nothing is
-summed.
+Formula: index, flip and margin for ``delta[r] = positions[b, r]``; the margin cotangent goes to the
+closest value. Work: a step owns a sample block. Layout: samples in lanes, values in leading rows,
+so that comparisons are elementwise on full registers. Numerics: float32; nothing is summed.
 """
 
 from typing import Any
@@ -84,7 +83,7 @@ def backward(
 
 
 def _blocks(batch: int, n_bits: int) -> tuple[tuple[int], pl.BlockSpec, pl.BlockSpec]:
-    """Return the grid, and the blocks of values and of detections."""
+    """Return the grid, and the value and detection blocks."""
     groups = _lanes.block_of(batch, n_bits * LANES * 4, _BLOCK)
     return (
         (pl.cdiv(_lanes.groups(batch), groups),),

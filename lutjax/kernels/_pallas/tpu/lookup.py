@@ -1,18 +1,18 @@
 """`lutjax.lookup` on TensorCores.
 
-Formula for sample ``b``, group ``g`` and tables ``t`` of the group::
+Formula for sample ``b``, group ``g`` and its tables ``t``::
 
-    y[b, g] = sum over t of weights[t, index[b, t]]
-    dmargin[b, t] = slope(margin[b, t]) * <dy[b, g], weights[t, index] - weights[t, index ^ flip]>
-    dweights[t, r] = sum over samples with index[b, t] == r of dy[b, g]
+    y[b, g] = sum_t weights[t, index[b, t]] dmargin[b, t] = slope(margin[b, t]) * <dy[b, g],
+    weights[t, index] - weights[t, index ^ flip]> dweights[t, r] = sum over samples b with index[b,
+    t] == r: dy[b, g]
 
-Work and layout: large tables stay in vector memory while blocks of samples pass (`_resident`);
-other tables are multiplied by one-hot matrices (`_products`). An update adds ``-rate * factor *
-dy`` to the rows, or updates the table from its gradient where a row moves once by the sum.
+Work and layout: large tables stay in vector memory while sample blocks pass (`_resident`); other
+tables are multiplied by one-hot matrices (`_products`). An update adds ``-rate * factor * dy`` to
+the rows, or updates the table from its gradient where the rule updates a row once, by the sum.
 
-Numerics: float32, fixed order of sums. With one-hot products the margin cotangent is a difference
-of two products, so it loses digits of large rows, and a NaN reaches all rows of a block; resident
-rows are subtracted first.
+Numerics: float32, sums in a fixed order. With one-hot products the margin cotangent is a difference
+of two products, so it loses precision for large rows, and a NaN reaches all rows in a block;
+resident rows are subtracted first.
 """
 
 import jax
@@ -84,7 +84,7 @@ def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) ->
 
 
 def read_counts(weights: jax.Array, index: jax.Array, device: Device) -> jax.Array:
-    """Return how often each row is read, ``[T, R, 1]``."""
+    """Return each row's number of reads, ``[T, R, 1]``."""
     # Ones are exact in bfloat16, so counting is a product with a single term.
     shape, ones = (*weights.shape[:2], 1), jnp.ones((len(index), 1, 1), jnp.bfloat16)
     blocks = RowBlocks.of(shape, len(index))
@@ -92,7 +92,7 @@ def read_counts(weights: jax.Array, index: jax.Array, device: Device) -> jax.Arr
 
 
 def _added(total: jax.Array | None, call: Lookup, values: jax.Array, device: Device) -> jax.Array:
-    """Return the tables, or zeros, plus values, one for each output, at each row that was read, float32."""
+    """Return the tables, or zeros, plus a value per output at each addressed row, float32."""
     shape, index = call.weights.shape, call.detection.index
     if resident(shape, device, call.groups):
         return _resident.add_rows(total, shape, index, values, device)

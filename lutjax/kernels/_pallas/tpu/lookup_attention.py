@@ -1,20 +1,21 @@
-"""`lutjax.lookup_attention` on TensorCores: histograms of ids per query, times table rows.
+"""`lutjax.lookup_attention` on TensorCores: per-query id histograms times table rows.
 
 Formula with the table viewed as ``S[t, query id, (key id, position id), output]``::
 
-    counts[t, j, (k, e)] = number of earlier keys of query j with id k at a distance with id e
-    y[j] = sum over t of counts[t, j] @ S[t, query id of j]
-    dS[t, q] = sum over queries j with id q of counts[t, j] * dy[j]
-    dmargin = slope * <dy[j], row - flipped row> for the closest margin of a pair
+    counts[t, j, (k, e)] = number of query j's earlier keys with id k at a distance with id e
+    y[j] = sum_t counts[t, j] @ S[t, query id of j]
+    dS[t, q] = sum over queries j with id q: counts[t, j] * dy[j]
+    dmargin = slope * <dy[j], row - flipped row> for a pair's closest margin
 
-Work: a grid step owns a detector, a tile of queries, a tile of keys and up to 32 blocks of samples.
-Counts of 128 queries are products of 0/1 matrices on the matrix unit. The cost is one slab read per
-query and detector, however many keys a query has.
+Work: a grid step owns a detector, a query tile, a key tile and up to 32 sample blocks. Counts for
+128 queries are products between 0/1 matrices on the matrix unit. The cost is one slab read per
+query and detector, regardless of the number of keys.
 
-Layout: slabs ``[outputs, slab]`` lie in vector memory and are found by query ids in scalar memory,
-see `_attention_blocks`. Counts are computed as ``[slab, queries]`` and transposed once per block.
+Layout: slabs ``[outputs, slab]`` are stored in vector memory and addressed by query ids in scalar
+memory, see `_attention_blocks`. Counts are computed as ``[slab, queries]`` and transposed once per
+block.
 
-Numerics: counts are exact in float32; sums are float32 in the order of the grid, equal in every
+Numerics: counts are exact in float32; float32 sums follow the grid order and are equal in every
 run. Margin cotangents subtract products, not rows, so their error is relative to the products. An
 update adds ``-rate * factor * dS`` in place. The op clamps ids.
 """
@@ -95,7 +96,7 @@ def update(
 
 
 def _add_rows(pairs: "BlockedPairs", dy: jax.Array, weights: jax.Array | None, device: Device) -> jax.Array:
-    """Add `dy` to the row of every pair: of tables, in their memory, or of zeros."""
+    """Add `dy` to every pair's row, in existing tables or in zeros."""
     plan = pairs.plan
     grid = ("detector", "query tile", "key tile", "step")
     table = [] if weights is None else [plan.table(weights)]
@@ -125,7 +126,7 @@ def _add_rows(pairs: "BlockedPairs", dy: jax.Array, weights: jax.Array | None, d
 def _products(
     pairs: "BlockedPairs", dy: jax.Array, need_position: bool, device: Device
 ) -> dict[str, jax.Array]:
-    """Return the factors of the slopes of the margins of queries, keys and, if needed, positions, by name."""
+    """Return the slope factors for query, key and, if needed, position margins, by name."""
     plan, call = pairs.plan, pairs.call
     query, key, position = call.query, call.key, call.position
     grid = ("detector", "query tile", "key tile", "step")
@@ -187,14 +188,13 @@ def _other(detection: Detection) -> jax.Array:
 
 
 class BlockedPairs:
-    """Kernel inputs of a call, and their blocks.
+    """Kernel inputs and their blocks for a call.
 
     The grid has axes for detectors, query tiles, key tiles and steps.
 
     Attributes:
       shared: whether all detectors share positions. segments: whether the call has segments.
-      arrays: query ids, key ids, position ids of every pair, and the segments of queries and keys
-      if any.
+      arrays: query ids, key ids, position ids for every pair, and query and key segments if any.
     """
 
     def __init__(self, call: LookupAttention):
@@ -241,9 +241,9 @@ class BlockedPairs:
         return tuple(sizes[name] for name in order)
 
     def spec(self, order: tuple[str, ...], axes: tuple[str, ...], block: tuple[int, ...]) -> Any:
-        """Return a block with leading grid axes.
+        """Return a block spec with leading grid axes.
 
-        The first axis of `block` is indexed by the step.
+        The step indexes the first axis in `block`.
         """
         steps = axes[-1] == "step"
         outer = axes[:-1] if steps else axes
@@ -283,7 +283,7 @@ class BlockedPairs:
         return self.spec(order, ("detector",), (self.plan.n_outputs, self.plan.rows))
 
     def specs(self, order: tuple[str, ...]) -> list[Any]:
-        """Return the blocks of `arrays`."""
+        """Return the block specs for `arrays`."""
         specs = [self.scalars_spec(order), self.keys_spec(order), self.pairs_spec(order, self.shared)]
         if len(self.arrays) > len(specs):
             blocks = self.plan.blocks
@@ -325,19 +325,19 @@ def _forward(plan: Plan, *refs: Any) -> None:
 
 
 def _over_queries(plan: Plan, body: Any, carry: Any) -> Any:
-    """Pass `carry` through ``body(first, carry)`` for the queries of a block, several at a time."""
+    """Pass `carry` through ``body(first, carry)`` for a block's queries, several at a time."""
     steps = pl.cdiv(plan.used_lanes, UNROLLED)
     return jax.lax.fori_loop(0, steps, lambda i, c: body(pl.multiple_of(i * UNROLLED, UNROLLED), c), carry)
 
 
 def _slab(plan: Plan, ids_ref: Any, n: jax.Array, query: jax.Array) -> Any:
-    """Return the slice of the slab of a query of block `n`."""
+    """Return the slab slice for a query in block `n`."""
     # Slabs are multiples of 128 lanes: the slice is aligned for any id.
     return pl.ds(pl.multiple_of(ids_ref[0, n * LANES + query] * plan.slab, LANES), plan.slab)
 
 
 def _pairs_of(n: jax.Array, pairs: Sequence[Any]) -> jax.Array:
-    """Return position ids of the pairs of block `n`, -1 where they do not count: ``[keys, queries]``."""
+    """Return the pairs' position ids in block `n`, -1 for uncounted pairs: ``[keys, queries]``."""
     e = pairs[2][...]
     if len(pairs) > 3:
         # Pairs across segments do not count: -1 equals no position id.
@@ -351,7 +351,7 @@ def _column(row: jax.Array) -> jax.Array:
 
 
 def _count(plan: Plan, n: jax.Array, pairs: Sequence[Any], by_id_ref: Any, counts_ref: Any) -> None:
-    """Count how often each query of block `n` meets each pair of ids: ``[128, slab]``."""
+    """Count id pairs for each query in block `n`: ``[128, slab]``."""
     e = _pairs_of(n, pairs)
     key = jax.lax.broadcasted_iota(jnp.int32, (plan.k_ids, plan.key_lanes), 0)
     # [key ids, keys] @ [keys, queries]: the product counts keys per id. 0 and 1 are exact in
@@ -369,7 +369,7 @@ def _count(plan: Plan, n: jax.Array, pairs: Sequence[Any], by_id_ref: Any, count
 
 
 def _over_positions(plan: Plan, body: Any, carry: Any) -> Any:
-    """Pass `carry` through ``body(i, carry)`` for each id of positions."""
+    """Pass `carry` through ``body(i, carry)`` for each position id."""
     # Written-out iterations overlap; more would only lengthen the program.
     if plan.e_ids > 16:
         return jax.lax.fori_loop(0, plan.e_ids, body, carry)
@@ -383,7 +383,7 @@ def _ones(where: jax.Array) -> jax.Array:
 
 
 def _add_rows_kernel(plan: Plan, segments: bool, in_place: bool, *refs: Any) -> None:
-    """Add `dy` to the row of every pair: to zeros, or to a table."""
+    """Add `dy` to every pair's row, in zeros or in a table."""
     *pairs, dy_ref = refs[: 6 if segments else 4]
     table_ref = refs[len(pairs) + 1] if in_place else None
     out_ref, by_id_ref, counts_ref, *wider = refs[len(pairs) + 1 + in_place :]
@@ -504,7 +504,7 @@ def _multiply_rows(plan: Plan, segments: bool, need_position: bool, *refs: Any) 
 
 
 def _terms(values: jax.Array) -> jax.Array:
-    """Stack three terms of 8 bits whose sum is a float32 array.
+    """Stack three 8-bit terms that sum to a float32 array.
 
     A product with ones sums them exactly.
     """

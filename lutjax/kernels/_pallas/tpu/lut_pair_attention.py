@@ -1,22 +1,22 @@
-"""`lutjax.lut_pair_attention` on TensorCores: histograms of row reads, times the tables.
+"""`lutjax.lut_pair_attention` on TensorCores: row-read histograms times the tables.
 
 Formula for detector ``t``, query ``j`` and row ``r``::
 
     counts[t, j, r] = number of earlier keys whose pair with query j addresses row r
-    y[j] = sum over t of counts[t, j] @ weights[t]
+    y[j] = sum_t counts[t, j] @ weights[t]
     dweights[t] = counts[t].T @ dy
-    dmargin of a pair = slope * <dy[j], row - flipped row>, selected from weights[t] @ dy[j]
+    a pair's dmargin = slope * <dy[j], row - flipped row>, selected from weights[t] @ dy[j]
 
-Work: a grid step owns one detector and the samples of a block of lanes. It loops over shifts
-(`_shifts`): at each shift every query meets one key, whose comparisons are sums of terms per
-position (`lutjax.kernels._xla._comparison_terms`). Row ids are compared with the numbers of all
-rows, so nothing is gathered; one matrix product per detector then applies the table.
+Work: a grid step owns one detector and the samples in a lane block. It loops over shifts
+(`_shifts`): at each shift every query meets one key, and comparisons are sums with one term per
+position (`lutjax.kernels._xla._comparison_terms`). Row ids are compared with all row numbers, so
+nothing is gathered; one matrix product per detector then applies the table.
 
-Layout: features in sublanes, queries in lanes. Key terms rotate by one lane per shift; cotangents
-of keys rotate with them and are rotated back at the end.
+Layout: features in sublanes, queries in lanes. Key terms rotate by one lane per shift; key
+cotangents rotate with them and are rotated back at the end.
 
 Numerics: counts are exact in float32, products use full float32 precision. Margin cotangents
-subtract products, not rows, so their error is relative to the products. The order of sums is fixed.
+subtract products, not rows, so their error is relative to the products. Sums have a fixed order.
 Anchors are clamped.
 """
 
@@ -130,7 +130,7 @@ def backward(
         at_first = jax.lax.broadcasted_iota(jnp.int32, of_distance.shape, 1) == 0
 
         def differences(steps: list[Shift], closest: list[jax.Array]) -> list[jax.Array]:
-            """Return the difference of products with both rows for each shift.
+            """Return the difference between both rows' products for each shift.
 
             Count rows in the same pass.
             """
@@ -282,7 +282,7 @@ def update(
 
 
 class Shift:
-    """Detections of every query and its key at one shift, in a kernel."""
+    """Detections for every query and its key at one shift, in a kernel."""
 
     def __init__(self, delta: jax.Array, counts: jax.Array, epsilon: float):
         self._delta, self.counts = delta, counts
@@ -296,7 +296,7 @@ class Shift:
         self.index = jnp.where(counts, index, -1)
 
     def closest(self) -> tuple[jax.Array, jax.Array]:
-        """Return the number and delta of the first closest comparison, ``[1, lanes]``."""
+        """Return the first closest comparison's number and delta, ``[1, lanes]``."""
         # NaN is closer than any number, as in `detect`: -1 sorts before all magnitudes.
         size = jnp.where(jnp.isnan(self._delta), -1, jnp.abs(self._delta))
         smallest = jnp.min(size, 0, keepdims=True)
@@ -307,7 +307,7 @@ class Shift:
 
 
 class ShiftedPairs:
-    """Pairs of a call: kernel inputs, and the loop over shifts inside of a kernel."""
+    """Kernel inputs for a call's pairs, and the in-kernel loop over shifts."""
 
     def __init__(self, call: LutPairAttention, device: Device):
         self.shifts = shifts = _shifts.plan(call, vmem_budget(device), len(call.x))
@@ -342,7 +342,7 @@ class ShiftedPairs:
 
     # ---- around a kernel
     def blocks(self, place: Callable[[Any, Any], tuple[Any, Any]]) -> list[pl.BlockSpec]:
-        """Return the blocks of the inputs. `place`: detector and block of lanes at a point of the grid."""
+        """Return input block specs. `place` maps a grid point to its detector and lane block."""
         specs = {
             "range": pl.BlockSpec(memory_space=pltpu.SMEM),
             "query": self.of_places(place),
@@ -367,7 +367,7 @@ class ShiftedPairs:
         return self.shifts.in_lanes(jnp.moveaxis(dy.astype(jnp.float32), -1, 0))
 
     def at_positions(self, total: jax.Array) -> jax.Array:
-        """Add sums of shifts ``[T, C, shifts]`` to their distances ``[C, T, distances]``."""
+        """Add shift sums ``[T, C, shifts]`` to their distances ``[C, T, distances]``."""
         assert self.terms.position is not None
         total = total[..., : self.shifts.most].swapaxes(0, 1)
         return jnp.zeros(self.terms.position.shape, total.dtype).at[..., self._at].add(total)
@@ -421,23 +421,23 @@ class ShiftedPairs:
         self.for_each_shift(refs, lambda steps, _: _count_rows(counts, steps), None)
 
     def keys_back(self, refs: dict[str, Any], a: jax.Array) -> jax.Array:
-        """Undo the rotations of an array that was rotated along with the keys."""
+        """Undo the rotations for an array that was rotated along with the keys."""
         # Every turn rotates `_AT_ONCE` times, also behind the last shift that counts.
         turned = jax.lax.rem(refs["range"][0] + _turns(refs["range"][1]) * _AT_ONCE, self.shifts.lanes)
         return pltpu.roll(a, jax.lax.rem(self.shifts.lanes - turned, self.shifts.lanes), 1)
 
     def distances_back(self, refs: dict[str, Any], a: jax.Array) -> jax.Array:
-        """Undo the rotations of an array that was rotated along with the positions."""
+        """Undo the rotations for an array that was rotated along with the positions."""
         return pltpu.roll(a, jax.lax.rem(_turns(refs["range"][1]) * _AT_ONCE, self.n_distances), 1)
 
 
 def _turns(count: jax.Array) -> jax.Array:
-    """Return the number of loop turns for `count` shifts."""
+    """Return the loop turns for `count` shifts."""
     return jax.lax.div(count + (_AT_ONCE - 1), jnp.int32(_AT_ONCE))
 
 
 def _count_rows(counts: Any, steps: list[Shift]) -> None:
-    """Count in `counts` ``[rows, lanes]`` the row of each query at each shift."""
+    """Count each query's row at each shift in `counts` ``[rows, lanes]``."""
 
     def add(rows: Any, number: jax.Array, _: None) -> None:
         counts[rows] += sum((number == s.index).astype(jnp.float32) for s in steps)
@@ -447,7 +447,7 @@ def _count_rows(counts: Any, steps: list[Shift]) -> None:
 
 
 def _for_rows(n_rows: int, lanes: int, body: Callable[[Any, jax.Array, Any], Any], carry: Any) -> Any:
-    """Pass `carry` through a body for each slice of rows and their numbers ``[rows, lanes]``."""
+    """Pass `carry` through a body for each row slice and its row numbers ``[rows, lanes]``."""
     # Chunks of rows stay in registers; a loop over chunks keeps the program short.
     size = min(n_rows, 1 << (max(_CHUNK // lanes, 8).bit_length() - 1))  # both are powers of two
     number = jax.lax.broadcasted_iota(jnp.int32, (size, lanes), 0)

@@ -1,8 +1,8 @@
 """`lutjax.packed_lut` on TensorCores.
 
-Formula for gate ``g``: a polynomial of the words that its wires read, ``m0 ^ a & (m1 ^ b & m3) ^ b
-& m2`` for two wires, with masks ``m`` of all ones or all zeros. Work and layout: see
-`_gate_kernels`. Exact.
+Formula for gate ``g``: a polynomial in its wires' words, ``m0 ^ a & (m1 ^ b & m3) ^ b & m2`` for
+two wires, with masks ``m`` that are all ones or all zeros. Work and layout: see `_gate_kernels`.
+Exact.
 """
 
 import jax

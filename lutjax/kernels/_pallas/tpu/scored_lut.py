@@ -1,18 +1,18 @@
-"""`lutjax.scored_lut` on TensorCores: margins, the read and weighted rows in one kernel per result.
+"""`lutjax.scored_lut` on TensorCores: margins, read and weighted rows, one kernel per result.
 
-Formula: as in `lutjax.kernels._xla.scored_lut`. Margins ``u`` are products of the inputs with
-one-hot matrices of the anchors; row ids and coefficients are the read's own elementwise function of
-``u``, and their gradient is `jax.vjp` inside of the kernel; rows are summed and added by
-`_products`. ``dx`` is the incidence matrix of the anchors times ``du``.
+Formula: as in `lutjax.kernels._xla.scored_lut`. Margins ``u`` are products between the inputs and
+one-hot anchor matrices; row ids and coefficients are the read's own elementwise function of ``u``,
+and its gradient is an in-kernel `jax.vjp`; `_products` sums and adds rows. ``dx`` is the anchors'
+incidence matrix times ``du``.
 
-Work: see `_products`. Every kernel computes margins and scores again: nothing is saved.
+Work: see `_products`. Every kernel recomputes margins and scores: nothing is saved.
 
 Layout: margins, ids and coefficients are ``[tables, samples]`` in registers; inputs are ``[inputs,
 samples]``.
 
-Numerics: one-hot products keep all float32 digits, so margins equal those of plain JAX. int8 tables
-are multiplied as bfloat16 (exact) with integer coefficients and summed in int32. Elements without a
-table or a sample are masked. Sums have a fixed order. Ids are clamped.
+Numerics: one-hot products keep full float32 precision, so margins equal plain JAX margins. int8
+tables are multiplied as bfloat16 (exact) with integer coefficients and summed in int32. Elements
+without a table or a sample are masked. Sums have a fixed order. Ids are clamped.
 """
 
 from collections.abc import Sequence
@@ -103,16 +103,16 @@ def _empty(call: ScoredLut) -> bool:
 
 
 def _tables(call: ScoredLut) -> jax.Array:
-    """Return the tables that are read; those that are rounded to 8 bits are bfloat16."""
+    """Return the tables to read, in bfloat16 if they are quantized to 8 bits."""
     return plain.tables(call) if call.exponents is None else plain.tables(call).astype(jnp.bfloat16)
 
 
 class _Scored(_products.Reads):
-    """Reads that a kernel makes of inputs.
+    """Reads computed from inputs inside a kernel.
 
     Args:
-      needs: whose cotangents are pulled.
-      counts: each row that is read counts once for each way, whatever its coefficient.
+      needs: names of the required cotangents.
+      counts: each accessed row counts once per way, regardless of its coefficient.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class _Scored(_products.Reads):
         self.inputs = tuple(inputs)
 
     def _ids(self) -> jax.Array:
-        """Return the ids of the inputs that each block of tables compares, ``[blocks, 1, ends * comparisons * lines]``."""
+        """Return compared input ids per table block, ``[blocks, 1, ends * comparisons * lines]``."""
         anchors, blocks = self._call.anchors, self._blocks
         ids = jnp.clip(anchors, 0, self._call.x.shape[2] - 1).reshape(*anchors.shape[:2], self._ends)
         # -1 is no input: padding tables compare zeros.
@@ -147,7 +147,7 @@ class _Scored(_products.Reads):
         return ids.transpose(0, 3, 2, 1).reshape(blocks.n_tables, 1, -1)
 
     def _x(self) -> jax.Array:
-        """Return the terms of the inputs, ``[terms, groups or 1, inputs, samples]``."""
+        """Return the inputs in terms, ``[terms, groups or 1, inputs, samples]``."""
         x = jnp.stack(terms(self._call.x)).transpose(0, 2, 3, 1)
         return padded(x, (*x.shape[:2], self._n_inputs, self._blocks.n_samples * self._blocks.samples))
 
@@ -187,7 +187,7 @@ class _Scored(_products.Reads):
         return [(jax.ShapeDtypeStruct(every[n][0], jnp.float32), every[n][1]) for n in self._needs]
 
     def named(self, found: Sequence[jax.Array]) -> dict[str, jax.Array]:
-        """Return cotangents as kernels of the op return them, of those that `pull` wrote."""
+        """Convert the `pull` outputs to the op's cotangents."""
         every = dict(zip(self._needs, found, strict=True))
         batch, _, n_inputs = self._call.x.shape
         layouts = {
@@ -251,7 +251,7 @@ class _Scored(_products.Reads):
             found["keep"][0, 0] = keep
 
     def _arguments(self, refs: Sequence[Any]) -> tuple[list[jax.Array], list[jax.Array], jax.Array | None]:
-        """Return margins, scalars and factors of coefficients, each ``[lines, samples]``."""
+        """Return margins, scalars and coefficient factors, each ``[lines, samples]``."""
         scalars_ref, ids_ref, x_ref, *keep_ref = refs
         lines, shape = self._blocks.lines, (self._blocks.lines, self._blocks.samples)
         # A gather by matrix: an input may be read by any table, and the sum of its terms is exact.
@@ -265,7 +265,7 @@ class _Scored(_products.Reads):
         return u, scalars, keep_ref[0][0, 0] if keep_ref else None
 
     def _incidence(self, refs: Sequence[Any]) -> jax.Array:
-        """Return which inputs a margin has, with their signs: ``[inputs, comparisons * lines]``."""
+        """Return the margins' signed input incidence: ``[inputs, comparisons * lines]``."""
         ids = refs[1][0]
         if self._ends == 1:
             return self._one_hot(ids)
@@ -278,7 +278,7 @@ class _Scored(_products.Reads):
         return (inputs == ids).astype(jnp.float32).astype(jnp.bfloat16)
 
     def _exist(self, block: Any, samples: Any) -> jax.Array:
-        """Return which elements ``[lines, samples]`` are of a table and a sample of the call."""
+        """Return a mask over ``[lines, samples]``: True for tables and samples in the call."""
         blocks = self._blocks
         shape = (blocks.lines, blocks.samples)
         line, sample = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
@@ -290,14 +290,14 @@ class _Scored(_products.Reads):
         )
 
     def _existing(self, index: jax.Array, block: Any, samples: Any) -> jax.Array:
-        """Return row ids that exist, negative where there is no table or sample."""
+        """Return row ids, negative where no table or sample exists."""
         index = jnp.clip(index, 0, self._call.weights.shape[1] - 1)
         # Clamped first: an id out of range of an existing element reads the nearest row.
         return jnp.where(self._exist(block, samples), index, -1)
 
 
 def _sum_of_integers(call: ScoredLut, blocks: RowBlocks, device: Device) -> jax.Array:
-    """Return the sum of integers, each times its coefficient in units of the smallest one, times the scale of the output."""
+    """Sum integers times coefficients in units of the smallest coefficient, then rescale."""
     assert call.exponents is not None
     reads, table = _Scored(call, blocks), blocks.of_tables(call.weights[None])
     most = plain.n_ways(call) * _quantized.MOST_UNITS  # of a row that all ways read

@@ -1,8 +1,7 @@
 """`lutjax.soft_lut` on TensorCores.
 
-Formula for gate ``g``: ``y = sum over k of table[g, k] * product over l of (x_l if bit l of k else
-1 - x_l)``. Work, layout and numerics: see `_gate_kernels`. Cotangents are VJPs of the
-interpolation, traced in the kernel.
+Formula for gate ``g``: ``y = sum_k table[g, k] * prod_l (x_l if k's bit l else 1 - x_l)``. Work,
+layout and numerics: see `_gate_kernels`. Cotangents are interpolation VJPs, traced in the kernel.
 """
 
 from collections.abc import Sequence
@@ -29,12 +28,12 @@ def value(slots: Sequence[jax.Array], bits: Sequence[jax.Array]) -> jax.Array:
 
 
 def of_slots(slots: Sequence[jax.Array], bits: Sequence[jax.Array], g: jax.Array) -> Sequence[jax.Array]:
-    """Return the cotangents of the slots."""
+    """Return the slot cotangents."""
     return jax.vjp(lambda slots: value(slots, bits), slots)[1](g)[0]
 
 
 def of_bits(slots: Sequence[jax.Array], bits: Sequence[jax.Array], g: jax.Array) -> Sequence[jax.Array]:
-    """Return the cotangents of the bits."""
+    """Return the bit cotangents."""
     return jax.vjp(lambda bits: value(slots, bits), bits)[1](g)[0]
 
 

@@ -1,8 +1,7 @@
-"""`lutjax.sparse_lookup` on TensorCores: a lookup of the table with all outputs.
+"""`lutjax.sparse_lookup` on TensorCores: a lookup into the table with all outputs.
 
-Formula: ``y[b] = sum over t of whole[t, index[b, t]]`` with ``whole[t, r, o]`` the sum of
-``weights[t, r, k]`` over the slots ``k`` with target ``o``; ``dweights[t, r, k] = dwhole[t, r,
-targets[t, r, k]]``.
+Formula: ``y[b] = sum_t whole[t, index[b, t]]``. ``whole[t, r, o]`` sums ``weights[t, r, k]`` over
+the slots ``k`` with target ``o``; ``dweights[t, r, k] = dwhole[t, r, targets[t, r, k]]``.
 
 Work, layout and numerics: see `lookup`. Matrix units multiply zeros faster than a core gathers
 single slots.

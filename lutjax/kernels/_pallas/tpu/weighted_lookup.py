@@ -1,13 +1,13 @@
 """`lutjax.weighted_lookup` on TensorCores: products with coefficient matrices, see `_products`.
 
-Formula for sample ``b``, group ``g``, tables ``t`` of the group and ways ``k``::
+Formula for sample ``b``, group ``g``, its tables ``t`` and ways ``k``::
 
-    y[b, g] = sum over t, k of c[b, t, k] * weights[t, i[b, t, k]]
-    dc[b, t, k] = <dy[b, g], weights[t, i[b, t, k]]>
-    dweights[t, i[b, t, k]] += c[b, t, k] * dy[b, g]
+    y[b, g] = sum_{t, k} c[b, t, k] * weights[t, i[b, t, k]] dc[b, t, k] = <dy[b, g], weights[t,
+    i[b, t, k]]> dweights[t, i[b, t, k]] += c[b, t, k] * dy[b, g]
 
 An update adds ``-rate * factor * c * dy`` to the rows, or updates the table from its gradient where
-a row moves once by the sum. Numerics: float32, fixed order of sums; see `_products` for NaN.
+the rule updates a row once, by the sum. Numerics: float32, sums in a fixed order; see `_products`
+for NaN.
 """
 
 import jax
