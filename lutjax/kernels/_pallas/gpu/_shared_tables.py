@@ -2,8 +2,8 @@
 
 Formula for tables ``weights [T, R, O]``, ids ``index [T, n]``::
 
-    sum_rows:     y[b] = sum_t weights[t, index[t, b]] differences:  d[b, t] = <dy[b], weights[t,
-    index[t, b]] - weights[t, other[t, b]]>
+    sum_rows:     y[b] = sum_t weights[t, index[t, b]]
+    differences:  d[b, t] = <dy[b], weights[t, index[t, b]] - weights[t, other[t, b]]>
 
 Work: grid (blocks with 128 or 256 outputs, blocks with 128 samples). A program visits the tables
 one after the other while the next ones are copied; each of its two warpgroups handles 64 samples

@@ -3,8 +3,9 @@
 Formula for gate ``g``, sample ``s`` and ``address[g, s]`` with bit ``l`` equal to ``x[wires[g, l],
 s] > 0``::
 
-    y[g, s] = table[g, address[g, s]] dtable[g, k] = sum_s dy[g, s] * [address[g, s] == k] dx[i, s]
-    = sum over wires (g, l) reading i: dy[g, s] * slope[g, l, address[g, s]]
+    y[g, s] = table[g, address[g, s]]
+    dtable[g, k] = sum_s dy[g, s] * [address[g, s] == k]
+    dx[i, s] = sum over wires (g, l) reading i: dy[g, s] * slope[g, l, address[g, s]]
 
 Work, layout and numerics: see `_by_address`. Programs own 512 samples for one gate, or for one
 input with all its readers; for ``dtable``, a sample chunk for one gate.

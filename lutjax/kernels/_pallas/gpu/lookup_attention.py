@@ -2,9 +2,9 @@
 
 Formula with the table viewed as ``S[t, query id, (key id, position id), output]``::
 
-    counts[t, j, (k, e)] = number of query j's earlier keys with id k at a distance with id e y[j] =
-    sum_t counts[t, j] @ S[t, query id of j] dS[t, q] = sum over queries j with id q: counts[t, j] *
-    dy[j]
+    counts[t, j, (k, e)] = number of query j's earlier keys with id k at a distance with id e
+    y[j] = sum_t counts[t, j] @ S[t, query id of j]
+    dS[t, q] = sum over queries j with id q: counts[t, j] * dy[j]
 
 Work: one program counts for four queries of one detector (`_counts`). Triton kernels multiply the
 counts, and compute margin cotangents (`lutjax.kernels._triton._histograms`). An update adds ``dS``

@@ -2,9 +2,9 @@
 
 Formula for sample ``b``, group ``g`` and its tables ``t``::
 
-    y[b, g] = sum_t weights[t, index[b, t]] dmargin[b, t] = slope(margin[b, t]) * <dy[b, g],
-    weights[t, index] - weights[t, index ^ flip]> dweights[t, r] = sum over samples b with index[b,
-    t] == r: dy[b, g]
+    y[b, g] = sum_t weights[t, index[b, t]]
+    dmargin[b, t] = slope(margin[b, t]) * <dy[b, g], weights[t, index] - weights[t, index ^ flip]>
+    dweights[t, r] = sum over samples b with index[b, t] == r: dy[b, g]
 
 Work and layout: large tables stay in vector memory while sample blocks pass (`_resident`); other
 tables are multiplied by one-hot matrices (`_products`). An update adds ``-rate * factor * dy`` to

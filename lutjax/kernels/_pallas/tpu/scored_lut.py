@@ -137,7 +137,7 @@ class _Scored(_products.Reads):
         self.inputs = tuple(inputs)
 
     def _ids(self) -> jax.Array:
-        """Return compared input ids per table block, ``[blocks, 1, ends * comparisons * lines]``."""
+        """Return compared input ids by table block: ``[blocks, 1, ends * comparisons * lines]``."""
         anchors, blocks = self._call.anchors, self._blocks
         ids = jnp.clip(anchors, 0, self._call.x.shape[2] - 1).reshape(*anchors.shape[:2], self._ends)
         # -1 is no input: padding tables compare zeros.

@@ -2,8 +2,9 @@
 
 Formula for sample ``b``, group ``g``, its tables ``t`` and ways ``k``::
 
-    y[b, g] = sum_{t, k} c[b, t, k] * weights[t, i[b, t, k]] dc[b, t, k] = <dy[b, g], weights[t,
-    i[b, t, k]]> dweights[t, i[b, t, k]] += c[b, t, k] * dy[b, g]
+    y[b, g] = sum_{t, k} c[b, t, k] * weights[t, i[b, t, k]]
+    dc[b, t, k] = <dy[b, g], weights[t, i[b, t, k]]>
+    dweights[t, i[b, t, k]] += c[b, t, k] * dy[b, g]
 
 An update adds ``-rate * factor * c * dy`` to the rows, or updates the table from its gradient where
 the rule updates a row once, by the sum. Numerics: float32, sums in a fixed order; see `_products`
