@@ -17,7 +17,7 @@ ABSENT = {
 
 
 def supports(request: Request) -> str | None:
-    """Return why no Triton kernel supports a device; None if some do."""
+    """Return the reason that no Triton kernel supports a device, or None."""
     device = request.device
     capability = compute_capability(device)
     if capability is None:
@@ -30,7 +30,7 @@ def supports(request: Request) -> str | None:
 
 @functools.cache
 def unfit_packages() -> str | None:
-    """Return why the installed packages are incompatible; None if they work."""
+    """Return the reason that the installed packages are incompatible, or None."""
     try:
         jax_triton, triton = version("jax-triton"), version("triton")
     except importlib.metadata.PackageNotFoundError as error:
@@ -49,6 +49,6 @@ def unfit_packages() -> str | None:
 
 
 def version(package: str) -> tuple[int, ...]:
-    """Return the first two numbers of a package's version."""
+    """Return a package's major and minor version."""
     numbers = re.findall(r"\d+", importlib.metadata.version(package))
     return tuple(int(n) for n in numbers[:2])

@@ -1,12 +1,11 @@
-"""Pairs of queries and keys of `lutjax.lookup_attention`, in the form that its kernels read.
+"""Query and key pairs for `lutjax.lookup_attention`, in kernel form.
 
-Formula: the row of query ``j`` and key ``i`` in table ``t`` is
-``query[t, b, j] | key[t, b, i] | position[t, distance]``. The bits of each operand are shifted to
-their place beforehand, so a kernel combines them with two OR instructions.
+Formula: the row for query ``j`` and key ``i`` in table ``t`` is ``query[t, b, j] | key[t, b, i] |
+position[t, distance]``. Each operand's bits are shifted beforehand, so a kernel combines them with
+two OR instructions.
 
-Layout: bits are detector-major, ``[T, B, L]``: the keys of a block are contiguous for one
-detector. Missing arrays are replaced by placeholders, and constants tell kernels which arrays to
-read.
+Layout: bits are detector-major, ``[T, B, L]``: a key block is contiguous for one detector. Missing
+arrays are replaced by placeholders, and constants select the arrays that kernels read.
 """
 
 import dataclasses
@@ -25,21 +24,21 @@ from lutjax.values._fixed_point import FixedPoint
 
 @dataclasses.dataclass(frozen=True)
 class DetectedPairs:
-    """Pairs of queries and keys with detected bits.
+    """Query and key pairs with detected bits.
 
     Attributes:
       weights: tables ``[T, R, O]``.
-      query, key, position: bits of the row, shifted to their place: ``[T, B, Lq]``, ``[T, B, Lk]``,
+      query, key, position: shifted row bits: ``[T, B, Lq]``, ``[T, B, Lk]``,
         ``[T or 1, distances]``.
-      start: position of the first query among the keys: int32 scalar, or ``[B]``.
-      segments: ids of queries and keys; pairs with different ids do not count.
-      window: most keys of a query.
-      blocks: for each query block the number of selected key blocks before each key block and
+      start: first query's position among the keys: int32 scalar, or ``[B]``.
+      segments: query and key segment ids; pairs with different ids do not count.
+      window: maximum keys per query.
+      blocks: for each query block, the number of selected key blocks before each key block and
         in total ``[Bk + 1]``, then the selected blocks ``[Bk]``. None selects all keys.
-      block_sizes: queries and keys of a block.
-      targets: outputs of the slots of rows, ``[T or 1, R or 1, K]``; None if rows reach all
-      outputs. width: number of outputs.
-      query_shift, key_shift: number of bits below those of the query and of the key.
+      block_sizes: queries and keys per block.
+      targets: output ids of the row slots, ``[T or 1, R or 1, K]``; None if rows reach all
+        outputs. width: number of outputs.
+      query_shift, key_shift: number of bits below the query bits and the key bits.
     """
 
     weights: jax.Array
@@ -87,7 +86,7 @@ class DetectedPairs:
 
     @property
     def arrays(self) -> tuple[jax.Array, ...]:
-        """Arrays that every kernel reads, with placeholders for missing ones."""
+        """Kernel input arrays, with placeholders for missing arrays."""
         # Kernels have fixed parameters; constants keep them from reading placeholders.
         position = self.query if self.position is None else self.position
         start = self.query if self.start is None else self.start.reshape(-1)
@@ -119,7 +118,7 @@ class DetectedPairs:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """Kernel constants that define which pairs count."""
+        """Kernel constants that define the counted pairs."""
         n_samples, n_queries = self.queries
         return {
             "n_samples": n_samples,
@@ -143,7 +142,7 @@ class DetectedPairs:
         }
 
     def arguments(self, tile: _row_tiles.RowTile, *, queries: int = 1) -> dict[str, Any]:
-        """Return arguments of `launch` and constants for programs with `queries` queries each."""
+        """Return `launch` arguments and constants for programs with `queries` queries each."""
         n_samples, n_queries = self.queries
         programs = n_samples * triton.cdiv(n_queries, queries) * tile.output_blocks * tile.detector_blocks
         return {

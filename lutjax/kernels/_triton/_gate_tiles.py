@@ -1,16 +1,15 @@
-"""Tiles of the gate kernels, and device functions that these kernels call.
+"""Gate kernel tiles and shared device functions.
 
-Work: a program owns a tile of gates, or of inputs, and a sample tile; `detectors` of a kernel
-config are consecutive sample tiles of one program. The grid is one-dimensional: gates change
-fastest and samples slowest, so concurrent programs read the same samples of all inputs.
+Work: a program owns a tile of gates, or inputs, and a sample tile; `detectors` in a kernel config
+is the number of consecutive sample tiles per program. The grid is one-dimensional: gates change
+fastest and samples slowest, so concurrent programs read the same samples for all inputs.
 
-Layout: arrays are features first, ``[features, samples]``. A wire reads a row of ``x``, whose
-samples are contiguous. The tile sizes are chosen so that the samples of concurrent programs, of
-all inputs, stay in the L2 cache: each array then comes from memory once.
+Layout: arrays are features first, ``[features, samples]``. A wire reads a row from ``x``, with
+contiguous samples. Tile sizes keep the concurrent programs' samples, for all inputs, in the L2
+cache: each array is then read from memory once.
 
 Numerics: values are computed in the accumulator dtype of inputs and parameters. Wire ids are
-clamped. An unused entry of a fan-out list reads 0, so a NaN of another gate cannot leak into a
-sum.
+clamped. Unused fan-out list entries read 0, so another gate's NaN cannot leak into a sum.
 """
 
 import dataclasses
@@ -36,7 +35,7 @@ SLOTS = 64  # most slots of a table whose sums fit the registers of a program
 
 @runtime_checkable
 class WiredCall(Protocol):
-    """Call of an op whose gates read inputs ``[I, B]`` by wires ``[G, n]``."""
+    """Op call with gates that read inputs ``[I, B]`` through wires ``[G, n]``."""
 
     @property
     def x(self) -> jax.Array: ...
@@ -48,15 +47,15 @@ class WiredCall(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class GateTile:
-    """Tiles of a call: as `Launch` says, and no larger than the arrays.
+    """Tiles for a call: the config's sizes, but no larger than the arrays.
 
     Attributes:
       how: kernel config. `rows` are samples, `outputs` gates or inputs, and `detectors` consecutive
-        sample tiles of a program.
+        sample tiles per program.
       device: the device.
       n_samples: number of samples.
       n_features: number of gates or inputs.
-      n_groups: number of programs for each tile of samples and features.
+      n_groups: number of programs per sample and feature tile.
     """
 
     how: Launch
@@ -76,7 +75,7 @@ class GateTile:
         of_inputs: bool = False,
         n_groups: int = 1,
     ) -> "GateTile":
-        """Return the tiles of a kernel whose programs own gates, or inputs."""
+        """Return the tiles for a kernel whose programs own gates, or inputs."""
         sizes = {
             "samples": call.x.shape[1],
             "inputs": call.x.shape[0],
@@ -100,17 +99,17 @@ class GateTile:
 
     @property
     def blocks(self) -> int:
-        """Number of consecutive sample tiles of a program."""
+        """Number of consecutive sample tiles per program."""
         n_blocks = max(triton.cdiv(self.n_samples, self.samples), 1)
         return min(self.how.detectors or n_blocks, n_blocks)
 
     @property
     def parts(self) -> int:
-        """Number of programs that share the samples of a feature, each with a partial sum."""
+        """Number of programs that share a feature's samples, each with a partial sum."""
         return triton.cdiv(self.n_samples, self.samples * self.blocks)
 
     def arguments(self, call: WiredCall, parameter: jax.Array) -> dict[str, Any]:
-        """Return arguments of `launch` and constants of kernels."""
+        """Return `launch` arguments and kernel constants."""
         return {
             # Features change fastest, then groups, then parts: see `place`.
             "programs": triton.cdiv(self.n_features, self.features) * self.n_groups * self.parts,
@@ -132,7 +131,7 @@ class GateTile:
 
 
 def output(call: WiredCall) -> jax.ShapeDtypeStruct:
-    """Return the shape of the output of gates."""
+    """Return the shape and dtype of the gate outputs."""
     return jax.ShapeDtypeStruct((len(call.wires), call.x.shape[1]), call.x.dtype)
 
 
@@ -162,14 +161,14 @@ def cotangent_of_table(
 
 
 def rule(sizes: Sizes, values: int, arrays: int = 1, warps: int = 4, samples: int = 128) -> Launch:
-    """Return tiles of `values` elements and at most `samples` samples.
+    """Return tiles with `values` elements and at most `samples` samples.
 
     Args:
-      sizes: sizes of the call.
-      values: elements of a tile.
-      arrays: number of arrays like ``x`` that have to stay in the L2 cache.
-      warps: warps of a program.
-      samples: most samples of a tile.
+      sizes: call sizes.
+      values: elements per tile.
+      arrays: number of ``x``-sized arrays that must stay in the L2 cache.
+      warps: warps per program.
+      samples: maximum samples per tile.
     """
     of_sample = arrays * max(sizes["inputs"], 1) * sizes["bits"] // 8
     # Fewer than 32 samples would leave threads of a warp without contiguous loads.
@@ -179,7 +178,7 @@ def rule(sizes: Sizes, values: int, arrays: int = 1, warps: int = 4, samples: in
 
 
 def used_readers(readers: jax.Array, unrolled: int = UNROLLED) -> jax.Array:
-    """Return how many entries of each fan-out list to visit, up to the last reader."""
+    """Return the number of entries to visit in each fan-out list, up to the last reader."""
     # Lists that are read in one step are read entirely; the lengths are not used.
     if readers.shape[1] <= unrolled:
         return readers
@@ -190,7 +189,7 @@ def used_readers(readers: jax.Array, unrolled: int = UNROLLED) -> jax.Array:
 # ------------------------------------------------------------------------------------- in kernels
 @kernel
 def place(n_features: tl.constexpr, c: tl.constexpr):
-    """Return features of this program, whether they exist, and its number for them."""
+    """Return this program's features, whether they exist, and its number among their programs."""
     feature_blocks: tl.constexpr = (n_features + c.FEATURES - 1) // c.FEATURES
     program = tl.program_id(0)
     feature, exists = _row_tiles.block(c.FEATURES, n_features, program % feature_blocks)
@@ -203,7 +202,8 @@ def place_of_slots(c: tl.constexpr):
     """Locate a program that sums slots.
 
     Returns:
-      Gates, whether they exist, slots, and the number of the program for these gates and slots.
+      Gates, whether they exist, slots, and the program's number among the programs for these gates
+      and slots.
     """
     groups: tl.constexpr = c.n_slots // c.SLOTS
     gate, exists, part = place(c.n_gates, c)
@@ -213,7 +213,7 @@ def place_of_slots(c: tl.constexpr):
 
 @kernel
 def write_sums(parts, part, gate, exists, slot, total, c: tl.constexpr):
-    """Store the sums over samples of ``[slots, gates, samples]``."""
+    """Store ``[slots, gates, samples]`` summed over samples."""
     to = (part.to(tl.int64) * c.n_gates + gate)[None, :] * c.n_slots + slot[:, None]
     # Each program writes its own part, so the sum over parts has a fixed order.
     tl.store(parts + to, tl.sum(total, 2), mask=exists[None, :] & (slot >= 0)[:, None])
@@ -232,7 +232,7 @@ def last_block(part, c: tl.constexpr):
 
 @kernel
 def input_of(wires, number, c: tl.constexpr):
-    """Return the input of a wire; ids out of range are clamped."""
+    """Return a wire's clamped input id."""
     # 64 bits: the id is multiplied by the number of samples.
     return tl.minimum(tl.maximum(tl.load(wires + number), 0), c.n_inputs - 1).to(tl.int64)
 
@@ -244,7 +244,7 @@ def at(row, sample, n_samples: tl.constexpr):
 
 @kernel
 def read(x, row, sample, c: tl.constexpr):
-    """Read samples of existing rows; missing samples are 0."""
+    """Read samples from existing rows; missing samples are 0."""
     # Without a remainder the compiler vectorizes loads and needs no predicates.
     if c.n_samples % c.SAMPLES == 0:
         return tl.load(x + at(row, sample, c.n_samples)).to(c.ACC)
@@ -256,14 +256,14 @@ def read(x, row, sample, c: tl.constexpr):
 
 @kernel
 def read_some(x, row, used, sample, c: tl.constexpr):
-    """Read samples of used rows; others are 0."""
+    """Read samples from used rows; other rows are 0."""
     exists = used[:, None] & (sample < c.n_samples)[None, :]
     return tl.load(x + at(row, sample, c.n_samples), mask=exists, other=0).to(c.ACC)
 
 
 @kernel
 def write(y, row, exists, sample, value, c: tl.constexpr):
-    """Store samples of rows."""
+    """Store row samples."""
     # Nothing reads the results again soon. Evicting them first keeps the inputs in the L2 cache.
     tl.store(
         y + at(row, sample, c.n_samples),
@@ -275,7 +275,7 @@ def write(y, row, exists, sample, value, c: tl.constexpr):
 
 @kernel
 def last_use(used, feature, c: tl.constexpr):
-    """Return the number of list entries that some input of this program uses."""
+    """Return the number of list entries used by any of this program's inputs."""
     # Short lists fit one unrolled step, so their length is not loaded.
     if c.fan_out <= c.UNROLLED:
         return c.fan_out
@@ -285,13 +285,13 @@ def last_use(used, feature, c: tl.constexpr):
 
 @kernel
 def reader(readers, feature, number, exists, c: tl.constexpr):
-    """Return entries of fan-out lists; -1 for unused ones."""
+    """Return fan-out list entries; -1 marks unused entries."""
     # The mask covers the last unrolled step, which may pass the end of a list.
     return tl.load(readers + feature * c.fan_out + number, mask=exists & (number < c.fan_out), other=-1)
 
 
 @kernel
 def wire_of(number, n_wires: tl.constexpr):
-    """Return a valid wire for an entry of a fan-out list, also for an unused one."""
+    """Return a valid wire for each fan-out list entry, including unused entries."""
     # Unused entries are -1. Their wire 0 is valid, so only the loads that add values are masked.
     return tl.maximum(tl.minimum(number, n_wires - 1), 0).to(tl.int64)

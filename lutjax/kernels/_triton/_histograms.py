@@ -1,28 +1,26 @@
-"""Attention over long sequences: row reads are counted, and tables are multiplied by the counts.
+"""Attention over long sequences: row-read counts times tables.
 
-All pairs of query ``j`` read rows that differ only in the bits of the key and of the distance: its
-cells ``r``. A long sequence reads each of these few rows many times. Formula, for detector ``t``::
+All pairs for query ``j`` read rows that differ only in the key and distance bits: its cells ``r``.
+A long sequence reads each of these few rows many times. Formula, for detector ``t``::
 
     counts[t, j, r] = number of keys i whose pair with j reads row r
-    y[j] = sum over t and r of counts[t, j, r] * weights[t, r]
-    dweights[t, r] = sum over j of counts[t, j, r] * dy[j]
+    y[j] = sum_{t, r} counts[t, j, r] * weights[t, r]
+    dweights[t, r] = sum_j counts[t, j, r] * dy[j]
     products[t, j, r] = <dy[j], weights[t, r]>, from which each pair reads its margin gradient
 
-Work: `_sort` groups queries with the same id, which share rows. `_count` counts as a product of
-one-hot distances and one-hot keys on tensor cores; a program owns some queries of one sample.
-`_sum_counted` and `_multiply_by_rows` own a block of queries with one id, `_add_counted` owns some
-rows of one id. Detectors are processed in groups, because counts take memory.
+Work: `_sort` groups queries with the same id, which share rows. `_count` computes counts as a
+product between one-hot distances and one-hot keys on tensor cores; a program owns some queries from
+one sample. `_sum_counted` and `_multiply_by_rows` own a query block with one id, `_add_counted`
+owns some rows for one id. Detectors are processed in groups, because counts take memory.
 
-Layout: counts are ``[detectors of a group, queries, cells]``, int16 or int32, so a program reads
-the cells of a query contiguously. Sorted query ids make the row tile of a program common to its
-queries.
+Layout: counts are ``[detectors of a group, queries, cells]``, int16 or int32, so a program reads a
+query's cells contiguously. After sorting by query id, a program's queries share one row tile.
 
-Numerics: all sums have a fixed order. A bfloat16 operand holds 8 significant bits: counts are
-split into bytes, a float32 value into the sum of three bfloat16 terms, an integer into four
-digits. The products for margins use three TF32 products (22 of 24 bits). A non-finite row or
-gradient turns every result of queries with the same id into NaN, read or not. A margin gradient is
-a difference of two products, so its error is relative to these. Ids are clamped. There are no
-atomics.
+Numerics: all sums have a fixed order. A bfloat16 operand holds 8 significant bits: counts are split
+into bytes, float32 values into three bfloat16 terms, integers into four digits. Margin products use
+three TF32 products (22 of 24 bits). A non-finite row or gradient turns every result for queries
+with the same id into NaN, read or not. A margin gradient is the difference between two products, so
+its error is relative to the products. Ids are clamped. There are no atomics.
 """
 
 import dataclasses
@@ -58,9 +56,9 @@ class Counter:
     """Function that counts reads.
 
     Attributes:
-      count: takes pairs, the first detector, the number of detectors and the device; returns how
-        often each query reads each of its rows, ``[detectors, queries, rows of a query's id]``.
-      keys_last: whether the key id changes fastest along the axis of rows, or the distance id.
+      count: takes pairs, first detector, number of detectors, and device; returns each query's
+        reads per row, ``[detectors, queries, rows per query id]``.
+      keys_last: along the row axis, the key id changes fastest if True, else the distance id.
     """
 
     count: Callable[[DetectedPairs, jax.Array, int, Device], jax.Array]
@@ -85,7 +83,7 @@ _MOST_KEYS = 2**24  # float32 counts exactly up to here
 
 
 def faster(direction: str, pairs: DetectedPairs) -> bool:
-    """Return whether counting is faster than reading rows one by one."""
+    """Return True if counting is faster than reading rows one by one."""
     n_samples, n_queries = pairs.queries
     n_keys, n_cells = pairs.sizes["keys"], 1 << pairs.query_shift
     return (
@@ -97,7 +95,7 @@ def faster(direction: str, pairs: DetectedPairs) -> bool:
 
 
 def fits(pairs: DetectedPairs, direction: str = "table") -> bool:
-    """Return whether reads can be counted."""
+    """Return True if reads can be counted."""
     return (
         # In fixed point each product of a margin is rounded to an integer by itself, which products
         # of sums cannot do. Targets, block masks and starts per sample have no counting kernel.
@@ -113,7 +111,7 @@ def fits(pairs: DetectedPairs, direction: str = "table") -> bool:
 
 
 def sum_rows(pairs: DetectedPairs, device: Device, counter: Counter | None = None) -> jax.Array:
-    """Return the sum of addends of the rows that each query reads, ``[B, L, O]``."""
+    """Return each query's summed row addends, ``[B, L, O]``."""
     weights, dtype = pairs.weights, addend_dtype(jnp.float32, pairs.accumulate)
     n_detectors, _, n_outputs = weights.shape
     n = pairs.query[0].size
@@ -156,7 +154,7 @@ def add_rows(
     addition: _row_additions.Addition,
     counter: Counter | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Add `dy` to the row of every pair."""
+    """Add `dy` to every pair's row."""
     n_tables, _, n_outputs = addition.total.shape
     counter = counter or BY_PRODUCTS
     order = Order(pairs.query >> pairs.query_shift, pairs, device)
@@ -205,16 +203,16 @@ def with_products(
     use: Callable[..., tuple[jax.Array, ...]],
     shapes: Sequence[jax.ShapeDtypeStruct],
 ) -> tuple[jax.Array, ...]:
-    """Pass ``<dy, row>`` of each query and each row with one of its ids to `use`.
+    """Pass ``<dy, row>`` for each query and each row under its ids to `use`.
 
     Args:
-      pairs: the pairs.
-      ids: query ids ``[T, m, B, L]``, `m` for each query.
+      pairs: query and key pairs.
+      ids: query ids ``[T, m, B, L]``, `m` per query.
       dy: output gradient.
       device: the device.
-      use: takes products ``[detectors, m * B * L, rows of an id]`` of some detectors, the first
+      use: takes products ``[detectors, m * B * L, rows per id]`` for some detectors, the first
         detector, and arrays; returns the arrays.
-      shapes: shapes of the arrays, which start as zeros.
+      shapes: array shapes; the arrays start as zeros.
     """
     weights = pairs.weights
     n_detectors, _, n_outputs = weights.shape
@@ -247,11 +245,11 @@ def with_products(
 
 
 class Order:
-    """Order of the queries of each detector that groups queries with the same id.
+    """Query order per detector that groups queries with the same id.
 
     Attributes:
       n_ids: number of query ids.
-      cells: number of rows of an id.
+      cells: number of rows per id.
       positions: number of distance ids.
     """
 
@@ -264,7 +262,7 @@ class Order:
         self.arrays = sorted_by_id(ids.reshape(len(ids), self.n), self.n_ids, device)
 
     def blocks(self, rows: int) -> int:
-        """Return an upper bound on the number of blocks of `rows` queries with one id."""
+        """Return an upper bound on the number of blocks with `rows` queries under one id."""
         # How many blocks an id needs is known on the device only. Each id leaves at most one block
         # unfilled; programs beyond the last block end at once.
         return self.n // rows + min(self.n_ids, self.n)
@@ -283,7 +281,7 @@ def sorted_by_id(ids: jax.Array, n_ids: int, device: Device) -> tuple[jax.Array,
     """Sort each row of ids ``[m, n]`` stably.
 
     Returns:
-      Positions ``[m, n]`` in the order of their ids, and the start of each id ``[m, n_ids + 1]``.
+      Positions ``[m, n]`` in id order, and each id's start ``[m, n_ids + 1]``.
     """
     n_lists, n = ids.shape
     return launch(
@@ -340,7 +338,7 @@ def _bytes_of_counts(pairs: DetectedPairs) -> int:
 
 
 def _divisor(n_detectors: int, size: int) -> int:
-    """Return the size of equal groups of detectors, each of which takes `size` bytes."""
+    """Return the size of equal detector groups, given `size` bytes per detector."""
     group = min(max(_BYTES // max(size, 1), 1), n_detectors)
     # Equal groups share one compiled kernel in the loop.
     while n_detectors % group:
@@ -349,7 +347,7 @@ def _divisor(n_detectors: int, size: int) -> int:
 
 
 def _tile(n_outputs: int, how: dict[str, int]) -> dict[str, Any]:
-    """Return the tile constants of a product kernel."""
+    """Return a product kernel's tile constants."""
     return {
         "n_outputs": n_outputs,
         "OUTPUTS": min(max(triton.next_power_of_2(n_outputs), 16), 64),
@@ -360,7 +358,7 @@ def _tile(n_outputs: int, how: dict[str, int]) -> dict[str, Any]:
 
 
 def _varying(like: Sequence[jax.Array], a: jax.Array) -> jax.Array:
-    """Return `a` as a loop carry that varies over the mesh axes of all these arrays."""
+    """Return `a` as a loop carry that varies over these arrays' mesh axes."""
     axes = frozenset[str]().union(*(_compat.varying_axes(b) for b in like))
     return _compat.cast_varying(a, axes)
 
@@ -403,10 +401,10 @@ def _sort(ids, order, starts, c: tl.constexpr):
 
 @kernel
 def _block(starts, t, number, c: tl.constexpr):
-    """Find block `number` of the blocks of queries with one id.
+    """Find block `number` among the blocks of queries with one id.
 
     Returns:
-      Its id, its first position in the order, and the end of its id. Start and end are equal if the
+      Its id, its first position in the order, and the id's end. Start and end are equal if the
       block does not exist.
     """
     # A block never spans two ids, so the number of its id follows from the blocks before it. All
@@ -423,7 +421,7 @@ def _block(starts, t, number, c: tl.constexpr):
 
 @kernel
 def _queries(order, t, first, end, c: tl.constexpr):
-    """Return the queries of a block, and whether they exist."""
+    """Return a block's queries, and whether they exist."""
     place = first + tl.arange(0, c.ROWS)
     exists = place < end
     return tl.load(order + t * c.n + place, mask=exists, other=0).to(tl.int64), exists
@@ -494,9 +492,9 @@ def _count(
 
 @kernel
 def _rows_of(own, cell, n_cells: tl.constexpr, POSITIONS: tl.constexpr):
-    """Return the rows of cells.
+    """Convert cells to rows.
 
-    In counts by products the key id changes fastest, in tables the distance id.
+    In product counts the key id changes fastest, in tables the distance id.
     """
     KEY_IDS: tl.constexpr = n_cells // POSITIONS
     return own * n_cells + cell % KEY_IDS * POSITIONS + cell // KEY_IDS
@@ -504,7 +502,7 @@ def _rows_of(own, cell, n_cells: tl.constexpr, POSITIONS: tl.constexpr):
 
 @kernel
 def _plus_product(total, counts, values, c: tl.constexpr):
-    """Add the product of counts and values in bfloat16 terms."""
+    """Add the product between counts and values in bfloat16 terms."""
     if c.SCALE == 0:
         # A float32 value is the sum of three bfloat16 terms, from the largest to the smallest. A
         # byte of a count has 8 bits and is exact in bfloat16, in its place as well.

@@ -1,18 +1,17 @@
-"""Rows of a table in host memory, read by a GPU through an address in a cell.
+"""Table rows in host memory, read by a GPU through an address cell.
 
 Formula: ``rows[t, n * K + k] = table[t, index[n, t, k]]``; ids are clamped.
 
-A program is compiled with the address of a cell, eight bytes of host memory that exist as long as
-the process (`lutjax.tables._registered`). The cell holds the address of the rows when the kernel
-runs, or 0 if there are none; the rows are then NaN. So a compiled program never reads freed
-memory.
+A program is compiled with a cell address: eight bytes in host memory that live as long as the
+process (`lutjax.tables._registered`). When the kernel runs, the cell holds the row address, or 0 if
+there are no rows; the result is then NaN. So a compiled program never reads freed memory.
 
 Work: programs are one warp and process every ``PROGRAMS``-th tile of reads and elements. There are
-at most 64: each reads the cell first, and a GPU serves reads of one host address by different
-programs one after the other, a microsecond each. One tile holds all rows of a token.
+at most 64: each reads the cell first, and a GPU serves reads from one host address by different
+programs one after the other, a microsecond each. One tile holds all rows for a token.
 
-Layout: ids are ``[n, T, K]``, results ``[T, n * K, O]``. A warp reads consecutive elements of a
-row over the bus. Results are exact copies, the same in every run.
+Layout: ids are ``[n, T, K]``, results ``[T, n * K, O]``. A warp reads consecutive row elements over
+the bus. Results are exact copies, the same in every run.
 """
 
 from typing import Any
@@ -32,13 +31,13 @@ _MOST_PROGRAMS = 64  # enough pending loads to saturate the bus
 
 
 def read(cell: int, index: jax.Array, shape: tuple[int, int, int], dtype: Any, device: Device) -> jax.Array:
-    """Return the rows at these ids, ``[T, n * K, O]``; ids out of range are clamped.
+    """Return the addressed rows, ``[T, n * K, O]``; out-of-range ids are clamped.
 
     Args:
-      cell: address of the cell that holds the address of the rows.
+      cell: address of the cell with the row address.
       index: int32, ``[n, T, K]``.
-      shape: shape of the table, ``(T, rows, O)``.
-      dtype: dtype of the table.
+      shape: table shape, ``(T, rows, O)``.
+      dtype: table dtype.
       device: the device.
     """
     n_tables, n_rows, width = shape

@@ -1,21 +1,21 @@
-"""Additions to rows: of zeros (a gradient), of tables in place, or of sums that then update tables.
+"""Row additions: to zeros (a gradient), to tables in place, or to sums that then update tables.
 
-Formula for one step, with the sum ``g`` of the gradients ``dy`` of all lookups of a row::
+Formula for one step, with a row's summed gradient ``g`` over all its lookups::
 
     row = row - rate * (factor * g + weight_decay * row)
 
 `rate` and `factor` may differ by table, row and output.
 
-Work: float32 and float64 tables are updated in place, one addition of ``-rate * factor * dy`` per
-read, if all rows have one rate, without weight decay and fixed point. Otherwise the gradients of a
-group of tables are summed first, and `_move_rows` updates the marked rows; a program owns a tile
-of rows and all their outputs.
+Work: float32 and float64 tables are updated in place, with one ``-rate * factor * dy`` addition per
+read, if all rows have one rate, without weight decay and fixed point. Otherwise the gradients for a
+table group are summed first, and `_move_rows` updates the marked rows; a program owns a row tile
+with all outputs.
 
 Layout: sums and tables are ``[tables, R, O]``, marks ``[tables, R]``. A group has at most 2**23
 elements (32 MiB), so its sums stay in the L2 cache between the kernels.
 
-Numerics: additions use atomics, so their last bits differ between runs, except in fixed point.
-Rows that are updated from sums round once per step. Rows without a read are not touched.
+Numerics: additions use atomics, so their last bits differ between runs, except in fixed point. Rows
+updated from sums round once per step. Rows without a read are not touched.
 """
 
 import dataclasses
@@ -43,17 +43,17 @@ _TILE = 1024  # elements of a tile of updated rows
 
 @dataclasses.dataclass(frozen=True)
 class Addition:
-    """Tables that a kernel adds to, and the detectors that they belong to.
+    """Destination tables for a kernel's additions, and their detectors.
 
-    After its own inputs a kernel has the parameters
-    ``step, first, unused, unused, total, touched``. Its constants are ``n_tables``, the number of
-    tables in `total`, and ``TOUCH``, whether rows are marked.
+    After its own inputs a kernel has the parameters ``step, first, unused, unused, total,
+    touched``. Its constants are ``n_tables``, the number of tables in `total`, and ``TOUCH``,
+    whether rows are marked.
 
     Attributes:
       total: ``[tables, R, O]``; a shape stands for zeros.
-      step: factor of `dy`.
-      first: detector of the first table.
-      touched: int32 ``[tables, R]``, set to 1 for rows that are added to; None marks no rows.
+      step: scale factor for `dy`.
+      first: first table's detector.
+      touched: int32 ``[tables, R]``, set to 1 for updated rows; None marks no rows.
     """
 
     total: jax.Array | jax.ShapeDtypeStruct
@@ -62,7 +62,7 @@ class Addition:
     touched: jax.Array | None = None
 
     def __call__(self, kernel: Any, *inputs: jax.Array, **arguments: Any) -> tuple[jax.Array, ...]:
-        """Run a kernel with the arguments of `launch`; return `total` and `touched`."""
+        """Run a kernel with `launch` arguments; return `total` and `touched`."""
         touched = jnp.zeros((1,), jnp.int32) if self.touched is None else self.touched
         step, first = self.step.reshape(1), self.first.reshape(1)
         arguments |= {"n_tables": self.total.shape[0], "TOUCH": self.touched is not None}
@@ -75,7 +75,7 @@ class Addition:
 
 
 AddRows = Callable[[Addition], tuple[jax.Array, ...]]
-"""Adds the cotangent of the outputs to the rows of every look-up of a call; returns `total`, and `touched`."""
+"""Adds the output cotangent to every row a call reads; returns `total`, and `touched`."""
 
 
 def gradient(call: _row_tiles.TableCall, add: AddRows) -> jax.Array:
@@ -88,7 +88,7 @@ def gradient(call: _row_tiles.TableCall, add: AddRows) -> jax.Array:
 def cotangents(
     call: _row_tiles.TableCall, needs: frozenset[str], add: AddRows, margins: Callable[[], jax.Array]
 ) -> dict[str, jax.Array]:
-    """Return the needed gradients, of the tables and of the detection."""
+    """Return the needed table and detection gradients."""
     of = {"weights": lambda: gradient(call, add), "detection": margins}
     return {name: cotangent() for name, cotangent in of.items() if name in needs}
 
@@ -96,7 +96,7 @@ def cotangents(
 def update(
     call: _row_tiles.TableCall, step: Step, add: AddRows, *, device: Device
 ) -> tuple[jax.Array, RowState]:
-    """Return the tables ``[T, R, O]`` after one step of SGD, which has no state."""
+    """Return the tables ``[T, R, O]`` after one SGD step, which has no state."""
     weights, dtype = call.weights, accumulator(call.weights.dtype)
     n_detectors, n_rows, n_outputs = weights.shape
     scale = scale_of_additions(call, step)
@@ -151,7 +151,7 @@ def update(
 
 
 def _strides(scales: jax.Array) -> dict[str, int]:
-    """Return the strides of scales over tables, rows and outputs; 0 for an axis of length 1.
+    """Return strides over tables, rows and outputs for scales; 0 for an axis with length 1.
 
     Scales are a scalar or ``[T or 1, R or 1, O or 1]``.
     """
@@ -187,7 +187,7 @@ def _move_rows(rates, factors, first, unused0, unused1, unused2, weights, sums, 
 
 @kernel
 def _scale(scales, table, row, output, mask, T: tl.constexpr, R: tl.constexpr, O: tl.constexpr):  # noqa: E741
-    """Return rates or factors of rows and outputs; a scalar if all are the same."""
+    """Return rates or factors by row and output; a scalar if all are equal."""
     if T == 0 and R == 0 and O == 0:
         return tl.load(scales)
     else:

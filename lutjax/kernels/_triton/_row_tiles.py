@@ -1,16 +1,16 @@
-"""Tiles of the kernels that read and add to table rows, and their shared device functions.
+"""Tiles for row-reading and row-adding kernels, and their shared device functions.
 
-Work: a program computes a tile of ``ROWS`` reads (samples of a lookup, keys of attention) times
-``OUTPUTS`` outputs, for a block of ``DETECTORS`` detectors one after the other. The grid is
-one-dimensional: reads change fastest, then outputs, then detector blocks, so concurrent programs
-read the same part of the same tables, which stays in the L2 cache.
+Work: a program computes a tile with ``ROWS`` reads (lookup samples, attention keys) times
+``OUTPUTS`` outputs, for ``DETECTORS`` detectors one after the other. The grid is one-dimensional:
+reads change fastest, then outputs, then detector blocks, so concurrent programs read the same part
+of the same tables, which stays in the L2 cache.
 
-Layout: arrays of detections are detector-major, ``[T, B]``, so the reads of a tile are contiguous.
-Tables are ``[T, R, O]``, so the outputs of a row are contiguous.
+Layout: detection arrays are detector-major, ``[T, B]``, so a tile's reads are contiguous. Tables
+are ``[T, R, O]``, so a row's outputs are contiguous.
 
-Numerics: sums use the accumulator dtype, or int32 in fixed point, where addends saturate and NaN
-is 0. Blocks of detectors write partial sums, which are added in a fixed order. Row ids are
-clamped. Surrogate slopes are divided with correct rounding, so they match other implementations.
+Numerics: sums use the accumulator dtype, or int32 in fixed point, where addends saturate and NaN is
+0. Detector blocks write partial sums, which are added in a fixed order. Row ids are clamped.
+Surrogate slopes are divided with correct rounding, so they match other implementations.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ TYPES = {"float32": tl.float32, "float64": tl.float64, "int32": tl.int32}
 
 @runtime_checkable
 class TableCall(Protocol):
-    """Call of an op that reads rows of tables ``[T, R, O]``."""
+    """Op call that reads rows from tables ``[T, R, O]``."""
 
     @property
     def weights(self) -> jax.Array: ...
@@ -43,17 +43,17 @@ class TableCall(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class RowTile:
-    """Tiles of a call: as `Launch` says, and no larger than the arrays.
+    """Tiles for a call: the config's sizes, but no larger than the arrays.
 
     Attributes:
       how: kernel config.
-      n_reads, n_outputs, n_detectors: number of reads per detector, of outputs, and of detectors.
+      n_reads, n_outputs, n_detectors: reads per detector, outputs, and detectors.
       device: the device.
       all_outputs: whether a program visits all outputs, block by block.
-      n_groups: number of groups of detectors with separate outputs; a block lies in one group.
+      n_groups: number of detector groups with separate outputs; a block lies in one group.
 
     Raises:
-      ValueError: a tile does not fit the shared memory of the device.
+      ValueError: a tile does not fit the device's shared memory.
     """
 
     how: Launch
@@ -83,13 +83,13 @@ class RowTile:
 
     @property
     def detectors(self) -> int:
-        """Number of detectors of a program."""
+        """Detectors per program."""
         of_group = self.n_detectors // self.n_groups
         return max(min(self.how.detectors or of_group, of_group), 1)
 
     @property
     def detector_blocks(self) -> int:
-        """Number of detector blocks over all outputs of a group."""
+        """Detector blocks per output, over all groups."""
         return max(triton.cdiv(self.n_detectors // self.n_groups, self.detectors), 1)
 
     @property
@@ -104,7 +104,7 @@ class RowTile:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Arguments of `launch` and constants of kernels."""
+        """`launch` arguments and kernel constants."""
         return {
             "programs": self.programs,
             "device": self.device,
@@ -118,7 +118,7 @@ class RowTile:
 
 
 def fitted(size: int, n: int) -> int:
-    """Return the power of two `size`, or the first one that holds `n` if it is smaller."""
+    """Return `size`, or the smallest power of two that holds `n` if it is smaller."""
     return min(size, triton.next_power_of_2(max(n, 1)))
 
 
@@ -129,7 +129,7 @@ def split(programs: int, n_detectors: int, enough: int = 1024) -> int:
 
 
 def sizes(weights: jax.Array | jax.ShapeDtypeStruct, **others: int) -> Sizes:
-    """Return the sizes that select kernel configs; `others` are added to those of the tables."""
+    """Return the sizes that select kernel configs: the table sizes and `others`."""
     detectors, rows, outputs = weights.shape
     bits = 8 * weights.dtype.itemsize
     return {"detectors": detectors, "rows": rows, "outputs": outputs, "bits": bits, **others}
@@ -141,7 +141,7 @@ def arithmetic(call: TableCall) -> dict[str, Any]:
 
 
 def arithmetic_of(n_rows: int, dtype: np.dtype, accumulate: FixedPoint | None) -> dict[str, Any]:
-    """Return the constants of `arithmetic` for kernels that compute in this dtype."""
+    """Return the `arithmetic` constants for kernels that compute in this dtype."""
     number = TYPES[dtype.name]
     return {
         "n_rows": n_rows,
@@ -160,7 +160,7 @@ def sum_of_parts(parts: jax.Array) -> jax.Array:
 def sum_rows(
     kernel: Any, call: TableCall, tile: RowTile, batch: tuple[int, ...], *inputs: jax.Array, **arguments: Any
 ) -> jax.Array:
-    """Return outputs ``[*batch, O]`` of a kernel that reads the tables and `inputs`."""
+    """Return outputs ``[*batch, O]`` from a kernel that reads the tables and `inputs`."""
     dtype = call.weights.dtype
     # With several programs per sum, each writes a part, in the sum dtype. A single program
     # writes the rounded result.
@@ -174,7 +174,7 @@ def sum_rows(
 # ------------------------------------------------------------------------------------- in kernels
 @kernel
 def block(size: tl.constexpr, n: tl.constexpr, number):
-    """Return the positions of a block, and whether they exist."""
+    """Return a block's positions, and whether they exist."""
     # 64 bits: positions are multiplied by row lengths.
     at = number.to(tl.int64) * size + tl.arange(0, size)
     return at, at < n
@@ -211,10 +211,10 @@ def place(
 def place_of_queries(
     n_queries: tl.constexpr, n_outputs: tl.constexpr, c: tl.constexpr, QUERIES: tl.constexpr = 1
 ):
-    """Locate a program of attention.
+    """Locate an attention program.
 
     Returns:
-      Block of queries, sample, outputs, whether they exist, and detector block.
+      Query block, sample, outputs, whether they exist, and detector block.
     """
     query_blocks: tl.constexpr = (n_queries + QUERIES - 1) // QUERIES
     output_blocks: tl.constexpr = (n_outputs + c.OUTPUTS - 1) // c.OUTPUTS
@@ -235,7 +235,7 @@ def table(weights, t, c: tl.constexpr):
 
 @kernel
 def offset(row, c: tl.constexpr):
-    """Return the offset of a row in its table; ids out of range are clamped."""
+    """Return a row's offset in its table; out-of-range ids are clamped."""
     row = tl.minimum(tl.maximum(row, 0), c.n_rows - 1)
     # 32-bit offsets, where a table allows them, save registers and instructions.
     if c.n_rows * c.n_outputs < 2**31:
@@ -246,13 +246,13 @@ def offset(row, c: tl.constexpr):
 
 @kernel
 def clamped(row, t, c: tl.constexpr):
-    """Return a clamped row id, counted from the first row of the first table."""
+    """Return a clamped row id, counted from the first table's first row."""
     return t.to(tl.int64) * c.n_rows + tl.minimum(tl.maximum(row, 0), c.n_rows - 1)
 
 
 @kernel
 def read(table, row, output, c: tl.constexpr):
-    """Read an output block of rows at these offsets; all rows exist."""
+    """Read an output block from rows at these offsets; all rows exist."""
     # Clamped offsets are valid for missing reads as well, so only a remainder of outputs needs a
     # mask.
     if c.n_outputs % c.OUTPUTS == 0:
@@ -265,7 +265,7 @@ def read(table, row, output, c: tl.constexpr):
 
 @kernel
 def list_of(row, t, c: tl.constexpr):
-    """Return the target list of each row; row ids out of range are clamped."""
+    """Return each row's target list; out-of-range row ids are clamped."""
     number = tl.zeros_like(row).to(tl.int64)
     if c.LIST_PER_ROW:
         number += tl.minimum(tl.maximum(row, 0), c.n_rows - 1)
@@ -276,14 +276,14 @@ def list_of(row, t, c: tl.constexpr):
 
 @kernel
 def target(targets, slot, exists, n_outputs: tl.constexpr):
-    """Return the outputs of slots; -1 for none."""
+    """Return the slots' output ids; -1 for none."""
     # Targets beyond the outputs are clamped to the last one; every negative target is unused.
     return tl.maximum(tl.minimum(tl.load(targets + slot, mask=exists, other=-1), n_outputs - 1), -1)
 
 
 @kernel
 def addend(value, c: tl.constexpr):
-    """Return a value, or in fixed point the integer that `lutjax.FixedPoint` defines."""
+    """Return a value, or in fixed point its `lutjax.FixedPoint` integer."""
     if c.SCALE == 0:
         return value
     else:
@@ -307,7 +307,7 @@ def quotient(a, b):
 
 @kernel
 def number(total, c: tl.constexpr):
-    """Convert a sum of addends to the number it stands for."""
+    """Convert a sum of addends to a float."""
     if c.SCALE == 0:
         return total
     else:
@@ -316,7 +316,7 @@ def number(total, c: tl.constexpr):
 
 @kernel
 def slope(margin):
-    """Return the surrogate derivative at a margin (semantics, section 2)."""
+    """Return the surrogate gradient at a margin (semantics, section 2)."""
     wide = margin if margin.dtype == tl.float64 else margin.to(tl.float32)
     # A margin of 0 gives bit 0, so its slope has the sign of the negative side.
     half = tl.where(wide > 0, 0.5, -0.5).to(wide.dtype)
@@ -326,21 +326,21 @@ def slope(margin):
 
 @kernel
 def cotangent(margin, difference, c: tl.constexpr):
-    """Return the addend of a margin gradient for ``<dy, row - flipped row>``."""
+    """Return the margin gradient addend for ``<dy, row - flipped row>``."""
     of_margin = slope(margin)
     return addend(of_margin * number(difference, c).to(of_margin.dtype), c)
 
 
 @kernel
 def touch(touched, t, row, exists, c: tl.constexpr):
-    """Mark rows that are added to."""
+    """Mark updated rows."""
     # Several programs may store the same 1; no atomic is needed.
     tl.store(touched + clamped(row, t, c), tl.full(row.shape, 1, tl.int32), mask=exists)
 
 
 @kernel
 def prefetch(address):
-    """Prefetch the cache lines at these addresses into L2, for the additions that follow."""
+    """Prefetch the cache lines at these addresses into L2 for later additions."""
     # Triton has no prefetch. The unused result satisfies its interface, and an impure snippet is
     # not removed.
     tl.inline_asm_elementwise(

@@ -1,7 +1,7 @@
-"""Support rules that several Triton kernels share: dtypes, update rules, and sizes.
+"""Shared support rules for Triton kernels: dtypes, update rules, and sizes.
 
-Below the measured sizes a `Deferral` gives way to plain JAX, because the time of small calls is
-mostly that of kernel launches.
+Below the measured sizes a `Deferral` gives way to plain JAX, because kernel launches dominate small
+calls.
 """
 
 import jax
@@ -20,11 +20,11 @@ _FEW_VALUES = 2**21
 
 
 def unsupported_arguments(request: Request, *dtypes: str) -> str | None:
-    """Return why no kernel supports the dtypes or the update rule of a call; None if one does.
+    """Return the reason that a call's dtypes or update rule are unsupported, or None.
 
     Args:
       request: the request.
-      *dtypes: supported dtypes besides floats and int32.
+      *dtypes: supported dtypes in addition to floats and int32.
     """
     for leaf in jax.tree.leaves((request.call, request.step)):
         if leaf.dtype.name not in (*FLOATS, "int32", *dtypes):
@@ -35,7 +35,7 @@ def unsupported_arguments(request: Request, *dtypes: str) -> str | None:
 
 
 def few_additions(request: Request, n_reads: int) -> Deferral | None:
-    """Return a deferral to plain JAX for small updates, whose time is mostly the kernel launch.
+    """Return a deferral to plain JAX for small updates, which kernel launches dominate.
 
     Args:
       request: the request, in any direction.

@@ -1,8 +1,7 @@
 """Kernel launches from JAX: the only module that depends on jax-triton and its versions.
 
-A launch has a one-dimensional grid. The parameters of a kernel are pointers and one constant
-object, for which the kernel is compiled. Arrays in place alias an input with an output of the
-call.
+A launch has a one-dimensional grid. Kernel parameters are pointers and one constant object, for
+which the kernel is compiled. In-place arrays alias a call input with an output.
 """
 
 import functools
@@ -35,14 +34,14 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 
 class Constants(types.SimpleNamespace):
-    """Constants that a kernel is compiled for: its last parameter, ``c: tl.constexpr``."""
+    """Compile-time kernel constants: a kernel's last parameter, ``c: tl.constexpr``."""
 
     # Triton hashes constants to find a compiled kernel.
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(self.__dict__.items()))
 
     def mangle(self) -> str:
-        """Return a short name, which becomes part of the names of device functions."""
+        """Return a short name for use in device function names."""
         return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
 
@@ -60,23 +59,23 @@ def launch(
 ) -> tuple[jax.Array, ...]:
     """Run a kernel on a one-dimensional grid.
 
-    The kernel's parameters are the pointers of `inputs`; of `in_place`, which it must not use; of
+    The kernel's parameters are pointers to `inputs`; to `in_place`, which it must not use; to
     `outputs`, `zeroed` and again `in_place`; then its `Constants`.
 
     Args:
       kernel: the kernel.
-      *inputs: arrays that it reads.
-      outputs: arrays that it writes, every element of them.
-      zeroed: arrays of zeros that it adds to.
-      in_place: arrays that it changes in their own memory, if jit may donate it.
+      *inputs: input arrays.
+      outputs: output arrays; the kernel must write every element.
+      zeroed: zero-initialized output arrays.
+      in_place: arrays that the kernel updates in their own memory, if jit may donate them.
       programs: number of programs; with 0 nothing runs.
       device: the device.
-      warps: warps of a program.
-      stages: pipeline stages of loops.
-      **constants: constants of the kernel.
+      warps: warps per program.
+      stages: loop pipeline stages.
+      **constants: kernel constants.
 
     Returns:
-      The arrays of `outputs`, `zeroed` and `in_place`.
+      The `outputs`, `zeroed` and `in_place` arrays.
     """
     axes = frozenset[str]().union(*(_compat.varying_axes(a) for a in (*inputs, *in_place)))
     shapes = (*outputs, *zeroed)
@@ -147,9 +146,9 @@ def _run(
 
 @functools.cache
 def _use_newer_target(library: Any) -> None:
-    """Let jax-triton 0.3 call the newer target of jaxlib where it is named.
+    """Let jax-triton 0.3 use jaxlib's newer call target where it is registered.
 
-    CUDA graphs record the newer target. The target of jax-triton 0.3 ends a graph at every launch.
+    CUDA graphs record the newer target. jax-triton 0.3's own target ends a graph at every launch.
     """
     primitive = library.triton_kernel_call_p
     of_cuda = functools.partial(library.triton_kernel_call_lowering, library.get_cuda_backend)

@@ -1,24 +1,24 @@
-"""Weighted sums of rows in ways and groups, their inner products, and weighted additions to rows.
+"""Weighted row sums by ways and groups, their inner products, and weighted row additions.
 
-Formula for sample ``n``, group ``g``, its tables ``t`` and ways ``k``, with
-``i = index[t, k, n]``::
+Formula for sample ``n``, group ``g``, its tables ``t`` and ways ``k``, with ``i = index[t, k,
+n]``::
 
-    y[n, g] = sum over t and k of coefficients[t, k, n] * weights[t, i]
+    y[n, g] = sum_{t, k} coefficients[t, k, n] * weights[t, i]
     products[t, k, n] = <dy[n, g], weights[t, i]>
     total[t, i] += coefficients[t, k, n] * dy[n, g]
 
 A lookup is one way without coefficients.
 
-Work: a program owns a tile of samples and outputs, and a detector block of one group. The grid is
+Work: a program owns a sample and output tile, and one group's detector block. The grid is
 one-dimensional: samples change fastest, then outputs, then blocks, so concurrent programs read the
 same part of the same tables.
 
 Layout: ids and coefficients are ``[T, K, n]``, so tile samples are contiguous.
 
-Numerics: the accumulator dtype, int32 in fixed point and for integer coefficients. Sums over
-blocks of detectors and of outputs are parts in a fixed order. In sums and additions a coefficient
-of 0 masks its row, which is neither read nor added to. Additions use atomics, so their last bits
-differ between runs, except for integers. Ids are clamped.
+Numerics: the accumulator dtype; int32 in fixed point and for integer coefficients. Sums over
+detector and output blocks are partial sums in a fixed order. In sums and additions a 0 coefficient
+masks its row, which is neither read nor added to. Additions use atomics, so their last bits differ
+between runs, except for integers. Ids are clamped.
 """
 
 import dataclasses
@@ -48,9 +48,9 @@ class Reads:
     """Rows to read.
 
     Attributes:
-      index: ids ``[T, K, n]``, which may be out of range.
-      coefficients: of the same shape; None stands for ones.
-      groups: number of consecutive groups of tables with separate outputs.
+      index: row ids ``[T, K, n]``, possibly out of range.
+      coefficients: same shape; None stands for ones.
+      groups: number of consecutive table groups with separate outputs.
     """
 
     index: jax.Array
@@ -59,13 +59,13 @@ class Reads:
 
     @classmethod
     def of(cls, ways: Sequence[Way], groups: int) -> "Reads":
-        """Return the reads of at least one way."""
+        """Return the reads for at least one way."""
         index, coefficients = (jnp.stack(arrays, 1) for arrays in zip(*ways, strict=True))
         return cls(index, coefficients, groups)
 
     @property
     def arrays(self) -> tuple[jax.Array, jax.Array]:
-        """Arrays that kernels read; ids are a placeholder for missing coefficients."""
+        """Kernel input arrays; ids stand in for missing coefficients."""
         return self.index, self.index if self.coefficients is None else self.coefficients
 
     @property
@@ -82,7 +82,7 @@ class Reads:
     def tile(
         self, how: Launch, n_outputs: int, device: Device, *, n_tables: int | None = None
     ) -> _row_tiles.RowTile:
-        """Return detector tiles of each group, or of `n_tables` tables of any groups."""
+        """Return detector tiles for each group, or for `n_tables` tables from any groups."""
         n_detectors, _, n_samples = self.index.shape
         n, groups = (n_detectors, self.groups) if n_tables is None else (n_tables, 1)
         return _row_tiles.RowTile(how, n_samples, n_outputs, n, device, n_groups=groups)
@@ -90,7 +90,7 @@ class Reads:
     def arguments(
         self, tile: _row_tiles.RowTile, n_rows: int, dtype: Any, accumulate: FixedPoint | None
     ) -> dict[str, Any]:
-        """Return arguments of `launch` and constants for kernels that compute in `dtype`."""
+        """Return `launch` arguments and constants for kernels that compute in `dtype`."""
         n_detectors, n_ways, n_samples = self.index.shape
         return {
             **tile.arguments,
@@ -115,7 +115,7 @@ def sums(
     *,
     finished: bool = True,
 ) -> jax.Array:
-    """Return weighted sums of rows ``[n, G, O]``, or with ``finished=False`` sums of addends."""
+    """Return weighted row sums ``[n, G, O]``, or addend sums with ``finished=False``."""
     _, n_rows, n_outputs = weights.shape
     # Integer rows times integer coefficients stay exact in int32.
     dtype = jnp.dtype(jnp.int32) if reads.in_integers else accumulator(weights.dtype)
@@ -142,7 +142,7 @@ def weighted_sums(
     *,
     finished: bool = True,
 ) -> jax.Array:
-    """Return `sums` with the kernel config of weighted reads."""
+    """Return `sums` with the kernel config for weighted reads."""
     how = launch_of("weighted_lookup.forward", reads.sizes(weights), device, forward_rule)
     return sums(weights, reads, how, device, accumulate, finished=finished)
 
@@ -155,7 +155,7 @@ def products_of(
     device: Device,
     accumulate: FixedPoint | None,
 ) -> jax.Array:
-    """Return ``<dy, row>`` of every read, ``[T, K, n]``, for ``dy [n, G, O]``."""
+    """Return every read's ``<dy, row>``, ``[T, K, n]``, for ``dy [n, G, O]``."""
     n_detectors, n_ways, n_samples = index.shape
     # Every way has a product of its own, so programs divide reads as if each way were a detector.
     reads = Reads(index.reshape(n_detectors * n_ways, 1, n_samples), None, groups)
@@ -185,7 +185,7 @@ def add(
     device: Device,
     accumulate: FixedPoint | None,
 ) -> tuple[jax.Array, ...]:
-    """Add ``coefficient * dy`` to the row of every read, for ``dy [n, G, O]``."""
+    """Add ``coefficient * dy`` to every read's row, for ``dy [n, G, O]``."""
     n_tables, n_rows, n_outputs = addition.total.shape
     # Blocks of `total` may span groups, since `total` holds some tables at a time.
     tile = reads.tile(how, n_outputs, device, n_tables=n_tables)
@@ -207,7 +207,7 @@ def weighted_add(
     device: Device,
     accumulate: FixedPoint | None,
 ) -> tuple[jax.Array, ...]:
-    """Run `add` with the kernel config of weighted reads of these tables."""
+    """Run `add` with the kernel config for weighted reads from these tables."""
     how = launch_of("weighted_lookup.table", reads.sizes(weights), device, table_rule)
     return add(addition, reads, dy, how, device, accumulate)
 
@@ -236,7 +236,7 @@ def products(
     accumulate: FixedPoint | None,
     groups: int = 1,
 ) -> tuple[jax.Array, ...]:
-    """Return ``<dy, row>`` of each way, ``[T, n]`` each, for ``dy [n, G * O]``."""
+    """Return each way's ``<dy, row>``, ``[T, n]``, for ``dy [n, G * O]``."""
     if not index:
         return ()
     found = products_of(weights, jnp.stack(index, 1), dy, groups, device, accumulate)
@@ -251,7 +251,7 @@ def add_ways(
     accumulate: FixedPoint | None,
     groups: int = 1,
 ) -> jax.Array:
-    """Add ``coefficient * dy`` of every read to sums of rows, for ``dy [n, G * O]``."""
+    """Add every read's ``coefficient * dy`` to row sums, for ``dy [n, G * O]``."""
     if not ways:
         return total
     addition = _row_additions.Addition(total, jnp.ones((), accumulator(dy.dtype)), jnp.zeros((), jnp.int32))
@@ -281,14 +281,14 @@ def table_rule(sizes: Sizes) -> Launch:
 
 
 def split(sizes: Sizes, tile: int) -> int:
-    """Return the detectors of a group per program that fill a device with tiles of `tile`."""
+    """Return a group's detectors per program that fill a device with `tile` tiles."""
     groups = sizes.get("groups", 1)
     programs = sizes["samples"] * sizes["outputs"] * groups // tile
     return _row_tiles.split(programs, sizes["detectors"] // groups)
 
 
 def _rows(sizes: Sizes, rows: int, outputs: int) -> int:
-    """Return `rows`, or fewer if programs of one detector each would not fill a device."""
+    """Return `rows`, or fewer if programs with one detector each would not fill a device."""
     numbers = sizes["samples"] * sizes["outputs"] * sizes["detectors"]
     # 1024 programs fill a device.
     while rows > 1 and numbers < 1024 * rows * outputs:
@@ -389,7 +389,7 @@ def _cotangent(dy, sample, group, output, exists, factor, c: tl.constexpr):
 
 @kernel
 def detectors(block, c: tl.constexpr):
-    """Return group, part of the group, first detector and end of a detector block."""
+    """Return a detector block's group, its number in the group, first detector and end."""
     # One group needs no division at run time.
     if c.n_groups == 1:
         first = block * c.DETECTORS
@@ -404,7 +404,7 @@ def detectors(block, c: tl.constexpr):
 
 @kernel
 def of_group(sample, group, c: tl.constexpr):
-    """Return the offset of the outputs of a group in arrays ``[n, G, O]``."""
+    """Return a group's output offset in arrays ``[n, G, O]``."""
     if c.n_groups == 1:
         return sample * c.n_outputs
     else:
@@ -413,7 +413,7 @@ def of_group(sample, group, c: tl.constexpr):
 
 @kernel
 def part_of_outputs(c: tl.constexpr):
-    """Return the output block of this program."""
+    """Return this program's output block."""
     sample_blocks: tl.constexpr = (c.n_samples + c.ROWS - 1) // c.ROWS
     output_blocks: tl.constexpr = (c.n_outputs + c.OUTPUTS - 1) // c.OUTPUTS
     return (tl.program_id(0) // sample_blocks) % output_blocks

@@ -1,19 +1,19 @@
 """`lutjax.bilinear_gates` in Triton.
 
-Formula for gate ``g`` with the inputs ``a`` and ``b`` of its wires, its coefficients ``c`` and the
-gradient ``dy`` of its output::
+Formula for gate ``g`` with wire inputs ``a`` and ``b``, coefficients ``c`` and output gradient
+``dy``::
 
     y = c[0] + c[1] * a + c[2] * b + c[3] * a * b
     da += dy * (c[1] + c[3] * b);  db += dy * (c[2] + c[3] * a)
-    dc = sums over samples of dy, dy * a, dy * b, dy * a * b
+    dc = dy, dy * a, dy * b, dy * a * b, each summed over samples
 
-Work: a program owns a tile of gates and samples. With fan-out lists (`readers`), a program of the
-backward pass owns a tile of inputs and samples instead, and gathers from the gates that read them;
-the same pass sums the coefficient gradients (435 us forward and backward, 616 us with atomics).
+Work: a program owns a gate and sample tile. With fan-out lists (`readers`), a backward program owns
+an input and sample tile instead, and gathers from the reading gates; the same pass sums the
+coefficient gradients (435 us forward and backward, 616 us with atomics).
 
 Layout: ``[features, samples]``, see `_gate_tiles`; coefficients are ``[4, gates]``.
 
-Numerics: the accumulator dtype. Coefficient gradients are partial sums of programs, added in a
+Numerics: the accumulator dtype. Coefficient gradients are partial sums per program, added in a
 fixed order. Without fan-out lists input gradients use atomics and their last bits differ between
 runs; with them every sum has a fixed order. Wire ids are clamped.
 """
@@ -70,7 +70,7 @@ def backward(
 def _by_gates(
     call: BilinearGates, dy: jax.Array, needs: frozenset[str], device: Device
 ) -> tuple[jax.Array, ...]:
-    """Return the input gradient, by atomics, and parts of the coefficient gradient."""
+    """Return the input gradient, by atomics, and partial coefficient gradients."""
     tile = _gate_tiles.GateTile.of("bilinear_gates.gates", _gates_rule, call, device)
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
     sums, scatter = "coefficients" in needs, "x" in needs
@@ -92,7 +92,7 @@ def _by_gates(
 def _by_inputs(
     call: BilinearGates, readers: jax.Array, dy: jax.Array, sums: bool, device: Device
 ) -> tuple[jax.Array, ...]:
-    """Return the input gradient, from fan-out lists, and parts of the coefficient gradient."""
+    """Return the input gradient, from fan-out lists, and partial coefficient gradients."""
     tile = _gate_tiles.GateTile.of("bilinear_gates.inputs", _inputs_rule, call, device, of_inputs=True)
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
     # Zeros, because a wire that is missing in the fan-out lists writes nothing.
@@ -145,7 +145,7 @@ def _apply(x, coefficients, wires, y, c: tl.constexpr):
 
 @kernel
 def _reduce(x, coefficients, wires, dy, parts, dx, c: tl.constexpr):
-    """Sum the four products of each gate, and add the gradients of its inputs."""
+    """Sum each gate's four products, and add its input gradients."""
     gate, exists, part = _gate_tiles.place(c.n_gates, c)
     of_a = _gate_tiles.input_of(wires, 2 * gate, c)
     of_b = _gate_tiles.input_of(wires, 2 * gate + 1, c)
@@ -184,11 +184,10 @@ def _reduce(x, coefficients, wires, dy, parts, dx, c: tl.constexpr):
 
 @kernel
 def _gather(x, coefficients, wires, readers, used, dy, dx, parts, c: tl.constexpr):
-    """Sum the gradients that the readers of each input pass on.
+    """Sum each input's gradients over its readers.
 
-    An entry of a fan-out list is the number ``2 * gate + end`` of a wire. It computes two of the
-    four sums of its gate: those of ``g`` and ``g a`` as first input, those of ``g b`` and
-    ``g a b`` as second.
+    A fan-out list entry is a wire number, ``2 * gate + end``. It computes two of its gate's four
+    sums: ``g`` and ``g a`` as first input, ``g b`` and ``g a b`` as second input.
     """
     feature, exists, block = _gate_tiles.place(c.n_inputs, c)
     sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)

@@ -1,21 +1,21 @@
 """`lutjax.binary_lut` in Triton.
 
-Formula for gate ``g`` with the inputs ``x[0] ... x[n - 1]`` of its wires::
+Formula for gate ``g`` with wire inputs ``x[0] ... x[n - 1]``::
 
-    address = sum over k of 2**k where x[k] > 0;  y = table[address];  dtable[address] += dy
+    address = sum_k 2**k * [x[k] > 0];  y = table[address];  dtable[address] += dy
     dx[k] += dy * slopes[k, address]    (`_xla._slot_polynomials.slopes_at_addresses`)
 
-Work: `_pack` turns signs into bits, 32 samples per word. `_look_up` owns a gate and a tile of
-samples. The backward pass first stores addresses, one byte per gate and sample; then programs of
-inputs gather from the fan-out lists, and programs of gates sum ``dy`` by slot. An input gradient
-is ``dy`` times one of ``2**n`` slopes per wire, so no array over all wires is stored.
+Work: `_pack` turns signs into bits, 32 samples per word. `_look_up` owns a gate and a sample tile.
+The backward pass first stores addresses, one byte per gate and sample; then input programs gather
+from the fan-out lists, and gate programs sum ``dy`` by slot. An input gradient is ``dy`` times one
+slope out of ``2**n`` per wire, so no array over all wires is stored.
 
 Layout: words are ``[inputs, samples / 32]`` and addresses ``[gates, samples / 4]`` int32, so small
-that gates read them from the caches (159 us forward in place of 253 us with unpacked inputs). Each
-word of addresses holds four samples.
+that gates read them from the caches (159 us forward, compared with 253 us for unpacked inputs).
+Each address word holds four samples.
 
 Numerics: NaN inputs give bit 0. Sums use the accumulator dtype. Table gradients are partial sums
-of programs, and gathered input gradients have a fixed order. Without fan-out lists input gradients
+per program, and gathered input gradients have a fixed order. Without fan-out lists input gradients
 use atomics, and their last bits differ between runs. Wire ids are clamped.
 """
 
@@ -84,7 +84,7 @@ def backward(
 
 
 def _words(call: BinaryLut, device: Device) -> jax.Array:
-    """Return the sign bits of inputs, ``[inputs, words]``."""
+    """Return the inputs' sign bits, ``[inputs, words]``."""
     n_inputs, n_samples = call.x.shape
     arguments = _arguments("words", _words_rule, call, device, of_inputs=True)
     (words,) = launch(
@@ -147,7 +147,7 @@ def _arguments(
     device: Device,
     of_inputs: bool = False,
 ) -> dict[str, Any]:
-    """Return arguments of `launch` for tiles of whole words."""
+    """Return `launch` arguments for whole-word tiles."""
     tile = _gate_tiles.GateTile.of(f"binary_lut.{kernel}", rule, call, device, of_inputs=of_inputs)
     # A word holds 32 samples, also if there are fewer.
     how = dataclasses.replace(tile.how, rows=max(tile.how.rows, _BITS), detectors=1)
@@ -182,7 +182,7 @@ def _table_rule(sizes: Sizes) -> Launch:
 # ------------------------------------------------------------------------------------- kernels
 @kernel
 def _pack(x, words, c: tl.constexpr):
-    """Set the bits of samples above 0; NaN sets none."""
+    """Set the bits for samples above 0; NaN sets no bit."""
     feature, exists, block = _gate_tiles.place(c.n_inputs, c)
     word = block.to(tl.int64) * (c.SAMPLES // 32) + tl.arange(0, c.SAMPLES // 32)
     bit = tl.arange(0, 32)[None, None, :]
@@ -220,7 +220,7 @@ def _address(words, wires, addresses, c: tl.constexpr):
 
 @kernel
 def _collect(addresses, slopes, readers, used, dy, dx, c: tl.constexpr):
-    """Sum the gradients that the readers of each input pass on."""
+    """Sum each input's gradients over its readers."""
     feature, exists, block = _gate_tiles.place(c.n_inputs, c)
     sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)
     total = tl.zeros((c.FEATURES, c.SAMPLES), c.ACC)
@@ -245,7 +245,7 @@ def _collect(addresses, slopes, readers, used, dy, dx, c: tl.constexpr):
 
 @kernel
 def _scatter(addresses, slopes, wires, dy, dx, c: tl.constexpr):
-    """Add the gradient of each wire to that of its input."""
+    """Add each wire's gradient to its input gradient."""
     gate, exists, block = _gate_tiles.place(c.n_gates, c)
     sample, sample_exists = _row_tiles.block(c.SAMPLES, c.n_samples, block)
     both_exist = exists[:, None] & sample_exists[None, :]
@@ -261,7 +261,7 @@ def _scatter(addresses, slopes, wires, dy, dx, c: tl.constexpr):
 
 @kernel
 def _sum_chosen(addresses, dy, parts, c: tl.constexpr):
-    """Sum ``dy`` by addressed slot; programs of a gate take some slots each."""
+    """Sum ``dy`` by addressed slot; each of a gate's programs handles some slots."""
     n_fours: tl.constexpr = 8 * ((c.n_samples + 31) // 32)
     gate, exists, slot, part = _gate_tiles.place_of_slots(c)
     total = tl.zeros((c.SLOTS, c.FEATURES, c.SAMPLES), c.ACC)
@@ -282,13 +282,13 @@ def _sum_chosen(addresses, dy, parts, c: tl.constexpr):
 
 @kernel
 def _fours(block, SAMPLES: tl.constexpr):
-    """Return the numbers of the words with the addresses of four samples each."""
+    """Return word numbers, each word with four samples' addresses."""
     return block.to(tl.int64) * (SAMPLES // 4) + tl.arange(0, SAMPLES // 4)
 
 
 @kernel
 def _read_bits(words, wires, gate, four, c: tl.constexpr):
-    """Return the addresses of four samples per word, from the bits of inputs."""
+    """Return four samples' addresses per word, from input bits."""
     n_words: tl.constexpr = (c.n_samples + 31) // 32
     exists = (four < 8 * n_words)[None, :]
     shift = ((four % 8) * 4).to(tl.int32)[None, :]

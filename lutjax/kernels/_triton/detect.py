@@ -1,25 +1,24 @@
-"""`lutjax.detect` in Triton, and the detection of a pair for other kernels.
+"""`lutjax.detect` in Triton, and pair detection for other kernels.
 
-Formula for sample ``b``, with the inputs of the pairs ``r`` of detector ``t`` and the closest pair
-``c``::
+Formula for sample ``b``, with detector ``t``'s pairs ``r`` and its closest pair ``c``::
 
     delta[r] = x[b, anchors[t, r, 0]] - x[b, anchors[t, r, 1]]
-    index[b, t] = sum over r of 2**r where delta[r] > 0 (and not |delta[r]| < epsilon)
+    index[b, t] = sum_r 2**r * [delta[r] > 0 and not |delta[r]| < epsilon]
     flip[b, t], margin[b, t] = 2**c, delta[c]
     dx[b, anchors[t, c, 0]] += dmargin[b, t];  dx[b, anchors[t, c, 1]] -= dmargin[b, t]
 
-Work: a forward program owns a tile of samples and a detector block. Backward, if inputs and
-detectors are few, a program owns a tile of samples and inputs, and compares its inputs with the
-ends of every closest pair; otherwise programs of samples and detectors scatter. The grid is
-one-dimensional: samples change fastest, then inputs, then detector blocks.
+Work: a forward program owns a sample tile and a detector block. Backward, if inputs and detectors
+are few, a program owns a sample and input tile, and compares its inputs with both ends of every
+closest pair; otherwise programs for samples and detectors scatter. The grid is one-dimensional:
+samples change fastest, then inputs, then detector blocks.
 
-Layout: arrays are detector-major, ``[T, B]``, and inputs ``[I, B]``, so the samples of a program
-are contiguous. Anchors are the same for all samples of a program.
+Layout: arrays are detector-major, ``[T, B]``, and inputs ``[I, B]``, so a program's samples are
+contiguous. A program's samples share their anchors.
 
-Numerics: deltas use the accumulator dtype; subnormal deltas give bit 0. The first of equal deltas
-is the closest, and the first NaN is closer than any number. The compared backward pass has a fixed
-order. The other one uses atomics, so its last bits differ between runs, except in fixed point.
-Anchors are clamped.
+Numerics: deltas use the accumulator dtype; subnormal deltas give bit 0. Among equal deltas the
+first is the closest, and the first NaN is closer than any number. The compared backward pass has a
+fixed order. The scattering pass uses atomics, so its last bits differ between runs, except in fixed
+point. Anchors are clamped.
 """
 
 from typing import Any
@@ -149,7 +148,7 @@ def _compare(x, anchors, index, flip, margin, c: tl.constexpr):
 
 @kernel
 def _collect(anchors, flip, d_margin, parts, c: tl.constexpr):
-    """Sum in a fixed order, by comparing every input with the ends of every closest pair."""
+    """Sum in a fixed order, by comparing every input with both ends of every closest pair."""
     UNROLL: tl.constexpr = min(c.DETECTORS, 4)
     sample, exists, inputs, input_exists, group = _row_tiles.place(c.n_samples, c.n_inputs, c.ROWS, c.INPUTS)
     last = tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)
@@ -178,7 +177,7 @@ def _scatter(anchors, flip, d_margin, dx, c: tl.constexpr):
 
 @kernel
 def _addend(anchors, flip, d_margin, t, sample, exists, c: tl.constexpr):
-    """Return both ends of each sample's closest pair, and the addend of the first end."""
+    """Return both ends of each sample's closest pair, and the first end's addend."""
     here = t.to(tl.int64) * c.n_samples + sample
     # A flip of a detection from elsewhere may name a missing pair, and is clamped to the last one.
     r = tl.minimum(pair_of(tl.load(flip + here, mask=exists, other=0)), c.n_pairs - 1)
@@ -190,7 +189,7 @@ def _addend(anchors, flip, d_margin, t, sample, exists, c: tl.constexpr):
 
 @kernel
 def _input(anchor, n_inputs: tl.constexpr, exists=True):
-    """Return the clamped input of an anchor."""
+    """Return an anchor's clamped input."""
     return tl.minimum(tl.maximum(tl.load(anchor, mask=exists, other=0), 0), n_inputs - 1)
 
 
@@ -203,7 +202,7 @@ def nothing(size: tl.constexpr, dtype: tl.constexpr):
 
 @kernel
 def bit(delta, r: tl.constexpr, EPSILON: tl.constexpr):
-    """Return a comparison's addend of the index."""
+    """Return a comparison's index addend."""
     is_set = is_above_zero(delta)
     if EPSILON != 0:
         is_set = is_set & ~(tl.abs(delta) < EPSILON)
@@ -212,14 +211,14 @@ def bit(delta, r: tl.constexpr, EPSILON: tl.constexpr):
 
 @kernel
 def is_above_zero(delta):
-    """Return whether a delta gives bit 1, as `lutjax.values._detection.is_above_zero`."""
+    """Return True where a delta gives bit 1, as `lutjax.values._detection.is_above_zero`."""
     # Compared with the least normal number: some devices flush subnormal differences to 0.
     return delta >= (2.0**-126 if delta.dtype == tl.float32 else 2.0**-1022)
 
 
 @kernel
 def is_closer(delta, margin, r: tl.constexpr):
-    """Return whether a delta is closer than the margin; the first of equals stays."""
+    """Return True where a delta is closer than the margin; the first of equals stays."""
     if r == 0:
         # Always true: the first pair counts also if its delta is infinite.
         return margin == margin
@@ -230,7 +229,7 @@ def is_closer(delta, margin, r: tl.constexpr):
 
 @kernel
 def pair_of(flip):
-    """Return the pair of a flip mask; 0 for no mask."""
+    """Return a flip mask's pair number; 0 for an empty mask."""
     # The exponent of a power of two, as a float32, is its logarithm.
     exponent = (flip.to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 255
     return tl.maximum(exponent - 127, 0)

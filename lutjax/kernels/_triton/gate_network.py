@@ -1,24 +1,24 @@
 """`lutjax.ops.gate_network` in Triton: all layers in one kernel per pass.
 
-Formula for gate ``g`` of a layer with the inputs ``a`` and ``b``, its coefficients ``c`` and the
-gradient ``dy`` of its output::
+Formula for a layer's gate ``g`` with inputs ``a`` and ``b``, coefficients ``c`` and output gradient
+``dy``::
 
     y = c[0] + c[1] * a + c[2] * b + c[3] * a * b
     passed[g, 0] = dy * (c[1] + c[3] * b);  passed[g, 1] = dy * (c[2] + c[3] * a)
-    dc = sums over samples of dy, dy * a, dy * b, dy * a * b
-    dy of a value = sum over its readers, in list order, of what they passed on
+    dc = dy, dy * a, dy * b, dy * a * b, each summed over samples
+    a value's dy = the gradients passed on by its readers, summed in list order
 
-Work: a program owns consecutive blocks of samples and computes all layers of one block after the
+Work: a program owns consecutive sample blocks and computes all layers for one block after the
 other. Samples are independent, so programs never wait for each other; within a program a barrier
 separates the layers. The backward pass evaluates all layers but the last again, and then walks
 back. Calls with an axis in front (networks side by side) have consecutive programs.
 
-Layout: each program has scratch rows of `SAMPLES` elements in global memory, few enough for the
-scratch of all concurrent programs to stay in the L2 cache. Forward it holds two layers in turn;
-backward, the values of all layers but the last, and the passed gradients of two layers in turn.
+Layout: each program has scratch rows with `SAMPLES` elements in global memory, few enough for all
+concurrent programs' scratch to stay in the L2 cache. Forward it holds two layers in turn; backward,
+all layers' values but the last, and two layers' passed gradients in turn.
 
-Numerics: the accumulator dtype. Coefficient gradients are sums of a program, added over programs
-in a fixed order. There are no atomics: results are the same in every run. Wire ids are clamped.
+Numerics: the accumulator dtype. Coefficient gradients are sums per program, added over programs in
+a fixed order. There are no atomics: results are the same in every run. Wire ids are clamped.
 """
 
 import functools
@@ -131,7 +131,7 @@ def backward(
 
 
 def _stacked(call: GateNetwork) -> GateNetwork:
-    """Return the call with an axis of length 1 in front of all arrays."""
+    """Return the call with a leading axis, of length 1, on all arrays."""
     stacked: GateNetwork = jax.tree.map(lambda a: a[None], call)
     return stacked
 
@@ -141,13 +141,13 @@ _FEW_READERS = 4
 
 
 def _readers(call: GateNetwork) -> tuple[jax.Array, jax.Array, jax.Array, int]:
-    """Return the fan-out lists of inputs and gates.
+    """Return the fan-out lists for inputs and gates.
 
-    Without lists for all layers, the wires are sorted by the value that they read.
+    Without lists for all layers, the wires are sorted by their input value.
 
     Returns:
-      Wire numbers within their layer; for each value the start of its list and the length of its
-      list; and the largest length, or 0 to look it up. The arrays have an axis of calls.
+      Wire numbers within their layer; each value's list start and list length; and the maximum
+      length, or 0 to look it up. The arrays have a call axis.
     """
     n_calls, n_inputs = call.x.shape[:2]
     read, lists = (n_inputs, *call.sizes[:-1]), call.readers or ()
@@ -180,12 +180,12 @@ def _of_each_call(numbers: np.ndarray, n_calls: int) -> jax.Array:
 
 
 def _bounds(call: GateNetwork) -> jax.Array:
-    """Return the first gate of each layer and the number of gates: int32 ``[layers + 1]``."""
+    """Return each layer's first gate and the number of gates: int32 ``[layers + 1]``."""
     return jnp.asarray([0, *(stop for _, stop in call.bounds())], jnp.int32)
 
 
 def _scratch(call: GateNetwork, arguments: dict[str, Any], rows: int) -> jax.ShapeDtypeStruct:
-    """Return scratch memory of `rows` rows for each program."""
+    """Return scratch memory with `rows` rows for each program."""
     size = arguments["programs"] * rows * arguments["SAMPLES"]
     return jax.ShapeDtypeStruct((max(size, 1),), accumulator(call.x.dtype, call.coefficients.dtype))
 
@@ -222,7 +222,7 @@ def _backward_rule(sizes: Sizes) -> Launch:
 
 
 def _rule(sizes: Sizes, rows: int, most: int) -> Launch:
-    """Return a config with enough programs, whose scratch of `rows` rows stays in the L2 cache."""
+    """Return a config whose programs fill the device, with `rows`-row scratch in the L2 cache."""
     narrow = sizes["outputs"] <= _NARROW and sizes["samples"] >= _MANY
     samples = 128 if narrow else 32
     while samples > 4 and (
@@ -252,9 +252,9 @@ def _rule(sizes: Sizes, rows: int, most: int) -> Launch:
 
 
 def _arguments(call: GateNetwork, how: Launch, device: Device) -> dict[str, Any]:
-    """Return arguments of `launch` and constants of kernels.
+    """Return `launch` arguments and kernel constants.
 
-    In the config, `rows` are samples, `detectors` sample blocks, and `outputs` gates of a tile.
+    In the config, `rows` are samples, `detectors` sample blocks, and `outputs` gates per tile.
     """
     n_calls, n_inputs, n_samples = call.x.shape
     # Scratch and tiles have one size for all layers, because `layer` is a run-time loop variable.
@@ -402,11 +402,11 @@ def _evaluate(
     source, STRIDE: tl.constexpr, column, coefficients, wires, begin, end, n_read,
     to, TO: tl.constexpr, to_column, there, c: tl.constexpr,
 ):  # fmt: skip
-    """Store the outputs of a layer, which reads `n_read` rows of `source`.
+    """Store a layer's outputs; the layer reads `n_read` rows from `source`.
 
     Args:
-      STRIDE, TO: elements between two rows of `source` and of `to`.
-      column, to_column: positions of the samples in a row of `source` and of `to`.
+      STRIDE, TO: elements between two rows in `source` and in `to`.
+      column, to_column: sample positions within a row in `source` and in `to`.
     """
     for first in range(begin, end, c.GATES):
         gate, exists = _tile(first, end, c)
@@ -426,11 +426,11 @@ def _go_back(
     behind, n_wires, order, starts, counts, behind_column,
     passed, parts, block, place, there, LAST: tl.constexpr, FIRST: tl.constexpr, c: tl.constexpr,
 ):  # fmt: skip
-    """Pass gradients on from a layer, and add to the sums of its gates.
+    """Pass gradients on from a layer, and add to its gates' sums.
 
     Args:
-      behind: for the last layer the output gradient; for other layers the gradients that the
-        `n_wires` wires of the following layer passed on.
+      behind: for the last layer the output gradient; for other layers the gradients passed on by
+        the following layer's `n_wires` wires.
     """
     for first in range(begin, end, c.GATES):
         gate, exists = _tile(first, end, c)
@@ -457,7 +457,7 @@ def _go_back(
 
 @kernel
 def _gather(passed, n_wires, order, starts, counts, value, exists, place, there, c: tl.constexpr):
-    """Sum what the readers of values passed on."""
+    """Sum the gradients passed on by the values' readers."""
     start = tl.load(starts + value)
     count = tl.load(counts + value, mask=exists, other=0)
     # A known bound avoids a reduction over the tile and its latency.
@@ -480,7 +480,7 @@ def _gather(passed, n_wires, order, starts, counts, value, exists, place, there,
 
 @kernel
 def _add(parts, gate, exists, g, a, b, block, c: tl.constexpr):
-    """Add to the four sums of gates, or store them for the first block."""
+    """Add to each gate's four sums, or store them for the first block."""
     with_a = g * a
     alone, both = tl.join(tl.sum(g, 1), tl.sum(g * b, 1)), tl.join(tl.sum(with_a, 1), tl.sum(with_a * b, 1))
     # The four sums of a gate are contiguous, so they are stored with one instruction.
@@ -494,7 +494,7 @@ def _add(parts, gate, exists, g, a, b, block, c: tl.constexpr):
 
 @kernel
 def _of_call(x, coefficients, wires, y, c: tl.constexpr):
-    """Offset the arrays to the call of this program; `y` are outputs or their gradients."""
+    """Offset the arrays to this program's call; `y` holds outputs or their gradients."""
     call = (tl.program_id(0) // c.PROGRAMS).to(tl.int64)
     return (
         x + call * (c.n_inputs * c.n_samples),
@@ -506,7 +506,7 @@ def _of_call(x, coefficients, wires, y, c: tl.constexpr):
 
 @kernel
 def _number(c: tl.constexpr):
-    """Return the number of this program among those of its call."""
+    """Return this program's number within its call."""
     return tl.program_id(0) % c.PROGRAMS
 
 
@@ -517,26 +517,26 @@ def _first_block(c: tl.constexpr):
 
 @kernel
 def _layer(bounds, layer):
-    """Return the first gate of the previous layer, of this layer, and of the next one."""
+    """Return the first gate in the previous, this, and the next layer."""
     return tl.load(bounds + layer - 1), tl.load(bounds + layer), tl.load(bounds + layer + 1)
 
 
 @kernel
 def _half(scratch, layer, rows: tl.constexpr, c: tl.constexpr):
-    """Return the half of some scratch memory that this layer uses; layers alternate."""
+    """Return the scratch memory half for this layer; layers alternate."""
     return scratch + (layer % 2) * (rows * c.SAMPLES)
 
 
 @kernel
 def _tile(first, end, c: tl.constexpr):
-    """Return gates or inputs of a tile, and whether they exist; missing ones repeat the last."""
+    """Return a tile's gates or inputs, and whether they exist; missing ones repeat the last."""
     number = first + tl.arange(0, c.GATES)
     return tl.minimum(number, end - 1), number < end
 
 
 @kernel
 def _input_of(wires, number, n_read):
-    """Return the value that a wire reads; ids out of range are clamped."""
+    """Return a wire's input value; out-of-range ids are clamped."""
     return tl.minimum(tl.maximum(tl.load(wires + number), 0), n_read - 1)
 
 
@@ -547,7 +547,7 @@ def _coefficient(coefficients, number: tl.constexpr, gate, c: tl.constexpr):
 
 @kernel
 def _read(source, STRIDE: tl.constexpr, row, column, exists, there, c: tl.constexpr):
-    """Read samples of rows; missing ones are 0. `exists` is None if all rows exist."""
+    """Read row samples; missing samples are 0. `exists` is None if all rows exist."""
     at = source + _place(row, STRIDE, column)
     if exists is not None:
         return tl.load(at, mask=exists[:, None] & there[None, :], other=0).to(c.ACC)

@@ -40,7 +40,7 @@ from lutjax.values._dtypes import accumulator
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """Samples, groups of positions, and warps of a program."""
+    """Samples, position groups, and warps per program."""
 
     samples: int
     groups: int
@@ -121,7 +121,7 @@ def backward(
 
 
 def _of_image(call: LogicTrees, of_parents: jax.Array, chosen: jax.Array, device: Device) -> jax.Array:
-    """Return the image gradient from those of the leaves' parents and the chosen positions."""
+    """Return the image gradient from the leaf parents' gradients and the chosen positions."""
     n_channels = call.n_channels
     # Without fan-out lists, leaves are sorted by channel.
     if call.readers is None:
@@ -158,7 +158,7 @@ def _of_image(call: LogicTrees, of_parents: jax.Array, chosen: jax.Array, device
 
 
 def _arguments(call: LogicTrees, device: Device, tile: Tile) -> dict[str, Any]:
-    """Return arguments of `launch` and constants of kernels."""
+    """Return `launch` arguments and kernel constants."""
     places, n_samples = call.places, call.x.shape[1]
     samples = _row_tiles.fitted(tile.samples, n_samples)
     groups = min(tile.groups, max(call.n_groups, 1))
@@ -283,7 +283,7 @@ def _reduce(x, coefficients, leaves, dy, parts, of_parents, chosen, c: tl.conste
 
 @kernel
 def _add(x, coefficients, leaves, order, bounds, of_parents, chosen, dx, c: tl.constexpr):
-    """Sum the gradient of one channel over the leaves that read it."""
+    """Sum one channel's gradient over its reading leaves."""
     channel = tl.program_id(0) % c.n_channels
     sample = (tl.program_id(0) // c.n_channels) * c.SAMPLES + tl.arange(0, c.SAMPLES)
     if c.LISTED:
@@ -341,7 +341,7 @@ def _own(c: tl.constexpr):
 
 @kernel
 def _place(group, place: tl.constexpr, c: tl.constexpr):
-    """Return where the window of a position begins in the image, and whether it exists."""
+    """Return a position's window start in the image, and whether it exists."""
     row = (group // c.COLUMNS) * c.POOL_ROWS + place // c.POOL_COLUMNS - c.AROUND_ROWS
     column = (group % c.COLUMNS) * c.POOL_COLUMNS + place % c.POOL_COLUMNS - c.AROUND_COLUMNS
     there = (row >= 0) & (row < c.PLACE_ROWS) & (column >= 0) & (column < c.PLACE_COLUMNS)
@@ -361,9 +361,9 @@ def _value_of_window(leaves, number, c: tl.constexpr):
 
 @kernel
 def _window(leaves, tree, c: tl.constexpr):
-    """Return the leaves of a tree at the first position: pixel ids, rows and columns.
+    """Return a tree's leaves at the first position: pixel ids, rows and columns.
 
-    Ids of leaves outside the image belong to other pixels and are masked by row and column.
+    Out-of-bounds leaves have ids of other pixels and are masked by row and column.
     """
     starts, rows, columns = _gate_tiles.nothing(), _gate_tiles.nothing(), _gate_tiles.nothing()
     for leaf in tl.static_range(c.LEAVES):
@@ -381,7 +381,7 @@ def _inside(row, column, c: tl.constexpr):
 
 @kernel
 def _pixel(image, channel, row, column, sample, c: tl.constexpr):
-    """Return addresses of the samples of pixels of a channel, a pixel per sample."""
+    """Return sample addresses for a channel's pixels, one pixel per sample."""
     # 64 bits for the channel; offsets within a channel are smaller.
     start = image + channel.to(tl.int64) * (c.HEIGHT * c.WIDTH * c.n_samples)
     return start + (row * c.WIDTH + column) * c.n_samples + sample[None, :]
@@ -389,7 +389,7 @@ def _pixel(image, channel, row, column, sample, c: tl.constexpr):
 
 @kernel
 def _output(tree, group, c: tl.constexpr):
-    """Return the offset of the samples of an output."""
+    """Return an output's sample offsets."""
     return (tree.to(tl.int64) * (c.ROWS * c.COLUMNS) + group) * c.n_samples
 
 

@@ -1,30 +1,29 @@
 """`lutjax.lookup_attention` in Triton.
 
-Formula for query ``j`` and every earlier key ``i`` that counts, in table ``t``, with
-``row = query bits | key bits | bits of their distance`` and ``other`` the row with the flip of a
-margin::
+Formula for query ``j`` and every counted earlier key ``i``, in table ``t``, with ``row = query bits
+| key bits | distance bits`` and ``other`` the row with a margin's flip::
 
-    y[j] = sum over t and i of weights[t, row]
+    y[j] = sum_{t, i} weights[t, row]
     dweights[t, row] += dy[j]
     dmargin += slope(margin) * <dy[j], weights[t, row] - weights[t, other]>
 
-Each pair changes the smaller margin of query and key, and in addition that of the position if it
-is smaller than both. With targets, an element of a row is a slot, which is added to one output.
+Each pair updates the smaller one of the query and key margin gradients, and in addition the
+position margin gradient if the position margin is smaller than both. With targets, a row element is
+a slot, which is added to one output.
 
-Work: a program owns one query of one sample (two for margins), a block of outputs and a block of
-detectors, and loops over blocks of `ROWS` keys. The grid is one-dimensional: queries change
-fastest, then samples, output blocks, and detector blocks. Late queries, which have most keys,
-start first, so that no long program is left at the end. Long sequences count reads
-(`_histograms`).
+Work: a program owns one query from one sample (two for margins), an output block and a detector
+block, and loops over blocks with `ROWS` keys. The grid is one-dimensional: queries change fastest,
+then samples, output blocks, and detector blocks. Late queries, which have most keys, start first,
+so that no long program is left at the end. Long sequences count reads (`_histograms`).
 
 Layout: bits and margins are ``[T, B, L]``, so a key block is contiguous. Concurrent programs read
 few tables, which stay in the L2 cache. Neighboring keys often share rows in the L1 cache.
 
-Numerics: sums use the accumulator dtype (float32 or float64) or, in fixed point, int32. Each
-output is summed by one program per detector block, whose parts are added in a fixed order. Tables,
-key and position margins and slots use atomics, so their last bits differ between runs, except in
-fixed point or where reads are counted. In a tie the key counts as closer than the query, and both
-as closer than the position; a NaN margin is never the smaller one. Row ids are clamped.
+Numerics: sums use the accumulator dtype (float32 or float64) or, in fixed point, int32. One program
+per detector block sums each output, and partial sums are added in a fixed order. Tables, key and
+position margins and slots use atomics, so their last bits differ between runs, except in fixed
+point or where reads are counted. In a tie the key counts as closer than the query, and both as
+closer than the position; a NaN margin is never the smaller one. Row ids are clamped.
 """
 
 import functools
@@ -47,7 +46,7 @@ from lutjax.values._fixed_point import addend_dtype, result
 from lutjax.values._row_rules import RowState
 
 AddRows = Callable[[DetectedPairs, jax.Array, Device, _row_additions.Addition], tuple[jax.Array, ...]]
-"""Adds `dy` to the row of every pair; returns `total`, and `touched`."""
+"""Adds `dy` to every pair's row; returns `total`, and `touched`."""
 
 
 def _supports(request: Request) -> str | None:
@@ -81,7 +80,7 @@ def forward(call: LookupAttention, *, device: Device) -> jax.Array:
 
 
 def _scattered(pairs: DetectedPairs, device: Device) -> jax.Array:
-    """Return the sums of the slots that reach each output, ``[B, Lq, O]``."""
+    """Return the slots summed by output, ``[B, Lq, O]``."""
     dtype = addend_dtype(pairs.weights.dtype, pairs.accumulate)
     tile = pairs.tile(launch_of("lookup_attention.forward", pairs.sizes, device, _forward_rule), device)
     (y,) = launch(
@@ -105,7 +104,7 @@ def backward(
 def backward_by(
     add_rows: AddRows, call: LookupAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    """Return the gradients; `add_rows` computes that of the tables."""
+    """Return the gradients; `add_rows` computes the table gradient."""
     pairs, found = DetectedPairs.of(call), {}
     if "weights" in needs:
         add = functools.partial(add_rows, pairs, cotangent, device)
@@ -124,7 +123,7 @@ def update(
 def update_by(
     add_rows: AddRows, call: LookupAttention, cotangent: jax.Array, step: Step, *, device: Device
 ) -> tuple[jax.Array, RowState]:
-    """Return updated tables and row state; `add_rows` sums the gradients of rows."""
+    """Return updated tables and row state; `add_rows` sums row gradients."""
     add = functools.partial(add_rows, DetectedPairs.of(call), cotangent, device)
     return _row_additions.update(call, step, add, device=device)
 
@@ -132,7 +131,7 @@ def update_by(
 def _margins(
     pairs: DetectedPairs, call: LookupAttention, dy: jax.Array, need_position: bool, device: Device
 ) -> dict[str, jax.Array]:
-    """Return the margin gradients of queries, keys and, if needed, positions."""
+    """Return margin gradients for queries, keys and, if needed, positions."""
     weights, query, key, position = call.weights, call.query, call.key, call.position
     of_products = _histograms.faster("margins", pairs)
     how = (
@@ -199,7 +198,7 @@ def _margins(
 def add_rows(
     pairs: DetectedPairs, dy: jax.Array, device: Device, addition: _row_additions.Addition
 ) -> tuple[jax.Array, ...]:
-    """Add `dy` to the row of every pair."""
+    """Add `dy` to every pair's row."""
     if _histograms.faster("table", pairs):
         return _histograms.add_rows(pairs, dy, device, addition)
     how = launch_of("lookup_attention.table", pairs.sizes, device, _table_rule)
@@ -528,7 +527,7 @@ def _add_slots(
 
 @kernel
 def _change(table, targets, t, bits, other_bits, slot, dy, j, counts, c: tl.constexpr):
-    """Return products of slots with their output gradients, minus those of the other row."""
+    """Return slot times output gradient, minus the other row's product."""
     exists = counts[:, None] & (slot < c.n_outputs)[None, :]
     of_query = dy + j[:, None] * c.WIDTH
     target = _targets(targets, t, bits, slot, exists, c)
@@ -551,7 +550,7 @@ def _change(table, targets, t, bits, other_bits, slot, dy, j, counts, c: tl.cons
 
 @kernel
 def _targets(targets, t, bits, slot, exists, c: tl.constexpr):
-    """Return the outputs of the slots of rows; -1 for none."""
+    """Return the row slots' output ids; -1 for none."""
     # All rows of a table, and all tables, may share one target list.
     slots = _row_tiles.list_of(bits, t, c)[:, None] * c.n_outputs + slot[None, :]
     return _row_tiles.target(targets, slots, exists, c.WIDTH)
@@ -559,11 +558,11 @@ def _targets(targets, t, bits, slot, exists, c: tl.constexpr):
 
 @kernel
 def _keys(j, b, start, blocks, c: tl.constexpr):
-    """Return which keys a query visits.
+    """Return the range of visited keys.
 
     Returns:
-      The position of the query among the keys, its first key, the end of its keys, and the number
-      of keys that its blocks contain.
+      The query's position among the keys, its first key, the end of its keys, and the number of
+      keys in its blocks.
     """
     place = j
     if c.START:
@@ -585,7 +584,7 @@ def _keys(j, b, start, blocks, c: tl.constexpr):
 
 @kernel
 def _key(number, low, j, blocks, c: tl.constexpr):
-    """Return the keys with these numbers: consecutive, or those of the selected blocks."""
+    """Return numbered keys: consecutive keys, or keys from the selected blocks."""
     if c.BLOCKS:
         of_query = blocks + j // c.QUERIES_OF_BLOCK * (2 * c.BLOCKS + 1)
         before = tl.load(of_query + tl.minimum(low // c.KEYS_OF_BLOCK, c.BLOCKS))
@@ -598,7 +597,7 @@ def _key(number, low, j, blocks, c: tl.constexpr):
 
 @kernel
 def _counts(visited, i, low, high, b, j, query_segments, key_segments, c: tl.constexpr):
-    """Return a mask of the keys of a block that count."""
+    """Return a mask for the counted keys in a block."""
     counts = visited
     # Selected blocks may extend beyond the first and the last key.
     if c.BLOCKS:
@@ -611,7 +610,7 @@ def _counts(visited, i, low, high, b, j, query_segments, key_segments, c: tl.con
 
 @kernel
 def _bits(query, key, position, t, b, j, i, place, exists, detector_exists, c: tl.constexpr):
-    """Return the row id of each pair."""
+    """Return each pair's row id."""
     sample = t.to(tl.int64) * c.n_samples + b
     bits = tl.load(query + sample * c.n_queries + j, mask=detector_exists, other=0)
     bits |= tl.load(key + sample * c.n_keys + i, mask=exists, other=0)

@@ -1,25 +1,25 @@
 """`lut_at_places` in Triton: detection inside the lookup.
 
-Formula for position ``n`` of a window, group ``g`` and detectors ``t`` of the group, with ``i``,
-``j`` and ``margin`` as in `lutjax.detect`, computed from the image wherever they are needed::
+Formula for window position ``n``, group ``g`` and its detectors ``t``, with ``i``, ``j`` and
+``margin`` as in `lutjax.detect`, computed from the image on demand::
 
-    y[n, g] = sum over t of weights[t, i]
+    y[n, g] = sum_t weights[t, i]
     dmargin[t, n] = slope(margin) * <dy[n, g], weights[t, i] - weights[t, j]>
     dweights[t, i] += dy[n, g]
     dx[a] += dmargin[t, n];  dx[b] -= dmargin[t, n]  for the ends (a, b) of the closest pair
 
-Work: programs of `_sum_rows` and `_multiply_and_add_rows` own a tile of positions and outputs, and
-a detector block of one group. The backward pass detects again, and stores margin gradients and
-closest pairs. A program of `_collect` then owns one channel of a block of pixels, and visits all
-pair ends that read the channel; each reads a pixel from at most one position.
+Work: `_sum_rows` and `_multiply_and_add_rows` programs own a position and output tile, and one
+group's detector block. The backward pass detects again, and stores margin gradients and closest
+pairs. A `_collect` program then owns one channel in a pixel block, and visits all pair ends that
+read the channel; each reads a pixel from at most one position.
 
-Layout: images are ``[B, H * W * C]``, channels last. Positions are numbered over all images.
-Margin gradients and pairs are ``[T, positions]``. Pair ends are sorted by channel.
+Layout: images are ``[B, H * W * C]``, channels last. Positions are numbered over all images. Margin
+gradients and pairs are ``[T, positions]``. Pair ends are sorted by channel.
 
 Numerics: the accumulator dtype. Image gradients, and outputs without targets, have a fixed order.
 Table gradients, and outputs with targets, use atomics, so their last bits differ between runs.
-Values outside the image are 0. The first of equal deltas is the closest, and NaN before any
-number.
+Values outside the image are 0. Among equal deltas the first is the closest, and NaN is closer than
+any number.
 """
 
 import dataclasses
@@ -176,10 +176,10 @@ def _programs(sizes: Sizes, rows: int, outputs: int) -> int:
 
 
 def _ends(call: LutAtPlaces) -> jax.Array:
-    """Return where every pair end reads, int32 ``[T, C, 2, 2]``.
+    """Return every pair end's read position, int32 ``[T, C, 2, 2]``.
 
-    The two integers are the distance from the first value of a window, and row and column in 16
-    bits each. A window of one pixel has only distances, ``[T, C, 2, 1]``.
+    The two integers are the distance from a window's first value, and row and column in 16 bits
+    each. A one-pixel window has only distances, ``[T, C, 2, 1]``.
     """
     _, width, channels = call.windows.image
     row, column, channel = jnp.unstack(call.windows.in_image(call.anchors), axis=-1)
@@ -195,7 +195,7 @@ def _targets(call: LutAtPlaces) -> jax.Array:
 
 
 def _geometry(call: LutAtPlaces) -> dict[str, Any]:
-    """Return kernel constants of pairs, images and windows."""
+    """Return kernel constants for pairs, images and windows."""
     windows = call.windows
     return {
         "n_pairs": call.anchors.shape[1],
@@ -218,7 +218,7 @@ def _geometry(call: LutAtPlaces) -> dict[str, Any]:
 def _arguments(
     call: LutAtPlaces, how: Launch, device: Device, *, all_outputs: bool = False
 ) -> dict[str, Any]:
-    """Return arguments of `launch` and constants of kernels that read tables."""
+    """Return `launch` arguments and constants for kernels that read tables."""
     n_detectors, n_rows, n_outputs = call.weights.shape
     n, number = len(call.x) * call.n_places, accumulator(call.weights.dtype)
     tile = _row_tiles.RowTile(how, n, n_outputs, n_detectors, device, all_outputs, n_groups=call.groups)
@@ -320,7 +320,7 @@ def _multiply_and_add_rows(x, weights, ends, targets, dy, d_margin, pair, d_weig
 
 @kernel
 def _collect(ends, order, starts, d_margin, pair, dx, c: tl.constexpr):
-    """Sum the gradient of one channel in a fixed order, over the pair ends that read it."""
+    """Sum one channel's gradient in a fixed order, over the pair ends that read it."""
     UNROLL: tl.constexpr = 4
     channel = tl.program_id(0) % c.CHANNELS
     pixel, exists = _row_tiles.block(c.PIXELS, c.n_pixels, tl.program_id(0) // c.CHANNELS)
@@ -363,11 +363,10 @@ def _collect(ends, order, starts, d_margin, pair, dx, c: tl.constexpr):
 
 @kernel
 def _window(sample, c: tl.constexpr):
-    """Return where the window of each position begins.
+    """Return each position's window start.
 
     Returns:
-      Index of its first value in the images, and its row and column, which may be outside the
-      image.
+      Index of its first value in the images, and its row and column, which may be out of bounds.
     """
     image, place = sample // c.PLACES, (sample % c.PLACES).to(tl.int32)
     row = place // c.PLACE_COLUMNS * c.DOWN - c.ABOVE
@@ -406,7 +405,7 @@ def _value(x, ends, number, first, row, column, exists, c: tl.constexpr):
 
 @kernel
 def _outputs(targets, sample, exists, output, output_exists, group, c: tl.constexpr):
-    """Return where the outputs of a group are stored, and whether they exist."""
+    """Return a group's output offsets, and whether they exist."""
     used = exists[:, None] & output_exists[None, :]
     if c.TARGETS:
         target = tl.load(targets + group * c.n_outputs + output, mask=output_exists, other=-1)

@@ -1,27 +1,27 @@
 """`lutjax.lut_pair_attention` in Triton.
 
-Formula for query ``j`` and every earlier key ``i`` that counts: detector ``t`` compares sums of
-the terms of their positions (`_xla._comparison_terms`)::
+Formula for query ``j`` and every counted earlier key ``i``: detector ``t`` compares sums over
+position terms (`_xla._comparison_terms`)::
 
     delta[r] = key[r, t, i] + query[r, t, j] + position[r, t, j - i - 1]
     row and closest comparison c as in `lutjax.detect`;  other = row ^ 2**c
-    y[j] = sum over t and i of weights[t, row]
+    y[j] = sum_{t, i} weights[t, row]
     ddelta[c] = slope(delta[c]) * <dy[j], weights[t, row] - weights[t, other]>, added to the terms
     dweights[t, row] += dy[j]
 
-Work: a program owns a query block of one sample, an output block and a detector block, and visits
-the keys block by block. A row of its tile is one pair of a query and a key. The kernel detects the
-pair from its terms, so nothing of the size of all pairs is stored. The grid is one-dimensional:
-query blocks change fastest, then samples, output blocks, and detector blocks. Late queries, which
-have most keys, start first.
+Work: a program owns one sample's query block, an output block and a detector block, and visits the
+keys block by block. A tile row is one query and key pair. The kernel detects the pair from its
+terms, so no array over all pairs is stored. The grid is one-dimensional: query blocks change
+fastest, then samples, output blocks, and detector blocks. Late queries, which have most keys, start
+first.
 
-Layout: terms are ``[comparisons, T, B, L]``, so the keys of a block are contiguous. Concurrent
-programs read few tables, which stay in the L2 cache.
+Layout: terms are ``[comparisons, T, B, L]``, so a block's keys are contiguous. Concurrent programs
+read few tables, which stay in the L2 cache.
 
-Numerics: sums use the accumulator dtype or, in fixed point, int32. Outputs are summed by one
-program per detector block, whose parts are added in a fixed order. Gradients of keys, positions
-and tables use atomics, so their last bits differ between runs, except in fixed point. The first of
-equal deltas is the closest one, and the first NaN is closer than any number.
+Numerics: sums use the accumulator dtype or, in fixed point, int32. One program per detector block
+sums outputs, and partial sums are added in a fixed order. Key, position and table gradients use
+atomics, so their last bits differ between runs, except in fixed point. Among equal deltas the first
+is the closest, and the first NaN is closer than any number.
 """
 
 import functools
@@ -105,7 +105,7 @@ def _gradient(pairs: "ComparedPairs", dy: jax.Array, device: Device) -> jax.Arra
 def _terms(
     pairs: "ComparedPairs", dy: jax.Array, needs: frozenset[str], device: Device
 ) -> tuple[jax.Array, ...]:
-    """Return the needed gradients of query, key and position terms, and of the tables."""
+    """Return the needed gradients for query, key and position terms, and for the tables."""
     terms, weights, accumulate = pairs.terms, pairs.call.weights, pairs.call.accumulate
     dtype = addend_dtype(terms.query.dtype, accumulate)
     n_pairs, n_detectors, n_samples, _ = terms.query.shape
@@ -154,14 +154,14 @@ def _terms(
 def _add_to_rows(
     pairs: "ComparedPairs", dy: jax.Array, device: Device, addition: _row_additions.Addition
 ) -> tuple[jax.Array, ...]:
-    """Add `dy` to the row of every pair."""
+    """Add `dy` to every pair's row."""
     how = launch_of("lut_pair_attention.table", pairs.sizes, device, _rule)
     tile = pairs.tile(how, device, n_detectors=addition.total.shape[0])
     return addition(_add_rows, *pairs.arrays, dy, **pairs.arguments(tile))
 
 
 class ComparedPairs:
-    """Pairs of queries and keys that kernels detect from terms."""
+    """Query and key pairs that kernels detect from terms."""
 
     def __init__(self, call: LutPairAttention):
         self.call, self.terms = call, Terms(call)
@@ -172,7 +172,7 @@ class ComparedPairs:
 
     @property
     def arrays(self) -> tuple[jax.Array, ...]:
-        """Arrays that every kernel reads, with placeholders for missing or empty ones."""
+        """Kernel input arrays, with placeholders for missing or empty arrays."""
         terms, call, unused = self.terms, self.call, jnp.zeros((1,), jnp.int32)
         of_places = (
             jnp.zeros((1,), terms.key.dtype) if a is None or not a.size else a
@@ -184,7 +184,7 @@ class ComparedPairs:
 
     @property
     def _most_keys(self) -> int:
-        """Largest number of keys of a query."""
+        """Maximum number of keys per query."""
         n_queries, n_keys = self.terms.query.shape[3], self.terms.key.shape[3]
         # Query 0 has no earlier key, unless `start` shifts the queries.
         most = n_keys if self.call.start is not None else max(min(n_keys, n_queries - 1), 0)
@@ -211,7 +211,7 @@ class ComparedPairs:
         return _row_tiles.RowTile(how, n_reads, n_outputs, n_tables, device, all_outputs)
 
     def arguments(self, tile: _row_tiles.RowTile) -> dict[str, Any]:
-        """Return arguments of `launch` and constants of kernels."""
+        """Return `launch` arguments and kernel constants."""
         n_pairs, n_detectors, n_samples, n_queries = self.terms.query.shape
         # Rows beyond the keys of a block become further queries.
         keys = _row_tiles.fitted(min(tile.rows, _KEYS), self._most_keys)
@@ -426,7 +426,7 @@ def _place(n_outputs: tl.constexpr, c: tl.constexpr):
 
 @kernel
 def _queries(block, start, c: tl.constexpr):
-    """Return the query of each row of a tile, and its position among the keys."""
+    """Return each tile row's query, and its position among the keys."""
     j = block * c.QUERIES + tl.arange(0, c.QUERIES * c.KEYS) // c.KEYS
     if c.START:
         return j, j + tl.load(start).to(tl.int64)
@@ -436,7 +436,7 @@ def _queries(block, start, c: tl.constexpr):
 
 @kernel
 def _keys(block, start, c: tl.constexpr):
-    """Return the first key that some query of a block reads, and the end of these keys."""
+    """Return the first key that a block's queries read, and the end of these keys."""
     # 64 bits: `start` is an argument, and a sum in int32 could overflow before it is clamped.
     first = (block * c.QUERIES).to(tl.int64)
     last = tl.minimum(first + c.QUERIES, c.n_queries) - 1
@@ -451,7 +451,7 @@ def _keys(block, start, c: tl.constexpr):
 
 @kernel
 def _counts(b, i, j, place, query_segments, key_segments, c: tl.constexpr):
-    """Return a mask of the pairs of a tile that count."""
+    """Return a mask for a tile's counted pairs."""
     # Blocks cover the keys of their last query; each query masks those at or after its own
     # position.
     counts = (j < c.n_queries) & (i < c.n_keys) & (i < place)
@@ -465,11 +465,11 @@ def _counts(b, i, j, place, query_segments, key_segments, c: tl.constexpr):
 
 @kernel
 def _detection(key, query, position, parts, t, b, i, j, place, counts, PARTS: tl.constexpr, c: tl.constexpr):
-    """Detect the pairs of a tile.
+    """Detect the pairs in a tile.
 
     Returns:
-      Row, flip and margin of each pair, the number of its closest comparison, and the parts that
-      this comparison reads if `PARTS`.
+      Each pair's row, flip and margin, its closest comparison's number, and, if `PARTS`, the values
+      that this comparison reads.
     """
     index, flip, margin = detect.nothing(counts.shape[0], key.dtype.element_ty)
     closest, of_closest = tl.zeros_like(index), tl.zeros_like(index)

@@ -1,24 +1,23 @@
 """`lutjax.soft_lut` in Triton.
 
-Formula for gate ``g`` with the bits ``x[0] ... x[n - 1]`` of its wires, and the slots ``a`` of its
-table::
+Formula for gate ``g`` with wire bits ``x[0] ... x[n - 1]`` and table slots ``a``::
 
-    share[a] = product over k of (x[k] if bit k of a is set else 1 - x[k])
-    y = sum over a of table[a] * share[a];  dtable[a] = sum over samples of dy * share[a]
-    dx[k] += dy * (sum over a with bit k of (table[a] - table[a without bit k])
-                   * share of the other bits)
+    share[a] = prod_k (x[k] if bit k in a is set else 1 - x[k])
+    y = sum_a table[a] * share[a];  dtable[a] = sum over samples: dy * share[a]
+    dx[k] += dy * (sum over a with bit k: (table[a] - table[a without bit k])
+                   * share over the other bits)
 
-Work: a program owns a tile of gates and samples; where inputs gather from their readers, a tile of
-inputs and samples. Backward, tables over two bits are bilinear gates, whose kernel reads
-everything once. The low four bits of an address are unrolled as nested linear interpolations; a
-loop visits the values of the high bits, so code size does not grow with ``2**n``.
+Work: a program owns a gate and sample tile; where inputs gather from their readers, an input and
+sample tile. Backward, tables over two bits are bilinear gates, whose kernel reads everything once.
+An address's low four bits are unrolled as nested linear interpolations; a loop visits the high-bit
+values, so code size does not grow with ``2**n``.
 
-Layout: ``[features, samples]``, see `_gate_tiles`. The slots of a gate are contiguous.
+Layout: ``[features, samples]``, see `_gate_tiles`. A gate's slots are contiguous.
 
 Numerics: the accumulator dtype. With fan-out lists input gradients have a fixed order: up to four
 bits they are recomputed for each reader, with more they are stored per wire and then gathered.
-Without lists they use atomics, and their last bits differ between runs. Table gradients are
-partial sums of programs, added in a fixed order. Wire ids are clamped.
+Without lists they use atomics, and their last bits differ between runs. Table gradients are partial
+sums per program, added in a fixed order. Wire ids are clamped.
 """
 
 from typing import Any
@@ -84,7 +83,7 @@ def backward(
 
 
 def _of_gates(call: SoftLut, dy: jax.Array, needs: frozenset[str], device: Device) -> dict[str, jax.Array]:
-    """Return the gradients of tables over two bits, which are bilinear gates."""
+    """Return the gradients for two-bit tables, which are bilinear gates."""
     t0, t1, t2, t3 = call.table.astype(accumulator(call.x.dtype, call.table.dtype)).T
     # The polynomial ``t0 + (t1 - t0) a + (t2 - t0) b + (t0 - t1 - t2 + t3) a b``; the table
     # gradient below is its transpose.
@@ -124,7 +123,7 @@ def _of_inputs(call: SoftLut, dy: jax.Array, device: Device) -> jax.Array:
 
 
 def _gathered(call: SoftLut, readers: jax.Array, dy: jax.Array, device: Device) -> jax.Array:
-    """Return the sum of wire gradients of each input, recomputed for each reader."""
+    """Return each input's summed wire gradients, recomputed for each reader."""
     tile = _gate_tiles.GateTile.of("soft_lut.readers", _readers_rule, call, device, of_inputs=True)
     (dx,) = launch(
         _gather,
@@ -156,7 +155,7 @@ def _differences(table: jax.Array) -> jax.Array:
 
 
 def _collected(call: SoftLut, readers: jax.Array, by_wire: jax.Array, device: Device) -> jax.Array:
-    """Return the sum of stored wire gradients of each input."""
+    """Return each input's summed stored wire gradients."""
     tile = _gate_tiles.GateTile.of("soft_lut.inputs", _inputs_rule, call, device, of_inputs=True)
     (dx,) = launch(
         _collect,
@@ -218,7 +217,7 @@ def _interpolate(x, table, wires, y, c: tl.constexpr):
 
 @kernel
 def _differentiate(x, table, wires, dy, received, c: tl.constexpr):
-    """Store the gradient of each wire, or add it to that of its input."""
+    """Store each wire's gradient, or add it to its input gradient."""
     gate, exists, part = _gate_tiles.place(c.n_gates, c)
     slots = table + gate * c.n_slots
     for block in range(part * c.BLOCKS, _gate_tiles.last_block(part, c)):
@@ -295,7 +294,7 @@ def _gather(x, differences, wires, readers, used, dy, dx, c: tl.constexpr):
 
 @kernel
 def _sum_shares(x, wires, dy, parts, c: tl.constexpr):
-    """Sum ``dy`` times the share of each slot; programs of a gate take some slots each."""
+    """Sum ``dy`` times each slot's share; each of a gate's programs handles some slots."""
     gate, exists, slot, part = _gate_tiles.place_of_slots(c)
     total = tl.zeros((c.SLOTS, c.FEATURES, c.SAMPLES), c.ACC)
     for block in range(part * c.BLOCKS, _gate_tiles.last_block(part, c)):
@@ -317,7 +316,7 @@ def _sum_shares(x, wires, dy, parts, c: tl.constexpr):
 
 @kernel
 def _read(x, wires, gate, sample, c: tl.constexpr):
-    """Return the values of the wires of gates, least significant bit first."""
+    """Return the gates' wire values, least significant bit first."""
     bits = _gate_tiles.nothing()
     for place in tl.static_range(c.PLACES):
         row = _gate_tiles.input_of(wires, gate * c.PLACES + place, c)
@@ -339,7 +338,7 @@ def _is_set(number, place: tl.constexpr):
 
 @kernel
 def _share(bits, high, LOW: tl.constexpr, PLACES: tl.constexpr, EXCEPT: tl.constexpr):
-    """Return the product of the high bits' factors, without the factor of place `EXCEPT`."""
+    """Return the product of the high-bit factors, without the factor at position `EXCEPT`."""
     share = tl.zeros_like(bits[0]) + 1
     for place in tl.static_range(LOW, PLACES):
         if place != EXCEPT:

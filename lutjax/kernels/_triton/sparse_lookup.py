@@ -263,12 +263,12 @@ def _add_rows(index, targets, dy, step, first, unused0, unused1, total, touched,
 
 @kernel
 def _row(index, t, sample, exists, c: tl.constexpr):
-    """Return the addressed row of each sample, counted from the first row of the first table."""
+    """Return each sample's addressed row, counted from the first table's first row."""
     row = tl.load(index + t.to(tl.int64) * c.n_samples + sample, mask=exists, other=0)
     return _row_tiles.clamped(row, t, c)
 
 
 @kernel
 def _list(row, t, c: tl.constexpr):
-    """Return the target list of each row, counted from the first row of the first table."""
+    """Return each row's target list, counted from the first table's first row."""
     return _row_tiles.list_of(row - t.to(tl.int64) * c.n_rows, t, c)

@@ -1,14 +1,14 @@
 """`lutjax.weighted_lookup` in Triton.
 
-Formula for sample ``b``, group ``g``, tables ``t`` of the group and ways ``k``, with
+Formula for sample ``b``, group ``g``, its tables ``t`` and ways ``k``, with
 ``i = index[b, t, k]``::
 
-    y[b, g] = sum over t and k of coefficients[b, t, k] * weights[t, i]
+    y[b, g] = sum_{t, k} coefficients[b, t, k] * weights[t, i]
     dcoefficients[b, t, k] = <dy[b, g], weights[t, i]>
     dweights[t, i] += coefficients[b, t, k] * dy[b, g]
 
-Work, layout and numerics: see `_weighted_rows`, which has the kernels. In sums and additions a
-coefficient of 0 masks its row, which is neither read nor added to. Ways beyond `valued` only have
+Work, layout and numerics: see `_weighted_rows`, which has the kernels. In sums and additions a 0
+coefficient masks its row, which is neither read nor added to. Ways beyond `valued` only have
 coefficient gradients.
 """
 
@@ -78,7 +78,7 @@ def _add_to_rows(
 
 
 def _valued(call: WeightedLookup) -> _weighted_rows.Reads:
-    """Return the reads of the ways with values."""
+    """Return the reads for the ways with values."""
     # ``[T, K, n]``: tile samples are contiguous.
     index, coefficients = (a[..., : call.valued].transpose(1, 2, 0) for a in (call.index, call.coefficients))
     return _weighted_rows.Reads(index, coefficients, call.groups)
