@@ -1,8 +1,9 @@
-"""Check what was compiled: ``python native/check_objects.py FOLDER``, the folder of the build.
+"""Check compiled objects: ``python native/check_objects.py BUILD_FOLDER``.
 
-The kernels are compiled once for each level of instructions. A function that the linker may take from any of several objects, a weak
-symbol, would be taken from one for all of them: an older CPU then meets instructions that it does not have. Nor may an object have
-instructions of a level above its own; what is compiled once, for all levels, has those of the lowest.
+Kernels are compiled once per instruction level. Kernel objects must not define weak symbols: a
+linker merges a weak symbol from several objects into one, so an older CPU could execute
+instructions it lacks. Objects must not contain instructions above their own level, and shared code
+must use only the lowest level.
 """
 
 import re
@@ -17,17 +18,17 @@ _ABOVE = {"kernels_v2": _OF_V3, "kernels_v3": _OF_V4, "lutjax_cpu": _OF_V3}
 
 
 def objects(folder: Path, target: str) -> list[Path]:
-    """Return the objects of a target, such as ``kernels_v2``; ``*`` stands for any."""
+    """Return a target's objects, such as ``kernels_v2``; ``*`` matches any target."""
     return sorted(path for end in ("o", "obj") for path in folder.glob(f"**/{target}.dir/**/*.{end}"))
 
 
 def weak_symbols(path: Path) -> list[str]:
-    """Return the symbols of an object that a linker may merge."""
+    """Return an object's weak symbols, which a linker may merge."""
     return _WEAK.findall(_text("nm", "-C", path))
 
 
 def instructions_above(path: Path, target: str) -> list[str]:
-    """Return the instructions of an object for x86-64 that CPUs of its level may lack."""
+    """Return x86-64 instructions above the object's level."""
     text = _text("objdump", "-d", "--no-show-raw-insn", path)
     return re.findall(_ABOVE[target], text) if "x86-64" in text and target in _ABOVE else []
 

@@ -1,7 +1,7 @@
 """Build a wheel for any Linux with glibc 2.28 or newer: ``python native/manylinux.py FOLDER``.
 
-The compiler is that of the package `ziglang`, which links against the C library that it is asked for; `auditwheel` says whether the
-wheel is what it claims.
+The `ziglang` package provides the compiler, which links against the requested C library.
+`auditwheel` verifies the wheel's platform tag.
 """
 
 import os
@@ -26,7 +26,7 @@ exec "{python}" -E -m ziglang c++ -target {target} "$@"
 
 
 def build(folder: Path, work: Path) -> Path:
-    """Return the wheel in ``folder``; ``work`` holds the compiler and what it makes."""
+    """Return the wheel in ``folder``; ``work`` holds the compiler and build output."""
     machine = platform.machine()
     compiler = work / "c++"
     target = f"{machine}-linux-gnu.{GLIBC}"
@@ -58,7 +58,7 @@ def build(folder: Path, work: Path) -> Path:
 
 
 def main() -> None:
-    """Write the wheel into the folder that is named."""
+    """Write the wheel into the given folder."""
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as work:

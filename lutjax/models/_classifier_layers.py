@@ -68,8 +68,8 @@ def _layer(config: Any, n_in: int, n_out: int, *, last: bool, rngs: nnx.Rngs, **
 def _wires_of_classes(n_votes: int, n_classes: int, n_inputs: int) -> np.ndarray:
     """Return wires for vote tables that each read one class: int32 ``[tables, n_inputs]``.
 
-    Tables are ordered by class, with as many for each class. The last table of a class reads its
-    first votes again if the number of votes is not a multiple of the inputs.
+    Tables are ordered by class, with as many for each class. A class's last table reads its first
+    votes again if the vote count is not a multiple of the inputs.
     """
     size = n_votes // n_classes
     within = np.arange(-(-size // n_inputs) * n_inputs, dtype=np.int32) % size
@@ -90,7 +90,7 @@ class _Majority:
 
 
 def _reducing(config: Any, n_in: int, wires: Array, **options: Any) -> SoftLUT:
-    """Return tables that reduce the number of votes."""
+    """Return tables that reduce the vote count."""
     init = _WithNoise(_Majority(2.0), config.noise)
     options |= {"estimator": config.estimator, "feature_axis": 0, "table_init": init}
     return SoftLUT(n_in, len(wires), n_inputs=wires.shape[1], wires=wires, **options)

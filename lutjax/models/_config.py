@@ -1,4 +1,4 @@
-"""Configs of models as dictionaries, for checkpoints."""
+"""Model configs as dictionaries, for checkpoints."""
 
 import dataclasses
 import re
@@ -9,16 +9,19 @@ from lutjax.arguments import checked, plain, require_rngs, shown
 from lutjax.models._fields import MOST_INT, check_floats
 
 MOST_THRESHOLDS, MOST_LAYERS, MOST_DEPTH = 1 << 16, 1 << 12, 16
-"""Most thresholds of a number, layers of a network, and gates between the leaves and the root of a tree."""
+"""Maximum thresholds per number, layers per network, and gates between a tree's leaves and root."""
 
 C = TypeVar("C")
 
 FOLLOWS = {"option": False}
-"""Metadata of a field that follows from something else in a training run, and so is no option of a command."""
+"""Metadata for fields that a training run derives from other settings.
+
+These fields are not command-line options.
+"""
 
 
 def require_arguments(model: Any, config: Any, kind: type, rngs: Any) -> None:
-    """Raise TypeError if a model gets a config of another kind, such as a dictionary, or no `nnx.Rngs`."""
+    """Raise TypeError if a model gets another config type, such as a dict, or no `nnx.Rngs`."""
     where = type(model).__name__
     if not isinstance(config, kind):
         raise TypeError(
@@ -28,7 +31,7 @@ def require_arguments(model: Any, config: Any, kind: type, rngs: Any) -> None:
 
 
 class Config:
-    """A base of dataclasses of what JSON can hold and of tuples, which lists and arrays become."""
+    """Config dataclass base with JSON values and tuples; lists and arrays become tuples."""
 
     def __post_init__(self) -> None:
         where, fields = type(self).__name__, {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
@@ -42,7 +45,7 @@ class Config:
         check_floats(self, f"{where}: ")
 
     def _check_sizes(self, **least: int) -> None:
-        """Raise ValueError if a field, or an entry of one that is a tuple, is smaller than its least value; None is not."""
+        """Raise ValueError if a field, or a tuple's entry, is below its minimum; None passes."""
         for name, smallest in least.items():
             value = getattr(self, name)
             if (
@@ -54,7 +57,7 @@ class Config:
                 )
 
     def _check_most(self, **most: int) -> None:
-        """Raise ValueError if a field is larger than its largest value, before anything is made of so many parts."""
+        """Raise ValueError if a field exceeds its maximum, before any parts are built."""
         for name, largest in most.items():
             if getattr(self, name) > largest:
                 raise ValueError(
@@ -62,10 +65,10 @@ class Config:
                 )
 
     def _check_spec(self, spec: Callable[..., Any], options: Mapping[str, Any], **fields: str) -> None:
-        """Raise the ValueError of a spec that refuses its options, with the names of this config's fields.
+        """Re-raise a spec's ValueError with this config's field names.
 
         Args:
-          fields: the field that gives an option of the spec, by the option's name.
+          fields: config field for each spec option.
         """
         try:
             spec(**options)
@@ -81,7 +84,7 @@ class Config:
 
     @classmethod
     def from_dict(cls: type[C], fields: Mapping[str, Any]) -> C:
-        """Return the config that `to_dict` made these fields of, or JSON of them.
+        """Return the config for fields from `to_dict`, or from its JSON.
 
         Raises:
           ValueError, TypeError: a field is unknown, missing or impossible.

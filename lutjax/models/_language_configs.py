@@ -1,4 +1,4 @@
-"""Configs of the language models, importable without JAX."""
+"""Language model configs, importable without JAX."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from lutjax.names import FLOATS, PLACEMENTS, READS
 FEED_FORWARD = ("projection_lut", "scored_lut", "lut", "dense")
 
 SCORED = ("projection_lut", "scored_lut")
-"""Those whose tables are read by scores."""
+"""Layer kinds whose tables are read by scores."""
 
 ATTENTION = ("concatenated", "pair", "pair_interleaved")
 MEMORY = ("window", "counts")
@@ -115,11 +115,11 @@ class GPTConfig(Config):
 
     @property
     def param_dtype(self) -> str:
-        """Dtype of the parameters."""
+        """Parameter dtype."""
         return "float64" if self.dtype == "float64" else "float32"
 
     def projection_lut_options(self) -> dict[str, Any]:
-        """Options of each feed-forward layer of scored tables."""
+        """Options for each scored feed-forward layer."""
         from lutjax.models._gpt_parts import READS, STANDARD_DEVIATION, MatrixNormal
 
         projected = self.feed_forward == "projection_lut"
@@ -140,11 +140,11 @@ class GPTConfig(Config):
 
     @property
     def memory_places(self) -> tuple[int, ...]:
-        """Numbers of the layers before which there is a memory."""
+        """Layer numbers that are preceded by a memory."""
         return self.memory_layers if self.memory else ()
 
     def memory_options(self, place: int) -> dict[str, Any]:
-        """Options of the memory before a layer."""
+        """Options for the memory before a layer."""
         return {
             "features": self.features,
             "orders": self.memory_orders,
@@ -158,7 +158,7 @@ class GPTConfig(Config):
         }
 
     def lut_options(self) -> dict[str, Any]:
-        """Options of each feed-forward layer of tables alone."""
+        """Options for each feed-forward layer that consists only of tables."""
         return {
             "in_features": self.features,
             "out_features": self.features,
@@ -259,7 +259,7 @@ class LUTTransformerConfig(Config):
             self._check_spec(specifications.LUTSpec, options, **names)
 
     def attention_options(self) -> dict[str, Any]:
-        """Options of each attention layer."""
+        """Options for each attention layer."""
         interleave = (
             {} if self.attention == "concatenated" else {"interleave": self.attention == "pair_interleaved"}
         )
@@ -277,11 +277,11 @@ class LUTTransformerConfig(Config):
         }
 
     def ffn_options(self) -> dict[str, Any]:
-        """Options of the tables in each layer."""
+        """Options for each layer's tables."""
         return self._table_options(self.features, self.ffn_detectors, self.ffn_anchors)
 
     def unembed_options(self) -> dict[str, Any]:
-        """Options of the last tables."""
+        """Options for the unembedding tables."""
         detectors = self.ffn_detectors if self.unembed_detectors is None else self.unembed_detectors
         anchors = self.ffn_anchors if self.unembed_anchors is None else self.unembed_anchors
         return self._table_options(self.vocab_size, detectors, anchors)
@@ -297,7 +297,7 @@ class LUTTransformerConfig(Config):
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "LUTTransformerConfig":
-        """Return the config that `to_dict` made these fields of.
+        """Return the config for fields from `to_dict`.
 
         Raises:
           ValueError: a field is unknown or missing.

@@ -1,4 +1,4 @@
-"""Configs of the logic models, importable without JAX."""
+"""Logic model configs, importable without JAX."""
 
 import dataclasses
 import itertools
@@ -16,7 +16,7 @@ N_NEIGHBORS = 8
 CLASSIFIER_TABLES = ("gates", "light", "walsh", "raw", "binary")
 TREE_TABLES = ("gates", *PARAMETERIZATIONS)
 EDGES = ("right - left", "below - above", "right - 2 middle + left", "below - 2 middle + above")
-"""Edges of each channel: first and second differences of neighbors."""
+"""Edges per channel: first and second differences between neighbors."""
 
 PerLayer = int | tuple[int, ...]
 _PER_LAYER = ("depth", "kernel", "stride", "padding", "pool", "pool_padding", "channels_per_kernel")
@@ -177,7 +177,7 @@ class LogicClassifierConfig(Config):
 
     @property
     def reducing(self) -> tuple[int, ...]:
-        """Tables of each layer that makes fewer votes of the votes of all classes."""
+        """Tables in each layer that reduces the votes, over all classes."""
         sizes, size = [], self.layers[-1] // self.n_classes
         for n_inputs in self.reduce:
             size = -(-size // n_inputs)
@@ -185,7 +185,7 @@ class LogicClassifierConfig(Config):
         return tuple(sizes)
 
     def wiring_of(self, layer: int) -> Any:
-        """Return the wiring of a layer of gates, counted from 0, as `lutjax.layers.nnx.LogicGates` takes it."""
+        """Return a gate layer's wiring for `lutjax.layers.nnx.LogicGates`; layers count from 0."""
         name = self._wirings[min(layer, len(self._wirings) - 1)]
         if name != "windows":
             return name
@@ -196,7 +196,7 @@ class LogicClassifierConfig(Config):
 
     @property
     def kind(self) -> str:
-        """The trained form of each gate or table, one of `CLASSIFIER_TABLES`."""
+        """Trained form of the gates or tables, one of `CLASSIFIER_TABLES`."""
         return self.tables or ("gates" if self.n_inputs == 2 else "light")
 
 
@@ -317,12 +317,13 @@ class LogicTreeNetConfig(Config):
 
     @classmethod
     def cifar10(cls, size: str = "S") -> "LogicTreeNetConfig":
-        """Return the published network for CIFAR-10 of a size: ``"S"``, ``"M"``, ``"B"``, ``"L"`` or ``"G"``.
+        """Return the published CIFAR-10 network.
 
-        B, L and G read bits of edges and of curvature, too. How these are made is a choice of this package; see `edges`.
+        Sizes are ``"S"``, ``"M"``, ``"B"``, ``"L"`` and ``"G"``. B, L and G also read edge and
+        curvature bits, in this package's own definition; see `edges`.
 
         Raises:
-          ValueError: there is no such size.
+          ValueError: unknown size.
         """
         k, n_thresholds, tau, n = _published("cifar10", size, _CIFAR10)
         return cls(
@@ -339,10 +340,10 @@ class LogicTreeNetConfig(Config):
 
     @classmethod
     def mnist(cls, size: str = "S") -> "LogicTreeNetConfig":
-        """Return the published network for MNIST of a size: ``"S"``, ``"M"`` or ``"L"``.
+        """Return the published MNIST network: size ``"S"``, ``"M"`` or ``"L"``.
 
         Raises:
-          ValueError: there is no such size.
+          ValueError: unknown size.
         """
         k, n_thresholds, tau, n = _published("mnist", size, _MNIST)
         return cls(
@@ -357,13 +358,13 @@ class LogicTreeNetConfig(Config):
         )
 
     def tree_specs(self) -> list[Any]:
-        """Return the specs of the layers of trees."""
+        """Return the tree layer specs."""
         from lutjax.layers.specifications import LogicConvSpec
 
         return [LogicConvSpec(**arguments) for arguments in self.tree_arguments()]
 
     def tree_arguments(self) -> list[dict[str, Any]]:
-        """Return the arguments of each layer of trees."""
+        """Return each tree layer's arguments."""
         from lutjax.layers.specifications import LogicConvSpec
 
         height, width, _ = self.in_shape
@@ -380,7 +381,7 @@ class LogicTreeNetConfig(Config):
         return every
 
     def gate_arguments(self) -> list[dict[str, Any]]:
-        """Return the arguments of each layer of gates: of `LogicGates`, or of `SoftLUT` where gates are tables."""
+        """Return each gate layer's arguments for `LogicGates` or, with tables, `SoftLUT`."""
         kind: dict[str, Any] = {"wiring": self.wiring, "candidates": self.candidates}
         kind |= {} if self.tables == "gates" else {"n_inputs": self.n_inputs, "parameterization": self.tables}
         sizes = (math.prod(self.tree_specs()[-1].out_shape), *self.layers)
@@ -399,17 +400,17 @@ class LogicTreeNetConfig(Config):
 
     @property
     def n_maps(self) -> int:
-        """Number of maps that become bits: channels, and the edges of each."""
+        """Number of binarized maps: channels, and each channel's edges."""
         return self.in_shape[2] * (1 + len(EDGES) if self.edges else 1)
 
     @property
     def n_gates(self) -> int:
-        """Number of gates that are trained. A tree is at many places of the image."""
+        """Number of trained gates. A tree's gates count once for all image positions."""
         return sum(sum(spec.levels) for spec in self.tree_specs()) + sum(self.layers)
 
     @property
     def n_gates_at_places(self) -> int:
-        """Number of gates of the circuit before it is simplified, those of trees at all places of the image."""
+        """Number of circuit gates before simplification, with trees at all image positions."""
         return sum(sum(spec.levels) * math.prod(spec.places) for spec in self.tree_specs()) + sum(self.layers)
 
 
@@ -482,17 +483,17 @@ class LogicCAConfig(Config):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Gates of every layer, all kernels together."""
+        """Gates per layer, over all kernels."""
         return (*(self.kernels * n for n in self.perception), *self.update)
 
     @property
     def n_gates(self) -> int:
-        """Gates in all; a perception circuit counts once, whatever the number of channels."""
+        """Total gates; a perception circuit counts once for all channels."""
         return sum(self.sizes)
 
     @property
     def wired(self) -> tuple[tuple[int, int, int], ...]:
-        """Copies, inputs and gates of every layer but the first."""
+        """Copies, inputs and gates for every layer but the first."""
         perceived = self.channels * (1 + self.kernels * self.perception[-1])
         return (
             *((self.kernels, *sizes) for sizes in zip(self.perception, self.perception[1:], strict=False)),

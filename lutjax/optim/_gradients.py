@@ -1,4 +1,4 @@
-"""Norms of gradients, dense or sparse."""
+"""Gradient norms, dense or sparse."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ __all__ = ["clip_by_global_norm", "global_norm"]
 
 
 def global_norm(gradients: Any) -> jax.Array:
-    """Return the norm of all gradients as one vector, like `optax.global_norm` for dense gradients.
+    """Return the joint norm over all gradients, like `optax.global_norm` for dense gradients.
 
-    Gradients of repeated reads of a row are summed first. This takes about as long as a row-rule
+    A row's gradients from repeated reads are summed first. This takes about as long as a row-rule
     step, and never allocates an array with the shape of the table, except inside a `jax.shard_map`
     with replicated tables.
 

@@ -30,8 +30,8 @@ class OptimizerState(NamedTuple):
 
     Attributes:
       step: completed steps, int32; it saturates at the int32 maximum.
-      rows: row state of each table, by table name.
-      rest: Optax state of the other parameters, with lists in place of parameter trees.
+      rows: row state by table name.
+      rest: Optax state for other parameters, with lists in place of parameter trees.
     """
 
     step: jax.Array
@@ -43,15 +43,15 @@ class OptimizerState(NamedTuple):
 class Optimizer:
     """Optimizer that updates tables in place with a row rule, and all other parameters with Optax.
 
-    ``init`` and ``apply`` are pure functions. A training step made of `value_and_grad` and `apply`,
+    ``init`` and ``apply`` are pure functions. A training step with `value_and_grad` and `apply`,
     jitted with donated parameters and state, allocates no other array with the shape of a table.
 
     It is not an `optax.GradientTransformation`: table updates would be an array of the table's
     shape. `row_transform` applies the same rules to dense gradients inside Optax.
 
     Attributes:
-      rule: update rule of the rows.
-      rate: learning rate of the tables, a number or a schedule: a function of the completed steps.
+      rule: row update rule.
+      rate: table learning rate, a number or a schedule: a function of the completed steps.
       rest: any Optax optimizer for all other parameters; by default SGD with the same rate. It gets
         the parameter tree with an `optax.MaskedNode` in place of each table, so labels and masks by
         name work. Its clipping ignores table gradients: call `clip_by_global_norm` before `apply`

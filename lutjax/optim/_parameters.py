@@ -89,7 +89,7 @@ def decayed(params: Any, tables: Chosen) -> Any:
 
 
 def cell_total_variation(params: Any, tables: Chosen) -> Float[jax.Array, ""]:
-    """Return the mean of `lutjax.cell_total_variation` over the layers of a model that have tables.
+    """Return the mean `lutjax.cell_total_variation` over a model's layers with tables.
 
     Its gradient has the shape of the tables, so use `jax.grad`. `lutjax.optim.value_and_grad`
     raises an error for tables with a sparse gradient.

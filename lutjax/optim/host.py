@@ -1,4 +1,4 @@
-"""Training of host-resident tables: the CPU prefetches rows while the device computes."""
+"""Training with host-resident tables: the CPU prefetches rows while the device computes."""
 
 import contextlib
 import contextvars
@@ -50,7 +50,7 @@ class Batch(NamedTuple):
 
 
 class Ids(NamedTuple):
-    """Row ids of a batch by table name: ids in the tables, and compact ids for a `Batch`."""
+    """Batch row ids by table name: ids in the tables, and compact ids for a `Batch`."""
 
     of_tables: dict[str, np.ndarray]
     own: dict[str, np.ndarray]
@@ -66,20 +66,20 @@ def _numbered(ids: np.ndarray) -> np.ndarray:
 
 
 class RowPrefetcher:
-    """Queue of prefetched rows and of updates.
+    """Queue of prefetched rows and pending updates.
 
     One thread owns the tables and works in an order that depends only on the steps.
 
-    The rows of step ``s`` are gathered as soon as the update of step ``s - depth - 1`` is done.
-    With depth 0, rows are exact, and a step begins after the previous update. With a larger depth,
-    the thread works while the device computes, and rows lack at most the last `depth` updates.
+    Step ``s``'s rows are gathered as soon as step ``s - depth - 1``'s update is done. With depth 0,
+    rows are exact, and a step begins after the previous update. With a larger depth, the thread
+    works while the device computes, and rows lack at most the last `depth` updates.
 
     Args:
       tables: host tables by name, started with a row rule.
-      ids: returns the row ids of a step for each table, ``[n, tables, ways]``.
-      rate: returns the learning rate of a step.
+      ids: returns a step's row ids for each table, ``[n, tables, ways]``.
+      rate: returns a step's learning rate.
       depth: prefetch depth, in steps.
-      put: transfers a pytree of arrays to the device.
+      put: transfers an array pytree to the device.
       lands: copy rows into reused GPU memory: while programs run, and faster. The program whose
         gradients `update` gets must then be the last one to read the batch of a step.
 
@@ -128,17 +128,17 @@ class RowPrefetcher:
         """First step in the queue."""
 
     def batch(self, step: int) -> Batch:
-        """Return the rows of a step; a step out of sequence restarts the queue."""
+        """Return a step's rows; a step out of sequence restarts the queue."""
         if step != self._next or not self._queue:
             self.begin(step)
         return self._queue[0][2].result()
 
     def update(self, step: int, gradients: Mapping[str, TableGradient]) -> None:
-        """Update rows by the gradients of a step, once available, and gather rows of a later step.
+        """Update rows by a step's gradients, once available, and gather a later step's rows.
 
         Args:
-          step: number of the step.
-          gradients: gradients of the batch rows, as `lutjax.optim.value_and_grad` returns them.
+          step: step number.
+          gradients: batch row gradients, as `lutjax.optim.value_and_grad` returns them.
         """
         assert step == self._next, "batch(step) comes first"
         ids, _, batch = self._queue.popleft()
@@ -165,8 +165,7 @@ class RowPrefetcher:
 
         Args:
           step: first step.
-          rows: rows of the first steps, as `queued` returned them; rows of later steps are gathered
-            now.
+          rows: rows for the first steps, from `queued`; rows for later steps are gathered now.
         """
         self.wait()
         self._queue.clear()
@@ -185,7 +184,7 @@ class RowPrefetcher:
         self._queue.append((ids, rows, self._submit("put", self._placed, rows, ids)))
 
     def _placed(self, rows: Future[dict[str, np.ndarray]], ids: Future["Ids"]) -> Batch:
-        """Return the batch of a step on the device."""
+        """Return a step's batch on the device."""
         found, own = rows.result(), ids.result().own
         if self._driver is None:
             batch: Batch = self._put(Batch(found, own))
@@ -195,7 +194,7 @@ class RowPrefetcher:
 
     @functools.cached_property
     def _driver(self) -> "_registered.Driver | None":
-        """Driver of the GPU that receives the rows; None if JAX transfers them."""
+        """Return the driver of the GPU that receives the rows; None if JAX transfers them."""
         if not self._lands:
             return None
         with contextlib.suppress(_registered.RegistrationError):
@@ -277,7 +276,7 @@ class RowPrefetcher:
             table.update(table.gradient_of(found[name], index[name]), rate, waits=False)
 
     def abstract(self) -> Batch:
-        """Return shapes and dtypes of a batch."""
+        """Return a batch's shapes and dtypes."""
         ids = self._ids(0)
         rows = {
             name: jax.ShapeDtypeStruct(
@@ -377,5 +376,5 @@ class ShardedHostTable:
 
 
 def _put(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """Return an array on the devices of all processes, from the host array of every process."""
+    """Return an array on all processes' devices, from every process's host array."""
     return jax.make_array_from_callback(array.shape, sharding, lambda part: np.asarray(array[part]))

@@ -30,7 +30,7 @@ def warn_of_repeats(where: str, name: str, size: int, most: int, what: str) -> N
 
     Args:
       where: subject of the message.
-      name: argument name of the size.
+      name: size argument name.
       size: requested size.
       most: largest size without repetition.
       what: reason for the limit.

@@ -1,4 +1,4 @@
-"""Detection shared by all tables that read the same input."""
+"""Detection, shared by all tables that read the same input."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -12,9 +12,9 @@ from lutjax import _meshes
 
 @dataclasses.dataclass(frozen=True)
 class Detection:
-    """Addressed rows of detectors, and their distance to the nearest other row.
+    """Detectors' addressed rows, and their distance to the nearest other row.
 
-    A pytree of three arrays of one shape ``[..., detectors]``; ``bits`` is static. `lutjax.detect`
+    A pytree of three arrays with shape ``[..., detectors]``; ``bits`` is static. `lutjax.detect`
     and `lutjax.detect_signs` return detections, and the lookups accept them. To use a custom
     detection (a learned comparison, a quantizer), fill the three arrays.
 
@@ -36,11 +36,11 @@ class Detection:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of each of the three arrays."""
+        """Shape of the three arrays."""
         return self.index.shape
 
     def __getitem__(self, at: Any) -> "Detection":
-        """Index each of the three arrays, e.g. ``d[..., :8]`` for the first eight detectors."""
+        """Index the three arrays, e.g. ``d[..., :8]`` for the first eight detectors."""
         return jax.tree.map(lambda a: a[at], self)
 
 

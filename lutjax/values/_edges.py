@@ -52,7 +52,7 @@ class Edges:
 
     @property
     def size(self) -> int:
-        """Number of edges, ``E``."""
+        """Edge count, ``E``."""
         return int(self.target.shape[0])
 
     @property
@@ -62,7 +62,7 @@ class Edges:
 
     @property
     def counts(self) -> Any:
-        """Number of edges of each row, int32 ``[T, R]``."""
+        """Edge count per row, int32 ``[T, R]``."""
         difference = np.diff if isinstance(self.first, np.ndarray) else jnp.diff
         return difference(self.first).reshape(self.n_detectors, self.n_rows)
 

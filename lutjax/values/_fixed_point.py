@@ -132,7 +132,7 @@ class FixedPoint:
         return cls(scale)
 
     def check(self, bound: float | int, terms: int = 1) -> None:
-        """Raise if so many addends of this magnitude overflow, or are below the resolution.
+        """Raise if `terms` addends with this magnitude overflow, or are below the resolution.
 
         Args:
           bound: largest magnitude of an addend.

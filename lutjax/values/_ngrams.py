@@ -49,7 +49,7 @@ def ngram_rows(
         for i, order in enumerate(orders):
             for head in range(heads):
                 h = 0
-                for j in range(order):  # the token j places before t, if it is there
+                for j in range(order):  # the token j positions before t, if any
                     h ^= (tokens[t - j] + 1) * multiplier(order, head, j)
                 index[t, i * heads + head] = mix(h) % rows
 

@@ -80,7 +80,7 @@ jax.tree_util.register_pytree_with_keys(
 def exponents(weights: jax.Array, groups: int) -> jax.Array:
     """Return the least exponents that fit each group into int8, int32 ``[G, O]``, without gradient.
 
-    If the largest entry is a power of two, it does not fit and is clamped.
+    A group's largest entry is clamped if it is a power of two, which does not fit.
     """
 
     def least(weights: jax.Array) -> jax.Array:
@@ -96,7 +96,7 @@ def exponents(weights: jax.Array, groups: int) -> jax.Array:
 
 
 def in_groups(weights: jax.Array, groups: int) -> jax.Array:
-    """Return the rows of all tables of each group, ``[T, R, O]`` -> ``[G, T / G * R, O]``."""
+    """Return all table rows by group, ``[T, R, O]`` -> ``[G, T / G * R, O]``."""
     n_tables, n_rows, n_outputs = weights.shape
     return weights.reshape(groups, n_tables // groups * n_rows, n_outputs)
 

@@ -1,18 +1,17 @@
 """Wiring: the inputs of gates and detectors, and the outputs of tables.
 
-Wires are int32 ``[gates, inputs of a gate]``, ids of inputs. `balanced`, `unique_pairs`,
-`butterfly` and `trees` use every input about equally often: no input has more than
-``ceil(wires / inputs)`` readers, so the fan-out list of `lutjax.readers` has a static width under
-`jax.jit`. `FIXED` has the wirings that layers know by name, `LEARNED` the names of wirings with
-scores.
+Wires are int32 input ids ``[gates, inputs per gate]``. `balanced`, `unique_pairs`, `butterfly` and
+`trees` use every input about equally often: no input has more than ``ceil(wires / inputs)``
+readers, so `lutjax.readers` returns a fan-out list with a static width under `jax.jit`. `FIXED`
+maps names to wirings for layers, `LEARNED` contains the names of wirings with scores.
 
 `Edges` is an edge list, with any number of outputs for each table row: `from_edges` makes it from
 ids and `edges` returns them; `add_edges`, `remove_edges` and `carry_over` change it between
 training steps.
 
 Image ids count values in the order row, column, channel. `projections`, `window_groups` and `full`
-return a `Connectivity`: groups of detectors with their candidate inputs, and the outputs of their
-tables. It consists of NumPy arrays: ops know nothing about images.
+return a `Connectivity`: detector groups with their candidate inputs and table outputs. It consists
+of NumPy arrays: ops know nothing about images.
 """
 
 from lutjax.values._edges import Edges

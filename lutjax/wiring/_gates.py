@@ -24,7 +24,7 @@ def balanced(key: Array, n_inputs: int, n_gates: int, arity: int = 2) -> Int[jax
       key: a key of `jax.random`.
       n_inputs: inputs to choose from.
       n_gates: gates.
-      arity: inputs that a gate reads.
+      arity: inputs per gate.
 
     Returns:
       int32 ``[n_gates, arity]``.
@@ -129,21 +129,21 @@ def _unique_pairs(key: Array, n_inputs: int, n_gates: int) -> jax.Array:
 def trees(
     key: Array, n_inputs: int, n_trees: int, depth: int, arity: int = 2
 ) -> Int[jax.Array, "{n_trees} {arity**depth}"]:
-    """Sample the leaves of complete trees of gates, each used about equally often.
+    """Sample leaves for complete gate trees, with every input used about equally often.
 
-    The leaves of a tree are distinct if there are enough inputs. The first gate of the first level
-    reads the first `arity` leaves, the second gate the next ones, and so on. Gates of each further
-    level read as many neighbors of the previous level.
+    A tree's leaves are distinct if there are enough inputs. The first gate in the first level reads
+    the first `arity` leaves, the second gate the next ones, and so on. Gates in each further level
+    read as many neighbors in the previous level.
 
     Args:
-      key: a key of `jax.random`.
+      key: a `jax.random` key.
       n_inputs: inputs to choose from: for an image window ``height * width * channels``.
       n_trees: trees.
-      depth: levels of gates.
-      arity: inputs that a gate reads.
+      depth: gate levels.
+      arity: inputs per gate.
 
     Returns:
-      int32 ``[n_trees, arity**depth]``. ``.reshape(-1, arity)`` are the wires of the first level.
+      int32 ``[n_trees, arity**depth]``. ``.reshape(-1, arity)`` are the first-level wires.
 
     Warns:
       RepeatedInputsWarning: `arity` is larger than `n_inputs`, so a gate reads an input twice.
@@ -219,20 +219,20 @@ def butterfly(
 ) -> Int[jax.Array, "{n_gates} {arity}"]:
     """Wire layers so that each output depends on as many inputs as possible.
 
-    After ``k`` layers of equal width an output depends on ``arity**k`` inputs, up to the width: on
-    all inputs after ``ceil(log(width) / log(arity))`` layers. In other wirings the inputs of a gate
-    soon depend on the same inputs. Fan-outs differ by at most one.
+    After ``k`` equally wide layers an output depends on ``arity**k`` inputs, up to the width: on
+    all inputs after ``ceil(log(width) / log(arity))`` layers. In other wirings a gate's inputs soon
+    depend on the same network inputs. Fan-outs differ by at most one.
 
-    Gates of a layer are numbered from 0 in a random order. Number `p` reads the inputs ``arity *
-    p`` to ``arity * p + arity - 1``, modulo the width, in the order of the input layer: the network
-    of the fast Fourier transform, for every width. Orders depend only on widths and not on `key`,
-    because layers must fit together.
+    A layer's gates are numbered from 0 in a random order. Number `p` reads the inputs ``arity * p``
+    to ``arity * p + arity - 1``, modulo the width, in the input layer's order: the fast Fourier
+    transform network, for every width. Orders depend only on widths and not on `key`, because
+    layers must fit together.
 
     Args:
       key: unused, for the common signature of wirings.
       n_inputs: inputs to choose from.
       n_gates: gates.
-      arity: inputs that a gate reads.
+      arity: inputs per gate.
 
     Returns:
       int32 ``[n_gates, arity]``.
@@ -259,5 +259,5 @@ def butterfly(
 
 
 def _order(width: int) -> np.ndarray:
-    """Return the order of the gates of a layer, the same for all layers of this width."""
+    """Return a layer's gate order, the same for all layers with this width."""
     return np.random.default_rng(width).permutation(width)

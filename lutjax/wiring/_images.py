@@ -1,4 +1,4 @@
-"""Image connectivity: the inputs of detector groups, and the outputs of their tables."""
+"""Image connectivity: the inputs and table outputs of detector groups."""
 
 import dataclasses
 import functools
@@ -21,22 +21,22 @@ CENTERS = ("grid", "uniform", "normal")
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Connectivity:
-    """Receptive and projective fields of groups of detectors, between two maps of values.
+    """Receptive and projective fields for detector groups, between two maps of values.
 
-    A map has the shape ``(height, width)``, ``(height, width, channels)``, or ``(values,)``. The id
-    of a value is its index in the flattened map. `projections`, `window_groups` and `full` return
+    A map has the shape ``(height, width)``, ``(height, width, channels)``, or ``(values,)``. A
+    value's id is its index in the flattened map. `projections`, `window_groups` and `full` return
     connectivities; the constructor accepts other ids. Connectivities with equal contents are equal
     and have equal hashes.
 
     Attributes:
       in_shape: sizes of the input map.
       out_shape: sizes of the output map.
-      centers: float64 ``[G, 2]``: row and column of the center of each group in the input map; the
-        first pixel is at (0, 0).
-      candidates: int32 ``[G, inputs]``: ids of the inputs that the detectors of a group may
-        compare; -1 is an unused slot.
-      targets: int32 ``[G, outputs]``: ids of the outputs that the tables of a group reach; -1 is an
-        unused slot.
+      centers: float64 ``[G, 2]``: each group's center row and column in the input map;
+        the first pixel is at (0, 0).
+      candidates: int32 ``[G, inputs]``: input ids that a group's detectors may compare; -1 is
+        an unused slot.
+      targets: int32 ``[G, outputs]``: output ids that a group's tables reach; -1 is an unused
+        slot.
 
     Raises:
       ValueError: an id is not in its map, or the arrays have different numbers of groups.
@@ -114,13 +114,13 @@ class Connectivity:
         """Sample anchor pairs among the candidates of each group: `lutjax.sample_anchors`.
 
         Args:
-          key: a key of `jax.random`.
-          n_detectors: detectors of each group, consecutive in the result.
-          n_anchors: pairs of each detector, ``C``.
+          key: a `jax.random` key.
+          n_detectors: detectors per group, consecutive in the result.
+          n_anchors: pairs per detector, ``C``.
           distinct: draw the pairs of a group without replacement.
 
         Returns:
-          int32 ``[G * n_detectors, C, 2]``, ids of inputs.
+          int32 ``[G * n_detectors, C, 2]``, input ids.
 
         Raises:
           ValueError: a size is negative, or a group has fewer than two candidates.
@@ -141,7 +141,7 @@ class Connectivity:
         """Return the table targets of all groups for `lutjax.sparse_lut`.
 
         Args:
-          n_detectors: detectors of each group.
+          n_detectors: detectors per group.
 
         Returns:
           int32 ``[G * n_detectors, 1, K]``.
@@ -186,19 +186,19 @@ class Connectivity:
 def windows(
     image_shape: tuple[int, ...], kernel: Size, stride: Size = 1, *, padding: Size = 0
 ) -> Int[np.ndarray, "rows columns window"]:
-    """Return the value ids of each window over a flattened image.
+    """Return the value ids in each window over a flattened image.
 
     Args:
-      image_shape: height, width and channels, in the memory order of values. Default: one channel.
-      kernel: height and width of a window, or one number for both.
+      image_shape: height, width and channels, in memory order. Default: one channel.
+      kernel: window height and width, or one number for both.
       stride: distance between windows, in rows and in columns.
       padding: rows and columns around the image that windows may cover; less than `kernel`. Their
         ids are -1.
 
     Returns:
-      int32 ``[rows, columns, height * width * channels]``: the value ids of each window.
-      ``windows(...)[..., leaves]`` are the wires of trees at every window position. With padding
-      they are candidates for `lutjax.sample_anchors`.
+      int32 ``[rows, columns, height * width * channels]``: each window's value ids.
+      ``windows(...)[..., leaves]`` are tree wires at every window position. With padding they are
+      candidates for `lutjax.sample_anchors`.
 
     Raises:
       ValueError: the window is larger than the image, or a size is impossible.
@@ -223,10 +223,10 @@ def windows(
 def window_sizes(
     where: str, image_shape: tuple[int, ...], kernel: Size, stride: Size, padding: Size
 ) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """Return height and width of kernel, stride and padding of windows over an image.
+    """Return kernel, stride and padding heights and widths for windows over an image.
 
     Raises:
-      ValueError: a window is larger than the padded image, or could be outside of the image.
+      ValueError: a window is larger than the padded image, or could be outside the image.
     """
     size, step = pair(where, "kernel", kernel), pair(where, "stride", stride)
     around = pair(where, "padding", padding, 0)
@@ -286,15 +286,15 @@ def window_groups(
 
 
 def full(in_shape: Size, out_shape: Size) -> Connectivity:
-    """Return the connectivity of one group that reads every input and reaches every output.
+    """Return a connectivity with one group that reads every input and reaches every output.
 
     Args:
-      in_shape: sizes of the input map: (height, width), (height, width, channels), or a number of
+      in_shape: input map sizes: (height, width), (height, width, channels), or a number of
         values.
-      out_shape: sizes of the output map, likewise.
+      out_shape: output map sizes, likewise.
 
     Returns:
-      `Connectivity` of one group.
+      `Connectivity` with one group.
 
     Raises:
       ValueError: a size is less than 1.
@@ -329,23 +329,23 @@ def projections(
     input_mask: Bool[Any, "height width"] | None = None,
     output_mask: Bool[Any, "out_height out_width"] | None = None,
 ) -> Connectivity:
-    """Return groups of detectors with corresponding windows in an input map and an output map.
+    """Return detector groups with corresponding windows in an input map and an output map.
 
     A group has a center in the input map. Its detectors read the pixels with ``|row - center row|
     <= (receptive height - 1) / 2``, and likewise for columns. The center times ``out_shape /
-    in_shape``, for rows and for columns, is a point in the output map. The tables of the group
-    reach the pixels with ``|row - point's row| <= (projective height - 1) / 2``, and likewise for
-    columns. All channels of a pixel are read and reached. Centers are shifted as little as
-    necessary for whole windows: half a pixel, and more at the border.
+    in_shape``, for rows and for columns, is a point in the output map. The group's tables reach the
+    pixels with ``|row - point's row| <= (projective height - 1) / 2``, and likewise for columns. A
+    pixel's channels are all read and reached. Centers are shifted as little as necessary for whole
+    windows: half a pixel, and more at the border.
 
     Args:
-      key: a key of `jax.random`; None if nothing is random.
-      in_shape: height and width of the input map, and optionally channels.
-      out_shape: height and width of the output map, and optionally channels.
+      key: a `jax.random` key; None if nothing is random.
+      in_shape: input map height and width, and optionally channels.
+      out_shape: output map height and width, and optionally channels.
       groups: number of groups. For a grid its rows and columns, or one number for both.
-      receptive: height and width of a group's input window, or one number for both. None: the whole
+      receptive: a group's input window height and width, or one number for both. None: the whole
         map.
-      projective: height and width of a group's output window. None: the whole map.
+      projective: a group's output window height and width. None: the whole map.
       centers: ``"grid"``: evenly spaced, from the first possible window position to the last.
         ``"uniform"``: uniformly random in the map. ``"normal"``: normally distributed around the
         middle of the map. Or an array ``[groups, 2]`` of rows and columns.
@@ -484,7 +484,7 @@ def _centers(
 
 
 def _ids(first: np.ndarray, count: np.ndarray, image: tuple[int, int, int]) -> np.ndarray:
-    """Return value ids ``[G, values]`` of rectangles from `first` of size `count`, else -1."""
+    """Return value ids ``[G, values]`` in rectangles from `first` with size `count`, else -1."""
     _, width, channels = image
     high, wide = (int(n) for n in count.max(0).clip(1))
     rows = first[:, :1] + np.arange(high)
@@ -495,7 +495,7 @@ def _ids(first: np.ndarray, count: np.ndarray, image: tuple[int, int, int]) -> n
 
 
 def _unmasked(where: str, name: str, ids: np.ndarray, mask: Any, image: tuple[int, int, int]) -> np.ndarray:
-    """Return ids with -1 in place of masked ids."""
+    """Return ids with -1 as a replacement for masked ids."""
     if mask is None:
         return ids
     kept = np.asarray(mask)

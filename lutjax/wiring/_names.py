@@ -1,4 +1,4 @@
-"""Values of the layer argument `wiring`: wirings by name, and wirings with their own sizes."""
+"""Values for the layer argument `wiring`: wirings by name, and wirings with their own sizes."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,22 +12,23 @@ from lutjax.wiring._images import windows
 from lutjax.wiring._sizes import Size, as_image, require, shape_of
 
 Wiring = Callable[[Any, int, int, int], Any]
-"""Function from a key and the numbers of inputs, gates and inputs per gate to ids
-``[gates, inputs of a gate]``.
+"""Function that samples wires ``[gates, inputs per gate]``.
+
+It takes a key and the numbers of inputs, gates, and inputs per gate.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """Wiring of gates that each read a window of an image, for the first layer of gates.
+    """Wiring whose gates each read one image window, for the first gate layer.
 
-    Windows have all positions in the image. The number of gates per window differs by at most one.
+    Windows have all positions in the image. Gate counts per window differ by at most one.
 
     Args:
-      image_shape: height, width and, if there are several, channels of the flattened image: the
-        bits of a pixel are channels.
-      kernel: height and width of a window.
-      channels: channels that a gate reads, drawn for each gate. None: all.
+      image_shape: height, width and, if there are several, channels in the flattened image: a
+        pixel's bits are channels.
+      kernel: window height and width.
+      channels: channels per gate, sampled for each gate. None: all.
 
     Raises:
       ValueError: the window is larger than the image, or there are fewer channels; on use: the
@@ -82,10 +83,10 @@ class Windows:
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """Wiring of gates in groups that each read a group of inputs, such as leading channels.
+    """Wiring in which each gate group reads one input group, such as leading channels.
 
-    Inputs and gates are divided into the same number of contiguous groups. The gates of a group
-    read its inputs, balanced.
+    Inputs and gates are divided into the same number of contiguous groups. A group's gates read its
+    inputs, balanced.
 
     Args:
       n_groups: number of groups; must divide inputs and gates.
@@ -137,14 +138,14 @@ FIXED: dict[str, Wiring] = {
 """Fixed wirings by name."""
 
 LEARNED = ("top-k", "full", "learnable")
-"""Names of wirings whose layers have scores."""
+"""Names of the wirings with scores."""
 
 EVEN = ("balanced", "unique", "butterfly", "learnable")
-"""Names of wirings whose fan-outs differ by at most one."""
+"""Names of the wirings with fan-outs that differ by at most one."""
 
 
 def drawn(wiring: str | Wiring, key: Any, n_inputs: int, n_gates: int, arity: int) -> jax.Array:
-    """Return the wires of a fixed wiring: int32 ``[n_gates, arity]``.
+    """Return the wires for a fixed wiring: int32 ``[n_gates, arity]``.
 
     Raises:
       ValueError: the wiring does not support these sizes, or returns another shape.

@@ -1,4 +1,4 @@
-"""Figures of connectivity: the map regions that detector groups read and reach."""
+"""Connectivity figures: the map regions that detector groups read and reach."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,7 @@
-"""Native kernels of lutjax for CPUs. Importing this package does nothing; lutjax finds it by its entry point."""
+"""Native CPU kernels for lutjax.
+
+Importing this package has no effect; lutjax finds it through its entry point.
+"""
 
 import importlib
 from typing import Any
@@ -21,7 +24,7 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "binary_lut": ("forward", "backward"),
     "packed_lut": ("forward",),
 }
-"""The ops that have kernels here, with their directions."""
+"""Ops with native kernels, and their directions."""
 
 
 def register(registry: Any) -> None:
@@ -52,5 +55,5 @@ def register(registry: Any) -> None:
 
 
 def load() -> None:
-    """Load the library: for programs that `jax.export` wrote, in a process in which lutjax calls no kernel itself."""
+    """Load the library, for processes that only run programs from `jax.export`."""
     importlib.import_module("lutjax_cpu._call")

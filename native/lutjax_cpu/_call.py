@@ -11,7 +11,7 @@ from lutjax.values._fixed_point import FixedPoint
 from lutjax_cpu import _native
 
 TARGET = "lutjax_cpu"
-"""Name of the library's function in compiled programs."""
+"""FFI target name in compiled programs."""
 
 
 jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(_native.opened().lutjax_cpu_handler), platform="cpu")
@@ -29,9 +29,10 @@ def kernel(
     """Run a kernel.
 
     Args:
-      name: of it in ``kernels.def``. inputs: its arrays. outputs: shapes and dtypes of what it makes.
-      integers, numbers: its options.
-      in_place: numbers of outputs that are made in the memory of an input, by the input's number, if jit may give that away.
+      name: name in ``kernels.def``. inputs: input arrays. outputs: output shapes and dtypes.
+      integers, numbers: kernel options.
+      in_place: maps an input number to the output number that reuses its memory, if jit may
+        donate the input.
     """
     axes = frozenset[str]().union(*(_compat.varying_axes(a) for a in inputs))
     run = jax.ffi.ffi_call(
@@ -49,10 +50,10 @@ def kernel(
 
 
 def detection_of(shape: tuple[int, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Return the outputs of a kernel that makes a detection: index, flip and margin."""
+    """Return the output shapes for a detection: index, flip and margin."""
     return tuple(jax.ShapeDtypeStruct(shape, dtype) for dtype in (np.int32, np.int32, np.float32))
 
 
 def scale(accumulate: FixedPoint | None) -> float:
-    """Return integers per unit; 1 where sums are of floats."""
+    """Return the fixed-point scale; 1 for floating-point sums."""
     return 1.0 if accumulate is None else accumulate.scale

@@ -1,4 +1,4 @@
-"""Native kernels on arrays of NumPy: tables in the memory of the host, which are never copied."""
+"""Native kernels on NumPy arrays: host-resident tables, which are never copied."""
 
 import ctypes
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from lutjax.ops.weighted_lookup import WeightedLookup
 from lutjax_cpu import _native, _rules
 
 _TYPES = ("bool", "int8", "uint8", "int32", "uint32", "float16", "bfloat16", "float32", "float64")
-"""Names of dtypes, in the order of ``Type`` in `native/src/kernels.h`."""
+"""Dtype names, in the ``Type`` order from `native/src/kernels.h`."""
 
 
 class _Array(ctypes.Structure):
@@ -24,7 +24,7 @@ class _Array(ctypes.Structure):
 
 
 def gather(tables: np.ndarray, index: np.ndarray, out: np.ndarray, n_threads: int) -> None:
-    """Copy the rows of tables ``[T, R, O]`` that ids int32 ``[B, T, K]`` address to ``[T, B * K, O]``."""
+    """Copy addressed rows: tables ``[T, R, O]``, int32 ids ``[B, T, K]`` -> ``[T, B * K, O]``."""
     _run("gather_rows", [tables, np.ascontiguousarray(index, np.int32)], [out], n_threads=n_threads)
 
 
@@ -36,10 +36,10 @@ def update(
     step: Step,
     n_threads: int,
 ) -> None:
-    """Move rows of tables, and their state, in their own memory.
+    """Update table rows and their state in place.
 
     Args:
-      call: the look-up, with arrays of NumPy and with None instead of the table.
+      call: the lookup, with NumPy arrays and None as its table.
     """
     names, integers, numbers = _rules.options(step.rule, weights.shape[2], call.accumulate)
     n_tables, ways = call.index.shape[-2:]

@@ -1,4 +1,4 @@
-"""The shared library, and the level of instructions that it uses."""
+"""The shared library and its instruction level."""
 
 import contextlib
 import ctypes
@@ -21,7 +21,8 @@ def opened() -> ctypes.CDLL:
     """Return the library.
 
     Raises:
-      ImportError: it was not built, not for this machine, or with other files of Python; or lutjax has another version.
+      ImportError: the library was not built, was built for another machine or from other Python
+        files, or lutjax has another version.
     """
     if lutjax_cpu.__version__ != lutjax.__version__:
         raise ImportError(
@@ -47,13 +48,16 @@ def opened() -> ctypes.CDLL:
 
 @functools.cache
 def not_built() -> str | None:
-    """Return why this package was built without a library, as it is where there is no compiler; None if it was not."""
+    """Return the reason that this package was built without a library, or None.
+
+    Without a compiler, the package builds without a library.
+    """
     path = Path(__file__).parent / _NONE
     return f"{path.read_text(encoding='utf-8')}; then {_AGAIN}" if path.exists() else None
 
 
 def _refuse_others(library: ctypes.CDLL, path: Path) -> None:
-    """Raise an error if a library was built with other files of Python: its kernels might read arrays that nobody gives them."""
+    """Raise if the library was built from other Python files, whose arrays its kernels expect."""
     folder = Path(__file__).parent
     function = "lutjax_cpu_of_python"
     if not hasattr(library, function) or _said(library, function) != digest(
@@ -65,7 +69,7 @@ def _refuse_others(library: ctypes.CDLL, path: Path) -> None:
 
 
 def _said(library: ctypes.CDLL, function: str) -> str:
-    """Return the text that a function of a library returns."""
+    """Call a library function that returns text."""
     return _text(library[function])
 
 
@@ -83,39 +87,43 @@ def digest(root: Path, files: Iterable[Path]) -> str:
 
 
 def sources() -> str:
-    """Return a digest of the sources of the library."""
+    """Return a digest for the library's sources."""
     return _said(opened(), "lutjax_cpu_of_sources")
 
 
 def highest_level() -> int:
-    """Return the highest level of instructions that this CPU has, from 0 (x86-64-v2, v3, v4; elsewhere one); -1: not even that."""
+    """Return this CPU's highest instruction level.
+
+    Levels count from 0 (x86-64-v2, v3, v4; one level on other architectures). -1 means that the CPU
+    lacks even level 0.
+    """
     level: int = opened().lutjax_cpu_highest_level()
     return level
 
 
 def levels_built() -> list[int]:
-    """Return the levels of instructions that the library has: all, or that of the machine on which it was built."""
+    """Return the library's instruction levels: all, or only the build machine's level."""
     found: int = opened().lutjax_cpu_levels()
     return [level for level in range(found.bit_length()) if found >> level & 1]
 
 
 def levels() -> list[int]:
-    """Return the levels of instructions that both the library and this CPU have. The last one is used."""
+    """Return the levels supported by both the library and this CPU. The last one is used."""
     return [level for level in levels_built() if level <= highest_level()]
 
 
 def name_of(level: int) -> str:
-    """Return a level's name, with instructions that it has."""
+    """Return an instruction level's name."""
     return _text(opened().lutjax_cpu_level_name, level)
 
 
 def about() -> str:
-    """Return what runs here of the library: its level of instructions."""
+    """Return the name of the instruction level in use."""
     return name_of(levels()[-1])
 
 
 def unsupported() -> str | None:
-    """Return why this CPU runs no kernel of the library, or None."""
+    """Return the reason that this CPU runs no library kernel, or None."""
     if levels():
         return None
     lowest = levels_built()[0]
@@ -125,10 +133,10 @@ def unsupported() -> str | None:
 
 @contextlib.contextmanager
 def use_level(level: int) -> Iterator[None]:
-    """Use the kernels of another level in this block, in all threads.
+    """Use another level's kernels in this block, in all threads.
 
     Raises:
-      ValueError: this CPU or the library lacks it.
+      ValueError: this CPU or the library lacks the level.
     """
     before = opened().lutjax_cpu_use_level(level)
     if before < -1:
@@ -143,7 +151,7 @@ def use_level(level: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def use_threads(n: int) -> Iterator[None]:
-    """Share work among ``n`` threads of XLA's pool in this block instead of all of them."""
+    """Limit work in this block to ``n`` threads from XLA's pool."""
     before = opened().lutjax_cpu_use_threads(n)
     try:
         yield
@@ -153,7 +161,7 @@ def use_threads(n: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def use_memory(n_bytes: int) -> Iterator[None]:
-    """Give each call of a kernel at most ``n_bytes`` of memory beside its arrays in this block."""
+    """Limit each kernel call in this block to ``n_bytes`` of scratch memory."""
     before = opened().lutjax_cpu_use_memory(n_bytes)
     try:
         yield

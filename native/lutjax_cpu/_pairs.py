@@ -1,4 +1,4 @@
-"""The kernels of both attentions, from what differs between them."""
+"""Kernels for both attentions, built from their differences."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -25,12 +25,13 @@ Attention = LookupAttention | LutPairAttention
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """The kernels of one attention; `native/src/pairs.h` has what both share.
+    """Kernels for one attention; `native/src/pairs.h` contains the shared code.
 
     Attributes:
-      name: of the op.
-      arrays, integers, numbers: return arrays and options of the kernels' own for a call.
-      cotangents: returns the cotangents of a call's arrays but the tables, those in `needs`, from that of its output in float32.
+      name: op name.
+      arrays, integers, numbers: return the kernel-specific arrays and options for a call.
+      cotangents: returns a call's cotangents named in `needs`, except tables, from the float32
+        output cotangent.
     """
 
     name: str
@@ -82,7 +83,7 @@ class Kernels:
         outputs: Sequence[jax.ShapeDtypeStruct],
         **options: Any,
     ) -> tuple[jax.Array, ...]:
-        """Run one of them with more arrays than those of the call."""
+        """Run a kernel with additional arrays after the call's arrays."""
         integers, numbers = self._options(call)
         inputs = *self._arrays(call), *arrays
         return kernel(f"{self.name}_{name}", inputs, outputs, integers=integers, numbers=numbers, **options)
@@ -107,5 +108,5 @@ class Kernels:
 
 
 def sums(shape: tuple[int, ...], accumulate: FixedPoint | None) -> jax.ShapeDtypeStruct:
-    """Return an outline of sums of addends."""
+    """Return the shape and dtype for sums of addends."""
     return jax.ShapeDtypeStruct(shape, addend_dtype(jnp.float32, accumulate))

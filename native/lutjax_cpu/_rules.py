@@ -1,4 +1,4 @@
-"""Updates of tables in their own memory: what `native/src/rules.h` is given."""
+"""In-place table updates: inputs for `native/src/rules.h`."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ _RULES: tuple[type[RowRule], ...] = (SGD, RowAdagrad, RowMomentum, RowAdam)
 
 
 def unsupported(rule: RowRule) -> str | None:
-    """Return the reason why no kernel moves rows by a rule, or None."""
+    """Return the reason that no kernel supports an update rule, or None."""
     if type(rule) in _RULES:
         return None
     return f"moves rows by {', '.join(r.__name__ for r in _RULES)}, not by {type(rule).__name__}"
@@ -30,10 +30,11 @@ def update(
     integers: Sequence[int] = (),
     numbers: Sequence[float] = (),
 ) -> tuple[jax.Array, RowState]:
-    """Run a kernel that calls ``move_rows`` of `native/src/rules.h`; return the table and the state of its rows.
+    """Run a kernel that calls ``move_rows`` from `native/src/rules.h`; return table and row state.
 
     Args:
-      inputs, integers, numbers: arrays and options of the kernel's own, ``update.inputs`` and so on there.
+      inputs, integers, numbers: kernel-specific arrays and options, ``update.inputs`` and so on in
+        the kernel.
     """
     dtype = jnp.float32
     state, of_rule, of_numbers = options(step.rule, weights.shape[2], accumulate)
@@ -53,7 +54,7 @@ def update(
 def options(
     rule: RowRule, n_outputs: int, accumulate: FixedPoint | None
 ) -> tuple[tuple[str, ...], tuple[int, ...], tuple[float, ...]]:
-    """Return the names of the arrays of a rule's state, and the integers and numbers with which a kernel's own begin."""
+    """Return a rule's state names, integer options and float options."""
     state = tuple(rule.state_sizes(n_outputs))
     decays = {RowMomentum: ("momentum",), RowAdam: ("b1", "b2")}.get(type(rule), ())
     decay, second_decay = (*(getattr(rule, n) for n in decays), 0.0, 0.0)[:2]

@@ -1,1 +1,1 @@
-"""Functions of the ops, as `lutjax.dispatch.contract` wants them."""
+"""Op kernels with the signatures required by `lutjax.dispatch.contract`."""

@@ -1,4 +1,4 @@
-"""`lutjax.soft_lut` and `lutjax.binary_lut`, which differ by the name of a kernel."""
+"""`lutjax.soft_lut` and `lutjax.binary_lut`, which differ only in their kernel names."""
 
 import jax
 import jax.numpy as jnp

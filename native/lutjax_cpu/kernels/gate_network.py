@@ -1,4 +1,4 @@
-"""`lutjax.ops.gate_network`: all gates for some samples at a time, whose values stay in the cache."""
+"""`lutjax.ops.gate_network`: all gates for a few samples at a time, with values in the cache."""
 
 from typing import Any
 

@@ -47,7 +47,7 @@ def backward(
 def of_margins(
     found: dict[str, jax.Array], margin: jax.Array, accumulate: FixedPoint | None
 ) -> dict[str, jax.Array]:
-    """Return cotangents with that of the margin, which a kernel leaves as integers in fixed point."""
+    """Convert the margin cotangent from fixed-point integers, if a kernel returns them."""
     if accumulate is None or "detection" not in found:
         return found
     difference = result(found["detection"], margin.dtype, accumulate)

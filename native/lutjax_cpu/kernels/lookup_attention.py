@@ -10,7 +10,10 @@ from lutjax_cpu import _pairs
 
 
 def _detections(call: LookupAttention) -> dict[str, Detection]:
-    """Return the detections of query, key and position; without positions one that is never the closest."""
+    """Return query, key and position detections.
+
+    Without positions, the position detection is a placeholder that is never the closest.
+    """
     position = call.position
     if position is None:
         none = zeros_varying(call.query.index, (1, 1), jnp.int32)

@@ -9,7 +9,7 @@ from lutjax_cpu import _pairs
 
 
 def _positions(call: LutPairAttention) -> jax.Array:
-    """Return the positions; without them one of no bits."""
+    """Return the positions, or a placeholder without bits."""
     return zeros_varying(call.x, (1, 1, 0), jnp.float32) if call.positions is None else call.positions
 
 

@@ -29,7 +29,7 @@ _FAMILIES = {
 
 
 def knows(read: reads.Read) -> bool:
-    """Return whether there is a kernel of a read: of those of lutjax, and none that is derived from them."""
+    """Return True if a kernel supports this read: a `lutjax.reads` class, not a subclass."""
     return type(read) in {family for family, _ in _FAMILIES}
 
 
@@ -102,7 +102,7 @@ def update(call: ScoredLut, cotangent: jax.Array, step: Step, *, device: Any) ->
 
 
 def _tables(call: ScoredLut) -> jax.Array:
-    """Return the tables that are read; rounded ones as int8, in units of their scale."""
+    """Return the tables; quantized tables as int8, in units of their scale."""
     if _in_units(call):
         assert call.exponents is not None
         return _quantized.rounded(call.weights, call.exponents).astype(jnp.int8)
@@ -110,12 +110,12 @@ def _tables(call: ScoredLut) -> jax.Array:
 
 
 def _in_units(call: ScoredLut) -> bool:
-    """Return whether float tables are read as int8; addends of fixed point are not in units of a scale."""
+    """Return True if float tables are read as int8; fixed-point addends are not in scale units."""
     return call.exponents is not None and call.accumulate is None and call.weights.dtype != jnp.int8
 
 
 def _inputs(call: ScoredLut) -> tuple[jax.Array, ...]:
-    """Return inputs, anchors, scalars and factors of tables."""
+    """Return inputs, anchors, scalars and table factors."""
     keep = jnp.zeros((0,), jnp.float32) if call.keep is None else call.keep
     return (
         call.x.astype(jnp.float32),
@@ -126,7 +126,7 @@ def _inputs(call: ScoredLut) -> tuple[jax.Array, ...]:
 
 
 def _integers(call: ScoredLut) -> tuple[int, ...]:
-    """Return the first options of every kernel, `kIntegers` of them in scored_lut.cc."""
+    """Return every kernel's leading integer options, `kIntegers` in scored_lut.cc."""
     read, of = call.read, reads.PowersOfTwo.rounding
     ways = getattr(read, "ways", 2)
     valued = ways if read.valued is None else read.valued
@@ -137,7 +137,7 @@ def _integers(call: ScoredLut) -> tuple[int, ...]:
 
 
 def _numbers() -> tuple[float, ...]:
-    """Return the first numbers of every kernel, `kNumbers` of them in scored_lut.cc."""
+    """Return every kernel's leading float options, `kNumbers` in scored_lut.cc."""
     of = reads.PowersOfTwo.rounding
     return of.least_exact, of.most_ratio
 

@@ -16,7 +16,7 @@ from lutjax_cpu.kernels.lookup import of_margins
 
 
 def _edges(call: SparseLookup | EdgeLookup) -> tuple[str, tuple[jax.Array, ...], tuple[int, ...]]:
-    """Return the name of a call's kernels, and the arrays and integers that say which outputs rows reach."""
+    """Return a call's kernel name prefix, and the arrays and integers that define row targets."""
     if isinstance(call, EdgeLookup):
         return "edge_lookup", (call.targets, call.first), (call.n_rows,)
     return "sparse_lookup", (call.targets,), ()
