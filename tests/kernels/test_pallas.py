@@ -515,7 +515,7 @@ def test_gates_that_do_not_fit():
 def test_blocks_of_a_layer_fit_every_generation():
     """Blocks of the smallest memory are smaller; whole registers of tables, and products of 512 rows."""
     small, large = (
-        _row_blocks.of_scored(scored()[0], Device(lutjax.Backend.TPU, f"TPU {name}"))
+        _row_blocks.blocks_for_scored(scored()[0], Device(lutjax.Backend.TPU, f"TPU {name}"))
         for name in ("v4", "v6e")
     )
     assert (large.tables, large.together, large.samples, large.outputs) == (8, 2, 256, 128)

@@ -36,10 +36,10 @@ def call(
     def launch(*shapes: jax.ShapeDtypeStruct) -> Callable[..., Any]:
         return pl.pallas_call(kernel, out_shape=list(shapes), name=f"lutjax_{name}", **options)
 
-    return on_varying(launch, inputs, outputs)
+    return launch_varying(launch, inputs, outputs)
 
 
-def on_varying(
+def launch_varying(
     launch: Callable[..., Callable[..., Any]],
     inputs: Sequence[jax.Array],
     outputs: Sequence[jax.ShapeDtypeStruct],

@@ -48,7 +48,7 @@ def pack_addresses(x: jax.Array, wires: jax.Array) -> jax.Array:
     Bits are packed first, 32 samples to a word.
     """
     n_samples = -(-x.shape[1] // _BLOCK) * _BLOCK
-    bits = _mosaic_launch.padded((x > 0).astype(jnp.int32), n_samples).reshape(len(x), n_samples // 32, 32)
+    bits = _mosaic_launch.pad_to((x > 0).astype(jnp.int32), n_samples).reshape(len(x), n_samples // 32, 32)
     # 32 samples to a word: the bits of all inputs then fit the caches, from which every wire reads
     # them.
     words = jnp.sum(bits << jnp.arange(32, dtype=jnp.int32)[None, None], -1, dtype=jnp.int32)
@@ -68,9 +68,9 @@ def look_up(addresses: jax.Array, table: jax.Array, n_samples: int) -> jax.Array
         gate = lax.axis_index("rows")
         # The table of a gate is read from memory: it is small and cached, and each thread reads at
         # its own addresses.
-        y[gate, _block()] = _chosen(table.at[gate], addresses[gate, _words()])
+        y[gate, _sample_slice()] = _gather(table.at[gate], addresses[gate, _word_slice()])
 
-    y = _of_blocks(kernel, addresses, table.astype(jnp.float32), rows=len(table), name="binary_lut")
+    y = _launch_by_block(kernel, addresses, table.astype(jnp.float32), rows=len(table), name="binary_lut")
     return y[:, :n_samples]
 
 
@@ -87,8 +87,8 @@ def sum_over_readers(
     # Equal rounds: no round reads mostly padding.
     together = -(-readers.shape[1] // rounds)
     # -1 is no reader: its addend is masked below.
-    readers = _mosaic_launch.padded(readers, rounds * together, value=-1)
-    dy = _mosaic_launch.padded(dy, _FOUR * addresses.shape[1])
+    readers = _mosaic_launch.pad_to(readers, rounds * together, value=-1)
+    dy = _mosaic_launch.pad_to(dy, _FOUR * addresses.shape[1])
 
     def kernel(addresses: Any, slopes: Any, readers: Any, dy: Any, dx: Any) -> None:
         feature = lax.axis_index("rows")
@@ -100,19 +100,21 @@ def sum_over_readers(
                 # Absent readers read wire 0: loads need a valid address.
                 wire = jnp.clip(number, 0, n_wires - 1)
                 gate = lax.div(wire, jnp.int32(n_places))
-                read.append((number, wire, _load(dy, gate, _block(), _FOUR), addresses[gate, _words()]))
+                read.append(
+                    (number, wire, _load(dy, gate, _sample_slice(), _FOUR), addresses[gate, _word_slice()])
+                )
             # Loads of all readers of a round are issued before the first use, so that their
             # latencies overlap.
             for number, wire, g, address in read:
-                received = g * _chosen(slopes.at[wire], address)
+                received = g * _gather(slopes.at[wire], address)
                 # A select, not a factor: the cotangent of wire 0 may be NaN.
                 total += jnp.where(number >= 0, received, 0.0)
             return total
 
         total = plgpu.layout_cast(jnp.zeros((_BLOCK,), jnp.float32), _layout(_FOUR))
-        dx[feature, _block()] = add(0, total) if rounds == 1 else lax.fori_loop(0, rounds, add, total)
+        dx[feature, _sample_slice()] = add(0, total) if rounds == 1 else lax.fori_loop(0, rounds, add, total)
 
-    dx = _of_blocks(kernel, addresses, slopes, readers, dy, rows=len(readers), name="binary_lut_inputs")
+    dx = _launch_by_block(kernel, addresses, slopes, readers, dy, rows=len(readers), name="binary_lut_inputs")
     return dx[:, :n_samples]
 
 
@@ -126,8 +128,8 @@ def sum_by_address(addresses: jax.Array, dy: jax.Array, n_slots: int) -> jax.Arr
     parts = min(max(_PROGRAMS // n_gates, 1), n_blocks)
     n_blocks = -(-n_blocks // parts)
     # Padding samples address slot 0 with a cotangent of 0.
-    addresses = _mosaic_launch.padded(addresses, parts * n_blocks * _THREADS)
-    dy = _mosaic_launch.padded(dy, parts * n_blocks * _BLOCK)
+    addresses = _mosaic_launch.pad_to(addresses, parts * n_blocks * _THREADS)
+    dy = _mosaic_launch.pad_to(dy, parts * n_blocks * _BLOCK)
     # A thread sums a slot over as many columns as there are slots, or a few slots over all.
     each = min(n_slots, _THREADS)
     rounds = n_slots // each
@@ -168,7 +170,9 @@ def sum_by_address(addresses: jax.Array, dy: jax.Array, n_slots: int) -> jax.Arr
     )
 
 
-def _of_blocks(kernel: Any, addresses: jax.Array, *inputs: jax.Array, rows: int, name: str) -> jax.Array:
+def _launch_by_block(
+    kernel: Any, addresses: jax.Array, *inputs: jax.Array, rows: int, name: str
+) -> jax.Array:
     """Run a kernel whose programs each write one row's sample block: ``[rows, samples]``."""
     n_blocks = addresses.shape[1] // _THREADS
     (y,) = _mosaic_launch.launch(
@@ -185,12 +189,12 @@ def _of_blocks(kernel: Any, addresses: jax.Array, *inputs: jax.Array, rows: int,
 
 
 # ------------------------------------------------------------------------------------- in kernels
-def _block() -> Any:
+def _sample_slice() -> Any:
     """Return this program's sample slice."""
     return pl.ds(lax.axis_index("samples") * _BLOCK, _BLOCK)
 
 
-def _words() -> Any:
+def _word_slice() -> Any:
     """Return this program's address words."""
     return pl.ds(lax.axis_index("samples") * _THREADS, _THREADS)
 
@@ -205,7 +209,7 @@ def _load(a: Any, row: Any, samples: Any, each: int) -> jax.Array:
     return plgpu.layout_cast(a[row, samples], _layout(each)).astype(jnp.float32)
 
 
-def _chosen(row: Any, addresses: jax.Array) -> jax.Array:
+def _gather(row: Any, addresses: jax.Array) -> jax.Array:
     """Gather elements from a table row in global memory."""
 
     @plgpu.inline_mgpu(
@@ -213,7 +217,7 @@ def _chosen(row: Any, addresses: jax.Array) -> jax.Array:
         return_type=plgpu.ShapeDtypeStruct((_BLOCK,), jnp.float32, layout=_layout(_FOUR)),
     )
     def load(_: Any, row: Any, addresses: Any) -> Any:
-        values = [memref.load(row, [slot]) for slot in _unpacked(addresses)]
+        values = [memref.load(row, [slot]) for slot in _unpack_addresses(addresses)]
         return _array(values)
 
     value: jax.Array = load(row, addresses)
@@ -236,7 +240,7 @@ def _add(columns: Any, addresses: jax.Array, values: jax.Array) -> None:
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), _layout(1), _layout(_FOUR)))
     def add(_: Any, columns: Any, addresses: Any, values: Any) -> None:
         thread, (register,) = _thread(), values.registers.flat
-        for i, slot in enumerate(_unpacked(addresses)):
+        for i, slot in enumerate(_unpack_addresses(addresses)):
             # Not atomic: the column belongs to this thread. Samples of one thread may address one
             # slot, so they are added one after the other.
             total = arith.addf(memref.load(columns, [slot, thread]), mlir.element(register, i))
@@ -272,15 +276,15 @@ def _sum_columns(columns: Any, first: int, each: int) -> jax.Array:
     return total
 
 
-def _unpacked(addresses: Any) -> list[Any]:
+def _unpack_addresses(addresses: Any) -> list[Any]:
     """Return the four addresses in a thread's word."""
     (register,) = addresses.registers.flat
     # Logical shifts: the highest address of a word may set the sign bit.
-    word, bits = mlir.only(register), 32 // _FOUR
+    word, bits = mlir.only_element(register), 32 // _FOUR
     slots = [
         arith.andi(arith.shrui(word, mlir.integer(bits * i)), mlir.integer(2**bits - 1)) for i in range(_FOUR)
     ]
-    return [mlir.place(slot) for slot in slots]
+    return [mlir.to_index(slot) for slot in slots]
 
 
 def _array(values: list[Any]) -> Any:
@@ -294,7 +298,7 @@ def _array(values: list[Any]) -> Any:
 
 
 def _thread() -> Any:
-    return mlir.place(mlir.thread())
+    return mlir.to_index(mlir.thread())
 
 
 def _index(number: int) -> Any:

@@ -52,7 +52,7 @@ def _count(pairs: DetectedPairs, first: jax.Array, group: int, device: Device) -
 
     def padded(a: jax.Array) -> jax.Array:
         # A step begins at any key, so its last one reads up to a step behind the keys.
-        return _mosaic_launch.padded(a, a.shape[-1] + step)
+        return _mosaic_launch.pad_to(a, a.shape[-1] + step)
 
     key = padded(
         _clipped(lax.dynamic_slice_in_dim(pairs.key, first, group), pairs.key_shift, pairs.query_shift)
@@ -157,6 +157,6 @@ def _add_ones(table: Any, cells: jax.Array) -> None:
     def add(_: Any, table: Any, cells: Any) -> None:
         base = mlir.address(table)
         for register in cells.registers.flat:
-            mlir.add_in_shared_memory(base, mlir.only(register), mlir.integer(1))
+            mlir.add_in_shared_memory(base, mlir.only_element(register), mlir.integer(1))
 
     add(table, cells)

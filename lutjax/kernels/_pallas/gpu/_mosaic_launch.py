@@ -65,7 +65,7 @@ def launch(
             compiler_params=parameters,
         )
 
-    return _call.on_varying(run, inputs, outputs)
+    return _call.launch_varying(run, inputs, outputs)
 
 
 def pipeline(
@@ -108,7 +108,7 @@ def load(reference: Any, layout: Any) -> jax.Array:
     return values
 
 
-def padded(a: jax.Array, *sizes: int, value: int = 0) -> jax.Array:
+def pad_to(a: jax.Array, *sizes: int, value: int = 0) -> jax.Array:
     """Return `a` with its last axes made as long as `sizes`."""
     # Kernels have no bounds checks: arrays are padded to whole blocks outside of them.
     lengths = a.shape[a.ndim - len(sizes) :]

@@ -31,7 +31,7 @@ def one_each(together: int) -> Any:
     return plgpu.Layout.WG_STRIDED((together * _THREADS,), 1)
 
 
-def numbers(first: Any, together: int) -> jax.Array:
+def iota(first: Any, together: int) -> jax.Array:
     """Return consecutive numbers from `first`, in the layout `one_each`."""
     return first + plgpu.broadcasted_iota(jnp.int32, (together * _THREADS,), 0, layout=one_each(together))
 
@@ -66,7 +66,7 @@ def element(register: Any, place: int) -> Any:
     return vector.extract(register, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([place]))
 
 
-def only(register: Any) -> Any:
+def only_element(register: Any) -> Any:
     """Return a register's only element."""
     return element(register, 0)
 
@@ -98,15 +98,15 @@ def sums_over_lanes(values: list[Any]) -> Any:
 
 
 # ------------------------------------------------------------------------------------- memory
-def place(number: Any) -> Any:
+def to_index(number: Any) -> Any:
     """Convert a non-negative int32 to an index."""
     # Unsigned: numbers are not negative, and a zero extension is one instruction.
     return arith.index_castui(ir.IndexType.get(), number)
 
 
-def at(array: Any, *numbers: Any) -> Any:
+def load_element(array: Any, *numbers: Any) -> Any:
     """Load one array element."""
-    return memref.load(array, [place(number) for number in numbers])
+    return memref.load(array, [to_index(number) for number in numbers])
 
 
 def address(array: Any) -> Any:

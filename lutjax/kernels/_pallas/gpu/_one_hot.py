@@ -62,8 +62,8 @@ def add_rows(index: jax.Array, dy: jax.Array, n_rows: int) -> jax.Array:
     n_steps = -(-n_steps // parts)
     index = index.reshape(n_detectors * pieces, n_samples)
     # -1 matches no row: padding adds nothing.
-    index = _mosaic_launch.padded(index, n_tables, parts * n_steps * _SAMPLES, value=-1)
-    dy = _mosaic_launch.padded(dy, parts * n_steps * _SAMPLES, all_outputs)
+    index = _mosaic_launch.pad_to(index, n_tables, parts * n_steps * _SAMPLES, value=-1)
+    dy = _mosaic_launch.pad_to(dy, parts * n_steps * _SAMPLES, all_outputs)
     (sums,) = _mosaic_launch.launch(
         lambda *references: _kernel(*references, n_steps=n_steps),
         index,

@@ -47,7 +47,7 @@ def sum_slots(weights: jax.Array, index: jax.Array, targets: jax.Array, n_output
       targets: output ids; -1 marks an unused slot.
     """
     n_detectors, _, n_slots = weights.shape
-    slots, entries = _Slots.of(weights, targets), n_detectors * n_slots
+    slots, entries = _Slots.from_arrays(weights, targets), n_detectors * n_slots
     together = min(_TOGETHER, -(-entries // _THREADS))
 
     def kernel(index: Any, weights: Any, targets: Any, y: Any) -> None:
@@ -68,7 +68,7 @@ def sum_slots(weights: jax.Array, index: jax.Array, targets: jax.Array, n_output
             # The commit above completes the additions of all threads.
             y[sample] = _mosaic_launch.load(sums, layout)
 
-        sums = plgpu.SMEM((_whole(n_outputs),), weights.dtype)
+        sums = plgpu.SMEM((_pad_outputs(n_outputs),), weights.dtype)
         pl.run_scoped(with_sums, sums, collective_axes="warpgroup")
 
     (y,) = _mosaic_launch.launch(
@@ -76,7 +76,7 @@ def sum_slots(weights: jax.Array, index: jax.Array, targets: jax.Array, n_output
         index,
         weights.reshape(-1),
         targets.reshape(-1),
-        outputs=[jax.ShapeDtypeStruct((len(index), _whole(n_outputs)), weights.dtype)],
+        outputs=[jax.ShapeDtypeStruct((len(index), _pad_outputs(n_outputs)), weights.dtype)],
         name="sparse_lookup",
         grid={"samples": len(index)},
         by_lanes=True,
@@ -94,9 +94,9 @@ def differences(
       weights: float32. index, other: existing row ids. dy: float32 ``[B, O]``.
     """
     n_detectors = weights.shape[0]
-    slots = _Slots.of(weights, targets)
+    slots = _Slots.from_arrays(weights, targets)
     together = min(_TOGETHER // 2, -(-n_detectors // _WARPS))
-    dy = _mosaic_launch.padded(dy, _whole(dy.shape[1]))
+    dy = _mosaic_launch.pad_to(dy, _pad_outputs(dy.shape[1]))
 
     def kernel(index: Any, other: Any, weights: Any, targets: Any, dy: Any, found: Any) -> None:
         sample = lax.axis_index("samples")
@@ -132,7 +132,7 @@ def differences(
     return found
 
 
-def _whole(n_outputs: int) -> int:
+def _pad_outputs(n_outputs: int) -> int:
     """Round the number of outputs up to a multiple of the threads."""
     return -(-n_outputs // _THREADS) * _THREADS
 
@@ -148,21 +148,21 @@ class _Slots:
     list_per_row: bool
 
     @classmethod
-    def of(cls, weights: jax.Array, targets: jax.Array) -> "_Slots":
+    def from_arrays(cls, weights: jax.Array, targets: jax.Array) -> "_Slots":
         n_detectors, n_rows, n_slots = weights.shape
         return cls(n_detectors, n_rows, n_slots, targets.shape[0] > 1, targets.shape[1] > 1)
 
-    def places(self, detector: Any, row: Any, slot: Any) -> tuple[Any, Any]:
+    def offsets(self, detector: Any, row: Any, slot: Any) -> tuple[Any, Any]:
         """Return a slot's offsets in the tables and in the target lists."""
 
-        def place(number: Any) -> Any:
+        def offset(number: Any) -> Any:
             return arith.addi(arith.muli(number, mlir.integer(self.n_slots)), slot)
 
         number = arith.addi(arith.muli(detector, mlir.integer(self.n_rows)), row)
         if self.list_per_row:
-            return place(number), place(number if self.list_per_table else row)
+            return offset(number), offset(number if self.list_per_table else row)
         # Targets shared by all rows of a table, or by all tables, have one list.
-        return place(number), place(detector) if self.list_per_table else slot
+        return offset(number), offset(detector) if self.list_per_table else slot
 
 
 # ------------------------------------------------------------------------------------- in kernels
@@ -177,25 +177,28 @@ def _add(
         base = mlir.address(sums)
         read = []
         for register in numbers.registers.flat:
-            number = mlir.only(register)
+            number = mlir.only_element(register)
             # The last step has threads without a slot: they read the last one and add nothing.
             exists = arith.cmpi(arith.CmpIPredicate.slt, number, mlir.integer(entries))
             number = arith.minsi(number, mlir.integer(entries - 1))
             detector = arith.divui(number, mlir.integer(slots.n_slots))
             slot = arith.remui(number, mlir.integer(slots.n_slots))
-            read.append((exists, detector, slot, mlir.at(index, detector)))
+            read.append((exists, detector, slot, mlir.load_element(index, detector)))
         # Three rounds: all row ids, then all weights and targets, then the additions. Loads of a
         # round do not depend on each other, so their latencies overlap.
         values = []
         for exists, detector, slot, row in read:
-            place, of_list = slots.places(detector, row, slot)
+            place, of_list = slots.offsets(detector, row, slot)
             values.append(
-                (mlir.at(weights, place), arith.select(exists, mlir.at(targets, of_list), mlir.integer(-1)))
+                (
+                    mlir.load_element(weights, place),
+                    arith.select(exists, mlir.load_element(targets, of_list), mlir.integer(-1)),
+                )
             )
         for value, target in values:
             mlir.add_in_shared_memory(base, target, value)
 
-    add(index, weights, targets, sums, mlir.numbers(first, together))
+    add(index, weights, targets, sums, mlir.iota(first, together))
 
 
 def _subtract(
@@ -217,11 +220,13 @@ def _subtract(
     ) -> None:
         warps = []
         for register in numbers.registers.flat:
-            number = mlir.only(register)
+            number = mlir.only_element(register)
             detector = arith.divui(number, mlir.integer(_LANES))
             detector = arith.minsi(detector, mlir.integer(slots.n_detectors - 1))  # the last one again
             lane = arith.remui(number, mlir.integer(_LANES))
-            warps.append((detector, lane, mlir.at(index, detector), mlir.at(other, detector)))
+            warps.append(
+                (detector, lane, mlir.load_element(index, detector), mlir.load_element(other, detector))
+            )
         # Several detectors per warp at a time, so that their loads overlap.
         totals = [mlir.zero()] * len(warps)
         for start in range(0, slots.n_slots, _LANES):
@@ -232,29 +237,37 @@ def _subtract(
                 # masked.
                 exists = arith.cmpi(arith.CmpIPredicate.slt, slot, mlir.integer(slots.n_slots))
                 slot = arith.minsi(slot, mlir.integer(slots.n_slots - 1))
-                of_rows = [slots.places(detector, r, slot) for r in (row, other_row)]
-                read.append([(mlir.at(weights, p), mlir.at(targets, q), exists) for p, q in of_rows])
-            totals = [arith.addf(total, _change(dy, *pair)) for total, pair in zip(totals, read, strict=True)]
+                of_rows = [slots.offsets(detector, r, slot) for r in (row, other_row)]
+                read.append(
+                    [
+                        (mlir.load_element(weights, p), mlir.load_element(targets, q), exists)
+                        for p, q in of_rows
+                    ]
+                )
+            totals = [
+                arith.addf(total, _slot_difference(dy, *pair))
+                for total, pair in zip(totals, read, strict=True)
+            ]
         for (detector, *_), total in zip(warps, totals, strict=True):
             # Butterfly: after five exchanges every lane has the sum.
             distance = _LANES // 2
             while distance:
                 total = arith.addf(total, mosaic.utils.shfl_bfly(total, distance))
                 distance //= 2
-            memref.store(total, found, [mlir.place(detector)])  # every lane the same
+            memref.store(total, found, [mlir.to_index(detector)])  # every lane the same
 
     arrays = index, other, weights, targets, cotangents, found
-    subtract(*arrays, mlir.numbers(first * _LANES, together))
+    subtract(*arrays, mlir.iota(first * _LANES, together))
 
 
-def _change(dy: Any, main: tuple[Any, Any, Any], other: tuple[Any, Any, Any]) -> Any:
+def _slot_difference(dy: Any, main: tuple[Any, Any, Any], other: tuple[Any, Any, Any]) -> Any:
     """Return two slots' products with their target cotangents, subtracted."""
 
     def with_cotangent(value: Any, target: Any, exists: Any) -> tuple[Any, Any]:
         used = arith.andi(exists, arith.cmpi(arith.CmpIPredicate.sge, target, mlir.integer(0)))
         none = mlir.zero()
         # Loads need a valid address; the selects drop unused slots, whose weight may be NaN.
-        cotangent = mlir.at(dy, arith.maxsi(target, mlir.integer(0)))
+        cotangent = mlir.load_element(dy, arith.maxsi(target, mlir.integer(0)))
         return arith.select(used, value, none), arith.select(used, cotangent, none)
 
     (value, cotangent), (other_value, other_cotangent) = with_cotangent(*main), with_cotangent(*other)

@@ -55,7 +55,7 @@ class _Columns:
     narrow: int
 
     @classmethod
-    def of(cls, n_outputs: int) -> "_Columns":
+    def for_outputs(cls, n_outputs: int) -> "_Columns":
         blocks = -(-n_outputs // NARROW)
         return cls(blocks // 2, blocks % 2)
 
@@ -84,7 +84,7 @@ def sum_rows(
       The sums, and int32 flags ``[G, n / SAMPLES_OF_WARP, 32]``. A nonzero flag marks non-finite
         sums.
     """
-    call = _Call.of(weights, rows, factors.shape[0], groups)
+    call = _Call.for_reads(weights, rows, factors.shape[0], groups)
 
     def kernel(rows: Any, factors: Any, *rest: Any) -> None:
         *tables, y, strange = rest
@@ -95,7 +95,7 @@ def sum_rows(
             return _plus_rows(call, references, sums)
 
         def around(run: Any) -> None:
-            zero = jnp.zeros((call.numbers,), jnp.float32)
+            zero = jnp.zeros((call.n_sums,), jnp.float32)
             sums = run(plgpu.layout_cast(zero, call.layout))
             _write(call, sums, y.at[block, :, group], strange.at[group, block])
 
@@ -105,7 +105,7 @@ def sum_rows(
     n = rows.shape[1]
     y, strange = call.launch(
         kernel,
-        [call.by_program(rows), call.by_program(factors), *call.tables(weights)],
+        [call.split_by_program(rows), call.split_by_program(factors), *call.tables(weights)],
         [
             jax.ShapeDtypeStruct((n // SAMPLES, SAMPLES, groups, call.columns.outputs), jnp.float32),
             jax.ShapeDtypeStruct((groups, n // SAMPLES, _WARPS * 32), jnp.int32),
@@ -123,9 +123,9 @@ def products(weights: jax.Array, rows: jax.Array, dy: jax.Array, ways: int, grou
     Args:
       rows: see `sum_rows`.
     """
-    call = _Call.of(weights, rows, ways, groups)
+    call = _Call.for_reads(weights, rows, ways, groups)
     n_tables, n = rows.shape
-    dy = _mosaic_launch.padded(dy.astype(jnp.float32), call.columns.outputs)
+    dy = _mosaic_launch.pad_to(dy.astype(jnp.float32), call.columns.outputs)
     dy = dy.reshape(n // SAMPLES, SAMPLES, *dy.shape[1:])
 
     def kernel(rows: Any, *rest: Any) -> None:
@@ -146,7 +146,7 @@ def products(weights: jax.Array, rows: jax.Array, dy: jax.Array, ways: int, grou
 
     (found,) = call.launch(
         kernel,
-        [call.by_program(rows), *call.tables(weights), dy],
+        [call.split_by_program(rows), *call.tables(weights), dy],
         [jax.ShapeDtypeStruct((ways, n_tables, n // SAMPLES, SAMPLES), jnp.float32)],
         "scored_products",
     )
@@ -165,27 +165,27 @@ class _Call:
     n_samples: int
 
     @classmethod
-    def of(cls, weights: jax.Array, rows: jax.Array, ways: int, groups: int) -> "_Call":
+    def for_reads(cls, weights: jax.Array, rows: jax.Array, ways: int, groups: int) -> "_Call":
         n_tables, n_rows, n_outputs = weights.shape
-        return cls(_Columns.of(n_outputs), ways, groups, n_tables // groups, n_rows, rows.shape[1])
+        return cls(_Columns.for_outputs(n_outputs), ways, groups, n_tables // groups, n_rows, rows.shape[1])
 
-    def by_program(self, numbers: jax.Array) -> jax.Array:
+    def split_by_program(self, numbers: jax.Array) -> jax.Array:
         """Split elements ``[..., n]`` by program."""
         return numbers.reshape(*numbers.shape[:-1], -1, *_OF_COPY)
 
     @property
-    def numbers(self) -> int:
+    def n_sums(self) -> int:
         """Number of sums or cotangents in a warpgroup's registers."""
         return _TOGETHER * self.columns.pieces * _NUMBERS * _mosaic_launch.THREADS
 
     @property
     def layout(self) -> Any:
         """Layout with four-element vectors per thread, sample after sample."""
-        return plgpu.Layout.WG_STRIDED((self.numbers,), _NUMBERS)
+        return plgpu.Layout.WG_STRIDED((self.n_sums,), _NUMBERS)
 
     def tables(self, weights: jax.Array) -> list[jax.Array]:
         """Return wide columns, and narrow ones with even and odd rows in different banks."""
-        weights = _mosaic_launch.padded(weights.astype(jnp.float32), self.columns.outputs)
+        weights = _mosaic_launch.pad_to(weights.astype(jnp.float32), self.columns.outputs)
         found = [weights] if self.columns.wide else []
         if self.columns.narrow:
             number = np.arange(self.n_rows)
@@ -278,12 +278,12 @@ def _read(kind: Any, address: Any, alignment: int) -> Any:
     return llvm.load(kind, llvm.inttoptr(llvm.PointerType.get(3), address), alignment=alignment)
 
 
-def _multiplied(a: Any, b: Any) -> Any:
+def _multiply_contracted(a: Any, b: Any) -> Any:
     # `contract` lets the compiler form one multiply-add of a product and a sum.
     return arith.mulf(a, b, fastmath=arith.FastMathFlags.contract)
 
 
-def _added(a: Any, b: Any) -> Any:
+def _add_contracted(a: Any, b: Any) -> Any:
     return arith.addf(a, b, fastmath=arith.FastMathFlags.contract)
 
 
@@ -299,7 +299,7 @@ class _Rows:
         of_lane = _times(lane.of_four, 4 * _NUMBERS)
         self._narrow = _plus(tables[-1], of_lane) if call.columns.narrow else None
 
-    def of(self, i: int) -> tuple[list[list[Any]], Any]:
+    def load(self, i: int) -> tuple[list[list[Any]], Any]:
         """Return the i-th sample's elements.
 
         For each wide block these are the rows of all ways; for the narrow block, one row.
@@ -329,13 +329,13 @@ class _Rows:
 def _array(call: _Call, registers: list[Any]) -> Any:
     return mosaic.FragmentedArray(
         _registers=np.array(registers, dtype=object),
-        _layout=mosaic.WGStridedFragLayout((call.numbers,), _NUMBERS),
+        _layout=mosaic.WGStridedFragLayout((call.n_sums,), _NUMBERS),
         _is_signed=None,
     )
 
 
 def _like(call: _Call) -> Any:
-    return plgpu.ShapeDtypeStruct((call.numbers,), jnp.float32, layout=call.layout)
+    return plgpu.ShapeDtypeStruct((call.n_sums,), jnp.float32, layout=call.layout)
 
 
 def _plus_rows(call: _Call, references: list[Any], sums: jax.Array) -> jax.Array:
@@ -350,7 +350,7 @@ def _plus_rows(call: _Call, references: list[Any], sums: jax.Array) -> jax.Array
         factors = _plus(mlir.address(factors), _times(lane.first, 4))
         totals = list(sums.registers.flat)
         for i in range(_TOGETHER):
-            wide, narrow = rows.of(i)
+            wide, narrow = rows.load(i)
             of_ways = [
                 _read(ir.F32Type.get(), _plus(factors, 4 * (SAMPLES * way + _OF_WARP * i)), 4)
                 for way in range(call.ways)
@@ -359,12 +359,14 @@ def _plus_rows(call: _Call, references: list[Any], sums: jax.Array) -> jax.Array
             at = i * call.columns.pieces
             for b, of_rows in enumerate(wide):
                 for factor, row in zip(of_ways, of_rows, strict=True):
-                    product = _multiplied(vector.broadcast(_four(), factor), row)
-                    totals[at + b] = _added(totals[at + b], product)
+                    product = _multiply_contracted(vector.broadcast(_four(), factor), row)
+                    totals[at + b] = _add_contracted(totals[at + b], product)
             if narrow is not None:
                 factor = arith.select(lane.is_first, of_ways[0], of_ways[-1])
                 at += call.columns.wide
-                totals[at] = _added(totals[at], _multiplied(vector.broadcast(_four(), factor), narrow))
+                totals[at] = _add_contracted(
+                    totals[at], _multiply_contracted(vector.broadcast(_four(), factor), narrow)
+                )
         return _array(call, totals)
 
     return add(words.at[0, 0], factors, [t.at[0] for t in tables], sums)
@@ -405,7 +407,7 @@ def _write(call: _Call, sums: jax.Array, y: Any, strange: Any) -> None:
         # Products with 0 add up to 0, or to NaN if any sum is infinite or NaN: one test for all.
         none = zero
         for total in totals:
-            none = _added(none, arith.mulf(total, zero))
+            none = _add_contracted(none, arith.mulf(total, zero))
         found = _sum_of_four(none)
         is_none = arith.cmpf(arith.CmpFPredicate.UNO, found, found)
         flag = arith.extui(mlir.int32(), is_none)
@@ -430,10 +432,10 @@ def _write(call: _Call, sums: jax.Array, y: Any, strange: Any) -> None:
 
 def _store(value: Any, pointer: Any, offset: int) -> None:
     """Store four elements at an offset in elements."""
-    llvm.store(value, _moved(pointer, offset), alignment=16)
+    llvm.store(value, _offset_pointer(pointer, offset), alignment=16)
 
 
-def _moved(pointer: Any, offset: int) -> Any:
+def _offset_pointer(pointer: Any, offset: int) -> Any:
     return llvm.getelementptr(
         pointer.type,
         pointer,
@@ -461,7 +463,7 @@ def _cotangents(call: _Call, dy: Any) -> jax.Array:
             start = _OF_WARP * i * stride
             places = [(wide, start + WIDE * b) for b in range(columns.wide)]
             places += [(narrow, start + WIDE * columns.wide)] * columns.narrow
-            registers += [llvm.load(_four(), _moved(*place), alignment=16) for place in places]
+            registers += [llvm.load(_four(), _offset_pointer(*place), alignment=16) for place in places]
         return _array(call, registers)
 
     found: jax.Array = read(dy)
@@ -488,10 +490,10 @@ def _multiply(call: _Call, references: list[Any], cotangents: jax.Array, found: 
         for first in range(0, _TOGETHER, 4):
             sums = []
             for i in range(first, first + 4):
-                wide, narrow = rows.of(i)
+                wide, narrow = rows.load(i)
                 of_sample = dy[i * call.columns.pieces : (i + 1) * call.columns.pieces]
                 sums.append(_products_of(call, lane, wide, narrow, of_sample))
-            llvm.store(mlir.sums_over_lanes(sums), _moved(to, _OF_WARP * first), alignment=4)
+            llvm.store(mlir.sums_over_lanes(sums), _offset_pointer(to, _OF_WARP * first), alignment=4)
 
     multiply(words.at[0, 0], [t.at[0] for t in tables], cotangents, found)
 
@@ -504,9 +506,9 @@ def _products_of(call: _Call, lane: _Lane, wide: list[list[Any]], narrow: Any, d
     of_ways: list[Any] = [None] * call.ways
     for of_rows, d in zip(wide, dy, strict=False):
         for way, row in enumerate(of_rows):
-            product = _multiplied(row, d)
-            of_ways[way] = product if of_ways[way] is None else _added(of_ways[way], product)
-    of_narrow = None if narrow is None else _sum_of_four(_multiplied(narrow, dy[-1]))
+            product = _multiply_contracted(row, d)
+            of_ways[way] = product if of_ways[way] is None else _add_contracted(of_ways[way], product)
+    of_narrow = None if narrow is None else _sum_of_four(_multiply_contracted(narrow, dy[-1]))
     if not wide:
         return of_narrow
     totals = [_sum_of_four(numbers) for numbers in of_ways]
@@ -523,4 +525,4 @@ def _products_of(call: _Call, lane: _Lane, wide: list[list[Any]], narrow: Any, d
 
 def _sum_of_four(numbers: Any) -> Any:
     a, b, c, d = (mlir.element(numbers, k) for k in range(_NUMBERS))
-    return _added(_added(a, b), _added(c, d))
+    return _add_contracted(_add_contracted(a, b), _add_contracted(c, d))

@@ -44,8 +44,8 @@ def add_rows(index: jax.Array, addends: jax.Array, n_rows: int) -> jax.Array:
     parts = min(max(_PROGRAMS // (n_detectors * n_blocks), 1), n_steps)
     n_steps = -(-n_steps // parts)
     # Samples beyond the last add 0 to the first row.
-    index = _mosaic_launch.padded(index, parts * n_steps * _SAMPLES)
-    addends = _mosaic_launch.padded(addends, index.shape[1], n_blocks * _COLUMNS)
+    index = _mosaic_launch.pad_to(index, parts * n_steps * _SAMPLES)
+    addends = _mosaic_launch.pad_to(addends, index.shape[1], n_blocks * _COLUMNS)
     # Whole elements for every thread when the columns are cleared and written.
     size = -(-n_rows * _COLUMNS // _THREADS) * _THREADS
 
@@ -63,7 +63,7 @@ def add_rows(index: jax.Array, addends: jax.Array, n_rows: int) -> jax.Array:
             def _(step: jax.Array) -> None:
                 first = (part * n_steps + step) * _SAMPLES
                 here = index.at[t, pl.ds(first, _SAMPLES)], addends.at[pl.ds(first, _SAMPLES)], table
-                _add(*here, block * _COLUMNS + mlir.numbers(0, _TOGETHER) % _COLUMNS)
+                _add(*here, block * _COLUMNS + mlir.iota(0, _TOGETHER) % _COLUMNS)
 
             plgpu.commit_smem()
             # The commit above orders the additions of all threads before this read.
@@ -97,10 +97,12 @@ def _add(index: Any, addends: Any, table: Any, columns: jax.Array) -> None:
     def add(_: Any, index: Any, addends: Any, table: Any, columns: Any) -> None:
         base, read = mlir.address(table), []
         for place, register in enumerate(columns.registers.flat):
-            column = mlir.only(register)
+            column = mlir.only_element(register)
             sample = arith.divui(mlir.thread(), mlir.integer(_COLUMNS))
             sample = arith.addi(sample, mlir.integer(place * (_THREADS // _COLUMNS)))
-            read.append((column, mlir.at(index, sample), mlir.at(addends, sample, column)))
+            read.append(
+                (column, mlir.load_element(index, sample), mlir.load_element(addends, sample, column))
+            )
         # All loads are issued before the first addition, so that their latencies overlap.
         for column, row, value in read:
             own = arith.remui(column, mlir.integer(_COLUMNS))

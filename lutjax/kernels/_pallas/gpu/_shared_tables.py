@@ -49,7 +49,7 @@ def sum_rows(weights: jax.Array, index: jax.Array) -> jax.Array:
     n_detectors, n_rows, _ = weights.shape
 
     def kernel(words: Any, weights: Any, y: Any) -> None:
-        first, outputs = _place(width)
+        first, outputs = _locate_block(width)
 
         def step(_: Any, words: Any, table: Any, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             # All reads precede the additions: the loads of 64 rows overlap.
@@ -93,10 +93,10 @@ def differences(weights: jax.Array, index: jax.Array, other: jax.Array, dy: jax.
     n_detectors, n_rows, n_outputs = weights.shape
     n_words = words.shape[1]
     n_groups = n_words * _PACKED // _LANES
-    dy = _mosaic_launch.padded(dy.astype(jnp.float32), n_words * _PACKED, n_outputs)
+    dy = _mosaic_launch.pad_to(dy.astype(jnp.float32), n_words * _PACKED, n_outputs)
 
     def kernel(words: Any, others: Any, weights: Any, dy: Any, sums: Any) -> None:
-        first, outputs = _place(width)
+        first, outputs = _locate_block(width)
 
         def step(number: Any, words: Any, others: Any, table: Any, dy: Any) -> Any:
             # 32 samples at a time, as many as the exchange below sums over 32 lanes.
@@ -152,12 +152,12 @@ def _padded(weights: jax.Array, *index: jax.Array) -> tuple[int, jax.Array, list
     # 256 outputs read two elements per instruction, unless a table then exceeds a stage or half of
     # the block would be padding.
     width = two if fits and -n_outputs % two < _mosaic_launch.THREADS else _mosaic_launch.THREADS
-    weights = _mosaic_launch.padded(weights, -(-n_outputs // width) * width)
+    weights = _mosaic_launch.pad_to(weights, -(-n_outputs // width) * width)
     n = -(-index[0].shape[1] // _OF_PROGRAM) * _OF_PROGRAM
     words = []
     for ids in index:
         # Padding samples read row 0, and their results are cut off.
-        by_word = _mosaic_launch.padded(jnp.clip(ids, 0, n_rows - 1), n).reshape(
+        by_word = _mosaic_launch.pad_to(jnp.clip(ids, 0, n_rows - 1), n).reshape(
             len(ids), n // _PACKED, _PACKED
         )
         shifted = [by_word[..., i] << (_BITS * i) for i in range(_PACKED)]
@@ -178,7 +178,7 @@ def _table_block(n_rows: int, width: int) -> plgpu.BlockSpec:
     )
 
 
-def _place(width: int) -> tuple[Any, Any]:
+def _locate_block(width: int) -> tuple[Any, Any]:
     """Return this warpgroup's first sample and output slice."""
     group = lax.axis_index("samples") * _mosaic_launch.WARPGROUPS + lax.axis_index("warpgroup")
     return group * _SAMPLES, pl.ds(lax.axis_index("outputs") * width, width)

@@ -73,19 +73,19 @@ SPEC = Declaration(_supports, requires=("jax_triton", "triton"), launches=in_tri
 
 
 def forward(call: ScoredLut, *, device: Device) -> jax.Array:
-    if _by_triton(call):
+    if _uses_triton(call):
         return in_triton.forward(call, device=device)
-    y = in_triton.in_parts(call, _parts(call), lambda part: {"y": _outputs(part, device)})["y"]
+    y = in_triton.in_parts(call, _n_chunks(call), lambda part: {"y": _outputs(part, device)})["y"]
     return (jnp.sum(y, 1, keepdims=True, dtype=y.dtype) if call.sum_groups else y).astype(call.weights.dtype)
 
 
 def backward(
     call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    if _by_triton(call):
+    if _uses_triton(call):
         return in_triton.backward(call, cotangent, needs, device=device)
     return in_triton.in_parts(
-        call, _parts(call), lambda part, dy: _pulled_back(part, dy, needs, device), cotangent
+        call, _n_chunks(call), lambda part, dy: _pulled_back(part, dy, needs, device), cotangent
     )
 
 
@@ -108,7 +108,7 @@ def _pulled_back(
 
     n, call = len(call.x), _padded(call)
     # Padding samples have cotangents of zero, so they add nothing to tables.
-    dy = _mosaic_launch.padded(cotangent, len(call.x), *cotangent.shape[1:])
+    dy = _mosaic_launch.pad_to(cotangent, len(call.x), *cotangent.shape[1:])
     rows, factors = in_triton.rows_and_factors(call, device)
     found = {}
     if "weights" in needs:
@@ -132,11 +132,11 @@ def _padded(call: ScoredLut) -> ScoredLut:
     from lutjax.kernels._pallas.gpu import _mosaic_launch, _shared_reads
 
     n = -(-len(call.x) // _shared_reads.SAMPLES) * _shared_reads.SAMPLES
-    keep = call.keep if call.keep is None else _mosaic_launch.padded(call.keep, n, *call.keep.shape[1:])
-    return call.replace(x=_mosaic_launch.padded(call.x, n, *call.x.shape[1:]), keep=keep)
+    keep = call.keep if call.keep is None else _mosaic_launch.pad_to(call.keep, n, *call.keep.shape[1:])
+    return call.replace(x=_mosaic_launch.pad_to(call.x, n, *call.x.shape[1:]), keep=keep)
 
 
-def _parts(call: ScoredLut) -> int:
+def _n_chunks(call: ScoredLut) -> int:
     """Return the number of sample chunks, computed one after another to bound memory."""
     # Per sample and table: one word of packed rows, and a factor and a product for each way.
     of_sample = (1 + 2 * in_triton.all_ways(call)) * len(call.weights)
@@ -145,5 +145,5 @@ def _parts(call: ScoredLut) -> int:
     return -(-4 * of_sample * len(call.x) // _MOST_SCRATCH)
 
 
-def _by_triton(call: ScoredLut) -> bool:
+def _uses_triton(call: ScoredLut) -> bool:
     return 0 in (*call.weights.shape, *call.x.shape) or _rows_by_triton(call) is not None

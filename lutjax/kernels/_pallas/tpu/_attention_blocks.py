@@ -55,7 +55,7 @@ class Plan:
     n_distances: int
 
     @classmethod
-    def of(cls, call: LookupAttention) -> "Plan":
+    def for_call(cls, call: LookupAttention) -> "Plan":
         """Return the plan for a call with arrays or their shapes."""
         n_detectors, _, n_outputs = call.weights.shape
         n_samples, n_queries, _ = call.query.shape
@@ -168,15 +168,15 @@ class Plan:
             table = table.reshape(self.n_detectors, self.n_outputs, -1)
         return jnp.swapaxes(table, 1, 2)
 
-    def of_queries(self, a: jax.Array) -> jax.Array:
+    def query_blocks(self, a: jax.Array) -> jax.Array:
         """``[B, Lq, ...]`` -> ``[..., query tiles, blocks, 128]``."""
         return self._in_blocks(a, self.query_tiles, self.queries, LANES)
 
     def outputs(self, dy: jax.Array) -> jax.Array:
         """``[B, Lq, O]`` -> ``[query tiles, blocks, O, 128]``."""
-        return jnp.moveaxis(self.of_queries(dy), 0, 2)
+        return jnp.moveaxis(self.query_blocks(dy), 0, 2)
 
-    def of_keys(self, a: jax.Array) -> jax.Array:
+    def key_blocks(self, a: jax.Array) -> jax.Array:
         """``[B, Lk, ...]`` -> ``[..., key tiles, blocks, key lanes]``."""
         return self._in_blocks(a, self.key_tiles, self.keys, self.key_lanes)
 
@@ -202,7 +202,7 @@ class Plan:
         tiles = a.shape[2]
         return a.reshape(self.all_blocks * self.samples, tiles * size, *a.shape[4:])
 
-    def of_pairs(
+    def expand_to_pairs(
         self, of_distance: jax.Array, start: jax.Array | None, window: int | None, other: int
     ) -> jax.Array:
         """Expand per-distance values ``[T or 1, distances]`` to every pair in a block.
@@ -275,8 +275,8 @@ class Plan:
         return tables * table + of_pairs + of_queries + of_blocks
 
     @property
-    def of_distances(self) -> int:
-        """Return the size of an `of_pairs` array in bytes."""
+    def pair_bytes(self) -> int:
+        """Return the size of an `expand_to_pairs` array in bytes."""
         tiles = self.query_tiles * self.key_tiles
         return 4 * self.n_detectors * tiles * self.key_lanes * LANES
 
@@ -308,7 +308,7 @@ def unsupported(request: Request) -> str | None:
     assert isinstance(call, LookupAttention)
     if step is not None and step.rule.weight_decay:
         return "moves rows without weight decay: it does not know which rows a step touches"
-    plan = Plan.of(call)
+    plan = Plan.for_call(call)
     if plan.empty:
         return None
     tpu = _tpus.limits(request.device)
@@ -318,10 +318,10 @@ def unsupported(request: Request) -> str | None:
             f"weights: a detector's table {list(call.weights.shape[1:])} and what belongs to it take "
             f"{needed / 2**20:.0f} MiB of vector memory, of which a TPU {tpu.name} has {tpu.vmem / 2**20:.0f}"
         )
-    if plan.of_distances > _MOST_DISTANCES:
+    if plan.pair_bytes > _MOST_DISTANCES:
         return (
             f"query, key: {plan.n_queries} queries and {plan.n_keys} keys have too many distances: those of all pairs "
-            f"take {plan.of_distances / 2**20:.0f} MiB, more than {_MOST_DISTANCES / 2**20:.0f}"
+            f"take {plan.pair_bytes / 2**20:.0f} MiB, more than {_MOST_DISTANCES / 2**20:.0f}"
         )
     return None
 
@@ -333,7 +333,7 @@ def slower(request: Request) -> str | None:
     """
     call = request.call
     assert isinstance(call, LookupAttention)
-    plan = Plan.of(call)
+    plan = Plan.for_call(call)
     if plan.empty:
         return "there is nothing to compute"
     by_row = plan.seconds_by_row(call)

@@ -120,12 +120,12 @@ def apply(
         _read(wires_ref, x_ref, read_ref)
         _spread(parameter_ref, spread_ref)
 
-        def of_tiles(k: jax.Array, tiles: list[Any]) -> None:
-            numbers = _numbers(spread_ref, k)
+        def visit_tiles(k: jax.Array, tiles: list[Any]) -> None:
+            numbers = _spread_values(spread_ref, k)
             for lanes in tiles:
                 y_ref[_gates(k), lanes] = value(numbers, _tiles(read_ref, k, lanes)).astype(y_ref.dtype)
 
-        _over_tiles(how, of_tiles)
+        _over_tiles(how, visit_tiles)
 
     (y,) = _launch(
         kernel,
@@ -133,7 +133,7 @@ def apply(
         x,
         parameter,
         wires,
-        outputs=[(jax.ShapeDtypeStruct((len(wires), x.shape[1]), dtype), _of_gates(how))],
+        outputs=[(jax.ShapeDtypeStruct((len(wires), x.shape[1]), dtype), _gate_spec(how))],
         n_spread=1,
         name=name,
     )
@@ -167,8 +167,8 @@ def differentiate(
         if of_parameter:
             _clear(wide_ref)
 
-        def of_tiles(k: jax.Array, tiles: list[Any]) -> None:
-            numbers = _numbers(spread_ref, k)
+        def visit_tiles(k: jax.Array, tiles: list[Any]) -> None:
+            numbers = _spread_values(spread_ref, k)
             sums = [jnp.zeros((TILE, LANES), jnp.float32)] * n_slots
             for lanes in tiles:
                 read = _tiles(read_ref, k, lanes)
@@ -189,7 +189,7 @@ def differentiate(
                 for slot, s in enumerate(sums):
                     wide_ref[slot, _gates(k), :] += s
 
-        _over_tiles(how, of_tiles)
+        _over_tiles(how, visit_tiles)
         if sums_ref is not None:
             _sum_lanes(wide_ref, sums_ref)
         if dx_ref is not None:
@@ -211,10 +211,10 @@ def differentiate(
         sums = jax.ShapeDtypeStruct((steps, n_gates, n_slots), jnp.float32)
         outputs.append((sums, pl.BlockSpec((1, how.gates, n_slots), lambda b, g: (b, g, 0))))
     of_block = how.gates // _together(wires.shape[1])
-    apart = _apart(_ids(how, wires, n_inputs), n_gates).reshape(-1, 1, of_block)
+    apart = _reads_different_rows(_ids(how, wires, n_inputs), n_gates).reshape(-1, 1, of_block)
     more = [
         (apart, pl.BlockSpec((1, 1, of_block), lambda b, g: (g, 0, 0), memory_space=pltpu.SMEM)),
-        (dy, _of_gates(how)),
+        (dy, _gate_spec(how)),
     ]
     results = list(_launch(kernel, how, x, parameter, wires, *more, outputs=outputs, n_spread=2, name=name))
     return results.pop(0) if of_inputs else None, results.pop(0).sum(0) if of_parameter else None
@@ -279,7 +279,7 @@ def _ids(how: Blocks, wires: jax.Array, n_inputs: int) -> jax.Array:
     return jnp.pad(clamped(wires, n_inputs), ((0, -len(wires) % how.gates), (0, 0)))
 
 
-def _apart(ids: jax.Array, n_gates: int) -> jax.Array:
+def _reads_different_rows(ids: jax.Array, n_gates: int) -> jax.Array:
     """Return 1 for each gate group whose wires all read different rows, otherwise 0."""
     together = _together(ids.shape[1])
     rows = ids.reshape(-1, together * ids.shape[1])
@@ -291,7 +291,7 @@ def _apart(ids: jax.Array, n_gates: int) -> jax.Array:
     return ((last <= n_gates) & ~equal.any((1, 2))).astype(jnp.int32)
 
 
-def _of_gates(how: Blocks) -> pl.BlockSpec:
+def _gate_spec(how: Blocks) -> pl.BlockSpec:
     return pl.BlockSpec((how.gates, how.samples), lambda b, g: (g, b))
 
 
@@ -366,21 +366,21 @@ def _clear(ref: Any) -> None:
         clear(pl.ds(n * SUBLANES, rest), rest)
 
 
-def _over_tiles(how: Blocks, of_tiles: Callable[[jax.Array, list[Any]], None]) -> None:
+def _over_tiles(how: Blocks, visit_tiles: Callable[[jax.Array, list[Any]], None]) -> None:
     """Call a function for every gate tile, several sample tiles at a time."""
     n = how.samples // LANES
     # Independent tiles hide the latency of each other; gates with many slots fill the registers by
     # themselves.
     together = min(n, max(_WRITTEN_OUT * 4 // how.slots, 1), _WRITTEN_OUT)
 
-    def of_gates(k: jax.Array, _: None) -> None:
-        def of_samples(c: jax.Array, _: None) -> None:
+    def visit_gates(k: jax.Array, _: None) -> None:
+        def visit_samples(c: jax.Array, _: None) -> None:
             first = [pl.multiple_of((c * together + u) * LANES, LANES) for u in range(together)]
-            of_tiles(k, [pl.ds(f, LANES) for f in first])
+            visit_tiles(k, [pl.ds(f, LANES) for f in first])
 
-        jax.lax.fori_loop(0, n // together, of_samples, None)
+        jax.lax.fori_loop(0, n // together, visit_samples, None)
 
-    jax.lax.fori_loop(0, how.gates // TILE, of_gates, None)
+    jax.lax.fori_loop(0, how.gates // TILE, visit_gates, None)
 
 
 def _spread(parameter_ref: Any, spread_ref: Any) -> None:
@@ -417,7 +417,7 @@ def _gates(k: jax.Array) -> Any:
     return pl.ds(pl.multiple_of(k * TILE, TILE), TILE)
 
 
-def _numbers(spread_ref: Any, k: jax.Array) -> list[jax.Array]:
+def _spread_values(spread_ref: Any, k: jax.Array) -> list[jax.Array]:
     return [spread_ref[slot, _gates(k), :] for slot in range(spread_ref.shape[0])]
 
 

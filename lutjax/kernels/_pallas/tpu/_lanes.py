@@ -31,7 +31,7 @@ def block_of(batch: int, bytes_per_group: int, budget: int) -> int:
     return min(size, groups(batch))
 
 
-def of_detect(batch: int, n_inputs: int, device: Device) -> int | None:
+def detect_groups(batch: int, n_inputs: int, device: Device) -> int | None:
     """Return the groups per `lutjax.detect` block, or None if inputs fill over half the memory."""
     # Two buffers: the inputs of the next block arrive during this one.
     bytes_per_group, budget = 2 * n_inputs * LANES * 4, vmem_budget(device) // 2
@@ -44,7 +44,7 @@ def unsupported(request: Request) -> str | None:
     assert isinstance(request.call, Detect)
     n_inputs = request.call.n_inputs
     # The smallest block that a large batch may have: 8 groups.
-    if of_detect(8 * LANES, n_inputs, request.device) is None:
+    if detect_groups(8 * LANES, n_inputs, request.device) is None:
         return f"x has {n_inputs} inputs: a block of samples with all of them does not fit the memory of the chip"
     return None
 

@@ -61,7 +61,7 @@ class Reads(abc.ABC):
         """Return the input block specs."""
 
     @abc.abstractmethod
-    def ways(self, refs: Sequence[Any], block: Any, samples: Any) -> list[Way]:
+    def compute_ways(self, refs: Sequence[Any], block: Any, samples: Any) -> list[Way]:
         """Return each way's values for a row block and a sample block."""
 
     @abc.abstractmethod
@@ -102,15 +102,15 @@ class GivenReads(Reads):
     ):
         self._blocks, self._n_ways, self._valued = blocks, len(index), valued
         # Clamp before padding: -1 marks padding, not an id.
-        inputs = [blocks.of_elements(jnp.clip(index, 0, n_rows - 1), -1)]
+        inputs = [blocks.split_elements(jnp.clip(index, 0, n_rows - 1), -1)]
         if coefficients is not None:
-            inputs.append(blocks.of_elements(coefficients.astype(jnp.float32)))
+            inputs.append(blocks.split_elements(coefficients.astype(jnp.float32)))
         self.inputs = tuple(inputs)
 
     def specs(self, order: Order) -> list[pl.BlockSpec]:
-        return [of_elements(self._blocks, order, self._n_ways) for _ in self.inputs]
+        return [element_spec(self._blocks, order, self._n_ways) for _ in self.inputs]
 
-    def ways(self, refs: Sequence[Any], block: Any, samples: Any) -> list[Way]:
+    def compute_ways(self, refs: Sequence[Any], block: Any, samples: Any) -> list[Way]:
         index, *coefficients = refs
         return [
             (index[k, 0], coefficients[0][k, 0] if coefficients else None)
@@ -122,7 +122,7 @@ class GivenReads(Reads):
 
     def cotangents(self, order: Order) -> list[Output]:
         shape = jax.ShapeDtypeStruct(self.inputs[0].shape, jnp.float32)
-        return [(shape, of_elements(self._blocks, order, self._n_ways))]
+        return [(shape, element_spec(self._blocks, order, self._n_ways))]
 
     def pull(
         self,
@@ -137,39 +137,39 @@ class GivenReads(Reads):
 
 
 # ------------------------------------------------------------------------------------- blocks
-def of_elements(blocks: RowBlocks, order: Order, n: int) -> pl.BlockSpec:
+def element_spec(blocks: RowBlocks, order: Order, n: int) -> pl.BlockSpec:
     """Return the block spec for `n` arrays with an element per table and sample."""
 
-    def at(*at: Any) -> tuple[Any, ...]:
-        row_block, samples, _ = order(*at)
+    def index_map(*point: Any) -> tuple[Any, ...]:
+        row_block, samples, _ = order(*point)
         # Parts of one table share the ids of the table.
         return 0, row_block // blocks.parts, 0, samples
 
-    return pl.BlockSpec((n, 1, blocks.lines, blocks.samples), at)
+    return pl.BlockSpec((n, 1, blocks.lines, blocks.samples), index_map)
 
 
 def group(blocks: RowBlocks, row_block: Any, n_groups: int) -> Any:
     """Return a row block's index in an array with one entry per group, or one shared entry."""
-    return row_block // (blocks.of_group * blocks.parts) if n_groups > 1 else 0
+    return row_block // (blocks.blocks_per_group * blocks.parts) if n_groups > 1 else 0
 
 
-def of_tables(blocks: RowBlocks, order: Order, n_terms: int) -> pl.BlockSpec:
-    def at(*at: Any) -> tuple[Any, ...]:
-        row_block, _, outputs = order(*at)
+def table_spec(blocks: RowBlocks, order: Order, n_terms: int) -> pl.BlockSpec:
+    def index_map(*point: Any) -> tuple[Any, ...]:
+        row_block, _, outputs = order(*point)
         return 0, row_block, 0, outputs
 
-    return pl.BlockSpec((n_terms, 1, blocks.tables * blocks.rows, blocks.outputs), at)
+    return pl.BlockSpec((n_terms, 1, blocks.tables * blocks.rows, blocks.outputs), index_map)
 
 
-def of_samples(blocks: RowBlocks, order: Order, n_terms: int, n_groups: int) -> pl.BlockSpec:
-    def at(*at: Any) -> tuple[Any, ...]:
-        row_block, samples, outputs = order(*at)
+def sample_spec(blocks: RowBlocks, order: Order, n_terms: int, n_groups: int) -> pl.BlockSpec:
+    def index_map(*point: Any) -> tuple[Any, ...]:
+        row_block, samples, outputs = order(*point)
         return 0, group(blocks, row_block, n_groups), samples, outputs
 
-    return pl.BlockSpec((n_terms, 1, blocks.samples, blocks.outputs), at)
+    return pl.BlockSpec((n_terms, 1, blocks.samples, blocks.outputs), index_map)
 
 
-def sums(blocks: RowBlocks, n_groups: int, dtype: DTypeLike) -> jax.ShapeDtypeStruct:
+def sums_shape(blocks: RowBlocks, n_groups: int, dtype: DTypeLike) -> jax.ShapeDtypeStruct:
     """Return the shape and dtype of sums over all samples and outputs."""
     shape = (1, n_groups, blocks.n_samples * blocks.samples, blocks.n_of_outputs * blocks.outputs)
     return jax.ShapeDtypeStruct(shape, dtype)
@@ -185,7 +185,7 @@ def sum_rows(
       shared: all groups share one sum, ``[B, 1, O]``.
     """
     n_groups = 1 if shared else blocks.groups
-    table = blocks.of_tables(jnp.stack(terms(weights)))
+    table = blocks.split_tables(jnp.stack(terms(weights)))
 
     def order(b: Any, o: Any, v: Any) -> tuple[Any, Any, Any]:
         return v, b, o
@@ -200,7 +200,7 @@ def sum_rows(
         def _() -> None:
             y_ref[...] = jnp.zeros_like(y_ref)
 
-        ways = reads.ways(given, block, samples)
+        ways = reads.compute_ways(given, block, samples)
         for tables in products_of(blocks):
             # The loop is written out, so that the coefficient matrix of one product can be made
             # while another one runs on the matrix unit.
@@ -211,11 +211,11 @@ def sum_rows(
         kernel,
         *reads.inputs,
         table,
-        outputs=[sums(blocks, n_groups, jnp.float32)],
+        outputs=[sums_shape(blocks, n_groups, jnp.float32)],
         name="rows",
         grid=(blocks.n_samples, blocks.n_of_outputs, blocks.n_rows),
-        in_specs=[*reads.specs(order), of_tables(blocks, order, len(table))],
-        out_specs=[of_samples(blocks, order, 1, n_groups)],
+        in_specs=[*reads.specs(order), table_spec(blocks, order, len(table))],
+        out_specs=[sample_spec(blocks, order, 1, n_groups)],
         compiler_params=params(device),
     )
     return blocks.to_samples(y[0])
@@ -237,9 +237,9 @@ def add_rows(
     Returns:
       ``[T, R, O]``.
     """
-    addends = blocks.of_samples(jnp.stack(terms(values)))
+    addends = blocks.split_samples(jnp.stack(terms(values)))
     n_terms, n_groups = addends.shape[:2]
-    started = [] if total is None else [blocks.of_tables(total[None])]
+    started = [] if total is None else [blocks.split_tables(total[None])]
 
     def order(v: Any, o: Any, b: Any) -> tuple[Any, Any, Any]:
         return v, b, o
@@ -254,13 +254,13 @@ def add_rows(
             # samples are added.
             total_ref[...] = started[0][...] if started else jnp.zeros_like(total_ref)
 
-        ways, factors = reads.ways(given, block, samples), [values_ref[i, 0] for i in range(n_terms)]
+        ways, factors = reads.compute_ways(given, block, samples), [values_ref[i, 0] for i in range(n_terms)]
         for tables in products_of(blocks):
             coefficients = matrix(blocks, ways, tables, block)
             total_ref[0, 0, rows_of(blocks, tables)] += multiply(coefficients, factors, 1, 0)
 
     padded = (1, blocks.n_rows, blocks.tables * blocks.rows, blocks.n_of_outputs * blocks.outputs)
-    of_total = of_tables(blocks, order, 1)
+    of_total = table_spec(blocks, order, 1)
     (total,) = _call.call(
         kernel,
         *reads.inputs,
@@ -271,7 +271,7 @@ def add_rows(
         grid=(blocks.n_rows, blocks.n_of_outputs, blocks.n_samples),
         in_specs=[
             *reads.specs(order),
-            of_samples(blocks, order, n_terms, n_groups),
+            sample_spec(blocks, order, n_terms, n_groups),
             *(of_total for _ in started),
         ],
         out_specs=[of_total],
@@ -290,8 +290,8 @@ def pulled(
     The kernel multiplies by every row, so the error is relative to the products, not to the
     difference between two rows.
     """
-    table = blocks.of_tables(jnp.stack(terms(weights)))
-    cotangents = blocks.of_samples(jnp.stack(terms(dy)))
+    table = blocks.split_tables(jnp.stack(terms(weights)))
+    cotangents = blocks.split_samples(jnp.stack(terms(dy)))
     n_terms, n_groups = cotangents.shape[:2]
 
     def order(b: Any, v: Any, o: Any) -> tuple[Any, Any, Any]:
@@ -333,8 +333,8 @@ def pulled(
         grid=(blocks.n_samples, blocks.n_rows, blocks.n_of_outputs),
         in_specs=[
             *reads.specs(order),
-            of_tables(blocks, order, len(table)),
-            of_samples(blocks, order, n_terms, n_groups),
+            table_spec(blocks, order, len(table)),
+            sample_spec(blocks, order, n_terms, n_groups),
         ],
         out_specs=[spec for _, spec in outputs],
         # Scratch memory, because the cotangents of a read are not linear block by block: they need
@@ -344,7 +344,9 @@ def pulled(
     )
 
 
-def moved(weights: jax.Array, gradient: jax.Array, step: Step, touched: Callable[[], jax.Array]) -> jax.Array:
+def update_rows(
+    weights: jax.Array, gradient: jax.Array, step: Step, touched: Callable[[], jax.Array]
+) -> jax.Array:
     """Return the tables after a stateless rule's step, which updates accessed rows only.
 
     Args:

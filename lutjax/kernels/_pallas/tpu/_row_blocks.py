@@ -52,7 +52,7 @@ class RowBlocks:
     n_outputs: int
 
     @classmethod
-    def of(
+    def for_tables(
         cls,
         shape: tuple[int, ...],
         batch: int,
@@ -104,14 +104,14 @@ class RowBlocks:
 
     # ---- numbers of blocks
     @property
-    def of_group(self) -> int:
+    def blocks_per_group(self) -> int:
         """Table blocks per group."""
         return -(-self.each // self.tables)
 
     @property
     def n_tables(self) -> int:
         """Number of table blocks."""
-        return self.groups * self.of_group
+        return self.groups * self.blocks_per_group
 
     @property
     def n_rows(self) -> int:
@@ -127,31 +127,31 @@ class RowBlocks:
         return -(-self.n_outputs // self.outputs)
 
     # ---- layouts
-    def of_tables(self, a: jax.Array) -> jax.Array:
+    def split_tables(self, a: jax.Array) -> jax.Array:
         """``[..., T, R, O]`` -> ``[..., blocks of rows, rows of a block, O]``, zeros beyond."""
         *front, _, n_rows, n_outputs = a.shape
         # Blocks do not straddle groups: each group is padded on its own.
-        tables = self.of_group * self.tables
+        tables = self.blocks_per_group * self.tables
         a = a.reshape(*front, self.groups, self.each, n_rows, n_outputs)
         wanted = (*front, self.groups, tables, self.parts * self.rows, self.n_of_outputs * self.outputs)
         return padded(a, wanted).reshape(*front, self.n_rows, self.tables * self.rows, wanted[-1])
 
     def to_tables(self, a: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """Undo `of_tables`."""
-        a = a.reshape(self.groups, self.of_group * self.tables, self.parts * self.rows, -1)
+        """Undo `split_tables`."""
+        a = a.reshape(self.groups, self.blocks_per_group * self.tables, self.parts * self.rows, -1)
         return a[:, : self.each, : shape[1], : shape[2]].reshape(shape)
 
-    def of_elements(self, a: jax.Array, fill: int = 0) -> jax.Array:
+    def split_elements(self, a: jax.Array, fill: int = 0) -> jax.Array:
         """``[..., B, T]`` -> ``[..., blocks of tables, lines, B]``."""
         *front, _, n_detectors = a.shape
         # With fill -1, padding samples read no row.
         a = padded(a, (*front, self.n_samples * self.samples, n_detectors), fill)
-        return jnp.moveaxis(self.of_detectors(jnp.moveaxis(a, -1, 0), fill), (0, 1), (-3, -2))
+        return jnp.moveaxis(self.split_detectors(jnp.moveaxis(a, -1, 0), fill), (0, 1), (-3, -2))
 
-    def of_detectors(self, a: jax.Array, fill: int = 0) -> jax.Array:
+    def split_detectors(self, a: jax.Array, fill: int = 0) -> jax.Array:
         """``[T, ...]`` -> ``[blocks of tables, lines, ...]``."""
         a = a.reshape(self.groups, self.each, *a.shape[1:])
-        a = padded(a, (self.groups, self.of_group * self.tables, *a.shape[2:]), fill)
+        a = padded(a, (self.groups, self.blocks_per_group * self.tables, *a.shape[2:]), fill)
         a = a.reshape(self.n_tables, self.tables, *a.shape[2:])
         return padded(a, (self.n_tables, self.lines, *a.shape[2:]), fill)
 
@@ -161,7 +161,7 @@ class RowBlocks:
         a = a[..., : self.tables, : self.batch].reshape(*front, self.groups, -1, self.batch)
         return jnp.swapaxes(a[..., : self.each, :].reshape(*front, -1, self.batch), -1, -2)
 
-    def of_samples(self, a: jax.Array) -> jax.Array:
+    def split_samples(self, a: jax.Array) -> jax.Array:
         """``[..., B, groups or 1, O]`` -> ``[..., groups or 1, B, O]``, zeros beyond."""
         a = jnp.swapaxes(a, -2, -3)
         wanted = self.n_samples * self.samples, self.n_of_outputs * self.outputs
@@ -172,25 +172,25 @@ class RowBlocks:
         return jnp.swapaxes(a[..., : self.batch, : self.n_outputs], -2, -3)
 
 
-def of_weighted(call: WeightedLookup, device: Device) -> RowBlocks | None:
+def blocks_for_weighted(call: WeightedLookup, device: Device) -> RowBlocks | None:
     """Return the blocks for a call with arrays or shapes, or None if the smallest do not fit."""
     batch, _, n_ways = call.index.shape
     # Fewer samples per block need less memory, but read the tables more often.
     for samples in (_SAMPLES, _SAMPLES // 2, LANES):
-        blocks = RowBlocks.of(call.weights.shape, batch, call.groups, samples=samples)
+        blocks = RowBlocks.for_tables(call.weights.shape, batch, call.groups, samples=samples)
         if blocks.bytes(n_ways) <= vmem_budget(device):
             return blocks
     return None
 
 
-def of_scored(call: ScoredLut, device: Device) -> RowBlocks | None:
+def blocks_for_scored(call: ScoredLut, device: Device) -> RowBlocks | None:
     """Return the blocks for a call with arrays or shapes, or None if the smallest do not fit."""
     batch, _, n_inputs = call.x.shape
     n_comparisons, ends = call.anchors.shape[1], math.prod(call.anchors.shape[1:])
     # Sums of a product of integers are exact in float32: at most 128 addends, two of each table, of 2**7 times a coefficient of 2**10.
     together = _EXACT // 2 if call.weights.dtype == jnp.int8 else _ROWS
     for samples in (_SAMPLES // 2, LANES):  # a block has several products, all written out
-        blocks = RowBlocks.of(
+        blocks = RowBlocks.for_tables(
             call.weights.shape, batch, call.groups, in_registers=True, together=together, samples=samples
         )
         of_inputs = 24 * n_inputs * blocks.samples + 6 * n_inputs * ends * blocks.lines
@@ -207,11 +207,11 @@ def unsupported(request: Request) -> str | None:
         n_rows = call.weights.shape[1]
         if n_rows > _ROWS:
             return f"weights has {n_rows} rows: each coefficient is compared with every row, up to {_ROWS}"
-        if 0 in (*call.weights.shape, *call.x.shape) or of_scored(call, request.device) is not None:
+        if 0 in (*call.weights.shape, *call.x.shape) or blocks_for_scored(call, request.device) is not None:
             return None
         return f"x has {call.x.shape[2]} inputs: a block of samples with all of them does not fit the memory of the chip"
     assert isinstance(call, WeightedLookup)
-    if 0 in (*call.weights.shape, *call.index.shape) or of_weighted(call, request.device) is not None:
+    if 0 in (*call.weights.shape, *call.index.shape) or blocks_for_weighted(call, request.device) is not None:
         return None
     return f"index has {call.index.shape[2]} ways: a block of samples with all of them does not fit the memory of the chip"
 

@@ -32,14 +32,20 @@ def _chosen(slots: Sequence[jax.Array], bits: Sequence[jax.Array]) -> jax.Array:
     return jnp.where(bits[-1], _chosen(slots[half:], bits[:-1]), _chosen(slots[:half], bits[:-1]))
 
 
-def _of_slots(slots: Sequence[jax.Array], read: Sequence[jax.Array], g: jax.Array) -> Sequence[jax.Array]:
+def _slot_cotangents(
+    slots: Sequence[jax.Array], read: Sequence[jax.Array], g: jax.Array
+) -> Sequence[jax.Array]:
     # At bits of 0 and 1 the share of the addressed slot is 1, and of all other slots 0.
-    return soft_lut.of_slots(slots, [(a > 0).astype(g.dtype) for a in read], g)
+    return soft_lut.slot_cotangents(slots, [(a > 0).astype(g.dtype) for a in read], g)
 
 
-def _of_inputs(slots: Sequence[jax.Array], read: Sequence[jax.Array], g: jax.Array) -> Sequence[jax.Array]:
-    return soft_lut.of_bits(slots, [jnp.where(a > 0, 0.75, 0.25).astype(g.dtype) for a in read], 0.5 * g)
+def _input_cotangents(
+    slots: Sequence[jax.Array], read: Sequence[jax.Array], g: jax.Array
+) -> Sequence[jax.Array]:
+    return soft_lut.bit_cotangents(
+        slots, [jnp.where(a > 0, 0.75, 0.25).astype(g.dtype) for a in read], 0.5 * g
+    )
 
 
-_kernels = GateKernels(plain, "table", _value, _of_slots, _of_inputs)
+_kernels = GateKernels(plain, "table", _value, _slot_cotangents, _input_cotangents)
 forward, backward = _kernels.forward, _kernels.backward

@@ -62,7 +62,7 @@ def forward(call: Detect, *, device: Device) -> Detection:
         name="detect",
         grid=blocks.grid,
         in_specs=[blocks.of_anchors, blocks.of_inputs],
-        out_specs=[blocks.of_detectors] * 3,
+        out_specs=[blocks.split_detectors] * 3,
         compiler_params=params(device),
     )
     index, flip, margin = (_lanes.batch_first(a, len(x)) for a in outputs)
@@ -106,7 +106,7 @@ def backward(
         outputs=[jax.ShapeDtypeStruct((call.n_inputs, _lanes.groups(batch), LANES), jnp.float32)],
         name="detect_backward",
         grid=blocks.grid,
-        in_specs=[blocks.of_anchors, blocks.of_detectors, blocks.of_detectors],
+        in_specs=[blocks.of_anchors, blocks.split_detectors, blocks.split_detectors],
         out_specs=[blocks.of_inputs],
         compiler_params=params(device),
     )
@@ -123,7 +123,7 @@ class _Blocks:
 
     def __init__(self, call: Detect, batch: int, device: Device):
         self._n_detectors, n_pairs, _ = call.anchors.shape
-        groups = _lanes.of_detect(batch, call.n_inputs, device) or _lanes.block_of(batch, 1, 0)
+        groups = _lanes.detect_groups(batch, call.n_inputs, device) or _lanes.block_of(batch, 1, 0)
         # Index, flip and margin of each detector, all twice: one block is computed while another one travels.
         fitting = vmem_budget(device) // 4 // (groups * LANES * 4 * 6)
         self._detectors = size = max(min(self._n_detectors, fitting, 128), 1)
@@ -134,7 +134,7 @@ class _Blocks:
         ids = jnp.pad(ids, ((0, n_blocks * size - len(ids)), (0, 0), (0, 0)))
         self.anchors = ids.reshape(n_blocks, 1, size * n_pairs * 2)
         self.of_inputs = pl.BlockSpec((call.n_inputs, groups, LANES), lambda b, t: (0, b, 0))
-        self.of_detectors = pl.BlockSpec((size, groups, LANES), lambda b, t: (t, b, 0))
+        self.split_detectors = pl.BlockSpec((size, groups, LANES), lambda b, t: (t, b, 0))
         of_block = (1, 1, size * n_pairs * 2)
         # Scalar memory is small: it holds the anchors of one block of detectors.
         self.of_anchors = pl.BlockSpec(of_block, lambda b, t: (t, 0, 0), memory_space=pltpu.SMEM)

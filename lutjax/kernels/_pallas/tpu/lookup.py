@@ -40,7 +40,7 @@ def forward(call: Lookup, *, device: Device) -> jax.Array:
     if resident(weights.shape, device, call.groups):
         y = _resident.sum_rows(weights, index, device)
     else:
-        blocks = RowBlocks.of(weights.shape, len(index), call.groups)
+        blocks = RowBlocks.for_tables(weights.shape, len(index), call.groups)
         y = _products.sum_rows(_reads(blocks, weights.shape, index), weights, blocks, device)
         y = y.reshape(len(index), -1)
     return y.astype(weights.dtype)
@@ -59,10 +59,10 @@ def backward(
         if resident(weights.shape, device, call.groups):
             difference = _resident.differences(weights, d.index, other, cotangent, device)
         else:
-            blocks = RowBlocks.of(weights.shape, len(d.index), call.groups)
+            blocks = RowBlocks.for_tables(weights.shape, len(d.index), call.groups)
             # Two ways of one read: both rows are selected from the same products.
             reads = _reads(blocks, weights.shape, d.index, other)
-            (each,) = _products.pulled(reads, weights, 2, _of_groups(call, cotangent), blocks, device)
+            (each,) = _products.pulled(reads, weights, 2, _split_groups(call, cotangent), blocks, device)
             # Subtracted in the layout of the kernel, so that one array is transposed instead of
             # two.
             difference = blocks.to_elements(each[0] - each[1])
@@ -80,14 +80,16 @@ def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) ->
         values = -_steps.rate_and_factor(step) * cotangent.astype(jnp.float32)
         return _added(weights, call, values, device), step.state
     gradient = _added(None, call, cotangent, device)
-    return _products.moved(weights, gradient, step, lambda: read_counts(weights, index, device)), step.state
+    return _products.update_rows(
+        weights, gradient, step, lambda: read_counts(weights, index, device)
+    ), step.state
 
 
 def read_counts(weights: jax.Array, index: jax.Array, device: Device) -> jax.Array:
     """Return each row's number of reads, ``[T, R, 1]``."""
     # Ones are exact in bfloat16, so counting is a product with a single term.
     shape, ones = (*weights.shape[:2], 1), jnp.ones((len(index), 1, 1), jnp.bfloat16)
-    blocks = RowBlocks.of(shape, len(index))
+    blocks = RowBlocks.for_tables(shape, len(index))
     return _products.add_rows(None, shape, _reads(blocks, shape, index), ones, blocks, device)
 
 
@@ -96,12 +98,12 @@ def _added(total: jax.Array | None, call: Lookup, values: jax.Array, device: Dev
     shape, index = call.weights.shape, call.detection.index
     if resident(shape, device, call.groups):
         return _resident.add_rows(total, shape, index, values, device)
-    blocks = RowBlocks.of(shape, len(index), call.groups)
+    blocks = RowBlocks.for_tables(shape, len(index), call.groups)
     reads = _reads(blocks, shape, index)
-    return _products.add_rows(total, shape, reads, _of_groups(call, values), blocks, device)
+    return _products.add_rows(total, shape, reads, _split_groups(call, values), blocks, device)
 
 
-def _of_groups(call: Lookup, a: jax.Array) -> jax.Array:
+def _split_groups(call: Lookup, a: jax.Array) -> jax.Array:
     """``[B, groups * O]`` -> ``[B, groups, O]``."""
     return a.reshape(len(a), call.groups, -1)
 

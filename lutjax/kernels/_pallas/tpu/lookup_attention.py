@@ -131,9 +131,9 @@ def _products(
     query, key, position = call.query, call.key, call.position
     grid = ("detector", "query tile", "key tile", "step")
     inputs = [
-        (pairs.scalars(_other(query)), pairs.scalars_spec(grid)),
+        (pairs.scalars(_flip_ids(query)), pairs.scalars_spec(grid)),
         (pairs.queries(query.margin), pairs.queries_spec(grid)),
-        (pairs.keys(_other(key)), pairs.keys_spec(grid)),
+        (pairs.keys(_flip_ids(key)), pairs.keys_spec(grid)),
         (pairs.keys(key.margin), pairs.keys_spec(grid)),
         (plan.outputs(dy), pairs.outputs_spec(grid)),
         (plan.table(call.weights), pairs.table_spec(grid)),
@@ -155,8 +155,10 @@ def _products(
     ]
     if need_position:
         assert position is not None
-        inputs.append((pairs.at_pairs(_other(position).T, -1), pairs.pairs_spec(grid, pairs.shared)))
-        inputs.append((pairs.at_pairs(position.margin.T, 0), pairs.pairs_spec(grid, pairs.shared)))
+        inputs.append(
+            (pairs.expand_to_pairs(_flip_ids(position).T, -1), pairs.pairs_spec(grid, pairs.shared))
+        )
+        inputs.append((pairs.expand_to_pairs(position.margin.T, 0), pairs.pairs_spec(grid, pairs.shared)))
         shape = (detectors, plan.query_tiles, plan.key_tiles, plan.key_lanes, LANES)
         outputs.append((shape, pairs.pairs_spec(grid, False)))
     d_query, d_key, *d_position = _call.call(
@@ -182,7 +184,7 @@ def _products(
     return totals
 
 
-def _other(detection: Detection) -> jax.Array:
+def _flip_ids(detection: Detection) -> jax.Array:
     """Return the ids with the closest bit flipped."""
     return detection.index ^ detection.flip
 
@@ -198,36 +200,36 @@ class BlockedPairs:
     """
 
     def __init__(self, call: LookupAttention):
-        self.call, self.plan = call, Plan.of(call)
+        self.call, self.plan = call, Plan.for_call(call)
         if self.plan.empty:
             return
         # No positions: one id for all distances.
         e = jnp.zeros((1, 1), jnp.int32) if call.position is None else call.position.index.T
         self.shared = len(e) == 1
         self.segments = call.query_segments is not None
-        self.arrays = [self.scalars(call.query.index), self.keys(call.key.index), self.at_pairs(e, -1)]
+        self.arrays = [self.scalars(call.query.index), self.keys(call.key.index), self.expand_to_pairs(e, -1)]
         if call.query_segments is not None and call.key_segments is not None:
             self.arrays += [
-                self.plan.of_queries(call.query_segments)[:, :, None],
-                self.plan.of_keys(call.key_segments)[:, :, None],
+                self.plan.query_blocks(call.query_segments)[:, :, None],
+                self.plan.key_blocks(call.key_segments)[:, :, None],
             ]
 
     def scalars(self, a: jax.Array) -> jax.Array:
         """Lay out ``[B, Lq, T]`` as kernels read it one by one."""
         plan = self.plan
         shape = (plan.n_detectors, plan.query_tiles, plan.steps, 1, plan.blocks * LANES)
-        return plan.of_queries(a).reshape(shape)
+        return plan.query_blocks(a).reshape(shape)
 
     def queries(self, a: jax.Array) -> jax.Array:
         """``[B, Lq, T]`` -> ``[T, query tiles, blocks, 1, 128]``."""
-        return self.plan.of_queries(a)[..., None, :]
+        return self.plan.query_blocks(a)[..., None, :]
 
     def keys(self, a: jax.Array) -> jax.Array:
         """``[B, Lk, T]`` -> ``[T, key tiles, blocks, 1, key lanes]``."""
-        return self.plan.of_keys(a)[..., None, :]
+        return self.plan.key_blocks(a)[..., None, :]
 
-    def at_pairs(self, a: jax.Array, other: int) -> jax.Array:
-        return self.plan.of_pairs(a, self.call.start, self.call.window, other)
+    def expand_to_pairs(self, a: jax.Array, other: int) -> jax.Array:
+        return self.plan.expand_to_pairs(a, self.call.start, self.call.window, other)
 
     # ---- blocks
     def grid(self, order: tuple[str, ...]) -> tuple[int, ...]:
@@ -248,23 +250,23 @@ class BlockedPairs:
         steps = axes[-1] == "step"
         outer = axes[:-1] if steps else axes
 
-        def at(*place: Any) -> tuple[Any, ...]:
+        def index_map(*place: Any) -> tuple[Any, ...]:
             where = dict(zip(order, place, strict=True)) | {"all": 0}
             first = (where["step"],) if steps else ()
             zeros = (0,) * (len(block) - len(first))
             return (*(where[name] for name in outer), *first, *zeros)
 
-        return pl.BlockSpec((*(None for _ in outer), *block), at)
+        return pl.BlockSpec((*(None for _ in outer), *block), index_map)
 
     def scalars_spec(self, order: tuple[str, ...]) -> Any:
         block = (None, None, None, 1, self.plan.blocks * LANES)
 
-        def at(*place: Any) -> tuple[Any, ...]:
+        def index_map(*place: Any) -> tuple[Any, ...]:
             where = dict(zip(order, place, strict=True))
             return where["detector"], where["query tile"], where["step"], 0, 0
 
         # Query ids are addresses of slabs, so they are read one by one from scalar memory.
-        return pl.BlockSpec(block, at, memory_space=pltpu.SMEM)
+        return pl.BlockSpec(block, index_map, memory_space=pltpu.SMEM)
 
     def queries_spec(self, order: tuple[str, ...]) -> Any:
         return self.spec(order, ("detector", "query tile", "step"), (self.plan.blocks, 1, LANES))
@@ -310,7 +312,7 @@ def _forward(plan: Plan, *refs: Any) -> None:
     def block(n: jax.Array, _: None) -> None:
         _count(plan, n, pairs, by_id_ref, counts_ref)
 
-        def some(first: jax.Array, y: jax.Array) -> jax.Array:
+        def visit_queries(first: jax.Array, y: jax.Array) -> jax.Array:
             for u in range(UNROLLED):
                 rows = table_ref[:, _slab(plan, pairs[0], n, first + u)].astype(jnp.float32)
                 # A vector product, not a matrix product: every query has its own slab.
@@ -319,7 +321,7 @@ def _forward(plan: Plan, *refs: Any) -> None:
                 y = jnp.where(lane == first + u, y + value, y)
             return y
 
-        y_ref[n] += _over_queries(plan, some, jnp.zeros((plan.n_outputs, LANES), jnp.float32))
+        y_ref[n] += _over_queries(plan, visit_queries, jnp.zeros((plan.n_outputs, LANES), jnp.float32))
 
     jax.lax.fori_loop(0, plan.blocks, block, None)
 
@@ -358,12 +360,12 @@ def _count(plan: Plan, n: jax.Array, pairs: Sequence[Any], by_id_ref: Any, count
     # bfloat16, and the float32 sums are whole numbers.
     of_key = _ones(key == pairs[1][n])
 
-    def of_position(i: Any, _: None) -> None:
+    def visit_position(i: Any, _: None) -> None:
         counts = jnp.dot(of_key, _ones(e == i), preferred_element_type=jnp.float32)
         # Rows of a slab are ordered by key id, then position id: a strided store interleaves them.
         by_id_ref[pl.ds(i, plan.k_ids, stride=plan.e_ids), :] = counts
 
-    _over_positions(plan, of_position, None)
+    _over_positions(plan, visit_position, None)
     # One transpose per block; a query then reads its counts as one row of lanes.
     counts_ref[...] = by_id_ref[...].T
 
@@ -399,14 +401,14 @@ def _add_rows_kernel(plan: Plan, segments: bool, in_place: bool, *refs: Any) -> 
         _count(plan, n, pairs, by_id_ref, counts_ref)
         dy = dy_ref[n]
 
-        def some(first: jax.Array, _: None) -> None:
+        def visit_queries(first: jax.Array, _: None) -> None:
             for u in range(UNROLLED):
                 at = _slab(plan, pairs[0], n, first + u)
                 # One query after the other, since queries may share a slab. The outer product of
                 # cotangent and counts covers all pairs of a query.
-                total_ref[:, at] += _of_lane(dy, first + u) * counts_ref[pl.ds(first + u, 1), :]
+                total_ref[:, at] += _take_lane(dy, first + u) * counts_ref[pl.ds(first + u, 1), :]
 
-        _over_queries(plan, some, None)
+        _over_queries(plan, visit_queries, None)
 
     jax.lax.fori_loop(0, plan.blocks, block, None)
     if wider and table_ref is not None:
@@ -417,7 +419,7 @@ def _add_rows_kernel(plan: Plan, segments: bool, in_place: bool, *refs: Any) -> 
             out_ref[...] = (table_ref[...].astype(jnp.float32) + total_ref[...]).astype(out_ref.dtype)
 
 
-def _of_lane(a: jax.Array, lane: jax.Array) -> jax.Array:
+def _take_lane(a: jax.Array, lane: jax.Array) -> jax.Array:
     """``[n, 128]`` -> ``[n, 1]``."""
     at = jax.lax.broadcasted_iota(jnp.int32, a.shape, 1)
     return jnp.sum(jnp.where(at == lane, a, 0), 1, keepdims=True)
@@ -445,18 +447,18 @@ def _multiply_rows(plan: Plan, segments: bool, need_position: bool, *refs: Any) 
     def block(n: jax.Array, _: None) -> None:
         dy = dy_ref[n]
 
-        def some(first: jax.Array, _: None) -> None:
+        def visit_queries(first: jax.Array, _: None) -> None:
             main: list[jax.Array] = []
             other: list[jax.Array] = []
             for u in range(UNROLLED):
-                cotangent = _of_lane(dy, first + u)
+                cotangent = _take_lane(dy, first + u)
                 for ids_ref, products in ((pairs[0], main), (q_other_ref, other)):
                     rows = table_ref[:, _slab(plan, ids_ref, n, first + u)].astype(jnp.float32)
                     products.append(jnp.sum(rows * cotangent, 0, keepdims=True))
             of_main_ref[pl.ds(first, UNROLLED), :] = jnp.concatenate(main)
             of_other_ref[pl.ds(first, UNROLLED), :] = jnp.concatenate(other)
 
-        _over_queries(plan, some, None)
+        _over_queries(plan, visit_queries, None)
         main_ref[...], other_ref[...] = of_main_ref[...].T, of_other_ref[...].T
 
         # The products of each pair, out of those with whole slabs.
@@ -474,7 +476,7 @@ def _multiply_rows(plan: Plan, segments: bool, need_position: bool, *refs: Any) 
             # Pairs that do not count must not match the flipped position id either.
             e_other = jnp.where(e < 0, -1, e_other_ref[...])
 
-        def of_position(i: Any, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        def visit_position(i: Any, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             ids_of_keys = pl.ds(i, plan.k_ids, stride=plan.e_ids)
             of_main = jnp.dot(both, _terms(main_ref[ids_of_keys, :]), preferred_element_type=jnp.float32)
             of_other = jnp.dot(keys, _terms(other_ref[ids_of_keys, :]), preferred_element_type=jnp.float32)
@@ -486,7 +488,7 @@ def _multiply_rows(plan: Plan, segments: bool, need_position: bool, *refs: Any) 
             return tuple(jnp.where(ids == i, f, s) for (ids, f), s in zip(found, sums, strict=True))
 
         zeros = (jnp.zeros(shape, jnp.float32),) * (4 if need_position else 3)
-        main, of_query, of_key, *of_other_position = _over_positions(plan, of_position, zeros)
+        main, of_query, of_key, *of_other_position = _over_positions(plan, visit_position, zeros)
         q_margin = jnp.broadcast_to(jnp.abs(q_margin_ref[n]), shape)
         k_margin = jnp.abs(_column(k_margin_ref[n]))
         # Strictly: the key wins ties, as in plain JAX.

@@ -96,11 +96,11 @@ def backward(
     n_pairs = call.anchors.shape[1]
     need_terms = bool(needs - {"weights"})
 
-    def of_detector(t: Any, b: Any) -> tuple[Any, Any]:
+    def locate_detector(t: Any, b: Any) -> tuple[Any, Any]:
         return t, b
 
-    of_terms = (n_detectors, n_pairs, shifts.n_lanes), pairs.of_places(of_detector)
-    of_distances = (n_detectors, n_pairs, pairs.n_distances), pairs.of_distances(of_detector)
+    of_terms = (n_detectors, n_pairs, shifts.n_lanes), pairs.term_spec(locate_detector)
+    of_distances = (n_detectors, n_pairs, pairs.n_distances), pairs.distance_spec(locate_detector)
     of_table = weights.shape, pl.BlockSpec((1, n_rows, n_outputs), lambda t, b: (t, 0, 0))
     every = {"x": of_terms, "keys": of_terms, "positions": of_distances, "weights": of_table}
     results = {name: result for name, result in every.items() if name in needs}
@@ -195,12 +195,12 @@ def backward(
         kernel,
         *pairs.inputs,
         weights,
-        pairs.by_output(cotangent),
+        pairs.output_rows(cotangent),
         outputs=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape, _ in results.values()],
         name="lut_pair_attention_backward",
         grid=(n_detectors, shifts.n_blocks),
         in_specs=[
-            *pairs.blocks(of_detector),
+            *pairs.blocks(locate_detector),
             of_table[1],
             pl.BlockSpec((n_outputs, shifts.lanes), lambda t, b: (0, b)),
         ],
@@ -213,7 +213,7 @@ def backward(
         if name in found:
             found[name] = pairs.terms.to_x(shifts.in_places(found[name], length).swapaxes(0, 1), part=part)
     if "positions" in found:
-        found["positions"] = pairs.terms.to_positions(pairs.at_positions(found["positions"]))
+        found["positions"] = pairs.terms.to_positions(pairs.add_to_distances(found["positions"]))
     return found
 
 
@@ -258,7 +258,7 @@ def update(
         *pairs.inputs,
         scales,
         weights,
-        pairs.by_output(cotangent),
+        pairs.output_rows(cotangent),
         outputs=[jax.ShapeDtypeStruct(weights.shape, weights.dtype)],
         name="lut_pair_attention_update",
         grid=(n_detectors, shifts.n_blocks),
@@ -345,28 +345,28 @@ class ShiftedPairs:
         """Return input block specs. `place` maps a grid point to its detector and lane block."""
         specs = {
             "range": pl.BlockSpec(memory_space=pltpu.SMEM),
-            "query": self.of_places(place),
-            "key": self.of_places(place),
-            "position": self.of_distances(place),
+            "query": self.term_spec(place),
+            "key": self.term_spec(place),
+            "position": self.distance_spec(place),
         }
-        of_lanes = pl.BlockSpec((1, self.shifts.lanes), lambda *at: (0, place(*at)[1]))
+        of_lanes = pl.BlockSpec((1, self.shifts.lanes), lambda *point: (0, place(*point)[1]))
         return [specs.get(name, of_lanes) for name in self._names]
 
-    def of_places(self, place: Callable[[Any, Any], tuple[Any, Any]]) -> pl.BlockSpec:
-        def at(*at: Any) -> tuple[Any, ...]:
-            t, b = place(*at)
+    def term_spec(self, place: Callable[[Any, Any], tuple[Any, Any]]) -> pl.BlockSpec:
+        def index_map(*point: Any) -> tuple[Any, ...]:
+            t, b = place(*point)
             return t, 0, b
 
-        return pl.BlockSpec((1, self._n_pairs, self.shifts.lanes), at)
+        return pl.BlockSpec((1, self._n_pairs, self.shifts.lanes), index_map)
 
-    def of_distances(self, place: Callable[[Any, Any], tuple[Any, Any]]) -> pl.BlockSpec:
-        return pl.BlockSpec((1, self._n_pairs, self.n_distances), lambda *at: (place(*at)[0], 0, 0))
+    def distance_spec(self, place: Callable[[Any, Any], tuple[Any, Any]]) -> pl.BlockSpec:
+        return pl.BlockSpec((1, self._n_pairs, self.n_distances), lambda *point: (place(*point)[0], 0, 0))
 
-    def by_output(self, dy: jax.Array) -> jax.Array:
+    def output_rows(self, dy: jax.Array) -> jax.Array:
         """``[B, Lq, O]`` -> ``[O, lanes of all blocks]`` float32."""
         return self.shifts.in_lanes(jnp.moveaxis(dy.astype(jnp.float32), -1, 0))
 
-    def at_positions(self, total: jax.Array) -> jax.Array:
+    def add_to_distances(self, total: jax.Array) -> jax.Array:
         """Add shift sums ``[T, C, shifts]`` to their distances ``[C, T, distances]``."""
         assert self.terms.position is not None
         total = total[..., : self.shifts.most].swapaxes(0, 1)
@@ -405,7 +405,7 @@ class ShiftedPairs:
                 counts &= refs["query_segments"][...] == moving["key_segments"]
             return Shift(delta, counts, self._epsilon)
 
-        def some(n: Any, carry: Any) -> Any:
+        def visit_shifts(n: Any, carry: Any) -> Any:
             moving, carry = carry
             steps = []
             for i in range(_AT_ONCE):
@@ -413,7 +413,7 @@ class ShiftedPairs:
                 moving = {name: pltpu.roll(a, by[name], 1) for name, a in moving.items()}
             return moving, body(steps, carry)
 
-        return jax.lax.fori_loop(0, _turns(count), some, (moving, carry))[1]
+        return jax.lax.fori_loop(0, _turns(count), visit_shifts, (moving, carry))[1]
 
     def count(self, refs: dict[str, Any], counts: Any) -> None:
         """Count in `counts` ``[rows, lanes]`` how often each query reads each row."""

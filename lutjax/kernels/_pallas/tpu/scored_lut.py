@@ -29,7 +29,7 @@ from lutjax.kernels._pallas import _call, _steps
 from lutjax.kernels._pallas.tpu import _products, _row_blocks
 from lutjax.kernels._pallas.tpu._limits import params
 from lutjax.kernels._pallas.tpu._products import Order, Output, Way
-from lutjax.kernels._pallas.tpu._row_blocks import RowBlocks, of_scored, padded, up
+from lutjax.kernels._pallas.tpu._row_blocks import RowBlocks, blocks_for_scored, padded, up
 from lutjax.kernels._pallas.tpu._rules import tensorcore_rule
 from lutjax.kernels._xla import scored_lut as plain
 from lutjax.kernels._xla._row_gathers import terms
@@ -89,11 +89,11 @@ def update(
         return _products.add_rows(None, (*weights.shape[:2], 1), reads, ones, blocks, device)
 
     gradient = _products.add_rows(None, weights.shape, reads, cotangent, blocks, device)
-    return _products.moved(weights, gradient, step, touched), step.state
+    return _products.update_rows(weights, gradient, step, touched), step.state
 
 
 def _blocks(call: ScoredLut, device: Device) -> RowBlocks:
-    blocks = of_scored(call, device)
+    blocks = blocks_for_scored(call, device)
     assert blocks is not None, "a call that does not fit is not chosen"
     return blocks
 
@@ -133,7 +133,7 @@ class _Scored(_products.Reads):
             self._x(),
         ]
         if call.keep is not None:
-            inputs.append(blocks.of_elements(call.keep.astype(jnp.float32)[None]))
+            inputs.append(blocks.split_elements(call.keep.astype(jnp.float32)[None]))
         self.inputs = tuple(inputs)
 
     def _ids(self) -> jax.Array:
@@ -141,7 +141,7 @@ class _Scored(_products.Reads):
         anchors, blocks = self._call.anchors, self._blocks
         ids = jnp.clip(anchors, 0, self._call.x.shape[2] - 1).reshape(*anchors.shape[:2], self._ends)
         # -1 is no input: padding tables compare zeros.
-        ids = blocks.of_detectors(ids, -1)  # [blocks, lines, comparisons, ends]
+        ids = blocks.split_detectors(ids, -1)  # [blocks, lines, comparisons, ends]
         # Ends, then comparisons, then tables: each comparison of all tables is a slice of whole
         # sublanes of the product.
         return ids.transpose(0, 3, 2, 1).reshape(blocks.n_tables, 1, -1)
@@ -157,32 +157,32 @@ class _Scored(_products.Reads):
         return [
             pl.BlockSpec(memory_space=pltpu.SMEM),
             # Tables of this op have one part, so the block of rows is the block of tables.
-            pl.BlockSpec((1, *ids.shape[1:]), lambda *at: (order(*at)[0], 0, 0)),
-            self._of_inputs(order, len(x)),
-            *(_products.of_elements(self._blocks, order, 1) for _ in keep),
+            pl.BlockSpec((1, *ids.shape[1:]), lambda *point: (order(*point)[0], 0, 0)),
+            self._input_spec(order, len(x)),
+            *(_products.element_spec(self._blocks, order, 1) for _ in keep),
         ]
 
-    def _of_inputs(self, order: Order, n_terms: int) -> pl.BlockSpec:
+    def _input_spec(self, order: Order, n_terms: int) -> pl.BlockSpec:
         n_groups = self._call.x.shape[1]
 
-        def at(*at: Any) -> tuple[Any, ...]:
-            block, samples, _ = order(*at)
+        def index_map(*point: Any) -> tuple[Any, ...]:
+            block, samples, _ = order(*point)
             return 0, _products.group(self._blocks, block, n_groups), 0, samples
 
-        return pl.BlockSpec((n_terms, 1, self._n_inputs, self._blocks.samples), at)
+        return pl.BlockSpec((n_terms, 1, self._n_inputs, self._blocks.samples), index_map)
 
     def cotangents(self, order: Order) -> list[Output]:
         blocks, x = self._blocks, self.inputs[2]
         of_element = (blocks.lines, blocks.samples)
         batch = blocks.n_samples * blocks.samples
         every = {
-            "x": ((1, *x.shape[1:]), self._of_inputs(order, 1)),
+            "x": ((1, *x.shape[1:]), self._input_spec(order, 1)),
             # Sums over all blocks, element by element.
             "scalars": (
                 (self._n_scalars, *of_element),
-                pl.BlockSpec((self._n_scalars, *of_element), lambda *at: (0, 0, 0)),
+                pl.BlockSpec((self._n_scalars, *of_element), lambda *_: (0, 0, 0)),
             ),
-            "keep": ((1, blocks.n_tables, blocks.lines, batch), _products.of_elements(blocks, order, 1)),
+            "keep": ((1, blocks.n_tables, blocks.lines, batch), _products.element_spec(blocks, order, 1)),
         }
         return [(jax.ShapeDtypeStruct(every[n][0], jnp.float32), every[n][1]) for n in self._needs]
 
@@ -198,7 +198,7 @@ class _Scored(_products.Reads):
         return {name: layouts[name](a) for name, a in every.items()}
 
     # ---- in a kernel
-    def ways(self, refs: Sequence[Any], block: Any, samples: Any) -> list[Way]:
+    def compute_ways(self, refs: Sequence[Any], block: Any, samples: Any) -> list[Way]:
         u, scalars, keep = self._arguments(refs)
         ways = self._call.read.select(u, plain.named(self._call.read, scalars))[: self._call.read.valued]
         if keep is not None:
@@ -282,7 +282,7 @@ class _Scored(_products.Reads):
         blocks = self._blocks
         shape = (blocks.lines, blocks.samples)
         line, sample = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
-        table = block % blocks.of_group * blocks.tables + line
+        table = block % blocks.blocks_per_group * blocks.tables + line
         return (
             (line < blocks.tables)
             & (table < blocks.each)
@@ -299,7 +299,7 @@ class _Scored(_products.Reads):
 def _sum_of_integers(call: ScoredLut, blocks: RowBlocks, device: Device) -> jax.Array:
     """Sum integers times coefficients in units of the smallest coefficient, then rescale."""
     assert call.exponents is not None
-    reads, table = _Scored(call, blocks), blocks.of_tables(call.weights[None])
+    reads, table = _Scored(call, blocks), blocks.split_tables(call.weights[None])
     most = plain.n_ways(call) * _quantized.MOST_UNITS  # of a row that all ways read
     # As many bfloat16 terms of 8 bits as the largest sum of coefficients of a row needs.
     n_terms = -(-most.bit_length() // _BITS)
@@ -318,7 +318,7 @@ def _sum_of_integers(call: ScoredLut, blocks: RowBlocks, device: Device) -> jax.
             unknown_ref[...] = jnp.zeros_like(unknown_ref)
 
         whole: list[Way] = []
-        for index, coefficient in reads.ways(given, block, samples):
+        for index, coefficient in reads.compute_ways(given, block, samples):
             assert coefficient is not None
             units, wrong = _quantized.in_units(coefficient)
             unknown = jnp.where(index < 0, 0, wrong.astype(jnp.float32))
@@ -333,8 +333,8 @@ def _sum_of_integers(call: ScoredLut, blocks: RowBlocks, device: Device) -> jax.
             # it is one of integers.
             y_ref[0, 0] += _products.multiply(matrix, [rows], 0, 0).astype(jnp.int32)
 
-    def of_unknown(*at: Any) -> tuple[Any, ...]:
-        block, samples, _ = order(*at)
+    def unknown_index_map(*point: Any) -> tuple[Any, ...]:
+        block, samples, _ = order(*point)
         return _products.group(blocks, block, blocks.groups), 0, samples
 
     total, unknown = _call.call(
@@ -342,15 +342,15 @@ def _sum_of_integers(call: ScoredLut, blocks: RowBlocks, device: Device) -> jax.
         *reads.inputs,
         table,
         outputs=[
-            _products.sums(blocks, blocks.groups, jnp.int32),
+            _products.sums_shape(blocks, blocks.groups, jnp.int32),
             jax.ShapeDtypeStruct((blocks.groups, 1, blocks.n_samples * blocks.samples), jnp.float32),
         ],
         name="rows_of_integers",
         grid=(blocks.n_samples, blocks.n_of_outputs, blocks.n_rows),
-        in_specs=[*reads.specs(order), _products.of_tables(blocks, order, 1)],
+        in_specs=[*reads.specs(order), _products.table_spec(blocks, order, 1)],
         out_specs=[
-            _products.of_samples(blocks, order, 1, blocks.groups),
-            pl.BlockSpec((1, 1, blocks.samples), of_unknown),
+            _products.sample_spec(blocks, order, 1, blocks.groups),
+            pl.BlockSpec((1, 1, blocks.samples), unknown_index_map),
         ],
         compiler_params=params(device),
     )

@@ -27,15 +27,19 @@ def value(slots: Sequence[jax.Array], bits: Sequence[jax.Array]) -> jax.Array:
     return low + bits[-1] * (high - low)
 
 
-def of_slots(slots: Sequence[jax.Array], bits: Sequence[jax.Array], g: jax.Array) -> Sequence[jax.Array]:
+def slot_cotangents(
+    slots: Sequence[jax.Array], bits: Sequence[jax.Array], g: jax.Array
+) -> Sequence[jax.Array]:
     """Return the slot cotangents."""
     return jax.vjp(lambda slots: value(slots, bits), slots)[1](g)[0]
 
 
-def of_bits(slots: Sequence[jax.Array], bits: Sequence[jax.Array], g: jax.Array) -> Sequence[jax.Array]:
+def bit_cotangents(
+    slots: Sequence[jax.Array], bits: Sequence[jax.Array], g: jax.Array
+) -> Sequence[jax.Array]:
     """Return the bit cotangents."""
     return jax.vjp(lambda bits: value(slots, bits), bits)[1](g)[0]
 
 
-_kernels = GateKernels(plain, "table", value, of_slots, of_bits)
+_kernels = GateKernels(plain, "table", value, slot_cotangents, bit_cotangents)
 forward, backward = _kernels.forward, _kernels.backward

@@ -42,4 +42,4 @@ def update(
     def touched() -> jax.Array:
         return lookup.read_counts(call.weights, index, device)
 
-    return _products.moved(call.weights, gradient, step, touched), step.state
+    return _products.update_rows(call.weights, gradient, step, touched), step.state

@@ -18,7 +18,7 @@ from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Declaration, Device
 from lutjax.kernels._pallas import _steps
 from lutjax.kernels._pallas.tpu import _products, _row_blocks
-from lutjax.kernels._pallas.tpu._row_blocks import RowBlocks, of_weighted
+from lutjax.kernels._pallas.tpu._row_blocks import RowBlocks, blocks_for_weighted
 from lutjax.kernels._pallas.tpu._rules import tensorcore_rule
 from lutjax.kernels._xla import weighted_lookup as plain
 from lutjax.ops.weighted_lookup import WeightedLookup
@@ -75,11 +75,11 @@ def update(
         return _products.add_rows(None, shape, reads, ones, blocks, device)
 
     gradient = _products.add_rows(None, weights.shape, reads, cotangent, blocks, device)
-    return _products.moved(weights, gradient, step, touched), step.state
+    return _products.update_rows(weights, gradient, step, touched), step.state
 
 
 def _blocks(call: WeightedLookup, device: Device) -> RowBlocks:
-    blocks = of_weighted(call, device)
+    blocks = blocks_for_weighted(call, device)
     assert blocks is not None, "a call that does not fit is not chosen"
     return blocks
 
