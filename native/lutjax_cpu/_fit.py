@@ -34,6 +34,6 @@ def _too_many_inputs(op: str, call: Any) -> str | None:
 def _unsupported_scored(call: Any) -> str | None:
     from lutjax_cpu.kernels import scored_lut
 
-    if not scored_lut.knows(call.read):
+    if not scored_lut.supports(call.read):
         return f"has kernels for the reads of lutjax.reads, not for {type(call.read).__name__}"
     return None

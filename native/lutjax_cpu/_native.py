@@ -39,7 +39,7 @@ def opened() -> ctypes.CDLL:
         library = ctypes.CDLL(str(paths[0]))
     except OSError as error:
         raise ImportError(f"lutjax-cpu cannot load its library ({error}); {_AGAIN}") from error
-    _refuse_others(library, paths[0])
+    _check_sources(library, paths[0])
     for function in (library.lutjax_cpu_use_threads, library.lutjax_cpu_use_memory):
         function.argtypes = [ctypes.c_int64]
         function.restype = ctypes.c_int64
@@ -56,11 +56,11 @@ def not_built() -> str | None:
     return f"{path.read_text(encoding='utf-8')}; then {_AGAIN}" if path.exists() else None
 
 
-def _refuse_others(library: ctypes.CDLL, path: Path) -> None:
+def _check_sources(library: ctypes.CDLL, path: Path) -> None:
     """Raise if the library was built from other Python files, whose arrays its kernels expect."""
     folder = Path(__file__).parent
     function = "lutjax_cpu_of_python"
-    if not hasattr(library, function) or _said(library, function) != digest(
+    if not hasattr(library, function) or _call_text(library, function) != digest(
         folder.parent, folder.rglob("*.py")
     ):
         raise ImportError(
@@ -68,7 +68,7 @@ def _refuse_others(library: ctypes.CDLL, path: Path) -> None:
         )
 
 
-def _said(library: ctypes.CDLL, function: str) -> str:
+def _call_text(library: ctypes.CDLL, function: str) -> str:
     """Call a library function that returns text."""
     return _text(library[function])
 
@@ -88,7 +88,7 @@ def digest(root: Path, files: Iterable[Path]) -> str:
 
 def sources() -> str:
     """Return a digest for the library's sources."""
-    return _said(opened(), "lutjax_cpu_of_sources")
+    return _call_text(opened(), "lutjax_cpu_of_sources")
 
 
 def highest_level() -> int:

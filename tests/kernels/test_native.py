@@ -166,7 +166,7 @@ def test_libraries_that_do_not_fit_are_refused(tmp_path, monkeypatch):
     changed.write_text(changed.read_text() + "\n")
     refused(f"other files of Python than those beside it; {AGAIN}")
     with pytest.raises(ImportError, match="was built with other files of Python than those beside it"):
-        _native._refuse_others(ctypes.CDLL(None), Path("_library.so"))  # it does not say what it was made of
+        _native._check_sources(ctypes.CDLL(None), Path("_library.so"))  # it does not say what it was made of
     monkeypatch.setattr(_native, "__file__", str(tmp_path / "_native.py"))
     refused(f"has no library in .*; {AGAIN}")
     (tmp_path / "_library.so").write_bytes(b"of another machine")

@@ -57,7 +57,7 @@ class DetectedPairs:
     width: int = 0
 
     @classmethod
-    def of(cls, call: LookupAttention) -> "DetectedPairs":
+    def from_call(cls, call: LookupAttention) -> "DetectedPairs":
         key_shift = 0 if call.position is None else call.position.bits
         query_shift = key_shift + call.key.bits
         return cls(

@@ -65,7 +65,7 @@ class GateTile:
     n_groups: int = 1
 
     @classmethod
-    def of(
+    def for_call(
         cls,
         kernel: str,
         rule: Callable[[Sizes], Launch],
@@ -111,7 +111,7 @@ class GateTile:
     def arguments(self, call: WiredCall, parameter: jax.Array) -> dict[str, Any]:
         """Return `launch` arguments and kernel constants."""
         return {
-            # Features change fastest, then groups, then parts: see `place`.
+            # Features change fastest, then groups, then parts: see `locate_program`.
             "programs": triton.cdiv(self.n_features, self.features) * self.n_groups * self.parts,
             "device": self.device,
             "warps": self.how.warps,
@@ -147,7 +147,7 @@ def cotangent_of_table(
     n_gates, n_slots = call.table.shape
     # Tables with more slots are shared by several programs, which read the same gates.
     slots = min(n_slots, SLOTS)
-    tile = GateTile.of(name, rule, call, device, n_groups=n_slots // slots)
+    tile = GateTile.for_call(name, rule, call, device, n_groups=n_slots // slots)
     # Parts keep the sum dtype; only their total may be rounded.
     dtype = accumulator(call.x.dtype, call.table.dtype)
     (parts,) = launch(
@@ -188,7 +188,7 @@ def used_readers(readers: jax.Array, unrolled: int = UNROLLED) -> jax.Array:
 
 # ------------------------------------------------------------------------------------- in kernels
 @kernel
-def place(n_features: tl.constexpr, c: tl.constexpr):
+def locate_program(n_features: tl.constexpr, c: tl.constexpr):
     """Return this program's features, whether they exist, and its number among their programs."""
     feature_blocks: tl.constexpr = (n_features + c.FEATURES - 1) // c.FEATURES
     program = tl.program_id(0)
@@ -198,7 +198,7 @@ def place(n_features: tl.constexpr, c: tl.constexpr):
 
 
 @kernel
-def place_of_slots(c: tl.constexpr):
+def locate_slots(c: tl.constexpr):
     """Locate a program that sums slots.
 
     Returns:
@@ -206,7 +206,7 @@ def place_of_slots(c: tl.constexpr):
       and slots.
     """
     groups: tl.constexpr = c.n_slots // c.SLOTS
-    gate, exists, part = place(c.n_gates, c)
+    gate, exists, part = locate_program(c.n_gates, c)
     slot = (part % groups) * c.SLOTS + tl.arange(0, c.SLOTS)
     return gate, exists, slot, part // groups
 
@@ -238,7 +238,7 @@ def input_of(wires, number, c: tl.constexpr):
 
 
 @kernel
-def at(row, sample, n_samples: tl.constexpr):
+def sample_offsets(row, sample, n_samples: tl.constexpr):
     return row[:, None] * n_samples + sample[None, :]
 
 
@@ -247,18 +247,18 @@ def read(x, row, sample, c: tl.constexpr):
     """Read samples from existing rows; missing samples are 0."""
     # Without a remainder the compiler vectorizes loads and needs no predicates.
     if c.n_samples % c.SAMPLES == 0:
-        return tl.load(x + at(row, sample, c.n_samples)).to(c.ACC)
+        return tl.load(x + sample_offsets(row, sample, c.n_samples)).to(c.ACC)
     else:
-        return tl.load(x + at(row, sample, c.n_samples), mask=(sample < c.n_samples)[None, :], other=0).to(
-            c.ACC
-        )
+        return tl.load(
+            x + sample_offsets(row, sample, c.n_samples), mask=(sample < c.n_samples)[None, :], other=0
+        ).to(c.ACC)
 
 
 @kernel
 def read_some(x, row, used, sample, c: tl.constexpr):
     """Read samples from used rows; other rows are 0."""
     exists = used[:, None] & (sample < c.n_samples)[None, :]
-    return tl.load(x + at(row, sample, c.n_samples), mask=exists, other=0).to(c.ACC)
+    return tl.load(x + sample_offsets(row, sample, c.n_samples), mask=exists, other=0).to(c.ACC)
 
 
 @kernel
@@ -266,7 +266,7 @@ def write(y, row, exists, sample, value, c: tl.constexpr):
     """Store row samples."""
     # Nothing reads the results again soon. Evicting them first keeps the inputs in the L2 cache.
     tl.store(
-        y + at(row, sample, c.n_samples),
+        y + sample_offsets(row, sample, c.n_samples),
         value.to(y.dtype.element_ty),
         mask=exists[:, None] & (sample < c.n_samples)[None, :],
         eviction_policy="evict_first",

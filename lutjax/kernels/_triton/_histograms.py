@@ -220,7 +220,7 @@ def with_products(
     group = _divisor(n_detectors, 4 * order.n * order.cells)
     tile = _tile(n_outputs, _PRODUCTS)
 
-    def of_group(number: jax.Array, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def visit_group(number: jax.Array, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         first = number * group
         (products,) = launch(
             _multiply_by_rows,
@@ -241,7 +241,7 @@ def with_products(
 
     like = (weights, *pairs.arrays, ids, dy)
     zeros = (_varying(like, jnp.zeros(s.shape, s.dtype)) for s in shapes)
-    return _for_each(n_detectors // group, of_group, tuple(zeros))
+    return _for_each(n_detectors // group, visit_group, tuple(zeros))
 
 
 class Order:

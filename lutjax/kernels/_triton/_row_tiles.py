@@ -98,7 +98,7 @@ class RowTile:
 
     @property
     def programs(self) -> int:
-        """Number of programs, located by `place`."""
+        """Number of programs, located by `locate_program`."""
         blocks = self.output_blocks * self.detector_blocks * self.n_groups
         return triton.cdiv(self.n_reads, self.rows) * blocks
 
@@ -181,7 +181,7 @@ def block(size: tl.constexpr, n: tl.constexpr, number):
 
 
 @kernel
-def place(
+def locate_program(
     n_samples: tl.constexpr,
     n_outputs: tl.constexpr,
     ROWS: tl.constexpr,
@@ -208,7 +208,7 @@ def place(
 
 
 @kernel
-def place_of_queries(
+def locate_query(
     n_queries: tl.constexpr, n_outputs: tl.constexpr, c: tl.constexpr, QUERIES: tl.constexpr = 1
 ):
     """Locate an attention program.

@@ -58,7 +58,7 @@ class Reads:
     groups: int = 1
 
     @classmethod
-    def of(cls, ways: Sequence[Way], groups: int) -> "Reads":
+    def from_ways(cls, ways: Sequence[Way], groups: int) -> "Reads":
         """Return the reads for at least one way."""
         index, coefficients = (jnp.stack(arrays, 1) for arrays in zip(*ways, strict=True))
         return cls(index, coefficients, groups)
@@ -224,7 +224,7 @@ def sum_ways(
 
     There is at least one way. Integer coefficients are multiplied and summed as integers.
     """
-    y = weighted_sums(weights, Reads.of(ways, groups), device, accumulate, finished=False)
+    y = weighted_sums(weights, Reads.from_ways(ways, groups), device, accumulate, finished=False)
     return y.reshape(len(y), groups * weights.shape[2])
 
 
@@ -256,7 +256,7 @@ def add_ways(
         return total
     addition = _row_additions.Addition(total, jnp.ones((), accumulator(dy.dtype)), jnp.zeros((), jnp.int32))
     weights = jax.ShapeDtypeStruct(total.shape, dy.dtype)
-    return weighted_add(weights, addition, Reads.of(ways, groups), dy, device, accumulate)[0]
+    return weighted_add(weights, addition, Reads.from_ways(ways, groups), dy, device, accumulate)[0]
 
 
 # ------------------------------------------------------------------------------------- launches
@@ -299,7 +299,7 @@ def _rows(sizes: Sizes, rows: int, outputs: int) -> int:
 # ------------------------------------------------------------------------------------- kernels
 @kernel
 def _sum_rows(weights, index, coefficients, parts, c: tl.constexpr):
-    sample, sample_exists, output, output_exists, block = _row_tiles.place(
+    sample, sample_exists, output, output_exists, block = _row_tiles.locate_program(
         c.n_samples, c.n_outputs, c.ROWS, c.OUTPUTS
     )
     group, part, first, last = detectors(block, c)
@@ -324,21 +324,21 @@ def _sum_rows(weights, index, coefficients, parts, c: tl.constexpr):
                 value = coefficient[:, None] * value
             total += _row_tiles.addend(value, c)
     # Parts are ``[detector blocks, n, G, O]``.
-    at = of_group(part.to(tl.int64) * c.n_samples + sample, group, c)[:, None] + output[None, :]
+    at = group_offset(part.to(tl.int64) * c.n_samples + sample, group, c)[:, None] + output[None, :]
     exists = sample_exists[:, None] & output_exists[None, :]
     tl.store(parts + at, total.to(parts.dtype.element_ty), mask=exists)
 
 
 @kernel
 def _multiply_rows(weights, index, dy, products, c: tl.constexpr):
-    sample, sample_exists, output, output_exists, block = _row_tiles.place(
+    sample, sample_exists, output, output_exists, block = _row_tiles.locate_program(
         c.n_samples, c.n_outputs, c.ROWS, c.OUTPUTS
     )
     group, _, first, last = detectors(block, c)
     # Each output block writes its own part ``[T, n]``.
     products += part_of_outputs(c).to(tl.int64) * c.n_detectors * c.n_samples
     exists = sample_exists[:, None] & output_exists[None, :]
-    at = of_group(sample, group, c)[:, None] + output[None, :]
+    at = group_offset(sample, group, c)[:, None] + output[None, :]
     # The gradient is loaded once for all tables; missing samples and outputs are 0.
     cotangent = tl.load(dy + at, mask=exists, other=0).to(c.ACC)
     for r in range(first, last):
@@ -350,7 +350,7 @@ def _multiply_rows(weights, index, dy, products, c: tl.constexpr):
 
 @kernel
 def _add_rows(index, coefficients, dy, step, first, unused0, unused1, total, touched, c: tl.constexpr):
-    sample, sample_exists, output, output_exists, block = _row_tiles.place(
+    sample, sample_exists, output, output_exists, block = _row_tiles.locate_program(
         c.n_samples, c.n_outputs, c.ROWS, c.OUTPUTS, c.TOGETHER
     )
     exists = sample_exists[:, None] & output_exists[None, :]
@@ -382,7 +382,7 @@ def _add_rows(index, coefficients, dy, step, first, unused0, unused1, total, tou
 @kernel
 def _cotangent(dy, sample, group, output, exists, factor, c: tl.constexpr):
     """Return a group's output gradient times a factor; an addend unless a coefficient follows."""
-    at = of_group(sample, group, c)[:, None] + output[None, :]
+    at = group_offset(sample, group, c)[:, None] + output[None, :]
     value = tl.load(dy + at, mask=exists, other=0).to(c.ACC) * factor
     return value if c.WEIGHTED else _row_tiles.addend(value, c)
 
@@ -403,7 +403,7 @@ def detectors(block, c: tl.constexpr):
 
 
 @kernel
-def of_group(sample, group, c: tl.constexpr):
+def group_offset(sample, group, c: tl.constexpr):
     """Return a group's output offset in arrays ``[n, G, O]``."""
     if c.n_groups == 1:
         return sample * c.n_outputs

@@ -41,7 +41,7 @@ SPEC = Declaration(
 
 
 def forward(call: BilinearGates, *, device: Device) -> jax.Array:
-    tile = _gate_tiles.GateTile.of("bilinear_gates.forward", _forward_rule, call, device)
+    tile = _gate_tiles.GateTile.for_call("bilinear_gates.forward", _forward_rule, call, device)
     (y,) = launch(
         _apply,
         call.x,
@@ -58,20 +58,20 @@ def backward(
 ) -> dict[str, jax.Array]:
     # A gather sums in a fixed order; without lists or gates, programs of gates scatter.
     if "x" in needs and call.readers is not None and call.wires.size:
-        dx, parts = _by_inputs(call, call.readers, cotangent, "coefficients" in needs, device)
+        dx, parts = _gather_gradients(call, call.readers, cotangent, "coefficients" in needs, device)
     else:
-        dx, parts = _by_gates(call, cotangent, needs, device)
+        dx, parts = _scatter_gradients(call, cotangent, needs, device)
     found = {"x": dx, "coefficients": parts}
     if "coefficients" in needs:
         found["coefficients"] = _row_tiles.sum_of_parts(parts)
     return {name: found[name] for name in needs}
 
 
-def _by_gates(
+def _scatter_gradients(
     call: BilinearGates, dy: jax.Array, needs: frozenset[str], device: Device
 ) -> tuple[jax.Array, ...]:
     """Return the input gradient, by atomics, and partial coefficient gradients."""
-    tile = _gate_tiles.GateTile.of("bilinear_gates.gates", _gates_rule, call, device)
+    tile = _gate_tiles.GateTile.for_call("bilinear_gates.gates", _gates_rule, call, device)
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
     sums, scatter = "coefficients" in needs, "x" in needs
     parts, dx = launch(
@@ -89,11 +89,11 @@ def _by_gates(
     return dx, parts
 
 
-def _by_inputs(
+def _gather_gradients(
     call: BilinearGates, readers: jax.Array, dy: jax.Array, sums: bool, device: Device
 ) -> tuple[jax.Array, ...]:
     """Return the input gradient, from fan-out lists, and partial coefficient gradients."""
-    tile = _gate_tiles.GateTile.of("bilinear_gates.inputs", _inputs_rule, call, device, of_inputs=True)
+    tile = _gate_tiles.GateTile.for_call("bilinear_gates.inputs", _inputs_rule, call, device, of_inputs=True)
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
     # Zeros, because a wire that is missing in the fan-out lists writes nothing.
     return launch(
@@ -128,7 +128,7 @@ def _inputs_rule(sizes: Sizes) -> Launch:
 # ------------------------------------------------------------------------------------- kernels
 @kernel
 def _apply(x, coefficients, wires, y, c: tl.constexpr):
-    gate, exists, part = _gate_tiles.place(c.n_gates, c)
+    gate, exists, part = _gate_tiles.locate_program(c.n_gates, c)
     of_a = _gate_tiles.input_of(wires, 2 * gate, c)
     of_b = _gate_tiles.input_of(wires, 2 * gate + 1, c)
     c0 = _coefficient(coefficients, 0, gate, None, c)
@@ -146,7 +146,7 @@ def _apply(x, coefficients, wires, y, c: tl.constexpr):
 @kernel
 def _reduce(x, coefficients, wires, dy, parts, dx, c: tl.constexpr):
     """Sum each gate's four products, and add its input gradients."""
-    gate, exists, part = _gate_tiles.place(c.n_gates, c)
+    gate, exists, part = _gate_tiles.locate_program(c.n_gates, c)
     of_a = _gate_tiles.input_of(wires, 2 * gate, c)
     of_b = _gate_tiles.input_of(wires, 2 * gate + 1, c)
     c1 = _coefficient(coefficients, 1, gate, None, c)
@@ -170,8 +170,8 @@ def _reduce(x, coefficients, wires, dy, parts, dx, c: tl.constexpr):
         if c.SCATTER:
             both_exist = exists[:, None] & sample_exists[None, :]
             # Several gates may read the same input.
-            to_a = dx + _gate_tiles.at(of_a, sample, c.n_samples)
-            to_b = dx + _gate_tiles.at(of_b, sample, c.n_samples)
+            to_a = dx + _gate_tiles.sample_offsets(of_a, sample, c.n_samples)
+            to_b = dx + _gate_tiles.sample_offsets(of_b, sample, c.n_samples)
             tl.atomic_add(to_a, g * (c1 + c3 * b), mask=both_exist, sem="relaxed")
             tl.atomic_add(to_b, g * (c2 + c3 * a), mask=both_exist, sem="relaxed")
     if c.SUMS:
@@ -189,7 +189,7 @@ def _gather(x, coefficients, wires, readers, used, dy, dx, parts, c: tl.constexp
     A fan-out list entry is a wire number, ``2 * gate + end``. It computes two of its gate's four
     sums: ``g`` and ``g a`` as first input, ``g b`` and ``g a b`` as second input.
     """
-    feature, exists, block = _gate_tiles.place(c.n_inputs, c)
+    feature, exists, block = _gate_tiles.locate_program(c.n_inputs, c)
     sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)
     # Only the sums of coefficients need the input itself; its gradient needs the other one.
     own = tl.zeros((c.FEATURES, c.SAMPLES), c.ACC)

@@ -61,7 +61,7 @@ SPEC = Declaration(
 def forward(call: BinaryLut, *, device: Device) -> jax.Array:
     (y,) = launch(
         _look_up,
-        _words(call, device),
+        _pack_inputs(call, device),
         call.table,
         call.wires,
         outputs=[_gate_tiles.output(call)],
@@ -75,7 +75,7 @@ def backward(
 ) -> dict[str, jax.Array]:
     addresses, found = _addresses(call, device), {}
     if "x" in needs:
-        found["x"] = _of_inputs(addresses, call, cotangent, device)
+        found["x"] = _input_gradient(addresses, call, cotangent, device)
     if "table" in needs:
         found["table"] = _gate_tiles.cotangent_of_table(
             "binary_lut.table", _table_rule, _sum_chosen, call, device, addresses, cotangent
@@ -83,7 +83,7 @@ def backward(
     return found
 
 
-def _words(call: BinaryLut, device: Device) -> jax.Array:
+def _pack_inputs(call: BinaryLut, device: Device) -> jax.Array:
     """Return the inputs' sign bits, ``[inputs, words]``."""
     n_inputs, n_samples = call.x.shape
     arguments = _arguments("words", _words_rule, call, device, of_inputs=True)
@@ -101,7 +101,7 @@ def _addresses(call: BinaryLut, device: Device) -> jax.Array:
     shape = (len(call.wires), _BITS // 4 * triton.cdiv(call.x.shape[1], _BITS))
     (addresses,) = launch(
         _address,
-        _words(call, device),
+        _pack_inputs(call, device),
         call.wires,
         outputs=[jax.ShapeDtypeStruct(shape, jnp.int32)],
         **_arguments("addresses", _words_rule, call, device),
@@ -109,7 +109,7 @@ def _addresses(call: BinaryLut, device: Device) -> jax.Array:
     return addresses
 
 
-def _of_inputs(addresses: jax.Array, call: BinaryLut, dy: jax.Array, device: Device) -> jax.Array:
+def _input_gradient(addresses: jax.Array, call: BinaryLut, dy: jax.Array, device: Device) -> jax.Array:
     x, wires, readers = call.x, call.wires, call.readers
     slopes = _slot_polynomials.slopes_at_addresses(call.table.astype(accumulator(x.dtype, call.table.dtype)))
     # Without fan-out lists, atomics add wire gradients to the inputs.
@@ -148,7 +148,7 @@ def _arguments(
     of_inputs: bool = False,
 ) -> dict[str, Any]:
     """Return `launch` arguments for whole-word tiles."""
-    tile = _gate_tiles.GateTile.of(f"binary_lut.{kernel}", rule, call, device, of_inputs=of_inputs)
+    tile = _gate_tiles.GateTile.for_call(f"binary_lut.{kernel}", rule, call, device, of_inputs=of_inputs)
     # A word holds 32 samples, also if there are fewer.
     how = dataclasses.replace(tile.how, rows=max(tile.how.rows, _BITS), detectors=1)
     n_samples = max(tile.n_samples, _BITS) if tile.n_samples else 0
@@ -183,7 +183,7 @@ def _table_rule(sizes: Sizes) -> Launch:
 @kernel
 def _pack(x, words, c: tl.constexpr):
     """Set the bits for samples above 0; NaN sets no bit."""
-    feature, exists, block = _gate_tiles.place(c.n_inputs, c)
+    feature, exists, block = _gate_tiles.locate_program(c.n_inputs, c)
     word = block.to(tl.int64) * (c.SAMPLES // 32) + tl.arange(0, c.SAMPLES // 32)
     bit = tl.arange(0, 32)[None, None, :]
     sample = word[None, :, None] * 32 + bit
@@ -192,12 +192,12 @@ def _pack(x, words, c: tl.constexpr):
     packed = tl.sum((value.to(c.ACC) > 0).to(tl.int32) << bit, 2)
     n_words: tl.constexpr = (c.n_samples + 31) // 32
     both_exist = exists[:, None] & (word < n_words)[None, :]
-    tl.store(words + _gate_tiles.at(feature, word, n_words), packed, mask=both_exist)
+    tl.store(words + _gate_tiles.sample_offsets(feature, word, n_words), packed, mask=both_exist)
 
 
 @kernel
 def _look_up(words, table, wires, y, c: tl.constexpr):
-    gate, exists, block = _gate_tiles.place(c.n_gates, c)
+    gate, exists, block = _gate_tiles.locate_program(c.n_gates, c)
     four = _fours(block, c.SAMPLES)
     addresses = _read_bits(words, wires, gate, four, c)
     value = _chosen(table + gate * c.n_slots, addresses, True)
@@ -207,12 +207,12 @@ def _look_up(words, table, wires, y, c: tl.constexpr):
 
 @kernel
 def _address(words, wires, addresses, c: tl.constexpr):
-    gate, exists, block = _gate_tiles.place(c.n_gates, c)
+    gate, exists, block = _gate_tiles.locate_program(c.n_gates, c)
     four = _fours(block, c.SAMPLES)
     value = _read_bits(words, wires, gate, four, c)
     n_fours: tl.constexpr = 8 * ((c.n_samples + 31) // 32)
     tl.store(
-        addresses + _gate_tiles.at(gate, four, n_fours),
+        addresses + _gate_tiles.sample_offsets(gate, four, n_fours),
         value,
         mask=exists[:, None] & (four < n_fours)[None, :],
     )
@@ -221,7 +221,7 @@ def _address(words, wires, addresses, c: tl.constexpr):
 @kernel
 def _collect(addresses, slopes, readers, used, dy, dx, c: tl.constexpr):
     """Sum each input's gradients over its readers."""
-    feature, exists, block = _gate_tiles.place(c.n_inputs, c)
+    feature, exists, block = _gate_tiles.locate_program(c.n_inputs, c)
     sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)
     total = tl.zeros((c.FEATURES, c.SAMPLES), c.ACC)
     for first in range(0, _gate_tiles.last_use(used, feature, c), c.UNROLLED):
@@ -246,7 +246,7 @@ def _collect(addresses, slopes, readers, used, dy, dx, c: tl.constexpr):
 @kernel
 def _scatter(addresses, slopes, wires, dy, dx, c: tl.constexpr):
     """Add each wire's gradient to its input gradient."""
-    gate, exists, block = _gate_tiles.place(c.n_gates, c)
+    gate, exists, block = _gate_tiles.locate_program(c.n_gates, c)
     sample, sample_exists = _row_tiles.block(c.SAMPLES, c.n_samples, block)
     both_exist = exists[:, None] & sample_exists[None, :]
     g = _gate_tiles.read_some(dy, gate, exists, sample, c)
@@ -254,7 +254,7 @@ def _scatter(addresses, slopes, wires, dy, dx, c: tl.constexpr):
     for place in tl.static_range(c.PLACES):
         wire = gate * c.PLACES + place
         slope = _chosen(slopes + wire * c.n_slots, address, True)
-        to = dx + _gate_tiles.at(_gate_tiles.input_of(wires, wire, c), sample, c.n_samples)
+        to = dx + _gate_tiles.sample_offsets(_gate_tiles.input_of(wires, wire, c), sample, c.n_samples)
         # Several gates may read the same input.
         tl.atomic_add(to, g * slope, mask=both_exist, sem="relaxed")
 
@@ -263,7 +263,7 @@ def _scatter(addresses, slopes, wires, dy, dx, c: tl.constexpr):
 def _sum_chosen(addresses, dy, parts, c: tl.constexpr):
     """Sum ``dy`` by addressed slot; each of a gate's programs handles some slots."""
     n_fours: tl.constexpr = 8 * ((c.n_samples + 31) // 32)
-    gate, exists, slot, part = _gate_tiles.place_of_slots(c)
+    gate, exists, slot, part = _gate_tiles.locate_slots(c)
     total = tl.zeros((c.SLOTS, c.FEATURES, c.SAMPLES), c.ACC)
     for block in range(part * c.BLOCKS, _gate_tiles.last_block(part, c)):
         sample, sample_exists = _row_tiles.block(c.SAMPLES, c.n_samples, block)
@@ -295,7 +295,10 @@ def _read_bits(words, wires, gate, four, c: tl.constexpr):
     addresses = tl.zeros((gate.shape[0], four.shape[0]), tl.int32)
     for place in tl.static_range(c.PLACES):
         row = _gate_tiles.input_of(wires, gate * c.PLACES + place, c)
-        bits = tl.load(words + _gate_tiles.at(row, four // 8, n_words), mask=exists, other=0) >> shift
+        bits = (
+            tl.load(words + _gate_tiles.sample_offsets(row, four // 8, n_words), mask=exists, other=0)
+            >> shift
+        )
         # Spreads four bits to one byte each: the multiplication copies them to shifts of 0, 7, 14
         # and 21, where bit ``k`` meets byte ``k``, and the mask keeps one bit per byte.
         addresses |= (((bits & 15) * 0x00204081) & 0x01010101) << place
@@ -306,7 +309,9 @@ def _read_bits(words, wires, gate, four, c: tl.constexpr):
 def _read_addresses(addresses, gate, block, c: tl.constexpr):
     n_fours: tl.constexpr = 8 * ((c.n_samples + 31) // 32)
     four = _fours(block, c.SAMPLES)
-    return tl.load(addresses + _gate_tiles.at(gate, four, n_fours), mask=(four < n_fours)[None, :], other=0)
+    return tl.load(
+        addresses + _gate_tiles.sample_offsets(gate, four, n_fours), mask=(four < n_fours)[None, :], other=0
+    )
 
 
 @kernel

@@ -126,7 +126,7 @@ def _backward_rule(sizes: Sizes) -> Launch:
 # ------------------------------------------------------------------------------------- kernels
 @kernel
 def _compare(x, anchors, index, flip, margin, c: tl.constexpr):
-    sample, exists, _, _, group = _row_tiles.place(c.n_samples, 1, c.ROWS, 1)
+    sample, exists, _, _, group = _row_tiles.locate_program(c.n_samples, 1, c.ROWS, 1)
     for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
         pair = anchors + t.to(tl.int64) * c.n_pairs * 2
         of_index, of_flip, of_margin = nothing(c.ROWS, margin.dtype.element_ty)
@@ -150,7 +150,9 @@ def _compare(x, anchors, index, flip, margin, c: tl.constexpr):
 def _collect(anchors, flip, d_margin, parts, c: tl.constexpr):
     """Sum in a fixed order, by comparing every input with both ends of every closest pair."""
     UNROLL: tl.constexpr = min(c.DETECTORS, 4)
-    sample, exists, inputs, input_exists, group = _row_tiles.place(c.n_samples, c.n_inputs, c.ROWS, c.INPUTS)
+    sample, exists, inputs, input_exists, group = _row_tiles.locate_program(
+        c.n_samples, c.n_inputs, c.ROWS, c.INPUTS
+    )
     last = tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)
     total = tl.zeros((c.INPUTS, c.ROWS), parts.dtype.element_ty)
     for t0 in range(group * c.DETECTORS, last, UNROLL):
@@ -167,7 +169,7 @@ def _collect(anchors, flip, d_margin, parts, c: tl.constexpr):
 
 @kernel
 def _scatter(anchors, flip, d_margin, dx, c: tl.constexpr):
-    sample, exists, _, _, group = _row_tiles.place(c.n_samples, 1, c.ROWS, 1)
+    sample, exists, _, _, group = _row_tiles.locate_program(c.n_samples, 1, c.ROWS, 1)
     for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
         a, b, value = _addend(anchors, flip, d_margin, t, sample, exists, c)
         # Programs of other detectors, and other pairs, add to the same inputs.

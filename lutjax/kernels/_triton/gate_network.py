@@ -156,9 +156,9 @@ def _readers(call: GateNetwork) -> tuple[jax.Array, jax.Array, jax.Array, int]:
         fan_outs = [r.shape[2] for r in given]
         order = jnp.concatenate([r.reshape(n_calls, -1) for r in given], 1)
         room = np.repeat(fan_outs, read).astype(np.int32)
-        starts = _of_each_call(np.cumsum(room) - room, n_calls)
+        starts = _repeat_per_call(np.cumsum(room) - room, n_calls)
         if max(fan_outs) <= _FEW_READERS:
-            return order, starts, _of_each_call(room, n_calls), max(fan_outs)
+            return order, starts, _repeat_per_call(room, n_calls), max(fan_outs)
         used = jax.vmap(functools.partial(_gate_tiles.used_readers, unrolled=0))
         return order, starts, jnp.concatenate([used(r) for r in given], 1), 0
     # Kernels number the wires of a layer from 0.
@@ -175,7 +175,7 @@ def _readers(call: GateNetwork) -> tuple[jax.Array, jax.Array, jax.Array, int]:
     return *jax.vmap(sorted_wires)(call), 0
 
 
-def _of_each_call(numbers: np.ndarray, n_calls: int) -> jax.Array:
+def _repeat_per_call(numbers: np.ndarray, n_calls: int) -> jax.Array:
     return jnp.broadcast_to(jnp.asarray(numbers, jnp.int32), (n_calls, len(numbers)))
 
 
@@ -287,7 +287,7 @@ def _arguments(call: GateNetwork, how: Launch, device: Device) -> dict[str, Any]
 # ------------------------------------------------------------------------------------- kernels
 @kernel
 def _apply(x, coefficients, wires, bounds, y, scratch, c: tl.constexpr):
-    x, coefficients, wires, y = _of_call(x, coefficients, wires, y, c)
+    x, coefficients, wires, y = _offset_to_call(x, coefficients, wires, y, c)
     # 64 bits: the scratch of all programs may exceed 2**31 elements.
     own = scratch + tl.program_id(0).to(tl.int64) * (2 * c.WIDEST * c.SAMPLES)
     place = tl.arange(0, c.SAMPLES)
@@ -328,7 +328,7 @@ def _apply(x, coefficients, wires, bounds, y, scratch, c: tl.constexpr):
 def _reduce(
     x, coefficients, wires, bounds, order, starts, counts, dy, parts, dx, scratch, c: tl.constexpr
 ):  # fmt: skip
-    x, coefficients, wires, dy = _of_call(x, coefficients, wires, dy, c)
+    x, coefficients, wires, dy = _offset_to_call(x, coefficients, wires, dy, c)
     call, program = (tl.program_id(0) // c.PROGRAMS).to(tl.int64), tl.program_id(0).to(tl.int64)
     order += call * c.N_ORDER
     starts += call * (c.n_inputs + c.KEPT)
@@ -493,7 +493,7 @@ def _add(parts, gate, exists, g, a, b, block, c: tl.constexpr):
 
 
 @kernel
-def _of_call(x, coefficients, wires, y, c: tl.constexpr):
+def _offset_to_call(x, coefficients, wires, y, c: tl.constexpr):
     """Offset the arrays to this program's call; `y` holds outputs or their gradients."""
     call = (tl.program_id(0) // c.PROGRAMS).to(tl.int64)
     return (
@@ -548,7 +548,7 @@ def _coefficient(coefficients, number: tl.constexpr, gate, c: tl.constexpr):
 @kernel
 def _read(source, STRIDE: tl.constexpr, row, column, exists, there, c: tl.constexpr):
     """Read row samples; missing samples are 0. `exists` is None if all rows exist."""
-    at = source + _place(row, STRIDE, column)
+    at = source + _row_offsets(row, STRIDE, column)
     if exists is not None:
         return tl.load(at, mask=exists[:, None] & there[None, :], other=0).to(c.ACC)
     elif c.n_samples % c.SAMPLES == 0:
@@ -559,12 +559,12 @@ def _read(source, STRIDE: tl.constexpr, row, column, exists, there, c: tl.conste
 
 @kernel
 def _write(to, STRIDE: tl.constexpr, row, exists, column, there, value):
-    at = to + _place(row, STRIDE, column)
+    at = to + _row_offsets(row, STRIDE, column)
     tl.store(at, value.to(to.dtype.element_ty), mask=exists[:, None] & there[None, :])
 
 
 @kernel
-def _place(row, STRIDE: tl.constexpr, column):
+def _row_offsets(row, STRIDE: tl.constexpr, column):
     """Return offsets in rows, with as many bits as `column` has."""
     # Columns of scratch are int32, columns of `x` and `y` int64: scratch of one program is small.
     return row.to(column.dtype)[:, None] * STRIDE + column[None, :]

@@ -116,11 +116,11 @@ def backward(
     if sums:
         found["coefficients"] = _row_tiles.sum_of_parts(parts)
     if passed:
-        found["x"] = _of_image(call, of_parents, chosen, device)
+        found["x"] = _image_gradient(call, of_parents, chosen, device)
     return found
 
 
-def _of_image(call: LogicTrees, of_parents: jax.Array, chosen: jax.Array, device: Device) -> jax.Array:
+def _image_gradient(call: LogicTrees, of_parents: jax.Array, chosen: jax.Array, device: Device) -> jax.Array:
     """Return the image gradient from the leaf parents' gradients and the chosen positions."""
     n_channels = call.n_channels
     # Without fan-out lists, leaves are sorted by channel.
@@ -200,25 +200,25 @@ def _pairs(of_rows: str, of_columns: str, values: tuple[int, int]) -> dict[str, 
 @kernel
 def _apply(x, coefficients, leaves, y, c: tl.constexpr):
     tree, block, sample, exists, _part = _own(c)
-    held = _held(coefficients, tree, c)
+    held = _load_coefficients(coefficients, tree, c)
     starts, rows, columns = _window(leaves, tree, c)
     for group in range(block * c.GROUPS, tl.minimum((block + 1) * c.GROUPS, c.ROWS * c.COLUMNS)):
         best = tl.full((c.SAMPLES,), float("-inf"), c.ACC)
         # Unrolled: the coordinates of a position within its group are constants.
         for place in tl.static_range(c.POOL_ROWS * c.POOL_COLUMNS):
-            row, column, there = _place(group, place, c)
+            row, column, there = _locate_window(group, place, c)
             read = _leaves(x, starts, rows, columns, row, column, sample, exists & there, c)
             values = _nodes(read, held, coefficients, tree, c)
             value = values[len(values) - 1]
             # NaN replaces any value. No number replaces NaN, because the comparison is false.
-            best = tl.where(_there((value > best) | (value != value), there, c), value, best)
+            best = tl.where(_mask_positions((value > best) | (value != value), there, c), value, best)
         tl.store(y + _output(tree, group, c) + sample, best.to(y.dtype.element_ty), mask=exists)
 
 
 @kernel
 def _reduce(x, coefficients, leaves, dy, parts, of_parents, chosen, c: tl.constexpr):
     tree, block, sample, exists, part = _own(c)
-    held = _held(coefficients, tree, c)
+    held = _load_coefficients(coefficients, tree, c)
     starts, rows, columns = _window(leaves, tree, c)
     sums = _gate_tiles.nothing()
     for _number in tl.static_range(4 * (c.LEAVES - 1)):
@@ -231,12 +231,12 @@ def _reduce(x, coefficients, leaves, dy, parts, of_parents, chosen, c: tl.conste
         for _leaf in tl.static_range(c.LEAVES):
             own += (tl.zeros((c.SAMPLES,), c.ACC),)
         for place in tl.static_range(c.POOL_ROWS * c.POOL_COLUMNS):
-            row, column, there = _place(group, place, c)
+            row, column, there = _locate_window(group, place, c)
             read = _leaves(x, starts, rows, columns, row, column, sample, exists & there, c)
             values = _nodes(read, held, coefficients, tree, c)
             value = values[len(values) - 1]
             # The first existing position is chosen even if all values are minus infinity.
-            better = _there((value > best) | (value != value) | (best_place < 0), there, c)
+            better = _mask_positions((value > best) | (value != value) | (best_place < 0), there, c)
             best = tl.where(better, value, best)
             best_place = tl.where(better, place, best_place)
             kept = _gate_tiles.nothing()
@@ -340,7 +340,7 @@ def _own(c: tl.constexpr):
 
 
 @kernel
-def _place(group, place: tl.constexpr, c: tl.constexpr):
+def _locate_window(group, place: tl.constexpr, c: tl.constexpr):
     """Return a position's window start in the image, and whether it exists."""
     row = (group // c.COLUMNS) * c.POOL_ROWS + place // c.POOL_COLUMNS - c.AROUND_ROWS
     column = (group % c.COLUMNS) * c.POOL_COLUMNS + place % c.POOL_COLUMNS - c.AROUND_COLUMNS
@@ -419,7 +419,7 @@ def _nodes(values, held, coefficients, tree, c: tl.constexpr):
 
 
 @kernel
-def _there(mask, there, c: tl.constexpr):
+def _mask_positions(mask, there, c: tl.constexpr):
     """Restrict a mask to existing positions."""
     # Only padded groups have missing positions.
     if c.PADDED:
@@ -429,7 +429,7 @@ def _there(mask, there, c: tl.constexpr):
 
 
 @kernel
-def _held(coefficients, tree, c: tl.constexpr):
+def _load_coefficients(coefficients, tree, c: tl.constexpr):
     """Return a tree's coefficients by number and node; empty if they do not fit registers."""
     values = _gate_tiles.nothing()
     if c.HELD:

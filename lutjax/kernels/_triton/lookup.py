@@ -106,13 +106,13 @@ def _margins_rule(sizes: Sizes) -> Launch:
 # ------------------------------------------------------------------------------------- kernels
 @kernel
 def _multiply_rows(weights, index, flip, dy, products, c: tl.constexpr):
-    sample, sample_exists, output, output_exists, block = _row_tiles.place(
+    sample, sample_exists, output, output_exists, block = _row_tiles.locate_program(
         c.n_samples, c.n_outputs, c.ROWS, c.OUTPUTS
     )
     group, _, first, last = _weighted_rows.detectors(block, c)
     products += _weighted_rows.part_of_outputs(c).to(tl.int64) * c.n_detectors * c.n_samples
     exists = sample_exists[:, None] & output_exists[None, :]
-    at = _weighted_rows.of_group(sample, group, c)[:, None] + output[None, :]
+    at = _weighted_rows.group_offset(sample, group, c)[:, None] + output[None, :]
     # The gradient stays in registers for all tables of the program.
     cotangent = tl.load(dy + at, mask=exists, other=0).to(c.ACC)
     for t in range(first, last):

@@ -69,7 +69,7 @@ SPEC = Declaration(
 
 
 def forward(call: LookupAttention, *, device: Device) -> jax.Array:
-    pairs = DetectedPairs.of(call)
+    pairs = DetectedPairs.from_call(call)
     # Slots reach outputs that are known at run time only, so they are scattered.
     if pairs.targets is not None:
         return _scattered(pairs, device)
@@ -105,7 +105,7 @@ def backward_by(
     add_rows: AddRows, call: LookupAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
     """Return the gradients; `add_rows` computes the table gradient."""
-    pairs, found = DetectedPairs.of(call), {}
+    pairs, found = DetectedPairs.from_call(call), {}
     if "weights" in needs:
         add = functools.partial(add_rows, pairs, cotangent, device)
         found["weights"] = _row_additions.gradient(call, add)
@@ -124,7 +124,7 @@ def update_by(
     add_rows: AddRows, call: LookupAttention, cotangent: jax.Array, step: Step, *, device: Device
 ) -> tuple[jax.Array, RowState]:
     """Return updated tables and row state; `add_rows` sums row gradients."""
-    add = functools.partial(add_rows, DetectedPairs.of(call), cotangent, device)
+    add = functools.partial(add_rows, DetectedPairs.from_call(call), cotangent, device)
     return _row_additions.update(call, step, add, device=device)
 
 
@@ -170,14 +170,16 @@ def _margins(
     arguments = {**pairs.arguments(tile, queries=2), "OF_POSITION": need_position, "CELLS": 0}
     if of_products:
 
-        def of_group(products: jax.Array, first: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+        def multiply_group(
+            products: jax.Array, first: jax.Array, *arrays: jax.Array
+        ) -> tuple[jax.Array, ...]:
             programs = arguments["programs"] // len(weights) * len(products)
             of_products = {**arguments, "programs": programs, "CELLS": products.shape[2]}
             return launch(_multiply_rows, *inputs, products, first.reshape(1), in_place=arrays, **of_products)
 
         # A query reads rows with its own id, and with the id after its closest bit flips.
         ids = jnp.stack([pairs.query, pairs.query ^ q_flip], 1) >> pairs.query_shift
-        sums = _histograms.with_products(pairs, ids, dy, device, of_group, [*outputs, *zeroed])
+        sums = _histograms.with_products(pairs, ids, dy, device, multiply_group, [*outputs, *zeroed])
     else:
         # Placeholders for products, the first detector and the arrays in place.
         none = [jnp.zeros((1,), jnp.int32)] * 5
@@ -244,7 +246,7 @@ def _sum_rows(
 ):
     # The loads of several detectors are independent, and unrolling lets them overlap.
     UNROLL: tl.constexpr = min(c.DETECTORS, 4)
-    j, b, output, output_exists, group = _row_tiles.place_of_queries(c.n_queries, c.n_outputs, c)
+    j, b, output, output_exists, group = _row_tiles.locate_query(c.n_queries, c.n_outputs, c)
     place, low, high, visited = _keys(j, b, start, blocks, c)
     # The last detector block, and the last unrolled step, may have fewer.
     last = tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)
@@ -273,7 +275,7 @@ def _sum_rows(
 def _scatter_rows(
     weights, query, key, position, start, query_segments, key_segments, blocks, targets, y, c: tl.constexpr
 ):
-    j, b, slot, slot_exists, group = _row_tiles.place_of_queries(c.n_queries, c.n_outputs, c)
+    j, b, slot, slot_exists, group = _row_tiles.locate_query(c.n_queries, c.n_outputs, c)
     place, low, high, visited = _keys(j, b, start, blocks, c)
     of_query = y + (b * c.n_queries + j) * c.WIDTH
     for first in range(0, visited, c.ROWS):
@@ -320,7 +322,7 @@ def _multiply_rows(
 ):
     # A program owns two queries, one with many keys and one with few. Every pair of queries has
     # about the same number of keys, and shares partly filled blocks.
-    first_query, b, _, _, group = _row_tiles.place_of_queries((c.n_queries + 1) // 2, c.OUTPUTS, c)
+    first_query, b, _, _, group = _row_tiles.locate_query((c.n_queries + 1) // 2, c.OUTPUTS, c)
     j0, j1 = c.n_queries - 1 - first_query, first_query
     place0, low0, high0, keys0 = _keys(j0, b, start, blocks, c)
     place1, low1, high1, keys1 = _keys(j1, b, start, blocks, c)
@@ -457,7 +459,7 @@ def _add_rows(
     touched,
     c: tl.constexpr,
 ):
-    j, b, output, output_exists, group = _row_tiles.place_of_queries(c.n_queries, c.n_outputs, c)
+    j, b, output, output_exists, group = _row_tiles.locate_query(c.n_queries, c.n_outputs, c)
     place, low, high, visited = _keys(j, b, start, blocks, c)
     value = tl.load(dy + (b * c.n_queries + j) * c.n_outputs + output, mask=output_exists, other=0).to(c.ACC)
     # All keys of a query add the same value, which is converted once.
@@ -499,7 +501,7 @@ def _add_slots(
     touched,
     c: tl.constexpr,
 ):
-    j, b, slot, slot_exists, group = _row_tiles.place_of_queries(c.n_queries, c.n_outputs, c)
+    j, b, slot, slot_exists, group = _row_tiles.locate_query(c.n_queries, c.n_outputs, c)
     place, low, high, visited = _keys(j, b, start, blocks, c)
     of_query = dy + (b * c.n_queries + j) * c.WIDTH
     factor = tl.load(step)

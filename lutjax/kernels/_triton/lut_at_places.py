@@ -113,11 +113,11 @@ def backward(
     )
     found = {"weights": d_weights}
     if of_margin:
-        found["x"] = _of_image(call, ends, d_margin, pair, device)
+        found["x"] = _image_gradient(call, ends, d_margin, pair, device)
     return {name: found[name] for name in needs}
 
 
-def _of_image(
+def _image_gradient(
     call: LutAtPlaces, ends: jax.Array, d_margin: jax.Array, pair: jax.Array, device: Device
 ) -> jax.Array:
     """Return the image gradient ``[B, I]`` from margin gradients and closest pairs."""
@@ -242,7 +242,7 @@ def _sum_rows(x, weights, ends, targets, y, c: tl.constexpr):
     # Four detectors per step let their loads overlap; only if they divide the group, so that no
     # load needs a mask for a remainder.
     UNROLL: tl.constexpr = 4 if c.n_of_group % 4 == 0 else 1
-    sample, exists, output, output_exists, group = _row_tiles.place(
+    sample, exists, output, output_exists, group = _row_tiles.locate_program(
         c.n_samples, c.n_outputs, c.ROWS, c.OUTPUTS
     )
     first, row, column = _window(sample, c)

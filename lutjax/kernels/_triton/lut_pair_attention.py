@@ -132,7 +132,7 @@ def _terms(
         _multiply_rows,
         weights,
         *pairs.arrays,
-        terms.parts(),
+        terms.compared_parts(),
         dy,
         outputs=[jax.ShapeDtypeStruct(terms.query.shape, dtype)],
         # Arrays that are not needed have one element: kernels have fixed parameters.
@@ -258,7 +258,7 @@ def _terms_rule(sizes: Sizes) -> Launch:
 @kernel
 def _sum_rows(weights, key, query, position, start, query_segments, key_segments, parts, c: tl.constexpr):
     ROWS: tl.constexpr = c.QUERIES * c.KEYS
-    block, b, output, output_exists, group = _place(c.n_outputs, c)
+    block, b, output, output_exists, group = _locate_program(c.n_outputs, c)
     j, place = _queries(block, start, c)
     low, high = _keys(block, start, c)
     total = tl.zeros((ROWS, c.OUTPUTS), c.SUM)
@@ -300,7 +300,7 @@ def _multiply_rows(
 ):
     ROWS: tl.constexpr = c.QUERIES * c.KEYS
     output = tl.arange(0, c.OUTPUTS)
-    block, b, _, _, group = _place(c.OUTPUTS, c)
+    block, b, _, _, group = _locate_program(c.OUTPUTS, c)
     j, place = _queries(block, start, c)
     low, high = _keys(block, start, c)
     of_queries = dy + (b * c.n_queries + j)[:, None] * c.n_outputs
@@ -393,7 +393,7 @@ def _add_rows(
     c: tl.constexpr,
 ):
     ROWS: tl.constexpr = c.QUERIES * c.KEYS
-    block, b, output, output_exists, group = _place(c.n_outputs, c)
+    block, b, output, output_exists, group = _locate_program(c.n_outputs, c)
     j, place = _queries(block, start, c)
     low, high = _keys(block, start, c)
     exists = (j < c.n_queries)[:, None] & output_exists[None, :]
@@ -417,9 +417,9 @@ def _add_rows(
 
 
 @kernel
-def _place(n_outputs: tl.constexpr, c: tl.constexpr):
+def _locate_program(n_outputs: tl.constexpr, c: tl.constexpr):
     """Return query block, sample, outputs, whether they exist, and detector block."""
-    block, b, output, exists, group = _row_tiles.place_of_queries(c.n_queries, n_outputs, c, c.QUERIES)
+    block, b, output, exists, group = _row_tiles.locate_query(c.n_queries, n_outputs, c, c.QUERIES)
     # Offsets in a table have 32 bits where they fit; a wider summand would widen them.
     return block, b, output.to(tl.int32), exists, group
 

@@ -337,8 +337,8 @@ def update(
 def _add_ways(
     call: ScoredLut, dy: jax.Array, device: Device, addition: _row_additions.Addition
 ) -> tuple[jax.Array, ...]:
-    rows = _weighted_rows.Reads.of(plain.ways_of(call), call.groups)
-    dy = plain.of_every_group(call, dy)
+    rows = _weighted_rows.Reads.from_ways(plain.ways_of(call), call.groups)
+    dy = plain.broadcast_to_groups(call, dy)
     return _weighted_rows.weighted_add(call.weights, addition, rows, dy, device, call.accumulate)
 
 

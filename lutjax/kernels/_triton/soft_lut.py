@@ -55,7 +55,7 @@ SPEC = Declaration(
 
 
 def forward(call: SoftLut, *, device: Device) -> jax.Array:
-    tile = _gate_tiles.GateTile.of("soft_lut.forward", _forward_rule, call, device)
+    tile = _gate_tiles.GateTile.for_call("soft_lut.forward", _forward_rule, call, device)
     (y,) = launch(
         _interpolate,
         call.x,
@@ -71,10 +71,10 @@ def backward(
     call: SoftLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
     if call.wires.shape[1] == 2:
-        return _of_gates(call, cotangent, needs, device)
+        return _bilinear_gradients(call, cotangent, needs, device)
     found = {}
     if "x" in needs:
-        found["x"] = _of_inputs(call, cotangent, device)
+        found["x"] = _input_gradient(call, cotangent, device)
     if "table" in needs:
         found["table"] = _gate_tiles.cotangent_of_table(
             "soft_lut.table", _table_rule, _sum_shares, call, device, call.x, call.wires, cotangent
@@ -82,7 +82,9 @@ def backward(
     return found
 
 
-def _of_gates(call: SoftLut, dy: jax.Array, needs: frozenset[str], device: Device) -> dict[str, jax.Array]:
+def _bilinear_gradients(
+    call: SoftLut, dy: jax.Array, needs: frozenset[str], device: Device
+) -> dict[str, jax.Array]:
     """Return the gradients for two-bit tables, which are bilinear gates."""
     t0, t1, t2, t3 = call.table.astype(accumulator(call.x.dtype, call.table.dtype)).T
     # The polynomial ``t0 + (t1 - t0) a + (t2 - t0) b + (t0 - t1 - t2 + t3) a b``; the table
@@ -98,11 +100,11 @@ def _of_gates(call: SoftLut, dy: jax.Array, needs: frozenset[str], device: Devic
     return found
 
 
-def _of_inputs(call: SoftLut, dy: jax.Array, device: Device) -> jax.Array:
+def _input_gradient(call: SoftLut, dy: jax.Array, device: Device) -> jax.Array:
     x, wires, readers = call.x, call.wires, call.readers
     if readers is not None and wires.size and wires.shape[1] <= _GATHERED:
-        return _gathered(call, readers, dy, device)
-    tile = _gate_tiles.GateTile.of("soft_lut.wires", _wires_rule, call, device)
+        return _gather_recomputed(call, readers, dy, device)
+    tile = _gate_tiles.GateTile.for_call("soft_lut.wires", _wires_rule, call, device)
     dtype = accumulator(x.dtype, call.table.dtype)
     # Without fan-out lists, atomics add wire gradients to the inputs.
     scatter = readers is None
@@ -119,12 +121,12 @@ def _of_inputs(call: SoftLut, dy: jax.Array, device: Device) -> jax.Array:
         SCATTER=scatter,
         **_arguments(tile, call),
     )
-    return received if readers is None else _collected(call, readers, received, device)
+    return received if readers is None else _gather_stored(call, readers, received, device)
 
 
-def _gathered(call: SoftLut, readers: jax.Array, dy: jax.Array, device: Device) -> jax.Array:
+def _gather_recomputed(call: SoftLut, readers: jax.Array, dy: jax.Array, device: Device) -> jax.Array:
     """Return each input's summed wire gradients, recomputed for each reader."""
-    tile = _gate_tiles.GateTile.of("soft_lut.readers", _readers_rule, call, device, of_inputs=True)
+    tile = _gate_tiles.GateTile.for_call("soft_lut.readers", _readers_rule, call, device, of_inputs=True)
     (dx,) = launch(
         _gather,
         call.x,
@@ -154,9 +156,9 @@ def _differences(table: jax.Array) -> jax.Array:
     return (table[:, with_bit] - table[:, without]).reshape(len(table) * n, len(others))
 
 
-def _collected(call: SoftLut, readers: jax.Array, by_wire: jax.Array, device: Device) -> jax.Array:
+def _gather_stored(call: SoftLut, readers: jax.Array, by_wire: jax.Array, device: Device) -> jax.Array:
     """Return each input's summed stored wire gradients."""
-    tile = _gate_tiles.GateTile.of("soft_lut.inputs", _inputs_rule, call, device, of_inputs=True)
+    tile = _gate_tiles.GateTile.for_call("soft_lut.inputs", _inputs_rule, call, device, of_inputs=True)
     (dx,) = launch(
         _collect,
         by_wire,
@@ -199,7 +201,7 @@ def _table_rule(sizes: Sizes) -> Launch:
 # ------------------------------------------------------------------------------------- kernels
 @kernel
 def _interpolate(x, table, wires, y, c: tl.constexpr):
-    gate, exists, part = _gate_tiles.place(c.n_gates, c)
+    gate, exists, part = _gate_tiles.locate_program(c.n_gates, c)
     slots = table + gate * c.n_slots
     for block in range(part * c.BLOCKS, _gate_tiles.last_block(part, c)):
         sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)
@@ -218,7 +220,7 @@ def _interpolate(x, table, wires, y, c: tl.constexpr):
 @kernel
 def _differentiate(x, table, wires, dy, received, c: tl.constexpr):
     """Store each wire's gradient, or add it to its input gradient."""
-    gate, exists, part = _gate_tiles.place(c.n_gates, c)
+    gate, exists, part = _gate_tiles.locate_program(c.n_gates, c)
     slots = table + gate * c.n_slots
     for block in range(part * c.BLOCKS, _gate_tiles.last_block(part, c)):
         sample, sample_exists = _row_tiles.block(c.SAMPLES, c.n_samples, block)
@@ -245,7 +247,7 @@ def _differentiate(x, table, wires, dy, received, c: tl.constexpr):
             if c.SCATTER:
                 to = _gate_tiles.input_of(wires, gate * c.PLACES + place, c)
                 both_exist = exists[:, None] & sample_exists[None, :]
-                to = received + _gate_tiles.at(to, sample, c.n_samples)
+                to = received + _gate_tiles.sample_offsets(to, sample, c.n_samples)
                 # Several gates may read the same input.
                 tl.atomic_add(to, g * slopes[place], mask=both_exist, sem="relaxed")
             else:
@@ -255,7 +257,7 @@ def _differentiate(x, table, wires, dy, received, c: tl.constexpr):
 
 @kernel
 def _collect(by_wire, readers, used, dx, c: tl.constexpr):
-    feature, exists, block = _gate_tiles.place(c.n_inputs, c)
+    feature, exists, block = _gate_tiles.locate_program(c.n_inputs, c)
     sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)
     total = tl.zeros((c.FEATURES, c.SAMPLES), c.ACC)
     for first in range(0, _gate_tiles.last_use(used, feature, c), c.UNROLLED):
@@ -269,7 +271,7 @@ def _collect(by_wire, readers, used, dx, c: tl.constexpr):
 
 @kernel
 def _gather(x, differences, wires, readers, used, dy, dx, c: tl.constexpr):
-    feature, exists, block = _gate_tiles.place(c.n_inputs, c)
+    feature, exists, block = _gate_tiles.locate_program(c.n_inputs, c)
     sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)
     total = tl.zeros((c.FEATURES, c.SAMPLES), c.ACC)
     for first in range(0, _gate_tiles.last_use(used, feature, c), c.UNROLLED):
@@ -295,7 +297,7 @@ def _gather(x, differences, wires, readers, used, dy, dx, c: tl.constexpr):
 @kernel
 def _sum_shares(x, wires, dy, parts, c: tl.constexpr):
     """Sum ``dy`` times each slot's share; each of a gate's programs handles some slots."""
-    gate, exists, slot, part = _gate_tiles.place_of_slots(c)
+    gate, exists, slot, part = _gate_tiles.locate_slots(c)
     total = tl.zeros((c.SLOTS, c.FEATURES, c.SAMPLES), c.ACC)
     for block in range(part * c.BLOCKS, _gate_tiles.last_block(part, c)):
         sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)

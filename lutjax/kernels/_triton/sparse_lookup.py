@@ -161,7 +161,7 @@ def _rule(sizes: Sizes) -> Launch:
 def _collect(weights, index, targets, parts, c: tl.constexpr):
     """Sum outputs in a fixed order, by comparing every output with every target."""
     UNROLL: tl.constexpr = min(c.n_slots, 4)
-    sample, exists, output, output_exists, group = _row_tiles.place(
+    sample, exists, output, output_exists, group = _row_tiles.locate_program(
         c.n_samples, c.n_outputs, c.ROWS, c.OUTPUTS
     )
     total = tl.zeros((c.OUTPUTS, c.ROWS), parts.dtype.element_ty)
@@ -185,7 +185,9 @@ def _collect(weights, index, targets, parts, c: tl.constexpr):
 
 @kernel
 def _scatter(weights, index, targets, y, c: tl.constexpr):
-    sample, exists, slot, slot_exists, group = _row_tiles.place(c.n_samples, c.n_slots, c.ROWS, c.OUTPUTS)
+    sample, exists, slot, slot_exists, group = _row_tiles.locate_program(
+        c.n_samples, c.n_slots, c.ROWS, c.OUTPUTS
+    )
     of_sample = y + sample[:, None] * c.n_outputs
     for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
         row = _row(index, t, sample, exists, c)
@@ -199,7 +201,7 @@ def _scatter(weights, index, targets, y, c: tl.constexpr):
 
 @kernel
 def _multiply_rows(weights, index, flip, margin, targets, dy, d_margin, c: tl.constexpr):
-    sample, exists, _, _, group = _row_tiles.place(c.n_samples, c.OUTPUTS, c.ROWS, c.OUTPUTS)
+    sample, exists, _, _, group = _row_tiles.locate_program(c.n_samples, c.OUTPUTS, c.ROWS, c.OUTPUTS)
     of_sample = dy + sample[:, None] * c.n_outputs
     for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
         here = t.to(tl.int64) * c.n_samples + sample
@@ -242,7 +244,9 @@ def _multiply_rows(weights, index, flip, margin, targets, dy, d_margin, c: tl.co
 
 @kernel
 def _add_rows(index, targets, dy, step, first, unused0, unused1, total, touched, c: tl.constexpr):
-    sample, exists, slot, slot_exists, group = _row_tiles.place(c.n_samples, c.n_slots, c.ROWS, c.OUTPUTS)
+    sample, exists, slot, slot_exists, group = _row_tiles.locate_program(
+        c.n_samples, c.n_slots, c.ROWS, c.OUTPUTS
+    )
     of_sample = dy + sample[:, None] * c.n_outputs
     factor = tl.load(step)
     first_detector = tl.load(first)

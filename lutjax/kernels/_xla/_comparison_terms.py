@@ -42,14 +42,14 @@ class Terms:
             self._part = jnp.minimum(ids // max(n_inputs, 1), 2)
             self._id = ids - self._part * n_inputs
         dtype = accumulator(*(a.dtype for a in (x, positions) if a is not None))
-        self.key = self._of_inputs(call.keys.astype(dtype), 0)
-        self.query = self._of_inputs(x.astype(dtype), 1)
+        self.key = self._input_terms(call.keys.astype(dtype), 0)
+        self.query = self._input_terms(x.astype(dtype), 1)
         self.position = None
         if positions is not None:
             self._positions_shape = positions.shape
-            self.position = self._of_positions(positions.astype(dtype))
+            self.position = self._position_terms(positions.astype(dtype))
 
-    def parts(self) -> jax.Array:
+    def compared_parts(self) -> jax.Array:
         """Return the parts that each comparison reads, ``[C, T]``.
 
         Bits: 1 for keys, 2 for queries, 4 for positions.
@@ -77,7 +77,7 @@ class Terms:
             dp = _row_gathers.add(dp, (detector, at), sign)
         return dp[:, :-1].transpose(2, 0, 1)
 
-    def _of_inputs(self, values: jax.Array, part: int) -> jax.Array:
+    def _input_terms(self, values: jax.Array, part: int) -> jax.Array:
         by_input = jnp.moveaxis(values, -1, 0)
         n_inputs = self._n_inputs
 
@@ -89,7 +89,7 @@ class Terms:
 
         return end(0) - end(1)
 
-    def _of_positions(self, values: jax.Array) -> jax.Array:
+    def _position_terms(self, values: jax.Array) -> jax.Array:
         n_bits = values.shape[-1]
         by_bit = values.transpose(1, 2, 0)  # [T or 1, N, distances]
         detector = self._position_detector(self._id.shape[-1])

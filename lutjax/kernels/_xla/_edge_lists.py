@@ -52,7 +52,7 @@ class Edges:
     first: jax.Array
     outputs: jax.Array
 
-    def of(self, a: jax.Array) -> jax.Array:
+    def gather(self, a: jax.Array) -> jax.Array:
         """Gather from a per-edge array, ``[n, width]``."""
         # A gather of slices of `width` neighbors, not of single edges: one start per read.
         dimensions = jax.lax.GatherDimensionNumbers((1,), (), (0,))
@@ -61,9 +61,9 @@ class Edges:
         )
         return found
 
-    def of_outputs(self, dy: jax.Array) -> jax.Array:
+    def gather_outputs(self, dy: jax.Array) -> jax.Array:
         """Gather the edges' outputs from ``[n, O + 1]``: ``[n, width]``."""
-        return read(dy, self._places, self.outputs)
+        return read(dy, self._sample_column, self.outputs)
 
     def add_to(self, total: jax.Array, values: jax.Array) -> jax.Array:
         """Add values ``[n, width]`` to a per-edge array."""
@@ -76,7 +76,7 @@ class Edges:
 
     def add_to_outputs(self, y: jax.Array, values: jax.Array) -> jax.Array:
         """Add values ``[n, width]`` to their outputs in ``[n, O + 1]``."""
-        return add(y, (self._places, self.outputs), values)
+        return add(y, (self._sample_column, self.outputs), values)
 
     def add_to_samples(self, total: jax.Array, values: jax.Array) -> jax.Array:
         """Add values ``[n]`` to their samples in ``[n]``."""
@@ -84,7 +84,7 @@ class Edges:
         return total + values if self.samples is None else add(total, (self.samples,), values)
 
     @property
-    def _places(self) -> jax.Array:
+    def _sample_column(self) -> jax.Array:
         n = self.first.shape[0]
         return (jnp.arange(n, dtype=jnp.int32) if self.samples is None else self.samples)[:, None]
 
@@ -103,7 +103,7 @@ class EdgeLists:
     width: int
 
     @classmethod
-    def of(cls, call: EdgeLookup) -> "EdgeLists":
+    def from_call(cls, call: EdgeLookup) -> "EdgeLists":
         target, width = call.targets, call.width
         if target.shape[0] < width:  # fewer edges than the width
             target = jnp.pad(target, (0, width - target.shape[0]))
@@ -122,15 +122,15 @@ class EdgeLists:
         at = t * self.n_rows + jnp.clip(row, 0, self.n_rows - 1)
         begin, end = read(self.first, at), read(self.first, at + 1)
         # Most rows fit the width, so the first pass covers all reads and needs no sample ids.
-        carry = body(carry, self._part(None, begin, end))
+        carry = body(carry, self._take_edges(None, begin, end))
         more = jnp.maximum(-(-(end - begin) // width) - 1, 0)  # further reads of each row
         # Continued reads are numbered consecutively: read number m belongs to the first sample
         # whose cumulative count exceeds m, so no step is spent on samples without further edges.
         upto = jnp.cumsum(more, dtype=jnp.int32)
         block = min(n, _BLOCK) if isinstance(n, int) else _BLOCK
 
-        def go_on(of: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
-            done, carry = of
+        def go_on(xs: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+            done, carry = xs
             number = done + jnp.arange(block, dtype=jnp.int32)
             sample = _counts_up_to(upto, number)
             # The last block may contain numbers behind the last read; they use a valid sample, and
@@ -138,76 +138,76 @@ class EdgeLists:
             last = jnp.minimum(sample, n - 1)
             nth = number - read(upto, last) + read(more, last) + 1
             stop = jnp.where(sample < n, read(end, last), 0)
-            return done + block, body(carry, self._part(last, read(begin, last) + nth * width, stop))
+            return done + block, body(carry, self._take_edges(last, read(begin, last) + nth * width, stop))
 
         # The last cumulative count; a maximum also works for no read at all.
         total = jnp.max(upto, initial=0)
         done = zeros_varying(upto, (), jnp.int32)
-        return jax.lax.while_loop(lambda of: of[0] < total, go_on, (done, carry))[1]
+        return jax.lax.while_loop(lambda xs: xs[0] < total, go_on, (done, carry))[1]
 
-    def of_all(self, body: Body, carry: Any, index: jax.Array) -> Any:
+    def visit_all(self, body: Body, carry: Any, index: jax.Array) -> Any:
         """Pass a carry through a body for all edges of all tables' rows ``[T, n]``."""
 
-        def step(carry: Any, of: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
-            return self.visit(body, carry, *of), None
+        def step(carry: Any, xs: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+            return self.visit(body, carry, *xs), None
 
-        return jax.lax.scan(step, carry, (_numbers(index), index))[0]
+        return jax.lax.scan(step, carry, (_count_up(index), index))[0]
 
-    def _part(self, samples: jax.Array | None, begin: jax.Array, end: jax.Array) -> Edges:
+    def _take_edges(self, samples: jax.Array | None, begin: jax.Array, end: jax.Array) -> Edges:
         """Return at most `width` edges from `begin` up to `end`."""
         # A slice must end within the array. Edges before `begin` are masked below.
         first = jnp.minimum(begin, self.target.shape[0] - self.width)
         edges = Edges(samples, first, jnp.zeros((begin.shape[0], self.width), jnp.int32))
         number = first[:, None] + jnp.arange(self.width, dtype=jnp.int32)[None, :]
         of_row = (number >= begin[:, None]) & (number < end[:, None])
-        outputs = jnp.where(of_row, edges.of(self.target), self.n_outputs)
+        outputs = jnp.where(of_row, edges.gather(self.target), self.n_outputs)
         return dataclasses.replace(edges, outputs=outputs)
 
 
 def forward(call: EdgeLookup) -> jax.Array:
-    accumulate, edges, index = call.accumulate, EdgeLists.of(call), call.detection.index
+    accumulate, edges, index = call.accumulate, EdgeLists.from_call(call), call.detection.index
     weights = edges.padded(call.weights)
 
     def body(y: Any, part: Edges) -> Any:
-        return part.add_to_outputs(y, addends(part.of(weights), accumulate))
+        return part.add_to_outputs(y, addends(part.gather(weights), accumulate))
 
     y = zeros_varying(index, (index.shape[0], call.n_outputs + 1), addend_dtype(weights.dtype, accumulate))
-    y = edges.of_all(body, y, index.T)
+    y = edges.visit_all(body, y, index.T)
     return result(y[:, : call.n_outputs], weights.dtype, accumulate)
 
 
 def backward(call: EdgeLookup, cotangent: jax.Array, needs: frozenset[str]) -> dict[str, jax.Array]:
-    d, accumulate, edges = call.detection, call.accumulate, EdgeLists.of(call)
+    d, accumulate, edges = call.detection, call.accumulate, EdgeLists.from_call(call)
     weights, dy = edges.padded(call.weights), _padded(cotangent, call.weights)
     dtype = addend_dtype(dy.dtype, accumulate)
 
-    def products(total: jax.Array, part: Edges, of: jax.Array) -> jax.Array:
+    def products(total: jax.Array, part: Edges, xs: jax.Array) -> jax.Array:
         # Weights of neighbors may be NaN or infinite: their product with the zero cotangent would
         # be NaN.
-        values = jnp.where(part.outputs < edges.n_outputs, part.of(weights).astype(dy.dtype) * of, 0)
+        values = jnp.where(part.outputs < edges.n_outputs, part.gather(weights).astype(dy.dtype) * xs, 0)
         values = addends(values, accumulate)
         return part.add_to_samples(total, jnp.sum(values, -1, dtype=values.dtype))
 
-    def both(carry: Any, part: Edges) -> Any:
+    def add_and_multiply(carry: Any, part: Edges) -> Any:
         d_weights, total = carry
-        of = part.of_outputs(dy)
+        xs = part.gather_outputs(dy)
         if d_weights is not None:
-            d_weights = part.add_to(d_weights, addends(of, accumulate))
-        return d_weights, None if total is None else products(total, part, of)
+            d_weights = part.add_to(d_weights, addends(xs, accumulate))
+        return d_weights, None if total is None else products(total, part, xs)
 
-    def step(d_weights: Any, of: tuple[jax.Array, ...]) -> tuple[Any, Any]:
-        t, row, flipped = of
+    def step(d_weights: Any, xs: tuple[jax.Array, ...]) -> tuple[Any, Any]:
+        t, row, flipped = xs
         none = zeros_varying(row, row.shape, dtype) if "detection" in needs else None
-        d_weights, total = edges.visit(both, (d_weights, none), t, row)
+        d_weights, total = edges.visit(add_and_multiply, (d_weights, none), t, row)
         if none is None:
             return d_weights, None
         # The two rows have different edges, so their products are summed apart; no row difference
         # exists.
-        return d_weights, total - edges.visit(both, (None, none), t, flipped)[1]
+        return d_weights, total - edges.visit(add_and_multiply, (None, none), t, flipped)[1]
 
     d_weights = zeros_varying(weights, weights.shape, dtype) if "weights" in needs else None
     index = d.index.T
-    d_weights, difference = jax.lax.scan(step, d_weights, (_numbers(index), index, (d.index ^ d.flip).T))
+    d_weights, difference = jax.lax.scan(step, d_weights, (_count_up(index), index, (d.index ^ d.flip).T))
     found = {}
     if d_weights is not None:
         found["weights"] = d_weights[: call.weights.shape[0]]
@@ -217,13 +217,13 @@ def backward(call: EdgeLookup, cotangent: jax.Array, needs: frozenset[str]) -> d
 
 
 def update(call: EdgeLookup, cotangent: jax.Array, step: Step) -> tuple[jax.Array, RowState]:
-    weights, accumulate, edges, rule = call.weights, call.accumulate, EdgeLists.of(call), step.rule
+    weights, accumulate, edges, rule = call.weights, call.accumulate, EdgeLists.from_call(call), step.rule
     n, dtype = weights.shape[0], accumulator(weights.dtype)
     index, dy = call.detection.index.T, _padded(cotangent, weights)
     scale = _row_updates.scale_of_additions(call, step)
 
     def add(total: Any, part: Edges) -> Any:
-        values = addends(part.of_outputs(dy), accumulate)
+        values = addends(part.gather_outputs(dy), accumulate)
         if scale is not None:
             # An infinite scale times the zero of an unused slot would be NaN.
             values = jnp.where(part.outputs < edges.n_outputs, scale * values, 0)
@@ -233,16 +233,16 @@ def update(call: EdgeLookup, cotangent: jax.Array, step: Step) -> tuple[jax.Arra
         return part.add_to(touched, part.outputs < edges.n_outputs)
 
     if scale is not None:
-        return edges.of_all(add, edges.padded(weights), index)[:n], step.state
+        return edges.visit_all(add, edges.padded(weights), index)[:n], step.state
     total = zeros_varying(weights, edges.target.shape, addend_dtype(dtype, accumulate))
     # Edges have no row of outputs; the gradient has the size of the edge list and needs no groups.
-    gradient = result(edges.of_all(add, total, index)[:n], dtype, accumulate)
+    gradient = result(edges.visit_all(add, total, index)[:n], dtype, accumulate)
     gradient = gradient if step.factor is None else gradient * step.factor.astype(dtype)
     new, state = rule.step_table(weights.astype(dtype), gradient, step.state, step.rate.astype(dtype))
     moved = new.astype(weights.dtype), state
     # Rules with momentum or decay also update edges without a hit: restore these.
     if rule.moves_without_gradient:
-        touched = edges.of_all(mark, zeros_varying(weights, edges.target.shape, jnp.int32), index)[:n] > 0
+        touched = edges.visit_all(mark, zeros_varying(weights, edges.target.shape, jnp.int32), index)[:n] > 0
         moved = jax.tree.map(lambda n, o: jnp.where(touched, n, o), moved, (weights, step.state))
     return moved
 
@@ -260,5 +260,5 @@ def _counts_up_to(ascending: jax.Array, values: jax.Array) -> jax.Array:
     return jnp.sum(ascending[None, :] <= values[:, None], 1, dtype=jnp.int32)
 
 
-def _numbers(rows: jax.Array) -> jax.Array:
+def _count_up(rows: jax.Array) -> jax.Array:
     return jnp.arange(rows.shape[0], dtype=jnp.int32)

@@ -66,8 +66,8 @@ def forward_of_soft_lut(call: Call, *, device: Device) -> jax.Array:
     table, read = _table_and_reads(call)
 
     # One slot per step bounds memory; integer addition makes the order irrelevant.
-    def add(total: jax.Array, of: Slot) -> tuple[jax.Array, None]:
-        values, bits = of
+    def add(total: jax.Array, xs: Slot) -> tuple[jax.Array, None]:
+        values, bits = xs
         return total + _scale(call).quantize(values[:, None] * _share(read, bits)), None
 
     zeros = zeros_varying(read[0], read[0].shape, jnp.int32)
@@ -81,12 +81,12 @@ def backward_of_soft_lut(
     table, read = _table_and_reads(call)
     dy = cotangent.astype(table.dtype)
 
-    def of_slot(bits: jax.Array) -> jax.Array:
+    def slot_cotangent(bits: jax.Array) -> jax.Array:
         return _over_samples(call, dy * _share(read, bits))
 
     found = {}
     if "table" in needs:
-        found["table"] = jax.lax.map(of_slot, _slots(table, len(read))[1]).T
+        found["table"] = jax.lax.map(slot_cotangent, _slots(table, len(read))[1]).T
     if "x" in needs:
         found["x"] = _slopes_to_inputs(call, table, dy, read)
     return found
@@ -98,7 +98,7 @@ def backward_of_binary_lut(
     table, read = _table_and_reads(call)
     dy, is_set = cotangent.astype(table.dtype), [a > 0 for a in read]
 
-    def of_slot(bits: jax.Array) -> jax.Array:
+    def slot_cotangent(bits: jax.Array) -> jax.Array:
         # The addressed slot receives dy itself; a product with a share of 0 would make NaN of an
         # infinite dy elsewhere.
         addressed = functools.reduce(operator.and_, (a == bits[n] for n, a in enumerate(is_set)))
@@ -106,7 +106,7 @@ def backward_of_binary_lut(
 
     found = {}
     if "table" in needs:
-        found["table"] = jax.lax.map(of_slot, _slots(table, len(read))[1]).T
+        found["table"] = jax.lax.map(slot_cotangent, _slots(table, len(read))[1]).T
     if "x" in needs:
         # The surrogate gradient: the slope of soft_lut at 1/4 and 3/4, halved.
         softened = [jnp.where(a, 0.75, 0.25).astype(table.dtype) for a in is_set]
@@ -138,8 +138,8 @@ def _share(read: Sequence[jax.Array], bits: jax.Array, without: int | None = Non
 def _slopes_to_inputs(call: Call, table: jax.Array, dy: jax.Array, read: list[jax.Array]) -> jax.Array:
     """Return the input cotangents, with one addend per slot."""
 
-    def add(totals: list[jax.Array], of: Slot) -> tuple[list[jax.Array], None]:
-        values, bits = of
+    def add(totals: list[jax.Array], xs: Slot) -> tuple[list[jax.Array], None]:
+        values, bits = xs
         by_wire = (
             jnp.where(bits[n], values, -values)[:, None] * _share(read, bits, n) for n in range(len(read))
         )

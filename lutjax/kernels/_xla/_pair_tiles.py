@@ -161,12 +161,12 @@ class Pairs:
                 last = jnp.minimum(last, self.window)
             tiles = jnp.maximum(last - first + self.distances - 1, 0) // self.distances
 
-            def of_tile(i: jax.Array, carry: Carry) -> Carry:
+            def visit_tile(i: jax.Array, carry: Carry) -> Carry:
                 return body(Tile(self, sample, query, first + i * self.distances), carry)
 
             if self.block_mask is None:
                 return jax.lax.fori_loop(
-                    np.int32(0), tiles, lambda i, carry: of_tile(i.astype(np.int32), carry), carry
+                    np.int32(0), tiles, lambda i, carry: visit_tile(i.astype(np.int32), carry), carry
                 )
             # Compact the numbers of tiles with pairs of their blocks, so that the loop runs over
             # these only. The static length is the bound of n_visited.
@@ -176,7 +176,7 @@ class Pairs:
             )
             (order,) = jnp.nonzero(some, size=number.shape[0], fill_value=0)
             return jax.lax.fori_loop(
-                0, jnp.sum(some), lambda i, carry: of_tile(order[i].astype(np.int32), carry), carry
+                0, jnp.sum(some), lambda i, carry: visit_tile(order[i].astype(np.int32), carry), carry
             )
 
         return block(0, carry) if blocks == 1 else jax.lax.fori_loop(0, blocks, block, carry)
@@ -199,17 +199,17 @@ class Tile:
         return p._key_margin + p.start_of(self.sample) + self.query - self.distance - p.distances
 
     # ---- values of each pair
-    def of_queries(self, a: jax.Array) -> jax.Array:
+    def gather_queries(self, a: jax.Array) -> jax.Array:
         """Gather padded ``[..., B, Lq]`` to ``[..., samples, pairs]``."""
         block = _slice(a, self.sample, self.pairs.samples, self.query, self.pairs.queries)
         return _take(block, self.pairs._grid[0])
 
-    def of_keys(self, a: jax.Array) -> jax.Array:
+    def gather_keys(self, a: jax.Array) -> jax.Array:
         """Gather padded ``[..., B, Lk]`` to ``[..., samples, pairs]``."""
         size = self.pairs.queries + self.pairs.distances - 1
         return _take(_slice(a, self.sample, self.pairs.samples, self._key, size), self.pairs._grid[2])
 
-    def of_distances(self, a: jax.Array) -> jax.Array:
+    def gather_distances(self, a: jax.Array) -> jax.Array:
         """Gather ``[..., distances]`` to ``[..., 1, pairs]``; the last value covers larger ones."""
         at = jnp.clip(self._distances(a.shape[-1]), 0, a.shape[-1] - 1)
         return _take(jnp.take(a, at, axis=-1), self.pairs._grid[1])[..., None, :]
@@ -232,15 +232,15 @@ class Tile:
             if p.window is not None:
                 counts &= distance < p.window
             if p.block_mask is not None:
-                counts &= self._of_blocks(self.query + query, key) > 0
+                counts &= self._block_mask(self.query + query, key) > 0
             counts = counts[None]
         # Padding has segment 0 too; the list of pairs or the masks above exclude it.
         if p.segments is not None:
-            same = self.of_queries(p.segments[0]) == self.of_keys(p.segments[1])
+            same = self.gather_queries(p.segments[0]) == self.gather_keys(p.segments[1])
             counts = same if counts is None else same & counts
         return counts
 
-    def _of_blocks(self, query: Any, key: Any) -> jax.Array:
+    def _block_mask(self, query: Any, key: Any) -> jax.Array:
         """Return the block mask for pairs of queries and keys.
 
         Positions out of range are clamped.
@@ -259,7 +259,7 @@ class Tile:
         """Return a mask for tiles at distances ``[n]`` with active blocks."""
         p = self.pairs
 
-        def of_blocks(first: jax.Array, n: int, size: int) -> jax.Array:
+        def block_positions(first: jax.Array, n: int, size: int) -> jax.Array:
             """Return a position in each block touched by `n` positions from `first`.
 
             Some occur twice.
@@ -271,10 +271,13 @@ class Tile:
         n_keys = p.queries + p.distances - 1
         first_key = p.start_of(self.sample) + self.query - distances - p.distances
         first_query = jnp.full((1,), self.query, jnp.int32)
-        queries, keys = of_blocks(first_query, p.queries, of_queries), of_blocks(first_key, n_keys, of_keys)
-        return jnp.any(self._of_blocks(queries[:, :, None], keys[:, None, :]) > 0, (1, 2))
+        queries, keys = (
+            block_positions(first_query, p.queries, of_queries),
+            block_positions(first_key, n_keys, of_keys),
+        )
+        return jnp.any(self._block_mask(queries[:, :, None], keys[:, None, :]) > 0, (1, 2))
 
-    def of_rows(self, a: jax.Array) -> jax.Array:
+    def gather_rows(self, a: jax.Array) -> jax.Array:
         """Gather padded ``[B, Lq, O]`` to ``[samples * pairs, O]``, zero for invalid pairs."""
         p = self.pairs
         starts = tuple(map(_int32, (self.sample, self.query, 0)))
@@ -283,7 +286,7 @@ class Tile:
         return self._masked_rows(rows).reshape(p.samples * p.n_pairs, a.shape[-1])
 
     def counted(self) -> jax.Array | None:
-        """Return the valid pairs in `of_rows`, ``[samples * pairs]``; None if all are valid."""
+        """Return the valid pairs in `gather_rows`, ``[samples * pairs]``; None if all are valid."""
         counts = self.counts()
         p = self.pairs
         # Samples that fill the last block have cotangents of zero, which is enough for sums; hits
@@ -323,13 +326,13 @@ class Tile:
 
     def add_to_queries(self, total: jax.Array, c: jax.Array) -> jax.Array:
         """Sum ``[..., samples, pairs]`` over each query's pairs; add to padded ``[..., B, Lq]``."""
-        return self._add(total, self.query, jnp.sum(self._on_grid(c), -1, dtype=c.dtype))
+        return self._add(total, self.query, jnp.sum(self._scatter_to_grid(c), -1, dtype=c.dtype))
 
     def add_to_keys(self, total: jax.Array, c: jax.Array) -> jax.Array:
         """Sum ``[..., samples, pairs]`` over each key's pairs; add to padded ``[..., B, Lk]``."""
         p = self.pairs
         # Key = query + (distances - 1 - distance): shift each query's row by its number, add rows.
-        by_key = self._on_grid(c)[..., ::-1]
+        by_key = self._scatter_to_grid(c)[..., ::-1]
         width = p.queries + p.distances
         rows = _pad(by_key, -1, 0, p.queries).reshape(*by_key.shape[:-2], p.queries * width)
         # Rows of width `width` reread with width - 1: row q starts q elements later, which aligns
@@ -341,9 +344,9 @@ class Tile:
         """Sum ``[..., samples, pairs]`` over each distance's pairs; add to ``[..., distances]``."""
         at = jnp.clip(self._distances(total.shape[-1]), 0, total.shape[-1] - 1)
         # A scatter: distances behind the last position share its entry, so slices would not do.
-        return total.at[..., at].add(jnp.sum(self._on_grid(c), (-3, -2), dtype=c.dtype))
+        return total.at[..., at].add(jnp.sum(self._scatter_to_grid(c), (-3, -2), dtype=c.dtype))
 
-    def _on_grid(self, c: jax.Array) -> jax.Array:
+    def _scatter_to_grid(self, c: jax.Array) -> jax.Array:
         """Scatter ``[..., pairs]`` to ``[..., queries, distances]``, zero without a pair."""
         p = self.pairs
         if p.listed:

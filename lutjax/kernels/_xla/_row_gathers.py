@@ -62,7 +62,7 @@ def launches(device: Device) -> bool:
     return device.backend == Backend.GPU
 
 
-def by_one_hot(weights: jax.Array, accumulate: FixedPoint | None, device: Device) -> bool:
+def uses_one_hot(weights: jax.Array, accumulate: FixedPoint | None, device: Device) -> bool:
     """Return True if one-hot products read and update these tables."""
     fits = weights.shape[1] <= _ONE_HOT_ROWS and addend_dtype(weights.dtype, accumulate) == jnp.float32
     return fits and multiplies_fast(device)
@@ -141,7 +141,7 @@ def sum_ways(
     n, dtype = index.shape[1], sum_dtype(weights, coefficient, accumulate)
     # Sums of integers and of fixed-point addends stay gathers: the matrix product accumulates in
     # float32.
-    if by_one_hot(weights, accumulate, device) and dtype == jnp.float32:
+    if uses_one_hot(weights, accumulate, device) and dtype == jnp.float32:
         tables = weights.reshape(groups, each, n_rows, n_outputs)
         if coefficient is None:
             of_groups = _one_hot(weights, index).reshape(groups, each, n, n_rows)
@@ -155,24 +155,24 @@ def sum_ways(
         return y.reshape(n, groups * n_outputs)
     if in_sequence(device):
 
-        def of_group(_: None, of: Any) -> tuple[None, Any]:
-            first, ways = of
+        def visit_group(_: None, xs: Any) -> tuple[None, Any]:
+            first, ways = xs
 
-            def step(y: Any, of: Any) -> tuple[Any, None]:
-                t, ways = of
+            def step(y: Any, xs: Any) -> tuple[Any, None]:
+                t, ways = xs
                 return y + sum_of_table(weights, t, ways, accumulate), None
 
             y = zero_of(index, (n, n_outputs), dtype, each * len(ways), coefficient)
             # An unrolled chain is one pass over the sums. LLVM does not vectorize chains with
             # coefficients, so unrolling would only cost compile time.
             unroll = _UNROLLED if coefficient is None else 1
-            return None, jax.lax.scan(step, y, (first + places(each), ways), unroll=unroll)[0]
+            return None, jax.lax.scan(step, y, (first + table_positions(each), ways), unroll=unroll)[0]
 
-        _, y = over_groups(of_group, None, (firsts(groups, each), in_groups(ways, groups)))
+        _, y = over_groups(visit_group, None, (firsts(groups, each), in_groups(ways, groups)))
     else:
 
-        def add_place(y: Any, of: Any) -> tuple[Any, None]:
-            place, ways = of
+        def add_place(y: Any, xs: Any) -> tuple[Any, None]:
+            place, ways = xs
             return y + sum_of_table(weights, tables_at(place, each, groups), ways, accumulate), None
 
         y = zero_of(index, (groups, n, n_outputs), dtype, each * len(ways), coefficient)
@@ -181,7 +181,7 @@ def sum_ways(
         by_place = jax.tree.map(lambda a: a.swapaxes(0, 1), in_groups(ways, groups))
         # Bound the number of gathers in the body, which each way multiplies.
         unroll = max(_UNROLLED // len(ways), 1)
-        y, _ = jax.lax.scan(add_place, y, (places(each), by_place), unroll=unroll)
+        y, _ = jax.lax.scan(add_place, y, (table_positions(each), by_place), unroll=unroll)
     return jax.tree.map(lambda y: y.transpose(1, 0, 2).reshape(n, groups * n_outputs), y)
 
 
@@ -199,7 +199,7 @@ def differences(
     product: products with large rows would lose their difference, or overflow. Only
     `_products_with_every_row` multiplies first.
     """
-    if by_one_hot(weights, accumulate, device):
+    if uses_one_hot(weights, accumulate, device):
         main, *others = products(weights, index, dy, device, accumulate, groups)
         return tuple(main - other for other in others)
     return _multiplied(weights, index, dy, device, accumulate, groups, subtract=True)
@@ -217,7 +217,7 @@ def products(
 
     ``[T, R, O]``, ``[T, n]``s, ``[n, G * O]`` -> ``[T, n]``s.
     """
-    if by_one_hot(weights, accumulate, device):
+    if uses_one_hot(weights, accumulate, device):
         index = tuple(clamped(weights, i) for i in index)
         every = _products_with_every_row(weights, dy, groups)
         return tuple(jnp.sum(jnp.where(_hits(weights, i), every, 0), -1) for i in index)
@@ -244,20 +244,20 @@ def _multiplied(
         rows = [_gather_all(weights, i) for i in index]
         if subtract:
             rows = [rows[0] - other for other in rows[1:]]
-        of_tables = of_each_table(dy, n_detectors)
+        of_tables = repeat_per_table(dy, n_detectors)
         return tuple(product(row, of_tables, accumulate) for row in rows)
 
-    def of_group(_: None, of: Any) -> tuple[None, Any]:
-        first, index, of_outputs = of
+    def visit_group(_: None, xs: Any) -> tuple[None, Any]:
+        first, index, of_outputs = xs
 
-        def one(_: None, of: Any) -> tuple[None, Any]:
-            t, index = of
+        def one(_: None, xs: Any) -> tuple[None, Any]:
+            t, index = xs
             return None, products_of_table(weights, t, index, of_outputs, accumulate, subtract=subtract)
 
-        return None, jax.lax.scan(one, None, (first + places(each), index))[1]
+        return None, jax.lax.scan(one, None, (first + table_positions(each), index))[1]
 
     xs = firsts(groups, each), in_groups(index, groups), dy.transpose(1, 0, 2)
-    _, found = over_groups(of_group, None, xs)
+    _, found = over_groups(visit_group, None, xs)
     return tuple(f.reshape(n_detectors, n) for f in found)
 
 
@@ -274,12 +274,12 @@ def add_rows(
     index = clamped(total, index)
     if in_sequence(device):
 
-        def step(total: jax.Array, of: tuple[Any, ...]) -> tuple[jax.Array, None]:
-            t, row, of_table = of
+        def step(total: jax.Array, xs: tuple[Any, ...]) -> tuple[jax.Array, None]:
+            t, row, of_table = xs
             return add(total, (t, row), of_table), None
 
         return jax.lax.scan(step, total, (detectors(total), index, values))[0]
-    if total.dtype == jnp.float32 and by_one_hot(total, None, device):
+    if total.dtype == jnp.float32 and uses_one_hot(total, None, device):
         # Values differ by table here, so the product has a batch dimension of tables.
         return total + _multiply("tnr,stno->tsro", _one_hot(total, index), values, axis=1)
     return add(total, (detectors(total)[:, None], index), values)
@@ -300,7 +300,7 @@ def add_ways(
     n_detectors, n_rows, n_outputs = total.shape
     ways, each, n = [(clamped(total, i), c) for i, c in ways], n_detectors // groups, dy.shape[0]
     dy = dy.reshape(n, groups, n_outputs)
-    if total.dtype == jnp.float32 and by_one_hot(total, accumulate, device):
+    if total.dtype == jnp.float32 and uses_one_hot(total, accumulate, device):
         index, coefficient = ways[0]
         if coefficient is None:
             of_groups = _one_hot(total, index).reshape(groups, each, n, n_rows)
@@ -313,21 +313,21 @@ def add_ways(
         return total + sums.reshape(total.shape)
     if in_sequence(device):
 
-        def of_group(total: jax.Array, of: Any) -> tuple[jax.Array, None]:
-            first, ways, dy = of
+        def visit_group(total: jax.Array, xs: Any) -> tuple[jax.Array, None]:
+            first, ways, dy = xs
 
-            def step(total: jax.Array, of: Any) -> tuple[jax.Array, None]:
-                t, ways = of
+            def step(total: jax.Array, xs: Any) -> tuple[jax.Array, None]:
+                t, ways = xs
                 return add_to_table(total, t, ways, dy, accumulate), None
 
-            return jax.lax.scan(step, total, (first + places(each), ways))[0], None
+            return jax.lax.scan(step, total, (first + table_positions(each), ways))[0], None
 
         return over_groups(
-            of_group, total, (firsts(groups, each), in_groups(ways, groups), dy.transpose(1, 0, 2))
+            visit_group, total, (firsts(groups, each), in_groups(ways, groups), dy.transpose(1, 0, 2))
         )[0]
     # One scatter for all tables: on a GPU each scatter is a launch. Its order of additions, and
     # thus the last bits of float sums, may vary between runs.
-    every, of_tables = detectors(total)[:, None], of_each_table(dy, n_detectors)
+    every, of_tables = detectors(total)[:, None], repeat_per_table(dy, n_detectors)
     return add_to_table(total, every, ways, of_tables, accumulate)
 
 
@@ -436,7 +436,7 @@ def firsts(groups: int, each: int) -> jax.Array:
     return jnp.arange(groups, dtype=jnp.int32) * each
 
 
-def places(each: int) -> jax.Array:
+def table_positions(each: int) -> jax.Array:
     """Return the table positions within a group, ``[T / G]``."""
     return jnp.arange(each, dtype=jnp.int32)
 
@@ -451,7 +451,7 @@ def in_groups(arrays: Any, groups: int) -> Any:
     return jax.tree.map(lambda a: a.reshape(groups, a.shape[0] // groups, *a.shape[1:]), arrays)
 
 
-def of_each_table(values: jax.Array, n_tables: int) -> jax.Array:
+def repeat_per_table(values: jax.Array, n_tables: int) -> jax.Array:
     """Repeat group values for each table: ``[n, G, O]`` -> ``[T, n, O]``."""
     n, groups, n_outputs = values.shape
     every = (groups, n_tables // groups, n, n_outputs)
@@ -518,5 +518,5 @@ def _weighted_hits(weights: jax.Array, ways: Sequence[Way]) -> jax.Array:
 def _multiply(equation: str, one_hot: jax.Array, values: jax.Array, axis: int) -> jax.Array:
     """Sum a product over the `terms` of values, ``s`` in the equation."""
     # One product for all terms reads the one-hot matrix once.
-    of = jnp.stack(terms(values))
-    return jnp.sum(jnp.einsum(equation, one_hot, of, preferred_element_type=jnp.float32), axis)
+    xs = jnp.stack(terms(values))
+    return jnp.sum(jnp.einsum(equation, one_hot, xs, preferred_element_type=jnp.float32), axis)

@@ -81,14 +81,14 @@ def hits_of_pairs(pairs: _pair_tiles.Pairs, dy: jax.Array, of_group: Callable[[D
         ids = of_group(detectors)
 
         def tile(tile: _pair_tiles.Tile, carry: Any) -> Any:
-            return body(carry, ids(tile), tile.of_rows(dy), tile.counted())
+            return body(carry, ids(tile), tile.gather_rows(dy), tile.counted())
 
         return pairs.for_each_tile(tile, carry)
 
     return visit, pairs.n_visited
 
 
-def of_groups(dy: jax.Array, n_detectors: int, groups: int) -> Callable[[Detectors], jax.Array]:
+def group_cotangents(dy: jax.Array, n_detectors: int, groups: int) -> Callable[[Detectors], jax.Array]:
     """Return a detector group's cotangents ``[n, O]`` or ``[group, n, O]``, from ``[n, G * O]``."""
     if groups == 1:
         return lambda detectors: dy
@@ -125,7 +125,7 @@ def update(
     n_rows, size = weights.shape[1], _group_size(weights, n_hits, device)
     move = _move_all if _few_rows(weights, n_hits) else _move_hit
 
-    def moved(old: Any, total: jax.Array, of_rows: OfRows) -> Any:
+    def apply_rule(old: Any, total: jax.Array, of_rows: OfRows) -> Any:
         rows, state = old
         # The factor applies to the complete sum: products with single addends would round
         # differently.
@@ -139,7 +139,7 @@ def update(
     def step_group(carry: Any, first: jax.Array) -> tuple[Any, None]:
         tables, last_hit = carry
         group = _Group(first, size, n_rows, n_hits, accumulate, rule.moves_without_gradient)
-        return move(group, tables, last_hit, visit, moved), None
+        return move(group, tables, last_hit, visit, apply_rule), None
 
     ((weights, state), _), _ = jax.lax.scan(
         step_group, ((weights, state), _no_last_hit(weights, size, n_hits)), _firsts(weights, size)
@@ -186,10 +186,10 @@ def squared_norm(
         group = _Group(first, size, n_rows, n_hits, accumulate, False)
         if _few_rows(weights, n_hits):
             sums, _ = _sums_of_all(group, weights, visit)
-            of_rows = group.of_all
+            of_rows = group.all_scales
         else:
             sums, row_of, last_hit = _sums_of_hit(group, weights, last_hit, visit)
-            of_rows = functools.partial(group.of_hit, row_of)
+            of_rows = functools.partial(group.hit_scales, row_of)
         gradient = _scaled(result(sums, dtype, accumulate), factor, of_rows)
         return (total + jnp.sum(jnp.square(gradient)), last_hit), None
 
@@ -205,7 +205,7 @@ def counts(call: Reads, visit: Visit) -> jax.Array:
 
     def add(total: jax.Array, index: jax.Array, values: jax.Array, counts: Any) -> jax.Array:
         # Hits that do not count have an id behind the last row; the scatter drops them.
-        return total.at[group.numbers, group.rows(index, counts)].add(jnp.int32(1), mode="drop")
+        return total.at[group.column, group.rows(index, counts)].add(jnp.int32(1), mode="drop")
 
     start = zeros_varying(call.weights, (n_detectors, n_rows), jnp.int32)
     result: jax.Array = visit(lambda a, axis=0: a, add, start)
@@ -255,24 +255,24 @@ class _Group:
     moves_without_gradient: bool
 
     @property
-    def numbers(self) -> jax.Array:
+    def column(self) -> jax.Array:
         return jnp.arange(self.size, dtype=jnp.int32)[:, None]
 
-    def of(self, a: jax.Array, axis: int = 0) -> jax.Array:
+    def slice(self, a: jax.Array, axis: int = 0) -> jax.Array:
         return jax.lax.dynamic_slice_in_dim(a, self.first, self.size, axis)
 
-    def of_all(self, a: jax.Array) -> jax.Array:
+    def all_scales(self, a: jax.Array) -> jax.Array:
         """Return rates or factors of all rows: scalar or ``[group or 1, R or 1, O or 1]``."""
-        return self.of(a) if a.ndim and a.shape[0] > 1 else a
+        return self.slice(a) if a.ndim and a.shape[0] > 1 else a
 
-    def of_hit(self, row_of: jax.Array, a: jax.Array) -> jax.Array:
+    def hit_scales(self, row_of: jax.Array, a: jax.Array) -> jax.Array:
         """Return rates or factors of rows ``[group, n]``, scalar or ``[group or 1, n, O or 1]``."""
-        a = self.of_all(a)
+        a = self.all_scales(a)
         if not a.ndim or a.shape[1] == 1:
             return a
         # Unused slots have id R; clipping reads some rate for them, and the final scatter drops the
         # result.
-        return a.at[self.numbers if a.shape[0] > 1 else 0, row_of].get(mode="clip")
+        return a.at[self.column if a.shape[0] > 1 else 0, row_of].get(mode="clip")
 
     def rows(self, index: jax.Array, counts: jax.Array | None) -> jax.Array:
         """Return clamped row ids, or the number of rows for invalid hits."""
@@ -291,7 +291,7 @@ class _Group:
         # without a gradient a hit differs from an addend of zero.
         values = addends(values, self.accumulate).astype(total.dtype)
         values = jnp.broadcast_to(values, (*at.shape, total.shape[-1]))
-        return total.at[self.numbers, at].add(values, mode="drop")
+        return total.at[self.column, at].add(values, mode="drop")
 
 
 def _move_all(
@@ -303,8 +303,8 @@ def _move_all(
 ) -> Any:
     """Update all rows in a group from a dense gradient."""
     gradient, touched = _sums_of_all(group, tables[0], visit)
-    old = jax.tree.map(group.of, tables)
-    new = moved(old, gradient, group.of_all)
+    old = jax.tree.map(group.slice, tables)
+    new = moved(old, gradient, group.all_scales)
     if touched is not None:
         # Such rules (with momentum or decay) would also update rows without hits.
         new = jax.tree.map(lambda n, o: jnp.where(touched[..., None], n, o), new, old)
@@ -319,7 +319,7 @@ def _sums_of_all(group: _Group, weights: jax.Array, visit: Visit) -> tuple[jax.A
         gradient, touched = total
         at = group.rows(index, counts)
         if touched is not None:
-            touched = touched.at[group.numbers, at].set(True, mode="drop")
+            touched = touched.at[group.column, at].set(True, mode="drop")
         return group.add(gradient, at, values), touched
 
     # Only rules that update a row with zero gradient need a mask.
@@ -327,7 +327,7 @@ def _sums_of_all(group: _Group, weights: jax.Array, visit: Visit) -> tuple[jax.A
     if group.moves_without_gradient:
         touched = zeros_varying(weights, (group.size, group.n_rows), jnp.bool_)
     sums: tuple[jax.Array, jax.Array | None]
-    sums = visit(group.of, add, (group.zeros(weights, group.n_rows), touched))
+    sums = visit(group.slice, add, (group.zeros(weights, group.n_rows), touched))
     return sums
 
 
@@ -342,10 +342,10 @@ def _move_hit(
     gradient, row_of, last_hit = _sums_of_hit(group, tables[0], last_hit, visit)
     # Each row occurs once in row_of, at its last hit; other slots hold R. So the set below has no
     # duplicate ids and its result is defined.
-    at = (group.first + group.numbers, row_of)
+    at = (group.first + group.column, row_of)
     # Slots without a row read zeros, so that no NaN or infinity enters the rule for them.
     old = jax.tree.map(lambda a: a.at[at].get(mode="fill", fill_value=0), tables)
-    new = moved(old, gradient, functools.partial(group.of_hit, row_of))
+    new = moved(old, gradient, functools.partial(group.hit_scales, row_of))
     return jax.tree.map(lambda a, n: a.at[at].set(n, mode="drop"), tables, new), last_hit
 
 
@@ -353,7 +353,7 @@ def _sums_of_hit(
     group: _Group, weights: jax.Array, last_hit: jax.Array, visit: Visit
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return gradients at each row's last hit, the rows of these slots, and last hits."""
-    number = group.numbers
+    number = group.column
 
     def remember(carry: Any, index: jax.Array, values: jax.Array, counts: Any) -> Any:
         last_hit, first = carry
@@ -364,7 +364,7 @@ def _sums_of_hit(
         return last_hit, first + index.shape[1]
 
     # Two visits: the first one chooses one slot per hit row, the second one sums at this slot.
-    last_hit, _ = visit(group.of, remember, (last_hit, zeros_varying(weights, (), jnp.int32)))
+    last_hit, _ = visit(group.slice, remember, (last_hit, zeros_varying(weights, (), jnp.int32)))
 
     def add(total: Any, index: jax.Array, values: jax.Array, counts: Any) -> Any:
         gradient, row_of = total
@@ -374,7 +374,7 @@ def _sums_of_hit(
 
     # Id R marks slots without a row, which the final scatter drops.
     nowhere = zeros_varying(weights, (group.size, group.n_hits), jnp.int32) + group.n_rows
-    gradient, row_of = visit(group.of, add, (group.zeros(weights, group.n_hits), nowhere))
+    gradient, row_of = visit(group.slice, add, (group.zeros(weights, group.n_hits), nowhere))
     return gradient, row_of, last_hit
 
 

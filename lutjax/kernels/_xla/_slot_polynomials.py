@@ -34,13 +34,13 @@ def value(table: jax.Array, x: list[jax.Array]) -> jax.Array:
     if not high:
         return _interpolated(list(table.T[..., None]), low)
 
-    def add(y: jax.Array, of: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        bits, slots = of
+    def add(y: jax.Array, xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        bits, slots = xs
         # XLA drops the unused derivatives.
         share, _ = _shares(bits, high)
         return y + share * _interpolated(list(slots[..., None]), low), None
 
-    return jax.lax.scan(add, jnp.zeros_like(x[0]), _by_high_bits(table, len(high)))[0]
+    return jax.lax.scan(add, jnp.zeros_like(x[0]), _split_high_bits(table, len(high)))[0]
 
 
 def slopes(table: jax.Array, x: list[jax.Array]) -> list[jax.Array]:
@@ -49,18 +49,18 @@ def slopes(table: jax.Array, x: list[jax.Array]) -> list[jax.Array]:
     if not high:
         return _slopes(list(table.T[..., None]), low)[1]
 
-    def add(totals: list[jax.Array], of: tuple[jax.Array, jax.Array]) -> tuple[list[jax.Array], None]:
-        bits, slots = of
+    def add(totals: list[jax.Array], xs: tuple[jax.Array, jax.Array]) -> tuple[list[jax.Array], None]:
+        bits, slots = xs
         share, of_each = _shares(bits, high)
         y, of_low = _slopes(list(slots[..., None]), low)
         # Product rule: a low bit changes the interpolation, a high bit changes the share.
         addends = [*(share * s for s in of_low), *(s * y for s in of_each)]
         return [t + a for t, a in zip(totals, addends, strict=True)], None
 
-    return jax.lax.scan(add, [jnp.zeros_like(a) for a in x], _by_high_bits(table, len(high)))[0]
+    return jax.lax.scan(add, [jnp.zeros_like(a) for a in x], _split_high_bits(table, len(high)))[0]
 
 
-def of_table(n_slots: int, x: list[jax.Array], dy: jax.Array) -> jax.Array:
+def table_cotangent(n_slots: int, x: list[jax.Array], dy: jax.Array) -> jax.Array:
     """Return the table cotangent, ``[G, 2**n]``: dy times the share, summed over samples.
 
     For boolean `x` the addressed slot receives dy, and every other slot 0, even if dy is infinite.
@@ -77,7 +77,7 @@ def of_table(n_slots: int, x: list[jax.Array], dy: jax.Array) -> jax.Array:
     if not high:
         return sums(dy).T
 
-    def of_value(bits: jax.Array) -> jax.Array:
+    def slot_sums(bits: jax.Array) -> jax.Array:
         # Booleans are selected, not multiplied: 0 times an infinite dy would be NaN.
         if high[0].dtype != jnp.bool_:
             return sums(dy * _shares(bits, high)[0])
@@ -86,7 +86,7 @@ def of_table(n_slots: int, x: list[jax.Array], dy: jax.Array) -> jax.Array:
             weight = jnp.where(a == (b > 0), weight, jnp.zeros_like(weight))
         return sums(weight)
 
-    by_value = jax.lax.map(of_value, _bits(jnp.arange(n_slots >> len(low)), len(high), dy.dtype))
+    by_value = jax.lax.map(slot_sums, _bits(jnp.arange(n_slots >> len(low)), len(high), dy.dtype))
     return by_value.reshape(n_slots, dy.shape[0]).T
 
 
@@ -138,7 +138,7 @@ def _bits(values: jax.Array, n: int, dtype: jnp.dtype) -> jax.Array:
     return (values[:, None] >> jnp.arange(n)[None] & 1).astype(dtype)
 
 
-def _by_high_bits(table: jax.Array, n_high: int) -> tuple[jax.Array, jax.Array]:
+def _split_high_bits(table: jax.Array, n_high: int) -> tuple[jax.Array, jax.Array]:
     """Return high bits ``[2**n_high, n_high]``, and their slots ``[2**n_high, 2**n_low, G]``."""
     values = jnp.arange(2**n_high)
     n_gates, n_slots = table.shape

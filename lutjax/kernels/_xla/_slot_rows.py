@@ -53,7 +53,7 @@ class SlotRows:
     n_outputs: int
 
     @classmethod
-    def of(cls, call: HasTargets) -> "SlotRows":
+    def from_call(cls, call: HasTargets) -> "SlotRows":
         # -1 marks an unused slot; other negative ids count as unused, large ids are clamped.
         targets = jnp.clip(call.targets, -1, call.n_outputs - 1)
         return cls(jnp.where(targets < 0, call.n_outputs, targets), call.n_outputs)
@@ -72,9 +72,9 @@ class SlotRows:
         """Append a zero to a cotangent ``[n, O]``, for unused slots."""
         return jnp.pad(dy, ((0, 0), (0, 1)))
 
-    def of_slots(self, dy: jax.Array, t: jax.Array, row: jax.Array) -> jax.Array:
+    def gather_slots(self, dy: jax.Array, t: jax.Array, row: jax.Array) -> jax.Array:
         """Gather the rows' targets from a padded cotangent ``[n, O + 1]``: ``[n, K]``."""
-        return read(dy, _places(dy), self.outputs(t, row))
+        return read(dy, _position_column(dy), self.outputs(t, row))
 
     def change(
         self,
@@ -98,11 +98,11 @@ class SlotRows:
             # multiplied by the zero of the padded cotangent.
             return jnp.where(self.outputs(t, row) < self.n_outputs, read(weights, t, row).astype(dy.dtype), 0)
 
-        value, other_value, dy_row = values(row), values(other), self.of_slots(dy, t, row)
+        value, other_value, dy_row = values(row), values(other), self.gather_slots(dy, t, row)
         total = addends((value - other_value) * dy_row, accumulate)
         if self.targets.shape[1] > 1:
             apart = addends(value * dy_row, accumulate)
-            apart -= addends(other_value * self.of_slots(dy, t, other), accumulate)
+            apart -= addends(other_value * self.gather_slots(dy, t, other), accumulate)
             total = jnp.where(self.outputs(t, row) == self.outputs(t, other), total, apart)
         return jnp.sum(total, -1, dtype=total.dtype)
 
@@ -113,10 +113,10 @@ class SlotRows:
         """Sum the addends of all addressed rows at their targets: ``[T, n]`` -> ``[n, O]``."""
         del device
 
-        def step(y: jax.Array, of: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-            t, row = of
+        def step(y: jax.Array, xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            t, row = xs
             values = addends(read(weights, t, row), accumulate)
-            return add(y, (_places(y), self.outputs(t, row)), values), None
+            return add(y, (_position_column(y), self.outputs(t, row)), values), None
 
         shape = (index.shape[1], self.n_outputs + 1)
         y = zeros_varying(index, shape, addend_dtype(weights.dtype, accumulate))
@@ -139,8 +139,8 @@ class SlotRows:
         del device
         dy = self.padded(dy.astype(accumulator(weights.dtype)))
 
-        def step(_: None, of: tuple[jax.Array, tuple[jax.Array, ...]]) -> tuple[None, Any]:
-            t, (row, *others) = of
+        def step(_: None, xs: tuple[jax.Array, tuple[jax.Array, ...]]) -> tuple[None, Any]:
+            t, (row, *others) = xs
             return None, tuple(self.change(weights, t, row, other, dy, accumulate) for other in others)
 
         rows = tuple(clamped(weights, i) for i in index)
@@ -152,9 +152,9 @@ class SlotRows:
         del device
         values = self.padded(values.astype(total.dtype))
 
-        def step(total: jax.Array, of: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-            t, row = of
-            return add(total, (t, row), self.of_slots(values, t, row)), None
+        def step(total: jax.Array, xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            t, row = xs
+            return add(total, (t, row), self.gather_slots(values, t, row)), None
 
         return jax.lax.scan(step, total, (detectors(total), clamped(total, index)))[0]
 
@@ -162,7 +162,7 @@ class SlotRows:
         """Convert hits with values for all outputs to hits with values per slot."""
         visit, n_hits = hits
 
-        def of_slots(group: _row_updates.Detectors, body: _row_updates.Body, carry: Any) -> Any:
+        def visit_slots(group: _row_updates.Detectors, body: _row_updates.Body, carry: Any) -> Any:
             # A group of detectors has its own part of the targets, except where all tables share
             # them.
             lists = SlotRows(
@@ -172,13 +172,13 @@ class SlotRows:
             def own(carry: Any, rows: jax.Array, values: jax.Array, counts: jax.Array | None) -> Any:
                 number = jnp.arange(rows.shape[0], dtype=jnp.int32)[:, None]
                 rows = clamped(weights, rows)
-                return body(carry, rows, lists.of_slots(self.padded(values), number, rows), counts)
+                return body(carry, rows, lists.gather_slots(self.padded(values), number, rows), counts)
 
             return visit(group, own, carry)
 
-        return of_slots, n_hits
+        return visit_slots, n_hits
 
 
-def _places(a: jax.Array) -> jax.Array:
+def _position_column(a: jax.Array) -> jax.Array:
     """Return positions as a column, ``[n, 1]``."""
     return jnp.arange(a.shape[0], dtype=jnp.int32)[:, None]

@@ -40,7 +40,7 @@ def rows(x: jax.Array, wires: jax.Array, dtype: jnp.dtype) -> list[jax.Array]:
     return [read(x, wires[:, place]).astype(dtype) for place in range(wires.shape[1])]
 
 
-def places(readers: jax.Array, n_wires: int) -> list[tuple[jax.Array, jax.Array]]:
+def reader_wires(readers: jax.Array, n_wires: int) -> list[tuple[jax.Array, jax.Array]]:
     """Return the f-th reader of every input for each f: clamped wire ``[I]``, and a mask."""
     return [
         # Lists are padded with -1; these entries read wire 0 and are masked.

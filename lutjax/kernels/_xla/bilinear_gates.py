@@ -78,7 +78,7 @@ def _from_readers(
     wires = _wire_gathers.clamped(wires, x.shape[0])
     _, c1, c2, c3 = coefficients
     dx = zeros_varying(dy, x.shape, dtype)
-    for place, exists in _wire_gathers.places(readers, wires.size):
+    for place, exists in _wire_gathers.reader_wires(readers, wires.size):
         gate, second = place // 2, place % 2
         # Wire number = 2 * gate + position: the other input of the gate has the other position.
         other = read(x, read(wires, gate, 1 - second)).astype(dtype)

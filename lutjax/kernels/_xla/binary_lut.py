@@ -37,7 +37,7 @@ def backward(
     found = {}
     if "table" in needs:
         # Booleans select slots; 0/1 floats would multiply an infinite cotangent by 0.
-        found["table"] = _slot_polynomials.of_table(table.shape[1], [a > 0 for a in read], dy)
+        found["table"] = _slot_polynomials.table_cotangent(table.shape[1], [a > 0 for a in read], dy)
     if "x" in needs:
         softened = [jnp.where(a > 0, 0.75, 0.25).astype(dtype) for a in read]
         by_wire = [0.5 * dy * slope for slope in _slot_polynomials.slopes(table.astype(dtype), softened)]

@@ -56,7 +56,7 @@ def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) ->
 def hits(call: Lookup, cotangent: jax.Array, *, device: Device) -> _row_updates.Hits:
     """Return the hits of a call and their maximum per detector."""
     index = call.detection.index.T
-    values = _row_updates.of_groups(cotangent, len(index), call.groups)
+    values = _row_updates.group_cotangents(cotangent, len(index), call.groups)
 
     def visit(detectors: _row_updates.Detectors, body: _row_updates.Body, carry: Any) -> Any:
         # One tile: every sample is one hit of every table, and all count.

@@ -71,30 +71,30 @@ def backward_by(
         main = row(tile)
         # The cotangent of a query once per pair, zero for pairs that do not count: no other mask is
         # needed for table gradients.
-        dy_pair = tile.of_rows(dy)
+        dy_pair = tile.gather_rows(dy)
         if "weights" in needs:
             addend = addends(dy_pair, accumulate)
             totals["weights"] = rows.add_rows(totals["weights"], _row_gathers.flat(main), addend, device)
         if not (need_query or need_key or need_position):
             return totals
 
-        of_query, of_key = tile.of_queries(q_margin), tile.of_keys(k_margin)
+        of_query, of_key = tile.gather_queries(q_margin), tile.gather_keys(k_margin)
         # Strictly: the key wins ties, and a NaN of either margin selects the key.
         query_is_closer = jnp.abs(of_query) < jnp.abs(of_key)
         margin = jnp.where(query_is_closer, of_query, of_key)
         flip = jnp.where(
             query_is_closer,
-            tile.of_queries(q_flip) << row.query_shift,
-            tile.of_keys(k_flip) << row.key_shift,
+            tile.gather_queries(q_flip) << row.query_shift,
+            tile.gather_keys(k_flip) << row.key_shift,
         )
         ids = [main, main ^ flip]
         if need_position:
-            of_position = tile.of_distances(p_margin)
+            of_position = tile.gather_distances(p_margin)
             position_is_closest = jnp.abs(of_position) < jnp.minimum(
                 jnp.abs(of_query), jnp.abs(of_key)
             ).astype(of_position.dtype)
             # Other reads use the main row again, which is in the cache.
-            ids.append(main ^ jnp.where(position_is_closest, tile.of_distances(p_flip), 0))
+            ids.append(main ^ jnp.where(position_is_closest, tile.gather_distances(p_flip), 0))
 
         flat_ids = tuple(_row_gathers.flat(i) for i in ids)
         flipped = rows.differences(weights, flat_ids, dy_pair, device, accumulate)
@@ -153,7 +153,7 @@ def backward(
 
 def _rows(call: LookupAttention) -> Any:
     """Return the row loops for dense or sparse tables."""
-    return SlotRows.of(call) if isinstance(call, SparseLookupAttention) else _row_gathers
+    return SlotRows.from_call(call) if isinstance(call, SparseLookupAttention) else _row_gathers
 
 
 def update(
@@ -167,13 +167,15 @@ def hits(call: LookupAttention, cotangent: jax.Array, *, device: Device) -> _row
     pairs = _pair_tiles.plan(call, device)
     row = RowIds(pairs, call)
 
-    def of_group(detectors: _row_updates.Detectors) -> _row_updates.Ids:
-        ids = row.of(detectors)
+    def group_ids(detectors: _row_updates.Detectors) -> _row_updates.Ids:
+        ids = row.for_detectors(detectors)
         return lambda tile: _row_gathers.flat(ids(tile))
 
     dy = cotangent.astype(accumulator(call.weights.dtype))
-    hits = _row_updates.hits_of_pairs(pairs, dy, of_group)
-    return SlotRows.of(call).hits(call.weights, hits) if isinstance(call, SparseLookupAttention) else hits
+    hits = _row_updates.hits_of_pairs(pairs, dy, group_ids)
+    return (
+        SlotRows.from_call(call).hits(call.weights, hits) if isinstance(call, SparseLookupAttention) else hits
+    )
 
 
 class RowIds:
@@ -189,7 +191,7 @@ class RowIds:
         # Positions without bits address nothing and are skipped.
         self._position = position.index.T if self.key_shift and position is not None else None
 
-    def of(self, detectors: Callable[[jax.Array], jax.Array]) -> "RowIds":
+    def for_detectors(self, detectors: Callable[[jax.Array], jax.Array]) -> "RowIds":
         """Return the row ids for a detector group."""
         # Slices of the padded ids: padding them again per group would copy them.
         group = copy.copy(self)
@@ -200,8 +202,8 @@ class RowIds:
         return group
 
     def __call__(self, tile: _pair_tiles.Tile) -> jax.Array:
-        row = tile.of_queries(self._query) | tile.of_keys(self._key)
-        return row if self._position is None else row | tile.of_distances(self._position)
+        row = tile.gather_queries(self._query) | tile.gather_keys(self._key)
+        return row if self._position is None else row | tile.gather_distances(self._position)
 
 
 def _major(a: jax.Array) -> jax.Array:

@@ -60,7 +60,7 @@ def backward_by(
     def body(tile: _pair_tiles.Tile, totals: dict[str, jax.Array]) -> dict[str, jax.Array]:
         totals = dict(totals)
         d = terms.detect(tile)
-        dy_pair = tile.of_rows(dy)
+        dy_pair = tile.gather_rows(dy)
         index = _row_gathers.flat(d.index)
         if "weights" in needs:
             totals["weights"] = rows.add_rows(totals["weights"], index, addends(dy_pair, accumulate), device)
@@ -123,7 +123,7 @@ def backward(
 
 def _rows(call: LutPairAttention) -> Any:
     """Return the row loops for dense or sparse tables."""
-    return SlotRows.of(call) if isinstance(call, SparseLutPairAttention) else _row_gathers
+    return SlotRows.from_call(call) if isinstance(call, SparseLutPairAttention) else _row_gathers
 
 
 def update(
@@ -136,7 +136,7 @@ def hits(call: LutPairAttention, cotangent: jax.Array, *, device: Device) -> _ro
     """Return the hits of a call; see `lutjax.kernels._xla.lookup.hits`."""
     pairs = _pair_tiles.plan(call, device)
 
-    def of_group(detectors: _row_updates.Detectors) -> _row_updates.Ids:
+    def group_ids(detectors: _row_updates.Detectors) -> _row_updates.Ids:
         positions = call.positions
         if positions is not None and positions.shape[1] > 1:
             positions = detectors(positions, 1)
@@ -146,8 +146,12 @@ def hits(call: LutPairAttention, cotangent: jax.Array, *, device: Device) -> _ro
         return lambda tile: _row_gathers.flat(terms.detect(tile).index)
 
     dy = cotangent.astype(accumulator(call.weights.dtype))
-    hits = _row_updates.hits_of_pairs(pairs, dy, of_group)
-    return SlotRows.of(call).hits(call.weights, hits) if isinstance(call, SparseLutPairAttention) else hits
+    hits = _row_updates.hits_of_pairs(pairs, dy, group_ids)
+    return (
+        SlotRows.from_call(call).hits(call.weights, hits)
+        if isinstance(call, SparseLutPairAttention)
+        else hits
+    )
 
 
 class TiledTerms(Terms):
@@ -163,9 +167,9 @@ class TiledTerms(Terms):
         """Return the detection for every pair in a tile, ``[T, samples, pairs]``."""
 
         def delta(r: int) -> jax.Array:
-            delta = tile.of_keys(self.key[r]) + tile.of_queries(self.query[r])
+            delta = tile.gather_keys(self.key[r]) + tile.gather_queries(self.query[r])
             # At most two terms are not zero, so the order of the sum does not matter.
-            return delta if self.position is None else delta + tile.of_distances(self.position[r])
+            return delta if self.position is None else delta + tile.gather_distances(self.position[r])
 
         n_bits, n_detectors = self.key.shape[:2]
         shape = (n_detectors, self._pairs.samples, self._pairs.n_pairs)

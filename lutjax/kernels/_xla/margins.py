@@ -98,7 +98,7 @@ def cotangent_of_inputs(
     if in_sequence(device):
         # A CPU scatters contiguous rows; an incidence product would multiply mostly zeros.
         zeros = zeros_varying(each_addend[0], (n_inputs_of * n_inputs, n), each_addend[0].dtype)
-        return by_sample(add_margins(zeros, ids_of(anchors, groups, shape), each_addend), shape)
+        return transpose_to_samples(add_margins(zeros, ids_of(anchors, groups, shape), each_addend), shape)
     every = jnp.stack(each_addend)  # [C, T, n]
     n_comparisons, n_detectors, _ = every.shape
     ids = _ends(anchors, n_inputs)
@@ -118,7 +118,7 @@ def cotangent_of_inputs(
     return product if n_inputs_of == groups else jnp.sum(product, 1, keepdims=True, dtype=product.dtype)
 
 
-def by_sample(dx: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def transpose_to_samples(dx: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Transpose ``[H * I, n]`` to ``[n, H, I]``."""
     return dx.T.reshape(shape)
 

@@ -112,14 +112,14 @@ def update(
 
 def hits(call: ScoredLut, cotangent: jax.Array, *, device: Device) -> _row_updates.Hits:
     """Return the hits of a call and their maximum per detector."""
-    return hits_of_ways(call.weights, ways_of(call), of_every_group(call, cotangent), device)
+    return hits_of_ways(call.weights, ways_of(call), broadcast_to_groups(call, cotangent), device)
 
 
 # ------------------------------------------------------------------------------------- all tables at once
 def ways_of(call: ScoredLut) -> list[Way]:
     """Return row ids and coefficients for every way with a value, ``[T, n]``."""
     u = margins.comparisons(call.x, call.anchors, call.groups)
-    ways = _kept(call, u, list(call.scalars), None if call.keep is None else call.keep.T)
+    ways = _masked_ways(call, u, list(call.scalars), None if call.keep is None else call.keep.T)
     return ways[: call.read.valued]
 
 
@@ -138,7 +138,7 @@ def _cotangents(
     scalars = [jnp.broadcast_to(s, u[0].shape) for s in call.scalars]
     keep = None if call.keep is None else call.keep.T
     coefficients, of_coefficients, index = linearized(call.read, u, scalars, keep, call.accumulate)
-    dy = side_by_side(of_every_group(call, cotangent))
+    dy = side_by_side(broadcast_to_groups(call, cotangent))
     found = {}
     if total is not None:
         ways = list(zip(index, coefficients, strict=True))[: call.read.valued]
@@ -185,7 +185,7 @@ def _over_blocks(call: ScoredLut, body: Any, carry: Any, first: jax.Array, of_ta
     return carry, found
 
 
-def _of_tables(call: ScoredLut) -> tuple[jax.Array, Any]:
+def _table_inputs(call: ScoredLut) -> tuple[jax.Array, Any]:
     """Return each group's first table, and input ids and factors per table, for all groups."""
     keep = None if call.keep is None else call.keep.T
     ids = margins.ids_of(call.anchors, call.groups, call.x.shape)
@@ -205,30 +205,30 @@ def _sums_in_blocks(call: ScoredLut) -> tuple[Any, jax.Array]:
     n, in_integers = call.x.shape[0], call.weights.dtype == jnp.int8
     dtype = jnp.dtype(jnp.int32) if in_integers else addend_dtype(call.weights.dtype, call.accumulate)
 
-    def over_block(carry: Any, of: Any) -> tuple[Any, None]:
-        (y, unknown), (first, (ids, keep)) = carry, of
-        ways = _kept(call, _margins_of_block(by_input, ids), scalars, keep)[: call.read.valued]
+    def over_block(carry: Any, xs: Any) -> tuple[Any, None]:
+        (y, unknown), (first, (ids, keep)) = carry, xs
+        ways = _masked_ways(call, _margins_of_block(by_input, ids), scalars, keep)[: call.read.valued]
         if in_integers:
             ways, wrong = _in_units(ways)
             # An integer has no NaN: a flag per sample carries it.
             unknown |= wrong.any(0)
         ways = [(rows.clamped(read_tables, i), c) for i, c in ways]
 
-        def over_table(y: Any, of: Any) -> tuple[Any, None]:
-            t, ways = of
+        def over_table(y: Any, xs: Any) -> tuple[Any, None]:
+            t, ways = xs
             return y + rows.sum_of_table(read_tables, t, ways, call.accumulate), None
 
-        y, _ = jax.lax.scan(over_table, y, (first + rows.places(len(ids)), ways))
+        y, _ = jax.lax.scan(over_table, y, (first + rows.table_positions(len(ids)), ways))
         return (y, unknown), None
 
-    def over_group(_: None, of: Any) -> tuple[None, Any]:
+    def over_group(_: None, xs: Any) -> tuple[None, Any]:
         start: Any = zeros_varying(call.x, (n, call.weights.shape[2]), dtype)
         if in_integers and not sums_fit_int32(call):
             # Sums that may exceed int32 use two int32 parts.
             start = _quantized.WideSum(start, start)
-        return None, _over_blocks(call, over_block, (start, zeros_varying(call.x, (n,), jnp.bool_)), *of)[0]
+        return None, _over_blocks(call, over_block, (start, zeros_varying(call.x, (n,), jnp.bool_)), *xs)[0]
 
-    _, (y, unknown) = rows.over_groups(over_group, None, _of_tables(call))
+    _, (y, unknown) = rows.over_groups(over_group, None, _table_inputs(call))
     return jax.tree.map(lambda y: y.transpose(1, 0, 2), y), unknown.T
 
 
@@ -241,16 +241,16 @@ def _cotangents_in_blocks(
     dx = zeros_varying(by_input, by_input.shape, addend_dtype(dtype, call.accumulate))
     sums = [zeros_varying(by_input, (), dx.dtype) for _ in range(len(call.scalars))]
 
-    def over_block(dy: jax.Array, carry: Any, of: Any) -> tuple[Any, Any]:
-        (total, dx, sums), (first, (ids, keep)) = carry, of
+    def over_block(dy: jax.Array, carry: Any, xs: Any) -> tuple[Any, Any]:
+        (total, dx, sums), (first, (ids, keep)) = carry, xs
         u = _margins_of_block(by_input, ids)
         each = [jnp.broadcast_to(s, u[0].shape) for s in call.scalars]
         coefficients, of_coefficients, index = linearized(call.read, u, each, keep, call.accumulate)
         coefficients = jax.lax.optimization_barrier(coefficients)
         index = [rows.clamped(read_tables, i) for i in index]
 
-        def over_table(total: Any, of: Any) -> tuple[Any, Any]:
-            t, index, coefficients = of
+        def over_table(total: Any, xs: Any) -> tuple[Any, Any]:
+            t, index, coefficients = xs
             found = None
             if of_read:
                 found = rows.products_of_table(read_tables, t, index, dy, call.accumulate)
@@ -260,7 +260,7 @@ def _cotangents_in_blocks(
             return total, found
 
         total, products = jax.lax.scan(
-            over_table, total, (first + rows.places(len(ids)), index, coefficients)
+            over_table, total, (first + rows.table_positions(len(ids)), index, coefficients)
         )
         d_keep = None
         if of_read:
@@ -272,27 +272,29 @@ def _cotangents_in_blocks(
             sums = [s + _sum_of_addends(call, d) for s, d in zip(sums, d_scalars, strict=True)]
         return (total, dx, sums), d_keep
 
-    def over_group(carry: Any, of: Any) -> tuple[Any, Any]:
-        of_tables, dy = of
+    def over_group(carry: Any, xs: Any) -> tuple[Any, Any]:
+        of_tables, dy = xs
         return _over_blocks(call, functools.partial(over_block, dy), carry, *of_tables)
 
-    dy = of_every_group(call, cotangent).astype(accumulator(call.weights.dtype)).transpose(1, 0, 2)
-    (total, dx, sums), d_keep = rows.over_groups(over_group, (total, dx, sums), (_of_tables(call), dy))
+    dy = broadcast_to_groups(call, cotangent).astype(accumulator(call.weights.dtype)).transpose(1, 0, 2)
+    (total, dx, sums), d_keep = rows.over_groups(over_group, (total, dx, sums), (_table_inputs(call), dy))
     scalars = jnp.stack(sums) if sums else zeros_varying(cotangent, (0,), dtype)
-    found = {"weights": total, "x": margins.by_sample(dx, call.x.shape), "scalars": scalars}
+    found = {"weights": total, "x": margins.transpose_to_samples(dx, call.x.shape), "scalars": scalars}
     if d_keep is not None:
         found["keep"] = d_keep.reshape(call.weights.shape[0], call.x.shape[0]).T
     return found
 
 
 # ------------------------------------------------------------------------------------- reads
-def _kept(call: ScoredLut, u: list[jax.Array], scalars: list[jax.Array], keep: jax.Array | None) -> list[Way]:
+def _masked_ways(
+    call: ScoredLut, u: list[jax.Array], scalars: list[jax.Array], keep: jax.Array | None
+) -> list[Way]:
     """Return row ids and coefficients for every way, multiplied by `keep`."""
-    select = functools.partial(_ways, call.read)
+    select = functools.partial(_read_ways, call.read)
     return (select if call.accumulate is None else reproducible(select))(u, scalars, keep)
 
 
-def _ways(read: Read, u: list[jax.Array], scalars: list[jax.Array], keep: jax.Array | None) -> list[Way]:
+def _read_ways(read: Read, u: list[jax.Array], scalars: list[jax.Array], keep: jax.Array | None) -> list[Way]:
     ways = read.select(u, named(read, scalars))
     return ways if keep is None else [(i, keep.astype(c.dtype) * c) for i, c in ways]
 
@@ -316,7 +318,7 @@ def linearized(
     """
 
     def coefficients(u: list[jax.Array], scalars: list[jax.Array], keep: Any) -> Any:
-        ways = _ways(read, u, scalars, keep)
+        ways = _read_ways(read, u, scalars, keep)
         return [c for _, c in ways], [i for i, _ in ways]
 
     if accumulate is None:
@@ -338,7 +340,7 @@ def n_ways(call: ScoredLut) -> int:
     # Only shapes are evaluated: a read may return any number of ways.
     one = jax.ShapeDtypeStruct((), call.scalars.dtype)
     u, scalars = [one] * call.anchors.shape[1], [one] * len(call.scalars)
-    return len(jax.eval_shape(functools.partial(_ways, call.read), u, scalars, None))
+    return len(jax.eval_shape(functools.partial(_read_ways, call.read), u, scalars, None))
 
 
 def sums_fit_int32(call: ScoredLut) -> bool:
@@ -389,7 +391,7 @@ def in_floats(
     return jnp.sum(y, 1, keepdims=True, dtype=dtype) if call.sum_groups else y
 
 
-def of_every_group(call: ScoredLut, cotangent: jax.Array) -> jax.Array:
+def broadcast_to_groups(call: ScoredLut, cotangent: jax.Array) -> jax.Array:
     """Broadcast the cotangent to each group's output, ``[n, G, O]``."""
     n, _, n_outputs = cotangent.shape
     return jnp.broadcast_to(cotangent, (n, call.groups, n_outputs))

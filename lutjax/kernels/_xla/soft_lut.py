@@ -36,7 +36,7 @@ def backward(
     dy, read = cotangent.astype(dtype), _wire_gathers.rows(x, wires, dtype)
     found = {}
     if "table" in needs:
-        found["table"] = _slot_polynomials.of_table(table.shape[1], read, dy)
+        found["table"] = _slot_polynomials.table_cotangent(table.shape[1], read, dy)
     if "x" in needs:
         # The slopes are recomputed: saving them would store n arrays of the size of the output.
         by_wire = [dy * slope for slope in _slot_polynomials.slopes(table.astype(dtype), read)]

@@ -24,7 +24,7 @@ from lutjax._compat import zeros_varying
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _edge_lists, _row_updates, lookup
-from lutjax.kernels._xla._row_gathers import add, by_one_hot, clamped, detectors, slope
+from lutjax.kernels._xla._row_gathers import add, clamped, detectors, slope, uses_one_hot
 from lutjax.kernels._xla._slot_rows import SlotRows
 from lutjax.ops.lookup import Lookup
 from lutjax.ops.sparse_lookup import EdgeLookup, SparseLookup
@@ -39,7 +39,7 @@ def forward(call: SparseLookup | EdgeLookup, *, device: Device) -> jax.Array:
         return _edge_lists.forward(call)
     if _as_whole_table(call, device):
         return lookup.forward(whole_table(call), device=device).astype(weights.dtype)
-    y = SlotRows.of(call).sum_rows(weights, call.detection.index.T, device, accumulate)
+    y = SlotRows.from_call(call).sum_rows(weights, call.detection.index.T, device, accumulate)
     return result(y, weights.dtype, accumulate)
 
 
@@ -51,17 +51,17 @@ def backward(
     if _as_whole_table(call, device):
         found = lookup.backward(whole_table(call), cotangent, needs, device=device)
         return edges_of(call, found)
-    weights, d, accumulate, slots = call.weights, call.detection, call.accumulate, SlotRows.of(call)
+    weights, d, accumulate, slots = call.weights, call.detection, call.accumulate, SlotRows.from_call(call)
     dtype = accumulator(weights.dtype)
     # Each id is clamped on its own: a flipped id is not the flip of a clamped one.
     index, flipped = (clamped(weights, ids.T) for ids in (d.index, d.index ^ d.flip))
     dy = slots.padded(cotangent.astype(dtype))
 
-    def one(d_weights: jax.Array | None, of: tuple[jax.Array, ...]) -> tuple[Any, Any]:
-        t, row, other = of
+    def one(d_weights: jax.Array | None, xs: tuple[jax.Array, ...]) -> tuple[Any, Any]:
+        t, row, other = xs
         if d_weights is not None:
             # Both cotangents in one scan: each gathers the cotangents of the same row.
-            d_weights = add(d_weights, (t, row), addends(slots.of_slots(dy, t, row), accumulate))
+            d_weights = add(d_weights, (t, row), addends(slots.gather_slots(dy, t, row), accumulate))
         difference = slots.change(weights, t, row, other, dy, accumulate) if "detection" in needs else None
         return d_weights, difference
 
@@ -91,7 +91,7 @@ def hits(call: SparseLookup, cotangent: jax.Array, *, device: Device) -> _row_up
         return body(carry, detectors(index), cotangent, None)
 
     # Hits carry all outputs; `SlotRows.hits` reduces them to the slots of each row.
-    return SlotRows.of(call).hits(call.weights, (visit, cotangent.shape[0]))
+    return SlotRows.from_call(call).hits(call.weights, (visit, cotangent.shape[0]))
 
 
 _WHOLE = 2**24  # elements of the largest expanded table
@@ -100,7 +100,7 @@ _WHOLE = 2**24  # elements of the largest expanded table
 def _as_whole_table(call: SparseLookup, device: Device) -> bool:
     # The expanded table must fit memory: 2**24 float32 are 64 MiB.
     small = math.prod(call.weights.shape[:2]) * call.n_outputs <= _WHOLE
-    return small and by_one_hot(call.weights, call.accumulate, device)
+    return small and uses_one_hot(call.weights, call.accumulate, device)
 
 
 def whole_table(call: SparseLookup) -> Lookup:

@@ -37,14 +37,14 @@ def forward(call: WeightedLookup, *, device: Device) -> jax.Array:
     # The loops of `_row_gathers` need at least one way.
     if call.valued == 0:
         return zeros_varying(call.coefficients, shape, weights.dtype)
-    y = _row_gathers.sum_ways(weights, _ways(call)[: call.valued], device, call.accumulate, groups)
+    y = _row_gathers.sum_ways(weights, _split_ways(call)[: call.valued], device, call.accumulate, groups)
     return result(y.reshape(shape), weights.dtype, call.accumulate)
 
 
 def backward(
     call: WeightedLookup, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    weights, ways, groups, found = call.weights, _ways(call), call.groups, {}
+    weights, ways, groups, found = call.weights, _split_ways(call), call.groups, {}
     dy = side_by_side(cotangent)
     if "weights" in needs:
         zeros = zeros_varying(weights, weights.shape, addend_dtype(weights.dtype, call.accumulate))
@@ -65,14 +65,14 @@ def update(
     if scale is not None:
         # The rate scales the cotangent once, not every addend.
         dy = scale * side_by_side(cotangent)
-        ways = _ways(call)[: call.valued]
+        ways = _split_ways(call)[: call.valued]
         return add_ways(call.weights, ways, dy, device, None, call.groups), step.state
     return _row_updates.update(call, step, *hits(call, cotangent, device=device), device=device)
 
 
 def hits(call: WeightedLookup, cotangent: jax.Array, *, device: Device) -> _row_updates.Hits:
     """Return the hits of a call and their maximum per detector."""
-    return hits_of_ways(call.weights, _ways(call)[: call.valued], cotangent, device)
+    return hits_of_ways(call.weights, _split_ways(call)[: call.valued], cotangent, device)
 
 
 def hits_of_ways(
@@ -114,5 +114,5 @@ def side_by_side(dy: jax.Array) -> jax.Array:
     return dy.reshape(n, groups * n_outputs)
 
 
-def _ways(call: WeightedLookup) -> list[Way]:
+def _split_ways(call: WeightedLookup) -> list[Way]:
     return [(call.index[..., k].T, call.coefficients[..., k].T) for k in range(call.index.shape[2])]

@@ -41,10 +41,10 @@ def backward(
         integers=(call.groups, accumulate is not None, "weights" in needs, "detection" in needs),
         numbers=(scale(accumulate),),
     )
-    return of_margins(dict(zip(wanted, arrays, strict=True)), d.margin, accumulate)
+    return scale_margins(dict(zip(wanted, arrays, strict=True)), d.margin, accumulate)
 
 
-def of_margins(
+def scale_margins(
     found: dict[str, jax.Array], margin: jax.Array, accumulate: FixedPoint | None
 ) -> dict[str, jax.Array]:
     """Convert the margin cotangent from fixed-point integers, if a kernel returns them."""

@@ -30,7 +30,7 @@ def _shifts(call: LookupAttention) -> tuple[int, ...]:
     return position_bits + call.key.bits, position_bits
 
 
-def _of_margins(call: LookupAttention, dy: jax.Array, needs: frozenset[str]) -> dict[str, jax.Array]:
+def _margin_cotangents(call: LookupAttention, dy: jax.Array, needs: frozenset[str]) -> dict[str, jax.Array]:
     detections = _detections(call)
     arrays = [a for d in detections.values() for a in (d.flip, d.margin)]
     outputs = [_pairs.sums(d.shape, call.accumulate) for d in detections.values()]
@@ -38,5 +38,5 @@ def _of_margins(call: LookupAttention, dy: jax.Array, needs: frozenset[str]) -> 
     return {name: ct for name, ct in zip(detections, found, strict=True) if name in needs}
 
 
-_KERNELS = _pairs.Kernels("lookup_attention", _ids, _shifts, lambda call: (), _of_margins)
+_KERNELS = _pairs.Kernels("lookup_attention", _ids, _shifts, lambda call: (), _margin_cotangents)
 forward, backward, update = _KERNELS.forward, _KERNELS.backward, _KERNELS.update

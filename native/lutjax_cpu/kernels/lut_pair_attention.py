@@ -18,7 +18,7 @@ def _compared(call: LutPairAttention) -> tuple[jax.Array, ...]:
     return x, keys, call.anchors, positions
 
 
-def _of_inputs(call: LutPairAttention, dy: jax.Array, needs: frozenset[str]) -> dict[str, jax.Array]:
+def _input_cotangents(call: LutPairAttention, dy: jax.Array, needs: frozenset[str]) -> dict[str, jax.Array]:
     compared = {"x": call.x, "keys": call.keys, "positions": _positions(call)}
     outputs = [_pairs.sums(a.shape, call.accumulate) for a in compared.values()]
     found = _KERNELS.run("inputs", call, (dy,), outputs)
@@ -30,6 +30,6 @@ _KERNELS = _pairs.Kernels(
     _compared,
     lambda call: (call.interleave,),
     lambda call: (call.epsilon,),
-    _of_inputs,
+    _input_cotangents,
 )
 forward, backward, update = _KERNELS.forward, _KERNELS.backward, _KERNELS.update

@@ -28,7 +28,7 @@ _FAMILIES = {
 }
 
 
-def knows(read: reads.Read) -> bool:
+def supports(read: reads.Read) -> bool:
     """Return True if a kernel supports this read: a `lutjax.reads` class, not a subclass."""
     return type(read) in {family for family, _ in _FAMILIES}
 
@@ -42,16 +42,16 @@ def forward(call: ScoredLut, *, device: Any) -> jax.Array:
             "scored_lut_integers",
             (call.weights, *_inputs(call), call.exponents),
             (jax.ShapeDtypeStruct(shape, jnp.float32),),
-            integers=_integers(call),
-            numbers=_numbers(),
+            integers=_integer_options(call),
+            numbers=_float_options(),
         )
         return _summed(call, y).astype(call.scalars.dtype)
     (y,) = kernel(
         "scored_lut_forward",
         (_tables(call), *_inputs(call)),
         (jax.ShapeDtypeStruct(shape, _sum_dtype(call)),),
-        integers=(*_integers(call), call.accumulate is not None),
-        numbers=(*_numbers(), scale(call.accumulate)),
+        integers=(*_integer_options(call), call.accumulate is not None),
+        numbers=(*_float_options(), scale(call.accumulate)),
     )
     if _in_units(call):
         assert call.exponents is not None
@@ -69,7 +69,7 @@ def backward(
     of_read = dy
     if _in_units(call):
         assert call.exponents is not None
-        of_read = plain.of_every_group(call, dy) * _quantized.power(call.exponents, dy.dtype)[None]
+        of_read = plain.broadcast_to_groups(call, dy) * _quantized.power(call.exponents, dy.dtype)[None]
         dy = jnp.broadcast_to(dy, of_read.shape)
     some, keep = bool(needs - {"weights"}), "keep" in needs
     wanted = {"weights": "weights" in needs, "x": some, "scalars": some, "keep": keep}
@@ -81,8 +81,8 @@ def backward(
             jax.ShapeDtypeStruct(getattr(call, name).shape if want else (0,), dtypes[name])
             for name, want in wanted.items()
         ],
-        integers=(*_integers(call), call.accumulate is not None, wanted["weights"], some, keep),
-        numbers=(*_numbers(), scale(call.accumulate)),
+        integers=(*_integer_options(call), call.accumulate is not None, wanted["weights"], some, keep),
+        numbers=(*_float_options(), scale(call.accumulate)),
     )
     return {name: a for name, a in zip(wanted, found, strict=True) if name in needs}
 
@@ -96,8 +96,8 @@ def update(call: ScoredLut, cotangent: jax.Array, step: Step, *, device: Any) ->
         step,
         call.accumulate,
         inputs,
-        integers=_integers(call),
-        numbers=_numbers(),
+        integers=_integer_options(call),
+        numbers=_float_options(),
     )
 
 
@@ -125,7 +125,7 @@ def _inputs(call: ScoredLut) -> tuple[jax.Array, ...]:
     )
 
 
-def _integers(call: ScoredLut) -> tuple[int, ...]:
+def _integer_options(call: ScoredLut) -> tuple[int, ...]:
     """Return every kernel's leading integer options, `kIntegers` in scored_lut.cc."""
     read, of = call.read, reads.PowersOfTwo.rounding
     ways = getattr(read, "ways", 2)
@@ -136,7 +136,7 @@ def _integers(call: ScoredLut) -> tuple[int, ...]:
     return *of_layer, *of_read, *of_tables
 
 
-def _numbers() -> tuple[float, ...]:
+def _float_options() -> tuple[float, ...]:
     """Return every kernel's leading float options, `kNumbers` in scored_lut.cc."""
     of = reads.PowersOfTwo.rounding
     return of.least_exact, of.most_ratio

@@ -12,7 +12,7 @@ from lutjax.values._fixed_point import addend_dtype, result
 from lutjax.values._row_rules import RowState
 from lutjax_cpu import _rules
 from lutjax_cpu._call import kernel, scale
-from lutjax_cpu.kernels.lookup import of_margins
+from lutjax_cpu.kernels.lookup import scale_margins
 
 
 def _edges(call: SparseLookup | EdgeLookup) -> tuple[str, tuple[jax.Array, ...], tuple[int, ...]]:
@@ -51,7 +51,7 @@ def backward(
         integers=(accumulate is not None, "weights" in needs, "detection" in needs, *sizes),
         numbers=(scale(accumulate),),
     )
-    return of_margins(dict(zip(wanted, arrays, strict=True)), d.margin, accumulate)
+    return scale_margins(dict(zip(wanted, arrays, strict=True)), d.margin, accumulate)
 
 
 def update(

@@ -106,7 +106,7 @@ SPEC = Declaration(_supports, requires=("jax_triton", "triton"), launches=in_tri
 def forward(call: LookupAttention, *, device: Device) -> jax.Array:
     from lutjax.kernels._pallas.gpu._counts import COUNTER
 
-    pairs = DetectedPairs.of(call)
+    pairs = DetectedPairs.from_call(call)
     if not _histograms.fits(pairs):
         return in_triton.forward(call, device=device)
     return result(_histograms.sum_rows(pairs, device, COUNTER), call.weights.dtype, call.accumulate)
