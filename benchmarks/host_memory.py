@@ -87,7 +87,7 @@ def of_rows(gigabytes: float, sizes: Sizes, repeats: int) -> None:
     source = np.ones((8, n_bytes // 4), np.float32)
     copied, at = (
         np.empty_like(source),
-        [(k, part) for k in range(8) for part in host.parts(n_bytes // 4, 1 << 16)],
+        [(k, part) for k in range(8) for part in host.row_slices(n_bytes // 4, 1 << 16)],
     )
 
     def copy() -> None:

@@ -151,13 +151,13 @@ def _selected_backward(read: Read, accumulate: FixedPoint, saved: Any, cotangent
     each = {name: jnp.broadcast_to(s, u[0].shape) for name, s in scalars.items()}
     du, of_each = reproducible(pulled)(u, each, cotangents[1])
 
-    def of_scalar(name: str) -> jax.Array:
+    def scalar_cotangent(name: str) -> jax.Array:
         s, found = scalars[name], addends(of_each[name], accumulate)
         axes = tuple(range(found.ndim - s.ndim))
         axes += tuple(i for i in range(found.ndim) if i not in axes and s.shape[i - len(axes)] == 1)
         return result(jnp.sum(found, axes, dtype=found.dtype).reshape(s.shape), s.dtype, accumulate)
 
-    return du, {name: of_scalar(name) for name in scalars}
+    return du, {name: scalar_cotangent(name) for name in scalars}
 
 
 _select_reproducibly.defvjp(_selected_forward, _selected_backward)
@@ -455,7 +455,7 @@ class PowersOfTwo(Read):
         k = jnp.clip(jnp.where(reads, k, of.lowest), of.lowest, of.highest).astype(jnp.int32)
         shifts, present = (0, q.astype(jnp.int32)), (reads, reads & (q <= of.farthest))
 
-        def way(row: jax.Array, coefficient: jax.Array, shift: Any, exists: jax.Array) -> Way:
+        def make_way(row: jax.Array, coefficient: jax.Array, shift: Any, exists: jax.Array) -> Way:
             rounded = jnp.ldexp(jnp.ones_like(coefficient), k - shift)
             ratio = jnp.minimum(rounded / jnp.maximum(coefficient, of.least_exact), of.most_ratio)
             value = jnp.where(exists, rounded, jnp.zeros_like(rounded))
@@ -463,7 +463,7 @@ class PowersOfTwo(Read):
             return row, straight_through(value, coefficient * jax.lax.stop_gradient(ratio))
 
         return [
-            way(row, coefficient, shift, exists)
+            make_way(row, coefficient, shift, exists)
             for (row, coefficient), shift, exists in zip(exact, shifts, present, strict=False)
         ]
 

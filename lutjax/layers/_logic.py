@@ -36,7 +36,7 @@ from lutjax.values._derivatives import FORWARD_MODE, reverse_only, with_derivati
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import nan_where_apart
 from lutjax.values._wires import check_wires
-from lutjax.wiring._names import EVEN, Wiring, drawn
+from lutjax.wiring._names import EVEN, Wiring, sample_wires
 
 INT32 = jnp.dtype("int32")
 S = TypeVar("S", bound="_LogicSpec")
@@ -407,7 +407,7 @@ class WiredSpec(_LogicSpec):
         if self.wiring in wiring.LEARNED:
             wires = wiring.balanced(key, self._n_readable, self.out_features, math.prod(shape[1:]))
             return wires.reshape(shape)
-        return drawn(self.wiring, key, self._n_readable, self.out_features, self.arity)
+        return sample_wires(self.wiring, key, self._n_readable, self.out_features, self.arity)
 
     def _trained_tables(self) -> Variable:
         raise NotImplementedError

@@ -24,7 +24,7 @@ from lutjax.ops._checks import accumulation
 from lutjax.tables.host import HostTable, Normal
 from lutjax.tables.host_tables import KEY, HostTables
 from lutjax.values._dtypes import accumulator
-from lutjax.values._ngrams import check_hashes, places, rows_at
+from lutjax.values._ngrams import check_hashes, rows_at, segment_positions
 
 NORMAL_ROWS = Normal(0.02)
 """Initializer for memory rows."""
@@ -236,13 +236,13 @@ class NgramMemorySpec(Spec):
         """Return each token's position in its run, which may begin in the history."""
         length = tokens.shape[-1]
         if history is None and segments is None:
-            return jnp.asarray(places(jnp, None, length))
+            return jnp.asarray(segment_positions(jnp, None, length))
         if segments is None:
             segments = jnp.zeros(tokens.shape, jnp.int32)
         segments = jnp.broadcast_to(jnp.asarray(segments).astype(jnp.int32), tokens.shape)
         if history is not None:
             segments = jnp.concatenate([jnp.asarray(history.segments), segments], -1)
-        place: jax.Array = places(jnp, segments, segments.shape[-1])
+        place: jax.Array = segment_positions(jnp, segments, segments.shape[-1])
         return place[..., segments.shape[-1] - length :]
 
     def _found(self, tokens: jax.Array, place: jax.Array, history: History | None) -> jax.Array:

@@ -38,7 +38,7 @@ def draw(
     Source: docs/logic.md, section 5.
     """
     keys = jax.random.split(key, len(wired) + 2)
-    wires = [_drawn(k, *layer) for k, layer in zip(keys, wired, strict=False)]
+    wires = [_sample_wires(k, *layer) for k, layer in zip(keys, wired, strict=False)]
     n_perceiving = len(perception) - 1
     if n_perceiving:
         seen = _directions(keys[-2], wires[:n_perceiving], perception, kernels)
@@ -49,7 +49,7 @@ def draw(
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _drawn(key: Array, copies: int, n_inputs: int, n_gates: int) -> jax.Array:
+def _sample_wires(key: Array, copies: int, n_inputs: int, n_gates: int) -> jax.Array:
     """Sample a layer's wires, in a separate order per copy: int32 ``[copies * n_gates, 2]``."""
     keys = jax.random.split(key, copies)
     wires = jax.vmap(lambda key: jax.random.permutation(key, pairs(n_inputs, n_gates)))(keys)

@@ -218,7 +218,7 @@ class Decoder(nnx.Module):
         cache, part = divided(_begun)(cache, kept, prompt, lengths, keys[0], temperature)
         done, last = 1, part
         while done < n_tokens:
-            ahead = _of_block(keys[done : done + _TOKENS_IN_BLOCK], _TOKENS_IN_BLOCK)
+            ahead = _fill_block(keys[done : done + _TOKENS_IN_BLOCK], _TOKENS_IN_BLOCK)
             cache, tokens = divided(_went_on)(cache, kept, last, ahead, temperature)
             last = tokens[..., -1:]
             yield part
@@ -378,7 +378,7 @@ def _split(key: Array, n: int) -> Array:
     return jnp.moveaxis(jax.vmap(lambda k: jax.random.split(k, n))(key.ravel()), 1, 0).reshape(n, *key.shape)
 
 
-def _of_block(keys: Array, size: int) -> Array:
+def _fill_block(keys: Array, size: int) -> Array:
     """Repeat a key to fill a block; surplus samples are discarded."""
     return jnp.concatenate([keys, jnp.repeat(keys[:1], size - len(keys), 0)]) if len(keys) < size else keys
 
@@ -387,7 +387,7 @@ _LEAST_TEMPERATURE = 1e-6
 """Lower bound for the temperature, so that dividing logits by it cannot overflow."""
 
 
-def drawn(logits: Array, noise: Array, temperature: Array | None) -> jax.Array:
+def sample_tokens(logits: Array, noise: Array, temperature: Array | None) -> jax.Array:
     """Sample a token per sequence from logits plus noise, as in `jax.random.categorical`.
 
     Args:
@@ -430,7 +430,7 @@ def _first(
 ) -> tuple[Any, jax.Array]:
     """Return the caches after prompts, and the next tokens."""
     cache, logits = _prefilled(graphdef, cache, kept, prompt, lengths)
-    return cache, drawn(logits, noise_of(key, prompt.shape[:-1], top_k), temperature)
+    return cache, sample_tokens(logits, noise_of(key, prompt.shape[:-1], top_k), temperature)
 
 
 def block(
@@ -448,13 +448,13 @@ def block(
     Args:
       graphdef, cache, kept, segments: as in `fed`.
       keys: one per token, ``[keys]``, or per token and sequence, ``[keys, *batch]``.
-      temperature: as in `drawn`.
+      temperature: as in `sample_tokens`.
     """
 
     def step(carry: tuple[Any, jax.Array], noise: Any) -> tuple[tuple[Any, jax.Array], jax.Array]:
         cache, token = carry
         cache, logits = fed(graphdef, cache, kept, token[..., None], segments)
-        token = drawn(logits, noise, temperature)
+        token = sample_tokens(logits, noise, temperature)
         return (cache, token), token
 
     # Sample noise for many tokens at once: per step it would take as long as everything else.
@@ -488,7 +488,7 @@ def _generate(
     keys = _split(key, n_tokens)
     cache, first = _first(graphdef, cache, kept, prompt, lengths, keys[0], temperature, among)
     size = min(max(n_tokens - 1, 1), _TOKENS_IN_BLOCK)
-    later = _of_block(keys[1:], (n_tokens - 1 + size - 1) // size * size)
+    later = _fill_block(keys[1:], (n_tokens - 1 + size - 1) // size * size)
     _, others = jax.lax.scan(steps, (cache, first), later.reshape(-1, size, *keys.shape[1:]))
     others = others.reshape(-1, *first.shape)[: n_tokens - 1]
     return jnp.concatenate([first[..., None], jnp.moveaxis(others, 0, -1)], -1)

@@ -78,7 +78,7 @@ class Pages:
 
     def needed(self, text: Text, n: int) -> int:
         """Return the number of missing blocks for `n` more tokens."""
-        return sum(number not in text.blocks for number in self._numbers(text, n))
+        return sum(number not in text.blocks for number in self._block_range(text, n))
 
     def begin(self, text: Text) -> tuple[int, int] | None:
         """Assign cached prefix blocks to a sequence.
@@ -97,7 +97,7 @@ class Pages:
             return None  # the source is the only possible target
         if self._n_holders[source] == 0:
             self._free.move_to_end(source)  # do not reuse it next
-        self._hold(text, len(full), self._taken())
+        self._hold(text, len(full), self._take_block())
         text.length += n
         return source, text.blocks[len(full)]
 
@@ -107,9 +107,9 @@ class Pages:
 
     def extend(self, text: Text, n: int) -> None:
         """Assign blocks for `n` more tokens; enough blocks must be free."""
-        for number in self._numbers(text, n):
+        for number in self._block_range(text, n):
             if number not in text.blocks:
-                self._hold(text, number, self._taken())
+                self._hold(text, number, self._take_block())
 
     def cached(self, text: Text, n: int) -> None:
         """Record `n` more cached tokens of a sequence, so that other sequences find them."""
@@ -141,7 +141,7 @@ class Pages:
             found[number % self._width] = block
         return found
 
-    def _numbers(self, text: Text, n: int) -> range:
+    def _block_range(self, text: Text, n: int) -> range:
         """Return the block indices covering `n` more tokens."""
         return range(text.length // self.size, -(-(text.length + n) // self.size))
 
@@ -195,7 +195,7 @@ class Pages:
         if self._block_of.get(name) == block:
             del self._block_of[name]
 
-    def _taken(self) -> int:
+    def _take_block(self) -> int:
         """Take the least recently used free block."""
         block, _ = self._free.popitem(last=False)
         self._drop(block)

@@ -7,7 +7,7 @@ from lutjax.arguments import require_array
 from lutjax.values import Array
 
 
-def of_shape(where: str, x: Array, shape: tuple[int, ...]) -> Any:
+def reshape_samples(where: str, x: Array, shape: tuple[int, ...]) -> Any:
     """Reshape samples to ``[..., *shape]``, keeping the order of values.
 
     Image classifiers also accept flattened rows, and images without the axis of a single channel.

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Int
 
-from lutjax.models._decoder import Decoder, block, check_temperature, drawn, fed, noise_of, typed_key
+from lutjax.models._decoder import Decoder, block, check_temperature, fed, noise_of, sample_tokens, typed_key
 from lutjax.models._pages import Pages, Text, n_entries
 from lutjax.models.transformer import LUTTransformer
 from lutjax.values import Array
@@ -98,7 +98,7 @@ class Slots:
     @property
     def free(self) -> int:
         """Number of free slots."""
-        return self.n_slots - len(self._taken)
+        return self.n_slots - len(self._used_slots)
 
     @property
     def reading(self) -> list[int]:
@@ -106,7 +106,7 @@ class Slots:
         return list(self._reading)
 
     @property
-    def _taken(self) -> list[int]:
+    def _used_slots(self) -> list[int]:
         return sorted({*np.flatnonzero(self._counts).tolist(), *self._reading})
 
     def compile(self, count: int = 1) -> None:
@@ -118,8 +118,8 @@ class Slots:
         Raises:
           ValueError: a slot is occupied.
         """
-        if self._taken:
-            raise ValueError(f"Slots: compile all before texts join; there are texts in {self._taken}.")
+        if self._used_slots:
+            raise ValueError(f"Slots: compile all before texts join; there are texts in {self._used_slots}.")
         powers = {1 << k for k in range((self._context - 1).bit_length())}
         for length in sorted({*powers, self._context}):
             slot, _ = self.join(np.zeros((length,), np.int32), key=jax.random.key(0))
@@ -196,13 +196,13 @@ class Slots:
             )
         if not self.free:
             raise ValueError(f"Slots: all {self.n_slots} slots have a text; let one leave first.")
-        slot = min(set(range(self.n_slots)).difference(self._taken))
+        slot = min(set(range(self.n_slots)).difference(self._used_slots))
         tokens = np.clip(tokens, 0, self._vocab_size - 1).astype(np.int32)
         if self._pages:
             self._pages.require(self._n_lacking(tokens), f"a prompt of {tokens.size} tokens needs")
             self._reading[slot], self._texts[slot] = _Reading([], key, []), Text(tokens.tolist())
         else:
-            self._reading[slot] = _Reading(_in_parts(tokens, self._context), key, self._empty)
+            self._reading[slot] = _Reading(_split_prompt(tokens, self._context), key, self._empty)
         self._temperatures[slot] = temperature
         return slot
 
@@ -223,7 +223,7 @@ class Slots:
         text.cache, logits = _read(text.cache, self._kept, *text.parts.pop(0), form=self._form)
         if text.parts:
             return None
-        self._cache, self._last, self._keys = _joined(
+        self._cache, self._last, self._keys = _join(
             self._cache,
             self._kept,
             self._last,
@@ -282,8 +282,8 @@ class Slots:
         Raises:
           ValueError: the slot is empty.
         """
-        if slot not in self._taken:
-            raise ValueError(f"Slots: slot is {slot}; the texts are in {self._taken}.")
+        if slot not in self._used_slots:
+            raise ValueError(f"Slots: slot is {slot}; the texts are in {self._used_slots}.")
         self._reading.pop(slot, None)
         self._counts[slot] = 0
         if self._pages:
@@ -313,9 +313,9 @@ class Slots:
         self._pages.require(lacking, f"{count} more tokens of {len(texts)} texts need")
         for text in texts:
             self._pages.extend(text, count)
-        return self._places(range(self.n_slots))
+        return self._slot_places(range(self.n_slots))
 
-    def _places(self, slots: Sequence[int]) -> _Places:
+    def _slot_places(self, slots: Sequence[int]) -> _Places:
         """Return block tables and cached lengths for slots."""
         assert self._pages is not None
         texts = [self._texts.get(slot) for slot in slots]
@@ -337,7 +337,7 @@ class Slots:
         part = np.zeros((1, padded), np.int32)
         part[0, :n] = text.tokens[text.length : text.length + n]
         self._cache, logits = _read_blocks(
-            self._cache, self._kept, part, np.int32(n), self._places([slot]), form=self._form
+            self._cache, self._kept, part, np.int32(n), self._slot_places([slot]), form=self._form
         )
         pages.cached(text, n)
         if text.length < len(text.tokens):
@@ -413,7 +413,7 @@ def _placed(model: Any, places: Any) -> None:
     model.cached_lengths.set_value(jnp.asarray(lengths))
 
 
-def _in_parts(tokens: np.ndarray, context: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def _split_prompt(tokens: np.ndarray, context: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Split a prompt into parts; return their tokens and segments, ``[1, length]`` each.
 
     All parts have the length of the context, except the first, which starts with padding up to a
@@ -480,12 +480,12 @@ def _begun(
     among: int,
 ) -> tuple[jax.Array, jax.Array]:
     """Add a sequence to the last tokens and keys."""
-    token = drawn(logits, noise_of(jax.random.fold_in(key, 0), (1,), among), temperature)
+    token = sample_tokens(logits, noise_of(jax.random.fold_in(key, 0), (1,), among), temperature)
     return last.at[slot].set(token[0]), keys.at[slot].set(key)
 
 
 @functools.partial(jax.jit, static_argnames="form", donate_argnums=0)
-def _joined(
+def _join(
     cache: list[jax.Array],
     kept: list[jax.Array],
     last: jax.Array,

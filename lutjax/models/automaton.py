@@ -394,11 +394,11 @@ def _run_soft(
     keys = None if config.update_rate == 1 or key is None else jax.random.split(key, n_steps)
     if states:
 
-        def kept(state: jax.Array, key: Array | None) -> tuple[jax.Array, jax.Array]:
+        def keep_state(state: jax.Array, key: Array | None) -> tuple[jax.Array, jax.Array]:
             new = step(state, key)
             return new, new
 
-        found = jax.lax.scan(jax.checkpoint(kept, prevent_cse=False), state, keys, length=n_steps)[1]
+        found = jax.lax.scan(jax.checkpoint(keep_state, prevent_cse=False), state, keys, length=n_steps)[1]
         return jnp.concatenate([state[None], found])
     return _repeated(step, state, keys, n_steps, keep_every)
 
@@ -415,13 +415,15 @@ def _repeated(
         return state if n_steps == 0 else step(state, None if keys is None else keys[0])
     length = min(keep_every, n_steps) or n_steps // 2
 
-    def part(state: jax.Array, keys: Array | None) -> tuple[jax.Array, None]:
+    def run_chunk(state: jax.Array, keys: Array | None) -> tuple[jax.Array, None]:
         return _repeated(step, state, keys, length, min(keep_every, 1)), None
 
     whole = n_steps // length
     cut = whole * length
     parts = None if keys is None else keys[:cut].reshape(whole, length, *keys.shape[1:])
-    last: jax.Array = jax.lax.scan(jax.checkpoint(part, prevent_cse=False), state, parts, length=whole)[0]
+    last: jax.Array = jax.lax.scan(jax.checkpoint(run_chunk, prevent_cse=False), state, parts, length=whole)[
+        0
+    ]
     rest = None if keys is None else keys[cut:]
     return _repeated(step, last, rest, n_steps - cut, min(keep_every, 1))
 

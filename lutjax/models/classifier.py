@@ -17,7 +17,7 @@ from lutjax.models._circuits import WithCircuit
 from lutjax.models._classifier_layers import layers_of
 from lutjax.models._config import require_arguments
 from lutjax.models._logic_configs import LogicClassifierConfig as LogicClassifierConfig
-from lutjax.models._samples import of_shape
+from lutjax.models._samples import reshape_samples
 from lutjax.models.packed import PackedClassifier, number_of, outputs_of
 from lutjax.values import Array
 
@@ -106,7 +106,7 @@ class LogicClassifier(WithCircuit, nnx.Module):
         Raises:
           ValueError: the sample size differs.
         """
-        x = of_shape("LogicClassifier", x, (self.config.in_features,))
+        x = reshape_samples("LogicClassifier", x, (self.config.in_features,))
         y = jnp.moveaxis(jnp.asarray(x), -1, 0)  # features first: the fast layout
         if self.encoder is not None:
             y = self.encoder(y, deterministic=deterministic)

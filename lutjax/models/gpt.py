@@ -393,12 +393,12 @@ def _decoded(
     n, length, n_heads, size = query.shape
     slots, position = jnp.arange(context), first + jnp.arange(length)
 
-    def of_heads(x: Array, axes: tuple[int, ...]) -> jax.Array:
+    def fold_heads(x: Array, axes: tuple[int, ...]) -> jax.Array:
         y = jnp.transpose(x, axes)
         return y.reshape(n * n_heads, *y.shape[2:])
 
-    query = of_heads(query, (0, 2, 1, 3))
-    new_keys, new_values = of_heads(key, (0, 2, 3, 1)), of_heads(value, (0, 2, 1, 3))
+    query = fold_heads(query, (0, 2, 1, 3))
+    new_keys, new_values = fold_heads(key, (0, 2, 3, 1)), fold_heads(value, (0, 2, 1, 3))
     if length == 1:
         # The overwritten slot holds a key outside every query's window.
         slot = first % context

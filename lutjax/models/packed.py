@@ -17,7 +17,7 @@ from lutjax.circuits import Builder, Circuit, Format
 from lutjax.circuits.columns import Columns
 from lutjax.circuits.layers import of_layers, stages_of_tables
 from lutjax.models._circuits import WithCircuit
-from lutjax.models._samples import of_shape
+from lutjax.models._samples import reshape_samples
 from lutjax.values import Array
 
 # Words computed per gate before the next block: the values of two layers stay in the cache.
@@ -42,7 +42,7 @@ class Packed:
 
     def last_words(self, words: UInt32[Array, "bits words"]) -> UInt32[jax.Array, "votes words"]:
         """Return the voting bits of the last layer, for words in the layout of `from_words`."""
-        votes: jax.Array = by_samples(type(self)._last_words, results=2)(self, words)
+        votes: jax.Array = shard_samples(type(self)._last_words, results=2)(self, words)
         return votes
 
 
@@ -96,7 +96,7 @@ class PackedClassifier(Packed, WithCircuit):
             raise ValueError(f"PackedClassifier: x has shape {list(x.shape)}; expected [batch, features].")
         if self.config.regression:
             return number_of(self.config, self.votes(x)[:, 0])
-        classes: jax.Array = by_samples(_of_batch, 0)(self, jnp.asarray(x))
+        classes: jax.Array = shard_samples(_classify_batch, 0)(self, jnp.asarray(x))
         return classes
 
     def from_words(self, words: UInt32[Array, "bits words"]) -> Num[jax.Array, " samples"]:
@@ -118,15 +118,15 @@ class PackedClassifier(Packed, WithCircuit):
         if self.config.regression:
             last = lutjax.unpack_bits(self.last_words(words), 32 * words.shape[1])
             return number_of(self.config, last.sum(0, dtype=jnp.int32))
-        classes: jax.Array = by_samples(_of_words)(self, words)
+        classes: jax.Array = shard_samples(_classify_words)(self, words)
         return classes
 
     def _rows(self, x: Array) -> Any:
-        return of_shape("PackedClassifier", x, (self.config.in_features,))
+        return reshape_samples("PackedClassifier", x, (self.config.in_features,))
 
     def first_bits(self, x: Num[Array, "..."]) -> Bool[jax.Array, "batch bits"]:
         """Encode samples ``[B, in_features]`` as input bits, in the order of `from_words`."""
-        bits: jax.Array = by_samples(_first_bits, 0, 2)(self, jnp.asarray(self._rows(x)))
+        bits: jax.Array = shard_samples(_first_bits, 0, 2)(self, jnp.asarray(self._rows(x)))
         return bits.T
 
     def _last_words(self, words: jax.Array) -> jax.Array:
@@ -186,7 +186,9 @@ def votes_of(packed: Any, bits: Bool[jax.Array, "batch bits"]) -> jax.Array:
     return last.reshape(packed.config.n_classes, -1, len(bits)).sum(1, dtype=jnp.int32).T
 
 
-def by_samples(function: Callable[..., jax.Array], samples: int = -1, results: int = 1) -> Callable[..., Any]:
+def shard_samples(
+    function: Callable[..., jax.Array], samples: int = -1, results: int = 1
+) -> Callable[..., Any]:
     """Wrap a function so that the compiler shards it over samples.
 
     Args:
@@ -201,16 +203,16 @@ def by_samples(function: Callable[..., jax.Array], samples: int = -1, results: i
     return sharding.divided_by_compiler(function, spec)
 
 
-def _of_batch(packed: PackedClassifier, x: jax.Array) -> jax.Array:
+def _classify_batch(packed: PackedClassifier, x: jax.Array) -> jax.Array:
     """Return the classes for samples ``[B, F]``."""
     n_samples = x.shape[0]
     blocks, size = _blocks(-(-n_samples // 32))
     x = jnp.pad(x, ((0, blocks * size * 32 - n_samples), (0, 0)))
-    return _of_samples(packed, x.reshape(blocks, size * 32, -1))[:n_samples]
+    return _classify_samples(packed, x.reshape(blocks, size * 32, -1))[:n_samples]
 
 
 @jax.jit
-def _of_samples(packed: PackedClassifier, x: jax.Array) -> jax.Array:
+def _classify_samples(packed: PackedClassifier, x: jax.Array) -> jax.Array:
     """Classify samples in blocks, ``[blocks, 32 * words, F]``."""
     # Two loops, because XLA would encode a bit again for each gate that reads it.
     words = jax.lax.map(functools.partial(_encode, packed), x)
@@ -221,7 +223,7 @@ def _of_samples(packed: PackedClassifier, x: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def _of_words(packed: PackedClassifier, words: jax.Array) -> jax.Array:
+def _classify_words(packed: PackedClassifier, words: jax.Array) -> jax.Array:
     n_bits, n_words = words.shape
     blocks, size = _blocks(n_words)
     words = jnp.pad(words, ((0, 0), (0, blocks * size - n_words)))

@@ -22,8 +22,8 @@ from lutjax.models._circuits import WithCircuit
 from lutjax.models._config import require_arguments
 from lutjax.models._encoder import encoder_of
 from lutjax.models._logic_configs import LogicTreeNetConfig as LogicTreeNetConfig
-from lutjax.models._samples import of_shape
-from lutjax.models.packed import Packed, bits_of, by_samples, classes_of_bits, through_layers
+from lutjax.models._samples import reshape_samples
+from lutjax.models.packed import Packed, bits_of, classes_of_bits, shard_samples, through_layers
 from lutjax.values import Array
 
 with needed_by("lutjax.models.tree_net"):
@@ -206,11 +206,11 @@ class PackedTreeNet(Packed):
         x = _features_first(x, self.config)
         if x.ndim != 4:
             raise ValueError(f"PackedTreeNet: x has {x.ndim - 3} axes of samples; expected one.")
-        return by_samples(_classes)(self, x)
+        return shard_samples(_classes)(self, x)
 
     def first_bits(self, x: Num[Array, "..."]) -> Bool[jax.Array, "batch bits"]:
         """Encode images as first-layer input bits, in the order of `from_words`."""
-        bits: jax.Array = by_samples(_first_bits, results=2)(self, _features_first(x, self.config))
+        bits: jax.Array = shard_samples(_first_bits, results=2)(self, _features_first(x, self.config))
         return bits.T
 
     def from_words(self, words: UInt32[Array, "bits words"]) -> Int[jax.Array, " samples"]:
@@ -218,7 +218,7 @@ class PackedTreeNet(Packed):
 
         `lutjax.pack_bits` packs bits, here in the order channel, threshold, row, column.
         """
-        classes: jax.Array = by_samples(_classes_of_words)(self, words)
+        classes: jax.Array = shard_samples(_classes_of_words)(self, words)
         return classes
 
     def _last_words(self, words: jax.Array) -> jax.Array:
@@ -240,10 +240,10 @@ def _classes(packed: PackedTreeNet, x: jax.Array) -> jax.Array:
     x = jnp.pad(x, ((0, 0),) * 3 + ((0, blocks * 32 * n_words - n_samples),))
     x = jnp.moveaxis(x.reshape(*x.shape[:3], blocks, 32 * n_words), 3, 0)
 
-    def of_block(x: jax.Array) -> jax.Array:
+    def classify_block(x: jax.Array) -> jax.Array:
         return _classes_of_words(packed, lutjax.pack_bits(_first_bits(packed, x)))
 
-    classes: jax.Array = jax.lax.map(of_block, x).reshape(-1)[:n_samples]
+    classes: jax.Array = jax.lax.map(classify_block, x).reshape(-1)[:n_samples]
     return classes
 
 
@@ -281,5 +281,5 @@ def with_edges(x: jax.Array) -> jax.Array:
 
 def _features_first(x: Array, config: LogicTreeNetConfig) -> jax.Array:
     """Transpose images ``[..., height, width, channels]`` to ``[channels, height, width, ...]``."""
-    x = of_shape("LogicTreeNet", x, config.in_shape)
+    x = reshape_samples("LogicTreeNet", x, config.in_shape)
     return jnp.moveaxis(jnp.asarray(x), (-1, -3, -2), (0, 1, 2))

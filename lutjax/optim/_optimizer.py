@@ -15,7 +15,7 @@ from lutjax.arguments import shown
 from lutjax.extras import needed_by
 from lutjax.optim._transformations import next_step, update_dense
 from lutjax.tables.collect import Chosen, Split, chosen, is_factored
-from lutjax.tables.update import check_devices, check_rates, check_state, of_edges, update_table
+from lutjax.tables.update import broadcast_factors, check_devices, check_rates, check_state, update_table
 from lutjax.values._dtypes import accumulator
 from lutjax.values._row_rules import RowRule, RowState
 
@@ -124,7 +124,7 @@ class Optimizer:
         return values(self) == values(other) and _same_rates(self.rates, other.rates)
 
     @property
-    def _rest(self) -> optax.GradientTransformation | optax.MultiSteps:
+    def _rest_optimizer(self) -> optax.GradientTransformation | optax.MultiSteps:
         return optax.sgd(self.rate) if self.rest is None else self.rest
 
     def _split(self, params: Any) -> Split:
@@ -154,14 +154,18 @@ class Optimizer:
             self._rates_of(name, split.tables[name])
         rows = {name: self._rule_of(name).init(table) for name, table in split.tables.items()}
         others = _masked(split, split.others)
-        return OptimizerState(jnp.zeros((), jnp.int32), rows, _listed(self._rest.init(others), others))
+        return OptimizerState(
+            jnp.zeros((), jnp.int32), rows, _listed(self._rest_optimizer.init(others), others)
+        )
 
     def _rule_of(self, name: str) -> RowRule:
         return self.rules.get(name, self.rule)
 
     def _rates_of(self, name: str, table: Any) -> Any:
         dtype = accumulator(table.dtype)
-        factors = of_edges("Optimizer", f"rates[{name!r}]", self.rates.get(name, 1.0), table.shape, dtype)
+        factors = broadcast_factors(
+            "Optimizer", f"rates[{name!r}]", self.rates.get(name, 1.0), table.shape, dtype
+        )
         check_rates("Optimizer", f"rates[{name!r}]", self._rule_of(name), factors)
         return factors
 
@@ -215,7 +219,7 @@ class Optimizer:
             if jax.tree_util.keystr(path, simple=True, separator="/") not in state.rows
         }
 
-        def of_rest(path: tuple[Any, ...], array: Any) -> PartitionSpec:
+        def rest_spec(path: tuple[Any, ...], array: Any) -> PartitionSpec:
             # Optax keeps copies of the parameter tree, so a state path ends with the path of its parameter.
             ends = (path[first:] for first in range(len(path) + 1))
             param, spec = next((others[end] for end in ends if end in others), (None, None))
@@ -227,11 +231,11 @@ class Optimizer:
         def init_rest(params: Any) -> tuple[Any, Any]:
             split = self._split(params)
             tree = _masked(split, split.others)
-            return self._rest.init(tree), tree
+            return self._rest_optimizer.init(tree), tree
 
         step: Any = PartitionSpec()
         rest, tree = jax.eval_shape(init_rest, params)
-        rest = jax.tree_util.tree_map_with_path(of_rest, rest)
+        rest = jax.tree_util.tree_map_with_path(rest_spec, rest)
         return OptimizerState(step, specs(state.rows), _listed(rest, tree))
 
     def update(self, *_: Any, **__: Any) -> NoReturn:
@@ -276,9 +280,9 @@ class Optimizer:
                 table, of_tables[name], rate * factor, self._rule_of(name), state.rows[name], rates=rates
             )
         params_of_rest = _masked(split, split.others)
-        structure = jax.tree.structure(jax.eval_shape(self._rest.init, params_of_rest))
+        structure = jax.tree.structure(jax.eval_shape(self._rest_optimizer.init, params_of_rest))
         state_of_rest = jax.tree.unflatten(structure, jax.tree.leaves(state.rest))
-        updates, rest = self._rest.update(_masked(split, others), state_of_rest, params_of_rest)
+        updates, rest = self._rest_optimizer.update(_masked(split, others), state_of_rest, params_of_rest)
         others = jax.tree.leaves(optax.apply_updates(params_of_rest, updates))
         params = split.join(others, {n: table for n, (table, _) in moved.items()})
         rows = {name: of_rows for name, (_, of_rows) in moved.items()}

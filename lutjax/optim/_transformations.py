@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from lutjax.arguments import shown
 from lutjax.extras import needed_by
 from lutjax.tables.collect import is_factored
-from lutjax.tables.update import of_edges
+from lutjax.tables.update import broadcast_factors
 from lutjax.values._dtypes import accumulator
 from lutjax.values._row_rules import DECAY, RowRule, RowState
 
@@ -76,10 +76,10 @@ def row_transform(rule: RowRule, learning_rate: optax.ScalarOrSchedule) -> optax
         )
 
     def init(params: optax.Params) -> RowTransformState:
-        def of_rows(param: Any) -> RowState:
+        def init_rows(param: Any) -> RowState:
             return _like_rows(rule.init(_as_table(param)), param)
 
-        return RowTransformState(jnp.zeros((), jnp.int32), jax.tree.map(of_rows, params))
+        return RowTransformState(jnp.zeros((), jnp.int32), jax.tree.map(init_rows, params))
 
     def update(
         updates: optax.Updates, state: RowTransformState, params: optax.Params | None = None
@@ -182,7 +182,9 @@ def scaled(rates: Mapping[str, Any]) -> optax.GradientTransformation:
                 return value
             found.append(name)
             _refuse_factored("scaled", value)
-            return value * of_edges("scaled", f"rates[{name!r}]", rates[name], value.shape, value.dtype)
+            return value * broadcast_factors(
+                "scaled", f"rates[{name!r}]", rates[name], value.shape, value.dtype
+            )
 
         multiplied = jax.tree_util.tree_map_with_path(multiply, updates, is_leaf=is_factored)
         unknown = sorted(set(rates) - set(found))

@@ -331,12 +331,12 @@ class ShardedHostTable:
                 return _put(rows, self._of_rows)
             size, n_local = shape[2], self._mesh.size // self._n
 
-            def of_device(part: Any) -> np.ndarray:
+            def pad_rows(part: Any) -> np.ndarray:
                 first = part[0].start % n_local * size
                 found = rows[:, first : first + size]
                 return np.pad(found, [(0, 0), (0, size - found.shape[1]), (0, 0)])[None]
 
-            return jax.make_array_from_callback(shape, self._of_rows, of_device)
+            return jax.make_array_from_callback(shape, self._of_rows, pad_rows)
 
         ids = {name: _put(a, self._of_ids) for name, a in batch.ids.items()}
         return Batch({name: put(a) for name, a in batch.rows.items()}, ids)

@@ -12,7 +12,7 @@ from lutjax.arguments import shown
 from lutjax.dispatch import _table_reads
 from lutjax.tables.gradient import TableGradient, seal
 from lutjax.tables.host import HostTable
-from lutjax.tables.update import of_parts
+from lutjax.tables.update import join_gradients
 from lutjax.tables.watch import Read, TableUseError, Watch
 
 __all__ = ["Chosen", "Split", "TableUseError", "chosen", "is_factored", "microbatched", "value_and_grad"]
@@ -134,7 +134,7 @@ def value_and_grad(
             tapped, argnums=(0, 1, 2), has_aux=True
         )(split.others, taps, guards)
 
-        def of(name: str, table: Any) -> TableGradient:
+        def table_gradient(name: str, table: Any) -> TableGradient:
             return TableGradient(
                 look_up=look_ups[name],
                 # A layer may widen its tables for the lookup: the cotangent is then wider than the
@@ -147,9 +147,14 @@ def value_and_grad(
                 axes=_compat.varying_axes(table) if isinstance(table, jax.Array) else frozenset(),
             )
 
-        gradients = split.join(of_others, {name: of(name, table) for name, table in split.tables.items()})
+        gradients = split.join(
+            of_others, {name: table_gradient(name, table) for name, table in split.tables.items()}
+        )
         if host is not None:
-            read = {name: table.gradient_of(of(name, table), ids[name]) for name, table in host.items()}
+            read = {
+                name: table.gradient_of(table_gradient(name, table), ids[name])
+                for name, table in host.items()
+            }
             gradients = (gradients, read)
         return ((value, aux) if has_aux else value), gradients
 
@@ -280,7 +285,7 @@ def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[...
     if count < 1:
         raise ValueError(f"microbatched: count is {count}; it must be at least 1.")
 
-    def in_parts(a: jax.Array) -> jax.Array:
+    def split_batch(a: jax.Array) -> jax.Array:
         return a.reshape(count, a.shape[0] // count, *a.shape[1:])
 
     def spec_of_parts(a: jax.Array) -> PartitionSpec:  # each part lies on all devices, as the batch did
@@ -293,7 +298,7 @@ def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[...
                     f"microbatched: an array of the batch has shape {list(a.shape)}; its first axis must be a "
                     f"multiple of {count}."
                 )
-        parts = jax.tree.map(_meshes.divided_by_compiler(in_parts, spec_of_parts), batch)
+        parts = jax.tree.map(_meshes.divided_by_compiler(split_batch, spec_of_parts), batch)
 
         def split(batch: Any) -> tuple[Any, list[Any], list[Any]]:
             result, gradients = value_and_grad(params, batch, *args, **kwargs)
@@ -301,16 +306,16 @@ def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[...
             dense = [None if is_factored(g) else g for g in leaves]
             return result, dense, [g if is_factored(g) else None for g in leaves]
 
-        def part(total: list[Any], batch: Any) -> tuple[list[Any], Any]:
+        def add_chunk(total: list[Any], batch: Any) -> tuple[list[Any], Any]:
             result, dense, factored = split(batch)
             return jax.tree.map(jnp.add, total, dense), (result, factored)
 
         first, types = jax.tree.map(lambda a: a[0], parts), list[Any]()
         jax.eval_shape(lambda: types.extend(jax.tree.map(jax.typeof, split(first)[1])))
         zeros = jax.tree.map(_meshes.zeros_of, types)
-        total, (result, factored) = jax.lax.scan(part, zeros, parts)
+        total, (result, factored) = jax.lax.scan(add_chunk, zeros, parts)
         leaves = [
-            t / count if g is None else of_parts(g).scaled(1 / count)
+            t / count if g is None else join_gradients(g).scaled(1 / count)
             for t, g in zip(total, factored, strict=True)
         ]
         has_aux = isinstance(result, tuple)

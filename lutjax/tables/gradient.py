@@ -149,7 +149,7 @@ class TableGradient:
             cotangent, factor = cotangent * jnp.asarray(factor, cotangent.dtype), None
         sequence_axis = getattr(call, "sequence_axis", None)
         if sequence_axis in axes:
-            call, cotangent = _of_whole_sequences(
+            call, cotangent = _gather_sequences(
                 call, cotangent, functools.partial(all_of, mesh_axis=sequence_axis)
             )
             axes = tuple(axis for axis in axes if axis != sequence_axis)
@@ -167,17 +167,17 @@ class TableGradient:
                 "give its arguments a batch axis."
             )
 
-        def of_batch(a: jax.Array) -> jax.Array:
+        def gather_batch(a: jax.Array) -> jax.Array:
             return functools.reduce(all_of, reversed(wanted), a)
 
         arrays = (
-            a if rank is None else jax.tree.map(of_batch, a)
+            a if rank is None else jax.tree.map(gather_batch, a)
             for a, rank in zip(call.values(), call.ranks(), strict=True)
         )
         return dataclasses.replace(
             self,
             look_up=call.of(arrays, call.options()),
-            sealed=seal(of_batch(cotangent)),
+            sealed=seal(gather_batch(cotangent)),
             factor=factor,
             after=after,
             is_gathered=True,
@@ -199,7 +199,7 @@ class TableGradient:
         raise _no_number("given as an array")
 
 
-def _of_whole_sequences(
+def _gather_sequences(
     call: Any, cotangent: jax.Array, all_of: Callable[..., jax.Array]
 ) -> tuple[Any, jax.Array]:
     """Return an attention lookup and its output cotangent for the queries of all devices.
@@ -211,20 +211,20 @@ def _of_whole_sequences(
     """
     letters = call.letters()
 
-    def joined(name: str, a: jax.Array) -> jax.Array:
+    def gather_axis(name: str, a: jax.Array) -> jax.Array:
         if "q" not in letters[name]:  # keys are those of all devices already
             return a
         return all_of(a, axis=a.ndim - len(letters[name]) + letters[name].index("q"))
 
     arrays = {
-        name: jax.tree.map(functools.partial(joined, name), array)
+        name: jax.tree.map(functools.partial(gather_axis, name), array)
         for name, array in zip(call.arrays(), call.values(), strict=True)
     }
     # Queries from the first device come first.
     for name in ("start", "starts"):
         if arrays[name] is not None:
             arrays[name] = jax.lax.pmin(arrays[name], call.sequence_axis)
-    return call.replace(**arrays, sequence_axis=None), joined("output", cotangent)
+    return call.replace(**arrays, sequence_axis=None), gather_axis("output", cotangent)
 
 
 def seal(cotangent: jax.Array) -> jax.Array:

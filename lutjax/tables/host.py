@@ -160,7 +160,7 @@ class HostTable:
         return len(self.rows) < self.shape[1]
 
     @property
-    def _held(self) -> tuple[int, int, int]:
+    def _local_shape(self) -> tuple[int, int, int]:
         """Shape of this process's rows."""
         return self.shape[0], len(self.rows), self.shape[2]
 
@@ -182,11 +182,11 @@ class HostTable:
     @property
     def nbytes(self) -> int:
         """Bytes of this process's rows."""
-        return math.prod(self._held) * self.dtype.itemsize
+        return math.prod(self._local_shape) * self.dtype.itemsize
 
     def bytes_beside(self, rule: RowRule) -> int:
         """Return the bytes of a rule's state and of the mask of updated rows."""
-        n_tables, n_rows, width = self._held
+        n_tables, n_rows, width = self._local_shape
         numbers = sum(rule.state_sizes(width).values())
         return n_tables * n_rows * (1 + numbers * accumulator(self.dtype).itemsize)
 
@@ -196,13 +196,13 @@ class HostTable:
         Raises:
           HostMemoryError: host memory is too small.
         """
-        n_tables, n_rows, width = self._held
+        n_tables, n_rows, width = self._local_shape
         self.weights, self.moved, self.state, self.rule = None, None, {}, None
         self._require(self.nbytes + n_tables * n_rows, "it")
         if self.init is jax.nn.initializers.zeros:
-            self.weights = self._zeros(self._held, self.dtype)
-        elif isinstance(self.init, Normal) and self.init.in_parts(self.dtype):
-            rows = self._zeros(self._held, self.dtype)
+            self.weights = self._zeros(self._local_shape, self.dtype)
+        elif isinstance(self.init, Normal) and self.init.supports_ranges(self.dtype):
+            rows = self._zeros(self._local_shape, self.dtype)
             init, data = self.init, np.asarray(jax.random.key_data(key))
             # Consecutive elements in the whole table, by the position of the first.
             runs = [(0, rows.reshape(-1))]
@@ -213,7 +213,7 @@ class HostTable:
             def fill(job: tuple[int, np.ndarray]) -> None:
                 first, part = job
                 with jax.default_device(cpu()):
-                    part[:] = np.asarray(init.part(data, first, _BLOCK))[: part.size]
+                    part[:] = np.asarray(init.sample_range(data, first, _BLOCK))[: part.size]
 
             in_threads(
                 fill,
@@ -225,7 +225,7 @@ class HostTable:
                 drawn = jax.jit(lambda key: self.init(key, self.shape, self.dtype))(
                     jax.device_put(key, cpu())
                 )
-            rows = self._zeros(self._held, self.dtype)
+            rows = self._zeros(self._local_shape, self.dtype)
             rows[...] = drawn[:, self.rows.start : self.rows.stop]
             self.weights = rows
         self.moved = np.zeros((n_tables, n_rows), np.bool_)
@@ -246,7 +246,7 @@ class HostTable:
                 f"the table {self.name} lies in the memory of the host, which keeps the state of rows that are read alone; {rule} also keeps "
                 f"{', '.join(sorted(more))}: take a rule that leaves other rows as they are."
             )
-        n_tables, n_rows, width = self._held
+        n_tables, n_rows, width = self._local_shape
         dtype = accumulator(self.dtype)
         sizes = rule.state_sizes(width)
         self._require(self.bytes_beside(rule), "the state of its optimizer")
@@ -278,7 +278,7 @@ class HostTable:
                 memory.madvise(mmap.MADV_HUGEPAGE)
         return np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape)
 
-    def _there(self) -> np.ndarray:
+    def _local_weights(self) -> np.ndarray:
         if self.weights is None:
             raise ValueError(
                 f"the table {self.name} {self.dtype}{list(self.shape)} has no rows yet: draw them with draw(key), or load a checkpoint; a model that "
@@ -302,7 +302,7 @@ class HostTable:
         Raises:
           ValueError: the rows are not initialized, or the ids are for another number of tables.
         """
-        weights = self._there()
+        weights = self._local_weights()
         if index.ndim != 3 or index.shape[1] != len(weights):
             raise ValueError(
                 f"HostTable: index is {shown(index)}; expected integer ids [n, {len(weights)}, ways]."
@@ -320,12 +320,12 @@ class HostTable:
             def clear(part: tuple[int, slice]) -> None:
                 np.copyto(rows[part], 0, where=others[part])
 
-            in_threads(clear, [(t, part) for t in range(len(rows)) for part in parts(rows.shape[1])])
+            in_threads(clear, [(t, part) for t in range(len(rows)) for part in row_slices(rows.shape[1])])
         return rows
 
     def _gather(self, index: np.ndarray, found: np.ndarray) -> None:
         """Write this process's rows into `found`."""
-        weights = self._there()
+        weights = self._local_weights()
         if found.nbytes <= _SMALL:  # threads, and who would copy for them, take longer to come
             for t, table in enumerate(weights):
                 np.take(table, index[:, t].reshape(-1), axis=0, out=found[t], mode="clip")
@@ -474,14 +474,14 @@ class HostTable:
                 return np.zeros(made.shape, made.dtype)
             return self.gather(np.asarray(ids))
 
-        def of_device(ids: jax.Array) -> jax.Array:
+        def sum_on_device(ids: jax.Array) -> jax.Array:
             device = jax.lax.axis_index(mesh.axis_names)
             rows = jax.pure_callback(gathered, made, ids, device, vmap_method="sequential")
             total: jax.Array = jax.lax.psum(rows, mesh.axis_names)
             return total
 
         read = jax.shard_map(
-            of_device, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False
+            sum_on_device, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False
         )
         rows: jax.Array = jax.jit(read)(index)
         return rows
@@ -496,7 +496,7 @@ class HostTable:
         n, n_tables, ways = index.shape
         made = jax.ShapeDtypeStruct((n_tables, n * ways, self.shape[-1]), self.dtype)
 
-        def by_cpu(index: jax.Array) -> jax.Array:
+        def read_on_cpu(index: jax.Array) -> jax.Array:
             rows: jax.Array = jax.pure_callback(
                 lambda ids: self.gather(np.asarray(ids)), made, index, vmap_method="sequential"
             )
@@ -505,18 +505,18 @@ class HostTable:
         devices = devices_of([index])
         gpu = next((device for device in devices if device.backend == Backend.GPU), None)
         if gpu is None or not self._is_shown_to(gpu):
-            return by_cpu(index)
+            return read_on_cpu(index)
         host_rows = importlib.import_module("lutjax.kernels._triton._host_rows")
         assert self._cell is not None
         cell = self._cell.address
 
-        def by_gpu(index: jax.Array) -> jax.Array:
+        def read_on_gpu(index: jax.Array) -> jax.Array:
             rows: jax.Array = host_rows.read(cell, as_int32(index), self.shape, self.dtype, gpu)
             return rows
 
         if len(devices) == 1:
-            return by_gpu(index)
-        rows: jax.Array = jax.lax.platform_dependent(index, cuda=by_gpu, default=by_cpu)
+            return read_on_gpu(index)
+        rows: jax.Array = jax.lax.platform_dependent(index, cuda=read_on_gpu, default=read_on_cpu)
         return rows
 
     def _is_shown_to(self, device: Device) -> bool:
@@ -591,7 +591,7 @@ class HostTable:
           ValueError: the table has no rule, or the gradient belongs to another table, or not all of
               it is in this process.
         """
-        weights = self._there()
+        weights = self._local_weights()
         if self.rule is None:
             raise ValueError(f"the table {self.name} has no rule by which its rows move: call start(rule).")
         if gradient.shape != self.shape:
@@ -665,7 +665,7 @@ class HostTable:
             traced=False
         )  # before jit asks for its key, in whatever thread this is
         with jax.default_device(cpu()):
-            moved, state = _moved(compact.pop("weights"), compact, local, step.rate, self.rule)
+            moved, state = _updated_rows(compact.pop("weights"), compact, local, step.rate, self.rule)
         of_host = {name: np.asarray(a) for name, a in {"weights": moved, **state}.items()}
 
         def put(job: tuple[str, int]) -> None:
@@ -698,7 +698,7 @@ class HostTable:
         factor = gradient.factor
         if np.ndim(factor) == 3 and len(factor) > 1:
             factor = factor[t : t + 1]
-        block = HostTable((1, *self._held[1:]), self.dtype, self.init, self.name)
+        block = HostTable((1, *self._local_shape[1:]), self.dtype, self.init, self.name)
         block.weights, block.moved, block.rule = self.weights[t : t + 1], self.moved[t : t + 1], self.rule
         block.state = {name: a[t : t + 1] for name, a in self.state.items()}
         block.update(
@@ -716,7 +716,7 @@ class HostTable:
         The key reproduces all other rows. For a shared table, each process writes its own rows into
         its own folder.
         """
-        weights = self._there()
+        weights = self._local_weights()
         assert self.moved is not None
         folder.mkdir(parents=True)
         ids = np.flatnonzero(self.moved)
@@ -742,7 +742,7 @@ class HostTable:
         Raises:
           ValueError: it belongs to another table or rule.
         """
-        weights = self._there()
+        weights = self._local_weights()
         assert self.moved is not None
         self._wait()
         arrays = {"rows": weights, **self.state}
@@ -774,7 +774,7 @@ class HostTable:
             def put(part: slice, flat: np.ndarray = flat, saved: np.ndarray = saved) -> None:
                 flat[places[part]] = saved[mine[part]]
 
-            in_threads(put, parts(len(mine), 1 << 16))
+            in_threads(put, row_slices(len(mine), 1 << 16))
         self.moved.reshape(-1)[places] = True
 
 
@@ -797,13 +797,13 @@ class Normal:
         """Return an array, as `jax.nn.initializers.normal` does."""
         return jax.nn.initializers.normal(self.deviation)(jnp.asarray(key), shape, dtype)
 
-    def in_parts(self, dtype: DTypeLike) -> bool:
-        """Return True if `part` matches a full call: for float32, with JAX's default generator."""
+    def supports_ranges(self, dtype: DTypeLike) -> bool:
+        """Return True if `sample_range` matches a full call: for float32, with JAX's default generator."""
         config: Any = jax.config
         usual = config.jax_threefry_partitionable and config.jax_default_prng_impl == "threefry2x32"
         return bool(usual) and jnp.dtype(dtype) == jnp.float32
 
-    def part(self, data: Any, first: int, count: int) -> jax.Array:
+    def sample_range(self, data: Any, first: int, count: int) -> jax.Array:
         """Return a range of elements of a jitted call's sample, in memory order.
 
         The range is ``first`` to ``first + count - 1``.
@@ -847,7 +847,7 @@ def _threefry(key: Any, x: Any, y: Any) -> tuple[Any, Any]:
 
 
 @functools.partial(jax.jit, static_argnums=4, donate_argnums=(0, 1))
-def _moved(rows: Any, state: Any, gradient: TableGradient, rate: Any, rule: RowRule) -> Any:
+def _updated_rows(rows: Any, state: Any, gradient: TableGradient, rate: Any, rule: RowRule) -> Any:
     return update_table(rows, gradient, rate, rule, state)
 
 
@@ -954,7 +954,7 @@ def in_threads(function: Callable[[Any], Any], jobs: Iterable[Any]) -> list[Any]
     return list(_threads().map(function, jobs))
 
 
-def parts(n: int, least: int = _LEAST) -> list[slice]:
+def row_slices(n: int, least: int = _LEAST) -> list[slice]:
     """Return slices of `n` rows: slightly more slices than threads, none of them small."""
     size = max(-(-n // (4 * n_threads())), least)
     return [slice(first, first + size) for first in range(0, n, size)]
@@ -967,7 +967,7 @@ def _take(jobs: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> None:
         table, ids, out, part = job
         np.take(table, ids[part], axis=0, out=out[part], mode="clip")
 
-    shares = [(*job, part) for job in jobs for part in parts(len(job[1]))]
+    shares = [(*job, part) for job in jobs for part in row_slices(len(job[1]))]
     if len(shares) == 1:
         take(shares[0])
     else:

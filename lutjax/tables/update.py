@@ -114,10 +114,10 @@ def update_table(
         )
     dtype = accumulator(weights.dtype)
     rate = jnp.asarray(rate, dtype)
-    later = _after(rate, gradient.after)
+    later = _order_after(rate, gradient.after)
     factors: Any = 1
     if rates is not None:
-        factors = of_edges("update_table", "rates", rates, weights.shape, dtype)
+        factors = broadcast_factors("update_table", "rates", rates, weights.shape, dtype)
         check_rates("update_table", "rates", rule, factors)
     step = Step(
         rate=later * factors,
@@ -131,7 +131,7 @@ def update_table(
 
 
 def check_rates(op: str, name: str, rule: RowRule, factors: jax.Array) -> None:
-    """Raise ValueError if a rule cannot count decay at these factors from `of_edges`."""
+    """Raise ValueError if a rule cannot count decay at these factors from `broadcast_factors`."""
     if rule.counts_decay and any(n > 1 for n in factors.shape[1:]):
         raise ValueError(
             f"{op}: {name} has shape {list(factors.shape)}, and {rule} counts one decay for all rows of a table. Give one factor for each "
@@ -139,7 +139,7 @@ def check_rates(op: str, name: str, rule: RowRule, factors: jax.Array) -> None:
         )
 
 
-def of_edges(op: str, name: str, factors: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+def broadcast_factors(op: str, name: str, factors: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """Return table or edge factors as an array that broadcasts to tables; a number as a scalar.
 
     Raises:
@@ -164,7 +164,7 @@ def _with_table(look_up: Call, weights: Any) -> Call:
     return look_up.replace(**{str(look_up.table_name): weights})
 
 
-def _after(rate: jax.Array, token: jax.Array) -> jax.Array:
+def _order_after(rate: jax.Array, token: jax.Array) -> jax.Array:
     """Return the rate, available once the backward pass has read the table.
 
     Without this dependency the compiler may write the table before its last read, and then copies
@@ -260,7 +260,7 @@ def _squared_norm_of_factors(gradient: TableGradient, device: Device) -> jax.Arr
     return square
 
 
-def of_parts(gradient: TableGradient) -> TableGradient:
+def join_gradients(gradient: TableGradient) -> TableGradient:
     """Join gradients into one for all their lookups.
 
     Args:

@@ -139,7 +139,7 @@ def draw_anchors(
     if distinct:
         rows = np.arange(n_inputs)[None] if candidates is None else np.asarray(candidates)
         return _distinct(key, n_detectors, n_anchors, rows, n_groups)
-    return _drawn(key, ids, count, n_anchors)
+    return _sample_pairs(key, ids, count, n_anchors)
 
 
 def _program(*static: int) -> Callable[[F], F]:
@@ -170,7 +170,7 @@ def _program(*static: int) -> Callable[[F], F]:
 
 
 @_program(3)
-def _drawn(key: Array, ids: Array | None, count: Array, n_anchors: int) -> jax.Array:
+def _sample_pairs(key: Array, ids: Array | None, count: Array, n_anchors: int) -> jax.Array:
     """Return pairs with replacement from the first `count` ids per detector: ``[T, C, 2]``."""
 
     def ids_below(key_and_count: tuple[Array, Array]) -> jax.Array:
@@ -239,7 +239,7 @@ def _permuted_pairs(keys: Array, n_inputs: int, n_detectors: int, n_anchors: int
         order = jnp.lexsort((rest, jnp.where(rank < missing, rank, n_pairs)))
         return jnp.zeros_like(held).at[order].set(places >= n_pairs - held_after), order
 
-    def of_key(key: Array) -> jax.Array:
+    def sample_pairs_for_key(key: Array) -> jax.Array:
         keys = jax.random.split(key, len(starts) - 1)
         if missing[:-1].any():
             steps = (keys, jnp.asarray(missing[:-1]), jnp.asarray(before[1:]))
@@ -252,7 +252,7 @@ def _permuted_pairs(keys: Array, n_inputs: int, n_detectors: int, n_anchors: int
         pairs = jnp.stack([jnp.minimum(a, b), jnp.maximum(a, b)], -1)
         return pairs.reshape(n_detectors, n_anchors, 2)
 
-    return jax.vmap(of_key)(keys)
+    return jax.vmap(sample_pairs_for_key)(keys)
 
 
 def _packed(candidates: np.ndarray, n_inputs: int, n_detectors: int) -> tuple[np.ndarray, np.ndarray]:

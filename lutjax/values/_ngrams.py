@@ -95,7 +95,7 @@ def ngram_rows(
             )
     np_only = isinstance(tokens, np.ndarray) and (segments is None or isinstance(segments, np.ndarray))
     xp: Any = np if np_only else jnp
-    place = places(xp, xp.asarray(segments) if segments is not None else None, tokens.shape[-1])
+    place = segment_positions(xp, xp.asarray(segments) if segments is not None else None, tokens.shape[-1])
     return rows_at(xp, xp.asarray(tokens), place, rows=rows, orders=orders, heads=heads, seed=seed)
 
 
@@ -131,7 +131,7 @@ def rows_at(
     return xp.concatenate(found, -1)
 
 
-def places(xp: Any, segments: Any, length: int) -> Any:
+def segment_positions(xp: Any, segments: Any, length: int) -> Any:
     """Return the number of preceding tokens in the same segment, int32 ``[..., length]``."""
     at = xp.arange(length, dtype=np.int32)
     if segments is None:

@@ -143,7 +143,7 @@ class WideSum:
     low: jax.Array
 
     @classmethod
-    def of(cls, parts: jax.Array) -> "WideSum":
+    def from_parts(cls, parts: jax.Array) -> "WideSum":
         """Return the sum over the first axis of int32 ``[parts, ...]``, for < ``2**15`` parts."""
         return cls._carried(
             jnp.sum(parts >> _LOW, 0, dtype=jnp.int32), jnp.sum(parts & _MASK, 0, dtype=jnp.int32)

@@ -89,13 +89,13 @@ def _results(eqn: Any, args: list[Any]) -> list[Any]:
     if name in _FUNCTIONS and eqn.outvars[0].aval.dtype == jnp.float32:
         of, largest = _FUNCTIONS[name], max(args, key=np.ndim)  # others: same shape, or scalars
         args = [a if jnp.shape(a) == jnp.shape(largest) else jax.lax.full_like(largest, a) for a in args]
-        return [jax.lax.platform_dependent(*args, cpu=functools.partial(_apart, of), default=of)]
+        return [jax.lax.platform_dependent(*args, cpu=functools.partial(_compute_once, of), default=of)]
     found = eqn.primitive.bind(*args, **eqn.params)
     found = list(found) if eqn.primitive.multiple_results else [found]
     return found if name in _EXACT else [_rounded(a) for a in found]
 
 
-def _apart(function: Callable[..., Any], x: Any, *others: Any) -> Any:
+def _compute_once(function: Callable[..., Any], x: Any, *others: Any) -> Any:
     """Return a function of arrays that is computed once; XLA would recompute it for each use."""
     if not x.size or jax.typeof(x).sharding.mesh.explicit_axes:  # no device has any element
         return function(x, *others)
@@ -133,7 +133,7 @@ def _times(a: Any, b: Any) -> Any:
     return _rounded(a * b)
 
 
-def _where(condition: Any, a: Any, b: Any) -> Any:
+def _select(condition: Any, a: Any, b: Any) -> Any:
     a, b = (x if jnp.ndim(x) else jax.lax.full_like(condition, x, jnp.float32) for x in (a, b))
     return jax.lax.select(condition, a, b)
 
@@ -158,7 +158,7 @@ def _scaled(y: Any, n: Any) -> Any:
 
 def _quotient(a: Any, b: Any) -> Any:
     """Return ``a / b``; division instructions of processors differ in the last digits."""
-    a, b = (_where(jax.lax.abs(x) < _TINY, x * np.float32(0), x) for x in (a, b))
+    a, b = (_select(jax.lax.abs(x) < _TINY, x * np.float32(0), x) for x in (a, b))
     (m, of_a), (n, of_b) = _magnitude(a), _magnitude(b)
     r = np.float32(48 / 17) - _times(n, np.float32(32 / 17))
     for _ in range(3):  # Newton's steps to 1 / n
@@ -167,10 +167,10 @@ def _quotient(a: Any, b: Any) -> Any:
     half = exponent >> 1  # each part of the power is a normal number
     powers = [jax.lax.bitcast_convert_type((n + 127) << 23, jnp.float32) for n in (half, exponent - half)]
     q = _times(m, r) * powers[0] * powers[1]
-    q = _where(q < _TINY, 0, q)
-    q = _where((a < 0) != (b < 0), -q, q)
+    q = _select(q < _TINY, 0, q)
+    q = _select((a < 0) != (b < 0), -q, q)
     known = functools.reduce(jnp.logical_and, [(abs(x) > 0) & (abs(x) < np.inf) for x in (a, b)])
-    return _where(known, q, a / b)
+    return _select(known, q, a / b)
 
 
 def _magnitude(x: Any) -> tuple[Any, Any]:
@@ -185,7 +185,7 @@ def _exp(x: Any) -> Any:
     n = jax.lax.floor(_times(inside, np.float32(1.44269504088896341)) + np.float32(0.5))
     rest = inside - n * np.float32(_LN2[0]) - _times(n, np.float32(_LN2[1]))
     found = _scaled(_small_exponential(rest) + np.float32(1), n)
-    return _where(x > _LARGEST, np.inf, _where(x < _LEAST, 0, found))
+    return _select(x > _LARGEST, np.inf, _select(x < _LEAST, 0, found))
 
 
 def _exp2(x: Any) -> Any:
@@ -193,12 +193,12 @@ def _exp2(x: Any) -> Any:
     n = jax.lax.floor(inside + np.float32(0.5))
     rest = _times(inside - n, np.float32(0.6931471805599453))
     found = _scaled(_small_exponential(rest) + np.float32(1), n)
-    return _where(x < np.float32(-126), 0, found)
+    return _select(x < np.float32(-126), 0, found)
 
 
 def _expm1(x: Any) -> Any:
     small = jax.lax.clamp(np.float32(-0.35), x, np.float32(0.35))
-    return _where(abs(x) < np.float32(0.35), _small_exponential(small), _exp(x) - np.float32(1))
+    return _select(abs(x) < np.float32(0.35), _small_exponential(small), _exp(x) - np.float32(1))
 
 
 def _log(x: Any) -> Any:
@@ -206,22 +206,22 @@ def _log(x: Any) -> Any:
     exponent = ((bits >> 23) - 126).astype(jnp.float32)
     m = jax.lax.bitcast_convert_type((bits & 0x7FFFFF) | (126 << 23), jnp.float32)  # in [0.5, 1)
     low = m < np.float32(0.7071067811865476)
-    f = _where(low, m + m, m) - np.float32(1)
-    exponent = _where(low, exponent - np.float32(1), exponent)
+    f = _select(low, m + m, m) - np.float32(1)
+    exponent = _select(low, exponent - np.float32(1), exponent)
     square = _times(f, f)
     y = _times(_times(_polynomial(_LOG, f), square), f)
     y = y + _times(exponent, np.float32(_LN2[1])) - square * np.float32(0.5)
     y = f + y + exponent * np.float32(_LN2[0])
-    y = _where(x == np.inf, x, y)
+    y = _select(x == np.inf, x, y)
     zero = jax.lax.abs(x) < _TINY  # as of processors that have no subnormal numbers
-    return _where(zero, -np.inf, _where(x > 0, y, np.nan))
+    return _select(zero, -np.inf, _select(x > 0, y, np.nan))
 
 
 def _log1p(x: Any) -> Any:
     whole = _rounded(np.float32(1) + x)
     lost = x - (whole - np.float32(1))
     found = _log(whole) + _quotient(lost, whole)
-    return _where((whole == np.inf) | (whole == 0), _log(whole), found)
+    return _select((whole == np.inf) | (whole == 0), _log(whole), found)
 
 
 def _log2(x: Any) -> Any:
@@ -230,7 +230,7 @@ def _log2(x: Any) -> Any:
 
 def _logistic(x: Any) -> Any:
     e = _exp(-jax.lax.abs(x))
-    return _quotient(_where(x < 0, e, jnp.ones_like(e)), np.float32(1) + e)
+    return _quotient(_select(x < 0, e, jnp.ones_like(e)), np.float32(1) + e)
 
 
 def _tanh(x: Any) -> Any:
@@ -239,7 +239,7 @@ def _tanh(x: Any) -> Any:
     small = _times(_times(_polynomial(_TANH, square), square), x) + x
     e = _exp(a + a)
     large = np.float32(1) - _quotient(jnp.full_like(e, 2), e + np.float32(1))
-    return _where(a < np.float32(0.625), small, _where(x < 0, -large, large))
+    return _select(a < np.float32(0.625), small, _select(x < 0, -large, large))
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -162,17 +162,17 @@ class RowRule:
             return weights, state
         total = state[DECAY][..., :1]
 
-        def taken(rows: jax.Array, decayed: jax.Array, total: jax.Array) -> jax.Array:
+        def apply_decay(rows: jax.Array, decayed: jax.Array, total: jax.Array) -> jax.Array:
             left = jnp.exp(decayed - total)
             return (rows.astype(left.dtype) * left).astype(rows.dtype)
 
         if rows is None:
             decayed = jnp.broadcast_to(total, state[DECAYED].shape)
-            return taken(weights, state[DECAYED], total), {**state, DECAYED: decayed}
+            return apply_decay(weights, state[DECAYED], total), {**state, DECAYED: decayed}
         n_detectors, n_rows, _ = weights.shape
         at = jnp.arange(n_detectors), jnp.clip(rows.reshape(-1, n_detectors), 0, n_rows - 1)
         old, total = state[DECAYED][at], total[None, :, 0]
-        moved, decayed = taken(weights[at], old, total), jnp.broadcast_to(total, old.shape)
+        moved, decayed = apply_decay(weights[at], old, total), jnp.broadcast_to(total, old.shape)
         return weights.at[at].set(moved), {**state, DECAYED: state[DECAYED].at[at].set(decayed)}
 
     def _direction(self, gradient: jax.Array, state: RowState) -> tuple[jax.Array, RowState]:

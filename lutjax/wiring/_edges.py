@@ -74,7 +74,7 @@ def from_edges(
     check_ids(where, "detector", ids.detector, n_detectors, "detectors")
     check_ids(where, "row", ids.row, n_rows, "rows of a detector")
     check_ids(where, "target", ids.target, n_outputs, "outputs")
-    place = _places(ids, n_rows)
+    place = _row_numbers(ids, n_rows)
     falls = np.flatnonzero(np.diff(place) < 0)
     if falls.size:
         e = int(falls[0]) + 1
@@ -82,7 +82,7 @@ def from_edges(
             f"{where}: edge {e} is of detector {ids.detector[e]} and row {ids.row[e]}, after one of detector {ids.detector[e - 1]} and row "
             f"{ids.row[e - 1]}; edges must be sorted by detector and row, as by numpy.lexsort((row, detector)), and weights with them."
         )
-    return _of_places(place, ids.target, n_detectors, n_rows, n_outputs)
+    return _from_row_numbers(place, ids.target, n_detectors, n_rows, n_outputs)
 
 
 def edges(connectivity: Edges | Int[Array, "detectors rows slots"]) -> EdgeIds:
@@ -152,8 +152,8 @@ def remove_edges(connectivity: Edges, keep: Bool[Array, " edges"]) -> Changed:
         )
     ids, n = edges(connectivity), connectivity
     source = np.flatnonzero(kept).astype(np.int32)
-    place = _places(EdgeIds(*(a[kept] for a in ids)), n.n_rows)
-    changed = _of_places(place, ids.target[kept], n.n_detectors, n.n_rows, n.n_outputs)
+    place = _row_numbers(EdgeIds(*(a[kept] for a in ids)), n.n_rows)
+    changed = _from_row_numbers(place, ids.target[kept], n.n_detectors, n.n_rows, n.n_outputs)
     return Changed(changed, source, np.full(source.shape, -1, np.int32), n.size)
 
 
@@ -184,12 +184,12 @@ def add_edges(connectivity: Edges, detector: Ids, row: Ids, target: Ids) -> Chan
     check_ids(where, "target", new.target, of.n_outputs, "outputs")
     old = edges(of)
     n_old, n_new = old.target.size, new.target.size
-    place = np.concatenate([_places(old, of.n_rows), _places(new, of.n_rows)])
+    place = np.concatenate([_row_numbers(old, of.n_rows), _row_numbers(new, of.n_rows)])
     order = np.argsort(place, kind="stable")
     targets = np.concatenate([old.target, new.target])[order]
     source = np.concatenate([np.arange(n_old), np.full(n_new, -1)])[order].astype(np.int32)
     added = np.concatenate([np.full(n_old, -1), np.arange(n_new)])[order].astype(np.int32)
-    changed = _of_places(place[order], targets, of.n_detectors, of.n_rows, of.n_outputs)
+    changed = _from_row_numbers(place[order], targets, of.n_detectors, of.n_rows, of.n_outputs)
     return Changed(changed, source, added, of.size)
 
 
@@ -283,12 +283,14 @@ def _as_int32(*ids: np.ndarray) -> EdgeIds:
     return EdgeIds(*(a.astype(np.int32) for a in ids))
 
 
-def _places(ids: EdgeIds, n_rows: int) -> np.ndarray:
+def _row_numbers(ids: EdgeIds, n_rows: int) -> np.ndarray:
     """Return the row index of each edge among the rows of all detectors."""
     return ids.detector.astype(np.int64) * n_rows + ids.row
 
 
-def _of_places(place: np.ndarray, target: np.ndarray, n_detectors: int, n_rows: int, n_outputs: int) -> Edges:
+def _from_row_numbers(
+    place: np.ndarray, target: np.ndarray, n_detectors: int, n_rows: int, n_outputs: int
+) -> Edges:
     counts = np.bincount(place, minlength=n_detectors * n_rows)
     first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     return Edges(first, target.astype(np.int32), n_detectors, n_rows, n_outputs, width_of(counts))

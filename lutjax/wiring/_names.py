@@ -144,7 +144,7 @@ EVEN = ("balanced", "unique", "butterfly", "learnable")
 """Names of the wirings with fan-outs that differ by at most one."""
 
 
-def drawn(wiring: str | Wiring, key: Any, n_inputs: int, n_gates: int, arity: int) -> jax.Array:
+def sample_wires(wiring: str | Wiring, key: Any, n_inputs: int, n_gates: int, arity: int) -> jax.Array:
     """Return the wires for a fixed wiring: int32 ``[n_gates, arity]``.
 
     Raises:

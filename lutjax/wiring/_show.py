@@ -150,7 +150,7 @@ def _fields_of(source: Any, in_shape: Size | None, out_shape: Size | None) -> _F
     """Return the ids to draw of any supported source."""
     if isinstance(source, Connectivity):
         _require_none(in_shape, out_shape)
-        return _of_connectivity(source, None)
+        return _connectivity_fields(source, None)
     spec = getattr(source, "spec", None)
     if spec is None and not isinstance(source, Mapping):
         ids = np.asarray(source)
@@ -164,8 +164,8 @@ def _fields_of(source: Any, in_shape: Size | None, out_shape: Size | None) -> _F
         arrays = _arrays_of(source if spec is None else source._arrays())
     if spec is not None and hasattr(spec, "connectivity"):
         _require_none(in_shape, out_shape)
-        return _of_connectivity(spec.connectivity, spec.compared(arrays))
-    return _of_arrays(arrays, spec, in_shape, out_shape)
+        return _connectivity_fields(spec.connectivity, spec.compared(arrays))
+    return _array_fields(arrays, spec, in_shape, out_shape)
 
 
 def _require_none(in_shape: Size | None, out_shape: Size | None) -> None:
@@ -184,13 +184,13 @@ def _arrays_of(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return found
 
 
-def _of_connectivity(c: Connectivity, pairs: np.ndarray | None) -> _Fields:
+def _connectivity_fields(c: Connectivity, pairs: np.ndarray | None) -> _Fields:
     every = c.targets.shape[1] == c.n_outputs and (c.targets >= 0).all()
     out_shape, reached = (None, None) if every else (c.out_shape, c.targets)
     return _Fields("group", c.in_shape, c.candidates, pairs, c.centers, out_shape, reached)
 
 
-def _of_arrays(
+def _array_fields(
     arrays: Mapping[str, np.ndarray], spec: Any, in_shape: Size | None, out_shape: Size | None
 ) -> _Fields:
     """Return the fields of individual detectors or gates."""
@@ -202,7 +202,7 @@ def _of_arrays(
     if hasattr(spec, "n_tables"):  # tables over a vector, perhaps with group-local ids
         n_groups = getattr(spec, "groups", None) or 1
         n_inputs, n_outputs = n_groups * spec.n_inputs, n_groups * spec.n_outputs
-        ids = _of_all_groups(ids, n_groups, spec.n_inputs)
+        ids = _global_ids(ids, n_groups, spec.n_inputs)
     elif name == "wires":
         n_inputs = getattr(spec, "in_features", None)
     pairs = ids if name == "anchors" else ids[:, None] if ids.shape[1:] == (2,) else None
@@ -216,12 +216,12 @@ def _of_arrays(
         return fields
     reached = np.repeat(targets.reshape(len(targets), -1), len(ids) // len(targets), axis=0)
     if n_outputs:
-        reached = _of_all_groups(reached, n_groups, spec.n_outputs)
+        reached = _global_ids(reached, n_groups, spec.n_outputs)
     shape = _shape("out_shape", out_shape, reached, n_outputs, "outputs")
     return dataclasses.replace(fields, out_shape=shape, reached=reached)
 
 
-def _of_all_groups(ids: np.ndarray, n_groups: int, n_of_group: int) -> np.ndarray:
+def _global_ids(ids: np.ndarray, n_groups: int, n_of_group: int) -> np.ndarray:
     """Convert group-local ids to global ids, with groups in order on the first axis."""
     group = np.arange(len(ids)) * n_groups // len(ids)
     return np.where(ids < 0, -1, ids + (n_of_group * group).reshape(-1, *(1,) * (ids.ndim - 1)))

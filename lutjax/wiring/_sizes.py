@@ -22,7 +22,7 @@ def pair(where: str, name: str, size: Size, least: int = 1) -> tuple[int, int]:
     Raises:
       ValueError: it is neither an integer nor two integers, or is less than `least`.
     """
-    found = _whole(plain(size))
+    found = _as_integers(plain(size))
     if found is None or len(found) > 2:
         raise ValueError(
             f"{where}: {name} is {shown(size)}; expected a whole number, or two of them: height and width."
@@ -38,7 +38,7 @@ def shape_of(where: str, name: str, shape: Size, ranks: tuple[int, ...]) -> tupl
     Raises:
       ValueError: the number of sizes is not in `ranks`, or one is less than 1.
     """
-    found = _whole(plain(shape))
+    found = _as_integers(plain(shape))
     if found is None or len(found) not in ranks or min(found) < 1:
         one = "a number of values, " if 1 in ranks else ""
         raise ValueError(
@@ -53,7 +53,7 @@ def as_image(shape: tuple[int, ...]) -> tuple[int, int, int]:
     return height, width, channels
 
 
-def _whole(size: Size) -> tuple[int, ...] | None:
+def _as_integers(size: Size) -> tuple[int, ...] | None:
     """Return integers as a tuple, None for anything else."""
     try:
         return tuple(operator.index(n) for n in (size if isinstance(size, Sequence) else (size,))) or None

@@ -69,7 +69,7 @@ def test_packed_texts_do_not_see_each_other(name):
 
 def programs():
     """Return the numbers of programs of slots that are compiled."""
-    names = ("_read", "_joined", "_read_blocks", "_copied", "_begun", "_stepped")
+    names = ("_read", "_join", "_read_blocks", "_copied", "_begun", "_stepped")
     return [getattr(_slots, name)._cache_size() for name in names]
 
 

@@ -126,7 +126,7 @@ def test_wide_sums_are_exact(addends):
     one_by_one = _quantized.WideSum(jnp.zeros_like(parts[0]), jnp.zeros_like(parts[0]))
     for addend in parts:
         one_by_one = one_by_one + addend
-    for found in (one_by_one, _quantized.WideSum.of(parts)):
+    for found in (one_by_one, _quantized.WideSum.from_parts(parts)):
         high, low = (np.asarray(a, np.int64) for a in (found.high, found.low))
         assert (high * 2**16 + low).tolist() == exact
         assert (low >> 16 == 0).all()
@@ -136,7 +136,7 @@ def test_wide_sums_are_exact(addends):
 
 def test_as_many_parts_as_a_wide_sum_takes():
     for addend in (-(2**31), 2**31 - 1):
-        found = _quantized.WideSum.of(jnp.full((2**15 - 1, 1), addend, jnp.int32))
+        found = _quantized.WideSum.from_parts(jnp.full((2**15 - 1, 1), addend, jnp.int32))
         assert int(found.high[0]) * 2**16 + int(found.low[0]) == (2**15 - 1) * addend
 
 

@@ -457,7 +457,7 @@ def _staged_inputs(tile: "_Tile", columns: int) -> tuple[tuple[jax.Array, ...], 
 
 def _of_parts(sums: jax.Array, call: ScoredLut) -> jax.Array:
     """Return the outputs for partial integer sums."""
-    total, unknown = _quantized.WideSum.of(sums), jnp.any(sums == _UNKNOWN, (0, 3))
+    total, unknown = _quantized.WideSum.from_parts(sums), jnp.any(sums == _UNKNOWN, (0, 3))
     return plain.in_floats(call.replace(sum_groups=False), total, unknown, jnp.float32)
 
 
