@@ -162,7 +162,7 @@ def test_rows_that_differ_in_a_bit_lie_in_different_banks(n_rows):
     from lutjax.kernels._pallas.gpu import _shared_reads
 
     weights = jnp.broadcast_to(jnp.arange(n_rows, dtype=jnp.float32)[:, None], (1, n_rows, 48))
-    call = _shared_reads._Call.of(weights, jnp.zeros((1, 512), jnp.int32), 2, 1)
+    call = _shared_reads._Call.for_reads(weights, jnp.zeros((1, 512), jnp.int32), 2, 1)
     wide, narrow = call.tables(weights)
     np.testing.assert_array_equal(wide, weights)
     assert narrow.shape == (1, n_rows, 16)
