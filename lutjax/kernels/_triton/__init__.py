@@ -49,6 +49,5 @@ def unfit_packages() -> str | None:
 
 
 def version(package: str) -> tuple[int, ...]:
-    """Return a package's major and minor version."""
     numbers = re.findall(r"\d+", importlib.metadata.version(package))
     return tuple(int(n) for n in numbers[:2])

@@ -81,7 +81,6 @@ class DetectedPairs:
 
     @property
     def queries(self) -> tuple[int, int]:
-        """Number of samples, and number of queries per sample."""
         return self.query.shape[1:]  # type: ignore[return-value]
 
     @property
@@ -96,7 +95,6 @@ class DetectedPairs:
 
     @property
     def sizes(self) -> Sizes:
-        """Sizes that select kernel configs."""
         n_samples, n_queries = self.queries
         # A window bounds the keys of a query, and so the work.
         n_keys = min(self.key.shape[2], self.window or self.key.shape[2])
@@ -105,7 +103,6 @@ class DetectedPairs:
 
     @property
     def lists(self) -> jax.Array:
-        """Targets, or a placeholder."""
         return self.query if self.targets is None else self.targets
 
     def tile(

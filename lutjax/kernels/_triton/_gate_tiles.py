@@ -109,7 +109,6 @@ class GateTile:
         return triton.cdiv(self.n_samples, self.samples * self.blocks)
 
     def arguments(self, call: WiredCall, parameter: jax.Array) -> dict[str, Any]:
-        """Return `launch` arguments and kernel constants."""
         return {
             # Features change fastest, then groups, then parts: see `locate_program`.
             "programs": triton.cdiv(self.n_features, self.features) * self.n_groups * self.parts,
@@ -131,7 +130,6 @@ class GateTile:
 
 
 def output(call: WiredCall) -> jax.ShapeDtypeStruct:
-    """Return the shape and dtype of the gate outputs."""
     return jax.ShapeDtypeStruct((len(call.wires), call.x.shape[1]), call.x.dtype)
 
 
@@ -232,7 +230,6 @@ def last_block(part, c: tl.constexpr):
 
 @kernel
 def input_of(wires, number, c: tl.constexpr):
-    """Return a wire's clamped input id."""
     # 64 bits: the id is multiplied by the number of samples.
     return tl.minimum(tl.maximum(tl.load(wires + number), 0), c.n_inputs - 1).to(tl.int64)
 
@@ -263,7 +260,6 @@ def read_some(x, row, used, sample, c: tl.constexpr):
 
 @kernel
 def write(y, row, exists, sample, value, c: tl.constexpr):
-    """Store row samples."""
     # Nothing reads the results again soon. Evicting them first keeps the inputs in the L2 cache.
     tl.store(
         y + sample_offsets(row, sample, c.n_samples),

@@ -154,7 +154,6 @@ def add_rows(
     addition: _row_additions.Addition,
     counter: Counter | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Add `dy` to every pair's row."""
     n_tables, _, n_outputs = addition.total.shape
     counter = counter or BY_PRODUCTS
     order = Order(pairs.query >> pairs.query_shift, pairs, device)
@@ -421,7 +420,6 @@ def _block(starts, t, number, c: tl.constexpr):
 
 @kernel
 def _queries(order, t, first, end, c: tl.constexpr):
-    """Return a block's queries, and whether they exist."""
     place = first + tl.arange(0, c.ROWS)
     exists = place < end
     return tl.load(order + t * c.n + place, mask=exists, other=0).to(tl.int64), exists

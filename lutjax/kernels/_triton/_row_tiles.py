@@ -83,7 +83,6 @@ class RowTile:
 
     @property
     def detectors(self) -> int:
-        """Detectors per program."""
         of_group = self.n_detectors // self.n_groups
         return max(min(self.how.detectors or of_group, of_group), 1)
 
@@ -104,7 +103,6 @@ class RowTile:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """`launch` arguments and kernel constants."""
         return {
             "programs": self.programs,
             "device": self.device,
@@ -297,7 +295,6 @@ def addend(value, c: tl.constexpr):
 
 @kernel
 def quotient(a, b):
-    """Divide with correct rounding."""
     # Triton's float32 `/` is an approximate division.
     if a.dtype == tl.float32:
         return tl.div_rn(a, b)
@@ -333,7 +330,6 @@ def cotangent(margin, difference, c: tl.constexpr):
 
 @kernel
 def touch(touched, t, row, exists, c: tl.constexpr):
-    """Mark updated rows."""
     # Several programs may store the same 1; no atomic is needed.
     tl.store(touched + clamped(row, t, c), tl.full(row.shape, 1, tl.int32), mask=exists)
 

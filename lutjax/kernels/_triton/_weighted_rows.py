@@ -59,7 +59,6 @@ class Reads:
 
     @classmethod
     def from_ways(cls, ways: Sequence[Way], groups: int) -> "Reads":
-        """Return the reads for at least one way."""
         index, coefficients = (jnp.stack(arrays, 1) for arrays in zip(*ways, strict=True))
         return cls(index, coefficients, groups)
 
@@ -74,7 +73,6 @@ class Reads:
         return self.coefficients is not None and jnp.issubdtype(self.coefficients.dtype, jnp.integer)
 
     def sizes(self, weights: jax.Array | jax.ShapeDtypeStruct) -> Sizes:
-        """Return the sizes that select kernel configs."""
         groups = {"groups": self.groups} if self.groups > 1 else {}
         ways = {} if self.coefficients is None else {"ways": self.index.shape[1]}
         return _row_tiles.sizes(weights, samples=self.index.shape[2], **ways, **groups)
@@ -413,7 +411,6 @@ def group_offset(sample, group, c: tl.constexpr):
 
 @kernel
 def part_of_outputs(c: tl.constexpr):
-    """Return this program's output block."""
     sample_blocks: tl.constexpr = (c.n_samples + c.ROWS - 1) // c.ROWS
     output_blocks: tl.constexpr = (c.n_outputs + c.OUTPUTS - 1) // c.OUTPUTS
     return (tl.program_id(0) // sample_blocks) % output_blocks

@@ -147,7 +147,6 @@ def _arguments(
     device: Device,
     of_inputs: bool = False,
 ) -> dict[str, Any]:
-    """Return `launch` arguments for whole-word tiles."""
     tile = _gate_tiles.GateTile.for_call(f"binary_lut.{kernel}", rule, call, device, of_inputs=of_inputs)
     # A word holds 32 samples, also if there are fewer.
     how = dataclasses.replace(tile.how, rows=max(tile.how.rows, _BITS), detectors=1)
@@ -245,7 +244,6 @@ def _collect(addresses, slopes, readers, used, dy, dx, c: tl.constexpr):
 
 @kernel
 def _scatter(addresses, slopes, wires, dy, dx, c: tl.constexpr):
-    """Add each wire's gradient to its input gradient."""
     gate, exists, block = _gate_tiles.locate_program(c.n_gates, c)
     sample, sample_exists = _row_tiles.block(c.SAMPLES, c.n_samples, block)
     both_exist = exists[:, None] & sample_exists[None, :]

@@ -191,7 +191,6 @@ def _addend(anchors, flip, d_margin, t, sample, exists, c: tl.constexpr):
 
 @kernel
 def _input(anchor, n_inputs: tl.constexpr, exists=True):
-    """Return an anchor's clamped input."""
     return tl.minimum(tl.maximum(tl.load(anchor, mask=exists, other=0), 0), n_inputs - 1)
 
 

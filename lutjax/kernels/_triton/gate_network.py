@@ -185,7 +185,6 @@ def _bounds(call: GateNetwork) -> jax.Array:
 
 
 def _scratch(call: GateNetwork, arguments: dict[str, Any], rows: int) -> jax.ShapeDtypeStruct:
-    """Return scratch memory with `rows` rows for each program."""
     size = arguments["programs"] * rows * arguments["SAMPLES"]
     return jax.ShapeDtypeStruct((max(size, 1),), accumulator(call.x.dtype, call.coefficients.dtype))
 
@@ -506,7 +505,6 @@ def _offset_to_call(x, coefficients, wires, y, c: tl.constexpr):
 
 @kernel
 def _number(c: tl.constexpr):
-    """Return this program's number within its call."""
     return tl.program_id(0) % c.PROGRAMS
 
 

@@ -158,7 +158,6 @@ def _image_gradient(call: LogicTrees, of_parents: jax.Array, chosen: jax.Array, 
 
 
 def _arguments(call: LogicTrees, device: Device, tile: Tile) -> dict[str, Any]:
-    """Return `launch` arguments and kernel constants."""
     places, n_samples = call.places, call.x.shape[1]
     samples = _row_tiles.fitted(tile.samples, n_samples)
     groups = min(tile.groups, max(call.n_groups, 1))
@@ -389,7 +388,6 @@ def _pixel(image, channel, row, column, sample, c: tl.constexpr):
 
 @kernel
 def _output(tree, group, c: tl.constexpr):
-    """Return an output's sample offsets."""
     return (tree.to(tl.int64) * (c.ROWS * c.COLUMNS) + group) * c.n_samples
 
 
@@ -420,7 +418,6 @@ def _nodes(values, held, coefficients, tree, c: tl.constexpr):
 
 @kernel
 def _mask_positions(mask, there, c: tl.constexpr):
-    """Restrict a mask to existing positions."""
     # Only padded groups have missing positions.
     if c.PADDED:
         return mask & there

@@ -200,7 +200,6 @@ def _margins(
 def add_rows(
     pairs: DetectedPairs, dy: jax.Array, device: Device, addition: _row_additions.Addition
 ) -> tuple[jax.Array, ...]:
-    """Add `dy` to every pair's row."""
     if _histograms.faster("table", pairs):
         return _histograms.add_rows(pairs, dy, device, addition)
     how = launch_of("lookup_attention.table", pairs.sizes, device, _table_rule)
@@ -552,7 +551,6 @@ def _change(table, targets, t, bits, other_bits, slot, dy, j, counts, c: tl.cons
 
 @kernel
 def _targets(targets, t, bits, slot, exists, c: tl.constexpr):
-    """Return the row slots' output ids; -1 for none."""
     # All rows of a table, and all tables, may share one target list.
     slots = _row_tiles.list_of(bits, t, c)[:, None] * c.n_outputs + slot[None, :]
     return _row_tiles.target(targets, slots, exists, c.WIDTH)
@@ -612,7 +610,6 @@ def _counts(visited, i, low, high, b, j, query_segments, key_segments, c: tl.con
 
 @kernel
 def _bits(query, key, position, t, b, j, i, place, exists, detector_exists, c: tl.constexpr):
-    """Return each pair's row id."""
     sample = t.to(tl.int64) * c.n_samples + b
     bits = tl.load(query + sample * c.n_queries + j, mask=detector_exists, other=0)
     bits |= tl.load(key + sample * c.n_keys + i, mask=exists, other=0)

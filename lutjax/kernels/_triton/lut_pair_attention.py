@@ -98,7 +98,6 @@ def update(
 
 
 def _gradient(pairs: "ComparedPairs", dy: jax.Array, device: Device) -> jax.Array:
-    """Return the table gradient."""
     return _row_additions.gradient(pairs.call, functools.partial(_add_to_rows, pairs, dy, device))
 
 
@@ -154,7 +153,6 @@ def _terms(
 def _add_to_rows(
     pairs: "ComparedPairs", dy: jax.Array, device: Device, addition: _row_additions.Addition
 ) -> tuple[jax.Array, ...]:
-    """Add `dy` to every pair's row."""
     how = launch_of("lut_pair_attention.table", pairs.sizes, device, _rule)
     tile = pairs.tile(how, device, n_detectors=addition.total.shape[0])
     return addition(_add_rows, *pairs.arrays, dy, **pairs.arguments(tile))
@@ -184,7 +182,6 @@ class ComparedPairs:
 
     @property
     def _most_keys(self) -> int:
-        """Maximum number of keys per query."""
         n_queries, n_keys = self.terms.query.shape[3], self.terms.key.shape[3]
         # Query 0 has no earlier key, unless `start` shifts the queries.
         most = n_keys if self.call.start is not None else max(min(n_keys, n_queries - 1), 0)
@@ -192,7 +189,6 @@ class ComparedPairs:
 
     @property
     def sizes(self) -> Sizes:
-        """Sizes that select kernel configs."""
         n_pairs, _, n_samples, n_queries = self.terms.query.shape
         others = {"samples": n_samples, "queries": n_queries, "keys": self._most_keys, "pairs": n_pairs}
         sizes = _row_tiles.sizes(self.call.weights, **others)
@@ -211,7 +207,6 @@ class ComparedPairs:
         return _row_tiles.RowTile(how, n_reads, n_outputs, n_tables, device, all_outputs)
 
     def arguments(self, tile: _row_tiles.RowTile) -> dict[str, Any]:
-        """Return `launch` arguments and kernel constants."""
         n_pairs, n_detectors, n_samples, n_queries = self.terms.query.shape
         # Rows beyond the keys of a block become further queries.
         keys = _row_tiles.fitted(min(tile.rows, _KEYS), self._most_keys)

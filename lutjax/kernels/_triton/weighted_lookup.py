@@ -78,7 +78,6 @@ def _add_to_rows(
 
 
 def _valued(call: WeightedLookup) -> _weighted_rows.Reads:
-    """Return the reads for the ways with values."""
     # ``[T, K, n]``: tile samples are contiguous.
     index, coefficients = (a[..., : call.valued].transpose(1, 2, 0) for a in (call.index, call.coefficients))
     return _weighted_rows.Reads(index, coefficients, call.groups)

@@ -33,7 +33,6 @@ Call = Any
 
 
 def are_in(call: Any) -> bool:
-    """Return True for a fixed-point call."""
     return getattr(call, "accumulate", None) is not None
 
 

@@ -119,7 +119,6 @@ class Pairs:
         return a[..., : self.n_samples, self._key_margin : self._key_margin + self.n_keys]
 
     def padded_shape(self, n_outputs: int) -> tuple[int, int, int]:
-        """Return the shape of `padded_rows`."""
         b = self.n_samples + -self.n_samples % self.samples
         return b, self.n_queries + -self.n_queries % self.queries, n_outputs
 

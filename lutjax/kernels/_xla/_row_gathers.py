@@ -333,7 +333,6 @@ def add_ways(
 
 # ------------------------------------------------------------------------------------- one table
 def sum_dtype(weights: jax.Array, coefficient: jax.Array | None, accumulate: FixedPoint | None) -> np.dtype:
-    """Return the accumulator dtype for rows with these coefficients."""
     if coefficient is not None and jnp.issubdtype(coefficient.dtype, jnp.integer):
         return jnp.dtype(jnp.int32)
     return addend_dtype(weights.dtype, accumulate)
@@ -395,7 +394,6 @@ def products_of_table(
 
 
 def product(row: jax.Array, dy: jax.Array, accumulate: FixedPoint | None) -> jax.Array:
-    """Compute ``<dy, row>`` over the last axis."""
     total = jnp.sum(addends(row * dy, accumulate), -1, dtype=addend_dtype(dy.dtype, accumulate))
     return result(total, dy.dtype, accumulate)
 

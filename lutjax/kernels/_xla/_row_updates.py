@@ -213,7 +213,6 @@ def counts(call: Reads, visit: Visit) -> jax.Array:
 
 
 def _group_size(weights: jax.Array, n_hits: int, device: Device) -> int:
-    """Return the number of detectors per group."""
     n_detectors, n_rows, n_outputs = weights.shape
     # One detector at a time keeps its rows and gradient in the cache of a CPU.
     if _row_gathers.in_sequence(device):

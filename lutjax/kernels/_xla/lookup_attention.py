@@ -152,7 +152,6 @@ def backward(
 
 
 def _rows(call: LookupAttention) -> Any:
-    """Return the row loops for dense or sparse tables."""
     return SlotRows.from_call(call) if isinstance(call, SparseLookupAttention) else _row_gathers
 
 

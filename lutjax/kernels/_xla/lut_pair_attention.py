@@ -122,7 +122,6 @@ def backward(
 
 
 def _rows(call: LutPairAttention) -> Any:
-    """Return the row loops for dense or sparse tables."""
     return SlotRows.from_call(call) if isinstance(call, SparseLutPairAttention) else _row_gathers
 
 

@@ -336,7 +336,6 @@ def linearized(
 
 
 def n_ways(call: ScoredLut) -> int:
-    """Return the number of ways in the read."""
     # Only shapes are evaluated: a read may return any number of ways.
     one = jax.ShapeDtypeStruct((), call.scalars.dtype)
     u, scalars = [one] * call.anchors.shape[1], [one] * len(call.scalars)
@@ -349,7 +348,6 @@ def sums_fit_int32(call: ScoredLut) -> bool:
 
 
 def named(read: Read, scalars: list[jax.Array]) -> dict[str, jax.Array]:
-    """Return the scalars by name."""
     return dict(zip(read.initial(), scalars, strict=True))
 
 
@@ -359,7 +357,6 @@ def _like(products: Sequence[jax.Array], coefficients: Sequence[jax.Array]) -> l
 
 
 def _sum_of_addends(call: ScoredLut, values: jax.Array) -> jax.Array:
-    """Sum the addends of all elements."""
     return jnp.sum(addends(values, call.accumulate), dtype=addend_dtype(values.dtype, call.accumulate))
 
 

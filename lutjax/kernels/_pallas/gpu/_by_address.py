@@ -190,12 +190,10 @@ def _launch_by_block(
 
 # ------------------------------------------------------------------------------------- in kernels
 def _sample_slice() -> Any:
-    """Return this program's sample slice."""
     return pl.ds(lax.axis_index("samples") * _BLOCK, _BLOCK)
 
 
 def _word_slice() -> Any:
-    """Return this program's address words."""
     return pl.ds(lax.axis_index("samples") * _THREADS, _THREADS)
 
 
@@ -210,8 +208,6 @@ def _load(a: Any, row: Any, samples: Any, each: int) -> jax.Array:
 
 
 def _gather(row: Any, addresses: jax.Array) -> jax.Array:
-    """Gather elements from a table row in global memory."""
-
     @plgpu.inline_mgpu(
         arg_types=(plgpu.RefType(), _layout(1)),
         return_type=plgpu.ShapeDtypeStruct((_BLOCK,), jnp.float32, layout=_layout(_FOUR)),
@@ -235,8 +231,6 @@ def _clear(columns: Any) -> None:
 
 
 def _add(columns: Any, addresses: jax.Array, values: jax.Array) -> None:
-    """Add a thread's values to its column."""
-
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), _layout(1), _layout(_FOUR)))
     def add(_: Any, columns: Any, addresses: Any, values: Any) -> None:
         thread, (register,) = _thread(), values.registers.flat
@@ -277,7 +271,6 @@ def _sum_columns(columns: Any, first: int, each: int) -> jax.Array:
 
 
 def _unpack_addresses(addresses: Any) -> list[Any]:
-    """Return the four addresses in a thread's word."""
     (register,) = addresses.registers.flat
     # Logical shifts: the highest address of a word may set the sign bit.
     word, bits = mlir.only_element(register), 32 // _FOUR

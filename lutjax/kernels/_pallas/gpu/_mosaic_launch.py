@@ -100,7 +100,6 @@ def pipeline(
 
 
 def load(reference: Any, layout: Any) -> jax.Array:
-    """Load a reference in a given layout."""
     # Before jax 0.11 an index had to be given beside the reference.
     index = inspect.signature(plgpu.load).parameters.get("idx")
     needed = [()] if index is not None and index.default is inspect.Parameter.empty else []

@@ -67,7 +67,6 @@ def element(register: Any, place: int) -> Any:
 
 
 def only_element(register: Any) -> Any:
-    """Return a register's only element."""
     return element(register, 0)
 
 
@@ -105,7 +104,6 @@ def to_index(number: Any) -> Any:
 
 
 def load_element(array: Any, *numbers: Any) -> Any:
-    """Load one array element."""
     return memref.load(array, [to_index(number) for number in numbers])
 
 

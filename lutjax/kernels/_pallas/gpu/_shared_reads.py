@@ -274,7 +274,6 @@ def _times(number: Any, by: int) -> Any:
 
 
 def _read(kind: Any, address: Any, alignment: int) -> Any:
-    """Load from a shared-memory address."""
     return llvm.load(kind, llvm.inttoptr(llvm.PointerType.get(3), address), alignment=alignment)
 
 
@@ -339,7 +338,6 @@ def _like(call: _Call) -> Any:
 
 
 def _plus_rows(call: _Call, references: list[Any], sums: jax.Array) -> jax.Array:
-    """Add a table's rows to every sample's sums."""
     words, factors, *tables = references
     arg_types = (plgpu.RefType(), plgpu.RefType(), [plgpu.RefType()] * len(tables), call.layout)
 

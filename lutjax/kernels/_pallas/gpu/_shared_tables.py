@@ -223,7 +223,6 @@ def _sums_of_warps(arrays: list[jax.Array]) -> jax.Array:
 
 
 def _sum_of_thread(array: Any) -> Any:
-    """Sum one thread's array elements."""
     # Elements of a thread first, without communication; then the exchange over lanes.
     elements = [
         mlir.element(r, i) for r in array.registers.flat for i in range(ir.VectorType(r.type).shape[0])

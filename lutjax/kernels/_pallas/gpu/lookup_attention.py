@@ -127,7 +127,6 @@ def update(
 def _add_rows(
     pairs: DetectedPairs, dy: jax.Array, device: Device, addition: Addition
 ) -> tuple[jax.Array, ...]:
-    """Add `dy` to every pair's row."""
     from lutjax.kernels._pallas.gpu._counts import COUNTER
 
     if not _histograms.fits(pairs):

@@ -90,7 +90,6 @@ def backward(
 
 
 def _outputs(call: ScoredLut, device: Device) -> jax.Array:
-    """Return each group's sums."""
     from lutjax.kernels._pallas.gpu import _shared_reads
 
     n, call = len(call.x), _padded(call)
@@ -128,7 +127,6 @@ def update(
 
 
 def _padded(call: ScoredLut) -> ScoredLut:
-    """Pad the call with zero samples to whole programs."""
     from lutjax.kernels._pallas.gpu import _mosaic_launch, _shared_reads
 
     n = -(-len(call.x) // _shared_reads.SAMPLES) * _shared_reads.SAMPLES

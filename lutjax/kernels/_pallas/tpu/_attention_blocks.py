@@ -113,7 +113,6 @@ class Plan:
 
     @property
     def samples(self) -> int:
-        """Samples per block."""
         # Short sequences share the lanes of a block; pairs across samples are masked.
         return max(min(self.n_samples, _QUERIES // self.queries, _KEYS_OF_BLOCK // self.keys), 1)
 
@@ -276,7 +275,6 @@ class Plan:
 
     @property
     def pair_bytes(self) -> int:
-        """Return the size of an `expand_to_pairs` array in bytes."""
         tiles = self.query_tiles * self.key_tiles
         return 4 * self.n_detectors * tiles * self.key_lanes * LANES
 
@@ -344,7 +342,6 @@ def slower(request: Request) -> str | None:
 
 
 def _registers(n: int) -> int:
-    """Round the number of outputs up to whole registers."""
     return math.ceil(n / 8) * 8
 
 

@@ -18,7 +18,6 @@ _GROUPS = (16, 8)  # of a block: whole registers
 
 
 def groups(batch: int) -> int:
-    """Return the number of lane groups for a batch."""
     return -(-batch // LANES)
 
 
@@ -57,5 +56,4 @@ def in_lanes(a: jax.Array) -> jax.Array:
 
 
 def batch_first(a: jax.Array, batch: int) -> jax.Array:
-    """Undo `in_lanes`."""
     return a.reshape(a.shape[0], a.shape[1] * LANES)[:, :batch].T

@@ -368,7 +368,6 @@ def products_of(blocks: RowBlocks) -> list[slice]:
 
 
 def rows_of(blocks: RowBlocks, tables: slice) -> slice:
-    """Return the rows for these tables."""
     return slice(tables.start * blocks.rows, tables.stop * blocks.rows)
 
 

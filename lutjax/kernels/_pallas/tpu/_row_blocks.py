@@ -105,12 +105,10 @@ class RowBlocks:
     # ---- numbers of blocks
     @property
     def blocks_per_group(self) -> int:
-        """Table blocks per group."""
         return -(-self.each // self.tables)
 
     @property
     def n_tables(self) -> int:
-        """Number of table blocks."""
         return self.groups * self.blocks_per_group
 
     @property
@@ -137,7 +135,6 @@ class RowBlocks:
         return padded(a, wanted).reshape(*front, self.n_rows, self.tables * self.rows, wanted[-1])
 
     def to_tables(self, a: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """Undo `split_tables`."""
         a = a.reshape(self.groups, self.blocks_per_group * self.tables, self.parts * self.rows, -1)
         return a[:, : self.each, : shape[1], : shape[2]].reshape(shape)
 
@@ -168,7 +165,6 @@ class RowBlocks:
         return padded(a, (*a.shape[:-2], *wanted))
 
     def to_samples(self, a: jax.Array) -> jax.Array:
-        """Undo `of_samples`."""
         return jnp.swapaxes(a[..., : self.batch, : self.n_outputs], -2, -3)
 
 

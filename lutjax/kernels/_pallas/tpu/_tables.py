@@ -46,7 +46,6 @@ _WHOLE = 2**24  # numbers of the largest sparse table that is made whole
 
 
 def _whole_shape(request: Request) -> tuple[int, int, int]:
-    """Return the shape of the multiplied or resident tables."""
     call = request.call
     assert isinstance(call, Lookup | SparseLookup)
     n_detectors, n_rows, n_outputs = call.weights.shape

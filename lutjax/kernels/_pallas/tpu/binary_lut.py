@@ -24,7 +24,6 @@ def _value(slots: Sequence[jax.Array], read: Sequence[jax.Array]) -> jax.Array:
 
 
 def _chosen(slots: Sequence[jax.Array], bits: Sequence[jax.Array]) -> jax.Array:
-    """Return the addressed slot."""
     if not bits:
         return slots[0]
     half = len(slots) // 2

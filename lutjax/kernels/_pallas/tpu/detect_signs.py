@@ -83,7 +83,6 @@ def backward(
 
 
 def _blocks(batch: int, n_bits: int) -> tuple[tuple[int], pl.BlockSpec, pl.BlockSpec]:
-    """Return the grid, and the value and detection blocks."""
     groups = _lanes.block_of(batch, n_bits * LANES * 4, _BLOCK)
     return (
         (pl.cdiv(_lanes.groups(batch), groups),),

@@ -185,7 +185,6 @@ def _products(
 
 
 def _flip_ids(detection: Detection) -> jax.Array:
-    """Return the ids with the closest bit flipped."""
     return detection.index ^ detection.flip
 
 
@@ -285,7 +284,6 @@ class BlockedPairs:
         return self.spec(order, ("detector",), (self.plan.n_outputs, self.plan.rows))
 
     def specs(self, order: tuple[str, ...]) -> list[Any]:
-        """Return the block specs for `arrays`."""
         specs = [self.scalars_spec(order), self.keys_spec(order), self.pairs_spec(order, self.shared)]
         if len(self.arrays) > len(specs):
             blocks = self.plan.blocks
@@ -371,7 +369,6 @@ def _count(plan: Plan, n: jax.Array, pairs: Sequence[Any], by_id_ref: Any, count
 
 
 def _over_positions(plan: Plan, body: Any, carry: Any) -> Any:
-    """Pass `carry` through ``body(i, carry)`` for each position id."""
     # Written-out iterations overlap; more would only lengthen the program.
     if plan.e_ids > 16:
         return jax.lax.fori_loop(0, plan.e_ids, body, carry)

@@ -432,7 +432,6 @@ class ShiftedPairs:
 
 
 def _turns(count: jax.Array) -> jax.Array:
-    """Return the loop turns for `count` shifts."""
     return jax.lax.div(count + (_AT_ONCE - 1), jnp.int32(_AT_ONCE))
 
 

@@ -187,7 +187,6 @@ class _Scored(_products.Reads):
         return [(jax.ShapeDtypeStruct(every[n][0], jnp.float32), every[n][1]) for n in self._needs]
 
     def named(self, found: Sequence[jax.Array]) -> dict[str, jax.Array]:
-        """Convert the `pull` outputs to the op's cotangents."""
         every = dict(zip(self._needs, found, strict=True))
         batch, _, n_inputs = self._call.x.shape
         layouts = {

@@ -30,14 +30,12 @@ def value(slots: Sequence[jax.Array], bits: Sequence[jax.Array]) -> jax.Array:
 def slot_cotangents(
     slots: Sequence[jax.Array], bits: Sequence[jax.Array], g: jax.Array
 ) -> Sequence[jax.Array]:
-    """Return the slot cotangents."""
     return jax.vjp(lambda slots: value(slots, bits), slots)[1](g)[0]
 
 
 def bit_cotangents(
     slots: Sequence[jax.Array], bits: Sequence[jax.Array], g: jax.Array
 ) -> Sequence[jax.Array]:
-    """Return the bit cotangents."""
     return jax.vjp(lambda bits: value(slots, bits), bits)[1](g)[0]
 
 
