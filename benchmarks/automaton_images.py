@@ -1,122 +1,94 @@
-"""Pictures that automata learn: `python benchmarks/automaton_images.py [--only NAME ...] [--set FIELD=VALUE ...] [--png FILE]`.
+"""Pictures learned by automata: `python benchmarks/automaton_images.py [--only NAME ...] [--set FIELD=VALUE ...]`.
 
-Each picture is drawn here, learned as `lutjax train ca --target` does with one automaton (``runs=1``), and a row says what it needed: a test every 50 steps
-counts the wrong bits of the hard automaton, and three without one, one after the other, end the run. ``--png`` draws targets beside what was
-learned.
+The script draws each picture and trains one automaton (``runs=1``) as `lutjax train ca --target` does. The hard automaton's wrong bits are counted every
+50 steps; three consecutive tests without one end the run.
 """
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-import jax
 import numpy as np
-from automaton_seeds import trained
-from harness import fields_of, head, markdown_row, options  # beside this file
+from automaton_seeds import train
+from harness import parse, parse_fields, print_table  # beside this file
 from PIL import Image, ImageDraw
 
 from lutjax.training.automaton_runs import Automaton
 
-COLORS = {"red": (255, 0, 0), "yellow": (255, 255, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
-_BLACK, _WHITE = (0, 0, 0), (255, 255, 255)
+BLACK, WHITE, RED, YELLOW, BLUE = (0, 0, 0), (255, 255, 255), (255, 0, 0), (255, 255, 0), (0, 0, 255)
+CYAN, MAGENTA = (0, 255, 255), (255, 0, 255)
 
-
-def face(size: int) -> Image.Image:
-    """A yellow face on black: eyes are blue, the mouth is red."""
-    image, unit = Image.new("RGB", (size, size)), size / 16
-    draw = ImageDraw.Draw(image)
-    draw.ellipse((unit, unit, 14 * unit, 14 * unit), COLORS["yellow"])
-    for x in (4, 9):
-        draw.rectangle((x * unit, 4 * unit, (x + 1.5) * unit, 6 * unit), COLORS["blue"])
-    draw.rectangle((4 * unit, 9.5 * unit, 11 * unit, 11 * unit), COLORS["red"])
-    return image
-
-
-def boat(size: int) -> Image.Image:
-    """A boat with two sails under a sun, on waves: seven colors."""
-    image, unit = Image.new("RGB", (size, size), (0, 255, 255)), size / 16
-    draw = ImageDraw.Draw(image)
-    draw.ellipse((11 * unit, unit, 14.5 * unit, 4.5 * unit), COLORS["yellow"])
-    draw.polygon([(7 * unit, 2 * unit), (7 * unit, 10 * unit), (1.5 * unit, 10 * unit)], _WHITE)
-    draw.polygon([(8.5 * unit, 4 * unit), (8.5 * unit, 10 * unit), (12 * unit, 10 * unit)], (255, 0, 255))
-    draw.polygon([(unit, 11 * unit), (14 * unit, 11 * unit), (11 * unit, 13.5 * unit), (4 * unit, 13.5 * unit)], COLORS["red"])  # fmt: skip
-    draw.rectangle((0, 14 * unit, size, size), COLORS["blue"])
-    return image
-
-
-def key(size: int) -> Image.Image:
-    """A white key on black."""
-    image, unit = Image.new("RGB", (size, size)), size / 16
-    draw = ImageDraw.Draw(image)
-    draw.ellipse((unit, 4 * unit, 7 * unit, 10 * unit), _WHITE)
-    draw.ellipse((3 * unit, 6 * unit, 5 * unit, 8 * unit), _BLACK)
-    draw.rectangle((7 * unit, 6.5 * unit, 14 * unit, 8 * unit), _WHITE)
-    for x in (10, 13):
-        draw.rectangle((x * unit, 8 * unit, (x + 1) * unit, 10.5 * unit), _WHITE)
-    return image
-
-
-def _three(bits: np.ndarray) -> np.ndarray:
-    return bits if bits.shape[-1] == 3 else np.repeat(bits, 3, -1)
-
-
+# Shapes, their corners on a 16 x 16 grid, and their colors; the first color is the background.
+DRAWINGS: dict[str, tuple[Any, ...]] = {
+    "face": (
+        BLACK,
+        ("ellipse", (1, 1, 14, 14), YELLOW),
+        *(("rectangle", (x, 4, x + 1.5, 6), BLUE) for x in (4, 9)),
+        ("rectangle", (4, 9.5, 11, 11), RED),
+    ),
+    "boat": (
+        CYAN,
+        ("ellipse", (11, 1, 14.5, 4.5), YELLOW),
+        ("polygon", (7, 2, 7, 10, 1.5, 10), WHITE),
+        ("polygon", (8.5, 4, 8.5, 10, 12, 10), MAGENTA),
+        ("polygon", (1, 11, 14, 11, 11, 13.5, 4, 13.5), RED),
+        ("rectangle", (0, 14, 16, 16), BLUE),
+    ),
+    "key": (
+        BLACK,
+        ("ellipse", (1, 4, 7, 10), WHITE),
+        ("ellipse", (3, 6, 5, 8), BLACK),
+        ("rectangle", (7, 6.5, 14, 8), WHITE),
+        *(("rectangle", (x, 8, x + 1, 10.5), WHITE) for x in (10, 13)),
+    ),
+}
 PICTURES = {
-    f"{draw.__name__} {size}": (draw, size)
-    for draw, size in (
-        (key, 16), (face, 16), (boat, 16), (key, 24), (face, 24), (boat, 24), (key, 32), (boat, 32), (boat, 48), (boat, 64),
-    )
-}  # fmt: skip
+    f"{name} {size}": (name, size)
+    for size, names in {
+        16: "key face boat",
+        24: "key face boat",
+        32: "key boat",
+        48: "boat",
+        64: "boat",
+    }.items()
+    for name in names.split()
+}
 
 
-def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--only", nargs="+", choices=PICTURES, default=list(PICTURES), metavar="NAME")
-    parser.add_argument("--set", nargs="+", default=[], help="fields of its configs, with values as in JSON")
-    parser.add_argument("--png", type=Path, help="draw targets above what was learned")
-    arguments = parser.parse_args()
-    names = (
-        "picture",
-        "colors",
-        "channels",
-        "gates",
-        "steps of the automaton",
-        "wrong bits",
-        "training steps",
-        "seconds",
-    )
-    print(head(names))
-    drawn = []
-    for name in arguments.only:
-        draw, size = PICTURES[name]
-        start, picture = time.perf_counter(), draw(size)
+def draw(name: str, size: int) -> Image.Image:
+    """Return a drawing in some size."""
+    background, *shapes = DRAWINGS[name]
+    image = Image.new("RGB", (size, size), background)
+    canvas = ImageDraw.Draw(image)
+    for shape, corners, color in shapes:
+        getattr(canvas, shape)([size / 16 * corner for corner in corners], color)
+    return image
+
+
+def measure(names: list[str], values: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """Train each picture, and yield its row."""
+    for name in names:
+        start, picture = time.perf_counter(), draw(*PICTURES[name])
         with TemporaryDirectory() as folder:
             path = Path(folder) / "picture.png"
             picture.save(path)
-            values = {"runs": 1} | fields_of(arguments.set)
-            experiment = Automaton.new(values, "picture", path)
-        tests, _, state = trained(experiment)
+            experiment = Automaton.new({"runs": 1} | values, "picture", path)
+        tests, _, _ = train(experiment)
         run, config = experiment.run, experiment.run.config
-        first, _ = run.sample(jax.random.key(0), 1)
-        last = run.best(state)(
-            np.moveaxis(np.asarray(first), 0, -1), run.training.n_steps, deterministic=True
-        )
-        cells = (
-            name, len(np.unique(np.asarray(picture).reshape(-1, 3), axis=0)), config.channels, config.n_gates,
-            run.training.n_steps, f"{min(wrong for _, (wrong,) in tests):g}", tests[-1][0],
-            f"{time.perf_counter() - start:.0f}",
-        )  # fmt: skip
-        print(markdown_row(cells), flush=True)
-        drawn.append((np.asarray(picture), _three(np.asarray(last)[0, ..., : len(run.target)])))
-    if arguments.png:
-        from PIL import ImageOps
+        colors = len(np.unique(np.asarray(picture).reshape(-1, 3), axis=0))
+        sizes = config.channels, config.n_gates, run.training.n_steps
+        wrong = f"{min(wrong for _, (wrong,) in tests):g}"
+        yield name, colors, *sizes, wrong, tests[-1][0], f"{time.perf_counter() - start:.0f}"
 
-        side = 192
-        sheet = Image.new("RGB", ((side + 8) * len(drawn), 2 * (side + 8)), "white")
-        for column, (target, learned) in enumerate(drawn):
-            for row, pixels in enumerate((target, np.where(learned, 255, 0).astype(np.uint8))):
-                tile = Image.fromarray(pixels).resize((side, side), Image.Resampling.NEAREST)
-                sheet.paste(ImageOps.expand(tile, 1, "gray"), (column * (side + 8), row * (side + 8)))
-        sheet.save(arguments.png)
+
+def main() -> None:
+    given = parse(__doc__, only=(PICTURES, "pictures"), set=([str], "fields of the configs"))
+    names = (
+        "picture | colors | channels | gates | steps of the automaton | wrong bits | training steps | seconds"
+    )
+    print_table(names, measure(given.only, parse_fields(given.set)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Implementations side by side in Markdown, from files that `lutjax bench --csv` wrote: `python benchmarks/bench_table.py FILE ...`.
+"""Implementations side by side in Markdown, from `lutjax bench --csv` files: `python benchmarks/bench_table.py FILE ...`.
 
-Rows of a later file replace rows of the same shape, dtype and direction of an earlier one.
+Rows in later files replace rows with the same shape, dtype and direction.
 """
 
 import csv
@@ -20,7 +20,7 @@ _ROWS = {
 
 
 def table(paths: list[Path]) -> str:
-    """Return a row for each shape and direction: times of all implementations, of the CUDA runtime, and the limit."""
+    """Return a row per shape and direction: times of each implementation and the CUDA runtime, and the lower bound."""
     cases: dict[tuple[str, str, str], dict[str, dict[str, str]]] = {}
     for path in paths:
         with path.open(newline="") as file:
@@ -31,29 +31,23 @@ def table(paths: list[Path]) -> str:
     lines = []
     for (shape, dtype, row), by_name in cases.items():
         first = by_name[next(name for name in names if name in by_name)]
-        times = [by_name[n]["p50_s"] if n in by_name else "" for n in names]
+        times = [_time(by_name[n]["p50_s"]) if n in by_name else "" for n in names]
+        limit = f"{_time(first['limit_s'])} ({size(int(first['bytes']))})"
         peak = _peak(first) if first["peak_bytes"] else ""
+        dtypes = "" if dtype == "float32" else f", {dtype} tables"
         sizes = "" if shape == first["sizes"] else f" ({first['sizes']})"
-        cells = [
-            f"{shape}{sizes}" if dtype == "float32" else f"{shape}, {dtype} tables{sizes}",
-            _ROWS[row],
-            *(_time(seconds) for seconds in times),
-            _time(first["cuda_s"]),
-            f"{_time(first['limit_s'])} ({size(int(first['bytes']))})",
-            peak,
-        ]
-        lines.append(cells)
+        lines.append([f"{shape}{dtypes}{sizes}", _ROWS[row], *times, _time(first["cuda_s"]), limit, peak])
     records = [record for by_name in cases.values() for record in by_name.values()]
-    return f"{markdown_table(['shape', '', *names, 'CUDA', 'limit', 'peak / tables'], lines, 2)}\n{made_of(records)}\n"
+    return f"{markdown_table(['shape', '', *names, 'CUDA', 'limit', 'peak / tables'], lines, 2)}\n{_source(records)}\n"
 
 
 def page_table(path: Path) -> str:
-    """Return the table of a page of the documentation."""
+    """Return the table for a documentation page."""
     return table([path])
 
 
-def made_of(records: list[dict[str, str]]) -> str:
-    """Return the sentence on command, dates, devices and versions of rows."""
+def _source(records: list[dict[str, str]]) -> str:
+    """Return a sentence with the command, dates, devices and versions of rows."""
     versions = {f"{r['device']}, lutjax {r['lutjax']}, jax {r['jax']}, Python {r['python']}" for r in records}
     days = sorted({r["date"] for r in records})
     measured = f"from {days[0]} to {days[-1]}" if len(days) > 1 else days[0]
@@ -61,7 +55,7 @@ def made_of(records: list[dict[str, str]]) -> str:
 
 
 def _peak(record: dict[str, str]) -> str:
-    """Return the peak as a multiple of the tables' bytes; for gates, which have few parameters, in bytes."""
+    """Return the peak relative to the table bytes; in bytes for gates, which have few parameters."""
     if record["sizes"].startswith(("gates", "soft_lut", "binary_lut")):
         return size(int(record["peak_bytes"]))
     return f"{float(record['peak_bytes']) / float(record['table_bytes']):.2f}"

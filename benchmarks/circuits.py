@@ -1,9 +1,8 @@
 """Accuracy against hardware for scikit-learn's digits: `python benchmarks/circuits.py [--runs FOLDER] [--only NAME ...]`.
 
-Networks with and without a cost of gates, with narrow last layers, and whose votes trained tables reduce, are trained on some splits and kept as runs in a
-folder, so that a second call only measures. For each there are the accuracy of the hard network on the test part, gates of the simplified
-circuit from pixels to class, and look-up tables of 6 inputs (LUT6) after mapping by ABC; needs pyosys. The rows go into
-docs/benchmarks/circuits.csv, their table into docs/appendix/circuits.md, and the curve into docs/circuits.png.
+Trains networks with and without a gate cost, with narrow last layers, and with votes reduced by trained tables, on some splits. Runs stay in a folder, so
+a second call only measures. Rows contain the hard network's test accuracy, gates of the simplified circuit from pixels to class, and six-input lookup
+tables (LUT6) after mapping by ABC, which needs pyosys. `--write` stores rows in docs/benchmarks/circuits.csv and the curve in docs/circuits.png.
 """
 
 import csv
@@ -13,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import RECORDED, axes_of, options, table as markdown_table  # beside this file
+from harness import RECORDED, draw_axes, parse, table as markdown_table  # beside this file
 
 from lutjax import circuits
 from lutjax.training import classifier, models
@@ -44,7 +43,7 @@ FIELDS = ("network", "split", "accuracy", "gates", "votes", "ands", "levels", "l
 
 
 def train(folder: Path, fields: dict[str, Any]) -> None:
-    """Train a network and keep it as a run that `lutjax export` takes."""
+    """Train a network and save it as a run for `lutjax export`."""
     experiment = Classifier.new(fields)
     steps = experiment.record.training.steps
     state, _ = experiment.run.advance(experiment.run.init(), 0, steps)
@@ -52,25 +51,21 @@ def train(folder: Path, fields: dict[str, Any]) -> None:
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Return the accuracy and the costs of a run."""
+    """Return accuracy and hardware costs of a run."""
     source = source_of(folder, inputs=PIXELS, lut=6)
     _, record = classifier.load_model(folder)
     labels = Classifier.of(record).test.y
     stats = circuits.statistics.of(source.circuit, lut6=True)
     if stats.lut6 is None:
         raise SystemExit("benchmarks/circuits.py: mapping needs ABC: pip install pyosys")
-    return {
-        "accuracy": float((source.answer(source.samples)[:, 0] == labels).mean()),
-        "gates": stats.gates,
-        "votes": next(part.gates for part in stats.parts if part.name == "votes"),
-        "ands": stats.ands,
-        "levels": stats.levels,
-        "lut6": stats.lut6,
-    }
+    accuracy = float((source.answer(source.samples)[:, 0] == labels).mean())
+    votes = next(part.gates for part in stats.parts if part.name == "votes")
+    sizes = {name: getattr(stats, name) for name in ("gates", "ands", "levels", "lut6")}
+    return {"accuracy": accuracy, "votes": votes, **sizes}
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file, with numbers as numbers."""
+    """Return the rows of a file, with numeric fields converted."""
     with path.open(newline="") as file:
         rows: list[dict[str, Any]] = list(csv.DictReader(file))
     kinds: dict[str, Callable[[str], Any]] = {"network": str, "accuracy": float}
@@ -78,7 +73,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def means(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return for each network the means over its splits."""
+    """Return the means over all splits, by network."""
     found: dict[str, dict[str, float]] = {}
     for network in dict.fromkeys(row["network"] for row in rows):
         own = [row for row in rows if row["network"] == network]
@@ -87,7 +82,7 @@ def means(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the table of docs/appendix/circuits.md."""
+    """Return the Markdown table in docs/appendix/circuits.md."""
     found = []
     for network, mean in means(rows).items():
         n_splits = sum(row["network"] == network for row in rows)
@@ -99,7 +94,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def page_table(path: Path) -> str:
-    """Return the table of a page of the documentation."""
+    """Return the table for a documentation page."""
     return table(read(path))
 
 
@@ -113,7 +108,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         if "cold" in cost or "reduced" in cost:
             family = f"{family.removesuffix(', by cost')}, reduced or cold"
         families.setdefault(family, []).append((mean["lut6"], 100 * mean["accuracy"], label))
-    for axes in axes_of(path, size=(7, 4.2)):
+    for axes in draw_axes(path, size=(7, 4.2)):
         for (family, points), marker in zip(families.items(), "osD^vP", strict=False):
             points.sort()
             axes.plot([p[0] for p in points], [p[1] for p in points], marker=marker, label=family)
@@ -130,37 +125,33 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--runs", type=Path, default=Path("runs/circuits"))
-    parser.add_argument("--only", nargs="+", choices=NETWORKS, default=list(NETWORKS))
-    parser.add_argument("--steps", type=int, default=15000)
-    parser.add_argument("--splits", type=int, nargs="+", default=[0, 1])
-    parser.add_argument(
-        "--write",
-        action="store_true",
-        help="write the rows, next to stored rows of other networks and splits, and the picture",
+    given = parse(
+        __doc__,
+        runs=(Path("runs/circuits"), "folder for the trained runs"),
+        only=(NETWORKS, "networks"),
+        steps=(15000, "training steps"),
+        splits=([0, 1], "splits of the digits"),
+        write=(False, "store the rows, next to rows of other networks and splits, and draw the picture"),
     )
-    arguments = parser.parse_args()
     rows = []
-    for name in arguments.only:
-        for number in arguments.splits:
-            folder = arguments.runs / f"{re.sub('[^a-z0-9.]+', '-', name)}-{number}"
+    for name in given.only:
+        for number in given.splits:
+            folder = given.runs / f"{re.sub('[^a-z0-9.]+', '-', name)}-{number}"
             start = time.process_time()
             if not folder.exists():
-                train(folder, {**NETWORKS[name], "steps": arguments.steps, "split": number, "seed": number})
+                train(folder, {**NETWORKS[name], "steps": given.steps, "split": number, "seed": number})
             rows.append({"network": name, "split": number, **measure(folder)})
             print(rows[-1], f"{time.process_time() - start:.0f} s of CPU time", flush=True)
-    if arguments.write:
+    if given.write:
         measured = {(row["network"], row["split"]) for row in rows}
         rows += [row for row in read(ROWS) if (row["network"], row["split"]) not in measured]
         rows.sort(key=lambda row: ([*NETWORKS].index(row["network"]), row["split"]))
-    print(table(rows))
-    if arguments.write:
         with ROWS.open("w", newline="") as file:
             writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
         draw(rows, PICTURE)
+    print(table(rows))
 
 
 if __name__ == "__main__":

@@ -5,15 +5,15 @@
     python benchmarks/digits.py wirings
     python benchmarks/digits.py wirings --only top-k --set candidates=32
 
-The test part of split s is the first 360 of ``numpy.random.default_rng(s).permutation(1797)``. The hard network is tested once, after the last step.
-Sizes and rates of `networks` were chosen on images outside all five test parts. The networks of all splits train at the same time, in one program.
+The test part of split s contains the first 360 entries of ``numpy.random.default_rng(s).permutation(1797)``. The hard network is tested once, after the
+last step. Sizes and rates of `networks` were chosen on images outside all five test parts. The networks of all splits train in one program.
 """
 
 import time
 from typing import Any
 
 import numpy as np
-from harness import Trained, fields_of, mean_and_error, options, print_table
+from harness import TrainedNetworks, mean_and_error, parse, parse_fields, print_table
 
 from lutjax.models import LogicClassifierConfig
 from lutjax.training.classifier import TrainingConfig, baselines
@@ -42,7 +42,7 @@ VARIANTS: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     },
     "wirings": {name: ({**WIRED, "wiring": name}, {"augment": 1.0}) for name in WIRINGS},
 }
-"""Fields of the model and of the training of each network, and by comparison."""
+"""Model and training fields of each network, by comparison."""
 
 SPLITS = {"networks": 5, "estimators": 3, "wirings": 5}
 STEPS = {"networks": TrainingConfig().steps, "estimators": 6000, "wirings": 3000}
@@ -57,7 +57,7 @@ def measure(name: str, fields: tuple[dict[str, Any], dict[str, Any]], splits: li
     groups = [[i] for i in range(len(splits))] if model.learned_thresholds else [range(len(splits))]
     found: list[tuple[float, float]] = []
     for group in groups:
-        trained = Trained(model, training, [parts[i][0] for i in group], [splits[i] for i in group])
+        trained = TrainedNetworks(model, training, [parts[i][0] for i in group], [splits[i] for i in group])
         for number, i in enumerate(group):
             hard, soft = (trained.accuracy(number, parts[i][1], hard=hard) for hard in (True, False))
             found.append((hard, soft))
@@ -67,15 +67,17 @@ def measure(name: str, fields: tuple[dict[str, Any], dict[str, Any]], splits: li
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("what", choices=VARIANTS, nargs="?", default="networks")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="names of rows; default: all")
-    parser.add_argument("--splits", nargs="+", type=int, help="default: 0 to 2 or 0 to 4")
-    parser.add_argument("--steps", type=int, help="of each training")
-    parser.add_argument("--set", nargs="+", default=[], help="fields of all models, with values as in JSON")
-    given = parser.parse_args()
+    given = parse(
+        __doc__,
+        "what",
+        what=(tuple(VARIANTS), "comparison"),
+        only=([str], "names of rows; default: all"),
+        splits=([int], "default: 0 to 2 or 0 to 4"),
+        steps=(int, "training steps"),
+        set=([str], "fields of all models"),
+    )
     splits = given.splits or list(range(SPLITS[given.what]))
-    steps, changed = given.steps or STEPS[given.what], fields_of(given.set)
+    steps, changed = given.steps or STEPS[given.what], parse_fields(given.set)
     rows = (
         measure(name, ({**sizes, **changed}, rates), splits, steps)
         for name, (sizes, rates) in VARIANTS[given.what].items()
@@ -85,9 +87,8 @@ def main() -> None:
     if given.what == "networks":
         for number in splits:
             train, test = split(load_digits(), number)
-            others = baselines(
-                train, test, TrainingConfig(split=number), LogicClassifierConfig(64, 10).n_thresholds
-            )
+            n_bits = LogicClassifierConfig(64, 10).n_thresholds
+            others = baselines(train, test, TrainingConfig(split=number), n_bits)
             print(f"split {number}: " + ", ".join(f"{name} {100 * a:.2f} %" for name, a in others.items()))
 
 

@@ -1,14 +1,12 @@
 """Feed-forward layers of a GPT at equal steps or seconds: `python benchmarks/feed_forward.py --text FILE --seeds 0,1,2`.
 
-Trains `lutjax.models.GPT` with each feed-forward layer on the same batches, and prints a table in Markdown: mean losses of all
-seeds (and of each) on the whole test part, where the validation loss is lowest; parameters; seconds of the steps alone. With
-several `--rates` the first seed chooses the learning rate of each layer on the validation part. A preset's values are
-overridden by `--set name=value`. With `--seconds` each layer gets as many steps as it takes in that time, tests and compilation left out:
-the time of a step is measured first, so that the schedule of its rate ends with its last step. `--text python` is the source of all
-installed packages, each file once; `--json` adds each result to a file.
+Trains `lutjax.models.GPT` with each feed-forward layer on the same batches, and prints a Markdown table: losses on the whole test part, averaged over all
+seeds and for each, at the lowest validation loss; parameters; seconds of the steps alone. With several `--rates` the first seed selects each
+layer's learning rate on the validation part. `--set name=value` overrides values of the preset. With `--seconds`, each layer gets as many steps as fit into
+that time, without tests and compilation: the step time is measured first, so that the schedule ends with the last step. `--text python` is the source of all
+installed packages; `--json` appends each result to a file.
 """
 
-import argparse
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,17 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from language_models import (  # beside this file
-    about,
-    add_line,
-    add_options,
-    head,
-    parameters_read,
-    text_of,
-    values_of,
-)
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from harness import about, add_line, draw_axes, parse, table as markdown_table  # beside this file
+from language_models import OPTIONS, describe, parameters_read, text_of, values_of
 
 from lutjax.models import GPTConfig
 from lutjax.models.gpt import FEED_FORWARD
@@ -36,28 +25,23 @@ from lutjax.training.lm import Run, TrainingConfig
 from lutjax.training.text import Text
 
 N_TESTS = 16
-"""Tests on the validation part, the best of which is kept."""
-
+"""Tests on the validation part; the best state is kept."""
 
 PROBE = 20
-"""Steps whose time says how many fit into some seconds."""
+"""Steps for measuring the step time."""
 
 
 class _Training(TrainingConfig):
-    """Training settings whose rate, steps and seed are arrays of the program: one program serves all trainings of a layer."""
+    """Training settings with rate, steps and seed as arguments of the program: one program serves all trainings of a layer."""
 
     trial: dict[str, Any]
 
     def rate(self) -> optax.Schedule:
+        settings = {name: getattr(self, name) for name in ("batch_size", "warmup", "cooldown")}
+
         def rate(count: Any) -> jax.Array:
-            return optimizers.learning_rate(
-                self.schedule,
-                rate=self.trial["rate"],
-                steps=self.trial["steps"],
-                batch_size=self.batch_size,
-                warmup=self.warmup,
-                cooldown=self.cooldown,
-            )(count)
+            trial = {name: self.trial[name] for name in ("rate", "steps")}
+            return optimizers.learning_rate(self.schedule, **trial, **settings)(count)
 
         return rate
 
@@ -90,11 +74,10 @@ class Trials(Run):
         state, total = jax.lax.fori_loop(first, first + count, step, (state, jnp.float32(0)))
         return state, total / count
 
-    def run(
-        self, state: Any, first: int, count: int, *, rate: float, steps: int, seed: int
-    ) -> tuple[Any, float]:
-        """Return the state after some steps of a training, and their mean loss."""
-        trial = {"rate": np.float32(rate), "steps": np.float32(steps), "seed": np.uint32(seed)}
+    def run(self, state: Any, first: int, count: int, **trial: Any) -> tuple[Any, float]:
+        """Return the state after some steps of a training, and their mean loss. `trial`: rate, steps and seed."""
+        kinds = {"rate": np.float32, "steps": np.float32, "seed": np.uint32}
+        trial = {name: kind(trial[name]) for name, kind in kinds.items()}
         state, loss = self._advance(state, np.int32(first), np.int32(count), self.text, trial)
         return state, float(loss)
 
@@ -134,7 +117,7 @@ class Result(NamedTuple):
 def train(
     trials: Trials, text: Text, *, rate: float, steps: int, seed: int, windows: int | None = None
 ) -> Result:
-    """Train one model, and test it on so many windows of a part of the text, or on all."""
+    """Train one model, and test it on some windows of a part of the text, or on all."""
     every = max(steps // N_TESTS, 1)
     state, seconds = trials.first_state(seed), 0.0
     curve: list[tuple[int, float, float]] = []
@@ -158,44 +141,34 @@ def train(
     )
 
 
-def compare(
-    layers: list[str],
-    values: dict[str, Any],
-    text: Text,
-    rates: list[float],
-    seeds: list[int],
-    seconds: float | None = None,
-    rows: Path | None = None,
-    windows: int | None = None,
-) -> dict[str, tuple[float, list[Result]]]:
-    """Return the learning rate of each layer and a result for each seed.
+Results = dict[str, tuple[float, list[Result]]]
+"""Learning rate and results by seed, for each layer."""
 
-    Args:
-      seconds: of the steps of each training; None for the steps of the values.
-      rows: file that gets a line of JSON for each training. windows: of a part of the text that is tested; None: all.
-    """
+
+def compare(given: Any, values: dict[str, Any], text: Text) -> Results:
+    """Train each layer with each seed, at the rate that the first seed selects."""
     found = {}
-    for layer in layers:
+    for layer in given.layers.split(","):
         of_layer = values | {"feed_forward": layer}
         trials = Trials(of_layer, text)
-        if seconds is not None:
-            of_layer["steps"] = trials.steps_in(seconds)
+        if given.seconds is not None:
+            of_layer["steps"] = trials.steps_in(given.seconds)
 
-        def result(
-            rate: float, seed: int, of_layer: dict[str, Any] = of_layer, trials: Trials = trials
-        ) -> Result:
-            found = train(trials, text, rate=rate, steps=of_layer["steps"], seed=seed, windows=windows)
-            report(of_layer | {"learning_rate": rate, "seed": seed}, found, text, rows)
-            return found
+        def train_once(rate: float, seed: int, of_layer: Any = of_layer, trials: Trials = trials) -> Result:
+            steps = of_layer["steps"]
+            result = train(trials, text, rate=rate, steps=steps, seed=seed, windows=given.windows)
+            report(of_layer | {"learning_rate": rate, "seed": seed}, result, text, given.json)
+            return result
 
-        tried = {rate: result(rate, seeds[0]) for rate in rates}
+        first, *seeds = given.seeds
+        tried = {rate: train_once(rate, first) for rate in given.rates or [values["learning_rate"]]}
         rate = min(tried, key=lambda rate: tried[rate].validation)
-        found[layer] = rate, [tried[rate], *(result(rate, seed) for seed in seeds[1:])]
+        found[layer] = rate, [tried[rate], *(train_once(rate, seed) for seed in seeds)]
     return found
 
 
 def report(values: dict[str, Any], result: Result, text: Text, rows: Path | None) -> None:
-    """Print one result, and add it to a file."""
+    """Print one result, and append it to a file."""
     print(
         f"{values['feed_forward']}, rate {values['learning_rate']:g}, seed {values['seed']}, {values['steps']} steps: "
         f"validation {result.validation:.4f}, test {result.test:.4f}, {result.seconds:.0f} s",
@@ -205,71 +178,50 @@ def report(values: dict[str, Any], result: Result, text: Text, rows: Path | None
     add_line(rows, {**about(), "digest": text.digest, **values, **result._asdict(), "parameters_read": read})
 
 
-def table(found: dict[str, tuple[float, list[Result]]]) -> str:
+def table(found: Results) -> str:
     """Return the comparison in Markdown."""
-    rows = [
-        "| feed-forward | parameters | of them in these layers | MB | rate | ms/step | seconds | validation | test | test of each seed |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for layer, (rate, results) in found.items():
         first, seconds = results[0], float(np.mean([r.seconds for r in results]))
-        validation, test = (np.mean([getattr(r, part) for r in results]) for part in ("validation", "test"))
-        each = ", ".join(f"{r.test:.3f}" for r in results)
-        rows.append(
-            f"| `{layer}` | {first.parameters:,} | {first.in_layers:,} | {first.n_bytes / 1e6:.1f} | {rate:g} | "
-            f"{1e3 * seconds / first.curve[-1][0]:.1f} | {seconds:.0f} | {validation:.4f} | {test:.4f} | {each} |"
-        )
-    return "\n".join(rows)
+        sizes = f"{first.parameters:,}", f"{first.in_layers:,}", f"{first.n_bytes / 1e6:.1f}"
+        times = f"{rate:g}", f"{1e3 * seconds / first.curve[-1][0]:.1f}", f"{seconds:.0f}"
+        means = (f"{np.mean([getattr(r, part) for r in results]):.4f}" for part in ("validation", "test"))
+        rows.append((f"`{layer}`", *sizes, *times, *means, ", ".join(f"{r.test:.3f}" for r in results)))
+    names = "feed-forward | parameters | of them in these layers | MB | rate | ms/step | seconds | validation | test"
+    return markdown_table(f"{names} | test of each seed", rows, 10)
 
 
-def draw(found: dict[str, tuple[float, list[Result]]], path: Path) -> None:
-    """Draw validation losses by steps and by seconds, the mean of all seeds."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    by_step, by_second = figure.subplots(1, 2, sharey=True)
-    for layer, (_, results) in found.items():
-        steps = [step for step, _, _ in results[0].curve]
-        losses = np.mean([[loss for _, _, loss in r.curve] for r in results], 0)
-        per_step = np.mean([r.seconds for r in results]) / steps[-1]
-        by_step.plot(steps, losses, marker=".", label=layer)
-        by_second.plot(per_step * np.array(steps), losses, marker=".", label=layer)
-    for axes, label in ((by_step, "training steps"), (by_second, "seconds of training")):
-        axes.set_xlabel(label)
-        axes.grid(alpha=0.3)
-    by_step.set_ylabel("validation loss (nats per byte)")
-    by_step.legend()
-    figure.savefig(path, dpi=110)
+def draw(found: Results, path: Path) -> None:
+    """Draw mean validation losses by steps and by seconds."""
+    for by_step, by_second in draw_axes(path, 1, 2, size=(10, 4), sharey=True):
+        for layer, (_, results) in found.items():
+            steps = np.array([step for step, _, _ in results[0].curve])
+            losses = np.mean([[loss for _, _, loss in r.curve] for r in results], 0)
+            per_step = np.mean([r.seconds for r in results]) / steps[-1]
+            by_step.plot(steps, losses, marker=".", label=layer)
+            by_second.plot(per_step * steps, losses, marker=".", label=layer)
+        for axes, label in ((by_step, "training steps"), (by_second, "seconds of training")):
+            axes.set_xlabel(label)
+            axes.grid(alpha=0.3)
+        by_step.set_ylabel("validation loss (nats per byte)")
+        by_step.legend()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    given = parse(
+        __doc__,
+        **OPTIONS,
+        rates=([float], "learning rates to select from; default: the preset's"),
+        layers=(",".join(FEED_FORWARD), "feed-forward layers, separated by commas"),
+        png=(Path, "draw the losses into this file"),
     )
-    add_options(parser)
-    parser.add_argument("--rates", help="learning rates to choose from, with commas; default: the preset's")
-    parser.add_argument("--layers", default=",".join(FEED_FORWARD), help="default: all")
-    parser.add_argument("--png", type=Path, help="draw the losses into this file")
-    arguments = parser.parse_args()
-
-    values = values_of(parser, arguments)  # what is kept is chosen here, outside of the time of the steps
-    rates = (
-        [float(rate) for rate in arguments.rates.split(",")] if arguments.rates else [values["learning_rate"]]
-    )
-    text = text_of(arguments, values)
-    print(head(arguments, values, text), flush=True)
-    found = compare(
-        arguments.layers.split(","),
-        values,
-        text,
-        rates,
-        [int(seed) for seed in arguments.seeds.split(",")],
-        arguments.seconds,
-        arguments.json,
-        arguments.windows,
-    )
+    values = values_of(given)  # the best state is selected here, outside the timed steps
+    text = text_of(given, values)
+    print(describe(given, values, text), flush=True)
+    found = compare(given, values, text)
     print(f"\n{table(found)}")
-    if arguments.png:
-        draw(found, arguments.png)
+    if given.png:
+        draw(found, given.png)
 
 
 if __name__ == "__main__":

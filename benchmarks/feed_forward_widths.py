@@ -1,7 +1,7 @@
 """Table and picture of results of `feed_forward.py --json`, by width: `python benchmarks/feed_forward_widths.py docs/benchmarks/feed_forward.jsonl --picture docs/feed-forward-widths.png`.
 
-The learning rate of each layer and width is the one with the lowest validation loss of the first seed. `--levers` prints instead all trainings by what was
-changed in them, beside the first of each width and layer; `--features` those of one width. The picture has the results of one kind of device.
+Each layer and width uses the learning rate with the lowest validation loss for the first seed. `--levers` prints all trainings instead, by their changes
+relative to the first training of each width and layer; `--features` selects one width. The picture shows results from one device kind.
 """
 
 import itertools
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import axes_of, options, read_lines, table as markdown_table  # beside this file
+from harness import draw_axes, parse, read_lines, table as markdown_table  # beside this file
 
 Row = dict[str, Any]
 
@@ -26,11 +26,11 @@ CHANGED = {
     "weight_decay": 0.1,
     "warmup": 0.1,
 }
-"""Values that may differ between trainings, and those of a result that does not name them."""
+"""Values that may differ between trainings, with defaults for results without them."""
 
 
 def chosen(rows: list[Row]) -> list[Row]:
-    """Return the trainings of the learning rate with the lowest validation loss of the first seed, by seed."""
+    """Return the trainings with the best learning rate, sorted by seed."""
     first = min(row["seed"] for row in rows)
     best = min((row for row in rows if row["seed"] == first), key=lambda row: row["validation"])
     same = [row for row in rows if row["learning_rate"] == best["learning_rate"]]
@@ -38,7 +38,7 @@ def chosen(rows: list[Row]) -> list[Row]:
 
 
 def by_width(rows: list[Row]) -> dict[tuple[str, int, str], list[Row]]:
-    """Return the trainings that are compared, by device, width and layer."""
+    """Return the compared trainings, by device, width and layer."""
 
     def key(row: Row) -> tuple[str, int, str]:
         return row["device"], row["features"], row["feed_forward"]
@@ -61,27 +61,15 @@ def table(rows: list[Row]) -> str:
         mean = np.mean([row["test"] for row in of_rate])
         what = device.removeprefix("NVIDIA "), f"{width}, {one['n_layers']}, {one['context']}", f"`{layer}`"
         sizes = f"{one['parameters']:,}", f"{one['parameters_read']:,}"
-        time = (
-            f"{rates}: {one['learning_rate']:g}",
-            f"{1e3 * one['seconds'] / one['steps']:.1f}",
-            one["steps"],
-        )
+        ms = f"{1e3 * one['seconds'] / one['steps']:.1f}"
+        time = f"{rates}: {one['learning_rate']:g}", ms, one["steps"]
         lines.append((*what, *sizes, *time, validation, test, f"{mean:.4f}"))
-    names = (
-        "device",
-        "width, layers, context",
-        "feed-forward",
-        "parameters",
-        "read for a token",
-        "rates tried, chosen",
-    )
-    return markdown_table(
-        [*names, "ms/step", "steps", "validation of each seed", "test of each seed", "mean"], lines, 3
-    )
+    names = "device | width, layers, context | feed-forward | parameters | read for a token | rates tried, chosen | ms/step"
+    return markdown_table(f"{names} | steps | validation of each seed | test of each seed | mean", lines, 3)
 
 
 def levers(rows: list[Row]) -> str:
-    """Return in Markdown what was changed in trainings of as many steps, beside the first of each layer and width, and what came of it."""
+    """Return a Markdown table of changes, relative to the first training of each layer and width, and their losses."""
     lines = []
 
     def changes(row: Row) -> tuple[tuple[str, Any], ...]:
@@ -103,50 +91,30 @@ def levers(rows: list[Row]) -> str:
         time = 1e3 * np.mean([row["seconds"] for row in each]) / steps
         of_device = device.removeprefix("NVIDIA ")
         lines.append((what, f"`{layer}`", of_device, f"{rate:g}", steps, f"{time:.1f}", validation, test))
-    names = (
-        "changed",
-        "feed-forward",
-        "device",
-        "rate",
-        "steps",
-        "ms/step",
-        "validation of each seed",
-        "test of each seed",
-    )
+    names = "changed | feed-forward | device | rate | steps | ms/step | validation of each seed | test of each seed"
     return markdown_table(names, lines, 4)
 
 
 def draw(rows: list[Row], device: str, path: Path) -> None:
-    """Draw validation losses by seconds, the mean of the seeds, and test losses by the parameters that a token reads."""
+    """Draw mean validation losses by seconds, and test losses by the parameters read per token."""
     colors = {"projection_lut": "tab:blue", "dense": "tab:orange"}
     drawn = {name: each for name, each in by_width(rows).items() if name[0] == device}
     widths = dict.fromkeys(width for _, width, _ in drawn)
     styles = dict(zip(widths, itertools.cycle(("-", "--", ":")), strict=False))
-    for by_second, by_read in axes_of(path, 1, 2, size=(10, 4.2)):
+    for by_second, by_read in draw_axes(path, 1, 2, size=(10, 4.2)):
         for (_, width, layer), each in drawn.items():
             of_rate = chosen(each)
             steps = np.array([step for step, _, _ in of_rate[0]["curve"]])
             losses = np.mean([[loss for _, _, loss in row["curve"]] for row in of_rate], 0)
             seconds = np.mean([row["seconds"] for row in of_rate]) / steps[-1] * steps
-            by_second.plot(
-                seconds,
-                losses,
-                styles[width],
-                color=colors[layer],
-                marker=".",
-                label=f"{layer}, width {width}",
-            )
+            look = {"color": colors[layer], "marker": ".", "label": f"{layer}, width {width}"}
+            by_second.plot(seconds, losses, styles[width], **look)
             tests = [row["test"] for row in of_rate]
             by_read.plot(
                 [row["parameters_read"] for row in of_rate], tests, "o", color=colors[layer], alpha=0.7
             )
-            by_read.annotate(
-                str(width),
-                (of_rate[0]["parameters_read"], max(tests)),
-                (0, 6),
-                textcoords="offset points",
-                ha="center",
-            )
+            at = of_rate[0]["parameters_read"], max(tests)
+            by_read.annotate(str(width), at, (0, 6), textcoords="offset points", ha="center")
         by_second.set_ylim(top=1.5)
         by_second.set_xlabel("seconds of training")
         by_second.set_ylabel("validation loss (nats per byte)")
@@ -160,19 +128,20 @@ def draw(rows: list[Row], device: str, path: Path) -> None:
 
 
 def main() -> None:
-    """Print the table, and draw."""
-    parser = options(__doc__)
-    parser.add_argument("files", type=Path, nargs="+", help="lines of JSON")
-    parser.add_argument("--levers", action="store_true", help="print what was changed, and what came of it")
-    parser.add_argument("--features", type=int, help="width of the models that are printed; default: all")
-    parser.add_argument("--picture", type=Path, help="draw losses into this file")
-    parser.add_argument("--device", default="NVIDIA H200", help="of the picture")
-    asked = parser.parse_args()
-    rows = [row for path in asked.files for row in read_lines(path)]
-    printed = [row for row in rows if asked.features in (None, row["features"])]
-    print(levers(printed) if asked.levers else table(printed))
-    if asked.picture is not None:
-        draw(rows, asked.device, asked.picture)
+    given = parse(
+        __doc__,
+        "files",
+        files=([Path], "lines of JSON"),
+        levers=(False, "print the changes and their losses"),
+        features=(int, "width of the printed models; default: all"),
+        picture=(Path, "draw losses into this file"),
+        device=("NVIDIA H200", "device kind in the picture"),
+    )
+    rows = [row for path in given.files for row in read_lines(path)]
+    printed = [row for row in rows if given.features in (None, row["features"])]
+    print(levers(printed) if given.levers else table(printed))
+    if given.picture is not None:
+        draw(rows, given.device, given.picture)
 
 
 if __name__ == "__main__":

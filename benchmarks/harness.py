@@ -1,12 +1,13 @@
-"""Shared parts of the benchmark scripts: options, times, tables in Markdown, stored rows, and facts about the machine."""
+"""Shared harness of the benchmark scripts: options, timing, Markdown tables, stored rows, pictures, machine facts."""
 
 import argparse
+import ast
 import json
 import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,88 @@ import numpy as np
 import lutjax
 
 RECORDED = Path(__file__).parents[1] / "docs" / "benchmarks"
-"""Folder of recorded measurements, which pages show as tables."""
+"""Folder with recorded measurements, shown as tables on pages."""
 
 
-def options(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser that shows the docstring of a script as it is written."""
-    return argparse.ArgumentParser(
+# ------------------------------------------------------------------------------------- options
+class _Extend(argparse.Action):
+    """Collect repeated and comma-separated values."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if values is self.default:  # argparse passes the default of an absent positional
+            return
+        collected = getattr(namespace, self.dest) if getattr(namespace, f"_{self.dest}", False) else []
+        setattr(namespace, f"_{self.dest}", True)
+        setattr(namespace, self.dest, [*collected, *(v for word in values for v in word)])
+
+
+def parse(
+    description: str | None, *positional: str, argv: Sequence[str] | None = None, **options: Any
+) -> Any:
+    """Parse the command line of a script, whose docstring is its help text.
+
+    Args:
+      description: docstring of the script.
+      *positional: names of options without dashes.
+      argv: words to parse instead of the command line.
+      **options: default value and help text by name. A type means no default. Lists accept several values, also
+        separated by commas; tuples and mappings contain the choices, one or several of them, by default the first or all.
+    """
+    parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    for name, (default, *text) in options.items():
+        more: dict[str, Any] = {"help": text[0] if text else None}
+        if isinstance(default, bool):
+            more |= {"action": "store_true"}
+        elif isinstance(default, tuple):
+            more |= {"choices": default, "default": default[0]}
+        elif isinstance(default, list | Mapping):
+            kind = default[0] if isinstance(default, list) and isinstance(default[0], type) else None
+            of = kind or (type(default[0]) if isinstance(default, list) else str)
+            more |= {
+                "nargs": "*" if name in positional else "+",
+                "action": _Extend,
+                "type": _list_type(of, default if isinstance(default, Mapping) else None),
+                "default": [] if kind else list(default),
+            }
+        elif isinstance(default, type):
+            more |= {"type": default}
+        else:
+            more |= {"type": type(default), "default": default}
+        if name in positional:
+            parser.add_argument(name, **more, **({"nargs": "?"} if isinstance(default, tuple) else {}))
+        else:
+            parser.add_argument(f"--{name.replace('_', '-')}", **more)
+    return parser.parse_args(argv)
+
+
+def _list_type(kind: type, choices: Iterable[str] | None) -> Callable[[str], list[Any]]:
+    def values(word: str) -> list[Any]:
+        if choices is not None and word not in choices:
+            raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(choices)}")
+        return [kind(part) for part in word.split(",")] if kind in (int, float) else [kind(word)]
+
+    return values
+
+
+def parse_fields(words: Iterable[str]) -> dict[str, Any]:
+    """Return fields and values from words such as ``residual=10``, ``update=[8,1]`` and ``read=hard``."""
+    fields = {}
+    for name, _, text in (word.partition("=") for word in words):
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            value = {"true": True, "false": False, "null": None}.get(text, text)
+        fields[name] = tuple(value) if isinstance(value, list) else value
+    return fields
 
 
 # ------------------------------------------------------------------------------------- times
-def timed(
+def time_calls(
     call: Callable[[], Any], repeats: int, calls: int = 1, clock: Callable[[], float] = time.perf_counter
 ) -> np.ndarray:
-    """Return the seconds of a call in each repetition of so many calls, after one call that compiles."""
+    """Return the seconds per call in each repetition, after one call for compilation."""
     jax.block_until_ready(call())
     seconds = []
     for _ in range(repeats):
@@ -43,20 +111,20 @@ def timed(
     return np.array(seconds)
 
 
-def in_turns(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, np.ndarray]:
-    """Return the seconds of calls that take turns, without the first turn: the clocks of a machine drift."""
-    turns = []
-    for _ in range(repeats + 1):
-        turns.append([])
-        for call in calls.values():
-            start = time.perf_counter()
-            jax.block_until_ready(call())
-            turns[-1].append(time.perf_counter() - start)
+def time_in_turns(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, np.ndarray]:
+    """Return the seconds of alternating calls, without the first turn. Alternation cancels clock drift."""
+    turns = [[_time_once(call) for call in calls.values()] for _ in range(repeats + 1)]
     return dict(zip(calls, np.transpose(turns[1:]), strict=True))
 
 
+def _time_once(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(call())
+    return time.perf_counter() - start
+
+
 def kernel_launches(run: Callable[[], Any]) -> dict[str, list[tuple[str, float, float]]]:
-    """Return the name, start and end in nanoseconds of every kernel launch while a function runs, by GPU."""
+    """Return name, start and end (nanoseconds) for each kernel launch during a call, by GPU."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             run()
@@ -74,56 +142,65 @@ def kernel_launches(run: Callable[[], Any]) -> dict[str, list[tuple[str, float, 
     }
 
 
-# ------------------------------------------------------------------------------------- tables
+# ------------------------------------------------------------------------------------- tables and pictures
 def markdown_row(cells: Iterable[Any]) -> str:
-    """Return a row of a table in Markdown."""
+    """Return a Markdown table row."""
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def head(names: Sequence[str], n_left: int = 1) -> str:
-    """Return the head of a table in Markdown, with columns aligned left and then right."""
-    return f"{markdown_row(names)}\n{markdown_row(['---'] * n_left + ['--:'] * (len(names) - n_left))}"
+def table(names: str | Sequence[str], rows: Iterable[Sequence[Any]], n_left: int = 1) -> str:
+    """Return a Markdown table.
+
+    Args:
+      names: column names; one string separates them by `` | ``.
+      rows: cells of each row.
+      n_left: number of left-aligned columns.
+    """
+    return "\n".join([_head(names, n_left), *map(markdown_row, rows)]) + "\n"
 
 
-def table(names: Sequence[str], rows: Iterable[Sequence[Any]], n_left: int = 1) -> str:
-    """Return a table in Markdown."""
-    return "\n".join([head(names, n_left), *map(markdown_row, rows)]) + "\n"
-
-
-def print_table(names: Sequence[str], rows: Iterable[Sequence[Any]], n_left: int = 1) -> None:
-    """Print a table in Markdown, each row as soon as it is measured."""
-    print(head(names, n_left), flush=True)
+def print_table(names: str | Sequence[str], rows: Iterable[Sequence[Any]], n_left: int = 1) -> None:
+    """Print a Markdown table, each row as soon as it is measured."""
+    print(_head(names, n_left), flush=True)
     for row in rows:
         print(markdown_row(row), flush=True)
 
 
-def mean_and_error(values: Sequence[float]) -> str:
-    """Return a mean and its standard error."""
+def _head(names: str | Sequence[str], n_left: int) -> str:
+    names = names.split(" | ") if isinstance(names, str) else names
+    return f"{markdown_row(names)}\n{markdown_row(['---'] * n_left + ['--:'] * (len(names) - n_left))}"
+
+
+def mean_and_error(values: Sequence[float], digits: int = 2) -> str:
+    """Return mean and standard error."""
     error = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else np.nan
-    return f"{np.mean(values):.2f} ± {error:.2f}"
+    return f"{np.mean(values):.{digits}f} ± {error:.{digits}f}"
 
 
-def axes_of(path: Path, *axes: int, size: tuple[float, float] = (7, 4), dpi: int = 110) -> Iterator[Any]:
-    """Yield the axes of a picture, which is written when the loop over it ends.
+def draw_axes(
+    path: Path, *axes: int, size: tuple[float, float] = (7, 4), dpi: int = 110, **more: Any
+) -> Iterator[Any]:
+    """Yield the axes of a picture once, and save the picture after the loop body.
 
     Args:
       path: file of the picture.
-      *axes: numbers of rows and columns of axes.
+      *axes: numbers of rows and columns.
       size: width and height in inches.
       dpi: pixels per inch.
+      **more: arguments of ``subplots``.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
-    yield figure.subplots(*axes)
+    yield figure.subplots(*axes, **more)
     figure.savefig(path, dpi=dpi)
 
 
 # ------------------------------------------------------------------------------------- rows and machines
 def processor() -> str:
-    """Return the name of the processor and the number of cores that this process may use."""
+    """Return the processor name and the number of usable cores."""
     name, path = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
     if path.exists():
         lines = path.read_text().splitlines()
@@ -133,18 +210,13 @@ def processor() -> str:
 
 
 def about() -> dict[str, Any]:
-    """Return the facts of a result: device, cores, versions and day."""
-    return {
-        "device": jax.devices()[0].device_kind,
-        "cores": os.cpu_count(),
-        "jax": jax.__version__,
-        "lutjax": lutjax.__version__,
-        "date": time.strftime("%Y-%m-%d"),
-    }
+    """Return device, cores, versions and date of a result."""
+    versions = {"jax": jax.__version__, "lutjax": lutjax.__version__, "date": time.strftime("%Y-%m-%d")}
+    return {"device": jax.devices()[0].device_kind, "cores": os.cpu_count(), **versions}
 
 
 def add_line(path: Path | None, row: dict[str, Any]) -> str:
-    """Return a row as a line of JSON, which is also added to the file, if there is one."""
+    """Return a row as one line of JSON, and append it to the file if there is one."""
     text = json.dumps(row)
     if path is not None:
         with path.open("a", encoding="utf-8") as file:
@@ -157,47 +229,18 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
 
 
-def fields_of(words: Iterable[str]) -> dict[str, Any]:
-    """Return fields and values of words such as ``residual=10`` and ``update=[8,1]``."""
-    values = {name: json.loads(value) for name, _, value in (word.partition("=") for word in words)}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-
-
 # ------------------------------------------------------------------------------------- classifiers
-def step_of(model_of: Any, config: Any, **layers: Any) -> tuple[Any, Any]:
-    """Return a training step ``(state, x, labels) -> (state, loss)`` of Adam on softmax cross entropy, and its first state."""
-    import optax
-    from flax import nnx
-
-    model = nnx.jit(lambda: model_of(config, rngs=nnx.Rngs(0), **layers))()
-    graph, params, others = nnx.split(model, nnx.Param, ...)
-    optimizer = optax.adam(0.01)
-
-    def step(state: Any, x: jax.Array, labels: jax.Array) -> Any:
-        params, others, moments = state
-
-        def loss(params: Any) -> jax.Array:
-            logits = nnx.merge(graph, params, others)(x).astype(jnp.float32)
-            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-        value, gradients = jax.value_and_grad(loss)(params)
-        updates, moments = optimizer.update(gradients, moments)
-        return (optax.apply_updates(params, updates), others, moments), value
-
-    return step, (params, others, optimizer.init(params))
-
-
-class Trained:
-    """Networks of one config, trained at the same time in one program, one for each part of the samples.
+class TrainedNetworks:
+    """Networks with one config, trained side by side in one program, one per part of the samples.
 
     Args:
       model: config of all networks.
-      training: config of all trainings.
+      training: training config of all networks.
       parts: equally many samples for each network.
-      seeds: of the first values of each network.
+      seeds: seed of the initial values of each network.
 
     Raises:
-      ValueError: there are several parts and thresholds are learned: their rates would be those of the first part.
+      ValueError: several parts with learned thresholds, whose rates depend on the part.
     """
 
     def __init__(self, model: Any, training: Any, parts: Sequence[Any], seeds: Sequence[int]):
@@ -205,13 +248,10 @@ class Trained:
         from lutjax.training.loop import Repeated
 
         if model.learned_thresholds and len(parts) > 1:
-            raise ValueError(
-                f"learned_thresholds is True for {len(parts)} parts; train one after the other, as their rates differ."
-            )
+            raise ValueError(f"learned_thresholds is True for {len(parts)} parts; train them one by one.")
         self.run = Run(model, training, parts[0])
         states = jax.jit(jax.vmap(self.run.drawn))(jnp.stack([jax.random.key(seed) for seed in seeds]))
-        if model.n_thresholds and not model.learned_thresholds:
-            n = model.n_thresholds
+        if (n := model.n_thresholds) and not model.learned_thresholds:
             thresholds = [first_thresholds(by_feature(model, part), training, n) for part in parts]
             states.others["encoder"]["thresholds"] = jnp.stack(thresholds)
         samples = tuple(jnp.stack([getattr(part, array) for part in parts]) for array in ("x", "y"))
@@ -220,10 +260,10 @@ class Trained:
             states, losses = jax.vmap(self.run.step, (0, None, 0))(states, number, samples)
             return states, losses.mean()
 
-        with lutjax.use_implementation("xla"):  # under vmap other kernels run for one network after the other
+        with lutjax.use_implementation("xla"):  # other kernels run the networks of a vmap one by one
             self.states, self.loss = Repeated(step, samples)(states, 0, training.steps)
 
     def accuracy(self, number: int, part: Any, *, hard: bool) -> float:
-        """Return the percentage of correct classes of a network on a part."""
+        """Return the percentage of correctly classified samples."""
         state = jax.tree.map(lambda array: array[number], self.states)
         return 100 * self.run.accuracy(state, part, hard=hard)

@@ -1,12 +1,10 @@
 """Profile of a GPT training step on a GPU: `python benchmarks/step_profile.py --preset small --set features=1024`.
 
-Prints for each feed-forward layer the seconds before the first step (structure, initial parameters, compilation), milliseconds per step, and the time and number of launches of
-every group of kernels in a profile. `--hlo FOLDER` writes the compiled programs. Inputs are random bytes.
+Prints for each feed-forward layer the startup seconds (structure, initial parameters, compilation), milliseconds per step, and time and launches per kernel
+group in a profile. `--hlo FOLDER` writes the compiled programs. Inputs are random bytes.
 """
 
-import argparse
 import collections
-import math
 import re
 import time
 from collections.abc import Callable
@@ -15,20 +13,21 @@ from typing import Any
 
 import jax
 import numpy as np
-from devices import kernel_launches  # beside this file
-from language_models import about, add_options, values_of  # beside this file
+from harness import about, kernel_launches, parse, time_calls  # beside this file
+from language_models import OPTIONS, values_of
 
 from lutjax.models import GPTConfig
 from lutjax.training import presets
 from lutjax.training.lm import Run, TrainingConfig
 
+STEPS = 20
 KINDS = {
     "attention": r"cudnn|fmha|flash",
     "tables": r"mosaic|lutjax|_owned|_rows|_pull_back|_rotate",
     "matrix products": r"nvjet|gemm|cutlass|cublas|splitK|xmma",
     "copies": r"^Mem(cpy|set)|copy",
 }
-"""Groups of kernels: names of their kernels; all others are fusions of XLA."""
+"""Kernel groups by name pattern; all other kernels are XLA fusions."""
 
 
 def kind_of(name: str) -> str:
@@ -37,72 +36,57 @@ def kind_of(name: str) -> str:
     return next(found, "fusions")
 
 
-def kernel_times(run: Callable[[], Any]) -> dict[str, list[float]]:
-    """Return microseconds of every launch while a function runs, by kernel."""
-    times: dict[str, list[float]] = collections.defaultdict(list)
-    for launches in kernel_launches(run).values():
-        for name, begin, end in launches:
-            times[name].append((end - begin) / 1e3)
-    return times
-
-
-def measure(values: dict[str, Any], steps: int, hlo: Path | None, limit: int) -> None:
+def measure(values: dict[str, Any], hlo: Path | None, limit: int) -> None:
     """Print the times of one model."""
-    text = np.frombuffer(np.random.default_rng(0).bytes(1 << 20), np.uint8)
-    began = time.perf_counter()
-    run = Run(presets.make(GPTConfig, values), presets.make(TrainingConfig, values), text)
-    built = time.perf_counter()
-    state = jax.block_until_ready(run.init())
-    drawn = time.perf_counter()
-    program, advance = run.advance.compiled(run.abstract())
-    compiled = time.perf_counter()
-    state, loss = advance(state, 0, 1)
-    loss.block_until_ready()
-    first = time.perf_counter()
-    best = math.inf
-    for k in range(3):
+    parts: dict[str, float] = {}
+
+    def time_part(name: str, do: Callable[[], Any]) -> Any:
         start = time.perf_counter()
-        state, loss = advance(state, k * steps, steps)
-        loss.block_until_ready()
-        best = min(best, (time.perf_counter() - start) / steps)
-    print(
-        f"{values['feed_forward']}: structure {built - began:.1f} s, parameters {drawn - built:.1f} s, compilation {compiled - drawn:.1f} s, "
-        f"first step {first - compiled:.1f} s, {1e3 * best:.2f} ms a step",
-        flush=True,
-    )
+        result = jax.block_until_ready(do())
+        parts[name] = time.perf_counter() - start
+        return result
+
+    text = np.frombuffer(np.random.default_rng(0).bytes(1 << 20), np.uint8)
+    configs = presets.make(GPTConfig, values), presets.make(TrainingConfig, values)
+    run = time_part("structure", lambda: Run(*configs, text))
+    state = time_part("parameters", run.init)
+    program, advance = time_part("compilation", lambda: run.advance.compiled(run.abstract()))
+
+    def steps(count: int) -> Any:
+        nonlocal state
+        state, loss = advance(state, 0, count)
+        return loss
+
+    time_part("first step", lambda: steps(1))
+    ms = 1e3 * min(time_calls(lambda: steps(STEPS), 3)) / STEPS
+    startup = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts.items())
+    print(f"{values['feed_forward']}: {startup}, {ms:.2f} ms a step", flush=True)
     if hlo is not None:
         (hlo / f"{values['feed_forward']}.txt").write_text(program.as_text())
-
-    def few() -> None:
-        nonlocal state
-        state, loss = advance(state, 0, 5)
-        loss.block_until_ready()
-
-    times = kernel_times(few)
-    kinds: dict[str, list[float]] = collections.defaultdict(list)
-    for name, each in times.items():
-        kinds[kind_of(name)].extend(each)
+    times, kinds = collections.defaultdict(list), collections.defaultdict(list)
+    for launches in kernel_launches(lambda: jax.block_until_ready(steps(5))).values():
+        for name, begin, end in launches:
+            times[name].append((end - begin) / 1e3)
+            kinds[kind_of(name)].append((end - begin) / 1e3)
     for kind, each in sorted(kinds.items(), key=lambda item: -sum(item[1])):
         print(f"  {sum(each) / 5e3:7.2f} ms {len(each) / 5:6.0f} launches  {kind}")
     for name, each in sorted(times.items(), key=lambda item: -sum(item[1]))[:limit]:
-        print(
-            f"    {sum(each) / 5:8.1f} us {len(each) / 5:6.1f} x {np.median(each):7.1f}  {kind_of(name):10.10} {name[:100]}"
-        )
+        median = f"{sum(each) / 5:8.1f} us {len(each) / 5:6.1f} x {np.median(each):7.1f}"
+        print(f"    {median}  {kind_of(name):10.10} {name[:100]}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    given = parse(
+        __doc__,
+        **OPTIONS,
+        layers=("dense,projection_lut", "feed-forward layers, separated by commas"),
+        hlo=(Path, "write compiled programs into this folder"),
+        limit=(40, "number of printed kernels"),
     )
-    add_options(parser)
-    parser.add_argument("--layers", default="dense,projection_lut", help="feed-forward layers")
-    parser.add_argument("--hlo", type=Path, help="write compiled programs into this folder")
-    parser.add_argument("--limit", type=int, default=40, help="kernels that are printed")
-    arguments = parser.parse_args()
-    values = values_of(parser, arguments)
+    values = values_of(given)
     print(about())
-    for layer in arguments.layers.split(","):
-        measure(values | {"feed_forward": layer}, 20, arguments.hlo, arguments.limit)
+    for layer in given.layers.split(","):
+        measure(values | {"feed_forward": layer}, given.hlo, given.limit)
 
 
 if __name__ == "__main__":

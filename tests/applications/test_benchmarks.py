@@ -77,17 +77,14 @@ class TestSlow:
             "logic trees": network(images._trees(2, 1), rate=0.1, tau=2.0),
         }
         monkeypatch.setattr(images, "NETWORKS", small)
-        rows, page = tmp_path / "rows.jsonl", tmp_path / "page.md"
-        page.write_text(f"before\n{images.MARKS[0]}\nold\n{images.MARKS[1]}\nafter\n")
-        options = [
-            "--rows", str(rows), "--only", *small, "--splits", "0", "--steps", "60", "--page", str(page),
-        ]  # fmt: skip
+        rows = tmp_path / "rows.jsonl"
+        options = ["--rows", str(rows), "--only", *small, "--splits", "0", "--steps", "60"]
         images.main(["--data", str(few), *options])
         found = {row["learner"]: row["right"] for row in map(json.loads, rows.read_text().splitlines())}
         assert set(found) == set(small)
         assert found["CNN"] > 50
         assert found["convolutions of tables"] > 50
-        assert all(name in page.read_text() for name in ("before", "after", *small))
+        assert all(name in images.page_table(rows) for name in small)
 
     @needs_devices(8)
     @pytest.mark.parametrize(
@@ -120,7 +117,7 @@ class TestSlow:
             assert program.plan()["collectives"] == 5
 
     def test_commands_about_devices(self, tmp_path):
-        words = "--devices 2 --only gates --large 0.0003 --jobs 2 --folder"
+        words = "--devices 2 --only gates --large 0.0003 --folder"
         said = run("devices.py", *words.split(), str(tmp_path))
         for text in (
             "| gates | 2 data x 1 detectors | jit |",
