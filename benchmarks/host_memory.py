@@ -1,14 +1,11 @@
-"""Tables in the memory of the host beside those of a device: `python benchmarks/host_memory.py [rows] [kinds] [steps] [decode]`.
+"""Host-resident tables next to tables on a device: `python benchmarks/host_memory.py [rows] [steps] [decode]`.
 
-- `rows`: rows a second that all cores gather from a table of `--gigabytes` and move there, beside the speed at which they copy memory.
-- `kinds`: the same of a table of 0.3 GB that JAX has in a kind of memory of the device, computed on the host (`jax.experimental.compute_on`), and of one in the
-  memory of NumPy.
-- `steps`: milliseconds of a training step of a GPT of 100 M parameters whose memory of n-grams has so many gigabytes in the memory of the host, for queues of several
-  depths and as rows that are read inside of the step, beside the same GPT with a small table on the device.
-- `decode`: milliseconds of a token of `generate`, of both, where the GPU reads the rows by itself and where the CPU reads them for it; seconds in which the
-  memory is locked for the first.
+- `rows`: rows per second gathered from and updated in a table of `--gigabytes` by all cores, relative to their copy speed.
+- `steps`: milliseconds per training step of a GPT with 100 M parameters and a host-resident n-gram memory, for several prefetch depths, next to
+  the same GPT with a small table on the device. Depth 0 reads rows inside the step.
+- `decode`: milliseconds per token of `generate` for both, with rows read by the GPU or by the CPU; seconds for pinning the memory.
 
-Texts are random bytes, so that n-grams are spread over all rows. The best of `--repeats` counts. `--small` has sizes for a machine with two cores.
+Texts are random bytes, so n-grams are spread over all rows. The best of `--repeats` counts. `--small` selects sizes for two cores.
 """
 
 import dataclasses
@@ -20,22 +17,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import options, timed  # beside this file
-from jax.experimental.compute_on import compute_on
+from harness import parse, time_calls  # beside this file
 
 import lutjax
 from lutjax import optim
 from lutjax.models import GPTConfig
-from lutjax.ops.weighted_lookup import WeightedLookup
 from lutjax.tables import host
-from lutjax.tables.gradient import TableGradient
 from lutjax.tables.host import HostTable
 from lutjax.training.lm import Run, TrainingConfig
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Sizes of what is measured."""
+    """Sizes of the model and its training."""
 
     features: int = 768
     n_layers: int = 12
@@ -53,16 +47,16 @@ N_TABLES = len(ORDERS) * HEADS
 
 def best(f: Callable[[], Any], repeats: int) -> float:
     """Return the seconds of the fastest call."""
-    return float(min(timed(f, repeats)))
+    return float(min(time_calls(f, repeats)))
 
 
-def rows_of(gigabytes: float) -> int:
-    """Return the rows of each table."""
+def n_rows(gigabytes: float) -> int:
+    """Return the rows per table."""
     return int(gigabytes * 1e9 / (4 * WIDTH * N_TABLES))
 
 
-def filled(table: HostTable, key: Any) -> None:
-    """Make the rows of a table and write all of them, so that their memory is there: it is faster than drawing them."""
+def fill(table: HostTable, key: Any) -> None:
+    """Write all rows of a table, so that its memory is allocated. Sampling takes longer."""
     table.init = jax.nn.initializers.zeros
     table.draw(key)
     assert table.weights is not None
@@ -71,24 +65,21 @@ def filled(table: HostTable, key: Any) -> None:
     host.in_threads(lambda at: flat[at : at + size].fill(0.01), range(0, flat.size, size))
 
 
-def of_rows(gigabytes: float, sizes: Sizes, repeats: int) -> None:
-    """Print rows a second, and the speed of copies."""
-    table = HostTable((N_TABLES, rows_of(gigabytes), WIDTH), np.float32, jax.nn.initializers.zeros)
+def measure_rows(gigabytes: float, sizes: Sizes, repeats: int) -> None:
+    """Print rows per second, and the copy speed."""
+    table = HostTable((N_TABLES, n_rows(gigabytes), WIDTH), np.float32, jax.nn.initializers.zeros)
     start = time.perf_counter()
-    filled(table, jax.random.key(0))
-    print(
-        f"{table} of {table.nbytes / 1e9:.1f} GB, written in {time.perf_counter() - start:.1f} s by {host.n_threads()} threads"
-    )
+    fill(table, jax.random.key(0))
+    seconds = f"written in {time.perf_counter() - start:.1f} s by {host.n_threads()} threads"
+    print(f"{table} of {table.nbytes / 1e9:.1f} GB, {seconds}")
     table.start(optim.RowAdam())
     n = sizes.batch_size * sizes.context
     rng = np.random.default_rng(0)
     ids = rng.integers(0, table.shape[1], (n, N_TABLES, 1)).astype(np.int32)
     n_bytes = ids.size * WIDTH * 4
     source = np.ones((8, n_bytes // 4), np.float32)
-    copied, at = (
-        np.empty_like(source),
-        [(k, part) for k in range(8) for part in host.row_slices(n_bytes // 4, 1 << 16)],
-    )
+    copied = np.empty_like(source)
+    at = [(k, part) for k in range(8) for part in host.row_slices(n_bytes // 4, 1 << 16)]
 
     def copy() -> None:
         host.in_threads(lambda job: np.copyto(copied[job], source[job]), at)
@@ -103,102 +94,37 @@ def of_rows(gigabytes: float, sizes: Sizes, repeats: int) -> None:
             return lutjax.weighted_lookup(weights, own, jnp.ones(own.shape), groups=N_TABLES).sum()
 
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        gradient = optim.value_and_grad(loss)({"memory": jnp.asarray(table.gather(ids))}, jnp.asarray(ids))[
-            1
-        ]["memory"]
-        gradient = jax.device_get(host.opened(table.gradient_of(gradient, ids)))
+        rows = {"memory": jnp.asarray(table.gather(ids))}
+        _, gradients = optim.value_and_grad(loss)(rows, jnp.asarray(ids))
+        gradient = jax.device_get(host.opened(table.gradient_of(gradients["memory"], ids)))
     out = table.gather(ids)
-    for name, f in (
-        ("gather", lambda: table.gather(ids, out)),
-        ("update", lambda: table.update(gradient, 0.01)),
-    ):
+    calls = {"gather": lambda: table.gather(ids, out), "update": lambda: table.update(gradient, 0.01)}
+    for name, f in calls.items():
         seconds = best(f, repeats)
-        print(
-            f"| {name} | {seconds * 1e3:.2f} ms | {n_bytes / seconds / 1e9:.1f} GB/s of rows, {100 * n_bytes / seconds / copy_speed:.0f} % of copies | "
-            f"{ids.size / seconds / 1e6:.1f} M rows/s |"
-        )
+        share = f"{n_bytes / seconds / 1e9:.1f} GB/s of rows, {100 * n_bytes / seconds / copy_speed:.0f} % of copies"
+        print(f"| {name} | {seconds * 1e3:.2f} ms | {share} | {ids.size / seconds / 1e6:.1f} M rows/s |")
 
 
-def of_kinds(sizes: Sizes, repeats: int) -> None:
-    """Print the times in which JAX gathers and moves rows of a table in each kind of memory, by stochastic gradient descent."""
-    n_rows, n = 600_000, sizes.batch_size * sizes.context * N_TABLES
-    ids = np.random.default_rng(0).integers(0, n_rows, n).astype(np.int32)
-    rows = np.full((n_rows, WIDTH), 0.01, np.float32)
-    table = HostTable((1, n_rows, WIDTH), np.float32, jax.nn.initializers.zeros)
-    filled(table, jax.random.key(0))
-    table.start(optim.SGD())
-    out, ones = table.gather(ids[:, None, None]), np.ones((n, 1, WIDTH), np.float32)
-    look_up = WeightedLookup.of(
-        (None, ids[:, None, None], np.ones((n, 1, 1), np.float32)),
-        {"groups": 1, "valued": 1, "accumulate": None}.items(),
-    )
-    gradient = TableGradient(look_up, ones, None, np.float32(0), table.shape, table.dtype)
-    moved = best(lambda: table.update(gradient, 0.1), repeats)
-    print(
-        f"| NumPy | {best(lambda: table.gather(ids[:, None, None], out), repeats) * 1e3:.2f} ms | {moved * 1e3:.2f} ms |"
-    )
-    device = jax.devices()[0]
-    for kind in sorted({memory.kind for memory in device.addressable_memories()} - {"device"}):
-        try:
-            print(f"| {kind} | {' | '.join(in_kind(device, kind, rows, ids, ones[:, 0], repeats))} |")
-        except (ValueError, NotImplementedError, RuntimeError) as error:  # not every device can
-            print(f"| {kind} | {type(error).__name__}: {str(error).splitlines()[0][:120]} |")
-
-
-def in_kind(device: Any, kind: str, rows: Any, ids: Any, gradient: Any, repeats: int) -> list[str]:
-    """Return the times in which JAX gathers and moves rows in a kind of memory, computing on the host."""
-    where = jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
-    table, ids, gradient = (jax.device_put(a, where) for a in (rows, ids, gradient))
-    gather = _on_host(lambda rows, ids: rows[ids], kind)
-    update = _on_host(lambda rows, ids, g: rows.at[ids].add(-0.1 * g), kind)
-    gathers = jax.jit(gather, out_shardings=where)
-    updates = jax.jit(update, donate_argnums=0, out_shardings=where)
-    read = best(lambda: gathers(table, ids).block_until_ready(), repeats)
-
-    def move() -> None:
-        nonlocal table
-        table = updates(table, ids, gradient)
-        table.block_until_ready()
-
-    return [f"{seconds * 1e3:.2f} ms" for seconds in (read, best(move, repeats))]
-
-
-def _on_host(f: Callable[..., Any], kind: str) -> Callable[..., Any]:
-    """Return a function that a program of the device computes on the host."""
-    if jax.__version_info__ < (0, 11):
-        return compute_on("device_host")(jax.jit(f))
-    if kind != "pinned_host":
-        raise NotImplementedError(f"jax {jax.__version__} computes in pinned_host alone")
-    in_host: Any = compute_on  # its type is that of another version
-    return in_host(jax.jit(f), compute_type="device_host", out_memory_spaces=jax.memory.Space.Host)
-
-
-def run_of(sizes: Sizes, placement: str, rows: int, depth: int = 0) -> Run:
-    """Return a run, of random bytes."""
+def build_run(sizes: Sizes, placement: str, rows: int, depth: int = 0) -> Run:
+    """Return a run on random bytes."""
     text = np.random.default_rng(0).integers(0, 256, 1 << 22).astype(np.uint8)
-    model = GPTConfig(
-        features=sizes.features,
-        n_layers=sizes.n_layers,
-        n_heads=max(sizes.features // 64, 1),
-        context=sizes.context,
-        feed_forward="dense",
-        dtype=sizes.dtype,
-        memory=True,
-        memory_orders=ORDERS,
-        memory_heads=HEADS,
-        memory_width=WIDTH,
-        memory_rows=rows,
-        memory_layers=(1,),
-        memory_placement=placement,
-    )
-    training = TrainingConfig(
-        steps=10_000, batch_size=sizes.batch_size, optimizer="adamw", learning_rate=1e-4, memory_depth=depth
-    )
-    return Run(model, training, text)
+    model = {name: getattr(sizes, name) for name in ("features", "n_layers", "context", "dtype")}
+    memory = {
+        "orders": ORDERS,
+        "heads": HEADS,
+        "width": WIDTH,
+        "rows": rows,
+        "layers": (1,),
+        "placement": placement,
+    }
+    model |= {"memory": True, **{f"memory_{name}": value for name, value in memory.items()}}
+    config = GPTConfig(n_heads=max(sizes.features // 64, 1), feed_forward="dense", **model)
+    rates = {"optimizer": "adamw", "learning_rate": 1e-4, "memory_depth": depth}
+    return Run(config, TrainingConfig(steps=10_000, batch_size=sizes.batch_size, **rates), text)
 
 
 def step_time(run: Run, sizes: Sizes, repeats: int) -> float:
-    """Return the seconds of a step."""
+    """Return the seconds per step."""
     state, done = run.init(), 0
 
     def advance() -> None:
@@ -211,7 +137,7 @@ def step_time(run: Run, sizes: Sizes, repeats: int) -> float:
 
 
 def token_times(runs: dict[str, Run], texts: int, sizes: Sizes, repeats: int) -> dict[str, float]:
-    """Return the seconds of a token of `generate` for so many texts by each run's model, measured in turns: the clocks of a machine drift."""
+    """Return the seconds per token of `generate` for some texts, with alternating models."""
     prompts = np.random.default_rng(0).integers(0, 256, (texts, 16)).astype(np.int32)
 
     models: dict[str, Any] = {name: run.structure.model(*run.structure.init(0)) for name, run in runs.items()}
@@ -227,80 +153,80 @@ def token_times(runs: dict[str, Run], texts: int, sizes: Sizes, repeats: int) ->
     return {name: float(np.diff(seconds)[0]) / sizes.tokens for name, seconds in first_and_all.items()}
 
 
-def of_models(
-    gigabytes: float, sizes: Sizes, repeats: int, what: list[str], texts: list[int], depths: list[int]
-) -> None:
-    """Print times of steps and of tokens."""
-    small, on_host = run_of(sizes, "device", 1 << 14), run_of(sizes, "host", rows_of(gigabytes))
-    table = next(iter(table for table, _ in on_host.structure.host_tables.values()))
-    n_dense = on_host.structure.n_parameters() - table.nbytes // 4
-    print(
-        f"{n_dense / 1e6:.0f} M parameters on {jax.devices()[0].device_kind}, and a table of {table.nbytes / 1e9:.1f} GB in the memory of the host"
-    )
-    if "steps" in what:
-        alone = step_time(small, sizes, repeats)
-        print(f"| small table on the device | {alone * 1e3:.2f} ms a step |")
-    for depth in depths if "steps" in what else (0,):
-        if depth:
-            on_host = run_of(sizes, "host", rows_of(gigabytes), depth)
-        found = next(iter(table for table, _ in on_host.structure.host_tables.values()))
-        if found is not table and table.weights is not None:  # the same rows, without writing them again
-            found.weights, found.moved, table.weights = table.weights, table.moved, None
-        elif found.weights is None:
-            filled(found, jax.random.key(0))
-        table = found
-        table.draw = lambda key: None  # type: ignore[method-assign]
-        if "steps" in what:
-            seconds = step_time(on_host, sizes, repeats)
-            print(
-                f"| table on the host, depth {depth} | {seconds * 1e3:.2f} ms a step | {seconds / alone:.3f} times |",
-                flush=True,
-            )
-    if "decode" in what:
-        for who in ("GPU", "CPU"):  # the second is how it was, and is where no GPU can read
-            is_shown = HostTable._is_shown_to if who == "GPU" else lambda *_: False
-            with unittest.mock.patch.object(HostTable, "_is_shown_to", is_shown):
-                jax.clear_caches()
-                start = time.perf_counter()
-                jax.jit(lambda index: table.read(index)[0]).lower(np.zeros((1, N_TABLES, 1), np.int32))
-                if who == "GPU":
-                    print(f"the rows are locked in {time.perf_counter() - start:.1f} s")
-                for n in texts:
-                    times = token_times({"device": small, "host": on_host}, n, sizes, repeats)
-                    print(
-                        f"| {n} texts | {times['device'] * 1e3:.3f} ms a token, small table on the device | {times['host'] * 1e3:.3f} ms on the host, the {who} reads | "
-                        f"{times['host'] / times['device']:.3f} times |",
-                        flush=True,
-                    )
+def host_table(run: Run) -> HostTable:
+    """Return the host table of a run."""
+    return next(table for table, _ in run.structure.host_tables.values())
+
+
+def measure_steps(given: Any, sizes: Sizes, small: Run) -> Run:
+    """Print the times of steps; return the last run with a host table."""
+    alone = step_time(small, sizes, given.repeats)
+    print(f"| small table on the device | {alone * 1e3:.2f} ms a step |")
+    table = None
+    for depth in given.depths:
+        run = build_run(sizes, "host", n_rows(given.gigabytes), depth)
+        own = host_table(run)
+        if table is None:
+            fill(own, jax.random.key(0))
+        else:  # reuse the rows of the previous table
+            own.weights, own.moved, table.weights = table.weights, table.moved, None
+        table = own
+        own.draw = lambda key: None  # type: ignore[method-assign]
+        seconds = step_time(run, sizes, given.repeats)
+        times = f"{seconds * 1e3:.2f} ms a step | {seconds / alone:.3f} times"
+        print(f"| table on the host, depth {depth} | {times} |", flush=True)
+    return run
+
+
+def measure_tokens(given: Any, sizes: Sizes, small: Run, on_host: Run) -> None:
+    """Print the times of tokens."""
+    table = host_table(on_host)
+    for who in ("GPU", "CPU"):  # the CPU reads for devices without access to host memory
+        is_shown = HostTable._is_shown_to if who == "GPU" else lambda *_: False
+        with unittest.mock.patch.object(HostTable, "_is_shown_to", is_shown):
+            jax.clear_caches()
+            start = time.perf_counter()
+            jax.jit(lambda index: table.read(index)[0]).lower(np.zeros((1, N_TABLES, 1), np.int32))
+            if who == "GPU":
+                print(f"the rows are locked in {time.perf_counter() - start:.1f} s")
+            for n in given.texts:
+                times = token_times({"device": small, "host": on_host}, n, sizes, given.repeats)
+                device, on = (f"{times[name] * 1e3:.3f} ms" for name in ("device", "host"))
+                ratio = f"{times['host'] / times['device']:.3f} times"
+                where = f"{device} a token, small table on the device | {on} on the host, the {who} reads"
+                print(f"| {n} texts | {where} | {ratio} |", flush=True)
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument(
+    given = parse(
+        __doc__,
         "what",
-        nargs="*",
-        default=["rows", "kinds", "steps", "decode"],
-        help="rows, kinds, steps, decode; by default all",
+        what=(dict.fromkeys(["rows", "steps", "decode"]), "measurements; default: all"),
+        gigabytes=(60.0, "size of the host table"),
+        repeats=(3, "repetitions"),
+        texts=([1, 16], "numbers of texts that decode together"),
+        small=(False, "sizes for two cores"),
+        depths=([0, 1, 2], "prefetch depths"),
     )
-    parser.add_argument(
-        "--gigabytes", type=float, default=60, help="of the table in the memory of the host (60)"
-    )
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument(
-        "--texts", type=int, nargs="+", default=[1, 16], help="numbers of texts that decode together (1 16)"
-    )
-    parser.add_argument("--small", action="store_true", help="sizes for a machine with two cores")
-    parser.add_argument(
-        "--depths", type=int, nargs="+", default=[0, 1, 2], help="of the queue of steps (0 1 2)"
-    )
-    given = parser.parse_args()
     sizes = SMALL if given.small else Sizes()
     if "rows" in given.what:
-        of_rows(given.gigabytes, sizes, given.repeats)
-    if "kinds" in given.what:
-        of_kinds(sizes, given.repeats)
+        measure_rows(given.gigabytes, sizes, given.repeats)
     if {"steps", "decode"} & set(given.what):
-        of_models(given.gigabytes, sizes, given.repeats, given.what, given.texts, given.depths)
+        small, on_host = (
+            build_run(sizes, "device", 1 << 14),
+            build_run(sizes, "host", n_rows(given.gigabytes)),
+        )
+        table = host_table(on_host)
+        dense = f"{(on_host.structure.n_parameters() - table.nbytes // 4) / 1e6:.0f} M parameters"
+        size = f"a table of {table.nbytes / 1e9:.1f} GB in the memory of the host"
+        print(f"{dense} on {jax.devices()[0].device_kind}, and {size}")
+        if "steps" in given.what:
+            on_host = measure_steps(given, sizes, small)
+        else:
+            fill(table, jax.random.key(0))
+            table.draw = lambda key: None  # type: ignore[method-assign]
+        if "decode" in given.what:
+            measure_tokens(given, sizes, small, on_host)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""A memory larger than that of the device: `python benchmarks/host_memory_larger.py`.
+"""Tables larger than device memory: `python benchmarks/host_memory_larger.py`.
 
-A GPT whose tables of n-grams lie in the memory of the host, and are larger than the memory of the GPU, is trained in a process that writes one checkpoint, goes on and is
-killed (SIGKILL). A second process resumes from the checkpoint. The losses of its steps have to be those, bit for bit, that the first one had in the same steps; then it
-generates text. The tables are drawn in both, all of their rows. XLA is told to compute the same bits in every process (`--xla_gpu_deterministic_ops`).
+Trains a GPT whose host-resident n-gram tables exceed GPU memory, in a process that writes one checkpoint, continues and is killed (SIGKILL). A second process
+resumes from the checkpoint. Its losses must equal those of the first process in the same steps, bit for bit; then it generates text. Both processes
+initialize all rows. `--xla_gpu_deterministic_ops` makes XLA compute the same bits in every process.
 
-The size is by default a little more than the memory of the GPU. Where the host has too little for that, as beside a GPU with more memory than the host, tables are as large as the host
-allows, and JAX may use less of the GPU than that (`XLA_PYTHON_CLIENT_MEM_FRACTION`); a line says so. `--gigabytes` is another size: it is needed without a GPU. Both processes together
-take about two minutes with 16 cores and 90 GB.
+By default, tables are slightly larger than GPU memory. If host memory is too small for that, tables are as large as possible, JAX may use less of
+the GPU (`XLA_PYTHON_CLIENT_MEM_FRACTION`), and a line reports it. `--gigabytes` sets another size, and is required without a GPU. Both
+processes together take about two minutes with 16 cores and 90 GB.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from harness import options  # beside this file
+from harness import parse  # beside this file
 
 from lutjax.tables.host import free_memory, n_threads
 from lutjax.training import lm_runs, models, runs
@@ -31,11 +31,8 @@ from lutjax.training.lm_runs import LanguageModel
 
 ORDERS, HEADS, WIDTH = (2, 3, 4), 2, 128
 N_TABLES = len(ORDERS) * HEADS
-BYTES_BESIDE = 4 + 1
-"""Of each row: the state of `RowAdagrad`, and whether it has moved."""
-
-OTHERS = 8e9
-"""Bytes of the host that are left for all else."""
+EXTRA_BYTES = 4 + 1  # per row: the state of `RowAdagrad`, and whether it was updated
+RESERVED = 8e9  # bytes of host memory for everything else
 
 CHECKPOINT, STEPS = 10, 20
 SIZES = {"features": 512, "context": 256, "n_layers": 6, "n_heads": 8, "batch_size": 16, "dtype": "bfloat16"}
@@ -43,7 +40,7 @@ SMALL = {"features": 32, "context": 32, "n_layers": 1, "n_heads": 2, "batch_size
 
 
 def gpu_memory() -> int | None:
-    """Return the bytes of the memory of the first GPU, which JAX does not see here; None without one."""
+    """Return the memory of the first GPU in bytes, without initializing JAX; None without a GPU."""
     if shutil.which("nvidia-smi") is None:
         return None
     command = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
@@ -53,78 +50,73 @@ def gpu_memory() -> int | None:
 
 
 def size(gigabytes: float | None) -> tuple[int, float | None]:
-    """Return the rows of each table, and which share of the GPU JAX may use, if not all that it would."""
-    of_row, total, free = N_TABLES * (4 * WIDTH + BYTES_BESIDE), gpu_memory(), free_memory()
+    """Return the rows per table, and the share of GPU memory for JAX, or None for its default."""
+    of_row, total, free = N_TABLES * (4 * WIDTH + EXTRA_BYTES), gpu_memory(), free_memory()
     if gigabytes is not None:
         return int(gigabytes * 1e9 / (N_TABLES * 4 * WIDTH)), None
     if total is None:
-        raise SystemExit("there is no GPU here: give --gigabytes")
+        raise SystemExit("no GPU found: give --gigabytes")
     assert free is not None, "nothing says how much memory the host has free"
-    wanted, possible = int(1.03 * total / (N_TABLES * 4 * WIDTH)), int((free - OTHERS) / of_row)
+    wanted, possible = int(1.03 * total / (N_TABLES * 4 * WIDTH)), int((free - RESERVED) / of_row)
     if wanted <= possible:
         return wanted, None
     table = possible * N_TABLES * 4 * WIDTH
     share = round(0.9 * table / total, 2)
     print(
-        f"the host has {free / 1e9:.0f} GB free, too little for tables larger than the GPU's {total / 1e9:.0f} GB: JAX gets {100 * share:.0f} % of that, "
-        f"{share * total / 1e9:.0f} GB, less than the tables of {table / 1e9:.0f} GB"
+        f"the host has {free / 1e9:.0f} GB free, too little for tables larger than the GPU's {total / 1e9:.0f} GB: JAX gets "
+        f"{100 * share:.0f} % ({share * total / 1e9:.0f} GB), less than the tables ({table / 1e9:.0f} GB)"
     )
     return possible, share
 
 
-def said(start: float, what: str) -> None:
+def log(start: float, what: str) -> None:
     print(f"{time.perf_counter() - start:.1f} s: {what}", flush=True)
 
 
 def losses(run: Any, state: Any, first: int, start: float) -> Iterator[tuple[int, Any]]:
-    """Train; print the bits of each loss."""
+    """Train, and print the bits of each loss."""
     for step in range(first, STEPS):
         began = time.perf_counter()
         state, loss = run.advance(state, step, 1)
         bits, seconds = float(np.asarray(loss)).hex(), time.perf_counter() - began
         print(f"loss {step} {bits} {1e3 * seconds:.1f} ms", flush=True)
         yield step + 1, state
-    said(start, f"trained steps {first} to {STEPS - 1}")
+    log(start, f"trained steps {first} to {STEPS - 1}")
 
 
 def fields_of(rows: int, small: bool) -> dict[str, Any]:
-    return {
-        **(SMALL if small else SIZES),
-        "feed_forward": "dense",
-        "memory": True,
-        "memory_orders": ORDERS,
-        "memory_heads": HEADS,
-        "memory_width": WIDTH,
-        "memory_rows": rows,
-        "memory_layers": (0,),
-        "memory_placement": "host",
-        "memory_depth": 1,
-        "memory_optimizer": "row_adagrad",
-        "optimizer": "adamw",
-        "learning_rate": 1e-3,
-        "steps": STEPS,
+    memory = {
+        "orders": ORDERS,
+        "heads": HEADS,
+        "width": WIDTH,
+        "rows": rows,
+        "layers": (0,),
+        "placement": "host",
     }
+    memory |= {"depth": 1, "optimizer": "row_adagrad"}
+    training = {"optimizer": "adamw", "learning_rate": 1e-3, "steps": STEPS, "feed_forward": "dense"}
+    named = {f"memory_{name}": value for name, value in memory.items()}
+    return {**(SMALL if small else SIZES), **training, "memory": True, **named}
 
 
 def first_process(folder: Path, rows: int, small: bool) -> None:
-    """Train to the end, with a checkpoint on the way, and wait to be killed."""
+    """Train to the end, write a checkpoint on the way, and wait to be killed."""
     start = time.perf_counter()
     experiment = LanguageModel.new(fields_of(rows, small), folder / "text", "gpt")
     run = experiment.run
     [(table, _)] = run.structure.host_tables.values()
     state = run.init()
-    said(start, f"drew {table}, {table.nbytes / 1e9:.1f} GB, by {n_threads()} threads")
+    log(start, f"drew {table}, {table.nbytes / 1e9:.1f} GB, by {n_threads()} threads")
     for done, last in losses(run, state, 0, start):
         if done == CHECKPOINT:
             models.save(folder, done, last, experiment.record, run)
             files = [path for path in folder.rglob("*") if path.is_file()]
-            said(start, f"wrote a checkpoint of {sum(path.stat().st_size for path in files) / 1e9:.2f} GB")
+            log(start, f"wrote a checkpoint of {sum(path.stat().st_size for path in files) / 1e9:.2f} GB")
     device = jax.local_devices()[0]
     memory = device.memory_stats() or {}
     limit, peak = (memory.get(name, 0) for name in ("bytes_limit", "peak_bytes_in_use"))
-    print(
-        f"tables of {table.nbytes / 1e9:.1f} GB beside {device.device_kind}, of whose memory JAX may use {limit / 1e9:.1f} GB and used {peak / 1e9:.2f} GB"
-    )
+    sizes = f"may use {limit / 1e9:.1f} GB and used {peak / 1e9:.2f} GB"
+    print(f"tables of {table.nbytes / 1e9:.1f} GB beside {device.device_kind}, of whose memory JAX {sizes}")
     print("waits", flush=True)
     signal.pause()
 
@@ -136,19 +128,21 @@ def second_process(folder: Path) -> None:
     experiment = LanguageModel.of(record)
     run = experiment.run
     state = models.restore(folder, step, run)
-    said(start, f"resumed after {step} steps")
+    log(start, f"resumed after {step} steps")
     for _, last in losses(run, state, step, start):
         state = last
     model = run.structure.model(state.params, state.others)
     n = 64
     text = lm_runs.sample(model, "GPUs", n)
-    said(start, f"generated {len(text.encode())} bytes, with compilation: {text[:20]!r}")
+    log(start, f"generated {len(text.encode())} bytes, with compilation: {text[:20]!r}")
     began = time.perf_counter()
     lm_runs.sample(model, "CPUs", n, seed=1)
     print(f"{1e3 * (time.perf_counter() - began) / n:.2f} ms a byte")
 
 
-def started(folder: Path, given: Any, what: str, share: float | None, rows: int) -> subprocess.Popen[str]:
+def start_process(
+    folder: Path, given: Any, what: str, share: float | None, rows: int
+) -> subprocess.Popen[str]:
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true"
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "XLA_FLAGS": flags.strip()}
     if share is not None:
@@ -158,8 +152,8 @@ def started(folder: Path, given: Any, what: str, share: float | None, rows: int)
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
 
 
-def shown(process: subprocess.Popen[str], until: str | None = None) -> dict[int, str]:
-    """Print what a process says, until it says this; return its losses by step."""
+def echo(process: subprocess.Popen[str], until: str | None = None) -> dict[int, str]:
+    """Print the output of a process until some line; return its losses by step."""
     found = {}
     assert process.stdout is not None
     for line in process.stdout:
@@ -173,14 +167,14 @@ def shown(process: subprocess.Popen[str], until: str | None = None) -> dict[int,
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument(
-        "--gigabytes", type=float, help="of the tables; default: a little more than the GPU has"
+    given = parse(
+        __doc__,
+        gigabytes=(float, "table size; default: slightly more than GPU memory"),
+        small=(False, "a small model for two cores"),
+        process=(str, argparse.SUPPRESS),
+        folder=(Path, argparse.SUPPRESS),
+        rows=(int, argparse.SUPPRESS),
     )
-    parser.add_argument("--small", action="store_true", help="a small model, for a machine with two cores")
-    for name, kind in (("--process", str), ("--folder", Path), ("--rows", int)):
-        parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
-    given = parser.parse_args()
     if given.process == "first":
         return first_process(given.folder, given.rows, given.small)
     if given.process == "second":
@@ -192,13 +186,13 @@ def main() -> None:
         folder.mkdir()
         (folder / "text").write_bytes(np.random.default_rng(0).bytes(1 << 22))
         print("a process that will be killed:")
-        process = started(folder, given, "first", share, rows)
-        wanted = shown(process, "waits")
+        process = start_process(folder, given, "first", share, rows)
+        wanted = echo(process, "waits")
         process.kill()
         assert process.wait() == -signal.SIGKILL, "the first process failed"
         print("a process that resumes:")
-        process = started(folder, given, "second", share, rows)
-        found = shown(process)
+        process = start_process(folder, given, "second", share, rows)
+        found = echo(process)
         assert process.wait() == 0, "the second process failed"
     expected = {step: bits for step, bits in wanted.items() if step >= CHECKPOINT}
     assert found == expected, "losses after the kill are others"

@@ -1,22 +1,23 @@
-"""Memory layers: loss with and without a memory, loss by the bytes of its tables, and the time of product keys.
+"""Memory layers: loss with and without a memory, loss by table size, and times of product keys.
 
     python benchmarks/memory.py train --text FILE --seconds 40 --json memory.jsonl
     python benchmarks/memory.py sizes --text FILE --steps 1000 --rows 256,1024,4096,16384,65536 --json memory.jsonl
     python benchmarks/memory.py keys --json memory.jsonl
     python benchmarks/memory.py table --json memory.jsonl --picture docs/memory.png
 
-Each of the first three adds lines of JSON to the file, one for each result, and `table` prints them in Markdown and draws the picture.
+The first three append one line of JSON per result to the file; `table` prints them in Markdown and draws the picture.
 
-`train` compares models of a preset with and without a memory, of which a token reads equally many parameters, in equal time:
+`train` compares models with and without a memory, with equally many parameters read per token, in equal time:
 
-1. Steps of both are timed in turns. So each has as many steps as take the seconds (by default those of the preset's steps without a memory), and its schedule ends with the last of them.
-2. The first seed chooses the rate of the memory's rows (`--rates`): with each of them the model is trained for a `--share` of the time, and the lowest loss on the validation part wins. Rows that move faster
-   learn sooner and remember too much later, so a small share may prefer too fast a rate; `--share 1` trains in full.
-3. With it, both models are trained on all but the test part, for each seed, and tested on that part, which nothing before has seen. Seeds draw first values and batches.
+1. Steps of both models alternate while they are timed. Each model gets as many steps as fit into the seconds (by default those of the preset's steps without a memory), and
+   its schedule ends with the last step.
+2. The first seed selects the learning rate of the memory rows (`--rates`) by the lowest validation loss after a `--share` of the time. Fast rates learn sooner and overfit
+   later, so a small share may select too fast a rate; `--share 1` trains in full.
+3. For each seed both models train on everything except the test part, and are tested there once. Seeds determine initial values and batches.
 
-Compilation and tests take no part in the seconds; programs are compiled side by side, one for both models and each rate, not for each seed. `--text python` is the source of all installed
-packages. Seconds are those of the clock, or with `--processor` those of the processor, of all threads, which do not depend on what else runs beside.
-On a GPU, for three minutes of steps beside compilation and tests: `python benchmarks/memory.py train --text python --seconds 25 --json memory.jsonl`.
+Seconds exclude compilation and tests; programs compile in parallel, one per model and rate. `--text python` is the source of all installed packages. `--processor` counts
+processor time of all threads instead of wall-clock time, so that other programs do not matter.
+On a GPU, for three minutes of steps: `python benchmarks/memory.py train --text python --seconds 25 --json memory.jsonl`.
 """
 
 import importlib.util
@@ -32,24 +33,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from harness import (
-    axes_of,
-    head as head_of,
-    markdown_row,
-    options,
-    read_lines,
-    table as markdown_table,
-    timed,
-)  # beside this file
-from language_models import (  # beside this file
-    about,
-    add_line,
-    add_options,
-    head,
-    parameters_read,
-    text_of,
-    values_of,
-)
+from harness import about, add_line, draw_axes, parse, read_lines, table as markdown_table, time_calls
+from language_models import OPTIONS, describe, parameters_read, text_of, values_of  # beside this file
 
 from lutjax import optim
 from lutjax.layers.nnx import ProductKeyMemory
@@ -60,33 +45,32 @@ from lutjax.training.models import State
 from lutjax.training.text import Text
 
 Keep = Callable[[dict[str, Any]], None]
-"""Prints a result, and adds it to a file."""
+"""Print a result, and append it to a file."""
 
 Clock = Callable[[], float]
 
-CHUNK = 500
-"""Steps of a call."""
-
+CHUNK = 500  # steps per call
 MOST_STEPS, MOST_SEEDS = 10_000_000, 200
-"""Steps of a training, and seeds: batches of another seed are those of later steps, which int32 counts."""
+"""Limits: the batches of a seed are those of later steps, counted in int32."""
 
 
-def seconds_of_processor() -> float:
+def processor_seconds() -> float:
+    """Return the processor time of all threads."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 def run_of(values: dict[str, Any], text: Text, *, validate: bool) -> Run:
-    """Return the run of a preset's values; `validate`: the validation part is kept out of training."""
+    """Return the run of a preset's values; `validate`: hold out the validation part."""
     train = text.train if validate else np.concatenate([text.train, text.validation])
     return Run(presets.make(GPTConfig, values), presets.make(TrainingConfig, values), train, text.validation)
 
 
 def with_memory(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a model with a memory and fewer tables, of which a token reads nearly as many parameters.
+    """Return the values of a model with a memory and fewer tables, with nearly as many parameters read per token.
 
     Raises:
-      SystemExit: there is none within five percent.
+      SystemExit: no model within five percent.
     """
 
     def read(values: dict[str, Any]) -> int:
@@ -106,11 +90,11 @@ def with_memory(values: dict[str, Any]) -> dict[str, Any]:
 
 
 class Program:
-    """A run with its programs, which are the same for every seed.
+    """A run with its compiled programs, which serve all seeds.
 
     Args:
-      run: whose steps have been traced.
-      like: of a run of the same model, which draws the same first values.
+      run: a run with traced steps.
+      like: program of a run of the same model, with the same initial values.
     """
 
     def __init__(self, run: Run, like: "Program | None" = None):
@@ -118,35 +102,31 @@ class Program:
         self._advance = run.advance.compiled(run.abstract())[1]
         self._draw = jax.jit(run.drawn).lower(jax.random.key(0)).compile() if like is None else like._draw
 
-    def drawn(self, seed: int) -> State:
+    def init(self, seed: int) -> State:
         """Return the state before the first step."""
         state: State = self._draw(jax.random.key(seed))
         return state
 
-    def advanced(self, state: State, first: int, count: int, clock: Clock) -> tuple[State, float]:
+    def advance(self, state: State, first: int, count: int, clock: Clock) -> tuple[State, float]:
         """Return the state after some steps, and their seconds."""
         start = clock()
         state, loss = self._advance(state, first, count)
         float(loss)
         return state, clock() - start
 
-    def trained(self, seed: int, clock: Clock) -> tuple[State, float]:
-        """Return the state after all steps, and their seconds.
-
-        Args:
-          seed: of first values, and of batches: those of steps that another seed does not come to.
-        """
-        state, seconds = jax.block_until_ready(self.drawn(seed)), 0.0
+    def train(self, seed: int, clock: Clock) -> tuple[State, float]:
+        """Return the state after all steps, and their seconds. `seed`: of initial values and batches."""
+        state, seconds = jax.block_until_ready(self.init(seed)), 0.0
         steps = self.run.training.steps
         for first in range(0, steps, CHUNK):
             count = min(CHUNK, steps - first)
-            state, took = self.advanced(state, seed * MOST_STEPS + first, count, clock)
+            state, took = self.advance(state, seed * MOST_STEPS + first, count, clock)
             seconds += took
         return state, seconds
 
 
-def compiled(runs: Sequence[Run], like: Sequence[Program | None]) -> list[Program]:
-    """Return runs with their programs, compiled side by side; for `like` see `Program`."""
+def compile_runs(runs: Sequence[Run], like: Sequence[Program | None]) -> list[Program]:
+    """Return the programs of runs, compiled in parallel; see `Program` for `like`."""
     start = time.perf_counter()
     for run in runs:
         run.advance.trace(run.abstract())
@@ -156,26 +136,21 @@ def compiled(runs: Sequence[Run], like: Sequence[Program | None]) -> list[Progra
     return found
 
 
-def steps_in_turns(
+def time_steps_in_turns(
     programs: dict[str, Program], clock: Clock, n_turns: int = 8, n_steps: int = 25
 ) -> dict[str, float]:
-    """Return the seconds of a step of each run, the median of turns."""
-    states = {name: program.advanced(program.drawn(0), 0, 5, clock)[0] for name, program in programs.items()}
+    """Return the median seconds per step of alternating runs."""
+    states = {name: program.advance(program.init(0), 0, 5, clock)[0] for name, program in programs.items()}
     times: dict[str, list[float]] = {name: [] for name in programs}
     for turn in range(n_turns):
         for name, program in programs.items():
-            states[name], took = program.advanced(states[name], 5 + turn * n_steps, n_steps, clock)
+            states[name], took = program.advance(states[name], 5 + turn * n_steps, n_steps, clock)
             times[name].append(took / n_steps)
     return {name: float(np.median(each)) for name, each in times.items()}
 
 
-def tested(run: Run) -> Evaluation:
-    """Return what tests states of a run, and of others that differ in their training alone."""
-    return Evaluation(run.structure, run.config.context)
-
-
 def sizes_of(run: Run) -> dict[str, int]:
-    """Return what is said of a model beside its loss."""
+    """Return steps and parameters of a result."""
     config = run.config
     assert isinstance(config, GPTConfig)
     return {
@@ -185,70 +160,70 @@ def sizes_of(run: Run) -> dict[str, int]:
     }
 
 
-def train(
-    values: dict[str, Any],
-    text: Text,
-    *,
-    seeds: list[int],
-    rates: list[float],
-    share: float,
-    seconds: float | None,
-    clock: Clock,
-    windows: int | None,
-    keep: Keep,
-) -> None:
-    """Compare models with and without a memory in equal time, for each seed; see the head of this file."""
+def train(given: Any, values: dict[str, Any], text: Text, clock: Clock, keep: Keep) -> None:
+    """Compare models with and without a memory in equal time, for each seed; see the module docstring."""
     each = {"without": values, "with": with_memory(values)}
     runs = [run_of(v, text, validate=True) for v in each.values()]
-    probes = dict(zip(each, compiled(runs, [None, None]), strict=True))
-    per_step = steps_in_turns(probes, clock)
-    if seconds is None:
-        seconds = values["steps"] * per_step["without"]
+    probes = dict(zip(each, compile_runs(runs, [None, None]), strict=True))
+    per_step = time_steps_in_turns(probes, clock)
+    seconds = given.seconds or values["steps"] * per_step["without"]
     steps = {name: max(round(seconds / one), 1) for name, one in per_step.items()}
     each = {name: {**v, "steps": steps[name]} for name, v in each.items()}
-    fewer = max(round(share * steps["with"]), 1)
+    fewer = max(round(given.share * steps["with"]), 1)
     tried = {
         rate: run_of({**each["with"], "steps": fewer, "memory_rate": rate}, text, validate=True)
-        for rate in rates
+        for rate in given.rates
     }
-    *of_rates, without = compiled(
+    *of_rates, without = compile_runs(
         [*tried.values(), run_of(each["without"], text, validate=False)],
         [*[probes["with"]] * len(tried), probes["without"]],
     )
-    test = {"with": tested(of_rates[0].run), "without": tested(without.run)}
+    tests = {
+        name: Evaluation(run.structure, run.config.context)
+        for name, run in (("with", of_rates[0].run), ("without", without.run))
+    }
+
+    def test(name: str, state: State, part: Any) -> float:
+        return tests[name](state.params, state.others, part, max_windows=given.windows)
+
     losses = {}
-    for rate, program in zip(rates, of_rates, strict=True):
-        state, took = program.trained(seeds[0], clock)
-        losses[rate] = test["with"](state.params, state.others, text.validation, max_windows=windows)
-        keep({"what": "rate", "rate": rate, "seed": seeds[0], "seconds": took, "validation": losses[rate], **sizes_of(program.run)})  # fmt: skip
+    seed = given.seeds[0]
+    for rate, program in zip(given.rates, of_rates, strict=True):
+        state, took = program.train(seed, clock)
+        losses[rate] = test("with", state, text.validation)
+        row = {"what": "rate", "rate": rate, "seed": seed, "seconds": took, "validation": losses[rate]}
+        keep({**row, **sizes_of(program.run)})
     rate = min(losses, key=lambda rate: losses[rate])
     last = run_of({**each["with"], "memory_rate": rate}, text, validate=False)
-    (within,) = compiled([last], [probes["with"]])
-    for seed in seeds:
+    (within,) = compile_runs([last], [probes["with"]])
+    for seed in given.seeds:
         for name, program in (("without", without), ("with", within)):
-            state, took = program.trained(seed, clock)
-            loss = test[name](state.params, state.others, text.test, max_windows=windows)
-            of_model = {"memory_rate": rate} if name == "with" else {}
-            keep({"what": "train", "model": name, "seed": seed, "ms_per_step": 1e3 * per_step[name], "seconds": took, "loss": loss,
-                  **sizes_of(program.run), **of_model})  # fmt: skip
+            state, took = program.train(seed, clock)
+            times = {
+                "ms_per_step": 1e3 * per_step[name],
+                "seconds": took,
+                "loss": test(name, state, text.test),
+            }
+            row = {"what": "train", "model": name, "seed": seed, **times, **sizes_of(program.run)}
+            keep(row | ({"memory_rate": rate} if name == "with" else {}))
 
 
 def sizes(values: dict[str, Any], text: Text, rows: list[int], seed: int, clock: Clock, keep: Keep) -> None:
-    """Train with tables of several numbers of rows, all for as many steps; losses are those of the validation part."""
+    """Train with several table sizes for equally many steps, and keep validation losses."""
     for n in (0, *rows):
         run = run_of({**with_memory(values), "memory_rows": n} if n else values, text, validate=True)
         config = run.config
         assert isinstance(config, GPTConfig)
         n_bytes = 4 * n * len(config.memory_orders) * config.memory_heads * config.memory_width
-        (program,) = compiled([run], [None])
-        state, took = program.trained(seed, clock)
+        (program,) = compile_runs([run], [None])
+        state, took = program.train(seed, clock)
         loss = run.evaluate(state, text.validation)
         keep({"what": "sizes", "rows": n, "bytes": n_bytes, "seconds": took, "loss": loss, **sizes_of(run)})
 
 
 # ------------------------------------------------------------------------------------- product keys
 def simple(layer: Any, x: jax.Array) -> jax.Array:
-    """Return what a `ProductKeyMemory` does as one would write it first: all pairs of the best keys, and rows that are gathered."""
+    """Return the output of a `ProductKeyMemory` by a simple implementation: all pairs of the best keys, and gathered rows."""
     spec, n, k = layer.spec, x.shape[0], layer.spec.k
     queries = (x @ layer.query_kernel[...]).reshape(n, spec.heads, 2, spec.key_size)
     inverse = jax.lax.rsqrt(jnp.mean(queries**2, -1, keepdims=True) + 1e-6)
@@ -262,7 +237,7 @@ def simple(layer: Any, x: jax.Array) -> jax.Array:
 
 
 def in_torch(layer: Any, x: np.ndarray, target: np.ndarray) -> dict[tuple[str, str], Callable[[], Any]]:
-    """Return the calls of the same layer in PyTorch, as one would write it first: a bag of embeddings, and Adagrad by dense gradients."""
+    """Return calls of the same layer in PyTorch, with an embedding bag, and Adagrad by dense gradients."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -289,7 +264,7 @@ def in_torch(layer: Any, x: np.ndarray, target: np.ndarray) -> dict[tuple[str, s
 
     optimizer = torch.optim.Adagrad([kernel, scale, half_keys, table], 0.01)
 
-    def waited(call: Callable[[], Any]) -> Callable[[], Any]:
+    def synchronize(call: Callable[[], Any]) -> Callable[[], Any]:
         def once() -> None:
             call()
             if device == "cuda":
@@ -306,16 +281,16 @@ def in_torch(layer: Any, x: np.ndarray, target: np.ndarray) -> dict[tuple[str, s
         ((forward() - wanted) ** 2).mean().backward()
         optimizer.step()
 
-    # Where the sums of two pairs of keys differ in their last digit, either may be the last of the best.
+    # Pairs of keys whose sums differ in the last digit may change places at the end of the top k.
     differences = np.abs(outputs().cpu().numpy() - layer(x)).max(-1)
     assert np.mean(differences < 1e-4) > 0.99, differences
-    return {("forward", "PyTorch"): waited(outputs), ("step", "PyTorch"): waited(step)}
+    return {("forward", "PyTorch"): synchronize(outputs), ("step", "PyTorch"): synchronize(step)}
 
 
 def keys(keep: Keep, n_keys: int = 1024, features: int = 64, batch: int = 512) -> None:
-    """Measure a memory of a million rows, top 32 of 4 heads: forward, and a training step, against `simple`, and PyTorch where it is installed.
+    """Measure a memory with a million rows, top 32 and 4 heads: forward and a training step, next to `simple`, and PyTorch if installed.
 
-    All products are of float32, as PyTorch has them by default: of fewer digits the best keys are others.
+    Products are float32, the default in PyTorch: lower precision selects other keys.
     """
     layer = ProductKeyMemory(features, features, n_keys=n_keys, rngs=nnx.Rngs(0))
     x, target = jax.random.normal(jax.random.key(1), (2, batch, features))
@@ -337,7 +312,7 @@ def keys(keep: Keep, n_keys: int = 1024, features: int = 64, batch: int = 512) -
         return value
 
     def simple_step(layer: Any, total: Any, x: Any, target: Any) -> tuple[Any, jax.Array]:
-        # The same rule by dense gradients: Adagrad with one number for a row.
+        # The same rule by dense gradients: Adagrad with one scale per row.
         def of(arrays: Any) -> jax.Array:
             return loss(lambda x: simple(nnx.merge(graph, arrays), x), x, target)
 
@@ -369,14 +344,16 @@ def keys(keep: Keep, n_keys: int = 1024, features: int = 64, batch: int = 512) -
     if importlib.util.find_spec("torch") is not None:
         calls |= in_torch(layer, np.asarray(x), np.asarray(target))
     for (direction, name), call in calls.items():
-        wall, used = (min(timed(call, 8, clock=clock)) for clock in (time.perf_counter, seconds_of_processor))
-        keep({"what": "keys", "direction": direction, "name": name, "rows": n_keys**2, "batch": batch,
-              "seconds": wall, "seconds_of_processor": used})  # fmt: skip
+        wall, used = (
+            min(time_calls(call, 8, clock=clock)) for clock in (time.perf_counter, processor_seconds)
+        )
+        row = {"what": "keys", "direction": direction, "name": name, "rows": n_keys**2, "batch": batch}
+        keep({**row, "seconds": wall, "seconds_of_processor": used})
 
 
 # ------------------------------------------------------------------------------------- results
 def page_table(path: Path, what: str) -> str:
-    """Return the table of one kind of rows for a page of the documentation."""
+    """Return the table of one kind of rows for a documentation page."""
     rows = read_lines(path)
     return table([row for row in rows if row["what"] == what]).strip() + "\n"
 
@@ -384,51 +361,44 @@ def page_table(path: Path, what: str) -> str:
 def table(found: list[dict[str, Any]]) -> str:
     """Return the results in Markdown."""
     lines: list[str] = []
-    tried = [r for r in found if r["what"] == "rate"]
-    if tried:
+    if tried := [r for r in found if r["what"] == "rate"]:
         cells = ((f"{r['rate']:g}", r["steps"], f"{r['validation']:.4f}") for r in tried)
-        lines.append(markdown_table(["rate of the rows", "steps", "validation loss"], cells, 3))
-    runs = [r for r in found if r["what"] == "train"]
-    if runs:
+        lines.append(markdown_table("rate of the rows | steps | validation loss", cells, 3))
+    if runs := [r for r in found if r["what"] == "train"]:
         of_processor = any(r.get("clock", "processor") == "processor" for r in runs)
         clock = f"seconds{' of the processor' if of_processor else ''}"
-        names = "memory", "parameters", "read for a token", "steps", clock, "test loss, mean", "of each seed"
-        lines.append(head_of(names, len(names)))
+        names = f"memory | parameters | read for a token | steps | {clock} | test loss, mean | of each seed"
+        rows = []
         for name in ("without", "with"):
             own = [r for r in runs if r["model"] == name]
             losses, seconds = [r["loss"] for r in own], f"{np.mean([r['seconds'] for r in own]):.0f}"
             sizes = f"{own[0]['parameters']:,}", f"{own[0]['read']:,}", own[0]["steps"]
             each = ", ".join(f"{loss:.4f}" for loss in losses)
-            lines.append(markdown_row([name, *sizes, seconds, f"{np.mean(losses):.4f}", each]))
-    of_keys = [r for r in found if r["what"] == "keys"]
-    if of_keys:
-        # What else runs on a machine does not count as time of the processor; on an accelerator that is idle.
+            rows.append([name, *sizes, seconds, f"{np.mean(losses):.4f}", each])
+        lines.append(markdown_table(names, rows, 7).rstrip())
+    if of_keys := [r for r in found if r["what"] == "keys"]:
+        # Processor time excludes other programs; with an accelerator the processor is idle.
         on_cpu = "NVIDIA" not in of_keys[0].get("device", "")
         names = list(dict.fromkeys(r["name"] for r in of_keys))
         clock, of_what = ("seconds_of_processor", ": time of the processor") if on_cpu else ("seconds", "")
-        lines += [
-            "",
-            f"| a million rows, top 32 of 4 heads{of_what} | {' | '.join(names)} |",
-            f"| --- |{' --- |' * len(names)}",
-        ]
-        for batch, direction in itertools.product(
-            dict.fromkeys(r["batch"] for r in of_keys), ("forward", "step")
-        ):
+        rows = []
+        batches = dict.fromkeys(r["batch"] for r in of_keys)
+        for batch, direction in itertools.product(batches, ("forward", "step")):
             each = {r["name"]: r for r in of_keys if (r["direction"], r["batch"]) == (direction, batch)}
             times = (1e3 * each[name][clock] if name in each else None for name in names)
-            shown = " | ".join(
-                "" if time is None else f"{time:.0f} ms" if on_cpu else f"{time:.2f} ms" for time in times
-            )
-            lines.append(f"| {direction}, batch {batch} | {shown} |")
+            shown = ("" if t is None else f"{t:.0f} ms" if on_cpu else f"{t:.2f} ms" for t in times)
+            rows.append((f"{direction}, batch {batch}", *shown))
+        head = [f"a million rows, top 32 of 4 heads{of_what}", *names]
+        lines += ["", markdown_table(head, rows, len(head)).rstrip()]
     return "\n".join(lines)
 
 
 def draw(found: list[dict[str, Any]], path: Path) -> None:
-    """Draw losses by the bytes of the tables of a memory."""
+    """Draw losses by the table bytes of a memory."""
     results = sorted((r for r in found if r["what"] == "sizes"), key=lambda r: r["rows"])
     without = next(r["loss"] for r in results if not r["rows"])
     points = np.transpose([(r["bytes"] / 1e6, r["loss"]) for r in results if r["rows"]])
-    for axes in axes_of(path):
+    for axes in draw_axes(path):
         axes.plot(*points, marker="o", label="with a memory")
         axes.axhline(without, color="gray", linestyle="--", label="without")
         axes.set_xscale("log")
@@ -439,60 +409,50 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("what", choices=["train", "sizes", "keys", "table"])
-    add_options(parser)
-    parser.add_argument(
-        "--rates", default="1,2,5", help="of the rows of the memory, to choose from, as factors"
+    given = parse(
+        __doc__,
+        "what",
+        what=(("train", "sizes", "keys", "table"), "comparison, or the table of a file"),
+        **OPTIONS,
+        rates=([1.0, 2.0, 5.0], "rate factors of the memory rows, to select from"),
+        share=(0.25, "share of the time, for each rate"),
+        processor=(False, "count processor time"),
+        rows=([256, 1024, 4096, 16384, 65536], "rows per table of the memory"),
+        samples=(512, "batch size of `keys`"),
+        picture=(Path, "draw losses by table size into this file"),
     )
-    parser.add_argument("--share", type=float, default=0.25, help="of the time, for each of the rates")
-    parser.add_argument("--processor", action="store_true", help="count seconds of the processor")
-    parser.add_argument("--rows", default="256,1024,4096,16384,65536", help="of each table of the memory")
-    parser.add_argument("--samples", type=int, default=512, help="in a batch of `keys`")
-    parser.add_argument("--picture", type=Path, help="draw losses by the size of tables into this file")
-    asked = parser.parse_args()
-    values, found = values_of(parser, asked), list[dict[str, Any]]()
-    if not 0 < asked.share <= 1:
-        parser.error("--share is above 0 and at most 1")
+    values, found = values_of(given), list[dict[str, Any]]()
+    if not 0 < given.share <= 1:
+        raise SystemExit("--share is above 0 and at most 1")
+    if not all(0 <= seed < MOST_SEEDS for seed in given.seeds):
+        raise SystemExit(f"--seeds are numbers from 0 to {MOST_SEEDS - 1}")
     of_run: dict[str, Any] = {}
 
     def keep(result: dict[str, Any]) -> None:
         found.append({**result, **of_run, **about()})
-        print(add_line(asked.json, found[-1]), flush=True)
+        print(add_line(given.json, found[-1]), flush=True)
 
-    if asked.what == "keys":
+    if given.what == "keys":
         with jax.default_matmul_precision("float32"):
-            keys(keep, batch=asked.samples)
-    elif asked.what == "table":
-        if asked.json is None:
-            parser.error("table: give the file, --json")
-        found = read_lines(asked.json)
-        if asked.picture is not None:
-            draw(found, asked.picture)
+            keys(keep, batch=given.samples)
+    elif given.what == "table":
+        if given.json is None:
+            raise SystemExit("table: give the file, --json")
+        found = read_lines(given.json)
+        if given.picture is not None:
+            draw(found, given.picture)
     else:
-        text = text_of(asked, values)
-        print(head(asked, values, text), flush=True)
-        of_run |= {
-            "text": Path(text.name).name,
-            "digest": text.digest,
-            "preset": asked.preset,
-            "set": asked.set,
-        }
-        of_run["clock"] = "processor" if asked.processor else "wall"
-        clock = seconds_of_processor if asked.processor else time.perf_counter
-        seeds = [int(seed) for seed in asked.seeds.split(",")]
-        if not all(0 <= seed < MOST_SEEDS for seed in seeds):
-            parser.error(f"--seeds are numbers from 0 to {MOST_SEEDS - 1}")
-        if asked.what == "train":
-            rates = [float(rate) for rate in asked.rates.split(",")]
-            train(
-                values, text, seeds=seeds, rates=rates, share=asked.share, seconds=asked.seconds, clock=clock, windows=asked.windows,
-                keep=keep,
-            )  # fmt: skip
+        text = text_of(given, values)
+        print(describe(given, values, text), flush=True)
+        of_run |= {"text": Path(text.name).name, "digest": text.digest, "preset": given.preset}
+        of_run |= {"set": given.set, "clock": "processor" if given.processor else "wall"}
+        clock = processor_seconds if given.processor else time.perf_counter
+        if given.what == "train":
+            train(given, values, text, clock, keep)
+        elif given.seconds is None:
+            sizes(values, text, given.rows, given.seeds[0], clock, keep)
         else:
-            if asked.seconds is not None:
-                parser.error("sizes: all have as many steps; give --steps")
-            sizes(values, text, [int(n) for n in asked.rows.split(",")], seeds[0], clock, keep)
+            raise SystemExit("sizes: all have as many steps; give --steps")
     print(f"\n{table(found)}")
 
 

@@ -1,21 +1,22 @@
-"""Tables of memories over several devices: by blocks of rows, by detector, and whole, side by side.
+"""Memory tables on several devices: sharded by rows or detectors, and replicated.
 
     python benchmarks/memory_devices.py --json memory_devices.jsonl
 
-Prints a table in Markdown: for each size and way the bytes that a device receives from others in one training step, by the kind of collective, from the shapes in the
-compiled program; the memory of a device; and the time of a step (the least of several). A step reads weighted sums of rows, compares them with a target, and moves the rows by
-Adagrad. Samples are divided over the devices, except in the way `jit`.
+Prints a Markdown table for each size and sharding: bytes received per device and training step, by collective, from the shapes in the compiled
+program; memory per device; and the minimum step time. A step reads weighted row sums, compares them with a target, and updates the rows by
+Adagrad. Samples are sharded over the devices, except for `jit`.
 
-    jit         plain `jit` of arrays that lie as `lutjax.sharding.specs` says: every device has all samples and some of the tables
-    detectors   a `jax.shard_map` in which each device has some of the tables: ids go to the tables, and sums to the samples
-    rows        `lutjax.sharding.lookup_in_blocks`: each device has a block of the rows of all tables
-    whole       each device has all tables: factors of gradients are gathered
+    jit         plain `jit` with `lutjax.sharding.specs`: each device has all samples and some tables
+    detectors   a `jax.shard_map` in which each device has some tables: ids go to the tables, and sums to the samples
+    rows        `lutjax.sharding.lookup_in_blocks`: each device has one row block of all tables
+    whole       each device has all tables: sparse gradients are gathered
 
 On a machine without accelerators: `XLA_FLAGS=--xla_force_host_platform_device_count=8`.
 """
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from devices import collectives
-from harness import about, add_line, options, read_lines, table as markdown_table, timed  # beside this file
+from harness import about, add_line, parse, read_lines, table as markdown_table, time_calls
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import lutjax
@@ -36,7 +37,7 @@ RECEIVED: dict[str, Callable[[int], float]] = {
     "reduce-scatter": lambda n: n - 1,
     "all-reduce": lambda n: 2 * (n - 1) / n,
 }
-"""Bytes that a device receives of `n`, around a ring, as a multiple of the result of a collective."""
+"""Bytes received by each of `n` devices in a ring, relative to the result of a collective."""
 
 WAYS = ("jit", "detectors", "rows", "whole")
 AXIS = "detectors"
@@ -44,14 +45,14 @@ AXIS = "detectors"
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """Tables and what reads them.
+    """Sizes of tables and reads.
 
     Attributes:
-      name: of the kind of memory.
-      tables, rows, width: of the tables.
-      ways: rows that a sample reads of each table.
-      batch: samples of all devices.
-      apart: whether each table has an output of its own, as in a memory of n-grams; else all are added.
+      name: kind of memory.
+      tables, rows, width: table sizes.
+      ways: rows per sample and table.
+      batch: samples on all devices.
+      apart: separate outputs per table, as in an n-gram memory, instead of one sum.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Size:
 
     @property
     def groups(self) -> int | None:
-        """Groups of the look-up in whole tables."""
+        """Groups of the lookup in whole tables."""
         return self.tables if self.apart else None
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -93,12 +94,12 @@ class Step:
     """A compiled training step.
 
     Args:
-      size: of the tables.
+      size: table sizes.
       way: one of `WAYS`.
-      n_devices: over which they are divided.
+      n_devices: number of devices.
 
     Raises:
-      ValueError: they cannot be.
+      ValueError: the tables do not divide evenly.
     """
 
     def __init__(self, size: Size, way: str, n_devices: int):
@@ -108,18 +109,17 @@ class Step:
         self.mesh = Mesh(np.array(jax.devices()[:n_devices]), (AXIS,))
         self.optimizer = optim.Optimizer(optim.RowAdagrad(), 0.1, tables={"weights"})
         params = {"weights": jnp.zeros((size.tables, size.rows, size.width))}
-        of_table = {
-            "jit": P(AXIS, None, None), "detectors": P(AXIS, None, None), "rows": P(None, AXIS, None), "whole": P()
-        }[way]  # fmt: skip
+        by_table = P(AXIS, None, None)
+        specs = {"jit": by_table, "detectors": by_table, "rows": P(None, AXIS, None), "whole": P()}
+        of_table = specs[way]
         state = jax.eval_shape(self.optimizer.init, params)
         of_state = jax.tree.map(lambda a: of_table if a.ndim == 3 else P(), state)
         of_data = P() if way == "jit" else P(AXIS)
         of_arrays = ({"weights": of_table}, of_state)
         run: Callable[..., Any] = self._step
         if way != "jit":
-            run = jax.shard_map(
-                run, mesh=self.mesh, in_specs=(*of_arrays, of_data, of_data, of_data), out_specs=(*of_arrays, P())
-            )  # fmt: skip
+            in_specs = (*of_arrays, *[of_data] * 3)
+            run = jax.shard_map(run, mesh=self.mesh, in_specs=in_specs, out_specs=(*of_arrays, P()))
         placed = functools.partial(jax.tree.map, lambda spec: NamedSharding(self.mesh, spec))
         given = (params, self.optimizer.init(params), *size.arrays())
         self.given = jax.device_put(given, placed((*of_arrays, of_data, of_data, of_data)))
@@ -131,7 +131,7 @@ class Step:
             return jnp.mean((self._read(params["weights"], index, coefficients) - target) ** 2)
 
         value, gradients = optim.value_and_grad(loss)(params)
-        if self.way != "jit":  # a mean over the samples of each of the devices
+        if self.way != "jit":  # means over the samples of one device
             value = jax.lax.pmean(value, AXIS)
             of_table = gradients["weights"].scaled(1 / self.n_devices)
             gradients = {"weights": of_table.gathered(AXIS) if self.way == "whole" else of_table}
@@ -154,8 +154,8 @@ class Step:
             return jax.lax.psum_scatter(sums, AXIS, tiled=True)
         return jax.lax.all_to_all(sums, AXIS, 0, 1, tiled=True)
 
-    def measured(self, n: int = 5) -> dict[str, Any]:
-        """Return bytes, memory and time of a step, and the loss after it has run `n` times."""
+    def measure(self, n: int = 5) -> dict[str, Any]:
+        """Return bytes, memory and time of a step, and the loss after `n` timed steps."""
         memory = self.compiled.memory_analysis()
         found = collectives(self.compiled.as_text())
         params, state, *data = self.given
@@ -167,7 +167,7 @@ class Step:
             params, state, value = self.compiled(params, state, *data)
             return params, value
 
-        seconds = timed(step, n)
+        seconds = time_calls(step, n)
         return {
             **dataclasses.asdict(self.size),
             "way": self.way,
@@ -180,7 +180,7 @@ class Step:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """Return the results in Markdown; kinds of collectives of less than a kilobyte, such as that of the loss, are left out."""
+    """Return the results in Markdown, without collectives below one kilobyte, such as the loss."""
     kinds = sorted({op for r in results for op, n_bytes in r["received"].items() if n_bytes >= 1000})
     lines = []
     for r in results:
@@ -189,41 +189,30 @@ def table(results: list[dict[str, Any]]) -> str:
         received = f"{sum(r['received'].values()) / 1e6:.2f}"
         costs = f"{r['memory'] / 1e6:.1f}", f"{1e3 * r['seconds']:.1f}"
         lines.append((r["name"], *sizes, r["way"], received, *each, *costs))
-    names = (
-        "memory",
-        "tables, rows, width",
-        "samples, reads of a table",
-        "way",
-        "MB received",
-        *kinds,
-        "MB of a device",
-        "ms",
-    )
-    return markdown_table(names, lines, 4)
+    names = ["memory", "tables, rows, width", "samples, reads of a table", "way", "MB received"]
+    return markdown_table([*names, *kinds, "MB of a device", "ms"], lines, 4)
 
 
 def page_table(path: Path) -> str:
-    """Return the table of a page of the documentation."""
+    """Return the table for a documentation page."""
     return table(read_lines(path))
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--devices", type=int, help="use only so many; default: all")
-    parser.add_argument("--tiny", action="store_true", help="tiny sizes: shows that everything runs")
-    parser.add_argument("--json", type=Path, help="add each result to this file, a line of JSON")
-    asked = parser.parse_args()
-    n_devices = asked.devices or len(jax.devices())
+    given = parse(
+        __doc__,
+        devices=(int, "number of devices; default: all"),
+        tiny=(False, "tiny sizes, as a test"),
+        json=(Path, "append each result to this file, as one line of JSON"),
+    )
     results = []
-    for size in TINY if asked.tiny else SIZES:
-        for way in WAYS:
-            try:
-                step = Step(size, way, n_devices)
-            except ValueError:
-                continue  # fewer tables than devices
-            result = step.measured()
-            results.append(result)
-            print(add_line(asked.json, {**result, **about()}), flush=True)
+    for size, way in itertools.product(TINY if given.tiny else SIZES, WAYS):
+        try:
+            step = Step(size, way, given.devices or len(jax.devices()))
+        except ValueError:
+            continue  # fewer tables than devices
+        results.append(step.measure())
+        print(add_line(given.json, {**results[-1], **about()}), flush=True)
     print(f"\n{table(results)}")
 
 
