@@ -1,10 +1,8 @@
-"""Native kernels against plain JAX on this CPU, side by side: `python benchmarks/cpu.py [--only NAME ...] [--write]`.
+"""Native kernels next to plain JAX on this CPU: `python benchmarks/cpu.py [--only NAME ...] [--write]`.
 
-Calls of the two implementations take turns in one process, on the same arrays, and medians are printed as a table in Markdown:
-machines differ, and are shared. `taskset -c 0,1` chooses the cores. `--growth --png FILE` measures instead how the time of a look-up
-grows with the bytes of its tables, from 16 MB to 8 GB, and draws it; sizes that need more memory than is free are left out.
-
-`--write` stores the rows in ``docs/benchmarks/cpu.json``, with machine, versions and date.
+Calls of both implementations alternate in one process, on the same arrays; a Markdown table shows the medians. Machines differ, and are shared:
+`taskset -c 0,1` selects the cores. `--growth --png FILE` measures and draws the lookup time by table size instead, from 16 MB to 8 GB, as far as
+memory allows. `--write` stores the rows in ``docs/benchmarks/cpu.json``, with machine, versions and date.
 """
 
 import dataclasses
@@ -18,16 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import (
-    RECORDED,
-    about,
-    axes_of,
-    in_turns,
-    options,
-    print_table,
-    processor,
-    table,
-)  # beside this file
+from harness import RECORDED, about, draw_axes, parse, print_table, processor, table, time_in_turns
 
 import lutjax
 from lutjax import optim, wiring
@@ -37,23 +26,21 @@ from lutjax.tables.host import free_memory
 from lutjax.training import presets
 from lutjax.training.lm import Run, TrainingConfig
 
-IMPLEMENTATIONS = {"native": ("native", "xla"), "plain JAX": ("xla",)}
-"""What is preferred under each name."""
-
+IMPLEMENTATIONS = {"native": ("native", "xla"), "plain JAX": ("xla",)}  # in order of preference
 FILE = RECORDED / "cpu.json"
 
 
 @dataclasses.dataclass
 class Figure:
-    """Something that both implementations do.
+    """A measured function.
 
     Attributes:
-      name: of the row.
-      step: a function that can be jitted: ``step(state, *args)`` returns the next state and outputs.
-      state: before the first step; both implementations go on with it, in its own memory.
+      name: name of the row.
+      step: a function for `jax.jit`: ``step(state, *args)`` returns the next state and outputs.
+      state: initial state; both implementations continue with it, in its own memory.
       args: all other arrays.
-      samples: that one call handles; the time is that of one.
-      per_second: whether samples a second are wanted in place of milliseconds.
+      samples: samples per call; the time is per sample.
+      per_second: report samples per second instead of milliseconds.
       repeats: timed calls of each implementation.
     """
 
@@ -67,11 +54,11 @@ class Figure:
 
 
 def run(figure: Figure) -> tuple[dict[str, float], Any]:
-    """Return the median time of a call of each implementation, in seconds, and the state after all calls."""
+    """Return the median seconds per call of each implementation, and the last state."""
     programs = {}
     for name, wanted in IMPLEMENTATIONS.items():
         with lutjax.use_implementation(wanted):
-            # Each has a function of its own: one that was traced for another implementation is not taken for it.
+            # A new function prevents JAX from reusing the trace for the other implementation.
             jitted = jax.jit(lambda state, *args: figure.step(state, *args), donate_argnums=0)
             programs[name] = jitted.lower(figure.state, *figure.args).compile()
     state = figure.state
@@ -81,12 +68,12 @@ def run(figure: Figure) -> tuple[dict[str, float], Any]:
         state, _ = jax.block_until_ready(program(state, *figure.args))
 
     calls = {name: functools.partial(call, program) for name, program in programs.items()}
-    times = {name: float(np.median(each)) for name, each in in_turns(calls, figure.repeats).items()}
+    times = {name: float(np.median(each)) for name, each in time_in_turns(calls, figure.repeats).items()}
     return times, state
 
 
-def written(params: Any) -> Any:
-    """Return parameters that are not zero any more: memory of zeros that were never written is one page."""
+def write_pages(params: Any) -> Any:
+    """Return nonzero parameters. Unwritten zeros would share one memory page."""
     add = jax.jit(lambda p: jax.tree.map(lambda a: a + jnp.asarray(0.001, a.dtype), p), donate_argnums=0)
     return add(params)
 
@@ -102,22 +89,20 @@ def fully_connected() -> Iterator[Figure]:
         y, pullback = jax.vjp(lambda x, w: lutjax.lut(x, w, anchors), x, weights)
         return state, (y, pullback(dy))
 
-    yield Figure(
-        "FC ffn, forward", lambda s, x, w: (s, lutjax.lut(x, w, anchors)), (), (x, weights), repeats=60
-    )
+    def forward(state: tuple[()], x: Any, weights: Any) -> Any:
+        return state, lutjax.lut(x, weights, anchors)
+
+    yield Figure("FC ffn, forward", forward, (), (x, weights), repeats=60)
     yield Figure("FC ffn, forward and backward", both, (), (x, weights, dy), repeats=40)
 
 
 def scored() -> Iterator[Figure]:
-    """Scored layer, two rows of each table: 1024 samples, 8 groups of 64 tables of 256 rows of 48 outputs."""
-    sizes = {"batch": 1024, "inputs": 48, "outputs": 48, "detectors": 512, "bits": 8, "groups": 8}
+    """Scored layer, two rows per table: 1024 samples, 8 groups, 64 tables per group, 256 rows, 48 outputs."""
     read = lutjax.reads.Confidence()
     keys = jax.random.split(jax.random.key(0), 4)
-    x = jax.random.normal(keys[0], (sizes["batch"], 8, sizes["inputs"]))
-    weights = jax.random.normal(keys[1], (sizes["detectors"], 2 ** sizes["bits"], sizes["outputs"]))
-    anchors = lutjax.sample_anchors(
-        keys[2], sizes["inputs"], sizes["detectors"], sizes["bits"], distinct=True, groups=8
-    )
+    x = jax.random.normal(keys[0], (1024, 8, 48))
+    weights = jax.random.normal(keys[1], (512, 256, 48))
+    anchors = lutjax.sample_anchors(keys[2], 48, 512, 8, distinct=True, groups=8)
     dy = jax.random.normal(keys[3], x.shape)
 
     def forward(state: tuple[()], x: Any, weights: Any, scalars: Any) -> Any:
@@ -127,13 +112,9 @@ def scored() -> Iterator[Figure]:
         y, pullback = jax.vjp(lambda *arrays: forward((), *arrays)[1], x, weights, scalars)
         return state, (y, pullback(dy))
 
-    yield Figure("scored layer 8x64x256x48, batch 1024, forward", forward, (), (x, weights, read.initial()))
-    yield Figure(
-        "scored layer 8x64x256x48, batch 1024, forward and backward",
-        both,
-        (),
-        (x, weights, read.initial(), dy),
-    )
+    name, args = "scored layer 8x64x256x48, batch 1024", (x, weights, read.initial())
+    yield Figure(f"{name}, forward", forward, (), args)
+    yield Figure(f"{name}, forward and backward", both, (), (*args, dy))
 
 
 def gates() -> Iterator[Figure]:
@@ -165,7 +146,7 @@ def automaton() -> Iterator[Figure]:
 
 
 def demo() -> Iterator[Figure]:
-    """Training steps of `lutjax train lm`, and of its twins."""
+    """Training steps of `lutjax train lm` with each feed-forward layer."""
     for layer in ("scored_lut", "projection_lut", "lut", "dense"):
         yield _steps_of(f"`lutjax train lm`, step, {layer}", _demo(feed_forward=layer))
 
@@ -177,7 +158,7 @@ def _demo(**changes: Any) -> Run:
 
 
 def _steps_of(name: str, run: Any, count: int = 5) -> Figure:
-    """Some steps of a run in one call, as training makes them."""
+    """Return several training steps in one call, as in training."""
     step, data = run.advance.step, run.advance.data
 
     def steps(carry: Any, data: Any) -> Any:
@@ -195,20 +176,17 @@ def _steps_of(name: str, run: Any, count: int = 5) -> Figure:
 
 
 def decoding() -> Iterator[Figure]:
-    """Bytes of one sequence that the demo model writes in a second, from tables of floats and of integers."""
+    """Bytes per second generated by the demo model, with float and int8 tables."""
     from flax import nnx
 
     from lutjax.layers import nnx as layers
 
     n_tokens, prompt = 256, jnp.arange(32, 64)
-    for name, changes in (
-        ("float32", {}),
-        ("int8", {"read": "powers_of_two"}),
-        ("dense", {"feed_forward": "dense"}),
-    ):
+    variants = {"float32": {}, "int8": {"read": "powers_of_two"}, "dense": {"feed_forward": "dense"}}
+    for name, changes in variants.items():
         run = _demo(**changes)
         state = run.init()
-        model = run.structure.model(written(state.params), state.others)
+        model = run.structure.model(write_pages(state.params), state.others)
         if name == "int8":
             model = layers.quantize(model)
         parts: Any = nnx.split(model)
@@ -223,12 +201,12 @@ def decoding() -> Iterator[Figure]:
 
 
 def language_model() -> Iterator[Figure]:
-    """Samples of the published model with C = 6 everywhere, 3.2 GB of tables: training, and forward alone."""
+    """Samples of the published model with C = 6 and 3.2 GB of tables, in training and forward."""
     for batch in (1, 4, 16):
         step = Step(batch, "factored", ffn_anchors=6)
         run = step.run
         state = run.init()
-        state = state._replace(params=written(state.params))
+        state = state._replace(params=write_pages(state.params))
         data = run.advance.data
 
         def trained(carry: Any, data: Any, run: Run = run) -> Any:
@@ -238,18 +216,15 @@ def language_model() -> Iterator[Figure]:
 
         def forward(carry: Any, data: Any, run: Run = run, batch: int = batch) -> Any:
             state, number = carry
-            starts = jax.random.randint(
-                jax.random.fold_in(jax.random.key(0), number), (batch,), 0, data.size - 64
-            )
+            key = jax.random.fold_in(jax.random.key(0), number)
+            starts = jax.random.randint(key, (batch,), 0, data.size - 64)
             tokens = data[starts[:, None] + jnp.arange(run.config.context)[None, :]].astype(jnp.int32)
             logits = run.structure.model(state.params, state.others)(tokens, deterministic=True)
             return (state, number + 1), logits
 
         for name, function in (("training", trained), ("forward", forward)):
-            figure = Figure(
-                f"LM sample, C = 6, batch {batch}, {name}", function, (state, jnp.int32(0)), (data,), batch
-            )
-            yield figure
+            title, start = f"LM sample, C = 6, batch {batch}, {name}", (state, jnp.int32(0))
+            yield (figure := Figure(title, function, start, (data,), batch))
             state = figure.state[0]
 
 
@@ -266,14 +241,14 @@ FIGURES = {
 
 # ------------------------------------------------------------------------------------- growth
 def growth(largest: int) -> Iterator[tuple[int, str, dict[str, float]]]:
-    """Yield bytes of tables, what is done, and the time of a row that is read, in seconds, of each implementation."""
+    """Yield table bytes, pass, and seconds per accessed row for each implementation."""
     batch, n_inputs, n_tables, n_outputs = 1024, 64, 64, 32
     for n_bits in range(11, 21):
         n_bytes = n_tables * 2**n_bits * n_outputs * 4
         if n_bytes > min(largest, 0.8 * (free_memory() or largest)):
             return
         anchors = lutjax.sample_anchors(jax.random.key(1), n_inputs, n_tables, n_bits)
-        weights = written(jnp.zeros((n_tables, 2**n_bits, n_outputs)))
+        weights = write_pages(jnp.zeros((n_tables, 2**n_bits, n_outputs)))
 
         def inputs(number: Any) -> Any:
             return jax.random.normal(jax.random.fold_in(jax.random.key(2), number), (batch, n_inputs))
@@ -285,12 +260,10 @@ def growth(largest: int) -> Iterator[tuple[int, str, dict[str, float]]]:
         def trained(carry: Any, anchors: Any) -> Any:
             weights, number = carry
             x = inputs(number)
-            _, gradient = optim.value_and_grad(lambda p: jnp.sum(lutjax.lut(x, p["weights"], anchors) ** 2))(
-                {"weights": weights}
-            )
-            moved, _ = lutjax.update_table(
-                weights, gradient["weights"], 1e-6, optim.SGD(), optim.SGD().init(weights)
-            )
+            loss = lambda p: jnp.sum(lutjax.lut(x, p["weights"], anchors) ** 2)  # noqa: E731
+            _, gradient = optim.value_and_grad(loss)({"weights": weights})
+            rule = optim.SGD()
+            moved, _ = lutjax.update_table(weights, gradient["weights"], 1e-6, rule, rule.init(weights))
             return (moved, number + 1), ()
 
         state = (weights, jnp.int32(0))
@@ -301,14 +274,13 @@ def growth(largest: int) -> Iterator[tuple[int, str, dict[str, float]]]:
 
 
 def draw(found: list[tuple[int, str, dict[str, float]]], path: Path) -> None:
-    """Draw the time of a row by the bytes of tables."""
-    for axes in axes_of(path):
+    """Draw the time per row by table size."""
+    for axes in draw_axes(path):
         for what, style in (("forward", "-"), ("training", "--")):
             for name, color in zip(IMPLEMENTATIONS, ("tab:blue", "tab:orange"), strict=True):
                 points = [(n / 2**20, times[name] * 1e9) for n, done, times in found if done == what]
-                axes.loglog(
-                    *zip(*points, strict=True), style, marker=".", color=color, label=f"{name}, {what}"
-                )
+                look = {"marker": ".", "color": color, "label": f"{name}, {what}"}
+                axes.loglog(*zip(*points, strict=True), style, **look)
         axes.set_xlabel("tables (MB)")
         axes.set_ylabel("ns for a row of 32 floats")
         axes.grid(alpha=0.3, which="both")
@@ -325,28 +297,23 @@ def machine() -> str:
 
 
 def page_table(path: Path) -> str:
-    """Return the table of a page of the documentation."""
+    """Return the table for a documentation page."""
     kept = json.loads(path.read_text(encoding="utf-8"))
     source = f"Medians of alternating calls in one process: `python benchmarks/cpu.py`, {kept['date']}, {kept['machine']}."
     return f"{table(COLUMNS, kept['rows'], len(COLUMNS))}\n{source}\n"
 
 
 def growth_rows(largest: int, found: list[tuple[int, str, dict[str, float]]]) -> Iterator[tuple[Any, ...]]:
-    """Yield rows of the table of growth, and collect their figures."""
+    """Yield rows of the growth table, and collect their figures."""
     for n_bytes, what, times in growth(largest):
         found.append((n_bytes, what, times))
         native, plain = times.values()
-        yield (
-            f"{n_bytes / 2**20:.0f}",
-            what,
-            f"{1e9 * native:.1f}",
-            f"{1e9 * plain:.1f}",
-            f"{plain / native:.1f}",
-        )
+        ns = f"{1e9 * native:.1f}", f"{1e9 * plain:.1f}", f"{plain / native:.1f}"
+        yield f"{n_bytes / 2**20:.0f}", what, *ns
 
 
 def figure_rows(names: list[str], rows: list[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
-    """Yield rows of the table of figures, and collect them."""
+    """Yield rows of the figures, and collect them."""
     for figure in (figure for name in names for figure in FIGURES[name]()):
         times, figure.state = run(figure)
         values = [
@@ -359,32 +326,29 @@ def figure_rows(names: list[str], rows: list[tuple[str, ...]]) -> Iterator[tuple
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--only", nargs="+", choices=FIGURES, default=list(FIGURES))
-    parser.add_argument(
-        "--growth", action="store_true", help="measure how the time grows with tables instead"
+    given = parse(
+        __doc__,
+        only=(FIGURES, "figures"),
+        growth=(False, "measure the time by table size instead"),
+        largest=(8.0, "largest table size, in GB"),
+        png=(Path, "draw the growth into this file"),
+        write=(False, f"store the rows in {FILE.name}"),
     )
-    parser.add_argument(
-        "--largest", type=float, default=8, metavar="GB", help="bytes of tables that it goes up to"
-    )
-    parser.add_argument("--png", type=Path, help="draw the growth into this file")
-    parser.add_argument("--write", action="store_true", help=f"store the rows in {FILE.name}")
-    arguments = parser.parse_args()
-    if arguments.write and arguments.only != list(FIGURES):
-        parser.error("--write keeps all rows: leave --only out.")
-    if arguments.png and not arguments.growth:
-        parser.error("--png draws the growth: add --growth.")
+    if given.write and given.only != list(FIGURES):
+        raise SystemExit("--write keeps all rows: leave --only out.")
+    if given.png and not given.growth:
+        raise SystemExit("--png draws the growth: add --growth.")
     print(f"{machine()}\n", flush=True)
-    if arguments.growth:
+    if given.growth:
         found: list[tuple[int, str, dict[str, float]]] = []
         names = ["tables, MB", "", *(f"{name}, ns/row" for name in IMPLEMENTATIONS), "ratio"]
-        print_table(names, growth_rows(int(arguments.largest * 2**30), found), 2)
-        if arguments.png:
-            draw(found, arguments.png)
+        print_table(names, growth_rows(int(given.largest * 2**30), found), 2)
+        if given.png:
+            draw(found, given.png)
         return
     rows: list[tuple[str, ...]] = []
-    print_table(COLUMNS, figure_rows(arguments.only, rows))
-    if arguments.write:
+    print_table(COLUMNS, figure_rows(given.only, rows))
+    if given.write:
         kept = {"machine": machine(), "date": about()["date"], "rows": rows}
         FILE.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 

@@ -1,12 +1,12 @@
-"""Decoders of tables beside softmax attention of the same width: `python benchmarks/decoding.py`.
+"""Table decoders next to softmax attention with the same width: `python benchmarks/decoding.py`.
 
-Bytes that a cache keeps of each token, and tokens a second of `generate` for 1, 16 and 256 texts, as a table in Markdown. Models are untrained; the best of
-three calls counts. Both have as many layers and features; `--implementation` chooses that of the tables.
+Cache bytes per token, and tokens per second of `generate` for 1, 16 and 256 texts, in Markdown. Models are untrained, with equally many layers and features; the
+best of three calls counts. `--implementation` selects that of the tables.
 
-`--slots` measures `lutjax.models.Slots` instead, each text with a cache of its own or all in blocks of a pool: tokens a second of running texts, prompts that are
-read in a second, and bytes that hold their tokens, of prompts that differ and of prompts that have all but their last token in common.
+`--slots` measures `lutjax.models.Slots` instead, with separate caches or a block pool: tokens per second, prompts read per second, and cache bytes, for
+prompts that differ and prompts equal up to the last token.
 
-`--feed-forward` measures the GPT of a preset with dense layers and with tables in their place, of floats and of int8: bytes of its arrays, and tokens a second of `generate` for 1 and 64 texts.
+`--feed-forward` measures the GPT of a preset with dense layers, float tables and int8 tables: array bytes, and tokens per second of `generate` for 1 and 64 texts.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 from flax import nnx
-from harness import options, print_table, timed  # beside this file
+from harness import parse, print_table, time_calls  # beside this file
 
 from lutjax.layers.nnx import quantize
 from lutjax.models import GPT, GPTConfig, LUTTransformer, LUTTransformerConfig, Slots
@@ -25,11 +25,11 @@ from lutjax.training import presets
 FEATURES, CONTEXT, LAYERS, TOKENS, PROMPT = 32, 32, 6, 64, 16
 TEXTS = (1, 16, 256)
 TEXTS_OF_GPT = (1, 64)
-STEP = 8  # tokens of each text in one program of slots
+STEP = 8  # tokens per text and slot program
 
 
 def models(implementation: str | None) -> Iterator[tuple[str, LUTTransformer | GPT]]:
-    """The models, by name."""
+    """Yield models by name."""
     usual = LUTTransformerConfig(features=FEATURES, context=CONTEXT, n_layers=LAYERS)
     without = dataclasses.replace(usual, n_position_bits=0)
     of_tables = {
@@ -47,7 +47,7 @@ def models(implementation: str | None) -> Iterator[tuple[str, LUTTransformer | G
 
 
 def bytes_of_text(model: LUTTransformer | GPT) -> str:
-    """Bytes of a cache of one text: for each token of it, or of counts for all, how many there may be."""
+    """Return cache bytes per token; with counts, per text of any length."""
     model = nnx.merge(*nnx.split(model))
     model.init_cache((1,))
     held = model.config.context - (1 if isinstance(model, LUTTransformer) else 0)
@@ -58,14 +58,14 @@ def bytes_of_text(model: LUTTransformer | GPT) -> str:
 
 
 def speed(model: LUTTransformer | GPT, texts: int) -> float:
-    """Tokens a second of all texts."""
+    """Return the tokens per second over all texts."""
     prompts = np.random.default_rng(0).integers(0, 256, (texts, PROMPT)).astype(np.int32)
-    seconds = timed(lambda: model.generate(prompts, TOKENS, key=jax.random.key(0)), 3)
+    seconds = time_calls(lambda: model.generate(prompts, TOKENS, key=jax.random.key(0)), 3)
     return float(texts * TOKENS / min(seconds))
 
 
 def feed_forward(preset: str, implementation: str | None) -> Iterator[tuple[str, GPT]]:
-    """GPTs of a preset that differ in their feed-forward layers, by name."""
+    """Yield GPTs of a preset with each feed-forward layer, by name."""
     values = presets.preset("gpt", preset)
     for dtype in ("float32", "bfloat16"):
         dense = {**values, "feed_forward": "dense", "dtype": dtype}
@@ -78,28 +78,20 @@ def feed_forward(preset: str, implementation: str | None) -> Iterator[tuple[str,
 
 def print_feed_forward(preset: str, implementation: str | None) -> None:
     """Print the table of feed-forward layers."""
+
+    def megabytes(model: GPT) -> str:
+        arrays = (a for a in jax.tree.leaves(nnx.state(model)) if hasattr(a, "nbytes"))
+        return f"{sum(a.nbytes for a in arrays) / 1e6:.1f}"
+
     rows = (
-        (
-            name,
-            f"{sum(a.nbytes for a in jax.tree.leaves(nnx.state(model)) if hasattr(a, 'nbytes')) / 1e6:.1f}",
-            *(f"{speed(model, n):,.0f}" for n in TEXTS_OF_GPT),
-        )
+        (name, megabytes(model), *(f"{speed(model, n):,.0f}" for n in TEXTS_OF_GPT))
         for name, model in feed_forward(preset, implementation)
     )
     print_table(["feed-forward", "MB", *(f"{n} texts, tokens/s" for n in TEXTS_OF_GPT)], rows)
 
 
-def tables(implementation: str | None) -> LUTTransformer:
-    """The model of tables."""
-    return LUTTransformer(
-        LUTTransformerConfig(features=FEATURES, context=CONTEXT, n_layers=LAYERS),
-        implementation=implementation,
-        rngs=nnx.Rngs(0),
-    )
-
-
-def of_slots(model: LUTTransformer, texts: int, block_size: int | None) -> list[str]:
-    """Tokens a second, and prompts a second and bytes of their tokens, of prompts that differ and of those with a common beginning."""
+def measure_slots(model: LUTTransformer, texts: int, block_size: int | None) -> list[str]:
+    """Return tokens per second, and prompts per second and cache bytes for different and for common prompts."""
     slots = Slots(model, texts, temperature=0, block_size=block_size)
     slots.compile(STEP)
     rng = np.random.default_rng(0)
@@ -111,16 +103,16 @@ def of_slots(model: LUTTransformer, texts: int, block_size: int | None) -> list[
         for prompt in prompts:
             slots.join(prompt, key=jax.random.key(0))
         per_second = texts / (time.perf_counter() - start)
-        found += [f"{per_second:,.0f}", f"{held(model, slots, texts, block_size):,}"]
+        found += [f"{per_second:,.0f}", f"{cache_bytes(model, slots, texts, block_size):,}"]
         if prompts is different:
-            found.append(f"{texts * STEP / min(timed(lambda: slots.step(STEP), 3)):,.0f}")
+            found.append(f"{texts * STEP / min(time_calls(lambda: slots.step(STEP), 3)):,.0f}")
         for slot in range(texts):
             slots.leave(slot)
     return [found[2], *found[:2], *found[3:]]
 
 
-def held(model: LUTTransformer, slots: Slots, texts: int, block_size: int | None) -> int:
-    """Bytes of caches that texts have."""
+def cache_bytes(model: LUTTransformer, slots: Slots, texts: int, block_size: int | None) -> int:
+    """Return the cache bytes of texts."""
     own = nnx.merge(*nnx.split(model))
     if block_size is None:
         own.init_cache((texts,))
@@ -133,18 +125,13 @@ def held(model: LUTTransformer, slots: Slots, texts: int, block_size: int | None
 
 def print_slots(implementation: str | None) -> None:
     """Print the table of slots."""
-    model = tables(implementation)
+    config = LUTTransformerConfig(features=FEATURES, context=CONTEXT, n_layers=LAYERS)
+    model = LUTTransformer(config, implementation=implementation, rngs=nnx.Rngs(0))
     names = (
-        "texts",
-        "caches",
-        "tokens/s",
-        "different prompts/s",
-        "bytes",
-        "prompts with a common beginning/s",
-        "bytes",
+        "texts | caches | tokens/s | different prompts/s | bytes | prompts with a common beginning/s | bytes"
     )
     rows = (
-        (texts, name, *of_slots(model, texts, block_size))
+        (texts, name, *measure_slots(model, texts, block_size))
         for texts in TEXTS
         for name, block_size in (("of each text", None), ("in blocks of 8", 8))
     )
@@ -152,15 +139,13 @@ def print_slots(implementation: str | None) -> None:
 
 
 def main() -> None:
-    """Print the table."""
-    parser = options(__doc__)
-    parser.add_argument(
-        "--implementation", help="Of the tables: xla or native. Default: the best of this machine."
+    given = parse(
+        __doc__,
+        implementation=(str, "of the tables: xla or native; default: the best on this machine"),
+        slots=(False, "measure slots"),
+        feed_forward=(False, "measure GPTs of a preset"),
+        preset=("small", "preset of these GPTs"),
     )
-    parser.add_argument("--slots", action="store_true", help="Texts that come and go.")
-    parser.add_argument("--feed-forward", action="store_true", help="Whole GPTs of a preset.")
-    parser.add_argument("--preset", default="small", help="Of these.")
-    given = parser.parse_args()
     if given.feed_forward:
         print_feed_forward(given.preset, given.implementation)
     elif given.slots:

@@ -1,10 +1,9 @@
 """Speed on this machine: `python benchmarks/figures.py [--only NAME ...]`.
 
-Medians of repeated runs after a warm-up, each of many calls, with the 20th and 80th percentile. Compare
-figures of one run only: machines differ, and change. `taskset -c 0` leaves one core to the inference of digits.
+Medians over repeated runs after a warm-up, with the 20th and 80th percentile. Compare figures within one run only:
+machines differ, and change. `taskset -c 0` limits digit inference to one core.
 """
 
-import dataclasses
 import platform
 import subprocess
 import sys
@@ -14,28 +13,19 @@ from collections.abc import Callable, Iterator
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import about, options, print_table, processor, timed  # beside this file
+from harness import about, parse, print_table, processor, time_calls  # beside this file
 
 import lutjax
 from lutjax import wiring
 from lutjax.dispatch.registry import devices_of
 
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """Measured figure."""
-
-    name: str
-    unit: str
-    goal: float | None
-    p20: float
-    p50: float
-    p80: float
+Row = tuple[str, str, float | None, float, float, float]
+"""Name, unit, performance goal, and percentiles 20, 50 and 80."""
 
 
 def seconds(call: Callable[[], object], *, repeats: int = 30, calls: int = 1) -> np.ndarray:
-    """Return percentiles 20, 50 and 80 of the time of one call."""
-    return np.percentile(timed(call, repeats, calls), [20, 50, 80])
+    """Return percentiles 20, 50 and 80 of the time per call."""
+    return np.percentile(time_calls(call, repeats, calls), [20, 50, 80])
 
 
 def gate_layers() -> Iterator[Row]:
@@ -58,7 +48,7 @@ def gate_layers() -> Iterator[Row]:
             call = jax.jit(function)
             repeats, calls = (30, 20) if batch == 100 else (7, 1)
             figures = seconds(lambda: call(x, coefficients), repeats=repeats, calls=calls)  # noqa: B023
-            yield Row(f"{n_gates} gates, batch {batch}, {name}", "ms", goal, *figures * 1e3)
+            yield (f"{n_gates} gates, batch {batch}, {name}", "ms", goal, *(figures * 1e3))
 
 
 def digits() -> Iterator[Row]:
@@ -80,7 +70,7 @@ def digits() -> Iterator[Row]:
             state, _ = jax.block_until_ready(run.advance(state, first, 100))
             times.append((time.perf_counter() - start) / 100)
         figures = np.percentile(times[1:], [20, 50, 80]) * 1e3
-        yield Row(f"digits step, {name}", "ms", 1.5, *figures)
+        yield (f"digits step, {name}", "ms", 1.5, *figures)
     packed = run.structure.model(state.params, state.others).packed()
     pixels = jnp.asarray(np.resize(train.x, (2**17, 64)).astype(np.uint8))
     floats = pixels.astype(jnp.float32)
@@ -92,11 +82,11 @@ def digits() -> Iterator[Row]:
         ("from pixels, 100 003 of them", lambda: packed(pixels[:100003]), 100003, 4),
     ):
         figures = n_images / seconds(call, repeats=20)[::-1] / 1e6
-        yield Row(f"digits, {name}", "M images/s", goal, *figures)
+        yield (f"digits, {name}", "M images/s", goal, *figures)
 
 
 def automata() -> Iterator[Row]:
-    """A training step of experiments of `lutjax train ca`: its time, and its temporaries as XLA plans them; the Game of Life in words."""
+    """Training steps of `lutjax train ca`: time and planned temporary memory; the Game of Life in packed words."""
     from lutjax.training.automaton_runs import Automaton
 
     several = 24 if jax.default_backend() == "gpu" else 2
@@ -115,14 +105,14 @@ def automata() -> Iterator[Row]:
             state, _ = jax.block_until_ready(advance(state, first, 4))
             times.append((time.perf_counter() - start) / 4)
             first += 4
-        yield Row(f"automaton step, {what}", "ms", None, *np.percentile(times[1:], [20, 50, 80]) * 1e3)
+        yield (f"automaton step, {what}", "ms", None, *np.percentile(times[1:], [20, 50, 80]) * 1e3)
         memory = program.memory_analysis().temp_size_in_bytes / 1e6
-        yield Row(f"automaton temporaries, {what}", "MB", None, *[memory] * 3)
+        yield (f"automaton temporaries, {what}", "MB", None, *[memory] * 3)
     yield from _life_in_words()
 
 
 def _life_in_words() -> Iterator[Row]:
-    """Cells of the Game of Life that a second computes, 32 in a word."""
+    """Game of Life cells per second, 32 per word."""
     from lutjax.circuits import Builder, arithmetic
     from lutjax.models import PackedAutomaton
 
@@ -139,35 +129,35 @@ def _life_in_words() -> Iterator[Row]:
         rates = (
             n_steps * side**2 / seconds(lambda w=words, n=n_steps, s=side: rule.steps(w, s, n), repeats=10)
         )
-        yield Row(f"Game of Life, {side} x {side} cells", "G cells/s", None, *rates[::-1] / 1e9)
+        yield (f"Game of Life, {side} x {side} cells", "G cells/s", None, *rates[::-1] / 1e9)
 
 
 def overhead() -> Iterator[Row]:
-    """Cost of an eager call, and of choosing an implementation."""
+    """Overhead of an eager call, and of kernel selection."""
     weights = jnp.ones((5, 4, 2))
     d = lutjax.detect_signs(jnp.ones((3, 5, 2)))
     kernel = jax.jit(lutjax.reference.lookup)
     inner = seconds(lambda: kernel(weights, d), calls=200)
     eager = seconds(lambda: lutjax.lookup(weights, d), calls=200)
-    yield Row("eager lookup above a jitted function", "us", 150, *(eager - inner[1]) * 1e6)
-    # What a call pays: `resolve` makes the call first, by tracing the op, and is for explanations.
+    yield ("eager lookup above a jitted function", "us", 150, *(eager - inner[1]) * 1e6)
+    # A call only pays for this part. `resolve` also traces the op, and serves explanations.
     registry = lutjax.kernel_registry
     (made,) = registry.calls_of("lookup", weights, d)
     request, names = made.request("forward", devices_of([weights])[0], None), registry.request("lookup", None)
     again = seconds(lambda: registry.resolve_request(request, names), calls=1000)
-    yield Row("choice of an implementation, made before", "us", 10, *again * 1e6)
+    yield ("choice of an implementation, made before", "us", 10, *again * 1e6)
     explained = seconds(lambda: registry.resolve("lookup", weights, d), calls=100)
-    yield Row("resolve, with a trace of the op", "us", None, *explained * 1e6)
+    yield ("resolve, with a trace of the op", "us", None, *explained * 1e6)
 
 
 def imports() -> Iterator[Row]:
-    """`import lutjax` in a process that has jax."""
+    """`import lutjax` in a process that has imported jax."""
     code = "import jax, time; t = time.perf_counter(); import lutjax; print(time.perf_counter() - t)"
     times = [
         float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
         for _ in range(9)
     ]
-    yield Row("import lutjax, on top of jax", "ms", 60, *np.percentile(times, [20, 50, 80]) * 1e3)
+    yield ("import lutjax, on top of jax", "ms", 60, *np.percentile(times, [20, 50, 80]) * 1e3)
 
 
 FIGURES = {
@@ -180,16 +170,14 @@ FIGURES = {
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--only", nargs="+", choices=FIGURES, default=list(FIGURES))
-    arguments = parser.parse_args()
+    given = parse(__doc__, only=(FIGURES, "figures"))
     print(f"{processor()}, Python {platform.python_version()}, {about()}\n")
     rows = (
-        (row.name, *(f"{p:.3f}" for p in (row.p20, row.p50, row.p80)), row.goal or "", row.unit)
-        for name in arguments.only
-        for row in FIGURES[name]()
+        (name, *(f"{p:.3f}" for p in percentiles), goal or "", unit)
+        for chosen in given.only
+        for name, unit, goal, *percentiles in FIGURES[chosen]()
     )
-    print_table(["figure", "p20", "p50", "p80", "goal", "unit"], rows)
+    print_table("figure | p20 | p50 | p80 | goal | unit", rows)
 
 
 if __name__ == "__main__":

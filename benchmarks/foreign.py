@@ -1,11 +1,11 @@
-"""Measure a training step and inference of one network in another package and, converted, in lutjax, on the CPUs of this machine.
+"""Training step and inference of one network in another package and, after conversion, in lutjax, on CPUs.
 
     python benchmarks/foreign.py there gates model.safetensors    # with PyTorch and the package; writes the network
     python benchmarks/foreign.py here gates model.safetensors     # with lutjax
 
-Networks are ``gates``: 3 x 2000 gates over 192 bits, 10 classes, of torchlogix; ``difflogic``: the same of difflogic (``PYTHONPATH`` has it); ``trees``: the convolutional network for MNIST of torchlogix, of the size S; ``language``: a language
-model of tables, of spiky (``PYTHONPATH`` has its ``src`` and its extension, built for CPUs). Each figure is CPU time of the process, the smallest of `REPEATS`; PyTorch has one thread, as its
-threads wait for each other by computing.
+Networks: ``gates``, 3 x 2000 torchlogix gates over 192 bits with 10 classes; ``difflogic``, the same in difflogic (on ``PYTHONPATH``); ``trees``, torchlogix's
+convolutional MNIST network with size S; ``language``, a spiky language model (its ``src`` and its CPU extension on ``PYTHONPATH``). Figures are process CPU times, the
+minimum over `REPEATS`. PyTorch uses one thread, because its threads spin while they wait.
 """
 
 import dataclasses
@@ -22,18 +22,19 @@ from typing import Any
 import numpy as np
 
 SIZES, CLASSES, TAU = (192, 2000, 2000, 2000), 10, 4.0
-IMAGE, TREES = (28, 28, 1), {"pool": 2, "pool_padding": (0, 1, 1)}
+IMAGE = (28, 28, 1)
 VOCABULARY, FEATURES, CONTEXT = 256, 32, 32
 REPEATS = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """A network that is measured: samples of a training step and of inference, its model there, and how it is converted.
+    """A measured network.
 
     Attributes:
-      there: of PyTorch, the model and the tensors that are saved of it.
-      here: of the tensors, the model.
+      batch, samples: batch size of a training step, and samples of an inference.
+      there: returns the PyTorch model and its saved tensors.
+      here: returns the model for these tensors.
     """
 
     batch: int
@@ -53,7 +54,7 @@ class Network:
 
 
 def least(call: Callable[[], object]) -> float:
-    """Return the fewest seconds of CPUs that a call takes, after a few that warm up."""
+    """Return the minimum CPU seconds per call, after a warm-up."""
     for _ in range(2):
         call()
     times = []
@@ -68,7 +69,7 @@ def layers_of_torchlogix() -> Any:
     spec = importlib.util.find_spec("torchlogix")
     assert spec is not None
     assert spec.submodule_search_locations is not None
-    package = types.ModuleType("torchlogix")  # of which other parts need a later Python
+    package = types.ModuleType("torchlogix")  # other parts of it need a later Python
     package.__path__ = list(spec.submodule_search_locations)
     sys.modules["torchlogix"] = package
     return importlib.import_module("torchlogix.layers")
@@ -119,35 +120,25 @@ def language(torch: Any) -> tuple[Any, dict[str, Any]]:
     return model, {**model.state_dict(), **of_layers}
 
 
-def classifier(tensors: Any) -> Any:
-    from lutjax import convert
+def convert_with(package: str, **options: Any) -> Callable[[Any], Any]:
+    """Return a function that converts tensors of a package."""
 
-    return convert.torchlogix(tensors, n_classes=CLASSES, tau=TAU)
+    def run(tensors: Any) -> Any:
+        from lutjax import convert
 
+        if image := options.pop("image", None):
+            options["image"] = convert.Image(image, pool=2, pool_padding=(0, 1, 1))
+        return getattr(convert, package)(tensors, **options)
 
-def classifier_of_difflogic(tensors: Any) -> Any:
-    from lutjax import convert
-
-    return convert.difflogic(tensors, n_classes=CLASSES, tau=TAU)
-
-
-def tree_net(tensors: Any) -> Any:
-    from lutjax import convert
-
-    return convert.torchlogix(tensors, n_classes=CLASSES, tau=TAU, image=convert.Image(IMAGE, **TREES))
+    return run
 
 
-def language_model(tensors: Any) -> Any:
-    from lutjax import convert
-
-    return convert.spiky(tensors, context=CONTEXT)
-
-
+CLASSIFIER = {"n_classes": CLASSES, "tau": TAU}
 NETWORKS = {
-    "gates": Network(100, 10_000, gates, classifier),
-    "difflogic": Network(100, 10_000, of_difflogic, classifier_of_difflogic),
-    "trees": Network(100, 1000, trees, tree_net),
-    "language": Network(16, 64, language, language_model),
+    "gates": Network(100, 10_000, gates, convert_with("torchlogix", **CLASSIFIER)),
+    "difflogic": Network(100, 10_000, of_difflogic, convert_with("difflogic", **CLASSIFIER)),
+    "trees": Network(100, 1000, trees, convert_with("torchlogix", image=IMAGE, **CLASSIFIER)),
+    "language": Network(16, 64, language, convert_with("spiky", context=CONTEXT)),
 }
 
 

@@ -1,19 +1,19 @@
-"""Bytes that layers over images move, and times: `python benchmarks/image_layers.py [--batch 128] [--only ConvLUT] [--time]`.
+"""Memory traffic of layers over images, and times: `python benchmarks/image_layers.py [--batch 128] [--only ConvLUT] [--time]`.
 
-For each layer, of the compiled program of the forward pass and of a step (which returns the output, and the gradients of input and
-parameters): the bytes that its operations read and write, each operand and result once, over two floors:
+For each layer, the compiled forward pass and step (with the output, and the gradients of input and parameters): bytes read and written by all
+operations, counting each operand and result once, relative to two lower bounds:
 
-- what has to move: forward the input, the output and the parameters; in a step these, then input, parameters and the cotangent of the
-  output once more, for the backward pass, and the two gradients.
-- each array once: input, output, parameters, and in a step their gradients. No step of layers that are mostly parameters can reach it:
-  both passes read these.
+- required traffic: input, output and parameters forward; in a step these, then input, parameters and output cotangent again for the backward
+  pass, and the two gradients.
+- each array once: input, output, parameters, and in a step their gradients. Layers dominated by parameters cannot reach it, because both passes
+  read them.
 
-What an operation reads again comes from caches and is not counted, nor is what a kernel clears before it adds to it. Nothing runs without
-`--time`. With `--apart`, detections are arrays of their own, as before tables and detectors had one kernel.
+Cached rereads and the initialization of accumulators are not counted. Nothing runs without `--time`. `--apart` separates detection and lookup.
 """
 
 import contextlib
 import dataclasses
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from harness import options  # beside this file
+from harness import parse  # beside this file
 
 import lutjax
 from lutjax import wiring
@@ -38,27 +38,21 @@ _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\((.*)$"
 def layers() -> dict[str, tuple[Callable[[nnx.Rngs], Any], tuple[int, ...]]]:
     """Return each layer and the shape of its input."""
     fields = wiring.projections(None, (28, 28), (14, 14), groups=(7, 7), receptive=7, projective=4)
+    sizes = {"n_detectors": 16, "n_anchors": 6}
+    tree = {"padding": 1, "pool": 2, "channels_per_kernel": 2}
     return {
-        "SpatialLUT": (lambda rngs: SpatialLUT(fields, n_detectors=16, n_anchors=6, rngs=rngs), (28, 28)),
-        "WindowLUT": (
-            lambda rngs: WindowLUT((28, 28), 16, kernel=4, stride=4, n_detectors=16, n_anchors=6, rngs=rngs),
-            (28, 28),
-        ),
+        "SpatialLUT": (lambda rngs: SpatialLUT(fields, **sizes, rngs=rngs), (28, 28)),
+        "WindowLUT": (lambda rngs: WindowLUT((28, 28), 16, kernel=4, stride=4, **sizes, rngs=rngs), (28, 28)),
         "ConvLUT": (
-            lambda rngs: ConvLUT(
-                (32, 32, 3), 64, kernel=3, padding=1, n_detectors=16, n_anchors=6, rngs=rngs
-            ),
+            lambda rngs: ConvLUT((32, 32, 3), 64, kernel=3, padding=1, **sizes, rngs=rngs),
             (32, 32, 3),
         ),
-        "LogicConv": (
-            lambda rngs: LogicConv((16, 16, 32), 128, padding=1, pool=2, channels_per_kernel=2, rngs=rngs),
-            (16, 16, 32),
-        ),
+        "LogicConv": (lambda rngs: LogicConv((16, 16, 32), 128, **tree, rngs=rngs), (16, 16, 32)),
     }
 
 
 def bytes_moved(text: str) -> int:
-    """Return the bytes that the operations of an optimized program read and write, by its text. Bodies of loops count once."""
+    """Return the bytes read and written by the operations of an optimized program. Loop bodies count once."""
     computations: dict[str, list[str]] = {}
     lines: list[str] = []
     entry = ""
@@ -92,10 +86,8 @@ def bytes_moved(text: str) -> int:
 def _bytes(shape: str) -> int:
     total = 0
     for kind, dims in _ARRAY.findall(shape):
-        n = 1
-        for dim in filter(None, dims.split(",")):
-            n *= int(dim)
-        total += n * (1 if kind == "pred" else int(re.findall(r"\d+", kind)[0]) // 8)
+        width = 1 if kind == "pred" else int(re.findall(r"\d+", kind)[0]) // 8
+        total += width * math.prod(map(int, filter(None, dims.split(","))))
     return total
 
 
@@ -108,7 +100,9 @@ class Program:
     """Forward pass or step of a layer.
 
     Attributes:
-      arguments: as shapes. floor: bytes that have to move. once: bytes of each array once.
+      function, arguments: the program and its argument shapes.
+      floor: required traffic.
+      once: bytes of each array once.
     """
 
     function: Callable[..., Any]
@@ -117,20 +111,17 @@ class Program:
     once: int
 
     def moved(self) -> int:
-        """Return the bytes that the compiled program moves."""
+        """Return the traffic of the compiled program."""
         return bytes_moved(jax.jit(self.function).lower(*self.arguments).compile().as_text() or "")
 
     def seconds(self) -> float:
-        """Return the time of a call on arrays of normal numbers, in seconds."""
+        """Return the seconds per call on normally distributed arrays."""
 
-        def drawn(a: Any) -> Any:
-            return (
-                jax.random.normal(jax.random.key(a.size), a.shape, a.dtype)
-                if isinstance(a, jax.ShapeDtypeStruct)
-                else a
-            )
+        def sample(a: Any) -> Any:
+            shaped = isinstance(a, jax.ShapeDtypeStruct)
+            return jax.random.normal(jax.random.key(a.size), a.shape, a.dtype) if shaped else a
 
-        return measure.device_time(self.function, *jax.tree.map(drawn, self.arguments)).p50
+        return measure.device_time(self.function, *jax.tree.map(sample, self.arguments)).p50
 
 
 def programs(make: Callable[[nnx.Rngs], Any], shape: tuple[int, ...], batch: int) -> dict[str, Program]:
@@ -156,24 +147,23 @@ def programs(make: Callable[[nnx.Rngs], Any], shape: tuple[int, ...], batch: int
     }
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = options(__doc__)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--only", nargs="+", default=list(layers()))
-    parser.add_argument("--time", action="store_true")
-    parser.add_argument("--apart", action="store_true")
-    given = parser.parse_args(arguments)
+def main() -> None:
+    given = parse(
+        __doc__,
+        batch=(128, "images"),
+        only=(layers(), "layers"),
+        time=(False, "also measure times"),
+        apart=(False, "separate detection and lookup"),
+    )
     apart = lutjax.use_implementation({"lut_at_places": "xla"}) if given.apart else contextlib.nullcontext()
     with apart:
         for name in given.only:
             for which, program in programs(*layers()[name], given.batch).items():
                 moved = program.moved()
                 took = f", {duration(program.seconds())}" if given.time else ""
-                print(
-                    f"{name}, {which}: {size(moved)}; has to move {size(program.floor)}: {moved / program.floor:.2f}x; "
-                    f"each array once {size(program.once)}: {moved / program.once:.2f}x{took}",
-                    flush=True,
-                )
+                floor = f"has to move {size(program.floor)}: {moved / program.floor:.2f}x"
+                once = f"each array once {size(program.once)}: {moved / program.once:.2f}x"
+                print(f"{name}, {which}: {size(moved)}; {floor}; {once}{took}", flush=True)
 
 
 if __name__ == "__main__":

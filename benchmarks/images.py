@@ -1,11 +1,11 @@
 """Accuracy on small images: `python benchmarks/images.py --data mnist5k.npz --rows docs/benchmarks/images.jsonl`.
 
-Logistic regression, a random forest and gradient boosting of scikit-learn, small CNNs, logic trees (`LogicTreeNet`, the hard network) and
-convolutions of tables (`ConvLUT`) are trained on each of five splits, four fifths to one fifth of each class
-(`lutjax.training.samples.split_ids`, stratified), and tested once, after the last step. All networks see random changes of the images,
-logic trees smaller ones. Recipes were chosen with `--choose`, which tests on images that are in none of the five test parts.
+Trains scikit-learn's logistic regression, random forest and gradient boosting, small CNNs, logic trees (`LogicTreeNet`, the hard network) and
+table convolutions (`ConvLUT`) on five splits, four fifths to one fifth of each class (stratified `lutjax.training.samples.split_ids`), and tests
+them once, after the last step. All networks see random image changes, smaller ones for logic trees. Recipes were selected with `--choose`, which
+tests on images outside all five test parts.
 
-Rows that the file of `--rows` has are not made again.
+Rows in the file of `--rows` are not computed again.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from harness import add_line, options, read_lines, table as markdown_table  # beside this file
+from harness import add_line, mean_and_error, parse, read_lines, table as markdown_table  # beside this file
 
 import lutjax
 from lutjax.layers.nnx import ConvLUT
@@ -32,12 +32,11 @@ from lutjax.training.samples import Samples, load_samples, split_ids
 
 SPLITS = range(5)
 AT_ONCE = 250
-READ = lutjax.reads.Confidence()
 
 
 # ----------------------------------------------------------------------------------------- networks
 class CNN(nnx.Module):
-    """Two blocks of two convolutions with layer norm, each block with the maximum of 2 by 2 places, and a linear head."""
+    """Two blocks with two convolutions, layer norm and 2 x 2 max pooling, and a linear head."""
 
     def __init__(self, in_shape: tuple[int, int, int], n_classes: int, width: int, *, rngs: nnx.Rngs):
         height, wide, channels = in_shape
@@ -57,39 +56,26 @@ class CNN(nnx.Module):
 
 
 class TableNet(nnx.Module):
-    """Convolutions of tables with scored reads: a stem, blocks that add to their input, averages of 2 by 2 places, and a linear head."""
+    """Table convolutions with scored reads: a stem, residual blocks, 2 x 2 average pooling, and a linear head."""
 
-    def __init__(
-        self,
-        in_shape: tuple[int, int, int],
-        n_classes: int,
-        width: int,
-        *,
-        n_detectors: int,
-        n_anchors: int,
-        blocks: Sequence[int] = (1, 1),
-        kernel: int = 5,
-        read: lutjax.reads.Read | None = READ,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, in_shape: Any, n_classes: int, width: int, *, rngs: nnx.Rngs, **sizes: Any):
+        sizes["read"] = lutjax.reads.Confidence()
+        sizes["weights_init"] = jax.nn.initializers.normal(
+            1 / (sizes["n_anchors"] * sizes["n_detectors"] ** 0.5)
+        )
+
         def tables(shape: tuple[int, ...], out: int, kernel: int, **how: Any) -> ConvLUT:
-            init = jax.nn.initializers.normal(1 / (n_anchors * n_detectors**0.5))
-            sizes = {"n_detectors": n_detectors, "n_anchors": n_anchors, "weights_init": init, "read": read}
             return ConvLUT(shape, out, kernel=kernel, padding=kernel // 2, **sizes, **how, rngs=rngs)
 
-        stages, shape = [], in_shape
-        for number, n_blocks in enumerate(blocks):
-            first = {"stride": 2} if number == 0 else {"pool": 2}
-            stages.append([tables(shape, width, 3 if number else kernel, **first)])
-            shape = stages[-1][0].out_shape
-            stages[-1] += [tables(shape, width, 3) for _ in range(n_blocks)]
-            if number < len(blocks) - 1:
-                width *= 2
+        first = tables(in_shape, width, 5, stride=2)
+        stages = [[first, tables(first.out_shape, width, 3)]]
+        second = tables(first.out_shape, 2 * width, 3, pool=2)
+        stages.append([second, tables(second.out_shape, 2 * width, 3)])
         self.stages = nnx.List([nnx.List(stage) for stage in stages])
         self.norms = nnx.List(
             [nnx.List([nnx.LayerNorm(layer.out_shape[-1], rngs=rngs) for layer in s]) for s in stages]
         )
-        self.classes = nnx.Linear(int(np.prod(shape)), n_classes, rngs=rngs)
+        self.classes = nnx.Linear(int(np.prod(second.out_shape)), n_classes, rngs=rngs)
 
     def __call__(self, x: jax.Array, *, deterministic: bool = True) -> jax.Array:
         for stage, norms in zip(self.stages, self.norms, strict=True):
@@ -103,13 +89,16 @@ class TableNet(nnx.Module):
 # ----------------------------------------------------------------------------------------- recipes
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Numbers that a training takes without another compilation.
+    """Arguments of a compiled training.
 
     Attributes:
-      steps: batches. rate: of Adam, after a warm-up; over the last `cooldown` of the steps it falls linearly to 0.
-      decay: of weights, times the rate, in each step. tau: logits are divided by it. smooth: of labels, the share of all classes.
-      sharp: factor that all parameters have in the last step, and 1 in the first: of soft gates, which become hard.
-      average: share of the last average of all parameters that stays in each step; the average is tested.
+      steps: number of batches.
+      rate: learning rate of Adam after a warm-up; it decays linearly over the last `cooldown` of the steps.
+      decay: weight decay per step, times the rate.
+      tau: divisor of the logits.
+      smooth: label smoothing.
+      sharp: factor on all parameters at the last step, from 1 at the first, which hardens soft gates.
+      average: decay of the parameter average, which is tested.
       strength, shift, bend: see `lutjax.training.augment.warp`.
     """
 
@@ -128,7 +117,7 @@ class Rates:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Network:
-    """A network and its rates: `build` makes it of images' shape, classes and `nnx.Rngs`."""
+    """A network and its rates. `build` takes image shape, number of classes and `nnx.Rngs`."""
 
     build: Callable[[tuple[int, int, int], int, nnx.Rngs], nnx.Module]
     rates: Rates
@@ -145,39 +134,29 @@ def _tables(width: int, **sizes: Any) -> Callable[..., nnx.Module]:
 
 def _trees(k: int, n_thresholds: int, **changes: Any) -> Callable[..., nnx.Module]:
     def build(shape: tuple[int, int, int], n_classes: int, rngs: nnx.Rngs) -> nnx.Module:
-        config = LogicTreeNetConfig(
-            shape,
-            n_classes,
-            **{
-                "kernels": (k, 3 * k, 9 * k),
-                "layers": (1280 * k, 640 * k, 320 * k),
-                "n_thresholds": n_thresholds,
-                "kernel": (5, 3, 3),
-                "pool_padding": (0, 1, 1),
-                **changes,
-            },
-        )
+        sizes = {
+            "kernels": (k, 3 * k, 9 * k),
+            "layers": (1280 * k, 640 * k, 320 * k),
+            "n_thresholds": n_thresholds,
+        }
+        windows = {"kernel": (5, 3, 3), "pool_padding": (0, 1, 1)}
+        config = LogicTreeNetConfig(shape, n_classes, **{**sizes, **windows, **changes})
         return LogicTreeNet(config, rngs=rngs)
 
     return build
 
 
+_CONVOLUTIONS = _tables(16, n_detectors=16, n_anchors=4)
+_TOP_K = _trees(64, 3, wiring="top-k")
+_SMALL_CHANGES = {"steps": 6000, "tau": 16.0, "shift": 1.0, "bend": 0.7}
 NETWORKS = {
     "CNN": Network(build=_cnn(32), rates=Rates(steps=3000)),
-    "convolutions of tables": Network(
-        build=_tables(16, n_detectors=16, n_anchors=4), rates=Rates(steps=4000, rate=0.01)
-    ),
+    "convolutions of tables": Network(build=_CONVOLUTIONS, rates=Rates(steps=4000, rate=0.01)),
     "convolutions of tables, 500 steps": Network(
-        build=_tables(16, n_detectors=16, n_anchors=4), rates=Rates(steps=500, rate=0.01), batch=64
+        build=_CONVOLUTIONS, rates=Rates(steps=500, rate=0.01), batch=64
     ),
-    "logic trees": Network(
-        build=_trees(64, 3, wiring="top-k"),
-        rates=Rates(steps=6000, rate=0.1, tau=16.0, shift=1.0, bend=0.7),
-    ),
-    "logic trees, rate 0.2": Network(
-        build=_trees(64, 3, wiring="top-k"),
-        rates=Rates(steps=6000, rate=0.2, decay=0.005, tau=16.0, shift=1.0, bend=0.7),
-    ),
+    "logic trees": Network(build=_TOP_K, rates=Rates(rate=0.1, **_SMALL_CHANGES)),
+    "logic trees, rate 0.2": Network(build=_TOP_K, rates=Rates(rate=0.2, decay=0.005, **_SMALL_CHANGES)),
     "logic trees, drawn wires, straight through": Network(
         build=_trees(64, 3, estimator="straight_through"), rates=Rates(rate=0.02, tau=28.0)
     ),
@@ -186,7 +165,7 @@ NETWORKS = {
 
 # ----------------------------------------------------------------------------------------- training
 class Program:
-    """A whole training in one program, and the test after it."""
+    """Training and test in one program."""
 
     def __init__(self, network: Network, in_shape: tuple[int, int, int], n_classes: int):
         self._n_classes, self._batch = n_classes, network.batch
@@ -196,7 +175,7 @@ class Program:
     def _run(
         self, key: jax.Array, rates: dict[str, jax.Array], x: jax.Array, y: jax.Array, test: jax.Array
     ) -> Any:
-        """Return parameters, other arrays, and the classes of the test part, of logic by the hard network."""
+        """Return parameters, other arrays, and the predicted test classes, by the hard network for logic."""
         adam = optax.scale_by_adam(b1=0.9, b2=0.99)
         params, others = self.structure.drawn(jax.random.fold_in(key, 0))
         keys = jax.random.key_data(jax.random.fold_in(key, 1))
@@ -251,7 +230,7 @@ def rates_of(rates: Rates) -> dict[str, jax.Array]:
 
 # ----------------------------------------------------------------------------------------- figures
 def learners() -> dict[str, Callable[[int], Any]]:
-    """Return learners of scikit-learn by name, each made for a seed."""
+    """Return constructors of scikit-learn's learners, called with a seed."""
     from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
     from sklearn.linear_model import LogisticRegression
 
@@ -265,7 +244,7 @@ def learners() -> dict[str, Callable[[int], Any]]:
 
 
 def parts(whole: Samples, split: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of images to train on and to test: those of a split, or, for None, in any test part and in none."""
+    """Return the ids of training and test images of a split. None tests on images outside all test parts."""
     if split is not None:
         return split_ids(whole.y, split, stratified=True)
     in_test = np.zeros(len(whole.y), bool)
@@ -277,14 +256,12 @@ def parts(whole: Samples, split: int | None) -> tuple[np.ndarray, np.ndarray]:
 def figures(
     whole: Samples, wanted: Sequence[tuple[str, int | None]], steps: int | None
 ) -> Iterator[dict[str, Any]]:
-    """Train learners on splits, and yield a row for each pair as soon as it is there."""
+    """Train learners on splits, and yield each row."""
     images = whole.x.reshape(-1, *whole.shape, *([1] if len(whole.shape) == 2 else []))
     images = images.astype(np.float32) / max(float(images.max()), 1.0)
     data = {split: parts(whole, split) for _, split in wanted}
     names = list(dict.fromkeys(name for name, _ in wanted))
-    with ThreadPoolExecutor(
-        len(names) or 1
-    ) as pool:  # programs are compiled side by side, and run one after the other
+    with ThreadPoolExecutor(len(names) or 1) as pool:  # parallel compilation
         compiled: dict[tuple[str, int], Any] = {}
         for name, split in wanted:
             size = len(data[split][1])
@@ -304,14 +281,8 @@ def figures(
                     jax.random.key(split or 0), rates_of(rates), images[train], whole.y[train], images[test]
                 )
                 right = round(100 * float((np.asarray(found) == whole.y[test]).mean()), 2)
-                device = jax.devices()[0].device_kind
-                row |= {
-                    "right": right,
-                    "parameters": parameters,
-                    "steps": rates.steps,
-                    "batch": NETWORKS[name].batch,
-                    "device": device,
-                }
+                sizes = {"parameters": parameters, "steps": rates.steps, "batch": NETWORKS[name].batch}
+                row |= {"right": right, **sizes, "device": jax.devices()[0].device_kind}
             else:
                 model, flat = learners()[name](split or 0), images.reshape(len(images), -1)
                 start = time.perf_counter()
@@ -323,7 +294,7 @@ def figures(
 def _compiled(
     network: Network, images: np.ndarray, n_classes: int, n_train: int, n_test: int
 ) -> tuple[Any, int]:
-    """Return the program of a network for parts of these sizes, and the number of its parameters."""
+    """Return the compiled program of a network, and its number of parameters."""
     program = Program(network, images.shape[1:], n_classes)
     shapes = [jax.ShapeDtypeStruct((n, *images.shape[1:]), np.float32) for n in (n_train, n_test)]
     labels = jax.ShapeDtypeStruct((n_train,), np.int32)
@@ -331,8 +302,13 @@ def _compiled(
     return lowered.compile(), program.structure.n_parameters()
 
 
+def page_table(path: Path) -> str:
+    """Return the table for a documentation page."""
+    return table(read_lines(path))
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a table in Markdown: for each learner its size, the validation images, mean and standard error of the splits, and each split."""
+    """Return a Markdown table of learners: size, validation images, mean and standard error over the splits, and each split."""
     lines = []
     for name in (*learners(), *NETWORKS):
         found = {row["split"]: row for row in rows if row["learner"] == name}
@@ -340,40 +316,30 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             continue
         any_row = next(iter(found.values()))
         right = [row["right"] for split, row in found.items() if split is not None]
-        error = f" ± {np.std(right, ddof=1) / len(right) ** 0.5:.2f}" if len(right) > 1 else ""
+        mean = mean_and_error(right) if len(right) > 1 else f"{right[0]:.2f}" if right else ""
         seen = any_row["steps"] * any_row["batch"] if "steps" in any_row else None
-        cells = [
-            *("" if n is None else f"{n:,}".replace(",", " ") for n in (any_row.get("parameters"), seen)),
-            f"{found[None]['right']:.1f}" if None in found else "",
-            f"{np.mean(right):.2f}{error}" if right else "",
-            *(f"{found[split]['right']:.1f}" if split in found else "" for split in SPLITS),
-        ]
-        lines.append((name, *cells))
+        sizes = ("" if n is None else f"{n:,}".replace(",", " ") for n in (any_row.get("parameters"), seen))
+        each = [f"{found[split]['right']:.1f}" if split in found else "" for split in (None, *SPLITS)]
+        lines.append((name, *sizes, each[0], mean, *each[1:]))
     columns = "% right", "parameters", "images trained on", "validation", "mean of splits"
     return markdown_table([*columns, *(f"split {s}" for s in SPLITS)], lines)
 
 
-def page_table(path: Path) -> str:
-    """Return the table of a page of the documentation."""
-    return table(read_lines(path))
-
-
-def main(arguments: list[str] | None = None) -> None:
-    parser = options(__doc__)
-    names = [*learners(), *NETWORKS]
-    parser.add_argument(
-        "--data", type=Path, help="a .npz file of images x [N, H, W] or [N, H, W, C] and labels y [N]"
+def main(argv: Sequence[str] | None = None) -> None:
+    given = parse(
+        __doc__,
+        argv=argv,
+        data=(Path, "a .npz file with images x [N, H, W] or [N, H, W, C] and labels y [N]"),
+        rows=(Path("rows.jsonl"), "JSON lines, read and appended to"),
+        only=(dict.fromkeys([*learners(), *NETWORKS]), "learners"),
+        splits=([*SPLITS], "splits"),
+        choose=(False, "test on images outside all test parts"),
+        steps=(int, "steps of every network, instead of its recipe's"),
     )
-    parser.add_argument("--rows", type=Path, required=True, help="JSON lines, read and added to")
-    parser.add_argument("--only", nargs="+", choices=names, default=names)
-    parser.add_argument("--splits", nargs="+", type=int, choices=SPLITS, default=list(SPLITS))
-    parser.add_argument("--choose", action="store_true", help="test on images that are in no test part")
-    parser.add_argument("--steps", type=int, help="of every network, instead of those of its recipe")
-    given = parser.parse_args(arguments)
     rows = read_lines(given.rows) if given.rows.exists() else []
-    there = {(row["learner"], row["split"]) for row in rows}
+    known = {(row["learner"], row["split"]) for row in rows}
     splits: list[int | None] = [None] if given.choose else given.splits
-    wanted = [(name, split) for split in splits for name in given.only if (name, split) not in there]
+    wanted = [(name, split) for split in splits for name in given.only if (name, split) not in known]
     if given.data:
         for row in figures(load_samples(given.data), wanted, given.steps):
             rows.append(row)

@@ -1,7 +1,7 @@
-"""Measure how many steps of the Game of Life a second the C export takes on one core: `python benchmarks/life.py [CIRCUIT.json]`.
+"""Steps per second of the exported Game of Life in C on one core: `python benchmarks/life.py [CIRCUIT.json]`.
 
-The rule is a circuit of `lutjax export` of a run of `train ca`, or one that counts the neighbors by full adders. The program that is timed is the one that
-`lutjax.circuits.c` writes, with `NAME_step`; its last grid is compared with the rule in NumPy.
+The rule is a circuit exported by `lutjax export` from a `train ca` run, or one that counts neighbors with full adders. The timed program is the output of
+`lutjax.circuits.c`, with `NAME_step`; its last grid is compared with the rule in NumPy.
 """
 
 import pathlib
@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 
 import numpy as np
-from harness import options  # beside this file
+from harness import parse  # beside this file
 
 from lutjax.circuits import Builder, Circuit, arithmetic, c, netlist_json, proofs
 
@@ -44,7 +44,7 @@ int main(int count, char **words)
 
 
 def rule() -> Circuit:
-    """Return the rule of one cell: alive with three in its neighborhood of nine, or with four and itself among them."""
+    """Return the rule of one cell: alive if its neighborhood of nine has three live cells, or four with itself."""
     builder = Builder()
     cells = [bit for (bit,) in builder.input("x", 9)]
     count = arithmetic.popcount(builder, cells)
@@ -57,7 +57,7 @@ def rule() -> Circuit:
 
 
 def best(circuit: Circuit, side: int, lanes: int, flags: list[str], steps: int, repeats: int) -> float:
-    """Return the steps a second of the fastest repetition.
+    """Return the steps per second of the fastest repetition.
 
     Raises:
       SystemExit: a grid is wrong.
@@ -75,9 +75,8 @@ def best(circuit: Circuit, side: int, lanes: int, flags: list[str], steps: int, 
         (folder / "main.c").write_text(MAIN)
         for kept, n in ((True, steps % 1000), *((False, steps) for _ in range(repeats))):
             sizes = [f"-DROWS={side}", f"-DCOLUMNS={side}", f"-DLIFE_LANES={lanes}", f"-DSTEPS={n}L"]
-            subprocess.run(
-                ["gcc", "-std=c99", *flags, *sizes, "main.c", "life.c", "-o", "life"], cwd=folder, check=True
-            )
+            command = ["gcc", "-std=c99", *flags, *sizes, "main.c", "life.c", "-o", "life"]
+            subprocess.run(command, cwd=folder, check=True)
             (folder / "grid").write_bytes(np.packbits(grid, axis=1, bitorder="little").tobytes())
             done = subprocess.run(["./life", "grid"], cwd=folder, check=True, capture_output=True, text=True)
             seconds.append(float(done.stdout) / n)
@@ -88,32 +87,28 @@ def best(circuit: Circuit, side: int, lanes: int, flags: list[str], steps: int, 
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument(
-        "circuit", type=pathlib.Path, nargs="?", help="a rule that `lutjax export` wrote as JSON"
+    given = parse(
+        __doc__,
+        "circuit",
+        circuit=([pathlib.Path], "a rule exported as JSON"),
+        side=(512, "side of the grid, a multiple of 64"),
+        lanes=([64, 256, 512], "bits per word"),
+        flags=("-O3 -march=native", "flags of gcc, after = and in quotation marks"),
+        steps=(20040, "timed steps"),
+        repeats=(5, "repetitions"),
     )
-    parser.add_argument("--side", type=int, default=512, help="of the grid, a multiple of 64")
-    parser.add_argument("--lanes", type=int, nargs="+", default=[64, 256, 512], help="bits of a word")
-    parser.add_argument("--flags", default="-O3 -march=native", help="of gcc, after = and in quotation marks")
-    parser.add_argument("--steps", type=int, default=20040, help="that are timed")
-    parser.add_argument("--repeats", type=int, default=5)
-    given = parser.parse_args()
-    circuit = netlist_json.read(given.circuit) if given.circuit else rule()
+    circuit = netlist_json.read(given.circuit[0]) if given.circuit else rule()
     inputs = (np.arange(512)[:, None] >> np.arange(9) & 1).astype(np.uint8)
     if not (np.asarray(circuit(inputs)).reshape(-1) == np.asarray(proofs.life(inputs)).reshape(-1)).all():
         raise SystemExit("the circuit is not the Game of Life")
-    compiler = subprocess.run(
-        ["gcc", "--version"], check=True, capture_output=True, text=True
-    ).stdout.splitlines()[0]
-    print(
-        f"{len(circuit)} gates, {given.side} x {given.side} cells, one core of {platform.processor() or platform.machine()}, {compiler}"
-    )
+    version = subprocess.run(["gcc", "--version"], check=True, capture_output=True, text=True).stdout
+    machine = f"{platform.processor() or platform.machine()}, {version.splitlines()[0]}"
+    print(f"{len(circuit)} gates, {given.side} x {given.side} cells, one core of {machine}")
     for lanes in given.lanes:
         rate = best(circuit, given.side, lanes, given.flags.split(), given.steps, given.repeats)
         cells = rate * given.side**2 / 1e9
-        print(
-            f"{given.flags}, words of {lanes} bits: {rate:,.0f} frames a second, {cells:.1f} G cells a second"
-        )
+        speed = f"{rate:,.0f} frames a second, {cells:.1f} G cells a second"
+        print(f"{given.flags}, words of {lanes} bits: {speed}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """Time and memory of training steps of logic networks: `python benchmarks/logic_steps.py gates|trees|wirings`.
 
-`gates`: layers of logic gates, by default those of the larger network for MNIST in *Deep Differentiable Logic Gate Networks*, 6 layers of 8000 gates over 784 bits.
+`gates`: gate layers, by default those of the larger MNIST network in *Deep Differentiable Logic Gate Networks*, 6 layers of 8000 gates over 784 bits.
 `trees`: a `LogicTreeNet`. `wirings`: the layers of `gates` with every wiring.
 
-Adam, softmax cross entropy, random samples. Memory is planned by the compiler and includes arguments and state. `--plan` only compiles. `--torchlogix` also measures
-the same network in that package, eager and compiled; it needs `pip install torch torchvision` and `pip install --no-deps torchlogix`. There a step uses PyTorch's fused
-Adam, its time includes what the host does where the GPU waits for it, and memory is the peak of PyTorch's allocator.
+Adam, softmax cross entropy, random samples. The compiler plans the memory, with arguments and state. `--plan` only compiles. `--torchlogix` also measures
+the same network in that package, eager and compiled; it needs `pip install torch torchvision` and `pip install --no-deps torchlogix`. Its step uses PyTorch's
+fused Adam, its time includes host work while the GPU waits, and its memory is the peak of PyTorch's allocator.
 """
 
 import statistics
@@ -14,12 +14,36 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from digits import WIRINGS  # beside this file
-from harness import options, step_of
+from harness import parse
 
 from lutjax.benchmark import measure
 from lutjax.benchmark.results import duration, size
 from lutjax.models import LogicClassifier, LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfig
+
+
+def build_step(model_of: Any, config: Any, **layers: Any) -> tuple[Any, Any]:
+    """Return a training step ``(state, x, labels) -> (state, loss)`` with Adam, and its initial state."""
+    import optax
+    from flax import nnx
+
+    model = nnx.jit(lambda: model_of(config, rngs=nnx.Rngs(0), **layers))()
+    graph, params, others = nnx.split(model, nnx.Param, ...)
+    optimizer = optax.adam(0.01)
+
+    def step(state: Any, x: jax.Array, labels: jax.Array) -> Any:
+        params, others, moments = state
+
+        def loss(params: Any) -> jax.Array:
+            logits = nnx.merge(graph, params, others)(x).astype(jnp.float32)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        updates, moments = optimizer.update(gradients, moments)
+        return (optax.apply_updates(params, updates), others, moments), value
+
+    return step, (params, others, optimizer.init(params))
 
 
 def networks(given: Any) -> Iterator[tuple[str, Any, Any, tuple[int, ...]]]:
@@ -30,22 +54,16 @@ def networks(given: Any) -> Iterator[tuple[str, Any, Any, tuple[int, ...]]]:
         return
     n_layers, n_gates = given.layers
     for wiring in WIRINGS if given.what == "wirings" else (LogicClassifierConfig(64, 10).wiring,):
-        config = LogicClassifierConfig(
-            given.inputs, 10, (n_gates,) * n_layers, n_thresholds=0, tau=30.0, wiring=wiring
-        )
-        name = f"{n_layers} layers of {n_gates} gates"
-        yield (
-            f"{name}, {wiring}" if given.what == "wirings" else name,
-            LogicClassifier,
-            config,
-            (given.inputs,),
-        )
+        sizes = {"n_thresholds": 0, "tau": 30.0, "wiring": wiring}
+        config = LogicClassifierConfig(given.inputs, 10, (n_gates,) * n_layers, **sizes)
+        name = f"{n_layers} layers of {n_gates} gates{f', {wiring}' if given.what == 'wirings' else ''}"
+        yield name, LogicClassifier, config, (given.inputs,)
 
 
 def report(name: str, model: Any, config: Any, shape: tuple[int, ...], batch: int, given: Any) -> None:
     """Print the time and memory of a step."""
     layers = {"implementation": given.implementation} if given.implementation else {}
-    step, state = step_of(model, config, **layers)
+    step, state = build_step(model, config, **layers)
     x = jax.random.bernoulli(jax.random.key(1), 0.5, (batch, *shape)).astype(given.dtype)
     if model is LogicTreeNet:
         x = jax.random.uniform(jax.random.key(1), (batch, *shape), given.dtype)
@@ -81,7 +99,7 @@ def gates_in_torch(config: Any, device: str) -> Any:
 
 
 def trees_in_torch(config: Any, device: str) -> Any:
-    """Return the network of a `LogicTreeNetConfig`: torchlogix has each of its layers."""
+    """Return the network of a `LogicTreeNetConfig` with layers from torchlogix."""
     import torch
     from torchlogix.layers import GroupSum, LogicConv2d, LogicDense, OrPooling2d
     from torchlogix.layers.binarization import setup_binarization
@@ -107,7 +125,7 @@ def trees_in_torch(config: Any, device: str) -> Any:
 def torch_times(
     build: Callable[[Any, str], Any], config: Any, shape: tuple[int, ...], compiled: bool
 ) -> tuple[float, float, int]:
-    """Return percentiles 20 and 80 of the seconds of a training step, and its memory."""
+    """Return percentiles 20 and 80 of the seconds per training step, and its memory."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -144,18 +162,20 @@ def torch_times(
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("what", choices=("gates", "trees", "wirings"))
-    parser.add_argument("--layers", type=int, nargs=2, default=(6, 8000), metavar=("LAYERS", "GATES"))
-    parser.add_argument("--inputs", type=int, default=784, help="bits of a sample")
-    parser.add_argument("--data", choices=("cifar10", "mnist"), default="cifar10", help="of trees")
-    parser.add_argument("--size", default="S", help="of trees")
-    parser.add_argument("--batch", type=int, nargs="+", help="default: 128 and 4096, of trees 128")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of values")
-    parser.add_argument("--implementation", help="of the gates: xla or triton")
-    parser.add_argument("--plan", action="store_true", help="compile, and print the planned memory")
-    parser.add_argument("--torchlogix", action="store_true", help="also measure the network of that package")
-    given = parser.parse_args()
+    given = parse(
+        __doc__,
+        "what",
+        what=(("gates", "trees", "wirings"), "networks"),
+        layers=([6, 8000], "numbers of layers and gates"),
+        inputs=(784, "bits per sample"),
+        data=(("cifar10", "mnist"), "data of trees"),
+        size=("S", "size of trees"),
+        batch=([int], "default: 128 and 4096, for trees 128"),
+        dtype=(("float32", "bfloat16"), "dtype of values"),
+        implementation=(str, "of the gates: xla or triton"),
+        plan=(False, "compile, and print the planned memory"),
+        torchlogix=(False, "also measure the network of that package"),
+    )
     for network in networks(given):
         for batch in given.batch or ([128] if given.what == "trees" else [128, 4096]):
             report(*network, batch, given)

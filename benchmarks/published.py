@@ -1,8 +1,7 @@
-"""Published logic networks, and what the same commands reach here: `python benchmarks/published.py --rows rows.jsonl [--mnist FOLDER] ...`.
+"""Published logic networks and local results: `python benchmarks/published.py --rows rows.jsonl [--mnist FOLDER] ...`.
 
-Runs `lutjax train classify` with each recipe of `lutjax.training.recipes.RECIPES` for images whose data are given. `--few` stands in for
-MNIST: a .npz file of a few thousand of its images, which is written as IDX files, four fifths to train on. Rows that the file of `--rows` has
-are not made again.
+Runs `lutjax train classify` with each image recipe in `lutjax.training.recipes.RECIPES` whose data are given. `--few` replaces MNIST: a .npz file with
+a few thousand images, written as IDX files, four fifths for training. Rows in the file of `--rows` are not computed again.
 """
 
 import json
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import add_line, options, read_lines  # beside this file
+from harness import add_line, parse, read_lines  # beside this file
 
 from lutjax.training import datasets
 from lutjax.training.datasets import idx
@@ -26,7 +25,7 @@ FASHION = ("difflogic-mnist-small",)
 
 
 def write_idx(path: Path, folder: Path) -> None:
-    """Write a split of the images of a .npz file as the four files of MNIST."""
+    """Write a split of the images in a .npz file as the four MNIST files."""
     whole = load_samples(path)
     folder.mkdir(parents=True, exist_ok=True)
     parts = [part(whole, ids) for ids in split_ids(whole.y, 0, stratified=True)]
@@ -38,17 +37,17 @@ def write_idx(path: Path, folder: Path) -> None:
 
 
 def commands() -> list[tuple[str, str]]:
-    """Return data and recipe of every command."""
-    found = []
-    for data in FOLDERS:
-        for recipe in RECIPES.values():
-            if recipe.data == data or (data == "Fashion-MNIST" and recipe.name in FASHION):
-                found.append((data, recipe.name))
-    return found
+    """Return data and recipe of each command."""
+    return [
+        (data, recipe.name)
+        for data in FOLDERS
+        for recipe in RECIPES.values()
+        if recipe.data == data or (data == "Fashion-MNIST" and recipe.name in FASHION)
+    ]
 
 
 def run(data: str, folder: Path, recipe: str, steps: int | None, out: Path) -> dict[str, Any]:
-    """Run a command whose results go to a folder, and return its row."""
+    """Run a command with an output folder, and return its row."""
     loaded = datasets.load(folder)
     options = ["--data", str(folder), "--recipe", recipe, "--out", str(out), "--no-baselines"]
     if steps:
@@ -60,18 +59,12 @@ def run(data: str, folder: Path, recipe: str, steps: int | None, out: Path) -> d
     assert loaded.test is not None
     sizes = {"trained": len(loaded) - len(loaded.test.y), "tested": len(loaded.test.y)}
     right = {name: round(100 * report[name], 2) for name in ("hard", "soft")}
-    return {
-        "data": data,
-        "recipe": recipe,
-        **sizes,
-        "steps": steps or RECIPES[recipe].steps,
-        **right,
-        "seconds": round(seconds),
-    }
+    row = {"data": data, "recipe": recipe, **sizes, "steps": steps or RECIPES[recipe].steps, **right}
+    return row | {"seconds": round(seconds)}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return a table in Markdown of all commands, published accuracies, and those of the rows."""
+    """Return a Markdown table of all commands, published accuracies, and local results."""
     lines = ["| `lutjax train classify` with | published | here |", "| --- | --: | --- |"]
     there = {(row["data"], row["recipe"]): row for row in rows}
     for data, name in commands():
@@ -79,38 +72,37 @@ def table(rows: list[dict[str, Any]]) -> str:
         published = f"{recipe.published:g}" if recipe.published is not None and recipe.data == data else ""
         here = "not run here"
         if row := there.get((data, name)):
-            tested, trained, steps = (
-                f"{row[name]:,}".replace(",", " ") for name in ("tested", "trained", "steps")
-            )
+            sizes = ("tested", "trained", "steps")
+            tested, trained, steps = (f"{row[name]:,}".replace(",", " ") for name in sizes)
             here = f"{row['hard']:.1f} % of {tested} images, trained on {trained} for {steps} steps"
         lines.append(f"| `--data {FOLDERS[data]} --recipe {name}` | {published} | {here} |")
     return "\n".join(lines) + "\n"
 
 
 def page_table(path: Path) -> str:
-    """Return the table of a page of the documentation."""
+    """Return the table for a documentation page."""
     return table(read_lines(path))
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = options(__doc__)
-    parser.add_argument("--rows", type=Path, required=True, help="JSON lines, read and added to")
-    for name in FOLDERS:
-        parser.add_argument(f"--{name.lower()}", type=Path, dest=name, help="folder of its files")
-    parser.add_argument("--few", type=Path, help="a .npz file of images x [N, H, W] and labels y [N]")
-    parser.add_argument("--only", nargs="+", choices=list(RECIPES), default=list(RECIPES))
-    parser.add_argument("--steps", type=int, help="instead of those of the recipes")
-    parser.add_argument("--out", type=Path, help="keep the runs below this folder")
-    given = parser.parse_args(arguments)
+def main() -> None:
+    given = parse(
+        __doc__,
+        rows=(Path("rows.jsonl"), "JSON lines, read and appended to"),
+        **{FOLDERS[name].replace("-", "_"): (Path, "folder with its files") for name in FOLDERS},
+        few=(Path, "a .npz file with images x [N, H, W] and labels y [N]"),
+        only=(RECIPES, "recipes"),
+        steps=(int, "instead of the steps of each recipe"),
+        out=(Path, "folder for the runs; default: a temporary folder"),
+    )
     rows = read_lines(given.rows) if given.rows.exists() else []
-    there = {(row["data"], row["recipe"]) for row in rows}
+    known = {(row["data"], row["recipe"]) for row in rows}
     with tempfile.TemporaryDirectory() as place:
-        folders = {name: getattr(given, name) for name in FOLDERS}
+        folders = {name: getattr(given, FOLDERS[name].replace("-", "_")) for name in FOLDERS}
         if given.few:
             folders["MNIST"] = Path(place) / "mnist"
             write_idx(given.few, folders["MNIST"])
         for data, recipe in commands():
-            if folders[data] is not None and recipe in given.only and (data, recipe) not in there:
+            if folders[data] is not None and recipe in given.only and (data, recipe) not in known:
                 out = (given.out or Path(place)) / f"{FOLDERS[data]}-{recipe}"
                 rows.append(run(data, folders[data], recipe, given.steps, out))
                 add_line(given.rows, rows[-1])

@@ -1,20 +1,19 @@
 """Loss curves of the table optimizers: `python benchmarks/table_optimizers.py --png docs/table-optimizers.png`.
 
-The sizes of the demo preset, the same batches and as many steps for each; rates chosen on a validation part of
+All rules use the sizes of the preset demo, the same batches and equally many steps. Learning rates were selected on a validation part of
 another text (plays by Shakespeare).
 """
 
-import dataclasses
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import axes_of, options  # beside this file
+from harness import draw_axes, parse  # beside this file
 
 from lutjax.models import LUTTransformerConfig
 from lutjax.training.lm import Run, TrainingConfig
-from lutjax.training.presets import PRESETS
+from lutjax.training.presets import PRESETS, make
 from lutjax.training.text import load_text
 
 _PUBLISHED: dict[str, Any] = {"schedule": "published", "loss": "sum", "cooldown": 0.5}
@@ -27,36 +26,33 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def _of(config: type, values: dict[str, Any]) -> dict[str, Any]:
-    return {f.name: values[f.name] for f in dataclasses.fields(config) if f.name in values}
-
-
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--text", type=Path, help="file or folder; default: Python's standard library")
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--png", type=Path, help="write the curves to this file")
-    arguments = parser.parse_args()
+    given = parse(
+        __doc__,
+        text=(Path, "file or folder; default: Python's standard library"),
+        steps=(1000, "training steps"),
+        png=(Path, "draw the curves into this file"),
+    )
     demo = PRESETS["lut"]["demo"]
-    model = LUTTransformerConfig(**_of(LUTTransformerConfig, demo))
-    text = load_text(arguments.text, context=model.context)
+    model = make(LUTTransformerConfig, demo)
+    text = load_text(given.text, context=model.context)
     curves = {}
-    print(f"{'optimizer':14} {'ms/step':>8} {'train':>8} {'test':>8}   ({arguments.steps} steps)")
+    print(f"{'optimizer':14} {'ms/step':>8} {'train':>8} {'test':>8}   ({given.steps} steps)")
     for name, changes in CONFIGS.items():
-        values = {**demo, **changes, "table_optimizer": name, "steps": arguments.steps}
-        run = Run(model, TrainingConfig(**_of(TrainingConfig, values)), text.train)
+        values = {**demo, **changes, "table_optimizer": name, "steps": given.steps}
+        run = Run(model, make(TrainingConfig, values), text.train)
         state, curve, seconds = run.init(), [], 0.0
-        for first in range(0, arguments.steps, 25):
-            count = min(25, arguments.steps - first)
+        for first in range(0, given.steps, 25):
+            count = min(25, given.steps - first)
             start = time.perf_counter()
             state, loss = run.advance(state, first, count)
             curve.append((first + count, float(loss)))
-            seconds += (time.perf_counter() - start) if first else 0.0  # the first part compiles
+            seconds += (time.perf_counter() - start) if first else 0.0  # the first call compiles
         test = run.evaluate(state, text.test)
-        per_step = seconds / max(arguments.steps - 25, 1) * 1e3
+        per_step = seconds / max(given.steps - 25, 1) * 1e3
         print(f"{name:14} {per_step:8.1f} {curve[-1][1]:8.4f} {test:8.4f}", flush=True)
         curves[f"{name} (test {test:.3f})"] = np.transpose(curve)
-    for axes in axes_of(arguments.png, size=(8, 5)) if arguments.png else ():
+    for axes in draw_axes(given.png, size=(8, 5)) if given.png else ():
         for name, points in curves.items():
             axes.plot(*points, label=name, linewidth=1)
         axes.set_xlabel(f"training step (of {demo['batch_size']} x {model.context} bytes)")

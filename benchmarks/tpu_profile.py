@@ -1,13 +1,10 @@
-"""Static profiles of kernels for TPUs, by libtpu's compiler; no TPU is needed: `python benchmarks/tpu_profile.py`.
+"""Static profiles of TPU kernels by libtpu's compiler, without a TPU: `python benchmarks/tpu_profile.py`.
 
-In an environment of its own (`pip install -e ".[tpu]"`). Each line is the sum of the compiler's estimates of every
-operation of a program, in cycles and, at the clock of the chip, in time; beside it stand the bandwidth bound (arguments
-and results once through HBM) and, of look-ups, the bound of the matrix units for rows of ones and zeros times the
-table in three bfloat16 passes. It is no measurement: loops whose length is known at run time only count once,
-and reads and writes are each given the full bandwidth. Differences below 30 % mean nothing.
-The compiler gives no estimate of a kernel that copies on its own: of such a one the instruction bundles of its loops are
-counted, as often as they run, and its copies are not. Of some programs it makes no estimates at all: of those with kernels
-every operation is counted so.
+Requires a separate environment (`pip install -e ".[tpu]"`). Each line shows the sum of the compiler's cycle estimates for all operations of a program, also as
+time at the clock of the chip; the bandwidth bound (arguments and results once through HBM); and for lookups the matrix-unit bound, for one-hot rows times the
+table in three bfloat16 passes. This is no measurement: loops with dynamic length count once, and reads and writes each get the full bandwidth. Differences below
+30 % are meaningless. For kernels with explicit copies the compiler has no estimate: the script counts the executed instruction bundles of their loops, without
+the copies. For programs without any estimates, it does so for every operation.
 """
 
 import argparse
@@ -20,10 +17,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from harness import options, print_table  # beside this file
+from harness import parse, print_table  # beside this file
 
-# Sizes as `lutjax.testing.case` takes them.
+# Ops and sizes for `lutjax.testing.case`.
 CASES: dict[str, tuple[str, dict[str, int]]] = {
     "lookup 4096 x 16, 6 bits, 128 outputs": ("lookup", {"batch": 4096, "detectors": 16, "bits": 6, "outputs": 128}),
     "lookup 4096 x 16, 10 bits, 256 outputs": ("lookup", {"batch": 4096, "detectors": 16, "bits": 10, "outputs": 256}),
@@ -49,7 +47,7 @@ _ESTIMATES = r'hlo_op_name: "(.*)"\s+estimated_cycles: (\d+)\s+num_equivalent_hl
 
 
 def profile(case: str, implementation: str, direction: str, tpu: str) -> dict[str, float | str]:
-    """Return the profile of a program that is compiled in its own process: the compiler reads such options when it is loaded."""
+    """Return the profile of a program, compiled in a new process: the compiler reads its options once."""
     arguments = [case, implementation, direction, tpu]
     with tempfile.TemporaryDirectory() as folder:
         dump, estimates = Path(folder), Path(folder) / "profile"
@@ -61,7 +59,7 @@ def profile(case: str, implementation: str, direction: str, tpu: str) -> dict[st
                 for name, estimate, count in re.findall(_ESTIMATES, file.read_text()):
                     cycles += int(count) * (int(estimate) or bundles(dump, name))
             return {**found, "cycles": cycles}
-    if not implementation.startswith("pallas"):  # bundles do not say how long gathers wait
+    if not implementation.startswith("pallas"):  # bundles do not include the latency of gathers
         return found
     with tempfile.TemporaryDirectory() as folder:
         dump = Path(folder)
@@ -77,13 +75,8 @@ def _compile(arguments: list[str], dump: Path, flags: str) -> dict[str, float | 
     flags = flags.format(dump)
     if arguments[-1] in ("v5e", "v5p"):
         flags += " --xla_tpu_check_llo_types=false"
-    environment = {
-        **os.environ,
-        "LIBTPU_INIT_ARGS": flags,
-        "TPU_SKIP_MDS_QUERY": "1",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-        "JAX_PLATFORMS": "cpu",
-    }
+    tpu = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "LIBTPU_INIT_ARGS": flags, **tpu}
     command = [sys.executable, __file__, "--compile", *arguments]
     child = subprocess.run(command, env=environment, capture_output=True, text=True)
     if child.returncode:
@@ -94,7 +87,7 @@ def _compile(arguments: list[str], dump: Path, flags: str) -> dict[str, float | 
 
 
 def bundles(folder: Path, name: str) -> int:
-    """The bundles that a kernel runs; those of a loop whose length the text does not say count once."""
+    """Return the executed bundles of a kernel; loops with unknown length count once."""
     (file, *_) = sorted(folder.glob(f"*-{name}-*-final_bundles.txt"))
     loops: list[list[int]] = [[0, 1]]  # around the line: bundles of one turn, turns
     steps: dict[str, int] = {}
@@ -108,7 +101,7 @@ def bundles(folder: Path, name: str) -> int:
         bundle = re.match(r"\s*(?:0x)?[0-9a-f]+\s+(LB)?\w*\s*: (>*) ?\{(.)", line)
         if not bundle:
             continue
-        if bundle[3] != "}":  # an empty one says nothing of where it is
+        if bundle[3] != "}":  # an empty bundle has no loop depth
             depth = len(bundle[2])
             close(depth - 1 if bundle[1] else depth)
             loops += [[0, 1] for _ in range(depth + 1 - len(loops))]
@@ -122,7 +115,7 @@ def bundles(folder: Path, name: str) -> int:
 
 
 def compile_case(case: str, implementation: str, direction: str, tpu: str) -> dict[str, float | str]:
-    """Compiles it, and says what it moves and adds."""
+    """Compile a case, and return its bounds and memory."""
     import jax
 
     from lutjax import testing
@@ -156,7 +149,7 @@ def _time(seconds: float | str | None) -> str:
     return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
 
 
-def rows(given: argparse.Namespace) -> Iterator[list[str]]:
+def rows(given: Any) -> Iterator[list[str]]:
     """Yield rows of the table."""
     cases = [case for case in CASES if any(part in case for part in given.case)]
     for case, tpu, direction, implementation in itertools.product(
@@ -172,26 +165,18 @@ def rows(given: argparse.Namespace) -> Iterator[list[str]]:
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--tpu", nargs="+", default=["v5e", "v6e"])
-    parser.add_argument("--case", nargs="+", default=[""], help="parts of the names of cases; default: all")
-    parser.add_argument("--implementation", nargs="+", default=IMPLEMENTATIONS)
-    parser.add_argument("--direction", nargs="+", default=["forward", "backward"])
-    parser.add_argument("--compile", nargs=4, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = parse(
+        __doc__,
+        tpu=(["v5e", "v6e"], "generations"),
+        case=([""], "parts of case names; default: all"),
+        implementation=(list(IMPLEMENTATIONS), "implementations"),
+        direction=(["forward", "backward"], "directions"),
+        compile=([str], argparse.SUPPRESS),
+    )
     if given.compile:
         print(json.dumps(compile_case(*given.compile)))
         return
-    names = (
-        "case",
-        "TPU",
-        "",
-        "implementation",
-        "cycles",
-        "static profile",
-        "bandwidth bound",
-        "matrix-unit bound",
-    )
+    names = "case | TPU |  | implementation | cycles | static profile | bandwidth bound | matrix-unit bound"
     print_table(names, rows(given), 4)
 
 
