@@ -87,74 +87,81 @@ class _ReadSpec(ScoredSpec, TableSpec):
         return self._cast(x)
 
 
-@dataclasses.dataclass(unsafe_hash=True)
 class _ImageSpec(_ReadSpec):
     """Base spec for grouped table layers with separate inputs per group."""
 
-    def _groups(self) -> Connectivity:
-        """Return the detector groups."""
-        raise NotImplementedError
+    connectivity: Connectivity  # detector groups
+    op = staticmethod(lutjax.scored_lut)
 
     def _check_inputs(self) -> None:
         if self.n_anchors:
-            self._groups().check_candidates(self.layer)
+            self.connectivity.check_candidates(self.layer)
 
     @property
     def n_inputs(self) -> int:
-        return self._groups().n_inputs
+        return self.connectivity.n_inputs
 
     @property
     def n_tables(self) -> int:
-        return self._groups().n_groups * self.n_detectors
+        return self.connectivity.n_groups * self.n_detectors
 
     def compared(self, arrays: Arrays) -> np.ndarray:
         """Return the input pairs compared in each group, ``[groups, pairs, 2]``."""
-        pairs: np.ndarray = np.asarray(arrays["anchors"]).reshape(self._groups().n_groups, -1, 2)
+        pairs: np.ndarray = np.asarray(arrays["anchors"]).reshape(self.connectivity.n_groups, -1, 2)
         return pairs
 
     def _draw_anchors(self, key: Array) -> jax.Array:
-        return self._groups().sample_anchors(key, self.n_detectors, self.n_anchors)
+        return self.connectivity.sample_anchors(key, self.n_detectors, self.n_anchors)
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
         weights, anchors = np.shape(arrays["weights"]), np.shape(arrays["anchors"])
-        if len(weights) != 3 or len(anchors) != 3 or weights[0] % self._groups().n_groups:
+        if len(weights) != 3 or len(anchors) != 3 or weights[0] % self.connectivity.n_groups:
             return {}
-        return {"n_detectors": weights[0] // self._groups().n_groups, "n_anchors": anchors[1]}
+        return {"n_detectors": weights[0] // self.connectivity.n_groups, "n_anchors": anchors[1]}
 
     def _values(self, x: Any) -> Any:
         """Return images as vectors ``[..., inputs]``, checked and cast."""
-        shape = self._groups().in_shape
+        shape = self.connectivity.in_shape
         return _meshes.reshaped(self._images(x, shape), x.ndim - len(shape), self.n_inputs)
 
     @property
     def table_groups(self) -> int:
-        return self._groups().n_groups
+        return self.connectivity.n_groups
 
-    def _one_row_each(self, arrays: Arrays, x: Any, targets: jax.Array | None = None) -> jax.Array:
-        """Return unscored row sums ``[..., group outputs]``; ``[..., outputs]`` with targets."""
-        y = lut_at_places(
-            x[..., None, None, :],
-            self._stored(arrays["weights"]),
-            arrays["anchors"],
-            targets,
-            self.n_outputs,
-            windows=Windows.whole(self.n_inputs),
-            groups=self._groups().n_groups,
-            **self._options,
-        )
-        return y[..., 0, 0, :]
-
-    def _outputs_of_groups(self, arrays: Arrays, x: Any, keep: jax.Array | None) -> jax.Array:
-        """Return table sums per group, ``[..., groups, outputs]``, for inputs ``[..., inputs]``."""
-        scalars = self.scalars_of(arrays)
-        if self.read is None or scalars is None:
-            y = self._one_row_each(arrays, x)
-            return _meshes.reshaped(y, y.ndim - 1, self._groups().n_groups, self.weights_shape[2])
-        weights, groups = self.tables_of(arrays), self._groups().n_groups
-        x = x[..., None, :]
-        return lutjax.scored_lut(
-            x, weights, arrays["anchors"], scalars, read=self.read, groups=groups, keep=keep, **self._reads
-        )
+    @names_layer
+    def run(
+        self,
+        op: Callable[..., jax.Array],
+        x: Any,
+        *,
+        deterministic: bool | None = None,
+        key: Any = None,
+        **arrays: Any,
+    ) -> jax.Array:
+        """Sum one row per table, or `lutjax.scored_lut` with a read, in each group of detectors."""
+        groups, targets, values = self.connectivity, arrays.get("targets"), self._values(x)
+        targets = None if targets is None else jnp.asarray(targets)[:, 0]
+        keep = self._kept(x, groups.in_shape, deterministic, key)
+        if self.read is None:
+            y = lut_at_places(
+                values[..., None, None, :],
+                self._stored(arrays["weights"]),
+                arrays["anchors"],
+                targets,
+                self.n_outputs,
+                windows=Windows.whole(self.n_inputs),
+                groups=groups.n_groups,
+                **self._options,
+            )[..., 0, 0, :]
+            if targets is None:
+                y = _meshes.reshaped(y, y.ndim - 1, groups.n_groups, self.n_outputs)
+        else:
+            options = {"read": self.read, "groups": groups.n_groups, "keep": keep, **self._reads}
+            tables, scalars = self.tables_of(arrays), self.scalars_of(arrays)
+            y = op(values[..., None, :], tables, arrays["anchors"], scalars, **options)
+            if targets is not None:
+                y = _added(y, targets, self.n_outputs)
+        return self._rounded(y).reshape(*values.shape[:-1], *groups.out_shape)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -201,9 +208,6 @@ class SpatialLUTSpec(_ImageSpec):
 
     example = ("wiring.full((6, 5), (3, 4)), n_detectors=4, n_anchors=3", (32, 6, 5), (32, 3, 4))
 
-    def _groups(self) -> Connectivity:
-        return self.connectivity
-
     def _check_features(self) -> None:
         if not isinstance(self.connectivity, Connectivity):
             raise self._error(
@@ -233,18 +237,6 @@ class SpatialLUTSpec(_ImageSpec):
         )
         anchors, *trained = super().variables()
         return (anchors, kept, *trained)
-
-    @names_layer
-    def __call__(
-        self, arrays: Arrays, x: Any, *, deterministic: bool | None = None, key: Any = None
-    ) -> jax.Array:
-        values, targets = self._values(x), jnp.asarray(arrays["targets"])
-        keep = self._kept(x, self._groups().in_shape, deterministic, key)
-        if self.read is None:
-            y = self._one_row_each(arrays, values, targets[:, 0])
-        else:
-            y = _added(self._outputs_of_groups(arrays, values, keep), targets[:, 0], self.n_outputs)
-        return self._rounded(y).reshape(*values.shape[:-1], *self.connectivity.out_shape)
 
 
 def _added(y: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:
@@ -325,14 +317,11 @@ class WindowLUTSpec(_ImageSpec):
         _check_windows(self)
 
     @property
-    def connectivity(self) -> Connectivity:
+    def connectivity(self) -> Connectivity:  # type: ignore[override]
         """Detector groups, one for each window."""
         return _window_groups(
             self.in_shape, self.kernel, self.stride, padding=self.padding, outputs=self.out_features
         )
-
-    def _groups(self) -> Connectivity:
-        return self.connectivity
 
     @property
     def n_outputs(self) -> int:
@@ -341,15 +330,6 @@ class WindowLUTSpec(_ImageSpec):
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
         sizes = super().sizes_of(arrays)
         return {**sizes, "out_features": np.shape(arrays["weights"])[2]} if sizes else {}
-
-    @names_layer
-    def __call__(
-        self, arrays: Arrays, x: Any, *, deterministic: bool | None = None, key: Any = None
-    ) -> jax.Array:
-        values = self._values(x)
-        keep = self._kept(x, self._groups().in_shape, deterministic, key)
-        y = self._outputs_of_groups(arrays, values, keep)
-        return self._rounded(y).reshape(*values.shape[:-1], *self.connectivity.out_shape)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -407,6 +387,7 @@ class ConvLUTSpec(_ReadSpec):
         (32, 8, 6, 3),
         (32, 8, 6, 10),
     )
+    op = staticmethod(lutjax.conv_lut)
 
     def _check_features(self) -> None:
         self._require_size("out_channels", 1)
@@ -498,24 +479,23 @@ class ConvLUTSpec(_ReadSpec):
         channels = weights[2] * self.groups
         return {"n_detectors": weights[0], "n_anchors": anchors[1], "out_channels": channels}
 
-    def __call__(self, arrays: Arrays, x: Any, **mode: Any) -> jax.Array:
-        tables, scalars = self.tables_of(arrays), self.scalars_of(arrays)
-        return self.run(lutjax.conv_lut, x, tables, arrays["anchors"], scalars, **mode)
-
     @names_layer
     def run(
         self,
         op: Callable[..., jax.Array],
         x: Any,
-        *arrays: Any,
+        *,
         deterministic: bool | None = None,
         key: Any = None,
+        **arrays: Any,
     ) -> jax.Array:
         """Check and cast inputs, and run `lutjax.conv_lut` with the layer's options."""
         images = self._images(x, self.in_shape)
         y = op(
             images if len(self.in_shape) == 3 else images[..., None],
-            *arrays,
+            self.tables_of(arrays),
+            arrays["anchors"],
+            self.scalars_of(arrays),
             kernel=self.kernel,
             stride=self.stride,
             padding=self.padding,

@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import jax
@@ -23,6 +23,7 @@ from lutjax.layers._spec import (
     Arrays,
     Example,
     Initializer,
+    LayerCall,
     Spec,
     Variable,
     names_layer,
@@ -85,7 +86,7 @@ def truth_of(gates: Int[Array, " gates"]) -> jax.Array:
     return (jnp.asarray(gates)[:, None] >> jnp.asarray([[3, 1, 2, 0]])) & 1 == 1
 
 
-def _keys(key: Any) -> Any:
+def _split(key: Any) -> Any:
     """Split a call's key into noise keys for tables and for scores."""
     return (None, None) if key is None else jax.random.split(key)
 
@@ -232,7 +233,7 @@ class _LogicSpec(Spec):
     def random(self) -> bool:
         return self.estimator == "gumbel"
 
-    def at(self: S, temperature: Any) -> S:
+    def with_temperature(self: S, temperature: Any) -> S:
         """Return the spec at another temperature, a number or a traced scalar; None keeps its own.
 
         Raises:
@@ -346,8 +347,6 @@ class WiredSpec(_LogicSpec):
     sizes: ClassVar[tuple[str, ...]] = ("in_features", "out_features")
     methods: ClassVar[tuple[str, ...]] = ("truth_tables", "expected_needs")
 
-    op: ClassVar[Callable[..., jax.Array]]
-
     @property
     def arity(self) -> int:
         """Number of inputs per gate."""
@@ -423,43 +422,44 @@ class WiredSpec(_LogicSpec):
         return sizes
 
     @names_layer
-    def __call__(
+    def run(self, op: Callable[..., jax.Array], x: Any, **options: Any) -> jax.Array:
+        """Run an op with estimator or hard tables."""
+        x, apply, _ = self._bind(op, x, **options)
+        return apply(x)
+
+    def _bind(
         self,
-        arrays: Arrays,
+        op: Callable[..., jax.Array],
         x: Any,
         *,
         deterministic: bool = False,
         key: Any = None,
         temperature: Any = None,
         tables: Any = None,
-    ) -> jax.Array:
-        """Return outputs for inputs; `tables` are precomputed by `relaxed`, if known."""
-        spec, x, tables, scores_key = self._ready(arrays, x, deterministic, key, temperature, tables)
-        return spec._outputs(arrays, x, tables, deterministic, scores_key)
+        **arrays: Any,
+    ) -> tuple[Any, Callable[[Any], jax.Array], Any]:
+        """Return checked inputs, a function that runs the op on inputs, and all arrays that it reads.
 
-    def _ready(
-        self, arrays: Arrays, x: Any, deterministic: bool, key: Any, temperature: Any, tables: Any
-    ) -> tuple["WiredSpec", Any, Any, Any]:
-        """Return the spec at a temperature, checked inputs, estimator tables, and the score key."""
-        spec = self.at(temperature)
-        table_key, scores_key = _keys(key)
+        Args:
+          tables: result of `relaxed`, if known.
+        """
+        spec, (table_key, scores_key) = self.with_temperature(temperature), _split(key)
         x = _checked_features(spec, x, spec.in_features)
         if tables is None:
             tables = spec.relaxed(arrays, deterministic, table_key)
-        return spec, x, tables, scores_key
 
-    def _outputs(
-        self, arrays: Arrays, x: Any, tables: Any, deterministic: bool, scores_key: Any
+        def apply(x: Any) -> jax.Array:
+            if spec.wiring in CHOSEN:
+                return spec._run_chosen(op, arrays, x, tables, deterministic, scores_key)
+            x, wires, readers = spec._read(arrays, x, deterministic, scores_key)
+            return spec._apply(op, x, tables, wires, readers, deterministic)
+
+        return x, apply, (arrays, tables)
+
+    def _apply(
+        self, op: Callable[..., Any], x: Any, tables: Any, wires: Any, readers: Any, deterministic: bool
     ) -> jax.Array:
-        """Return the gate or table outputs for any wiring."""
-        if self.wiring in CHOSEN:
-            return self._of_chosen_wires(arrays, x, tables, deterministic, scores_key)
-        x, wires, readers = self._read(arrays, x, deterministic, scores_key)
-        return self._apply(x, tables, wires, readers, deterministic)
-
-    def _apply(self, x: Any, tables: Any, wires: Any, readers: Any, deterministic: bool) -> jax.Array:
-        """Run the op with estimator or hard tables."""
-        y: jax.Array = self.op(x, tables, wires, readers=readers, **self._options)
+        y: jax.Array = op(x, tables, wires, readers=readers, **self._options)
         return y
 
     def _read(self, arrays: Arrays, x: Any, deterministic: bool, key: Any) -> tuple[Any, Any, Any]:
@@ -479,8 +479,14 @@ class WiredSpec(_LogicSpec):
         places = jnp.arange(slots, dtype=jnp.int32)
         return x, places.reshape(-1, self.arity), places[:, None]
 
-    def _of_chosen_wires(
-        self, arrays: Arrays, x: Any, tables: Any, deterministic: bool, scores_key: Any
+    def _run_chosen(
+        self,
+        op: Callable[..., Any],
+        arrays: Arrays,
+        x: Any,
+        tables: Any,
+        deterministic: bool,
+        scores_key: Any,
     ) -> jax.Array:
         """Run the op on the best wires; in training with a gradient for all scores."""
         scores = arrays["scores"]
@@ -491,7 +497,7 @@ class WiredSpec(_LogicSpec):
                 scores = scores + jax.random.gumbel(scores_key, scores.shape, scores.dtype)
         # XLA would recompute the choice for every sample.
         wires = jax.lax.optimization_barrier(self._chosen_wires({**arrays, "scores": scores}))
-        y = self._apply(x, tables, wires, None, deterministic)
+        y = self._apply(op, x, tables, wires, None, deterministic)
         if deterministic:
             return y
         return _choices.judged(
@@ -651,7 +657,9 @@ class LogicGatesSpec(WiredSpec):
     @names_layer
     def expected_needs(self, arrays: Arrays, temperature: Any = None) -> tuple[jax.Array, jax.Array]:
         logits = jnp.asarray(arrays["logits"])
-        shares = jax.nn.softmax(logits / jnp.asarray(self.at(temperature).temperature, logits.dtype))
+        shares = jax.nn.softmax(
+            logits / jnp.asarray(self.with_temperature(temperature).temperature, logits.dtype)
+        )
         constant, one = (shares[:, ids].sum(-1) for ids in (_CONSTANTS, _OF_ONE_INPUT))
         return 2 * (1 - constant) - one, 1 - constant
 
@@ -700,26 +708,15 @@ class LogicRNNSpec(LogicGatesSpec):
         return -2 if self.feature_axis else 1
 
     @names_layer
-    def __call__(
-        self,
-        arrays: Arrays,
-        x: Any,
-        *,
-        state: Any = None,
-        deterministic: bool = False,
-        key: Any = None,
-        temperature: Any = None,
-        tables: Any = None,
-    ) -> jax.Array:
-        """Return the states after each step; `tables` are precomputed by `relaxed`, if known."""
-        spec, x, tables, scores_key = self._ready(arrays, x, deterministic, key, temperature, tables)
+    def run(self, op: Callable[..., jax.Array], x: Any, *, state: Any = None, **options: Any) -> jax.Array:
+        """Run an op in each step, on its inputs and the state."""
+        x, apply, read = self._bind(op, x, **options)
         if x.ndim < 2:
             expected = "[..., length, features]" if self.feature_axis else "[features, length, ...]"
             raise self._error(f"x has shape {list(x.shape)}; expected {expected}.")
 
         def step(state: Any, x: Any) -> tuple[Any, Any]:
-            read = join(x, state)
-            state = whole(spec._outputs(arrays, read, tables, deterministic, scores_key))
+            state = whole(apply(join(x, state)))
             return state, state
 
         # On a mesh with explicit axes, features are unsharded: gates read both inputs and state.
@@ -728,7 +725,7 @@ class LogicRNNSpec(LogicGatesSpec):
             lambda *both: jnp.concatenate(both, axis), lambda x, _: _with_whole(x, axis)
         )
         whole = _meshes.divided_by_compiler(lambda y: y, lambda y: _with_whole(y, axis))
-        return self._scanned(step, x, self._first(x, state, (arrays, tables)))
+        return self._scanned(step, x, self._first(x, state, read))
 
     def _first(self, x: Any, state: Any, read: Any) -> jax.Array:
         """Return the initial state for steps that also read these arrays."""
@@ -787,19 +784,6 @@ class LogicRNNSpec(LogicGatesSpec):
         return first_axes._scanned(step, words, first_axes._first(words, state, arrays))
 
 
-@dataclasses.dataclass(frozen=True)
-class LayerCall:
-    """Call of a gate or table layer: its spec, its arrays, and the options except `tables`."""
-
-    spec: Any
-    arrays: Arrays
-    options: Mapping[str, Any]
-
-    def __call__(self, x: Any, **others: Any) -> jax.Array:
-        y: jax.Array = self.spec(self.arrays, x, **self.options, **others)
-        return y
-
-
 def in_sequence(calls: Sequence[LayerCall], x: Any) -> jax.Array:
     """Run a sequence of layers and return the last outputs.
 
@@ -808,7 +792,7 @@ def in_sequence(calls: Sequence[LayerCall], x: Any) -> jax.Array:
     """
     tables = _mixtures_of_all(calls)
     for number, call in enumerate(calls):
-        x = call(x, tables=tables.get(number))
+        x = call.run(call.spec.op, x, tables=tables.get(number))
     y: jax.Array = x
     return y
 
@@ -818,9 +802,10 @@ def _mixtures_of_all(calls: Sequence[LayerCall]) -> dict[int, jax.Array]:
     gates: dict[int, LogicGatesSpec] = {}
     logits: dict[Any, dict[int, jax.Array]] = {}
     for number, call in enumerate(calls):
-        spec, options = call.spec, call.options
-        if isinstance(spec, LogicGatesSpec) and not options["deterministic"]:
-            mixed = spec.at(options["temperature"]).mixed_logits(call.arrays, _keys(options.get("key"))[0])
+        spec, mode = call.spec, call.mode
+        if isinstance(spec, LogicGatesSpec) and not mode["deterministic"]:
+            of_call = spec.with_temperature(mode["temperature"])
+            mixed = of_call.mixed_logits(call.arrays, _split(mode.get("key"))[0])
             gates[number] = spec
             logits.setdefault((mixed.shape, mixed.dtype), {})[number] = mixed
     found = {}
@@ -862,7 +847,7 @@ class _TableSpec(WiredSpec):
 
     @names_layer
     def expected_needs(self, arrays: Arrays, temperature: Any = None) -> tuple[jax.Array, jax.Array]:
-        ones = self.at(temperature)._corners(arrays)
+        ones = self.with_temperature(temperature)._corners(arrays)
         constant = ones.prod(-1) + (1 - ones).prod(-1)
         needed = jnp.zeros_like(constant)
         for bit in range(self.n_inputs):
@@ -1020,8 +1005,10 @@ class BinaryLUTSpec(_TableSpec):
     def scores_estimator(self) -> str:
         return "straight_through"  # a mixture with any 1 bit would be above 0
 
-    def _apply(self, x: Any, tables: Any, wires: Any, readers: Any, deterministic: bool) -> jax.Array:
-        y = super()._apply(x, tables, wires, readers, deterministic)
+    def _apply(
+        self, op: Callable[..., Any], x: Any, tables: Any, wires: Any, readers: Any, deterministic: bool
+    ) -> jax.Array:
+        y = super()._apply(op, x, tables, wires, readers, deterministic)
         if deterministic or self.estimator == "soft":
             return y
         return with_derivative_of((y > 0).astype(y.dtype), y)
@@ -1077,8 +1064,12 @@ class GroupSumSpec(Spec):
         self._require_one_of("feature_axis", (-1, 0))
         accumulation(self.layer, self.accumulate)
 
-    @names_layer
     def __call__(self, arrays: Arrays, x: Any) -> jax.Array:
+        return self.sum_groups(x)
+
+    @names_layer
+    def sum_groups(self, x: Any) -> jax.Array:
+        """Return the sums of groups over `tau`."""
         x = self._bits(x)
         require_array(self.layer, "x", x)
         if not x.ndim or x.shape[self.feature_axis] % self.k:
@@ -1203,9 +1194,15 @@ class ThermometerSpec(Spec):
         if np.isnan(values).any():
             raise self._error("thresholds holds NaN, which no number exceeds.")
 
-    @names_layer
     def __call__(self, arrays: Arrays, x: Any, *, deterministic: bool = False) -> jax.Array:
-        x, thresholds = _checked_features(self, x, self.in_features), arrays["thresholds"]
+        return self.compare(x, **arrays, deterministic=deterministic)
+
+    @names_layer
+    def compare(
+        self, x: Any, thresholds: Any, widths: Any = None, *, deterministic: bool = False
+    ) -> jax.Array:
+        """Return bits, or with soft gradients the sigmoids of differences."""
+        x = _checked_features(self, x, self.in_features)
         dtype, wide = x.dtype, accumulator(x.dtype, thresholds.dtype)
         leading = x.shape[: x.ndim - 1] if self.feature_axis else ()
         trailing = () if self.feature_axis else x.shape[1:]
@@ -1216,7 +1213,7 @@ class ThermometerSpec(Spec):
         if self.learnable:
             width = jnp.asarray(self.temperature, wide)
             if self.has_widths:
-                width = width * arrays["widths"].astype(wide).reshape(*before, -1, 1, *after)
+                width = width * widths.astype(wide).reshape(*before, -1, 1, *after)
             soft = jax.nn.sigmoid((x - t) / width).astype(dtype)
             if self.gradient == "straight_through":
                 bits = with_derivative_of(bits, soft)

@@ -5,7 +5,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -98,6 +98,7 @@ class LogicConvSpec(_LogicSpec):
     table_init: Initializer | None = None
 
     example = ("(8, 8, 3), 16, kernel=3, depth=3, padding=1, pool=2", (32, 8, 8, 3), (32, 4, 4, 16))
+    op = staticmethod(logic_trees)
 
     sizes: ClassVar[tuple[str, ...]] = ("n_kernels", "depth")
     methods: ClassVar[tuple[str, ...]] = ("truth_tables", "expected_needs", "from_words")
@@ -144,10 +145,10 @@ class LogicConvSpec(_LogicSpec):
         options: dict[str, Any] = {name: getattr(self, name) for name in names} | {"class_name": self.layer}
         if self.parameterization == "gates":
             gates = LogicGatesSpec(self.n_inputs, n_nodes, logits_init=self.logits_init, **options)
-            return gates.at(self.temperature)
+            return gates.with_temperature(self.temperature)
         options |= {"n_inputs": self.n_inputs, "parameterization": self.parameterization}
         tables = SoftLUTSpec(self.n_inputs, n_nodes, table_init=self.table_init, **options)
-        return tables.at(self.temperature)
+        return tables.with_temperature(self.temperature)
 
     @property
     def geometry(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
@@ -260,10 +261,18 @@ class LogicConvSpec(_LogicSpec):
 
     # ------------------------------------------------------------------------------------- forward pass
     @names_layer
-    def __call__(
-        self, arrays: Arrays, x: Any, *, deterministic: bool = False, key: Any = None, temperature: Any = None
+    def run(
+        self,
+        op: Callable[..., jax.Array],
+        x: Any,
+        *,
+        deterministic: bool = False,
+        key: Any = None,
+        temperature: Any = None,
+        **arrays: Any,
     ) -> jax.Array:
-        tables = self.at(temperature)._nodes().relaxed(arrays, deterministic, key)
+        """Run `logic_trees`, or trees of tables level by level."""
+        tables = self.with_temperature(temperature)._nodes().relaxed(arrays, deterministic, key)
         how: dict[str, Any] = {"feature_axis": 0, "implementation": self.implementation}
 
         def level(x: jax.Array, part: slice, copies: int, wires: Any, readers: Any) -> jax.Array:
@@ -272,7 +281,7 @@ class LogicConvSpec(_LogicSpec):
 
         x, wires, readers = self._features_first(x), arrays["wires"], arrays.get("readers")
         if self.parameterization == "gates":
-            y = self._trees_of_gates(x, tables, wires, readers)
+            y = self._trees_of_gates(op, x, tables, wires, readers)
         else:
             roots = in_levels(self._places, x, wires, readers, self.levels, level)
             y = largest_of_groups(self._places, roots)
@@ -321,7 +330,7 @@ class LogicConvSpec(_LogicSpec):
     @names_layer
     def expected_needs(self, arrays: Arrays, temperature: Any = None) -> tuple[jax.Array, jax.Array]:
         """Return `LogicGates.expected_needs` for each node, shared by all windows."""
-        return self.at(temperature)._nodes().expected_needs(arrays)
+        return self.with_temperature(temperature)._nodes().expected_needs(arrays)
 
     def _features_first(self, x: Any) -> jax.Array:
         """Return images as floats ``[channels, height, width, ...]``, checked and cast."""
@@ -337,9 +346,11 @@ class LogicConvSpec(_LogicSpec):
         x = jnp.asarray(self._cast(x))
         return jnp.moveaxis(x, (-1, -3, -2), (0, 1, 2)) if self.feature_axis else x
 
-    def _trees_of_gates(self, x: jax.Array, coefficients: jax.Array, wires: Any, readers: Any) -> jax.Array:
+    def _trees_of_gates(
+        self, op: Callable[..., jax.Array], x: jax.Array, coefficients: jax.Array, wires: Any, readers: Any
+    ) -> jax.Array:
         """Return gate tree outputs, ``[kernels, rows, columns, ...]``."""
-        y = logic_trees(
+        y = op(
             x.reshape(math.prod(self.in_shape), *x.shape[3:]),
             _meshes.divided_by_compiler(self._by_tree, self._spec_by_tree)(coefficients),
             jnp.asarray(wires, INT32).reshape(self.n_kernels, -1),

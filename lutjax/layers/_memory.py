@@ -147,6 +147,7 @@ class NgramMemorySpec(Spec):
     placement: str | HostTables = "device"
 
     example: ClassVar[Example] = ("16, rows=1000", (4, 32, 16), (4, 32, 16))
+    op = staticmethod(lutjax.weighted_lookup)
     call: ClassVar[Callable[..., Any]] = memory_call
     methods: ClassVar[tuple[str, ...]] = ("row_ids", "history")
 
@@ -257,15 +258,18 @@ class NgramMemorySpec(Spec):
         return found[..., before:, :]
 
     @names_layer
-    def __call__(
+    def run(
         self,
-        arrays: Arrays,
+        op: Callable[..., jax.Array],
         x: Any,
         tokens: Int[Array, "*batch length"],
         *,
         segments: Int[Array, "*#batch length"] | None = None,
         history: History | None = None,
+        weights: Any,
+        **others: Any,
     ) -> Any:
+        """Gather rows by an op, and fuse them with `x`."""
         require_array(self.layer, "x", x)
         if x.ndim < 2 or x.shape[-1] != self.features:
             raise self._error(f"x has shape {list(x.shape)}; expected [..., length, {self.features}].")
@@ -279,16 +283,13 @@ class NgramMemorySpec(Spec):
             self._addressed, lambda tokens, *_: (_meshes.spec_of(tokens),) * 2
         )
         index, place = address(jnp.asarray(tokens), segments, history)
-        weights = arrays["weights"]  # the array itself: see lutjax.optim
         ones = jnp.ones((*index.shape, 1), accumulator(jnp.dtype(weights.dtype)))
-        rows = read_rows(self, weights, index[..., None], ones, groups=self.n_tables)
-        rest = {name: array for name, array in arrays.items() if name != "weights"}
+        rows = read_rows(self, op, weights, index[..., None], ones, groups=self.n_tables)
         fuse = _meshes.divided_by_compiler(
-            functools.partial(self._fused, dtype=dtype), lambda rest, rows, x, *_: (_meshes.spec_of(x),) * 2
+            functools.partial(self._fused, dtype=dtype), lambda _, rows, x, *others: (_meshes.spec_of(x),) * 2
         )
-        y, values = fuse(
-            rest, rows, jnp.asarray(x), place, None if history is None else jnp.asarray(history.values)
-        )
+        before = None if history is None else jnp.asarray(history.values)
+        y, values = fuse(others, rows, jnp.asarray(x), place, before)
         if history is None:
             return y
         return y, self._after(jnp.asarray(tokens), segments, values, history)
@@ -393,17 +394,18 @@ def rows_here(spec: Any, n_rows: int) -> int:
 
 def read_rows(
     spec: Any,
+    op: Callable[..., jax.Array],
     weights: Array | HostTable,
     index: jax.Array,
     coefficients: jax.Array,
     groups: int | None = None,
 ) -> jax.Array:
-    """Return weighted row sums from whole tables, or from a device's block."""
+    """Run `lutjax.weighted_lookup` on whole tables, host-resident tables, or a device's block."""
     options = {"groups": groups, "accumulate": spec.accumulate, "implementation": spec.implementation}
     if isinstance(weights, HostTable):
         return weights.weighted_lookup(index, coefficients, **options)
     if spec.row_axis is None:
-        return lutjax.weighted_lookup(weights, index, coefficients, **options)
+        return op(weights, index, coefficients, **options)
     coefficients = _compat.cast_varying(coefficients, frozenset({spec.row_axis}))
     return sharding.lookup_in_blocks(weights, index, coefficients, axis=spec.row_axis, **options)
 

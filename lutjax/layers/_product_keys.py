@@ -60,6 +60,7 @@ class _KeySpec(Spec):
 
     methods: ClassVar[tuple[str, ...]] = ("reads",)
     call: ClassVar[Callable[..., Any]] = plain_call
+    op = staticmethod(lutjax.weighted_lookup)
 
     def __post_init__(self) -> None:
         for name in ("in_features", "out_features", "n_keys", "heads", "k"):
@@ -189,9 +190,10 @@ class ProductKeyMemorySpec(_KeySpec):
         return (self._trained("weights", shape, self.weights_init, "tables"),)
 
     @names_layer
-    def __call__(self, arrays: Arrays, x: Any) -> jax.Array:
-        rows, coefficients = self.reads(arrays, x)
-        y = read_rows(self, arrays["weights"], rows[..., None, :], coefficients[..., None, :])
+    def run(self, op: Callable[..., jax.Array], x: Any, *, weights: Any, **keys: Any) -> jax.Array:
+        """Add the selected rows by an op."""
+        rows, coefficients = self.reads(keys, x)
+        y = read_rows(self, op, weights, rows[..., None, :], coefficients[..., None, :])
         return y.astype(self._inputs(x).dtype)
 
 
@@ -241,12 +243,13 @@ class ProductKeyExpertsSpec(_KeySpec):
         )
 
     @names_layer
-    def __call__(self, arrays: Arrays, x: Any) -> jax.Array:
-        rows, coefficients = self.reads(arrays, x)
+    def run(self, op: Callable[..., jax.Array], x: Any, *, down: Any, up: Any, **keys: Any) -> jax.Array:
+        """Gather the input weights of experts and add their outputs by an op."""
+        rows, coefficients = self.reads(keys, x)
         z = self._inputs(x)
         ones = jnp.ones((*rows.shape, 1, 1), coefficients.dtype)
-        down = read_rows(self, arrays["down"], rows[..., None, None], ones)
+        down = read_rows(self, op, down, rows[..., None, None], ones)
         products = jnp.sum(down.astype(coefficients.dtype) * z[..., None, :].astype(coefficients.dtype), -1)
         coefficients = coefficients * self.activation(products)
-        y = read_rows(self, arrays["up"], rows[..., None, :], coefficients[..., None, :])
+        y = read_rows(self, op, up, rows[..., None, :], coefficients[..., None, :])
         return y.astype(z.dtype)

@@ -231,6 +231,7 @@ class ProjectionLUTSpec(ScoredSpec):
     anchors: Any = None
 
     example: ClassVar[Example] = ("16, 16, heads=4, tables=8, bits=3", (32, 16), (32, 16))
+    op = staticmethod(lutjax.scored_lut)
     given: ClassVar[tuple[str, ...]] = ("anchors",)
 
     def __post_init__(self) -> None:
@@ -335,16 +336,17 @@ class ProjectionLUTSpec(ScoredSpec):
         elif variable.kind == "scalars":
             check_scalar(self.layer, variable.name, arrays[variable.name])
 
-    def __call__(self, arrays: Arrays, x: Any, **mode: Any) -> jax.Array:
-        z = self.compressed(arrays, x)
-        y = self.run(
-            lutjax.scored_lut, z, self.tables_of(arrays), arrays["anchors"], self.scalars_of(arrays), **mode
-        )
-        return self.decompressed(arrays, y, x)
-
     @names_layer
-    def compressed(self, arrays: Arrays, x: Any) -> jax.Array:
-        """Check and cast inputs, and return head inputs, ``[..., heads, width]``."""
+    def run(
+        self,
+        op: Callable[..., jax.Array],
+        x: Any,
+        *,
+        deterministic: bool | None = None,
+        key: Any = None,
+        **arrays: Any,
+    ) -> jax.Array:
+        """Project inputs to heads, run `lutjax.scored_lut`, and project its sums to outputs."""
         require_array(self.layer, "x", x)
         if not x.ndim or x.shape[-1] != self.in_features:
             raise self._error(f"x has shape {list(x.shape)}; expected [..., {self.in_features}].")
@@ -353,22 +355,13 @@ class ProjectionLUTSpec(ScoredSpec):
         if self.compress:
             z = _projected(z, arrays["compress_kernel"], arrays["compress_bias"])
         z = z.astype(accumulator(jnp.dtype(self.param_dtype)))
-        return _meshes.reshaped(z, x.ndim - 1, self.n_inputs, self.width)
-
-    @names_layer
-    def run(
-        self,
-        op: Callable[..., jax.Array],
-        z: jax.Array,
-        *arrays: Any,
-        deterministic: bool | None = None,
-        key: Any = None,
-    ) -> jax.Array:
-        """Run `lutjax.scored_lut` with the layer's options: ``[..., heads, outputs]``."""
+        z = _meshes.reshaped(z, x.ndim - 1, self.n_inputs, self.width)
         shape = (*z.shape[:-2], self.heads * self.tables)
-        return op(
+        y = op(
             z,
-            *arrays,
+            self.tables_of(arrays),
+            arrays["anchors"],
+            self.scalars_of(arrays),
             read=self.read,
             groups=self.heads,
             sum_groups=self.sum_heads,
@@ -376,10 +369,6 @@ class ProjectionLUTSpec(ScoredSpec):
             accumulate=None if self.quantized else self.accumulate,
             implementation=self.implementation,
         )
-
-    @names_layer
-    def decompressed(self, arrays: Arrays, y: jax.Array, x: Any) -> jax.Array:
-        """Return layer outputs for head outputs and layer inputs."""
         y = y.reshape(*y.shape[:-2], y.shape[-2] * y.shape[-1]).astype(self._promoted(x))
         if self.decompress:
             y = _projected(y, arrays["decompress_kernel"], arrays["decompress_bias"])

@@ -83,9 +83,15 @@ class Spec:
     implied: ClassVar[tuple[str, ...]] = ()  # fields inferred from explicit variables; not arguments
     methods: ClassVar[tuple[str, ...]] = ()  # methods shared by the layers
     call: ClassVar[Callable[..., Any]]  # `__call__` of the layers of Linen and Haiku
+    op: ClassVar[Callable[..., jax.Array]]  # op of the forward pass, which the calls of NNX layers name
+    run: ClassVar[Callable[..., Any]]  # forward pass around an op, with the variables by name
     stream: ClassVar[str] = "gates"  # random stream, in libraries with streams
 
     class_name: str = dataclasses.field(default="", kw_only=True, repr=False, compare=False)
+
+    def __call__(self, arrays: Arrays, x: Any, *args: Any, **options: Any) -> Any:
+        """Return the outputs: the call of an NNX layer, for all other callers."""
+        return self.run(self.op, x, *args, **options, **arrays)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields for `pickle` and `copy.deepcopy`."""
@@ -287,6 +293,20 @@ class Spec:
         """Return row sums in `dtype`, or in the table dtype without one."""
         dtype = self.dtype  # type: ignore[attr-defined]
         return y if dtype is None else y.astype(dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerCall:
+    """Call of a layer: its spec, its checked arrays by name, and its mode."""
+
+    spec: Any
+    arrays: Arrays
+    mode: Mapping[str, Any]
+
+    def run(self, op: Callable[..., jax.Array], x: Any, **options: Any) -> jax.Array:
+        """Run the forward pass around an op, with the variables by name."""
+        y: jax.Array = self.spec.run(op, x, **options, **self.mode, **self.arrays)
+        return y
 
 
 def plain_call(self: Any, x: Shaped[Array, "..."]) -> Float[jax.Array, "..."]:

@@ -215,6 +215,7 @@ class LUTSpec(_TableSpec):
     groups: int | None = None
 
     example: ClassVar[Example] = ("8, 4, n_detectors=16, n_anchors=6", (32, 8), (32, 4))
+    op: ClassVar[Callable[..., jax.Array]] = staticmethod(lutjax.lut)
 
     def _check_sizes(self) -> None:
         if self.groups is None:
@@ -244,17 +245,16 @@ class LUTSpec(_TableSpec):
         return sizes
 
     @names_layer
-    def run(self, op: Callable[..., jax.Array], x: Any, weights: Any, *arguments: Any) -> jax.Array:
+    def run(
+        self, op: Callable[..., jax.Array], x: Any, weights: Any, anchors: Any, **others: Any
+    ) -> jax.Array:
         """Check and cast inputs and tables, run an op, and concatenate outputs of groups."""
-        x, arguments = self._inputs(x), (self._stored(weights), *arguments)
+        x, weights, options = self._inputs(x), self._stored(weights), others | self._options
         if self.groups is None:
-            return self._rounded(op(x, *arguments, **self._options))
+            return self._rounded(op(x, weights, anchors, **options))
         x = _meshes.reshaped(x, x.ndim - 1, self.groups, self.n_inputs)
-        y = op(x, *arguments, groups=self.groups, **self._options)
+        y = op(x, weights, anchors, groups=self.groups, **options)
         return self._rounded(y).reshape(*y.shape[:-2], self.out_features)
-
-    def __call__(self, arrays: Arrays, x: Any) -> jax.Array:
-        return self.run(lutjax.lut, x, arrays["weights"], arrays["anchors"])
 
 
 class _WithTargets(TableSpec):
@@ -359,6 +359,7 @@ class SparseLUTSpec(_WithTargets, LUTSpec):
     targets: Any = None
 
     example = ("8, 100, n_detectors=16, n_anchors=3, n_targets=5", (32, 8), (32, 100))
+    op = staticmethod(lutjax.sparse_lut)
 
     targets_shape: tuple[int, ...] | None = None
     edge_sizes: tuple[int, int, int, int] | None = None  # detectors, rows, outputs, width
@@ -442,15 +443,14 @@ class SparseLUTSpec(_WithTargets, LUTSpec):
             raise self._error("give either n_targets, to draw the targets, or the targets themselves.")
         self._check_targets()
 
-    def targets_of(self, arrays: Arrays) -> Any:
-        """Return the targets in the format expected by the op."""
-        if self.edge_sizes is None:
-            return arrays["targets"]
-        return Edges(arrays["first_edges"], arrays["targets"], *self.edge_sizes)
-
-    def __call__(self, arrays: Arrays, x: Any) -> jax.Array:
-        targets = self.targets_of(arrays)
-        return self.run(lutjax.sparse_lut, x, arrays["weights"], arrays["anchors"], targets, self.n_outputs)
+    def run(
+        self, op: Callable[..., jax.Array], x: Any, weights: Any, anchors: Any, **others: Any
+    ) -> jax.Array:
+        """Run an op with targets or an edge list."""
+        targets = others["targets"]
+        if self.edge_sizes is not None:
+            targets = Edges(others["first_edges"], targets, *self.edge_sizes)
+        return super().run(op, x, weights, anchors, targets=targets, n_outputs=self.n_outputs)
 
 
 def attention_call(
@@ -473,21 +473,17 @@ def attention_call(
     Args:
       x: query inputs, also used as keys if `keys` is not given.
       keys: key inputs, for attention from one sequence to another.
-      segments: ids ``[..., length]``; a query attends only to keys in its own segment. While
-        decoding, ids are non-negative, 0 by default, and stored in the cache. Negative ids mark
-        padding, which is neither a query nor a key: pad sequences with different lengths before
-        their first position.
-      key_segments: the same for `keys`.
-      query_start: position of the first query if `keys` is given, or one per sequence ``[...]``; 0
-        by default.
-      key_start: the same for the first key.
-      block_mask: bools ``[query blocks, key blocks]``: only pairs in these blocks count, see
-        `lutjax.lookup_attention`.
-      block_sizes: queries and keys per block, or one number for both.
+      segments, key_segments: ids ``[..., length]``; a query attends only to keys in its own
+        segment. While decoding, ids are 0 by default, and cached. Negative ids mark padding, which
+        is neither a query nor a key: pad sequences with different lengths before their first
+        position.
+      query_start, key_start: position of the first query and of the first key if `keys` is given,
+        or one per sequence ``[...]``; 0 by default.
+      block_mask, block_sizes: as in `lutjax.lookup_attention`.
       block_tables: block ids for each sequence if the cache is a block pool, ``[..., M]``, -1 for
         none: position ``p`` is stored in block ``block_tables[p // size % M]``, at ``p % size``.
-        Sequences may share blocks for reading. New positions are written to their own blocks, which
-        no other sequence may use. Padding comes after new positions there.
+        Sequences may share blocks for reading; new positions need their own blocks, and padding
+        follows them.
       lengths: stored positions per sequence, ``[...]``; required with `block_tables`.
       decode: whether `x` continues the cached positions; the call then caches the latest keys.
         Takes precedence over the layer's own `decode`.
@@ -870,21 +866,23 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         return kept
 
     @names_layer
-    def __call__(
+    def run(
         self,
-        arrays: Arrays,
+        op: Callable[..., jax.Array],
         x: Any,
         keys: Any = None,
         *,
         segments: Any = None,
         key_segments: Any = None,
-        query_start: Integer | Int[Array, "*#batch"] | None = None,
-        key_start: Integer | Int[Array, "*#batch"] | None = None,
+        query_start: Any = None,
+        key_start: Any = None,
         block_mask: Any = None,
         block_sizes: Any = None,
         block_tables: Any = None,
         lengths: Any = None,
+        **arrays: Any,
     ) -> jax.Array:
+        """Attend without a cache; the op runs on a sequence that attends to itself."""
         for name, value in {"block_tables": block_tables, "lengths": lengths}.items():
             if value is not None:
                 raise self._error(f"{name} is given, but the call does not decode; it is of caches alone.")
@@ -899,7 +897,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
             if self.pool is not None:
                 own = self._keys(arrays, self._inputs(x))
                 return self._pooled(arrays, own, own, segments, segments, 0, 0)
-            return self._run_op(arrays, self._inputs(x), segments=segments, **blocks, **self._sight)
+            return self._run_op(op, arrays, self._inputs(x), segments=segments, **blocks, **self._sight)
         starts = {"query_start": query_start, "key_start": key_start}
         for name, value in starts.items():
             if value is not None and not self.causal:
@@ -1003,9 +1001,11 @@ class _SequenceSpec(_WithTargets, _TableSpec):
             )
         return weights, positions[self.n_positions + 1 - n_keys :]
 
-    def _run_op(self, arrays: Arrays, x: Any, **sight: Any) -> jax.Array:
+    def _run_op(self, op: Callable[..., jax.Array], arrays: Arrays, x: Any, **sight: Any) -> jax.Array:
         """Run the op on inputs, with self-attention unless `keys` are given."""
-        raise NotImplementedError
+        weights, positions = self._tables(arrays, sight.get("keys", x).shape[-2])
+        options = {**self._edges(arrays), **sight, **self._options}
+        return self._rounded(op(x, weights, arrays["anchors"], positions, **options))
 
     def _cached(self, dtype: Any) -> dict[str, tuple[int, Any]]:
         """Return the last dimension and dtype of each cached array."""
@@ -1101,6 +1101,7 @@ class LUTAttentionSpec(_SequenceSpec):
     """
 
     example = ("8, 6, n_detectors=16, n_anchors=3, n_positions=31, n_position_bits=2", (4, 32, 8), (4, 32, 6))
+    op = staticmethod(lutjax.lut_attention)
 
     @property
     def row_bits(self) -> int:
@@ -1108,11 +1109,6 @@ class LUTAttentionSpec(_SequenceSpec):
 
     def _most_bits(self) -> str:
         return f"n_anchors is {self.n_anchors} and n_position_bits is {self.n_position_bits}"
-
-    def _run_op(self, arrays: Arrays, x: Any, **sight: Any) -> jax.Array:
-        weights, positions = self._tables(arrays, x.shape[-2])
-        options = {**self._edges(arrays), **sight, **self._options}
-        return self._rounded(lutjax.lut_attention(x, weights, arrays["anchors"], positions, **options))
 
     def _cached(self, dtype: Any) -> dict[str, tuple[int, Any]]:
         kept = {"index": jnp.int32, "flip": jnp.int32, "margin": accumulator(dtype)}
@@ -1174,6 +1170,7 @@ class LUTPairAttentionSpec(_SequenceSpec):
     interleave: bool = False
 
     example = ("8, 6, n_detectors=16, n_anchors=6, n_positions=31, n_position_bits=4", (4, 32, 8), (4, 32, 6))
+    op = staticmethod(lutjax.lut_pair_attention)
 
     def _check_sizes(self) -> None:
         super()._check_sizes()
@@ -1187,13 +1184,9 @@ class LUTPairAttentionSpec(_SequenceSpec):
     def n_inputs(self) -> int:
         return 2 * self.in_features + self.n_position_bits
 
-    def _run_op(self, arrays: Arrays, x: Any, **sight: Any) -> jax.Array:
-        weights, positions = self._tables(arrays, sight.get("keys", x).shape[-2])
-        options = {**self._edges(arrays), **sight, **self._options}
-        y = lutjax.lut_pair_attention(
-            x, weights, arrays["anchors"], positions, interleave=self.interleave, **options
-        )
-        return self._rounded(y)
+    @property
+    def _options(self) -> dict[str, Any]:
+        return super()._options | {"interleave": self.interleave}
 
     def _cached(self, dtype: Any) -> dict[str, tuple[int, Any]]:
         return {"cached_x": (self.in_features, dtype)}
@@ -1203,4 +1196,5 @@ class LUTPairAttentionSpec(_SequenceSpec):
 
     def _attend(self, arrays: Arrays, queries: Arrays, keys: Arrays, **places: Any) -> jax.Array:
         segments = places.pop("query_segments")
-        return self._run_op(arrays, queries["cached_x"], keys=keys["cached_x"], segments=segments, **places)
+        x, keys_of_x = queries["cached_x"], keys["cached_x"]
+        return self._run_op(self.op, arrays, x, keys=keys_of_x, segments=segments, **places)

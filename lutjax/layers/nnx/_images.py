@@ -6,21 +6,19 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Float, Shaped
 
 import lutjax
-from lutjax._typing import Array
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _images
 from lutjax.layers._spec import Initializer
-from lutjax.layers.nnx._layer import Random, builds
+from lutjax.layers.nnx._layer import Inputs, Noise, Outputs, Switched, builds
 from lutjax.layers.nnx._variables import Anchors, Quantized, Tables, Targets
 from lutjax.reads import Read
 from lutjax.wiring import Connectivity
 from lutjax.wiring._sizes import Size
 
 
-class _Images(Random):
+class _Images(Switched):
     """Base class of image table layers."""
 
     n_detectors: int
@@ -63,6 +61,10 @@ class SpatialLUT(_Images):
         table_dropout: float | int = 0.0, deterministic: bool = False, quantized: bool = False, rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
+    def __call__(self, x: Inputs, *, deterministic: bool | None = None, rngs: Noise = None) -> Outputs:
+        """Return maps ``[..., *out_shape]``; `deterministic` and `rngs` as in `ProjectionLUT`."""
+        return self._call(deterministic, rngs).run(lutjax.scored_lut, x)  # without a read: unscored rows
+
 
 class WindowLUT(_Images):
     """Lookup tables over windows of an image, with separate tables for each window."""
@@ -81,6 +83,10 @@ class WindowLUT(_Images):
         table_dropout: float | int = 0.0, deterministic: bool = False, quantized: bool = False, kernel: Size,
         stride: Size = 1, padding: Size = 0, rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
+
+    def __call__(self, x: Inputs, *, deterministic: bool | None = None, rngs: Noise = None) -> Outputs:
+        """Return outputs of all windows; `deterministic` and `rngs` as in `ProjectionLUT`."""
+        return self._call(deterministic, rngs).run(lutjax.scored_lut, x)  # without a read: unscored rows
 
 
 class ConvLUT(_Images):
@@ -116,16 +122,6 @@ class ConvLUT(_Images):
         stride: Size = 1, padding: Size = 0, groups: int = 1, pool: Size | str | None = None, rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
-    def __call__(
-        self,
-        x: Shaped[Array, "..."],
-        *,
-        deterministic: bool | None = None,
-        rngs: nnx.Rngs | nnx.RngStream | None = None,
-    ) -> Float[jax.Array, "..."]:
-        """Return outputs for inputs; `deterministic` and `rngs` as in a call of `WindowLUT`."""
-        spec, arrays = self._bound()
-        mode = self._mode(spec, deterministic, rngs)
-        tables, scalars = spec.tables_of(arrays), spec.scalars_of(arrays)
-        y: jax.Array = spec.run(lutjax.conv_lut, x, tables, arrays["anchors"], scalars, **mode)
-        return y
+    def __call__(self, x: Inputs, *, deterministic: bool | None = None, rngs: Noise = None) -> Outputs:
+        """Return outputs ``[..., *out_shape]``; `deterministic` and `rngs` as in `ProjectionLUT`."""
+        return self._call(deterministic, rngs).run(lutjax.conv_lut, x)

@@ -38,6 +38,10 @@ _LIBRARY = Library(
 _MODES = ("deterministic", "decode")
 """Options that `nnx.view` changes."""
 
+Inputs = Shaped[Array, "..."]
+Outputs = Float[jax.Array, "..."]
+Scalar = Float[Array, ""] | float | None
+Noise = nnx.Rngs | nnx.RngStream | None
 
 _HIDDEN = {
     "__abstractmethods__", "__annotations__", "__dir__", "__getattr__", "__getstate__", "__init_subclass__", "__setattr__", "spec_type",
@@ -192,12 +196,16 @@ class Layer(nnx.Module, metaclass=_LayerType):
         on_host = {v.drawn.name: getattr(self, v.drawn.name) for v in spec.all_variables if v.drawn}
         return spec, {**spec.held(arrays), **on_host}
 
+    def _call(self, **mode: Any) -> _spec.LayerCall:
+        """Return a call, which passes the variables to the op by name."""
+        return _spec.LayerCall(*self._bound(), mode)
+
     def check(self) -> None:
-        """Check the variables. Call it after a checkpoint or a smaller set of arrays replaced them.
+        """Check variables that a checkpoint or smaller arrays replaced.
 
         Raises:
-          ValueError: the shape of a variable does not fit the other variables, it holds an id that
-            does not exist, or a trained variable is from the state of a layer with other ids.
+          ValueError: a shape does not fit, an id does not exist, or a trained variable is from the
+            state of a layer with other ids.
         """
         self.spec.check(self._arrays())
         self._check_origin()
@@ -213,14 +221,14 @@ class Switched(Layer):
         super()._build(rngs, **arguments)
         self.rngs = rngs[self.spec.stream].fork() if rngs is not None and self.spec.random else nnx.data(None)
 
-    def _mode(self, spec: Any, deterministic: bool | None, rngs: Any = None) -> dict[str, Any]:
-        """Return the mode of a call and its noise key, as arguments of the spec."""
-        calm, noise = spec.deterministic if deterministic is None else deterministic, {}
-        if spec.random and not calm:
-            stream = self.rngs if rngs is None else rngs
-            if stream is not None:  # the spec raises if the key is missing
-                noise["key"] = stream[spec.stream]() if isinstance(stream, nnx.Rngs) else stream()
-        return {"deterministic": calm, **noise}
+    def _call(self, deterministic: bool | None = None, rngs: Noise = None, **mode: Any) -> _spec.LayerCall:
+        """Return a call in a mode, with a key if the mode is random."""
+        spec, arrays = self._bound()
+        mode["deterministic"] = calm = spec.deterministic if deterministic is None else deterministic
+        stream = self.rngs if rngs is None else rngs
+        if spec.random and not calm and stream is not None:  # the spec raises if the key is missing
+            mode["key"] = stream[spec.stream]() if isinstance(stream, nnx.Rngs) else stream()
+        return _spec.LayerCall(spec, arrays, mode)
 
     def set_view(self, deterministic: bool | None = None) -> None:
         """Change the mode of the layer, for ``nnx.view``.
@@ -230,29 +238,6 @@ class Switched(Layer):
         """
         if deterministic is not None:
             self.deterministic = deterministic
-
-
-class Random(Switched):
-    """Base class of layers with an optional noise stream in each call."""
-
-    def __call__(
-        self,
-        x: Shaped[Array, "..."],
-        *,
-        deterministic: bool | None = None,
-        rngs: nnx.Rngs | nnx.RngStream | None = None,
-    ) -> Float[jax.Array, "..."]:
-        """Return outputs for inputs.
-
-        Args:
-          x: inputs.
-          deterministic: run the hard network, or without dropout; takes precedence over the layer's
-            own.
-          rngs: for the noise, instead of the layer's own stream.
-        """
-        spec, arrays = self._bound()
-        y: jax.Array = spec(arrays, x, **self._mode(spec, deterministic, rngs))
-        return y
 
 
 def tables_of(model: nnx.Module) -> frozenset[str]:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Float, Shaped, UInt32
+from jaxtyping import UInt32
 
 import lutjax
 from lutjax._typing import Array
@@ -15,8 +15,9 @@ from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _logic, _logic_images
 from lutjax.layers._logic import GAUSSIAN, RESIDUAL, uniform_table
 from lutjax.layers._spec import Initializer
-from lutjax.layers.nnx._layer import Layer, Switched, builds
+from lutjax.layers.nnx._layer import Inputs, Layer, Noise, Outputs, Scalar, Switched, builds
 from lutjax.layers.nnx._variables import Param, Thresholds, Wires
+from lutjax.ops.logic_trees import logic_trees
 from lutjax.wiring._names import Wiring
 from lutjax.wiring._sizes import Size
 
@@ -31,31 +32,6 @@ class _Wired(Switched):
     readers: Wires  # of drawn wires
     scores: Param  # of learned wires
 
-    def __call__(
-        self,
-        x: Shaped[Array, "..."],
-        *,
-        deterministic: bool | None = None,
-        temperature: Float[Array, ""] | float | None = None,
-        rngs: nnx.Rngs | nnx.RngStream | None = None,
-    ) -> Float[jax.Array, "..."]:
-        """Return outputs for inputs.
-
-        Args:
-          x: inputs.
-          deterministic: run the hard network; takes precedence over the layer's own.
-          temperature: in place of the layer's own; may be traced.
-          rngs: for the noise, instead of the layer's own stream.
-        """
-        return self._call(deterministic, temperature, rngs)(x)
-
-    def _call(
-        self, deterministic: bool | None, temperature: Any, rngs: nnx.Rngs | nnx.RngStream | None
-    ) -> _logic.LayerCall:
-        spec, arrays = self._bound()
-        options = {**self._mode(spec, deterministic, rngs), "temperature": temperature}
-        return _logic.LayerCall(spec, arrays, options)
-
     def truth_tables(self) -> tuple[jax.Array, jax.Array]:
         """Return the hard network for `lutjax.packed_lut`: wires and tables.
 
@@ -68,9 +44,7 @@ class _Wired(Switched):
         wires, tables = spec.truth_tables(arrays)
         return wires, tables
 
-    def expected_needs(
-        self, temperature: Float[Array, ""] | float | None = None
-    ) -> tuple[jax.Array, jax.Array]:
+    def expected_needs(self, temperature: Scalar = None) -> tuple[jax.Array, jax.Array]:
         """Return expected needed inputs, and the probability of any needed input, ``[G]`` each.
 
         Tables are random with their training probabilities: a mixture of gates, or slot values.
@@ -124,6 +98,19 @@ class LogicGates(_Gates):
 
     spec_type = _logic.LogicGatesSpec
 
+    def __call__(
+        self, x: Inputs, *, deterministic: bool | None = None, temperature: Scalar = None, rngs: Noise = None
+    ) -> Outputs:
+        """Return outputs for inputs.
+
+        Args:
+          x: inputs.
+          deterministic: run the hard network; takes precedence over the layer's own.
+          temperature: in place of the layer's own; may be traced.
+          rngs: noise of this call, instead of the layer's own stream.
+        """
+        return self._call(deterministic, rngs, temperature=temperature).run(lutjax.bilinear_gates, x)
+
 
 class LogicRNN(_Gates):
     """Recurrent layer of differentiable logic gates."""
@@ -132,24 +119,23 @@ class LogicRNN(_Gates):
 
     def __call__(
         self,
-        x: Shaped[Array, "..."],
+        x: Inputs,
         *,
-        state: Shaped[Array, "..."] | None = None,
+        state: Inputs | None = None,
         deterministic: bool | None = None,
-        temperature: Float[Array, ""] | float | None = None,
-        rngs: nnx.Rngs | nnx.RngStream | None = None,
-    ) -> Float[jax.Array, "..."]:
+        temperature: Scalar = None,
+        rngs: Noise = None,
+    ) -> Outputs:
         """Return the states after each step, ``[..., length, out_features]``.
 
         Args:
           x: inputs ``[..., length, in_features]``.
           state: before the first step, ``[..., out_features]``: the last state of a previous call,
             to continue it. 0 by default.
-          deterministic: run the hard network; takes precedence over the layer's own.
-          temperature: in place of the layer's own; may be traced.
-          rngs: for the noise, instead of the layer's own stream.
+          deterministic, temperature, rngs: as in a call of `LogicGates`.
         """
-        return self._call(deterministic, temperature, rngs)(x, state=state)
+        call = self._call(deterministic, rngs, temperature=temperature)
+        return call.run(lutjax.bilinear_gates, x, state=state)  # in each step
 
     def from_words(
         self,
@@ -192,6 +178,12 @@ class SoftLUT(_Wired):
         table_init: Initializer | None = None, rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
+    def __call__(
+        self, x: Inputs, *, deterministic: bool | None = None, temperature: Scalar = None, rngs: Noise = None
+    ) -> Outputs:
+        """Return outputs for inputs; arguments as in a call of `LogicGates`."""
+        return self._call(deterministic, rngs, temperature=temperature).run(lutjax.soft_lut, x)
+
 
 class BinaryLUT(_Wired):
     """Tables addressed by the signs of their inputs: `lutjax.binary_lut`."""
@@ -214,17 +206,24 @@ class BinaryLUT(_Wired):
         rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
+    def __call__(
+        self, x: Inputs, *, deterministic: bool | None = None, temperature: Scalar = None, rngs: Noise = None
+    ) -> Outputs:
+        """Return outputs for inputs; arguments as in a call of `LogicGates`."""
+        return self._call(deterministic, rngs, temperature=temperature).run(lutjax.binary_lut, x)
+
 
 def in_sequence(
     layers: Iterable[LogicGates | SoftLUT | BinaryLUT],
-    x: Shaped[Array, "..."],
+    x: Inputs,
     *,
     deterministic: bool | None,
-    temperature: Float[Array, ""] | float | None,
+    temperature: Scalar,
     rngs: nnx.Rngs | None,
-) -> Float[jax.Array, "..."]:
+) -> Outputs:
     """Return the outputs of consecutive layers; equal layers share one gate-mixture computation."""
-    return _logic.in_sequence([layer._call(deterministic, temperature, rngs) for layer in layers], x)
+    calls = [layer._call(deterministic, rngs, temperature=temperature) for layer in layers]
+    return _logic.in_sequence(calls, x)
 
 
 class LogicConv(_Wired):
@@ -248,6 +247,12 @@ class LogicConv(_Wired):
         channels_per_kernel: int | None = None, wiring: str = "balanced", n_inputs: int = 2, parameterization: str = "gates",
         logits_init: Initializer = RESIDUAL, table_init: Initializer | None = None, rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
+
+    def __call__(
+        self, x: Inputs, *, deterministic: bool | None = None, temperature: Scalar = None, rngs: Noise = None
+    ) -> Outputs:
+        """Return ``[..., *out_shape]`` for images; arguments as in a call of `LogicGates`."""
+        return self._call(deterministic, rngs, temperature=temperature).run(logic_trees, x)
 
     def from_words(self, words: UInt32[Array, "channels height width *batch"]) -> UInt32[jax.Array, "..."]:
         """Return the hard-tree bits of 32 samples per word: ``[kernels, rows, columns, ...]``.
@@ -285,9 +290,9 @@ class GroupSum(Layer):
         self, k: int, tau: float | int = 1.0, *, feature_axis: int = -1, accumulate: lutjax.FixedPoint | None = None,
     ) -> None: ...  # fmt: skip
 
-    def __call__(self, x: Shaped[Array, "..."]) -> Float[jax.Array, "..."]:
+    def __call__(self, x: Inputs) -> Outputs:
         """Return the group sums."""
-        y: jax.Array = self.spec({}, x)
+        y: jax.Array = self.spec.sum_groups(x)
         return y
 
 
@@ -320,10 +325,8 @@ class Thermometer(Switched):
         param_dtype: DTypeLike = jnp.float32, thresholds: Any = None, widths: Any = None, deterministic: bool = False,
     ) -> None: ...  # fmt: skip
 
-    def __call__(
-        self, x: Shaped[Array, "..."], *, deterministic: bool | None = None
-    ) -> Float[jax.Array, "..."]:
+    def __call__(self, x: Inputs, *, deterministic: bool | None = None) -> Outputs:
         """Return the bits for inputs; `deterministic` takes precedence over the layer's own."""
-        spec, arrays = self._bound()
-        y: jax.Array = spec(arrays, x, **self._mode(spec, deterministic))
+        call = self._call(deterministic)
+        y: jax.Array = call.spec.compare(x, **call.arrays, **call.mode)
         return y

@@ -69,11 +69,10 @@ class NgramMemory(Layer):
         placement: str | HostTables = "device", rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
-    __call__ = _memory.memory_call
+    __call__ = _memory.memory_call  # `_run`, with the history of decoding
 
     def _run(self, x: Any, **options: Any) -> Any:
-        spec, arrays = self._bound()
-        return spec(arrays, x, **options)
+        return self._call().run(lutjax.weighted_lookup, x, **options)
 
     def row_ids(self, tokens: Int[Array, "*batch length"], segments: Any = None) -> Any:
         """Return row ids from token ids only, int32 ``[..., length, tables]``.
@@ -109,12 +108,6 @@ class _Keyed(Layer):
     query_scale: Param
     half_keys: Param
 
-    def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
-        """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
-        spec, arrays = self._bound()
-        y: jax.Array = spec(arrays, x)
-        return y
-
     def reads(
         self, x: Float[Array, "*batch inputs"]
     ) -> tuple[Int[jax.Array, "*batch reads"], Float[jax.Array, "*batch reads"]]:
@@ -141,6 +134,10 @@ class ProductKeyMemory(_Keyed):
         placement: str | HostTables = "device", rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
+    def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
+        """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
+        return self._call().run(lutjax.weighted_lookup, x)
+
 
 class ProductKeyExperts(_Keyed):
     """Experts with one neuron each, selected by product keys."""
@@ -160,3 +157,7 @@ class ProductKeyExperts(_Keyed):
         accumulate: lutjax.FixedPoint | None = None, implementation: Implementation = None,
         placement: str | HostTables = "device", activation: Callable[..., Any] = jax.nn.gelu, rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
+
+    def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
+        """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
+        return self._call().run(lutjax.weighted_lookup, x)  # of `down`, then of `up`

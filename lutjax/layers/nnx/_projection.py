@@ -9,22 +9,20 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Float, Shaped
 
 import lutjax
-from lutjax._typing import Array
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _projection
 from lutjax.layers._projection import CONFIDENCE, SMALL_MATRIX, ScoredSpec, small_tables
 from lutjax.layers._spec import Initializer
-from lutjax.layers.nnx._layer import Random, builds
+from lutjax.layers.nnx._layer import Inputs, Noise, Outputs, Switched, builds
 from lutjax.layers.nnx._variables import Anchors, Param, Quantized, Tables
 from lutjax.reads import Read
 
 M = TypeVar("M", bound=nnx.Module)
 
 
-class ProjectionLUT(Random):
+class ProjectionLUT(Switched):
     """Heads of lookup tables between two projections: `lutjax.scored_lut`.
 
     Tables are `Tables` and the read's scalars are `Scalars`, both subclasses of `nnx.Param`, so an
@@ -75,21 +73,15 @@ class ProjectionLUT(Random):
         rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
-    def __call__(
-        self,
-        x: Shaped[Array, "..."],
-        *,
-        deterministic: bool | None = None,
-        rngs: nnx.Rngs | nnx.RngStream | None = None,
-    ) -> Float[jax.Array, "..."]:
-        """Return outputs for inputs; `deterministic` and `rngs` as in a call of `ConvLUT`."""
-        spec, arrays = self._bound()
-        mode = self._mode(spec, deterministic, rngs)
-        z = spec.compressed(arrays, x)
-        tables, scalars = spec.tables_of(arrays), spec.scalars_of(arrays)
-        z = spec.run(lutjax.scored_lut, z, tables, arrays["anchors"], scalars, **mode)
-        y: jax.Array = spec.decompressed(arrays, z, x)
-        return y
+    def __call__(self, x: Inputs, *, deterministic: bool | None = None, rngs: Noise = None) -> Outputs:
+        """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``.
+
+        Args:
+          x: inputs.
+          deterministic: whether to run without dropout; takes precedence over the layer's own.
+          rngs: noise of this call, instead of the layer's own stream.
+        """
+        return self._call(deterministic, rngs).run(lutjax.scored_lut, x)
 
 
 def quantize(model: M) -> M:
@@ -121,7 +113,7 @@ def quantize(model: M) -> M:
       (dtype('int8'), (4, 4), (2, 16))
     """
     model = nnx.merge(*nnx.split(model))
-    layers: list[Any] = [module for _, module in nnx.iter_modules(model) if isinstance(module, Random)]
+    layers: list[Any] = [module for _, module in nnx.iter_modules(model) if isinstance(module, Switched)]
     layers = [
         layer
         for layer in layers

@@ -13,7 +13,7 @@ from lutjax._typing import Array
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _tables
 from lutjax.layers._spec import Initializer
-from lutjax.layers._tables import uniform_positions
+from lutjax.layers._tables import attention_call, uniform_positions
 from lutjax.layers.nnx._layer import Layer, builds
 from lutjax.layers.nnx._variables import Anchors, Param, Tables, Targets
 
@@ -85,12 +85,7 @@ class SparseLUT(_Detectors):
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
         """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
-        spec, arrays = self._bound()
-        targets = spec.targets_of(arrays)
-        y: jax.Array = spec.run(
-            lutjax.sparse_lut, x, arrays["weights"], arrays["anchors"], targets, spec.n_outputs
-        )
-        return y
+        return self._call().run(lutjax.sparse_lut, x)
 
 
 class _Attention(_Detectors):
@@ -109,8 +104,6 @@ class _Attention(_Detectors):
         super()._build(rngs, **arguments)
         for name in self.spec.cache_names:
             setattr(self, name, nnx.data(None))
-
-    __call__ = _tables.attention_call
 
     def _attend(self, x: Any, decode: bool | None, **others: Any) -> Any:
         spec, arrays = self._bound()
@@ -136,23 +129,8 @@ class _Attention(_Detectors):
     ) -> None:
         """Create an empty cache (`nnx.Cache`) for decoding inputs of this shape and dtype.
 
-        The length in `input_shape` has no effect: the cache holds as many keys as a query can see,
-        `window` or else `n_positions`, and a call can decode any number of new positions.
-
-        Args:
-          input_shape: shape of the inputs.
-          dtype: dtype of the inputs.
-          ids: for `LUTAttention`: store only row ids of each key, one or two bytes per detector
-            instead of twelve. No gradient then flows to inputs of other calls, or to queries from
-            earlier keys.
-          counts: for `LUTAttention` without positions, window and pool: store the number of keys
-            per row: constant memory for sequences of any length, with one segment, and each query
-            sees all earlier keys. No gradient flows to inputs.
-          blocks: number and size of the blocks of a pool that stores the keys of all sequences; a
-            call then takes ``block_tables``.
-
-        Without `ids` and `counts`, the layer's option `cached` applies; without `blocks`, its
-        option `blocks`.
+        It holds as many keys as a query can see, `window` or else `n_positions`, for any length in
+        `input_shape`. `ids`, `counts` and `blocks` override the layer's `cached` and `blocks`.
 
         Raises:
           ValueError: `ids` and `counts` are both set, or the layer does not support the cache.
@@ -210,6 +188,7 @@ class LUTAttention(_Attention):
     """
 
     spec_type = _tables.LUTAttentionSpec
+    __call__ = attention_call  # runs lutjax.lut_attention, or attends to the cache
 
     @builds
     def __init__(
@@ -227,6 +206,7 @@ class LUTPairAttention(_Attention):
     """Lookup-table attention over pairs of positions: `lutjax.lut_pair_attention`."""
 
     spec_type = _tables.LUTPairAttentionSpec
+    __call__ = attention_call  # runs lutjax.lut_pair_attention, also to attend to the cache
 
     @builds
     def __init__(
