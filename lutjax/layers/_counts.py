@@ -71,7 +71,6 @@ def attended(
 def _attended_block(
     weights: Array, counts: Any, index: Array, is_key: Array, **sums: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """Compute `attended` with counts for all positions at once."""
     n_codes = counts.shape[-1]
 
     def counted(counts: Any, index: Any, is_key: Any) -> tuple[jax.Array, jax.Array]:
@@ -134,7 +133,6 @@ def _sum_of_integers(weights: Array, index: Array, counts: Array, *, accumulate:
 
 
 def _codes(index: Array, n: int) -> jax.Array:
-    """Return all codes along a new last axis, broadcast to the rank of `index`."""
     return jnp.arange(n, dtype=jnp.int32).reshape((1,) * index.ndim + (n,))
 
 

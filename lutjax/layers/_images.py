@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from lutjax import _meshes, wiring
 from lutjax._typing import Array
 from lutjax.arguments import require_array, shown
 from lutjax.layers._projection import ScoredSpec, check_read, check_scalar, scalars_of
-from lutjax.layers._spec import Arrays, Variable, names_layer
+from lutjax.layers._spec import Arrays, Mode, Op, Variable, names_layer
 from lutjax.layers._tables import TableSpec
 from lutjax.ops.lut_at_places import Windows, lut_at_places
 from lutjax.reads import Read
@@ -56,7 +56,6 @@ class _ReadSpec(ScoredSpec, TableSpec):
         return found + (() if self.read is None else scalars_of(self.read))
 
     def tables_of(self, arrays: Arrays) -> Any:
-        """Return the tables in the op's format."""
         return super().tables_of(arrays) if self.quantized else self._stored(arrays["weights"])
 
     def _kept(
@@ -79,7 +78,6 @@ class _ReadSpec(ScoredSpec, TableSpec):
             super()._check_values(variable, arrays)
 
     def _images(self, x: Any, shape: tuple[int, ...]) -> Any:
-        """Return images ``[..., *shape]``, checked and cast."""
         require_array(self.layer, "x", x)
         if x.ndim < len(shape) or x.shape[x.ndim - len(shape) :] != shape:
             sizes = ", ".join(map(str, shape))
@@ -120,7 +118,6 @@ class _ImageSpec(_ReadSpec):
         return {"n_detectors": weights[0] // self.connectivity.n_groups, "n_anchors": anchors[1]}
 
     def _values(self, x: Any) -> Any:
-        """Return images as vectors ``[..., inputs]``, checked and cast."""
         shape = self.connectivity.in_shape
         return _meshes.reshaped(self._images(x, shape), x.ndim - len(shape), self.n_inputs)
 
@@ -129,16 +126,7 @@ class _ImageSpec(_ReadSpec):
         return self.connectivity.n_groups
 
     @names_layer
-    def run(
-        self,
-        op: Callable[..., jax.Array],
-        x: Any,
-        *,
-        deterministic: bool | None = None,
-        key: Any = None,
-        **arrays: Any,
-    ) -> jax.Array:
-        """Sum one row per table, or `lutjax.scored_lut` with a read, in each group of detectors."""
+    def run(self, op: Op, x: Any, *, deterministic: Mode = None, key: Any = None, **arrays: Any) -> jax.Array:
         groups, targets, values = self.connectivity, arrays.get("targets"), self._values(x)
         targets = None if targets is None else jnp.asarray(targets)[:, 0]
         keep = self._kept(x, groups.in_shape, deterministic, key)
@@ -178,7 +166,7 @@ class SpatialLUTSpec(_ImageSpec):
         zeros. The detectors in a group are adjacent.
       anchors: int32 input ids ``[groups * n_detectors, n_anchors, 2]``.
       targets: int32 output ids ``[groups, 1, outputs of a group]``, -1 for an unused slot.
-      log_beta, log_gamma, log_tau: trained scalars of a read, by their names in ``read.initial()``.
+      log_beta, log_gamma, log_tau: trained scalars of a read.
       weights, exponents: int8 tables and their scale, int32 ``[groups, outputs of a group]``, not
         trained, with ``quantized=True``.
 
@@ -257,7 +245,6 @@ def _added(y: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:
 
 
 def _check_windows(spec: Any) -> None:
-    """Check window sizes over images with `in_shape`, and store size sequences as tuples."""
     spec.in_shape = shape_of(spec.layer, "in_shape", spec.in_shape, (2, 3))
     names = ("kernel", "stride", "padding")
     sizes = window_sizes(spec.layer, spec.in_shape, *(getattr(spec, name) for name in names))
@@ -278,7 +265,7 @@ class WindowLUTSpec(_ImageSpec):
       weights: trained, ``[rows * columns * n_detectors, 2**n_anchors, out_features]``, initially
         zeros; detectors in a window are adjacent, and windows are in row-major order.
       anchors: int32 ids of image values ``[rows * columns * n_detectors, n_anchors, 2]``.
-      log_beta, log_gamma, log_tau: trained scalars of a read, by their names in ``read.initial()``.
+      log_beta, log_gamma, log_tau: trained scalars of a read.
       weights, exponents: int8 tables and their scale, int32 ``[rows * columns, out_features]``, not
         trained, with ``quantized=True``.
 
@@ -337,16 +324,14 @@ class ConvLUTSpec(_ReadSpec):
     """Lookup tables over image windows, with tables shared by all windows: `lutjax.conv_lut`.
 
     Detectors compare pairs of values in a window, and their tables add to its outputs. Windows are
-    not copied: memory holds images, detections and outputs, and on NVIDIA GPUs without a `read` no
-    detections. Inputs are ``[..., *in_shape]`` and outputs ``[..., *out_shape]``:
-    ``(rows, columns, out_channels)``, with one row and column for each window, or fewer with
-    `pool`.
+    not copied. Inputs are ``[..., *in_shape]`` and outputs ``[..., *out_shape]``: one row and
+    column of `out_channels` for each window, or fewer with `pool`.
 
     Variables:
       weights: trained, ``[n_detectors, 2**n_anchors, out_channels / groups]``, initially zeros.
       anchors: int32 value ids in a group's window ``[n_detectors, n_anchors, 2]``, in the order
         row, column, channel, for any image size.
-      log_beta, log_gamma, log_tau: trained scalars of a read, by their names in ``read.initial()``.
+      log_beta, log_gamma, log_tau: trained scalars of a read.
       weights, exponents: int8 tables and their scale, int32 ``[groups, out_channels / groups]``,
         not trained, with ``quantized=True``.
 
@@ -445,13 +430,11 @@ class ConvLUTSpec(_ReadSpec):
 
     @property
     def _window(self) -> tuple[int, int, int]:
-        """Height, width and channels of a group's window."""
         height, width = pair(self.layer, "kernel", self.kernel)
         return height, width, as_image(self.in_shape)[2] // self.groups
 
     @property
     def _places(self) -> tuple[int, int]:
-        """Number of window rows and columns."""
         sizes = window_sizes(self.layer, self.in_shape, self.kernel, self.stride, self.padding)
         each = zip(self.in_shape[:2], *sizes, strict=True)
         rows, columns = ((n + 2 * p - k) // s + 1 for n, k, s, p in each)
@@ -480,16 +463,7 @@ class ConvLUTSpec(_ReadSpec):
         return {"n_detectors": weights[0], "n_anchors": anchors[1], "out_channels": channels}
 
     @names_layer
-    def run(
-        self,
-        op: Callable[..., jax.Array],
-        x: Any,
-        *,
-        deterministic: bool | None = None,
-        key: Any = None,
-        **arrays: Any,
-    ) -> jax.Array:
-        """Check and cast inputs, and run `lutjax.conv_lut` with the layer's options."""
+    def run(self, op: Op, x: Any, *, deterministic: Mode = None, key: Any = None, **arrays: Any) -> jax.Array:
         images = self._images(x, self.in_shape)
         y = op(
             images if len(self.in_shape) == 3 else images[..., None],
@@ -511,7 +485,6 @@ class ConvLUTSpec(_ReadSpec):
 
 
 def _averaged(y: jax.Array, block: Sequence[int]) -> jax.Array:
-    """Return averages over whole blocks of windows ``[..., rows, columns, outputs]``."""
     high, wide = block
 
     def averages(y: jax.Array) -> jax.Array:

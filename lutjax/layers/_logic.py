@@ -24,6 +24,7 @@ from lutjax.layers._spec import (
     Example,
     Initializer,
     LayerCall,
+    Op,
     Spec,
     Variable,
     names_layer,
@@ -57,7 +58,6 @@ GAUSSIAN = Normal(1.0)
 
 
 def uniform_table(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-    """Return tables sampled from uniform(-1, 1)."""
     return jax.random.uniform(key, shape, dtype, -1, 1)
 
 
@@ -158,13 +158,7 @@ def wired_call(
     deterministic: bool | None = None,
     temperature: Float[Array, ""] | float | None = None,
 ) -> Float[jax.Array, "..."]:
-    """Return outputs for inputs.
-
-    Args:
-      x: inputs.
-      deterministic: whether to run the hard network; takes precedence over the layer's own.
-      temperature: in place of the layer's own; it may be traced.
-    """
+    """Return outputs for inputs; other arguments take precedence over the layer's own."""
     y: jax.Array = self._run(x, deterministic, temperature=temperature)
     return y
 
@@ -177,13 +171,7 @@ def recurrent_call(
     deterministic: bool | None = None,
     temperature: Float[Array, ""] | float | None = None,
 ) -> Float[jax.Array, "..."]:
-    """Return the states after each step, ``[..., length, out_features]``.
-
-    Args:
-      x: inputs ``[..., length, in_features]``.
-      state: state before the first step, ``[..., out_features]``; 0 by default.
-      deterministic, temperature: as in a call of `LogicGates`.
-    """
+    """Return the states after each step; the state before the first step is 0 by default."""
     y: jax.Array = self._run(x, deterministic, temperature=temperature, state=state)
     return y
 
@@ -262,7 +250,6 @@ class _LogicSpec(Spec):
         hard: Callable[[jax.Array], jax.Array],
         estimator: str | None = None,
     ) -> jax.Array:
-        """Apply an estimator to logits, given functions for the soft and the hard network."""
         estimator = self.estimator if estimator is None else estimator
         relaxed = soft(self._at_temperature(logits, key, noise, estimator))
         return with_derivative_of(hard(logits), relaxed) if estimator == "straight_through" else relaxed
@@ -270,7 +257,6 @@ class _LogicSpec(Spec):
     def _at_temperature(
         self, logits: jax.Array, key: Any, noise: Callable[..., jax.Array], estimator: str
     ) -> jax.Array:
-        """Return logits divided by the temperature, with noise if the estimator has any."""
         if estimator == "gumbel":
             if key is None:
                 raise self._error("estimator is 'gumbel', which needs rngs for its noise.")
@@ -304,7 +290,6 @@ class _LogicSpec(Spec):
 
     @property
     def _n_readable(self) -> int:
-        """Number of values available to wires."""
         raise NotImplementedError
 
     def _check_shape(self, variable: Variable, array: Any) -> None:
@@ -349,7 +334,6 @@ class WiredSpec(_LogicSpec):
 
     @property
     def arity(self) -> int:
-        """Number of inputs per gate."""
         raise NotImplementedError
 
     def _check_sizes(self) -> None:
@@ -402,7 +386,6 @@ class WiredSpec(_LogicSpec):
 
     @names_layer
     def _drawn_wires(self, key: Any, shape: tuple[int, ...]) -> jax.Array:
-        """Return sampled wires or candidates with shape `shape`."""
         if self.wiring in wiring.LEARNED:
             wires = wiring.balanced(key, self._n_readable, self.out_features, math.prod(shape[1:]))
             return wires.reshape(shape)
@@ -422,14 +405,13 @@ class WiredSpec(_LogicSpec):
         return sizes
 
     @names_layer
-    def run(self, op: Callable[..., jax.Array], x: Any, **options: Any) -> jax.Array:
-        """Run an op with estimator or hard tables."""
+    def run(self, op: Op, x: Any, **options: Any) -> jax.Array:
         x, apply, _ = self._bind(op, x, **options)
         return apply(x)
 
     def _bind(
         self,
-        op: Callable[..., jax.Array],
+        op: Op,
         x: Any,
         *,
         deterministic: bool = False,
@@ -456,9 +438,7 @@ class WiredSpec(_LogicSpec):
 
         return x, apply, (arrays, tables)
 
-    def _apply(
-        self, op: Callable[..., Any], x: Any, tables: Any, wires: Any, readers: Any, deterministic: bool
-    ) -> jax.Array:
+    def _apply(self, op: Op, x: Any, tables: Any, wires: Any, readers: Any, deterministic: bool) -> jax.Array:
         y: jax.Array = op(x, tables, wires, readers=readers, **self._options)
         return y
 
@@ -481,7 +461,7 @@ class WiredSpec(_LogicSpec):
 
     def _run_chosen(
         self,
-        op: Callable[..., Any],
+        op: Op,
         arrays: Arrays,
         x: Any,
         tables: Any,
@@ -512,7 +492,6 @@ class WiredSpec(_LogicSpec):
         )
 
     def relaxed(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
-        """Return estimator or hard tables in the op's format."""
         raise NotImplementedError
 
     def _slopes(self, tables: Any, inputs: list[jax.Array], dy: jax.Array) -> Sequence[jax.Array]:
@@ -570,52 +549,38 @@ class WiredSpec(_LogicSpec):
 class LogicGatesSpec(WiredSpec):
     """Differentiable two-input logic gates, each a mixture of all sixteen: `lutjax.logic_gates`.
 
-    With ``deterministic=True``, an argument of the layer and of each call, every gate is the one
-    with the largest logit: bits in, bits out.
+    With ``deterministic=True`` every gate is the one with the largest logit: bits in, bits out.
 
     Variables:
       logits: trained, ``[out_features, 16]``.
       wires: int32 input ids ``[out_features, 2]``; candidates ``[out_features, 2, candidates]``.
-        Absent with the wiring ``"full"``.
-      readers: int32 ``[in_features, fan-out]``: inverse wires, for the gradient. Absent if the
-        fan-out is unknown, with learned wires, and if explicit wires are so unbalanced that the
-        list would be mostly empty.
-      scores: trained, shaped like `wires`, or ``[out_features, 2, in_features]``; only with learned
-        wires.
+      readers: int32 ``[in_features, fan-out]``: inverse wires, if the fan-out is known and even.
+      scores: trained, one for each candidate or input; only with learned wires.
 
     Args:
       in_features: number of inputs, values from 0 to 1 or bits.
       out_features: number of gates, with one output each.
-      wiring: gate inputs, by name or a function as in `lutjax.wiring`. Random: ``"balanced"``:
-        nearly equal fan-out for all inputs. ``"unique"``: balanced, with distinct input pairs.
-        ``"butterfly"``: outputs of stacked layers depend on as many inputs as possible.
-        ``"random"``: independent wires. `lutjax.wiring.Windows`, `lutjax.wiring.Groups`: image
-        windows, input groups. Learned by trained scores, whose maximum the hard network reads:
-        ``"top-k"``: one of `candidates` per gate input, also in a soft layer, at about the cost of
-        fixed wires. ``"full"``: one of all inputs, with a matrix product in the backward pass.
-        ``"learnable"``: a soft layer reads the mixture of candidates.
+      wiring: fixed gate inputs: ``"balanced"``, ``"unique"``, ``"butterfly"``, ``"random"``, or a
+        function such as `lutjax.wiring.Windows`. Learned by trained scores: ``"top-k"`` and
+        ``"full"``, with one wire per gate input, ``"learnable"``, with mixtures of candidates. See
+        docs/logic.md, section 9.
       candidates: number of candidates per gate input; even for ``"learnable"``.
       scores_init: score initializer; normal(0, 1) by default.
-      logits_init: logit initializer; by default `lutjax.layers.initializers.residual_gates()`: a
-        gate passes on its first input with probability 0.9. ``jax.nn.initializers.normal(1.0)`` is
-        a common alternative.
+      logits_init: logit initializer; `lutjax.layers.initializers.residual_gates()` by default.
       estimator: relaxation in training. ``"soft"``: gate mixtures. ``"gumbel"``: mixtures with
-        Gumbel noise on the logits, sampled in each call and shared by all samples, from the stream
-        ``gates`` in Flax and from the key of `apply` in Haiku. ``"straight_through"``: the hard
-        network forward, with a mixture's gradient.
-      temperature: divisor of logits and scores; a lower one is closer to the hard network. A call
-        can override it, ``layer(x, temperature=t)``, also with a traced schedule value.
+        Gumbel noise, one sample per call, from the stream ``gates`` in Flax and the key of `apply`
+        in Haiku. ``"straight_through"``: hard gates, with a mixture's gradient.
+      temperature: divisor of logits and scores, also in a call, and traced.
       feature_axis: -1, or 0 for inputs and outputs ``[features, ...]``: the fast layout.
       accumulate: fixed-point accumulation, not with learned wires; see `lutjax.FixedPoint`.
       dtype: output dtype, to which inputs are cast; by default they are not cast.
       param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
       implementation: implementation of the op; see `lutjax.bilinear_gates`.
-      wires: int32 ``[out_features, 2]``, or candidates ``[out_features, 2, candidates]``, instead
-        of random ones. A gate may read one input twice.
+      wires: explicit wires or candidates, instead of random ones.
       deterministic: whether calls run the hard network.
 
     Raises:
-      ValueError: a size is impossible, there are too few distinct pairs, or a wire is not an input.
+      ValueError: a size is impossible, pairs are too few, or a wire is not an input.
 
     Source: docs/logic.md, sections 1 and 4.
     """
@@ -632,7 +597,6 @@ class LogicGatesSpec(WiredSpec):
         return self._trained("logits", (self.out_features, 16), self.logits_init)
 
     def relaxed(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
-        """Return estimator or hard gate coefficients: ``[4, gates]``."""
         if deterministic:
             return lutjax.gate_coefficients(arrays["logits"], hard=True)
         return self.of_mixtures(arrays, lutjax.gate_coefficients(self.mixed_logits(arrays, key)))
@@ -669,22 +633,18 @@ class LogicRNNSpec(LogicGatesSpec):
     """Recurrent layer of logic gates that map a step's inputs and the state to the next state.
 
     Inputs are ``[..., length, in_features]`` and outputs, the state after each step,
-    ``[..., length, out_features]``; with ``feature_axis=0`` ``[features, length, ...]``. The
-    initial state is 0, or an argument of the call. With ``deterministic=True`` every gate is the
-    one with the largest logit: bits in, bits out, and `from_words` runs 32 sequences per word.
+    ``[..., length, out_features]``; with ``feature_axis=0`` ``[features, length, ...]``. With
+    ``deterministic=True`` every gate is the one with the largest logit: bits in, bits out.
 
     Variables:
       logits: trained, ``[out_features, 16]``.
-      wires, readers, scores: as in `LogicGates`, for ``in_features + out_features`` inputs: the
-        layer's inputs, then the state.
+      wires, readers, scores: as in `LogicGates`, for the layer's inputs, then the state.
 
     Args:
       in_features: inputs per step, values from 0 to 1 or bits.
       out_features: number of gates, and state size.
       estimator: as in `LogicGates`. All steps of a call share the noise.
-      wires: int32 ``[out_features, 2]``, or candidates ``[out_features, 2, candidates]``, instead
-        of random ones: ids below `in_features` are inputs, and ``in_features + g`` is the state of
-        gate g.
+      wires: as in `LogicGates`; ids ``in_features + g`` are the states of gates.
       wiring, candidates, scores_init, logits_init, temperature, feature_axis, dtype, param_dtype,
         implementation, deterministic: as in `LogicGates`.
       accumulate: as in `LogicGates`, in each step; sums over steps are floats.
@@ -708,8 +668,7 @@ class LogicRNNSpec(LogicGatesSpec):
         return -2 if self.feature_axis else 1
 
     @names_layer
-    def run(self, op: Callable[..., jax.Array], x: Any, *, state: Any = None, **options: Any) -> jax.Array:
-        """Run an op in each step, on its inputs and the state."""
+    def run(self, op: Op, x: Any, *, state: Any = None, **options: Any) -> jax.Array:
         x, apply, read = self._bind(op, x, **options)
         if x.ndim < 2:
             expected = "[..., length, features]" if self.feature_axis else "[features, length, ...]"
@@ -728,7 +687,6 @@ class LogicRNNSpec(LogicGatesSpec):
         return self._scanned(step, x, self._first(x, state, read))
 
     def _first(self, x: Any, state: Any, read: Any) -> jax.Array:
-        """Return the initial state for steps that also read these arrays."""
         x, read = jax.tree.map(jnp.asarray, (x, read))
         axes = _meshes.varying_over((x, read))
         shape = list(x.shape)
@@ -752,7 +710,6 @@ class LogicRNNSpec(LogicGatesSpec):
         return found
 
     def _scanned(self, step: Callable[..., Any], x: Any, state: Any) -> jax.Array:
-        """Return the states after each step, along the step axis of `x`."""
         _, states = jax.lax.scan(step, state, jnp.moveaxis(jnp.asarray(x), self._steps_axis, 0))
         return jnp.moveaxis(states, 0, self._steps_axis)
 
@@ -877,12 +834,10 @@ class SoftLUTSpec(_TableSpec):
       n_inputs: inputs per table, 1 to 8.
       parameterization: meaning of the trained values. ``"light"``: corner logits. ``"walsh"``:
         Walsh coefficients ``c``; the logit of corner k is
-        ``-sum_s c[s] (-1)**(number of common bits of s and k)``. For bits this is the "warp"
-        parameterization in other libraries, which apply the sigmoid after the interpolation.
+        ``-sum_s c[s] (-1)**(number of common bits of s and k)``.
         ``"raw"``: values v clipped to [-1, 1], with corners ``(v + 1) / 2``. Outside, only
         gradients pointing inward pass.
-      table_init: table initializer; by default `lutjax.layers.initializers.residual_table`, corners
-        of 0.9 where the first input is 1 and 0.1 elsewhere.
+      table_init: table initializer; `lutjax.layers.initializers.residual_table` by default.
       estimator: as in `LogicGates`; ``"gumbel"`` adds logistic noise to the corner logits, and
         excludes raw tables.
       wiring: as in `LogicGates`; ``"unique"`` is for 2 inputs.
@@ -934,7 +889,6 @@ class SoftLUTSpec(_TableSpec):
         return -jnp.matmul(table, jnp.asarray(walsh, table.dtype), precision="highest")
 
     def relaxed(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
-        """Return estimator or hard tables: ``[tables, 2**n_inputs]``."""
 
         def hard(logits: jax.Array) -> jax.Array:
             return (logits > 0).astype(logits.dtype)
@@ -959,13 +913,11 @@ class SoftLUTSpec(_TableSpec):
 class BinaryLUTSpec(_TableSpec):
     """Tables over up to 8 inputs, addressed by their signs: `lutjax.binary_lut`.
 
-    An address bit is ``x > 0``, so inputs are bits 0 and 1, or values around 0. Outputs are also
-    bits, ``value > 0`` for the addressed slot. The slot and the inputs receive gradients, the
-    extended finite difference, as if there were no threshold, so training already runs the hard
-    network. With ``estimator="soft"`` outputs are the values themselves, for the last layer before
-    a group sum, or before another such layer. Values are clipped to [-1, 1]; outside, only
-    gradients pointing inward pass. With ``deterministic=True`` outputs are bits for every
-    estimator.
+    An address bit is ``x > 0``, and an output is the bit ``value > 0`` of the addressed slot. The
+    slot and the inputs receive gradients, the extended finite difference, as if there were no
+    threshold, so training already runs the hard network. With ``estimator="soft"`` outputs are
+    values, for example before a group sum, and bits only with ``deterministic=True``. Values are
+    clipped to [-1, 1]; outside, only gradients pointing inward pass.
 
     Variables:
       table: trained, ``[out_features, 2**n_inputs]``; the first input is the lowest address bit.
@@ -1005,16 +957,13 @@ class BinaryLUTSpec(_TableSpec):
     def scores_estimator(self) -> str:
         return "straight_through"  # a mixture with any 1 bit would be above 0
 
-    def _apply(
-        self, op: Callable[..., Any], x: Any, tables: Any, wires: Any, readers: Any, deterministic: bool
-    ) -> jax.Array:
+    def _apply(self, op: Op, x: Any, tables: Any, wires: Any, readers: Any, deterministic: bool) -> jax.Array:
         y = super()._apply(op, x, tables, wires, readers, deterministic)
         if deterministic or self.estimator == "soft":
             return y
         return with_derivative_of((y > 0).astype(y.dtype), y)
 
     def relaxed(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
-        """Return slot values, or hard ones: ``[tables, 2**n_inputs]``."""
         table = _within(self.layer, jnp.asarray(arrays["table"]))
         return (table > 0).astype(table.dtype) if deterministic else table
 
@@ -1055,7 +1004,6 @@ class GroupSumSpec(Spec):
 
     @property
     def out_features(self) -> int:
-        """Number of sums."""
         return self.k
 
     def __post_init__(self) -> None:
@@ -1069,7 +1017,6 @@ class GroupSumSpec(Spec):
 
     @names_layer
     def sum_groups(self, x: Any) -> jax.Array:
-        """Return the sums of groups over `tau`."""
         x = self._bits(x)
         require_array(self.layer, "x", x)
         if not x.ndim or x.shape[self.feature_axis] % self.k:
@@ -1178,7 +1125,6 @@ class ThermometerSpec(Spec):
 
     @property
     def out_features(self) -> int:
-        """Number of bits for all features."""
         return self.in_features * self.n_thresholds
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:

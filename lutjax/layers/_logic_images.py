@@ -5,7 +5,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -19,7 +19,7 @@ from lutjax import _meshes, wiring
 from lutjax._typing import Array
 from lutjax.arguments import require_array
 from lutjax.layers._logic import INT32, PARAMETERIZATIONS, RESIDUAL, LogicGatesSpec, SoftLUTSpec, _LogicSpec
-from lutjax.layers._spec import Arrays, Initializer, Variable, names_layer
+from lutjax.layers._spec import Arrays, Initializer, Op, Variable, names_layer
 from lutjax.ops.logic_trees import Places, in_levels, largest_of_groups, logic_trees
 from lutjax.wiring import Connectivity
 from lutjax.wiring._images import window_sizes
@@ -35,45 +35,31 @@ class LogicConvSpec(_LogicSpec):
 
     A kernel is a complete tree of gates whose leaves are values in an image window, with the same
     gates and wires in all windows. The output is the maximum over ``pool`` windows, for bits their
-    OR, and its gradient goes to the first maximum. Gates read the image itself, without copied
-    windows.
+    OR, and its gradient goes to the first maximum. Windows are not copied.
 
     Variables:
-      logits: trained, ``[n_kernels * nodes of a tree, 16]``, the first level first. A tree has
-        ``n_inputs**(depth - 1) + ... + 1`` nodes.
-      table: trained, ``[n_kernels * nodes of a tree, 2**n_inputs]``, instead of logits, if nodes
-        are tables.
+      logits: trained, ``[n_kernels * nodes of a tree, 16]``, the first level first.
+      table: trained, ``[n_kernels * nodes of a tree, 2**n_inputs]``, if nodes are tables.
       wires: int32 ``[n_kernels * n_inputs**(depth - 1), n_inputs]``: leaves, ids in the window in
         the order row, column, channel.
-      readers: int32 ``[channels, fan-out]``: ``lutjax.readers(wires % channels, channels)``. Absent
-        if it would be mostly empty.
+      readers: int32 ``[channels, fan-out]``: ``lutjax.readers(wires % channels, channels)``.
 
     Args:
-      in_shape: height, width and channels of the image. Inputs are
-        ``[..., height, width, channels]``; with ``feature_axis=0``
-        ``[channels, height, width, ...]``. Outputs have the same layout.
+      in_shape: height, width and channels of the image. Inputs and outputs have this layout, or
+        ``[channels, height, width, ...]`` with ``feature_axis=0``.
       n_kernels: number of trees and output channels.
-      kernel: height and width of a window, or one number for both.
+      kernel, stride: as in `WindowLUT`.
       depth: number of gate levels.
-      stride: step between windows, in rows and in columns.
       padding: rows and columns of zeros around the image; less than `kernel`.
-      pool: height and width of pooling groups; must divide the number of windows with their
-        padding.
-      pool_padding: empty rows and columns around the windows that groups may reach into; less than
-        `pool`.
-      channels_per_kernel: number of channels per tree, sampled with nearly equal fan-out for all
-        channels. None: all.
-      wiring: leaf wiring: ``"balanced"``: nearly equal fan-out for all values; ``"random"``:
-        independent wires.
+      pool, pool_padding: size of pooling groups, and of empty borders around all windows.
+      channels_per_kernel: number of channels per tree, sampled with nearly equal fan-out; or all.
+      wiring: leaf wiring: ``"balanced"``, with nearly equal fan-out, or ``"random"``.
       n_inputs: inputs per node, 2 to 8.
-      parameterization: ``"gates"``: nodes are gates with two inputs, as in `LogicGates`.
-        ``"light"``, ``"walsh"``, ``"raw"``: tables, as in `SoftLUT`.
-      logits_init: as in `LogicGates`.
+      parameterization: ``"gates"``, as in `LogicGates`, or a parameterization of `SoftLUT`.
       table_init: as in `SoftLUT`.
-      wires: explicit leaves, instead of random ones; for `lutjax.wiring.trees` use
-        ``leaves.reshape(-1, n_inputs)``.
-      estimator, temperature, feature_axis, dtype, param_dtype, implementation, deterministic: as in
-        `LogicGates`.
+      wires: explicit leaves, such as ``lutjax.wiring.trees(...).reshape(-1, n_inputs)``.
+      logits_init, estimator, temperature, feature_axis, dtype, param_dtype, implementation,
+        deterministic: as in `LogicGates`.
 
     Raises:
       ValueError: a size is impossible, or a wire is not in the window.
@@ -152,19 +138,16 @@ class LogicConvSpec(_LogicSpec):
 
     @property
     def geometry(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-        """Height and width of kernel, stride and padding."""
         return window_sizes(self.layer, self.in_shape, self.kernel, self.stride, self.padding)
 
     @property
     def padded(self) -> tuple[int, int, int]:
-        """Height, width and channels of the padded image."""
         height, width, channels = self.in_shape
         rows, columns = self.geometry[2]
         return height + 2 * rows, width + 2 * columns, channels
 
     @property
     def places(self) -> tuple[int, int]:
-        """Number of window rows and columns."""
         return self._places.counts
 
     @property
@@ -174,7 +157,6 @@ class LogicConvSpec(_LogicSpec):
 
     @property
     def out_shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of the output."""
         return (*self._places.groups, self.n_kernels)
 
     @property
@@ -185,7 +167,6 @@ class LogicConvSpec(_LogicSpec):
 
     @property
     def levels(self) -> list[int]:
-        """Number of nodes per level, all trees together."""
         return [self.n_kernels * self.n_inputs**level for level in reversed(range(self.depth))]
 
     @property
@@ -223,7 +204,6 @@ class LogicConvSpec(_LogicSpec):
         return (*self._wires(self.in_shape[2], shape, self._most_readers(), draw), trained)
 
     def _drawn_leaves(self, key: Any) -> jax.Array:
-        """Return each tree's leaves, ids in the window: ``[n_kernels, n_inputs**depth]``."""
         own, channels = self.channels_per_kernel, self.in_shape[2]
 
         def leaves_of(key: Any, n_values: int) -> jax.Array:
@@ -263,7 +243,7 @@ class LogicConvSpec(_LogicSpec):
     @names_layer
     def run(
         self,
-        op: Callable[..., jax.Array],
+        op: Op,
         x: Any,
         *,
         deterministic: bool = False,
@@ -333,7 +313,6 @@ class LogicConvSpec(_LogicSpec):
         return self.with_temperature(temperature)._nodes().expected_needs(arrays)
 
     def _features_first(self, x: Any) -> jax.Array:
-        """Return images as floats ``[channels, height, width, ...]``, checked and cast."""
         x = self._bits(x)
         height, width, channels = self.in_shape
         shape = (channels, height, width) if self.feature_axis == 0 else self.in_shape
@@ -347,9 +326,8 @@ class LogicConvSpec(_LogicSpec):
         return jnp.moveaxis(x, (-1, -3, -2), (0, 1, 2)) if self.feature_axis else x
 
     def _trees_of_gates(
-        self, op: Callable[..., jax.Array], x: jax.Array, coefficients: jax.Array, wires: Any, readers: Any
+        self, op: Op, x: jax.Array, coefficients: jax.Array, wires: Any, readers: Any
     ) -> jax.Array:
-        """Return gate tree outputs, ``[kernels, rows, columns, ...]``."""
         y = op(
             x.reshape(math.prod(self.in_shape), *x.shape[3:]),
             _meshes.divided_by_compiler(self._by_tree, self._spec_by_tree)(coefficients),

@@ -17,7 +17,7 @@ from lutjax import _compat, _meshes, sharding
 from lutjax._typing import Array
 from lutjax.arguments import require_array, shown
 from lutjax.dispatch.registry import Implementation
-from lutjax.layers._spec import Arrays, Example, Initializer, Spec, Variable, names_layer
+from lutjax.layers._spec import Arrays, Example, Initializer, Op, Spec, Variable, names_layer
 from lutjax.layers.initializers import LecunNormal
 from lutjax.names import PLACEMENTS
 from lutjax.ops._checks import accumulation
@@ -60,20 +60,9 @@ def memory_call(
     segments: Int[Array, "*#batch length"] | None = None,
     history: History | None = None,
 ) -> Any:
-    """Return the update to add to the token vectors, ``[..., length, features]``.
+    """Return the update to add to token vectors `x`; with a `history` also the next history.
 
-    Args:
-      x: token vectors, from which the gate computes its query.
-      tokens: ids in any range, taken modulo ``2**32``.
-      segments: ids ``[..., length]``; n-grams and the convolution read only consecutive tokens
-        within one segment.
-      history: state from earlier tokens, while decoding; see `history`.
-
-    Returns:
-      The output; with a `history` also the history for the next call.
-
-    Raises:
-      ValueError, TypeError: a shape or dtype is wrong.
+    N-grams of `tokens`, ids modulo ``2**32``, and the convolution stay within a segment.
     """
     return self._run(x, tokens=tokens, segments=segments, history=history)
 
@@ -83,19 +72,16 @@ class NgramMemorySpec(Spec):
     """Hashed n-gram tables next to attention: the last tokens address rows, and a gate reads them.
 
     Add ``y = memory(x, tokens)`` to `x`, the token vectors at some depth of a model. Each n-gram
-    that ends at a token has a row in `heads` tables for each of the `orders`: `row_ids` computes
-    them from token ids, so they are known before the model runs. The concatenated rows are
-    projected to a key and a value. The gate is ``sigmoid(<query, key> / sqrt(features))`` with the
-    query `x`; both are divided by their root mean square, and scaled. A short causal depthwise
-    convolution over gated values, with SiLU, is added to the gated value. Its kernel is initially
-    zero.
+    that ends at a token has a row in `heads` tables for each of the `orders`. The concatenated rows
+    are projected to a key and a value. The gate is ``sigmoid(<query, key> / sqrt(features))`` with
+    the query `x`; both are divided by their root mean square, and scaled. A causal depthwise
+    convolution over gated values, with SiLU, is added.
 
     Variables:
       weights: tables, trained, ``[len(orders) * heads, rows, width]``, normal(0.02).
       key_kernel, value_kernel: trained, ``[len(orders) * heads * width, features]``, LeCun normal.
       query_scale, key_scale, conv_scale: trained, ``[features]``, ones.
       conv_kernel: trained, ``[kernel, features]``, zeros; the last row is for the token itself.
-        Only with a `kernel`.
 
     Args:
       features: size of token vectors and outputs.
@@ -103,30 +89,24 @@ class NgramMemorySpec(Spec):
       rows: rows per table; any number.
       heads: number of tables for each order, each with its own hash.
       width: row size; by default all rows for a token together have `features` values, rounded up.
-      kernel: number of tokens read by the convolution, spaced by the longest n-gram; 0: no
-        convolution.
+      kernel: number of tokens read by the convolution, spaced by the longest n-gram; may be 0.
       seed: hash seed; layers with different seeds have different collisions.
-      dtype: dtype of projections and output; by default promoted from inputs and parameters. Rows
-        keep theirs.
+      dtype: dtype of projections and output; by default promoted from inputs and parameters.
       param_dtype: dtype of tables and projections: float32, bfloat16, float16 or float64.
-      weights_init, kernel_init: initializers of tables and projections, as in
-        `jax.nn.initializers`.
-      row_axis: mesh axis that shards table rows and the batch, inside a `jax.shard_map` whose
-        `weights` are a block; see `lutjax.sharding.lookup_in_blocks`. None: the tables are whole.
+      weights_init, kernel_init: initializers of tables and projections.
+      row_axis: mesh axis that shards table rows and the batch inside a `jax.shard_map`; see
+        `lutjax.sharding.lookup_in_blocks`.
       accumulate: fixed-point accumulation in the lookup; see `lutjax.FixedPoint`.
       implementation: implementation of the lookup; see `lutjax.weighted_lookup`.
-      placement: ``"device"``, or host memory: ``"host"`` in Flax NNX, and a
-        `lutjax.optim.host.HostTables` elsewhere. Then `weights` is a `lutjax.optim.host.HostTable`,
-        and the layer keeps the PRNG key for its initial rows, `weights_key`. See
-        docs/host-memory.md.
+      placement: ``"device"``, or host memory: ``"host"`` in Flax NNX, `lutjax.optim.host.HostTables`
+        elsewhere. The layer then keeps the PRNG key of its rows. See docs/host-memory.md.
 
     Raises:
       ValueError: a size is impossible.
 
     Source: docs/semantics.md, section 14.
 
-    Published: Cheng et al., Conditional Memory via Scalable Lookup, 2026 (Engram), without merging
-    of tokens with equal meaning and with one branch.
+    Published: Cheng et al., Conditional Memory via Scalable Lookup, 2026, without merged tokens.
     """
 
     features: int
@@ -165,17 +145,14 @@ class NgramMemorySpec(Spec):
 
     @property
     def n_tables(self) -> int:
-        """Number of tables for all orders."""
         return len(self.orders) * self.heads
 
     @property
     def reach(self) -> int:
-        """Number of consecutive earlier tokens in the convolution's receptive field."""
         return max(self.kernel - 1, 0) * max(self.orders)
 
     @property
     def row_size(self) -> int:
-        """Number of table values read per token."""
         assert self.width is not None
         return self.n_tables * self.width
 
@@ -260,7 +237,7 @@ class NgramMemorySpec(Spec):
     @names_layer
     def run(
         self,
-        op: Callable[..., jax.Array],
+        op: Op,
         x: Any,
         tokens: Int[Array, "*batch length"],
         *,
@@ -297,7 +274,6 @@ class NgramMemorySpec(Spec):
     def _addressed(
         self, tokens: jax.Array, segments: Any, history: History | None
     ) -> tuple[jax.Array, jax.Array]:
-        """Return the tokens' row ids, and their positions in their runs."""
         place = self._placed(tokens, segments, history)
         index = self._found(tokens, place, history)
         return index, jnp.broadcast_to(place, tokens.shape)
@@ -328,7 +304,6 @@ class NgramMemorySpec(Spec):
     def _convolved(
         self, kernel: jax.Array, values: jax.Array, place: jax.Array, before: jax.Array | None
     ) -> jax.Array:
-        """Return the causal depthwise convolution within each run."""
         length, step = values.shape[-2], max(self.orders)
         if before is None:
             before = jnp.zeros((*values.shape[:-2], self.reach, self.features), values.dtype)
@@ -360,7 +335,6 @@ class NgramMemorySpec(Spec):
 
 
 def check_placement(spec: Any) -> None:
-    """Raise ValueError if a spec does not support its placement."""
     spec._require_one_of("placement", PLACEMENTS)
     if spec.placement == "host" and spec.row_axis is not None:
         raise ValueError(
@@ -394,7 +368,7 @@ def rows_here(spec: Any, n_rows: int) -> int:
 
 def read_rows(
     spec: Any,
-    op: Callable[..., jax.Array],
+    op: Op,
     weights: Array | HostTable,
     index: jax.Array,
     coefficients: jax.Array,
@@ -419,5 +393,4 @@ def normalized(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def lead_axes(a: jax.Array, rank: int) -> jax.Array:
-    """Prepend axes of size 1 up to a rank."""
     return a.reshape((1,) * (rank - a.ndim) + a.shape)

@@ -28,7 +28,6 @@ class Places(NamedTuple):
 
     @property
     def held(self) -> int:
-        """Number of positions covered by a block table."""
         return self.tables.shape[-1] * self.size
 
     def of(
@@ -56,7 +55,6 @@ class Places(NamedTuple):
 
 
 def _counted(first: Int[Array, "*batch"], n: int) -> Int[jax.Array, "*batch n"]:
-    """Return `n` consecutive integers from each start."""
     numbers = jnp.arange(n, dtype=jnp.int32).reshape((1,) * first.ndim + (n,))
     return jnp.asarray(first)[..., None] + numbers
 

@@ -19,7 +19,7 @@ from lutjax.arguments import require_array
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._largest import largest
 from lutjax.layers._memory import MATRIX, check_placement, normalized, placed, read_rows, rows_here
-from lutjax.layers._spec import Arrays, Example, Initializer, Spec, Variable, names_layer, plain_call
+from lutjax.layers._spec import Arrays, Example, Initializer, Op, Spec, Variable, names_layer, plain_call
 from lutjax.ops._checks import accumulation
 from lutjax.tables.host_tables import HostTables
 
@@ -82,11 +82,9 @@ class _KeySpec(Spec):
 
     @property
     def n_rows(self) -> int:
-        """Number of rows per table."""
         return self.n_keys**2
 
     def _tables(self) -> tuple[Variable, ...]:
-        """Return the addressed tables."""
         raise NotImplementedError
 
     def variables(self) -> tuple[Variable, ...]:
@@ -190,8 +188,7 @@ class ProductKeyMemorySpec(_KeySpec):
         return (self._trained("weights", shape, self.weights_init, "tables"),)
 
     @names_layer
-    def run(self, op: Callable[..., jax.Array], x: Any, *, weights: Any, **keys: Any) -> jax.Array:
-        """Add the selected rows by an op."""
+    def run(self, op: Op, x: Any, *, weights: Any, **keys: Any) -> jax.Array:
         rows, coefficients = self.reads(keys, x)
         y = read_rows(self, op, weights, rows[..., None, :], coefficients[..., None, :])
         return y.astype(self._inputs(x).dtype)
@@ -243,8 +240,7 @@ class ProductKeyExpertsSpec(_KeySpec):
         )
 
     @names_layer
-    def run(self, op: Callable[..., jax.Array], x: Any, *, down: Any, up: Any, **keys: Any) -> jax.Array:
-        """Gather the input weights of experts and add their outputs by an op."""
+    def run(self, op: Op, x: Any, *, down: Any, up: Any, **keys: Any) -> jax.Array:
         rows, coefficients = self.reads(keys, x)
         z = self._inputs(x)
         ones = jnp.ones((*rows.shape, 1, 1), coefficients.dtype)

@@ -19,6 +19,8 @@ from lutjax.layers._spec import (
     Arrays,
     Example,
     Initializer,
+    Mode,
+    Op,
     Spec,
     Variable,
     names_layer,
@@ -42,7 +44,6 @@ def small_tables(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.floa
 
 
 def check_read(layer: str, read: Any) -> None:
-    """Raise if `read` is not a read."""
     if not isinstance(read, Read):
         raise ValueError(
             f"{layer}: read is {shown(read)}; expected one of lutjax.reads, such as Confidence()."
@@ -50,7 +51,6 @@ def check_read(layer: str, read: Any) -> None:
 
 
 def scalars_of(read: Read) -> tuple[Variable, ...]:
-    """Return a read's learned scalars as variables."""
     return tuple(
         Variable(name, "scalars", (), value.dtype, lambda key, name=name: read.initial()[name])  # type: ignore[misc]
         for name, value in jax.eval_shape(read.initial).items()  # no array is allocated before initialization
@@ -58,7 +58,6 @@ def scalars_of(read: Read) -> tuple[Variable, ...]:
 
 
 def check_scalar(layer: str, name: str, value: Any) -> None:
-    """Raise if a read scalar is not finite."""
     if not np.isfinite(np.asarray(value)):
         raise ValueError(f"{layer}: {name} is {value}; it must be finite.")
 
@@ -97,7 +96,6 @@ class ScoredSpec(Spec):
             )
 
     def _quantized_tables(self, shape: tuple[int, ...]) -> tuple[Variable, Variable]:
-        """Return the variables for integer tables."""
 
         def variable(name: str, shape: tuple[int, ...], dtype: Any) -> Variable:
             return Variable(name, QUANTIZED, shape, dtype, lambda key: jnp.zeros(shape, dtype))
@@ -126,12 +124,10 @@ class ScoredSpec(Spec):
         return spec, quantize(weights)
 
     def tables_of(self, arrays: Arrays) -> Any:
-        """Return the tables in the op's format."""
         weights = arrays["weights"]  # the array itself: see lutjax.optim
         return lutjax.QuantizedTables(weights, arrays["exponents"]) if self.quantized else weights
 
     def scalars_of(self, arrays: Arrays) -> dict[str, Any] | None:
-        """Return the read's scalars; None without a read."""
         names = (v.name for v in self.all_variables if v.kind == "scalars")
         return None if self.read is None else {name: arrays[name] for name in names}
 
@@ -153,10 +149,9 @@ class ScoredSpec(Spec):
 class ProjectionLUTSpec(ScoredSpec):
     """Feed-forward layer replacement: a projection, heads of lookup tables, another projection.
 
-    The first projection makes `width` inputs for each head. The tables of a head compare pairs of
-    its inputs, and add the selected rows, weighted by a score of the comparison margins: see
-    `lutjax.scored_lut`. The second projection starts at zero, so a residual block with a new layer
-    is the identity. Without both projections the layer consists only of tables.
+    The tables of a head compare pairs of its inputs, and add the selected rows, weighted by a score
+    of the comparison margins. The second projection starts at zero, so a residual block with a new
+    layer is the identity.
 
     Variables:
       compress_kernel, compress_bias: trained, ``[in_features, heads * width]``, normal(0.02), and
@@ -164,18 +159,15 @@ class ProjectionLUTSpec(ScoredSpec):
       anchors: int32 ids of a head's inputs ``[heads * tables, bits, 2]``, distinct pairs ``a < b``
         if possible.
       weights: tables, trained, ``[heads * tables, 2**bits, outputs]``, uniform(-0.001, 0.001).
-      log_beta, log_gamma, log_tau: trained scalars of the read, float32, by their names in
-        ``read.initial()``.
+      log_beta, log_gamma, log_tau: trained scalars of the read, float32.
       decompress_kernel, decompress_bias: trained, ``[heads * outputs, out_features]``, zeros.
       weights, exponents: int8 tables and their scale, int32 ``[heads, outputs]``, not trained, with
         ``quantized=True``.
 
     Args:
-      in_features: number of inputs.
-      out_features: number of outputs.
+      in_features, out_features: number of inputs and outputs.
       heads: number of table groups.
-      tables: number of tables per head.
-      bits: number of anchor pairs per table.
+      tables, bits: number of tables per head, and of anchor pairs per table.
       width: inputs per head; by default an equal share of `in_features`, rounded up, or all with
         `share_input`.
       outputs: outputs per head; by default an equal share of `out_features`, rounded up, or all
@@ -183,11 +175,8 @@ class ProjectionLUTSpec(ScoredSpec):
       read: one of `lutjax.reads` or your own.
       share_input: whether all heads read the same inputs.
       sum_heads: whether the outputs of all heads are added.
-      compress: whether there is a first projection; otherwise inputs are the concatenated head
-        inputs.
-      decompress: whether there is a second projection.
-      table_dropout: share of tables dropped in training, for each sample; other tables are scaled
-        up.
+      compress, decompress: whether there is a first and a second projection.
+      table_dropout: share of tables dropped in training, per sample, from the stream ``dropout``.
       deterministic: whether calls run without dropout.
       quantized: int8 tables without gradients, for a layer trained with `lutjax.reads.PowersOfTwo`.
       dtype: dtype of projections and output; by default promoted from inputs and parameters. Tables
@@ -290,16 +279,8 @@ class ProjectionLUTSpec(ScoredSpec):
         assert outputs is not None
 
         def draw(key: Array) -> jax.Array:
-            return draw_anchors(
-                key,
-                width,
-                n_tables,
-                self.bits,
-                distinct=True,
-                groups=self.heads,
-                where=self.layer,
-                name_of_pairs="bits",
-            )
+            names: dict[str, Any] = {"where": self.layer, "name_of_pairs": "bits"}
+            return draw_anchors(key, width, n_tables, self.bits, distinct=True, groups=self.heads, **names)
 
         def projection(name: str, shape: tuple[int, int], init: Initializer) -> tuple[Variable, Variable]:
             bias = self._trained(f"{name}_bias", shape[1:], jax.nn.initializers.zeros)
@@ -337,16 +318,7 @@ class ProjectionLUTSpec(ScoredSpec):
             check_scalar(self.layer, variable.name, arrays[variable.name])
 
     @names_layer
-    def run(
-        self,
-        op: Callable[..., jax.Array],
-        x: Any,
-        *,
-        deterministic: bool | None = None,
-        key: Any = None,
-        **arrays: Any,
-    ) -> jax.Array:
-        """Project inputs to heads, run `lutjax.scored_lut`, and project its sums to outputs."""
+    def run(self, op: Op, x: Any, *, deterministic: Mode = None, key: Any = None, **arrays: Any) -> jax.Array:
         require_array(self.layer, "x", x)
         if not x.ndim or x.shape[-1] != self.in_features:
             raise self._error(f"x has shape {list(x.shape)}; expected [..., {self.in_features}].")

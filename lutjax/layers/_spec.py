@@ -32,6 +32,8 @@ _MOST_NUMBERS = 1 << 43  # largest size of a trained array
 
 Arrays = Mapping[str, Any]
 Initializer = Callable[..., Any]
+Op = Callable[..., jax.Array]
+Mode = bool | None
 Example = tuple[str, tuple[int, ...], tuple[int, ...]]  # arguments, shapes of inputs and outputs
 F = TypeVar("F", bound=Callable[..., Any])
 QUANTIZED = "quantised"  # a collection in old checkpoints, hence its spelling
@@ -83,7 +85,7 @@ class Spec:
     implied: ClassVar[tuple[str, ...]] = ()  # fields inferred from explicit variables; not arguments
     methods: ClassVar[tuple[str, ...]] = ()  # methods shared by the layers
     call: ClassVar[Callable[..., Any]]  # `__call__` of the layers of Linen and Haiku
-    op: ClassVar[Callable[..., jax.Array]]  # op of the forward pass, which the calls of NNX layers name
+    op: ClassVar[Op]  # op of the forward pass, which the calls of NNX layers name
     run: ClassVar[Callable[..., Any]]  # forward pass around an op, with the variables by name
     stream: ClassVar[str] = "gates"  # random stream, in libraries with streams
 
@@ -94,7 +96,6 @@ class Spec:
         return self.run(self.op, x, *args, **options, **arrays)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the fields for `pickle` and `copy.deepcopy`."""
         state = state_of(self)
         state.pop("all_variables", None)  # they hold functions, which `pickle` rejects
         return state
@@ -128,7 +129,6 @@ class Spec:
         return {}
 
     def variables(self) -> tuple[Variable, ...]:
-        """Return the layer's variables, in initialization order."""
         return ()
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
@@ -167,29 +167,12 @@ class Spec:
         Raises:
           ValueError: an id is out of range, or an array has no values.
         """
-        for variable in self._id_variables:
-            if variable.name in arrays:
-                self._check_known(variable, arrays[variable.name])
+        for v in self.all_variables:
+            if v.kind in ("anchors", "targets", "wires") and v.name in arrays:
+                if isinstance(arrays[v.name], jax.ShapeDtypeStruct):
+                    raise missing(self.layer, v.name)
+                check_once(arrays[v.name], self, lambda v=v: self._check_values(v, {v.name: arrays[v.name]}))  # type: ignore[misc]
         return arrays
-
-    def check_ids(self, name: str, array: Any) -> None:
-        """Check a replacement array for a variable, if it holds ids with known values.
-
-        Raises:
-          ValueError: an id is out of range.
-        """
-        for variable in self._id_variables:
-            if variable.name == name:
-                self._check_known(variable, array)
-
-    @property
-    def _id_variables(self) -> list[Variable]:
-        return [v for v in self.all_variables if v.kind in ("anchors", "targets", "wires")]
-
-    def _check_known(self, variable: Variable, array: Any) -> None:
-        if isinstance(array, jax.ShapeDtypeStruct):
-            raise missing(self.layer, variable.name)
-        check_once(array, self, lambda: self._check_values(variable, {variable.name: array}))
 
     def _check_shape(self, variable: Variable, array: Any) -> None:
         if np.shape(array) != variable.shape:
@@ -303,7 +286,7 @@ class LayerCall:
     arrays: Arrays
     mode: Mapping[str, Any]
 
-    def run(self, op: Callable[..., jax.Array], x: Any, **options: Any) -> jax.Array:
+    def run(self, op: Op, x: Any, **options: Any) -> jax.Array:
         """Run the forward pass around an op, with the variables by name."""
         y: jax.Array = self.spec.run(op, x, **options, **self.mode, **self.arrays)
         return y
@@ -355,18 +338,15 @@ def names_layer(method: F) -> F:
 
 
 def cached(function: F) -> F:
-    """Cache a function and keep its type: mypy does not treat spec classes as hashable."""
     return functools.cache(function)  # type: ignore[return-value]
 
 
 def layer_name(spec_type: type[Spec]) -> str:
-    """Return a spec's layer name."""
     return spec_type.__name__.removesuffix("Spec")
 
 
 @cached
 def arguments(spec_type: type[Spec]) -> tuple[str, ...]:
-    """Return a layer's argument names."""
     others = {*spec_type.implied, "class_name"}
     return tuple(field.name for field in dataclasses.fields(spec_type) if field.name not in others)
 

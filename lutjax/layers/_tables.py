@@ -17,7 +17,7 @@ from lutjax._typing import Array, Integer
 from lutjax.arguments import require_array, shown
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _counts, _pages
-from lutjax.layers._spec import Arrays, Example, Initializer, Spec, Variable, names_layer, plain_call
+from lutjax.layers._spec import Arrays, Example, Initializer, Op, Spec, Variable, names_layer, plain_call
 from lutjax.ops import _checks, _edges
 from lutjax.ops._checks import MAX_BITS, accumulation
 from lutjax.values._anchors import check_anchors, check_targets, draw_anchors
@@ -81,12 +81,10 @@ class TableSpec(Spec):
 
     @property
     def n_inputs(self) -> int:
-        """Number of values available to anchors."""
         raise NotImplementedError
 
     @property
     def n_outputs(self) -> int:
-        """Number of outputs per table."""
         raise NotImplementedError
 
     @property
@@ -101,7 +99,6 @@ class TableSpec(Spec):
 
     @property
     def weights_shape(self) -> tuple[int, ...]:
-        """Shape of the tables."""
         return (self.n_tables, 2**self.row_bits, self.n_outputs)
 
     def _draw_anchors(self, key: Array) -> jax.Array:
@@ -124,7 +121,6 @@ class TableSpec(Spec):
 
     @property
     def _sums(self) -> dict[str, Any]:
-        """Options for ops without comparisons."""
         return {"accumulate": self.accumulate, "implementation": self.implementation}
 
 
@@ -215,7 +211,7 @@ class LUTSpec(_TableSpec):
     groups: int | None = None
 
     example: ClassVar[Example] = ("8, 4, n_detectors=16, n_anchors=6", (32, 8), (32, 4))
-    op: ClassVar[Callable[..., jax.Array]] = staticmethod(lutjax.lut)
+    op: ClassVar[Op] = staticmethod(lutjax.lut)
 
     def _check_sizes(self) -> None:
         if self.groups is None:
@@ -245,9 +241,7 @@ class LUTSpec(_TableSpec):
         return sizes
 
     @names_layer
-    def run(
-        self, op: Callable[..., jax.Array], x: Any, weights: Any, anchors: Any, **others: Any
-    ) -> jax.Array:
+    def run(self, op: Op, x: Any, weights: Any, anchors: Any, **others: Any) -> jax.Array:
         """Check and cast inputs and tables, run an op, and concatenate outputs of groups."""
         x, weights, options = self._inputs(x), self._stored(weights), others | self._options
         if self.groups is None:
@@ -443,9 +437,7 @@ class SparseLUTSpec(_WithTargets, LUTSpec):
             raise self._error("give either n_targets, to draw the targets, or the targets themselves.")
         self._check_targets()
 
-    def run(
-        self, op: Callable[..., jax.Array], x: Any, weights: Any, anchors: Any, **others: Any
-    ) -> jax.Array:
+    def run(self, op: Op, x: Any, weights: Any, anchors: Any, **others: Any) -> jax.Array:
         """Run an op with targets or an edge list."""
         targets = others["targets"]
         if self.edge_sizes is not None:
@@ -470,26 +462,10 @@ def attention_call(
 ) -> Float[jax.Array, "*batch queries outputs"]:
     """Return outputs ``[..., length, out_features]`` for inputs ``[..., length, in_features]``.
 
-    Args:
-      x: query inputs, also used as keys if `keys` is not given.
-      keys: key inputs, for attention from one sequence to another.
-      segments, key_segments: ids ``[..., length]``; a query attends only to keys in its own
-        segment. While decoding, ids are 0 by default, and cached. Negative ids mark padding, which
-        is neither a query nor a key: pad sequences with different lengths before their first
-        position.
-      query_start, key_start: position of the first query and of the first key if `keys` is given,
-        or one per sequence ``[...]``; 0 by default.
-      block_mask, block_sizes: as in `lutjax.lookup_attention`.
-      block_tables: block ids for each sequence if the cache is a block pool, ``[..., M]``, -1 for
-        none: position ``p`` is stored in block ``block_tables[p // size % M]``, at ``p % size``.
-        Sequences may share blocks for reading; new positions need their own blocks, and padding
-        follows them.
-      lengths: stored positions per sequence, ``[...]``; required with `block_tables`.
-      decode: whether `x` continues the cached positions; the call then caches the latest keys.
-        Takes precedence over the layer's own `decode`.
-
-    Raises:
-      ValueError: decoding without a cache, or with arguments replaced by the cache.
+    Segments, starts and blocks are as in `lutjax.lookup_attention`; negative segments mark padding.
+    With `decode`, `x` continues the cached positions. In a block pool, position ``p`` is at
+    ``p % size`` in block ``block_tables[..., p // size % M]``, -1 for none; new positions, followed
+    by padding, need blocks of their own.
     """
     others = {
         "segments": segments,
@@ -596,7 +572,6 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         return capacity
 
     def _check_counts(self) -> None:
-        """Raise ValueError if key counts cannot represent the visible keys."""
         reasons = {
             "cached": (not self._has_counts, "keys have no rows of their own, which could be counted"),
             "n_position_bits": (
@@ -617,7 +592,6 @@ class _SequenceSpec(_WithTargets, _TableSpec):
                 raise self._error(f"there is no cache of counts, as {name} is {value}: {rule}.")
 
     def _check_blocks(self, cached: str, blocks: tuple[int, int] | None) -> None:
-        """Raise ValueError if the spec has no block pool with these sizes."""
         if blocks is None:
             return
         if not (
@@ -768,7 +742,6 @@ class _SequenceSpec(_WithTargets, _TableSpec):
     def _attend_to_blocks(
         self, arrays: Arrays, cache: Arrays, chunk: Arrays, segments: Any, block_tables: Any, lengths: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Run `attend_with_cache` on a block pool for all sequences."""
         *batch, length, _ = next(iter(chunk.values())).shape
         n_blocks, size = next(iter(cache.values())).shape[:2]
         kept = self._check_cache(cache, chunk, (n_blocks, size), "dtype")
@@ -790,7 +763,6 @@ class _SequenceSpec(_WithTargets, _TableSpec):
     def _tables_of(
         self, block_tables: Any, lengths: Any, batch: tuple[int, ...]
     ) -> tuple[jax.Array, jax.Array]:
-        """Return checked block tables and lengths for all sequences."""
         n_entries = block_tables.shape[-1] if np.ndim(block_tables) else 0
         found = []
         for name, value, shape in (
@@ -813,7 +785,6 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         return found[0], found[1]
 
     def _check_one_segment(self, segments: Any, what: str) -> None:
-        """Raise ValueError if segment ids are known and differ."""
         if segments is not None and is_concrete(segments) and np.any(np.asarray(segments) > 0):
             raise self._error(
                 f"segments has ids up to {np.max(np.asarray(segments))}; {what} holds keys of segment 0 alone, with "
@@ -832,7 +803,6 @@ class _SequenceSpec(_WithTargets, _TableSpec):
     def _attend_to_counts(
         self, arrays: Arrays, cache: Arrays, chunk: Arrays, segments: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Run `attend_with_cache` on a cache of counts."""
         index = chunk["cached_key_index"]
         *batch, length, n_detectors = index.shape
         counts, expected = cache["cached_counts"], (*batch, n_detectors, 2**self.n_anchors)
@@ -868,7 +838,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
     @names_layer
     def run(
         self,
-        op: Callable[..., jax.Array],
+        op: Op,
         x: Any,
         keys: Any = None,
         *,
@@ -982,12 +952,10 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         return result
 
     def _edges(self, arrays: Arrays) -> dict[str, Any]:
-        """Target options of ops."""
         return {"targets": arrays["targets"], "n_outputs": self.n_outputs} if "targets" in arrays else {}
 
     @property
     def _sight(self) -> dict[str, Any]:
-        """Visibility options of ops."""
         return {"window": self.window} if self.causal else {"causal": False}
 
     def _tables(self, arrays: Arrays, n_keys: int) -> tuple[Any, Any]:
@@ -1001,8 +969,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
             )
         return weights, positions[self.n_positions + 1 - n_keys :]
 
-    def _run_op(self, op: Callable[..., jax.Array], arrays: Arrays, x: Any, **sight: Any) -> jax.Array:
-        """Run the op on inputs, with self-attention unless `keys` are given."""
+    def _run_op(self, op: Op, arrays: Arrays, x: Any, **sight: Any) -> jax.Array:
         weights, positions = self._tables(arrays, sight.get("keys", x).shape[-2])
         options = {**self._edges(arrays), **sight, **self._options}
         return self._rounded(op(x, weights, arrays["anchors"], positions, **options))
@@ -1025,7 +992,6 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         raise NotImplementedError
 
     def _attend(self, arrays: Arrays, queries: Arrays, keys: Arrays, **places: Any) -> jax.Array:
-        """Attend from queries to keys, both as returned by `_keys`."""
         raise NotImplementedError
 
 
@@ -1053,45 +1019,32 @@ def _appended(cache: Array, new: Array, axis: int) -> jax.Array:
 class LUTAttentionSpec(_SequenceSpec):
     """Concatenated lookup-table attention, with one row per position pair: `lutjax.lut_attention`.
 
-    A pair's row address concatenates the bits of the query, the key and their distance. A query
-    attends to earlier positions, or to all with ``causal=False``. Outputs are sums, so position 0
-    of a causal layer outputs 0. There are no heads: use more detectors.
+    A pair's row address concatenates the bits of the query, the key and their distance. Outputs are
+    sums over the visible keys. There are no heads: use more detectors.
 
     Variables:
-      weights: trained,
-        ``[n_detectors, 2**(2 * n_anchors + n_position_bits), out_features or n_targets]``,
-        initially zeros.
-      targets: int32 output ids ``[n_detectors or 1, rows or 1, n_targets]``, only with targets.
-      positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only with position
-        bits; with ``causal=False`` ``[2 * n_positions + 1, ...]``, from the farthest later key to
-        the farthest earlier one.
-      anchors: as in `LUT`.
-      cached_key_index, cached_key_flip, cached_key_margin, cached_segments, cache_index: latest
-        keys, only for decoding. With ``"ids"`` no flips or margins; with ``"counts"``
-        ``cached_counts`` ``[..., n_detectors, 2**n_anchors]``.
+      weights: trained, ``[n_detectors, rows, out_features or n_targets]``, initially zeros, with
+        ``2**(2 * n_anchors + n_position_bits)`` rows.
+      targets, anchors: as in `SparseLUT`, for these rows; targets only if given or drawn.
+      positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``; with
+        ``causal=False`` ``[2 * n_positions + 1, ...]``, the farthest later key first.
+      cached_..., cache_index: latest keys, only for decoding.
 
     Args:
-      in_features, out_features, n_detectors, epsilon, weights_init, accumulate, implementation,
-        anchors: as in `LUT`.
-      dtype, param_dtype: as in `LUT`, also for positions.
+      in_features, out_features, n_detectors, epsilon, dtype, param_dtype, weights_init, accumulate,
+        implementation, anchors: as in `LUT`.
       n_anchors: number of anchor pairs per detector, the same for queries and keys.
       n_positions: largest distance with a position; the longest sequence is one longer.
-      n_position_bits: number of position bits; 0: no positions, sequences of any length.
-      shared_positions: whether all detectors share positions.
-      positions_init: initializer of positions; uniform(-1, 1) by default.
+      n_position_bits: number of position bits; 0: no positions.
+      shared_positions, positions_init: whether all detectors share positions, and an initializer.
       window: number of earlier positions visible to a query; all by default.
-      causal: whether a query sees only earlier positions. ``causal=False`` excludes `window`,
-        `decode`, `query_start` and `key_start`.
+      causal: whether a query sees only earlier positions.
       decode: whether calls continue a sequence, with earlier keys in a cache.
       cached: cache contents. ``"keys"``: everything needed for gradients. ``"ids"``: row ids, one
-        or two bytes per detector instead of twelve. ``"counts"``: key count per row, constant
-        memory for any length; queries see all earlier keys. Counts exclude positions, window and
-        pool, and need one segment and rows with all outputs or one target list. Ids and counts omit
-        gradients to earlier keys and their queries, but not to tables.
-      blocks: number and size of blocks in a shared key pool ``[blocks, size, n_detectors]``; calls
-        then take ``block_tables``. By default each sequence has its own cache.
-      pool: key block size: outputs are sums over blocks of the mean visible row. With `causal`,
-        without `decode` and ``block_mask``.
+        or two bytes per detector instead of twelve. ``"counts"``: key count per row, for any length
+        without positions, window and pool. Ids and counts omit gradients to earlier keys.
+      blocks: number and size of blocks in a key pool for all sequences.
+      pool: key block size: outputs are sums over blocks of the mean visible row.
       n_targets, targets_per, targets: as in `SparseLUT`; all outputs by default.
 
     Raises:
@@ -1141,8 +1094,7 @@ class LUTPairAttentionSpec(_SequenceSpec):
 
     Anchors compare values in the joint vector
     ``[earlier position, later position, position of their distance]``, concatenated or interleaved.
-    A query attends to earlier positions, or to all with ``causal=False``, where "earlier" means the
-    key and "later" the query. Outputs are sums.
+    With ``causal=False``, "earlier" means the key and "later" the query. Outputs are sums.
 
     Variables:
       weights: trained, ``[n_detectors, 2**n_anchors, out_features or n_targets]``, initially zeros.

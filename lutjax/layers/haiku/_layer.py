@@ -54,7 +54,6 @@ class Layer(hk.Module, metaclass=_Module):
     spec_type: ClassVar[type[_spec.Spec]]
 
     def _make(self, arguments: Mapping[str, Any]) -> None:
-        """Build the spec and the attributes from the constructor arguments."""
         self._options = {name: arguments[name] for name in _spec.arguments(self.spec_type)}
         for name, value in self._options.items():
             setattr(self, name, value)
@@ -92,7 +91,6 @@ class Layer(hk.Module, metaclass=_Module):
 
     @hk.transparent
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for `pickle` and `copy.deepcopy`."""
         options = {name: by_name(value) for name, value in self._options.items()}
         return {**state_of(self), "_options": options}
 
@@ -124,7 +122,6 @@ class Layer(hk.Module, metaclass=_Module):
         return {**self.spec.held(self._arrays()), **tables}
 
     def _run(self, x: Any, deterministic: bool | None = None, **options: Any) -> Any:
-        """Call the spec, with noise unless the call is deterministic."""
         self._infer(x)
         arrays = self._held()
         if hasattr(self.spec, "deterministic"):

@@ -41,7 +41,6 @@ class Layer(nn.Module):
 
     @nn.nowrap
     def __getstate__(self) -> dict[str, Any]:
-        """Return the fields for `pickle` and `copy.deepcopy`."""
         return state_of(self)
 
     def _options(self) -> dict[str, Any]:
@@ -102,14 +101,12 @@ class Layer(nn.Module):
         }
 
     def _spec_and_arrays(self, variables: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Return the spec and the arrays of the layer, given its subtree of `variables`."""
         kept = variables.get(_INPUTS, {}).get(_IN_FEATURES)
         arrays = {name: array for kind in variables.values() for name, array in kind.items()}
         return self._build(None if kept is None else len(kept))[0], arrays
 
     @nn.nowrap
     def _run(self, x: Any, deterministic: bool | None = None, **options: Any) -> Any:
-        """Call the spec, with noise from its stream unless the call is deterministic."""
         spec, arrays = self._bound(x)
         if hasattr(spec, "deterministic"):
             calm = spec.deterministic if deterministic is None else deterministic

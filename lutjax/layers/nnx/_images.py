@@ -62,7 +62,7 @@ class SpatialLUT(_Images):
     ) -> None: ...  # fmt: skip
 
     def __call__(self, x: Inputs, *, deterministic: bool | None = None, rngs: Noise = None) -> Outputs:
-        """Return maps ``[..., *out_shape]``; `deterministic` and `rngs` as in `ProjectionLUT`."""
+        """Return maps ``[..., *out_shape]``; `rngs` replaces the layer's own noise."""
         return self._call(deterministic, rngs).run(lutjax.scored_lut, x)  # without a read: unscored rows
 
 
@@ -85,7 +85,7 @@ class WindowLUT(_Images):
     ) -> None: ...  # fmt: skip
 
     def __call__(self, x: Inputs, *, deterministic: bool | None = None, rngs: Noise = None) -> Outputs:
-        """Return outputs of all windows; `deterministic` and `rngs` as in `ProjectionLUT`."""
+        """Return outputs of all windows; `rngs` replaces the layer's own noise."""
         return self._call(deterministic, rngs).run(lutjax.scored_lut, x)  # without a read: unscored rows
 
 
@@ -123,5 +123,5 @@ class ConvLUT(_Images):
     ) -> None: ...  # fmt: skip
 
     def __call__(self, x: Inputs, *, deterministic: bool | None = None, rngs: Noise = None) -> Outputs:
-        """Return outputs ``[..., *out_shape]``; `deterministic` and `rngs` as in `ProjectionLUT`."""
+        """Return outputs ``[..., *out_shape]``; `rngs` replaces the layer's own noise."""
         return self._call(deterministic, rngs).run(lutjax.conv_lut, x)

@@ -25,8 +25,7 @@ from lutjax.values._ids import is_concrete
 
 _LIBRARY = Library(
     argument="rngs: draws the variables, from its stream ``params``.",
-    note="In Flax NNX a variable is an attribute: an `nnx.Param` if it is trained (tables are `Tables`), otherwise an `Anchors`, `Targets`,\n"
-    "`Wires` or `Thresholds`. Restore all of them with a checkpoint: `lutjax.layers.nnx.check` rejects other states.",
+    note="",  # the classes declare their variables
     example=""">>> import jax.numpy as jnp
 >>> from flax import nnx{imports}
 >>> from lutjax.layers.nnx import {name}
@@ -44,9 +43,10 @@ Scalar = Float[Array, ""] | float | None
 Noise = nnx.Rngs | nnx.RngStream | None
 
 _HIDDEN = {
-    "__abstractmethods__", "__annotations__", "__dir__", "__getattr__", "__getstate__", "__init_subclass__", "__setattr__", "spec_type",
+    "__abstractmethods__", "__annotations__", "__dir__", "__getattr__", "__getstate__", "__init__", "__init_subclass__", "__setattr__",
+    "set_view", "spec", "spec_type",
 }  # fmt: skip
-"""Attributes hidden from `help`, because they are irrelevant to users."""
+"""Attributes hidden from `help`: irrelevant to users, called by Flax, or in its first line (`__init__`)."""
 
 Constructor = TypeVar("Constructor", bound=Callable[..., None])
 
@@ -101,7 +101,6 @@ class Layer(nnx.Module, metaclass=_LayerType):
             )
 
     def _build(self, rngs: nnx.Rngs | None, **arguments: Any) -> None:
-        """Build the spec and the variables from the constructor arguments."""
         if rngs is not None:
             require_rngs(type(self).__name__, rngs)
         self._declared, variables = _spec.build(
@@ -148,7 +147,6 @@ class Layer(nnx.Module, metaclass=_LayerType):
             )
 
     def _set_array(self, name: str, variable: Any, value: Any) -> None:
-        """Assign an array to a variable of the layer, and update the dependent variables."""
         layer = self._declared.layer
         if not isinstance(value, jax.Array | np.ndarray):
             raise TypeError(
@@ -162,7 +160,7 @@ class Layer(nnx.Module, metaclass=_LayerType):
                 f"{layer}: {name} holds {'ids' if whole else 'numbers'}, {old.dtype}; it cannot take {value.dtype}{list(value.shape)}."
             )
         if whole:
-            self.spec.check_ids(name, value)
+            self.spec.held({name: value})
         variable.set_value(jnp.asarray(value, old.dtype if whole else None))
         for other, array in self._declared.follow(name, self._arrays()).items():
             getattr(self, other).set_value(array)
@@ -201,12 +199,7 @@ class Layer(nnx.Module, metaclass=_LayerType):
         return _spec.LayerCall(*self._bound(), mode)
 
     def check(self) -> None:
-        """Check variables that a checkpoint or smaller arrays replaced.
-
-        Raises:
-          ValueError: a shape does not fit, an id does not exist, or a trained variable is from the
-            state of a layer with other ids.
-        """
+        """Raise ValueError if a shape does not fit, an id does not exist, or ids are another layer's."""
         self.spec.check(self._arrays())
         self._check_origin()
 
@@ -231,11 +224,7 @@ class Switched(Layer):
         return _spec.LayerCall(spec, arrays, mode)
 
     def set_view(self, deterministic: bool | None = None) -> None:
-        """Change the mode of the layer, for ``nnx.view``.
-
-        Args:
-          deterministic: if True, calls run the hard network, or without dropout.
-        """
+        """Change the layer's `deterministic`, for ``nnx.view``."""
         if deterministic is not None:
             self.deterministic = deterministic
 

@@ -33,27 +33,13 @@ class _Wired(Switched):
     scores: Param  # of learned wires
 
     def truth_tables(self) -> tuple[jax.Array, jax.Array]:
-        """Return the hard network for `lutjax.packed_lut`: wires and tables.
-
-        Wires are ``[G, n]``, and tables are bool ``[G, 2**n]``.
-
-        `LogicConv` returns the trees of one window: ids below the window size are window values,
-        and the following ids are gates.
-        """
+        """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]``, tables ``[G, 2**n]``."""
         spec, arrays = self._bound()
         wires, tables = spec.truth_tables(arrays)
         return wires, tables
 
     def expected_needs(self, temperature: Scalar = None) -> tuple[jax.Array, jax.Array]:
-        """Return expected needed inputs, and the probability of any needed input, ``[G]`` each.
-
-        Tables are random with their training probabilities: a mixture of gates, or slot values.
-        Both results are differentiable. A circuit omits constants, and buffers and inverters, which
-        need one input. A table that needs n inputs takes ``n - 1`` gates with two inputs or more.
-
-        Args:
-          temperature: in place of the layer's own.
-        """
+        """Return the expected number of needed inputs, and the probability of any, ``[G]`` each."""
         spec, arrays = self._bound()
         inputs, any_input = spec.expected_needs(arrays, temperature)
         return inputs, any_input
@@ -84,16 +70,9 @@ class LogicGates(_Gates):
       >>> import jax.numpy as jnp
       >>> from flax import nnx
       >>> from lutjax.layers.nnx import GroupSum, LogicGates
-      >>> rngs = nnx.Rngs(0)
-      >>> model = nnx.Sequential(LogicGates(16, 40, rngs=rngs), LogicGates(40, 20, rngs=rngs), GroupSum(10))
-      >>> model.layers[0].logits.shape, model.layers[0].wires.shape, model.layers[0].readers.shape
-      ((40, 16), (40, 2), (16, 5))
-      >>> bits = jnp.ones((32, 16))
-      >>> model(bits).shape
+      >>> model = nnx.Sequential(LogicGates(16, 40, rngs=nnx.Rngs(0)), GroupSum(10))
+      >>> nnx.view(model, deterministic=True)(jnp.ones((32, 16))).shape
       (32, 10)
-      >>> hard = nnx.view(model, deterministic=True)
-      >>> print(hard(bits)[0])
-      [2. 2. 2. 2. 2. 2. 2. 2. 2. 2.]
     """
 
     spec_type = _logic.LogicGatesSpec
@@ -101,14 +80,7 @@ class LogicGates(_Gates):
     def __call__(
         self, x: Inputs, *, deterministic: bool | None = None, temperature: Scalar = None, rngs: Noise = None
     ) -> Outputs:
-        """Return outputs for inputs.
-
-        Args:
-          x: inputs.
-          deterministic: run the hard network; takes precedence over the layer's own.
-          temperature: in place of the layer's own; may be traced.
-          rngs: noise of this call, instead of the layer's own stream.
-        """
+        """Return outputs for inputs; other arguments take precedence over the layer's own."""
         return self._call(deterministic, rngs, temperature=temperature).run(lutjax.bilinear_gates, x)
 
 
@@ -128,11 +100,8 @@ class LogicRNN(_Gates):
     ) -> Outputs:
         """Return the states after each step, ``[..., length, out_features]``.
 
-        Args:
-          x: inputs ``[..., length, in_features]``.
-          state: before the first step, ``[..., out_features]``: the last state of a previous call,
-            to continue it. 0 by default.
-          deterministic, temperature, rngs: as in a call of `LogicGates`.
+        The state ``[..., out_features]`` before the first step is 0 by default; pass the last state
+        of a call to continue it.
         """
         call = self._call(deterministic, rngs, temperature=temperature)
         return call.run(lutjax.bilinear_gates, x, state=state)  # in each step
@@ -144,13 +113,7 @@ class LogicRNN(_Gates):
     ) -> UInt32[jax.Array, "outputs length *batch"]:
         """Return the hard-network states of 32 sequences per word: ``[out_features, length, ...]``.
 
-        Args:
-          words: uint32 ``[in_features, length, ...]``, bits packed by `lutjax.pack_bits`, for any
-            `feature_axis`.
-          state: before the first step, ``[out_features, ...]``; 0 by default.
-
-        Raises:
-          ValueError: words or the state have a wrong shape or dtype.
+        Words ``[in_features, length, ...]`` and states ``[out_features, ...]`` are uint32.
         """
         spec, arrays = self._bound()
         y: jax.Array = spec.from_words(arrays, words, state)
@@ -255,15 +218,7 @@ class LogicConv(_Wired):
         return self._call(deterministic, rngs, temperature=temperature).run(logic_trees, x)
 
     def from_words(self, words: UInt32[Array, "channels height width *batch"]) -> UInt32[jax.Array, "..."]:
-        """Return the hard-tree bits of 32 samples per word: ``[kernels, rows, columns, ...]``.
-
-        Args:
-          words: uint32 ``[channels, height, width, ...]``, bits packed by `lutjax.pack_bits`, for
-            any `feature_axis`.
-
-        Raises:
-          ValueError: words have a wrong shape or dtype.
-        """
+        """Return hard-tree bits, 32 samples per uint32 word: ``[kernels, rows, columns, ...]``."""
         spec, arrays = self._bound()
         y: jax.Array = spec.from_words(arrays, words)
         return y

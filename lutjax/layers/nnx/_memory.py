@@ -33,14 +33,7 @@ class NgramMemory(Layer):
       >>> x, tokens = jnp.ones((4, 32, 16)), jnp.zeros((4, 32), jnp.int32)
       >>> layer(x, tokens).shape, layer.row_ids(tokens).shape
       ((4, 32, 16), (4, 32, 8))
-
-    Token by token, with the layer's history of previous tokens::
-
-      >>> history = layer.history((4,))
-      >>> for t in range(3):
-      ...     y, history = layer(x[:, t : t + 1], tokens[:, t : t + 1], history=history)
-      >>> bool(jnp.allclose(y[:, 0], layer(x, tokens)[:, 2], atol=1e-6))
-      True
+      >>> y, history = layer(x[:, :1], tokens[:, :1], history=layer.history((4,)))  # for the next call
     """
 
     spec_type = _memory.NgramMemorySpec
@@ -75,21 +68,11 @@ class NgramMemory(Layer):
         return self._call().run(lutjax.weighted_lookup, x, **options)
 
     def row_ids(self, tokens: Int[Array, "*batch length"], segments: Any = None) -> Any:
-        """Return row ids from token ids only, int32 ``[..., length, tables]``.
-
-        See `lutjax.ngram_rows`.
-        """
+        """Return `lutjax.ngram_rows` of token ids: int32 ``[..., length, tables]``."""
         return self.spec.row_ids(tokens, segments)
 
     def history(self, batch_shape: tuple[int, ...], dtype: DTypeLike | None = None) -> History:
-        """Return the history before the first token of sequences with this batch shape.
-
-        Pass it to calls that continue the sequences.
-
-        Args:
-          batch_shape: batch dimensions of the sequences.
-          dtype: input dtype of a layer without `dtype`; by default the parameter dtype.
-        """
+        """Return the state before the first token of a batch, with the dtype of its inputs."""
         found: History = self.spec.history(batch_shape, dtype)
         return found
 

@@ -25,20 +25,15 @@ M = TypeVar("M", bound=nnx.Module)
 class ProjectionLUT(Switched):
     """Heads of lookup tables between two projections: `lutjax.scored_lut`.
 
-    Tables are `Tables` and the read's scalars are `Scalars`, both subclasses of `nnx.Param`, so an
-    optimizer can distinguish them from the projections. Table dropout masks are drawn from the
-    stream ``dropout``.
-
     Example:
       >>> import jax.numpy as jnp
       >>> from flax import nnx
       >>> from lutjax.layers.nnx import ProjectionLUT
       >>> layer = ProjectionLUT(16, 16, heads=4, tables=8, bits=3, table_dropout=0.1, rngs=nnx.Rngs(0))
-      >>> layer.compress_kernel.shape, layer.weights.shape, layer.log_beta.shape, layer.decompress_kernel.shape
-      ((16, 16), (32, 8, 4), (), (16, 16))
-      >>> layer(jnp.ones((2, 16))).shape
+      >>> layer.compress_kernel.shape, layer.weights.shape
+      ((16, 16), (32, 8, 4))
+      >>> nnx.view(layer, deterministic=True)(jnp.ones((2, 16))).shape
       (2, 16)
-      >>> deterministic = nnx.view(layer, deterministic=True)
     """
 
     spec_type = _projection.ProjectionLUTSpec
@@ -74,13 +69,7 @@ class ProjectionLUT(Switched):
     ) -> None: ...  # fmt: skip
 
     def __call__(self, x: Inputs, *, deterministic: bool | None = None, rngs: Noise = None) -> Outputs:
-        """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``.
-
-        Args:
-          x: inputs.
-          deterministic: whether to run without dropout; takes precedence over the layer's own.
-          rngs: noise of this call, instead of the layer's own stream.
-        """
+        """Return outputs; other arguments take precedence over the layer's own."""
         return self._call(deterministic, rngs).run(lutjax.scored_lut, x)
 
 
@@ -132,7 +121,6 @@ def quantize(model: M) -> M:
 
 
 def _quantize(layer: Any) -> None:
-    """Quantize the tables of a layer in place."""
     spec, arrays = layer.spec.quantize(layer.weights.get_value())
     layer._declared = spec
     layer.rngs = nnx.data(None)  # no dropout in deployment

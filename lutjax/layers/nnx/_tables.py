@@ -127,14 +127,7 @@ class _Attention(_Detectors):
         counts: bool = False,
         blocks: tuple[int, int] | None = None,
     ) -> None:
-        """Create an empty cache (`nnx.Cache`) for decoding inputs of this shape and dtype.
-
-        It holds as many keys as a query can see, `window` or else `n_positions`, for any length in
-        `input_shape`. `ids`, `counts` and `blocks` override the layer's `cached` and `blocks`.
-
-        Raises:
-          ValueError: `ids` and `counts` are both set, or the layer does not support the cache.
-        """
+        """Create an empty `nnx.Cache` for such inputs; options override `cached` and `blocks`."""
         if ids and counts:
             raise ValueError(f"{self.spec.layer}: a cache keeps either ids or counts; give one of them.")
         cached = "ids" if ids else "counts" if counts else None
@@ -149,13 +142,7 @@ class _Attention(_Detectors):
         batch_size: int | tuple[int, ...] | None = None,
         cache_dtype: DTypeLike | None = None,
     ) -> None:
-        """Change the mode of the layer, for ``nnx.view``.
-
-        Args:
-          decode: if True, calls decode with the cache.
-          batch_size: create an empty cache for this batch.
-          cache_dtype: dtype of the decoded inputs; float32 by default.
-        """
+        """Change `decode`, or create an empty cache for a batch, for ``nnx.view``."""
         if decode is not None:
             self.decode = decode
         if batch_size is not None:
@@ -170,21 +157,10 @@ class LUTAttention(_Attention):
       >>> import jax.numpy as jnp
       >>> from flax import nnx
       >>> from lutjax.layers.nnx import LUTAttention
-      >>> layer = LUTAttention(
-      ...     8, 8, n_detectors=16, n_anchors=3, n_positions=31, n_position_bits=2, rngs=nnx.Rngs(0)
-      ... )
-      >>> layer.weights.shape, layer.positions.shape
-      ((16, 256, 8), (31, 1, 2))
-      >>> layer(jnp.ones((4, 32, 8))).shape
-      (4, 32, 8)
-
-      Decoding, here three positions and then one more:
-
-      >>> decoder = nnx.view(layer, decode=True, batch_size=4)
+      >>> layer = LUTAttention(8, 8, n_detectors=16, n_anchors=3, window=5, rngs=nnx.Rngs(0))
+      >>> decoder = nnx.view(layer, decode=True, batch_size=4)  # three positions, then one more
       >>> decoder(jnp.ones((4, 3, 8))).shape, decoder(jnp.ones((4, 1, 8))).shape
       ((4, 3, 8), (4, 1, 8))
-      >>> int(decoder.cache_index[...])
-      4
     """
 
     spec_type = _tables.LUTAttentionSpec
