@@ -242,21 +242,13 @@ class _LogicSpec(Spec):
         """Check that a call may override the temperature."""
 
     def _estimate(
-        self,
-        logits: jax.Array,
-        key: Any,
-        noise: Callable[..., jax.Array],
-        soft: Callable[[jax.Array], jax.Array],
-        hard: Callable[[jax.Array], jax.Array],
-        estimator: str | None = None,
+        self, logits: jax.Array, key: Any, noise: Op, soft: Op, hard: Op, estimator: str | None = None
     ) -> jax.Array:
         estimator = self.estimator if estimator is None else estimator
         relaxed = soft(self._at_temperature(logits, key, noise, estimator))
         return with_derivative_of(hard(logits), relaxed) if estimator == "straight_through" else relaxed
 
-    def _at_temperature(
-        self, logits: jax.Array, key: Any, noise: Callable[..., jax.Array], estimator: str
-    ) -> jax.Array:
+    def _at_temperature(self, logits: jax.Array, key: Any, noise: Op, estimator: str) -> jax.Array:
         if estimator == "gumbel":
             if key is None:
                 raise self._error("estimator is 'gumbel', which needs rngs for its noise.")
@@ -460,13 +452,7 @@ class WiredSpec(_LogicSpec):
         return x, places.reshape(-1, self.arity), places[:, None]
 
     def _run_chosen(
-        self,
-        op: Op,
-        arrays: Arrays,
-        x: Any,
-        tables: Any,
-        deterministic: bool,
-        scores_key: Any,
+        self, op: Op, arrays: Arrays, x: Any, tables: Any, deterministic: bool, scores_key: Any
     ) -> jax.Array:
         """Run the op on the best wires; in training with a gradient for all scores."""
         scores = arrays["scores"]
