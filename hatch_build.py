@@ -30,7 +30,7 @@ from lutjax._typing import Array, Integer
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._declared import tables_of as tables_of
 from lutjax.layers._memory import History
-from lutjax.layers._spec import Arrays, Initializer
+from lutjax.layers._spec import Arrays, Initializer, Inputs, Mode, Outputs, Scalar
 from lutjax.layers.{library}._layer import Attention, Layer
 from lutjax.reads import Read
 from lutjax.tables.host_tables import HostTables

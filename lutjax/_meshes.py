@@ -4,13 +4,15 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from lutjax._compat import cast_varying, varying_axes, varying_axes_of
 from lutjax._typing import Array
+
+R = TypeVar("R")
 
 
 def explicit_axes(a: Any) -> tuple[str, ...]:
@@ -37,7 +39,7 @@ def devices_along(place: str | tuple[str, ...]) -> int:
     return math.prod(mesh.shape[axis] for axis in ((place,) if isinstance(place, str) else place))
 
 
-def divided_by_compiler(function: Callable[..., Any], specs: Callable[..., Any]) -> Callable[..., Any]:
+def divided_by_compiler(function: Callable[..., R], specs: Callable[..., Any]) -> Callable[..., R]:
     """Let the compiler shard a function, even on meshes with explicit axes.
 
     Args:

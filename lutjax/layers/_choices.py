@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from lutjax import _meshes
 from lutjax._compat import cast_varying, varying_axes
 from lutjax.kernels._xla._row_gathers import read
+from lutjax.layers._spec import Op
 from lutjax.values._derivatives import FORWARD_MODE, reverse_only
 from lutjax.values._dtypes import accumulator
 
@@ -57,45 +58,29 @@ def judged(
       slopes: computes the gates' input cotangents.
     """
 
-    def gradient(
-        dy: jax.Array, scores: jax.Array, x: jax.Array, wires: jax.Array, candidates: Any, tables: Any
-    ) -> jax.Array:
+    def gradient(dy: jax.Array, scores: jax.Array, x: jax.Array, *others: Any) -> jax.Array:
         if feature_axis:
             dy, x = (jnp.moveaxis(a, -1, 0) for a in (dy, x))
         dy, x = (a.reshape(len(a), math.prod(a.shape[1:])) for a in (dy, x))
-        return _gradient(slopes, dy, scores, x, wires, candidates, tables)
+        return _gradient(slopes, dy, scores, x, *others)
 
     scores = reverse_only(scores, _NO_FORWARD_MODE)
     scores = cast_varying(scores, varying_axes(y))
     rest = jax.lax.stop_gradient((x, wires, candidates, tables))
-    return _with_gradient(
-        _meshes.divided_by_compiler(gradient, lambda _, scores, *rest: _meshes.spec_of(scores)),
-        y,
-        scores,
-        rest,
-    )
+    divided = _meshes.divided_by_compiler(gradient, lambda _, scores, *rest: _meshes.spec_of(scores))
+    return _with_gradient(divided, y, scores, rest)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _with_gradient(
-    gradient: Callable[..., jax.Array], y: jax.Array, scores: jax.Array, rest: Any
-) -> jax.Array:
+def _with_gradient(gradient: Op, y: jax.Array, scores: jax.Array, rest: Any) -> jax.Array:
     """Return `y`; the score gradient is a function of `dy`, the scores and the other arguments."""
     return y
 
 
-def _forward(
-    gradient: Callable[..., jax.Array], y: jax.Array, scores: jax.Array, rest: Any
-) -> tuple[jax.Array, Any]:
-    return y, (scores, rest)
-
-
-def _backward(gradient: Callable[..., jax.Array], kept: Any, dy: jax.Array) -> tuple[Any, ...]:
-    scores, rest = kept
-    return dy, gradient(dy, scores, *rest), None
-
-
-_with_gradient.defvjp(_forward, _backward)
+_with_gradient.defvjp(
+    lambda gradient, y, scores, rest: (y, (scores, rest)),
+    lambda gradient, kept, dy: (dy, gradient(dy, kept[0], *kept[1]), None),
+)
 
 
 def _gradient(
@@ -129,17 +114,17 @@ def _gains(
     x, dy, n_parts, is_judge, scale = _judges(x, dy, n_candidates)
     inputs = [read(x, of_pin).astype(dy.dtype) for of_pin in wires.T]
 
-    def in_parts(values: jax.Array) -> jax.Array:
+    def split_parts(values: jax.Array) -> jax.Array:
         return values.reshape(values.shape[0], n_parts, values.shape[1] // n_parts)
 
-    parts = in_parts(x)
+    parts = split_parts(x)
     part = jnp.zeros_like(candidates[0, 0])
     if n_parts > 1:
         part = jnp.arange(n_candidates, dtype=candidates.dtype)
     gains = []
     for pin, slope in enumerate(slopes(tables, inputs, dy)):
         others = read(parts, candidates[:, pin], part[None]).astype(dy.dtype)
-        values = in_parts(slope) * (others - in_parts(inputs[pin]))
+        values = split_parts(slope) * (others - split_parts(inputs[pin]))
         of_part = _summed(values if is_judge is None else jnp.where(is_judge[None], values, 0))
         gains.append(of_part * scale)
     return gains
@@ -148,12 +133,11 @@ def _gains(
 def _judges(
     x: jax.Array, dy: jax.Array, n_candidates: int
 ) -> tuple[jax.Array, jax.Array, int, jax.Array | None, Any]:
-    """Select the samples for each candidate.
+    """Select the samples for each candidate: a part of the batch.
 
     Returns:
-      Inputs and cotangents of these samples, one part after the other; the number of parts; a mask
-      ``[parts, samples per part]``, or None if every sample counts; and the factor that scales sums
-      over a part to the batch.
+      Inputs and cotangents of all parts; the number of parts; a mask ``[parts, samples per part]``,
+      or None if every sample counts; and the factor that scales sums over a part to the batch.
     """
     batch = x.shape[-1]
     if isinstance(batch, int):
@@ -176,11 +160,11 @@ def _judges(
 
 def _summed(values: jax.Array) -> jax.Array:
 
-    def by_product(values: jax.Array) -> jax.Array:
+    def sum_by_product(values: jax.Array) -> jax.Array:
         return jnp.matmul(values, jnp.ones(values.shape[-1], values.dtype), precision="highest")
 
     # On a CPU, a sum over the last axis is sequential; elsewhere XLA fuses it into its producer.
     found: jax.Array = jax.lax.platform_dependent(
-        values, cpu=by_product, default=lambda values: jnp.sum(values, -1)
+        values, cpu=sum_by_product, default=lambda values: jnp.sum(values, -1)
     )
     return found

@@ -31,7 +31,7 @@ def find(module: str, name: str) -> Any:
     return operator.attrgetter(name)(importlib.import_module(module))
 
 
-def by_name(value: Any) -> Any:
+def refer_by_name(value: Any) -> Any:
     """Return a `ByName` for a callable that its module holds by name; other values as is."""
     module, name = (getattr(value, attribute, None) for attribute in ("__module__", "__qualname__"))
     if not callable(value) or not isinstance(module, str) or not isinstance(name, str) or "<" in name:
@@ -44,13 +44,13 @@ def by_name(value: Any) -> Any:
 
 def state_of(layer: Any) -> dict[str, Any]:
     """Return the attributes of a layer or spec for a copy, with functions by name."""
-    return {name: by_name(value) for name, value in vars(layer).items()}
+    return {name: refer_by_name(value) for name, value in vars(layer).items()}
 
 
 def can_be_pickled(value: Any) -> bool:
     """Return True if `pickle` accepts a value; it rejects functions defined in functions."""
     try:
-        pickle.dumps(by_name(value))
+        pickle.dumps(refer_by_name(value))
     except (AttributeError, TypeError, pickle.PicklingError):
         return False
     return True

@@ -36,16 +36,9 @@ def attended(
     """Attend to earlier positions, given by their counts per code; return outputs and new counts.
 
     ``y[j] = sum over t, c of counts_j[t, c] * weights[t, index[j, t] * codes + c]``, where
-    ``counts_j`` counts the keys before ``j`` for detector ``t`` and code ``c``. In fixed point,
-    integer addends are multiplied by their row's count, so the result equals the sum over all keys,
-    bit for bit.
-
-    Args:
-      counts: counts of earlier keys.
-      index: codes of the new positions, as queries and as keys.
-      is_key: False for padding, which is neither a query nor a key.
-
-    Source: docs/semantics.md, section 5.
+    ``counts_j`` counts the keys before ``j`` for detector ``t`` and code ``c``; padding, where
+    `is_key` is False, is neither a query nor a key. In fixed point the result equals the sum over
+    all keys, bit for bit. Source: docs/semantics.md, section 5.
     """
     length = index.shape[-2]
     sums: Any = {"accumulate": accumulate, "implementation": implementation}
@@ -75,42 +68,33 @@ def _attended_block(
 
     def counted(counts: Any, index: Any, is_key: Any) -> tuple[jax.Array, jax.Array]:
         codes = _codes(index, n_codes)
-        new = ((index[..., None] == codes) & is_key[..., None, None]).astype(
-            jnp.int32
-        )  # [..., length, T, codes]
+        # [..., length, T, codes]
+        new = ((index[..., None] == codes) & is_key[..., None, None]).astype(jnp.int32)
         before = counts[..., None, :, :] + jnp.cumsum(new, -3, dtype=jnp.int32) - new
         after = counts + jnp.sum(new, -3, dtype=jnp.int32)
         return jnp.where(is_key[..., None, None], before, 0), after
 
-    count = _meshes.divided_by_compiler(
-        counted,
-        lambda counts, index, _: (PartitionSpec(*_meshes.spec_of(index), None), _meshes.spec_of(counts)),
-    )
-    before, after = count(counts, index, is_key)
+    def specs(counts: Any, index: Any, _: Any) -> Any:
+        return PartitionSpec(*_meshes.spec_of(index), None), _meshes.spec_of(counts)
+
+    before, after = _meshes.divided_by_compiler(counted, specs)(counts, index, is_key)
     return _summed(weights, index, before, **sums), after
 
 
-def _summed(
-    weights: Array,
-    index: Array,
-    counts: Array,
-    *,
-    accumulate: FixedPoint | None,
-    implementation: Implementation,
-) -> jax.Array:
+def _summed(weights: Array, index: Array, counts: Array, *, accumulate: Any, **options: Any) -> jax.Array:
     """Return the sum of the queries' rows, weighted by their counts."""
     n_codes = counts.shape[-1]
     rows = jnp.asarray(index)[..., None] * n_codes + _codes(index, n_codes)
     # Counts beyond 2**24 are rounded here, as in a sum of equally many floats.
     in_floats = jnp.asarray(counts).astype(accumulator(weights.dtype))
-    y = lutjax.weighted_lookup(weights, rows, in_floats, accumulate=accumulate, implementation=implementation)
+    y = lutjax.weighted_lookup(weights, rows, in_floats, accumulate=accumulate, **options)
     if accumulate is None:
         return y
     fixed = _meshes.divided_by_compiler(
         functools.partial(_sum_of_integers, accumulate=accumulate), lambda *_: _meshes.spec_of(y)
     )(jax.lax.stop_gradient(weights), index, counts)
     if accumulate.checked:
-        floats = lutjax.weighted_lookup(weights, rows, in_floats, implementation=implementation)
+        floats = lutjax.weighted_lookup(weights, rows, in_floats, **options)
         fixed = nan_where_apart(fixed, jax.lax.stop_gradient(floats), accumulate)
     return with_derivative_of(fixed, y)
 

@@ -10,7 +10,7 @@ from lutjax.layers._spec import Variable
 from lutjax.tables.host import HostTable
 from lutjax.tables.host_tables import Blank, HostTables
 
-__all__ = ["declare", "on_host", "tables_of"]
+__all__ = ["declare", "host_tables", "tables_of"]
 
 _found: ContextVar[list[tuple[str, str]] | None] = ContextVar("lutjax_declared", default=None)
 
@@ -22,14 +22,12 @@ def declare(path: Iterable[str], variables: Iterable[Variable]) -> None:
         found.extend(("/".join((*path, v.name)), v.kind) for v in variables)
 
 
-def on_host(
+def host_tables(
     placement: Any, path: Iterable[str], variables: Iterable[Variable], *, making: bool
 ) -> dict[str, HostTable]:
     """Return the host-resident tables of the layer at a parameter path, by variable name.
 
-    Args:
-      placement: placement of the layer; missing tables are added to `HostTables`.
-      making: whether the layer is initializing its variables: then tables are read as zeros.
+    Missing tables are added. While a layer is `making` its variables, tables are read as zeros.
     """
     found = dict[str, HostTable]()
     for v in variables:

@@ -10,25 +10,15 @@ from lutjax.layers._spec import Spec, arguments, layer_name
 
 
 class Library(NamedTuple):
-    """Library text added to layer documentation.
+    """Library text added to layer documentation."""
 
-    Attributes:
-      argument: documentation of the library's own argument.
-      note: where the library keeps variables.
-      example: example of a layer with ``{name}``, ``{arguments}``, ``{inputs}`` and ``{outputs}``.
-    """
-
-    argument: str
-    note: str
-    example: str
+    argument: str  # documentation of the library's own argument
+    note: str  # where the library keeps variables
+    example: str  # with ``{name}``, ``{arguments}``, ``{inputs}`` and ``{outputs}``
 
 
 def document(spec_type: type[Spec], library: Library, own: str = "") -> str:
-    """Return a layer's docstring: the spec docstring plus a library's argument, note and example.
-
-    Args:
-      own: text about the layer in this library; it replaces the example if it contains one.
-    """
+    """Return a spec's docstring plus a library's argument, note and example, or its `own` one."""
     text = inspect.getdoc(spec_type) or ""
     if library.argument and arguments(spec_type):
         before, raises, after = text.partition("\n\nRaises:\n")
@@ -47,11 +37,9 @@ def document(spec_type: type[Spec], library: Library, own: str = "") -> str:
 def method_of(
     spec_type: type[Spec], name: str, call: Callable[..., Any], *first: inspect.Parameter
 ) -> Callable[..., Any]:
-    """Return a layer method that calls the spec method with the same name.
+    """Return a layer method that passes the name and arguments of a spec method to `call`.
 
-    Args:
-      call: called with the layer, the method name, and the arguments.
-      first: leading parameters in place of the spec method's arrays.
+    Its parameters begin with `first` in place of the spec method's arrays.
     """
 
     def method(self: Any, *args: Any, **options: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,14 +59,6 @@ class _ReadSpec(ScoredSpec, TableSpec):
     def tables_of(self, arrays: Arrays) -> Any:
         return super().tables_of(arrays) if self.quantized else self._stored(arrays["weights"])
 
-    def _kept(
-        self, x: Any, shape: tuple[int, ...], deterministic: bool | None, key: Array | None
-    ) -> jax.Array | None:
-        """Sample dropout factors per image ``[*lead, *shape]``; None without dropout."""
-        if self._all_tables(deterministic):
-            return None
-        return self._keep(key, (*x.shape[: x.ndim - len(shape)], self.n_tables), accumulator(x.dtype))
-
     @property
     def _reads(self) -> dict[str, Any]:
         """Options for scored reads: integer tables already have exact sums."""
@@ -77,12 +70,16 @@ class _ReadSpec(ScoredSpec, TableSpec):
         else:
             super()._check_values(variable, arrays)
 
-    def _images(self, x: Any, shape: tuple[int, ...]) -> Any:
+    def _images(
+        self, x: Any, shape: tuple[int, ...], deterministic: Mode, key: Any
+    ) -> tuple[Any, jax.Array | None]:
+        """Return checked and cast images ``[..., *shape]``, and their dropout factors."""
         require_array(self.layer, "x", x)
         if x.ndim < len(shape) or x.shape[x.ndim - len(shape) :] != shape:
             sizes = ", ".join(map(str, shape))
             raise self._error(f"x has shape {list(x.shape)}; expected [..., {sizes}].")
-        return self._cast(x)
+        x, factors = self._cast(x), (*x.shape[: x.ndim - len(shape)], self.n_tables)
+        return x, self._keep(deterministic, key, factors, accumulator(x.dtype))
 
 
 class _ImageSpec(_ReadSpec):
@@ -117,19 +114,16 @@ class _ImageSpec(_ReadSpec):
             return {}
         return {"n_detectors": weights[0] // self.connectivity.n_groups, "n_anchors": anchors[1]}
 
-    def _values(self, x: Any) -> Any:
-        shape = self.connectivity.in_shape
-        return _meshes.reshaped(self._images(x, shape), x.ndim - len(shape), self.n_inputs)
-
     @property
     def table_groups(self) -> int:
         return self.connectivity.n_groups
 
     @names_layer
     def run(self, op: Op, x: Any, *, deterministic: Mode = None, key: Any = None, **arrays: Any) -> jax.Array:
-        groups, targets, values = self.connectivity, arrays.get("targets"), self._values(x)
+        groups, targets = self.connectivity, arrays.get("targets")
         targets = None if targets is None else jnp.asarray(targets)[:, 0]
-        keep = self._kept(x, groups.in_shape, deterministic, key)
+        images, keep = self._images(x, groups.in_shape, deterministic, key)
+        values = _meshes.reshaped(images, images.ndim - len(groups.in_shape), self.n_inputs)
         if self.read is None:
             y = lut_at_places(
                 values[..., None, None, :],
@@ -157,13 +151,11 @@ class SpatialLUTSpec(_ImageSpec):
     """Lookup tables between two maps: detector groups with receptive and projective fields.
 
     The detectors in a group compare pairs of inputs in its receptive field, and their tables add to
-    the outputs in its projective field. `lutjax.wiring.projections` makes the fields, and
-    `lutjax.wiring.show` draws them. Inputs are ``[..., *connectivity.in_shape]`` and outputs
+    the outputs in its projective field. Inputs are ``[..., *connectivity.in_shape]`` and outputs
     ``[..., *connectivity.out_shape]``; an output without a group is 0.
 
     Variables:
-      weights: trained, ``[groups * n_detectors, 2**n_anchors, outputs of a group]``, initially
-        zeros. The detectors in a group are adjacent.
+      weights: trained, ``[groups * n_detectors, 2**n_anchors, outputs of a group]``, zeros.
       anchors: int32 input ids ``[groups * n_detectors, n_anchors, 2]``.
       targets: int32 output ids ``[groups, 1, outputs of a group]``, -1 for an unused slot.
       log_beta, log_gamma, log_tau: trained scalars of a read.
@@ -171,14 +163,11 @@ class SpatialLUTSpec(_ImageSpec):
         trained, with ``quantized=True``.
 
     Args:
-      connectivity: groups from `lutjax.wiring.projections`, `lutjax.wiring.window_groups` or
-        `lutjax.wiring.full`.
+      connectivity: `lutjax.wiring.projections`, `lutjax.wiring.window_groups` or `full`.
       n_detectors: number of detectors per group, each with one table.
       n_anchors: as in `LUT`.
-      read: a read from `lutjax.reads`, with a score from the comparison margins. None: one row per
-        table.
-      table_dropout: share of tables dropped in training, for each image; other tables are scaled
-        up. Only with a `read`.
+      read: a read from `lutjax.reads`, with scores from margins. None: one row per table.
+      table_dropout: share of tables dropped in training, for each image; only with a `read`.
       deterministic, quantized: as in `ProjectionLUT`.
       epsilon: as in `LUT`; not with a `read`.
       dtype, param_dtype, weights_init, implementation: as in `LUT`.
@@ -186,8 +175,7 @@ class SpatialLUTSpec(_ImageSpec):
       anchors: int32 ``[groups * n_detectors, n_anchors, 2]``, instead of random ones.
 
     Raises:
-      ValueError: a size is impossible, a group has fewer than two inputs, or an anchor is not an
-        input.
+      ValueError: a size is impossible, or an anchor is not an input of its group.
 
     Source: docs/semantics.md, section 11.
     """
@@ -236,12 +224,8 @@ def _added(y: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:
         values = y.reshape(*y.shape[:-2], ids.size).astype(total.dtype)
         return total.at[..., ids].add(values, mode="drop").astype(y.dtype)
 
-    def spec(y: jax.Array, targets: jax.Array) -> PartitionSpec:
-        del targets
-        return PartitionSpec(*_meshes.spec_of(y)[:-2])
-
-    result: jax.Array = _meshes.divided_by_compiler(added, spec)(y, targets)
-    return result
+    divided = _meshes.divided_by_compiler(added, lambda y, _: PartitionSpec(*_meshes.spec_of(y)[:-2]))
+    return divided(y, targets)
 
 
 def _check_windows(spec: Any) -> None:
@@ -262,8 +246,8 @@ class WindowLUTSpec(_ImageSpec):
     and column for each window.
 
     Variables:
-      weights: trained, ``[rows * columns * n_detectors, 2**n_anchors, out_features]``, initially
-        zeros; detectors in a window are adjacent, and windows are in row-major order.
+      weights: trained, ``[rows * columns * n_detectors, 2**n_anchors, out_features]``, zeros;
+        windows are in row-major order.
       anchors: int32 ids of image values ``[rows * columns * n_detectors, n_anchors, 2]``.
       log_beta, log_gamma, log_tau: trained scalars of a read.
       weights, exponents: int8 tables and their scale, int32 ``[rows * columns, out_features]``, not
@@ -276,16 +260,14 @@ class WindowLUTSpec(_ImageSpec):
       n_anchors: as in `LUT`.
       kernel: height and width of a window, or one number for both.
       stride: step between windows, in rows and in columns.
-      padding: rows and columns around the image. Windows at the border have fewer values, as
-        padding is not compared.
+      padding: rows and columns around the image, which are not compared.
       read, table_dropout, epsilon: as in `SpatialLUT`.
       deterministic, quantized: as in `ProjectionLUT`.
       dtype, param_dtype, weights_init, accumulate, implementation: as in `LUT`.
       anchors: int32 ``[rows * columns * n_detectors, n_anchors, 2]``, instead of random ones.
 
     Raises:
-      ValueError: a size is impossible, a window is larger than the image or has fewer than two
-        values, or an anchor is not in the image.
+      ValueError: a size is impossible, or an anchor is not in the image.
 
     Source: docs/semantics.md, section 11.
     """
@@ -300,7 +282,7 @@ class WindowLUTSpec(_ImageSpec):
     example = ("(8, 8), 10, kernel=4, stride=4, n_detectors=4, n_anchors=3", (32, 8, 8), (32, 2, 2, 10))
 
     def _check_features(self) -> None:
-        self._require_size("out_features", 1)
+        self._require_sizes(1, "out_features")
         _check_windows(self)
 
     @property
@@ -340,11 +322,9 @@ class ConvLUTSpec(_ReadSpec):
       out_channels: outputs per window.
       n_detectors: number of detectors, each with one table.
       padding: rows and columns of zeros around the image.
-      groups: number of channel groups: a group's detectors read its channels and add to its
-        outputs.
-      pool: average pooling of outputs: rows and columns per block of windows, or one number for
-        both. Incomplete blocks are left out. ``"all"``: average over all windows, with outputs
-        ``[..., out_channels]``.
+      groups: number of channel groups with their own detectors and outputs.
+      pool: average pooling of outputs: rows and columns per block of windows, without incomplete
+        blocks, or ``"all"``, with outputs ``[..., out_channels]``.
       read, table_dropout, epsilon: as in `SpatialLUT`.
       deterministic, quantized: as in `ProjectionLUT`.
       accumulate: as in `LUT`; averages are sums of floats.
@@ -352,8 +332,7 @@ class ConvLUTSpec(_ReadSpec):
       anchors: int32 ``[n_detectors, n_anchors, 2]``, instead of random ones.
 
     Raises:
-      ValueError: a size is impossible, a window is larger than the padded image or has fewer than
-        two values, groups do not divide a size, or an anchor is not in a window.
+      ValueError: a size is impossible, or an anchor is not in a window.
 
     Source: docs/semantics.md, section 11.
     """
@@ -375,12 +354,12 @@ class ConvLUTSpec(_ReadSpec):
     op = staticmethod(lutjax.conv_lut)
 
     def _check_features(self) -> None:
-        self._require_size("out_channels", 1)
+        self._require_sizes(1, "out_channels")
         _check_windows(self)
 
     def _check_sizes(self) -> None:
         super()._check_sizes()
-        self._require_size("groups", 1)
+        self._require_sizes(1, "groups")
         channels = as_image(self.in_shape)[2]
         sizes = {
             f"the channels of in_shape {self.in_shape}": channels,
@@ -394,7 +373,7 @@ class ConvLUTSpec(_ReadSpec):
             raise ValueError(
                 f'{self.layer}: pool is {shown(self.pool)}; expected rows and columns of places, "all" or None.'
             )
-        block, places = self._block, self._places
+        block, places = self._block, self._window_counts
         if block[0] > places[0] or block[1] > places[1]:
             raise self._error(
                 f"pool is {self.pool}, larger than the {places[0]} by {places[1]} places of the window."
@@ -411,8 +390,7 @@ class ConvLUTSpec(_ReadSpec):
 
     @property
     def n_inputs(self) -> int:
-        height, width, channels = self._window
-        return height * width * channels
+        return math.prod(self._window)
 
     @property
     def n_outputs(self) -> int:
@@ -434,7 +412,7 @@ class ConvLUTSpec(_ReadSpec):
         return height, width, as_image(self.in_shape)[2] // self.groups
 
     @property
-    def _places(self) -> tuple[int, int]:
+    def _window_counts(self) -> tuple[int, int]:
         sizes = window_sizes(self.layer, self.in_shape, self.kernel, self.stride, self.padding)
         each = zip(self.in_shape[:2], *sizes, strict=True)
         rows, columns = ((n + 2 * p - k) // s + 1 for n, k, s, p in each)
@@ -445,14 +423,14 @@ class ConvLUTSpec(_ReadSpec):
         """Output shape for one image, as the next layer's `in_shape`."""
         if self.pool == "all":
             return (self.out_channels,)
-        (rows, columns), (high, wide) = self._places, self._block
+        (rows, columns), (high, wide) = self._window_counts, self._block
         return rows // high, columns // wide, self.out_channels
 
     @property
     def _block(self) -> tuple[int, int]:
         """Rows and columns per averaged block of windows."""
         if self.pool is None or isinstance(self.pool, str):
-            return (1, 1) if self.pool is None else self._places
+            return (1, 1) if self.pool is None else self._window_counts
         return pair(self.layer, "pool", self.pool)
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
@@ -464,21 +442,12 @@ class ConvLUTSpec(_ReadSpec):
 
     @names_layer
     def run(self, op: Op, x: Any, *, deterministic: Mode = None, key: Any = None, **arrays: Any) -> jax.Array:
-        images = self._images(x, self.in_shape)
-        y = op(
-            images if len(self.in_shape) == 3 else images[..., None],
-            self.tables_of(arrays),
-            arrays["anchors"],
-            self.scalars_of(arrays),
-            kernel=self.kernel,
-            stride=self.stride,
-            padding=self.padding,
-            groups=self.groups,
-            read=self.read,
-            keep=self._kept(images, self.in_shape, deterministic, key),
-            epsilon=self.epsilon,
-            **self._reads,
-        )
+        images, keep = self._images(x, self.in_shape, deterministic, key)
+        images = images if len(self.in_shape) == 3 else images[..., None]
+        tables, scalars = self.tables_of(arrays), self.scalars_of(arrays)
+        names = ("kernel", "stride", "padding", "groups", "read", "epsilon")
+        options = {name: getattr(self, name) for name in names} | self._reads
+        y = op(images, tables, arrays["anchors"], scalars, keep=keep, **options)
         if self.pool is None:
             return self._rounded(y)
         return self._rounded(_averaged(y, self._block)).reshape(*y.shape[:-3], *self.out_shape)
@@ -498,5 +467,4 @@ def _averaged(y: jax.Array, block: Sequence[int]) -> jax.Array:
         *lead, _, _, outputs = _meshes.spec_of(y)
         return PartitionSpec(*lead, None, None, outputs)
 
-    result: jax.Array = _meshes.divided_by_compiler(averages, spec)(y)
-    return result
+    return _meshes.divided_by_compiler(averages, spec)(y)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
-from jaxtyping import Float, Int, Shaped, UInt32
+from jaxtyping import Int, UInt32
 
 import lutjax
 from lutjax import _compat, _meshes, wiring
@@ -23,8 +24,12 @@ from lutjax.layers._spec import (
     Arrays,
     Example,
     Initializer,
+    Inputs,
     LayerCall,
+    Mode,
     Op,
+    Outputs,
+    Scalar,
     Spec,
     Variable,
     names_layer,
@@ -111,8 +116,7 @@ def _gates_of_pairs(shares: jax.Array, wires: Array) -> tuple[jax.Array, jax.Arr
         of_shares, of_wires = (_meshes.spec_of(a)[0] for a in arrays)
         return PartitionSpec(None, of_shares), PartitionSpec(of_wires)
 
-    result: tuple[jax.Array, jax.Array] = _meshes.divided_by_compiler(gates, specs)(shares, wires)
-    return result
+    return _meshes.divided_by_compiler(gates, specs)(shares, wires)
 
 
 def _sums_of_groups(x: jax.Array, k: int, feature_axis: int) -> jax.Array:
@@ -127,8 +131,7 @@ def _sums_of_groups(x: jax.Array, k: int, feature_axis: int) -> jax.Array:
         axes = _meshes.spec_of(x)
         return PartitionSpec(*axes[:-1]) if feature_axis else PartitionSpec(None, *axes[1:])
 
-    result: jax.Array = _meshes.divided_by_compiler(sums, spec)(x)
-    return result
+    return _meshes.divided_by_compiler(sums, spec)(x)
 
 
 def _with_whole(x: Array, axis: int) -> PartitionSpec:
@@ -139,10 +142,7 @@ def _with_whole(x: Array, axis: int) -> PartitionSpec:
 
 
 def _checked_features(spec: Any, x: Any, size: int) -> Any:
-    """Return inputs with the right size as floats.
-
-    Ops cannot check the size, because wires are ids into any number of inputs.
-    """
+    """Return inputs with the right size as floats: ops accept any number of inputs."""
     x = spec._bits(x)
     require_array(spec.layer, "x", x)
     if not x.ndim or x.shape[spec.feature_axis] != size:
@@ -151,13 +151,7 @@ def _checked_features(spec: Any, x: Any, size: int) -> Any:
     return spec._cast(x)
 
 
-def wired_call(
-    self: Any,
-    x: Shaped[Array, "..."],
-    *,
-    deterministic: bool | None = None,
-    temperature: Float[Array, ""] | float | None = None,
-) -> Float[jax.Array, "..."]:
+def wired_call(self: Any, x: Inputs, *, deterministic: Mode = None, temperature: Scalar = None) -> Outputs:
     """Return outputs for inputs; other arguments take precedence over the layer's own."""
     y: jax.Array = self._run(x, deterministic, temperature=temperature)
     return y
@@ -165,12 +159,12 @@ def wired_call(
 
 def recurrent_call(
     self: Any,
-    x: Shaped[Array, "..."],
+    x: Inputs,
     *,
-    state: Shaped[Array, "..."] | None = None,
-    deterministic: bool | None = None,
-    temperature: Float[Array, ""] | float | None = None,
-) -> Float[jax.Array, "..."]:
+    state: Inputs | None = None,
+    deterministic: Mode = None,
+    temperature: Scalar = None,
+) -> Outputs:
     """Return the states after each step; the state before the first step is 0 by default."""
     y: jax.Array = self._run(x, deterministic, temperature=temperature, state=state)
     return y
@@ -199,8 +193,7 @@ class _LogicSpec(Spec):
     call: ClassVar[Callable[..., Any]] = wired_call
 
     def __post_init__(self) -> None:
-        for name in self.sizes:
-            self._require_size(name, 1)
+        self._require_sizes(1, *self.sizes)
         self._require_one_of("estimator", self.estimators)
         self._require_one_of("feature_axis", (-1, 0))
         self._require_positive("temperature")
@@ -245,10 +238,10 @@ class _LogicSpec(Spec):
         self, logits: jax.Array, key: Any, noise: Op, soft: Op, hard: Op, estimator: str | None = None
     ) -> jax.Array:
         estimator = self.estimator if estimator is None else estimator
-        relaxed = soft(self._at_temperature(logits, key, noise, estimator))
+        relaxed = soft(self._scale_logits(logits, key, noise, estimator))
         return with_derivative_of(hard(logits), relaxed) if estimator == "straight_through" else relaxed
 
-    def _at_temperature(self, logits: jax.Array, key: Any, noise: Op, estimator: str) -> jax.Array:
+    def _scale_logits(self, logits: jax.Array, key: Any, noise: Op, estimator: str) -> jax.Array:
         if estimator == "gumbel":
             if key is None:
                 raise self._error("estimator is 'gumbel', which needs rngs for its noise.")
@@ -345,7 +338,7 @@ class WiredSpec(_LogicSpec):
                 f"wiring is 'unique', which draws pairs, but n_inputs is {self.arity}; use 'balanced'."
             )
         if self.wiring in _WITH_CANDIDATES:
-            self._require_size("candidates", 2)
+            self._require_sizes(2, "candidates")
         if self.wiring == "learnable" and self.candidates % 2:
             raise self._error(f"candidates is {self.candidates}; it must be even.")
         if self.wiring == "full" and self.wires_fan_out is not None:
@@ -367,9 +360,7 @@ class WiredSpec(_LogicSpec):
         if self.wiring == "full":
             return trained
 
-        def draw(key: Any) -> jax.Array:
-            return self._drawn_wires(key, shape)
-
+        draw = functools.partial(self._drawn_wires, shape=shape)
         # Scores change the wires in each step, and other wirings do not bound the fan-out of an
         # input.
         if self.wiring in CHOSEN or not (self.wiring in EVEN or self.wires_fan_out):
@@ -409,14 +400,10 @@ class WiredSpec(_LogicSpec):
         deterministic: bool = False,
         key: Any = None,
         temperature: Any = None,
-        tables: Any = None,
+        tables: Any = None,  # if `relaxed` has computed them
         **arrays: Any,
     ) -> tuple[Any, Callable[[Any], jax.Array], Any]:
-        """Return checked inputs, a function that runs the op on inputs, and all arrays that it reads.
-
-        Args:
-          tables: result of `relaxed`, if known.
-        """
+        """Return checked inputs, a function that runs the op on inputs, and all arrays that it reads."""
         spec, (table_key, scores_key) = self.with_temperature(temperature), _split(key)
         x = _checked_features(spec, x, spec.in_features)
         if tables is None:
@@ -431,8 +418,7 @@ class WiredSpec(_LogicSpec):
         return x, apply, (arrays, tables)
 
     def _apply(self, op: Op, x: Any, tables: Any, wires: Any, readers: Any, deterministic: bool) -> jax.Array:
-        y: jax.Array = op(x, tables, wires, readers=readers, **self._options)
-        return y
+        return op(x, tables, wires, readers=readers, **self._options)
 
     def _read(self, arrays: Arrays, x: Any, deterministic: bool, key: Any) -> tuple[Any, Any, Any]:
         """Return the gates' input values, wires into these values, and their readers."""
@@ -466,27 +452,14 @@ class WiredSpec(_LogicSpec):
         y = self._apply(op, x, tables, wires, None, deterministic)
         if deterministic:
             return y
-        return _choices.judged(
-            y,
-            scores,
-            x,
-            wires,
-            arrays.get("wires"),
-            tables,
-            slopes=self._slopes,
-            feature_axis=self.feature_axis,
-        )
+        inputs = scores, x, wires, arrays.get("wires"), tables
+        return _choices.judged(y, *inputs, slopes=self._slopes, feature_axis=self.feature_axis)
 
     def relaxed(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
         raise NotImplementedError
 
     def _slopes(self, tables: Any, inputs: list[jax.Array], dy: jax.Array) -> Sequence[jax.Array]:
-        """Return the cotangents of each gate input: ``[G, B]`` each.
-
-        Args:
-          inputs: values of the gate inputs.
-          dy: cotangent of the gate outputs.
-        """
+        """Return the cotangents of each gate input, given gate inputs: ``[G, B]`` each."""
         arity, n_gates = len(inputs), len(dy)
         wires = jnp.arange(n_gates * arity, dtype=jnp.int32).reshape(arity, n_gates).T
         readers = jnp.argsort(wires.reshape(-1))[:, None].astype(INT32)
@@ -510,10 +483,7 @@ class WiredSpec(_LogicSpec):
 
     @names_layer
     def truth_tables(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
-        """Return the hard network's wires ``[G, n]`` and bool tables ``[G, 2**n]``.
-
-        They are arguments of `lutjax.packed_lut`.
-        """
+        """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]``, tables ``[G, 2**n]``."""
         learned = self.wiring in wiring.LEARNED
         wires = self._chosen_wires(arrays) if learned else jnp.asarray(arrays["wires"])
         return wires, self._truth(arrays)
@@ -523,10 +493,10 @@ class WiredSpec(_LogicSpec):
 
     @names_layer
     def expected_needs(self, arrays: Arrays, temperature: Any = None) -> tuple[jax.Array, jax.Array]:
-        """Return the expected number of inputs each gate needs, and the probability of any.
+        """Return the expected number of needed inputs, and the probability of any, ``[G]`` each.
 
-        Both are ``[G]``. Tables are sampled with their training probabilities, optionally at
-        another temperature.
+        Tables are random with their training probabilities. A table that needs n inputs takes
+        ``n - 1`` gates with two inputs or more; circuits omit constants, buffers and inverters.
         """
         raise NotImplementedError
 
@@ -585,13 +555,13 @@ class LogicGatesSpec(WiredSpec):
     def relaxed(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
         if deterministic:
             return lutjax.gate_coefficients(arrays["logits"], hard=True)
-        return self.of_mixtures(arrays, lutjax.gate_coefficients(self.mixed_logits(arrays, key)))
+        return self.estimated_coefficients(arrays, lutjax.gate_coefficients(self.mixed_logits(arrays, key)))
 
     def mixed_logits(self, arrays: Arrays, key: Any) -> jax.Array:
         """Return the logits for gate mixtures in training: ``[gates, 16]``."""
-        return self._at_temperature(arrays["logits"], key, jax.random.gumbel, self.estimator)
+        return self._scale_logits(arrays["logits"], key, jax.random.gumbel, self.estimator)
 
-    def of_mixtures(self, arrays: Arrays, mixtures: jax.Array) -> jax.Array:
+    def estimated_coefficients(self, arrays: Arrays, mixtures: jax.Array) -> jax.Array:
         """Return estimator coefficients from the coefficients of `mixed_logits`: ``[4, gates]``."""
         if self.estimator != "straight_through":
             return mixtures
@@ -692,8 +662,7 @@ class LogicRNNSpec(LogicGatesSpec):
             del places[self._steps_axis]
             return PartitionSpec(*places)
 
-        found: jax.Array = _meshes.divided_by_compiler(first, laid_out)(x, *of_call)
-        return found
+        return _meshes.divided_by_compiler(first, laid_out)(x, *of_call)
 
     def _scanned(self, step: Callable[..., Any], x: Any, state: Any) -> jax.Array:
         _, states = jax.lax.scan(step, state, jnp.moveaxis(jnp.asarray(x), self._steps_axis, 0))
@@ -706,12 +675,7 @@ class LogicRNNSpec(LogicGatesSpec):
         words: UInt32[Array, "inputs length *batch"],
         state: UInt32[Array, "outputs *batch"] | None = None,
     ) -> UInt32[jax.Array, "outputs length *batch"]:
-        """Return hard network states for 32 sequences per word, ``[out_features, length, ...]``.
-
-        Args:
-          words: uint32 ``[in_features, length, ...]``, for any `feature_axis`.
-          state: state before the first step, ``[out_features, ...]``.
-        """
+        """Return hard network states for 32 sequences per word ``[in_features, length, ...]``."""
         if words.dtype != np.uint32 or words.ndim < 2 or words.shape[0] != self.in_features:
             raise self._error(
                 f"words is {words.dtype}{list(words.shape)}; expected uint32 [{self.in_features}, length, ...]."
@@ -757,7 +721,7 @@ def _mixtures_of_all(calls: Sequence[LayerCall]) -> dict[int, jax.Array]:
             # Layers get their own axis, because the gate axis may be sharded.
             mixtures = jax.vmap(lutjax.gate_coefficients)(jnp.stack(list(same.values())))
             for mixture, number in zip(mixtures, same, strict=True):
-                found[number] = gates[number].of_mixtures(calls[number].arrays, mixture)
+                found[number] = gates[number].estimated_coefficients(calls[number].arrays, mixture)
     return found
 
 
@@ -773,7 +737,7 @@ class _TableSpec(WiredSpec):
         return self.n_inputs
 
     def _check_sizes(self) -> None:
-        self._require_size("n_inputs", 1)
+        self._require_sizes(1, "n_inputs")
         if self.n_inputs > MAX_WIRES:
             raise self._error(
                 f"n_inputs is {self.n_inputs}; a table has at most {MAX_WIRES}. Use more layers instead."
@@ -993,7 +957,7 @@ class GroupSumSpec(Spec):
         return self.k
 
     def __post_init__(self) -> None:
-        self._require_size("k", 1)
+        self._require_sizes(1, "k")
         self._require_positive("tau")
         self._require_one_of("feature_axis", (-1, 0))
         accumulation(self.layer, self.accumulate)
@@ -1036,22 +1000,18 @@ class ThermometerSpec(Spec):
       n_thresholds: thresholds, and bits, per input.
       learnable: whether thresholds are trained; they may then cross. Otherwise neither inputs nor
         thresholds get a gradient.
-      gradient: gradient of learnable thresholds. ``"straight_through"``: outputs are bits, with the
-        gradient of ``sigmoid((x - threshold) / temperature)``. ``"soft"``: outputs are this
-        sigmoid, and bits with ``deterministic=True``.
+      gradient: of learnable thresholds. ``"straight_through"``: outputs are bits, with the gradient
+        of ``sigmoid((x - threshold) / temperature)``. ``"soft"``: outputs are this sigmoid.
       temperature: width of this sigmoid, in units of `x`.
-      widths: ``[in_features]``, positive factors of `temperature`, for features with different
-        units.
+      widths: ``[in_features]``, positive factors of `temperature`.
       feature_axis: -1, or 0 for features first.
       dtype: output dtype, to which inputs are cast; by default they are not cast.
       param_dtype: threshold dtype.
-      thresholds: `lutjax.thermometer_thresholds` of the training data; by default evenly spaced in
-        (0, 1).
+      thresholds: from `lutjax.thermometer_thresholds`; by default evenly spaced in (0, 1).
       deterministic: whether calls return bits.
 
     Raises:
-      ValueError: a size is impossible, thresholds do not fit or are NaN, or widths are not
-        positive.
+      ValueError: a size is impossible, or thresholds or widths are invalid.
 
     Source: docs/logic.md, section 4.
     """
@@ -1078,8 +1038,7 @@ class ThermometerSpec(Spec):
     call: ClassVar[Callable[..., Any]] = switched_call
 
     def __post_init__(self) -> None:
-        self._require_size("in_features", 1)
-        self._require_size("n_thresholds", 1)
+        self._require_sizes(1, "in_features", "n_thresholds")
         self._require_one_of("gradient", GRADIENTS)
         self._require_one_of("feature_axis", (-1, 0))
         self._require_positive("temperature")
@@ -1104,10 +1063,9 @@ class ThermometerSpec(Spec):
         if not self.has_widths:
             return (thresholds,)
 
-        def ones(key: Any) -> jax.Array:
-            return jnp.ones((self.in_features,), self.param_dtype)
-
-        return thresholds, Variable("widths", "thresholds", (self.in_features,), self.param_dtype, ones)
+        ones = functools.partial(jnp.ones, (self.in_features,), self.param_dtype)
+        widths = Variable("widths", "thresholds", (self.in_features,), self.param_dtype, lambda key: ones())
+        return thresholds, widths
 
     @property
     def out_features(self) -> int:

@@ -109,21 +109,20 @@ class LogicConvSpec(_LogicSpec):
                 f"pool is {self.pool}, which does not divide the {self.places} places of windows{padded}."
             )
         if self.channels_per_kernel is not None:
-            self._require_size("channels_per_kernel", 1)
+            self._require_sizes(1, "channels_per_kernel")
             if self.channels_per_kernel > self.in_shape[2]:
                 raise self._error(
                     f"channels_per_kernel is {self.channels_per_kernel}, but the image has {self.in_shape[2]} channels."
                 )
         self._require_one_of("wiring", LEAVES)
         self._require_one_of("parameterization", ("gates", *PARAMETERIZATIONS))
-        self._require_size("n_inputs", 2)
+        self._require_sizes(2, "n_inputs")
         if self.parameterization == "gates" and self.n_inputs != 2:
             raise self._error(
                 f"parameterization is 'gates', which have 2 inputs, but n_inputs is {self.n_inputs}; use 'light'."
             )
         self._nodes()  # checks the other options
 
-    # ------------------------------------------------------------------------------------- sizes
     def _nodes(self) -> LogicGatesSpec | SoftLUTSpec:
         """Return the spec for all nodes in all trees, without their wires."""
         n_nodes = sum(self.levels)
@@ -239,7 +238,6 @@ class LogicConvSpec(_LogicSpec):
     def _listed(self, wires: Any) -> tuple[Any, int]:
         return wires % self.in_shape[2], self.in_shape[2]
 
-    # ------------------------------------------------------------------------------------- forward pass
     @names_layer
     def run(
         self,
@@ -261,7 +259,11 @@ class LogicConvSpec(_LogicSpec):
 
         x, wires, readers = self._features_first(x), arrays["wires"], arrays.get("readers")
         if self.parameterization == "gates":
-            y = self._trees_of_gates(op, x, tables, wires, readers)
+            by_tree = _meshes.divided_by_compiler(self._reorder_by_tree, self._tree_sharding)(tables)
+            leaves = jnp.asarray(wires, INT32).reshape(self.n_kernels, -1)
+            options = {"places": self._places, "readers": readers, "implementation": self.implementation}
+            y = op(x.reshape(math.prod(self.in_shape), *x.shape[3:]), by_tree, leaves, **options)
+            y = y.reshape(self.n_kernels, *self.out_shape[:2], *x.shape[3:])
         else:
             roots = in_levels(self._places, x, wires, readers, self.levels, level)
             y = largest_of_groups(self._places, roots)
@@ -269,19 +271,15 @@ class LogicConvSpec(_LogicSpec):
 
     @names_layer
     def from_words(self, arrays: Arrays, words: UInt32[Array, "..."]) -> UInt32[jax.Array, "..."]:
-        """Return hard tree outputs for 32 samples per word: ``[kernels, rows, columns, ...]``.
-
-        Args:
-          words: uint32 ``[channels, height, width, ...]``, for any `feature_axis`.
-        """
+        """Return hard tree outputs for 32 samples per word ``[channels, height, width, ...]``."""
         wires, truth = self.hard(arrays)
-        return self.of_words(truth, wires, words)
+        return self.run_words(truth, wires, words)
 
     def hard(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
-        """Return leaf wires and bool node tables ``[nodes, 2**n_inputs]``, for `of_words`."""
+        """Return leaf wires and bool node tables ``[nodes, 2**n_inputs]``, for `run_words`."""
         return jnp.asarray(arrays["wires"], INT32), self._nodes()._truth(arrays)
 
-    def of_words(self, truth: Any, wires: Any, words: Any) -> jax.Array:
+    def run_words(self, truth: Any, wires: Any, words: Any) -> jax.Array:
         """Return the outputs of `from_words` for bit tables ``[nodes, 2**n_inputs]``."""
         height, width, channels = self.in_shape
         if words.dtype != np.uint32 or words.shape[:3] != (channels, height, width):
@@ -298,10 +296,7 @@ class LogicConvSpec(_LogicSpec):
 
     @names_layer
     def truth_tables(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
-        """Return the hard trees' wires ``[G, n]`` and bool tables ``[G, 2**n]``, roots last.
-
-        Ids below `window` are window values, and ``window + g`` is node g.
-        """
+        """Return wires ``[G, n]`` and bool tables ``[G, 2**n]``; ids from `window` on are nodes."""
         n_inner = sum(self.levels) - self.levels[0]
         inner = jnp.arange(self.n_inputs * n_inner, dtype=INT32).reshape(-1, self.n_inputs) + self.window
         wires, truth = self.hard(arrays)
@@ -325,29 +320,13 @@ class LogicConvSpec(_LogicSpec):
         x = jnp.asarray(self._cast(x))
         return jnp.moveaxis(x, (-1, -3, -2), (0, 1, 2)) if self.feature_axis else x
 
-    def _trees_of_gates(
-        self, op: Op, x: jax.Array, coefficients: jax.Array, wires: Any, readers: Any
-    ) -> jax.Array:
-        y = op(
-            x.reshape(math.prod(self.in_shape), *x.shape[3:]),
-            _meshes.divided_by_compiler(self._by_tree, self._spec_by_tree)(coefficients),
-            jnp.asarray(wires, INT32).reshape(self.n_kernels, -1),
-            places=self._places,
-            readers=readers,
-            implementation=self.implementation,
-        )
-        return y.reshape(self.n_kernels, *self.out_shape[:2], *x.shape[3:])
-
-    def _by_tree(self, coefficients: jax.Array) -> jax.Array:
-        """Reorder level-major coefficients by tree.
-
-        ``[4, nodes]`` becomes ``[4, kernels, nodes of a tree]``.
-        """
+    def _reorder_by_tree(self, coefficients: jax.Array) -> jax.Array:
+        """Reorder level-major ``[4, nodes]`` to ``[4, kernels, nodes of a tree]``."""
         ends = list(itertools.accumulate(self.levels))[:-1]
         parts = jnp.split(coefficients, ends, 1)
         return jnp.concatenate([part.reshape(4, self.n_kernels, -1) for part in parts], 2)
 
-    def _spec_by_tree(self, coefficients: jax.Array) -> PartitionSpec:
+    def _tree_sharding(self, coefficients: jax.Array) -> PartitionSpec:
         place = (*_meshes.spec_of(coefficients), None, None)[1]
         divides = place is None or self.n_kernels % _meshes.devices_along(place) == 0
         return PartitionSpec(None, place if divides else None)

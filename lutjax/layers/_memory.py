@@ -39,17 +39,11 @@ _EPSILON = 1e-6
 
 
 class History(NamedTuple):
-    """Decoding state of an n-gram memory: a pytree made by `NgramMemory.history`.
+    """Decoding state of an n-gram memory: a pytree made by `NgramMemory.history`."""
 
-    Attributes:
-      tokens: latest tokens, one fewer than the longest n-gram.
-      segments: latest segment ids, covering `tokens` and the convolution's reach.
-      values: gated rows for the convolution, ``[..., reach, features]``.
-    """
-
-    tokens: Int[Array, "*batch _"]
-    segments: Int[Array, "*batch _"]
-    values: Float[Array, "*batch _ features"]
+    tokens: Int[Array, "*batch _"]  # latest tokens, one fewer than the longest n-gram
+    segments: Int[Array, "*batch _"]  # of `tokens` and the convolution's reach
+    values: Float[Array, "*batch _ features"]  # gated rows for the convolution
 
 
 def memory_call(
@@ -133,12 +127,12 @@ class NgramMemorySpec(Spec):
 
     def __post_init__(self) -> None:
         self.orders = tuple(self.orders)
-        for name, least in (("features", 1), ("kernel", 0)):
-            self._require_size(name, least)
+        self._require_sizes(1, "features")
+        self._require_sizes(0, "kernel")
         check_hashes(self.layer, rows=self.rows, orders=self.orders, heads=self.heads, seed=self.seed)
         if self.width is None:
             self.width = -(-self.features // self.n_tables)
-        self._require_size("width", 1)
+        self._require_sizes(1, "width")
         accumulation(self.layer, self.accumulate)
         self._normalize_dtypes()
         check_placement(self)
@@ -173,11 +167,7 @@ class NgramMemorySpec(Spec):
         return tuple(found)
 
     def history(self, batch_shape: tuple[int, ...], dtype: DTypeLike | None = None) -> History:
-        """Return the state before the first token, for sequences with this batch shape.
-
-        Args:
-          dtype: input dtype, if the layer has no `dtype`; by default the parameter dtype.
-        """
+        """Return the state before the first token of a batch, with the dtype of its inputs."""
         kept = jnp.promote_types(self.param_dtype if dtype is None else dtype, self.param_dtype)
         before = max(self.orders) - 1
         return History(
@@ -192,7 +182,7 @@ class NgramMemorySpec(Spec):
         if history is None:
             return lutjax.ngram_rows(tokens, segments=segments, **self._hashes)
         self._check_tokens(tokens, segments)
-        return self._found(jnp.asarray(tokens), self._placed(tokens, segments, history), history)
+        return self._row_ids(jnp.asarray(tokens), self._placed(tokens, segments, history), history)
 
     @property
     def _hashes(self) -> dict[str, Any]:
@@ -223,7 +213,7 @@ class NgramMemorySpec(Spec):
         place: jax.Array = segment_positions(jnp, segments, segments.shape[-1])
         return place[..., segments.shape[-1] - length :]
 
-    def _found(self, tokens: jax.Array, place: jax.Array, history: History | None) -> jax.Array:
+    def _row_ids(self, tokens: jax.Array, place: jax.Array, history: History | None) -> jax.Array:
         every = tokens.astype(jnp.int32)
         before = 0
         if history is not None:
@@ -239,27 +229,28 @@ class NgramMemorySpec(Spec):
         self,
         op: Op,
         x: Any,
-        tokens: Int[Array, "*batch length"],
+        tokens: Any,
         *,
-        segments: Int[Array, "*#batch length"] | None = None,
-        history: History | None = None,
+        segments: Any = None,
+        history: Any = None,
         weights: Any,
         **others: Any,
     ) -> Any:
         """Gather rows by an op, and fuse them with `x`."""
-        require_array(self.layer, "x", x)
-        if x.ndim < 2 or x.shape[-1] != self.features:
-            raise self._error(f"x has shape {list(x.shape)}; expected [..., length, {self.features}].")
+        self._require_features(x, self.features, rank=2)
         self._check_tokens(tokens, segments)
         if tokens.shape != x.shape[:-1]:
             raise self._error(
                 f"tokens has shape {list(tokens.shape)} and x {list(x.shape)}; there must be one token for each vector."
             )
         dtype = self._promoted(x)
-        address = _meshes.divided_by_compiler(
-            self._addressed, lambda tokens, *_: (_meshes.spec_of(tokens),) * 2
-        )
-        index, place = address(jnp.asarray(tokens), segments, history)
+
+        def address(tokens: jax.Array, segments: Any, history: Any) -> tuple[jax.Array, jax.Array]:
+            place = self._placed(tokens, segments, history)
+            return self._row_ids(tokens, place, history), jnp.broadcast_to(place, tokens.shape)
+
+        divided = _meshes.divided_by_compiler(address, lambda tokens, *_: (_meshes.spec_of(tokens),) * 2)
+        index, place = divided(jnp.asarray(tokens), segments, history)
         ones = jnp.ones((*index.shape, 1), accumulator(jnp.dtype(weights.dtype)))
         rows = read_rows(self, op, weights, index[..., None], ones, groups=self.n_tables)
         fuse = _meshes.divided_by_compiler(
@@ -269,24 +260,10 @@ class NgramMemorySpec(Spec):
         y, values = fuse(others, rows, jnp.asarray(x), place, before)
         if history is None:
             return y
-        return y, self._after(jnp.asarray(tokens), segments, values, history)
-
-    def _addressed(
-        self, tokens: jax.Array, segments: Any, history: History | None
-    ) -> tuple[jax.Array, jax.Array]:
-        place = self._placed(tokens, segments, history)
-        index = self._found(tokens, place, history)
-        return index, jnp.broadcast_to(place, tokens.shape)
+        return y, self._next_history(jnp.asarray(tokens), segments, values, history)
 
     def _fused(
-        self,
-        arrays: Arrays,
-        rows: jax.Array,
-        x: jax.Array,
-        place: jax.Array,
-        before: jax.Array | None,
-        *,
-        dtype: Any,
+        self, arrays: Arrays, rows: jax.Array, x: jax.Array, place: jax.Array, before: Any, *, dtype: Any
     ) -> tuple[jax.Array, jax.Array]:
         """Return the output for gathered rows ``[..., tables, width]``, and the gated rows."""
         rows = rows.astype(dtype).reshape(*rows.shape[:-2], self.row_size)
@@ -317,7 +294,7 @@ class NgramMemorySpec(Spec):
             total = total + earlier * lead_axes(kernel[self.kernel - 1 - i], values.ndim)
         return total
 
-    def _after(self, tokens: jax.Array, segments: Any, values: jax.Array, history: History) -> History:
+    def _next_history(self, tokens: jax.Array, segments: Any, values: jax.Array, history: History) -> History:
 
         def latest(old: Any, new: jax.Array, axis: int) -> jax.Array:
             old = jnp.asarray(old)
@@ -327,11 +304,8 @@ class NgramMemorySpec(Spec):
 
         of_tokens = jnp.zeros(tokens.shape, jnp.int32) if segments is None else jnp.asarray(segments)
         of_tokens = jnp.broadcast_to(of_tokens, tokens.shape)
-        return History(
-            latest(history.tokens, tokens, -1),
-            latest(history.segments, of_tokens, -1),
-            latest(history.values, values, -2),
-        )
+        ids = latest(history.tokens, tokens, -1), latest(history.segments, of_tokens, -1)
+        return History(*ids, latest(history.values, values, -2))
 
 
 def check_placement(spec: Any) -> None:

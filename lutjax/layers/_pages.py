@@ -14,23 +14,18 @@ class Places(NamedTuple):
 
     Position ``p`` of a sequence is stored in block ``tables[p // block_size % M]``, at
     ``p % block_size``: a table is a ring.
-
-    Attributes:
-      tables: block ids, ``[*batch, M]``; ids outside the pool mark missing blocks.
-      lengths: number of stored positions per sequence, ``[*batch]``.
-      n_blocks, size: pool size and block size.
     """
 
-    tables: Int[Array, "*batch entries"]
-    lengths: Int[Array, "*batch"]
+    tables: Int[Array, "*batch entries"]  # block ids; ids outside the pool mark missing blocks
+    lengths: Int[Array, "*batch"]  # stored positions per sequence
     n_blocks: int
-    size: int
+    size: int  # positions per block
 
     @property
-    def held(self) -> int:
+    def n_positions(self) -> int:
         return self.tables.shape[-1] * self.size
 
-    def of(
+    def indices(
         self, positions: Int[Array, "*batch n"], wanted: Bool[Array, "*batch n"]
     ) -> Int[jax.Array, "*batch n"]:
         """Return pool indices for wanted positions with a block, else the pool size."""
@@ -41,17 +36,17 @@ class Places(NamedTuple):
     def latest(self, window: int) -> tuple[Int[jax.Array, "*batch window"], Bool[jax.Array, "*batch window"]]:
         """Return pool indices for the last `window` positions, and a validity mask."""
         positions = _counted(self.lengths - window, window)
-        places = self.of(jnp.maximum(positions, 0), positions >= 0)
+        places = self.indices(jnp.maximum(positions, 0), positions >= 0)
         return places, places < self.n_blocks * self.size
 
     def new(self, is_key: Bool[Array, "*batch length"]) -> Int[jax.Array, "*batch length"]:
-        """Return pool indices for new keys; only the last `held` keys of a sequence are kept.
+        """Return pool indices for new keys; only the last `n_positions` keys of a sequence are kept.
 
         Padding must follow the keys.
         """
         positions = _counted(self.lengths, is_key.shape[-1])
         end = self.lengths + jnp.sum(is_key, -1, dtype=jnp.int32)
-        return self.of(positions, is_key & (positions >= (end - self.held)[..., None]))
+        return self.indices(positions, is_key & (positions >= (end - self.n_positions)[..., None]))
 
 
 def _counted(first: Int[Array, "*batch"], n: int) -> Int[jax.Array, "*batch n"]:

@@ -15,7 +15,6 @@ from jaxtyping import Float, Int
 import lutjax
 from lutjax import _meshes
 from lutjax._typing import Array
-from lutjax.arguments import require_array
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._largest import largest
 from lutjax.layers._memory import MATRIX, check_placement, normalized, placed, read_rows, rows_here
@@ -63,8 +62,7 @@ class _KeySpec(Spec):
     op = staticmethod(lutjax.weighted_lookup)
 
     def __post_init__(self) -> None:
-        for name in ("in_features", "out_features", "n_keys", "heads", "k"):
-            self._require_size(name, 1)
+        self._require_sizes(1, "in_features", "out_features", "n_keys", "heads", "k")
         if self.n_keys > _MOST_KEYS:
             raise self._error(
                 f"n_keys is {self.n_keys}; at most {_MOST_KEYS} are possible, as ids of rows are int32."
@@ -75,7 +73,7 @@ class _KeySpec(Spec):
             )
         if self.key_size is None:
             self.key_size = -(-self.in_features // 2)
-        self._require_size("key_size", 1)
+        self._require_sizes(1, "key_size")
         accumulation(self.layer, self.accumulate)
         self._normalize_dtypes()
         check_placement(self)
@@ -98,9 +96,7 @@ class _KeySpec(Spec):
         )
 
     def _inputs(self, x: Any) -> jax.Array:
-        require_array(self.layer, "x", x)
-        if not x.ndim or x.shape[-1] != self.in_features:
-            raise self._error(f"x has shape {list(x.shape)}; expected [..., {self.in_features}].")
+        self._require_features(x, self.in_features)
         return jnp.asarray(x).astype(self._promoted(x))
 
     def reads(
@@ -111,8 +107,7 @@ class _KeySpec(Spec):
         choose = _meshes.divided_by_compiler(
             self._chosen, lambda x, *_: (PartitionSpec(*_meshes.spec_of(x)[:-1]),) * 2
         )
-        found: tuple[jax.Array, jax.Array] = choose(self._inputs(x), *(arrays[name] for name in names))
-        return found
+        return choose(self._inputs(x), *(arrays[name] for name in names))
 
     def _chosen(self, x: jax.Array, kernel: Array, scale: Array, keys: Array) -> tuple[jax.Array, jax.Array]:
         assert self.key_size is not None
@@ -132,11 +127,8 @@ class _KeySpec(Spec):
 
 @functools.cache
 def _pairs(k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return rank pairs that may have one of the `k` largest sums over two descending lists.
-
-    Pair ``i, j`` is no better than the ``(i + 1) (j + 1) - 1`` other pairs with ranks up to
-    ``i, j``.
-    """
+    """Return rank pairs that may have one of the `k` largest sums over two descending lists."""
+    # Pair i, j is no better than the (i + 1) (j + 1) - 1 other pairs with ranks up to i, j.
     i, j = np.indices((k, k)).reshape(2, -1)
     may = (i + 1) * (j + 1) <= k
     return i[may], j[may]
@@ -146,11 +138,10 @@ def _pairs(k: int) -> tuple[np.ndarray, np.ndarray]:
 class ProductKeyMemorySpec(_KeySpec):
     """Large table with ``n_keys**2`` rows, addressed by products of keys.
 
-    A projection makes two queries for each head, each divided by its root mean square and scaled.
-    Each is compared to `n_keys` keys by inner products. The score of row ``i * n_keys + j`` sums
-    the scores of key ``i`` in the first set and key ``j`` in the second. Each head reads the `k`
-    rows with the largest scores, weighted by their softmax. They are among the pairs of the `k`
-    best keys in both sets, so ``2 * n_keys`` scores suffice. The rows of all heads are added.
+    A projection makes two queries for each head, each divided by its root mean square and scaled,
+    and compared to `n_keys` keys by inner products. The score of row ``i * n_keys + j`` sums the
+    scores of key ``i`` in the first set and key ``j`` in the second. Each head adds the `k` rows
+    with the largest scores, weighted by their softmax; ``2 * n_keys`` scores suffice.
 
     Variables:
       query_kernel: trained, ``[in_features, heads * 2 * key_size]``, LeCun normal.
@@ -165,11 +156,9 @@ class ProductKeyMemorySpec(_KeySpec):
       heads: number of query pairs, each with its own keys.
       k: number of rows per head.
       key_size: key size; by default half of `in_features`, rounded up.
-      dtype: dtype of projection and output; by default promoted from inputs and parameters. The
-        table keeps its own; scores are at least float32.
+      dtype: dtype of projection and output; by default promoted from inputs and parameters.
       param_dtype: parameter dtype: float32, bfloat16, float16 or float64.
-      weights_init, keys_init, kernel_init: initializers of table, keys and projection, as in
-        `jax.nn.initializers`.
+      weights_init, keys_init, kernel_init: initializers of table, keys and projection.
       row_axis, accumulate, implementation, placement: as in `NgramMemory`.
 
     Raises:

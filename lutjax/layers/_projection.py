@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 import lutjax
 from lutjax import _meshes
 from lutjax._typing import Array
-from lutjax.arguments import require_array, shown
+from lutjax.arguments import shown
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._spec import (
     QUANTIZED,
@@ -131,11 +131,10 @@ class ScoredSpec(Spec):
         names = (v.name for v in self.all_variables if v.kind == "scalars")
         return None if self.read is None else {name: arrays[name] for name in names}
 
-    def _all_tables(self, deterministic: bool | None) -> bool:
-        return not self.random or (self.deterministic if deterministic is None else deterministic)
-
-    def _keep(self, key: Array | None, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        """Sample table dropout factors ``[..., T]`` with mean 1."""
+    def _keep(self, deterministic: Mode, key: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array | None:
+        """Sample table dropout factors ``[..., T]`` with mean 1; None without dropout."""
+        if not self.random or (self.deterministic if deterministic is None else deterministic):
+            return None
         if key is None:
             raise self._error(
                 f"table_dropout is {self.table_dropout}, which needs rngs; or pass deterministic=True."
@@ -224,8 +223,7 @@ class ProjectionLUTSpec(ScoredSpec):
     given: ClassVar[tuple[str, ...]] = ("anchors",)
 
     def __post_init__(self) -> None:
-        for name in ("in_features", "out_features", "heads", "tables", "bits"):
-            self._require_size(name, 1)
+        self._require_sizes(1, "in_features", "out_features", "heads", "tables", "bits")
         check_read(self.layer, self.read)
         if self.bits > MAX_BITS:
             raise self._error(
@@ -251,7 +249,7 @@ class ProjectionLUTSpec(ScoredSpec):
         total = getattr(self, features)
         if getattr(self, name) is None:
             setattr(self, name, -(-total // n))
-        self._require_size(name, 1)
+        self._require_sizes(1, name)
         if not projected and n * getattr(self, name) != total:
             raise self._error(
                 f"{features} is {total} and {projection} is False, so it must be that of {n} heads with "
@@ -319,9 +317,7 @@ class ProjectionLUTSpec(ScoredSpec):
 
     @names_layer
     def run(self, op: Op, x: Any, *, deterministic: Mode = None, key: Any = None, **arrays: Any) -> jax.Array:
-        require_array(self.layer, "x", x)
-        if not x.ndim or x.shape[-1] != self.in_features:
-            raise self._error(f"x has shape {list(x.shape)}; expected [..., {self.in_features}].")
+        self._require_features(x, self.in_features)
         assert self.width is not None
         z = jnp.asarray(x).astype(self._promoted(x))
         if self.compress:
@@ -337,7 +333,7 @@ class ProjectionLUTSpec(ScoredSpec):
             read=self.read,
             groups=self.heads,
             sum_groups=self.sum_heads,
-            keep=None if self._all_tables(deterministic) else self._keep(key, shape, z.dtype),
+            keep=self._keep(deterministic, key, shape, z.dtype),
             accumulate=None if self.quantized else self.accumulate,
             implementation=self.implementation,
         )

@@ -34,6 +34,9 @@ Arrays = Mapping[str, Any]
 Initializer = Callable[..., Any]
 Op = Callable[..., jax.Array]
 Mode = bool | None
+Inputs = Shaped[Array, "..."]
+Outputs = Float[jax.Array, "..."]
+Scalar = Float[Array, ""] | float | None
 Example = tuple[str, tuple[int, ...], tuple[int, ...]]  # arguments, shapes of inputs and outputs
 F = TypeVar("F", bound=Callable[..., Any])
 QUANTIZED = "quantised"  # a collection in old checkpoints, hence its spelling
@@ -41,29 +44,21 @@ QUANTIZED = "quantised"  # a collection in old checkpoints, hence its spelling
 
 @dataclasses.dataclass(frozen=True)
 class Variable:
-    """Array stored by a layer.
+    """Array stored by a layer, with the same name in every library.
 
-    Attributes:
-      name: name in every library.
-      kind: ``"params"``, ``"tables"`` or ``"scalars"`` if trained. Never trained: ``"anchors"``,
-        ``"targets"``, ``"wires"`` (ids), ``"thresholds"``, `QUANTIZED` (int8 tables) or ``"keys"``
-        (PRNG keys for host-resident tables).
-      shape: array shape.
-      dtype: array dtype.
-      init: samples the array from a `jax.random` key.
-      derive: computes the array from earlier variables, instead of `init`.
-      drawn: host-resident variable initialized from this key.
-      initializer: initializer behind `init`, called with key, shape and dtype.
+    The kind is ``"params"``, ``"tables"`` or ``"scalars"`` if trained. Never trained: ``"anchors"``,
+    ``"targets"``, ``"wires"`` (ids), ``"thresholds"``, `QUANTIZED` (int8 tables) or ``"keys"``
+    (PRNG keys for host-resident tables).
     """
 
     name: str
     kind: str
     shape: tuple[int, ...]
     dtype: Any
-    init: Callable[[Any], Any]
-    derive: Callable[[Arrays], Any] | None = None
-    drawn: "Variable | None" = None
-    initializer: Any = None
+    init: Callable[[Any], Any]  # samples the array from a `jax.random` key
+    derive: Callable[[Arrays], Any] | None = None  # computes it from earlier variables instead
+    drawn: "Variable | None" = None  # host-resident variable initialized from this key
+    initializer: Any = None  # behind `init`, called with key, shape and dtype
 
     @property
     def collection(self) -> str:
@@ -136,11 +131,7 @@ class Spec:
         return {}
 
     def fitted(self, arrays: Arrays) -> "Spec":
-        """Return the spec that fits the arrays: itself if the sizes are equal.
-
-        Raises:
-          ValueError: no layer has such sizes.
-        """
+        """Return the spec that fits the arrays: itself if the sizes are equal."""
         sizes = self.sizes_of(arrays)
         if all(getattr(self, name) == size for name, size in sizes.items()):
             return self
@@ -151,22 +142,14 @@ class Spec:
         return {}
 
     def check(self, arrays: Arrays) -> None:
-        """Check explicit or restored variables.
-
-        Raises:
-          ValueError: one has a wrong shape or holds an id that does not exist.
-        """
+        """Raise ValueError if a variable has a wrong shape or holds an id that does not exist."""
         for variable in self.all_variables:
             if variable.name in arrays:
                 self._check_shape(variable, arrays[variable.name])
                 self._check_values(variable, arrays)
 
-    def held(self, arrays: Arrays) -> Arrays:
-        """Return the arrays for a call, after checking that they have values and valid known ids.
-
-        Raises:
-          ValueError: an id is out of range, or an array has no values.
-        """
+    def checked_arrays(self, arrays: Arrays) -> Arrays:
+        """Return the arrays of a call; raise ValueError if one has no values or invalid known ids."""
         for v in self.all_variables:
             if v.kind in ("anchors", "targets", "wires") and v.name in arrays:
                 if isinstance(arrays[v.name], jax.ShapeDtypeStruct):
@@ -183,14 +166,22 @@ class Spec:
     def _check_values(self, variable: Variable, arrays: Arrays) -> None:
         """Check the values of a variable; `arrays` contains it, and possibly others."""
 
-    def _require_size(self, name: str, least: int) -> None:
-        size = getattr(self, name)
-        try:
-            whole = operator.index(size)
-        except TypeError:
-            raise self._error(f"{name} is {shown(size)}; expected a whole number.") from None
-        if whole < least:
-            raise self._error(f"{name} is {size}; it must be at least {least}.")
+    def _require_sizes(self, least: int, *names: str) -> None:
+        for name in names:
+            size = getattr(self, name)
+            try:
+                whole = operator.index(size)
+            except TypeError:
+                raise self._error(f"{name} is {shown(size)}; expected a whole number.") from None
+            if whole < least:
+                raise self._error(f"{name} is {size}; it must be at least {least}.")
+
+    def _require_features(self, x: Any, size: int, rank: int = 1, name: str = "x") -> None:
+        """Raise unless inputs are ``[..., size]``: ops accept any number, as ids are clamped."""
+        require_array(self.layer, name, x)
+        if x.ndim < rank or x.shape[-1] != size:
+            length = "length, " * (rank - 1)
+            raise self._error(f"{name} has shape {list(x.shape)}; expected [..., {length}{size}].")
 
     def _require_one_of(self, name: str, choices: tuple[Any, ...]) -> None:
         value = getattr(self, name)
@@ -292,26 +283,20 @@ class LayerCall:
         return y
 
 
-def plain_call(self: Any, x: Shaped[Array, "..."]) -> Float[jax.Array, "..."]:
+def plain_call(self: Any, x: Inputs) -> Outputs:
     """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
     y: jax.Array = self._run(x)
     return y
 
 
-def switched_call(
-    self: Any, x: Shaped[Array, "..."], *, deterministic: bool | None = None
-) -> Float[jax.Array, "..."]:
+def switched_call(self: Any, x: Inputs, *, deterministic: Mode = None) -> Outputs:
     """Return outputs for inputs; `deterministic` takes precedence over the layer's own."""
     y: jax.Array = self._run(x, deterministic)
     return y
 
 
 def missing(layer: str, name: str, hint: str = "") -> ValueError:
-    """Return an error for a layer called without a variable.
-
-    Args:
-      hint: what to do in the layer's library.
-    """
+    """Return an error for a layer called without a variable, with a hint for its library."""
     return ValueError(
         f"{layer}: there is no {name}: the layer was restored without it. Restore all variables, not the trained ones alone; "
         f"others than those of training would be silently wrong.{hint}"
@@ -321,7 +306,7 @@ def missing(layer: str, name: str, hint: str = "") -> ValueError:
 def names_layer(method: F) -> F:
     """Decorate a spec method so that its errors, including errors from ops, name the layer.
 
-    The layer has checked its ids (`Spec.held`), so ops skip checks on them and on derived ids.
+    The layer has checked its ids (`Spec.checked_arrays`), so ops skip checks on them and on derived ids.
     """
 
     @functools.wraps(method)
@@ -352,11 +337,7 @@ def arguments(spec_type: type[Spec]) -> tuple[str, ...]:
 
 
 def parameters(spec_type: type[Spec], *, inferred: bool = False) -> list[inspect.Parameter]:
-    """Return a layer's constructor parameters.
-
-    Args:
-      inferred: whether `in_features` may be None, to be inferred from the first input.
-    """
+    """Return a layer's constructor parameters; `inferred` allows None for `in_features`."""
     names = set(arguments(spec_type))
     found = [p for p in inspect.signature(spec_type).parameters.values() if p.name in names]
     if not inferred or found[0].name != "in_features":
@@ -404,12 +385,7 @@ def build(
 
     Args:
       name: layer class, for messages; by default the spec's.
-      owner: whether the layer itself owns its host-resident tables; otherwise its `placement` may
-        be `HostTables`, and the spec only knows that such tables exist.
-
-    Raises:
-      ValueError: a size is impossible, or a given array does not fit the sizes or holds a wrong id.
-      TypeError: an argument has the wrong type.
+      owner: whether the layer itself owns its host-resident tables, and not `HostTables`.
     """
     explicit = {name: options[name] for name in spec_type.given if options[name] is not None}
     options = {name: value for name, value in options.items() if name not in spec_type.given}
@@ -432,8 +408,6 @@ def build(
     spec.check(given)
 
     def variable(v: Variable) -> Variable:
-        if v.name not in given:
-            return v
         return dataclasses.replace(v, derive=lambda before: jnp.asarray(given[v.name], v.dtype))
 
-    return spec, tuple(variable(v) for v in spec.all_variables)
+    return spec, tuple(variable(v) if v.name in given else v for v in spec.all_variables)

@@ -1,6 +1,7 @@
 """Lookup-table layers for all libraries: arguments, variables, forward pass and decoding."""
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 import lutjax
 from lutjax import _meshes
 from lutjax._typing import Array, Integer
-from lutjax.arguments import require_array, shown
+from lutjax.arguments import shown
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _counts, _pages
 from lutjax.layers._spec import Arrays, Example, Initializer, Op, Spec, Variable, names_layer, plain_call
@@ -53,8 +54,8 @@ class TableSpec(Spec):
 
     def __post_init__(self) -> None:
         self._check_features()
-        for name, least in (("n_detectors", 1), ("n_anchors", 0)):
-            self._require_size(name, least)
+        self._require_sizes(1, "n_detectors")
+        self._require_sizes(0, "n_anchors")
         if not self.epsilon >= 0:
             raise self._error(f"epsilon is {self.epsilon}; the dead zone cannot be negative.")
         accumulation(self.layer, self.accumulate)
@@ -135,8 +136,7 @@ class _TableSpec(TableSpec):
     call: ClassVar[Callable[..., Any]] = plain_call
 
     def _check_features(self) -> None:
-        for name in ("in_features", "out_features"):
-            self._require_size(name, 1)
+        self._require_sizes(1, "in_features", "out_features")
 
     def _check_inputs(self) -> None:
         if self.n_anchors and self.n_inputs < 2:
@@ -159,16 +159,7 @@ class _TableSpec(TableSpec):
         return {"n_detectors": weights[0], "n_anchors": anchors[1], "out_features": weights[2]}
 
     def _inputs(self, x: Any, name: str = "x") -> Any:
-        """Return checked and cast inputs.
-
-        Ops cannot check the size, because anchors are ids into any number of inputs.
-        """
-        require_array(self.layer, name, x)
-        if x.ndim < self.min_rank or x.shape[-1] != self.in_features:
-            length = "length, " * (self.min_rank - 1)
-            raise self._error(
-                f"{name} has shape {list(x.shape)}; expected [..., {length}{self.in_features}]."
-            )
+        self._require_features(x, self.in_features, self.min_rank, name)
         return self._cast(x)
 
 
@@ -216,7 +207,7 @@ class LUTSpec(_TableSpec):
     def _check_sizes(self) -> None:
         if self.groups is None:
             return
-        self._require_size("groups", 1)
+        self._require_sizes(1, "groups")
         for name in ("in_features", "out_features", "n_detectors"):
             if getattr(self, name) % self.groups:
                 raise self._error(f"groups is {self.groups}; it must divide {name}, {getattr(self, name)}.")
@@ -268,7 +259,7 @@ class _WithTargets(TableSpec):
         if self.targets_per not in TARGET_LISTS:
             raise self._error(f"targets_per is {shown(self.targets_per)}; expected one of {TARGET_LISTS}.")
         if self.n_targets is not None:
-            self._require_size("n_targets", 1)
+            self._require_sizes(1, "n_targets")
             if self.n_targets > self.n_outputs:
                 raise self._error(
                     f"n_targets is {self.n_targets}; there are only {self.n_outputs} outputs to draw from without replacement."
@@ -416,10 +407,10 @@ class SparseLUTSpec(_WithTargets, LUTSpec):
         anchors, targets, weights = super().variables()
         n_bounds = self.n_tables * 2**self.row_bits + 1
 
-        def drawn(key: Array) -> jax.Array:
+        def refuse(key: Array) -> jax.Array:
             raise self._error("a list of edges is given, and not drawn.")
 
-        first = Variable("first_edges", "targets", (n_bounds,), jnp.dtype("int32"), drawn)
+        first = Variable("first_edges", "targets", (n_bounds,), jnp.dtype("int32"), refuse)
         return (anchors, targets, first, weights)
 
     def _check_values(self, variable: Variable, arrays: Arrays) -> None:
@@ -509,17 +500,16 @@ class _SequenceSpec(_WithTargets, _TableSpec):
 
     def _check_sizes(self) -> None:
         self._check_targets()
-        self._require_size("n_positions", 0)
-        self._require_size("n_position_bits", 0)
+        self._require_sizes(0, "n_positions", "n_position_bits")
         if self.window is not None:
-            self._require_size("window", 1)
+            self._require_sizes(1, "window")
         if not self.causal and (self.decode or self.window is not None):
             name = "decode" if self.decode else "window"
             raise self._error(
                 f"{name} is {getattr(self, name)} but causal is False, where a query sees every key; leave out {name}, or use causal=True."
             )
         if self.pool is not None:
-            self._require_size("pool", 1)
+            self._require_sizes(1, "pool")
             if self.decode or not self.causal:
                 name = "decode" if self.decode else "causal"
                 raise self._error(
@@ -572,33 +562,28 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         return capacity
 
     def _check_counts(self) -> None:
+        shape, one_list = (
+            self._targets_shape,
+            'counted rows have one list of targets; use targets_per="layer"',
+        )
         reasons = {
             "cached": (not self._has_counts, "keys have no rows of their own, which could be counted"),
-            "n_position_bits": (
-                self.n_position_bits > 0,
-                "counts do not say at which distance a key is; use 0",
-            ),
+            "n_position_bits": (self.n_position_bits, "counts do not say at which distance a key is; use 0"),
             "window": (self.window is not None, "counts do not say which keys are beyond it; leave it out"),
             "causal": (not self.causal, "a query also sees later keys; use causal=True"),
             "pool": (self.pool is not None, "counts do not say in which block a key is; leave it out"),
-            "targets": (
-                self._targets_shape is not None and self._targets_shape[:2] != (1, 1),
-                'counted rows have one list of targets; use targets_per="layer"',
-            ),
+            "targets": (shape is not None and shape[:2] != (1, 1), one_list),
         }
         for name, (wrong, rule) in reasons.items():
             if wrong:
-                value = list(self._targets_shape or ()) if name == "targets" else shown(getattr(self, name))
+                value = list(shape or ()) if name == "targets" else shown(getattr(self, name))
                 raise self._error(f"there is no cache of counts, as {name} is {value}: {rule}.")
 
     def _check_blocks(self, cached: str, blocks: tuple[int, int] | None) -> None:
         if blocks is None:
             return
-        if not (
-            isinstance(blocks, tuple | list)
-            and len(blocks) == 2
-            and all(isinstance(n, int | np.integer) and n >= 1 for n in blocks)
-        ):
+        pair = isinstance(blocks, tuple | list) and len(blocks) == 2
+        if not (pair and all(isinstance(n, int | np.integer) and n >= 1 for n in blocks)):
             raise self._error(
                 f"blocks is {shown(blocks)}; expected the number of blocks and the positions of each, both at least 1."
             )
@@ -626,15 +611,6 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         Keys are right-aligned, the latest last. ``cache_index`` counts the decoded positions, and
         ``cached_segments`` holds the segment of each key, -1 for none. Counts have neither
         positions nor segments. A block pool stores only keys.
-
-        Args:
-          cached: cache contents; the layer's `cached` by default. Ids use as few bytes as possible,
-            and pairs with keys from earlier calls then have only a table gradient. Ids change
-            nothing if keys are not detected independently.
-          blocks: number and size of pool blocks; the layer's `blocks` by default.
-
-        Raises:
-          ValueError: it is impossible for this layer.
         """
         *batch, _, _ = input_shape
         cached = self.cached if cached is None else cached
@@ -646,12 +622,8 @@ class _SequenceSpec(_WithTargets, _TableSpec):
             return {"cached_counts": jnp.zeros(shape, jnp.int32), "cache_index": jnp.zeros((), jnp.int32)}
         dtype = jnp.dtype(dtype) if self.dtype is None else self.dtype
         places = (*batch, self.capacity) if blocks is None else tuple(blocks)
-        cache = {
-            name: jnp.zeros((*places, size), kept)
-            for name, (size, kept) in (
-                (self._cached_ids() if cached == "ids" else {}) or self._cached(dtype)
-            ).items()
-        }
+        arrays = (self._cached_ids() if cached == "ids" else {}) or self._cached(dtype)
+        cache = {name: jnp.zeros((*places, size), kept) for name, (size, kept) in arrays.items()}
         if blocks is not None:
             return cache
         segments = jnp.full((*batch, self.capacity), _PADDING, jnp.int32)
@@ -669,29 +641,18 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         lengths: Int[Array, "*#batch"] | None = None,
         **others: Any,
     ) -> tuple[Float[jax.Array, "*batch length outputs"], dict[str, jax.Array]]:
-        """Attend from the positions in `x` to all earlier positions in `x` and the cache.
+        """Attend to all earlier positions in `x` and the cache; return outputs and the latest cache.
 
-        Accepts any number of new positions: filling the cache at once and decoding one by one are
-        equivalent.
-
-        Args:
-          segments: non-negative ids of the new positions; negative for padding, which is neither a
-            query nor a key. None: all 0.
-          block_tables, lengths: block pool arguments, as in a call.
-
-        Returns:
-          The outputs, and the cache with the latest keys.
+        Filling the cache at once and decoding one by one are equivalent.
         """
         given = [name for name, value in others.items() if value is not None]
         if given:
             raise self._error(f"{given[0]} cannot be given when decoding: the cache has the keys.")
         for name, value in {"block_tables": block_tables, "lengths": lengths}.items():
-            if (value is None) == ("cache_index" not in cache):
-                rules = (
-                    "given, but each sequence has a cache of its own",
-                    "not given, but the cache is a pool of blocks",
-                )
-                raise self._error(f"{name} is {rules[value is None]}.")
+            if value is not None and "cache_index" in cache:
+                raise self._error(f"{name} is given, but each sequence has a cache of its own.")
+            if value is None and "cache_index" not in cache:
+                raise self._error(f"{name} is not given, but the cache is a pool of blocks.")
         chunk = self._keys(arrays, self._inputs(x))
         if "cached_counts" in cache:
             return self._attend_to_counts(arrays, cache, chunk, segments)
@@ -712,12 +673,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
     def _attend_to_held(
         self, arrays: Arrays, chunk: Arrays, held: Arrays, of_held: Any, of_queries: jax.Array
     ) -> tuple[jax.Array, dict[str, jax.Array], jax.Array]:
-        """Attend to cached and new keys; return the outputs, all keys and their segments.
-
-        Args:
-          chunk: the new keys.
-          of_held, of_queries: segments of the cached and the new keys.
-        """
+        """Attend to cached and new keys; return the outputs, all keys and their segments."""
         capacity, keys = self.capacity, {}
         for name, new in chunk.items():
             old = held.get(name)
@@ -726,18 +682,11 @@ class _SequenceSpec(_WithTargets, _TableSpec):
             keys[name] = _appended(jnp.asarray(old).astype(new.dtype), new, -2)
         shape = next(iter(chunk.values())).shape[:-1]
         of_keys = _appended(of_held, jnp.broadcast_to(of_queries, shape), -1)
-        y = self._attend(
-            arrays,
-            chunk,
-            keys,
-            window=capacity,
-            query_start=capacity,
-            key_start=0,
-            # Padding queries get a segment without keys.
-            query_segments=jnp.where(of_queries == _PADDING, _PADDING - 1, of_queries),
-            key_segments=of_keys,
-        )
-        return y, keys, of_keys
+        # Padding queries get a segment without keys.
+        queries = jnp.where(of_queries == _PADDING, _PADDING - 1, of_queries)
+        segments = {"query_segments": queries, "key_segments": of_keys}
+        starts = {"window": capacity, "query_start": capacity, "key_start": 0}
+        return self._attend(arrays, chunk, keys, **starts, **segments), keys, of_keys
 
     def _attend_to_blocks(
         self, arrays: Arrays, cache: Arrays, chunk: Arrays, segments: Any, block_tables: Any, lengths: Any
@@ -746,9 +695,9 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         n_blocks, size = next(iter(cache.values())).shape[:2]
         kept = self._check_cache(cache, chunk, (n_blocks, size), "dtype")
         places = _pages.Places(*self._tables_of(block_tables, lengths, tuple(batch)), n_blocks, size)
-        if places.held < self.capacity:
+        if places.n_positions < self.capacity:
             raise self._error(
-                f"block_tables is {list(block_tables.shape)} with blocks of {size}, so a sequence has {places.held} places, but a query sees "
+                f"block_tables is {list(block_tables.shape)} with blocks of {size}, so a sequence has {places.n_positions} places, but a query sees "
                 f"{self.capacity} keys; give tables of at least {-(-self.capacity // size)} entries, -1 where there is no block."
             )
         self._check_one_segment(segments, "a pool of blocks")
@@ -765,23 +714,19 @@ class _SequenceSpec(_WithTargets, _TableSpec):
     ) -> tuple[jax.Array, jax.Array]:
         n_entries = block_tables.shape[-1] if np.ndim(block_tables) else 0
         found = []
-        for name, value, shape in (
-            ("block_tables", block_tables, (*batch, n_entries)),
-            ("lengths", lengths, batch),
-        ):
+        tables = ("block_tables", block_tables, (*batch, n_entries))
+        for name, value, shape in (tables, ("lengths", lengths, batch)):
             _checks.integers(self.layer, name, value, None, "")
-            fits = value.ndim <= len(shape) and all(
-                a in (1, b) for a, b in zip(reversed(value.shape), reversed(shape), strict=False)
-            )
+            axes = zip(reversed(value.shape), reversed(shape), strict=False)
+            fits = value.ndim <= len(shape) and all(a in (1, b) for a, b in axes)
             if not fits or not n_entries:
                 raise self._error(
                     f"{name} is {value.dtype}{list(value.shape)}; expected [{', '.join(map(str, batch))}"
                     f"{', entries' if name == 'block_tables' else ''}], one of each sequence."
                 )
             value = as_int32(value)
-            found.append(
-                jnp.broadcast_to(value.reshape((1,) * (len(shape) - value.ndim) + value.shape), shape)
-            )
+            value = value.reshape((1,) * (len(shape) - value.ndim) + value.shape)
+            found.append(jnp.broadcast_to(value, shape))
         return found[0], found[1]
 
     def _check_one_segment(self, segments: Any, what: str) -> None:
@@ -795,10 +740,9 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         """Return segments of new positions for the cache, without batch dimensions if not given."""
         if segments is None:
             return jnp.zeros((1,) * len(batch) + (length,), jnp.int32)
-        given_ids, _ = _checks.segments(
-            self.layer, segments, segments, batch, length, length, ("segments", "segments")
-        )
-        return jnp.maximum(jnp.asarray(given_ids), _PADDING)
+        names = ("segments", "segments")
+        ids, _ = _checks.segments(self.layer, segments, segments, batch, length, length, names)
+        return jnp.maximum(jnp.asarray(ids), _PADDING)
 
     def _attend_to_counts(
         self, arrays: Arrays, cache: Arrays, chunk: Arrays, segments: Any
@@ -814,9 +758,8 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         self._check_one_segment(segments, "a cache of counts")
         is_key = jnp.broadcast_to(of_queries > _PADDING, (*batch, length))
         weights, targets = self._stored(arrays["weights"]), arrays.get("targets")
-        _, finish = _edges.of_rows(
-            self.layer, weights, targets, None if targets is None else self.n_outputs
-        )  # one list
+        n_outputs = None if targets is None else self.n_outputs  # of one target list
+        _, finish = _edges.of_rows(self.layer, weights, targets, n_outputs)
         y, counts = _counts.attended(weights, counts, index, is_key, **self._sums)
         count = jnp.minimum(cache["cache_index"], np.iinfo(np.int32).max - length) + length
         return self._rounded(finish(y)), {"cached_counts": counts, "cache_index": count}
@@ -866,38 +809,23 @@ class _SequenceSpec(_WithTargets, _TableSpec):
                     raise self._error(f"{name} is given but keys is not; a layer attends to x itself.")
             if self.pool is not None:
                 own = self._keys(arrays, self._inputs(x))
-                return self._pooled(arrays, own, own, segments, segments, 0, 0)
+                return self._pool(arrays, own, own, (segments, segments), (0, 0))
             return self._run_op(op, arrays, self._inputs(x), segments=segments, **blocks, **self._sight)
         starts = {"query_start": query_start, "key_start": key_start}
         for name, value in starts.items():
             if value is not None and not self.causal:
                 raise self._error(f"{name} is given but causal is False, where every query sees every key.")
         starts = {name: 0 if value is None else value for name, value in starts.items()}
-        places = starts if self.causal else {}
         of_queries = self._keys(arrays, self._inputs(x))
         of_keys = self._keys(arrays, self._inputs(keys, "keys"))
         if self.pool is not None:
-            return self._pooled(arrays, of_queries, of_keys, segments, key_segments, **places)
-        return self._attend(
-            arrays,
-            of_queries,
-            of_keys,
-            query_segments=segments,
-            key_segments=key_segments,
-            **blocks,
-            **places,
-            **self._sight,
-        )
+            of_both = (segments, key_segments), tuple(starts.values())
+            return self._pool(arrays, of_queries, of_keys, *of_both)
+        options = {"query_segments": segments, "key_segments": key_segments, **blocks, **self._sight}
+        return self._attend(arrays, of_queries, of_keys, **options, **(starts if self.causal else {}))
 
-    def _pooled(
-        self,
-        arrays: Arrays,
-        queries: Arrays,
-        keys: Arrays,
-        segments: Any,
-        key_segments: Any,
-        query_start: Any,
-        key_start: Any,
+    def _pool(
+        self, arrays: Arrays, queries: Arrays, keys: Arrays, segments: Any, starts: tuple[Any, ...]
     ) -> jax.Array:
         """Return sums over key blocks, each the mean of its visible rows.
 
@@ -909,8 +837,8 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         whole = n_keys // self.pool
         parts = [(0, whole, self.pool), (whole * self.pool, 1, n_keys - whole * self.pool)]
         parts = [part for part in parts if part[1] * part[2]] or [(0, 1, 0)]
-        starts = jnp.asarray(query_start, jnp.int32)[..., None], jnp.asarray(key_start, jnp.int32)[..., None]
-        total: Any = 0
+        query_start, key_start = (jnp.asarray(start, jnp.int32)[..., None] for start in starts)
+        sums: list[jax.Array] = []
         for first, n, size in parts:
 
             def in_blocks(a: Any, axis: int, first: int = first, n: int = n, size: int = size) -> jax.Array:
@@ -921,35 +849,28 @@ class _SequenceSpec(_WithTargets, _TableSpec):
             def for_blocks(a: jax.Array, n: int = n) -> jax.Array:
                 return jnp.broadcast_to(a[..., None, :, :], (*a.shape[:-2], n, *a.shape[-2:]))
 
-            of_blocks = operator.add(*_of_one_rank(starts[1], first + size * np.arange(n, dtype=np.int32)))
+            of_blocks = operator.add(*_equal_ranks(key_start, first + size * np.arange(n, dtype=np.int32)))
             place = np.arange(n_queries, dtype=np.int32)[:, None] - np.arange(size, dtype=np.int32) - 1
-            start = operator.sub(*_of_one_rank(starts[0], of_blocks))[..., None, None]
-            counts = operator.add(*_of_one_rank(start, place)) >= 0
+            start = operator.sub(*_equal_ranks(query_start, of_blocks))[..., None, None]
+            counts = operator.add(*_equal_ranks(start, place)) >= 0
             if self.window is not None:
-                counts &= operator.add(*_of_one_rank(start, place)) < self.window
+                counts &= operator.add(*_equal_ranks(start, place)) < self.window
             of_segments: dict[str, Any] = {"query_segments": None, "key_segments": None}
-            if segments is not None:
-                own = jnp.asarray(segments)[..., None, :]
-                others = in_blocks(key_segments, -1)
+            if segments[0] is not None:
+                own, others = jnp.asarray(segments[0])[..., None, :], in_blocks(segments[1], -1)
                 same = own[..., :, None] == others[..., None, :]
-                of_segments = {
-                    "query_segments": jnp.broadcast_to(own, (*own.shape[:-2], n, n_queries)),
-                    "key_segments": others,
-                }
-                counts = operator.and_(*_of_one_rank(counts, same))
+                own = jnp.broadcast_to(own, (*own.shape[:-2], n, n_queries))
+                of_segments = {"query_segments": own, "key_segments": others}
+                counts = operator.and_(*_equal_ranks(counts, same))
             y = self._attend(
                 arrays,
                 {name: for_blocks(a) for name, a in queries.items()},
                 {name: in_blocks(a, -2) for name, a in keys.items()},
-                **of_segments,
-                query_start=starts[0],
-                key_start=of_blocks,
-                window=self.window,
+                **{**of_segments, "query_start": query_start, "key_start": of_blocks, "window": self.window},
             )
             n_seen = jnp.maximum(jnp.sum(counts, -1), 1)[..., None].astype(y.dtype)
-            total = total + jnp.sum(operator.truediv(*_of_one_rank(y, n_seen)), -3, dtype=y.dtype)
-        result: jax.Array = total
-        return result
+            sums.append(jnp.sum(operator.truediv(*_equal_ranks(y, n_seen)), -3, dtype=y.dtype))
+        return functools.reduce(operator.add, sums)
 
     def _edges(self, arrays: Arrays) -> dict[str, Any]:
         return {"targets": arrays["targets"], "n_outputs": self.n_outputs} if "targets" in arrays else {}
@@ -995,7 +916,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         raise NotImplementedError
 
 
-def _of_one_rank(a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
+def _equal_ranks(a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
     """Prepend axes of size 1 to the array with fewer axes."""
     rank = max(np.ndim(a), np.ndim(b))
     one, other = (jnp.asarray(x).reshape((1,) * (rank - np.ndim(x)) + np.shape(x)) for x in (a, b))
@@ -1008,11 +929,9 @@ _PADDING = -1
 
 def _appended(cache: Array, new: Array, axis: int) -> jax.Array:
     """Append new keys to a cache along an axis, with its sharding on a mesh with explicit axes."""
-    join = _meshes.divided_by_compiler(
+    return _meshes.divided_by_compiler(
         lambda *keys: jnp.concatenate(keys, axis), lambda cache, new: _meshes.spec_of(cache)
-    )
-    result: jax.Array = join(cache, new)
-    return result
+    )(cache, new)
 
 
 @dataclasses.dataclass(unsafe_hash=True)

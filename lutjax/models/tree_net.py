@@ -227,7 +227,7 @@ class PackedTreeNet(Packed):
         for spec, truth, wires in zip(
             self.config.tree_specs(), self.tree_truth, self.tree_wires, strict=True
         ):
-            words = spec.of_words(truth, wires, words)
+            words = spec.run_words(truth, wires, words)
         return through_layers(self, words.reshape(math.prod(words.shape[:3]), words.shape[3]))
 
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from lutjax.layers import _spec
-from lutjax.layers._copies import by_name, state_of
-from lutjax.layers._declared import declare, on_host
+from lutjax.layers._copies import refer_by_name, state_of
+from lutjax.layers._declared import declare, host_tables
 from lutjax.layers._documentation import Library, call_of, document, method_of
 
 if TYPE_CHECKING:
@@ -70,11 +70,7 @@ class Layer(hk.Module, metaclass=_Module):
     def _infer(self, x: Any = None) -> None:
         """Build the spec if `in_features` is None, with the number of inputs found by `init`.
 
-        Most variable shapes do not depend on it. A separate state stores it, so an input with
-        another size raises an error.
-
-        Args:
-          x: the input of a call, which defines the number in `init`.
+        A separate state stores it, so an input `x` with another size raises an error.
         """
         if self.spec is not None:
             return
@@ -91,7 +87,7 @@ class Layer(hk.Module, metaclass=_Module):
 
     @hk.transparent
     def __getstate__(self) -> dict[str, Any]:
-        options = {name: by_name(value) for name, value in self._options.items()}
+        options = {name: refer_by_name(value) for name, value in self._options.items()}
         return {**state_of(self), "_options": options}
 
     def _arrays(self) -> dict[str, jax.Array]:
@@ -106,24 +102,23 @@ class Layer(hk.Module, metaclass=_Module):
                 raise _spec.missing(self.spec.layer, v.name, _HINT if v.collection != "params" else "")
             return v.make(hk.next_rng_key, arrays)
 
-        _, variables = _spec.build(
-            self.spec_type, self._options, name=self.spec.layer
-        )  # initializers, which cannot be pickled
+        # The spec of a copied layer has lost its initializers.
+        _, variables = _spec.build(self.spec_type, self._options, name=self.spec.layer)
         declare((self.module_name,), variables)
         for v in variables:
             arrays[v.name] = array(v)
         return arrays
 
-    def _held(self) -> Any:
+    def _bound(self) -> Any:
         """Return the arrays, with checked concrete ids and host-resident tables."""
         self._infer()
         placement, variables = self._options.get("placement"), self.spec.all_variables
-        tables = on_host(placement, (self.module_name,), variables, making=hk.running_init())
-        return {**self.spec.held(self._arrays()), **tables}
+        tables = host_tables(placement, (self.module_name,), variables, making=hk.running_init())
+        return {**self.spec.checked_arrays(self._arrays()), **tables}
 
     def _run(self, x: Any, deterministic: bool | None = None, **options: Any) -> Any:
         self._infer(x)
-        arrays = self._held()
+        arrays = self._bound()
         if hasattr(self.spec, "deterministic"):
             calm = self.spec.deterministic if deterministic is None else deterministic
             noise = {"key": hk.next_rng_key()} if self.spec.random and not calm else {}
@@ -134,27 +129,16 @@ class Layer(hk.Module, metaclass=_Module):
         """Call a spec method; methods that take arrays get the layer's arrays."""
         self._infer(args[0] if name == "reads" else None)
         takes_arrays = "arrays" in inspect.signature(getattr(self.spec_type, name)).parameters
-        return getattr(self.spec, name)(*((self._held(),) if takes_arrays else ()), *args, **options)
+        return getattr(self.spec, name)(*((self._bound(),) if takes_arrays else ()), *args, **options)
 
     def check(self) -> None:
-        """Check the variables, for example after checkpoint loading.
-
-        Call it inside a transformed function, without `jit`.
-
-        Raises:
-          ValueError: a variable has a wrong shape or holds an id that does not exist.
-        """
+        """Raise ValueError if a variable has a wrong shape or ids, in a transformed function."""
         self._infer()
         self.spec.check(self._arrays())
 
 
 def make_layer(spec_type: type[_spec.Spec], own: str = "") -> Any:
-    """Return a layer class with the spec arguments as constructor arguments.
-
-    Args:
-      spec_type: spec of the layer.
-      own: Haiku documentation of the layer, see `document`.
-    """
+    """Return a layer class with the spec arguments, and its `own` documentation."""
     self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     name = inspect.Parameter("name", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=str | None)
     signature = inspect.Signature(
@@ -193,12 +177,12 @@ class Attention(Layer):
     def _attend(self, x: Any, decode: bool | None, **others: Any) -> Any:
         self._infer(x)
         if not (self.spec.decode if decode is None else decode):
-            return self.spec(self._held(), x, **others)
+            return self.spec(self._bound(), x, **others)
         cache = {
             name: hk.get_state(name, value.shape, value.dtype, init=lambda *_, value=value: value)
             for name, value in self.spec.empty_cache(x.shape, x.dtype).items()
         }
-        y, latest = self.spec.attend_with_cache(self._held(), cache, x, **others)
+        y, latest = self.spec.attend_with_cache(self._bound(), cache, x, **others)
         for name, value in latest.items():
             hk.set_state(name, value)
         return y

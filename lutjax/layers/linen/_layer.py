@@ -11,7 +11,7 @@ from flax import linen as nn
 
 from lutjax.layers import _spec
 from lutjax.layers._copies import state_of
-from lutjax.layers._declared import declare, on_host
+from lutjax.layers._declared import declare, host_tables
 from lutjax.layers._documentation import Library, call_of, document, method_of
 
 _INPUTS, _IN_FEATURES = "inputs", "in_features"
@@ -47,11 +47,7 @@ class Layer(nn.Module):
         return {name: getattr(self, name) for name in _spec.arguments(self.spec_type)}
 
     def _build(self, n_inputs: int | None = None) -> tuple[Any, tuple[_spec.Variable, ...]]:
-        """Return the spec and its variables.
-
-        Args:
-          n_inputs: value of `in_features` if the field is None.
-        """
+        """Return the spec and its variables; `n_inputs` replaces an `in_features` of None."""
         options, name = self._options(), type(self).__name__
         if options.get("in_features", 0) is None:
             if n_inputs is None:
@@ -60,11 +56,7 @@ class Layer(nn.Module):
         return _spec.build(self.spec_type, options, name=name)
 
     def _n_inputs(self, x: Any) -> int | None:
-        """Return the number of inputs found by `init` if `in_features` is None.
-
-        Most variable shapes do not depend on it. A separate variable stores it, so an input with
-        another size raises an error.
-        """
+        """Return the number of inputs that `init` stored, if `in_features` is None."""
         found = _spec.n_inputs(type(self).__name__, self._options(), x)
         if found is None:
             return None
@@ -74,11 +66,7 @@ class Layer(nn.Module):
         return int(kept.shape[0])
 
     def _bound(self, x: Any) -> tuple[Any, dict[str, jax.Array]]:
-        """Return the spec and the variable arrays, which `init` creates.
-
-        Args:
-          x: the input of the call.
-        """
+        """Return the spec and the variable arrays of a call, which `init` creates."""
         spec, variables = self._build(self._n_inputs(x))
         declare(self.path, variables)
         arrays: dict[str, jax.Array] = {}
@@ -95,10 +83,8 @@ class Layer(nn.Module):
         for v in variables:
             arrays[v.name] = array(v)
         placement = getattr(self, "placement", None)
-        return spec, {
-            **spec.held(arrays),
-            **on_host(placement, self.path, variables, making=self.is_initializing()),
-        }
+        tables = host_tables(placement, self.path, variables, making=self.is_initializing())
+        return spec, {**spec.checked_arrays(arrays), **tables}
 
     def _spec_and_arrays(self, variables: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         kept = variables.get(_INPUTS, {}).get(_IN_FEATURES)
@@ -124,25 +110,13 @@ class Layer(nn.Module):
         return getattr(spec, name)(arrays, *others, **bound.kwargs)
 
     def check(self, variables: Mapping[str, Any]) -> None:
-        """Check variables, for example after checkpoint loading.
-
-        Args:
-          variables: the layer's subtree: ``layer.check({"params": ..., "anchors": ...})``.
-
-        Raises:
-          ValueError: a variable has a wrong shape or holds an id that does not exist.
-        """
+        """Raise ValueError if the layer's subtree of variables has wrong shapes or ids."""
         spec, arrays = self._spec_and_arrays(variables)
         spec.check(arrays)
 
 
 def make_layer(spec_type: type[_spec.Spec], own: str = "") -> Any:
-    """Return a layer class with the spec arguments as fields.
-
-    Args:
-      spec_type: spec of the layer.
-      own: Linen documentation of the layer, see `document`.
-    """
+    """Return a layer class with the spec arguments as fields, and its `own` documentation."""
     fields: dict[str, Any] = {}
     annotations: dict[str, Any] = {}
     for p in _spec.parameters(spec_type, inferred=True):
@@ -174,9 +148,7 @@ class Attention(Layer):
         if not (spec.decode if decode is None else decode):
             return spec(arrays, x, **others)
         empty = spec.empty_cache(x.shape, x.dtype)
-        cache = {
-            name: self.variable("cache", name, lambda value: value, value) for name, value in empty.items()
-        }
+        cache = {name: self.variable("cache", name, lambda v: v, value) for name, value in empty.items()}
         y, latest = spec.attend_with_cache(arrays, {n: v.value for n, v in cache.items()}, x, **others)
         if not self.is_initializing():  # keep the cache empty in `init`
             for name, value in latest.items():

@@ -10,8 +10,8 @@ from jax.typing import DTypeLike
 import lutjax
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _images
-from lutjax.layers._spec import Initializer
-from lutjax.layers.nnx._layer import Inputs, Noise, Outputs, Switched, builds
+from lutjax.layers._spec import Initializer, Inputs, Mode, Outputs
+from lutjax.layers.nnx._layer import Noise, Switched, builds
 from lutjax.layers.nnx._variables import Anchors, Quantized, Tables, Targets
 from lutjax.reads import Read
 from lutjax.wiring import Connectivity
@@ -61,7 +61,7 @@ class SpatialLUT(_Images):
         table_dropout: float | int = 0.0, deterministic: bool = False, quantized: bool = False, rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
-    def __call__(self, x: Inputs, *, deterministic: bool | None = None, rngs: Noise = None) -> Outputs:
+    def __call__(self, x: Inputs, *, deterministic: Mode = None, rngs: Noise = None) -> Outputs:
         """Return maps ``[..., *out_shape]``; `rngs` replaces the layer's own noise."""
         return self._call(deterministic, rngs).run(lutjax.scored_lut, x)  # without a read: unscored rows
 
@@ -84,7 +84,7 @@ class WindowLUT(_Images):
         stride: Size = 1, padding: Size = 0, rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
-    def __call__(self, x: Inputs, *, deterministic: bool | None = None, rngs: Noise = None) -> Outputs:
+    def __call__(self, x: Inputs, *, deterministic: Mode = None, rngs: Noise = None) -> Outputs:
         """Return outputs of all windows; `rngs` replaces the layer's own noise."""
         return self._call(deterministic, rngs).run(lutjax.scored_lut, x)  # without a read: unscored rows
 
@@ -122,6 +122,6 @@ class ConvLUT(_Images):
         stride: Size = 1, padding: Size = 0, groups: int = 1, pool: Size | str | None = None, rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
-    def __call__(self, x: Inputs, *, deterministic: bool | None = None, rngs: Noise = None) -> Outputs:
+    def __call__(self, x: Inputs, *, deterministic: Mode = None, rngs: Noise = None) -> Outputs:
         """Return outputs ``[..., *out_shape]``; `rngs` replaces the layer's own noise."""
         return self._call(deterministic, rngs).run(lutjax.conv_lut, x)

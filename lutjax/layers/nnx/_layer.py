@@ -11,9 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax.nnx.module import ModuleMeta
-from jaxtyping import Float, Shaped
 
-from lutjax._typing import Array
 from lutjax.arguments import require_rngs, shown
 from lutjax.layers import _spec
 from lutjax.layers._copies import can_be_pickled
@@ -37,9 +35,6 @@ _LIBRARY = Library(
 _MODES = ("deterministic", "decode")
 """Options that `nnx.view` changes."""
 
-Inputs = Shaped[Array, "..."]
-Outputs = Float[jax.Array, "..."]
-Scalar = Float[Array, ""] | float | None
 Noise = nnx.Rngs | nnx.RngStream | None
 
 _HIDDEN = {
@@ -160,16 +155,13 @@ class Layer(nnx.Module, metaclass=_LayerType):
                 f"{layer}: {name} holds {'ids' if whole else 'numbers'}, {old.dtype}; it cannot take {value.dtype}{list(value.shape)}."
             )
         if whole:
-            self.spec.held({name: value})
+            self.spec.checked_arrays({name: value})
         variable.set_value(jnp.asarray(value, old.dtype if whole else None))
         for other, array in self._declared.follow(name, self._arrays()).items():
             getattr(self, other).set_value(array)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for `pickle`.
-
-        Initializers that `pickle` does not support become defaults: the variables exist already.
-        """
+        """Return the attributes for `pickle`, with defaults for initializers that it rejects."""
         state, declared = dict(vars(self)), self._declared
         defaults = {
             f.name: f.default
@@ -192,7 +184,7 @@ class Layer(nnx.Module, metaclass=_LayerType):
         arrays = self._arrays()
         spec = self._declared.fitted(arrays)
         on_host = {v.drawn.name: getattr(self, v.drawn.name) for v in spec.all_variables if v.drawn}
-        return spec, {**spec.held(arrays), **on_host}
+        return spec, {**spec.checked_arrays(arrays), **on_host}
 
     def _call(self, **mode: Any) -> _spec.LayerCall:
         """Return a call, which passes the variables to the op by name."""
@@ -271,14 +263,12 @@ def check(model: nnx.Module, restored: Any = None) -> None:
 
     Args:
       model: the model.
-      restored: the state that updated the model: an `nnx.State`, nested dicts, as from
-        `nnx.to_pure_dict` for `nnx.update`, or a flat state from `nnx.to_flat_state`. Ids belong to
-        the tables trained with them, so a state with variables of a layer but without its ids is an
-        error, which is invisible in the model itself.
+      restored: the state that updated the model: an `nnx.State`, nested dicts from
+        `nnx.to_pure_dict`, or a flat state from `nnx.to_flat_state`. Ids belong to the tables
+        trained with them, so a state with variables of a layer must have its ids.
 
     Raises:
-      ValueError: a variable has a wrong shape or holds an id that does not exist, or `restored`
-        lacks ids.
+      ValueError: a variable has a wrong shape or an invalid id, or `restored` lacks ids.
       TypeError: `restored` is not a state.
 
     Example:
@@ -304,10 +294,7 @@ def check(model: nnx.Module, restored: Any = None) -> None:
 
 
 def _paths_of(state: Any) -> Iterator[tuple[str, ...]]:
-    """Yield the variable paths of a state in any form.
-
-    JSON and checkpoints turn the numbers in paths into strings.
-    """
+    """Yield the variable paths of a state, with numbers as strings, as in checkpoints."""
     items = state.items() if isinstance(state, Mapping) else state
     is_flat = isinstance(state, nnx.FlatState | Sequence) and all(
         isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], tuple) for item in items

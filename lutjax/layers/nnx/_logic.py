@@ -14,8 +14,8 @@ from lutjax._typing import Array
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _logic, _logic_images
 from lutjax.layers._logic import GAUSSIAN, RESIDUAL, uniform_table
-from lutjax.layers._spec import Initializer
-from lutjax.layers.nnx._layer import Inputs, Layer, Noise, Outputs, Scalar, Switched, builds
+from lutjax.layers._spec import Initializer, Inputs, Mode, Outputs, Scalar
+from lutjax.layers.nnx._layer import Layer, Noise, Switched, builds
 from lutjax.layers.nnx._variables import Param, Thresholds, Wires
 from lutjax.ops.logic_trees import logic_trees
 from lutjax.wiring._names import Wiring
@@ -78,7 +78,7 @@ class LogicGates(_Gates):
     spec_type = _logic.LogicGatesSpec
 
     def __call__(
-        self, x: Inputs, *, deterministic: bool | None = None, temperature: Scalar = None, rngs: Noise = None
+        self, x: Inputs, *, deterministic: Mode = None, temperature: Scalar = None, rngs: Noise = None
     ) -> Outputs:
         """Return outputs for inputs; other arguments take precedence over the layer's own."""
         return self._call(deterministic, rngs, temperature=temperature).run(lutjax.bilinear_gates, x)
@@ -94,7 +94,7 @@ class LogicRNN(_Gates):
         x: Inputs,
         *,
         state: Inputs | None = None,
-        deterministic: bool | None = None,
+        deterministic: Mode = None,
         temperature: Scalar = None,
         rngs: Noise = None,
     ) -> Outputs:
@@ -142,7 +142,7 @@ class SoftLUT(_Wired):
     ) -> None: ...  # fmt: skip
 
     def __call__(
-        self, x: Inputs, *, deterministic: bool | None = None, temperature: Scalar = None, rngs: Noise = None
+        self, x: Inputs, *, deterministic: Mode = None, temperature: Scalar = None, rngs: Noise = None
     ) -> Outputs:
         """Return outputs for inputs; arguments as in a call of `LogicGates`."""
         return self._call(deterministic, rngs, temperature=temperature).run(lutjax.soft_lut, x)
@@ -170,7 +170,7 @@ class BinaryLUT(_Wired):
     ) -> None: ...  # fmt: skip
 
     def __call__(
-        self, x: Inputs, *, deterministic: bool | None = None, temperature: Scalar = None, rngs: Noise = None
+        self, x: Inputs, *, deterministic: Mode = None, temperature: Scalar = None, rngs: Noise = None
     ) -> Outputs:
         """Return outputs for inputs; arguments as in a call of `LogicGates`."""
         return self._call(deterministic, rngs, temperature=temperature).run(lutjax.binary_lut, x)
@@ -180,7 +180,7 @@ def in_sequence(
     layers: Iterable[LogicGates | SoftLUT | BinaryLUT],
     x: Inputs,
     *,
-    deterministic: bool | None,
+    deterministic: Mode,
     temperature: Scalar,
     rngs: nnx.Rngs | None,
 ) -> Outputs:
@@ -212,7 +212,7 @@ class LogicConv(_Wired):
     ) -> None: ...  # fmt: skip
 
     def __call__(
-        self, x: Inputs, *, deterministic: bool | None = None, temperature: Scalar = None, rngs: Noise = None
+        self, x: Inputs, *, deterministic: Mode = None, temperature: Scalar = None, rngs: Noise = None
     ) -> Outputs:
         """Return ``[..., *out_shape]`` for images; arguments as in a call of `LogicGates`."""
         return self._call(deterministic, rngs, temperature=temperature).run(logic_trees, x)
@@ -280,7 +280,7 @@ class Thermometer(Switched):
         param_dtype: DTypeLike = jnp.float32, thresholds: Any = None, widths: Any = None, deterministic: bool = False,
     ) -> None: ...  # fmt: skip
 
-    def __call__(self, x: Inputs, *, deterministic: bool | None = None) -> Outputs:
+    def __call__(self, x: Inputs, *, deterministic: Mode = None) -> Outputs:
         """Return the bits for inputs; `deterministic` takes precedence over the layer's own."""
         call = self._call(deterministic)
         y: jax.Array = call.spec.compare(x, **call.arrays, **call.mode)

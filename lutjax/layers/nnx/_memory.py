@@ -65,7 +65,8 @@ class NgramMemory(Layer):
     __call__ = _memory.memory_call  # `_run`, with the history of decoding
 
     def _run(self, x: Any, **options: Any) -> Any:
-        return self._call().run(lutjax.weighted_lookup, x, **options)
+        spec, arrays = self._bound()
+        return spec.run(lutjax.weighted_lookup, x, **options, **arrays)
 
     def row_ids(self, tokens: Int[Array, "*batch length"], segments: Any = None) -> Any:
         """Return `lutjax.ngram_rows` of token ids: int32 ``[..., length, tables]``."""

@@ -14,8 +14,8 @@ import lutjax
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _projection
 from lutjax.layers._projection import CONFIDENCE, SMALL_MATRIX, ScoredSpec, small_tables
-from lutjax.layers._spec import Initializer
-from lutjax.layers.nnx._layer import Inputs, Noise, Outputs, Switched, builds
+from lutjax.layers._spec import Initializer, Inputs, Mode, Outputs
+from lutjax.layers.nnx._layer import Noise, Switched, builds
 from lutjax.layers.nnx._variables import Anchors, Param, Quantized, Tables
 from lutjax.reads import Read
 
@@ -68,7 +68,7 @@ class ProjectionLUT(Switched):
         rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
-    def __call__(self, x: Inputs, *, deterministic: bool | None = None, rngs: Noise = None) -> Outputs:
+    def __call__(self, x: Inputs, *, deterministic: Mode = None, rngs: Noise = None) -> Outputs:
         """Return outputs; other arguments take precedence over the layer's own."""
         return self._call(deterministic, rngs).run(lutjax.scored_lut, x)
 
@@ -77,14 +77,11 @@ def quantize(model: M) -> M:
     """Return a model with quantized scored tables, for deployment: a quarter of the memory.
 
     It quantizes `ProjectionLUT`, and each `SpatialLUT`, `WindowLUT` and `ConvLUT` trained with
-    `lutjax.reads.PowersOfTwo`.
-
-    The result has no float tables and shares all other arrays with the model. Its layers equal
+    `lutjax.reads.PowersOfTwo`. The result shares all other arrays with the model. Its layers equal
     layers made with ``quantized=True``, which load its checkpoints.
 
     Args:
-      model: model trained with `lutjax.reads.PowersOfTwo`. The result has the same values, up to
-        the rounding of float sums.
+      model: model trained with `lutjax.reads.PowersOfTwo`.
 
     Raises:
       ValueError: there is no such layer, or a `ProjectionLUT` has another read.
@@ -103,12 +100,9 @@ def quantize(model: M) -> M:
     """
     model = nnx.merge(*nnx.split(model))
     layers: list[Any] = [module for _, module in nnx.iter_modules(model) if isinstance(module, Switched)]
-    layers = [
-        layer
-        for layer in layers
-        if isinstance(layer, ProjectionLUT)
-        or (issubclass(layer.spec_type, ScoredSpec) and layer.read is not None and layer.read.rounds_tables)
-    ]
+    layers = [layer for layer in layers if issubclass(layer.spec_type, ScoredSpec)]
+    rounded = [layer.read is not None and layer.read.rounds_tables for layer in layers]
+    layers = [v for v, r in zip(layers, rounded, strict=True) if r or isinstance(v, ProjectionLUT)]
     if not layers:
         raise ValueError(
             f"quantize: {type(model).__name__} has no ProjectionLUT, and no layer of images with the read PowersOfTwo: the "

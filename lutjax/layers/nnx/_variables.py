@@ -109,16 +109,9 @@ class Keys(nnx.Variable[Any]):
 
 
 KINDS: Mapping[str, type[nnx.Variable[Any]]] = {
-    "params": Param,
-    "tables": Tables,
-    "scalars": Scalars,
-    "anchors": Anchors,
-    "targets": Targets,
-    "wires": Wires,
-    "thresholds": Thresholds,
-    QUANTIZED: Quantized,
-    "keys": Keys,
-}
+    "params": Param, "tables": Tables, "scalars": Scalars, "anchors": Anchors, "targets": Targets,
+    "wires": Wires, "thresholds": Thresholds, QUANTIZED: Quantized, "keys": Keys,
+}  # fmt: skip
 """Variable types by `lutjax.layers._spec.Variable` kind."""
 
 
