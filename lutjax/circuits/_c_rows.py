@@ -3,9 +3,10 @@
 import itertools
 from collections.abc import Sequence
 
-from lutjax.circuits import _about, _templates, columns
+from lutjax.circuits import _about, _c_emitter as c99, _templates, columns
 from lutjax.circuits.circuit import Circuit
-from lutjax.circuits.columns import Category, Column, Columns, Number, Value, whole_range
+from lutjax.circuits.columns import Category, Column, Columns, Number, Value
+from lutjax.circuits.ports import whole_range
 
 _OWN = ("LANES", "INPUTS", "OUTPUTS", "SLOTS", "STATIC", "H")
 """Suffixes of the other header macros."""
@@ -48,7 +49,7 @@ def constants(rows: Columns, name: str) -> list[str]:
         if isinstance(column, Number):
             if column.missing:
                 lines.append(
-                    f"#define {names[column.port, column.missing_code]} ({_constant(column.missing_code)})"
+                    f"#define {names[column.port, column.missing_code]} ({c99.signed_constant(column.missing_code)})"
                 )
             continue
         lines += [f"/* Codes of {_about.in_a_comment(column.name)}. */", "enum {"]
@@ -66,10 +67,6 @@ def constants(rows: Columns, name: str) -> list[str]:
     return lines
 
 
-def _constant(number: int) -> str:
-    return str(number) if number > -(1 << 63) else "-9223372036854775807 - 1"
-
-
 def _member(column: Column, kind: str, unit: str) -> str:
     what = _about.in_a_comment(column.name)
     if isinstance(column, Number) and column.least is not None and column.largest is not None:
@@ -77,10 +74,10 @@ def _member(column: Column, kind: str, unit: str) -> str:
     return f"    {kind} {column.port}; /* {what}{unit} */"
 
 
-def integer_row(rows: Columns, name: str, types: Sequence[str]) -> str:
-    """Return a row struct with port values in these types."""
+def integer_row(circuit: Circuit, rows: Columns, name: str) -> str:
+    """Return a row struct with port values."""
     names, members = names_of(rows, name), []
-    for column, kind in zip(rows.columns, types, strict=True):
+    for column, port in zip(rows.columns, circuit.inputs, strict=True):
         unit = "; a code above"
         if isinstance(column, Number):
             scale = f" over {2**column.format.fraction}" if column.format.fraction else ""
@@ -88,16 +85,12 @@ def integer_row(rows: Columns, name: str, types: Sequence[str]) -> str:
                 f"; {column.missing_code} where missing"
             )  # fmt: skip
             unit = f"; in units of {column.unit}{scale}, from {whole_range(column.format)[0]} to {whole_range(column.format)[1]}{missing}"
-        members.append(_member(column, kind, unit))
+        members.append(_member(column, c99.type_of(port), unit))
     return "\n".join(["typedef struct {", *members, f"}} {name}_row;"])
 
 
-def header(circuit: Circuit, rows: Columns, name: str, outputs: str) -> str:
-    """Return the row declarations for a batch program header.
-
-    Args:
-      outputs: output parameters.
-    """
+def header(circuit: Circuit, rows: Columns, name: str) -> str:
+    """Return the row declarations for a batch program header."""
     members = [
         _member(
             column,
@@ -110,7 +103,7 @@ def header(circuit: Circuit, rows: Columns, name: str, outputs: str) -> str:
         name=name,
         constants="\n".join(constants(rows, name)),
         members="\n".join(members),
-        outputs=outputs,
+        outputs=", ".join(c99.output_parameters(circuit)),
         codes="\n".join(
             f"int {name}_code_{column.port}(const char *text);"
             for column in rows.columns
@@ -119,15 +112,11 @@ def header(circuit: Circuit, rows: Columns, name: str, outputs: str) -> str:
     )
 
 
-def source(circuit: Circuit, rows: Columns, name: str, types: Sequence[str], outputs: str) -> str:
-    """Return the row functions of a batch program; see `header`.
-
-    Args:
-      types: element type of each input port.
-    """
+def source(circuit: Circuit, rows: Columns, name: str) -> str:
+    """Return the row functions of a batch program; see `header`."""
     names = names_of(rows, name)
     parts, locals_, codes = [], [], []
-    for column, kind in zip(rows.columns, types, strict=True):
+    for column, kind in zip(rows.columns, map(c99.type_of, circuit.inputs), strict=True):
         locals_.append(f"        {kind} of_{column.port}[{name.upper()}_LANES];")
         if isinstance(column, Number):
             parts.append(_number(column, kind))
@@ -136,7 +125,7 @@ def source(circuit: Circuit, rows: Columns, name: str, types: Sequence[str], out
         other = names[column.port, column.other_code]
         inside = f"row->{column.port} >= 0 && row->{column.port} <= {column.missing_code}"
         codes.append(f"            of_{column.port}[k] = ({kind})({inside} ? row->{column.port} : {other});")
-        texts = ", ".join(map(text_of, column.values))
+        texts = ", ".join(map(c99.quote, column.values))
         parts.append(
             _templates.filled(
                 "category.c",
@@ -155,7 +144,7 @@ def source(circuit: Circuit, rows: Columns, name: str, types: Sequence[str], out
         name=name,
         NAME=name.upper(),
         parts="\n".join(parts),
-        outputs=outputs,
+        outputs=", ".join(c99.output_parameters(circuit)),
         locals="\n".join(locals_),
         codes="\n".join(codes),
         arguments=", ".join([*given, "left", *answers]),
@@ -170,8 +159,8 @@ def _number(column: Number, kind: str) -> str:
         type=kind,
         count=len(column.thresholds),
         thresholds=", ".join(map(repr, column.thresholds)),
-        numbers=", ".join(map(_constant, column.canonical)),
-        missing=_constant(column.missing_code),
+        numbers=", ".join(map(c99.signed_constant, column.canonical)),
+        missing=c99.signed_constant(column.missing_code),
     )
 
 
@@ -183,12 +172,3 @@ def initializer(rows: Columns, row: Sequence[Value]) -> str:
         for column, value in zip(rows.columns, row, strict=True)
     ]
     return f"{{{', '.join(cells)}}}"
-
-
-def text_of(text: str) -> str:
-    """Return a UTF-8 string as a C literal, in ASCII without trigraphs."""
-    plain = "".join(
-        chr(octet) if 32 <= octet < 127 and chr(octet) not in '"\\?' else f"\\{octet:03o}"
-        for octet in text.encode("utf-8", "replace")
-    )
-    return f'"{plain}"'

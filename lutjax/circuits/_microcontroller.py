@@ -6,14 +6,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lutjax.circuits import _about, _c_rows, _templates, gate_operations
+from lutjax.circuits import _about, _c_emitter as c99, _c_rows, _templates, gate_operations
 from lutjax.circuits._rows import bits_of_comparisons
-from lutjax.circuits.builder import ONE, ZERO, Builder, replayed
-from lutjax.circuits.c import constants, macro, macros, number_function, type_of, wrapped
-from lutjax.circuits.circuit import Circuit
-from lutjax.circuits.columns import MISSING, Columns, Number, whole_range
+from lutjax.circuits.builder import ONE, ZERO, Builder, add_outputs
+from lutjax.circuits.circuit import Circuit, walk, walk_literals
+from lutjax.circuits.columns import MISSING, Columns, Number
 from lutjax.circuits.gate_operations import Operations
-from lutjax.circuits.ports import Port, levels_of
+from lutjax.circuits.ports import Port, levels_of, whole_numbers, whole_range
 
 Style = Literal["functions", "tables"]
 _WINDOW = 1000  # maximum operations reordered into runs by tables
@@ -177,7 +176,8 @@ def _of_comparisons(layers: Circuit, rows: Columns) -> Circuit:
     ]  # inverted comparison
     known = {one: bit ^ inverted for one, (bit,), inverted in zip(asked, inputs, above, strict=True)}
     bits = bits_of_comparisons(builder, rows, lambda *one: known[one])
-    return replayed(layers, builder, bits)
+    add_outputs(builder, layers.outputs, walk_literals(layers, [ZERO, *bits], builder.gate))
+    return builder.circuit()
 
 
 def _levels(circuit: Circuit, layers: Circuit) -> np.ndarray | None:
@@ -250,11 +250,15 @@ def evaluate(made: Program, samples: Sequence[np.ndarray]) -> list[np.ndarray]:
         if load.bit is not None:
             values.append((code >> np.uint64(load.bit) & np.uint64(1)).astype(bool))
         else:
-            whole = dataclasses.replace(port.format, fraction=0).decode(code)
+            whole = whole_numbers(port.format, code)
             values.append(whole < load.below if load.equal is None else whole == load.equal)
-    for nodes, table in zip(operations.fanins, operations.tables, strict=True):
-        address = sum(values[n].astype(np.int64) << i for i, n in enumerate(nodes))
-        values.append((table >> np.arange(1 << len(nodes)) & 1).astype(bool)[address])
+
+    def gate(bits: list[np.ndarray], table: int) -> np.ndarray:
+        address = sum(bit.astype(np.int64) << i for i, bit in enumerate(bits))
+        answers: np.ndarray = (table >> np.arange(1 << len(bits)) & 1).astype(bool)[address]
+        return answers
+
+    values = walk(operations.fanins, operations.tables, values, gate)
     sums = np.tile(np.asarray(made.first, np.uint64), (len(samples[0]), 1))
     for sink in made.sinks:
         term = values[sink.node].astype(np.uint64) << np.uint64(sink.bit)
@@ -280,9 +284,8 @@ def source(made: Program, name: str, style: Style, chunk: int) -> tuple[dict[str
         body, calls, slots, n_tables = *_functions(made, chunk), 0
     else:
         body, calls, slots, n_tables = _tables(made)
-    inputs = [f"const {type_of(port)} *input_{port.name}" for port in circuit.inputs]
     single = returns(circuit)
-    outputs = [] if single else [f"{type_of(port)} *output_{port.name}" for port in circuit.outputs]
+    outputs = [] if single else c99.output_parameters(circuit)
     n_sums = len(made.first)
     memory = slots + n_sums * made.sum_bits // 8
     lines = [f"cell v[{max(slots, 1)}];", f"sum r[{max(n_sums, 1)}];", "uint16_t k;"]
@@ -297,12 +300,12 @@ def source(made: Program, name: str, style: Style, chunk: int) -> tuple[dict[str
         "numbers": "\n".join(f" * {line}" for line in _about.names(circuit.about, circuit.inputs)) or " *",
         "memory": f"Memory: {memory:,} bytes of the stack hold values, beside what the compiler keeps there. Nothing is allocated, and threads may call at the same time.",
         "answers": "" if single else ", number by number",
-        "result": type_of(circuit.outputs[0]) if single else "void",
-        "parameters": ", ".join([*inputs, *outputs]) or "void",
-        "number": number_function(circuit, name),
+        "result": c99.type_of(circuit.outputs[0]) if single else "void",
+        "parameters": ", ".join([*c99.input_parameters(circuit), *outputs]) or "void",
+        "number": c99.number_function(circuit, name),
         "row": _row(circuit, name),
         "sum": f"uint{made.sum_bits}_t",
-        "macros": macros(operations),
+        "macros": c99.macros(operations),
         "body": body,
         "code": "\n".join(f"    {line}" for line in lines),
     }
@@ -319,17 +322,17 @@ def _row(circuit: Circuit, name: str) -> str:
     if rows is None:
         return ""
     single = returns(circuit)
-    outputs = [] if single else [f"{type_of(port)} *output_{port.name}" for port in circuit.outputs]
+    outputs = [] if single else c99.output_parameters(circuit)
     given = [
         *(f"&row->{port.name}" for port in circuit.inputs),
-        *([] if single else [f"output_{port.name}" for port in circuit.outputs]),
+        *([] if single else c99.port_names(circuit)[1]),
     ]
     return _templates.filled(
         "row.h",
         name=name,
         constants="\n".join(_c_rows.constants(rows, name)),
-        row=_c_rows.integer_row(rows, name, [type_of(port) for port in circuit.inputs]),
-        result=type_of(circuit.outputs[0]) if single else "void",
+        row=_c_rows.integer_row(circuit, rows, name),
+        result=c99.type_of(circuit.outputs[0]) if single else "void",
         parameters=", ".join([f"const {name}_row *row", *outputs]),
         call=f"{'return ' * single}{name}_predict({', '.join(given)})",
     )
@@ -364,7 +367,7 @@ def _answer(made: Program) -> list[str]:
             "        if (r[k] > r[best])",
             "            best = k;",
         ]
-        given = f"({type_of(port)})best"
+        given = f"({c99.type_of(port)})best"
         return [*lines, f"    return {given};" if single else f"    output_{port.name}[0] = {given};", "}"]
     if single:
         return [f"return {_number(port, 'r[0]')};"]
@@ -377,7 +380,7 @@ def _answer(made: Program) -> list[str]:
 
 def _number(port: Port, text: str) -> str:
     """Return a port value from the bits of a sum."""
-    kind = type_of(port)
+    kind = c99.type_of(port)
     if not port.format.signed or port.format.bits in (8, 16, 32, 64):
         return f"({kind}){text}"
     unsigned, sign = f"u{kind}", f"((u{kind})1 << {port.format.bits - 1})"
@@ -395,18 +398,15 @@ def _load(made: Program, load: Load, index: str | None = None) -> str:
 
 
 def _less(port: Port) -> str:
-    if type_of(port) == "uint8_t":
+    if c99.type_of(port) == "uint8_t":
         return "LESS8"
     return "LESS22" if port.format.bits <= _EXACT else "LESS"
 
 
 def _arguments(made: Program) -> tuple[str, str, str]:
     """Return the function parameters, the call arguments, and a line that uses all of them."""
-    ports = made.circuit.inputs
-    parameters = ", ".join(
-        [*(f"const {type_of(port)} *input_{port.name}" for port in ports), "cell *v", "sum *r"]
-    )
-    arguments = [*(f"input_{port.name}" for port in ports), "v", "r"]
+    parameters = ", ".join([*c99.input_parameters(made.circuit), "cell *v", "sum *r"])
+    arguments = [*c99.port_names(made.circuit)[0], "v", "r"]
     return parameters, ", ".join(arguments), "    " + ", ".join(f"(void){a}" for a in arguments) + ";"
 
 
@@ -457,7 +457,7 @@ def _functions(made: Program, chunk: int) -> tuple[str, list[str], int]:
         for g in range(start, end):
             nodes, node = operations.fanins[g], first + g
             inner = ", ".join(text(k) for k in nodes)
-            call = f"{macro(len(nodes), operations.tables[g])}({inner})"
+            call = f"{c99.macro(len(nodes), operations.tables[g])}({inner})"
             if node in read or node in sinks:
                 body.append(f"    const word {text(node)} = {call};")
                 if where[g] >= 0:
@@ -499,8 +499,8 @@ def _tables(made: Program) -> tuple[str, list[str], int, int]:
     body = _templates.filled(
         "mcu_tables.c",
         bits=bits,
-        operands="\n".join(wrapped(table or [0])),
-        runs="\n".join(wrapped([f"{kind}, {n}" for kind, n in runs] + ["0, 0"], 12)),
+        operands="\n".join(c99.wrap(table or [0])),
+        runs="\n".join(c99.wrap([f"{kind}, {n}" for kind, n in runs] + ["0, 0"], 12)),
         arguments=parameters,
         cases="\n".join(cases),
         unused=unused,
@@ -551,7 +551,7 @@ def _steps(made: Program) -> tuple[list[tuple[int, str]], Operations, dict[int, 
                 less = "LESS22" if port.format.bits <= _EXACT else "LESS"
                 offset = -whole_range(port.format)[0]
                 k = (
-                    f"({type_of(port)[1:] if not port.format.signed else type_of(port)}){{1}}"
+                    f"({c99.type_of(port)[1:] if not port.format.signed else c99.type_of(port)}){{1}}"
                     if offset
                     else "{1}"
                 )
@@ -577,7 +577,7 @@ def _steps(made: Program) -> tuple[list[tuple[int, str]], Operations, dict[int, 
         read = tuple([place(n) for n in nodes])
         n = len(nodes)
         inner = ", ".join(f"v[{{{k}}}]" for k in range(n))
-        kind = kind_of((n, answers), n + 1, f"v[{{{n}}}] = (cell){macro(n, answers)}({inner})")
+        kind = kind_of((n, answers), n + 1, f"v[{{{n}}}] = (cell){c99.macro(n, answers)}({inner})")
         new[first + g] = add(read, kind)
         finish(first + g)
     for node in sorted(node for node in sinks if node < first):
@@ -587,31 +587,17 @@ def _steps(made: Program) -> tuple[list[tuple[int, str]], Operations, dict[int, 
     return list(kinds.values()), ordered, payload
 
 
-# ------------------------------------------------------------------------------------- samples in C
-def arrays(circuit: Circuit, samples: Sequence[np.ndarray], answers: Sequence[np.ndarray] = ()) -> list[str]:
-    """Return C declarations of samples, ``input_x`` and so on, and of expected answers."""
-    lines = []
-    for kind, ports, given in (("input", circuit.inputs, samples), ("expected", circuit.outputs, answers)):
-        for port, numbers in zip(ports, given, strict=False):
-            lines.append(f"static const {type_of(port)} {kind}_{port.name}[] = {{")
-            lines += [*wrapped(constants(port, numbers)), "};"]
-    return lines
-
-
 def call(circuit: Circuit, name: str, at: str = "") -> str:
     """Return a statement that writes the answers to a sample into the output arrays.
 
     `at` indexes the input and output arrays.
     """
-    rows = _c_rows.columns_of(circuit)
-    if rows is not None:
-        members = ", ".join(f"input_{port.name}[{at or 0}]" for port in circuit.inputs)
-        outputs = [] if returns(circuit) else [f"output_{port.name}" for port in circuit.outputs]
-        answer = f"output_{circuit.outputs[0].name}[0] = " if returns(circuit) else ""
+    inputs, outputs = c99.port_names(circuit)
+    answer, outputs = (f"{outputs[0]}[0] = ", []) if returns(circuit) else ("", outputs)
+    if _c_rows.columns_of(circuit) is not None:
+        members = ", ".join(f"{given}[{at or 0}]" for given in inputs)
         given = ", ".join(["&row", *outputs])
         return f"{{ const {name}_row row = {{{members}}}; {answer}{name}_predict_row({given}); }}"
-    inputs = [f"input_{port.name}" + (f" + {at} * {port.count}" if at else "") for port in circuit.inputs]
-    if returns(circuit):
-        return f"output_{circuit.outputs[0].name}[0] = {name}_predict({', '.join(inputs)});"
-    outputs = [f"output_{port.name}" for port in circuit.outputs]
-    return f"{name}_predict({', '.join([*inputs, *outputs])});"
+    if at:
+        inputs = [f"input_{port.name} + {at} * {port.count}" for port in circuit.inputs]
+    return f"{answer}{name}_predict({', '.join([*inputs, *outputs])});"

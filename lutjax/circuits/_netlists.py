@@ -24,6 +24,16 @@ def bit_names(ports: Sequence[Port]) -> list[str]:
     return [f"{port.name}[{k}]" for port in ports for k in range(port.n_bits)]
 
 
+def varint(number: int) -> bytes:
+    """Encode a number in 7-bit groups, the lowest first; all bytes but the last have the highest bit set."""
+    data = bytearray()
+    while number > 127:
+        data.append(number & 127 | 128)
+        number >>= 7
+    data.append(number)
+    return bytes(data)
+
+
 def ports_to_text(circuit: Circuit) -> str:
     """Serialize the ports of a circuit in one line."""
     ports = [netlist_json.ports_to_json(circuit.inputs), netlist_json.ports_to_json(circuit.outputs)]

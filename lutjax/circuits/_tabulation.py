@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lutjax.circuits.ands import and_graph
-from lutjax.circuits.builder import ONE, ZERO, Builder, Literal
+from lutjax.circuits.builder import ONE, ZERO, Builder, Literal, add_inputs, add_outputs
 from lutjax.circuits.circuit import Circuit
 
 _MAX_INPUTS = 14
@@ -50,9 +50,7 @@ def _diagram(circuit: Circuit, order: Sequence[int]) -> Circuit:
         bits[i] = np.arange(1 << n) >> k & 1
     answers = circuit.evaluate(np.packbits(bits, axis=1, bitorder="little"))
     builder = Builder(merge=2)
-    inputs: list[Literal] = []
-    for port in circuit.inputs:
-        inputs += [bit for number in builder.input(port.name, port.count, port.format) for bit in number]
+    inputs = add_inputs(builder, circuit.inputs)
     known: dict[tuple[int, int], Literal] = {}
 
     def made(table: int, k: int) -> Literal:
@@ -71,10 +69,8 @@ def _diagram(circuit: Circuit, order: Sequence[int]) -> Circuit:
         return known[table, k] ^ inverted
 
     end = (1 << (1 << n)) - 1
-    literals = iter([made(int.from_bytes(row.tobytes(), "little") & end, n) for row in answers])
-    for port in circuit.outputs:
-        numbers = [[next(literals) for _ in range(port.format.bits)] for _ in range(port.count)]
-        builder.output(port.name, numbers, port.format)
+    literals = [made(int.from_bytes(row.tobytes(), "little") & end, n) for row in answers]
+    add_outputs(builder, circuit.outputs, literals)
     return builder.circuit({k: v for k, v in circuit.about.items() if k != "vote_gates"})
 
 

@@ -43,26 +43,14 @@ def write(circuit: Circuit, *, binary: bool = True) -> bytes:
     lines = [] if binary else [f"{2 * k}\n" for k in range(1, n + 1)]
     lines += [f"{literal}\n" for literal in outputs]
     if binary:
-        body = _deltas(ands, 2 * (n + 1))
+        deltas = (delta for k, (a, b) in enumerate(ands, n + 1) for delta in (2 * k - a, a - b))
+        body = b"".join(map(_netlists.varint, deltas))
     else:
         body = "".join(f"{2 * k} {a} {b}\n" for k, (a, b) in enumerate(ands, n + 1)).encode()
     symbols = [f"i{k} {name}\n" for k, name in enumerate(_netlists.bit_names(circuit.inputs))]
     symbols += [f"o{k} {name}\n" for k, name in enumerate(_netlists.bit_names(circuit.outputs))]
     comment = b"c\n" + _PORTS + _netlists.ports_to_text(circuit).encode() + b"\n"
     return (head + "".join(lines)).encode() + body + "".join(symbols).encode() + comment
-
-
-def _deltas(ands: list[tuple[int, int]], literal: int) -> bytes:
-    """Encode binary AND nodes: literal differences in 7-bit groups, the lowest first."""
-    body = bytearray()
-    for a, b in ands:
-        for delta in (literal - a, a - b):
-            while delta > 127:
-                body.append(delta & 127 | 128)
-                delta >>= 7
-            body.append(delta)
-        literal += 2
-    return bytes(body)
 
 
 def read(data: bytes | os.PathLike[str]) -> Circuit:

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Sequence
 
 from lutjax.circuits import truth
-from lutjax.circuits.circuit import Circuit, alive
+from lutjax.circuits.circuit import Circuit, alive, walk_literals
 
 
 def and_graph(circuit: Circuit) -> tuple[list[tuple[int, int]], list[int]]:
@@ -50,10 +50,7 @@ def operations(circuit: Circuit) -> tuple[list[tuple[int, int]], list[int]]:
 
 
 def _of(circuit: Circuit, graph: "Graph") -> tuple[list[tuple[int, int]], list[int]]:
-    values = list(range(0, 2 * circuit.first_gate, 2))
-    for nodes, table in zip(circuit.fanins, circuit.tables, strict=True):
-        values.append(graph.table([values[node] for node in nodes], table))
-    return graph.compact([values[literal >> 1] ^ literal & 1 for literal in circuit.literals])
+    return graph.compact(walk_literals(circuit, range(0, 2 * circuit.first_gate, 2), graph.table))
 
 
 class Graph:

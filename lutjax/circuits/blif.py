@@ -2,12 +2,13 @@
 
 import collections
 import functools
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from lutjax.circuits import _netlists, truth
-from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.circuit import Circuit, walk
 from lutjax.files import atomic
 from lutjax.files.messages import in_a_line
 
@@ -60,7 +61,6 @@ def write(circuit: Circuit, name: str = "circuit") -> str:
             f"blif.write: name is {name!r}; it has no blanks, # or \\, and at least one character."
         )
     inputs, outputs = _netlists.bit_names(circuit.inputs), _netlists.bit_names(circuit.outputs)
-    names = ["zero", *inputs, *(f"g{g}" for g in range(len(circuit)))]
     lines = [
         f"# {_PORTS}{_netlists.ports_to_text(circuit)}",
         f".model {name}",
@@ -69,12 +69,18 @@ def write(circuit: Circuit, name: str = "circuit") -> str:
     ]
     if any(0 in nodes for nodes in circuit.fanins) or any(literal < 2 for literal in circuit.literals):
         lines.append(".names zero")
-    for name, nodes, table in zip(names[circuit.first_gate :], circuit.fanins, circuit.tables, strict=True):
-        if table in (0, truth.FULL[len(nodes)]):  # ABC rejects a table with inputs but no rows
-            lines += [f".names {name}", *("1" for _ in range(table & 1))]
-            continue
-        lines.append(f".names {' '.join([names[node] for node in nodes])} {name}")
-        lines += _cover(table, len(nodes))
+
+    gates = itertools.count()
+
+    def gate(reads: list[str], table: int) -> str:
+        name = f"g{next(gates)}"
+        if table in (0, truth.FULL[len(reads)]):  # ABC rejects a table with inputs but no rows
+            lines.extend([f".names {name}", *("1" for _ in range(table & 1))])
+        else:
+            lines.extend([f".names {' '.join(reads)} {name}", *_cover(table, len(reads))])
+        return name
+
+    names = walk(circuit.fanins, circuit.tables, ["zero", *inputs], gate)
     for bit, literal in zip(outputs, circuit.literals, strict=True):
         lines += [f".names {names[literal >> 1]} {bit}", "0 1" if literal & 1 else "1 1"]
     return "\n".join([*lines, ".end", ""])

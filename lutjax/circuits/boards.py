@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from lutjax.circuits import _templates, streams, verilog
+from lutjax.circuits._targets import read_targets
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.deployment import VECTORS, Vectors
 from lutjax.circuits.fpga import FAMILIES
-from lutjax.circuits.ports import Port
 
 BAUD = 115_200
 """Default serial rate in bits per second."""
@@ -35,23 +36,10 @@ class Board:
     program: tuple[str, ...]
 
 
-BOARDS: dict[str, Board] = {
-    "icebreaker": Board(
-        "ice40",
-        12_000_000,
-        {"clock": "35", "from_host": "6", "to_host": "9", "led": "37"},
-        ("--up5k", "--package", "sg48"),
-        ("iceprog",),
-    ),
-    "ulx3s": Board(
-        "ecp5",
-        25_000_000,
-        {"clock": "G2", "from_host": "M1", "to_host": "L4", "led": "B2"},
-        ("--85k", "--package", "CABGA381"),
-        ("openFPGALoader", "-b", "ulx3s"),
-    ),
-}
+BOARDS = read_targets("boards", Board)
 """Boards by name: iCEBreaker (iCE40 UP5K, 5280 lookup tables), ULX3S (LFE5U-85F, 84 000)."""
+
+_PROJECTS = read_targets("projects", dict[str, Any])
 
 
 def write(
@@ -92,7 +80,14 @@ def write(
         raise ValueError(f"boards.write: baud is {baud}; expected 300 to {of.clock // 4} for {board}.")
     vectors.check(circuit)
     stream = streams.write(circuit, name, registers=registers)  # validates the circuit and the name
-    pins = f"{name}.pcf" if of.family == "ice40" else f"{name}.lpf"
+    project, clock = _PROJECTS[of.family], of.clock / 1e6
+    pins, placed, bitstream = (
+        f"{name}.{project['pins']}",
+        project["placed"][1],
+        f"{name}.{project['bitstream']}",
+    )
+    place = ["$(NEXTPNR)", *of.place, "--freq", f"{clock:g}", "--seed", "1", "--json", "mapped.json"]
+    place += [f"--{project['pins']}", pins, *project["placed"]]
     bytes_in, bytes_out = (-(-n // 8) for n in (circuit.n_inputs, circuit.n_outputs))
     bit = round(of.clock / baud)
     values = {
@@ -112,59 +107,31 @@ def write(
         "count_in_top": bytes_in.bit_length() - 1,
         "count_out_top": bytes_out.bit_length() - 1,
     }
-    ports = tuple(tuple(map(_described, some)) for some in (circuit.inputs, circuit.outputs))
+    ports = tuple(  # as the host program reads them
+        tuple((p.name, p.count, p.format.bits, p.format.fraction, p.format.signed) for p in some)
+        for some in (circuit.inputs, circuit.outputs)
+    )
     return {
         f"{name}.v": verilog.write(circuit, name, registers=registers),
         f"{name}_stream.v": stream,
         f"{name}_board.v": _templates.filled("board.v", **values),
-        pins: _pins(of),
+        pins: "".join(project["pin_line"].format(port=port, pin=pin) for port, pin in of.pins.items())
+        + project["clock_line"].format(clock=clock),
         f"{name}_host.py": _templates.filled(
             "host.txt", name=name, ports=ports, baud=baud, bytes_in=bytes_in, bytes_out=bytes_out
         ),
         VECTORS: vectors.to_json(),
-        "Makefile": _makefile(name, of, pins),
-    }
-
-
-def _described(port: Port) -> tuple[str, int, int, int, bool]:
-    """Return a port in the form used by the host program."""
-    return port.name, port.count, port.format.bits, port.format.fraction, port.format.signed
-
-
-def _pins(board: Board) -> str:
-    """Return the pin assignment file."""
-    if board.family == "ice40":
-        return "".join(f"set_io {port} {pin}\n" for port, pin in board.pins.items())
-    lines = []
-    for port, pin in board.pins.items():
-        lines += [f'LOCATE COMP "{port}" SITE "{pin}";', f'IOBUF PORT "{port}" IO_TYPE=LVCMOS33;']
-    return "\n".join([*lines, f'FREQUENCY PORT "clock" {board.clock / 1e6:g} MHZ;', ""])
-
-
-def _makefile(name: str, board: Board, pins: str) -> str:
-    ice = board.family == "ice40"
-    placed, bitstream = ("placed.asc", f"{name}.bin") if ice else ("placed.config", f"{name}.bit")
-    words = [
-        *("$(NEXTPNR)", *board.place, "--freq", f"{board.clock / 1e6:g}", "--seed", "1"),
-        *(
-            "--json",
-            "mapped.json",
-            "--pcf" if ice else "--lpf",
-            pins,
-            "--asc" if ice else "--textcfg",
-            placed,
+        "Makefile": _templates.filled(
+            "board.mk",
+            name=name,
+            bitstream=bitstream,
+            placed=placed,
+            pins=pins,
+            family=of.family,
+            packer=project["packer"],
+            pack=f"$(PACK){project['pack_options']} {placed} {bitstream}",
+            place=" ".join(place),
+            synthesis=FAMILIES[of.family].synthesis.format(f"{name}_board"),
+            program=" ".join([*of.program, bitstream]),
         ),
-    ]
-    return _templates.filled(
-        "board.mk",
-        name=name,
-        bitstream=bitstream,
-        placed=placed,
-        pins=pins,
-        family=board.family,
-        packer="icepack" if ice else "ecppack",
-        pack=f"$(PACK){'' if ice else ' --compress'} {placed} {bitstream}",
-        place=" ".join(words),
-        synthesis=FAMILIES[board.family].synthesis.format(f"{name}_board"),
-        program=" ".join([*board.program, bitstream]),
-    )
+    }

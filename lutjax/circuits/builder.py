@@ -2,7 +2,7 @@
 
 import collections
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lutjax.circuits import truth
@@ -398,9 +398,7 @@ def simplify(circuit: Circuit, *, merge: int = 3) -> Circuit:
 
 def rebuild(circuit: Circuit, builder: Builder) -> Circuit:
     """Replay a circuit on an empty builder."""
-    literals = [ZERO]
-    for port in circuit.inputs:
-        literals += [bit for number in builder.input(port.name, port.count, port.format) for bit in number]
+    literals = [ZERO, *add_inputs(builder, circuit.inputs)]
     classes: collections.Counter[int] = collections.Counter()  # start before a gate
     if circuit.about.get("vote_gates") and "votes" in circuit.part_ranges:
         start = circuit.part_ranges["votes"].start
@@ -413,23 +411,22 @@ def rebuild(circuit: Circuit, builder: Builder) -> Circuit:
             if gate == gates.stop:
                 break
             literals.append(builder.gate([literals[n] for n in circuit.fanins[gate]], circuit.tables[gate]))
-    bits = iter([literals[k >> 1] ^ k & 1 for k in circuit.literals])
-    for port in circuit.outputs:
-        numbers = [list(itertools.islice(bits, port.format.bits)) for _ in range(port.count)]
-        builder.output(port.name, numbers, port.format)
+    add_outputs(builder, circuit.outputs, [literals[k >> 1] ^ k & 1 for k in circuit.literals])
     return builder.circuit(circuit.about)
 
 
-def replayed(circuit: Circuit, builder: Builder, bits: Sequence[Literal]) -> Circuit:
-    """Copy a circuit onto builder literals in place of its inputs, without `Circuit.about`."""
-    literals = [ZERO, *bits]
-    for nodes, table in zip(circuit.fanins, circuit.tables, strict=True):
-        literals.append(builder.gate([literals[n] for n in nodes], table))
-    found = iter([literals[k >> 1] ^ k & 1 for k in circuit.literals])
-    for port in circuit.outputs:
-        numbers = [list(itertools.islice(found, port.format.bits)) for _ in range(port.count)]
+def add_inputs(builder: Builder, ports: Iterable[Port]) -> list[Literal]:
+    """Declare input ports; return the literals of all their bits."""
+    numbers = [number for port in ports for number in builder.input(port.name, port.count, port.format)]
+    return [bit for number in numbers for bit in number]
+
+
+def add_outputs(builder: Builder, ports: Iterable[Port], literals: Iterable[Literal]) -> None:
+    """Declare output ports, given the literals of all their bits."""
+    bits = iter(literals)
+    for port in ports:
+        numbers = [list(itertools.islice(bits, port.format.bits)) for _ in range(port.count)]
         builder.output(port.name, numbers, port.format)
-    return builder.circuit()
 
 
 def reduced(nodes: Sequence[int], table: int) -> tuple[list[int], int]:

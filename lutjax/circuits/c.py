@@ -7,8 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Shaped
 
-from lutjax.circuits import _about, _c_rows, _names, _templates, gate_operations
-from lutjax.circuits._formulas import formula
+from lutjax.circuits import _about, _c_emitter as c99, _c_rows, _names, _templates, gate_operations
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.columns import Value
 from lutjax.circuits.gate_operations import Operations
@@ -92,13 +91,9 @@ def write(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> 
             f" * {line}" for line in (*_numbers(circuit), *_about.names(circuit.about, circuit.inputs))
         ),
         "parameters": ", ".join(
-            [
-                *(f"const {type_of(port)} *input_{port.name}" for port in circuit.inputs),
-                "size_t n",
-                *(f"{type_of(port)} *output_{port.name}" for port in circuit.outputs),
-            ]
+            [*c99.input_parameters(circuit), "size_t n", *c99.output_parameters(circuit)]
         ),
-        "macros": macros(program),
+        "macros": c99.macros(program),
         "body": body,
         "ports": "".join(
             [
@@ -111,12 +106,10 @@ def write(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> 
         ),
         "calls_in": _calls(circuit.inputs, "in", "input"),
         "calls_out": _calls(circuit.outputs, "out", "output"),
-        "number": number_function(circuit, name),
+        "number": c99.number_function(circuit, name),
     }
     rows = _c_rows.columns_of(circuit)
-    answers = ", ".join(f"{type_of(port)} *output_{port.name}" for port in circuit.outputs)
-    types = [type_of(port) for port in circuit.inputs]
-    in_rows = "" if rows is None else _c_rows.source(circuit, rows, name, types, answers)
+    in_rows = "" if rows is None else _c_rows.source(circuit, rows, name)
     files = {}
     automaton = circuit.about.get("kind") == "automaton" and circuit.n_inputs == 9 * circuit.n_outputs
     if automaton:
@@ -127,7 +120,7 @@ def write(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> 
     for end in ("h", "c"):
         values["rows"] = in_rows
         if rows is not None and end == "h":
-            values["rows"] = _c_rows.header(circuit, rows, name, answers)
+            values["rows"] = _c_rows.header(circuit, rows, name)
         values["includes"] = "\n#include <string.h>" if "strcmp" in in_rows else ""
         values["step"] = _templates.filled(f"step.{end}", **values) if automaton else ""
         files[f"{name}.{end}"] = _templates.filled(f"circuit.{end}", **values)
@@ -175,66 +168,21 @@ def c_test(
     """
     if not circuit.inputs or not circuit.outputs:
         raise ValueError("c_test: circuit has no input port or no output port; there is nothing to test.")
-    answers = circuit(*samples)
-    answers = answers if isinstance(answers, tuple) else (answers,)
-    n = len(answers[0])
-    if not n:
-        raise ValueError("c_test: there are no samples; give at least one.")
-    arrays, checks = [], []
-    for kind, ports, numbers in (("input", circuit.inputs, samples), ("expected", circuit.outputs, answers)):
-        for port, given in zip(ports, numbers, strict=True):
-            arrays.append(f"static const {type_of(port)} {kind}_{port.name}[] = {{")
-            arrays += [*wrapped(constants(port, given)), "};"]
+    answers = c99.answers_to(circuit, samples, where="c_test")
+    (inputs, outputs), n = c99.port_names(circuit), len(answers[0])
+    calls, lines = [f"{name}_predict({', '.join([*inputs, str(n), *outputs])});"], []
     columns = _c_rows.columns_of(circuit)
     if columns is not None and rows is not None:
-        arrays.append(f"static const {name}_row rows[] = {{")
-        arrays += [f"    {_c_rows.initializer(columns, row)}," for row in rows]
-        arrays.append("};")
-    for port in circuit.outputs:
-        arrays.append(f"static {type_of(port)} output_{port.name}[{n * port.count}];")
-        of_port = f"{port.name}[k * {port.count} + i]"
-        checks.append(f"        for (i = 0; i < {port.count}; i++)")
-        checks.append(f"            same &= output_{of_port} == expected_{of_port};")
-    inputs, outputs = (
-        [f"{kind}_{port.name}" for port in ports]
-        for kind, ports in (("input", circuit.inputs), ("output", circuit.outputs))
-    )
-    calls = [f"{name}_predict({', '.join([*inputs, str(n), *outputs])});"]
-    if columns is not None and rows is not None:
+        lines = [
+            f"static const {name}_row rows[] = {{",
+            *(f"    {_c_rows.initializer(columns, row)}," for row in rows),
+            "};",
+        ]
         calls.append(f"{name}_predict_rows(rows, {n}, {', '.join(outputs)});")
-    checked = "\n".join(checks)
-    return _templates.filled(
-        "test.c",
-        name=name,
-        n=n,
-        includes="#include <math.h>\n" if rows is not None else "",
-        arrays="\n".join(arrays),
-        calls="\n".join(
-            _templates.filled("test_call.c", n=n, call=call, checks=checked) for call in calls
-        ).rstrip(),
-    )
-
-
-def constants(port: Port, numbers: Shaped[np.ndarray, "..."]) -> list[str]:
-    """Return port values as C constants: integers, before division."""
-    codes = port.format.encode(numbers).ravel()
-    if not port.format.signed:
-        return [f"{code}u" for code in codes.tolist()]
-    whole = (codes.astype(np.int64) << 64 - port.format.bits >> 64 - port.format.bits).tolist()
-    return [str(k) if k > -(1 << 63) else "-9223372036854775807 - 1" for k in whole]
+    return c99.write_test(circuit, samples, answers, name, batch_calls=calls, rows=lines)
 
 
 # ------------------------------------------------------------------------------------- words of the header
-def number_function(circuit: Circuit, name: str) -> str:
-    """Return the function from a regression circuit's answer to its value, or an empty string."""
-    if circuit.about.get("kind") != "regression":
-        return ""
-    scale, offset = (
-        f"{float(circuit.about.get(fact) or default)!r}f" for fact, default in (("scale", 1), ("offset", 0))
-    )
-    return _templates.filled("number.h", name=name, scale=scale, offset=offset)
-
-
 def _summary(circuit: Circuit) -> list[str]:
     lines = []
     for what, ports in (("Input", circuit.inputs), ("Output", circuit.outputs)):
@@ -252,7 +200,7 @@ def _summary(circuit: Circuit) -> list[str]:
 def _numbers(circuit: Circuit) -> list[str]:
     lines = []
     for port in circuit.inputs:
-        which = f"their lowest {port.format.bits}" if port.format.bits < width_of(port) else "all"
+        which = f"their lowest {port.format.bits}" if port.format.bits < c99.width_of(port) else "all"
         lines.append(f"input_{port.name} has {port.count} numbers of each sample; {which} bits are read.")
     lines += [f"output_{port.name} gets {port.count} of each sample." for port in circuit.outputs]
     for port in (*circuit.inputs, *circuit.outputs):
@@ -261,33 +209,7 @@ def _numbers(circuit: Circuit) -> list[str]:
     return lines
 
 
-def width_of(port: Port) -> int:
-    """Return the bits of a port's C type."""
-    return next(width for width in (8, 16, 32, 64) if port.format.bits <= width)
-
-
-def type_of(port: Port) -> str:
-    """Return the C type of a port's elements."""
-    return f"{'' if port.format.signed else 'u'}int{width_of(port)}_t"
-
-
 # ------------------------------------------------------------------------------------- operations as C
-def macros(program: Operations) -> str:
-    """Return a macro for each table in use: ``F3_E8(a, b, c)`` is table 0xE8 over three inputs."""
-    lines = []
-    for n, table in sorted(
-        {(len(nodes), table) for nodes, table in zip(program.fanins, program.tables, strict=True)}
-    ):
-        text = formula(table, n).format("(a)", "(b)", "(c)")
-        lines.append(f"#define {macro(n, table)}({', '.join('abc'[:n])}) ((word)({text}))")
-    return "\n".join(lines)
-
-
-def macro(n: int, table: int) -> str:
-    """Return the macro name for a table."""
-    return f"F{n}_{table:X}"
-
-
 def _functions(program: Operations, name: str) -> tuple[str, int]:
     """Return functions with an instruction per operation, and the number of shared value slots."""
     program = gate_operations.short_lived(program)
@@ -307,7 +229,7 @@ def _functions(program: Operations, name: str) -> tuple[str, int]:
             arguments = ", ".join([text[k] if k < local else f"g{k - first}" for k in nodes])
             kept = f"v[{where[g]}] = " if where[g] >= 0 else ""
             here = f"const word g{g} = " if first + g in read else ""
-            lines.append(f"    {here}{kept}{macro(len(nodes), program.tables[g])}({arguments});")
+            lines.append(f"    {here}{kept}{c99.macro(len(nodes), program.tables[g])}({arguments});")
         lines.append("    (void)x;\n}\n")
     lines.append(f"void {name}_words(const word *x, word *y)\n{{")
     lines.append(f"    MEMORY word v[{max(slots, 1)}] ALIGNED;")
@@ -351,7 +273,7 @@ def _interpreter(program: Operations, name: str) -> tuple[str, int]:
         cases += [
             f"        case {i}:",
             f"            for (; n > 0; n--, p += {n + 1})",
-            f"                v[p[{n}]] = {macro(n, answers)}({reads});",
+            f"                v[p[{n}]] = {c99.macro(n, answers)}({reads});",
             "            break;",
         ]
     results = [2 * place[k >> 1] + (k & 1) if k > 1 else 2 * slots + k for k in program.literals]
@@ -359,11 +281,11 @@ def _interpreter(program: Operations, name: str) -> tuple[str, int]:
         "interpreter.c",
         name=name,
         bits=bits,
-        operands="\n".join(wrapped(table)),
+        operands="\n".join(c99.wrap(table)),
         input_bits=16 if program.n_inputs < 1 << 16 else 32,
-        inputs="\n".join(wrapped([node - 1 for node in read])),
-        runs="\n".join(wrapped([f"{{{kinds.index(kind)}, {n}}}" for kind, n in runs] + ["{0, 0}"])),
-        results="\n".join(wrapped(results or [0])),
+        inputs="\n".join(c99.wrap([node - 1 for node in read])),
+        runs="\n".join(c99.wrap([f"{{{kinds.index(kind)}, {n}}}" for kind, n in runs] + ["{0, 0}"])),
+        results="\n".join(c99.wrap(results or [0])),
         n_read=len(read),
         slots=slots,
         n_slots=slots + 1,
@@ -379,12 +301,6 @@ def _inputs_read(program: Operations) -> list[int]:
     return sorted(n for n in nodes if 0 < n < program.first)
 
 
-def wrapped(items: Sequence[object], per_line: int = 24) -> list[str]:
-    """Return the elements of an array as lines."""
-    text = list(map(str, items))
-    return ["    " + ", ".join(text[k : k + per_line]) + "," for k in range(0, len(text), per_line)]
-
-
 # ------------------------------------------------------------------------------------- numbers and bits
 def _conversion(template: str, port: Port, read: int) -> str:
     """Return the conversion function between port values and bits.
@@ -394,12 +310,12 @@ def _conversion(template: str, port: Port, read: int) -> str:
     return _templates.filled(
         template,
         port=port.name,
-        type=type_of(port),
-        unsigned=f"uint{width_of(port)}_t",
+        type=c99.type_of(port),
+        unsigned=f"uint{c99.width_of(port)}_t",
         count=port.count,
         bits=port.format.bits,
         read=read,
-        width=width_of(port),
+        width=c99.width_of(port),
         sign=port.format.bits - 1 if port.format.signed else -1,
     )
 

@@ -4,8 +4,8 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import UInt
@@ -13,6 +13,8 @@ from jaxtyping import UInt
 from lutjax.circuits import _about, _evaluation, truth
 from lutjax.circuits.ports import Port
 from lutjax.ops import describe
+
+T = TypeVar("T")
 
 MOST_INPUTS = 1 << 24
 """Maximum input bits of a circuit, so that a wrong digit in a file cannot exhaust host memory."""
@@ -126,11 +128,9 @@ class Circuit:
 
         It is 0 for the constant, inputs and gates without inputs.
         """
-        level = [0] * self.first_gate
-        append = level.append
-        for nodes in self.fanins:
-            append(1 + max([level[n] for n in nodes], default=-1))
-        return tuple(level)
+        return tuple(
+            walk(self.fanins, self.tables, [0] * self.first_gate, lambda k, _: 1 + max(k, default=-1))
+        )
 
     @property
     def depth(self) -> int:
@@ -221,12 +221,40 @@ class Circuit:
     def decode(self, words: UInt[np.ndarray, "outputs words"], n_samples: int) -> Any:
         """Return the output port values for the uint64 words from `evaluate`; see `__call__`."""
         found = _unpack(words, n_samples)
-        rows = np.cumsum([0] + [port.n_bits for port in self.outputs])
+        ends = list(itertools.accumulate(port.n_bits for port in self.outputs))
         results = tuple(
-            numbers_of(port, found[start:end])
-            for port, start, end in zip(self.outputs, rows[:-1], rows[1:], strict=True)
+            numbers_of(port, found[end - port.n_bits : end])
+            for port, end in zip(self.outputs, ends, strict=True)
         )
         return results[0] if len(results) == 1 else results
+
+
+def walk(
+    fanins: Iterable[Sequence[int]],
+    tables: Iterable[int],
+    values: Iterable[T],
+    gate: Callable[[list[T], int], T],
+) -> list[T]:
+    """Return a value for each node, computed gate by gate.
+
+    Args:
+      fanins: fan-ins of the gates, in topological order.
+      tables: tables of the gates.
+      values: values of the constant and the inputs.
+      gate: function from the fan-in values and the table of a gate to its value.
+    """
+    found = list(values)
+    for nodes, table in zip(fanins, tables, strict=True):
+        found.append(gate([found[n] for n in nodes], table))
+    return found
+
+
+def walk_literals(
+    circuit: Circuit, values: Iterable[int], gate: Callable[[list[int], int], int]
+) -> list[int]:
+    """Return the literal of each output; see `walk`. The values of nodes are literals, too."""
+    found = walk(circuit.fanins, circuit.tables, values, gate)
+    return [found[literal >> 1] ^ literal & 1 for literal in circuit.literals]
 
 
 def evaluated(circuit: Circuit, inputs: Sequence[np.ndarray]) -> dict[str, np.ndarray]:

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from lutjax.circuits import _names
-from lutjax.circuits.ports import Format, Port
+from lutjax.circuits.ports import Format, Port, whole_range
 from lutjax.files import strict_json
 from lutjax.files.strict_json import Fields
 
@@ -454,12 +454,6 @@ def _finite(fields: Fields, name: str, value: Any) -> float:
     if number is None or not math.isfinite(number):
         raise ValueError(f"{fields.where}: {name!r} has {strict_json.shown(value)}; expected finite numbers.")
     return number
-
-
-def whole_range(format: Format) -> tuple[int, int]:
-    """Return the smallest and largest integer code in a format."""
-    least, largest = dataclasses.replace(format, fraction=0).range
-    return int(least), int(largest)
 
 
 def _float(whole: int, ratio: Fraction) -> float:

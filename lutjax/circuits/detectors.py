@@ -1,7 +1,6 @@
 """Integer lookup layers, and their C99 code: comparators, integer tables, and row sums."""
 
 import dataclasses
-import importlib.resources
 import math
 import re
 from fractions import Fraction
@@ -12,6 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from lutjax.circuits import _names, _templates
+from lutjax.circuits._c_emitter import array, read_source
 from lutjax.values import exponents, rounded as rounded_at
 
 _INT32 = np.iinfo(np.int32)
@@ -19,7 +19,6 @@ _DTYPES = ("int8", "int16", "int32")
 _MOST_SHIFT = 30
 _MOST_IN_C = 2**24
 _FINER_THAN_ALL = 120  # fraction of int8 scales
-_PER_LINE = 32
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _OWN = ("detectors", "anchors", "values", "shifts", "targets")
 
@@ -190,7 +189,7 @@ class IntegerLUT:
                 f"to_c: the tables have {self.values.size:,} entries, more than the {_MOST_IN_C:,} that compilers take in a minute."
             )
         return {
-            "detectors.h": source("detectors.h"),
+            "detectors.h": read_source("detectors.h"),
             f"{name}.h": self._header(name),
             f"{name}.c": self._source(name),
         }
@@ -488,20 +487,6 @@ def sums(
             table = every[:, :outputs]
         found[t // of_group] += table.max(axis=0, initial=0)
     return found.ravel()
-
-
-# ------------------------------------------------------------------------------------- text of C
-def source(name: str) -> str:
-    """Return the text of a C file in the package."""
-    return (importlib.resources.files("lutjax.circuits") / "sources" / name).read_text(encoding="ascii")
-
-
-def array(kind: str, name: str, values: np.ndarray, *, static: bool = True) -> list[str]:
-    """Return the lines of a constant C array."""
-    head = f"{'static ' if static else ''}const {kind} {name}[{values.size}] = {{"
-    flat = values.ravel().tolist()
-    lines = (", ".join(map(str, flat[k : k + _PER_LINE])) for k in range(0, len(flat), _PER_LINE))
-    return [head, *(f"    {line}," for line in lines), "};", ""]
 
 
 def _check_ids(name: str, ids: np.ndarray, least: int, end: int) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from lutjax import __version__
 from lutjax.circuits import _programs, _templates, verilog, yosys
+from lutjax.circuits._targets import read_targets
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.ports import Port
 
@@ -44,40 +45,7 @@ class Family:
     device: str = ""
 
 
-FAMILIES: dict[str, Family] = {
-    "ice40": Family(
-        "synth_ice40 -top {}",
-        4,
-        {"luts": ("SB_LUT4",), "flip_flops": ("SB_DFF",), "carry_cells": ("SB_CARRY",), "muxes": ()},
-        ("nextpnr-ice40", "--hx8k", "--package", "ct256", "--asc", "placed.asc"),
-        "iCE40 HX8K",
-    ),
-    "ecp5": Family(
-        "synth_ecp5 -top {}",
-        4,
-        {
-            "luts": ("LUT4",),
-            "flip_flops": ("TRELLIS_FF",),
-            "carry_cells": ("CCU2C",),
-            "muxes": ("PFUMX", "L6MUX21"),
-        },
-        (
-            *("nextpnr-ecp5", "--85k", "--package", "CABGA756", "--lpf-allow-unconstrained"),
-            *("--textcfg", "placed.config"),
-        ),
-        "ECP5 85k",
-    ),
-    "xc7": Family(
-        "synth_xilinx -family xc7 -noiopad -noclkbuf -top {}",
-        6,
-        {
-            "luts": ("LUT", "INV", "SRL"),
-            "flip_flops": ("FD",),
-            "carry_cells": ("CARRY",),
-            "muxes": ("MUXF",),
-        },
-    ),
-}
+FAMILIES = read_targets("families", Family)
 """Families by name: Lattice iCE40 and ECP5, and AMD (Xilinx) 7 series."""
 
 _QUICK = ("scratchpad -set abc9.verify false",)

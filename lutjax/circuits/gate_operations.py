@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from lutjax.circuits import truth
 from lutjax.circuits.arithmetic import popcount
 from lutjax.circuits.builder import ZERO, Builder, Literal, reduced
-from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.circuit import Circuit, walk_literals
 
 
 @dataclasses.dataclass
@@ -40,13 +40,6 @@ class Operations:
         """Return the number of operations."""
         return len(self.tables)
 
-    def levels(self) -> list[int]:
-        """Return the longest path to each node, in operations."""
-        level = [0] * self.first
-        for nodes in self.fanins:
-            level.append(1 + max(level[n] for n in nodes))
-        return level
-
 
 def operations(
     circuit: Circuit, n_inputs: int | None = None, bits: Sequence[Literal] | None = None
@@ -62,10 +55,8 @@ def operations(
     literals = [ZERO, *(bit for (bit,) in builder.input("x", n))] if n else [ZERO]
     if bits is not None:
         literals = [ZERO, *(literals[k >> 1] ^ k & 1 for k in bits)]
-    for nodes, table in zip(circuit.fanins, circuit.tables, strict=True):
-        literals.append(_gate(builder, [literals[node] for node in nodes], table))
-    if circuit.literals:
-        builder.output("y", [[literals[k >> 1] ^ k & 1] for k in circuit.literals])
+    if found := walk_literals(circuit, literals, functools.partial(_gate, builder)):
+        builder.output("y", [[literal] for literal in found])
     made = builder.circuit()
     orders = [_ordered(table, len(nodes)) for nodes, table in zip(made.fanins, made.tables, strict=True)]
     fanins = [tuple([nodes[i] for i in order]) for nodes, (order, _) in zip(made.fanins, orders, strict=True)]

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from lutjax.circuits.detectors import IntegerLUT, array, finest, integers, magnitudes, source, sums
+from lutjax.circuits._c_emitter import array, read_source
+from lutjax.circuits.detectors import IntegerLUT, finest, integers, magnitudes, sums
 from lutjax.files import strict_json
 from lutjax.files.strict_json import Fields
 
@@ -125,10 +126,10 @@ class IntegerLanguageModel:
                 f"to_c: the tables have {n_bytes:,} bytes; programs address at most {_MOST_TABLE_BYTES:,}. Take a smaller model"
                 + (", or tables of int8." if self.dtype == np.int16 else ".")
             )
-        files = {name: source(name) for name in _SOURCES}
+        files = {name: read_source(name) for name in _SOURCES}
         files["model.h"] = self._sizes(tables_in_file)
         files["tables.h"], files["tables.c"] = self._arrays(tables_in_file)
-        files["Makefile"] = source("Makefile")
+        files["Makefile"] = read_source("Makefile")
         texts = {name: text.encode("ascii") for name, text in files.items()}
         if not tables_in_file:
             return texts

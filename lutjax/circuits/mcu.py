@@ -25,10 +25,11 @@ import numpy as np
 from jaxtyping import Shaped
 
 from lutjax import __version__
-from lutjax.circuits import _elf, _microcontroller, _programs, _templates, c
+from lutjax.circuits import _c_emitter as c99, _elf, _microcontroller, _programs, _templates, c
 from lutjax.circuits._microcontroller import Style
+from lutjax.circuits._targets import read_targets
 from lutjax.circuits.circuit import Circuit, evaluated, numbers_of
-from lutjax.circuits.ports import Port
+from lutjax.circuits.ports import Port, whole_numbers
 
 SAMPLES = 64
 """Default number of simulated samples."""
@@ -69,47 +70,7 @@ class Target:
     boards: tuple[str, str, str, str]
 
 
-TARGETS: dict[str, Target] = {
-    "cortex-m4": Target(
-        "STM32F401",
-        256 * 1024,
-        64 * 1024,
-        10_000,
-        400,
-        (1 << 31, 1 << 31),
-        ("-target", "thumb-freestanding-eabi", "-mcpu=cortex_m4"),
-        (("arm-none-eabi-gcc",), ("-mcpu=cortex-m4", "-mthumb")),
-        (0x10000, 0x20000000),
-        ("nucleo_f401re", "ststm32", "arduino", "stm32"),
-    ),
-    "avr": Target(
-        "ATmega328P",
-        32 * 1024,
-        2 * 1024,
-        1_500,
-        80,
-        (1 << 15, 1 << 15),
-        ("-target", "avr-freestanding-none", "-mcpu=atmega328p", "-mmcu=atmega328p"),
-        (("avr-gcc",), ("-mmcu=atmega328p",)),
-        (0x200, 0x800100),
-        ("uno", "atmelavr", "arduino", "avr"),
-    ),
-    "riscv32": Target(
-        "ESP32-C3",
-        4 * 1024 * 1024,
-        400 * 1024,
-        10_000,
-        400,
-        (1 << 31, 1 << 31),
-        ("-target", "riscv32-freestanding-none", "-mcpu=generic_rv32+m+c"),
-        (
-            ("riscv32-unknown-elf-gcc", "riscv64-unknown-elf-gcc", "riscv-none-elf-gcc"),
-            ("-march=rv32imc", "-mabi=ilp32"),
-        ),
-        (0x10000, 0x20000000),
-        ("esp32-c3-devkitm-1", "espressif32", "arduino", "esp32"),
-    ),
-}
+TARGETS = read_targets("microcontrollers", Target)
 """Targets by name: ARM Cortex-M4, 8-bit AVR, and 32-bit RISC-V (RV32IMC)."""
 
 
@@ -220,10 +181,10 @@ def _library(
         "framework": framework,
         "arrays": "\n".join(
             [
-                *_microcontroller.arrays(
+                *c99.sample_arrays(
                     circuit, [given.get(port.name, np.zeros(port.count, int)) for port in circuit.inputs]
                 ),
-                *_outputs(circuit, 1),
+                *c99.output_arrays(circuit, 1),
             ]
         ),
         "call": f"  {_microcontroller.call(circuit, name)}",
@@ -251,10 +212,6 @@ def _library(
     return _Library(files, n, chosen)
 
 
-def _outputs(circuit: Circuit, n: int) -> list[str]:
-    return [f"static {c.type_of(port)} output_{port.name}[{n * port.count}];" for port in circuit.outputs]
-
-
 def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "circuit") -> str:
     """Return a C program that tests ``src/NAME.c`` from `write`, for use in an adjacent folder.
 
@@ -270,25 +227,9 @@ def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "c
       ValueError: no samples.
       ValueError, TypeError: samples that do not fit the circuit.
     """
-    answers = circuit(*samples)
-    answers = answers if isinstance(answers, tuple) else (answers,)
-    n = len(answers[0])
-    if not n:
-        raise ValueError("mcu.c_test: there are no samples; give at least one.")
-    checks = []
-    for port in circuit.outputs:
-        checks.append(f"        for (i = 0; i < {port.count}; i++)")
-        checks.append(
-            f"            same &= output_{port.name}[i] == expected_{port.name}[k * {port.count} + i];"
-        )
-    return _templates.filled(
-        "mcu_test.c",
-        name=name,
-        n=n,
-        arrays="\n".join([*_microcontroller.arrays(circuit, samples, answers), *_outputs(circuit, 1)]),
-        call=f"        {_microcontroller.call(circuit, name, 'k')}",
-        checks="\n".join(checks),
-    )
+    call = _microcontroller.call(circuit, name, "k")
+    answers = c99.answers_to(circuit, samples, where="mcu.c_test")
+    return c99.write_test(circuit, samples, answers, name, call=call)
 
 
 def _check_same(circuit: Circuit, layers: Circuit, program: _microcontroller.Program) -> None:
@@ -468,11 +409,8 @@ def _bytes(ports: Sequence[Port], numbers: Sequence[np.ndarray]) -> np.ndarray:
     """
     rows = []
     for port, x in zip(ports, numbers, strict=True):
-        codes = port.format.encode(x)
-        if port.format.signed:
-            unread = 64 - port.format.bits
-            codes = (codes << np.uint64(unread)).view(np.int64) >> unread
-        kind = f"<{'i' if port.format.signed else 'u'}{c.width_of(port) // 8}"
+        codes = whole_numbers(port.format, port.format.encode(x))
+        kind = f"<{'i' if port.format.signed else 'u'}{c99.width_of(port) // 8}"
         octets = np.ascontiguousarray(codes.astype(kind)).view(np.uint8).reshape(len(x), -1)
         rows.append(np.pad(octets, ((0, 0), (0, -octets.shape[1] % 8))))
     return np.concatenate(rows, 1)
@@ -480,7 +418,7 @@ def _bytes(ports: Sequence[Port], numbers: Sequence[np.ndarray]) -> np.ndarray:
 
 def _room(port: Port) -> int:
     """Return the number of allocated elements; octets are padded to a multiple of eight."""
-    size = c.width_of(port) // 8
+    size = c99.width_of(port) // 8
     return -(-port.count * size // 8) * 8 // size
 
 
@@ -560,7 +498,7 @@ def _compiled(files: Mapping[str, str], name: str, circuit: Circuit, of: Target)
     arrays = []
     for kind, ports in (("input", circuit.inputs), ("output", circuit.outputs)):
         arrays.append("__attribute__((used, aligned(8))) struct {")
-        arrays += [f"    {c.type_of(port)} {port.name}[{_room(port)}];" for port in ports]
+        arrays += [f"    {c99.type_of(port)} {port.name}[{_room(port)}];" for port in ports]
         arrays.append(f"}} {kind}s;")
         arrays += [f"#define {kind}_{port.name} {kind}s.{port.name}" for port in ports]
     call = f"    {_microcontroller.call(circuit, name)}"

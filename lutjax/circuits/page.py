@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int, Shaped, UInt32
 
-from lutjax.circuits import _templates, truth
+from lutjax.circuits import _netlists, _templates, truth
 from lutjax.circuits._about import STARTS
 from lutjax.circuits.circuit import Circuit, gate_counts, gates_in_words
 from lutjax.circuits.columns import Value, of_circuit
-from lutjax.circuits.ports import Format, Port
+from lutjax.circuits.ports import Format, Port, whole_range
 from lutjax.files import strict_json
 from lutjax.files.strict_json import Fields
 
@@ -164,11 +164,7 @@ def encode_gates(circuit: Circuit) -> str:
         data.append(len(fanin))
         data += int(table).to_bytes(max(1, (1 << len(fanin)) // 8), "little")
         for source in fanin:
-            distance = node - source
-            while distance > 127:
-                data.append(distance & 127 | 128)
-                distance >>= 7
-            data.append(distance)
+            data += _netlists.varint(node - source)
     return base64.b64encode(bytes(data)).decode("ascii")
 
 
@@ -361,9 +357,7 @@ def _classifier(
     form, scale = port.format, 2**port.format.fraction
     n_classes = circuit.about.get("n_classes")
     n_examples = 0 if examples is None else len(examples)
-    least, most = (
-        (-(1 << form.bits - 1), (1 << form.bits - 1) - 1) if form.signed else (0, (1 << form.bits) - 1)
-    )
+    least, most = whole_range(form)
     rows: list[list[int]] = []
     if examples is not None:
         if examples.ndim != 2 or examples.shape[1] != port.count:

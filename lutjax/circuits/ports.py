@@ -80,14 +80,10 @@ class Format:
     @property
     def range(self) -> tuple[int | float, int | float]:
         """Smallest and largest value; integers if the format has no fraction."""
-        least, largest = self._whole_range
+        least, largest = whole_range(self)
         if not self.fraction:
             return least, largest
         return least / 2**self.fraction, largest / 2**self.fraction
-
-    @property
-    def _whole_range(self) -> tuple[int, int]:
-        return (-(1 << self.bits - 1), (1 << self.bits - 1) - 1) if self.signed else (0, (1 << self.bits) - 1)
 
     def encode(self, numbers: Shaped[np.ndarray, "..."]) -> UInt[np.ndarray, "..."]:
         """Return the bits as uint64 integers, negative values in two's complement.
@@ -113,7 +109,7 @@ class Format:
                 raise TypeError(
                     f"Format.encode: numbers is {describe(numbers)}; expected integers, floating-point numbers or bool."
                 ) from None
-        least, largest = self._whole_range
+        least, largest = whole_range(self)
         if numbers.dtype.kind == "f":
             wide = numbers if numbers.dtype.itemsize > 8 else numbers.astype(np.float64)
             with np.errstate(over="ignore", invalid="ignore"):
@@ -156,13 +152,23 @@ class Format:
           array([ 0.5   , -0.0625])
         """
         codes = np.asarray(codes).astype(np.uint64)
-        if self.bits == 64 and not self.signed:
-            return codes
-        whole = codes.astype(np.int64)
-        if self.signed:
-            unread = 64 - self.bits
-            whole = whole << unread >> unread
+        whole = whole_numbers(self, codes)
         return np.ldexp(whole.astype(np.float64), -self.fraction) if self.fraction else whole
+
+
+def whole_range(format: Format) -> tuple[int, int]:
+    """Return the smallest and largest integer code in a format."""
+    if not format.signed:
+        return 0, (1 << format.bits) - 1
+    return -(1 << format.bits - 1), (1 << format.bits - 1) - 1
+
+
+def whole_numbers(format: Format, codes: UInt[np.ndarray, "..."]) -> Shaped[np.ndarray, "..."]:
+    """Return the integers for bits, before division: int64, or uint64 for 64 unsigned bits."""
+    if not format.signed:
+        return codes if format.bits == 64 else codes.astype(np.int64)
+    unread = 64 - format.bits
+    return codes.astype(np.int64) << unread >> unread
 
 
 def levels_of(thresholds: Shaped[np.ndarray, "..."], format: Format) -> Shaped[np.ndarray, "..."]:
@@ -170,8 +176,7 @@ def levels_of(thresholds: Shaped[np.ndarray, "..."], format: Format) -> Shaped[n
 
     If none exists, the result is the minimum minus one.
     """
-    lowest = -(1 << format.bits - 1) if format.signed else 0
-    highest = lowest + (1 << format.bits) - 1
+    lowest, highest = whole_range(format)
     scaled = np.ldexp(np.clip(thresholds, -(2.0**80), 2.0**80), format.fraction)
     levels: np.ndarray = np.clip(np.floor(scaled), lowest - 1, highest).astype(np.int64)
     return levels

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import numpy as np
 
 from lutjax.circuits.ands import Graph, and_graph, operations
-from lutjax.circuits.builder import ZERO, Builder
+from lutjax.circuits.builder import ZERO, Builder, add_inputs, add_outputs
 from lutjax.circuits.circuit import Circuit
 
 MOST_INPUTS = 12
@@ -142,16 +142,11 @@ class _Net:
 
     def circuit(self, ports: Circuit) -> Circuit:
         builder = Builder(merge=2)
-        values = [ZERO]
-        for port in ports.inputs:
-            values += itertools.chain(*builder.input(port.name, port.count, port.format))
+        values = [ZERO, *add_inputs(builder, ports.inputs)]
         for x, y in self.nodes:
             read = [values[x >> 1] ^ x & 1, values[y >> 1] ^ y & 1]
             values.append(builder.gate(read, _XOR if x < y else _AND))
-        literals = iter([values[k >> 1] ^ k & 1 for k in self.outputs])
-        for port in ports.outputs:
-            numbers = [list(itertools.islice(literals, port.format.bits)) for _ in range(port.count)]
-            builder.output(port.name, numbers, port.format)
+        add_outputs(builder, ports.outputs, [values[k >> 1] ^ k & 1 for k in self.outputs])
         return builder.circuit({k: v for k, v in ports.about.items() if k != "vote_gates"})
 
 

@@ -15,6 +15,7 @@ from lutjax import circuits
 from lutjax.circuits import Builder, Circuit, Format, Port, _evaluation, c, gate_operations as _operations
 from lutjax.circuits._formulas import formula
 from lutjax.circuits.c import c_test
+from lutjax.circuits.circuit import walk
 
 CHECKED = ("-fsanitize=undefined,address", "-fno-sanitize-recover=all")
 STYLES = ("functions", "interpreter")
@@ -47,7 +48,9 @@ def with_test(circuit, given, **options):
 
 def bits(program, words):
     """Return the outputs of operations."""
-    fields = program.n_inputs, program.fanins, program.tables, program.literals, program.levels()
+    start = [0] * program.first
+    levels = walk(program.fanins, program.tables, start, lambda before, table: 1 + max(before))
+    fields = program.n_inputs, program.fanins, program.tables, program.literals, levels
     return _evaluation.Plan(*fields).run(words)
 
 

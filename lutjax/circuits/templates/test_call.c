@@ -1,5 +1,4 @@
-    @call@
-    for (k = 0; k < @n@; k++) {
+@call@    for (k = 0; k < @n@; k++) {
         int same = 1;
 @checks@
         wrong += !same;

@@ -1,0 +1,176 @@
+"""C99 text shared by the programs of circuits and of integer models."""
+
+import importlib.resources
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Shaped
+
+from lutjax.circuits import _templates
+from lutjax.circuits._formulas import formula
+from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.gate_operations import Operations
+from lutjax.circuits.ports import Port, whole_numbers
+
+
+def read_source(name: str) -> str:
+    """Return the text of a C file in the package."""
+    return (importlib.resources.files(__package__) / "sources" / name).read_text(encoding="ascii")
+
+
+# ------------------------------------------------------------------------------------- constants and arrays
+def quote(text: str) -> str:
+    """Return a UTF-8 string as a C literal, in ASCII without trigraphs."""
+    plain = "".join(
+        chr(octet) if 32 <= octet < 127 and chr(octet) not in '"\\?' else f"\\{octet:03o}"
+        for octet in text.encode("utf-8", "replace")
+    )
+    return f'"{plain}"'
+
+
+def signed_constant(number: int) -> str:
+    # C has no negative literals, and 9223372036854775808 does not fit its largest signed type.
+    return str(number) if number > -(1 << 63) else "-9223372036854775807 - 1"
+
+
+def wrap(items: Sequence[object], per_line: int = 24) -> list[str]:
+    """Return the elements of an array as lines."""
+    text = list(map(str, items))
+    return ["    " + ", ".join(text[k : k + per_line]) + "," for k in range(0, len(text), per_line)]
+
+
+def array(kind: str, name: str, values: np.ndarray, *, static: bool = True) -> list[str]:
+    """Return the lines of a constant C array."""
+    head = f"{'static ' if static else ''}const {kind} {name}[{values.size}] = {{"
+    return [head, *wrap(values.ravel().tolist(), 32), "};", ""]
+
+
+# ------------------------------------------------------------------------------------- ports
+def width_of(port: Port) -> int:
+    """Return the bits of a port's C type."""
+    return next(width for width in (8, 16, 32, 64) if port.format.bits <= width)
+
+
+def type_of(port: Port) -> str:
+    """Return the C type of a port's elements."""
+    return f"{'' if port.format.signed else 'u'}int{width_of(port)}_t"
+
+
+def input_parameters(circuit: Circuit) -> list[str]:
+    return [f"const {type_of(port)} *input_{port.name}" for port in circuit.inputs]
+
+
+def output_parameters(circuit: Circuit) -> list[str]:
+    return [f"{type_of(port)} *output_{port.name}" for port in circuit.outputs]
+
+
+def port_names(circuit: Circuit) -> tuple[list[str], list[str]]:
+    """Return the names of the input and output arrays."""
+    return [f"input_{port.name}" for port in circuit.inputs], [f"output_{p.name}" for p in circuit.outputs]
+
+
+def port_constants(port: Port, numbers: Shaped[np.ndarray, "..."]) -> list[str]:
+    """Return port values as C constants: integers, before division."""
+    whole = whole_numbers(port.format, port.format.encode(numbers)).ravel().tolist()
+    return list(map(signed_constant, whole)) if port.format.signed else [f"{code}u" for code in whole]
+
+
+def sample_arrays(circuit: Circuit, samples: Sequence[Any], answers: Sequence[Any] = ()) -> list[str]:
+    """Return declarations of samples, ``input_x`` and so on, and of expected answers."""
+    lines = []
+    for kind, ports, given in (("input", circuit.inputs, samples), ("expected", circuit.outputs, answers)):
+        for port, numbers in zip(ports, given, strict=False):
+            lines.append(f"static const {type_of(port)} {kind}_{port.name}[] = {{")
+            lines += [*wrap(port_constants(port, numbers)), "};"]
+    return lines
+
+
+def output_arrays(circuit: Circuit, n: int) -> list[str]:
+    return [f"static {type_of(port)} output_{port.name}[{n * port.count}];" for port in circuit.outputs]
+
+
+def number_function(circuit: Circuit, name: str) -> str:
+    """Return the function from a regression circuit's answer to its value, or an empty string."""
+    if circuit.about.get("kind") != "regression":
+        return ""
+    scale, offset = (
+        f"{float(circuit.about.get(fact) or default)!r}f" for fact, default in (("scale", 1), ("offset", 0))
+    )
+    return _templates.filled("number.h", name=name, scale=scale, offset=offset)
+
+
+# ------------------------------------------------------------------------------------- operations
+def macro(n: int, table: int) -> str:
+    """Return the macro name for a table."""
+    return f"F{n}_{table:X}"
+
+
+def macros(program: Operations) -> str:
+    """Return a macro for each table in use: ``F3_E8(a, b, c)`` is table 0xE8 over three inputs."""
+    kinds = {(len(nodes), table) for nodes, table in zip(program.fanins, program.tables, strict=True)}
+    return "\n".join(
+        f"#define {macro(n, table)}({', '.join('abc'[:n])}) ((word)({formula(table, n).format('(a)', '(b)', '(c)')}))"
+        for n, table in sorted(kinds)
+    )
+
+
+# ------------------------------------------------------------------------------------- tests
+def answers_to(circuit: Circuit, samples: Sequence[Any], *, where: str) -> tuple[Any, ...]:
+    """Return the values of each output port.
+
+    Raises:
+      ValueError: no samples, or samples that do not fit the circuit.
+    """
+    found = circuit(*samples)
+    answers = found if isinstance(found, tuple) else (found,)
+    if not len(answers[0]):
+        raise ValueError(f"{where}: there are no samples; give at least one.")
+    return answers
+
+
+def write_test(
+    circuit: Circuit,
+    samples: Sequence[Any],
+    answers: Sequence[Any],
+    name: str,
+    *,
+    batch_calls: Sequence[str] = (),
+    call: str = "",
+    rows: Sequence[str] = (),
+) -> str:
+    """Return a C program that counts the samples with wrong answers.
+
+    Args:
+      circuit: circuit of the tested program.
+      samples: values for each input port, as in `Circuit` calls.
+      answers: expected values, from `answers_to`.
+      name: prefix of C identifiers.
+      batch_calls: calls that each answer all samples.
+      call: call that answers sample ``k``, if there are no batch calls.
+      rows: lines that declare the samples as table rows.
+    """
+    n, checks = len(answers[0]), []
+    for port in circuit.outputs:
+        expected = f"{port.name}[k * {port.count} + i]"
+        checks.append(f"        for (i = 0; i < {port.count}; i++)")
+        checks.append(
+            f"            same &= output_{expected if batch_calls else f'{port.name}[i]'} == expected_{expected};"
+        )
+    inside = "\n".join([f"        {call}"] * bool(call) + checks)
+    arrays = [
+        *sample_arrays(circuit, samples, answers),
+        *rows,
+        *output_arrays(circuit, n if batch_calls else 1),
+    ]
+    return _templates.filled(
+        "test.c",
+        name=name,
+        n=n,
+        includes="#include <math.h>\n" if rows else "",
+        arrays="\n".join(arrays),
+        calls="\n".join(
+            _templates.filled("test_call.c", n=n, call=f"    {one}\n" if one else "", checks=inside)
+            for one in batch_calls or [""]
+        ).rstrip(),
+    )
