@@ -391,6 +391,10 @@ def test_layers_are_the_ops_that_they_call(name):
     spec, arrays, x = case.spec, variables_of(case), inputs_of(case)
     if case.layer == "ProductKeyExperts":  # its sums in fixed point are no op's
         spec = dataclasses.replace(spec, accumulate=None)
+    elif getattr(spec, "accumulate", None) is not None:
+        # Programs round a product near a half differently, as XLA fuses other multiply-adds: units
+        # far below the tolerance.
+        spec = dataclasses.replace(spec, accumulate=lutjax.FixedPoint(2.0**20))
     params = by_kind(case, arrays).get("params", {})
     options: Arrays = dict(case.call)
     of_spec = {**options, "key": KEY} if is_random(spec) else dict(options)
