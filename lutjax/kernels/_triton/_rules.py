@@ -9,6 +9,8 @@ import jax
 from lutjax.dispatch.registry import Deferral, Request
 from lutjax.ops._gates import TableGates
 from lutjax.ops.bilinear_gates import BilinearGates
+from lutjax.ops.lookup_attention import LookupAttention
+from lutjax.ops.lut_pair_attention import LutPairAttention
 from lutjax.values._dtypes import FLOATS
 from lutjax.values._row_rules import SGD
 
@@ -52,6 +54,16 @@ def few_additions(request: Request, n_reads: int) -> Deferral | None:
     if n_additions > _FEW_ADDITIONS:
         return None
     return Deferral(f"plain JAX is faster for at most {_FEW_ADDITIONS} numbers added, here {n_additions}")
+
+
+def few_pair_additions(request: Request) -> Deferral | None:
+    """Return `few_additions` for attention, which reads a row per counted pair and detector."""
+    call = request.call
+    assert isinstance(call, LookupAttention | LutPairAttention)
+    n_samples, n_queries, _ = call.query_places.shape
+    n_keys = n_queries if call.window is None else min(n_queries, call.window)
+    # Keys precede queries, so about half of all pairs count.
+    return few_additions(request, n_samples * n_queries * call.weights.shape[0] * n_keys // 2)
 
 
 def few_values(call: BilinearGates | TableGates) -> Deferral | None:

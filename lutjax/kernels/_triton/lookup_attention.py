@@ -37,7 +37,7 @@ from lutjax.dispatch.registry import Declaration, Device, Request
 from lutjax.kernels._triton import _histograms, _row_additions, _row_tiles
 from lutjax.kernels._triton._detected_pairs import DetectedPairs, major
 from lutjax.kernels._triton._language import tl
-from lutjax.kernels._triton._rules import few_additions, unsupported_arguments
+from lutjax.kernels._triton._rules import few_pair_additions, unsupported_arguments
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla._row_gathers import times_slope
 from lutjax.ops.lookup_attention import LookupAttention
@@ -50,17 +50,11 @@ AddRows = Callable[[DetectedPairs, jax.Array, Device, _row_additions.Addition], 
 
 
 def _supports(request: Request) -> str | None:
-    call = request.call
-    assert isinstance(call, LookupAttention)
     if why := unsupported_arguments(request):
         return why
-    if call.weights.shape[0] == 0:
+    if request.call.weights.shape[0] == 0:
         return "has no kernel for a table of no detectors"
-    n_samples, n_queries, _ = call.query.shape
-    n_keys = n_queries if call.window is None else min(n_queries, call.window)
-    # Keys precede queries, so about half of all pairs count.
-    n_pairs = n_samples * n_queries * call.weights.shape[0] * n_keys // 2
-    return few_additions(request, n_pairs)
+    return few_pair_additions(request)
 
 
 SPEC = Declaration(

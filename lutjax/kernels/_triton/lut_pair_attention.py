@@ -34,7 +34,7 @@ from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Declaration, Device, Request
 from lutjax.kernels._triton import _row_additions, _row_tiles, detect
 from lutjax.kernels._triton._language import tl, triton
-from lutjax.kernels._triton._rules import few_additions, unsupported_arguments
+from lutjax.kernels._triton._rules import few_pair_additions, unsupported_arguments
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla._comparison_terms import Terms
 from lutjax.ops.lut_pair_attention import LutPairAttention
@@ -47,15 +47,7 @@ _KEYS = 32
 
 
 def _supports(request: Request) -> str | None:
-    call = request.call
-    assert isinstance(call, LutPairAttention)
-    if why := unsupported_arguments(request):
-        return why
-    n_samples, n_queries, _ = call.x.shape
-    n_keys = n_queries if call.window is None else min(n_queries, call.window)
-    # Keys precede queries, so about half of all pairs count.
-    n_pairs = n_samples * n_queries * call.weights.shape[0] * n_keys // 2
-    return few_additions(request, n_pairs)
+    return unsupported_arguments(request) or few_pair_additions(request)
 
 
 SPEC = Declaration(

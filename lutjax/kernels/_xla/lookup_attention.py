@@ -121,24 +121,19 @@ def backward_by(
     totals = {}
     if "weights" in needs:
         totals["weights"] = zeros_varying(weights, weights.shape, addend_dtype(weights.dtype, accumulate))
-    if need_query:
-        totals["query"] = jnp.zeros_like(q_margin, addend_dtype(q_margin.dtype, accumulate))
-    if need_key:
-        totals["key"] = jnp.zeros_like(k_margin, addend_dtype(k_margin.dtype, accumulate))
-    if need_position:
-        totals["position"] = jnp.zeros_like(p_margin, addend_dtype(p_margin.dtype, accumulate))
+    margins = {"query": q_margin, "key": k_margin} | ({"position": p_margin} if need_position else {})
+    for name, margin in margins.items():
+        if name in needs:
+            totals[name] = jnp.zeros_like(margin, addend_dtype(margin.dtype, accumulate))
     # Totals are the carry of a sequential loop over tiles, updated in place.
     totals = pairs.for_each_tile(body, totals)
-    found = {}
-    if "weights" in needs:
-        found["weights"] = totals["weights"]
     if need_query:
-        found["query"] = _minor(pairs.unpadded_queries(totals["query"]))
+        totals["query"] = _minor(pairs.unpadded_queries(totals["query"]))
     if need_key:
-        found["key"] = _minor(pairs.unpadded_keys(totals["key"]))
+        totals["key"] = _minor(pairs.unpadded_keys(totals["key"]))
     if need_position:
-        found["position"] = totals["position"].T
-    return found
+        totals["position"] = totals["position"].T
+    return totals
 
 
 def forward(call: LookupAttention, *, device: Device) -> jax.Array:

@@ -98,17 +98,14 @@ def backward_by(
         totals["positions"] = jnp.zeros_like(terms.position, addend_dtype(terms.position.dtype, accumulate))
     # Totals are the carry of a sequential loop over tiles, updated in place.
     totals = pairs.for_each_tile(body, totals)
-    found = {}
     if need_x:
         # Only here are anchors scattered to inputs, once per position instead of once per pair.
-        found["x"] = terms.to_x(pairs.unpadded_queries(totals["x"]), part=1)
+        totals["x"] = terms.to_x(pairs.unpadded_queries(totals["x"]), part=1)
     if need_keys:
-        found["keys"] = terms.to_x(pairs.unpadded_keys(totals["keys"]), part=0)
-    if "weights" in needs:
-        found["weights"] = totals["weights"]
+        totals["keys"] = terms.to_x(pairs.unpadded_keys(totals["keys"]), part=0)
     if need_positions:
-        found["positions"] = terms.to_positions(totals["positions"])
-    return found
+        totals["positions"] = terms.to_positions(totals["positions"])
+    return totals
 
 
 def forward(call: LutPairAttention, *, device: Device) -> jax.Array:

@@ -36,9 +36,11 @@ from jax.typing import DTypeLike
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Device
 from lutjax.kernels._pallas import _call
+from lutjax.kernels._pallas._steps import rate_and_factor
 from lutjax.kernels._pallas.tpu._limits import params
 from lutjax.kernels._pallas.tpu._row_blocks import RowBlocks
 from lutjax.kernels._xla._row_gathers import terms
+from lutjax.values._row_rules import RowState
 
 Way = tuple[jax.Array, jax.Array | None]
 """Row ids, negative where nothing is read, and coefficients, ``[lines, samples]``; None: 1."""
@@ -342,6 +344,26 @@ def pulled(
         scratch_shapes=[pltpu.VMEM((n_ways, blocks.lines, blocks.samples), jnp.float32)],
         compiler_params=params(device),
     )
+
+
+def update_tables(
+    weights: jax.Array,
+    cotangent: jax.Array,
+    step: Step,
+    add_to: Callable[[jax.Array | None, jax.Array], jax.Array],
+    touched: Callable[[], jax.Array],
+) -> tuple[jax.Array, RowState]:
+    """Return the tables and row state after a stateless rule's step.
+
+    Args:
+      add_to: adds a cotangent to the accessed rows of tables; None stands for zeros.
+      touched: see `update_rows`.
+    """
+    # Narrower tables would round every addition.
+    if step.rule.additive and not step.differs_by_row and weights.dtype == jnp.float32:
+        # Additive rules add each addend to its row, in the table's own memory.
+        return add_to(weights, -rate_and_factor(step) * cotangent.astype(jnp.float32)), step.state
+    return update_rows(weights, add_to(None, cotangent), step, touched), step.state
 
 
 def update_rows(

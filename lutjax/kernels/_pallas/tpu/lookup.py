@@ -20,7 +20,6 @@ import jax.numpy as jnp
 
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Declaration, Device
-from lutjax.kernels._pallas import _steps
 from lutjax.kernels._pallas.tpu import _products, _resident, _tables
 from lutjax.kernels._pallas.tpu._row_blocks import RowBlocks
 from lutjax.kernels._pallas.tpu._rules import tensorcore_rule
@@ -74,15 +73,13 @@ def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) ->
     if _empty(call):
         return plain.update(call, cotangent, step, device=device)
     weights, index = call.weights, call.detection.index
-    # Narrower tables would round every addition.
-    if step.rule.additive and not step.differs_by_row and weights.dtype == jnp.float32:
-        # Additive rules move rows by each addend, in the memory of the table.
-        values = -_steps.rate_and_factor(step) * cotangent.astype(jnp.float32)
-        return _added(weights, call, values, device), step.state
-    gradient = _added(None, call, cotangent, device)
-    return _products.update_rows(
-        weights, gradient, step, lambda: read_counts(weights, index, device)
-    ), step.state
+    return _products.update_tables(
+        weights,
+        cotangent,
+        step,
+        lambda total, values: _added(total, call, values, device),
+        lambda: read_counts(weights, index, device),
+    )
 
 
 def read_counts(weights: jax.Array, index: jax.Array, device: Device) -> jax.Array:

@@ -25,7 +25,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Declaration, Device
-from lutjax.kernels._pallas import _call, _steps
+from lutjax.kernels._pallas import _call
 from lutjax.kernels._pallas.tpu import _products, _row_blocks
 from lutjax.kernels._pallas.tpu._limits import params
 from lutjax.kernels._pallas.tpu._products import Order, Output, Way
@@ -80,16 +80,15 @@ def update(
         return plain.update(call, cotangent, step, device=device)
     weights, blocks = call.weights, _blocks(call, device)
     reads = _Scored(call, blocks)
-    if step.rule.additive and not step.differs_by_row and weights.dtype == jnp.float32:
-        values = -_steps.rate_and_factor(step) * cotangent.astype(jnp.float32)
-        return _products.add_rows(weights, weights.shape, reads, values, blocks, device), step.state
 
     def touched() -> jax.Array:
         reads, ones = _Scored(call, blocks, counts=True), jnp.ones((*cotangent.shape[:2], 1), jnp.bfloat16)
         return _products.add_rows(None, (*weights.shape[:2], 1), reads, ones, blocks, device)
 
-    gradient = _products.add_rows(None, weights.shape, reads, cotangent, blocks, device)
-    return _products.update_rows(weights, gradient, step, touched), step.state
+    def add_to(total: jax.Array | None, values: jax.Array) -> jax.Array:
+        return _products.add_rows(total, weights.shape, reads, values, blocks, device)
+
+    return _products.update_tables(weights, cotangent, step, add_to, touched)
 
 
 def _blocks(call: ScoredLut, device: Device) -> RowBlocks:

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Declaration, Device
-from lutjax.kernels._pallas import _steps
 from lutjax.kernels._pallas.tpu import _products, _row_blocks
 from lutjax.kernels._pallas.tpu._row_blocks import RowBlocks, blocks_for_weighted
 from lutjax.kernels._pallas.tpu._rules import tensorcore_rule
@@ -58,10 +57,6 @@ def update(
         return plain.update(call, cotangent, step, device=device)
     weights, blocks = call.weights, _blocks(call, device)
     reads = _reads(call, blocks)
-    if step.rule.additive and not step.differs_by_row and weights.dtype == jnp.float32:
-        # Additive rules move rows by each addend, in the memory of the table.
-        values = -_steps.rate_and_factor(step) * cotangent.astype(jnp.float32)
-        return _products.add_rows(weights, weights.shape, reads, values, blocks, device), step.state
 
     def touched() -> jax.Array:
         shape = (*weights.shape[:2], 1)
@@ -74,8 +69,10 @@ def update(
         reads = _reads(call.replace(coefficients=(call.coefficients != 0).astype(jnp.float32)), blocks)
         return _products.add_rows(None, shape, reads, ones, blocks, device)
 
-    gradient = _products.add_rows(None, weights.shape, reads, cotangent, blocks, device)
-    return _products.update_rows(weights, gradient, step, touched), step.state
+    def add_to(total: jax.Array | None, values: jax.Array) -> jax.Array:
+        return _products.add_rows(total, weights.shape, reads, values, blocks, device)
+
+    return _products.update_tables(weights, cotangent, step, add_to, touched)
 
 
 def _blocks(call: WeightedLookup, device: Device) -> RowBlocks:
