@@ -103,8 +103,8 @@ def highest_level() -> int:
 
 def levels_built() -> list[int]:
     """Return the library's instruction levels: all, or only the build machine's level."""
-    found: int = opened().lutjax_cpu_levels()
-    return [level for level in range(found.bit_length()) if found >> level & 1]
+    output: int = opened().lutjax_cpu_levels()
+    return [level for level in range(output.bit_length()) if output >> level & 1]
 
 
 def levels() -> list[int]:

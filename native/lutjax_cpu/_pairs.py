@@ -48,11 +48,11 @@ class Kernels:
     def backward(
         self, call: Attention, cotangent: jax.Array, needs: frozenset[str], *, device: Any
     ) -> dict[str, jax.Array]:
-        dy, found = cotangent.astype(jnp.float32), {}
+        dy, cotangents = cotangent.astype(jnp.float32), {}
         if "weights" in needs:
             table = sums(call.weights.shape, call.accumulate)
-            (found["weights"],) = self.run("gradient", call, (addends(dy, call.accumulate),), (table,))
-        return found | self.cotangents(call, dy, needs) if needs - {"weights"} else found
+            (cotangents["weights"],) = self.run("gradient", call, (addends(dy, call.accumulate),), (table,))
+        return cotangents | self.cotangents(call, dy, needs) if needs - {"weights"} else cotangents
 
     def update(
         self, call: Attention, cotangent: jax.Array, step: Step, *, device: Any

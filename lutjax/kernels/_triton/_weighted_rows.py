@@ -237,8 +237,8 @@ def products(
     """Return each way's ``<dy, row>``, ``[T, n]``, for ``dy [n, G * O]``."""
     if not index:
         return ()
-    found = products_of(weights, jnp.stack(index, 1), dy, groups, device, accumulate)
-    return tuple(jnp.unstack(found, axis=1))
+    output = products_of(weights, jnp.stack(index, 1), dy, groups, device, accumulate)
+    return tuple(jnp.unstack(output, axis=1))
 
 
 def add_ways(

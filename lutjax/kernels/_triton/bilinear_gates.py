@@ -61,10 +61,10 @@ def backward(
         dx, parts = _gather_gradients(call, call.readers, cotangent, "coefficients" in needs, device)
     else:
         dx, parts = _scatter_gradients(call, cotangent, needs, device)
-    found = {"x": dx, "coefficients": parts}
+    cotangents = {"x": dx, "coefficients": parts}
     if "coefficients" in needs:
-        found["coefficients"] = _row_tiles.sum_of_parts(parts)
-    return {name: found[name] for name in needs}
+        cotangents["coefficients"] = _row_tiles.sum_of_parts(parts)
+    return {name: cotangents[name] for name in needs}
 
 
 def _scatter_gradients(

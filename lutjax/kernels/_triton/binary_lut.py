@@ -73,14 +73,14 @@ def forward(call: BinaryLut, *, device: Device) -> jax.Array:
 def backward(
     call: BinaryLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    addresses, found = _addresses(call, device), {}
+    addresses, cotangents = _addresses(call, device), {}
     if "x" in needs:
-        found["x"] = _input_gradient(addresses, call, cotangent, device)
+        cotangents["x"] = _input_gradient(addresses, call, cotangent, device)
     if "table" in needs:
-        found["table"] = _gate_tiles.cotangent_of_table(
+        cotangents["table"] = _gate_tiles.cotangent_of_table(
             "binary_lut.table", _table_rule, _sum_chosen, call, device, addresses, cotangent
         )
-    return found
+    return cotangents
 
 
 def _pack_inputs(call: BinaryLut, device: Device) -> jax.Array:

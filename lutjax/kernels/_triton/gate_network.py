@@ -88,8 +88,8 @@ def backward(
     call: GateNetwork, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
     if call.x.ndim == 2:
-        found = backward(_stacked(call), cotangent[None], needs, device=device)
-        return {name: a[0] for name, a in found.items()}
+        cotangents = backward(_stacked(call), cotangent[None], needs, device=device)
+        return {name: a[0] for name, a in cotangents.items()}
     how = launch_of("gate_network.backward", _sizes(call), device, _backward_rule)
     arguments = _arguments(call, how, device)
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
@@ -123,11 +123,11 @@ def backward(
         PASSED=passed,
         **arguments,
     )
-    found = {"x": dx, "coefficients": parts}
+    cotangents = {"x": dx, "coefficients": parts}
     if sums:
         of_calls = parts.reshape(len(call.x), arguments["PROGRAMS"], n_gates, 4)
-        found["coefficients"] = jax.vmap(_row_tiles.sum_of_parts)(of_calls).swapaxes(1, 2)
-    return {name: found[name] for name in needs}
+        cotangents["coefficients"] = jax.vmap(_row_tiles.sum_of_parts)(of_calls).swapaxes(1, 2)
+    return {name: cotangents[name] for name in needs}
 
 
 def _stacked(call: GateNetwork) -> GateNetwork:

@@ -112,12 +112,12 @@ def backward(
         PASSED=passed,
         **arguments,
     )
-    found = {}
+    cotangents = {}
     if sums:
-        found["coefficients"] = _row_tiles.sum_of_parts(parts)
+        cotangents["coefficients"] = _row_tiles.sum_of_parts(parts)
     if passed:
-        found["x"] = _image_gradient(call, of_parents, chosen, device)
-    return found
+        cotangents["x"] = _image_gradient(call, of_parents, chosen, device)
+    return cotangents
 
 
 def _image_gradient(call: LogicTrees, of_parents: jax.Array, chosen: jax.Array, device: Device) -> jax.Array:

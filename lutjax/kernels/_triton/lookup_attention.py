@@ -99,13 +99,13 @@ def backward_by(
     add_rows: AddRows, call: LookupAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
     """Return the gradients; `add_rows` computes the table gradient."""
-    pairs, found = DetectedPairs.from_call(call), {}
+    pairs, cotangents = DetectedPairs.from_call(call), {}
     if "weights" in needs:
         add = functools.partial(add_rows, pairs, cotangent, device)
-        found["weights"] = _row_additions.gradient(call, add)
+        cotangents["weights"] = _row_additions.gradient(call, add)
     if needs - {"weights"}:
-        found |= _margins(pairs, call, cotangent, "position" in needs, device)
-    return {name: found[name] for name in needs}
+        cotangents |= _margins(pairs, call, cotangent, "position" in needs, device)
+    return {name: cotangents[name] for name in needs}
 
 
 def update(
@@ -179,16 +179,16 @@ def _margins(
         none = [jnp.zeros((1,), jnp.int32)] * 5
         sums = launch(_multiply_rows, *inputs, *none, outputs=outputs, zeroed=zeroed, **arguments)
 
-    found = {"query": jnp.moveaxis(sums[0], 0, -1), "key": jnp.moveaxis(sums[1], 0, -1)}
+    cotangents = {"query": jnp.moveaxis(sums[0], 0, -1), "key": jnp.moveaxis(sums[1], 0, -1)}
     if need_position and position is not None:
         shared = position.index.shape[1] == 1
         d_position = jnp.sum(sums[2], (0, 1) if shared else 0, dtype=sums[2].dtype)
-        found["position"] = d_position[:, None] if shared else d_position.T
+        cotangents["position"] = d_position[:, None] if shared else d_position.T
     # In fixed point the kernel multiplies each addend by its slope. Otherwise the slope is the same
     # for all pairs of a margin, and multiplies the sum once.
     if call.accumulate is not None:
-        return found
-    return {name: times_slope(total, getattr(call, name).margin) for name, total in found.items()}
+        return cotangents
+    return {name: times_slope(total, getattr(call, name).margin) for name, total in cotangents.items()}
 
 
 def add_rows(

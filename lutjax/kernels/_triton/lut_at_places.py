@@ -111,10 +111,10 @@ def backward(
         OF_TABLE=of_table,
         **_arguments(call, how, device, all_outputs=True),
     )
-    found = {"weights": d_weights}
+    cotangents = {"weights": d_weights}
     if of_margin:
-        found["x"] = _image_gradient(call, ends, d_margin, pair, device)
-    return {name: found[name] for name in needs}
+        cotangents["x"] = _image_gradient(call, ends, d_margin, pair, device)
+    return {name: cotangents[name] for name in needs}
 
 
 def _image_gradient(

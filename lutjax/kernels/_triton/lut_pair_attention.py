@@ -70,16 +70,16 @@ def backward(
     if needs <= {"weights"}:
         return {name: _gradient(pairs, cotangent, device) for name in needs}
     d_query, d_key, d_position, d_weights = _terms(pairs, cotangent, needs, device)
-    found = {}
+    cotangents = {}
     if "x" in needs:
-        found["x"] = pairs.terms.to_x(d_query, part=1)
+        cotangents["x"] = pairs.terms.to_x(d_query, part=1)
     if "keys" in needs:
-        found["keys"] = pairs.terms.to_x(d_key, part=0)
+        cotangents["keys"] = pairs.terms.to_x(d_key, part=0)
     if "weights" in needs:
-        found["weights"] = d_weights
+        cotangents["weights"] = d_weights
     if "positions" in needs:
-        found["positions"] = pairs.terms.to_positions(d_position)
-    return found
+        cotangents["positions"] = pairs.terms.to_positions(d_position)
+    return cotangents
 
 
 def update(

@@ -72,14 +72,14 @@ def backward(
 ) -> dict[str, jax.Array]:
     if call.wires.shape[1] == 2:
         return _bilinear_gradients(call, cotangent, needs, device)
-    found = {}
+    cotangents = {}
     if "x" in needs:
-        found["x"] = _input_gradient(call, cotangent, device)
+        cotangents["x"] = _input_gradient(call, cotangent, device)
     if "table" in needs:
-        found["table"] = _gate_tiles.cotangent_of_table(
+        cotangents["table"] = _gate_tiles.cotangent_of_table(
             "soft_lut.table", _table_rule, _sum_shares, call, device, call.x, call.wires, cotangent
         )
-    return found
+    return cotangents
 
 
 def _bilinear_gradients(
@@ -92,12 +92,12 @@ def _bilinear_gradients(
     coefficients = jnp.stack([t0, t1 - t0, t2 - t0, t0 - t1 - t2 + t3])
     gates = BilinearGates(call.x, coefficients, call.wires, call.readers)
     of_gates = frozenset("coefficients" if name == "table" else name for name in needs)
-    found = bilinear_gates.backward(gates, dy, of_gates, device=device)
+    cotangents = bilinear_gates.backward(gates, dy, of_gates, device=device)
     if "table" in needs:
-        of_1, of_a, of_b, of_both = found.pop("coefficients")
+        of_1, of_a, of_b, of_both = cotangents.pop("coefficients")
         d_table = [of_1 - of_a - of_b + of_both, of_a - of_both, of_b - of_both, of_both]
-        found["table"] = jnp.stack(d_table, 1)
-    return found
+        cotangents["table"] = jnp.stack(d_table, 1)
+    return cotangents
 
 
 def _input_gradient(call: SoftLut, dy: jax.Array, device: Device) -> jax.Array:

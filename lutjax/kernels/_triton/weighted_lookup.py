@@ -50,18 +50,18 @@ def forward(call: WeightedLookup, *, device: Device) -> jax.Array:
 def backward(
     call: WeightedLookup, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    found = {}
+    cotangents = {}
     if "weights" in needs:
         add = functools.partial(_add_to_rows, call, cotangent, device)
-        found["weights"] = _row_additions.gradient(call, add)
+        cotangents["weights"] = _row_additions.gradient(call, add)
     if "coefficients" in needs:
         # All ways, also those whose coefficient has no value, have a coefficient gradient.
         index = call.index.transpose(1, 2, 0)
         each = _weighted_rows.products_of(
             call.weights, index, cotangent, call.groups, device, call.accumulate
         )
-        found["coefficients"] = each.transpose(2, 0, 1)
-    return found
+        cotangents["coefficients"] = each.transpose(2, 0, 1)
+    return cotangents
 
 
 def update(

@@ -56,10 +56,10 @@ class Edges:
         """Gather from a per-edge array, ``[n, width]``."""
         # A gather of slices of `width` neighbors, not of single edges: one start per read.
         dimensions = jax.lax.GatherDimensionNumbers((1,), (), (0,))
-        found: jax.Array = jax.lax.gather(
+        output: jax.Array = jax.lax.gather(
             a, self.first[:, None], dimensions, (self.outputs.shape[1],), mode="promise_in_bounds"
         )
-        return found
+        return output
 
     def gather_outputs(self, dy: jax.Array) -> jax.Array:
         """Gather the edges' outputs from ``[n, O + 1]``: ``[n, width]``."""
@@ -208,12 +208,12 @@ def backward(call: EdgeLookup, cotangent: jax.Array, needs: frozenset[str]) -> d
     d_weights = zeros_varying(weights, weights.shape, dtype) if "weights" in needs else None
     index = d.index.T
     d_weights, difference = jax.lax.scan(step, d_weights, (_count_up(index), index, (d.index ^ d.flip).T))
-    found = {}
+    cotangents = {}
     if d_weights is not None:
-        found["weights"] = d_weights[: call.weights.shape[0]]
+        cotangents["weights"] = d_weights[: call.weights.shape[0]]
     if "detection" in needs:
-        found["detection"] = slope(d.margin) * result(difference.T, d.margin.dtype, accumulate)
-    return found
+        cotangents["detection"] = slope(d.margin) * result(difference.T, d.margin.dtype, accumulate)
+    return cotangents
 
 
 def update(call: EdgeLookup, cotangent: jax.Array, step: Step) -> tuple[jax.Array, RowState]:

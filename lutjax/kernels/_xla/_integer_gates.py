@@ -50,15 +50,17 @@ def backward_of_gates(
 ) -> dict[str, jax.Array]:
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
     dy, (a, b) = cotangent.astype(dtype), _wire_gathers.rows(call.x, call.wires, dtype)
-    found = {}
+    cotangents = {}
     if "coefficients" in needs:
         # Each sample is an addend, so the sum is the same for every split of a batch.
-        found["coefficients"] = jnp.stack([_over_samples(call, v) for v in (dy, dy * a, dy * b, dy * a * b)])
+        cotangents["coefficients"] = jnp.stack(
+            [_over_samples(call, v) for v in (dy, dy * a, dy * b, dy * a * b)]
+        )
     if "x" in needs:
         _, c1, c2, c3 = (c[:, None] for c in call.coefficients.astype(dtype))
         by_wire = [[dy * c1, dy * c3 * b], [dy * c2, dy * c3 * a]]
-        found["x"] = _to_inputs(call, [_sum(call, products) for products in by_wire])
-    return found
+        cotangents["x"] = _to_inputs(call, [_sum(call, products) for products in by_wire])
+    return cotangents
 
 
 def forward_of_soft_lut(call: Call, *, device: Device) -> jax.Array:
@@ -83,12 +85,12 @@ def backward_of_soft_lut(
     def slot_cotangent(bits: jax.Array) -> jax.Array:
         return _over_samples(call, dy * _share(read, bits))
 
-    found = {}
+    cotangents = {}
     if "table" in needs:
-        found["table"] = jax.lax.map(slot_cotangent, _slots(table, len(read))[1]).T
+        cotangents["table"] = jax.lax.map(slot_cotangent, _slots(table, len(read))[1]).T
     if "x" in needs:
-        found["x"] = _slopes_to_inputs(call, table, dy, read)
-    return found
+        cotangents["x"] = _slopes_to_inputs(call, table, dy, read)
+    return cotangents
 
 
 def backward_of_binary_lut(
@@ -103,14 +105,14 @@ def backward_of_binary_lut(
         addressed = functools.reduce(operator.and_, (a == bits[n] for n, a in enumerate(is_set)))
         return _over_samples(call, jnp.where(addressed, dy, 0))
 
-    found = {}
+    cotangents = {}
     if "table" in needs:
-        found["table"] = jax.lax.map(slot_cotangent, _slots(table, len(read))[1]).T
+        cotangents["table"] = jax.lax.map(slot_cotangent, _slots(table, len(read))[1]).T
     if "x" in needs:
         # The surrogate gradient: the slope of soft_lut at 1/4 and 3/4, halved.
         softened = [jnp.where(a, 0.75, 0.25).astype(table.dtype) for a in is_set]
-        found["x"] = _slopes_to_inputs(call, table, 0.5 * dy, softened)
-    return found
+        cotangents["x"] = _slopes_to_inputs(call, table, 0.5 * dy, softened)
+    return cotangents
 
 
 Slot = tuple[jax.Array, jax.Array]

@@ -257,8 +257,8 @@ def _multiplied(
         return None, jax.lax.scan(one, None, (first + table_positions(each), index))[1]
 
     xs = firsts(groups, each), in_groups(index, groups), dy.transpose(1, 0, 2)
-    _, found = over_groups(visit_group, None, xs)
-    return tuple(f.reshape(n_detectors, n) for f in found)
+    _, stacked = over_groups(visit_group, None, xs)
+    return tuple(a.reshape(n_detectors, n) for a in stacked)
 
 
 def add_rows(
@@ -425,8 +425,8 @@ def over_groups(body: Any, carry: Any, xs: Any) -> tuple[Any, Any]:
     """Run `jax.lax.scan` over groups, without a loop for a single group."""
     if jax.tree.leaves(xs)[0].shape[0] != 1:
         return jax.lax.scan(body, carry, xs)
-    carry, found = body(carry, jax.tree.map(lambda a: a[0], xs))
-    return carry, jax.tree.map(lambda a: a[None], found)
+    carry, output = body(carry, jax.tree.map(lambda a: a[0], xs))
+    return carry, jax.tree.map(lambda a: a[None], output)
 
 
 def firsts(groups: int, each: int) -> jax.Array:
@@ -469,14 +469,14 @@ def terms(values: jax.Array) -> list[jax.Array]:
     The product takes half the matrix unit passes of ``precision="highest"``.
     """
     # float32 has 24 significant bits and bfloat16 has 8: three terms hold every digit.
-    rest, found = values.astype(jnp.float32), []
+    rest, leading = values.astype(jnp.float32), []
     for _ in range(_TERMS[values.dtype.name] - 1):
         # Unlike a conversion to bfloat16 and back, reduce_precision is not removed by the
         # simplifier.
         term = jax.lax.reduce_precision(rest, exponent_bits=8, mantissa_bits=7)
         rest -= term
-        found.append(term)
-    return [term.astype(jnp.bfloat16) for term in (*found, rest)]
+        leading.append(term)
+    return [term.astype(jnp.bfloat16) for term in (*leading, rest)]
 
 
 def _products_with_every_row(weights: jax.Array, dy: jax.Array, groups: int) -> jax.Array:

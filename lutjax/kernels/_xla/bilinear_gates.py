@@ -46,14 +46,14 @@ def backward(
     x, wires, readers = call.x, call.wires, call.readers
     dtype = accumulator(x.dtype, call.coefficients.dtype)
     coefficients, dy = call.coefficients.astype(dtype), cotangent.astype(dtype)
-    found = {}
+    cotangents = {}
     # A symbolic batch dimension in an export may have any size.
     small = in_sequence(device) and isinstance(dy.size, int) and dy.size <= _SMALL
     if "coefficients" in needs:
         a, b = _wire_gathers.rows(x, wires, dtype)
         # Four independent chains of additions hide the latency of an addition on CPUs.
         parts = 4 if small and not dy.shape[1] % 4 else 1
-        found["coefficients"] = _wire_gathers.sum_over_samples([dy, dy * a, dy * b, dy * a * b], parts)
+        cotangents["coefficients"] = _wire_gathers.sum_over_samples([dy, dy * a, dy * b, dy * a * b], parts)
     if "x" in needs:
         # Recomputing the slopes per reader costs more reads of x, but saves writing and reading two
         # cotangents per gate: measured twice as fast on large layers. In a small layer these stay
@@ -66,8 +66,8 @@ def backward(
             dx = _wire_gathers.to_inputs([dy * (c1 + c3 * b), dy * (c2 + c3 * a)], wires, readers, x.shape[0])
             if small:  # else XLA recomputes it for every reader in stacked layers
                 dx = jax.lax.optimization_barrier(dx)
-        found["x"] = dx
-    return found
+        cotangents["x"] = dx
+    return cotangents
 
 
 def _from_readers(

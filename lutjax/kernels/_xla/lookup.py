@@ -33,11 +33,11 @@ def backward(
 ) -> dict[str, jax.Array]:
     weights, d = call.weights, call.detection
     index, margin = d.index.T, d.margin.T
-    found = {}
+    cotangents = {}
     if "weights" in needs:
         zeros = zeros_varying(weights, weights.shape, addend_dtype(weights.dtype, call.accumulate))
         values = addends(cotangent, call.accumulate)
-        found["weights"] = _row_gathers.add_rows(zeros, index, values, device, call.groups)
+        cotangents["weights"] = _row_gathers.add_rows(zeros, index, values, device, call.groups)
     if "detection" in needs:
         # Flipped before both ids are clamped, as the op defines it for ids out of range.
         main_and_flipped = index, index ^ d.flip.T
@@ -45,8 +45,8 @@ def backward(
         (difference,) = _row_gathers.differences(
             weights, main_and_flipped, cotangent, device, call.accumulate, call.groups
         )
-        found["detection"] = (_row_gathers.slope(margin) * difference.astype(margin.dtype)).T
-    return found
+        cotangents["detection"] = (_row_gathers.slope(margin) * difference.astype(margin.dtype)).T
+    return cotangents
 
 
 def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) -> tuple[jax.Array, RowState]:

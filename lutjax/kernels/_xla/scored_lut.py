@@ -81,10 +81,10 @@ def backward_by(
         zeros = zeros_varying(call.weights, call.weights.shape, dtype)
     of_read = bool(needs - {"weights"})
     if kernels is rows and rows.in_sequence(device):
-        found = _cotangents_in_blocks(call, cotangent, zeros, of_read)
+        cotangents = _cotangents_in_blocks(call, cotangent, zeros, of_read)
     else:
-        found = _cotangents(call, cotangent, zeros, of_read, device, kernels)
-    return {name: found[name] for name in needs}
+        cotangents = _cotangents(call, cotangent, zeros, of_read, device, kernels)
+    return {name: cotangents[name] for name in needs}
 
 
 def forward(call: ScoredLut, *, device: Device) -> jax.Array:
@@ -104,10 +104,10 @@ def update(
     if scale is None:
         return _row_updates.update(call, step, *hits(call, cotangent, device=device), device=device)
     if rows.in_sequence(device):
-        found = _cotangents_in_blocks(call, scale * cotangent, call.weights, False)
+        cotangents = _cotangents_in_blocks(call, scale * cotangent, call.weights, False)
     else:
-        found = _cotangents(call, scale * cotangent, call.weights, False, device, rows)
-    return found["weights"], step.state
+        cotangents = _cotangents(call, scale * cotangent, call.weights, False, device, rows)
+    return cotangents["weights"], step.state
 
 
 def hits(call: ScoredLut, cotangent: jax.Array, *, device: Device) -> _row_updates.Hits:
@@ -139,29 +139,29 @@ def _cotangents(
     keep = None if call.keep is None else call.keep.T
     coefficients, of_coefficients, index = linearized(call.read, u, scalars, keep, call.accumulate)
     dy = side_by_side(broadcast_to_groups(call, cotangent))
-    found = {}
+    gradients = {}
     if total is not None:
         ways = list(zip(index, coefficients, strict=True))[: call.read.valued]
-        found["weights"] = total
+        gradients["weights"] = total
         if ways:
-            found["weights"] = kernels.add_ways(total, ways, dy, device, call.accumulate, call.groups)
+            gradients["weights"] = kernels.add_ways(total, ways, dy, device, call.accumulate, call.groups)
     if of_read:
         each = kernels.products(tables(call), tuple(index), dy, device, call.accumulate, call.groups)
         # A VJP needs cotangents in the dtypes of its outputs; products use the accumulator.
         du, d_scalars, d_keep = of_coefficients(_like(each, coefficients))
-        found["x"] = margins.cotangent_of_inputs(
+        gradients["x"] = margins.cotangent_of_inputs(
             du, call.anchors, call.groups, call.x.shape, call.accumulate, device
         )
         sums = [_sum_of_addends(call, s) for s in d_scalars]
-        found["scalars"] = jnp.stack(sums) if sums else zeros_varying(cotangent, (0,), call.scalars.dtype)
+        gradients["scalars"] = jnp.stack(sums) if sums else zeros_varying(cotangent, (0,), call.scalars.dtype)
         if d_keep is not None:
-            found["keep"] = d_keep.T
-    return found
+            gradients["keep"] = d_keep.T
+    return gradients
 
 
 # ------------------------------------------------------------------------------------- block by block
 _IN_BLOCK = 2**13  # samples times tables per block
-_FEWEST = 4  # minimum tables per block: scores of a single table are recomputed per output
+_FEWEST = 4  # minimum tables per block: scores of a single table are recomputed per gradients
 
 
 def _over_blocks(call: ScoredLut, body: Any, carry: Any, first: jax.Array, of_tables: Any) -> tuple[Any, Any]:
@@ -176,13 +176,13 @@ def _over_blocks(call: ScoredLut, body: Any, carry: Any, first: jax.Array, of_ta
     whole = each // size * size
     parts = jax.tree.map(lambda a: a[:whole].reshape(whole // size, size, *a.shape[1:]), of_tables)
     starts = first + jnp.arange(0, whole, size, dtype=jnp.int32)
-    carry, found = jax.lax.scan(body, carry, (starts, parts))
-    found = jax.tree.map(lambda a: a.reshape(whole, *a.shape[2:]), found)
+    carry, output = jax.lax.scan(body, carry, (starts, parts))
+    output = jax.tree.map(lambda a: a.reshape(whole, *a.shape[2:]), output)
     # A scan requires equal shapes, so tables after the last whole block use a separate call.
     if whole < each:
         carry, rest = body(carry, (first + whole, jax.tree.map(lambda a: a[whole:], of_tables)))
-        found = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), found, rest)
-    return carry, found
+        output = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), output, rest)
+    return carry, output
 
 
 def _table_inputs(call: ScoredLut) -> tuple[jax.Array, Any]:
@@ -251,13 +251,13 @@ def _cotangents_in_blocks(
 
         def over_table(total: Any, xs: Any) -> tuple[Any, Any]:
             t, index, coefficients = xs
-            found = None
+            gradients = None
             if of_read:
-                found = rows.products_of_table(read_tables, t, index, dy, call.accumulate)
+                gradients = rows.products_of_table(read_tables, t, index, dy, call.accumulate)
             if total is not None:
                 ways = list(zip(index, coefficients, strict=True))[: call.read.valued]
                 total = rows.add_to_table(total, t, ways, dy, call.accumulate)
-            return total, found
+            return total, gradients
 
         total, products = jax.lax.scan(
             over_table, total, (first + rows.table_positions(len(ids)), index, coefficients)
@@ -279,10 +279,10 @@ def _cotangents_in_blocks(
     dy = broadcast_to_groups(call, cotangent).astype(accumulator(call.weights.dtype)).transpose(1, 0, 2)
     (total, dx, sums), d_keep = rows.over_groups(over_group, (total, dx, sums), (_table_inputs(call), dy))
     scalars = jnp.stack(sums) if sums else zeros_varying(cotangent, (0,), dtype)
-    found = {"weights": total, "x": margins.transpose_to_samples(dx, call.x.shape), "scalars": scalars}
+    gradients = {"weights": total, "x": margins.transpose_to_samples(dx, call.x.shape), "scalars": scalars}
     if d_keep is not None:
-        found["keep"] = d_keep.reshape(call.weights.shape[0], call.x.shape[0]).T
-    return found
+        gradients["keep"] = d_keep.reshape(call.weights.shape[0], call.x.shape[0]).T
+    return gradients
 
 
 # ------------------------------------------------------------------------------------- reads
@@ -373,8 +373,8 @@ def tables(call: ScoredLut) -> jax.Array:
 def _in_units(ways: Sequence[Way]) -> tuple[list[Way], jax.Array]:
     """Convert coefficients to integer units; flag coefficients outside the integer range or NaN."""
     units = [_quantized.in_units(c) for _, c in ways]
-    found = [(i, c) for (i, _), (c, _) in zip(ways, units, strict=True)]
-    return found, functools.reduce(jnp.logical_or, [wrong for _, wrong in units])
+    ways_in_units = [(i, c) for (i, _), (c, _) in zip(ways, units, strict=True)]
+    return ways_in_units, functools.reduce(jnp.logical_or, [wrong for _, wrong in units])
 
 
 def in_floats(

@@ -34,11 +34,11 @@ def backward(
     x, table, wires = call.x, call.table, call.wires
     dtype = accumulator(x.dtype, table.dtype)
     dy, read = cotangent.astype(dtype), _wire_gathers.rows(x, wires, dtype)
-    found = {}
+    cotangents = {}
     if "table" in needs:
-        found["table"] = _slot_polynomials.table_cotangent(table.shape[1], read, dy)
+        cotangents["table"] = _slot_polynomials.table_cotangent(table.shape[1], read, dy)
     if "x" in needs:
         # The slopes are recomputed: saving them would store n arrays of the size of the output.
         by_wire = [dy * slope for slope in _slot_polynomials.slopes(table.astype(dtype), read)]
-        found["x"] = _wire_gathers.to_inputs(by_wire, wires, call.readers, x.shape[0])
-    return found
+        cotangents["x"] = _wire_gathers.to_inputs(by_wire, wires, call.readers, x.shape[0])
+    return cotangents

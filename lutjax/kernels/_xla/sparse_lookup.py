@@ -49,8 +49,8 @@ def backward(
     if isinstance(call, EdgeLookup):
         return _edge_lists.backward(call, cotangent, needs)
     if _as_whole_table(call, device):
-        found = lookup.backward(whole_table(call), cotangent, needs, device=device)
-        return edges_of(call, found)
+        cotangents = lookup.backward(whole_table(call), cotangent, needs, device=device)
+        return edges_of(call, cotangents)
     weights, d, accumulate, slots = call.weights, call.detection, call.accumulate, SlotRows.from_call(call)
     dtype = accumulator(weights.dtype)
     # Each id is clamped on its own: a flipped id is not the flip of a clamped one.
@@ -69,10 +69,10 @@ def backward(
     if "weights" in needs:
         d_weights = zeros_varying(weights, weights.shape, addend_dtype(dtype, accumulate))
     d_weights, difference = jax.lax.scan(one, d_weights, (detectors(weights), index, flipped))
-    found = {} if d_weights is None else {"weights": d_weights}
+    cotangents = {} if d_weights is None else {"weights": d_weights}
     if "detection" in needs:
-        found["detection"] = slope(d.margin) * result(difference.T, d.margin.dtype, accumulate)
-    return found
+        cotangents["detection"] = slope(d.margin) * result(difference.T, d.margin.dtype, accumulate)
+    return cotangents
 
 
 def update(

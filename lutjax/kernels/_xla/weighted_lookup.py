@@ -44,18 +44,18 @@ def forward(call: WeightedLookup, *, device: Device) -> jax.Array:
 def backward(
     call: WeightedLookup, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    weights, ways, groups, found = call.weights, _split_ways(call), call.groups, {}
+    weights, ways, groups, cotangents = call.weights, _split_ways(call), call.groups, {}
     dy = side_by_side(cotangent)
     if "weights" in needs:
         zeros = zeros_varying(weights, weights.shape, addend_dtype(weights.dtype, call.accumulate))
-        found["weights"] = add_ways(zeros, ways[: call.valued], dy, device, call.accumulate, groups)
+        cotangents["weights"] = add_ways(zeros, ways[: call.valued], dy, device, call.accumulate, groups)
     if "coefficients" in needs:
         index = tuple(index for index, _ in ways)
         # All ways, also those without a value: a read may need the product of a row that it does
         # not add.
         each = _row_gathers.products(weights, index, dy, device, call.accumulate, groups)
-        found["coefficients"] = jnp.stack(each, -1).transpose(1, 0, 2) if each else call.coefficients
-    return found
+        cotangents["coefficients"] = jnp.stack(each, -1).transpose(1, 0, 2) if each else call.coefficients
+    return cotangents
 
 
 def update(

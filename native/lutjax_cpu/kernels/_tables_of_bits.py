@@ -20,10 +20,10 @@ def forward(call: TableGates) -> jax.Array:
 
 def backward(call: TableGates, cotangent: jax.Array, needs: frozenset[str]) -> dict[str, jax.Array]:
     names = [name for name in ("x", "table") if name in needs]
-    found = kernel(
+    cotangents = kernel(
         f"{call.op}_backward",
         (*(a.astype(jnp.float32) for a in (call.x, call.table)), call.wires, cotangent.astype(jnp.float32)),
         [jax.ShapeDtypeStruct(getattr(call, name).shape, jnp.float32) for name in names],
         integers=(call.wires.shape[1], "x" in needs, "table" in needs),
     )
-    return dict(zip(names, found, strict=True))
+    return dict(zip(names, cotangents, strict=True))

@@ -20,10 +20,10 @@ def backward(
     call: BilinearGates, cotangent: jax.Array, needs: frozenset[str], *, device: Any
 ) -> dict[str, jax.Array]:
     names = [name for name in ("x", "coefficients") if name in needs]
-    found = kernel(
+    cotangents = kernel(
         "bilinear_gates_backward",
         (call.x, call.coefficients.astype(jnp.float32), call.wires, cotangent.astype(jnp.float32)),
         [jax.ShapeDtypeStruct(getattr(call, name).shape, jnp.float32) for name in names],
         integers=("x" in needs, "coefficients" in needs),
     )
-    return dict(zip(names, found, strict=True))
+    return dict(zip(names, cotangents, strict=True))

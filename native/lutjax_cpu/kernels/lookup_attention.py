@@ -34,8 +34,8 @@ def _margin_cotangents(call: LookupAttention, dy: jax.Array, needs: frozenset[st
     detections = _detections(call)
     arrays = [a for d in detections.values() for a in (d.flip, d.margin)]
     outputs = [_pairs.sums(d.shape, call.accumulate) for d in detections.values()]
-    found = _KERNELS.run("margins", call, (*arrays, dy), outputs)
-    return {name: ct for name, ct in zip(detections, found, strict=True) if name in needs}
+    cotangents = _KERNELS.run("margins", call, (*arrays, dy), outputs)
+    return {name: ct for name, ct in zip(detections, cotangents, strict=True) if name in needs}
 
 
 _KERNELS = _pairs.Kernels("lookup_attention", _ids, _shifts, lambda call: (), _margin_cotangents)

@@ -21,8 +21,8 @@ def _compared(call: LutPairAttention) -> tuple[jax.Array, ...]:
 def _input_cotangents(call: LutPairAttention, dy: jax.Array, needs: frozenset[str]) -> dict[str, jax.Array]:
     compared = {"x": call.x, "keys": call.keys, "positions": _positions(call)}
     outputs = [_pairs.sums(a.shape, call.accumulate) for a in compared.values()]
-    found = _KERNELS.run("inputs", call, (dy,), outputs)
-    return {name: ct for name, ct in zip(compared, found, strict=True) if name in needs}
+    cotangents = _KERNELS.run("inputs", call, (dy,), outputs)
+    return {name: ct for name, ct in zip(compared, cotangents, strict=True) if name in needs}
 
 
 _KERNELS = _pairs.Kernels(

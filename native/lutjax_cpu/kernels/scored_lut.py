@@ -74,7 +74,7 @@ def backward(
     some, keep = bool(needs - {"weights"}), "keep" in needs
     wanted = {"weights": "weights" in needs, "x": some, "scalars": some, "keep": keep}
     dtypes = {"weights": dtype, "x": dtype, "scalars": dtype, "keep": jnp.float32}
-    found = kernel(
+    cotangents = kernel(
         "scored_lut_backward",
         (_tables(call), *_inputs(call), dy, of_read),
         [
@@ -84,7 +84,7 @@ def backward(
         integers=(*_integer_options(call), call.accumulate is not None, wanted["weights"], some, keep),
         numbers=(*_float_options(), scale(call.accumulate)),
     )
-    return {name: a for name, a in zip(wanted, found, strict=True) if name in needs}
+    return {name: a for name, a in zip(wanted, cotangents, strict=True) if name in needs}
 
 
 def update(call: ScoredLut, cotangent: jax.Array, step: Step, *, device: Any) -> tuple[jax.Array, RowState]:

@@ -31,7 +31,7 @@ def backward(
     call: WeightedLookup, cotangent: jax.Array, needs: frozenset[str], *, device: Any
 ) -> dict[str, jax.Array]:
     dtypes = {"weights": addend_dtype(jnp.float32, call.accumulate), "coefficients": jnp.float32}
-    found = kernel(
+    cotangents = kernel(
         "weighted_lookup_backward",
         (call.weights, *_reads(call), cotangent.astype(jnp.float32)),
         [
@@ -47,7 +47,7 @@ def backward(
         ),
         numbers=(scale(call.accumulate),),
     )
-    return {name: a for name, a in zip(dtypes, found, strict=True) if name in needs}
+    return {name: a for name, a in zip(dtypes, cotangents, strict=True) if name in needs}
 
 
 def update(

@@ -98,7 +98,7 @@ def differences(
     together = min(_TOGETHER // 2, -(-n_detectors // _WARPS))
     dy = _mosaic_launch.pad_to(dy, _pad_outputs(dy.shape[1]))
 
-    def kernel(index: Any, other: Any, weights: Any, targets: Any, dy: Any, found: Any) -> None:
+    def kernel(index: Any, other: Any, weights: Any, targets: Any, dy: Any, output: Any) -> None:
         sample = lax.axis_index("samples")
 
         def with_cotangents(cotangents: Any) -> None:
@@ -110,13 +110,13 @@ def differences(
 
             @pl.loop(0, -(-n_detectors // (together * _WARPS)))
             def _(step: jax.Array) -> None:
-                arrays = index.at[sample], other.at[sample], weights, targets, cotangents, found.at[sample]
+                arrays = index.at[sample], other.at[sample], weights, targets, cotangents, output.at[sample]
                 _subtract(*arrays, step * together * _WARPS, together, slots)
 
         cotangents = plgpu.SMEM((dy.shape[1],), jnp.float32)
         pl.run_scoped(with_cotangents, cotangents, collective_axes="warpgroup")
 
-    (found,) = _mosaic_launch.launch(
+    (output,) = _mosaic_launch.launch(
         kernel,
         index,
         other,
@@ -129,7 +129,7 @@ def differences(
         by_lanes=True,
         warpgroups=1,
     )
-    return found
+    return output
 
 
 def _pad_outputs(n_outputs: int) -> int:

@@ -129,14 +129,14 @@ def products(weights: jax.Array, rows: jax.Array, dy: jax.Array, ways: int, grou
     dy = dy.reshape(n // SAMPLES, SAMPLES, *dy.shape[1:])
 
     def kernel(rows: Any, *rest: Any) -> None:
-        *tables, dy, found = rest
+        *tables, dy, output = rest
         block, group = lax.axis_index("samples"), lax.axis_index("groups")
         here = dy.at[block, :, 0 if dy.shape[2] == 1 else group]
 
         def step(number: Any, *blocks: Any) -> Any:
             *references, cotangents = blocks
             table = group * call.n_each + number[0]
-            _multiply(call, references, cotangents, found.at[:, table, block])
+            _multiply(call, references, cotangents, output.at[:, table, block])
             return cotangents
 
         def around(run: Any) -> None:
@@ -144,13 +144,13 @@ def products(weights: jax.Array, rows: jax.Array, dy: jax.Array, ways: int, grou
 
         call.pipeline(step, around, [rows, *tables], [call.words_block(), *call.table_blocks()])
 
-    (found,) = call.launch(
+    (output,) = call.launch(
         kernel,
         [call.split_by_program(rows), *call.tables(weights), dy],
         [jax.ShapeDtypeStruct((ways, n_tables, n // SAMPLES, SAMPLES), jnp.float32)],
         "scored_products",
     )
-    return found.reshape(ways, n_tables, n)
+    return output.reshape(ways, n_tables, n)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +186,7 @@ class _Call:
     def tables(self, weights: jax.Array) -> list[jax.Array]:
         """Return wide columns, and narrow ones with even and odd rows in different banks."""
         weights = _mosaic_launch.pad_to(weights.astype(jnp.float32), self.columns.outputs)
-        found = [weights] if self.columns.wide else []
+        blocks = [weights] if self.columns.wide else []
         if self.columns.narrow:
             number = np.arange(self.n_rows)
             odd = np.bitwise_count(number) % 2
@@ -194,8 +194,8 @@ class _Call:
             assert self.n_rows % 2 == 0
             # Row r goes to place (r & ~1) | parity(r): a permutation within each pair of neighbors,
             # so 64-byte rows of odd parity occupy the upper half of 128 bytes.
-            found.append(weights[:, np.argsort(place), self.columns.wide * WIDE :])
-        return found
+            blocks.append(weights[:, np.argsort(place), self.columns.wide * WIDE :])
+        return blocks
 
     def words_block(self) -> plgpu.BlockSpec:
         return plgpu.BlockSpec(
@@ -406,8 +406,8 @@ def _write(call: _Call, sums: jax.Array, y: Any, strange: Any) -> None:
         none = zero
         for total in totals:
             none = _add_contracted(none, arith.mulf(total, zero))
-        found = _sum_of_four(none)
-        is_none = arith.cmpf(arith.CmpFPredicate.UNO, found, found)
+        total_none = _sum_of_four(none)
+        is_none = arith.cmpf(arith.CmpFPredicate.UNO, total_none, total_none)
         flag = arith.extui(mlir.int32(), is_none)
         llvm.store(flag, _pointer(strange, (mlir.thread(), 1)), alignment=4)
         for i in range(_TOGETHER):
@@ -464,8 +464,8 @@ def _cotangents(call: _Call, dy: Any) -> jax.Array:
             registers += [llvm.load(_four(), _offset_pointer(*place), alignment=16) for place in places]
         return _array(call, registers)
 
-    found: jax.Array = read(dy)
-    return found
+    output: jax.Array = read(dy)
+    return output
 
 
 def _multiply(call: _Call, references: list[Any], cotangents: jax.Array, found: Any) -> None:
@@ -517,8 +517,8 @@ def _products_of(call: _Call, lane: _Lane, wide: list[list[Any]], narrow: Any, d
         if call.ways > 1
         else (totals[0], totals[0])
     )
-    found = arith.addf(own, mosaic.utils.shfl_bfly(other, 4))
-    return found if of_narrow is None else arith.addf(found, of_narrow)
+    total = arith.addf(own, mosaic.utils.shfl_bfly(other, 4))
+    return total if of_narrow is None else arith.addf(total, of_narrow)
 
 
 def _sum_of_four(numbers: Any) -> Any:

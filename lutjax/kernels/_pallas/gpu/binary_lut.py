@@ -100,15 +100,15 @@ def backward(
     if 0 in (x.size, wires.size):
         return plain.backward(call, cotangent, needs, device=device)
     addresses = _by_address.pack_addresses(x, wires)
-    found = {}
+    cotangents = {}
     if "table" in needs:
-        found["table"] = _by_address.sum_by_address(addresses, cotangent, table.shape[1])
+        cotangents["table"] = _by_address.sum_by_address(addresses, cotangent, table.shape[1])
     if "x" in needs and readers is not None and readers.shape[1]:
         # The surrogate gradient depends only on the address: tabulated once per gate, it is one
         # read per reader instead of a polynomial.
         slopes = _slot_polynomials.slopes_at_addresses(table.astype(accumulator(x.dtype, table.dtype)))
-        found["x"] = _by_address.sum_over_readers(addresses, slopes, readers, cotangent, wires.shape[1])
+        cotangents["x"] = _by_address.sum_over_readers(addresses, slopes, readers, cotangent, wires.shape[1])
     elif "x" in needs:
         # Without readers there is nothing to gather, and XLA scatters.
-        found |= plain.backward(call, cotangent, frozenset({"x"}), device=device)
-    return found
+        cotangents |= plain.backward(call, cotangent, frozenset({"x"}), device=device)
+    return cotangents

@@ -135,17 +135,17 @@ def backward(
     if _empty(call):
         return plain.backward(call, cotangent, needs, device=device)
     if call.accumulate is not None:
-        found = in_triton.backward(call, cotangent, needs - {"weights"}, device=device)
-        return {"weights": _sums(call, cotangent), **found} if "weights" in needs else found
-    d, found = call.detection, {}
+        cotangents = in_triton.backward(call, cotangent, needs - {"weights"}, device=device)
+        return {"weights": _sums(call, cotangent), **cotangents} if "weights" in needs else cotangents
+    d, cotangents = call.detection, {}
     index = d.index.T
     if "weights" in needs:
-        found["weights"] = _sums(call, cotangent)
+        cotangents["weights"] = _sums(call, cotangent)
     if "detection" in needs:
         difference = _shared_tables.differences(call.weights, index, index ^ d.flip.T, cotangent)
         # The slope multiplies the complete product, in XLA.
-        found["detection"] = slope(d.margin) * difference.astype(d.margin.dtype)
-    return found
+        cotangents["detection"] = slope(d.margin) * difference.astype(d.margin.dtype)
+    return cotangents
 
 
 def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) -> tuple[jax.Array, RowState]:

@@ -109,15 +109,15 @@ def _pulled_back(
     # Padding samples have cotangents of zero, so they add nothing to tables.
     dy = _mosaic_launch.pad_to(cotangent, len(call.x), *cotangent.shape[1:])
     rows, factors = in_triton.rows_and_factors(call, device)
-    found = {}
+    cotangents = {}
     if "weights" in needs:
-        found["weights"] = in_triton.sums_of_rows(call, rows, factors, dy, device)
+        cotangents["weights"] = in_triton.sums_of_rows(call, rows, factors, dy, device)
     if others := needs - {"weights"}:
         products = _shared_reads.products(call.weights, rows, dy, in_triton.all_ways(call), call.groups)
         if n < len(call.x):  # of samples that are not there: 0 times a row, which may be infinite
             products = products.at[..., n:].set(0)
-        found |= in_triton.of_products(call, products, others, device)
-    return {name: a[:n] if name in ("x", "keep") else a for name, a in found.items()}
+        cotangents |= in_triton.of_products(call, products, others, device)
+    return {name: a[:n] if name in ("x", "keep") else a for name, a in cotangents.items()}
 
 
 def update(

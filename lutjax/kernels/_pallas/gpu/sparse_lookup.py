@@ -83,13 +83,15 @@ def backward(
     if _empty(call) or call.accumulate is not None:
         return in_triton.backward(call, cotangent, needs, device=device)
     # Table gradients scatter to global memory in any kernel, so Triton computes them.
-    found = in_triton.backward(call, cotangent, needs - {"detection"}, device=device)
+    cotangents = in_triton.backward(call, cotangent, needs - {"detection"}, device=device)
     if "detection" in needs:
         d = call.detection
         rows = _existing(call, d.index), _existing(call, d.index ^ d.flip)
         arrays = call.weights.astype(jnp.float32), *rows, _targets(call), cotangent.astype(jnp.float32)
-        found["detection"] = slope(d.margin) * _shared_outputs.differences(*arrays).astype(d.margin.dtype)
-    return found
+        cotangents["detection"] = slope(d.margin) * _shared_outputs.differences(*arrays).astype(
+            d.margin.dtype
+        )
+    return cotangents
 
 
 def update(

@@ -75,8 +75,8 @@ class GateKernels:
         self, call: Any, cotangent: jax.Array, needs: frozenset[str], *, device: Device
     ) -> dict[str, jax.Array]:
         if 0 in (call.x.size, call.wires.size):
-            found: dict[str, jax.Array] = self.plain.backward(call, cotangent, needs, device=device)
-            return found
+            cotangents: dict[str, jax.Array] = self.plain.backward(call, cotangent, needs, device=device)
+            return cotangents
         dx, sums = differentiate(
             self.of_parameter if self.parameter in needs else None,
             self.of_inputs if "x" in needs else None,
@@ -87,8 +87,8 @@ class GateKernels:
             name=f"{call.op}_backward",
             device=device,
         )
-        found = {} if dx is None else {"x": dx}
-        return found if sums is None else {**found, self.parameter: self._gates_first(sums)}
+        cotangents = {} if dx is None else {"x": dx}
+        return cotangents if sums is None else {**cotangents, self.parameter: self._gates_first(sums)}
 
     def _gates_first(self, a: jax.Array) -> jax.Array:
         """Transpose parameters, or their cotangents, if gates are not the first axis.

@@ -303,7 +303,7 @@ def pulled(
 
     def kernel(*refs: Any) -> None:
         n = len(reads.inputs)
-        given, (table_ref, dy_ref, *found, picked) = refs[:n], refs[n:]
+        given, (table_ref, dy_ref, *results, picked) = refs[:n], refs[n:]
         samples, block, output = (pl.program_id(axis) for axis in range(3))
         part = block % blocks.parts
 
@@ -323,7 +323,7 @@ def pulled(
         # The scalar function of the read runs once, on complete products.
         @pl.when((output == blocks.n_of_outputs - 1) & (part == blocks.parts - 1))
         def _() -> None:
-            reads.pull(given, found, [picked[k] for k in range(n_ways)], block, samples)
+            reads.pull(given, results, [picked[k] for k in range(n_ways)], block, samples)
 
     return _call.call(
         kernel,
@@ -441,15 +441,15 @@ def split(a: jax.Array, n_terms: int) -> list[jax.Array]:
 
     Unlike `lutjax.kernels._xla._row_gathers.terms`, this truncates instead of rounding.
     """
-    found = []
+    parts = []
     for _ in range(n_terms):
         # A mask is one vector instruction; the remainder is exact, so three terms of 8 digits hold
         # float32.
         upper = jax.lax.bitcast_convert_type(a, jnp.int32) & jnp.int32(-(2**16))
         term = jax.lax.bitcast_convert_type(upper, jnp.float32)
-        found.append(term.astype(jnp.bfloat16))
+        parts.append(term.astype(jnp.bfloat16))
         a = a - term
-    return found
+    return parts
 
 
 def multiply(a: Sequence[jax.Array], b: Sequence[jax.Array], axis_a: int, axis_b: int) -> jax.Array:

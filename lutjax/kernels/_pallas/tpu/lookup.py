@@ -50,9 +50,9 @@ def backward(
 ) -> dict[str, jax.Array]:
     if _empty(call):
         return plain.backward(call, cotangent, needs, device=device)
-    weights, d, found = call.weights, call.detection, {}
+    weights, d, cotangents = call.weights, call.detection, {}
     if "weights" in needs:
-        found["weights"] = _added(None, call, cotangent, device)
+        cotangents["weights"] = _added(None, call, cotangent, device)
     if "detection" in needs:
         other = d.index ^ d.flip
         if resident(weights.shape, device, call.groups):
@@ -65,8 +65,8 @@ def backward(
             # Subtracted in the layout of the kernel, so that one array is transposed instead of
             # two.
             difference = blocks.to_elements(each[0] - each[1])
-        found["detection"] = slope(d.margin) * difference.astype(d.margin.dtype)
-    return found
+        cotangents["detection"] = slope(d.margin) * difference.astype(d.margin.dtype)
+    return cotangents
 
 
 def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) -> tuple[jax.Array, RowState]:

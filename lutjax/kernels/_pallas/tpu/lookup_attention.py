@@ -74,14 +74,14 @@ def backward(
     pairs = BlockedPairs(call)
     if pairs.plan.empty:
         return plain.backward(call, cotangent, needs, device=device)
-    dy, found = cotangent.astype(jnp.float32), {}
+    dy, cotangents = cotangent.astype(jnp.float32), {}
     if "weights" in needs:
-        found["weights"] = _add_rows(pairs, dy, None, device)
+        cotangents["weights"] = _add_rows(pairs, dy, None, device)
     if needs - {"weights"}:
         for name, total in _products(pairs, dy, "position" in needs, device).items():
             if name in needs:
-                found[name] = _row_gathers.times_slope(total, getattr(call, name).margin)
-    return found
+                cotangents[name] = _row_gathers.times_slope(total, getattr(call, name).margin)
+    return cotangents
 
 
 def update(
@@ -478,11 +478,11 @@ def _multiply_rows(plan: Plan, segments: bool, need_position: bool, *refs: Any) 
             of_main = jnp.dot(both, _terms(main_ref[ids_of_keys, :]), preferred_element_type=jnp.float32)
             of_other = jnp.dot(keys, _terms(other_ref[ids_of_keys, :]), preferred_element_type=jnp.float32)
             main = of_main[: plan.key_lanes]
-            found = [(e, main), (e, of_other), (e, of_main[plan.key_lanes :])]
+            candidates = [(e, main), (e, of_other), (e, of_main[plan.key_lanes :])]
             if need_position:
-                found.append((e_other, main))
+                candidates.append((e_other, main))
             # Each pair takes the product of its own position id; pairs that do not count keep 0.
-            return tuple(jnp.where(ids == i, f, s) for (ids, f), s in zip(found, sums, strict=True))
+            return tuple(jnp.where(ids == i, f, s) for (ids, f), s in zip(candidates, sums, strict=True))
 
         zeros = (jnp.zeros(shape, jnp.float32),) * (4 if need_position else 3)
         main, of_query, of_key, *of_other_position = _over_positions(plan, visit_position, zeros)

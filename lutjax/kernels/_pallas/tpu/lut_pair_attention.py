@@ -208,13 +208,15 @@ def backward(
         scratch_shapes=[pltpu.VMEM((n_rows, shifts.lanes), jnp.float32)] * n_scratch,
         compiler_params=params(device),
     )
-    found = dict(zip(results, outputs, strict=True))
+    cotangents = dict(zip(results, outputs, strict=True))
     for name, length, part in (("keys", shifts.n_keys, 0), ("x", shifts.n_queries, 1)):
-        if name in found:
-            found[name] = pairs.terms.to_x(shifts.in_places(found[name], length).swapaxes(0, 1), part=part)
-    if "positions" in found:
-        found["positions"] = pairs.terms.to_positions(pairs.add_to_distances(found["positions"]))
-    return found
+        if name in cotangents:
+            cotangents[name] = pairs.terms.to_x(
+                shifts.in_places(cotangents[name], length).swapaxes(0, 1), part=part
+            )
+    if "positions" in cotangents:
+        cotangents["positions"] = pairs.terms.to_positions(pairs.add_to_distances(cotangents["positions"]))
+    return cotangents
 
 
 def update(

@@ -59,18 +59,18 @@ def backward(
 ) -> dict[str, jax.Array]:
     if _empty(call) or call.weights.dtype == jnp.int8:
         return plain.backward(call, cotangent, needs, device=device)
-    blocks, found = _blocks(call, device), {}
+    blocks, cotangents = _blocks(call, device), {}
     if "weights" in needs:
         reads = _Scored(call, blocks)
-        found["weights"] = _products.add_rows(None, call.weights.shape, reads, cotangent, blocks, device)
+        cotangents["weights"] = _products.add_rows(None, call.weights.shape, reads, cotangent, blocks, device)
     others = needs - {"weights"}
     if others:
         reads = _Scored(call, blocks, others)
         pulled = _products.pulled(reads, _tables(call), plain.n_ways(call), cotangent, blocks, device)
-        found |= reads.named(pulled)
+        cotangents |= reads.named(pulled)
         if "scalars" in needs and not call.scalars.size:
-            found["scalars"] = jnp.zeros_like(call.scalars)
-    return found
+            cotangents["scalars"] = jnp.zeros_like(call.scalars)
+    return cotangents
 
 
 def update(
@@ -219,12 +219,12 @@ class _Scored(_products.Reads):
         block: Any,
         samples: Any,
     ) -> None:
-        found = dict(zip(self._needs, outputs, strict=True))
+        by_name = dict(zip(self._needs, outputs, strict=True))
         _, pull, _ = plain.linearized(self._call.read, *self._arguments(refs))
         du, scalars, keep = pull(list(products))
         exist = self._exist(block, samples)
-        if "x" in found:
-            ref, blocks_of_x = found["x"], self._blocks.n_rows // self._call.x.shape[1]
+        if "x" in by_name:
+            ref, blocks_of_x = by_name["x"], self._blocks.n_rows // self._call.x.shape[1]
 
             # The first block of tables that reads this group of inputs.
             @pl.when(block % blocks_of_x == 0)
@@ -235,8 +235,8 @@ class _Scored(_products.Reads):
             # all inputs of its sample.
             of_margins = _products.split(jnp.concatenate([jnp.where(exist, d, 0) for d in du]), 3)
             ref[0, 0] += _products.multiply([self._incidence(refs)], of_margins, 1, 0)
-        if "scalars" in found:
-            of_scalars = found["scalars"]
+        if "scalars" in by_name:
+            of_scalars = by_name["scalars"]
 
             # One sum over the whole grid, kept element by element: XLA reduces it once.
             @pl.when((block == 0) & (samples == 0))
@@ -245,8 +245,8 @@ class _Scored(_products.Reads):
 
             for i, scalar in enumerate(scalars):
                 of_scalars[i] += jnp.where(exist, scalar, 0)
-        if "keep" in found:
-            found["keep"][0, 0] = keep
+        if "keep" in by_name:
+            by_name["keep"][0, 0] = keep
 
     def _arguments(self, refs: Sequence[Any]) -> tuple[list[jax.Array], list[jax.Array], jax.Array | None]:
         """Return margins, scalars and coefficient factors, each ``[lines, samples]``."""

@@ -37,17 +37,17 @@ def forward(call: WeightedLookup, *, device: Device) -> jax.Array:
 def backward(
     call: WeightedLookup, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    found = {}
+    cotangents = {}
     if _empty(call):
         return plain.backward(call, cotangent, needs, device=device)
     weights, blocks = call.weights, _blocks(call, device)
     reads = _reads(call, blocks)
     if "weights" in needs:
-        found["weights"] = _products.add_rows(None, weights.shape, reads, cotangent, blocks, device)
+        cotangents["weights"] = _products.add_rows(None, weights.shape, reads, cotangent, blocks, device)
     if "coefficients" in needs:
         (each,) = _products.pulled(reads, weights, call.index.shape[2], cotangent, blocks, device)
-        found["coefficients"] = jnp.moveaxis(blocks.to_elements(each), 0, -1)
-    return found
+        cotangents["coefficients"] = jnp.moveaxis(blocks.to_elements(each), 0, -1)
+    return cotangents
 
 
 def update(
