@@ -1,4 +1,4 @@
-// Functions that Python calls.
+// Functions called from Python.
 #pragma once
 
 #ifdef _WIN32

@@ -1,5 +1,5 @@
-// The one function that XLA calls: it finds a kernel by name, and gives it arrays, numbers and XLA's own threads. And one that Python calls, with arrays
-// of NumPy and threads that begin and end with the call.
+// The one function that XLA calls: it looks up a kernel by name and passes arrays, numbers and XLA's own threads. Another function serves Python,
+// with NumPy arrays and threads that start and stop with the call.
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -31,8 +31,8 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// Work that threads share. The thread that asks for it takes part, and waits only for what others have begun: a task that starts too
-// late finds nothing left, so a pool whose threads all wait, as in nested calls, stops nobody.
+// Shared work. The calling thread participates, and waits only for tasks that other threads have begun: a task that starts too
+// late finds nothing left, so a pool whose threads all wait, as in nested calls, cannot deadlock.
 struct Work {
   Work(int64_t n, void (*body)(void*, int64_t), void* data) : n(n), body(body), data(data) {}
 
@@ -58,7 +58,7 @@ struct Work {
   std::condition_variable all_done;
 };
 
-// Threads that a loop uses instead of as many as the pool has, for tests; 0: those of the pool.
+// Number of threads per loop, for tests; 0: the pool's threads.
 std::atomic<int64_t> threads_wanted{0};
 
 int64_t threads_of(const ffi::ThreadPool& pool) {
@@ -66,7 +66,7 @@ int64_t threads_of(const ffi::ThreadPool& pool) {
   return wanted > 0 ? wanted : pool.num_threads();
 }
 
-// Whether this process was forked from one that has shared work: the threads of its pool are not here, and who waits for what they held waits for ever.
+// Whether this process was forked after sharing work: the pool's threads do not exist here, and waiting for their locks would deadlock.
 bool in_fork() {
 #ifdef LUTJAX_FORKS
   static std::atomic<pid_t> of_pool{0};
@@ -91,7 +91,7 @@ void run(void* self, int64_t n, void (*body)(void*, int64_t), void* data) {
   work->wait();
 }
 
-// As `run`, with threads of its own.
+// Like `run`, with its own threads.
 void run_in_threads(void* self, int64_t n, void (*body)(void*, int64_t), void* data) {
   Work work(n, body, data);
   std::vector<std::thread> threads;
@@ -104,8 +104,8 @@ void run_in_threads(void* self, int64_t n, void (*body)(void*, int64_t), void* d
   for (std::thread& thread : threads) thread.join();
 }
 
-// Asks for huge pages of a large output. Of memory that nobody has written yet every page of 4 KB costs a fault, and these take longer than
-// the work of a kernel that reads little; what has been written stays as it is.
+// Requests huge pages for a large output. Each untouched 4 KB page costs a fault, and these take longer than
+// a kernel that reads little; written pages stay unchanged.
 void ask_for_huge_pages(void* data, size_t bytes) {
 #ifdef __linux__
   constexpr uintptr_t kPage = uintptr_t{1} << 21;
@@ -117,10 +117,10 @@ void ask_for_huge_pages(void* data, size_t bytes) {
 #endif
 }
 
-// How much memory a call gets in all, for tests; below 0: as much as there is.
+// Memory limit per call, for tests; below 0: unlimited.
 std::atomic<int64_t> most_memory{-1};
 
-// Memory of one call: blocks, each with the address of the one before it in front.
+// Memory for one call: blocks, each prefixed with the previous block's address.
 struct Memory {
   static constexpr std::align_val_t kAlignment{64};
   static constexpr size_t kFront = 64;
@@ -215,7 +215,7 @@ XLA_FFI_DEFINE_HANDLER(handler, call_kernel,
 
 LUTJAX_EXPORT XLA_FFI_Error* lutjax_cpu_handler(XLA_FFI_CallFrame* frame) { return handler(frame); }
 
-// Runs a kernel on arrays in any memory, with so many threads. Returns null, or what went wrong.
+// Runs a kernel on arrays in any memory, with this many threads. Returns null, or an error message.
 LUTJAX_EXPORT const char* lutjax_cpu_run(const char* name, const lutjax::Array* inputs, const lutjax::Array* outputs, const int64_t* integers,
                                          const double* numbers, int64_t n_threads) {
   const lutjax::Kernel kernel = lutjax::find(name);
@@ -224,8 +224,8 @@ LUTJAX_EXPORT const char* lutjax_cpu_run(const char* name, const lutjax::Array* 
   return kernel({inputs, outputs, integers, numbers, {run_in_threads, &n_threads, n_threads}, allocate, &memory});
 }
 
-// Uses so many threads in a loop from now on, for tests; 0: as many as the pool has. Returns what was said before.
+// Sets the threads per loop, for tests; 0: the pool's threads. Returns the previous value.
 LUTJAX_EXPORT int64_t lutjax_cpu_use_threads(int64_t wanted) { return threads_wanted.exchange(wanted < 0 ? 0 : wanted); }
 
-// Gives a call so many bytes from now on, for tests; below 0: as many as there are. Returns what was said before.
+// Sets the memory limit per call in bytes, for tests; below 0: unlimited. Returns the previous value.
 LUTJAX_EXPORT int64_t lutjax_cpu_use_memory(int64_t most) { return most_memory.exchange(most); }

@@ -9,7 +9,7 @@
 namespace lutjax {
 namespace {
 
-// Ids [B, T] as [T, B], each that of a row that exists: what a task that owns a table reads. Null where there is no memory.
+// Transposes ids [B, T] to [T, B], clamped to existing rows, for tasks that own a table. Returns null if no memory is left.
 inline const int32_t* ids_by_table(const Call& call, const Array& index, int64_t n_rows) {
   const int64_t n_samples = index.shape[0], n_tables = index.shape[1], block = 256;
   const int32_t* ids = data<const int32_t>(index);
@@ -27,16 +27,16 @@ inline const int32_t* ids_by_table(const Call& call, const Array& index, int64_t
   return found;
 }
 
-// Samples of a block: as many as wanted, or fewer where there are few, so that threads share them.
+// Samples per block: `wanted`, or fewer for small batches, so that threads share them.
 inline int64_t samples_of_block(int64_t n_samples, int64_t wanted) { return most<int64_t>(least(n_samples / 16, wanted), 1); }
 
-// The surrogate derivative, section 2 of the semantics.
+// Surrogate gradient, section 2 of the semantics.
 inline float slope(float margin) {
   const float size = 1 + fabsf(margin);
   return (margin > 0 ? 0.5f : -0.5f) / (size * size);
 }
 
-// The cotangent of a margin from the difference that its flip makes; integers are divided and multiplied by the caller.
+// Margin cotangent from the difference between both rows; the caller scales integers.
 inline void store_slope(float margin, float difference, float* to) { *to = slope(margin) * difference; }
 inline void store_slope(float, int32_t difference, int32_t* to) { *to = difference; }
 

@@ -1,8 +1,8 @@
-// What a kernel is given: arrays, numbers and threads. Kernels know neither XLA nor Python.
+// Kernel interface: arrays, numbers and threads. Kernels know neither XLA nor Python.
 //
-// This header and `vectors.h` are all that files in `kernels/` include, beside <cstdint>, <cstddef>, <cmath>, <cstring>. They are compiled
-// once for each level of instructions, so what they define has internal linkage (an anonymous namespace) but for the kernels,
-// in a namespace of their level: the linker cannot mistake code of one level for that of another.
+// Files in `kernels/` include only this header, `vectors.h`, <cstdint>, <cstddef>, <cmath> and <cstring>. They are compiled once per
+// instruction level, so their definitions have internal linkage (an anonymous namespace). Only kernels have external linkage, in a
+// namespace per level, so the linker cannot confuse code from different levels.
 #pragma once
 
 #include <cstddef>
@@ -22,8 +22,8 @@ struct Array {
   const int64_t* shape;
 };
 
-// Threads that share work. `run` calls `body(data, i)` once for each i below n, in any order, on any thread, and returns when all have
-// returned; it may be called from inside of a body.
+// Threads that share work. `run` calls `body(data, i)` once for each i below n, in any order, on any thread, and returns when all calls
+// have returned. It may be called inside a body.
 struct Pool {
   void (*run)(void* self, int64_t n, void (*body)(void* data, int64_t i), void* data);
   void* self;
@@ -36,12 +36,12 @@ struct Call {
   const int64_t* integers;
   const double* numbers;
   Pool pool;
-  // Memory of this call, at least 64-byte aligned, not set; freed after it. Null where there is none left.
+  // Allocates uninitialized memory, aligned to at least 64 bytes, which is freed after the call. Returns null if none is left.
   void* (*allocate)(void* self, size_t bytes);
   void* memory;
 };
 
-// Returns null, or what went wrong.
+// Returns null, or an error message.
 using Kernel = const char* (*)(const Call&);
 constexpr const char* kDone = nullptr;
 
@@ -53,7 +53,7 @@ struct Named {
 }  // namespace lutjax
 
 #ifdef LUTJAX_LEVEL
-// Defines a kernel of this level of instructions, by the name by which Python calls it: LUTJAX_KERNEL(lookup_forward) { use `call` }
+// Defines a kernel for this instruction level, under its name in Python: LUTJAX_KERNEL(lookup_forward) { use `call` }
 #define LUTJAX_KERNEL(name)                                              \
   namespace lutjax {                                                     \
   namespace LUTJAX_LEVEL {                                               \
@@ -74,12 +74,12 @@ T least(T a, T b) { return b < a ? b : a; }
 template <class T>
 T most(T a, T b) { return a < b ? b : a; }
 
-// Ids beyond the rows are those of the nearest row.
+// Clamps out-of-range ids to the nearest row.
 template <class T>
 T clamped(T id, T n) { return id < 0 ? 0 : id >= n ? n - 1 : id; }
 
-// Calls body(i) once for each i below n, on any thread. What i does must not depend on the number of threads: results are
-// then the same bits for any number.
+// Calls body(i) once for each i below n, on any thread. The body must not depend on the number of threads, so that results are
+// bit-identical for any number.
 template <class Body>
 void in_parallel(const Call& call, int64_t n, const Body& body) {
   if (n == 1) {
@@ -93,21 +93,21 @@ void in_parallel(const Call& call, int64_t n, const Body& body) {
 template <class T>
 T* allocated(const Call& call, int64_t n) { return static_cast<T*>(call.allocate(call.memory, static_cast<size_t>(n) * sizeof(T))); }
 
-// Of functions that do nothing but fetch: GCC takes one that it does not inline for a function without effects, and leaves its calls out.
+// For functions that only prefetch: GCC treats a non-inlined one as free of side effects and drops its calls.
 #if defined(__GNUC__)
 #define LUTJAX_INLINE inline __attribute__((always_inline))
 #else
 #define LUTJAX_INLINE inline
 #endif
 
-// Of long functions that several instances of a template call once for much work: each of these would be compiled with a copy of them.
+// For long functions that several template instances call once: otherwise each instance would compile its own copy.
 #if defined(__GNUC__)
 #define LUTJAX_NOINLINE __attribute__((noinline))
 #else
 #define LUTJAX_NOINLINE __declspec(noinline)
 #endif
 
-// Fetches a cache line that is read (or written) soon.
+// Prefetches a cache line for an upcoming read (or write).
 LUTJAX_INLINE void prefetch(const void* p) {
 #if defined(__GNUC__)
   __builtin_prefetch(p);

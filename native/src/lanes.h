@@ -1,8 +1,8 @@
-// Numbers side by side: vectors of the compiler, and what is made of them. Every kernel computes with these.
+// Vector types and their operations, used by every kernel.
 //
-// `Lanes<T, n>` are n numbers of a type of 4 bytes. `Floats`, `Ints` and `Words` are as many as a register of the level holds: wider ones
-// would live in memory. Sums of lanes are made in an order that is written down. Compilers without such types have arrays with loops in
-// place of them; LUTJAX_ARRAYS asks for those.
+// `Lanes<T, n>` holds n elements of a 4-byte type. `Floats`, `Ints` and `Words` fill one register at this instruction level: wider types
+// would spill to memory. Lanes are summed in a documented order. Compilers without vector extensions use arrays and loops
+// instead; LUTJAX_ARRAYS selects them explicitly.
 #pragma once
 
 #include <cmath>
@@ -47,7 +47,7 @@ struct Lanes {
   T v[n];
   T operator[](int i) const { return v[i]; }
   T& operator[](int i) { return v[i]; }
-  static Lanes all(T x) {
+  static Lanes broadcast(T x) {
     Lanes y;
     for (T& of : y.v) of = x;
     return y;
@@ -61,9 +61,9 @@ struct Lanes {
     return a;                                                                                  \
   }                                                                                            \
   template <class T, int n, class S>                                                           \
-  Lanes<T, n> operator op(Lanes<T, n> a, S b) { return a op Lanes<T, n>::all(static_cast<T>(b)); } \
+  Lanes<T, n> operator op(Lanes<T, n> a, S b) { return a op Lanes<T, n>::broadcast(static_cast<T>(b)); } \
   template <class T, int n, class S>                                                           \
-  Lanes<T, n> operator op(S a, Lanes<T, n> b) { return Lanes<T, n>::all(static_cast<T>(a)) op b; } \
+  Lanes<T, n> operator op(S a, Lanes<T, n> b) { return Lanes<T, n>::broadcast(static_cast<T>(a)) op b; } \
   template <class T, int n, class S>                                                           \
   Lanes<T, n>& operator op##=(Lanes<T, n>& a, S b) { return a = a op b; }
 #define LUTJAX_COMPARISON(op)                                              \
@@ -74,7 +74,7 @@ struct Lanes {
     return y;                                                              \
   }                                                                        \
   template <class T, int n, class S>                                       \
-  Lanes<int32_t, n> operator op(Lanes<T, n> a, S b) { return a op Lanes<T, n>::all(static_cast<T>(b)); }
+  Lanes<int32_t, n> operator op(Lanes<T, n> a, S b) { return a op Lanes<T, n>::broadcast(static_cast<T>(b)); }
 LUTJAX_OPERATOR(+)
 LUTJAX_OPERATOR(-)
 LUTJAX_OPERATOR(*)
@@ -144,12 +144,12 @@ using Mask = Ints;              // -1 where it holds
 
 // All lanes the same; -0 stays what it is.
 template <class V>
-V all(Element<V> x) { return x - V{}; }
-inline Floats splat(float x) { return all<Floats>(x); }
-inline Ints splat(int32_t x) { return all<Ints>(x); }
+V broadcast(Element<V> x) { return x - V{}; }
+inline Floats splat(float x) { return broadcast<Floats>(x); }
+inline Ints splat(int32_t x) { return broadcast<Ints>(x); }
 
 inline Floats floats(Ints a) { return converted<Floats>(a); }
-inline Ints whole(Floats a) { return converted<Ints>(a); }  // toward 0; a must fit
+inline Ints truncated(Floats a) { return converted<Ints>(a); }  // toward 0; a must fit
 
 // ------------------------------------------------------------------------------------- memory
 template <class V>
@@ -163,7 +163,7 @@ Lanes<int32_t, sizeof(V) / 4> bits(const V& a) { return from_memory<Lanes<int32_
 template <class V>
 Lanes<float, sizeof(V) / 4> as_float(const V& a) { return from_memory<Lanes<float, sizeof(V) / 4>>(&a); }
 
-// As many numbers as V has, one after the other.
+// Consecutive elements, as many as V holds.
 template <class V, class T>
 V read(const T* p) { return from_memory<V>(p); }
 template <class V>
@@ -175,7 +175,7 @@ inline Floats load(const float* p) { return read<Floats>(p); }
 inline Floats load(const bfloat16* p) { return read<Floats>(p); }
 inline Ints load(const int32_t* p) { return from_memory<Ints>(p); }
 #if defined(__SSE4_1__) && !defined(LUTJAX_ARRAYS)
-// GCC converts bytes one after the other.
+// GCC converts bytes one at a time.
 inline Ints load_integers(const int8_t* p) {
 #if LUTJAX_LANES == 16
   const __m512i y = _mm512_maskz_cvtepi8_epi32(0xffff, from_memory<__m128i>(p));  // the plain one makes GCC 12 warn
@@ -206,7 +206,7 @@ void store(const V& a, bfloat16* to) {  // as `store` of one number
   std::memcpy(to, &halves, sizeof halves);
 }
 
-// The first n < kLanes numbers; the others are 0, and are not stored.
+// The first n < kLanes elements; other lanes load 0 and are not stored.
 template <class T>
 Floats load_first(const T* p, int n) {
   T copy[kLanes] = {};
@@ -264,7 +264,7 @@ inline Ints load_first_integers(const int8_t* p, int n) {
 }
 
 // ------------------------------------------------------------------------------------- sums of lanes
-// The sum of all lanes: halves are added until one number is left.
+// Sums all lanes: halves are added until one element is left.
 template <class V>
 Element<V> sum_of(const V& a) {
   using T = Element<V>;
@@ -291,7 +291,7 @@ Element<V> sum_of(const V& a) {
 #define LUTJAX_EVEN 0, 2, 4, 6
 #define LUTJAX_ODD 1, 3, 5, 7
 #endif
-// Sums of neighboring lanes of a, then of b.
+// Sums neighboring lanes in a, then in b.
 template <class V>
 V pairs(V a, V b) {
 #if defined(__clang__)
@@ -314,7 +314,7 @@ V pairs(V a, V b) {
 }
 #endif
 
-// The sum of vector i in lane i, of kLanes vectors that follow each other.
+// Lane i gets the sum of vector i, for kLanes consecutive vectors.
 template <class T, int n = kLanes>
 auto sums_of(const T* vectors) -> decltype(load(vectors)) {
   if constexpr (n == 1)
@@ -329,7 +329,7 @@ inline Floats absolute(Floats x) { return as_float(bits(x) & 0x7fffffff); }
 // 2**n, for n from -126 to 127.
 inline Floats power_of_two(Ints n) { return as_float((n + 127) << 23); }
 
-// exp(x) of x <= 0 to two units in the last place; 0 below the normal numbers, NaN of NaN.
+// exp(x) for x <= 0, to two units in the last place; 0 below the normal numbers; NaN stays NaN.
 inline Floats exp_of_negative(Floats x) {
   const Mask tiny = x < -87.3f;
   const Floats within = select(tiny, splat(-87.3f), x);
@@ -345,7 +345,7 @@ inline Floats exp_of_negative(Floats x) {
   return select(tiny, splat(0.0f), p * as_float((bits(shifted) << 23) + 0x3f800000));
 }
 
-// 2**-x of x >= 0 to a relative 3e-7 where x is small; 0 below 2**-126, and for NaN.
+// 2**-x for x >= 0, to a relative 3e-7 for small x; 0 below 2**-126, and for NaN.
 inline Floats half_to(Floats x) {
   const Mask normal = x < 126.0f;
   const Floats t = select(normal, x, splat(126.0f));
@@ -359,7 +359,7 @@ inline Floats half_to(Floats x) {
   return as_float((bits(p) + (bits(shifted) << 23)) & normal);
 }
 
-// log(x) of normal numbers x > 0 to two units in the last place; what it is of others is not said.
+// log(x) for normal x > 0, to two units in the last place; undefined for other x.
 inline Floats log_of_normal(Floats x) {
   Ints of = bits(x);
   // x = m * 2**e with m from sqrt(1/2) to sqrt(2).
@@ -376,14 +376,14 @@ inline Floats log_of_normal(Floats x) {
   return (m + (m * z * p - f * 2.12194440e-4f - 0.5f * z)) + f * 0.693359375f;
 }
 
-// log(1 + x) of finite x >= 0; NaN of NaN.
+// log(1 + x) for finite x >= 0; NaN stays NaN.
 inline Floats log1p_of(Floats x) {
   const Floats w = x + 1.0f;
   return select(x == x, log_of_normal(w) + (x - (w - 1.0f)) / w, x);
 }
 
 // ------------------------------------------------------------------------------------- rows
-// Calls body(lanes, i) for elements i, i + 1, ... from `first` to `last`; the type of `lanes` says how many: `Lanes` of T. `whole`: their number
+// Calls body(lanes, i) for i, i + 1, ... from `first` to `last`; the type of `lanes`, `Lanes` of T, determines the step. `whole`: the count
 // is a multiple of kLanes, and the body is not compiled for fewer.
 template <class T = float, bool whole = false, class Body>
 void in_lanes(int64_t first, int64_t last, const Body& body) {
@@ -395,7 +395,7 @@ void in_lanes(int64_t first, int64_t last, const Body& body) {
   for (; i < last; ++i) body(Lanes<T, 1>{}, i);
 }
 
-// [n, m] numbers of 4 bytes, whose rows lie `stride` apart, as [m, n].
+// Transposes [n, m] 4-byte elements with row distance `stride` to [m, n].
 template <class T>
 inline void transpose(const T* from, int64_t stride, int64_t n, int64_t m, T* to, int64_t to_stride) {
   int64_t i = 0;
@@ -430,8 +430,8 @@ inline void transpose(const T* from, int64_t stride, int64_t n, int64_t m, T* to
 }
 
 // ------------------------------------------------------------------------------------- addends
-// How sums are made, as `lutjax/values/_fixed_point.py` says: of floats, or of int32 addends trunc(v * scale). `Sum` is what a sum is kept as, `Part`
-// what is added (unsigned, because sums that do not fit wrap), `Parts` lanes of it.
+// Summation methods, see `lutjax/values/_fixed_point.py`: floats, or int32 addends trunc(v * scale). `Sum` is the type of a sum, `Part`
+// the type of an addend (unsigned, because overflowing sums wrap), `Parts` its lanes.
 struct InFloats {
   using Sum = float;
   using Part = float;
@@ -447,7 +447,7 @@ constexpr float kFixedLimit = 2147483520.0f;  // the largest float32 below 2^31:
 inline Ints fixed(Floats x) {
   x = select(x == x, x, splat(0.0f));
   x = select(x > kFixedLimit, splat(kFixedLimit), x);
-  return whole(select(x < -kFixedLimit, splat(-kFixedLimit), x));
+  return truncated(select(x < -kFixedLimit, splat(-kFixedLimit), x));
 }
 
 struct InIntegers {
@@ -469,7 +469,7 @@ struct InIntegers {
   }
 };
 
-// Calls body(a number of the type of `array`), which returns what a kernel returns.
+// Calls body(value with the element type of `array`), which returns a kernel result.
 template <class Body>
 const char* for_type(const Array& array, const Body& body) {
   switch (array.type) {
@@ -479,15 +479,15 @@ const char* for_type(const Array& array, const Body& body) {
   }
 }
 
-// Calls body(a number of the type of tables, how addends are summed).
+// Calls body(value with the table type, summation method).
 template <class Body>
 const char* for_type(const Array& weights, bool fixed, double scale, const Body& body) {
   const InIntegers in_integers{static_cast<float>(scale)};
   return for_type(weights, [&](auto weight) { return fixed ? body(weight, in_integers) : body(weight, InFloats{}); });
 }
 
-// sums[o] += addend(from(i)[o]) for i = 0..n-1 one after the other, o below size: `from(i)` is where row i lies. The sums of an output
-// are made in registers.
+// sums[o] += addend(from(i)[o]) for i = 0..n-1 in order and o below size; `from(i)` is the address of row i. Each output is summed
+// in registers.
 template <class How, class From>
 inline void add_rows(const How& how, int64_t n, const From& from, int64_t size, typename How::Sum* sums) {
   using Parts = typename How::Parts;
@@ -539,7 +539,7 @@ inline void add_row(const How& how, const W* from, int64_t size, typename How::S
     sums[o] = static_cast<typename How::Sum>(static_cast<typename How::Part>(sums[o]) + how.addend(value(from[o])));
 }
 
-// A sum as it leaves a kernel: rounded once, or the integers.
+// Converts a sum to a kernel output: rounds once, or keeps the integer.
 template <class T>
 inline void store_sum(float sum, T* to) { store(sum, to); }
 inline void store_sum(int32_t sum, int32_t* to) { *to = sum; }

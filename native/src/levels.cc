@@ -25,7 +25,7 @@ extern const Named by_name[];
 
 namespace {
 
-// Null where the library was built without a level.
+// Null if the library was built without this level.
 #ifdef LUTJAX_X86
 constexpr const Named* kLevels[] = {LUTJAX_V2, LUTJAX_V3, LUTJAX_V4};
 constexpr const char* kNames[] = {"x86-64-v2 (SSE4.2, POPCNT)", "x86-64-v3 (AVX2, FMA)", "x86-64-v4 (AVX-512)"};
@@ -37,7 +37,7 @@ constexpr int kCount = sizeof(kLevels) / sizeof(kLevels[0]);
 
 bool has(int level) { return level >= 0 && level < kCount && kLevels[level] != nullptr; }
 
-// The highest level that this machine and the library have; -1: none.
+// The highest level supported by both the machine and the library; -1: none.
 int highest() {
   int found = highest_level();
   while (found >= 0 && !has(found)) --found;
@@ -61,22 +61,22 @@ Kernel find(std::string_view name) {
 
 }  // namespace lutjax
 
-// Bit i: the library has level i of instructions.
+// Bit i: the library contains instruction level i.
 LUTJAX_EXPORT int lutjax_cpu_levels() {
   int found = 0;
   for (int i = 0; i < lutjax::kCount; ++i) found |= lutjax::has(i) << i;
   return found;
 }
 
-// Its name, with instructions that it has; null beyond the last level.
+// The level's name, with some of its instructions; null beyond the last level.
 LUTJAX_EXPORT const char* lutjax_cpu_level_name(int level) {
   return level >= 0 && level < lutjax::kCount ? lutjax::kNames[level] : nullptr;
 }
 
-// The highest level of instructions that this machine has, from 0; -1: not even the first.
+// The machine's highest instruction level, from 0; -1: none.
 LUTJAX_EXPORT int lutjax_cpu_highest_level() { return lutjax::highest_level(); }
 
-// Uses another level from now on, for tests; returns the one used before, or -2 if this machine or the library lacks it.
+// Selects another level, for tests; returns the previous one, or -2 if the machine or the library lacks it.
 LUTJAX_EXPORT int lutjax_cpu_use_level(int wanted) {
   return !lutjax::has(wanted) || wanted > lutjax::highest_level() ? -2 : lutjax::level().exchange(wanted);
 }

@@ -1,4 +1,4 @@
-// The level of instructions that this machine has, and the kernels of it.
+// The machine's instruction level, and its kernels.
 #pragma once
 
 #include <string_view>
@@ -7,7 +7,7 @@
 
 namespace lutjax {
 
-// The kernel of a name at the level in use; null if there is none.
+// Returns the named kernel at the current level, or null.
 Kernel find(std::string_view name);
 
 }  // namespace lutjax

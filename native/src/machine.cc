@@ -15,8 +15,8 @@ struct Registers {
   unsigned a, b, c, d;
 };
 
-// What the processor says of itself; zeros beyond what it knows.
-Registers asked(unsigned leaf) {
+// CPUID results; zeros for unknown leaves.
+Registers cpuid_leaf(unsigned leaf) {
   Registers r{0, 0, 0, 0};
 #ifdef _MSC_VER
   int of[4];
@@ -30,8 +30,8 @@ Registers asked(unsigned leaf) {
   return r;
 }
 
-// The vector registers that the operating system keeps when it changes threads.
-unsigned kept() {
+// Vector registers that the operating system saves on a context switch.
+unsigned saved_registers() {
 #ifdef _MSC_VER
   return static_cast<unsigned>(_xgetbv(0));
 #else
@@ -44,21 +44,21 @@ unsigned kept() {
 
 }  // namespace
 
-// The instructions of the levels are those of the System V ABI.
+// Instruction levels as defined by the System V ABI.
 int highest_level() {
 #ifndef LUTJAX_X86
   return 0;
 #else
-  const Registers one = asked(1), seven = asked(7), extended = asked(0x80000001u);
+  const Registers one = cpuid_leaf(1), seven = cpuid_leaf(7), extended = cpuid_leaf(0x80000001u);
   // CMPXCHG16B, SSE3, SSSE3, SSE4.1, SSE4.2, POPCNT; LAHF
   constexpr unsigned v2 = 1u << 13 | 1u << 0 | 1u << 9 | 1u << 19 | 1u << 20 | 1u << 23;
   if ((one.c & v2) != v2 || !(extended.c & 1)) return -1;
   // FMA, MOVBE, OSXSAVE, AVX, F16C; BMI1, AVX2, BMI2; LZCNT
   constexpr unsigned v3 = 1u << 12 | 1u << 22 | 1u << 27 | 1u << 28 | 1u << 29, v3_too = 1u << 3 | 1u << 5 | 1u << 8;
-  if ((one.c & v3) != v3 || (seven.b & v3_too) != v3_too || !(extended.c & (1u << 5)) || (kept() & 0x6) != 0x6) return 0;
+  if ((one.c & v3) != v3 || (seven.b & v3_too) != v3_too || !(extended.c & (1u << 5)) || (saved_registers() & 0x6) != 0x6) return 0;
   // AVX-512: F, DQ, CD, BW, VL
   constexpr unsigned v4 = 1u << 16 | 1u << 17 | 1u << 28 | 1u << 30 | 1u << 31;
-  return (seven.b & v4) == v4 && (kept() & 0xe6) == 0xe6 ? 2 : 1;
+  return (seven.b & v4) == v4 && (saved_registers() & 0xe6) == 0xe6 ? 2 : 1;
 #endif
 }
 

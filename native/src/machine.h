@@ -1,9 +1,9 @@
-// The machine that runs this, and not the one that compiles it.
+// The machine at run time, not at compile time.
 #pragma once
 
 namespace lutjax {
 
-// The highest level of instructions that it has, from 0 (x86-64-v2, v3, v4; elsewhere there is one); -1: not even the first.
+// Returns the highest supported instruction level, from 0 (x86-64-v2, v3, v4; one level on other architectures), or -1 for none.
 int highest_level();
 
 }  // namespace lutjax

@@ -1,8 +1,8 @@
-// What the library was made of, in words that the build says.
+// Source digests, as defined by the build.
 #include "exported.h"
 
-// Digest of the files of Python that it was built with.
+// Digest of the Python files at build time.
 LUTJAX_EXPORT const char* lutjax_cpu_of_python() { return LUTJAX_OF_PYTHON; }
 
-// Digest of its own sources.
+// Digest of the C++ sources.
 LUTJAX_EXPORT const char* lutjax_cpu_of_sources() { return LUTJAX_OF_SOURCES; }

@@ -44,7 +44,7 @@ void updated_in_place(void* table, size_t bytes) {
   }
   const uintptr_t first = (at + kPage - 1) / kPage * kPage, end = (at + bytes) / kPage * kPage;
   void* const pages = reinterpret_cast<void*>(first);
-  // A system that refuses leaves the memory as it is.
+  // If the system refuses, the memory stays unchanged.
   if (madvise(pages, end - first, MADV_HUGEPAGE) == 0) madvise(pages, end - first, MADV_COLLAPSE);
 }
 #else

@@ -1,12 +1,12 @@
-// Memory of large tables in large pages.
+// Large tables in huge pages.
 #pragma once
 
 #include <cstddef>
 
 namespace lutjax {
 
-// Says that memory is a table that was updated in place. Reads of random rows of gigabytes wait for addresses of pages more than for the
-// rows, so once such memory has stayed where it is for some steps it is moved into large pages, where the system has them.
+// Reports that a table was updated in place. Random reads from gigabytes of rows wait more for page translations than for the rows,
+// so memory that stays in place for several steps is moved into huge pages, if the system supports them.
 void updated_in_place(void* table, size_t bytes);
 
 }  // namespace lutjax

@@ -1,13 +1,13 @@
-// Pairs of places (query, key) of attention, the rows of tables that they address, and the passes over these rows.
+// Attention pairs (query, key), their addressed table rows, and the passes over these rows.
 //
-// Which pairs count: place of the key before that of the query, at a distance d = start + query - 1 - key below the window, both in one
-// segment, in blocks that the mask has. Pairs are visited table by table, sample by sample, query by query: the rows of one table lie in few pages. The ids of a
-// block of pairs are known before the first row of it is read, so rows are fetched ahead of their use.
+// A pair counts if the key precedes the query, its distance d = start + query - 1 - key is below the window, both are in the same
+// segment, and the block mask selects it. Pairs are visited table by table, sample by sample, query by query: one table's rows occupy
+// few pages. A block's row ids are computed before its first row is read, so rows can be prefetched.
 //
-// A source tells which rows: `sample(t, b)` prepares it, `rows(run, ids, more)` gives the ids of a run. What depends on distances is
-// prepared by `distances(t, b)`: once for a table, or for each sample where these have starts of their own.
+// A source returns row ids: `sample(t, b)` prepares it, `rows(run, ids, more)` writes the ids for a run. `distances(t, b)` prepares
+// distance-dependent values: once per table, or once per sample if samples have their own starts.
 //
-// A reach tells which outputs a row has: all of them, or those that its slots are targets of.
+// A reach maps rows to outputs: all outputs, or the slots' targets.
 #pragma once
 
 #include "rules.h"
@@ -37,13 +37,13 @@ struct Pairs {
   // Place of the distance of (query, key) in arrays that have one number for each difference key - query, `n_differences` of them.
   int64_t difference(int64_t query, int64_t key) const { return n_queries - 1 - query + key; }
   int64_t n_differences() const { return most<int64_t>(n_queries + n_keys - 1, 0); }
-  // Distance of such a place, as one of those that positions are known for.
+  // Distance for such a difference, clamped to distances with known positions.
   int64_t distance(int64_t sample, int64_t difference, int64_t n_distances) const {
     return clamped<int64_t>(start(sample) + n_queries - 2 - difference, n_distances);
   }
-  // The row of the mask of a query's block.
+  // Mask row for a query's block.
   const int32_t* blocks(int64_t query) const { return mask + least(query / of_queries, n_query_blocks - 1) * n_key_blocks; }
-  // The first key from `key` on, below `end`, whose block counts, or does not; `end` if there is none.
+  // The first key from `key` on, below `end`, with a counted (or uncounted) block; `end` if there is none.
   int64_t next_key(const int32_t* blocks, int64_t key, int64_t end, bool counts) const {
     while (key < end && (blocks[least(key / of_keys, n_key_blocks - 1)] != 0) != counts) key = (key / of_keys + 1) * of_keys;
     return least(key, most(end, int64_t{0}));
@@ -91,24 +91,24 @@ Pairs pairs_of(const Array* inputs, const int64_t* integers) {
                integers[kOfKeys]};
 }
 
-// A part of the work: ranges of tables, samples and queries.
+// Part of the work: ranges of tables, samples and queries.
 struct Part {
   int64_t table, end_of_tables, sample, end_of_samples, query, end_of_queries;
 };
 
-// Pairs of one query and neighboring keys. `at`: the first one's number in its block.
+// Pairs between one query and neighboring keys. `at`: the first pair's number in its block.
 struct Run {
   int64_t table, sample, query, key, n, at;
 };
 
-// The runs of a part, one after the other.
+// The runs in a part, in order.
 template <class Source>
 class Walk {
  public:
   Walk(const Pairs& pairs, const Part& part, Source& source)
       : pairs_(pairs), part_(part), source_(source), table_(part.table - 1), sample_(part.end_of_samples), query_(part.end_of_queries) {}
 
-  // False if there is none left.
+  // Returns false after the last run.
   LUTJAX_NOINLINE bool next(int64_t most_pairs, Run* run) {
     while (key_ >= end_)
       if (!next_query()) return false;
@@ -172,7 +172,7 @@ class Walk {
 };
 
 // ------------------------------------------------------------------------------------- rows
-// Into the second cache: the first one has too few places for lines on their way, and random rows of large tables came half as fast.
+// Prefetches into the second-level cache: the first level tracks too few outstanding lines, and random rows from large tables arrived half as fast.
 LUTJAX_INLINE void fetch(const void* from, int64_t n_bytes) {
 #if defined(__GNUC__)
   const char* p = static_cast<const char*>(from);
@@ -183,7 +183,7 @@ LUTJAX_INLINE void fetch(const void* from, int64_t n_bytes) {
 #endif
 }
 
-// <dy, a - b>: rows are subtracted before they are multiplied, as products of large rows would lose their difference.
+// <dy, a - b>: rows are subtracted before the product, because products with large rows would lose their difference.
 template <class W>
 inline float product(const InFloats&, const float* dy, const W* a, const W* b, int64_t size) {
   Floats sums{};
@@ -219,8 +219,8 @@ inline void add_row(int32_t* to, const int32_t* from, int64_t size) {
 }
 
 // ------------------------------------------------------------------------------------- blocks of pairs
-// Runs of pairs, and for each pair the addresses of the rows that it reads, in `Source::kWays` ways. Rows are fetched when
-// the pair kPairsAhead before theirs is read. `more`: what else the source says of each pair.
+// Runs of pairs, and the row addresses that each pair reads, in `Source::kWays` ways. Rows are prefetched
+// kPairsAhead pairs ahead. `more`: additional source values per pair.
 template <class W, class Source>
 struct Block {
   static constexpr int kWays = Source::kWays;
@@ -250,13 +250,13 @@ struct Block {
       for (int64_t p = 0; p < kPairsAhead; ++p) rows[way][n + p] = p < next.n ? next.rows[way][p] : rows[way][n - 1];
   }
 
-  // Fetches bytes of the rows that are read later than those of pair p.
+  // Prefetches bytes from the rows that are read after pair p.
   LUTJAX_INLINE void fetch_ahead(int64_t p, int64_t first_output, int64_t n_bytes) const {
     for (int way = 0; way < kWays; ++way) fetch(rows[way][p + kPairsAhead] + first_output, n_bytes);
   }
 };
 
-// Calls visit(block) for the blocks of a part.
+// Calls visit(block) for each block in a part.
 template <class W, class Source, class Visit>
 void for_each_block(const Pairs& pairs, const Part& part, Source& source, W* weights, int64_t n_rows, int64_t n_outputs, const Visit& visit) {
   Walk<Source> walk(pairs, part, source);
@@ -279,10 +279,10 @@ struct Tables {
   int64_t n_tables, n_rows, n_outputs;
   explicit Tables(const Array& a) : weights(data<W>(a)), n_tables(a.shape[0]), n_rows(a.shape[1]), n_outputs(a.shape[2]) {}
   int64_t row_bytes() const { return n_outputs * static_cast<int64_t>(sizeof(W)); }
-  W* of(int64_t t) const { return weights + t * n_rows * n_outputs; }
+  W* table_rows(int64_t t) const { return weights + t * n_rows * n_outputs; }
 };
 
-// The call on one thread, if its work is small.
+// Returns the call restricted to one thread if its work is small.
 inline Call call_for(const Call& call, int64_t n_bytes) {
   Call found = call;
   if (n_bytes < kSmall) found.pool.n_threads = 1;
@@ -314,7 +314,7 @@ struct Parts {
 };
 
 // ------------------------------------------------------------------------------------- outputs that rows reach
-// Rows [O] reach all outputs.
+// Rows [O] that reach all outputs.
 struct AllOutputs {
   int64_t n_outputs;
 
@@ -322,7 +322,7 @@ struct AllOutputs {
   int64_t width() const { return n_outputs; }  // of the sums of a query
   int64_t bytes() const { return 0; }          // that `values` needs
 
-  // What rows of table t read of values of all outputs.
+  // Values that table t's rows read, from values for all outputs.
   template <class V>
   const V* values(int64_t, const V* of_outputs, char*) const { return of_outputs; }
 
@@ -331,7 +331,7 @@ struct AllOutputs {
     block.fetch_ahead(p, first, n * static_cast<int64_t>(sizeof(W)));
   }
 
-  // Adds the rows of a run to sums.
+  // Adds a run's rows to sums.
   template <class How, class Block, class W>
   void add_rows(const How& how, const Block& block, const Run& run, const W* table, char*, typename How::Sum* sums) const {
     for (int64_t o = 0; o < n_outputs; o += kInRegisters) {
@@ -354,7 +354,7 @@ struct AllOutputs {
     return lutjax::product(how, dy, row, other, n_outputs);
   }
 
-  // Adds addends of dy to sums of row `row` of table t.
+  // Adds dy's addends to row `row` of table t.
   template <class How, class Dy>
   void add_hits(const How& how, int64_t, int64_t, int64_t n, const Dy& dy, typename How::Sum* sums) const {
     lutjax::add_rows(how, n, dy, n_outputs, sums);
@@ -364,7 +364,7 @@ struct AllOutputs {
 inline float total(const InFloats&, float sum) { return sum; }
 inline float total(const InIntegers& how, uint32_t sum) { return static_cast<float>(static_cast<int32_t>(sum)) / how.scale; }
 
-// Slots of rows [K] reach outputs of their own. Sums of a query have one place more, which unused slots reach.
+// Rows [K] with a target output per slot. A query's sums have one additional element for unused slots.
 struct ChosenOutputs {
   Slots slots;
 
@@ -373,12 +373,12 @@ struct ChosenOutputs {
   int64_t bytes() const { return (4 * slots.n_slots + 63) / 64 * 64; }
   bool same_for_rows() const { return slots.of_row == 0; }
 
-  // Those of a table whose rows have one list: the values of its slots, 0 of unused ones.
+  // Slot values for a table whose rows share one target list; 0 for unused slots.
   template <class V>
   const V* values(int64_t t, const V* of_outputs, char* scratch) const {
     if (!same_for_rows()) return of_outputs;
     V* found = reinterpret_cast<V*>(scratch);
-    const int32_t* to = slots.of(t, 0);
+    const int32_t* to = slots.row_targets(t, 0);
     for (int64_t k = 0; k < slots.n_slots; ++k) {
       const int64_t o = slots.output(to[k]);
       found[k] = o < slots.n_outputs ? of_outputs[o] : V(0);
@@ -386,7 +386,7 @@ struct ChosenOutputs {
     return found;
   }
 
-  // The targets of a row of table t, by its place in memory.
+  // Targets for a row in table t, given the row's address.
   template <class W>
   const int32_t* targets(int64_t t, const W* table, const W* row) const {
     return slots.targets + t * slots.of_table + (same_for_rows() ? 0 : row - table);
@@ -395,7 +395,7 @@ struct ChosenOutputs {
   template <class Block, class W>
   LUTJAX_INLINE void fetch_ahead(const Block& block, int64_t p, const W* table, int64_t t, int64_t first, int64_t n) const {
     block.fetch_ahead(p, first, n * static_cast<int64_t>(sizeof(W)));
-    // Rows ahead may be of the next table; then so are their targets.
+    // Prefetched rows may be in the next table; then so are their targets.
     if (!same_for_rows() && slots.of_table != 0)
       for (const auto& rows : block.rows) fetch(targets(t, table, static_cast<const W*>(rows[p + kPairsAhead])), 4 * n);
   }
@@ -412,7 +412,7 @@ struct ChosenOutputs {
         return block.rows[0][run.at + p];
       };
       lutjax::add_rows(how, run.n, from, n, of_slots);
-      const int32_t* to = slots.of(run.table, 0);
+      const int32_t* to = slots.row_targets(run.table, 0);
       for (int64_t k = 0; k < n; ++k) add_to(how, &sums[slots.output(to[k])], static_cast<typename How::Part>(of_slots[k]));
       return;
     }
@@ -437,7 +437,7 @@ struct ChosenOutputs {
   template <class How, class W>
   float product(const How& how, int64_t t, const W* table, const float* dy, const W* row, const W* other) const {
     if (!same_for_rows()) return total(how, slots.difference(how, dy, row, other, targets(t, table, row), targets(t, table, other)));
-    const int32_t* to = slots.of(t, 0);
+    const int32_t* to = slots.row_targets(t, 0);
     typename How::Part sum = 0;  // unused slots may hold any number
     for (int64_t k = 0; k < slots.n_slots; ++k)
       if (to[k] >= 0) sum += how.addend((value(row[k]) - value(other[k])) * dy[k]);
@@ -446,7 +446,7 @@ struct ChosenOutputs {
 
   template <class How, class Dy>
   void add_hits(const How& how, int64_t t, int64_t row, int64_t n, const Dy& dy, typename How::Sum* sums) const {
-    const int32_t* to = slots.of(t, row);
+    const int32_t* to = slots.row_targets(t, row);
     for (int64_t k = 0; k < slots.n_slots; ++k) {
       const int64_t o = slots.output(to[k]);
       if (o == slots.n_outputs) continue;
@@ -458,7 +458,7 @@ struct ChosenOutputs {
 // ------------------------------------------------------------------------------------- passes
 constexpr const char* kNoMemory = "no memory for the ids and sums of pairs";
 
-// y[b, j, :] = sum of the rows of all pairs of j and all tables.
+// y[b, j, :] = sum over all pairs of query j and all tables: the pair's row.
 template <class Source, class Reach, class W, class How>
 const char* sum_pairs(const Call& given, const Pairs& pairs, const Tables<const W>& tables, const Reach& reach, const How& how, typename How::Sum* y,
                       int64_t n_outputs) {
@@ -484,7 +484,7 @@ const char* sum_pairs(const Call& given, const Pairs& pairs, const Tables<const 
     for_each_block(pairs, part, source, tables.weights, tables.n_rows, tables.n_outputs, [&](const auto& block) {
       for (int64_t r = 0; r < block.n_runs; ++r) {
         const Run& run = block.runs[r];
-        reach.add_rows(how, block, run, tables.of(run.table), scratch, own + (run.sample * pairs.n_queries + run.query) * width);
+        reach.add_rows(how, block, run, tables.table_rows(run.table), scratch, own + (run.sample * pairs.n_queries + run.query) * width);
       }
     });
   });
@@ -509,7 +509,7 @@ const char* sum_pairs(const Call& given, const Pairs& pairs, const Tables<const 
   return nullptr;
 }
 
-// Adds values[b, j, :] to the rows of all pairs of j. A part has tables of its own; `fresh`: they are set to zero first.
+// Adds values[b, j, :] to the rows for all pairs of j. Each part owns its tables; `fresh`: they start at zero.
 template <class Source, class Reach, class Sum>
 const char* add_to_pairs(const Call& given, const Pairs& pairs, const Tables<Sum>& tables, const Reach& reach, const Sum* values, int64_t n_outputs,
                          bool fresh) {
@@ -524,7 +524,7 @@ const char* add_to_pairs(const Call& given, const Pairs& pairs, const Tables<Sum
     for_each_block(pairs, parts[i], source, tables.weights, tables.n_rows, of_row, [&](const auto& block) {
       for (int64_t r = 0; r < block.n_runs; ++r) {
         const Run& run = block.runs[r];
-        const Sum* table = tables.of(run.table);
+        const Sum* table = tables.table_rows(run.table);
         const Sum* from = reach.values(run.table, values + (run.sample * pairs.n_queries + run.query) * n_outputs, scratch);
         for (int64_t p = run.at; p < run.at + run.n; ++p) {
           reach.fetch_ahead(block, p, table, run.table, 0, of_row);
@@ -536,7 +536,7 @@ const char* add_to_pairs(const Call& given, const Pairs& pairs, const Tables<Sum
   return done ? nullptr : kNoMemory;
 }
 
-// Moves each row that a pair addresses once, along the sum of dy[b, j, :] over its pairs: see rules.h.
+// Updates each addressed row once, by the sum of dy[b, j, :] over its pairs: see rules.h.
 template <class Source, class W, class Reach, class How>
 const char* move_pairs(const Call& call, const Pairs& pairs, const Update& u, const Reach& reach, const How& how, const float* dy, int64_t n_outputs) {
   const Tables<W> tables(u.weights);
@@ -558,7 +558,7 @@ const char* move_pairs(const Call& call, const Pairs& pairs, const Update& u, co
       n += run.n;
     }
     hits = sorted(hits, n, n_pairs, n_rows);
-    W* table = tables.of(t);
+    W* table = tables.table_rows(t);
     for (int64_t first = 0, end; first < n; first = end) {
       const int64_t row = hits[first].row;
       for (end = first + 1; end < n && hits[end].row == row;) ++end;
@@ -572,13 +572,13 @@ const char* move_pairs(const Call& call, const Pairs& pairs, const Update& u, co
 }
 
 // ------------------------------------------------------------------------------------- kernels
-// Calls body(a number of the type of tables, how addends are summed).
+// Calls body(value with the table type, summation method).
 template <class Body>
 const char* for_type(const Call& call, const Body& body) {
   return for_type(call.inputs[kWeights], call.integers[kFixed] != 0, call.numbers[kScale], body);
 }
 
-// Calls body(which outputs rows reach).
+// Calls body(reach).
 template <class Body>
 const char* for_reach(const Array& targets, int64_t n_outputs, const Body& body) {
   return targets.shape[0] > 0 ? body(ChosenOutputs(targets, n_outputs)) : body(AllOutputs(targets, n_outputs));
@@ -597,7 +597,7 @@ const char* forward(const Call& call) {
   });
 }
 
-// Adds values [B, Lq, O] to the rows of a table: to its gradient (`fresh`), or to itself in its own memory.
+// Adds values [B, Lq, O] to table rows: to the gradient (`fresh`), or to the table in place.
 template <class Source>
 const char* add(const Call& call, const Array& values, bool fresh) {
   const Pairs pairs = pairs_of(call.inputs, call.integers);

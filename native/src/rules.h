@@ -1,7 +1,7 @@
-// Moving the rows of tables in their own memory, from the reads that touched them: `lutjax/kernels/_xla/_row_updates.py` and the rules of
+// In-place table row updates, from the reads that touched the rows: see `lutjax/kernels/_xla/_row_updates.py` and the rules in
 // `lutjax/values/_row_rules.py`.
 //
-// A hit is a read of a row: number i of those of table t. A kernel says which row that was, and adds up gradients:
+// A hit is a row read: read number i in table t. A kernel returns the row, and adds up gradients:
 //
 //   LUTJAX_KERNEL(lookup_update) {
 //     const Update update(call);                 // what `lutjax_cpu/_rules.py` passes; the kernel's own arrays and options are
@@ -12,9 +12,10 @@
 //         lanes.h) of the gradients of hits[0..n-1].number, which all hit one row of table t, in this order });
 //   }
 //
-// The hits of a table are sorted by row and keep their order otherwise; each row that was hit moves once, along the sum of its
-// gradients. Without sums, where the rule needs none (`RowRule.additive`, float32 rows, no fixed point, one rate for a table), hits are added to the table one after the
-// other: `how` then multiplies by the rate, n is 1, and `sums` is the row. One task owns a table or a part of its rows, so a result does not depend on the number of threads.
+// A table's hits are sorted by row, stably. Each hit row is updated once, by the sum of its
+// gradients. If the rule needs no sums (`RowRule.additive`, float32 rows, no fixed point, one rate per table), hits are added to the
+// table one after the other: `how` then multiplies by the rate, n is 1, and `sums` is the row. One task owns a table or a part of its
+// rows, so results do not depend on the number of threads.
 #pragma once
 
 #include <cmath>
@@ -29,8 +30,8 @@
 namespace lutjax {
 namespace {
 
-// Calls body(i, scratch) once for each i below n, on any thread, with `bytes` of memory that no other call has meanwhile. Returns false
-// where there is no memory. worth_threads: whether there is work for more threads than this one, as another takes some microseconds to come.
+// Calls body(i, scratch) once for each i below n, on any thread, with `bytes` of exclusive scratch memory. Returns false
+// if no memory is left. worth_threads: whether the work justifies more threads; waking one takes several microseconds.
 template <class Body>
 bool in_parallel_with(const Call& call, int64_t n, int64_t bytes, const Body& body, bool worth_threads = true) {
   const int64_t workers = least(n, worth_threads ? call.pool.n_threads : 1), each = (bytes + 127) / 64 * 64;
@@ -59,10 +60,10 @@ struct Hit {
 
 constexpr int64_t kDigits = 2048;  // of a pass of the sort
 
-// Bytes that `sorted_hits` works in.
+// Scratch bytes for `sorted_hits`.
 inline int64_t bytes_to_sort(int64_t n_hits) { return 2 * n_hits * static_cast<int64_t>(sizeof(Hit)) + kDigits * 4; }
 
-// Sorts hits by row; those of one row keep their order. `hits` has room for twice as many, then for the counts of digits. Returns the sorted hits.
+// Sorts hits by row, stably. `hits` has room for twice as many, then for the digit counts. Returns the sorted hits.
 LUTJAX_NOINLINE inline Hit* sorted(Hit* hits, int64_t n, int64_t room, int64_t n_rows) {
   if (n <= 16) {
     for (int64_t i = 1; i < n; ++i) {
@@ -99,7 +100,7 @@ LUTJAX_NOINLINE inline Hit* sorted(Hit* hits, int64_t n, int64_t room, int64_t n
 // ------------------------------------------------------------------------------------- rules
 enum class Rule : int64_t { sgd, adagrad, momentum, adam };
 
-// Factors of rows: one number, or [T or 1, R or 1, O or 1] of them.
+// Row factors: a scalar, or [T or 1, R or 1, O or 1].
 struct Factors {
   const float* from;
   int64_t of_table = 0, of_row = 0, of_output = 0;  // how far the next one is; 0: it is the same
@@ -112,7 +113,7 @@ struct Factors {
   }
 
   bool same_in_table() const { return of_row == 0 && of_output == 0; }
-  const float* of(int64_t t, int64_t row) const { return from + t * of_table + row * of_row; }
+  const float* row_factors(int64_t t, int64_t row) const { return from + t * of_table + row * of_row; }
 };
 
 struct Update {
@@ -147,7 +148,7 @@ struct Update {
   float gradient_of(float sum) const { return sum; }
   float gradient_of(int32_t sum) const { return static_cast<float>(sum) / scale; }
 
-  // Asks for the state of a row of all tables: numbers of which each row has one, the first line of others.
+  // Prefetches a row's state in all state tables: scalars per row, the first cache line of other state.
   void ask_for_state(int64_t row, int64_t size) const {
     for (int i = 0; i < 3; ++i)
       if (state[i] != nullptr) prefetch(state[i] + row * (rule == Rule::momentum || i == 2 ? size : 1));
@@ -157,10 +158,10 @@ struct Update {
   void move(int64_t t, int64_t of, int64_t size, const Sum* sums, float* gradient, W* to) const;
 };
 
-// Calls f(a function that returns the factor of output o), for one row.
+// Calls f(function from output o to its factor), for one row.
 template <class Body>
 inline void with_factors(const Factors& factors, int64_t t, int64_t row, const Body& f) {
-  const float* of = factors.of(t, row);
+  const float* of = factors.row_factors(t, row);
   if (factors.of_output != 0)
     return f([=](int64_t o) { return of[o]; });
   const float all = *of;
@@ -176,7 +177,7 @@ inline float mean_square(const float* x, int64_t size) {
   return sum / static_cast<float>(most<int64_t>(size, 1));
 }
 
-// Moves row `of` of table t along sums; `gradient` is room for as many numbers.
+// Updates row `of` in table t by sums; `gradient` is scratch memory for as many elements.
 template <class Sum, class W>
 void Update::move(int64_t t, int64_t of, int64_t size, const Sum* sums, float* gradient, W* to) const {
   const int64_t row = t * weights.shape[1] + of;
@@ -215,14 +216,14 @@ void Update::move(int64_t t, int64_t of, int64_t size, const Sum* sums, float* g
 
 constexpr int64_t kAhead = 8;  // rows whose memory is asked for before they move
 
-// Asks for the first lines of a row.
+// Prefetches a row's first cache lines.
 template <class W>
 LUTJAX_INLINE void ask_for(const W* row, int64_t bytes) {
   const char* from = reinterpret_cast<const char*>(row);
   for (int64_t at = 0; at < bytes; at += 64) prefetch(from + at);
 }
 
-// Addends of a table that moves hit by hit.
+// Addends for a table that is updated hit by hit.
 struct TimesRate {
   using Sum = float;
   using Part = float;
@@ -233,13 +234,13 @@ struct TimesRate {
   Parts addend(const Floats& x) const { return scale * x; }
 };
 
-// Parts of each table that tasks own: where there are more threads than tables, and hits for all of them.
+// Row partitions per table: several if there are more threads than tables, and enough hits for all.
 inline int64_t parts_of(const Call& call, int64_t n_tables, int64_t n_hits) {
   const int64_t wanted = (call.pool.n_threads + n_tables - 1) / most<int64_t>(n_tables, 1);
   return most<int64_t>(least(wanted, n_hits / 512), 1);
 }
 
-// The hits of part `part` of `parts` of the rows of a table.
+// The hits in partition `part` of `parts`, by table row.
 template <class Row>
 inline int64_t hits_of(int64_t t, int64_t n_hits, const Row& row, Hit* hits, int64_t n_rows = INT64_MAX, int64_t part = 0,
                        int64_t parts = 1) {
@@ -263,7 +264,7 @@ bool add_to_rows(const Call& call, const Update& u, int64_t n_hits, const Row& r
                             Hit* hits = reinterpret_cast<Hit*>(scratch);
                             const int64_t n = hits_of(t, n_hits, row, hits, n_rows, task % parts, parts);
                             float* table = weights + t * n_rows * size;
-                            const TimesRate how{-*u.rate.of(t, 0) * *u.factor.of(t, 0)};
+                            const TimesRate how{-*u.rate.row_factors(t, 0) * *u.factor.row_factors(t, 0)};
                             for (int64_t i = 0; i < n; ++i) {
                               if (i + kAhead < n) ask_for(table + hits[i + kAhead].row * size, asked);
                               sum(how, t, hits + i, int64_t{1}, table + hits[i].row * size);
@@ -302,7 +303,7 @@ bool move_rows_of(const Call& call, const Update& u, const How& how, int64_t n_h
   });
 }
 
-// Moves every row that was hit; see above. Returns what a kernel returns.
+// Updates every hit row; see above. Returns a kernel result.
 template <class Row, class Sum>
 const char* move_rows(const Call& call, const Update& u, int64_t n_hits, const Row& row, const Sum& sum) {
   if (n_hits > INT32_MAX) return "more hits than fit int32";
@@ -323,7 +324,7 @@ const char* move_rows(const Call& call, const Update& u, int64_t n_hits, const R
   return done ? nullptr : "no memory for the hits of a table";
 }
 
-// Moves the rows that detections [B, T] address; `sum` as above.
+// Updates the rows addressed by detections [B, T]; `sum` as above.
 template <class Sum>
 const char* move_addressed_rows(const Call& call, const Update& u, const Array& index, const Sum& sum) {
   const int64_t n_samples = index.shape[0];

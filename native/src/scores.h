@@ -1,14 +1,14 @@
-// Reads: how the margins of a table become row ids and coefficients, and the derivatives of these (lutjax/reads.py).
+// Reads: from a table's margins to row ids and coefficients, and their derivatives (lutjax/reads.py).
 //
-// Of the margins u_j = x[a_j] - x[b_j] and their distances m_j = |u_j|: bit j of the row c is u_j > 0; j* is the first smallest m, and c' is c with
+// With the margins u_j = x[a_j] - x[b_j] and their distances m_j = |u_j|: bit j of the row c is u_j > 0; j* is the first smallest m, and c' is c with
 // that bit flipped. With S = sum m_j, L = sum log sigmoid(beta m_j), E = exp(gamma L), s = S E:
 //
 //   blend:       c: 1 - U,     c': U      with U = 0.5 / (1 + m*)
 //   soft sign:   c: 1 - w,     c': w      with w = sigmoid(-2 rho / T_select), rho = m* / (T_soft + m*)
-//   confidence:  c: s (1 - v), c': s v    with v = sigmoid(-2 m* / tau); or c: s alone
+//   confidence:  c: s (1 - v), c': s v    with v = sigmoid(-2 m* / tau); or only c: s
 //   powers:      powers of two near those of confidence; gradients of the exact ones times the quotient
 //
-// Slopes of m_j are those of the side that the bit says: -1 at 0. Samples are computed in lanes, in blocks that lie in memory as
+// The slope of m_j follows bit j: -1 at 0. Samples are computed in lanes, in blocks stored as
 // [inputs, kBlock].
 #pragma once
 
@@ -35,12 +35,12 @@ struct Read {
   int ends;            // 2: pairs; 1: single inputs, compared with 0
   const int32_t* end;  // [T, bits, ends], places of inputs: ids, in a block times kBlock
   float scalar[kMostScalars];  // as the formulas have them: exp of what is learned
-  // Of powers of two, the constants of lutjax.reads.Rounding.
+  // For powers of two, the constants in lutjax.reads.Rounding.
   int lowest, highest, farthest, negligible, most_shift;
   float least_exact, most_ratio;
 };
 
-// What is known of one table and the samples of a block.
+// Values for one table and a sample block.
 struct Scores {
   int32_t index[2][kBlock];
   float coefficient[2][kBlock];  // values, with the factor `keep`
@@ -55,7 +55,7 @@ struct Scores {
   float near[kMostBits][kBlock];  // exp(-beta m_j)
 };
 
-// Margins of one table in lanes of samples, at x: the inputs of a block.
+// One table's margins in sample lanes, at x: a block's inputs.
 struct OfSamples {
   const int32_t* end;
   int ends;
@@ -132,7 +132,7 @@ void score(const Read& read, const Margin& margin, bool keep, int n, Scores& s) 
         // Half up.
         const auto rounded = [](Floats a) {
           a = a + 0.5f;
-          const Floats cut = floats(whole(a));
+          const Floats cut = floats(truncated(a));
           return select(cut > a, cut - 1.0f, cut);
         };
         const Mask positive = (total >= 1.17549435e-38f) & (total <= kMostFloat);
@@ -141,13 +141,13 @@ void score(const Read& read, const Margin& margin, bool keep, int n, Scores& s) 
         if constexpr (!one_way) {
           const Floats distance = closest * (2.0f / read.scalar[2]) / ln2;
           const Floats near = select(distance < most, distance, splat(most));  // also NaN's
-          q = whole(rounded(near));
+          q = truncated(rounded(near));
           const Floats weight = power_of_two(splat(0) - q) + 1.0f;
           k = k - select(q < read.negligible, log_of_normal(weight) / ln2, zero);
         }
         k = select(positive, k, splat(2 * low));  // nothing is read of 0, and NaN is seen below
         k = select(k > 2 * high, splat(2 * high), select(k > 2 * low, k, splat(2 * low)));
-        const Ints exact = whole(rounded(k));
+        const Ints exact = truncated(rounded(k));
         const Mask reads = exact >= read.lowest;
         const Ints clipped = select(reads, select(exact > read.highest, splat(read.highest), exact), splat(read.lowest));
         const auto way = [&](Floats coefficient, Ints shift, Mask exists, float* ratio) {

@@ -1,4 +1,4 @@
-// Outputs that the slots of rows reach: targets [T or 1, R or 1, K], of which negative ones are unused slots and others are clamped.
+// Slot outputs: targets [T or 1, R or 1, K]; negative targets mark unused slots, and other targets are clamped.
 #pragma once
 
 #include "kernels.h"
@@ -18,15 +18,15 @@ struct Slots {
         n_slots(a.shape[2]),
         n_outputs(n_outputs) {}
 
-  const int32_t* of(int64_t t, int64_t row) const { return targets + t * of_table + row * of_row; }
+  const int32_t* row_targets(int64_t t, int64_t row) const { return targets + t * of_table + row * of_row; }
 
-  // The output of a target; n_outputs for none.
+  // Returns a target's output; n_outputs for an unused slot.
   int64_t output(int32_t target) const {
     return target < 0 || n_outputs == 0 ? n_outputs : target < n_outputs ? target : n_outputs - 1;
   }
 
-  // <dy, row - other> of rows with these targets, as a sum of addends. Where slot k of both has one target, their values are subtracted before
-  // they are multiplied.
+  // <dy, row - other> for rows with these targets, as a sum of addends. If slot k has the same target in both rows, its values are subtracted
+  // before the product.
   template <class How, class W>
   typename How::Part difference(const How& how, const float* dy, const W* row, const W* other, const int32_t* to, const int32_t* other_to) const {
     typename How::Part sum = 0;

@@ -1,4 +1,4 @@
-// Rows of numbers: reading them in the type in which tables are stored, and adding them in the type in which sums are.
+// Row elements: loads from the storage type of tables, and additions in the type of sums.
 #pragma once
 
 #include <cstring>

@@ -1,8 +1,8 @@
-// Sums of weighted rows, and what rows and their coefficients receive, for the samples of a block.
+// Weighted row sums, and the cotangents of rows and coefficients, for a sample block.
 //
 //   y[b] += sum_k c_k[b] W_k[i_k[b]];   dc_k[b] = <dy[b], W_k[i_k[b]]>;   dW_k[i_k[b]] += c_k[b] dy[b]
 //
-// A coefficient of exactly 0 reads and adds nothing. Sums are of floats, of integers of fixed point, or of whole numbers.
+// A coefficient of exactly 0 reads and adds nothing. Sums are floats, fixed-point integers, or whole numbers.
 #pragma once
 
 #include "lanes.h"
@@ -11,7 +11,7 @@
 namespace lutjax {
 namespace {
 
-// How products are added.
+// Product accumulation.
 struct SumsOfFloats {
   using T = float;
   using V = Floats;
@@ -39,7 +39,7 @@ struct SumsOfFixed {
   Floats result(V total) const { return floats(total) / scale; }
 };
 
-// Whole numbers, and coefficients that are such.
+// Whole numbers, with integer coefficients.
 struct SumsOfIntegers {
   using T = int32_t;
   using V = Ints;
@@ -76,7 +76,7 @@ void for_parts(int64_t n_outputs, const Body& f) {
 
 constexpr int kMostWays = 8;
 
-// Ways to read tables, of the samples of a block.
+// Ways to read tables, for a block's samples.
 template <class W>
 struct Ways {
   int n = 0;
@@ -90,7 +90,7 @@ struct Ways {
   }
 };
 
-// Sums of n samples, at y + b * stride; `first`: they start at 0.
+// Sums for n samples, at y + b * stride; `first`: they start at 0.
 template <class W, class Sums>
 void sum_weighted_rows(const Sums& sums, const Ways<W>& ways, int64_t n_outputs, int n, bool first, typename Sums::T* y, int64_t stride) {
   using V = typename Sums::V;
@@ -121,7 +121,7 @@ void sum_weighted_rows(const Sums& sums, const Ways<W>& ways, int64_t n_outputs,
   });
 }
 
-// The cotangents of outputs: as rows receive them, and as coefficients do (in units of the rows).
+// Output cotangents for rows, and for coefficients (in units of the rows).
 struct Cotangents {
   const float* of_rows;
   const float* of_read;

@@ -1,4 +1,4 @@
-// A program that the build runs: its exit status is one more than the highest level of instructions of this machine.
+// Run by the build: the exit status is this machine's highest instruction level plus one.
 #include "machine.cc"
 
 int main() { return lutjax::highest_level() + 1; }

@@ -1,8 +1,8 @@
-// Gates with wires: how their rows are divided into tasks, and which wires read an input.
+// Gates with wires: division of rows into tasks, and the readers of each input.
 //
-// Arrays are features first: a wire reads a row of x, [I, B], whose samples are contiguous. Where x is larger than the caches, gates and
+// Arrays are features first: a wire reads a row of x, [I, B], with contiguous samples. If x is larger than the caches, gates and
 // inputs are visited along the wires: each next gate shares an input with the last one, so a row comes from memory about once, not
-// once for every wire. What is made in this order, and written past the caches, is the same in any order.
+// once for every wire. Results do not depend on this order, also when written past the caches.
 #pragma once
 
 #include "lanes.h"
@@ -15,13 +15,13 @@
 namespace lutjax {
 namespace {
 
-// Samples whose sums over readers are kept in the nearest cache.
+// Samples per chunk: their sums over readers stay in the nearest cache.
 constexpr int64_t kColumns = 1024;
 
 // Readers of an input whose tasks are not divided.
 constexpr int64_t kMostTogether = 64;
 
-// Rows that make one task: what they cost together is worth another thread.
+// Rows per task: enough work to justify another thread.
 inline int64_t rows_of_task(int64_t batch, int64_t cost) { return most<int64_t>(1, 32768 / most<int64_t>(1, batch * cost)); }
 
 // A sum over lanes of any number, in a fixed order.
@@ -39,7 +39,7 @@ struct Sum {
   float total() const { return sum_of(of_most) + (sum_of(of_four) + sum_of(of_one)); }
 };
 
-// Writes lanes past the caches, where `to` is aligned: memory that is written whole need not be read before.
+// Writes lanes past the caches if `to` is aligned: memory that is overwritten completely need not be read first.
 template <bool past, class V, class T>
 void put(const V& a, T* to) {
 #if defined(__SSE2__)
@@ -57,7 +57,7 @@ void put(const V& a, T* to) {
   store(a, to);
 }
 
-// Others see what was written past the caches.
+// Publishes writes past the caches to other threads.
 inline void finish_writes() {
 #if defined(__SSE2__)
   _mm_sfence();
@@ -69,7 +69,7 @@ struct Choice {
   static constexpr bool value = b;
 };
 
-// Wires of gates that have equally many.
+// Wires for gates with equal numbers of inputs.
 struct Wires {
   const int32_t* ids;
   int64_t n_gates, per_gate, n_inputs;
@@ -85,17 +85,17 @@ bool in_memory(int64_t n_inputs, int64_t batch) {
   return n_inputs * batch * static_cast<int64_t>(sizeof(X)) > kCached;
 }
 
-// Whether rows of so many numbers may be written past the caches: they have whole lanes then.
+// Returns true if rows with this many elements may be written past the caches: they consist of whole lanes.
 template <class T>
 bool aligned(const T* to, int64_t batch) { return sizeof(T) == 4 && reinterpret_cast<uintptr_t>(to) % 64 == 0 && batch % 16 == 0; }
 
 // For each input the wires that read it, in their order: of[first[i]] to of[first[i + 1] - 1], numbers in the flat list of wires.
 //
-// A list that the caller has is not read: making this one takes less time than skipping its gaps.
+// A list passed by the caller is ignored: building this one takes less time than skipping the gaps.
 struct Readers {
   int32_t *first, *of;
 
-  // Returns false where no memory is left.
+  // Returns false if no memory is left.
   bool make(const Call& call, const Wires& wires) {
     const int64_t n_inputs = wires.n_inputs, n_wires = wires.n();
     first = allocated<int32_t>(call, n_inputs + 2);
@@ -110,7 +110,7 @@ struct Readers {
     return true;
   }
 
-  // Wires that read one input, at most.
+  // Maximum wires per input.
   int64_t most(int64_t n_inputs) const {
     int64_t found = 0;
     for (int64_t i = 0; i < n_inputs; ++i) found = lutjax::most<int64_t>(found, first[i + 1] - first[i]);
@@ -118,8 +118,8 @@ struct Readers {
   }
 };
 
-// An order of numbers below n in which the next one is near the last one; null where no memory is left. near(i, unseen) returns a number
-// for which unseen(it) holds, or -1, and each call goes on where the last one of i ended.
+// An order of the numbers below n with neighbors close together; null if no memory is left. near(i, unseen) returns a number
+// with unseen(number), or -1, and each call continues after the last result for i.
 template <class Near>
 const int32_t* walk(const Call& call, int64_t n, const Near& near) {
   int32_t* order = allocated<int32_t>(call, n);
@@ -136,7 +136,7 @@ const int32_t* walk(const Call& call, int64_t n, const Near& near) {
   return order;
 }
 
-// Where the readers of each input that are still to be looked at begin.
+// Start of each input's remaining readers.
 inline int32_t* cursors(const Call& call, const Readers& readers, int64_t n_inputs) {
   int32_t* next = allocated<int32_t>(call, n_inputs);
   if (next != nullptr) std::memcpy(next, readers.first, static_cast<size_t>(n_inputs) * sizeof(int32_t));
@@ -169,7 +169,7 @@ inline const int32_t* walk_over_inputs(const Call& call, const Wires& wires, con
   });
 }
 
-// Calls body(past, g) for each gate: `past` says whether y may be written past the caches. cost: of one sample.
+// Calls body(past, g) for each gate: `past` allows writing y past the caches. cost: per sample.
 template <class X, class Body>
 void for_gates(const Call& call, const Wires& wires, int64_t batch, int64_t cost, const X* y, const Body& body) {
   const int64_t n = wires.n_gates;
@@ -177,7 +177,7 @@ void for_gates(const Call& call, const Wires& wires, int64_t batch, int64_t cost
   const int32_t* order = nullptr;
   Readers readers{};
   if (far && readers.make(call, wires)) order = walk_over_gates(call, wires, readers);
-  // Two tasks that follow each other in an order read a row in common.
+  // Consecutive tasks share a row.
   const int64_t each = order == nullptr ? rows_of_task(batch, cost) : 16;
   in_parallel(call, (n + each - 1) / each, [&](int64_t task) {
     for (int64_t k = task * each; k < least(task * each + each, n); ++k) {
@@ -212,15 +212,15 @@ void sum_over_readers(const Readers& readers, int64_t i, int64_t first, int64_t 
   }
 }
 
-// Calls f(i): f is compiled once, whatever the number of its callers.
+// Calls f(i); f is compiled once for all callers.
 template <class F>
 LUTJAX_NOINLINE void call_apart(const F& f, int64_t i) {
   f(i);
 }
 
-// The cotangents of inputs and of parameters of gates, of those that are wanted (not null, more than no gates): threads share both.
+// Input and parameter cotangents for gates; null pointers are skipped. Threads share both.
 //
-// addend: see `sum_over_readers`. of_gate(g) makes the sums over samples of a gate. cost: of one sample of a wire.
+// addend: see `sum_over_readers`. of_gate(g) computes a gate's sums over samples. cost: per sample and wire.
 template <class X, class Addend, class OfGate>
 const char* cotangents(const Call& call, const Wires& wires, float* dx, int64_t batch, bool of_gates, int64_t cost, const Addend& addend,
                        const OfGate& of_gate) {
@@ -235,7 +235,7 @@ const char* cotangents(const Call& call, const Wires& wires, float* dx, int64_t 
       sum_over_readers<false>(readers, i, first, last, dx + i * batch, addend);
   };
   if (dx != nullptr && in_memory<X>(n_inputs, batch) && readers.most(n_inputs) <= kMostTogether) {
-    // A gate's sums are made with its first input, while its rows are near.
+    // A gate's sums are computed with its first input, while its rows are cached.
     const int32_t* order = walk_over_inputs(call, wires, readers);
     if (order == nullptr) return "no memory is left";
     constexpr int64_t each = 16;
@@ -253,7 +253,7 @@ const char* cotangents(const Call& call, const Wires& wires, float* dx, int64_t 
   const int64_t columns = least(batch, kColumns), n_parts = columns > 0 ? (batch + columns - 1) / columns : 0;
   const int64_t inputs = rows_of_task(columns, cost), gates = rows_of_task(batch, cost);
   const int64_t input_tasks = dx != nullptr ? (n_inputs + inputs - 1) / inputs * n_parts : 0;
-  // An input may have many readers: its tasks come first, so that none is the last to end.
+  // An input may have many readers: its tasks start first, so that none finishes last.
   in_parallel(call, input_tasks + (n_gates + gates - 1) / gates, [&](int64_t task) {
     if (task < input_tasks) {
       const int64_t row = task / n_parts * inputs, first = task % n_parts * columns;

@@ -1,8 +1,8 @@
-// Gates of two inputs: y = c0 + c1 a + c2 b + c3 a b, with a, b = x[wires].
+// Two-input gates: y = c0 + c1 a + c2 b + c3 a b, with a, b = x[wires].
 //
-// x: [I, B]. coefficients: [4, G]. wires: [G, 2], clamped. Threads share the gates; backward the inputs, too.
+// x: [I, B]. coefficients: [4, G]. wires: [G, 2], clamped. Threads share the gates, and backward also the inputs.
 //
-// dcoefficients = sum over samples of dy, dy a, dy b, dy a b; dx[i] = sum over the wires that read i of dy (c1 + c3 b) or dy (c2 + c3 a).
+// dcoefficients = dy, dy a, dy b, dy a b, summed over samples; dx[i] = sum over the wires that read i: dy (c1 + c3 b) or dy (c2 + c3 a).
 #include "wires.h"
 
 namespace lutjax {
@@ -33,13 +33,13 @@ const char* forward(const Call& call) {
     in_lanes(0, of.batch, [&](auto lanes, int64_t j) {
       using V = decltype(lanes);
       const V of_a = read<V>(a + j), of_b = read<V>(b + j);
-      put<decltype(past)::value>(all<V>(c0) + all<V>(c1) * of_a + (all<V>(c2) + all<V>(c3) * of_a) * of_b, to + j);
+      put<decltype(past)::value>(broadcast<V>(c0) + broadcast<V>(c1) * of_a + (broadcast<V>(c2) + broadcast<V>(c3) * of_a) * of_b, to + j);
     });
   });
   return nullptr;
 }
 
-// integers: whether dx is wanted, whether dcoefficients are; outputs: those that are, in this order.
+// integers: whether to compute dx and dcoefficients; outputs: the requested ones, in this order.
 template <class X>
 const char* backward(const Call& call) {
   const Gates<X> of(call);
@@ -66,7 +66,7 @@ const char* backward(const Call& call) {
     const float slope = of.c[(1 + wire % 2) * of.n_gates + g], c3 = of.c[3 * of.n_gates + g];
     return [=, d = dy + g * of.batch, other = of.row(wire ^ 1)](auto lanes, int64_t j) {
       using V = decltype(lanes);
-      return read<V>(d + j) * (all<V>(slope) + all<V>(c3) * read<V>(other + j));
+      return read<V>(d + j) * (broadcast<V>(slope) + broadcast<V>(c3) * read<V>(other + j));
     };
   };
   return cotangents<X>(call, of.wires, dx, of.batch, of_c, 2, addend, sums);

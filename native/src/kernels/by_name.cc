@@ -1,4 +1,4 @@
-// The kernels of this level of instructions, by name.
+// This instruction level's kernels, by name.
 #include "kernels.h"
 
 namespace lutjax {

@@ -1,7 +1,7 @@
-// Detection, section 1 of the semantics: delta[r] = x[a[r]] - x[b[r]] for each pair of anchors, or deltas that are given; bit r of the index is
-// delta[r] > 0, the margin is the first delta of the smallest magnitude (NaN is the smallest of all), and `flip` its bit.
+// Detection, section 1 of the semantics: delta[r] = x[a[r]] - x[b[r]] for each anchor pair, or given deltas; index bit r is
+// delta[r] > 0, the margin is the first delta with the smallest magnitude (NaN counts as smallest), and `flip` its bit.
 //
-// Samples are the lanes: a block of them is transposed once, then each end of a comparison is a contiguous read.
+// Samples are the lanes: each block is transposed once, then each end of a comparison is a contiguous read.
 #include "rules.h"
 
 namespace lutjax {
@@ -55,7 +55,7 @@ inline int64_t pair_of(int32_t flip, int64_t n_pairs) {
   return least(r, n_pairs - 1);
 }
 
-// Detectors are the lanes of one sample.
+// Detectors are the lanes, for one sample.
 template <class X>
 void detect_sample(const X* x, int64_t n_inputs, const int32_t* ids, int64_t n_detectors, int64_t n_pairs, float epsilon, int32_t* index,
                    int32_t* flip, float* margin) {
@@ -102,7 +102,7 @@ const char* forward(const Call& call) {
   }
   const int64_t samples = n_inputs > 1024 || n_samples <= 16 ? 16 : 64;
   const int64_t n_blocks = (n_samples + samples - 1) / samples;
-  // Few samples: detectors are divided too.
+  // Few samples: also divide the detectors.
   const int64_t n_parts = n_blocks >= 8 ? 1 : least<int64_t>((n_detectors + kTile - 1) / kTile, 8);
   const int64_t per_part = n_parts == 0 ? 0 : ((n_detectors + n_parts - 1) / n_parts + kTile - 1) / kTile * kTile;
   const int64_t bytes = (n_inputs * samples + n_inputs * 4 + 3 * kTile * samples) * 4 + 256;

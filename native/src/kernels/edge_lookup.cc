@@ -1,11 +1,11 @@
-// Sums of rows with any number of edges. With row = index[b, t] and e over the edges of that row of table t:
+// Sums of rows with any number of edges. With row = index[b, t] and e over that row's edges in table t:
 //
 //   y[b, target[e]] += w[e]
 //   dw[e] += dy[b, target[e]]
 //   dmargin[b, t] = slope(margin[b, t]) * (sum_e w[e] dy[b, target[e]] - the same of row index ^ flip)
 //
-// w, target: [E]; first: [T * R + 1], the first edge of each row. What lies beyond edges or outputs is clamped. Forward, and for margins, a task
-// has some samples; for dw it has a table, whose edges follow each other.
+// w, target: [E]; first: [T * R + 1], the first edge of each row. Out-of-range edges and outputs are clamped. Forward, and for margins, a task
+// owns some samples; for dw it owns a table, whose edges are contiguous.
 #include "rules.h"
 
 namespace lutjax {
@@ -25,7 +25,7 @@ struct EdgeList {
         n_bounds(first.shape[0]),
         n_outputs(n_outputs) {}
 
-  // The first edge of a row, by its number among those of all tables.
+  // The first edge of a row, given its number among all tables' rows.
   int64_t begin(int64_t row) const {
     const int64_t edge = row < n_bounds ? bounds[row] : n_edges;
     return edge < 0 ? 0 : least(edge, n_edges);
@@ -119,7 +119,7 @@ const char* backward(const Call& call, const How& how) {
   return nullptr;
 }
 
-// Moves each edge of a row that samples read once: edges are rows of one number, and their table is [1, E, 1].
+// Updates each edge in the rows read, once: edges are one-element rows, and their table is [1, E, 1].
 template <class W, class How>
 const char* update(const Call& call, const Update& u, const How& how) {
   using Sum = typename How::Sum;
@@ -151,7 +151,7 @@ const char* update(const Call& call, const Update& u, const How& how) {
 }  // namespace
 }  // namespace lutjax
 
-// Outputs are of the type of weights, or sums in fixed point.
+// Outputs have the type of the weights, or are fixed-point sums.
 LUTJAX_KERNEL(edge_lookup_forward) {
   using namespace lutjax;
   const bool fixed = call.integers[0] != 0;

@@ -1,11 +1,11 @@
-// Networks of gates: each gate reads inputs or gates before it, y = c0 + c1 a + c2 b + c3 a b, and the last gates are the outputs.
+// Gate networks: each gate reads inputs or earlier gates, y = c0 + c1 a + c2 b + c3 a b, and the last gates are the outputs.
 //
 // x: [I, B]. coefficients: [4, G]. wires: [G, 2], rows of inputs and then of gates: gate g reads rows below I + g; others are clamped.
 // Outputs: [O, B].
 //
-// All gates are evaluated for a block of samples, whose values stay in the cache; backward evaluates them again, and then goes through the
-// gates from the last to the first. Threads share blocks. Sums over samples are made by tasks of some blocks, whose number the batch
-// decides, and then over the tasks in their order.
+// All gates are evaluated for one sample block, whose values stay in the cache; backward evaluates them again, and then visits the
+// gates from last to first. Threads share blocks. Tasks sum over the samples of some blocks; the batch size determines their number,
+// and their sums are added in order.
 #include "rules.h"
 
 namespace lutjax {
@@ -25,7 +25,7 @@ struct Network {
   int64_t source(int64_t wire) const { return clamped<int64_t>(wires[wire], n_inputs + wire / 2); }
   int64_t samples(int64_t block) const { return least<int64_t>(kBlock, batch - block * kBlock); }
 
-  // Rows [n, B] of a block to those of [n, kBlock], zeros where there are no samples; and back.
+  // Copies a block's rows [n, B] to [n, kBlock], with zeros for missing samples; and back.
   void gather(const float* from, int64_t n, int64_t block, float* to) const {
     const int64_t there = samples(block);
     for (int64_t i = 0; i < n; ++i) {
@@ -38,7 +38,7 @@ struct Network {
       std::memcpy(to + i * batch + block * kBlock, from + i * kBlock, static_cast<size_t>(samples(block)) * sizeof(float));
   }
 
-  // The values of inputs and gates, [I + G, kBlock].
+  // Input and gate values, [I + G, kBlock].
   void evaluate(int64_t block, float* values) const {
     gather(x, n_inputs, block, values);
     float* to = values + n_inputs * kBlock;
@@ -57,7 +57,7 @@ struct Network {
   const int32_t* wires;
 };
 
-// What the way back does with each gate, the same for all blocks.
+// Backward step per gate, the same for all blocks.
 struct Way {
   uint8_t* reached;  // [I + G], whether a row has a cotangent
   uint8_t* adds;     // [2 G], whether a wire adds to the cotangent of its row: the first one that comes there sets it

@@ -1,6 +1,6 @@
-// Copies of rows that ids address, of tables in memory of any size.
+// Row copies by id, from tables of any size.
 //
-// Inputs: tables [T, R, O] of any type, ids int32 [B, T, K]. Output [T, B * K, O]: of each table the rows of the first element, then those of the next.
+// Inputs: tables [T, R, O] of any type, ids int32 [B, T, K]. Output [T, B * K, O]: for each table the first element's rows, then the next one's.
 #include <cstring>
 
 #include "kernels.h"

@@ -1,11 +1,11 @@
-// Sums of rows that detectors address, and their gradients; G groups of tables that follow each other have outputs of their own:
+// Sums of addressed rows, and their gradients; G groups of consecutive tables have separate outputs:
 //
 //   y[b, g] = sum over tables t of g of w[t, index[b, t]]
 //   dw[t, index[b, t]] += dy[b, g]
 //   dmargin[b, t] = slope(margin[b, t]) * <dy[b, g], w[t, index] - w[t, index ^ flip]>
 //
-// w: [T, R, O], index: [B, T], y: [B, G * O]. Forward, and for margins, a task has some samples: sums stay in registers, and the rows of the
-// next sample are asked for meanwhile. For dw a task has a table, or some rows of one.
+// w: [T, R, O], index: [B, T], y: [B, G * O]. Forward, and for margins, a task owns some samples: sums stay in registers, and the next
+// sample's rows are prefetched. For dw a task owns a table, or some of its rows.
 #include "rules.h"
 
 namespace lutjax {
@@ -35,7 +35,7 @@ const char* forward(const Call& call, const How& how) {
   const int32_t* ids = data<const int32_t>(call.inputs[1]);
   Y* y = data<Y>(call.outputs[0]);
   const int64_t samples = samples_of_block(s.n_samples, kSamples), n_blocks = (s.n_samples + samples - 1) / samples;
-  // Few samples: outputs are divided too.
+  // Few samples: also divide the outputs.
   const int64_t n_parts = n_blocks * s.groups >= 8 ? 1 : most<int64_t>(least<int64_t>(s.n_outputs / 64, 8), 1);
   const int64_t part = ((s.n_outputs + n_parts - 1) / n_parts + 15) / 16 * 16;
   const int64_t rows_at = (part * 4 + 63) / 64 * 64;
@@ -115,7 +115,7 @@ const char* backward(const Call& call, const How& how) {
 
   const int64_t samples = samples_of_block(s.n_samples, kSamples);
   const int64_t of_samples = of_detection && s.n_tables > 0 ? (s.n_samples + samples - 1) / samples : 0;
-  // Rows are asked for while those of as many tables before are multiplied: a few kilobytes are on their way.
+  // Rows are prefetched while the rows of as many preceding tables are multiplied: a few kilobytes are in flight.
   const int64_t asked = least<int64_t>(s.n_outputs * static_cast<int64_t>(sizeof(W)), 256);
   const int64_t ahead = least(s.n_tables, least<int64_t>(most<int64_t>(2048 / most<int64_t>(asked, 1), 1), 16));
   const auto block = [&](int64_t i, char* scratch) {
@@ -175,7 +175,7 @@ const char* update(const Call& call) {
 }  // namespace
 }  // namespace lutjax
 
-// Outputs are of the type of tables, or sums in fixed point.
+// Outputs have the type of the tables, or are fixed-point sums.
 LUTJAX_KERNEL(lookup_forward) {
   using namespace lutjax;
   const bool fixed = call.integers[1] != 0;

@@ -1,10 +1,10 @@
-// `lutjax.lookup_attention`: the row of a pair has the bits of query, key and distance side by side.
+// `lutjax.lookup_attention`: a pair's row concatenates the query, key and distance bits.
 //
 // row = query.index[j] << query_shift | key.index[i] << key_shift | position.index[d];  y[j] = sum_{i, t} weights[t, row];
 // dweights[t, row] += dy[j];  the closer of query and key gets slope(margin) * <dy[j], weights[t, row] - weights[t, row ^ flip]>, and
 // so does the position where it is closer than both.
 //
-// Arrays of its own: ids of query [B, Lq, T], of key [B, Lk, T], of position [distances, T or 1]; then, if margins are differentiated, their flips
+// Own arrays: query ids [B, Lq, T], key ids [B, Lk, T], position ids [distances, T or 1]; then, for margin gradients, their flips
 // and margins, and dy [B, Lq, O].
 #include "pairs.h"
 
@@ -26,7 +26,7 @@ enum : int {
 };
 enum : int { kQueryShift = kOwnIntegers, kKeyShift };
 
-// Numbers of one table and one sample: of each query, each key, and each difference of places.
+// Values for one table and one sample: per query, per key, and per position difference.
 template <class T>
 struct Columns {
   T *query, *key, *position;
@@ -82,7 +82,7 @@ struct Ids {
   Columns<int32_t> ids;
 };
 
-// The row, that with the flip of the closer one of query and key, and that with the flip of the position.
+// The row, the row with the closer one of the query and key flips, and the row with the position flip.
 struct Flips : Ids {
   static constexpr int kWays = 3;
   struct More {
@@ -136,7 +136,7 @@ struct Flips : Ids {
   Columns<float> margins;
 };
 
-// Cotangents of the margins. Outputs: of query [B, Lq, T], of key [B, Lk, T], of position [distances, T or 1].
+// Margin cotangents. Outputs: query [B, Lq, T], key [B, Lk, T], position [distances, T or 1].
 template <class W, class How, class Reach>
 const char* margins_of(const Call& given, const How& how, const Reach& reach) {
   using Sum = typename How::Sum;
@@ -166,7 +166,7 @@ const char* margins_of(const Call& given, const How& how, const Reach& reach) {
       for (int64_t r = 0; r < block.n_runs; ++r) {
         const Run& run = block.runs[r];
         const int64_t t = run.table, b = run.sample, end = run.at + run.n;
-        const W* table = tables.of(t);
+        const W* table = tables.table_rows(t);
         const float* of_query = reach.values(t, dy + (b * n_queries + run.query) * n_outputs, scratch);
         for (int64_t p = run.at; p < end; ++p) {
           reach.fetch_ahead(block, p, table, t, 0, tables.n_outputs);
@@ -223,10 +223,10 @@ LUTJAX_KERNEL(lookup_attention_margins) {
   });
 }
 
-// The gradient of the tables, of which only the shape matters.
+// The table gradient; only the tables' shape matters.
 LUTJAX_KERNEL(lookup_attention_gradient) { return lutjax::add<lutjax::Ids>(call, call.inputs[lutjax::kValues], true); }
 
-// The tables plus values, in their own memory.
+// The tables plus values, in place.
 LUTJAX_KERNEL(lookup_attention_add) { return lutjax::add<lutjax::Ids>(call, call.inputs[lutjax::kValues], false); }
 
 LUTJAX_KERNEL(lookup_attention_update) { return lutjax::update<lutjax::Ids>(call, lutjax::kValues + 1); }

@@ -1,10 +1,10 @@
-// `lutjax.lut_pair_attention`: every pair of places is detected anew, z = [keys[i], x[j], positions[d]].
+// `lutjax.lut_pair_attention`: every pair of positions is detected separately, z = [keys[i], x[j], positions[d]].
 //
 // y[j] = sum_{i, t} weights[t, row(z)];  dweights[t, row] += dy[j];  dz of the ends of the closest comparison is
 // +-slope(margin) * <dy[j], weights[t, row] - weights[t, row ^ flip]>.
 //
-// A comparison is a sum of what the key, the query and the position contribute, of which two at most are not zero: these terms are
-// computed once for each place. Such sums are exact.
+// A comparison is the sum of its key, query and position terms, at most two of them nonzero. Terms are
+// computed once per position. Such sums are exact.
 //
 // Arrays of its own, numbers in float32: x [B, Lq, I], keys [B, Lk, I], anchors [T, C, 2] (clamped here), positions [distances, T or 1, N].
 #include "pairs.h"
@@ -16,13 +16,13 @@ enum : int { kX = kQueries, kAnchors = kOwn, kPositions, kValues };
 enum : int { kInterleave = kOwnIntegers };
 enum : int { kEpsilon = kOwnNumbers };
 
-// An end of a comparison: a number of the key, of the query or of the position.
+// A comparison end: an element of the key, the query or the position.
 struct End {
   enum Of { key, query, position } of;
   int64_t id;
 };
 
-// The comparisons of all detectors.
+// All detectors' comparisons.
 struct Comparisons {
   Comparisons(const Array* inputs, const int64_t* integers)
       : anchors(data<const int32_t>(inputs[kAnchors])),
@@ -43,7 +43,7 @@ struct Comparisons {
   const bool interleave;
 };
 
-// The rows of pairs; with `kFlipped` also those with the bit of the closest comparison flipped.
+// The pairs' rows; with `kFlipped` also the rows with the closest comparison's bit flipped.
 template <bool kFlipped>
 struct Detected {
   static constexpr int kWays = kFlipped ? 2 : 1;
@@ -132,7 +132,7 @@ struct Detected {
 using Ids = Detected<false>;
 using Flips = Detected<true>;
 
-// Cotangents of what is compared. Outputs: of x [B, Lq, I], of keys [B, Lk, I], of positions [distances, T or 1, N].
+// Cotangents of the compared arrays. Outputs: x [B, Lq, I], keys [B, Lk, I], positions [distances, T or 1, N].
 template <class W, class How, class Reach>
 const char* inputs_of(const Call& given, const How& how, const Reach& reach) {
   using Sum = typename How::Sum;
@@ -144,7 +144,7 @@ const char* inputs_of(const Call& given, const How& how, const Reach& reach) {
   const int64_t n_queries = pairs.n_queries, n_keys = pairs.n_keys, n_distances = positions.shape[0], n_bits = comparisons.n_bits;
   const float* dy = data<const float>(given.inputs[kValues]);
   const Call call = call_for(given, 2 * pairs.count() * n_tables * tables.row_bytes());
-  // Each part adds to sums of its own, small ones: few samples are divided by tables, many by samples.
+  // Each part adds to its own small sums: few samples are divided by tables, many by samples.
   const int64_t of_queries = n_samples * n_queries * n_inputs, of_keys = n_samples * n_keys * n_inputs;
   const int64_t wanted = kParts / 2, groups = clamped<int64_t>(most(of_queries / 16384, wanted / most<int64_t>(n_tables, 1)), wanted + 1);
   const Parts parts(pairs, n_tables, (n_samples + most<int64_t>(groups, 1) - 1) / most<int64_t>(groups, 1), n_queries, wanted);
@@ -154,7 +154,7 @@ const char* inputs_of(const Call& given, const How& how, const Reach& reach) {
   if (sums == nullptr) return kNoMemory;
   Sum *to_queries = sums, *to_keys = sums + chunks * of_queries, *to_positions = to_keys + chunks * of_keys;
   std::memset(sums, 0, static_cast<size_t>(size) * sizeof(Sum));
-  // Without a comparison nothing is differentiated.
+  // Without comparisons there is no gradient.
   const bool done = comparisons.n == 0 || in_parallel_with(call, parts.n(), Flips::bytes(pairs) + reach.bytes(), [&](int64_t i, char* scratch) {
     Flips source(call, pairs, scratch + reach.bytes());
     Sum *own_queries = to_queries + parts.chunk(i) * of_queries, *own_keys = to_keys + parts.chunk(i) * of_keys;
@@ -163,7 +163,7 @@ const char* inputs_of(const Call& given, const How& how, const Reach& reach) {
       for (int64_t r = 0; r < block.n_runs; ++r) {
         const Run& run = block.runs[r];
         const int64_t t = run.table, at_query = run.sample * n_queries + run.query;
-        const W* table = tables.of(t);
+        const W* table = tables.table_rows(t);
         const float* of_query = reach.values(t, dy + at_query * n_outputs, scratch);
         for (int64_t p = run.at; p < run.at + run.n; ++p) {
           reach.fetch_ahead(block, p, table, t, 0, tables.n_outputs);
@@ -212,10 +212,10 @@ LUTJAX_KERNEL(lut_pair_attention_inputs) {
   });
 }
 
-// The gradient of the tables, of which only the shape matters.
+// The table gradient; only the tables' shape matters.
 LUTJAX_KERNEL(lut_pair_attention_gradient) { return lutjax::add<lutjax::Ids>(call, call.inputs[lutjax::kValues], true); }
 
-// The tables plus values, in their own memory.
+// The tables plus values, in place.
 LUTJAX_KERNEL(lut_pair_attention_add) { return lutjax::add<lutjax::Ids>(call, call.inputs[lutjax::kValues], false); }
 
 LUTJAX_KERNEL(lut_pair_attention_update) { return lutjax::update<lutjax::Ids>(call, lutjax::kValues + 1); }

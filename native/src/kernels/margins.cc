@@ -1,8 +1,8 @@
-// Differences of pairs of inputs, all of them.
+// All pairwise input differences.
 //
 //   u[b, t, c] = x[b, g, a[t, c]] - x[b, g, b[t, c]];   dx[a] += du;   dx[b] -= du
 //
-// x: [n, H, I], u: [n, T, C]; anchors: [T, C, 2], or [T, C] of single inputs. A task has some samples.
+// x: [n, H, I], u: [n, T, C]; anchors: [T, C, 2], or [T, C] for single inputs. A task owns some samples.
 #include "lanes.h"
 
 namespace lutjax {
@@ -16,7 +16,7 @@ struct Comparisons {
   const int32_t* end;  // places in a sample's inputs
 };
 
-// integers: groups. x_shape: of x.
+// integers: groups. x_shape: shape of x.
 const char* prepared(const Call& call, const int64_t* x_shape, const Array& anchors, Comparisons* of) {
   const int64_t groups = call.integers[0], ends = anchors.rank == 3 ? 2 : 1;
   const int64_t n_inputs = x_shape[2], each = anchors.shape[0] / most<int64_t>(groups, 1), per_table = anchors.shape[1] * ends;

@@ -1,12 +1,12 @@
-// Look-up tables whose rows are weighted by a score of the comparisons.
+// Lookup tables with rows weighted by a score of the comparisons.
 //
 //   y[b, g] = sum over tables t of g and ways k of keep[b, t] c_k W[t, i_k];   dc_k = keep[b, t] <dy[b, g], W[t, i_k]>
 //   dx[b, a] += du;  dx[b, b] -= du;  dW[t, i_k] += keep[b, t] c_k dy[b, g]
 //
-// with ids and coefficients of `scores.h`. Inputs are first laid out by blocks of samples, [inputs, kBlock]. Forward, a task has some
-// samples of one group and visits the group's tables, a few at a time. Backward, a task owns some tables of one group and visits all samples, table
-// after table: it makes the tables' gradients alone, and sums of its own for inputs and scalars, which are then added in order. How
-// tasks are cut depends on shapes alone.
+// with ids and coefficients from `scores.h`. Inputs are first laid out by sample blocks, [inputs, kBlock]. Forward, a task owns some
+// samples in one group and visits the group's tables, a few at a time. Backward, a task owns some tables in one group and visits all samples, table
+// after table: it computes these tables' gradients, and its own input and scalar sums, which are then added in order. The task
+// division depends only on shapes.
 #include "rules.h"
 #include "scores.h"
 #include "weighted_rows.h"
@@ -20,10 +20,10 @@ constexpr int64_t kWorth = 1 << 15;  // numbers that are worth a task of their o
 constexpr int64_t kSuper = 16;       // blocks between two visits of a table
 constexpr int kPack = 4;             // tables that are read together
 
-// How many options of the layer and its read stand in front of a kernel's own.
+// Number of layer and read options before a kernel's own options.
 constexpr int kIntegers = 14, kNumbers = 2;
 
-// Constants of tables of integers (lutjax/values/_quantized.py).
+// Constants for integer tables (lutjax/values/_quantized.py).
 struct Integers {
   int32_t shift;        // the least coefficient is 2^-shift, of which all are multiples
   int32_t beyond;       // exponents of scales that are numbers are smaller
@@ -126,7 +126,7 @@ void score_in(const Read& read, const Margin& margin, bool keep, int n, Scores& 
   }
 }
 
-// The scores of a table and a block.
+// Scores for a table and a block.
 template <bool for_gradient>
 void scores_of(const Layer& a, int64_t t, int64_t group, int64_t block, Scores& s) {
   const int n = a.samples(block);
@@ -139,13 +139,13 @@ void scores_of(const Layer& a, int64_t t, int64_t group, int64_t block, Scores& 
 }
 
 // ------------------------------------------------------------------------------------- forward
-// Cuts the samples of each group such that there are enough tasks.
+// Divides each group's samples into enough tasks.
 int64_t blocks_of_part(const Layer& a) {
   const int64_t parts = most<int64_t>(kTasks / most<int64_t>(a.groups, 1), 1);
   return least<int64_t>(most<int64_t>((a.blocks + parts - 1) / parts, 1), kSuper);
 }
 
-// Coefficients in units of the least one of an integer read, and where they are NaN.
+// Coefficients in units of an integer read's least coefficient, and where they are NaN.
 void in_units(float* coefficient, int n, const Integers& of, bool* unknown) {
   const float units = static_cast<float>(1 << of.shift);
   for (int b = 0; b < n; ++b) {
@@ -155,7 +155,7 @@ void in_units(float* coefficient, int n, const Integers& of, bool* unknown) {
   }
 }
 
-// Asks for part i of n of some tables, one line after the other: rows are read in any order, which memory is slow at.
+// Prefetches part i of n of some tables, line by line: later row reads have no order, which is slow from memory.
 template <class W>
 LUTJAX_INLINE void ask_for(const W* tables, int64_t size, int64_t i, int64_t n) {
   const char* from = reinterpret_cast<const char*>(tables);
@@ -163,7 +163,7 @@ LUTJAX_INLINE void ask_for(const W* tables, int64_t size, int64_t i, int64_t n) 
   for (int64_t at = bytes * i / n / 64 * 64; at < bytes * (i + 1) / n; at += 64) prefetch(from + at);
 }
 
-// Whether samples of some blocks read most rows of a table.
+// Whether the samples in some blocks read most rows of a table.
 bool reads_most(const Layer& a, int64_t blocks) { return least(blocks * kBlock, a.n) * a.read.ways >= a.n_rows; }
 
 // Sums of some blocks over tables `from` to `to` of a group, at `y` of all samples; unknown: null, or of every sample of the blocks.
@@ -237,13 +237,13 @@ const char* forward_of_integers(const Call& call, const Layer& a) {
   shared(call, a.worth_threads(), parts * a.groups, [&](int64_t i) {
     const int64_t group = i % a.groups, first = i / a.groups * each, last = least(first + each, a.blocks);
     const int64_t first_sample = first * kBlock, last_sample = least(last * kBlock, a.n);
-    const auto of = [&](auto* of_all, int64_t b) { return of_all + (b * a.groups + group) * a.n_outputs; };
+    const auto sample_row = [&](auto* of_all, int64_t b) { return of_all + (b * a.groups + group) * a.n_outputs; };
     bool unknown[kSuper * kBlock] = {};
     for (int64_t t = 0; t < most<int64_t>(a.each, 1); t += a.integers.most_tables) {
       sum_group(a, data<const int8_t>(call.inputs[0]), SumsOfIntegers{}, group, t, least(t + a.integers.most_tables, a.each), first, last, sums, unknown);
       if (totals != nullptr)
         for (int64_t b = first_sample; b < last_sample; ++b)
-          for (int64_t o = 0; o < a.n_outputs; ++o) of(totals, b)[o] = (t == 0 ? 0 : of(totals, b)[o]) + of(sums, b)[o];
+          for (int64_t o = 0; o < a.n_outputs; ++o) sample_row(totals, b)[o] = (t == 0 ? 0 : sample_row(totals, b)[o]) + sample_row(sums, b)[o];
     }
     constexpr int64_t part = 64;  // outputs whose scales are made together
     for (int64_t from = 0; from < a.n_outputs; from += part) {
@@ -253,9 +253,9 @@ const char* forward_of_integers(const Call& call, const Layer& a) {
       for (int64_t b = first_sample; b < last_sample; ++b) {
         const bool is_nan = unknown[b - first_sample];
         if (totals != nullptr)
-          in_floats(of(totals, b) + from, scale, size, is_nan, of(y, b) + from);
+          in_floats(sample_row(totals, b) + from, scale, size, is_nan, sample_row(y, b) + from);
         else
-          in_floats(of(sums, b) + from, scale, size, is_nan, of(y, b) + from);
+          in_floats(sample_row(sums, b) + from, scale, size, is_nan, sample_row(y, b) + from);
       }
     }
   });
@@ -268,7 +268,7 @@ constexpr int64_t kFew = kLanes > 4 ? kLanes / 2 : 2;  // samples
 constexpr int64_t kFewOutputs = 64;                  // of a task
 constexpr int64_t kWorthOfFew = 1 << 16;             // no thread is asked for less: it takes some microseconds to come
 
-// What a sample reads of some tables: where rows begin, and their coefficients.
+// One sample's reads from some tables: row addresses, and their coefficients.
 struct Reads {
   int64_t row[2 * kBlock];
   float coefficient[2 * kBlock];
@@ -383,15 +383,15 @@ struct Wanted {
   float* d_keep;  // [n, T] or null
 };
 
-// What a task makes beside rows.
+// A task's results besides rows.
 template <class T>
 struct Own {
   T* dx;              // [blocks, I, kBlock]
   double* d_scalars;  // sums; whole numbers of fixed point
 };
 
-inline float added(float a, float b) { return a + b; }
-inline int32_t added(int32_t a, int32_t b) { return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b)); }
+inline float add_wrapping(float a, float b) { return a + b; }
+inline int32_t add_wrapping(int32_t a, int32_t b) { return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b)); }
 inline float from_sum(double sum, float) { return static_cast<float>(sum); }
 inline int32_t from_sum(double sum, int32_t) { return static_cast<int32_t>(static_cast<int64_t>(sum)); }
 
@@ -482,7 +482,7 @@ int64_t chunks_of(const Layer& a) {
   return most<int64_t>(least(wanted, a.each / kFewest), 1);
 }
 
-// Outputs: of weights, x, scalars, keep; those that are not wanted are empty.
+// Outputs: for weights, x, scalars, keep; unrequested outputs are empty.
 template <class W, class Sums>
 const char* backward(const Call& call, const Layer& a, const Sums& sums, const Wanted& wanted) {
   using T = typename Sums::T;
@@ -511,7 +511,7 @@ const char* backward(const Call& call, const Layer& a, const Sums& sums, const W
       }
     });
     if (!wanted.of_read) continue;
-    // Inputs: the sums of tasks, sample by sample again.
+    // Inputs: the tasks' sums, sample by sample.
     const int64_t n_inputs = call.inputs[1].shape[2], parts = a.inputs_of == 1 ? tasks : chunks;
     T* dx = data<T>(call.outputs[1]);
     if (n_inputs == 0) continue;
@@ -523,7 +523,7 @@ const char* backward(const Call& call, const Layer& a, const Sums& sums, const W
         const T* part = own + h * chunks * own_size + block * a.block_size() + input * kBlock;
         for (int b = 0; b < n; ++b) sum[b] = part[b];
         for (int64_t p = 1; p < parts; ++p)
-          for (int b = 0; b < n; ++b) sum[b] = added(sum[b], part[p * own_size + b]);
+          for (int b = 0; b < n; ++b) sum[b] = add_wrapping(sum[b], part[p * own_size + b]);
         T* to = dx + ((first + block) * kBlock * a.inputs_of + h) * n_inputs + input;
         for (int b = 0; b < n; ++b) to[b * a.inputs_of * n_inputs] = sum[b];
       }
@@ -538,7 +538,7 @@ const char* backward(const Call& call, const Layer& a, const Sums& sums, const W
   return nullptr;
 }
 
-Wanted wanted_of(const Call& call, const Layer& a, bool of_rows, bool of_read, bool of_keep) {
+Wanted requested_outputs(const Call& call, const Layer& a, bool of_rows, bool of_read, bool of_keep) {
   const Array& dy = call.inputs[5];
   const int64_t groups = dy.shape[1];
   return {of_rows,
@@ -598,7 +598,7 @@ LUTJAX_KERNEL(scored_lut_backward) {
   const SumsOfFixed fixed{static_cast<float>(call.numbers[kNumbers])};
   const bool is_fixed = call.integers[kIntegers] != 0;
   const Wanted wanted =
-      wanted_of(call, a, call.integers[kIntegers + 1] != 0, call.integers[kIntegers + 2] != 0, call.integers[kIntegers + 3] != 0);
+      requested_outputs(call, a, call.integers[kIntegers + 1] != 0, call.integers[kIntegers + 2] != 0, call.integers[kIntegers + 3] != 0);
   if (call.inputs[0].type == Type::int8) return backward<int8_t>(call, a, SumsOfFloats{}, wanted);
   return for_type(call.inputs[0], [&](auto weight) {
     using W = decltype(weight);

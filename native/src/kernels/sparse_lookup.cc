@@ -1,11 +1,11 @@
-// Sums of rows whose slots reach chosen outputs. With row = index[b, t] and k over the slots of a row:
+// Sums of rows whose slots reach selected outputs. With row = index[b, t] and k over a row's slots:
 //
 //   y[b, targets[t, row, k]] += w[t, row, k]
 //   dw[t, row, k] += dy[b, targets[t, row, k]]
 //   dmargin[b, t] = slope(margin[b, t]) * (sum_k w[t, row, k] dy[b, targets[t, row, k]] - the same of row index ^ flip)
 //
-// w: [T, R, K], targets: [T or 1, R or 1, K]; negative targets are unused slots, others are clamped. Outputs have one place more than there are,
-// which unused slots reach. Forward, and for margins, a task has some samples; for dw it has a table.
+// w: [T, R, K], targets: [T or 1, R or 1, K]; negative targets are unused slots, others are clamped. Outputs have an additional element
+// for unused slots. Forward, and for margins, a task owns some samples; for dw it owns a table.
 #include "rules.h"
 #include "slots.h"
 
@@ -37,7 +37,7 @@ const char* forward(const Call& call, const How& how) {
           prefetch(w + (t * n_rows + next) * slots.n_slots);
         }
         const W* from = w + (t * n_rows + row) * slots.n_slots;
-        const int32_t* to = slots.of(t, row);
+        const int32_t* to = slots.row_targets(t, row);
         for (int64_t k = 0; k < slots.n_slots; ++k) {
           Sum& sum = sums[slots.output(to[k])];
           sum = static_cast<Sum>(static_cast<Part>(sum) + how.addend(value(from[k])));
@@ -71,7 +71,7 @@ const char* backward(const Call& call, const How& how) {
     std::memset(rows, 0, static_cast<size_t>(n_rows * n_slots) * sizeof(Sum));
     for (int64_t b = 0; b < n_samples; ++b) {
       const int64_t row = by_table[t * n_samples + b];
-      const int32_t* to = slots.of(t, row);
+      const int32_t* to = slots.row_targets(t, row);
       const float* of = dy + b * n_outputs;
       Sum* sums = rows + row * n_slots;
       for (int64_t k = 0; k < n_slots; ++k) {
@@ -92,8 +92,8 @@ const char* backward(const Call& call, const How& how) {
           prefetch(w + (t * n_rows + next) * n_slots);
         }
         const W* of_table = w + t * n_rows * n_slots;
-        const Part sum = slots.difference(how, dy + b * n_outputs, of_table + row * n_slots, of_table + other * n_slots, slots.of(t, row),
-                                          slots.of(t, other));
+        const Part sum = slots.difference(how, dy + b * n_outputs, of_table + row * n_slots, of_table + other * n_slots, slots.row_targets(t, row),
+                                          slots.row_targets(t, other));
         store_slope(margin[at], static_cast<Sum>(sum), d_margin + at);
       }
   };
@@ -113,7 +113,7 @@ const char* update(const Call& call) {
   const Slots slots(u.inputs[1], n_outputs);
   const float* dy = data<const float>(u.inputs[2]);
   return move_addressed_rows(call, u, u.inputs[0], [=](const auto& how, int64_t t, const Hit* hits, int64_t n, auto* sums) {
-    const int32_t* to = slots.of(t, hits[0].row);
+    const int32_t* to = slots.row_targets(t, hits[0].row);
     for (int64_t i = 0; i < n; ++i) {
       const float* of = dy + hits[i].number * n_outputs;
       for (int64_t k = 0; k < slots.n_slots; ++k) {
@@ -127,7 +127,7 @@ const char* update(const Call& call) {
 }  // namespace
 }  // namespace lutjax
 
-// Outputs are of the type of tables, or sums in fixed point.
+// Outputs have the type of the tables, or are fixed-point sums.
 LUTJAX_KERNEL(sparse_lookup_forward) {
   using namespace lutjax;
   const bool fixed = call.integers[0] != 0;

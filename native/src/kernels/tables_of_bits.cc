@@ -1,6 +1,6 @@
 // Tables over bits: y = table[address], where bits may lie between 0 and 1 (soft), are signs (binary), or words of 32 bits (packed).
 //
-// x: [I, B]. table: [G, 2^n], n from 1 to 8. wires: [G, n], clamped. Threads share the gates; backward the inputs, too.
+// x: [I, B]. table: [G, 2^n], n from 1 to 8. wires: [G, n], clamped. Threads share the gates, and backward also the inputs.
 //
 // Soft: y = sum_k table[k] prod_l (x_l if bit l of k else 1 - x_l), by 2^n - 1 interpolations. dtable[k] = sum over samples of dy times that
 // product; dx_l = dy times the same of n - 1 inputs, with the table's differences along bit l. Binary: bit l is x_l > 0; dtable[address] += dy;
@@ -18,7 +18,7 @@ struct Soft {
   template <class V>
   static V softened(V x) { return x; }
   template <class V>
-  static V of_zero(V dy, V x) { return dy * (all<V>(1) - x); }
+  static V of_zero(V dy, V x) { return dy * (broadcast<V>(1) - x); }
   template <class V>
   static V of_one(V dy, V x) { return dy * x; }
 };
@@ -29,11 +29,11 @@ struct Binary {
   template <class V>
   static V mix(V zero, V one, V x) { return select(x > 0.0f, one, zero); }
   template <class V>
-  static V softened(V x) { return select(x > 0.0f, all<V>(0.75f), all<V>(0.25f)); }
+  static V softened(V x) { return select(x > 0.0f, broadcast<V>(0.75f), broadcast<V>(0.25f)); }
   template <class V>
-  static V of_zero(V dy, V x) { return select(x > 0.0f, all<V>(0), dy); }
+  static V of_zero(V dy, V x) { return select(x > 0.0f, broadcast<V>(0), dy); }
   template <class V>
-  static V of_one(V dy, V x) { return select(x > 0.0f, dy, all<V>(0)); }
+  static V of_one(V dy, V x) { return select(x > 0.0f, dy, broadcast<V>(0)); }
 };
 
 struct Packed {
@@ -41,30 +41,30 @@ struct Packed {
   static V mix(V zero, V one, V x) { return (x & one) | (~x & zero); }
 };
 
-// Bits of an address whose slots are interpolated in registers.
+// Address bits whose slots are interpolated in registers.
 constexpr int kLow = 4;
 
 // The slot that inputs address, or what lies between slots: the lowest bit first.
 template <class Kind, int n, class V, class T>
-V at(const T* slots, const V* x) {
+V interpolate(const T* slots, const V* x) {
   if constexpr (n == 0) {
-    return all<V>(slots[0]);
+    return broadcast<V>(slots[0]);
   } else if constexpr (n > kLow) {
     V of[1 << (n - kLow)];
-    for (int k = 0; k < 1 << (n - kLow); ++k) of[k] = at<Kind, kLow>(slots + (k << kLow), x);
+    for (int k = 0; k < 1 << (n - kLow); ++k) of[k] = interpolate<Kind, kLow>(slots + (k << kLow), x);
     for (int place = kLow; place < n; ++place)
       for (int k = 0; k < 1 << (n - 1 - place); ++k) of[k] = Kind::mix(of[2 * k], of[2 * k + 1], x[place]);
     return of[0];
   } else {
     V of[1 << (n - 1)];
-    for (int k = 0; k < 1 << (n - 1); ++k) of[k] = Kind::mix(all<V>(slots[2 * k]), all<V>(slots[2 * k + 1]), x[0]);
+    for (int k = 0; k < 1 << (n - 1); ++k) of[k] = Kind::mix(broadcast<V>(slots[2 * k]), broadcast<V>(slots[2 * k + 1]), x[0]);
     for (int place = 1; place < n; ++place)
       for (int k = 0; k < 1 << (n - 1 - place); ++k) of[k] = Kind::mix(of[2 * k], of[2 * k + 1], x[place]);
     return of[0];
   }
 }
 
-// The slots at the addresses of several samples: of long tables they are fetched, not chosen.
+// The slots addressed by several samples: long tables are gathered, short ones selected.
 template <int n, class V>
 void fetch(const float* slots, const V* x, float* to) {
   Lanes<int32_t, sizeof(V) / 4> address{};
@@ -109,7 +109,7 @@ const char* forward(const Call& call) {
       if constexpr (n > kLow && Kind::kFetched)
         fetch<n>(slots, x, to + j);
       else
-        put<decltype(past)::value>(at<Kind, n>(slots, x), to + j);
+        put<decltype(past)::value>(interpolate<Kind, n>(slots, x), to + j);
     });
   });
   return nullptr;
@@ -130,13 +130,13 @@ const char* packed(const Call& call) {
       using V = decltype(words);
       V x[n];
       read_places<n>(rows, j, x);
-      put<decltype(past)::value>(at<Packed, n>(slots, x), to + j);
+      put<decltype(past)::value>(interpolate<Packed, n>(slots, x), to + j);
     });
   });
   return nullptr;
 }
 
-// The cotangent of what a wire reads.
+// The cotangent of a wire's input.
 template <class Kind, int n>
 struct Slopes {
   const float* dy;
@@ -147,11 +147,11 @@ struct Slopes {
   V operator()(V, int64_t j) const {
     V x[n];
     for (int place = 0; place + 1 < n; ++place) x[place] = Kind::softened(read<V>(others[place] + j));
-    return all<V>(Kind::kFactor) * read<V>(dy + j) * at<Soft, n - 1>(differences, x);
+    return broadcast<V>(Kind::kFactor) * read<V>(dy + j) * interpolate<Soft, n - 1>(differences, x);
   }
 };
 
-// integers: n, whether dx is wanted, whether dtable is; outputs: those that are, in this order.
+// integers: n, whether to compute dx and dtable; outputs: the requested ones, in this order.
 template <class Kind, int n>
 const char* backward(const Call& call) {
   const Tables<float, n> of(call);

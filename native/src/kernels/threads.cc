@@ -1,4 +1,4 @@
-// Counts threads and what loops within loops do, for tests.
+// Counts threads and nested loop iterations, for tests.
 //
 // n: integers[0]. Results, int32 [2]: the number of threads; the number of (i, j) below n that a loop in a loop has visited once.
 #include "kernels.h"

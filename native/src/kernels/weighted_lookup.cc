@@ -1,9 +1,9 @@
-// Weighted sums of rows, whose ids and coefficients are given; G groups of tables that follow each other have outputs of their own:
+// Weighted sums of rows with given ids and coefficients; G groups of consecutive tables have separate outputs:
 //
 //   y[b, g] = sum over tables t of g and ways k of c[b, t, k] w[t, i[b, t, k]];   dc[b, t, k] = <dy[b, g], w[t, i]>
 //   dw[t, i[b, t, k]] += c[b, t, k] dy[b, g]
 //
-// The first `valued` ways have values; the others have dc alone. Forward, and for dc, a task has some samples of one group; for dw a table.
+// The first `valued` ways have values; other ways have only dc. Forward, and for dc, a task owns some samples in one group; for dw a table.
 #include "rules.h"
 #include "weighted_rows.h"
 
@@ -34,12 +34,12 @@ struct Reads {
         coefficient(data<const float>(inputs[1])) {}
 
   int samples(int64_t block) const { return static_cast<int>(least<int64_t>(n - block * kBlock, kBlock)); }
-  int64_t at(int64_t block, int64_t t, int64_t way) const { return (block * kBlock * n_tables + t) * ways + way; }
+  int64_t offset(int64_t block, int64_t t, int64_t way) const { return (block * kBlock * n_tables + t) * ways + way; }
   int64_t stride() const { return n_tables * ways; }
 
   // One way of a table, sample after sample.
   void take(int64_t block, int64_t t, int64_t way, int32_t* ids, float* c) const {
-    const int64_t from = at(block, t, way);
+    const int64_t from = offset(block, t, way);
     for (int b = 0; b < samples(block); ++b) {
       ids[b] = static_cast<int32_t>(clamped<int64_t>(index[from + b * stride()], n_rows));
       c[b] = way < valued ? coefficient[from + b * stride()] : 0;
@@ -52,7 +52,7 @@ void forward(const Call& call, const Reads& a, const Sums& sums) {
   const W* weights = data<const W>(call.inputs[0]);
   auto* y = data<typename Sums::T>(call.outputs[0]);
   const int64_t of_group = a.each * a.valued, size = a.n_rows * a.n_outputs, stride = a.groups * a.n_outputs;
-  // Some blocks read some tables before both go on: rows and sums stay in the cache.
+  // Some blocks read some tables before moving on: rows and sums stay in the cache.
   const int64_t wanted = most<int64_t>(kTasks / most<int64_t>(a.groups, 1), 1);
   const int64_t blocks = least<int64_t>(most<int64_t>((a.blocks + wanted - 1) / wanted, 1), kMostBlocks);
   in_parallel(call, (a.blocks + blocks - 1) / blocks * a.groups, [&](int64_t i) {
@@ -73,7 +73,7 @@ void forward(const Call& call, const Reads& a, const Sums& sums) {
   });
 }
 
-// Inputs: weights, index, coefficients, dy. Outputs: of weights, of coefficients; those that are not wanted are empty.
+// Inputs: weights, index, coefficients, dy. Outputs: for weights, for coefficients; unrequested outputs are empty.
 template <class W, class Sums>
 void backward(const Call& call, const Reads& a, const Sums& sums, bool of_rows, bool of_read) {
   using T = typename Sums::T;
@@ -106,7 +106,7 @@ void backward(const Call& call, const Reads& a, const Sums& sums, bool of_rows, 
         else
           add_weighted_rows<1, false, true>(sums, table, index, coefficient, cotangents, a.n_outputs, n, to, product);
         if (of_read)
-          for (int b = 0; b < n; ++b) d_coefficient[a.at(block, t, way) + b * a.stride()] = products[b];
+          for (int b = 0; b < n; ++b) d_coefficient[a.offset(block, t, way) + b * a.stride()] = products[b];
       }
     }
   });
@@ -128,7 +128,7 @@ LUTJAX_KERNEL(weighted_lookup_forward) {
   });
 }
 
-// Integers from 3: whether the cotangents of weights and of coefficients are wanted.
+// Integers from 3: whether to compute the weight and coefficient cotangents.
 LUTJAX_KERNEL(weighted_lookup_backward) {
   using namespace lutjax;
   const Reads a(call.inputs[0], call.inputs + 1, call.integers);
@@ -141,7 +141,7 @@ LUTJAX_KERNEL(weighted_lookup_backward) {
   });
 }
 
-// What `rules.h` needs, then index, coefficients and dy.
+// The inputs for `rules.h`, then index, coefficients and dy.
 LUTJAX_KERNEL(weighted_lookup_update) {
   using namespace lutjax;
   const Update update(call);
