@@ -106,12 +106,12 @@ class DetectedPairs:
         return self.query if self.targets is None else self.targets
 
     def tile(
-        self, how: Launch, device: Device, *, n_detectors: int | None = None, all_outputs: bool = False
+        self, config: Launch, device: Device, *, n_detectors: int | None = None, all_outputs: bool = False
     ) -> _row_tiles.RowTile:
         n_tables, _, n_outputs = self.weights.shape
         # Additions visit some tables at a time.
         n_tables = n_tables if n_detectors is None else n_detectors
-        return _row_tiles.RowTile(how, self.sizes["keys"], n_outputs, n_tables, device, all_outputs)
+        return _row_tiles.RowTile(config, self.sizes["keys"], n_outputs, n_tables, device, all_outputs)
 
     @property
     def constants(self) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class GateTile:
     """Tiles for a call: the config's sizes, but no larger than the arrays.
 
     Attributes:
-      how: kernel config. `rows` are samples, `outputs` gates or inputs, and `detectors` consecutive
+      config: kernel config. `rows` are samples, `outputs` gates or inputs, and `detectors` consecutive
         sample tiles per program.
       device: the device.
       n_samples: number of samples.
@@ -58,7 +58,7 @@ class GateTile:
       n_groups: number of programs per sample and feature tile.
     """
 
-    how: Launch
+    config: Launch
     device: Device
     n_samples: int
     n_features: int
@@ -83,37 +83,37 @@ class GateTile:
             "places": call.wires.shape[1],
             "bits": 8 * call.x.dtype.itemsize,
         }
-        how = launch_of(kernel, sizes, device, rule)
+        config = launch_of(kernel, sizes, device, rule)
         # A program of inputs stores its samples without a partial sum, so it owns one tile.
         if of_inputs:
-            how = dataclasses.replace(how, detectors=1)
-        return cls(how, device, call.x.shape[1], len(call.x if of_inputs else call.wires), n_groups)
+            config = dataclasses.replace(config, detectors=1)
+        return cls(config, device, call.x.shape[1], len(call.x if of_inputs else call.wires), n_groups)
 
     @property
     def samples(self) -> int:
-        return _row_tiles.fitted(self.how.rows, self.n_samples)
+        return _row_tiles.fitted(self.config.rows, self.n_samples)
 
     @property
     def features(self) -> int:
-        return _row_tiles.fitted(self.how.outputs, self.n_features)
+        return _row_tiles.fitted(self.config.outputs, self.n_features)
 
     @property
     def blocks(self) -> int:
         """Number of consecutive sample tiles per program."""
         n_blocks = max(triton.cdiv(self.n_samples, self.samples), 1)
-        return min(self.how.detectors or n_blocks, n_blocks)
+        return min(self.config.detectors or n_blocks, n_blocks)
 
     @property
-    def parts(self) -> int:
+    def n_partial_sums(self) -> int:
         """Number of programs that share a feature's samples, each with a partial sum."""
         return triton.cdiv(self.n_samples, self.samples * self.blocks)
 
     def arguments(self, call: WiredCall, parameter: jax.Array) -> dict[str, Any]:
         return {
             # Features change fastest, then groups, then parts: see `locate_program`.
-            "programs": triton.cdiv(self.n_features, self.features) * self.n_groups * self.parts,
+            "programs": triton.cdiv(self.n_features, self.features) * self.n_groups * self.n_partial_sums,
             "device": self.device,
-            "warps": self.how.warps,
+            "warps": self.config.warps,
             "n_samples": call.x.shape[1],
             "n_inputs": call.x.shape[0],
             "n_gates": call.wires.shape[0],
@@ -151,7 +151,7 @@ def cotangent_of_table(
     (parts,) = launch(
         kernel,
         *inputs,
-        outputs=[jax.ShapeDtypeStruct((tile.parts, n_gates, n_slots), dtype)],
+        outputs=[jax.ShapeDtypeStruct((tile.n_partial_sums, n_gates, n_slots), dtype)],
         SLOTS=slots,
         **tile.arguments(call, call.table),
     )

@@ -345,14 +345,14 @@ def _divisor(n_detectors: int, size: int) -> int:
     return group
 
 
-def _tile(n_outputs: int, how: dict[str, int]) -> dict[str, Any]:
+def _tile(n_outputs: int, config: dict[str, int]) -> dict[str, Any]:
     """Return a product kernel's tile constants."""
     return {
         "n_outputs": n_outputs,
         "OUTPUTS": min(max(triton.next_power_of_2(n_outputs), 16), 64),
-        "ROWS": how["rows"],
-        "CELLS": how["cells"],
-        "stages": how["stages"],
+        "ROWS": config["rows"],
+        "CELLS": config["cells"],
+        "stages": config["stages"],
     }
 
 

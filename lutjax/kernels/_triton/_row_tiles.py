@@ -46,7 +46,7 @@ class RowTile:
     """Tiles for a call: the config's sizes, but no larger than the arrays.
 
     Attributes:
-      how: kernel config.
+      config: kernel config.
       n_reads, n_outputs, n_detectors: reads per detector, outputs, and detectors.
       device: the device.
       all_outputs: whether a program visits all outputs, block by block.
@@ -56,7 +56,7 @@ class RowTile:
       ValueError: a tile does not fit the device's shared memory.
     """
 
-    how: Launch
+    config: Launch
     n_reads: int
     n_outputs: int
     n_detectors: int
@@ -69,22 +69,22 @@ class RowTile:
         size, most = 4 * self.rows * self.outputs, shared_memory(self.device)
         if size > most:
             raise ValueError(
-                f"{self.how}: a tile of {self.rows} rows and {self.outputs} outputs takes {size} bytes; the shared "
+                f"{self.config}: a tile of {self.rows} rows and {self.outputs} outputs takes {size} bytes; the shared "
                 f"memory of {self.device.kind} holds {most}. Choose fewer rows or outputs."
             )
 
     @property
     def rows(self) -> int:
-        return fitted(self.how.rows, self.n_reads)
+        return fitted(self.config.rows, self.n_reads)
 
     @property
     def outputs(self) -> int:
-        return fitted(self.how.outputs, self.n_outputs)
+        return fitted(self.config.outputs, self.n_outputs)
 
     @property
     def detectors(self) -> int:
         of_group = self.n_detectors // self.n_groups
-        return max(min(self.how.detectors or of_group, of_group), 1)
+        return max(min(self.config.detectors or of_group, of_group), 1)
 
     @property
     def detector_blocks(self) -> int:
@@ -106,7 +106,7 @@ class RowTile:
         return {
             "programs": self.programs,
             "device": self.device,
-            "warps": self.how.warps,
+            "warps": self.config.warps,
             "n_detectors": self.n_detectors,
             "n_outputs": self.n_outputs,
             "ROWS": self.rows,

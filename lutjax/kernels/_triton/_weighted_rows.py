@@ -78,12 +78,12 @@ class Reads:
         return _row_tiles.sizes(weights, samples=self.index.shape[2], **ways, **groups)
 
     def tile(
-        self, how: Launch, n_outputs: int, device: Device, *, n_tables: int | None = None
+        self, config: Launch, n_outputs: int, device: Device, *, n_tables: int | None = None
     ) -> _row_tiles.RowTile:
         """Return detector tiles for each group, or for `n_tables` tables from any groups."""
         n_detectors, _, n_samples = self.index.shape
         n, groups = (n_detectors, self.groups) if n_tables is None else (n_tables, 1)
-        return _row_tiles.RowTile(how, n_samples, n_outputs, n, device, n_groups=groups)
+        return _row_tiles.RowTile(config, n_samples, n_outputs, n, device, n_groups=groups)
 
     def arguments(
         self, tile: _row_tiles.RowTile, n_rows: int, dtype: Any, accumulate: FixedPoint | None
@@ -107,7 +107,7 @@ class Reads:
 def sums(
     weights: jax.Array,
     reads: Reads,
-    how: Launch,
+    config: Launch,
     device: Device,
     accumulate: FixedPoint | None,
     *,
@@ -117,7 +117,7 @@ def sums(
     _, n_rows, n_outputs = weights.shape
     # Integer rows times integer coefficients stay exact in int32.
     dtype = jnp.dtype(jnp.int32) if reads.in_integers else accumulator(weights.dtype)
-    tile = reads.tile(how, n_outputs, device)
+    tile = reads.tile(config, n_outputs, device)
     # With several programs per sum, each writes a part, in the sum dtype.
     whole = finished and tile.detector_blocks == 1 and accumulate is None
     shape = (tile.detector_blocks, tile.n_reads, reads.groups, n_outputs)
@@ -141,8 +141,8 @@ def weighted_sums(
     finished: bool = True,
 ) -> jax.Array:
     """Return `sums` with the kernel config for weighted reads."""
-    how = launch_of("weighted_lookup.forward", reads.sizes(weights), device, forward_rule)
-    return sums(weights, reads, how, device, accumulate, finished=finished)
+    config = launch_of("weighted_lookup.forward", reads.sizes(weights), device, forward_rule)
+    return sums(weights, reads, config, device, accumulate, finished=finished)
 
 
 def products_of(
@@ -160,8 +160,8 @@ def products_of(
     _, n_rows, n_outputs = weights.shape
     dtype = accumulator(weights.dtype)
     sizes = {**reads.sizes(weights), "detectors": n_detectors * n_ways}
-    how = launch_of("weighted_lookup.products", sizes, device, _products_rule)
-    tile = reads.tile(how, n_outputs, device)
+    config = launch_of("weighted_lookup.products", sizes, device, _products_rule)
+    tile = reads.tile(config, n_outputs, device)
     # Blocks of outputs write separate parts.
     shape = (tile.output_blocks, *index.shape)
     (parts,) = launch(
@@ -179,14 +179,14 @@ def add(
     addition: _row_additions.Addition,
     reads: Reads,
     dy: jax.Array,
-    how: Launch,
+    config: Launch,
     device: Device,
     accumulate: FixedPoint | None,
 ) -> tuple[jax.Array, ...]:
     """Add ``coefficient * dy`` to every read's row, for ``dy [n, G, O]``."""
     n_tables, n_rows, n_outputs = addition.total.shape
     # Blocks of `total` may span groups, since `total` holds some tables at a time.
-    tile = reads.tile(how, n_outputs, device, n_tables=n_tables)
+    tile = reads.tile(config, n_outputs, device, n_tables=n_tables)
     arguments = reads.arguments(tile, n_rows, accumulator(dy.dtype), accumulate)
     # Programs interleave so many blocks of detectors that the tables of concurrent programs just
     # fit the cache. The number of blocks is rounded up; those beyond the tables do nothing.
@@ -206,8 +206,8 @@ def weighted_add(
     accumulate: FixedPoint | None,
 ) -> tuple[jax.Array, ...]:
     """Run `add` with the kernel config for weighted reads from these tables."""
-    how = launch_of("weighted_lookup.table", reads.sizes(weights), device, table_rule)
-    return add(addition, reads, dy, how, device, accumulate)
+    config = launch_of("weighted_lookup.table", reads.sizes(weights), device, table_rule)
+    return add(addition, reads, dy, config, device, accumulate)
 
 
 # ------------------------------------------------------- ways, the interface of `_row_gathers`

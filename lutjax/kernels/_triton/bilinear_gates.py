@@ -80,7 +80,7 @@ def _scatter_gradients(
         call.coefficients,
         call.wires,
         dy,
-        outputs=[jax.ShapeDtypeStruct((tile.parts, 4, len(call.wires)) if sums else (1,), dtype)],
+        outputs=[jax.ShapeDtypeStruct((tile.n_partial_sums, 4, len(call.wires)) if sums else (1,), dtype)],
         zeroed=[jax.ShapeDtypeStruct(call.x.shape if scatter else (1,), dtype)],
         SUMS=sums,
         SCATTER=scatter,
@@ -105,7 +105,7 @@ def _gather_gradients(
         _gate_tiles.used_readers(readers),
         dy,
         outputs=[jax.ShapeDtypeStruct(call.x.shape, call.x.dtype)],
-        zeroed=[jax.ShapeDtypeStruct((tile.parts, 4, len(call.wires)) if sums else (1,), dtype)],
+        zeroed=[jax.ShapeDtypeStruct((tile.n_partial_sums, 4, len(call.wires)) if sums else (1,), dtype)],
         SUMS=sums,
         **tile.arguments(call, call.coefficients),
     )

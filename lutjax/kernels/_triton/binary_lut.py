@@ -149,9 +149,9 @@ def _arguments(
 ) -> dict[str, Any]:
     tile = _gate_tiles.GateTile.for_call(f"binary_lut.{kernel}", rule, call, device, of_inputs=of_inputs)
     # A word holds 32 samples, also if there are fewer.
-    how = dataclasses.replace(tile.how, rows=max(tile.how.rows, _BITS), detectors=1)
+    config = dataclasses.replace(tile.config, rows=max(tile.config.rows, _BITS), detectors=1)
     n_samples = max(tile.n_samples, _BITS) if tile.n_samples else 0
-    return dataclasses.replace(tile, how=how, n_samples=n_samples).arguments(call, call.table)
+    return dataclasses.replace(tile, config=config, n_samples=n_samples).arguments(call, call.table)
 
 
 def _words_rule(sizes: Sizes) -> Launch:

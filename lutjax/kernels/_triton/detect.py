@@ -51,8 +51,8 @@ def forward(call: Detect, *, device: Device) -> Detection:
     shape, dtype = (n_detectors, len(x)), accumulator(x.dtype)
     if n_pairs == 0:
         return jax.tree.map(lambda a: a.T, closest([], shape, dtype, call.epsilon))
-    how = launch_of("detect.forward", _sizes(call, len(x)), device, _forward_rule)
-    tile = _row_tiles.RowTile(how, len(x), 1, n_detectors, device)
+    config = launch_of("detect.forward", _sizes(call, len(x)), device, _forward_rule)
+    tile = _row_tiles.RowTile(config, len(x), 1, n_detectors, device)
     index, flip, margin = launch(
         _compare,
         x.T,
@@ -73,9 +73,9 @@ def backward(
     # Without pairs there is no gradient.
     if n_pairs == 0:
         return {"x": zeros_varying(cotangent, shape, dtype)}
-    how = launch_of("detect.backward", _sizes(call, len(flip)), device, _backward_rule)
+    config = launch_of("detect.backward", _sizes(call, len(flip)), device, _backward_rule)
     compared = n_detectors * call.n_inputs <= _COMPARED
-    tile = _row_tiles.RowTile(how, *shape, n_detectors, device, all_outputs=not compared)
+    tile = _row_tiles.RowTile(config, *shape, n_detectors, device, all_outputs=not compared)
     # Atomics add to zeros ``[B, I]``; compared sums are parts ``[detector blocks, I, B]``.
     changed: dict[str, Any] = {"zeroed": [jax.ShapeDtypeStruct(shape, dtype)]}
     if compared:

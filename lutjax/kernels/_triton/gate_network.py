@@ -68,8 +68,8 @@ def forward(call: GateNetwork, *, device: Device) -> jax.Array:
         return forward(_stacked(call), device=device)[0]
     n_calls, _, n_samples = call.x.shape
     shape = jax.ShapeDtypeStruct((n_calls, call.sizes[-1], n_samples), call.x.dtype)
-    how = launch_of("gate_network.forward", _sizes(call), device, _forward_rule)
-    arguments = _arguments(call, how, device)
+    config = launch_of("gate_network.forward", _sizes(call), device, _forward_rule)
+    arguments = _arguments(call, config, device)
     # Layers write the two halves in turn; a single layer needs no scratch.
     rows = 2 * arguments["WIDEST"] if len(call.sizes) > 1 else 0
     y, _ = launch(
@@ -90,8 +90,8 @@ def backward(
     if call.x.ndim == 2:
         cotangents = backward(_stacked(call), cotangent[None], needs, device=device)
         return {name: a[0] for name, a in cotangents.items()}
-    how = launch_of("gate_network.backward", _sizes(call), device, _backward_rule)
-    arguments = _arguments(call, how, device)
+    config = launch_of("gate_network.backward", _sizes(call), device, _backward_rule)
+    arguments = _arguments(call, config, device)
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
     n_programs, n_gates = arguments["programs"], call.wires.shape[1]
     if not n_programs:
@@ -250,7 +250,7 @@ def _rule(sizes: Sizes, rows: int, most: int) -> Launch:
     )
 
 
-def _arguments(call: GateNetwork, how: Launch, device: Device) -> dict[str, Any]:
+def _arguments(call: GateNetwork, config: Launch, device: Device) -> dict[str, Any]:
     """Return `launch` arguments and kernel constants.
 
     In the config, `rows` are samples, `detectors` sample blocks, and `outputs` gates per tile.
@@ -258,9 +258,9 @@ def _arguments(call: GateNetwork, how: Launch, device: Device) -> dict[str, Any]
     n_calls, n_inputs, n_samples = call.x.shape
     # Scratch and tiles have one size for all layers, because `layer` is a run-time loop variable.
     widest = max(call.sizes)
-    samples, gates = _row_tiles.fitted(how.rows, n_samples), _row_tiles.fitted(how.outputs, widest)
+    samples, gates = _row_tiles.fitted(config.rows, n_samples), _row_tiles.fitted(config.outputs, widest)
     n_blocks = triton.cdiv(n_samples, samples)
-    blocks = min(how.detectors or n_blocks, max(n_blocks, 1))
+    blocks = min(config.detectors or n_blocks, max(n_blocks, 1))
     runs = n_inputs and n_samples and call.sizes[-1]
     programs = triton.cdiv(n_blocks, blocks) if runs else 0
     return {
@@ -268,7 +268,7 @@ def _arguments(call: GateNetwork, how: Launch, device: Device) -> dict[str, Any]
         "PROGRAMS": programs,
         "device": device,
         # No more warps than a tile has work for: 128 elements or 32 gates each.
-        "warps": min(how.warps, max(samples * gates // 128, gates // 32, 1)),
+        "warps": min(config.warps, max(samples * gates // 128, gates // 32, 1)),
         "n_samples": n_samples,
         "n_inputs": n_inputs,
         "n_gates": call.wires.shape[1],

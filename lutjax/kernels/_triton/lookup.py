@@ -43,8 +43,8 @@ SPEC = Declaration(_supports, launches=("lookup.forward", "lookup.margins", "loo
 
 
 def forward(call: Lookup, *, device: Device) -> jax.Array:
-    how = _launch("forward", _weighted_rows.forward_rule, call, device)
-    y = _weighted_rows.sums(call.weights, _reads(call), how, device, call.accumulate)
+    config = _launch("forward", _weighted_rows.forward_rule, call, device)
+    y = _weighted_rows.sums(call.weights, _reads(call), config, device, call.accumulate)
     return y.reshape(len(y), y.shape[1] * y.shape[2])
 
 
@@ -63,8 +63,8 @@ def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) ->
 
 def _margins(call: Lookup, dy: jax.Array, device: Device) -> jax.Array:
     d, weights, reads = call.detection, call.weights, _reads(call)
-    how = _launch("margins", _margins_rule, call, device)
-    tile = reads.tile(how, weights.shape[2], device)
+    config = _launch("margins", _margins_rule, call, device)
+    tile = reads.tile(config, weights.shape[2], device)
     # Blocks of outputs write separate parts.
     shape = (tile.output_blocks, tile.n_detectors, tile.n_reads)
     (products,) = launch(
@@ -85,8 +85,8 @@ def _margins(call: Lookup, dy: jax.Array, device: Device) -> jax.Array:
 def _add_to_rows(
     call: Lookup, dy: jax.Array, device: Device, addition: _row_additions.Addition
 ) -> tuple[jax.Array, ...]:
-    how = _launch("table", _weighted_rows.table_rule, call, device)
-    return _weighted_rows.add(addition, _reads(call), dy, how, device, call.accumulate)
+    config = _launch("table", _weighted_rows.table_rule, call, device)
+    return _weighted_rows.add(addition, _reads(call), dy, config, device, call.accumulate)
 
 
 def _reads(call: Lookup) -> _weighted_rows.Reads:

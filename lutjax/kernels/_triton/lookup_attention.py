@@ -128,13 +128,13 @@ def _margins(
     """Return margin gradients for queries, keys and, if needed, positions."""
     weights, query, key, position = call.weights, call.query, call.key, call.position
     of_products = _histograms.faster("margins", pairs)
-    how = (
+    config = (
         _OF_PRODUCTS
         if of_products
         else launch_of("lookup_attention.margins", pairs.sizes, device, _margins_rule)
     )
     # A margin needs the whole inner product, so a program visits all outputs.
-    tile = pairs.tile(how, device, all_outputs=True)
+    tile = pairs.tile(config, device, all_outputs=True)
     q_flip, k_flip = major(query.flip) << pairs.query_shift, major(key.flip) << pairs.key_shift
     dtype = addend_dtype(query.margin.dtype, call.accumulate)
     shape_of_keys = (len(weights), *key.index.shape[:2])
@@ -196,8 +196,8 @@ def add_rows(
 ) -> tuple[jax.Array, ...]:
     if _histograms.faster("table", pairs):
         return _histograms.add_rows(pairs, dy, device, addition)
-    how = launch_of("lookup_attention.table", pairs.sizes, device, _table_rule)
-    tile = pairs.tile(how, device, n_detectors=addition.total.shape[0])
+    config = launch_of("lookup_attention.table", pairs.sizes, device, _table_rule)
+    tile = pairs.tile(config, device, n_detectors=addition.total.shape[0])
     n_samples, n_queries = pairs.queries
     # Rows that few pairs read are not in the cache yet, so a prefetch hides their latency (13 % at
     # 128 x 32). Frequently read rows are cached already.

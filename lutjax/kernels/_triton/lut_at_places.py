@@ -70,9 +70,9 @@ SPEC = Declaration(_supports, launches=("lut_at_places.forward", "lut_at_places.
 
 
 def forward(call: LutAtPlaces, *, device: Device) -> jax.Array:
-    how = launch_of("lut_at_places.forward", _sizes(call), device, _forward_rule)
+    config = launch_of("lut_at_places.forward", _sizes(call), device, _forward_rule)
     # A program owns all detectors of a group and stores complete outputs.
-    how = dataclasses.replace(how, detectors=0)
+    config = dataclasses.replace(config, detectors=0)
     shape = jax.ShapeDtypeStruct((len(call.x), call.n_places, call.n_outputs), call.weights.dtype)
     changed: dict[str, Any] = {"outputs": [shape]}
     # Groups with targets may share outputs, so atomics add them.
@@ -81,7 +81,7 @@ def forward(call: LutAtPlaces, *, device: Device) -> jax.Array:
         changed = {"zeroed": [jax.ShapeDtypeStruct(shape.shape, sums)]}
     ends = _ends(call)
     (y,) = launch(
-        _sum_rows, call.x, call.weights, ends, _targets(call), **changed, **_arguments(call, how, device)
+        _sum_rows, call.x, call.weights, ends, _targets(call), **changed, **_arguments(call, config, device)
     )
     return y.astype(shape.dtype)
 
@@ -89,7 +89,7 @@ def forward(call: LutAtPlaces, *, device: Device) -> jax.Array:
 def backward(
     call: LutAtPlaces, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    how = launch_of("lut_at_places.backward", _sizes(call), device, _backward_rule)
+    config = launch_of("lut_at_places.backward", _sizes(call), device, _backward_rule)
     n_detectors, n = len(call.anchors), len(call.x) * call.n_places
     of_margin, of_table = "x" in needs, "weights" in needs
     ends = _ends(call)
@@ -109,7 +109,7 @@ def backward(
         ],
         OF_MARGIN=of_margin,
         OF_TABLE=of_table,
-        **_arguments(call, how, device, all_outputs=True),
+        **_arguments(call, config, device, all_outputs=True),
     )
     cotangents = {"weights": d_weights}
     if of_margin:
@@ -216,12 +216,12 @@ def _geometry(call: LutAtPlaces) -> dict[str, Any]:
 
 
 def _arguments(
-    call: LutAtPlaces, how: Launch, device: Device, *, all_outputs: bool = False
+    call: LutAtPlaces, config: Launch, device: Device, *, all_outputs: bool = False
 ) -> dict[str, Any]:
     """Return `launch` arguments and constants for kernels that read tables."""
     n_detectors, n_rows, n_outputs = call.weights.shape
     n, number = len(call.x) * call.n_places, accumulator(call.weights.dtype)
-    tile = _row_tiles.RowTile(how, n, n_outputs, n_detectors, device, all_outputs, n_groups=call.groups)
+    tile = _row_tiles.RowTile(config, n, n_outputs, n_detectors, device, all_outputs, n_groups=call.groups)
     return {
         **tile.arguments,
         **_geometry(call),

@@ -108,9 +108,9 @@ def _terms(
         d_weights = _gradient(pairs, dy, device) if "weights" in needs else weights
         return *zeros, d_weights
 
-    how = launch_of("lut_pair_attention.terms", pairs.sizes, device, _terms_rule)
+    config = launch_of("lut_pair_attention.terms", pairs.sizes, device, _terms_rule)
     # A margin needs the whole inner product, so a program visits all outputs.
-    tile = pairs.tile(how, device, all_outputs=True)
+    tile = pairs.tile(config, device, all_outputs=True)
     # Separate parts for samples, no larger than the gradients of keys: fewer programs add to the
     # same element.
     of_positions = (n_samples, n_pairs, n_detectors, pairs.n_distances)
@@ -145,8 +145,8 @@ def _terms(
 def _add_to_rows(
     pairs: "ComparedPairs", dy: jax.Array, device: Device, addition: _row_additions.Addition
 ) -> tuple[jax.Array, ...]:
-    how = launch_of("lut_pair_attention.table", pairs.sizes, device, _rule)
-    tile = pairs.tile(how, device, n_detectors=addition.total.shape[0])
+    config = launch_of("lut_pair_attention.table", pairs.sizes, device, _rule)
+    tile = pairs.tile(config, device, n_detectors=addition.total.shape[0])
     return addition(_add_rows, *pairs.arrays, dy, **pairs.arguments(tile))
 
 
@@ -189,14 +189,14 @@ class ComparedPairs:
         return sizes
 
     def tile(
-        self, how: Launch, device: Device, *, n_detectors: int | None = None, all_outputs: bool = False
+        self, config: Launch, device: Device, *, n_detectors: int | None = None, all_outputs: bool = False
     ) -> _row_tiles.RowTile:
         n_tables, _, n_outputs = self.call.weights.shape
         n_tables = n_tables if n_detectors is None else n_detectors
         # A tile needs no more rows than there are pairs of a key block.
         most = _row_tiles.fitted(_KEYS, self._most_keys)
         n_reads = most * triton.next_power_of_2(max(self.terms.query.shape[3], 1))
-        return _row_tiles.RowTile(how, n_reads, n_outputs, n_tables, device, all_outputs)
+        return _row_tiles.RowTile(config, n_reads, n_outputs, n_tables, device, all_outputs)
 
     def arguments(self, tile: _row_tiles.RowTile) -> dict[str, Any]:
         n_pairs, n_detectors, n_samples, n_queries = self.terms.query.shape

@@ -435,7 +435,7 @@ def _staged_inputs(tile: "_Tile", columns: int) -> tuple[tuple[jax.Array, ...], 
     x, _, _, scalars, keep, _ = _inputs(tile, reads_tables=False)
     n_inputs_of, n_inputs = tile.call.x.shape[1:]
     # Bytes between two inputs in shared memory: the float32 elements of all samples of a program.
-    each = 4 * tile.rows.how.rows
+    each = 4 * tile.rows.config.rows
     # Larger inputs are read through the caches; shared memory then holds at most the gradient sums.
     staged = columns * each * n_inputs <= _MOST_STAGED
     # Ends are byte offsets into a column of shared memory, or ids.
@@ -495,7 +495,7 @@ class _Tile:
         most = _quantized.MOST_ADDENDS // formula.ways
         if not tile.in_integers or tile.rows.detectors <= most:
             return tile
-        rows = dataclasses.replace(tile.rows, how=dataclasses.replace(how, detectors=most))
+        rows = dataclasses.replace(tile.rows, config=dataclasses.replace(how, detectors=most))
         return dataclasses.replace(tile, rows=rows)
 
     @property
@@ -521,7 +521,7 @@ class _Tile:
     @property
     def programs(self) -> int:
         return (
-            triton.cdiv(self.rows.n_reads, self.rows.how.rows)
+            triton.cdiv(self.rows.n_reads, self.rows.config.rows)
             * self.output_blocks
             * self.parts
             * self.call.groups
@@ -551,7 +551,7 @@ class _Tile:
         return {
             "programs": self.programs if call.weights.size else 0,
             "device": self.rows.device,
-            "warps": self.rows.how.warps,
+            "warps": self.rows.config.warps,
             "n_samples": len(call.x),
             "n_groups": call.groups,
             "n_tables": n_tables,
@@ -564,7 +564,7 @@ class _Tile:
             "n_programs": self.programs,
             # Also for fewer than 32 samples: in a smaller tile several threads would compute the
             # same sample.
-            "ROWS": self.rows.how.rows,
+            "ROWS": self.rows.config.rows,
             "FIRST": self.pieces[0],
             # All tiles but the last one are as large as the first.
             "LAST": self.pieces[-1],

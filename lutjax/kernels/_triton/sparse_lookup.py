@@ -60,8 +60,8 @@ def forward(call: SparseLookup, *, device: Device) -> jax.Array:
     n_detectors, _, n_slots = weights.shape
     n_samples = len(call.detection.index)
     compared = n_detectors * n_slots * n_outputs <= _COMPARED
-    how = launch_of("sparse_lookup.forward", _sizes(call), device, _forward_rule)
-    tile = _row_tiles.RowTile(how, n_samples, n_outputs if compared else n_slots, n_detectors, device)
+    config = launch_of("sparse_lookup.forward", _sizes(call), device, _forward_rule)
+    tile = _row_tiles.RowTile(config, n_samples, n_outputs if compared else n_slots, n_detectors, device)
     dtype = addend_dtype(weights.dtype, call.accumulate)
     changed: dict[str, Any] = {"zeroed": [jax.ShapeDtypeStruct((n_samples, n_outputs), dtype)]}
     if compared:
@@ -95,9 +95,9 @@ def update(
 def _margins(call: SparseLookup, dy: jax.Array, device: Device) -> jax.Array:
     n_detectors, _, n_slots = call.weights.shape
     d = call.detection
-    how = launch_of("sparse_lookup.margins", _sizes(call), device, _rule)
+    config = launch_of("sparse_lookup.margins", _sizes(call), device, _rule)
     # A program visits all slots of a row, so it writes a complete inner product.
-    tile = _row_tiles.RowTile(how, len(dy), n_slots, n_detectors, device, all_outputs=True)
+    tile = _row_tiles.RowTile(config, len(dy), n_slots, n_detectors, device, all_outputs=True)
     (d_margin,) = launch(
         _multiply_rows,
         call.weights,
@@ -115,8 +115,8 @@ def _margins(call: SparseLookup, dy: jax.Array, device: Device) -> jax.Array:
 def _add_to_rows(
     call: SparseLookup, dy: jax.Array, device: Device, addition: _row_additions.Addition
 ) -> tuple[jax.Array, ...]:
-    how = launch_of("sparse_lookup.table", _sizes(call), device, _rule)
-    tile = _row_tiles.RowTile(how, len(dy), call.weights.shape[2], addition.total.shape[0], device)
+    config = launch_of("sparse_lookup.table", _sizes(call), device, _rule)
+    tile = _row_tiles.RowTile(config, len(dy), call.weights.shape[2], addition.total.shape[0], device)
     return addition(_add_rows, call.detection.index.T, call.targets, dy, **_arguments(tile, call))
 
 

@@ -112,7 +112,7 @@ def apply(
 
     `value` computes with 32-bit elements.
     """
-    how = _blocks(x, parameter, wires, device, backward=False)
+    tiling = _blocks(x, parameter, wires, device, backward=False)
 
     def kernel(
         wires_ref: Any, x_ref: Any, parameter_ref: Any, y_ref: Any, read_ref: Any, spread_ref: Any
@@ -125,15 +125,15 @@ def apply(
             for lanes in tiles:
                 y_ref[_gates(k), lanes] = value(numbers, _tiles(read_ref, k, lanes)).astype(y_ref.dtype)
 
-        _over_tiles(how, visit_tiles)
+        _over_tiles(tiling, visit_tiles)
 
     (y,) = _launch(
         kernel,
-        how,
+        tiling,
         x,
         parameter,
         wires,
-        outputs=[(jax.ShapeDtypeStruct((len(wires), x.shape[1]), dtype), _gate_spec(how))],
+        outputs=[(jax.ShapeDtypeStruct((len(wires), x.shape[1]), dtype), _gate_spec(tiling))],
         n_spread=1,
         name=name,
     )
@@ -152,7 +152,7 @@ def differentiate(
     device: Device,
 ) -> tuple[jax.Array | None, jax.Array | None]:
     """Return float32 cotangents for ``[I, B]`` and ``[G, K]``; None where the function is None."""
-    how = _blocks(x, parameter, wires, device, backward=True)
+    tiling = _blocks(x, parameter, wires, device, backward=True)
     (n_gates, n_slots), (n_inputs, n_samples) = parameter.shape, x.shape
 
     def kernel(
@@ -176,8 +176,8 @@ def differentiate(
                 if of_parameter:
                     # The last block reads beyond the samples, where x and dy may hold NaN: mask
                     # before the sum.
-                    first = sample_block * how.samples + lanes.start
-                    inside = [_if_inside(a, first, n_samples, how.samples) for a in (g, *read)]
+                    first = sample_block * tiling.samples + lanes.start
+                    inside = [_if_inside(a, first, n_samples, tiling.samples) for a in (g, *read)]
                     addends = of_parameter(numbers, inside[1:], inside[0])
                     sums = [s + a for s, a in zip(sums, addends, strict=True)]
                 if of_inputs:
@@ -189,7 +189,7 @@ def differentiate(
                 for slot, s in enumerate(sums):
                     wide_ref[slot, _gates(k), :] += s
 
-        _over_tiles(how, visit_tiles)
+        _over_tiles(tiling, visit_tiles)
         if sums_ref is not None:
             _sum_lanes(wide_ref, sums_ref)
         if dx_ref is not None:
@@ -197,38 +197,40 @@ def differentiate(
             # all gates.
             pl.when(gate_block == 0)(lambda: _clear(dx_ref))
             # Padding gates may hold NaN.
-            left = how.gates if n_gates % how.gates == 0 else n_gates - gate_block * how.gates
+            left = tiling.gates if n_gates % tiling.gates == 0 else n_gates - gate_block * tiling.gates
             _add(wires_ref, apart_ref, read_ref, dx_ref, left)
 
     outputs = []
     if of_inputs:
         # All blocks of gates add to one block of inputs.
         dx = jax.ShapeDtypeStruct((n_inputs, n_samples), jnp.float32)
-        outputs.append((dx, pl.BlockSpec((n_inputs, how.samples), lambda b, g: (0, b))))
+        outputs.append((dx, pl.BlockSpec((n_inputs, tiling.samples), lambda b, g: (0, b))))
     if of_parameter:
-        steps = pl.cdiv(n_samples, how.samples)
+        steps = pl.cdiv(n_samples, tiling.samples)
         # One part per block of samples, added by XLA: blocks of samples may run on different cores.
         sums = jax.ShapeDtypeStruct((steps, n_gates, n_slots), jnp.float32)
-        outputs.append((sums, pl.BlockSpec((1, how.gates, n_slots), lambda b, g: (b, g, 0))))
-    of_block = how.gates // _together(wires.shape[1])
-    apart = _reads_different_rows(_ids(how, wires, n_inputs), n_gates).reshape(-1, 1, of_block)
+        outputs.append((sums, pl.BlockSpec((1, tiling.gates, n_slots), lambda b, g: (b, g, 0))))
+    of_block = tiling.gates // _together(wires.shape[1])
+    apart = _reads_different_rows(_ids(tiling, wires, n_inputs), n_gates).reshape(-1, 1, of_block)
     more = [
         (apart, pl.BlockSpec((1, 1, of_block), lambda b, g: (g, 0, 0), memory_space=pltpu.SMEM)),
-        (dy, _gate_spec(how)),
+        (dy, _gate_spec(tiling)),
     ]
-    results = list(_launch(kernel, how, x, parameter, wires, *more, outputs=outputs, n_spread=2, name=name))
+    results = list(
+        _launch(kernel, tiling, x, parameter, wires, *more, outputs=outputs, n_spread=2, name=name)
+    )
     return results.pop(0) if of_inputs else None, results.pop(0).sum(0) if of_parameter else None
 
 
 def _blocks(x: jax.Array, parameter: jax.Array, wires: jax.Array, device: Device, backward: bool) -> Blocks:
-    how = blocks(x, parameter, wires, device, backward)
-    assert how is not None  # `_gate_blocks.unsupported` has asked
-    return how
+    tiling = blocks(x, parameter, wires, device, backward)
+    assert tiling is not None  # `_gate_blocks.unsupported` has asked
+    return tiling
 
 
 def _launch(
     kernel: Callable[..., None],
-    how: Blocks,
+    tiling: Blocks,
     x: jax.Array,
     parameter: jax.Array,
     wires: jax.Array,
@@ -238,45 +240,45 @@ def _launch(
     name: str,
 ) -> tuple[jax.Array, ...]:
     (n_inputs, n_samples), (n_gates, n_slots), places = x.shape, parameter.shape, wires.shape[1]
-    steps = pl.cdiv(n_gates, how.gates)
+    steps = pl.cdiv(n_gates, tiling.gates)
     # Rows of 16 bits cannot be read one by one.
     wide = jnp.int32 if jnp.issubdtype(x.dtype, jnp.integer) else jnp.float32
     return _call.call(
         kernel,
         # Ids in scalar memory: they are addresses, read one by one.
-        _ids(how, wires, n_inputs).reshape(steps, 1, how.gates * places),
+        _ids(tiling, wires, n_inputs).reshape(steps, 1, tiling.gates * places),
         x.astype(wide),
         parameter.astype(wide),
         *(a for a, _ in more),
         outputs=[shape for shape, _ in outputs],
         name=name,
-        grid=(pl.cdiv(n_samples, how.samples), steps),
+        grid=(pl.cdiv(n_samples, tiling.samples), steps),
         in_specs=[
-            pl.BlockSpec((1, 1, how.gates * places), lambda b, g: (g, 0, 0), memory_space=pltpu.SMEM),
+            pl.BlockSpec((1, 1, tiling.gates * places), lambda b, g: (g, 0, 0), memory_space=pltpu.SMEM),
             pl.BlockSpec(
-                (n_inputs, how.samples), lambda b, g: (0, b), pipeline_mode=pl.Buffered(how.buffers)
+                (n_inputs, tiling.samples), lambda b, g: (0, b), pipeline_mode=pl.Buffered(tiling.buffers)
             ),
-            pl.BlockSpec((how.gates, n_slots), lambda b, g: (g, 0)),
+            pl.BlockSpec((tiling.gates, n_slots), lambda b, g: (g, 0)),
             *(block for _, block in more),
         ],
         out_specs=[block for _, block in outputs],
         scratch_shapes=[
             # A leading axis for groups of eight gates: rows are stored at any sublane, and tiles
             # are read as whole registers.
-            pltpu.VMEM((places, how.gates // SUBLANES, SUBLANES, how.samples), wide),
-            *[pltpu.VMEM((n_slots, how.gates, LANES), wide)] * n_spread,
+            pltpu.VMEM((places, tiling.gates // SUBLANES, SUBLANES, tiling.samples), wide),
+            *[pltpu.VMEM((n_slots, tiling.gates, LANES), wide)] * n_spread,
         ],
         compiler_params=pltpu.CompilerParams(
             # Blocks of samples are independent; blocks of gates add to the same cotangents.
             dimension_semantics=("parallel", "arbitrary"),
-            vmem_limit_bytes=how.limit,
+            vmem_limit_bytes=tiling.limit,
         ),
     )
 
 
-def _ids(how: Blocks, wires: jax.Array, n_inputs: int) -> jax.Array:
+def _ids(tiling: Blocks, wires: jax.Array, n_inputs: int) -> jax.Array:
     """Return the wires' input ids, ``[G, n]``, padded to whole gate blocks."""
-    return jnp.pad(clamped(wires, n_inputs), ((0, -len(wires) % how.gates), (0, 0)))
+    return jnp.pad(clamped(wires, n_inputs), ((0, -len(wires) % tiling.gates), (0, 0)))
 
 
 def _reads_different_rows(ids: jax.Array, n_gates: int) -> jax.Array:
@@ -291,8 +293,8 @@ def _reads_different_rows(ids: jax.Array, n_gates: int) -> jax.Array:
     return ((last <= n_gates) & ~equal.any((1, 2))).astype(jnp.int32)
 
 
-def _gate_spec(how: Blocks) -> pl.BlockSpec:
-    return pl.BlockSpec((how.gates, how.samples), lambda b, g: (g, b))
+def _gate_spec(tiling: Blocks) -> pl.BlockSpec:
+    return pl.BlockSpec((tiling.gates, tiling.samples), lambda b, g: (g, b))
 
 
 # ------------------------------------------------------------------------------------- in kernels
@@ -366,12 +368,12 @@ def _clear(ref: Any) -> None:
         clear(pl.ds(n * SUBLANES, rest), rest)
 
 
-def _over_tiles(how: Blocks, visit_tiles: Callable[[jax.Array, list[Any]], None]) -> None:
+def _over_tiles(tiling: Blocks, visit_tiles: Callable[[jax.Array, list[Any]], None]) -> None:
     """Call a function for every gate tile, several sample tiles at a time."""
-    n = how.samples // LANES
+    n = tiling.samples // LANES
     # Independent tiles hide the latency of each other; gates with many slots fill the registers by
     # themselves.
-    together = min(n, max(_WRITTEN_OUT * 4 // how.slots, 1), _WRITTEN_OUT)
+    together = min(n, max(_WRITTEN_OUT * 4 // tiling.slots, 1), _WRITTEN_OUT)
 
     def visit_gates(k: jax.Array, _: None) -> None:
         def visit_samples(c: jax.Array, _: None) -> None:
@@ -380,7 +382,7 @@ def _over_tiles(how: Blocks, visit_tiles: Callable[[jax.Array, list[Any]], None]
 
         jax.lax.fori_loop(0, n // together, visit_samples, None)
 
-    jax.lax.fori_loop(0, how.gates // TILE, visit_gates, None)
+    jax.lax.fori_loop(0, tiling.gates // TILE, visit_gates, None)
 
 
 def _spread(parameter_ref: Any, spread_ref: Any) -> None:
