@@ -1,6 +1,7 @@
-"""Host-resident tables next to tables on a device: `python benchmarks/host_memory.py [rows] [steps] [decode]`.
+"""Host-resident tables next to tables on a device: `python benchmarks/host_memory.py [rows] [kinds] [steps] [decode]`.
 
 - `rows`: rows per second gathered from and updated in a table of `--gigabytes` by all cores, relative to their copy speed.
+- `kinds`: gather and SGD update times for the same rows of a 0.3 GB table, in NumPy and in each JAX memory kind (`jax.experimental.compute_on`).
 - `steps`: milliseconds per training step of a GPT with 100 M parameters and a host-resident n-gram memory, for several prefetch depths, next to
   the same GPT with a small table on the device. Depth 0 reads rows inside the step.
 - `decode`: milliseconds per token of `generate` for both, with rows read by the GPU or by the CPU; seconds for pinning the memory.
@@ -18,11 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from harness import parse, time_calls  # beside this file
+from jax.experimental.compute_on import compute_on
 
 import lutjax
 from lutjax import optim
 from lutjax.models import GPTConfig
+from lutjax.ops.weighted_lookup import WeightedLookup
 from lutjax.tables import host
+from lutjax.tables.gradient import TableGradient
 from lutjax.tables.host import HostTable
 from lutjax.training.lm import Run, TrainingConfig
 
@@ -103,6 +107,56 @@ def measure_rows(gigabytes: float, sizes: Sizes, repeats: int) -> None:
         seconds = best(f, repeats)
         share = f"{n_bytes / seconds / 1e9:.1f} GB/s of rows, {100 * n_bytes / seconds / copy_speed:.0f} % of copies"
         print(f"| {name} | {seconds * 1e3:.2f} ms | {share} | {ids.size / seconds / 1e6:.1f} M rows/s |")
+
+
+def measure_kinds(sizes: Sizes, repeats: int) -> None:
+    """Print gather and update times for NumPy and each memory kind."""
+    n_rows, n = 600_000, sizes.batch_size * sizes.context * N_TABLES
+    ids = np.random.default_rng(0).integers(0, n_rows, n).astype(np.int32)
+    table = HostTable((1, n_rows, WIDTH), np.float32, jax.nn.initializers.zeros)
+    fill(table, jax.random.key(0))
+    table.start(optim.SGD())
+    index, ones = ids[:, None, None], np.ones((n, 1, WIDTH), np.float32)
+    options = {"groups": 1, "valued": 1, "accumulate": None}
+    look_up = WeightedLookup.of((None, index, np.ones((n, 1, 1), np.float32)), options.items())
+    gradient = TableGradient(look_up, ones, None, np.float32(0), table.shape, table.dtype)
+    out = table.gather(index)
+    calls = (lambda: table.gather(index, out), lambda: table.update(gradient, 0.1))
+    print(f"| NumPy | {' | '.join(f'{best(call, repeats) * 1e3:.2f} ms' for call in calls)} |")
+    rows, device = np.full((n_rows, WIDTH), 0.01, np.float32), jax.devices()[0]
+    for kind in sorted({memory.kind for memory in device.addressable_memories()} - {"device"}):
+        try:
+            where = jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
+            times = time_kind(where, jax.device_put((rows, ids, ones[:, 0]), where), repeats)
+            print(f"| {kind} | {' | '.join(times)} |")
+        except (ValueError, NotImplementedError, RuntimeError) as error:  # unsupported by the device
+            print(f"| {kind} | {type(error).__name__}: {str(error).splitlines()[0][:120]} |")
+
+
+def time_kind(where: Any, arrays: Any, repeats: int) -> list[str]:
+    """Return gather and update times in a memory kind, computed on the host."""
+    table, ids, gradient = arrays
+    gather = compute_on_host(lambda rows, ids: rows[ids], where.memory_kind)
+    update = compute_on_host(lambda rows, ids, g: rows.at[ids].add(-0.1 * g), where.memory_kind)
+    gathers = jax.jit(gather, out_shardings=where)
+    updates = jax.jit(update, donate_argnums=0, out_shardings=where)
+
+    def move() -> Any:
+        nonlocal table
+        table = updates(table, ids, gradient)
+        return table
+
+    return [f"{best(call, repeats) * 1e3:.2f} ms" for call in (lambda: gathers(table, ids), move)]
+
+
+def compute_on_host(f: Callable[..., Any], kind: str) -> Callable[..., Any]:
+    """Return a function that a device program computes on the host."""
+    if jax.__version_info__ < (0, 11):
+        return compute_on("device_host")(jax.jit(f))
+    if kind != "pinned_host":
+        raise NotImplementedError(f"jax {jax.__version__} only computes in pinned_host")
+    on_host: Any = compute_on  # typed for another version
+    return on_host(jax.jit(f), compute_type="device_host", out_memory_spaces=jax.memory.Space.Host)
 
 
 def build_run(sizes: Sizes, placement: str, rows: int, depth: int = 0) -> Run:
@@ -201,7 +255,7 @@ def main() -> None:
     given = parse(
         __doc__,
         "what",
-        what=(dict.fromkeys(["rows", "steps", "decode"]), "measurements; default: all"),
+        what=(dict.fromkeys(["rows", "kinds", "steps", "decode"]), "measurements; default: all"),
         gigabytes=(60.0, "size of the host table"),
         repeats=(3, "repetitions"),
         texts=([1, 16], "numbers of texts that decode together"),
@@ -211,6 +265,8 @@ def main() -> None:
     sizes = SMALL if given.small else Sizes()
     if "rows" in given.what:
         measure_rows(given.gigabytes, sizes, given.repeats)
+    if "kinds" in given.what:
+        measure_kinds(sizes, given.repeats)
     if {"steps", "decode"} & set(given.what):
         small, on_host = (
             build_run(sizes, "device", 1 << 14),

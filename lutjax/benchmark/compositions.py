@@ -1,4 +1,4 @@
-"""Calls of compositions, functions that call ops and are no ops themselves, at the measured sizes of an op that they call."""
+"""Arguments of compositions: functions that call ops but are not ops, at measured sizes of one op."""
 
 from typing import Any
 
@@ -19,16 +19,16 @@ OPS = {
     "logic_gates": "bilinear_gates",
     "update_table": "lookup",
 }
-"""For each composition, the op whose measured sizes its arguments have."""
+"""Op that defines the measured sizes, by composition."""
 
 
-def given(name: str, size: str | None = None, dtype: str | None = None) -> tuple[Any, Any]:
-    """Return arguments and options for a composition, with shapes and dtypes in place of arrays.
+def abstract_arguments(name: str, size: str | None = None, dtype: str | None = None) -> tuple[Any, Any]:
+    """Return abstract arguments and options for a composition: shapes and dtypes instead of arrays.
 
     Args:
-      name: name of the composition.
-      size: name of a measured size of its op. None: the first one.
-      dtype: dtype of the elements. None: the op's first one.
+      name: composition name.
+      size: measured size name. None: the first one.
+      dtype: element dtype. None: the op's first one.
 
     Raises:
       ValueError: the size or dtype is unknown; the message lists the known ones.
@@ -46,7 +46,7 @@ def given(name: str, size: str | None = None, dtype: str | None = None) -> tuple
         )
     sizes = module.measured_sizes[size]
     shape = OfOp(module.op, module.kind(sizes), tuple(sizes.items()))
-    args, options = measurements.given(measurements.abstract(shape, dtype))
+    args, options = measurements.abstract_arguments(measurements.abstract(shape, dtype))
     if name == "conv_lut":
         windows, images = options["windows"], args[:3]
         places = {"kernel": windows.size, "stride": windows.stride, "padding": windows.padding}

@@ -1,4 +1,4 @@
-"""A training step of the published language model as a function that can be measured."""
+"""Measured training step of the published language model."""
 
 from typing import Any
 
@@ -17,12 +17,12 @@ from lutjax.values import Array
 
 
 class Step:
-    """Steps of the `reference` preset on random bytes, each on other windows of them.
+    """Training steps with the preset `reference` on windows from random bytes.
 
     Args:
-      batch: windows in a step.
+      batch: windows per step.
       table_gradient: ``"factored"`` or ``"dense"``, see `lutjax.training.lm.TrainingConfig`.
-      model: sizes that differ from the preset's.
+      model: changed model sizes.
     """
 
     def __init__(self, batch: int, table_gradient: str, **model: Any):
@@ -38,13 +38,13 @@ class Step:
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of all that is trained, which is nearly all tables."""
+        """Parameter bytes, nearly all in tables."""
         return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(self.run.abstract().params))
 
     def time(self, **options: Any) -> Timing:
-        """Time of a step; `options` are those of `device_time`."""
+        """Measure a step; for `options` see `device_time`."""
         state = self.run.init()
-        # Tables start at zero, and the memory of zeros that were never written is one page: write it.
+        # Unwritten zeros would share one memory page.
         write = jax.jit(
             lambda p: jax.tree.map(lambda a: a + jnp.asarray(0.001, a.dtype), p), donate_argnums=0
         )
@@ -52,7 +52,7 @@ class Step:
         return device_time(self._next, (state, jnp.int32(0)), self._text, in_place=True, **options)
 
     def peak_bytes(self) -> int | None:
-        """Memory that steps need in all, as the compiler plans it."""
+        """Return the peak memory planned by the compiler."""
         number = jax.ShapeDtypeStruct((), jnp.int32)
         return peak_bytes(self._next, (self.run.abstract(), number), self._text, in_place=True)
 
@@ -63,22 +63,24 @@ class Step:
 
 
 def layers(shape: LanguageModel) -> tuple[OfOp, ...]:
-    """Return the look-ups of a step, one by one."""
+    """Return each lookup in a step."""
     c = LUTTransformerConfig()
 
     def dense(outputs: int) -> OfOp:
         samples = shape.batch * c.context
-        return shapes.of("fc", samples, c.features, outputs, c.ffn_detectors, c.ffn_anchors)
+        return shapes.op_shape("fc", samples, c.features, outputs, c.ffn_detectors, c.ffn_anchors)
 
     heads = c.n_heads * c.n_detectors
-    attention = shapes.of("seq", shape.batch, c.context, c.features, heads, c.n_anchors, c.n_position_bits)
+    attention = shapes.op_shape(
+        "seq", shape.batch, c.context, c.features, heads, c.n_anchors, c.n_position_bits
+    )
     return (*(attention, dense(c.features)) * c.n_layers, dense(c.vocab_size))
 
 
 def bytes_moved(shape: LanguageModel, row: str, itemsize: int) -> int:
-    """Bytes that the look-ups of a step have to move."""
+    """Return the required memory traffic for all lookups in a step, in bytes."""
     return sum(layer.traffic.bytes_moved(row, itemsize) for layer in layers(shape))
 
 
 TABLE_GRADIENTS = {IN_PLACE: "factored", DENSE: "dense"}
-"""Form of the tables' gradients, by row."""
+"""Table gradient mode, by row."""

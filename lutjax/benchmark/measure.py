@@ -16,14 +16,13 @@ _MIB = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Time of one call.
+    """Time per call.
 
     Attributes:
-      p20, p50, p80: percentiles over the loops, in seconds of one call.
-      calls: calls in a loop.
-      loops: loops that were timed.
-      peak_bytes: memory that the loop needs in all, its arguments included, as the compiler plans it; None if
-        it does not say.
+      p20, p50, p80: percentiles over all loops, in seconds per call.
+      calls: calls per loop.
+      loops: number of timed loops.
+      peak_bytes: planned peak memory, including arguments; None if the compiler does not report it.
     """
 
     p20: float
@@ -42,22 +41,22 @@ def device_time(
     loop_seconds: float = 0.03,
     budget: float = 3.0,
 ) -> Timing:
-    """Percentiles of the time of one call of a function.
+    """Measure the device time per call.
 
-    Calls run one after the other inside one jitted loop that takes about `loop_seconds`, so the time to launch a
-    program is not in the figure; the loop is compiled, warmed up, and timed `repeats` times. The calls are a chain:
-    the compiler can neither drop a call, nor take anything out of the loop, nor join two of them. All that
-    `f` returns is computed. Every call has the same arguments, so what fits a cache stays there.
+    Calls run sequentially inside one jitted loop with about `loop_seconds`, which excludes launch
+    overhead. The loop is compiled, warmed up, and timed `repeats` times. The calls form a chain, so
+    the compiler cannot drop, hoist or merge any call. All outputs are computed. Every call has the
+    same arguments, so cached data stays cached.
 
     Args:
-      f: a function that can be jitted, of arrays or pytrees of them. Its arrays have to be its arguments: the
-        compiler may fold what depends only on arrays that it closes over.
+      f: a function that `jax.jit` supports. Pass all its arrays as arguments: the compiler may
+        fold computations on captured arrays.
       args: its arguments.
-      in_place: ``f(state, ...)`` returns ``(state, outputs)``: the next call gets the state that the last one
-        returned, in the same memory. The first argument is consumed.
-      repeats: loops that are timed.
-      loop_seconds: what a loop should take. A call that takes longer is a loop of its own.
-      budget: seconds after which no further loop is started, once three have been timed.
+      in_place: ``f(state, ...)`` returns ``(state, outputs)``: each call receives the previous
+        state, in the same memory. The first argument is consumed.
+      repeats: number of timed loops.
+      loop_seconds: target loop time. A longer call is its own loop.
+      budget: after this many seconds and three timed loops, no other loop starts.
 
     Returns:
       `Timing`.
@@ -85,7 +84,7 @@ def device_time(
         calls = math.ceil(calls * min(loop_seconds / seconds, 16))
         state, seconds = run(state, calls)
     if jax.default_backend() != "cpu" and seconds / calls < _STATIC_BELOW:
-        # An accelerator asks the host after every call whether to go on, unless it knows how many there are.
+        # With a dynamic trip count, an accelerator asks the host after every call whether to continue.
         static, compiled = True, _loop(f, in_place, calls).lower(state, args).compile()
         state, _ = run(state, calls)
     times: list[float] = []
@@ -98,17 +97,16 @@ def device_time(
 
 
 def peak_bytes(f: Callable[..., Any], *args: Any, in_place: bool = False) -> int | None:
-    """`Timing.peak_bytes`, without running anything: arguments may be `jax.ShapeDtypeStruct`."""
+    """Return `Timing.peak_bytes` without running anything; arguments may be `jax.ShapeDtypeStruct`."""
     state, args = (args[0], args[1:]) if in_place else ((), args)
     return planned_bytes(_any_count(f, in_place, state, args))
 
 
 def copy_bandwidth(n_bytes: int | None = None) -> float:
-    """Bytes per second that the device reads and writes when it copies a large array.
+    """Measure the copy bandwidth in bytes per second, reads plus writes.
 
     Args:
-      n_bytes: of the array, which is read once and written once; by default 1 GiB, on a CPU 256 MiB: more than caches
-        hold.
+      n_bytes: array size, larger than any cache: by default 1 GiB, or 256 MiB on a CPU.
     """
     n_bytes = n_bytes or (256 * _MIB if jax.default_backend() == "cpu" else 1024 * _MIB)
     array = jnp.ones(n_bytes // 4, jnp.float32)
@@ -121,7 +119,7 @@ def _any_count(f: Callable[..., Any], in_place: bool, state: Any, args: Any) -> 
 
 
 def _loop(f: Callable[..., Any], in_place: bool, count: int | None) -> Any:
-    """``(state, args, count) -> (state, outputs)`` of so many calls; without the last argument if it is known."""
+    """Return a jitted loop ``(state, args, count) -> (state, outputs)``, without ``count`` if it is known."""
 
     def call(state: Any, args: Any) -> tuple[Any, Any]:
         return f(state, *args) if in_place else (state, f(*args))
@@ -129,8 +127,8 @@ def _loop(f: Callable[..., Any], in_place: bool, count: int | None) -> Any:
     def calls(state: Any, args: Any, number: Any = count) -> tuple[Any, Any]:
         def body(_: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
             token, state, _ = carry
-            # The token is another one in every call, for all that the compiler knows, and so are the arguments that
-            # come with it. It has to be used afterward, or the compiler takes it out again: so it is carried on.
+            # The barrier makes the compiler treat the arguments as new in every call. The carried token keeps
+            # the barrier alive.
             token, now = jax.lax.optimization_barrier((token, args))
             return token, *call(state, now)
 
@@ -143,7 +141,7 @@ def _loop(f: Callable[..., Any], in_place: bool, count: int | None) -> Any:
 
 
 def planned_bytes(compiled: jax.stages.Compiled) -> int | None:
-    """Return the memory that a compiled program allocates, in bytes; None where XLA does not report it."""
+    """Return the planned memory in bytes; None if XLA does not report it."""
     plan = compiled.memory_analysis()
     if plan is None:
         return None

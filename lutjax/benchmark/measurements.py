@@ -1,4 +1,4 @@
-"""Measurements of a shape: one for each of its rows and each implementation that can run here."""
+"""Measurements by shape, row and supported implementation."""
 
 import dataclasses
 import functools
@@ -33,23 +33,23 @@ DTYPES = ("float32", "bfloat16")
 _RATE = 1e-3  # of the updates
 
 Kernels = dict[str, dict[Direction, str]]
-"""The implementation that runs each op, in each direction; that of its update by itself."""
+"""Implementations by op and direction; updates have separate entries."""
 
 Arrays = dict[str, Any]
 Values = tuple[Arrays, Arrays, Any]
-"""Arrays with a cotangent, those without one, and the cotangent of the output."""
+"""Differentiated arrays, other arrays, and the output cotangent."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """Measurement of a shape's row by one implementation.
+    """Measurement for one row and implementation.
 
     Attributes:
       row: one of `lutjax.benchmark.shapes.ROWS`.
       implementation: its kernels run where available, plain JAX elsewhere.
-      dtype: dtype of tables and outputs; in a language model of tables only; for gates of inputs
-          and outputs.
-      kernels: the implementation of each op.
+      dtype: dtype for tables and outputs; language models: tables only; gates: inputs and
+          outputs.
+      kernels: implementation by op.
     """
 
     shape: Measured
@@ -65,7 +65,7 @@ class Measurement:
 
     @property
     def kernel_names(self) -> str:
-        """``lookup: triton/xla`` where forward and backward differ."""
+        """Implementations by op, such as ``lookup: triton/xla`` with different directions."""
         return ", ".join(
             f"{op}: {'/'.join(dict.fromkeys(of.values()))}" for op, of in sorted(self.kernels.items())
         )
@@ -81,7 +81,7 @@ class Measurement:
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of the tables; of all that is trained in a language model."""
+        """Table bytes; parameter bytes for language models."""
         if isinstance(self.shape, OfOp):
             return self.shape.traffic.table_bytes(self._itemsize)
         return self._step().table_bytes
@@ -91,7 +91,7 @@ class Measurement:
         return jnp.dtype(self.dtype).itemsize
 
     def measure(self, **options: Any) -> Timing:
-        """Run it; `options` are those of `lutjax.benchmark.measure.device_time`."""
+        """Run it; for `options` see `lutjax.benchmark.measure.device_time`."""
         shape, row, dtype = self.shape, self.row, self.dtype
         with lutjax.use_implementation(_names(self.implementation)):
             if not isinstance(shape, OfOp):
@@ -119,14 +119,14 @@ def measurements(
     dtype: str = "float32",
     implementations: tuple[str, ...] = IMPLEMENTATIONS,
 ) -> Iterator[Measurement]:
-    """Yield the measurements of a shape that the default device supports.
+    """Yield all supported measurements on the default device.
 
     Args:
       shape: the shape to measure.
-      rows: wanted rows from `lutjax.benchmark.shapes.ROWS`. Empty: all rows; for a language model
-          the step in place. It has rows with a backward pass only.
-      dtype: dtype of the tables.
-      implementations: names; one without a kernel for any op in a row gives no measurement.
+      rows: rows from `lutjax.benchmark.shapes.ROWS`. Empty: all rows; language models: the
+          in-place step. They only have rows with a backward pass.
+      dtype: table dtype.
+      implementations: names; implementations without a kernel in a row are skipped.
     """
     if isinstance(shape, LanguageModel):
         from lutjax.benchmark import language_model
@@ -147,7 +147,7 @@ def measurements(
 
 
 def kernels(shape: OfOp, row: str, implementation: str, dtype: str) -> Kernels:
-    """Return the implementation that runs each op of a row on the default device, if this one comes first."""
+    """Return the selected implementations on the default device, with this one preferred."""
     device, names = devices_of(())[0], _names(implementation)
     found: Kernels = {}
     for made, direction in requests(shape, row, dtype):
@@ -158,7 +158,7 @@ def kernels(shape: OfOp, row: str, implementation: str, dtype: str) -> Kernels:
 
 
 def requests(shape: OfOp, row: str, dtype: str) -> Iterator[tuple[Made, Direction]]:
-    """Return the calls of ops that a row makes on the default device, and in which directions."""
+    """Yield op calls on the default device, with directions."""
     device = devices_of(())[0]
     for made in (made for made in calls(shape, dtype) if made.runs_on(device)):
         if row != UPDATE:
@@ -171,14 +171,14 @@ def requests(shape: OfOp, row: str, dtype: str) -> Iterator[tuple[Made, Directio
 
 @functools.cache
 def calls(shape: OfOp, dtype: str) -> tuple[Made, ...]:
-    """Return the op calls in a shape's forward pass."""
+    """Return all op calls in the forward pass."""
     case = abstract(shape, dtype)
-    args, options = given(case)
+    args, options = abstract_arguments(case)
     return tuple(kernel_registry.calls_of(case.function or case.op, *args, **options))
 
 
-def given(case: Case) -> tuple[Any, Any]:
-    """Return the arguments and options with which a case calls its function, with shapes and dtypes in place of arrays."""
+def abstract_arguments(case: Case) -> tuple[Any, Any]:
+    """Return the function arguments and options in a case: shapes and dtypes instead of arrays."""
     found: list[tuple[Any, Any]] = []
 
     def spy(*args: Any, **options: Any) -> Any:
@@ -199,7 +199,7 @@ def given(case: Case) -> tuple[Any, Any]:
 
 @functools.cache
 def abstract(shape: OfOp, dtype: str) -> Case:
-    """Return the case that is measured, with shapes and dtypes in place of arrays."""
+    """Return the measured case, with shapes and dtypes instead of arrays."""
     made: list[Case] = []
 
     def build() -> tuple[Arrays, Arrays]:
@@ -211,7 +211,7 @@ def abstract(shape: OfOp, dtype: str) -> Case:
 
 
 def _measured(shape: OfOp, dtype: str) -> Case:
-    """Return the case of a shape, with the sums that it asks for."""
+    """Return the measured case, with its accumulation mode."""
     case = cases.of(shape.op).measured(shape.sizes, dtype)
     if shape.accumulate is None:
         return case
@@ -230,7 +230,7 @@ def accumulates(shape: Measured) -> bool:
 
 
 def arrays(shape: OfOp, dtype: str) -> Values:
-    """Random arrays that have a cotangent, arrays that have none, and the cotangent of the output, if it has one."""
+    """Return random arrays: differentiated, others, and any output cotangent."""
     case = _measured(shape, dtype)
     y = jax.eval_shape(functools.partial(output, abstract(shape, dtype)), case.differentiable, case.fixed)
     dy = None
@@ -240,7 +240,7 @@ def arrays(shape: OfOp, dtype: str) -> Values:
 
 
 def output(case: Case, params: Arrays, constants: Arrays) -> jax.Array:
-    """Return the output of what is measured."""
+    """Return the measured output."""
     (y,) = case.call(_function(case), {**params, **constants}).values()
     return jnp.asarray(y)
 
@@ -250,13 +250,13 @@ def _function(case: Case) -> Callable[..., Any]:
 
 
 def _names(implementation: str) -> tuple[str, ...]:
-    """Return the names in order of preference: the implementation, then plain JAX; after Pallas also Triton, as by default."""
+    """Return preferred names: the implementation, then plain JAX, with Triton between Pallas and JAX."""
     others = (Platform.TRITON, Platform.XLA) if implementation == Platform.PALLAS else (Platform.XLA,)
     return tuple(dict.fromkeys((implementation, *(p.value for p in others))))
 
 
 def function(shape: OfOp, row: str, dtype: str) -> Callable[..., Any]:
-    """Return the measured function of `arguments`. The table comes first, and is carried on where it is updated in place."""
+    """Return the measured function for `arguments`. In-place rows carry the table as the first argument."""
     case = abstract(shape, dtype)
     if row == FORWARD:
         return functools.partial(output, case)
@@ -265,7 +265,7 @@ def function(shape: OfOp, row: str, dtype: str) -> Callable[..., Any]:
         def dense(params: Any, constants: Any, dy: Any) -> Any:
             y, pullback = jax.vjp(lambda p: output(case, p, constants), params)
             if case.table is None:
-                # A pass over y and dy would count as much as the op: an order is enough.
+                # Reading y and dy again would cost as much as the op; a barrier only orders them.
                 y, dy = jax.lax.optimization_barrier((y, dy))
                 return y, pullback(dy)[0]
             return y, pullback(_cotangent(y, dy))[0]
@@ -286,7 +286,7 @@ def function(shape: OfOp, row: str, dtype: str) -> Callable[..., Any]:
 
 
 def arguments(shape: OfOp, row: str, dtype: str) -> tuple[Any, ...]:
-    """Random arrays for `function`."""
+    """Return random arrays for `function`."""
     params, constants, dy = arrays(shape, dtype)
     if row == FORWARD:
         return params, constants
@@ -316,9 +316,9 @@ def _outputs_and_gradients(
 
 
 def _cotangent(y: jax.Array, dy: jax.Array) -> jax.Array:
-    """`dy` that depends on the output, as in training.
+    """Return `dy`, made dependent on the output as in training.
 
-    Else the compiler could share rows between forward and backward, and would copy a table that it writes, because
-    nothing says that the output is read from it before.
+    Otherwise the compiler could share rows between forward and backward, and would copy the table
+    before its update.
     """
     return jnp.where(jnp.isnan(y), y, dy)

@@ -1,4 +1,4 @@
-"""Measurements as a table on a terminal, in Markdown and in CSV, and as a picture."""
+"""Measurements as terminal table, Markdown, CSV and picture."""
 
 import csv
 from collections.abc import Callable, Iterable
@@ -29,7 +29,7 @@ FOOTER = (
 
 
 def csv_writer(file: TextIO) -> Callable[[Result], None]:
-    """Write the names of the columns when called first, then a line; each reaches the file at once."""
+    """Return a function that writes a flushed line per result, after a header."""
     writer: csv.DictWriter[str] | None = None
 
     def write(result: Result) -> None:
@@ -45,7 +45,7 @@ def csv_writer(file: TextIO) -> Callable[[Result], None]:
 
 
 def columns(results: Iterable[Result]) -> tuple[list[str], list[list[str]]]:
-    """Names of the columns and text of the rows; a column of the CUDA runtime only where it was measured."""
+    """Return column names and row cells, with a CUDA column if measured."""
     results = list(results)
     names = ["shape", "what", "by", "p50", "p20-p80", "moves", "limit", "ratio", "memory", "/ tables"]
     rows = [_cells(r) for r in results]
@@ -72,7 +72,7 @@ def _cells(result: Result) -> list[str]:
 
 
 def table(results: Iterable[Result], console: Console) -> Table:
-    """Return the table for a terminal; without the columns that matter least where it is narrow."""
+    """Return the terminal table. Narrow terminals omit less important columns."""
     names, rows = columns(results)
     left_out: list[str] = []
     for least in ("p20-p80", "/ tables", "moves", "limit"):
@@ -94,7 +94,7 @@ def _table(names: list[str], rows: list[list[str]], left_out: list[str]) -> Tabl
 
 
 def markdown(machine: Machine, results: Iterable[Result]) -> str:
-    """Return the table for a page."""
+    """Return the Markdown table."""
     names, rows = columns(results)
     lines = [names, ["---" if number < 3 else "--:" for number in range(len(names))], *rows]
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -102,7 +102,7 @@ def markdown(machine: Machine, results: Iterable[Result]) -> str:
 
 
 def plot(machine: Machine, results: Iterable[Result], path: Path) -> None:
-    """Bars of the times, a mark at each limit, as a PNG."""
+    """Save a PNG: bars for times, marks for limits."""
     shown = [(r, r.timing.p50) for r in results if r.timing is not None]
     figure = Figure(figsize=(8.5, 2 + 0.18 * len(shown)), layout="constrained")
     FigureCanvasAgg(figure)  # without pyplot: no window system, no global state
@@ -111,7 +111,7 @@ def plot(machine: Machine, results: Iterable[Result], path: Path) -> None:
     for number, name in enumerate(dict.fromkeys(r.measurement.implementation for r, _ in shown)):
         places = [k for k, (r, _) in enumerate(shown) if r.measurement.implementation == name]
         axes.barh(places, [shown[k][1] for k in places], color=f"C{number}", label=name)
-        # In a column at the right, so that no number can be taken for that of a mark.
+        # A right-hand column separates these numbers from the marks.
         text: dict[str, Any] = {
             "transform": axes.get_yaxis_transform(),
             "va": "center",
@@ -145,7 +145,7 @@ _LIMIT, _CUDA = "limit: bytes that have to move / bandwidth of a copy", "CUDA ru
 
 
 def _time_axis(axes: Any, times: list[float]) -> None:
-    """Return a logarithmic axis with times as labels, as many as have room."""
+    """Format a logarithmic time axis."""
     low, high = min(times) / 2, max(times) * 1.5
     axes.set_xscale("log")
     axes.set_xlim(low, high)

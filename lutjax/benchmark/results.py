@@ -1,4 +1,4 @@
-"""A measurement made on a machine, beside recorded figures."""
+"""Measurement results with machine facts and recorded figures."""
 
 import csv
 import dataclasses
@@ -18,12 +18,12 @@ from lutjax.benchmark.measurements import Measurement
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Machine on which it was measured.
+    """Machine facts.
 
     Attributes:
-      device: kind of the device.
-      bandwidth: bytes per second that a copy reads and writes.
-      date: the day, as ISO 8601 writes it.
+      device: device kind.
+      bandwidth: copy bandwidth in bytes per second, reads plus writes.
+      date: ISO 8601 date.
     """
 
     device: str
@@ -52,7 +52,7 @@ class Result:
     """Measurement with its result.
 
     Attributes:
-      timing: None if it could not run; `note` then says why.
+      timing: None if it could not run, with a reason in `note`.
     """
 
     machine: Machine
@@ -67,7 +67,7 @@ class Result:
 
     @property
     def limit(self) -> float:
-        """Seconds that the bytes take at the bandwidth of a copy."""
+        """Lower bound in seconds: required traffic at copy bandwidth."""
         return self.measurement.bytes_moved / self.machine.bandwidth
 
     @property
@@ -77,12 +77,12 @@ class Result:
 
     @property
     def cuda(self) -> "Recorded | None":
-        """The original runtime, if it was measured on this kind of device."""
+        """Recorded CUDA runtime figure for this device kind, or None."""
         key = (self.measurement.name, self.measurement.row, self.measurement.dtype, self.machine.device)
         return recorded().get(key)
 
     def record(self) -> dict[str, Any]:
-        """Return a line of the CSV: times in seconds, sizes in bytes."""
+        """Return a CSV record: times in seconds, sizes in bytes."""
         measurement, timing, cuda = self.measurement, self.timing, self.cuda
         return {
             "shape": measurement.name,
@@ -114,7 +114,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """A figure of the original CUDA runtime."""
+    """Recorded CUDA runtime figure."""
 
     seconds: float
     peak_bytes: int | None
@@ -122,7 +122,7 @@ class Recorded:
 
 @functools.cache
 def recorded() -> dict[tuple[str, str, str, str], Recorded]:
-    """Figures of the original CUDA runtime, by shape, row, dtype and kind of device."""
+    """Return CUDA runtime figures by shape, row, dtype and device kind."""
     text = importlib.resources.files("lutjax.benchmark").joinpath("data/cuda.csv").read_text()
     return {
         (r["shape"], r["row"], r["dtype"], r["device"]): Recorded(
@@ -133,12 +133,12 @@ def recorded() -> dict[tuple[str, str, str, str], Recorded]:
 
 
 def measured(machine: Machine, measurement: Measurement, **options: Any) -> Result:
-    """Make a measurement; one that does not fit the device's memory has a note instead of times.
+    """Run a measurement. Out of memory, the result has a note instead of times.
 
     Args:
       machine: the machine, stored in the result.
       measurement: the measurement.
-      **options: those of `lutjax.benchmark.measure.device_time`.
+      **options: see `lutjax.benchmark.measure.device_time`.
     """
     try:
         return Result(machine, measurement, measurement.measure(**options))
@@ -149,7 +149,7 @@ def measured(machine: Machine, measurement: Measurement, **options: Any) -> Resu
 
 
 def duration(*seconds: float) -> str:
-    """Three digits of one or more times, and a unit.
+    """Return times with three digits and a unit.
 
     Example:
       >>> from lutjax.benchmark.results import duration
@@ -160,7 +160,7 @@ def duration(*seconds: float) -> str:
 
 
 def size(n_bytes: int) -> str:
-    """Three digits and a unit.
+    """Return a size with three digits and a unit.
 
     Example:
       >>> from lutjax.benchmark.results import size

@@ -1,6 +1,6 @@
-"""Search for kernel configs: a shape's launched kernels, and the fastest config on this device.
+"""Search for the fastest kernel config on this device.
 
-`lutjax tune` runs it. Nothing else imports it, so user calls never measure.
+Only `lutjax tune` imports it, so user calls never measure.
 """
 
 import dataclasses
@@ -23,23 +23,23 @@ from lutjax.values import Detection, accumulator
 
 Effort = Literal["quick", "thorough"]
 EFFORTS: dict[Effort, int] = {"quick": 1, "thorough": 2}
-"""Number of fields of a launch that are varied at once."""
+"""Number of config fields varied at once."""
 
 _RATE = 1e-3  # of updates
-_GAIN = 0.01  # part of the time by which a launch has to be faster to be preferred: less is noise
-_VALUES = (4.0, 64.0)  # of a tile, that a thread holds
+_GAIN = 0.01  # required relative gain; smaller differences are noise
+_VALUES = (4.0, 64.0)  # range of tile elements per thread
 _VERSIONS_OF = ("jax", "jax-triton", "jaxlib", "lutjax", "triton")
 
 
 # ---------------------------------------------------------------------------------------- what is launched
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
-    """Function in a kernel's module, called as ops call it, for one purpose.
+    """Measured kernel function.
 
     Attributes:
-      prepare: makes its arrays from the shape's arrays.
-      run: measured function of these arrays; static arguments are bound.
-      in_place: it changes its first array, see `lutjax.benchmark.measure.device_time`.
+      prepare: returns its arrays from the shape's arrays.
+      run: function with bound static arguments.
+      in_place: see `lutjax.benchmark.measure.device_time`.
     """
 
     shape: shapes.OfOp
@@ -49,15 +49,15 @@ class Part:
     in_place: bool = False
 
     def abstract(self) -> tuple[Any, ...]:
-        """Shapes and dtypes of its arrays."""
+        """Return its abstract arrays."""
         return jax.eval_shape(lambda: self.prepare(measurements.arrays(self.shape, self.dtype)))
 
     def arrays(self) -> tuple[Any, ...]:
-        """Its arrays, with random numbers."""
+        """Return random arrays."""
         return jax.jit(self.prepare)(_values(self.shape, self.dtype))
 
     def launches(self) -> list[Asked]:
-        """Return the kernels that it launches."""
+        """Return its launched kernels."""
         with recorded() as asked:
             jax.eval_shape(self.run, *self.abstract())
         return asked
@@ -69,12 +69,12 @@ def _values(shape: shapes.OfOp, dtype: str) -> measurements.Values:
 
 
 class NoKernelError(ValueError):
-    """No kernel whose launches could be tuned can run here."""
+    """No tunable kernel can run here."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A kernel at some sizes, and a part that launches it."""
+    """Kernel at some sizes, launched by a part."""
 
     asked: Asked
     part: Part
@@ -84,20 +84,20 @@ class Kernel:
 
     @property
     def key(self) -> Key:
-        """Key of the kernel in tuned launches: its name and rounded sizes."""
+        """Kernel name and rounded sizes."""
         return self.asked.kernel, bucket(self.asked.sizes)
 
 
 def kernels(measured: list[shapes.Measured], dtypes: tuple[str, ...]) -> list[Kernel]:
-    """Return the kernels that these shapes launch on the default device, each once for sizes that round to the same.
+    """Return launched kernels on the default device, one per name and rounded sizes.
 
     Raises:
-      NoKernelError: none; the message has the reason for every op.
+      NoKernelError: no kernel; the message lists a reason for every op.
     """
     found: dict[Key, Kernel] = {}
     reasons: dict[str, None] = {}
     for shape, dtype in itertools.product(_look_ups(measured), dtypes):
-        for part in parts(shape, dtype, reasons):
+        for part in training_parts(shape, dtype, reasons):
             for asked in part.launches():
                 kernel = Kernel(asked, part)
                 found.setdefault(kernel.key, kernel)
@@ -108,7 +108,7 @@ def kernels(measured: list[shapes.Measured], dtypes: tuple[str, ...]) -> list[Ke
 
 
 def _look_ups(measured: list[shapes.Measured]) -> Iterator[shapes.OfOp]:
-    """Each look-up once, those of language models one by one."""
+    """Iterate over distinct lookups, including each in a language model."""
     found: dict[shapes.OfOp, None] = {}
     for shape in measured:
         if isinstance(shape, shapes.LanguageModel):
@@ -120,17 +120,16 @@ def _look_ups(measured: list[shapes.Measured]) -> Iterator[shapes.OfOp]:
     return iter(found)
 
 
-def parts(shape: shapes.OfOp, dtype: str, reasons: dict[str, None] | None = None) -> list[Part]:
-    """Return the parts of a shape's training step that run in Triton on the default device.
+def training_parts(shape: shapes.OfOp, dtype: str, reasons: dict[str, None] | None = None) -> list[Part]:
+    """Return the parts of a training step that run in Triton on the default device.
 
-    They are the forward pass; cotangents of all arrays except the table; the table's in-place
-    update; and the table's gradient, which may launch the same kernel as the update, after writing
-    zeros.
+    These are the forward pass, all cotangents except the table gradient, the in-place table update,
+    and the table gradient, which may launch the update kernel after writing zeros.
 
     Args:
       shape: the shape.
-      dtype: dtype of the tables.
-      reasons: receives the reasons for parts that cannot run.
+      dtype: table dtype.
+      reasons: receives reasons against unsupported parts.
     """
     device = devices_of(())[0]
     reasons = {} if reasons is None else reasons
@@ -141,7 +140,7 @@ def parts(shape: shapes.OfOp, dtype: str, reasons: dict[str, None] | None = None
         spec = _spec(made, direction, device, reasons)
         if spec is None:
             continue
-        make = functools.partial(_part, shape, dtype, calls.index(made), spec, direction, device)
+        make = functools.partial(_build_part, shape, dtype, calls.index(made), spec, direction, device)
         if direction != "backward":
             found[direction].append(make())
             continue
@@ -156,7 +155,7 @@ def parts(shape: shapes.OfOp, dtype: str, reasons: dict[str, None] | None = None
 
 
 def _spec(made: Made, direction: Direction, device: Device, reasons: dict[str, None]) -> KernelSpec | None:
-    """Return the op's implementation in Triton."""
+    """Return the Triton implementation."""
     op, request = made.call.op, made.request(direction, device)
     specs = [spec for spec in kernel_registry.candidates(op) if spec.platform == Platform.TRITON]
     why = {spec: spec.unsupported_reason(request) for spec in specs}
@@ -173,7 +172,7 @@ def _is_differentiable(array: Any) -> bool:
     return hasattr(array, "dtype") and jnp.issubdtype(array.dtype, jnp.inexact)
 
 
-def _part(
+def _build_part(
     shape: shapes.OfOp,
     dtype: str,
     number: int,
@@ -182,7 +181,7 @@ def _part(
     device: Device,
     needs: frozenset[str] = frozenset(),
 ) -> Part:
-    """Return the part of one of a shape's calls."""
+    """Return the part for one call."""
     function = functools.partial(spec.load(direction), device=device)
     case = measurements.abstract(shape, dtype)
 
@@ -219,11 +218,11 @@ def _part(
 
 # ---------------------------------------------------------------------------------------- the search
 Fields = dict[str, tuple[int, ...]]
-"""Values of each field of a launch that may be tried."""
+"""Candidate values by config field."""
 
 
 def fields(sizes: Sizes, rule: Launch) -> Fields:
-    """Values that may be tried for a kernel of these sizes, those of its rule included."""
+    """Return candidate values for these sizes, including the rule's."""
     reads = math.prod(sizes.get(name, 1) for name in ("samples", "queries", "keys"))
     width = max(sizes.get(name, 1) for name in ("outputs", "slots", "inputs"))
     detectors = sizes.get("detectors", 16 if "places" in sizes else 1)  # of gates: tiles of samples
@@ -265,7 +264,7 @@ class Cost:
         self.problem = ""
 
     def __call__(self, launch: Launch) -> float:
-        """Return the time of a launch, measured once."""
+        """Return the seconds for a config, measured once."""
         if launch not in self._of_launch:
             self._of_launch[launch] = self._new(launch)
         return self._of_launch[launch]
@@ -288,7 +287,7 @@ class Cost:
 
 @functools.cache
 def _does_not_run() -> tuple[type[Exception], ...]:
-    """Errors that a launch raises if the compiler or the device refuses it; JAX's errors are RuntimeErrors."""
+    """Return error types for configs rejected by compiler or device. JAX raises RuntimeError."""
     refused: tuple[type[Exception], ...] = (ValueError, RuntimeError)
     try:
         from triton.errors import TritonError
@@ -298,16 +297,13 @@ def _does_not_run() -> tuple[type[Exception], ...]:
 
 
 def descend(starts: list[Launch], values: Fields, cost: Callable[[Launch], float], together: int) -> Launch:
-    """Return the launch that no change of so many fields at once makes faster, from the best of some.
-
-    All values of the fields are tried, the fastest is gone on with, then it is the turn of the next fields, until
-    nothing improves.
+    """Return a locally optimal config by coordinate descent over field groups.
 
     Args:
-      starts: the first is preferred.
-      values: values of each field.
-      cost: returns the time of a launch.
-      together: fields that are varied at once; all others stay.
+      starts: initial configs; the first is preferred.
+      values: candidate values by field.
+      cost: returns the seconds for a config.
+      together: group size.
     """
     best = _fastest(starts[0], starts[1:], cost)
     groups = list(itertools.combinations(values, together))
@@ -324,13 +320,13 @@ def descend(starts: list[Launch], values: Fields, cost: Callable[[Launch], float
 
 
 def _fastest(best: Launch, others: list[Launch], cost: Callable[[Launch], float]) -> Launch:
-    """Return the fastest; the first unless another is clearly faster."""
+    """Return the fastest config, or the first if no other is clearly faster."""
     fastest = min([best, *others], key=cost)
     return fastest if cost(fastest) < cost(best) * (1 - _GAIN) else best
 
 
 def _varied(launch: Launch, values: Fields) -> list[Launch]:
-    """All launches with these values of some fields, and the other fields as they are; only those that are valid."""
+    """Return all valid configs with changed fields."""
     made = []
     for chosen in itertools.product(*values.values()):
         with_values = {**dataclasses.asdict(launch), **dict(zip(values, chosen, strict=True))}
@@ -340,12 +336,12 @@ def _varied(launch: Launch, values: Fields) -> list[Launch]:
 
 
 def _values_of(launch: Launch) -> float:
-    """Values of a tile for a thread."""
+    """Return tile elements per thread."""
     return launch.rows * launch.outputs / (32 * launch.warps)
 
 
 def _values_of_thread(starts: list[Launch]) -> tuple[float, float]:
-    """Fewest and most values that are worth trying: those of rules always are."""
+    """Return the searched range of tile elements per thread, including all starts."""
     given = [_values_of(launch) for launch in starts]
     return min(*given, _VALUES[0]), max(*given, _VALUES[1])
 
@@ -353,7 +349,7 @@ def _values_of_thread(starts: list[Launch]) -> tuple[float, float]:
 # ---------------------------------------------------------------------------------------- a kernel
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Outcome of the search for a kernel.
+    """Search result.
 
     Attributes:
       entry: None if no config runs.
@@ -385,13 +381,13 @@ def tune(
     *,
     repeats: int = 7,
 ) -> Found:
-    """Measures launches of a kernel: from that of its rule, and the one chosen now, to faster ones.
+    """Search for a faster config, starting from the rule's and the current config.
 
     Args:
       kernel: the kernel.
-      effort: limits of the search.
-      tell: is told how far it is.
-      repeats: loops that are timed for each.
+      effort: search effort.
+      tell: receives progress messages.
+      repeats: timed loops per config.
     """
     asked, part = kernel.asked, kernel.part
     abstract, arrays = part.abstract(), part.arrays()
@@ -430,7 +426,7 @@ def _microseconds(seconds: float) -> float | None:
 
 
 def document() -> Document:
-    """Document of this device without launches."""
+    """Return an empty config document for this device."""
     versions = {}
     for package in _VERSIONS_OF:
         try:

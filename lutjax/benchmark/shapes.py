@@ -1,4 +1,4 @@
-"""The shapes that are measured: the measured sizes of every op, and the language model."""
+"""Measured shapes: ops at measured sizes, and the language model."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -26,11 +26,11 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class OfOp:
-    """Sizes of one op.
+    """Op sizes.
 
     Attributes:
-      kind: how they are written. values: by name.
-      accumulate: sums of integers, as the op takes it; None: floating-point sums.
+      kind: notation. values: sizes by name.
+      accumulate: fixed-point accumulation; None: floating point.
     """
 
     op: str
@@ -43,17 +43,17 @@ class OfOp:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Sizes by name, as the op's cases take them."""
+        """Sizes by name."""
         return dict(self.values)
 
     @property
     def traffic(self) -> Traffic:
-        """Bytes of what is measured."""
+        """Required memory traffic."""
         return cases.of(self.op).traffic(self.sizes)
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """Rows of the kind that the op has the directions for."""
+        """Supported rows."""
         directions = kernel_registry.directions(self.op)
         if "update" in directions:
             return self.kind.rows
@@ -63,10 +63,10 @@ class OfOp:
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModel:
-    """A training step of the published language model, in the state's own memory.
+    """In-place training step for the published language model.
 
     Attributes:
-      batch: windows of the text in a step.
+      batch: windows per step.
     """
 
     batch: int = 128
@@ -81,7 +81,7 @@ _LANGUAGE_MODEL = Kind("lm", ("batch",), optional=1)
 
 
 def kinds() -> dict[str, tuple[str | None, Kind]]:
-    """Return the op of every kind of shape, and the kind, by its name; the language model has no op."""
+    """Return op and kind by kind name. The language model has no op."""
     found: dict[str, tuple[str | None, Kind]] = {
         kind.name: (op, kind) for op, module in _modules() for kind in module.kinds
     }
@@ -89,7 +89,7 @@ def kinds() -> dict[str, tuple[str | None, Kind]]:
 
 
 def named(tag: Tag = Tag.BENCH) -> dict[str, Measured]:
-    """Return the shapes that have a name and a tag."""
+    """Return named shapes with a tag."""
     found: dict[str, Measured] = {
         name: OfOp(op, module.kind(size), tuple(size.items()))
         for op, module in _modules()
@@ -103,12 +103,12 @@ def _modules() -> list[tuple[str, cases.CaseModule]]:
     return [(op, cases.of(op)) for op in kernel_registry.ops() if kernel_registry.cases(op)]
 
 
-def of(kind: str, *values: int) -> OfOp:
-    """Return the shape of sizes in the order in which they are written.
+def op_shape(kind: str, *values: int) -> OfOp:
+    """Return a shape from sizes in written order.
 
     Example:
       >>> from lutjax.benchmark import shapes
-      >>> str(shapes.of("fc", 4096, 32, 32, 16, 10))
+      >>> str(shapes.op_shape("fc", 4096, 32, 32, 16, 10))
       'fc:4096,32,32,16,10'
     """
     op, how = kinds()[kind]
@@ -117,7 +117,7 @@ def of(kind: str, *values: int) -> OfOp:
 
 
 def name_of(shape: Measured) -> str:
-    """Its name, or its sizes if it has none; of sums of integers with their scale."""
+    """Return the shape name or sizes, with any fixed-point scale."""
     floats = dataclasses.replace(shape, accumulate=None) if isinstance(shape, OfOp) else shape
     name = next((name for name, known in named().items() if known == floats), str(shape))
     scale = None if floats is shape or floats == shape else shape.accumulate.scale  # type: ignore[union-attr]
@@ -125,10 +125,10 @@ def name_of(shape: Measured) -> str:
 
 
 def parse(text: str, known: Mapping[str, Measured] | None = None) -> Measured:
-    """Return the shape of a name, or of sizes: ``fc:4096,32,32,16,10``.
+    """Return a shape from its name or its sizes, such as ``fc:4096,32,32,16,10``.
 
     Raises:
-      ValueError: neither; the message says what was expected.
+      ValueError: invalid text; the message lists valid ones.
 
     Example:
       >>> from lutjax.benchmark.shapes import parse

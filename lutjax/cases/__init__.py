@@ -1,19 +1,19 @@
-"""Cases of the ops: the sizes at which each is tested, measured and tuned, and the arguments that these make.
+"""Op cases: sizes and arguments for tests, benchmarks and tuning.
 
-Tests, `lutjax bench`, `lutjax tune` and `lutjax status` read these lists and nothing else. An op has one module of cases,
-whose name ``lutjax.kernel_registry.cases(op)`` returns. Its module has
+Tests, `lutjax bench`, `lutjax tune` and `lutjax status` only read these lists. Every op has one case module,
+see ``lutjax.kernel_registry.cases(op)``, with
 
-    SIZES: dict[str, Size]                       named sizes, each with tags
-    def case(draw: Draw, sizes: Sizes) -> Case   the arguments at some sizes, and the call of the op on them
+    SIZES: dict[str, Size]                       named sizes with tags
+    def case(draw: Draw, sizes: Sizes) -> Case   arguments and op call at some sizes
 
-and, where it needs them,
+and optionally
 
-    DTYPES = ("uint32",)                         dtypes of the op, if they are not the four floats
-    SLOW = True                                  takes long to compile: suites beyond parity leave it to the slow one
-    REFERENCE = "my_package.reference"           module with the op's definition, a function of the op's name
-    KINDS: tuple[Kind, ...]                      how its measured sizes are written; one of them for each such size
-    def measured(draw, sizes) -> Case            the function that is measured, where it is not the op alone
-    def traffic(sizes) -> Traffic                bytes that a measured size has to move
+    DTYPES = ("uint32",)                         op dtypes; default: the four floats
+    SLOW = True                                  slow compilation: suites beyond parity skip it
+    REFERENCE = "my_package.reference"           module with the op's definition, a function with the op's name
+    KINDS: tuple[Kind, ...]                      notations for measured sizes
+    def measured(draw, sizes) -> Case            measured function, if it is not the op itself
+    def traffic(sizes) -> Traffic                required memory traffic for a measured size
 """
 
 from lutjax.cases._case import Axes, Case, Detections, Draw, Size, Sizes, Tag

@@ -1,4 +1,4 @@
-"""Arguments of an op at one size, and their generator."""
+"""Op arguments at one size, and their generator."""
 
 import dataclasses
 import enum
@@ -18,22 +18,22 @@ Sizes = Mapping[str, int]
 
 
 class Tag(enum.StrEnum):
-    """Purpose of a size. One without tags is tried in one transformation and dtype."""
+    """Purpose of a size. Untagged sizes run in one transformation and dtype."""
 
     FAST = "fast"
-    """Tried under every transformation: the smallest that can be split over two devices."""
+    """Runs in every transformation; smallest size divisible over two devices."""
     SLOW = "slow"
-    """Left to the slow suite."""
+    """Slow suite only."""
     PLAIN = "plain"
-    """For plain JAX and native kernels alone: the call gives a reason against the others (`lutjax.dispatch.contract.Call.plain`)."""
+    """Plain JAX and native kernels only; see `lutjax.dispatch.contract.Call.plain`."""
     NOT_PALLAS = "not pallas"
-    """For all but Pallas, likewise."""
+    """Every implementation except Pallas."""
     DTYPES = "dtypes"
-    """Tried in every dtype of the op. `lutjax status` checks the first of these."""
+    """Runs in every op dtype. `lutjax status` checks the first one."""
     BENCH = "bench"
     """Measured by `lutjax bench`."""
     CPU = "cpu"
-    """Measured on a CPU too if no shape is asked for."""
+    """Also measured on CPUs by default."""
     TUNE = "tune"
     """Tuned by `lutjax tune`."""
 
@@ -66,7 +66,7 @@ class Size(dict[str, int]):
 
 
 def sizes_by(*names: str) -> Callable[..., Size]:
-    """Return a function that makes a size of numbers in the order of these names, of tags, and of further numbers by name.
+    """Return a constructor for sizes with positional values in this order, tags, and keyword values.
 
     Example:
       >>> from lutjax.cases import Tag
@@ -85,7 +85,7 @@ def sizes_by(*names: str) -> Callable[..., Size]:
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-    """Batch and detector axes of an array; None if it has none."""
+    """Batch and detector axes, or None."""
 
     batch: int | None = None
     detector: int | None = None
@@ -93,21 +93,20 @@ class Axes:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
-    """Arguments of one op at one size.
+    """Op arguments at one size.
 
     Attributes:
-      op, shape: names; the sizes are in the op's case module.
-      differentiable: arrays with a gradient, by name. For an op without one: arrays that differ
-          between samples.
-      fixed: all other arrays, by name.
-      axes: axes of every argument. output_axes: axes of every output with a gradient; of all
-          outputs for an op without one.
-      call: runs the op on these arguments, given the function; returns its outputs by name.
-      table: name of the op's table array; None if it has none.
-      function: name of the `lutjax` function that `call` expects; None: the op's own.
-      addresses: given the reference module and all arrays, returns the sum of the accessed rows in
+      op, shape: names; the op's case module has the sizes.
+      differentiable: differentiable arrays by name. Ops without gradients: arrays with a batch.
+      fixed: all other arrays by name.
+      axes: argument axes. output_axes: axes of differentiable outputs, or all outputs for ops
+          without gradients.
+      call: runs a function on these arguments, and returns outputs by name.
+      table: table array name, or None.
+      function: name of the `lutjax` function for `call`; None: the op.
+      addresses: takes the reference module and all arrays, and returns the sum of accessed rows for
           a table ``[T, R, 1]``; None: use `call`.
-      reference: name of the module with the op's definition.
+      reference: name of the reference module.
     """
 
     op: str
@@ -128,10 +127,12 @@ class Case:
 
 
 class Draw:
-    """Random arrays of a case, on coarse grids: sums are exact in any order, and ties, zeros and repeated rows are everywhere.
+    """Random case arrays on coarse grids.
+
+    Sums are exact in any order; ties, zeros and repeated rows are frequent.
 
     Attributes:
-      op, shape, dtype: of the case.
+      op, shape, dtype: case properties.
     """
 
     def __init__(self, op: str, shape: str, dtype: np.dtype, seed: int = 0):
@@ -147,52 +148,52 @@ class Draw:
         call: Callable[..., Arrays],
         **options: Any,
     ) -> Case:
-        """Return the case of arrays that this drew; see `Case`."""
+        """Return a case; see `Case`."""
         return Case(
             self.op, self.shape, self.dtype.name, differentiable, fixed, axes, output_axes, call, **options
         )
 
     def grid(self, shape: tuple[int, ...], steps: int, dtype: DTypeLike | None = None) -> jax.Array:
-        """Multiples of 1/4 from ``-steps/4`` to ``steps/4``."""
+        """Sample multiples of 1/4 from ``-steps/4`` to ``steps/4``."""
         values = self._rng.integers(-steps, steps + 1, shape) / 4
         return jnp.asarray(values.astype(self.dtype if dtype is None else jnp.dtype(dtype)))
 
     def weights(self, shape: tuple[int, ...]) -> jax.Array:
-        """Parameters."""
+        """Sample parameters."""
         return self.grid(shape, 8)
 
     def normal(self, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
-        """Numbers of the normal distribution."""
+        """Sample a normal distribution."""
         return jnp.asarray(self._rng.normal(size=shape), dtype)
 
     def uniform(self, shape: tuple[int, ...], low: float, high: float) -> jax.Array:
-        """Numbers between two."""
+        """Sample a uniform distribution."""
         return jnp.asarray(self._rng.uniform(low, high, shape), self.dtype)
 
     def permutation(self, n: int) -> jax.Array:
-        """Return the integers below `n` in any order."""
+        """Sample a permutation."""
         return jnp.asarray(self._rng.permutation(n), jnp.int32)
 
     def inputs(self, shape: tuple[int, ...]) -> jax.Array:
-        """Numbers that are compared."""
+        """Sample detector inputs."""
         return self.grid(shape, 2 if self.shape == "ties" else 40)
 
     def ids(self, shape: tuple[int, ...], low: int, high: int) -> jax.Array:
-        """Integers from `low` to `high`, that one excluded."""
+        """Sample integers in ``[low, high)``."""
         return jnp.asarray(self._rng.integers(low, max(high, low + 1), shape, np.int32))
 
     def words(self, shape: tuple[int, ...]) -> jax.Array:
-        """Words of 32 random bits."""
+        """Sample 32-bit words."""
         return jnp.asarray(self._rng.integers(0, 2**32, shape, np.uint32))
 
     def anchors(self, n_inputs: int, n_detectors: int, n_pairs: int) -> jax.Array:
-        """Pairs of different inputs."""
+        """Sample pairs with different inputs."""
         a = self._rng.integers(0, n_inputs, (n_detectors, n_pairs))
         b = (a + self._rng.integers(1, max(n_inputs, 2), a.shape)) % n_inputs
         return jnp.asarray(np.stack([a, b], -1).astype(np.int32))
 
     def detection(self, shape: tuple[int, ...], bits: int) -> Detection:
-        """Return a detection of values of its own, as `lutjax.detect_signs` sees them; by numpy, without compiling anything."""
+        """Sample a detection. NumPy evaluates `lutjax.detect_signs` without compilation."""
         values = np.asarray(self.inputs((*shape, bits))).astype(accumulator(self.dtype))
         if bits:
             closest = np.argmin(np.abs(values), -1)
@@ -207,10 +208,10 @@ class Draw:
 
 
 class Detections:
-    """Detections among the arguments of a case: margins with a gradient, ids without one.
+    """Detection arguments: differentiable margins, and ids.
 
     Attributes:
-      margins, ids: arrays by name. axes: of all of these.
+      margins, ids: arrays by name. axes: their axes.
     """
 
     def __init__(self) -> None:
@@ -227,7 +228,7 @@ class Detections:
         self._bits[name] = d.bits
 
     def of(self, name: str, a: Arrays) -> Detection:
-        """Return a detection by name, made from a call's arrays."""
+        """Return a detection from call arrays."""
         return Detection(a[f"{name}_index"], a[f"{name}_flip"], a[f"{name}_margin"], self._bits[name])
 
 

@@ -1,4 +1,4 @@
-"""Arguments and traffic shared by the cases of all gates."""
+"""Shared arguments and traffic for gates."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from lutjax.cases._traffic import FORWARD, ID_BYTES
 
 MAX_BITS = 8
 
-# Sizes of gates that are tables.
+# Test sizes for gates with truth tables.
 TESTED = {
     "one": Size(batch=1, inputs=1, gates=1, bits=1),
     "split": Size(Tag.FAST, batch=4, inputs=5, gates=4, bits=2),
@@ -27,17 +27,16 @@ TESTED = {
 
 
 def too_many_places(s: Sizes) -> str | None:
-    """Return the problem of tables of so many inputs; None if there is none."""
+    """Return the problem with too many table inputs, or None."""
     return f"places is {s['bits']}; a table can have at most {MAX_BITS}" if s["bits"] > MAX_BITS else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """Array that defines gates.
+    """Gate parameter array.
 
     Attributes:
-      name: argument name. shape: returns the shape for a number of gates and inputs. axis: gate
-          axis.
+      name: argument name. shape: returns the shape for some gates and inputs. axis: gate axis.
     """
 
     name: str
@@ -50,7 +49,7 @@ TABLE = Parameter("table", lambda gates, bits: (gates, 2**bits), 0)
 
 
 def case(draw: Draw, s: Sizes, parameter: Parameter) -> Case:
-    """Return the case of gates on random inputs."""
+    """Return a case with random inputs."""
     bits, first = s.get("bits", 2), bool(s.get("features_first"))
     n_inputs, n_gates = s["inputs"], s["gates"]
     fixed: Arrays = {"wires": draw.ids((n_gates, bits), 0, n_inputs)}
@@ -61,9 +60,9 @@ def case(draw: Draw, s: Sizes, parameter: Parameter) -> Case:
 
 
 def measured(draw: Draw, s: Sizes, parameter: Parameter, low: float = 0.0) -> Case:
-    """Return the op on ``x[inputs, batch]`` from `low` to 1, features first, with lists of readers.
+    """Return a features-first case with ``x[inputs, batch]`` in ``[low, 1]`` and fan-out lists.
 
-    Wires are random, every input is read about equally often.
+    Random wires read all inputs about equally often.
     """
     bits, n_inputs, n_gates = s.get("bits", 2), s["inputs"], s["gates"]
     x = draw.uniform((n_inputs, s["batch"]), low, 1.0)
@@ -98,17 +97,17 @@ def _case(draw: Draw, x: Any, values: Any, fixed: Arrays, parameter: Parameter, 
 
 
 def _fan_out(s: Sizes) -> int:
-    """Readers of the most read input."""
+    """Return the largest fan-out."""
     return -(-s["gates"] * s.get("bits", 2) // s["inputs"])
 
 
 @dataclasses.dataclass(frozen=True)
 class GateTraffic:
-    """Bytes of gates on inputs that come from a cache where they are read again.
+    """Gate traffic in bytes, with cached rereads.
 
     Attributes:
-      inputs, outputs, parameters: numbers of each; parameters are float32.
-      wires, readers: ids of each.
+      inputs, outputs, parameters: element counts; parameters are float32.
+      wires, readers: id counts.
     """
 
     inputs: int
@@ -118,11 +117,11 @@ class GateTraffic:
     readers: int
 
     def table_bytes(self, itemsize: int) -> int:
-        """Bytes of the parameters."""
+        """Return parameter bytes."""
         return self.parameters * 4
 
     def bytes_moved(self, row: str, itemsize: int) -> int:
-        """Bytes that have to move for a row.
+        """Return required traffic for a row, in bytes.
 
         Forward reads the inputs and writes the outputs. Backward reads the inputs and the outputs' cotangent, and
         writes that of the inputs.

@@ -1,4 +1,4 @@
-"""Size rules shared by the cases of all lookups."""
+"""Shared size rules for lookups."""
 
 from lutjax.cases._case import Sizes
 
@@ -8,10 +8,10 @@ LEAST = {"inputs": 2, "position_bits": 0, "window": 0, "queries": 2}
 
 
 def too_many_bits(bits: int) -> str | None:
-    """Return the problem of rows of so many address bits; None if there is none."""
+    """Return the problem with too many address bits, or None."""
     return f"a row has {bits} address bits; it can have at most {MAX_BITS}" if bits > MAX_BITS else None
 
 
 def address_bits(sizes: Sizes) -> str | None:
-    """Return the same for detectors that read their rows alone."""
+    """Return the problem with too many detector bits, or None."""
     return too_many_bits(sizes["bits"])

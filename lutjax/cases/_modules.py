@@ -27,12 +27,12 @@ class CaseModule:
 
     @property
     def sizes(self) -> dict[str, Size]:
-        """Named sizes at which the op is tested."""
+        """Named test sizes."""
         return {name: size for name, size in self._sizes.items() if not size.is_measured}
 
     @property
     def measured_sizes(self) -> dict[str, Size]:
-        """Named sizes that are measured or tuned."""
+        """Named sizes for measurements or tuning."""
         return {name: size for name, size in self._sizes.items() if size.is_measured}
 
     @property
@@ -41,12 +41,12 @@ class CaseModule:
         return sizes
 
     def tagged(self, tag: Tag) -> tuple[str, ...]:
-        """Return the names of the sizes with a tag, in their order."""
+        """Return size names with a tag, in order."""
         return tuple(name for name, size in self._sizes.items() if tag in size.tags)
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """Dtypes of the op, its default one first."""
+        """Op dtypes, the default first."""
         return tuple(getattr(self.module, "DTYPES", FLOATS))
 
     @property
@@ -57,12 +57,12 @@ class CaseModule:
 
     @property
     def is_slow(self) -> bool:
-        """True where the op takes so long to compile that only the parity suite tries it each time."""
+        """True for slow compilation: only the parity suite runs the op every time."""
         return bool(getattr(self.module, "SLOW", False))
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Kinds of its measured shapes; by default one of the op's name, with all sizes in their order."""
+        """Measured shape kinds; by default one named like the op, with all sizes in order."""
         names = next((tuple(size) for size in self.measured_sizes.values()), None)
         default = () if names is None else (Kind(self.op, names),)
         kinds: tuple[Kind, ...] = getattr(self.module, "KINDS", default)
@@ -74,7 +74,7 @@ class CaseModule:
         return next(fits)
 
     def case(self, shape: str, dtype: DTypeLike | None = None, **sizes: int) -> Case:
-        """Return the case of a named size, of which `sizes` may change some.
+        """Return the case for a named size; `sizes` overrides values.
 
         Raises:
           ValueError: an unknown shape or dtype.
@@ -91,13 +91,13 @@ class CaseModule:
         return dataclasses.replace(case, reference=self.reference)
 
     def measured(self, sizes: Sizes, dtype: str) -> Case:
-        """Return the case that is measured at some sizes, of arrays that are fast to make in large numbers."""
+        """Return the measured case at some sizes, with a fast generator."""
         draw = MeasuredDraw(self.op, "measured", jnp.dtype(dtype))
         case: Case = getattr(self.module, "measured", self.module.case)(draw, sizes)
         return case
 
     def traffic(self, sizes: Sizes) -> Traffic:
-        """Return the bytes that have to move at some sizes."""
+        """Return the required memory traffic at some sizes."""
         traffic: Traffic = self.module.traffic(sizes)
         return traffic
 
@@ -113,18 +113,18 @@ def of(op: str) -> CaseModule:
         raise ValueError(
             f"lutjax.cases: {op} has no cases; give their module to kernel_registry.register_op(cases=...)."
         )
-    return _of(op, name)
+    return _load(op, name)
 
 
 @functools.cache
-def _of(op: str, module: str) -> CaseModule:
+def _load(op: str, module: str) -> CaseModule:
     return CaseModule(op, importlib.import_module(module))
 
 
 class MeasuredDraw(Draw):
-    """Random arrays made on the device, by a generator that is fast also for the numbers of large tables.
+    """Random device arrays from a fast generator, for large tables.
 
-    Under `jax.jit` and `jax.eval_shape` too.
+    It supports `jax.jit` and `jax.eval_shape`.
     """
 
     def __init__(self, op: str, shape: str, dtype: np.dtype):

@@ -1,4 +1,4 @@
-"""Arguments and traffic shared by the cases of both attentions."""
+"""Shared arguments and traffic for attention ops."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ KIND = ("batch", "queries", "inputs", "detectors", "bits", "position_bits", "win
 
 
 def pair_options(draw: Draw, s: Sizes, n_keys: int) -> tuple[dict[str, Any], Arrays, dict[str, Axes]]:
-    """Return what says which pairs count: static options, arrays by the names of arguments, and their axes.
+    """Return pair selection: static options, arrays by argument name, and their axes.
 
-    Sizes: `window`, `query_start`, `key_start`, ``causal=0``; `segments` in each sequence; `each_start`, above the starts of each sequence; `blocks`,
-    queries of a block of the mask, with `key_blocks` keys.
+    Sizes: `window`, `query_start`, `key_start`, ``causal=0``; `segments` per sequence; `each_start`, an upper
+    bound for sequence starts; `blocks` and `key_blocks`, mask block sizes.
     """
     options: dict[str, Any] = {
         "window": s.get("window"),
@@ -39,7 +39,7 @@ def pair_options(draw: Draw, s: Sizes, n_keys: int) -> tuple[dict[str, Any], Arr
 
 
 def targets(draw: Draw, s: Sizes, n_rows: int) -> tuple[dict[str, Any], Arrays, dict[str, Axes]]:
-    """Return the same of targets, for tables whose rows have `slots`: a list for each row, or with ``row_lists=0`` for each table."""
+    """Return options, arrays and axes for targets with `slots` per row, or per table with ``row_lists=0``."""
     if "slots" not in s:
         return {}, {}, {}
     shape = s["detectors"], n_rows if s.get("row_lists", 1) else 1, s["slots"]
@@ -48,7 +48,7 @@ def targets(draw: Draw, s: Sizes, n_rows: int) -> tuple[dict[str, Any], Arrays, 
 
 
 def n_distances(s: Sizes, n_keys: int) -> int:
-    """Return the number of distances that positions are made for: those that occur, unless a size says another."""
+    """Return the number of position distances: `distances`, or all occurring ones."""
     if not s.get("causal", 1):
         return s["queries"] + n_keys - 1
     farthest = max(
@@ -60,11 +60,11 @@ def n_distances(s: Sizes, n_keys: int) -> int:
 def measured(
     draw: Draw, s: Sizes, address_bits: int, *, compared: int, function: str | None = None, **options: Any
 ) -> Case:
-    """Return the case of a measured sequence, which attends to itself and has as many outputs as inputs, or with `slots` as many as `outputs`.
+    """Return a self-attention case with equally many inputs and outputs, or `outputs` with `slots`.
 
     Args:
-      compared: numbers among which anchors choose.
-      function: see `Case`. options: of its call, beside the window.
+      compared: number of anchor candidates.
+      function: see `Case`. options: call options in addition to the window.
     """
     reached, lists, of_targets = targets(draw, s, 2**address_bits)
     arrays = {
@@ -103,7 +103,7 @@ def measured(
 
 
 def traffic(s: Sizes, address_bits: int, *, stores_detections: bool) -> LookUpTraffic:
-    """Return the bytes that a measured sequence has to move."""
+    """Return the required memory traffic for a measured sequence."""
     distances = n_distances(s, s["queries"])
     pairs = sum(min(query, distances) for query in range(s["queries"]))
     places = s["batch"] * s["queries"]

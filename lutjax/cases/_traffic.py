@@ -1,7 +1,7 @@
-"""Bytes that a measured size has to move, and how such sizes are written.
+"""Required memory traffic and notation for measured sizes.
 
-"Has to move" counts every row once for every use, as if nothing was cached, and every other array once where it is
-written and once where it is read. Caches can beat it.
+Required traffic counts a row once per use, as without caches, and every other array once per write and once per read.
+Caches can beat it.
 """
 
 import dataclasses
@@ -13,44 +13,43 @@ from lutjax.cases._case import Size, Sizes, Tag
 from lutjax.names import BENCHMARK_ROWS
 
 ROWS = FORWARD, DENSE, IN_PLACE, UPDATE = BENCHMARK_ROWS
-"""Rows of a shape. `FORWARD`: outputs. `DENSE`: outputs and all cotangents, that of the tables as an
-array; of gates those of their parameters. `IN_PLACE`: outputs, the other cotangents, and the tables after a step of SGD in their own memory. `UPDATE`: this
-step alone."""
+"""Measured rows. `FORWARD`: outputs. `DENSE`: outputs and all cotangents, with a dense table or parameter
+gradient. `IN_PLACE`: outputs, other cotangents, and an in-place SGD step. `UPDATE`: only this step."""
 
 DETECTION_BYTES = 12  # index, flip and margin
-ID_BYTES = 4  # of an index, a target, an anchor and a float32
+ID_BYTES = 4  # index, target, anchor or float32
 
 
 @runtime_checkable
 class Traffic(Protocol):
-    """Traffic of a measured size, in bytes."""
+    """Memory traffic for a measured size, in bytes."""
 
     def table_bytes(self, itemsize: int) -> int:
-        """Bytes of the parameters."""
+        """Return parameter bytes."""
         ...
 
     def bytes_moved(self, row: str, itemsize: int) -> int:
-        """Bytes that have to move for one of `ROWS`.
+        """Return required traffic in bytes.
 
         Args:
-          itemsize: bytes of a number in the case's dtype.
+          row: one of `ROWS`.
+          itemsize: bytes per element in the case's dtype.
         """
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class LookUpTraffic:
-    """Traffic of a detection and a lookup, in bytes.
+    """Detection and lookup traffic, in bytes.
 
     Attributes:
       table: table shape: ``(detectors, rows, outputs per row)``.
-      uses: rows added in a forward pass: for each detector one per sample, or per pair of
-          positions.
+      uses: rows added in a forward pass: one per detector and sample, or position pair.
       detections: detections stored as arrays between detection and lookup.
-      numbers_in: elements with a cotangent, in addition to the tables: `x` and positions.
-      numbers_out: elements in the output.
-      anchor_pairs: anchor pairs of all detectors.
-      targets: output ids read with every row.
+      numbers_in: differentiated elements in addition to tables: `x` and positions.
+      numbers_out: output elements.
+      anchor_pairs: anchor pairs in all detectors.
+      targets: output ids per row.
     """
 
     table: tuple[int, int, int]
@@ -62,18 +61,19 @@ class LookUpTraffic:
     targets: int = 0
 
     def table_bytes(self, itemsize: int) -> int:
-        """Table bytes."""
+        """Return table bytes."""
         return math.prod(self.table) * itemsize
 
     def bytes_moved(self, row: str, itemsize: int) -> int:
-        """Bytes that have to move for one of `ROWS`.
+        """Return required traffic in bytes.
 
-        Forward reads a row for each use. Backward reads it again, and the flipped row, for the cotangent of
-        the margin; a position's flipped row is not counted. A gradient, or an update in place, reads and writes a
-        row for each use; a gradient is an array of zeros before that.
+        Forward reads one row per use. Backward reads it again, and the flipped row, for the margin
+        cotangent; flipped position rows are not counted. A gradient or an in-place update reads and
+        writes one row per use; a dense gradient is zeroed first.
 
         Args:
-          itemsize: bytes of a number in tables and outputs. Inputs and margins are float32.
+          row: one of `ROWS`.
+          itemsize: bytes per table and output element. Inputs and margins are float32.
         """
         inputs = self.numbers_in * ID_BYTES + self.anchor_pairs * 2 * ID_BYTES
         outputs = self.numbers_out * itemsize
@@ -82,10 +82,10 @@ class LookUpTraffic:
         moved = 2 * self.uses * of_row
         if row == FORWARD:  # the index is written and read
             return inputs + self.detections * 2 * ID_BYTES + read + outputs
-        if row == UPDATE:  # without stored detections it has to detect again
+        if row == UPDATE:  # detects again without stored detections
             address = self.detections * ID_BYTES if self.detections else inputs
             return address + outputs + self.uses * self.targets * ID_BYTES + moved
-        # Written once; the index is read in both directions; the margin's cotangent is written and read.
+        # One write; both directions read the index; the margin cotangent is written and read.
         detections = self.detections * (2 * DETECTION_BYTES + ID_BYTES + 2 * ID_BYTES)
         both = inputs + detections + 3 * read + 2 * outputs + self.numbers_in * ID_BYTES + moved
         return both + (self.table_bytes(itemsize) if row == DENSE else 0)
@@ -93,16 +93,16 @@ class LookUpTraffic:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """Kind of measured shapes, and their notation: ``fc:4096,32,32,16,10``.
+    """Shape kind with a notation: ``fc:4096,32,32,16,10``.
 
     Attributes:
       name: prefix before the colon.
-      sizes: names of the sizes in the op's case module, in written order.
-      words: user-facing names for sizes with different ones.
-      optional: number of trailing sizes that may be omitted.
-      least: least value of sizes that may not be 1, or may be less.
-      fixed: unwritten sizes, the same in all shapes of the kind.
-      rows: the `ROWS` that can be measured, if the op has the directions for them.
+      sizes: size names in written order.
+      words: user-facing names, if different.
+      optional: number of optional trailing sizes.
+      least: minimum values, if not 1.
+      fixed: constant, unwritten sizes.
+      rows: measurable `ROWS`, if the op has their directions.
       problem: returns the problem with individually valid sizes, or None.
     """
 
@@ -120,7 +120,7 @@ class Kind:
 
     @property
     def usage(self) -> str:
-        """Names of the sizes in the order in which they are written.
+        """Size names in written order.
 
         Example:
           >>> from lutjax.cases import Kind
@@ -134,15 +134,15 @@ class Kind:
 
     @property
     def n_required(self) -> int:
-        """Sizes that have to be written."""
+        """Number of required sizes."""
         return len(self.sizes) - self.optional
 
     def text(self, sizes: Sizes) -> str:
-        """Sizes as they are written."""
+        """Return written sizes."""
         return f"{self.name}:{','.join(str(sizes[name]) for name in self.sizes if name in sizes)}"
 
     def size(self, *values: int, tags: tuple[Tag, ...] = (Tag.BENCH, Tag.TUNE)) -> Size:
-        """Return the size of values in the order in which they are written.
+        """Return a size from values in written order.
 
         Raises:
           ValueError: a value breaks its rule.

@@ -39,7 +39,7 @@ def _n_layers(s: Sizes) -> int:
 
 
 def case(draw: Draw, s: Sizes) -> Case:
-    """Return the case of gates on random inputs, whose values are exact on the grid of the first layers."""
+    """Return a case with random inputs; values in the first layers are exact on the grid."""
     sizes, first = sizes_of(s), bool(s.get("features_first"))
     wires = [draw.ids((n, 2), 0, before) for before, n in _layers(s)]
     x = draw.grid((s["inputs"], s["batch"]) if first else (s["batch"], s["inputs"]), 2)
@@ -49,7 +49,7 @@ def case(draw: Draw, s: Sizes) -> Case:
 
 
 def measured(draw: Draw, s: Sizes) -> Case:
-    """Return layers on ``x[inputs, batch]`` from 0 to 1, features first, with lists of readers; each input is read about equally often."""
+    """Return features-first layers on ``x[inputs, batch]`` in [0, 1], with fan-out lists and balanced wires."""
     wires = [(draw.permutation(n * 2) % before).reshape(n, 2) for before, n in _layers(s)]
     x = draw.uniform((s["inputs"], s["batch"]), 0.0, 1.0)
     coefficients = draw.uniform((4, sum(sizes_of(s))), 0.0, 0.25)
@@ -61,7 +61,7 @@ def measured(draw: Draw, s: Sizes) -> Case:
 
 
 def _layers(s: Sizes) -> list[tuple[int, int]]:
-    """Return the number of inputs and gates for each layer."""
+    """Return input and gate counts by layer."""
     sizes = sizes_of(s)
     return list(zip((s["inputs"], *sizes[:-1]), sizes, strict=True))
 
@@ -93,16 +93,16 @@ def _case(
 
 @dataclasses.dataclass(frozen=True)
 class NetworkTraffic:
-    """Bytes of a network whose gates stay in a cache."""
+    """Network traffic in bytes, with gates in a cache."""
 
     sizes: Sizes
 
     def table_bytes(self, itemsize: int) -> int:
-        """Bytes of the coefficients, which are float32."""
+        """Return coefficient bytes (float32)."""
         return 4 * sum(sizes_of(self.sizes)) * 4
 
     def bytes_moved(self, row: str, itemsize: int) -> int:
-        """Bytes that have to move for a row: inputs, outputs, coefficients and wires, and the cotangents of all but wires."""
+        """Return required traffic: inputs, outputs, coefficients, wires, and cotangents."""
         s, sizes = self.sizes, sizes_of(self.sizes)
         inputs, outputs = s["inputs"] * s["batch"] * itemsize, sizes[-1] * s["batch"] * itemsize
         forward = inputs + outputs + self.table_bytes(itemsize) + 2 * sum(sizes) * ID_BYTES

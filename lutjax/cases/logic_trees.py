@@ -53,7 +53,7 @@ def places_of(s: Sizes) -> Places:
 
 
 def case(draw: Draw, s: Sizes) -> Case:
-    """Return the case of some sizes: values of places are equal often."""
+    """Return a case with many equal values at different positions."""
     places, n_leaves = places_of(s), s["leaves"]
     leaves = draw.ids((s["trees"], n_leaves), 0, math.prod(places.kernel) * s["channels"])
     fixed: Arrays = {"leaves": leaves}
@@ -64,7 +64,7 @@ def case(draw: Draw, s: Sizes) -> Case:
 
 
 def measured(draw: Draw, s: Sizes) -> Case:
-    """Return trees that read all channels about equally often, with lists of readers."""
+    """Return trees with balanced channels and fan-out lists."""
     places, n_wires = places_of(s), s["trees"] * s["leaves"]
     leaves = (draw.permutation(n_wires) % (math.prod(places.kernel) * s["channels"])).reshape(-1, s["leaves"])
     readers = lutjax.readers(leaves % s["channels"], s["channels"], fan_out=_fan_out(s))
@@ -86,7 +86,7 @@ def _case(draw: Draw, places: Places, x: jnp.ndarray, coefficients: jnp.ndarray,
 
 
 def _fan_out(s: Sizes) -> int:
-    """Return a bound of the readers of a channel."""
+    """Return an upper bound for the fan-out."""
     values = math.prod(places_of(s).kernel)
     return values * -(-s["trees"] * s["leaves"] // (values * s["channels"]))
 

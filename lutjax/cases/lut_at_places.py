@@ -61,7 +61,7 @@ def windows_of(s: Sizes) -> Windows:
 
 
 def case(draw: Draw, s: Sizes) -> Case:
-    """Return the case of some sizes: pairs of a detector are equally close often, and some compare a value with itself."""
+    """Return a case with frequent ties, and some values compared with themselves."""
     windows, groups = windows_of(s), s.get("groups", 1)
     n_values = math.prod(windows.size) * windows.channels
     images = draw.grid((s["batch"], *windows.image), 8)
@@ -72,7 +72,7 @@ def case(draw: Draw, s: Sizes) -> Case:
 
 
 def measured(draw: Draw, s: Sizes) -> Case:
-    """Return pairs of different values of a window."""
+    """Return pairs with different window values."""
     windows = windows_of(s)
     n_values = math.prod(windows.size) * windows.channels
     images = draw.inputs((s["batch"], *windows.image))

@@ -1,4 +1,4 @@
-"""Cases of `lutjax.lut_pair_attention`, which detects every pair anew."""
+"""Cases of `lutjax.lut_pair_attention`, with one detection per pair."""
 
 from typing import Any
 

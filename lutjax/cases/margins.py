@@ -18,13 +18,13 @@ SIZES = {
 
 
 def anchors_of(draw: Draw, s: Sizes) -> jax.Array:
-    """Pairs or single probes of the inputs of a group."""
+    """Return pairs or single probes in a group."""
     pairs = draw.anchors(s["inputs"], s["detectors"], s["bits"])
     return pairs[..., 0] if s.get("single") else pairs
 
 
 def inputs_of(draw: Draw, s: Sizes) -> jax.Array:
-    """Return the inputs of every group."""
+    """Return inputs per group."""
     groups = s.get("groups")
     shape = () if groups is None else (1 if s.get("shared") else groups,)
     return draw.inputs((s["batch"], *shape, s["inputs"]))

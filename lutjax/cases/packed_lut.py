@@ -1,4 +1,4 @@
-"""Cases of `lutjax.packed_lut`, which has no gradient."""
+"""Cases of `lutjax.packed_lut`, without gradients."""
 
 from lutjax.cases._case import Axes, Case, Draw, Size, Sizes, Tag
 
@@ -15,7 +15,7 @@ SIZES = {
 
 
 def case(draw: Draw, s: Sizes) -> Case:
-    """Return the case of some sizes; the batch is one of words."""
+    """Return a case with a batch of words."""
     n_inputs, n_gates, bits = s["inputs"], s["gates"], s["bits"]
     return draw.case(
         {"words": draw.words((n_inputs, s["batch"]))},

@@ -1,4 +1,4 @@
-"""Cases of `lutjax.scored_lut`, of every read."""
+"""Cases of `lutjax.scored_lut` with every read."""
 
 import dataclasses
 import math
@@ -53,7 +53,7 @@ DEPLOYED = Kind(
     rows=(FORWARD,),
     problem=_problem,
 )
-"""The same with tables of integers, as they are deployed: two ways, without gradients."""
+"""The same with integer tables, as in deployment: two rows per table, without gradients."""
 KINDS = (SCORED, DEPLOYED)
 
 SLOW = True
@@ -117,7 +117,7 @@ def case(draw: Draw, s: Sizes) -> Case:
 
 
 def measured(draw: Draw, s: Sizes) -> Case:
-    """Return the case of a layer: inputs and tables of the normal distribution, different inputs in a pair."""
+    """Return a layer case: normally distributed inputs and tables, distinct inputs per pair."""
     made = case(draw, s)
     drawn = {
         name: draw.normal(a.shape, a.dtype) if name in ("x", "weights") else a
@@ -128,7 +128,7 @@ def measured(draw: Draw, s: Sizes) -> Case:
 
 
 def _deployed(draw: Draw, made: Case, groups: int) -> Case:
-    """Return a case with tables of integers, which have no gradient."""
+    """Return a case with integer tables, without gradients."""
     weights = made.differentiable["weights"]
     integers = {
         "weights": draw.ids(weights.shape, -128, 128).astype(jnp.int8),

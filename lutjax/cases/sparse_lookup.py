@@ -77,7 +77,7 @@ def case(draw: Draw, s: Sizes) -> Case:
 
 
 def _of_edges(draw: Draw, s: Sizes) -> Case:
-    """Return the case of a list of edges. It is whole on each device, so nothing is divided with the detectors."""
+    """Return an edge-list case. Edge lists are replicated, so detectors are not divided."""
     n_detectors, n_rows = s["detectors"], 2 ** s["bits"]
     counts = np.array(draw.ids((n_detectors * n_rows,), 0, s["slots"] + 1))
     counts[n_rows // 2] = s["longest"]
@@ -104,7 +104,7 @@ def _of_edges(draw: Draw, s: Sizes) -> Case:
 
 
 def measured(draw: Draw, s: Sizes) -> Case:
-    """Return `lutjax.sparse_lut` at some sizes, with a list of targets for every row."""
+    """Return a `lutjax.sparse_lut` case with targets for every row."""
     shape = (s["detectors"], 2 ** s["bits"], s["slots"])
     return draw.case(
         {"weights": draw.weights(shape), "x": draw.inputs((s["batch"], s["inputs"]))},

@@ -22,7 +22,7 @@ SIZES = {
 
 
 def case(draw: Draw, s: Sizes) -> Case:
-    """Return the case of some sizes; about one coefficient in nine is 0."""
+    """Return a case with about one zero in nine coefficients."""
     reads = (s["batch"], s["detectors"], s["ways"])
     options = {"groups": s.get("groups"), "valued": s.get("valued")}
 

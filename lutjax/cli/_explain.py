@@ -38,11 +38,11 @@ def explain(ops: tuple[str, ...], size: str | None, dtype: str | None, implement
     for op in ops or kernel_registry.ops():
         try:
             if op in kernel_registry.compositions():
-                arguments, options = compositions.given(op, size, dtype)
+                arguments, options = compositions.abstract_arguments(op, size, dtype)
             else:
                 module = cases.of(op)
                 case = module.case(size or module.tagged(cases.Tag.DTYPES)[0], dtype)
-                arguments, options = measurements.given(case)
+                arguments, options = measurements.abstract_arguments(case)
             text = lutjax.explain(op, *arguments, implementation=implementation, **options)
         except (ValueError, TypeError) as error:
             raise click.UsageError(str(error)) from error

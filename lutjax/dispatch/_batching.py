@@ -60,17 +60,17 @@ def kernel(plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = No
         places = [_meshes.spec_of(a)[0] for a, m in zip(jax.tree.leaves(args), is_mapped, strict=True) if m]
         place = next((place for place in places if place), None)
         if size == 0:  # other arrays without elements are never divided here, see `_transforms`
-            outputs = of_no_elements(mapped, args, place)
+            outputs = build_empty_outputs(mapped, args, place)
         elif place is None:
-            outputs = of_elements(size, mapped, *args)
+            outputs = map_elements(size, mapped, *args)
         else:  # the mapped axis is divided over a mesh with explicit axes
             specs = jax.tree.map(lambda m: PartitionSpec(place) if m else PartitionSpec(), tuple(mapped))
-            part = functools.partial(of_part, size // _meshes.devices_along(place), mapped)
+            part = functools.partial(map_part, size // _meshes.devices_along(place), mapped)
             axes = (place,) if isinstance(place, str) else place
             outputs = _meshes.in_parts(part, specs, PartitionSpec(place), axes)(*args)
         return outputs, jax.tree.map(lambda _: True, outputs)
 
-    def of_no_elements(mapped: Any, args: Any, place: Any) -> Any:
+    def build_empty_outputs(mapped: Any, args: Any, place: Any) -> Any:
         one = jax.tree.map(
             lambda a, m: jax.ShapeDtypeStruct(a.shape[m:], a.dtype), tuple(args), tuple(mapped)
         )
@@ -80,10 +80,10 @@ def kernel(plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = No
             jax.eval_shape(raw, *one),
         )
 
-    def of_part(size: int, mapped: Any, *args: Any) -> Any:
-        return of_elements(size, mapped, *_meshes.varying_alike(args))
+    def map_part(size: int, mapped: Any, *args: Any) -> Any:
+        return map_elements(size, mapped, *_meshes.varying_alike(args))
 
-    def of_elements(size: int, mapped: Any, *args: Any) -> Any:
+    def map_elements(size: int, mapped: Any, *args: Any) -> Any:
         shared_is_mapped = any(any(jax.tree.leaves(m)) for m, b in zip(mapped, batched, strict=True) if not b)
         if foldable and not shared_is_mapped:
 

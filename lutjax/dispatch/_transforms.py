@@ -37,7 +37,7 @@ from lutjax.dispatch._parts import by_parts, needs_parts
 from lutjax.dispatch._plan import Over, Plan, cached, choose, choose_whole
 from lutjax.dispatch.contract import Call, Step
 from lutjax.dispatch.registry import Device, Implementation, devices_of, kernel_registry
-from lutjax.values._ids import as_jax
+from lutjax.values._ids import as_jax, trusted_ids
 
 
 def apply(call: Call, *, implementation: Implementation = None, feature_axis: int = -1) -> Any:
@@ -68,10 +68,12 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
     if traced and threading.current_thread() is not threading.main_thread():
         plan = plan.replace(thread=threading.get_ident())
     n_noted = kernel_registry.n_noted()
-    on = None
+    on = others = None
     if call.parts is not None and ((apart := needs_parts(call)) or plan.has_parts):
         fused = plan.replace(choice=()) if apart else plan.fused
-        y, on = _by_parts(call, plan, fused, implementation, feature_axis), fused.devices
+        on = fused.devices
+        others = tuple(d for d in plan.devices if d not in on) if fused.choice else None
+        y = _by_parts(call, plan, fused, implementation, feature_axis)
     else:
         y = _by_kernels(call, plan, feature_axis)
     kernel_registry.note(
@@ -80,6 +82,7 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
         lambda: shapes_of_kernel(call, feature_axis),
         lambda shapes: folded_output(shapes, y),
         devices=on,
+        of_parts=others,
     )
     return y
 
@@ -104,10 +107,9 @@ def _by_parts(call: Call, plan: Plan, fused: Plan, implementation: Implementatio
     Args:
       fused: the plan for these devices.
     """
-    others = tuple(device for device in plan.devices if device not in fused.devices)
 
     def parts(*arrays: Any) -> Any:
-        with kernel_registry.noted_on(others if fused.choice else None):
+        with trusted_ids():  # the op has checked its ids; its parts receive derived ids
             return by_parts(plan.call(arrays), implementation, feature_axis)
 
     if not fused.choice:

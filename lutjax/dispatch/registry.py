@@ -28,7 +28,6 @@ from lutjax.dispatch._parts import Parts
 from lutjax.dispatch.contract import DIRECTIONS, Call, Direction, Step
 from lutjax.names import Backend as Backend, Platform as Platform
 from lutjax.values._dtypes import accumulator
-from lutjax.values._ids import trusted_ids
 from lutjax.values._row_rules import SGD, RowRule
 
 T = TypeVar("T")
@@ -59,7 +58,6 @@ _CALLED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "update": (("call", "cotangent", "step"), ("device",)),
     "unsupported": (("request",), ()),
     "slower": (("request",), ()),
-    "sources": ((), ()),
     "about": ((), ()),
 }
 """Functions of an implementation, with their positional and keyword arguments."""
@@ -201,7 +199,6 @@ class KernelSpec:
       platform_rule: rule for all kernels of its platform, evaluated before the target is imported;
           None: no rule.
       declared: its properties; None: the target's ``SPEC``, imported on first use.
-      sources: returns a word that changes with its non-Python sources; records name it.
       about: returns details about this machine, such as the instruction set in use; called where it
           is selected.
       holder: object with its functions, in place of the target; None: the target.
@@ -216,7 +213,6 @@ class KernelSpec:
     priority: int = 0
     platform_rule: Rule | None = None
     declared: Declaration | None = None
-    sources: Callable[[], str] | None = None
     about: Callable[[], str] | None = None
     holder: Any = None
     run: Callable[..., Any] | None = dataclasses.field(default=None, repr=False, compare=False)
@@ -358,17 +354,7 @@ class NoImplementationError(ValueError):
         self.candidates = candidates
 
 
-_OPTIONS = (
-    "requires",
-    "unsupported",
-    "slower",
-    "awaits_record",
-    "rates",
-    "launches",
-    "stacks",
-    "sources",
-    "about",
-)
+_OPTIONS = ("requires", "unsupported", "slower", "rates", "launches", "stacks", "about")
 """Options of `KernelRegistry.register`."""
 
 
@@ -381,7 +367,7 @@ def _check_options(how: Mapping[str, Any], directions: Any) -> None:
         names = how.get(name, ())
         if not isinstance(names, tuple) or not all(isinstance(n, str) for n in names):
             raise TypeError(f"{where}: {name} is {shown(names)}; expected a tuple of names.")
-    for name in ("unsupported", "slower", "sources", "about"):
+    for name in ("unsupported", "slower", "about"):
         if how.get(name) is not None:
             _require_function(where, name, how[name])
     for direction in directions or ():
@@ -421,14 +407,7 @@ def _require_function(
         ) from None
 
 
-def _rule(
-    platform: Platform,
-    backend: Backend,
-    unsupported: Rule | None,
-    slower: Rule | None,
-    awaits_record: bool,
-    rates: bool,
-) -> Rule:
+def _rule(unsupported: Rule | None, slower: Rule | None, rates: bool) -> Rule:
     """Return the rule for these options; see `KernelRegistry.register`."""
 
     def supports(request: Request) -> str | None:
@@ -436,8 +415,6 @@ def _rule(
             return "moves all rows at one rate, and the rates or factors of these differ"
         if why := unsupported and unsupported(request):
             return why
-        if awaits_record and (deferral := record_deferral(request, f"{platform}/{backend}")):
-            return deferral
         why = slower and slower(request)
         return Deferral(why) if why else None
 
@@ -484,7 +461,6 @@ class KernelRegistry:
         self._joining = threading.RLock()
         self._joined = False
         self._made: ContextVar[list[Made] | None] = ContextVar("lutjax_made", default=None)
-        self._noted_on: ContextVar[tuple[Device, ...] | None] = ContextVar("lutjax_noted_on", default=None)
         self._ops: dict[str, Op] = {}
         self._specs: dict[str, dict[tuple[Platform, Backend], KernelSpec]] = {}
         self._elsewhere: dict[str, list[KernelSpec]] = {}
@@ -597,12 +573,11 @@ class KernelRegistry:
           priority: by default native code before Triton before Pallas before XLA.
           directions: by default a decorated class's own directions, and ``("forward", "backward")``
               for a module.
-          **how: ``requires``, ``launches``, ``stacks``, ``sources`` and ``about``, see
-              `Declaration` and `KernelSpec`; ``unsupported(request)``, the reason why a call cannot
-              run, or None; ``slower(request)``, a reason to leave a call to the next implementation
-              unless this one is requested by name; ``rates=True`` if updates support rates and
-              factors that differ by table, row or output; ``awaits_record=True`` if only a
-              validation result from ``lutjax status`` makes it a default choice on a device.
+          **how: ``requires``, ``launches``, ``stacks`` and ``about``, see `Declaration` and
+              `KernelSpec`; ``unsupported(request)``, the reason why a call cannot run, or None;
+              ``slower(request)``, a reason to leave a call to the next implementation unless this
+              one is requested by name; ``rates=True`` if updates support rates and factors that
+              differ by table, row or output.
 
         Raises:
           ValueError: an unknown op, platform, backend or direction, or the op already has one for
@@ -632,14 +607,8 @@ class KernelRegistry:
         backend = _named("register", "backend", Backend, backend)
         priority = _DEFAULT_PRIORITY[platform] if priority is None else priority
         _check_options(how, directions)
-        rule = _rule(
-            platform,
-            backend,
-            how.get("unsupported"),
-            how.get("slower"),
-            how.get("awaits_record", False),
-            how.get("rates", False) or platform is Platform.XLA,
-        )
+        rates = how.get("rates", False) or platform is Platform.XLA
+        rule = _rule(how.get("unsupported"), how.get("slower"), rates)
 
         def make(target: str, directions: tuple[Direction, ...], holder: Any = None) -> KernelSpec:
             return KernelSpec(
@@ -652,7 +621,6 @@ class KernelRegistry:
                 declared=Declaration(
                     rule, directions, launches=how.get("launches", ()), stacks=how.get("stacks", False)
                 ),
-                sources=how.get("sources"),
                 about=how.get("about"),
                 holder=holder,
             )
@@ -1113,19 +1081,6 @@ class KernelRegistry:
         finally:
             self._made.reset(token)
 
-    @contextlib.contextmanager
-    def noted_on(self, devices: tuple[Device, ...] | None) -> Iterator[None]:
-        """Record that calls in this block, the parts of a fused op, run on these devices.
-
-        The op has checked its ids; its parts receive derived ids.
-        """
-        token = self._noted_on.set(devices)
-        try:
-            with trusted_ids():
-                yield
-        finally:
-            self._noted_on.reset(token)
-
     def n_noted(self) -> int:
         """Return the number of calls recorded by `collecting`."""
         return len(self._made.get() or ())
@@ -1138,6 +1093,7 @@ class KernelRegistry:
         output: Callable[[Call], Any],
         rule: RowRule | None = None,
         devices: tuple[Device, ...] | None = None,
+        of_parts: tuple[Device, ...] | None = None,
     ) -> None:
         """Record a call for an active `collecting` block.
 
@@ -1148,16 +1104,17 @@ class KernelRegistry:
           output: returns the output's shape and dtype.
           rule: see `Made`.
           devices: see `Made`.
+          of_parts: devices of the parts that follow it.
         """
         made = self._made.get()
         if made is not None:
             shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), call())
-            made.insert(
-                place,
-                Made(
-                    shapes, output(shapes), rule, given, self._noted_on.get() if devices is None else devices
-                ),
-            )
+            if of_parts is not None:
+                made[place:] = [
+                    dataclasses.replace(part, devices=of_parts) if part.devices is None else part
+                    for part in made[place:]
+                ]
+            made.insert(place, Made(shapes, output(shapes), rule, given, devices))
 
     def _known_op(self, op: str) -> None:
         known = self._ops.get(op)

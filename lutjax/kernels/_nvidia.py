@@ -36,3 +36,13 @@ def compute_capability(device: Device) -> int | None:
 def shared_memory(device: Device) -> int:
     """Return the maximum shared memory per program, in bytes."""
     return 1024 * _SHARED_MEMORY.get(compute_capability(device) or 0, 99)
+
+
+def unsupported_generation(device: Device, least: int) -> str | None:
+    """Return why a device is no NVIDIA GPU with at least some compute capability; None if it is."""
+    capability = compute_capability(device)
+    if capability is None:
+        return f"needs an NVIDIA GPU whose compute capability is known, not {device.kind}"
+    if capability < least:
+        return f"needs compute capability {least / 10} or newer, {device.kind} has {capability / 10}"
+    return None

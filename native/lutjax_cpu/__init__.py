@@ -48,7 +48,6 @@ def register(registry: Any) -> None:
             f"lutjax_cpu.kernels.{op}",
             directions=directions,
             unsupported=unsupported,
-            sources=None if not_built else _native.sources,
             rates=True,
             about=_native.about,
         )

@@ -185,7 +185,7 @@ def test_invalid_shape_is_refused(text, message):
 
 def test_bytes_of_a_fully_connected_shape():
     """2 samples, 3 inputs, 5 outputs, 7 detectors of 1 pair."""
-    traffic = shapes.of("fc", 2, 3, 5, 7, 1).traffic
+    traffic = shapes.op_shape("fc", 2, 3, 5, 7, 1).traffic
     uses, row = 2 * 7, 5 * 4
     inputs, outputs = (2 * 3 + 7 * 2) * 4, 2 * 5 * 4
     assert traffic.bytes_moved("forward", 4) == inputs + uses * 8 + uses * row + outputs
@@ -199,18 +199,18 @@ def test_bytes_of_a_fully_connected_shape():
 
 def test_bytes_of_pairs():
     """4 positions, each with at most the 2 before it: 0 + 1 + 2 + 2 pairs."""
-    traffic = shapes.of("seq", 3, 4, 2, 5, 1, 1, 2).traffic
+    traffic = shapes.op_shape("seq", 3, 4, 2, 5, 1, 1, 2).traffic
     assert (traffic.uses, traffic.table) == (3 * 5 * 5, (5, 2**3, 2))
     assert traffic.detections == 5 * (3 * 4 + 2)
     assert traffic.bytes_moved("update", 4) == traffic.detections * 4 + 3 * 4 * 2 * 4 + 2 * 75 * 8
-    full, windowed = (shapes.of("seq", 3, 4, 2, 5, 1, 1, *window).traffic for window in ((), (3,)))
+    full, windowed = (shapes.op_shape("seq", 3, 4, 2, 5, 1, 1, *window).traffic for window in ((), (3,)))
     assert full.uses == 3 * 6 * 5 == windowed.uses
-    assert shapes.of("pair", 3, 4, 2, 5, 1, 1).traffic.detections == 0
+    assert shapes.op_shape("pair", 3, 4, 2, 5, 1, 1).traffic.detections == 0
 
 
 def test_bytes_of_gates():
     """7 samples of 5 inputs; 3 gates of 2 inputs, so at most 2 readers."""
-    traffic = shapes.of("gates", 7, 5, 3).traffic
+    traffic = shapes.op_shape("gates", 7, 5, 3).traffic
     x, y, wires, readers, parameters = 5 * 7 * 2, 3 * 7 * 2, 3 * 2 * 4, 5 * 2 * 4, 4 * 3 * 4
     assert traffic.bytes_moved("forward", 2) == x + y + wires + parameters
     assert traffic.bytes_moved("dense", 2) == 3 * x + 2 * y + 2 * wires + readers + 3 * parameters

@@ -159,7 +159,6 @@ REFUSED = {
         for name, argument in {
             "unsupported": "request",
             "slower": "request",
-            "sources": "",
             "about": "",
         }.items()
     },

@@ -187,14 +187,6 @@ def test_levels():
 
 
 @installed
-def test_records_name_the_sources_of_the_library():
-    from lutjax_cpu import _native
-
-    specs = [spec for spec in lutjax.kernel_registry.candidates("lookup") if spec.platform == "native"]
-    assert [spec.sources() for spec in specs] == [_native.sources()]
-
-
-@installed
 def test_errors_of_kernels_are_errors_of_the_call():
     from lutjax_cpu._call import kernel
 

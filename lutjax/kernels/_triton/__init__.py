@@ -6,7 +6,7 @@ import importlib.util
 import re
 
 from lutjax.dispatch.registry import Request
-from lutjax.kernels._nvidia import compute_capability
+from lutjax.kernels._nvidia import unsupported_generation
 
 ABSENT = {
     "detect_signs": "a few comparisons per distance, which XLA compiles to one small loop",
@@ -18,14 +18,8 @@ ABSENT = {
 
 def supports(request: Request) -> str | None:
     """Return the reason that no Triton kernel supports a device, or None."""
-    device = request.device
-    capability = compute_capability(device)
-    if capability is None:
-        return f"needs an NVIDIA GPU whose compute capability is known, not {device.kind}"
     # Kernels use bfloat16 tensor-core products and cp.async, which need Ampere.
-    if capability < 80:
-        return f"needs compute capability 8.0 or newer, {device.kind} has {capability / 10}"
-    return unfit_packages()
+    return unsupported_generation(request.device, 80) or unfit_packages()
 
 
 @functools.cache

@@ -7,7 +7,7 @@ import dataclasses
 
 from lutjax.dispatch.registry import Request
 from lutjax.kernels import _triton
-from lutjax.kernels._nvidia import compute_capability
+from lutjax.kernels._nvidia import unsupported_generation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +52,5 @@ ABSENT: dict[str, str | Measured] = {
 
 def supports(request: Request) -> str | None:
     """Return the reason that a device runs no Mosaic GPU kernel, or None."""
-    device = request.device
-    capability = compute_capability(device)
-    if capability is None:
-        return f"needs an NVIDIA GPU whose compute capability is known, not {device.kind}"
     # Warp-specialized pipelines need the asynchronous copies of Hopper.
-    if capability < 90:
-        return f"needs compute capability 9.0 or newer, {device.kind} has {capability / 10}"
-    return None
+    return unsupported_generation(request.device, 90)
