@@ -36,16 +36,9 @@ _NO_FORWARD_MODE = f"scores of wires have gradients and {FORWARD_MODE}; use jax.
 
 
 def judged(
-    y: jax.Array,
-    scores: jax.Array,
-    x: jax.Array,
-    wires: jax.Array,
-    candidates: jax.Array | None,
-    tables: Any,
-    *,
-    slopes: Slopes,
-    feature_axis: int,
-) -> jax.Array:
+    y: jax.Array, scores: jax.Array, x: jax.Array, wires: jax.Array, candidates: jax.Array | None,
+    tables: Any, *, slopes: Slopes, feature_axis: int,
+) -> jax.Array:  # fmt: skip
     """Return gate outputs `y` for the chosen wires, with a gradient for all scores.
 
     Args:
@@ -84,13 +77,7 @@ _with_gradient.defvjp(
 
 
 def _gradient(
-    slopes: Slopes,
-    dy: jax.Array,
-    scores: jax.Array,
-    x: jax.Array,
-    wires: jax.Array,
-    candidates: Any,
-    tables: Any,
+    slopes: Slopes, dy: jax.Array, scores: jax.Array, x: jax.Array, wires: Any, candidates: Any, tables: Any
 ) -> jax.Array:
     """Return the score gradient ``[G, n, k]``, features first: `dy` ``[G, B]``, `x` ``[I, B]``."""
     dtype = accumulator(x.dtype, scores.dtype)

@@ -25,14 +25,10 @@ _SYMBOLIC_SIZE = 32
 
 
 def attended(
-    weights: Float[Array, "detectors rows outputs"],
-    counts: Int[Array, "*batch detectors codes"],
-    index: Int[Array, "*batch length detectors"],
-    is_key: Bool[Array, "*batch length"],
-    *,
-    accumulate: FixedPoint | None,
-    implementation: Implementation,
-) -> tuple[Float[jax.Array, "*batch length outputs"], Int[jax.Array, "*batch detectors codes"]]:
+    weights: Float[Array, "detectors rows outputs"], counts: Int[Array, "*batch detectors codes"],
+    index: Int[Array, "*batch length detectors"], is_key: Bool[Array, "*batch length"], *,
+    accumulate: FixedPoint | None, implementation: Implementation,
+) -> tuple[Float[jax.Array, "*batch length outputs"], Int[jax.Array, "*batch detectors codes"]]:  # fmt: skip
     """Attend to earlier positions, given by their counts per code; return outputs and new counts.
 
     ``y[j] = sum over t, c of counts_j[t, c] * weights[t, index[j, t] * codes + c]``, where

@@ -64,10 +64,9 @@ def tables_of(init: Callable[..., Any], *args: Any, **kwargs: Any) -> frozenset[
     arrays = [hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves]
 
     def run(given: list[Any]) -> Any:
-        rest = iter(given)
-        args, kwargs = jax.tree.unflatten(
-            structure, [next(rest) if array else leaf for leaf, array in zip(leaves, arrays, strict=True)]
-        )
+        rest, each = iter(given), zip(leaves, arrays, strict=True)
+        every = [next(rest) if array else leaf for leaf, array in each]
+        args, kwargs = jax.tree.unflatten(structure, every)
         return init(*args, **kwargs)
 
     found: list[tuple[str, str]] = []

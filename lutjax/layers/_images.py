@@ -125,16 +125,10 @@ class _ImageSpec(_ReadSpec):
         images, keep = self._images(x, groups.in_shape, deterministic, key)
         values = _meshes.reshaped(images, images.ndim - len(groups.in_shape), self.n_inputs)
         if self.read is None:
-            y = lut_at_places(
-                values[..., None, None, :],
-                self._stored(arrays["weights"]),
-                arrays["anchors"],
-                targets,
-                self.n_outputs,
-                windows=Windows.whole(self.n_inputs),
-                groups=groups.n_groups,
-                **self._options,
-            )[..., 0, 0, :]
+            options = {"windows": Windows.whole(self.n_inputs), "groups": groups.n_groups, **self._options}
+            tables, values = self._stored(arrays["weights"]), values[..., None, None, :]
+            y = lut_at_places(values, tables, arrays["anchors"], targets, self.n_outputs, **options)
+            y = y[..., 0, 0, :]
             if targets is None:
                 y = _meshes.reshaped(y, y.ndim - 1, groups.n_groups, self.n_outputs)
         else:
@@ -143,7 +137,7 @@ class _ImageSpec(_ReadSpec):
             y = op(values[..., None, :], tables, arrays["anchors"], scalars, **options)
             if targets is not None:
                 y = _added(y, targets, self.n_outputs)
-        return self._rounded(y).reshape(*values.shape[:-1], *groups.out_shape)
+        return self._rounded(y).reshape(*images.shape[: -len(groups.in_shape)], *groups.out_shape)
 
 
 @dataclasses.dataclass(unsafe_hash=True)

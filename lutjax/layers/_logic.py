@@ -215,11 +215,7 @@ class _LogicSpec(Spec):
         return self.estimator == "gumbel"
 
     def with_temperature(self: S, temperature: Any) -> S:
-        """Return the spec at another temperature, a number or a traced scalar; None keeps its own.
-
-        Raises:
-          ValueError: the temperature is impossible.
-        """
+        """Return the spec at another temperature, a number or a traced scalar; None keeps its own."""
         if temperature is None:
             return self
         if isinstance(temperature, int | float):
@@ -316,6 +312,9 @@ class WiredSpec(_LogicSpec):
 
     sizes: ClassVar[tuple[str, ...]] = ("in_features", "out_features")
     methods: ClassVar[tuple[str, ...]] = ("truth_tables", "expected_needs")
+    _trained_tables: ClassVar[Callable[..., Variable]]
+    relaxed: ClassVar[Op]  # estimator or hard tables in the op's format
+    _truth: ClassVar[Op]  # hard tables as bools
 
     @property
     def arity(self) -> int:
@@ -374,9 +373,6 @@ class WiredSpec(_LogicSpec):
             return wires.reshape(shape)
         return sample_wires(self.wiring, key, self._n_readable, self.out_features, self.arity)
 
-    def _trained_tables(self) -> Variable:
-        raise NotImplementedError
-
     @property
     def _n_readable(self) -> int:
         return self.in_features
@@ -393,16 +389,9 @@ class WiredSpec(_LogicSpec):
         return apply(x)
 
     def _bind(
-        self,
-        op: Op,
-        x: Any,
-        *,
-        deterministic: bool = False,
-        key: Any = None,
-        temperature: Any = None,
-        tables: Any = None,  # if `relaxed` has computed them
-        **arrays: Any,
-    ) -> tuple[Any, Callable[[Any], jax.Array], Any]:
+        self, op: Op, x: Any, *, deterministic: bool = False, key: Any = None, temperature: Any = None,
+        tables: Any = None, **arrays: Any,
+    ) -> tuple[Any, Callable[[Any], jax.Array], Any]:  # fmt: skip
         """Return checked inputs, a function that runs the op on inputs, and all arrays that it reads."""
         spec, (table_key, scores_key) = self.with_temperature(temperature), _split(key)
         x = _checked_features(spec, x, spec.in_features)
@@ -455,9 +444,6 @@ class WiredSpec(_LogicSpec):
         inputs = scores, x, wires, arrays.get("wires"), tables
         return _choices.judged(y, *inputs, slopes=self._slopes, feature_axis=self.feature_axis)
 
-    def relaxed(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
-        raise NotImplementedError
-
     def _slopes(self, tables: Any, inputs: list[jax.Array], dy: jax.Array) -> Sequence[jax.Array]:
         """Return the cotangents of each gate input, given gate inputs: ``[G, B]`` each."""
         arity, n_gates = len(inputs), len(dy)
@@ -487,9 +473,6 @@ class WiredSpec(_LogicSpec):
         learned = self.wiring in wiring.LEARNED
         wires = self._chosen_wires(arrays) if learned else jnp.asarray(arrays["wires"])
         return wires, self._truth(arrays)
-
-    def _truth(self, arrays: Arrays) -> jax.Array:
-        raise NotImplementedError
 
     @names_layer
     def expected_needs(self, arrays: Arrays, temperature: Any = None) -> tuple[jax.Array, jax.Array]:
@@ -670,11 +653,9 @@ class LogicRNNSpec(LogicGatesSpec):
 
     @names_layer
     def from_words(
-        self,
-        arrays: Arrays,
-        words: UInt32[Array, "inputs length *batch"],
+        self, arrays: Arrays, words: UInt32[Array, "inputs length *batch"],
         state: UInt32[Array, "outputs *batch"] | None = None,
-    ) -> UInt32[jax.Array, "outputs length *batch"]:
+    ) -> UInt32[jax.Array, "outputs length *batch"]:  # fmt: skip
         """Return hard network states for 32 sequences per word ``[in_features, length, ...]``."""
         if words.dtype != np.uint32 or words.ndim < 2 or words.shape[0] != self.in_features:
             raise self._error(
@@ -692,11 +673,7 @@ class LogicRNNSpec(LogicGatesSpec):
 
 
 def in_sequence(calls: Sequence[LayerCall], x: Any) -> jax.Array:
-    """Run a sequence of layers and return the last outputs.
-
-    Equivalent to calling each layer. Mixtures with equal logit shapes are computed
-    at once: on a GPU in the time of one layer.
-    """
+    """Return the outputs of consecutive layers; equal logit shapes share one mixture computation."""
     tables = _mixtures_of_all(calls)
     for number, call in enumerate(calls):
         x = call.run(call.spec.op, x, tables=tables.get(number))
@@ -729,6 +706,7 @@ def _mixtures_of_all(calls: Sequence[LayerCall]) -> dict[int, jax.Array]:
 class _TableSpec(WiredSpec):
     """Base spec for tables over bits."""
 
+    _corners: ClassVar[Op]  # training probabilities of a 1
     _: dataclasses.KW_ONLY
     n_inputs: int = 4
 
@@ -743,14 +721,6 @@ class _TableSpec(WiredSpec):
                 f"n_inputs is {self.n_inputs}; a table has at most {MAX_WIRES}. Use more layers instead."
             )
         super()._check_sizes()
-
-    @property
-    def table_shape(self) -> tuple[int, ...]:
-        return (self.out_features, 2**self.n_inputs)
-
-    def _corners(self, arrays: Arrays) -> jax.Array:
-        """Return each slot's training probability of a 1."""
-        raise NotImplementedError
 
     @names_layer
     def expected_needs(self, arrays: Arrays, temperature: Any = None) -> tuple[jax.Array, jax.Array]:
@@ -825,7 +795,7 @@ class SoftLUTSpec(_TableSpec):
 
     def _trained_tables(self) -> Variable:
         init = self.table_init or residual_table(parameterization=self.parameterization)
-        return self._trained("table", self.table_shape, init)
+        return self._trained("table", (self.out_features, 2**self.n_inputs), init)
 
     def _logits(self, arrays: Arrays) -> jax.Array:
         """Return values that are positive where a corner's bit is 1: logits, or raw values."""
@@ -874,8 +844,7 @@ class BinaryLUTSpec(_TableSpec):
       wires, readers, scores: as in `LogicGates`, for `n_inputs` inputs per table.
 
     Args:
-      in_features: number of inputs.
-      out_features: number of tables, with one output each.
+      in_features, out_features: number of inputs, and of tables with one output each.
       n_inputs: inputs per table, 1 to 8.
       table_init: table initializer; uniform(-1, 1) by default.
       estimator: ``"straight_through"`` or ``"soft"``.
@@ -901,7 +870,7 @@ class BinaryLUTSpec(_TableSpec):
     estimators: ClassVar[tuple[str, ...]] = ("soft", "straight_through")
 
     def _trained_tables(self) -> Variable:
-        return self._trained("table", self.table_shape, self.table_init)
+        return self._trained("table", (self.out_features, 2**self.n_inputs), self.table_init)
 
     @property
     def scores_estimator(self) -> str:

@@ -240,15 +240,9 @@ class LogicConvSpec(_LogicSpec):
 
     @names_layer
     def run(
-        self,
-        op: Op,
-        x: Any,
-        *,
-        deterministic: bool = False,
-        key: Any = None,
-        temperature: Any = None,
+        self, op: Op, x: Any, *, deterministic: bool = False, key: Any = None, temperature: Any = None,
         **arrays: Any,
-    ) -> jax.Array:
+    ) -> jax.Array:  # fmt: skip
         """Run `logic_trees`, or trees of tables level by level."""
         tables = self.with_temperature(temperature)._nodes().relaxed(arrays, deterministic, key)
         how: dict[str, Any] = {"feature_axis": 0, "implementation": self.implementation}

@@ -47,13 +47,9 @@ class History(NamedTuple):
 
 
 def memory_call(
-    self: Any,
-    x: Float[Array, "*batch length features"],
-    tokens: Int[Array, "*batch length"],
-    *,
-    segments: Int[Array, "*#batch length"] | None = None,
-    history: History | None = None,
-) -> Any:
+    self: Any, x: Float[Array, "*batch length features"], tokens: Int[Array, "*batch length"], *,
+    segments: Int[Array, "*#batch length"] | None = None, history: History | None = None,
+) -> Any:  # fmt: skip
     """Return the update to add to token vectors `x`; with a `history` also the next history.
 
     N-grams of `tokens`, ids modulo ``2**32``, and the convolution stay within a segment.
@@ -341,12 +337,7 @@ def rows_here(spec: Any, n_rows: int) -> int:
 
 
 def read_rows(
-    spec: Any,
-    op: Op,
-    weights: Array | HostTable,
-    index: jax.Array,
-    coefficients: jax.Array,
-    groups: int | None = None,
+    spec: Any, op: Op, weights: Any, index: jax.Array, coefficients: jax.Array, groups: int | None = None
 ) -> jax.Array:
     """Run `lutjax.weighted_lookup` on whole tables, host-resident tables, or a device's block."""
     options = {"groups": groups, "accumulate": spec.accumulate, "implementation": spec.implementation}

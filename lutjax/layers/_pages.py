@@ -40,10 +40,7 @@ class Places(NamedTuple):
         return places, places < self.n_blocks * self.size
 
     def new(self, is_key: Bool[Array, "*batch length"]) -> Int[jax.Array, "*batch length"]:
-        """Return pool indices for new keys; only the last `n_positions` keys of a sequence are kept.
-
-        Padding must follow the keys.
-        """
+        """Return pool indices for the last `n_positions` new keys, which padding must follow."""
         positions = _counted(self.lengths, is_key.shape[-1])
         end = self.lengths + jnp.sum(is_key, -1, dtype=jnp.int32)
         return self.indices(positions, is_key & (positions >= (end - self.n_positions)[..., None]))
@@ -55,19 +52,12 @@ def _counted(first: Int[Array, "*batch"], n: int) -> Int[jax.Array, "*batch n"]:
 
 
 def read(pool: Array, places: Int[Array, "*batch n"]) -> jax.Array:
-    """Gather from a pool ``[n_blocks, block_size, size]``.
-
-    The result for indices outside the pool is unspecified.
-    """
+    """Gather from a pool ``[n_blocks, block_size, size]``; unspecified outside the pool."""
     return jnp.take(jnp.asarray(pool).reshape(-1, pool.shape[-1]), jnp.asarray(places), axis=0, mode="clip")
 
 
 def written(pool: Array, places: Int[Array, "*batch n"], new: Array) -> jax.Array:
     """Write new values to a pool; indices outside the pool are dropped."""
     pool, size = jnp.asarray(pool), pool.shape[-1]
-    flat = (
-        pool.reshape(-1, size)
-        .at[places.reshape(-1)]
-        .set(new.reshape(-1, size).astype(pool.dtype), mode="drop")
-    )
-    return flat.reshape(pool.shape)
+    flat, new = pool.reshape(-1, size), new.reshape(-1, size).astype(pool.dtype)
+    return flat.at[places.reshape(-1)].set(new, mode="drop").reshape(pool.shape)

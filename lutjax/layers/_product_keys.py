@@ -60,6 +60,7 @@ class _KeySpec(Spec):
     methods: ClassVar[tuple[str, ...]] = ("reads",)
     call: ClassVar[Callable[..., Any]] = plain_call
     op = staticmethod(lutjax.weighted_lookup)
+    _tables: ClassVar[Callable[..., tuple[Variable, ...]]]
 
     def __post_init__(self) -> None:
         self._require_sizes(1, "in_features", "out_features", "n_keys", "heads", "k")
@@ -77,13 +78,6 @@ class _KeySpec(Spec):
         accumulation(self.layer, self.accumulate)
         self._normalize_dtypes()
         check_placement(self)
-
-    @property
-    def n_rows(self) -> int:
-        return self.n_keys**2
-
-    def _tables(self) -> tuple[Variable, ...]:
-        raise NotImplementedError
 
     def variables(self) -> tuple[Variable, ...]:
         assert self.key_size is not None
@@ -150,8 +144,7 @@ class ProductKeyMemorySpec(_KeySpec):
       weights: table, trained, ``[1, n_keys**2, out_features]``, normal(1 / sqrt(out_features)).
 
     Args:
-      in_features: number of inputs.
-      out_features: number of outputs.
+      in_features, out_features: number of inputs and outputs.
       n_keys: keys in each of a head's two sets; all heads share the ``n_keys**2`` rows.
       heads: number of query pairs, each with its own keys.
       k: number of rows per head.
@@ -173,7 +166,7 @@ class ProductKeyMemorySpec(_KeySpec):
     example: ClassVar[Example] = ("16, 8, n_keys=32, k=4", (32, 16), (32, 8))
 
     def _tables(self) -> tuple[Variable, ...]:
-        shape = (1, rows_here(self, self.n_rows), self.out_features)
+        shape = (1, rows_here(self, self.n_keys**2), self.out_features)
         return (self._trained("weights", shape, self.weights_init, "tables"),)
 
     @names_layer
@@ -224,7 +217,7 @@ class ProductKeyExpertsSpec(_KeySpec):
     def _tables(self) -> tuple[Variable, ...]:
         sizes = {"down": self.in_features, "up": self.out_features}
         return tuple(
-            self._trained(name, (1, rows_here(self, self.n_rows), size), self.weights_init, "tables")
+            self._trained(name, (1, rows_here(self, self.n_keys**2), size), self.weights_init, "tables")
             for name, size in sizes.items()
         )
 

@@ -104,15 +104,7 @@ class ScoredSpec(Spec):
 
     @names_layer
     def quantize(self, weights: Array) -> tuple["ScoredSpec", dict[str, Array]]:
-        """Return the spec with integer tables, and its arrays ``weights`` and ``exponents``.
-
-        Args:
-          weights: float tables ``[..., tables, rows, outputs]``, with extra axes for stacked
-            layers.
-
-        Raises:
-          ValueError: the read is not `lutjax.reads.PowersOfTwo`.
-        """
+        """Return the spec with integer tables, and its arrays, stacked like the float tables."""
         spec = dataclasses.replace(self, quantized=True)  # type: ignore[call-arg]
 
         def quantize(weights: Array) -> dict[str, Array]:
@@ -325,18 +317,12 @@ class ProjectionLUTSpec(ScoredSpec):
         z = z.astype(accumulator(jnp.dtype(self.param_dtype)))
         z = _meshes.reshaped(z, x.ndim - 1, self.n_inputs, self.width)
         shape = (*z.shape[:-2], self.heads * self.tables)
-        y = op(
-            z,
-            self.tables_of(arrays),
-            arrays["anchors"],
-            self.scalars_of(arrays),
-            read=self.read,
-            groups=self.heads,
-            sum_groups=self.sum_heads,
-            keep=self._keep(deterministic, key, shape, z.dtype),
-            accumulate=None if self.quantized else self.accumulate,
-            implementation=self.implementation,
-        )
+        tables, scalars = self.tables_of(arrays), self.scalars_of(arrays)
+        groups = {"read": self.read, "groups": self.heads, "sum_groups": self.sum_heads}
+        accumulate = None if self.quantized else self.accumulate
+        options = {**groups, "accumulate": accumulate, "implementation": self.implementation}
+        keep = self._keep(deterministic, key, shape, z.dtype)
+        y = op(z, tables, arrays["anchors"], scalars, keep=keep, **options)
         y = y.reshape(*y.shape[:-2], y.shape[-2] * y.shape[-1]).astype(self._promoted(x))
         if self.decompress:
             y = _projected(y, arrays["decompress_kernel"], arrays["decompress_bias"])

@@ -251,9 +251,8 @@ class Spec:
     def _stored(self, tables: Any) -> Any:
         """Return tables in the dtype read by an op: their own, unless `dtype` is wider.
 
-        Ops round float32 sums to the table dtype, so tables narrower than `dtype` are widened in a
-        copy. With a narrower `dtype` the op reads the stored rows, and `_rounded` rounds only the
-        sums.
+        Ops round float32 sums to the table dtype, so narrower tables are widened in a copy. With a
+        narrower `dtype`, `_rounded` rounds only the sums.
         """
         dtype = self.dtype  # type: ignore[attr-defined]
         if dtype is None or holds_all_of(tables.dtype, dtype):

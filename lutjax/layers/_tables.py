@@ -177,8 +177,7 @@ class LUTSpec(_TableSpec):
       anchors: int32 input ids ``[n_detectors, n_anchors, 2]``.
 
     Args:
-      in_features: number of inputs.
-      out_features: number of outputs.
+      in_features, out_features: number of inputs and outputs.
       n_detectors: number of detectors, each with one table.
       n_anchors: number of anchor pairs per detector.
       epsilon: half-width of the comparison dead zone.
@@ -256,8 +255,7 @@ class _WithTargets(TableSpec):
     def _check_targets(self) -> None:
         if self.n_targets is not None and self.targets_shape is not None:
             raise self._error("give either n_targets, to draw the targets, or the targets themselves.")
-        if self.targets_per not in TARGET_LISTS:
-            raise self._error(f"targets_per is {shown(self.targets_per)}; expected one of {TARGET_LISTS}.")
+        self._require_one_of("targets_per", TARGET_LISTS)
         if self.n_targets is not None:
             self._require_sizes(1, "n_targets")
             if self.n_targets > self.n_outputs:
@@ -367,12 +365,8 @@ class SparseLUTSpec(_WithTargets, LUTSpec):
             return {"targets_shape": (edges.size,), "edge_sizes": sizes}
         return super().implied_by(given)
 
-    @property
-    def _has_edges(self) -> bool:
-        return self.edge_sizes is not None
-
     def _check_targets(self) -> None:
-        if not self._has_edges:
+        if self.edge_sizes is None:
             super()._check_targets()
         elif self.n_targets is not None:
             raise self._error("give either n_targets, to draw the targets, or the targets themselves.")
@@ -385,7 +379,7 @@ class SparseLUTSpec(_WithTargets, LUTSpec):
 
     @property
     def weights_shape(self) -> tuple[int, ...]:
-        return (self._targets_shape or (0,)) if self._has_edges else super().weights_shape
+        return (self._targets_shape or (0,)) if self.edge_sizes is not None else super().weights_shape
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
         if self.edge_sizes is None:
@@ -394,15 +388,11 @@ class SparseLUTSpec(_WithTargets, LUTSpec):
         if len(anchors) != 3:
             return {}
         sizes = anchors[0], 2 ** anchors[1], *self.edge_sizes[2:]
-        return {
-            "n_detectors": anchors[0],
-            "n_anchors": anchors[1],
-            "targets_shape": targets,
-            "edge_sizes": sizes,
-        }
+        found = {"n_detectors": anchors[0], "n_anchors": anchors[1]}
+        return {**found, "targets_shape": targets, "edge_sizes": sizes}
 
     def variables(self) -> tuple[Variable, ...]:
-        if not self._has_edges:
+        if self.edge_sizes is None:
             return super().variables()
         anchors, targets, weights = super().variables()
         n_bounds = self.n_tables * 2**self.row_bits + 1
@@ -414,7 +404,7 @@ class SparseLUTSpec(_WithTargets, LUTSpec):
         return (anchors, targets, first, weights)
 
     def _check_values(self, variable: Variable, arrays: Arrays) -> None:
-        if not self._has_edges or variable.kind != "targets":
+        if self.edge_sizes is None or variable.kind != "targets":
             super()._check_values(variable, arrays)
         elif variable.name == "targets":
             check_ids(self.layer, "target", np.asarray(arrays["targets"]), self.n_outputs, "outputs")
@@ -459,15 +449,9 @@ def attention_call(
     by padding, need blocks of their own.
     """
     others = {
-        "segments": segments,
-        "key_segments": key_segments,
-        "query_start": query_start,
-        "key_start": key_start,
-        "block_mask": block_mask,
-        "block_sizes": block_sizes,
-        "block_tables": block_tables,
-        "lengths": lengths,
-    }
+        "segments": segments, "key_segments": key_segments, "query_start": query_start, "key_start": key_start,
+        "block_mask": block_mask, "block_sizes": block_sizes, "block_tables": block_tables, "lengths": lengths,
+    }  # fmt: skip
     y: jax.Array = self._attend(x, decode, keys=keys, **others)
     return y
 
@@ -475,6 +459,12 @@ def attention_call(
 @dataclasses.dataclass(unsafe_hash=True)
 class _SequenceSpec(_WithTargets, _TableSpec):
     """Base spec for both kinds of attention: positions, window, segments and the cache."""
+
+    # Last dimension and dtype of each cached array; arrays that attention reads for each position
+    # in `x`, by their cache names; attention from queries to keys, given as such arrays.
+    _cached: ClassVar[Callable[..., dict[str, tuple[int, Any]]]]
+    _keys: ClassVar[Callable[..., dict[str, jax.Array]]]
+    _attend: ClassVar[Op]
 
     min_rank: ClassVar[int] = 2
 
@@ -515,8 +505,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
                 raise self._error(
                     f"pool is {self.pool} and {name} is {getattr(self, name)}; blocks of keys are pooled in causal calls that are given all keys."
                 )
-        if self.cached not in CACHED:
-            raise self._error(f"cached is {shown(self.cached)}; expected one of {CACHED}.")
+        self._require_one_of("cached", CACHED)
         if self.cached == "counts":
             self._check_counts()
         self._check_blocks(self.cached, self.blocks)
@@ -599,13 +588,9 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         return (*keys, "cached_counts") if self._has_counts else keys
 
     def empty_cache(
-        self,
-        input_shape: tuple[int, ...],
-        dtype: DTypeLike,
-        *,
-        cached: str | None = None,
+        self, input_shape: tuple[int, ...], dtype: DTypeLike, *, cached: str | None = None,
         blocks: tuple[int, int] | None = None,
-    ) -> dict[str, jax.Array]:
+    ) -> dict[str, jax.Array]:  # fmt: skip
         """Return a cache without keys, for inputs ``[*batch, any length, in_features]``.
 
         Keys are right-aligned, the latest last. ``cache_index`` counts the decoded positions, and
@@ -631,16 +616,9 @@ class _SequenceSpec(_WithTargets, _TableSpec):
 
     @names_layer
     def attend_with_cache(
-        self,
-        arrays: Arrays,
-        cache: Arrays,
-        x: Float[Array, "*batch length inputs"],
-        segments: Int[Array, "*#batch length"] | None = None,
-        *,
-        block_tables: Int[Array, "*#batch entries"] | None = None,
-        lengths: Int[Array, "*#batch"] | None = None,
-        **others: Any,
-    ) -> tuple[Float[jax.Array, "*batch length outputs"], dict[str, jax.Array]]:
+        self, arrays: Arrays, cache: Arrays, x: Float[Array, "*batch length inputs"], segments: Any = None,
+        *, block_tables: Any = None, lengths: Any = None, **others: Any,
+    ) -> tuple[Float[jax.Array, "*batch length outputs"], dict[str, jax.Array]]:  # fmt: skip
         """Attend to all earlier positions in `x` and the cache; return outputs and the latest cache.
 
         Filling the cache at once and decoding one by one are equivalent.
@@ -780,21 +758,10 @@ class _SequenceSpec(_WithTargets, _TableSpec):
 
     @names_layer
     def run(
-        self,
-        op: Op,
-        x: Any,
-        keys: Any = None,
-        *,
-        segments: Any = None,
-        key_segments: Any = None,
-        query_start: Any = None,
-        key_start: Any = None,
-        block_mask: Any = None,
-        block_sizes: Any = None,
-        block_tables: Any = None,
-        lengths: Any = None,
-        **arrays: Any,
-    ) -> jax.Array:
+        self, op: Op, x: Any, keys: Any = None, *, segments: Any = None, key_segments: Any = None,
+        query_start: Any = None, key_start: Any = None, block_mask: Any = None, block_sizes: Any = None,
+        block_tables: Any = None, lengths: Any = None, **arrays: Any,
+    ) -> jax.Array:  # fmt: skip
         """Attend without a cache; the op runs on a sequence that attends to itself."""
         for name, value in {"block_tables": block_tables, "lengths": lengths}.items():
             if value is not None:
@@ -827,11 +794,8 @@ class _SequenceSpec(_WithTargets, _TableSpec):
     def _pool(
         self, arrays: Arrays, queries: Arrays, keys: Arrays, segments: Any, starts: tuple[Any, ...]
     ) -> jax.Array:
-        """Return sums over key blocks, each the mean of its visible rows.
-
-        Each block is a sequence with its own start. Keys behind the last whole block form another
-        block.
-        """
+        """Return sums over key blocks, each the mean of its visible rows."""
+        # Each block is a sequence with its own start; remaining keys form another block.
         assert self.pool is not None
         n_queries, n_keys = (next(iter(of.values())).shape[-2] for of in (queries, keys))
         whole = n_keys // self.pool
@@ -895,10 +859,6 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         options = {**self._edges(arrays), **sight, **self._options}
         return self._rounded(op(x, weights, arrays["anchors"], positions, **options))
 
-    def _cached(self, dtype: Any) -> dict[str, tuple[int, Any]]:
-        """Return the last dimension and dtype of each cached array."""
-        raise NotImplementedError
-
     def _cached_ids(self) -> dict[str, tuple[int, Any]]:
         """Return the same for a cache of ids; nothing if keys are not detected independently."""
         return {}
@@ -907,13 +867,6 @@ class _SequenceSpec(_WithTargets, _TableSpec):
     def _has_counts(self) -> bool:
         """Whether keys are detected independently, so that they can be counted."""
         return bool(self._cached_ids())
-
-    def _keys(self, arrays: Arrays, x: Any) -> dict[str, jax.Array]:
-        """Return the arrays read by attention for each position in `x`, by their cache names."""
-        raise NotImplementedError
-
-    def _attend(self, arrays: Arrays, queries: Arrays, keys: Arrays, **places: Any) -> jax.Array:
-        raise NotImplementedError
 
 
 def _equal_ranks(a: Any, b: Any) -> tuple[jax.Array, jax.Array]:

@@ -70,10 +70,6 @@ _OWN = {
       >>> y.shape, int(state["lut_attention"]["cache_index"])
       ((4, 3, 8), 3)
     """,
-    "ProjectionLUT": """
-    Masks of table dropout need a key in `apply`. With ``quantized=True`` the state has the arrays of
-    ``lutjax.quantize_tables(params["weights"], groups=heads)``, as ``weights`` and ``exponents``.
-    """,
     "NgramMemory": """
     Example:
       >>> import haiku as hk, jax, jax.numpy as jnp
@@ -84,7 +80,7 @@ _OWN = {
       >>> f.apply(params, None, x, tokens).shape
       (4, 32, 16)
 
-    With its tables in the memory of the host, beside parameters and state::
+    With host-resident tables, next to parameters and state::
 
       >>> from lutjax.optim.host import HostTables
       >>> memory = HostTables()

@@ -73,10 +73,6 @@ _OWN = {
       >>> y.shape, int(new["cache"]["cache_index"])
       ((4, 3, 8), 3)
     """,
-    "ProjectionLUT": """
-    Masks of table dropout are drawn from the stream ``dropout``. With ``quantized=True`` the collection ``quantised`` has the arrays of
-    ``lutjax.quantize_tables(params["weights"], groups=heads)``, as ``weights`` and ``exponents``.
-    """,
     "NgramMemory": """
     Example:
       >>> import jax, jax.numpy as jnp
@@ -87,7 +83,7 @@ _OWN = {
       >>> layer.apply(variables, x, tokens).shape, layer.row_ids(tokens).shape
       ((4, 32, 16), (4, 32, 8))
 
-    With its tables in the memory of the host, beside the variables::
+    With host-resident tables, next to the variables::
 
       >>> from lutjax.optim.host import HostTables
       >>> memory = HostTables()

@@ -91,16 +91,14 @@ class Layer(nnx.Module, metaclass=_LayerType):
         if "spec_type" in vars(cls):
             _, _, own = (cls.__doc__ or "").partition("\n")
             takes_rngs = "rngs" in inspect.signature(cls.__init__).parameters
-            cls.__doc__ = document(
-                cls.spec_type, _LIBRARY if takes_rngs else _LIBRARY._replace(argument=""), own
-            )
+            library = _LIBRARY if takes_rngs else _LIBRARY._replace(argument="")
+            cls.__doc__ = document(cls.spec_type, library, own)
 
     def _build(self, rngs: nnx.Rngs | None, **arguments: Any) -> None:
         if rngs is not None:
             require_rngs(type(self).__name__, rngs)
-        self._declared, variables = _spec.build(
-            self.spec_type, arguments, name=type(self).__name__, owner=True
-        )
+        name = type(self).__name__
+        self._declared, variables = _spec.build(self.spec_type, arguments, name=name, owner=True)
         arrays: dict[str, Any] = {}
         for v in variables:
             arrays[v.name] = v.make(lambda: None if rngs is None else rngs.params(), arrays)
@@ -222,10 +220,9 @@ class Switched(Layer):
 
 
 def tables_of(model: nnx.Module) -> frozenset[str]:
-    """Return the table names of a model: the paths of all `Tables`.
+    """Return the table names of a model: the paths of all `Tables` in it, joined by ``/``.
 
-    A name is the path in the module, joined by ``/``, for the option `tables` of `lutjax.optim` and
-    `lutjax.sharding`.
+    The option `tables` of `lutjax.optim` and `lutjax.sharding` takes these names.
 
     Example:
       >>> from flax import nnx
@@ -238,9 +235,7 @@ def tables_of(model: nnx.Module) -> frozenset[str]:
 
 
 def host_tables_of(model: nnx.Module) -> dict[str, tuple[HostTable, str]]:
-    """Return the host-resident tables of a model, and the names of their keys, by table name.
-
-    A name is the path in the module, joined by ``/``, as in `tables_of`.
+    """Return the host-resident tables of a model and the names of their keys, as in `tables_of`.
 
     Example:
       >>> from flax import nnx

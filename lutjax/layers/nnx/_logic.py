@@ -90,14 +90,9 @@ class LogicRNN(_Gates):
     spec_type = _logic.LogicRNNSpec
 
     def __call__(
-        self,
-        x: Inputs,
-        *,
-        state: Inputs | None = None,
-        deterministic: Mode = None,
-        temperature: Scalar = None,
+        self, x: Inputs, *, state: Inputs | None = None, deterministic: Mode = None, temperature: Scalar = None,
         rngs: Noise = None,
-    ) -> Outputs:
+    ) -> Outputs:  # fmt: skip
         """Return the states after each step, ``[..., length, out_features]``.
 
         The state ``[..., out_features]`` before the first step is 0 by default; pass the last state
@@ -177,13 +172,9 @@ class BinaryLUT(_Wired):
 
 
 def in_sequence(
-    layers: Iterable[LogicGates | SoftLUT | BinaryLUT],
-    x: Inputs,
-    *,
-    deterministic: Mode,
-    temperature: Scalar,
+    layers: Iterable[LogicGates | SoftLUT | BinaryLUT], x: Inputs, *, deterministic: Mode, temperature: Scalar,
     rngs: nnx.Rngs | None,
-) -> Outputs:
+) -> Outputs:  # fmt: skip
     """Return the outputs of consecutive layers; equal layers share one gate-mixture computation."""
     calls = [layer._call(deterministic, rngs, temperature=temperature) for layer in layers]
     return _logic.in_sequence(calls, x)

@@ -119,14 +119,9 @@ class _Attention(_Detectors):
         return y
 
     def init_cache(
-        self,
-        input_shape: tuple[int, ...],
-        dtype: DTypeLike = jnp.float32,
-        *,
-        ids: bool = False,
-        counts: bool = False,
-        blocks: tuple[int, int] | None = None,
-    ) -> None:
+        self, input_shape: tuple[int, ...], dtype: DTypeLike = jnp.float32, *, ids: bool = False,
+        counts: bool = False, blocks: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
         """Create an empty `nnx.Cache` for such inputs; options override `cached` and `blocks`."""
         if ids and counts:
             raise ValueError(f"{self.spec.layer}: a cache keeps either ids or counts; give one of them.")
@@ -137,11 +132,9 @@ class _Attention(_Detectors):
             setattr(self, name, nnx.Cache(cache[name]) if name in cache else nnx.data(None))
 
     def set_view(
-        self,
-        decode: bool | None = None,
-        batch_size: int | tuple[int, ...] | None = None,
+        self, decode: bool | None = None, batch_size: int | tuple[int, ...] | None = None,
         cache_dtype: DTypeLike | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Change `decode`, or create an empty cache for a batch, for ``nnx.view``."""
         if decode is not None:
             self.decode = decode
