@@ -497,14 +497,12 @@ class LogicGatesSpec(WiredSpec):
       scores: trained, one for each candidate or input; only with learned wires.
 
     Args:
-      in_features: number of inputs, values from 0 to 1 or bits.
-      out_features: number of gates, with one output each.
+      in_features, out_features: number of inputs, from 0 to 1 or bits, and of gates.
       wiring: fixed gate inputs: ``"balanced"``, ``"unique"``, ``"butterfly"``, ``"random"``, or a
         function such as `lutjax.wiring.Windows`. Learned by trained scores: ``"top-k"`` and
         ``"full"``, with one wire per gate input, ``"learnable"``, with mixtures of candidates. See
         docs/logic.md, section 9.
-      candidates: number of candidates per gate input; even for ``"learnable"``.
-      scores_init: score initializer; normal(0, 1) by default.
+      candidates, scores_init: candidates per gate input, even for ``"learnable"``; score initializer.
       logits_init: logit initializer; `lutjax.layers.initializers.residual_gates()` by default.
       estimator: relaxation in training. ``"soft"``: gate mixtures. ``"gumbel"``: mixtures with
         Gumbel noise, one sample per call, from the stream ``gates`` in Flax and the key of `apply`

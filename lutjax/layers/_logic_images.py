@@ -40,16 +40,14 @@ class LogicConvSpec(_LogicSpec):
     Variables:
       logits: trained, ``[n_kernels * nodes of a tree, 16]``, the first level first.
       table: trained, ``[n_kernels * nodes of a tree, 2**n_inputs]``, if nodes are tables.
-      wires: int32 ``[n_kernels * n_inputs**(depth - 1), n_inputs]``: leaves, ids in the window in
-        the order row, column, channel.
+      wires: int32 ``[n_kernels * n_inputs**(depth - 1), n_inputs]``: leaves, ids in the window.
       readers: int32 ``[channels, fan-out]``: ``lutjax.readers(wires % channels, channels)``.
 
     Args:
       in_shape: height, width and channels of the image. Inputs and outputs have this layout, or
         ``[channels, height, width, ...]`` with ``feature_axis=0``.
-      n_kernels: number of trees and output channels.
+      n_kernels, depth: number of trees, one per output channel, and of their gate levels.
       kernel, stride: as in `WindowLUT`.
-      depth: number of gate levels.
       padding: rows and columns of zeros around the image; less than `kernel`.
       pool, pool_padding: size of pooling groups, and of empty borders around all windows.
       channels_per_kernel: number of channels per tree, sampled with nearly equal fan-out; or all.

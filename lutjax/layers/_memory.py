@@ -76,16 +76,14 @@ class NgramMemorySpec(Spec):
     Args:
       features: size of token vectors and outputs.
       orders: n-gram lengths; 2 is a token and its predecessor.
-      rows: rows per table; any number.
-      heads: number of tables for each order, each with its own hash.
+      rows, heads: rows per table, and tables for each order, each with its own hash.
       width: row size; by default all rows for a token together have `features` values, rounded up.
       kernel: number of tokens read by the convolution, spaced by the longest n-gram; may be 0.
       seed: hash seed; layers with different seeds have different collisions.
       dtype: dtype of projections and output; by default promoted from inputs and parameters.
       param_dtype: dtype of tables and projections: float32, bfloat16, float16 or float64.
       weights_init, kernel_init: initializers of tables and projections.
-      row_axis: mesh axis that shards table rows and the batch inside a `jax.shard_map`; see
-        `lutjax.sharding.lookup_in_blocks`.
+      row_axis: mesh axis of table rows and the batch; see `lutjax.sharding.lookup_in_blocks`.
       accumulate: fixed-point accumulation in the lookup; see `lutjax.FixedPoint`.
       implementation: implementation of the lookup; see `lutjax.weighted_lookup`.
       placement: ``"device"``, or host memory: ``"host"`` in Flax NNX, `lutjax.optim.host.HostTables`

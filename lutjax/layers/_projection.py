@@ -147,8 +147,7 @@ class ProjectionLUTSpec(ScoredSpec):
     Variables:
       compress_kernel, compress_bias: trained, ``[in_features, heads * width]``, normal(0.02), and
         zeros.
-      anchors: int32 ids of a head's inputs ``[heads * tables, bits, 2]``, distinct pairs ``a < b``
-        if possible.
+      anchors: int32 ids of a head's inputs ``[heads * tables, bits, 2]``, distinct if possible.
       weights: tables, trained, ``[heads * tables, 2**bits, outputs]``, uniform(-0.001, 0.001).
       log_beta, log_gamma, log_tau: trained scalars of the read, float32.
       decompress_kernel, decompress_bias: trained, ``[heads * outputs, out_features]``, zeros.
@@ -164,8 +163,7 @@ class ProjectionLUTSpec(ScoredSpec):
       outputs: outputs per head; by default an equal share of `out_features`, rounded up, or all
         with `sum_heads`.
       read: one of `lutjax.reads` or your own.
-      share_input: whether all heads read the same inputs.
-      sum_heads: whether the outputs of all heads are added.
+      share_input, sum_heads: whether heads read the same inputs, and whether outputs are added.
       compress, decompress: whether there is a first and a second projection.
       table_dropout: share of tables dropped in training, per sample, from the stream ``dropout``.
       deterministic: whether calls run without dropout.

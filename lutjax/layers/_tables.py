@@ -895,8 +895,7 @@ class LUTAttentionSpec(_SequenceSpec):
     sums over the visible keys. There are no heads: use more detectors.
 
     Variables:
-      weights: trained, ``[n_detectors, rows, out_features or n_targets]``, initially zeros, with
-        ``2**(2 * n_anchors + n_position_bits)`` rows.
+      weights: trained, ``[n_detectors, 2**(2 * n_anchors + n_position_bits), outputs]``, zeros.
       targets, anchors: as in `SparseLUT`, for these rows; targets only if given or drawn.
       positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``; with
         ``causal=False`` ``[2 * n_positions + 1, ...]``, the farthest later key first.
@@ -909,8 +908,7 @@ class LUTAttentionSpec(_SequenceSpec):
       n_positions: largest distance with a position; the longest sequence is one longer.
       n_position_bits: number of position bits; 0: no positions.
       shared_positions, positions_init: whether all detectors share positions, and an initializer.
-      window: number of earlier positions visible to a query; all by default.
-      causal: whether a query sees only earlier positions.
+      window, causal: earlier positions visible to a query, by default all; whether only these are.
       decode: whether calls continue a sequence, with earlier keys in a cache.
       cached: cache contents. ``"keys"``: everything needed for gradients. ``"ids"``: row ids, one
         or two bytes per detector instead of twelve. ``"counts"``: key count per row, for any length

@@ -260,8 +260,21 @@ def test_documentation_of_a_layer(layer, library):
     assert sorted(name for name, _ in told) == sorted(names)
     for name, other in told:
         assert not other or name in inspect.signature(getattr(library, other)).parameters
-    before_flax = pydoc.plain(pydoc.render_doc(cls)).partition("Method resolution order:")[0]
-    assert len(before_flax.splitlines()) <= 80
+    shown = pydoc.plain(pydoc.render_doc(cls))
+    of_flax = r"\n \|  -+\n \|  [\w ]+ inherited from flax"  # Linen documents its modules first
+    end = of_flax if library is lutjax_nnx else "Method resolution order:"
+    before, *after = re.split(end, shown, maxsplit=1)
+    assert after
+    assert len(before.splitlines()) <= 80
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers_name_their_op(layer):
+    """A reader sees in each NNX class which op it calls: the op of the specification."""
+    cls = getattr(lutjax_nnx, layer)
+    op = getattr(cls.spec_type, "op", None)
+    assert (op is None) == (layer in ("GroupSum", "Thermometer"))
+    assert op is None or re.search(rf"\b{op.__name__}\b", inspect.getsource(cls))
 
 
 @pytest.mark.parametrize("library", [lutjax_nnx, linen, lutjax_haiku], ids=LIBRARIES)
