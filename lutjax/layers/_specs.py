@@ -1,4 +1,4 @@
-"""Specifications of all layers."""
+"""All layer specifications."""
 
 from lutjax.layers import _images, _logic, _logic_images, _memory, _product_keys, _projection, _tables
 from lutjax.layers._spec import Spec, layer_name
@@ -7,7 +7,7 @@ _MODULES = (_tables, _projection, _images, _logic, _logic_images, _memory, _prod
 
 
 def specs() -> dict[str, type[Spec]]:
-    """Return the specs of all layers by layer name; only specs with an example are layers."""
+    """Return all specs by layer name; only specs with an example are layers."""
     return {
         layer_name(spec): spec
         for module in _MODULES

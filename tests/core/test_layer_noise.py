@@ -91,5 +91,5 @@ def test_rows_of_dropped_tables_have_no_gradient():
     assert 0 < kept.sum() < 6
     moved = np.any(np.asarray(gradient(arrays["weights"])) != 0, (1, 2))
     np.testing.assert_array_equal(moved, kept)
-    factors = case.spec._keep(key, (1, 6), jnp.float32)[0]
+    factors = case.spec._keep(False, key, (1, 6), jnp.float32)[0]
     np.testing.assert_array_equal(factors, np.where(kept, 2.0, 0.0))

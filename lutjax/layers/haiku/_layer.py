@@ -46,7 +46,7 @@ _LIBRARY = Library(
 
 
 class Layer(hk.Module, metaclass=_Module):
-    """Base class of layers: a spec, with sizes as attributes.
+    """Base class for layers: a spec, with sizes as attributes.
 
     Its variables are parameters and state with the same names.
     """
@@ -172,7 +172,7 @@ def make_layer(spec_type: type[_spec.Spec], own: str = "") -> Any:
 
 
 class Attention(Layer):
-    """Base class of attention layers with a cache."""
+    """Base class for attention layers with a cache."""
 
     def _attend(self, x: Any, decode: bool | None, **others: Any) -> Any:
         self._infer(x)

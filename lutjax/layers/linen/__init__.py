@@ -4,21 +4,20 @@ A layer keeps its variables in collections. Variables in ``params`` are trained:
 reads, projections, positions, logits, scores, and learnable thresholds. All other collections are
 equally part of the model, and are never trained:
 
-- ``anchors``: input ids that detectors compare;
-- ``targets``: output ids of `SparseLUT` and `SpatialLUT` rows;
-- ``wires``: input ids of gates, and ``readers``, their fan-out lists;
-- ``thresholds``: fixed thresholds of a `Thermometer`;
-- ``quantised`` (the spelling of existing checkpoints): quantized tables, ``weights`` and
-  ``exponents``;
-- ``keys``: PRNG keys that initialize host-resident tables (`lutjax.optim.host.HostTables`);
-- ``inputs``: ``in_features``, with the number of inputs as shape, only for layers without the
+- ``anchors``: input ids compared by detectors;
+- ``targets``: output ids for `SparseLUT` and `SpatialLUT` rows;
+- ``wires``: gate input ids, and ``readers``, their fan-out lists;
+- ``thresholds``: fixed `Thermometer` thresholds;
+- ``quantised`` (as in existing checkpoints): quantized tables, ``weights`` and ``exponents``;
+- ``keys``: PRNG keys for host-resident tables (`lutjax.optim.host.HostTables`);
+- ``inputs``: ``in_features``, whose shape is the number of inputs, only for layers without the
   argument `in_features`;
 - ``cache``: the latest keys, only for attention with ``decode=True``. A call changes no other
   collection.
 
 `init` creates all collections from the stream ``params``, and `apply` needs all of them.
-Differentiate with respect to ``params`` only, and save everything that `init` returned.
-``layer.check`` checks the variables of a checkpoint.
+Differentiate with respect to ``params`` only, and save all variables. ``layer.check`` checks a
+restored checkpoint.
 
 Like `flax.linen.Dense`, a layer without `in_features` takes the number of inputs from its first
 input: ``LUT(out_features=4, ...)``. `pickle` copies a layer unless a field is a nested function,

@@ -35,7 +35,7 @@ _LIBRARY = Library(
 
 
 class Layer(nn.Module):
-    """Base class of layers with the spec arguments as fields."""
+    """Base class for layers with the spec arguments as fields."""
 
     spec_type: ClassVar[type[_spec.Spec]]
 
@@ -140,7 +140,7 @@ def make_layer(spec_type: type[_spec.Spec], own: str = "") -> Any:
 
 
 class Attention(Layer):
-    """Base class of attention layers with a cache."""
+    """Base class for attention layers with a cache."""
 
     @nn.nowrap
     def _attend(self, x: Any, decode: bool | None, **others: Any) -> Any:

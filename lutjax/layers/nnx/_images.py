@@ -19,7 +19,7 @@ from lutjax.wiring._sizes import Size
 
 
 class _Images(Switched):
-    """Base class of image table layers."""
+    """Base class for image table layers."""
 
     n_detectors: int
     n_anchors: int

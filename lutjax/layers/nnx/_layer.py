@@ -47,7 +47,7 @@ Constructor = TypeVar("Constructor", bound=Callable[..., None])
 
 
 def builds(init: Constructor) -> Constructor:
-    """Return a constructor with the signature of `init` that builds the spec and its variables."""
+    """Return a constructor that builds the spec and its variables, with the signature of `init`."""
     signature = inspect.signature(init)
 
     @functools.wraps(init)
@@ -65,7 +65,7 @@ def builds(init: Constructor) -> Constructor:
 
 
 class _LayerType(ModuleMeta):
-    """Metaclass of layers that shows constructor signatures, unlike Flax's own metaclass."""
+    """Layer metaclass that shows constructor signatures, unlike Flax's own metaclass."""
 
     @property
     def __signature__(cls) -> inspect.Signature:
@@ -77,7 +77,7 @@ class _LayerType(ModuleMeta):
 
 
 class Layer(nnx.Module, metaclass=_LayerType):
-    """Base class of layers: a spec, and its variables as attributes.
+    """Base class for layers: a spec, and its variables as attributes.
 
     Sizes and options, such as `in_features`, are read-only attributes derived from the arrays, so
     they follow when arrays are replaced. An array assigned to a variable becomes its value:
@@ -113,7 +113,7 @@ class Layer(nnx.Module, metaclass=_LayerType):
     if not TYPE_CHECKING:  # classes declare their sizes and options
 
         def __getattr__(self, name: str) -> Any:
-            """Return a size or an option of the layer."""
+            """Return a layer size or option."""
             if name in _spec.sizes(type(self).spec_type) and "_declared" in vars(self):
                 return getattr(self.spec, name)
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
@@ -123,7 +123,7 @@ class Layer(nnx.Module, metaclass=_LayerType):
 
     @property
     def spec(self) -> Any:
-        """Spec of the layer, with sizes from the arrays."""
+        """Layer spec, with sizes from the arrays."""
         return self._declared.fitted(self._arrays())
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -177,7 +177,7 @@ class Layer(nnx.Module, metaclass=_LayerType):
         _variables.check(declared.layer, {v.name: own[v.name] for v in declared.all_variables})
 
     def _bound(self) -> tuple[Any, dict[str, Any]]:
-        """Return the spec and arrays of a call, with checked ids and host-resident tables."""
+        """Return the spec and a call's arrays, with checked ids and host-resident tables."""
         self._check_origin()
         arrays = self._arrays()
         spec = self._declared.fitted(arrays)
@@ -195,7 +195,7 @@ class Layer(nnx.Module, metaclass=_LayerType):
 
 
 class Switched(Layer):
-    """Base class of layers with a deterministic mode: hard or soft, without dropout or with it.
+    """Base class for layers with a deterministic mode: hard or soft, without dropout or with it.
 
     A fork of the spec's stream, ``gates`` or ``dropout``, draws the noise.
     """

@@ -23,7 +23,7 @@ from lutjax.wiring._sizes import Size
 
 
 class _Wired(Switched):
-    """Base class of wired gate layers."""
+    """Base class for wired gate layers."""
 
     estimator: str
     feature_axis: int
@@ -46,7 +46,7 @@ class _Wired(Switched):
 
 
 class _Gates(_Wired):
-    """Base class of two-input gate layers."""
+    """Base class for two-input gate layers."""
 
     in_features: int
     out_features: int

@@ -79,7 +79,7 @@ class NgramMemory(Layer):
 
 
 class _Keyed(Layer):
-    """Base class of layers with product keys."""
+    """Base class for layers with product keys."""
 
     in_features: int
     out_features: int

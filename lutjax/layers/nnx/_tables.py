@@ -19,7 +19,7 @@ from lutjax.layers.nnx._variables import Anchors, Param, Tables, Targets
 
 
 class _Detectors(Layer):
-    """Base class of detector layers over a vector."""
+    """Base class for detector layers over a vector."""
 
     in_features: int
     out_features: int
@@ -89,7 +89,7 @@ class SparseLUT(_Detectors):
 
 
 class _Attention(_Detectors):
-    """Base class of attention layers: the call and the cache."""
+    """Base class for attention layers: the call and the cache."""
 
     n_positions: int
     n_position_bits: int

@@ -30,7 +30,7 @@ FOREIGN = "lutjax_foreign_ids"
 
 
 class _Trained(nnx.Param[Any]):
-    """Base class of trained variables."""
+    """Base class for trained variables."""
 
     # `_ids`: id variables of the layer, by name. `_source`: ids of the source layer of the value.
     __slots__ = ("__weakref__", "_ids", "_source")
@@ -59,7 +59,7 @@ class _Trained(nnx.Param[Any]):
 
 
 class Param(_Trained):
-    """Trained variable other than a table or a scalar of a read."""
+    """Trained variable other than a table or a read scalar."""
 
 
 class Tables(_Trained):
@@ -67,11 +67,11 @@ class Tables(_Trained):
 
 
 class Scalars(nnx.Param[Any]):
-    """Learned scalars of a table read."""
+    """Learned read scalars."""
 
 
 class _Ids(nnx.Variable[Any]):
-    """Base class of variables that hold ids."""
+    """Base class for variables that hold ids."""
 
     # `_trained`: weak references to trained variables; strong references would keep tables alive.
     __slots__ = ("_trained",)
@@ -85,19 +85,19 @@ class _Ids(nnx.Variable[Any]):
 
 
 class Anchors(_Ids):
-    """Ids of the inputs that detectors compare. Kept with the tables, never trained."""
+    """Input ids compared by detectors. Kept with the tables, never trained."""
 
 
 class Targets(_Ids):
-    """Ids of the outputs that rows reach. Kept with the tables, never trained."""
+    """Output ids reached by rows. Kept with the tables, never trained."""
 
 
 class Wires(_Ids):
-    """Ids of the inputs that gates read, and their readers. Kept with the gates, never trained."""
+    """Input ids read by gates, and their readers. Kept with the gates, never trained."""
 
 
 class Thresholds(nnx.Variable[Any]):
-    """Fixed thresholds of an encoder."""
+    """Fixed encoder thresholds."""
 
 
 class Quantized(nnx.Variable[Any]):
@@ -116,7 +116,7 @@ KINDS: Mapping[str, type[nnx.Variable[Any]]] = {
 
 
 def link(variables: Mapping[str, nnx.Variable[Any]]) -> None:
-    """Link the trained variables of a layer to its ids."""
+    """Link trained variables to the layer's ids."""
     ids = {name: v for name, v in variables.items() if _Ids in type(v).__mro__}
     for v in variables.values():
         if isinstance(v, _Trained) and _Trained in type(v).__mro__:  # a hijax variable has no slots
@@ -130,7 +130,7 @@ def _refer(trained: _Trained, ids: Mapping[str, Any] | None) -> None:
 
 
 def compare(trained: Any) -> None:
-    """Set or clear the metadata of a trained variable: compare its ids with its source."""
+    """Compare the ids of a trained variable with its source, and set or clear its metadata."""
     source, ids = _slot(trained, "_source"), _slot(trained, "_ids")
     differ = [
         n for n, v in (ids or {}).items() if source and n in source and _differ(source[n], v.get_raw_value())
