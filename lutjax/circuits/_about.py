@@ -28,18 +28,18 @@ def check(about: Mapping[str, Any], inputs: Ports, outputs: Ports, parts: Mappin
       parts: gate range of each part.
     """
     if not isinstance(about, Mapping):
-        raise ValueError(f"Circuit: about is {_shown(about)}; expected facts by name.")
+        raise ValueError(f"Circuit: about is {_describe_value(about)}; expected facts by name.")
     _check_json(about)
     for name, (good, expected) in _FACTS.items():
         value = about.get(name)
         if value is not None and not good(value):
-            raise ValueError(f"Circuit: about[{name!r}] is {_shown(value)}; expected {expected}.")
+            raise ValueError(f"Circuit: about[{name!r}] is {_describe_value(value)}; expected {expected}.")
     if about.get("kind") == "classifier":
         _check_classifier(about, inputs, outputs)
     elif about.get("kind") == "automaton":
         _check_automaton(about, inputs, outputs)
     try:
-        columns.of_circuit(about, inputs)
+        columns.circuit_columns(about, inputs)
     except ValueError as error:
         raise ValueError(f"Circuit: by its about {error}") from None
     runs = about.get("vote_gates")
@@ -47,7 +47,7 @@ def check(about: Mapping[str, Any], inputs: Ports, outputs: Ports, parts: Mappin
         n_gates = len(parts["votes"])
         if sum(runs) > n_gates:
             raise ValueError(
-                f"Circuit: about['vote_gates'] adds up to {_shown(sum(runs))} gates; the part votes has {n_gates}."
+                f"Circuit: about['vote_gates'] adds up to {_describe_value(sum(runs))} gates; the part votes has {n_gates}."
             )
 
 
@@ -73,7 +73,7 @@ def _check_classifier(about: Mapping[str, Any], inputs: Ports, outputs: Ports) -
         )
     if image is not None and len(inputs) == 1 and inputs[0].count % (image[0] * image[1]):
         raise ValueError(
-            f"Circuit: about['image'] is {_shown(image)}, {image[0] * image[1]} pixels; the input port has "
+            f"Circuit: about['image'] is {_describe_value(image)}, {image[0] * image[1]} pixels; the input port has "
             f"{inputs[0].count} numbers, which are not as many for each pixel."
         )
 
@@ -178,7 +178,7 @@ def names(about: Mapping[str, Any], inputs: Ports) -> list[str]:
         f"{port.name}[{i}]" if port.count > 1 else port.name for port in inputs for i in range(port.count)
     ]
     target = about.get("target")
-    rows = columns.of_circuit(about, inputs)
+    rows = columns.circuit_columns(about, inputs)
     return [
         *([] if target is None else [f"answers: {in_a_comment(target)}"]),
         *(f"class {number}: {in_a_comment(name)}" for number, name in enumerate(classes)),
@@ -207,7 +207,7 @@ def in_a_comment(text: str) -> str:
     return json.dumps(text).replace("/*", "/ *").replace("*/", "* /")
 
 
-def _shown(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     try:
         return strict_json.shown(value)
     except (TypeError, ValueError):  # not representable in JSON

@@ -1,4 +1,4 @@
-"""C99 text shared by the programs of circuits and of integer models."""
+"""C99 text shared by circuit and integer-model programs."""
 
 import importlib.resources
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from lutjax.circuits.ports import Port, whole_numbers
 
 
 def read_source(name: str) -> str:
-    """Return the text of a C file in the package."""
+    """Return a C source file from the package as text."""
     return (importlib.resources.files(__package__) / "sources" / name).read_text(encoding="ascii")
 
 
@@ -35,25 +35,25 @@ def signed_constant(number: int) -> str:
 
 
 def wrap(items: Sequence[object], per_line: int = 24) -> list[str]:
-    """Return the elements of an array as lines."""
+    """Return array elements as lines."""
     text = list(map(str, items))
     return ["    " + ", ".join(text[k : k + per_line]) + "," for k in range(0, len(text), per_line)]
 
 
 def array(kind: str, name: str, values: np.ndarray, *, static: bool = True) -> list[str]:
-    """Return the lines of a constant C array."""
+    """Return a constant C array as lines."""
     head = f"{'static ' if static else ''}const {kind} {name}[{values.size}] = {{"
     return [head, *wrap(values.ravel().tolist(), 32), "};", ""]
 
 
 # ------------------------------------------------------------------------------------- ports
 def width_of(port: Port) -> int:
-    """Return the bits of a port's C type."""
+    """Return a port's C type width in bits."""
     return next(width for width in (8, 16, 32, 64) if port.format.bits <= width)
 
 
 def type_of(port: Port) -> str:
-    """Return the C type of a port's elements."""
+    """Return a port's C element type."""
     return f"{'' if port.format.signed else 'u'}int{width_of(port)}_t"
 
 
@@ -66,7 +66,7 @@ def output_parameters(circuit: Circuit) -> list[str]:
 
 
 def port_names(circuit: Circuit) -> tuple[list[str], list[str]]:
-    """Return the names of the input and output arrays."""
+    """Return the input and output array names."""
     return [f"input_{port.name}" for port in circuit.inputs], [f"output_{p.name}" for p in circuit.outputs]
 
 
@@ -77,7 +77,7 @@ def port_constants(port: Port, numbers: Shaped[np.ndarray, "..."]) -> list[str]:
 
 
 def sample_arrays(circuit: Circuit, samples: Sequence[Any], answers: Sequence[Any] = ()) -> list[str]:
-    """Return declarations of samples, ``input_x`` and so on, and of expected answers."""
+    """Return declarations for samples, ``input_x`` and so on, and expected answers."""
     lines = []
     for kind, ports, given in (("input", circuit.inputs, samples), ("expected", circuit.outputs, answers)):
         for port, numbers in zip(ports, given, strict=False):
@@ -102,7 +102,7 @@ def number_function(circuit: Circuit, name: str) -> str:
 
 # ------------------------------------------------------------------------------------- operations
 def macro(n: int, table: int) -> str:
-    """Return the macro name for a table."""
+    """Return a table's macro name."""
     return f"F{n}_{table:X}"
 
 
@@ -116,8 +116,8 @@ def macros(program: Operations) -> str:
 
 
 # ------------------------------------------------------------------------------------- tests
-def answers_to(circuit: Circuit, samples: Sequence[Any], *, where: str) -> tuple[Any, ...]:
-    """Return the values of each output port.
+def compute_answers(circuit: Circuit, samples: Sequence[Any], *, where: str) -> tuple[Any, ...]:
+    """Return the values for each output port.
 
     Raises:
       ValueError: no samples, or samples that do not fit the circuit.
@@ -139,16 +139,16 @@ def write_test(
     call: str = "",
     rows: Sequence[str] = (),
 ) -> str:
-    """Return a C program that counts the samples with wrong answers.
+    """Return a C program that counts samples with wrong answers.
 
     Args:
-      circuit: circuit of the tested program.
+      circuit: tested circuit.
       samples: values for each input port, as in `Circuit` calls.
-      answers: expected values, from `answers_to`.
-      name: prefix of C identifiers.
-      batch_calls: calls that each answer all samples.
-      call: call that answers sample ``k``, if there are no batch calls.
-      rows: lines that declare the samples as table rows.
+      answers: expected values, from `compute_answers`.
+      name: C identifier prefix.
+      batch_calls: calls for all samples at once.
+      call: call for sample ``k``, without batch calls.
+      rows: sample declarations as table rows.
     """
     n, checks = len(answers[0]), []
     for port in circuit.outputs:
@@ -168,7 +168,7 @@ def write_test(
         name=name,
         n=n,
         includes="#include <math.h>\n" if rows else "",
-        arrays="\n".join(arrays),
+        arrays=arrays,
         calls="\n".join(
             _templates.filled("test_call.c", n=n, call=f"    {one}\n" if one else "", checks=inside)
             for one in batch_calls or [""]

@@ -12,11 +12,6 @@ _OWN = ("LANES", "INPUTS", "OUTPUTS", "SLOTS", "STATIC", "H")
 """Suffixes of the other header macros."""
 
 
-def columns_of(circuit: Circuit) -> Columns | None:
-    """Return the columns of a circuit, or None if it does not take rows."""
-    return columns.of_circuit(circuit.about, circuit.inputs)
-
-
 def names_of(rows: Columns, name: str) -> dict[tuple[str, int], str]:
     """Return the macro or enumerator for each code by port and code.
 
@@ -101,14 +96,14 @@ def header(circuit: Circuit, rows: Columns, name: str) -> str:
     return _templates.filled(
         "rows.h",
         name=name,
-        constants="\n".join(constants(rows, name)),
-        members="\n".join(members),
+        constants=constants(rows, name),
+        members=members,
         outputs=", ".join(c99.output_parameters(circuit)),
-        codes="\n".join(
+        codes=[
             f"int {name}_code_{column.port}(const char *text);"
             for column in rows.columns
             if isinstance(column, Category)
-        ),
+        ],
     )
 
 
@@ -143,10 +138,10 @@ def source(circuit: Circuit, rows: Columns, name: str) -> str:
         "rows.c",
         name=name,
         NAME=name.upper(),
-        parts="\n".join(parts),
+        parts=parts,
         outputs=", ".join(c99.output_parameters(circuit)),
-        locals="\n".join(locals_),
-        codes="\n".join(codes),
+        locals=locals_,
+        codes=codes,
         arguments=", ".join([*given, "left", *answers]),
     )
 

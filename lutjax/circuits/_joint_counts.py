@@ -20,34 +20,21 @@ _INPUTS = 6
 
 @dataclasses.dataclass(frozen=True)
 class Addend:
-    """A bit of a sum as a table.
-
-    Attributes:
-      literal: the bit.
-      nodes: inputs of its table.
-      table: table over these nodes.
-      saved: tables made redundant by counting this bit through its inputs.
-    """
+    """A bit of a sum as a table over nodes."""
 
     literal: Literal
     nodes: tuple[int, ...]
     table: int
-    saved: int
+    saved: int  # tables made redundant by counting this bit through its inputs
 
 
 @dataclasses.dataclass(frozen=True)
 class Joint:
-    """A sum of bits as tables over a few nodes.
-
-    Attributes:
-      addends: the bits.
-      nodes: combined inputs of all addends, at most 6.
-      counts: the sum at each address.
-    """
+    """A sum of bits as tables over a few nodes."""
 
     addends: tuple[Addend, ...]
-    nodes: tuple[int, ...]
-    counts: tuple[int, ...]
+    nodes: tuple[int, ...]  # combined inputs of all addends, at most 6
+    counts: tuple[int, ...]  # the sum at each address
 
     @property
     def least(self) -> int:
@@ -91,19 +78,13 @@ _ALONE = Fraction(1, 3)  # gain required for each saved table, because bits with
 
 @dataclasses.dataclass(frozen=True)
 class Sum:
-    """Weighted sum of bits.
-
-    Attributes:
-      constant: constant addend.
-      terms: bits and their weights, at least 1.
-      joints: bit sums to be built from gate inputs.
-    """
+    """Weighted sum of bits."""
 
     constant: int
-    terms: tuple[tuple[Literal, int], ...]
-    joints: tuple[Joint, ...] = ()
+    terms: tuple[tuple[Literal, int], ...]  # bits and their weights, at least 1
+    joints: tuple[Joint, ...] = ()  # bit sums to be built from gate inputs
 
-    def made(self, builder: Builder) -> list[tuple[Literal, int]]:
+    def build_gates(self, builder: Builder) -> list[tuple[Literal, int]]:
         """Build the joint gates and return all terms."""
         terms = list(self.terms)
         for joint in self.joints:
@@ -112,13 +93,13 @@ class Sum:
         return terms
 
 
-def joined(builder: Builder, sums: Sequence[Sum]) -> list[Sum]:
+def join_sums(builder: Builder, sums: Sequence[Sum]) -> list[Sum]:
     """Return equivalent sums with fewer bits, without adding gates to the builder."""
     readers = builder.readers([literal for each in sums for literal, _ in each.terms])
-    return [_joined(builder, each, readers) for each in sums]
+    return [_join_sum(builder, each, readers) for each in sums]
 
 
-def _joined(builder: Builder, given: Sum, readers: Sequence[int]) -> Sum:
+def _join_sum(builder: Builder, given: Sum, readers: Sequence[int]) -> Sum:
     views = [
         view for literal, weight in given.terms if weight == 1 for view in _views(builder, literal, readers)
     ]

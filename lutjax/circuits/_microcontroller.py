@@ -2,14 +2,14 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from lutjax.circuits import _about, _c_emitter as c99, _c_rows, _templates, gate_operations
 from lutjax.circuits._rows import bits_of_comparisons
 from lutjax.circuits.builder import ONE, ZERO, Builder, add_outputs
-from lutjax.circuits.circuit import Circuit, walk, walk_literals
+from lutjax.circuits.circuit import Circuit, columns_of, walk, walk_literals
 from lutjax.circuits.columns import MISSING, Columns, Number
 from lutjax.circuits.gate_operations import Operations
 from lutjax.circuits.ports import Port, levels_of, whole_numbers, whole_range
@@ -21,20 +21,13 @@ _EXACT = 22  # maximum bits for which the high byte of a 32-bit difference holds
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """A bit extracted from an input port element.
-
-    Attributes:
-      port, index: input port and element.
-      bit: bit index; None for a comparison.
-      below: bound of a less-than comparison with the integer.
-      equal: value of an equality comparison with the integer, or None.
-    """
+    """A bit extracted from an input port element."""
 
     port: int
-    index: int
-    bit: int | None
-    below: int = 0
-    equal: int | None = None
+    index: int  # of the element
+    bit: int | None  # None for a comparison
+    below: int = 0  # bound of a less-than comparison with the integer
+    equal: int | None = None  # value of an equality comparison with the integer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,37 +42,32 @@ class Sink:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A circuit as loads, operations and sums.
+    """A circuit as loads, operations and sums."""
 
-    Attributes:
-      circuit: circuit with the program's ports.
-      loads: nodes 1 and later in the operations.
-      operations: ordered to keep few values live.
-      sinks: in node order.
-      first: initial values of sums.
-      answers: "numbers" for output port values, or "class" for the first maximum.
-    """
-
-    circuit: Circuit
-    loads: tuple[Load, ...]
-    operations: Operations
-    sinks: tuple[Sink, ...]
-    first: tuple[int, ...]
-    answers: str
+    circuit: Circuit  # with the ports of the program
+    loads: tuple[Load, ...]  # nodes 1 and later in the operations
+    operations: Operations  # ordered to keep few values live
+    sinks: tuple[Sink, ...]  # in node order
+    first: tuple[int, ...]  # initial values of sums
+    answers: str  # "numbers" for output port values, or "class" for the first maximum
 
     @property
     def sum_bits(self) -> int:
         """Bits of the sum type."""
         widths = [port.format.bits for port in self.circuit.outputs] if self.answers == "numbers" else [0]
-        largest = max(*self._most(), *(2**bits - 1 for bits in widths), 1)
-        return next(width for width in (8, 16, 32, 64) if largest < 1 << width)
-
-    def _most(self) -> list[int]:
-        most = list(self.first) or [0]
+        most = [1, *self.first]
         if self.answers == "class":
             for sink in self.sinks:
-                most[sink.result] += not sink.minus
-        return [0, *most]
+                most[1 + sink.result] += not sink.minus
+        largest = max(*most, *(2**bits - 1 for bits in widths))
+        return next(width for width in (8, 16, 32, 64) if largest < 1 << width)
+
+    def sinks_of_nodes(self) -> dict[int, list[Sink]]:
+        """Return sum terms by node."""
+        found: dict[int, list[Sink]] = {}
+        for sink in self.sinks:
+            found.setdefault(sink.node, []).append(sink)
+        return found
 
 
 def program(circuit: Circuit, layers: Circuit | None) -> Program:
@@ -100,9 +88,11 @@ def program(circuit: Circuit, layers: Circuit | None) -> Program:
             known[one] = 2 * len(loads)
         return known[one]
 
-    rows = None if layers is circuit else _rows_of(circuit, layers)
-    if rows is not None:
-        layers = _of_comparisons(layers, rows)
+    # The columns of the circuit with the input bits of the layers, if both describe them.
+    taken, column_bits, rows = columns_of(circuit), layers.about.get("column_bits"), None
+    if taken is not None and column_bits is not None and layers is not circuit:
+        rows = Columns(taken.columns, tuple((at, part) for at, part in column_bits))
+        layers = _replace_inputs(layers, rows)
         for at, part in _comparisons(rows):
             column = rows.columns[at]
             if part == MISSING:
@@ -130,9 +120,9 @@ def program(circuit: Circuit, layers: Circuit | None) -> Program:
                         bits.append(load(0, index, None, level + 1) ^ 1)
                     else:
                         bits.append(ONE if level < least else ZERO)
-    operations = _used(gate_operations.operations(layers, len(loads), bits), loads)
+    operations = _drop_unused_loads(gate_operations.operations(layers, len(loads), bits), loads)
     operations = gate_operations.short_lived(operations)
-    answers, places = _places(circuit, layers)
+    answers, places = _answer_bits(circuit, layers)
     first = [0] * (1 + max((result for result, _ in places), default=-1))
     sinks = []
     for literal, (result, bit) in zip(operations.literals, places, strict=True):
@@ -143,14 +133,6 @@ def program(circuit: Circuit, layers: Circuit | None) -> Program:
     return Program(circuit, tuple(loads), operations, tuple(sinks), tuple(first), answers)
 
 
-def _rows_of(circuit: Circuit, layers: Circuit) -> Columns | None:
-    """Return the circuit columns with the layers' input bits, or None if not described."""
-    rows, bits = _c_rows.columns_of(circuit), layers.about.get("column_bits")
-    if rows is None or bits is None:
-        return None
-    return Columns(rows.columns, tuple((at, part) for at, part in bits))
-
-
 def _comparisons(rows: Columns) -> list[tuple[int, int]]:
     """Return the comparisons required for row bits: column indices and parts, as in `Columns`."""
     known: dict[tuple[int, int], int] = {}
@@ -158,7 +140,7 @@ def _comparisons(rows: Columns) -> list[tuple[int, int]]:
     return list(known)
 
 
-def _of_comparisons(layers: Circuit, rows: Columns) -> Circuit:
+def _replace_inputs(layers: Circuit, rows: Columns) -> Circuit:
     """Replace the row bits at the layers' inputs by comparisons.
 
     A threshold comparison is inverted: the processor tests whether the code is below the one after
@@ -200,7 +182,7 @@ def _levels(circuit: Circuit, layers: Circuit) -> np.ndarray | None:
     return found
 
 
-def _places(circuit: Circuit, layers: Circuit) -> tuple[str, list[tuple[int, int]]]:
+def _answer_bits(circuit: Circuit, layers: Circuit) -> tuple[str, list[tuple[int, int]]]:
     """Return the answer kind, and the target value and bit for each layer output."""
     if layers.outputs == circuit.outputs:
         return "numbers", [
@@ -225,10 +207,9 @@ def _starts(ports: Sequence[Port]) -> list[int]:
     return [sum(port.count for port in ports[:p]) for p in range(len(ports))]
 
 
-def _used(operations: Operations, loads: list[Load]) -> Operations:
+def _drop_unused_loads(operations: Operations, loads: list[Load]) -> Operations:
     """Drop unused loads from the operations and from the list."""
-    nodes = sorted({n for nodes in operations.fanins for n in nodes} | {k >> 1 for k in operations.literals})
-    read = [n for n in nodes if 0 < n < operations.first]
+    read = gate_operations.inputs_read(operations)
     new = {0: 0, **{n: k for k, n in enumerate(read, 1)}}
     new |= {operations.first + g: 1 + len(read) + g for g in range(len(operations))}
     loads[:] = [loads[n - 1] for n in read]
@@ -284,8 +265,7 @@ def source(made: Program, name: str, style: Style, chunk: int) -> tuple[dict[str
         body, calls, slots, n_tables = *_functions(made, chunk), 0
     else:
         body, calls, slots, n_tables = _tables(made)
-    single = returns(circuit)
-    outputs = [] if single else c99.output_parameters(circuit)
+    result, outputs, _ = _results(circuit)
     n_sums = len(made.first)
     memory = slots + n_sums * made.sum_bits // 8
     lines = [f"cell v[{max(slots, 1)}];", f"sum r[{max(n_sums, 1)}];", "uint16_t k;"]
@@ -296,58 +276,58 @@ def source(made: Program, name: str, style: Style, chunk: int) -> tuple[dict[str
         "name": name,
         "NAME": name.upper(),
         "title": f"{name}: {len(circuit):,} gates, as {len(operations):,} operations on bits of one sample ({style})",
-        "summary": "\n".join(f" * {line}" for line in _ports(circuit)),
-        "numbers": "\n".join(f" * {line}" for line in _about.names(circuit.about, circuit.inputs)) or " *",
+        "summary": [f" * {line}" for line in _ports(circuit)],
+        "numbers": [f" * {line}" for line in _about.names(circuit.about, circuit.inputs)] or " *",
         "memory": f"Memory: {memory:,} bytes of the stack hold values, beside what the compiler keeps there. Nothing is allocated, and threads may call at the same time.",
-        "answers": "" if single else ", number by number",
-        "result": c99.type_of(circuit.outputs[0]) if single else "void",
+        "answers": ", number by number" if outputs else "",
+        "result": result,
         "parameters": ", ".join([*c99.input_parameters(circuit), *outputs]) or "void",
         "number": c99.number_function(circuit, name),
         "row": _row(circuit, name),
         "sum": f"uint{made.sum_bits}_t",
         "macros": c99.macros(operations),
         "body": body,
-        "code": "\n".join(f"    {line}" for line in lines),
+        "code": [f"    {line}" for line in lines],
     }
-    return (
-        {f"{name}.{end}": _templates.filled(f"mcu.{end}", **values) for end in ("h", "c")},
-        memory,
-        n_tables,
-    )
+    files = {f"{name}.{end}": _templates.filled(f"mcu.{end}", **values) for end in ("h", "c")}
+    return files, memory, n_tables
 
 
 def _row(circuit: Circuit, name: str) -> str:
     """Return the row struct and its function, or an empty string without table rows."""
-    rows = _c_rows.columns_of(circuit)
+    rows = columns_of(circuit)
     if rows is None:
         return ""
-    single = returns(circuit)
-    outputs = [] if single else c99.output_parameters(circuit)
-    given = [
-        *(f"&row->{port.name}" for port in circuit.inputs),
-        *([] if single else c99.port_names(circuit)[1]),
-    ]
+    result, outputs, names = _results(circuit)
+    given = [*(f"&row->{port.name}" for port in circuit.inputs), *names]
     return _templates.filled(
         "row.h",
         name=name,
-        constants="\n".join(_c_rows.constants(rows, name)),
+        constants=_c_rows.constants(rows, name),
         row=_c_rows.integer_row(circuit, rows, name),
-        result=c99.type_of(circuit.outputs[0]) if single else "void",
+        result=result,
         parameters=", ".join([f"const {name}_row *row", *outputs]),
-        call=f"{'return ' * single}{name}_predict({', '.join(given)})",
+        call=f"{'' if outputs else 'return '}{name}_predict({', '.join(given)})",
     )
 
 
-def returns(circuit: Circuit) -> bool:
+def _returns(circuit: Circuit) -> bool:
     """Return True if the function returns its answer, a single value."""
     return sum(port.count for port in circuit.outputs) == 1
+
+
+def _results(circuit: Circuit) -> tuple[str, list[str], list[str]]:
+    """Return the C result type, and the output parameters and their names."""
+    if _returns(circuit):
+        return c99.type_of(circuit.outputs[0]), [], []
+    return "void", c99.output_parameters(circuit), c99.port_names(circuit)[1]
 
 
 def _ports(circuit: Circuit) -> list[str]:
     lines = []
     for what, ports in (("input", circuit.inputs), ("output", circuit.outputs)):
         for port in ports:
-            where = "The result" if what == "output" and returns(circuit) else f"{what}_{port.name}"
+            where = "The result" if what == "output" and _returns(circuit) else f"{what}_{port.name}"
             number = "number" if port.count == 1 else "numbers"
             line = f"{where}: {port.count} {number} of {port.format.bits} bits ({port.format})"
             if port.format.fraction:
@@ -358,7 +338,7 @@ def _ports(circuit: Circuit) -> list[str]:
 
 def _answer(made: Program) -> list[str]:
     """Return the lines that convert sums to answers."""
-    (port, *more), single = made.circuit.outputs, returns(made.circuit)
+    port, *more = made.circuit.outputs
     if made.answers == "class":
         lines = [
             "{",
@@ -367,9 +347,8 @@ def _answer(made: Program) -> list[str]:
             "        if (r[k] > r[best])",
             "            best = k;",
         ]
-        given = f"({c99.type_of(port)})best"
-        return [*lines, f"    return {given};" if single else f"    output_{port.name}[0] = {given};", "}"]
-    if single:
+        return [*lines, f"    return ({c99.type_of(port)})best;", "}"]  # always the only output
+    if _returns(made.circuit):
         return [f"return {_number(port, 'r[0]')};"]
     lines = []
     for start, each in zip(_starts(made.circuit.outputs), (port, *more), strict=True):
@@ -394,13 +373,8 @@ def _load(made: Program, load: Load, index: str | None = None) -> str:
         return f"BIT({number}, {load.bit})"
     if load.equal is not None:
         return f"TRUTH({number} == {load.equal})"
-    return f"{_less(port)}({number}, {load.below})"
-
-
-def _less(port: Port) -> str:
-    if c99.type_of(port) == "uint8_t":
-        return "LESS8"
-    return "LESS22" if port.format.bits <= _EXACT else "LESS"
+    less = "LESS8" if c99.type_of(port) == "uint8_t" else "LESS22" if port.format.bits <= _EXACT else "LESS"
+    return f"{less}({number}, {load.below})"
 
 
 def _arguments(made: Program) -> tuple[str, str, str]:
@@ -412,71 +386,61 @@ def _arguments(made: Program) -> tuple[str, str, str]:
 
 def _functions(made: Program, chunk: int) -> tuple[str, list[str], int]:
     """Return functions with one instruction per operation, their calls, and shared value slots."""
-    operations, loads = made.operations, made.loads
-    where, slots = gate_operations.places(dataclasses.replace(operations, literals=[]), chunk)
-    first, n = operations.first, len(operations)
-    sinks: dict[int, list[Sink]] = {}
-    for sink in made.sinks:
-        sinks.setdefault(sink.node, []).append(sink)
+    operations = made.operations
+    where, slots = gate_operations.assign_slots(dataclasses.replace(operations, literals=[]), chunk)
     parameters, arguments, unused = _arguments(made)
     lines, calls = [], []
-    for part, start in enumerate(range(0, max(n, 1), chunk)):
-        end = min(start + chunk, n)
-        lines.append(f"static SEPARATE void part_{part}({parameters})\n{{")
+    for part, start in enumerate(range(0, max(len(operations), 1), chunk)):
+        body = _function_body(made, where, range(start, min(start + chunk, len(operations))))
+        lines += [f"static SEPARATE void part_{part}({parameters})\n{{", *body, f"{unused}\n}}\n"]
         calls.append(f"part_{part}({arguments});")
-        named: dict[int, str] = {}
-        sums: set[int] = set()
-        body: list[str] = []
-
-        def text(
-            node: int, named: dict[int, str] = named, body: list[str] = body, local: int = first + start
-        ) -> str:
-            if node not in named:
-                if node < first:
-                    body.append(f"    const word x{node} = {_load(made, loads[node - 1])};")
-                    named[node] = f"x{node}"
-                elif node < local:
-                    return f"v[{where[node - first]}]"
-                else:
-                    named[node] = f"g{node - first}"
-            return named[node]
-
-        def add(node: int, text: Any = text, body: list[str] = body, sums: set[int] = sums) -> None:
-            for sink in sinks.get(node, []):
-                value = f"TIMES({text(node)}, {sink.bit})" if sink.bit else f"ONE({text(node)})"
-                begin = "" if sink.result in sums else "sum "
-                sign = "-" if sink.minus else "+"
-                before = "" if begin else f"s{sink.result} "
-                body.append(f"    {begin}s{sink.result} = (sum)({before}{sign} {value});")
-                sums.add(sink.result)
-
-        if not part:
-            for node in range(1, first):
-                add(node)
-        read = {k for g in range(start, end) for k in operations.fanins[g]}
-        for g in range(start, end):
-            nodes, node = operations.fanins[g], first + g
-            inner = ", ".join(text(k) for k in nodes)
-            call = f"{c99.macro(len(nodes), operations.tables[g])}({inner})"
-            if node in read or node in sinks:
-                body.append(f"    const word {text(node)} = {call};")
-                if where[g] >= 0:
-                    body.append(f"    v[{where[g]}] = (cell){text(node)};")
-            else:
-                body.append(f"    v[{where[g]}] = (cell){call};")
-            add(node)
-        lines += body
-        lines += [f"    r[{k}] = (sum)(r[{k}] + s{k});" for k in sorted(sums)]
-        lines.append(f"{unused}\n}}\n")
     return "\n".join(lines).rstrip(), calls, slots
+
+
+def _function_body(made: Program, where: Sequence[int], part: range) -> list[str]:
+    operations, sinks, first = made.operations, made.sinks_of_nodes(), made.operations.first
+    named: dict[int, str] = {}
+    sums: set[int] = set()
+    body: list[str] = []
+
+    def text(node: int) -> str:
+        if node not in named:
+            if node < first:
+                body.append(f"    const word x{node} = {_load(made, made.loads[node - 1])};")
+                named[node] = f"x{node}"
+            elif node < first + part.start:
+                return f"v[{where[node - first]}]"
+            else:
+                named[node] = f"g{node - first}"
+        return named[node]
+
+    def add(node: int) -> None:
+        for sink in sinks.get(node, []):
+            value = f"TIMES({text(node)}, {sink.bit})" if sink.bit else f"ONE({text(node)})"
+            begin, before = ("", f"s{sink.result} ") if sink.result in sums else ("sum ", "")
+            body.append(f"    {begin}s{sink.result} = (sum)({before}{'-' if sink.minus else '+'} {value});")
+            sums.add(sink.result)
+
+    for node in range(1, first) if not part.start else ():
+        add(node)
+    read = {k for g in part for k in operations.fanins[g]}
+    for g in part:
+        nodes, node = operations.fanins[g], first + g
+        call = f"{c99.macro(len(nodes), operations.tables[g])}({', '.join([text(k) for k in nodes])})"
+        if node in read or node in sinks:
+            body.append(f"    const word {text(node)} = {call};")
+            call = text(node)
+        if where[g] >= 0:
+            body.append(f"    v[{where[g]}] = (cell){call};")
+        add(node)
+    return body + [f"    r[{k}] = (sum)(r[{k}] + s{k});" for k in sorted(sums)]
 
 
 def _tables(made: Program) -> tuple[str, list[str], int, int]:
     """Return operation tables and their interpreter, its call, value slots, and table bytes."""
     kinds, ordered, payload = _steps(made)
-    window = min(max(len(ordered) // 8, 100), _WINDOW)
-    ordered = gate_operations.in_runs(ordered, window)
-    where, slots = gate_operations.places(ordered, 1)
+    ordered = gate_operations.in_runs(ordered, min(max(len(ordered) // 8, 100), _WINDOW))
+    where, slots = gate_operations.assign_slots(ordered, 1)
     table: list[int] = []
     runs: list[list[int]] = []
     for g, (nodes, number) in enumerate(zip(ordered.fanins, ordered.tables, strict=True)):
@@ -488,10 +452,9 @@ def _tables(made: Program) -> tuple[str, list[str], int, int]:
         if where[g] >= 0:
             table.append(where[g])
     bits = next(width for width in (8, 16, 32) if max(table, default=0) < 1 << width)
-    read = f"READ{bits}"
     cases = []
     for i, (n, text) in enumerate(kinds):
-        reads = " ".join(f"const uint{bits}_t a{k} = {read}(p++);" for k in range(n))
+        reads = " ".join(f"const uint{bits}_t a{k} = READ{bits}(p++);" for k in range(n))
         statement = text.format(*(f"a{k}" for k in range(n)))
         cases += [f"        case {i}:", "            for (; n > 0; n--) {", f"                {reads}"]
         cases += [f"                {statement};", "            }", "            break;"]
@@ -499,10 +462,10 @@ def _tables(made: Program) -> tuple[str, list[str], int, int]:
     body = _templates.filled(
         "mcu_tables.c",
         bits=bits,
-        operands="\n".join(c99.wrap(table or [0])),
-        runs="\n".join(c99.wrap([f"{kind}, {n}" for kind, n in runs] + ["0, 0"], 12)),
+        operands=c99.wrap(table or [0]),
+        runs=c99.wrap([f"{kind}, {n}" for kind, n in runs] + ["0, 0"], 12),
         arguments=parameters,
-        cases="\n".join(cases),
+        cases=cases,
         unused=unused,
     )
     return body.rstrip(), [f"evaluate({arguments});"], slots, len(table) * bits // 8 + 4 * len(runs) + 4
@@ -518,73 +481,55 @@ def _steps(made: Program) -> tuple[list[tuple[int, str]], Operations, dict[int, 
       operations without inputs; and, by the number stored as a step's table, its kind and the
       operands between sources and destination.
     """
-    operations, loads = made.operations, made.loads
-    kinds: dict[tuple[Any, ...], tuple[int, str]] = {}
-    numbers: dict[tuple[Any, ...], int] = {}
-    first = operations.first
-    sinks: dict[int, list[Sink]] = {}
-    for sink in made.sinks:
-        sinks.setdefault(sink.node, []).append(sink)
-    steps: list[tuple[tuple[int, ...], tuple[Any, ...], tuple[int, ...]]] = []  # nodes, kind, operands
+    operations, sinks = made.operations, made.sinks_of_nodes()
+    kinds: dict[tuple[int, str, int | None], int] = {}
+    steps: list[tuple[tuple[int, ...], int, tuple[int, ...]]] = []  # nodes, kind, operands
     new: dict[int, int] = {}
 
-    def kind_of(key: tuple[Any, ...], n: int, text: str) -> tuple[Any, ...]:
-        if key not in kinds:
-            numbers[key] = len(kinds)
-            kinds[key] = n, text
-        return key
-
-    def add(nodes: tuple[int, ...], kind: tuple[Any, ...], own: tuple[int, ...] = ()) -> int:
-        steps.append((nodes, kind, own))
+    def add(
+        nodes: tuple[int, ...], n: int, text: str, own: tuple[int, ...] = (), index: int | None = None
+    ) -> int:
+        steps.append((nodes, kinds.setdefault((n, text, index), len(kinds)), own))
         return len(steps)
 
-    def place(node: int) -> int:
+    def step_of(node: int) -> int:
         """Return the step of a node, creating load steps."""
         if node not in new:
-            load = loads[node - 1]
-            port = made.circuit.inputs[load.port]
-            number = f"input_{port.name}[{{0}}]"
-            if load.bit is None and (load.equal is not None or port.format.bits > _EXACT):
-                kind = kind_of(("constant", load), 2, f"v[{{1}}] = (cell){_load(made, load, '{0}')}")
-                new[node] = add((), kind, (load.index,))
-            elif load.bit is None:
-                less = "LESS22" if port.format.bits <= _EXACT else "LESS"
-                offset = -whole_range(port.format)[0]
-                k = (
-                    f"({c99.type_of(port)[1:] if not port.format.signed else c99.type_of(port)}){{1}}"
-                    if offset
-                    else "{1}"
-                )
-                below = f"(int32_t){{1}} - {offset}" if offset else k
-                kind = kind_of((0, "<", load.port), 3, f"v[{{2}}] = (cell){less}({number}, {below})")
-                new[node] = add((), kind, (load.index, load.below + offset))
+            load = made.loads[node - 1]
+            port, number = (
+                made.circuit.inputs[load.port],
+                f"input_{made.circuit.inputs[load.port].name}[{{0}}]",
+            )
+            if load.bit is not None:
+                new[node] = add((), 2, f"v[{{1}}] = (cell)BIT({number}, {load.bit})", (load.index,))
+            elif load.equal is not None or port.format.bits > _EXACT:  # operands cannot hold the constant
+                text = f"v[{{1}}] = (cell){_load(made, load, '{0}')}"
+                new[node] = add((), 2, text, (load.index,), load.index)
             else:
-                kind = kind_of(
-                    (0, "bit", load.port, load.bit), 2, f"v[{{1}}] = (cell)BIT({number}, {load.bit})"
-                )
-                new[node] = add((), kind, (load.index,))
+                offset = -whole_range(port.format)[0]
+                below = f"(int32_t){{1}} - {offset}" if offset else "{1}"
+                text = f"v[{{2}}] = (cell)LESS22({number}, {below})"
+                new[node] = add((), 3, text, (load.index, load.below + offset))
             finish(node)
         return new[node]
 
     def finish(node: int) -> None:
         for sink in sinks.get(node, []):
-            sign = "-" if sink.minus else "+"
             value = f"TIMES(v[{{0}}], {sink.bit})" if sink.bit else "ONE(v[{0}])"
-            kind = kind_of((1, sink.bit, sink.minus), 2, f"r[{{1}}] = (sum)(r[{{1}}] {sign} {value})")
-            add((new[node],), kind, (sink.result,))
+            text = f"r[{{1}}] = (sum)(r[{{1}}] {'-' if sink.minus else '+'} {value})"
+            add((new[node],), 2, text, (sink.result,))
 
-    for g, (nodes, answers) in enumerate(zip(operations.fanins, operations.tables, strict=True)):
-        read = tuple([place(n) for n in nodes])
-        n = len(nodes)
+    gates = zip(operations.fanins, operations.tables, strict=True)
+    for node, (nodes, answers) in enumerate(gates, operations.first):
+        read, n = tuple([step_of(k) for k in nodes]), len(nodes)
         inner = ", ".join(f"v[{{{k}}}]" for k in range(n))
-        kind = kind_of((n, answers), n + 1, f"v[{{{n}}}] = (cell){c99.macro(n, answers)}({inner})")
-        new[first + g] = add(read, kind)
-        finish(first + g)
-    for node in sorted(node for node in sinks if node < first):
-        place(node)
-    payload = {numbers[kind] * len(steps) + k: (numbers[kind], own) for k, (_, kind, own) in enumerate(steps)}
+        new[node] = add(read, n + 1, f"v[{{{n}}}] = (cell){c99.macro(n, answers)}({inner})")
+        finish(node)
+    for node in sorted(node for node in sinks if node < operations.first):
+        step_of(node)
+    payload = {kind * len(steps) + k: (kind, own) for k, (_, kind, own) in enumerate(steps)}
     ordered = Operations(0, [nodes for nodes, _, _ in steps], list(payload), [])
-    return list(kinds.values()), ordered, payload
+    return [(n, text) for n, text, _ in kinds], ordered, payload
 
 
 def call(circuit: Circuit, name: str, at: str = "") -> str:
@@ -592,9 +537,9 @@ def call(circuit: Circuit, name: str, at: str = "") -> str:
 
     `at` indexes the input and output arrays.
     """
-    inputs, outputs = c99.port_names(circuit)
-    answer, outputs = (f"{outputs[0]}[0] = ", []) if returns(circuit) else ("", outputs)
-    if _c_rows.columns_of(circuit) is not None:
+    inputs, outputs = c99.port_names(circuit)[0], _results(circuit)[2]
+    answer = "" if outputs else f"output_{circuit.outputs[0].name}[0] = "
+    if columns_of(circuit) is not None:
         members = ", ".join(f"{given}[{at or 0}]" for given in inputs)
         given = ", ".join(["&row", *outputs])
         return f"{{ const {name}_row row = {{{members}}}; {answer}{name}_predict_row({given}); }}"

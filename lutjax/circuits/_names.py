@@ -103,7 +103,7 @@ _FUNCTIONS = frozenset(
 )
 
 
-def why_not_function(name: str) -> str | None:
+def explain_bad_function(name: str) -> str | None:
     """Return the reason if a C function and its header cannot have this name, else None."""
     if name in KEYWORDS["C++"]:
         return "it is a keyword of C or C++"
@@ -112,7 +112,7 @@ def why_not_function(name: str) -> str | None:
     return None
 
 
-def why_not(name: object) -> str | None:
+def explain_bad_port(name: object) -> str | None:
     """Return the reason if a port cannot have this name, else None."""
     if not isinstance(name, str) or not _WORD.fullmatch(name):
         return "a name has letters, digits and underscores, and begins with no digit"

@@ -99,7 +99,7 @@ def _word(name: str, taken: dict[str, int]) -> str:
     word = found = re.sub(r"\W", "_", name, flags=re.ASCII)
     if not re.match(r"[A-Za-z_]", word):
         word = found = "n" + word
-    while found in taken or _names.why_not(found):
+    while found in taken or _names.explain_bad_port(found):
         number = taken.setdefault(word, 0)
         taken[word] += 1
         found = f"{word}_{number}"
@@ -115,12 +115,7 @@ class _Driver(NamedTuple):
 
 
 class Network:
-    """Signals and their drivers, in any order.
-
-    Args:
-      caller: prefix of error messages.
-      noun: word before a signal in error messages.
-    """
+    """Signals and their drivers, in any order; errors begin with `caller` and put `noun` before signals."""
 
     def __init__(self, caller: str, noun: str = ""):
         self.caller, self.noun = caller, noun
@@ -228,10 +223,7 @@ class _Gates:
         return self._conjunction([term ^ 1 for term in terms]) ^ 1
 
     def _gate(self, literals: list[int], table: int) -> int:
-        n = len(literals)
-        for k, literal in enumerate(literals):
-            if literal & 1:
-                table = truth.negate(table, n, k)
+        n, table = len(literals), truth.negate_inverted(table, literals)
         if table in (0, truth.FULL[n]):
             return int(table != 0)
         if n == 1:

@@ -53,7 +53,7 @@ def _diagram(circuit: Circuit, order: Sequence[int]) -> Circuit:
     inputs = add_inputs(builder, circuit.inputs)
     known: dict[tuple[int, int], Literal] = {}
 
-    def made(table: int, k: int) -> Literal:
+    def build(table: int, k: int) -> Literal:
         """Return the literal for a table over the first k inputs in the order."""
         full = (1 << (1 << k)) - 1
         if table in (0, full):
@@ -64,12 +64,12 @@ def _diagram(circuit: Circuit, order: Sequence[int]) -> Circuit:
         if (table, k) not in known:
             half = 1 << (k - 1)
             low, high = table & (1 << half) - 1, table >> half
-            a, b = made(low, k - 1), made(high, k - 1)
+            a, b = build(low, k - 1), build(high, k - 1)
             known[table, k] = _either(builder, inputs[order[k - 1]], a, b, low, high)
         return known[table, k] ^ inverted
 
     end = (1 << (1 << n)) - 1
-    literals = [made(int.from_bytes(row.tobytes(), "little") & end, n) for row in answers]
+    literals = [build(int.from_bytes(row.tobytes(), "little") & end, n) for row in answers]
     add_outputs(builder, circuit.outputs, literals)
     return builder.circuit({k: v for k, v in circuit.about.items() if k != "vote_gates"})
 

@@ -1,4 +1,4 @@
-"""Table of microcontrollers, FPGA families and boards, stored in ``targets.toml``."""
+"""Microcontrollers, FPGA families and boards from ``targets.toml``."""
 
 import functools
 import tomllib
@@ -15,7 +15,7 @@ def _tables() -> dict[str, Any]:
 
 
 def read_targets(kind: str, make: Callable[..., T]) -> dict[str, T]:
-    """Return the targets of a kind by name, made from their fields."""
+    """Return all targets in a table by name."""
     return {name: make(**_with_tuples(fields)) for name, fields in _tables()[kind].items()}
 
 

@@ -9,6 +9,9 @@ def text(name: str) -> str:
 
 
 def filled(name: str, /, **values: object) -> str:
-    """Return a template with each ``@name@`` replaced by its value."""
-    found = re.sub(r"@(\w+)@", lambda match: str(values[match[1]]), text(name))
+    """Return a template with each ``@name@`` replaced by its value; a list has a line for each element."""
+    texts = {
+        key: "\n".join(value) if isinstance(value, list) else str(value) for key, value in values.items()
+    }
+    found = re.sub(r"@(\w+)@", lambda match: texts[match[1]], text(name))
     return re.sub(r"\n{3,}", "\n\n", found)

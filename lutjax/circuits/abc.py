@@ -103,7 +103,10 @@ def cec(
       RuntimeError: ABC is not installed, or cannot read a file.
     """
     with tempfile.TemporaryDirectory() as folder:
-        places = [_placed(given, pathlib.Path(folder), name) for given, name in ((first, "a"), (second, "b"))]
+        places = [
+            _write_readable(given, pathlib.Path(folder), name)
+            for given, name in ((first, "a"), (second, "b"))
+        ]
         names = [_names_of(place, folder, seconds) for place in places]
         sizes = [tuple(map(len, some)) for some in names]
         if sizes[0] != sizes[1]:
@@ -191,21 +194,12 @@ def from_verilog(text: str, *, seconds: float | int = 300) -> Circuit:
 
 
 _TO_ANDS = (
-    *(
-        "read_verilog a.v",
-        "hierarchy -auto-top -check",
-        "proc -norom",
-        "flatten",
-        "opt_clean",
-        "techmap",
-        "opt",
-        "aigmap",
-    ),
-    "write_aiger -symbols a.aig",
+    *("read_verilog a.v", "hierarchy -auto-top -check", "proc -norom", "flatten", "opt_clean", "techmap"),
+    *("opt", "aigmap", "write_aiger -symbols a.aig"),
 )
 
 
-def _placed(given: Circuit | str | os.PathLike[str], folder: pathlib.Path, name: str) -> pathlib.Path:
+def _write_readable(given: Circuit | str | os.PathLike[str], folder: pathlib.Path, name: str) -> pathlib.Path:
     """Return a circuit as a file readable by ABC, converting other formats."""
     if not isinstance(given, Circuit):
         path = pathlib.Path(given).resolve()

@@ -47,10 +47,7 @@ def _gates() -> dict[int, tuple[int, tuple[bool, bool]]]:
     found: dict[int, tuple[int, tuple[bool, bool]]] = {}
     for operation, plain in enumerate(_TABLES):
         for inverted in itertools.product((False, True), (False, True)):
-            table = plain
-            for k in (0, 1):
-                table = truth.negate(table, 2, k) if inverted[k] else table
-            found.setdefault(table, (operation, inverted))
+            found.setdefault(truth.negate_inverted(plain, inverted), (operation, inverted))
     return found
 
 
@@ -101,8 +98,15 @@ def write(circuit: Circuit) -> str:
             shifts.append(-port.format.fraction)
     n_in, n_out = (sum(port.count for port in ports) for ports in (circuit.inputs, circuit.outputs))
     model = [[n_in, n_out], [0] * n_in, found, shifts, [False] * n_out, program.operations, -1, -1]
-    if program.tables:
-        model.append([_lookup(answers) for answers in program.tables])
+    tables = []
+    for answers in program.tables:
+        data = b"".join(answer.to_bytes(4, "little") for answer in answers) + b"0"
+        spec = {
+            "hash": hashlib.sha256(data).hexdigest(),
+            "out_qint": {"min": 0.0, "max": 1.0, "step": 1.0},
+            "inp_width": (len(answers) - 1).bit_length(),
+        }
+        tables.append({"spec": spec, "table": answers})
     fields = {
         "meta": META,
         "spec_version": VERSION,
@@ -110,18 +114,13 @@ def write(circuit: Circuit) -> str:
             "inputs": netlist_json.ports_to_json(circuit.inputs),
             "outputs": netlist_json.ports_to_json(circuit.outputs),
         },
-        "model": model,
+        "model": [*model, tables] if tables else model,
     }
     return json.dumps(fields, separators=(",", ":")) + "\n"
 
 
 Interval = tuple[float, float, float]
 _BIT: Interval = (0.0, 1.0, 1.0)
-
-
-def _interval_of(format: Format) -> Interval:
-    least, largest = format.range
-    return float(least), float(largest), 2.0**-format.fraction
 
 
 class _Program:
@@ -151,7 +150,10 @@ class _Program:
     def inputs(self, ports: Sequence[Port]) -> list[int]:
         """Return the operations for all input port bits."""
         formats = [port.format for port in ports for _ in range(port.count)]
-        numbers = [self.add((), _INPUT, (k,), _interval_of(format)) for k, format in enumerate(formats)]
+        numbers = [
+            self.add((), _INPUT, (k,), (float(f.range[0]), float(f.range[1]), 2.0**-f.fraction))
+            for k, f in enumerate(formats)
+        ]
         found = []
         for number, format in zip(numbers, formats, strict=True):
             whole = format.bits == 1 and not format.signed and not format.fraction
@@ -195,19 +197,6 @@ class _Program:
             found = self.add((found, bit), _BINARY, (k, _OR), (0.0, float((2 << k) - 1), 1.0))
         half = float(1 << len(bits) - 1)
         return self.add((found,), _BITS, (0,), (-half, half - 1, 1.0)) if signed else found
-
-
-def _lookup(answers: Sequence[int]) -> dict[str, Any]:
-    """Return a bit table as ALIR data, with its digest."""
-    data = b"".join(answer.to_bytes(4, "little") for answer in answers) + b"0"
-    return {
-        "spec": {
-            "hash": hashlib.sha256(data).hexdigest(),
-            "out_qint": {"min": 0.0, "max": 1.0, "step": 1.0},
-            "inp_width": (len(answers) - 1).bit_length(),
-        },
-        "table": answers,
-    }
 
 
 # ------------------------------------------------------------------------------------------------------ reading
@@ -277,21 +266,34 @@ def _read(found: Any, most: int) -> Circuit:
     formats: dict[int, Format] = {}
     parsed = []
     for k, operation in enumerate(operations):
-        with _of(k):
+        with _name_operation(k):
             parsed.append(_operation(operation, k))
-            if parsed[-1].opcode == _INPUT:
-                _add_input(formats, parsed[-1], n_in)
+            if (read := parsed[-1]).opcode == _INPUT:
+                (number,) = read.data
+                if not 0 <= number < n_in:
+                    raise ValueError(f"it reads input {number}; there are {n_in}.")
+                format = _format(read.width, read.lowest, read.signed, "an input")
+                if formats.setdefault(number, format) != format:
+                    raise ValueError(
+                        f"it reads input {number} as {format}; an operation before it as {formats[number]}."
+                    )
     if len(formats) < n_in:
         raise ValueError(f"operations read {len(formats)} of the {n_in} inputs; expected all.")
     in_formats = [formats[k] for k in range(n_in)]
-    inputs, outputs = _kept_ports(found.get("lutjax"))
+    inputs: tuple[Port, ...] = ()
+    outputs: tuple[Port, ...] = ()
+    if (stored := found.get("lutjax")) is not None:
+        inputs, outputs = (
+            tuple(netlist_json.ports_from_json(Fields("lutjax").field(stored, kind, list), kind))
+            for kind in ("inputs", "outputs")
+        )
     inputs = inputs or _runs(in_formats, "x")
-    _check(inputs, in_formats, "inputs")
+    _check_formats(inputs, in_formats, "inputs")
     builder = Builder(merge=2)
     numbers = [number for port in inputs for number in builder.input(port.name, port.count, port.format)]
     values: list[_Value] = []
     for k, operation in enumerate(parsed):
-        with _of(k):
+        with _name_operation(k):
             values.append(_value(builder, operation, values, numbers, tables))
             if len(builder) > most:
                 raise ValueError(
@@ -304,7 +306,7 @@ def _read(found: Any, most: int) -> Circuit:
         results.append(values[place]._replace(lowest=values[place].lowest + shift))
     out_formats = [_format(len(value.bits), value.lowest, value.signed, "an output") for value in results]
     outputs = outputs or _runs(out_formats, "y")
-    _check(outputs, out_formats, "outputs")
+    _check_formats(outputs, out_formats, "outputs")
     given = iter(results)
     for port in outputs:
         builder.output(port.name, [next(given).bits for _ in range(port.count)], port.format)
@@ -312,7 +314,7 @@ def _read(found: Any, most: int) -> Circuit:
 
 
 @contextlib.contextmanager
-def _of(place: int) -> Iterator[None]:
+def _name_operation(place: int) -> Iterator[None]:
     """Name the operation in errors raised inside the block."""
     try:
         yield
@@ -383,16 +385,6 @@ def _format(width: int, lowest: int, signed: bool, noun: str) -> Format:
             "the point or before it, and the lowest at the point or after it."
         )
     return Format(width, -lowest, signed)
-
-
-def _add_input(formats: dict[int, Format], operation: _Operation, n_in: int) -> None:
-    """Record the format of an input, equal in all its uses."""
-    (k,) = operation.data
-    if not 0 <= k < n_in:
-        raise ValueError(f"it reads input {k}; there are {n_in}.")
-    found = _format(operation.width, operation.lowest, operation.signed, "an input")
-    if formats.setdefault(k, found) != found:
-        raise ValueError(f"it reads input {k} as {found}; an operation before it as {formats[k]}.")
 
 
 def _value(
@@ -479,18 +471,6 @@ def _whole_numbers(found: Any, noun: str, count: int) -> list[int]:
     raise ValueError(f"{noun} {strict_json.shown(found)}; expected {count} whole number{'s' * (count != 1)}.")
 
 
-def _kept_ports(found: Any) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
-    """Return the ports stored by `write`, if any."""
-    if found is None:
-        return (), ()
-    fields = Fields("lutjax")
-    inputs, outputs = (
-        tuple(netlist_json.ports_from_json(fields.field(found, kind, list), kind))
-        for kind in ("inputs", "outputs")
-    )
-    return inputs, outputs
-
-
 def _runs(formats: Sequence[Format], name: str) -> tuple[Port, ...]:
     """Group consecutive numbers with one format into ports."""
     runs = [(format, len(list(run))) for format, run in itertools.groupby(formats)]
@@ -498,7 +478,7 @@ def _runs(formats: Sequence[Format], name: str) -> tuple[Port, ...]:
     return tuple(Port(name, count, format) for name, (format, count) in zip(names, runs, strict=True))
 
 
-def _check(ports: Sequence[Port], formats: Sequence[Format], noun: str) -> None:
+def _check_formats(ports: Sequence[Port], formats: Sequence[Format], noun: str) -> None:
     """Raise ValueError if the ports do not match these formats."""
     count = sum(port.count for port in ports)
     if count != len(formats):

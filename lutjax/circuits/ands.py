@@ -28,7 +28,7 @@ def and_graph(circuit: Circuit) -> tuple[list[tuple[int, int]], list[int]]:
       >>> and_graph(builder.circuit())
       ([(5, 2), (4, 3), (9, 7)], [11])
     """
-    return _of(circuit, Graph(circuit.n_inputs))
+    return _build(circuit, Graph(circuit.n_inputs))
 
 
 def operations(circuit: Circuit) -> tuple[list[tuple[int, int]], list[int]]:
@@ -46,10 +46,10 @@ def operations(circuit: Circuit) -> tuple[list[tuple[int, int]], list[int]]:
       >>> operations(builder.circuit())
       ([(2, 4)], [6])
     """
-    return _of(circuit, Graph(circuit.n_inputs, xors=True))
+    return _build(circuit, Graph(circuit.n_inputs, xors=True))
 
 
-def _of(circuit: Circuit, graph: "Graph") -> tuple[list[tuple[int, int]], list[int]]:
+def _build(circuit: Circuit, graph: "Graph") -> tuple[list[tuple[int, int]], list[int]]:
     return graph.compact(walk_literals(circuit, range(0, 2 * circuit.first_gate, 2), graph.table))
 
 

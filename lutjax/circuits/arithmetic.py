@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Sequence
 
 from lutjax.circuits import truth
-from lutjax.circuits._joint_counts import Sum, joined
+from lutjax.circuits._joint_counts import Sum, join_sums
 from lutjax.circuits.builder import ONE, ZERO, Builder, Literal
 
 
@@ -48,7 +48,7 @@ def popcounts(
     """
     sums = [_weights(literals) for literals in groups]
     if builder.lut == 6 and builder.simplify:
-        sums = joined(builder, sums)
+        sums = join_sums(builder, sums)
     least = min((each.constant for each in sums), default=0) if relative else 0
     numbers = []
     for each in sums:
@@ -79,7 +79,7 @@ def _sum(builder: Builder, given: Sum, less: int) -> list[Literal]:
 
     The earliest bits of a column are added first.
     """
-    constant, terms = given.constant - less, given.made(builder)
+    constant, terms = given.constant - less, given.build_gates(builder)
     width = max((constant + sum(weight for _, weight in terms)).bit_length(), 1)
     columns: list[list[tuple[int, Literal]]] = [[] for _ in range(width)]
 
@@ -144,11 +144,11 @@ def _next_counter(heights: tuple[int, ...], lut: int) -> tuple[int, int] | None:
     if heights[0] < 2:
         return None
     if heights[0] > _MANY:
-        return _at_once(lut), 0
+        return _counter_width(lut), 0
     return _fewest_tables(heights, lut)[1]
 
 
-def _at_once(lut: int) -> int:
+def _counter_width(lut: int) -> int:
     """Return the most efficient counter width: tables per removed bit.
 
     A full adder beats 4 to 3.
@@ -164,7 +164,7 @@ def _fewest_tables(heights: tuple[int, ...], lut: int) -> tuple[int, tuple[int, 
     if heights[0] < 2:
         return _fewest_tables(heights[1:], lut)[0], None
     if heights[0] > _MANY:
-        steps = [(_at_once(lut), 0)]
+        steps = [(_counter_width(lut), 0)]
     else:
         limit = heights[1] if len(heights) > 1 else 0
         steps = [
@@ -272,7 +272,7 @@ def _tree(builder: Builder, bits: Sequence[Literal], *, any_of: bool) -> Literal
 def at_least(builder: Builder, a: Sequence[Literal], b: Sequence[Literal]) -> Literal:
     """Compare unsigned numbers of equal width: a >= b."""
     if builder.lut >= 5:
-        return _at_least_by_runs(builder, a, b)
+        return _compare_runs(builder, a, b)
     # Bit runs: (a > b, a >= b). The higher of two runs decides unless its bits are equal.
     runs = [(builder.gate([x, y], 0b0010), builder.gate([x, y], 0b1011)) for x, y in zip(a, b, strict=True)]
     while len(runs) > 1:
@@ -293,7 +293,7 @@ def _either(builder: Builder, high: tuple[Literal, Literal], low: Literal) -> Li
     return builder.gate([above, least, low], 0b11101010)
 
 
-def _at_least_by_runs(builder: Builder, a: Sequence[Literal], b: Sequence[Literal]) -> Literal:
+def _compare_runs(builder: Builder, a: Sequence[Literal], b: Sequence[Literal]) -> Literal:
     """Compare a >= b from the lowest bits on.
 
     Each table takes the previous result and as many bit pairs as possible.

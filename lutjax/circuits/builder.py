@@ -139,10 +139,8 @@ class Builder:
                     f"Builder.gate: literals is {list(literals)}; they must be from 0 to {end - 1}."
                 )
         if not self.simplify:
-            for i, literal in enumerate(literals):
-                if literal & 1:
-                    table = truth.negate(table, n, i)
-            return self._append(tuple(literal >> 1 for literal in literals), table)
+            nodes = tuple(literal >> 1 for literal in literals)
+            return self._append(nodes, truth.negate_inverted(table, literals))
         if n == 2:
             a, b = literals
             if a > 1 and b > 1 and a >> 1 != b >> 1:  # by far the most common case
@@ -151,9 +149,7 @@ class Builder:
                     if a < b:
                         return self._two(a >> 1, b >> 1, plain)
                     return self._two(b >> 1, a >> 1, _EXCHANGED[plain])
-        for i, literal in enumerate(literals):
-            if literal & 1:
-                table = truth.negate(table, n, i)
+        table = truth.negate_inverted(table, literals)
         return self._normal(*reduced([literal >> 1 for literal in literals], table))
 
     def _two(self, a: int, b: int, table: int) -> Literal:

@@ -1,43 +1,26 @@
 """Circuits as C99: bit-parallel evaluation, as functions or as a table with an interpreter loop."""
 
+import itertools
 import re
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Shaped
 
 from lutjax.circuits import _about, _c_emitter as c99, _c_rows, _names, _templates, gate_operations
-from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.circuit import Circuit, columns_of
 from lutjax.circuits.columns import Value
 from lutjax.circuits.gate_operations import Operations
-from lutjax.circuits.ports import Port
+from lutjax.circuits.ports import Port, bit_ranges
 
 Style = Literal["auto", "functions", "interpreter"]
-_OWN = (
-    "predict",
-    "predict_row",
-    "predict_rows",
-    "words",
-    "step",
-    "word",
-    "unit",
-    "number",
-    "row",
-)  # suffixes of interface names
-_INNER = (
-    "bits_of",
-    "numbers_of",
-    "number",
-    "of",
-    "input",
-    "expected",
-    "output",
-)  # prefixes of port names
-_FUNCTION = (
-    200  # operations per function: larger ones compile longer, smaller ones keep more values in memory
-)
-_WINDOW = 4000  # maximum operations reordered into runs by the interpreter: more need more memory for values
+# Suffixes of interface names, and prefixes of port names.
+_OWN = ["predict", "predict_row", "predict_rows", "words", "step", "word", "unit", "number", "row"]
+_INNER = ["bits_of", "numbers_of", "number", "of", "input", "expected", "output"]
+# Operations per function: larger ones compile longer, smaller ones keep more values in memory.
+_FUNCTION = 200
+_WINDOW = 4000  # most operations reordered into runs by the interpreter: more need more memory for values
 _FUNCTIONS_UP_TO = 20_000  # maximum operations that compile quickly
 
 
@@ -81,47 +64,39 @@ def write(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> 
         "name": name,
         "NAME": name.upper(),
         "title": f"{name}: {len(circuit)} gates as {len(program)} operations ({style})",
-        "summary": "\n".join(f" * {line}" for line in _summary(circuit)),
-        "inputs": str(circuit.n_inputs),
-        "outputs": str(circuit.n_outputs),
-        "in_words": str(max(circuit.n_inputs, 1)),
-        "out_words": str(max(circuit.n_outputs, 1)),
-        "slots": str(slots),
-        "numbers": "\n".join(
-            f" * {line}" for line in (*_numbers(circuit), *_about.names(circuit.about, circuit.inputs))
-        ),
+        "summary": [f" * {line}" for line in _describe_bits(circuit)],
+        "inputs": circuit.n_inputs,
+        "outputs": circuit.n_outputs,
+        "in_words": max(circuit.n_inputs, 1),
+        "out_words": max(circuit.n_outputs, 1),
+        "slots": slots,
+        "numbers": [f" * {line}" for line in _describe_numbers(circuit)],
         "parameters": ", ".join(
             [*c99.input_parameters(circuit), "size_t n", *c99.output_parameters(circuit)]
         ),
         "macros": c99.macros(program),
         "body": body,
-        "ports": "".join(
-            [
-                *(
-                    _conversion("to_bits.c", port, bits)
-                    for port, bits in zip(circuit.inputs, _bits_read(circuit, program), strict=True)
-                ),
-                *(_conversion("to_numbers.c", port, port.format.bits) for port in circuit.outputs),
-            ]
-        ),
-        "calls_in": _calls(circuit.inputs, "in", "input"),
-        "calls_out": _calls(circuit.outputs, "out", "output"),
+        "ports": "".join(_conversions(circuit, program)),
+        "calls_in": [
+            f"        bits_of_{port.name}(input_{port.name} + done * {port.count}, left, in + {bits.start} * GROUPS);"
+            for port, bits in bit_ranges(circuit.inputs)
+        ],
+        "calls_out": [
+            f"        numbers_of_{port.name}(out + {bits.start} * GROUPS, left, output_{port.name} + done * {port.count});"
+            for port, bits in bit_ranges(circuit.outputs)
+        ],
         "number": c99.number_function(circuit, name),
     }
-    rows = _c_rows.columns_of(circuit)
+    rows = columns_of(circuit)
     in_rows = "" if rows is None else _c_rows.source(circuit, rows, name)
     files = {}
     automaton = circuit.about.get("kind") == "automaton" and circuit.n_inputs == 9 * circuit.n_outputs
-    if automaton:
-        values["periodic"] = str(int(bool(circuit.about.get("periodic"))))
-        values["grid"] = (
-            "a torus" if circuit.about.get("periodic") else "a grid, beyond which all cells are 0"
-        )
+    periodic = bool(circuit.about.get("periodic"))
+    values["periodic"] = int(periodic)
+    values["grid"] = "a torus" if periodic else "a grid, beyond which all cells are 0"
+    values["includes"] = "\n#include <string.h>" if "strcmp" in in_rows else ""
     for end in ("h", "c"):
-        values["rows"] = in_rows
-        if rows is not None and end == "h":
-            values["rows"] = _c_rows.header(circuit, rows, name)
-        values["includes"] = "\n#include <string.h>" if "strcmp" in in_rows else ""
+        values["rows"] = in_rows if rows is None or end == "c" else _c_rows.header(circuit, rows, name)
         values["step"] = _templates.filled(f"step.{end}", **values) if automaton else ""
         files[f"{name}.{end}"] = _templates.filled(f"circuit.{end}", **values)
     return files
@@ -168,10 +143,10 @@ def c_test(
     """
     if not circuit.inputs or not circuit.outputs:
         raise ValueError("c_test: circuit has no input port or no output port; there is nothing to test.")
-    answers = c99.answers_to(circuit, samples, where="c_test")
+    answers = c99.compute_answers(circuit, samples, where="c_test")
     (inputs, outputs), n = c99.port_names(circuit), len(answers[0])
     calls, lines = [f"{name}_predict({', '.join([*inputs, str(n), *outputs])});"], []
-    columns = _c_rows.columns_of(circuit)
+    columns = columns_of(circuit)
     if columns is not None and rows is not None:
         lines = [
             f"static const {name}_row rows[] = {{",
@@ -183,45 +158,36 @@ def c_test(
 
 
 # ------------------------------------------------------------------------------------- words of the header
-def _summary(circuit: Circuit) -> list[str]:
-    lines = []
+def _describe_bits(circuit: Circuit) -> Iterator[str]:
     for what, ports in (("Input", circuit.inputs), ("Output", circuit.outputs)):
-        at = 0
-        for port in ports:
-            kind = str(port.format) if port.format.bits > 1 else "bits"
-            of = "of " if port.format.bits > 1 else ""
-            lines.append(
-                f"{what} {port.name}, {port.count} {of}{kind}: bits {at} to {at + port.n_bits - 1}, number after number, lowest bit first."
-            )
-            at += port.n_bits
-    return lines
+        for port, bits in bit_ranges(ports):
+            kind = f"of {port.format}" if port.format.bits > 1 else "bits"
+            yield f"{what} {port.name}, {port.count} {kind}: bits {bits[0]} to {bits[-1]}, number after number, lowest bit first."
 
 
-def _numbers(circuit: Circuit) -> list[str]:
-    lines = []
+def _describe_numbers(circuit: Circuit) -> Iterator[str]:
     for port in circuit.inputs:
         which = f"their lowest {port.format.bits}" if port.format.bits < c99.width_of(port) else "all"
-        lines.append(f"input_{port.name} has {port.count} numbers of each sample; {which} bits are read.")
-    lines += [f"output_{port.name} gets {port.count} of each sample." for port in circuit.outputs]
+        yield f"input_{port.name} has {port.count} numbers of each sample; {which} bits are read."
+    for port in circuit.outputs:
+        yield f"output_{port.name} gets {port.count} of each sample."
     for port in (*circuit.inputs, *circuit.outputs):
         if port.format.fraction:
-            lines.append(f"A number of {port.name} stands for itself over {2**port.format.fraction}.")
-    return lines
+            yield f"A number of {port.name} stands for itself over {2**port.format.fraction}."
+    yield from _about.names(circuit.about, circuit.inputs)
 
 
 # ------------------------------------------------------------------------------------- operations as C
 def _functions(program: Operations, name: str) -> tuple[str, int]:
     """Return functions with an instruction per operation, and the number of shared value slots."""
     program = gate_operations.short_lived(program)
-    where, slots = gate_operations.places(program, _FUNCTION)
+    where, slots = gate_operations.assign_slots(program, _FUNCTION)
     first, n = program.first, len(program)
-    text = [f"x[{i}]" for i in range(-1, program.n_inputs)] + [f"v[{w}]" for w in where]
+    text = ["(word){0}", *(f"x[{i}]" for i in range(program.n_inputs)), *(f"v[{w}]" for w in where)]
     lines, calls = [], []
-    for start in range(0, n, _FUNCTION):
-        lines.append(
-            f"static SEPARATE void part_{start // _FUNCTION}(const word *restrict x, word *restrict v)\n{{"
-        )
-        calls.append(f"    part_{start // _FUNCTION}(x, v);")
+    for part, start in enumerate(range(0, n, _FUNCTION)):
+        lines.append(f"static SEPARATE void part_{part}(const word *restrict x, word *restrict v)\n{{")
+        calls.append(f"    part_{part}(x, v);")
         local, end = first + start, min(start + _FUNCTION, n)
         read = {k for g in range(start, end) for k in program.fanins[g]}
         for g in range(start, end):
@@ -235,38 +201,25 @@ def _functions(program: Operations, name: str) -> tuple[str, int]:
     lines.append(f"    MEMORY word v[{max(slots, 1)}] ALIGNED;")
     lines += calls
     for k, literal in enumerate(program.literals):
-        lines.append(f"    y[{k}] = {_output(literal, text)};")
+        lines.append(f"    y[{k}] = {'(word)~' * (literal & 1)}{text[literal >> 1]};")
     lines.append("    (void)x, (void)y, (void)v;\n}")
     return "\n".join(lines), slots
-
-
-def _output(literal: int, text: Sequence[str]) -> str:
-    if literal < 2:
-        return "(word)~(word){0}" if literal else "(word){0}"
-    return f"(word)~{text[literal >> 1]}" if literal & 1 else text[literal >> 1]
 
 
 def _interpreter(program: Operations, name: str) -> tuple[str, int]:
     """Return an operation table with its interpreter loop, and the number of value slots."""
     window = min(max(len(program) // 8, 100), _WINDOW)
     program = gate_operations.in_runs(gate_operations.short_lived(program), window)
-    where, slots = gate_operations.places(program, 1)
-    read = _inputs_read(program)  # their values come first
+    where, slots = gate_operations.assign_slots(program, 1)
+    read = gate_operations.inputs_read(program)  # their values come first
     place = [-1] * program.first + [len(read) + w for w in where]
     for k, node in enumerate(read):
         place[node] = k
     slots += len(read)
-    runs: list[list[Any]] = []  # operation kind, run length
-    table: list[int] = []
-    for g, (nodes, answers) in enumerate(zip(program.fanins, program.tables, strict=True)):
-        kind = len(nodes), answers
-        if not runs or runs[-1][0] != kind:
-            runs.append([kind, 0])
-        runs[-1][1] += 1
-        table += [place[n] for n in nodes]
-        table.append(place[program.first + g])
+    steps = list(zip(program.fanins, program.tables, strict=True))
+    table = [place[n] for g, (nodes, _) in enumerate(steps, program.first) for n in (*nodes, g)]
+    runs = [(kind, len(list(run))) for kind, run in itertools.groupby((len(n), table) for n, table in steps)]
     kinds = sorted({kind for kind, _ in runs})
-    bits = 16 if slots < 1 << 16 else 32
     cases = []
     for i, (n, answers) in enumerate(kinds):
         reads = ", ".join(f"v[p[{k}]]" for k in range(n))
@@ -276,68 +229,41 @@ def _interpreter(program: Operations, name: str) -> tuple[str, int]:
             f"                v[p[{n}]] = {c99.macro(n, answers)}({reads});",
             "            break;",
         ]
-    results = [2 * place[k >> 1] + (k & 1) if k > 1 else 2 * slots + k for k in program.literals]
     text = _templates.filled(
         "interpreter.c",
         name=name,
-        bits=bits,
-        operands="\n".join(c99.wrap(table)),
+        bits=16 if slots < 1 << 16 else 32,
+        operands=c99.wrap(table),
         input_bits=16 if program.n_inputs < 1 << 16 else 32,
-        inputs="\n".join(c99.wrap([node - 1 for node in read])),
-        runs="\n".join(c99.wrap([f"{{{kinds.index(kind)}, {n}}}" for kind, n in runs] + ["{0, 0}"])),
-        results="\n".join(c99.wrap(results or [0])),
+        inputs=c99.wrap([node - 1 for node in read]),
+        runs=c99.wrap([f"{{{kinds.index(kind)}, {n}}}" for kind, n in runs] + ["{0, 0}"]),
+        results=c99.wrap(
+            [2 * place[k >> 1] + (k & 1) if k > 1 else 2 * slots + k for k in program.literals] or [0]
+        ),
         n_read=len(read),
         slots=slots,
         n_slots=slots + 1,
-        cases="\n".join(cases),
+        cases=cases,
         n_outputs=len(program.literals),
     )
     return text.rstrip(), slots + 1
 
 
-def _inputs_read(program: Operations) -> list[int]:
-    """Return the input nodes in use."""
-    nodes = {n for nodes in program.fanins for n in nodes} | {k >> 1 for k in program.literals}
-    return sorted(n for n in nodes if 0 < n < program.first)
-
-
 # ------------------------------------------------------------------------------------- numbers and bits
-def _conversion(template: str, port: Port, read: int) -> str:
-    """Return the conversion function between port values and bits.
-
-    It uses the lowest `read` bits in each value.
-    """
-    return _templates.filled(
-        template,
-        port=port.name,
-        type=c99.type_of(port),
-        unsigned=f"uint{c99.width_of(port)}_t",
-        count=port.count,
-        bits=port.format.bits,
-        read=read,
-        width=c99.width_of(port),
-        sign=port.format.bits - 1 if port.format.signed else -1,
-    )
-
-
-def _bits_read(circuit: Circuit, program: Operations) -> list[int]:
-    """Return the number of bits required from each input port's elements, at least 1."""
-    nodes = _inputs_read(program)
-    numbers, first = [], 1
-    for port in circuit.inputs:
-        at = [(n - first) % port.format.bits for n in nodes if first <= n < first + port.n_bits]
-        numbers.append(max(at, default=0) + 1)
-        first += port.n_bits
-    return numbers
-
-
-def _calls(ports: Sequence[Port], buffer: str, prefix: str) -> str:
-    lines, at = [], 0
-    for port in ports:
-        numbers = f"{prefix}_{port.name} + done * {port.count}"
-        if prefix == "input":
-            lines.append(f"        bits_of_{port.name}({numbers}, left, in + {at} * GROUPS);")
-        else:
-            lines.append(f"        numbers_of_{port.name}(out + {at} * GROUPS, left, {numbers});")
-        at += port.n_bits
-    return "\n".join(lines)
+def _conversions(circuit: Circuit, program: Operations) -> Iterator[str]:
+    """Yield the conversion functions between port values and bits."""
+    nodes = gate_operations.inputs_read(program)
+    for template, ports in (("to_bits.c", circuit.inputs), ("to_numbers.c", circuit.outputs)):
+        for port, bits in bit_ranges(ports):
+            used = [(n - 1 - bits[0]) % port.format.bits for n in nodes if n - 1 in bits]
+            yield _templates.filled(
+                template,
+                port=port.name,
+                type=c99.type_of(port),
+                unsigned=f"uint{c99.width_of(port)}_t",
+                count=port.count,
+                bits=port.format.bits,
+                read=max(used, default=0) + 1,  # the lowest bits of an input, as many as are required
+                width=c99.width_of(port),
+                sign=port.format.bits - 1 if port.format.signed else -1,
+            )

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import UInt
 
-from lutjax.circuits import _about, _evaluation, truth
-from lutjax.circuits.ports import Port
+from lutjax.circuits import _about, _evaluation, columns, truth
+from lutjax.circuits.ports import Port, bit_ranges
 from lutjax.ops import describe
 
 T = TypeVar("T")
@@ -216,16 +216,15 @@ class Circuit:
             raise ValueError(
                 f"Circuit: the arrays have {sorted(n_samples)} samples; expected the same number."
             )
-        return _pack(np.concatenate(bits)), n_samples.pop()
+        octets = np.packbits(np.concatenate(bits), axis=1, bitorder="little")
+        octets = np.pad(octets, ((0, 0), (0, -octets.shape[1] % 8)))  # whole words, in any byte order
+        return np.ascontiguousarray(octets).view("<u8").astype(np.uint64), n_samples.pop()
 
     def decode(self, words: UInt[np.ndarray, "outputs words"], n_samples: int) -> Any:
         """Return the output port values for the uint64 words from `evaluate`; see `__call__`."""
-        found = _unpack(words, n_samples)
-        ends = list(itertools.accumulate(port.n_bits for port in self.outputs))
-        results = tuple(
-            numbers_of(port, found[end - port.n_bits : end])
-            for port, end in zip(self.outputs, ends, strict=True)
-        )
+        octets = np.ascontiguousarray(words.astype("<u8")).view(np.uint8)
+        found = np.unpackbits(octets, axis=1, count=n_samples, bitorder="little")
+        results = tuple(numbers_of(port, found[bits]) for port, bits in bit_ranges(self.outputs))
         return results[0] if len(results) == 1 else results
 
 
@@ -252,18 +251,23 @@ def walk(
 def walk_literals(
     circuit: Circuit, values: Iterable[int], gate: Callable[[list[int], int], int]
 ) -> list[int]:
-    """Return the literal of each output; see `walk`. The values of nodes are literals, too."""
+    """Return a literal for each output; see `walk`. Node values are also literals."""
     found = walk(circuit.fanins, circuit.tables, values, gate)
     return [found[literal >> 1] ^ literal & 1 for literal in circuit.literals]
+
+
+def columns_of(circuit: Circuit) -> columns.Columns | None:
+    """Return the columns of a circuit, or None if it does not take table rows."""
+    return columns.circuit_columns(circuit.about, circuit.inputs)
 
 
 def evaluated(circuit: Circuit, inputs: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     """Return the values ``[samples, count]`` for each output port, computed in NumPy."""
     numbers = [x[:, 0] if port.count == 1 else x for port, x in zip(circuit.inputs, inputs, strict=True)]
-    return by_port(circuit, circuit(*numbers))
+    return group_by_port(circuit, circuit(*numbers))
 
 
-def by_port(circuit: Circuit, found: Any) -> dict[str, np.ndarray]:
+def group_by_port(circuit: Circuit, found: Any) -> dict[str, np.ndarray]:
     """Return the result from a circuit call as values ``[samples, count]`` by output port."""
     outputs = found if isinstance(found, tuple) else (found,)
     return {port.name: y.reshape(len(y), -1) for port, y in zip(circuit.outputs, outputs, strict=True)}
@@ -332,17 +336,16 @@ def _check_rest(circuit: Circuit) -> None:
             )
     names = [name for name, _ in circuit.parts]
     counts = [count for _, count in circuit.parts]
-    if not all(_is_text(name) for name in names) or len(set(names)) < len(names):
+    # A file cannot hold lone surrogates.
+    words = [
+        name for name in names if isinstance(name, str) and name and not re.search("[\ud800-\udfff]", name)
+    ]
+    if len(set(words)) < len(names):
         raise ValueError(f"Circuit: parts have the names {names}; expected different, non-empty strings.")
     if any(type(count) is not int or count < 0 for count in counts) or sum(counts) != len(circuit):
         raise ValueError(
             f"Circuit: parts have {counts} gates; expected whole numbers whose sum is the {len(circuit)} gates of the circuit."
         )
-
-
-def _is_text(name: Any) -> bool:
-    """Return True for a non-empty string without lone surrogates."""
-    return isinstance(name, str) and bool(name) and not re.search("[\ud800-\udfff]", name)
 
 
 def _encode(port: Port, given: Any) -> np.ndarray:
@@ -388,19 +391,6 @@ def numbers_of(port: Port, bits: np.ndarray) -> np.ndarray:
         codes |= bits[:, k].astype(np.uint64) << np.uint64(k)
     numbers = port.format.decode(codes.T)
     return numbers[:, 0] if port.count == 1 else numbers
-
-
-def _pack(bits: np.ndarray) -> np.ndarray:
-    """Pack samples 0 and 1 ``[rows, samples]`` into uint64 words, independent of byte order."""
-    octets = np.packbits(bits, axis=1, bitorder="little")
-    octets = np.pad(octets, ((0, 0), (0, -octets.shape[1] % 8)))
-    return np.ascontiguousarray(octets).view("<u8").astype(np.uint64)
-
-
-def _unpack(words: np.ndarray, n_samples: int) -> np.ndarray:
-    """Invert `_pack`."""
-    octets = np.ascontiguousarray(words.astype("<u8")).view(np.uint8)
-    return np.unpackbits(octets, axis=1, count=n_samples, bitorder="little")
 
 
 def gate_counts(circuit: Circuit) -> dict[str, int]:

@@ -117,7 +117,7 @@ class Number:
     def missing_code(self) -> int:
         """Integer code of a missing number."""
         if not self.missing:
-            return self._whole(self.fill)
+            return self._nearest_code(self.fill)
         least, largest = whole_range(self.format)
         return least if self.format.signed else largest
 
@@ -127,7 +127,7 @@ class Number:
         levels = self.levels
         return (*levels, levels[-1] + 1) if levels else (self._range[0],)
 
-    def _whole(self, number: float) -> int:
+    def _nearest_code(self, number: float) -> int:
         """Return the integer code nearest to a number with the same thresholds below it."""
         above = sum(threshold < number for threshold in self.thresholds)
         first, last = self._range
@@ -147,7 +147,7 @@ class Number:
             raise ValueError(
                 f"column {strict_json.shown(self.name)}: value is {value!r}; expected a finite number, or None if it is missing."
             )
-        return self._whole(float(value))
+        return self._nearest_code(float(value))
 
     def code(self, value: Value) -> int | float:
         """Return the port value of a number; see `whole`."""
@@ -411,7 +411,7 @@ class Columns:
         return cls(tuple(found))
 
 
-def of_circuit(about: Mapping[str, Any], inputs: Sequence[Port]) -> Columns | None:
+def circuit_columns(about: Mapping[str, Any], inputs: Sequence[Port]) -> Columns | None:
     """Return the columns of a circuit with these facts and input ports, or None if it does not take rows.
 
     Raises:
@@ -509,11 +509,11 @@ def number(
     """
     ordered = tuple(sorted(set(map(float, thresholds))))
 
-    def made(format: Format, decimals: int) -> Number:
+    def make_number(format: Format, decimals: int) -> Number:
         return Number(name, port, format, decimals, ordered, fill, missing, least, largest)
 
     if format is not None:
-        return made(format, 0)
+        return make_number(format, 0)
     numbers = [*ordered, fill, *(x for x in (least, largest) if x is not None)]
     start = max(map(decimals_of, (*ordered, fill))) if decimals is None else decimals
     while start > -MOST_DECIMALS and _bits(numbers, start) > USUAL_BITS:
@@ -523,7 +523,7 @@ def number(
         if bits > MOST_BITS:
             break
         try:
-            return made(Format(bits, signed=True), tried)
+            return make_number(Format(bits, signed=True), tried)
         except ValueError:
             continue
     raise ValueError(
@@ -575,7 +575,9 @@ def port_names(names: Sequence[str], taken: Iterable[str]) -> list[str]:
             word = f"column_{word}"
         choices = itertools.chain((word, f"{word}_column"), (f"{word}_{n}" for n in itertools.count(2)))
         chosen = next(
-            c for c in choices if c not in used and not _names.why_not(c) and not _names.why_not_function(c)
+            c
+            for c in choices
+            if c not in used and not _names.explain_bad_port(c) and not _names.explain_bad_function(c)
         )
         used.add(chosen)
         found.append(chosen)

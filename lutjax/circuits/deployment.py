@@ -7,7 +7,7 @@ import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Shaped
@@ -21,7 +21,6 @@ from lutjax.circuits import (
     ands,
     blif,
     c,
-    columns,
     dot,
     mcu,
     netlist_json,
@@ -29,8 +28,8 @@ from lutjax.circuits import (
     statistics,
     verilog,
 )
-from lutjax.circuits.circuit import Circuit, evaluated as evaluated
-from lutjax.circuits.columns import Columns, Number, Value
+from lutjax.circuits.circuit import Circuit, columns_of, evaluated as evaluated
+from lutjax.circuits.columns import Number, Value
 from lutjax.circuits.page import interface as interface
 from lutjax.circuits.ports import Port
 from lutjax.files import strict_json
@@ -116,7 +115,7 @@ class Vectors:
                 except (ValueError, TypeError) as error:
                     raise ValueError(f"Vectors: {what} of the port {port.name}: {error}") from None
 
-        taken = columns.of_circuit(circuit.about, circuit.inputs)
+        taken = columns_of(circuit)
         if (taken is None) != (self.rows is None):
             words = {True: "no rows", False: "rows"}
             raise ValueError(
@@ -162,7 +161,7 @@ class Vectors:
         )
         for k, sample in enumerate(samples):
             if table is not None:
-                table.append(_row(f"samples[{k}]", sample))
+                table.append(_read_row(f"samples[{k}]", sample))
             for side, ports in sides.items():
                 numbers = Fields(f"samples[{k}]").field(sample, side, dict)
                 if k == 0:
@@ -172,14 +171,14 @@ class Vectors:
                         f"samples[{k}] has {side} {strict_json.shown(list(numbers))}; the first has {strict_json.shown(list(ports))}."
                     )
                 for name, rows in ports.items():
-                    rows.append(_numbers(f"samples[{k}]: {side}", name, numbers, rows))
+                    rows.append(_read_numbers(f"samples[{k}]: {side}", name, numbers, rows))
         inputs, outputs = (
             {name: np.asarray(rows) for name, rows in ports.items()} for ports in sides.values()
         )
         return cls(inputs, outputs, source, table)
 
 
-def _row(where: str, sample: Any) -> list[Value]:
+def _read_row(where: str, sample: Any) -> list[Value]:
     """Return the raw row from a sample."""
     row: list[Value] = Fields(where).field(sample, "row", list)
     if not {type(cell) for cell in row} <= {int, float, str, type(None)}:
@@ -187,7 +186,7 @@ def _row(where: str, sample: Any) -> list[Value]:
     return row
 
 
-def _numbers(where: str, name: str, found: Mapping[str, Any], before: list[Any]) -> list[float | int]:
+def _read_numbers(where: str, name: str, found: Mapping[str, Any], before: list[Any]) -> list[float | int]:
     """Return the values for a sample port, as many as in earlier samples."""
     row: list[float | int] = Fields(where).field(found, name, list)
     if not {type(number) for number in row} <= {int, float} or (before and len(row) != len(before[0])):
@@ -228,7 +227,7 @@ class Options:
             raise ValueError(
                 f"registers is {self.registers}; it is a number of levels below 2^31, or 0 for no registers."
             )
-        if why := _names.why_not(self.name):
+        if why := _names.explain_bad_port(self.name):
             raise ValueError(f"name is {self.name!r}; {why}.")
         if f"{self.name}.json".lower() in (VECTORS, MANIFEST):
             raise ValueError(
@@ -309,32 +308,38 @@ def _html(request: Request) -> dict[str, str]:
     }
 
 
-FORMATS: dict[str, Callable[[Request], Mapping[str, str | bytes]]] = {
-    "verilog": _verilog,
-    "blif": lambda r: {f"{r.options.name}.blif": blif.write(r.circuit, r.options.name)},
-    "aiger": lambda r: {
-        f"{r.options.name}.aig": aiger.write(r.circuit),
-        f"{r.options.name}.aag": aiger.write(r.circuit, binary=False),
-    },
-    "json": lambda r: {f"{r.options.name}.json": netlist_json.write(r.circuit)},
-    "alkaid": lambda r: {f"{r.options.name}_alkaid.json": alkaid.write(r.circuit)},
-    "c": _c,
-    "html": _html,
-    "dot": lambda r: {f"{r.options.name}.dot": dot.write(r.circuit, r.options.name)},
-}
-"""File generator for each format, returning files by name."""
+class Format(NamedTuple):
+    """Files of an export in one format."""
 
-ENDINGS: dict[str, tuple[str, ...]] = {
-    "verilog": (".v", "_testbench.v"),
-    "blif": (".blif",),
-    "aiger": (".aig", ".aag"),
-    "json": (".json",),
-    "alkaid": ("_alkaid.json",),
-    "c": (".c", ".h", "_test.c"),
-    "html": (".html",),
-    "dot": (".dot",),
+    endings: tuple[str, ...]  # file name suffixes
+    write: Callable[[Request], Mapping[str, str | bytes]]  # returns files by name
+    read: Callable[[bytes], Circuit] | None = None  # if a file holds the complete circuit
+
+
+FORMATS: dict[str, Format] = {
+    "verilog": Format((".v", "_testbench.v"), _verilog),
+    "blif": Format(
+        (".blif",), lambda r: {f"{r.options.name}.blif": blif.write(r.circuit, r.options.name)}, blif.read
+    ),
+    "aiger": Format(
+        (".aig", ".aag"),
+        lambda r: {
+            f"{r.options.name}.aig": aiger.write(r.circuit),
+            f"{r.options.name}.aag": aiger.write(r.circuit, binary=False),
+        },
+        aiger.read,
+    ),
+    "json": Format(
+        (".json",), lambda r: {f"{r.options.name}.json": netlist_json.write(r.circuit)}, netlist_json.read
+    ),
+    "alkaid": Format(
+        ("_alkaid.json",), lambda r: {f"{r.options.name}_alkaid.json": alkaid.write(r.circuit)}, alkaid.read
+    ),
+    "c": Format((".c", ".h", "_test.c"), _c),
+    "html": Format((".html",), _html),
+    "dot": Format((".dot",), lambda r: {f"{r.options.name}.dot": dot.write(r.circuit, r.options.name)}),
 }
-"""File name suffixes for each format."""
+"""Formats by name."""
 
 
 def library(name: str) -> tuple[str, ...]:
@@ -354,7 +359,7 @@ def formats_of(options: Options, circuit: Circuit) -> dict[str, str]:
         for name in (
             library(options.name)
             if format == "c" and options.target
-            else [f"{options.name}{end}" for end in ENDINGS[format]]
+            else [f"{options.name}{end}" for end in FORMATS[format].endings]
         )
     }
     described = {} if circuit.about.get("columns") is None else {README: "readme"}
@@ -374,7 +379,7 @@ def files_of(
     found: dict[str, tuple[str, bytes]] = {}
     for format in dict.fromkeys(("json", *options.formats)):
         progress(f"writing {format}")
-        for name, content in FORMATS[format](request).items():
+        for name, content in FORMATS[format].write(request).items():
             found[name] = format, content if isinstance(content, bytes) else content.encode()
     for name, content in request.extras.items():
         if name in formats_of(options, request.circuit):
@@ -387,25 +392,30 @@ def files_of(
         found[README] = "readme", text.encode()
     found[VECTORS] = "vectors", request.vectors.to_json().encode()
     formats = {format for format, _ in found.values()}
-    found[MAKEFILE] = "make", _makefile(options.name, formats, options.target).encode()
+    targets, name = [target for target in ("c", "verilog") if target in formats], options.name
+    test, program = f"{name}_test.c", f"{name}.c"
+    if options.target:
+        test, program = f"extras/{test}", f"src/{program}"
+    make = _templates.filled(
+        "Makefile",
+        all="".join(f" {target}" for target in targets),
+        rules="".join(
+            "\n" + _templates.filled(f"{target}.mk", name=name, test=test, program=program)
+            for target in targets
+        ),
+    )
+    found[MAKEFILE] = "make", make.encode()
     return found
 
 
 def readme(circuit: Circuit, options: Options) -> str:
     """Return a Markdown README for a circuit with table rows, else an empty string."""
-    taken = columns.of_circuit(circuit.about, circuit.inputs)
+    taken = columns_of(circuit)
     if taken is None:
         return ""
     name, target, classes = options.name, circuit.about.get("target"), circuit.about.get("classes")
     answer = "the answer" if target is None else f"`{_cell(target)}`"
-    lines = [
-        f"# {name}",
-        "",
-        f"This circuit takes a table row and predicts {answer}.",
-        "",
-        "## Columns",
-        "",
-    ]
+    lines = [f"# {name}", "", f"This circuit takes a table row and predicts {answer}.", "", "## Columns", ""]
     lines += ["| column | port | takes | missing |", "| --- | --- | --- | --- |"]
     for column in taken.columns:
         if isinstance(column, Number):
@@ -419,7 +429,13 @@ def readme(circuit: Circuit, options: Options) -> str:
             values = ", ".join(f"{code} {_cell(value)}" for code, value in enumerate(column.values))
             takes, missing = f"codes: {values}, {column.other_code} any other", str(column.missing_code)
         lines.append(f"| {_cell(column.name)} | `{column.port}` | {takes} | {missing} |")
-    lines += ["", _rounding(taken, name), "", "## Answers", ""]
+    rounding = "Each category has a code."
+    if any(isinstance(column, Number) for column in taken.columns):
+        rounding = (
+            f"Numbers with more digits than their unit are exact in `{name}_predict_rows` and on the page. For the ports, round them up, which is exact "
+            "where thresholds are multiples of the unit, and clip numbers beyond the range of the port."
+        )
+    lines += ["", rounding, "", "## Answers", ""]
     for port in circuit.outputs:
         lines.append(
             f"- `{port.name}`: {port.count} {'number' if port.count == 1 else 'numbers'} ({port.format})"
@@ -444,16 +460,6 @@ def readme(circuit: Circuit, options: Options) -> str:
         f"- `{VECTORS}` has rows of the table, the numbers of the ports that they become, and the answers."
     )
     return "\n".join(lines) + "\n"
-
-
-def _rounding(taken: Columns, name: str) -> str:
-    """Return the README section on converting numbers to port values."""
-    if not any(isinstance(column, Number) for column in taken.columns):
-        return "Each category has a code."
-    return (
-        f"Numbers with more digits than their unit are exact in `{name}_predict_rows` and on the page. For the ports, round them up, which is exact "
-        "where thresholds are multiples of the unit, and clip numbers beyond the range of the port."
-    )
 
 
 def _cell(text: str) -> str:
@@ -493,17 +499,6 @@ def sizes(files: Mapping[str, tuple[str, bytes]]) -> list[str]:
     """Return a line for each file."""
     width = max(map(len, files))
     return [f"  {name:<{width}}  {len(content):>11,} bytes" for name, (_, content) in files.items()]
-
-
-def _makefile(name: str, formats: set[str], of_board: str | None) -> str:
-    targets = [target for target in ("c", "verilog") if target in formats]
-    test, program = (
-        (f"extras/{name}_test.c", f"src/{name}.c") if of_board else (f"{name}_test.c", f"{name}.c")
-    )
-    rules = "".join(
-        "\n" + _templates.filled(f"{target}.mk", name=name, test=test, program=program) for target in targets
-    )
-    return _templates.filled("Makefile", all="".join(f" {target}" for target in targets), rules=rules)
 
 
 def manifest_of(
@@ -566,7 +561,7 @@ def check_place(folder: Path) -> bool:
     return True
 
 
-def made_by_make(manifest: Mapping[str, Any]) -> set[str]:
+def make_outputs(manifest: Mapping[str, Any]) -> set[str]:
     """Return the paths that the export's Makefile may create."""
     if manifest.get("kind") == "language model":
         return {"language_model"}
@@ -672,15 +667,8 @@ def _check_manifest(found: Any) -> None:
 
 _RUN: dict[str, type] = {"kind": str, "folder": str, "step": int, "digest": str}
 _FACTS: dict[str, type] = {
-    "circuit": str,
-    "name": str,
-    "inputs": list,
-    "outputs": list,
-    "about": dict,
-    "statistics": dict,
-    "vectors": dict,
-    "registers": int,
-    "latency": int,
+    **{"circuit": str, "name": str, "inputs": list, "outputs": list},
+    **{"about": dict, "statistics": dict, "vectors": dict, "registers": int, "latency": int},
 }
 """Fields from `facts_of`, and their types."""
 
@@ -701,5 +689,5 @@ def differences(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
             wrong[name] = "missing"
         elif not isinstance(facts, dict) or facts.get("sha256") != found[name]:
             wrong[name] = "changed"
-    others = entries(folder) - {MANIFEST, *listed, *made_by_make(manifest)}
+    others = entries(folder) - {MANIFEST, *listed, *make_outputs(manifest)}
     return {**wrong, **dict.fromkeys(sorted(others), "not listed")}

@@ -182,7 +182,7 @@ class IntegerLUT:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(f"to_c: name is {name!r}; expected lower-case letters, digits and underscores.")
         own = "it is a name in the files of each layer" if name in _OWN or name.startswith("lutjax") else None
-        if why := own or _names.why_not_function(name):
+        if why := own or _names.explain_bad_function(name):
             raise ValueError(f"to_c: name is {name!r}; {why}. Take another one.")
         if self.values.size > _MOST_IN_C:
             raise ValueError(
@@ -190,20 +190,17 @@ class IntegerLUT:
             )
         return {
             "detectors.h": read_source("detectors.h"),
-            f"{name}.h": self._header(name),
+            f"{name}.h": _templates.filled(
+                "layer.h",
+                name=name,
+                NAME=name.upper(),
+                detectors=len(self.values),
+                inputs=self.in_features,
+                outputs=self.out_features,
+                fraction=self.fraction,
+            ),
             f"{name}.c": self._source(name),
         }
-
-    def _header(self, name: str) -> str:
-        return _templates.filled(
-            "layer.h",
-            name=name,
-            NAME=name.upper(),
-            detectors=len(self.values),
-            inputs=self.in_features,
-            outputs=self.out_features,
-            fraction=self.fraction,
-        )
 
     def _source(self, name: str) -> str:
         tables, rows, columns = self.values.shape
@@ -231,7 +228,7 @@ class IntegerLUT:
         return _templates.filled(
             "layer.c",
             name=name,
-            arrays="\n".join(arrays),
+            arrays=arrays,
             inputs=self.in_features,
             outputs=self.out_features,
             detectors=tables,
@@ -292,9 +289,11 @@ def of(
         "dead_zone": dead_zone(spec.epsilon, input_fraction),
     }
     if spec.accumulate is None:
-        made = _units_of(weights, spec.out_features, tables, fraction, options["targets"], options["groups"])
+        made = _rounded_fields(
+            weights, spec.out_features, tables, fraction, options["targets"], options["groups"]
+        )
     else:
-        made = _kept(weights, spec.out_features, spec.accumulate.scale, fraction)
+        made = _fixed_point_fields(weights, spec.out_features, spec.accumulate.scale, fraction)
     return IntegerLUT(anchors=np.asarray(layer.anchors[...]), **made, **options)
 
 
@@ -345,7 +344,7 @@ def rounded(
     """
     if targets is not None and out_features is None:
         raise ValueError("rounded: targets are given; give out_features, too.")
-    made = _units_of(weights, out_features, tables, fraction, targets, groups)
+    made = _rounded_fields(weights, out_features, tables, fraction, targets, groups)
     return IntegerLUT(
         in_features,
         anchors,
@@ -414,7 +413,7 @@ def finest(most: float, largest: float, n_addends: int, tables: str, *, limit: i
     return max(-1, min(_MOST_SHIFT, math.floor(min(fits))))
 
 
-def _units_of(
+def _rounded_fields(
     weights: Any,
     out_features: int | None,
     tables: str,
@@ -455,7 +454,9 @@ def _units_of(
     return {"values": values, "shifts": shifts, "fraction": fraction}
 
 
-def _kept(weights: np.ndarray, out_features: int, scale: float, fraction: int | None) -> dict[str, Any]:
+def _fixed_point_fields(
+    weights: np.ndarray, out_features: int, scale: float, fraction: int | None
+) -> dict[str, Any]:
     """Return the `IntegerLUT` fields for `lutjax.FixedPoint` addends."""
     kept = round(math.log2(scale))
     if 2.0**kept != scale or not 0 <= kept <= _MOST_SHIFT or fraction not in (None, kept):

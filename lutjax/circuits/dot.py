@@ -51,7 +51,7 @@ def function_of(table: int, n: int) -> Function:
         return Function("nand", *plain) if all(inverted) else Function("or", inverted, plain[1])
     if (name := _counting(table, n)) is not None:
         return Function(name, *plain)
-    if n == 3 and table in (known := _of_three()):
+    if n == 3 and table in (known := _three_input_functions()):
         return known[table]
     return Function(f"0x{table:0{n_entries // 4}x}", plain[0], tuple(str(k) for k in range(n)))
 
@@ -82,7 +82,7 @@ def _counting(table: int, n: int) -> str | None:
 
 
 @functools.cache
-def _of_three() -> dict[int, Function]:
+def _three_input_functions() -> dict[int, Function]:
     """Return the three-input functions by table."""
     bases: dict[str, tuple[tuple[str, str, str], Callable[[int, int, int], int]]] = {
         "mux": (("0", "1", "select"), lambda a, b, s: b if s else a),
@@ -119,26 +119,12 @@ def bit_names(ports: Sequence[Port]) -> list[str]:
     return names
 
 
-def parts_of_gates(circuit: Circuit) -> list[str]:
-    """Return the part name of each gate; a single part needs no name."""
-    parts = circuit.parts if len(circuit.parts) > 1 else (("", len(circuit)),)
-    return [name for name, count in parts for _ in range(count)]
-
-
 def colors_of(n_parts: int) -> list[str]:
     """Return a light color for each part."""
     if n_parts <= len(_COLORS):
         return list(_COLORS[:n_parts])
     colors = (colorsys.hls_to_rgb(k / n_parts, 0.86 if k % 2 else 0.76, 0.75) for k in range(n_parts))
     return ["#" + "".join(f"{round(255 * value):02x}" for value in color) for color in colors]
-
-
-def nodes_read(circuit: Circuit) -> list[int]:
-    """Return the constant and the inputs with readers, in order."""
-    nodes = {node for fanin in circuit.fanins for node in fanin} | {
-        literal >> 1 for literal in circuit.literals
-    }
-    return sorted(node for node in nodes if node < circuit.first_gate)
 
 
 def write(circuit: Circuit, name: str = "circuit", *, title: str | None = None) -> str:
@@ -181,14 +167,21 @@ def write(circuit: Circuit, name: str = "circuit", *, title: str | None = None) 
         *([] if title is None else [f"  label={_label(title)}; labelloc=t;"]),
     ]
     names = ["0", *bit_names(circuit.inputs)]
-    lines += [f'  n{k} [label={_label(names[k])}, shape=plaintext, style=""];' for k in nodes_read(circuit)]
+    read = {node for fanin in circuit.fanins for node in fanin} | {k >> 1 for k in circuit.literals}
+    lines += [
+        f'  n{k} [label={_label(name)}, shape=plaintext, style=""];'
+        for k, name in enumerate(names)
+        if k in read
+    ]
     functions = [
         function_of(table, len(fanin)) for fanin, table in zip(circuit.fanins, circuit.tables, strict=True)
     ]
     first, part, indent = circuit.first_gate, "", "  "
     colors = colors_of(len(circuit.parts))
     n_clusters = 0
-    for gate, (function, new) in enumerate(zip(functions, parts_of_gates(circuit), strict=True)):
+    named = circuit.parts if len(circuit.parts) > 1 else (("", len(circuit)),)  # a single part needs no name
+    parts = [name for name, count in named for _ in range(count)]
+    for gate, (function, new) in enumerate(zip(functions, parts, strict=True)):
         if new != part:
             lines += ["  }"] if part else []
             if new:

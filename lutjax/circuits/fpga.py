@@ -245,15 +245,15 @@ def report(
     costs = []
     for name, part in [*((name, part_of(circuit, name)) for name in circuit.part_ranges), ("all", circuit)]:
         progress(f"mapping {name}")
-        cost = _mapped(part, name, FAMILIES[family], registers, seconds)
+        cost = _map_cells(part, name, FAMILIES[family], registers, seconds)
         if not place:
             cost = dataclasses.replace(cost, unplaced="it was not asked for")
         elif program is None:
-            cost = dataclasses.replace(cost, unplaced=_why_unplaced(family))
+            cost = dataclasses.replace(cost, unplaced=_unplaced_reason(family))
         elif len(part):
             progress(f"placing {name}")
             picture = pathlib.Path(layout) if layout is not None and part is circuit else None
-            cost = _placed(part, cost, FAMILIES[family], program, registers, clock, picture, seconds)
+            cost = _place_cells(part, cost, FAMILIES[family], program, registers, clock, picture, seconds)
         costs.append(cost)
     return Report(family, registers, clock, tuple(costs[:-1]), costs[-1], tools)
 
@@ -295,22 +295,18 @@ def part_of(circuit: Circuit, name: str) -> Circuit:
 
 def _find(family: str) -> str | None:
     """Return the installed nextpnr program for a family, or None."""
-    words = FAMILIES[family].nextpnr
-    return (
-        next((name for name in (words[0], f"yowasp-{words[0]}") if shutil.which(name)), None)
-        if words
-        else None
-    )
+    names = [f"{start}{name}" for name in FAMILIES[family].nextpnr[:1] for start in ("", "yowasp-")]
+    return next(filter(shutil.which, names), None)
 
 
-def _why_unplaced(family: str) -> str:
+def _unplaced_reason(family: str) -> str:
     words = FAMILIES[family].nextpnr
     if not words:
         return "there is no nextpnr for this family without a database of the device; place the Verilog by the maker's tools"
     return f"nextpnr was not found; install {words[0]}, or `pip install yowasp-{words[0]}`"
 
 
-def _mapped(circuit: Circuit, name: str, family: Family, registers: int, seconds: float | int) -> Cost:
+def _map_cells(circuit: Circuit, name: str, family: Family, registers: int, seconds: float | int) -> Cost:
     """Return the cell counts of a circuit after Yosys mapping."""
     counts = dict.fromkeys((*_COUNTS, "levels"), 0)
     if circuit.outputs:
@@ -373,7 +369,7 @@ def _levels(cells: Sequence[Mapping[str, Any]], family: Family) -> int:
     return max(level.values(), default=0)
 
 
-def _placed(
+def _place_cells(
     circuit: Circuit,
     cost: Cost,
     family: Family,

@@ -63,11 +63,15 @@ def operations(
     return Operations(n, fanins, [table for _, table in orders], list(made.literals))
 
 
+def inputs_read(program: Operations) -> list[int]:
+    """Return the input nodes in use."""
+    nodes = {n for nodes in program.fanins for n in nodes} | {k >> 1 for k in program.literals}
+    return sorted(n for n in nodes if 0 < n < program.first)
+
+
 def _gate(builder: Builder, literals: Sequence[Literal], table: int) -> Literal:
     """Return the literal for a table, built from gates with at most three inputs."""
-    for i, literal in enumerate(literals):
-        if literal & 1:
-            table = truth.negate(table, len(literals), i)
+    table = truth.negate_inverted(table, literals)
     nodes, table = reduced([literal >> 1 for literal in literals], table)
     literals, n = [2 * node for node in nodes], len(nodes)
     if n <= 3:
@@ -228,7 +232,7 @@ def short_lived(program: Operations) -> Operations:
         unread[n] = len(groups) + 1  # inputs and outputs stay
     placed, order = bytearray(len(groups)), []
 
-    def place(start: int) -> None:
+    def schedule(start: int) -> None:
         todo = [start]
         while todo:
             k = todo.pop()
@@ -262,7 +266,7 @@ def short_lived(program: Operations) -> Operations:
                 continue
             stack.pop()
             if not placed[k]:
-                place(k)
+                schedule(k)
     return _renumbered(program, order)
 
 
@@ -278,7 +282,7 @@ def in_runs(program: Operations, window: int) -> Operations:
     return _renumbered(program, order)
 
 
-def places(program: Operations, chunk: int) -> tuple[list[int], int]:
+def assign_slots(program: Operations, chunk: int) -> tuple[list[int], int]:
     """Return each value's slot, -1 if it is local to its chunk, and the slot count.
 
     Chunks are runs with `chunk` operations. A slot is free in the next chunk after its last

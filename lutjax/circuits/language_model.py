@@ -244,7 +244,12 @@ def of(model: Any, *, tables: str = "int16") -> IntegerLanguageModel:
     ffn = [(np.asarray(b.ffn.layer.weights[...]), b.ffn.layer) for b in model.layers if b.ffn is not None]
     embedding = np.asarray(model.embedding[...]).astype(np.float64)
     window, pairs = config.context - 1, config.attention != "concatenated"
-    positions = [_positions(layer, window) for _, layer in read]
+    positions = [
+        np.asarray(layer.positions[...]).astype(np.float64)
+        if layer.spec.n_position_bits
+        else np.zeros((window, 1, 0))
+        for _, layer in read
+    ]
     fraction = _fraction(
         [(weights, window) for weights, _ in read] + [(weights, 1) for weights, _ in ffn],
         np.abs(embedding).max(0),
@@ -274,12 +279,6 @@ def of(model: Any, *, tables: str = "int16") -> IntegerLanguageModel:
         fraction,
         window,
     )
-
-
-def _positions(layer: Any, window: int) -> np.ndarray:
-    if not layer.spec.n_position_bits:
-        return np.zeros((window, 1, 0))
-    return np.asarray(layer.positions[...]).astype(np.float64)
 
 
 def _fraction(tables: list[tuple[np.ndarray, int]], start: np.ndarray, apart: float, dtype: str) -> int:

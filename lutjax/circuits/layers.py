@@ -57,8 +57,15 @@ def of_layers(
     between = stages[encoder is not None : len(stages) - (votes is not None)]
     rows = inputs if isinstance(inputs, Columns) else None
     format = _format("bits" if isinstance(inputs, Columns) else inputs, encoder)
-    outputs = _checked_outputs(outputs, votes)
-
+    if outputs is None:
+        outputs = "bits" if votes is None else "class"
+    if outputs not in OUTPUTS:
+        raise ValueError(f"circuits.from_model: outputs is {outputs!r}; expected one of {OUTPUTS}.")
+    if outputs != "bits" and votes is None:
+        raise ValueError(
+            f"circuits.from_model: outputs is {outputs!r}, but the model has no votes; use outputs='bits', or end the list of "
+            "layers with GroupSum."
+        )
     if rows is not None:
         n_bits = stages[0].n_inputs if encoder is None else encoder.n_outputs
         if len(rows.bits) != n_bits:
@@ -75,7 +82,7 @@ def of_layers(
     else:
         numbers = builder.input("x", encoder.n_inputs, format)
         builder.part("encoder")
-        bits = encoder.of_numbers(builder, numbers, format)
+        bits = encoder.compare(builder, numbers, format)
     for number, stage in enumerate(between, 1):
         builder.part(f"layer {number}")
         bits = stage(builder, bits)
@@ -134,9 +141,9 @@ class _Thermometer:
         return self.n_outputs
 
     def __call__(self, builder: Builder, bits: list[Literal]) -> list[Literal]:
-        return self.of_numbers(builder, [[bit] for bit in bits], Format())
+        return self.compare(builder, [[bit] for bit in bits], Format())
 
-    def of_numbers(self, builder: Builder, numbers: list[list[Literal]], format: Format) -> list[Literal]:
+    def compare(self, builder: Builder, numbers: list[list[Literal]], format: Format) -> list[Literal]:
         return [
             arithmetic.above_constant(builder, number, k, signed=format.signed)
             for feature, row in enumerate(levels_of(self.thresholds, format).tolist())
@@ -209,7 +216,7 @@ class _Trees:
         rows, columns, kernels = spec.out_shape
         pools = _surrounded(trees, around).reshape(rows, height, columns, width, kernels)
         pools = pools.transpose((4, 0, 2, 1, 3) if first else (0, 2, 4, 1, 3))
-        return [_any(builder, pool.tolist()) for pool in pools.reshape(-1, height * width)]
+        return [_or_bits(builder, pool.tolist()) for pool in pools.reshape(-1, height * width)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,7 +234,7 @@ _Stage = _Layer | _Votes
 
 
 def _surrounded(image: np.ndarray, around: tuple[int, int]) -> np.ndarray:
-    """Pad a literal image with zero rows and columns."""
+    """Pad a literal image with zero rows and columns; np.pad would turn literals into NumPy integers."""
     (rows, columns), (height, width, channels) = around, image.shape
     found = np.full((height + 2 * rows, width + 2 * columns, channels), ZERO, image.dtype)
     found[rows : rows + height, columns : columns + width] = image
@@ -240,7 +247,7 @@ def tables_of(truth: np.ndarray) -> list[int]:
     return [int.from_bytes(row, "little") for row in packed.tolist()]
 
 
-def _any(builder: Builder, bits: list[Literal]) -> Literal:
+def _or_bits(builder: Builder, bits: list[Literal]) -> Literal:
     while len(bits) > 1:
         pairs = [builder.gate(bits[i : i + 2], _OR) for i in range(0, len(bits) - 1, 2)]
         bits = pairs + bits[2 * len(pairs) :]
@@ -287,19 +294,6 @@ def _format(inputs: str | Format, encoder: _Thermometer | None) -> Format | None
             f"at most {largest} bits, or a wider dtype."
         )
     return inputs
-
-
-def _checked_outputs(outputs: str | None, votes: _Votes | None) -> str:
-    if outputs is None:
-        return "bits" if votes is None else "class"
-    if outputs not in OUTPUTS:
-        raise ValueError(f"circuits.from_model: outputs is {outputs!r}; expected one of {OUTPUTS}.")
-    if outputs != "bits" and votes is None:
-        raise ValueError(
-            f"circuits.from_model: outputs is {outputs!r}, but the model has no votes; use outputs='bits', or end the list of "
-            "layers with GroupSum."
-        )
-    return outputs
 
 
 # ------------------------------------------------------------------------------------- models

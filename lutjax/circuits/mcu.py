@@ -129,15 +129,7 @@ def write(
       >>> sorted(mcu.write(builder.circuit(), "parity", target="avr"))[:3]
       ['examples/parity/parity.ino', 'library.json', 'library.properties']
     """
-    return _library(circuit, name, target, layers, style, sample).files
-
-
-class _Library(NamedTuple):
-    """Library files, and the program's operation count and style."""
-
-    files: dict[str, str]
-    operations: int
-    style: Style
+    return _library(circuit, name, target, layers, style, sample)[0]
 
 
 def _library(
@@ -147,8 +139,8 @@ def _library(
     layers: Circuit | None,
     style: str,
     sample: Sequence[Shaped[np.ndarray, " _"]] = (),
-) -> _Library:
-    """Implement `write`."""
+) -> tuple[dict[str, str], int, Style]:
+    """Return the `write` files, and the operations and style of the program."""
     of = check_target(target)
     c.check_name(name, (*circuit.inputs, *circuit.outputs))
     if style not in ("auto", "functions", "tables"):
@@ -170,7 +162,7 @@ def _library(
                 "Train a smaller network, or choose another target."
             )
     board, platform, framework, architecture = of.boards
-    given = {port.name: x for port, x in zip(circuit.inputs, sample, strict=False)}
+    given = [*sample, *(np.zeros(port.count, int) for port in circuit.inputs[len(sample) :])]
     values = {
         "name": name,
         "title": f"{name}: {circuit!r}",
@@ -179,27 +171,12 @@ def _library(
         "board": board,
         "platform": platform,
         "framework": framework,
-        "arrays": "\n".join(
-            [
-                *c99.sample_arrays(
-                    circuit, [given.get(port.name, np.zeros(port.count, int)) for port in circuit.inputs]
-                ),
-                *c99.output_arrays(circuit, 1),
-            ]
-        ),
+        "arrays": [*c99.sample_arrays(circuit, given), *c99.output_arrays(circuit, 1)],
         "call": f"  {_microcontroller.call(circuit, name)}",
-        "print": "\n".join(
-            line
+        "print": [
+            _templates.filled("mcu_print.ino", port=port.name, count=port.count).rstrip()
             for port in circuit.outputs
-            for line in (
-                f'  Serial.print("{port.name}:");',
-                f"  for (int k = 0; k < {port.count}; k++) {{",
-                '    Serial.print(" ");',
-                f"    Serial.print((long)output_{port.name}[k]);",
-                "  }",
-                "  Serial.println();",
-            )
-        ),
+        ],
     }
     files = {
         f"examples/{name}/{name}.ino": _templates.filled("mcu.ino", **values),
@@ -209,7 +186,7 @@ def _library(
         },
         **{f"src/{path}": text for path, text in sources.items()},
     }
-    return _Library(files, n, chosen)
+    return files, n, chosen
 
 
 def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "circuit") -> str:
@@ -228,7 +205,7 @@ def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "c
       ValueError, TypeError: samples that do not fit the circuit.
     """
     call = _microcontroller.call(circuit, name, "k")
-    answers = c99.answers_to(circuit, samples, where="mcu.c_test")
+    answers = c99.compute_answers(circuit, samples, where="mcu.c_test")
     return c99.write_test(circuit, samples, answers, name, call=call)
 
 
@@ -355,44 +332,39 @@ def report(
       (1, 0)
     """
     of = check_target(target, "mcu.report")
-    made = _library(circuit, "circuit", target, layers, style)
-    tools, missing = {"lutjax": __version__}, {}
-    flash = ram = instructions = cycles = None
-    cycles_from, n, n_wrong = "", 0, 0
-    if why := _why_not_compiled(of):
-        missing["compiled"] = why
-    else:
-        progress("compiling")
-        compiled = _compiled(made.files, "circuit", circuit, of)
-        flash, static = compiled.flash, compiled.ram
-        tools |= compiled.tools
-        if why := _why_not_simulated(target):
-            missing["simulated"] = why
-        else:
-            progress("simulating")
-            given = random_samples(circuit, SAMPLES) if samples is None else list(samples)
-            runs, n_wrong, version = _compared(compiled, circuit, target, given)
-            tools |= version
-            n = len(runs)
-            instructions = float(np.mean([run.instructions for run in runs]))
-            ram = static + max(run.stack for run in runs)
-            counted = [run.cycles for run in runs if run.cycles is not None]
-            cycles = float(np.mean(counted)) if counted else None
-            cycles_from = _CYCLES.get(target, "")
-    return Report(
-        target,
-        len(circuit),
-        made.operations,
-        made.style,
-        flash,
-        ram,
-        instructions,
-        cycles,
-        cycles_from if cycles is not None else "",
-        n,
-        n_wrong,
-        missing,
-        tools,
+    files, n_operations, chosen = _library(circuit, "circuit", target, layers, style)
+    found = Report(
+        target=target,
+        gates=len(circuit),
+        operations=n_operations,
+        style=chosen,
+        **dict.fromkeys(("flash", "ram", "instructions", "cycles")),
+        cycles_from="",
+        samples=0,
+        wrong=0,
+        missing={},
+        tools={"lutjax": __version__},
+    )
+    if why := _uncompiled_reason(of):
+        return dataclasses.replace(found, missing={"compiled": why})
+    progress("compiling")
+    compiled = _compile(files, "circuit", circuit, of)
+    found = dataclasses.replace(found, flash=compiled.flash, tools={**found.tools, **compiled.tools})
+    if why := _unsimulated_reason(target):
+        return dataclasses.replace(found, missing={"simulated": why})
+    progress("simulating")
+    given = random_samples(circuit, SAMPLES) if samples is None else list(samples)
+    runs, n_wrong, version = _compare(compiled, circuit, target, given)
+    cycles = [run.cycles for run in runs if run.cycles is not None]
+    return dataclasses.replace(
+        found,
+        ram=compiled.ram + max(run.stack for run in runs),
+        instructions=float(np.mean([run.instructions for run in runs])),
+        cycles=float(np.mean(cycles)) if cycles else None,
+        cycles_from=_CYCLES.get(target, "") if cycles else "",
+        samples=len(runs),
+        wrong=n_wrong,
+        tools={**found.tools, **version},
     )
 
 
@@ -403,10 +375,7 @@ _CYCLES = {
 
 
 def _bytes(ports: Sequence[Port], numbers: Sequence[np.ndarray]) -> np.ndarray:
-    """Return port values ``[n, count]`` in their memory layout, uint8 ``[n, bytes]``.
-
-    See `_room`.
-    """
+    """Return port values ``[n, count]`` in their memory layout, uint8 ``[n, bytes]``; see `_room`."""
     rows = []
     for port, x in zip(ports, numbers, strict=True):
         codes = whole_numbers(port.format, port.format.encode(x))
@@ -424,7 +393,7 @@ def _room(port: Port) -> int:
 
 def unsupported_reason(target: str) -> str | None:
     """Return the reason if programs cannot be compiled or simulated for a target, else None."""
-    return _why_not_compiled(TARGETS[target]) or _why_not_simulated(target)
+    return _uncompiled_reason(TARGETS[target]) or _unsimulated_reason(target)
 
 
 def wrong(
@@ -442,22 +411,26 @@ def wrong(
     Raises:
       RuntimeError: a tool fails.
     """
-    compiled = _compiled(files, name, circuit, TARGETS[target])
-    return _compared(compiled, circuit, target, samples)[1]
+    compiled = _compile(files, name, circuit, TARGETS[target])
+    return _compare(compiled, circuit, target, samples)[1]
 
 
-def _compared(
+def _compare(
     compiled: "_Compiled", circuit: Circuit, target: str, samples: Sequence[np.ndarray]
 ) -> "tuple[list[_Run], int, dict[str, str]]":
     """Return the sample runs, the number of wrong answers, and the simulator version by name."""
     expected = _bytes(circuit.outputs, [*evaluated(circuit, samples).values()])
-    simulate = _on_avr if target == "avr" else _on_unicorn
-    runs, tools = simulate(compiled.image, _bytes(circuit.inputs, samples), expected.shape[1])
+    inputs, n_out = _bytes(circuit.inputs, samples), expected.shape[1]
+    if target == "avr":
+        runs, tools = _simulate_avr(compiled.image, inputs, n_out)
+    else:
+        runs = [_emulate(compiled.image, row.tobytes(), n_out) for row in inputs]
+        tools = {"unicorn": importlib.metadata.version("unicorn")}
     n_wrong = sum(run.output != row.tobytes() for run, row in zip(runs, expected, strict=True))
     return runs, n_wrong, tools
 
 
-def _why_not_compiled(of: Target) -> str | None:
+def _uncompiled_reason(of: Target) -> str | None:
     names = of.gcc[0]
     if any(map(shutil.which, names)) or importlib.util.find_spec("ziglang"):
         return None
@@ -482,18 +455,15 @@ _OPTIONS = (
 
 
 class _Compiled(NamedTuple):
-    """Image of a program wrapped in a function ``run``, program sizes, and compiler version.
-
-    The flash and static RAM bytes exclude ``run``.
-    """
+    """Image of a program wrapped in a function ``run``, and its bytes without ``run``."""
 
     image: _elf.Image
     flash: int
-    ram: int
-    tools: dict[str, str]
+    ram: int  # static
+    tools: dict[str, str]  # compiler version
 
 
-def _compiled(files: Mapping[str, str], name: str, circuit: Circuit, of: Target) -> _Compiled:
+def _compile(files: Mapping[str, str], name: str, circuit: Circuit, of: Target) -> _Compiled:
     compiler, tools = _compiler(of)
     arrays = []
     for kind, ports in (("input", circuit.inputs), ("output", circuit.outputs)):
@@ -502,7 +472,7 @@ def _compiled(files: Mapping[str, str], name: str, circuit: Circuit, of: Target)
         arrays.append(f"}} {kind}s;")
         arrays += [f"#define {kind}_{port.name} {kind}s.{port.name}" for port in ports]
     call = f"    {_microcontroller.call(circuit, name)}"
-    run = _templates.filled("mcu_run.c", name=name, arrays="\n".join(arrays), call=call)
+    run = _templates.filled("mcu_run.c", name=name, arrays=arrays, call=call)
     flash, data = (hex(address) for address in of.starts)
     own = "ziglang" in compiler
     link = ["-nostdlib", "-Wl,--no-gc-sections", "-T", "run.ld"] if own else ["-nostartfiles", "-Wl,-e,run"]
@@ -543,7 +513,7 @@ class _Run(NamedTuple):
     stack: int
 
 
-def _why_not_simulated(target: str) -> str | None:
+def _unsimulated_reason(target: str) -> str | None:
     if target != "avr":
         return None if importlib.util.find_spec("unicorn") else "unicorn was not found: pip install unicorn"
     node = shutil.which("node")
@@ -564,7 +534,7 @@ def _avr8js(node: str) -> dict[str, str] | None:
     return None if done.returncode else environment
 
 
-def _on_avr(image: _elf.Image, inputs: np.ndarray, n_out: int) -> tuple[list[_Run], dict[str, str]]:
+def _simulate_avr(image: _elf.Image, inputs: np.ndarray, n_out: int) -> tuple[list[_Run], dict[str, str]]:
     data = 0x800000  # start of linker memory addresses
     start = TARGETS["avr"].starts[1] - data
     size = 32 * 1024
@@ -610,12 +580,7 @@ def _on_avr(image: _elf.Image, inputs: np.ndarray, n_out: int) -> tuple[list[_Ru
     return runs, {"avr8js": found["version"], "node": found["node"]}
 
 
-def _on_unicorn(image: _elf.Image, inputs: np.ndarray, n_out: int) -> tuple[list[_Run], dict[str, str]]:
-    runs = [_emulated(image, row.tobytes(), n_out) for row in inputs]
-    return runs, {"unicorn": importlib.metadata.version("unicorn")}
-
-
-def _emulated(image: _elf.Image, sample: bytes, n_out: int) -> _Run:
+def _emulate(image: _elf.Image, sample: bytes, n_out: int) -> _Run:
     import unicorn
     from unicorn import arm_const, riscv_const
 
@@ -626,8 +591,11 @@ def _emulated(image: _elf.Image, sample: bytes, n_out: int) -> _Run:
         machine.ctl_set_cpu_model(arm_const.UC_CPU_ARM_CORTEX_M4)
     else:
         machine = new(unicorn.UC_ARCH_RISCV, unicorn.UC_MODE_RISCV32)
-    for low, high in _pages(image):
-        machine.mem_map(low, high - low)
+    pages: set[int] = set()  # of 4096 bytes, which contain sections
+    for section in image.sections:
+        pages.update(range(section.address // 4096, -(-(section.address + section.size) // 4096)))
+    for page in sorted(pages):
+        machine.mem_map(4096 * page, 4096)
     for section in image.sections:
         machine.mem_write(section.address, section.content)
     machine.mem_map(top - _STACK, _STACK)
@@ -666,16 +634,3 @@ def _emulated(image: _elf.Image, sample: bytes, n_out: int) -> _Run:
         instructions + accesses + 3 * (branches + 1) if arm else None,  # back to the caller
         len(stack.lstrip(bytes([_PATTERN]))),
     )
-
-
-def _pages(image: _elf.Image) -> list[tuple[int, int]]:
-    """Return the whole-page ranges that contain sections."""
-    size = 4096
-    pages = sorted(
-        {
-            page
-            for section in image.sections
-            for page in range(section.address // size, -(-(section.address + section.size) // size))
-        }
-    )
-    return [(page * size, (page + 1) * size) for page in pages]

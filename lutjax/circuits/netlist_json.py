@@ -87,9 +87,9 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
             raise _wrong(name[:40], f"is not a field of version {VERSION}")
     if not isinstance(found["about"], dict):
         raise _wrong("about", f"is {strict_json.shown(found['about'])}; expected an object")
-    parts = _each(found, "parts", _part)
-    tables = _each(found, "tables", _table)
-    fanins = _each(found, "fanins", lambda nodes: tuple(_whole(n) for n in _list(nodes)))
+    parts = _read_each(found, "parts", _read_part)
+    tables = _read_each(found, "tables", _read_table)
+    fanins = _read_each(found, "fanins", lambda nodes: tuple(_read_whole(n) for n in _read_list(nodes)))
     if len(tables) != len(fanins):
         raise _wrong("fanins", f"has {len(fanins)} gates; tables has {len(tables)}")
     try:
@@ -98,7 +98,7 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
             outputs=tuple(ports_from_json(found["outputs"], "outputs")),
             fanins=tuple(fanins),
             tables=tuple(tables),
-            literals=tuple(_each(found, "literals", _whole)),
+            literals=tuple(_read_each(found, "literals", _read_whole)),
             parts=tuple(parts),
             about=found["about"],
         )
@@ -119,41 +119,41 @@ def ports_from_json(found: Any, field: str) -> list[Port]:
     Raises:
       ValueError: missing or invalid ports; the message names the field.
     """
-    return _each({field: found}, field, _port)
+    return _read_each({field: found}, field, _read_port)
 
 
-def _port(found: Any) -> Port:
+def _read_port(found: Any) -> Port:
     if not isinstance(found, dict) or set(found) != {"name", "count", "format"}:
         raise ValueError("expected an object with name, count and format")
     return Port(found["name"], found["count"], Format.parse(found["format"]))
 
 
-def _part(found: Any) -> tuple[str, int]:
-    name, count = _list(found, 2)
+def _read_part(found: Any) -> tuple[str, int]:
+    name, count = _read_list(found, 2)
     if not isinstance(name, str):
         raise ValueError("expected a name, and a number of gates")
-    return name, _whole(count)
+    return name, _read_whole(count)
 
 
-def _table(found: Any) -> int:
+def _read_table(found: Any) -> int:
     if not isinstance(found, str) or not _TABLE.fullmatch(found):
         raise ValueError("expected hexadecimal digits in quotes, at most 64 of them")
     return int(found, 16)
 
 
-def _whole(found: Any) -> int:
+def _read_whole(found: Any) -> int:
     if type(found) is not int or abs(found) >= 1 << 62:
         raise ValueError("expected a whole number")
     return found
 
 
-def _list(found: Any, size: int | None = None) -> list[Any]:
+def _read_list(found: Any, size: int | None = None) -> list[Any]:
     if not isinstance(found, list) or (size is not None and len(found) != size):
         raise ValueError("expected a list" + (f" of {size}" if size is not None else ""))
     return found
 
 
-def _each(found: Mapping[str, Any], field: str, read: Callable[[Any], Any]) -> list[Any]:
+def _read_each(found: Mapping[str, Any], field: str, read: Callable[[Any], Any]) -> list[Any]:
     """Parse the elements in a field; an error names the field and the element."""
     if not isinstance(found[field], list):
         raise _wrong(field, f"is {strict_json.shown(found[field])}; expected a list")

@@ -14,8 +14,8 @@ from jaxtyping import Bool, Int, Shaped, UInt32
 
 from lutjax.circuits import _netlists, _templates, truth
 from lutjax.circuits._about import STARTS
-from lutjax.circuits.circuit import Circuit, gate_counts, gates_in_words
-from lutjax.circuits.columns import Value, of_circuit
+from lutjax.circuits.circuit import Circuit, columns_of, gate_counts, gates_in_words
+from lutjax.circuits.columns import Value
 from lutjax.circuits.ports import Format, Port, whole_range
 from lutjax.files import strict_json
 from lutjax.files.strict_json import Fields
@@ -90,27 +90,19 @@ def write(
       (True, True)
     """
     kind = _kind(circuit)
-    options = {
-        "examples": examples, "labels": labels, "classes": classes, "maximum": maximum,
-        "size": size, "start": start, "shown": shown, "update_rate": update_rate, "rows": rows,
-    }  # fmt: skip
-    allowed = {
-        "classifier": ("examples", "labels", "classes", "maximum"),
-        "automaton": ("size", "start", "shown", "update_rate"),
-        "rows": ("rows",),
+    options: dict[str, dict[str, Any]] = {
+        "classifier": {"examples": examples, "labels": labels, "classes": classes, "maximum": maximum},
+        "automaton": {"size": size, "start": start, "shown": shown, "update_rate": update_rate},
+        "rows": {"rows": rows},
     }
-    for name, value in options.items():
-        if value is not None and name not in allowed.get(kind, ()):
-            owner = next(owner for owner, names in allowed.items() if name in names)
-            owners = {
-                "classifier": "classifiers of images",
-                "automaton": "automata",
-                "rows": "circuits that take rows of a table",
-            }[owner]
-            raise ValueError(
-                f"page.write: {name} is given, which is for {owners}; by its `about` this circuit is shown as kind {kind!r}. "
-                f"Leave {name} out, or give the circuit an `about` that says what it is, such as {{'image': [8, 8]}}."
-            )
+    owners = ("classifiers of images", "automata", "circuits that take rows of a table")
+    for (owner, given), whom in zip(options.items(), owners, strict=True):
+        for name, value in given.items():
+            if value is not None and owner != kind:
+                raise ValueError(
+                    f"page.write: {name} is given, which is for {whom}; by its `about` this circuit is shown as kind {kind!r}. "
+                    f"Leave {name} out, or give the circuit an `about` that says what it is, such as {{'image': [8, 8]}}."
+                )
     data: dict[str, Any] = {
         "kind": kind,
         "inputs": interface(circuit.inputs),
@@ -123,7 +115,9 @@ def write(
     if kind == "classifier":
         data |= _classifier(circuit, examples, labels, classes, maximum)
     elif kind == "rows":
-        data |= _rows(circuit, rows)
+        if taken := columns_of(circuit):
+            taken.encode(rows or ())  # validates the rows
+        data["rows"] = [list(row) for row in rows or ()]
     elif kind == "automaton":
         data |= _automaton(circuit, size, start, shown, update_rate)
     default_title = {
@@ -399,14 +393,6 @@ def _classifier(
     }
 
 
-def _rows(circuit: Circuit, rows: Sequence[Sequence[Value]] | None) -> dict[str, Any]:
-    """Return additional page data for table rows."""
-    columns = of_circuit(circuit.about, circuit.inputs)
-    assert columns is not None
-    columns.encode(rows or ())  # validates the rows
-    return {"rows": [list(row) for row in rows or ()]}
-
-
 def _automaton(
     circuit: Circuit,
     size: tuple[int, int] | None,
@@ -465,6 +451,8 @@ def _count(number: int, noun: str) -> str:
 
 def _lead(kind: str, circuit: Circuit, update_rate: float | int, exported: Circuit) -> str:
     gates = f"A circuit of {_count(len(exported), 'gate')}"
+    names = circuit.about.get("classes") or ()
+    some = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
     if kind == "classifier":
         n_classes = circuit.about.get("n_classes")
         classes = f"which of {n_classes} classes" if n_classes else "which class"
@@ -481,16 +469,13 @@ def _lead(kind: str, circuit: Circuit, update_rate: float | int, exported: Circu
             f"each of its eight neighbors, and answers with the cell's new bits. {when}. {edge}"
         )
     if kind == "rows":
-        target, names = circuit.about.get("target"), circuit.about.get("classes") or ()
-        some = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+        target = circuit.about.get("target")
         what = target if target is not None else "its class" if names else "a number"
         return html.escape(
             f"{gates} reads {_count(len(circuit.inputs), 'column')} of a table and predicts {what}{': ' * bool(some)}{some}. "
             "Change the row, and watch the answer."
         )
-    if circuit.about.get("kind") == "classifier" and circuit.about.get("classes"):
-        names = circuit.about["classes"]
-        some = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+    if circuit.about.get("kind") == "classifier" and names:
         return html.escape(
             f"{gates} tells {len(names)} classes apart: {some}. It reads {_count(circuit.n_inputs, 'bit')}. "
             "Switch the inputs, and watch the answer."
@@ -501,21 +486,16 @@ def _lead(kind: str, circuit: Circuit, update_rate: float | int, exported: Circu
     )
 
 
-def _of_export(circuit: Circuit, exported: Circuit) -> str:
-    """Return a sentence about an exported circuit with different gates."""
-    counts, others = gate_counts(circuit), gate_counts(exported)
-    if counts == others:
-        return ""
-    left_out = [name for name in others if name not in counts] if "votes" in counts else []
-    itself = "; the page computes argmax itself" if left_out == ["argmax"] else ""
-    return f" The exported circuit has {gates_in_words(exported)}{itself}."
-
-
 def _gates(kind: str, circuit: Circuit, exported: Circuit) -> str:
+    counts, others, of_export = gate_counts(circuit), gate_counts(exported), ""
+    if counts != others:
+        left_out = [name for name in others if name not in counts] if "votes" in counts else []
+        itself = "; the page computes argmax itself" if left_out == ["argmax"] else ""
+        of_export = f" The exported circuit has {gates_in_words(exported)}{itself}."
     widest = max((len(fanin) for fanin in circuit.fanins), default=0)
     of = {"automaton": " for the cell in the middle of the grid, in the last step"}.get(kind, "")
     return (
-        f"The circuit has {gates_in_words(circuit)}.{_of_export(circuit, exported)} A gate reads at most {_count(widest, 'bit')}, looks its answer up in a "
+        f"The circuit has {gates_in_words(circuit)}.{of_export} A gate reads at most {_count(widest, 'bit')}, looks its answer up in a "
         f"table, and answers with one bit; the longest path from an input to an output passes {_count(circuit.depth, 'gate')}. "
         f"Each dot is a gate, and is filled if its answer is 1{of}."
     )

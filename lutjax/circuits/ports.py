@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from jaxtyping import Shaped, UInt
@@ -156,6 +157,14 @@ class Format:
         return np.ldexp(whole.astype(np.float64), -self.fraction) if self.fraction else whole
 
 
+def bit_ranges(ports: Iterable["Port"]) -> Iterator[tuple["Port", range]]:
+    """Yield each port with the range of its bits among the bits of all ports."""
+    start = 0
+    for port in ports:
+        yield port, range(start, start + port.n_bits)
+        start += port.n_bits
+
+
 def whole_range(format: Format) -> tuple[int, int]:
     """Return the smallest and largest integer code in a format."""
     if not format.signed:
@@ -200,7 +209,7 @@ class Port:
     format: Format = Format()
 
     def __post_init__(self) -> None:
-        if why := _names.why_not(self.name):
+        if why := _names.explain_bad_port(self.name):
             raise ValueError(f"Port: name is {in_a_line(repr(self.name), 60)}; {why}.")
         if type(self.count) is not int or self.count < 1:
             raise ValueError(f"Port: count is {self.count!r}; it must be a whole number of at least 1.")

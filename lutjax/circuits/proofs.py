@@ -20,22 +20,17 @@ from lutjax import __version__
 from lutjax.circuits import (
     _programs,
     abc,
-    aiger,
-    alkaid,
-    blif,
     c,
-    columns,
     deployment,
     language_model,
     mcu,
-    netlist_json,
     page,
     simulate,
     verilog,
 )
-from lutjax.circuits.circuit import Circuit, by_port, evaluated, numbers_of
+from lutjax.circuits.circuit import Circuit, columns_of, evaluated, group_by_port, numbers_of
 from lutjax.circuits.deployment import MANIFEST, VECTORS, Vectors, as_called
-from lutjax.circuits.ports import Port
+from lutjax.circuits.ports import Port, bit_ranges
 from lutjax.files import strict_json
 from lutjax.files.atomic import entries
 
@@ -91,18 +86,11 @@ class Proof:
 
 
 class Check(NamedTuple):
-    """Comparison between files, or between a file and the model.
+    """Comparison between files, or between a file and the model."""
 
-    Attributes:
-      name: compared files.
-      run: function that returns a description of the compared data, or raises FailedError or
-        SkippedError.
-      proves: see `Proof`.
-    """
-
-    name: str
-    run: Callable[[], str]
-    proves: tuple[str, ...] = ()
+    name: str  # of the compared files
+    run: Callable[[], str]  # describes the compared data, or raises FailedError or SkippedError
+    proves: tuple[str, ...] = ()  # see `Proof`
 
 
 class Oracle(NamedTuple):
@@ -137,10 +125,7 @@ def verify(
     Raises:
       DeploymentError: the folder is not an export, or has a later version.
     """
-    try:
-        manifest = deployment.read_manifest(folder)
-    except deployment.DamagedManifestError as error:
-        manifest = error.found
+    manifest = _read_known_fields(folder)
     proofs = []
     for check in checks_of(folder, manifest, oracle):
         start = time.perf_counter()
@@ -156,17 +141,21 @@ def verify(
     return proofs
 
 
+def _read_known_fields(folder: Path) -> dict[str, Any]:
+    try:
+        return deployment.read_manifest(folder)
+    except deployment.DamagedManifestError as error:
+        return error.found
+
+
 def coverage(folder: Path, proofs: Sequence[Proof]) -> str:
     """Describe the proved, failed and merely unchanged files in an export folder.
 
     Every file in the folder and the manifest is named or counted once.
     """
-    try:
-        manifest = deployment.read_manifest(folder)
-    except deployment.DamagedManifestError as error:
-        manifest = error.found
+    manifest = _read_known_fields(folder)
     different = deployment.differences(folder, manifest) if _lists_files(manifest) else {}
-    made = entries(folder) & deployment.made_by_make(manifest)
+    made = entries(folder) & deployment.make_outputs(manifest)
     files = (entries(folder) | set(different) | {name for proof in proofs for name in proof.proves}) - made
     files.discard(deployment.MANIFEST)
     results: dict[str, list[bool | None]] = {
@@ -234,7 +223,7 @@ def checks_of(
     if export.states_life():
         add(f"{circuit} = the Game of Life", export.is_life, circuit)
     add_each(netlists, f" in NumPy = {circuit}", export.read_holds)
-    add_each(export.names("html"), f" in NumPy = {circuit}", export.shown_holds)
+    add_each(export.names("html"), f" in NumPy = {circuit}", export.page_circuit_holds)
     if module in export.names("verilog"):
         add(f"{module}, its ports = {circuit}", export.ports_hold)
     if export.program in export.names("c"):
@@ -271,7 +260,7 @@ def _digests(folder: Path, manifest: dict[str, Any]) -> str:
     return f"{len(manifest['files'])} files"
 
 
-def _described(folder: Path, facts: dict[str, Any], expected: dict[str, str]) -> None:
+def _check_described(folder: Path, facts: dict[str, Any], expected: dict[str, str]) -> None:
     """Compare the manifest's facts and file formats with the expected ones."""
     manifest = deployment.read_manifest(folder)  # locates the damage
     formats = {name: stated["format"] for name, stated in manifest["files"].items()}
@@ -298,7 +287,7 @@ def _described(folder: Path, facts: dict[str, Any], expected: dict[str, str]) ->
 
 def _program_is_described(folder: Path, manifest: dict[str, Any]) -> str:
     facts, names = language_model.stated(_text(folder, "model.h"))
-    _described(folder, facts, dict.fromkeys([*names, deployment.MAKEFILE], "c"))
+    _check_described(folder, facts, dict.fromkeys([*names, deployment.MAKEFILE], "c"))
     return f"{len(facts)} facts"
 
 
@@ -328,7 +317,7 @@ class _Export:
 
     def names(self, format: str) -> tuple[str, ...]:
         """Return the existing file names in a format."""
-        names: Iterable[str] = (f"{self.name}{end}" for end in deployment.ENDINGS[format])
+        names: Iterable[str] = (f"{self.name}{end}" for end in deployment.FORMATS[format].endings)
         if format == "c" and self.is_library:
             names = deployment.library(self.name)
         return tuple(name for name in names if (self.folder / name).exists())
@@ -367,10 +356,8 @@ class _Export:
     def ports(self) -> dict[str, str]:
         """Return the declared ports of the Verilog module."""
         name = f"{self.name}.v"
-        try:
+        with _reading(name):
             return verilog.declared(_text(self.folder, name), self.name)
-        except ValueError as error:
-            raise FailedError(f"{name} cannot be read: {error}") from error
 
     @property
     def registers(self) -> int:
@@ -401,25 +388,22 @@ class _Export:
 
     @functools.cached_property
     def vectors(self) -> Vectors:
-        try:
+        with _reading(VECTORS):
             found = Vectors.from_json((self.folder / VECTORS).read_bytes())
             found.check(self.circuit)
             return found
-        except (OSError, ValueError) as error:
-            raise FailedError(f"{VECTORS} cannot be read: {error}") from error
 
     def read(self, name: str) -> Circuit:
         end = name.removeprefix(self.name)
-        reader = next(read for (_, suffix), read in _READERS.items() if end == suffix)
-        try:
-            return reader((self.folder / name).read_bytes())
-        except (OSError, ValueError) as error:
-            raise FailedError(f"{name} cannot be read: {error}") from error
+        read = next(format.read for format in deployment.FORMATS.values() if end in format.endings)
+        assert read is not None
+        with _reading(name):
+            return read((self.folder / name).read_bytes())
 
     @property
     def options(self) -> deployment.Options:
         """Options matching the existing files."""
-        formats = [format for format in deployment.ENDINGS if self.names(format)]
+        formats = [format for format in deployment.FORMATS if self.names(format)]
         return deployment.Options(tuple(formats), self.name, self.registers, self.target)
 
     def is_described(self) -> str:
@@ -432,12 +416,12 @@ class _Export:
         extras = {
             name: facts["format"] for name, facts in stated.items() if facts["format"] == deployment.EXTRA
         }
-        _described(self.folder, facts, {**extras, **deployment.formats_of(options, self.circuit)})
+        _check_described(self.folder, facts, {**extras, **deployment.formats_of(options, self.circuit)})
         return f"{len(facts)} facts"
 
     def vectors_hold(self) -> str:
         given = [self.vectors.inputs[port.name] for port in self.circuit.inputs]
-        _same(evaluated(self.circuit, given), self.vectors.outputs)
+        _check_answers(evaluated(self.circuit, given), self.vectors.outputs)
         return _samples(len(self.vectors))
 
     def readme_holds(self) -> str:
@@ -454,42 +438,40 @@ class _Export:
         counts = [x.shape[1] for x in model.samples]
         if [port.count for port in self.circuit.inputs] != counts:
             raise FailedError(f"the model has {counts} numbers of inputs; the circuit is {self.circuit!r}")
-        others, what = _tried(self.circuit.inputs)
+        others, what = _choose_samples(self.circuit.inputs)
         given = [list(model.samples), others]
-        if taken := columns.of_circuit(self.circuit.about, self.circuit.inputs):
+        if taken := columns_of(self.circuit):
             given.append(taken.boundaries(model.samples))
             what = f"{len(given[-1][0])} next to thresholds and {what}"
         for x in given:
             expected = dict(zip((port.name for port in self.circuit.outputs), model.answer(*x), strict=True))
-            _same(evaluated(self.circuit, x), expected)
+            _check_answers(evaluated(self.circuit, x), expected)
         return f"{_samples(len(model.samples[0]))}{',' if taken else ' and'} {what}"
 
     def is_life(self) -> str:
         x = (np.arange(512)[:, None] >> np.arange(9) & 1).astype(np.uint8)
-        _same(evaluated(self.circuit, [x]), {self.circuit.outputs[0].name: life(x)})
+        _check_answers(evaluated(self.circuit, [x]), {self.circuit.outputs[0].name: life(x)})
         return "all 512 neighborhoods"
 
     def read_holds(self, name: str) -> str:
-        return _same_circuit(self.read(name), self.circuit)
+        return _check_circuit(self.read(name), self.circuit)
 
-    def shown_holds(self, name: str) -> str:
+    def page_circuit_holds(self, name: str) -> str:
         """Compare a page's circuit. It may show votes instead of the class, or the counted bits."""
-        shown, others = self.shown(name), _tried(self.circuit.inputs)
+        shown, others = self.page_circuit(name), _choose_samples(self.circuit.inputs)
         for x in ([self.vectors.inputs[port.name] for port in shown.inputs], others[0]):
-            self._same_as_shown(evaluated(shown, x), evaluated(self.circuit, x))
+            self._check_page_answers(evaluated(shown, x), evaluated(self.circuit, x))
         return f"{_samples(len(self.vectors))} and {others[1]}"
 
-    def shown(self, name: str) -> Circuit:
+    def page_circuit(self, name: str) -> Circuit:
         """Return a page's circuit, after checking for the same inputs."""
-        try:
+        with _reading(name):
             found = page.read(_text(self.folder, name))
-        except ValueError as error:
-            raise FailedError(f"{name} cannot be read: {error}") from error
         if found.inputs != self.circuit.inputs:
             raise FailedError(f"{name} runs {found!r}; the export is {self.circuit!r}")
         return found
 
-    def _same_as_shown(self, found: dict[str, np.ndarray], answers: dict[str, np.ndarray]) -> None:
+    def _check_page_answers(self, found: dict[str, np.ndarray], answers: dict[str, np.ndarray]) -> None:
         """Compare a page's answers with the circuit: equal, or votes."""
         (port, votes), *more = found.items()
         expected = answers.get(port)
@@ -498,7 +480,7 @@ class _Export:
                 found = {port: votes.argmax(1)[:, None]}
             elif expected.shape[1] % votes.shape[1] == 0:
                 answers = {port: expected.reshape(*votes.shape, -1).sum(-1)}
-        _same(found, answers)
+        _check_answers(found, answers)
 
     def ports_hold(self) -> str:
         """Compare the declared Verilog ports with the circuit and the register count."""
@@ -526,13 +508,14 @@ class _Export:
         rows = {} if self.is_library else {"rows": self.vectors.rows}
         samples = as_called(self.circuit.inputs, self.vectors.inputs)
         test = make(self.circuit, *samples, name=self.name, **rows)
-        with _scratch() as scratch:
+        with tempfile.TemporaryDirectory(prefix="lutjax-") as folder:
+            scratch = Path(folder)
             (scratch / "test.c").write_text(test, encoding="utf-8")
             same = own not in self.names("c") or (self.folder / own).read_bytes() == test.encode()
             for path in [scratch / "test.c"] if same else [scratch / "test.c", Path(own)]:
                 program, place = scratch / "test", str(Path(self.program).parent)
-                _called(compiler, *_C_FLAGS, "-I", place, self.program, path, "-o", program, cwd=self.folder)
-                _called(program, cwd=self.folder)  # exit status is zero if all answers are right
+                _call(compiler, *_C_FLAGS, "-I", place, self.program, path, "-o", program, cwd=self.folder)
+                _call(program, cwd=self.folder)  # exit status is zero if all answers are right
             return f"{_samples(len(self.vectors))}, {Path(compiler).name}"
 
     def simulated_holds(self) -> str:
@@ -551,7 +534,7 @@ class _Export:
 
     def page_holds(self, name: str) -> str:
         """Run a page's script outside a browser."""
-        node, shown, rows = _tool("node"), self.shown(name), self.vectors.rows
+        node, shown, rows = _tool("node"), self.page_circuit(name), self.vectors.rows
         words, n = shown.encode(*as_called(shown.inputs, self.vectors.inputs))
         text, of_rows = _text(self.folder, name), None
         try:
@@ -569,8 +552,8 @@ class _Export:
             raise FailedError(
                 f"the script of {name} answers with {len(found)} bits, expected {shown.n_outputs}"
             )
-        given = by_port(shown, shown.decode(found.astype("<u4").view("<u8").astype(np.uint64), n))
-        self._same_as_shown(given, dict(self.vectors.outputs))
+        given = group_by_port(shown, shown.decode(found.astype("<u4").view("<u8").astype(np.uint64), n))
+        self._check_page_answers(given, dict(self.vectors.outputs))
         if of_rows is not None and (of_rows != found[:, : of_rows.shape[1]]).any():
             raise FailedError(f"the script of {name} encodes the rows of {VECTORS} differently")
         return f"{_samples(n)}, node"
@@ -629,7 +612,7 @@ def life(neighborhoods: np.ndarray) -> np.ndarray:
     return after.astype(np.uint8)[:, None]
 
 
-def _tried(ports: Sequence[Port]) -> tuple[list[np.ndarray], str]:
+def _choose_samples(ports: Sequence[Port]) -> tuple[list[np.ndarray], str]:
     """Return all or random input port values, and a description of their number."""
     n = sum(port.n_bits for port in ports)
     if n <= MOST_INPUTS:
@@ -638,11 +621,7 @@ def _tried(ports: Sequence[Port]) -> tuple[list[np.ndarray], str]:
         samples = _random_samples(n)
         bits = np.random.default_rng(0).integers(0, 2, (samples, n), dtype=np.uint8)
         what = f"{samples} random ones"
-    numbers, start = [], 0
-    for port in ports:
-        own = bits[:, start : start + port.n_bits].T
-        numbers.append(numbers_of(port, own).reshape(len(bits), port.count))
-        start += port.n_bits
+    numbers = [numbers_of(port, bits[:, own].T).reshape(-1, port.count) for port, own in bit_ranges(ports)]
     return numbers, what
 
 
@@ -669,7 +648,7 @@ def _text(folder: Path, name: str) -> str:
         raise FailedError(f"{name} cannot be read: {why}") from error
 
 
-def _same(found: dict[str, np.ndarray], expected: Any) -> None:
+def _check_answers(found: dict[str, np.ndarray], expected: Any) -> None:
     for name, answers in expected.items():
         if name not in found or found[name].shape != np.shape(answers):
             shapes = {name: list(numbers.shape) for name, numbers in found.items()}
@@ -685,7 +664,7 @@ def _same(found: dict[str, np.ndarray], expected: Any) -> None:
             )
 
 
-def _same_circuit(one: Circuit, other: Circuit) -> str:
+def _check_circuit(one: Circuit, other: Circuit) -> str:
     """Compare two circuits bit by bit, exhaustively if they have few inputs."""
     n = other.n_inputs
     if (one.n_inputs, one.n_outputs) != (n, other.n_outputs):
@@ -708,23 +687,6 @@ def _same_circuit(one: Circuit, other: Circuit) -> str:
     return what
 
 
-_READERS: dict[tuple[str, str], Callable[[bytes], Circuit]] = {
-    ("json", ".json"): netlist_json.read,
-    ("alkaid", "_alkaid.json"): alkaid.read,
-    ("blif", ".blif"): blif.read,
-    ("aiger", ".aig"): aiger.read,
-    ("aiger", ".aag"): aiger.read,
-}
-"""Circuit reader for each format and file name suffix."""
-
-
-@contextlib.contextmanager
-def _scratch() -> Iterator[Path]:
-    """Yield a temporary folder, removed at the end of the block."""
-    with tempfile.TemporaryDirectory(prefix="lutjax-") as path:
-        yield Path(path)
-
-
 def _tool(*names: str) -> str:
     """Return the path of the first available program.
 
@@ -735,6 +697,15 @@ def _tool(*names: str) -> str:
         if path := shutil.which(name):
             return path
     raise SkippedError(f"{' or '.join(names)} is not found")
+
+
+@contextlib.contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Raise FailedError if a file cannot be read."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise FailedError(f"{name} cannot be read: {error}") from error
 
 
 @contextlib.contextmanager
@@ -754,8 +725,8 @@ def _running(*programs: str | Path) -> Iterator[None]:
         raise SkippedError(f"{path} cannot be run: {error.strerror}") from error
 
 
-def _called(*words: str | Path, cwd: Path) -> str:
-    """Return the output of a program.
+def _call(*words: str | Path, cwd: Path) -> None:
+    """Run a program.
 
     Raises:
       FailedError: the program failed; the message has the end of its output.
@@ -772,4 +743,3 @@ def _called(*words: str | Path, cwd: Path) -> str:
         # Compilers end with a source excerpt.
         why = next((line for line in lines if re.search(r"\berror\b", line)), last)
         raise FailedError(f"{Path(words[0]).name}: {why}")
-    return text

@@ -28,11 +28,8 @@ _SAMPLES = 64  # sampled inputs of each kind for the gate search, before candida
 _OVERHEAD = 300_000  # setup cost of a search, in products
 _AT_ONCE = 6  # maximum replacements tried in a step
 _SEARCHES = 30  # of one step, at most
-
-_UPHILL, _RATE = (
-    2,
-    0.2,
-)  # maximum growth beyond the smallest circuit, and the frequency of such changes
+# Maximum growth beyond the smallest circuit, and the frequency of such changes.
+_UPHILL, _RATE = 2, 0.2
 _PATIENCE = 500  # steps per node without improvement before the search ends
 _AND, _XOR = 0b1000, 0b0110
 
@@ -195,7 +192,7 @@ class _Search:
                 best, waited = (self.net, self.cost), 0
         return best[0]
 
-    def _noticed(self, node: int) -> tuple[np.ndarray, np.ndarray]:
+    def _sensitive_inputs(self, node: int) -> tuple[np.ndarray, np.ndarray]:
         """Flag the inputs with outputs sensitive to a node, and the node's fan-out cone."""
         net, rows = self.net, self.rows
         other = {node: ~rows[node]}
@@ -215,19 +212,19 @@ class _Search:
     def _replacements(self, node: int) -> Iterator[dict[int, _Gate]]:
         """Yield replacements for a node, possibly with a new or single-reader fan-in."""
         net, rows, rng = self.net, self.rows, self.rng
-        noticed, depends = self._noticed(node)
+        noticed, depends = self._sensitive_inputs(node)
         on, off = noticed & rows[node], noticed & ~rows[node]
         own = [k >> 1 for k in net.nodes[node - net.first]]
         own = [inner for inner in own if inner >= net.first and self.readers[inner] == 1]
         if rng.random() < 0.3:
-            for gate in self._gates(self._chosen(~depends), on, off):
+            for gate in self._gates(self._sample_nodes(~depends), on, off):
                 yield {node: gate}
             return
         inner = len(rows)  # a new gate
         if own and rng.random() < 0.9:
             inner = own[rng.integers(len(own))]
             depends[inner] = True
-        nodes = self._chosen(~depends)
+        nodes = self._sample_nodes(~depends)
         searches = 0
         for other in rng.permutation(nodes[1:]).tolist():
             row = rows[other]
@@ -246,7 +243,7 @@ class _Search:
             if searches > _SEARCHES:
                 return
 
-    def _chosen(self, free: np.ndarray) -> np.ndarray:
+    def _sample_nodes(self, free: np.ndarray) -> np.ndarray:
         """Return the constant and a sample of nodes, in order."""
         nodes = np.flatnonzero(free)
         if len(nodes) > _DIVISORS:
@@ -260,7 +257,9 @@ class _Search:
         Single-node gates come first, then pairs in random order.
         """
         rng = self.rng
-        some = [self.rows[nodes[:, None], self._some(where)].astype(np.float32) for where in (on, off)]
+        some = [
+            self.rows[nodes[:, None], self._sample_inputs(where)].astype(np.float32) for where in (on, off)
+        ]
         self.work += _OVERHEAD + len(nodes) ** 2 * sum(bits.shape[1] for bits in some)
         # Keep pairs with separable outputs, by counting the inputs of each kind for each pair output.
         mixed = [np.minimum(one, zero) > 0 for one, zero in zip(*map(_quarters, some), strict=True)]
@@ -278,7 +277,7 @@ class _Search:
             else:
                 yield i, j, table
 
-    def _some(self, where: np.ndarray) -> np.ndarray:
+    def _sample_inputs(self, where: np.ndarray) -> np.ndarray:
         """Return the ids of a sample of the marked inputs."""
         ids: np.ndarray = np.flatnonzero(where)
         return ids if len(ids) <= _SAMPLES else self.rng.choice(ids, _SAMPLES, replace=False)

@@ -117,16 +117,11 @@ def _lut6(circuit: Circuit) -> int | None:
     mapped = abc.lut_count(circuit, 6)
     if max(map(len, circuit.fanins), default=0) > 6:
         return mapped
-    return min(mapped, len(circuit) + _inverters(circuit))  # the unmapped gates may be fewer
-
-
-def _inverters(circuit: Circuit) -> int:
-    """Count the tables required only to invert outputs.
-
-    These are inverted inputs, and gates used as an output both directly and inverted.
-    """
-    literals = set(circuit.literals)
-    return sum(k & 1 and k > 1 and (k >> 1 < circuit.first_gate or k ^ 1 in literals) for k in literals)
+    # The unmapped gates may be fewer. Some outputs need a table to be inverted: those of inputs, and of gates that
+    # are also an output as they are.
+    literals, first = set(circuit.literals), circuit.first_gate
+    inverters = sum(k & 1 and k > 1 and (k >> 1 < first or k ^ 1 in literals) for k in literals)
+    return min(mapped, len(circuit) + inverters)
 
 
 def _counted(numbers: Iterable[int]) -> dict[int, int]:

@@ -42,7 +42,7 @@ def write(
         raise ValueError(
             f"streams.write: interface is {interface!r}; expected one of {', '.join(INTERFACES)}."
         )
-    if why := _names.why_not(name):
+    if why := _names.explain_bad_port(name):
         raise ValueError(f"streams.write: name is {name!r}; {why}.")
     if not circuit.inputs or not circuit.outputs:
         raise ValueError(
@@ -100,7 +100,7 @@ def write(
         top=bits,
         size=bits + 1,
         place=bits - 1,
-        assigns="\n".join(f"  {line}" for line in assigns),
+        assigns=[f"  {line}" for line in assigns],
         connections=", ".join([*control, *verilog.connections(circuit, "inputs", "answers")]),
         answered="" if registers else "  assign answered = take;",
         **of,

@@ -58,6 +58,14 @@ def negate(table: int, n: int, i: int) -> int:
     return (table & low) << width | table >> width & low
 
 
+def negate_inverted(table: int, literals: Sequence[int]) -> int:
+    """Return the table over the nodes of literals, ``2 * node + inverted``."""
+    for i, literal in enumerate(literals):
+        if literal & 1:
+            table = negate(table, len(literals), i)
+    return table
+
+
 def swap(table: int, n: int, i: int, j: int) -> int:
     """Return the table with inputs i < j swapped."""
     move = (1 << j) - (1 << i)

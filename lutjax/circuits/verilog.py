@@ -15,7 +15,7 @@ import numpy as np
 from lutjax.circuits import _about, _names, _netlists, _templates, truth
 from lutjax.circuits._formulas import formula
 from lutjax.circuits.circuit import Circuit
-from lutjax.circuits.ports import Port
+from lutjax.circuits.ports import Port, bit_ranges
 
 CONTROL = ("clk", "reset", "valid_in", "valid_out")  # ports of a module with registers
 
@@ -80,16 +80,14 @@ def write(circuit: Circuit, name: str = "circuit", *, registers: int = 0) -> str
     stages = _stages(circuit, registers)
     now = ["1'b0", *_netlists.bit_names(circuit.inputs), *(f"{gate}{g}" for g in range(len(circuit)))]
 
-    def at(node: int, stage: int) -> str:
+    def name_at(node: int, stage: int) -> str:
         cycle = stage - stages[node]
         return f"{delayed}{cycle}_{node}" if cycle and node else now[node]
 
     functions: dict[tuple[int, int], str] = {}
     body = []
     for g, (nodes, table) in enumerate(zip(circuit.fanins, circuit.tables, strict=True)):
-        reads = (
-            [at(node, stages[first + g]) for node in nodes] if registers else [now[node] for node in nodes]
-        )
+        reads = [name_at(node, stages[first + g]) for node in nodes]
         n = len(reads)
         if table in (0, truth.FULL[n]):
             value = f"1'b{table & 1}"
@@ -101,7 +99,7 @@ def write(circuit: Circuit, name: str = "circuit", *, registers: int = 0) -> str
             value = f"{called}({{{', '.join(reversed(reads))}}})"
         body.append(f"  wire {gate}{g} = {value};")
     for bit, literal in zip(_netlists.bit_names(circuit.outputs), circuit.literals, strict=True):
-        body.append(f"  assign {bit} = {'~' if literal & 1 else ''}{at(literal >> 1, cycles)};")
+        body.append(f"  assign {bit} = {'~' if literal & 1 else ''}{name_at(literal >> 1, cycles)};")
     ports = [f"{kind} {port}" for port, kind in ports_of(circuit, registers).items()]
     lines = [
         *_header(circuit, name, registers),
@@ -145,13 +143,11 @@ def connections(circuit: Circuit, inputs: str, outputs: str) -> list[str]:
       >>> verilog.connections(Circuit((Port("a"), Port("b", 2)), (Port("y"),), (), (), (2,)), "x", "y")
       ['.a(x[0:0])', '.b(x[2:1])', '.y(y[0:0])']
     """
-    found = []
-    for vector, ports in ((inputs, circuit.inputs), (outputs, circuit.outputs)):
-        start = 0
-        for port in ports:
-            found.append(f".{port.name}({vector}[{start + port.n_bits - 1}:{start}])")
-            start += port.n_bits
-    return found
+    return [
+        f".{port.name}({vector}[{bits[-1]}:{bits[0]}])"
+        for vector, ports in ((inputs, circuit.inputs), (outputs, circuit.outputs))
+        for port, bits in bit_ranges(ports)
+    ]
 
 
 def declared(text: str, module: str) -> dict[str, str]:
@@ -245,7 +241,7 @@ def testbench(
         in_top=n_in - 1,
         out_top=n_out - 1,
         body=body.rstrip(),
-        loads="\n".join(loads),
+        loads=loads,
     )
 
 
@@ -261,7 +257,7 @@ def _check_registers(caller: str, registers: int) -> None:
 
 
 def _check_names(caller: str, circuit: Circuit, module: str, registers: int) -> None:
-    if why := _names.why_not(module):
+    if why := _names.explain_bad_port(module):
         raise ValueError(f"{caller}: name is {module!r}; {why}.")
     for port in (*circuit.inputs, *circuit.outputs):
         if registers and port.name in CONTROL:

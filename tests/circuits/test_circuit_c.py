@@ -128,14 +128,14 @@ def test_short_lived_values_need_fewer_places():
     numbers = [bit for (bit,) in builder.input("x", 256)]
     builder.output("y", [circuits.arithmetic.popcount(builder, numbers)])
     program = _operations.operations(builder.circuit())
-    places = _operations.places(program, 1)[1]
-    assert 2 * _operations.places(_operations.short_lived(program), 1)[1] < places < 256
+    places = _operations.assign_slots(program, 1)[1]
+    assert 2 * _operations.assign_slots(_operations.short_lived(program), 1)[1] < places < 256
 
 
 @pytest.mark.parametrize("chunk", [1, 10])
 def test_a_place_holds_a_value_until_its_last_reader(chunk):
     program = _operations.short_lived(_operations.operations(drawn(3, 200, (2, 3, 4))))
-    where, count = _operations.places(program, chunk)
+    where, count = _operations.assign_slots(program, chunk)
     held = [None] * count
     for start in range(0, len(program), chunk):
         for g in range(start, min(start + chunk, len(program))):

@@ -188,7 +188,7 @@ def test_what_is_missing_is_said(monkeypatch):
         "not compiled: neither arm-none-eabi-gcc nor ziglang was found: pip install ziglang"
         in str(found).splitlines()
     )
-    monkeypatch.setattr(mcu, "_why_not_compiled", lambda of: None)
+    monkeypatch.setattr(mcu, "_uncompiled_reason", lambda of: None)
     assert mcu.unsupported_reason("avr") == (
         "node was not found, which runs avr8js; install Node.js, then: npm install --global avr8js"
     )

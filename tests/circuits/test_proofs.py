@@ -524,4 +524,4 @@ def test_compilers_say_what_is_wrong(tmp_path):
     """The first error, and not the picture of the place at the end."""
     said = "print('x.c: In function f:'); print('x.c:1:2: error: unknown type'); print('   | ^'); raise SystemExit(1)"
     with pytest.raises(proofs.FailedError, match=r"x.c:1:2: error: unknown type$"):
-        proofs._called(sys.executable, "-c", said, cwd=tmp_path)
+        proofs._call(sys.executable, "-c", said, cwd=tmp_path)
