@@ -1,6 +1,5 @@
 """Meshes with explicit axes, as `jax.make_mesh` makes them: the same results, and outputs lie as inputs do."""
 
-import contextlib
 import itertools
 
 import jax
@@ -9,13 +8,12 @@ import numpy as np
 import pytest
 import pytrees
 from cases import ops, slow_except
-from every_layer import CASES
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from layer_libraries import by_kind, function, variables_of
+from jax.sharding import NamedSharding, PartitionSpec as P
 from machine import needs_devices
+from meshes import check_layer, four_device_mesh
 
 import lutjax
-from lutjax import sharding, testing
+from lutjax import testing
 from lutjax.cases import Tag
 
 pytestmark = needs_devices(2)
@@ -100,7 +98,7 @@ def test_vmap_over_one_axis_of_the_mesh_and_the_batch_over_the_other(mapped, sam
 
     weights, detection = OPS["sparse_lut"][1], lutjax.detect(X[:mapped, :samples], ANCHORS)
     (value, y), (of_weights, of_detection) = value_and_gradients(weights, detection)
-    with mesh_of_both("explicit") as mesh:
+    with four_device_mesh("explicit") as mesh:
         over = P("data", "detectors") if samples else P("data")
         given = jax.device_put(detection, NamedSharding(mesh, over))
         program = jax.jit(value_and_gradients).trace(weights, given)
@@ -113,29 +111,6 @@ def test_vmap_over_one_axis_of_the_mesh_and_the_batch_over_the_other(mapped, sam
 
 
 # ------------------------------------------------------------------------------------- layers and models, on both kinds of meshes
-KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
-
-
-@contextlib.contextmanager
-def mesh_of_both(kind):
-    """A mesh of samples and detectors with axes of a kind, in scope where programs need that."""
-    if jax.device_count() < 4:
-        pytest.skip("the mesh has four devices, and this machine has fewer")
-    found = jax.make_mesh((2, 2), ("data", "detectors"), (KINDS[kind],) * 2, devices=jax.devices()[:4])
-    with jax.set_mesh(found) if kind == "explicit" else contextlib.nullcontext():
-        yield found
-
-
-def put(arrays, specs, mesh):
-    return jax.device_put(arrays, jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))
-
-
-def assert_same(actual, expected, what, tolerance=2e-5):
-    for (path, a), b in zip(jax.tree.leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
-        message = f"{what} {jax.tree_util.keystr(path)}"
-        np.testing.assert_allclose(a, b, atol=tolerance, rtol=tolerance, err_msg=message)
-
-
 FAST_LAYERS = [
     ("nnx", "LUT, groups", "auto"),
     ("nnx", "NgramMemory", "explicit"),
@@ -146,28 +121,7 @@ FAST_LAYERS = [
 
 @pytest.mark.parametrize(("library", "name", "kind"), FAST_LAYERS)
 def test_layers_of_all_libraries(library, name, kind):
-    _check_layer(library, name, kind)
-
-
-def _check_layer(library, name, kind, by_sample=True):
-    case = CASES[name]
-    arrays, x = variables_of(case), array(*case.shape)
-    layer, params = function(library, case, arrays), by_kind(case, arrays).get("params", {})
-    features_first = case.options.get("feature_axis") == 0
-    of_x = P("data") if by_sample != features_first else P(*[None] * (x.ndim - 1), "data")
-
-    def loss(params, x):
-        y = layer(params, x)
-        return jnp.sum(jnp.sin(y)), y
-
-    run = jax.jit(loss if "quantized" in case.options else jax.value_and_grad(loss, (0, 1), has_aux=True))
-    expected = run(params, x)
-    with mesh_of_both(kind) as mesh:
-        # A single table is divided by its rows.
-        rows = {"ProductKeyMemory": ["weights"], "ProductKeyExperts": ["down", "up"]}.get(case.layer, ())
-        specs = sharding.specs({"layer": params}, mesh, by_rows=rows)["layer"]
-        actual = run(put(params, specs, mesh), put(x, of_x, mesh))
-    assert_same(actual, expected, kind)
+    check_layer(library, name, kind)
 
 
 # ------------------------------------------------------------------------------------- the reference

@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from anchor_pairs import draw_anchors
 from cases import called_weights
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 from machine import needs_devices
+from meshes import eight_device_mesh
 
 import lutjax
 from lutjax import FixedPoint, optim as tables, sharding
@@ -20,12 +22,7 @@ T, BATCH, LENGTH, FEATURES = 8, 16, 4, 6
 RNG = np.random.default_rng(0)
 
 
-def anchors_of(n_inputs, n_detectors, n):
-    pairs = [[RNG.permutation(n_inputs)[:2] for _ in range(n)] for _ in range(n_detectors)]
-    return np.array(pairs, np.int32)
-
-
-ANCHORS = anchors_of(FEATURES, T, 9)
+ANCHORS = draw_anchors(RNG, FEATURES, T, 9)
 FEW, SCORED = ANCHORS[:, :3], ANCHORS[:, :6]
 
 
@@ -36,21 +33,11 @@ def normal(*shape):
 X = normal(BATCH, LENGTH, FEATURES)
 
 
-MESHES = {"data": (8, 1), "detectors": (1, 8), "both": (2, 4)}
-
-
-def mesh_of(name, kind="auto", n_devices=8):
-    types = {"auto": jax.sharding.AxisType.Auto, "explicit": jax.sharding.AxisType.Explicit}
-    shape = MESHES[name] if n_devices == 8 else (1, n_devices)
-    devices = np.array(jax.devices()[:n_devices]).reshape(shape)
-    return Mesh(devices, ("data", "detectors"), axis_types=(types[kind],) * 2)
-
-
 @needs_devices(8)
 def test_devices_send_the_outputs_of_their_own_groups():
     weights_ = normal(T, 512, FEATURES)
     devices = np.array(jax.devices()[:4]).reshape(2, 2)
-    mesh = Mesh(devices, ("data", "detectors"), axis_types=mesh_of("both", "explicit").axis_types)
+    mesh = Mesh(devices, ("data", "detectors"), axis_types=eight_device_mesh("both", "explicit").axis_types)
     x, weights = jax.device_put(
         (normal(BATCH, LENGTH, 2, FEATURES), weights_),
         tuple(NamedSharding(mesh, P(axis)) for axis in ("data", "detectors")),
@@ -74,7 +61,7 @@ def test_detectors_that_devices_have_unequal_parts_of():
 
     run = jax.jit(jax.value_and_grad(loss, (0, 1)))
     x, weights = normal(8, FEATURES), normal(T, 8, 5)
-    devices = NamedSharding(mesh_of("detectors", n_devices=4), P("detectors"))
+    devices = NamedSharding(eight_device_mesh("detectors", n_devices=4), P("detectors"))
     actual = run(x, jax.device_put(weights, devices))
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(run(x, weights)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5)
@@ -92,7 +79,7 @@ def test_gates_in_plain_jit():
         return jnp.sum(jnp.sin(lutjax.logic_gates(x, logits, wires, readers=readers, feature_axis=0)))
 
     expected = jax.value_and_grad(loss, (0, 1))(x, logits)
-    mesh = mesh_of("both")
+    mesh = eight_device_mesh("both")
     x = jax.device_put(x, NamedSharding(mesh, P(None, "data")))
     logits = jax.device_put(logits, NamedSharding(mesh, P("detectors")))
     actual = jax.jit(jax.value_and_grad(loss, (0, 1)))(x, logits)
@@ -100,7 +87,7 @@ def test_gates_in_plain_jit():
         np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-6)
 
 
-PAIRS = anchors_of(2 * FEATURES + 2, 4, 3)
+PAIRS = draw_anchors(RNG, 2 * FEATURES + 2, 4, 3)
 
 
 def between(x, weights, anchors, positions, *, segments, sequence_axis, accumulate, **options):
@@ -284,7 +271,11 @@ def test_devices_that_would_diverge(tracked, message):
         inner = lambda params, x: step(gather, params, x)  # noqa: E731
         return jax.jit(
             jax.shard_map(
-                inner, mesh=mesh_of("data"), in_specs=(P(), P("data")), out_specs=P(), check_vma=tracked
+                inner,
+                mesh=eight_device_mesh("data"),
+                in_specs=(P(), P("data")),
+                out_specs=P(),
+                check_vma=tracked,
             )
         )(params, X)
 

@@ -1,6 +1,5 @@
 """Models and layers on meshes with automatic and explicit axes: the results of one device."""
 
-import contextlib
 import itertools
 
 import jax
@@ -11,9 +10,10 @@ import pytest
 from cases import called_weights
 from every_layer import CASES
 from flax import nnx
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from layer_libraries import LIBRARIES, by_kind, function, nnx_layer, variables_of
+from jax.sharding import NamedSharding, PartitionSpec as P
+from layer_libraries import LIBRARIES, nnx_layer, variables_of
 from machine import needs_devices
+from meshes import KINDS, assert_same, check_layer, four_device_mesh, put_on_mesh
 
 import lutjax
 from lutjax import models, optim as tables, sharding
@@ -32,29 +32,6 @@ RNG = np.random.default_rng(0)
 
 def array(*shape):
     return RNG.normal(size=shape).astype(np.float32)
-
-
-KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
-
-
-@contextlib.contextmanager
-def mesh_of_both(kind):
-    """A mesh of samples and detectors with axes of a kind, in scope where programs need that."""
-    if jax.device_count() < 4:
-        pytest.skip("the mesh has four devices, and this machine has fewer")
-    found = jax.make_mesh((2, 2), ("data", "detectors"), (KINDS[kind],) * 2, devices=jax.devices()[:4])
-    with jax.set_mesh(found) if kind == "explicit" else contextlib.nullcontext():
-        yield found
-
-
-def put(arrays, specs, mesh):
-    return jax.device_put(arrays, jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))
-
-
-def assert_same(actual, expected, what, tolerance=2e-5):
-    for (path, a), b in zip(jax.tree.leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
-        message = f"{what} {jax.tree_util.keystr(path)}"
-        np.testing.assert_allclose(a, b, atol=tolerance, rtol=tolerance, err_msg=message)
 
 
 LANGUAGE = {"vocab_size": 16, "features": 8, "context": 4, "n_layers": 1}
@@ -170,12 +147,12 @@ def test_a_step_of_a_model(name, kind):
 
     state = optimizer.init(params)
     expected = jax.jit(step)(params, state, inputs)
-    with mesh_of_both(kind) as mesh:
+    with four_device_mesh(kind) as mesh:
         specs = sharding.specs((params, state), mesh)
         place = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
         out = (*place, None) if kind == "auto" else None  # explicit axes stay as they are
         params, state = jax.device_put((params, state), place)
-        actual = jax.jit(step, out_shardings=out)(params, state, put(inputs, P("data"), mesh))
+        actual = jax.jit(step, out_shardings=out)(params, state, put_on_mesh(inputs, P("data"), mesh))
     assert_same(actual, expected, name)
     for a, spec in zip(jax.tree.leaves(actual[:2]), jax.tree.leaves(specs), strict=True):
         assert a.sharding.is_equivalent_to(NamedSharding(mesh, spec), a.ndim)
@@ -204,8 +181,8 @@ def test_decoding(layer):
         return first, jnp.moveaxis(later[:, :, 0], 0, 1)
 
     graph, state = nnx.split(attention)
-    with mesh_of_both("explicit") as mesh:
-        first, later = decoded(state, put(x, P("data"), mesh))
+    with four_device_mesh("explicit") as mesh:
+        first, later = decoded(state, put_on_mesh(x, P("data"), mesh))
     assert_same(first, expected[:, :2], layer)
     assert_same(later, expected[:, 2:], layer)
 
@@ -215,28 +192,7 @@ SLOW_LAYERS = list(zip(itertools.cycle(LIBRARIES), CASES, itertools.cycle(KINDS)
 
 @pytest.mark.parametrize(("library", "name", "kind"), SLOW_LAYERS)
 def test_every_layer(library, name, kind):
-    _check_layer(library, name, kind)
-
-
-def _check_layer(library, name, kind, by_sample=True):
-    case = CASES[name]
-    arrays, x = variables_of(case), array(*case.shape)
-    layer, params = function(library, case, arrays), by_kind(case, arrays).get("params", {})
-    features_first = case.options.get("feature_axis") == 0
-    of_x = P("data") if by_sample != features_first else P(*[None] * (x.ndim - 1), "data")
-
-    def loss(params, x):
-        y = layer(params, x)
-        return jnp.sum(jnp.sin(y)), y
-
-    run = jax.jit(loss if "quantized" in case.options else jax.value_and_grad(loss, (0, 1), has_aux=True))
-    expected = run(params, x)
-    with mesh_of_both(kind) as mesh:
-        # A single table is divided by its rows.
-        rows = {"ProductKeyMemory": ["weights"], "ProductKeyExperts": ["down", "up"]}.get(case.layer, ())
-        specs = sharding.specs({"layer": params}, mesh, by_rows=rows)["layer"]
-        actual = run(put(params, specs, mesh), put(x, of_x, mesh))
-    assert_same(actual, expected, kind)
+    check_layer(library, name, kind)
 
 
 @pytest.mark.parametrize("specs", [(P("data"), P()), (P(), P("detectors"))], ids=["batch", "detectors"])
@@ -259,7 +215,7 @@ def test_a_step_of_a_table_optimizer(specs):
 
     params = {"weights": array(6, 4, 4), "dense": array(6, 4, 4)}
     expected = jax.jit(step)(params, optimizer.init(params), samples)
-    with mesh_of_both("explicit") as mesh:
+    with four_device_mesh("explicit") as mesh:
         of_x, of_weights = (NamedSharding(mesh, spec) for spec in specs)
         params = jax.device_put(params, of_weights)
         actual = jax.jit(step)(params, optimizer.init(params), jax.device_put(samples, of_x))
@@ -293,8 +249,10 @@ def test_what_models_produce(name, kind):
     on_mesh = False
     expected = results(params, inputs)
     on_mesh = True
-    with mesh_of_both(kind) as mesh:
-        actual = results(put(params, sharding.specs(params, mesh), mesh), put(inputs, P("data"), mesh))
+    with four_device_mesh(kind) as mesh:
+        actual = results(
+            put_on_mesh(params, sharding.specs(params, mesh), mesh), put_on_mesh(inputs, P("data"), mesh)
+        )
     for a, b in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -302,4 +260,4 @@ def test_what_models_produce(name, kind):
 @pytest.mark.parametrize("name", CASES)
 def test_inputs_divided_by_features(name):
     """An op gets whole features, and what layers do with them before does not depend on where they lie."""
-    _check_layer("nnx", name, "explicit", by_sample=False)
+    check_layer("nnx", name, "explicit", by_sample=False)

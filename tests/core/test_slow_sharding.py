@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from anchor_pairs import draw_anchors
 from cases import called_weights
 from collectives import largest_collective
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 from machine import needs_devices
+from meshes import eight_device_mesh
 
 import lutjax
 from lutjax import FixedPoint, optim as tables, reads, sharding
@@ -32,16 +34,6 @@ READ = reads.Confidence()
 
 def normal(*shape):
     return RNG.normal(size=shape).astype(np.float32)
-
-
-MESHES = {"data": (8, 1), "detectors": (1, 8), "both": (2, 4)}
-
-
-def mesh_of(name, kind="auto", n_devices=8):
-    types = {"auto": jax.sharding.AxisType.Auto, "explicit": jax.sharding.AxisType.Explicit}
-    shape = MESHES[name] if n_devices == 8 else (1, n_devices)
-    devices = np.array(jax.devices()[:n_devices]).reshape(shape)
-    return Mesh(devices, ("data", "detectors"), axis_types=(types[kind],) * 2)
 
 
 def scored(read, x, weights, anchors, groups, **options):
@@ -117,7 +109,7 @@ def test_groups_over_devices(name, sizes, kind):
         return jnp.sum(jnp.sin(y)), y
 
     run = jax.jit(loss if name == "integers" else jax.value_and_grad(loss, (0, 1), has_aux=True))
-    mesh = mesh_of("detectors", kind, n_devices)
+    mesh = eight_device_mesh("detectors", kind, n_devices)
     place = P() if n_tables % n_devices else P("detectors")
     with jax.set_mesh(mesh) if kind == "explicit" else contextlib.nullcontext():
         actual = run(*jax.device_put((weights, x), (NamedSharding(mesh, place), NamedSharding(mesh, P()))))
@@ -129,13 +121,7 @@ def test_groups_over_devices(name, sizes, kind):
 EXACT = FixedPoint(2.0**12)
 
 
-def anchors_of(n_inputs, n_detectors, n):
-    """Pairs of different inputs."""
-    pairs = [[RNG.permutation(n_inputs)[:2] for _ in range(n)] for _ in range(n_detectors)]
-    return np.array(pairs, np.int32)
-
-
-ANCHORS = anchors_of(FEATURES, T, 9)
+ANCHORS = draw_anchors(RNG, FEATURES, T, 9)
 FEW, SCORED = ANCHORS[:, :3], ANCHORS[:, :6]
 TARGETS = RNG.integers(-1, FEATURES, (T, 1, 3), np.int32)
 
@@ -260,7 +246,7 @@ def test_the_bits_of_one_device_in_a_shard_map(name, layout):
     params, others, op = OPS[name]
     step, init = step_of(op)
     expected = jax.jit(step)(params, init(params), others, X)
-    mesh = mesh_of(layout)
+    mesh = eight_device_mesh(layout)
     of_params, of_state = (sharding.specs(a, mesh) for a in (params, init(params)))
     of_others = jax.tree.map(lambda _: P("detectors"), others)
     sharded = jax.shard_map(
@@ -280,7 +266,11 @@ def test_the_bits_of_one_device_in_a_shard_map(name, layout):
 
 @pytest.mark.parametrize(
     ("name", "accumulate", "layout", "kind"),
-    list(itertools.product({**OPS, **GROUPED}, (EXACT, None), MESHES, ("auto", "explicit"))),
+    list(
+        itertools.product(
+            {**OPS, **GROUPED}, (EXACT, None), ("data", "detectors", "both"), ("auto", "explicit")
+        )
+    ),
 )
 def test_plain_jit(name, accumulate, layout, kind):
     """Nothing in the program knows of devices: the compiler, or the types on a mesh with explicit axes, divide kernels by their rules.
@@ -291,7 +281,7 @@ def test_plain_jit(name, accumulate, layout, kind):
     x = X if name in OPS else X_OF_GROUPS
     step, init = step_of(functools.partial(op, accumulate=accumulate))
     expected = jax.jit(step)(params, init(params), others, x)
-    mesh = mesh_of(layout, kind)
+    mesh = eight_device_mesh(layout, kind)
     of_params, of_state, of_others, of_x = jax.tree.map(
         lambda spec: NamedSharding(mesh, spec),
         (

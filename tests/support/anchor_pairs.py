@@ -1,5 +1,13 @@
 """Pairs of inputs that detectors compare."""
 
+import numpy as np
+
+
+def draw_anchors(rng, n_inputs, n_detectors, n):
+    """Return anchors of two different inputs each."""
+    pairs = [[rng.permutation(n_inputs)[:2] for _ in range(n)] for _ in range(n_detectors)]
+    return np.array(pairs, np.int32)
+
 
 def pairs_of(pool):
     return {(int(a), int(b)) for a in pool for b in pool if a < b}
