@@ -274,26 +274,6 @@ class _Unrounded(lutjax.reads.PowersOfTwo):
     rounds_tables = False
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", measurements.DTYPES)
-def test_integer_tables_have_only_a_forward_row(dtype):
-    """8 samples, 2 groups of 4 inputs and 3 outputs, 4 int8 tables of 4 rows."""
-    shape = shapes.parse("scored-int8:8,4,3,4,2,2")
-    (found,) = measurements.measurements(shape, dtype=dtype)
-    assert (found.row, found.kernel_names, found.table_bytes) == ("forward", "scored_lut: xla", 4 * 4 * 3)
-    numbers_in, ids, rows = 2 * 8 * 4 + 3, 2 * 4 * 2, 2 * 8 * 4 * 3
-    assert found.bytes_moved == (numbers_in + ids) * 4 + rows + 2 * 8 * 3 * 4
-    params, constants = measurements.arguments(shape, "forward", dtype)
-    assert "weights" not in params
-    assert constants["weights"].dtype == jnp.int8
-    y = measurements.function(shape, "forward", dtype)(params, constants)
-    assert (y.shape, y.dtype) == ((8, 2, 3), "float32")
-    x, scale = params.pop("x").astype(jnp.float32), 2.0**-7
-    weights = constants["weights"].astype(jnp.float32) * scale
-    wanted = lutjax.scored_lut(x, weights, constants["anchors"], params, read=_Unrounded(), groups=2)
-    assert jnp.allclose(y, wanted, rtol=1e-5, atol=1e-6)
-
-
 def test_in_place_row_copies_no_table():
     shape = shapes.parse("fc:4,4,3,2,12")
     function = measurements.function(shape, "in-place", "float32")
@@ -323,47 +303,6 @@ def test_implementations_are_those_with_a_kernel_here():
 
 
 # ----------------------------------------------------------------------------------------------- the command
-@pytest.mark.slow
-def test_command_writes_rows_table_and_picture(tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "copy_bandwidth", lambda: 1e9)
-    files = {f"--{name}": tmp_path / f"rows.{name}" for name in ("csv", "markdown", "png")}
-    written = [word for pair in files.items() for word in pair]
-    out = bench("--shape", TINY["fc"], "--row", "forward", "--row", "in-place", "--repeats", 3, *written)
-    assert out.exit_code == 0, out.output
-    assert "a copy moves 1.0 GB/s" in out.output
-    assert "It is a reference, not a promise" in " ".join(out.output.split())
-    rows = rows_of(files["--csv"])
-    assert [(r["shape"], r["row"], r["implementation"]) for r in rows] == [
-        (TINY["fc"], row, "xla") for row in ("forward", "in-place")
-    ]
-    for row in rows:
-        assert 0 < float(row["p20_s"]) <= float(row["p50_s"]) <= float(row["p80_s"])
-        assert float(row["limit_s"]) == int(row["bytes"]) / 1e9
-        assert row["device"] == jax.devices()[0].device_kind
-        assert (row["jax"], row["lutjax"], row["dtype"]) == (jax.__version__, lutjax.__version__, "float32")
-        assert int(row["peak_bytes"]) > int(row["table_bytes"]) == 2 * 4 * 3 * 4
-    assert f"| {TINY['fc']} | in-place | xla |" in files["--markdown"].read_text()
-    assert files["--png"].read_bytes().startswith(b"\x89PNG")
-    for option, path in files.items():
-        _measuring.check_file(option, path, _bench.MARKS[option])  # they are written again
-
-
-@pytest.mark.slow
-def test_interrupted_run_keeps_finished_rows(tmp_path, monkeypatch, instantly):
-    measure_one = measurements.Measurement.measure
-
-    def interrupt(self, **options):
-        if len(instantly) == 2:
-            signal.raise_signal(signal.SIGINT)
-        return measure_one(self, **options)
-
-    monkeypatch.setattr(measurements.Measurement, "measure", interrupt)
-    rows, picture = tmp_path / "rows.csv", tmp_path / "bars.png"
-    out = bench("--shape", TINY["fc"], "--csv", rows, "--png", picture)
-    assert out.exit_code == 130
-    assert "Interrupted after 2 of 4 rows" in out.output
-    assert [r["row"] for r in rows_of(rows)] == ["forward", "dense"]
-    assert picture.exists()
 
 
 def test_measurement_larger_than_the_memory_is_a_note(tmp_path, monkeypatch, instantly):
@@ -389,20 +328,6 @@ def test_defaults_on_a_cpu(instantly):
     assert [(c.name, c.row, c.dtype) for c in instantly] == [
         ("lm:4", "in-place", dtype) for dtype in ("float32", "bfloat16")
     ]
-
-
-@pytest.mark.slow
-def test_integer_accumulation_is_measured_where_it_is_supported(instantly):
-    assert bench("--row", "forward", "--accumulate", 16, "--implementation", "xla").exit_code == 0
-    if jax.default_backend() == "cpu":
-        expected = [name for name, of in shapes.named(Tag.CPU).items() if measurements.accumulates(of)]
-        assert {"ffn", "seq-sparse"} <= set(expected)
-        assert [c.name for c in instantly] == [f"{name} at 16" for name in expected]
-    [shape] = {c.shape for c in instantly if c.name == "ffn at 16"}
-    tiny = dataclasses.replace(shapes.parse(TINY["fc"]), accumulate=shape.accumulate)
-    params, constants, _ = measurements.arrays(tiny, "float32")
-    y = measurements.function(tiny, "forward", "float32")(params, constants)
-    np.testing.assert_array_equal(y * 16, np.round(y * 16))
 
 
 @pytest.mark.parametrize(
@@ -461,3 +386,79 @@ def test_terminal_shows_the_running_measurement():
     with _measuring.Progress(Console(file=stream, force_terminal=True, width=120), 2) as progress:
         progress.starts("ffn, forward, xla, float32")
     assert "ffn, forward, xla, float32" in stream.getvalue()
+
+
+@pytest.mark.slow
+class TestSlow:
+    @pytest.mark.parametrize("dtype", measurements.DTYPES)
+    def test_integer_tables_have_only_a_forward_row(self, dtype):
+        """8 samples, 2 groups of 4 inputs and 3 outputs, 4 int8 tables of 4 rows."""
+        shape = shapes.parse("scored-int8:8,4,3,4,2,2")
+        (found,) = measurements.measurements(shape, dtype=dtype)
+        assert (found.row, found.kernel_names, found.table_bytes) == ("forward", "scored_lut: xla", 4 * 4 * 3)
+        numbers_in, ids, rows = 2 * 8 * 4 + 3, 2 * 4 * 2, 2 * 8 * 4 * 3
+        assert found.bytes_moved == (numbers_in + ids) * 4 + rows + 2 * 8 * 3 * 4
+        params, constants = measurements.arguments(shape, "forward", dtype)
+        assert "weights" not in params
+        assert constants["weights"].dtype == jnp.int8
+        y = measurements.function(shape, "forward", dtype)(params, constants)
+        assert (y.shape, y.dtype) == ((8, 2, 3), "float32")
+        x, scale = params.pop("x").astype(jnp.float32), 2.0**-7
+        weights = constants["weights"].astype(jnp.float32) * scale
+        wanted = lutjax.scored_lut(x, weights, constants["anchors"], params, read=_Unrounded(), groups=2)
+        assert jnp.allclose(y, wanted, rtol=1e-5, atol=1e-6)
+
+    def test_command_writes_rows_table_and_picture(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(results, "copy_bandwidth", lambda: 1e9)
+        files = {f"--{name}": tmp_path / f"rows.{name}" for name in ("csv", "markdown", "png")}
+        written = [word for pair in files.items() for word in pair]
+        out = bench("--shape", TINY["fc"], "--row", "forward", "--row", "in-place", "--repeats", 3, *written)
+        assert out.exit_code == 0, out.output
+        assert "a copy moves 1.0 GB/s" in out.output
+        assert "It is a reference, not a promise" in " ".join(out.output.split())
+        rows = rows_of(files["--csv"])
+        assert [(r["shape"], r["row"], r["implementation"]) for r in rows] == [
+            (TINY["fc"], row, "xla") for row in ("forward", "in-place")
+        ]
+        for row in rows:
+            assert 0 < float(row["p20_s"]) <= float(row["p50_s"]) <= float(row["p80_s"])
+            assert float(row["limit_s"]) == int(row["bytes"]) / 1e9
+            assert row["device"] == jax.devices()[0].device_kind
+            assert (row["jax"], row["lutjax"], row["dtype"]) == (
+                jax.__version__,
+                lutjax.__version__,
+                "float32",
+            )
+            assert int(row["peak_bytes"]) > int(row["table_bytes"]) == 2 * 4 * 3 * 4
+        assert f"| {TINY['fc']} | in-place | xla |" in files["--markdown"].read_text()
+        assert files["--png"].read_bytes().startswith(b"\x89PNG")
+        for option, path in files.items():
+            _measuring.check_file(option, path, _bench.MARKS[option])  # they are written again
+
+    def test_interrupted_run_keeps_finished_rows(self, tmp_path, monkeypatch, instantly):
+        measure_one = measurements.Measurement.measure
+
+        def interrupt(self, **options):
+            if len(instantly) == 2:
+                signal.raise_signal(signal.SIGINT)
+            return measure_one(self, **options)
+
+        monkeypatch.setattr(measurements.Measurement, "measure", interrupt)
+        rows, picture = tmp_path / "rows.csv", tmp_path / "bars.png"
+        out = bench("--shape", TINY["fc"], "--csv", rows, "--png", picture)
+        assert out.exit_code == 130
+        assert "Interrupted after 2 of 4 rows" in out.output
+        assert [r["row"] for r in rows_of(rows)] == ["forward", "dense"]
+        assert picture.exists()
+
+    def test_integer_accumulation_is_measured_where_it_is_supported(self, instantly):
+        assert bench("--row", "forward", "--accumulate", 16, "--implementation", "xla").exit_code == 0
+        if jax.default_backend() == "cpu":
+            expected = [name for name, of in shapes.named(Tag.CPU).items() if measurements.accumulates(of)]
+            assert {"ffn", "seq-sparse"} <= set(expected)
+            assert [c.name for c in instantly] == [f"{name} at 16" for name in expected]
+        [shape] = {c.shape for c in instantly if c.name == "ffn at 16"}
+        tiny = dataclasses.replace(shapes.parse(TINY["fc"]), accumulate=shape.accumulate)
+        params, constants, _ = measurements.arrays(tiny, "float32")
+        y = measurements.function(tiny, "forward", "float32")(params, constants)
+        np.testing.assert_array_equal(y * 16, np.round(y * 16))

@@ -45,39 +45,6 @@ def logits_of(model, tokens, segments=None):
     return model(tokens, deterministic=True, segments=segments)
 
 
-def test_decoding_in_chunks_equals_full_pass():
-    model = model_of()
-    want = logits_of(model, TOKENS)
-    model.init_cache((2,))
-    decode = nnx.jit(lambda model, tokens: model(tokens, deterministic=True, decode=True))
-    got = [decode(model, TOKENS[:, i:j]) for i, j in ((0, 8), (8, 9), (9, 10), (10, 14))]
-    atol = 1e-5 * float(jnp.abs(want).max())
-    np.testing.assert_allclose(jnp.concatenate(got, 1), want, rtol=1e-5, atol=atol)
-    without = logits_of(model_of(memory=False), TOKENS)
-    assert jnp.abs(without - want).max() > 0.1
-
-
-def test_generate_and_slots_draw_the_same():
-    model, n = model_of(), 4
-    texts, want = [TOKENS[0, :9], TOKENS[1, :3]], []
-    for text in texts:
-        padded = jnp.pad(text, (0, 14 - len(text)))
-        for i in range(len(text), len(text) + n):
-            padded = padded.at[i].set(jnp.argmax(logits_of(model, jnp.stack([padded] * 2))[0, i - 1]))
-        want.append(padded[len(text) : len(text) + n].tolist())
-    assert model.generate(texts, n, key=jax.random.key(0), temperature=0).tolist() == want
-    slots = Slots(model, 3, temperature=0)
-    first, token = slots.join(texts[0], key=jax.random.key(0))
-    found = {first: [token, *slots.step()[first].tolist()]}
-    second, token = slots.join(texts[1], key=jax.random.key(1))
-    found[second] = [token]
-    for _ in range(n - 2):
-        for slot, tokens in slots.step().items():
-            found[slot] += tokens.tolist()
-    assert found[first] == want[0]
-    assert found[second] == want[1][: n - 1]
-
-
 def test_segments_are_texts_of_their_own():
     segments = jnp.asarray([[0] * 5 + [1] * 4 + [2] * 5] * 2)
     model = model_of()
@@ -130,16 +97,6 @@ def trained(config=CONFIG, **changes):
         state, loss = run.advance(state, step, 1)
         losses.append(float(loss))
     return run, state, losses
-
-
-def test_rows_of_a_memory_move_by_a_rule_of_their_own():
-    run, state, losses = trained()
-    assert set(state.optimizer.rows) == {"layers/0/memory/weights"}
-    counts = np.asarray(state.optimizer.rows["layers/0/memory/weights"]["count"])
-    first = np.asarray(run.init().params["layers"][0]["memory"]["weights"])
-    moved = (np.asarray(state.params["layers"][0]["memory"]["weights"]) != first).any(-1)
-    np.testing.assert_array_equal(moved, counts[..., 0] > 0)
-    assert losses[-1] < losses[0]
 
 
 def test_reads_of_a_memory_are_known_from_bytes():
@@ -222,3 +179,43 @@ class TestSlow:
         assert [(r["model"], r["seed"], r.get("memory_rate")) for r in made] == ways
         assert abs(made[0]["read"] / made[1]["read"] - 1) < 0.05
         assert made[0]["loss"] != made[2]["loss"]
+
+    def test_decoding_in_chunks_equals_full_pass(self):
+        model = model_of()
+        want = logits_of(model, TOKENS)
+        model.init_cache((2,))
+        decode = nnx.jit(lambda model, tokens: model(tokens, deterministic=True, decode=True))
+        got = [decode(model, TOKENS[:, i:j]) for i, j in ((0, 8), (8, 9), (9, 10), (10, 14))]
+        atol = 1e-5 * float(jnp.abs(want).max())
+        np.testing.assert_allclose(jnp.concatenate(got, 1), want, rtol=1e-5, atol=atol)
+        without = logits_of(model_of(memory=False), TOKENS)
+        assert jnp.abs(without - want).max() > 0.1
+
+    def test_generate_and_slots_draw_the_same(self):
+        model, n = model_of(), 4
+        texts, want = [TOKENS[0, :9], TOKENS[1, :3]], []
+        for text in texts:
+            padded = jnp.pad(text, (0, 14 - len(text)))
+            for i in range(len(text), len(text) + n):
+                padded = padded.at[i].set(jnp.argmax(logits_of(model, jnp.stack([padded] * 2))[0, i - 1]))
+            want.append(padded[len(text) : len(text) + n].tolist())
+        assert model.generate(texts, n, key=jax.random.key(0), temperature=0).tolist() == want
+        slots = Slots(model, 3, temperature=0)
+        first, token = slots.join(texts[0], key=jax.random.key(0))
+        found = {first: [token, *slots.step()[first].tolist()]}
+        second, token = slots.join(texts[1], key=jax.random.key(1))
+        found[second] = [token]
+        for _ in range(n - 2):
+            for slot, tokens in slots.step().items():
+                found[slot] += tokens.tolist()
+        assert found[first] == want[0]
+        assert found[second] == want[1][: n - 1]
+
+    def test_rows_of_a_memory_move_by_a_rule_of_their_own(self):
+        run, state, losses = trained()
+        assert set(state.optimizer.rows) == {"layers/0/memory/weights"}
+        counts = np.asarray(state.optimizer.rows["layers/0/memory/weights"]["count"])
+        first = np.asarray(run.init().params["layers"][0]["memory"]["weights"])
+        moved = (np.asarray(state.params["layers"][0]["memory"]["weights"]) != first).any(-1)
+        np.testing.assert_array_equal(moved, counts[..., 0] > 0)
+        assert losses[-1] < losses[0]

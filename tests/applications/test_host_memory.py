@@ -32,20 +32,6 @@ def on_device():
     return trained(run_of(DEVICE))
 
 
-def test_training_is_that_of_a_memory_on_the_device():
-    run = run_of()
-    first = run.structure.init(0)[1]
-    losses, _ = trained(run)
-    expected, device = on_device()
-    np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    weights = device.params["layers"][0]["memory"]["weights"]
-    np.testing.assert_allclose(table_of(run).weights, weights, atol=1e-5)
-    # All is drawn of the same keys.
-    table_of(run).draw(jax.random.wrap_key_data(run.structure.host_keys(first)[NAME]))
-    of_device = run_of(DEVICE).init().params["layers"][0]["memory"]["weights"]
-    np.testing.assert_array_equal(table_of(run).weights, of_device)
-
-
 def test_rows_lack_at_most_the_last_updates():
     depth = 2
     run = run_of(memory_depth=depth)
@@ -59,20 +45,6 @@ def test_rows_lack_at_most_the_last_updates():
         np.testing.assert_array_equal(batch.rows[NAME], found)
         state, _ = run.advance(state, i, 1)
     assert any((a != b).any() for a, b in itertools.pairwise(snapshots))
-
-
-def test_generation_is_that_of_a_memory_on_the_device():
-    device, on_host = (GPT(config, rngs=nnx.Rngs(0)) for config in (DEVICE, HOST))
-    own = device.layers[0].memory.weights
-    own[...] = own[...] * 20
-    on_host.layers[0].memory.weights.weights[:] = np.asarray(own[...])
-    prompts = [TEXT[:5].astype(np.int32), TEXT[7:9].astype(np.int32)]
-    want, found = (model.generate(prompts, 4, key=jax.random.key(0)) for model in (device, on_host))
-    np.testing.assert_array_equal(want, found)
-    slots = Slots(on_host, 2, temperature=0)
-    first, token = slots.join(prompts[0], key=jax.random.key(0))
-    likeliest = device.generate(prompts[:1], 4, key=jax.random.key(0), temperature=0)
-    assert [token, *slots.step(3)[first].tolist()] == likeliest[0].tolist()
 
 
 @pytest.mark.parametrize(
@@ -194,3 +166,29 @@ class TestSlow:
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         same = "the 10 losses after the kill are those of the process that was killed, bit for bit"
         assert same in done.stdout, done.stdout + done.stderr
+
+    def test_training_is_that_of_a_memory_on_the_device(self):
+        run = run_of()
+        first = run.structure.init(0)[1]
+        losses, _ = trained(run)
+        expected, device = on_device()
+        np.testing.assert_allclose(losses, expected, rtol=1e-5)
+        weights = device.params["layers"][0]["memory"]["weights"]
+        np.testing.assert_allclose(table_of(run).weights, weights, atol=1e-5)
+        # All is drawn of the same keys.
+        table_of(run).draw(jax.random.wrap_key_data(run.structure.host_keys(first)[NAME]))
+        of_device = run_of(DEVICE).init().params["layers"][0]["memory"]["weights"]
+        np.testing.assert_array_equal(table_of(run).weights, of_device)
+
+    def test_generation_is_that_of_a_memory_on_the_device(self):
+        device, on_host = (GPT(config, rngs=nnx.Rngs(0)) for config in (DEVICE, HOST))
+        own = device.layers[0].memory.weights
+        own[...] = own[...] * 20
+        on_host.layers[0].memory.weights.weights[:] = np.asarray(own[...])
+        prompts = [TEXT[:5].astype(np.int32), TEXT[7:9].astype(np.int32)]
+        want, found = (model.generate(prompts, 4, key=jax.random.key(0)) for model in (device, on_host))
+        np.testing.assert_array_equal(want, found)
+        slots = Slots(on_host, 2, temperature=0)
+        first, token = slots.join(prompts[0], key=jax.random.key(0))
+        likeliest = device.generate(prompts[:1], 4, key=jax.random.key(0), temperature=0)
+        assert [token, *slots.step(3)[first].tolist()] == likeliest[0].tolist()

@@ -76,67 +76,6 @@ def write(kind, folder):
     return folder / "saved"
 
 
-@pytest.mark.parametrize("kind", slow_except(CLASSIFIERS, "torchlogix"))
-def test_classifiers(kind, tmp_path):
-    folder = write(kind, tmp_path)
-    found = model_folders.read(folder)
-    packed, has_data = found.model.packed(), kind == "run"
-    assert (found.is_bundle, found.has_data) == (not has_data, has_data)
-
-    said = output("export", folder, "--format", "verilog,c,html,blif")
-    export = folder / exporting.FOLDER
-    vectors = Vectors.from_json((export / VECTORS).read_bytes())
-    assert ("the bundle holds no samples" in said) == (not has_data)
-    tested = f"the test part of {tmp_path / 'data.npz'}"
-    assert vectors.source == (tested if has_data else exporting.RANDOM)
-    first = vectors.inputs["x"]
-    circuit = netlist_json.read(export / f"{exporting.name_of(folder)}.json")
-    np.testing.assert_array_equal(circuit(first), vectors.outputs["y"][:, 0])
-    if not has_data:
-        bits = jnp.asarray(first, bool)
-        words = lutjax.pack_bits(bits.T)
-        np.testing.assert_array_equal(packed.from_words(words)[: len(first)], vectors.outputs["y"][:, 0])
-        assert len(np.unique(vectors.outputs["y"])) > 1
-    for place in (export, folder):  # a model folder stands for its export
-        proved = output("verify", place)
-        assert re.search(r"PASS +\w+\.json = the model in JAX", proved)
-        assert " 0 failed" in proved
-
-    assert "model: " in output("info", folder)
-    shape = predictions.form_of(found.model).shape
-    rows = np.random.default_rng(1).integers(0, 2, (5, *shape)).astype(np.uint8)
-    np.savez(tmp_path / "rows.npz", x=rows)
-    lines = output("predict", folder, tmp_path / "rows.npz").splitlines()
-    expected = np.asarray(packed(jnp.asarray(rows, jnp.float32)))
-    assert [line.split(",")[0] for line in lines[1:]] == [str(number) for number in expected]
-    output("save", folder, tmp_path / "again")
-    if kind == "difflogic":  # bundles of imports are served, too
-        serving = pytest.importorskip("lutjax.serving", reason="the extra serve is not installed")
-        client = pytest.importorskip("starlette.testclient", reason="starlette has no test client")
-        with client.TestClient(serving.application(found.model, "m")) as requests:
-            answer = requests.post("/v1/classify", json={"rows": rows.tolist()}).json()
-        assert answer["classes"] == [str(number) for number in expected]
-        assert answer["names"] == ["0", "1", "2", "3", "4"]
-    assert "host" in output("fpga", folder, "--board", "icebreaker", "--out", tmp_path / "board")
-
-
-@pytest.mark.parametrize("kind", slow_except(CLASSIFIERS[1:4:2], "bundle"))
-def test_numbers_of_bundles(kind, tmp_path):
-    folder = write(kind, tmp_path)
-    assert "--inputs" not in output("export", folder, "--inputs", "fixed16.8", "--format", "json")
-    vectors = Vectors.from_json((folder / exporting.FOLDER / VECTORS).read_bytes())
-    packed = lutjax.load(folder).packed()
-    shape = predictions.form_of(lutjax.load(folder)).shape
-    x = vectors.inputs["x"]
-    expected = packed(jnp.asarray(x.reshape(-1, *shape), jnp.float32))
-    np.testing.assert_array_equal(vectors.outputs["y"][:, 0], expected)
-    assert len(np.unique(vectors.outputs["y"])) > 1
-    thresholds = np.asarray(packed.thresholds)
-    above = (x.reshape(len(x), -1, len(thresholds), 1) > thresholds).mean((0, 1))
-    assert ((above > 0.02) & (above < 0.98)).all()
-    assert " 0 failed" in output("verify", folder)
-
-
 def gates_of(n, **sizes):
     config = LogicClassifierConfig(in_features=n, n_thresholds=0, **sizes)
     return LogicClassifier(config, rngs=nnx.Rngs(0))
@@ -324,3 +263,62 @@ class TestSlow:
 
     def test_missing_packages_name_the_extra(self):
         subprocess.run([sys.executable, "-c", CODE.format(missing=MISSING)], check=True, timeout=300)
+
+    @pytest.mark.parametrize("kind", CLASSIFIERS)
+    def test_classifiers(self, kind, tmp_path):
+        folder = write(kind, tmp_path)
+        found = model_folders.read(folder)
+        packed, has_data = found.model.packed(), kind == "run"
+        assert (found.is_bundle, found.has_data) == (not has_data, has_data)
+
+        said = output("export", folder, "--format", "verilog,c,html,blif")
+        export = folder / exporting.FOLDER
+        vectors = Vectors.from_json((export / VECTORS).read_bytes())
+        assert ("the bundle holds no samples" in said) == (not has_data)
+        tested = f"the test part of {tmp_path / 'data.npz'}"
+        assert vectors.source == (tested if has_data else exporting.RANDOM)
+        first = vectors.inputs["x"]
+        circuit = netlist_json.read(export / f"{exporting.name_of(folder)}.json")
+        np.testing.assert_array_equal(circuit(first), vectors.outputs["y"][:, 0])
+        if not has_data:
+            bits = jnp.asarray(first, bool)
+            words = lutjax.pack_bits(bits.T)
+            np.testing.assert_array_equal(packed.from_words(words)[: len(first)], vectors.outputs["y"][:, 0])
+            assert len(np.unique(vectors.outputs["y"])) > 1
+        for place in (export, folder):  # a model folder stands for its export
+            proved = output("verify", place)
+            assert re.search(r"PASS +\w+\.json = the model in JAX", proved)
+            assert " 0 failed" in proved
+
+        assert "model: " in output("info", folder)
+        shape = predictions.form_of(found.model).shape
+        rows = np.random.default_rng(1).integers(0, 2, (5, *shape)).astype(np.uint8)
+        np.savez(tmp_path / "rows.npz", x=rows)
+        lines = output("predict", folder, tmp_path / "rows.npz").splitlines()
+        expected = np.asarray(packed(jnp.asarray(rows, jnp.float32)))
+        assert [line.split(",")[0] for line in lines[1:]] == [str(number) for number in expected]
+        output("save", folder, tmp_path / "again")
+        if kind == "difflogic":  # bundles of imports are served, too
+            serving = pytest.importorskip("lutjax.serving", reason="the extra serve is not installed")
+            client = pytest.importorskip("starlette.testclient", reason="starlette has no test client")
+            with client.TestClient(serving.application(found.model, "m")) as requests:
+                answer = requests.post("/v1/classify", json={"rows": rows.tolist()}).json()
+            assert answer["classes"] == [str(number) for number in expected]
+            assert answer["names"] == ["0", "1", "2", "3", "4"]
+        assert "host" in output("fpga", folder, "--board", "icebreaker", "--out", tmp_path / "board")
+
+    @pytest.mark.parametrize("kind", CLASSIFIERS[1:4:2])
+    def test_numbers_of_bundles(self, kind, tmp_path):
+        folder = write(kind, tmp_path)
+        assert "--inputs" not in output("export", folder, "--inputs", "fixed16.8", "--format", "json")
+        vectors = Vectors.from_json((folder / exporting.FOLDER / VECTORS).read_bytes())
+        packed = lutjax.load(folder).packed()
+        shape = predictions.form_of(lutjax.load(folder)).shape
+        x = vectors.inputs["x"]
+        expected = packed(jnp.asarray(x.reshape(-1, *shape), jnp.float32))
+        np.testing.assert_array_equal(vectors.outputs["y"][:, 0], expected)
+        assert len(np.unique(vectors.outputs["y"])) > 1
+        thresholds = np.asarray(packed.thresholds)
+        above = (x.reshape(len(x), -1, len(thresholds), 1) > thresholds).mean((0, 1))
+        assert ((above > 0.02) & (above < 0.98)).all()
+        assert " 0 failed" in output("verify", folder)

@@ -96,27 +96,6 @@ def test_sums_of_earlier_keys(seed, lengths, is_key, sums):
     np.testing.assert_array_equal(cache["cached_counts"], held)
 
 
-def test_as_with_ids(monkeypatch):
-    spec = dataclasses.replace(SPEC, accumulate=SUMS["checked"])
-    arrays, x = arrays_of(spec=spec), jnp.asarray(drawn(1, 2, LENGTH, FEATURES))
-
-    def both(cached, lengths):
-        def loss(weights):
-            y, _ = decoded_in(spec, {**arrays, "weights": weights}, x, lengths, cached)
-            return jnp.sum(y * drawn(3, *y.shape)), y
-
-        # In jit, since the most numbers of a block are chosen while it traces.
-        (_, y), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(jnp.asarray(arrays["weights"]))
-        return y, gradient
-
-    y, gradient = both("ids", (5, 1, 3))
-    for most in (_counts._MOST_NUMBERS, 100):
-        monkeypatch.setattr(_counts, "_MOST_NUMBERS", most)
-        of_counts, of_table = both("counts", (5, 1, 3))
-        np.testing.assert_array_equal(of_counts, y)
-        np.testing.assert_allclose(of_table, gradient, atol=1e-3)
-
-
 def decoded_in(spec, arrays, x, lengths, cached):
     """`decoded`, as a function of arrays that may be traced."""
     cache, found, at = spec.empty_cache(x.shape, x.dtype, cached=cached), [], 0
@@ -137,43 +116,6 @@ def test_all_keys_are_seen_in_constant_memory():
     assert cache["cache_index"] == LENGTH
     forgotten, _ = decoded(spec, arrays, x, (4, 5), "ids")
     assert np.any(forgotten != want)
-
-
-def test_libraries():
-    spec = dataclasses.replace(SPEC, accumulate=FINE)
-    arrays, x = arrays_of(), jnp.asarray(drawn(1, 2, LENGTH, FEATURES))
-    want, parts = spec(arrays, x), (x[:, :5], x[:, 5:6], x[:, 6:])
-    options = {**SIZES, "n_positions": LENGTH, "accumulate": FINE, "decode": True, "cached": "counts"}
-
-    layer = of_nnx.LUTAttention(FEATURES, OUTPUTS, **options, anchors=arrays["anchors"], rngs=nnx.Rngs(0))
-    layer.weights = arrays["weights"]
-    for kinds in ({}, {"counts": True}):
-        layer.init_cache(x.shape, **kinds)
-        np.testing.assert_array_equal(jnp.concatenate([layer(part) for part in parts], 1), want)
-    layer.init_cache(x.shape, ids=True)
-    np.testing.assert_array_equal(jnp.concatenate([layer(part) for part in parts], 1), want)
-
-    layer = of_linen.LUTAttention(FEATURES, OUTPUTS, **options)
-    variables = layer.init(jax.random.key(0), parts[0])
-    assert set(variables["cache"]) == {"cached_counts", "cache_index"}
-    arrays = jax.tree.map(jnp.asarray, arrays)
-    kinds = {"params": {"weights": arrays["weights"]}, "anchors": {"anchors": arrays["anchors"]}}
-    cache, found = variables["cache"], []
-    for part in parts:
-        y, new = layer.apply({**kinds, "cache": cache}, part, mutable=["cache"])
-        cache = new["cache"]
-        found.append(y)
-    np.testing.assert_array_equal(jnp.concatenate(found, 1), want)
-
-    f = hk.transform_with_state(
-        lambda x: of_haiku.LUTAttention(FEATURES, OUTPUTS, **options, name="layer")(x)
-    )
-    state, found = f.init(jax.random.key(0), parts[0])[1], []
-    state["layer"]["anchors"] = arrays["anchors"]
-    for part in parts:
-        y, state = f.apply({"layer": {"weights": arrays["weights"]}}, state, None, part)
-        found.append(y)
-    np.testing.assert_array_equal(jnp.concatenate(found, 1), want)
 
 
 IMPOSSIBLE = {
@@ -238,3 +180,62 @@ def test_symbolic_batches(monkeypatch):
         (y, cache), (want, of_cache) = call(x), jax.jit(attend)(x)
         np.testing.assert_allclose(y, want, atol=1e-5)
         np.testing.assert_array_equal(cache["cached_counts"], of_cache["cached_counts"])
+
+
+@pytest.mark.slow
+class TestSlow:
+    def test_as_with_ids(self, monkeypatch):
+        spec = dataclasses.replace(SPEC, accumulate=SUMS["checked"])
+        arrays, x = arrays_of(spec=spec), jnp.asarray(drawn(1, 2, LENGTH, FEATURES))
+
+        def both(cached, lengths):
+            def loss(weights):
+                y, _ = decoded_in(spec, {**arrays, "weights": weights}, x, lengths, cached)
+                return jnp.sum(y * drawn(3, *y.shape)), y
+
+            # In jit, since the most numbers of a block are chosen while it traces.
+            (_, y), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(jnp.asarray(arrays["weights"]))
+            return y, gradient
+
+        y, gradient = both("ids", (5, 1, 3))
+        for most in (_counts._MOST_NUMBERS, 100):
+            monkeypatch.setattr(_counts, "_MOST_NUMBERS", most)
+            of_counts, of_table = both("counts", (5, 1, 3))
+            np.testing.assert_array_equal(of_counts, y)
+            np.testing.assert_allclose(of_table, gradient, atol=1e-3)
+
+    def test_libraries(self):
+        spec = dataclasses.replace(SPEC, accumulate=FINE)
+        arrays, x = arrays_of(), jnp.asarray(drawn(1, 2, LENGTH, FEATURES))
+        want, parts = spec(arrays, x), (x[:, :5], x[:, 5:6], x[:, 6:])
+        options = {**SIZES, "n_positions": LENGTH, "accumulate": FINE, "decode": True, "cached": "counts"}
+
+        layer = of_nnx.LUTAttention(FEATURES, OUTPUTS, **options, anchors=arrays["anchors"], rngs=nnx.Rngs(0))
+        layer.weights = arrays["weights"]
+        for kinds in ({}, {"counts": True}):
+            layer.init_cache(x.shape, **kinds)
+            np.testing.assert_array_equal(jnp.concatenate([layer(part) for part in parts], 1), want)
+        layer.init_cache(x.shape, ids=True)
+        np.testing.assert_array_equal(jnp.concatenate([layer(part) for part in parts], 1), want)
+
+        layer = of_linen.LUTAttention(FEATURES, OUTPUTS, **options)
+        variables = layer.init(jax.random.key(0), parts[0])
+        assert set(variables["cache"]) == {"cached_counts", "cache_index"}
+        arrays = jax.tree.map(jnp.asarray, arrays)
+        kinds = {"params": {"weights": arrays["weights"]}, "anchors": {"anchors": arrays["anchors"]}}
+        cache, found = variables["cache"], []
+        for part in parts:
+            y, new = layer.apply({**kinds, "cache": cache}, part, mutable=["cache"])
+            cache = new["cache"]
+            found.append(y)
+        np.testing.assert_array_equal(jnp.concatenate(found, 1), want)
+
+        f = hk.transform_with_state(
+            lambda x: of_haiku.LUTAttention(FEATURES, OUTPUTS, **options, name="layer")(x)
+        )
+        state, found = f.init(jax.random.key(0), parts[0])[1], []
+        state["layer"]["anchors"] = arrays["anchors"]
+        for part in parts:
+            y, state = f.apply({"layer": {"weights": arrays["weights"]}}, state, None, part)
+            found.append(y)
+        np.testing.assert_array_equal(jnp.concatenate(found, 1), want)

@@ -65,21 +65,6 @@ DRAWN = [(op, i, "") for op in OPS for i in drawn_cases.implemented(op)]
 DRAWN += [(op, "xla", formulation) for op in FORMULATED for formulation in ("accelerator", "tpu")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("op", "implementation", "formulation"), DRAWN)
-def test_implementations_at_drawn_sizes(op, implementation, formulation, request):
-    if formulation:
-        request.getfixturevalue(f"{formulation}_formulation")
-
-    @settings(settings.get_profile("quick"), max_examples=25)
-    @given(drawn_cases.specs(op))
-    def check(spec):
-        compare(spec, implementation, formulation)
-
-    check()
-    jax.clear_caches()
-
-
 # ------------------------------------------------------------------------------------- updates of tables
 UPDATED = (
     "lookup",
@@ -95,21 +80,6 @@ RULES = (
     tables.RowMomentum(momentum=0.5),
     tables.RowAdam(b1=0.5, b2=0.75, eps=2.0**-10, weight_decay=0.25),
 )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("op", UPDATED)
-def test_updates_of_drawn_tables(op):
-    @settings(settings.get_profile("quick"), max_examples=20)
-    @given(drawn_cases.specs(op), st.sampled_from(RULES))
-    def check(spec, rule):
-        with spec.context():
-            case = next(spec.cases())
-            testing.check_factored(case, "xla", transformation="jit")
-            testing.check_update(case, "xla", rule)
-
-    check()
-    jax.clear_caches()
 
 
 # ------------------------------------------------------------------------------------- sequences of calls
@@ -213,13 +183,6 @@ class Late:
 
 
 DIFFERENTIABLE = tuple(op for op in OPS if "backward" in lutjax.kernel_registry.directions(op))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("op", DIFFERENTIABLE)
-def test_no_call_depends_on_earlier_ones(op):
-    quick = settings(settings.get_profile("quick"), max_examples=4, stateful_step_count=12)
-    run_state_machine_as_test(sequences(op), settings=quick)
 
 
 def test_pullbacks_belong_to_the_call_that_made_them():
@@ -341,3 +304,37 @@ def test_specs_use_every_argument(op):
         for case in spec.cases():
             case.call(note, {**case.differentiable, **case.fixed})
     assert set(signature.parameters) - used - set(LEFT_OUT) == set()
+
+
+@pytest.mark.slow
+class TestSlow:
+    @pytest.mark.parametrize(("op", "implementation", "formulation"), DRAWN)
+    def test_implementations_at_drawn_sizes(self, op, implementation, formulation, request):
+        if formulation:
+            request.getfixturevalue(f"{formulation}_formulation")
+
+        @settings(settings.get_profile("quick"), max_examples=25)
+        @given(drawn_cases.specs(op))
+        def check(spec):
+            compare(spec, implementation, formulation)
+
+        check()
+        jax.clear_caches()
+
+    @pytest.mark.parametrize("op", UPDATED)
+    def test_updates_of_drawn_tables(self, op):
+        @settings(settings.get_profile("quick"), max_examples=20)
+        @given(drawn_cases.specs(op), st.sampled_from(RULES))
+        def check(spec, rule):
+            with spec.context():
+                case = next(spec.cases())
+                testing.check_factored(case, "xla", transformation="jit")
+                testing.check_update(case, "xla", rule)
+
+        check()
+        jax.clear_caches()
+
+    @pytest.mark.parametrize("op", DIFFERENTIABLE)
+    def test_no_call_depends_on_earlier_ones(self, op):
+        quick = settings(settings.get_profile("quick"), max_examples=4, stateful_step_count=12)
+        run_state_machine_as_test(sequences(op), settings=quick)

@@ -254,17 +254,6 @@ def check(training: Training, factored: bool = True) -> None:
             assert int(state.step) == number + 1
 
 
-@pytest.mark.slow
-@settings(settings.get_profile("quick"), max_examples=40)
-@given(trainings(), st.sampled_from((True, True, True, False)))
-def test_steps(training, factored):
-    check(training, factored)
-
-
-def test_a_step_of_microbatches_and_rates():
-    check(Training((Table("lut", rate=0.5), Table("lut", factor=0.5, dense=True)), RULES[-1], parts=2))
-
-
 def test_a_table_of_16_bits():
     check(Training((Table("sparse_lut", dtype="bfloat16"),), tables.SGD(), donate=False))
 
@@ -335,7 +324,7 @@ USES: dict[str, Any] = {
 }
 
 
-FAST = ("once", "swapped", "twice", "twice, stopped once", "stopped penalty", "scaled", "half of its inputs")
+FAST = ("once", "twice, stopped once", "stopped penalty", "half of its inputs")
 
 
 @pytest.mark.parametrize(
@@ -398,3 +387,14 @@ def test_one_array_under_two_names():
 
     value, gradients = jax.jit(tables.value_and_grad(loss))(params)
     compare("one array", (value, dense(gradients)), jax.value_and_grad(loss)(params), 2e-5)
+
+
+@pytest.mark.slow
+class TestSlow:
+    @settings(settings.get_profile("quick"), max_examples=40)
+    @given(trainings(), st.sampled_from((True, True, True, False)))
+    def test_steps(self, training, factored):
+        check(training, factored)
+
+    def test_a_step_of_microbatches_and_rates(self):
+        check(Training((Table("lut", rate=0.5), Table("lut", factor=0.5, dense=True)), RULES[-1], parts=2))

@@ -154,28 +154,6 @@ def test_wild_arrays_read_no_other_memory():
             assert all(np.all(np.isfinite(a)) for a in gradients)
 
 
-@pytest.mark.slow
-def test_groups_and_vmap():
-    grouped = lutjax.sparse_lut(jnp.stack([X] * 3, 1), WEIGHTS, ANCHORS, EDGES, groups=3)
-    assert_close("sum", grouped.sum(1), look_up(WEIGHTS, X))
-    mapped = jax.vmap(look_up, in_axes=(0, None))(np.stack([WEIGHTS, 2 * WEIGHTS]), X)
-    assert_close("vmap", mapped[1], 2 * look_up(WEIGHTS, X))
-
-
-@needs_devices(2)
-def test_a_batch_over_devices():
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,))
-    x, dy = (jax.device_put(a[:8], NamedSharding(mesh, P("data"))) for a in (X, DY))
-    weights = jax.device_put(jnp.asarray(WEIGHTS), NamedSharding(mesh, P()))
-    found, pull = jax.jit(lambda w, x, dy: (lambda y, pull: (y, pull(dy)))(*jax.vjp(look_up, w, x)))(
-        weights, x, dy
-    )
-    wanted, expected = jax.vjp(look_up, WEIGHTS, X[:8])
-    assert_close("y", jnp.asarray(np.asarray(found)), wanted)
-    for name, a, b in zip(("d weights", "dx"), pull, expected(DY[:8]), strict=True):
-        assert_close(name, jnp.asarray(np.asarray(a)), b)
-
-
 # ------------------------------------------------------------------------------------- training
 RULES = {
     "SGD, decay": tables.SGD(weight_decay=0.1),
@@ -222,56 +200,6 @@ def test_usage_counts_the_reads_of_rows():
     )
 
 
-@pytest.mark.slow
-def test_growth_and_pruning_keep_weights_and_state():
-    optimizer = tables.Optimizer(tables.RowAdam(b1=0.5), rate=0.1, tables={"weights"})
-
-    def steps(params, state, edges, n):
-        @jax.jit
-        def step(params, state):
-            loss = lambda p: jnp.sum((look_up(p["weights"], X, edges) - DY) ** 2)  # noqa: E731
-            value, gradients = tables.value_and_grad(loss)(params)
-            return *optimizer.apply(params, gradients, state), value
-
-        losses = []
-        for _ in range(n):
-            params, state, value = step(params, state)
-            losses.append(float(value))
-        return params, state, losses
-
-    params = {"weights": jnp.asarray(WEIGHTS)}
-    params, state, before = steps(params, optimizer.init(params), EDGES, 4)
-    new = [2, 0, 2], [0, 1, 1], [6, 5, 4]
-    more = add_edges(EDGES, *new)
-    assert sorted(zip(*(a.tolist() for a in ids_of(more.edges)), strict=True)) == sorted(
-        [*zip(*(a.tolist() for a in ids_of(EDGES)), strict=True), *zip(*new, strict=True)]
-    )
-    bigger = {"weights": carry_over(params["weights"], more)}
-    rows = {"weights": carry_over(state.rows["weights"], more)}
-    assert all(a.shape == (EDGES.size + 3,) for a in (*bigger.values(), *rows["weights"].values()))
-    assert_close(
-        "new edges weigh nothing", look_up(bigger["weights"], X, more.edges), look_up(params["weights"], X)
-    )
-    grown_params, _, after = steps(bigger, state._replace(rows=rows), more.edges, 4)
-    assert after[-1] < before[-1]
-    assert float(jnp.abs(grown_params["weights"][more.source < 0]).max()) > 0
-    fewer = remove_edges(more.edges, more.source >= 0)
-    assert ids_of(fewer.edges)[2].tolist() == TARGETS.tolist()
-    same = carry_over({"weights": bigger["weights"], **rows["weights"]}, fewer)
-    same_state = state._replace(rows={"weights": {n: same[n] for n in rows["weights"]}})
-    found = steps({"weights": same["weights"]}, same_state, fewer.edges, 2)
-    wanted = steps(params, state, EDGES, 2)
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), found, wanted)
-    with pytest.raises(ValueError, match=r"an array has shape \[3\]; the list had 49 edges"):
-        carry_over(np.zeros(3), more)
-    with pytest.raises(ValueError, match=r"new has shape \[2\]; .* for each of the 3 edges"):
-        carry_over(WEIGHTS, more, new=np.zeros(2))
-    with pytest.raises(ValueError, match=r"edge 0 has target 7"):
-        add_edges(EDGES, [0], [0], [7])
-    with pytest.raises(ValueError, match=r"expected bool\[49\]"):
-        remove_edges(EDGES, np.ones(3, bool))
-
-
 # ------------------------------------------------------------------------------------- layers
 def test_layers_take_lists():
     from flax import nnx
@@ -300,3 +228,75 @@ def test_layers_take_lists():
     layer.targets[...] = jnp.full_like(layer.targets[...], OUTPUTS)
     with pytest.raises(ValueError, match="SparseLUT: edge 0 has target 7"):
         layer(X)
+
+
+@pytest.mark.slow
+class TestSlow:
+    def test_groups_and_vmap(self):
+        grouped = lutjax.sparse_lut(jnp.stack([X] * 3, 1), WEIGHTS, ANCHORS, EDGES, groups=3)
+        assert_close("sum", grouped.sum(1), look_up(WEIGHTS, X))
+        mapped = jax.vmap(look_up, in_axes=(0, None))(np.stack([WEIGHTS, 2 * WEIGHTS]), X)
+        assert_close("vmap", mapped[1], 2 * look_up(WEIGHTS, X))
+
+    @needs_devices(2)
+    def test_a_batch_over_devices(self):
+        mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,))
+        x, dy = (jax.device_put(a[:8], NamedSharding(mesh, P("data"))) for a in (X, DY))
+        weights = jax.device_put(jnp.asarray(WEIGHTS), NamedSharding(mesh, P()))
+        found, pull = jax.jit(lambda w, x, dy: (lambda y, pull: (y, pull(dy)))(*jax.vjp(look_up, w, x)))(
+            weights, x, dy
+        )
+        wanted, expected = jax.vjp(look_up, WEIGHTS, X[:8])
+        assert_close("y", jnp.asarray(np.asarray(found)), wanted)
+        for name, a, b in zip(("d weights", "dx"), pull, expected(DY[:8]), strict=True):
+            assert_close(name, jnp.asarray(np.asarray(a)), b)
+
+    def test_growth_and_pruning_keep_weights_and_state(self):
+        optimizer = tables.Optimizer(tables.RowAdam(b1=0.5), rate=0.1, tables={"weights"})
+
+        def steps(params, state, edges, n):
+            @jax.jit
+            def step(params, state):
+                loss = lambda p: jnp.sum((look_up(p["weights"], X, edges) - DY) ** 2)  # noqa: E731
+                value, gradients = tables.value_and_grad(loss)(params)
+                return *optimizer.apply(params, gradients, state), value
+
+            losses = []
+            for _ in range(n):
+                params, state, value = step(params, state)
+                losses.append(float(value))
+            return params, state, losses
+
+        params = {"weights": jnp.asarray(WEIGHTS)}
+        params, state, before = steps(params, optimizer.init(params), EDGES, 4)
+        new = [2, 0, 2], [0, 1, 1], [6, 5, 4]
+        more = add_edges(EDGES, *new)
+        assert sorted(zip(*(a.tolist() for a in ids_of(more.edges)), strict=True)) == sorted(
+            [*zip(*(a.tolist() for a in ids_of(EDGES)), strict=True), *zip(*new, strict=True)]
+        )
+        bigger = {"weights": carry_over(params["weights"], more)}
+        rows = {"weights": carry_over(state.rows["weights"], more)}
+        assert all(a.shape == (EDGES.size + 3,) for a in (*bigger.values(), *rows["weights"].values()))
+        assert_close(
+            "new edges weigh nothing",
+            look_up(bigger["weights"], X, more.edges),
+            look_up(params["weights"], X),
+        )
+        grown_params, _, after = steps(bigger, state._replace(rows=rows), more.edges, 4)
+        assert after[-1] < before[-1]
+        assert float(jnp.abs(grown_params["weights"][more.source < 0]).max()) > 0
+        fewer = remove_edges(more.edges, more.source >= 0)
+        assert ids_of(fewer.edges)[2].tolist() == TARGETS.tolist()
+        same = carry_over({"weights": bigger["weights"], **rows["weights"]}, fewer)
+        same_state = state._replace(rows={"weights": {n: same[n] for n in rows["weights"]}})
+        found = steps({"weights": same["weights"]}, same_state, fewer.edges, 2)
+        wanted = steps(params, state, EDGES, 2)
+        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), found, wanted)
+        with pytest.raises(ValueError, match=r"an array has shape \[3\]; the list had 49 edges"):
+            carry_over(np.zeros(3), more)
+        with pytest.raises(ValueError, match=r"new has shape \[2\]; .* for each of the 3 edges"):
+            carry_over(WEIGHTS, more, new=np.zeros(2))
+        with pytest.raises(ValueError, match=r"edge 0 has target 7"):
+            add_edges(EDGES, [0], [0], [7])
+        with pytest.raises(ValueError, match=r"expected bool\[49\]"):
+            remove_edges(EDGES, np.ones(3, bool))

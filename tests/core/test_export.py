@@ -122,9 +122,7 @@ def of_case(case):
     return f, of_batch, (size, size + 2)
 
 
-@pytest.mark.parametrize(
-    ("op", "shape"), slow_except(SHAPES, "lookup_attention-split", "sparse_lookup-edges")
-)
+@pytest.mark.parametrize(("op", "shape"), slow_except(SHAPES, "sparse_lookup-edges"))
 def test_every_op(op, shape):
     case = testing.case(op, shape)
     f, of_batch, sizes = of_case(case)

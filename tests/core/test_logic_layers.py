@@ -299,95 +299,100 @@ def test_sizes_follow_pruned_gates():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("estimator", "learned"),
-    [("soft", "balanced"), ("gumbel", "top-k"), ("straight_through", "learnable")],
-)
-def test_layers_in_sequence_are_calls_one_after_another(estimator, learned):
-    """Mixtures of layers of the same size are computed at once: two of four."""
-    rngs, options = nnx.Rngs(0, gates=1), {"estimator": estimator, "feature_axis": 0}
-    gates = [(6, 8, "balanced"), (8, 8, learned), (8, 5, learned)]
-    layers = [
-        lutjax_nnx.LogicGates(
-            n, m, wiring=w, candidates=4, logits_init=jax.nn.initializers.normal(1.0), rngs=rngs, **options
-        )
-        for n, m, w in gates
-    ]
-    layers.insert(2, lutjax_nnx.SoftLUT(8, 8, n_inputs=2, rngs=rngs, **options))
-    graph, params, others = nnx.split(nnx.List(layers), nnx.Param, ...)
-    x = jax.random.uniform(jax.random.key(2), (6, 7))
-
-    def joined(layers):
-        mode = {"deterministic": False, "temperature": 0.5, "rngs": nnx.Rngs(gates=3)}
-        return lutjax_nnx._logic.in_sequence(layers, x, **mode)
-
-    def apart(layers):
-        y, mode = x, {"deterministic": False, "temperature": 0.5, "rngs": nnx.Rngs(gates=3)}
-        for layer in layers:
-            y = layer(y, **mode)
-        return y
-
-    def derivatives(f):
-        def loss(params):
-            y = f(nnx.merge(graph, params, others))
-            return jnp.sum(y**2), y
-
-        return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
-
-    for a, b in zip(*(jax.tree.leaves(derivatives(f)) for f in (joined, apart)), strict=True):
-        testing.assert_close(estimator, a, b)
-    if learned == "balanced":
-        program = str(jax.make_jaxpr(lambda: joined(nnx.merge(graph, params, others)))())
-        assert program.count("= exp ") == 2  # those of 8 gates, and of 5
-
-
-@pytest.mark.slow
-def test_a_network_that_runs_hard_or_lacks_noise_is_that_of_its_layers():
-    config = LogicClassifierConfig(6, 2, layers=(8, 8), n_thresholds=0, estimator="gumbel")
-    model = LogicClassifier(config, rngs=nnx.Rngs(0))
-    bits = jnp.ones((3, 6))
-    y = bits.T
-    for layer in model.layers:
-        y = layer(y, deterministic=True)
-    np.testing.assert_array_equal(model(bits, deterministic=True), model.votes(y).T)
-    for layer in model.layers:
-        layer.rngs = nnx.data(None)
-    with pytest.raises(ValueError, match="LogicGates: estimator is 'gumbel', which needs rngs"):
-        model(bits)
-
-
-@pytest.mark.slow
-def test_recurrent_gates_go_on_and_run_packed():
-    case = Case("LogicRNN", {}, (40, 5, 3), (3, 8))
-    arrays = variables_of(case)
-    bits = np.random.default_rng(0).integers(0, 2, case.shape).astype(np.float32)
-    layer = nnx_layer(case, arrays)
-    whole = layer(bits)
-    first = layer(bits[:, :2])
-    np.testing.assert_array_equal(first, whole[:, :2])
-    np.testing.assert_array_equal(layer(bits[:, 2:], state=first[:, -1]), whole[:, 2:])
-
-    hard = np.asarray(layer(bits, deterministic=True))
-    words = jnp.stack([lutjax.pack_bits(bits[:, t].T) for t in range(5)], 1)
-    kinds = by_kind(case, arrays)
-    linen_layer = linen.LogicRNN(*case.sizes)
-    f = hk.transform_with_state(
-        lambda words, state=None: lutjax_haiku.LogicRNN(*case.sizes, name="layer").from_words(words, state)
+class TestSlow:
+    @pytest.mark.parametrize(
+        ("estimator", "learned"),
+        [("soft", "balanced"), ("gumbel", "top-k"), ("straight_through", "learnable")],
     )
-    of_haiku = {"layer": kinds["params"]}, {"layer": kinds["wires"]}, None
-    for from_words in (
-        layer.from_words,
-        lambda *a: linen_layer.from_words(kinds, *a),
-        lambda *a: f.apply(*of_haiku, *a)[0],
-    ):
-        found = from_words(words)
-        for t in range(5):
-            np.testing.assert_array_equal(lutjax.unpack_bits(found[:, t], 40).T, hard[:, t])
-        np.testing.assert_array_equal(from_words(words[:, 2:], found[:, 1]), found[:, 2:])
-    for call, message in (
-        (lambda: layer(bits[0, 0]), r"x has shape \[3\]; expected \[..., length, features\]"),
-        (lambda: layer(bits, state=bits[:, 0]), r"state has shape \[40, 3\]; expected \[40, 8\]"),
-        (lambda: layer.from_words(words[:2]), r"words is uint32\[2, 5, 2\]; .* \[3, length, ...\]"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
+    def test_layers_in_sequence_are_calls_one_after_another(self, estimator, learned):
+        """Mixtures of layers of the same size are computed at once: two of four."""
+        rngs, options = nnx.Rngs(0, gates=1), {"estimator": estimator, "feature_axis": 0}
+        gates = [(6, 8, "balanced"), (8, 8, learned), (8, 5, learned)]
+        layers = [
+            lutjax_nnx.LogicGates(
+                n,
+                m,
+                wiring=w,
+                candidates=4,
+                logits_init=jax.nn.initializers.normal(1.0),
+                rngs=rngs,
+                **options,
+            )
+            for n, m, w in gates
+        ]
+        layers.insert(2, lutjax_nnx.SoftLUT(8, 8, n_inputs=2, rngs=rngs, **options))
+        graph, params, others = nnx.split(nnx.List(layers), nnx.Param, ...)
+        x = jax.random.uniform(jax.random.key(2), (6, 7))
+
+        def joined(layers):
+            mode = {"deterministic": False, "temperature": 0.5, "rngs": nnx.Rngs(gates=3)}
+            return lutjax_nnx._logic.in_sequence(layers, x, **mode)
+
+        def apart(layers):
+            y, mode = x, {"deterministic": False, "temperature": 0.5, "rngs": nnx.Rngs(gates=3)}
+            for layer in layers:
+                y = layer(y, **mode)
+            return y
+
+        def derivatives(f):
+            def loss(params):
+                y = f(nnx.merge(graph, params, others))
+                return jnp.sum(y**2), y
+
+            return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+        for a, b in zip(*(jax.tree.leaves(derivatives(f)) for f in (joined, apart)), strict=True):
+            testing.assert_close(estimator, a, b)
+        if learned == "balanced":
+            program = str(jax.make_jaxpr(lambda: joined(nnx.merge(graph, params, others)))())
+            assert program.count("= exp ") == 2  # those of 8 gates, and of 5
+
+    def test_a_network_that_runs_hard_or_lacks_noise_is_that_of_its_layers(self):
+        config = LogicClassifierConfig(6, 2, layers=(8, 8), n_thresholds=0, estimator="gumbel")
+        model = LogicClassifier(config, rngs=nnx.Rngs(0))
+        bits = jnp.ones((3, 6))
+        y = bits.T
+        for layer in model.layers:
+            y = layer(y, deterministic=True)
+        np.testing.assert_array_equal(model(bits, deterministic=True), model.votes(y).T)
+        for layer in model.layers:
+            layer.rngs = nnx.data(None)
+        with pytest.raises(ValueError, match="LogicGates: estimator is 'gumbel', which needs rngs"):
+            model(bits)
+
+    def test_recurrent_gates_go_on_and_run_packed(self):
+        case = Case("LogicRNN", {}, (40, 5, 3), (3, 8))
+        arrays = variables_of(case)
+        bits = np.random.default_rng(0).integers(0, 2, case.shape).astype(np.float32)
+        layer = nnx_layer(case, arrays)
+        whole = layer(bits)
+        first = layer(bits[:, :2])
+        np.testing.assert_array_equal(first, whole[:, :2])
+        np.testing.assert_array_equal(layer(bits[:, 2:], state=first[:, -1]), whole[:, 2:])
+
+        hard = np.asarray(layer(bits, deterministic=True))
+        words = jnp.stack([lutjax.pack_bits(bits[:, t].T) for t in range(5)], 1)
+        kinds = by_kind(case, arrays)
+        linen_layer = linen.LogicRNN(*case.sizes)
+        f = hk.transform_with_state(
+            lambda words, state=None: lutjax_haiku.LogicRNN(*case.sizes, name="layer").from_words(
+                words, state
+            )
+        )
+        of_haiku = {"layer": kinds["params"]}, {"layer": kinds["wires"]}, None
+        for from_words in (
+            layer.from_words,
+            lambda *a: linen_layer.from_words(kinds, *a),
+            lambda *a: f.apply(*of_haiku, *a)[0],
+        ):
+            found = from_words(words)
+            for t in range(5):
+                np.testing.assert_array_equal(lutjax.unpack_bits(found[:, t], 40).T, hard[:, t])
+            np.testing.assert_array_equal(from_words(words[:, 2:], found[:, 1]), found[:, 2:])
+        for call, message in (
+            (lambda: layer(bits[0, 0]), r"x has shape \[3\]; expected \[..., length, features\]"),
+            (lambda: layer(bits, state=bits[:, 0]), r"state has shape \[40, 3\]; expected \[40, 8\]"),
+            (lambda: layer.from_words(words[:2]), r"words is uint32\[2, 5, 2\]; .* \[3, length, ...\]"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                call()

@@ -104,19 +104,6 @@ def test_impossible_hashes(options, message):
         lutjax.ngram_rows(TOKENS.astype(float), rows=10)
 
 
-def test_first_scales():
-    """Rows of length 1 in a table that keys address, and keys within one over the root of their size."""
-    layer = ProductKeyMemory(64, 48, n_keys=32, rngs=nnx.Rngs(0))
-    lengths = np.linalg.norm(layer.weights.get_value(), axis=-1)
-    assert abs(lengths.mean() - 1) < 0.02
-    assert np.abs(layer.half_keys.get_value()).max() == pytest.approx(32**-0.5, rel=1e-3)
-    x = jax.random.normal(jax.random.key(1), (100, 64))
-    assert 0.2 < jax.jit(layer)(x).std() * np.sqrt(48) < 1  # of 4 heads, each the mean of about 32 rows
-    memory = NgramMemory(64, rows=500, rngs=nnx.Rngs(0))
-    assert memory.width == 8
-    assert np.std(memory.weights.get_value()) == pytest.approx(0.02, rel=0.02)
-
-
 @pytest.mark.usefixtures("without_typechecking")
 def test_impossible_calls():
     layer, x = NgramMemory(6, rows=5, rngs=nnx.Rngs(0)), jnp.zeros((3, 14, 6))
@@ -249,42 +236,6 @@ class Model(nnx.Module):
         return self.experts(x)
 
 
-def test_rows_that_are_read_move_and_no_others():
-    """All tables have gradients in factors, whose step is that of dense gradients."""
-    model = Model(nnx.Rngs(0))
-    optimizer = training.Optimizer(model, tables.Optimizer(tables.RowAdam(), 0.02, rest=optax.adam(0.01)))
-
-    def loss(model, tokens):
-        logits = model(tokens[:, :-1])
-        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
-
-    names = {"memory/weights", "experts/down", "experts/up"}
-
-    def tables_of(model):
-        return {name: np.asarray(operator.attrgetter(name.replace("/", "."))(model)[...]) for name in names}
-
-    before = tables_of(model)
-    read = jax.jit(lutjax.usage(lambda model, tokens: model(tokens)))(model, TOKENS[:, :-1])
-
-    @nnx.jit
-    def step(model, optimizer, tokens):
-        value, gradients = training.value_and_grad(loss)(model, tokens)
-        optimizer.update(model, gradients)
-        return value
-
-    with jax.numpy_dtype_promotion("standard"):  # optax promotes the number of steps implicitly
-        first = step(model, optimizer, jnp.asarray(TOKENS))
-        after = tables_of(model)
-        for _ in range(30):
-            last = step(model, optimizer, jnp.asarray(TOKENS))
-    assert last < first - 1
-    for name in names:
-        moved = (after[name] != before[name]).any(-1)
-        counts = np.asarray(read[name].counts)
-        assert not moved[counts == 0].any(), name
-        assert moved[counts > 0].mean() > 0.9, name
-
-
 @pytest.mark.usefixtures("without_typechecking")
 def test_rules_of_some_tables():
     params = {"detectors": jnp.ones((1, 4, 3)), "memory": jnp.ones((1, 4, 3))}
@@ -302,3 +253,55 @@ def test_rules_of_some_tables():
         tables.Optimizer(tables.SGD(), 0.5, rules={"other": tables.SGD()}, tables=set(params)).init(params)
     with pytest.raises(TypeError, match=r"Optimizer: rules\['memory'\] is 'sgd'; expected a rule of rows"):
         tables.Optimizer(tables.SGD(), 0.5, rules={"memory": "sgd"}, tables=set(params))
+
+
+@pytest.mark.slow
+class TestSlow:
+    def test_first_scales(self):
+        """Rows of length 1 in a table that keys address, and keys within one over the root of their size."""
+        layer = ProductKeyMemory(64, 48, n_keys=32, rngs=nnx.Rngs(0))
+        lengths = np.linalg.norm(layer.weights.get_value(), axis=-1)
+        assert abs(lengths.mean() - 1) < 0.02
+        assert np.abs(layer.half_keys.get_value()).max() == pytest.approx(32**-0.5, rel=1e-3)
+        x = jax.random.normal(jax.random.key(1), (100, 64))
+        assert 0.2 < jax.jit(layer)(x).std() * np.sqrt(48) < 1  # of 4 heads, each the mean of about 32 rows
+        memory = NgramMemory(64, rows=500, rngs=nnx.Rngs(0))
+        assert memory.width == 8
+        assert np.std(memory.weights.get_value()) == pytest.approx(0.02, rel=0.02)
+
+    def test_rows_that_are_read_move_and_no_others(self):
+        """All tables have gradients in factors, whose step is that of dense gradients."""
+        model = Model(nnx.Rngs(0))
+        optimizer = training.Optimizer(model, tables.Optimizer(tables.RowAdam(), 0.02, rest=optax.adam(0.01)))
+
+        def loss(model, tokens):
+            logits = model(tokens[:, :-1])
+            return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+        names = {"memory/weights", "experts/down", "experts/up"}
+
+        def tables_of(model):
+            return {
+                name: np.asarray(operator.attrgetter(name.replace("/", "."))(model)[...]) for name in names
+            }
+
+        before = tables_of(model)
+        read = jax.jit(lutjax.usage(lambda model, tokens: model(tokens)))(model, TOKENS[:, :-1])
+
+        @nnx.jit
+        def step(model, optimizer, tokens):
+            value, gradients = training.value_and_grad(loss)(model, tokens)
+            optimizer.update(model, gradients)
+            return value
+
+        with jax.numpy_dtype_promotion("standard"):  # optax promotes the number of steps implicitly
+            first = step(model, optimizer, jnp.asarray(TOKENS))
+            after = tables_of(model)
+            for _ in range(30):
+                last = step(model, optimizer, jnp.asarray(TOKENS))
+        assert last < first - 1
+        for name in names:
+            moved = (after[name] != before[name]).any(-1)
+            counts = np.asarray(read[name].counts)
+            assert not moved[counts == 0].any(), name
+            assert moved[counts > 0].mean() > 0.9, name

@@ -110,33 +110,6 @@ def test_it_is_explained(op):
     assert text.count("xla/any (toy_op.kernels): chosen") == 3
 
 
-def test_it_is_measured(op, tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "copy_bandwidth", lambda: 1e9)
-    assert "toy" in shapes.named()
-    path = tmp_path / "rows.csv"
-    words = (
-        "--shape",
-        f"{op}:8,2,4,3",
-        "--row",
-        "forward",
-        "--row",
-        "in-place",
-        "--repeats",
-        "3",
-        "--csv",
-        path,
-    )
-    out = command("bench", *words)
-    assert out.exit_code == 0, out.output
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(r["shape"], r["row"], r["kernels"]) for r in rows] == [
-        ("toy", "forward", f"{op}: xla"),
-        ("toy", "in-place", f"{op}: xla, {op} update: xla"),
-    ]
-    assert all(float(r["p50_s"]) > 0 and int(r["table_bytes"]) == 2 * 4 * 3 * 4 for r in rows)
-
-
 def test_it_has_a_status(op):
     out = command("status", "--op", op, "--json")
     cells = {(c["column"], c["direction"], c["dtype"]): c for c in json.loads(out.stdout)["cells"]}
@@ -145,3 +118,32 @@ def test_it_has_a_status(op):
             assert cells["xla/cpu", direction, dtype]["state"] == "runs here"
             assert cells["xla/tpu", direction, dtype]["state"] == "lowers"
             assert cells["triton/gpu", direction, dtype]["reason"] == "has no kernel yet"
+
+
+@pytest.mark.slow
+class TestSlow:
+    def test_it_is_measured(self, op, tmp_path, monkeypatch):
+        monkeypatch.setattr(results, "copy_bandwidth", lambda: 1e9)
+        assert "toy" in shapes.named()
+        path = tmp_path / "rows.csv"
+        words = (
+            "--shape",
+            f"{op}:8,2,4,3",
+            "--row",
+            "forward",
+            "--row",
+            "in-place",
+            "--repeats",
+            "3",
+            "--csv",
+            path,
+        )
+        out = command("bench", *words)
+        assert out.exit_code == 0, out.output
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert [(r["shape"], r["row"], r["kernels"]) for r in rows] == [
+            ("toy", "forward", f"{op}: xla"),
+            ("toy", "in-place", f"{op}: xla, {op} update: xla"),
+        ]
+        assert all(float(r["p50_s"]) > 0 and int(r["table_bytes"]) == 2 * 4 * 3 * 4 for r in rows)

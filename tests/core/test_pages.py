@@ -147,46 +147,6 @@ def test_places(size, entries, n_blocks, length, n_new, data):
     assert new == [outside if p is None else p for p in wanted]
 
 
-def test_libraries():
-    spec, x = SPECS["ids"], jnp.asarray(drawn(5, 2, 6, FEATURES))
-    arrays, want = arrays_of(spec), jnp.stack([alone(spec, np.asarray(of)) for of in x])
-    options = {**SIZES, "n_positions": WINDOW, "n_position_bits": 2, "window": WINDOW, "cached": "ids"}
-    tables = jnp.asarray([[5, 2, -1], [0, 7, -1]], jnp.int32)
-    parts = [(x[:, :5], 0), (x[:, 5:], 5)]
-
-    def places(length):
-        return {"block_tables": tables, "lengths": jnp.full((2,), length, jnp.int32), "decode": True}
-
-    layer = of_nnx.LUTAttention(FEATURES, OUTPUTS, **options, anchors=arrays["anchors"], rngs=nnx.Rngs(0))
-    layer.weights, layer.positions = arrays["weights"], arrays["positions"]
-    layer.init_cache(x.shape, blocks=BLOCKS)
-    found = [layer(part, **places(n)) for part, n in parts]
-    np.testing.assert_array_equal(jnp.concatenate(found, 1), want)
-    assert layer.cached_key_index.shape == (*BLOCKS, 4)
-    assert layer.cached_segments is None
-
-    layer = of_linen.LUTAttention(FEATURES, OUTPUTS, **options, blocks=BLOCKS)
-    params = {n: arrays[n] for n in ("weights", "positions")}
-    kinds, found = {"params": params, "anchors": {"anchors": arrays["anchors"]}}, []
-    cache = layer.init(jax.random.key(0), x, **places(0))["cache"]
-    for part, n in parts:
-        y, new = layer.apply({**kinds, "cache": cache}, part, **places(n), mutable=["cache"])
-        cache = new["cache"]
-        found.append(y)
-    np.testing.assert_array_equal(jnp.concatenate(found, 1), want)
-
-    f = hk.transform_with_state(
-        lambda x, **how: of_haiku.LUTAttention(FEATURES, OUTPUTS, **options, blocks=BLOCKS, name="layer")(
-            x, **how
-        )
-    )
-    state, found = {"layer": {"anchors": arrays["anchors"], **_empty(spec)}}, []
-    for part, n in parts:
-        y, state = f.apply({"layer": params}, state, None, part, **places(n))
-        found.append(y)
-    np.testing.assert_array_equal(jnp.concatenate(found, 1), want)
-
-
 def _empty(spec):
     return spec.empty_cache((1, 1, FEATURES), jnp.float32, blocks=BLOCKS)
 
@@ -242,3 +202,45 @@ def test_bad_input(name):
     run, message = BAD[name]
     with pytest.raises(ValueError, match=f"LUTAttention: {message}|LUTAttention: .*{message}"):
         run()
+
+
+@pytest.mark.slow
+class TestSlow:
+    def test_libraries(self):
+        spec, x = SPECS["ids"], jnp.asarray(drawn(5, 2, 6, FEATURES))
+        arrays, want = arrays_of(spec), jnp.stack([alone(spec, np.asarray(of)) for of in x])
+        options = {**SIZES, "n_positions": WINDOW, "n_position_bits": 2, "window": WINDOW, "cached": "ids"}
+        tables = jnp.asarray([[5, 2, -1], [0, 7, -1]], jnp.int32)
+        parts = [(x[:, :5], 0), (x[:, 5:], 5)]
+
+        def places(length):
+            return {"block_tables": tables, "lengths": jnp.full((2,), length, jnp.int32), "decode": True}
+
+        layer = of_nnx.LUTAttention(FEATURES, OUTPUTS, **options, anchors=arrays["anchors"], rngs=nnx.Rngs(0))
+        layer.weights, layer.positions = arrays["weights"], arrays["positions"]
+        layer.init_cache(x.shape, blocks=BLOCKS)
+        found = [layer(part, **places(n)) for part, n in parts]
+        np.testing.assert_array_equal(jnp.concatenate(found, 1), want)
+        assert layer.cached_key_index.shape == (*BLOCKS, 4)
+        assert layer.cached_segments is None
+
+        layer = of_linen.LUTAttention(FEATURES, OUTPUTS, **options, blocks=BLOCKS)
+        params = {n: arrays[n] for n in ("weights", "positions")}
+        kinds, found = {"params": params, "anchors": {"anchors": arrays["anchors"]}}, []
+        cache = layer.init(jax.random.key(0), x, **places(0))["cache"]
+        for part, n in parts:
+            y, new = layer.apply({**kinds, "cache": cache}, part, **places(n), mutable=["cache"])
+            cache = new["cache"]
+            found.append(y)
+        np.testing.assert_array_equal(jnp.concatenate(found, 1), want)
+
+        f = hk.transform_with_state(
+            lambda x, **how: of_haiku.LUTAttention(FEATURES, OUTPUTS, **options, blocks=BLOCKS, name="layer")(
+                x, **how
+            )
+        )
+        state, found = {"layer": {"anchors": arrays["anchors"], **_empty(spec)}}, []
+        for part, n in parts:
+            y, state = f.apply({"layer": params}, state, None, part, **places(n))
+            found.append(y)
+        np.testing.assert_array_equal(jnp.concatenate(found, 1), want)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow
 from machine import needs_gpu
 
 import lutjax
@@ -89,7 +90,7 @@ def results_of(read, fixed, anchors):
 
 
 @pytest.mark.parametrize(
-    ("read", "program"), [(reads.Confidence(), "of ops"), (reads.SoftSign(hard=True), "each sample")]
+    ("read", "program"), [(reads.Confidence(), "of ops"), slow(reads.SoftSign(hard=True), "each sample")]
 )
 def test_a_scored_read_is_the_same_in_every_program(read, program):
     rng = np.random.default_rng(0)

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from anchor_pairs import draw_anchors
-from cases import called_weights
+from cases import called_weights, slow
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 from machine import needs_devices
 from meshes import eight_device_mesh
@@ -159,7 +159,7 @@ def test_sequences_on_several_devices(name, options, tracked):
 @needs_devices(8)
 @pytest.mark.parametrize(
     ("name", "window"),
-    [("lut_pair_attention", 5), ("lookup_attention", None)],
+    [slow("lut_pair_attention", 5), ("lookup_attention", None)],
 )
 def test_devices_get_the_keys_that_their_queries_see(name, window):
     op, anchors, n_rows = ATTENTION[name]

@@ -96,43 +96,6 @@ CASES = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_layers(name):
-    case = CASES[name]
-    x = inputs_of(case)
-    (arrays, *_) = assert_drawn(case, x)
-    assert arrays["targets"].shape == ((T, 8, 2) if name == "concatenated" else (T, 1, 2))
-    assert arrays["weights"].shape == (T, 8, 2)
-    arrays = {**arrays, "weights": jax.random.normal(jax.random.key(1), (T, 8, 2))}
-    y = case.spec(arrays, x)
-    assert y.shape == (2, L, 6)
-    op = lutjax.lut_attention if name == "concatenated" else lutjax.lut_pair_attention
-    dense = jnp.asarray(
-        np.einsum(
-            "trk,trko->tro",
-            arrays["weights"],
-            jax.nn.one_hot(np.broadcast_to(arrays["targets"], (T, 8, 2)), 6),
-        ),
-        jnp.float32,
-    )
-    positions = arrays["positions"]
-    assert_close("y", y, op(x, dense, arrays["anchors"], positions, causal=case.options.get("causal", True)))
-
-
-@pytest.mark.slow
-def test_decoding():
-    case = CASES["concatenated"]
-    x = inputs_of(case)
-    layer = nnx_layer(case)
-    layer.weights = jax.random.normal(jax.random.key(1), layer.weights.shape)
-    whole = layer(x)
-    layer.init_cache(x.shape)
-    parts = [layer(x[:, :3], decode=True), layer(x[:, 3:], decode=True)]
-    assert_close("decoded", jnp.concatenate(parts, 1), whole)
-    assert layer.out_features == 6
-
-
 def test_explicit_targets_and_errors():
     targets = targets_of("table")
     layer = nnx_layer(Case("LUTAttention", {**SIZES, "targets": targets}, (2, L, INPUTS)))
@@ -163,3 +126,41 @@ def test_wrong_targets():
     ):
         with pytest.raises(ValueError, match=message):
             lutjax.lut_attention(X, WEIGHTS, ANCHORS, POSITIONS, targets=targets, n_outputs=n)
+
+
+@pytest.mark.slow
+class TestSlow:
+    @pytest.mark.parametrize("name", CASES)
+    def test_layers(self, name):
+        case = CASES[name]
+        x = inputs_of(case)
+        (arrays, *_) = assert_drawn(case, x)
+        assert arrays["targets"].shape == ((T, 8, 2) if name == "concatenated" else (T, 1, 2))
+        assert arrays["weights"].shape == (T, 8, 2)
+        arrays = {**arrays, "weights": jax.random.normal(jax.random.key(1), (T, 8, 2))}
+        y = case.spec(arrays, x)
+        assert y.shape == (2, L, 6)
+        op = lutjax.lut_attention if name == "concatenated" else lutjax.lut_pair_attention
+        dense = jnp.asarray(
+            np.einsum(
+                "trk,trko->tro",
+                arrays["weights"],
+                jax.nn.one_hot(np.broadcast_to(arrays["targets"], (T, 8, 2)), 6),
+            ),
+            jnp.float32,
+        )
+        positions = arrays["positions"]
+        assert_close(
+            "y", y, op(x, dense, arrays["anchors"], positions, causal=case.options.get("causal", True))
+        )
+
+    def test_decoding(self):
+        case = CASES["concatenated"]
+        x = inputs_of(case)
+        layer = nnx_layer(case)
+        layer.weights = jax.random.normal(jax.random.key(1), layer.weights.shape)
+        whole = layer(x)
+        layer.init_cache(x.shape)
+        parts = [layer(x[:, :3], decode=True), layer(x[:, 3:], decode=True)]
+        assert_close("decoded", jnp.concatenate(parts, 1), whole)
+        assert layer.out_features == 6

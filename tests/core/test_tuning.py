@@ -223,16 +223,6 @@ def test_kernels_that_take_a_launch_are_declared(interpreted, op, sizes):
     assert f"{op}.forward" in asked <= set(lutjax.kernel_registry.launchable())
 
 
-@pytest.mark.slow
-def test_nothing_is_read_or_searched_at_import():
-    code = (
-        "import json, sys; json.loads = None; import lutjax, lutjax.tuning;"
-        "bad = [m for m in sys.modules if m in ('lutjax.benchmark.search', 'lutjax.benchmark', 'triton')];"
-        "sys.exit(str(bad) if bad else 0)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 # ---------------------------------------------------------------------------------------------- files
 def entry(launch=RULE, **sizes):
     return _files.Entry("lookup.forward", {**SIZES, **sizes}, launch, 12.5, 20.0)
@@ -422,66 +412,6 @@ def instantly(monkeypatch):
     return measured
 
 
-@pytest.mark.slow
-def test_kernels_of_shapes(interpreted):
-    sequence = [shapes.parse("seq:1,3,4,2,1,0")] * 2
-    found = [k for k in search.kernels(sequence, ("float32",)) if "attention" in k.asked.kernel]
-    parts = {k.asked.kernel.partition(".")[2]: k.part for k in found}
-    assert {n: part.in_place for n, part in parts.items()} == {
-        "forward": False,
-        "margins": False,
-        "table": True,
-    }
-    sizes = {f"{name} {size}" for name, size in found[0].asked.sizes.items()}
-    assert {"samples 1", "queries 3", "keys 3", "detectors 2"} <= sizes
-    assert set(str(found[0]).split(", ")) == {"lookup_attention.forward", *sizes}
-    gates = search.kernels([shapes.parse(text) for text in GATES], ("float32",))
-    ops = [k.asked.kernel.partition(".")[0] for k in gates]
-    assert [ops.count(op) for op in dict.fromkeys(ops)] == [*GATES.values()]
-    assert not any(k.part.in_place for k in gates)
-    for part in (parts["table"], gates[1].part):
-        arrays = part.arrays()
-        assert [a.shape for a in jax.tree.leaves(arrays)] == [
-            a.shape for a in jax.tree.leaves(part.abstract())
-        ]
-        result = part.run(*arrays)
-        if part.in_place:
-            assert result[0].shape == arrays[0].shape == (2, 2**2, 4)
-            assert jnp.any(result[0] != arrays[0])
-        else:
-            assert {name: a.shape for name, a in result.items()} == {"x": (5, 6), "coefficients": (4, 4)}
-
-
-@pytest.mark.slow
-def test_command_measures_resumes_and_updates(interpreted, instantly, tmp_path):
-    path = tmp_path / "launches.json"
-    words = "tune", "--output", path, "--shape", TINY
-    out = command(*words)
-    assert out.exit_code == 0, out.output
-    assert f"Wrote {path}" in out.output
-    document = _files.read(path)
-    kernels = {kernel for kernel, _ in document.entries}
-    assert {"lookup.forward", "lookup.margins", "lookup.table"} <= kernels == set(instantly)
-    assert document.device == jax.devices()[0].device_kind
-    assert document.versions["lutjax"] == lutjax.__version__
-    assert all(one.microseconds <= one.rule_microseconds for one in document.entries.values())
-    # Again: not over what was measured, nothing that is known, or all of it anew.
-    before = path.read_text()
-    assert command(*words).exit_code == 2
-    instantly.clear()
-    out = command(*words, "--resume")
-    assert "has all of these kernels and sizes" in out.output
-    assert (out.exit_code, instantly) == (0, [])
-    assert command(*words, "--update").exit_code == 0
-    assert instantly
-    assert path.read_text() == before
-    with tuning.use(path), tuning.recorded() as asked:
-        for part in search.parts(shapes.parse(TINY), "float32"):
-            part.launches()  # has a list of its own
-            jax.eval_shape(part.run, *part.abstract())
-    assert {a.source for a in asked} == {"use"}
-
-
 def test_interrupted_run_keeps_finished_kernels(interpreted, instantly, tmp_path, monkeypatch):
     tune_one, done = search.tune, []
 
@@ -522,3 +452,70 @@ def test_errors_come_before_measurements(words, code, message, tmp_path, monkeyp
     out = command("tune", *words)
     assert (out.exit_code, message in " ".join(out.output.split())) == (code, True), out.output
     assert not (tmp_path / "new.json").exists()
+
+
+@pytest.mark.slow
+class TestSlow:
+    def test_nothing_is_read_or_searched_at_import(self):
+        code = (
+            "import json, sys; json.loads = None; import lutjax, lutjax.tuning;"
+            "bad = [m for m in sys.modules if m in ('lutjax.benchmark.search', 'lutjax.benchmark', 'triton')];"
+            "sys.exit(str(bad) if bad else 0)"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+    def test_kernels_of_shapes(self, interpreted):
+        sequence = [shapes.parse("seq:1,3,4,2,1,0")] * 2
+        found = [k for k in search.kernels(sequence, ("float32",)) if "attention" in k.asked.kernel]
+        parts = {k.asked.kernel.partition(".")[2]: k.part for k in found}
+        assert {n: part.in_place for n, part in parts.items()} == {
+            "forward": False,
+            "margins": False,
+            "table": True,
+        }
+        sizes = {f"{name} {size}" for name, size in found[0].asked.sizes.items()}
+        assert {"samples 1", "queries 3", "keys 3", "detectors 2"} <= sizes
+        assert set(str(found[0]).split(", ")) == {"lookup_attention.forward", *sizes}
+        gates = search.kernels([shapes.parse(text) for text in GATES], ("float32",))
+        ops = [k.asked.kernel.partition(".")[0] for k in gates]
+        assert [ops.count(op) for op in dict.fromkeys(ops)] == [*GATES.values()]
+        assert not any(k.part.in_place for k in gates)
+        for part in (parts["table"], gates[1].part):
+            arrays = part.arrays()
+            assert [a.shape for a in jax.tree.leaves(arrays)] == [
+                a.shape for a in jax.tree.leaves(part.abstract())
+            ]
+            result = part.run(*arrays)
+            if part.in_place:
+                assert result[0].shape == arrays[0].shape == (2, 2**2, 4)
+                assert jnp.any(result[0] != arrays[0])
+            else:
+                assert {name: a.shape for name, a in result.items()} == {"x": (5, 6), "coefficients": (4, 4)}
+
+    def test_command_measures_resumes_and_updates(self, interpreted, instantly, tmp_path):
+        path = tmp_path / "launches.json"
+        words = "tune", "--output", path, "--shape", TINY
+        out = command(*words)
+        assert out.exit_code == 0, out.output
+        assert f"Wrote {path}" in out.output
+        document = _files.read(path)
+        kernels = {kernel for kernel, _ in document.entries}
+        assert {"lookup.forward", "lookup.margins", "lookup.table"} <= kernels == set(instantly)
+        assert document.device == jax.devices()[0].device_kind
+        assert document.versions["lutjax"] == lutjax.__version__
+        assert all(one.microseconds <= one.rule_microseconds for one in document.entries.values())
+        # Again: not over what was measured, nothing that is known, or all of it anew.
+        before = path.read_text()
+        assert command(*words).exit_code == 2
+        instantly.clear()
+        out = command(*words, "--resume")
+        assert "has all of these kernels and sizes" in out.output
+        assert (out.exit_code, instantly) == (0, [])
+        assert command(*words, "--update").exit_code == 0
+        assert instantly
+        assert path.read_text() == before
+        with tuning.use(path), tuning.recorded() as asked:
+            for part in search.parts(shapes.parse(TINY), "float32"):
+                part.launches()  # has a list of its own
+                jax.eval_shape(part.run, *part.abstract())
+        assert {a.source for a in asked} == {"use"}

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import worlds
-from cases import ops, split
+from cases import ops, slow_except, split
 from every_layer import CASES as LAYER_CASES
 from flax import nnx
 from layer_libraries import by_kind, inputs_of, nnx_layer, variables_of
@@ -248,7 +248,7 @@ def ids_of(case):
     return v.name, v.kind, jnp.full(v.shape, 1000, jnp.int32)
 
 
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", slow_except(LAYERS, "LUT", "SparseLUT"))
 def test_layers_refuse_ids_that_are_known(layer):
     """However they came there, in all three libraries; where they are traced, ops clamp them."""
     case = LAYERS[layer]
@@ -355,21 +355,23 @@ def test_other_updates_of_trained_variables_are_taken(layer):
     run_jitted(other, x)
 
 
-def test_an_automaton_of_other_wires():
-    config = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2))
-    one, other = (LogicCA(config, rngs=nnx.Rngs(seed)) for seed in range(2))
-    state = jnp.zeros((1, 4, 4, 2))
-    nnx.update(other, nnx.state(one, nnx.Param))
-    with pytest.raises(
-        ValueError, match=r"LogicCA: logits is from the state of another layer, whose wires\[0\]"
-    ):
-        other(state, 1)
-    nnx.update(other, nnx.state(one))
-    other(state, 1)
-    for name in ("wires", "readers"):
-        variable = getattr(other, name)[0]
-        good = variable.get_value()
-        variable.set_value(jnp.full_like(good, 1000))
-        with pytest.raises(ValueError, match=rf"LogicCA: layer 0: {name} .*ids from 1000 to 1000"):
+@pytest.mark.slow
+class TestSlow:
+    def test_an_automaton_of_other_wires(self):
+        config = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2))
+        one, other = (LogicCA(config, rngs=nnx.Rngs(seed)) for seed in range(2))
+        state = jnp.zeros((1, 4, 4, 2))
+        nnx.update(other, nnx.state(one, nnx.Param))
+        with pytest.raises(
+            ValueError, match=r"LogicCA: logits is from the state of another layer, whose wires\[0\]"
+        ):
             other(state, 1)
-        variable.set_value(good)
+        nnx.update(other, nnx.state(one))
+        other(state, 1)
+        for name in ("wires", "readers"):
+            variable = getattr(other, name)[0]
+            good = variable.get_value()
+            variable.set_value(jnp.full_like(good, 1000))
+            with pytest.raises(ValueError, match=rf"LogicCA: layer 0: {name} .*ids from 1000 to 1000"):
+                other(state, 1)
+            variable.set_value(good)

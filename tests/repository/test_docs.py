@@ -31,8 +31,8 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted(page for room in ROOMS for page in (ROOT / "docs" / room).glob("*.md")),
 ]
-LONG_PAGES = ("cellular-automaton", "coming-from", "columns", "images", "implementations", "logic", "semantics",
-              "sharp-bits", "training-large-tables")  # fmt: skip
+LONG_PAGES = ("bundles", "cellular-automaton", "coming-from", "columns", "gpu", "host-memory", "images", "implementations",
+              "index", "logic", "memory", "programs", "recipes", "scaling", "semantics", "sharp-bits", "training-large-tables")  # fmt: skip
 
 
 def is_long(page):
@@ -263,6 +263,8 @@ LONG_EXAMPLES = (
     "lutjax.models.tree_net", "lutjax.models.gpt", "lutjax.models.transformer", "lutjax.layers.nnx._projection", "lutjax.layers.nnx._images",
     "lutjax.models.classifier", "lutjax.training.integers", "lutjax.circuits.models", "lutjax.layers.haiku",
     "lutjax.layers.linen", "lutjax.models._decoder", "lutjax.layers.nnx._logic", "lutjax.layers.nnx._tables",
+    "lutjax.layers.nnx._memory", "lutjax.models._slots", "lutjax.models.automaton", "lutjax.tables.host_tables",
+    "lutjax.convert._packages", "lutjax.circuits.detectors", "lutjax.bundles.programs", "lutjax.optim._optimizer",
 )  # fmt: skip
 
 

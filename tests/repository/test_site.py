@@ -170,27 +170,6 @@ print(*sorted({extra for package, extra in EXTRAS.items() if package in sys.modu
 """
 
 
-@pytest.mark.slow
-def test_the_site_installs_what_its_reference_imports():
-    """The guide, Read the Docs and nox install the same extras, with all packages that the reference imports."""
-    guide = (DOCS / "dev" / "documentation.md").read_text(encoding="utf-8")
-    install, extras, build = re.search(
-        r'    (pip install -e "\.\[([\w,]+)\]" --group docs) && (sphinx-build .*)\n', guide
-    ).groups()
-    installed = {*extras.split(","), "flax"}  # which apps has
-    done = subprocess.run(
-        [sys.executable, "-c", EXTRAS], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    kernels = {"triton"}  # is looked for, and not needed
-    assert set(done.stdout.split()) - kernels <= installed
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert "lutjax[flax]" in project["optional-dependencies"]["apps"]
-    assert f"- {install}\n" in (ROOT / ".readthedocs.yaml").read_text(encoding="utf-8")
-    session = (ROOT / "noxfile.py").read_text(encoding="utf-8")
-    assert f'"-e", ".[{extras}]", *nox.project.dependency_groups(PROJECT, "docs")' in session
-    assert all(f'"{word}"' in session for word in build.split())
-
-
 def test_pictures_have_words():
     """Every picture of a page has a text that stands for it."""
     for path in SOURCES:
@@ -258,33 +237,55 @@ def built(folder, *options):
 
 
 @pytest.mark.slow
-@needs_sphinx
-def test_the_site_is_built_without_a_warning_and_everybody_can_read_it(tmp_path, accessibility):
-    """Build all of it, notebooks included."""
-    html = built(tmp_path)
-    pages = accessibility.pages(html)
-    assert len(pages) > len(SOURCES)
-    wrong = {path: accessibility.problems(path.read_text(encoding="utf-8")) for path in pages}
-    assert {path: found for path, found in wrong.items() if found} == {}
-    cells = re.findall(r'<td class="support support-([\w -]+)"><p>(\w+)', (html / "status.html").read_text())
-    assert len(cells) > 80
-    assert all(classes.split()[0] == word for classes, word in cells)
-    assert ("validated", "validated") in cells
+class TestSlow:
+    def test_the_site_installs_what_its_reference_imports(self):
+        """The guide, Read the Docs and nox install the same extras, with all packages that the reference imports."""
+        guide = (DOCS / "dev" / "documentation.md").read_text(encoding="utf-8")
+        install, extras, build = re.search(
+            r'    (pip install -e "\.\[([\w,]+)\]" --group docs) && (sphinx-build .*)\n', guide
+        ).groups()
+        installed = {*extras.split(","), "flax"}  # which apps has
+        done = subprocess.run(
+            [sys.executable, "-c", EXTRAS], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        kernels = {"triton"}  # is looked for, and not needed
+        assert set(done.stdout.split()) - kernels <= installed
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        assert "lutjax[flax]" in project["optional-dependencies"]["apps"]
+        assert f"- {install}\n" in (ROOT / ".readthedocs.yaml").read_text(encoding="utf-8")
+        session = (ROOT / "noxfile.py").read_text(encoding="utf-8")
+        assert f'"-e", ".[{extras}]", *nox.project.dependency_groups(PROJECT, "docs")' in session
+        assert all(f'"{word}"' in session for word in build.split())
 
+    @needs_sphinx
+    def test_the_site_is_built_without_a_warning_and_everybody_can_read_it(self, tmp_path, accessibility):
+        """Build all of it, notebooks included."""
+        html = built(tmp_path)
+        pages = accessibility.pages(html)
+        assert len(pages) > len(SOURCES)
+        wrong = {path: accessibility.problems(path.read_text(encoding="utf-8")) for path in pages}
+        assert {path: found for path, found in wrong.items() if found} == {}
+        cells = re.findall(
+            r'<td class="support support-([\w -]+)"><p>(\w+)', (html / "status.html").read_text()
+        )
+        assert len(cells) > 80
+        assert all(classes.split()[0] == word for classes, word in cells)
+        assert ("validated", "validated") in cells
 
-@pytest.mark.slow
-@pytest.mark.skipif(not AXE.exists(), reason="axe-core is not found: npm install --no-save axe-core")
-@needs_sphinx
-def test_a_browser_shows_pages_that_everybody_can_read(tmp_path, accessibility):
-    """Open pages of all kinds, built without running notebooks, in all sizes and colors."""
-    require_tool("chromium")
-    import browser as browsers
+    @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not found: npm install --no-save axe-core")
+    @needs_sphinx
+    def test_a_browser_shows_pages_that_everybody_can_read(self, tmp_path, accessibility):
+        """Open pages of all kinds, built without running notebooks, in all sizes and colors."""
+        require_tool("chromium")
+        import browser as browsers
 
-    html = built(tmp_path, "-D", "nb_execution_mode=off", "-D", "suppress_warnings=ref.python,myst-nb.lexer")
-    axe = AXE.read_text(encoding="utf-8")
-    with browsers.Browser(tmp_path / "profile") as browser:
-        wrong = {
-            name: list(accessibility.opened(browser, html / f"{name}.html", axe))
-            for name in accessibility.READ
-        }
-    assert {name: found for name, found in wrong.items() if found} == {}
+        html = built(
+            tmp_path, "-D", "nb_execution_mode=off", "-D", "suppress_warnings=ref.python,myst-nb.lexer"
+        )
+        axe = AXE.read_text(encoding="utf-8")
+        with browsers.Browser(tmp_path / "profile") as browser:
+            wrong = {
+                name: list(accessibility.opened(browser, html / f"{name}.html", axe))
+                for name in accessibility.READ
+            }
+        assert {name: found for name, found in wrong.items() if found} == {}
