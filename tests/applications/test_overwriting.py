@@ -128,7 +128,9 @@ def test_every_format_has_its_names(tmp_path):
     write(tmp_path / "out", "some_test", ())
     manifest = deployment.read_manifest(tmp_path / "out")
     own = {deployment.MAKEFILE: "make", deployment.VECTORS: "vectors"}
-    named = {f"some_test{end}": format for format, ends in deployment.ENDINGS.items() for end in ends}
+    named = {
+        f"some_test{end}": format for format, facts in deployment.FORMATS.items() for end in facts.endings
+    }
     assert {name: facts["format"] for name, facts in manifest["files"].items()} == {**own, **named}
 
 

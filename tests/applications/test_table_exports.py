@@ -11,7 +11,7 @@ from commands import output, refusal
 
 from lutjax import circuits
 from lutjax.circuits import deployment, netlist_json
-from lutjax.circuits.columns import Columns, of_circuit
+from lutjax.circuits.columns import Columns, circuit_columns
 from lutjax.training import classifier, export, models, predictions, runs
 from lutjax.training.classifier_runs import Classifier
 from lutjax.training.datasets.columns import Encoding, Number, Table, strings
@@ -71,7 +71,7 @@ def test_a_circuit_answers_to_rows_as_the_run_does(kind, tmp_path):
         table.write_text("\n".join(lines))
     folder = untrained(tmp_path / "run", table, target, **KINDS[kind])
     source = export.source_of(folder, outputs="votes")
-    taken = of_circuit(source.circuit.about, source.circuit.inputs)
+    taken = circuit_columns(source.circuit.about, source.circuit.inputs)
     assert source.circuit.about["target"] == target
     trained = predictions.load(folder)
     vectors = source.vectors()

@@ -515,7 +515,7 @@ class TestSlow:
         assert instantly
         assert path.read_text() == before
         with tuning.use(path), tuning.recorded() as asked:
-            for part in search.parts(shapes.parse(TINY), "float32"):
+            for part in search.training_parts(shapes.parse(TINY), "float32"):
                 part.launches()  # has a list of its own
                 jax.eval_shape(part.run, *part.abstract())
         assert {a.source for a in asked} == {"use"}
