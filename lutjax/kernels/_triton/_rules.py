@@ -56,11 +56,17 @@ def few_additions(request: Request, n_reads: int) -> Deferral | None:
     return Deferral(f"plain JAX is faster for at most {_FEW_ADDITIONS} numbers added, here {n_additions}")
 
 
-def few_pair_additions(request: Request) -> Deferral | None:
-    """Return `few_additions` for attention, which reads a row per counted pair and detector."""
-    call = request.call
-    assert isinstance(call, LookupAttention | LutPairAttention)
-    n_samples, n_queries, _ = call.query_places.shape
+def few_pair_additions(
+    request: Request, call: LookupAttention | LutPairAttention, queries: tuple[int, ...]
+) -> Deferral | None:
+    """Return `few_additions` for attention, which reads a row per counted pair and detector.
+
+    Args:
+      request: the request.
+      call: its call.
+      queries: shape of the queries, ``(samples, queries, ...)``.
+    """
+    n_samples, n_queries, *_ = queries
     n_keys = n_queries if call.window is None else min(n_queries, call.window)
     # Keys precede queries, so about half of all pairs count.
     return few_additions(request, n_samples * n_queries * call.weights.shape[0] * n_keys // 2)

@@ -50,11 +50,13 @@ AddRows = Callable[[DetectedPairs, jax.Array, Device, _row_additions.Addition], 
 
 
 def _supports(request: Request) -> str | None:
+    call = request.call
+    assert isinstance(call, LookupAttention)
     if why := unsupported_arguments(request):
         return why
-    if request.call.weights.shape[0] == 0:
+    if call.weights.shape[0] == 0:
         return "has no kernel for a table of no detectors"
-    return few_pair_additions(request)
+    return few_pair_additions(request, call, call.query.shape)
 
 
 SPEC = Declaration(

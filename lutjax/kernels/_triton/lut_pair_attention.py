@@ -47,7 +47,9 @@ _KEYS = 32
 
 
 def _supports(request: Request) -> str | None:
-    return unsupported_arguments(request) or few_pair_additions(request)
+    call = request.call
+    assert isinstance(call, LutPairAttention)
+    return unsupported_arguments(request) or few_pair_additions(request, call, call.x.shape)
 
 
 SPEC = Declaration(
