@@ -279,7 +279,7 @@ def table_rule(sizes: Sizes) -> Launch:
 
 
 def split(sizes: Sizes, tile: int) -> int:
-    """Return a group's detectors per program that fill a device with `tile` tiles."""
+    """Return the detectors per program at which tiles with `tile` elements fill a device."""
     groups = sizes.get("groups", 1)
     programs = sizes["samples"] * sizes["outputs"] * groups // tile
     return _row_tiles.split(programs, sizes["detectors"] // groups)

@@ -80,7 +80,7 @@ def blocks(x: Shaped, parameter: Shaped, wires: Shaped, device: Device, backward
 
 
 def _power_of_2(n: int, least: int) -> int:
-    """Return the smallest power of 2 not below either number."""
+    """Return `n` rounded up to a power of 2, but at least `least`."""
     return max(1 << (n - 1).bit_length(), least)
 
 

@@ -282,7 +282,7 @@ def _ids(tiling: Blocks, wires: jax.Array, n_inputs: int) -> jax.Array:
 
 
 def _reads_different_rows(ids: jax.Array, n_gates: int) -> jax.Array:
-    """Return 1 for each gate group whose wires all read different rows, otherwise 0."""
+    """Return 1 for each complete gate group whose wires all read different rows, else 0."""
     together = _together(ids.shape[1])
     rows = ids.reshape(-1, together * ids.shape[1])
     n = rows.shape[1]
