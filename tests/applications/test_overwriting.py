@@ -129,7 +129,7 @@ def test_every_format_has_its_names(tmp_path):
     manifest = deployment.read_manifest(tmp_path / "out")
     own = {deployment.MAKEFILE: "make", deployment.VECTORS: "vectors"}
     named = {
-        f"some_test{end}": format for format, facts in deployment.FORMATS.items() for end in facts.endings
+        f"some_test{end}": format for format, files in deployment.FORMATS.items() for end in files.endings
     }
     assert {name: facts["format"] for name, facts in manifest["files"].items()} == {**own, **named}
 

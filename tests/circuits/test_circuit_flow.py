@@ -139,7 +139,7 @@ def test_a_flipped_entry_is_found(name, where, required, folders, tmp_path):
     manifest, changed = deployment.read_manifest(folder), with_a_flipped_entry(folder, kind)
     format = manifest["files"][name]["format"]
     options = deployment.Options((format,), kind, registers=manifest["registers"])
-    content = deployment.FORMATS[format](deployment.Request(changed, vectors_of(folder), options))[name]
+    content = deployment.FORMATS[format].write(deployment.Request(changed, vectors_of(folder), options))[name]
     content = content if isinstance(content, bytes) else content.encode()
     assert content != (folder / name).read_bytes()
     found = failures(replaced(folder, tmp_path / "out", {name: content}), (where, *IN_NUMPY), needed=where)
