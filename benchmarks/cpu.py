@@ -19,7 +19,8 @@ import numpy as np
 from harness import RECORDED, about, draw_axes, parse, print_table, processor, table, time_in_turns
 
 import lutjax
-from lutjax import optim, wiring
+from lutjax import optim
+from lutjax.benchmark import measurements, shapes
 from lutjax.benchmark.language_model import Step
 from lutjax.models import GPTConfig
 from lutjax.tables.host import free_memory
@@ -78,63 +79,19 @@ def write_pages(params: Any) -> Any:
     return add(params)
 
 
-def fully_connected() -> Iterator[Figure]:
-    """FC (B, I, O, T, C) = (4096, 32, 32, 16, 10)."""
-    keys = jax.random.split(jax.random.key(0), 4)
-    anchors = lutjax.sample_anchors(keys[0], 32, 16, 10)
-    weights = jax.random.normal(keys[1], (16, 2**10, 32))
-    x, dy = (jax.random.normal(key, (4096, 32)) for key in keys[2:])
+def layers(shape: str, name: str, *repeats: int) -> Iterator[Figure]:
+    """Yield the forward pass and both passes of a `lutjax bench` shape."""
+    parsed = shapes.parse(shape)
+    assert isinstance(parsed, shapes.OfOp)
+    passes = {"forward": shapes.FORWARD, "forward and backward": shapes.DENSE}
+    for (title, row), n in zip(passes.items(), repeats, strict=True):
+        function = measurements.function(parsed, row, "float32")
+        args = jax.jit(functools.partial(measurements.arguments, parsed, row, "float32"))()
 
-    def both(state: tuple[()], x: Any, weights: Any, dy: Any) -> Any:
-        y, pullback = jax.vjp(lambda x, w: lutjax.lut(x, w, anchors), x, weights)
-        return state, (y, pullback(dy))
+        def step(state: tuple[()], *args: Any, function: Any = function) -> Any:
+            return state, function(*args)
 
-    def forward(state: tuple[()], x: Any, weights: Any) -> Any:
-        return state, lutjax.lut(x, weights, anchors)
-
-    yield Figure("FC ffn, forward", forward, (), (x, weights), repeats=60)
-    yield Figure("FC ffn, forward and backward", both, (), (x, weights, dy), repeats=40)
-
-
-def scored() -> Iterator[Figure]:
-    """Scored layer, two rows per table: 1024 samples, 8 groups, 64 tables per group, 256 rows, 48 outputs."""
-    read = lutjax.reads.Confidence()
-    keys = jax.random.split(jax.random.key(0), 4)
-    x = jax.random.normal(keys[0], (1024, 8, 48))
-    weights = jax.random.normal(keys[1], (512, 256, 48))
-    anchors = lutjax.sample_anchors(keys[2], 48, 512, 8, distinct=True, groups=8)
-    dy = jax.random.normal(keys[3], x.shape)
-
-    def forward(state: tuple[()], x: Any, weights: Any, scalars: Any) -> Any:
-        return state, lutjax.scored_lut(x, weights, anchors, scalars, read=read, groups=8)
-
-    def both(state: tuple[()], x: Any, weights: Any, scalars: Any, dy: Any) -> Any:
-        y, pullback = jax.vjp(lambda *arrays: forward((), *arrays)[1], x, weights, scalars)
-        return state, (y, pullback(dy))
-
-    name, args = "scored layer 8x64x256x48, batch 1024", (x, weights, read.initial())
-    yield Figure(f"{name}, forward", forward, (), args)
-    yield Figure(f"{name}, forward and backward", both, (), (*args, dy))
-
-
-def gates() -> Iterator[Figure]:
-    """Layer of 16384 gates, features first, 4096 samples."""
-    key, n = jax.random.key(0), 16384
-    wires = wiring.balanced(key, n, n)
-    readers = lutjax.readers(wires, n)
-    coefficients = lutjax.gate_coefficients(jax.random.normal(key, (n, 16)))
-    x = jax.random.uniform(key, (n, 4096))
-
-    def layer(x: Any, c: Any) -> Any:
-        return lutjax.bilinear_gates(x, c, wires, readers=readers, feature_axis=0)
-
-    def both(state: tuple[()], x: Any, c: Any) -> Any:
-        y, pullback = jax.vjp(layer, x, c)
-        return state, (y, pullback(y))
-
-    name = "gates 16384, batch 4096"
-    yield Figure(f"{name}, forward", lambda s, x, c: (s, layer(x, c)), (), (x, coefficients), repeats=7)
-    yield Figure(f"{name}, forward and backward", both, (), (x, coefficients), repeats=7)
+        yield Figure(f"{name}, {title}", step, (), args, repeats=n)
 
 
 def automaton() -> Iterator[Figure]:
@@ -228,10 +185,10 @@ def language_model() -> Iterator[Figure]:
             state = figure.state[0]
 
 
-FIGURES = {
-    "fc": fully_connected,
-    "scored": scored,
-    "gates": gates,
+FIGURES: dict[str, Callable[[], Iterator[Figure]]] = {
+    "fc": lambda: layers("fc:4096,32,32,16,10", "FC ffn", 60, 40),
+    "scored": lambda: layers("scored:1024,48,48,512,8,8", "scored layer 8x64x256x48, batch 1024", 15, 15),
+    "gates": lambda: layers("gates:4096,16384,16384", "gates 16384, batch 4096", 7, 7),
     "automaton": automaton,
     "demo": demo,
     "decoding": decoding,

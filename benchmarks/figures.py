@@ -4,6 +4,7 @@ Medians over repeated runs after a warm-up, with the 20th and 80th percentile. C
 machines differ, and change. `taskset -c 0` limits digit inference to one core.
 """
 
+import functools
 import platform
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import numpy as np
 from harness import about, parse, print_table, processor, time_calls  # beside this file
 
 import lutjax
-from lutjax import wiring
+from lutjax.benchmark import measurements, shapes
 from lutjax.dispatch.registry import devices_of
 
 Row = tuple[str, str, float | None, float, float, float]
@@ -29,25 +30,16 @@ def seconds(call: Callable[[], object], *, repeats: int = 30, calls: int = 1) ->
 
 
 def gate_layers() -> Iterator[Row]:
-    """Layers of gates, features first."""
+    """Gate layers, features first: shapes of `lutjax bench`."""
     for n_gates, batch, goals in ((2000, 100, (0.10, 0.40)), (16384, 4096, (30, 180))):
-        key = jax.random.key(0)
-        wires = wiring.balanced(key, n_gates, n_gates)
-        readers = lutjax.readers(wires, n_gates)
-        coefficients = lutjax.gate_coefficients(jax.random.normal(key, (n_gates, 16)))
-        x = jax.random.uniform(key, (n_gates, batch))
-
-        def layer(x, c, wires=wires, readers=readers):
-            return lutjax.bilinear_gates(x, c, wires, readers=readers, feature_axis=0)
-
-        def both(x, c, layer=layer):
-            y, pullback = jax.vjp(layer, x, c)
-            return y, pullback(y)
-
-        for name, function, goal in zip(("forward", "forward + backward"), (layer, both), goals, strict=True):
-            call = jax.jit(function)
-            repeats, calls = (30, 20) if batch == 100 else (7, 1)
-            figures = seconds(lambda: call(x, coefficients), repeats=repeats, calls=calls)  # noqa: B023
+        shape = shapes.parse(f"gates:{batch},{n_gates},{n_gates}")
+        assert isinstance(shape, shapes.OfOp)
+        names = {shapes.FORWARD: "forward", shapes.DENSE: "forward + backward"}
+        repeats, calls = (30, 20) if batch == 100 else (7, 1)
+        for (row, name), goal in zip(names.items(), goals, strict=True):
+            args = jax.jit(functools.partial(measurements.arguments, shape, row, "float32"))()
+            call = functools.partial(jax.jit(measurements.function(shape, row, "float32")), *args)
+            figures = seconds(call, repeats=repeats, calls=calls)
             yield (f"{n_gates} gates, batch {batch}, {name}", "ms", goal, *(figures * 1e3))
 
 

@@ -96,8 +96,6 @@ class Rates:
       rate: learning rate of Adam after a warm-up; it decays linearly over the last `cooldown` of the steps.
       decay: weight decay per step, times the rate.
       tau: divisor of the logits.
-      smooth: label smoothing.
-      sharp: factor on all parameters at the last step, from 1 at the first, which hardens soft gates.
       average: decay of the parameter average, which is tested.
       strength, shift, bend: see `lutjax.training.augment.warp`.
     """
@@ -107,8 +105,6 @@ class Rates:
     cooldown: float = 0.5
     decay: float = 0.0
     tau: float = 1.0
-    smooth: float = 0.0
-    sharp: float = 1.0
     average: float = 0.99
     strength: float = 1.0
     shift: float = 1.5
@@ -186,10 +182,9 @@ class Program:
             choice, changes = jax.random.split(own)
             chosen = jax.random.randint(choice, (self._batch,), 0, len(x))
             images = warp(changes, x[chosen], rates["strength"], shift=rates["shift"], bend=rates["bend"])
-            labels = optax.smooth_labels(jax.nn.one_hot(y[chosen], self._n_classes), rates["smooth"])
+            labels = jax.nn.one_hot(y[chosen], self._n_classes)
 
             def loss(params: Any) -> jax.Array:
-                params = jax.tree.map(lambda p: p * rates["sharp"] ** (number / rates["steps"]), params)
                 logits = self._logits(params, others, images, rates)
                 return optax.softmax_cross_entropy(logits, labels).mean()
 
