@@ -40,14 +40,14 @@ class Parts(Protocol):
     """Exchange between devices inside a model. With plain jit the compiler inserts it."""
 
     def sum(self, y: Any) -> Any:
-        """Return the sum of the outputs over the detectors of all devices."""
+        """Return the outputs summed over all detectors."""
 
     def join(self, y: Any, last: bool) -> Any:
         """Return the gate outputs of all devices, ``[gates, batch]``; `last`: no gates follow."""
 
 
 class Whole:
-    """`Parts` of plain jit and of one device."""
+    """`Parts` for plain jit and one device."""
 
     def sum(self, y: Any) -> Any:
         return y
@@ -410,7 +410,7 @@ class Program:
         }
 
     def memory(self) -> dict[str, float]:
-        """Return the peak memory of a device, also relative to its share of the parameters."""
+        """Return the peak memory per device, also relative to its parameter share."""
         stats = [device.memory_stats() or {} for device in self.mesh.devices.flat]
         m = self.compiled.memory_analysis()
         planned = m.argument_size_in_bytes + m.temp_size_in_bytes
@@ -455,7 +455,7 @@ def measure(case: Case) -> dict[str, Any]:
 
 
 def measure_large(case: Case, folder: Path) -> dict[str, Any]:
-    """Return the seconds of initialization, steps and a checkpoint, and of its restoration on half the devices, with equal bits."""
+    """Measure initialization, steps, a checkpoint, and its restoration on half the devices with equal bits."""
     row: dict[str, Any] = {"case": case.name, "batch": case.batch}
 
     def time_part(part: str, do: Callable[[], Any]) -> Any:
@@ -491,7 +491,7 @@ def measure_large(case: Case, folder: Path) -> dict[str, Any]:
 
 @jax.jit
 def digest(params: Any) -> jax.Array:
-    """Return a number that depends on all bits of arrays and on their positions."""
+    """Return a checksum over all bits and their positions."""
     total = jnp.uint32(0)
     for a in jax.tree.leaves(params):
         bits = jax.lax.bitcast_convert_type(a, jnp.uint32)

@@ -32,7 +32,7 @@ PROBE = 20
 
 
 class _Training(TrainingConfig):
-    """Training settings with rate, steps and seed as arguments of the program: one program serves all trainings of a layer."""
+    """Training settings with dynamic rate, steps and seed: one program serves all trainings with a layer."""
 
     trial: dict[str, Any]
 
@@ -47,10 +47,10 @@ class _Training(TrainingConfig):
 
 
 class Trials(Run):
-    """Trainings of one model that differ in their seed, rate and number of steps.
+    """Trainings of one model with different seeds, rates and steps.
 
     Args:
-      values: of a preset.
+      values: preset values.
       text: the text.
     """
 
@@ -99,9 +99,9 @@ class Result(NamedTuple):
     """Result of one training.
 
     Attributes:
-      validation, test: losses in nats per byte, of the state with the lowest validation loss.
-      seconds: of all steps, without compilation and tests.
-      parameters, in_layers, n_bytes: of the model; of them in feed-forward layers; size of all of them.
+      validation, test: losses at the lowest validation loss, in nats per byte.
+      seconds: training seconds, without compilation and tests.
+      parameters, in_layers, n_bytes: model parameters, feed-forward parameters, parameter bytes.
       curve: steps, training loss and validation loss.
     """
 
@@ -117,7 +117,7 @@ class Result(NamedTuple):
 def train(
     trials: Trials, text: Text, *, rate: float, steps: int, seed: int, windows: int | None = None
 ) -> Result:
-    """Train one model, and test it on some windows of a part of the text, or on all."""
+    """Train and test one model; `windows` limits each test."""
     every = max(steps // N_TESTS, 1)
     state, seconds = trials.first_state(seed), 0.0
     curve: list[tuple[int, float, float]] = []

@@ -32,7 +32,7 @@ class Network:
     """A measured network.
 
     Attributes:
-      batch, samples: batch size of a training step, and samples of an inference.
+      batch, samples: training batch size, and inference samples.
       there: returns the PyTorch model and its saved tensors.
       here: returns the model for these tensors.
     """
@@ -121,7 +121,7 @@ def language(torch: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def convert_with(package: str, **options: Any) -> Callable[[Any], Any]:
-    """Return a function that converts tensors of a package."""
+    """Return a converter for tensors from a package."""
 
     def run(tensors: Any) -> Any:
         from lutjax import convert

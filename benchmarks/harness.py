@@ -39,8 +39,8 @@ def parse(
     """Parse the command line of a script, whose docstring is its help text.
 
     Args:
-      description: docstring of the script.
-      *positional: names of options without dashes.
+      description: script docstring.
+      *positional: names without dashes.
       argv: words to parse instead of the command line.
       **options: default value and help text by name. A type means no default. Lists accept several values, also
         separated by commas; tuples and mappings contain the choices, one or several of them, by default the first or all.
@@ -153,7 +153,7 @@ def table(names: str | Sequence[str], rows: Iterable[Sequence[Any]], n_left: int
 
     Args:
       names: column names; one string separates them by `` | ``.
-      rows: cells of each row.
+      rows: row cells.
       n_left: number of left-aligned columns.
     """
     return "\n".join([_head(names, n_left), *map(markdown_row, rows)]) + "\n"
@@ -183,7 +183,7 @@ def draw_axes(
     """Yield the axes of a picture once, and save the picture after the loop body.
 
     Args:
-      path: file of the picture.
+      path: picture file.
       *axes: numbers of rows and columns.
       size: width and height in inches.
       dpi: pixels per inch.
@@ -237,7 +237,7 @@ class TrainedNetworks:
       model: config of all networks.
       training: training config of all networks.
       parts: equally many samples for each network.
-      seeds: seed of the initial values of each network.
+      seeds: initialization seed per network.
 
     Raises:
       ValueError: several parts with learned thresholds, whose rates depend on the part.

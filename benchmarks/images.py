@@ -92,11 +92,11 @@ class Rates:
     """Arguments of a compiled training.
 
     Attributes:
-      steps: number of batches.
-      rate: learning rate of Adam after a warm-up; it decays linearly over the last `cooldown` of the steps.
+      steps: training steps.
+      rate: Adam's learning rate after a warm-up, with linear decay over the last `cooldown` share.
       decay: weight decay per step, times the rate.
-      tau: divisor of the logits.
-      average: decay of the parameter average, which is tested.
+      tau: logit divisor.
+      average: decay of the tested parameter average.
       strength, shift, bend: see `lutjax.training.augment.warp`.
     """
 
@@ -239,7 +239,7 @@ def learners() -> dict[str, Callable[[int], Any]]:
 
 
 def parts(whole: Samples, split: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids of training and test images of a split. None tests on images outside all test parts."""
+    """Return training and test image ids for a split. None tests on images outside all test parts."""
     if split is not None:
         return split_ids(whole.y, split, stratified=True)
     in_test = np.zeros(len(whole.y), bool)
@@ -289,7 +289,7 @@ def figures(
 def _compiled(
     network: Network, images: np.ndarray, n_classes: int, n_train: int, n_test: int
 ) -> tuple[Any, int]:
-    """Return the compiled program of a network, and its number of parameters."""
+    """Return a compiled program and its parameter count."""
     program = Program(network, images.shape[1:], n_classes)
     shapes = [jax.ShapeDtypeStruct((n, *images.shape[1:]), np.float32) for n in (n_train, n_test)]
     labels = jax.ShapeDtypeStruct((n_train,), np.int32)

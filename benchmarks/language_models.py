@@ -1,4 +1,4 @@
-"""Options, texts and facts of the scripts that train language models: `feed_forward.py`, `memory.py` and `step_profile.py`."""
+"""Shared options, texts and facts for language model scripts: `feed_forward.py`, `memory.py` and `step_profile.py`."""
 
 import hashlib
 import sysconfig

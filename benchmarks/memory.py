@@ -94,7 +94,7 @@ class Program:
 
     Args:
       run: a run with traced steps.
-      like: program of a run of the same model, with the same initial values.
+      like: program with the same model and initial values.
     """
 
     def __init__(self, run: Run, like: "Program | None" = None):
@@ -223,7 +223,7 @@ def sizes(values: dict[str, Any], text: Text, rows: list[int], seed: int, clock:
 
 # ------------------------------------------------------------------------------------- product keys
 def simple(layer: Any, x: jax.Array) -> jax.Array:
-    """Return the output of a `ProductKeyMemory` by a simple implementation: all pairs of the best keys, and gathered rows."""
+    """Return a simple `ProductKeyMemory` implementation's output: all best-key pairs, and gathered rows."""
     spec, n, k = layer.spec, x.shape[0], layer.spec.k
     queries = (x @ layer.query_kernel[...]).reshape(n, spec.heads, 2, spec.key_size)
     inverse = jax.lax.rsqrt(jnp.mean(queries**2, -1, keepdims=True) + 1e-6)
@@ -353,7 +353,7 @@ def keys(keep: Keep, n_keys: int = 1024, features: int = 64, batch: int = 512) -
 
 # ------------------------------------------------------------------------------------- results
 def page_table(path: Path, what: str) -> str:
-    """Return the table of one kind of rows for a documentation page."""
+    """Return the table with one row kind for a documentation page."""
     rows = read_lines(path)
     return table([row for row in rows if row["what"] == what]).strip() + "\n"
 

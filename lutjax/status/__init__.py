@@ -1,5 +1,5 @@
-"""Support matrix: the state of every op, direction, implementation and dtype.
+"""Support matrix: validation state by op, direction, implementation and dtype.
 
-`matrix` defines the cells, `checks` runs, lowers and compiles kernels, `results` stores validation results of
-devices, and `report` writes text, JSON and Markdown. The command is `lutjax status`.
+`matrix` defines the cells, `checks` runs, lowers and compiles kernels, `results` stores device
+validation results, and `report` writes text, JSON and Markdown. The command is `lutjax status`.
 """

@@ -1,4 +1,4 @@
-"""Checks of an implementation with an op: run and compare, lower, compile."""
+"""Implementation checks: run and compare, lower, compile."""
 
 import concurrent.futures
 import contextlib
@@ -27,7 +27,7 @@ def checked_size(op: str) -> str:
 
 
 def check(op: str, column: Column, dtype: str) -> dict[str, Cell]:
-    """Run an op where a device of the column is here, and lower it elsewhere: a cell for each direction."""
+    """Run an op if a suitable device is present, else lower it; return a cell per direction."""
     device = column.device
     if device is not None:
         run = functools.partial(_run, device=device)
@@ -38,7 +38,7 @@ def check(op: str, column: Column, dtype: str) -> dict[str, Cell]:
 
 
 def check_compilation(op: str, column: Column, dtype: str) -> dict[str, Cell]:
-    """Compiles an op for every TPU of the column."""
+    """Compile an op for every TPU in a column."""
     found: dict[str, Cell] = {}
     for tpu in TPUS:
         if tpu.device_kind not in column.kinds:
@@ -50,7 +50,7 @@ def check_compilation(op: str, column: Column, dtype: str) -> dict[str, Cell]:
 
 
 def _together(before: Cell | None, cell: Cell) -> Cell:
-    """Return the cell of several TPUs: the kinds of all that compile; a failure or a reason of any."""
+    """Merge cells from several TPUs: compiled kinds, and any failure or reason."""
     if before is None or before.state != cell.state:
         return cell if before is None or before.state == State.COMPILES else before
     kinds = (*before.kinds, *cell.kinds) if cell.state == State.COMPILES else cell.kinds
@@ -65,7 +65,7 @@ _WORTH_A_PROCESS = 4  # checks of ops in a dtype: it takes as long to start
 
 @contextlib.contextmanager
 def in_processes(check: CheckOne, keys: Iterable[_Key]) -> Iterator[CheckOne]:
-    """Make all checks of this block at once, in as many processes as there are cores.
+    """Run all checks in this block in parallel, with one process per core.
 
     Args:
       check: `check` or `check_compilation`.
@@ -95,7 +95,7 @@ def in_processes(check: CheckOne, keys: Iterable[_Key]) -> Iterator[CheckOne]:
 def _check_group(
     check: CheckOne, op: str, columns: tuple[Column, ...], dtype: str
 ) -> dict[Column, dict[str, Cell]]:
-    """Check an op in a dtype by several implementations, of which all are compared with the same results."""
+    """Check several implementations against shared reference results."""
     return {column: check(op, column, dtype) for column in columns}
 
 
@@ -108,7 +108,7 @@ _Check = Callable[[testing.Program, tuple[str, ...]], _Outcomes]
 def _each_direction(
     op: str, column: Column, dtype: str, check: _Check, kinds: tuple[str, ...]
 ) -> dict[str, Cell]:
-    """Return the cells of an op, by direction. `kinds`: of the devices that are checked."""
+    """Return cells by direction. `kinds`: checked device kinds."""
     spec = column.spec(op)
     if spec is None:
         return {}

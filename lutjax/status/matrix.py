@@ -1,4 +1,4 @@
-"""Cells of the support matrix and their meaning."""
+"""Support matrix cells and their meaning."""
 
 import dataclasses
 import enum
@@ -15,7 +15,7 @@ from lutjax.status._absences import why_absent
 
 
 class State(enum.StrEnum):
-    """Validation state of a cell, the strongest first. Shipped results store these values."""
+    """Validation state, strongest first. Shipped results store these values."""
 
     RUNS = "runs here"
     RAN = "ran"
@@ -40,7 +40,7 @@ class State(enum.StrEnum):
 
 @functools.cache
 def first_device(platform: str) -> jax.Device | None:
-    """Return the first device of this machine on a platform; None if there is none."""
+    """Return the first local device on a platform, or None."""
     try:
         return jax.local_devices(backend=platform)[0]
     except RuntimeError:  # no such backend
@@ -49,11 +49,11 @@ def first_device(platform: str) -> jax.Device | None:
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """An implementation on a kind of device.
+    """Implementation on a device kind.
 
     Attributes:
-      key: as an implementation is asked for, and for plain JAX with the device: ``"xla/tpu"``.
-      platform: of the device, as `jax.export` names it. kinds: of devices that it is lowered for, the first by default.
+      key: implementation name; plain JAX includes the device: ``"xla/tpu"``.
+      platform: device platform in `jax.export`. kinds: device kinds for lowering, the default first.
     """
 
     title: str
@@ -63,7 +63,7 @@ class Column:
 
     @property
     def name(self) -> str:
-        """Name of the implementation without its platform."""
+        """Implementation name without the platform."""
         return self.title.partition(",")[0]
 
     @property
@@ -73,11 +73,11 @@ class Column:
 
     @property
     def device(self) -> jax.Device | None:
-        """Device of this machine that it runs on; None if there is none."""
+        """Suitable local device, or None."""
         return first_device(self.platform)
 
     def spec(self, op: str) -> KernelSpec | None:
-        """Return the registered implementation of an op; None if there is none."""
+        """Return the registered implementation, or None."""
         wanted = self.implementation
         specs = (spec for spec in kernel_registry.candidates(op) if wanted in spec.names)
         return next(specs, None)
@@ -96,7 +96,7 @@ COLUMNS = (
 
 
 def rows() -> list[tuple[str, Direction]]:
-    """Return the ops that have cases, each with its directions."""
+    """Return ops with cases, and their directions."""
     return [
         (op, direction)
         for op in kernel_registry.ops()
@@ -107,10 +107,10 @@ def rows() -> list[tuple[str, Direction]]:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """Cell of the matrix: an op in one direction, by one implementation on a kind of device, in one dtype.
+    """Matrix cell: op, direction, implementation, device kind and dtype.
 
     Attributes:
-      kinds: the devices that it ran on, was compiled or lowered for.
+      kinds: device kinds for execution, compilation or lowering.
       jax: the version that did. lutjax: the version that was run. date: the day, as ISO 8601 writes it.
       reason: why it is unsupported, or how it fails; else what else is to be said.
     """
@@ -128,7 +128,7 @@ class Cell:
 
     @property
     def place(self) -> tuple[str, str, str, str]:
-        """Place of the cell in the matrix."""
+        """Matrix position."""
         return self.op, self.direction, self.column, self.dtype
 
     @property
@@ -149,7 +149,7 @@ class Cell:
 
 
 def places(columns: Iterable[Column] = COLUMNS) -> Iterator[tuple[str, Direction, Column, str]]:
-    """Every cell of the matrix, row by row."""
+    """Yield every cell, row by row."""
     for op, direction in rows():
         for column in columns:
             for dtype in cases.of(op).dtypes:

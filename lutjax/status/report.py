@@ -29,13 +29,13 @@ LEGEND = {
 
 
 def totals(cells: Iterable[Cell]) -> dict[str, int]:
-    """Return the number of cells in each state."""
+    """Return cell counts by state."""
     count = Counter(cell.state for cell in cells)
     return {str(state): count[state] for state in State if count[state]}
 
 
 def gaps(cells: Iterable[Cell]) -> list[str]:
-    """Cells that are missing or fail, one line for each op, direction and column."""
+    """Return lines for missing and failing cells, one per op, direction and column."""
     return _grouped(
         (f"{c.op} {c.direction}, {_title(c.column)}: {c}", c.dtype) for c in cells if c.state.is_gap
     )
@@ -80,11 +80,11 @@ def _title(key: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class PlatformTable:
-    """Validation results of all implementations on one platform.
+    """Validation results on one platform.
 
     Attributes:
       platform: key of `PLATFORMS`.
-      columns: names of the implementations.
+      columns: implementation names.
       rows: op, or op and directions, and a word for each column. Directions with equal words share a row.
       dtypes: dtypes that kernels of each column support unless a cell lists its own.
     """
@@ -96,7 +96,7 @@ class PlatformTable:
 
 
 def platform_tables(cells: Iterable[Cell]) -> list[PlatformTable]:
-    """Return a table for each platform that has cells."""
+    """Return a table per platform with cells."""
     by_kernel = _by_kernel(cells)
     directions: dict[str, list[Direction]] = {}
     for op, direction in rows():
@@ -126,7 +126,7 @@ def platform_tables(cells: Iterable[Cell]) -> list[PlatformTable]:
 
 
 def _by_kernel(cells: Iterable[Cell]) -> dict[tuple[str, str, str], list[Cell]]:
-    """Return the cells of all dtypes by op, direction and column."""
+    """Return cells by op, direction and column."""
     found: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in cells:
         found.setdefault((cell.op, cell.direction, cell.column), []).append(cell)
@@ -138,7 +138,7 @@ def _supported_dtypes(cells: list[Cell]) -> tuple[str, ...]:
 
 
 def _usual_dtypes(kernels: Iterable[list[Cell]]) -> tuple[str, ...]:
-    """Return the dtypes that most kernels of a column support."""
+    """Return the most frequent dtypes in a column."""
     count = Counter(dtypes for cells in kernels if (dtypes := _supported_dtypes(cells)))
     return count.most_common(1)[0][0] if count else ()
 
@@ -160,7 +160,7 @@ def _words(cells: list[Cell], usual: tuple[str, ...]) -> str:
 
 
 def rich_tables(cells: Iterable[Cell]) -> "Iterator[Table]":
-    """Yield the tables of all platforms for a terminal."""
+    """Yield terminal tables by platform."""
     from rich.table import Table
 
     for table in platform_tables(cells):
@@ -228,7 +228,7 @@ def legend_in_markdown() -> list[str]:
 
 
 def table_in_markdown(table: PlatformTable) -> str:
-    """Return the table of a platform in Markdown."""
+    """Return a Markdown table for a platform."""
     lines = [f"| op | {' | '.join(table.columns)} |", f"| --- |{' --- |' * len(table.columns)}"]
     for name, words in table.rows:
         op, _, directions = name.partition(" ")

@@ -1,6 +1,6 @@
-"""Validation results of devices: one file per device kind, shipped with the package.
+"""Device validation results: one file per device kind, shipped with the package.
 
-A file lists groups of cells with equal state, devices, versions, date and reason. Each line of a group names
+A file lists cell groups with equal state, devices, versions, date and reason. Each line of a group names
 an op, a direction, a column and the dtypes. Results carry no source digests: `git log lutjax/kernels` since
 the date shows which kernels have changed.
 """
@@ -20,20 +20,20 @@ Place = tuple[str, str, str, str]
 
 
 def path_of(device_kind: str) -> Path:
-    """Return the file in which the registry looks for validation results of a device kind."""
+    """Return the validation result file for a device kind."""
     return Path(str(shipped.folder())) / f"{re.sub(r'[^a-z0-9]+', '-', device_kind.lower()).strip('-')}.json"
 
 
 def write(
     cells: Iterable[Cell], path: Path, platform: str, recorded: Mapping[Place, Cell] | None = None
 ) -> None:
-    """Write the cells that were checked on a platform, dated today unless a cell has a date.
+    """Write checked cells, dated today unless a cell has a date.
 
     Args:
       cells: cells of the matrix.
       path: file to write.
       platform: platform of the columns, as `jax.export` names it.
-      recorded: results that `read` returned. They are not written again.
+      recorded: results from `read`, which are not written again.
     """
     known = {} if recorded is None else recorded
     columns = {column.key for column in COLUMNS if column.platform == platform}
@@ -57,7 +57,7 @@ def write(
 
 
 def read(folder: Path | None = None) -> dict[Place, Cell]:
-    """Return the strongest result of each cell, the newest among equals; by default of the shipped results."""
+    """Return the strongest, then newest result per cell, by default from the shipped results."""
     best: dict[Place, Cell] = {}
     known, ops = {column.key for column in COLUMNS}, kernel_registry.ops()
     for record in shipped.read(folder):
