@@ -59,8 +59,7 @@ def called(model, x, given=()):
 HARD, SOFT = (("deterministic", True),), (("deterministic", False),)
 
 
-FAST = ("difflogic", "dwn", "dwn_learned_wires", "dwn_one_thermometer", "torchlogix_conv", "torchlogix_raw")
-FAST += ("torchlogix_thermometer", "torchlogix_warp", "spiky")
+FAST = ("difflogic", "dwn", "dwn_learned_wires", "torchlogix_conv", "torchlogix_thermometer", "spiky")
 
 
 @pytest.mark.parametrize("name", slow_except(CASES, *FAST))
@@ -149,38 +148,6 @@ def test_they_are_proved_here(name, tmp_path):
     assert all(proof.passed is not False for proof in proved), proved
 
 
-def test_files_of_tensors(tmp_path):
-    tensors, arguments, found = case("torchlogix_raw")
-    save_file(tensors, tmp_path / "m.safetensors")
-    assert set(convert.read(tmp_path / "m.safetensors")) == set(tensors)
-    words = ("--classes", 5, "--tau", arguments["tau"])
-    said = output("import", "--from", "torchlogix", tmp_path / "m.safetensors", tmp_path / "out", *words)
-    assert "Converted 30 + 20 gates over 6 numbers to" in said
-    np.testing.assert_allclose(lutjax.load(tmp_path / "out")(found["x"]), found["hard"], rtol=0, atol=1e-6)
-    tensors, _, found = case("torchlogix_conv")
-    save_file(tensors, tmp_path / "c.safetensors")
-    sizes = ("--image", "8,8,1", "--padding", "1,0", "--pool", 2, "--pool-padding", "0,1")
-    images = (tmp_path / "c.safetensors", tmp_path / "c", *sizes, *words)
-    said = output("import", "--from", "torchlogix", *images)
-    assert "Converted 6 + 8 trees and 30 + 20 gates over 8 x 8 x 1 numbers to" in said
-    np.testing.assert_allclose(lutjax.load(tmp_path / "c")(found["x"]), found["hard"], rtol=0, atol=1e-6)
-    for more, message in (
-        (("difflogic", *words), "which belongs to no layer that can be converted"),
-        (("difflogic", "--temperature", 2, *words), "--temperature is for --from"),
-        (("spiky", *words), "--classes is for --from torchlogix, difflogic, torch-dwn; leave it out"),
-        (("spiky",), "Missing option '--context', which --from spiky needs"),
-    ):
-        refused = refusal("import", tmp_path / "m.safetensors", tmp_path / "o", "--from", *more)
-        assert message in refused
-    save_file(case("spiky")[0], tmp_path / "s.safetensors")
-    said = output("import", "--from", "spiky", tmp_path / "s.safetensors", tmp_path / "s", "--context", 8)
-    assert "Converted 2 layers of tables over 12 numbers, for 128 tokens to" in said
-    (tmp_path / "bad.safetensors").write_bytes(b"nothing")
-    for name, message in (("bad.safetensors", "is no file of safetensors"), ("no", "is no file")):
-        with pytest.raises(ConversionError, match=message):
-            convert.read(tmp_path / name)
-
-
 def test_files_of_pytorch(tmp_path):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     tensors, _, _ = case("torchlogix_raw")
@@ -245,3 +212,39 @@ def test_what_is_no_image():
     dense, given, _ = case("torchlogix_raw")
     with pytest.raises(ConversionError, match="but the file has no convolutions"):
         convert.torchlogix(dense, image=image, **given)
+
+
+@pytest.mark.slow
+class TestSlow:
+    def test_files_of_tensors(self, tmp_path):
+        tensors, arguments, found = case("torchlogix_raw")
+        save_file(tensors, tmp_path / "m.safetensors")
+        assert set(convert.read(tmp_path / "m.safetensors")) == set(tensors)
+        words = ("--classes", 5, "--tau", arguments["tau"])
+        said = output("import", "--from", "torchlogix", tmp_path / "m.safetensors", tmp_path / "out", *words)
+        assert "Converted 30 + 20 gates over 6 numbers to" in said
+        np.testing.assert_allclose(
+            lutjax.load(tmp_path / "out")(found["x"]), found["hard"], rtol=0, atol=1e-6
+        )
+        tensors, _, found = case("torchlogix_conv")
+        save_file(tensors, tmp_path / "c.safetensors")
+        sizes = ("--image", "8,8,1", "--padding", "1,0", "--pool", 2, "--pool-padding", "0,1")
+        images = (tmp_path / "c.safetensors", tmp_path / "c", *sizes, *words)
+        said = output("import", "--from", "torchlogix", *images)
+        assert "Converted 6 + 8 trees and 30 + 20 gates over 8 x 8 x 1 numbers to" in said
+        np.testing.assert_allclose(lutjax.load(tmp_path / "c")(found["x"]), found["hard"], rtol=0, atol=1e-6)
+        for more, message in (
+            (("difflogic", *words), "which belongs to no layer that can be converted"),
+            (("difflogic", "--temperature", 2, *words), "--temperature is for --from"),
+            (("spiky", *words), "--classes is for --from torchlogix, difflogic, torch-dwn; leave it out"),
+            (("spiky",), "Missing option '--context', which --from spiky needs"),
+        ):
+            refused = refusal("import", tmp_path / "m.safetensors", tmp_path / "o", "--from", *more)
+            assert message in refused
+        save_file(case("spiky")[0], tmp_path / "s.safetensors")
+        said = output("import", "--from", "spiky", tmp_path / "s.safetensors", tmp_path / "s", "--context", 8)
+        assert "Converted 2 layers of tables over 12 numbers, for 128 tokens to" in said
+        (tmp_path / "bad.safetensors").write_bytes(b"nothing")
+        for name, message in (("bad.safetensors", "is no file of safetensors"), ("no", "is no file")):
+            with pytest.raises(ConversionError, match=message):
+                convert.read(tmp_path / name)

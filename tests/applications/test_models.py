@@ -194,30 +194,6 @@ def test_decoding_in_chunks_equals_full_pass():
     np.testing.assert_array_equal(jnp.concatenate(got, 1), want)
 
 
-@pytest.mark.parametrize("name", slow_except(VARIANTS, "concatenated"))
-def test_trains(name):
-    model = model_of(dataclasses.replace(SMALL, **VARIANTS[name]))
-    optimizer = nnx.Optimizer(model, optax.sgd(0.01), wrt=nnx.Param)
-    tokens = tokens_of(4, 7)
-
-    @nnx.jit
-    def step(model, optimizer, tokens):
-        def of_model(m):
-            return loss_of(m(tokens[:, :-1]).astype(jnp.float32), tokens[:, 1:])
-
-        loss, grads = nnx.value_and_grad(of_model)(model)
-        optimizer.update(model, grads)
-        return loss
-
-    before = nnx.to_pure_dict(nnx.state(model, nnx.Not(nnx.Param)))
-    losses = [step(model, optimizer, tokens) for _ in range(8)]
-    assert losses[-1] < losses[0]
-    after = nnx.to_pure_dict(nnx.state(model, nnx.Not(nnx.Param)))
-    for (path, a), b in zip(jax.tree.leaves_with_path(after), jax.tree.leaves(before), strict=True):
-        kept = "norm" not in jax.tree_util.keystr(path)
-        assert np.array_equal(a, b) == kept, path
-
-
 def test_dropout_only_in_training():
     config = dataclasses.replace(SMALL, dropout=0.5)
     model, tokens, key = model_of(config), tokens_of(2, 5), jax.random.key(0)
@@ -295,3 +271,29 @@ def test_names_of_the_package():
         assert getattr(lutjax.models, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'Transformer'"):
         lutjax.models.Transformer  # noqa: B018
+
+
+@pytest.mark.slow
+class TestSlow:
+    @pytest.mark.parametrize("name", VARIANTS)
+    def test_trains(self, name):
+        model = model_of(dataclasses.replace(SMALL, **VARIANTS[name]))
+        optimizer = nnx.Optimizer(model, optax.sgd(0.01), wrt=nnx.Param)
+        tokens = tokens_of(4, 7)
+
+        @nnx.jit
+        def step(model, optimizer, tokens):
+            def of_model(m):
+                return loss_of(m(tokens[:, :-1]).astype(jnp.float32), tokens[:, 1:])
+
+            loss, grads = nnx.value_and_grad(of_model)(model)
+            optimizer.update(model, grads)
+            return loss
+
+        before = nnx.to_pure_dict(nnx.state(model, nnx.Not(nnx.Param)))
+        losses = [step(model, optimizer, tokens) for _ in range(8)]
+        assert losses[-1] < losses[0]
+        after = nnx.to_pure_dict(nnx.state(model, nnx.Not(nnx.Param)))
+        for (path, a), b in zip(jax.tree.leaves_with_path(after), jax.tree.leaves(before), strict=True):
+            kept = "norm" not in jax.tree_util.keystr(path)
+            assert np.array_equal(a, b) == kept, path

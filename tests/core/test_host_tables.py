@@ -103,13 +103,6 @@ def test_updates_are_those_of_a_device(kind: str, implementation: str, rule: Any
     np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
-def test_fixed_point_gives_the_same_bits() -> None:
-    one, other = (
-        stepped(layer, tables.RowAdagrad(), (0.1, 0.2, 0.1)) for layer in pair("ngrams", accumulate=FIXED)
-    )
-    assert one == other
-
-
 def host_table(shape: tuple[int, int, int], rule: Any) -> HostTable:
     table = HostTable(shape, np.float32, jax.nn.initializers.normal(1.0))
     table.draw(jax.random.key(4))
@@ -350,62 +343,6 @@ def of_library(library: str, kind: str, placement: Any) -> Functions:
         return others.pop("params"), others
 
     return Functions(init, lambda params, others, x: Model().apply({"params": params, **others}, x))
-
-
-@pytest.mark.parametrize(("library", "kind"), [("linen", "ngrams"), ("haiku", "ngrams")])
-def test_layers_of_arrays_train_as_on_a_device(library: str, kind: str, tmp_path: Path) -> None:
-    memory, rule, rates = HostTables(), tables.RowAdagrad(), (0.5, 0.25)
-    on_host, device = (of_library(library, kind, placement) for placement in (memory, "device"))
-    params, others = jax.jit(on_host.init)(jax.random.key(0), X)
-    whole, _ = jax.jit(device.init)(jax.random.key(0), X)
-    keys = others["keys"] if library == "linen" else others
-    memory.draw(keys)
-    memory.start(rule)
-    names = list(memory)
-    assert names == (["memory/weights"] if kind == "ngrams" else ["memory/down", "memory/up"])
-    for name, table in memory.items():
-        np.testing.assert_array_equal(table.weights, whole["memory"][name.removeprefix("memory/")])
-
-    def loss(apply: Any, params: Any, others: Any) -> Any:
-        return jnp.mean((apply(params, others, X) - 1) ** 2)
-
-    @jax.jit
-    def step_on_host(params: Any, others: Any) -> Any:
-        value_and_grad = tables.value_and_grad(lambda p: loss(on_host.apply, p, others), host=memory)
-        value, (gradients, of_host) = value_and_grad(params)
-        return value, gradients, of_host
-
-    @jax.jit
-    def step(params: Any, states: Any, rate: Any) -> Any:
-        value, gradients = tables.value_and_grad(lambda p: loss(device.apply, p, {}), tables=set(names))(
-            params
-        )
-        moved, rest = dict(params["memory"]), dict(gradients["memory"])
-        for name in states:
-            moved[name], states[name] = lutjax.update_table(
-                moved[name], rest.pop(name), rate, rule, states[name]
-            )
-        return value, {"memory": moved}, states, rest
-
-    states = {name: rule.init(whole["memory"][name]) for name in (n.removeprefix("memory/") for n in names)}
-    for rate in rates:
-        value, gradients, of_host = step_on_host(params, others)
-        memory.update(of_host, rate)
-        expected, whole, states, rest = step(whole, states, rate)
-        assert value == expected
-        jax.tree.map(np.testing.assert_array_equal, gradients["memory"], rest)
-    for name, table in memory.items():
-        np.testing.assert_array_equal(table.weights, whole["memory"][name.removeprefix("memory/")])
-    np.testing.assert_array_equal(on_host.apply(params, others, X), device.apply(whole, {}, X))
-    # As from a checkpoint.
-    memory.save(tmp_path / "tables")
-    again = HostTables({name: HostTable(t.shape, t.dtype, t.init, name) for name, t in memory.items()})
-    again.draw(keys)
-    again.start(rule)
-    again.load(tmp_path / "tables")
-    for name, table in again.items():
-        np.testing.assert_array_equal(table.weights, memory[name].weights)
-        jax.tree.map(np.testing.assert_array_equal, table.state, memory[name].state)
 
 
 def shared(n: int, **options: Any) -> list[HostTable]:
@@ -676,3 +613,69 @@ def test_duplicates_are_gathered_as_fast_as_different_rows():
             best[name] = min(best[name], time.perf_counter() - start)
             np.testing.assert_array_equal(out[0, ::9_973, 0], index[::9_973, 0, 0])
     assert best["same"] < 1.5 * best["other"]
+
+
+@pytest.mark.slow
+class TestSlow:
+    def test_fixed_point_gives_the_same_bits(self) -> None:
+        one, other = (
+            stepped(layer, tables.RowAdagrad(), (0.1, 0.2, 0.1)) for layer in pair("ngrams", accumulate=FIXED)
+        )
+        assert one == other
+
+    @pytest.mark.parametrize(("library", "kind"), [("linen", "ngrams"), ("haiku", "ngrams")])
+    def test_layers_of_arrays_train_as_on_a_device(self, library: str, kind: str, tmp_path: Path) -> None:
+        memory, rule, rates = HostTables(), tables.RowAdagrad(), (0.5, 0.25)
+        on_host, device = (of_library(library, kind, placement) for placement in (memory, "device"))
+        params, others = jax.jit(on_host.init)(jax.random.key(0), X)
+        whole, _ = jax.jit(device.init)(jax.random.key(0), X)
+        keys = others["keys"] if library == "linen" else others
+        memory.draw(keys)
+        memory.start(rule)
+        names = list(memory)
+        assert names == (["memory/weights"] if kind == "ngrams" else ["memory/down", "memory/up"])
+        for name, table in memory.items():
+            np.testing.assert_array_equal(table.weights, whole["memory"][name.removeprefix("memory/")])
+
+        def loss(apply: Any, params: Any, others: Any) -> Any:
+            return jnp.mean((apply(params, others, X) - 1) ** 2)
+
+        @jax.jit
+        def step_on_host(params: Any, others: Any) -> Any:
+            value_and_grad = tables.value_and_grad(lambda p: loss(on_host.apply, p, others), host=memory)
+            value, (gradients, of_host) = value_and_grad(params)
+            return value, gradients, of_host
+
+        @jax.jit
+        def step(params: Any, states: Any, rate: Any) -> Any:
+            value, gradients = tables.value_and_grad(lambda p: loss(device.apply, p, {}), tables=set(names))(
+                params
+            )
+            moved, rest = dict(params["memory"]), dict(gradients["memory"])
+            for name in states:
+                moved[name], states[name] = lutjax.update_table(
+                    moved[name], rest.pop(name), rate, rule, states[name]
+                )
+            return value, {"memory": moved}, states, rest
+
+        states = {
+            name: rule.init(whole["memory"][name]) for name in (n.removeprefix("memory/") for n in names)
+        }
+        for rate in rates:
+            value, gradients, of_host = step_on_host(params, others)
+            memory.update(of_host, rate)
+            expected, whole, states, rest = step(whole, states, rate)
+            assert value == expected
+            jax.tree.map(np.testing.assert_array_equal, gradients["memory"], rest)
+        for name, table in memory.items():
+            np.testing.assert_array_equal(table.weights, whole["memory"][name.removeprefix("memory/")])
+        np.testing.assert_array_equal(on_host.apply(params, others, X), device.apply(whole, {}, X))
+        # As from a checkpoint.
+        memory.save(tmp_path / "tables")
+        again = HostTables({name: HostTable(t.shape, t.dtype, t.init, name) for name, t in memory.items()})
+        again.draw(keys)
+        again.start(rule)
+        again.load(tmp_path / "tables")
+        for name, table in again.items():
+            np.testing.assert_array_equal(table.weights, memory[name].weights)
+            jax.tree.map(np.testing.assert_array_equal, table.state, memory[name].state)

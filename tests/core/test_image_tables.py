@@ -29,21 +29,6 @@ def variables_of(case):
     return arrays
 
 
-@pytest.mark.parametrize("name", ["spatial"])
-def test_quantized_layers_have_the_values_of_trained_layers(name):
-    case = CASES[name]
-    arrays, x = variables_of(case), inputs_of(case)
-    deployed = layers.quantize(nnx.Sequential(nnx_layer(case, arrays), lambda y: y))
-    y = deployed(x)
-    assert np.any(y)
-    assert_close("integers", y, case.spec(arrays, x, deterministic=True))
-    layer = deployed.layers[0]
-    assert layer.weights.dtype == jnp.int8
-    assert layer.exponents.shape == (case.spec.table_groups, case.spec.weights_shape[-1])
-    assert not jax.tree.leaves(nnx.state(deployed, layers.Tables))
-    layers.check(deployed)
-
-
 def test_errors():
     x = jnp.zeros(CASES["conv"].shape)
     with pytest.raises(ValueError, match=r"ConvLUT: table_dropout is 0\.5, which needs rngs"):
@@ -76,3 +61,20 @@ def test_errors():
         layers.quantize(
             nnx.Sequential(nnx_layer(Case("ConvLUT", {**TABLES, "kernel": 3}, x.shape, ((3, 4, 2), 6))))
         )
+
+
+@pytest.mark.slow
+class TestSlow:
+    @pytest.mark.parametrize("name", ["spatial"])
+    def test_quantized_layers_have_the_values_of_trained_layers(self, name):
+        case = CASES[name]
+        arrays, x = variables_of(case), inputs_of(case)
+        deployed = layers.quantize(nnx.Sequential(nnx_layer(case, arrays), lambda y: y))
+        y = deployed(x)
+        assert np.any(y)
+        assert_close("integers", y, case.spec(arrays, x, deterministic=True))
+        layer = deployed.layers[0]
+        assert layer.weights.dtype == jnp.int8
+        assert layer.exponents.shape == (case.spec.table_groups, case.spec.weights_shape[-1])
+        assert not jax.tree.leaves(nnx.state(deployed, layers.Tables))
+        layers.check(deployed)

@@ -112,10 +112,8 @@ def test_vmap_over_one_axis_of_the_mesh_and_the_batch_over_the_other(mapped, sam
 
 # ------------------------------------------------------------------------------------- layers and models, on both kinds of meshes
 FAST_LAYERS = [
-    ("nnx", "LUT, groups", "auto"),
     ("nnx", "NgramMemory", "explicit"),
     ("linen", "SparseLUT, targets of tables", "explicit"),
-    ("haiku", "LogicGates, learnable, soft", "explicit"),
 ]
 
 

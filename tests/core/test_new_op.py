@@ -110,16 +110,6 @@ def test_it_is_explained(op):
     assert text.count("xla/any (toy_op.kernels): chosen") == 3
 
 
-def test_it_has_a_status(op):
-    out = command("status", "--op", op, "--json")
-    cells = {(c["column"], c["direction"], c["dtype"]): c for c in json.loads(out.stdout)["cells"]}
-    for direction in ("forward", "backward", "update"):
-        for dtype in ("float32", "bfloat16"):
-            assert cells["xla/cpu", direction, dtype]["state"] == "runs here"
-            assert cells["xla/tpu", direction, dtype]["state"] == "lowers"
-            assert cells["triton/gpu", direction, dtype]["reason"] == "has no kernel yet"
-
-
 @pytest.mark.slow
 class TestSlow:
     def test_it_is_measured(self, op, tmp_path, monkeypatch):
@@ -147,3 +137,12 @@ class TestSlow:
             ("toy", "in-place", f"{op}: xla, {op} update: xla"),
         ]
         assert all(float(r["p50_s"]) > 0 and int(r["table_bytes"]) == 2 * 4 * 3 * 4 for r in rows)
+
+    def test_it_has_a_status(self, op):
+        out = command("status", "--op", op, "--json")
+        cells = {(c["column"], c["direction"], c["dtype"]): c for c in json.loads(out.stdout)["cells"]}
+        for direction in ("forward", "backward", "update"):
+            for dtype in ("float32", "bfloat16"):
+                assert cells["xla/cpu", direction, dtype]["state"] == "runs here"
+                assert cells["xla/tpu", direction, dtype]["state"] == "lowers"
+                assert cells["triton/gpu", direction, dtype]["reason"] == "has no kernel yet"

@@ -190,29 +190,6 @@ def test_a_sum_of_distances_beyond_floats_is_no_score(implementation):
     np.testing.assert_array_equal(y[1], 16 * np.asarray(TABLE[0, 7]))
 
 
-@pytest.mark.parametrize("implementation", implementations("scored_lut"))
-@pytest.mark.parametrize("entry", [np.inf])
-def test_rounded_tables_with_an_entry_that_is_no_number(entry, implementation):
-    read = reads.PowersOfTwo()
-    anchors = np.tile(ANCHORS, (4, 1, 1))
-    weights = jnp.tile(TABLE, (4, 1, 1)).at[1, 7, 0].set(entry)
-    x = jnp.array([[[2.0, -1.0, -1.5, 0.0]]])
-
-    def layer(x, weights):
-        options = {"read": read, "groups": 2, "implementation": implementation}
-        return lutjax.scored_lut(x, weights, anchors, read.initial(), **options)
-
-    y, pull = jax.vjp(layer, x, weights)
-    expected = [[True, False], [False, False]]
-    np.testing.assert_array_equal(np.isnan(y[0]), expected)
-    dx, dw = pull(jnp.ones_like(y).at[0, 0].set(0))
-    assert np.isfinite(dw).all()
-    assert np.isnan(dx).any()
-    with skipping_what_is_left_to_others(implementation):
-        of_integers = layer(x, lutjax.quantize_tables(weights, groups=2))
-    np.testing.assert_array_equal(np.isnan(of_integers[0]), expected)
-
-
 # ------------------------------------------------------------------------------------- sizes of numbers
 @pytest.mark.parametrize("implementation", implementations("scored_lut"))
 def test_gradients_of_soft_signs_at_any_size_of_margins(implementation):
@@ -246,3 +223,28 @@ def test_gradients_of_scores_at_large_margins(implementation):
     np.testing.assert_allclose(dx, [[3, -3]] * 4, rtol=1e-6)
     assert float(ds["log_beta"]) == 0
     assert float(ds["log_gamma"]) == 0
+
+
+@pytest.mark.slow
+class TestSlow:
+    @pytest.mark.parametrize("implementation", implementations("scored_lut"))
+    @pytest.mark.parametrize("entry", [np.inf])
+    def test_rounded_tables_with_an_entry_that_is_no_number(self, entry, implementation):
+        read = reads.PowersOfTwo()
+        anchors = np.tile(ANCHORS, (4, 1, 1))
+        weights = jnp.tile(TABLE, (4, 1, 1)).at[1, 7, 0].set(entry)
+        x = jnp.array([[[2.0, -1.0, -1.5, 0.0]]])
+
+        def layer(x, weights):
+            options = {"read": read, "groups": 2, "implementation": implementation}
+            return lutjax.scored_lut(x, weights, anchors, read.initial(), **options)
+
+        y, pull = jax.vjp(layer, x, weights)
+        expected = [[True, False], [False, False]]
+        np.testing.assert_array_equal(np.isnan(y[0]), expected)
+        dx, dw = pull(jnp.ones_like(y).at[0, 0].set(0))
+        assert np.isfinite(dw).all()
+        assert np.isnan(dx).any()
+        with skipping_what_is_left_to_others(implementation):
+            of_integers = layer(x, lutjax.quantize_tables(weights, groups=2))
+        np.testing.assert_array_equal(np.isnan(of_integers[0]), expected)

@@ -120,33 +120,6 @@ def test_a_prefix_is_shared():
         np.testing.assert_array_equal(two.found[row], alone(spec, x[row])[3:])
 
 
-@settings(max_examples=4)
-@given(
-    st.integers(1, 4), st.integers(1, 5), st.integers(1, 40), st.integers(0, 40), st.integers(1, 9), st.data()
-)
-def test_places(size, entries, n_blocks, length, n_new, data):
-    table = data.draw(st.lists(st.integers(-2, n_blocks + 1), min_size=entries, max_size=entries))
-    n_keys, window = data.draw(st.integers(0, n_new)), data.draw(st.integers(1, size * entries))
-    places = _pages.Places(jnp.asarray([table], jnp.int32), jnp.asarray([length], jnp.int32), n_blocks, size)
-
-    def place(p):
-        block = table[p // size % entries] if p >= 0 else -1
-        return block * size + p % size if 0 <= block < n_blocks else None
-
-    found, there = places.latest(window)
-    wanted = [place(p) for p in range(length - window, length)]
-    assert there[0].tolist() == [p is not None for p in wanted]
-    assert [p for p, is_there in zip(found[0].tolist(), there[0], strict=True) if is_there] == [
-        p for p in wanted if p is not None
-    ]
-    is_key = jnp.arange(n_new)[None] < n_keys
-    new = places.new(is_key)[0].tolist()
-    kept = range(max(length, length + n_keys - size * entries), length + n_keys)
-    outside = n_blocks * size
-    wanted = [place(p) if p in kept else None for p in range(length, length + n_new)]
-    assert new == [outside if p is None else p for p in wanted]
-
-
 def _empty(spec):
     return spec.empty_cache((1, 1, FEATURES), jnp.float32, blocks=BLOCKS)
 
@@ -244,3 +217,36 @@ class TestSlow:
             y, state = f.apply({"layer": params}, state, None, part, **places(n))
             found.append(y)
         np.testing.assert_array_equal(jnp.concatenate(found, 1), want)
+
+    @settings(max_examples=4)
+    @given(
+        st.integers(1, 4),
+        st.integers(1, 5),
+        st.integers(1, 40),
+        st.integers(0, 40),
+        st.integers(1, 9),
+        st.data(),
+    )
+    def test_places(self, size, entries, n_blocks, length, n_new, data):
+        table = data.draw(st.lists(st.integers(-2, n_blocks + 1), min_size=entries, max_size=entries))
+        n_keys, window = data.draw(st.integers(0, n_new)), data.draw(st.integers(1, size * entries))
+        places = _pages.Places(
+            jnp.asarray([table], jnp.int32), jnp.asarray([length], jnp.int32), n_blocks, size
+        )
+
+        def place(p):
+            block = table[p // size % entries] if p >= 0 else -1
+            return block * size + p % size if 0 <= block < n_blocks else None
+
+        found, there = places.latest(window)
+        wanted = [place(p) for p in range(length - window, length)]
+        assert there[0].tolist() == [p is not None for p in wanted]
+        assert [p for p, is_there in zip(found[0].tolist(), there[0], strict=True) if is_there] == [
+            p for p in wanted if p is not None
+        ]
+        is_key = jnp.arange(n_new)[None] < n_keys
+        new = places.new(is_key)[0].tolist()
+        kept = range(max(length, length + n_keys - size * entries), length + n_keys)
+        outside = n_blocks * size
+        wanted = [place(p) if p in kept else None for p in range(length, length + n_new)]
+        assert new == [outside if p is None else p for p in wanted]

@@ -316,15 +316,6 @@ def test_memory_is_that_of_fixed_wires():
 
 
 # ------------------------------------------------------------------------------------- models
-def test_classifier_of_learned_wires():
-    config = LogicClassifierConfig(in_features=4, n_classes=2, layers=(20, 12), wiring="top-k", candidates=4)
-    assert LogicClassifierConfig.from_dict(config.to_dict()) == config
-    model = LogicClassifier(config, rngs=nnx.Rngs(1))
-    x = jnp.asarray(np.random.default_rng(0).uniform(size=(40, 4)), jnp.float32)
-    want = model(x, deterministic=True).argmax(-1)
-    np.testing.assert_array_equal(model.packed()(x), want)
-    bits = np.asarray(model.encoder(x.T).T, np.int64)
-    np.testing.assert_array_equal(model.circuit()(bits), want)
 
 
 def test_wirings_of_the_layers_of_a_classifier():
@@ -353,42 +344,6 @@ def test_wirings_of_the_layers_of_a_classifier():
 
 
 # ------------------------------------------------------------------------------------- several devices
-@pytest.mark.slow
-@needs_devices(8)
-def test_meshes():
-    """Scores are divided by gate, samples by device, and gradients are those of one device."""
-    mesh = jax.make_mesh((4, 2), ("batch", "detectors"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    case = Case("LogicGates", TOP, (12, 7))
-    arrays, x, dy = arrays_of(case), inputs_of(case), random((12, 6))
-    specs = sharding.specs(arrays, mesh)
-    assert tuple(specs["scores"]) == ("detectors", None, None)
-
-    def gradient(trained: Any, wires: jax.Array, x: jax.Array, dy: jax.Array) -> Any:
-        return jax.vjp(lambda trained: case.spec({**trained, "wires": wires}, x), trained)[1](dy)[0]
-
-    wires = arrays.pop("wires")
-    want = jax.jit(gradient)(arrays, wires, x, dy)
-
-    def put(a: jax.Array, *spec: Any) -> jax.Array:
-        return jax.device_put(a, NamedSharding(mesh, P(*spec)))
-
-    divided = {name: put(a, *specs[name]) for name, a in arrays.items()}
-    got = jax.jit(gradient)(divided, put(wires), put(x, "batch"), put(dy, "batch"))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want)
-
-    # Each device judges candidates on parts of its own samples.
-    of_parts = jax.jit(
-        jax.shard_map(
-            gradient,
-            mesh=mesh,
-            in_specs=(P(), P(), P("batch"), P("batch")),
-            out_specs=P(),
-            axis_names={"batch"},
-        )
-    )(arrays, wires, x, dy)
-    parts = [gradient(arrays, wires, x[i : i + 3], dy[i : i + 3]) for i in range(0, 12, 3)]
-    want = jax.tree.map(lambda *a: sum(a), *parts)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), of_parts, want)
 
 
 @needs_devices(4)
@@ -408,3 +363,54 @@ def test_explicit_mesh():
         same = jax.device_put((arrays, wires), NamedSharding(mesh, P()))
         got = gradient(*same, *placed)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want)
+
+
+@pytest.mark.slow
+class TestSlow:
+    def test_classifier_of_learned_wires(self):
+        config = LogicClassifierConfig(
+            in_features=4, n_classes=2, layers=(20, 12), wiring="top-k", candidates=4
+        )
+        assert LogicClassifierConfig.from_dict(config.to_dict()) == config
+        model = LogicClassifier(config, rngs=nnx.Rngs(1))
+        x = jnp.asarray(np.random.default_rng(0).uniform(size=(40, 4)), jnp.float32)
+        want = model(x, deterministic=True).argmax(-1)
+        np.testing.assert_array_equal(model.packed()(x), want)
+        bits = np.asarray(model.encoder(x.T).T, np.int64)
+        np.testing.assert_array_equal(model.circuit()(bits), want)
+
+    @needs_devices(8)
+    def test_meshes(self):
+        """Scores are divided by gate, samples by device, and gradients are those of one device."""
+        mesh = jax.make_mesh((4, 2), ("batch", "detectors"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+        case = Case("LogicGates", TOP, (12, 7))
+        arrays, x, dy = arrays_of(case), inputs_of(case), random((12, 6))
+        specs = sharding.specs(arrays, mesh)
+        assert tuple(specs["scores"]) == ("detectors", None, None)
+
+        def gradient(trained: Any, wires: jax.Array, x: jax.Array, dy: jax.Array) -> Any:
+            return jax.vjp(lambda trained: case.spec({**trained, "wires": wires}, x), trained)[1](dy)[0]
+
+        wires = arrays.pop("wires")
+        want = jax.jit(gradient)(arrays, wires, x, dy)
+
+        def put(a: jax.Array, *spec: Any) -> jax.Array:
+            return jax.device_put(a, NamedSharding(mesh, P(*spec)))
+
+        divided = {name: put(a, *specs[name]) for name, a in arrays.items()}
+        got = jax.jit(gradient)(divided, put(wires), put(x, "batch"), put(dy, "batch"))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want)
+
+        # Each device judges candidates on parts of its own samples.
+        of_parts = jax.jit(
+            jax.shard_map(
+                gradient,
+                mesh=mesh,
+                in_specs=(P(), P(), P("batch"), P("batch")),
+                out_specs=P(),
+                axis_names={"batch"},
+            )
+        )(arrays, wires, x, dy)
+        parts = [gradient(arrays, wires, x[i : i + 3], dy[i : i + 3]) for i in range(0, 12, 3)]
+        want = jax.tree.map(lambda *a: sum(a), *parts)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), of_parts, want)
