@@ -89,6 +89,14 @@ def slow(session: nox.Session) -> None:
 
 
 @nox.session
+def optimized(session: nox.Session) -> None:
+    """Compare implementations with the reference in the optimized programs that users get."""
+    session.install(*DEV)
+    files = session.posargs or ["tests/core/test_parity.py", "tests/core/test_ops.py"]
+    session.run("pytest", *files, env={"XLA_FLAGS": "--xla_backend_optimization_level=3"})
+
+
+@nox.session
 def gpu(session: nox.Session) -> None:
     """Run the tests for a machine with an NVIDIA GPU."""
     session.install(*DEV, "jax[cuda13]")

@@ -9,12 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow_except
 from commands import refusal
 from flax import nnx
 from small_runs import CA_SIZES, automaton_of
 
-import lutjax
 from lutjax import reference
 from lutjax.circuits import Format, step_automaton
 from lutjax.models import LogicCA, LogicCAConfig, PackedAutomaton, automaton
@@ -281,24 +279,3 @@ def test_a_picture_decides_the_grid(tmp_path):
         patterns.PatternError, match=r"large\.png has 65 x 2 pixels; at most 64 x 64 are drawn"
     ):
         new(sizes, path=tmp_path / "large.png")
-
-
-@pytest.mark.slow
-class TestSlow:
-    @pytest.mark.parametrize(
-        ("options", "width"),
-        slow_except(
-            [({"periodic": True}, 35), ({"update_rate": 0.6}, 35), ({"periodic": True}, 32), ({}, 3)],
-            "options1-35",
-            ids=[f"options{i}-{width}" for i, width in enumerate((35, 35, 32, 3))],
-        ),
-    )
-    def test_words_are_the_hard_automaton(self, width, options):
-        model, key = automaton_of(**options), jax.random.key(3)
-        bits = jax.random.bernoulli(jax.random.key(2), shape=(3, 4, width, 2)).astype(jnp.float32)
-        hard = lutjax.gate_coefficients(model.logits[...], hard=True, axis=0)
-        run = jax.jit(lambda bits: automaton.run_soft(model.config, hard, model.wiring, bits, 3, key))
-        one = run(jnp.moveaxis(bits, -1, 0))
-        found = model(bits, 3, key=key, deterministic=True)
-        assert found.dtype == bits.dtype
-        np.testing.assert_array_equal(found, jnp.moveaxis(one, 0, -1))

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import command, output, refusal
+from commands import output, refusal
 from small_runs import LABELS, table_text
 
 import lutjax
@@ -33,12 +33,11 @@ from lutjax.training import (
     reports,
     runs,
 )
-from lutjax.training.classifier_runs import MODELS, Classifier
+from lutjax.training.classifier_runs import Classifier
 from lutjax.training.datasets import cifar, columns, idx
 from lutjax.training.datasets._published import md5
 from lutjax.training.datasets.columns import Encoding, Table
-from lutjax.training.presets import fields_of
-from lutjax.training.recipes import RECIPES, recipe
+from lutjax.training.recipes import RECIPES
 from lutjax.training.samples import SamplesError, read_arrays, samples, split_ids
 
 RNG = np.random.default_rng(0)
@@ -856,51 +855,3 @@ def test_channels_may_come_first(tmp_path):
     assert data.remarks == ("x: [12, 3, 16, 16] is read as channels first, 3 of 16 x 16 pixels.",)
     assert npz(tmp_path, x=images, y=np.arange(12) % 2).remarks == ()
     assert datasets.channels_last(np.zeros((5, 3, 4, 4)))[0].shape == (5, 3, 4, 4)  # too small to tell
-
-
-@pytest.mark.slow
-class TestSlow:
-    def test_recipes(self, tmp_path):
-        for name, one in RECIPES.items():
-            assert one.name == name
-            configs = (MODELS[one.model], classifier.TrainingConfig)
-            assert sum(len(fields_of(config, one.fields())) for config in configs) == len(one.fields())
-            layers = one.sizes()["layers"]
-            assert not layers[-1] % (2 if one.data == "Adult" else 10)
-            assert str(one).startswith(f"{name}: ")
-            assert one.model == "tree" or f" {sum(layers):,} " in str(one)
-        with pytest.raises(ValueError, match="recipe is 'none'; the known ones are difflogic-mnist-small"):
-            recipe("none")
-        table = write_table(tmp_path)
-        record = Classifier.new(
-            {"tau": 7.0, "wiring": "balanced"}, table, "class", None, "difflogic-adult"
-        ).record
-        assert (record.model.layers, record.model.tau, record.training.steps) == ((256,) * 5, 7.0, 100_000)
-        assert record.recipe == "difflogic-adult"
-        with pytest.raises(ValueError, match="n_thresholds is 2, but columns are made bits already"):
-            Classifier.new({"n_thresholds": 2}, table, "class")
-
-    def test_an_export_names_classes_and_bits(self, table_run, tmp_path):
-        out = table_run.out
-        for words in ((), (out, "--run", out)):
-            assert "Error: give the folder of one run or bundle, as RUN." in refusal("export", *words)
-        output("export", "--run", out, "--out", tmp_path, "--format", "verilog,c,html", "--inputs", "bits")
-        encoding = Encoding.from_json((tmp_path / "columns.json").read_text())
-        assert encoding == Encoding.from_json((out / "columns.json").read_text())
-        for name in ("run.json", "manifest.json"):
-            about = json.loads((tmp_path / name).read_text())["about"]
-            assert about["input_names"] == encoding.features
-            assert about["classes"] == list(LABELS)
-            assert about["image"] is None
-        for name, begin in (("run.h", " * "), ("run.v", "// ")):
-            lines = (tmp_path / name).read_text().splitlines()
-            assert begin + 'class 1: "<small>\\n_"' in lines  # in one line, whatever the name
-            for number, feature in enumerate(encoding.features):
-                assert any(line.startswith(f'{begin}x[{number}]: "{feature}"') for line in lines)
-        page = (tmp_path / "run.html").read_text()
-        assert "pixels" not in re.sub(r"(?s)<script.*?</script>", "", page)
-        assert "tells 2 classes apart: $large_$ &amp; \\x$$, &lt;small&gt;" in page
-        assert "size &gt; " in page or '"size > ' in page
-        told = json.loads((tmp_path / "manifest.json").read_text())["files"]["columns.json"]
-        assert told["format"] == "extra"
-        assert "PASS     manifest.json = the files" in command("verify", tmp_path).output

@@ -208,12 +208,10 @@ def test_flash_attention_is_chosen_where_cudnn_supports_it(
     assert found is None if reason is None else reason in found
 
 
-@pytest.mark.slow
-class TestSlow:
-    def test_dtypes(self):
-        tokens = tokens_of(2, 6)
-        want, half = logits_of(model_of(), tokens), model_of(dtype="bfloat16")
-        assert {a.dtype for a in jax.tree.leaves(nnx.state(half, nnx.Param))} == {jnp.dtype("float32")}
-        got = logits_of(half, tokens)
-        assert got.dtype == jnp.float32
-        assert 0 < float(jnp.abs(got - want).max()) < 0.05 * float(jnp.abs(want).max())
+def test_dtypes():
+    tokens = tokens_of(2, 6)
+    want, half = logits_of(model_of(), tokens), model_of(dtype="bfloat16")
+    assert {a.dtype for a in jax.tree.leaves(nnx.state(half, nnx.Param))} == {jnp.dtype("float32")}
+    got = logits_of(half, tokens)
+    assert got.dtype == jnp.float32
+    assert 0 < float(jnp.abs(got - want).max()) < 0.05 * float(jnp.abs(want).max())

@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from small_texts import CONTEXT, TABLES, model_of, prompts_of
+from small_texts import CONTEXT, TABLES, model_of
 
 from lutjax.models import Slots
 from lutjax.models._pages import Pages, Text
@@ -170,36 +170,3 @@ def test_what_was_said_last_is_kept_longest():
 def test_impossible_blocks(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-@pytest.mark.slow
-class TestSlow:
-    @pytest.mark.parametrize("name", ["tables", "gpt"])
-    def test_segments_while_decoding(self, name):
-        """A text sees its own segment alone, and neither padding before it nor earlier texts."""
-        model = model_of(name)
-        text, other = prompts_of(9, 9)
-        model.init_cache((1,))
-        decode = nnx.jit(
-            lambda model, tokens, segments: model(tokens, decode=True, deterministic=True, segments=segments)
-        )
-
-        def fed(tokens, *segments):
-            return np.asarray(decode(model, np.asarray([tokens]), np.asarray([segments], np.int32)))[0]
-
-        fed(other[:4], 3, 3, 3, 3)
-        first = fed([7, 7, *text[:2]], -1, -1, 0, 0)
-        last = [fed(text[k : k + 1], 0)[0] for k in (2, 3)]
-        wanted = np.asarray(model(text[:4], deterministic=True))
-        np.testing.assert_allclose([*first[2:], *last], wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
-
-    def test_a_prompt_waits_for_blocks(self):
-        slots = Slots(model_of(), 2, temperature=0, block_size=4, n_blocks=3)
-        one, two = prompts_of(3, 7)
-        second = slots.begin(two, key=jax.random.key(0))
-        first, _ = slots.join(one, key=jax.random.key(0))
-        slots.step(4)
-        with pytest.raises(ValueError, match="7 more tokens of a prompt need 2 more blocks"):
-            slots.read(second)
-        slots.leave(first)
-        assert slots.read(second) == int(model_of().generate(two, 1, key=jax.random.key(0), temperature=0)[0])

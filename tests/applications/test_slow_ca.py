@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cases import slow_except
 from commands import output
 from flax import nnx
 from machine import needs_gpu
@@ -16,7 +17,7 @@ from small_runs import automaton_of
 import lutjax
 from lutjax import reference
 from lutjax.circuits import netlist_json, step_automaton
-from lutjax.models import LogicCA, automaton
+from lutjax.models import LogicCA, LogicCAConfig, automaton
 from lutjax.training import automaton as training, automaton_runs, circuits, pruning
 
 pytestmark = pytest.mark.slow
@@ -239,3 +240,42 @@ def test_the_game_of_life_is_learned(seed):
     run = automaton_runs.Automaton.new({"seed": seed}).run
     state, _ = run.advance(run.init(), 0, run.training.steps)
     assert run.wrong(state) == 0
+
+
+def test_an_automaton_of_other_wires():
+    config = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2))
+    one, other = (LogicCA(config, rngs=nnx.Rngs(seed)) for seed in range(2))
+    state = jnp.zeros((1, 4, 4, 2))
+    nnx.update(other, nnx.state(one, nnx.Param))
+    with pytest.raises(
+        ValueError, match=r"LogicCA: logits is from the state of another layer, whose wires\[0\]"
+    ):
+        other(state, 1)
+    nnx.update(other, nnx.state(one))
+    other(state, 1)
+    for name in ("wires", "readers"):
+        variable = getattr(other, name)[0]
+        good = variable.get_value()
+        variable.set_value(jnp.full_like(good, 1000))
+        with pytest.raises(ValueError, match=rf"LogicCA: layer 0: {name} .*ids from 1000 to 1000"):
+            other(state, 1)
+        variable.set_value(good)
+
+
+@pytest.mark.parametrize(
+    ("options", "width"),
+    slow_except(
+        [({"periodic": True}, 35), ({"update_rate": 0.6}, 35), ({"periodic": True}, 32), ({}, 3)],
+        "options1-35",
+        ids=[f"options{i}-{width}" for i, width in enumerate((35, 35, 32, 3))],
+    ),
+)
+def test_words_are_the_hard_automaton(width, options):
+    model, key = automaton_of(**options), jax.random.key(3)
+    bits = jax.random.bernoulli(jax.random.key(2), shape=(3, 4, width, 2)).astype(jnp.float32)
+    hard = lutjax.gate_coefficients(model.logits[...], hard=True, axis=0)
+    run = jax.jit(lambda bits: automaton.run_soft(model.config, hard, model.wiring, bits, 3, key))
+    one = run(jnp.moveaxis(bits, -1, 0))
+    found = model(bits, 3, key=key, deterministic=True)
+    assert found.dtype == bits.dtype
+    np.testing.assert_array_equal(found, jnp.moveaxis(one, 0, -1))

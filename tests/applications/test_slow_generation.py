@@ -355,3 +355,35 @@ def test_batch_norm_keeps_running_averages():
     assert np.any(kept != trained)
     view = nnx.view(model, deterministic=True, use_running_average=True)
     np.testing.assert_array_equal(view(tokens), kept)
+
+
+@pytest.mark.parametrize("name", ["tables", "gpt"])
+def test_segments_while_decoding(name):
+    """A text sees its own segment alone, and neither padding before it nor earlier texts."""
+    model = model_of(name)
+    text, other = prompts_of(9, 9)
+    model.init_cache((1,))
+    decode = nnx.jit(
+        lambda model, tokens, segments: model(tokens, decode=True, deterministic=True, segments=segments)
+    )
+
+    def fed(tokens, *segments):
+        return np.asarray(decode(model, np.asarray([tokens]), np.asarray([segments], np.int32)))[0]
+
+    fed(other[:4], 3, 3, 3, 3)
+    first = fed([7, 7, *text[:2]], -1, -1, 0, 0)
+    last = [fed(text[k : k + 1], 0)[0] for k in (2, 3)]
+    wanted = np.asarray(model(text[:4], deterministic=True))
+    np.testing.assert_allclose([*first[2:], *last], wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
+
+
+def test_a_prompt_waits_for_blocks():
+    slots = Slots(model_of(), 2, temperature=0, block_size=4, n_blocks=3)
+    one, two = prompts_of(3, 7)
+    second = slots.begin(two, key=jax.random.key(0))
+    first, _ = slots.join(one, key=jax.random.key(0))
+    slots.step(4)
+    with pytest.raises(ValueError, match="7 more tokens of a prompt need 2 more blocks"):
+        slots.read(second)
+    slots.leave(first)
+    assert slots.read(second) == int(model_of().generate(two, 1, key=jax.random.key(0), temperature=0)[0])

@@ -1,8 +1,6 @@
 """The loop of training, its hooks and signals, optimizers, and words for the implementations that run."""
 
 import signal
-import subprocess
-import sys
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -37,27 +35,6 @@ def test_hooks_are_called_in_order_at_their_intervals_and_at_the_end():
     assert done == 9
     assert state["sum"] == sum(range(9))
     assert calls == [("log", 4, 1.5), ("test", 6, 4.5), ("log", 8, 6.5), ("log", 9, 8.0), ("test", 9, 8.0)]
-
-
-@pytest.mark.slow
-def test_kernels_that_are_imported_by_the_first_call_let_nothing_be_compiled_again():
-    pytest.importorskip("triton")
-    program = """
-import jax, jax.numpy as jnp
-jax.default_backend = lambda: "gpu"
-from lutjax.training import loop
-
-def step(state, number, data):
-    import jax.experimental.pallas.tpu, lutjax.kernels._triton.lookup, lutjax.kernels._pallas.tpu.lookup
-    return state + 1, state
-
-advance, state = loop.Repeated(step), jnp.float32(0)
-for first in range(3):
-    state, _ = advance(state, first, 1)
-print(advance.programs)
-"""
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["1"]
 
 
 def test_stop_and_go_on():

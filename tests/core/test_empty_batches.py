@@ -188,22 +188,3 @@ def test_language_models_of_no_tokens(name, shape):
 
     for y in jax.eval_shape(both, zeros(*shape, dtype=jnp.int32)):
         assert y.shape == (*shape, 11)
-
-
-@pytest.mark.slow
-class TestSlow:
-    @pytest.mark.parametrize("read", [lutjax.reads.SoftSign(), lutjax.reads.PowersOfTwo()], ids=str)
-    def test_scored_reads_of_no_samples_in_fixed_point(self, read):
-        x, weights = jnp.zeros((0, 3)), jnp.ones((2, 4, 5))
-        anchors, scalars = jnp.array([[[0, 1], [1, 2]]] * 2), read.initial()
-
-        def loss(x, weights):
-            y = lutjax.scored_lut(
-                x, weights, anchors, scalars, read=read, accumulate=lutjax.FixedPoint(2.0**10)
-            )
-            return y.sum()
-
-        value, (of_x, of_weights) = jax.value_and_grad(loss, (0, 1))(x, weights)
-        assert value == 0
-        assert of_x.shape == (0, 3)
-        np.testing.assert_array_equal(of_weights, 0)

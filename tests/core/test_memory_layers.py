@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import slow
 from flax import nnx
 
 import lutjax
@@ -125,33 +124,6 @@ def test_rows_are_known_before_the_layer_runs():
     counts = np.stack([np.bincount(rows[..., t].ravel(), minlength=50) for t in range(4)])
     np.testing.assert_array_equal(found.counts, counts)
     np.testing.assert_array_equal(found.never_read, (counts == 0).sum(1))
-
-
-@pytest.mark.parametrize("kernel", [slow(0), 4])
-def test_texts_that_go_on(kernel):
-    layer = NgramMemory(6, (2, 4), rows=50, kernel=kernel, rngs=nnx.Rngs(0))
-    if kernel:
-        layer.conv_kernel = jax.random.normal(jax.random.key(1), (kernel, 6))
-    x = jax.random.normal(jax.random.key(2), (3, 14, 6))
-    call = jax.jit(lambda *a, **given: layer(*a, **given))
-    for segments in (None, SEGMENTS):
-        want = call(x, TOKENS, segments=segments)
-        history, found = layer.history((3,)), []
-        for first, last in ((0, 1), (1, 2), (2, 9), (9, 9), (9, 14)):
-            of_part = None if segments is None else segments[:, first:last]
-            y, history = call(x[:, first:last], TOKENS[:, first:last], segments=of_part, history=history)
-            found.append(y)
-        np.testing.assert_allclose(jnp.concatenate(found, 1), want, atol=1e-6)
-
-    @jax.jit
-    def token_by_token(x, tokens):
-        def step(history, given):
-            y, history = layer(given[0][:, None], given[1][:, None], history=history)
-            return history, y[:, 0]
-
-        return jax.lax.scan(step, layer.history((3,)), (x.swapaxes(0, 1), tokens.T))[1].swapaxes(0, 1)
-
-    np.testing.assert_allclose(token_by_token(x, jnp.asarray(TOKENS)), call(x, TOKENS), atol=1e-6)
 
 
 def test_haiku_goes_on():
@@ -305,3 +277,29 @@ class TestSlow:
             counts = np.asarray(read[name].counts)
             assert not moved[counts == 0].any(), name
             assert moved[counts > 0].mean() > 0.9, name
+
+    @pytest.mark.parametrize("kernel", [0, 4])
+    def test_texts_that_go_on(self, kernel):
+        layer = NgramMemory(6, (2, 4), rows=50, kernel=kernel, rngs=nnx.Rngs(0))
+        if kernel:
+            layer.conv_kernel = jax.random.normal(jax.random.key(1), (kernel, 6))
+        x = jax.random.normal(jax.random.key(2), (3, 14, 6))
+        call = jax.jit(lambda *a, **given: layer(*a, **given))
+        for segments in (None, SEGMENTS):
+            want = call(x, TOKENS, segments=segments)
+            history, found = layer.history((3,)), []
+            for first, last in ((0, 1), (1, 2), (2, 9), (9, 9), (9, 14)):
+                of_part = None if segments is None else segments[:, first:last]
+                y, history = call(x[:, first:last], TOKENS[:, first:last], segments=of_part, history=history)
+                found.append(y)
+            np.testing.assert_allclose(jnp.concatenate(found, 1), want, atol=1e-6)
+
+        @jax.jit
+        def token_by_token(x, tokens):
+            def step(history, given):
+                y, history = layer(given[0][:, None], given[1][:, None], history=history)
+                return history, y[:, 0]
+
+            return jax.lax.scan(step, layer.history((3,)), (x.swapaxes(0, 1), tokens.T))[1].swapaxes(0, 1)
+
+        np.testing.assert_allclose(token_by_token(x, jnp.asarray(TOKENS)), call(x, TOKENS), atol=1e-6)

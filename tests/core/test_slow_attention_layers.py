@@ -9,10 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from layer_libraries import Case, by_kind, inputs_of, nnx_layer, variables_on_a_grid as variables_of
+from layer_libraries import (
+    Case,
+    assert_drawn,
+    by_kind,
+    inputs_of,
+    nnx_layer,
+    variables_on_a_grid as variables_of,
+)
 
 import lutjax
 from lutjax.layers import haiku as lutjax_haiku, linen
+from lutjax.testing import assert_close
 
 pytestmark = pytest.mark.slow
 
@@ -115,3 +123,54 @@ def test_decoding_is_an_argument_of_calls():
     np.testing.assert_array_equal(y, want[:, :4])
     y, _ = jax.jit(f.apply)({"layer": kinds["params"]}, state, None, second)
     np.testing.assert_array_equal(y, want[:, 4:])
+
+
+T, C, N, K, L, INPUTS, OUTPUTS = 3, 1, 1, 2, 5, 4, 6
+
+
+SIZES = {"n_detectors": T, "n_anchors": 1, "n_positions": L - 1, "n_position_bits": N}
+
+
+SPARSE_CASES = {
+    "concatenated": Case("LUTAttention", {**SIZES, "n_targets": 2}, (2, L, INPUTS)),
+    "pair": Case(
+        "LUTPairAttention",
+        {**SIZES, "n_anchors": 3, "n_targets": 2, "targets_per": "table", "causal": False},
+        (2, L, INPUTS),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPARSE_CASES)
+def test_layers_of_edge_lists(name):
+    case = SPARSE_CASES[name]
+    x = inputs_of(case)
+    (arrays, *_) = assert_drawn(case, x)
+    assert arrays["targets"].shape == ((T, 8, 2) if name == "concatenated" else (T, 1, 2))
+    assert arrays["weights"].shape == (T, 8, 2)
+    arrays = {**arrays, "weights": jax.random.normal(jax.random.key(1), (T, 8, 2))}
+    y = case.spec(arrays, x)
+    assert y.shape == (2, L, 6)
+    op = lutjax.lut_attention if name == "concatenated" else lutjax.lut_pair_attention
+    dense = jnp.asarray(
+        np.einsum(
+            "trk,trko->tro",
+            arrays["weights"],
+            jax.nn.one_hot(np.broadcast_to(arrays["targets"], (T, 8, 2)), 6),
+        ),
+        jnp.float32,
+    )
+    positions = arrays["positions"]
+    assert_close("y", y, op(x, dense, arrays["anchors"], positions, causal=case.options.get("causal", True)))
+
+
+def test_decoding_of_edge_lists():
+    case = SPARSE_CASES["concatenated"]
+    x = inputs_of(case)
+    layer = nnx_layer(case)
+    layer.weights = jax.random.normal(jax.random.key(1), layer.weights.shape)
+    whole = layer(x)
+    layer.init_cache(x.shape)
+    parts = [layer(x[:, :3], decode=True), layer(x[:, 3:], decode=True)]
+    assert_close("decoded", jnp.concatenate(parts, 1), whole)
+    assert layer.out_features == 6

@@ -7,6 +7,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from cases import (
     implementations,
@@ -14,6 +15,10 @@ from cases import (
 
 import lutjax
 from lutjax import extras as _extras
+from lutjax.status import (
+    checks as _checks,
+    matrix as _matrix,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -154,3 +159,64 @@ for found in pkgutil.walk_packages(lutjax.__path__, "lutjax.", onerror=lambda na
 
 def test_every_module_without_its_extra_says_how_to_install_it():
     subprocess.run([sys.executable, "-c", PUBLIC, json.dumps(list(_extras.EXTRAS))], check=True, timeout=300)
+
+
+def test_kernels_that_are_imported_by_the_first_call_let_nothing_be_compiled_again():
+    pytest.importorskip("triton")
+    program = """
+import jax, jax.numpy as jnp
+jax.default_backend = lambda: "gpu"
+from lutjax.training import loop
+
+def step(state, number, data):
+    import jax.experimental.pallas.tpu, lutjax.kernels._triton.lookup, lutjax.kernels._pallas.tpu.lookup
+    return state + 1, state
+
+advance, state = loop.Repeated(step), jnp.float32(0)
+for first in range(3):
+    state, _ = advance(state, first, 1)
+print(advance.programs)
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["1"]
+
+
+@pytest.mark.parametrize("read", [lutjax.reads.SoftSign(), lutjax.reads.PowersOfTwo()], ids=str)
+def test_scored_reads_of_no_samples_in_fixed_point(read):
+    x, weights = jnp.zeros((0, 3)), jnp.ones((2, 4, 5))
+    anchors, scalars = jnp.array([[[0, 1], [1, 2]]] * 2), read.initial()
+
+    def loss(x, weights):
+        y = lutjax.scored_lut(x, weights, anchors, scalars, read=read, accumulate=lutjax.FixedPoint(2.0**10))
+        return y.sum()
+
+    value, (of_x, of_weights) = jax.value_and_grad(loss, (0, 1))(x, weights)
+    assert value == 0
+    assert of_x.shape == (0, 3)
+    np.testing.assert_array_equal(of_weights, 0)
+
+
+CPU, NATIVE, TPU = (
+    next(c for c in _matrix.COLUMNS if c.key == key) for key in ("xla/cpu", "native/cpu", "pallas/tpu")
+)
+
+
+def test_checks_in_processes_agree_with_checks_in_one(monkeypatch):
+    main = sys.modules["__main__"]  # new processes would run it first
+    monkeypatch.setattr(main, "__spec__", None)
+    monkeypatch.delattr(main, "__file__", raising=False)
+    monkeypatch.setattr(_checks, "_WORTH_A_PROCESS", 1)
+    keys = [("detect_signs", column, dtype) for dtype in ("float32", "bfloat16") for column in (CPU, TPU)]
+    with _checks.in_processes(_checks.check, keys) as check:
+        assert check is not _checks.check
+        found = [check(*key) for key in keys]
+    assert found == [_checks.check(*key) for key in keys]
+    with _checks.in_processes(_checks.check, keys[:1]) as check:
+        assert check is _checks.check
+
+
+def test_kernel_of_another_device_is_lowered_or_has_a_reason():
+    assert _checks.check("lookup", TPU, "float32")["forward"].state == "lowers"
+    unsupported = _checks.check("lookup", TPU, "float64")["backward"]
+    assert unsupported.state == "unsupported"
+    assert "float64" in unsupported.reason

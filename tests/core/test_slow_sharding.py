@@ -12,12 +12,13 @@ import pytest
 from anchor_pairs import draw_anchors
 from cases import called_weights
 from collectives import largest_collective
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from machine import needs_devices
 from meshes import eight_device_mesh
 
 import lutjax
 from lutjax import FixedPoint, optim as tables, reads, sharding
+from lutjax.layers import linen
 from lutjax.ops.lut_at_places import Windows, lut_at_places
 
 pytestmark = [pytest.mark.slow, needs_devices(8)]
@@ -301,3 +302,68 @@ def test_plain_jit(name, accumulate, layout, kind):
         else:
             np.testing.assert_array_equal(a, b, err_msg=jax.tree_util.keystr(path))
     assert largest_collective(compiled) < params["weights"].nbytes / 2
+
+
+def over_rows():
+    return jax.make_mesh((2,), ("rows",), (AxisType.Auto,), devices=jax.devices()[:2])
+
+
+INPUTS = RNG.normal(size=(4, 7, 8)).astype(np.float32)
+
+
+TOKENS = RNG.integers(0, 9, (4, 7)).astype(np.int32)
+
+
+MEMORIES = {
+    "n-grams": (lambda **o: linen.NgramMemory(8, rows=20, heads=2, **o), (INPUTS, TOKENS)),
+}
+
+
+@pytest.mark.parametrize("name", ["n-grams"])
+def test_training_is_that_of_one_device(name):
+    make, given = MEMORIES[name]
+    params = make().init(jax.random.key(0), *given)["params"]
+    names = {n for n in params if params[n].ndim == 3 and n == "weights"}
+    rule = tables.RowAdam(weight_decay=0.1, decay="every")
+    optimizer = tables.Optimizer(rule, 0.1, rest=optax.sgd(0.1), tables=names)
+
+    def step(layer, axis, params, state, *given):
+        def loss(params):
+            y = layer.apply({"params": params}, *given)
+            return jnp.mean((y - 1) ** 2)
+
+        value, gradients = tables.value_and_grad(loss, tables=names)(params)
+        if axis is not None:  # the loss is a mean over the samples of each of two devices
+            value = jax.lax.pmean(value, axis)
+            gradients = jax.tree.map(
+                lambda g: g.scaled(0.5) if isinstance(g, tables.TableGradient) else g / 2,
+                gradients,
+                is_leaf=lambda g: isinstance(g, tables.TableGradient),
+            )
+        return *optimizer.apply(params, gradients, state), value
+
+    where = {"mesh": over_rows(), "axis": "rows", "tables": names, "by_rows": names}
+    specs = sharding.specs(params, **where), optimizer.specs(params, **where)
+    assert all(tuple(specs[0][n]) == (None, "rows", None) for n in names)
+    divided = jax.shard_map(
+        functools.partial(step, make(row_axis="rows"), "rows"),
+        mesh=where["mesh"],
+        in_specs=(*specs, *[P("rows")] * len(given)),
+        out_specs=(*specs, P()),
+    )
+    everywhere = jax.shard_map(optimizer.current, mesh=where["mesh"], in_specs=specs, out_specs=specs)
+    current = {"one": optimizer.current, "two": everywhere}
+    runs = {"one": jax.jit(functools.partial(step, make(), None)), "two": jax.jit(divided)}
+    results = {}
+    for devices, run in runs.items():
+        held, state = params, optimizer.init(params)
+        for _ in range(3):
+            held, state, value = run(held, state, *given)
+        held, state = jax.jit(current[devices])(held, state)
+        results[devices] = held, state.rows, value
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+        results["two"],
+        results["one"],
+    )
+    assert any(np.any(results["one"][0][n] != params[n]) for n in names)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from layer_libraries import Case, assert_drawn, assert_refused, inputs_of, nnx_layer
+from layer_libraries import Case, assert_refused, nnx_layer
 
 import lutjax
 from lutjax import optim as tables
@@ -86,14 +86,6 @@ def test_one_list_keeps_gradients_in_factors():
 
 
 SIZES = {"n_detectors": T, "n_anchors": 1, "n_positions": L - 1, "n_position_bits": N}
-CASES = {
-    "concatenated": Case("LUTAttention", {**SIZES, "n_targets": 2}, (2, L, INPUTS)),
-    "pair": Case(
-        "LUTPairAttention",
-        {**SIZES, "n_anchors": 3, "n_targets": 2, "targets_per": "table", "causal": False},
-        (2, L, INPUTS),
-    ),
-}
 
 
 def test_explicit_targets_and_errors():
@@ -126,41 +118,3 @@ def test_wrong_targets():
     ):
         with pytest.raises(ValueError, match=message):
             lutjax.lut_attention(X, WEIGHTS, ANCHORS, POSITIONS, targets=targets, n_outputs=n)
-
-
-@pytest.mark.slow
-class TestSlow:
-    @pytest.mark.parametrize("name", CASES)
-    def test_layers(self, name):
-        case = CASES[name]
-        x = inputs_of(case)
-        (arrays, *_) = assert_drawn(case, x)
-        assert arrays["targets"].shape == ((T, 8, 2) if name == "concatenated" else (T, 1, 2))
-        assert arrays["weights"].shape == (T, 8, 2)
-        arrays = {**arrays, "weights": jax.random.normal(jax.random.key(1), (T, 8, 2))}
-        y = case.spec(arrays, x)
-        assert y.shape == (2, L, 6)
-        op = lutjax.lut_attention if name == "concatenated" else lutjax.lut_pair_attention
-        dense = jnp.asarray(
-            np.einsum(
-                "trk,trko->tro",
-                arrays["weights"],
-                jax.nn.one_hot(np.broadcast_to(arrays["targets"], (T, 8, 2)), 6),
-            ),
-            jnp.float32,
-        )
-        positions = arrays["positions"]
-        assert_close(
-            "y", y, op(x, dense, arrays["anchors"], positions, causal=case.options.get("causal", True))
-        )
-
-    def test_decoding(self):
-        case = CASES["concatenated"]
-        x = inputs_of(case)
-        layer = nnx_layer(case)
-        layer.weights = jax.random.normal(jax.random.key(1), layer.weights.shape)
-        whole = layer(x)
-        layer.init_cache(x.shape)
-        parts = [layer(x[:, :3], decode=True), layer(x[:, 3:], decode=True)]
-        assert_close("decoded", jnp.concatenate(parts, 1), whole)
-        assert layer.out_features == 6

@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import json
 import re
-import sys
 import types
 
 import forgotten
@@ -268,25 +267,3 @@ def test_bad_options_are_refused(words, message):
     result = command("status", *words)
     assert result.exit_code == 2
     assert message in result.stderr
-
-
-@pytest.mark.slow
-class TestSlow:
-    def test_checks_in_processes_agree_with_checks_in_one(self, monkeypatch):
-        main = sys.modules["__main__"]  # new processes would run it first
-        monkeypatch.setattr(main, "__spec__", None)
-        monkeypatch.delattr(main, "__file__", raising=False)
-        monkeypatch.setattr(_checks, "_WORTH_A_PROCESS", 1)
-        keys = [("detect_signs", column, dtype) for dtype in ("float32", "bfloat16") for column in (CPU, TPU)]
-        with _checks.in_processes(_checks.check, keys) as check:
-            assert check is not _checks.check
-            found = [check(*key) for key in keys]
-        assert found == [_checks.check(*key) for key in keys]
-        with _checks.in_processes(_checks.check, keys[:1]) as check:
-            assert check is _checks.check
-
-    def test_kernel_of_another_device_is_lowered_or_has_a_reason(self):
-        assert _checks.check("lookup", TPU, "float32")["forward"].state == "lowers"
-        unsupported = _checks.check("lookup", TPU, "float64")["backward"]
-        assert unsupported.state == "unsupported"
-        assert "float64" in unsupported.reason

@@ -26,7 +26,6 @@ from machine import needs_gpu
 import lutjax
 from lutjax import testing
 from lutjax.layers import haiku, linen, nnx as lutjax_nnx
-from lutjax.models import LogicCA, LogicCAConfig
 from lutjax.ops import _checks
 from lutjax.wiring import from_edges
 
@@ -353,25 +352,3 @@ def test_other_updates_of_trained_variables_are_taken(layer):
     nnx.update(other, nnx.state(one, nnx.Param))  # all ids follow in a second update
     nnx.update(other, nnx.state(one, nnx.Not(nnx.Param)))
     run_jitted(other, x)
-
-
-@pytest.mark.slow
-class TestSlow:
-    def test_an_automaton_of_other_wires(self):
-        config = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2))
-        one, other = (LogicCA(config, rngs=nnx.Rngs(seed)) for seed in range(2))
-        state = jnp.zeros((1, 4, 4, 2))
-        nnx.update(other, nnx.state(one, nnx.Param))
-        with pytest.raises(
-            ValueError, match=r"LogicCA: logits is from the state of another layer, whose wires\[0\]"
-        ):
-            other(state, 1)
-        nnx.update(other, nnx.state(one))
-        other(state, 1)
-        for name in ("wires", "readers"):
-            variable = getattr(other, name)[0]
-            good = variable.get_value()
-            variable.set_value(jnp.full_like(good, 1000))
-            with pytest.raises(ValueError, match=rf"LogicCA: layer 0: {name} .*ids from 1000 to 1000"):
-                other(state, 1)
-            variable.set_value(good)

@@ -11,7 +11,7 @@ from cases import RATES, fast_size, rates_of, split, typed_size
 from pallas_interpreter import ON_TENSOR_CORES, WITHOUT_MOSAIC, attend, mosaic_gpu
 
 import lutjax
-from lutjax import testing
+from lutjax import reads, testing
 from lutjax.dispatch.registry import Device
 from lutjax.kernels._pallas import _tpus
 from lutjax.kernels._pallas.tpu import (
@@ -359,3 +359,26 @@ def test_samples_in_parts(monkeypatch, scored_interpreted):
     scored_interpreted.own_always(monkeypatch)
     monkeypatch.setattr(scored_lut, "_MOST_SCRATCH", 210)  # of 7 samples, 3 tables and 5 numbers
     testing.check(testing.case("scored_lut", "hard"), "pallas", transformation="jit")
+
+
+def normal(seed, *shape):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+@pytest.mark.parametrize("sum_groups", [False, True])
+@pytest.mark.usefixtures("interpreted")
+def test_tables_of_integers_are_read_exactly(sum_groups):
+    tables = lutjax.quantize_tables(normal(0, 6, 8, 5), groups=2)
+    anchors = jax.random.randint(jax.random.key(1), (6, 3, 2), 0, 7)
+    x, read = normal(2, 12, 2, 7).at[3, 1].set(jnp.nan), reads.PowersOfTwo()
+    options = {"read": read, "groups": 2, "sum_groups": sum_groups}
+
+    def run(implementation):
+        return np.asarray(
+            lutjax.scored_lut(x, tables, anchors, read.initial(), **options, implementation=implementation)
+        )
+
+    y = run("pallas")
+    np.testing.assert_array_equal(y, run("xla"))
+    assert np.isnan(y[3, -1]).all()
+    assert np.isfinite(np.delete(y, 3, axis=0)).all()

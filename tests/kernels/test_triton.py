@@ -542,30 +542,21 @@ def test_programs_of_tables_differ():
     assert len({table._cell.address for table in tables_there}) == 2
 
 
-@pytest.mark.slow
-class TestSlow:
-    @interpreted
-    def test_rows_in_ways(self):
-        """Functions that have the signatures of those in plain JAX, for reads that users write themselves."""
-        weights, ways, dy = ways_of_rows(jnp.float32, jnp.float32)
-        finite = jnp.where(jnp.isinf(weights), 9, weights)
+@interpreted
+def test_rows_in_ways():
+    """Functions that have the signatures of those in plain JAX, for reads that users write themselves."""
+    weights, ways, dy = ways_of_rows(jnp.float32, jnp.float32)
+    finite = jnp.where(jnp.isinf(weights), 9, weights)
 
-        def results(rows):
-            index = tuple(index for index, _ in ways)
-            assert rows.products(finite, (), dy, CPU, None, 2) == ()
-            return {
-                "sums": rows.sum_ways(weights, ways, CPU, None, 2),
-                "products": rows.products(finite, index, dy, CPU, None, 2),
-                "additions": rows.add_ways(jnp.ones(weights.shape), ways, dy, CPU, None, 2),
-            }
+    def results(rows):
+        index = tuple(index for index, _ in ways)
+        assert rows.products(finite, (), dy, CPU, None, 2) == ()
+        return {
+            "sums": rows.sum_ways(weights, ways, CPU, None, 2),
+            "products": rows.products(finite, index, dy, CPU, None, 2),
+            "additions": rows.add_ways(jnp.ones(weights.shape), ways, dy, CPU, None, 2),
+        }
 
-        actual, expected = (jax.jit(functools.partial(results, r))() for r in (_weighted_rows, _row_gathers))
-        assert jnp.isfinite(expected["sums"]).all()
-        testing.assert_all_close("rows in ways", actual, expected)
-
-    @interpreted
-    def test_networks_in_tiles_and_blocks(self):
-        """Programs with several blocks of samples, and layers of several tiles of gates."""
-        launch = tuning.Launch(rows=2, outputs=4, detectors=2, warps=1)
-        with tuning.use({f"gate_network.{direction}": launch for direction in ("forward", "backward")}):
-            testing.check(testing.case("gate_network", "funnel"), "triton", transformation="jit")
+    actual, expected = (jax.jit(functools.partial(results, r))() for r in (_weighted_rows, _row_gathers))
+    assert jnp.isfinite(expected["sums"]).all()
+    testing.assert_all_close("rows in ways", actual, expected)
