@@ -182,8 +182,8 @@ def test_rows_are_drawn_as_on_a_device() -> None:
     np.testing.assert_array_equal(table.weights, want)
     # Beyond 2**32 numbers, whose places have two words.
     data = jax.random.key_data(jax.random.key(3))
-    near = np.asarray(Normal(1.0).part(data, 2**32 - 3, 6))
-    np.testing.assert_array_equal(near[3:], Normal(1.0).part(data, 2**32, 3))
+    near = np.asarray(Normal(1.0).sample_range(data, 2**32 - 3, 6))
+    np.testing.assert_array_equal(near[3:], Normal(1.0).sample_range(data, 2**32, 3))
     assert len(set(near.tolist())) == 6
 
 
