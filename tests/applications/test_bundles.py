@@ -64,7 +64,7 @@ def called(model):
     return call(model)
 
 
-@pytest.mark.parametrize("kind", slow_except(ALL, "digits"))
+@pytest.mark.parametrize("kind", slow_except(ALL, "integers"))
 def test_models_of_runs(kind, tmp_path):
     ALL[kind](tmp_path / "run")
     model, folder = lutjax.load(tmp_path / "run"), tmp_path / "saved"
