@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import itertools
 import re
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from lutjax.dispatch import _transforms
 from lutjax.dispatch.registry import Backend, Device, Request
 from lutjax.kernels import _triton
 from lutjax.layers import nnx as layers
+from lutjax.ops.gate_network import gate_network
 from lutjax.ops.lookup import Lookup
 from lutjax.tables import host
 from lutjax.testing import _ahead_of_time
@@ -266,6 +268,50 @@ def test_sums_of_owners(ways, dtype, n, groups, each, n_rows, n_outputs):
         places, jnp.asarray(factors), jnp.asarray(dy, dtype), expected.shape, groups, H200
     )
     testing.assert_close("sums", actual, expected.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("with_readers", "nested"),
+    slow_where(
+        itertools.product([True, False], repeat=2), lambda with_readers, nested: nested or not with_readers
+    ),
+)
+@interpreted
+def test_networks_side_by_side(with_readers, nested):
+    """Networks that are mapped with all that is theirs run in one launch, and are those that run one by one."""
+    sizes, n_inputs, n_calls = (6, 4, 3), 5, 4
+    random = np.random.default_rng(0)
+    wired = list(zip((n_inputs, *sizes[:-1]), sizes, strict=True))
+    wires = [random.integers(0, before, (n_calls, n, 2)) for before, n in wired]
+    readers = [
+        jnp.stack([lutjax.readers(jnp.asarray(w), before, fan_out=2 * n) for w in of_layer])
+        for of_layer, (before, n) in zip(wires, wired, strict=True)
+    ]
+    x = jnp.asarray(random.integers(0, 9, (n_calls, n_inputs, 7)) / 8, jnp.float32)
+    coefficients = jnp.asarray(random.integers(-2, 3, (4, sum(sizes))) / 2, jnp.float32)  # of all
+    dy = jnp.asarray(random.integers(-4, 5, (n_calls, sizes[-1], 7)) / 4, jnp.float32)
+
+    def both(x, coefficients, wires, readers, dy):
+        def run(x, coefficients):
+            lists = readers if with_readers else None
+            options = {"sizes": sizes, "feature_axis": 0, "implementation": "triton"}
+            return gate_network(x, coefficients, wires, readers=lists, **options)
+
+        y, pull = jax.vjp(run, x, coefficients)
+        return y, *pull(dy)
+
+    own = (x, jnp.asarray(np.concatenate(wires, 1)), readers, dy)
+    ones = (jax.tree.map(lambda a, i=i: a[i], own) for i in range(n_calls))
+    expected = [both(x, coefficients, *others) for x, *others in ones]
+    mapped, axes = both, (0, None, 0, 0, 0)
+    if nested:
+        own = jax.tree.map(lambda a: a.reshape(2, n_calls // 2, *a.shape[1:]), own)
+        mapped = jax.vmap(both, axes)
+    mapped = jax.vmap(mapped, axes)
+    assert "scan" not in str(jax.make_jaxpr(mapped)(own[0], coefficients, *own[1:]))
+    found = mapped(own[0], coefficients, *own[1:])
+    for actual, *ones in zip(found, *expected, strict=True):
+        np.testing.assert_array_equal(actual.reshape(n_calls, *ones[0].shape), np.stack(ones))
 
 
 @pytest.mark.parametrize("op", ["bilinear_gates", "binary_lut"])

@@ -60,7 +60,7 @@ def _supports(request: Request) -> str | None:
     return None
 
 
-SPEC = Declaration(_supports, launches=("gate_network.forward", "gate_network.backward"))
+SPEC = Declaration(_supports, launches=("gate_network.forward", "gate_network.backward"), stacks=True)
 
 
 def forward(call: GateNetwork, *, device: Device) -> jax.Array:
