@@ -606,12 +606,14 @@ def test_duplicates_are_gathered_as_fast_as_different_rows():
     }
     table.weights[0] = np.arange(400_000, dtype=np.float32)[:, None]
     out, best = np.empty((1, n, 64), np.float32), dict.fromkeys(ids, np.inf)
-    for _ in range(10):
+    for _ in range(100):
         for name, index in ids.items():
             start = time.perf_counter()
             table.gather(index, out)
             best[name] = min(best[name], time.perf_counter() - start)
             np.testing.assert_array_equal(out[0, ::9_973, 0], index[::9_973, 0, 0])
+        if best["same"] < 1.5 * best["other"]:
+            break  # other processes only add time, so more reads come closer to what a read takes
     assert best["same"] < 1.5 * best["other"]
 
 
