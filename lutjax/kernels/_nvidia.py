@@ -39,7 +39,7 @@ def shared_memory(device: Device) -> int:
 
 
 def unsupported_generation(device: Device, least: int) -> str | None:
-    """Return why a device is no NVIDIA GPU with at least some compute capability; None if it is."""
+    """Return the reason that a device lacks a compute capability, or None."""
     capability = compute_capability(device)
     if capability is None:
         return f"needs an NVIDIA GPU whose compute capability is known, not {device.kind}"
