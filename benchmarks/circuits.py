@@ -54,8 +54,8 @@ def measure(folder: Path) -> dict[str, Any]:
     """Return accuracy and hardware costs of a run."""
     source = source_of(folder, inputs=PIXELS, lut=6)
     _, record = classifier.load_model(folder)
-    labels = Classifier.of(record).test.y
-    stats = circuits.statistics.of(source.circuit, lut6=True)
+    labels = Classifier.from_record(record).test.y
+    stats = circuits.statistics.compute(source.circuit, lut6=True)
     if stats.lut6 is None:
         raise SystemExit("benchmarks/circuits.py: mapping needs ABC: pip install pyosys")
     accuracy = float((source.answer(source.samples)[:, 0] == labels).mean())

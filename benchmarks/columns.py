@@ -34,7 +34,7 @@ import lutjax
 from lutjax.models import LogicClassifierConfig
 from lutjax.training import datasets
 from lutjax.training.classifier import TrainingConfig
-from lutjax.training.samples import Samples, part, split_ids
+from lutjax.training.samples import Samples, select_samples, split_ids
 
 SPLITS = 5
 PARTS = ("validation", "test")
@@ -93,7 +93,9 @@ def split_digits(data: datasets.Data, split: int) -> Parts:
     rest = np.setdiff1d(np.arange(len(labels)), held)
     others = np.random.default_rng(split).permutation(rest)[: len(train)]
     ids = {"test": (train, test), "validation": (others, held)}
-    return {kind: (part(data.train, a), part(data.train, b)) for kind, (a, b) in ids.items()}
+    return {
+        kind: (select_samples(data.train, a), select_samples(data.train, b)) for kind, (a, b) in ids.items()
+    }
 
 
 def encode_bits(samples: Samples, train: Samples) -> Samples:
@@ -123,7 +125,7 @@ def measure(
     training = TrainingConfig(**{key: value for key, value in fields.items() if key not in own})
     found = [split_adult(data, s, training.column_bits) if adult else split_digits(data, s) for s in splits]
     trained_parts = parts[:1] if adult else parts  # both parts of Adult have the same training rows
-    divided = [split[part][0] for part in trained_parts for split in found]
+    divided = [split[select_samples][0] for select_samples in trained_parts for split in found]
     size = max(train.x.shape[1] for train in divided)
     divided = [train if train.x.shape[1] == size else pad(train, size) for train in divided]
     sizes = {"n_thresholds": 0} if adult else {}
@@ -186,7 +188,7 @@ def measure_others(
 
 
 def _row(kind: str, name: str, gates: int | None, reached: Any, start: float, device: str) -> Row:
-    each = [f"{part} {mean_and_error(values)}" for part, values in reached.items()]
+    each = [f"{select_samples} {mean_and_error(values)}" for select_samples, values in reached.items()]
     seconds = round(time.perf_counter() - start, 1)
     print(f"{kind}, {name}: {', '.join(each)}; {seconds:.0f} s", flush=True)
     return {
@@ -207,7 +209,10 @@ def page_table(path: Path, data: str) -> str:
             reached = row["reached"]
             each = " ".join(f"{value:.2f}" for value in reached["test"])
             soft = f"{np.mean(reached['soft test']):.2f}" if "soft test" in reached else ""
-            means = (mean_and_error(reached[part]) if part in reached else "" for part in PARTS)
+            means = (
+                mean_and_error(reached[select_samples]) if select_samples in reached else ""
+                for select_samples in PARTS
+            )
             lines.append((row["name"], *means, each, soft))
     head = "| | validation parts | % right on the test part | each split | soft network |"
     return "\n".join([head, "| --- | --: | --: | --- | --: |", *map(markdown_row, lines)]) + "\n"

@@ -244,15 +244,15 @@ class TrainedNetworks:
     """
 
     def __init__(self, model: Any, training: Any, parts: Sequence[Any], seeds: Sequence[int]):
-        from lutjax.training.classifier import Run, by_feature, first_thresholds
+        from lutjax.training.classifier import Run, feature_columns, first_thresholds
         from lutjax.training.loop import Repeated
 
         if model.learned_thresholds and len(parts) > 1:
             raise ValueError(f"learned_thresholds is True for {len(parts)} parts; train them one by one.")
         self.run = Run(model, training, parts[0])
-        states = jax.jit(jax.vmap(self.run.drawn))(jnp.stack([jax.random.key(seed) for seed in seeds]))
+        states = jax.jit(jax.vmap(self.run.sample_state))(jnp.stack([jax.random.key(seed) for seed in seeds]))
         if (n := model.n_thresholds) and not model.learned_thresholds:
-            thresholds = [first_thresholds(by_feature(model, part), training, n) for part in parts]
+            thresholds = [first_thresholds(feature_columns(model, part), training, n) for part in parts]
             states.others["encoder"]["thresholds"] = jnp.stack(thresholds)
         samples = tuple(jnp.stack([getattr(part, array) for part in parts]) for array in ("x", "y"))
 

@@ -93,7 +93,7 @@ def measure_rows(gigabytes: float, sizes: Sizes, repeats: int) -> None:
     copy_speed = n_bytes / seconds
 
     def loss(rows: Any, index: Any) -> Any:
-        with host.given({table: rows["memory"]}):
+        with host.provide_rows({table: rows["memory"]}):
             weights, own = table.read(index)
             return lutjax.weighted_lookup(weights, own, jnp.ones(own.shape), groups=N_TABLES).sum()
 
@@ -118,7 +118,7 @@ def measure_kinds(sizes: Sizes, repeats: int) -> None:
     table.start(optim.SGD())
     index, ones = ids[:, None, None], np.ones((n, 1, WIDTH), np.float32)
     options = {"groups": 1, "valued": 1, "accumulate": None}
-    look_up = WeightedLookup.of((None, index, np.ones((n, 1, 1), np.float32)), options.items())
+    look_up = WeightedLookup.from_arrays((None, index, np.ones((n, 1, 1), np.float32)), options.items())
     gradient = TableGradient(look_up, ones, None, np.float32(0), table.shape, table.dtype)
     out = table.gather(index)
     calls = (lambda: table.gather(index, out), lambda: table.update(gradient, 0.1))

@@ -125,7 +125,7 @@ def second_process(folder: Path) -> None:
     """Resume, train to the end, and generate."""
     start = time.perf_counter()
     step, record = runs.read(folder, lm_runs.Record)
-    experiment = LanguageModel.of(record)
+    experiment = LanguageModel.from_record(record)
     run = experiment.run
     state = models.restore(folder, step, run)
     log(start, f"resumed after {step} steps")

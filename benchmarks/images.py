@@ -173,7 +173,7 @@ class Program:
     ) -> Any:
         """Return parameters, other arrays, and the predicted test classes, by the hard network for logic."""
         adam = optax.scale_by_adam(b1=0.9, b2=0.99)
-        params, others = self.structure.drawn(jax.random.fold_in(key, 0))
+        params, others = self.structure.sample_variables(jax.random.fold_in(key, 0))
         keys = jax.random.key_data(jax.random.fold_in(key, 1))
 
         def step(number: jax.Array, state: Any) -> Any:

@@ -100,7 +100,9 @@ class Program:
     def __init__(self, run: Run, like: "Program | None" = None):
         self.run = run
         self._advance = run.advance.compiled(run.abstract())[1]
-        self._draw = jax.jit(run.drawn).lower(jax.random.key(0)).compile() if like is None else like._draw
+        self._draw = (
+            jax.jit(run.sample_state).lower(jax.random.key(0)).compile() if like is None else like._draw
+        )
 
     def init(self, seed: int) -> State:
         """Return the state before the first step."""

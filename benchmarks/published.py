@@ -18,7 +18,7 @@ from harness import add_line, parse, read_lines  # beside this file
 from lutjax.training import datasets
 from lutjax.training.datasets import idx
 from lutjax.training.recipes import RECIPES
-from lutjax.training.samples import load_samples, part, split_ids
+from lutjax.training.samples import load_samples, select_samples, split_ids
 
 FOLDERS = {"MNIST": "mnist", "Fashion-MNIST": "fashion-mnist", "CIFAR-10": "cifar-10"}
 FASHION = ("difflogic-mnist-small",)
@@ -28,7 +28,7 @@ def write_idx(path: Path, folder: Path) -> None:
     """Write a split of the images in a .npz file as the four MNIST files."""
     whole = load_samples(path)
     folder.mkdir(parents=True, exist_ok=True)
-    parts = [part(whole, ids) for ids in split_ids(whole.y, 0, stratified=True)]
+    parts = [select_samples(whole, ids) for ids in split_ids(whole.y, 0, stratified=True)]
     for samples, (images, labels) in zip(parts, (idx.FILES[:2], idx.FILES[2:]), strict=True):
         pixels = samples.x.reshape(-1, *samples.shape).astype(np.uint8)
         for name, values in ((images, pixels), (labels, samples.y.astype(np.uint8))):

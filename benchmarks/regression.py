@@ -54,7 +54,7 @@ def measure(path: Path, split: int, fields: dict[str, Any]) -> dict[str, Errors]
     ):
         found[name] = model.fit(data.train.x, bits.train.y).predict(data.test.x)
     found["mean of the training part"] = np.full(len(test.y), bits.train.y.mean())
-    return {name: Errors.of(test.y, answers) for name, answers in found.items()}
+    return {name: Errors.compute(test.y, answers) for name, answers in found.items()}
 
 
 def main() -> None:

@@ -145,7 +145,9 @@ def text() -> str:
         state, losses = run.advance(state, first, 250)
         print(f"text: step {first + 250}, loss {float(np.mean(losses)):.3f}", flush=True)
     loss = run.evaluate(state, data.test, max_windows=512)
-    integers = circuits.language_model.of(run.structure.model(state.params, state.others), tables="int8")
+    integers = circuits.language_model.from_model(
+        run.structure.model(state.params, state.others), tables="int8"
+    )
     print(f"text: test loss {loss:.3f}, {integers.n_values:,} numbers")
     with tempfile.TemporaryDirectory() as folder:
         for name, content in integers.to_c(tables_in_file=True).items():

@@ -78,10 +78,10 @@ def reshaped(a: Array, lead: int, *shape: int) -> jax.Array:
     return result
 
 
-def part(a: Array, start: int, stop: int, axis: int, copies: int = 1) -> jax.Array:
+def slice_repeated(a: Array, start: int, stop: int, axis: int, copies: int = 1) -> jax.Array:
     """Slice an axis and repeat its elements, sharded on an explicit mesh if divisible."""
 
-    def taken(a: Array) -> jax.Array:
+    def slice_local(a: Array) -> jax.Array:
         own = jax.lax.slice_in_dim(a, start, stop, axis=axis)
         return own if copies == 1 else jnp.repeat(own, copies, axis)
 
@@ -91,7 +91,7 @@ def part(a: Array, start: int, stop: int, axis: int, copies: int = 1) -> jax.Arr
             places[axis] = None
         return jax.sharding.PartitionSpec(*places)
 
-    result: jax.Array = divided_by_compiler(taken, spec)(a)
+    result: jax.Array = divided_by_compiler(slice_local, spec)(a)
     return result
 
 
@@ -100,7 +100,7 @@ def lacks_elements(arrays: Any) -> bool:
     return any(a.size == 0 for a in jax.tree.leaves(arrays))
 
 
-def in_parts(
+def run_sharded(
     function: Callable[..., Any], specs: Any, outputs: Any, axes: Iterable[str] = ()
 ) -> Callable[..., Any]:
     """Run a function on each device's argument shards, on the mesh in scope.

@@ -14,7 +14,7 @@ _MOST = 80
 """Maximum number of characters per value in a message."""
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format a value for a message: dtype and shape for arrays, else a truncated repr.
 
     Example:
@@ -34,12 +34,12 @@ def shown(value: Any) -> str:
 def require_array(where: str, name: str, value: Any) -> None:
     """Raise TypeError unless an argument is a real array."""
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
-        raise TypeError(f"{where}: {name} is {shown(value)}; expected a JAX or numpy array.")
+        raise TypeError(f"{where}: {name} is {format_value(value)}; expected a JAX or numpy array.")
     import jax
     import numpy as np
 
     if jax.numpy.issubdtype(value.dtype, np.complexfloating):
-        raise TypeError(f"{where}: {name} is {shown(value)}; expected real numbers or bits.")
+        raise TypeError(f"{where}: {name} is {format_value(value)}; expected real numbers or bits.")
 
 
 def require_rngs(where: str, rngs: Any) -> None:
@@ -47,7 +47,9 @@ def require_rngs(where: str, rngs: Any) -> None:
     from flax import nnx  # only Flax layers call this
 
     if not isinstance(rngs, nnx.Rngs):
-        raise TypeError(f"{where}: rngs is {shown(rngs)}; expected flax.nnx.Rngs, such as nnx.Rngs(0).")
+        raise TypeError(
+            f"{where}: rngs is {format_value(rngs)}; expected flax.nnx.Rngs, such as nnx.Rngs(0)."
+        )
 
 
 def require_key(where: str, key: Any) -> None:
@@ -57,9 +59,9 @@ def require_key(where: str, key: Any) -> None:
 
     typed = hasattr(key, "dtype") and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not typed and getattr(key, "dtype", None) != np.uint32:
-        raise TypeError(f"{where}: key is {shown(key)}; expected a key, such as jax.random.key(0).")
+        raise TypeError(f"{where}: key is {format_value(key)}; expected a key, such as jax.random.key(0).")
     if len(key.shape) != (0 if typed else 1):
-        raise ValueError(f"{where}: key is {shown(key)}; expected one key, such as jax.random.key(0).")
+        raise ValueError(f"{where}: key is {format_value(key)}; expected one key, such as jax.random.key(0).")
 
 
 def plain(value: Any) -> Any:
@@ -110,7 +112,7 @@ def checked(where: str, annotated: type, values: Mapping[str, Any]) -> dict[str,
             of_python = plain(value)
             if not _fits(of_python, hint):
                 error = ValueError if isinstance(value, float) else TypeError
-                raise error(f"{where}: {name} is {shown(value)}; expected {_words(hint)}.")
+                raise error(f"{where}: {name} is {format_value(value)}; expected {_describe_hint(hint)}.")
             value = of_python
         found[name] = value
     return found
@@ -150,7 +152,7 @@ def _fits_one(value: Any, hint: Any) -> bool:
     return origin is Any or not isinstance(origin, type) or isinstance(value, origin)
 
 
-def _words(hint: Any) -> str:
+def _describe_hint(hint: Any) -> str:
     found = dict.fromkeys(_words_of_one(one) for one in _alternatives(hint))
     found.pop("a whole number" if "a number" in found else "", None)
     return " or ".join(found)
@@ -159,7 +161,7 @@ def _words(hint: Any) -> str:
 def _words_of_one(hint: Any) -> str:
     origin = typing.get_origin(hint) or hint
     if origin in (tuple, collections.abc.Sequence):
-        return f"{_words((typing.get_args(hint) or (Any,))[0]).removeprefix('a ')}s, as a tuple"
+        return f"{_describe_hint((typing.get_args(hint) or (Any,))[0]).removeprefix('a ')}s, as a tuple"
     known: dict[Any, str] = {int: "a whole number", float: "a number", bool: "True or False", str: "a name"}
     known |= {type(None): "None", collections.abc.Callable: "a function"}
     return known.get(origin, getattr(origin, "__name__", str(origin)))

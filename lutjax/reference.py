@@ -88,14 +88,14 @@ def _sharded_as(spec: Callable[[Arguments], PartitionSpec]) -> Callable[[Functio
             if not any(_meshes.explicit_axes(leaves[i]) for i in at):
                 return function(*args, **options)
 
-            def of_arrays(*arrays: jax.Array) -> Any:
+            def call_arrays(*arrays: jax.Array) -> Any:
                 own = dict(zip(at, arrays, strict=True))
                 given = (own.get(i, leaf) for i, leaf in enumerate(leaves))
                 args, options = jax.tree.unflatten(structure, given)
                 return function(*args, **options)
 
             outputs = spec(signature.bind(*args, **options).arguments)
-            divided = _meshes.divided_by_compiler(of_arrays, lambda *_: outputs)
+            divided = _meshes.divided_by_compiler(call_arrays, lambda *_: outputs)
             return divided(*(leaves[i] for i in at))
 
         return cast(Function, call)
@@ -116,11 +116,11 @@ def _leading(name: str, n_axes: int) -> Callable[[Arguments], PartitionSpec]:
     return spec
 
 
-def _of_images(given: Arguments) -> PartitionSpec:
+def _image_spec(given: Arguments) -> PartitionSpec:
     return PartitionSpec(*_meshes.spec_of(given["images"])[:-3])
 
 
-def _of_features(given: Arguments) -> PartitionSpec:
+def _feature_spec(given: Arguments) -> PartitionSpec:
     """Shard samples like the inputs; features are unsharded."""
     first = given.get("feature_axis", -1) == 0
     spec = _meshes.spec_of(given["x"])
@@ -223,18 +223,20 @@ def _read(
     to = jnp.clip(jnp.broadcast_to(as_int32(targets), weights.shape), -1, n_outputs - 1)
     table = jnp.where(to < 0, 0, table)
     main, to_main = read(table, row), read(to, row)
-    value = _at_outputs(main, to_main, n_outputs)
+    value = _scatter_to_outputs(main, to_main, n_outputs)
     for margin, flip in margins_and_flips:
         flipped, to_flipped = read(table, row ^ flip), read(to, row ^ flip)
         same = to_flipped == to_main
-        value = value + _at_outputs(change(margin, jnp.where(same, main - flipped, main)), to_main, n_outputs)
-        value = value + _at_outputs(
+        value = value + _scatter_to_outputs(
+            change(margin, jnp.where(same, main - flipped, main)), to_main, n_outputs
+        )
+        value = value + _scatter_to_outputs(
             change(margin, jnp.where(same, 0, -flipped)), jnp.where(same, -1, to_flipped), n_outputs
         )
     return value
 
 
-def _at_outputs(values: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:
+def _scatter_to_outputs(values: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:
     """Scatter slots to their targets: ``[..., T, K]`` -> ``[..., T * K, n_outputs]``."""
     output = jax.lax.broadcasted_iota(jnp.int32, (*targets.shape, n_outputs), targets.ndim)
     found = jnp.where(targets[..., None] == output, values[..., None], 0)
@@ -315,7 +317,7 @@ def _sum_edges(
     group = detector * (groups or 1) // max(n_detectors, 1)
     output = jnp.clip(as_int32(jnp.asarray(edges.target)), 0, n_outputs - 1) + group * n_outputs
     to = jnp.broadcast_to(_align(output, main.ndim), main.shape)[..., None]
-    values = [_at_outputs(a[..., None], to, (groups or 1) * n_outputs) for a in parts]
+    values = [_scatter_to_outputs(a[..., None], to, (groups or 1) * n_outputs) for a in parts]
     y = _sum(values[0] + values[1] + values[2], -2, weights.dtype, accumulate)
     return y if groups is None else y.reshape(*y.shape[:-1], groups, n_outputs)
 
@@ -455,7 +457,7 @@ def _pairs(
     return distance, counts
 
 
-def _at_distance(values: jax.Array, distance: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def _take_distances(values: jax.Array, distance: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Gather ``values [distances, ...]`` at clamped distances, in the given shape."""
     return jnp.broadcast_to(_align(_take(values, distance, axis=0), len(shape)), shape)
 
@@ -505,7 +507,7 @@ def lookup_attention(
     flip = jnp.where(query_is_closer, q.flip << (k.bits + p_bits), k.flip << p_bits)
     flips = [(margin, flip)]
     if position is not None and p_bits:
-        p = jax.tree.map(lambda a: _at_distance(a, distance, row.shape), existing(position))
+        p = jax.tree.map(lambda a: _take_distances(a, distance, row.shape), existing(position))
         row = row | p.index
         p_margin = p.margin.astype(margin.dtype)
         position_is_closest = jnp.abs(p_margin) < jnp.minimum(jnp.abs(q.margin), jnp.abs(k.margin))
@@ -513,11 +515,11 @@ def lookup_attention(
         p_margin = jnp.where(position_is_closest, p_margin, 1)
         flips.append((p_margin, jnp.where(position_is_closest, p.flip, 0)))
 
-    flips = [(_where_counts(counts, margin), flip) for margin, flip in flips]
+    flips = [(_mask_margins(counts, margin), flip) for margin, flip in flips]
     return _sum_pairs(_read(weights, row, flips, targets, n_outputs), counts, weights.dtype, accumulate)
 
 
-def _where_counts(counts: jax.Array, margin: jax.Array) -> jax.Array:
+def _mask_margins(counts: jax.Array, margin: jax.Array) -> jax.Array:
     """Mask ``margin [..., Lq, Lk, T]`` outside `counts`, where NaN times 0 would be a gradient."""
     return jnp.where(_align(counts[..., None], margin.ndim), margin, 1)
 
@@ -572,7 +574,7 @@ def lut_pair_attention(
         jnp.broadcast_to(jnp.expand_dims(x, (-3, -2)), (*shape, x.shape[-1])),
     ]
     if positions is not None:
-        parts.append(_at_distance(jnp.asarray(positions, dtype), distance, (*shape, positions.shape[-1])))
+        parts.append(_take_distances(jnp.asarray(positions, dtype), distance, (*shape, positions.shape[-1])))
     z = jnp.stack(parts, -1).reshape(*shape, -1) if interleave else jnp.concatenate(parts, -1)
 
     def end(side: int) -> jax.Array:
@@ -580,7 +582,7 @@ def lut_pair_attention(
         return jnp.take_along_axis(z, jnp.broadcast_to(ids, (*shape, ids.shape[-1])), -1)
 
     d = _detect_deltas(end(0) - end(1), epsilon)
-    flips = [(_where_counts(counts, d.margin), d.flip)]
+    flips = [(_mask_margins(counts, d.margin), d.flip)]
     value = _read(weights, d.index, flips, targets, n_outputs)
     return _sum_pairs(value, counts, weights.dtype, accumulate)
 
@@ -616,7 +618,7 @@ def sparse_lut(
     return sparse_lookup(weights, d, targets, n_outputs, groups=groups, accumulate=accumulate)
 
 
-@_sharded_as(_of_images)
+@_sharded_as(_image_spec)
 def conv_lut(
     images: Float[Array, "*batch height width channels"],
     weights: Float[Array, "detectors rows outputs"],
@@ -656,7 +658,7 @@ def _patches(
     return patches
 
 
-@_sharded_as(_of_images)
+@_sharded_as(_image_spec)
 def lut_at_places(
     images: Float[Array, "*batch height width channels"],
     weights: Float[Array, "detectors rows outputs"],
@@ -771,7 +773,7 @@ def _over_samples(a: jax.Array, rank: int) -> jax.Array:
     return a.reshape(*(1,) * (rank - 1), *a.shape)
 
 
-@_sharded_as(_of_features)
+@_sharded_as(_feature_spec)
 def bilinear_gates(
     x: Float[Array, "..."],
     coefficients: Float[Array, "4 gates"],
@@ -791,7 +793,7 @@ def bilinear_gates(
     return _unwired(c0 + c1 * a + (c2 + c3 * a) * b, feature_axis, x.dtype)
 
 
-@_sharded_as(_of_features)
+@_sharded_as(_feature_spec)
 def gate_network(
     x: Float[Array, "..."],
     coefficients: Float[Array, "4 gates"],
@@ -812,7 +814,7 @@ def gate_network(
     return values.astype(x.dtype)
 
 
-@_sharded_as(_of_features)
+@_sharded_as(_feature_spec)
 def logic_gates(
     x: Float[Array, "..."],
     logits: Float[Array, "gates 16"],
@@ -877,7 +879,7 @@ def logic_trees(
     return y.reshape(len(leaves), math.prod(places.groups), *batch).astype(x.dtype)
 
 
-@_sharded_as(_of_features)
+@_sharded_as(_feature_spec)
 def soft_lut(
     x: Float[Array, "..."],
     table: Float[Array, "gates slots"],
@@ -898,7 +900,7 @@ def soft_lut(
     return _unwired(y, feature_axis, x.dtype)
 
 
-@_sharded_as(_of_features)
+@_sharded_as(_feature_spec)
 def binary_lut(
     x: Float[Array, "..."],
     table: Float[Array, "gates slots"],

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 
 from lutjax._meshes import divided_by_compiler as divided_by_compiler, rows as rows, spec_of as spec_of
 from lutjax._typing import Array
-from lutjax.arguments import shown
+from lutjax.arguments import format_value
 from lutjax.dispatch.registry import Implementation
 from lutjax.ops.weighted_lookup import weighted_lookup
 from lutjax.values._fixed_point import FixedPoint
@@ -76,7 +76,7 @@ def specs(
       (('detectors', None, None), ())
     """
     if not isinstance(mesh, Mesh | AbstractMesh):
-        raise TypeError(f"sharding.specs: mesh is {shown(mesh)}; expected a jax.sharding.Mesh.")
+        raise TypeError(f"sharding.specs: mesh is {format_value(mesh)}; expected a jax.sharding.Mesh.")
     if axis is not None and axis not in mesh.axis_names:
         raise ValueError(f"sharding.specs: axis is {axis!r}; the mesh has the axes {tuple(mesh.axis_names)}.")
     axis = DETECTORS if axis is None else axis

@@ -33,7 +33,7 @@ def abstract_arguments(name: str, size: str | None = None, dtype: str | None = N
     Raises:
       ValueError: the size or dtype is unknown; the message lists the known ones.
     """
-    module = cases.of(OPS[name])
+    module = cases.find_module(OPS[name])
     size = next(iter(module.measured_sizes)) if size is None else size
     if size not in module.measured_sizes:
         raise ValueError(

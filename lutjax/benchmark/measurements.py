@@ -134,8 +134,8 @@ def measurements(
         layers: tuple[OfOp, ...] = tuple(dict.fromkeys(language_model.layers(shape)))
         rows = tuple(row for row in rows or (IN_PLACE,) if row in language_model.TABLE_GRADIENTS)
     else:
-        if dtype not in cases.of(shape.op).dtypes:
-            dtype = cases.of(shape.op).dtypes[0]
+        if dtype not in cases.find_module(shape.op).dtypes:
+            dtype = cases.find_module(shape.op).dtypes[0]
         layers, rows = (shape,), tuple(row for row in shape.rows if not rows or row in rows)
     for row in rows:
         for implementation in implementations:
@@ -212,7 +212,7 @@ def abstract(shape: OfOp, dtype: str) -> Case:
 
 def _measured(shape: OfOp, dtype: str) -> Case:
     """Return the measured case, with its accumulation mode."""
-    case = cases.of(shape.op).measured(shape.sizes, dtype)
+    case = cases.find_module(shape.op).measured(shape.sizes, dtype)
     if shape.accumulate is None:
         return case
     call = case.call
@@ -225,7 +225,7 @@ def accumulates(shape: Measured) -> bool:
     """Return True if the measured function takes `accumulate`."""
     if not isinstance(shape, OfOp):
         return False
-    case = abstract(dataclasses.replace(shape, accumulate=None), cases.of(shape.op).dtypes[0])
+    case = abstract(dataclasses.replace(shape, accumulate=None), cases.find_module(shape.op).dtypes[0])
     return "accumulate" in inspect.signature(_function(case)).parameters
 
 

@@ -35,7 +35,7 @@ class Machine:
     date: str = ""
 
     @classmethod
-    def here(cls) -> "Machine":
+    def measure_default(cls) -> "Machine":
         """Return the default device, with its bandwidth measured now."""
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         return cls(jax.devices()[0].device_kind, copy_bandwidth(), date=today)

@@ -185,13 +185,13 @@ def _build_part(
     function = functools.partial(spec.load(direction), device=device)
     case = measurements.abstract(shape, dtype)
 
-    def of_forward(values: measurements.Values) -> tuple[Call]:
+    def forward_arguments(values: measurements.Values) -> tuple[Call]:
         with kernel_registry.collecting() as calls:
             measurements.output(case, *values[:2])
         return (calls[number].arrays,)
 
     def with_cotangent(values: measurements.Values) -> tuple[Call, Any]:
-        (call,) = of_forward(values)
+        (call,) = forward_arguments(values)
         # Where the call itself is kept for the backward pass, jit leaves this out.
         plain = kernel_registry.get(call.op, platform="xla", backend="any").load("forward")
         outputs = plain(call, device=device)
@@ -199,7 +199,7 @@ def _build_part(
             return call.residuals(outputs), jnp.ones_like(outputs.margin)
         return call.residuals(outputs), values[2].reshape(outputs.shape)
 
-    def of_update(values: measurements.Values) -> tuple[Any, Call, Any]:
+    def update_arguments(values: measurements.Values) -> tuple[Any, Call, Any]:
         call, cotangent = with_cotangent(values)
         table = str(call.table_name)
         return getattr(call, table), call.replace(**{table: None}), cotangent
@@ -212,8 +212,8 @@ def _build_part(
     if direction == "backward":
         return Part(shape, dtype, with_cotangent, lambda call, dy: function(call, dy, needs))
     if direction == "update":
-        return Part(shape, dtype, of_update, update, in_place=True)
-    return Part(shape, dtype, of_forward, function)
+        return Part(shape, dtype, update_arguments, update, in_place=True)
+    return Part(shape, dtype, forward_arguments, function)
 
 
 # ---------------------------------------------------------------------------------------- the search

@@ -49,7 +49,7 @@ class OfOp:
     @property
     def traffic(self) -> Traffic:
         """Required memory traffic."""
-        return cases.of(self.op).traffic(self.sizes)
+        return cases.find_module(self.op).traffic(self.sizes)
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ def named(tag: Tag = Tag.BENCH) -> dict[str, Measured]:
 
 
 def _modules() -> list[tuple[str, cases.CaseModule]]:
-    return [(op, cases.of(op)) for op in kernel_registry.ops() if kernel_registry.cases(op)]
+    return [(op, cases.find_module(op)) for op in kernel_registry.ops() if kernel_registry.cases(op)]
 
 
 def op_shape(kind: str, *values: int) -> OfOp:

@@ -96,12 +96,12 @@ def _body(name: str, config: Config) -> Iterator[str]:
     if config.model is not None:
         yield from ("## Sizes", "", *_table(config.model), "")
     if config.run is not None:
-        yield from _of_run(config.run)
+        yield from _run_section(config.run)
     yield from _use(config)
     yield from ("## Tensors", "", *_tensors(config), "")
 
 
-def _of_run(run: Mapping[str, Any]) -> Iterator[str]:
+def _run_section(run: Mapping[str, Any]) -> Iterator[str]:
     record = run["record"]
     measured = list(_measured(run))
     if measured:

@@ -49,5 +49,5 @@ def fit(bundle: Bundle, wanted: Mapping[Path, Any]) -> None:
         needed = f"{wanted[path].dtype}{list(np.shape(wanted[path]))}" if path in wanted else "missing"
         if there != needed:
             raise BundleError(
-                f"the bundle {bundle.folder} does not fit this model: its tensor {strict_json.shown(name_of(path))} is {there}; the model's is {needed}."
+                f"the bundle {bundle.folder} does not fit this model: its tensor {strict_json.format_value(name_of(path))} is {there}; the model's is {needed}."
             )

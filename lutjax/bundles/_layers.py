@@ -63,7 +63,7 @@ def arguments_of(module: Any) -> dict[str, Any] | None:
         return None
     spec = module.spec
     try:
-        found = {name: _encoded(getattr(spec, name)) for name in _kept(type(spec))}
+        found = {name: _encoded(getattr(spec, name)) for name in _recorded_fields(type(spec))}
     except TypeError:
         return None
     given = [name for name, field in _GIVEN.items() if getattr(spec, field, None)]
@@ -84,7 +84,7 @@ def empty(name: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> An
       KeyError, OverflowError, TypeError, ValueError: the constructor rejects the arguments.
     """
     layer = LAYERS[name]
-    options = {key: _decoded(fields[key]) for key in _kept(layer.spec_type) if key in fields}
+    options = {key: _decoded(fields[key]) for key in _recorded_fields(layer.spec_type) if key in fields}
     given = fields.get("given")
     if not isinstance(given, list) or not set(map(str, given)) <= set(_GIVEN) & set(layer.spec_type.given):
         raise ValueError(f"its field 'given' is {given!r}")
@@ -96,7 +96,7 @@ def empty(name: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> An
     return nnx.eval_shape(lambda: layer(**options, **({"rngs": nnx.Rngs(0)} if takes_rngs else {})))
 
 
-def _kept(spec_type: type[specifications.Spec]) -> list[str]:
+def _recorded_fields(spec_type: type[specifications.Spec]) -> list[str]:
     left_out = {"implementation", *spec_type.given}
     return [n for n in specifications.arguments(spec_type) if n not in left_out and not n.endswith("_init")]
 

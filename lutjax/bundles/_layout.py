@@ -90,16 +90,16 @@ class Tensor:
         Raises:
           ValueError: the entry is invalid.
         """
-        fields = Fields(f"{CONFIG}: the tensor {strict_json.shown(name)}")
+        fields = Fields(f"{CONFIG}: the tensor {strict_json.format_value(name)}")
         path = fields.field(found, "path", list)
         shape = fields.field(found, "shape", list)
         if not path or not all(type(key) in (str, int) for key in path) or name_of(tuple(path)) != name:
             raise ValueError(
-                f"{fields.where}: 'path' is {strict_json.shown(path)}; expected the keys that make the name, with dots between them."
+                f"{fields.where}: 'path' is {strict_json.format_value(path)}; expected the keys that make the name, with dots between them."
             )
         if len(shape) > MOST_AXES or not all(type(size) is int and 0 <= size < 1 << 48 for size in shape):
             raise ValueError(
-                f"{fields.where}: 'shape' is {strict_json.shown(shape)}; expected sizes, of at most {MOST_AXES} axes."
+                f"{fields.where}: 'shape' is {strict_json.format_value(shape)}; expected sizes, of at most {MOST_AXES} axes."
             )
         dtype, stored = (fields.field(found, field, str) for field in ("dtype", "stored"))
         scale = fields.field(found, "scale", object)
@@ -107,12 +107,12 @@ class Tensor:
         narrower = dtype in FLOATS and shape and stored in TABLE_DTYPES
         if dtype not in CODES or (stored != dtype and not narrower):
             raise ValueError(
-                f"{fields.where} has values of {strict_json.shown(dtype)}, stored as {strict_json.shown(stored)}; expected one of {', '.join(CODES)}, "
+                f"{fields.where} has values of {strict_json.format_value(dtype)}, stored as {strict_json.format_value(stored)}; expected one of {', '.join(CODES)}, "
                 f"stored so or, of a table of floats, as {', '.join(TABLE_DTYPES)}."
             )
         if scale != (scale_of(name) if stored == "int8" and dtype != "int8" else None):
             raise ValueError(
-                f"{fields.where}: 'scale' is {strict_json.shown(scale)}; expected the name of its scale where floats are stored as int8, else null."
+                f"{fields.where}: 'scale' is {strict_json.format_value(scale)}; expected the name of its scale where floats are stored as int8, else null."
             )
         return tensor
 
@@ -187,15 +187,17 @@ class Config:
             )
         if found["bundle"] != VERSION:
             raise BundleError(
-                f"{CONFIG} is of version {strict_json.shown(found['bundle'])} of bundles; lutjax {__version__} reads version {VERSION}."
+                f"{CONFIG} is of version {strict_json.format_value(found['bundle'])} of bundles; lutjax {__version__} reads version {VERSION}."
             )
         names = fields.field(found, "architectures", list)
         if len(names) != 1 or not isinstance(names[0], str):
-            raise ValueError(f"{CONFIG}: 'architectures' is {strict_json.shown(names)}; expected one name.")
+            raise ValueError(
+                f"{CONFIG}: 'architectures' is {strict_json.format_value(names)}; expected one name."
+            )
         library = fields.field(found, "library", str)
         if library not in LIBRARIES:
             raise ValueError(
-                f"{CONFIG}: 'library' is {strict_json.shown(library)}; expected {' or '.join(LIBRARIES)}."
+                f"{CONFIG}: 'library' is {strict_json.format_value(library)}; expected {' or '.join(LIBRARIES)}."
             )
         either = {name: fields.field(found, name, object) for name in ("model", "run")}
         for name, value in either.items():
@@ -223,7 +225,7 @@ class Config:
         for path in paths:
             if any(path[:length] in paths for length in range(1, len(path))):
                 raise ValueError(
-                    f"{CONFIG}: the tensor {strict_json.shown(name_of(path))} lies in another one."
+                    f"{CONFIG}: the tensor {strict_json.format_value(name_of(path))} lies in another one."
                 )
         return config
 

@@ -64,7 +64,7 @@ class Part:
     array: Any
 
 
-def parts(module: nnx.Module) -> Iterator[Part]:
+def learned_parts(module: nnx.Module) -> Iterator[Part]:
     """Yield the learned or kept variables of a module, without caches and random streams."""
     for path, variable in nnx.to_flat_state(nnx.state(module, nnx.Not(_PASSING))):
         kind = _KINDS.get(type(variable), type(variable).__name__.lower())
@@ -114,7 +114,7 @@ def _arguments_of(module: nnx.Module) -> dict[str, Any] | None:
     fields = _layers.arguments_of(module)
     if fields is None:
         return None
-    arrays = {name_of(part.path): part.array for part in parts(module)}
+    arrays = {name_of(part.path): part.array for part in learned_parts(module)}
     try:
         made = _layers.empty(type(module).__name__, fields, arrays)
     except (TypeError, ValueError):  # arrays replaced by arrays with another structure
@@ -123,12 +123,12 @@ def _arguments_of(module: nnx.Module) -> dict[str, Any] | None:
 
 
 def _described(module: nnx.Module) -> dict[Path, tuple[Any, Any]]:
-    return {part.path: (part.array.shape, part.array.dtype) for part in parts(module)}
+    return {part.path: (part.array.shape, part.array.dtype) for part in learned_parts(module)}
 
 
 def is_quantized(module: nnx.Module) -> bool:
     """Return True if a module has integer tables."""
-    return any(part.kind == QUANTIZED for part in parts(module))
+    return any(part.kind == QUANTIZED for part in learned_parts(module))
 
 
 def _empty(config: Any, quantized: bool) -> Any:
@@ -156,7 +156,7 @@ def model(bundle: Bundle) -> Any:
     assert config.model is not None
     if config.architecture not in CONFIGS and config.architecture not in _layers.LAYERS:
         raise BundleError(
-            f"the bundle {bundle.folder} holds a {strict_json.shown(config.architecture)}; the models of this version are {', '.join(CONFIGS)}."
+            f"the bundle {bundle.folder} holds a {strict_json.format_value(config.architecture)}; the models of this version are {', '.join(CONFIGS)}."
         )
     try:
         empty = _empty_of(bundle, config.model)
@@ -177,7 +177,7 @@ def _empty_of(bundle: Bundle, fields: dict[str, Any]) -> Any:
     """Return a bundle's model or layer with shapes and dtypes in place of arrays."""
     config = bundle.config
     if config.architecture in CONFIGS:
-        return _empty(runs.made(CONFIGS[config.architecture], fields), config.quantized)
+        return _empty(runs.build_fields(CONFIGS[config.architecture], fields), config.quantized)
     arrays = {name: bundle.values(name) for name, tensor in config.tensors.items() if len(tensor.path) == 1}
     return _layers.empty(config.architecture, fields, arrays)
 
@@ -199,16 +199,16 @@ def functional(module: nnx.Module) -> tuple[dict[str, Any], Callable[[Mapping[st
     """Return a module's arrays by tensor name, and a function that rebuilds it from such arrays."""
     graph, kept, passing = _split(module)
 
-    def made(arrays: Mapping[str, Any]) -> Any:
-        named = {part.path: arrays[name_of(part.path)] for part in parts(module)}
+    def merge_module(arrays: Mapping[str, Any]) -> Any:
+        named = {part.path: arrays[name_of(part.path)] for part in learned_parts(module)}
         return nnx.merge(graph, _with(kept, named), passing)
 
-    return {name_of(part.path): part.array for part in parts(module)}, made
+    return {name_of(part.path): part.array for part in learned_parts(module)}, merge_module
 
 
 def _fitting(bundle: Bundle, module: nnx.Module) -> dict[Path, Any]:
     """Return the bundle values by path, checked to match the module arrays exactly."""
-    wanted = {part.path: part.array for part in parts(module)}
+    wanted = {part.path: part.array for part in learned_parts(module)}
     fit(bundle, wanted)
     found = bundle.config.tensors
     return {tensor.path: jnp.asarray(bundle.values(name)) for name, tensor in found.items()}

@@ -46,7 +46,7 @@ def from_dict(folder: Path, found: dict[str, Any]) -> Loaded:
         results = fields.field(found, "results", list)
         if kind not in RECORDS or not all(isinstance(line, str) for line in results):
             raise ValueError(f"its run has the kind {in_a_line(kind, 40)}, or results that are no lines.")
-        record = runs.made(RECORDS[kind], fields.field(found, "record", dict))
+        record = runs.build_fields(RECORDS[kind], fields.field(found, "record", dict))
     except (KeyError, TypeError, ValueError) as error:
         raise BundleError(f"the bundle {folder} is damaged: {in_a_line(error)}") from error
     return Loaded(kind, folder, steps, record, tuple(results))

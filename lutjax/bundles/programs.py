@@ -142,17 +142,17 @@ def programs_of(model: Any) -> dict[str, Program]:
       BundleError: the model is of another kind.
     """
     if isinstance(model, Decoder):
-        return _of_decoder(model)
+        return _decoder_programs(model)
     if isinstance(model, LogicClassifier | LogicTreeNet):
-        return _of_classifier(model)
+        return _classifier_programs(model)
     if isinstance(model, LogicCA):
-        return _of_automaton(model)
+        return _automaton_programs(model)
     raise BundleError(
         f"a {type(model).__name__} is no model of lutjax.models, of whose programs is known what they take: export its call by jax.export."
     )
 
 
-def _of_decoder(model: Decoder) -> dict[str, Program]:
+def _decoder_programs(model: Decoder) -> dict[str, Program]:
     context, vocab = model.config.context, model.config.vocab_size
     _, made = _modules.functional(model)
 
@@ -238,7 +238,7 @@ def _dtype_of_logits(forward: Callable[..., Any], weights: Arrays) -> Any:
     return jax.eval_shape(forward, weights, jax.ShapeDtypeStruct((1, 1), jnp.int32)).dtype
 
 
-def _of_classifier(model: LogicClassifier | LogicTreeNet) -> dict[str, Program]:
+def _classifier_programs(model: LogicClassifier | LogicTreeNet) -> dict[str, Program]:
     _, made = _modules.functional(model)
     regression = isinstance(model, LogicClassifier) and model.config.regression
 
@@ -278,7 +278,7 @@ def _of_classifier(model: LogicClassifier | LogicTreeNet) -> dict[str, Program]:
     return found
 
 
-def _of_automaton(model: LogicCA) -> dict[str, Program]:
+def _automaton_programs(model: LogicCA) -> dict[str, Program]:
     _, made = _modules.functional(model)
     asynchronous = model.config.update_rate < 1
 

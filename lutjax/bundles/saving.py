@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lutjax.arguments import shown
+from lutjax.arguments import format_value
 from lutjax.bundles import _card, _tables
 from lutjax.bundles._fit import flat
 from lutjax.bundles._layout import (
@@ -91,9 +91,9 @@ def save(
     place = Path(folder)
     if table_dtype is not None and table_dtype not in TABLE_DTYPES:
         raise ValueError(
-            f"save: table_dtype is {shown(table_dtype)}; expected one of {', '.join(TABLE_DTYPES)}, or None for the dtype that they have."
+            f"save: table_dtype is {format_value(table_dtype)}; expected one of {', '.join(TABLE_DTYPES)}, or None for the dtype that they have."
         )
-    facts, found = _taken_apart(model, frozenset(tables))
+    facts, found = _flatten_model(model, frozenset(tables))
     tensors, arrays = _tensors(found, table_dtype)
     _check_place(place)
     place.mkdir(parents=True, exist_ok=True)
@@ -111,17 +111,19 @@ def save(
             path.write_text(_card.card(place.absolute().name, config), encoding="utf-8")
 
 
-def _taken_apart(model: Any, tables: frozenset[str]) -> tuple[dict[str, Any], list[tuple[Keys, str, Any]]]:
+def _flatten_model(model: Any, tables: frozenset[str]) -> tuple[dict[str, Any], list[tuple[Keys, str, Any]]]:
     """Return `Config` fields, and path, kind and array of each tensor."""
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(model, nnx.Module):
-        return _of_module(model)
+        return _flatten_module(model)
     leaves = flat(model)
     if not leaves or (len(leaves) == 1 and () in leaves):
-        raise TypeError(f"save: model is {shown(model)}; expected a flax.nnx.Module, or arrays in dicts.")
+        raise TypeError(
+            f"save: model is {format_value(model)}; expected a flax.nnx.Module, or arrays in dicts."
+        )
     unknown = sorted(tables - {name for path in leaves for name in _called(path)})
     if unknown:
-        raise ValueError(f"save: tables has {shown(unknown[0])}, which no array is called.")
+        raise ValueError(f"save: tables has {format_value(unknown[0])}, which no array is called.")
     facts = {"architecture": "arrays", "library": TREE, "model": None, "quantized": False, "run": None}
     kinds = {path: TABLES if tables & set(_called(path)) else str(path[0]) for path in leaves}
     return facts, [(path, kinds[path], leaf) for path, leaf in leaves.items()]
@@ -132,7 +134,7 @@ def _called(path: Keys) -> tuple[str, ...]:
     return "/".join(map(str, path)), "/".join(map(str, path[1:]))
 
 
-def _of_module(model: Any) -> tuple[dict[str, Any], list[tuple[Keys, str, Any]]]:
+def _flatten_module(model: Any) -> tuple[dict[str, Any], list[tuple[Keys, str, Any]]]:
     from lutjax.bundles import _modules, _records
     from lutjax.training.loaded import Loaded
 
@@ -145,7 +147,7 @@ def _of_module(model: Any) -> tuple[dict[str, Any], list[tuple[Keys, str, Any]]]
         "quantized": _modules.is_quantized(model),
         "run": _records.to_dict(record) if isinstance(record, Loaded) else None,
     }
-    return facts, [(part.path, part.kind, part.array) for part in _modules.parts(model)]
+    return facts, [(part.path, part.kind, part.array) for part in _modules.learned_parts(model)]
 
 
 def _tensors(
@@ -167,7 +169,7 @@ def _tensors(
         made = _tables.stored(tensor, np.asarray(array))
         if name in tensors or set(made) & set(arrays):
             raise ValueError(
-                f"save: two arrays have the name {shown(name)}, or that of the scale of one: call one otherwise."
+                f"save: two arrays have the name {format_value(name)}, or that of the scale of one: call one otherwise."
             )
         tensors[name] = tensor
         arrays |= {key: np.ascontiguousarray(a).reshape(a.shape) for key, a in made.items()}
@@ -181,12 +183,12 @@ def _tensors(
 def _check_name(name: str, array: Any) -> None:
     if not name.isprintable() or not 0 < len(name) <= MOST_NAME or name == "__metadata__":
         raise ValueError(
-            f"save: an array has the name {shown(name)}; expected 1 to {MOST_NAME} characters that can be printed, and not __metadata__."
+            f"save: an array has the name {format_value(name)}; expected 1 to {MOST_NAME} characters that can be printed, and not __metadata__."
         )
     dtype = getattr(array, "dtype", None)
     if not isinstance(array, jax.Array | np.ndarray) or str(dtype) not in CODES:
         raise TypeError(
-            f"save: {name} is {shown(array)}; expected an array of a dtype that a bundle holds: {', '.join(CODES)}."
+            f"save: {name} is {format_value(array)}; expected an array of a dtype that a bundle holds: {', '.join(CODES)}."
         )
 
 

@@ -17,7 +17,7 @@ and optionally
 """
 
 from lutjax.cases._case import Axes, Case, Detections, Draw, Size, Sizes, Tag
-from lutjax.cases._modules import CaseModule, of
+from lutjax.cases._modules import CaseModule, find_module
 from lutjax.cases._traffic import DENSE, FORWARD, IN_PLACE, ROWS, UPDATE, Kind, LookUpTraffic, Traffic
 
 __all__ = [
@@ -37,5 +37,5 @@ __all__ = [
     "Sizes",
     "Tag",
     "Traffic",
-    "of",
+    "find_module",
 ]

@@ -182,7 +182,7 @@ class Draw:
         """Sample integers in ``[low, high)``."""
         return jnp.asarray(self._rng.integers(low, max(high, low + 1), shape, np.int32))
 
-    def words(self, shape: tuple[int, ...]) -> jax.Array:
+    def uint32(self, shape: tuple[int, ...]) -> jax.Array:
         """Sample 32-bit words."""
         return jnp.asarray(self._rng.integers(0, 2**32, shape, np.uint32))
 
@@ -227,7 +227,7 @@ class Detections:
         self.axes |= {f"{name}_{part}": axes for part in ("index", "flip", "margin")}
         self._bits[name] = d.bits
 
-    def of(self, name: str, a: Arrays) -> Detection:
+    def detection(self, name: str, a: Arrays) -> Detection:
         """Return a detection from call arrays."""
         return Detection(a[f"{name}_index"], a[f"{name}_flip"], a[f"{name}_margin"], self._bits[name])
 

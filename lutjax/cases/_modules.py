@@ -102,7 +102,7 @@ class CaseModule:
         return traffic
 
 
-def of(op: str) -> CaseModule:
+def find_module(op: str) -> CaseModule:
     """Return the cases of an op.
 
     Raises:
@@ -157,7 +157,7 @@ class MeasuredDraw(Draw):
     def ids(self, shape: tuple[int, ...], low: int, high: int) -> jax.Array:
         return jax.random.randint(self._next(), shape, low, max(high, low + 1))
 
-    def words(self, shape: tuple[int, ...]) -> jax.Array:
+    def uint32(self, shape: tuple[int, ...]) -> jax.Array:
         return jax.random.bits(self._next(), shape, jnp.uint32)
 
     def anchors(self, n_inputs: int, n_detectors: int, n_pairs: int) -> jax.Array:

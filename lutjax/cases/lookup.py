@@ -39,7 +39,7 @@ def case(draw: Draw, s: Sizes) -> Case:
         d.ids,
         {"weights": Axes(detector=0), **d.axes},
         {"y": Axes(0)},
-        lambda op, a: {"y": op(a["weights"], d.of("detection", a), groups=s.get("groups"))},
+        lambda op, a: {"y": op(a["weights"], d.detection("detection", a), groups=s.get("groups"))},
         table="weights",
     )
 

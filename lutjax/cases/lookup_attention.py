@@ -91,7 +91,7 @@ def case(draw: Draw, s: Sizes) -> Case:
     )
 
     def attend(op: Any, a: Arrays, **more: Any) -> Any:
-        detections = (d.of(name, a) for name in ("query", "key", "position"))
+        detections = (d.detection(name, a) for name in ("query", "key", "position"))
         return op(a["weights"], *detections, **options, **{name: a[name] for name in arrays}, **more)
 
     return draw.case(

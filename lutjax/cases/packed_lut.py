@@ -18,7 +18,7 @@ def case(draw: Draw, s: Sizes) -> Case:
     """Return a case with a batch of words."""
     n_inputs, n_gates, bits = s["inputs"], s["gates"], s["bits"]
     return draw.case(
-        {"words": draw.words((n_inputs, s["batch"]))},
+        {"words": draw.uint32((n_inputs, s["batch"]))},
         {
             "truth": draw.ids((n_gates, 2**bits), 0, 2) > 0,
             "wires": draw.ids((n_gates, bits), 0, n_inputs),

@@ -47,7 +47,7 @@ SIZES = {
 def case(draw: Draw, s: Sizes) -> Case:
     """Return the case for some sizes."""
     if "longest" in s:
-        return _of_edges(draw, s)
+        return _edge_case(draw, s)
     n_rows, n_outputs = 2 ** s["bits"], s["outputs"]
     lists = (s["detectors"] if s.get("table_lists", 1) else 1, n_rows if s.get("row_lists", 1) else 1)
     weights = draw.weights((s["detectors"], n_rows, s["slots"]))
@@ -56,7 +56,7 @@ def case(draw: Draw, s: Sizes) -> Case:
 
     def addresses(reference: Any, a: Arrays) -> jax.Array:
         # Slots that are not used pass no cotangent on, and yet their rows are looked up.
-        y: jax.Array = reference.lookup(a["weights"], d.of("detection", a), groups=s.get("groups"))
+        y: jax.Array = reference.lookup(a["weights"], d.detection("detection", a), groups=s.get("groups"))
         return y
 
     return draw.case(
@@ -69,14 +69,16 @@ def case(draw: Draw, s: Sizes) -> Case:
         },
         {"y": Axes(0)},
         lambda op, a: {
-            "y": op(a["weights"], d.of("detection", a), a["targets"], n_outputs, groups=s.get("groups"))
+            "y": op(
+                a["weights"], d.detection("detection", a), a["targets"], n_outputs, groups=s.get("groups")
+            )
         },
         table="weights",
         addresses=addresses,
     )
 
 
-def _of_edges(draw: Draw, s: Sizes) -> Case:
+def _edge_case(draw: Draw, s: Sizes) -> Case:
     """Return an edge-list case. Edge lists are replicated, so detectors are not divided."""
     n_detectors, n_rows = s["detectors"], 2 ** s["bits"]
     counts = np.array(draw.ids((n_detectors * n_rows,), 0, s["slots"] + 1))
@@ -94,7 +96,7 @@ def _of_edges(draw: Draw, s: Sizes) -> Case:
         lambda op, a: {
             "y": op(
                 a["weights"],
-                d.of("detection", a),
+                d.detection("detection", a),
                 dataclasses.replace(edges, first=a["first"], target=a["targets"]),
                 groups=s.get("groups"),
             )

@@ -209,6 +209,6 @@ def in_a_comment(text: str) -> str:
 
 def _describe_value(value: Any) -> str:
     try:
-        return strict_json.shown(value)
+        return strict_json.format_value(value)
     except (TypeError, ValueError):  # not representable in JSON
         return repr(value)[:60]

@@ -50,7 +50,7 @@ def ports_from_text(text: str, names: tuple[Sequence[str], Sequence[str]]) -> Po
     found = strict_json.loads(text)
     if not isinstance(found, list) or len(found) != 2:
         raise ValueError(
-            f"it is {strict_json.shown(found)}; expected the ports of inputs and those of outputs"
+            f"it is {strict_json.format_value(found)}; expected the ports of inputs and those of outputs"
         )
     inputs, outputs = (
         tuple(netlist_json.ports_from_json(some, kind))

@@ -244,7 +244,7 @@ def _read(found: Any, most: int) -> Circuit:
     for name, expected in (("meta", META), ("spec_version", VERSION)):
         if fields.field(found, name, type(expected)) != expected:
             raise ValueError(
-                f"{name} is {strict_json.shown(found[name])}; expected {strict_json.shown(expected)}."
+                f"{name} is {strict_json.format_value(found[name])}; expected {strict_json.format_value(expected)}."
             )
     model = fields.field(found, "model", list)
     if len(model) not in (8, 9):
@@ -261,7 +261,7 @@ def _read(found: Any, most: int) -> Circuit:
             "outputs are negated, or it is not said of each that it is not; expected false for each."
         )
     if not isinstance(operations, list):
-        raise ValueError(f"the operations are {strict_json.shown(operations)}; expected a list.")
+        raise ValueError(f"the operations are {strict_json.format_value(operations)}; expected a list.")
     tables = _tables(more[0] if more and more[0] is not None else [])
     formats: dict[int, Format] = {}
     parsed = []
@@ -346,12 +346,12 @@ _DATA = {_INPUT: 1, _BITS: 1, _CONSTANT: 1, _TABLE: 1, _UNARY: 1, _BINARY: 2}
 
 def _operation(found: Any, place: int) -> _Operation:
     if not isinstance(found, list) or len(found) != 6:
-        raise ValueError(f"it is {strict_json.shown(found)}; expected a list of six fields.")
+        raise ValueError(f"it is {strict_json.format_value(found)}; expected a list of six fields.")
     operands, opcode, data, interval, _, _ = found
     if type(opcode) is not int or opcode not in _OPERANDS:
         other = _OTHERS.get(opcode) if type(opcode) is int else None
         raise ValueError(
-            f"its code is {strict_json.shown(opcode)}{f', {other}' if other else ''}; those that are read are "
+            f"its code is {strict_json.format_value(opcode)}{f', {other}' if other else ''}; those that are read are "
             f"{', '.join(map(str, _OPERANDS))}: inputs, bits, constants, tables and logic."
         )
     _whole_numbers(operands, "its operands are", _OPERANDS[opcode])
@@ -372,7 +372,7 @@ def _interval(found: Any) -> tuple[int, int, int]:
             if low.is_integer() and high.is_integer() and -(2.0**MOST_BITS) <= low <= high < 2.0**MOST_BITS:
                 return int(low), int(high), exponent
     raise ValueError(
-        f"its numbers are {strict_json.shown(found)}; expected the least, the largest and a step, a power of two of which both are "
+        f"its numbers are {strict_json.format_value(found)}; expected the least, the largest and a step, a power of two of which both are "
         f"multiples, of at most {MOST_BITS} bits."
     )
 
@@ -453,7 +453,7 @@ def _looked_up(
 
 def _tables(found: Any) -> list[list[int]]:
     if not isinstance(found, list):
-        raise ValueError(f"the tables are {strict_json.shown(found)}; expected a list.")
+        raise ValueError(f"the tables are {strict_json.format_value(found)}; expected a list.")
     tables = []
     for k, table in enumerate(found):
         answers = Fields(f"table {k}").field(table, "table", list)
@@ -468,7 +468,9 @@ def _whole_numbers(found: Any, noun: str, count: int) -> list[int]:
     numbers: list[Any] = found if isinstance(found, list) else [None]
     if len(numbers) == count and all(type(n) is int and abs(n) < 1 << 62 for n in numbers):
         return numbers
-    raise ValueError(f"{noun} {strict_json.shown(found)}; expected {count} whole number{'s' * (count != 1)}.")
+    raise ValueError(
+        f"{noun} {strict_json.format_value(found)}; expected {count} whole number{'s' * (count != 1)}."
+    )
 
 
 def _runs(formats: Sequence[Format], name: str) -> tuple[Port, ...]:

@@ -269,7 +269,7 @@ def _tree(builder: Builder, bits: Sequence[Literal], *, any_of: bool) -> Literal
     return queue[0]
 
 
-def at_least(builder: Builder, a: Sequence[Literal], b: Sequence[Literal]) -> Literal:
+def greater_equal(builder: Builder, a: Sequence[Literal], b: Sequence[Literal]) -> Literal:
     """Compare unsigned numbers of equal width: a >= b."""
     if builder.lut >= 5:
         return _compare_runs(builder, a, b)
@@ -363,7 +363,7 @@ def _first_largest(builder: Builder, rows: Sequence[list[Literal]], bits: int) -
         return rows[0]
     if len(rows) == 2:
         a, b = rows
-        first = at_least(builder, a[:bits], b[:bits])
+        first = greater_equal(builder, a[:bits], b[:bits])
         return [select(builder, x, y, first) for x, y in zip(a, b, strict=True)]
-    pairs = [at_least(builder, x[:bits], y[:bits]) for x, y in itertools.combinations(rows, 2)]
+    pairs = [greater_equal(builder, x[:bits], y[:bits]) for x, y in itertools.combinations(rows, 2)]
     return [builder.gate([*column, *pairs], _OF_THREE) for column in zip(*rows, strict=True)]

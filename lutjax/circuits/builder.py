@@ -93,7 +93,7 @@ class Builder:
         self._levels = [0] * self._first
         return [list(bits[k : k + format.bits]) for k in range(0, len(bits), format.bits)]
 
-    def part(self, name: str) -> None:
+    def start_part(self, name: str) -> None:
         """Name the gates that follow.
 
         Raises:
@@ -400,7 +400,7 @@ def rebuild(circuit: Circuit, builder: Builder) -> Circuit:
         start = circuit.part_ranges["votes"].start
         classes.update(itertools.accumulate(circuit.about["vote_gates"][:-1], initial=start))
     for name, gates in circuit.part_ranges.items():
-        builder.part(name)
+        builder.start_part(name)
         for gate in (*gates, gates.stop):
             for _ in range(classes[gate] if name == "votes" else 0):
                 builder.next_class()

@@ -79,14 +79,14 @@ class Number:
     def __post_init__(self) -> None:
         if self.format.bits > MOST_BITS:
             raise ValueError(
-                f"column {strict_json.shown(self.name)}: format is {self.format}; a numeric column has at most {MOST_BITS} bits."
+                f"column {strict_json.format_value(self.name)}: format is {self.format}; a numeric column has at most {MOST_BITS} bits."
             )
         first, last = self._range
         levels = self.levels
         apart = all(a < b for a, b in itertools.pairwise(levels))
         if not apart or (levels and not first <= levels[0] <= levels[-1] < last):
             raise ValueError(
-                f"column {strict_json.shown(self.name)}: format is {self.format} in units of {self.unit}, which cannot separate the thresholds of the column. Use more "
+                f"column {strict_json.format_value(self.name)}: format is {self.format} in units of {self.unit}, which cannot separate the thresholds of the column. Use more "
                 "bits, or more of them after the point."
             )
 
@@ -135,7 +135,7 @@ class Number:
         low, high = (levels[above - 1] + 1 if above else first), (levels[above : above + 1] or (last,))[0]
         return min(max(round(Fraction(number) / self._ratio), low), high)
 
-    def whole(self, value: Value) -> int:
+    def encode_integer(self, value: Value) -> int:
         """Return the integer code of a number, or of None if it is missing.
 
         Raises:
@@ -145,13 +145,13 @@ class Number:
             return self.missing_code
         if isinstance(value, str) or not math.isfinite(value):
             raise ValueError(
-                f"column {strict_json.shown(self.name)}: value is {value!r}; expected a finite number, or None if it is missing."
+                f"column {strict_json.format_value(self.name)}: value is {value!r}; expected a finite number, or None if it is missing."
             )
         return self._nearest_code(float(value))
 
     def code(self, value: Value) -> int | float:
-        """Return the port value of a number; see `whole`."""
-        whole = self.whole(value)
+        """Return the port value of a number; see `encode_integer`."""
+        whole = self.encode_integer(value)
         return whole / 2**self.format.fraction if self.format.fraction else whole
 
     def value(self, code: float | int) -> Value:
@@ -208,7 +208,7 @@ class Category:
     def __post_init__(self) -> None:
         if self.format.signed or self.format.fraction or self.missing_code > whole_range(self.format)[1]:
             raise ValueError(
-                f"column {strict_json.shown(self.name)}: format is {self.format}; it must be an unsigned integer format with the codes 0 to {self.missing_code}."
+                f"column {strict_json.format_value(self.name)}: format is {self.format}; it must be an unsigned integer format with the codes 0 to {self.missing_code}."
             )
 
     @property
@@ -221,7 +221,7 @@ class Category:
         """Code of a missing cell."""
         return len(self.values) + self.missing
 
-    def whole(self, value: Value) -> int:
+    def encode_integer(self, value: Value) -> int:
         """Return the code of a category, or of None if it is missing.
 
         Raises:
@@ -231,13 +231,13 @@ class Category:
             return self.missing_code
         if not isinstance(value, str):
             raise ValueError(
-                f"column {strict_json.shown(self.name)}: value is {value!r}; expected a string, or None if it is missing."
+                f"column {strict_json.format_value(self.name)}: value is {value!r}; expected a string, or None if it is missing."
             )
         return self.values.index(value) if value in self.values else self.other_code
 
     def code(self, value: Value) -> int:
-        """Return the code of a category; see `whole`."""
-        return self.whole(value)
+        """Return the code of a category; see `encode_integer`."""
+        return self.encode_integer(value)
 
     def value(self, code: float | int) -> Value:
         """Return the category of a code, None if it is missing, or an unknown category for any other code."""
@@ -293,7 +293,7 @@ class Columns:
         ports = [column.port.lower() for column in self.columns]
         if len(set(ports)) < len(ports):
             raise ValueError(
-                f"columns have the ports {strict_json.shown(ports)}; expected a different one for each."
+                f"columns have the ports {strict_json.format_value(ports)}; expected a different one for each."
             )
         for at, part in self.bits:
             if at < 0 or at >= len(self.columns):
@@ -384,7 +384,7 @@ class Columns:
         return [column.facts() for column in self.columns]
 
     @classmethod
-    def of(cls, facts: Any, ports: Sequence[Port]) -> "Columns":
+    def parse(cls, facts: Any, ports: Sequence[Port]) -> "Columns":
         """Parse ``about["columns"]`` for a circuit with these input ports.
 
         Raises:
@@ -392,7 +392,7 @@ class Columns:
         """
         if not isinstance(facts, list) or len(facts) != len(ports):
             raise ValueError(
-                f"columns is {strict_json.shown(facts)}; expected a list of {len(ports)}, one for each input port."
+                f"columns is {strict_json.format_value(facts)}; expected a list of {len(ports)}, one for each input port."
             )
         found = []
         for k, (one, port) in enumerate(zip(facts, ports, strict=True)):
@@ -400,12 +400,12 @@ class Columns:
             column = _column(fields, one, port.format)
             if (column.port, 1) != (port.name, port.count):
                 raise ValueError(
-                    f"{fields.where}: 'port' is {strict_json.shown(column.port)}; the input port is {port.name!r}, with {port.count} numbers."
+                    f"{fields.where}: 'port' is {strict_json.format_value(column.port)}; the input port is {port.name!r}, with {port.count} numbers."
                 )
             for name in ("codes", "missing_code"):
                 if (expected := column.facts().get(name)) != one.get(name):
                     raise ValueError(
-                        f"{fields.where}: {name!r} is {strict_json.shown(one.get(name))}; expected {strict_json.shown(expected)}."
+                        f"{fields.where}: {name!r} is {strict_json.format_value(one.get(name))}; expected {strict_json.format_value(expected)}."
                     )
             found.append(column)
         return cls(tuple(found))
@@ -418,7 +418,7 @@ def circuit_columns(about: Mapping[str, Any], inputs: Sequence[Port]) -> Columns
       ValueError: as `Columns.of`.
     """
     facts = about.get("columns")
-    return None if facts is None else Columns.of(facts, inputs)
+    return None if facts is None else Columns.parse(facts, inputs)
 
 
 def _column(fields: Fields, found: Any, format: Format) -> Column:
@@ -428,12 +428,12 @@ def _column(fields: Fields, found: Any, format: Format) -> Column:
         values = fields.field(found, "values", list)
         if not all(isinstance(value, str) for value in values) or len(set(values)) < len(values):
             raise ValueError(
-                f"{fields.where}: 'values' is {strict_json.shown(values)}; expected different texts."
+                f"{fields.where}: 'values' is {strict_json.format_value(values)}; expected different texts."
             )
         return Category(name, port, format, tuple(values), missing)
     if kind != "number":
         raise ValueError(
-            f"{fields.where}: 'kind' is {strict_json.shown(kind)}; expected 'number' or 'category'."
+            f"{fields.where}: 'kind' is {strict_json.format_value(kind)}; expected 'number' or 'category'."
         )
     decimals = fields.field(found, "decimals", int)
     given = fields.field(found, "thresholds", list)
@@ -452,7 +452,9 @@ def _column(fields: Fields, found: Any, format: Format) -> Column:
 def _finite(fields: Fields, name: str, value: Any) -> float:
     number = fields.number({name: value}, name)
     if number is None or not math.isfinite(number):
-        raise ValueError(f"{fields.where}: {name!r} has {strict_json.shown(value)}; expected finite numbers.")
+        raise ValueError(
+            f"{fields.where}: {name!r} has {strict_json.format_value(value)}; expected finite numbers."
+        )
     return number
 
 
@@ -527,7 +529,7 @@ def number(
         except ValueError:
             continue
     raise ValueError(
-        f"column {strict_json.shown(name)}: integers of at most {MOST_BITS} bits cannot separate its thresholds, which are too close for their size."
+        f"column {strict_json.format_value(name)}: integers of at most {MOST_BITS} bits cannot separate its thresholds, which are too close for their size."
     )
 
 

@@ -168,7 +168,7 @@ class Vectors:
                     ports |= {name: [] for name in numbers}
                 elif set(numbers) != set(ports):
                     raise ValueError(
-                        f"samples[{k}] has {side} {strict_json.shown(list(numbers))}; the first has {strict_json.shown(list(ports))}."
+                        f"samples[{k}] has {side} {strict_json.format_value(list(numbers))}; the first has {strict_json.format_value(list(ports))}."
                     )
                 for name, rows in ports.items():
                     rows.append(_read_numbers(f"samples[{k}]: {side}", name, numbers, rows))
@@ -182,7 +182,9 @@ def _read_row(where: str, sample: Any) -> list[Value]:
     """Return the raw row from a sample."""
     row: list[Value] = Fields(where).field(sample, "row", list)
     if not {type(cell) for cell in row} <= {int, float, str, type(None)}:
-        raise ValueError(f"{where}: 'row' is {strict_json.shown(row)}; expected numbers, texts and null.")
+        raise ValueError(
+            f"{where}: 'row' is {strict_json.format_value(row)}; expected numbers, texts and null."
+        )
     return row
 
 
@@ -192,7 +194,7 @@ def _read_numbers(where: str, name: str, found: Mapping[str, Any], before: list[
     if not {type(number) for number in row} <= {int, float} or (before and len(row) != len(before[0])):
         expected = f"{len(before[0])} numbers, as before" if before else "numbers"
         raise ValueError(
-            f"{where}: {strict_json.shown(name)} is {strict_json.shown(row)}; expected {expected}."
+            f"{where}: {strict_json.format_value(name)} is {strict_json.format_value(row)}; expected {expected}."
         )
     return row
 
@@ -477,7 +479,7 @@ def facts_of(request: Request) -> dict[str, Any]:
         "inputs": interface(circuit.inputs),
         "outputs": interface(circuit.outputs),
         "about": dict(circuit.about),
-        "statistics": dataclasses.asdict(statistics.of(circuit, lut6=False)),
+        "statistics": dataclasses.asdict(statistics.compute(circuit, lut6=False)),
         "vectors": {"samples": len(request.vectors), "source": request.vectors.source},
         "registers": options.registers,
         "latency": verilog.latency(circuit, options.registers),
@@ -487,7 +489,7 @@ def facts_of(request: Request) -> dict[str, Any]:
 
 def summary(circuit: Circuit, files: Mapping[str, tuple[str, bytes]]) -> list[str]:
     """Return summary lines about a circuit and its files."""
-    stats = statistics.of(circuit, lut6=False)
+    stats = statistics.compute(circuit, lut6=False)
     return [
         f"{statistics.gates_in_words(circuit)} in {stats.levels} levels; as {stats.ands:,} AND nodes or "
         f"{len(ands.operations(circuit)[0]):,} operations on two bits",
@@ -639,19 +641,21 @@ def _check_manifest(found: Any) -> None:
         raise ValueError(f"the manifest: 'version' is {found['version']}; expected {VERSION}.")
     kind = fields.field(found, "kind", str)
     if kind not in KINDS:
-        raise ValueError(f"the manifest: 'kind' is {strict_json.shown(kind)}; expected {' or '.join(KINDS)}.")
+        raise ValueError(
+            f"the manifest: 'kind' is {strict_json.format_value(kind)}; expected {' or '.join(KINDS)}."
+        )
     fields.field(found, "lutjax", str)
     for name, facts in fields.field(found, "files", dict).items():
-        of_file = Fields(f"files[{strict_json.shown(name)}]")
+        of_file = Fields(f"files[{strict_json.format_value(name)}]")
         if not _FILE.fullmatch(name) or name == MANIFEST:
             raise ValueError(
-                f"the manifest: files has {strict_json.shown(name)}, which is no name of a file of an export."
+                f"the manifest: files has {strict_json.format_value(name)}, which is no name of a file of an export."
             )
         of_file.field(facts, "format", str)
         of_file.field(facts, "bytes", int)
         if not _SHA256.fullmatch(of_file.field(facts, "sha256", str)):
             raise ValueError(
-                f"{of_file.where}: 'sha256' is {strict_json.shown(facts['sha256'])}; expected 64 hexadecimal digits."
+                f"{of_file.where}: 'sha256' is {strict_json.format_value(facts['sha256'])}; expected 64 hexadecimal digits."
             )
     run = fields.field(found, "run", object)
     for name, kind_of_field in _RUN.items():
@@ -661,7 +665,7 @@ def _check_manifest(found: Any) -> None:
         fields.field(found, name, kind_of_field)
     if kind == "circuit" and not 0 <= found["registers"] < MOST_LEVELS:
         raise ValueError(
-            f"the manifest: 'registers' is {strict_json.shown(found['registers'])}; expected a number of levels."
+            f"the manifest: 'registers' is {strict_json.format_value(found['registers'])}; expected a number of levels."
         )
 
 

@@ -244,7 +244,7 @@ class IntegerLUT:
         )
 
 
-def of(
+def from_layer(
     layer: Any, *, tables: str = "int16", fraction: int | None = None, input_fraction: int = 0
 ) -> IntegerLUT:
     """Return the integer form of a Flax NNX `LUT` or `SparseLUT` layer.

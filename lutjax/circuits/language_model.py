@@ -204,7 +204,7 @@ class IntegerLanguageModel:
         return "\n".join([*head, "", "#endif", ""]), "\n".join(body)
 
 
-def of(model: Any, *, tables: str = "int16") -> IntegerLanguageModel:
+def from_model(model: Any, *, tables: str = "int16") -> IntegerLanguageModel:
     """Return the integer form of a `lutjax.models.LUTTransformer`, rounded to nearest.
 
     Vectors and logits have the most fraction bits that keep every sum below `EXACT` for any text.
@@ -425,7 +425,7 @@ def texts_from_json(text: str | bytes) -> list[Text]:
     except ValueError as error:
         raise ValueError(f"the text is not JSON: {error}.") from None
     if not isinstance(rows, list) or not rows:
-        raise ValueError(f"it holds {strict_json.shown(rows)}; expected a list of texts.")
+        raise ValueError(f"it holds {strict_json.format_value(rows)}; expected a list of texts.")
     return [_text(Fields(f"text {k}"), row) for k, row in enumerate(rows)]
 
 
@@ -443,7 +443,7 @@ def _text(fields: Fields, row: Any) -> Text:
         )
     if len(logits) != _BYTES or any(type(logit) is not int for logit in logits):
         raise ValueError(
-            f"{fields.where}: 'logits' is {strict_json.shown(logits)}; expected {_BYTES} whole numbers."
+            f"{fields.where}: 'logits' is {strict_json.format_value(logits)}; expected {_BYTES} whole numbers."
         )
     return Text(prompt, temperature, top_k, seed, tuple(logits), continuation)
 

@@ -29,7 +29,7 @@ _ONLY = (
 )
 
 
-def of_layers(
+def circuit_from_layers(
     layers: Sequence[Any],
     builder: Builder,
     *,
@@ -73,7 +73,7 @@ def of_layers(
                 f"circuits.from_model: inputs are columns of {len(rows.bits)} bits; the first layer of gates reads {n_bits}."
             )
         numbers = [number for port in rows.ports for number in builder.input(port.name, 1, port.format)]
-        builder.part("encoder")
+        builder.start_part("encoder")
         bits = bits_of_rows(builder, rows, numbers)
     elif encoder is None:
         bits = bits_of(builder.input("x", stages[0].n_inputs))
@@ -81,10 +81,10 @@ def of_layers(
         bits = bits_of(builder.input("x", encoder.n_outputs))
     else:
         numbers = builder.input("x", encoder.n_inputs, format)
-        builder.part("encoder")
+        builder.start_part("encoder")
         bits = encoder.compare(builder, numbers, format)
     for number, stage in enumerate(between, 1):
-        builder.part(f"layer {number}")
+        builder.start_part(f"layer {number}")
         bits = stage(builder, bits)
     if votes is None or outputs == "bits":
         builder.output("y", [[bit] for bit in bits], Format())
@@ -257,10 +257,10 @@ def _or_bits(builder: Builder, bits: list[Literal]) -> Literal:
 def _vote(builder: Builder, bits: list[Literal], k: int, outputs: str) -> None:
     size = len(bits) // k
     groups = [bits[i * size : (i + 1) * size] for i in range(k)]
-    builder.part("votes")
+    builder.start_part("votes")
     numbers = arithmetic.popcounts(builder, groups, relative=outputs == "class")
     if outputs == "class":
-        builder.part("argmax")
+        builder.start_part("argmax")
         numbers = [arithmetic.argmax(builder, numbers)]
     builder.output("y", numbers)
 

@@ -9,7 +9,7 @@ from jaxtyping import Shaped
 from lutjax.circuits.builder import Builder
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.columns import Columns
-from lutjax.circuits.layers import of_layers
+from lutjax.circuits.layers import circuit_from_layers
 from lutjax.circuits.ports import Format
 
 
@@ -106,7 +106,7 @@ def from_model(
     if own is not None:
         made: Circuit = own(builder, inputs=inputs, outputs=outputs, about=about or {})
         return made
-    return of_layers(_layers_of(model), builder, inputs=inputs, outputs=outputs, about=about or {})
+    return circuit_from_layers(_layers_of(model), builder, inputs=inputs, outputs=outputs, about=about or {})
 
 
 def step_automaton(

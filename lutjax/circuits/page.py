@@ -197,11 +197,13 @@ def _from_data(data: Any) -> Circuit:
     for k, part in enumerate(parts):
         if not isinstance(part, list) or list(map(type, part)) != [str, int]:
             raise ValueError(
-                f"parts[{k}] is {strict_json.shown(part)}; expected a name, and a number of gates."
+                f"parts[{k}] is {strict_json.format_value(part)}; expected a name, and a number of gates."
             )
     for k, literal in enumerate(literals):
         if type(literal) is not int:
-            raise ValueError(f"literals[{k}] is {strict_json.shown(literal)}; expected a whole number.")
+            raise ValueError(
+                f"literals[{k}] is {strict_json.format_value(literal)}; expected a whole number."
+            )
     fanins, tables = _decode_gates(fields.field(data, "gates", str), 1 + sum(port.n_bits for port in inputs))
     return Circuit(
         inputs=inputs,
@@ -266,7 +268,7 @@ console.log(JSON.stringify(Array.from(new Evaluator(data).evaluate(words, n))));
     answer = strict_json.loads(done.stdout)
     if not isinstance(answer, list) or not all(type(word) is int and 0 <= word < 1 << 32 for word in answer):
         raise ValueError(
-            f"evaluate_in_node: the script answers {strict_json.shown(answer)}; expected words of 32 bits."
+            f"evaluate_in_node: the script answers {strict_json.format_value(answer)}; expected words of 32 bits."
         )
     return np.array(answer, np.uint32).reshape(-1, n)
 

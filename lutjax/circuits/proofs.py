@@ -265,7 +265,7 @@ def _check_described(folder: Path, facts: dict[str, Any], expected: dict[str, st
     manifest = deployment.read_manifest(folder)  # locates the damage
     formats = {name: stated["format"] for name, stated in manifest["files"].items()}
     wrong = [
-        f"{name} is stated as {strict_json.shown(formats[name])}"
+        f"{name} is stated as {strict_json.format_value(formats[name])}"
         for name in sorted(formats)
         if expected.get(name) != formats[name]
     ]
@@ -274,12 +274,12 @@ def _check_described(folder: Path, facts: dict[str, Any], expected: dict[str, st
     for name in sorted(set(manifest["files"]) - set(different)):
         n_bytes, size = manifest["files"][name]["bytes"], (folder / name).stat().st_size
         if n_bytes != size:
-            wrong.append(f"{name} has {size} bytes, stated are {strict_json.shown(n_bytes)}")
+            wrong.append(f"{name} has {size} bytes, stated are {strict_json.format_value(n_bytes)}")
     stated = manifest["facts"] if manifest["kind"] == "language model" else manifest
     for name, value in json.loads(json.dumps(facts)).items():
         if stated.get(name) != value:
             wrong.append(
-                f"{name} is {strict_json.shown(stated.get(name))}, expected {strict_json.shown(value)}"
+                f"{name} is {strict_json.format_value(stated.get(name))}, expected {strict_json.format_value(value)}"
             )
     if wrong:
         raise FailedError("; ".join(wrong))

@@ -79,7 +79,7 @@ def resynthesize(
         raise ValueError(f"{where}: goal is {goal!r}; expected one of {GOALS}.")
     if not 0 < effort < float("inf"):
         raise ValueError(f"{where}: effort is {effort}; it must be positive and finite.")
-    found = _Search(_Net.of(circuit), goal, seed).run(effort * _WORK)
+    found = _Search(_Net.from_circuit(circuit), goal, seed).run(effort * _WORK)
     made = found.changed(xors=goal == "gates").circuit(circuit)
     return min(
         (circuit, made), key=lambda c: len(and_graph(c)[0]) if goal == "ands" else len(operations(c)[0])
@@ -95,7 +95,7 @@ class _Net:
     outputs: tuple[int, ...]
 
     @classmethod
-    def of(cls, circuit: Circuit) -> "_Net":
+    def from_circuit(cls, circuit: Circuit) -> "_Net":
         nodes, outputs = operations(circuit)
         return cls(circuit.n_inputs, tuple(nodes), tuple(outputs))
 

@@ -83,7 +83,7 @@ def _histogram(counts: dict[int, int]) -> str:
     return ", ".join(shown) or "none"
 
 
-def of(circuit: Circuit, *, lut6: bool = True) -> Stats:
+def compute(circuit: Circuit, *, lut6: bool = True) -> Stats:
     """Return the statistics of a circuit.
 
     Args:

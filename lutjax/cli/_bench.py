@@ -129,7 +129,7 @@ def bench(
     ):
         write = None if file is None else report.csv_writer(file)
         progress.starts("the bandwidth of a copy")
-        machine = Machine.here()
+        machine = Machine.measure_default()
         for one in todo:
             progress.starts(f"{one.name}, {one.row}, {one.implementation}, {one.dtype}")
             results.append(measured(machine, one, repeats=repeats))

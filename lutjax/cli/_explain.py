@@ -40,7 +40,7 @@ def explain(ops: tuple[str, ...], size: str | None, dtype: str | None, implement
             if op in kernel_registry.compositions():
                 arguments, options = compositions.abstract_arguments(op, size, dtype)
             else:
-                module = cases.of(op)
+                module = cases.find_module(op)
                 case = module.case(size or module.tagged(cases.Tag.DTYPES)[0], dtype)
                 arguments, options = measurements.abstract_arguments(case)
             text = lutjax.explain(op, *arguments, implementation=implementation, **options)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from lutjax.cli import _run
-from lutjax.cli._flags import Command, Integer, by_options, flag_of
+from lutjax.cli._flags import Command, Integer, flag_of, replace_fields
 
 PROGRAMS = "jax"
 """Format of exported JAX programs, which is not a circuit format."""
@@ -111,7 +111,7 @@ def export(run: Path, formats: tuple[str, ...], folder: Path | None, **wanted: A
     try:
         chosen = exporting.Wanted(formats=formats, **wanted)
     except ValueError as error:
-        raise click.UsageError(by_options(str(error), ["name", "registers", "target"])) from error
+        raise click.UsageError(replace_fields(str(error), ["name", "registers", "target"])) from error
     with progress("exporting") as doing:
         lines = exporting.export(
             run, place, chosen, progress=doing, on_damage=lambda text: click.echo(text, err=True)

@@ -141,10 +141,10 @@ class FieldsCommand(Command):
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
-            error.message = by_options(error.message, names)  # type: ignore[misc]
+            error.message = replace_fields(error.message, names)  # type: ignore[misc]
             raise
         except RunError as error:
-            error.args = (by_options(str(error), names),)
+            error.args = (replace_fields(str(error), names),)
             raise
 
 
@@ -181,14 +181,14 @@ def flag_of(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
-def by_options(text: str, fields: Iterable[str]) -> str:
+def replace_fields(text: str, fields: Iterable[str]) -> str:
     """Replace field names in a text by their options.
 
     A name counts as a field if it has several words, or if its value follows: ``steps is 0``.
 
     Example:
-      >>> from lutjax.cli._flags import by_options
-      >>> by_options("GPTConfig: features is 3 and n_heads 2; n_heads must divide features.", ["features", "n_heads"])
+      >>> from lutjax.cli._flags import replace_fields
+      >>> replace_fields("GPTConfig: features is 3 and n_heads 2; n_heads must divide features.", ["features", "n_heads"])
       '--features is 3 and --n-heads 2; --n-heads must divide features.'
     """
     fields = [re.escape(field) for field in fields]
@@ -224,8 +224,8 @@ def _options_of(configs: "Configs") -> list[FieldOption]:
                 )
     of_several_words = [name for name in found if "_" in name]
     for option in found.values():
-        option.help = by_options(option.help or "", of_several_words)
-        option.details = by_options(option.details, of_several_words)
+        option.help = replace_fields(option.help or "", of_several_words)
+        option.details = replace_fields(option.details, of_several_words)
     return list(found.values())
 
 
@@ -243,7 +243,9 @@ def _option(configs: "Configs", having: Mapping[Any, Any], name: str) -> FieldOp
     for one in reversed(first.__mro__):  # inherit documentation from base classes
         text = _attributes(one.__doc__ or "").get(name, text)
     defaults = {
-        model: _shown(name, configs.preset(model).get(name, config.__dataclass_fields__[name].default))
+        model: _format_default(
+            name, configs.preset(model).get(name, config.__dataclass_fields__[name].default)
+        )
         for model, config in having.items()
     }
     usual, *_ = defaults.values()
@@ -261,7 +263,7 @@ def _option(configs: "Configs", having: Mapping[Any, Any], name: str) -> FieldOp
     return option
 
 
-def _shown(name: str, value: Any) -> str:
+def _format_default(name: str, value: Any) -> str:
     """Format a default as command-line input or words, shortened if long; empty for None."""
     if value is None:
         return ""

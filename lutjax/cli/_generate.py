@@ -104,7 +104,7 @@ def _generate(
     if bundled and mesh is not None:
         raise click.UsageError(f"{folder} is a bundle, which is read on one device; leave --mesh out.")
     waits = not prompts and str(prompt_file or "-") == "-"  # validate the run before waiting for typed input
-    found = [] if waits else hosts.by_first(lambda: _prompts(prompts, prompt_file))
+    found = [] if waits else hosts.call_in_first(lambda: _prompts(prompts, prompt_file))
     if hosts.count() > 1:
         if integers is not None:
             raise click.UsageError("--integers runs on one device; start one process.")
@@ -117,7 +117,7 @@ def _generate(
     else:
         step, record = runs.read(folder, lm_runs.Record, on_damage=_say_error)
     if waits:
-        found = hosts.by_first(lambda: _prompts(prompts, prompt_file))
+        found = hosts.call_in_first(lambda: _prompts(prompts, prompt_file))
     texts = [(text, seed + k) for text in found for k in range(samples)]
     try:
         model = model or lm_runs.language_model(folder, step, record, mesh)

@@ -70,7 +70,7 @@ def predict(
             found.write(written, given.ids)
         click.echo(f"Wrote {len(found)} rows to {out}")
     if numbers is not None and trained.form.regression:
-        click.echo(f"{Errors.of(numbers, found.numbers)} on {len(found)} rows.", err=out is None)
+        click.echo(f"{Errors.compute(numbers, found.numbers)} on {len(found)} rows.", err=out is None)
     elif numbers is not None:
         right = int((found.numbers == numbers).sum())
         click.echo(

@@ -40,7 +40,7 @@ def quantize(folder: Path, text_path: Path | None) -> None:
         )
         deployed_record = deployment.deployed_record(folder, record)
         with _run.usage_errors(lm_runs.LanguageModel.refuses, "--text"):
-            experiment = lm_runs.LanguageModel.of(record, text_path)
+            experiment = lm_runs.LanguageModel.from_record(record, text_path)
         text, model = experiment.text, lm_runs.language_model(folder, step, record)
         deployed = deployment.deployed_model(model, deployed_record)
         losses = []

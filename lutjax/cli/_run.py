@@ -276,7 +276,7 @@ def _train(
         def call(*arguments: Any) -> "Experiment":
             with (
                 loop.stop_on_signal(show.second_signal) as stop,
-                stop.at_once(),
+                stop.interruptible(),
                 usage_errors(kind.refuses, option),
                 hosts.together(),
                 too_large(fields),
@@ -300,7 +300,7 @@ def _train(
             experiments.resume(
                 out,
                 kind,
-                checked(lambda record: kind.of(record, **source)),
+                checked(lambda record: kind.from_record(record, **source)),
                 show,
                 options=changed,
                 same={name: value for name, value in wanted.items() if name != "steps"},

@@ -68,7 +68,7 @@ def status(
     columns = [c for c in matrix.COLUMNS if not compiles or c.platform == "tpu"]
     check: checks.CheckOne | None
     check = checks.check_compilation if compiles else None if recorded else checks.check
-    places = [place for place in matrix.places(columns) if not ops or place[0] in ops]
+    places = [place for place in matrix.all_positions(columns) if not ops or place[0] in ops]
     console = make_console()
     cells: list[matrix.Cell] = []
     recorded_cells = {} if compiles else results.read()
@@ -123,11 +123,11 @@ def _with_progress(check: "CheckOne", n_checks: int) -> "Iterator[CheckOne]":
     console.print(f"Checking {n_checks} combinations of op, implementation and dtype", highlight=False)
     with Progress(console, n_checks) as progress:
 
-        def shown(op: str, column: "Column", dtype: str) -> "dict[str, Cell]":
+        def check_with_progress(op: str, column: "Column", dtype: str) -> "dict[str, Cell]":
             progress.starts(f"{op}, {column.key}, {dtype}")
             found = check(op, column, dtype)
             states = dict.fromkeys(str(cell.state) for cell in found.values())
             progress.ended(f"{op}, {column.key}, {dtype}: {', '.join(states)}")
             return found
 
-        yield shown
+        yield check_with_progress

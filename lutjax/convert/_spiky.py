@@ -155,10 +155,10 @@ def spiky(
             if branch is not None:
                 own = layer[part]
                 _placed(own, context, shared_positions, n_position_bits if part == "attention" else 0).put(
-                    _of_shape(own, branch.layer)
+                    _check_shapes(own, branch.layer)
                 )
                 _put_norm(f"{own.name}'s batch norm", layer["norms"][part], branch.norm)
-    last.put(_of_shape(last, model.unembed))
+    last.put(_check_shapes(last, model.unembed))
     return model
 
 
@@ -214,7 +214,7 @@ def spiky_layer(
                 )
     except ValueError as error:
         raise ConversionError(f"{name or 'the file'} makes no layer: {in_a_line(error)}") from error
-    _placed(own, context or 1, shared_positions, n_position_bits).put(_of_shape(own, layer))
+    _placed(own, context or 1, shared_positions, n_position_bits).put(_check_shapes(own, layer))
     return layer
 
 
@@ -260,7 +260,7 @@ def _placed(layer: _Tables, context: int, shared: bool, n_position_bits: int) ->
     return dataclasses.replace(layer, positions=positions)
 
 
-def _of_shape(own: _Tables, layer: Any) -> Any:
+def _check_shapes(own: _Tables, layer: Any) -> Any:
     """Return a layer whose arrays match the table shapes."""
     made = layer.anchors[...].shape, layer.weights[...].shape
     if made != (own.anchors.shape, own.weights.shape):

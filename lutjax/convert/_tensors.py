@@ -35,7 +35,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Shaped[np.ndarray, "..."]]:
         raise ConversionError(f"{place} is no file.")
     if place.stat().st_size > MOST_BYTES:
         raise ConversionError(f"{place} has {place.stat().st_size:,} bytes; at most {MOST_BYTES:,} are read.")
-    found = _of_torch(place) if _is_of_torch(place) else _of_safetensors(place)
+    found = _read_torch(place) if _is_of_torch(place) else _read_safetensors(place)
     if not found:
         raise ConversionError(f"{place} has no tensors.")
     return found
@@ -45,7 +45,7 @@ def _is_of_torch(path: Path) -> bool:
     return path.suffix in (".pt", ".pth", ".bin")
 
 
-def _of_safetensors(path: Path) -> dict[str, Any]:
+def _read_safetensors(path: Path) -> dict[str, Any]:
     with needed_by("lutjax.convert"):
         from safetensors import SafetensorError, safe_open
     try:
@@ -59,7 +59,7 @@ def _of_safetensors(path: Path) -> dict[str, Any]:
         raise ConversionError(f"{path} is no file of safetensors: {in_a_line(error)}") from error
 
 
-def _of_torch(path: Path) -> dict[str, Any]:
+def _read_torch(path: Path) -> dict[str, Any]:
     if importlib.util.find_spec("torch") is None:
         raise ModuleNotFoundError(
             f"{path} is a file of PyTorch, which is not installed here: install it, or save the state dict there by "

@@ -51,11 +51,11 @@ class Image:
         if len(self.shape) != 3 or min(self.shape) < 1:
             raise ConversionError(f"shape is {self.shape}; expected height, width and channels of images.")
         for name, least in (("padding", 0), ("pool", 1), ("pool_padding", 0)):
-            sizes = self.of_layers(name, 1)
+            sizes = self.size_per_layer(name, 1)
             if not sizes or min(sizes) < least:
                 raise ConversionError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
 
-    def of_layers(self, name: str, n_layers: int) -> tuple[int, ...]:
+    def size_per_layer(self, name: str, n_layers: int) -> tuple[int, ...]:
         """Return one size per layer; a sequence is returned unchanged."""
         found = getattr(self, name)
         return (found,) * n_layers if isinstance(found, int) else tuple(found)
@@ -105,7 +105,7 @@ def tree_net(
     arity = trees[0].leaves.shape[1]
     expected = 16 if kind == "gates" else 2**arity
     sizes: dict[str, Any] = {
-        name: image.of_layers(name, len(trees)) for name in ("padding", "pool", "pool_padding")
+        name: image.size_per_layer(name, len(trees)) for name in ("padding", "pool", "pool_padding")
     }
     for name, found in sizes.items():
         if len(found) != len(trees):

@@ -11,9 +11,9 @@ from jax.sharding import PartitionSpec
 
 from lutjax import _compat, _meshes
 from lutjax.dispatch._leading_axes import ranks_of_update
-from lutjax.dispatch._partition import on_part, partitioned
+from lutjax.dispatch._partition import partitioned, run_shard
 from lutjax.dispatch._plan import Options, Over, Plan, cached
-from lutjax.dispatch._run import by_platform
+from lutjax.dispatch._run import run_plan
 from lutjax.dispatch.contract import Direction
 from lutjax.dispatch.registry import Platform
 
@@ -46,10 +46,10 @@ def kernel(plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = No
         return a.ndim - 1 - n_mapped if op.features_first else 0
 
     def run(options: Options, *args: Any) -> Any:
-        return by_platform(plan, direction, needs, options, args)
+        return run_plan(plan, direction, needs, options, args)
 
     def raw(*args: Any, over: Over = over) -> Any:
-        return on_part(op, direction, options, args, over, run) if over else run(options, *args)
+        return run_shard(op, direction, options, args, over, run) if over else run(options, *args)
 
     by_rule = over is not None and plan.has_rules
     call = custom_vmap(partitioned(op, direction, needs, options, raw) if by_rule else raw)
@@ -67,7 +67,7 @@ def kernel(plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = No
             specs = jax.tree.map(lambda m: PartitionSpec(place) if m else PartitionSpec(), tuple(mapped))
             part = functools.partial(map_part, size // _meshes.devices_along(place), mapped)
             axes = (place,) if isinstance(place, str) else place
-            outputs = _meshes.in_parts(part, specs, PartitionSpec(place), axes)(*args)
+            outputs = _meshes.run_sharded(part, specs, PartitionSpec(place), axes)(*args)
         return outputs, jax.tree.map(lambda _: True, outputs)
 
     def build_empty_outputs(mapped: Any, args: Any, place: Any) -> Any:
@@ -101,11 +101,11 @@ def kernel(plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = No
             one = jax.tree.leaves(a_batched)[0]
             batch = one.shape[batch_axis(one)] // size
 
-            def part(a: jax.Array) -> jax.Array:
+            def split_batch(a: jax.Array) -> jax.Array:
                 axis = batch_axis(a)
                 return jnp.moveaxis(a.reshape(*a.shape[:axis], size, batch, *a.shape[axis + 1 :]), axis, 0)
 
-            outputs = jax.tree.map(part, call(*joined))
+            outputs = jax.tree.map(split_batch, call(*joined))
         elif plan.stacked or any(spec.stacks for _, spec in plan.choice):
             outputs = _side_by_side(plan, direction, needs, size, mapped, args)
         elif all(spec.platform == Platform.XLA for _, spec in plan.choice):

@@ -101,12 +101,14 @@ def differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
         if isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
             return (None,) * (n_taps + n)
         axes = _meshes.varying_over(residuals[1])
-        cotangents = of_arguments(residuals, _compat.cast_varying(cotangent, axes))
+        cotangents = pull_back(residuals, _compat.cast_varying(cotangent, axes))
         return (
-            (cotangent, _known_after(cotangents, axes, plan.has_rules), *cotangents) if tapped else cotangents
+            (cotangent, _dependency_token(cotangents, axes, plan.has_rules), *cotangents)
+            if tapped
+            else cotangents
         )
 
-    def of_arguments(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
+    def pull_back(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
         mark, outlines, saved = residuals
         needs = _marked(mark, n)
         if not any(needs):
@@ -119,14 +121,14 @@ def differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
             backward_kernel = kernel(plan, "backward", needs)
             arguments = without_derivative((*saved, cotangent), no_second)
 
-            def of_argument(ct: Any, need: bool, outline: Any) -> Any:
+            def sum_cotangent(ct: Any, need: bool, outline: Any) -> Any:
                 if not need:
                     return None
                 part = _differentiable_part(outline)
                 others = tuple(sorted(every_axis - _meshes.varying_over(part)))
                 return _sum_over_devices(ct, others, part.dtype, plan.accumulate)
 
-            return list(map(of_argument, backward_kernel(*arguments), needs, outlines))
+            return list(map(sum_cotangent, backward_kernel(*arguments), needs, outlines))
 
         found = cotangents(chosen)
         if chosen.in_floats is not None:
@@ -145,7 +147,7 @@ def differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
     return in_reverse
 
 
-def _known_after(cotangents: tuple[Any, ...], axes: frozenset[str], has_rules: bool) -> jax.Array:
+def _dependency_token(cotangents: tuple[Any, ...], axes: frozenset[str], has_rules: bool) -> jax.Array:
     """Return the dependency token, a scalar that depends on all cotangents.
 
     It varies over the mesh axes `axes`.

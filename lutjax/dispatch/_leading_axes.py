@@ -27,7 +27,7 @@ def folded(call: Call, cotangent: jax.Array) -> tuple[Any, jax.Array]:
     ranks = (*call.ranks(), rank_of_output(call.ranks()))
     args = (*call.prepared().values(), cotangent)
     *values, cotangent = fold(ranks, args, batch_shape(ranks, args))
-    return call.of(values, call.options()), cotangent
+    return call.from_arrays(values, call.options()), cotangent
 
 
 def fold(ranks: Ranks, args: tuple[Any, ...], batch: tuple[int, ...]) -> tuple[Any, ...]:
@@ -56,7 +56,7 @@ def shapes_of_kernel(call: Call, feature_axis: int) -> Call:
             wanted = (features, a.size // max(features, 1))
         return a if a.shape == wanted else jax.ShapeDtypeStruct(wanted, a.dtype)
 
-    return call.of(
+    return call.from_arrays(
         (
             a if rank is None else jax.tree.map(functools.partial(shape, rank=rank), a)
             for a, rank in zip(call.values(), call.ranks(), strict=True)

@@ -62,16 +62,16 @@ def partitioned(
             return function(*args)
         leaves, structure = jax.tree.flatten(args)
 
-        def of_leaves(*leaves: jax.Array, over: tuple[str, ...] = ()) -> Any:
+        def call_leaves(*leaves: jax.Array, over: tuple[str, ...] = ()) -> Any:
             return function(*jax.tree.unflatten(structure, leaves), over=over)
 
-        closed, shapes = jax.make_jaxpr(of_leaves, return_shape=True)(*leaves)
+        closed, shapes = jax.make_jaxpr(call_leaves, return_shape=True)(*leaves)
         if closed.effects:  # of interpreters of kernels, which JAX keeps in order
             return function(*args)
-        operands = [*_of_operands(op, direction, args), *(("",) * np.ndim(c) for c in closed.consts)]
-        results = _of_results(op, direction, needs, shapes)
+        operands = [*_operand_axes(op, direction, args), *(("",) * np.ndim(c) for c in closed.consts)]
+        results = _result_axes(op, direction, needs, shapes)
         run = _with_rule(
-            of_leaves,
+            call_leaves,
             closed.jaxpr,
             len(leaves),
             operands,
@@ -110,7 +110,7 @@ def some_element(a: jax.Array) -> jax.Array:
     return result
 
 
-def _of_operands(op: type[Call], direction: Direction, args: tuple[Any, ...]) -> Iterator[Axes]:
+def _operand_axes(op: type[Call], direction: Direction, args: tuple[Any, ...]) -> Iterator[Axes]:
     letters, n = op.letters(), len(op.arrays())
     for name, array in zip(op.arrays(), args, strict=False):
         for _ in jax.tree.leaves(array):
@@ -126,7 +126,7 @@ def _of_operands(op: type[Call], direction: Direction, args: tuple[Any, ...]) ->
             yield ("t", "r", "")
 
 
-def _of_results(
+def _result_axes(
     op: type[Call], direction: Direction, needs: tuple[bool, ...] | None, shapes: Any
 ) -> list[Axes]:
     letters = op.letters()
@@ -206,7 +206,7 @@ def _with_rule(
         def over(one: list[str]) -> tuple[str, ...]:
             return tuple(name for f in places if f not in one for name in _names(places[f]))
 
-        def part(*arrays: Any) -> Any:
+        def run_shard(*arrays: Any) -> Any:
             # A mesh in scope is that of the whole program; here there is one device's part. JAX may ask in a thread of its own, which
             # knows no `jax.enable_x64` of the caller's.
             with jax.enable_x64(in_float64), jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
@@ -216,7 +216,7 @@ def _with_rule(
                     for y, one in zip(jax.tree.leaves(found), of_results, strict=True)
                 )
 
-        return mesh, part, tuple(map(sharding, of_results)), tuple(map(sharding, of_operands))
+        return mesh, run_shard, tuple(map(sharding, of_results)), tuple(map(sharding, of_operands))
 
     run = custom_partitioning(evaluate)
     run.def_partition(
@@ -241,7 +241,7 @@ def _places_of(array: jax.ShapeDtypeStruct, mesh: Mesh) -> tuple[Place, ...]:
     parts = sharding.devices_indices_map((mesh.size,) * len(array.shape))
     starts = np.array([[s.start or 0 for s in parts[device]] for device in mesh.devices.flat], int)
 
-    def place(n: int, starts: np.ndarray) -> Place:
+    def find_mesh_axes(n: int, starts: np.ndarray) -> Place:
         """Return the mesh axes that divide an axis, given each device's start index."""
         along = {i: int(starts.take(1, i).flat[0]) for i, size in enumerate(starts.shape) if size > 1}
         axes = sorted((i for i, step in along.items() if step), key=lambda i: -along[i])
@@ -254,14 +254,16 @@ def _places_of(array: jax.ShapeDtypeStruct, mesh: Mesh) -> tuple[Place, ...]:
             return None
         return tuple(mesh.axis_names[i] for i in axes) or None
 
-    return tuple(place(n, starts[:, i].reshape(mesh.devices.shape)) for i, n in enumerate(array.shape))
+    return tuple(
+        find_mesh_axes(n, starts[:, i].reshape(mesh.devices.shape)) for i, n in enumerate(array.shape)
+    )
 
 
 def _names(place: Place) -> tuple[str, ...]:
     return () if place is None else (place,) if isinstance(place, str) else tuple(place)
 
 
-def on_part(
+def run_shard(
     op: type[Call],
     direction: Direction,
     options: Any,
@@ -279,7 +281,7 @@ def on_part(
       over: mesh axes that divide detectors. run: the kernel, a function of options and arguments.
     """
     n = len(op.arrays())
-    call = op.of(args[:n], options).of_part(jax.lax.axis_index(over))
+    call = op.from_arrays(args[:n], options).select_shard(jax.lax.axis_index(over))
     args, n_groups = (*call.values(), *args[n:]), dict(options).get("groups", 1)
     letters = op.letters()
     add_up = direction == "forward" and "t" not in letters["output"]
@@ -316,7 +318,7 @@ def on_part(
         found = jnp.take(apart, group, axis=axis, mode="clip")
         return found.reshape(*a.shape[:axis], count * each, *a.shape[axis + 1 :])
 
-    def of_all(name: str, shape: tuple[int, ...], y: jax.Array) -> jax.Array:
+    def gather_axis(name: str, shape: tuple[int, ...], y: jax.Array) -> jax.Array:
         axis = axis_of(name, shape)
         if axis is None:
             return y
@@ -344,10 +346,10 @@ def on_part(
             # In a shard_map types say what differs from device to device; in a rule for the compiler there are none.
             to = "invarying" if jax.sharding.get_abstract_mesh().manual_axes else "varying"
             return jax.lax.all_gather(found, over, axis=axis, tiled=True, to=to)
-        found = of_all("output", shape, found)
+        found = gather_axis("output", shape, found)
         return jax.lax.psum(found, over) if add_up else found
     return tuple(
-        None if y is None else of_all(name, jax.tree.leaves(a)[0].shape, y)
+        None if y is None else gather_axis(name, jax.tree.leaves(a)[0].shape, y)
         for name, a, y in zip(op.arrays(), call.values(), found, strict=True)
     )
 
@@ -368,7 +370,7 @@ class Layout:
     first: bool
 
     @classmethod
-    def of(cls, call: Call, *, first: bool = False) -> "Layout":
+    def from_call(cls, call: Call, *, first: bool = False) -> "Layout":
         """Return the layout of a call with batch dimensions.
 
         Where arrays differ, the first one counts.
@@ -389,7 +391,7 @@ class Layout:
                     own[letter] = own.get(letter) or place
         return cls(tuple(reversed(leading)), own, first)
 
-    def parts(self, direction: Direction) -> "Layout":
+    def kernel_layout(self, direction: Direction) -> "Layout":
         """Return the kernels' layout: all divisible axes are divided, tables stay in place."""
         detectors = self.own.get("t")
         free = tuple(
@@ -398,23 +400,23 @@ class Layout:
         )
         return Layout(free, {"t": detectors}, self.first)
 
-    def of_arrays(self, call: Call) -> tuple[Any, ...]:
+    def array_specs(self, call: Call) -> tuple[Any, ...]:
         """Return the partition specs of a call's arrays."""
 
         def spec(name: str, rank: int | None, a: jax.Array) -> PartitionSpec:
             n = 0 if rank is None else a.ndim - rank
-            return self.of_axes(self.leading[len(self.leading) - n :], _own(call, name), a.shape)
+            return self.axes_spec(self.leading[len(self.leading) - n :], _own(call, name), a.shape)
 
         return tuple(
             jax.tree.map(functools.partial(spec, name, rank), array)
             for name, array, rank in zip(call.arrays(), call.values(), call.ranks(), strict=True)
         )
 
-    def of_outputs(self, op: type[Call]) -> PartitionSpec:
+    def output_spec(self, op: type[Call]) -> PartitionSpec:
         """Return the partition spec of the outputs."""
-        return self.of_axes(self.leading, _own(op, "output"))
+        return self.axes_spec(self.leading, _own(op, "output"))
 
-    def of_axes(
+    def axes_spec(
         self, leading: tuple[Place, ...], own: Axes, shape: tuple[int, ...] | None = None
     ) -> PartitionSpec:
         """Return an array's partition spec.

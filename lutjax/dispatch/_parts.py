@@ -34,10 +34,10 @@ class Parts:
 
 
 def _in_plain_jax(call: Call) -> Any:
-    return by_parts(call, "xla", 0)
+    return run_decomposed(call, "xla", 0)
 
 
-def by_parts(call: Call, implementation: Any, feature_axis: int) -> Any:
+def run_decomposed(call: Call, implementation: Any, feature_axis: int) -> Any:
     """Return a fused op's outputs from its parts, features first if its kernels take them so."""
     run: Callable[..., Any] = call.parts  # type: ignore[assignment]  # bound to the call
     if not call.features_first or feature_axis == 0:

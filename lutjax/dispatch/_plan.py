@@ -66,7 +66,7 @@ class Plan:
 
     def call(self, arrays: Iterable[Any]) -> Call:
         """Return the call with these arrays; see `Call.of`."""
-        return self.op.of(arrays, self.options)
+        return self.op.from_arrays(arrays, self.options)
 
     def option(self, name: str) -> Any:
         """Return an option by name; None if the op does not have it."""
@@ -91,12 +91,12 @@ class Plan:
     @property
     def has_parts(self) -> bool:
         """True if a fused op runs by its decomposition on some devices."""
-        return any(spec.of_parts for _, spec in self.choice)
+        return any(spec.is_decomposition for _, spec in self.choice)
 
     @property
     def fused(self) -> "Plan":
         """Plan for the devices that run the fused op as one kernel."""
-        return self.replace(choice=tuple((d, spec) for d, spec in self.choice if not spec.of_parts))
+        return self.replace(choice=tuple((d, spec) for d, spec in self.choice if not spec.is_decomposition))
 
     @property
     def in_floats(self) -> "Plan | None":
@@ -148,4 +148,4 @@ def choose_whole(call: Call, names: tuple[str, ...], devices: tuple[Device, ...]
     if call.parts is None:
         return forward
     backward = dict(choose(call, names, "backward", devices))
-    return tuple((d, backward[d] if backward[d].of_parts else spec) for d, spec in forward)
+    return tuple((d, backward[d] if backward[d].is_decomposition else spec) for d, spec in forward)

@@ -14,7 +14,7 @@ from lutjax.dispatch.registry import Device, KernelSpec, Platform
 from lutjax.values._fixed_point import Totals, without_check
 
 
-def by_platform(
+def run_plan(
     plan: Plan, direction: Direction, needs: tuple[bool, ...] | None, options: Options, args: tuple[Any, ...]
 ) -> Any:
     """Run the plan's kernels and return their results.
@@ -66,7 +66,7 @@ def _run(
     arrays, others = args[: len(op.arrays())], args[len(op.arrays()) :]
     if direction == "forward" and given.get("accumulate") is not None:
         given["accumulate"] = Totals(given["accumulate"].scale)
-    call = op.of(arrays, given.items())
+    call = op.from_arrays(arrays, given.items())
     outputs: Any
     with contextlib.nullcontext() if plan.launches is None else plan.launches.given():
         if direction == "forward":

@@ -33,7 +33,7 @@ from lutjax.dispatch._batching import kernel
 from lutjax.dispatch._gradient import differentiable
 from lutjax.dispatch._leading_axes import batch_shape, fold, folded_output, ranks_of_update, shapes_of_kernel
 from lutjax.dispatch._partition import Layout
-from lutjax.dispatch._parts import by_parts, needs_parts
+from lutjax.dispatch._parts import needs_parts, run_decomposed
 from lutjax.dispatch._plan import Over, Plan, cached, choose, choose_whole
 from lutjax.dispatch.contract import Call, Step
 from lutjax.dispatch.registry import Device, Implementation, devices_of, kernel_registry
@@ -73,9 +73,9 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
         fused = plan.replace(choice=()) if apart else plan.fused
         on = fused.devices
         others = tuple(d for d in plan.devices if d not in on) if fused.choice else None
-        y = _by_parts(call, plan, fused, implementation, feature_axis)
+        y = _run_decomposed(call, plan, fused, implementation, feature_axis)
     else:
-        y = _by_kernels(call, plan, feature_axis)
+        y = _run_kernels(call, plan, feature_axis)
     kernel_registry.note(
         n_noted,
         call,
@@ -91,7 +91,7 @@ def _planned(shapes: Call, names: tuple[str, ...], devices: tuple[Device, ...]) 
     return Plan(type(shapes), shapes.options(), choose_whole(shapes, names, devices), names)
 
 
-def _by_kernels(call: Call, plan: Plan, feature_axis: int) -> Any:
+def _run_kernels(call: Call, plan: Plan, feature_axis: int) -> Any:
     reads = _table_reads.current()
     table = None if reads is None or call.table_name is None else reads.name(getattr(call, call.table_name))
     if reads is not None and table is not None:
@@ -99,7 +99,9 @@ def _by_kernels(call: Call, plan: Plan, feature_axis: int) -> Any:
     return compiled(plan, feature_axis=feature_axis)(*call.values())
 
 
-def _by_parts(call: Call, plan: Plan, fused: Plan, implementation: Implementation, feature_axis: int) -> Any:
+def _run_decomposed(
+    call: Call, plan: Plan, fused: Plan, implementation: Implementation, feature_axis: int
+) -> Any:
     """Return a fused op's outputs from its parts.
 
     If the device is not yet known, devices with a kernel use it.
@@ -108,15 +110,15 @@ def _by_parts(call: Call, plan: Plan, fused: Plan, implementation: Implementatio
       fused: the plan for these devices.
     """
 
-    def parts(*arrays: Any) -> Any:
+    def run_trusted(*arrays: Any) -> Any:
         with trusted_ids():  # the op has checked its ids; its parts receive derived ids
-            return by_parts(plan.call(arrays), implementation, feature_axis)
+            return run_decomposed(plan.call(arrays), implementation, feature_axis)
 
     if not fused.choice:
-        return parts(*call.values())
+        return run_trusted(*call.values())
     by_kernel = compiled(fused, feature_axis=feature_axis)
     kernels = {name: by_kernel for device in fused.devices for name in device.lowering_names}
-    return jax.lax.platform_dependent(*call.values(), **kernels, default=parts)
+    return jax.lax.platform_dependent(*call.values(), **kernels, default=run_trusted)
 
 
 def _run_tapped(plan: Plan, taps: Any, call: Call) -> Any:
@@ -220,22 +222,22 @@ def compiled(plan: Plan, *, tapped: bool = False, feature_axis: int = -1) -> Cal
 
     inner = call_features_first if op.features_first else call
 
-    def on_explicit_axes(*args: Any) -> Any:
+    def run_on_explicit_axes(*args: Any) -> Any:
         taps, args = (args[:2], args[2:]) if tapped else ((), args)
         given = plan.call(args).prepared()
-        layout = Layout.of(given, first=op.features_first and feature_axis == 0)
-        parts = layout.parts("forward")
+        layout = Layout.from_call(given, first=op.features_first and feature_axis == 0)
+        parts = layout.kernel_layout("forward")
         if not parts.divides or _lacks_elements((taps, given.values()), plan):
             whole = functools.partial(inner, None)
-            return _meshes.divided_by_compiler(whole, lambda *_: layout.of_outputs(op))(
+            return _meshes.divided_by_compiler(whole, lambda *_: layout.output_spec(op))(
                 *taps, *given.values()
             )
-        outputs, over = parts.of_outputs(op), parts.over
-        specs = (*((outputs, PartitionSpec()) if taps else ()), *parts.of_arrays(given))
-        y = _meshes.in_parts(functools.partial(inner, over), specs, outputs)(*taps, *given.values())
-        return _meshes.laid_out(y, layout.of_outputs(op))
+        outputs, over = parts.output_spec(op), parts.over
+        specs = (*((outputs, PartitionSpec()) if taps else ()), *parts.array_specs(given))
+        y = _meshes.run_sharded(functools.partial(inner, over), specs, outputs)(*taps, *given.values())
+        return _meshes.laid_out(y, layout.output_spec(op))
 
-    return _jitted(functools.partial(inner, ()), on_explicit_axes, f"lutjax_{op.op}")
+    return _jitted(functools.partial(inner, ()), run_on_explicit_axes, f"lutjax_{op.op}")
 
 
 @cached
@@ -252,25 +254,25 @@ def compiled_update(plan: Plan) -> Callable[..., Any]:
         prepared = (*plan.call(args[:n]).prepared().values(), *args[n:])
         return update(*_meshes.varying_alike(fold(ranks, prepared, batch_shape(ranks, args))))
 
-    def on_explicit_axes(*args: Any) -> Any:
+    def run_on_explicit_axes(*args: Any) -> Any:
         n = len(op.arrays())
-        given = op.of(args[:n], plan.options[:-1]).prepared()
-        parts = Layout.of(given).parts("update")
-        of_call = parts.of_arrays(given)
+        given = op.from_arrays(args[:n], plan.options[:-1]).prepared()
+        parts = Layout.from_call(given).kernel_layout("update")
+        of_call = parts.array_specs(given)
         *rest, state = jax.tree.map(
-            lambda a: parts.of_axes((), ("t",), a.shape) if a.ndim else PartitionSpec(), args[n + 1 :]
+            lambda a: parts.axes_spec((), ("t",), a.shape) if a.ndim else PartitionSpec(), args[n + 1 :]
         )
         specs, outputs = (*of_call, PartitionSpec(), *rest, state), (of_call[table], state)
         of_all = (*given.values(), *args[n:])
         if _lacks_elements(of_all, plan):
             update = _meshes.divided_by_compiler(functools.partial(call, None), lambda *_: outputs)
         else:
-            update = _meshes.in_parts(functools.partial(call, parts.over), specs, outputs)
+            update = _meshes.run_sharded(functools.partial(call, parts.over), specs, outputs)
         return jax.tree.map(
             _meshes.laid_out, update(*of_all), jax.tree.map(_meshes.spec_of, (args[table], args[-1]))
         )
 
-    return _jitted(functools.partial(call, ()), on_explicit_axes, f"lutjax_{op.op}_update")
+    return _jitted(functools.partial(call, ()), run_on_explicit_axes, f"lutjax_{op.op}_update")
 
 
 def _lacks_elements(arrays: Any, plan: Plan) -> bool:

@@ -120,7 +120,7 @@ class Call:
                 tuple(zip(map(jax.tree_util.GetAttrKey, cls.arrays()), call.values(), strict=True)),
                 call.options(),
             ),
-            lambda options, arrays: cls.of(arrays, options),
+            lambda options, arrays: cls.from_arrays(arrays, options),
             lambda call: (call.values(), call.options()),
         )
 
@@ -158,7 +158,7 @@ class Call:
         }
         return {**found, "output": with_batch(cls.output)}
 
-    def of_part(self: C, index: Any) -> C:
+    def select_shard(self: C, index: Any) -> C:
         """Return the call for one device's part of the detectors.
 
         Numbering begins at 0 in each part.
@@ -185,7 +185,7 @@ class Call:
         return tuple(zip(names, map(self.__dict__.__getitem__, names), strict=True))
 
     @classmethod
-    def of(cls: type[C], arrays: Iterable[Any], options: Iterable[tuple[str, Any]]) -> C:
+    def from_arrays(cls: type[C], arrays: Iterable[Any], options: Iterable[tuple[str, Any]]) -> C:
         """Return the call with these `values` and `options`.
 
         Values are not checked: transformations pass placeholders.
@@ -204,7 +204,7 @@ class Call:
         call.__dict__.update(self.__dict__, **changes)
         return call
 
-    def by_rows(self) -> "Call":
+    def row_call(self) -> "Call":
         """Return a call that reads the same rows of an arbitrary table ``[T, R, ...]``."""
         return self
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar, overload
 import jax
 
 from lutjax import _compat, _jit_key, extras
-from lutjax.arguments import shown
+from lutjax.arguments import format_value
 from lutjax.dispatch import _records
 from lutjax.dispatch._parts import Parts
 from lutjax.dispatch.contract import DIRECTIONS, Call, Direction, Step
@@ -237,10 +237,10 @@ class KernelSpec:
         return str(self.platform), f"{self.platform}/{self.backend}"
 
     def __str__(self) -> str:
-        return f"{self.names[1]} ({'its parts' if self.of_parts else self.target})"
+        return f"{self.names[1]} ({'its parts' if self.is_decomposition else self.target})"
 
     @property
-    def of_parts(self) -> bool:
+    def is_decomposition(self) -> bool:
         """True if it is a fused op's decomposition, which runs by other implementations."""
         return self.holder is Parts
 
@@ -366,14 +366,14 @@ def _check_options(how: Mapping[str, Any], directions: Any) -> None:
     for name in ("requires", "launches"):
         names = how.get(name, ())
         if not isinstance(names, tuple) or not all(isinstance(n, str) for n in names):
-            raise TypeError(f"{where}: {name} is {shown(names)}; expected a tuple of names.")
+            raise TypeError(f"{where}: {name} is {format_value(names)}; expected a tuple of names.")
     for name in ("unsupported", "slower", "about"):
         if how.get(name) is not None:
             _require_function(where, name, how[name])
     for direction in directions or ():
         if direction not in DIRECTIONS:
             raise ValueError(
-                f"{where}: directions has {shown(direction)}; expected some of {', '.join(DIRECTIONS)}."
+                f"{where}: directions has {format_value(direction)}; expected some of {', '.join(DIRECTIONS)}."
             )
 
 
@@ -393,7 +393,9 @@ def _require_function(
     arguments = ", ".join((*by_position, *(("*",) if by_name else ()), *by_name))
     subject = name if holder in (None, name) else f"{name} of {holder}"
     if not callable(function):
-        raise TypeError(f"{where}: {subject} is {shown(function)}; expected a function {name}({arguments}).")
+        raise TypeError(
+            f"{where}: {subject} is {format_value(function)}; expected a function {name}({arguments})."
+        )
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a function in C may have none
@@ -495,7 +497,7 @@ class KernelRegistry:
 
     def unregister_op(self, op: str) -> None:
         """Remove an op and its implementations."""
-        self._known_op(op)
+        self._check_op(op)
         del self._ops[op]
         self._specs.pop(op, None)
         self._elsewhere.pop(op, None)
@@ -515,7 +517,7 @@ class KernelRegistry:
     def function(self, name: str) -> Callable[..., Any]:
         """Return the function of an op or composition."""
         if name not in self._compositions:
-            self._known_op(name)
+            self._check_op(name)
         module = self._compositions.get(name) or self._ops[name].module
         if module is None:
             raise ValueError(
@@ -526,13 +528,13 @@ class KernelRegistry:
 
     def cases(self, op: str) -> str | None:
         """Return the module name of an op's cases; None if it has none."""
-        self._known_op(op)
+        self._check_op(op)
         return self._ops[op].cases
 
     def directions(self, op: str) -> tuple[Direction, ...]:
         """Return all directions in which an op has an implementation."""
-        specs = list(self._of(op).values())
-        if (Platform.XLA, Backend.ANY) in self._of(op):
+        specs = list(self._op_specs(op).values())
+        if (Platform.XLA, Backend.ANY) in self._op_specs(op):
             # Other platforms have no direction that plain JAX lacks, so their kernel modules are
             # not imported.
             specs = [spec for spec in specs if spec.declared or spec.platform is Platform.XLA]
@@ -628,7 +630,7 @@ class KernelRegistry:
         if target is not None:
             if not isinstance(target, str):
                 raise TypeError(
-                    f"kernel_registry.register: target is {shown(target)}; expected the name of a module. Use register as a "
+                    f"kernel_registry.register: target is {format_value(target)}; expected the name of a module. Use register as a "
                     "decorator of a class or function."
                 )
             return self._add(make(target, _GRADIENT if directions is None else directions))
@@ -689,7 +691,7 @@ class KernelRegistry:
             return supports and supports(request)
 
         for op in public_modules(package):
-            self._known_op(op)
+            self._check_op(op)
             self._add(
                 KernelSpec(
                     op,
@@ -781,7 +783,7 @@ class KernelRegistry:
           Array([1], dtype=int32)
         """
         platform = _named("get", "platform", Platform, platform)
-        found = {spec.backend: spec for spec in self._of(op).values() if spec.platform == platform}
+        found = {spec.backend: spec for spec in self._op_specs(op).values() if spec.platform == platform}
         if backend is not None:
             backend = _named("get", "backend", Backend, backend)
         elif len(found) > 1:
@@ -798,7 +800,7 @@ class KernelRegistry:
 
     def candidates(self, op: str) -> tuple[KernelSpec, ...]:
         """Return all implementations of an op in order of preference."""
-        return _by_preference(self._of(op).values())
+        return _sort_by_preference(self._op_specs(op).values())
 
     def resolve(
         self,
@@ -860,7 +862,7 @@ class KernelRegistry:
         device: Device | None,
         rule: RowRule | None,
     ) -> Request:
-        self._known_op(op)
+        self._check_op(op)
         device = device or devices_of(jax.tree.leaves((args, dict(options))))[0]
         made = next(m for m in self.calls_of(op, *args, **options) if m.call.op == op)
         return made.request(direction, device, rule)
@@ -885,7 +887,9 @@ class KernelRegistry:
         def choose() -> KernelSpec:
             shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves]
             values, cotangent, step = jax.tree.unflatten(treedef, shapes)
-            asked = Request(request.direction, call.of(values, options), request.device, cotangent, step)
+            asked = Request(
+                request.direction, call.from_arrays(values, options), request.device, cotangent, step
+            )
             return self._choose(names, asked)
 
         return self.remembered(key, choose)
@@ -899,23 +903,23 @@ class KernelRegistry:
 
     def request(self, op: str, implementation: Implementation) -> tuple[str, ...]:
         """Return the requested implementations, in order; empty if any will do."""
-        return names_of(self._asked(op, implementation))
+        return names_of(self._requested_implementation(op, implementation))
 
     def launches(self, op: str, implementation: Implementation) -> Any:
         """Return the kernel configs given with the requested implementations, or None."""
-        asked = self._asked(op, implementation)
+        asked = self._requested_implementation(op, implementation)
         return asked.launches if isinstance(asked, Launched) else None
 
     def launchable(self) -> dict[str, list[KernelSpec]]:
         """Return the configurable kernels by name, each with its implementations."""
         found: dict[str, list[KernelSpec]] = {}
         for op in self.ops():
-            for spec in self._of(op).values():
+            for spec in self._op_specs(op).values():
                 for kernel in spec.launches:
                     found.setdefault(kernel, []).append(spec)
         return found
 
-    def _asked(self, op: str, implementation: Implementation) -> Implementation:
+    def _requested_implementation(self, op: str, implementation: Implementation) -> Implementation:
         if implementation is not None:
             return implementation
         forced = dict(self._forced.get() or ())
@@ -950,7 +954,7 @@ class KernelRegistry:
         wanted = implementation if isinstance(implementation, Mapping) else {"*": implementation}
         for op, names in wanted.items():
             if op != "*":
-                self._of(op)
+                self._op_specs(op)
             names_of(names)
         inherited = dict(self._forced.get() or ())
         with self._forcing(tuple(sorted({**inherited, **wanted}.items()))):
@@ -1116,7 +1120,7 @@ class KernelRegistry:
                 ]
             made.insert(place, Made(shapes, output(shapes), rule, given, devices))
 
-    def _known_op(self, op: str) -> None:
+    def _check_op(self, op: str) -> None:
         known = self._ops.get(op)
         if known is None or not (known.module or self._specs.get(op)):
             compositions = (
@@ -1124,9 +1128,9 @@ class KernelRegistry:
             )
             raise ValueError(f"unknown op {op!r}; the ops are {', '.join(self.ops())}{compositions}.")
 
-    def _of(self, op: str) -> dict[tuple[Platform, Backend], KernelSpec]:
+    def _op_specs(self, op: str) -> dict[tuple[Platform, Backend], KernelSpec]:
         self._join()
-        self._known_op(op)
+        self._check_op(op)
         return self._specs.get(op, {})
 
     def _join(self) -> None:
@@ -1151,16 +1155,16 @@ class KernelRegistry:
         self, names: tuple[str, ...], request: Request, candidates: tuple[KernelSpec, ...] = ()
     ) -> Iterator[tuple[KernelSpec, str | None]]:
         """Yield candidates, by default all, with any reason for rejection."""
-        candidates = candidates or _by_preference(
-            [*self._of(request.op).values(), *self._missing(request.op)]
+        candidates = candidates or _sort_by_preference(
+            [*self._op_specs(request.op).values(), *self._missing(request.op)]
         )
         if names:
             asked = [spec for wanted in names for spec in candidates if wanted in spec.names]
             # A fused op's parts may run by any requested implementation if the op has no such
             # kernel for a call.
             asked = [
-                *(spec for spec in asked if not spec.of_parts),
-                *(spec for spec in candidates if spec.of_parts),
+                *(spec for spec in asked if not spec.is_decomposition),
+                *(spec for spec in candidates if spec.is_decomposition),
             ]
             for spec in asked:
                 yield spec, spec.unsupported_reason(request)
@@ -1198,7 +1202,7 @@ def public_modules(package: str) -> list[str]:
     return sorted(m.name for m in pkgutil.iter_modules(folders) if not (m.ispkg or m.name.startswith("_")))
 
 
-def _by_preference(specs: Iterable[KernelSpec]) -> tuple[KernelSpec, ...]:
+def _sort_by_preference(specs: Iterable[KernelSpec]) -> tuple[KernelSpec, ...]:
     return tuple(sorted(specs, key=lambda s: (-s.priority, s.backend == Backend.ANY)))
 
 
@@ -1269,10 +1273,10 @@ def names_of(implementation: Implementation) -> tuple[str, ...]:
             f"implementation is {implementation!r}; expected a name, such as 'xla', a tuple of names, or what "
             "lutjax.tuning.launched returns."
         )
-    return tuple(_known(name) for name in names)
+    return tuple(_parse_name(name) for name in names)
 
 
-def _known(name: str) -> str:
+def _parse_name(name: str) -> str:
     platform, slash, backend = name.partition("/")
     if platform not in set(Platform) or (slash and backend not in set(Backend)):
         raise ValueError(

@@ -46,7 +46,7 @@ def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def shown(value: Any, most: int = 60) -> str:
+def format_value(value: Any, most: int = 60) -> str:
     """Format a value for a message, in one line with at most `most` characters."""
     try:
         text = json.dumps(value)
@@ -86,12 +86,12 @@ class Fields:
           ValueError: the value is not an object, or its field is missing or has another type.
         """
         if not isinstance(value, dict):
-            raise ValueError(f"{self.where} is {shown(value)}; expected an object with {name!r}.")
+            raise ValueError(f"{self.where} is {format_value(value)}; expected an object with {name!r}.")
         if name not in value:
             raise ValueError(f"{self.where} has no {name!r}.")
         found = value[name]
         if not isinstance(found, kind) or (isinstance(found, bool) and kind is int):
-            raise ValueError(f"{self.where}: {name!r} is {shown(found)}; expected {_KINDS[kind]}.")
+            raise ValueError(f"{self.where}: {name!r} is {format_value(found)}; expected {_KINDS[kind]}.")
         return found
 
     def number(self, value: Any, name: str) -> float | None:
@@ -106,4 +106,4 @@ class Fields:
         with contextlib.suppress(OverflowError):  # an integer too large for a float
             if isinstance(found, int | float) and not isinstance(found, bool):
                 return float(found)
-        raise ValueError(f"{self.where}: {name!r} is {shown(found)}; expected a number or null.")
+        raise ValueError(f"{self.where}: {name!r} is {format_value(found)}; expected a number or null.")

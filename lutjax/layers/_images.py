@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 import lutjax
 from lutjax import _meshes, wiring
 from lutjax._typing import Array
-from lutjax.arguments import require_array, shown
+from lutjax.arguments import format_value, require_array
 from lutjax.layers._projection import ScoredSpec, check_read, check_scalar, scalars_of
 from lutjax.layers._spec import Arrays, Mode, Op, Variable, names_layer
 from lutjax.layers._tables import TableSpec
@@ -125,7 +125,7 @@ class _ImageSpec(_ReadSpec):
         images, keep = self._images(x, groups.in_shape, deterministic, key)
         values = _meshes.reshaped(images, images.ndim - len(groups.in_shape), self.n_inputs)
         if self.read is None:
-            options = {"windows": Windows.whole(self.n_inputs), "groups": groups.n_groups, **self._options}
+            options = {"windows": Windows.single(self.n_inputs), "groups": groups.n_groups, **self._options}
             tables, values = self._stored(arrays["weights"]), values[..., None, None, :]
             y = lut_at_places(values, tables, arrays["anchors"], targets, self.n_outputs, **options)
             y = y[..., 0, 0, :]
@@ -181,7 +181,7 @@ class SpatialLUTSpec(_ImageSpec):
     def _check_features(self) -> None:
         if not isinstance(self.connectivity, Connectivity):
             raise self._error(
-                f"connectivity is {shown(self.connectivity)}; expected what lutjax.wiring.projections, window_groups or full returns."
+                f"connectivity is {format_value(self.connectivity)}; expected what lutjax.wiring.projections, window_groups or full returns."
             )
 
     def _check_sizes(self) -> None:
@@ -365,7 +365,7 @@ class ConvLUTSpec(_ReadSpec):
                 raise self._error(f"groups is {self.groups}; it must divide {name}, {size}.")
         if isinstance(self.pool, str) and self.pool != "all":
             raise ValueError(
-                f'{self.layer}: pool is {shown(self.pool)}; expected rows and columns of places, "all" or None.'
+                f'{self.layer}: pool is {format_value(self.pool)}; expected rows and columns of places, "all" or None.'
             )
         block, places = self._block, self._window_counts
         if block[0] > places[0] or block[1] > places[1]:

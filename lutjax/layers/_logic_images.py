@@ -145,7 +145,7 @@ class LogicConvSpec(_LogicSpec):
 
     @property
     def places(self) -> tuple[int, int]:
-        return self._places.counts
+        return self._positions.counts
 
     @property
     def pooling(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -154,7 +154,7 @@ class LogicConvSpec(_LogicSpec):
 
     @property
     def out_shape(self) -> tuple[int, int, int]:
-        return (*self._places.groups, self.n_kernels)
+        return (*self._positions.groups, self.n_kernels)
 
     @property
     def window(self) -> int:
@@ -246,19 +246,19 @@ class LogicConvSpec(_LogicSpec):
         how: dict[str, Any] = {"feature_axis": 0, "implementation": self.implementation}
 
         def level(x: jax.Array, part: slice, copies: int, wires: Any, readers: Any) -> jax.Array:
-            own = _meshes.part(tables, part.start, part.stop, 0, copies)
+            own = _meshes.slice_repeated(tables, part.start, part.stop, 0, copies)
             return lutjax.soft_lut(x, own, wires, readers=readers, **how)
 
         x, wires, readers = self._features_first(x), arrays["wires"], arrays.get("readers")
         if self.parameterization == "gates":
             by_tree = _meshes.divided_by_compiler(self._reorder_by_tree, self._tree_sharding)(tables)
             leaves = jnp.asarray(wires, INT32).reshape(self.n_kernels, -1)
-            options = {"places": self._places, "readers": readers, "implementation": self.implementation}
+            options = {"places": self._positions, "readers": readers, "implementation": self.implementation}
             y = op(x.reshape(math.prod(self.in_shape), *x.shape[3:]), by_tree, leaves, **options)
             y = y.reshape(self.n_kernels, *self.out_shape[:2], *x.shape[3:])
         else:
-            roots = in_levels(self._places, x, wires, readers, self.levels, level)
-            y = largest_of_groups(self._places, roots)
+            roots = in_levels(self._positions, x, wires, readers, self.levels, level)
+            y = largest_of_groups(self._positions, roots)
         return y if self.feature_axis == 0 else jnp.moveaxis(y, (1, 2, 0), (-3, -2, -1))
 
     @names_layer
@@ -283,8 +283,8 @@ class LogicConvSpec(_LogicSpec):
             own = jnp.repeat(jnp.asarray(truth[part]), copies, 0)
             return lutjax.packed_lut(x, own, wires, implementation=self.implementation)
 
-        y = in_levels(self._places, jnp.asarray(words), jnp.asarray(wires), None, self.levels, level)
-        return functools.reduce(operator.or_, self._places.in_groups(y, 0))
+        y = in_levels(self._positions, jnp.asarray(words), jnp.asarray(wires), None, self.levels, level)
+        return functools.reduce(operator.or_, self._positions.in_groups(y, 0))
 
     @names_layer
     def truth_tables(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
@@ -324,5 +324,5 @@ class LogicConvSpec(_LogicSpec):
         return PartitionSpec(None, place if divides else None)
 
     @property
-    def _places(self) -> Places:
+    def _positions(self) -> Places:
         return Places(self.in_shape[:2], *self.geometry, *self.pooling)

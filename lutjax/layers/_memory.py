@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 import lutjax
 from lutjax import _compat, _meshes, sharding
 from lutjax._typing import Array
-from lutjax.arguments import require_array, shown
+from lutjax.arguments import format_value, require_array
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._spec import Arrays, Example, Initializer, Op, Spec, Variable, names_layer
 from lutjax.layers.initializers import LecunNormal
@@ -188,10 +188,12 @@ class NgramMemorySpec(Spec):
                 continue
             require_array(self.layer, name, ids)
             if not jnp.issubdtype(ids.dtype, jnp.integer) or not ids.ndim:
-                raise TypeError(f"{self.layer}: {name} is {shown(ids)}; expected integer ids [..., length].")
+                raise TypeError(
+                    f"{self.layer}: {name} is {format_value(ids)}; expected integer ids [..., length]."
+                )
         if segments is not None and segments.shape[-1] != tokens.shape[-1]:
             raise self._error(
-                f"segments is {shown(segments)} and tokens {shown(tokens)}; expected one id for each token."
+                f"segments is {format_value(segments)} and tokens {format_value(tokens)}; expected one id for each token."
             )
 
     def _placed(self, tokens: Any, segments: Any, history: History | None) -> jax.Array:

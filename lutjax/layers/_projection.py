@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 import lutjax
 from lutjax import _meshes
 from lutjax._typing import Array
-from lutjax.arguments import shown
+from lutjax.arguments import format_value
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._spec import (
     QUANTIZED,
@@ -46,7 +46,7 @@ def small_tables(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.floa
 def check_read(layer: str, read: Any) -> None:
     if not isinstance(read, Read):
         raise ValueError(
-            f"{layer}: read is {shown(read)}; expected one of lutjax.reads, such as Confidence()."
+            f"{layer}: read is {format_value(read)}; expected one of lutjax.reads, such as Confidence()."
         )
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from lutjax._typing import Array
-from lutjax.arguments import checked, require_array, shown
+from lutjax.arguments import checked, format_value, require_array
 from lutjax.dispatch import _table_reads
 from lutjax.layers._copies import state_of
 from lutjax.tables.host_tables import HostTables
@@ -172,7 +172,7 @@ class Spec:
             try:
                 whole = operator.index(size)
             except TypeError:
-                raise self._error(f"{name} is {shown(size)}; expected a whole number.") from None
+                raise self._error(f"{name} is {format_value(size)}; expected a whole number.") from None
             if whole < least:
                 raise self._error(f"{name} is {size}; it must be at least {least}.")
 
@@ -186,7 +186,7 @@ class Spec:
     def _require_one_of(self, name: str, choices: tuple[Any, ...]) -> None:
         value = getattr(self, name)
         if value not in choices:
-            raise self._error(f"{name} is {shown(value)}; expected one of {choices}.")
+            raise self._error(f"{name} is {format_value(value)}; expected one of {choices}.")
 
     def _require_positive(self, name: str) -> None:
         if isinstance(getattr(self, name), jax.core.Tracer):
@@ -205,7 +205,7 @@ class Spec:
             try:
                 known = jnp.dtype(dtype).name
             except TypeError:
-                known = shown(dtype)
+                known = format_value(dtype)
             if known not in FLOATS:
                 raise self._error(f"{name} is {known}; expected one of {FLOATS}.")
             if jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):

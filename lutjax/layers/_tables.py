@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 import lutjax
 from lutjax import _meshes
 from lutjax._typing import Array, Integer
-from lutjax.arguments import shown
+from lutjax.arguments import format_value
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _counts, _pages
 from lutjax.layers._spec import Arrays, Example, Initializer, Op, Spec, Variable, names_layer, plain_call
@@ -565,7 +565,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         }
         for name, (wrong, rule) in reasons.items():
             if wrong:
-                value = list(shape or ()) if name == "targets" else shown(getattr(self, name))
+                value = list(shape or ()) if name == "targets" else format_value(getattr(self, name))
                 raise self._error(f"there is no cache of counts, as {name} is {value}: {rule}.")
 
     def _check_blocks(self, cached: str, blocks: tuple[int, int] | None) -> None:
@@ -574,11 +574,11 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         pair = isinstance(blocks, tuple | list) and len(blocks) == 2
         if not (pair and all(isinstance(n, int | np.integer) and n >= 1 for n in blocks)):
             raise self._error(
-                f"blocks is {shown(blocks)}; expected the number of blocks and the positions of each, both at least 1."
+                f"blocks is {format_value(blocks)}; expected the number of blocks and the positions of each, both at least 1."
             )
         if cached == "counts":
             raise self._error(
-                f"blocks is {shown(blocks)}, but the cache keeps counts, which have no places; use ids."
+                f"blocks is {format_value(blocks)}, but the cache keeps counts, which have no places; use ids."
             )
 
     @property
@@ -737,7 +737,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         is_key = jnp.broadcast_to(of_queries > _PADDING, (*batch, length))
         weights, targets = self._stored(arrays["weights"]), arrays.get("targets")
         n_outputs = None if targets is None else self.n_outputs  # of one target list
-        _, finish = _edges.of_rows(self.layer, weights, targets, n_outputs)
+        _, finish = _edges.split_row_targets(self.layer, weights, targets, n_outputs)
         y, counts = _counts.attended(weights, counts, index, is_key, **self._sums)
         count = jnp.minimum(cache["cache_index"], np.iinfo(np.int32).max - length) + length
         return self._rounded(finish(y)), {"cached_counts": counts, "cache_index": count}

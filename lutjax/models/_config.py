@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from lutjax.arguments import checked, plain, require_rngs, shown
+from lutjax.arguments import checked, format_value, plain, require_rngs
 from lutjax.models._fields import MOST_INT, check_floats
 
 MOST_THRESHOLDS, MOST_LAYERS, MOST_DEPTH = 1 << 16, 1 << 12, 16
@@ -25,7 +25,7 @@ def require_arguments(model: Any, config: Any, kind: type, rngs: Any) -> None:
     where = type(model).__name__
     if not isinstance(config, kind):
         raise TypeError(
-            f"{where}: config is {shown(config)}; expected a {kind.__name__}, which {kind.__name__}.from_dict makes of a dictionary."
+            f"{where}: config is {format_value(config)}; expected a {kind.__name__}, which {kind.__name__}.from_dict makes of a dictionary."
         )
     require_rngs(where, rngs)
 
@@ -39,7 +39,7 @@ class Config:
             for size in value if isinstance(value, tuple) else (value,):
                 if isinstance(size, int) and size > MOST_INT:
                     raise ValueError(
-                        f"{where}: {name} is {shown(value)}; sizes are at most {MOST_INT}, as ids are int32."
+                        f"{where}: {name} is {format_value(value)}; sizes are at most {MOST_INT}, as ids are int32."
                     )
             object.__setattr__(self, name, value)
         check_floats(self, f"{where}: ")

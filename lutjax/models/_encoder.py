@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from lutjax.arguments import shown
+from lutjax.arguments import format_value
 from lutjax.layers.nnx import Thermometer
 from lutjax.layers.specifications import GRADIENTS
 from lutjax.values import Array
@@ -52,5 +52,5 @@ def check_threshold_gradient(where: str, gradient: str) -> None:
     """Raise ValueError if the threshold gradient is unsupported."""
     if gradient not in GRADIENTS:
         raise ValueError(
-            f"{where}: threshold_gradient is {shown(gradient)}; expected one of {', '.join(GRADIENTS)}."
+            f"{where}: threshold_gradient is {format_value(gradient)}; expected one of {', '.join(GRADIENTS)}."
         )

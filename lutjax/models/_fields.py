@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from lutjax.arguments import shown
+from lutjax.arguments import format_value
 
 CHOICES = "choices"
 """Metadata key for the choices of a field."""
@@ -39,7 +39,7 @@ def check_floats(config: Any, where: str = "") -> None:
                 and not LEAST <= abs(value) <= MOST
             ):
                 raise ValueError(
-                    f"{where}{field.name} is {shown(found)}; it is used in float32, whose numbers are from {LEAST:.2g} to {MOST:.2g} in magnitude."
+                    f"{where}{field.name} is {format_value(found)}; it is used in float32, whose numbers are from {LEAST:.2g} to {MOST:.2g} in magnitude."
                 )
 
 
@@ -52,4 +52,6 @@ def check_names(config: Any, where: str = "") -> None:
     for field in dataclasses.fields(config):
         known, value = field.metadata.get(CHOICES), getattr(config, field.name)
         if known is not None and value not in known and not (value is None and field.default is None):
-            raise ValueError(f"{where}{field.name} is {shown(value)}; expected one of {', '.join(known)}.")
+            raise ValueError(
+                f"{where}{field.name} is {format_value(value)}; expected one of {', '.join(known)}."
+            )

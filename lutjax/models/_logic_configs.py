@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from lutjax.arguments import shown
+from lutjax.arguments import format_value
 from lutjax.models._config import FOLLOWS, MOST_DEPTH, MOST_THRESHOLDS, Config
 from lutjax.models._fields import check_names, one_of
 from lutjax.names import ESTIMATORS, PARAMETERIZATIONS
@@ -307,7 +307,9 @@ class LogicTreeNetConfig(Config):
 
         check_threshold_gradient(where, self.threshold_gradient)
         if self.leaves not in LEAVES:
-            raise ValueError(f"{where}: leaves is {shown(self.leaves)}; expected one of {', '.join(LEAVES)}.")
+            raise ValueError(
+                f"{where}: leaves is {format_value(self.leaves)}; expected one of {', '.join(LEAVES)}."
+            )
         if self.tables == "gates" and self.n_inputs != 2:
             raise ValueError(
                 f"{where}: tables is 'gates', whose gates have 2 inputs, but n_inputs is {self.n_inputs}; use 'light'."
@@ -470,11 +472,11 @@ class LogicCAConfig(Config):
                 )
         if self.perception[0] != N_NEIGHBORS:
             raise ValueError(
-                f"{where}: perception is {shown(self.perception)}; it must start with {N_NEIGHBORS}, a gate for each neighbor."
+                f"{where}: perception is {format_value(self.perception)}; it must start with {N_NEIGHBORS}, a gate for each neighbor."
             )
         if self.update[-1] != self.channels:
             raise ValueError(
-                f"{where}: update is {shown(self.update)}; it must end with {self.channels} gates, one for each channel."
+                f"{where}: update is {format_value(self.update)}; it must end with {self.channels} gates, one for each channel."
             )
         if not 0 < self.update_rate <= 1:
             raise ValueError(

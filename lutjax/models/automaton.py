@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 import lutjax
 from lutjax import circuits, sharding
-from lutjax.arguments import require_array, shown
+from lutjax.arguments import format_value, require_array
 from lutjax.circuits import Builder, Circuit, Format
 from lutjax.circuits.columns import Columns
 from lutjax.circuits.layers import bits_of, tables_of
@@ -157,7 +157,7 @@ class LogicCA(nnx.Module):
         cell = bits[-channels:]
         tables = iter(tables_of(np.asarray(truth_of(self.gates()))))
         # All channels share the perception layers: values are [values, channels].
-        builder.part("layer 1")
+        builder.start_part("layer 1")
         near = [bits[i * channels : (i + 1) * channels] for i in range(n_near)]
         values = []
         for gate in range(config.sizes[0]):
@@ -166,7 +166,7 @@ class LogicCA(nnx.Module):
         for layer, wires in enumerate(self.wires, 1):
             if layer == len(config.perception):
                 values = [[bit] for bit in cell] + [[bit] for row in values for bit in row]
-            builder.part(f"layer {layer + 1}")
+            builder.start_part(f"layer {layer + 1}")
             new = []
             for i, j in np.asarray(wires[...]).tolist():
                 table = next(tables)
@@ -321,7 +321,7 @@ def _check_known(wires: Any, readers: Any, layer: int, sizes: tuple[int, int, in
         last, ids = 2 * copies * n_gates - 1, np.asarray(readers)
         if ids.shape[:1] != (copies * n_inputs,):
             raise ValueError(
-                f"LogicCA: layer {layer}: readers is {shown(ids)}; expected a row for each of {copies * n_inputs} inputs."
+                f"LogicCA: layer {layer}: readers is {format_value(ids)}; expected a row for each of {copies * n_inputs} inputs."
             )
         if ids.size and (ids.min() < -1 or ids.max() > last):
             raise ValueError(

@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from lutjax.circuits import Builder, Circuit, Format
 from lutjax.circuits.columns import Columns
-from lutjax.circuits.layers import of_layers
+from lutjax.circuits.layers import circuit_from_layers
 from lutjax.dispatch.registry import Implementation
 from lutjax.extras import needed_by
 from lutjax.layers.nnx.parts import in_sequence
@@ -132,7 +132,7 @@ class LogicClassifier(WithCircuit, nnx.Module):
         encoder = [] if self.encoder is None else [self.encoder]
         layers = [*encoder, *self.layers, self.votes]
         outputs, facts = outputs_of(self.config, outputs)
-        return of_layers(layers, builder, inputs=inputs, outputs=outputs, about={**facts, **about})
+        return circuit_from_layers(layers, builder, inputs=inputs, outputs=outputs, about={**facts, **about})
 
 
 def pack(classifier: LogicClassifier) -> PackedClassifier:

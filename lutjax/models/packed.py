@@ -15,7 +15,7 @@ import lutjax
 from lutjax import sharding
 from lutjax.circuits import Builder, Circuit, Format
 from lutjax.circuits.columns import Columns
-from lutjax.circuits.layers import of_layers, stages_of_tables
+from lutjax.circuits.layers import circuit_from_layers, stages_of_tables
 from lutjax.models._circuits import WithCircuit
 from lutjax.models._samples import reshape_samples
 from lutjax.values import Array
@@ -148,7 +148,7 @@ class PackedClassifier(Packed, WithCircuit):
         shape = self.config.image_shape
         if shape and math.prod(shape) == self.config.in_features:
             facts["image"] = list(shape[:2])
-        return of_layers(stages, builder, inputs=inputs, outputs=outputs, about={**facts, **about})
+        return circuit_from_layers(stages, builder, inputs=inputs, outputs=outputs, about={**facts, **about})
 
 
 def number_of(config: Any, counts: Num[Array, "..."]) -> jax.Array:

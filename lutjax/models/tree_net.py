@@ -14,7 +14,7 @@ import lutjax
 from lutjax import sharding
 from lutjax.circuits import Builder, Circuit, Format
 from lutjax.circuits.columns import Columns
-from lutjax.circuits.layers import of_layers
+from lutjax.circuits.layers import circuit_from_layers
 from lutjax.dispatch.registry import Implementation
 from lutjax.extras import needed_by
 from lutjax.layers.nnx import GroupSum, LogicConv, LogicGates, SoftLUT
@@ -161,7 +161,9 @@ class LogicTreeNet(WithCircuit, nnx.Module):
         encoder = [] if self.encoder is None else [self.encoder]
         layers = [*encoder, *self.trees, *self.gates, self.votes]
         n_pixels = math.prod(self.config.in_shape[:2])
-        return of_layers(layers, builder, inputs=inputs, outputs=outputs, about=about, n_pixels=n_pixels)
+        return circuit_from_layers(
+            layers, builder, inputs=inputs, outputs=outputs, about=about, n_pixels=n_pixels
+        )
 
 
 @functools.partial(

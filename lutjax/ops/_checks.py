@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lutjax.arguments import shown
+from lutjax.arguments import format_value
 from lutjax.values._detection import Detection
 from lutjax.values._dtypes import FLOATS
 from lutjax.values._edges import Edges, check_bounds
@@ -27,7 +27,7 @@ def describe(value: Any) -> str:
     """Return ``float32[4, 8]`` for an array, and type and value otherwise."""
     if isinstance(value, Detection):
         return f"a Detection of shape {list(value.shape)} and {value.bits} bits"
-    text = shown(value)
+    text = format_value(value)
     return text if hasattr(value, "dtype") or text.startswith("a ") else f"{type(value).__name__} {text}"
 
 
@@ -206,7 +206,7 @@ def positions(op: str, p: Any, n_detectors: int) -> None:
     )
 
 
-def whole(op: str, name: str, value: Any) -> int:
+def optional_integer(op: str, name: str, value: Any) -> int:
     """Return an integer, or raise TypeError for an optional-integer argument."""
     try:
         return operator.index(value)
@@ -217,7 +217,7 @@ def whole(op: str, name: str, value: Any) -> int:
 def window(op: str, value: Any) -> int | None:
     if value is None:
         return None
-    distances = whole(op, "window", value)
+    distances = optional_integer(op, "window", value)
     require(distances >= 0, op, "window", distances, "it must not be negative")
     return distances
 
@@ -235,7 +235,7 @@ def blocks(
         raise TypeError(f"{op}: block_mask is {describe(mask)}; its dtype must be bool.")
     pair = sizes if isinstance(sizes, tuple | list) else (sizes, sizes)
     require(len(pair) == 2, op, "block_sizes", sizes, "expected one number, or those of queries and of keys")
-    of_queries, of_keys = (whole(op, "block_sizes", size) for size in pair)
+    of_queries, of_keys = (optional_integer(op, "block_sizes", size) for size in pair)
     require(min(of_queries, of_keys) >= 1, op, "block_sizes", sizes, "blocks have at least 1 position")
     wanted = -(-n_queries // of_queries), -(-n_keys // of_keys)
     rule = (
@@ -434,7 +434,7 @@ def logits(op: str, a: Any, axis: Any) -> None:
     require(a.shape[axis] == 16, op, "logits", a, f"expected {shape}: there are 16 gates of two inputs")
 
 
-def words(op: str, name: str, a: Any) -> None:
+def require_words(op: str, name: str, a: Any) -> None:
     if not (isinstance(a, jax.Array | np.ndarray) and a.dtype == np.uint32):
         raise TypeError(f"{op}: {name} is {describe(a)}; its dtype must be uint32.")
     _rank(op, name, a, -1, "[features, ...]")

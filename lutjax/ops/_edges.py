@@ -33,7 +33,7 @@ NOT_READ = "reads no targets: in attention, rows that reach some of the outputs 
 """Why other implementations do not run attention with targets."""
 
 
-def of_rows(
+def split_row_targets(
     op: str, weights: Any, targets: Any, n_outputs: int | None
 ) -> tuple[dict[str, Any], Callable[[jax.Array], jax.Array]]:
     """Return call fields for row targets, and a function to finish the call's outputs.
@@ -55,7 +55,7 @@ def of_rows(
         return {"targets": ids, "n_outputs": n}, lambda y: y
     ids = jnp.where(ids < 0, n, jnp.minimum(ids, n - 1))[0, 0]  # out-of-range additions are dropped
 
-    def at(slots: jax.Array, ids: jax.Array) -> jax.Array:
+    def scatter_slots(slots: jax.Array, ids: jax.Array) -> jax.Array:
         """Add slots ``[..., K]`` to zeros ``[..., n]``."""
         zeros = jnp.zeros_like(slots, shape=(*slots.shape[:-1], n))
         return zeros.at[..., ids].add(slots, mode="drop")
@@ -64,5 +64,5 @@ def of_rows(
         del ids
         return _meshes.spec_of(slots)
 
-    add = _meshes.divided_by_compiler(at, laid_out)
+    add = _meshes.divided_by_compiler(scatter_slots, laid_out)
     return {}, lambda y: add(y, ids)

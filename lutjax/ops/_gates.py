@@ -44,7 +44,7 @@ class TableGates(Call, op="", features_first=True, output="t"):
     wires: jax.Array = shared("t w")
     readers: jax.Array | None = shared("i f", default=None)
 
-    def of_part(self, index: Any) -> "TableGates":
+    def select_shard(self, index: Any) -> "TableGates":
         if self.readers is None:
             return self
         return self.replace(readers=readers_of_part(self.readers, self.wires.size, index))

@@ -13,14 +13,14 @@ def number(op: str, groups: Any, n_detectors: int) -> int:
     """Return the number of groups, a divisor of the detectors; 1 for None."""
     if groups is None:
         return 1
-    n = _checks.whole(op, "groups", groups)
+    n = _checks.optional_integer(op, "groups", groups)
     _checks.require(n >= 1, op, "groups", n, "there must be at least 1")
     rule = f"it must divide the number of detectors, {n_detectors}"
     _checks.require(n_detectors % n == 0, op, "groups", n, rule)
     return n
 
 
-def of_each(y: jax.Array, groups: int | None) -> jax.Array:
+def split_groups(y: jax.Array, groups: int | None) -> jax.Array:
     """Reshape an output ``[..., G * O]`` to ``[..., G, O]``; unchanged without groups."""
     return y if groups is None else y.reshape(*y.shape[:-1], groups, y.shape[-1] // groups)
 
@@ -29,11 +29,11 @@ def outputs_apart(targets: jax.Array, n_outputs: int, groups: int, n_detectors: 
     """Convert group-local targets ``[T or 1, R or 1, K]`` to global targets ``[T, R or 1, K]``."""
     if groups == 1:
         return targets
-    first = n_outputs * of_detector(n_detectors, groups)[:, None, None]
+    first = n_outputs * detector_groups(n_detectors, groups)[:, None, None]
     return jnp.where(targets < 0, -1, jnp.minimum(targets, n_outputs - 1) + first)
 
 
-def of_detector(n_detectors: int, groups: int) -> jax.Array:
+def detector_groups(n_detectors: int, groups: int) -> jax.Array:
     """Return each detector's group number, ``[T]``."""
     return jnp.arange(n_detectors, dtype=jnp.int32) // max(n_detectors // groups, 1)
 
@@ -48,7 +48,7 @@ def inputs_joined(op: str, x: Any, anchors: Any, groups: int) -> tuple[Any, Any]
     _checks.anchors(op, anchors)
     x, n = inputs(op, x, anchors, groups)
     n_inputs, n_inputs_of = x.shape[-1], x.shape[-2]
-    first = of_detector(anchors.shape[0], n) % n_inputs_of * n_inputs
+    first = detector_groups(anchors.shape[0], n) % n_inputs_of * n_inputs
     anchors = jnp.clip(as_int32(anchors), 0, max(n_inputs - 1, 0)) + first[:, None, None]
     return x.reshape(*x.shape[:-2], n_inputs_of * n_inputs), anchors
 

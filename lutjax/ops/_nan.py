@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from lutjax._typing import Array
 
 
-def shown(y: jax.Array, *inputs: Array) -> jax.Array:
+def propagate_nan(y: jax.Array, *inputs: Array) -> jax.Array:
     """Return `y`, all NaN under ``jax_debug_nans`` if an input has a NaN, so that JAX raises.
 
     A comparison with NaN gives bit 0 and addresses a regular row, so `y` would hide the NaN.

@@ -12,7 +12,7 @@ from lutjax import _compat
 from lutjax.dispatch import _table_reads
 
 
-def why_plain(call: Any) -> str | None:
+def plain_reason(call: Any) -> str | None:
     """Return the reason if only some implementations support a call, else None."""
     if call.starts is not None:
         return "reads one start for all sequences, and here each has its own"
@@ -21,7 +21,7 @@ def why_plain(call: Any) -> str | None:
     return None
 
 
-def whole(sequence_axis: Any, n_queries: int, query_start: Any) -> tuple[int, Any]:
+def global_queries(sequence_axis: Any, n_queries: int, query_start: Any) -> tuple[int, Any]:
     """Return the global number of queries, and this device's first query position.
 
     Args:
@@ -140,17 +140,17 @@ def summed(call: Any, names: tuple[str, ...], ring: str | None, run: Callable[[A
     place = "start" if call.start is not None else "starts"
     around = [(device, (device + 1) % n_devices) for device in range(n_devices)]
 
-    def of_part(keys: dict[str, Any], back: Any) -> jax.Array:
+    def run_part(keys: dict[str, Any], back: Any) -> jax.Array:
         first = (index - back) % n_devices * n_keys
         return run(call.replace(**keys, **{place: getattr(call, place) - first}))
 
     def step(carry: Any, back: Any) -> tuple[Any, None]:
         keys, total = carry
         keys = jax.tree.map(lambda a: jax.lax.ppermute(a, ring, around), keys)
-        return (keys, total + of_part(keys, back)), None
+        return (keys, total + run_part(keys, back)), None
 
     keys = {name: getattr(call, name) for name in names}
-    y: jax.Array = jax.lax.scan(step, (keys, of_part(keys, 0)), jnp.arange(1, n_devices))[0][1]
+    y: jax.Array = jax.lax.scan(step, (keys, run_part(keys, 0)), jnp.arange(1, n_devices))[0][1]
     return y
 
 

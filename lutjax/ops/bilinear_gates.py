@@ -37,7 +37,7 @@ class BilinearGates(Call, op="bilinear_gates", features_first=True, output="t"):
     wires: jax.Array = shared("t w")
     readers: jax.Array | None = shared("i f", default=None)
 
-    def of_part(self, index: Any) -> "BilinearGates":
+    def select_shard(self, index: Any) -> "BilinearGates":
         if self.readers is None:
             return self
         return self.replace(readers=readers_of_part(self.readers, self.wires.size, index))

@@ -84,4 +84,4 @@ def binary_lut(
         BinaryLut(*arrays) if accumulate is None else in_integers(BinaryLut)(*arrays, accumulate=accumulate)
     )
     y = jnp.asarray(apply(call, implementation=implementation, feature_axis=feature_axis))
-    return _nan.shown(y, x)
+    return _nan.propagate_nan(y, x)

@@ -128,12 +128,12 @@ def conv_lut(
         return lut_at_places(
             images, as_jax(weights), anchors, windows=windows, groups=n_groups, epsilon=epsilon, **how
         )
-    of_all, of_window = windows.of_all_channels(as_int32(anchors), n_groups)
+    of_all, of_window = windows.merge_channels(as_int32(anchors), n_groups)
     ids, places = of_all.ids(of_window), windows.places
     padded = windows.padded(images)
     x = _meshes.reshaped(padded, len(lead), math.prod(padded.shape[-3:]))
 
-    def by_place(a: jax.Array, *of_detector: int) -> jax.Array:
+    def split_positions(a: jax.Array, *of_detector: int) -> jax.Array:
         return a.reshape(*lead, *places, n_detectors, *of_detector)
 
     with trusted_ids():  # built from checked anchors
@@ -154,19 +154,21 @@ def conv_lut(
         else:
             weights = as_jax(weights)
 
-            def ways(x: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+            def read_ways(x: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
                 named = dict(zip(read.initial(), values, strict=True))
                 return read(margins(x, ids, **how), named, accumulate=accumulate)
 
             # Margins (one per comparison and position) are not saved for the backward pass.
-            index, coefficients = jax.checkpoint(ways)(x, _scalars(op, scalars, read, accumulator(x.dtype)))
-            coefficients = by_place(coefficients, index.shape[-1])
+            index, coefficients = jax.checkpoint(read_ways)(
+                x, _scalars(op, scalars, read, accumulator(x.dtype))
+            )
+            coefficients = split_positions(coefficients, index.shape[-1])
             if keep is not None:
                 at_places = keep.astype(coefficients.dtype).reshape(*lead, 1, 1, n_detectors, 1)
                 coefficients = coefficients * jnp.broadcast_to(at_places, coefficients.shape)
             y = weighted_lookup(
                 _rounded(weights, n_groups) if read.rounds_tables else weights,
-                by_place(index, index.shape[-1]),
+                split_positions(index, index.shape[-1]),
                 coefficients,
                 groups=n_groups,
                 valued=read.valued,

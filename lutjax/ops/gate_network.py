@@ -28,7 +28,10 @@ def _layer_by_layer(call: "GateNetwork", *, implementation: Implementation) -> j
     x, readers = call.x.astype(dtype), call.readers or (None,) * len(call.sizes)
     coefficients = call.coefficients.astype(dtype)
     for (first, last), of_layer in zip(call.bounds(), readers, strict=True):
-        own, wires = _meshes.part(coefficients, first, last, 1), _meshes.part(call.wires, first, last, 0)
+        own, wires = (
+            _meshes.slice_repeated(coefficients, first, last, 1),
+            _meshes.slice_repeated(call.wires, first, last, 0),
+        )
         x = bilinear_gates(x, own, wires, readers=of_layer, feature_axis=0, implementation=implementation)
     return x.astype(call.x.dtype)
 

@@ -61,7 +61,7 @@ class Places:
         )
         return rows, columns
 
-    def of_groups(self) -> np.ndarray:
+    def group_positions(self) -> np.ndarray:
         """Return each group's positions, ``[positions per group, groups, 2]``; -1 for none."""
         of_axes = []
         for groups, size, around, n in zip(
@@ -213,7 +213,7 @@ def _level_by_level(call: "LogicTrees", *, implementation: Implementation) -> ja
 
     def level(x: jax.Array, part: slice, copies: int, wires: Any, readers: Any) -> jax.Array:
         first = part.start // n_trees if n_trees else 0
-        own = _of_level(coefficients, first, (part.stop - part.start) // max(n_trees, 1), copies)
+        own = _level_coefficients(coefficients, first, (part.stop - part.start) // max(n_trees, 1), copies)
         return bilinear_gates(x, own, wires, readers=readers, feature_axis=0, implementation=implementation)
 
     x = call.x.astype(dtype).reshape(call.n_channels, *call.places.image, *batch)
@@ -222,7 +222,7 @@ def _level_by_level(call: "LogicTrees", *, implementation: Implementation) -> ja
     return y.astype(call.x.dtype).reshape(n_trees, call.n_groups, *batch)
 
 
-def _of_level(coefficients: jax.Array, first: int, n: int, copies: int) -> jax.Array:
+def _level_coefficients(coefficients: jax.Array, first: int, n: int, copies: int) -> jax.Array:
     """Slice and repeat `n` nodes per tree: ``[4, trees, nodes]`` -> ``[4, trees * n * copies]``."""
 
     def own(coefficients: jax.Array) -> jax.Array:
@@ -267,7 +267,7 @@ class LogicTrees(Call, op="logic_trees", features_first=True, output="t p", part
         """Number of position groups."""
         return math.prod(self.places.groups)
 
-    def of_part(self, index: Any) -> "LogicTrees":
+    def select_shard(self, index: Any) -> "LogicTrees":
         if self.readers is None:
             return self
         return self.replace(readers=readers_of_part(self.readers, self.leaves.size, index))

@@ -98,5 +98,5 @@ def lookup(
         groups=_groups.number("lookup", groups, weights.shape[0]),
         accumulate=_checks.accumulation("lookup", accumulate),
     )
-    y = _groups.of_each(apply(call, implementation=implementation), groups)
-    return _nan.shown(y, detection.margin)
+    y = _groups.split_groups(apply(call, implementation=implementation), groups)
+    return _nan.propagate_nan(y, detection.margin)

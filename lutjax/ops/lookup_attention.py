@@ -66,7 +66,7 @@ class LookupAttention(Call, op="lookup_attention", table="weights", output="q o"
 
     @property
     def plain(self) -> str | None:
-        return _sequences.why_plain(self)
+        return _sequences.plain_reason(self)
 
     @property
     def query_places(self) -> jax.Array:
@@ -229,7 +229,7 @@ def lookup_attention(
       Array([ 0., 10., 11.], dtype=float32)
     """
     op = "lookup_attention"
-    edges, finish = _edges.of_rows(op, weights, targets, n_outputs)
+    edges, finish = _edges.split_row_targets(op, weights, targets, n_outputs)
     query = _checks.detection(op, "query", query, 2, "[..., queries, detectors]")
     key = _checks.detection(op, "key", key, 2, "[..., keys, detectors]")
     *batch, n_queries, n_detectors = query.shape
@@ -256,7 +256,7 @@ def lookup_attention(
     key, key_segments = seen.keys, seen.segments
     n_keys = key.shape[-2]
     query_start, key_start = _checks.visible(op, causal, window, query_start, key_start, seen.n_all)
-    n_all, first = _sequences.whole(sequence_axis, n_queries, query_start)
+    n_all, first = _sequences.global_queries(sequence_axis, n_queries, query_start)
     blocks, block_sizes = _checks.blocks(op, block_mask, block_sizes, n_queries, n_keys, sequence_axis)
     bits, whose = query.bits + key.bits, "a query with its key"
     if position is not None:
@@ -296,4 +296,4 @@ def lookup_attention(
     )
     run = functools.partial(apply, implementation=implementation)
     y = finish(_sequences.summed(call, ("key", "key_segments"), seen.ring, run))
-    return _nan.shown(y, *(d.margin for d in (query, key, position) if d is not None))
+    return _nan.propagate_nan(y, *(d.margin for d in (query, key, position) if d is not None))

@@ -46,16 +46,16 @@ class Windows:
         return rows, columns
 
     @classmethod
-    def whole(cls, n_inputs: int) -> "Windows":
+    def single(cls, n_inputs: int) -> "Windows":
         """Return a single window over all inputs, with input ids as anchors."""
         return cls((1, 1, n_inputs), (1, 1), (1, 1), (0, 0), n_inputs)
 
-    def of_all_channels(self, anchors: jax.Array, groups: int) -> tuple["Windows", jax.Array]:
+    def merge_channels(self, anchors: jax.Array, groups: int) -> tuple["Windows", jax.Array]:
         """Return windows over all image channels, and renumbered anchors ``[T, C, 2]``."""
         if self.channels == self.image[2]:
             return self, anchors
         pixel, channel = jnp.divmod(self._existing(anchors), self.channels)
-        first = _groups.of_detector(len(anchors), groups) * self.channels
+        first = _groups.detector_groups(len(anchors), groups) * self.channels
         ids = pixel * self.image[2] + channel + first[:, None, None]
         return dataclasses.replace(self, channels=self.image[2]), ids
 
@@ -220,7 +220,7 @@ def lut_at_places(
     _checks.table(op, weights, n_detectors, n_comparisons, "anchors")
     n_groups = _groups.number(op, groups, n_detectors)
     _checks.ids(op, "anchors", anchors, math.prod(windows.size) * windows.channels, "values of a window")
-    of_all, ids = windows.of_all_channels(as_int32(anchors), n_groups)
+    of_all, ids = windows.merge_channels(as_int32(anchors), n_groups)
     x = _meshes.reshaped(images, images.ndim - 3, math.prod(windows.image))
     options: dict[str, Any] = {
         "windows": of_all,

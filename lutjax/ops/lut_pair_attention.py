@@ -60,7 +60,7 @@ class LutPairAttention(Call, op="lut_pair_attention", table="weights", output="q
 
     @property
     def plain(self) -> str | None:
-        return _sequences.why_plain(self)
+        return _sequences.plain_reason(self)
 
     @property
     def query_places(self) -> jax.Array:
@@ -204,7 +204,7 @@ def lut_pair_attention(
       Array([ 0.,  1., 11.], dtype=float32)
     """
     op = "lut_pair_attention"
-    edges, finish = _edges.of_rows(op, weights, targets, n_outputs)
+    edges, finish = _edges.split_row_targets(op, weights, targets, n_outputs)
     _checks.floats(op, "x", x, -2, "[..., length, inputs]")
     *batch, n_queries, n_inputs = x.shape
     if keys is None:
@@ -240,7 +240,7 @@ def lut_pair_attention(
     keys, key_segments = seen.keys, seen.segments
     n_keys = keys.shape[-2]
     query_start, key_start = _checks.visible(op, causal, window, query_start, key_start, seen.n_all)
-    n_all, first = _sequences.whole(sequence_axis, n_queries, query_start)
+    n_all, first = _sequences.global_queries(sequence_axis, n_queries, query_start)
     blocks, block_sizes = _checks.blocks(op, block_mask, block_sizes, n_queries, n_keys, sequence_axis)
     if positions is not None:
         _checks.positions(op, positions, n_detectors)
@@ -283,4 +283,4 @@ def lut_pair_attention(
     )
     run = functools.partial(apply, implementation=implementation)
     y = finish(_sequences.summed(call, ("keys", "key_segments"), seen.ring, run))
-    return _nan.shown(y, *(a for a in (x, keys, positions) if a is not None))
+    return _nan.propagate_nan(y, *(a for a in (x, keys, positions) if a is not None))

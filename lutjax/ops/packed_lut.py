@@ -74,7 +74,7 @@ def packed_lut(
       Array([[ True, False,  True]], dtype=bool)
     """
     op = "packed_lut"
-    _checks.words(op, "words", words)
+    _checks.require_words(op, "words", words)
     _checks.wires_of_tables(op, words.shape[0], wires)
     _checks.ids(op, "wires", wires, words.shape[0], "inputs of words")
     if not (isinstance(truth, jax.Array | np.ndarray) and truth.dtype == bool):
@@ -139,7 +139,7 @@ def unpack_bits(
       >>> lutjax.unpack_bits(jnp.array([[5]], jnp.uint32), 3)
       Array([[ True, False,  True]], dtype=bool)
     """
-    _checks.words("unpack_bits", "words", words)
+    _checks.require_words("unpack_bits", "words", words)
     _checks.require(words.ndim == 2, "unpack_bits", "words", words, "expected shape [features, words]")
     _checks.require(
         0 <= n_samples <= 32 * words.shape[1],

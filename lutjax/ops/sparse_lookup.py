@@ -65,7 +65,7 @@ class EdgeLookup(Call, op="sparse_lookup", table="weights", output="o"):
     width: int = static()
     accumulate: FixedPoint | None = static(default=None)
 
-    def by_rows(self) -> Call:
+    def row_call(self) -> Call:
         shape = self.detection.shape[-1], self.n_rows, 0
         none = jnp.zeros(shape, self.weights.dtype), self.detection, jnp.zeros(shape, jnp.int32)
         return SparseLookup(*none, n_outputs=self.n_outputs, accumulate=self.accumulate)
@@ -143,7 +143,7 @@ def sparse_lookup(
     op = "sparse_lookup"
     detection = _checks.detection(op, "detection", detection, 1, "[..., detectors]")
     if isinstance(targets, Edges):
-        return _of_edges(weights, detection, targets, n_outputs, groups, accumulate, implementation)
+        return _lookup_edges(weights, detection, targets, n_outputs, groups, accumulate, implementation)
     _checks.table(op, weights, detection.shape[-1], detection.bits, "detection")
     n_outputs, n_detectors = _edges.checked(op, weights, targets, n_outputs), weights.shape[0]
     accumulate = _checks.accumulation(op, accumulate)
@@ -155,11 +155,11 @@ def sparse_lookup(
         n_outputs=n_groups * n_outputs,
         accumulate=accumulate,
     )
-    y = _groups.of_each(apply(call, implementation=implementation), groups)
-    return _nan.shown(y, detection.margin)
+    y = _groups.split_groups(apply(call, implementation=implementation), groups)
+    return _nan.propagate_nan(y, detection.margin)
 
 
-def _of_edges(
+def _lookup_edges(
     weights: Any,
     detection: Detection,
     edges: Edges,
@@ -190,7 +190,7 @@ def _of_edges(
     _checks.edges(op, edges)
     first, targets = as_int32(edges.first), as_int32(edges.target)
     if n_groups > 1:
-        of_rows = jnp.repeat(_groups.of_detector(n_detectors, n_groups), edges.n_rows)
+        of_rows = jnp.repeat(_groups.detector_groups(n_detectors, n_groups), edges.n_rows)
         of_edge = jnp.repeat(of_rows, jnp.diff(first), total_repeat_length=edges.size)
         targets = jnp.clip(targets, 0, max(edges.n_outputs - 1, 0)) + edges.n_outputs * of_edge
     call = EdgeLookup(
@@ -203,5 +203,5 @@ def _of_edges(
         width=edges.width,
         accumulate=_checks.accumulation(op, accumulate),
     )
-    y = _groups.of_each(apply(call, implementation=implementation), groups)
-    return _nan.shown(y, detection.margin)
+    y = _groups.split_groups(apply(call, implementation=implementation), groups)
+    return _nan.propagate_nan(y, detection.margin)

@@ -140,7 +140,7 @@ def check_reads(op: str, n_detectors: int, index: Any, coefficients: Any) -> Non
 def _valued(valued: Any, n_ways: int) -> int:
     if valued is None:
         return n_ways
-    n = _checks.whole("weighted_lookup", "valued", valued)
+    n = _checks.optional_integer("weighted_lookup", "valued", valued)
     rule = f"it must be from 0 to {n_ways}, the number of ways"
     _checks.require(0 <= n <= n_ways, "weighted_lookup", "valued", n, rule)
     return n

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lutjax.arguments import shown
+from lutjax.arguments import format_value
 from lutjax.tables.collect import is_factored
 from lutjax.tables.update import squared_norm
 from lutjax.values._dtypes import accumulator
@@ -65,7 +65,7 @@ def clip_by_global_norm(gradients: Any, max_norm: Any) -> Any:
       Array(0.5, dtype=float32)
     """
     if not isinstance(max_norm, int | float) and not hasattr(max_norm, "dtype"):
-        raise TypeError(f"clip_by_global_norm: max_norm is {shown(max_norm)}; expected a number.")
+        raise TypeError(f"clip_by_global_norm: max_norm is {format_value(max_norm)}; expected a number.")
     if isinstance(max_norm, int | float) and not max_norm > 0:
         raise ValueError(f"clip_by_global_norm: max_norm is {max_norm}; it must be above 0.")
     norm = global_norm(gradients)

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from lutjax import sharding
-from lutjax.arguments import shown
+from lutjax.arguments import format_value
 from lutjax.extras import needed_by
 from lutjax.optim._transformations import next_step, update_dense
 from lutjax.tables.collect import Chosen, Split, chosen, is_factored
@@ -98,18 +98,18 @@ class Optimizer:
         for name, rule in {"rule": self.rule, **{f"rules[{n!r}]": r for n, r in self.rules.items()}}.items():
             if not isinstance(rule, RowRule):
                 raise TypeError(
-                    f"Optimizer: {name} is {shown(rule)}; expected a rule of rows, such as optim.RowAdagrad()."
+                    f"Optimizer: {name} is {format_value(rule)}; expected a rule of rows, such as optim.RowAdagrad()."
                 )
         number = isinstance(self.rate, int | float) or hasattr(self.rate, "dtype")
         if not number and not callable(self.rate):
-            raise TypeError(f"Optimizer: rate is {shown(self.rate)}; expected a number or a schedule.")
+            raise TypeError(f"Optimizer: rate is {format_value(self.rate)}; expected a number or a schedule.")
         if isinstance(self.rate, float) and self.rate != self.rate:
             raise ValueError("Optimizer: rate is nan; expected a number or a schedule.")
         if self.tables is not None:
             object.__setattr__(self, "tables", chosen("Optimizer", self.tables))
         if self.rest is not None and not hasattr(self.rest, "update"):
             raise TypeError(
-                f"Optimizer: rest is {shown(self.rest)}; expected an optimizer of optax, such as optax.sgd(0.1)."
+                f"Optimizer: rest is {format_value(self.rest)}; expected an optimizer of optax, such as optax.sgd(0.1)."
             )
 
     def __eq__(self, other: object) -> bool:

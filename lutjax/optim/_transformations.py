@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lutjax.arguments import shown
+from lutjax.arguments import format_value
 from lutjax.extras import needed_by
 from lutjax.tables.collect import is_factored
 from lutjax.tables.update import broadcast_factors
@@ -72,7 +72,7 @@ def row_transform(rule: RowRule, learning_rate: optax.ScalarOrSchedule) -> optax
     """
     if not isinstance(rule, RowRule):
         raise TypeError(
-            f"row_transform: rule is {shown(rule)}; expected a row rule, such as optim.RowAdagrad()."
+            f"row_transform: rule is {format_value(rule)}; expected a row rule, such as optim.RowAdagrad()."
         )
 
     def init(params: optax.Params) -> RowTransformState:
@@ -143,7 +143,7 @@ def update_dense(
         (moved, {name: new[name] for name in of_rows}),
         (table, of_rows),
     )
-    return moved, rule.after(state, new, rate)
+    return moved, rule.next_state(state, new, rate)
 
 
 def scaled(rates: Mapping[str, Any]) -> optax.GradientTransformation:

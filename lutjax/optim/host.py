@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lutjax.tables import _registered
 from lutjax.tables.gradient import TableGradient
-from lutjax.tables.host import HostMemoryError, HostTable, given, in_threads, opened
+from lutjax.tables.host import HostMemoryError, HostTable, in_threads, opened, provide_rows
 from lutjax.tables.host_tables import HostTables
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
     "HostTables",
     "RowPrefetcher",
     "ShardedHostTable",
-    "given",
+    "provide_rows",
 ]
 
 _SMALL = 1 << 20  # JAX fetches smaller arrays as fast
@@ -93,7 +93,7 @@ class RowPrefetcher:
       >>> ids = lambda step: {"memory": np.full((3, 1, 1), step, np.int32)}
       >>> ahead = host.RowPrefetcher({"memory": table}, ids, rate=lambda step: 0.5)
       >>> def loss(rows, index):
-      ...     with host.given({table: rows["memory"]}):
+      ...     with host.provide_rows({table: rows["memory"]}):
       ...         weights, own = table.read(index)
       ...         return (lutjax.weighted_lookup(weights, own, jnp.ones(own.shape)) - 1).sum()
       >>> for step in range(2):
@@ -296,7 +296,7 @@ class ShardedHostTable:
     """Placement of a `Batch` on a mesh with sharded samples: `put` of `RowPrefetcher`.
 
     If several processes share the rows (`lutjax.optim.host.HostTable.share`), each process
-    transfers its own rows and zeros, and `whole` adds them.
+    transfers its own rows and zeros, and `gather_rows` adds them.
 
     Args:
       mesh: mesh with an axis ``data`` for samples; it has all devices of all processes, the same
@@ -363,7 +363,7 @@ class ShardedHostTable:
         n_tables, n_reads, width = rows.shape
         return self._mesh.size, n_tables, -(-n_reads // (self._mesh.size // self._n)), width
 
-    def whole(self, batch: Batch) -> dict[str, Any]:
+    def gather_rows(self, batch: Batch) -> dict[str, Any]:
         """Return the rows of all processes, ``[tables, reads, elements]``; call it inside `jit`."""
         if self._n == 1:
             return dict(batch.rows)

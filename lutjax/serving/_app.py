@@ -13,7 +13,7 @@ import numpy as np
 
 from lutjax.extras import needed_by
 from lutjax.files.messages import in_a_line
-from lutjax.files.strict_json import listed, shown
+from lutjax.files.strict_json import format_value, listed
 from lutjax.models import LogicClassifier, LogicTreeNet
 from lutjax.models._decoder import Decoder
 from lutjax.serving._engine import Engine, FullError, Job, StoppedError
@@ -62,7 +62,7 @@ def application(model: Any, name: str = "lutjax", limits: Limits | None = None) 
     if isinstance(model, Decoder):
         server = _TextServer(model, name, limits)
     elif isinstance(model, LogicClassifier | LogicTreeNet):
-        server = _ClassServer(predictions.of_model(model), name, limits)
+        server = _ClassServer(predictions.wrap_model(model), name, limits)
     else:
         raise ValueError(
             f"application: model is a {type(model).__name__}; only text models and classifiers are served."
@@ -83,7 +83,7 @@ class _Server:
         """Answer the body of a request."""
         raise NotImplementedError
 
-    def now(self) -> dict[str, float | int]:
+    def gauges(self) -> dict[str, float | int]:
         """Return the current gauge values."""
         raise NotImplementedError
 
@@ -120,7 +120,7 @@ class _Server:
         )
 
     async def _metrics(self, request: Request) -> Response:
-        return PlainTextResponse(self.metrics.text(self.now()), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(self.metrics.text(self.gauges()), media_type="text/plain; version=0.0.4")
 
     async def _models(self, request: Request) -> Response:
         about = {"id": self.name, "object": "model", "created": self._created, "owned_by": "lutjax"}
@@ -175,7 +175,7 @@ class _TextServer(_Server):
         super().__init__(name, limits)
         self.engine = Engine(model, limits)
 
-    def now(self) -> dict[str, float | int]:
+    def gauges(self) -> dict[str, float | int]:
         return {"active": self.engine.n_active, "waiting": self.engine.n_waiting, "slots": self.limits.slots}
 
     def healthy(self) -> bool:
@@ -188,7 +188,7 @@ class _TextServer(_Server):
         self.engine.stop()
 
     async def answer(self, request: Request, found: dict[str, Any], start: float) -> Response:
-        asked = Completion.of(found, self.name, self.limits)
+        asked = Completion.parse(found, self.name, self.limits)
         parts: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -308,7 +308,7 @@ class _ClassServer(_Server):
         self._one = asyncio.Semaphore(1)
         self._waiting = 0
 
-    def now(self) -> dict[str, float | int]:
+    def gauges(self) -> dict[str, float | int]:
         return {"waiting": self._waiting}
 
     async def answer(self, request: Request, found: dict[str, Any], start: float) -> Response:
@@ -320,7 +320,7 @@ class _ClassServer(_Server):
             )
         if found.get("model") not in (None, self.name):
             raise RequestError(404, not_hosted(found["model"], self.name), "model")
-        x = self._numbers(found)
+        x = self._parse_samples(found)
         if self._waiting >= self.limits.queue:
             raise RequestError(429, f"{self.limits.queue} requests wait already; try again later.", retry=1)
         self._waiting += 1
@@ -343,7 +343,7 @@ class _ClassServer(_Server):
             }
         )
 
-    def _numbers(self, found: dict[str, Any]) -> np.ndarray:
+    def _parse_samples(self, found: dict[str, Any]) -> np.ndarray:
         """Return the samples in a body.
 
         Raises:
@@ -354,7 +354,7 @@ class _ClassServer(_Server):
         lists = [raw] if name == "rows" else raw.values() if isinstance(raw, dict) else []
         if not lists or not all(isinstance(one, list) for one in lists):
             kind = "a list of samples" if name == "rows" else "an object of lists"
-            raise RequestError(400, f"{name} is {shown(raw)}; it must be {kind}.", name)
+            raise RequestError(400, f"{name} is {format_value(raw)}; it must be {kind}.", name)
         size = max(len(one) for one in lists)
         if not 1 <= size <= self.limits.rows:
             raise RequestError(

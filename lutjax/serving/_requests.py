@@ -67,13 +67,13 @@ def loads(body: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise RequestError(400, f"the body is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise RequestError(400, f"the body is {strict_json.shown(found)}; expected an object.")
+        raise RequestError(400, f"the body is {strict_json.format_value(found)}; expected an object.")
     return found
 
 
 def not_hosted(asked: Any, model: str) -> str:
     """Return the error message for a model not hosted by this server."""
-    return f"model is {strict_json.shown(asked)}; this server hosts {strict_json.shown(model)}. Leave it out, or name that one."
+    return f"model is {strict_json.format_value(asked)}; this server hosts {strict_json.format_value(model)}. Leave it out, or name that one."
 
 
 _MOST_AXES = 4  # samples: rows, columns and channels of an image
@@ -96,12 +96,12 @@ def check_cells(raw: dict[str, list[Any]] | list[Any], name: str, *, is_table: b
             if len(cells) != len(raw[first]):
                 raise RequestError(
                     400,
-                    f"{name}[{strict_json.shown(column)}] has {len(cells)} cells, but {name}[{strict_json.shown(first)}] has {len(raw[first])}; "
+                    f"{name}[{strict_json.format_value(column)}] has {len(cells)} cells, but {name}[{strict_json.format_value(first)}] has {len(raw[first])}; "
                     "all columns must have as many.",
                     name,
                 )
             for row, cell in enumerate(cells):
-                _check_cell(cell, f"{name}[{strict_json.shown(column)}][{row}]", name, is_table)
+                _check_cell(cell, f"{name}[{strict_json.format_value(column)}][{row}]", name, is_table)
         return
     _shape(raw, name, name, is_table)
 
@@ -113,7 +113,9 @@ def _shape(value: Any, place: str, name: str, is_table: bool) -> tuple[int, ...]
         return ()
     if place.count("[") >= _MOST_AXES:
         raise RequestError(
-            400, f"{place} is {strict_json.shown(value)}; a sample has at most {_MOST_AXES - 1} axes.", name
+            400,
+            f"{place} is {strict_json.format_value(value)}; a sample has at most {_MOST_AXES - 1} axes.",
+            name,
         )
     first: tuple[int, ...] = ()
     for i, item in enumerate(value):
@@ -138,10 +140,10 @@ def _check_cell(cell: Any, place: str, name: str, is_table: bool) -> None:
         return
     if not isinstance(cell, int | float):
         expected = "a number, a text or null" if is_table else "a number"
-        raise RequestError(400, f"{place} is {strict_json.shown(cell)}; it must be {expected}.", name)
+        raise RequestError(400, f"{place} is {strict_json.format_value(cell)}; it must be {expected}.", name)
     # A JSON integer may exceed any float.
     if not is_table and not abs(cell) <= sys.float_info.max:
-        raise RequestError(400, f"{place} is {strict_json.shown(cell)}; it must be finite.", name)
+        raise RequestError(400, f"{place} is {strict_json.format_value(cell)}; it must be finite.", name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +171,7 @@ class Completion:
     echo: bool
 
     @classmethod
-    def of(cls, found: dict[str, Any], model: str, limits: Limits) -> "Completion":
+    def parse(cls, found: dict[str, Any], model: str, limits: Limits) -> "Completion":
         """Parse the request in a body.
 
         Raises:
@@ -179,12 +181,12 @@ class Completion:
             if name in _UNUSED and value not in _UNUSED[name]:
                 raise RequestError(
                     400,
-                    f"{name} is {strict_json.shown(value)}, which this server does not have; leave it out.",
+                    f"{name} is {strict_json.format_value(value)}, which this server does not have; leave it out.",
                     name,
                 )
             if name not in _UNUSED and name not in _KNOWN:
                 raise RequestError(
-                    400, f"the field {strict_json.shown(name)} is unknown; leave it out.", name
+                    400, f"the field {strict_json.format_value(name)} is unknown; leave it out.", name
                 )
         if found.get("model") not in (None, model):
             raise RequestError(404, not_hosted(found["model"], model), "model")
@@ -202,7 +204,7 @@ class Completion:
         else:
             raise RequestError(
                 400,
-                f"prompt is {strict_json.shown(prompt)}; expected one text, or the bytes of one.",
+                f"prompt is {strict_json.format_value(prompt)}; expected one text, or the bytes of one.",
                 "prompt",
             )
         if not 1 <= len(text) <= limits.prompt:
@@ -218,13 +220,15 @@ class Completion:
         ):
             raise RequestError(
                 400,
-                f"stop is {strict_json.shown(found['stop'])}; expected up to {_MOST_STOPS} texts of up to {_MOST_STOP} characters.",
+                f"stop is {strict_json.format_value(found['stop'])}; expected up to {_MOST_STOPS} texts of up to {_MOST_STOP} characters.",
                 "stop",
             )
         options = found.get("stream_options") or {}
         if not isinstance(options, dict):
             raise RequestError(
-                400, f"stream_options is {strict_json.shown(options)}; expected an object.", "stream_options"
+                400,
+                f"stream_options is {strict_json.format_value(options)}; expected an object.",
+                "stream_options",
             )
         seed = _number(found, "seed", secrets.randbits(32), 0, 2**32 - 1, int)
         return cls(
@@ -248,7 +252,9 @@ def _number(
         return default
     if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:
         raise RequestError(
-            400, f"{name} is {strict_json.shown(value)}; expected a number from {least} to {most}.", name
+            400,
+            f"{name} is {strict_json.format_value(value)}; expected a number from {least} to {most}.",
+            name,
         )
     number: float | int = value
     return number
@@ -257,5 +263,5 @@ def _number(
 def _flag(found: dict[str, Any], name: str) -> bool:
     value = found.get(name, False)
     if value not in (None, True, False) or (isinstance(value, int) and not isinstance(value, bool)):
-        raise RequestError(400, f"{name} is {strict_json.shown(value)}; expected true or false.", name)
+        raise RequestError(400, f"{name} is {strict_json.format_value(value)}; expected true or false.", name)
     return bool(value)

@@ -15,13 +15,13 @@ ABSENT: dict[str, Mapping[str, str | Measured]] = {
 }
 
 
-def why_absent(op: str, direction: str, column: str) -> str | None:
+def absence_reason(op: str, direction: str, column: str) -> str | None:
     """Return the reason, or None for a missing kernel."""
     of_column = ABSENT.get(column, {})
     for key in (f"{op} {direction}", op, direction):
         if key in of_column:
             return str(of_column[key])
-    decomposed = any(spec.of_parts for spec in kernel_registry.candidates(op))
+    decomposed = any(spec.is_decomposition for spec in kernel_registry.candidates(op))
     if decomposed and kernel_registry.announced(op, column) is None:
         return "runs by its parts, which have kernels"
     return None

@@ -23,7 +23,7 @@ from lutjax.testing import _ahead_of_time
 
 def checked_size(op: str) -> str:
     """Return the name of the checked size; the suites check all sizes."""
-    return cases.of(op).tagged(Tag.DTYPES)[0]
+    return cases.find_module(op).tagged(Tag.DTYPES)[0]
 
 
 def check(op: str, column: Column, dtype: str) -> dict[str, Cell]:

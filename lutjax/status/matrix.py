@@ -11,7 +11,7 @@ from lutjax import cases
 from lutjax.dispatch.contract import Direction
 from lutjax.dispatch.registry import KernelSpec, kernel_registry
 from lutjax.kernels._pallas._tpus import TPUS
-from lutjax.status._absences import why_absent
+from lutjax.status._absences import absence_reason
 
 
 class State(enum.StrEnum):
@@ -127,7 +127,7 @@ class Cell:
     date: str = ""
 
     @property
-    def place(self) -> tuple[str, str, str, str]:
+    def position(self) -> tuple[str, str, str, str]:
         """Matrix position."""
         return self.op, self.direction, self.column, self.dtype
 
@@ -148,11 +148,11 @@ class Cell:
         return f"{text}: {self.reason}" if self.reason else text
 
 
-def places(columns: Iterable[Column] = COLUMNS) -> Iterator[tuple[str, Direction, Column, str]]:
+def all_positions(columns: Iterable[Column] = COLUMNS) -> Iterator[tuple[str, Direction, Column, str]]:
     """Yield every cell, row by row."""
     for op, direction in rows():
         for column in columns:
-            for dtype in cases.of(op).dtypes:
+            for dtype in cases.find_module(op).dtypes:
                 yield op, direction, column, dtype
 
 
@@ -161,7 +161,7 @@ def absent(op: str, direction: Direction, column: Column, dtype: str) -> Cell | 
     spec = column.spec(op)
     if spec is not None and direction in spec.directions:
         return None
-    reason, state = why_absent(op, direction, column.key), State.UNSUPPORTED
+    reason, state = absence_reason(op, direction, column.key), State.UNSUPPORTED
     if reason is None:
         reason, state = kernel_registry.not_installed(op, column.key), State.UNKNOWN
     if reason is None:
@@ -175,7 +175,7 @@ def _unknown(op: str, direction: Direction, column: Column, dtype: str) -> Cell:
     In plain JAX a fused op is its parts, ops with their own cells.
     """
     spec = column.spec(op)
-    by_parts = spec is not None and spec.of_parts
+    by_parts = spec is not None and spec.is_decomposition
     return Cell(op, direction, column.key, dtype, State.PARTS if by_parts else State.UNKNOWN)
 
 
@@ -195,7 +195,7 @@ def matrix(
     """
     keys = set() if check is None else set(to_check(recorded, columns, ops))
     checked: dict[tuple[str, Column, str], dict[str, Cell]] = {}
-    for op, direction, column, dtype in places(columns):
+    for op, direction, column, dtype in all_positions(columns):
         if ops is not None and op not in ops:
             continue
         nothing = absent(op, direction, column, dtype)
@@ -217,7 +217,7 @@ def to_check(
     ops: Iterable[str] | None = None,
 ) -> Iterator[tuple[str, Column, str]]:
     """Op, column and dtype of what can be checked here and now, or is not known: what was recorded on other devices stays."""
-    for op, direction, column, dtype in places(columns):
+    for op, direction, column, dtype in all_positions(columns):
         if (ops is None or op in ops) and absent(op, direction, column, dtype) is None:
             cell = recorded.get((op, direction, column.key, dtype))
             known = cell is not None and cell.state != State.LOWERS

@@ -43,7 +43,7 @@ def gaps(cells: Iterable[Cell]) -> list[str]:
 
 def reasons(cells: Iterable[Cell]) -> list[str]:
     """Return a line for each column and reason why it has no kernel. Tables list unsupported dtypes."""
-    by_kernel = _by_kernel(cells)
+    by_kernel = _group_by_kernel(cells)
     return _grouped(
         (f"{_title(column)}: {dtypes[0].reason}", f"{op} {direction}")
         for (op, direction, column), dtypes in by_kernel.items()
@@ -97,7 +97,7 @@ class PlatformTable:
 
 def platform_tables(cells: Iterable[Cell]) -> list[PlatformTable]:
     """Return a table per platform with cells."""
-    by_kernel = _by_kernel(cells)
+    by_kernel = _group_by_kernel(cells)
     directions: dict[str, list[Direction]] = {}
     for op, direction in rows():
         directions.setdefault(op, []).append(direction)
@@ -112,7 +112,7 @@ def platform_tables(cells: Iterable[Cell]) -> list[PlatformTable]:
             shared: dict[tuple[str, ...], list[Direction]] = {}
             for direction in of_op:
                 words = tuple(
-                    _words(by_kernel.get((op, direction, c.key), []), usual[c.key]) for c in columns
+                    _describe_cells(by_kernel.get((op, direction, c.key), []), usual[c.key]) for c in columns
                 )
                 if any(words):
                     shared.setdefault(words, []).append(direction)
@@ -125,7 +125,7 @@ def platform_tables(cells: Iterable[Cell]) -> list[PlatformTable]:
     return tables
 
 
-def _by_kernel(cells: Iterable[Cell]) -> dict[tuple[str, str, str], list[Cell]]:
+def _group_by_kernel(cells: Iterable[Cell]) -> dict[tuple[str, str, str], list[Cell]]:
     """Return cells by op, direction and column."""
     found: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in cells:
@@ -143,7 +143,7 @@ def _usual_dtypes(kernels: Iterable[list[Cell]]) -> tuple[str, ...]:
     return count.most_common(1)[0][0] if count else ()
 
 
-def _words(cells: list[Cell], usual: tuple[str, ...]) -> str:
+def _describe_cells(cells: list[Cell], usual: tuple[str, ...]) -> str:
     """Return the word for a kernel, with its dtypes where they differ from the usual dtypes of its column."""
     if not cells:
         return ""

@@ -41,7 +41,7 @@ def write(
     groups: dict[str, dict[tuple[str, str, str], list[str]]] = {}
     for cell in cells:
         # Only a checked cell has the version that checked it.
-        if cell.column not in columns or not cell.jax or known.get(cell.place) is cell:
+        if cell.column not in columns or not cell.jax or known.get(cell.position) is cell:
             continue
         state = State.RAN if cell.state == State.RUNS else cell.state
         group = dataclasses.asdict(dataclasses.replace(cell, state=state, date=cell.date or today))
@@ -64,7 +64,7 @@ def read(folder: Path | None = None) -> dict[Place, Cell]:
         cell = Cell(**{**record, "state": State(record["state"]), "kinds": tuple(record.get("kinds", ()))})
         if cell.op not in ops or cell.column not in known:
             continue
-        other = best.get(cell.place)
+        other = best.get(cell.position)
         if other is None or cell.strength > other.strength:
-            best[cell.place] = cell
+            best[cell.position] = cell
     return best

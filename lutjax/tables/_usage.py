@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 
 from lutjax import _compat, _meshes
 from lutjax._typing import Array
-from lutjax.arguments import shown
+from lutjax.arguments import format_value
 from lutjax.dispatch import _table_reads
 from lutjax.dispatch._leading_axes import folded
 from lutjax.dispatch.contract import Call
@@ -138,7 +138,7 @@ def usage(function: Callable[..., Any]) -> Callable[..., dict[str, Usage]]:
     """
     if not callable(function):
         raise TypeError(
-            f"usage: function is {shown(function)}; expected a function or a model, of which lutjax.usage makes another function."
+            f"usage: function is {format_value(function)}; expected a function or a model, of which lutjax.usage makes another function."
         )
 
     def counted(*args: Any, **kwargs: Any) -> dict[str, Usage]:
@@ -212,7 +212,7 @@ def _counted(call: Call, output: jax.Array, *, device: Device) -> jax.Array:
         )
     updates = importlib.import_module("lutjax.kernels._xla._row_updates")
     axes = frozenset[str]().union(*(_compat.varying_axes(a) for a in jax.tree.leaves(call)))
-    call = call.by_rows()
+    call = call.row_call()
     weights = getattr(call, str(call.table_name))
     dtype = weights.dtype if weights.dtype.name in FLOATS else jnp.float32  # tables of integers
     weights = _compat.cast_varying(jnp.zeros(weights.shape, dtype), axes)  # their shape: no memory in the end

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from lutjax import _compat, _meshes
-from lutjax.arguments import shown
+from lutjax.arguments import format_value
 from lutjax.dispatch import _table_reads
 from lutjax.tables.gradient import TableGradient, seal
 from lutjax.tables.host import HostTable
@@ -34,7 +34,7 @@ def chosen(where: str, tables: Any) -> Any:
         return tables
     if isinstance(tables, str) or not isinstance(tables, Collection) or isinstance(tables, Mapping):
         raise TypeError(
-            f"{where}: tables is {shown(tables)}; expected names of parameters, as from lutjax.layers.nnx.tables_of(model), or a "
+            f"{where}: tables is {format_value(tables)}; expected names of parameters, as from lutjax.layers.nnx.tables_of(model), or a "
             "function of name and array."
         )
     return frozenset(tables)

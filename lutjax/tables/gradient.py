@@ -176,7 +176,7 @@ class TableGradient:
         )
         return dataclasses.replace(
             self,
-            look_up=call.of(arrays, call.options()),
+            look_up=call.from_arrays(arrays, call.options()),
             sealed=seal(gather_batch(cotangent)),
             factor=factor,
             after=after,

@@ -24,7 +24,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from lutjax._typing import Array
-from lutjax.arguments import shown
+from lutjax.arguments import format_value
 from lutjax.dispatch import _table_reads
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import (
@@ -305,7 +305,7 @@ class HostTable:
         weights = self._local_weights()
         if index.ndim != 3 or index.shape[1] != len(weights):
             raise ValueError(
-                f"HostTable: index is {shown(index)}; expected integer ids [n, {len(weights)}, ways]."
+                f"HostTable: index is {format_value(index)}; expected integer ids [n, {len(weights)}, ways]."
             )
         n, _, ways = index.shape
         found = np.empty((len(weights), n * ways, weights.shape[-1]), self.dtype) if out is None else out
@@ -348,7 +348,7 @@ class HostTable:
     ) -> tuple[Float[jax.Array, "tables reads numbers"], Int[jax.Array, "*batch tables ways"]]:
         """Return a device table with the addressed rows, and the ids of the same rows in it.
 
-        The rows come from an enclosing `given` block, if any. Otherwise a jitted function on an
+        The rows come from an enclosing `provide_rows` block, if any. Otherwise a jitted function on an
         NVIDIA GPU with Triton reads them directly: the rows are locked in memory when the first
         such function is traced. Any other device waits for the CPU to gather them.
         """
@@ -459,7 +459,7 @@ class HostTable:
             accumulate=accumulate,
             implementation=implementation,
         )
-        return _nan.shown(y, margin)
+        return _nan.propagate_nan(y, margin)
 
     def _read_of_all(self, index: jax.Array, mesh: Mesh) -> jax.Array:
         """Return rows from all processes.
@@ -558,7 +558,9 @@ class HostTable:
         assert self._cell is not None
         rows = self.weights
         if rows is not None and (rows.shape, rows.dtype) != (self.shape, self.dtype):
-            raise ValueError(f"HostTable: weights is {shown(rows)}; expected {self.dtype}{list(self.shape)}.")
+            raise ValueError(
+                f"HostTable: weights is {format_value(rows)}; expected {self.dtype}{list(self.shape)}."
+            )
         try:
             if (
                 self.init is jax.nn.initializers.zeros
@@ -687,7 +689,7 @@ class HostTable:
             return
         coefficients = look_up.coefficients[..., t, :].reshape(local.shape)
         own = np.where(ways < look_up.valued, coefficients[samples, ways], 0).astype(coefficients.dtype)
-        call = WeightedLookup.of(
+        call = WeightedLookup.from_arrays(
             (None, local[samples, ways][:, None, None].astype(np.int32), own[:, None, None]),
             {**dict(look_up.options()), "groups": 1, "valued": 1}.items(),
         )
@@ -856,7 +858,7 @@ def _call(index: Any, shape: tuple[int, ...], dtype: Any) -> WeightedLookup:
     ids = jax.ShapeDtypeStruct(index.shape, np.int32)
     arrays = (jax.ShapeDtypeStruct(shape, dtype), ids, jax.ShapeDtypeStruct(index.shape, accumulator(dtype)))
     options = {"groups": shape[0], "valued": index.shape[-1], "accumulate": None}
-    return WeightedLookup.of(arrays, options.items())
+    return WeightedLookup.from_arrays(arrays, options.items())
 
 
 def _native(direction: Any, call: Any, cotangent: Any = None, step: Step | None = None) -> Any:
@@ -885,7 +887,7 @@ _given: contextvars.ContextVar[Mapping[HostTable, tuple[Any, Any]]] = contextvar
 
 
 @contextlib.contextmanager
-def given(rows: Mapping[HostTable, Any], part: Any = None) -> Iterator[None]:
+def provide_rows(rows: Mapping[HostTable, Any], part: Any = None) -> Iterator[None]:
     """Provide the rows for table reads in this block.
 
     They are ``[tables, reads, elements]``, as returned by `HostTable.gather`.

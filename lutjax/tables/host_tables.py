@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from lutjax.arguments import shown
+from lutjax.arguments import format_value
 from lutjax.tables.gradient import TableGradient
 from lutjax.tables.host import HostTable
 from lutjax.values._row_rules import RowRule
@@ -112,7 +112,7 @@ class HostTables(Mapping[str, HostTable]):
         for name in self:
             if KEY.format(name) not in found:
                 raise ValueError(
-                    f"HostTables.draw: keys has no {KEY.format(name)}, but {shown(sorted(found))}: give variables['keys'] of Flax Linen, or the state of Haiku."
+                    f"HostTables.draw: keys has no {KEY.format(name)}, but {format_value(sorted(found))}: give variables['keys'] of Flax Linen, or the state of Haiku."
                 )
         for name, table in self.items():
             table.draw(jax.random.wrap_key_data(jnp.asarray(found[KEY.format(name)])))

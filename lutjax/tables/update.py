@@ -127,7 +127,7 @@ def update_table(
     )
     call = _with_table(gradient.look_up, weights)
     table, moved = updated(call, gradient.cotangent, step, implementation=implementation)
-    return table, rule.after(state, moved, rate * factors)
+    return table, rule.next_state(state, moved, rate * factors)
 
 
 def check_rates(op: str, name: str, rule: RowRule, factors: jax.Array) -> None:
@@ -274,7 +274,7 @@ def join_gradients(gradient: TableGradient) -> TableGradient:
     )
     return dataclasses.replace(
         gradient,
-        look_up=look_up.of(arrays, look_up.options()),
+        look_up=look_up.from_arrays(arrays, look_up.options()),
         factor=None if gradient.factor is None else jnp.asarray(gradient.factor)[0],
         after=jnp.sum(gradient.after),
     )

@@ -26,7 +26,7 @@ from jax.typing import DTypeLike
 
 import lutjax
 from lutjax import _compat
-from lutjax.cases import Axes as Axes, Case as Case, Draw, Size, of as cases_of
+from lutjax.cases import Axes as Axes, Case as Case, Draw, Size, find_module as cases_of
 from lutjax.dispatch.contract import Direction
 from lutjax.dispatch.registry import Implementation, kernel_registry
 from lutjax.tables.collect import value_and_grad
@@ -270,7 +270,7 @@ def update_program(
             (moved, {name: new[name] for name in rows_of}),
             (old, rows_of),
         )
-        new = rule.after(state, new, jnp.asarray(0.25, dtype) * rates)
+        new = rule.next_state(state, new, jnp.asarray(0.25, dtype) * rates)
         return ({table: moved.astype(weights.dtype), **new},)
 
     return Program(f"{case}, {rule}", actual, expected, (weights, state))

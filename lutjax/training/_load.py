@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lutjax.arguments import shown
+from lutjax.arguments import format_value
 from lutjax.bundles._layout import is_bundle
 from lutjax.extras import needed_by
 
@@ -51,7 +51,7 @@ def load(folder: str | os.PathLike[str], into: Any = None) -> Any:
       FileNotFoundError: load: the folder runs/none does not exist.
     """
     if not isinstance(folder, str | os.PathLike):
-        raise TypeError(f"load: folder is {shown(folder)}; expected a string or a Path.")
+        raise TypeError(f"load: folder is {format_value(folder)}; expected a string or a Path.")
     path = Path(folder)
     if not path.exists():
         raise FileNotFoundError(f"load: the folder {path} does not exist.")

@@ -34,7 +34,7 @@ def facts(folder: Path, *, on_damage: Callable[[str], None] = checkpoints.warn) 
       BundleError: the bundle is damaged, or holds another model.
     """
     if is_bundle(folder):
-        return _of_bundle(folder)
+        return _read_bundle(folder)
     kind = runs.kind(folder)
     step, meta = checkpoints.read_meta(folder / runs.FOLDER, on_damage=on_damage)
     try:
@@ -56,7 +56,7 @@ def facts(folder: Path, *, on_damage: Callable[[str], None] = checkpoints.warn) 
     }
 
 
-def _of_bundle(folder: Path) -> dict[str, Any]:
+def _read_bundle(folder: Path) -> dict[str, Any]:
     from lutjax.bundles import _records  # needs the extra bundles
     from lutjax.bundles._reading import read_config
 
@@ -84,9 +84,9 @@ def _check(meta: Mapping[str, Any]) -> None:
     for name in ("model", "options"):
         fields.field(meta, name, dict)
     fields.field({"versions": {}, **meta}, "versions", dict)
-    runs.made(runs.History, fields.field(meta, "history", dict))
+    runs.build_fields(runs.History, fields.field(meta, "history", dict))
     if meta.get("form") is not None:
-        runs.made(Form, meta["form"])
+        runs.build_fields(Form, meta["form"])
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
@@ -126,12 +126,12 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
         said.append(
             "learns: a number (regression)"
             if form.get("regression")
-            else f"classes: {len(classes)}: {_words(classes)}"
+            else f"classes: {len(classes)}: {_list_names(classes)}"
         )
     if form.get("target") is not None:
         said.append(f"target: {form['target']}")
     if form.get("columns"):
-        said.append(f"columns: {_words([column['name'] for column in form['columns']['columns']])}")
+        said.append(f"columns: {_list_names([column['name'] for column in form['columns']['columns']])}")
     said += [f"{name}: {_fields(found[name])}" for name in ("model", "training", "options")]
     said += [
         f"{name}: {_word(value)}"
@@ -166,5 +166,5 @@ def _word(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _words(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     return strict_json.listed(names, 300)

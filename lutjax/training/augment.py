@@ -51,10 +51,10 @@ def warp(
     if not (isinstance(bend, (int, float)) and bend == 0):
         changes.append(bend * jax.random.normal(bend_key, (batch, 2, KNOTS, KNOTS), images.dtype))
     # Interpolate per axis in sequence: in a single pass XLA would recompute a pixel at each read.
-    return jnp.asarray(jax.lax.map(lambda of: _moved(*of), changes, batch_size=-(-batch // 2)))
+    return jnp.asarray(jax.lax.map(lambda of: _distort(*of), changes, batch_size=-(-batch // 2)))
 
 
-def _moved(
+def _distort(
     image: jax.Array, shift: jax.Array, random: jax.Array, knots: jax.Array | None = None
 ) -> jax.Array:
     """Return a shifted, distorted and bent image.

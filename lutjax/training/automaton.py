@@ -104,7 +104,7 @@ class Run(ModelRun[LogicCA]):
         # One torus contains all boards of the Game of Life.
         samples = 1 if target is None and training.batch_size >= N_BOARDS else training.batch_size
         super().__init__(structure, self._first, training.seed, samples)
-        self._place(None)
+        self._place_on_mesh(None)
         self._wrong = jax.jit(lambda best, others: self._mapped(self._wrong_of, best, others))
 
     def divide(self, asked: Mapping[str, int] | None = None) -> None:
@@ -139,16 +139,16 @@ class Run(ModelRun[LogicCA]):
     def init(self) -> State:
         if self.training.runs == 1:
             return super().init()
-        state: State = jax.jit(lambda: self._mapped(self.drawn))()
+        state: State = jax.jit(lambda: self._mapped(self.sample_state))()
         return state
 
     def abstract(self) -> State:
         if self.training.runs == 1:
             return super().abstract()
-        state: State = jax.eval_shape(lambda: self._mapped(self.drawn))
+        state: State = jax.eval_shape(lambda: self._mapped(self.sample_state))
         return state
 
-    def _place(self, mesh: Mesh | None) -> None:
+    def _place_on_mesh(self, mesh: Mesh | None) -> None:
         self.advance = self._repeated(self.step, None)
 
     def _first(self, params: Any) -> Optimizer:
@@ -186,7 +186,7 @@ class Run(ModelRun[LogicCA]):
         training, config = self.training, self.config
         key = jax.random.fold_in(seed, number)
         sample_key, update_key, gate_key = jax.random.split(key, 3)
-        first, target = meshes.by_sample(self.sample(sample_key, training.batch_size), self.mesh, axis=1)
+        first, target = meshes.shard_samples(self.sample(sample_key, training.batch_size), self.mesh, axis=1)
         target = self._compared(target)
         soft_first, soft_target = first.astype(jnp.float32), target.astype(jnp.float32)
         model = self.structure.model(state.params, state.others)

@@ -63,7 +63,7 @@ class Automaton(Experiment):
         values = {**EXPERIMENTS[experiment], **own, **fields, "experiment": experiment}
         if "channels" in fields and "update" not in fields:
             values["update"] = (*values["update"][:-1], fields["channels"])
-        model, training, options = cls.made(values)
+        model, training, options = cls.make_configs(values)
         drawn = target(experiment, training.size, path, threshold) if picture is None else picture
         rows = None
         if drawn is not None:
@@ -71,7 +71,7 @@ class Automaton(Experiment):
         return cls(Record(model, training, rows, dataclasses.asdict(options), runs.History()))
 
     @classmethod
-    def of(cls, record: Record) -> "Automaton":
+    def from_record(cls, record: Record) -> "Automaton":
         """Return a record's run, including its target."""
         return cls(record)
 
@@ -187,7 +187,7 @@ def checks(run: Run, model: LogicCA) -> list[str]:
     key = jax.random.key(1)
     training, channels = run.training, run.config.channels
 
-    def after(state: np.ndarray | jax.Array, n_steps: int) -> jax.Array:
+    def run_model(state: np.ndarray | jax.Array, n_steps: int) -> jax.Array:
         return model(jnp.asarray(state), n_steps, key=key, deterministic=True)
 
     if run.target is None:
@@ -197,10 +197,10 @@ def checks(run: Run, model: LogicCA) -> list[str]:
         def hidden(boards: np.ndarray) -> np.ndarray:
             return np.concatenate([boards[..., None], np.zeros((*boards.shape, channels - 1), bool)], -1)
 
-        right = np.asarray(after(hidden(boards), 1)[..., 0] == life(boards)).all((1, 2))
+        right = np.asarray(run_model(hidden(boards), 1)[..., 0] == life(boards)).all((1, 2))
         expected, got = grid, hidden(grid)
         for _ in range(64):
-            expected, got = np.asarray(life(expected)), hidden(np.asarray(after(got, 1))[..., 0])
+            expected, got = np.asarray(life(expected)), hidden(np.asarray(run_model(got, 1))[..., 0])
         return [
             f"boards of 3 x 3 cells: {right.sum()} of {N_BOARDS} right",
             f"64 x 64 cells, 64 steps: {(got[..., 0] != expected).sum()} wrong",
@@ -213,17 +213,19 @@ def checks(run: Run, model: LogicCA) -> list[str]:
 
     if training.start == "random":
         start = jax.random.bernoulli(key, shape=(training.size, training.size, channels))
-        whole = after(start, training.n_steps)
+        whole = run_model(start, training.n_steps)
         half, steps = training.size // 2, 2 * training.n_steps
         damaged = jnp.asarray(whole).at[:half, :half].set(False)
-        lines = [f"a cleared quarter after {steps} steps: {wrong(after(damaged, steps), target)} bits wrong"]
+        lines = [
+            f"a cleared quarter after {steps} steps: {wrong(run_model(damaged, steps), target)} bits wrong"
+        ]
         if np.array_equal(run.target, patterns.checkerboard(training.size)):
             # Enlarge by whole squares so that the pattern is the same from each corner.
             large, steps = 4 * training.size + -3 * training.size % 4, 4 * training.n_steps
             noise = jax.random.bernoulli(key, shape=(large, large, channels))
             expected = np.moveaxis(patterns.checkerboard(large), 0, -1)
             lines.append(
-                f"{large} x {large} cells, {steps} steps: {wrong(after(noise, steps), expected)} bits wrong"
+                f"{large} x {large} cells, {steps} steps: {wrong(run_model(noise, steps), expected)} bits wrong"
             )
         if run.config.update_rate < 1:
             for rate in (run.config.update_rate / 2, 1):
@@ -242,6 +244,6 @@ def checks(run: Run, model: LogicCA) -> list[str]:
         expected = np.pad(target, around)
         return [
             f"{double} x {double} cells, {training.n_steps} steps: "
-            f"{wrong(after(state, training.n_steps), expected)} bits wrong"
+            f"{wrong(run_model(state, training.n_steps), expected)} bits wrong"
         ]
     return []

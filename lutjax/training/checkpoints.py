@@ -69,7 +69,7 @@ def is_checkpoint(folder: Path) -> bool:
     return (folder / _META).is_file()
 
 
-def why_not(folder: Path) -> str | None:
+def unsupported_reason(folder: Path) -> str | None:
     """Return a reason against checkpoints in a folder, or None."""
     path = folder.absolute().as_posix()
     try:
@@ -81,7 +81,7 @@ def why_not(folder: Path) -> str | None:
     return None
 
 
-def others(directory: Path) -> Iterator[Path]:
+def foreign_entries(directory: Path) -> Iterator[Path]:
     """Yield the directory entries outside complete and partial checkpoints."""
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
         yield directory
@@ -92,10 +92,10 @@ def others(directory: Path) -> Iterator[Path]:
             ):
                 yield entry
             elif _WRITTEN.fullmatch(entry.name):
-                yield from _others(entry)
+                yield from _foreign_files(entry)
 
 
-def _others(folder: Path) -> Iterator[Path]:
+def _foreign_files(folder: Path) -> Iterator[Path]:
     """Yield foreign files in a checkpoint's folder; nothing if it has no file list."""
     try:
         files = {folder / name for name in (_META, *_content(folder)["files"])}
@@ -131,11 +131,11 @@ def save(
     directory = Path(directory)
     target = directory / str(step)
     temporary = directory.absolute() / f".{step}.tmp"
-    if hosts.by_first(target.exists):
+    if hosts.call_in_first(target.exists):
         try:
             read_meta(directory, step)
         except DamagedError:
-            hosts.by_first(lambda: set_aside(directory, step))
+            hosts.call_in_first(lambda: set_aside(directory, step))
         else:
             raise CheckpointError(f"{target} exists; a checkpoint is never overwritten.")
 
@@ -155,13 +155,13 @@ def save(
             os.replace(old, unfinished)
             shutil.rmtree(unfinished)
 
-    hosts.by_first(begin)
+    hosts.call_in_first(begin)
     try:
         if beside is not None:
             with hosts.together():
                 beside(temporary)
         content = _write(temporary, step, trees, meta)
-        hosts.by_first(lambda: finish(content))
+        hosts.call_in_first(lambda: finish(content))
     finally:
         if hosts.is_first():
             shutil.rmtree(temporary, ignore_errors=True)
@@ -173,7 +173,7 @@ def _write(folder: Path, step: int, trees: Mapping[str, Any], meta: Mapping[str,
     with _writing(folder), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
         for name, flat in arrays.items():
             writer.save(folder / name, args=ocp.args.StandardSave(flat))
-    names = hosts.by_first(
+    names = hosts.call_in_first(
         lambda: [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
     )
     content = {
@@ -243,16 +243,16 @@ def read_meta(
       DamagedError: all checkpoints are damaged, or the one at `step` is.
     """
     directory = Path(directory)
-    found = hosts.by_first(lambda: steps(directory))
+    found = hosts.call_in_first(lambda: steps(directory))
     if not found or (step is not None and step not in found):
         what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         raise CheckpointError(f"{directory} holds {what}.")
     if step is not None:
-        return step, _whole(directory / str(step))
+        return step, _verify(directory / str(step))
     damaged: list[str] = []
     for step in reversed(found):
         try:
-            meta = _whole(directory / str(step))
+            meta = _verify(directory / str(step))
         except DamagedError as error:
             damaged.append(str(error))
             continue
@@ -264,7 +264,7 @@ def read_meta(
     raise DamagedError(f"{damaged[0]} There is no other.")
 
 
-def _whole(folder: Path) -> dict[str, Any]:
+def _verify(folder: Path) -> dict[str, Any]:
     """Verify all checkpoint files and return the metadata."""
     content = _content(folder)
     found = _digests(folder, list(content["files"]))
@@ -292,7 +292,7 @@ def restore(directory: str | os.PathLike[str], step: int, name: str, template: A
       CheckpointError: the checkpoint's arrays differ from the template.
     """
     folder = Path(directory) / str(step)
-    if why := why_not(folder):
+    if why := unsupported_reason(folder):
         raise CheckpointError(f"{why}: rename or move it.")
     flat = _flat(template)
     saved, wanted = _content(folder)["arrays"].get(name, {}), _signature(flat)
@@ -300,7 +300,7 @@ def restore(directory: str | os.PathLike[str], step: int, name: str, template: A
         if saved.get(key) != wanted.get(key):
             raise CheckpointError(
                 f"the checkpoint {folder} does not fit this model: its array {in_a_line(f'{name}/{key}')} is "
-                f"{_words(saved.get(key))}, not {_words(wanted.get(key))}."
+                f"{_describe_signature(saved.get(key))}, not {_describe_signature(wanted.get(key))}."
             )
     # Without a sharding Orbax would require the devices of the run that saved.
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -338,7 +338,7 @@ def _content(folder: Path) -> dict[str, Any]:
         raise _damaged(folder, f"{_META} has changed since it was written")
     if content.get("format") != FORMAT:
         raise CheckpointError(
-            f"the checkpoint {folder} has format {strict_json.shown(content.get('format'))}; this version reads {FORMAT}."
+            f"the checkpoint {folder} has format {strict_json.format_value(content.get('format'))}; this version reads {FORMAT}."
         )
     try:
         _check(content)
@@ -360,12 +360,12 @@ def _check(content: Mapping[str, Any]) -> None:
     fields.field(content, "meta", dict)
     if "step" in content and fields.field(content, "step", int) < 0:
         raise ValueError(
-            f"{_META}: 'step' is {strict_json.shown(content['step'])}; expected a number of steps."
+            f"{_META}: 'step' is {strict_json.format_value(content['step'])}; expected a number of steps."
         )
     for name, digest in fields.field(content, "files", dict).items():
         if not isinstance(digest, str) or not _is_inside(name):
             raise ValueError(
-                f"{_META}: files has {strict_json.shown(name)}, which is no file of a checkpoint with its digest."
+                f"{_META}: files has {strict_json.format_value(name)}, which is no file of a checkpoint with its digest."
             )
     for name, arrays in fields.field(content, "arrays", dict).items():
         for key, signature in Fields(f"{_META}: arrays").field({name: arrays}, name, dict).items():
@@ -376,7 +376,7 @@ def _check(content: Mapping[str, Any]) -> None:
                 or any(type(size) is not int for size in shape)
             ):
                 raise ValueError(
-                    f"{_META}: the array {strict_json.shown(f'{name}/{key}')} is {strict_json.shown(signature)}; expected a dtype and a shape."
+                    f"{_META}: the array {strict_json.format_value(f'{name}/{key}')} is {strict_json.format_value(signature)}; expected a dtype and a shape."
                 )
 
 
@@ -409,7 +409,7 @@ def _signature(flat: Mapping[str, Any]) -> dict[str, list[Any]]:
     return {key: [str(a.dtype), list(a.shape)] for key, a in flat.items()}
 
 
-def _words(signature: list[Any] | None) -> str:
+def _describe_signature(signature: list[Any] | None) -> str:
     return "missing" if signature is None else in_a_line(f"{signature[0]}{signature[1]}", 100)
 
 

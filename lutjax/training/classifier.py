@@ -109,7 +109,9 @@ class Run(ModelRun[Model]):
         given: dict[str, Any] = {}
         if model.n_thresholds:
             if thresholds is None:
-                self.thresholds = first_thresholds(by_feature(model, train), training, model.n_thresholds)
+                self.thresholds = first_thresholds(
+                    feature_columns(model, train), training, model.n_thresholds
+                )
             given["thresholds"] = jnp.asarray(self.thresholds)
         optimizer = optimizers.optimizer("adam", training.rate())
         if training.weight_decay:
@@ -124,13 +126,13 @@ class Run(ModelRun[Model]):
         changes = training.augment or training.shift or training.bend
         self._image = train.shape if len(train.shape) > 1 and changes else None
         self._train = train
-        self._place(None)
+        self._place_on_mesh(None)
 
     def temperature(self, step: int | Array) -> Array | None:
         """Return a step's temperature, counted from 0; None for the gates' default of 1."""
         return None if self._temperatures is None else jnp.asarray(self._temperatures(step))
 
-    def _place(self, mesh: Mesh | None) -> None:
+    def _place_on_mesh(self, mesh: Mesh | None) -> None:
         step = self._step_and_select if self.training.select_every else self.step
         self.advance = self._repeated(step, (self._train.x, self._train.y))
         where: dict[str, Any] = {} if mesh is None else {"out_shardings": meshes.everywhere(mesh)}
@@ -175,7 +177,7 @@ class Run(ModelRun[Model]):
         choice_key, image_key, gate_key = jax.random.split(key, 3)
         x, y = data
         chosen = jax.random.randint(choice_key, (self.training.batch_size,), 0, len(x))
-        x, y = meshes.by_sample((x[chosen].astype(jnp.float32), y[chosen]), self.mesh)
+        x, y = meshes.shard_samples((x[chosen].astype(jnp.float32), y[chosen]), self.mesh)
         if self._image is not None:
             changes = {"shift": self.training.shift, "bend": self.training.bend}
             x = warp(image_key, x.reshape(-1, *self._image), self.training.augment, **changes).reshape(
@@ -244,7 +246,7 @@ class Run(ModelRun[Model]):
         self, params: Any, others: Any, x: Array, temperature: Array | None, *, hard: bool
     ) -> Array:
         model = self.structure.model(params, others)
-        x = meshes.by_sample(x.astype(jnp.float32), self.mesh).reshape(-1, *self._shape)
+        x = meshes.shard_samples(x.astype(jnp.float32), self.mesh).reshape(-1, *self._shape)
         rngs = nnx.Rngs(gates=self.training.seed)
         logits = model(x, deterministic=hard, temperature=temperature, rngs=rngs)
         return logits if self.regression else logits.argmax(-1).astype(jnp.int32)
@@ -311,7 +313,7 @@ def first_thresholds(
     return np.asarray(lutjax.thermometer_thresholds(jnp.asarray(x), n_thresholds, method=method))
 
 
-def by_feature(model: Config, train: Samples) -> Num[np.ndarray, "values features"]:
+def feature_columns(model: Config, train: Samples) -> Num[np.ndarray, "values features"]:
     """Return values as columns with shared thresholds: features, or image channels for trees.
 
     Edge features come from about `MOST_IMAGES` evenly spaced images.
@@ -332,7 +334,7 @@ def _widths(model: Config, train: Samples) -> tuple[np.ndarray, np.ndarray]:
     A feature with at most two values has mask 0, since all thresholds between them are equivalent;
     other features have 1.
     """
-    x = by_feature(model, train)
+    x = feature_columns(model, train)
     deviation, low, high = x.std(0, dtype=np.float64), x.min(0), x.max(0)
     can_move = ~((x == low) | (x == high)).all(0)
     widths = np.where(can_move, WIDTH * deviation, 1.0)
@@ -499,7 +501,7 @@ def selected_model(folder: Path, step: int, record: Record) -> Model:
     samples = Samples(nothing, np.zeros(2, kind), shape, "nothing")
     thresholds = None
     if model.n_thresholds:
-        n_rows = by_feature(model, samples).shape[1]
+        n_rows = feature_columns(model, samples).shape[1]
         thresholds = np.zeros((n_rows, model.n_thresholds), np.float32)
     run = Run(model, record.training, samples, thresholds)
     state = run.selected(models.restore(folder, step, run))

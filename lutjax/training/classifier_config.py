@@ -138,7 +138,7 @@ def _preset(model: str | None) -> Mapping[str, Any]:
     for name, value in FOR_TABLES.items():
         configs = (LogicClassifierConfig, TrainingConfig)
         usual = next(c.__dataclass_fields__[name].default for c in configs if name in c.__dataclass_fields__)
-        words[name] = f"{_shown(usual)} (tables: {_shown(value)})"
+        words[name] = f"{_format_option(usual)} (tables: {_format_option(value)})"
     stratified = {"stratified": "on with --data"}
     if model == "tree":
         of_images = dict.fromkeys(("kernels", "kernel", "padding", "pool"), "from the image size")
@@ -146,7 +146,7 @@ def _preset(model: str | None) -> Mapping[str, Any]:
     return {**words, **stratified, "image_shape": "from the samples"}
 
 
-def _shown(value: Any) -> str:
+def _format_option(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 

@@ -132,10 +132,10 @@ class Classifier(Experiment):
         by_class = stratified and data.test is None and not data.regression
         values = {"stratified": by_class, **usual, **asked}
         training = presets.make(TrainingConfig, values)
-        parts = _parts(data, training)
+        parts = _split_parts(data, training)
         sizes = _sizes(config, parts, training, values)
         try:
-            made, training, options = cls.made({**values, **sizes, **asked}, config)
+            made, training, options = cls.make_configs({**values, **sizes, **asked}, config)
         except ValueError as error:
             if found is None:
                 raise
@@ -146,7 +146,7 @@ class Classifier(Experiment):
         record = Record(
             model=made,
             training=training,
-            samples=runs.Source.of(path, len(data), data.digest),
+            samples=runs.Source.create(path, len(data), data.digest),
             baselines={},
             options=dataclasses.asdict(options),
             history=runs.History(),
@@ -155,14 +155,14 @@ class Classifier(Experiment):
             recipe=recipe,
             exclude=list(exclude or ()),
             encoding=encoding,
-            form=Form.of(
+            form=Form.from_samples(
                 parts.train, made.n_classes, parts.encoding, scaled=image_size is not None, target=target
             ),
         )
         return cls(record, parts)
 
     @classmethod
-    def of(
+    def from_record(
         cls,
         record: Record,
         path: Path | None = None,
@@ -202,8 +202,8 @@ class Classifier(Experiment):
                 f"the run belongs to other samples: they were {record.samples.size} of "
                 f"{record.samples.path or 'scikit-learn'}, now {len(data)} others of {data.name}."
             )
-        parts = _parts(data, record.training)
-        record.form = Form.of(
+        parts = _split_parts(data, record.training)
+        record.form = Form.from_samples(
             parts.train,
             record.model.n_classes,
             parts.encoding,
@@ -360,12 +360,12 @@ class Classifier(Experiment):
         )
         if report.errors:
             mean = np.full(len(self.test.y), self.train.y.mean())
-            errors = {**report.errors, "mean": reports.Errors.of(self.test.y, mean)}
+            errors = {**report.errors, "mean": reports.Errors.compute(self.test.y, mean)}
             report = dataclasses.replace(report, errors=errors)
         path.write_text(json.dumps(report.to_dict(), indent=1))
         lines = [
             *(self._errors(report.errors) if report.errors else self._accuracies(report)),
-            *self._kept(last),
+            *self._selected_network(last),
             self._circuit(counts),
             *report.lines(),
         ]
@@ -430,7 +430,7 @@ class Classifier(Experiment):
             "--final-temperature 0.1, which ends near the hard network, with --estimator straight_through, which trains it, or for more steps."
         ]
 
-    def _kept(self, state: State) -> list[str]:
+    def _selected_network(self, state: State) -> list[str]:
         """Return a line about the selected network, if there is one."""
         if not self.record.training.select_every:
             return []
@@ -496,7 +496,7 @@ def _is_regression(model: LogicClassifierConfig | LogicTreeNetConfig) -> bool:
     return isinstance(model, LogicClassifierConfig) and model.regression
 
 
-def _parts(data: datasets.Data, training: TrainingConfig) -> datasets.Parts:
+def _split_parts(data: datasets.Data, training: TrainingConfig) -> datasets.Parts:
     return data.parts(
         split=training.split,
         stratified=training.stratified,

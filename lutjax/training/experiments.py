@@ -87,7 +87,7 @@ class Experiment(ABC):
 
     @classmethod
     @abstractmethod
-    def of(cls, record: Any, *args: Any, **source: Any) -> Any:
+    def from_record(cls, record: Any, *args: Any, **source: Any) -> Any:
         """Return the run of a record, with data from `source` or the original location.
 
         Raises:
@@ -95,7 +95,7 @@ class Experiment(ABC):
         """
 
     @classmethod
-    def made(cls, fields: Mapping[str, Any], model: type | None = None) -> tuple[Any, Any, Any]:
+    def make_configs(cls, fields: Mapping[str, Any], model: type | None = None) -> tuple[Any, Any, Any]:
         """Create the configs from their fields, in the order of `configs`.
 
         Args:
@@ -233,7 +233,7 @@ def start(experiment: Experiment, folder: Path, show: Show) -> None:
       FloatingPointError: the loss is no longer finite.
     """
     jax.local_devices()  # raises if there is none, before writing
-    show = _of_first(show)
+    show = _first_process_show(show)
     check_memory(experiment)
     with runs.lock(folder):
         check_new(folder, type(experiment))
@@ -258,7 +258,7 @@ def check_memory(experiment: Experiment) -> None:
     if memory is not None and state + batch > memory:
         raise RunError(
             f"the run needs at least {_size(state + batch)}: {_size(state)} for parameters and the state of the optimizer, {_size(batch)} for "
-            f"the batch; {meshes.words(run.mesh)} has {_size(memory)}. Choose a smaller model or a smaller batch_size."
+            f"the batch; {meshes.describe_devices(run.mesh)} has {_size(memory)}. Choose a smaller model or a smaller batch_size."
         )
     free = free_memory()
     if free is not None and run.host_bytes > free:
@@ -274,13 +274,13 @@ def check_new(folder: Path, kind: type[Experiment]) -> None:
     Raises:
       InUseError: the folder is rejected.
     """
-    if why := checkpoints.why_not(folder):
+    if why := checkpoints.unsupported_reason(folder):
         raise InUseError(f"{why}: choose another folder.")
-    if hosts.by_first(lambda: runs.exists(folder)):
+    if hosts.call_in_first(lambda: runs.exists(folder)):
         raise InUseError(
             f"{folder} already holds a checkpoint: continue it (--resume) or choose another folder (--out)."
         )
-    others = hosts.by_first(lambda: [str(path) for path in runs.others(folder, kind.files)])
+    others = hosts.call_in_first(lambda: [str(path) for path in runs.existing_outputs(folder, kind.files)])
     if others:
         raise InUseError(
             f"{folder} holds no run, but {Path(others[0]).relative_to(folder)}, which a run would write over: choose another folder "
@@ -304,7 +304,7 @@ def resume(
     Args:
       folder: folder of the run.
       kind: the class of the experiment.
-      make: makes the experiment of a record, as its class's `of`; reads its data.
+      make: makes the experiment of a record, as its class's `from_record`; reads its data.
       show: prints a line of progress.
       options: new values of the record's options.
       same: configuration values that must match the record.
@@ -318,12 +318,12 @@ def resume(
       RunError: `steps` is below the completed steps, or the run has ended before its last step.
       InUseError, StoppedError, FloatingPointError: as `start`.
     """
-    show = _of_first(show)
+    show = _first_process_show(show)
     runs.check_kind(folder, kind.kept.kind)
     finished = None
     if look and not (options or same or steps):
-        finished = hosts.by_first(lambda: runs.Finished.read(folder))
-    if finished is not None and hosts.by_first(lambda: finished.complete(folder)):
+        finished = hosts.call_in_first(lambda: runs.Finished.read(folder))
+    if finished is not None and hosts.call_in_first(lambda: finished.complete(folder)):
         show.line(_finished(folder, finished))
         return
     with runs.lock(folder):
@@ -335,7 +335,7 @@ def resume(
             kind.configs.options(**{**experiment.record.options, **(options or {})})
         )
         if steps is not None and steps != experiment.record.training.steps:
-            experiment = _of_other_length(experiment, make, steps, done, show)
+            experiment = _with_steps(experiment, make, steps, done, show)
         check_memory(experiment)
         _check_processes(experiment)
         runs.set_aside_damaged(folder, done)
@@ -348,7 +348,7 @@ def dry_run(experiment: Experiment, show: Show) -> None:
     """Display parameters, memory and time of a run without starting it or writing files."""
     from lutjax.benchmark.measure import planned_bytes
 
-    show = _of_first(show)
+    show = _first_process_show(show)
     check_memory(experiment)
     _check_processes(experiment)
     state_of = experiment.run.abstract()
@@ -356,7 +356,9 @@ def dry_run(experiment: Experiment, show: Show) -> None:
     for line in experiment.remarks:
         show.line(line)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    show.line(f"dry run of training {experiment.describe()} on {meshes.words(experiment.run.mesh)}")
+    show.line(
+        f"dry run of training {experiment.describe()} on {meshes.describe_devices(experiment.run.mesh)}"
+    )
     show.line(f"parameters: {count:,} ({_size(_bytes(params))})")
     if experiment.run.host_bytes:
         held = _size(experiment.run.host_bytes)
@@ -409,7 +411,7 @@ def _check_same(folder: Path, record: Any, wanted: Mapping[str, Any]) -> None:
         )
 
 
-def _of_other_length(
+def _with_steps(
     experiment: Experiment, make: Callable[[Any], Experiment], steps: int, done: int, show: Show
 ) -> Experiment:
     """Return the run with another number of steps, and display any difference from a fresh run."""
@@ -444,7 +446,7 @@ def _of_other_length(
     return make(dataclasses.replace(record, training=training, history=history))
 
 
-def _of_first(show: Show) -> Show:
+def _first_process_show(show: Show) -> Show:
     return show if hosts.is_first() else Show()
 
 
@@ -454,7 +456,7 @@ def _check_processes(experiment: Experiment) -> None:
     for data in record.values():
         if isinstance(data, dict):
             data.pop("path", None)  # data folders may differ between hosts
-    of_each = hosts.gather(json.dumps([record, meshes.words(experiment.run.mesh)], sort_keys=True))
+    of_each = hosts.gather(json.dumps([record, meshes.describe_devices(experiment.run.mesh)], sort_keys=True))
     for process, one in enumerate(of_each):
         if one != of_each[0]:
             raise HostError(
@@ -467,26 +469,28 @@ def _go_on(experiment: Experiment, folder: Path, done: int, show: Show, stop: lo
     if experiment.over(done) is None:
         start, first = time.perf_counter(), done
         resumed = f"; resumed after {done} steps" if done else ""
-        show.line(f"training {experiment.describe()} on {meshes.words(experiment.run.mesh)}{resumed}")
+        show.line(
+            f"training {experiment.describe()} on {meshes.describe_devices(experiment.run.mesh)}{resumed}"
+        )
         if hosts.count() > 1:
             show.line(
                 f"{hosts.count()} processes: where one is lost, the others end within {hosts.LOST_AFTER} s, and --resume goes on with those that "
                 "remain."
             )
-        with stop.at_once():
+        with stop.interruptible():
             state = models.restore(folder, done, experiment.run) if done else experiment.run.init()
             _show_kernels(show, experiment, state, functools.partial(experiment.run.advance.trace, state))
         state, done = _train(experiment, state, folder, done, show, stop)
         show.line(f"{done - first} steps in {time.perf_counter() - start:.0f} s.")
-    finished = hosts.by_first(lambda: runs.finished(folder))
+    finished = hosts.call_in_first(lambda: runs.finished(folder))
     names = [part.name for part in experiment.parts()]
-    if finished.why and hosts.by_first(lambda: all(finished.has(folder, name) for name in names)):
+    if finished.why and hosts.call_in_first(lambda: all(finished.has(folder, name) for name in names)):
         show.line(_finished(folder, finished))
         return
     if state is None:
         state = models.restore(folder, done, experiment.run)
     try:
-        with stop.at_once():
+        with stop.interruptible():
             _finish(experiment, state, folder, done, finished, show)
     except KeyboardInterrupt:
         raise StoppedError(done) from None
@@ -496,7 +500,7 @@ def _show_kernels(show: Show, experiment: Experiment, state: State, trace: Calla
     """Display the implementations of a step's ops, and return the result of its first `trace`."""
     with kernel_registry.collecting() as calls:
         result = trace()
-    lines = kernels.words(calls, devices_of(jax.tree.leaves(state))[0])
+    lines = kernels.describe_implementations(calls, devices_of(jax.tree.leaves(state))[0])
     for line in [*lines, *experiment.run.backend_notes()]:
         show.line(line)
     return result
@@ -529,7 +533,7 @@ def _train(
         nonlocal saved
         models.save(folder, number, state, record, experiment.run)
         saved = number
-        hosts.by_first(draw)
+        hosts.call_in_first(draw)
         for watcher in watchers:
             watcher.resume()
 
@@ -575,10 +579,10 @@ def _finish(
         finished.why = ""
         finished.write(folder)
     parts = experiment.parts()
-    if not hosts.by_first(lambda: all(finished.has(folder, part.name) for part in parts)):
+    if not hosts.call_in_first(lambda: all(finished.has(folder, part.name) for part in parts)):
         experiment.compare(show)
     for part in parts:
-        if not hosts.by_first(lambda name=part.name: finished.has(folder, name)):  # type: ignore[misc]
+        if not hosts.call_in_first(lambda name=part.name: finished.has(folder, name)):  # type: ignore[misc]
             with show.doing(part.doing), runs.written(folder / part.name) as path:
                 lines = list(part.do(state, path) or ())
                 written = path.exists()

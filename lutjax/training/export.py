@@ -118,7 +118,7 @@ class Source:
     rows: Sequence[Sequence[Value]] | None = None
     row_answers: Callable[[int], Numbers] | None = None
 
-    def by_port(self, numbers: Numbers) -> dict[str, Numbers]:
+    def split_by_port(self, numbers: Numbers) -> dict[str, Numbers]:
         """Return the values for each input port by name."""
         ends = np.cumsum([port.count for port in self.circuit.inputs])[:-1]
         return {
@@ -129,9 +129,9 @@ class Source:
         """Return samples with their answers, computed from raw rows for tables."""
         x = self.samples[:MOST_VECTORS]
         if self.rows is None or self.row_answers is None:
-            return Vectors(self.by_port(x), {"y": self.answer(x)}, self.samples_name)
+            return Vectors(self.split_by_port(x), {"y": self.answer(x)}, self.samples_name)
         answers = self.row_answers(len(x))
-        return Vectors(self.by_port(x), {"y": answers}, self.samples_name, self.rows[:MOST_VECTORS])
+        return Vectors(self.split_by_port(x), {"y": answers}, self.samples_name, self.rows[:MOST_VECTORS])
 
 
 def export(
@@ -318,7 +318,7 @@ def oracle(manifest: Mapping[str, Any], folder: Path | None = None) -> proofs.Or
         raise proofs.SkippedError(f"the model in {place} cannot be read: {error}") from error
     except RunError as error:
         raise proofs.FailedError(f"the model has no such export: {error}") from error
-    samples = list(source.by_port(source.samples).values())
+    samples = list(source.split_by_port(source.samples).values())
     return proofs.Oracle(samples, lambda *x: [source.answer(np.concatenate(x, axis=1))])
 
 
@@ -368,7 +368,7 @@ def source_of(
     tables = {} if lut is None else {"lut": lut}
     if kind == "lm":
         raise RunError(f"{folder} holds a language model, which is not a circuit of bits.")
-    make = _of_automaton if kind == "ca" else _of_classifier
+    make = _automaton_source if kind == "ca" else _classifier_source
     return make(model_folders.read(folder, on_damage=on_damage), inputs, outputs, tables)
 
 
@@ -381,14 +381,14 @@ def _facts(folder: Path, kind: str, step: int) -> dict[str, Any]:
     }
 
 
-def _of_classifier(
+def _classifier_source(
     found: ModelFolder, inputs: str | None, outputs: str | None, tables: Mapping[str, int]
 ) -> Source:
     folder, model = found.folder, found.model
     _refuse_large(folder, model.config)
     form, packed = predictions.form_of(model), model.packed()
     if form.encoding is not None and inputs != "bits":
-        return _of_rows(found, form, form.encoding, inputs, outputs, tables)
+        return _rows_source(found, form, form.encoding, inputs, outputs, tables)
     experiment = _experiment(found)
     test = None if experiment is None else experiment.test
     remarks: tuple[str, ...] = ()
@@ -403,7 +403,7 @@ def _of_classifier(
     about = _names(model.config, form, inputs, packed)
     circuit = circuit_of(folder, model, inputs=inputs, outputs=outputs, about=about, **tables)
     if test is None:
-        x, source = made_samples(packed, circuit.inputs[0], inputs)
+        x, source = generate_samples(packed, circuit.inputs[0], inputs)
         remarks = (
             f"the bundle holds no samples: {deployment.VECTORS} has {source}, {len(x):,}, with the answers of the model",
             *remarks,
@@ -430,7 +430,7 @@ def _of_classifier(
     )
 
 
-def _of_rows(
+def _rows_source(
     found: ModelFolder,
     form: Form,
     encoding: Encoding,
@@ -473,12 +473,12 @@ def _of_rows(
         table, source = experiment.test_rows, f"the test part of {experiment.test.name}"
     rows = values_of(encoding, table)
 
-    def of_table(table: Table) -> Numbers:
+    def answer_table(table: Table) -> Numbers:
         return _answers(packed, encoding.encode(table), bits=False, outputs=given)
 
     def answer(numbers: Numbers) -> Numbers:
         decoded = taken.decode(np.split(numbers, numbers.shape[1], axis=1))
-        return of_table(table_of(encoding, decoded, name="the rows"))
+        return answer_table(table_of(encoding, decoded, name="the rows"))
 
     return Source(
         name=name_of(folder, None if found.record is None else found.record.record),
@@ -493,7 +493,7 @@ def _of_rows(
             folder, model, inputs="bits", outputs="bits", about={"column_bits": [list(b) for b in taken.bits]}
         ),
         rows=rows,
-        row_answers=lambda n: of_table(table.rows(np.arange(n))),
+        row_answers=lambda n: answer_table(table.rows(np.arange(n))),
     )
 
 
@@ -520,7 +520,7 @@ def _experiment(found: ModelFolder) -> Classifier | None:
     if found.record is None or not found.has_data:
         return None
     try:
-        return Classifier.of(found.record.record)
+        return Classifier.from_record(found.record.record)
     except SamplesError as error:
         raise CheckpointError(f"the data of {found.folder} cannot be used: {error}") from error
 
@@ -532,7 +532,7 @@ _ALL_INPUTS = 9
 """Maximum input bits for exhaustive samples in an export without data."""
 
 
-def made_samples(packed: Packed, port: Port, inputs: str) -> tuple[Numbers, str]:
+def generate_samples(packed: Packed, port: Port, inputs: str) -> tuple[Numbers, str]:
     """Return samples for an export without data, and a description of their source.
 
     Samples are all inputs of few bits, random bits, or random numbers within each input's threshold
@@ -687,26 +687,28 @@ def _samples(part: Samples, inputs: str, packed: Packed) -> tuple[np.ndarray, tu
     other = rounded != part.x
     if not other.any():
         return rounded, ()
-    right = [float((np.asarray(packed(_given(packed, x))) == part.y).mean()) for x in (part.x, rounded)]
+    right = [
+        float((np.asarray(packed(_input_layout(packed, x))) == part.y).mean()) for x in (part.x, rounded)
+    ]
     return rounded, (
         f"{other.sum():,} of {other.size:,} numbers of the test part are rounded to {inputs}: {100 * right[0]:.2f} % of it are "
         f"right before, {100 * right[1]:.2f} % after.",
     )
 
 
-def _given(packed: Packed, x: Numbers) -> jax.Array:
+def _input_layout(packed: Packed, x: Numbers) -> jax.Array:
     """Return samples in the packed network's input layout: images for trees."""
     shape = packed.config.in_shape if isinstance(packed, PackedTreeNet) else x.shape[1:]
     return jnp.asarray(x, jnp.float32).reshape(len(x), *shape)
 
 
 def _bits(packed: Packed, x: Numbers) -> np.ndarray:
-    return np.asarray(packed.first_bits(_given(packed, x)), np.uint8)
+    return np.asarray(packed.first_bits(_input_layout(packed, x)), np.uint8)
 
 
 def _answers(packed: Packed, x: Numbers, *, bits: bool, outputs: str) -> np.ndarray:
     if outputs == "class" and not bits:
-        return np.asarray(packed(_given(packed, x)))[:, None]
+        return np.asarray(packed(_input_layout(packed, x)))[:, None]
     first = jnp.asarray(x if bits else _bits(packed, x), bool)
     if outputs == "votes":
         return np.asarray(votes_of(packed, first), np.int64)
@@ -718,7 +720,7 @@ def _answers(packed: Packed, x: Numbers, *, bits: bool, outputs: str) -> np.ndar
     return answers
 
 
-def _of_automaton(
+def _automaton_source(
     found: ModelFolder, inputs: str | None, outputs: str | None, tables: Mapping[str, int]
 ) -> Source:
     folder, model = found.folder, found.model

@@ -67,8 +67,8 @@ class Steps(Repeated):
         state, losses = self._run(self._jitted, state, first, [count])
         return state, losses[0]
 
-    def in_parts(self, state: State, first: int, ends: Sequence[int]) -> tuple[State, Any]:
-        """Run steps from step `first`; see `lutjax.training.loop.Repeated.in_parts`."""
+    def run_parts(self, state: State, first: int, ends: Sequence[int]) -> tuple[State, Any]:
+        """Run steps from step `first`; see `lutjax.training.loop.Repeated.run_parts`."""
         return self._run(self._jitted, state, first, ends)
 
     def _run(self, program: Any, state: State, first: int, ends: Sequence[int]) -> tuple[State, Any]:

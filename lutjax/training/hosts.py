@@ -207,7 +207,7 @@ def gather(value: T) -> list[T]:
     return _gather(value)
 
 
-def by_first(function: Callable[[], T]) -> T:
+def call_in_first(function: Callable[[], T]) -> T:
     """Call a function in the first process only, and return its result in every process.
 
     Raises:
@@ -220,7 +220,7 @@ def by_first(function: Callable[[], T]) -> T:
         try:
             value = function()
         except Exception as error:
-            _set(key, (None, _words(error)))
+            _set(key, (None, _describe_error(error)))
             _share(error)
             raise
         _set(key, (value, None))
@@ -247,7 +247,7 @@ def together() -> Iterator[None]:
     except Exception as error:
         if not shared(error) and not lost(error):
             try:
-                _gather(_words(error), time.monotonic() + PATIENCE)
+                _gather(_describe_error(error), time.monotonic() + PATIENCE)
                 _share(error)
             except TimeoutError:
                 pass
@@ -284,7 +284,7 @@ def _share(error: T) -> T:
     return error
 
 
-def _words(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 

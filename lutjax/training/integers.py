@@ -39,7 +39,7 @@ class Rounded:
 
     Args:
       model: the trained model.
-      tables: ``"int16"`` or ``"int8"``; see `lutjax.circuits.language_model.of`.
+      tables: ``"int16"`` or ``"int8"``; see `lutjax.circuits.language_model.from_model`.
 
     Attributes:
       integer: the integer model.
@@ -59,7 +59,7 @@ class Rounded:
     """
 
     def __init__(self, model: LUTTransformer, *, tables: str = "int16"):
-        self.integer = language_model.of(model, tables=tables)
+        self.integer = language_model.from_model(model, tables=tables)
         self.model = _in_floats(model, self.integer)
         model = nnx.merge(*nnx.split(self.model))
         model.init_cache(())
@@ -339,7 +339,7 @@ def _losses(
         return {}, "the loss is not tested: a bundle holds no text"
     config = found.model.config
     try:
-        test = lm_runs.LanguageModel.of(found.record.record, text_path).text.test
+        test = lm_runs.LanguageModel.from_record(found.record.record, text_path).text.test
     except (TextError, CheckpointError) as error:
         return {}, f"the loss is not tested: {error}"
     losses = []

@@ -12,7 +12,7 @@ _WORDS = {
 }
 
 
-def words(calls: Sequence[Made], device: Device) -> list[str]:
+def describe_implementations(calls: Sequence[Made], device: Device) -> list[str]:
     """Describe each op's implementation on a device.
 
     For each pure-JAX op, explain why faster kernels are unavailable.

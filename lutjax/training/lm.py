@@ -144,9 +144,9 @@ class Run(ModelRun[LanguageModel]):
             raise ValueError(
                 f"memory_depth is {training.memory_depth}; it is for a memory with memory_placement 'host' alone."
             )
-        self._place(None)
+        self._place_on_mesh(None)
 
-    def _place(self, mesh: Mesh | None) -> None:
+    def _place_on_mesh(self, mesh: Mesh | None) -> None:
         self._evaluation = Evaluation(self.structure, self.config.context, mesh)
         text: Bytes | hosts.Padded = self._train
         where, self._padding = None if mesh is None else meshes.everywhere(mesh), 0
@@ -252,27 +252,27 @@ class Run(ModelRun[LanguageModel]):
             self.ahead.begin(int(folder.name), rows)
 
     @functools.cached_property
-    def _on_cpu(self) -> Callable[[Any], tuple[Array, Any]]:
+    def _cpu_step(self) -> Callable[[Any], tuple[Array, Any]]:
         """Jitted function for a step's window starts and memory learning rate."""
 
-        def of_step(number: Array) -> tuple[Array, Any]:
+        def window_starts(number: Array) -> tuple[Array, Any]:
             with jax.numpy_dtype_promotion("standard"):
                 rate = self.training.rate()(number) * self.training.memory_rate
             return self._starts(number, self._train.size)[0], rate
 
-        return jax.jit(of_step)
+        return jax.jit(window_starts)
 
-    def _of_step(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+    def _step_inputs(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         with jax.default_device(cpu()):
-            starts, rate = self._on_cpu(np.int32(number))
+            starts, rate = self._cpu_step(np.int32(number))
         return np.asarray(starts), np.asarray(rate)
 
     def _rate_of_memory(self, number: int) -> np.ndarray:
-        return self._of_step(number)[1]
+        return self._step_inputs(number)[1]
 
     def _ids(self, number: int) -> dict[str, np.ndarray]:
         """Return a step's row ids for each host-resident table."""
-        return self._ids_of(self._train, self._of_step(number)[0])
+        return self._ids_of(self._train, self._step_inputs(number)[0])
 
     def _ids_of(self, text: Bytes, starts: np.ndarray) -> dict[str, np.ndarray]:
         """Return the row ids for text windows, for each host-resident table."""
@@ -325,10 +325,10 @@ class Run(ModelRun[LanguageModel]):
         def loss_of(given: Any, batch: tuple[Array, Array, Array]) -> tuple[Array, tuple[Array, Any]]:
             params, rows = given
             *text, part = batch
-            inputs, labels = meshes.by_sample(text, self.mesh)
+            inputs, labels = meshes.shard_samples(text, self.mesh)
             model = self.structure.model(params, state.others)
             rngs = nnx.Rngs(dropout=jax.random.fold_in(dropout_key, part[0]))
-            with host.given({self._on_host[name]: a for name, a in rows.items()}, part[0]):
+            with host.provide_rows({self._on_host[name]: a for name, a in rows.items()}, part[0]):
                 logits = model(inputs, deterministic=False, rngs=rngs)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             mean = losses.mean()
@@ -352,7 +352,7 @@ class Run(ModelRun[LanguageModel]):
         if self.mesh is not None:  # each device looks up all bytes in its own shard of the text
             windows = jax.lax.with_sharding_constraint(windows, meshes.everywhere(self.mesh))
         batch = (*windows, part)
-        rows = fetched.rows if self._on_mesh is None else self._on_mesh.whole(fetched)
+        rows = fetched.rows if self._on_mesh is None else self._on_mesh.gather_rows(fetched)
         (_, (losses, others)), gradients = value_and_grad((state.params, rows), batch)
         if training.microbatches > 1:
             others = jax.tree.map(lambda a: a[-1], others)
@@ -400,7 +400,7 @@ class Run(ModelRun[LanguageModel]):
 
         @functools.partial(jax.jit, **where)
         def count(params: Any, others: Any, text: Array, starts: Array) -> dict[str, lutjax.Usage]:
-            inputs, _ = meshes.by_sample(_windows(text, starts, self.config.context), mesh)
+            inputs, _ = meshes.shard_samples(_windows(text, starts, self.config.context), mesh)
             return lutjax.usage(structure.model(params, others))(inputs, deterministic=True)
 
         total: dict[str, lutjax.Usage] = {}
@@ -513,7 +513,7 @@ class Evaluation:
         """Return the summed counted losses per window."""
 
         def batch(windows: tuple[Array, Array]) -> Array:
-            inputs, labels = meshes.by_sample(_windows(text, windows[0], self._context), self._mesh)
+            inputs, labels = meshes.shard_samples(_windows(text, windows[0], self._context), self._mesh)
             logits = self._structure.model(params, others)(inputs, deterministic=True)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             counted = jnp.arange(self._context)[None, :] >= windows[1][:, None]

@@ -123,12 +123,12 @@ class LanguageModel(Experiment):
         """
         name = model or presets.MODEL
         presets.refuse_others(f"the model {name}", (MODELS[name], TrainingConfig, Options), fields)
-        config, training, options = cls.made({**presets.preset(name, preset), **fields}, MODELS[name])
+        config, training, options = cls.make_configs({**presets.preset(name, preset), **fields}, MODELS[name])
         text = load_text(path, context=config.context)
         record = Record(
             model=config,
             training=training,
-            text=runs.Source.of(path, text.size, text.digest),
+            text=runs.Source.create(path, text.size, text.digest),
             bigram=bigram_loss(text.train, text.test),
             options=dataclasses.asdict(options),
             history=runs.History(),
@@ -136,7 +136,9 @@ class LanguageModel(Experiment):
         return cls(record, _run(record, text), text)
 
     @classmethod
-    def of(cls, record: Record, path: Path | None = None, model: str | None = None) -> "LanguageModel":
+    def from_record(
+        cls, record: Record, path: Path | None = None, model: str | None = None
+    ) -> "LanguageModel":
         """Return the run of a record, with the text at `path` or its original location.
 
         If `model` is given, the run must have this model.

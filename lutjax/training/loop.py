@@ -134,7 +134,7 @@ class Repeated:
         state, loss, _ = self._call(self._jitted, state, first, [count])
         return state, loss
 
-    def in_parts(self, state: State, first: int, ends: Sequence[int]) -> tuple[State, Array]:
+    def run_parts(self, state: State, first: int, ends: Sequence[int]) -> tuple[State, Array]:
         """Run steps from `first`, and return the state and the mean loss of each part.
 
         Args:
@@ -213,7 +213,7 @@ def run(
         start, until = done, min([steps, *(_next(done, hook.every) for hook in hooks)])
         ends = [until] if log is None else _ends(start, until, log.every, n_parts)
         began, done = time.perf_counter(), ends[-1]
-        state, found = advance.in_parts(state, start, [end - start for end in ends])
+        state, found = advance.run_parts(state, start, [end - start for end in ends])
         losses = list(zip(ends, np.asarray(found)[: len(ends)].tolist(), strict=True))
         seconds = slowest(time.perf_counter() - began) / (done - start)
         spoilt = next((i for i, (_, loss) in enumerate(losses) if not math.isfinite(loss)), len(losses))
@@ -263,7 +263,7 @@ class Stop:
         return self._asked
 
     @contextmanager
-    def at_once(self) -> Iterator[None]:
+    def interruptible(self) -> Iterator[None]:
         """Let the first signal interrupt a block that does not poll.
 
         JAX and other code may swallow the KeyboardInterrupt or replace it; the end of the block

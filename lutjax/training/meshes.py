@@ -166,7 +166,7 @@ def _written(axes: Mapping[str, int]) -> str:
     return ",".join(f"{name}={n}" for name, n in axes.items())
 
 
-def words(mesh: Mesh | None) -> str:
+def describe_devices(mesh: Mesh | None) -> str:
     """Return a description of the run's devices; without a mesh, the first local one."""
     if mesh is None:
         return str(jax.local_devices()[0].device_kind)
@@ -246,12 +246,14 @@ def with_all_samples(gradients: Any, mesh: Mesh | None) -> Any:
             for array, rank in zip(call.values(), call.ranks(), strict=True)
         )
         cotangent = constrained(gradient.cotangent, gradient.cotangent.ndim, None)
-        return dataclasses.replace(gradient, look_up=call.of(arrays, call.options()), sealed=seal(cotangent))
+        return dataclasses.replace(
+            gradient, look_up=call.from_arrays(arrays, call.options()), sealed=seal(cotangent)
+        )
 
     return jax.tree.map(gather, gradients, is_leaf=is_factored)
 
 
-def by_sample(arrays: Any, mesh: Mesh | None, axis: int = 0) -> Any:
+def shard_samples(arrays: Any, mesh: Mesh | None, axis: int = 0) -> Any:
     """Divide traced arrays over `DATA` along the sample axis; replicate if not evenly divisible."""
     if mesh is None:
         return arrays

@@ -54,7 +54,7 @@ class Structure(Generic[M]):
         parts: Any = nnx.split(abstract, nnx.Param, ...)
         self._graph, self._params, self._others = parts
         self._build = build
-        self._init = jax.jit(self.drawn) if one_program else self.drawn
+        self._init = jax.jit(self.sample_variables) if one_program else self.sample_variables
 
     def empty(self) -> M:
         """Return a model with shapes and dtypes in place of arrays."""
@@ -99,7 +99,7 @@ class Structure(Generic[M]):
         on_host = sum(math.prod(table.shape) for table, _ in self.host_tables.values())
         return on_host + sum(int(np.prod(p.shape)) for p in jax.tree.leaves(self.abstract()[0]))
 
-    def drawn(self, key: Any) -> tuple[Any, Any]:
+    def sample_variables(self, key: Any) -> tuple[Any, Any]:
         """`State.params` and `State.others` of a new model, sampled from a `jax.random` key."""
         return arrays(self._build(nnx.Rngs(key)))
 
@@ -157,9 +157,9 @@ class ModelRun(Generic[M]):
             self.structure.abstract()[0], jax.devices(), self._samples, asked, tables=self.structure.tables
         )
         if self.mesh is not None:
-            self._place(self.mesh)
+            self._place_on_mesh(self.mesh)
 
-    def _place(self, mesh: Mesh) -> None:
+    def _place_on_mesh(self, mesh: Mesh) -> None:
         """Rebuild `advance` for a state on a mesh."""
         raise NotImplementedError
 
@@ -184,18 +184,18 @@ class ModelRun(Generic[M]):
             return self._first_state(*self.structure.init(self._seed))
         # In one program each device makes only its own shards: the whole may exceed its memory.
         make = jax.jit(
-            self.drawn,
+            self.sample_state,
             out_shardings=self._shardings(self.mesh),
         )
         state: State = make(jax.random.key(self._seed))
         return state
 
-    def drawn(self, key: Any) -> State:
+    def sample_state(self, key: Any) -> State:
         """Return the initial state, sampled from a `jax.random` key instead of the seed.
 
         Under `jax.vmap` it returns many states at once.
         """
-        return self._first_state(*self.structure.drawn(key))
+        return self._first_state(*self.structure.sample_variables(key))
 
     def abstract(self) -> State:
         """Return shapes, dtypes and, on a mesh, shardings of the state, to read a checkpoint."""

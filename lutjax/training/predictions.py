@@ -148,7 +148,7 @@ class TrainedRun:
           SamplesError: as `predict`, or a label is not a class, or not a number.
         """
         if self.form.regression:
-            return Errors.of(self.form.label_numbers(labels), self.predict(raw).numbers).r2
+            return Errors.compute(self.form.label_numbers(labels), self.predict(raw).numbers).r2
         return float((self.predict(raw).numbers == self.form.label_numbers(labels)).mean())
 
 
@@ -168,10 +168,10 @@ def load(
       BundleError: the bundle is damaged.
     """
     found = model_folders.read(Path(folder), classifier.Record.kind, on_damage=on_damage)
-    return of_model(found.model)
+    return wrap_model(found.model)
 
 
-def of_model(model: Any) -> TrainedRun:
+def wrap_model(model: Any) -> TrainedRun:
     """Wrap a classifier from `lutjax.load` or `lutjax.convert`, ready to predict.
 
     Raises:
@@ -187,7 +187,7 @@ def form_of(model: Any) -> Form:
     Without a run, samples are arrays of its inputs, and classes are named by index.
 
     Raises:
-      CheckpointError: as `of_model`.
+      CheckpointError: as `wrap_model`.
     """
     record = getattr(model, "record", None)
     if record is None:

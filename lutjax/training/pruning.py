@@ -134,12 +134,12 @@ class _Smaller:
             wires.append(place[all_wires[layer][of_layers[layer]]])
         target, n_steps = np.array(run.compared), run.training.n_steps
 
-        def same(tables: tuple[jax.Array, ...]) -> jax.Array:
+        def reaches_target(tables: tuple[jax.Array, ...]) -> jax.Array:
             last = automaton.run_tables(config, n_steps, samples, tables, tuple(wires), jax.random.key(_SEED))
             answer: jax.Array = (last[target] == expected).all()
             return answer
 
-        self._same = jax.jit(jax.vmap(same))
+        self._same = jax.jit(jax.vmap(reaches_target))
 
     def tried(self, several: Sequence[Gates]) -> Bool[np.ndarray, " several"]:
         """Return a mask for candidates with an unchanged last state."""

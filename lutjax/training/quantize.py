@@ -97,7 +97,7 @@ def check_place(folder: Path) -> None:
     found = list(folder.iterdir()) if folder.exists() else []
     others = [path for path in found if path.name not in (runs.FOLDER, runs.LOCK)]
     others += [path for path in found if path.name == runs.LOCK and not runs.is_lock(path)]
-    for path in (*others, *checkpoints.others(folder / runs.FOLDER)):
+    for path in (*others, *checkpoints.foreign_entries(folder / runs.FOLDER)):
         raise RunError(
             f"{folder} would be replaced, but holds {path.relative_to(folder)}, which is not of a deployed model: move it away."
         )

@@ -49,7 +49,7 @@ class Form:
     target: str | None = None
 
     @classmethod
-    def of(
+    def from_samples(
         cls,
         train: Samples,
         n_classes: int,
@@ -249,7 +249,9 @@ def read(
                 f"--id is {ids[0]}, but {path} is no table and no .npz file; leave it out: images have a column with the name of their file."
             )
         return (
-            _of_folder(path, form, target) if path.is_dir() else _of_images([path], path.parent, form, target)
+            _read_folder(path, form, target)
+            if path.is_dir()
+            else _read_images([path], path.parent, form, target)
         )
     named = [*([target] if target else []), *ids]
     arrays = read_arrays(path, (), ("x", "x_test", "names", *named))
@@ -279,18 +281,18 @@ def read(
     return Raw(form.numbers(raw, name=str(path)), labels, found_ids)
 
 
-def _of_folder(folder: Path, form: Form, target: str | None) -> Raw:
+def _read_folder(folder: Path, form: Form, target: str | None) -> Raw:
     """Return a folder's test part if it has one, else all images in it and its subfolders."""
     if datasets.holds_known_files(folder):
         test = datasets.load(folder).test
         assert isinstance(test, Samples)
         numbers = form.numbers(test.x.reshape(-1, *test.shape), name=str(folder))
         return Raw(numbers, None if target is None else np.asarray(form.classes)[test.y])
-    _, test_folder, _ = folders.parts(folder)
+    _, test_folder, _ = folders.find_parts(folder)
     found = folders.find(test_folder or folder)
     if not found.images:
         raise SamplesError(f"{folder} has no images ({', '.join(pixels.ENDINGS)}).")
-    made = _of_images(found.images, folder, form, target)
+    made = _read_images(found.images, folder, form, target)
     if not found.others:
         return made
     shown = strict_json.listed([str(one.relative_to(folder)) for one in found.others[:3]], 200)
@@ -303,7 +305,7 @@ def _of_folder(folder: Path, form: Form, target: str | None) -> Raw:
     )
 
 
-def _of_images(paths: Sequence[Path], folder: Path, form: Form, target: str | None) -> Raw:
+def _read_images(paths: Sequence[Path], folder: Path, form: Form, target: str | None) -> Raw:
     """Read images, gray or in color like the run's images, with file names relative to a folder."""
     shape = form.shape
     if len(shape) < 2:

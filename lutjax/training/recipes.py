@@ -61,7 +61,7 @@ class Published:
             f"source: {self.source}",
             *([f"differs: {self.differs}"] if self.differs else []),
             *(
-                "; ".join(f"{name} {_words(value)}" for name, value in v.items())
+                "; ".join(f"{name} {_format_option(value)}" for name, value in v.items())
                 for v in (self.sizes(), self._rates())
             ),
         ]
@@ -150,7 +150,7 @@ class TreeRecipe(Published):
         return f"{self._config().n_gates:,} gates that are trained"
 
 
-def _words(value: Any) -> str:
+def _format_option(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 

@@ -90,7 +90,9 @@ class Errors:
     r2: float
 
     @classmethod
-    def of(cls, numbers: Shaped[np.ndarray, " samples"], found: Shaped[np.ndarray, " samples"]) -> "Errors":
+    def compute(
+        cls, numbers: Shaped[np.ndarray, " samples"], found: Shaped[np.ndarray, " samples"]
+    ) -> "Errors":
         """Return the errors of predictions `found` for targets `numbers`."""
         wrong = found.astype(np.float64) - numbers.astype(np.float64)
         variance = float(numbers.astype(np.float64).var()) or 1.0
@@ -237,7 +239,7 @@ def report(
     for layer in reversed(trees):
         alive, read = live_nodes(layer, read)
         live, truth = [alive, *live], [layer.truth, *truth]
-    errors = {} if classes else {"hard": Errors.of(labels, hard), "soft": Errors.of(labels, soft)}
+    errors = {} if classes else {"hard": Errors.compute(labels, hard), "soft": Errors.compute(labels, soft)}
     return Report(
         hard=errors["hard"].r2 if errors else float((hard == labels).mean()),
         soft=errors["soft"].r2 if errors else float((soft == labels).mean()),

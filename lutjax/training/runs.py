@@ -84,7 +84,7 @@ class Source:
     digest: str
 
     @classmethod
-    def of(cls, path: Path | None, size: int, digest: str) -> "Source":
+    def create(cls, path: Path | None, size: int, digest: str) -> "Source":
         """Return a source with the path made absolute."""
         return cls(None if path is None else str(path.absolute()), size, digest)
 
@@ -128,13 +128,13 @@ class Finished:
     def read(cls, folder: Path) -> "Finished | None":
         """Read the finishing record in a run folder; None if its latest checkpoint has none."""
         try:
-            found = cls._of(folder)
+            found = cls._read(folder)
             return found if found.digest == checkpoints.peek(folder / FOLDER)[2] else None
         except (FileNotFoundError, ValueError):  # missing, or written by another version
             return None
 
     @classmethod
-    def _of(cls, folder: Path) -> "Finished":
+    def _read(cls, folder: Path) -> "Finished":
         """Read the finishing record in a run folder, for any checkpoint.
 
         Raises:
@@ -150,7 +150,7 @@ class Finished:
             raise ValueError(f"{_FINISHED}: 'parts' or 'digests' are not those of files.")
         for name in (*parts, *digests):
             if len(name.encode()) > 255 or {"/", "\0"} & set(name):
-                raise ValueError(f"{_FINISHED}: no file has the name {strict_json.shown(name)}.")
+                raise ValueError(f"{_FINISHED}: no file has the name {strict_json.format_value(name)}.")
         return cls(digest, {name: (file, lines) for name, (file, lines) in parts.items()}, why, digests)
 
     def write(self, folder: Path) -> None:
@@ -187,7 +187,7 @@ def results(folder: Path) -> tuple[str, ...]:
 def changed(folder: Path) -> list[str]:
     """Return a line for each file of a finished run, except checkpoints, that has changed."""
     try:
-        found = Finished._of(folder)
+        found = Finished._read(folder)
         if found.digest != checkpoints.peek(folder / FOLDER)[2]:  # more steps were taken since
             return []
     except (FileNotFoundError, CheckpointError):
@@ -244,7 +244,7 @@ def lock(folder: Path) -> Iterator[None]:
       OSError: the folder is not writable.
     """
     with ExitStack() as stack:
-        hosts.by_first(lambda: stack.enter_context(_locked(folder)))
+        hosts.call_in_first(lambda: stack.enter_context(_locked(folder)))
         yield
 
 
@@ -274,7 +274,7 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def others(folder: Path, names: Sequence[str]) -> Iterator[Path]:
+def existing_outputs(folder: Path, names: Sequence[str]) -> Iterator[Path]:
     """Yield paths that a run would overwrite in a folder without a run.
 
     Args:
@@ -286,7 +286,7 @@ def others(folder: Path, names: Sequence[str]) -> Iterator[Path]:
             yield folder / name
     if not is_lock(folder / LOCK):
         yield folder / LOCK
-    yield from checkpoints.others(folder / FOLDER)
+    yield from checkpoints.foreign_entries(folder / FOLDER)
 
 
 def is_lock(path: Path) -> bool:
@@ -309,7 +309,7 @@ def check_space(folder: Path, n_bytes: int) -> None:
     Raises:
       OSError: less space is free.
     """
-    free = hosts.by_first(lambda: shutil.disk_usage(folder).free)
+    free = hosts.call_in_first(lambda: shutil.disk_usage(folder).free)
     if free < n_bytes:
         raise OSError(
             errno.ENOSPC,
@@ -489,7 +489,7 @@ def read(
     for name in ("kind", "versions"):
         meta.pop(name, None)
     try:
-        whole: R = made(record, meta)
+        whole: R = build_fields(record, meta)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"the checkpoint in {folder} was written by lutjax {in_a_line(version, 40)} and does not fit this command and "
@@ -511,7 +511,7 @@ def set_aside_damaged(folder: Path, step: int) -> None:
             if later > step:
                 checkpoints.set_aside(folder / FOLDER, later)
 
-    hosts.by_first(set_aside)
+    hosts.call_in_first(set_aside)
 
 
 def restore(folder: Path, step: int, name: str, template: Any) -> Any:
@@ -519,21 +519,21 @@ def restore(folder: Path, step: int, name: str, template: Any) -> Any:
     return checkpoints.restore(folder / FOLDER, step, name, template)
 
 
-def made(kind: Any, fields: Any) -> Any:
+def build_fields(kind: Any, fields: Any) -> Any:
     """Build a dataclass from JSON fields, checking each value against its annotation.
 
     Raises:
       KeyError, TypeError, ValueError: the fields are invalid.
     """
     if not isinstance(fields, dict):
-        raise ValueError(f"it has {strict_json.shown(fields)} where an object is expected")
+        raise ValueError(f"it has {strict_json.format_value(fields)} where an object is expected")
     if isinstance(kind, UnionType):  # the class with all these fields
         known = [(one, {field.name for field in dataclasses.fields(one)}) for one in typing.get_args(kind)]
         kind = next((one for one, names in known if names >= set(fields)), known[0][0])
     hints = typing.get_type_hints(kind)
     for name, value in fields.items():
         if name in hints and not _fits(value, hints[name]):
-            raise ValueError(f"its {name} is {strict_json.shown(value)}")
+            raise ValueError(f"its {name} is {strict_json.format_value(value)}")
     if hasattr(kind, "from_dict"):
         return kind.from_dict(fields)
     inner = {
@@ -544,7 +544,10 @@ def made(kind: Any, fields: Any) -> Any:
     tuples = {name for name, hint in hints.items() if typing.get_origin(hint) is tuple}
     values = {name: tuple(value) if name in tuples else value for name, value in fields.items()}
     return kind(
-        **{name: made(hints[name], value) if name in inner else value for name, value in values.items()}
+        **{
+            name: build_fields(hints[name], value) if name in inner else value
+            for name, value in values.items()
+        }
     )
 
 

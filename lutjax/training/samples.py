@@ -243,7 +243,7 @@ def split(whole: Samples, seed: int) -> tuple[Samples, Samples]:
     The test part is the first fifth of ``numpy.random.default_rng(seed).permutation(N)``.
     """
     train, test = split_ids(whole.y, seed, stratified=False)
-    return part(whole, train), part(whole, test)
+    return select_samples(whole, train), select_samples(whole, test)
 
 
 def split_ids(
@@ -287,6 +287,6 @@ def split_ids(
     return train, test
 
 
-def part(whole: Samples, ids: np.ndarray) -> Samples:
+def select_samples(whole: Samples, ids: np.ndarray) -> Samples:
     """Return the samples with these indices."""
     return dataclasses.replace(whole, x=whole.x[ids], y=whole.y[ids])

@@ -42,7 +42,7 @@ def columns_of(
         if not isinstance(column, Number):
             made.append(columns.category(column.name, port, column.values, column.missing))
             parts = [*range(len(column.values)), *([MISSING] if column.missing else [])]
-            bits += _of_flags([(at, part) for part in parts], rows)
+            bits += _flag_bits([(at, part) for part in parts], rows)
             continue
         limits = _limits(column, rows)
         known = limits[np.isfinite(limits)]
@@ -59,11 +59,11 @@ def columns_of(
             (at, place[limit]) if np.isfinite(limit) else (-1, int(limit < 0)) for limit in limits.tolist()
         ]
         if column.missing:
-            bits += _of_flags([(at, MISSING)], None if rows is None else rows[-1:])
+            bits += _flag_bits([(at, MISSING)], None if rows is None else rows[-1:])
     return Columns(tuple(made), tuple(bits))
 
 
-def _of_flags(flags: Sequence[Bit], thresholds: np.ndarray | None) -> list[Bit]:
+def _flag_bits(flags: Sequence[Bit], thresholds: np.ndarray | None) -> list[Bit]:
     """Return the bits of 0/1 features; thresholds outside of [0, 1) make them constant."""
     if thresholds is None:
         return list(flags)
@@ -84,7 +84,7 @@ def _limits(column: Number, thresholds: np.ndarray | None) -> Float64[np.ndarray
         limits = np.asarray(column.thresholds, np.float64)
         if thresholds is None:
             return limits
-        flags = _of_flags([(0, k) for k in range(len(limits))], thresholds[: len(limits)])
+        flags = _flag_bits([(0, k) for k in range(len(limits))], thresholds[: len(limits)])
         return np.array([limits[k] if at == 0 else (np.inf, -np.inf)[k] for at, k in flags])
     if thresholds is None:
         raise ValueError(f"column {column.name!r} has no thresholds; a circuit needs at least one.")

@@ -35,7 +35,7 @@ class _Explicit:
     def __reduce__(self) -> Any:  # hashes of texts differ by process
         return _Explicit, (self._launches,)
 
-    def given(self) -> contextlib.AbstractContextManager[Any]:
+    def activate(self) -> contextlib.AbstractContextManager[Any]:
         """Return a block with these configs, and outer blocks' configs for other kernels."""
         around: _Explicit | None = LAUNCHES.value
         block: contextlib.AbstractContextManager[Any] = LAUNCHES(
@@ -43,7 +43,7 @@ class _Explicit:
         )
         return block
 
-    def of(self, kernel: str, sizes: Sizes) -> Launch | None:
+    def find(self, kernel: str, sizes: Sizes) -> Launch | None:
         return self._launches.get((kernel, bucket(sizes))) or self._launches.get(kernel)
 
     def within(self, launches: Mapping[Any, Launch]) -> "_Explicit":
@@ -108,7 +108,7 @@ def use(launches: Mapping[str, Launch] | Mapping[Key, Launch] | str | os.PathLik
       >>> with tuning.use({"lookup.forward": tuning.Launch(rows=64, outputs=32)}):
       ...     pass
     """
-    with _Explicit(_checked("use", launches)).given():
+    with _Explicit(_checked("use", launches)).activate():
         yield
 
 
@@ -196,7 +196,7 @@ def launch_of(kernel: str, sizes: Sizes, device: Device, rule: Callable[[Sizes],
     """
     explicit, recorder = LAUNCHES.value, RECORDER.value
     source: Literal["use", "measured", "rule"] = "use"
-    launch = None if explicit is None else explicit.of(kernel, sizes)
+    launch = None if explicit is None else explicit.find(kernel, sizes)
     if launch is None:
         source, launch = "measured", measured(device.kind).get((kernel, bucket(sizes)))
     if launch is None:

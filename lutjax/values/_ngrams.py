@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int, Integer
 
 from lutjax._typing import Array
-from lutjax.arguments import require_array, shown
+from lutjax.arguments import format_value, require_array
 
 MOST_ORDER, MOST_HEADS = 1 << 8, 1 << 12
 
@@ -86,12 +86,12 @@ def ngram_rows(
     check_hashes("ngram_rows", rows=rows, orders=orders, heads=heads, seed=seed)
     require_array("ngram_rows", "tokens", tokens)
     if not jnp.issubdtype(tokens.dtype, jnp.integer) or not tokens.ndim:
-        raise TypeError(f"ngram_rows: tokens is {shown(tokens)}; expected integer ids [..., length].")
+        raise TypeError(f"ngram_rows: tokens is {format_value(tokens)}; expected integer ids [..., length].")
     if segments is not None:
         require_array("ngram_rows", "segments", segments)
         if not jnp.issubdtype(segments.dtype, jnp.integer) or segments.shape[-1:] != tokens.shape[-1:]:
             raise ValueError(
-                f"ngram_rows: segments is {shown(segments)} and tokens {shown(tokens)}; expected integer ids, one for each token."
+                f"ngram_rows: segments is {format_value(segments)} and tokens {format_value(tokens)}; expected integer ids, one for each token."
             )
     np_only = isinstance(tokens, np.ndarray) and (segments is None or isinstance(segments, np.ndarray))
     xp: Any = np if np_only else jnp
@@ -172,7 +172,7 @@ def check_hashes(where: str, *, rows: Any, orders: Any, heads: Any, seed: Any) -
         whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
         if not whole or not least <= value <= most:
             raise ValueError(
-                f"{where}: {name} is {shown(value)}; it must be a whole number from {least} to {most}."
+                f"{where}: {name} is {format_value(value)}; it must be a whole number from {least} to {most}."
             )
 
     require("rows", rows, 1, 2**31 - 1)
@@ -180,11 +180,11 @@ def check_hashes(where: str, *, rows: Any, orders: Any, heads: Any, seed: Any) -
     require("seed", seed, 0, _MASK)
     if not isinstance(orders, Sequence) or not len(orders) or len(set(orders)) != len(orders):
         raise ValueError(
-            f"{where}: orders is {shown(orders)}; expected different lengths of n-grams, as in (2, 3)."
+            f"{where}: orders is {format_value(orders)}; expected different lengths of n-grams, as in (2, 3)."
         )
     for order in orders:
         whole = isinstance(order, int | np.integer) and not isinstance(order, bool)
         if not whole or not 1 <= order < MOST_ORDER:
             raise ValueError(
-                f"{where}: orders is {shown(orders)}; lengths are whole numbers from 1 to {MOST_ORDER - 1}."
+                f"{where}: orders is {format_value(orders)}; lengths are whole numbers from 1 to {MOST_ORDER - 1}."
             )

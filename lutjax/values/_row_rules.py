@@ -136,7 +136,7 @@ class RowRule:
             new = {**new, DECAYED: jnp.broadcast_to(decay[..., :1], state[DECAYED].shape), DECAY: decay}
         return rows - rate * direction, new
 
-    def after(self, old: RowState, moved: RowState, rate: jax.Array) -> RowState:
+    def next_state(self, old: RowState, moved: RowState, rate: jax.Array) -> RowState:
         """Return the table state after a step, given the old state and the new row state."""
         return {**moved, DECAY: self._decay_after(old[DECAY], rate)} if self.counts_decay else moved
 

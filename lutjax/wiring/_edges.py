@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from lutjax._typing import Array
-from lutjax.arguments import shown
+from lutjax.arguments import format_value
 from lutjax.values._edges import Edges, check_ids, width_of
 
 _MOST = 2**31 - 1  # int32
@@ -116,7 +116,7 @@ def edges(connectivity: Edges | Int[Array, "detectors rows slots"]) -> EdgeIds:
     targets = np.asarray(connectivity)
     if targets.ndim != 3 or not np.issubdtype(targets.dtype, np.integer):
         raise ValueError(
-            f"edges: connectivity is {shown(connectivity)}; expected a list of edges, or integers [detectors, rows, slots]."
+            f"edges: connectivity is {format_value(connectivity)}; expected a list of edges, or integers [detectors, rows, slots]."
         )
     detector, row, slot = np.nonzero(targets >= 0)
     return _as_int32(detector, row, targets[detector, row, slot])
@@ -148,7 +148,7 @@ def remove_edges(connectivity: Edges, keep: Bool[Array, " edges"]) -> Changed:
     kept = np.asarray(keep)
     if kept.shape != (connectivity.size,) or kept.dtype != bool:
         raise ValueError(
-            f"remove_edges: keep is {shown(keep)}; expected bool[{connectivity.size}], one for each edge."
+            f"remove_edges: keep is {format_value(keep)}; expected bool[{connectivity.size}], one for each edge."
         )
     ids, n = edges(connectivity), connectivity
     source = np.flatnonzero(kept).astype(np.int32)
@@ -243,7 +243,7 @@ def carry_over(arrays: Any, changed: Changed, *, new: Any = 0) -> Any:
 def _check_sizes(where: str, **sizes: int) -> None:
     for name, size in sizes.items():
         if not isinstance(size, int | np.integer) or size < 0:
-            raise ValueError(f"{where}: {name} is {shown(size)}; expected a whole number from 0 on.")
+            raise ValueError(f"{where}: {name} is {format_value(size)}; expected a whole number from 0 on.")
         if size > _MOST:
             raise ValueError(f"{where}: {name} is {size}; ids are int32, so there are at most {_MOST}.")
     if sizes["n_detectors"] * sizes["n_rows"] >= _MOST:

@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Sequence
 
-from lutjax.arguments import plain, shown
+from lutjax.arguments import format_value, plain
 
 Size = int | Sequence[int]
 """Height and width, or one number for both."""
@@ -25,10 +25,10 @@ def pair(where: str, name: str, size: Size, least: int = 1) -> tuple[int, int]:
     found = _as_integers(plain(size))
     if found is None or len(found) > 2:
         raise ValueError(
-            f"{where}: {name} is {shown(size)}; expected a whole number, or two of them: height and width."
+            f"{where}: {name} is {format_value(size)}; expected a whole number, or two of them: height and width."
         )
     if min(found) < least:
-        raise ValueError(f"{where}: {name} is {shown(size)}; it must be at least {least}.")
+        raise ValueError(f"{where}: {name} is {format_value(size)}; it must be at least {least}.")
     return found[0], found[-1]
 
 
@@ -42,7 +42,7 @@ def shape_of(where: str, name: str, shape: Size, ranks: tuple[int, ...]) -> tupl
     if found is None or len(found) not in ranks or min(found) < 1:
         one = "a number of values, " if 1 in ranks else ""
         raise ValueError(
-            f"{where}: {name} is {shown(shape)}; expected {one}(height, width) or (height, width, channels), each at least 1."
+            f"{where}: {name} is {format_value(shape)}; expected {one}(height, width) or (height, width, channels), each at least 1."
         )
     return found
 

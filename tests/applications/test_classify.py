@@ -332,8 +332,8 @@ TABLE = table_of(30)
         (lambda f: datasets.Data(table_of(30, np.array(["so", *"yn" * 14, "n"]))).parts(stratified=True), "class so has 1 of 30 samples"),
         (lambda f: datasets.Data(Table({"a": np.array([*map(str, range(99)), "1,5"])}, np.array([*"yn" * 50]), "made")).parts(), r"made: column a has numbers, and \['1,5'\] in 1 of"),
         (lambda f: datasets.Data(Table({"a": np.array(["1"] * 30)}, TABLE.labels, "made")).parts(), "every column has the same cell"),
-        (lambda f: columns.of_arrays(np.array(["a", "b"]), np.array([1, 2]), None, name="t"), r"x has shape \[2\]"),
-        (lambda f: columns.of_arrays(np.array([["a", "b"]]), np.array([1]), ["c"], name="t"), "a different one for each of 2 columns"),
+        (lambda f: columns.table_from_arrays(np.array(["a", "b"]), np.array([1, 2]), None, name="t"), r"x has shape \[2\]"),
+        (lambda f: columns.table_from_arrays(np.array([["a", "b"]]), np.array([1]), ["c"], name="t"), "a different one for each of 2 columns"),
         (lambda f: split_ids(np.append(np.repeat(np.arange(3), 30), 3), 0, stratified=True), "class 3 has 1 of 91 samples.*--no-stratified"),
         (lambda f: npz(f, **PARTS), "there are 6 samples; at least 10"),
         (lambda f: npz(f, x_train=X20, y_train=Y20), r"has no array x_test and no array y_test; it has \['x_train', 'y_train'\]"),
@@ -742,7 +742,7 @@ def test_numbers_that_are_no_bits_are_refused(tmp_path):
         assert not (tmp_path / "run").exists()
     np.savez(tmp_path / "b.npz", x=rng.integers(0, 2, (40, 5)), y=y)
     before = Classifier.new({"layers": (20,), "n_thresholds": 0}, tmp_path / "b.npz")
-    source = runs.Source.of(tmp_path / "a.npz", 40, datasets.load(tmp_path / "a.npz").digest)
+    source = runs.Source.create(tmp_path / "a.npz", 40, datasets.load(tmp_path / "a.npz").digest)
     record = dataclasses.replace(before.record, samples=source)
     models.save(tmp_path / "old", 1, before.run.init(), record)
     assert "n_thresholds is 0, so samples must be bits" in refusal("export", tmp_path / "old")

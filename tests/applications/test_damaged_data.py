@@ -120,7 +120,7 @@ def test_contents_that_take_no_squares_of_time():
         labels = [labels, labels]
     content = pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": labels})
     with pytest.raises(SamplesError, match="a list where an array or a list of integers is expected"):
-        cifar._of_pickle(content, Path("batch"))
+        cifar._parse_pickle(content, Path("batch"))
     assert time.process_time() - start < 3
 
 

@@ -163,7 +163,9 @@ def test_training_learns_and_keeps_wires(run):
 
 
 def test_first_states_of_many_seeds(run):
-    many = jax.jit(jax.vmap(run.drawn))(jnp.stack([jax.random.key(seed) for seed in (5, run.training.seed)]))
+    many = jax.jit(jax.vmap(run.sample_state))(
+        jnp.stack([jax.random.key(seed) for seed in (5, run.training.seed)])
+    )
     assert equal(jax.tree.map(lambda array: array[1], many), run.init())
     assert not equal(many.params, jax.tree.map(lambda array: array[::-1], many.params))
 

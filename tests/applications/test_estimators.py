@@ -254,7 +254,7 @@ class TestSlow:
         model, record = classifier.load_model(out)
         assert record.model.kernel == (3, 2)
         assert record.model.learned_thresholds
-        again = Classifier.of(record)
+        again = Classifier.from_record(record)
         x = again.test.x.reshape(-1, 4, 4, 2).astype(np.float32)
         classes = np.asarray(model.packed()(x))
         accuracy = float((classes == again.test.y).mean())

@@ -230,7 +230,7 @@ def form_of(end):
     with temporary() as folder:
         (folder / "t.csv").write_bytes(TABLE)
         parts = datasets.load(folder / "t.csv", target="y").parts(bits=4)
-    return raw.Form.of(parts.train, 2, parts.encoding)
+    return raw.Form.from_samples(parts.train, 2, parts.encoding)
 
 
 def read_raw(path):
@@ -315,14 +315,14 @@ TREE = {"w": np.ones((2, 3), np.float32), "anchors": np.arange(4, dtype=np.int32
 
 def read_checkpoint(folder):
     step, _ = checkpoints.read_meta(folder)
-    list(checkpoints.others(folder))
+    list(checkpoints.foreign_entries(folder))
     checkpoints.restore(folder, step, "model", TREE)
 
 
 def read_run(folder):
     """Read a run as `lutjax info`, `lutjax predict`, `lutjax.load` and `--resume` do."""
     runs.is_lock(folder / runs.LOCK)
-    list(runs.others(folder, ("gates.txt",)))
+    list(runs.existing_outputs(folder, ("gates.txt",)))
     runs.finished(folder).complete(folder)
     said = []
     said += about.lines(about.facts(folder, on_damage=said.append))
@@ -341,7 +341,7 @@ def of_table(folder):
     n = len(parts.encoding.features)
     config = LogicClassifierConfig(in_features=n, n_classes=2, n_thresholds=0, layers=(8, 8))
     training = classifier.TrainingConfig(steps=3, select_every=1)
-    form, source = raw.Form.of(parts.train, 2, parts.encoding), runs.Source("t.csv", 100, "f" * 64)
+    form, source = raw.Form.from_samples(parts.train, 2, parts.encoding), runs.Source("t.csv", 100, "f" * 64)
     baselines = {"forest": 0.5}
     record = classifier.Record(config, training, source, baselines, {}, small_runs.HISTORY, "y", form=form)
     models.save(folder, 3, classifier.Run(config, training, parts.train).init(), record)

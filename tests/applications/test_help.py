@@ -15,7 +15,7 @@ from commands import command, output
 from small_runs import FOX
 
 from lutjax.cli import _compiled, _run, main
-from lutjax.cli._flags import Command, FieldsCommand, Finite, by_options
+from lutjax.cli._flags import Command, FieldsCommand, Finite, replace_fields
 from lutjax.cli._main import cli
 from lutjax.training import experiments
 from lutjax.training.automaton_runs import Automaton
@@ -241,8 +241,8 @@ def test_options_in_place_of_fields():
         ("see n_heads.py and --n-heads, model/n_heads", "see n_heads.py and --n-heads, model/n_heads"),
         ("the steps is a word; steps is 3", "the steps is a word; --steps is 3"),
     ):
-        assert by_options(text, fields) == expected
-    assert by_options("steps is 0, n_heads is 1", []) == "steps is 0, n_heads is 1"
+        assert replace_fields(text, fields) == expected
+    assert replace_fields("steps is 0, n_heads is 1", []) == "steps is 0, n_heads is 1"
 
 
 def settings(monkeypatch, switch, directory=None):

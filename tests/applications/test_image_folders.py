@@ -126,12 +126,12 @@ def test_images_are_scaled(tmp_path):
         datasets.load(tmp_path)
     data = datasets.load(tmp_path, image_size=(4, 8))
     assert data.train.shape == (4, 8, 3)
-    form = raw.Form.of(data.train, 2, None, scaled=True)
+    form = raw.Form.from_samples(data.train, 2, None, scaled=True)
     given = raw.read(tmp_path, form, target="folder")
     np.testing.assert_array_equal(given.numbers, data.train.x)
     assert given.labels.tolist() == ["0"] * 6 + ["1"] * 6
     assert list(given.ids["file"][:2]) == ["0/00.png", "0/02.png"]
-    fixed = raw.Form.of(data.train, 2, None)
+    fixed = raw.Form.from_samples(data.train, 2, None)
     with pytest.raises(SamplesError, match=r"00\.png has 9 x 17 pixels; expected 4 x 8\. Scale it, or train"):
         raw.read(tmp_path, fixed)
 

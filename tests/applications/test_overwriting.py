@@ -56,7 +56,7 @@ def test_locks_and_checkpoints_leave_what_they_did_not_write(tmp_path):
     for step in (1, 2, 3):
         checkpoints.save(tmp_path, step, {}, {})
     assert {path.name for path in tmp_path.iterdir()} == {*others, "2", "3"}
-    assert [path.name for path in checkpoints.others(tmp_path)] == sorted(others)
+    assert [path.name for path in checkpoints.foreign_entries(tmp_path)] == sorted(others)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def rows(text):
 
 def test_predictions_for_the_rows_of_a_table(table_run, tmp_path):
     out = table_run.out
-    experiment = Classifier.of(runs.read(out, classifier.Record)[1])
+    experiment = Classifier.from_record(runs.read(out, classifier.Record)[1])
     state = models.restore(out, 20, experiment.run)
     path, text = tmp_path / "new.csv", table_text(40, seed=1)
     path.write_text(text)
@@ -295,9 +295,9 @@ def test_headers_make_numbers_of_answers():
 
 
 def test_errors_of_numbers():
-    found = Errors.of(np.array([0.0, 2, 4]), np.array([0.0, 2, 1]))
+    found = Errors.compute(np.array([0.0, 2, 4]), np.array([0.0, 2, 1]))
     assert (found.absolute, found.squared, found.r2) == pytest.approx((1.0, 3**0.5, 1 - 3 / (8 / 3)))
-    assert Errors.of(np.ones(3), np.ones(3)).r2 == 1.0
+    assert Errors.compute(np.ones(3), np.ones(3)).r2 == 1.0
 
 
 def test_a_run_learns_numbers(run):

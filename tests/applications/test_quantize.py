@@ -30,7 +30,7 @@ TRAINING = TrainingConfig(
 
 
 def record_of(config, text=None):
-    source = runs.Source.of(text, TEXT.size, TEXT.digest)
+    source = runs.Source.create(text, TEXT.size, TEXT.digest)
     return lm_runs.Record(config, TRAINING, source, 3.0, {}, runs.History())
 
 

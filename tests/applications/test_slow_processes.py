@@ -90,7 +90,7 @@ def together(directory, written_alone):
     assert hosts.is_first() == (i == 0)
     hosts.barrier("here")
     assert hosts.gather({"process": i}) == [{"process": k} for k in range(n)]
-    assert hosts.by_first(lambda: ("first", i)) == ("first", 0)
+    assert hosts.call_in_first(lambda: ("first", i)) == ("first", 0)
     assert hosts.agree(i == n - 1)
     assert not hosts.agree(False)
 
@@ -98,7 +98,7 @@ def together(directory, written_alone):
         raise error
 
     with pytest.raises(OSError if i == 0 else HostError, match="no space") as caught:
-        hosts.by_first(lambda: fail(OSError(28, "no space")))
+        hosts.call_in_first(lambda: fail(OSError(28, "no space")))
     assert hosts.shared(caught.value)
 
     @hosts.together()
@@ -117,7 +117,7 @@ def together(directory, written_alone):
     save(path, 1, 6)
     # A damaged file is noticed by all, whoever reads it.
     files = sorted(p for p in (path / "6").rglob("*") if p.is_file() and p.name != "checkpoint.json")
-    hosts.by_first(lambda: files[-1].write_bytes(b"x"))
+    hosts.call_in_first(lambda: files[-1].write_bytes(b"x"))
     with pytest.raises(DamagedError, match="has changed since it was written"):
         checkpoints.read_meta(path, 6)
     messages = []

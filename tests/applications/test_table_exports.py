@@ -76,7 +76,7 @@ def test_a_circuit_answers_to_rows_as_the_run_does(kind, tmp_path):
     trained = predictions.load(folder)
     vectors = source.vectors()
     vectors.check(source.circuit)
-    near = taken.boundaries(list(source.by_port(source.samples).values()))
+    near = taken.boundaries(list(source.split_by_port(source.samples).values()))
     names = [column.name for column in taken.columns]
     unseen = [
         [50.5, 1e9, None, "pilot", "high"],
@@ -95,7 +95,7 @@ def test_a_network_with_another_encoding_fails(run, tmp_path):
     folder = tmp_path / "out"
     output("export", run, "--out", folder, "--format", "json", "--outputs", "votes")
     source = export.source_of(run, outputs="votes")
-    experiment = Classifier.of(runs.read(run, classifier.Record)[1])
+    experiment = Classifier.from_record(runs.read(run, classifier.Record)[1])
     taken = columns_of(experiment.encoding, None)
     first = taken.columns[0]
     moved = dataclasses.replace(first, thresholds=(first.thresholds[0] + 1, *first.thresholds[1:]))

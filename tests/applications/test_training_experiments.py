@@ -82,7 +82,7 @@ class Descent(experiments.Experiment):
 
     @classmethod
     def new(cls, fields):
-        model, training, options = cls.made(fields)
+        model, training, options = cls.make_configs(fields)
         return cls(Record(model, training, dataclasses.asdict(options), runs.History()))
 
     @classmethod
@@ -145,7 +145,7 @@ def start(folder, show=None, **options):
 
 def resume(folder, show=None, **options):
     show = show or Shown()
-    experiments.resume(folder, Descent, Descent.of, show, **options)
+    experiments.resume(folder, Descent, Descent.from_record, show, **options)
     return show.lines
 
 

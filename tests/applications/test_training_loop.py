@@ -158,14 +158,14 @@ def test_no_signal_is_lost(number):
     for block in (swallow, change, lambda: signal.raise_signal(number)):
         before = signal.getsignal(number)
         with loop.stop_on_signal() as stop:
-            with pytest.raises(KeyboardInterrupt), stop.at_once():
+            with pytest.raises(KeyboardInterrupt), stop.interruptible():
                 block()
             assert stop()
-            with pytest.raises(KeyboardInterrupt), stop.at_once():
+            with pytest.raises(KeyboardInterrupt), stop.interruptible():
                 pytest.fail("the block begins")
         assert signal.getsignal(number) is before
     with loop.stop_on_signal() as stop:
-        with pytest.raises(RuntimeError), stop.at_once():
+        with pytest.raises(RuntimeError), stop.interruptible():
             raise RuntimeError("no signal")
         signal.raise_signal(number)
         assert stop()
@@ -206,7 +206,7 @@ def words(monkeypatch):
         calls = [made for op in of_op for made in kernel_registry.calls_of(op, *ARGUMENTS[op])]
         registry = SimpleNamespace(considered=lambda made, device: of_op[made.call.op])
         monkeypatch.setattr(kernels, "kernel_registry", registry)
-        return kernels.words(calls, devices_of([jnp.ones(1)])[0])
+        return kernels.describe_implementations(calls, devices_of([jnp.ones(1)])[0])
 
     return make
 
@@ -241,9 +241,9 @@ def test_the_choice_is_that_of_the_registry():
     made = kernel_registry.calls_of("detect_signs", x)
     device = devices_of([x])[0]
     with kernel_registry.use_implementation("xla"):
-        first, *_ = kernels.words(made, device)
+        first, *_ = kernels.describe_implementations(made, device)
     assert first == "kernels: plain JAX for detect_signs"
     chosen = kernel_registry.resolve("detect_signs", x)
-    assert (chosen.platform == "native") == kernels.words(made, device)[0].startswith(
+    assert (chosen.platform == "native") == kernels.describe_implementations(made, device)[0].startswith(
         "kernels: native code, "
     )

@@ -249,7 +249,7 @@ def test_one_process_needs_no_others():
         hosts.barrier("alone")
         assert (hosts.count(), hosts.index(), hosts.is_first()) == (1, 0, True)
         assert hosts.gather(3) == [3]
-        assert hosts.by_first(lambda: 4) == 4
+        assert hosts.call_in_first(lambda: 4) == 4
         assert hosts.agree(True)
         assert not hosts.agree(False)
     assert not hosts.lost(RuntimeError("NCCL"))

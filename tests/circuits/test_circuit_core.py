@@ -67,7 +67,7 @@ def raw_circuit(recipe):
     literals = [0, *bits]
     for k, (nodes, inverted, table) in enumerate(gates):
         if k % 8 == 0:
-            builder.part(f"part {k}")
+            builder.start_part(f"part {k}")
         literals.append(builder.gate([literals[n] ^ inverted >> i & 1 for i, n in enumerate(nodes)], table))
     builder.output("y", [[k] for k in outputs])
     return builder.circuit({"kind": "network"})
@@ -352,7 +352,7 @@ def test_counts_and_their_first_largest(style, groups, relative):
     bits = assignments(7)
     builder, _ = begun(7, **style)
     counts = np.stack([sum((value_of(k, bits) for k in group), np.zeros(128, int)) for group in groups], 1)
-    builder.part("votes")
+    builder.start_part("votes")
     alone = arithmetic.popcount(builder, groups[0])
     numbers = arithmetic.popcounts(builder, groups, relative=relative)
     builder.output("alone", [alone])
@@ -425,7 +425,7 @@ def test_comparison_with_constants(lut, format):
 def test_comparison_of_numbers(lut, bits):
     builder = Builder(lut=lut)
     a, b = builder.input("x", 2, Format(bits))
-    builder.output("y", [[arithmetic.at_least(builder, a, b)]])
+    builder.output("y", [[arithmetic.greater_equal(builder, a, b)]])
     x = np.stack(np.meshgrid(*[np.arange(1 << bits)] * 2), -1).reshape(-1, 2)
     assert (builder.circuit()(x) == (x[:, 0] >= x[:, 1])).all()
 
@@ -583,9 +583,9 @@ def test_arguments_that_are_refused(call, message):
 def test_a_builder_refuses_parts_and_inputs_that_come_late():
     builder, _ = begun(1, simplify=False)
     for name in ("votes", "votes", "argmax"):
-        builder.part(name)
+        builder.start_part(name)
     with pytest.raises(ValueError, match="an earlier part is named 'votes'"):
-        builder.part("votes")
+        builder.start_part("votes")
     builder.gate([], 0)
     with pytest.raises(ValueError, match="declare the inputs first"):
         builder.input("z")
@@ -594,12 +594,12 @@ def test_a_builder_refuses_parts_and_inputs_that_come_late():
 # ------------------------------------------------------------------------------------------- counts
 def voting(lut=3, outputs="class"):
     builder, x = begun(8, lut=lut, merge=lut)
-    builder.part("layer 1")
+    builder.start_part("layer 1")
     bits = [builder.gate([x[i], x[(i + 3) % 8]], t) for i in range(8) for t in (8, 6, 1)]
-    builder.part("votes")
+    builder.start_part("votes")
     numbers = arithmetic.popcounts(builder, [bits[k::3] for k in range(3)], relative=outputs == "class")
     if outputs == "class":
-        builder.part("argmax")
+        builder.start_part("argmax")
         numbers = [arithmetic.argmax(builder, numbers)]
     builder.output("y", numbers)
     return builder.circuit({"kind": "classifier", "n_classes": 3})
@@ -607,7 +607,7 @@ def voting(lut=3, outputs="class"):
 
 def test_counts_of_a_circuit():
     circuit = voting()
-    stats = circuits.statistics.of(circuit, lut6=False)
+    stats = circuits.statistics.compute(circuit, lut6=False)
     assert (stats.gates, stats.levels, stats.lut6) == (len(circuit), circuit.depth, None)
     assert stats.ands == len(and_graph(circuit)[0])
     assert sum(stats.fan_in.values()) == stats.gates
@@ -619,7 +619,7 @@ def test_counts_of_a_circuit():
     assert circuit.part_ranges["votes"].start == dict(circuit.parts)["layer 1"]
     for line in ("gates", "AND nodes", "layer 1", "class 2"):
         assert f"\n{line}" in f"\n{stats}"
-    assert circuits.statistics.of(wire(2), lut6=False).gates == 0
+    assert circuits.statistics.compute(wire(2), lut6=False).gates == 0
 
 
 @pytest.mark.parametrize("outputs", ["class", "votes"])
@@ -627,7 +627,7 @@ def test_what_a_class_costs(outputs):
     """Votes that are counted in the circuit, and votes that leave it."""
     circuit = voting(outputs=outputs)
     for simple in (circuit, circuits.simplify(circuit)):
-        costs = circuits.statistics.of(simple, lut6=False).classes
+        costs = circuits.statistics.compute(simple, lut6=False).classes
         assert len(costs) == 3
         before = sum(count for name, count in simple.parts if name != "argmax")
         assert sum(c.own for c in costs) <= before <= sum(c.own + c.shared for c in costs)
@@ -636,22 +636,22 @@ def test_what_a_class_costs(outputs):
 
 def test_classes_without_gates_are_counted():
     builder, x = begun(4)
-    builder.part("votes")
+    builder.start_part("votes")
     numbers = arithmetic.popcounts(builder, [[x[0]], x, [x[1]], []])
-    builder.part("argmax")
+    builder.start_part("argmax")
     builder.output("y", [arithmetic.argmax(builder, numbers)])
     circuit = builder.circuit({"n_classes": 4})
     for same in (circuit, circuits.simplify(circuit)):
         votes = dict(same.parts)["votes"]
         assert same.about["vote_gates"] == [0, votes, 0, 0]
-        assert [c.own for c in circuits.statistics.of(same, lut6=False).classes] == [0, votes, 0, 0]
+        assert [c.own for c in circuits.statistics.compute(same, lut6=False).classes] == [0, votes, 0, 0]
 
 
 def test_a_circuit_of_look_up_tables_is_its_own_mapping():
     """Gates are counted instead of what a mapper finds where they are fewer."""
     pytest.importorskip("pyosys", reason="pyosys maps circuits to look-up tables")
     circuit = voting(lut=6)
-    assert circuits.statistics.of(circuit).lut6 <= len(circuit)
+    assert circuits.statistics.compute(circuit).lut6 <= len(circuit)
 
 
 def small(n):

@@ -67,7 +67,7 @@ def test_the_largest_sums_fit(programs):
 
 
 def test_a_flipped_entry_of_a_layer_is_found(programs):
-    integer = detectors.of(layers()["dense"])
+    integer = detectors.from_layer(layers()["dense"])
     x = np.random.default_rng(2).integers(-3, 4, (3, 4))
     values = integer.values.copy()
     values[6, integer.rows(x)[1, 6], 2] ^= 1
@@ -104,20 +104,20 @@ def lut(weight=None, **options):
 
 
 def kept():
-    return detectors.of(lut(**KEPT))
+    return detectors.from_layer(lut(**KEPT))
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: detectors.of(nnx.Linear(2, 2, rngs=nnx.Rngs(0))), "no integer form of Linear"),
-        (lambda: detectors.of(lut(), tables="int4"), "tables is 'int4'"),
-        (lambda: detectors.of(lut(weights_init=ties), fraction=29), r"fit int16 and .* with a fraction of at most 1\d, not 29"),
-        (lambda: detectors.of(lut(), fraction=31), "fraction is 31; it must be from 0 to 30"),
-        (lambda: detectors.of(lut(jnp.inf)), "an infinity or NaN"),
-        (lambda: detectors.of(lut(2.0**40)), "with a fraction of at most -1; scale them down"),
-        (lambda: detectors.of(lut(accumulate=lutjax.FixedPoint(1000))), r"the scale 1000; .* has the scale 2\*\*fraction"),
-        (lambda: detectors.of(lut(**KEPT), fraction=8), "the scale 1024, and fraction is 8"),
+        (lambda: detectors.from_layer(nnx.Linear(2, 2, rngs=nnx.Rngs(0))), "no integer form of Linear"),
+        (lambda: detectors.from_layer(lut(), tables="int4"), "tables is 'int4'"),
+        (lambda: detectors.from_layer(lut(weights_init=ties), fraction=29), r"fit int16 and .* with a fraction of at most 1\d, not 29"),
+        (lambda: detectors.from_layer(lut(), fraction=31), "fraction is 31; it must be from 0 to 30"),
+        (lambda: detectors.from_layer(lut(jnp.inf)), "an infinity or NaN"),
+        (lambda: detectors.from_layer(lut(2.0**40)), "with a fraction of at most -1; scale them down"),
+        (lambda: detectors.from_layer(lut(accumulate=lutjax.FixedPoint(1000))), r"the scale 1000; .* has the scale 2\*\*fraction"),
+        (lambda: detectors.from_layer(lut(**KEPT), fraction=8), "the scale 1024, and fraction is 8"),
         (lambda: kept()(np.zeros(3, int)), r"x has shape \[3\]; expected \[\.\.\., 4\]"),
         (lambda: kept()(np.zeros(4)), "x is float64; expected whole numbers"),
         (lambda: kept()(np.full(4, 2**31)), "expected numbers that fit int32"),
@@ -253,13 +253,13 @@ def with_weight(weight):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: language_model.of(outline(vocab_size=100)), "vocab_size is 100; programs read and write bytes, 256 of them"),
-        (lambda: language_model.of(outline(batch_norm=True)), "batch_norm is True, which computes with floats between tables"),
-        (lambda: language_model.of(outline(), tables="int32"), "tables is 'int32'; expected one of"),
-        (lambda: language_model.of(with_weight(2.0**25)), r"too much for whole numbers below 2\*\*24"),
-        (lambda: language_model.of(with_weight(jnp.nan)), "an infinity or NaN"),
+        (lambda: language_model.from_model(outline(vocab_size=100)), "vocab_size is 100; programs read and write bytes, 256 of them"),
+        (lambda: language_model.from_model(outline(batch_norm=True)), "batch_norm is True, which computes with floats between tables"),
+        (lambda: language_model.from_model(outline(), tables="int32"), "tables is 'int32'; expected one of"),
+        (lambda: language_model.from_model(with_weight(2.0**25)), r"too much for whole numbers below 2\*\*24"),
+        (lambda: language_model.from_model(with_weight(jnp.nan)), "an infinity or NaN"),
         (lambda: integers.thousandths(0.1234), "1234; in whole numbers it is from 0 to 1000"),
-        (lambda: language_model.of(softmax_attention()), "no integer form of GPT, whose softmax attention computes with floats"),
+        (lambda: language_model.from_model(softmax_attention()), "no integer form of GPT, whose softmax attention computes with floats"),
         (lambda: integers.rounded_model(Path("runs/lm"), softmax_attention(), tables="int8"), "lutjax train lm --model lut"),
     ],
 )  # fmt: skip

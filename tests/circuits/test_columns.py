@@ -134,9 +134,9 @@ def test_rows_come_back_from_codes():
 @pytest.mark.parametrize("thresholds", [[30.0, 30.0, 50.0], [50.0, 30.0, 41.5]])
 def test_facts_with_thresholds_out_of_order(thresholds):
     ports = [Port(AGE.port, 1, AGE.format)]
-    assert Columns.of([AGE.facts()], ports).columns == (AGE,)
+    assert Columns.parse([AGE.facts()], ports).columns == (AGE,)
     with pytest.raises(ValueError, match=r"columns\[0\]: 'thresholds' must ascend"):
-        Columns.of([{**AGE.facts(), "thresholds": thresholds}], ports)
+        Columns.parse([{**AGE.facts(), "thresholds": thresholds}], ports)
 
 
 def test_decimals_are_exact():

@@ -25,7 +25,7 @@ def classifier():
     """A circuit that states all that one of a classifier does."""
     builder = Builder(simplify=False)
     bits = [bit for number in builder.input("x", 8, Format(2)) for bit in number]
-    builder.part("votes")
+    builder.start_part("votes")
     sums = [
         [builder.gate(bits[k : k + 2], 0b0110), builder.gate(bits[k + 1 : k + 3], 0b1000)] for k in (0, 5, 9)
     ]
@@ -37,7 +37,7 @@ def every_format(circuit):
     """Write a circuit in every format, and count it."""
     for format in ("page", "netlist_json", "alkaid", "blif", "aiger", "verilog", "c", "dot"):
         getattr(circuits, format).write(circuit)
-    str(circuits.statistics.of(circuit, lut6=False))
+    str(circuits.statistics.compute(circuit, lut6=False))
     circuits.simplify(circuit)
 
 

@@ -54,9 +54,9 @@ def test_cells_are_counted():
     require_tool("yosys")
     builder = Builder(merge=4)
     bits = [bit for (bit,) in builder.input("x", 10)]
-    builder.part("layer 1")
+    builder.start_part("layer 1")
     first = [builder.gate(bits[k : k + 4], 0b1110_1001_0110_1000) for k in (0, 4)]
-    builder.part("layer 2")
+    builder.start_part("layer 2")
     builder.output("y", [[bit] for bit in (*first, builder.gate([*first, *bits[8:]], 0b1110_1001_0110_1000))])
     found = fpga.report(builder.circuit(), "ice40", place=False)
     assert [

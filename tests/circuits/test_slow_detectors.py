@@ -27,7 +27,7 @@ LARGEST = 2**31 - 1
 
 def test_layers_of_fixed_point_numbers_keep_their_numbers(programs):
     of = layers()
-    made = {name: detectors.of(layer) for name, layer in of.items()}
+    made = {name: detectors.from_layer(layer) for name, layer in of.items()}
     in_c, rng = programs(made), np.random.default_rng(0)
     for name, layer in of.items():
         x = rng.integers(-3, 4, (40, layer.in_features))
@@ -103,7 +103,7 @@ def test_every_kind_of_model(changes, tables, compiler, tmp_path):
 
 def test_no_sum_leaves_the_exact_numbers():
     for scale, tables in itertools.product((1e-3, 1.0, 300.0), ("int8", "int16")):
-        integer = language_model.of(model_of(CONFIG, scale), tables=tables)
+        integer = language_model.from_model(model_of(CONFIG, scale), tables=tables)
         most = np.abs(integer.embedding).max(0).astype(np.int64)
         for attention, ffn in zip(integer.attention, integer.ffn, strict=True):
             of_layer = np.abs(attention.values.astype(np.int64)).max(1).sum(0) << attention.shifts
@@ -116,7 +116,10 @@ def test_a_run_becomes_a_program(compiler, tmp_path):
     source, out = tmp_path / "fox.txt", tmp_path / "out"
     source.write_bytes(FOX)
     text = split_text(FOX, name="fox", context=6)
-    of_text, training = runs.Source.of(source, text.size, text.digest), TrainingConfig(steps=1, batch_size=4)
+    of_text, training = (
+        runs.Source.create(source, text.size, text.digest),
+        TrainingConfig(steps=1, batch_size=4),
+    )
     record = lm_runs.Record(CONFIG, training, of_text, 3.0, {}, runs.History())
     params, others = models.arrays(model_of())
     models.save(tmp_path / "run", 1, State(params, others, None), record)

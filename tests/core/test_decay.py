@@ -133,7 +133,7 @@ def test_a_step_that_takes_all_of_a_row():
     for rate in (1.0, 3.0):
         table, state = jnp.ones((1, 2, 1)), rule.init(jnp.ones((1, 2, 1)))
         for _ in range(3):
-            state = rule.after(state, {"decayed": state["decayed"]}, jnp.asarray(rate))
+            state = rule.next_state(state, {"decayed": state["decayed"]}, jnp.asarray(rate))
         table, state = rule.current(table, state)
         assert not table.any()
         assert all(np.isfinite(a).all() for a in state.values())
@@ -144,7 +144,7 @@ def test_small_shares_are_not_lost_in_their_sum():
 
     @jax.jit
     def skipped(state, rate, count):
-        one = lambda _, state: rule.after(state, {"decayed": state["decayed"]}, rate)  # noqa: E731
+        one = lambda _, state: rule.next_state(state, {"decayed": state["decayed"]}, rate)  # noqa: E731
         return jax.lax.fori_loop(0, count, one, state)
 
     state = skipped(rule.init(jnp.ones((1, 1, 1))), 0.5, 20)

@@ -216,7 +216,7 @@ def test_updates_by_any_number_of_threads_have_the_same_bits(
     index = rng.integers(0, 900, (2500, 1, 2)).astype(np.int32)
     coefficients = rng.normal(size=index.shape).astype(np.float32)
     options = {"groups": 1, "valued": 2, "accumulate": None}
-    look_up = WeightedLookup.of((None, index, coefficients), options.items())
+    look_up = WeightedLookup.from_arrays((None, index, coefficients), options.items())
     cotangent = rng.normal(size=(2500, 1, 3)).astype(np.float32)
     found = []
     for n_threads in (1, 3, 5):
@@ -369,7 +369,7 @@ def test_processes_share_rows(implementation: str, tmp_path: Path) -> None:
         index = rng.integers(-1, 12, (40, 2, ways)).astype(np.int32)
         coefficients = rng.normal(size=index.shape).astype(np.float32)
         options = {"groups": groups, "valued": ways, "accumulate": None}
-        look_up = WeightedLookup.of((None, index, coefficients), options.items())
+        look_up = WeightedLookup.from_arrays((None, index, coefficients), options.items())
         cotangent = rng.normal(size=(40, groups, 3)).astype(np.float32)
         gradient = TableGradient(look_up, cotangent, None, np.float32(0), whole.shape, whole.dtype)
         with lutjax.use_implementation({"weighted_lookup": implementation}):
@@ -513,7 +513,7 @@ def test_updates_wait_for_programs_that_read(driver: Any) -> None:
     of_gpu, table = driver(FakeDriver()), table_of()
     table.start(tables.SGD())
     index = np.zeros((1, 2, 1), np.int32)
-    look_up = WeightedLookup.of(
+    look_up = WeightedLookup.from_arrays(
         (None, index, np.ones(index.shape, np.float32)),
         {"groups": 2, "valued": 1, "accumulate": None}.items(),
     )

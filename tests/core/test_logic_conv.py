@@ -61,8 +61,8 @@ def test_readers_are_those_of_all_places():
     def of_images(given):
         return [
             (
-                _wires_of_image(case.spec._places, case.spec.in_shape[2], a["wires"]),
-                _readers_of_image(case.spec._places, case.spec.in_shape[2], a["readers"], a["wires"]),
+                _wires_of_image(case.spec._positions, case.spec.in_shape[2], a["wires"]),
+                _readers_of_image(case.spec._positions, case.spec.in_shape[2], a["readers"], a["wires"]),
             )
             for case, a in zip(cases, given, strict=True)
         ]

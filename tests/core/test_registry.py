@@ -59,8 +59,10 @@ def registered():
 def test_every_op_is_registered_for_xla():
     for op in lutjax.kernel_registry.ops():
         spec = lutjax.kernel_registry.get(op, platform="xla", backend="any")
-        assert spec.target == ("lutjax.dispatch._parts" if spec.of_parts else f"lutjax.kernels._xla.{op}")
-        assert spec.of_parts == (op in ("lut_at_places", "gate_network", "logic_trees"))
+        assert spec.target == (
+            "lutjax.dispatch._parts" if spec.is_decomposition else f"lutjax.kernels._xla.{op}"
+        )
+        assert spec.is_decomposition == (op in ("lut_at_places", "gate_network", "logic_trees"))
 
 
 def test_a_class_or_a_function_is_registered_by_a_decorator(weights, detection):

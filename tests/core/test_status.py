@@ -76,7 +76,7 @@ def test_every_op_and_direction_has_a_row():
 def test_recorded_cells_of_this_device_are_checked_again():
     assert {c.state for c in _matrix.matrix({}, None, [CPU], ["lookup"])} == {"not checked"}
     directions = "forward", "backward", "update"
-    recorded = {c.place: c for c in (cell(State.RAN, direction=d) for d in directions)}
+    recorded = {c.position: c for c in (cell(State.RAN, direction=d) for d in directions)}
     assert set(recorded.values()) <= set(_matrix.matrix(recorded, None, [CPU], ["lookup"]))
     checked = []
 
@@ -192,16 +192,16 @@ def test_records_are_read_as_written(records):
         dataclasses.replace(ran, op="margins", jax=""),  # not checked
     ]
     known = dataclasses.replace(ran, op="margins")  # recorded before
-    _records.write([ran, *others, *left_out, known], records / "cpu.json", "cpu", {known.place: known})
+    _records.write([ran, *others, *left_out, known], records / "cpu.json", "cpu", {known.position: known})
     assert '\n"lookup forward xla/cpu float32 bfloat16",\n' in (records / "cpu.json").read_text()
     read = _records.read()
-    assert read.keys() == {c.place for c in [ran, *others]}
+    assert read.keys() == {c.position for c in [ran, *others]}
     for one in [ran, *others]:
         state = State.RAN if one.state == State.RUNS else one.state
-        date = read[one.place].date
-        assert read[one.place] == dataclasses.replace(one, state=state, date=date)
+        date = read[one.position].date
+        assert read[one.position] == dataclasses.replace(one, state=state, date=date)
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", date)
-    assert read[others[-1].place].date == "2026-01-02"
+    assert read[others[-1].position].date == "2026-01-02"
 
 
 def test_strongest_result_is_shown_and_the_newest_among_equals(records):
@@ -210,7 +210,7 @@ def test_strongest_result_is_shown_and_the_newest_among_equals(records):
     ran = dataclasses.replace(old, state=State.RAN, date="2025-01-01")
     for name, cells, best in (("b", [old], old), ("c", [new], new), ("a", [ran], ran), ("d", [new], ran)):
         _records.write(cells, records / f"{name}.json", "tpu")
-        assert _records.read() == {best.place: best}
+        assert _records.read() == {best.position: best}
 
 
 def test_kernel_has_run_where_one_dtype_ran_and_none_failed(records):

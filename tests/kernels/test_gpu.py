@@ -157,7 +157,7 @@ def test_tables_that_are_summed_by_owners(monkeypatch, read, dtype, sizes, n_par
     shape = (groups * each, 2**bits, n_outputs)
     if n_parts > 1:
         monkeypatch.setattr(_owned_columns, "_MOST_SCRATCH", 4 * (1 + ways) * shape[0] * n // n_parts + 1024)
-    assert _owned_columns.parts(shape, groups, ways, n) == n_parts
+    assert _owned_columns.count_parts(shape, groups, ways, n) == n_parts
     keys = jax.random.split(jax.random.key(0), 5)
     x = jax.random.normal(keys[0], (n, groups, 48))
     weights = jax.random.normal(keys[1], shape).astype(dtype)

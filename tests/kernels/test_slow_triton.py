@@ -170,7 +170,7 @@ def test_samples_of_owners_in_parts(monkeypatch, shape, dtype):
     triton_interpreter.own_always(monkeypatch)
     monkeypatch.setattr(_owned_columns, "_MOST_SCRATCH", 256)
     case = testing.case("scored_lut", shape, dtype)
-    assert _owned_columns.parts(case.differentiable["weights"].shape, groups=1, ways=2, n_samples=5) > 1
+    assert _owned_columns.count_parts(case.differentiable["weights"].shape, groups=1, ways=2, n_samples=5) > 1
     testing.check(case, "triton", transformation="jit")
 
 

@@ -263,7 +263,7 @@ def test_sums_of_owners(ways, dtype, n, groups, each, n_rows, n_outputs):
     with np.errstate(all="ignore"):
         for k, t, b in np.argwhere(factors != 0):
             expected[t, row[k, t, b]] += factors[k, t, b] * dy[b, t // each].astype(np.float64)
-    places = jnp.asarray(_owned_columns.places.fn(row[0], row[-1]), jnp.int32)
+    places = jnp.asarray(_owned_columns.pack_offsets.fn(row[0], row[-1]), jnp.int32)
     actual = _owned_columns.sums(
         places, jnp.asarray(factors), jnp.asarray(dy, dtype), expected.shape, groups, H200
     )
@@ -469,7 +469,9 @@ def test_why_not_triton(monkeypatch):
         of = {"device": Device(Backend.GPU, kind), "implementation": "triton"}
         refused(reason, registry.resolve, "lookup", weights, d, **of)
     d = jax.tree.map(lambda a: array(a.shape, a.dtype if a.dtype != "int32" else "int16"), d)
-    request = Request("forward", Lookup.of((weights, d), {"groups": 1, "accumulate": None}.items()), H200)
+    request = Request(
+        "forward", Lookup.from_arrays((weights, d), {"groups": 1, "accumulate": None}.items()), H200
+    )
     refused("has no kernel for int16", registry.resolve_request, request, ("triton",))
 
 

@@ -32,10 +32,10 @@ def random_circuit(
     nodes = [0]
     for name, (count, form) in n_inputs.items():
         nodes += [bit for number in builder.input(name, count, form) for bit in number]
-    builder.part("layer 1")
+    builder.start_part("layer 1")
     for k in range(n_gates):
         if k == n_gates // 2:
-            builder.part("layer 2")
+            builder.start_part("layer 2")
         n, nearest = draw.choice(arities), nodes[-near:] if draw.random() < 0.8 else nodes
         fanin = [draw.choice(nearest) ^ draw.getrandbits(1) for _ in range(n)]
         nodes.append(builder.gate(fanin, draw.getrandbits(1 << n)))
@@ -52,14 +52,14 @@ def life_circuit(channels=1, *, periodic=True):
     builder = Builder()
     cells = [bit for (bit,) in builder.input("x", 9 * channels)]
     *near, center = cells[::channels]
-    builder.part("perception")
+    builder.start_part("perception")
     sums, carries = [], []
     for a, b, c in (near[:3], near[3:6]):
         sums.append(builder.gate((a, b, c), PARITY))
         carries.append(builder.gate((a, b, c), MAJORITY))
     sums.append(builder.gate(near[6:], XOR))
     carries.append(builder.gate(near[6:], AND))
-    builder.part("update")
+    builder.start_part("update")
     ones = builder.gate(sums, PARITY)
     carries.append(builder.gate(sums, MAJORITY))
     first, second = builder.gate(carries[:3], PARITY), builder.gate(carries[:3], MAJORITY)

@@ -91,7 +91,7 @@ def assert_same(out, expected):
     found = []
     for folder in (out, expected):
         step, record = runs.read(folder, kind.kept)
-        leaves = jax.tree.leaves(models.restore(folder, step, kind.of(record).run))
+        leaves = jax.tree.leaves(models.restore(folder, step, kind.from_record(record).run))
         keys = [jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
         arrays = [jax.random.key_data(a) if key else a for a, key in zip(leaves, keys, strict=True)]
         found.append((step, record, [np.asarray(array).tobytes() for array in arrays]))

@@ -63,7 +63,7 @@ def fits(tables: tuple[int, ...], groups: int, n_samples: int) -> bool:
     return shared <= _MOST_SHARED and n_samples >= _FEWEST_OF_SHARE and warps >= _FEWEST_WARPS
 
 
-def parts(tables: tuple[int, ...], groups: int, ways: int, n_samples: int) -> int:
+def count_parts(tables: tuple[int, ...], groups: int, ways: int, n_samples: int) -> int:
     """Return the number of sample parts to sum one after the other, to bound memory.
 
     0 stands for atomics: tables do not fit, or there is too little work.
@@ -160,7 +160,7 @@ def sums(
     """Return the sums over samples of ``factor * dy``, float32 ``[T, R, O]``.
 
     Args:
-      rows: int32 ``[T, n]``, packed by `places`.
+      rows: int32 ``[T, n]``, packed by `pack_offsets`.
       factors: float32 ``[K, T, n]`` of one or two ways with different rows; 0 adds nothing.
       dy: ``[n, G, O]``, or ``[n, 1, O]`` for all groups.
       tables: shape of the tables.
@@ -214,7 +214,7 @@ def sums(
 
 
 @kernel
-def places(first, second):
+def pack_offsets(first, second):
     """Pack the offsets of two rows among the sums of a warp, 16 bits each, for at most 256 rows."""
     # A row has 128 bytes; offsets are below ``256 * 128 = 2**15``.
     return (first << 7) | (second << 23)

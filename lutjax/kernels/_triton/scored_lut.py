@@ -84,16 +84,16 @@ SPEC = Declaration(
 def forward(call: ScoredLut, *, device: Device) -> jax.Array:
     if not _is_fused(call):
         return plain.forward_by(_weighted_rows, call, device=device)
-    tile = _Tile.of("forward", _forward_rule, call, device)
+    tile = _Tile.create("forward", _forward_rule, call, device)
     in_integers = tile.in_integers
     dtype = jnp.dtype(jnp.float32) if call.weights.dtype == jnp.int8 else call.weights.dtype
     # A single program rounds its float32 sum once, to the dtype of the outputs. Partial sums stay
     # in float32 until they are added.
-    part = dtype if tile.parts == 1 and not call.sum_groups else jnp.dtype(jnp.float32)
+    part = dtype if tile.n_blocks == 1 and not call.sum_groups else jnp.dtype(jnp.float32)
     # Partial integer sums are scaled after their addition: the total may exceed int32, and a scaled
     # part would be rounded.
-    in_parts = in_integers and tile.parts > 1
-    shape = (tile.parts, len(call.x), call.groups, call.weights.shape[2])
+    in_parts = in_integers and tile.n_blocks > 1
+    shape = (tile.n_blocks, len(call.x), call.groups, call.weights.shape[2])
     (sums,) = launch(
         _sum_rows,
         *_inputs(tile),
@@ -101,7 +101,7 @@ def forward(call: ScoredLut, *, device: Device) -> jax.Array:
         **tile.arguments,
         IN_PARTS=in_parts,
     )
-    y = _of_parts(sums, call) if in_parts else _row_tiles.sum_of_parts(sums)
+    y = _finish_sums(sums, call) if in_parts else _row_tiles.sum_of_parts(sums)
     return (jnp.sum(y, 1, keepdims=True, dtype=y.dtype) if call.sum_groups else y).astype(dtype)
 
 
@@ -112,17 +112,17 @@ def backward(
         return plain.backward_by(_weighted_rows, call, cotangent, needs, device=device)
     # Owned sums store the rows and factors of all samples first; the samples are split so that
     # these arrays stay below a fixed size.
-    n_parts = _owned_columns.parts(call.weights.shape, call.groups, _ways(call), len(call.x))
+    n_parts = _owned_columns.count_parts(call.weights.shape, call.groups, _count_ways(call), len(call.x))
     if "weights" not in needs or n_parts <= 1:
         return _pulled_back(call, cotangent, needs, "weights" in needs and n_parts == 1, device)
 
-    def of_part(part: ScoredLut, dy: jax.Array) -> dict[str, jax.Array]:
+    def run_part(part: ScoredLut, dy: jax.Array) -> dict[str, jax.Array]:
         return _pulled_back(part, dy, needs, True, device)
 
-    return in_parts(call, n_parts, of_part, cotangent)
+    return run_parts(call, n_parts, run_part, cotangent)
 
 
-def in_parts(
+def run_parts(
     call: ScoredLut,
     n_parts: int,
     of_part: Callable[..., dict[str, jax.Array]],
@@ -157,13 +157,13 @@ def _pulled_back(
     call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], owned: bool, device: Device
 ) -> dict[str, jax.Array]:
     """Return gradients; with `owned`, `_owned_columns` sums those of the tables."""
-    tile = _Tile.of("backward", _backward_rule, call, device, _PIECE)
+    tile = _Tile.create("backward", _backward_rule, call, device, _PIECE)
     n, n_inputs_of, n_inputs = call.x.shape
     tables, n_scalars = call.weights.shape, len(call.scalars)
     # A kernel always has the same parameters; an output that is not needed has one element.
     nothing = jax.ShapeDtypeStruct((1,), "float32")
 
-    def where(needed: bool, *shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
+    def output_shape(needed: bool, *shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype) if needed else nothing
 
     d_scalars, d_keep, rows, factors, dx, d_weights = launch(
@@ -171,19 +171,19 @@ def _pulled_back(
         *_inputs(tile),
         cotangent,
         outputs=[
-            where("scalars" in needs, max(n_scalars, 1), tile.programs),
+            output_shape("scalars" in needs, max(n_scalars, 1), tile.programs),
             # Each output block holds a part of the inner product that is the gradient of
             # `keep`.
-            where("keep" in needs, tile.output_blocks, tables[0], n),
+            output_shape("keep" in needs, tile.output_blocks, tables[0], n),
             # The kernel writes rows and factors for `_owned_columns` in place of adding to the
             # tables.
-            where(owned, tables[0], n, dtype="int32"),
-            where(owned, _ways(call), tables[0], n),
+            output_shape(owned, tables[0], n, dtype="int32"),
+            output_shape(owned, _count_ways(call), tables[0], n),
         ],
         zeroed=[
             # Atomics add to these arrays, so they start at zero.
-            where("x" in needs, n_inputs_of, n_inputs, n),
-            where("weights" in needs and not owned, *tables),
+            output_shape("x" in needs, n_inputs_of, n_inputs, n),
+            output_shape("weights" in needs and not owned, *tables),
         ],
         **tile.arguments,
         OF_X="x" in needs,
@@ -193,14 +193,14 @@ def _pulled_back(
         OF_KEEP="keep" in needs,
     )
 
-    def of_weights() -> jax.Array:
+    def table_gradient() -> jax.Array:
         if not owned:
             return d_weights
         return _owned_columns.sums(rows, factors, cotangent, tables, call.groups, device)
 
     found: dict[str, Callable[[], jax.Array]] = {
         "x": lambda: dx.transpose(2, 0, 1),
-        "weights": of_weights,
+        "weights": table_gradient,
         "scalars": lambda: jnp.sum(d_scalars, 1)[:n_scalars],
         "keep": lambda: _row_tiles.sum_of_parts(d_keep).T,
     }
@@ -214,7 +214,7 @@ def rows_and_factors(call: ScoredLut, device: Device) -> tuple[jax.Array, jax.Ar
       Rows, int32 ``[T, B]``, as `_owned_columns.places` packs them, and factors ``[K, T, B]`` of
       the ways with values.
     """
-    tile = _Tile.of("rows", _rows_rule, call, device)
+    tile = _Tile.create("rows", _rows_rule, call, device)
     shape = len(call.weights), len(call.x)
     inputs, options = _staged_inputs(tile, 1)
     rows, factors = launch(
@@ -222,7 +222,7 @@ def rows_and_factors(call: ScoredLut, device: Device) -> tuple[jax.Array, jax.Ar
         *inputs,
         outputs=[
             jax.ShapeDtypeStruct(shape, "int32"),
-            jax.ShapeDtypeStruct((_ways(call), *shape), "float32"),
+            jax.ShapeDtypeStruct((_count_ways(call), *shape), "float32"),
         ],
         **options,
     )
@@ -250,7 +250,7 @@ def mended(call: ScoredLut, y: jax.Array, strange: jax.Array, samples: int, devi
       finite. samples: number of samples that share flags.
       device: the device.
     """
-    tile = _Tile.of("mended", _whole_rule, call, device)
+    tile = _Tile.create("mended", _whole_rule, call, device)
     x, weights, ends, scalars, keep, _ = _inputs(tile)
     (y,) = launch(
         _mend, x, weights, ends, scalars, keep, strange, in_place=[y], **tile.arguments, SAMPLES=samples
@@ -258,7 +258,7 @@ def mended(call: ScoredLut, y: jax.Array, strange: jax.Array, samples: int, devi
     return y
 
 
-def of_products(
+def pull_back_products(
     call: ScoredLut, products: jax.Array, needs: frozenset[str], device: Device
 ) -> dict[str, jax.Array]:
     """Return all gradients except that of the tables.
@@ -269,25 +269,25 @@ def of_products(
       needs: names of gradients.
       device: the device.
     """
-    tile = _Tile.of("inputs", _rows_rule, call, device)
+    tile = _Tile.create("inputs", _rows_rule, call, device)
     n, n_inputs_of, n_inputs = call.x.shape
     n_scalars, nothing = len(call.scalars), jax.ShapeDtypeStruct((1,), "float32")
 
-    def where(needed: bool, *shape: int) -> jax.ShapeDtypeStruct:
+    def output_shape(needed: bool, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, "float32") if needed else nothing
 
     # A column holds the gradient sums, and the inputs as well if there is room.
     inputs, options = _staged_inputs(tile, 2 if "x" in needs else 1)
     # Programs with the same inputs write separate parts, which are added in a fixed order.
-    of_x, of_input = (tile.parts, call.groups, n_inputs, n), (n_inputs_of, n_inputs, n)
+    of_x, of_input = (tile.n_blocks, call.groups, n_inputs, n), (n_inputs_of, n_inputs, n)
     d_scalars, d_keep, dx = launch(
         _pull_back,
         *inputs,
         products,
         outputs=[
-            where("scalars" in needs, max(n_scalars, 1), tile.programs),
-            where("keep" in needs, len(call.weights), n),
-            where("x" in needs, *of_x),
+            output_shape("scalars" in needs, max(n_scalars, 1), tile.programs),
+            output_shape("keep" in needs, len(call.weights), n),
+            output_shape("x" in needs, *of_x),
         ],
         **options,
         OF_X="x" in needs,
@@ -315,7 +315,7 @@ def update(
         return _row_additions.update(
             call, step, functools.partial(_add_ways, call, cotangent, device), device=device
         )
-    tile = _Tile.of("update", _backward_rule, call, device)
+    tile = _Tile.create("update", _backward_rule, call, device)
     rate = step.rate.astype(jnp.float32)
     factor = -rate if step.factor is None else -rate * step.factor.astype(jnp.float32)
     # An addition does not read rows, so tables need no conversion to int8.
@@ -385,7 +385,7 @@ def all_ways(call: ScoredLut) -> int:
     return formula.ways
 
 
-def _ways(call: ScoredLut) -> int:
+def _count_ways(call: ScoredLut) -> int:
     """Return how many ways of a built-in read have values."""
     formula = _formula(call.read)
     assert formula is not None
@@ -455,7 +455,7 @@ def _staged_inputs(tile: "_Tile", columns: int) -> tuple[tuple[jax.Array, ...], 
     return (x, ends, scalars, keep), options
 
 
-def _of_parts(sums: jax.Array, call: ScoredLut) -> jax.Array:
+def _finish_sums(sums: jax.Array, call: ScoredLut) -> jax.Array:
     """Return the outputs for partial integer sums."""
     total, unknown = _quantized.WideSum.from_parts(sums), jnp.any(sums == _UNKNOWN, (0, 3))
     return plain.in_floats(call.replace(sum_groups=False), total, unknown, jnp.float32)
@@ -477,7 +477,7 @@ class _Tile:
     piece: int
 
     @classmethod
-    def of(
+    def create(
         cls, kernel: str, rule: Callable[[Sizes], Launch], call: ScoredLut, device: Device, piece: int = 0
     ) -> "_Tile":
         n_tables, _, n_outputs = call.weights.shape
@@ -499,7 +499,7 @@ class _Tile:
         return dataclasses.replace(tile, rows=rows)
 
     @property
-    def parts(self) -> int:
+    def n_blocks(self) -> int:
         """Number of table blocks of a group."""
         return self.rows.detector_blocks
 
@@ -523,7 +523,7 @@ class _Tile:
         return (
             triton.cdiv(self.rows.n_reads, self.rows.config.rows)
             * self.output_blocks
-            * self.parts
+            * self.n_blocks
             * self.call.groups
         )
 
@@ -535,7 +535,7 @@ class _Tile:
         # Largest arrays of a sample: `d_keep` of all output blocks, outputs of all groups, and
         # inputs. Smaller offsets need fewer registers and instructions.
         of_sample = max(self.output_blocks * n_tables, call.groups * max(n_outputs, call.x.shape[2]))
-        return self.parts * max(call.weights.size, n * of_sample) < 2**31
+        return self.n_blocks * max(call.weights.size, n * of_sample) < 2**31
 
     @property
     def in_integers(self) -> bool:
@@ -574,7 +574,7 @@ class _Tile:
             "WHOLE": self.output_blocks == 1 and sum(self.pieces) == n_outputs,
             "BLOCKS": self.output_blocks,
             "DETECTORS": self.rows.detectors,
-            "PARTS": self.parts,
+            "PARTS": self.n_blocks,
             "FAMILY": formula.family,
             "SCORED": formula.family in ("confidence", "powers"),
             "WAYS": formula.ways,
@@ -667,7 +667,7 @@ def _rule(sizes: Sizes, outputs: int, enough: int, most: int) -> Launch:
 # ------------------------------------------------------------------------------------- kernels
 @kernel
 def _sum_rows(x, weights, ends, scalars, keep, exponents, parts, c: tl.constexpr):
-    sample, exists, block, part, group, first, last = _place(c)
+    sample, exists, block, part, group, first, last = _locate_program(c)
     s = _scalars(scalars, c)
     outputs = _outputs(block, c)
     totals, unknown = _sums(x, weights, ends, keep, first, last, sample, exists, outputs, s, c.HARD, c)
@@ -699,7 +699,7 @@ def _sum_rows(x, weights, ends, scalars, keep, exponents, parts, c: tl.constexpr
 
 @kernel
 def _mend(x, weights, ends, scalars, keep, strange, unused, y, c: tl.constexpr):
-    sample, exists, block, _part, group, first, last = _place(c)
+    sample, exists, block, _part, group, first, last = _locate_program(c)
     outputs = _outputs(block, c)
     to = y + (sample * c.n_groups + group)[:, None] * c.n_outputs
     # Flags exist per `SAMPLES` samples and 32 lanes of the kernel that wrote them. No program spans
@@ -730,7 +730,7 @@ def _sums(
     for t in range(first, last):
         u = _margins(x, ends, t, sample, exists, c)
         index, flip, closest = _address(u, c)
-        factors = _kept(_coefficients(u, closest, s, c), keep, t, sample, exists, c)
+        factors = _apply_keep(_coefficients(u, closest, s, c), keep, t, sample, exists, c)
         if c.INTEGERS:
             unknown |= (factors[0] != factors[0]).to(tl.int32)
         row, factor = index, factors[0]
@@ -758,7 +758,7 @@ def _differentiate(
     d_weights,
     c: tl.constexpr,
 ):
-    sample, exists, block, _, group, first, last = _place(c)
+    sample, exists, block, _, group, first, last = _locate_program(c)
     s = _scalars(scalars, c)
     outputs = _outputs(block, c)
     cotangents = _cotangents(dy, sample, exists, group, outputs, c)
@@ -769,7 +769,7 @@ def _differentiate(
         u = _margins(x, ends, t, sample, exists, c)
         index, flip, closest = _address(u, c)
         found = _coefficients(u, closest, s, c)
-        factors = _kept(found, keep, t, sample, exists, c)
+        factors = _apply_keep(found, keep, t, sample, exists, c)
         # All output blocks compute the same rows; the first one writes them.
         if c.OF_ROWS:
             _write_rows(rows, row_factors, index, flip, factors, t, sample, exists & (block == 0), c)
@@ -856,14 +856,14 @@ def _write_scalars(d_scalars, of_scalars, exists, c: tl.constexpr):
 
 @kernel
 def _find_rows(x, ends, scalars, keep, rows, factors, c: tl.constexpr):
-    sample, exists, _block, _part, group, first, last = _place(c)
+    sample, exists, _block, _part, group, first, last = _locate_program(c)
     s = _scalars(scalars, c)
     # Each input is read by many comparisons, so it is copied to shared memory once.
     x = _staged(x, group, sample, exists, _column(c), c)
     for t in range(first, last):
         u = _margins(x, ends, t, sample, exists, c)
         index, flip, closest = _address(u, c)
-        found = _kept(_coefficients(u, closest, s, c), keep, t, sample, exists, c)
+        found = _apply_keep(_coefficients(u, closest, s, c), keep, t, sample, exists, c)
         _write_rows(rows, factors, index, flip, found, t, sample, exists, c)
 
 
@@ -905,7 +905,7 @@ def _staged(x, group, sample, exists, column, c: tl.constexpr):
 def _write_rows(rows, factors, index, flip, found, t, sample, exists, c: tl.constexpr):
     here = t.to(c.INDEX) * c.n_samples + sample
     # Both row ids share one int32, which halves their traffic.
-    tl.store(rows + here, _owned_columns.places(index, index ^ flip), mask=exists)
+    tl.store(rows + here, _owned_columns.pack_offsets(index, index ^ flip), mask=exists)
     tl.store(factors + here, found[0], mask=exists)
     if c.WAYS == 2 and not c.HARD:
         tl.store(factors + c.n_tables * c.n_samples + here, found[1], mask=exists)
@@ -913,7 +913,7 @@ def _write_rows(rows, factors, index, flip, found, t, sample, exists, c: tl.cons
 
 @kernel
 def _pull_back(x, ends, scalars, keep, products, d_scalars, d_keep, dx, c: tl.constexpr):
-    sample, exists, _block, part, group, first, last = _place(c)
+    sample, exists, _block, part, group, first, last = _locate_program(c)
     s = _scalars(scalars, c)
     nothing = tl.zeros((c.ROWS,), tl.float32)
     of_scalars = (nothing, nothing, nothing)
@@ -955,7 +955,7 @@ def _pull_back(x, ends, scalars, keep, products, d_scalars, d_keep, dx, c: tl.co
 
 @kernel
 def _add_rows(x, ends, scalars, keep, dy, step, unused, total, c: tl.constexpr):
-    sample, exists, block, _, group, first, last = _place(c)
+    sample, exists, block, _, group, first, last = _locate_program(c)
     s = _scalars(scalars, c)
     outputs = _outputs(block, c)
     cotangents = _cotangents(dy, sample, exists, group, outputs, c)
@@ -965,7 +965,7 @@ def _add_rows(x, ends, scalars, keep, dy, step, unused, total, c: tl.constexpr):
         t = _table(i, first, last, c.ROTATED)
         u = _margins(x, ends, t, sample, exists, c)
         index, flip, closest = _address(u, c)
-        factors = _kept(_coefficients(u, closest, s, c), keep, t, sample, exists, c)
+        factors = _apply_keep(_coefficients(u, closest, s, c), keep, t, sample, exists, c)
         row, factor = index, factors[0]
         for _way in range(1 if c.HARD else c.WAYS):
             _add(total, _start(t, row, c), rate * factor, exists, cotangents, outputs, c)
@@ -974,7 +974,7 @@ def _add_rows(x, ends, scalars, keep, dy, step, unused, total, c: tl.constexpr):
 
 # ------------------------------------------------------------------------------------- places
 @kernel
-def _place(c: tl.constexpr):
+def _locate_program(c: tl.constexpr):
     """Locate this program.
 
     Returns:
@@ -1247,7 +1247,7 @@ def _address(u, c: tl.constexpr):
 
 
 @kernel
-def _kept(found, keep, t, sample, exists, c: tl.constexpr):
+def _apply_keep(found, keep, t, sample, exists, c: tl.constexpr):
     """Multiply both coefficients by the table's factor."""
     if c.KEEP:
         factor = tl.load(keep + t.to(c.INDEX) * c.n_samples + sample, mask=exists, other=0).to(tl.float32)

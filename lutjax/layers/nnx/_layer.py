@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from flax.nnx.module import ModuleMeta
 
-from lutjax.arguments import require_rngs, shown
+from lutjax.arguments import format_value, require_rngs
 from lutjax.layers import _spec
 from lutjax.layers._copies import can_be_pickled
 from lutjax.layers._documentation import Library, document
@@ -136,7 +136,7 @@ class Layer(nnx.Module, metaclass=_LayerType):
             super().__setattr__("_declared", dataclasses.replace(declared, **{name: value}))
         else:
             raise AttributeError(
-                f"{type(self).__name__}: {name} is read-only, as the variables depend on it. Create a layer with {name}={shown(value)}."
+                f"{type(self).__name__}: {name} is read-only, as the variables depend on it. Create a layer with {name}={format_value(value)}."
             )
 
     def _set_array(self, name: str, variable: Any, value: Any) -> None:

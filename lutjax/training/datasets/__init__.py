@@ -16,9 +16,9 @@ from lutjax.training.samples import (
     Samples,
     SamplesError,
     load_digits,
-    part,
     read_arrays,
     samples,
+    select_samples,
     split_ids,
 )
 
@@ -75,7 +75,11 @@ class Data:
         return self.train.name
 
     def __len__(self) -> int:
-        return sum(_labels(part).size for part in (self.train, self.test) if part is not None)
+        return sum(
+            _labels(select_samples).size
+            for select_samples in (self.train, self.test)
+            if select_samples is not None
+        )
 
     @property
     def digest(self) -> str:
@@ -112,7 +116,7 @@ class Data:
             if isinstance(whole, Table):
                 train, test = (whole.rows(rows) for rows in ids)
             else:
-                train, test = (part(whole, rows) for rows in ids)
+                train, test = (select_samples(whole, rows) for rows in ids)
         if isinstance(train, Samples) and isinstance(test, Samples):
             if train.shape != test.shape:
                 raise SamplesError(
@@ -226,7 +230,9 @@ def _load_arrays(path: Path) -> Data:
         raise SamplesError(f"{path}: x_train and x_test are of different kinds, text and numbers.")
     if xs[0].dtype.kind == "U" or any(holds_missing(x) for x in xs):
         texts = [x if x.dtype.kind == "U" else x.astype(np.str_) for x in xs]
-        tables = [columns.of_arrays(x, y, names, name=str(path)) for x, y in zip(texts, ys, strict=True)]
+        tables = [
+            columns.table_from_arrays(x, y, names, name=str(path)) for x, y in zip(texts, ys, strict=True)
+        ]
         return Data(tables[0], tables[1] if tables[1:] else None)
     classes = classes_of_labels(np.concatenate(ys), name=str(path)) if _can_be_named(ys) else ()
     if classes and columns.missing(columns.strings(np.concatenate(ys))).any():
@@ -296,10 +302,10 @@ def holds_known_files(folder: Path) -> bool:
     Raises:
       SamplesError: a folder cannot be read.
     """
-    return bool(_known(folder))
+    return bool(_find_known(folder))
 
 
-def _known(folder: Path) -> list[tuple[Path, Callable[[Path], tuple[Samples, Samples]]]]:
+def _find_known(folder: Path) -> list[tuple[Path, Callable[[Path], tuple[Samples, Samples]]]]:
     """Return folders with known files, among this one and its subfolders, with their loaders."""
     found: list[tuple[Path, Callable[[Path], tuple[Samples, Samples]]]] = []
     level = [folder]
@@ -314,7 +320,7 @@ def _known(folder: Path) -> list[tuple[Path, Callable[[Path], tuple[Samples, Sam
 
 def _load_folder(folder: Path, image_size: tuple[int, int] | None) -> Data:
     """Return data from the only folder with known files, or from an image folder."""
-    known = _known(folder)
+    known = _find_known(folder)
     if len(known) > 1:
         places = ", ".join(str(place) for place, _ in known)
         raise SamplesError(f"{folder} holds several data sets: give one of {places}.")

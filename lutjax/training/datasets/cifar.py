@@ -59,7 +59,7 @@ def load(folder: Path) -> tuple[Samples, Samples]:
     known = None
     if not binary:
         known = identify(folder, dict(zip(FILES, map(md5, contents), strict=True)), PUBLISHED)
-    read = _of_binary if binary else _of_pickle
+    read = _parse_binary if binary else _parse_pickle
     batches = [read(data, path) for data, path in zip(contents, paths, strict=True)]
     name = f"{known} in {folder}" if known else str(folder)
     train, test = (
@@ -75,7 +75,7 @@ def load(folder: Path) -> tuple[Samples, Samples]:
     return train, test
 
 
-def _of_binary(data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _parse_binary(data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return pixels and labels from records of one label and 3072 pixels."""
     if not data or len(data) % (1 + _PIXELS):
         raise SamplesError(
@@ -86,7 +86,7 @@ def _of_binary(data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
     return _checked(records[:, 1:], records[:, 0], path)
 
 
-def _of_pickle(data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _parse_pickle(data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # for strings that Python does not pickle

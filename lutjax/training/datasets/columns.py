@@ -188,7 +188,7 @@ def _csv(path: Path, encoding: str | None = None) -> tuple[list[str], list[Cells
                     f"{path}: its first line names the columns {in_a_line(names)}; expected a different name for each. Add a line of names "
                     "if there is none."
                 )
-            return names, _by_column(_rows(reader, len(names), path), len(names))
+            return names, _split_columns(_rows(reader, len(names), path), len(names))
     except OSError as error:
         raise SamplesError(f"{path} cannot be read: {error.strerror or error}") from error
     except compressed.PackedError as error:
@@ -220,7 +220,7 @@ def _rows(reader: Any, n_columns: int, path: Path) -> Iterator[list[str]]:
         yield row
 
 
-def _by_column(rows: Iterator[list[str]], n_columns: int) -> list[Cells]:
+def _split_columns(rows: Iterator[list[str]], n_columns: int) -> list[Cells]:
     """Return the cells of each column, reading rows block by block."""
     blocks: list[list[Cells]] = [[strings(())] for _ in range(n_columns)]
     n_rows = max(_FEWEST_ROWS, _BLOCK // max(1, n_columns))
@@ -299,7 +299,7 @@ def _texts_of(chunk: Any) -> list[str]:
     return ["" if code is None else texts[code] for code in chunk.indices.to_pylist()]
 
 
-def of_arrays(x: np.ndarray, y: np.ndarray, names: Sequence[str] | None, *, name: str) -> Table:
+def table_from_arrays(x: np.ndarray, y: np.ndarray, names: Sequence[str] | None, *, name: str) -> Table:
     """Create a table from a string array.
 
     Args:
@@ -372,7 +372,7 @@ class Number:
           SamplesError: a cell is not a number.
         """
         absent = missing(cells)
-        numbers = _numbers(cells, absent, self.name, self.decimal).tolist()
+        numbers = _parse_numbers(cells, absent, self.name, self.decimal).tolist()
         return [None if none else number for number, none in zip(numbers, absent, strict=True)]
 
     def written(self, values: Iterable[float | None]) -> Cells:
@@ -388,7 +388,7 @@ class Number:
           SamplesError: a cell is not a number.
         """
         absent = missing(cells)
-        numbers = np.where(absent, self.fill, _numbers(cells, absent, self.name, self.decimal))[:, None]
+        numbers = np.where(absent, self.fill, _parse_numbers(cells, absent, self.name, self.decimal))[:, None]
         found = numbers > np.asarray(self.thresholds or ())
         if self.thresholds is None or self.numbers:
             found = np.repeat(self.scaled(numbers), 1 if self.thresholds is None else found.shape[1], 1)
@@ -606,7 +606,7 @@ def _column(fields: Fields, found: Any) -> Number | Categories:
         return Categories(name, _texts(fields, found, "values"), missing)
     if kind != "Number":
         raise ValueError(
-            f"{fields.where}: 'kind' is {strict_json.shown(kind)}; expected 'Number' or 'Categories'."
+            f"{fields.where}: 'kind' is {strict_json.format_value(kind)}; expected 'Number' or 'Categories'."
         )
     thresholds = None
     if found.get("thresholds") is not None:
@@ -621,7 +621,7 @@ def _column(fields: Fields, found: Any) -> Number | Categories:
     decimal = found.get("decimal", ".")
     if decimal not in (".", ","):
         raise ValueError(
-            f"{fields.where}: 'decimal' is {strict_json.shown(decimal)}; expected a point or a comma."
+            f"{fields.where}: 'decimal' is {strict_json.format_value(decimal)}; expected a point or a comma."
         )
     digits = None if found.get("digits") is None else fields.field(found, "digits", int)
     least, largest = (
@@ -637,7 +637,7 @@ def _finite(fields: Fields, found: Any, name: str) -> float:
     number = fields.number(found, name)
     if number is None or not math.isfinite(number):
         raise ValueError(
-            f"{fields.where}: {name!r} is {strict_json.shown(found.get(name))}; expected a finite number."
+            f"{fields.where}: {name!r} is {strict_json.format_value(found.get(name))}; expected a finite number."
         )
     return number
 
@@ -646,7 +646,7 @@ def _texts(fields: Fields, found: Any, name: str) -> tuple[str, ...]:
     """Return a field after checking for a list of strings."""
     texts = fields.field(found, name, list)
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"{fields.where}: {name!r} is {strict_json.shown(texts)}; expected texts.")
+        raise ValueError(f"{fields.where}: {name!r} is {strict_json.format_value(texts)}; expected texts.")
     return tuple(texts)
 
 
@@ -737,7 +737,7 @@ def _doubt(cells: Cells, column: Number | Categories) -> str:
         return ""
     if len(distinct) < max(len(present), _FEWEST_IDS):
         return ""
-    numbers = _numbers(present, np.zeros(len(present), bool), column.name, column.decimal)
+    numbers = _parse_numbers(present, np.zeros(len(present), bool), column.name, column.decimal)
     if (numbers == np.floor(numbers)).all() and np.ptp(numbers) < 2 * len(numbers):
         return f"counts the rows, as ids do, of which other rows have other ones: {out}."
     return ""
@@ -787,7 +787,7 @@ def _fit(name: str, cells: Cells, bits: int, as_numbers: bool) -> Number | Categ
         return None
     decimal = _decimal(present)
     try:
-        numbers = _numbers(present, np.zeros(len(present), bool), name, decimal)
+        numbers = _parse_numbers(present, np.zeros(len(present), bool), name, decimal)
     except SamplesError:
         values, counts = np.unique(present, return_counts=True)
         if len(values) == 1 and not absent.any():
@@ -873,7 +873,9 @@ def _is_number(cell: str) -> bool:
     return _NUMBER.fullmatch(cell) is not None and math.isfinite(float(cell))
 
 
-def _numbers(cells: Cells, absent: np.ndarray, name: str, decimal: str = ".") -> Float[np.ndarray, " rows"]:
+def _parse_numbers(
+    cells: Cells, absent: np.ndarray, name: str, decimal: str = "."
+) -> Float[np.ndarray, " rows"]:
     """Parse cells as numbers; absent cells become 0."""
     found = np.zeros(len(cells))
     points = cells if decimal == "." else np.char.replace(cells, decimal, ".")

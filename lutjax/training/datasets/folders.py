@@ -68,7 +68,7 @@ def find(folder: Path) -> Found:
     return Found(tuple(sorted(images)), tuple(sorted(others)))
 
 
-def parts(folder: Path) -> tuple[Path, Path | None, tuple[Path, ...]]:
+def find_parts(folder: Path) -> tuple[Path, Path | None, tuple[Path, ...]]:
     """Return the training folder, the test folder or None, and unused folders of other parts.
 
     Enclosing folders with a single folder of folders are skipped. Without part folders, the whole
@@ -105,7 +105,7 @@ def load(folder: Path, size: tuple[int, int] | None = None) -> tuple[Samples, Sa
       SamplesError: an image or folder cannot be read, sizes differ, a class has no images, or there
         are too few classes or images.
     """
-    train, test, unused = parts(folder)
+    train, test, unused = find_parts(folder)
     remarks = [
         f"{one} is left out: {f'the test part is {test}' if test else 'it has no folder for each class'}."
         for one in unused

@@ -75,7 +75,7 @@ SPEC = Declaration(_supports, requires=("jax_triton", "triton"), launches=in_tri
 def forward(call: ScoredLut, *, device: Device) -> jax.Array:
     if _uses_triton(call):
         return in_triton.forward(call, device=device)
-    y = in_triton.in_parts(call, _n_chunks(call), lambda part: {"y": _outputs(part, device)})["y"]
+    y = in_triton.run_parts(call, _n_chunks(call), lambda part: {"y": _outputs(part, device)})["y"]
     return (jnp.sum(y, 1, keepdims=True, dtype=y.dtype) if call.sum_groups else y).astype(call.weights.dtype)
 
 
@@ -84,7 +84,7 @@ def backward(
 ) -> dict[str, jax.Array]:
     if _uses_triton(call):
         return in_triton.backward(call, cotangent, needs, device=device)
-    return in_triton.in_parts(
+    return in_triton.run_parts(
         call, _n_chunks(call), lambda part, dy: _pulled_back(part, dy, needs, device), cotangent
     )
 
@@ -116,7 +116,7 @@ def _pulled_back(
         products = _shared_reads.products(call.weights, rows, dy, in_triton.all_ways(call), call.groups)
         if n < len(call.x):  # of samples that are not there: 0 times a row, which may be infinite
             products = products.at[..., n:].set(0)
-        cotangents |= in_triton.of_products(call, products, others, device)
+        cotangents |= in_triton.pull_back_products(call, products, others, device)
     return {name: a[:n] if name in ("x", "keep") else a for name, a in cotangents.items()}
 
 
