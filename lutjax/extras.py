@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -127,6 +128,18 @@ def needed_by(what: str) -> Iterator[None]:
             raise
         # Replace an inner block's message: the user imported or called the outer name.
         raise ModuleNotFoundError(message, name=error.name) from (error.__cause__ or error)
+
+
+def require(what: str, package: str) -> None:
+    """Raise ModuleNotFoundError, with an install command, if a package is missing; do not import it.
+
+    Args:
+      what: feature requiring the package.
+      package: its import name.
+    """
+    if importlib.util.find_spec(package) is None:
+        with needed_by(what):
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
 def missing(what: str, error: ModuleNotFoundError) -> str | None:

@@ -26,15 +26,24 @@ class Command(click.Command):
 
     Args:
       sections: option names by heading. Other options follow in `remaining`.
+      compiles: whether the command runs jitted functions, and so uses JAX's compilation cache.
     """
 
-    def __init__(self, *args: Any, sections: Mapping[str, str] = types.MappingProxyType({}), **kwargs: Any):
+    def __init__(
+        self,
+        *args: Any,
+        sections: Mapping[str, str] = types.MappingProxyType({}),
+        compiles: bool = True,
+        **kwargs: Any,
+    ):
+        self._compiles = compiles
         super().__init__(*args, **{"context_settings": SETTINGS, **kwargs})
         self._headings = {name: heading for heading, names in sections.items() for name in names.split()}
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command with JAX's compilation cache enabled."""
-        keep_compiled()
+        """Run the command, with JAX's compilation cache if it compiles."""
+        if self._compiles:
+            keep_compiled()
         return super().invoke(ctx)
 
     def sections(self, ctx: click.Context, everything: bool = True) -> dict[str, list[click.Option]]:

@@ -9,7 +9,7 @@ from lutjax.cli import _run
 from lutjax.cli._flags import Command
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, compiles=False)
 @_run.run_argument("run", "--run")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON with all losses and tests.")
 def info(run: Path, as_json: bool) -> None:

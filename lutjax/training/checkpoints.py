@@ -25,19 +25,17 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import jax
-
-from lutjax.extras import needed_by
+from lutjax import extras
 from lutjax.files import strict_json
 from lutjax.files.atomic import digest_of
 from lutjax.files.messages import in_a_line
 from lutjax.files.strict_json import Fields
-
-with needed_by(__name__):
-    import orbax.checkpoint as ocp
-
 from lutjax.training import hosts
 from lutjax.training.errors import CheckpointError, DamagedError
+
+# Orbax and JAX take seconds to import, and reading metadata needs neither. A run without Orbax must
+# fail before its first step, not at its first checkpoint.
+extras.require(__name__, "orbax")
 
 FORMAT = 1
 """Version number for the layout described above."""
@@ -169,6 +167,8 @@ def save(
 
 def _write(folder: Path, step: int, trees: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
     """Write the arrays, and return the `_META` content."""
+    import orbax.checkpoint as ocp
+
     arrays = {name: _flat(tree) for name, tree in trees.items()}
     with _writing(folder), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
         for name, flat in arrays.items():
@@ -291,6 +291,9 @@ def restore(directory: str | os.PathLike[str], step: int, name: str, template: A
     Raises:
       CheckpointError: the checkpoint's arrays differ from the template.
     """
+    import jax
+    import orbax.checkpoint as ocp
+
     folder = Path(directory) / str(step)
     if why := unsupported_reason(folder):
         raise CheckpointError(f"{why}: rename or move it.")
@@ -401,6 +404,8 @@ def _damaged(folder: Path, why: str) -> DamagedError:
 
 
 def _flat(tree: Any) -> dict[str, Any]:
+    import jax
+
     leaves, _ = jax.tree.flatten_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 

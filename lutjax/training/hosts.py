@@ -11,15 +11,18 @@ import itertools
 import os
 import pickle
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import jax
 import numpy as np
 
 from lutjax.training.errors import HostError
+
+if TYPE_CHECKING:
+    import jax
 
 T = TypeVar("T")
 
@@ -66,6 +69,8 @@ def initialize(
       ValueError: only some arguments are given, or one is invalid.
       HostError: processes cannot meet at the coordinator's address.
     """
+    import jax
+
     if jax.distributed.is_initialized():
         return
     given = {"coordinator": coordinator, "n_processes": n_processes, "process": process}
@@ -120,14 +125,22 @@ def _all_are_its_own() -> bool:
     return bool(re.fullmatch(r"1(\(x\d+\))?", per_host)) or (visible is not None and "," not in visible)
 
 
+def _joined_jax() -> Any:
+    """Return the module JAX after `initialize` has joined, or None; do not import it."""
+    jax = sys.modules.get("jax")
+    return jax if jax is not None and jax.distributed.is_initialized() else None
+
+
 def count() -> int:
     """Return the number of processes."""
-    return jax.process_count() if jax.distributed.is_initialized() else 1
+    jax = _joined_jax()
+    return 1 if jax is None else int(jax.process_count())
 
 
 def index() -> int:
     """Return the index of this process, from 0."""
-    return jax.process_index() if jax.distributed.is_initialized() else 0
+    jax = _joined_jax()
+    return 0 if jax is None else int(jax.process_index())
 
 
 def is_first() -> bool:
@@ -153,11 +166,12 @@ class Padded:
         return np.pad(found, (0, last - first - found.size))
 
 
-def put(array: np.ndarray | Padded, sharding: jax.sharding.Sharding) -> jax.Array:
+def put(array: np.ndarray | Padded, sharding: "jax.sharding.Sharding") -> "jax.Array":
     """Return a global array from a host array that every process has.
 
     Each process reads only the parts for its own devices, for example from a memory-mapped file.
     """
+    import jax
 
     def read(part: Any) -> np.ndarray:
         return np.asarray(array[part])
@@ -165,7 +179,7 @@ def put(array: np.ndarray | Padded, sharding: jax.sharding.Sharding) -> jax.Arra
     return jax.make_array_from_callback(array.shape, sharding, read)
 
 
-def fetch(array: jax.Array) -> np.ndarray:
+def fetch(array: "jax.Array") -> np.ndarray:
     """Return a global array as a host array in every process. All processes must call it."""
     if array.is_fully_addressable or array.is_fully_replicated:
         return np.asarray(array)
@@ -316,6 +330,8 @@ def _get(key: str, deadline: float | None = None) -> Any:
     Raises:
       TimeoutError: the value is not set by the deadline.
     """
+    import jax
+
     while True:
         try:
             # Short waits let Ctrl-C through.

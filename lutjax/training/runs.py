@@ -22,7 +22,6 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, TypeVar
 
-import jax
 import numpy as np
 
 import lutjax
@@ -391,6 +390,8 @@ def save(
         `COMMANDS`.
       beside: as for `checkpoints.save`.
     """
+    import jax  # not at the top: reading a run's facts needs no JAX
+
     meta = {
         "lutjax": lutjax.__version__,
         "versions": {"jax": jax.__version__, "numpy": np.__version__, "python": platform.python_version()},

@@ -82,26 +82,26 @@ def test_sections_name_options():
 ALONE = """
 import json, sys
 from lutjax.cli import main
-for words in json.loads(sys.argv[1]):
+for words, expected in json.loads(sys.argv[1]):
     sys.argv = ["lutjax", *words]
     try:
         main()
     except SystemExit as ended:
         status = ended.code or 0
-    expected = 0 if words[-1:] and words[-1].startswith(("--help", "--version")) else 2
     assert status == expected, (words, status)
     used = {"jax", "flax", "optax", "orbax", "matplotlib", "rich"} & set(sys.modules)
     assert not used, (words, used)
 """
 
 
-def test_help_and_usage_errors_do_not_import_jax():
+def test_help_usage_errors_and_info_do_not_import_jax(table_run):
     lines = [
-        ["--help"], ["--version"], ["train", "--help"], ["train", "--nonsense"],
+        *(f"{words} --help".split() for words, _ in commands()),
+        ["--version"],
         ["train", "lm", "--help-all"],
-    ]  # fmt: skip
-    lines += [["train", "classify", "--steps", "many"], ["serve"]]
-    lines += [[*words.split(), "--help"] for words, _ in commands()]
+    ]
+    lines = [(words, 0) for words in [*lines, ["--help"], ["train", "--help"], ["info", str(table_run.out)]]]
+    lines += [(words.split(), 2) for words in ("train --nonsense", "train classify --steps many", "serve")]
     ended = subprocess.run([sys.executable, "-c", ALONE, json.dumps(lines)], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
 

@@ -194,8 +194,8 @@ def test_kills_wherever_processes_meet(text, whole, tmp_path, compilation_cache_
     for i, name, count in (
         (0, "agree", 3),
         (1, "gather", 4),
-        (0, "by_first", 12),
-        (1, "by_first", 13),
+        (0, "call_in_first", 12),
+        (1, "call_in_first", 13),
         (1, "fetch", 1),
     ):
         found = train(text, tmp_path, victim=(i, name, count, "kill"), cache=compilation_cache_directory)
