@@ -1,7 +1,7 @@
-"""Type stubs of the Linen and Haiku layers, which the build writes into the wheel.
+"""Type stubs for the Linen and Haiku layers, added to the wheel by the build.
 
-The classes are made at import, so editors and type checkers cannot see their constructors. The stubs are read off the sources of the specifications,
-without importing them. For a checkout, ``python hatch_build.py`` writes them next to the modules, where git ignores them.
+The classes are created at import, so editors and type checkers cannot see their constructors. The stubs come from the specification
+sources, without importing them. In a checkout, ``python hatch_build.py`` writes them next to the modules, where git ignores them.
 """
 
 import ast
@@ -42,14 +42,14 @@ from lutjax.wiring._sizes import Size
 
 
 class Sources:
-    """Classes and functions of the specifications, by name in each module."""
+    """Classes and functions in the specification modules, by module and name."""
 
     def __init__(self, root: Path) -> None:
         self.folder = root / "lutjax" / "layers"
         self.trees = {p.stem: ast.parse(p.read_text(encoding="utf-8")) for p in self.folder.glob("_*.py")}
 
     def find(self, module: str, name: str) -> tuple[str, ast.ClassDef | ast.FunctionDef]:
-        """Return the definition of a name in a module, and the module it is imported from."""
+        """Return the definition for a name in a module, and its own module."""
         for node in self.trees[module].body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
                 return module, node
@@ -67,7 +67,7 @@ class Sources:
         yield module, node
 
     def constant(self, classes: list[tuple[str, ast.ClassDef]], name: str) -> tuple[str, ast.expr | None]:
-        """Return the value of a class attribute, and its module."""
+        """Return a class attribute's value, and its module."""
         for module, node in reversed(classes):
             for line in node.body:
                 targets = getattr(line, "targets", None) or [getattr(line, "target", None)]
@@ -80,7 +80,7 @@ class Sources:
         return "", None
 
     def fields(self, classes: list[tuple[str, ast.ClassDef]]) -> dict[str, tuple[str, bool, bool]]:
-        """Return the arguments of a layer: annotation, whether there is a default, and whether it is keyword-only."""
+        """Return a layer's arguments: annotation, whether it has a default, and whether it is keyword-only."""
         _, implied = self.constant(classes, "implied")
         found: dict[str, tuple[str, bool, bool]] = {}
         for _, node in classes:
@@ -100,11 +100,11 @@ class Sources:
 
 
 def function(node: ast.FunctionDef, name: str, first: list[ast.arg] | None = None) -> str:
-    """Return a method of a stub with the signature and docstring of a function.
+    """Return a stub method with a function's signature and docstring.
 
     Args:
       node: the function.
-      name: of the method.
+      name: method name.
       first: parameters in place of ``arrays``, if the function takes them.
     """
     arguments = ast.arguments(**{field: getattr(node.args, field) for field in ast.arguments._fields})
@@ -119,7 +119,7 @@ def function(node: ast.FunctionDef, name: str, first: list[ast.arg] | None = Non
 
 
 def layer(sources: Sources, library: str, module: str, spec: str) -> str:
-    """Return the class of a layer in the stub of a library."""
+    """Return a layer's class for a library's stub."""
     classes = list(sources.ancestors(module, spec))
     fields = sources.fields(classes)
     base = (
@@ -162,7 +162,7 @@ def layer(sources: Sources, library: str, module: str, spec: str) -> str:
 
 
 def stub(root: Path, library: str) -> str:
-    """Return the stub of a library."""
+    """Return a library's stub."""
     sources = Sources(root)
     found = []
     for module, tree in sorted(sources.trees.items()):
@@ -188,7 +188,7 @@ class StubHook(BuildHookInterface):  # type: ignore[misc, valid-type]
     """Build hook that adds the stubs to the wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Write the stubs into the build folder, and include them in a wheel that is not editable."""
+        """Write the stubs into the build folder, and include them in non-editable wheels."""
         if version != "editable":
             written = write(Path(self.root), Path(self.directory) / "stubs")
             build_data["force_include"].update({str(path): place for path, place in written.items()})

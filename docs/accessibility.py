@@ -1,11 +1,11 @@
-"""Checks that everybody can read the built site: `python docs/accessibility.py [--axe FILE] [PAGE ...]`, after it was built.
+"""Accessibility checks for the built site: `python docs/accessibility.py [--axe FILE] [PAGE ...]`.
 
-Of each page in ``docs/_build/html`` it wants a language, a title, one heading of the first level and no level left out, a text for every
-picture, a name for every frame, link, button and field, and ids that are there once. That takes seconds, and no browser.
+Each page in ``docs/_build/html`` needs a language, a title, one top-level heading, no skipped heading level, a text for every
+picture, a name for every frame, link, button and field, and unique ids. This takes seconds, without a browser.
 
-With `--axe`, the file ``axe.min.js`` of axe-core (``npm install --no-save axe-core`` puts it into ``node_modules/axe-core``), pages of
-all kinds, or with `--all` all pages, are also opened in headless Chromium or Chrome, wide and as on a phone, in light and dark colors: axe-core finds contrasts that are too small, names that are missing and parts
-that a keyboard does not reach. Then the Tab key walks through the page: what has the focus must show it.
+With `--axe`, some pages (with `--all`, all pages) also open in headless Chromium or Chrome, at desktop and phone width, in light and
+dark colors. The file ``axe.min.js`` is part of axe-core (``npm install --no-save axe-core``). axe-core reports low contrast, missing
+names and elements without keyboard access. The Tab key then walks through each page, and every focused element must show its focus.
 """
 
 import argparse
@@ -34,7 +34,7 @@ SIZES = {"wide": 1280, "phone": 390}
 
 
 class _Page(HTMLParser):
-    """Collects what is wrong in a page."""
+    """Parser that collects the problems in a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,13 +110,13 @@ class _Page(HTMLParser):
 
 
 def pages(built: Path) -> list[Path]:
-    """Return the pages of a built site."""
+    """Return the pages in a built site."""
     found = sorted(built.rglob("*.html"))
     return [path for path in found if not set(LEFT_OUT) & set(path.relative_to(built).parts)]
 
 
 def problems(html: str) -> list[str]:
-    """Return what is wrong in the text of a page, without a browser."""
+    """Return the problems in a page, without a browser."""
     page = _Page()
     page.feed(html)
     page.close()
@@ -134,7 +134,7 @@ FOCUS = """(() => { const e = document.activeElement; if (!e || e === document.b
 
 
 def opened(browser: Any, path: Path, axe: str) -> Iterator[str]:
-    """Yield what is wrong in a page as a browser shows it, in all sizes and colors."""
+    """Yield the problems in a page at all browser sizes and colors."""
     for size, width in SIZES.items():
         for dark in (False, True):
             browser.resize(width, 900, dark=dark, mobile=size == "phone")
@@ -149,7 +149,7 @@ def opened(browser: Any, path: Path, axe: str) -> Iterator[str]:
 
 
 def keyboard(browser: Any, steps: int = 40) -> Iterator[str]:
-    """Yield what is wrong when the Tab key walks through the page that is open: what has the focus and does not show it, and the walk's end."""
+    """Yield focused elements without a visible focus, and the end when Tab walks through an open page."""
     browser.resize(SIZES["wide"], 900)
     browser.run("document.activeElement && document.activeElement.blur()")
     seen = []

@@ -1,4 +1,4 @@
-"""Settings of the documentation site; docs/dev/documentation.md has the build command."""
+"""Settings for the documentation site; docs/dev/documentation.md has the build command."""
 
 import importlib.util
 import os

@@ -1,6 +1,6 @@
-"""Picture of a detector, its table and its gradient: `python docs/detector.py --png docs/detector.png`.
+"""Picture for a detector, its table and its gradient: `python docs/detector.py --png docs/detector.png`.
 
-All values that it shows are computed by lutjax.
+lutjax computes all displayed values.
 """
 
 import argparse

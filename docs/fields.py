@@ -1,4 +1,4 @@
-"""Picture of the fields of a layer: `python docs/fields.py --png docs/image-fields.png`."""
+"""Picture for receptive fields: `python docs/fields.py --png docs/image-fields.png`."""
 
 import argparse
 from pathlib import Path

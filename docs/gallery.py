@@ -1,8 +1,8 @@
-"""Pages of the gallery, which run in a browser without a network: `python docs/gallery.py [NAME ...]` makes them, in some minutes of two cores.
+"""Gallery pages that run in a browser without a network: `python docs/gallery.py [NAME ...]`.
 
-Each is a circuit that is trained here and written by `lutjax.circuits.page`, or a page of a template. They are kept in
-``docs/gallery/pages/play``; the site has them as they are. They are not made when the site is built: training takes longer than all the rest, needs a compiler and ABC,
-and gives other circuits on other processors, while tests are of these. After a change of a template `--write` makes the pages of the circuits that they have.
+Each page holds a circuit trained here and written by `lutjax.circuits.page`, or a filled template. The repository keeps the pages
+in ``docs/gallery/pages/play``, and the site build copies them: training takes minutes on two cores, needs a compiler and ABC, and
+yields other circuits on other processors. After a template change, `--write` rewrites the pages with their current circuits.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def _text(name: str) -> str:
 
 
 def shown(name: str, circuit: Any) -> str:
-    """Return the page of a circuit."""
+    """Return the page for a circuit."""
     from lutjax.circuits import page
     from lutjax.training import datasets
 
@@ -43,7 +43,7 @@ def shown(name: str, circuit: Any) -> str:
 
 
 def rewritten(name: str, text: str) -> str:
-    """Return a page as it is made now of what an earlier one has inside."""
+    """Render a page again from the content of an earlier page."""
     from lutjax.circuits import page
 
     if name == "detector":
@@ -57,7 +57,7 @@ def rewritten(name: str, text: str) -> str:
 
 
 def digits() -> str:
-    """Return a page that reads drawn digits: three layers of gates, trained with a price of hardware."""
+    """Return a page that reads drawn digits with three gate layers, trained with a hardware cost."""
     from lutjax.models import LogicClassifierConfig
     from lutjax.training import datasets
     from lutjax.training.classifier import Run, TrainingConfig
@@ -77,7 +77,7 @@ def digits() -> str:
 
 
 def _automaton(experiment: str, target: np.ndarray | None, **fields: Any) -> Any:
-    """Return a run of an experiment of `lutjax train ca`, with some fields of its own."""
+    """Return a `lutjax train ca` run with some changed fields."""
     from lutjax.models import LogicCAConfig
     from lutjax.training import presets
     from lutjax.training.automaton import Run, TrainingConfig
@@ -90,7 +90,7 @@ def _automaton(experiment: str, target: np.ndarray | None, **fields: Any) -> Any
 
 
 def life() -> str:
-    """Return a page that runs the Game of Life, as the smallest circuit that ABC finds for what a run has learned."""
+    """Return a page that runs the Game of Life with the smallest circuit from ABC."""
     from lutjax import circuits
     from lutjax.training.export import optimized
 
@@ -109,7 +109,7 @@ def life() -> str:
 
 
 def healing() -> str:
-    """Return a page of an automaton that makes squares of any start, and so heals where it is damaged."""
+    """Return a page with an automaton that draws squares from any start, and so heals damage."""
     from lutjax.training.patterns import checkerboard
 
     run = _automaton("checkerboard", checkerboard(16), steps=700, runs=1)
@@ -128,7 +128,7 @@ def healing() -> str:
 
 
 def text() -> str:
-    """Return a page that writes text: a model of tables, as a C program without floating point, compiled to WebAssembly by Zig."""
+    """Return a page that writes text: a table model as integer C, compiled to WebAssembly by Zig."""
     from lutjax import circuits
     from lutjax.models import LUTTransformerConfig
     from lutjax.training import presets
@@ -193,7 +193,7 @@ def _css() -> str:
 
 
 def detector() -> str:
-    """Return a page of a detector, whose inputs and pairs are dragged."""
+    """Return a page for one detector with draggable inputs and pairs."""
     data = {
         "x": [0.6, -0.3, 0.1, 0.8, -0.6, 0.35],
         "pairs": [[0, 1], [2, 3], [5, 4]],

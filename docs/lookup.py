@@ -1,6 +1,6 @@
 """Animation of a lookup-table layer: `python docs/lookup.py --svg docs/lookup.svg`.
 
-All bits, rows and outputs are computed by lutjax. The page includes the file as text, so it has the colors of the site, light or dark.
+lutjax computes all bits, rows and outputs. The page includes the SVG as text, so it follows the site's light or dark colors.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def _style() -> str:
 
 
 def _layer() -> list[str]:
-    """Return the parts that no sample changes."""
+    """Return the elements common to all samples."""
     parts = [_text(75, 18, "inputs", "muted", "middle"), _text(212, 18, "comparisons", "muted", "middle")]
     parts += [
         _text(LEFT + CELL, 18, "tables", "muted", "middle"),
@@ -85,7 +85,7 @@ def _layer() -> list[str]:
 
 
 def _sample(number: int) -> list[str]:
-    """Return the parts of one sample: inputs, bits, rows and outputs."""
+    """Return the inputs, bits, rows and outputs for one sample."""
     x = SAMPLES[number]
     index = np.asarray(lutjax.detect(jnp.asarray(x), jnp.asarray(ANCHORS)).index)
     outputs = np.asarray(lutjax.lut(jnp.asarray(x), jnp.asarray(TABLES), jnp.asarray(ANCHORS)))
@@ -114,7 +114,7 @@ def _sample(number: int) -> list[str]:
 
 
 def draw() -> str:
-    """Return the animation: a box that stops it, and the picture."""
+    """Return the animation with a checkbox to stop it."""
     words = (
         "A layer with two detectors. Each makes two comparisons of four inputs; their bits select a row of its table; "
         "the selected rows are added up. Three samples take turns."

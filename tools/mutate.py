@@ -1,14 +1,14 @@
-"""Measure which faults the tests find: apply mutations of the source one at a time, and run pytest on each.
+"""Measure the share of detected faults: apply mutations to the source, one at a time, and run pytest on each.
 
-    python tools/mutate.py -- tests/core                  # all mutations of tools/mutations.py
+    python tools/mutate.py -- tests/core                  # all mutations in tools/mutations.py
     python tools/mutate.py --only 3,7-9 -- tests/core -m slow
-    python tools/mutate.py --tree ../other -- tests       # the tests of another checkout
+    python tools/mutate.py --tree ../other -- tests       # tests in another checkout
 
-A mutation replaces one piece of text, which occurs once in its file. Each one is applied to a temporary copy of the tree, so that the tree
-itself never changes, and pytest stops at the first failure. A mutation may name the tests that concern it (``-k``); ``--all`` runs all
-given tests instead. The unchanged copy runs first: tests that fail without a mutation prove nothing.
+A mutation replaces one unique piece of text in a file. Each one is applied to a temporary copy, so the tree itself never changes, and
+pytest stops at the first failure. A mutation may name its tests (``-k``); ``--all`` runs all given tests instead. The unchanged copy
+runs first: tests that fail without a mutation prove nothing.
 
-The table has one line for each mutation: the first test that fails, or "survived".
+The table has one line per mutation: the first failed test, or "survived".
 """
 
 import argparse
@@ -33,7 +33,7 @@ class Mutation(NamedTuple):
     Attributes:
       file: path in the repository.
       old, new: text that occurs once in the file, and its replacement.
-      tests: expression of ``pytest -k`` for the tests that concern it; empty: all tests.
+      tests: ``pytest -k`` expression for its tests; empty: all tests.
     """
 
     file: str
@@ -43,19 +43,19 @@ class Mutation(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Outcome of the tests of a mutation: the first test that failed ("" if none), and seconds."""
+    """Test outcome for a mutation: the first failed test ("" if none), and seconds."""
 
     found_by: str
     seconds: float
 
 
 def read_mutations(path: Path) -> list[Mutation]:
-    """Return the list ``MUTATIONS`` of a Python file, whose elements are tuples ``(file, old, new)`` or ``(file, old, new, tests)``."""
+    """Read the list ``MUTATIONS`` with tuples ``(file, old, new)`` or ``(file, old, new, tests)`` from a Python file."""
     return [Mutation(*each) for each in runpy.run_path(str(path))["MUTATIONS"]]
 
 
 def parse_numbers(text: str, n: int) -> list[int]:
-    """Return the numbers of a list such as ``3,7-9``; all ``n`` of them for an empty text."""
+    """Parse a list such as ``3,7-9``; an empty text means all ``n`` numbers."""
     if not text:
         return list(range(1, n + 1))
     ends = [part.split("-") for part in text.split(",")]
@@ -63,7 +63,7 @@ def parse_numbers(text: str, n: int) -> list[int]:
 
 
 def copy_tree(tree: Path, target: Path) -> None:
-    """Copy the files of a checkout that git tracks or does not ignore."""
+    """Copy tracked and untracked files, without files that git ignores."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=tree, capture_output=True, check=True
     ).stdout.decode()
@@ -119,7 +119,7 @@ def run_mutations(
     timeout: float,
     every_test: bool,
 ) -> Iterator[tuple[int, Result]]:
-    """Yield the result of each mutation with its number."""
+    """Yield each mutation's number and result."""
     for number in numbers:
         mutation = mutations[number - 1]
         original = apply(mutation, copy)

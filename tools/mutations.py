@@ -1,4 +1,4 @@
-"""Faults that the tests have to find; `tools/mutate.py` applies them."""
+"""Faults for `tools/mutate.py`, which the tests must detect."""
 
 X, R, L = "lutjax/kernels/_xla/", "lutjax/reference.py", "lutjax/layers/"
 D, V, P, W = "lutjax/dispatch/", "lutjax/values/", "lutjax/ops/", "lutjax/wiring/"

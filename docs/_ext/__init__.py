@@ -1,7 +1,7 @@
-"""Sphinx extension of the documentation site.
+"""Sphinx extension for the documentation site.
 
-`content` has the directives as functions that return Markdown: tables of the registry, of recorded measurements and of validation
-results, command line help, and API entries. `docstrings` adapts docstrings to the site.
+`content` has the directives as functions that return Markdown: registry tables, recorded measurements, validation results, command
+line help, and API entries. `docstrings` adapts docstrings to the site.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Markdown of the site's directives. Nothing here needs Sphinx, so tests can read pages as the site shows them."""
+"""Markdown for the site's directives. Nothing here needs Sphinx, so tests read pages as the site shows them."""
 
 import functools
 import importlib
@@ -17,7 +17,7 @@ INHERITED = "Module,Variable,Param,Pytree,Object,tuple,str,int,dict,BaseExceptio
 
 # ------------------------------------------------------------------------------------- kernels
 def op_table(_: str = "", __: str = "") -> str:
-    """Return the table of ops with a kernel in each implementation other than plain JAX."""
+    """Return the table of ops with a kernel in each implementation except plain JAX."""
     from lutjax.dispatch.registry import kernel_registry
     from lutjax.status.matrix import COLUMNS, rows
 
@@ -38,7 +38,7 @@ def _recorded_cells() -> list[Any]:
 
 
 def support_matrix(platform: str, _: str = "") -> str:
-    """Return the recorded validation results of a platform: a table, dtypes, devices and reasons for missing kernels."""
+    """Return a platform's validation results: a table, dtypes, devices and reasons for missing kernels."""
     from lutjax.status import matrix, report
 
     columns = {column.key for column in matrix.COLUMNS if column.platform == platform}
@@ -53,7 +53,7 @@ def support_matrix(platform: str, _: str = "") -> str:
 
 
 def support_legend(_: str = "", __: str = "") -> str:
-    """Return the totals of the support matrix and the meanings of its words."""
+    """Return the totals in the support matrix, and its legend."""
     from lutjax.status import report
 
     legend = [f"- {line}." for line in report.legend_in_markdown()]
@@ -72,10 +72,10 @@ SCRIPTS = {
 
 
 def bench_table(arguments: str, _: str = "") -> str:
-    """Return the table of a file in ``docs/benchmarks``, or of a named part of the file.
+    """Return the table in a ``docs/benchmarks`` file, or in a named section.
 
     Args:
-      arguments: a file name, and a part for files with several tables: ``"choose.json layers"``.
+      arguments: a file name, and a section for files with several tables: ``"choose.json layers"``.
     """
     name, *part = arguments.split()
     path = DOCS / "benchmarks" / name
@@ -86,7 +86,7 @@ def bench_table(arguments: str, _: str = "") -> str:
 
 
 def _search_in(folder: str) -> None:
-    """Import modules from a folder of the repository."""
+    """Import modules from a repository folder."""
     path = str(DOCS.parent / folder)
     if path not in sys.path:
         sys.path.append(path)
@@ -94,18 +94,18 @@ def _search_in(folder: str) -> None:
 
 # ------------------------------------------------------------------------------------- reference
 def equations() -> dict[str, list[str]]:
-    """Return the labels of the equations of each op, from the last table of ``docs/reference/equations.md``."""
+    """Return each op's equation labels, from the last table in ``docs/reference/equations.md``."""
     text = (DOCS / "reference" / "equations.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(lutjax\.\w+)` \| (.*) \|$", text, re.MULTILINE)
     return {name: re.findall(r"{eq}`([\w-]+)`", labels) for name, labels in rows}
 
 
 def api(module: str, names: str) -> str:
-    """Return a summary table of public names and their docstrings, in a block of reStructuredText.
+    """Return a reStructuredText summary table with public names and their docstrings.
 
     Args:
-      module: full name of the module.
-      names: names in the module, which may have dots, separated by white space.
+      module: full module name.
+      names: names in the module, possibly dotted, separated by white space.
     """
     lines = ["```{eval-rst}", f".. currentmodule:: {module}", "", ".. autosummary::", "   :nosignatures:", ""]
     lines += [*(f"   {name}" for name in names.split()), ""]
@@ -121,7 +121,7 @@ def api(module: str, names: str) -> str:
 
 
 def cli(_: str = "", __: str = "") -> str:
-    """Return a section with the help of each command."""
+    """Return a section with the help for each command."""
     import click
 
     from lutjax.cli._flags import SHOW_ALL
@@ -165,6 +165,6 @@ BLOCK = re.compile(rf"^```{{({'|'.join(DIRECTIVES)})}} *(.*)\n((?:.*\n)*?)```$",
 
 
 def expand(page: str, names: Iterable[str] = DIRECTIVES) -> str:
-    """Return the text of a page with the Markdown of its directives."""
+    """Return a page with its directives replaced by their Markdown."""
     wanted = set(names)
     return BLOCK.sub(lambda m: DIRECTIVES[m[1]](m[2].strip(), m[3]) if m[1] in wanted else m[0], page)

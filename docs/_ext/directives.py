@@ -1,4 +1,4 @@
-"""Directives of `content` for Sphinx."""
+"""Sphinx directives for `content`."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from _ext import content
 
 
 class Content(SphinxDirective):
-    """Directive that parses the Markdown of a function in `content`."""
+    """Directive that parses the Markdown from a function in `content`."""
 
     optional_arguments = 1
     final_argument_whitespace = True
@@ -24,7 +24,7 @@ class Content(SphinxDirective):
 
 
 class SupportMatrix(Content):
-    """Support matrix, whose cells have a CSS class for their word."""
+    """Support matrix with a CSS class for each word."""
 
     def run(self) -> list[nodes.Node]:
         found = super().run()

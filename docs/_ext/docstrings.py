@@ -7,7 +7,7 @@ from _ext.content import DOCS, equations
 
 
 def link_sources(docname: str, line: str) -> str:
-    """Return a line of sources ("docs/semantics.md, sections 2 and 3") with links to the sections."""
+    """Link the sections in a source line such as "docs/semantics.md, sections 2 and 3"."""
     up = "../" * docname.count("/")
     links = []
     for source in line.removesuffix(".").split("; "):
@@ -25,7 +25,7 @@ def link_sources(docname: str, line: str) -> str:
 def process_docstring(
     app: Any, what: str, name: str, value: object, options: object, lines: list[str]
 ) -> None:
-    """Link sources and equations, and describe constants, whose docstring is that of their type."""
+    """Link sources and equations, and drop type docstrings from constants."""
     if lines and any(
         lines[0] == (kind.__doc__ or "").partition("\n")[0] for kind in (dict, list, tuple, str, int, float)
     ):
@@ -75,7 +75,7 @@ def process_signature(
 
 
 def process_body(app: Any, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
-    """Repair HTML for screen readers: parameter lines of long signatures, and empty column heads."""
+    """Repair HTML for screen readers: parameter lines in long signatures, and empty column heads."""
 
     def signature_lines(found: re.Match[str]) -> str:
         return '<div class="sig-lines">\n' + re.sub(r"(</?)dd>", r"\1div>", found[1]) + "</div>"
