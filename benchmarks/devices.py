@@ -160,7 +160,7 @@ class Scored:
     pool: int = 2**16
 
     def params(self, key: Any) -> Any:
-        """Initialize the trained arrays; all methods are those of `LanguageModel`."""
+        """Initialize the trained arrays; see `LanguageModel` for all methods."""
         shape, read = (self.detectors, 2**self.bits, self.features), lutjax.reads.Confidence()
         keys = jax.random.split(key, self.layers)
         return [{"weights": _uniform(k, *shape), "read": read.initial()} for k in keys]

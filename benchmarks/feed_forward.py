@@ -1,7 +1,7 @@
 """Feed-forward layers of a GPT at equal steps or seconds: `python benchmarks/feed_forward.py --text FILE --seeds 0,1,2`.
 
 Trains `lutjax.models.GPT` with each feed-forward layer on the same batches, and prints a Markdown table: losses on the whole test part, averaged over all
-seeds and for each, at the lowest validation loss; parameters; seconds of the steps alone. With several `--rates` the first seed selects each
+seeds and for each, at the lowest validation loss; parameters; seconds of the steps. With several `--rates` the first seed selects each
 layer's learning rate on the validation part. `--set name=value` overrides values of the preset. With `--seconds`, each layer gets as many steps as fit into
 that time, without tests and compilation: the step time is measured first, so that the schedule ends with the last step. `--text python` is the source of all
 installed packages; `--json` appends each result to a file.
@@ -86,7 +86,7 @@ class Trials(Run):
         return self._first_state(*self.structure.init(seed))
 
     def steps_in(self, seconds: float) -> int:
-        """Return how many steps take some seconds here."""
+        """Return the number of steps per given seconds on this machine."""
         state, times = self.first_state(0), []
         for k in range(4):  # the first compiles
             start = time.perf_counter()

@@ -1,7 +1,7 @@
 """Tables larger than device memory: `python benchmarks/host_memory_larger.py`.
 
 Trains a GPT whose host-resident n-gram tables exceed GPU memory, in a process that writes one checkpoint, continues and is killed (SIGKILL). A second process
-resumes from the checkpoint. Its losses must equal those of the first process in the same steps, bit for bit; then it generates text. Both processes
+resumes from the checkpoint. Its losses must equal the losses of the first process in the same steps, bit for bit; then it generates text. Both processes
 initialize all rows. `--xla_gpu_deterministic_ops` makes XLA compute the same bits in every process.
 
 By default, tables are slightly larger than GPU memory. If host memory is too small for that, tables are as large as possible, JAX may use less of

@@ -1,6 +1,6 @@
 """Time and memory of training steps of logic networks: `python benchmarks/logic_steps.py gates|trees|wirings`.
 
-`gates`: gate layers, by default those of the larger MNIST network in *Deep Differentiable Logic Gate Networks*, 6 layers of 8000 gates over 784 bits.
+`gates`: gate layers, by default the larger MNIST network in *Deep Differentiable Logic Gate Networks*, 6 layers of 8000 gates over 784 bits.
 `trees`: a `LogicTreeNet`. `wirings`: the layers of `gates` with every wiring.
 
 Adam, softmax cross entropy, random samples. The compiler plans the memory, with arguments and state. `--plan` only compiles. `--torchlogix` also measures

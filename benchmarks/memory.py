@@ -9,7 +9,7 @@ The first three append one line of JSON per result to the file; `table` prints t
 
 `train` compares models with and without a memory, with equally many parameters read per token, in equal time:
 
-1. Steps of both models alternate while they are timed. Each model gets as many steps as fit into the seconds (by default those of the preset's steps without a memory), and
+1. Steps of both models alternate while they are timed. Each model gets as many steps as fit into the seconds (by default the time of the preset's steps without a memory), and
    its schedule ends with the last step.
 2. The first seed selects the learning rate of the memory rows (`--rates`) by the lowest validation loss after a `--share` of the time. Fast rates learn sooner and overfit
    later, so a small share may select too fast a rate; `--share 1` trains in full.
@@ -51,7 +51,7 @@ Clock = Callable[[], float]
 
 CHUNK = 500  # steps per call
 MOST_STEPS, MOST_SEEDS = 10_000_000, 200
-"""Limits: the batches of a seed are those of later steps, counted in int32."""
+"""Limits: a seed selects the batches of later steps, counted in int32."""
 
 
 def processor_seconds() -> float:

@@ -1,1 +1,1 @@
-"""Measuring the ops: device times beside the bytes that have to move. The command is ``lutjax bench``."""
+"""Op benchmarks for ``lutjax bench``: device times and required memory traffic."""

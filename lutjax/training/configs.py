@@ -1,4 +1,4 @@
-"""Fields and checks that the training of every kind of model shares."""
+"""Training fields and checks shared by all models."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -14,12 +14,12 @@ Schedule = Callable[[Any], Any]
 """An `optax.Schedule`: a value for every step, counted from 0."""
 
 MOST_SAMPLES = 2**53
-"""Largest number of samples of a step, whose memory is told in float64."""
+"""Largest number of samples per step: the banner computes their memory in float64."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Training:
-    """A base of dataclasses of what decides a training run beside its model and data.
+    """Base config for training.
 
     Attributes:
       steps: number of optimizer steps. The cooldown depends on it.
@@ -73,10 +73,10 @@ class Training:
         return self.scheduled()
 
     scheduled_name: ClassVar[str] = "rate"
-    """What of a step depends on the number of all steps, in words."""
+    """Description of the step values that depend on the total number of steps."""
 
     def scheduled_values(self, numbers: Int[np.ndarray, " steps"]) -> Float[np.ndarray, "steps values"]:
-        """Return what depends on the number of all steps, for steps that are counted from 0."""
+        """Return the step values that depend on the total number of steps, for step numbers from 0."""
         rates = np.asarray(self.rate()(numbers), np.float32)  # a constant schedule answers with one number
         return np.broadcast_to(rates, numbers.shape)[:, None]
 

@@ -29,12 +29,12 @@ class TrainingConfig(Training):
       batch_size: text windows per step.
       learning_rate: learning rate before warmup and cooldown. A factor of the published schedule.
       table_gradient: table gradient type. factored: accessed rows and their cotangents. dense: arrays of the table
-        shapes. Both give the same results up to rounding, but only factored gradients know accessed rows with a zero
+        shapes. Both give the same results up to rounding, but only sparse gradients know accessed rows with a zero
         gradient, which row_adam counts and momentum and weight decay update.
       table_optimizer: table row optimizer. same updates tables like all other parameters, by dense gradients.
       table_rate: learning-rate factor for detector tables.
       table_weight_decay: table weight decay for accessed rows, scaled by the rate.
-      memory_optimizer: memory row optimizer. It always uses factored gradients.
+      memory_optimizer: memory row optimizer. It always uses sparse gradients.
       memory_rate: learning-rate factor for memory rows.
       memory_weight_decay: memory weight decay for accessed rows, scaled by the rate.
       memory_depth: prefetch depth for host-resident memories. With depth 0 every step waits for the previous update, as on

@@ -54,7 +54,7 @@ _MOST_SCRATCH = 2**29  # bytes of rows and factors at a time
 
 
 def fits(tables: tuple[int, ...], groups: int, n_samples: int) -> bool:
-    """Return whether tables fit shared memory and enough warps have enough to do.
+    """Return True if tables fit shared memory and enough warps have enough work.
 
     On an H100, atomics were not faster for any number of tables, from 1024 samples on.
     """
@@ -73,7 +73,7 @@ def count_parts(tables: tuple[int, ...], groups: int, ways: int, n_samples: int)
 
 
 def _shares(tables: tuple[int, ...], groups: int, n_samples: int) -> int:
-    """Return how many warps share the samples of the same columns.
+    """Return the number of warps that share samples for the same columns.
 
     Warps run in rounds of at most `_AT_ONCE`, and a partly filled round takes as long as a full
     one. More shares fill the last round, and cost the traffic of their partial sums.

@@ -80,10 +80,10 @@ def add_of_block(ways: int, packed: bool) -> str:
     Its results: row pair and factors of the next block, of the lane and of its neighbor. Its
     arguments: addresses of the lane's sums, of its 4-byte elements (see `copy_of_block`) and of
     its gradients, float32 or pairs of bfloat16 with the first one in the lower half; then the row
-    pair and two factors of the lane, and those of its neighbor.
+    pair and two factors of the lane, and of its neighbor.
 
-    Names: a and b are the rows of the lane, u and v those of its neighbor, s* their sums, t* the
-    addresses of a step, own and beside the gradients of the lane's sample and of its neighbor's.
+    Names: a and b are the lane's rows, u and v its neighbor's rows, s* their sums, t* the addresses
+    in a step, own and beside the gradients for the lane's sample and its neighbor's sample.
     """
     at, words, of_d, rows, fa, fb, other, fu, fv = (f"${n}" for n in range(6, 15))
     two, n_d = ways == 2, WIDTH // 2 if packed else WIDTH

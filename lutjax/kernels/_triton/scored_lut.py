@@ -156,7 +156,7 @@ def run_parts(
 def _pulled_back(
     call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], owned: bool, device: Device
 ) -> dict[str, jax.Array]:
-    """Return gradients; with `owned`, `_owned_columns` sums those of the tables."""
+    """Return gradients; with `owned`, `_owned_columns` sums the table gradients."""
     tile = _Tile.create("backward", _backward_rule, call, device, _PIECE)
     n, n_inputs_of, n_inputs = call.x.shape
     tables, n_scalars = call.weights.shape, len(call.scalars)
@@ -379,21 +379,21 @@ def _formula(read: reads.Read) -> _Formula | None:
 
 
 def all_ways(call: ScoredLut) -> int:
-    """Return how many rows per table a built-in read reads for values or gradients."""
+    """Return the number of rows per table that a built-in read accesses for values or gradients."""
     formula = _formula(call.read)
     assert formula is not None
     return formula.ways
 
 
 def _count_ways(call: ScoredLut) -> int:
-    """Return how many ways of a built-in read have values."""
+    """Return the number of ways with values in a built-in read."""
     formula = _formula(call.read)
     assert formula is not None
     return formula.valued
 
 
 def _is_fused(call: ScoredLut) -> bool:
-    """Return whether one kernel computes a call: a built-in read in at most float32."""
+    """Return True if one kernel computes a call: a built-in read in at most float32."""
     wide = any(a is not None and a.dtype == jnp.float64 for a in (call.x, call.weights, call.keep))
     return _formula(call.read) is not None and call.accumulate is None and not wide
 
@@ -880,7 +880,7 @@ def _column(c: tl.constexpr):
 
 @kernel
 def _staged(x, group, sample, exists, column, c: tl.constexpr):
-    """Copy the inputs of a group to columns of shared memory, if there is room."""
+    """Copy the inputs of a group to columns of shared memory, if they fit."""
     if not c.SHARED_INPUT:
         x += group * c.n_inputs * c.n_samples
     if c.STAGED:

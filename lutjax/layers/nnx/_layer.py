@@ -273,7 +273,7 @@ def check(model: nnx.Module, restored: Any = None) -> None:
       >>> check(layer, nnx.state(layer, nnx.Param))
       Traceback (most recent call last):
       ...
-      ValueError: LUT: the state has no anchors, which belong to its weights: restore all variables, not the trained ones alone.
+      ValueError: LUT: the state has no anchors, which belong to its weights: restore all variables, not only the trained ones.
       >>> layer.anchors[...] = layer.anchors[...] + 4
       >>> check(layer)
       Traceback (most recent call last):
@@ -313,5 +313,5 @@ def _check_restored(spec: Any, path: tuple[Any, ...], there: set[tuple[str, ...]
     missing = [name for name, kind in names.items() if kind != "params" and name not in found]
     if found and missing:
         raise ValueError(
-            f"{spec.layer}: the state has no {missing[0]}, which belong to its {min(found)}: restore all variables, not the trained ones alone."
+            f"{spec.layer}: the state has no {missing[0]}, which belong to its {min(found)}: restore all variables, not only the trained ones."
         )
