@@ -19,8 +19,8 @@ def format_value(value: Any) -> str:
 
     Example:
       >>> import numpy as np
-      >>> from lutjax.arguments import shown
-      >>> shown(np.zeros((300, 2))), shown("text"), shown([0.5] * 1000)
+      >>> from lutjax.arguments import format_value
+      >>> format_value(np.zeros((300, 2))), format_value("text"), format_value([0.5] * 1000)
       ('float64[300, 2]', "'text'", 'a list of 1000')
     """
     if hasattr(value, "shape") and hasattr(value, "dtype"):

@@ -271,14 +271,14 @@ def from_layer(
       >>> options = dict(n_detectors=4, n_anchors=3, weights_init=nnx.initializers.uniform())
       >>> layer = LUT(8, 2, **options, accumulate=lutjax.FixedPoint(2.0**12), rngs=nnx.Rngs(0))
       >>> x = np.arange(8) % 3
-      >>> integer = detectors.of(layer)
+      >>> integer = detectors.from_layer(layer)
       >>> bool((integer(x) == layer(jnp.asarray(x, jnp.float32)) * 2**integer.fraction).all())
       True
     """
     name = type(layer).__name__
     if name not in ("LUT", "SparseLUT") or not hasattr(layer, "spec"):
         raise TypeError(
-            f"detectors.of: there is no integer form of {name}; expected a LUT or SparseLUT of lutjax.layers.nnx, or give "
+            f"detectors.from_layer: there is no integer form of {name}; expected a LUT or SparseLUT of lutjax.layers.nnx, or give "
             "arrays to detectors.rounded."
         )
     spec, weights = layer.spec, np.asarray(layer.weights[...])
@@ -462,7 +462,7 @@ def _fixed_point_fields(
     if 2.0**kept != scale or not 0 <= kept <= _MOST_SHIFT or fraction not in (None, kept):
         asked = "" if fraction is None else f", and fraction is {fraction}"
         raise ValueError(
-            f"detectors.of: the layer adds integers of the scale {scale:g}{asked}; the integer form of these has the scale "
+            f"detectors.from_layer: the layer adds integers of the scale {scale:g}{asked}; the integer form of these has the scale "
             f"2**fraction, with a fraction from 0 to {_MOST_SHIFT}."
         )
     units = np.trunc(np.ldexp(weights.astype(np.float64), kept))
@@ -470,7 +470,7 @@ def _fixed_point_fields(
         if np.abs(units).max(initial=0) <= np.iinfo(name).max:
             return {"values": units.astype(name), "shifts": np.zeros(out_features, int), "fraction": kept}
     raise ValueError(
-        f"detectors.of: a table holds an entry that is not below {2**31 / scale:g}, which the scale {scale:g} does not fit."
+        f"detectors.from_layer: a table holds an entry that is not below {2**31 / scale:g}, which the scale {scale:g} does not fit."
     )
 
 

@@ -268,9 +268,9 @@ def part_of(circuit: Circuit, name: str) -> Circuit:
       >>> from lutjax.circuits import Builder, fpga
       >>> builder = Builder(merge=2)
       >>> (a,), (b,), (c,) = builder.input("x", 3)
-      >>> builder.part("first")
+      >>> builder.start_part("first")
       >>> both = builder.gate([a, b], 0b1000)
-      >>> builder.part("second")
+      >>> builder.start_part("second")
       >>> builder.output("y", [[builder.gate([both, c], 0b0110)]])
       >>> fpga.part_of(builder.circuit(), "second")
       Circuit(x: 2 x uint1 -> y: 1 x uint1; 1 gates)

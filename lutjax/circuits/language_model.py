@@ -222,23 +222,23 @@ def from_model(model: Any, *, tables: str = "int16") -> IntegerLanguageModel:
     if name != "LUTTransformer":
         softmax = ", whose softmax attention computes with floats" if name == "GPT" else ""
         raise TypeError(
-            f"language_model.of: there is no integer form of {name}{softmax}; expected a LUTTransformer, which compares and "
+            f"language_model.from_model: there is no integer form of {name}{softmax}; expected a LUTTransformer, which compares and "
             "adds alone."
         )
     if tables not in TABLES:
-        raise ValueError(f"language_model.of: tables is {tables!r}; expected one of {TABLES}.")
+        raise ValueError(f"language_model.from_model: tables is {tables!r}; expected one of {TABLES}.")
     config = model.config
     if config.vocab_size != _BYTES:
         raise ValueError(
-            f"language_model.of: vocab_size is {config.vocab_size}; programs read and write bytes, {_BYTES} of them."
+            f"language_model.from_model: vocab_size is {config.vocab_size}; programs read and write bytes, {_BYTES} of them."
         )
     if config.batch_norm:
         raise ValueError(
-            "language_model.of: batch_norm is True, which computes with floats between tables; train without it."
+            "language_model.from_model: batch_norm is True, which computes with floats between tables; train without it."
         )
     if config.memory != "window":
         raise ValueError(
-            f"language_model.of: memory is {config.memory!r}, but programs keep a window of earlier bytes; train with memory='window'."
+            f"language_model.from_model: memory is {config.memory!r}, but programs keep a window of earlier bytes; train with memory='window'."
         )
     read = [(np.asarray(b.attention.layer.weights[...]), b.attention.layer) for b in model.layers]
     ffn = [(np.asarray(b.ffn.layer.weights[...]), b.ffn.layer) for b in model.layers if b.ffn is not None]
@@ -294,7 +294,7 @@ def _fraction(tables: list[tuple[np.ndarray, int]], start: np.ndarray, apart: fl
     for weights, times in tables:
         if not np.isfinite(weights).all():
             raise ValueError(
-                "language_model.of: a table holds an infinity or NaN, which no whole number stands for."
+                "language_model.from_model: a table holds an infinity or NaN, which no whole number stands for."
             )
         reached = magnitudes(weights, dtype)
         most = most + times * sums(reached, len(start))
@@ -303,7 +303,7 @@ def _fraction(tables: list[tuple[np.ndarray, int]], start: np.ndarray, apart: fl
     fraction = finest(bound, largest, n_addends, dtype, limit=EXACT - 1)
     if fraction < 0:
         raise ValueError(
-            f"language_model.of: sums can reach {bound:.3g} and entries of tables {largest:.3g}, too much for whole numbers below "
+            f"language_model.from_model: sums can reach {bound:.3g} and entries of tables {largest:.3g}, too much for whole numbers below "
             f"2**24 and tables of {dtype}; train with weight decay or a smaller rate."
         )
     return fraction

@@ -65,7 +65,7 @@ class Plan:
         return dataclasses.replace(self, **changes)
 
     def call(self, arrays: Iterable[Any]) -> Call:
-        """Return the call with these arrays; see `Call.of`."""
+        """Return the call with these arrays; see `Call.from_arrays`."""
         return self.op.from_arrays(arrays, self.options)
 
     def option(self, name: str) -> Any:

@@ -81,7 +81,7 @@ class Errors:
     Example:
       >>> import numpy as np
       >>> from lutjax.training.reports import Errors
-      >>> print(Errors.of(np.array([1.0, 2, 3, 4]), np.array([1.0, 2, 3, 6])))
+      >>> print(Errors.compute(np.array([1.0, 2, 3, 4]), np.array([1.0, 2, 3, 6])))
       R2 0.200, mean absolute error 0.5, root mean squared error 1
     """
 
