@@ -102,7 +102,7 @@ class Builder:
         if self._parts and self._parts[-1][0] == name:
             return
         if any(name == other for other, _ in self._parts):
-            raise ValueError(f"Builder.part: an earlier part is named {name!r}; parts need different names.")
+            raise ValueError(f"Builder.start_part: an earlier part is named {name!r}; parts need different names.")
         if not self._parts and self._tables:
             self._parts.append(("gates", 0))
         self._parts.append((name, len(self._tables)))
@@ -113,7 +113,7 @@ class Builder:
         """Start the vote counting gates for the next class, up to the next call or part.
 
         The circuit stores the gate counts in ``about["vote_gates"]``, and
-        `lutjax.circuits.statistics.of` reports the cost for each class.
+        `lutjax.circuits.statistics.compute` reports the cost for each class.
         """
         self._classes.append(len(self._tables))
 

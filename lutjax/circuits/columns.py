@@ -415,7 +415,7 @@ def circuit_columns(about: Mapping[str, Any], inputs: Sequence[Port]) -> Columns
     """Return the columns of a circuit with these facts and input ports, or None if it does not take rows.
 
     Raises:
-      ValueError: as `Columns.of`.
+      ValueError: as `Columns.parse`.
     """
     facts = about.get("columns")
     return None if facts is None else Columns.parse(facts, inputs)
