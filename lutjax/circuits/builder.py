@@ -102,7 +102,9 @@ class Builder:
         if self._parts and self._parts[-1][0] == name:
             return
         if any(name == other for other, _ in self._parts):
-            raise ValueError(f"Builder.start_part: an earlier part is named {name!r}; parts need different names.")
+            raise ValueError(
+                f"Builder.start_part: an earlier part is named {name!r}; parts need different names."
+            )
         if not self._parts and self._tables:
             self._parts.append(("gates", 0))
         self._parts.append((name, len(self._tables)))

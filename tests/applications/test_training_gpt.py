@@ -100,7 +100,7 @@ def test_impossible_training(changes, message):
     [
         (["--model", "gpt", "--n-detectors", "4"], "--n-detectors is 4; the model gpt has no such option."),
         (["--model", "lut", "--remat"], "remat is True; the model lut has no such option."),
-        (["--model", "gpt", "--preset", "reference"], "preset is 'reference'; the model gpt has demo, small, shakespeare."),
+        (["--model", "gpt", "--preset", "reference"], "preset is 'reference'; the model gpt has demo, small, shakespeare, shakespeare-cpu."),
         (["--model", "rnn"], "'lut', 'gpt'"),
         (["--model", "gpt", "--n-heads", "3"], "must be a multiple of 6"),
     ],
