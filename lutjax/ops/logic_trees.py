@@ -61,18 +61,6 @@ class Places:
         )
         return rows, columns
 
-    def group_positions(self) -> np.ndarray:
-        """Return each group's positions, ``[positions per group, groups, 2]``; -1 for none."""
-        of_axes = []
-        for groups, size, around, n in zip(
-            self.groups, self.pool, self.pool_padding, self.counts, strict=True
-        ):
-            place = np.arange(size)[:, None] + np.arange(groups) * size - around
-            of_axes.append(np.where((place >= 0) & (place < n), place, -1))
-        row, column = np.broadcast_arrays(of_axes[0][:, None, :, None], of_axes[1][None, :, None, :])
-        found = np.stack([row, column], -1).reshape(math.prod(self.pool), -1, 2).astype(np.int32)
-        return np.where((found < 0).any(-1, keepdims=True), -1, found)
-
     def in_groups(self, y: jax.Array, nothing: Any) -> list[jax.Array]:
         """Return a list with, for each position in a group, all groups' values row by row.
 
