@@ -68,7 +68,7 @@ def _run(
         given["accumulate"] = Totals(given["accumulate"].scale)
     call = op.from_arrays(arrays, given.items())
     outputs: Any
-    with contextlib.nullcontext() if plan.launches is None else plan.launches.given():
+    with contextlib.nullcontext() if plan.launches is None else plan.launches.activate():
         if direction == "forward":
             outputs = function(call, device=device)
         elif direction == "backward":

@@ -41,7 +41,7 @@ class Launched:
 
     Attributes:
       names: implementation names, in order of preference.
-      launches: hashable; kernels are traced in the block of its ``given()``.
+      launches: hashable; kernels are traced in the block of its ``activate()``.
     """
 
     names: tuple[str, ...]

@@ -86,7 +86,7 @@ class Descent(experiments.Experiment):
         return cls(Record(model, training, dataclasses.asdict(options), runs.History()))
 
     @classmethod
-    def of(cls, record):
+    def from_record(cls, record):
         return cls(record)
 
     def describe(self):

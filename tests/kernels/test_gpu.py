@@ -20,7 +20,7 @@ from lutjax.kernels._triton import _rules
 from lutjax.layers.nnx import NgramMemory, ProductKeyMemory
 from lutjax.models import GPT, GPTConfig, Slots, _attention
 from lutjax.optim import nnx as training
-from lutjax.optim.host import RowPrefetcher, given
+from lutjax.optim.host import RowPrefetcher, provide_rows
 from lutjax.tables import _registered
 from lutjax.tables.host import HostTable, Normal
 
@@ -397,7 +397,7 @@ def test_rows_land_beside_programs_that_run(monkeypatch):
         )
 
         def loss(rows, own, late):
-            with given({table: rows["t"]}):
+            with provide_rows({table: rows["t"]}):
                 weights, ids = table.read(own)
                 y = lutjax.weighted_lookup(weights, ids, jnp.ones(ids.shape), groups=n_tables)
             return ((y - 1) ** 2).sum() * late

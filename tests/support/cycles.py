@@ -58,7 +58,7 @@ class Machine:
         )
         self.random = np.random.default_rng(seed)
         self.n_words = n_words
-        self.state = self.sample_state(n_latches)
+        self.state = self.drawn(n_latches)
 
     def drawn(self, n):
         """Return random words."""
