@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import small_runs
-from cases import slow_where
+from cases import slow_except
 from example_circuits import random_circuit
 from flax import nnx
 from folders import contents
@@ -635,9 +635,7 @@ def check(name, seed, n, folder):
 FAST = ("run, lm", "run signed, ca", "run signed, table", "bundle, lm", "config, table")
 
 
-@pytest.mark.parametrize(
-    "name", slow_where(READERS, lambda name: READERS[name].weight == 0.1 and name not in FAST)
-)
+@pytest.mark.parametrize("name", slow_except(READERS, *FAST))
 def test_damaged_files(name, tmp_path):
     check(name, 0, FEW, tmp_path)
 

@@ -324,7 +324,7 @@ USES: dict[str, Any] = {
 }
 
 
-FAST = ("once", "twice, stopped once", "stopped penalty", "half of its inputs")
+FAST = ("once", "half of its inputs")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow_except
 from flax import nnx
 from layer_libraries import LIBRARIES, Case, by_kind, inputs_of, nnx_layer, variables_of
 
@@ -38,7 +39,7 @@ def caller(library, case, arrays, **options):
     return lambda x, key: f.apply({"layer": kinds["params"]}, state, key, x)[0]
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", slow_except(LIBRARIES, "nnx"))
 @pytest.mark.parametrize("layer", CASES)
 def test_noise_is_that_of_the_key_and_hard_calls_have_none(layer, library):
     case = CASES[layer]

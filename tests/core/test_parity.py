@@ -14,6 +14,7 @@ from cases import (
     in_dtypes,
     ops,
     skipping_what_is_left_to_others,
+    slow_except,
     slow_where,
     split,
     values_of,
@@ -80,7 +81,13 @@ def test_small_wrong_lookup_cotangent_is_found(name, monkeypatch):
 SUMS = ("add", "add_any", "sub", "reduce_sum", "scatter-add", "dot_general", "cumsum")
 
 
-@pytest.mark.parametrize("op", [op for op in ops() if "bfloat16" in testing.cases_of(op).dtypes])
+@pytest.mark.parametrize(
+    "op",
+    slow_except(
+        [op for op in ops() if "bfloat16" in testing.cases_of(op).dtypes],
+        *("lookup", "sparse_lookup", "scored_lut", "lookup_attention", "bilinear_gates"),
+    ),
+)
 def test_results_are_rounded_once(op):
     """All sums have at least 32 bits, forward and backward: sums of rounded numbers depend on their order."""
     for name in testing.cases_of(op).tagged(Tag.DTYPES):
@@ -148,11 +155,7 @@ def test_sizes_and_dtypes(op, implementation, size, dtype):
     ("op", "implementation", "transformation"),
     slow_where(
         [(*pair, transformation) for pair in IMPLEMENTED for transformation in testing.TRANSFORMATIONS],
-        lambda op, _, transformation: (
-            op not in FOR_ALL
-            and transformation != "vmap of grad"
-            and (transformation != "shard_map, sharded table" or op not in ops("update"))
-        ),
+        lambda op, _, transformation: op not in FOR_ALL and transformation != "vmap of grad",
     ),
 )
 def test_transformations(op, implementation, transformation):
@@ -169,7 +172,10 @@ DEVICES = {"cuda": "NVIDIA H200", "tpu": "TPU v6e", "rocm": "AMD Instinct MI300X
 LOWERED = [*((op, "cuda") for op in ops()), *((op, "tpu") for op in ops("update")), ("lookup", "rocm")]
 
 
-@pytest.mark.parametrize(("op", "platform"), LOWERED)
+@pytest.mark.parametrize(
+    ("op", "platform"),
+    slow_where(LOWERED, lambda op, _: op not in ("lookup", "scored_lut", "lookup_attention", "logic_trees")),
+)
 def test_plain_jax_lowers_for_other_platforms(op, platform):
     testing.check_lowering(split(op), "xla", platform=platform, device_kind=DEVICES[platform])
 
@@ -214,7 +220,9 @@ def is_slow_gradient(op, implementation, size, dtype, transformation):
         return testing.cases_of(op).is_slow
     if op == "lookup":
         return dtype == "float16" or transformation not in FAST_FACTORED
-    return testing.cases_of(op).is_slow or dtype is not None or size == "split"
+    return (
+        op not in ("sparse_lookup", "scored_lut", "lookup_attention") or dtype is not None or size == "split"
+    )
 
 
 @pytest.mark.parametrize(

@@ -308,7 +308,7 @@ PASSED_ON = {
 }
 
 
-@pytest.mark.parametrize("name", PASSED_ON)
+@pytest.mark.parametrize("name", slow_except(PASSED_ON, "vmap", "scan", "export"))
 def test_factors_are_passed_on(name):
     params = {"bias": jnp.zeros(3), "weights": normal(3, 4, 32, 3)}
     gradients = PASSED_ON[name](params)
