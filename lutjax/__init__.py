@@ -61,20 +61,24 @@ if TYPE_CHECKING:
     from lutjax.values._anchors import RepeatedInputsWarning, sample_anchors
     from lutjax.values._detection import Detection
     from lutjax.values._fixed_point import FixedPoint
+    from lutjax.values._ngram_layouts import NgramLayout
     from lutjax.values._ngrams import ngram_rows
     from lutjax.values._quantized import QuantizedTables
     from lutjax.values._thermometer import thermometer_thresholds
+    from lutjax.values._vocabularies import Vocabulary
     from lutjax.values._wires import readers
 
 __all__ = [
     "Backend",
     "Detection",
     "FixedPoint",
+    "NgramLayout",
     "NoImplementationError",
     "Platform",
     "QuantizedTables",
     "RepeatedInputsWarning",
     "Usage",
+    "Vocabulary",
     "__version__",
     "bilinear_gates",
     "binary_lut",
@@ -135,7 +139,9 @@ _HOMES = {
     "values._anchors": ("RepeatedInputsWarning", "sample_anchors"),
     "values._detection": ("Detection",),
     "values._fixed_point": ("FixedPoint",),
+    "values._ngram_layouts": ("NgramLayout",),
     "values._ngrams": ("ngram_rows",),
+    "values._vocabularies": ("Vocabulary",),
     "training._load": ("load",),
     "values._quantized": ("QuantizedTables",),
     "values._thermometer": ("thermometer_thresholds",),
