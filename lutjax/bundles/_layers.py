@@ -47,7 +47,7 @@ _FUNCTIONS: Mapping[str, Any] = {
 _LARGEST = 1 << 16
 """Maximum number of elements in an array argument."""
 
-_KIND, _EDGE_SIZES = "is", "edge_sizes"
+_KIND, _EDGE_SIZES, _LAYOUT = "is", "edge_sizes", "NgramLayout"
 _GIVEN = {"wires": "wires_fan_out", "targets": "targets_shape", "widths": "has_widths"}
 """Array arguments that determine sizes, each with the spec field that records its presence."""
 
@@ -115,6 +115,8 @@ def _encoded(value: Any) -> Any:
         return [_encoded(one) for one in value]
     if isinstance(value, np.ndarray) and value.size <= _LARGEST:
         return value.tolist()
+    if isinstance(value, lutjax.NgramLayout):
+        return {_KIND: _LAYOUT, **value.to_json()}
     if _VALUES.get(type(value).__name__) is type(value):
         fields = dataclasses.fields(value)
         return {_KIND: type(value).__name__, **{f.name: _encoded(getattr(value, f.name)) for f in fields}}
@@ -136,6 +138,8 @@ def _decoded(value: Any) -> Any:
         return value
     fields = {name: _decoded(one) for name, one in value.items() if name != _KIND}
     name = value[_KIND]
+    if name == _LAYOUT:
+        return lutjax.NgramLayout.from_json(fields)
     if not isinstance(name, str) or (name in _FUNCTIONS and fields):
         raise ValueError(f"a value of it is {name!r}")
     return _FUNCTIONS[name] if name in _FUNCTIONS else _VALUES[name](**fields)

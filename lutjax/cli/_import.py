@@ -10,6 +10,7 @@ from lutjax.cli._flags import Command, Finite, Integer, IntegerOrIntegers, Integ
 from lutjax.models._fields import MOST, MOST_INT
 
 _CLASSIFIERS = ("torchlogix", "difflogic", "torch-dwn")
+_MEMORIES = ("engram", "ple", "longcat")
 _SIZES = ("padding", "pool", "pool_padding")
 _IS_FOR = {
     **dict.fromkeys(("classes", "tau", "bits"), _CLASSIFIERS),
@@ -21,6 +22,8 @@ _IS_FOR = {
         ("torchlogix",),
     ),
     **dict.fromkeys(("context", "attention", "shared_positions"), ("spiky",)),
+    "layer": ("engram", "ple"),
+    "tokenizer": ("engram",),
 }
 """Packages by supported option."""
 
@@ -33,6 +36,7 @@ _IS_FOR = {
         "Classifiers": "classes tau bits",
         "Torchlogix": "parameterization temperature binarization binarization_temperature image padding pool pool_padding",
         "Spiky": "context attention shared_positions",
+        "Memories": "layer tokenizer",
     },
 )
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
@@ -40,7 +44,7 @@ _IS_FOR = {
 @click.option(
     "--from",
     "package",
-    type=click.Choice([*_CLASSIFIERS, "spiky"]),
+    type=click.Choice([*_CLASSIFIERS, "spiky", *_MEMORIES]),
     required=True,
     help="Source package.",
 )
@@ -84,12 +88,17 @@ _IS_FOR = {
 @click.option(
     "--shared-positions", is_flag=True, default=None, help="The model has unified_pe.  [default: it has not]"
 )
+@click.option("--layer", type=Integer(0, MOST_INT), help="Decoder layer, from 0.  [default: first memory]")
+@click.option("--tokenizer", type=click.Path(path_type=Path), help="tokenizer.json.  [default: FILE's]")
 def import_(file: Path, folder: Path, package: str, **options: Any) -> None:
     """Convert a network of another package to a bundle.
 
     FILE is a .safetensors, .pt or .pth file with a state dict; .pt files are read with PyTorch's
     weights-only loader. Other commands and lutjax.load take DIR like a run. In Python, use
     lutjax.convert.
+
+    For engram, ple and longcat, FILE is a checkpoint folder with config.json and the safetensors
+    files of an n-gram memory. DIR then names the table files by digest and has no table.
     """
     import lutjax
     from lutjax.convert._packages import PACKAGES
@@ -98,6 +107,13 @@ def import_(file: Path, folder: Path, package: str, **options: Any) -> None:
     for name in given:
         if package not in _IS_FOR[name]:
             raise click.UsageError(f"{flag_of(name)} is for --from {', '.join(_IS_FOR[name])}; leave it out.")
+    if package in _MEMORIES:
+        record = lutjax.convert.convert_memory(file, folder, family=package, **given)
+        rows, width = record["base"]["rows"], record["base"]["width"]
+        click.echo(
+            f"Converted a memory of {rows:,} rows with {width} elements to {folder}. The table stays in {file}."
+        )
+        return
     needed = "context" if package == "spiky" else "classes"
     if needed not in given:
         raise click.UsageError(f"Missing option '{flag_of(needed)}', which --from {package} needs.")

@@ -1,6 +1,7 @@
 """Conversion of models trained by other packages.
 
 `torchlogix`, `difflogic`, `torch_dwn` and `spiky` convert the tensors returned by `read`.
+`convert_memory` and `memory_layer` read published n-gram memories, with tables in their files.
 
 Hard outputs are identical; each function documents the agreement of soft outputs. They need Flax,
 and `read` needs safetensors (the extra ``bundles``) or, for PyTorch files, PyTorch.
@@ -11,18 +12,32 @@ from typing import TYPE_CHECKING, Any
 from lutjax.extras import attribute, importable
 
 if TYPE_CHECKING:
+    from lutjax.convert._memories import convert_memory, memory_layer
     from lutjax.convert._packages import difflogic, torch_dwn, torchlogix
     from lutjax.convert._spiky import spiky, spiky_layer
     from lutjax.convert._tensors import read
     from lutjax.convert._trees import Image
     from lutjax.convert.errors import ConversionError
 
-__all__ = ["ConversionError", "Image", "difflogic", "read", "spiky", "spiky_layer", "torch_dwn", "torchlogix"]
+__all__ = [
+    "ConversionError",
+    "Image",
+    "convert_memory",
+    "difflogic",
+    "memory_layer",
+    "read",
+    "spiky",
+    "spiky_layer",
+    "torch_dwn",
+    "torchlogix",
+]
 
 _MODULES = {
     "ConversionError": "errors",
     "Image": "_trees",
+    "convert_memory": "_memories",
     "difflogic": "_packages",
+    "memory_layer": "_memories",
     "read": "_tensors",
     "spiky": "_spiky",
     "spiky_layer": "_spiky",

@@ -24,6 +24,7 @@ from lutjax.ops._checks import accumulation
 from lutjax.tables.host import HostTable, Normal
 from lutjax.tables.host_tables import KEY, HostTables
 from lutjax.values._dtypes import accumulator
+from lutjax.values._ngram_layouts import NgramLayout
 from lutjax.values._ngrams import check_hashes, rows_at, segment_positions
 
 NORMAL_ROWS = Normal(0.02)
@@ -32,10 +33,15 @@ NORMAL_ROWS = Normal(0.02)
 MATRIX = LecunNormal()
 """Initializer for memory projections."""
 
-_NOT_THERE = np.iinfo(np.int32).min
+ABSENT_SEGMENT = np.iinfo(np.int32).min
 """Segment before the first token."""
 
 _EPSILON = 1e-6
+
+_LEAST_SCORE = 1e-6
+"""Smallest magnitude of which the root is taken."""
+
+GATES = ("sigmoid", "root")
 
 
 class History(NamedTuple):
@@ -46,13 +52,25 @@ class History(NamedTuple):
     values: Float[Array, "*batch _ features"]  # gated rows for the convolution
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LayoutHistory:
+    """Decoding state of a layer with a layout: a `History` that records the digest of the layout."""
+
+    tokens: Any
+    segments: Any
+    values: Any
+    layout: str = dataclasses.field(metadata={"static": True})
+
+
 def memory_call(
-    self: Any, x: Float[Array, "*batch length features"], tokens: Int[Array, "*batch length"], *,
-    segments: Int[Array, "*#batch length"] | None = None, history: History | None = None,
+    self: Any, x: Float[Array, "*vectors"], tokens: Int[Array, "*batch length"], *,
+    segments: Int[Array, "*#batch length"] | None = None, history: History | LayoutHistory | None = None,
 ) -> Any:  # fmt: skip
     """Return the update to add to token vectors `x`; with a `history` also the next history.
 
-    N-grams of `tokens`, ids modulo ``2**32``, and the convolution stay within a segment.
+    N-grams of `tokens`, ids modulo ``2**32``, and the convolution stay within a segment. With a
+    `layout`, negative ids mark missing tokens: the update there is 0.
     """
     return self._run(x, tokens=tokens, segments=segments, history=history)
 
@@ -67,16 +85,24 @@ class NgramMemorySpec(Spec):
     the query `x`; both are divided by their root mean square, and scaled. A causal depthwise
     convolution over gated values, with SiLU, is added.
 
+    With a `layout`, rows are those of a published memory, in one flat table. With `streams`, `x` has
+    vectors ``[..., length, streams, features]``: each stream has its own keys, gates, scales and
+    convolution, and all share the values.
+
     Variables:
-      weights: tables, trained, ``[len(orders) * heads, rows, width]``, normal(0.02).
-      key_kernel, value_kernel: trained, ``[len(orders) * heads * width, features]``, LeCun normal.
-      query_scale, key_scale, conv_scale: trained, ``[features]``, ones.
-      conv_kernel: trained, ``[kernel, features]``, zeros; the last row is for the token itself.
+      weights: tables, trained, ``[len(orders) * heads, rows, width]``, with a layout ``[1, rows,
+        width]``, normal(0.02).
+      key_kernel: trained, ``[len(orders) * heads * width, streams * features]``, LeCun normal.
+      value_kernel: trained, ``[len(orders) * heads * width, features]``, LeCun normal.
+      query_scale, key_scale, conv_scale: trained, ``[features]``, or ``[streams, features]``, ones.
+      conv_kernel: trained, ``[kernel, features]``, or ``[kernel, streams, features]``, zeros; the
+        last row is for the token itself.
 
     Args:
       features: size of token vectors and outputs.
       orders: n-gram lengths; 2 is a token and its predecessor.
-      rows, heads: rows per table, and tables for each order, each with its own hash.
+      rows: rows per table; required without a layout.
+      heads: tables for each order, each with its own hash.
       width: row size; by default all rows for a token together have `features` values, rounded up.
       kernel: number of tokens read by the convolution, spaced by the longest n-gram; may be 0.
       seed: hash seed; layers with different seeds have different collisions.
@@ -88,6 +114,11 @@ class NgramMemorySpec(Spec):
       implementation: implementation of the lookup; see `lutjax.weighted_lookup`.
       placement: ``"device"``, or host memory: ``"host"`` in Flax NNX, `lutjax.optim.host.HostTables`
         elsewhere. The layer then keeps the PRNG key of its rows. See docs/host-memory.md.
+      layout: `lutjax.NgramLayout`, which replaces `orders`, `rows`, `heads` and `seed`.
+      streams: number of residual streams.
+      gate: ``"sigmoid"`` of the score, or ``"root"``: of its signed root, with magnitudes of at least
+        1e-3. For a score of 0 the gate is 0.5 with a Qwen layout, and otherwise has the sign of 0.
+      eps: added to mean squares before the root.
 
     Raises:
       ValueError: a size is impossible.
@@ -100,7 +131,7 @@ class NgramMemorySpec(Spec):
     features: int
     orders: tuple[int, ...] = (2, 3)
     _: dataclasses.KW_ONLY
-    rows: int
+    rows: int | None = None
     heads: int = 4
     width: int | None = None
     kernel: int = 4
@@ -113,6 +144,10 @@ class NgramMemorySpec(Spec):
     accumulate: lutjax.FixedPoint | None = None
     implementation: Implementation = None
     placement: str | HostTables = "device"
+    layout: NgramLayout | None = None
+    streams: int = 1
+    gate: str = "sigmoid"
+    eps: float = _EPSILON
 
     example: ClassVar[Example] = ("16, rows=1000", (4, 32, 16), (4, 32, 16))
     op = staticmethod(lutjax.weighted_lookup)
@@ -121,9 +156,14 @@ class NgramMemorySpec(Spec):
 
     def __post_init__(self) -> None:
         self.orders = tuple(self.orders)
-        self._require_sizes(1, "features")
+        self._require_sizes(1, "features", "streams")
         self._require_sizes(0, "kernel")
-        check_hashes(self.layer, rows=self.rows, orders=self.orders, heads=self.heads, seed=self.seed)
+        self._require_one_of("gate", GATES)
+        self._require_positive("eps")
+        if self.layout is None:
+            check_hashes(self.layer, rows=self.rows, orders=self.orders, heads=self.heads, seed=self.seed)
+        else:
+            take_layout(self)
         if self.width is None:
             self.width = -(-self.features // self.n_tables)
         self._require_sizes(1, "width")
@@ -146,33 +186,46 @@ class NgramMemorySpec(Spec):
 
     def variables(self) -> tuple[Variable, ...]:
         ones, zeros = jax.nn.initializers.ones, jax.nn.initializers.zeros
-        projection, vector = (self.row_size, self.features), (self.features,)
-        tables = (self.n_tables, rows_here(self, self.rows), self.width)
+        vector = self._vector
+        assert self.rows is not None
+        n_tables = self.n_tables if self.layout is None else 1
+        tables = (n_tables, rows_here(self, self.rows), self.width)
         found = [
             *placed(self, self._trained("weights", tables, self.weights_init, "tables")),  # type: ignore[arg-type]
-            self._trained("key_kernel", projection, self.kernel_init),
-            self._trained("value_kernel", projection, self.kernel_init),
+            self._trained("key_kernel", (self.row_size, self.streams * self.features), self.kernel_init),
+            self._trained("value_kernel", (self.row_size, self.features), self.kernel_init),
             self._trained("query_scale", vector, ones),
             self._trained("key_scale", vector, ones),
         ]
         if self.kernel:
             found.append(self._trained("conv_scale", vector, ones))
-            found.append(self._trained("conv_kernel", (self.kernel, self.features), zeros))
+            found.append(self._trained("conv_kernel", (self.kernel, *vector), zeros))
         return tuple(found)
 
-    def history(self, batch_shape: tuple[int, ...], dtype: DTypeLike | None = None) -> History:
+    @property
+    def _vector(self) -> tuple[int, ...]:
+        """Shape of a token's vectors."""
+        return (self.features,) if self.streams == 1 else (self.streams, self.features)
+
+    def history(
+        self, batch_shape: tuple[int, ...], dtype: DTypeLike | None = None
+    ) -> History | LayoutHistory:
         """Return the state before the first token of a batch, with the dtype of its inputs."""
         kept = jnp.promote_types(self.param_dtype if dtype is None else dtype, self.param_dtype)
         before = max(self.orders) - 1
-        return History(
+        found = History(
             jnp.zeros((*batch_shape, before), jnp.int32),
-            jnp.full((*batch_shape, max(before, self.reach)), _NOT_THERE, jnp.int32),
-            jnp.zeros((*batch_shape, self.reach, self.features), self.dtype or kept),
+            jnp.full((*batch_shape, max(before, self.reach)), ABSENT_SEGMENT, jnp.int32),
+            jnp.zeros((*batch_shape, self.reach, *self._vector), self.dtype or kept),
         )
+        return found if self.layout is None else LayoutHistory(*found, self.layout.digest)
 
     @names_layer
-    def row_ids(self, tokens: Any, segments: Any = None, history: History | None = None) -> Any:
+    def row_ids(self, tokens: Any, segments: Any = None, history: Any = None) -> Any:
         """Return row ids ``[..., length, tables]`` for token ids; see `lutjax.ngram_rows`."""
+        check_history(self, history)
+        if self.layout is not None:
+            return layout_rows(self.layout, tokens, segments, history)
         if history is None:
             return lutjax.ngram_rows(tokens, segments=segments, **self._hashes)
         self._check_tokens(tokens, segments)
@@ -196,7 +249,7 @@ class NgramMemorySpec(Spec):
                 f"segments is {format_value(segments)} and tokens {format_value(tokens)}; expected one id for each token."
             )
 
-    def _placed(self, tokens: Any, segments: Any, history: History | None) -> jax.Array:
+    def _placed(self, tokens: Any, segments: Any, history: Any) -> jax.Array:
         """Return each token's position in its run, which may begin in the history."""
         length = tokens.shape[-1]
         if history is None and segments is None:
@@ -209,7 +262,7 @@ class NgramMemorySpec(Spec):
         place: jax.Array = segment_positions(jnp, segments, segments.shape[-1])
         return place[..., segments.shape[-1] - length :]
 
-    def _row_ids(self, tokens: jax.Array, place: jax.Array, history: History | None) -> jax.Array:
+    def _row_ids(self, tokens: jax.Array, place: jax.Array, history: Any) -> jax.Array:
         every = tokens.astype(jnp.int32)
         before = 0
         if history is not None:
@@ -233,9 +286,16 @@ class NgramMemorySpec(Spec):
         **others: Any,
     ) -> Any:
         """Gather rows by an op, and fuse them with `x`."""
-        self._require_features(x, self.features, rank=2)
+        n_vector_axes = len(self._vector)
+        self._require_features(x, self.features, rank=1 + n_vector_axes)
         self._check_tokens(tokens, segments)
-        if tokens.shape != x.shape[:-1]:
+        check_history(self, history)
+        check_table(self, weights)
+        if x.shape[x.ndim - n_vector_axes :] != self._vector:
+            raise self._error(
+                f"x has shape {list(x.shape)}; expected [..., length, {self.streams}, {self.features}]."
+            )
+        if tokens.shape != x.shape[: x.ndim - n_vector_axes]:
             raise self._error(
                 f"tokens has shape {list(tokens.shape)} and x {list(x.shape)}; there must be one token for each vector."
             )
@@ -243,65 +303,160 @@ class NgramMemorySpec(Spec):
 
         def address(tokens: jax.Array, segments: Any, history: Any) -> tuple[jax.Array, jax.Array]:
             place = self._placed(tokens, segments, history)
-            return self._row_ids(tokens, place, history), jnp.broadcast_to(place, tokens.shape)
+            if self.layout is not None:
+                index = layout_rows(self.layout, tokens, segments, history)
+            else:
+                index = self._row_ids(tokens, place, history)
+            return index, jnp.broadcast_to(place, tokens.shape)
 
         divided = _meshes.divided_by_compiler(address, lambda tokens, *_: (_meshes.spec_of(tokens),) * 2)
         index, place = divided(jnp.asarray(tokens), segments, history)
-        ones = jnp.ones((*index.shape, 1), accumulator(jnp.dtype(weights.dtype)))
-        rows = read_rows(self, op, weights, index[..., None], ones, groups=self.n_tables)
+        rows = gather_rows(self, op, weights, index)
+        live = None if self.layout is None else jnp.asarray(tokens) >= 0
         fuse = _meshes.divided_by_compiler(
             functools.partial(self._fused, dtype=dtype), lambda _, rows, x, *others: (_meshes.spec_of(x),) * 2
         )
         before = None if history is None else jnp.asarray(history.values)
-        y, values = fuse(others, rows, jnp.asarray(x), place, before)
+        y, values = fuse(others, rows, jnp.asarray(x), place, before, live)
         if history is None:
             return y
         return y, self._next_history(jnp.asarray(tokens), segments, values, history)
 
     def _fused(
-        self, arrays: Arrays, rows: jax.Array, x: jax.Array, place: jax.Array, before: Any, *, dtype: Any
+        self,
+        arrays: Arrays,
+        rows: jax.Array,
+        x: jax.Array,
+        place: jax.Array,
+        before: Any,
+        live: Any,
+        *,
+        dtype: Any,
     ) -> tuple[jax.Array, jax.Array]:
         """Return the output for gathered rows ``[..., tables, width]``, and the gated rows."""
         rows = rows.astype(dtype).reshape(*rows.shape[:-2], self.row_size)
         key, value = (jnp.dot(rows, arrays[f"{name}_kernel"].astype(dtype)) for name in ("key", "value"))
-        query = normalized(x, arrays["query_scale"])
-        key = normalized(key, arrays["key_scale"])
+        if self.streams > 1:
+            key, value = key.reshape(x.shape), value[..., None, :]
+        query = normalized(x, arrays["query_scale"], self.eps)
+        key = normalized(key, arrays["key_scale"], self.eps)
         score = jnp.sum(query * key, -1, keepdims=True) / math.sqrt(self.features)
-        value = (jax.nn.sigmoid(score) * value.astype(score.dtype)).astype(dtype)
+        value = (jax.nn.sigmoid(self._rooted(score)) * value.astype(score.dtype)).astype(dtype)
+        if live is not None:
+            live = live[(..., *(None,) * len(self._vector))]
+            value = jnp.where(live, value, jnp.zeros_like(value))
         if not self.kernel:
             return value, value
-        read = normalized(value, arrays["conv_scale"]).astype(dtype)
+        read = normalized(value, arrays["conv_scale"], self.eps).astype(dtype)
         sums = self._convolved(arrays["conv_kernel"].astype(dtype), read, place, before)
-        return value + jax.nn.silu(sums), read
+        y = value + jax.nn.silu(sums)
+        return y if live is None else jnp.where(live, y, jnp.zeros_like(y)), read
+
+    def _rooted(self, score: jax.Array) -> jax.Array:
+        """Return the argument of the sigmoid."""
+        if self.gate == "sigmoid":
+            return score
+        root = jnp.sqrt(jnp.maximum(jnp.abs(score), jnp.asarray(_LEAST_SCORE, score.dtype)))
+        if self.layout is not None and self.layout.family == "qwen":
+            return jnp.sign(score) * root
+        return jnp.where(jnp.signbit(score), -root, root)
 
     def _convolved(
         self, kernel: jax.Array, values: jax.Array, place: jax.Array, before: jax.Array | None
     ) -> jax.Array:
-        length, step = values.shape[-2], max(self.orders)
+        axis = values.ndim - 1 - len(self._vector)
+        length, step = values.shape[axis], max(self.orders)
         if before is None:
-            before = jnp.zeros((*values.shape[:-2], self.reach, self.features), values.dtype)
-        every = jnp.concatenate([before.astype(values.dtype), values], -2)
+            before = jnp.zeros((*values.shape[:axis], self.reach, *self._vector), values.dtype)
+        every = jnp.concatenate([before.astype(values.dtype), values], axis)
+        place = place[(..., *(None,) * len(self._vector))]
         total = values * lead_axes(kernel[self.kernel - 1], values.ndim)
         for i in range(1, self.kernel):
             first = self.reach - i * step
-            earlier = jax.lax.slice_in_dim(every, first, first + length, axis=every.ndim - 2)
-            there = (place >= i * step)[..., None]
-            earlier = jnp.where(there, earlier, jnp.zeros_like(earlier))
+            earlier = jax.lax.slice_in_dim(every, first, first + length, axis=axis)
+            earlier = jnp.where(place >= i * step, earlier, jnp.zeros_like(earlier))
             total = total + earlier * lead_axes(kernel[self.kernel - 1 - i], values.ndim)
         return total
 
-    def _next_history(self, tokens: jax.Array, segments: Any, values: jax.Array, history: History) -> History:
-
-        def latest(old: Any, new: jax.Array, axis: int) -> jax.Array:
-            old = jnp.asarray(old)
-            size, axis = old.shape[axis], new.ndim + axis
-            every = jnp.concatenate([old, new.astype(old.dtype)], axis)
-            return jax.lax.slice_in_dim(every, every.shape[axis] - size, every.shape[axis], axis=axis)
-
+    def _next_history(self, tokens: jax.Array, segments: Any, values: jax.Array, history: Any) -> Any:
         of_tokens = jnp.zeros(tokens.shape, jnp.int32) if segments is None else jnp.asarray(segments)
         of_tokens = jnp.broadcast_to(of_tokens, tokens.shape)
         ids = latest(history.tokens, tokens, -1), latest(history.segments, of_tokens, -1)
-        return History(*ids, latest(history.values, values, -2))
+        found = History(*ids, latest(history.values, values, -1 - len(self._vector)))
+        return found if self.layout is None else LayoutHistory(*found, self.layout.digest)
+
+
+def latest(old: Any, new: jax.Array, axis: int) -> jax.Array:
+    """Return the last elements of two arrays along a negative axis, as many as `old` has."""
+    old = jnp.asarray(old)
+    size, axis = old.shape[axis], new.ndim + axis
+    every = jnp.concatenate([old, new.astype(old.dtype)], axis)
+    return jax.lax.slice_in_dim(every, every.shape[axis] - size, every.shape[axis], axis=axis)
+
+
+def take_layout(spec: Any) -> None:
+    """Set the fields of a spec that its layout decides.
+
+    Raises:
+      ValueError: one of them is given with another value.
+    """
+    layout, defaults = spec.layout, {f.name: f.default for f in dataclasses.fields(spec)}
+    if not isinstance(layout, NgramLayout):
+        raise spec._error(f"layout is {shown(layout)}; expected a lutjax.NgramLayout.")
+    decided = {"rows": layout.n_rows, "orders": layout.orders, "heads": layout.heads, "seed": 0}
+    for name, value in decided.items():
+        if getattr(spec, name) not in (value, defaults[name]):
+            raise spec._error(
+                f"{name} is {shown(getattr(spec, name))} and the layout has {value}; leave {name} out."
+            )
+        setattr(spec, name, value)
+    if spec.width is None:
+        spec.width = layout.width
+
+
+def layout_rows(layout: NgramLayout, tokens: Any, segments: Any, history: Any) -> Any:
+    """Return row ids of a layout, with the history of an earlier call."""
+    if history is None:
+        return layout.rows(tokens, segments=segments)
+    before = jnp.asarray(history.tokens)
+    of_first = jnp.zeros_like(tokens[..., :1]) if segments is None else jnp.asarray(segments)[..., :1]
+    of_first = jnp.broadcast_to(of_first.astype(jnp.int32), (*before.shape[:-1], of_first.shape[-1]))
+    if not of_first.shape[-1]:
+        return layout.rows(jnp.asarray(tokens))
+    of_history = jnp.asarray(history.segments)
+    of_history = of_history[..., of_history.shape[-1] - before.shape[-1] :]
+    before = jnp.where(of_history == of_first, before, jnp.full_like(before, -1))
+    return layout.rows(jnp.asarray(tokens), before, segments)
+
+
+def check_history(spec: Any, history: Any) -> None:
+    """Raise ValueError unless a history belongs to the spec's layout."""
+    if history is None:
+        return
+    own = None if spec.layout is None else spec.layout.digest
+    other = getattr(history, "layout", None)
+    if own != other:
+        raise spec._error(
+            f"history is of the layout or vocabulary {other}, and the layer has {own}; make it with the layer's own history()."
+        )
+
+
+def check_table(spec: Any, weights: Any) -> None:
+    """Raise ValueError if a mapped table has rows of another layout than the spec."""
+    other = getattr(weights, "layout", None) if isinstance(weights, HostTable) else None
+    own = None if spec.layout is None else spec.layout.digest
+    if other is not None and own != other:
+        raise spec._error(
+            f"the rows are of the layout or vocabulary {other}, and the layer has {own}; use the same for both."
+        )
+
+
+def gather_rows(spec: Any, op: Op, weights: Any, index: jax.Array) -> jax.Array:
+    """Return the rows for ids ``[..., columns]``: of a table each, or with a layout of one table."""
+    ones = jnp.ones((*index.shape, 1), accumulator(jnp.dtype(weights.dtype)))
+    if spec.layout is None:
+        return read_rows(spec, op, weights, index[..., None], ones, groups=spec.n_tables)
+    return read_rows(spec, op, weights, index[..., None, None], ones[..., None])
 
 
 def check_placement(spec: Any) -> None:
@@ -349,12 +504,12 @@ def read_rows(
     return sharding.lookup_in_blocks(weights, index, coefficients, axis=spec.row_axis, **options)
 
 
-def normalized(x: jax.Array, scale: jax.Array) -> jax.Array:
+def normalized(x: jax.Array, scale: jax.Array, eps: float = _EPSILON) -> jax.Array:
     """Return vectors divided by their root mean square and scaled, in at least float32."""
     dtype = accumulator(x.dtype, jnp.dtype(scale.dtype))
     x = x.astype(dtype)
     square = jnp.mean(jnp.square(x), -1, keepdims=True)
-    return x * jax.lax.rsqrt(square + jnp.asarray(_EPSILON, dtype)) * lead_axes(scale.astype(dtype), x.ndim)
+    return x * jax.lax.rsqrt(square + jnp.asarray(eps, dtype)) * lead_axes(scale.astype(dtype), x.ndim)
 
 
 def lead_axes(a: jax.Array, rank: int) -> jax.Array:

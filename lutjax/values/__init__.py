@@ -6,7 +6,9 @@ from lutjax.values._dtypes import accumulator
 from lutjax.values._edges import Edges
 from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._ids import as_int32, check_once, is_concrete
+from lutjax.values._ngram_layouts import NgramLayout
 from lutjax.values._quantized import exponents, rounded
+from lutjax.values._vocabularies import Vocabulary
 from lutjax.values._wires import check_wires
 
 __all__ = [
@@ -14,6 +16,8 @@ __all__ = [
     "Detection",
     "Edges",
     "FixedPoint",
+    "NgramLayout",
+    "Vocabulary",
     "accumulator",
     "as_int32",
     "check_once",

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from layer_libraries import Case
 
-from lutjax import FixedPoint, reads, wiring
+from lutjax import FixedPoint, NgramLayout, reads, wiring
 
 EXACT = {"accumulate": FixedPoint(2.0**12)}
 TABLES = {"n_detectors": 4, "n_anchors": 2}
@@ -24,6 +24,16 @@ READS = {
     "powers of two": reads.PowersOfTwo(),
 }
 WINDOW = {**TABLES, "kernel": 3, "padding": 1}
+LAYOUT = NgramLayout.qwen(
+    {
+        "ngram_size": 3,
+        "heads_per_ngram": 2,
+        "ngram_vocab_size_base": 11,
+        "vocab_size": 9,
+        "eos_token_id": 8,
+        "make_ngram_vocab_size_divisible_by": 8,
+    }
+)
 IMAGES = {
     "SpatialLUT": (TABLES, (4, 5, 4), (wiring.projections(None, (5, 4), (3, 3), groups=2, receptive=3, projective=2),)),
     "WindowLUT": ({**WINDOW, "stride": 2}, (4, 5, 4), ((5, 4), 3)),
@@ -102,6 +112,9 @@ CASES = {
     "NgramMemory, given": Case(
         "NgramMemory", {"rows": 5, "heads": 2, "width": 3, "kernel": 2, "seed": 3, **EXACT}, (4, 5, 6), (6, (1, 3))
     ),
+    "NgramMemory, layout": Case("NgramMemory", {"layout": LAYOUT, "streams": 2, "gate": "root", "eps": 1e-20}, (4, 5, 2, 6), (6,)),
+    "NgramEmbedding": Case("NgramEmbedding", {}, (4, 5, 6), (6, NgramLayout.hash(5))),
+    "NgramEmbedding, given": Case("NgramEmbedding", {"width": 3, **EXACT}, (4, 5, 6), (6, LAYOUT)),
     "NgramMemory, gate alone": Case("NgramMemory", {"rows": 5, "heads": 1, "kernel": 0}, (4, 5, 6), (6,)),
     **{
         layer + name: vectors(layer, n_keys=4, **options)

@@ -48,9 +48,10 @@ class Case(NamedTuple):
         """Arguments that a call takes beside its input."""
         if self.given is not None:
             return self.given
-        if self.layer != "NgramMemory":
+        if self.layer not in ("NgramMemory", "NgramEmbedding"):
             return {}
-        return {"tokens": np.arange(np.prod(self.shape[:-1]), dtype=np.int32).reshape(self.shape[:-1]) % 5}
+        shape = self.shape[: -2 if self.options.get("streams", 1) > 1 else -1]
+        return {"tokens": np.arange(np.prod(shape), dtype=np.int32).reshape(shape) % 5}
 
     @property
     def spec_type(self) -> Any:

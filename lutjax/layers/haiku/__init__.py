@@ -70,6 +70,16 @@ _OWN = {
       >>> y.shape, int(state["lut_attention"]["cache_index"])
       ((4, 3, 8), 3)
     """,
+    "NgramEmbedding": """
+    Example:
+      >>> import haiku as hk, jax, jax.numpy as jnp, lutjax
+      >>> from lutjax.layers.haiku import NgramEmbedding
+      >>> layout = lutjax.NgramLayout.hash(1000)
+      >>> f = hk.transform(lambda x, tokens: NgramEmbedding(16, layout)(x, tokens))
+      >>> x, tokens = jnp.ones((4, 32, 16)), jnp.zeros((4, 32), jnp.int32)
+      >>> f.apply(f.init(jax.random.key(0), x, tokens), None, x, tokens).shape
+      (4, 32, 16)
+    """,
     "NgramMemory": """
     Example:
       >>> import haiku as hk, jax, jax.numpy as jnp

@@ -72,6 +72,15 @@ _OWN = {
       >>> y.shape, int(new["cache"]["cache_index"])
       ((4, 3, 8), 3)
     """,
+    "NgramEmbedding": """
+    Example:
+      >>> import jax, jax.numpy as jnp, lutjax
+      >>> from lutjax.layers.linen import NgramEmbedding
+      >>> layer = NgramEmbedding(16, lutjax.NgramLayout.hash(1000))
+      >>> x, tokens = jnp.ones((4, 32, 16)), jnp.zeros((4, 32), jnp.int32)
+      >>> layer.apply(layer.init(jax.random.key(0), x, tokens), x, tokens).shape
+      (4, 32, 16)
+    """,
     "NgramMemory": """
     Example:
       >>> import jax, jax.numpy as jnp

@@ -21,7 +21,7 @@ with needed_by("lutjax.layers.nnx"):
         SoftLUT,
         Thermometer,
     )
-    from lutjax.layers.nnx._memory import NgramMemory, ProductKeyExperts, ProductKeyMemory
+    from lutjax.layers.nnx._memory import NgramEmbedding, NgramMemory, ProductKeyExperts, ProductKeyMemory
     from lutjax.layers.nnx._projection import ProjectionLUT, quantize
     from lutjax.layers.nnx._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
     from lutjax.layers.nnx._variables import (
@@ -36,7 +36,7 @@ with needed_by("lutjax.layers.nnx"):
     )
 
 __all__ = [
-    "LUT", "Anchors", "BinaryLUT", "ConvLUT", "GroupSum", "Keys", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "LogicRNN", "NgramMemory", "ProductKeyExperts", "ProductKeyMemory", "ProjectionLUT",
+    "LUT", "Anchors", "BinaryLUT", "ConvLUT", "GroupSum", "Keys", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "LogicRNN", "NgramEmbedding", "NgramMemory", "ProductKeyExperts", "ProductKeyMemory", "ProjectionLUT",
     "Quantized", "Scalars", "SoftLUT", "SparseLUT", "SpatialLUT", "Tables", "Targets", "Thermometer", "Thresholds", "WindowLUT",
     "Wires", "check", "host_tables_of", "quantize", "tables_of",
 ]  # fmt: skip

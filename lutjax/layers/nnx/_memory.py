@@ -12,8 +12,8 @@ from jaxtyping import Float, Int
 import lutjax
 from lutjax._typing import Array
 from lutjax.dispatch.registry import Implementation
-from lutjax.layers import _memory, _product_keys
-from lutjax.layers._memory import MATRIX, NORMAL_ROWS, History
+from lutjax.layers import _memory, _ngram_embedding, _product_keys
+from lutjax.layers._memory import MATRIX, NORMAL_ROWS, History, LayoutHistory
 from lutjax.layers._product_keys import uniform_keys, unit_rows
 from lutjax.layers._spec import Initializer
 from lutjax.layers.nnx._layer import Layer, builds
@@ -55,11 +55,12 @@ class NgramMemory(Layer):
 
     @builds
     def __init__(
-        self, features: int, orders: tuple[int, ...] = (2, 3), *, rows: int, heads: int = 4, width: int | None = None,
+        self, features: int, orders: tuple[int, ...] = (2, 3), *, rows: int | None = None, heads: int = 4, width: int | None = None,
         kernel: int = 4, seed: int = 0, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
         weights_init: Initializer = NORMAL_ROWS, kernel_init: Initializer = MATRIX, row_axis: str | None = None,
         accumulate: lutjax.FixedPoint | None = None, implementation: Implementation = None,
-        placement: str | HostTables = "device", rngs: nnx.Rngs,
+        placement: str | HostTables = "device", layout: lutjax.NgramLayout | None = None, streams: int = 1, gate: str = "sigmoid",
+        eps: float = 1e-6, rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
     __call__ = _memory.memory_call  # `_run`, with the history of decoding
@@ -72,9 +73,54 @@ class NgramMemory(Layer):
         """Return `lutjax.ngram_rows` of token ids: int32 ``[..., length, tables]``."""
         return self.spec.row_ids(tokens, segments)
 
-    def history(self, batch_shape: tuple[int, ...], dtype: DTypeLike | None = None) -> History:
+    def history(
+        self, batch_shape: tuple[int, ...], dtype: DTypeLike | None = None
+    ) -> History | LayoutHistory:
         """Return the state before the first token of a batch, with the dtype of its inputs."""
-        found: History = self.spec.history(batch_shape, dtype)
+        found: History | LayoutHistory = self.spec.history(batch_shape, dtype)
+        return found
+
+
+class NgramEmbedding(Layer):
+    """Mean of token vectors and n-gram rows: `lutjax.weighted_lookup` of `lutjax.NgramLayout.rows`.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax
+      >>> from flax import nnx
+      >>> from lutjax.layers.nnx import NgramEmbedding
+      >>> layer = NgramEmbedding(16, lutjax.NgramLayout.hash(1000), rngs=nnx.Rngs(0))
+      >>> layer(jnp.ones((4, 32, 16)), jnp.zeros((4, 32), jnp.int32)).shape, layer.weights.shape
+      ((4, 32, 16), (1, 8000, 2))
+    """
+
+    spec_type = _ngram_embedding.NgramEmbeddingSpec
+
+    features: int
+    layout: lutjax.NgramLayout
+    width: int
+
+    weights: Tables | HostTable
+    weights_key: Keys  # of a `HostTable`
+    kernel: Param
+
+    @builds
+    def __init__(
+        self, features: int, layout: lutjax.NgramLayout, *, width: int | None = None, dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32, weights_init: Initializer = NORMAL_ROWS, kernel_init: Initializer = MATRIX,
+        row_axis: str | None = None, accumulate: lutjax.FixedPoint | None = None, implementation: Implementation = None,
+        placement: str | HostTables = "device", rngs: nnx.Rngs,
+    ) -> None: ...  # fmt: skip
+
+    __call__ = _ngram_embedding.embedding_call
+    _run = NgramMemory._run
+
+    def row_ids(self, tokens: Int[Array, "*batch length"], segments: Any = None) -> Any:
+        """Return `lutjax.NgramLayout.rows` of token ids: int32 ``[..., length, columns]``."""
+        return self.spec.row_ids(tokens, segments)
+
+    def history(self, batch_shape: tuple[int, ...], dtype: DTypeLike | None = None) -> LayoutHistory:
+        """Return the state before the first token of a batch."""
+        found: LayoutHistory = self.spec.history(batch_shape, dtype)
         return found
 
 

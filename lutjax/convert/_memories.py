@@ -1,0 +1,371 @@
+"""Published n-gram memories: small tensors in a bundle, and tables that stay in their files."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from lutjax.bundles.saving import save
+from lutjax.convert.errors import ConversionError
+from lutjax.files import strict_json
+from lutjax.files.atomic import atomically
+from lutjax.files.errors import FolderError
+from lutjax.files.messages import in_a_line
+from lutjax.files.tensors import TensorFile
+from lutjax.tables.host import HostTable
+from lutjax.values import NgramLayout, Vocabulary
+
+if TYPE_CHECKING:
+    from lutjax.layers.nnx import NgramEmbedding, NgramMemory
+
+RECORD = "memory.json"
+"""File of a bundle that describes a memory and its base files."""
+
+FAMILIES = ("engram", "ple", "longcat")
+
+_INDEX = "model.safetensors.index.json"
+_DTYPES = {
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
+    "BF16": ml_dtypes.bfloat16,
+}
+_DTYPES |= {"F16": np.float16, "F32": np.float32, "I64": np.int64, "I32": np.int32}
+
+Parts = list[tuple[str, str]]
+
+
+class _Checkpoint:
+    """Files and tensors of a published checkpoint; only tensors that are used are read."""
+
+    def __init__(self, folder: Path):
+        self.folder, self._files = folder, dict[str, TensorFile]()
+        self.config = _read_json(folder / "config.json")
+        if (folder / _INDEX).is_file():
+            self._files_of = dict(_read_json(folder / _INDEX).get("weight_map") or {})
+        else:
+            paths = sorted(folder.glob("*.safetensors"))
+            self._files_of = {name: path.name for path in paths for name in self._open(path.name).tensors}
+
+    def _open(self, file: str) -> TensorFile:
+        if file not in self._files:
+            self._files[file] = TensorFile.open(self.folder / file)
+        return self._files[file]
+
+    def prefix(self, ending: str) -> str:
+        """Return the part of a tensor name before `ending`."""
+        found = [name for name in self._files_of if name == ending or name.endswith(f".{ending}")]
+        if len(found) != 1:
+            raise ConversionError(f"{self.folder} has {len(found)} tensors {ending}; expected one.")
+        return found[0].removesuffix(ending)
+
+    def has(self, name: str) -> bool:
+        return name in self._files_of
+
+    def part(self, name: str) -> tuple[str, str]:
+        """Return the file name of a tensor, and its name."""
+        if name not in self._files_of:
+            raise ConversionError(f"{self.folder} has no tensor {name}.")
+        return self._files_of[name], name
+
+    def numbered(self, name: str) -> Parts:
+        """Return the tensors of a numbered series, in numerical order."""
+        found: Parts = []
+        while self.has(name.format(len(found))):
+            found.append(self.part(name.format(len(found))))
+        return found or [self.part(name.format(0))]
+
+    def dtype(self, name: str) -> str:
+        return self._open(self.part(name)[0]).tensor(name).dtype
+
+    def array(self, name: str, *shape: int) -> np.ndarray:
+        """Return a tensor as float32, or as int64, after a check of its shape."""
+        file = self._open(self.part(name)[0])
+        tensor = file.tensor(name)
+        if tensor.dtype not in _DTYPES:
+            raise ConversionError(f"{name} is {tensor.dtype}; expected one of {', '.join(_DTYPES)}.")
+        if shape and tensor.shape != shape:
+            raise ConversionError(f"{name} has shape {list(tensor.shape)}; the config needs {list(shape)}.")
+        data = file.map[tensor.offset : tensor.offset + tensor.n_bytes]
+        found = np.frombuffer(data, _DTYPES[tensor.dtype]).reshape(tensor.shape)
+        return found.astype(np.int64 if tensor.dtype.startswith("I") else np.float32)
+
+    def matrix(self, name: str, *shape: int) -> np.ndarray:
+        """Return a matrix with a scale for each tile, if the checkpoint has scales for it."""
+        found = self.array(f"{name}.weight", *shape)
+        if self.has(f"{name}.scale"):
+            rows, columns = (self.config.get("quantization_config") or {}).get("weight_block_size", (32, 32))
+            tiles = tuple(-(-n // size) for n, size in zip(shape, (rows, columns), strict=True))
+            scale = np.repeat(np.repeat(self.array(f"{name}.scale", *tiles), rows, 0), columns, 1)
+            found = found * scale[: shape[0], : shape[1]]
+        elif self.dtype(f"{name}.weight") == "F8_E4M3":
+            raise ConversionError(
+                f"{name}.weight is F8_E4M3 and has no {name}.scale; its values are unknown."
+            )
+        return found
+
+
+def convert_memory(
+    folder: str | os.PathLike[str],
+    model: str | os.PathLike[str],
+    *,
+    family: str,
+    layer: int | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
+) -> dict[str, Any]:
+    """Write a bundle for the memory of a published checkpoint, without its table.
+
+    The bundle has the small tensors, and ``memory.json`` with the layout, the codec, and the base
+    files by size and digest. Read it with `memory_layer`.
+
+    Args:
+      folder: checkpoint with ``config.json`` and the safetensors files of the memory; other files
+        may be missing.
+      model: output folder.
+      family: ``"engram"`` (DeepSeek-V4.1-Flash), ``"ple"`` (Qwen3.8-Flash-Next) or ``"longcat"``
+        (LongCat-Flash-Lite).
+      layer: decoder layer of the memory, from 0; by default the first with a memory.
+      tokenizer: ``tokenizer.json`` for ``"engram"``; by default the checkpoint's.
+
+    Returns:
+      The content of ``memory.json``.
+
+    Raises:
+      ConversionError: a tensor or value is missing or of another kind.
+      FolderError: a file is missing, damaged or truncated.
+      ValueError: values in the config contradict each other or the files.
+
+    Source: docs/memory-tables.md.
+    """
+    place = Path(folder)
+    if family not in FAMILIES:
+        raise ConversionError(f"family is {family!r}; expected one of {', '.join(FAMILIES)}.")
+    checkpoint = _Checkpoint(place)
+    config = checkpoint.config.get("text_config", checkpoint.config)
+    try:
+        read = {"engram": _engram, "ple": _ple, "longcat": _longcat}[family]
+        facts, arrays, parts, scales, codec = read(checkpoint, config, layer, tokenizer)
+    except (KeyError, TypeError) as error:
+        raise ConversionError(f"{place / 'config.json'} lacks or damages {in_a_line(error)}.") from error
+    layout: NgramLayout = facts.pop("layout")
+    table = HostTable.mapped(
+        [(place / file, name) for file, name in parts], codec=codec, width=facts["arguments"]["width"],
+        scales=[(place / file, name) for file, name in scales], layout=layout,
+    )  # fmt: skip
+    if table.shape[1] != layout.n_rows:
+        raise ConversionError(
+            f"{place} has {table.shape[1]:,} rows; the layout of its config has {layout.n_rows:,}."
+        )
+    base: Any = table
+    record = {
+        "kind": "memory", "family": family, **facts, "codec": codec, "parts": parts, "scales": scales,
+        "base": base.description, "layout": layout.to_json(),
+    }  # fmt: skip
+    save(arrays, model)
+    with atomically(Path(model) / RECORD) as path:
+        path.write_text(json.dumps(record, allow_nan=False) + "\n", encoding="utf-8")
+    return record
+
+
+def read_record(model: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the content of a bundle's ``memory.json``.
+
+    Raises:
+      FolderError: it is missing or damaged.
+    """
+    record = _read_json(Path(model) / RECORD)
+    needed = ("family", "layer", "class", "arguments", "codec", "parts", "scales", "base", "layout")
+    if missing := [name for name in needed if name not in record]:
+        raise ConversionError(f"{Path(model) / RECORD} has no {missing[0]}.")
+    return record
+
+
+def memory_layer(
+    model: str | os.PathLike[str],
+    base: str | os.PathLike[str],
+    *,
+    trains: bool = False,
+    overlays: Sequence[str | os.PathLike[str]] = (),
+) -> "NgramMemory | NgramEmbedding":
+    """Return the Flax NNX layer of a bundle from `convert_memory`, with its table in the base files.
+
+    Args:
+      model: the bundle.
+      base: folder with the base files, whose sizes and digests must be those of the bundle.
+      trains: True if rows may be updated; see `lutjax.optim.host.HostTable.mapped`.
+      overlays: folders with updated rows; later ones take precedence.
+
+    Raises:
+      FolderError: a file is missing, damaged, or another than the bundle names.
+      ValueError: the description is damaged.
+    """
+    from flax import nnx
+
+    from lutjax.bundles.loading import load
+    from lutjax.layers.nnx import NgramEmbedding, NgramMemory
+
+    record = read_record(model)
+    layout = NgramLayout.from_json(record["layout"])
+    parts, scales = (
+        [(Path(base) / file, name) for file, name in record[which]] for which in ("parts", "scales")
+    )
+    table = HostTable.mapped(
+        parts, codec=record["codec"], width=record["arguments"]["width"], scales=scales, layout=layout,
+        trains=trains, overlays=overlays, base=record["base"],
+    )  # fmt: skip
+    kinds: Mapping[str, Any] = {"NgramMemory": NgramMemory, "NgramEmbedding": NgramEmbedding}
+    layer: NgramMemory | NgramEmbedding = kinds[record["class"]](
+        layout=layout, placement=table, rngs=nnx.Rngs(0), **record["arguments"]
+    )
+    for name, array in load(Path(model)).items():
+        setattr(layer, name, array)
+    return layer
+
+
+def _engram(checkpoint: _Checkpoint, config: Any, layer: int | None, tokenizer: Any) -> Any:
+    layers = list(config["engram_layer_ids"])
+    layer = layers[0] if layer is None else layer
+    place = _place(layers, layer, 0)
+    vocabulary = Vocabulary.from_tokenizer(checkpoint.folder if tokenizer is None else tokenizer)
+    layout = NgramLayout.deepseek(config, vocabulary, place)
+    ending = f"layers.{layer}.engram.embed.weight"
+    at = checkpoint.prefix(ending) + ending.removesuffix("embed.weight")
+    streams, features, width = config["hc_mult"], config["hidden_size"], config["engram_head_dim"]
+    wkv = checkpoint.matrix(f"{at}wkv", (streams + 1) * features, layout.columns * width).T
+    arrays = {
+        "key_kernel": wkv[:, : streams * features],
+        "value_kernel": wkv[:, streams * features :],
+        "query_scale": checkpoint.array(f"{at}q_weight", streams, features),
+        "key_scale": checkpoint.array(f"{at}k_weight", streams, features),
+    }
+    arguments = _memory_arguments(features, streams, 0, config["rms_norm_eps"], width)
+    facts = {"layer": layer, "class": "NgramMemory", "arguments": arguments, "layout": layout}
+    parts = [checkpoint.part(f"{at}embed.weight")]
+    if checkpoint.dtype(f"{at}embed.weight") == "BF16":
+        return facts, _contiguous(arrays), parts, [], "bfloat16"
+    return facts, _contiguous(arrays), parts, [checkpoint.part(f"{at}embed.scale")], "e4m3_ue8m0"
+
+
+def _ple(checkpoint: _Checkpoint, config: Any, layer: int | None, tokenizer: Any) -> Any:
+    layers = sorted(config["ple_layer_ids"])  # counted from 1
+    layer = layers[0] - 1 if layer is None else layer
+    layout = NgramLayout.qwen(config, _place(layers, layer, 1))
+    ending = f"layers.{layer}.ple.key_proj.weight"
+    at = checkpoint.prefix(ending) + ending.removesuffix("key_proj.weight")
+    table = f"{at}ple_embedding."
+    stored = {
+        "multipliers": "layer_multipliers",
+        "sizes": "ngram_heads_vocab_sizes",
+        "offsets": "ngram_heads_offsets",
+    }
+    for name, tensor in stored.items():
+        if checkpoint.has(table + tensor):
+            layout.check(**{name: checkpoint.array(table + tensor)})
+    streams, features, kernel = config["hc_count"], config["hidden_size"], config["ple_conv_kernel_size"]
+    row_size, channels = config["ple_embed_dim"], streams * features
+    conv = checkpoint.array(f"{at}conv1d.weight", channels, 1, kernel)
+    arrays = {
+        "key_kernel": checkpoint.matrix(f"{at}key_proj", channels, row_size).T,
+        "value_kernel": checkpoint.matrix(f"{at}value_proj", features, row_size).T,
+        "conv_kernel": conv[:, 0].T.reshape(kernel, streams, features),
+    }
+    for name in ("query", "key", "conv"):  # the checkpoint stores the distance of the scale from 1
+        arrays[f"{name}_scale"] = 1 + checkpoint.array(f"{at}norm_{name}.weight", channels).reshape(
+            streams, features
+        )
+    arguments = _memory_arguments(features, streams, kernel, config["rms_norm_eps"], layout.width)
+    facts = {"layer": layer, "class": "NgramMemory", "arguments": arguments, "layout": layout}
+    parts = checkpoint.numbered(f"{table}ngram_embedding.shard_{{}}.weight")
+    if checkpoint.dtype(parts[0][1]) == "BF16":
+        return facts, _contiguous(arrays), parts, [], "bfloat16"
+    return (
+        facts,
+        _contiguous(arrays),
+        parts,
+        [checkpoint.part(f"{table}ngram_embedding.weight_scale")],
+        "e4m3",
+    )
+
+
+def _longcat(checkpoint: _Checkpoint, config: Any, layer: int | None, tokenizer: Any) -> Any:
+    layout, features = NgramLayout.longcat(config), config["hidden_size"]
+    ending = "ngram_embeddings.embedders.0.weight"
+    at = checkpoint.prefix(ending) + "ngram_embeddings."
+    assert layout.width is not None
+    for i, size in enumerate(layout.sizes):  # tables of equal total size may differ
+        file, name = checkpoint.part(f"{at}embedders.{i}.weight")
+        if (shape := checkpoint._open(file).tensor(name).shape) != (size, layout.width):
+            raise ConversionError(f"{name} has shape {list(shape)}; the config needs {[size, layout.width]}.")
+    kernel = [
+        checkpoint.matrix(f"{at}post_projs.{i}", features, layout.width).T for i in range(layout.columns)
+    ]
+    arguments = {"features": features, "width": layout.width}
+    facts = {"layer": 0, "class": "NgramEmbedding", "arguments": arguments, "layout": layout}
+    return (
+        facts,
+        {"kernel": np.stack(kernel)},
+        checkpoint.numbered(f"{at}embedders.{{}}.weight"),
+        [],
+        "bfloat16",
+    )
+
+
+def _memory_arguments(
+    features: int, streams: int, kernel: int, eps: float, width: int | None
+) -> dict[str, Any]:
+    sizes = {"features": features, "streams": streams, "kernel": kernel, "width": width}
+    return {**sizes, "gate": "root", "eps": eps}
+
+
+def _contiguous(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: np.ascontiguousarray(a) for name, a in arrays.items()}
+
+
+def _place(layers: list[int], layer: int, first: int) -> int:
+    if layer + first not in layers:
+        shown = ", ".join(str(other - first) for other in layers)
+        raise ConversionError(f"layer {layer} has no memory; layers with one are {shown}.")
+    return layers.index(layer + first)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = strict_json.loads(path.read_bytes())
+    except OSError as error:
+        raise FolderError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise FolderError(f"{path} is no JSON: {in_a_line(error)}.") from error
+    if not isinstance(found, dict):
+        raise FolderError(f"{path} holds no JSON object.")
+    return found
+
+
+def facts(model: Path) -> dict[str, Any]:
+    """Return JSON-compatible facts about a memory, without its vocabulary map."""
+    record = read_record(model)
+    layout = NgramLayout.from_json(record["layout"])
+    token_map = {"vocabulary": layout.vocabulary and layout.vocabulary.digest}
+    return {
+        **record,
+        "kind": "memory",
+        "folder": str(model.absolute()),
+        "layout": {**record["layout"], **token_map},
+    }
+
+
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """Format the facts of a memory as lines."""
+    layout, base, arguments = found["layout"], found["base"], found["arguments"]
+    files: dict[str, Any] = {part["file"]: part for part in base["parts"]}
+    return [
+        f"{found['folder']}: an n-gram memory, converted from {found['family']}, layer {found['layer']}",
+        f"holds: the small tensors of a {found['class']}: "
+        + ", ".join(f"{k} {v}" for k, v in arguments.items()),
+        f"table: {base['rows']:,} rows of {base['width']} elements, {found['codec']}, in {len(files)} files:",
+        *(f"  {name}: {part['size']:,} bytes, header {part['header']}" for name, part in files.items()),
+        f"layout: {layout['family']}, orders {', '.join(map(str, layout['orders']))}, {layout['heads']} heads, digest {layout['digest']}",
+        f"vocabulary: {layout['vocabulary'] or 'tokens are not merged'}",
+    ]
