@@ -40,7 +40,8 @@ class Batch(NamedTuple):
     """Rows of a batch on the device, by table name.
 
     Attributes:
-      rows: ``[tables, reads, elements]`` each, see `lutjax.optim.host.HostTable.gather`.
+      rows: ``[tables, reads, elements]`` each, see `lutjax.optim.host.HostTable.gather`; bytes for
+        a mapped table, see `lutjax.optim.host.HostTable.fetch`.
       ids: compact ids of these rows, ``[n, tables, ways]``, below the number of distinct rows:
         equal for equal rows, in the order of the table ids.
     """
@@ -230,8 +231,9 @@ class RowPrefetcher:
         rows = {}
         for name, table in self._tables.items():
             index = found[name]
-            shape = (table.shape[0], len(index) * index.shape[-1], table.shape[-1])
-            rows[name] = table.gather(index, self._buffer(shape, table.dtype, self._driver))
+            length, dtype = table.record
+            shape = (table.shape[0], len(index) * index.shape[-1], length)
+            rows[name] = table.fetch(index, self._buffer(shape, dtype, self._driver))
         return rows
 
     def _got(self, gradients: Mapping[str, TableGradient], batch: Any) -> Mapping[str, TableGradient]:
@@ -278,12 +280,10 @@ class RowPrefetcher:
     def abstract(self) -> Batch:
         """Return a batch's shapes and dtypes."""
         ids = self._ids(0)
-        rows = {
-            name: jax.ShapeDtypeStruct(
-                (len(a[0]), len(a) * a.shape[-1], self._tables[name].shape[-1]), self._tables[name].dtype
-            )
-            for name, a in ids.items()
-        }
+        rows = {}
+        for name, a in ids.items():
+            length, dtype = self._tables[name].record
+            rows[name] = jax.ShapeDtypeStruct((len(a[0]), len(a) * a.shape[-1], length), dtype)
         return Batch(rows, {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in ids.items()})
 
     def queued(self) -> list[dict[str, np.ndarray]]:

@@ -10,7 +10,7 @@ import mmap
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 
 from lutjax._typing import Array
 from lutjax.arguments import format_value
@@ -154,6 +154,67 @@ class HostTable:
         self.weights, self.rows = other.weights, other.rows
         self._mesh, self._n_local = other._mesh, other._n_local
 
+    @staticmethod
+    def mapped(
+        parts: Sequence[tuple[str | os.PathLike[str], str]],
+        *,
+        codec: str,
+        width: int,
+        scales: Sequence[tuple[str | os.PathLike[str], str]] = (),
+        layout: Any = None,
+        trains: bool = False,
+        overlays: Sequence[str | os.PathLike[str]] = (),
+        base: Mapping[str, Any] | None = None,
+        name: str = "weights",
+    ) -> "HostTable":
+        """Return a table whose rows stay in published files; see `lutjax.tables.mapped.MappedTable`.
+
+        The files are mapped, and never written. All processes of a host share one copy.
+
+        Args:
+          parts: paths and tensor names in row order, of safetensors or GGUF files.
+          codec: ``"bfloat16"``; ``"e4m3"`` with one scale for the table; ``"e4m3_ue8m0"`` with one
+              scale per 32 elements; ``"row264"``, the same bytes in one row.
+          width: elements per row.
+          scales: paths and tensor names of the scales, for ``"e4m3"`` and ``"e4m3_ue8m0"``.
+          layout: `lutjax.NgramLayout` whose ids address the rows; overlays record its digest.
+          trains: True if `update` may change rows.
+          overlays: folders from `save` with updated rows; later ones take precedence.
+          base: expected ``description`` of the files.
+          name: name of the table, for messages.
+
+        Raises:
+          FolderError: a file is truncated, replaced or foreign, or an overlay belongs to others.
+          ValueError: an argument is impossible.
+
+        Example:
+          >>> import numpy as np, tempfile, jax.numpy as jnp
+          >>> from pathlib import Path
+          >>> from safetensors.numpy import save_file
+          >>> from lutjax.optim.host import HostTable
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     path = Path(folder, "model.safetensors")
+          ...     save_file({"rows": np.full((9, 4), 0x38, np.uint8), "scale": np.float32([2])}, path)
+          ...     table = HostTable.mapped(
+          ...         [(path, "rows")], codec="e4m3", width=4, scales=[(path, "scale")]
+          ...     )
+          ...     table.gather(np.array([[[8]]]))
+          array([[[2., 2., 2., 2.]]], dtype=float32)
+        """
+        mapped = importlib.import_module("lutjax.tables.mapped")
+        table: HostTable = mapped.MappedTable(
+            parts,
+            codec=codec,
+            width=width,
+            scales=scales,
+            layout=layout,
+            trains=trains,
+            overlays=overlays,
+            base=base,
+            name=name,
+        )
+        return table
+
     @property
     def is_shared(self) -> bool:
         """True if the rows are divided over processes."""
@@ -239,6 +300,16 @@ class HostTable:
         """
         if self.rule == rule:
             return
+        self._check_rule(rule)
+        n_tables, n_rows, width = self._local_shape
+        dtype = accumulator(self.dtype)
+        sizes = rule.state_sizes(width)
+        self._require(self.bytes_beside(rule), "the state of its optimizer")
+        self.rule = rule
+        self.state = {name: self._zeros((n_tables, n_rows, size), dtype) for name, size in sizes.items()}
+
+    def _check_rule(self, rule: RowRule) -> None:
+        """Raise ValueError if a rule keeps more than per-row arrays."""
         more = set(jax.eval_shape(rule.init, jax.ShapeDtypeStruct(self.shape, self.dtype)))
         more -= set(rule.state_sizes(self.shape[-1]))
         if more:
@@ -246,12 +317,6 @@ class HostTable:
                 f"the table {self.name} lies in the memory of the host, which keeps the state of rows that are read alone; {rule} also keeps "
                 f"{', '.join(sorted(more))}: take a rule that leaves other rows as they are."
             )
-        n_tables, n_rows, width = self._local_shape
-        dtype = accumulator(self.dtype)
-        sizes = rule.state_sizes(width)
-        self._require(self.bytes_beside(rule), "the state of its optimizer")
-        self.rule = rule
-        self.state = {name: self._zeros((n_tables, n_rows, size), dtype) for name, size in sizes.items()}
 
     def _require(self, n_bytes: int, what: str) -> None:
         free = free_memory()
@@ -312,6 +377,21 @@ class HostTable:
         self._gather(self._local(index)[0] if self.is_shared else index, found)
         return self.own(found, index)
 
+    @property
+    def record(self) -> tuple[int, np.dtype]:
+        """Length and dtype of a row as transferred to the device."""
+        return self.shape[2], self.dtype
+
+    def fetch(
+        self, index: Int[np.ndarray, "n tables ways"], out: np.ndarray | None = None
+    ) -> Shaped[np.ndarray, "tables reads record"]:
+        """Return the addressed rows in the form for the device, which `decode` takes; see `gather`."""
+        return self.gather(index, out)
+
+    def decode(self, rows: Any) -> Any:
+        """Return float rows from the result of `fetch`, in NumPy or on the device."""
+        return rows
+
     def own(self, rows: np.ndarray, index: np.ndarray) -> np.ndarray:
         """Set other processes' rows to zero in gathered `rows`, and return `rows`."""
         if self.is_shared:
@@ -360,7 +440,9 @@ class HostTable:
         if rows is None:
             flat = jnp.asarray(index).reshape(n, n_tables, ways)
             rows = self._read(flat) if self._mesh is None else self._read_of_all(flat, self._mesh)
-        elif rows.shape[::2] != (n_tables, width) or rows.shape[1] % max(n * ways, 1):
+        if rows.dtype != self.dtype:
+            rows = self.decode(rows)
+        if rows.shape[::2] != (n_tables, width) or rows.shape[1] % max(n * ways, 1):
             raise ValueError(
                 f"HostTable: the rows that are given are {list(rows.shape)}; expected {[n_tables, n * ways, width]}, or those of several parts."
             )
@@ -492,13 +574,14 @@ class HostTable:
         Inside a program, a capable GPU reads the rows directly; any other device waits for the CPU.
         """
         if is_concrete(index):
-            return jnp.asarray(self.gather(np.asarray(index)))
+            return jnp.asarray(self.fetch(np.asarray(index)))
         n, n_tables, ways = index.shape
-        made = jax.ShapeDtypeStruct((n_tables, n * ways, self.shape[-1]), self.dtype)
+        length, dtype = self.record
+        made = jax.ShapeDtypeStruct((n_tables, n * ways, length), dtype)
 
         def read_on_cpu(index: jax.Array) -> jax.Array:
             rows: jax.Array = jax.pure_callback(
-                lambda ids: self.gather(np.asarray(ids)), made, index, vmap_method="sequential"
+                lambda ids: self.fetch(np.asarray(ids)), made, index, vmap_method="sequential"
             )
             return rows
 
@@ -594,30 +677,12 @@ class HostTable:
               it is in this process.
         """
         weights = self._local_weights()
-        if self.rule is None:
-            raise ValueError(f"the table {self.name} has no rule by which its rows move: call start(rule).")
-        if gradient.shape != self.shape:
-            raise ValueError(
-                f"HostTable: the gradient is of a table {list(gradient.shape)}; expected {list(self.shape)}."
-            )
+        gradient = self._fetched(gradient)
+        assert self.rule is not None
         assert self.moved is not None
-        gradient = opened(gradient)
-        for a in jax.tree.leaves(gradient):
-            if isinstance(a, jax.Array) and not (a.is_fully_addressable or a.is_fully_replicated):
-                raise ValueError(
-                    f"HostTable: the gradient of {self.name} is divided over devices of other processes; jit the step with out_shardings by which it is the "
-                    "same on all devices, NamedSharding(mesh, PartitionSpec())."
-                )
-        gradient = jax.device_get(gradient)
         if waits:
             self._wait()
         look_up: Any = gradient.look_up
-        if look_up.valued < look_up.index.shape[-1]:  # the others move nothing
-            look_up = look_up.replace(
-                index=look_up.index[..., : look_up.valued],
-                coefficients=look_up.coefficients[..., : look_up.valued],
-            )
-            gradient = dataclasses.replace(gradient, look_up=look_up)
         if self.is_shared:
             for t in range(len(weights)):
                 self._update_block(t, gradient, rate)
@@ -677,6 +742,35 @@ class HostTable:
         in_threads(put, [(name, t) for name in arrays for t in range(len(weights))])
         for t, ids in enumerate(rows):
             self.moved[t][ids] = True
+
+    def _fetched(self, gradient: TableGradient) -> TableGradient:
+        """Return this table's gradient in host memory, with the reads that update rows.
+
+        Raises:
+          ValueError: as `update`.
+        """
+        if self.rule is None:
+            raise ValueError(f"the table {self.name} has no rule by which its rows move: call start(rule).")
+        if gradient.shape != self.shape:
+            raise ValueError(
+                f"HostTable: the gradient is of a table {list(gradient.shape)}; expected {list(self.shape)}."
+            )
+        gradient = opened(gradient)
+        for a in jax.tree.leaves(gradient):
+            if isinstance(a, jax.Array) and not (a.is_fully_addressable or a.is_fully_replicated):
+                raise ValueError(
+                    f"HostTable: the gradient of {self.name} is divided over devices of other processes; jit the step with out_shardings by which it is the "
+                    "same on all devices, NamedSharding(mesh, PartitionSpec())."
+                )
+        gradient = jax.device_get(gradient)
+        look_up: Any = gradient.look_up
+        if look_up.valued < look_up.index.shape[-1]:  # the others move nothing
+            look_up = look_up.replace(
+                index=look_up.index[..., : look_up.valued],
+                coefficients=look_up.coefficients[..., : look_up.valued],
+            )
+            gradient = dataclasses.replace(gradient, look_up=look_up)
+        return gradient
 
     def _update_block(self, t: int, gradient: TableGradient, rate: Any) -> None:
         """Update this process's rows in one table, by their reads only, in read order."""

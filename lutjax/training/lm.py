@@ -353,6 +353,7 @@ class Run(ModelRun[LanguageModel]):
             windows = jax.lax.with_sharding_constraint(windows, meshes.everywhere(self.mesh))
         batch = (*windows, part)
         rows = fetched.rows if self._on_mesh is None else self._on_mesh.gather_rows(fetched)
+        rows = {name: self._on_host[name].decode(a) for name, a in rows.items()}
         (_, (losses, others)), gradients = value_and_grad((state.params, rows), batch)
         if training.microbatches > 1:
             others = jax.tree.map(lambda a: a[-1], others)

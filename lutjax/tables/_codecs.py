@@ -1,0 +1,126 @@
+"""Codecs of published memory rows: exact float32 values from bytes, on any device."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+CODECS = ("bfloat16", "e4m3", "e4m3_ue8m0", "row264")
+"""Names of the codecs.
+
+bfloat16: two bytes per element. e4m3: one byte, with one bfloat16 scale for the table. e4m3_ue8m0:
+one byte, with one ue8m0 exponent per 32 elements in a second tensor. row264: the same two byte
+strings, one after the other in one row.
+"""
+
+BLOCK = 32
+"""Elements that share a ue8m0 scale."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Codec:
+    """Byte layout of a row.
+
+    Attributes:
+      name: one of `CODECS`.
+      width: elements per row.
+      scale: scale of the table, for ``e4m3``.
+
+    Raises:
+      ValueError: there is no such codec, or the width does not fit it.
+    """
+
+    name: str
+    width: int
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in CODECS:
+            raise ValueError(
+                f"HostTable.mapped: codec is {self.name!r}; expected one of {', '.join(CODECS)}."
+            )
+        if self.width < 1 or (self.has_blocks and self.width % BLOCK):
+            raise ValueError(
+                f"HostTable.mapped: width is {self.width}; {self.name} needs a positive {f'multiple of {BLOCK}' if self.has_blocks else 'number'}."
+            )
+
+    @property
+    def has_blocks(self) -> bool:
+        """True if blocks of a row have scales of their own."""
+        return self.name in ("e4m3_ue8m0", "row264")
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Accepted safetensors dtypes of the rows."""
+        if self.name == "bfloat16":
+            return ("BF16",)
+        return ("I8", "U8") if self.name == "row264" else ("F8_E4M3", "U8")
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Elements per row of each tensor that holds a part of the row."""
+        scales = self.width // BLOCK
+        return {"e4m3_ue8m0": (self.width, scales), "row264": (self.width + scales,)}.get(
+            self.name, (self.width,)
+        )
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of a row, with its scales."""
+        return sum(self.lengths) * (2 if self.name == "bfloat16" else 1)
+
+    def decode(self, codes: Any) -> Any:
+        """Return float32 rows ``[..., width]`` from bytes ``[..., n_bytes]``.
+
+        NumPy arrays give NumPy arrays, and JAX arrays give JAX arrays.
+        """
+        xp: Any = np if isinstance(codes, np.ndarray) else jnp
+        if self.name == "bfloat16":
+            pairs = codes.reshape(*codes.shape[:-1], self.width, 2).astype(np.uint32)
+            return as_float32(xp, pairs[..., 0] << 16 | pairs[..., 1] << 24)
+        if self.name == "e4m3":
+            return xp.take(xp.asarray(_scaled_values(self.scale)), codes.astype(np.int32), axis=0)
+        scales = codes[..., self.width :].astype(np.int32)
+        parts = codes[..., : self.width].astype(np.int32).reshape(*scales.shape, BLOCK)
+        bits = _scaled_bits(xp, parts, scales[..., None])
+        return as_float32(xp, bits.reshape(*scales.shape[:-1], self.width))
+
+
+def as_float32(xp: Any, bits: Any) -> Any:
+    """Return the floats with these bits, uint32 or four bytes ``[..., 4]``."""
+    if xp is np:
+        floats: Any = np.ascontiguousarray(bits).view(np.float32)
+        return floats if bits.dtype == np.uint32 else floats[..., 0]
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def _scaled_bits(xp: Any, codes: Any, scales: Any) -> Any:
+    """Return float32 bits of ``e4m3(code) * 2**(scale - 127)``, both int32.
+
+    Integer arithmetic is exact for all codes: float arithmetic may flush subnormal numbers to zero.
+    """
+    exponent, fraction = codes >> 3 & 15, codes & 7
+    # The value is significand * 2**power, with a significand of at most four bits.
+    significand = xp.where(exponent > 0, fraction + 8, fraction)
+    power = xp.maximum(exponent, 1) - 10 + scales - 127
+    top = sum((significand >= least).astype(np.int32) for least in (2, 4, 8))
+    biased = power + top + 127
+    normal = biased << 23 | (significand << 23 - top & 0x7FFFFF)
+    subnormal = significand << xp.clip(power + 149, 0, 23)
+    bits = xp.where(biased > 254, 0x7F800000, xp.where(biased > 0, normal, subnormal))
+    bits = xp.where(significand == 0, 0, bits)
+    bits = xp.where((codes & 127 == 127) | (scales == 255), 0x7FC00000, bits).astype(np.uint32)
+    return bits | (codes >> 7 << 31).astype(np.uint32)
+
+
+def _scaled_values(scale: float | None) -> np.ndarray:
+    """Return the float32 value of each e4m3 code times a scale, rounded to bfloat16."""
+    codes = np.arange(256, dtype=np.int32)
+    values = as_float32(np, _scaled_bits(np, codes, np.int32(127)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        product = (values.astype(np.float64) * np.float64(scale)).astype(np.float32)
+    bits = product.view(np.uint32)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
+    return np.where(np.isnan(product), product, rounded.view(np.float32))

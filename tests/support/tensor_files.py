@@ -1,0 +1,40 @@
+"""Writers of small safetensors and GGUF files in the layouts of published memory tables."""
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, np.ndarray]]) -> Path:
+    """Write tensors ``{name: (dtype, bytes or numbers)}``; bfloat16 as uint16, float8 as uint8."""
+    header, at = dict[str, Any](), 0
+    for name, (dtype, a) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(a.shape), "data_offsets": [at, at + a.nbytes]}
+        at += a.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(a.tobytes() for _, a in tensors.values()))
+    return path
+
+
+def write_gguf(path: Path, name: str, rows: np.ndarray) -> Path:
+    """Write one I8 tensor, after metadata of several kinds."""
+
+    def text(value: str) -> bytes:
+        return struct.pack("<Q", len(value)) + value.encode()
+
+    values = [
+        text("general.architecture") + struct.pack("<I", 8) + text("deepseek41"),
+        text("general.alignment") + struct.pack("<II", 4, 64),
+        text("map") + struct.pack("<IIQ", 9, 5, 3) + np.arange(3, dtype=np.int32).tobytes(),
+        text("words") + struct.pack("<IIQ", 9, 8, 2) + text("a") + text("bc"),
+        text("half") + struct.pack("<If", 6, 0.5),
+    ]
+    head = b"GGUF" + struct.pack("<IQQ", 3, 1, len(values)) + b"".join(values)
+    head += text(name) + struct.pack("<IQQIQ", 2, rows.shape[1], rows.shape[0], 24, 0)
+    path.write_bytes(head + b"\0" * (-len(head) % 64) + rows.tobytes())
+    return path
