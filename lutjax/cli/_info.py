@@ -1,4 +1,4 @@
-"""``lutjax info``: facts about a run or bundle."""
+"""``lutjax info``: facts about a run, bundle or overlay."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from lutjax.cli._flags import Command
 def info(run: Path, as_json: bool) -> None:
     """Show the model, options, data, losses and versions of a run.
 
-    RUN is the output folder of any `train` command, or a bundle.
+    RUN is the output folder of any `train` command, a bundle, or an overlay of a mapped table.
     """
     from lutjax.training import about
 

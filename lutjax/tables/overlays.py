@@ -124,16 +124,15 @@ def facts(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 def lines(found: Mapping[str, Any]) -> list[str]:
     """Return the facts about an overlay as text lines."""
-    base, layout = found["base"], found.get("layout")
+    base = found["base"]
     return [
-        f"overlay      {found['folder']}",
-        f"digest       {found['digest']}",
-        f"rows         {found['updated']:,} of {base['rows']:,}, {base['width']} elements each, {found['bytes'] / 1e6:,.1f} MB",
-        f"rule         {found.get('rule') or 'none'}",
-        f"layout       {layout or 'not recorded'}",
-        *(f"above        {digest}" for digest in found.get("below", ())),
+        f"{found['folder']}: an overlay of a mapped table, {found['bytes'] / 1e6:,.1f} MB",
+        f"rows: {found['updated']:,} of {base['rows']:,}, with {base['width']} elements each; rule: {found.get('rule') or 'none'}",
+        f"digest: {found['digest']}",
+        f"layout: {found.get('layout') or 'not recorded'}",
+        *(f"below: the overlay {digest}" for digest in found.get("below", ())),
         *(
-            f"base         {part['file']}: {part['tensor']}, {part['size']:,} bytes, header {part['header'][:16]}"
+            f"base: {part['tensor']} in {part['file']}, {part['size']:,} bytes, with the header {part['header']}"
             for part in base["parts"]
         ),
     ]

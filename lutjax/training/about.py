@@ -1,4 +1,4 @@
-"""Facts about a run, from its latest checkpoint, or about a bundle, from its ``config.json``."""
+"""Facts about a run, a bundle, or an overlay of a mapped table, from their own files."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,6 +8,7 @@ from lutjax.bundles._layout import is_bundle
 from lutjax.files import strict_json
 from lutjax.files.messages import in_a_line, printable
 from lutjax.files.strict_json import Fields
+from lutjax.tables import overlays
 from lutjax.training import checkpoints, model_folders, runs
 from lutjax.training.errors import CheckpointError
 from lutjax.training.raw import Form
@@ -20,19 +21,22 @@ _OWN = ("kind", "lutjax", "versions", "model", "training", "options", "history",
 
 
 def facts(folder: Path, *, on_damage: Callable[[str], None] = checkpoints.warn) -> dict[str, Any]:
-    """Return JSON-compatible facts about a run or a bundle.
+    """Return JSON-compatible facts about a run, a bundle or an overlay.
 
     A run has its record and completed steps, a bundle also its tensors.
 
     Args:
-      folder: the bundle, or the run, whose latest undamaged checkpoint is read.
+      folder: the bundle, the overlay, or the run, whose latest undamaged checkpoint is read.
       on_damage: called with a message for each skipped damaged checkpoint (see
         `lutjax.training.runs.read`) and for each changed file of the run.
 
     Raises:
       CheckpointError: there is no run, or its record lacks required fields.
       BundleError: the bundle is damaged, or holds another model.
+      OverlayError: the overlay is damaged.
     """
+    if overlays.is_overlay(folder):
+        return overlays.facts(folder)
     if is_bundle(folder):
         return _read_bundle(folder)
     kind = runs.kind(folder)
@@ -91,7 +95,8 @@ def _check(meta: Mapping[str, Any]) -> None:
 
 def lines(found: Mapping[str, Any]) -> list[str]:
     """Format facts as lines."""
-    return [printable(line) for line in _lines(found)]
+    found_lines = overlays.lines(found) if found["kind"] == "overlay" else _lines(found)
+    return [printable(line) for line in found_lines]
 
 
 def _lines(found: Mapping[str, Any]) -> list[str]:

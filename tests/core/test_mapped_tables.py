@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import slow_except
+from click.testing import CliRunner
 from tensor_files import write_gguf, write_safetensors
 
 from lutjax import optim
+from lutjax.cli._main import cli
 from lutjax.files.tensors import TensorFileError
 from lutjax.optim.host import HostTable, RowPrefetcher, given
 from lutjax.tables import _mapped_rows
@@ -328,7 +330,12 @@ def test_overlays_of_others(tmp_path: Path) -> None:
     table.save(saved)
     found = facts(saved)
     assert (found["updated"], found["layout"], found["base"]) == (len(table.updated), "a", table.description)
-    assert any(f"{len(table.updated)} of {N_ROWS}, {WIDTH} elements" in line for line in lines(found))
+    assert f"rows: {len(table.updated)} of {N_ROWS}, with {WIDTH} elements each; rule: RowAdam(" in "\n".join(
+        lines(found)
+    )
+    done = CliRunner().invoke(cli, ["info", str(saved)], prog_name="lutjax")
+    assert not done.exit_code
+    assert done.output.splitlines() == lines(found)
     table_of(tmp_path, layout=Layout("a"), overlays=[saved])
     with pytest.raises(OverlayError, match="belongs to the layout a, not to b"):
         table_of(tmp_path, layout=Layout("b"), overlays=[saved])
