@@ -90,6 +90,8 @@ class TensorFile:
                 file.seek(0)
                 header = hashlib.sha256(file.read(n_bytes)).hexdigest()
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                if hasattr(mmap, "MADV_RANDOM"):
+                    mapped.madvise(mmap.MADV_RANDOM)  # neighbors of a row are no more likely to be read
         except OSError as error:
             raise TensorFileError(f"{path} cannot be read: {error.strerror or error}.") from error
         except (ValueError, TypeError, KeyError, struct.error, UnicodeDecodeError) as error:
@@ -113,19 +115,26 @@ class TensorFile:
             )
         return self.tensors[name]
 
-    def sample_digest(self, tensor: Tensor, count: int) -> str:
-        """Return the SHA-256 of samples of a tensor, in hexadecimal digits.
+    def sample_ranges(self, tensor: Tensor, count: int) -> list[slice]:
+        """Return evenly spaced positions of samples of a tensor, and let the system read them.
 
         Args:
           tensor: a tensor of this file.
-          count: number of evenly spaced samples of 4 kB, at least 2, including both ends.
+          count: number of samples of 4 kB, at least 2, including both ends.
         """
-        last = max(tensor.n_bytes - _SAMPLE, 0)
-        starts = sorted({last * i // (count - 1) for i in range(count)})
+        last, length = max(tensor.n_bytes - _SAMPLE, 0), min(_SAMPLE, tensor.n_bytes)
+        starts = sorted({tensor.offset + last * i // (count - 1) for i in range(count)})
+        if hasattr(mmap, "MADV_WILLNEED"):
+            for start in starts:
+                page = start // mmap.PAGESIZE * mmap.PAGESIZE
+                self.map.madvise(mmap.MADV_WILLNEED, page, min(start + length, self.size) - page)
+        return [slice(start, start + length) for start in starts]
+
+    def digest_ranges(self, ranges: list[slice]) -> str:
+        """Return the SHA-256 of parts of the file, in hexadecimal digits."""
         found = hashlib.sha256()
-        for start in starts:
-            first = tensor.offset + start
-            found.update(self.map[first : first + min(_SAMPLE, tensor.n_bytes)])
+        for part in ranges:
+            found.update(self.map[part])
         return found.hexdigest()
 
     def release(self) -> None:

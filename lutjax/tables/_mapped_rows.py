@@ -20,11 +20,12 @@ Parts = Sequence[tuple[str | os.PathLike[str], str]]
 _SAMPLED = 64
 """Number of samples that identify the rows of a table."""
 
-_MOST_RESIDENT = 1024
-"""Rows whose pages stay mapped after a gather.
+_BULK = 1024
+"""Fewest rows of a gather that may unmap the pages it touched.
 
-A page fault may map a megabyte of the page cache. Decoding reads few rows, and keeps its pages
-mapped because faults would dominate. A larger gather unmaps the pages that it touched.
+A page fault may map a megabyte of the page cache, so that few rows make all files resident. Bulk
+gathers unmap pages until as many bytes were copied as the files hold. Decoding reads few rows at a
+time: faults would take longer than its reads, so its pages stay mapped.
 """
 
 
@@ -80,6 +81,7 @@ class MappedRows:
             )
         self.n_rows, self._files = counts[0], list(files.values())
         samples = max(_SAMPLED // sum(map(len, found)), 2)
+        ranges = [[file.sample_ranges(tensor, samples) for file, tensor in each] for each in found]
         self.description = {
             "codec": codec.name,
             "width": codec.width,
@@ -91,12 +93,13 @@ class MappedRows:
                     "size": file.size,
                     "header": file.header,
                     "tensor": name,
-                    "sample": file.sample_digest(tensor, samples),
+                    "sample": file.digest_ranges(part),
                 }
-                for each, names in zip(found, self._given, strict=False)
-                for (file, tensor), (_, name) in zip(each, names, strict=True)
+                for each, names, parts in zip(found, self._given, ranges, strict=False)
+                for (file, _), (_, name), part in zip(each, names, parts, strict=True)
             ],
         }
+        self._n_copied = 0
         for file in self._files:
             file.release()
         if expected is not None:
@@ -135,7 +138,7 @@ class MappedRows:
             stop = column + arrays[0].shape[1]
             ends = np.searchsorted(ids, starts)
             for array, start, a, b in zip(arrays, starts, ends, ends[1:], strict=False):
-                step = max(-(-int(b - a) // 8), _MOST_RESIDENT)
+                step = max(-(-int(b - a) // 8), _BULK)
                 jobs += [
                     (array, int(start), slice(i, min(i + step, b)), column, stop) for i in range(a, b, step)
                 ]
@@ -145,13 +148,15 @@ class MappedRows:
             array, start, part, first, last = job
             out[part, first:last] = array[ids[part] - start]
 
-        if len(ids) <= _MOST_RESIDENT:
+        if len(ids) <= _BULK:
             for job in jobs:
                 copy(job)
             return
         in_threads(copy, jobs)
-        for file in self._files:
-            file.release()
+        self._n_copied += len(ids) * self.codec.n_bytes
+        if self._n_copied < sum(file.size for file in self._files):
+            for file in self._files:
+                file.release()
 
 
 def read_scale(part: tuple[str | os.PathLike[str], str]) -> float:

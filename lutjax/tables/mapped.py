@@ -2,12 +2,14 @@
 
 import contextlib
 import dataclasses
+import functools
 import mmap
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
@@ -18,13 +20,16 @@ from lutjax.dispatch.registry import Device
 from lutjax.tables._codecs import Codec, as_float32
 from lutjax.tables._mapped_rows import MappedRows, Parts, read_scale
 from lutjax.tables.gradient import TableGradient
-from lutjax.tables.host import HostTable
+from lutjax.tables.host import HostTable, cpu
 from lutjax.tables.overlays import Overlay, OverlayError, read_overlay, write_overlay
 from lutjax.values._dtypes import accumulator
 from lutjax.values._row_rules import RowRule
 
 _FEWEST = 1024
 """Initial number of updated rows that have memory."""
+
+_CHUNK = 2048
+"""Rows that the CPU decodes at a time."""
 
 
 class MappedTable(HostTable):
@@ -92,7 +97,9 @@ class MappedTable(HostTable):
         return f"HostTable.mapped({self._base.codec.name}{list(self.shape)})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_slots": None}  # mostly empty memory
+        state = {**super().__getstate__(), "_slots": None}  # mostly empty memory
+        state.pop("_decode_on_cpu", None)
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -247,11 +254,10 @@ class MappedTable(HostTable):
         self, index: Int[np.ndarray, "n tables ways"], out: np.ndarray | None = None
     ) -> Float[np.ndarray, "tables reads numbers"]:
         """Return the addressed rows, float32, clamping ids out of range; see `HostTable.gather`."""
-        found: np.ndarray = self.decode(self.fetch(index))
-        if out is None:
-            return found
-        out[...] = found
-        return out
+        records = self.fetch(index)
+        found = np.empty((*records.shape[:2], self.shape[2]), np.float32) if out is None else out
+        self._decode_into(records[0], found[0])
+        return found
 
     def fetch(
         self, index: Int[np.ndarray, "n tables ways"], out: np.ndarray | None = None
@@ -298,6 +304,21 @@ class MappedTable(HostTable):
         floats = as_float32(xp, rows[..., : 4 * width].reshape(*rows.shape[:-1], width, 4))
         return xp.where(rows[..., -1:] != 0, floats, codec.decode(rows[..., : codec.n_bytes]))
 
+    def _decode_into(self, records: np.ndarray, out: np.ndarray) -> None:
+        """Write the float32 rows of records, with the program of the device if there are many."""
+        for first in range(0, len(records), _CHUNK):
+            part = records[first : first + _CHUNK]
+            if len(part) == _CHUNK:
+                with jax.default_device(cpu()):
+                    part = np.asarray(self._decode_on_cpu(part))
+            else:
+                part = self.decode(part)
+            out[first : first + _CHUNK] = part
+
+    @functools.cached_property
+    def _decode_on_cpu(self) -> Any:
+        return jax.jit(self.decode)
+
     def update(self, gradient: TableGradient, rate: Any, *, waits: bool = True) -> None:
         """Update the accessed rows, as `HostTable.update` does, outside of the files."""
         gradient = self._fetched(gradient)
@@ -318,7 +339,7 @@ class MappedTable(HostTable):
         first, n = self._n_updated, self._n_updated + len(ids)
         if n > len(self._ids):
             self._reserve(max(2 * len(self._ids), 1 << (n - 1).bit_length(), _FEWEST))
-        self._rows[0, first:n] = self.decode(self._records(ids))
+        self._decode_into(self._records(ids), self._rows[0, first:n])
         self._ids[first:n], self._n_updated = ids, n
         self._slots[ids] = 1 + np.arange(first, n, dtype=np.int32)
 
