@@ -1,7 +1,7 @@
 """Facts in the rows of a published table: `python benchmarks/memory_facts.py --folder DIR`.
 
 Trains a small GPT whose n-gram memory is a mapped table, and writes the table as a bfloat16 safetensors file: the published base. Then it writes `--facts`
-facts, such as ``The code of qzkv is 417``, into rows of the table by gradients on rows alone: the model and the file stay as they are. It prints the answers
+facts, such as ``The code of qzkv: 417``, into rows of the table by gradients on rows alone: the model and the file stay as they are. It prints the answers
 before and after, the change of the loss on other text, the size of the overlay, and compares all bits after removal of the overlay.
 """
 
@@ -109,7 +109,7 @@ def facts(count: int) -> np.ndarray:
         names[bytes(rng.choice(LETTERS, 4))] = None
     codes = [f"{code:0{DIGITS}}".encode() for code in rng.integers(0, 10**DIGITS, count)]
     return np.stack(
-        [np.frombuffer(PROMPT + a + b" is " + b, np.uint8) for a, b in zip(names, codes, strict=True)]
+        [np.frombuffer(PROMPT + a + b": " + b, np.uint8) for a, b in zip(names, codes, strict=True)]
     ).astype(np.int32)
 
 
@@ -143,7 +143,7 @@ def write_facts(model: GPT, sentences: np.ndarray, steps: int, rate: float) -> N
 
     for number in range(steps):
         value, of_host = step(model)
-        update_host(model, of_host, rate)
+        update_host(model, of_host, rate / (1 + number / 20))
         if number % 10 == 0:
             right = answered(model, sentences)
             print(f"step {number + 1}: loss {float(value):.4f}, {right} of {n} answered", flush=True)
@@ -198,7 +198,7 @@ def main() -> None:
     loss, right = other_loss(before, text.test, options.windows), answered(before, sentences)
     print(f"before: {right} of {len(sentences)} facts answered; loss of other text {loss:.6f}")
     learner = with_table(trains=True)
-    write_facts(learner, sentences, 400, 0.05)
+    write_facts(learner, sentences, 150, 0.05)
     overlay = folder / f"overlay-{time.time_ns()}"
     learner.layers[0].memory.weights.save(overlay)
     size = sum(path.stat().st_size for path in overlay.iterdir())

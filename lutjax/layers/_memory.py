@@ -112,8 +112,9 @@ class NgramMemorySpec(Spec):
       row_axis: mesh axis of table rows and the batch; see `lutjax.sharding.lookup_in_blocks`.
       accumulate: fixed-point accumulation in the lookup; see `lutjax.FixedPoint`.
       implementation: implementation of the lookup; see `lutjax.weighted_lookup`.
-      placement: ``"device"``, or host memory: ``"host"`` in Flax NNX, `lutjax.optim.host.HostTables`
-        elsewhere. The layer then keeps the PRNG key of its rows. See docs/host-memory.md.
+      placement: ``"device"``, or host memory: ``"host"`` or an existing table in Flax NNX,
+        `lutjax.optim.host.HostTables` elsewhere. The layer then keeps the PRNG key of its rows. See
+        docs/host-memory.md.
       layout: `lutjax.NgramLayout`, which replaces `orders`, `rows`, `heads` and `seed`.
       streams: number of residual streams.
       gate: ``"sigmoid"`` of the score, or ``"root"``: of its signed root, with magnitudes of at least
@@ -143,7 +144,7 @@ class NgramMemorySpec(Spec):
     row_axis: str | None = None
     accumulate: lutjax.FixedPoint | None = None
     implementation: Implementation = None
-    placement: str | HostTables = "device"
+    placement: str | HostTable | HostTables = "device"
     layout: NgramLayout | None = None
     streams: int = 1
     gate: str = "sigmoid"

@@ -31,6 +31,7 @@ from lutjax.layers._memory import (
 )
 from lutjax.layers._spec import Example, Initializer, Op, Spec, Variable, names_layer
 from lutjax.ops._checks import accumulation
+from lutjax.tables.host import HostTable
 from lutjax.tables.host_tables import HostTables
 from lutjax.values._ngram_layouts import NgramLayout
 
@@ -85,7 +86,7 @@ class NgramEmbeddingSpec(Spec):
     row_axis: str | None = None
     accumulate: lutjax.FixedPoint | None = None
     implementation: Implementation = None
-    placement: str | HostTables = "device"
+    placement: str | HostTable | HostTables = "device"
 
     example: ClassVar[Example] = ("16, lutjax.NgramLayout.hash(1000)", (4, 32, 16), (4, 32, 16))
     op = staticmethod(lutjax.weighted_lookup)

@@ -24,6 +24,7 @@ from lutjax._typing import Array
 from lutjax.arguments import checked, format_value, require_array
 from lutjax.dispatch import _table_reads
 from lutjax.layers._copies import state_of
+from lutjax.tables.host import HostTable
 from lutjax.tables.host_tables import HostTables
 from lutjax.values._dtypes import FLOATS, holds_all_of
 from lutjax.values._ids import check_once, trusted_ids
@@ -125,6 +126,20 @@ class Spec:
 
     def variables(self) -> tuple[Variable, ...]:
         return ()
+
+    def host_table(self, placement: Any, drawn: Variable) -> HostTable:
+        """Return the host-resident table of a layer: an existing one, or a new one without rows.
+
+        Raises:
+          ValueError: the existing table has another shape or dtype.
+        """
+        if not isinstance(placement, HostTable):
+            return HostTable(drawn.shape, drawn.dtype, drawn.initializer, drawn.name)
+        if (placement.shape, placement.dtype) != (drawn.shape, np.dtype(drawn.dtype)):
+            raise self._error(
+                f"placement is {placement}, {placement.dtype}{list(placement.shape)}; expected a table {np.dtype(drawn.dtype)}{list(drawn.shape)}."
+            )
+        return placement
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
         """Return fields inferred from array shapes, which pruning can change."""
@@ -384,14 +399,15 @@ def build(
 
     Args:
       name: layer class, for messages; by default the spec's.
-      owner: whether the layer itself owns its host-resident tables, and not `HostTables`.
+      owner: whether the layer itself owns its host-resident tables, and not `HostTables`. It then
+        also accepts an existing `HostTable`.
     """
     explicit = {name: options[name] for name in spec_type.given if options[name] is not None}
     options = {name: value for name, value in options.items() if name not in spec_type.given}
     name = name or layer_name(spec_type)
     options = checked(name, spec_type, options)
     placed = isinstance(options.get("placement"), HostTables)
-    if placed:
+    if placed or (owner and isinstance(options.get("placement"), HostTable)):
         options["placement"] = "host"
     spec = spec_type(**options, **spec_type.implied_by(explicit), class_name=name)
     given = spec_type.arrays_of(explicit)

@@ -12,12 +12,17 @@ import numpy as np
 import pytest
 from cases import slow_except
 from click.testing import CliRunner
+from flax import nnx
+from starlette.testclient import TestClient
 from tensor_files import write_gguf, write_safetensors
 
 from lutjax import optim
 from lutjax.cli._main import cli
 from lutjax.files.tensors import TensorFileError
+from lutjax.layers.nnx import NgramMemory
+from lutjax.models import GPT, GPTConfig
 from lutjax.optim.host import HostTable, RowPrefetcher, given
+from lutjax.serving import Limits, application
 from lutjax.tables import _mapped_rows
 from lutjax.tables._codecs import Codec
 from lutjax.tables.overlays import OverlayError, facts, lines
@@ -361,3 +366,65 @@ def test_overlays_of_others(tmp_path: Path) -> None:
     (saved / "overlay.json").write_text(json.dumps({"format": 2}))
     with pytest.raises(OverlayError, match="its format is 2"):
         table_of(tmp_path, overlays=[saved])
+
+
+def wide_table(folder: Path, n_rows: int = 500, width: int = 8) -> HostTable:
+    rows = (
+        np.random.default_rng(4).normal(size=(n_rows, width)).astype(np.float32).view(np.uint32) >> 16
+    ).astype(np.uint16)
+    path = write_safetensors(folder / "x.safetensors", {"rows": ("BF16", rows)})
+    return HostTable.mapped([(path, "rows")], codec="bfloat16", width=width, trains=True)
+
+
+def copied_to_memory(table: HostTable) -> HostTable:
+    found = HostTable(table.shape, np.float32, jax.nn.initializers.zeros)
+    found.draw(jax.random.key(0))
+    assert found.weights is not None
+    found.weights[0] = table.gather(np.arange(table.shape[1]).reshape(-1, 1, 1))[0]
+    return found
+
+
+def test_layers_read_existing_tables(tmp_path: Path) -> None:
+    """Also with a history: token by token."""
+    table = wide_table(tmp_path)
+    options: dict[str, Any] = {"orders": (3,), "heads": 1, "rows": 500, "width": 8}
+    one, two = (
+        NgramMemory(8, **options, placement=each, rngs=nnx.Rngs(0))
+        for each in (table, copied_to_memory(table))
+    )
+    assert one.weights is table
+    x, tokens = jnp.asarray(RNG.normal(size=(2, 6, 8)), jnp.float32), jnp.asarray(RNG.integers(0, 9, (2, 6)))
+    wanted = two(x, tokens)
+    same_bits(one(x, tokens), wanted)
+    history, found = one.history((2,)), []
+    step = nnx.jit(lambda layer, x, tokens, history: layer(x, tokens, history=history))
+    for i in range(6):
+        y, history = step(one, x[:, i : i + 1], tokens[:, i : i + 1], history)
+        found.append(y)
+    np.testing.assert_allclose(jnp.concatenate(found, 1), wanted, rtol=1e-5, atol=1e-6)
+    with pytest.raises(
+        ValueError, match=r"placement is HostTable.mapped.*expected a table float32\[1, 501, 8\]"
+    ):
+        NgramMemory(8, **{**options, "rows": 501}, placement=table, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.slow
+def test_language_models_generate_with_mapped_rows(tmp_path: Path) -> None:
+    """A GPT answers as with its rows in memory, in one call and in the slots of a server."""
+    table = wide_table(tmp_path)
+    memory: dict[str, Any] = {"orders": (3,), "heads": 1, "rows": 500, "width": 8, "placement": "host"}
+    config = GPTConfig(
+        features=16, context=16, n_layers=1, n_heads=2, feed_forward="dense", memory=True,
+        **{f"memory_{name}": value for name, value in memory.items()},
+    )  # fmt: skip
+    answers = []
+    for each in (table, copied_to_memory(table)):
+        model: Any = GPT(config, rngs=nnx.Rngs(0))
+        model.layers[0].memory.weights = each
+        prompts = [np.frombuffer(text, np.uint8).astype(np.int32) for text in (b"one two", b"three")]
+        answers.append(np.asarray(model.generate(prompts, 12, key=jax.random.key(1))).tolist())
+        with TestClient(application(model, "mapped", Limits())) as client:
+            for prompt in ("one two", "three"):
+                asked = {"model": "mapped", "prompt": prompt, "max_tokens": 8, "temperature": 0}
+                answers[-1].append(client.post("/v1/completions", json=asked).json()["choices"][0]["text"])
+    assert answers[0] == answers[1]

@@ -104,9 +104,9 @@ class Layer(nnx.Module, metaclass=_LayerType):
             arrays[v.name] = v.make(lambda: None if rngs is None else rngs.params(), arrays)
             setattr(self, v.name, _variables.KINDS[v.kind](arrays[v.name]))
             if v.drawn is not None:
-                table = HostTable(v.drawn.shape, v.drawn.dtype, v.drawn.initializer, v.drawn.name)
+                table = self._declared.host_table(arguments["placement"], v.drawn)
                 setattr(self, v.drawn.name, table)
-                if is_concrete(arrays[v.name]):
+                if table is not arguments["placement"] and is_concrete(arrays[v.name]):
                     table.draw(jax.random.wrap_key_data(arrays[v.name]))
         _variables.link({v.name: getattr(self, v.name) for v in variables})
 

@@ -59,7 +59,7 @@ class NgramMemory(Layer):
         kernel: int = 4, seed: int = 0, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
         weights_init: Initializer = NORMAL_ROWS, kernel_init: Initializer = MATRIX, row_axis: str | None = None,
         accumulate: lutjax.FixedPoint | None = None, implementation: Implementation = None,
-        placement: str | HostTables = "device", layout: lutjax.NgramLayout | None = None, streams: int = 1, gate: str = "sigmoid",
+        placement: str | HostTable | HostTables = "device", layout: lutjax.NgramLayout | None = None, streams: int = 1, gate: str = "sigmoid",
         eps: float = 1e-6, rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
@@ -108,7 +108,7 @@ class NgramEmbedding(Layer):
         self, features: int, layout: lutjax.NgramLayout, *, width: int | None = None, dtype: DTypeLike | None = None,
         param_dtype: DTypeLike = jnp.float32, weights_init: Initializer = NORMAL_ROWS, kernel_init: Initializer = MATRIX,
         row_axis: str | None = None, accumulate: lutjax.FixedPoint | None = None, implementation: Implementation = None,
-        placement: str | HostTables = "device", rngs: nnx.Rngs,
+        placement: str | HostTable | HostTables = "device", rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
     __call__ = _ngram_embedding.embedding_call
