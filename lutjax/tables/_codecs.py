@@ -123,4 +123,5 @@ def _scaled_values(scale: float | None) -> np.ndarray:
         product = (values.astype(np.float64) * np.float64(scale)).astype(np.float32)
     bits = product.view(np.uint32)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
-    return np.where(np.isnan(product), product, rounded.view(np.float32))
+    found: np.ndarray = np.where(np.isnan(product), product, rounded.view(np.float32))
+    return found

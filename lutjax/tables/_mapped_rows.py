@@ -1,7 +1,6 @@
 """Rows of a table in mapped files: positions, byte gathers and a description of the files."""
 
 import hashlib
-import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -82,7 +81,7 @@ class MappedRows:
         self.n_rows, self._files = counts[0], list(files.values())
         samples = max(_SAMPLED // sum(map(len, found)), 2)
         ranges = [[file.sample_ranges(tensor, samples) for file, tensor in each] for each in found]
-        self.description = {
+        self.description: dict[str, Any] = {
             "codec": codec.name,
             "width": codec.width,
             "scale": codec.scale,
@@ -117,9 +116,9 @@ class MappedRows:
         """Raise TensorFileError unless a description is that of these files."""
         if identify(expected) == self.digest:
             return
-        wanted, parts = expected.get("parts") or [], self.description["parts"]
-        for a, b in itertools.zip_longest(wanted, parts):
-            if a and b and identify({"parts": [a]}) != identify({"parts": [b]}):
+        wanted, parts = (each.get("parts") or [] for each in (expected, self.description))
+        for a, b in zip(wanted, parts, strict=False):
+            if identify({"parts": [a]}) != identify({"parts": [b]}):
                 what = next(
                     (name for name in ("tensor", "size", "header", "sample") if a.get(name) != b[name]),
                     "size",
