@@ -13,6 +13,7 @@ from lutjax.cli._generate import generate
 from lutjax.cli._import import import_
 from lutjax.cli._info import info
 from lutjax.cli._predict import predict
+from lutjax.cli._prove import prove
 from lutjax.cli._quantize import quantize
 from lutjax.cli._save import save
 from lutjax.cli._serve import serve
@@ -48,6 +49,7 @@ cli.add_command(import_)
 cli.add_command(serve)
 cli.add_command(export)
 cli.add_command(verify)
+cli.add_command(prove)
 cli.add_command(fpga)
 cli.add_command(bench)
 cli.add_command(status)

@@ -28,17 +28,10 @@ def verify(folder: Path, run: Path | None) -> None:
     line: passed, failed or skipped for a missing tool (gcc, Icarus Verilog, ABC). The exit status is 1
     if a proof fails.
     """
-    from lutjax.bundles._layout import is_bundle
-    from lutjax.circuits import deployment, proofs
-    from lutjax.training import export as exporting, runs
+    from lutjax.circuits import proofs
+    from lutjax.training import export as exporting
 
-    if not (folder / deployment.MANIFEST).exists():
-        if (folder / exporting.FOLDER / deployment.MANIFEST).exists():
-            folder = folder / exporting.FOLDER
-        elif is_bundle(folder) or runs.exists(folder):
-            raise FolderError(
-                f"{folder} holds a model without an export; write one first: {_run.command('export', str(folder))}"
-            )
+    folder = export_folder(folder)
 
     @contextmanager
     def doing(name: str) -> Iterator[None]:
@@ -67,3 +60,23 @@ def verify(folder: Path, run: Path | None) -> None:
     )
     if failed:
         raise SystemExit(1)
+
+
+def export_folder(folder: Path) -> Path:
+    """Return an export's folder, given this folder or the run or bundle that holds it.
+
+    Raises:
+      FolderError: a run or bundle without an export.
+    """
+    from lutjax.bundles._layout import is_bundle
+    from lutjax.circuits import deployment
+    from lutjax.training import export as exporting, runs
+
+    if not (folder / deployment.MANIFEST).exists():
+        if (folder / exporting.FOLDER / deployment.MANIFEST).exists():
+            return folder / exporting.FOLDER
+        if is_bundle(folder) or runs.exists(folder):
+            raise FolderError(
+                f"{folder} holds a model without an export; write one first: {_run.command('export', str(folder))}"
+            )
+    return folder

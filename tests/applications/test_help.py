@@ -24,7 +24,7 @@ from lutjax.training.lm_runs import LanguageModel
 
 FREE = [
     "--prompt", "--target", "--id", "--exclude", "--encoding", "--name", "--format", "--inputs",
-    "--coordinator", "--host", "--model-name", "--wiring", "--op", "--size",
+    "--coordinator", "--host", "--model-name", "--wiring", "--op", "--size", "--monotone", "--antitone", "--unused",
 ]  # fmt: skip
 """Options of words that are not of a list that click knows."""
 
