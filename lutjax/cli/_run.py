@@ -309,7 +309,7 @@ def _train(
             )
         else:
             if not dry_run:
-                _check_new(out, kind)
+                check_new(out, kind)
             experiment = checked(lambda: kind.new(fields, **source, **preset))()
             if dry_run:
                 experiments.dry_run(experiment, show)
@@ -333,7 +333,8 @@ def _train(
     return made[-1] if made and hosts.is_first() else None
 
 
-def _check_new(out: Path, kind: "type[Experiment]") -> None:
+def check_new(out: Path, kind: "type[Experiment]") -> None:
+    """Raise UsageError if a folder holds a run or files to be overwritten."""
     from lutjax.training import experiments
 
     try:

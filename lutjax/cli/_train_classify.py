@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from lutjax.cli import _run
+from lutjax.cli._flags import Integer, Integers
 from lutjax.training.recipes import RECIPES, recipe as recipe_of
 
 
@@ -31,7 +32,7 @@ class SizeType(click.ParamType):
     "lutjax.training.classifier_config:CONFIGS",
     "runs/classify",
     data="path target test exclude encoding regression image_size split",
-    model="model recipe layers n_thresholds n_inputs tables wiring estimator tau kernels",
+    model="model recipe luts front layers n_thresholds n_inputs tables wiring estimator tau kernels",
     optimization="batch_size learning_rate weight_decay cooldown thresholds augment gate_cost patience baselines seed",
 )
 @click.option(
@@ -66,12 +67,31 @@ class SizeType(click.ParamType):
     metavar="NAME",
     help="Published network; options override it.  [default: none]",
 )
-def classify(kind: Any, recipe: str | None, fields: Mapping[str, Any], resume: bool, **options: Any) -> None:
+@click.option(
+    "--luts",
+    type=Integer(1),
+    help="Choose --layers for a circuit of N 6-input tables (pyosys).  [default: none]",
+)
+@click.option(
+    "--front",
+    type=Integers(),
+    help="Runs for several --luts in OUT/N, with a table and a plot.  [default: none]",
+)
+def classify(
+    kind: Any,
+    recipe: str | None,
+    fields: Mapping[str, Any],
+    resume: bool,
+    luts: int | None,
+    front: tuple[int, ...] | None,
+    **options: Any,
+) -> None:
     """Train a classifier made of logic gates on images or tables.
 
     The hard network is tested on the test part of the data, or on a fifth of them. Without --data,
     scikit-learn's digits take about a minute on two CPU cores. --resume continues a stopped run bit for
-    bit. `train digits` is the same command with another output folder.
+    bit. `train digits` is the same command with another output folder. --luts trains several sizes first,
+    until the circuit has the requested number of 6-input lookup tables, within 5 %.
     """
     same: Mapping[str, Any] = {}
     if recipe is not None:
@@ -80,17 +100,95 @@ def classify(kind: Any, recipe: str | None, fields: Mapping[str, Any], resume: b
             same = {name: value for name, value in recipe_of(recipe).fields().items() if name != "steps"}
     names = ("path", "target", "test", "exclude", "encoding", "regression", "image_size", "model")
     source = {name: options.pop(name) or None for name in names}
-    _run.train(
-        kind,
-        fields,
-        option="--data",
-        source=source,
+    given: dict[str, Any] = {
+        "option": "--data",
+        "source": source,
         # The digits keep the split of their published results.
-        preset={"recipe": recipe, "stratified": source["path"] is not None},
-        same=same,
-        resume=resume,
+        "preset": {"recipe": recipe, "stratified": source["path"] is not None},
+        "same": same,
+        "resume": resume,
         **options,
-    )
+    }
+    if luts is None and front is None:
+        _run.train(kind, fields, **given)
+        return
+    sizes = front or (luts,)
+    _check_sizes(sizes, luts, front, source, given)
+    try:
+        _train_sizes(kind, fields, sizes, front is not None, given)
+    except KeyboardInterrupt:
+        click.echo("Stopped while choosing a size. Finished runs are intact.")
+        raise SystemExit(130) from None
+
+
+def _check_sizes(
+    sizes: tuple[int | None, ...],
+    luts: int | None,
+    front: tuple[int, ...] | None,
+    source: Mapping[str, Any],
+    given: Mapping[str, Any],
+) -> None:
+    """Raise UsageError if sizes cannot be chosen with other options; RunError without ABC."""
+    from lutjax.training import sizes as sizing
+
+    name = "--front" if front is not None else "--luts"
+    if luts is not None and front is not None:
+        raise click.UsageError("--luts and --front exclude each other; choose one.")
+    if any(size is None or size < 1 for size in sizes):
+        raise click.BadParameter(f"{min(front or ())}; sizes must be at least 1.", param_hint=name)
+    others = {
+        "--resume": given["resume"],
+        "--dry-run": given["dry_run"],
+        "--coordinator": given["coordinator"],
+        "--processes": (given["n_processes"] or 1) > 1,
+    }
+    for option, is_given in others.items():
+        if is_given:
+            what = " a finished size is continued without it" if option == "--resume" else ""
+            raise click.UsageError(f"{name} starts new runs in one process; leave out {option}.{what}")
+    if source["model"] == "tree":
+        raise click.UsageError(f"{name} scales layers of gates, not trees; leave out --model tree.")
+    sizing.check_abc()
+
+
+def _train_sizes(
+    kind: Any, fields: Mapping[str, Any], sizes: tuple[int, ...], is_front: bool, given: dict[str, Any]
+) -> None:
+    """Choose layers for each size, and train and measure a run with them."""
+    from lutjax.training import sizes as sizing
+
+    out: Path = given["out"]
+    places = {size: out / str(size) if is_front else out for size in sizes}
+    for place in places.values():
+        _run.check_new(place, kind)
+
+    def make(chosen: Mapping[str, Any]) -> Any:
+        with _run.usage_errors(kind.refuses, given["option"]), _run.too_large(chosen):
+            made = kind.new(chosen, **given["source"], **given["preset"])
+            made.run.divide(given["mesh"])
+        return made
+
+    attempts: list[sizing.Attempt] = []
+    points = []
+
+    def show(attempt: sizing.Attempt) -> None:
+        attempts.append(attempt)
+        click.echo(f"  {attempt}")
+
+    for size, place in places.items():
+        click.echo(f"Choosing layers for {size:,} LUT6 ...")
+        with _run.usage_errors(kind.refuses, given["option"]):
+            chosen = sizing.find(size, make, fields, attempts=tuple(attempts), on_attempt=show)
+        _run.train(kind, chosen.fields, **{**given, "out": place})
+        points.append(sizing.measure(place, size))
+        click.echo(
+            f"Circuit: {points[-1].lut6:,} LUT6 from inputs to class, {100 * (points[-1].lut6 / size - 1):+.1f} % of {size:,}."
+        )
+    if is_front:
+        sizing.write_front(out, points, attempts)
+        for line in sizing.front_table(points):
+            click.echo(line)
+        click.echo(f"Wrote {out / 'front.json'} and {out / 'front.png'}.")
 
 
 digits = _run.alias(

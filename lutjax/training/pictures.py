@@ -91,6 +91,29 @@ def plot_confusion(counts: np.ndarray, path: Path, names: Sequence[str] = ()) ->
     figure.savefig(path, dpi=120)
 
 
+def plot_front(points: Sequence[tuple[int, float]], others: Sequence[tuple[int, float]], path: Path) -> None:
+    """Write hard accuracy against LUT6 as a PNG.
+
+    Args:
+      points: LUT6 and accuracy of the finished networks, connected by a line.
+      others: LUT6 and accuracy of other trained sizes.
+      path: output file.
+    """
+    figure, axes = _figure(8, 5)
+    if others:
+        sizes, shares = zip(*others, strict=True)
+        axes.plot(sizes, [100 * share for share in shares], ".", color="gray", label="sizes tried")
+    sizes, shares = zip(*sorted(points), strict=True)
+    axes.plot(sizes, [100 * share for share in shares], marker="o", label="finished runs")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.set_xlabel("6-input lookup tables from inputs to class")
+    axes.set_ylabel("% of the test part right")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
 def _figure(width: int, height: int) -> tuple[Figure, Any]:
     """Return a figure (size in inches) and its axes, without pyplot: no window, no global state."""
     figure = Figure(figsize=(width, height), layout="constrained")
