@@ -73,7 +73,7 @@ def training_command(
             click.Option(
                 ["--resume"],
                 is_flag=True,
-                help="Continue the run in --out; a larger --steps extends it.",
+                help="Continue --out; a larger --steps extends it.",
             ),
             click.Option(
                 ["--dry-run"],

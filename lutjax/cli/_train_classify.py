@@ -51,11 +51,9 @@ class SizeType(click.ParamType):
 @click.option(
     "--exclude", metavar="COLUMN", multiple=True, help="Table column to ignore; repeatable.  [default: none]"
 )
-@click.option("--encoding", help="Text encoding of a CSV file, such as latin-1.  [default: UTF-8]")
+@click.option("--encoding", help="Encoding of a CSV file.  [default: UTF-8]")
 @click.option("--regression", is_flag=True, help="Fit --target as a number (regression).")
-@click.option(
-    "--image-size", type=SizeType(), help="Size of scaled images, such as 32x32 or 32.  [default: unscaled]"
-)
+@click.option("--image-size", type=SizeType(), help="Size of scaled images.  [default: unscaled]")
 @click.option(
     "--model",
     type=click.Choice(["gates", "tree"]),
@@ -70,12 +68,12 @@ class SizeType(click.ParamType):
 @click.option(
     "--luts",
     type=Integer(1),
-    help="Choose --layers for a circuit of N 6-input tables (pyosys).  [default: none]",
+    help="Circuit size in 6-input tables, within 5 %.  [default: none]",
 )
 @click.option(
     "--front",
     type=Integers(),
-    help="Runs for several --luts in OUT/N, with a table and a plot.  [default: none]",
+    help="Runs for several --luts, with a plot.  [default: none]",
 )
 def classify(
     kind: Any,
@@ -90,8 +88,7 @@ def classify(
 
     The hard network is tested on the test part of the data, or on a fifth of them. Without --data,
     scikit-learn's digits take about a minute on two CPU cores. --resume continues a stopped run bit for
-    bit. `train digits` is the same command with another output folder. --luts trains several sizes first,
-    until the circuit has the requested number of 6-input lookup tables, within 5 %.
+    bit. `train digits` is the same command with another output folder.
     """
     same: Mapping[str, Any] = {}
     if recipe is not None:
