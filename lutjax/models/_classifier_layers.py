@@ -29,8 +29,8 @@ def layers_of(
     rngs: nnx.Rngs,
 ) -> tuple[Thermometer | None, list[Gates], GroupSum]:
     """Build the encoder, gate layers and votes; see `LogicClassifier` for the arguments."""
-    encoder = encoder_of("LogicClassifier", config, config.in_features, thresholds, widths)
-    n_bits = config.in_features * max(config.n_thresholds, 1)
+    encoder = encoder_of("LogicClassifier", config, config.n_encoded, thresholds, widths)
+    n_bits = config.n_encoded * max(config.n_thresholds, 1)
     layers: list[Gates] = []
     for number, size in enumerate(config.layers):
         last = number == len(config.layers) - 1

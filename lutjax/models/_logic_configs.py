@@ -51,8 +51,10 @@ class LogicClassifierConfig(Config):
         may also read windows of an image, see `lutjax.wiring.Windows`. Several names separated by commas apply to the first layers, and the last
         name to all further layers, as in windows,balanced.
       candidates: candidate wires per input, for top-k and learnable wiring.
-      image_shape: image height, width and channels, for windows and circuit pages.
+      image_shape: image height, width and channels, for windows, edges and circuit pages.
       window: window height and width.
+      edges: add bits for edges and curvature of images. They are first and second differences of neighboring pixels in
+        rows and columns, each with as many bits; the image is extended by its border pixels.
       learned_thresholds: train thresholds, each through the derivative of its own sigmoid.
       threshold_gradient: straight_through trains on bits, soft on sigmoids that become bits after training. See
         `lutjax.layers.nnx.Thermometer`.
@@ -88,6 +90,7 @@ class LogicClassifierConfig(Config):
     candidates: int = 8
     image_shape: tuple[int, ...] = ()
     window: int = 5
+    edges: bool = False
     estimator: str = one_of(ESTIMATORS, "soft")
     tau: float | int = 4.0
     learned_thresholds: bool = dataclasses.field(default=False, metadata=FOLLOWS)
@@ -145,12 +148,28 @@ class LogicClassifierConfig(Config):
                 f"{where}: wiring is {self.wiring!r} and image_shape is {self.image_shape}; expected the height, width and perhaps channels "
                 f"of an image of in_features {self.in_features} values."
             )
+        if self.edges:
+            self._check_edges()
         # The layers check the rest; abstract ones cost nothing.
         from flax import nnx
 
         from lutjax.models._classifier_layers import layers_of
 
         nnx.eval_shape(lambda: layers_of(self, rngs=nnx.Rngs(0)))
+
+    def _check_edges(self) -> None:
+        where = "LogicClassifierConfig"
+        if not self.n_thresholds:
+            raise ValueError(f"{where}: edges is True, but n_thresholds is 0: samples are bits.")
+        if self._wirings[0] == "windows":
+            raise ValueError(
+                f"{where}: edges is True and wiring is {self.wiring!r}, whose windows hold pixels alone; leave one of both out."
+            )
+        if len(self.image_shape) not in (2, 3) or math.prod(self.image_shape) != self.in_features:
+            raise ValueError(
+                f"{where}: edges is True and image_shape is {self.image_shape}; expected the height, width and perhaps channels of an image "
+                f"of in_features {self.in_features} values."
+            )
 
     def _check_reduce(self) -> None:
         from lutjax.circuits.truth import MAX_INPUTS
@@ -170,6 +189,11 @@ class LogicClassifierConfig(Config):
                     f"{where}: reduce is {self.reduce}; a table reads 2 to {MAX_INPUTS} votes of its class, and at {n_inputs} a class has {size}."
                 )
             size = -(-size // n_inputs)
+
+    @property
+    def n_encoded(self) -> int:
+        """Number of values with bits: the inputs, and the edges of images."""
+        return self.in_features * (1 + len(EDGES) if self.edges else 1)
 
     @property
     def _wirings(self) -> list[str]:

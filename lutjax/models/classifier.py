@@ -16,9 +16,10 @@ from lutjax.layers.nnx.parts import in_sequence
 from lutjax.models._circuits import WithCircuit
 from lutjax.models._classifier_layers import layers_of
 from lutjax.models._config import require_arguments
+from lutjax.models._edges import rows_with_edges
 from lutjax.models._logic_configs import LogicClassifierConfig as LogicClassifierConfig
 from lutjax.models._samples import reshape_samples
-from lutjax.models.packed import PackedClassifier, number_of, outputs_of
+from lutjax.models.packed import PackedClassifier, number_of, outputs_of, require_bits
 from lutjax.values import Array
 
 with needed_by("lutjax.models.classifier"):
@@ -42,7 +43,8 @@ class LogicClassifier(WithCircuit, nnx.Module):
     Args:
       config: model configuration.
       thresholds: ``[in_features, n_thresholds]``, from `lutjax.thermometer_thresholds`; by default
-        evenly spaced in (0, 1).
+        evenly spaced in (0, 1). Edges require five times as many rows: first the inputs, then
+        each difference for all pixels.
       widths: ``[in_features]``, sigmoid widths for learned thresholds, in units of each feature; by
         default the distances between thresholds. See `lutjax.layers.nnx.Thermometer`.
       implementation: selects the implementation of the ops; see `lutjax.logic_gates`.
@@ -108,6 +110,8 @@ class LogicClassifier(WithCircuit, nnx.Module):
         """
         x = reshape_samples("LogicClassifier", x, (self.config.in_features,))
         y = jnp.moveaxis(jnp.asarray(x), -1, 0)  # features first: the fast layout
+        if self.config.edges:
+            y = rows_with_edges(y, self.config.image_shape)
         if self.encoder is not None:
             y = self.encoder(y, deterministic=deterministic)
         y = in_sequence(self.layers, y, deterministic=deterministic, temperature=temperature, rngs=rngs)
@@ -129,6 +133,7 @@ class LogicClassifier(WithCircuit, nnx.Module):
         about: Mapping[str, Any],
     ) -> Circuit:
         """Build the circuit, for `lutjax.circuits.from_model`."""
+        require_bits(self.config, inputs)
         encoder = [] if self.encoder is None else [self.encoder]
         layers = [*encoder, *self.layers, self.votes]
         outputs, facts = outputs_of(self.config, outputs)

@@ -17,6 +17,7 @@ from lutjax.circuits import Builder, Circuit, Format
 from lutjax.circuits.columns import Columns
 from lutjax.circuits.layers import circuit_from_layers, stages_of_tables
 from lutjax.models._circuits import WithCircuit
+from lutjax.models._edges import rows_with_edges
 from lutjax.models._samples import reshape_samples
 from lutjax.values import Array
 
@@ -105,12 +106,13 @@ class PackedClassifier(Packed, WithCircuit):
         Returns int32 classes ``[32 * words]``; for regression, float32 values.
 
         Args:
-          words: ``[in_features * n_thresholds, W]``, ordered by feature, then threshold.
+          words: ``[in_features * n_thresholds, W]``, ordered by feature, then threshold; with
+            edges five times as many.
 
         Raises:
           ValueError, TypeError: a wrong shape or dtype.
         """
-        n_bits = self.config.in_features * max(self.config.n_thresholds, 1)
+        n_bits = self.config.n_encoded * max(self.config.n_thresholds, 1)
         if words.ndim != 2 or words.shape[0] != n_bits:
             raise ValueError(
                 f"PackedClassifier: words has shape {list(words.shape)}; expected [{n_bits}, words]."
@@ -141,14 +143,24 @@ class PackedClassifier(Packed, WithCircuit):
         about: Mapping[str, Any],
     ) -> Circuit:
         """Build the circuit of the tables, for `lutjax.circuits.from_model`."""
+        require_bits(self.config, inputs)
         stages = stages_of_tables(
-            self.truth, self.wires, self.thresholds, self.config.in_features, self.config.n_classes
+            self.truth, self.wires, self.thresholds, self.config.n_encoded, self.config.n_classes
         )
         outputs, facts = outputs_of(self.config, outputs)
         shape = self.config.image_shape
         if shape and math.prod(shape) == self.config.in_features:
             facts["image"] = list(shape[:2])
         return circuit_from_layers(stages, builder, inputs=inputs, outputs=outputs, about={**facts, **about})
+
+
+def require_bits(config: Any, inputs: str | Format | Columns) -> None:
+    """Raise ValueError if a circuit would have to compute differences of pixels."""
+    if inputs != "bits" and config.edges:
+        raise ValueError(
+            f"circuits.from_model: inputs is {inputs!r}, but the model also compares differences of pixels with thresholds, which its circuit "
+            "leaves outside; use inputs='bits'."
+        )
 
 
 def number_of(config: Any, counts: Num[Array, "..."]) -> jax.Array:
@@ -240,11 +252,20 @@ def _blocks(n_words: int) -> tuple[int, int]:
 
 def _encode(packed: PackedClassifier, x: jax.Array) -> jax.Array:
     """Encode ``[32 W, F]`` as words ``[bits, W]``; sample ``W j + w`` is bit j of word w."""
-    x = x.T.reshape(x.shape[1], 1, 32, -1)
+    x = _features(packed, x).reshape(packed.config.n_encoded, 1, 32, -1)
     words = jnp.uint32(0)
     for place in range(32):
         words = words | bits_of(packed.thresholds, x[:, :, place]).astype(jnp.uint32) << place
     return words.reshape(-1, words.shape[-1])
+
+
+def _features(packed: PackedClassifier, x: jax.Array) -> jax.Array:
+    """Return values with bits, ``[F, B]``, for samples ``[B, in_features]``."""
+    if not packed.config.edges:
+        return x.T
+    assert packed.thresholds is not None
+    # Differences of unsigned integers would wrap around.
+    return rows_with_edges(x.T.astype(packed.thresholds.dtype), packed.config.image_shape)
 
 
 def bits_of(thresholds: Array | None, x: jax.Array) -> jax.Array:
@@ -262,7 +283,7 @@ def bits_of(thresholds: Array | None, x: jax.Array) -> jax.Array:
 
 def _first_bits(packed: PackedClassifier, x: jax.Array) -> jax.Array:
     """Encode samples ``[B, F]`` as first-layer input bits ``[bits, B]``."""
-    bits = bits_of(packed.thresholds, x.T[:, None])
+    bits = bits_of(packed.thresholds, _features(packed, x)[:, None])
     return bits.reshape(bits.shape[0] * bits.shape[1], len(x))
 
 

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, Num, UInt32
 
 import lutjax
-from lutjax import sharding
 from lutjax.circuits import Builder, Circuit, Format
 from lutjax.circuits.columns import Columns
 from lutjax.circuits.layers import circuit_from_layers
@@ -20,10 +19,18 @@ from lutjax.extras import needed_by
 from lutjax.layers.nnx import GroupSum, LogicConv, LogicGates, SoftLUT
 from lutjax.models._circuits import WithCircuit
 from lutjax.models._config import require_arguments
+from lutjax.models._edges import with_edges as with_edges
 from lutjax.models._encoder import encoder_of
 from lutjax.models._logic_configs import LogicTreeNetConfig as LogicTreeNetConfig
 from lutjax.models._samples import reshape_samples
-from lutjax.models.packed import Packed, bits_of, classes_of_bits, shard_samples, through_layers
+from lutjax.models.packed import (
+    Packed,
+    bits_of,
+    classes_of_bits,
+    require_bits,
+    shard_samples,
+    through_layers,
+)
 from lutjax.values import Array
 
 with needed_by("lutjax.models.tree_net"):
@@ -153,11 +160,7 @@ class LogicTreeNet(WithCircuit, nnx.Module):
         about: Mapping[str, Any],
     ) -> Circuit:
         """Build the circuit, for `lutjax.circuits.from_model`."""
-        if inputs != "bits" and self.config.edges:
-            raise ValueError(
-                f"circuits.from_model: inputs is {inputs!r}, but the model also compares differences of pixels with thresholds, which its circuit "
-                "leaves outside; use inputs='bits'."
-            )
+        require_bits(self.config, inputs)
         encoder = [] if self.encoder is None else [self.encoder]
         layers = [*encoder, *self.trees, *self.gates, self.votes]
         n_pixels = math.prod(self.config.in_shape[:2])
@@ -262,23 +265,6 @@ def _first_bits(packed: PackedTreeNet, x: jax.Array) -> jax.Array:
         x = with_edges(x.astype(packed.thresholds.dtype))
     bits = bits_of(packed.thresholds, x.reshape(x.shape[0], 1, math.prod(x.shape[1:])))
     return bits.reshape(bits.shape[0] * bits.shape[1] * math.prod(x.shape[1:3]), x.shape[-1])
-
-
-def with_edges(x: jax.Array) -> jax.Array:
-    """Append the `EDGES` to images ``[channels, height, width, ...]``: ``[5 * channels, ...]``."""
-
-    def maps_of(x: jax.Array) -> jax.Array:
-        maps: list[list[jax.Array]] = [[], []]
-        for axis in (2, 1):
-            around = [(1, 1) if i == axis else (0, 0) for i in range(x.ndim)]
-            padded, size = jnp.pad(x, around, mode="edge"), x.shape[axis]
-            before, after = (jax.lax.slice_in_dim(padded, n, n + size, axis=axis) for n in (0, 2))
-            maps[0].append(after - before)
-            maps[1].append(after - 2 * x + before)
-        return jnp.concatenate([x, *maps[0], *maps[1]])
-
-    result: jax.Array = sharding.divided_by_compiler(maps_of, sharding.spec_of)(x)
-    return result
 
 
 def _features_first(x: Array, config: LogicTreeNetConfig) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Random image augmentation: translation, rotation, scaling and elastic distortion."""
+"""Random image augmentation: mirroring, translation, rotation, scaling and elastic distortion."""
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,27 @@ SHIFT, TURN, STRETCH = 0.5, 0.15, 0.1
 
 KNOTS = 5
 """Control points per image side for the distortion in `warp`."""
+
+
+def mirror(
+    key: Array, images: Float[Array, "batch rows columns *channels"], share: float | int = 0.5
+) -> Float[jax.Array, "batch rows columns *channels"]:
+    """Mirror each image left to right, with a given probability.
+
+    Args:
+      key: a key of `jax.random`.
+      images: ``[B, H, W]`` or ``[B, H, W, C]``.
+      share: probability for each image.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from lutjax.training.augment import mirror
+      >>> mirror(jax.random.key(0), jnp.array([[[1.0, 2.0]]]), 1.0)
+      Array([[[2., 1.]]], dtype=float32)
+    """
+    images = jnp.asarray(images)
+    chosen = jax.random.bernoulli(key, share, (len(images), *(1,) * (images.ndim - 1)))
+    return jnp.where(chosen, images[:, :, ::-1], images)
 
 
 def warp(

@@ -17,9 +17,9 @@ from jaxtyping import Float, Num
 import lutjax
 from lutjax.extras import needed_by
 from lutjax.models import LogicClassifier, LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfig
-from lutjax.models.tree_net import with_edges
+from lutjax.models._edges import rows_with_edges, with_edges
 from lutjax.training import meshes, models, optimizers, runs
-from lutjax.training.augment import warp
+from lutjax.training.augment import mirror, warp
 from lutjax.training.classifier_config import TrainingConfig as TrainingConfig
 from lutjax.training.models import ModelRun, State, Structure
 from lutjax.training.raw import Form
@@ -123,8 +123,8 @@ class Run(ModelRun[Model]):
         self._optimizer = optimizer
         structure: Structure[Model] = Structure(lambda rngs: classifier_of(model, rngs=rngs, **given))
         super().__init__(structure, self._optimizer.init, training.seed, training.batch_size)
-        changes = training.augment or training.shift or training.bend
-        self._image = train.shape if len(train.shape) > 1 and changes else None
+        self._warps = bool(training.augment or training.shift or training.bend)
+        self._image = train.shape if len(train.shape) > 1 and (self._warps or training.flip) else None
         self._train = train
         self._place_on_mesh(None)
 
@@ -179,10 +179,13 @@ class Run(ModelRun[Model]):
         chosen = jax.random.randint(choice_key, (self.training.batch_size,), 0, len(x))
         x, y = meshes.shard_samples((x[chosen].astype(jnp.float32), y[chosen]), self.mesh)
         if self._image is not None:
-            changes = {"shift": self.training.shift, "bend": self.training.bend}
-            x = warp(image_key, x.reshape(-1, *self._image), self.training.augment, **changes).reshape(
-                x.shape
-            )
+            images = x.reshape(-1, *self._image)
+            if self.training.flip:
+                images = mirror(jax.random.fold_in(image_key, 0), images, self.training.flip)
+            if self._warps:
+                changes = {"shift": self.training.shift, "bend": self.training.bend}
+                images = warp(image_key, images, self.training.augment, **changes)
+            x = images.reshape(x.shape)
 
         temperature = self.temperature(number)
 
@@ -316,14 +319,17 @@ def first_thresholds(
 def feature_columns(model: Config, train: Samples) -> Num[np.ndarray, "values features"]:
     """Return values as columns with shared thresholds: features, or image channels for trees.
 
-    Edge features come from about `MOST_IMAGES` evenly spaced images.
+    With edges, all values come from about `MOST_IMAGES` evenly spaced images.
     """
     found: np.ndarray = train.x
+    some = found[:: -(-len(found) // MOST_IMAGES)]
     if not isinstance(model, LogicTreeNetConfig):
-        return found
+        if not model.edges:
+            return found
+        return np.asarray(rows_with_edges(jnp.asarray(some.T, jnp.float32), model.image_shape)).T
     if not model.edges:
         return found.reshape(-1, model.in_shape[2])
-    images = found[:: -(-len(found) // MOST_IMAGES)].reshape(-1, *model.in_shape)
+    images = some.reshape(-1, *model.in_shape)
     maps = np.asarray(with_edges(jnp.moveaxis(jnp.asarray(images, jnp.float32), (3, 1, 2), (0, 1, 2))))
     return maps.reshape(len(maps), -1).T
 

@@ -53,6 +53,7 @@ class TrainingConfig(Training):
         is none. Other samples are unchanged.
       shift: maximum additional image shift, in pixels.
       bend: standard deviation of image warps, in pixels. See lutjax.training.augment.warp.
+      flip: probability of mirroring an image left to right.
       gate_cost: loss per 1000 circuit gates, in nats. Counted are gates expected to need two inputs; a vote that is not
         constant counts as one gate. Circuits become smaller and, at high costs, less accurate; see docs/circuits.md.
       column_bits: maximum bits per numeric table column, at quantiles. 0 keeps numbers, which n_thresholds turns into
@@ -75,6 +76,7 @@ class TrainingConfig(Training):
     augment: float | int = 1.0
     shift: float | int = 0.0
     bend: float | int = 0.0
+    flip: float | int = 0.0
     gate_cost: float | int = 0.0
     column_bits: int = 8
     select_every: int = 0
@@ -84,6 +86,8 @@ class TrainingConfig(Training):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_fractions("cooldown")
+        if not 0 <= self.flip <= 1:
+            raise ValueError(f"flip is {self.flip}; it is a probability, 0 to 1.")
         if not 0 <= self.weight_decay < float("inf"):
             raise ValueError(f"weight_decay is {self.weight_decay}; it must not be negative.")
         self.check_least(column_bits=0, select_every=0)

@@ -223,6 +223,8 @@ class Classifier(Experiment):
             ):  # pixels share their channel's thresholds, which precede edge thresholds
                 if isinstance(record.model, LogicTreeNetConfig):
                     thresholds = thresholds[: record.model.in_shape[2]]
+                elif record.model.edges:
+                    thresholds = thresholds[: record.model.in_features]
                 thresholds = np.tile(thresholds, (self.train.x.shape[1] // len(thresholds), 1))
             linear = "ridge" if self.run.regression else "logistic"
             with show.doing(f"fitting {linear} regression and a random forest to the same bits"):
@@ -488,7 +490,7 @@ def bit_names(
       encoding: encoding of table columns; None for arrays.
     """
     of_trees = isinstance(config, LogicTreeNetConfig)
-    maps = EDGES if isinstance(config, LogicTreeNetConfig) and config.edges else ()
+    maps = EDGES if config.edges else ()
     return reports.bit_names(part, thresholds, encoding, channels_first=of_trees, maps=maps)
 
 
@@ -516,7 +518,7 @@ def _sizes(
     else:
         layers = FOR_TABLES["layers"] if parts.encoding is not None else LogicClassifierConfig.layers
         sizes |= {"in_features": parts.train.x.shape[1], "layers": layers}
-        if len(parts.train.shape) > 1 and "windows" in str(given.get("wiring")):
+        if len(parts.train.shape) > 1 and ("windows" in str(given.get("wiring")) or given.get("edges")):
             sizes["image_shape"] = parts.train.shape
     if parts.train.regression:
         last = (given.get("layers") or sizes["layers"])[-1]

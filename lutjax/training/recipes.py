@@ -1,20 +1,21 @@
-"""Published logic gate networks by name: sizes and rates for ``train classify``."""
+"""Logic gate networks by name, published ones and our own: sizes and rates for ``train classify``."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Published:
-    """Base class for a published network's sizes and rates. `print` shows them.
+    """Base class for a network's sizes and rates. `print` shows them.
 
     Attributes:
       name: recipe name.
-      source: publication.
+      source: publication, or the page with our measurements.
       data: training data.
       published: published accuracy on it, in percent; None if the source of these sizes gives none.
       differs: description of differences from the publication; empty if none are known.
-      steps, batch_size, learning_rate, weight_decay, cooldown, thresholds, augment: see
+      steps, batch_size, learning_rate, weight_decay, cooldown, thresholds, augment, flip: see
         `lutjax.training.classifier.TrainingConfig`.
     """
 
@@ -33,6 +34,7 @@ class Published:
     cooldown: float = 0.0
     thresholds: str = "uniform"
     augment: float = 0.0
+    flip: float = 0.0
 
     @property
     def samples(self) -> tuple[tuple[int, ...], int]:
@@ -55,9 +57,9 @@ class Published:
         raise NotImplementedError
 
     def __str__(self) -> str:
-        result = "" if self.published is None else f" with {self.published:g} %"
+        result = "for" if self.published is None else f"published with {self.published:g} % on"
         lines = [
-            f"{self.name}: {self._gates()}, published{result} on {self.data}",
+            f"{self.name}: {self._gates()}, {result} {self.data}",
             f"source: {self.source}",
             *([f"differs: {self.differs}"] if self.differs else []),
             *(
@@ -70,10 +72,10 @@ class Published:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe(Published):
-    """Sizes and rates for a published gate or table network. `print` shows them.
+    """Sizes and rates for a gate or table network. `print` shows them.
 
     Attributes:
-      layers, n_thresholds, n_inputs, tables, residual, noise, wiring, candidates, tau: see
+      layers, n_thresholds, n_inputs, tables, residual, noise, wiring, candidates, edges, tau: see
         `lutjax.models.LogicClassifierConfig`.
 
     Example:
@@ -82,8 +84,8 @@ class Recipe(Published):
       difflogic-mnist-small: 48,000 gates, published with 97.69 % on MNIST
         source: Petersen et al., Deep Differentiable Logic Gate Networks, 2022
         differs: pixels are bits while training, too; the published network reads 20 x 20 pixels of each image
-        layers 8000,8000,8000,8000,8000,8000; n_thresholds 1; n_inputs 2; tables gates; residual 0.0; noise 1.0; wiring unique; candidates 8; tau 10.0
-        steps 200000; batch_size 100; learning_rate 0.01; weight_decay 0.0; cooldown 0.0; thresholds uniform; augment 0.0
+        layers 8000,8000,8000,8000,8000,8000; n_thresholds 1; n_inputs 2; tables gates; residual 0.0; noise 1.0; wiring unique; candidates 8; edges False; tau 10.0
+        steps 200000; batch_size 100; learning_rate 0.01; weight_decay 0.0; cooldown 0.0; thresholds uniform; augment 0.0; flip 0.0
     """
 
     model: ClassVar[str] = "gates"
@@ -96,6 +98,7 @@ class Recipe(Published):
     noise: float = 1.0
     wiring: str = "unique"
     candidates: int = 8
+    edges: bool = False
     tau: float
 
     def sizes(self) -> dict[str, Any]:
@@ -115,6 +118,7 @@ class TreeRecipe(Published):
       network: `lutjax.models.LogicTreeNetConfig` method returning its sizes, cifar10 or
         mnist.
       size: size passed to the method.
+      changes: values that replace those sizes.
 
     Example:
       >>> from lutjax.training.recipes import RECIPES
@@ -123,18 +127,19 @@ class TreeRecipe(Published):
         source: Petersen et al., Convolutional Differentiable Logic Gate Networks, 2024
         differs: the last network is the result, not the one that is best on a validation part
         kernels 16,48,144; layers 40960,20480,10240; n_thresholds 1; depth 3; kernel 5,3,3; padding 0; pool 2; pool_padding 0,1,1; channels_per_kernel 0; tables gates; residual 0.9; wiring balanced; candidates 8; estimator soft; tau 6.5; edges False
-        steps 200000; batch_size 512; learning_rate 0.01; weight_decay 0.0; cooldown 0.0; thresholds uniform; augment 0.0
+        steps 200000; batch_size 512; learning_rate 0.01; weight_decay 0.0; cooldown 0.0; thresholds uniform; augment 0.0; flip 0.0
     """
 
     model: ClassVar[str] = "tree"
 
     network: str
     size: str
+    changes: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
     def _config(self) -> Any:
         from lutjax.models import LogicTreeNetConfig
 
-        return getattr(LogicTreeNetConfig, self.network)(self.size)
+        return dataclasses.replace(getattr(LogicTreeNetConfig, self.network)(self.size), **self.changes)
 
     def sizes(self) -> dict[str, Any]:
         """Return field values for the model config."""
@@ -154,12 +159,19 @@ def _format_option(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-_MODEL = ("layers", "n_thresholds", "n_inputs", "tables", "residual", "noise", "wiring", "candidates", "tau")
-_TRAINING = ("steps", "batch_size", "learning_rate", "weight_decay", "cooldown", "thresholds", "augment")
+_MODEL = (
+    *("layers", "n_thresholds", "n_inputs", "tables", "residual", "noise"),
+    *("wiring", "candidates", "edges", "tau"),
+)
+_TRAINING = (
+    *("steps", "batch_size", "learning_rate", "weight_decay", "cooldown"),
+    *("thresholds", "augment", "flip"),
+)
 _OF_SAMPLES = ("in_shape", "n_classes")
 
 _SAMPLES: dict[str, tuple[tuple[int, ...], int]] = {
     "MNIST": ((28, 28), 10),
+    "Fashion-MNIST": ((28, 28), 10),
     "CIFAR-10": ((32, 32, 3), 10),
     "Adult": ((), 2),
 }
@@ -239,6 +251,24 @@ def _lilogic(
     )
 
 
+def _fashion(size: str, n_gates: int, **values: Any) -> Recipe:
+    return Recipe(
+        name=f"fashion-mnist-{size}",
+        source=_OWN,
+        data="Fashion-MNIST",
+        published=None,
+        layers=(n_gates // 2,) * 2,
+        n_thresholds=8,
+        edges=True,
+        thresholds="distributive",
+        wiring="top-k",
+        cooldown=0.5,
+        **values,
+    )
+
+
+_OWN = "lutjax, docs/appendix/images.md"
+
 _OWN_RATES = ", and so are tau and the rate, batch and 200 epochs of the networks for CIFAR-10"
 
 RECIPES: dict[str, Published] = {
@@ -309,6 +339,37 @@ RECIPES: dict[str, Published] = {
         _lilogic("CIFAR-10", "small", 8000, 55.11, 90.0, 3, ", and so is tau"),
         _lilogic("CIFAR-10", "medium", 64_000, 57.66, 90.0, 3),
         _lilogic("CIFAR-10", "large", 256_000, 60.98, 100.0, 3),
+        _fashion("small", 16_000, candidates=32, tau=15.0, steps=8000, batch_size=1024, learning_rate=0.03),
+        _fashion(
+            "large",
+            100_000,
+            candidates=16,
+            tau=30.0,
+            steps=12_000,
+            batch_size=512,
+            learning_rate=0.075,
+            flip=0.5,
+        ),
+        TreeRecipe(
+            name="fashion-mnist-trees",
+            source=_OWN,
+            data="Fashion-MNIST",
+            published=None,
+            network="mnist",
+            size="M",
+            changes={
+                "layers": (40_960, 20_480),
+                "n_thresholds": 8,
+                "edges": True,
+                "wiring": "top-k",
+                "tau": 24.0,
+            },
+            steps=20_000,
+            batch_size=128,
+            learning_rate=0.05,
+            cooldown=0.5,
+            flip=0.5,
+        ),
     )
 }
 """Known recipes by name."""

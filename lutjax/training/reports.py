@@ -404,14 +404,17 @@ def bit_names(
       maps: names of the maps after the channels, with the same number of bits each.
     """
     names = [",".join(map(str, place)) for place in np.ndindex(part.shape)]
-    if channels_first:
+    if channels_first or maps:
         planes = (
             np.asarray(names, object)
             .reshape(*part.shape[:2], -1)
             .transpose(2, 0, 1)
             .reshape(-1, math.prod(part.shape[:2]))
         )
-        planes = np.concatenate([planes, *(planes + f" {name}" for name in maps)])
+        edges = [planes + f" {name}" for name in maps]
+        names = [*names, *np.concatenate(edges).ravel()] if edges else names
+    if channels_first:
+        planes = np.concatenate([planes, *edges])
         rows = (
             [[""]] * len(planes) if thresholds is None else [[f" > {t:g}" for t in row] for row in thresholds]
         )
