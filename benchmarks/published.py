@@ -1,7 +1,7 @@
-"""Published logic networks and local results: `python benchmarks/published.py --rows rows.jsonl [--mnist FOLDER] ...`.
+"""Networks on complete data: `python benchmarks/published.py --rows rows.jsonl --fashion-mnist FOLDER --adult adult.npz`.
 
-Runs `lutjax train classify` with each image recipe in `lutjax.training.recipes.RECIPES` whose data are given. `--few` replaces MNIST: a .npz file with
-a few thousand images, written as IDX files, four fifths for training. Rows in the file of `--rows` are not computed again.
+Runs `lutjax train classify` with recipes in `lutjax.training.recipes.RECIPES`, and trains convolutions of tables (`ConvLUT`). Training images are
+those of the data, and networks are tested once, after the last step. Rows in the file of `--rows` are not computed again.
 """
 
 import json
@@ -9,74 +9,177 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from harness import add_line, parse, read_lines  # beside this file
+import optax
+from flax import nnx
+from harness import add_line, mean_and_error, parse, read_lines, table as markdown_table  # beside this file
+from images import TableNet
 
 from lutjax.training import datasets
-from lutjax.training.datasets import idx
+from lutjax.training.augment import mirror
+from lutjax.training.models import Structure
 from lutjax.training.recipes import RECIPES
-from lutjax.training.samples import load_samples, select_samples, split_ids
 
-FOLDERS = {"MNIST": "mnist", "Fashion-MNIST": "fashion-mnist", "CIFAR-10": "cifar-10"}
-FASHION = ("difflogic-mnist-small",)
+FOLDERS = {"Fashion-MNIST": "fashion-mnist", "Adult": "adult"}
+TABLES = "ConvLUT"
+OPTIONS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("Fashion-MNIST", "fashion-mnist-small"): (),
+    ("Fashion-MNIST", "fashion-mnist-large"): (),
+    ("Fashion-MNIST", TABLES): (),
+    ("Fashion-MNIST", "lilogic-mnist-small"): ("--steps 20000",),
+    ("Fashion-MNIST", "lilogic-mnist-medium"): ("--steps 20000",),
+    ("Fashion-MNIST", "lilogic-mnist-large"): ("--steps 20000",),
+    ("Fashion-MNIST", "difflogic-mnist-small"): ("--steps 20000",),
+    ("Fashion-MNIST", "dwn-mnist"): ("--n-thresholds 4", "--steps 20000"),
+    ("Fashion-MNIST", "logictreenet-mnist-s"): ("--steps 20000",),
+    ("Adult", "difflogic-adult"): (),
+}
+"""Options of each network, by data and recipe."""
 
+STEPS, BATCH, RATE, COOLDOWN, AVERAGE = 7500, 128, 0.01, 0.5, 0.999
+"""Training of the convolutions of tables."""
 
-def write_idx(path: Path, folder: Path) -> None:
-    """Write a split of the images in a .npz file as the four MNIST files."""
-    whole = load_samples(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    parts = [select_samples(whole, ids) for ids in split_ids(whole.y, 0, stratified=True)]
-    for samples, (images, labels) in zip(parts, (idx.FILES[:2], idx.FILES[2:]), strict=True):
-        pixels = samples.x.reshape(-1, *samples.shape).astype(np.uint8)
-        for name, values in ((images, pixels), (labels, samples.y.astype(np.uint8))):
-            head = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">i4").tobytes()
-            (folder / name).write_bytes(head + values.tobytes())
-
-
-def commands() -> list[tuple[str, str]]:
-    """Return data and recipe of each command."""
-    return [
-        (data, recipe.name)
-        for data in FOLDERS
-        for recipe in RECIPES.values()
-        if recipe.data == data or (data == "Fashion-MNIST" and recipe.name in FASHION)
-    ]
+AT_ONCE = 1000
 
 
-def run(data: str, folder: Path, recipe: str, steps: int | None, out: Path) -> dict[str, Any]:
+# ------------------------------------------------------------------------------------- recipes
+def run(data: str, path: Path, recipe: str, seed: int, words: Sequence[str], out: Path) -> dict[str, Any]:
     """Run a command with an output folder, and return its row."""
-    loaded = datasets.load(folder)
-    options = ["--data", str(folder), "--recipe", recipe, "--out", str(out), "--no-baselines"]
-    if steps:
-        options += [f"--{name}={steps}" for name in ("steps", "eval-every", "checkpoint-every")]
+    given = [word for option in OPTIONS[data, recipe] for word in option.split()]
+    options = ["--data", str(path), "--recipe", recipe, *given, *words, "--seed", str(seed)]
+    options += ["--out", str(out), "--no-baselines", "--eval-every", "100000", "--checkpoint-every", "100000"]
     start = time.perf_counter()
     subprocess.run([sys.executable, "-m", "lutjax", "train", "classify", *options], check=True)
     seconds = time.perf_counter() - start
     report = json.loads((out / "report.json").read_text())
-    assert loaded.test is not None
-    sizes = {"trained": len(loaded) - len(loaded.test.y), "tested": len(loaded.test.y)}
     right = {name: round(100 * report[name], 2) for name in ("hard", "soft")}
-    row = {"data": data, "recipe": recipe, **sizes, "steps": steps or RECIPES[recipe].steps, **right}
-    return row | {"seconds": round(seconds)}
+    row = {"data": data, "recipe": recipe, "options": [*given, *words], "seed": seed, **right}
+    row |= {"gates": report["gates"]["trained"], "survive": report["gates"]["simplified"]}
+    return row | {"steps": report["training"]["steps"], **_facts(report["samples"], seconds)}
 
 
+def _facts(samples: dict[str, int], seconds: float) -> dict[str, Any]:
+    sizes = {"trained": samples["train"], "tested": samples["test"]}
+    return {**sizes, "seconds": round(seconds), "device": jax.devices()[0].device_kind}
+
+
+# ------------------------------------------------------------------------------------- convolutions of tables
+class Tables(nnx.Module):
+    """Convolutions of tables for pixels from 0 to 255."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.net = TableNet((28, 28, 1), 10, 32, n_detectors=32, n_anchors=6, rngs=rngs)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        return self.net(images[..., None] / 255)
+
+
+def change(key: jax.Array, images: jax.Array) -> jax.Array:
+    """Mirror half of the images, and shift each by at most a pixel in each direction."""
+    shift_key, mirror_key = jax.random.split(key)
+    padded = jnp.pad(images, ((0, 0), (1, 1), (1, 1)))
+    first = jax.random.randint(shift_key, (len(images), 2), 0, 3)
+    shifted = jax.vmap(lambda image, at: jax.lax.dynamic_slice(image, at, images.shape[1:]))(padded, first)
+    return mirror(mirror_key, shifted)
+
+
+def run_tables(path: Path, seed: int) -> dict[str, Any]:
+    """Train convolutions of tables, and return their row."""
+    found = datasets.load(path)
+    train, test = found.train, found.test
+    assert isinstance(train, datasets.Samples)
+    assert isinstance(test, datasets.Samples)
+    structure: Structure[Tables] = Structure(Tables)
+    adam = optax.scale_by_adam(b1=0.9, b2=0.999)
+
+    def step(number: jax.Array, state: Any, others: Any, x: jax.Array, y: jax.Array) -> Any:
+        params, moments, average = state
+        choice, changes = jax.random.split(jax.random.fold_in(jax.random.key(seed), number))
+        ids = jax.random.randint(choice, (BATCH,), 0, len(x))
+        images = change(changes, x[ids].astype(jnp.float32).reshape(-1, 28, 28))
+
+        def loss(params: Any) -> jax.Array:
+            logits = structure.model(params, others)(images)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, y[ids]).mean()
+
+        done = number / STEPS
+        rate = RATE * jnp.minimum(jnp.minimum(1, (1 - done) / COOLDOWN), (number + 1) / 50)
+        with jax.numpy_dtype_promotion("standard"):
+            updates, moments = adam.update(jax.grad(loss)(params), moments)
+        params = jax.tree.map(lambda p, u: p - rate * u, params, updates)
+        stays = jnp.minimum(AVERAGE, (number + 1) / (number + 10))
+        return params, moments, jax.tree.map(lambda a, p: stays * a + (1 - stays) * p, average, params)
+
+    @jax.jit
+    def trained(x: jax.Array, y: jax.Array) -> Any:
+        params, others = structure.drawn(jax.random.key(seed))
+        state = params, adam.init(params), params
+        state = jax.lax.fori_loop(0, STEPS, lambda i, state: step(i, state, others, x, y), state)
+        return state[2], others
+
+    @jax.jit
+    def classes(params: Any, others: Any, x: jax.Array) -> jax.Array:
+        images = x.astype(jnp.float32).reshape(-1, 28, 28)
+        return structure.model(params, others)(images).argmax(-1)
+
+    start = time.perf_counter()
+    params, others = trained(jnp.asarray(train.x), jnp.asarray(train.y))
+    parts = [test.x[first : first + AT_ONCE] for first in range(0, len(test.x), AT_ONCE)]
+    answers = np.concatenate([np.asarray(classes(params, others, jnp.asarray(part))) for part in parts])
+    right = round(100 * float((answers == test.y).mean()), 2)
+    seconds = time.perf_counter() - start
+    row = {
+        "data": "Fashion-MNIST",
+        "recipe": TABLES,
+        "options": [],
+        "seed": seed,
+        "hard": right,
+        "soft": right,
+    }
+    row |= {"gates": None, "survive": None, "parameters": structure.n_parameters(), "steps": STEPS}
+    return row | _facts({"train": len(train.y), "test": len(test.y)}, seconds)
+
+
+# ------------------------------------------------------------------------------------- table
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return a Markdown table of all commands, published accuracies, and local results."""
-    lines = ["| `lutjax train classify` with | published | here |", "| --- | --: | --- |"]
-    there = {(row["data"], row["recipe"]): row for row in rows}
-    for data, name in commands():
-        recipe = RECIPES[name]
-        published = f"{recipe.published:g}" if recipe.published is not None and recipe.data == data else ""
-        here = "not run here"
-        if row := there.get((data, name)):
-            sizes = ("tested", "trained", "steps")
-            tested, trained, steps = (f"{row[name]:,}".replace(",", " ") for name in sizes)
-            here = f"{row['hard']:.1f} % of {tested} images, trained on {trained} for {steps} steps"
-        lines.append(f"| `--data {FOLDERS[data]} --recipe {name}` | {published} | {here} |")
-    return "\n".join(lines) + "\n"
+    """Return a Markdown table of the rows: accuracy over seeds, sizes, time and device."""
+    lines = []
+    for data, name in OPTIONS:
+        found = [row for row in rows if (row["data"], row["recipe"]) == (data, name)]
+        if found:
+            lines.append(_line(data, name, found))
+    columns = ("seeds", "% hard", "% soft", "gates", "gates that remain", "seconds", "device", "published")
+    return markdown_table(["data and recipe", *columns], lines)
+
+
+def _line(data: str, name: str, rows: list[dict[str, Any]]) -> tuple[str, ...]:
+    words = " ".join([f"`{name}`" if name != TABLES else name, *rows[0]["options"]])
+    accuracies = [[row[kind] for row in rows] for kind in ("hard", "soft")]
+    means = [mean_and_error(all_) if len(all_) > 1 else f"{all_[0]:g}" for all_ in accuracies]
+    remain = [row["survive"] for row in rows if row["survive"] is not None]
+    sizes = ("" if n is None else f"{n:,}".replace(",", " ") for n in (rows[0]["gates"], _mean(remain)))
+    recipe = RECIPES.get(name)
+    published = recipe.published if recipe is not None and recipe.data == data else None
+    seconds = f"{_mean([row['seconds'] for row in rows])}"
+    return (
+        f"{data}, {words}",
+        str(len(rows)),
+        *means,
+        *sizes,
+        seconds,
+        rows[0]["device"],
+        f"{published or '':}",
+    )
+
+
+def _mean(values: Sequence[int]) -> int | None:
+    return round(sum(values) / len(values)) if values else None
 
 
 def page_table(path: Path) -> str:
@@ -85,27 +188,31 @@ def page_table(path: Path) -> str:
 
 
 def main() -> None:
+    names = dict.fromkeys(name for _, name in OPTIONS)
     given = parse(
         __doc__,
         rows=(Path("rows.jsonl"), "JSON lines, read and appended to"),
-        **{FOLDERS[name].replace("-", "_"): (Path, "folder with its files") for name in FOLDERS},
-        few=(Path, "a .npz file with images x [N, H, W] and labels y [N]"),
-        only=(RECIPES, "recipes"),
-        steps=(int, "instead of the steps of each recipe"),
+        fashion_mnist=(Path, "folder with the four files of Fashion-MNIST"),
+        adult=(Path, "a .npz file with x_train, y_train, x_test and y_test of Adult"),
+        only=(names, "recipes"),
+        seeds=([0, 1, 2], "seeds"),
+        options=([str], "further options of the commands, without dashes: tau=45"),
         out=(Path, "folder for the runs; default: a temporary folder"),
     )
     rows = read_lines(given.rows) if given.rows.exists() else []
-    known = {(row["data"], row["recipe"]) for row in rows}
+    known = {(row["data"], row["recipe"], row["seed"]) for row in rows}
     with tempfile.TemporaryDirectory() as place:
-        folders = {name: getattr(given, FOLDERS[name].replace("-", "_")) for name in FOLDERS}
-        if given.few:
-            folders["MNIST"] = Path(place) / "mnist"
-            write_idx(given.few, folders["MNIST"])
-        for data, recipe in commands():
-            if folders[data] is not None and recipe in given.only and (data, recipe) not in known:
-                out = (given.out or Path(place)) / f"{FOLDERS[data]}-{recipe}"
-                rows.append(run(data, folders[data], recipe, given.steps, out))
-                add_line(given.rows, rows[-1])
+        for (data, name), seed in ((key, seed) for key in OPTIONS for seed in given.seeds):
+            path = getattr(given, FOLDERS[data].replace("-", "_"))
+            if path is None or name not in given.only or (data, name, seed) in known:
+                continue
+            if name == TABLES:
+                row = run_tables(path, seed)
+            else:
+                out = (given.out or Path(place)) / f"{FOLDERS[data]}-{name}-{seed}"
+                row = run(data, path, name, seed, [f"--{word}" for word in given.options], out)
+            rows.append(row)
+            print(add_line(given.rows, row), flush=True)
     print(table(rows))
 
 

@@ -63,7 +63,7 @@ class SizeType(click.ParamType):
     "--recipe",
     type=click.Choice(list(RECIPES)),
     metavar="NAME",
-    help="Published network; options override it.  [default: none]",
+    help="Sizes and rates of a published or measured network; options override them.  [default: none]",
 )
 @click.option(
     "--luts",

@@ -31,7 +31,7 @@ def mirror(
       Array([[[2., 1.]]], dtype=float32)
     """
     images = jnp.asarray(images)
-    chosen = jax.random.bernoulli(key, share, (len(images), *(1,) * (images.ndim - 1)))
+    chosen = jax.random.bernoulli(key, float(share), (len(images), *(1,) * (images.ndim - 1)))
     return jnp.where(chosen, images[:, :, ::-1], images)
 
 

@@ -1,7 +1,6 @@
 """Logic gate networks by name, published ones and our own: sizes and rates for ``train classify``."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 
@@ -118,7 +117,6 @@ class TreeRecipe(Published):
       network: `lutjax.models.LogicTreeNetConfig` method returning its sizes, cifar10 or
         mnist.
       size: size passed to the method.
-      changes: values that replace those sizes.
 
     Example:
       >>> from lutjax.training.recipes import RECIPES
@@ -134,12 +132,11 @@ class TreeRecipe(Published):
 
     network: str
     size: str
-    changes: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
     def _config(self) -> Any:
         from lutjax.models import LogicTreeNetConfig
 
-        return dataclasses.replace(getattr(LogicTreeNetConfig, self.network)(self.size), **self.changes)
+        return getattr(LogicTreeNetConfig, self.network)(self.size)
 
     def sizes(self) -> dict[str, Any]:
         """Return field values for the model config."""
@@ -344,30 +341,10 @@ RECIPES: dict[str, Published] = {
             "large",
             100_000,
             candidates=16,
-            tau=30.0,
-            steps=12_000,
-            batch_size=512,
-            learning_rate=0.075,
-            flip=0.5,
-        ),
-        TreeRecipe(
-            name="fashion-mnist-trees",
-            source=_OWN,
-            data="Fashion-MNIST",
-            published=None,
-            network="mnist",
-            size="M",
-            changes={
-                "layers": (40_960, 20_480),
-                "n_thresholds": 8,
-                "edges": True,
-                "wiring": "top-k",
-                "tau": 24.0,
-            },
-            steps=20_000,
-            batch_size=128,
+            tau=40.0,
+            steps=8000,
+            batch_size=1024,
             learning_rate=0.05,
-            cooldown=0.5,
             flip=0.5,
         ),
     )

@@ -1,5 +1,6 @@
 """Data to classify: folders of images, tables, splits; recipes, reports, and the command."""
 
+import contextlib
 import dataclasses
 import gzip
 import io
@@ -10,6 +11,7 @@ import re
 import shutil
 import struct
 import sys
+import types
 import zipfile
 from pathlib import Path
 
@@ -33,7 +35,8 @@ from lutjax.training import (
     reports,
     runs,
 )
-from lutjax.training.classifier_runs import Classifier
+from lutjax.training.augment import mirror
+from lutjax.training.classifier_runs import Classifier, bit_names
 from lutjax.training.datasets import cifar, columns, idx
 from lutjax.training.datasets._published import md5
 from lutjax.training.datasets.columns import Encoding, Table
@@ -411,6 +414,47 @@ def test_a_step_changes_images_as_asked(monkeypatch):
         asked.clear()
     with pytest.raises(ValueError, match="shift is -1; it must not be negative"):
         classifier.TrainingConfig(shift=-1)
+
+
+def test_a_step_mirrors_images(monkeypatch):
+    train = samples(RNG.uniform(size=(20, 3, 3)), np.arange(20) % 2, name="squares")
+    shares = []
+    monkeypatch.setattr(classifier, "mirror", lambda key, x, share: shares.append((x.shape, share)) or x)
+    for flip in (0.0, 0.5):
+        training = classifier.TrainingConfig(augment=0.0, flip=flip, batch_size=7)
+        run = classifier.Run(LogicClassifierConfig(9, 2, layers=(4,)), training, train)
+        jax.eval_shape(run.step, run.abstract(), jnp.int32(0), (train.x, train.y))
+    assert shares == [((7, 3, 3), 0.5)]
+    with pytest.raises(ValueError, match=r"flip is 1\.5; it is a probability, 0 to 1"):
+        classifier.TrainingConfig(flip=1.5)
+
+
+def test_mirrored_images():
+    x = jnp.asarray(RNG.uniform(size=(64, 2, 3, 2)), jnp.float32)
+    for share in (0, 1):
+        np.testing.assert_array_equal(mirror(jax.random.key(0), x, share), x[:, :, ::-1] if share else x)
+    same = (mirror(jax.random.key(0), x, 0.5) == x).all((1, 2, 3))
+    assert 16 < same.sum() < 48
+
+
+def test_edges_of_images_are_bits_of_gates(tmp_path):
+    x = RNG.integers(0, 256, (20, 4, 5), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(20) % 2)
+    run = Classifier.new({"layers": (20,), "n_thresholds": 2, "edges": True}, tmp_path / "a.npz")
+    model = run.record.model
+    assert model.image_shape == (4, 5)
+    assert run.run.thresholds.shape == (100, 2)
+    assert run.run.thresholds[20:].min() < 0
+    run.compare(types.SimpleNamespace(doing=lambda text: contextlib.nullcontext()))
+    assert set(run.record.baselines) == {"logistic regression", "random forest"}
+    names = bit_names(model, run.train, run.run.thresholds, None)
+    assert len(names) == 200
+    assert names[0].startswith("0,0 > ")
+    assert names[40].startswith("0,0 right - left > ")
+    state = run.run.init()
+    run.run.accuracy(state, run.test, hard=True)
+    with pytest.raises(ValueError, match="n_thresholds is 0"):
+        Classifier.new({"layers": (20,), "n_thresholds": 0, "edges": True}, tmp_path / "a.npz")
 
 
 KINDS = {

@@ -9,8 +9,9 @@ import optax
 import pytest
 from flax import nnx
 
+import lutjax
 from lutjax import circuits
-from lutjax.models import LogicTreeNet, LogicTreeNetConfig
+from lutjax.models import LogicClassifier, LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfig
 from lutjax.models._logic_configs import EDGES
 from lutjax.models.tree_net import with_edges
 from lutjax.training.recipes import RECIPES
@@ -63,6 +64,44 @@ def test_circuits_of_edges_begin_with_bits():
     model = nnx.eval_shape(lambda: model_of(n_thresholds=1, edges=True))
     with pytest.raises(ValueError, match=r"compares differences of pixels with .* use inputs='bits'"):
         circuits.from_model(model, inputs="uint8")
+
+
+def test_a_classifier_reads_edges_as_trees_do():
+    sizes = {"n_thresholds": 1, "edges": True, "image_shape": (4, 3, 2), "layers": (40, 20)}
+    config = LogicClassifierConfig(24, 2, **sizes)
+    assert config.n_encoded == 120
+    assert LogicClassifierConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    rng = np.random.default_rng(0)
+    thresholds = rng.uniform(-60, 60, (120, 1)).astype(np.float32)
+    model = LogicClassifier(config, thresholds=thresholds, rngs=nnx.Rngs(0))
+    x = rng.integers(0, 256, (40, 4, 3, 2), dtype=np.uint8)
+    maps = np.asarray(with_edges(jnp.asarray(x.transpose(3, 1, 2, 0), jnp.float32)))
+    values = np.concatenate([x.reshape(40, -1).T, maps[2:].reshape(96, 40)])
+    packed = model.packed()
+    bits = packed.first_bits(x)
+    np.testing.assert_array_equal(bits, (values > thresholds).T)
+    hard = np.asarray(model(x.astype(np.float32), deterministic=True).argmax(-1))
+    np.testing.assert_array_equal(packed(x), hard)
+    np.testing.assert_array_equal(packed.from_words(lutjax.pack_bits(bits.T))[:40], hard)
+    np.testing.assert_array_equal(packed.circuit()(np.asarray(bits)).ravel(), hard)
+    for one in (model, packed):
+        with pytest.raises(ValueError, match=r"compares differences of pixels with .* use inputs='bits'"):
+            one.circuit(inputs="uint8")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_thresholds": 0}, "edges is True, but n_thresholds is 0"),
+        ({"image_shape": ()}, r"edges is True and image_shape is \(\); expected the height, width"),
+        ({"image_shape": (5, 5)}, r"image_shape is \(5, 5\); expected .* in_features 24 values"),
+        ({"wiring": "windows"}, "edges is True and wiring is 'windows'"),
+    ],
+)
+def test_edges_of_a_classifier_need_an_image(changes, message):
+    sizes = {"edges": True, "image_shape": (4, 6), "layers": (4,), "window": 3, **changes}
+    with pytest.raises(ValueError, match=message):
+        LogicClassifierConfig(24, 2, **sizes)
 
 
 @pytest.mark.parametrize("tables", ["gates", "light"])
