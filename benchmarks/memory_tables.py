@@ -34,7 +34,7 @@ from harness import parse, time_calls  # beside this file
 
 from lutjax import optim
 from lutjax.files.atomic import replacing
-from lutjax.optim.host import HostTable, RowPrefetcher, given
+from lutjax.optim.host import HostTable, RowPrefetcher, provide_rows
 from lutjax.tables.overlays import read_overlay
 
 FAMILIES = ("engram", "ple", "longcat")
@@ -239,7 +239,7 @@ def train_loop(
     @jax.jit
     def step(rows: Any, index: Any) -> Any:
         def loss(rows: Any) -> Any:
-            with given({table: rows["memory"]}):
+            with provide_rows({table: rows["memory"]}):
                 found = table.weighted_lookup(index, jnp.ones(index.shape))
             y = found.reshape(tokens, -1) @ kernel
             return jnp.mean(jnp.square(jnp.tanh(y) - 0.5))

@@ -118,7 +118,7 @@ def run_tables(path: Path, seed: int) -> dict[str, Any]:
 
     @jax.jit
     def trained(x: jax.Array, y: jax.Array) -> Any:
-        params, others = structure.drawn(jax.random.key(seed))
+        params, others = structure.sample_variables(jax.random.key(seed))
         state = params, adam.init(params), params
         state = jax.lax.fori_loop(0, STEPS, lambda i, state: step(i, state, others, x, y), state)
         return state[2], others

@@ -167,9 +167,9 @@ def prove_monotonicity(
     start = time.perf_counter()
     pair = _Pair(circuit, question, chosen, in_range)
     builder, (first, second) = pair.builder, pair.values
-    wrong = [_at_least(builder, second, first, chosen.port.format.signed)]
+    wrong = [_greater_equal(builder, second, first, chosen.port.format.signed)]
     answers = pair.answers if decreasing else pair.answers[::-1]
-    wrong.append(_at_least(builder, *answers, question.signed) ^ 1)
+    wrong.append(_greater_equal(builder, *answers, question.signed) ^ 1)
     if isinstance(chosen.column, columns.Number) and chosen.column.missing:
         code = chosen.column.missing_code % (1 << chosen.port.format.bits)
         wrong += [arithmetic.equal_to_constant(builder, bits, code) ^ 1 for bits in (first, second)]
@@ -338,7 +338,7 @@ class _Question:
         """Return the port values of input bits, the inverse of `bits_of`."""
         found = {}
         for port, own in bit_ranges(self.circuit.inputs):
-            codes = (bits[own].reshape(port.count, -1).astype(np.uint64) << _places(port)).sum(1)
+            codes = (bits[own].reshape(port.count, -1).astype(np.uint64) << _bit_indices(port)).sum(1)
             found[port.name] = port.format.decode(codes.astype(np.uint64))
         return found
 
@@ -397,7 +397,7 @@ def _check_seconds(where: str, seconds: float | int) -> None:
         raise ValueError(f"{where}: seconds is {seconds!r}; it must be positive and finite.")
 
 
-def _places(port: Port) -> np.ndarray:
+def _bit_indices(port: Port) -> np.ndarray:
     return np.arange(port.format.bits, dtype=np.uint64)
 
 
@@ -429,7 +429,7 @@ def _input_of(where: str, circuit: Circuit, name: str) -> _Input:
         if name in given:
             return elements[given.index(name)]
     raise ValueError(
-        f"{where}: column is {strict_json.shown(name)}; the inputs are {strict_json.listed(names, 300)}."
+        f"{where}: column is {strict_json.format_value(name)}; the inputs are {strict_json.listed(names, 300)}."
     )
 
 
@@ -479,7 +479,7 @@ def _in_range(builder: Builder, circuit: Circuit, bits: Sequence[Literal]) -> li
         elif column.least is None or column.largest is None:
             continue
         else:
-            least, largest = column.whole(column.least), column.whole(column.largest)
+            least, largest = column.encode_integer(column.least), column.encode_integer(column.largest)
             known = builder.gate([above(least - 1), above(largest) ^ 1], 0b1000)
         if column.missing:
             code = column.missing_code % (1 << port.format.bits)
@@ -516,11 +516,11 @@ class _Pair:
         return _Found(status, detail, (first, second))
 
 
-def _at_least(builder: Builder, a: Sequence[Literal], b: Sequence[Literal], signed: bool) -> Literal:
+def _greater_equal(builder: Builder, a: Sequence[Literal], b: Sequence[Literal], signed: bool) -> Literal:
     """Compare numbers of equal width: a >= b."""
     if signed:  # an inverted sign bit orders two's complement numbers as unsigned ones
         a, b = ([*bits[:-1], bits[-1] ^ 1] for bits in (a, b))
-    return arithmetic.at_least(builder, a, b)
+    return arithmetic.greater_equal(builder, a, b)
 
 
 def _all_of(builder: Builder, literals: Sequence[Literal]) -> Literal:

@@ -65,7 +65,7 @@ class _Checkpoint:
     def has(self, name: str) -> bool:
         return name in self._files_of
 
-    def part(self, name: str) -> tuple[str, str]:
+    def locate(self, name: str) -> tuple[str, str]:
         """Return the file name of a tensor, and its name."""
         if name not in self._files_of:
             raise ConversionError(f"{self.folder} has no tensor {name}.")
@@ -75,15 +75,15 @@ class _Checkpoint:
         """Return the tensors of a numbered series, in numerical order."""
         found: Parts = []
         while self.has(name.format(len(found))):
-            found.append(self.part(name.format(len(found))))
-        return found or [self.part(name.format(0))]
+            found.append(self.locate(name.format(len(found))))
+        return found or [self.locate(name.format(0))]
 
     def dtype(self, name: str) -> str:
-        return self._open(self.part(name)[0]).tensor(name).dtype
+        return self._open(self.locate(name)[0]).tensor(name).dtype
 
     def array(self, name: str, *shape: int) -> np.ndarray:
         """Return a tensor as float32, or as int64, after a check of its shape."""
-        file = self._open(self.part(name)[0])
+        file = self._open(self.locate(name)[0])
         tensor = file.tensor(name)
         if tensor.dtype not in _DTYPES:
             raise ConversionError(f"{name} is {tensor.dtype}; expected one of {', '.join(_DTYPES)}.")
@@ -228,7 +228,7 @@ def memory_layer(
 def _engram(checkpoint: _Checkpoint, config: Any, layer: int | None, tokenizer: Any) -> Any:
     layers = list(config["engram_layer_ids"])
     layer = layers[0] if layer is None else layer
-    place = _place(layers, layer, 0)
+    place = _index_of_layer(layers, layer, 0)
     vocabulary = Vocabulary.from_tokenizer(checkpoint.folder if tokenizer is None else tokenizer)
     layout = NgramLayout.deepseek(config, vocabulary, place)
     ending = f"layers.{layer}.engram.embed.weight"
@@ -243,16 +243,16 @@ def _engram(checkpoint: _Checkpoint, config: Any, layer: int | None, tokenizer: 
     }
     arguments = _memory_arguments(features, streams, 0, config["rms_norm_eps"], width)
     facts = {"layer": layer, "class": "NgramMemory", "arguments": arguments, "layout": layout}
-    parts = [checkpoint.part(f"{at}embed.weight")]
+    parts = [checkpoint.locate(f"{at}embed.weight")]
     if checkpoint.dtype(f"{at}embed.weight") == "BF16":
         return facts, _contiguous(arrays), parts, [], "bfloat16"
-    return facts, _contiguous(arrays), parts, [checkpoint.part(f"{at}embed.scale")], "e4m3_ue8m0"
+    return facts, _contiguous(arrays), parts, [checkpoint.locate(f"{at}embed.scale")], "e4m3_ue8m0"
 
 
 def _ple(checkpoint: _Checkpoint, config: Any, layer: int | None, tokenizer: Any) -> Any:
     layers = sorted(config["ple_layer_ids"])  # counted from 1
     layer = layers[0] - 1 if layer is None else layer
-    layout = NgramLayout.qwen(config, _place(layers, layer, 1))
+    layout = NgramLayout.qwen(config, _index_of_layer(layers, layer, 1))
     ending = f"layers.{layer}.ple.key_proj.weight"
     at = checkpoint.prefix(ending) + ending.removesuffix("key_proj.weight")
     table = f"{at}ple_embedding."
@@ -285,7 +285,7 @@ def _ple(checkpoint: _Checkpoint, config: Any, layer: int | None, tokenizer: Any
         facts,
         _contiguous(arrays),
         parts,
-        [checkpoint.part(f"{table}ngram_embedding.weight_scale")],
+        [checkpoint.locate(f"{table}ngram_embedding.weight_scale")],
         "e4m3",
     )
 
@@ -296,7 +296,7 @@ def _longcat(checkpoint: _Checkpoint, config: Any, layer: int | None, tokenizer:
     at = checkpoint.prefix(ending) + "ngram_embeddings."
     assert layout.width is not None
     for i, size in enumerate(layout.sizes):  # tables of equal total size may differ
-        file, name = checkpoint.part(f"{at}embedders.{i}.weight")
+        file, name = checkpoint.locate(f"{at}embedders.{i}.weight")
         if (shape := checkpoint._open(file).tensor(name).shape) != (size, layout.width):
             raise ConversionError(f"{name} has shape {list(shape)}; the config needs {[size, layout.width]}.")
     kernel = [
@@ -324,7 +324,7 @@ def _contiguous(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: np.ascontiguousarray(a) for name, a in arrays.items()}
 
 
-def _place(layers: list[int], layer: int, first: int) -> int:
+def _index_of_layer(layers: list[int], layer: int, first: int) -> int:
     if layer + first not in layers:
         shown = ", ".join(str(other - first) for other in layers)
         raise ConversionError(f"layer {layer} has no memory; layers with one are {shown}.")

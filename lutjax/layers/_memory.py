@@ -403,12 +403,12 @@ def take_layout(spec: Any) -> None:
     """
     layout, defaults = spec.layout, {f.name: f.default for f in dataclasses.fields(spec)}
     if not isinstance(layout, NgramLayout):
-        raise spec._error(f"layout is {shown(layout)}; expected a lutjax.NgramLayout.")
+        raise spec._error(f"layout is {format_value(layout)}; expected a lutjax.NgramLayout.")
     decided = {"rows": layout.n_rows, "orders": layout.orders, "heads": layout.heads, "seed": 0}
     for name, value in decided.items():
         if getattr(spec, name) not in (value, defaults[name]):
             raise spec._error(
-                f"{name} is {shown(getattr(spec, name))} and the layout has {value}; leave {name} out."
+                f"{name} is {format_value(getattr(spec, name))} and the layout has {value}; leave {name} out."
             )
         setattr(spec, name, value)
     if spec.width is None:

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 import lutjax
 from lutjax import _meshes
 from lutjax._typing import Array
-from lutjax.arguments import shown
+from lutjax.arguments import format_value
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._memory import (
     ABSENT_SEGMENT,
@@ -96,7 +96,7 @@ class NgramEmbeddingSpec(Spec):
     def __post_init__(self) -> None:
         self._require_sizes(1, "features")
         if not isinstance(self.layout, NgramLayout):
-            raise self._error(f"layout is {shown(self.layout)}; expected a lutjax.NgramLayout.")
+            raise self._error(f"layout is {format_value(self.layout)}; expected a lutjax.NgramLayout.")
         if self.width is None:
             self.width = self.layout.width or -(-self.features // self.layout.columns)
         self._require_sizes(1, "width")

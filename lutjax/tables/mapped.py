@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float, Int, UInt8
 
-from lutjax.arguments import shown
+from lutjax.arguments import format_value
 from lutjax.dispatch.registry import Device
 from lutjax.tables._codecs import Codec, as_float32
 from lutjax.tables._mapped_rows import MappedRows, Parts, read_scale
@@ -217,7 +217,7 @@ class MappedTable(HostTable):
         wanted = Path(folder).absolute()
         if wanted not in (names := [overlay.folder.absolute() for overlay in self.overlays]):
             raise ValueError(
-                f"the table {self.name} has no overlay {folder}; it has {shown(list(map(str, names)))}."
+                f"the table {self.name} has no overlay {folder}; it has {format_value(list(map(str, names)))}."
             )
         at = len(names) - 1 - names[::-1].index(wanted)
         self.overlays = self.overlays[:at] + self.overlays[at + 1 :]
@@ -264,7 +264,7 @@ class MappedTable(HostTable):
     ) -> UInt8[np.ndarray, "tables reads record"]:
         """Return the bytes of the addressed rows; each row is read once."""
         if index.ndim != 3 or index.shape[1] != 1:
-            raise ValueError(f"HostTable: index is {shown(index)}; expected integer ids [n, 1, ways].")
+            raise ValueError(f"HostTable: index is {format_value(index)}; expected integer ids [n, 1, ways].")
         ids, inverse = np.unique(np.clip(index, 0, self.shape[1] - 1), return_inverse=True)
         records = self._records(ids.astype(np.int64))
         if out is None:
@@ -389,7 +389,7 @@ class MappedTable(HostTable):
         below = [each.digest for each in self.overlays]
         if overlay.about.get("below", []) != below:
             raise OverlayError(
-                f"{folder} continues from the overlays {shown(overlay.about.get('below'))}; the table {self.name} has {shown(below)}."
+                f"{folder} continues from the overlays {format_value(overlay.about.get('below'))}; the table {self.name} has {format_value(below)}."
             )
         for name, a in self._arrays().items():
             saved, wanted = overlay.arrays.get(name), (len(overlay.ids), a.shape[2])

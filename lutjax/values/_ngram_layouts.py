@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int, Integer
 
 from lutjax._typing import Array
-from lutjax.arguments import require_array, shown
+from lutjax.arguments import format_value, require_array
 from lutjax.values._ids import as_int32
 from lutjax.values._ngrams import check_hashes, rows_at, segment_positions
 from lutjax.values._vocabularies import Vocabulary
@@ -88,11 +88,13 @@ class NgramLayout:
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
-            raise _error(f"family is {shown(self.family)}; expected one of {FAMILIES}.")
+            raise _error(f"family is {format_value(self.family)}; expected one of {FAMILIES}.")
         if len(self.sizes) != self.columns or not self.columns:
             raise _error(f"there are {len(self.sizes)} sizes for {self.columns} columns.")
         if min(self.sizes) < 1 or (max(self.sizes) >= _MOST_SIZE and self.family != "hash"):
-            raise _error(f"sizes are {shown(self.sizes)}; expected numbers from 1 to {_MOST_SIZE - 1}.")
+            raise _error(
+                f"sizes are {format_value(self.sizes)}; expected numbers from 1 to {_MOST_SIZE - 1}."
+            )
         if not sum(self.sizes) <= self.n_rows <= _MOST_ROWS:
             raise _error(
                 f"n_rows is {self.n_rows} and the sizes have {sum(self.sizes)} rows; at most {_MOST_ROWS} are possible."
@@ -100,11 +102,11 @@ class NgramLayout:
         if self.family in ("deepseek", "qwen"):
             if len(self.multipliers) != max(self.orders):
                 raise _error(
-                    f"multipliers are {shown(self.multipliers)}; expected one for each of {max(self.orders)} tokens."
+                    f"multipliers are {format_value(self.multipliers)}; expected one for each of {max(self.orders)} tokens."
                 )
             if not 0 < max(self.multipliers) * (self.n_ids - 1) < 1 << 63 or min(self.multipliers) < 1:
                 raise _error(
-                    f"multipliers are {shown(self.multipliers)}; their products with {self.n_ids} ids must fit int64."
+                    f"multipliers are {format_value(self.multipliers)}; their products with {self.n_ids} ids must fit int64."
                 )
         if self.family == "longcat" and max(self.multipliers[0], self.n_ids) > _MOST_BASE:
             raise _error(f"vocab_size is {self.n_ids}; at most {_MOST_BASE} is supported.")
@@ -126,9 +128,12 @@ class NgramLayout:
         """
         config = _text_config(config)
         layers = _require(config, "engram_layer_ids", list | tuple)
-        largest, heads = _whole(config, "engram_max_ngram_size", 2), _whole(config, "engram_n_heads")
-        n_ids = _whole(config, "engram_compressed_vocab_size")
-        pad = _whole(config, "engram_pad_token_id", 0, other="engram_pad_id")
+        largest, heads = (
+            _require_integer(config, "engram_max_ngram_size", 2),
+            _require_integer(config, "engram_n_heads"),
+        )
+        n_ids = _require_integer(config, "engram_compressed_vocab_size")
+        pad = _require_integer(config, "engram_pad_token_id", 0, other="engram_pad_id")
         _require_place(place, layers, "engram_layer_ids")
         if vocabulary.size != n_ids:
             raise _error(
@@ -137,12 +142,12 @@ class NgramLayout:
         if pad >= len(vocabulary.map):
             raise _error(f"engram_pad_token_id is {pad}; the vocabulary has {len(vocabulary.map)} tokens.")
         columns = (largest - 1) * heads
-        sizes = _primes(_whole(config, "engram_vocab_size"), place * columns, columns)
+        sizes = _primes(_require_integer(config, "engram_vocab_size"), place * columns, columns)
         multipliers = _sampled_multipliers(10007 * int(layers[place]), largest, n_ids)
         stored = config.get("engram_num_embeddings")
         if stored is not None and (len(stored) != len(layers) or stored[place] != sum(sizes)):
             raise _error(
-                f"engram_num_embeddings is {shown(stored)}; the primes from engram_vocab_size on have {sum(sizes)} rows at place {place}."
+                f"engram_num_embeddings is {format_value(stored)}; the primes from engram_vocab_size on have {sum(sizes)} rows at place {place}."
             )
         return cls(
             "deepseek", tuple(range(2, largest + 1)), heads, sizes, multipliers, sum(sizes), n_ids,
@@ -162,11 +167,14 @@ class NgramLayout:
         """
         config = _text_config(config)
         _require_place(place, config.get("ple_layer_ids", range(place + 1)), "ple_layer_ids")
-        largest, heads = _whole(config, "ngram_size", 2), _whole(config, "heads_per_ngram")
-        n_ids, columns = _whole(config, "vocab_size"), (largest - 1) * heads
-        sizes = _primes(_whole(config, "ngram_vocab_size_base"), place * columns, columns)
-        unit = _whole(config, "make_ngram_vocab_size_divisible_by", default=128)
-        seed = _whole(config, "seed", 0, default=1234) + 10007 * place
+        largest, heads = (
+            _require_integer(config, "ngram_size", 2),
+            _require_integer(config, "heads_per_ngram"),
+        )
+        n_ids, columns = _require_integer(config, "vocab_size"), (largest - 1) * heads
+        sizes = _primes(_require_integer(config, "ngram_vocab_size_base"), place * columns, columns)
+        unit = _require_integer(config, "make_ngram_vocab_size_divisible_by", default=128)
+        seed = _require_integer(config, "seed", 0, default=1234) + 10007 * place
         half = max(1, ((1 << 63) - 1) // n_ids // 2)
         multipliers = tuple(2 * (_split_mix(seed, i) % half) + 1 for i in range(largest))
         eos = _end_of_text(config)
@@ -190,13 +198,15 @@ class NgramLayout:
         config = _text_config(config)
         for name in ("special_token_scope", "ngram_exclude_sp_token", "ngram_fix_normalize_factor"):
             if config.get(name):
-                raise _error(f"{name} is {shown(config[name])}; only LongCat-Flash-Lite is supported.")
+                raise _error(f"{name} is {format_value(config[name])}; only LongCat-Flash-Lite is supported.")
         ratio = config.get("ngram_vocab_size_ratio", config.get("oe_vocab_size_ratio"))
         if not isinstance(ratio, int | float) or ratio != int(ratio) or ratio < 1:
-            raise _error(f"ngram_vocab_size_ratio is {shown(ratio)}; only whole numbers are supported.")
-        largest = _whole(config, "emb_neighbor_num", 2, other="oe_neighbor_num")
-        heads = _whole(config, "emb_split_num", other="oe_split_num")
-        n_ids, columns = _whole(config, "vocab_size"), (largest - 1) * heads
+            raise _error(
+                f"ngram_vocab_size_ratio is {format_value(ratio)}; only whole numbers are supported."
+            )
+        largest = _require_integer(config, "emb_neighbor_num", 2, other="oe_neighbor_num")
+        heads = _require_integer(config, "emb_split_num", other="oe_split_num")
+        n_ids, columns = _require_integer(config, "vocab_size"), (largest - 1) * heads
         sizes = tuple(int(ratio) * n_ids + 2 * i + 1 for i in range(columns))
         hidden = config.get("hidden_size")
         return cls(
@@ -340,14 +350,14 @@ class NgramLayout:
             require_array("NgramLayout.rows", name, ids)
             if not jnp.issubdtype(ids.dtype, np.integer) or not ids.ndim:
                 raise TypeError(
-                    f"NgramLayout.rows: {name} is {shown(ids)}; expected integer ids [..., length]."
+                    f"NgramLayout.rows: {name} is {format_value(ids)}; expected integer ids [..., length]."
                 )
         if segments is not None and segments.shape[-1] != tokens.shape[-1]:
             raise ValueError(
-                f"NgramLayout.rows: segments is {shown(segments)} and tokens {shown(tokens)}; expected one id for each token."
+                f"NgramLayout.rows: segments is {format_value(segments)} and tokens {format_value(tokens)}; expected one id for each token."
             )
         xp: Any = np if not any(isinstance(a, jax.Array) for a in (tokens, history, segments)) else jnp
-        every, starts = self._joined(xp, tokens, history, segments)
+        every, starts = self._with_history(xp, tokens, history, segments)
         if self.family == "hash":
             return self._hashed(xp, every, starts)
         windows, length = [], tokens.shape[-1]
@@ -365,7 +375,7 @@ class NgramLayout:
         found = compute(xp, windows)
         return found
 
-    def _joined(self, xp: Any, tokens: Any, history: Any, segments: Any) -> tuple[Any, Any]:
+    def _with_history(self, xp: Any, tokens: Any, history: Any, segments: Any) -> tuple[Any, Any]:
         """Return hashed ids with `reach` earlier ones, and a mask of ids that start a run."""
         tokens = self._integers(xp, "tokens", tokens)
         batch = tokens.shape[:-1]
@@ -374,7 +384,7 @@ class NgramLayout:
             kept = self._integers(xp, "history", history)
             if kept.shape[:-1] != batch:
                 raise ValueError(
-                    f"NgramLayout.rows: history is {shown(history)} and tokens {shown(tokens)}; expected the same batch dimensions."
+                    f"NgramLayout.rows: history is {format_value(history)} and tokens {format_value(tokens)}; expected the same batch dimensions."
                 )
             before = xp.concatenate([before, kept], -1)[..., kept.shape[-1] :]
         every = xp.concatenate([before, tokens], -1)
@@ -501,23 +511,25 @@ def _error(message: str) -> ValueError:
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(config, Mapping):
-        raise TypeError(f"NgramLayout: config is {shown(config)}; expected the dict of a config.json.")
+        raise TypeError(f"NgramLayout: config is {format_value(config)}; expected the dict of a config.json.")
     found: Mapping[str, Any] = config.get("text_config", config)
     return found
 
 
 def _require(config: Mapping[str, Any], name: str, kind: Any) -> Any:
     if not isinstance(config.get(name), kind):
-        raise _error(f"{name} of the config is {shown(config.get(name))}.")
+        raise _error(f"{name} of the config is {format_value(config.get(name))}.")
     return config[name]
 
 
-def _whole(
+def _require_integer(
     config: Mapping[str, Any], name: str, least: int = 1, *, default: int | None = None, other: str = ""
 ) -> int:
     value = config.get(name, config.get(other, default))
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise _error(f"{name} of the config is {shown(value)}; expected a whole number from {least} on.")
+        raise _error(
+            f"{name} of the config is {format_value(value)}; expected a whole number from {least} on."
+        )
     return value
 
 
@@ -529,7 +541,7 @@ def _require_place(place: int, layers: Any, name: str) -> None:
 def _end_of_text(config: Mapping[str, Any]) -> int:
     """Return the first end-of-text token, the only one that ends n-grams."""
     eos = config.get("eos_token_id")
-    return _whole(
+    return _require_integer(
         {"eos_token_id": eos[0] if isinstance(eos, list | tuple) and eos else eos}, "eos_token_id", 0
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from lutjax._typing import Array
-from lutjax.arguments import shown
+from lutjax.arguments import format_value
 
 _WHITE_SPACE = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
@@ -52,7 +52,7 @@ class Vocabulary:
     def __init__(self, map: Integer[Array, "tokens"] | Sequence[int]):
         ids = np.asarray(map)
         if ids.ndim != 1 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
-            raise ValueError(f"Vocabulary: map is {shown(map)}; expected integer ids [tokens].")
+            raise ValueError(f"Vocabulary: map is {format_value(map)}; expected integer ids [tokens].")
         if ids.min() < 0 or ids.max() > np.iinfo(np.int32).max:
             raise ValueError(
                 f"Vocabulary: map holds ids from {ids.min()} to {ids.max()}; expected int32 ids from 0 on."

@@ -21,7 +21,7 @@ from lutjax.cli._main import cli
 from lutjax.files.tensors import TensorFileError
 from lutjax.layers.nnx import NgramMemory
 from lutjax.models import GPT, GPTConfig
-from lutjax.optim.host import HostTable, RowPrefetcher, given
+from lutjax.optim.host import HostTable, RowPrefetcher, provide_rows
 from lutjax.serving import Limits, application
 from lutjax.tables import _mapped_rows
 from lutjax.tables._codecs import Codec
@@ -272,7 +272,7 @@ def test_prefetched_rows(tmp_path: Path) -> None:
     ahead = RowPrefetcher({"memory": table}, lambda step: {"memory": indices(step)}, lambda step: 0.1)
 
     def loss(rows: Any, step: int) -> Any:
-        with given({table: rows["memory"]}):
+        with provide_rows({table: rows["memory"]}):
             y = table.weighted_lookup(indices(step), jnp.ones((4, 1, 3)))
         return jnp.mean((y - step) ** 2)
 
