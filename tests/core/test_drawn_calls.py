@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow_where
 from drawn_cases import Spec
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
@@ -24,9 +23,12 @@ import lutjax
 from lutjax import optim as tables, testing
 
 Arrays = dict[str, Any]
-pytestmark = pytest.mark.usefixtures(
-    "without_typechecking"
-)  # beartype draws random numbers, which strategies must not
+pytestmark = [
+    pytest.mark.slow,  # test_definitions.py has representatives of each op
+    pytest.mark.usefixtures(
+        "without_typechecking"
+    ),  # beartype draws random numbers, which strategies must not
+]
 OPS = tuple(drawn_cases.REPRESENTATIVES)
 
 
@@ -227,13 +229,10 @@ def placements(draw: Any, case: Any) -> dict[str, PartitionSpec]:
 
 
 KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
-FAST_MESHES = {("lookup", "explicit"), ("weighted_lookup", "auto")}
 
 
 @needs_devices(4)
-@pytest.mark.parametrize(
-    ("op", "kind"), slow_where(itertools.product(OPS, KINDS), lambda *case: case not in FAST_MESHES)
-)
+@pytest.mark.parametrize(("op", "kind"), itertools.product(OPS, KINDS))
 def test_arguments_on_a_mesh(op, kind):
     mesh = Mesh(
         np.array(jax.devices()[:4]).reshape(*MESH.values()),
@@ -306,7 +305,6 @@ def test_specs_use_every_argument(op):
     assert set(signature.parameters) - used - set(LEFT_OUT) == set()
 
 
-@pytest.mark.slow
 class TestSlow:
     @pytest.mark.parametrize(("op", "implementation", "formulation"), DRAWN)
     def test_implementations_at_drawn_sizes(self, op, implementation, formulation, request):

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import slow_where
 from definitions import definition, run
 from hypothesis import given, settings
 
@@ -21,6 +20,7 @@ from lutjax import optim as tables
 from lutjax.testing import assert_close
 
 Arrays = dict[str, Any]
+pytestmark = pytest.mark.slow  # test_training_tables.py has fast sizes of gradients and updates
 OPS = ("lut", "sparse_lut", "lut_attention", "lut_pair_attention")
 RATE, BATCH, LENGTH, INPUTS, OUTPUTS = 0.25, 4, 3, 4, 3
 RULES = (
@@ -324,12 +324,9 @@ USES: dict[str, Any] = {
 }
 
 
-FAST = ("once", "half of its inputs")
-
-
 @pytest.mark.parametrize(
     ("use", "jitted"),
-    slow_where(itertools.product(USES, (True, False)), lambda use, jitted: not jitted or use not in FAST),
+    itertools.product(USES, (True, False)),
 )
 def test_a_table_has_the_right_gradient_or_none(use, jitted):
     for op in ("lut",) if jitted else OPS:
@@ -389,7 +386,6 @@ def test_one_array_under_two_names():
     compare("one array", (value, dense(gradients)), jax.value_and_grad(loss)(params), 2e-5)
 
 
-@pytest.mark.slow
 class TestSlow:
     @settings(settings.get_profile("quick"), max_examples=40)
     @given(trainings(), st.sampled_from((True, True, True, False)))
