@@ -215,7 +215,7 @@ def arrays(name: str, split: int, data: Path) -> list[np.ndarray]:
         from sklearn.datasets import load_digits
 
         x, y = load_digits(return_X_y=True)
-        ids = split_ids(y, split)
+        ids = split_ids(y, split, stratified=False)  # as without --data
         return [x[ids[0]], y[ids[0]], x[ids[1]], y[ids[1]]]
     from lutjax.training import datasets
 

@@ -46,7 +46,7 @@ class SizeType(click.ParamType):
     "--test-data",
     "test",
     type=click.Path(path_type=Path),
-    help="Test table with the same columns.  [default: a stratified fifth of --data]",
+    help="Test table.  [default: a stratified fifth of --data]",
 )
 @click.option(
     "--exclude", metavar="COLUMN", multiple=True, help="Table column to ignore; repeatable.  [default: none]"

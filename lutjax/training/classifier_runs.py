@@ -20,7 +20,16 @@ from lutjax.training.classifier import (
     expected_gates,
     image_shape,
 )
-from lutjax.training.classifier_config import CONFIGS, FOR_TABLES, MODELS, TREE_TAU, Options, TrainingConfig
+from lutjax.training.classifier_config import (
+    CONFIGS,
+    FOR_TABLES,
+    GATES_PER_CLASS,
+    MODELS,
+    TAU_OF_CLASSES,
+    TREE_TAU,
+    Options,
+    TrainingConfig,
+)
 from lutjax.training.datasets.columns import Encoding, Table
 from lutjax.training.errors import CheckpointError
 from lutjax.training.experiments import Experiment, Part, Show
@@ -127,7 +136,7 @@ class Classifier(Experiment):
                         f"{name} is {fields[name]}, but {data.name} has a test part of its own; leave --{name} out."
                     )
         of_table = isinstance(data.train, Table) and found is None and config is LogicClassifierConfig
-        usual = FOR_TABLES if of_table else {}
+        usual = _usual(data, fields) if of_table else {}
         asked = {**(found.fields() if found else {}), **fields}
         by_class = stratified and data.test is None and not data.regression
         values = {"stratified": by_class, **usual, **asked}
@@ -507,6 +516,16 @@ def _split_parts(data: datasets.Data, training: TrainingConfig) -> datasets.Part
     )
 
 
+def _usual(data: datasets.Data, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the default fields for layers of gates on a table."""
+    assert isinstance(data.train, Table)
+    n_classes = 0 if data.regression else len(set(data.train.labels))
+    if n_classes <= 2 or "layers" in fields:
+        return FOR_TABLES
+    layers = tuple(size * n_classes for size in GATES_PER_CLASS)
+    return {**FOR_TABLES, "layers": layers, "tau": TAU_OF_CLASSES}
+
+
 def _sizes(
     config: type, parts: datasets.Parts, training: TrainingConfig, given: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -516,7 +535,8 @@ def _sizes(
     if config is LogicTreeNetConfig:
         sizes |= _tree_sizes(image_shape(parts.train))
     else:
-        layers = FOR_TABLES["layers"] if parts.encoding is not None else LogicClassifierConfig.layers
+        default = FOR_TABLES["layers"] if parts.encoding is not None else LogicClassifierConfig.layers
+        layers = given.get("layers") or default
         sizes |= {"in_features": parts.train.x.shape[1], "layers": layers}
         if len(parts.train.shape) > 1 and ("windows" in str(given.get("wiring")) or given.get("edges")):
             sizes["image_shape"] = parts.train.shape

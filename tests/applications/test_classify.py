@@ -718,7 +718,10 @@ def test_defaults_are_those_of_the_kind_of_data(tmp_path):
     assert (plain.training.column_bits, plain.training.select_every) == (8, 0)
     labels = "".join(f"{i % 7},{'pqr'[i % 3]}\n" for i in range(30))
     three = write(tmp_path / "three.csv", f"a,class\n{labels}")
-    assert Classifier.new({}, three, "class").record.model.layers == (1281,)
+    several = Classifier.new({}, three, "class").record.model
+    assert (several.layers, several.tau, several.wiring) == ((600, 600), 6.0, "learnable")
+    given = Classifier.new({"layers": (30, 21)}, three, "class").record.model
+    assert (given.layers, given.tau) == ((30, 21), 10.0)
     np.savez(tmp_path / "a.npz", x=np.arange(24.0).reshape(12, 2), y=np.arange(12) % 2)
     made = Classifier.new({}, tmp_path / "a.npz").record
     assert (made.model.layers, made.model.wiring, made.training.steps) == ((2000,) * 3, "balanced", 15000)
