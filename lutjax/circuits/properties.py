@@ -168,8 +168,8 @@ def prove_monotonicity(
     pair = _Pair(circuit, question, chosen, in_range)
     builder, (first, second) = pair.builder, pair.values
     wrong = [_greater_equal(builder, second, first, chosen.port.format.signed)]
-    answers = pair.answers if decreasing else pair.answers[::-1]
-    wrong.append(_greater_equal(builder, *answers, question.signed) ^ 1)
+    larger, smaller = pair.answers if decreasing else pair.answers[::-1]
+    wrong.append(_greater_equal(builder, larger, smaller, question.signed) ^ 1)
     if isinstance(chosen.column, columns.Number) and chosen.column.missing:
         code = chosen.column.missing_code % (1 << chosen.port.format.bits)
         wrong += [arithmetic.equal_to_constant(builder, bits, code) ^ 1 for bits in (first, second)]
@@ -379,12 +379,13 @@ class _Question:
         start: float,
         found: tuple[np.ndarray, np.ndarray] | None,
     ) -> Verdict:
-        samples, answers = (), ()
-        if found is not None:
-            both = [self.answer(bits) for bits in found]
-            _check_counterexample(self.where, both[0] != both[1])
-            samples, answers = tuple(map(self.samples, found)), tuple(both)
-        return Verdict(claim, status, detail, time.perf_counter() - start, samples, answers)
+        seconds = time.perf_counter() - start
+        if found is None:
+            return Verdict(claim, status, detail, seconds)
+        answers = [self.answer(bits) for bits in found]
+        _check_counterexample(self.where, answers[0] != answers[1])
+        samples = tuple(map(self.samples, found))
+        return Verdict(claim, status, detail, seconds, samples, tuple(answers))
 
 
 def _check_counterexample(where: str, good: bool) -> None:

@@ -109,7 +109,7 @@ def classify(
     if luts is None and front is None:
         _run.train(kind, fields, **given)
         return
-    sizes = front or (luts,)
+    sizes = front or (() if luts is None else (luts,))
     _check_sizes(sizes, luts, front, source, given)
     try:
         _train_sizes(kind, fields, sizes, front is not None, given)
@@ -119,7 +119,7 @@ def classify(
 
 
 def _check_sizes(
-    sizes: tuple[int | None, ...],
+    sizes: tuple[int, ...],
     luts: int | None,
     front: tuple[int, ...] | None,
     source: Mapping[str, Any],
@@ -131,8 +131,8 @@ def _check_sizes(
     name = "--front" if front is not None else "--luts"
     if luts is not None and front is not None:
         raise click.UsageError("--luts and --front exclude each other; choose one.")
-    if any(size is None or size < 1 for size in sizes):
-        raise click.BadParameter(f"{min(front or ())}; sizes must be at least 1.", param_hint=name)
+    if min(sizes) < 1:
+        raise click.BadParameter(f"{min(sizes)}; sizes must be at least 1.", param_hint=name)
     others = {
         "--resume": given["resume"],
         "--dry-run": given["dry_run"],
