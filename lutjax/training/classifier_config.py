@@ -33,7 +33,7 @@ FOR_TABLES: Mapping[str, Any] = MappingProxyType(
 GATES_PER_CLASS = (200, 200)
 """Gates per class and layer for the rows of a table with more than two classes.
 
-There one layer is too small or too shallow: on DNA splices its accuracy is 1.4 points lower.
+On DNA splices two layers of 300 or 1500 gates gained 1.4 and 1.3 points over one of 1280, on one split.
 """
 
 TAU_OF_CLASSES = 6.0
