@@ -139,6 +139,7 @@ class NgramEmbeddingSpec(Spec):
         history: Any = None,
         weights: Any,
         kernel: Any,
+        **_: Any,
     ) -> Any:
         """Gather rows by an op, project them, and average them with `x`."""
         self._require_features(x, self.features, rank=2)

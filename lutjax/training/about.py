@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lutjax.bundles._layout import is_bundle
+from lutjax.convert import _memories
 from lutjax.files import strict_json
 from lutjax.files.messages import in_a_line, printable
 from lutjax.files.strict_json import Fields
@@ -37,6 +38,8 @@ def facts(folder: Path, *, on_damage: Callable[[str], None] = checkpoints.warn) 
     """
     if overlays.is_overlay(folder):
         return overlays.facts(folder)
+    if (folder / _memories.RECORD).is_file():
+        return _memories.facts(folder)
     if is_bundle(folder):
         return _read_bundle(folder)
     kind = runs.kind(folder)
@@ -95,8 +98,8 @@ def _check(meta: Mapping[str, Any]) -> None:
 
 def lines(found: Mapping[str, Any]) -> list[str]:
     """Format facts as lines."""
-    found_lines = overlays.lines(found) if found["kind"] == "overlay" else _lines(found)
-    return [printable(line) for line in found_lines]
+    formats = {"overlay": overlays.lines, "memory": _memories.lines}
+    return [printable(line) for line in formats.get(found["kind"], _lines)(found)]
 
 
 def _lines(found: Mapping[str, Any]) -> list[str]:

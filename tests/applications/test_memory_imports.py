@@ -1,0 +1,163 @@
+"""Import of published n-gram memories: small folders in the published layouts, their layers, and what must be refused."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from commands import output
+from tensor_files import write_safetensors
+
+import lutjax
+from lutjax.convert import ConversionError, convert_memory, memory_layer
+from lutjax.files.errors import FolderError
+
+RECORDED = np.load(Path(__file__).parents[1] / "golden" / "memory_tables.npz")
+CONFIGS = {
+    "engram": {
+        "engram_layer_ids": [1, 3], "engram_max_ngram_size": 4, "engram_n_heads": 2, "engram_head_dim": 32, "engram_vocab_size": 41,
+        "engram_compressed_vocab_size": 90, "engram_pad_token_id": 2, "hc_mult": 3, "hidden_size": 16, "rms_norm_eps": 1e-20,
+    },
+    "ple": {
+        "ple_layer_ids": [2, 3], "ngram_size": 3, "heads_per_ngram": 2, "ple_embed_dim": 32, "ngram_vocab_size_base": 100, "vocab_size": 150,
+        "eos_token_id": 149, "hc_count": 2, "hidden_size": 12, "ple_conv_kernel_size": 4, "rms_norm_eps": 1e-6,
+    },
+    "longcat": {"vocab_size": 50, "ngram_vocab_size_ratio": 3, "emb_neighbor_num": 4, "emb_split_num": 2, "eos_token_id": 2, "hidden_size": 24},
+}  # fmt: skip
+KEYS = {"engram": "deepseek", "ple": "ple", "longcat": "longcat"}
+LAYERS = {"engram": 1, "ple": 2, "longcat": None}
+
+
+def bfloat16(a):
+    return "BF16", np.asarray(a, np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
+
+
+def tensors_of(family):
+    a = {n.removeprefix(f"{KEYS[family]}_"): x for n, x in RECORDED.items() if n.startswith(KEYS[family])}
+    if family == "engram":
+        tiles = np.array([[119] * 6, [130] * 6], np.uint8)
+        each = np.repeat(np.repeat(2.0 ** (tiles.astype(float) - 127), 32, 0), 32, 1)
+        codes = (a["wkv"] / each).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+        found = {
+            "wkv.weight": ("F8_E4M3", codes), "wkv.scale": ("F8_E8M0", tiles), "q_weight": bfloat16(a["q"]), "k_weight": bfloat16(a["k"]),
+            "embed.weight": ("F8_E4M3", a["weight"]), "embed.scale": ("F8_E8M0", a["scale"]),
+        }  # fmt: skip
+        return {f"layers.1.engram.{name}": value for name, value in found.items()}
+    if family == "ple":
+        layout = lutjax.NgramLayout.qwen(CONFIGS["ple"], 1)
+        found = {
+            f"ple_embedding.ngram_embedding.shard_{i}.weight": ("F8_E4M3", part)
+            for i, part in enumerate(np.array_split(a["table"], 11))
+        }
+        found |= {
+            f"{name}.weight": bfloat16(a[name])
+            for name in ("key_proj", "value_proj", "conv1d", "norm_key", "norm_query", "norm_conv")
+        }
+        found["ple_embedding.ngram_embedding.weight_scale"] = bfloat16([0.0078125])
+        for name, values in (
+            ("layer_multipliers", layout.multipliers),
+            ("ngram_heads_vocab_sizes", layout.sizes),
+            ("ngram_heads_offsets", layout.offsets),
+        ):
+            found[f"ple_embedding.{name}"] = "I64", np.array(values)
+        return {f"model.language_model.layers.2.ple.{name}": value for name, value in found.items()}
+    sizes = lutjax.NgramLayout.longcat(CONFIGS["longcat"]).sizes
+    parts = np.split(a["tables"], np.cumsum(sizes)[:-1])
+    found = {f"embedders.{i}.weight": bfloat16(part) for i, part in enumerate(parts)}
+    found |= {f"post_projs.{i}.weight": bfloat16(part) for i, part in enumerate(a["projections"])}
+    return {f"model.ngram_embeddings.{name}": value for name, value in found.items()}
+
+
+def write(folder, family, **changes):
+    """Write a checkpoint whose second shard has the tables."""
+    folder.mkdir(exist_ok=True)
+    tensors = tensors_of(family) | changes
+    tables = {
+        n: v for n, v in tensors.items() if "embed" in n.split(".")[-2] + n.split(".")[-3] or "shard" in n
+    }
+    small = {n: v for n, v in tensors.items() if n not in tables}
+    for file, part in (("model-1.safetensors", small), ("model-2.safetensors", tables)):
+        write_safetensors(folder / file, part)
+    files = {name: "model-1.safetensors" if name in small else "model-2.safetensors" for name in tensors}
+    files["model.embed_tokens.weight"] = "model-3.safetensors"  # which is not here
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    (folder / "config.json").write_text(json.dumps({"text_config": CONFIGS[family]}))
+    # A byte-level tokenizer with 90 tokens that differ.
+    vocab = {chr(0x4E00 + i): i for i in range(90)}
+    tokenizer = {"model": {"type": "BPE", "vocab": vocab}, "decoder": {"type": "ByteLevel"}}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_layers_of_imported_memories(family, tmp_path):
+    """From files to the recorded outputs."""
+    base = write(tmp_path / "base", family)
+    before = {path.name: path.read_bytes() for path in base.iterdir()}
+    record = convert_memory(base, tmp_path / "model", family=family, layer=LAYERS[family])
+    layer = memory_layer(tmp_path / "model", base)
+    assert layer.spec.layout.digest == record["layout"]["digest"]
+    if family == "engram":
+        codes, tiles = (tensors_of(family)[f"layers.1.engram.wkv.{name}"][1] for name in ("weight", "scale"))
+        each = np.repeat(np.repeat(2.0 ** (tiles.astype(np.float32) - 127), 32, 0), 32, 1)
+        wkv = np.concatenate([layer.key_kernel[...], layer.value_kernel[...]], 1).T
+        np.testing.assert_array_equal(wkv, codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * each)
+        for name, part in zip(
+            ("key_kernel", "value_kernel"), np.split(RECORDED["deepseek_wkv"].T, [48], 1), strict=True
+        ):
+            setattr(layer, name, part.astype(np.float32))  # without the rounding of fp8
+    key = KEYS[family]
+    x, tokens = RECORDED[f"{key}_{'words' if family == 'longcat' else 'h'}"], RECORDED[f"{key}_ids"]
+    y = jax.jit(lambda x, tokens: layer(x, tokens))(
+        jnp.asarray(x, jnp.float32), jnp.asarray(tokens, jnp.int32)
+    )
+    want = RECORDED[f"{key}_y"] - (x if family == "engram" else 0)
+    np.testing.assert_allclose(y, want, atol=2e-6, rtol=2e-6)
+    assert before == {path.name: path.read_bytes() for path in base.iterdir()}
+    assert sum(path.stat().st_size for path in (tmp_path / "model").iterdir()) < 60_000
+
+
+def test_commands(tmp_path):
+    base = write(tmp_path / "base", "ple")
+    text = output("import", "--from", "ple", base, tmp_path / "model", "--layer", "2")
+    assert "Converted a memory of 512 rows with 8 elements" in text
+    text = output("info", tmp_path / "model")
+    layout = lutjax.NgramLayout.qwen(CONFIGS["ple"], 1)
+    for line in (
+        "converted from ple, layer 2",
+        "512 rows of 8 elements, e4m3",
+        f"digest {layout.digest}",
+        "model-2.safetensors: ",
+    ):
+        assert line in text
+    found = json.loads(output("info", tmp_path / "model", "--json"))
+    assert found["layout"]["digest"] == layout.digest
+
+
+def test_refused_checkpoints(tmp_path):
+    at = "model.language_model.layers.2.ple."
+    for change, message in (
+        ({f"{at}ple_embedding.layer_multipliers": ("I64", np.arange(3))}, r"multipliers of the config are \[.*\]; stored are \[0, 1, 2\]"),
+        ({f"{at}conv1d.weight": bfloat16(np.zeros((24, 1, 3)))}, r"conv1d.weight has shape \[24, 1, 3\]; the config needs \[24, 1, 4\]"),
+        ({f"{at}ple_embedding.ngram_embedding.shard_11.weight": ("F8_E4M3", np.zeros((5, 8), np.uint8))}, "has 517 rows; the layout of its config has 512"),
+    ):  # fmt: skip
+        base = write(tmp_path / "base", "ple", **change)
+        with pytest.raises(ValueError, match=message):
+            convert_memory(base, tmp_path / "model", family="ple", layer=2)
+    with pytest.raises(ConversionError, match="layer 5 has no memory; layers with one are 1, 2"):
+        convert_memory(base, tmp_path / "model", family="ple", layer=5)
+    with pytest.raises(ConversionError, match=r"has 0 tensors layers.1.ple.key_proj.weight; expected one"):
+        convert_memory(base, tmp_path / "model", family="ple")
+    base = write(tmp_path / "base", "ple")
+    convert_memory(base, tmp_path / "model", family="ple", layer=2)
+    shards = {name: value for name, value in tensors_of("ple").items() if "shard" in name}
+    write_safetensors(base / "model-2.safetensors", shards)  # without the scale
+    with pytest.raises(FolderError, match=r"model-2.safetensors"):
+        memory_layer(tmp_path / "model", base)
+    with pytest.raises(ConversionError, match="family is 'other'"):
+        convert_memory(base, tmp_path / "model", family="other")
+    with pytest.raises(FolderError, match="cannot be read"):
+        memory_layer(tmp_path, base)
