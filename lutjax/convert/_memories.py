@@ -138,7 +138,7 @@ def convert_memory(
       FolderError: a file is missing, damaged or truncated.
       ValueError: values in the config contradict each other or the files.
 
-    Source: docs/memory-tables.md.
+    Source: docs/semantics.md, section 14.
     """
     place = Path(folder)
     if family not in FAMILIES:

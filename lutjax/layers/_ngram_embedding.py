@@ -120,7 +120,7 @@ class NgramEmbeddingSpec(Spec):
         values = jnp.zeros((*batch_shape, 0, self.features), self.param_dtype)
         return LayoutHistory(jnp.zeros(shape, jnp.int32), segments, values, self.layout.digest)
 
-    _check_tokens = NgramMemorySpec._check_tokens
+    _check_tokens: ClassVar[Callable[..., None]] = NgramMemorySpec._check_tokens
 
     @names_layer
     def row_ids(self, tokens: Any, segments: Any = None, history: Any = None) -> Any:

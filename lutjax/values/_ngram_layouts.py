@@ -68,10 +68,10 @@ class NgramLayout:
       >>> layout.sizes, layout.n_rows, layout.columns
       ((101, 103, 107, 109), 512, 4)
       >>> layout.rows(np.array([5, 7, 5, 7]))
-      array([[ 38, 176, 300, 353],
-             [ 61, 135, 262, 345],
-             [ 65, 138, 256, 408],
-             [ 61, 135, 306, 392]], dtype=int32)
+      array([[ 14, 159, 265, 393],
+             [ 73, 124, 296, 322],
+             [ 16, 124, 223, 392],
+             [ 73, 124, 305, 385]], dtype=int32)
     """
 
     family: str
@@ -288,7 +288,9 @@ class NgramLayout:
         names = [f.name for f in dataclasses.fields(cls)]
         if missing := sorted({*names, "digest"} - set(facts)):
             raise _error(f"the description has no {', '.join(missing)}.")
-        values = {n: tuple(facts[n]) if isinstance(facts[n], list) else facts[n] for n in names}
+        values: dict[str, Any] = {
+            n: tuple(facts[n]) if isinstance(facts[n], list) else facts[n] for n in names
+        }
         token_map = facts["vocabulary"]
         values["vocabulary"] = None if token_map is None else Vocabulary(token_map)
         try:
@@ -345,7 +347,7 @@ class NgramLayout:
           ValueError: NumPy ids are too large; JAX ids are clamped. Or shapes differ.
         """
         for name, ids in (("tokens", tokens), ("history", history), ("segments", segments)):
-            if ids is None and name != "tokens":
+            if ids is None:
                 continue
             require_array("NgramLayout.rows", name, ids)
             if not jnp.issubdtype(ids.dtype, np.integer) or not ids.ndim:

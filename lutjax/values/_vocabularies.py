@@ -46,7 +46,7 @@ class Vocabulary:
       >>> import lutjax
       >>> vocabulary = lutjax.Vocabulary([0, 1, 1, 2])
       >>> vocabulary.size, vocabulary.digest[:8]
-      (3, 'f8d7dd29')
+      (3, '7acccfef')
     """
 
     def __init__(self, map: Integer[Array, "tokens"] | Sequence[int]):

@@ -9,11 +9,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 from commands import output
+from flax import nnx
 from tensor_files import write_safetensors
 
 import lutjax
 from lutjax.convert import ConversionError, convert_memory, memory_layer
 from lutjax.files.errors import FolderError
+from lutjax.layers.nnx import NgramMemory
+from lutjax.optim.host import HostTable
 
 RECORDED = np.load(Path(__file__).parents[1] / "golden" / "memory_tables.npz")
 CONFIGS = {
@@ -161,3 +164,16 @@ def test_refused_checkpoints(tmp_path):
         convert_memory(base, tmp_path / "model", family="other")
     with pytest.raises(FolderError, match="cannot be read"):
         memory_layer(tmp_path, base)
+
+
+def test_rows_of_another_layout(tmp_path):
+    base = write(tmp_path / "base", "ple")
+    record = convert_memory(base, tmp_path / "model", family="ple", layer=2)
+    own, other = (lutjax.NgramLayout.qwen(CONFIGS["ple"], place) for place in (1, 0))
+    parts, scales = ([(base / file, name) for file, name in record[which]] for which in ("parts", "scales"))
+    table = HostTable.mapped(parts, codec="e4m3", width=8, scales=scales, layout=own)
+    layer = NgramMemory(12, layout=other, streams=2, placement=table, rngs=nnx.Rngs(0))
+    with pytest.raises(
+        ValueError, match=f"layout or vocabulary {own.digest}, and the layer has {other.digest}"
+    ):
+        layer(jnp.zeros((3, 2, 12)), jnp.zeros(3, jnp.int32))

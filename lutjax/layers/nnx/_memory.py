@@ -13,7 +13,7 @@ import lutjax
 from lutjax._typing import Array
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _memory, _ngram_embedding, _product_keys
-from lutjax.layers._memory import MATRIX, NORMAL_ROWS, History, LayoutHistory
+from lutjax.layers._memory import MATRIX, NORMAL_ROWS, LayoutHistory
 from lutjax.layers._product_keys import uniform_keys, unit_rows
 from lutjax.layers._spec import Initializer
 from lutjax.layers.nnx._layer import Layer, builds
@@ -73,12 +73,9 @@ class NgramMemory(Layer):
         """Return `lutjax.ngram_rows` of token ids: int32 ``[..., length, tables]``."""
         return self.spec.row_ids(tokens, segments)
 
-    def history(
-        self, batch_shape: tuple[int, ...], dtype: DTypeLike | None = None
-    ) -> History | LayoutHistory:
+    def history(self, batch_shape: tuple[int, ...], dtype: DTypeLike | None = None) -> Any:
         """Return the state before the first token of a batch, with the dtype of its inputs."""
-        found: History | LayoutHistory = self.spec.history(batch_shape, dtype)
-        return found
+        return self.spec.history(batch_shape, dtype)
 
 
 class NgramEmbedding(Layer):
