@@ -145,11 +145,13 @@ def convolution(s: Any, a: Arrays, x: jax.Array) -> jax.Array:
 
 
 # ------------------------------------------------------------------------------------- memories
-def normalized(x: jax.Array, scale: jax.Array) -> jax.Array:
-    return x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6) * scale
+def normalized(x: jax.Array, scale: jax.Array, eps: float = 1e-6) -> jax.Array:
+    return x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True) + eps) * scale
 
 
 def ngram_memory(s: Any, a: Arrays, x: jax.Array, *, tokens: np.ndarray) -> jax.Array:
+    if s.layout is not None:
+        return published_memory(s, a, x, tokens=tokens)
     n_tables, _, width = a["weights"].shape
     options = {"rows": s.rows, "orders": s.orders, "heads": s.heads, "seed": s.seed}
     index = lutjax.ngram_rows(tokens, **options)[..., None]
@@ -167,6 +169,31 @@ def ngram_memory(s: Any, a: Arrays, x: jax.Array, *, tokens: np.ndarray) -> jax.
         earlier = jnp.pad(normed, ((0, 0), (i * step, 0), (0, 0)))[:, :length]
         total += earlier * a["conv_kernel"][s.kernel - 1 - i]
     return y + jax.nn.silu(jnp.asarray(total))
+
+
+def published_memory(s: Any, a: Arrays, x: jax.Array, *, tokens: np.ndarray) -> jax.Array:
+    """A memory with streams, the root of the score, and a Qwen layout."""
+    rows = published_rows(s, a, tokens)
+    key = normalized((rows @ a["key_kernel"]).reshape(x.shape), a["key_scale"], s.eps)
+    score = (normalized(x, a["query_scale"], s.eps) * key).sum(-1, keepdims=True) / math.sqrt(x.shape[-1])
+    gate = jax.nn.sigmoid(jnp.sign(score) * jnp.sqrt(jnp.maximum(jnp.abs(score), 1e-6)))
+    y = gate * (rows @ a["value_kernel"])[..., None, :]
+    normed, length, total = normalized(y, a["conv_scale"], s.eps), x.shape[-3], 0.0
+    for i in range(s.kernel):
+        earlier = jnp.pad(normed, ((0, 0), (i * 3, 0), (0, 0), (0, 0)))[:, :length]
+        total += earlier * a["conv_kernel"][s.kernel - 1 - i]
+    return y + jax.nn.silu(jnp.asarray(total))
+
+
+def published_rows(s: Any, a: Arrays, tokens: np.ndarray) -> jax.Array:
+    index = s.layout.rows(tokens)[..., None, None]
+    read = lutjax.weighted_lookup(a["weights"], index, jnp.ones(index.shape), accumulate=s.accumulate)
+    return read.reshape(*tokens.shape, -1)
+
+
+def ngram_embedding(s: Any, a: Arrays, x: jax.Array, *, tokens: np.ndarray) -> jax.Array:
+    projected = published_rows(s, a, tokens) @ a["kernel"].reshape(-1, x.shape[-1])
+    return (x + projected) / (1 + s.layout.columns)
 
 
 def best_keys(s: Any, a: Arrays, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -367,6 +394,7 @@ WITH_OPS: dict[str, Callable[..., jax.Array]] = {
     "WindowLUT": windows,
     "ConvLUT": convolution,
     "NgramMemory": ngram_memory,
+    "NgramEmbedding": ngram_embedding,
     "ProductKeyMemory": product_key_memory,
     "ProductKeyExperts": product_key_experts,
     **{layer: functools.partial(gates, layer=layer) for layer in ("LogicGates", "SoftLUT", "BinaryLUT")},
