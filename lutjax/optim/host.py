@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lutjax.tables import _registered
+from lutjax.tables._mapped import MappedTable
 from lutjax.tables.gradient import TableGradient
 from lutjax.tables.host import HostMemoryError, HostTable, in_threads, opened, provide_rows
 from lutjax.tables.host_tables import HostTables
@@ -25,6 +26,7 @@ __all__ = [
     "HostMemoryError",
     "HostTable",
     "HostTables",
+    "MappedTable",
     "RowPrefetcher",
     "ShardedHostTable",
     "provide_rows",

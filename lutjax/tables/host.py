@@ -167,7 +167,7 @@ class HostTable:
         base: Mapping[str, Any] | None = None,
         name: str = "weights",
     ) -> "HostTable":
-        """Return a table whose rows stay in published files; see `lutjax.tables.mapped.MappedTable`.
+        """Return a table whose rows stay in published files; see `lutjax.optim.host.MappedTable`.
 
         The files are mapped, and never written. All processes of a host share one copy.
 
@@ -201,7 +201,7 @@ class HostTable:
           ...     table.gather(np.array([[[8]]]))
           array([[[2., 2., 2., 2.]]], dtype=float32)
         """
-        mapped = importlib.import_module("lutjax.tables.mapped")
+        mapped = importlib.import_module("lutjax.tables._mapped")
         table: HostTable = mapped.MappedTable(
             parts,
             codec=codec,
