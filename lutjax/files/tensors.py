@@ -1,4 +1,4 @@
-"""Headers of safetensors and GGUF files: where each tensor lies, without reading tensors."""
+"""Tensor positions in safetensors and GGUF files, from their headers."""
 
 import dataclasses
 import hashlib
@@ -31,17 +31,17 @@ _SAMPLE = 4096
 
 
 class TensorFileError(FolderError):
-    """Error for a tensor file that is damaged, replaced or foreign."""
+    """Error for a damaged, replaced or foreign tensor file."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """Position of a tensor in its file.
+    """Tensor position in a file.
 
     Attributes:
-      dtype: name of the dtype in safetensors.
+      dtype: safetensors dtype name.
       shape: sizes, the contiguous axis last.
-      offset: position of the first byte in the file.
+      offset: first byte in the file.
     """
 
     dtype: str
@@ -50,7 +50,7 @@ class Tensor:
 
     @property
     def n_bytes(self) -> int:
-        """Size of the tensor in bytes."""
+        """Tensor size in bytes."""
         return math.prod(self.shape) * _SIZES[self.dtype]
 
 
@@ -59,10 +59,10 @@ class TensorFile:
     """An open read-only map of a safetensors or GGUF file.
 
     Attributes:
-      path: path of the file.
-      tensors: positions of its tensors by name; tensors of unknown dtypes are left out.
-      size: bytes of the file.
-      header: SHA-256 of the header in hexadecimal digits.
+      path: file path.
+      tensors: tensor positions by name, without unknown dtypes.
+      size: file size in bytes.
+      header: the header's SHA-256 in hexadecimal digits.
       map: the mapped file.
     """
 
@@ -104,7 +104,7 @@ class TensorFile:
         return cls(path, tensors, size, header, mapped)
 
     def tensor(self, name: str) -> Tensor:
-        """Return the position of a tensor.
+        """Return a tensor position.
 
         Raises:
           TensorFileError: the file has no such tensor.
@@ -116,11 +116,11 @@ class TensorFile:
         return self.tensors[name]
 
     def sample_ranges(self, tensor: Tensor, count: int) -> list[slice]:
-        """Return evenly spaced positions of samples of a tensor, and let the system read them.
+        """Return evenly spaced sample positions in a tensor, and start reading them.
 
         Args:
           tensor: a tensor of this file.
-          count: number of samples of 4 kB, at least 2, including both ends.
+          count: number of 4 kB samples, at least 2, including both ends.
         """
         last, length = max(tensor.n_bytes - _SAMPLE, 0), min(_SAMPLE, tensor.n_bytes)
         starts = sorted({tensor.offset + last * i // (count - 1) for i in range(count)})
@@ -131,14 +131,14 @@ class TensorFile:
         return [slice(start, start + length) for start in starts]
 
     def digest_ranges(self, ranges: list[slice]) -> str:
-        """Return the SHA-256 of parts of the file, in hexadecimal digits."""
+        """Return the SHA-256 for parts of the file, in hexadecimal digits."""
         found = hashlib.sha256()
         for part in ranges:
             found.update(self.map[part])
         return found.hexdigest()
 
     def release(self) -> None:
-        """Unmap the resident pages of the file; they stay in the page cache of the host."""
+        """Unmap resident pages; they stay in the host's page cache."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self.map.madvise(mmap.MADV_DONTNEED)
 

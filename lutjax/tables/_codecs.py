@@ -21,12 +21,12 @@ BLOCK = 32
 
 @dataclasses.dataclass(frozen=True)
 class Codec:
-    """Byte layout of a row.
+    """Row byte layout.
 
     Attributes:
       name: one of `CODECS`.
       width: elements per row.
-      scale: scale of the table, for ``e4m3``.
+      scale: table scale, for ``e4m3``.
 
     Raises:
       ValueError: there is no such codec, or the width does not fit it.
@@ -48,7 +48,7 @@ class Codec:
 
     @property
     def has_blocks(self) -> bool:
-        """True if blocks of a row have scales of their own."""
+        """True if each row block has a separate scale."""
         return self.name in ("e4m3_ue8m0", "row264")
 
     @property
@@ -60,7 +60,7 @@ class Codec:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Elements per row of each tensor that holds a part of the row."""
+        """Elements per row in each tensor with a part of the row."""
         scales = self.width // BLOCK
         return {"e4m3_ue8m0": (self.width, scales), "row264": (self.width + scales,)}.get(
             self.name, (self.width,)

@@ -113,7 +113,7 @@ class MappedTable(HostTable):
 
     @property
     def updated(self) -> Int[np.ndarray, " n"]:
-        """Increasing ids of the updated rows, without those of `overlays`."""
+        """Increasing ids of updated rows, without rows in `overlays`."""
         return np.sort(self._ids[: self._n_updated])
 
     @property
@@ -180,7 +180,7 @@ class MappedTable(HostTable):
         return np.frombuffer(memory, np.int32)
 
     def _number_rows(self) -> None:
-        """Write the position of each row outside of the files: ``i + 1`` if updated, ``-i - 1`` if merged."""
+        """Write each row's position outside the files: ``i + 1`` if updated, ``-i - 1`` if merged."""
         self._slots = self._zero_slots()
         rows, n = [self._merged[:0]], 0
         for overlay in self.overlays:
@@ -191,7 +191,7 @@ class MappedTable(HostTable):
         self._slots[self._ids[: self._n_updated]] = 1 + np.arange(self._n_updated, dtype=np.int32)
 
     def add_overlay(self, folder: str | os.PathLike[str]) -> None:
-        """Put an overlay on top of the others: its rows replace theirs, and those of the files.
+        """Add an overlay on top: its rows replace rows in earlier overlays and in the files.
 
         Raises:
           OverlayError: it is damaged, or belongs to other files or another layout.
@@ -240,10 +240,10 @@ class MappedTable(HostTable):
 
     @property
     def record(self) -> tuple[int, np.dtype]:
-        """Bytes of a row as transferred to the device.
+        """Bytes per row as transferred to the device.
 
         A table with updated rows transfers either the bytes in the files or float32 elements, and a
-        last byte that tells which.
+        last byte for the choice.
         """
         n_bytes = self._base.codec.n_bytes
         if self._is_wide:
@@ -305,7 +305,7 @@ class MappedTable(HostTable):
         return xp.where(rows[..., -1:] != 0, floats, codec.decode(rows[..., : codec.n_bytes]))
 
     def _decode_into(self, records: np.ndarray, out: np.ndarray) -> None:
-        """Write the float32 rows of records, with the program of the device if there are many."""
+        """Write records as float32 rows, with the device's program if there are many."""
         for first in range(0, len(records), _CHUNK):
             part = records[first : first + _CHUNK]
             if len(part) == _CHUNK:
@@ -361,8 +361,8 @@ class MappedTable(HostTable):
     def save(self, folder: Path) -> None:
         """Write the updated rows and their state: an overlay, for `add_overlay`, `load` and `info`.
 
-        It also records digests of the files, the layout and the overlays below. Rows of these
-        overlays are not part of it, unless they were updated.
+        It also records digests for the files, the layout and the overlays below. It contains
+        rows from these overlays only if they were updated.
         """
         folder = Path(folder)
         folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Rows of a table in mapped files: positions, byte gathers and a description of the files."""
+"""Table rows in mapped files: positions, byte gathers and a file description."""
 
 import hashlib
 import json
@@ -29,12 +29,12 @@ time: faults would take longer than its reads, so its pages stay mapped.
 
 
 class MappedRows:
-    """Rows in read-only maps of files.
+    """Rows in read-only file maps.
 
     Args:
       parts: tensors with the rows.
-      codec: byte layout of the rows.
-      scales: tensors with the scales of the rows.
+      codec: row byte layout.
+      scales: tensors with row scales.
       expected: description of the files from `description`; None accepts any files.
 
     Attributes:
@@ -113,7 +113,7 @@ class MappedRows:
         return identify(self.description)
 
     def check(self, expected: Mapping[str, Any], owner: str) -> None:
-        """Raise TensorFileError unless a description is that of these files."""
+        """Raise TensorFileError unless a description matches these files."""
         if identify(expected) == self.digest:
             return
         wanted, parts = (each.get("parts") or [] for each in (expected, self.description))
@@ -159,7 +159,7 @@ class MappedRows:
 
 
 def read_scale(part: tuple[str | os.PathLike[str], str]) -> float:
-    """Return the scale of a whole table, one bfloat16 or float32 element of a file.
+    """Return a table scale, one bfloat16 or float32 element in a file.
 
     Raises:
       TensorFileError: the file has no such tensor.

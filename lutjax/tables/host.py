@@ -1051,7 +1051,7 @@ def in_threads(function: Callable[[Any], Any], jobs: Iterable[Any]) -> list[Any]
 
 
 def row_slices(n: int, least: int = _LEAST) -> list[slice]:
-    """Return slices of `n` rows: slightly more slices than threads, none of them small."""
+    """Return slices for `n` rows: slightly more slices than threads, none small."""
     size = max(-(-n // (4 * n_threads())), least)
     return [slice(first, first + size) for first in range(0, n, size)]
 

@@ -30,11 +30,11 @@ class Overlay:
 
     Attributes:
       folder: the folder.
-      about: contents of ``overlay.json``: description of the base files, digest of the layout,
-        number of rows, rule, digests of overlays below, and digests of the other files.
+      about: ``overlay.json``: base file description, layout digest, number of rows, rule, and
+        digests for overlays below and for the other files.
       digest: SHA-256 of ``overlay.json``, in hexadecimal digits.
       ids: increasing row ids, int64.
-      arrays: ``rows``, float32 ``[ids, elements]``, and the state of the rule.
+      arrays: ``rows``, float32 ``[ids, elements]``, and the rule's state.
     """
 
     folder: Path
@@ -52,12 +52,12 @@ def is_overlay(folder: str | os.PathLike[str]) -> bool:
 def write_overlay(
     folder: Path, ids: np.ndarray, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]
 ) -> None:
-    """Write an overlay into a folder that exists.
+    """Write an overlay into an existing folder.
 
     Args:
       folder: the folder.
       ids: increasing row ids.
-      arrays: ``rows`` and the state of the rule, one row per id.
+      arrays: ``rows`` and the rule's state, one row per id.
       about: further contents of ``overlay.json``.
     """
     for name, array in {"ids": ids, **arrays}.items():

@@ -34,25 +34,25 @@ _WORDS = 1 << 64
 
 @dataclasses.dataclass(frozen=True)
 class NgramLayout:
-    """Row layout of a flat n-gram table: which row each n-gram of token ids addresses.
+    """Row layout for a flat n-gram table: maps n-grams of token ids to rows.
 
-    Each column is a hash of the n-grams of one order into its own range of rows. Create layouts
-    with `deepseek`, `qwen`, `longcat` or `hash`, from the config of a model. They hold only integers,
-    so they are hashable and can be static arguments of `jax.jit`.
+    Each column hashes n-grams with one order into its own row range. Create layouts with
+    `deepseek`, `qwen`, `longcat` or `hash`, from a model config. They hold only integers, so they are
+    hashable and can be static arguments of `jax.jit`.
 
-    Negative token ids mark missing tokens: padding, tokens of images, or tokens before the text.
+    Negative token ids mark missing tokens: padding, image tokens, or tokens before the text.
 
     Args:
       family: ``"deepseek"``, ``"qwen"``, ``"longcat"`` or ``"hash"``.
       orders: n-gram lengths.
       heads: columns for each order.
-      sizes: number of rows of each column.
-      multipliers: hash constants: one for each token of the longest n-gram, newest first; for
-        ``"longcat"`` the base of the polynomial, for ``"hash"`` the seed.
+      sizes: rows per column.
+      multipliers: hash constants: one per token in the longest n-gram, newest first; for
+        ``"longcat"`` the polynomial's base, for ``"hash"`` the seed.
       n_rows: rows of the table, with padding rows at its end.
-      n_ids: number of ids that the hash distinguishes.
+      n_ids: number of distinct ids in the hash.
       fill: id in place of tokens outside the text or segment.
-      cut: id after which the text ends, such as the end-of-text token; None if no token ends it.
+      cut: id after which the text ends, such as the end-of-text token, or None.
       vocabulary: map from token ids to hashed ids; None if the hash reads token ids.
       width: elements per row, if the config gives it. It does not affect row ids.
 
@@ -119,7 +119,7 @@ class NgramLayout:
 
         Args:
           config: parsed ``config.json``, or its ``text_config``.
-          vocabulary: merged ids of the model's tokenizer, which must have
+          vocabulary: merged ids for the model's tokenizer, with
             ``engram_compressed_vocab_size`` ids.
           place: index in ``engram_layer_ids``.
 
@@ -192,8 +192,8 @@ class NgramLayout:
           config: parsed ``config.json``.
 
         Raises:
-          ValueError: a value is missing or impossible, or the config is of a variant whose hash is
-            not defined, such as LongCat-2.0 and LongCat-Next.
+          ValueError: a value is missing or impossible, or the config belongs to a variant with an
+            undefined hash, such as LongCat-2.0 and LongCat-Next.
         """
         config = _text_config(config)
         for name in ("special_token_scope", "ngram_exclude_sp_token", "ngram_fix_normalize_factor"):
@@ -252,7 +252,7 @@ class NgramLayout:
 
     @property
     def reach(self) -> int:
-        """Number of earlier tokens that affect the rows of a token."""
+        """Number of earlier tokens with an effect on a token's rows."""
         return max(self.orders) - 1
 
     @property
@@ -262,14 +262,14 @@ class NgramLayout:
 
     @property
     def _deciding(self) -> dict[str, Any]:
-        """Everything that decides a row id, but for the map of the vocabulary."""
+        """All values with an effect on row ids, except the vocabulary map."""
         names = ("family", "orders", "heads", "sizes", "multipliers", "n_rows", "n_ids", "fill", "cut")
         found = {name: getattr(self, name) for name in names}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of everything that decides a row id, in hexadecimal digits."""
+        """SHA-256 over all values with an effect on row ids, in hexadecimal digits."""
         facts = {**self._deciding, "vocabulary": self.vocabulary and self.vocabulary.digest}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -378,7 +378,7 @@ class NgramLayout:
         return found
 
     def _with_history(self, xp: Any, tokens: Any, history: Any, segments: Any) -> tuple[Any, Any]:
-        """Return hashed ids with `reach` earlier ones, and a mask of ids that start a run."""
+        """Return hashed ids with `reach` earlier ids, and a mask for the first id of each run."""
         tokens = self._integers(xp, "tokens", tokens)
         batch = tokens.shape[:-1]
         before = xp.full((*batch, self.reach), -1, tokens.dtype)
@@ -426,7 +426,7 @@ class NgramLayout:
         return sizes, first
 
     def _products(self, xp: Any, windows: list[Any]) -> Any:
-        """Return rows of products of ids and multipliers, joined by exclusive or."""
+        """Return rows from products of ids and multipliers, joined by exclusive or."""
         h = _product(xp, windows[0], self.multipliers[0])
         found, joined = [], 1
         for i, order in enumerate(self.orders):
@@ -541,7 +541,7 @@ def _require_place(place: int, layers: Any, name: str) -> None:
 
 
 def _end_of_text(config: Mapping[str, Any]) -> int:
-    """Return the first end-of-text token, the only one that ends n-grams."""
+    """Return the first end-of-text token, the only one to end n-grams."""
     eos = config.get("eos_token_id")
     return _require_integer(
         {"eos_token_id": eos[0] if isinstance(eos, list | tuple) and eos else eos}, "eos_token_id", 0

@@ -64,18 +64,18 @@ class Vocabulary:
 
     @classmethod
     def from_tokenizer(cls, path: str | os.PathLike[str]) -> "Vocabulary":
-        """Merge the tokens of a byte-level BPE ``tokenizer.json``.
+        """Merge the tokens in a byte-level BPE ``tokenizer.json``.
 
-        The key of a token is its text after NFKC, NFD, removal of combining marks, lower case, and
-        removal of extra spaces; ids follow the first appearance of each key. A token that is part
-        of a character keeps an id of its own. Only the standard library is needed; the map depends
-        on the Unicode version of Python, so compare `digest` with a recorded digest.
+        A token's key is its text after NFKC, NFD, removal of combining marks, lower case, and removal
+        of extra spaces; ids follow each key's first appearance. A partial character keeps a separate
+        id. Only the standard library is needed; the map depends on Python's Unicode version, so
+        compare `digest` with a recorded digest.
 
         Args:
           path: the file, or a folder with it.
 
         Raises:
-          ValueError: the file is missing or damaged, or of another kind of tokenizer.
+          ValueError: the file is missing, damaged, or for another tokenizer type.
         """
         place = Path(path)
         place = place / "tokenizer.json" if place.is_dir() else place
@@ -113,7 +113,7 @@ class Vocabulary:
 
 
 def _merge_tokens(strings: Sequence[str]) -> list[int]:
-    """Return merged ids of the strings of a byte-level vocabulary, in token order."""
+    """Return merged ids for byte-level vocabulary strings, in token order."""
     bytes_of, keys = _byte_characters(), dict[str, int]()
     found = []
     for string in strings:
