@@ -29,7 +29,6 @@ from lutjax.training.lm import structure_of
 from lutjax.training.text import load_text
 
 ORDER, CONTEXT, BATCH = 8, 64, 32
-LAYERS, LAST = 2, 1  # the memory is read before the last layer
 TENSOR = "layers.0.memory.embed.weight"
 LETTERS = np.frombuffer(b"bcdfghjklmnpqrstvwxz", np.uint8)
 PROMPT, DIGITS = b"The code of ", 3
@@ -38,15 +37,7 @@ PROMPT, DIGITS = b"The code of ", 3
 def config_of(rows: int, width: int) -> GPTConfig:
     memory = {"orders": (ORDER,), "heads": 1, "rows": rows, "width": width, "placement": "host"}
     options: Any = {f"memory_{name}": value for name, value in memory.items()}
-    return GPTConfig(
-        features=128,
-        context=CONTEXT,
-        n_layers=LAYERS,
-        feed_forward="dense",
-        memory=True,
-        memory_layers=(LAST,),
-        **options,
-    )
+    return GPTConfig(features=128, context=CONTEXT, n_layers=2, feed_forward="dense", memory=True, **options)
 
 
 def write_base(path: Path, rows: int, width: int, ids: Any = (), values: Any = ()) -> None:
@@ -72,7 +63,7 @@ def build(config: GPTConfig, table: HostTable) -> GPT:
     """Return a model that reads the mapped table."""
     structure: Any = structure_of(config)
     model: GPT = structure.model(*structure.init(0))
-    model.layers[LAST].memory.weights = table  # type: ignore[assignment]
+    model.layers[0].memory.weights = table  # type: ignore[assignment]
     return model
 
 
@@ -88,7 +79,7 @@ def windows(text: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 def pretrain(model: GPT, text: np.ndarray, steps: int) -> None:
     """Train all parameters and rows on a text."""
-    table: Any = model.layers[LAST].memory.weights
+    table: Any = model.layers[0].memory.weights
     table.start(optim.RowAdam())
     optimizer = Optimizer(model, optim.Optimizer(optim.SGD(), rate=1.0, rest=optax.adamw(2e-3)))
 
@@ -124,7 +115,7 @@ def facts(count: int) -> np.ndarray:
 
 def write_facts(model: GPT, sentences: np.ndarray, steps: int, rate: float) -> None:
     """Update the rows of the answers by gradients until all answers are right."""
-    table: Any = model.layers[LAST].memory.weights
+    table: Any = model.layers[0].memory.weights
     table.start(optim.RowAdam())
     n, length = sentences.shape
     answers = np.arange(length - 1) >= length - 1 - DIGITS
@@ -152,7 +143,7 @@ def write_facts(model: GPT, sentences: np.ndarray, steps: int, rate: float) -> N
 
     for number in range(steps):
         value, of_host = step(model)
-        update_host(model, of_host, rate / (1 + number / 40))
+        update_host(model, of_host, rate / (1 + number / 20))
         if number % 10 == 0:
             right = answered(model, sentences)
             print(f"step {number + 1}: loss {float(value):.4f}, {right} of {n} answered", flush=True)
@@ -183,8 +174,6 @@ def main() -> None:
         facts=(1000, "number of facts"),
         steps=(400, "steps of the first training"),
         windows=(2048, "windows of other text"),
-        fact_steps=(150, "most steps for the facts"),
-        rate=(0.02, "learning rate of their rows"),
     )
     folder = Path(options.folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -202,16 +191,16 @@ def main() -> None:
     def with_table(**how: Any) -> GPT:
         graph, state = nnx.split(model)
         found = nnx.merge(graph, state)
-        found.layers[LAST].memory.weights = open_base(base, options.width, **how)
+        found.layers[0].memory.weights = open_base(base, options.width, **how)
         return found
 
     before = with_table()
     loss, right = other_loss(before, text.test, options.windows), answered(before, sentences)
     print(f"before: {right} of {len(sentences)} facts answered; loss of other text {loss:.6f}")
     learner = with_table(trains=True)
-    write_facts(learner, sentences, options.fact_steps, options.rate)
+    write_facts(learner, sentences, 150, 0.05)
     overlay = folder / f"overlay-{time.time_ns()}"
-    learner.layers[LAST].memory.weights.save(overlay)
+    learner.layers[0].memory.weights.save(overlay)
     size = sum(path.stat().st_size for path in overlay.iterdir())
 
     after = with_table(overlays=[overlay])
@@ -219,7 +208,7 @@ def main() -> None:
     print(
         f"after: {right} of {len(sentences)} facts answered; loss of other text {changed:.6f}, changed by {changed - loss:+.6f}; overlay {size / 1e6:.2f} MB"
     )
-    after.layers[LAST].memory.weights.remove_overlay(overlay)
+    after.layers[0].memory.weights.remove_overlay(overlay)
     restored, right = other_loss(after, text.test, options.windows), answered(after, sentences)
     same = restored == loss and digest_of(base) == digest
     print(
