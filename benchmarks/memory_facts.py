@@ -143,7 +143,7 @@ def write_facts(model: GPT, sentences: np.ndarray, steps: int, rate: float) -> N
 
     for number in range(steps):
         value, of_host = step(model)
-        update_host(model, of_host, rate / (1 + number / 20))
+        update_host(model, of_host, rate / (1 + number / 40))
         if number % 10 == 0:
             right = answered(model, sentences)
             print(f"step {number + 1}: loss {float(value):.4f}, {right} of {n} answered", flush=True)
@@ -174,6 +174,8 @@ def main() -> None:
         facts=(1000, "number of facts"),
         steps=(400, "steps of the first training"),
         windows=(2048, "windows of other text"),
+        fact_steps=(150, "most steps for the facts"),
+        rate=(0.02, "learning rate of their rows"),
     )
     folder = Path(options.folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -198,7 +200,7 @@ def main() -> None:
     loss, right = other_loss(before, text.test, options.windows), answered(before, sentences)
     print(f"before: {right} of {len(sentences)} facts answered; loss of other text {loss:.6f}")
     learner = with_table(trains=True)
-    write_facts(learner, sentences, 150, 0.05)
+    write_facts(learner, sentences, options.fact_steps, options.rate)
     overlay = folder / f"overlay-{time.time_ns()}"
     learner.layers[0].memory.weights.save(overlay)
     size = sum(path.stat().st_size for path in overlay.iterdir())
