@@ -15,6 +15,9 @@ from lutjax.files.strict_json import Fields
 CONFIG, TENSORS, CARD = "config.json", "model.safetensors", "README.md"
 """Bundle file names, recognized by model hubs."""
 
+MEMORY_RECORD = "memory.json"
+"""File of an imported memory, next to its bundle: layout and base files."""
+
 VERSION = 1
 """Layout version."""
 

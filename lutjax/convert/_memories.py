@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
+from lutjax.bundles._layout import MEMORY_RECORD
 from lutjax.bundles.saving import save
 from lutjax.convert.errors import ConversionError
 from lutjax.files import strict_json
@@ -21,9 +22,6 @@ from lutjax.values import NgramLayout, Vocabulary
 
 if TYPE_CHECKING:
     from lutjax.layers.nnx import NgramEmbedding, NgramMemory
-
-RECORD = "memory.json"
-"""File of a bundle that describes a memory and its base files."""
 
 FAMILIES = ("engram", "ple", "longcat")
 
@@ -165,7 +163,7 @@ def convert_memory(
         "base": base.description, "layout": layout.to_json(),
     }  # fmt: skip
     save(arrays, model)
-    with atomically(Path(model) / RECORD) as path:
+    with atomically(Path(model) / MEMORY_RECORD) as path:
         path.write_text(json.dumps(record, allow_nan=False) + "\n", encoding="utf-8")
     return record
 
@@ -176,10 +174,10 @@ def read_record(model: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
       FolderError: it is missing or damaged.
     """
-    record = _read_json(Path(model) / RECORD)
+    record = _read_json(Path(model) / MEMORY_RECORD)
     needed = ("family", "layer", "class", "arguments", "codec", "parts", "scales", "base", "layout")
     if missing := [name for name in needed if name not in record]:
-        raise ConversionError(f"{Path(model) / RECORD} has no {missing[0]}.")
+        raise ConversionError(f"{Path(model) / MEMORY_RECORD} has no {missing[0]}.")
     return record
 
 

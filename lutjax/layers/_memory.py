@@ -67,11 +67,7 @@ def memory_call(
     self: Any, x: Float[Array, "*vectors"], tokens: Int[Array, "*batch length"], *,
     segments: Int[Array, "*#batch length"] | None = None, history: History | LayoutHistory | None = None,
 ) -> Any:  # fmt: skip
-    """Return the update to add to token vectors `x`; with a `history` also the next history.
-
-    N-grams of `tokens`, ids modulo ``2**32``, and the convolution stay within a segment. With a
-    `layout`, negative ids mark missing tokens: the update there is 0.
-    """
+    """Return the update to add to token vectors `x`; with a `history` also the next history."""
     return self._run(x, tokens=tokens, segments=segments, history=history)
 
 
@@ -79,54 +75,42 @@ def memory_call(
 class NgramMemorySpec(Spec):
     """Hashed n-gram tables next to attention: the last tokens address rows, and a gate reads them.
 
-    Add ``y = memory(x, tokens)`` to `x`, the token vectors at some depth of a model. Each n-gram
-    that ends at a token has a row in `heads` tables for each of the `orders`. The concatenated rows
-    are projected to a key and a value. The gate is ``sigmoid(<query, key> / sqrt(features))`` with
-    the query `x`; both are divided by their root mean square, and scaled. A causal depthwise
-    convolution over gated values, with SiLU, is added.
-
-    With a `layout`, rows are those of a published memory, in one flat table. With `streams`, `x` has
-    vectors ``[..., length, streams, features]``: each stream has its own keys, gates, scales and
-    convolution, and all share the values.
+    Published by Cheng et al., Conditional Memory via Scalable Lookup, 2026, without merged tokens.
+    Add ``y = memory(x, tokens)`` to the token vectors `x`. Each n-gram that ends at a token has a row
+    in ``n = len(orders) * heads`` tables. The concatenated rows are projected to a key and a value.
+    The gate is ``sigmoid(<query, key> / sqrt(features))`` with the query `x`, both divided by their
+    root mean square and scaled. A causal depthwise convolution over gated values, with SiLU, is
+    added. N-grams and convolution stay within a segment; negative ids mark missing tokens.
 
     Variables:
-      weights: tables, trained, ``[len(orders) * heads, rows, width]``, with a layout ``[1, rows,
-        width]``, normal(0.02).
-      key_kernel: trained, ``[len(orders) * heads * width, streams * features]``, LeCun normal.
-      value_kernel: trained, ``[len(orders) * heads * width, features]``, LeCun normal.
+      weights: tables, trained, ``[n, rows, width]``, with a layout ``[1, rows, width]``, normal(0.02).
+      key_kernel: trained, ``[n * width, streams * features]``, LeCun normal.
+      value_kernel: trained, ``[n * width, features]``, LeCun normal.
       query_scale, key_scale, conv_scale: trained, ``[features]``, or ``[streams, features]``, ones.
-      conv_kernel: trained, ``[kernel, features]``, or ``[kernel, streams, features]``, zeros; the
-        last row is for the token itself.
+      conv_kernel: trained, ``[kernel, (streams,) features]``, zeros; the last row is the token's.
 
     Args:
       features: size of token vectors and outputs.
       orders: n-gram lengths; 2 is a token and its predecessor.
       rows: rows per table; required without a layout.
-      heads: tables for each order, each with its own hash.
       width: row size; by default all rows for a token together have `features` values, rounded up.
       kernel: number of tokens read by the convolution, spaced by the longest n-gram; may be 0.
-      seed: hash seed; layers with different seeds have different collisions.
-      dtype: dtype of projections and output; by default promoted from inputs and parameters.
-      param_dtype: dtype of tables and projections: float32, bfloat16, float16 or float64.
+      heads, seed: tables for each order, and their hash seed.
+      dtype, param_dtype: dtypes of the output (by default promoted), and of tables and projections.
       weights_init, kernel_init: initializers of tables and projections.
       row_axis: mesh axis of table rows and the batch; see `lutjax.sharding.lookup_in_blocks`.
-      accumulate: fixed-point accumulation in the lookup; see `lutjax.FixedPoint`.
-      implementation: implementation of the lookup; see `lutjax.weighted_lookup`.
-      placement: ``"device"``, or host memory: ``"host"`` or an existing table in Flax NNX,
-        `lutjax.optim.host.HostTables` elsewhere. The layer then keeps the PRNG key of its rows. See
-        docs/host-memory.md.
-      layout: `lutjax.NgramLayout`, which replaces `orders`, `rows`, `heads` and `seed`.
-      streams: number of residual streams.
+      accumulate, implementation: as in `lutjax.weighted_lookup`.
+      placement: ``"device"``, ``"host"`` or a host table; see docs/host-memory.md.
+      layout: a published `lutjax.NgramLayout`; replaces `orders`, `rows`, `heads` and `seed`.
+      streams: residual streams, vectors ``[..., length, streams, features]`` with shared values.
       gate: ``"sigmoid"`` of the score, or ``"root"``: of its signed root, with magnitudes of at least
-        1e-3. For a score of 0 the gate is 0.5 with a Qwen layout, and otherwise has the sign of 0.
+        1e-3 (for a score of 0, 0.5 with a Qwen layout, and otherwise the sign of 0).
       eps: added to mean squares before the root.
 
     Raises:
       ValueError: a size is impossible.
 
     Source: docs/semantics.md, section 14.
-
-    Published: Cheng et al., Conditional Memory via Scalable Lookup, 2026, without merged tokens.
     """
 
     features: int

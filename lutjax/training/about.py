@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lutjax.bundles._layout import is_bundle
-from lutjax.convert import _memories
+from lutjax.bundles._layout import MEMORY_RECORD, is_bundle
 from lutjax.files import strict_json
 from lutjax.files.messages import in_a_line, printable
 from lutjax.files.strict_json import Fields
@@ -38,7 +37,9 @@ def facts(folder: Path, *, on_damage: Callable[[str], None] = checkpoints.warn) 
     """
     if overlays.is_overlay(folder):
         return overlays.facts(folder)
-    if (folder / _memories.RECORD).is_file():
+    if (folder / MEMORY_RECORD).is_file():
+        from lutjax.convert import _memories  # with JAX
+
         return _memories.facts(folder)
     if is_bundle(folder):
         return _read_bundle(folder)
@@ -98,8 +99,12 @@ def _check(meta: Mapping[str, Any]) -> None:
 
 def lines(found: Mapping[str, Any]) -> list[str]:
     """Format facts as lines."""
-    formats = {"overlay": overlays.lines, "memory": _memories.lines}
-    return [printable(line) for line in formats.get(found["kind"], _lines)(found)]
+    write = overlays.lines if found["kind"] == "overlay" else _lines
+    if found["kind"] == "memory":
+        from lutjax.convert import _memories
+
+        write = _memories.lines
+    return [printable(line) for line in write(found)]
 
 
 def _lines(found: Mapping[str, Any]) -> list[str]:

@@ -232,7 +232,7 @@ KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
 
 
 @needs_devices(4)
-@pytest.mark.parametrize(("op", "kind"), itertools.product(OPS, KINDS))
+@pytest.mark.parametrize(("op", "kind"), list(itertools.product(OPS, KINDS)))
 def test_arguments_on_a_mesh(op, kind):
     mesh = Mesh(
         np.array(jax.devices()[:4]).reshape(*MESH.values()),

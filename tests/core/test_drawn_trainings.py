@@ -326,7 +326,7 @@ USES: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     ("use", "jitted"),
-    itertools.product(USES, (True, False)),
+    list(itertools.product(USES, (True, False))),
 )
 def test_a_table_has_the_right_gradient_or_none(use, jitted):
     for op in ("lut",) if jitted else OPS:

@@ -1,5 +1,6 @@
 """Optional packages: what is said where they are missing, and that it helps."""
 
+import inspect
 import json
 import re
 import shlex
@@ -27,7 +28,7 @@ def installed_from(monkeypatch):
         )
         monkeypatch.setattr(_extras, "__file__", "/nowhere/site-packages/lutjax/extras.py")
         monkeypatch.setattr(_extras, "_direct_url", lambda: url)
-        monkeypatch.setattr(_extras, "_checkout", _extras._checkout.__wrapped__)
+        monkeypatch.setattr(_extras, "_checkout", inspect.unwrap(_extras._checkout))
 
     return install
 

@@ -47,8 +47,8 @@ def close(name, actual, expected, tolerance):
 
 
 def test_all_are_here():
-    # Networks of other packages and states of layers: tests/applications/test_convert.py and test_layer_states.py.
-    of_others = {*GOLDEN.glob("foreign_*.npz"), GOLDEN / "layer_states.npz"}
+    # Networks of other packages, states of layers and memories: test_convert.py, test_layer_states.py and test_published_layers.py.
+    of_others = {*GOLDEN.glob("foreign_*.npz"), GOLDEN / "layer_states.npz", GOLDEN / "memory_tables.npz"}
     assert len(set(GOLDEN.glob("*.npz")) - of_others) == 29
     assert len(recorded()) == 2 * 18
     assert len(SCORED) == 6

@@ -33,7 +33,6 @@ class NgramMemory(Layer):
       >>> x, tokens = jnp.ones((4, 32, 16)), jnp.zeros((4, 32), jnp.int32)
       >>> layer(x, tokens).shape, layer.row_ids(tokens).shape
       ((4, 32, 16), (4, 32, 8))
-      >>> y, history = layer(x[:, :1], tokens[:, :1], history=layer.history((4,)))  # for the next call
     """
 
     spec_type = _memory.NgramMemorySpec
