@@ -1,8 +1,7 @@
 """Strict settings for every test: no implicit dtype or rank promotion, and several devices on any machine.
 
-Most of the time of these tests is compilation, so code for CPUs is generated with few optimizations, and on the oldest
-jaxlib by the emitters that compile in half the time; ``XLA_FLAGS=--xla_backend_optimization_level=3 pytest`` runs them
-on what users get.
+Compilation dominates the test time, so CPU code is generated with few optimizations, and on the oldest jaxlib with the
+emitters that compile twice as fast. ``XLA_FLAGS=--xla_backend_optimization_level=3 pytest`` uses the settings of users.
 """
 
 import contextlib
@@ -108,7 +107,7 @@ def pytest_runtest_teardown(item, nextitem):
 
 @pytest.fixture
 def without_typechecking():
-    """Run as for a user: only the ops check arguments."""
+    """Run with user settings: only the ops check arguments."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
@@ -116,7 +115,7 @@ def without_typechecking():
 
 @pytest.fixture
 def accelerator_formulation(monkeypatch):
-    """Plain JAX as accelerators get it, which any device can run: large gathers instead of loops."""
+    """Use plain JAX as on accelerators, runnable on any device: large gathers instead of loops."""
     from lutjax.kernels._xla import _pair_tiles, _row_gathers, bilinear_gates
 
     forgotten.compiled()
@@ -129,7 +128,7 @@ def accelerator_formulation(monkeypatch):
 
 @pytest.fixture
 def tpu_formulation(accelerator_formulation, monkeypatch):
-    """Plain JAX as TPUs get it: rows of small tables are read and added as products with one-hot matrices."""
+    """Use plain JAX as on TPUs: rows in small tables are read and added as products with one-hot matrices."""
     from lutjax.kernels._xla import _row_gathers
 
     monkeypatch.setattr(_row_gathers, "multiplies_fast", lambda device: True)
@@ -138,7 +137,7 @@ def tpu_formulation(accelerator_formulation, monkeypatch):
 
 @pytest.fixture
 def without_native(monkeypatch):
-    """Run as where lutjax-cpu is not installed: for tests of choices and of texts that name them."""
+    """Run as if lutjax-cpu were not installed, for tests on choices and the texts naming them."""
     import lutjax
     from lutjax.dispatch import registry
 
@@ -164,7 +163,7 @@ def without_native(monkeypatch):
 
 @pytest.fixture(scope="module")
 def compilation_cache_directory(tmp_path_factory):
-    """Keep compiled programs in an empty directory, which processes of a test can share."""
+    """Keep compiled programs in an empty directory shared between a test's processes."""
     path = tmp_path_factory.mktemp("compiled")
     kept = jax.config.jax_compilation_cache_dir
     _use_compilation_cache(path)

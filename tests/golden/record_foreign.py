@@ -1,9 +1,10 @@
-"""Record small networks of other packages, with their outputs, for the tests of `lutjax.convert`.
+"""Record small networks from other packages, with their outputs, for the `lutjax.convert` tests.
 
     python tests/golden/record_foreign.py --difflogic CHECKOUT --dwn CHECKOUT
 
-writes ``foreign_*.npz`` beside this file. It needs PyTorch, torchlogix and scikit-learn, and the published code of the two packages that no registry has for CPUs. Of torch-dwn, whose
-kernels are for CUDA, the forward pass of the layer is written here, as its kernel defines it. lutjax is not imported.
+writes ``foreign_*.npz`` next to this file. It requires PyTorch, torchlogix and scikit-learn, plus checkouts for the two packages
+without CPU builds on any registry. torch-dwn has CUDA kernels only, so this script reimplements the layer's forward pass
+as its kernel defines it. lutjax is not imported.
 """
 
 import argparse
@@ -22,14 +23,14 @@ HERE = Path(__file__).parent
 
 
 def package(name: str, folder: Path) -> None:
-    """Let modules of a package be imported without what it imports itself: CUDA extensions, or syntax of a later Python."""
+    """Make package modules importable without their own imports, such as CUDA extensions or newer Python syntax."""
     found = types.ModuleType(name)
     found.__path__ = [str(folder)]
     sys.modules[name] = found
 
 
 def record(name: str, model: Any, x: Any, call: Callable[..., Any] | None = None, **arguments: Any) -> None:
-    """Write tensors, inputs, hard and soft outputs of a network, and arguments of its conversion."""
+    """Write tensors, inputs, hard and soft network outputs, and conversion arguments."""
     call = call or model
     outputs = {}
     for what, training in (("hard", False), ("soft", True)):
@@ -80,7 +81,7 @@ def torchlogix(torch: Any) -> None:
 
 
 def torchlogix_images(torch: Any) -> None:
-    """Thermometers that are sampled otherwise, and convolutions over images of digits."""
+    """Record thermometers with other sampling modes, and convolutions over digit images."""
     torch.manual_seed(1)
     layers = importlib.import_module("torchlogix.layers")
     digits = importlib.import_module("sklearn.datasets").load_digits().images[:40]
@@ -113,7 +114,7 @@ def torchlogix_images(torch: Any) -> None:
         record(f"torchlogix_thermometer_{name}", network(first, dense(18, 20)), rows, **given)
 
     def record_images(name: str, model: Any, x: Any, **arguments: Any) -> None:
-        """Channels come last in the file."""
+        """Record a network with channels-last images in the file."""
         record(
             name,
             model,
@@ -216,7 +217,7 @@ def torch_dwn(torch: Any, folder: Path) -> None:
 
 
 def spiky(torch: Any, folder: Path) -> None:
-    """Language models over a text; the extension ``spiky_cuda`` is built for CPUs by the folder of that name."""
+    """Record language models over a text; the folder of the same name builds the extension ``spiky_cuda`` for CPUs."""
     sys.path.insert(0, str(folder / "src"))
     transformer = importlib.import_module("spiky.lut.LUTTransformer").LUTTransformer
     text = torch.tensor(

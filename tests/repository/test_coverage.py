@@ -1,4 +1,4 @@
-"""Check of `docs/coverage.md`: its code parses, and its names exist in the installed libraries."""
+"""Tests for `docs/coverage.md`: its code parses, and its names exist in the installed libraries."""
 
 import ast
 import pkgutil

@@ -1,4 +1,4 @@
-"""Developer guides name existing files and every subpackage."""
+"""Tests for developer guides: they name existing files and every subpackage."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The code of the README and of the pages runs, its output is the real one, and so does every example in a docstring."""
+"""Tests for README, page and docstring examples: the code runs and prints the documented output."""
 
 import contextlib
 import doctest
@@ -36,7 +36,7 @@ LONG_PAGES = ("bundles", "cellular-automaton", "coming-from", "columns", "gpu", 
 
 
 def is_long(page):
-    """Return whether running the examples on a page takes long."""
+    """Return True if a page takes long to run."""
     return page.stem in LONG_PAGES or page.parent.name == "appendix"
 
 
@@ -48,7 +48,7 @@ def modules():
 
 @pytest.fixture
 def as_a_reader(without_typechecking):
-    """Run with the default settings of JAX."""
+    """Run with JAX's default settings."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
@@ -60,7 +60,7 @@ def as_a_reader(without_typechecking):
 )
 @pytest.mark.usefixtures("as_a_reader")
 def test_pages_run(page, request):
-    """Run the code in one namespace, from the first block to the last."""
+    """Run all code blocks in order in one namespace."""
     namespace, outputs, text = {}, [], page.read_text()
     if "native/cpu" in text:  # it shows what is chosen where nothing but lutjax is installed
         request.getfixturevalue("without_native")
@@ -96,7 +96,7 @@ def test_every_directive_of_a_page_is_expanded():
 
 
 def ops_with_a_kernel(folder):
-    """Ops that have a kernel module in a folder."""
+    """Return ops with a kernel module in a folder."""
     return {path.stem for path in (ROOT / folder).glob("*.py") if not path.stem.startswith("_")}
 
 
@@ -144,7 +144,7 @@ def test_each_file_of_measurements_says_how_it_was_made():
 
 
 def _lm_help():
-    """The help of `lutjax train lm`, as one line."""
+    """Return `lutjax train lm --help` as one line."""
     from lutjax.cli._main import cli
 
     [preset] = [p for p in cli.commands["train"].commands["lm"].params if p.name == "preset"]
@@ -152,7 +152,7 @@ def _lm_help():
 
 
 def in_words(ops):
-    """Return names of ops as a sentence lists them."""
+    """Join op names into an English list."""
     *first, last = (f"`{op}`" for op in ops)
     return f"{', '.join(first)} and {last}" if first else last
 
@@ -210,7 +210,7 @@ def test_training_times_are_those_of_the_table():
 
 @pytest.mark.slow
 def test_what_has_a_factored_gradient_is_what_the_page_lists():
-    """Each op of the sentence with a table, and each composition of them, by themselves; and no other op or composition is one with a table."""
+    """Check each listed op and composition separately, and check that no other op or composition has a table."""
     page = (ROOT / "docs" / "training-large-tables.md").read_text(encoding="utf-8")
     ops, compositions = (
         re.findall(r"`(\w+)`", listed)
@@ -295,7 +295,7 @@ SECTION = re.compile(r"(?m)^## (\d+)\. ")
 
 
 def test_sources_exist():
-    """Each "Source:" line of a docstring names a page and sections of it."""
+    """Check that each docstring "Source:" line names an existing page and its sections."""
     pages = [page for page in PAGES if page.parent == ROOT / "docs"]
     sections = {page.name: set(SECTION.findall(page.read_text())) for page in pages}
     found = 0
@@ -314,7 +314,7 @@ def test_sources_exist():
 
 
 def test_hashes_of_ngrams_are_those_of_the_page():
-    """The multipliers, by the formula as Python: its operators are bitwise, so the numbers are odd."""
+    """Evaluate the multiplier formula as Python: its operators are bitwise, so the numbers are odd."""
     text = (ROOT / "docs" / "semantics.md").read_text()
     formula = re.search(r"^    m\(n, head, j\) = (.*)$", text, re.MULTILINE)[1]
     names = {"mix": lambda h: _ngrams._mix(h % 2**32), "n": 3, "head": 5, "j": 2, "seed": 7}
@@ -374,7 +374,7 @@ def test_figures_of_short_pages_stand_in_the_pages_that_they_link(name):
 )
 @pytest.mark.usefixtures("as_a_reader")
 def test_pallas_kernels_are_exported_without_a_disabled_check(implementation, platform, device_kind):
-    """docs/implementations.md says so."""
+    """Check the claim in docs/implementations.md."""
     d = jax.eval_shape(lutjax.detect_signs, jax.ShapeDtypeStruct((16, 4, 5), "float32"))
     look_up = jax.jit(lambda w, d: lutjax.lookup(w, d, implementation=implementation))
     weights = jax.ShapeDtypeStruct((4, 32, 128), "float32")

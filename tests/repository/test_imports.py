@@ -1,4 +1,4 @@
-"""Applications and circuits use only public names of the layers below them."""
+"""Tests for imports: applications and circuits use only public names from lower layers."""
 
 import ast
 import tomllib
@@ -25,7 +25,7 @@ def is_private(name: str) -> bool:
 
 
 def private_uses(module: str, text: str) -> Iterator[str]:
-    """Yield the private modules and names of lower layers that a module imports, or takes from an import."""
+    """Yield private modules and names imported or accessed from lower layers."""
     tree = ast.parse(text)
     names, imported = set(), {}
     for node in ast.walk(tree):

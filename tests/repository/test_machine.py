@@ -1,4 +1,4 @@
-"""Devices that tests run on: none is touched while tests are collected, and workers share a GPU."""
+"""Tests for device selection: collection touches no device, and workers share a GPU."""
 
 import json
 import os
@@ -15,7 +15,7 @@ LATE = "import jax.numpy as jnp\n\n\ndef test_late():\n    assert jnp.ones(3).su
 
 
 def test_a_module_that_touches_a_device_is_not_collected(tmp_path):
-    """Every file of tests is treated so, whatever runs: by `machine.pytest_collection`."""
+    """Check `machine.pytest_collection`, which treats every test file this way in any run."""
     for name, text in (("early", EARLY), ("late", LATE)):
         (tmp_path / f"test_{name}.py").write_text(text)
     options = ["-p", "machine", "-p", "no:cacheprovider", "--continue-on-collection-errors", "--rootdir", "."]
@@ -56,6 +56,6 @@ def test_workers(cores, name, memory, expected):
 
 @pytest.mark.parametrize(("name", "runs"), [("cpu", False), ("gpu", True)])
 def test_all_workers_collect_the_tests_of_one_backend(name, runs, monkeypatch):
-    """Workers take the backend that the first process found, without asking JAX."""
+    """Check that workers reuse the backend found by the first process, without querying JAX."""
     monkeypatch.setenv("LUTJAX_TESTS_RUN_ON", json.dumps([name, None]))
     assert ("triton" in cases.implementations("lookup")) == runs

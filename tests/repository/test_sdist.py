@@ -1,4 +1,4 @@
-"""The source distribution has all that the repository has, and what is installed from it passes its tests."""
+"""Tests for the source distribution: it contains the full repository, and its installed package passes the tests."""
 
 import os
 import pathlib
@@ -28,7 +28,7 @@ def patterns():
 
 
 def listed_by_git():
-    """The names of the repository's files with a zero byte after each."""
+    """Return repository file names, each followed by a zero byte."""
     if not (ROOT / ".git").exists():
         pytest.skip("this is no checkout: there is no list of the repository's files")
     # A checkout may belong to another user, to read.
@@ -61,7 +61,7 @@ def test_every_pattern_is_of_something():
 @pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="once is enough, in a checkout")
 def test_what_is_installed_from_it_passes_its_tests(tmp_path):
-    """Install it, not editable, in an environment of its own that borrows this one's other packages; pip fetches hatchling."""
+    """Install non-editable in a separate environment that borrows the other packages from this one; pip fetches hatchling."""
 
     environment = {
         name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "XLA_FLAGS")

@@ -1,4 +1,4 @@
-"""The documentation site has every page in its index and every public name in its reference, and is built without a warning."""
+"""Tests for the documentation site: every page is indexed, every public name is in the reference, and the build has no warnings."""
 
 import importlib
 import importlib.util
@@ -34,7 +34,7 @@ MODULES = ("lutjax", *(f"lutjax.{name}" for name in (
 
 
 def names_of_toctrees(page):
-    """The pages that the toctrees of a page name, without their endings."""
+    """Return the pages named in a page's toctrees, without suffixes."""
     for block in re.findall(r"```{toctree}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
         for line in block.splitlines():
             if line and not line.startswith(":"):
@@ -50,7 +50,7 @@ def test_every_page_is_in_the_index():
 
 
 def listed():
-    """Return how often the pages of the reference list each full name."""
+    """Count each full name in the reference pages."""
     blocks = (
         found
         for path in (DOCS / "reference" / "api").glob("*.md")
@@ -60,7 +60,7 @@ def listed():
 
 
 def public():
-    """Return the full names of every public ``__all__``, without the version and the modules of `lutjax`, which have their own pages."""
+    """Return full names from every public ``__all__``, except the version and `lutjax` modules, which have their own pages."""
     package = importlib.import_module("lutjax")
     modules = {f"lutjax.{name}" for name in package.__all__ if inspect.ismodule(getattr(package, name))}
     names = {f"{module}.{name}" for module in MODULES for name in importlib.import_module(module).__all__}
@@ -86,7 +86,7 @@ def test_api_blocks_have_a_directive_for_each_name():
 
 
 def test_names_in_pages_exist():
-    """Each dotted name of lutjax in the text of a page is a module, or means something in one."""
+    """Check that each dotted lutjax name in page text resolves to a module or attribute."""
     for page in [ROOT / "README.md", *SOURCES]:
         text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         for name in set(re.findall(r"`(lutjax(?:\.\w+)+)", text)):
@@ -145,7 +145,7 @@ def test_links_lead_somewhere():
 
 
 def test_there_is_one_version():
-    """The version of the package is that of its native kernels, its changelog, its citation and the switcher of the site."""
+    """Check that the package, native kernels, changelog, citation and site version switcher share one version."""
     import lutjax
 
     version = lutjax.__version__
@@ -171,7 +171,7 @@ print(*sorted({extra for package, extra in EXTRAS.items() if package in sys.modu
 
 
 def test_pictures_have_words():
-    """Every picture of a page has a text that stands for it."""
+    """Check that every picture has alternative text."""
     for path in SOURCES:
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"!\[\s*\]\(", text), path
@@ -221,7 +221,7 @@ AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
 
 
 def built(folder, *options):
-    """The site, built of a copy, so that nothing of an earlier build is used."""
+    """Build the site from a copy, without files from earlier builds."""
     docs = folder / "docs"
     shutil.copytree(DOCS, docs, ignore=shutil.ignore_patterns("_build", "__pycache__"))
     for name in ("CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "LICENSE"):
@@ -239,7 +239,7 @@ def built(folder, *options):
 @pytest.mark.slow
 class TestSlow:
     def test_the_site_installs_what_its_reference_imports(self):
-        """The guide, Read the Docs and nox install the same extras, with all packages that the reference imports."""
+        """Check that the guide, Read the Docs and nox install the same extras, including all packages imported by the reference."""
         guide = (DOCS / "dev" / "documentation.md").read_text(encoding="utf-8")
         install, extras, build = re.search(
             r'    (pip install -e "\.\[([\w,]+)\]" --group docs) && (sphinx-build .*)\n', guide
@@ -259,7 +259,7 @@ class TestSlow:
 
     @needs_sphinx
     def test_the_site_is_built_without_a_warning_and_everybody_can_read_it(self, tmp_path, accessibility):
-        """Build all of it, notebooks included."""
+        """Build the full site, notebooks included."""
         html = built(tmp_path)
         pages = accessibility.pages(html)
         assert len(pages) > len(SOURCES)
@@ -275,7 +275,7 @@ class TestSlow:
     @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not found: npm install --no-save axe-core")
     @needs_sphinx
     def test_a_browser_shows_pages_that_everybody_can_read(self, tmp_path, accessibility):
-        """Open pages of all kinds, built without running notebooks, in all sizes and colors."""
+        """Open pages from every section in all sizes and colors, built without running notebooks."""
         require_tool("chromium")
         import browser as browsers
 

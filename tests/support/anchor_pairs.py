@@ -1,10 +1,10 @@
-"""Pairs of inputs that detectors compare."""
+"""Pairs of inputs compared by detectors."""
 
 import numpy as np
 
 
 def draw_anchors(rng, n_inputs, n_detectors, n):
-    """Return anchors of two different inputs each."""
+    """Return anchors with two different inputs each."""
     pairs = [[rng.permutation(n_inputs)[:2] for _ in range(n)] for _ in range(n_detectors)]
     return np.array(pairs, np.int32)
 
@@ -14,7 +14,7 @@ def pairs_of(pool):
 
 
 def assert_without_replacement(anchors, pool):
-    """Every pair of the pool is drawn once before one is drawn again, and none twice for a detector."""
+    """Assert that sampling exhausts the pool before repeating a pair, and never repeats a pair within a detector."""
     wanted, drawn = pairs_of(pool), [tuple(pair) for pair in anchors.reshape(-1, 2).tolist()]
     for start in range(0, len(drawn), len(wanted)):
         part = drawn[start : start + len(wanted)]

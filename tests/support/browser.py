@@ -1,4 +1,4 @@
-"""Headless Chromium, driven through a pipe by its DevTools protocol."""
+"""Headless Chromium, driven through a pipe via the DevTools protocol."""
 
 import json
 import os
@@ -16,16 +16,16 @@ FLAGS = (
 
 
 def find():
-    """Return the path of Chromium or Chrome, None where neither is found."""
+    """Return the path to Chromium or Chrome, or None if neither is found."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 class Browser:
-    """A browser with one page. Use it as a context.
+    """A browser with one page. Use it as a context manager.
 
     Args:
-      folder: for the browser's profile.
-      seconds: until an answer must have come.
+      folder: directory for the browser profile.
+      seconds: timeout for each answer.
     """
 
     def __init__(self, folder, *, seconds=60):
@@ -76,7 +76,7 @@ class Browser:
         os.close(self._write)
 
     def call(self, method, **parameters):
-        """Return the result of a method of the protocol; keep the events that come before it."""
+        """Call a protocol method and return its result; keep events received before it."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -104,29 +104,29 @@ class Browser:
         return json.loads(answer)
 
     def open(self, path):
-        """Load a file, and wait until its scripts have run."""
+        """Load a file and wait until its scripts have run."""
         self.events.clear()
         self.call("Page.navigate", url=Path(path).as_uri())
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._next())
 
     def run(self, expression):
-        """Return the value of a JavaScript expression; a promise is awaited."""
+        """Return a JavaScript expression's value; promises are awaited."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(f"{expression}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
 
     def wait_for_frame(self):
-        """Wait until the page has been drawn again."""
+        """Wait until the page has been redrawn."""
         self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def text(self, selector):
-        """Return the text of an element, as it is seen."""
+        """Return the visible text in an element."""
         return self.run(f"document.querySelector({json.dumps(selector)}).innerText")
 
     def box(self, selector):
-        """Return left, top, width and height of an element in the window, which shows it."""
+        """Scroll an element into view and return its left, top, width and height in the window."""
         return self.run(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
             " const b = e.getBoundingClientRect(); return [b.left, b.top, b.width, b.height]; })()"
@@ -137,12 +137,12 @@ class Browser:
         return [{"x": left + x * width, "y": top + y * height} for x, y in points]
 
     def stroke(self, selector, points, *, modifiers=0, press=True, release=True):
-        """Press the mouse at the first point, move it through the others, and release it.
+        """Press the mouse at the first point, move it through the remaining points, and release it.
 
         Args:
           points: x and y from 0 to 1 in the element's box.
-          modifiers: keys that are held; 8 is Shift.
-          press, release: without these, the stroke goes on from the one before, or is left for one to come.
+          modifiers: held keys; 8 is Shift.
+          press, release: if False, the stroke continues the previous one, or leaves the button pressed for the next one.
         """
         places, mouse = self._places(selector, points), {"button": "left", "modifiers": modifiers}
         if press:
@@ -156,7 +156,7 @@ class Browser:
         self.wait_for_frame()
 
     def touch(self, selector, points):
-        """Put a finger down at the first point, move it through the others, and lift it."""
+        """Put a finger down at the first point, move it through the remaining points, and lift it."""
         for number, place in enumerate(self._places(selector, points)):
             self.call(
                 "Input.dispatchTouchEvent", type="touchMove" if number else "touchStart", touchPoints=[place]
@@ -169,7 +169,7 @@ class Browser:
         self.stroke(selector, [(0.5, 0.5)])
 
     def press(self, key, times=1):
-        """Press a key on the element that has the focus."""
+        """Press a key on the focused element."""
         names = {" ": ("Space", 32), "Enter": ("Enter", 13), "Delete": ("Delete", 46), "Tab": ("Tab", 9),
                  "ArrowLeft": ("ArrowLeft", 37), "ArrowUp": ("ArrowUp", 38), "ArrowRight": ("ArrowRight", 39),
                  "ArrowDown": ("ArrowDown", 40)}  # fmt: skip
@@ -182,14 +182,14 @@ class Browser:
         self.wait_for_frame()
 
     def control_names(self):
-        """Return the names of the controls of the page, as assistive technology reads them."""
+        """Return the names of the page's controls, as read by assistive technology."""
         controls = {"button", "checkbox", "slider", "radio", "combobox", "spinbutton", "application"}
         nodes = self.call("Accessibility.getFullAXTree")["nodes"]
         found = [node for node in nodes if node.get("role", {}).get("value") in controls]
         return [node.get("name", {}).get("value") for node in found]
 
     def resize(self, width, height, *, dark=False, mobile=False):
-        """Set the window's size in pixels, and the colors that the user prefers."""
+        """Set the window size in pixels and the preferred color scheme."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -201,7 +201,7 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=features)
 
     def problems(self):
-        """Return the errors and warnings of the page, and what it asked of the network beyond itself."""
+        """Return the page's errors and warnings, and its external network requests."""
         self.run("0")  # what came until now
         found = []
         for event in self.events:

@@ -1,4 +1,4 @@
-"""Integer layers and language models, and their programs in C."""
+"""Integer layers and language models with their generated C programs."""
 
 import functools
 import subprocess
@@ -41,7 +41,7 @@ def run(program, *words, given=b""):
 
 # ------------------------------------------------------------------------------------- layers
 def ties(key, shape, dtype=jnp.float32):
-    """Return tables of negative and positive numbers, of which many are no multiples of the resolution."""
+    """Return tables with negative and positive elements, many of them not multiples of the resolution."""
     return jax.random.normal(key, shape, dtype) * 3
 
 
@@ -50,7 +50,7 @@ SLOTS = np.array([[[0, 3, -1], [2, 2, 1]]])  # of two rows: an unused slot, and 
 
 
 def layers():
-    """Return a layer of each kind; few inputs make pairs that a detector holds twice, and orders of ids both ways."""
+    """Return a layer for each kind; few inputs produce repeated pairs within a detector, and ids in both orders."""
     make = functools.partial(LUT, rngs=nnx.Rngs(0), **KEPT)
     sparse = functools.partial(SparseLUT, rngs=nnx.Rngs(1), **KEPT)
     return {
@@ -64,7 +64,7 @@ def layers():
 
 
 def of_layers(folder, layers):
-    """Compile layers into one program; return a function that runs a layer on inputs."""
+    """Compile layers into one program and return a function to run a layer on inputs."""
     files = {name: text for layer, of in layers.items() for name, text in of.to_c(layer).items()}
     includes = "\n".join(f'#include "{name}.h"' for name in layers)
     cases = "\n".join(CASE.format(name.upper(), name) % k for k, name in enumerate(layers))
@@ -87,7 +87,7 @@ PROMPTS = (b"a", b"It was", b"much longer than the context", bytes(range(256))[:
 
 
 def model_of(config=CONFIG, scale=0.3):
-    """Return a model with random tables: those of a new one are zeros."""
+    """Return a model with random tables, since new models have zero tables."""
     model = LUTTransformer(config, rngs=nnx.Rngs(3))
     rng = np.random.default_rng(4)
     for path, part in nnx.iter_graph(model):
@@ -97,7 +97,7 @@ def model_of(config=CONFIG, scale=0.3):
 
 
 def check_texts(rounded, program):
-    """Assert that a program writes what its model writes."""
+    """Assert that a program and its model write the same text."""
     for seed, prompt in enumerate(PROMPTS):
         drawn = rounded.generate(prompt, 40, temperature=1.25, top_k=20, seed=seed)
         assert run(program, "-n", 40, "-t", "1.25", "-k", 20, "-s", seed, given=prompt) == drawn

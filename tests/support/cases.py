@@ -1,4 +1,4 @@
-"""Parts that suites of several backends share: ops, their sizes by tags, and the mark of cases that are left to the slow suite."""
+"""Helpers shared by backend suites: ops, their sizes by tag, and marks for slow test cases."""
 
 import contextlib
 import functools
@@ -15,37 +15,37 @@ from lutjax import testing
 from lutjax.cases import Tag
 
 _WITHOUT = {"pallas": ("float64",), "native": ("float16", "float64")}
-"""Dtypes that no kernel of a platform has."""
+"""Dtypes without kernels, by platform."""
 
 
 def called_weights(name, array):
-    """Return whether a parameter is a table: in tests without layers, which would say it."""
+    """Return True if a parameter is a table, judged by name for tests without layer metadata."""
     return name.rpartition("/")[2] == "weights"
 
 
 def slow(*values):
-    """The values of a case of `pytest.mark.parametrize` that runs with ``-m slow`` only."""
+    """Mark a `pytest.mark.parametrize` case to run only with ``-m slow``."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def slow_where(values, is_slow):
-    """Return the cases of `pytest.mark.parametrize`; a case is slow if `is_slow(*its values)`."""
+    """Return `pytest.mark.parametrize` cases; a case is slow if `is_slow(*its values)`."""
     return [_as_slow(case) if is_slow(*case.values) else case for case in map(_as_case, values)]
 
 
 def slow_except(values, *names, ids=None):
-    """Return the cases of `pytest.mark.parametrize`; all but the named ones are slow.
+    """Return `pytest.mark.parametrize` cases; all but the named ones are slow.
 
     Args:
-      values: the cases.
-      names: ids of the fast cases.
-      ids: the argument of `pytest.mark.parametrize`, if it has one.
+      values: cases.
+      names: ids for the fast cases.
+      ids: the `pytest.mark.parametrize` argument, if any.
     """
     return [case if named else _as_slow(case) for case, named in _find_named(values, names, ids)]
 
 
 def slow_among(values, *names, ids=None):
-    """Return the cases of `pytest.mark.parametrize`; the named ones are slow. Arguments as of `slow_except`."""
+    """Return `pytest.mark.parametrize` cases; the named ones are slow. Arguments match `slow_except`."""
     return [_as_slow(case) if named else case for case, named in _find_named(values, names, ids)]
 
 
@@ -62,7 +62,7 @@ def _as_slow(case):
 
 
 def _find_named(values, names, ids):
-    """Return pairs of a case and whether its id is among the names; raise if a name is none of the ids."""
+    """Pair each case with True if its id is among the names; raise if a name matches no id."""
     found = [_as_case(case) for case in values]
     if ids is None or callable(ids):
         ids = [case.id or "-".join(_id_of(value, ids) for value in case.values) for case in found]
@@ -73,14 +73,14 @@ def _find_named(values, names, ids):
 
 
 def _id_of(value, ids):
-    """Return the id of a value as pytest forms it."""
+    """Return a value's id as formed by pytest."""
     if ids is not None:
         return ids(value)
     return getattr(value, "__name__", None) or str(value)
 
 
 def absence(module, error):
-    """Return why kernels for NVIDIA GPUs cannot be imported on this platform; raise the error where it says something else."""
+    """Return the reason NVIDIA kernels cannot be imported on this platform; re-raise any other error."""
     from pallas_interpreter import WITHOUT_MOSAIC
 
     reasons = [
@@ -93,30 +93,30 @@ def absence(module, error):
 
 
 def ops(direction="forward"):
-    """Names of the ops that have cases and a direction."""
+    """Return ops with test cases and the given direction."""
     registry = lutjax.kernel_registry
     return [op for op in registry.ops() if registry.cases(op) and direction in registry.directions(op)]
 
 
 def ops_that_add():
-    """Names of the ops that add up, and so take `accumulate`."""
+    """Return ops with an accumulation, and therefore an `accumulate` argument."""
     function = lutjax.kernel_registry.function
     return [op for op in ops() if "accumulate" in inspect.signature(function(op)).parameters]
 
 
 def typed_size(op):
-    """Name of the first size of an op that is tried in every dtype."""
+    """Return an op's first size for tests in every dtype."""
     return testing.cases_of(op).tagged(Tag.DTYPES)[0]
 
 
 def fast_size(op):
-    """Name of the smallest size of an op that can be split over two devices."""
+    """Return an op's smallest size with a split over two devices."""
     return testing.cases_of(op).tagged(Tag.FAST)[0]
 
 
 @functools.cache
 def case_of(op, shape):
-    """The case of a size in the op's first dtype, for all implementations: what the reference returns is computed once."""
+    """Return a case in the op's first dtype, shared by all implementations so that its reference is computed once."""
     return testing.case(op, shape)
 
 
@@ -124,7 +124,7 @@ RATES = ("table", "row", "output", "edge")
 
 
 def rates_of(case, kind):
-    """Learning-rate factors of a case's table that differ by that."""
+    """Return learning-rate factors for a case's table, varying along the given kind."""
     t, r, o = case.differentiable[case.table].shape
     shape = {"table": (t,), "row": (1, r, 1), "output": (t, 1, o), "edge": (t, r, o)}[kind]
     return np.random.default_rng(0).uniform(0.25, 2, shape).astype(np.float32)
@@ -132,18 +132,18 @@ def rates_of(case, kind):
 
 @functools.lru_cache(maxsize=32)
 def split(op, dtype=None, **sizes):
-    """The case of that size, for all transformations."""
+    """Return a case with these sizes, shared by all transformations."""
     return testing.case(op, fast_size(op), dtype, **sizes)
 
 
 def detections(*shape, bits):
-    """Shapes and dtypes of a detection: of no device."""
+    """Return detection shapes and dtypes, on no device."""
     arrays = [jax.ShapeDtypeStruct(shape, t) for t in (np.int32, np.int32, np.float32)]
     return jax.eval_shape(functools.partial(lutjax.Detection, bits=bits), *arrays)
 
 
 def implementations(op, direction="forward"):
-    """Return the implementations that can run on the backend that tests run on."""
+    """Return implementations for the current test backend."""
     backend = lutjax.Backend(machine.backend())
     return [
         spec.names[0] if spec.platform != "pallas" else spec.names[1]
@@ -154,7 +154,7 @@ def implementations(op, direction="forward"):
 
 @contextlib.contextmanager
 def skipping_what_is_left_to_others(implementation):
-    """Skip a test whose calls an implementation in Pallas leaves to others: some of its kernels are for a part of the calls."""
+    """Skip a test if a Pallas implementation does not support its calls: some kernels cover only part."""
     try:
         yield
     except lutjax.NoImplementationError as error:
@@ -166,10 +166,11 @@ def skipping_what_is_left_to_others(implementation):
 def at_sizes(
     sizes=lambda module: module.sizes, direction="forward", is_slow=lambda size: Tag.SLOW in size.tags
 ):
-    """Values ``op, implementation, shape`` of a test at sizes of every op.
+    """Return ``op, implementation, shape`` test values at sizes from every op.
 
     Args:
-      sizes: names of an op's sizes, of its module of cases. is_slow: says of a size whether the slow suite has it.
+      sizes: function from an op's case module to size names.
+      is_slow: predicate for sizes in the slow suite.
     """
     return [
         slow(op, i, name) if is_slow(module.sizes[name]) else (op, i, name)
@@ -182,10 +183,10 @@ def at_sizes(
 
 
 def in_dtypes(direction="forward", first_only=False):
-    """Values ``op, implementation, shape, dtype`` of a test in every dtype but the first, at the sizes meant for it.
+    """Return ``op, implementation, shape, dtype`` test values in every dtype but the first, at the sizes tagged for it.
 
     Args:
-      first_only: at the first of these sizes alone, and ops that take long to compile in the slow suite.
+      first_only: use only the first tagged size, and leave ops with long compilation to the slow suite.
     """
     found = []
     for values in at_sizes(lambda module: module.tagged(Tag.DTYPES)[: 1 if first_only else None], direction):
@@ -200,5 +201,5 @@ def in_dtypes(direction="forward", first_only=False):
 
 
 def values_of(values):
-    """The values of a case of `pytest.mark.parametrize`, and whether it is left to the slow suite."""
+    """Return a `pytest.mark.parametrize` case's values, and True if it is in the slow suite."""
     return (values.values, bool(values.marks)) if hasattr(values, "marks") else (values, False)

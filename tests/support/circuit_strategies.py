@@ -1,4 +1,4 @@
-"""Circuits that tests draw, and those that formats get wrong easily."""
+"""Circuit strategies, including circuits prone to format errors."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ INPUTS, OUTPUTS = (Port("x", 4, Format(3)),), (Port("y", 3, Format(2)),)
 
 @st.composite
 def plans(draw, most_gates=24, most_inputs=8):
-    """Plans, of which `made` makes circuits; the checks of types that run there draw random numbers, which a strategy must not."""
+    """Draw circuit plans for `made`. The type checks that run in `made` draw random numbers, which a strategy must not do."""
     inputs = [
         (name, draw(st.integers(1, most_inputs // 2)), draw(st.sampled_from(FORMATS)))
         for name in ("x", "second")[: draw(st.integers(1, 2))]
@@ -31,7 +31,7 @@ def plans(draw, most_gates=24, most_inputs=8):
 
 
 def made(plan):
-    """Any gates over ports of any format: constants, repeated and unread inputs, gates that nothing reads."""
+    """Build a circuit from a plan: any gates over ports in any format, with constants, repeated and unread inputs, and unread gates."""
     inputs, outputs, gates, literals = plan
     ports = [tuple(Port(*port) for port in some) for some in (inputs, outputs)]
     parts = (("first", len(gates) // 2), ("rest", len(gates) - len(gates) // 2))
@@ -40,7 +40,7 @@ def made(plan):
 
 
 def drawn(seed, n_gates=40, inputs=INPUTS, outputs=OUTPUTS):
-    """A circuit of gates of 1 to 6 inputs, which mostly read what came last, so that it has many levels."""
+    """Build a circuit from gates with 1 to 6 inputs, mostly reading recent nodes so that it has many levels."""
     rng = np.random.default_rng(seed)
     first = 1 + sum(port.n_bits for port in inputs)
     fanins, tables = [], []
@@ -78,7 +78,7 @@ SPECIAL = _special()
 
 
 def words(circuit):
-    """All inputs of a circuit of at most 12 bits, else 1024 of them, as words for `evaluate`."""
+    """Return all inputs for a circuit with at most 12 bits, else 1024 random ones, as words for `evaluate`."""
     n = circuit.n_inputs
     if n > 12:
         return np.random.default_rng(0).integers(0, 2**64, (n, 16), dtype=np.uint64)
@@ -87,28 +87,28 @@ def words(circuit):
 
 
 def same(first, second):
-    """Return whether two circuits have the same ports and compute the same for `words`."""
+    """Return True if two circuits have the same ports and compute the same outputs for `words`."""
     given = words(first)
     ports = first.inputs == second.inputs and first.outputs == second.outputs
     return ports and np.array_equal(first.evaluate(given), second.evaluate(given))
 
 
 def numbers(circuit, n=50, seed=0):
-    """Samples for the input ports: numbers of their formats."""
+    """Return samples for the input ports in their formats."""
     rng = np.random.default_rng(seed)
     ports = ((port.format, (n, port.count)) for port in circuit.inputs)
     return tuple(f.decode(rng.integers(0, 1 << f.bits, shape, dtype=np.uint64)) for f, shape in ports)
 
 
 def flipped(circuit, gate, address=0):
-    """The circuit with one answer of one table inverted."""
+    """Return the circuit with one inverted entry in one table."""
     tables = list(circuit.tables)
     tables[gate] ^= 1 << address
     return Circuit(circuit.inputs, circuit.outputs, circuit.fanins, tuple(tables), circuit.literals)
 
 
 def visibly_flipped(circuit):
-    """Circuits with one answer of one table inverted that compute something else for `words`."""
+    """Yield circuits with one inverted table entry and a different output for `words`."""
     for gate in range(len(circuit)):
         for address in range(1 << len(circuit.fanins[gate])):
             wrong = flipped(circuit, gate, address)

@@ -1,4 +1,4 @@
-"""Collectives of compiled programs."""
+"""Collectives in compiled programs."""
 
 import re
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def largest_collective(compiled):
-    """Return the bytes of the largest result of a collective in a compiled program, 0 if there is none."""
+    """Return the largest collective result in a compiled program in bytes, or 0 without collectives."""
     found = re.findall(
         r"= (.*?) (?:all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)\(",
         compiled.as_text(),

@@ -1,4 +1,4 @@
-"""The command `lutjax`, run in the process of the tests."""
+"""The `lutjax` command, run within the test process."""
 
 from click.testing import CliRunner
 
@@ -6,10 +6,10 @@ from lutjax.cli._main import cli
 
 
 def command(*words, given=None):
-    """Return the result of `lutjax` with these words, written by `str`; raise what the command lets through.
+    """Run `lutjax` with these words, formatted by `str`, and return the result; propagate uncaught exceptions.
 
     Args:
-      given: the standard input; nothing by default.
+      given: standard input; empty by default.
     """
     result = CliRunner().invoke(cli, [str(word) for word in words], input=given)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -18,14 +18,14 @@ def command(*words, given=None):
 
 
 def output(*words):
-    """Return what `lutjax` prints with these words, after checking that it succeeds."""
+    """Run `lutjax` with these words, check that it succeeds, and return its output."""
     result = command(*words)
     assert result.exit_code == 0, result.output
     return result.output
 
 
 def refusal(*words: object) -> str:
-    """Return on one line what `lutjax` prints with these words, after checking that it fails."""
+    """Run `lutjax` with these words, check that it fails, and return its output as one line."""
     result = command(*words)
     assert result.exit_code in (1, 2), result.output
     assert "Traceback" not in result.output

@@ -1,4 +1,4 @@
-"""Modules of Verilog with registers, run cycle by cycle: Yosys makes a circuit of what a cycle does to their state."""
+"""Cycle-by-cycle simulation for Verilog modules with registers: Yosys turns one cycle's state update into a circuit."""
 
 import re
 import tempfile
@@ -31,12 +31,12 @@ COMMANDS = (
 
 
 class Machine:
-    """Copies of a module side by side, 64 in a word, from any state.
+    """Parallel copies of a module, 64 per word, in any state.
 
     Args:
-      text: Verilog.
-      top: name of the module; its only clock is left out.
-      n_words: 64 copies in each.
+      text: Verilog source.
+      top: module name; its only clock is removed.
+      n_words: words with 64 copies each.
     """
 
     def __init__(self, text, top, n_words, seed):
@@ -61,11 +61,11 @@ class Machine:
         self.state = self.drawn(n_latches)
 
     def drawn(self, n):
-        """Return random words."""
+        """Draw random words."""
         return self.random.integers(0, 2**64, (n, self.n_words), np.uint64)
 
     def step(self, inputs):
-        """Go on by a cycle; return the outputs before it ends, words by the names of bits."""
+        """Advance by one cycle and return the outputs before its end, as words by bit name."""
         rows = [inputs.get(name, np.zeros(self.n_words, np.uint64)) for name in self.inputs]
         found = self.cycle.evaluate(np.vstack([*rows, self.state]))
         self.state = found[len(self.outputs) :]

@@ -1,4 +1,4 @@
-"""Damage of files, drawn from a seed: of their bytes, of the values of a text in JSON, and of what a checksum guards."""
+"""Seeded file damage: raw bytes, values in JSON text, and checksummed contents."""
 
 import gzip
 import io
@@ -24,26 +24,26 @@ NUMBERS = (
     "9223372036854775807",
     "1" + "0" * 30,
 )
-"""Numbers that take the place of others."""
+"""Replacement numbers."""
 
 VALUES = (
     *(None, True, False, -1, 0, 1, 2, 7, 2**31, 10**18, 10**30, 0.5, -1.5, 1e300, "", "x", "1", "../x", "$a$ \n"),
     *("\ud800", [], [[]], [1, 2], ["x"], {}, {"a": 1}),
 )  # fmt: skip
-"""Values of JSON that take the place of others."""
+"""Replacement JSON values."""
 
 _ENDS = (b"", b"\0", b"\n", b"\xff\xfe", b"]}", b"PK\x05\x06", b"\x89PNG\r\n\x1a\n")
 _OCTETS = b"\0\n\r\t ,;\"'\\#$%<>[]{}0129azA-.:\x7f\x80\xc3\xff"
 
 
 def _span(data, draw):
-    """Return the begin and the end of a part, most often of a few bytes."""
+    """Return the begin and end for a span, usually a few bytes."""
     at = draw.randrange(len(data) + 1)
     return at, min(len(data), at + draw.choice((1, 1, 2, 4, 8, 40, len(data))))
 
 
 def _number(data, draw):
-    """Put another number in the place of one that stands there in digits, or in 1, 2, 4 or 8 bytes."""
+    """Replace a number stored as digits or in 1, 2, 4 or 8 bytes."""
     places = [match.span() for match in re.finditer(rb"-?\d+", data[: 1 << 16])]
     if places and draw.random() < 0.7:
         start, end = draw.choice(places)
@@ -57,7 +57,7 @@ def _number(data, draw):
 
 
 def _one_damage(data, draw):
-    """Return data with a part cut off, changed, left out, repeated, swapped or inserted; or something else altogether."""
+    """Return data with a span cut off, changed, removed, repeated, swapped or inserted, or replace the data entirely."""
     at, end = _span(data, draw)
     octets = bytes([draw.choice((draw.choice(_OCTETS), draw.randrange(256)))])
     bracket = draw.choice((b"[", b"(", b'{"a":', b"]", b"<"))
@@ -83,7 +83,7 @@ def _one_damage(data, draw):
 
 
 def of_bytes(data, draw):
-    """Return data with one damage or, one time of four, two."""
+    """Damage data once or, with probability 1/4, twice."""
     for _ in range(draw.choice((1, 1, 1, 2))):
         if data:
             data = _one_damage(data, draw)
@@ -91,7 +91,7 @@ def of_bytes(data, draw):
 
 
 def of_json(data, draw):
-    """Return a text of JSON in which one value is another, or left out, or there twice."""
+    """Return JSON text with one value replaced, removed or duplicated."""
     whole = json.loads(data)
     places = []
 
@@ -131,7 +131,7 @@ def _dumped(whole):
 
 
 def of_members(data, draw):
-    """Return a zip file of which one member is damaged, with the checksum of what it then is."""
+    """Damage one member in a zip file and update its checksum to match."""
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
         chosen = draw.choice(old.namelist())
@@ -146,12 +146,12 @@ def of_members(data, draw):
 
 
 def of_gzip(data, draw):
-    """Return a gzip file of what it held, damaged."""
+    """Damage the contents in a gzip file."""
     return gzip.compress(of_bytes(gzip.decompress(data), draw), mtime=0)
 
 
 def of_png(data, draw):
-    """Return a PNG image of which one chunk is damaged, with the checksum of what it then is."""
+    """Damage one chunk in a PNG image and update its checksum to match."""
     chunks, at = [], 8
     while at < len(data):
         size, kind = struct.unpack(">I4s", data[at : at + 8])

@@ -1,7 +1,7 @@
-"""NumPy definitions in docstrings, as functions: the oracle of `lutjax.reference`.
+"""NumPy definitions from docstrings, as functions: the oracle for `lutjax.reference`.
 
-A definition is the code of a docstring's block "Definition ...::". It reads the arguments of an op by their names, for one sample where its
-text says so, and assigns the outputs; ``da`` is the cotangent of ``a``. It shares no code with `lutjax.reference`.
+A definition is the code in a docstring block "Definition ...::". It reads op arguments by name, for one sample where its
+text says so, and assigns the outputs; ``da`` is the cotangent for ``a``. It shares no code with `lutjax.reference`.
 """
 
 import functools
@@ -22,7 +22,7 @@ Arrays = dict[str, Any]
 
 
 def definition(documented: Any) -> str:
-    """Return the code of a docstring's definition."""
+    """Return the definition code in a docstring."""
     blocks = re.findall(r"^Definition[^:]*::\n\n((?:    .*\n|\n)+)", inspect.getdoc(documented) + "\n", re.M)
     assert len(blocks) == 1, f"{documented}: {len(blocks)} definitions"
     return textwrap.dedent(blocks[0])
@@ -34,7 +34,7 @@ def _compiled(code: str) -> Any:
 
 
 def run(code: str, arguments: Mapping[str, Any], module: Any = lutjax) -> Arrays:
-    """Return all names that a definition assigns, with `module` as its ``lutjax``."""
+    """Run a definition, with `module` as its ``lutjax``, and return all assigned names."""
     namespace = {"np": np, "lutjax": module, **arguments}
     with np.errstate(all="ignore"):
         exec(_compiled(code), namespace)
@@ -43,10 +43,11 @@ def run(code: str, arguments: Mapping[str, Any], module: Any = lutjax) -> Arrays
 
 # ------------------------------------------------------------------------------------- ops
 def evaluate(case: Case, cotangents: Mapping[str, Any], code: str | None = None) -> tuple[Arrays, Arrays]:
-    """Return the outputs and cotangents of a case by the definition of its op, in float64.
+    """Return a case's outputs and cotangents by its op's definition, in float64.
 
     Args:
-      cotangents: of the outputs, by name. code: replaces the definition.
+      cotangents: output cotangents, by name.
+      code: replacement for the definition.
     """
     op = lutjax.kernel_registry.function(case.op)
     code = definition(op) if code is None else code
@@ -85,13 +86,13 @@ def _at(a: np.ndarray, axis: int | None, index: int) -> np.ndarray:
 
 
 def _cotangent_name(names: Mapping[str, Any], argument: str) -> str:
-    """Return the name in a definition of the cotangent of an argument; margins have the name of their detection."""
+    """Return the definition's name for an argument's cotangent; margins share their detection's name."""
     short = argument.removesuffix("_margin")
     return next(n for n in (f"d{argument}", f"d{short}", "dmargin") if n in names)
 
 
 def _evaluate_sample(case: Case, op: Any, code: str, arrays: Arrays, cotangents: Arrays) -> Arrays:
-    """Return the names that the definition of an op assigns for one sample."""
+    """Run an op's definition on one sample and return the assigned names."""
     found: Arrays = {}
 
     def evaluate(*args: Any, **options: Any) -> Any:
@@ -114,9 +115,9 @@ def _evaluate_sample(case: Case, op: Any, code: str, arrays: Arrays, cotangents:
 
 
 def _complete(a: Arrays) -> tuple[Arrays, Any]:
-    """Return arguments without None where the text of a definition says what None stands for.
+    """Replace None arguments where the definition text specifies their meaning.
 
-    The second result turns the gradient of a table with all outputs into the gradient of a table with targets.
+    The second result maps the gradient for a table with all outputs to the gradient for a table with targets.
     """
     gathered: Any = lambda g: g  # noqa: E731
     if "groups" in a and a["groups"] is None:
@@ -136,7 +137,7 @@ def _complete(a: Arrays) -> tuple[Arrays, Any]:
 
 
 def dense_table(weights: np.ndarray, targets: Any, n_outputs: int | None) -> tuple[np.ndarray, Any]:
-    """Return a table with all outputs, and the function that gathers its gradient for the weights of slots or edges."""
+    """Return a table with all outputs, and a function to gather its gradient for slot or edge weights."""
     if isinstance(targets, Edges):
         row = np.repeat(np.arange(targets.n_detectors * targets.n_rows), np.diff(targets.first))
         shape = targets.n_detectors, targets.n_rows, targets.n_outputs
@@ -154,7 +155,7 @@ def dense_table(weights: np.ndarray, targets: Any, n_outputs: int | None) -> tup
 
 # ------------------------------------------------------------------------------------- reads
 def read_margins(read: Any, u: np.ndarray, scalars: Mapping[str, Any]) -> Arrays:
-    """Return the names that the definition of a read assigns for the margins of one detector."""
+    """Run a read's definition on one detector's margins and return the assigned names."""
 
     def confidence(ways: int) -> Any:
         def ways_of(u: Any, scalars: Any) -> Any:

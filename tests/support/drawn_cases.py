@@ -1,4 +1,4 @@
-"""Cases of the ops at sizes and with values that hypothesis draws, and the reference's results for them."""
+"""Hypothesis-drawn op cases with varying sizes and values, and their reference results."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ FINITE = (GRID, TIES, NORMAL)
 
 
 class Values(Draw):
-    """Arrays of one kind: multiples of 1/4, values with many ties, normal values, or multiples of 1/4 among NaN or infinities."""
+    """Arrays of one kind: multiples of 1/4, values with many ties, normal values, or multiples of 1/4 mixed with NaN or infinities."""
 
     def __init__(self, op: str, kind: str, dtype: str, seed: int):
         super().__init__(op, kind, jnp.dtype(dtype), seed)
@@ -45,7 +45,7 @@ class Values(Draw):
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """An op at one size in one dtype, and the kinds of values of its cases: they all run the same programs."""
+    """An op at one size in one dtype, with value kinds for its cases. All cases share the same programs."""
 
     op: str
     sizes: tuple[tuple[str, int], ...]
@@ -57,21 +57,21 @@ class Spec:
         return f"{self.op}, {dict(self.sizes)}, {self.dtype}"
 
     def cases(self) -> Iterator[Case]:
-        """Yield a case for each kind of values and seed."""
+        """Yield a case for each value kind and seed."""
         for kind in self.kinds:
             for seed in range(self.seeds):
                 module = testing.cases_of(self.op)
                 yield module.module.case(Values(self.op, kind, self.dtype, seed), dict(self.sizes))
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the context in which the op has arrays of the dtype."""
+        """Return a context with support for the dtype."""
         return jax.enable_x64(True) if self.dtype == "float64" else contextlib.nullcontext()
 
 
 def spec(
     op: str, dtype: str | None = None, kinds: tuple[str, ...] = FINITE, seeds: int = 1, **sizes: int
 ) -> Spec:
-    """Return a spec, by default of the first dtype of the op."""
+    """Return a spec, by default in the op's first dtype."""
     dtype = testing.cases_of(op).dtypes[0] if dtype is None else dtype
     return Spec(op, tuple(sizes.items()), dtype, kinds, seeds)
 
@@ -140,7 +140,7 @@ REPRESENTATIVES: dict[str, tuple[Spec, ...]] = {
     ),
     "packed_lut": (spec("packed_lut", batch=2, inputs=4, gates=3, bits=3, kinds=(GRID,)),),
 }  # fmt: skip
-"""Specs of each op that together use all of its options; small, since the fast tests compile a program for each."""
+"""Specs for each op, together covering all its options; small, since the fast tests compile a program for each."""
 for _op in lutjax.kernel_registry.ops():
     if _op not in REPRESENTATIVES:
         _module = testing.cases_of(_op)
@@ -159,7 +159,7 @@ EMPTY = ("batch", "outputs")
 
 @st.composite
 def specs(draw: Any, op: str, most: Mapping[str, int] | None = None) -> Spec:
-    """Draw a spec of an op: one of its tested sizes, with other lengths of its arrays that fit."""
+    """Draw an op spec: a tested size with other compatible array lengths."""
     module, limits = testing.cases_of(op), {**LENGTHS, **(most or {})}
     base = dict(module.sizes[draw(st.sampled_from(sorted(module.sizes)))])
     for name in sorted(set(base) & set(LENGTHS)):
@@ -179,7 +179,7 @@ def specs(draw: Any, op: str, most: Mapping[str, int] | None = None) -> Spec:
 
 
 def _fit(op: str, s: dict[str, int]) -> None:
-    """Change sizes so that groups, windows, positions and padding fit the arrays."""
+    """Adjust sizes so that groups, windows, positions and padding fit the arrays."""
     if op == "lut_at_places" and "of_group" in s:
         s["of_group"] = max(s["channels"] // s["groups"], 1)
         s["channels"] = s["of_group"] * s["groups"]
@@ -203,7 +203,7 @@ def _fit(op: str, s: dict[str, int]) -> None:
 
 # ------------------------------------------------------------------------------------- results
 def cotangents(case: Case, outputs: Mapping[str, Any]) -> Arrays:
-    """Return a cotangent of each output that has one, with the case's kind of finite values."""
+    """Return cotangents for differentiable outputs, with the case's kind if finite."""
     kind = case.shape if case.shape in FINITE else GRID
     draw = Values(case.op, kind, "float32", 7)
     return {
@@ -212,7 +212,7 @@ def cotangents(case: Case, outputs: Mapping[str, Any]) -> Arrays:
 
 
 def tolerance(dtype: Any) -> float | None:
-    """Return the tolerance of sums of normal values, which are not exact; None: the default one."""
+    """Return the tolerance for inexact sums over normal values, or None for the default tolerance."""
     return {"float64": 1e-12, "float32": 1e-5}.get(jnp.dtype(dtype).name)
 
 
@@ -232,7 +232,7 @@ def _program(key: Any, implementation: Any, context: str, call: Any) -> Any:
 
 
 class _Call:
-    """The call of a case; calls of the same sizes are equal, so that they share programs."""
+    """A case's call. Calls with the same sizes are equal, so they share programs."""
 
     def __init__(self, key: Any, call: Any):
         self.key, self.call = key, call
@@ -251,11 +251,11 @@ class _Call:
 def results(
     spec: Spec, case: Case, implementation: Any = None, context: str = "", ct: Arrays | None = None
 ) -> tuple[Arrays, Arrays]:
-    """Return outputs and cotangents of an implementation, or of the reference for None.
+    """Return outputs and cotangents for an implementation, or for the reference if None.
 
     Args:
-      context: name of what a test has patched, so that programs of other contexts are not used.
-      ct: cotangents of the outputs; by default those of `cotangents`.
+      context: name for a test's patches, to separate compiled programs between contexts.
+      ct: output cotangents; by default from `cotangents`.
     """
     key: tuple[Any, ...] = (spec.op, spec.sizes, spec.dtype)
     if "longest" in dict(spec.sizes):  # lists of edges have a length of their own
@@ -272,7 +272,7 @@ PLAIN = ("xla", "native")
 
 
 def implemented(op: str) -> list[str]:
-    """Return the implementations of an op that run without an interpreter here."""
+    """Return an op's implementations without an interpreter on this machine."""
     return [i for i in implementations(op) if i in PLAIN]
 
 
@@ -294,7 +294,7 @@ def compare(what: str, found: tuple[Arrays, Arrays], expected: tuple[Arrays, Arr
 def compare_implementation(
     spec: Spec, case: Case, implementation: str, reference: tuple[Arrays, Arrays], context: str = ""
 ) -> None:
-    """Compare an implementation with the results of the reference."""
+    """Compare an implementation with the reference results."""
     if context == "tpu" and case.shape not in FINITE:
         return  # a product with a one-hot matrix reads every row
     try:

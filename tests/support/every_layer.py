@@ -1,6 +1,6 @@
-"""Every layer with all of its arguments, in sizes that devices can share: what is said of layers is tried on these.
+"""Every layer with all its arguments, in sizes divisible across devices, for tests on general layer claims.
 
-A layer or an argument that is not here fails tests/core/test_every_layer.py.
+tests/core/test_every_layer.py fails if a layer or an argument is missing here.
 """
 
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ CONV = {"kernel": 2, "depth": 2}
 
 
 def vectors(layer, **options):
-    """A layer of 6 outputs over 6 inputs."""
+    """Return a layer with 6 inputs and 6 outputs."""
     return Case(layer, options, (4, 6))
 
 
@@ -59,12 +59,12 @@ def images(layer, **options):
 
 
 def gates(layer, **options):
-    """A layer of 8 gates or tables over 6 inputs."""
+    """Return a layer with 8 gates or tables over 6 inputs."""
     return Case(layer, options, (6, 4) if "feature_axis" in options else (4, 6), (6, 8))
 
 
 def recurrent(**options):
-    """A recurrent layer of 8 gates over 6 inputs, of 3 steps."""
+    """Return a recurrent layer with 8 gates over 6 inputs and 3 steps."""
     return Case("LogicRNN", options, (6, 3, 4) if "feature_axis" in options else (4, 3, 6), (6, 8))
 
 

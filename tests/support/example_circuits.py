@@ -1,4 +1,4 @@
-"""Circuits of the tests of pages and pictures."""
+"""Circuits for page and picture tests."""
 
 import random
 
@@ -18,12 +18,12 @@ def random_circuit(
     simplify=False,
     near=60,
 ):
-    """Return random gates over random nodes; the outputs are literals of the last ones, of inputs, and constants.
+    """Return random gates over random nodes; the outputs are literals for the last gates, inputs and constants.
 
     Args:
       n_inputs: input bits, or ports as names with a count and a format.
       ports: outputs as names with a count and a format.
-      near: most gates read some of so many nodes before them.
+      near: number of preceding nodes read by most gates.
     """
     draw = random.Random(seed)
     builder = Builder(simplify=simplify)
@@ -48,7 +48,7 @@ def random_circuit(
 
 
 def life_circuit(channels=1, *, periodic=True):
-    """Return the rule of the Game of Life in the first channel; channel k takes the cell's old state of channel k - 1."""
+    """Return the Game of Life rule in the first channel; channel k receives the cell's old state from channel k - 1."""
     builder = Builder()
     cells = [bit for (bit,) in builder.input("x", 9 * channels)]
     *near, center = cells[::channels]

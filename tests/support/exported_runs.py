@@ -1,4 +1,4 @@
-"""Runs before their first step, for tests of exports."""
+"""Untrained runs for export tests."""
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +10,12 @@ from lutjax.training.classifier_runs import Classifier
 
 
 def message(result):
-    """Return the output of a command as one line."""
+    """Return command output as one line."""
     return " ".join(result.output.replace("│", "").split())
 
 
 def images(n=50):
-    """Return images of 2 x 3 whole numbers, of three classes."""
+    """Return 2 x 3 integer images in three classes."""
     y = np.arange(n) % 3
     x = np.random.default_rng(0).integers(0, 5, (n, 2, 3))
     x[np.arange(n), 0, y] += 7
@@ -23,7 +23,7 @@ def images(n=50):
 
 
 def write_classifier(folder, x, y):
-    """Write the run of a classifier; return its folder."""
+    """Write a classifier run and return its folder."""
     np.savez(folder / "digits.npz", x=x, y=y)
     options = {"layers": (24, 24), "n_thresholds": 2, "steps": 1, "noise": 2.0}
     experiment = Classifier.new(options, folder / "digits.npz")
@@ -32,7 +32,7 @@ def write_classifier(folder, x, y):
 
 
 def write_trees(folder):
-    """Write the run of trees with random gates, on images of two channels; return its folder and the images."""
+    """Write a tree run with random gates on two-channel images; return its folder and the images."""
     x, y = images()
     x = np.pad(x, ((0, 0), (1, 1), (0, 1)))
     x = np.stack([x, x[:, ::-1] // 2], -1)
@@ -48,7 +48,7 @@ def write_trees(folder):
 
 
 def write_automaton(folder, *, channels=1, **options):
-    """Write the run of an automaton with random gates; return its folder."""
+    """Write an automaton run with random gates and return its folder."""
     options |= {"runs": 1, "kernels": 2, "channels": channels}
     options |= {"perception": (8, 2), "update": (12, 6, channels)}
     experiment = Automaton.new(options, "life" if channels == 1 else "checkerboard")

@@ -1,4 +1,4 @@
-"""Folders of exports that tests write without a run."""
+"""Export folders written by tests without a run."""
 
 import json
 
@@ -10,7 +10,7 @@ from lutjax.circuits.deployment import MANIFEST, Options, Request, Vectors
 
 
 def write(folder, name="life", formats=("json", "dot"), *, circuit=None, **options):
-    """Write an export of a circuit of bits, by default of the Game of Life; return its folder."""
+    """Write a bit circuit's export, by default the Game of Life, and return its folder."""
     circuit = life_circuit() if circuit is None else circuit
     x = np.random.default_rng(0).integers(0, 2, (8, circuit.n_inputs), dtype=np.uint8)
     vectors = Vectors({"x": x}, deployment.evaluated(circuit, [x]), "some by hand")
@@ -22,14 +22,14 @@ def write(folder, name="life", formats=("json", "dot"), *, circuit=None, **optio
 
 
 def state(folder, *without, **fields):
-    """Change fields of a manifest, and leave others out."""
+    """Change manifest fields and remove others."""
     manifest = {**json.loads((folder / MANIFEST).read_bytes()), **fields}
     kept = {name: value for name, value in manifest.items() if name not in without}
     (folder / MANIFEST).write_text(json.dumps(kept))
 
 
 def put(folder, name, content):
-    """Write a file of an export, of which its manifest knows."""
+    """Write an export file and update its manifest entry."""
     (folder / name).write_bytes(content)
     files = json.loads((folder / MANIFEST).read_bytes())["files"]
     changed = deployment.manifest_of("circuit", {name: (files[name]["format"], content)}, {}, None)["files"]

@@ -1,4 +1,4 @@
-"""Folders of the repository that tests read."""
+"""Repository folders for tests."""
 
 from pathlib import Path
 

@@ -1,16 +1,16 @@
-"""Functions that forget what earlier calls of a process compiled and chose, after a test has changed on what that depends."""
+"""Cache resets for functions with compiled programs or implementation choices, after a test has changed their inputs."""
 
 import lutjax
 
 
 def compiled():
-    """Forget what was compiled."""
+    """Clear compiled programs."""
     from lutjax.dispatch import _transforms
 
     _transforms.forget()
 
 
 def choices():
-    """Choose implementations anew, as where those that are registered have changed behind the registry's back."""
+    """Clear cached implementation choices after a test has bypassed the registry to change implementations."""
     lutjax.kernel_registry._resolved.clear()
     compiled()

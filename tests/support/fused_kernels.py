@@ -1,4 +1,4 @@
-"""Kernels of fused ops for tests: the reference in place of a kernel that needs a GPU."""
+"""Fused-op kernels for tests: the reference stands in for a GPU kernel."""
 
 import contextlib
 
@@ -25,7 +25,7 @@ DEFINITIONS = {"lut_at_places": _at_places, "logic_trees": _trees}
 
 @contextlib.contextmanager
 def on_cpu(op):
-    """Register a kernel of a fused op for CPUs in this block: by default it is chosen before the parts. Yields its name."""
+    """Register a CPU kernel for a fused op in this block and yield its name. It has priority over the decomposition by default."""
     of_call = DEFINITIONS[op]
 
     class Kernel:

@@ -1,4 +1,4 @@
-"""Small runs whose memory of n-grams lies in the memory of the host."""
+"""Small runs with n-gram tables in host memory."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ def run_of(model=HOST, **changes):
 
 
 def trained(run, steps=3):
-    """Return the losses of the first steps of a run, and its state after them."""
+    """Train for a few steps and return the losses and the final state."""
     state, losses = run.init(), []
     for i in range(steps):
         state, loss = run.advance(state, i, 1)
@@ -40,7 +40,7 @@ OPTIONS = [
 
 
 def words_of(folder):
-    """Write a text, and return the words of a command that trains on it."""
+    """Write a text and return command-line words to train on it."""
     text = folder / "text.txt"
     text.write_bytes(TEXT.tobytes())
     return ["train", "lm", "--text", str(text), *OPTIONS]

@@ -1,7 +1,7 @@
-"""Runs of `lutjax` that are killed, and what has to be the same afterward.
+"""Killed `lutjax` runs, and checks for identical results after resuming.
 
-As a program, ``kills.py FOLDER PATTERN COUNT lutjax-arguments...`` runs the command and kills itself, by SIGKILL, at the
-COUNT-th thing that it does to a file of FOLDER whose path fits PATTERN: it opens, makes, renames or deletes it.
+As a program, ``kills.py FOLDER PATTERN COUNT lutjax-arguments...`` runs the command and kills itself with SIGKILL at the
+COUNT-th event on a file in FOLDER with a path matching PATTERN. Events are opening, creating, renaming and deleting a file.
 """
 
 import os
@@ -36,7 +36,7 @@ def main(folder, pattern, count, *words):
 
 
 def run(out, words, cache, pattern="", count=0):
-    """Runs a command in a process of its own, killed at the `count`-th event (0: never): at which, or None."""
+    """Run a command in a separate process, killed at the `count`-th event (0: never). Return the event, or None if not killed."""
     environment = {
         **os.environ,
         "JAX_COMPILATION_CACHE_DIR": str(cache),
@@ -54,9 +54,9 @@ def run(out, words, cache, pattern="", count=0):
 
 
 def check(words, expected, folder, cache, n_kills=20):
-    """Starts runs in a folder, kills their processes at random events, and compares those that get to their end.
+    """Start runs in a folder, kill their processes at random events, and compare the finished runs.
 
-    Events are counted from the start of each process, which goes on with the run of the one before.
+    Event counts start over with each process; a process resumes the run left by the previous one.
     """
     from lutjax.training import runs
 
@@ -80,7 +80,7 @@ def check(words, expected, folder, cache, n_kills=20):
 
 
 def assert_same(out, expected):
-    """Asserts that two finished runs have the same checkpoint bit for bit, the same curves and the same outputs."""
+    """Assert that two finished runs have bit-identical checkpoints and the same curves and outputs."""
     import jax
     import numpy as np
 

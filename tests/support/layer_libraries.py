@@ -1,4 +1,4 @@
-"""A layer of each library as a function of what is trained and of its input."""
+"""A layer from each library as a function of its parameters and input."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -45,7 +45,7 @@ class Case(NamedTuple):
 
     @property
     def call(self) -> dict[str, Any]:
-        """Arguments that a call takes beside its input."""
+        """Call arguments in addition to the input."""
         if self.given is not None:
             return self.given
         if self.layer not in ("NgramMemory", "NgramEmbedding"):
@@ -62,7 +62,7 @@ class Case(NamedTuple):
         return self.built()[0]
 
     def built(self) -> tuple[Any, tuple[Variable, ...]]:
-        """The spec and its variables, with those that the options give."""
+        """Return the spec and its variables, including variables given as options."""
         names = (f.name for f in dataclasses.fields(self.spec_type) if not f.kw_only)
         sizes = dict(zip(names, self.sizes, strict=False))
         given = dict.fromkeys(self.spec_type.given)
@@ -74,7 +74,7 @@ def inputs_of(case: Case, dtype: Any = jnp.float32, seed: int = 1) -> jax.Array:
 
 
 def variables_of(case: Case) -> dict[str, jax.Array]:
-    """Variables with random numbers in place of all that is trained but scalars, and of tables of integers."""
+    """Return variables with random values for non-scalar parameters and integer tables."""
     arrays: dict[str, jax.Array] = {}
     for i, v in enumerate(case.built()[1]):
         key = jax.random.key(i)
@@ -88,7 +88,7 @@ def variables_of(case: Case) -> dict[str, jax.Array]:
 
 
 def variables_on_a_grid(case: Case) -> dict[str, jax.Array]:
-    """Variables with tables on a coarse grid: sums are exact, so their order cannot show."""
+    """Return variables with tables on a coarse grid: sums are exact, so their order cannot show."""
     key, arrays = jax.random.key(0), dict[str, jax.Array]()
     for v in case.spec.variables():
         key, draw = jax.random.split(key)
@@ -116,9 +116,9 @@ def nnx_layer(case: Case, arrays: Mapping[str, Any] | None = None, **options: An
 def function(
     library: str, case: Case, arrays: Mapping[str, Any], **arguments: Any
 ) -> Callable[[Any, Any], jax.Array]:
-    """The layer as a function of what is trained, and of its input; `arguments` are those of the call.
+    """Return the layer as a function of its parameters and input, with `arguments` passed to the call.
 
-    Layers that draw random numbers draw the same in each call.
+    Layers with random numbers draw the same ones in each call.
     """
     kinds, key, arguments = by_kind(case, arrays), jax.random.key(0), {**case.call, **arguments}
     if library == "nnx":
@@ -152,7 +152,7 @@ def function(
 def assert_libraries_agree(
     case: Case, arrays: Mapping[str, Any], x: jax.Array, cotangent: jax.Array, **arguments: Any
 ) -> None:
-    """Outputs and gradients of the libraries are those of the spec, bit for bit."""
+    """Assert that all libraries match the spec's outputs and gradients bit for bit."""
     layers = {library: function(library, case, arrays, **arguments) for library in LIBRARIES}
     layers["spec"] = lambda params, x: case.spec({**arrays, **params}, x, **case.call, **arguments)
 
@@ -175,7 +175,7 @@ def assert_libraries_agree(
 
 
 def drawn_by(library: str, case: Case, x: jax.Array) -> dict[str, tuple[str, Any]]:
-    """The variables of a new layer: name to kind and array. Haiku knows no kinds other than ``"params"``."""
+    """Return a new layer's variables, as a dict from name to kind and array. Haiku has no kinds except ``"params"``."""
     if library == "nnx":
         layer = nnx_layer(case)
         layer(x, **case.call)
@@ -194,7 +194,7 @@ def drawn_by(library: str, case: Case, x: jax.Array) -> dict[str, tuple[str, Any
 
 
 def assert_drawn(case: Case, x: jax.Array) -> list[dict[str, jax.Array]]:
-    """Each library draws the variables that the spec names, and keeps ids apart from what is trained."""
+    """Assert that each library creates the spec's variables and separates ids from parameters."""
     every = []
     for library in LIBRARIES:
         want = {
@@ -213,14 +213,14 @@ def assert_drawn(case: Case, x: jax.Array) -> list[dict[str, jax.Array]]:
 
 
 def assert_refused(case: Case, message: str) -> None:
-    """Each library says so when a layer with these options is made."""
+    """Assert that each library raises when creating a layer with these options."""
     for library in LIBRARIES:
         with pytest.raises(ValueError, match=message):
             drawn_by(library, case, jnp.zeros(case.shape))
 
 
 def options_of(cls: type) -> dict[str, Any]:
-    """The fields of a dataclass and their defaults, without those of variables, of modes and of Linen."""
+    """Return dataclass fields and their defaults, except variables, modes and Linen fields."""
     own = {"anchors", "targets", "wires", "thresholds", "decode", "deterministic", "parent", "name"}
     own |= {"class_name", "targets_shape", "edge_sizes", "wires_fan_out", "has_widths"}
     return {f.name: f.default for f in dataclasses.fields(cls) if f.name not in own}

@@ -1,7 +1,7 @@
-"""The machine that tests run on: its CPU, or with ``-m gpu`` its GPU, which the workers share.
+"""Test device selection: the CPU or, with ``-m gpu``, the GPU, shared by all workers.
 
-Nothing touches a device while tests are collected. Which ones there are says a process of its own, once for all workers of a run: they
-collect the same tests, whichever of them could use a device first.
+Test collection touches no device. A separate process detects the devices once for all workers in a run, so they
+all collect the same tests, regardless of which worker first uses a device.
 """
 
 import json
@@ -23,24 +23,24 @@ needs_gpu = pytest.mark.skipif("jax.default_backend() != 'gpu'", reason="needs a
 
 
 def needs_devices(n):
-    """Mark of tests of a mesh."""
+    """Return marks for tests on a mesh."""
     return pytest.mark.skipif(
         f"jax.device_count() < {n}", reason=f"needs a mesh of {n} devices, and this machine has fewer"
     )
 
 
 def backend():
-    """Return the backend that this run is for, as JAX names it: ``"cpu"`` or ``"gpu"``."""
+    """Return this run's backend by its JAX name: ``"cpu"`` or ``"gpu"``."""
     return _known()[0]
 
 
 def workers(cores, name, memory):
-    """Return how many processes share these cores, and this memory of a device."""
+    """Return the number of worker processes for these cores and this amount of device memory."""
     return max(1, min(cores, _CPU_WORKERS if name == "cpu" else int(memory / _OF_A_WORKER)))
 
 
 def is_for_a_gpu(markers):
-    """Return whether the words after ``-m`` ask for tests that are worth running on a GPU."""
+    """Return True if the words after ``-m`` select tests worth running on a GPU."""
     return bool(re.search(r"(?<!not )\bgpu\b", markers))
 
 
@@ -50,7 +50,7 @@ def _known():
 
 
 def _choose(config):
-    """Choose the backend of this run, before JAX looks for devices."""
+    """Choose the backend for this run, before JAX looks for devices."""
     if _KNOWN in os.environ:
         return
     found = '["cpu", null]'
@@ -94,5 +94,5 @@ def pytest_collection():
 
 
 def pytest_markeval_namespace():
-    """Names in the conditions of `needs_gpu` and `needs_devices`."""
+    """Return names for the conditions in `needs_gpu` and `needs_devices`."""
     return {"jax": jax}

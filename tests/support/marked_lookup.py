@@ -1,4 +1,4 @@
-"""An implementation of `lookup` that can be told from others: its outputs are larger by `MARK`."""
+"""A recognizable `lookup` implementation: its outputs are larger by `MARK`."""
 
 from lutjax.kernels._xla import lookup
 

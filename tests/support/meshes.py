@@ -1,4 +1,4 @@
-"""Meshes of samples and detectors, and the comparison of a layer on a mesh with one device."""
+"""Meshes over samples and detectors, and comparisons between a layer on a mesh and on one device."""
 
 import contextlib
 
@@ -17,7 +17,7 @@ _SHAPES = {"data": (8, 1), "detectors": (1, 8), "both": (2, 4)}
 
 
 def eight_device_mesh(name, kind="auto", n_devices=8):
-    """Return a mesh that divides the data, the detectors or both; fewer devices divide the detectors."""
+    """Return a mesh to shard the data, the detectors or both; fewer devices shard the detectors."""
     shape = _SHAPES[name] if n_devices == 8 else (1, n_devices)
     devices = np.array(jax.devices()[:n_devices]).reshape(shape)
     return Mesh(devices, ("data", "detectors"), axis_types=(KINDS[kind],) * 2)
@@ -25,7 +25,7 @@ def eight_device_mesh(name, kind="auto", n_devices=8):
 
 @contextlib.contextmanager
 def four_device_mesh(kind):
-    """Make a mesh of samples and detectors, in scope where programs need that."""
+    """Make a mesh over samples and detectors, in scope where programs require it."""
     if jax.device_count() < 4:
         pytest.skip("the mesh has four devices, and this machine has fewer")
     found = jax.make_mesh((2, 2), ("data", "detectors"), (KINDS[kind],) * 2, devices=jax.devices()[:4])
@@ -44,7 +44,7 @@ def assert_same(actual, expected, what, tolerance=2e-5):
 
 
 def check_layer(library, name, kind, by_sample=True):
-    """Compare values and gradients of a layer on a mesh with those on one device."""
+    """Compare a layer's values and gradients on a mesh and on one device."""
     case = CASES[name]
     arrays, x = variables_of(case), np.random.default_rng(0).normal(size=case.shape).astype(np.float32)
     layer, params = function(library, case, arrays), by_kind(case, arrays).get("params", {})

@@ -1,6 +1,6 @@
-"""lutjax-cpu as tests find it: installed from the sources beside them, or not used by any test.
+"""Detection of lutjax-cpu for tests: it must be installed from the adjacent sources, or no test uses it.
 
-``python tests/support/native_kernels.py`` says which, as its status, too.
+``python tests/support/native_kernels.py`` prints the outcome and also returns it as exit status.
 """
 
 import functools
@@ -18,7 +18,7 @@ SOURCES = ROOT / "native"
 
 @functools.cache
 def why_not():
-    """Return why no test uses native kernels, None where tests do."""
+    """Return the reason for not using native kernels in tests, or None if tests use them."""
     if not importlib.metadata.entry_points(group="lutjax.kernels", name="cpu"):
         return "lutjax-cpu is not installed: pip install ./native"
     spec = importlib.util.find_spec("lutjax_cpu")
@@ -28,7 +28,7 @@ def why_not():
 
 
 def difference(folder, sources):
-    """Return what tells an installed package from these sources, None where it is of them."""
+    """Return the difference between an installed package and these sources, or None if they match."""
     if not sources.exists():
         return None
     other = f"lutjax-cpu in {folder} is of other sources than these: pip install --force-reinstall ./native"
@@ -48,7 +48,7 @@ def difference(folder, sources):
 
 
 def digest_of_sources(native: Path) -> str:
-    """Return the digest that a library built from these sources reports, see ``native/CMakeLists.txt``."""
+    """Return the digest reported by a library built from these sources, see ``native/CMakeLists.txt``."""
     lines = []
     files = [p for kind in ("cc", "h", "def", "map") for p in (native / "src").rglob(f"*.{kind}")]
     for path in sorted([native / "CMakeLists.txt", *files], key=lambda p: p.relative_to(native).as_posix()):
@@ -60,7 +60,7 @@ def digest_of_sources(native: Path) -> str:
 
 
 def hide():
-    """Let lutjax in this process run as where lutjax-cpu is not installed."""
+    """Run lutjax in this process as if lutjax-cpu were not installed."""
     import lutjax
     from lutjax.dispatch import registry
 

@@ -1,6 +1,6 @@
-"""TensorCore kernels on a machine without a TPU: Pallas interprets them, and raises where they read outside an array.
+"""TensorCore kernels without a TPU: Pallas interprets them and raises on out-of-bounds reads.
 
-Also what suites of kernels in Pallas share: the ops that have some, and the requests that their rules are asked.
+Also shared by Pallas kernel suites: the ops with Pallas kernels, and requests for their support rules.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ except ImportError as error:  # jaxlib has Mosaic GPU on some platforms alone
 
 
 def specs(backend):
-    """Implementations in Pallas for a backend."""
+    """Return Pallas implementations for a backend."""
     registry = lutjax.kernel_registry
     return [
         spec
@@ -36,7 +36,7 @@ def specs(backend):
 
 
 def implemented(backend, direction="forward"):
-    """Ops that have an implementation in Pallas for a backend."""
+    """Return ops with a Pallas implementation for a backend."""
     return [spec.op for spec in specs(backend) if direction in spec.directions]
 
 
@@ -44,13 +44,13 @@ ON_TENSOR_CORES, ON_GPUS = implemented("tpu"), implemented("gpu")
 
 
 def outline(call, *arrays, **options):
-    """A call of arrays of which there are only shapes and dtypes."""
+    """Return a call with abstract arrays (shapes and dtypes only)."""
     with jax.enable_x64(True):
         return jax.eval_shape(functools.partial(call, **options), *arrays)
 
 
 def reason(backend, device, call, direction="forward", output=None, rule=None):
-    """Return the reason why the kernels of a backend do not run a call on a device, or come later; None if they come first."""
+    """Return a backend's reason to reject or defer a call on a device, or None if its kernels come first."""
     request = Made(call, output).request(direction, device, rule)
     platform = importlib.import_module(f"lutjax.kernels._pallas.{backend}").supports(request)
     why = None if isinstance(platform, Deferral) else platform  # which waits for a record
@@ -59,7 +59,7 @@ def reason(backend, device, call, direction="forward", output=None, rule=None):
 
 @contextlib.contextmanager
 def interpreted(backend="tpu"):
-    """Run the implementation "pallas" of one backend on CPUs in this block."""
+    """Run the "pallas" implementation of one backend on CPUs in this block."""
     registry = lutjax.kernel_registry
     added = [
         registry.register(
@@ -85,7 +85,7 @@ def interpreted(backend="tpu"):
 
 
 def use_small_blocks(monkeypatch, reads=True):
-    """Let look-ups have several blocks along every axis, and read several rows at a time, as those of far larger tables."""
+    """Split lookups into several blocks along every axis and several rows per read, as for far larger tables."""
     from lutjax.kernels._pallas.tpu import _resident, _row_blocks
 
     for name in ("_ROWS", "_SAMPLES", "_OUTPUTS"):
@@ -97,7 +97,7 @@ def use_small_blocks(monkeypatch, reads=True):
 
 
 def pretend_triton_runs(monkeypatch):
-    """Replace the results of Triton kernels where kernels in Pallas use them."""
+    """Replace Triton kernel results used by Pallas kernels."""
     from lutjax.kernels import _triton
 
     def run(inputs, outputs, zeroed, in_place, common):
@@ -108,7 +108,7 @@ def pretend_triton_runs(monkeypatch):
 
 
 def attend(implementation, index, n_queries=21):
-    """Return look-up attention and its gradient for some ids of queries, keys and positions, far out of range or not."""
+    """Return lookup attention and its gradient for given query, key and position ids, including ids far out of range."""
     rng = np.random.default_rng(0)
     shapes, bits = ((2, n_queries, 2), (2, n_queries, 2), (n_queries - 1, 1)), 2
     margins = [jnp.asarray(rng.integers(-8, 8, shape) / 4, jnp.float32) for shape in shapes]

@@ -1,5 +1,6 @@
-"""Programs of several processes on this machine, for tests: ``processes.py COORDINATOR N I VICTIM FUNCTION ARGUMENTS`` is one of
-them.
+"""Multi-process test programs on this machine.
+
+``processes.py COORDINATOR N I VICTIM FUNCTION ARGUMENTS`` is one process.
 """
 
 import itertools
@@ -16,13 +17,13 @@ import pytest
 from folders import ROOT, TESTS
 
 SECONDS = 240
-"""Longest time of a program; then its processes are killed and the test fails."""
+"""Timeout in seconds; after it the processes are killed and the test fails."""
 
 LOST_AFTER = 10
 
 
 def held_port():
-    """Return a socket, and a port that no other program gets before it is closed; the coordinator may listen there."""
+    """Return a socket and its port, reserved until the socket is closed; the coordinator may listen on it."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_REUSEPORT", socket.SO_REUSEADDR), 1)
     try:
@@ -34,15 +35,15 @@ def held_port():
 
 
 class Processes:
-    """Processes that run ``function(*arguments)`` of a module of the tests, after they have joined. A context manager that kills them.
+    """Context manager for processes: each joins, then runs ``function(*arguments)`` from a test module. Exiting kills them.
 
     Args:
-      function: ``module:name``; or ``lutjax``, the command of these words, which joins them.
-      arguments: of JSON; ``{i}`` in a string is the number of the process.
+      function: ``module:name``, or ``lutjax`` to run the command with these words and join inside it.
+      arguments: JSON values; ``{i}`` in a string is replaced by the process number.
       n: number of processes.
-      devices: of each.
-      victim: ``(i, name, k, how)``: process i is killed, or raises an error, where it calls a function of `hosts` for the k-th time.
-      cache: folder of compiled programs.
+      devices: devices per process.
+      victim: ``(i, name, k, how)``: process i is killed, or raises an error, at its k-th call to function `name` in `hosts`.
+      cache: folder for compiled programs.
     """
 
     def __init__(self, function, *arguments, n=2, devices=2, victim=(-1, "agree", 0, "kill"), cache=None):
@@ -87,18 +88,18 @@ class Processes:
         self._held.close()
 
     def signal(self, i, number=signal.SIGKILL):
-        """Send a signal to one of them."""
+        """Send a signal to one process."""
         self.processes[i].send_signal(number)
 
     def wait(self):
-        """Return status and output of each, as soon as all have ended."""
+        """Return each process's status and output, as soon as all have ended."""
         deadline = time.monotonic() + SECONDS
         found = [p.communicate(timeout=max(1, deadline - time.monotonic()))[0] for p in self.processes]
         return [(p.returncode, text) for p, text in zip(self.processes, found, strict=True)]
 
 
 def run(function, *arguments, **options):
-    """Run a program to its end; return the outputs of its processes, none of which may fail."""
+    """Run a program to its end and return its processes' outputs; raise if a process fails."""
     with Processes(function, *arguments, **options) as processes:
         found = processes.wait()
     assert not any(status for status, _ in found), found
@@ -106,7 +107,7 @@ def run(function, *arguments, **options):
 
 
 def fail_at(hosts, name, last, how):
-    """Let this process fail where it calls a function of `hosts` for the `last`-th time."""
+    """Make this process fail at its `last`-th call to a function in `hosts`."""
     function, times = getattr(hosts, name), itertools.count(1)
 
     def fail(*arguments):

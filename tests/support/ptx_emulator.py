@@ -1,7 +1,7 @@
-"""Inline PTX in Triton's interpreter: the lanes of a warp in lock-step, with shared memory of their own.
+"""Inline PTX in Triton's interpreter: the lanes in a warp run in lock-step, with separate shared memory.
 
-An instruction runs in all lanes before the next one begins. Copies arrive when they are waited for, no earlier. Two lanes that write one
-number, or one bank, at once are an error, and so is a copy that is not aligned.
+All lanes finish an instruction before the next one begins. Copies arrive when they are waited for, no earlier. Two lanes writing
+to one element, or one bank, at once raise an error, as do unaligned copies.
 """
 
 import ctypes
@@ -59,7 +59,7 @@ def _fused(a, b, c):
 
 
 class Memory:
-    """Shared memory of the program that runs, and copies on their way to it, in groups."""
+    """Shared memory for the running program, with pending copies in groups."""
 
     def __init__(self):
         self.declare(0)
@@ -94,7 +94,7 @@ class Memory:
         self.groups[-1].append(arrive)
 
     def wait(self, n_left):
-        """All groups but the last ones arrive; the one that is not closed yet does not count."""
+        """Complete all groups except the last ones; the open group does not count."""
         n = max(len(self.groups) - 1 - n_left, 0)
         for group in self.groups[:n]:
             for arrive in group:
@@ -104,7 +104,7 @@ class Memory:
 
 @functools.cache
 def _instructions(asm):
-    """Return predicate, name and operands of each instruction."""
+    """Return predicate, name and operands for each instruction."""
     body = asm.strip().removeprefix("{").removesuffix("}")
     found = []
     for text in filter(None, (part.strip() for part in body.split(";"))):
@@ -116,7 +116,7 @@ def _instructions(asm):
 
 
 def run(asm, constraints, arguments, memory):
-    """Return the results of a block of PTX, of each lane; arguments are of lanes too, addresses as Python holds them."""
+    """Run a PTX block and return its results per lane; arguments are per lane as well, with addresses as held by Python."""
     kinds = constraints.split(",")
     n_results = sum(kind.startswith("=") for kind in kinds)
     registers = {}
@@ -169,7 +169,7 @@ def run(asm, constraints, arguments, memory):
 
 
 def create_inline_asm(memory):
-    """Return the method that Triton's interpreter lacks."""
+    """Return the method missing from Triton's interpreter."""
 
     def create(_, asm, constraints, handles, *_others):
         with np.errstate(all="ignore"):

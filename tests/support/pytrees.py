@@ -1,4 +1,4 @@
-"""Comparisons of pytrees of arrays."""
+"""Pytree comparisons."""
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,12 @@ def _array(leaf):
 
 
 def equal(actual, expected):
-    """Return whether two pytrees of one structure have the same elements."""
+    """Return True if two pytrees with the same structure have equal elements."""
     return jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(_array(a), _array(b)), actual, expected))
 
 
 def assert_close(what, actual, expected, tolerance=None):
-    """Raise AssertionError, with the path of the leaf, where two pytrees differ by more than rounding."""
+    """Raise AssertionError, with the leaf path, if two pytrees differ by more than rounding."""
     actual, expected = (jax.tree_util.tree_leaves_with_path(tree) for tree in (actual, expected))
     for (path, a), (other, b) in zip(actual, expected, strict=True):
         assert path == other

@@ -1,4 +1,4 @@
-"""Small texts, models and runs of each kind."""
+"""Small texts, models and runs for each kind."""
 
 import csv
 import io
@@ -35,7 +35,7 @@ HISTORY = runs.History(train=[(1, 5.5), (3, 2.5)], test=[(3, 2.0)])
 
 
 def perturb(model: Any, seed: int = 0) -> Any:
-    """Add noise to the parameters of a new model, so that every part shows; return the model."""
+    """Add noise to a new model's parameters, so that every part affects the output; return the model."""
     for i, (_, variable) in enumerate(nnx.iter_graph(model)):
         if isinstance(variable, nnx.Param):
             noise = jax.random.normal(jax.random.fold_in(jax.random.key(seed), i), variable.shape)
@@ -46,7 +46,7 @@ def perturb(model: Any, seed: int = 0) -> Any:
 def saved(
     folder: Path, structure: Any, record: Any, optimizer: Any = lambda params: {"step": jnp.zeros(())}
 ) -> Any:
-    """Writes a run of three steps, and returns its model."""
+    """Write a three-step run and return its model."""
     params, others = structure.init(0)
     models.save(folder, 3, models.State(params, others, optimizer(params)), record)
     return structure.model(params, others)
@@ -68,7 +68,7 @@ def digits_run(folder: Path) -> LogicClassifier:
 
 
 def ca_run(folder: Path) -> LogicCA:
-    """Run whose best automaton is not its latest one."""
+    """Write a run with different best and latest automata."""
     config = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2))
     training = automaton.TrainingConfig(experiment="letter", start="zero", size=6, n_steps=3, steps=9)
     rows = [["010010"] * 6]
@@ -82,7 +82,7 @@ def ca_run(folder: Path) -> LogicCA:
 
 
 def automaton_of(**options: Any) -> LogicCA:
-    """Return a small automaton whose gates differ."""
+    """Return a small automaton with distinct gates."""
     sizes = {"channels": 2, "kernels": 3, "perception": (8, 4, 2), "update": (12, 6, 2)}
     model = LogicCA(LogicCAConfig(**sizes, **options), rngs=nnx.Rngs(0))
     model.logits.set_value(3 * jax.random.normal(jax.random.key(1), model.logits.shape))
@@ -108,7 +108,7 @@ RUNS = {"lm": lm_run, "digits": digits_run, "ca": ca_run}
 
 
 class Finished(NamedTuple):
-    """A run that was never stopped: its folder, the words of its command without that folder, and what it printed."""
+    """An uninterrupted run: its folder, its command without the folder, and its output."""
 
     out: Path
     words: list[str]
@@ -127,7 +127,7 @@ LM_SIZES = [
     "--table-optimizer=row_adagrad", "--optimizer=row_adagrad", "--schedule=constant",
     "--learning-rate=0.03", "--loss=mean",
 ]  # fmt: skip
-"""Sizes of a language model, and rates with which 24 steps learn something."""
+"""Language model sizes, with rates high enough to learn within 24 steps."""
 
 LM_STEPS = ["--steps=24", "--log-every=1", "--eval-every=12", "--checkpoint-every=8"]
 
@@ -157,11 +157,11 @@ CA = [
 ]
 
 LABELS = ("$large_$ & \\x$$", "<small>\n_")
-"""Classes whose names are texts, no formulas."""
+"""Class names as plain text, not formulas."""
 
 
 def table_text(n: int = 90, seed: int = 0, *, target: bool = True) -> str:
-    """Return a table in CSV with decimal commas: its class is whether the size is large, except for kind b."""
+    """Return a CSV table with decimal commas; its class is whether the size is large, except for kind b."""
     rng, text = np.random.default_rng(seed), io.StringIO()
     writer = csv.writer(text, delimiter=";")
     writer.writerow(["size", "kind", "noise", "day", "class"][: 4 + target])
@@ -173,7 +173,7 @@ def table_text(n: int = 90, seed: int = 0, *, target: bool = True) -> str:
 
 
 def blobs(n: int = 60) -> Samples:
-    """Images of 2 x 3 pixels, of three classes."""
+    """Return 2 x 3 pixel images in three classes."""
     y = np.arange(n) % 3
     x = np.random.default_rng(0).uniform(0, 4, (n, 2, 3))
     x[np.arange(n), 0, y] += 6
@@ -181,7 +181,7 @@ def blobs(n: int = 60) -> Samples:
 
 
 def images(n: int = 60, n_channels: int = 1) -> Samples:
-    """Images of two classes, darker and brighter, whose first pixel is always 3 and whose second one is a bit."""
+    """Return images in two classes, darker and brighter; the first pixel is always 3 and the second is binary."""
     rng = np.random.default_rng(4)
     y = np.arange(n) % 2
     x = rng.integers(0, 200, (n, 4, 4, n_channels)) + 50 * y[:, None, None, None]

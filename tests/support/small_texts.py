@@ -1,4 +1,4 @@
-"""Small language models and prompts of different lengths."""
+"""Small language models, and prompts with different lengths."""
 
 import dataclasses
 import functools
@@ -36,7 +36,7 @@ def _parts_of(name):
 
 
 def model_of(name="tables"):
-    """Return a model whose parameters are large enough for every part to show."""
+    """Return a model with parameters large enough for every part to affect the output."""
     return nnx.merge(*_parts_of(name))
 
 

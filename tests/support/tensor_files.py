@@ -1,4 +1,4 @@
-"""Writers of small safetensors and GGUF files in the layouts of published memory tables."""
+"""Writers for small safetensors and GGUF files in the layouts used by published memory tables."""
 
 import json
 import struct
@@ -22,7 +22,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, np.ndarray]])
 
 
 def write_gguf(path: Path, name: str, rows: np.ndarray) -> Path:
-    """Write one I8 tensor, after metadata of several kinds."""
+    """Write one I8 tensor, after metadata entries with several types."""
 
     def text(value: str) -> bytes:
         return struct.pack("<Q", len(value)) + value.encode()

@@ -1,4 +1,4 @@
-"""External programs of tests. Each is tried once per process, before the first test that requires it."""
+"""External programs for tests. Each is tried once per process, before the first test requiring it."""
 
 import functools
 import shutil
@@ -19,7 +19,7 @@ _ERRORS = (OSError, RuntimeError, ValueError, KeyError, subprocess.SubprocessErr
 
 
 def require_tool(name, *options):
-    """Skip the running test with a reason if a tool is missing, fails, or is another program with that name.
+    """Skip the running test with a reason if a tool is missing, fails, or is another program with the same name.
 
     Args:
       name: a name in `TRIALS`, such as ``"node"`` or ``"cc"``.
@@ -31,7 +31,7 @@ def require_tool(name, *options):
 
 @functools.cache
 def missing(tool):
-    """Return why a tool cannot be used here, None where it can."""
+    """Return the reason for not using a tool on this machine, or None if it is usable."""
     name, *options = tool.split()
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -43,12 +43,12 @@ def missing(tool):
 
 @functools.cache
 def c_compiler():
-    """Return the path of a C compiler whose programs run, None where there is none."""
+    """Return the path to a C compiler with working executables, or None without one."""
     return next((path for path in map(shutil.which, C_COMPILERS) if path and _compiles(path)), None)
 
 
 def hide_unusable(monkeypatch):
-    """Let lutjax find only tools that can be used."""
+    """Hide unusable tools from lutjax."""
     which, find = shutil.which, abc.find
     hidden = {tool for tool in ("abc", "iverilog", "node") if missing(tool)}
 
@@ -63,7 +63,7 @@ def hide_unusable(monkeypatch):
 
 
 def compiled(folder, files, *flags):
-    """Write files into a folder and compile those in C, without a warning; return the program."""
+    """Write files into a folder, compile the C files without warnings, and return the program."""
     for name, text in files.items():
         (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
     sources = [name for name in files if name.endswith(".c")]
@@ -75,7 +75,7 @@ def compiled(folder, files, *flags):
 
 # ------------------------------------------------------------------------------------------- trials
 def _run(*words, **options):
-    """Return what a program prints; raise if it fails."""
+    """Return a program's output; raise if it fails."""
     options |= {"capture_output": True, "text": True, "errors": "replace", "timeout": 60, "check": True}
     return subprocess.run([str(word) for word in words], **options).stdout
 

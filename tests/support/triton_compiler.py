@@ -1,4 +1,4 @@
-"""Triton kernels compiled for NVIDIA GPUs that need not be here, and the ops that have some."""
+"""Triton kernels compiled for NVIDIA GPUs without requiring one, and the ops with Triton kernels."""
 
 import functools
 import importlib.util
@@ -34,13 +34,13 @@ GPUS = {80: "NVIDIA A100", 90: "NVIDIA H200", 100: "NVIDIA B200"}  # by compute 
 
 
 def compiled_size(op):
-    """Return a size at which the kernels of readers run, where an op has any."""
+    """Return a size with reader kernels if the op has any, else its fast size."""
     sizes = testing.shapes(op, "triton")
     return next((shape for shape, size in sizes.items() if "readers" in size), fast_size(op))
 
 
 def recorded_launches(monkeypatch):
-    """Record the kernels that would run instead of launching them: ``{(kernel, array types): launch arguments}``."""
+    """Record kernels instead of launching them: ``{(kernel, array types): launch arguments}``."""
     recorded = {}
 
     def record(inputs, outputs, zeroed, in_place, common):
@@ -57,7 +57,7 @@ def recorded_launches(monkeypatch):
 
 
 def trace(case, device_kind=GPUS[90], accumulate=None):
-    """Trace an op, its gradient and the update of its table for a device."""
+    """Trace an op, its gradient and its table update for a device."""
     testing.check_lowering(case, "triton", platform="cuda", device_kind=device_kind, accumulate=accumulate)
     if case.op not in UPDATED:
         return
@@ -74,7 +74,7 @@ def trace(case, device_kind=GPUS[90], accumulate=None):
 
 
 def trace_layer(make, x, **options):
-    """Trace the gradient of a layer, which `make` makes of `rngs`, for an H200."""
+    """Trace a layer's gradient for an H200, with the layer created by `make` from `rngs`."""
     with _ahead_of_time.tracing_for("cuda", GPUS[90]):
         graph, params, others = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))), nnx.Param, ...)
 
@@ -100,7 +100,7 @@ def compiled(common, types, capability=90):
 
 
 def check_compilation(launches, capability=90):
-    """Assert that all launches compile and fit the shared memory of a GPU."""
+    """Assert that all launches compile and fit into a GPU's shared memory."""
     assert launches
     for (kernel, types), common in launches.items():
         binary = compiled(common, types, capability)

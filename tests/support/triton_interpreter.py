@@ -1,4 +1,4 @@
-"""Triton kernels on a machine without a GPU: Triton's own interpreter runs their source, one program after the other."""
+"""Triton kernels without a GPU: Triton's own interpreter runs their source, one program after the other."""
 
 import contextlib
 import functools
@@ -53,7 +53,7 @@ def _as_bool(compare):
 
 
 def _dot_of_numbers(dot):
-    """The interpreter holds bfloat16 as integers, and multiplies them as such."""
+    """Fix bfloat16 products: the interpreter holds bfloat16 as integers, and multiplies them as such."""
 
     def number(handle):
         if handle.dtype.scalar != tl.bfloat16:
@@ -70,7 +70,7 @@ def _range(*bounds):
 
 
 def _run(inputs, outputs, zeroed, in_place, common):
-    """Run in the interpreter the programs that `_triton_launch` would run on a GPU."""
+    """Run a `_triton_launch` call's programs in the interpreter instead of on a GPU."""
     kernel, grid = common["kernel"], common["grid"]
     # The interpreter has no wrapped constants.
     constants = types.SimpleNamespace(**{name: value.value for name, value in vars(common["c"]).items()})
@@ -100,7 +100,7 @@ def _run(inputs, outputs, zeroed, in_place, common):
 
 
 def _words(arrays):
-    """float64 as pairs of words: callbacks run in threads that do not know of `jax.enable_x64`."""
+    """Convert float64 to word pairs: callbacks run in threads unaware of `jax.enable_x64`."""
     return tuple(jax.lax.bitcast_convert_type(a, np.uint32) if a.dtype == np.float64 else a for a in arrays)
 
 
@@ -118,7 +118,7 @@ def modules():
 
 
 def _rounded(convert):
-    """Round float32 to bfloat16 as GPUs do; the interpreter cuts digits off."""
+    """Round float32 to bfloat16 as GPUs do; the interpreter truncates digits."""
 
     def converted(values, source, target, mode):
         if (source, target) == (tl.float32, tl.bfloat16):
@@ -183,7 +183,7 @@ def interpreted():
 
 
 def count_always(monkeypatch, small_blocks=False):
-    """Attention counts reads of rows, however few; with small blocks in several blocks, groups and products."""
+    """Make attention count row reads, however few; with small blocks, use several blocks, groups and products."""
     from lutjax.kernels._triton import _histograms
 
     monkeypatch.setattr(_histograms, "_FEWEST_KEYS", dict.fromkeys(("forward", "margins", "table"), 0))
@@ -198,7 +198,7 @@ def count_always(monkeypatch, small_blocks=False):
 
 
 def own_always(monkeypatch):
-    """Warps own columns of tables, however few."""
+    """Make warps own table columns, however few."""
     from lutjax.kernels._triton import _owned_columns
 
     monkeypatch.setattr(_owned_columns, "_FEWEST_WARPS", 1)
@@ -207,7 +207,7 @@ def own_always(monkeypatch):
 
 
 def check_plain_jax(f, *arguments):
-    """Compare a function of an implementation and of arguments, and its gradients, in Triton and in plain JAX."""
+    """Compare a function and its gradients between Triton and plain JAX; its first argument is the implementation."""
 
     def run(implementation):
         outputs, pullback = jax.vjp(functools.partial(f, implementation), *arguments)
@@ -218,7 +218,7 @@ def check_plain_jax(f, *arguments):
 
 
 def scored_call(read, dtype=jnp.float32):
-    """Return a call of `scored_lut` with ids beyond the inputs, inputs with both zeros and ties, tables and scalars."""
+    """Return a `scored_lut` call including ids beyond the inputs, inputs with both zeros and ties, tables and scalars."""
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.choice([0.0, -0.0, 0.25, -0.25, 0.5, 3.0, -2.0], (13, 2, 6)), jnp.float32)
     weights = jnp.asarray(rng.integers(-8, 9, (6, 8, 11)) / 4, dtype)
@@ -233,7 +233,7 @@ def scored_call(read, dtype=jnp.float32):
 
 @contextlib.contextmanager
 def scored_rows_in_numpy():
-    """Let Mosaic's `scored_lut` run on this machine: its Triton kernels in the interpreter, what reads rows from shared memory by its definition."""
+    """Run Mosaic's `scored_lut` on this machine: Triton kernels in the interpreter, shared-memory row reads by their definition."""
     from lutjax.kernels._pallas.gpu import _shared_reads
 
     def rows_of(weights, rows):

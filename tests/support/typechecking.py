@@ -1,4 +1,4 @@
-"""Checks of types in tests: jaxtyping's hook decorates every function of lutjax with `checked`."""
+"""Type checks in tests: jaxtyping's hook decorates every lutjax function with `checked`."""
 
 import functools
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from beartype import beartype
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function or class whose annotations are checked; one that is made in a call of another as it is.
+    """Return a function or class with checked annotations; return functions and classes defined inside a call unchanged.
 
-    Those are decorated anew in each call, which takes an eighth of the time of all tests. A function is decorated when it
-    is first called: every process of tests imports all functions, and calls few.
+    Local functions would be decorated anew in each call, which takes an eighth of the total test time. A function is decorated at its
+    first call: every test process imports all functions, but calls few.
     """
     if "<locals>" in function.__qualname__:
         return function

@@ -1,4 +1,4 @@
-"""Every implementation of the look-ups that this machine can run or interpret, by name."""
+"""All lookup implementations by name, natively run or interpreted on this machine."""
 
 import contextlib
 import importlib.util
@@ -21,7 +21,7 @@ NAMES = (
 
 
 def implements(name, op):
-    """Return whether a world has its own implementation of an op."""
+    """Return True if a world has its own implementation for an op."""
     names = {name for spec in lutjax.kernel_registry.candidates(op) for name in spec.names}
     return {
         "triton": "triton" in names,
@@ -33,11 +33,11 @@ def implements(name, op):
 
 
 def in_worlds(ops, fast):
-    """Return the cases ``world, op`` of a test: all are slow but those of some ops, in any world, and of other ops in plain JAX.
+    """Return ``world, op`` test cases. Most are slow; the fast ones cover some ops in any world and further ops in plain JAX.
 
     Args:
-      ops: names of ops.
-      fast: ops of which cases are fast; the first one in every world but the resident one.
+      ops: op names.
+      fast: ops with fast cases in plain JAX; the first one is also fast in every other world except the resident one.
     """
     found = [(world, op) for world in NAMES for op in ops if implements(world, op)]
     return slow_where(

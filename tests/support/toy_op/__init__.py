@@ -1,4 +1,4 @@
-"""An op from outside of lutjax, as a package of its own would have it: registered, and unregistered again."""
+"""A third-party op, defined outside lutjax as in a separate package: registered, then unregistered."""
 
 import contextlib
 

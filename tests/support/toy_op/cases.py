@@ -1,4 +1,4 @@
-"""Cases of the op."""
+"""Test cases for the op."""
 
 import dataclasses
 

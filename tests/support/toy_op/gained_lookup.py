@@ -1,4 +1,4 @@
-"""A look-up whose outputs have a gain for each sample."""
+"""A lookup with a per-sample output gain."""
 
 import dataclasses
 
@@ -10,11 +10,11 @@ from lutjax.ops import apply
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GainedLookup(Call, op="gained_lookup", table="weights"):
-    """The call of `gained_lookup`.
+    """Call arguments for `gained_lookup`.
 
     Attributes:
       weights: ``[T, R, O]`` floats.
-      index: int32 ``[B, T]``, of rows that exist.
+      index: int32 ``[B, T]``, ids of existing rows.
       gain: ``[B, O]``.
 
     Output and its cotangent: ``[B, O]``. Differentiable: `weights`, `gain`.
@@ -26,5 +26,5 @@ class GainedLookup(Call, op="gained_lookup", table="weights"):
 
 
 def gained_lookup(weights, index, gain, *, implementation=None):
-    """``y[o] = gain[o] * sum_t weights[t, index[t], o]``, with any leading axes of `index` and `gain`."""
+    """``y[o] = gain[o] * sum_t weights[t, index[t], o]``, with any batch dimensions in `index` and `gain`."""
     return apply(GainedLookup(weights, index, gain), implementation=implementation)

@@ -1,4 +1,4 @@
-"""The op in plain JAX: ``y = gain * r`` of the sums of rows ``r``, ``dgain = r * dy``, ``dr = gain * dy``."""
+"""Plain JAX kernels for the op: ``y = gain * r`` with row sums ``r``, ``dgain = r * dy``, ``dr = gain * dy``."""
 
 import jax
 import jax.numpy as jnp
