@@ -1,4 +1,4 @@
-"""Runs of each kind, trained once by the command. Not to be changed."""
+"""Runs for each model kind, trained once by the command and read-only for tests."""
 
 import gzip
 

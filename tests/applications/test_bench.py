@@ -49,7 +49,7 @@ def rows_of(path):
 
 @pytest.fixture
 def instantly(monkeypatch):
-    """Measurements that would have been made; nothing runs."""
+    """Record the planned measurements without running them."""
     measured = []
 
     def time(self, **options):
@@ -63,7 +63,7 @@ def instantly(monkeypatch):
 
 # ------------------------------------------------------------------------------------------------- measuring
 def products_in_the_loop(*args):
-    """Return the number of computations with products that the loop reaches."""
+    """Count the computations with products reachable from the loop."""
     text = measure._any_count(jnp.dot, False, (), args).as_text()
     computations = dict(re.findall(r"^(?:ENTRY )?%(\S+) \(.*?\{\n(.*?)^\}", text, re.DOTALL | re.MULTILINE))
     reached, todo = set(), set(re.findall(r" while\(.*body=%([^,\s]+)", text))
@@ -106,7 +106,7 @@ def test_state_is_carried_on_and_consumed_in_place():
 
 
 class Machine:
-    """Clock that only calls advance, each by so many seconds, and the lengths of the compiled loops."""
+    """Fake clock, advanced by a fixed number of seconds per call; also records the compiled loop lengths."""
 
     def __init__(self, monkeypatch, backend, seconds):
         self.now, self.seconds, self.lengths = 0.0, seconds, []
@@ -184,7 +184,7 @@ def test_invalid_shape_is_refused(text, message):
 
 
 def test_bytes_of_a_fully_connected_shape():
-    """2 samples, 3 inputs, 5 outputs, 7 detectors of 1 pair."""
+    """2 samples, 3 inputs, 5 outputs, 7 detectors with 1 pair each."""
     traffic = shapes.op_shape("fc", 2, 3, 5, 7, 1).traffic
     uses, row = 2 * 7, 5 * 4
     inputs, outputs = (2 * 3 + 7 * 2) * 4, 2 * 5 * 4
@@ -209,7 +209,7 @@ def test_bytes_of_pairs():
 
 
 def test_bytes_of_gates():
-    """7 samples of 5 inputs; 3 gates of 2 inputs, so at most 2 readers."""
+    """7 samples, 5 inputs, 3 two-input gates, and therefore at most 2 readers."""
     traffic = shapes.op_shape("gates", 7, 5, 3).traffic
     x, y, wires, readers, parameters = 5 * 7 * 2, 3 * 7 * 2, 3 * 2 * 4, 5 * 2 * 4, 4 * 3 * 4
     assert traffic.bytes_moved("forward", 2) == x + y + wires + parameters
@@ -217,7 +217,7 @@ def test_bytes_of_gates():
 
 
 def test_bytes_of_the_language_model_are_those_of_its_layers():
-    """Bytes that take an H200 about 4 ms if nothing is cached."""
+    """Number of bytes an H200 moves in about 4 ms without caching."""
     layers = language_model.layers(shapes.LanguageModel(128))
     assert len(layers) == 13
     assert 15e9 < language_model.bytes_moved(shapes.LanguageModel(128), "in-place", 4) < 17e9
@@ -269,7 +269,7 @@ def test_rows_of_gates_are_forward_and_dense(text):
 
 
 class _Unrounded(lutjax.reads.PowersOfTwo):
-    """Read of tables that are whole multiples of their scale."""
+    """Read for tables with entries at integer multiples of their scale."""
 
     rounds_tables = False
 
@@ -392,7 +392,7 @@ def test_terminal_shows_the_running_measurement():
 class TestSlow:
     @pytest.mark.parametrize("dtype", measurements.DTYPES)
     def test_integer_tables_have_only_a_forward_row(self, dtype):
-        """8 samples, 2 groups of 4 inputs and 3 outputs, 4 int8 tables of 4 rows."""
+        """8 samples, 2 groups with 4 inputs and 3 outputs, 4 int8 tables with 4 rows each."""
         shape = shapes.parse("scored-int8:8,4,3,4,2,2")
         (found,) = measurements.measurements(shape, dtype=dtype)
         assert (found.row, found.kernel_names, found.table_bytes) == ("forward", "scored_lut: xla", 4 * 4 * 3)

@@ -1,4 +1,4 @@
-"""Programs of `benchmarks`: what they split, count and write, and that both ways of dividing a model learn the same."""
+"""Scripts in `benchmarks`: splits, counts and output files, and equal training results for both partitionings."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def programs():
 
 @pytest.fixture
 def few(tmp_path):
-    """Ten classes of images, each a bright square at a place of its own."""
+    """Ten image classes, each with a bright square at a different position."""
     rng = np.random.default_rng(0)
     y = np.repeat(np.arange(10), 12)
     x = rng.integers(0, 40, (120, 28, 28))
@@ -99,7 +99,7 @@ class TestSlow:
         ids=lambda names: names[0],
     )  # fmt: skip
     def test_both_ways_learn_the_same(self, programs, names):
-        """By detector devices sum the output of each look-up, and the cotangent of the input of all but the first alone."""
+        """With detector sharding, devices all-reduce each lookup output and every input cotangent except the first."""
         devices, found = programs["devices"], {}
         for case in devices.cases(8, tiny=True):
             if case.name in names:

@@ -1,4 +1,4 @@
-"""Models in bundles: what is saved is loaded, everybody reads it, and what is damaged or hostile is refused in one line."""
+"""Model bundles: round trips, loading in other libraries, and one-line errors for damaged or hostile files."""
 
 import json
 import os
@@ -134,7 +134,7 @@ def test_tables_that_cannot_be_stored_so(tmp_path):
 
 @pytest.mark.parametrize("table_dtype", ["bfloat16", "int8"])
 def test_edge_lists_in_fewer_bits(table_dtype, tmp_path):
-    """The table of an edge list is one-dimensional, and has one scale."""
+    """An edge-list table is one-dimensional and has a single scale."""
     edges = wiring.from_edges([0, 0, 1], [0, 3, 2], [1, 0, 1], n_detectors=2, n_rows=4, n_outputs=2)
     sizes = {"n_detectors": 2, "n_anchors": 2, "targets": edges}
     weights = np.float32([0.3, -1.7, 0.01])
@@ -156,7 +156,7 @@ def test_edge_lists_in_fewer_bits(table_dtype, tmp_path):
 
 
 def same(loaded, saved):
-    """Check that a loaded layer has the graph and the arrays of the saved one, except random states."""
+    """Check that a loaded layer has the saved graph and arrays, except for random states."""
     assert nnx.split(loaded)[0] == nnx.split(saved)[0]
     states = (nnx.to_flat_state(nnx.state(one, nnx.Not(nnx.RngState))) for one in (loaded, saved))
     for (path, found), (other, want) in zip(*states, strict=True):
@@ -431,7 +431,7 @@ def bundle(tmp_path):
 
 
 def header(folder, change):
-    """Change the header of the tensors, and let the config have the digest of the file."""
+    """Change the tensor header and update its digest in the config."""
     content = (folder / TENSORS).read_bytes()
     length = struct.unpack("<Q", content[:8])[0]
     found = json.loads(content[8 : 8 + length])

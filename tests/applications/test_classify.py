@@ -1,4 +1,4 @@
-"""Data to classify: folders of images, tables, splits; recipes, reports, and the command."""
+"""Classification: image folders, tables, splits, recipes, reports, and the command."""
 
 import dataclasses
 import gzip
@@ -512,7 +512,7 @@ def test_dead_bits_change_no_vote(seed):
 
 
 def test_live_gates_by_hand():
-    """Two gates below, of which a vote reads the first one alone; that one reads bit 2 alone."""
+    """The vote reads only the first of two lower gates, and this gate reads only bit 2."""
     truth = [np.array([[0, 0, 1, 1], [0, 0, 0, 1]], bool), np.array([[0, 1, 0, 1], [1, 1, 1, 1]], bool)]
     wires = [np.array([[0, 2], [0, 1]]), np.array([[0, 1], [1, 1]])]
     (first, last), read = reports.live_gates(truth, wires, 3)
@@ -547,7 +547,7 @@ def test_an_array_is_as_large_as_its_header_says(tmp_path):
 
 
 def test_a_number_is_what_a_table_calls_one(tmp_path):
-    """Codes that Python takes for numbers are categories, each of its own."""
+    """Treat codes as distinct categories even if Python parses them as equal numbers."""
     codes = ["12_3", "1_23", "123", "١٢٣", "0x7b", "infinity"]
     text = "code,size,class\n" + "".join(f"{codes[i % 6]},{i % 5}e-{i % 3},{i % 2}\n" for i in range(60))
     encoding = Encoding.fit(columns.read(write(tmp_path / "a.csv", text), "class"), 8)
@@ -670,7 +670,7 @@ def test_names_of_exports(table_run, run, data, name):
 
 
 def test_a_run_has_the_kind_of_its_data(table_run, tmp_path):
-    """Runs on data of their own were all of the kind digits; such a folder is refused in a line."""
+    """Reject old folders: runs on custom data were once stored under kind "digits"."""
     old = tmp_path / "old"
     shutil.copytree(table_run.out, old)
     assert runs.kind(old) == "classify"

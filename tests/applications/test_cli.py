@@ -1,4 +1,4 @@
-"""The command line: training, resuming, generating, and every kind of bad input."""
+"""Command line: training, resuming, generation, and invalid input."""
 
 import dataclasses
 import errno
@@ -76,7 +76,7 @@ def test_generate_writes_bytes_as_they_are(lm_run, tmp_path):
 
 
 class Terminal(io.BytesIO):
-    """Terminal that remembers what was written to it, and how much each time."""
+    """Fake terminal: records the written text and the size per write."""
 
     def __init__(self):
         super().__init__()
@@ -400,7 +400,7 @@ def test_huge_pages_start_again_once(monkeypatch, tmp_path):
     started = []
 
     class ReplacedError(Exception):
-        """Error in place of the replacement of the process."""
+        """Raise an error instead of replacing the process."""
 
     def execve(path, words, environment):
         started.append((path, words, environment))

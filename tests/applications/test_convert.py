@@ -1,4 +1,4 @@
-"""Networks of other packages: the outputs that were recorded there, and what can be done with them here."""
+"""Converted networks from other packages: recorded outputs and supported operations."""
 
 import dataclasses
 import re
@@ -24,7 +24,7 @@ from lutjax.convert._packages import PACKAGES
 
 CASES = {path.stem.removeprefix("foreign_"): path for path in sorted(GOLDEN.glob("foreign_*.npz"))}
 NOT_SOFT = {"torchlogix_warp", "torchlogix_conv_warp", *(name for name in CASES if name.startswith("dwn"))}
-"""Cases whose soft outputs are others."""
+"""Cases with different soft outputs."""
 IMAGE = ("shape", "padding", "pool", "pool_padding")
 
 
@@ -33,7 +33,7 @@ def package(name):
 
 
 def case(name):
-    """Return tensors, arguments of the conversion, and inputs and outputs."""
+    """Return tensors, conversion arguments, inputs and outputs."""
     with np.load(CASES[name]) as file:
         whole = dict(file)
     parts = {"t": {}, "a": {}}

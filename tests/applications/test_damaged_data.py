@@ -1,4 +1,4 @@
-"""Data, images and runs that somebody damaged or made to do harm: what chance finds too seldom, see `test_fuzz`."""
+"""Damaged or malicious data, images and runs, for cases too rare for `test_fuzz` to find by chance."""
 
 import base64
 import contextlib
@@ -31,7 +31,7 @@ from lutjax.training.samples import SamplesError, read_arrays, split_ids
 
 
 def memory_of(call):
-    """Return the most memory that a call takes, in octets."""
+    """Return the peak memory during a call, in bytes."""
     tracemalloc.start()
     try:
         call()
@@ -41,7 +41,7 @@ def memory_of(call):
 
 
 def test_one_long_cell_does_not_make_the_others_as_long(tmp_path):
-    """A column was an array of as many characters for each cell: 2.6 GB of this file."""
+    """Fixed-width columns once padded every cell to the longest one: 2.6 GB for this file."""
     rows = "".join(f"c{k % 7},{k % 2}\n" for k in range(5000))
     (tmp_path / "t.csv").write_text(f"a,y\n{'x' * 130_000},0\n{rows}")
     size = (tmp_path / "t.csv").stat().st_size
@@ -79,7 +79,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", slow_except(BOMBS, "a line", "idx", "npz"))
 def test_files_that_unpack_to_far_more(name, tmp_path):
-    """A file of 32 KB took 12.6 seconds and 1.4 GB."""
+    """A 32 KB file took 12.6 seconds and 1.4 GB."""
     make, advice = BOMBS[name]
     path = make(tmp_path)
     target = {"target": "y"} if datasets.is_table(path) else {}
@@ -111,7 +111,7 @@ LONG = ("1" * 100_000 + "x", "1" * 50_000 + "." + "2" * 50_000 + "e", "." + "3" 
 
 
 def test_contents_that_take_no_squares_of_time():
-    """Digits could be divided in as many ways as there are digits, and a pickle of some hundred octets holds 2**40 labels."""
+    """Digit strings once allowed one split per digit, and a pickle with a few hundred bytes encodes 2**40 labels."""
     start, labels = time.process_time(), [1, 2]
     for cell in LONG:
         table = columns.Table({}, columns.strings([cell, "a"] * 3), "t")
@@ -206,7 +206,7 @@ def test_arrays_that_cannot_be_used(arrays, message, tmp_path):
 
 
 def test_a_member_is_no_longer_than_its_file(tmp_path):
-    """A header and two places of a zip file agree on octets that are not there."""
+    """A header and two zip fields agree on a length beyond the available bytes."""
     path, header = tmp_path / "a.npz", io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (10**9,)})
     with zipfile.ZipFile(path, "w") as file:
@@ -222,7 +222,7 @@ def test_a_member_is_no_longer_than_its_file(tmp_path):
 
 
 def test_a_member_is_unpacked_as_far_as_it_is_read(tmp_path):
-    """A member of 128 octets more, as the file says, whose data unpack to 64 MB."""
+    """A member with 128 extra bytes according to the zip file; its data unpack to 64 MB."""
     path, out = tmp_path / "a.npz", io.BytesIO()
     np.lib.format.write_array(out, np.arange(128, dtype=np.uint8))
     data, packed = out.getvalue(), zlib.compressobj(9, zlib.DEFLATED, -15)
@@ -243,7 +243,7 @@ def test_a_member_is_unpacked_as_far_as_it_is_read(tmp_path):
 
 
 def test_chunks_are_no_longer_than_an_image(tmp_path):
-    """Python makes room for as many octets as a file is asked for: a wrong length in 150 octets took 3.3 GB."""
+    """Python allocates the requested read size up front: a wrong length in 150 bytes took 3.3 GB."""
     path = tmp_path / "i.png"
     written = (
         "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncxgAAOUlEQVR4nG2OSQ4AIAjEWv//5/GgIWjogbAMDAJJaKhJFhPq"
@@ -277,7 +277,7 @@ def test_texts_in_an_image_are_bounded(tmp_path):
 
 
 def test_one_line_of_a_damaged_image(tmp_path, caplog):
-    """Pillow logs a line of its own beside the error, which went to standard error."""
+    """Pillow logs its own line in addition to the error, and this line once reached standard error."""
     path = tmp_path / "i.tiff"
     Image.new("RGB", (8, 8)).save(path)
     whole = bytearray(path.read_bytes())
@@ -320,7 +320,7 @@ TREE = {"w": np.ones((2, 3), np.float32)}
     ],
 )  # fmt: skip
 def test_checkpoints_that_were_signed_anew(field, value, message, tmp_path):
-    """A digest says that a file is whole, and not who wrote it."""
+    """A digest proves integrity, not authorship."""
     checkpoints.save(tmp_path, 3, {"model": TREE}, {})
     path = tmp_path / "3" / "checkpoint.json"
     content = json.loads(path.read_bytes())
@@ -336,7 +336,7 @@ def test_checkpoints_that_were_signed_anew(field, value, message, tmp_path):
 
 @pytest.mark.slow
 def test_memory_of_tables_and_of_images_of_another_size(tmp_path):
-    """Rows were Python's texts, all at once, 44 times the memory of the file; features were made in float64, and twice, 274 times."""
+    """Rows were Python strings, all in memory at once (44 times the file size); features were float64 and built twice (274 times)."""
     letters, path = string.ascii_letters + string.digits + "!@", tmp_path / "t.csv"
     path.write_text("a,y\n" + "".join(f"{letters[k % 64]},{k % 2}\n" for k in range(200_000)))
     size, data = path.stat().st_size, datasets.load(path, target="y")

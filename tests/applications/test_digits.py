@@ -1,4 +1,4 @@
-"""Classifiers of logic gates: the hard network on words, training, samples, and the command."""
+"""Logic-gate classifiers: the hard network on packed words, training, samples, and the command."""
 
 import dataclasses
 
@@ -87,7 +87,7 @@ def test_sums_of_bits(rows):
 
 
 def test_many_votes_and_ties():
-    """300 votes for each of two classes where bits are 0, and one more for the second class where they are 1."""
+    """Two classes with 300 votes each for 0 bits, and one extra vote for the second class for 1 bits."""
     config = LogicClassifierConfig(2, 2, layers=(600,), n_thresholds=0)
     gate = np.arange(600)
     truth = (gate != 299)[:, None] | np.array([True, True, True, False])
@@ -270,7 +270,7 @@ def test_patience():
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory):
-    """Data, and a run on them that has not learned anything. Not to be changed."""
+    """Data and an untrained run on them, read-only."""
     folder, whole = tmp_path_factory.mktemp("digits"), blobs()
     np.savez(folder / "blobs.npz", x=whole.x.reshape(-1, 2, 3), y=whole.y)
     sizes = {"layers": (30, 30), "n_thresholds": 2, "estimator": "gumbel", "reduce": (3, 2)}

@@ -1,4 +1,4 @@
-"""Temperatures of calls, learned thresholds, and classifiers of gates and trees that are trained with them."""
+"""Per-call temperatures, learned thresholds, and gate and tree classifiers trained with them."""
 
 import dataclasses
 import json
@@ -179,7 +179,7 @@ def test_trees_refused(table_run, tmp_path):
 
 
 def live_by_loops(trees, alive):
-    """Return the nodes and pixels that outputs ``[rows, columns, kernels]`` depend on, place by place."""
+    """Return the nodes and pixels behind outputs ``[rows, columns, kernels]``, position by position."""
     spec, wires, truth = trees
     nodes, pixels = np.zeros(len(wires), bool), np.zeros(spec.in_shape, bool)
     size, stride, around = spec.geometry

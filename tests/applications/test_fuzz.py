@@ -1,4 +1,4 @@
-"""Every reader of files takes what is damaged in any way: it reads it, or says in one line what is wrong, in little time and memory."""
+"""Fuzz tests for every file reader: damaged files load or raise a one-line error, within time and memory bounds."""
 
 import contextlib
 import dataclasses
@@ -69,31 +69,31 @@ except ImportError:  # Windows
 pytestmark = pytest.mark.usefixtures("without_typechecking")
 
 FEW, MANY = 10, 2000
-"""Damaged files of a reader in the fast suite and in the slow one."""
+"""Damaged files per reader in the fast and in the slow suite."""
 
 SECONDS = 5
-"""After which a reader hangs."""
+"""Timeout before a reader counts as hung."""
 
 ROOM = 1 << 20
-"""Octets that a reader may take beside what it takes in proportion to its files, if it does not say otherwise."""
+"""Default fixed allowance in bytes, on top of memory proportional to the file sizes."""
 
 ADDRESSES = 1 << 30
-"""Octets of addresses that a reader may take, with all that is written in other languages than Python."""
+"""Address-space limit for a reader in bytes; also covers native libraries."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """A reader and what it is tried on.
+    """Reader under test with its inputs and limits.
 
     Attributes:
-      good: returns files by their names, which it reads.
+      good: returns valid files by name.
       read: reads the files in a folder.
-      errors: it raises nothing else.
-      times: memory that it takes at most, by the size of all files, as the docstring of `says` has it.
-      named: stands in messages; by default the name of the damaged file.
-      weight: how many files it is tried on, among others.
-      only: name of the one file that is damaged.
-      room: octets that it takes beside: of texts in images, which Pillow reads up to a megabyte each, or of programs of JAX.
+      errors: the only exceptions it may raise.
+      times: maximum memory as a multiple of the total file size; see the docstring of `says`.
+      named: required substring in messages; by default the damaged file's name.
+      weight: relative number of damaged files to try.
+      only: name of the only file to damage.
+      room: additional bytes, for image text chunks (Pillow reads up to a megabyte each) or exported JAX programs.
     """
 
     good: Callable
@@ -125,7 +125,7 @@ c d[0] d[1]
 
 
 def of(name, read):
-    """Return what reads a file by its content."""
+    """Return a function to read a file from its content."""
     return lambda folder: read((folder / name).read_bytes())
 
 
@@ -160,7 +160,7 @@ def temporary():
 
 
 def one(name, content):
-    """Return what makes a file of that content."""
+    """Return a function to write a file with the given content."""
     return lambda: {name: content if isinstance(content, bytes) else content.encode()}
 
 
@@ -171,7 +171,7 @@ def exported():
 
 
 def check_export(folder):
-    """Read an export as `lutjax verify` and `lutjax export` do. No file that has changed is taken for what was written."""
+    """Read an export like `lutjax verify` and `lutjax export`. A changed file must never pass as the original."""
     found = proofs.verify(folder)
     proofs.coverage(folder, found)
     changed = [name for name, content in contents(folder).items() if content != exported()[name]]
@@ -183,7 +183,7 @@ def check_export(folder):
 
 @functools.cache
 def program():
-    """Files of an export of a language model."""
+    """Files in a language-model export."""
     config = LUTTransformerConfig(features=4, context=4, n_layers=1, n_heads=1, n_anchors=2, ffn_anchors=2)
     rounded = integers.Rounded(LUTTransformer(config, rngs=nnx.Rngs(0)), tables="int8")
     given = language_model.texts_to_json([rounded.text(b"ab", 5, temperature=800, top_k=256, seed=1)])
@@ -198,7 +198,7 @@ def program():
 
 
 def check_program(folder):
-    """Read an export of a language model as `lutjax verify` does where there is no compiler."""
+    """Read a language-model export like `lutjax verify` without a compiler."""
     with mock.patch.object(proofs, "_tool", side_effect=proofs.SkippedError("no compiler")):
         found = proofs.verify(folder)
     proofs.coverage(folder, found)
@@ -222,7 +222,7 @@ def read_data(folder, name="", **options):
 
 @functools.cache
 def form_of(end):
-    """Return the form of the samples of a run that what is in a file with this ending fits."""
+    """Return the sample form to match file content with this extension."""
     if end == ".npz":
         return raw.Form((3,), ("0", "1"))
     if end == ".png":
@@ -335,7 +335,7 @@ def read_run(folder):
 
 
 def of_table(folder):
-    """Write a run on a table, whose best network is kept."""
+    """Write a run on a table, including its best network."""
     cells = {"a": columns.strings(map(str, range(20))), "b": columns.strings("xyxx" * 5)}
     parts = datasets.Data(columns.Table(cells, columns.strings("pq" * 10), "t")).parts(bits=3)
     n = len(parts.encoding.features)
@@ -353,7 +353,7 @@ RUNS = {"ca": small_runs.ca_run, "table": of_table, "trees": small_runs.tree_run
 
 @functools.cache
 def run(name):
-    """Return the files of a run."""
+    """Return the files in a run."""
     with temporary() as folder:
         RUNS[name](folder)
         digest = checkpoints.peek(folder / runs.FOLDER)[2]
@@ -365,7 +365,7 @@ def run(name):
 
 @functools.cache
 def bundle(name):
-    """Return the files of a bundle of a run."""
+    """Return the bundle files for a run."""
     with temporary() as folder:
         RUNS[name](folder / "run")
         save(load(folder / "run"), folder / "saved")
@@ -391,7 +391,7 @@ def read_bundle(folder):
 
 
 def read_signed(folder):
-    """Read the arrays of a bundle of whose tensors, whatever they are, the config has the digest."""
+    """Read the arrays in a bundle after updating the config's tensor digest, so that damage passes the digest check."""
     found, content = json.loads((folder / CONFIG).read_bytes()), (folder / TENSORS).read_bytes()
     found["files"][TENSORS] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     (folder / CONFIG).write_text(json.dumps(found))
@@ -413,14 +413,14 @@ def read_network(folder):
 
 
 def in_header(data, draw):
-    """Return a file of tensors whose header has another value, and the length that it then has."""
+    """Return a tensor file with a changed header value and a matching header length."""
     length = int.from_bytes(data[:8], "little")
     text = draw.choice((JSON, BYTES))(data[8 : 8 + length], draw)
     return len(text).to_bytes(8, "little") + text + data[8 + length :]
 
 
 def resigned(data, draw):
-    """Return the JSON of a checkpoint with another value, and the digest of what it then is."""
+    """Return a checkpoint's JSON with a changed value and a matching digest."""
     content = json.loads(damage.of_json(data, draw))
     if isinstance(content, dict):
         content.pop("digest", None)
@@ -429,14 +429,14 @@ def resigned(data, draw):
 
 
 def in_page(data, draw):
-    """Return a page of whose circuit one value is another."""
+    """Return a page with one changed value in its circuit."""
     begin = data.index(b'id="circuit">') + len(b'id="circuit">')
     end = data.index(b"</script>", begin)
     return data[:begin] + draw.choice((JSON, BYTES))(data[begin:end], draw) + data[end:]
 
 
 def near_the_ends(data, draw):
-    """Return a pickle that is damaged before or after its pixels."""
+    """Return a pickle damaged before or after its pixels."""
     n = min(200, len(data) // 2)
     if draw.random() < 0.5:
         return BYTES(data[:n], draw) + data[n:]
@@ -455,7 +455,7 @@ MANIFEST = {"weight": 0.5, "only": "manifest.json", "damages": (JSON,), **ROOMY}
 
 
 def data(good, name="", times=200, damages=(BYTES,), **more):
-    """Return a reader of data to train on."""
+    """Return a reader for training data."""
     target = {"target": "y"} if name.startswith("t.") else {}
     return Reader(
         good, lambda folder: read_data(folder, name, **target), DATA, times, datasets.load, None, damages,
@@ -538,11 +538,11 @@ READERS = {
     "bundle of arrays, signed": Reader(bundle_of_arrays, read_signed, (BundleError,), 100, bundles.read, "bundle", (BYTES, in_header), 1.0, TENSORS),
     "network of others": Reader(network_of_others, read_network, (ConversionError,), 100, convert.read, "", (BYTES, in_header)),
 }  # fmt: skip
-"""All readers of files that anybody may have written. What is measured (curves.csv) is written and never read."""
+"""All readers for files from untrusted sources. The measurement file (curves.csv) is write-only and never read."""
 
 
 def tried(reader, seed, n, folder):
-    """Read so many damaged files; yield the name of each, while it lies in the folder, and what is wrong with its reading, if something is."""
+    """Read the given number of damaged files; yield each name and its error, if any, while the file exists."""
     draw, good = random.Random(seed), reader.good()
     for name, content in good.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -560,10 +560,10 @@ def tried(reader, seed, n, folder):
 
 
 def complaint(reader, folder, name, most):
-    """Return what is wrong with how a reader reads a folder in which a file is damaged; None if nothing is.
+    """Return an error description for a reader on a folder with one damaged file, or None on success.
 
     Args:
-      most: octets that it may take.
+      most: memory limit in bytes.
     """
     error, peak = outcome(reader, folder)
     if peak > most:  # twice: of Python's own tables one grows now and then
@@ -581,7 +581,7 @@ def complaint(reader, folder, name, most):
 
 
 def outcome(reader, folder):
-    """Return the error that a reader raises for what is in a folder, and the most memory that it takes, in octets."""
+    """Return the error raised by a reader for the folder content, and its peak memory in bytes."""
     tracemalloc.start()
     try:
         with in_time(), few_addresses():
@@ -595,7 +595,7 @@ def outcome(reader, folder):
 
 @contextlib.contextmanager
 def in_time():
-    """Raise TimeoutError in a block that takes too long."""
+    """Raise TimeoutError if a block exceeds its time limit."""
 
     def hangs(*_):
         raise TimeoutError(f"reading takes more than {SECONDS} seconds")
@@ -614,7 +614,7 @@ def in_time():
 
 @contextlib.contextmanager
 def few_addresses():
-    """Let all memory of a block, of libraries in other languages, too, be within a bound."""
+    """Limit total memory inside a block, including native libraries."""
     if resource is None or not Path("/proc/self/statm").exists():
         yield
         return

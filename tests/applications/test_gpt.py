@@ -26,7 +26,7 @@ TABLES_ALONE = {"feed_forward": "lut", "n_layers": 1}
 
 
 def model_of(**changes):
-    """A model whose parameters are large enough for every part to show."""
+    """Model with parameters large enough to expose every component."""
     return nnx.merge(*parts_of(**changes))
 
 
@@ -45,7 +45,7 @@ def logits_of(model, tokens):
 
 
 def expected(model, tokens):
-    """Logits of one text, in NumPy and float64, one position, head and key after the other."""
+    """Compute logits for one sequence in float64 NumPy, looping over positions, heads and keys."""
     state = nnx.to_pure_dict(nnx.state(model, (nnx.Param, Anchors)))
     params = jax.tree.map(lambda a: np.asarray(a, np.float64 if a.dtype == jnp.float32 else None), state)
     config, size = model.config, model.config.features // model.config.n_heads

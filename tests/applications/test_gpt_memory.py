@@ -1,4 +1,4 @@
-"""A GPT with a memory of n-grams: decoding, segments, training by rows, checkpoints and the command."""
+"""GPT with an n-gram memory: decoding, segments, row-wise training, checkpoints and the command."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ SMALL = GPTConfig(
 
 @functools.cache
 def parts_of(**changes):
-    """A model whose parameters are large enough for every part to show."""
+    """Model with parameters large enough to expose every component."""
     return nnx.split(perturb(GPT(dataclasses.replace(SMALL, **changes), rngs=nnx.Rngs(0))))
 
 

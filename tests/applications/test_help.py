@@ -1,4 +1,4 @@
-"""Help and errors of all commands, and the folder in which commands keep what they compile."""
+"""Help and errors for all commands, and the commands' compilation cache folder."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ FREE = [
     "--prompt", "--target", "--id", "--exclude", "--encoding", "--name", "--format", "--inputs",
     "--coordinator", "--host", "--model-name", "--wiring", "--op", "--size", "--monotone", "--antitone", "--unused",
 ]  # fmt: skip
-"""Options of words that are not of a list that click knows."""
+"""Free-form options without a fixed list of choices in click."""
 
 KINDS = {"lm": LanguageModel, "classify": Classifier, "ca": Automaton}
 
@@ -152,7 +152,7 @@ def test_shown_defaults_are_those_of_a_new_run(kind, tmp_path, without_typecheck
 
 
 def wrong(option):
-    """Return values that an option refuses; none for one of words."""
+    """Return invalid values for an option, or none for free-form options."""
     if isinstance(option.type, click.Choice):
         return ["nonsense"]
     if isinstance(option.type, Finite):
@@ -246,7 +246,7 @@ def test_options_in_place_of_fields():
 
 
 def settings(monkeypatch, switch, directory=None):
-    """Return the settings that JAX gets with a value of the switch, where JAX itself uses a cache directory or none."""
+    """Return the JAX settings for a switch value, with and without a JAX cache directory."""
     told = {}
     monkeypatch.setenv(_compiled.SWITCH, switch)
     kept = jax.config.jax_compilation_cache_dir  # of the tests
@@ -272,7 +272,7 @@ def test_the_switch(tmp_path, monkeypatch):
 
 
 def test_a_user_without_a_home(monkeypatch):
-    """Nothing is kept, and commands run, as in a container whose user is a number without a name."""
+    """Commands run without a cache, as in a container with a numeric user id and no user name."""
 
     def no_home():
         raise RuntimeError("Could not determine home directory.")

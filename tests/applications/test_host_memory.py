@@ -1,4 +1,4 @@
-"""Memories of n-grams in the memory of the host: training as on the device, stale rows, generation and errors."""
+"""Host-resident n-gram memories: training parity with the device, stale rows, generation and errors."""
 
 import ctypes
 import dataclasses
@@ -87,7 +87,7 @@ def test_training_in_parts_and_by_other_rules(implementation):
 
 
 class CopyingDriver:
-    """A driver of a GPU whose memory is that of the host."""
+    """Fake GPU driver with host memory as its device memory."""
 
     def __init__(self):
         self.locked, self.copies = set[int](), 0

@@ -1,4 +1,4 @@
-"""Folders of images with one subfolder for each class: training on them, and predictions for them."""
+"""Image folders with one subfolder per class: training and predictions."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ def save(path, array, mode=None, **options):
 
 
 def write_folder(folder, n=5, size=(4, 6)):
-    """Write gray images of each class, some in a nested folder; return them by class in the order of their names."""
+    """Write gray images for each class, some in a nested folder; return them by class, sorted by name."""
     images = {}
     for number, name in enumerate(CLASSES):
         images[name] = (RNG.integers(0, 60, (n, *size)) + 90 * number).astype(np.uint8)
@@ -175,7 +175,7 @@ def test_folders_that_cannot_be_used(change, message, tmp_path):
 
 
 def test_errors_of_reading_are_one_line(tmp_path, monkeypatch):
-    """Raise what the system raises where root can read everything."""
+    """Raise the operating system's permission error, because root can read every file."""
     write_folder(tmp_path)
     real, iterdir = Path.read_bytes, Path.iterdir
 
@@ -223,7 +223,7 @@ def test_sixteen_bits_keep_the_upper_eight(tmp_path):
 
 
 def test_palettes_with_transparency(tmp_path):
-    """Pillow warns of them, and a warning was an error: they could not be predicted."""
+    """Pillow warns about these images; the warning was once an error and blocked predictions."""
     image = Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4) * 20).convert("P")
     image.save(tmp_path / "opaque.png", transparency=bytes([255] * 256))
     image.save(tmp_path / "clear.png", transparency=bytes([9] * 256))
@@ -239,7 +239,7 @@ def test_palettes_with_transparency(tmp_path):
 
 @pytest.mark.parametrize("end", ["png", "jpg", "webp", "tif"])
 def test_photos_are_turned_upright(end, tmp_path):
-    """Every orientation of Exif; the expected size is that of the upright image."""
+    """Test every Exif orientation; the expected size is the upright image's size."""
     image = np.arange(256, dtype=np.uint8).reshape(8, 32)
     stored = pixels.read(save(tmp_path / f"stored.{end}", image), "L", (8, 32))
     path = tmp_path / f"i.{end}"
@@ -278,7 +278,7 @@ def test_images_of_a_folder_are_bounded(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A folder of images, a run on it, and what is said of it. Not to be changed."""
+    """Read-only image folder, a run on it, and the printed output."""
     folder = tmp_path_factory.mktemp("folders")
     write_folder(folder / "pets", 10)
     experiment = Classifier.new({"layers": (24,), "n_thresholds": 1}, folder / "pets", stratified=True)

@@ -1,4 +1,4 @@
-"""Import of published n-gram memories: small folders in the published layouts, their layers, and what must be refused."""
+"""Imports for published n-gram memories: small folders in published layouts, their layers, and rejected inputs."""
 
 import json
 from pathlib import Path
@@ -75,7 +75,7 @@ def tensors_of(family):
 
 
 def write(folder, family, **changes):
-    """Write a checkpoint whose second shard has the tables."""
+    """Write a checkpoint with tables in its second shard."""
     folder.mkdir(exist_ok=True)
     tensors = tensors_of(family) | changes
     tables = {

@@ -1,4 +1,4 @@
-"""Every folder that holds a model: a run, a bundle of a run, and a bundle of an imported network."""
+"""Every model folder kind: a run, a bundled run, and a bundled imported network."""
 
 import json
 import re
@@ -44,7 +44,7 @@ IMPORTS = {
     "torch-dwn": ("dwn", ("--classes", 5)),
     "spiky": ("spiky", ("--context", 8)),
 }
-"""Recorded networks of other packages, and options of their import."""
+"""Recorded networks from other packages, with import options."""
 
 CLASSIFIERS = ("run", "bundle", *(name for name in IMPORTS if name != "spiky"))
 
@@ -55,7 +55,7 @@ def _usable_tools(monkeypatch):
 
 
 def write(kind, folder):
-    """Write a folder of a kind that holds a model; return it."""
+    """Write a model folder in the given kind and return it."""
     if kind in IMPORTS:
         name, options = IMPORTS[kind]
         with np.load(ROOT / "tests" / "golden" / f"foreign_{name}.npz") as file:
@@ -194,7 +194,7 @@ MISSING = {
     "orbax": "training.checkpoints load",
     "matplotlib": "benchmark.report",
 }
-"""What is asked for, by the package that is then missing."""
+"""Attributes to request, keyed by the missing package."""
 CODE = """
 import importlib, sys
 import lutjax
@@ -229,7 +229,7 @@ def test_a_package_of_no_extra_is_no_matter_of_ours():
 
 
 def test_extras_are_those_of_the_package():
-    """Compare the extras with those of pyproject.toml: the installed metadata may be older."""
+    """Compare the extras with pyproject.toml, because the installed metadata may be older."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for package, extra in EXTRAS.items():
         if package == "triton":  # comes with jax-triton's own requirements

@@ -31,7 +31,7 @@ VARIANTS = {
 
 
 def model_of(config=SMALL, seed=0):
-    """A model whose vectors and tables lie on a coarse grid: sums are exact, so their order cannot show."""
+    """Model with vectors and tables on a coarse grid: sums are exact, so summation order has no effect."""
     model = LUTTransformer(config, rngs=nnx.Rngs(seed))
     for i, (_, variable) in enumerate(nnx.iter_graph(model)):
         if isinstance(variable, (transformer.Embedding, nnx.Param)) and variable.ndim > 1:
@@ -76,7 +76,7 @@ class Recorded:
         return bool(self.arrays.get(name, False))
 
     def read(self, name):
-        """An array by its name, the heads of a layer side by side along the detectors."""
+        """Named array with a layer's heads concatenated along the detectors."""
         if name in self.arrays:
             return self.arrays[name]
         heads = [self.arrays[name.replace("attn", f"head{h}")] for h in range(self.config.n_heads)]

@@ -1,4 +1,4 @@
-"""Names that users give: drawn as they are in pictures, pages and texts, and no names of files and functions that cannot be."""
+"""User-given names: drawn verbatim in figures, pages and text, and rejected as file or function names where invalid."""
 
 import io
 import os
@@ -31,7 +31,7 @@ NAMES = [
 
 @pytest.fixture
 def figures(monkeypatch):
-    """The figures that are saved, which are drawn, too, with formulas that cannot be read as errors."""
+    """Saved figures, also drawn to turn unreadable formulas into errors."""
     saved = []
 
     def save(self, *args, **options):
@@ -45,7 +45,7 @@ def figures(monkeypatch):
 
 
 def seen(text):
-    """Return what matplotlib draws of a text: of one that is no formula all but the backslash of a dollar sign."""
+    """Return the text as drawn by matplotlib: non-formulas lose only the backslash before a dollar sign."""
     assert not is_math_text(text)
     return text.replace(r"\$", "$")
 
@@ -66,7 +66,7 @@ def test_classes_of_any_name(figures):
 
 
 def with_parts(names):
-    """A circuit with a gate in each of some parts."""
+    """Circuit with one gate in each given part."""
     n = len(names)
     fanins = tuple((k, k + 1) for k in range(1, n + 1))
     ports = (circuits.Port("x", n + 1),), (circuits.Port("y", n),)
@@ -111,7 +111,7 @@ def test_what_a_terminal_has_no_character_for(monkeypatch):
 
 
 def layer():
-    """A layer that has all arrays that one can have."""
+    """Layer with all optional arrays."""
     rng = np.random.default_rng(0)
     anchors, values = rng.integers(0, 4, (3, 2, 2)), rng.integers(-3, 4, (3, 4, 2)).astype(np.int8)
     return IntegerLUT(4, anchors, values, np.array([1, 0, 2, 0]), targets=rng.integers(-1, 4, (3, 4, 2)))

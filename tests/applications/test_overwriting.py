@@ -1,4 +1,4 @@
-"""Commands write over what they have written themselves, and over nothing else."""
+"""Overwrite checks: commands replace only their own output."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""Pictures say what they show: labels that can be read, titles, and the truth beside what was learned."""
+"""Figures with readable labels, titles, and ground truth next to the learned result."""
 
 import importlib
 import re
@@ -21,14 +21,14 @@ from lutjax.training.patterns import checkerboard
 
 @pytest.fixture
 def figures(monkeypatch):
-    """The figures that are saved."""
+    """Saved figures."""
     saved = []
     monkeypatch.setattr(Figure, "savefig", lambda self, *args, **options: saved.append(self))
     return saved
 
 
 def on_a_cpu():
-    """Times of less than a decade, whose axis has few powers of ten."""
+    """Times within one decade, for an axis with few powers of ten."""
     machine = results.Machine("cpu", 1e10)
     found = []
     for row, seconds in (("forward", 1.1e-3), ("dense", 2.3e-3), ("in-place", 2.9e-3)):
@@ -38,7 +38,7 @@ def on_a_cpu():
 
 
 def overlaps(boxes):
-    """Pairs of boxes that have more than a pixel in common."""
+    """Pairs with more than one overlapping pixel."""
     return [
         (a, b)
         for number, a in enumerate(boxes)
@@ -100,7 +100,7 @@ def run_of(target, size, n_steps, start="random"):
 
 
 def automaton(step):
-    """Return what a film asks of an automaton, of a function of its next state."""
+    """Return a minimal automaton for films, built from a next-state function."""
 
     def rollout(state, n_steps, *, key, deterministic):
         states = [state]

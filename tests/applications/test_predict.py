@@ -1,4 +1,4 @@
-"""Predictions of trained classifiers for raw samples, and numbers that are learned in place of classes."""
+"""Predictions from trained classifiers for raw samples, and regression instead of classes."""
 
 import csv
 import io
@@ -138,7 +138,7 @@ def test_rows_that_do_not_fit_are_one_line(table_run, name, content, words, mess
 
 @pytest.fixture(scope="module")
 def of_images(tmp_path_factory):
-    """Images of bytes, channels first, and a run on them whose labels have gaps. Not to be changed."""
+    """Byte images in channels-first layout and a run on them with gaps in its labels, read-only."""
     folder = tmp_path_factory.mktemp("images")
     rng = np.random.default_rng(0)
     y = np.arange(60) % 2
@@ -224,7 +224,7 @@ CONFIG = LogicClassifierConfig(
 
 
 def table(n, seed=0):
-    """Return a table in CSV: the price is 10 for each meter, and 5 more of kind b."""
+    """Return a CSV table: the price is 10 per meter, plus 5 for kind b."""
     rng = np.random.default_rng(seed)
     lines = ["meters,kind,price"]
     for _ in range(n):
@@ -235,7 +235,7 @@ def table(n, seed=0):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A table, a run on it that has ended, and what the command printed. Not to be changed."""
+    """Read-only table, a finished run on it, and the command's output."""
     folder = tmp_path_factory.mktemp("regression")
     path, out = folder / "prices.csv", folder / "run"
     path.write_text(table(200))

@@ -1,4 +1,4 @@
-"""Models as programs of JAX: a process without this package computes with them what the model does."""
+"""Exported JAX programs: a process without lutjax reproduces the model's outputs."""
 
 import dataclasses
 import itertools
@@ -67,7 +67,7 @@ np.savez(file, **found)
 
 
 def alone(model, folder, **given):
-    """Return what a process without the package computes with the programs of a model."""
+    """Run a model's programs in a process without lutjax and return the results."""
     paths = programs.write(model, folder)
     facts = json.loads((folder / programs.ABOUT).read_bytes())
     assert [path.name for path in paths] == [one["file"] for one in facts["programs"].values()]

@@ -1,4 +1,4 @@
-"""Deployment of language models with tables of integers: losses, texts, sizes, and runs that have no such form."""
+"""Language-model deployment with integer tables: losses, generated text, sizes, and unsupported runs."""
 
 import dataclasses
 import re
@@ -35,7 +35,7 @@ def record_of(config, text=None):
 
 
 def louder(path, leaf):
-    """Scale the inputs of tables, which in so small a model are too near to zero to be read, and let all parts show."""
+    """Scale the table inputs, near zero and unreadable in such a small model, and expose all components."""
     if jax.tree_util.keystr(path).endswith("['compress_kernel']"):
         return 50 * leaf
     return leaf + 0.1 * jax.random.normal(jax.random.key(leaf.size), leaf.shape)
@@ -43,7 +43,7 @@ def louder(path, leaf):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A run whose tables are read as they are deployed. Not to be changed."""
+    """Read-only run with tables read in deployed form."""
     path = tmp_path_factory.mktemp("trained")
     (path / "fox.txt").write_bytes(FOX)
     state = Run(CONFIG, TRAINING, TEXT.train, TEXT.validation).init()
@@ -54,7 +54,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def deployed(folder, tmp_path_factory):
-    """Run the command on a copy of that run."""
+    """Run the command on a copy of the quantized run."""
     path = tmp_path_factory.mktemp("deployed") / "run"
     shutil.copytree(folder, path)
     return path, command("quantize", path)

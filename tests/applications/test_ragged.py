@@ -1,4 +1,4 @@
-"""Texts of different lengths in one call, and slots whose cached tokens are in blocks of a pool."""
+"""Ragged sequences in one call, and slots with cached tokens in pool blocks."""
 
 import jax
 import numpy as np
@@ -73,7 +73,7 @@ def test_impossible_segments():
 
 
 class Blocks(RuleBasedStateMachine):
-    """Texts that begin, go on and leave, with a pool in which each place says of which beginning its token is the last."""
+    """Sequences join, continue and leave; each pool position records the prefix for its last token."""
 
     WINDOW, MOST = 5, 6
 

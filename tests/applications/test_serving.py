@@ -1,4 +1,4 @@
-"""Models over HTTP: answers are those of the model, whoever else asks, and bad requests are told why."""
+"""Models over HTTP: answers match the model under concurrent requests, and bad requests receive an explanation."""
 
 import asyncio
 import contextlib
@@ -282,7 +282,7 @@ def test_other_models_are_not_served(tmp_path):
 
 @contextlib.contextmanager
 def served(folder, *words):
-    """Run `lutjax serve` in a process of its own; yield it and its address."""
+    """Run `lutjax serve` in a subprocess; yield the process and its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -30,7 +30,7 @@ def table(tmp_path_factory):
 
 
 class Fake:
-    """Attempts of a network whose LUT6 follow a rule, instead of training."""
+    """Rule-based LUT6 counts for network attempts, instead of training."""
 
     def __init__(self, monkeypatch, lut6):
         self.sizes = []

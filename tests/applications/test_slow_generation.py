@@ -1,4 +1,4 @@
-"""Generation in the long run: ragged prompts, slots, blocks, streams; and models whose training takes long to compile."""
+"""Long generation tests: ragged prompts, slots, blocks, streams, and models with slow-to-compile training."""
 
 import dataclasses
 
@@ -68,7 +68,7 @@ def test_packed_texts_do_not_see_each_other(name):
 
 
 def programs():
-    """Return the numbers of programs of slots that are compiled."""
+    """Count the compiled slot programs."""
     names = ("_read", "_join", "_read_blocks", "_copied", "_begun", "_stepped")
     return [getattr(_slots, name)._cache_size() for name in names]
 
@@ -359,7 +359,7 @@ def test_batch_norm_keeps_running_averages():
 
 @pytest.mark.parametrize("name", ["tables", "gpt"])
 def test_segments_while_decoding(name):
-    """A text sees its own segment alone, and neither padding before it nor earlier texts."""
+    """A sequence attends only to its own segment, excluding padding and earlier sequences."""
     model = model_of(name)
     text, other = prompts_of(9, 9)
     model.init_cache((1,))

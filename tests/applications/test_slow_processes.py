@@ -1,6 +1,7 @@
-"""Programs of several processes: what they agree on, runs that lose one of them, tables that they share, signals.
+"""Multi-process programs: agreement, runs with a lost process, shared tables, signals.
 
-As a program, ``test_slow_processes.py WORDS`` runs the command `lutjax` of these words, and gets another Ctrl-C where it writes the checkpoint of a run that was stopped.
+As a program, ``test_slow_processes.py WORDS`` runs `lutjax` with these arguments, and receives a second Ctrl-C while it writes the
+checkpoint for a stopped run.
 """
 
 import json
@@ -63,7 +64,7 @@ def values():
 
 
 def placed(n_data, specs=SPECS):
-    """The arrays on a mesh of all devices."""
+    """Arrays on a mesh with all devices."""
     mesh = Mesh(np.array(jax.devices()).reshape(n_data, -1), ("data", "detectors"))
     return {name: hosts.put(np.asarray(a), NamedSharding(mesh, specs[name])) for name, a in values().items()}
 
@@ -150,14 +151,14 @@ LOST = "process 0: another process of this run ended or cannot be reached.*conti
 
 @pytest.fixture(scope="module")
 def whole(text, tmp_path_factory):
-    """A run on one device that was never stopped."""
+    """Uninterrupted single-device run."""
     out = tmp_path_factory.mktemp("whole") / "run"
     output("train", "lm", "--text", text, "--out", out, *SIZES, *STEPS)
     return out
 
 
 def check_same(out, expected):
-    """Check that two runs have measured the same, within rounding."""
+    """Check that two runs have equal measurements, within rounding."""
     found = []
     for folder in (out, expected):
         step, meta = checkpoints.read_meta(folder / "checkpoints")
@@ -170,7 +171,7 @@ def check_same(out, expected):
 
 
 def train(text, out, *words, **options):
-    """Start a run in several processes, or go on with it: status and output of each."""
+    """Start or resume a run in several processes; return each status and output."""
     new = ["--resume"] if (out / "checkpoints").exists() else ["--text", str(text), *SIZES, *STEPS]
     with processes.Processes("lutjax", "train", "lm", "--out", str(out), *new, *words, **options) as started:
         return started.wait()
@@ -360,7 +361,7 @@ SECONDS = 120
 
 @contextmanager
 def running(program, out, cache):
-    """A run in a process of its own that has taken a step."""
+    """Separate run process after its first step."""
     text = out.parent / "fox.txt"
     text.write_bytes(FOX)
     environment = {

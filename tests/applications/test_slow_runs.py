@@ -1,4 +1,4 @@
-"""Runs of every kind that are killed, interrupted or resumed end as runs that were never stopped."""
+"""Killed, interrupted and resumed runs for every kind end like uninterrupted runs."""
 
 import dataclasses
 import json
@@ -366,13 +366,13 @@ def advance_of(edges: Edges) -> loop.Repeated:
 
 
 def edges_of(state: dict) -> Edges:
-    """The list of a layer, as its variables have it."""
+    """A layer's edge list, taken from its variables."""
     first, target = (np.asarray(state["layer"][name]) for name in ("first_edges", "targets"))
     return Edges(first, target, T, 2**C, OUTPUTS, EDGES.width)
 
 
 def with_more_edges(state: dict) -> dict:
-    """The state with an edge more for each of the largest weights, of the same row to the next output."""
+    """Training state with an extra edge for each largest weight, from the same row to the next output."""
     of, weights = edges_of(state), np.asarray(state["layer"]["weights"])
     place = np.repeat(np.arange(T * 2**C), np.diff(of.first))
     largest = np.argsort(-np.abs(weights), kind="stable")[:4]
@@ -389,7 +389,7 @@ def with_more_edges(state: dict) -> dict:
 
 
 def train(folder: Path, kill_at: int = 0) -> dict:
-    """Train from the last checkpoint of a folder, or from the start, to the end."""
+    """Train to the end, from a folder's last checkpoint or from the start."""
     done, state = 0, state_of(*modules(EDGES))
     if checkpoints.steps(folder):
         done, meta = checkpoints.read_meta(folder)

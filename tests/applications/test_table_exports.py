@@ -1,4 +1,4 @@
-"""Exports of runs on tables: circuits that take numbers and categories, some of them missing."""
+"""Exports for runs on tables: circuits for numbers and categories, including missing values."""
 
 import csv
 import dataclasses
@@ -37,7 +37,7 @@ def write_table(path, n=90, *, comma=False):
 
 
 def untrained(folder, table, target="income", **fields):
-    """Write a run of a step on a table whose network was never trained, and whose gates differ."""
+    """Write a run on a table at step 1, with an untrained network and distinct gates."""
     regression = fields.pop("regression", None)
     gates = {"layers": (48,), "wiring": "balanced", "noise": 2.0, "residual": 0.0}
     made = Classifier.new(

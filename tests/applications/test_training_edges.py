@@ -1,6 +1,6 @@
-"""Training with a list of edges that grows, killed and resumed: the same bits at the end.
+"""Training with a growing edge list, killed and resumed: the final bits match.
 
-As a program, ``test_training_edges.py FOLDER KILL_AT`` trains, or goes on, and kills itself by SIGKILL after KILL_AT steps.
+As a program, ``test_training_edges.py FOLDER KILL_AT`` trains or resumes, and kills itself by SIGKILL after KILL_AT steps.
 """
 
 import sys

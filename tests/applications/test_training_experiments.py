@@ -1,4 +1,4 @@
-"""Runs from start to end, of a kind as small as one can be: stopped, finished, made longer, solved."""
+"""Complete runs at minimal size: stopped, finished, extended, solved."""
 
 import csv
 import dataclasses
@@ -113,7 +113,7 @@ class Descent(experiments.Experiment):
 
 
 class Shown(experiments.Show):
-    """Keeps what is shown, and does something at a training loss."""
+    """Record the output and run a callback at a training loss."""
 
     def __init__(self, at=None, error=None):
         self.lines = []
@@ -157,7 +157,7 @@ def state_of(folder):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run that was never stopped. Not to be changed."""
+    """Read-only uninterrupted run."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     lines = start(folder)
     assert lines[0].startswith("training 12 steps on ")
@@ -168,7 +168,7 @@ def whole(tmp_path_factory):
 
 
 class PowerError(Exception):
-    """Error in place of a power cut."""
+    """Simulated power failure, raised as an error."""
 
 
 def test_a_finished_run_is_left_alone(whole):

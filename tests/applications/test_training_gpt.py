@@ -1,4 +1,4 @@
-"""Runs of the GPT: its optimizer, the state that the validation part chooses, and the command."""
+"""GPT runs: optimizer, state selection by validation loss, and the command."""
 
 import dataclasses
 

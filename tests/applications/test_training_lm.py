@@ -1,4 +1,4 @@
-"""Language-model runs: steps, evaluation, checkpoints, and the texts that they learn."""
+"""Language-model runs: steps, evaluation, checkpoints, and the learned text."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""The loop of training, its hooks and signals, optimizers, and words for the implementations that run."""
+"""Training loop: hooks, signals, optimizers, and descriptions for the selected implementations."""
 
 import signal
 from contextlib import suppress
@@ -200,7 +200,7 @@ ARGUMENTS = {"detect_signs": (X,), "detect": (X, ANCHORS), "margins": (X, ANCHOR
 
 @pytest.fixture
 def words(monkeypatch):
-    """Returns the words for calls of ops whose candidates are these."""
+    """Return the description for op calls with these candidates."""
 
     def make(of_op):
         calls = [made for op in of_op for made in kernel_registry.calls_of(op, *ARGUMENTS[op])]

@@ -1,4 +1,4 @@
-"""Runs on meshes of devices, how processes join, and the same results as on one device."""
+"""Runs on device meshes: process setup, and results equal to a single device."""
 
 import csv
 import dataclasses
@@ -28,7 +28,7 @@ def of_tables(*detectors):
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """Attributes of a device by which a mesh is chosen."""
+    """Device attributes used for mesh selection."""
 
     id: int
     process_index: int = 0
@@ -118,7 +118,7 @@ def test_meshes_over_hosts_and_those_that_cannot_be():
 
 
 ROWS = 512
-"""Rows of all tables, and of nothing else."""
+"""Row count for all tables, different from every other dimension."""
 
 GPT = {
     "features": 16, "context": 8, "n_layers": 1, "n_heads": 2, "lut_heads": 2, "lut_tables": 4,
@@ -145,7 +145,7 @@ def run_of(model, options, axes=None):
 
 
 def exchanged(compiled):
-    """Return the shapes of the results of all collectives in a compiled program."""
+    """Return the result shapes for all collectives in a compiled program."""
     kinds = "all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute"
     found = re.findall(rf"= (.*?) (?:{kinds})(?:-start)?\(", compiled.as_text())
     shapes = (shape for shapes in found for shape in re.findall(r"\w+\[([\d,]*)\]", shapes))

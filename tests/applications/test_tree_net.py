@@ -1,4 +1,4 @@
-"""Classifier of trees over images: published sizes, the packed network, its circuit, and training."""
+"""Tree classifier for images: published sizes, the packed network, its circuit, and training."""
 
 import json
 
