@@ -1,11 +1,11 @@
-"""Fixtures of the circuit tests."""
+"""Circuit test fixtures."""
 
 import pytest
 
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory):
-    """Runs, and the folders that they were exported to. Not to be changed."""
+    """Runs and their export folders, read-only."""
     import exported_runs
     from commands import output
 
@@ -24,7 +24,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def trees(tmp_path_factory):
-    """A run of trees, and its images of two channels."""
+    """Tree run with its two-channel images."""
     import exported_runs
 
     return exported_runs.write_trees(tmp_path_factory.mktemp("trees"))
@@ -32,7 +32,7 @@ def trees(tmp_path_factory):
 
 @pytest.fixture
 def usable_tools(monkeypatch):
-    """Proofs are made with those tools of the machine that can be used."""
+    """Restrict proofs to usable local tools."""
     import tools
 
     tools.hide_unusable(monkeypatch)
@@ -40,7 +40,7 @@ def usable_tools(monkeypatch):
 
 @pytest.fixture(scope="session")
 def compiler():
-    """A C compiler that checks for undefined behavior."""
+    """C compiler with undefined-behavior checks."""
     import tools
     from c_programs import FLAGS
 
@@ -50,7 +50,7 @@ def compiler():
 
 @pytest.fixture
 def programs(compiler, tmp_path_factory):
-    """A function that compiles layers into one program."""
+    """Function to compile layers into one program."""
     import c_programs
 
     return lambda layers: c_programs.of_layers(tmp_path_factory.mktemp("layers"), layers)
@@ -68,7 +68,7 @@ def rounded():
 
 @pytest.fixture(scope="session")
 def program(rounded, compiler, tmp_path_factory):
-    """The program of `rounded`."""
+    """Compiled program for `rounded`."""
     import tools
     from c_programs import FLAGS
 

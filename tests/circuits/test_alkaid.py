@@ -1,4 +1,4 @@
-"""Circuits in the interchange form of alkaid, as it computes them and writes them as Verilog."""
+"""Circuits in alkaid's interchange format, evaluated and written as Verilog by alkaid."""
 
 import gzip
 import shutil
@@ -18,14 +18,14 @@ types = pytest.importorskip("alkaid.types", reason="alkaid is not installed: pip
 
 
 def loaded(circuit, folder):
-    """Return the program of a circuit as alkaid reads its file."""
+    """Return a circuit's program, read from its file by alkaid."""
     path = folder / "c_alkaid.json"
     path.write_text(circuits.alkaid.write(circuit))
     return types.CombLogic.load(path)
 
 
 def answers(circuit, given):
-    """Return the numbers of all outputs in order, as our evaluator finds them."""
+    """Evaluate all outputs with lutjax and return them in order."""
     found = circuit(*(x[:, 0] if x.shape[1] == 1 else x for x in given))
     found = found if isinstance(found, tuple) else (found,)
     return np.concatenate([y.reshape(len(y), -1) for y in found], 1).astype(np.float64)
@@ -53,7 +53,7 @@ def test_special_circuits(name, tmp_path):
     ("form", "signed"), [(Format(53), False), (Format(53, 20, signed=True), True), (Format(1, 1), False)]
 )
 def test_wide_numbers(form, signed, tmp_path):
-    """Numbers of as many bits as float64 holds go through whole."""
+    """Integers with the full float64 precision survive unchanged."""
     builder = Builder()
     (x,) = builder.input("x", 1, form)
     builder.output("y", [[*x[:-1], builder.gate([x[-1], x[0]], 0b0110)]], form)
@@ -67,7 +67,7 @@ def test_numbers_that_alkaid_does_not_hold():
 
 
 def test_what_alkaid_saves_is_read(tmp_path):
-    """The digests of tables, too, are those that alkaid makes; it drops our ports."""
+    """Table digests match alkaid's as well; alkaid drops lutjax ports."""
     circuit = circuits.simplify(drawn(3))
     program = loaded(circuit, tmp_path)
     for table in program.lookup_tables:
@@ -80,7 +80,7 @@ def test_what_alkaid_saves_is_read(tmp_path):
 
 
 def test_its_command_takes_the_file(tmp_path):
-    """Its command checks samples by its interpreter in Python, which is stricter about types of numbers than that in C++."""
+    """alkaid's command checks samples in its Python interpreter, which is stricter about numeric types than the C++ interpreter."""
     loaded(circuits.simplify(drawn(3)), tmp_path)
     words = (
         "-c",
@@ -96,7 +96,7 @@ def test_its_command_takes_the_file(tmp_path):
 
 
 def test_its_verilog_is_proved(tmp_path):
-    """The module that alkaid writes of a program is equal to the circuit for all inputs."""
+    """alkaid's Verilog module equals the circuit for all inputs."""
     require_tool("abc")
     require_tool("yosys")
     from alkaid.codegen.rtl import RTLModel

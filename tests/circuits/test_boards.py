@@ -1,4 +1,4 @@
-"""Projects for boards: the module, cycle by cycle, at the other end of a serial port; and the program for the computer."""
+"""Board projects: the module, cycle by cycle, behind a serial port, and the host program."""
 
 import importlib.util
 import json
@@ -27,7 +27,7 @@ PORTS = random_circuit(
 
 
 def vectors(circuit, count=3):
-    """Return random samples of a circuit with their answers."""
+    """Return random samples for a circuit with their answers."""
     drawn = numbers(circuit, count)
     given = {port.name: x for port, x in zip(circuit.inputs, drawn, strict=True)}
     return Vectors(given, evaluated(circuit, list(drawn)), "drawn")
@@ -44,7 +44,7 @@ def host(files, folder, name):
 
 
 class Line:
-    """The other end of the serial port of a module that runs cycle by cycle: `write` and `read` of bytes, as pyserial has them."""
+    """Serial line to a cycle-accurate module simulation: `write` and `read` take and return bytes, as in pyserial."""
 
     def __init__(self, files, name):
         text = "".join(files[f"{name}{end}.v"] for end in ("", "_stream", "_board"))
@@ -69,7 +69,7 @@ class Line:
                     self.step(bit)
 
     def read(self, count):
-        """Return the bytes that have come since the last call, and wait for those that are still to come."""
+        """Return bytes received since the last call and wait for pending bytes."""
         self.wait(CYCLES * 10 * (count + 2))
         found, at = [], 1
         while at < len(self.levels):
@@ -86,7 +86,7 @@ class Line:
 
 
 def test_a_board_answers_its_program(tmp_path):
-    """Samples of several bytes, one after the other; then half of one, a pause, and a whole one."""
+    """Several multi-byte samples in sequence; then half a sample, a pause, and a complete sample."""
     require_tool("yosys")
     given = vectors(PORTS, 2)
     files = boards.write(PORTS, "dut", "icebreaker", given, registers=2, baud=BAUD)

@@ -1,4 +1,4 @@
-"""Circuits as C99 against `Circuit`, whose evaluation is tested elsewhere."""
+"""C99 circuits compared with `Circuit`, which has its own tests."""
 
 import random
 import re
@@ -24,7 +24,7 @@ OUTPUTS = (Port("y", 2, Format(3)), Port("low", 1, Format(4, 0, True)), Port("wi
 
 
 def drawn(seed, n_gates, arities, inputs=INPUTS, outputs=OUTPUTS):
-    """Return random gates over random nodes, as they come: constants, repeated fan-ins, gates that nothing reads."""
+    """Return random gates over random nodes, unsimplified: constants, repeated fan-ins, unread gates."""
     draw = random.Random(seed)
     first = 1 + sum(port.n_bits for port in inputs)
     fanins = [tuple(draw.randrange(first + g) for _ in range(draw.choice(arities))) for g in range(n_gates)]
@@ -37,7 +37,7 @@ def drawn(seed, n_gates, arities, inputs=INPUTS, outputs=OUTPUTS):
 
 
 def run(folder, files, *flags):
-    """Compile files and run the program; return its status and what it printed."""
+    """Compile files and run the program; return its status and output."""
     done = subprocess.run([compiled(folder, files, *flags)], capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
@@ -47,7 +47,7 @@ def with_test(circuit, given, **options):
 
 
 def bits(program, words):
-    """Return the outputs of operations."""
+    """Evaluate a list of operations and return the outputs."""
     start = [0] * program.first
     levels = walk(program.fanins, program.tables, start, lambda before, table: 1 + max(before))
     fields = program.n_inputs, program.fanins, program.tables, program.literals, levels
@@ -87,7 +87,7 @@ def test_operations_of_every_size_of_table(n):
 
 
 def test_few_operations_for_known_tables():
-    """Counters of six bits take eight operations, not one for each answer; four inputs in two steps are found."""
+    """Six-bit counters take eight operations instead of one per output; two-step functions with four inputs are found."""
 
     def operations(n, *functions):
         builder = Builder(simplify=False)
@@ -163,7 +163,7 @@ def test_every_word_and_style(tmp_path, style, lanes):
 
 @pytest.mark.parametrize("style", STYLES)
 def test_without_gates_and_in_static_memory(tmp_path, style):
-    """Outputs are constants and inputs; also a word that compilers without extensions have."""
+    """Constant and input-only outputs, plus a word type for compilers without extensions."""
     require_tool("cc")
     circuit = drawn(0, 0, (2,))
     files = with_test(circuit, numbers(circuit, 70), style=style)
@@ -184,7 +184,7 @@ def test_without_extensions_of_compilers(tmp_path, lanes):
 
 @pytest.mark.parametrize("style", STYLES)
 def test_any_number_of_samples(tmp_path, style):
-    """The answers of n samples are those of the first n of many, and nothing behind them is written."""
+    """The first n answers are independent of the sample count, and memory past them stays untouched."""
     require_tool("cc", *CHECKED)
     ports = (Port("x", 13, Format(8)),), (Port("y", 1, Format(8)), Port("z", 3, Format(2)))
     circuit = drawn(7, 60, (2, 3), *ports)
@@ -220,7 +220,7 @@ int main(void)
 
 @pytest.mark.parametrize("style", STYLES)
 def test_words(tmp_path, style):
-    """Bits in, bits out: bit j of word w is sample 64 w + j, as in `Circuit.evaluate`."""
+    """Packed bits in and out: bit j in word w is sample 64 w + j, as in `Circuit.evaluate`."""
     require_tool("cc", *CHECKED)
     circuit = drawn(8, 80, (2, 3))
     words = np.random.default_rng(0).integers(0, 2**64, (circuit.n_inputs, 4), dtype=np.uint64)
@@ -265,7 +265,7 @@ def test_a_flipped_answer_is_found(tmp_path, style):
 
 @pytest.mark.parametrize(("style", "lanes"), [("functions", 8), ("interpreter", 32)])
 def test_microcontrollers(tmp_path, style, lanes):
-    """A freestanding build needs neither a heap nor a library, and its memory is what the header says."""
+    """A freestanding build needs neither a heap nor a library, and its memory use matches the header."""
     require_tool("cc")
     require_tool("nm")
     circuit = drawn(9, 200, (2, 3))
@@ -304,7 +304,7 @@ def test_a_classifier(tmp_path):
 
 @pytest.mark.parametrize(("periodic", "lanes"), [(True, 8), (False, 64), (True, 256)])
 def test_steps_of_an_automaton(tmp_path, periodic, lanes):
-    """Grids of any size, also of one row or column, as `step_automaton` has them."""
+    """Grids with any size, including single rows and columns, as in `step_automaton`."""
     require_tool("cc", *CHECKED)
     channels = 2
     builder = Builder()

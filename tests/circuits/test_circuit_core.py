@@ -17,12 +17,12 @@ X, Y = Port("x", 2), Port("y")
 
 
 def assignments(n):
-    """All values of n bits, ``[2**n, n]``, the first bit fastest."""
+    """Return all n-bit values, ``[2**n, n]``, with the first bit fastest."""
     return np.arange(1 << n)[:, None] >> np.arange(n) & 1
 
 
 def answers(circuit, bits):
-    """Bits of the outputs, gate by gate and sample by sample: the slow definition of a circuit."""
+    """Evaluate the output bits gate by gate and sample by sample: the slow circuit definition."""
     found = []
     for sample in bits.tolist():
         values = [0, *sample]
@@ -50,7 +50,7 @@ def tables(draw, least=0, most=8):
 
 @st.composite
 def recipes(draw):
-    """Any gates: constants, repeated and unread inputs, inverted literals, gates that nothing reads."""
+    """Arbitrary gates: constants, repeated and unread inputs, inverted literals, unread gates."""
     n_inputs = draw(st.integers(1, 8))
     gates = []
     for k in range(draw(st.integers(0, 24))):
@@ -206,7 +206,7 @@ def test_tabulated_circuits_compute_the_same(recipe):
 
 
 def test_a_rule_of_few_inputs_is_found_anew():
-    """Rule of the Game of Life: 8 neighbors and then the cell."""
+    """Rule for the Game of Life: 8 neighbors, then the cell."""
     builder, x = begun(9, merge=2)
     count = arithmetic.popcount(builder, x[:8])
     alive = [builder.gate([*count, x[8]], 1 << (k | 16 * cell)) for k, cell in ((3, 0), (3, 1), (2, 1))]
@@ -252,7 +252,7 @@ def test_a_full_adder_is_found(goal, count, without_typechecking):
 
 @pytest.mark.parametrize("inverted", [0, 1])
 def test_absorption_may_leave_an_input(inverted):
-    """Five inputs are too many to be read through as gates come, but gates that are absorbed may show it."""
+    """Five inputs exceed the read-through limit for incoming gates, but absorbed gates may reveal the function."""
     builder, (a, *rest) = begun(5, merge=6)
     parts = [
         builder.gate([a, *rest], truth.from_function(lambda a, *r, s=s: a and all(r) == s, 5))
@@ -380,7 +380,7 @@ def test_bits_are_counted_through_gates_that_share_inputs(lut):
 
 
 def test_bits_over_more_nodes_than_a_table_reads_are_counted():
-    """Gates over four gates, each over inputs of its own: read through, they would read 12 nodes."""
+    """Gates over four gates with disjoint inputs: reading through them would take 12 nodes."""
     builder, x = begun(12, lut=6, merge=6)
     majorities = [builder.gate(x[k : k + 3], 0b11101000) for k in range(0, 12, 3)]
     one = builder.gate(majorities, 0b0110_1001_1001_0110)  # parity
@@ -510,7 +510,7 @@ TWO_PORTS = Circuit((X, Port("s")), (Y,), ((1, 2),), (8,), (6,))
 
 
 def wire(n):
-    """A circuit of n input bits without gates."""
+    """Gate-free circuit with n input bits."""
     return Circuit((Port("x", n),), (Y,), (), (), (2,))
 
 
@@ -624,7 +624,7 @@ def test_counts_of_a_circuit():
 
 @pytest.mark.parametrize("outputs", ["class", "votes"])
 def test_what_a_class_costs(outputs):
-    """Votes that are counted in the circuit, and votes that leave it."""
+    """Votes counted inside the circuit, and votes as circuit outputs."""
     circuit = voting(outputs=outputs)
     for simple in (circuit, circuits.simplify(circuit)):
         costs = circuits.statistics.compute(simple, lut6=False).classes
@@ -648,20 +648,20 @@ def test_classes_without_gates_are_counted():
 
 
 def test_a_circuit_of_look_up_tables_is_its_own_mapping():
-    """Gates are counted instead of what a mapper finds where they are fewer."""
+    """Count gates instead of the mapper's tables if there are fewer gates."""
     pytest.importorskip("pyosys", reason="pyosys maps circuits to look-up tables")
     circuit = voting(lut=6)
     assert circuits.statistics.compute(circuit).lut6 <= len(circuit)
 
 
 def small(n):
-    """A circuit of a port of `n` bits and one of a bit."""
+    """Circuit with an `n`-bit port and a one-bit port."""
     outputs = Port("z", 2), Port("w")
     return Circuit((Port("x", n), Y), outputs, ((1, n + 1),), (AND,), (2, 4, 2 * (n + 2)))
 
 
 def test_circuits_are_values(tmp_path, without_typechecking):
-    """Equal where all of them is the same, and read from files by their paths."""
+    """Circuits are equal if all fields match; files are read by path."""
     circuit, same, other = (small(n) for n in (3, 3, 4))
     assert circuit == same
     assert hash(circuit) == hash(same)
@@ -684,7 +684,7 @@ def test_circuits_are_values(tmp_path, without_typechecking):
 
 
 def test_one_sample():
-    """A sample alone has no axis of samples, and nor have its answers."""
+    """A single sample has no sample axis, and neither do its answers."""
     circuit = small(3)
     x, y = np.array([[1, 0, 1], [0, 1, 1], [1, 1, 0]]), np.array([1, 1, 0])
     z, w = circuit(x, y)

@@ -160,7 +160,7 @@ def test_the_program_writes_bytes_of_the_model(rounded, program):
 
 
 def test_tables_in_a_file(rounded, compiler, tmp_path):
-    """A detector reads exactly one row, so that a flipped entry of it is found, and no other."""
+    """A detector reads exactly one row, so only a flip in this row is detected."""
     program = compiled(tmp_path, rounded.integer.to_c(tables_in_file=True), *FLAGS)
     tables, prompt = tmp_path / "tables.bin", b"a prompt"
     expected, content = logits_in_c(program, prompt), tables.read_bytes()  # found beside the program

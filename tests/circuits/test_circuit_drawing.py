@@ -1,4 +1,4 @@
-"""Graphviz text and pictures of circuits."""
+"""Graphviz output and circuit pictures."""
 
 import itertools
 import re
@@ -33,7 +33,7 @@ NAMED = {
 
 
 def answer(name, bits, roles):
-    """Return the answer of a gate of a name to bits that are inverted already; independent of the package."""
+    """Evaluate a named gate on already inverted bits, independently from the package."""
     if found := re.fullmatch(r"at least (\d+)", name):
         return int(sum(bits) >= int(found[1]))
     if found := re.fullmatch(r"less than (\d+)", name):
@@ -50,7 +50,7 @@ def answer(name, bits, roles):
 
 
 def table_of(function, n):
-    """Return the table that the words of a function say."""
+    """Return the truth table for a function description."""
     table = 0
     for address in range(1 << n):
         bits = [(address >> k & 1) ^ int(function.inverted[k]) for k in range(n)]
@@ -94,7 +94,7 @@ def test_few_inputs_are_inverted():
 
 
 def evaluated_text(text, inputs):
-    """Return the output bits that a Graphviz text says for input bits by label."""
+    """Evaluate Graphviz text for input bits by label and return the output bits."""
     labels = dict(re.findall(r'^ *([no]\d+) \[label="([^"]*)"', text, re.MULTILINE))
     edges = {}
     for source, sink, properties in re.findall(r"^ *(n\d+) -> ([no]\d+)(.*);", text, re.MULTILINE):

@@ -1,4 +1,4 @@
-"""Exports of runs, proofs of exported folders, and training that counts gates."""
+"""Run exports, proofs for exported folders, and training with gate counts."""
 
 import contextlib
 import dataclasses
@@ -71,7 +71,7 @@ def test_every_proof_of_an_export_passes(kind, folders):
 # ------------------------------------------------------------------------------------- what proofs find
 @functools.cache
 def with_a_flipped_entry(folder, name):
-    """Return the circuit of an export with one entry of one table flipped, so that an answer to a vector changes."""
+    """Return an exported circuit with one flipped table entry and at least one changed vector answer."""
     circuit, vectors = circuits.netlist_json.read((folder / f"{name}.json").read_text()), vectors_of(folder)
     inputs = [vectors.inputs[port.name] for port in circuit.inputs]
     for gate, table in enumerate(circuit.tables):
@@ -85,7 +85,7 @@ def with_a_flipped_entry(folder, name):
 
 
 def replaced(folder, target, contents):
-    """Copy an export with other contents of some files, of which its manifest knows."""
+    """Copy an export with replaced file contents and a matching manifest."""
     shutil.copytree(folder, target)
     manifest = deployment.read_manifest(folder)
     files = {name: (of["format"], (folder / name).read_bytes()) for name, of in manifest["files"].items()}
@@ -98,9 +98,9 @@ def replaced(folder, target, contents):
 
 
 def failures(folder, words, needed=None):
-    """Return the names of the checks that fail, of those whose names have one of these words.
+    """Return the names of failed checks, limited to names with one of the given words.
 
-    Checks that cannot be made here are left out; without the needed one the test is skipped.
+    Skip unavailable checks; skip the whole test if the needed check is unavailable.
     """
     failed = set()
     for name, run, _ in proofs.checks_of(folder, deployment.read_manifest(folder), exporting.oracle):
@@ -208,7 +208,7 @@ def test_proofs_without_the_run_are_skipped(folders, tmp_path):
 
 
 def test_programs_that_cannot_be_run_prove_nothing(folders, tmp_path, monkeypatch):
-    """A temporary folder that is mounted noexec, and tools of another machine."""
+    """Temporary folder mounted noexec, and tools built for another machine."""
     # Writes a file that may not be run, as every file of such a folder.
     compiler = '#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n: > "$2"\n'
     for name in ("gcc", "node", "iverilog", "vvp", "abc"):

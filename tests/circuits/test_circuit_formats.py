@@ -59,7 +59,7 @@ def test_texts_are_the_same_each_time():
 
 
 def test_the_example_of_aiger():
-    """The half adder of the format's report, in both forms."""
+    """Half adder from the format's report, in both forms."""
     text = b"aag 7 2 0 2 3\n2\n4\n6\n12\n6 13 15\n12 2 4\n14 3 5\ni0 x\ni1 y\no0 s\no1 c\n"
     data = b"aig 5 2 0 2 3\n10\n6\n\x02\x02\x03\x02\x01\x02i0 x\ni1 y\no0 s\no1 c\n"
     for found in (circuits.aiger.read(text), circuits.aiger.read(data)):
@@ -490,7 +490,7 @@ def test_verilog_is_proved_equal(tmp_path):
 
 @pytest.mark.parametrize("name", [*FORMATS, "verilog"])
 def test_time_does_not_grow_with_the_square(name):
-    """Compare with a circuit of four times the size, on any machine; the shortest times, since others may use it."""
+    """Compare with a circuit four times as large, on any machine; use the minimum times because the machine may be shared."""
 
     def seconds(n):
         circuit = Circuit((Port("x", n),), (Port("y", n),), (), (), tuple(range(2, 2 * n + 2, 2)))

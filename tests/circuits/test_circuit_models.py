@@ -1,4 +1,4 @@
-"""Circuits of models and layers: the same bits, votes and classes as the hard network in JAX; or a reason why there is none."""
+"""Model and layer circuits: the same bits, votes and classes as the hard network in JAX, or a reason for an unsupported model."""
 
 import dataclasses
 import functools
@@ -40,12 +40,12 @@ CONFIGS = {
 
 
 def every(n_bits):
-    """All rows of so many bits, uint8."""
+    """Return all uint8 rows with this number of bits."""
     return (np.arange(1 << n_bits)[:, None] >> np.arange(n_bits) & 1).astype(np.uint8)
 
 
 def drawn(build):
-    """A model whose arrays one program draws."""
+    """Model with all arrays initialized by one program."""
     structure = models.Structure(build)
     return structure.model(*structure.init(3))
 
@@ -98,7 +98,7 @@ def test_a_circuit_is_the_classifier(name):
 
 @pytest.mark.parametrize("name", ["gates", "binary"])
 def test_circuits_of_all_bits(name):
-    """All words of bits, also those that no number gives."""
+    """All bit words, including words without a corresponding number."""
     packed, x = configured(name).packed(), every(12)
     words = lutjax.pack_bits(jnp.asarray(x.T))
     np.testing.assert_array_equal(packed.circuit()(x), packed.from_words(words)[: len(x)])
@@ -160,7 +160,7 @@ def test_a_thermometer_between_layers():
 
 # ------------------------------------------------------------------------------------- votes
 def test_equal_votes_are_the_first_class():
-    """Every pattern of votes of three classes with up to three each, so every tie."""
+    """Return every vote pattern for three classes with at most three votes each, and thereby every tie."""
     x = every(9)
     truth, wires = np.tile([False, True], (9, 1)), np.arange(9)[:, None]
     votes = x.reshape(-1, 3, 3).sum(-1)
@@ -171,7 +171,7 @@ def test_equal_votes_are_the_first_class():
 
 @pytest.mark.parametrize("n_classes", [2, 3])
 def test_classes_that_share_votes(n_classes):
-    """Gates that pass on, invert, or are constant: bits that vote for several classes, often, and against each other."""
+    """Identity, inverting and constant gates: bits often vote for several classes and against each other."""
     rng, x = RNG(n_classes), every(6)
     for _ in range(4):
         wires = rng.integers(0, 6, (n_classes * 7, 1))
@@ -224,7 +224,7 @@ def test_votes_without_gates():
 
 # ------------------------------------------------------------------------------------- layers of three libraries
 def stack(library, **options):
-    """Layers of all kinds over vectors, of any library."""
+    """Layers in all kinds over vectors, from either library."""
     options["deterministic"] = True
     learnable = {"wiring": "learnable", "candidates": 4}
     return [
@@ -310,7 +310,7 @@ TREES = {
 
 
 def rarely_one(key, shape, dtype):
-    """Logits of and, of one input without the other, and of xor: the or of many of them is not always 1."""
+    """Logits for AND, AND-NOT and XOR gates, so that the OR over many gates is not always 1."""
     return jax.nn.one_hot(jax.random.choice(key, jnp.array([1, 2, 4, 6]), shape[:1]), shape[1], dtype=dtype)
 
 
@@ -336,7 +336,7 @@ def test_trees_at_every_place(name):
 
 
 def test_a_convolutional_classifier():
-    """Pixels, two layers of trees, gates and votes: three kinds of layers over 16 pixels of two bits."""
+    """Pixels, two tree layers, gates and votes: three layer kinds over 16 two-bit pixels."""
     normal = jax.nn.initializers.normal(1.0)
 
     def build(rngs):

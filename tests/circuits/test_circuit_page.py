@@ -1,4 +1,4 @@
-"""Pages that run a circuit: their evaluator in node, and the pages in a browser."""
+"""Circuit pages: the evaluator in node, and the pages in a browser."""
 
 import dataclasses
 import itertools
@@ -22,19 +22,19 @@ DIGITS = {"kind": "classifier", "n_classes": 10, "image": [8, 8]}
 
 
 def data_of(page):
-    """Return what a page carries."""
+    """Return a page's embedded data."""
     return json.loads(re.search(r'id="circuit">(.*?)</script>', page, re.DOTALL)[1])
 
 
 def classifier_circuit(outputs, *, seed=0, n_gates=600, about=DIGITS):
-    """Return random gates over 8 x 8 pixels of 5 bits."""
+    """Return random gates over 8 x 8 pixels with 5 bits each."""
     ports = {"votes": ("votes", 10), "class": ("y", 1), "only votes": ("y", 10)}
     chosen = {name: (n, Format(4)) for name, n in map(ports.get, outputs)}
     return random_circuit(seed, {"x": (64, Format(5))}, n_gates, arities=(2, 3, 4), ports=chosen, about=about)
 
 
 def answer_of(circuit, pixels):
-    """Return the numbers of each output port for the pixels of one image."""
+    """Return the values on each output port for one image."""
     answers = circuit(np.array([pixels]))
     answers = answers if isinstance(answers, tuple) else (answers,)
     return {port.name: np.ravel(a).tolist() for port, a in zip(circuit.outputs, answers, strict=True)}
@@ -54,7 +54,7 @@ def test_node_and_numpy_agree(n_inputs, n_gates, n_words, arities):
 
 
 def test_node_sees_every_entry_of_a_table():
-    """All tables of two inputs, and one flipped entry of eight inputs."""
+    """All two-input tables, and one flipped entry with eight inputs."""
     require_tool("node")
     builder = Builder(simplify=False)
     inputs = [bit for (bit,) in builder.input("x", 8)]
@@ -144,7 +144,7 @@ def test_refused(without_typechecking, make, options, message):
 
 
 def test_text_is_readable_in_light_and_dark():
-    """The contrast of text with its ground is at least 4.5, and that of the edges of controls at least 3."""
+    """Text contrast is at least 4.5, and control-border contrast at least 3."""
     css = resources.files("lutjax.circuits").joinpath("templates", "page.css").read_text()
     themes = [
         dict(re.findall(r"--([\w-]+): (#\w{6})", block))
@@ -179,7 +179,7 @@ def browser(tmp_path_factory):
 
 @pytest.fixture
 def opened(browser, tmp_path):
-    """Open the page of a circuit, which makes no error and asks nothing of the network."""
+    """Open a circuit page and check for zero errors and zero network requests."""
 
     def opened(circuit, *, width=1200, dark=False, **options):
         browser.resize(width, 900, dark=dark, mobile=width < 600)
@@ -199,12 +199,12 @@ def ring(n=24):
 
 
 def fits(page):
-    """Return whether nothing is wider than the window."""
+    """Return True if no element exceeds the window width."""
     return page.run("document.documentElement.scrollWidth <= innerWidth")
 
 
 def check_answer(page, circuit):
-    """Check that class and votes shown are those of the circuit for the pixels; return the pixels."""
+    """Check the displayed class and votes against the circuit for the pixels; return the pixels."""
     pixels = page.run("lutjax.pixels()")
     expected = answer_of(circuit, pixels)
     votes = expected.get("votes") or (expected["y"] if len(expected["y"]) > 1 else None)
@@ -392,7 +392,7 @@ def test_any_circuit_has_switches(opened):
 
 
 def test_every_gate_is_a_dot(opened):
-    """Check that dots are filled where a gate's answer is 1, part by part; dots of large parts are in several rows."""
+    """Check part by part for filled dots exactly at gates with answer 1; large parts use several rows."""
     circuit = random_circuit(7, 20, 900, arities=(2, 3))
     page = opened(circuit, width=700)
     bits = np.random.default_rng(2).integers(0, 2, 20)
@@ -454,7 +454,7 @@ def test_a_grid_of_64_by_64_keeps_30_steps_a_second(opened):
 
 
 def test_only_stated_images_are_images():
-    """A square number of inputs may be the columns of a table."""
+    """A square input count may come from table columns."""
     about = {"kind": "classifier", "n_classes": 2, "classes": ["low", "<b>"]}
     circuit = random_circuit(0, {"x": (9, Format())}, 5, ports={"y": (1, Format())}, about=about)
     for image, kind in ({}, "network"), ({"image": None}, "network"), ({"image": [3, 3]}, "classifier"):

@@ -1,4 +1,4 @@
-"""Circuits that take table rows: the netlist, C, the page and exported folders against comparisons in Python."""
+"""Circuits on table rows: netlist, C, page and exported folders compared with Python comparisons."""
 
 import dataclasses
 import itertools
@@ -47,12 +47,12 @@ ROWS = Columns(
         *((3, 0), (3, 1), (3, 2), (3, MISSING), (4, 0), (-1, 0), (-1, 1), (0, 1)),
     ),
 )
-"""Columns of every kind."""
+"""Columns in every kind."""
 WIRE = Circuit((Port("x"),), (Port("y"),), (), (), (2,))
 
 
 def bits_of(row):
-    """Return the bits of a row, computed as the encoding of a table does."""
+    """Return a row's bits, computed like the table encoding."""
     age, _, seconds, job, kind, _ = row
     numbers = [column.fill if x is None else x for column, x in zip((AGE, RATE, WIDE), row[:3], strict=True)]
     above = [[x > t for t in column.thresholds] for column, x in zip((AGE, RATE, WIDE), numbers, strict=True)]
@@ -81,14 +81,14 @@ def row_bits(builder):
 
 
 def circuit_of_bits():
-    """Return a circuit whose outputs are the bits of rows."""
+    """Return a circuit with the row bits as outputs."""
     builder = Builder()
     builder.output("y", [[bit] for bit in row_bits(builder)])
     return builder.circuit({"columns": ROWS.facts(), "target": "income"})
 
 
 def classifier():
-    """Return a circuit that counts some bits of rows as votes for two classes, and its layers."""
+    """Return a vote-counting circuit over some row bits for two classes, and its layers."""
     made = []
     for rows in (True, False):
         builder = Builder()
@@ -106,7 +106,7 @@ def classifier():
 
 
 def vectors_of(circuit, rows):
-    """Return vectors of rows, with answers of the circuit."""
+    """Return row vectors with the circuit's answers."""
     given = ROWS.encode(rows)
     return Vectors(given, deployment.evaluated(circuit, list(given.values())), "some rows", rows)
 
@@ -140,7 +140,7 @@ def test_facts_with_thresholds_out_of_order(thresholds):
 
 
 def test_decimals_are_exact():
-    """Check 0.3, which parses as a float64 below 3/10, in units of 0.1."""
+    """Check 0.3, parsed as a float64 below 3/10, with unit 0.1."""
     assert (RATE.decimals, RATE.levels) == (1, (-10, 3, 7))
     assert [RATE.code(x) for x in (0.3, 0.30000001, 0.4, -5.0)] == [3, 4, 4, -16]
     fixed = Number("f", "f", Format.parse("ufixed8.4"), 0, (0.5, 3.25), 1.0, True)
@@ -184,7 +184,7 @@ def test_names_of_ports():
 
 
 def test_a_circuit_with_other_columns_is_refused():
-    """Refuse inconsistent codes, wrong port names, and unknown kinds of columns."""
+    """Refuse inconsistent codes, wrong port names, and unknown column kinds."""
     circuit = circuit_of_bits()
     text = netlist_json.write(circuit)
     assert netlist_json.read(text) == circuit
@@ -225,7 +225,7 @@ def test_the_header_has_a_struct_and_names():
 
 
 def result_of(folder, files, *options):
-    """Compile a program and its test; return the status and the output of the test."""
+    """Compile a program and its test; return the test's status and output."""
     done = subprocess.run([tools.compiled(folder, files, *options)], capture_output=True, text=True)
     return done.returncode, done.stdout
 
@@ -248,7 +248,7 @@ def test_c_takes_rows(options, tmp_path):
 
 # ------------------------------------------------------------------------------------- microcontrollers
 def test_a_library_compares_whole_numbers():
-    """Check the answers with and without the layers, whose comparisons replace gates."""
+    """Check the answers with and without the layers, with comparisons in place of gates."""
     circuit, layers = classifier()
     samples = list(ROWS.encode(every_row(200)).values())
     program = _microcontroller.program(circuit, layers)
@@ -278,7 +278,7 @@ def test_a_library_takes_rows(style, tmp_path):
 
 # ------------------------------------------------------------------------------------- the page
 def test_the_page_has_fields():
-    """Find columns, example rows and the target in the page, all of them escaped."""
+    """Find escaped columns, example rows and the target in the page."""
     circuit, _ = classifier()
     rows = every_row(3)
     text = page.write(circuit, rows=rows)
@@ -328,11 +328,11 @@ const begin = window.lutjax.row(), answers = rows.map((row) => {
 });
 console.log(JSON.stringify([shown, begin, answers, ids.target.textContent]));
 """
-"""Elements of a page as far as its scripts need them, and the page's fields and answers to rows."""
+"""Minimal page elements for the page scripts, with the page's fields and answers to rows."""
 
 
 def test_the_fields_of_the_page():
-    """Run all scripts of a page: the fields, the first row, and the answers in words."""
+    """Run all page scripts: the fields, the first row, and the answers in words."""
     require_tool("node")
     circuit, _ = classifier()
     rows = [[31.0, 0.25, None, "farmer", "a", 1.0], [None, None, None, None, None, None], *every_row(20)]
@@ -404,7 +404,7 @@ def test_changed_rows_and_columns_fail(tmp_path):
 
 @without_typechecking
 def test_a_changed_encoding_in_c_fails(tmp_path):
-    """Change a threshold that only the row function reads."""
+    """Change a threshold used only by the row function."""
     require_tool("cc")
     folder = exported(tmp_path / "out", ("c",))
     text = (folder / "people.c").read_bytes()

@@ -1,4 +1,4 @@
-"""Files that somebody damaged, or that state what is not so: one clear error where they are read, and little memory."""
+"""Damaged files and false claims: one clear error at read time, with little memory."""
 
 import copy
 import dataclasses
@@ -22,7 +22,7 @@ CLASSIFIER = {"kind": "classifier", "n_classes": 3, "image": [2, 4], "vote_gates
 
 
 def classifier():
-    """A circuit that states all that one of a classifier does."""
+    """Circuit with all classifier metadata."""
     builder = Builder(simplify=False)
     bits = [bit for number in builder.input("x", 8, Format(2)) for bit in number]
     builder.start_part("votes")
@@ -78,7 +78,7 @@ LIES_OF_AUTOMATA = [
     [(classifier, *lie) for lie in LIES] + [(life_circuit, *lie) for lie in LIES_OF_AUTOMATA],
 )
 def test_facts_that_are_not_so(make, changed, message):
-    """A file of JSON, a page, and a program: each is refused before anything believes it."""
+    """JSON file, page and program: each is rejected before its content is trusted."""
     circuit = make()
     every_format(circuit)
     about = {**circuit.about, **changed}
@@ -118,7 +118,7 @@ def test_facts_that_json_has_not():
 
 
 def test_facts_that_others_state_are_left_alone():
-    """Whatever JSON holds under other names, and facts that are null."""
+    """Arbitrary JSON under other names, and null facts."""
     about = {"kind": "classifier", "n_classes": None, "image": None, "sizes": (1, 2)}
     about["by"] = {"who": ["me", 1, 2.5, True, None]}
     circuit = random_circuit(0, {"x": (9, Format(3))}, 20, about=about)
@@ -141,7 +141,7 @@ ODD = (
 
 
 def places(value, path=()):
-    """Yield the path to everything in a value of JSON."""
+    """Yield the path to every element in a JSON value."""
     yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, one in items:
@@ -149,7 +149,7 @@ def places(value, path=()):
 
 
 def with_value(whole, path, odd):
-    """A copy of a value of JSON with another one at a place."""
+    """Copy a JSON value with one element replaced."""
     if not path:
         return odd
     whole = copy.deepcopy(whole)
@@ -161,7 +161,7 @@ def with_value(whole, path, odd):
 
 
 def survived(read, texts):
-    """Return how many texts are read as circuits, which every format takes; the others are refused by ValueError, in a line."""
+    """Count texts read as circuits and accepted by every format; all other texts raise a one-line ValueError."""
     n, messages = 0, []
     for text in texts:
         try:
@@ -213,11 +213,11 @@ FORMATS = {
     "aag": (lambda circuit: circuits.aiger.write(circuit, binary=False), circuits.aiger.read),
     "json": (lambda circuit: circuits.netlist_json.write(circuit).encode(), circuits.netlist_json.read),
 }
-"""Writer and reader of each format of netlists, by its ending."""
+"""Writer and reader for each netlist format, keyed by extension."""
 
 
 def memory_of(read, data):
-    """Return the most memory that the reading of data takes, in octets, and the error."""
+    """Return the peak memory while reading data, in bytes, and the error."""
     tracemalloc.start()
     try:
         error = None
@@ -277,7 +277,7 @@ def test_counts_are_compared_before_anything_is_made(end, text, changed, message
 
 @pytest.mark.parametrize("end", FORMATS)
 def test_memory_is_in_proportion_to_the_file(end):
-    """Compare with the documented bound, where each takes the most: gates of two inputs near to each other."""
+    """Compare with the documented bound in the worst case for each format: two-input gates on nearby nodes."""
     circuit = random_circuit(0, 30, 3000, arities=(2,))
     write, read = FORMATS[end]
     data = write(circuit)
@@ -300,7 +300,7 @@ def test_one_octet_of_a_netlist_may_be_any(end):
 
 
 def test_names_that_become_the_same_are_many():
-    """Names of which only one character is left, and the same one twice among many: neither takes squares of time."""
+    """Names with a single remaining character, and repeated duplicates: neither takes quadratic time."""
     names = [chr(0x4E00 + k) for k in range(20_000)]
     text = f".model m\n.inputs {' '.join(names)}\n.outputs y\n.names {names[7]} y\n1 1\n.end\n"
     start = time.process_time()

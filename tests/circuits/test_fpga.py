@@ -1,4 +1,4 @@
-"""Costs of circuits on FPGAs: parts by themselves, cells that Yosys maps them to, and clocks of nextpnr."""
+"""FPGA costs: circuits by part, cells mapped by Yosys, and nextpnr clocks."""
 
 import importlib.util
 import json
@@ -50,7 +50,7 @@ def test_arguments(family, options, message):
 
 
 def test_cells_are_counted():
-    """Every gate of four inputs that leaves the circuit is one table."""
+    """Every four-input gate in the final circuit is one table."""
     require_tool("yosys")
     builder = Builder(merge=4)
     bits = [bit for (bit,) in builder.input("x", 10)]

@@ -1,4 +1,4 @@
-"""The pages of the gallery, as they are in the repository: their circuits in NumPy, and all of them in a browser."""
+"""Gallery pages in the repository: their circuits in NumPy, and every page in a browser."""
 
 import base64
 import gzip
@@ -30,7 +30,7 @@ def browser(tmp_path_factory):
 
 @pytest.fixture
 def opened(browser):
-    """Open a page of the gallery, which makes no error and asks nothing of the network."""
+    """Open a gallery page and check for zero errors and zero network requests."""
 
     def opened(name, *, width=1200):
         browser.resize(width, 900, mobile=width < 600)
@@ -42,7 +42,7 @@ def opened(browser):
 
 
 def test_the_text_is_that_of_the_program(opened):
-    """Compare what WebAssembly writes with what the same program wrote when the page was made, compiled for a processor."""
+    """Compare the WebAssembly output with the native output from the same program, recorded during page creation."""
     page = opened("text")
     native = page.run("text.model.native")
     call = "text.write({prompt!r}, {n}, {temperature}, {seed})".format(**native)

@@ -1,4 +1,4 @@
-"""Libraries for microcontrollers against `Circuit`: their arithmetic in NumPy, their C on this machine and in simulators, and what is reported."""
+"""Microcontroller libraries compared with `Circuit`: arithmetic in NumPy, C on this machine and in simulators, and reports."""
 
 import dataclasses
 import functools
@@ -56,7 +56,7 @@ def same(circuit, layers=None, n=300):
 
 
 def run_on_this_machine(folder, circuit, *flags, layers=None, style="auto"):
-    """Compile a library with a test of it on this machine, and run that."""
+    """Compile a library and its test, and run the test on this machine."""
     files = mcu.write(circuit, "net", target="riscv32", layers=layers, style=style)
     given = dict(zip([p.name for p in circuit.inputs], mcu.random_samples(circuit, 200), strict=True))
     test = mcu.c_test(circuit, *deployment.as_called(circuit.inputs, given), name="net")

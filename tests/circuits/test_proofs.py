@@ -1,4 +1,4 @@
-"""Proofs of exported folders that are damaged, or whose manifest states what is not so: a line FAIL, and the rest goes on."""
+"""Proofs for damaged export folders and false manifests: one FAIL line, and the remaining checks continue."""
 
 import dataclasses
 import json
@@ -27,13 +27,13 @@ MODEL = "life.json = the model in JAX"
 
 @pytest.fixture(scope="module")
 def life(tmp_path_factory):
-    """An export of the Game of Life in every format. Not to be changed."""
+    """Read-only Game of Life export in every format."""
     return write(tmp_path_factory.mktemp("life") / "out", "life", ())
 
 
 @pytest.fixture
 def without_any_tool(monkeypatch):
-    """No compiler, Node.js, simulator and ABC, which take most of the time."""
+    """Hide the compiler, Node.js, simulator and ABC, which dominate the test time."""
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(simulate, "find", lambda: None)
     monkeypatch.setattr(abc, "find", lambda: None)
@@ -41,12 +41,12 @@ def without_any_tool(monkeypatch):
 
 @pytest.fixture
 def folder(life, tmp_path):
-    """A copy of the export."""
+    """Copy the export."""
     return shutil.copytree(life, tmp_path / "out")
 
 
 def verified(folder, **options):
-    """Return what failed and why; check that every other check was made, and that the files are counted once."""
+    """Return failures with their reasons; check that every other check ran and each file is counted once."""
     found = proofs.verify(folder, **options)
     words = proofs.coverage(folder, found)
     n, *numbers = map(
@@ -126,7 +126,7 @@ def test_names_that_end_as_those_of_tests(tmp_path):
 
 @without_tools
 def test_inputs_that_no_file_can_tell_of(folder):
-    """A circuit that states 16 million inputs: thousands of random ones of each would take gigabytes."""
+    """A circuit with 16 million declared inputs: thousands of random samples for each would take gigabytes."""
     found = json.loads((folder / "life.json").read_text())
     found["inputs"][0]["count"], found["about"] = 16_000_000, {}
     put(folder, "life.json", json.dumps(found).encode())
@@ -216,7 +216,7 @@ def test_a_manifest_that_is_none(content, folder):
 
 @without_tools
 def test_a_manifest_with_names_that_cannot_be(folder):
-    """Names that no disk has, that lead out of the folder, or that are none; and another kind than that of the files."""
+    """Names too long for any disk, outside the folder, or invalid; and a kind different from the files' kind."""
     files = _files(folder)
     for name in ("a" * 5000, "../out/life.v", "\0", "a\nb"):
         state(folder, files={**files, name: files["life.v"]})
@@ -282,14 +282,14 @@ def damaged(content):
 
 
 ALWAYS = {"life.json", "life.blif", "life.aig", "life.aag", "life.html", "life.v", VECTORS}
-"""Files that are read without any tool."""
+"""Files read without any tool."""
 
 
 @without_tools
 @pytest.mark.parametrize("damage", damaged(b""))
 @pytest.mark.parametrize("name", [*sorted(ALWAYS), "life.c", "life_test.c", "life_testbench.v", "life.dot"])
 def test_a_damaged_file_fails_alone(name, damage, life, folder):
-    """Once as a file that is not what was written, once with a manifest that knows of it."""
+    """Damage the file first without, then with a matching manifest."""
     (folder / name).write_bytes(damaged((life / name).read_bytes())[damage])
     failed = verified(folder)
     assert failed.pop(DIGESTS) == f"{name} is not what was written"
@@ -350,7 +350,7 @@ def test_a_page_of_another_circuit(folder):
 
 @pytest.mark.parametrize(("outputs", "shown"), [("class", 10), ("bits", 5)])
 def test_a_page_may_show_votes(outputs, shown, tmp_path):
-    """Pages are proved where the circuit says the first class with the most votes, or the bits that are counted."""
+    """Prove pages if the circuit returns the first class with the most votes, or the counted bits."""
     from lutjax import circuits
     from lutjax.layers.nnx import GroupSum, LogicGates
 
@@ -369,7 +369,7 @@ def test_a_page_may_show_votes(outputs, shown, tmp_path):
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not found")
 def test_tests_of_c_that_always_pass(life, folder):
-    """The program is compared with the vectors, whatever the test beside it says; and what compilers print may be anything."""
+    """Compare the program with the vectors independently from the shipped test; accept arbitrary compiler output."""
     put(folder, "life_test.c", b"int main(void)\n{\n    return 0;\n}\n")
     text = (life / "life.c").read_bytes()
 
@@ -392,7 +392,7 @@ def test_tests_of_c_that_always_pass(life, folder):
 # ------------------------------------------------------------------------------------- the model
 @without_tools
 def test_the_model_of_a_manifest(folder, tmp_path):
-    """An export without a run, with a run that is none, and one whose choices are not what an export is made with."""
+    """Exports without a run, with an invalid run, and with choices invalid for an export."""
 
     def model(folder):
         found = proofs.verify(folder, oracle=exporting.oracle)
@@ -422,7 +422,7 @@ def test_a_model_of_other_inputs(life):
 # ------------------------------------------------------------------------------------- programs of language models
 @pytest.fixture(scope="module")
 def exported_model(rounded, tmp_path_factory):
-    """An export of a language model. Not to be changed."""
+    """Read-only language-model export."""
     texts = [rounded.text(b"ab", 5, temperature=800, top_k=256, seed=1)]
     files = {**rounded.integer.to_c(), language_model.TEXTS: language_model.texts_to_json(texts).encode()}
     n, fraction, logit_fraction = (
@@ -441,7 +441,7 @@ def exported_model(rounded, tmp_path_factory):
 
 @pytest.fixture
 def model_folder(exported_model, tmp_path):
-    """A copy of the export."""
+    """Copy the export."""
     return shutil.copytree(exported_model, tmp_path / "out")
 
 
@@ -473,7 +473,7 @@ def test_a_program_is_proved(exported_model):
     ],
 )
 def test_damaged_texts(change, message, model_folder, monkeypatch):
-    """Nothing is compiled for them, so that any compiler will do."""
+    """Nothing is compiled here, so any compiler suffices."""
     monkeypatch.setattr(proofs, "_tool", lambda *names: "none")
     texts = json.loads((model_folder / language_model.TEXTS).read_bytes())
     change(texts)
@@ -512,7 +512,7 @@ def test_registers_of_a_module_are_declared():
 
 
 def test_the_circuit_beside_an_encoding_of_columns(tmp_path):
-    """Find it where the manifest is damaged, and does not say which of the files it is."""
+    """Find the circuit even if a damaged manifest does not name its file."""
     for name in ("columns.json", "people.json"):
         (tmp_path / name).touch()
     assert proofs._Export(tmp_path, {}).name == "people"
@@ -521,7 +521,7 @@ def test_the_circuit_beside_an_encoding_of_columns(tmp_path):
 
 
 def test_compilers_say_what_is_wrong(tmp_path):
-    """The first error, and not the picture of the place at the end."""
+    """Report the first error, not the trailing source excerpt."""
     said = "print('x.c: In function f:'); print('x.c:1:2: error: unknown type'); print('   | ^'); raise SystemExit(1)"
     with pytest.raises(proofs.FailedError, match=r"x.c:1:2: error: unknown type$"):
         proofs._call(sys.executable, "-c", said, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""Proofs of robustness, monotonicity and independence, compared with the answers to all inputs."""
+"""Robustness, monotonicity and independence proofs, compared with exhaustive answers."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ def _abc():
 
 @pytest.fixture(scope="module")
 def voters():
-    """A circuit with votes of three classes over 3 numbers of 3 signed bits, and all its inputs and answers."""
+    """Circuit with votes for three classes over 3 signed 3-bit numbers, with all inputs and answers."""
     draw = np.random.default_rng(1)
     builder = Builder()
     numbers = builder.input("x", 3, Format(3, signed=True))
@@ -98,7 +98,7 @@ def test_two_inputs(circuit, prove, status, detail):
 
 
 def test_gates_that_cancel_are_independent_by_proof():
-    """The input has a path to the output, which no simplification of gates removes."""
+    """The input has a path to the output, and gate simplification cannot remove it."""
     circuit, k = random_circuit(0, 6, 30, arities=(2, 3)), 6
     builder = Builder(simplify=False)
     bits = [bit for (bit,) in builder.input("x", k + 1)]
@@ -162,7 +162,7 @@ def test_columns_of_a_table(table):
 # ------------------------------------------------------------------------------------- the command
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """An export of two gates. Not to be changed."""
+    """Read-only export with two gates."""
     return write(tmp_path_factory.mktemp("or") / "out", "either", ("json", "aiger"), circuit=OR)
 
 

@@ -71,7 +71,7 @@ def test_trees_are_exported(trees, tmp_path):
 
 
 def test_circuits_of_trees_from_numbers_and_from_bits(trees):
-    """Rows, columns and channels in the orders that `LogicTreeNet.circuit` names: those of the model itself."""
+    """Rows, columns and channels follow the orders in `LogicTreeNet.circuit`, the model's own orders."""
     run, x = trees
     model = lutjax.load(run)
     logits = nnx.jit(lambda model, x: model(x, deterministic=True))(model, jnp.asarray(x, jnp.float32))
@@ -85,7 +85,7 @@ def test_circuits_of_trees_from_numbers_and_from_bits(trees):
 
 
 def test_trees_from_training_to_every_format(tmp_path):
-    """Digits of 8 x 8 pixels, proved by the tools that are here."""
+    """Digits with 8 x 8 pixels, proved by the available tools."""
     out, kernels = tmp_path / "trees", ("--kernels", "8,16", "--layers", "160,80", "--tau", 2)
     more = ("--n-thresholds", 1, "--steps", 300, "--learning-rate", 0.05, "--out", out)
     output("train", "classify", "--model", "tree", *kernels, *more)

@@ -1,4 +1,4 @@
-"""Integer layers and language models of every kind: C99 against NumPy and against lutjax's own ops, bit for bit."""
+"""Integer layers and every language-model kind: C99 compared with NumPy and lutjax ops, bit for bit."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""Large circuits in external tools, costs on FPGAs of all families, and the pages of the gallery made anew."""
+"""Large circuits in external tools, costs on all FPGA families, and rebuilt gallery pages."""
 
 import itertools
 import json
@@ -71,7 +71,7 @@ def test_life_is_placed():
 
 
 def layers(width, depth):
-    """Layers of random gates of 2 inputs."""
+    """Random layers with 2-input gates."""
     rng = np.random.default_rng(0)
     starts = [1, *range(257, 258 + width * depth, width)]  # of the inputs, of each layer, and the end
     fanins = np.concatenate([rng.integers(a, b, (width, 2)) for a, b in itertools.pairwise(starts[:-1])])

@@ -1,4 +1,4 @@
-"""Modules that put circuits between two streams: no answer is lost, doubled or out of order, however long either side waits."""
+"""Modules with stream interfaces: no lost, duplicated or reordered answers, however long either side waits."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ CIRCUITS = {
 
 
 def vector(found, name, n):
-    """Return the words of the bits of a vector, which AIGER names without brackets where there is one."""
+    """Return a vector's bit words; AIGER names a single bit without brackets."""
     return [found[f"{name}[{k}]"] if f"{name}[{k}]" in found else found[name] for k in range(n)]
 
 
@@ -37,7 +37,7 @@ def bit(words, copy):
 
 
 def sent_and_received(circuit, registers, interface, n_cycles, how_often, *, seed=0):
-    """Return for each copy the samples that were taken, and the answers that left, each with its mark of the last, and the outputs of each cycle."""
+    """Return accepted samples and sent answers per copy, each with its last flag, and the outputs per cycle."""
     text = verilog.write(circuit, "dut", registers=registers)
     text += streams.write(circuit, "dut", registers=registers, interface=interface)
     machine = Machine(text, "dut_stream", COPIES // 64, seed)
@@ -106,7 +106,7 @@ def test_every_answer_leaves_once_and_in_order(name, registers, interface):
     depth = 1 << (verilog.latency(circuit, registers) + 1).bit_length()
 
     def how_often(cycle):
-        """Return how often each side is ready: both at random, one never, one always, both always."""
+        """Return each side's ready rate: both random, one never, one always, both always."""
         return [(0.5, 0.5), (1, 0), (0.5, 1), (1, 0.5), (0, 1), (1, 1)][cycle // 40]
 
     sent, received, history = sent_and_received(circuit, registers, interface, 240, how_often)
