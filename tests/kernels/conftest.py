@@ -1,4 +1,4 @@
-"""Fixtures of the kernel tests."""
+"""Kernel test fixtures."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def triton_interpreted():
 
 @pytest.fixture
 def kernel_cache(monkeypatch, tmp_path):
-    """Keep Triton's compiled kernels in a folder of this test."""
+    """Keep Triton's compiled kernels in a per-test folder."""
     import triton
 
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
@@ -40,7 +40,7 @@ def kernel_cache(monkeypatch, tmp_path):
 
 @pytest.fixture
 def launches(monkeypatch, kernel_cache):
-    """Record the Triton kernels that would run; they may be compiled."""
+    """Record Triton kernel launches without running them; kernels may be compiled."""
     import triton_compiler
 
     yield from triton_compiler.recorded_launches(monkeypatch)
@@ -48,7 +48,7 @@ def launches(monkeypatch, kernel_cache):
 
 @pytest.fixture
 def beside_a_gpu(monkeypatch):
-    """A host beside a GPU whose kernels the interpreter runs: they read the memory of this process."""
+    """Simulate a GPU host: the interpreter runs GPU kernels on memory in this process."""
     from lutjax.dispatch.registry import Backend, Device
     from lutjax.kernels import _triton
     from lutjax.tables import _registered, host

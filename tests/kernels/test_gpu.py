@@ -1,4 +1,4 @@
-"""Tests that need a GPU. All suites for a machine with one: `pytest -m gpu`."""
+"""GPU tests. To run all suites on a GPU machine: `pytest -m gpu`."""
 
 import dataclasses
 import gc
@@ -149,7 +149,7 @@ def test_fixed_point_is_the_same_every_time(op, sizes):
     ids=str,
 )
 def test_tables_that_are_summed_by_owners(monkeypatch, read, dtype, sizes, n_parts):
-    """Sums are those of plain JAX, and have the same bits every time."""
+    """Sums match plain JAX and are bitwise reproducible."""
     from lutjax.kernels._triton import _owned_columns
 
     n, groups, each, bits, n_outputs = sizes
@@ -196,7 +196,7 @@ def test_memory_that_does_not_suffice_leaves_the_arguments():
 @pytest.mark.parametrize("within", [False, True])
 @pytest.mark.parametrize("first", [0, 3])
 def test_a_part_of_tables_moves_by_itself(first, within):
-    """XLA gives kernels slices in the memory of the whole, but not those that they change."""
+    """XLA passes slices to kernels in place, except for slices updated by the kernels."""
     keys = jax.random.split(jax.random.key(0), 2)
     tables = jax.random.normal(keys[0], (12, 64, 32))
     index = jax.random.randint(keys[1], (500, 8, 1), 0, 64)
@@ -229,7 +229,7 @@ def test_a_part_of_tables_moves_by_itself(first, within):
     ],
 )
 def test_scored_rows_from_shared_memory(shape, sizes):
-    """Tables as large as they may be, samples that fill no program."""
+    """Maximum table sizes, and partially filled sample blocks."""
     case = testing.case("scored_lut", shape, **{"batch": 1100, "inputs": 40, "bits": 8, **sizes})
     testing.check(case, "pallas", transformation="jit")
 
@@ -261,7 +261,7 @@ def host_table(dtype=np.float32):
 
 
 def read_by_gpu(table):
-    """A program that reads a table, and asks no CPU for it."""
+    """Program with a table read and no CPU callback."""
     f = jax.jit(lambda index: table.read(index)[0])
     index = jax.ShapeDtypeStruct((5, table.shape[0], 2), jnp.int32)
     assert "callback" not in f.lower(index).as_text()
@@ -382,7 +382,7 @@ def test_memory_that_cannot_be_locked_is_read_by_the_cpu(monkeypatch):
 
 
 def test_rows_land_beside_programs_that_run(monkeypatch):
-    """Training reads and moves the rows that it would if JAX copied them, bit for bit; memory is used again."""
+    """Training reads and updates the same rows as with JAX copies, bit for bit; memory is reused."""
     n, n_tables, width = 4096, 2, 64
     rng = np.random.default_rng(0)
     index = rng.integers(0, 5000, (16, n, n_tables, 1)).astype(np.int32)
@@ -438,7 +438,7 @@ ATTENTION = {
 
 @pytest.fixture
 def standard_promotion():
-    """JAX lowers matrix products of bfloat16 with float32 sums under standard promotion only."""
+    """JAX lowers bfloat16 matrix products with float32 sums under standard promotion only."""
     with jax.numpy_dtype_promotion("standard"):
         yield
 

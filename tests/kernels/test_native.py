@@ -1,4 +1,4 @@
-"""Native kernels: how lutjax finds them, and what holds for all of them on any CPU. Their values are compared by the parity suite."""
+"""Native kernels: discovery, and properties common to all kernels on any CPU. The parity suite compares their values."""
 
 import ctypes
 import importlib.metadata
@@ -45,7 +45,7 @@ class Package:
 
 @pytest.fixture
 def registry(monkeypatch):
-    """Returns a registry for which a package with this function is installed."""
+    """Return a registry with an installed package for this function."""
 
     def make(register):
         found = {"kernels": [Package(register)]}
@@ -128,7 +128,7 @@ def test_native_kernels_are_measured(tmp_path, monkeypatch):
 
 @installed
 def test_an_old_cpu_runs_plain_jax(monkeypatch):
-    """The instructions that the library needs are asked for before it is chosen, and nothing of it runs."""
+    """The library's required instructions are checked before selection, and none of its code runs."""
     from lutjax_cpu import _native
 
     lutjax.kernel_registry._resolved.clear()
@@ -147,7 +147,7 @@ AGAIN = "install it again, in a checkout of lutjax: pip install"
 
 @installed
 def test_libraries_that_do_not_fit_are_refused(tmp_path, monkeypatch):
-    """A missing library, one of another machine, of another version, or one that was built with other files of Python."""
+    """Missing library, or a library for another machine, another version, or different Python files."""
     from lutjax_cpu import _native
 
     def refused(why):
@@ -202,7 +202,7 @@ MEMORY = (0, *(2**n for n in range(6, 20, 2)))  # bytes for each call
 
 
 def programs(op, **sizes):
-    """The compiled functions of an op, with its arguments and what to expect of them."""
+    """Compiled functions for an op, with arguments and expected results."""
     case = testing.case(op, fast_size(op), **{n: s for n, s in sizes.items() if n in sizes_of(op)})
     directions = {d for d in lutjax.kernel_registry.directions(op) if "native" in implementations(op, d)}
     for shown, program in testing.programs(case, "native").items():
@@ -221,9 +221,9 @@ def bits(tree):
 @installed
 @pytest.mark.parametrize("op", NATIVE or [None])
 def test_levels_are_right_and_threads_change_nothing(op):
-    """Every level of instructions that this CPU has gives the reference's values, and the same bits for any number of threads.
+    """Every instruction level on this CPU matches the reference, with the same bits for any thread count.
 
-    Where memory ends, a kernel says so, and touches nothing that it did not get.
+    On memory exhaustion, a kernel reports an error and writes nothing outside its allocations.
     """
     from lutjax_cpu import _native
 
@@ -245,7 +245,7 @@ def test_levels_are_right_and_threads_change_nothing(op):
 
 
 def with_memory(n_bytes, run, *arguments):
-    """The bits of a result where kernels get so much memory, or the text of its error."""
+    """Return the result bits under a kernel memory limit, or the error text."""
     from lutjax_cpu import _native
 
     with _native.use_memory(n_bytes):
@@ -275,7 +275,7 @@ def test_fixed_point_has_the_same_bits_at_every_level(op):
 
 @installed
 def test_loops_in_loops_end():
-    """A single thread waits for nobody; nor do eight devices with loops in loops in a scan."""
+    """A single thread never waits for another thread; neither do eight devices with nested loops inside a scan."""
     from jax.sharding import Mesh, PartitionSpec
     from lutjax_cpu import _native
     from lutjax_cpu._call import kernel

@@ -1,4 +1,4 @@
-"""Native kernels of gates and tables over bits, where the common suites do not reach."""
+"""Native kernels for gates and binary tables, beyond the common suites."""
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +54,7 @@ def test_the_step_of_an_automaton_is_a_network_of_gates(periodic):
 
 @pytest.mark.parametrize("op", ["bilinear_gates", "soft_lut", "binary_lut"])
 def test_rows_of_any_length_and_inputs_with_many_readers(op):
-    """Batches that no number of lanes divides, longer than the columns of a task; one input is read by every gate."""
+    """Batches indivisible by any lane count and longer than a task's columns; every gate reads one shared input."""
     key = jax.random.key(3)
     wires = jnp.stack([jnp.zeros(60, jnp.int32), jax.random.randint(key, (60,), 0, 9)], 1)
     parameters = jax.random.normal(key, (4, 60) if op == "bilinear_gates" else (60, 4))
@@ -64,7 +64,7 @@ def test_rows_of_any_length_and_inputs_with_many_readers(op):
 
 
 def test_the_sum_of_binary_tables_takes_no_part_of_other_slots():
-    """An infinite cotangent reaches the slot that its sample addresses, and makes no NaN of the others."""
+    """An infinite cotangent reaches only the slot addressed by its sample, and creates no NaN elsewhere."""
     x, table, dy = jnp.array([[1.0, -1.0]]), jnp.zeros((1, 2)), jnp.array([[jnp.inf, 2.0]])
     *_, d_table = gates("binary_lut", x, table, jnp.zeros((1, 1), jnp.int32), dy, "native")
     np.testing.assert_array_equal(d_table, [[2.0, jnp.inf]])
@@ -118,7 +118,7 @@ def same_bits(run, *args, lowest_level=0):
 
 @pytest.mark.parametrize(("batch", "n_outputs"), [(197, 9), (4609, 1), (64, 40), (0, 3)])
 def test_networks_of_gates_are_their_gates_one_after_the_other(batch, n_outputs):
-    """Blocks that are not whole, tasks of several blocks, ids that no row has, gates that nothing reads or that read one row twice."""
+    """Partial blocks, tasks with several blocks, out-of-range ids, unread gates, and gates with a repeated input row."""
     from lutjax_cpu._call import kernel
 
     n_inputs, n_gates = 5, 47

@@ -1,4 +1,4 @@
-"""Native kernels of look-ups beyond what every implementation is tested for: the same bits as plain JAX, and rules of rows."""
+"""Native lookup kernels beyond the common implementation tests: the same bits as plain JAX, and row update rules."""
 
 import dataclasses
 
@@ -56,7 +56,7 @@ def test_fixed_point_is_that_of_plain_jax(scale, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("epsilon", [0.0, 0.5])
 def test_detection_of_special_values_is_that_of_plain_jax(epsilon, dtype):
-    """NaN of several kinds, infinities, zeros of both signs, numbers below the normal ones, and ties."""
+    """Several NaN kinds, infinities, signed zeros, subnormal numbers, and ties."""
     odd = np.array(
         [0x7FC00001, 0xFFC00000, 0x7F800000, 0xFF800000, 0, 0x80000000, 0x00400000, 0x3F000000], np.uint32
     )

@@ -1,4 +1,4 @@
-"""Native kernels of scored reads at sizes beyond those of the parity suite: several blocks of samples, outputs of many vectors."""
+"""Native kernels for scored reads, beyond the parity suite's sizes: several sample blocks, outputs across many vectors."""
 
 import dataclasses
 
@@ -21,11 +21,11 @@ LAYERS = [
     (reads.Blend(), (67, 1, 3, 3, 37), False, "bfloat16"),
     (reads.PowersOfTwo(), (70, 3, 5, 4, 19), True, "float32"),
 ]
-"""Reads; samples, groups, tables of each, bits and outputs; whether tables have factors; dtype."""
+"""Reads; samples, groups, tables per group, bits and outputs; table factors; dtype."""
 
 
 def differentiated(read, implementation, n, groups, each, bits, outputs, keep, dtype):
-    """The output and every cotangent of a layer whose anchors lie beyond the inputs, too."""
+    """Compare the output and every cotangent for a layer, including out-of-range anchors."""
     rng = np.random.default_rng(bits)
     tables, inputs = groups * each, 9
     anchors = rng.integers(-2, inputs + 2, (tables, bits, 2)).astype(np.int32)
@@ -89,12 +89,12 @@ FEW = [
     (reads.PowersOfTwo(), (1, 2, 33, 4, 37), "int8"),
     (reads.PowersOfTwo(ways=1), (3, 1, 130, 3, 300), "int8"),
 ]
-"""Reads; samples, groups, tables of each, bits and outputs; how sums are made."""
+"""Reads; samples, groups, tables per group, bits and outputs; summation mode."""
 
 
 @pytest.mark.parametrize(("read", "sizes", "sums"), FEW, ids=str)
 def test_few_samples_are_as_among_many(read, sizes, sums):
-    """Tables are in the lanes there; with any number of threads the bits are the same."""
+    """Few samples put tables in the lanes; the bits are the same for any thread count."""
     from lutjax_cpu import _native
 
     n, groups, each, bits, outputs = sizes

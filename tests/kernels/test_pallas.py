@@ -1,4 +1,4 @@
-"""Implementations in Pallas on machines without TPUs: interpreted, lowered for every generation, and the calls that they are chosen for."""
+"""Pallas implementations without TPUs: interpretation, lowering for every generation, and kernel selection."""
 
 import jax
 import jax.numpy as jnp
@@ -33,11 +33,11 @@ mosaic = pytest.mark.skipif(WITHOUT_MOSAIC is not None, reason=str(WITHOUT_MOSAI
 
 
 FAST = ("detect", "lookup", "scored_lut", "soft_lut")
-"""Ops with fast tests of their TPU kernels."""
+"""Ops with fast TPU kernel tests."""
 
 
 def interpretable(direction="forward"):
-    """Return values ``op, shape`` of every size."""
+    """Return ``op, shape`` values for every size."""
     ops = pallas_interpreter.implemented("tpu", direction)
     return [(op, shape) for op in ops for shape in testing.shapes(op, "pallas")]
 
@@ -140,7 +140,7 @@ def test_lowers_for_gpus(monkeypatch, op, shape, dtype):
     ),
 )
 def test_lowers_on_shards(monkeypatch, platform, op, transformation):
-    """Arrays that vary over the devices of a mesh, which need not be here."""
+    """Arrays varying over mesh devices, without the actual devices."""
     if platform == "gpu" and WITHOUT_MOSAIC:
         pytest.skip(WITHOUT_MOSAIC)
     pretend_triton_runs(monkeypatch)
@@ -177,7 +177,7 @@ def test_terms_of_bfloat16_are_exact(dtype):
 
 @mosaic
 def test_update_on_gpus(monkeypatch):
-    """Lowers; and with sums of rows that any machine can make, updates rows as plain JAX does."""
+    """Lower the update; with portable row sums, it updates rows like plain JAX."""
     from lutjax.kernels._pallas.gpu import _one_hot, lookup
 
     d = lutjax.detect_signs(jax.random.normal(jax.random.key(0), (20, 3, 4)))
@@ -204,7 +204,7 @@ def test_update_on_gpus(monkeypatch):
 @mosaic
 @pytest.mark.parametrize(("bits", "samples"), [(6, 83), (8, 513), (1, 1)])
 def test_addresses_packed_for_gpus(bits, samples):
-    """Whole blocks of samples, four addresses to a word; wires far outside, and NaN."""
+    """Whole sample blocks, four addresses per word; far out-of-range wires, and NaN."""
     from lutjax.kernels._pallas.gpu import _by_address
 
     rng = np.random.default_rng(0)
@@ -219,7 +219,7 @@ def test_addresses_packed_for_gpus(bits, samples):
 
 
 def test_slopes_at_addresses():
-    """Half of the derivatives of the interpolation where bits are softened."""
+    """Half the interpolation's derivatives at softened bits."""
     table = jnp.asarray(np.random.default_rng(0).normal(size=(3, 8)), jnp.float32)
     set_bits = np.arange(8)[None] >> np.arange(3)[:, None] & 1
     softened = [jnp.tile(jnp.where(b == 1, 0.75, 0.25)[None], (3, 1)) for b in set_bits]
@@ -498,7 +498,7 @@ def test_forward_pass_of_gates_needs_less_memory():
 
 
 def test_gates_that_do_not_fit():
-    """The number of inputs decides, whichever axis they are."""
+    """The input count decides, regardless of its axis."""
     few, many = 50, 40_000
 
     def lower(shape, feature_axis, kind="TPU v4"):
@@ -518,7 +518,7 @@ def test_gates_that_do_not_fit():
 
 
 def test_blocks_of_a_layer_fit_every_generation():
-    """Blocks of the smallest memory are smaller; whole registers of tables, and products of 512 rows."""
+    """Blocks shrink on the smallest memory; tables fill whole registers, and products have 512 rows."""
     small, large = (
         _row_blocks.blocks_for_scored(scored()[0], Device(lutjax.Backend.TPU, f"TPU {name}"))
         for name in ("v4", "v6e")

@@ -1,4 +1,4 @@
-"""Mosaic GPU kernels on a GPU: ids that no array has, and sizes that fill no block."""
+"""Mosaic GPU kernels on a GPU: out-of-range ids, and sizes with partial blocks."""
 
 import dataclasses
 
@@ -29,7 +29,7 @@ def check_plain_jax(what, f, dy, *arguments):
     [(1000, 37, 6, 300, "float32"), (129, 5, 7, 130, "float32"), (500, 9, 6, 700, "bfloat16")],
 )
 def test_lookup_of_any_ids_on_gpus(batch, detectors, bits, outputs, dtype):
-    """Of the ids a third are of no row."""
+    """A third of all ids are out of range."""
     keys = jax.random.split(jax.random.key(0), 4)
     weights = jax.random.normal(keys[0], (detectors, 2**bits, outputs)).astype(dtype)
     d = lutjax.detect_signs(jax.random.normal(keys[1], (batch, detectors, bits)))
@@ -49,7 +49,7 @@ def test_lookup_of_any_ids_on_gpus(batch, detectors, bits, outputs, dtype):
     [(83, 21, 6, "float32"), (1037, 13, 3, "bfloat16"), (515, 5, 8, "float32"), (2048, 9, 1, "float16")],
 )
 def test_binary_lut_of_any_ids_on_gpus(batch, gates, bits, dtype):
-    """Wires and readers far out of range, more readers than are read together, and NaN."""
+    """Far out-of-range wires and readers, more readers than one read handles, and NaN."""
     generator = np.random.default_rng(0)
 
     def numbers(*shape):
@@ -67,7 +67,7 @@ def test_binary_lut_of_any_ids_on_gpus(batch, gates, bits, dtype):
 
 
 def test_attention_of_any_ids_on_gpus():
-    """Ids that are none read no memory that is not the tables', and counts of more than a byte are right."""
+    """Invalid ids read only table memory, and counts above one byte are correct."""
     wild = np.random.default_rng(0).choice([0, 1, 2, 3, -1, 9, 2**31 - 1, -(2**31)], (2, 2, 21, 2))
     for name in ("pallas", "triton"):
         assert all(np.isfinite(np.asarray(a)).all() for a in attend(name, (*wild, wild[0, 0, :20, :1])))

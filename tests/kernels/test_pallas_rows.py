@@ -1,4 +1,4 @@
-"""Weighted rows in Pallas, interpreted: digits, tables of integers, and reads of shared memory in Mosaic GPU."""
+"""Weighted rows in interpreted Pallas kernels: exact digits, integer tables, and shared-memory reads in Mosaic GPU."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ def normal(seed, *shape):
 
 @pytest.mark.usefixtures("interpreted")
 def test_sums_and_gradients_have_all_digits_of_float32():
-    """Coefficients, tables and cotangents that no grid rounds: as many digits as float32 sums have."""
+    """Unrounded coefficients, tables and cotangents with full float32 sum precision."""
     weights, coefficients, dy = normal(0, 6, 8, 5), normal(1, 9, 6, 3), normal(2, 9, 2, 5)
     index = jax.random.randint(jax.random.key(3), (9, 6, 3), 0, 8)
 
@@ -45,7 +45,7 @@ def test_sums_and_gradients_have_all_digits_of_float32():
 
 @dataclasses.dataclass(frozen=True)
 class _Margin(reads.Read):
-    """Read of one row, weighted by the first margin: one that the package does not have."""
+    """Custom single-row read, weighted by the first margin and absent from the package."""
 
     def initial(self):
         return {}
@@ -57,7 +57,7 @@ class _Margin(reads.Read):
 
 @pytest.mark.usefixtures("interpreted")
 def test_margins_are_those_of_plain_jax():
-    """A read whose coefficients are the margins shows them: the same bits, at any distance of two inputs."""
+    """Margin-valued coefficients expose the margins: the same bits, at any distance between two inputs."""
     x = jnp.ldexp(normal(0, 7, 1, 20), jax.random.randint(jax.random.key(1), (7, 1, 20), -30, 30))
     anchors = jax.random.randint(jax.random.key(2), (5, 1, 2), 0, 20)
     weights = jnp.tile(jnp.eye(5)[:, None], (1, 2, 1))
@@ -96,7 +96,7 @@ def scored_interpreted():
 @mosaic
 @pytest.mark.usefixtures("scored_interpreted")
 def test_rows_with_a_coefficient_of_0_are_not_read():
-    """Margins of 0 have a score of 0: what their rows hold does not matter, elsewhere it does."""
+    """Zero margins have zero scores: their row contents have no effect, unlike rows with nonzero scores."""
     x = jnp.zeros((70, 4)).at[3].set(jnp.array([1.0, 2.0, -1.0, 0.5]))
     anchors = jnp.array([[[0, 1], [2, 3]], [[1, 2], [0, 3]]])
     weights, read = jnp.full((2, 4, 5), jnp.inf), reads.Confidence()
@@ -130,7 +130,7 @@ def test_rows_that_differ_in_a_bit_lie_in_different_banks(n_rows):
 @mosaic
 @pytest.mark.usefixtures("scored_interpreted")
 def test_samples_to_the_end_of_a_program_have_no_gradient():
-    """They read the first row, which is infinite and which no sample of the call reads."""
+    """Padding samples read the first row, which is infinite and unread by the actual samples."""
     x, anchors = jnp.array([[3.0, 2.0, 1.0, 0.0]]), jnp.array([[[0, 1], [1, 2], [2, 3]]])
     weights, read = jnp.ones((1, 8, 5)).at[:, 0].set(jnp.inf), reads.Confidence()
 

@@ -1,4 +1,4 @@
-"""Builds of native kernels: without a compiler, with another one, and as wheels for Linux."""
+"""Native kernel builds: without a compiler, with a different compiler, and as Linux wheels."""
 
 import os
 import shutil
@@ -71,7 +71,7 @@ def test_a_package_without_a_library_says_why_and_plain_jax_runs(tmp_path):
 )
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler is found by itself")
 def test_another_compiler_than_that_of_python_is_taken(tmp_path):
-    """scikit-build-core sets CXX to the name of the compiler with which Python was built."""
+    """scikit-build-core sets CXX to the compiler name from Python's own build."""
     environment = {**os.environ, "CXX": "no_such_compiler"}
     code, out = run("cmake", "-G", "Ninja", "-S", ROOT / "native", "-B", tmp_path / "build", env=environment)
     assert code == 0, out
@@ -79,7 +79,7 @@ def test_another_compiler_than_that_of_python_is_taken(tmp_path):
 
 
 def test_without_a_compiler_the_package_has_no_library(tmp_path):
-    """A build that is for others, or for tests, is an error."""
+    """A missing compiler is an error in builds for distribution or tests."""
     environment = {**os.environ, "CXX": str(tmp_path / "no_such_compiler")}
 
     def wheel(folder, *options):
@@ -108,7 +108,7 @@ def test_without_a_compiler_the_package_has_no_library(tmp_path):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a wheel for Linux")
 def test_the_wheel_for_linux(tmp_path):
-    """Build it as docs/dev/releasing.md says, and run it in an environment of its own that borrows this one's other packages."""
+    """Build as in docs/dev/releasing.md, and run in a separate environment with this environment's packages as fallback."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "XLA_FLAGS", "CXX")}
     code, out = run(sys.executable, "-m", "venv", tmp_path / "venv", env=environment)
     assert code == 0, out

@@ -1,4 +1,4 @@
-"""Kernels in Pallas without their devices, further: several blocks along every axis, transformations, and values that are no numbers."""
+"""Further Pallas kernel tests without devices: several blocks along every axis, transformations, and non-finite values."""
 
 import importlib
 
@@ -79,7 +79,7 @@ def test_lowers_for_gpus_in_fixed_point(monkeypatch, op):
 
 
 def test_lowers_with_some_outputs_at_a_time():
-    """Lower a table that does not fit whole in vector memory."""
+    """Lower a table too large for vector memory."""
     case = testing.case("lookup", "primes", bits=10, detectors=128, outputs=256)
     testing.check_lowering(case, "pallas/tpu", platform="tpu", device_kind=_tpus.named("v6e").device_kind)
 
@@ -133,7 +133,7 @@ def test_only_rows_that_were_read_decay():
 
 # ------------------------------------------------------------------------------------- pairs of inputs
 def values(rng, *shape, wild=True):
-    """Return multiples of 1/4 with ties; with `wild` some are infinite or none."""
+    """Return multiples of 1/4 with ties; with `wild`, include infinities and NaN."""
     a = rng.integers(-4, 5, shape) / 4
     if wild:
         a[rng.random(shape) < 0.02] = np.nan
@@ -175,7 +175,7 @@ def test_detect_in_blocks(batch, monkeypatch):
 )
 @interpreted
 def test_pairs_in_blocks(start, window, segments, monkeypatch):
-    """Two blocks of samples, two slices of rows, several turns of the loop."""
+    """Two sample blocks, two row slices, several loop iterations."""
     monkeypatch.setattr(_shifts, "TARGET", 128)
     monkeypatch.setattr(lut_pair_attention, "_CHUNK", 1024)
     rng = np.random.default_rng(2)
@@ -210,7 +210,7 @@ def test_decay_moves_the_rows_that_were_read(dtype, monkeypatch):
 
 @interpreted
 def test_attention_in_several_blocks(monkeypatch):
-    """Blocks of few queries, keys and samples: every axis of the grids has several steps."""
+    """Blocks with few queries, keys and samples: every grid axis has several steps."""
     rng = np.random.default_rng(1)
     ids = tuple(rng.integers(0, 4, shape) for shape in ((2, 21, 2), (2, 21, 2), (20, 1)))
     wanted = attend("xla", ids)
@@ -222,7 +222,7 @@ def test_attention_in_several_blocks(monkeypatch):
 
 # ------------------------------------------------------------------------------------- gates
 def check_gates(op, n_inputs, n_gates, n_samples, bits=2, dtype="float32", alone=True):
-    """Compare kernels with those of plain JAX: wires far outside, NaN among samples, both zeros."""
+    """Compare with plain JAX kernels: far out-of-range wires, NaN samples, both zeros."""
     rng = np.random.default_rng(0)
     x = rng.integers(-8, 9, (n_inputs, n_samples)) / 4
     x[0, :3] = [0.0, -0.0, np.nan] if op == "binary_lut" else 0.0
@@ -262,7 +262,7 @@ def test_gates_in_wide_blocks(op):
 
 @interpreted
 def test_tables_of_many_slots():
-    """Fewer samples at a time, and slots beyond one row of lanes."""
+    """Fewer samples at a time, and slots beyond one lane row."""
     check_gates("soft_lut", 11, 5, 260, bits=8)
     check_gates("binary_lut", 11, 5, 260, bits=7)
 
@@ -270,8 +270,8 @@ def test_tables_of_many_slots():
 # ------------------------------------------------------------------------------------- Mosaic GPU
 @gpu_interpreter
 def test_sums_of_rows_interpreted_for_gpus():
-    """Ids that no table has count as the nearest. The other kernels hold what the interpreter does not know: first operands of
-    tensor cores in registers, and exchanges of a warp."""
+    """Out-of-range ids are clamped. The other kernels use features missing from the interpreter: first tensor-core operands in
+    registers, and warp exchanges."""
     from lutjax.kernels._pallas.gpu import _shared_tables
 
     index = jax.random.randint(jax.random.key(0), (3, 130), -5, 12)
@@ -286,7 +286,7 @@ def test_sums_of_rows_interpreted_for_gpus():
 @pytest.mark.parametrize("start", [None, 2])
 @pytest.mark.parametrize("positions", [0, 1, 2])
 def test_counts_interpreted_for_gpus(monkeypatch, positions, start):
-    """Ids that are none count as the nearest. That threads add to shared memory the interpreter does not know."""
+    """Out-of-range ids are clamped. The interpreter does not model concurrent additions to shared memory."""
     pytest.importorskip("triton")
     from lutjax.kernels._pallas.gpu import _counts, _mosaic_launch
     from lutjax.kernels._triton._detected_pairs import DetectedPairs
@@ -353,7 +353,7 @@ def test_scored_lut_on_gpus(shape, dtype, transformation):
 
 @mosaic
 def test_samples_in_parts(monkeypatch, scored_interpreted):
-    """Rows, factors and products of all samples do not fit the memory that they may have."""
+    """Rows, factors and products for all samples exceed the memory limit."""
     from lutjax.kernels._pallas.gpu import scored_lut
 
     scored_interpreted.own_always(monkeypatch)

@@ -1,4 +1,4 @@
-"""Triton kernels without a GPU, further: patched constants, reads of users, whole layers, and what compiles for NVIDIA GPUs."""
+"""Further Triton kernel tests without a GPU: patched constants, custom reads, whole layers, and compilation for NVIDIA GPUs."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ TRANSFORMATIONS = [t for t in testing.TRANSFORMATIONS if t != "export"]
 # ------------------------------------------------------------------------------------- in the interpreter
 @interpreted
 def test_updates_by_factors_that_differ(monkeypatch):
-    """Factors of a gradient, and groups of detectors that move one after the other."""
+    """Gradient factors, and sequential updates for detector groups."""
     monkeypatch.setattr(_row_additions, "_SUMS", 2 * 8 * 5)
     x, weights = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(7, 6), (5, 8, 5)]))
     anchors = lutjax.sample_anchors(jax.random.key(2), 6, 5, 3)
@@ -54,7 +54,7 @@ def test_updates_by_factors_that_differ(monkeypatch):
 @pytest.mark.parametrize("scale", [2.0**10, 2.0**30])  # addends of every digit; sums that wrap
 @interpreted
 def test_counted_attention_in_fixed_point(monkeypatch, scale):
-    """Sums of integers have the same bits, however they are made."""
+    """Integer sums have the same bits in every summation mode."""
     triton_interpreter.count_always(monkeypatch, small_blocks=True)
     case = testing.case("lookup_attention", "ties", batch=1, queries=6, detectors=2)
     found = []
@@ -88,7 +88,7 @@ def test_transformations_of_other_formulations(monkeypatch, op, transformation):
 
 @interpreted
 def test_blocks_of_detectors_in_several_groups(monkeypatch):
-    """Sums of updates that begin in the middle of a group, launches that own detectors of two groups, a last block alone."""
+    """Update sums starting mid-group, programs spanning detectors from two groups, and a single last block."""
     case = testing.case("weighted_lookup", "groups", detectors=9)
     n_rows, n_outputs = case.differentiable["weights"].shape[1:]
     monkeypatch.setattr(_row_additions, "_SUMS", 4 * n_rows * n_outputs)
@@ -112,7 +112,7 @@ def test_networks_in_tiles_and_blocks(shape, sizes):
 
 @interpreted
 def test_samples_that_do_not_exist_add_nothing():
-    """An infinite coefficient times the inputs of such a sample, which are 0, would be NaN in all sums."""
+    """An infinite coefficient times a padding sample's zero inputs would turn all sums into NaN."""
     wires = np.array([[0, 1], [1, 2], [0, 1], [1, 0], [0, 1]])
     readers = [lutjax.readers(w, n) for w, n in zip(np.split(wires, (2, 4)), (3, 2, 2), strict=True)]
     coefficients = jnp.full((4, 5), 0.5).at[1, 0].set(jnp.inf).at[3, 2].set(jnp.inf)
@@ -151,7 +151,7 @@ def test_constants_are_those_of_the_read(monkeypatch):
 @pytest.mark.parametrize("parts", [1, 3])
 @interpreted
 def test_scored_reads_of_integers(parts, sum_groups):
-    """Outputs are those of plain JAX and of the form that is trained, to the last bit; NaN where an input is NaN."""
+    """Outputs match plain JAX and the training form bit for bit, with NaN for NaN inputs."""
     run, (x, weights, scalars) = triton_interpreter.scored_call(reads.PowersOfTwo())
     x, quantized = x.at[3, 0].set(jnp.nan), lutjax.quantize_tables(weights, groups=2)
     calls = (("triton", quantized), ("triton", weights), ("xla", quantized))
@@ -166,7 +166,7 @@ def test_scored_reads_of_integers(parts, sum_groups):
 @pytest.mark.parametrize(("shape", "dtype"), [("primes", "float32"), ("sum_groups", "bfloat16")])
 @interpreted
 def test_samples_of_owners_in_parts(monkeypatch, shape, dtype):
-    """Rows and factors of all samples do not fit the memory that they may have."""
+    """Rows and factors for all samples exceed the memory limit."""
     triton_interpreter.own_always(monkeypatch)
     monkeypatch.setattr(_owned_columns, "_MOST_SCRATCH", 256)
     case = testing.case("scored_lut", shape, dtype)
@@ -176,7 +176,7 @@ def test_samples_of_owners_in_parts(monkeypatch, shape, dtype):
 
 @dataclasses.dataclass(frozen=True)
 class Closest(reads.Read):
-    """A read that lutjax does not have."""
+    """Custom read unknown to lutjax."""
 
     def initial(self):
         return {"log_scale": jnp.float32(0.5)}
@@ -199,7 +199,7 @@ def test_scored_reads_that_users_write(read):
 )
 @interpreted
 def test_pair_attention_of_any_place(interleave, window, start, epsilon):
-    """Ids beyond the inputs, places that only the run knows, distances beyond the positions."""
+    """Out-of-range ids, runtime positions, and distances beyond the position table."""
     rng = np.random.default_rng(0)
     shapes = (2, 6, 3), (2, 9, 3), (3, 8, 5), (4, 3, 3)
     arrays = [jnp.asarray(rng.integers(-8, 9, shape) / 4, jnp.float32) for shape in shapes]
@@ -249,7 +249,7 @@ def test_gates_add_without_atomics(op, shape, launches):
 
 @pytest.mark.parametrize("capability", GPUS)
 def test_counted_attention_compiles(monkeypatch, capability, launches):
-    """Compile at the sizes of blocks that run."""
+    """Compile with the block sizes used at run time."""
     triton_interpreter.count_always(monkeypatch)
     sizes = {"batch": 2, "queries": 300, "detectors": 2, "bits": 6, "position_bits": 4, "outputs": 32}
     triton_compiler.trace(testing.case("lookup_attention", "tiles", **sizes), GPUS[capability])
@@ -259,7 +259,7 @@ def test_counted_attention_compiles(monkeypatch, capability, launches):
 
 @pytest.mark.parametrize("capability", GPUS)
 def test_sums_of_owners_compile(capability, launches):
-    """Kernels fit shared memory and registers at sizes that they are chosen for."""
+    """Kernels fit shared memory and registers at all sizes selected for them."""
     case = testing.case("scored_lut", "split", batch=4096, inputs=64, detectors=256, bits=8, outputs=48)
     testing.check_lowering(case, "triton", platform="cuda", device_kind=GPUS[capability])
     owned = {key: c for key, c in launches.items() if key[0].fn.__name__ in ("_rotate", "_add_owned")}

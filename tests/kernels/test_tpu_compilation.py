@@ -1,4 +1,4 @@
-"""Kernels for TPUs, compiled ahead of time by libtpu; no TPU is needed. In an environment of its own:
+"""TPU kernels, compiled ahead of time by libtpu without a TPU. Run them in a separate environment:
 
 python -m venv tpu && tpu/bin/pip install -e ".[tpu]" absl-py beartype pytest pytest-xdist
 ALLOW_MULTIPLE_LIBTPU_LOAD=1 TPU_SKIP_MDS_QUERY=1 JAX_PLATFORMS=cpu tpu/bin/pytest -m slow -n 0 tests/kernels/test_tpu_compilation.py
@@ -48,7 +48,7 @@ def test_every_shape(op, tpu):
 
 @pytest.mark.parametrize("tpu", [tpu.name for tpu in _tpus.TPUS])
 def test_tables_of_many_rows(tpu):
-    """Compile tables that stay in vector memory, with all outputs at a time or some."""
+    """Compile tables resident in vector memory, with all outputs at a time or some."""
     check(testing.case("lookup", "primes", bits=10), "pallas/tpu", tpu)
     detectors = _tpus.named(tpu).vmem // 2**20  # half the memory for 128 outputs
     case = testing.case("lookup", "primes", bits=10, detectors=detectors, outputs=256)
@@ -59,7 +59,7 @@ def test_tables_of_many_rows(tpu):
 
 @pytest.mark.parametrize("tpu", [tpu.name for tpu in _tpus.TPUS])
 def test_layers_of_scored_tables(tpu):
-    """Compile tables of 256 rows in groups, in several blocks: a training step, an update, and the read of integers."""
+    """Compile grouped 256-row tables in several blocks: a training step, an update, and the integer read."""
     sizes = {"groups": 8, "detectors": 128, "bits": 8, "batch": 1000, "inputs": 48, "outputs": 48}
     case = testing.case("scored_lut", "primes", **sizes)
     check(case, "pallas/tpu", tpu)
@@ -79,7 +79,7 @@ def test_layers_of_scored_tables(tpu):
 
 
 def test_what_does_not_fit_is_refused():
-    """The compiler knows the memory of the chip: a kernel that could not run is not claimed."""
+    """The compiler knows the chip's memory: kernels beyond it are not selected."""
     import jax.numpy as jnp
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu

@@ -1,4 +1,4 @@
-"""Triton kernels on machines without a GPU, run by Triton's interpreter, and the calls that they are chosen for."""
+"""Triton kernels without a GPU, run by Triton's interpreter, and kernel selection."""
 
 import functools
 import importlib
@@ -133,7 +133,7 @@ COUNTED = {"batch": 1, "queries": 6, "detectors": 2}
 )
 @interpreted
 def test_values_of_other_formulations(monkeypatch, how, shape, sizes, dtype):
-    """Attention that counts rows, and scored tables that are summed by owners of columns, at any size."""
+    """Row-counting attention, and scored tables with sums by column owners, at any size."""
     if how == "count_always":
         triton_interpreter.count_always(monkeypatch, small_blocks=True)
     else:
@@ -183,7 +183,7 @@ def test_sparse_lookup_of_any_ids(monkeypatch, compared):
 
 
 def ways_of_rows(dtype, coefficient_dtype):
-    """Return tables of 2 groups, two ways to read them, and cotangents: some coefficients are 0, and their rows infinite."""
+    """Return tables in 2 groups, two weighted rows per table, and cotangents: some coefficients are 0, with infinite rows."""
     rng = np.random.default_rng(0)
     weights, dy = (jnp.asarray(rng.integers(-8, 9, shape), dtype) for shape in ((6, 5, 7), (13, 14)))
     if jnp.issubdtype(dtype, jnp.floating):
@@ -215,7 +215,7 @@ def test_rows_of_integers():
 )  # fmt: skip
 @interpreted
 def test_scored_reads_of_any_input(read):
-    """Zeros, ties, ids beyond the inputs, NaN and infinities; rows that are infinite where they are not read."""
+    """Zeros, ties, out-of-range ids, NaN and infinities; unread rows are infinite."""
     run, (x, weights, scalars) = triton_interpreter.scored_call(read)
     launch = tuning.Launch(rows=16, outputs=16, warps=1)  # all tables of a group, 11 outputs in two tiles
     with tuning.use(dict.fromkeys(("scored_lut.forward", "scored_lut.backward"), launch)):
@@ -248,7 +248,7 @@ def test_one_cotangent_of_scored_reads(needed):
 )  # fmt: skip
 @interpreted
 def test_sums_of_owners(ways, dtype, n, groups, each, n_rows, n_outputs):
-    """Samples of all rows, odd numbers of everything, rows that meet; what is not added, or not a number, goes where it should."""
+    """Samples for all rows, odd sizes, colliding rows; skipped and non-finite terms end up in the right place."""
     rng = np.random.default_rng(n)
     n_tables = groups * each
     first = rng.integers(0, n_rows, (n_tables, n))
@@ -278,7 +278,7 @@ def test_sums_of_owners(ways, dtype, n, groups, each, n_rows, n_outputs):
 )
 @interpreted
 def test_networks_side_by_side(with_readers, nested):
-    """Networks that are mapped with all that is theirs run in one launch, and are those that run one by one."""
+    """Networks vmapped with all their arguments run in one launch and match separate networks."""
     sizes, n_inputs, n_calls = (6, 4, 3), 5, 4
     random = np.random.default_rng(0)
     wired = list(zip((n_inputs, *sizes[:-1]), sizes, strict=True))
@@ -317,7 +317,7 @@ def test_networks_side_by_side(with_readers, nested):
 @pytest.mark.parametrize("op", ["bilinear_gates", "binary_lut"])
 @interpreted
 def test_gates_of_any_ids(op):
-    """Wires and readers that do not exist, lists of readers with room, NaN, both zeros."""
+    """Out-of-range wires and readers, fan-out lists with spare capacity, NaN, both zeros."""
     rng = np.random.default_rng(0)
     x = rng.integers(-8, 9, (5, 21)) / 4
     x[0, :3] = [0.0, -0.0, np.nan] if op == "binary_lut" else 0.0
@@ -349,7 +349,7 @@ def test_compiles(op, capability, launches):
 
 
 def test_products_of_both_ways_leave_their_loop(launches):
-    """Triton leaves a variable out of a loop if it ends with the value that another began with; Python does not."""
+    """Triton drops a loop variable if its final value equals another variable's initial value; Python does not."""
     triton_compiler.trace(testing.case("scored_lut", "split"))
     ((_, types),) = [key for key in launches if key[0].fn.__name__ == "_differentiate"]
     (common,) = [common for (kernel, _), common in launches.items() if kernel.fn.__name__ == "_differentiate"]
@@ -360,7 +360,7 @@ def test_products_of_both_ways_leave_their_loop(launches):
 
 @pytest.fixture
 def jax_triton(monkeypatch, kernel_cache):
-    """The package itself, with a stand-in for the part that jaxlib has with CUDA alone: what takes compiled kernels."""
+    """The actual package, with a stub for jaxlib's CUDA-only compiled-kernel interface."""
     if why_not := _triton.unfit_packages():
         try:
             importlib.import_module("jax_triton")
@@ -405,7 +405,7 @@ def test_updates_lower_in_place():
 @pytest.mark.parametrize("op", ["lookup", "bilinear_gates"])
 @pytest.mark.usefixtures("launches")
 def test_several_backends_in_one_process(op, monkeypatch):
-    """Trace kernels of GPU and CPU, where both are there: they give the same shapes and dtypes."""
+    """Trace GPU and CPU kernels on a machine with both: shapes and dtypes agree."""
     monkeypatch.setattr("lutjax.dispatch.registry._default_devices", lambda: (H200, CPU))
     of_op = testing.program(testing.case(op, typed_size(op), "bfloat16"), ("triton", "xla"))
     traced = jax.jit(of_op.function).trace(*of_op.shapes())
@@ -579,7 +579,7 @@ def test_rows_of_the_host_compile(launches):
 
 @pytest.mark.usefixtures("triton_interpreted", "beside_a_gpu")
 def test_programs_of_tables_differ():
-    """The address of its cell is a number of a program, and so a part of its key in a cache of compiled programs."""
+    """The cell address is a program constant, and therefore part of the compilation cache key."""
     tables_there = [host_table((2, 50, 128)) for _ in range(2)]
     for table in tables_there:
         read = jax.jit(lambda index, table=table: table.read(index)[0])
@@ -592,7 +592,7 @@ def test_programs_of_tables_differ():
 
 @interpreted
 def test_rows_in_ways():
-    """Functions that have the signatures of those in plain JAX, for reads that users write themselves."""
+    """Functions for custom reads, with the plain-JAX signatures."""
     weights, ways, dy = ways_of_rows(jnp.float32, jnp.float32)
     finite = jnp.where(jnp.isinf(weights), 9, weights)
 
