@@ -9,7 +9,7 @@ import small_runs
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
-    """A small text file."""
+    """Small text file."""
     path = tmp_path_factory.mktemp("text") / "fox.txt"
     path.write_bytes(small_runs.FOX)
     return path

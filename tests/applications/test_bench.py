@@ -1,4 +1,4 @@
-"""`lutjax bench`: the measured calls, their times, and the written results."""
+"""`lutjax bench`: measured calls, timings, and saved results."""
 
 import csv
 import dataclasses
@@ -198,7 +198,7 @@ def test_bytes_of_a_fully_connected_shape():
 
 
 def test_bytes_of_pairs():
-    """4 positions, each with at most the 2 before it: 0 + 1 + 2 + 2 pairs."""
+    """4 positions, each attending to at most 2 earlier positions: 0 + 1 + 2 + 2 pairs."""
     traffic = shapes.op_shape("seq", 3, 4, 2, 5, 1, 1, 2).traffic
     assert (traffic.uses, traffic.table) == (3 * 5 * 5, (5, 2**3, 2))
     assert traffic.detections == 5 * (3 * 4 + 2)

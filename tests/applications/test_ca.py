@@ -1,4 +1,4 @@
-"""The logic automaton: against a simulation in numpy, packed against float, gradients, memory, and the command."""
+"""Logic automaton: NumPy simulation, packed against float states, gradients, memory, and the command."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ from lutjax.training import automaton as training, automaton_runs, circuits, pat
 
 
 def simulated(model, state, coefficients):
-    """Return ``[H, W, C]`` after one synchronous step, cell by cell."""
+    """Return ``[H, W, C]`` after one synchronous step, computed cell by cell."""
     config, (wires, _) = model.config, model.wiring
     height, width, channels = state.shape
     mode = "wrap" if config.periodic else "constant"

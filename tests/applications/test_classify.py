@@ -155,7 +155,7 @@ def test_bad_idx_files(change, message, tmp_path):
 
 
 def of_python_2(rows, labels):
-    """Return a batch as Python 2 and its NumPy pickled the published files: strings are bytes."""
+    """Pickle a batch like the published Python 2 files, with strings as bytes."""
     n, width = rows.shape
     return b"".join(
         (
@@ -461,7 +461,7 @@ KINDS = {
     "constant": (0b0000, 0b1111), "input": (0b1010, 0b1100), "not": (0b0101, 0b0011), "and": (0b1000,), "nand": (0b0111,),
     "or": (0b1110,), "nor": (0b0001,), "and not": (0b0010, 0b0100), "or not": (0b1011, 0b1101), "xor": (0b0110,), "xnor": (0b1001,),
 }  # fmt: skip
-"""Truth tables by kind: the answer for inputs a and b is the bit a + 2 b."""
+"""Truth tables by kind: bit a + 2 b is the answer for inputs a and b."""
 
 
 def test_gates_by_kind():

@@ -93,7 +93,7 @@ def test_files_that_unpack_to_far_more(name, tmp_path):
 
 
 def test_a_damaged_file_of_another_encoding(tmp_path):
-    """Its beginning was read once more, to name an encoding, and then was no whole gzip file."""
+    """The encoding check once reread only the beginning, an incomplete gzip file."""
     packed = gzip.compress("a,y\ngrö\xdfe,1\n".encode("latin-1"))
     for content, message in (
         (packed, "is not a CSV file of UTF-8 text: .* such as latin-1"),
@@ -290,7 +290,7 @@ def test_one_line_of_a_damaged_image(tmp_path, caplog):
 
 
 def test_images_are_not_executed(tmp_path, monkeypatch):
-    """Pillow gives PostScript to a program; other formats than the known ones are not looked at."""
+    """Pillow passes PostScript to an external program; lutjax opens only known formats."""
     (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     (tmp_path / "gs").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

@@ -46,7 +46,7 @@ def hard_logits(model, x):
 
 
 def data(n, *, bits=False):
-    """Whole numbers around the thresholds; uint8."""
+    """Return uint8 integers around the thresholds."""
     choices = [0, 1] if bits else [0, 1, 2, 3, 4, 7, 8, 9, 10, 254, 255]
     return np.random.default_rng(n).choice(choices, (n, 6)).astype(np.uint8)
 

@@ -214,7 +214,7 @@ TABLE = b"age,job name,city,y\n" + b"".join(
 
 
 def read_data(folder, name="", **options):
-    """Read data as `lutjax train classify` does."""
+    """Read data like `lutjax train classify`."""
     found = datasets.load(folder / name, **options)
     found.parts(bits=4)
     assert found.digest
@@ -234,7 +234,7 @@ def form_of(end):
 
 
 def read_raw(path):
-    """Read samples as `lutjax predict` does."""
+    """Read samples like `lutjax predict`."""
     raw.read(path, form_of(path.suffix), target={".csv": "y", ".npz": "y"}.get(path.suffix))
 
 
@@ -320,7 +320,7 @@ def read_checkpoint(folder):
 
 
 def read_run(folder):
-    """Read a run as `lutjax info`, `lutjax predict`, `lutjax.load` and `--resume` do."""
+    """Read a run like `lutjax info`, `lutjax predict`, `lutjax.load` and `--resume`."""
     runs.is_lock(folder / runs.LOCK)
     list(runs.existing_outputs(folder, ("gates.txt",)))
     runs.finished(folder).complete(folder)
@@ -408,7 +408,7 @@ def network_of_others():
 
 
 def read_network(folder):
-    """Read a network as `lutjax import` does."""
+    """Read a network like `lutjax import`."""
     convert.torchlogix(convert.read(folder / "m.safetensors"), n_classes=2)
 
 

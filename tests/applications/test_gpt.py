@@ -1,4 +1,4 @@
-"""The GPT: its definition in NumPy, decoding with a cache, dtypes, initial values."""
+"""GPT: NumPy definition, cached decoding, dtypes, initial values."""
 
 import dataclasses
 import functools

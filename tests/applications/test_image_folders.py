@@ -211,7 +211,7 @@ def test_an_image_size_is_for_folders_of_images(tmp_path):
 
 
 def test_sixteen_bits_keep_the_upper_eight(tmp_path):
-    """Pillow clips such numbers at 255: all but the darkest pixels were white."""
+    """Pillow clips these values at 255: all but the darkest pixels were white."""
     image = np.linspace(0, 65535, 12).astype(np.uint16).reshape(3, 4)
     for end in ("png", "tif", "pgm"):
         path = save(tmp_path / f"i.{end}", image)

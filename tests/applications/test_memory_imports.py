@@ -97,7 +97,7 @@ def write(folder, family, **changes):
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_layers_of_imported_memories(family, tmp_path):
-    """From files to the recorded outputs."""
+    """Compare imported layers with the recorded outputs."""
     base = write(tmp_path / "base", family)
     before = {path.name: path.read_bytes() for path in base.iterdir()}
     record = convert_memory(base, tmp_path / "model", family=family, layer=LAYERS[family])

@@ -1,4 +1,4 @@
-"""The transformer: recorded cases, generation, training modes and state."""
+"""Transformer: recorded cases, generation, training modes and state."""
 
 import dataclasses
 import json
@@ -50,7 +50,7 @@ def logits_of(model, tokens):
 
 
 class Recorded:
-    """A recorded case, its names and configuration made uniform."""
+    """Recorded case with normalized names and configuration."""
 
     def __init__(self, path):
         self.arrays = dict(np.load(path))

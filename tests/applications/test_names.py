@@ -91,7 +91,7 @@ def test_paths_that_are_no_text(tmp_path):
 
 @pytest.mark.skipif(os.sep == "\\", reason="a backslash divides folders here")
 def test_paths_with_a_backslash(tmp_path):
-    """TensorStore takes it for a slash: arrays were written into another folder, and found nowhere."""
+    """TensorStore treats a backslash as a slash: arrays went into another folder and could not be restored."""
     said = refusal("train", "ca", "--out", tmp_path / "a\\b", "--steps", 1)
     assert "has a backslash, which checkpoints cannot have: choose another folder." in said
     assert not list(tmp_path.iterdir())

@@ -351,7 +351,7 @@ class TestSlow:
             assert client.get("/health").status_code == 503
 
     def test_two_hundred_clients_for_a_minute(self, model, tmp_path):
-        """Memory does not grow, and requests end before the server does."""
+        """Memory stays bounded, and requests finish before the server exits."""
         n_clients, seconds = 200, 60
 
         def memory(pid):

@@ -1,4 +1,4 @@
-"""Sizes on request: `lutjax train classify --luts` and `--front`."""
+"""Size targets: `lutjax train classify --luts` and `--front`."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ SHORT = ["--steps=20", "--batch-size=32", "--column-bits=4", "--no-baselines", "
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """A table with a known rule. Not to be changed."""
+    """Read-only table with a known rule."""
     draw = np.random.default_rng(0)
     x = draw.integers(0, 50, (200, 6))
     y = (x[:, 0] > 20) & (x[:, 1] < 30) | (x[:, 2] > 40)

@@ -1,4 +1,4 @@
-"""The logic automaton in the long run: gradients, memory, training, pictures."""
+"""Long logic-automaton tests: gradients, memory, training, pictures."""
 
 import dataclasses
 import shutil

@@ -79,7 +79,7 @@ BLOCKS = [("tables", 4), ("tables", 1), ("pair", 4), ("pair", 32)]
 
 @pytest.mark.parametrize(("name", "size"), [*SLOTS, *BLOCKS])
 def test_texts_in_slots_are_continued_as_alone(name, size):
-    """While others join and leave; after `compile` nothing is compiled again, and equal beginnings are in blocks once."""
+    """Other sequences join and leave; nothing recompiles after `compile`, and shared prefixes are stored in blocks only once."""
     model, prompts = model_of(name), prompts_of(9, 17, 6, 30, 1, 12)
     prompts[1][:9], prompts[5][:] = prompts[0], prompts[1][:12]
     wanted = likeliest(model, prompts, 40).tolist()

@@ -74,7 +74,7 @@ def save(directory, n_data, step):
 
 
 def check(directory, n_data, step):
-    """Read a checkpoint in other pieces, on another mesh, and compare bits."""
+    """Read a checkpoint with different sharding on another mesh, and compare bits."""
     assert checkpoints.read_meta(Path(directory)) == (step, {"name": "sharded"})
     wanted = placed(n_data, {**SPECS, "table": P("data", None, "detectors"), "rows": P()})
     template = {

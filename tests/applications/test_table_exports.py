@@ -49,7 +49,7 @@ def untrained(folder, table, target="income", **fields):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run on a table. Not to be changed."""
+    """Read-only run on a table."""
     folder = tmp_path_factory.mktemp("table")
     return untrained(folder / "people", write_table(folder / "people.csv", comma=True))
 

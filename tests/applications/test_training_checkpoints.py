@@ -1,4 +1,4 @@
-"""Checkpoints: whole or refused."""
+"""Checkpoints: restored completely or rejected."""
 
 import errno
 import json

@@ -61,7 +61,7 @@ class Weights(nnx.Module):
 
 
 class Descent(experiments.Experiment):
-    """Weights go to zero."""
+    """Experiment with weights converging to zero."""
 
     configs = configs.Configs(Size, Training, Options)
     kept = Record

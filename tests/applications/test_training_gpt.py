@@ -177,7 +177,7 @@ class TestSlow:
         assert all(np.abs(moved[1.0][name]).max() > 1e-4 for name in of_tables)
 
     def test_total_variation_is_the_mean_of_the_layers(self):
-        """New tables have no other gradient, because the projection after them is zero."""
+        """New tables receive no other gradient, because the following projection is zero."""
         config = dataclasses.replace(CONFIG, feed_forward="projection_lut", n_layers=2, dropout=0.0)
         changes = {"optimizer": "sgd", "weight_decay": 0.0, "clip": None, "warmup": 0.0, "select_every": 0}
         run = Run(config, dataclasses.replace(TRAINING, **changes, total_variation=10.0), TEXT.train)

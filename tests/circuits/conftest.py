@@ -58,7 +58,7 @@ def programs(compiler, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def rounded():
-    """A language model in whole numbers."""
+    """Integer language model."""
     from c_programs import model_of
 
     from lutjax.training.integers import Rounded

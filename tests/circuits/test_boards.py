@@ -34,7 +34,7 @@ def vectors(circuit, count=3):
 
 
 def host(files, folder, name):
-    """Return the program for the computer as a module."""
+    """Return the host program as a module."""
     path = folder / f"{name}_host.py"
     path.write_text(files[path.name])
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -106,7 +106,7 @@ def test_a_board_answers_its_program(tmp_path):
 
 
 def test_one_bit(tmp_path):
-    """The program for the computer fills whole bytes, and says where no answer comes."""
+    """The host program pads to whole bytes and reports missing answers."""
     circuit = Circuit((Port("x"),), (Port("y"),), (), (), (3,))
     files = boards.write(circuit, "dut", "ulx3s", vectors(circuit))
     program = host(files, tmp_path, "dut")

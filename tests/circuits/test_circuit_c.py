@@ -74,7 +74,7 @@ def test_operations_are_the_circuit(seed, arities):
 
 @pytest.mark.parametrize("n", range(9))
 def test_operations_of_every_size_of_table(n):
-    """A table alone: all answers, constant and inverted inputs too."""
+    """Single table: all answers, including constant and inverted inputs."""
     draw = random.Random(n)
     symmetric = [sum((k >> a.bit_count() & 1) << a for a in range(1 << n)) for k in (0b01101, 0b110010110)]
     for table in [*symmetric, *(draw.getrandbits(1 << n) for _ in range(8))]:
@@ -114,7 +114,7 @@ def test_gates_that_one_gate_reads_move_into_it():
 
 
 def test_expressions_of_all_tables_of_three_inputs():
-    """Operators bind in Python as in C and Verilog."""
+    """Operator precedence in Python matches C and Verilog."""
     for n in (1, 2, 3):
         full = (1 << (1 << n)) - 1
         expressions = [formula(table, n) for table in range(1, full)]
@@ -285,7 +285,7 @@ def test_microcontrollers(tmp_path, style, lanes):
 
 
 def test_a_classifier(tmp_path):
-    """Pixels to class, as the packed model answers."""
+    """Pixels to class, like the packed model."""
     require_tool("cc")
     import jax.numpy as jnp
     from flax import nnx

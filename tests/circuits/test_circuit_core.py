@@ -279,7 +279,7 @@ def test_raw_circuits_stay_as_they_are_given():
 
 @pytest.mark.parametrize("merge", [2, 6])
 def test_large_circuits(merge):
-    """Wide and deep ones alike need no recursion; samples are in blocks."""
+    """Wide and deep circuits need no recursion; samples are evaluated in blocks."""
     rng = np.random.default_rng(0)
     builder, x = begun(300, merge=merge)
     for _ in range(5):

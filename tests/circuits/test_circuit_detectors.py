@@ -1,4 +1,4 @@
-"""Look-up layers and language models in whole numbers: C99 against NumPy and against lutjax's own ops, bit for bit."""
+"""Integer lookup layers and language models: C99 compared with NumPy and lutjax ops, bit for bit."""
 
 import dataclasses
 import functools

@@ -65,7 +65,7 @@ def test_words_of_every_small_table(n):
 
 
 def test_words_of_functions_of_the_number_of_ones():
-    """Sums, thresholds, and gates with inverted inputs have names at every size; other tables are numbers."""
+    """Sums, thresholds, and gates with inverted inputs have names at every size; other tables appear as numbers."""
     generator = np.random.default_rng(0)
     for n in range(4, 9):
         counts = np.array([address.bit_count() for address in range(1 << n)])

@@ -1,4 +1,4 @@
-"""Circuits as Verilog, BLIF, AIGER and JSON, in simulators and in ABC."""
+"""Circuits in Verilog, BLIF, AIGER and JSON, tested in simulators and ABC."""
 
 import dataclasses
 import importlib.util

@@ -63,7 +63,7 @@ def bits_of(row):
 
 
 def every_row(n=400, seed=0):
-    """Return random rows with numbers next to thresholds and far from them, known and unknown categories, and missing cells."""
+    """Return random rows: numbers near and far from thresholds, known and unknown categories, and missing cells."""
     draw = np.random.default_rng(seed)
     choices = []
     for column in ROWS.columns:
@@ -113,7 +113,7 @@ def vectors_of(circuit, rows):
 
 # ------------------------------------------------------------------------------------- the netlist
 def test_a_circuit_compares_as_python_does():
-    """Check numbers next to thresholds and far beyond them, unknown categories, and missing cells."""
+    """Check numbers near and far beyond thresholds, unknown categories, and missing cells."""
     rows = every_row()
     codes = ROWS.encode(rows)
     assert [port.name for port in ROWS.ports] == list(codes)
@@ -234,7 +234,7 @@ def result_of(folder, files, *options):
     "options", [("-DPEOPLE_LANES=8",), ("-DPEOPLE_LANES=64", "-DPEOPLE_STATIC")], ids=str
 )
 def test_c_takes_rows(options, tmp_path):
-    """Compare answers with Python, and look categories up by name."""
+    """Compare answers with Python, and look up categories by name."""
     require_tool("cc")
     circuit, rows = circuit_of_bits(), every_row(150)
     vectors = vectors_of(circuit, rows)

@@ -34,7 +34,7 @@ def classifier():
 
 
 def every_format(circuit):
-    """Write a circuit in every format, and count it."""
+    """Write a circuit in every format, and compute its statistics."""
     for format in ("page", "netlist_json", "alkaid", "blif", "aiger", "verilog", "c", "dot"):
         getattr(circuits, format).write(circuit)
     str(circuits.statistics.compute(circuit, lut6=False))
@@ -262,7 +262,7 @@ COUNTS = [
 
 @pytest.mark.parametrize(("end", "text", "changed", "message"), COUNTS)
 def test_counts_are_compared_before_anything_is_made(end, text, changed, message):
-    """A wrong digit is an error at once, and takes no more memory than the file."""
+    """A wrong digit raises an error at once, with no more memory than the file size."""
     write, read = FORMATS[end]
     data = write(classifier())
     assert same(read(data), classifier())
@@ -288,7 +288,7 @@ def test_memory_is_in_proportion_to_the_file(end):
 
 @pytest.mark.parametrize("end", slow_except(FORMATS, "aig", "json"))
 def test_one_octet_of_a_netlist_may_be_any(end):
-    """Every octet is changed once; each is an error in a line, or another circuit."""
+    """Change every byte once; each change raises a one-line error or yields another circuit."""
     write, read = FORMATS[end]
     data, rng = write(classifier()), random.Random(0)
     texts = []

@@ -73,7 +73,7 @@ def test_cells_are_counted():
 
 
 def test_parts_without_gates_or_outputs():
-    """A part can be empty after simplification, and a circuit can be wires."""
+    """A part may be empty after simplification, and a circuit may consist only of wires."""
     require_tool("yosys")
     circuit = Circuit(
         (Port("x", 3),),

@@ -81,7 +81,7 @@ def test_life_is_the_game_of_life():
 
 
 def test_what_heals_heals():
-    """Start with anything, and clear a quarter later: squares come back."""
+    """Start from a random state and clear a quarter later: squares regrow."""
     circuit = circuit_of("healing")
     state = np.random.default_rng(0).integers(0, 2, (1, 32, 32, circuit.about["channels"])).astype(bool)
     state = circuits.step_automaton(circuit, state, 60)

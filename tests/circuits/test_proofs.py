@@ -115,7 +115,7 @@ def test_files_of_others(name, folder):
 
 @without_tools
 def test_names_that_end_as_those_of_tests(tmp_path):
-    """Their files were taken for tests, and never proved."""
+    """Files with these names were mistaken for tests and never proved."""
     for name, file in (("some_testbench", "some_testbench.v"), ("some_test", "some_test.c")):
         folder = write(tmp_path / name, name, ())
         manifest = deployment.read_manifest(folder)
@@ -270,7 +270,7 @@ def test_ports_that_verilog_declares(folder):
 
 # ------------------------------------------------------------------------------------- damaged files
 def damaged(content):
-    """Return a content with some damage, by name."""
+    """Return damaged variants by name."""
     middle = len(content) // 2
     return {
         "empty": b"",

@@ -134,7 +134,7 @@ JOB = columns.category("job", "job", ["clerk", "farmer"], False)
 
 @pytest.fixture(scope="module")
 def table():
-    """Class 1: clerks above 30, others above 50, and missing ages."""
+    """Class 1: clerks above 30, everyone else above 50, and missing ages."""
     taken = columns.Columns((AGE, JOB), ((0, 0), (0, 1), (0, columns.MISSING), (1, 0)))
     builder = Builder()
     numbers = [bits for port in taken.ports for bits in builder.input(port.name, 1, port.format)]

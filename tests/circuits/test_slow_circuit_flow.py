@@ -1,4 +1,4 @@
-"""From training to proved circuits and programs, by the command line."""
+"""Command-line flow from training to proved circuits and programs."""
 
 import dataclasses
 

@@ -7,7 +7,7 @@ from lutjax.values._ids import trusted_ids
 
 @pytest.fixture(autouse=True)
 def unchecked_ids():
-    """Pass any ids to kernels, as calls with traced ids do: kernels clamp ids and never read other memory."""
+    """Pass unchecked ids to kernels, like calls with traced ids: kernels clamp ids and never read other memory."""
     with trusted_ids():
         yield
 

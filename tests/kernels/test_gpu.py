@@ -115,7 +115,7 @@ def test_long_sequences():
     ],
 )
 def test_fixed_point_is_the_same_every_time(op, sizes):
-    """Sums by atomics, in whatever order they happen."""
+    """Atomic sums in arbitrary order."""
     case = testing.case(op, "primes", **sizes)
 
     def run():

@@ -31,7 +31,7 @@ installed = pytest.mark.skipif(not INSTALLED, reason=str(native_kernels.why_not(
 
 # ------------------------------------------------------------------------------------------- joining the registry
 class Package:
-    """An installed package as its entry point shows it."""
+    """Installed package as exposed by its entry point."""
 
     value = "some_package:register"
     dist = None
@@ -261,7 +261,7 @@ FIXED = [op for op in ("lookup", "sparse_lookup") if op in NATIVE]
 @installed
 @pytest.mark.parametrize("op", FIXED or [None])
 def test_fixed_point_has_the_same_bits_at_every_level(op):
-    """Plain JAX has them too."""
+    """Plain JAX produces the same bits."""
     from lutjax_cpu import _native
 
     case = testing.case(op, fast_size(op), **SEVERAL_BLOCKS)
@@ -310,7 +310,7 @@ print(json.dumps(found.tolist()))
 
 @installed
 def test_threads_are_those_of_xla():
-    """A process with as many threads as NPROC says to XLA: loops in loops end in each."""
+    """XLA uses NPROC threads in a process: nested loops terminate in each process."""
     environment = {**os.environ, "NPROC": "7", "XLA_FLAGS": ""}
     done = subprocess.run(
         [sys.executable, "-c", SIZES],
@@ -341,7 +341,7 @@ def settings_of(folder):
 
 @CHECKOUT
 def test_headers_of_others_are_those_of_the_oldest_jaxlib():
-    """Their license is carried along, in the package, too."""
+    """The package also includes the headers' license."""
     (oldest,) = (d for d in settings_of(ROOT)["project"]["dependencies"] if d.startswith("jax>="))
     said = (ROOT / "native" / "third_party" / "README.md").read_text(encoding="utf-8")
     assert f"as jaxlib {oldest.removeprefix('jax>=')} has them" in said

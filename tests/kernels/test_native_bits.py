@@ -28,7 +28,7 @@ def gates(op, x, parameters, wires, dy, implementation):
 
 @pytest.mark.parametrize("periodic", [False, True])
 def test_the_step_of_an_automaton_is_a_network_of_gates(periodic):
-    """A native kernel runs all layers at once; plain JAX layer by layer."""
+    """A native kernel runs all layers at once; plain JAX runs layer by layer."""
     config = LogicCAConfig(channels=2, kernels=3, perception=(8, 2), update=(8, 2), periodic=periodic)
     model = LogicCA(config, rngs=nnx.Rngs(0))
     coefficients = lutjax.gate_coefficients(jax.random.normal(jax.random.key(0), (config.n_gates, 16)))
@@ -80,7 +80,7 @@ def test_words_of_any_number(n):
 
 
 def test_the_step_of_an_automaton_on_a_mesh():
-    """Coefficients are the same on all devices, and their gradient is the sum over them; also under plain jit."""
+    """Coefficients are equal on all devices, and their gradient is summed over devices, including under plain jit."""
     config = LogicCAConfig(channels=1, kernels=2, perception=(8, 1), update=(3, 1))
     model = LogicCA(config, rngs=nnx.Rngs(0))
     coefficients = lutjax.gate_coefficients(jax.random.normal(jax.random.key(0), (config.n_gates, 16)))
@@ -158,7 +158,7 @@ def test_networks_of_gates_are_their_gates_one_after_the_other(batch, n_outputs)
      ("soft_lut", 4096, 1), ("packed_lut", 4096, 1)],
 )  # fmt: skip
 def test_inputs_beyond_the_caches(op, batch, shared):
-    """Gates are visited along their wires, and write past the caches where rows are aligned; `shared` gates read one input."""
+    """Gates are visited along their wires, with non-temporal stores for aligned rows; `shared` gates read one input."""
     n_inputs, n_gates = 1060, 1101
     keys = jax.random.split(jax.random.key(shared), 4)
     wires = jax.random.randint(keys[0], (n_gates, 2), 0, n_inputs - 1).at[:shared, 0].set(0).at[5].set(9)

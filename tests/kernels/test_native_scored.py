@@ -25,7 +25,7 @@ LAYERS = [
 
 
 def differentiated(read, implementation, n, groups, each, bits, outputs, keep, dtype):
-    """Compare the output and every cotangent for a layer, including out-of-range anchors."""
+    """Return the output and every cotangent for a layer with out-of-range anchors included."""
     rng = np.random.default_rng(bits)
     tables, inputs = groups * each, 9
     anchors = rng.integers(-2, inputs + 2, (tables, bits, 2)).astype(np.int32)
@@ -136,7 +136,7 @@ def test_a_read_of_your_own_is_left_to_plain_jax():
 
 
 def test_more_inputs_than_places_in_int32_are_left_to_plain_jax():
-    """Nothing is allocated: only the choice is asked for."""
+    """Query only the kernel choice, without allocation."""
     read, anchors = reads.Hard(), np.array([[[0, 1]]], np.int32)
     weights = jnp.ones((1, 2, 4))
     for n, chosen in ((2**25 - 1, "native"), (2**25, "xla")):

@@ -152,7 +152,7 @@ def test_lowers_on_shards(monkeypatch, platform, op, transformation):
 @mosaic
 @pytest.mark.parametrize(("rows", "dtype"), [(8, "float32"), (100, "bfloat16")])
 def test_products_of_one_hot_rows_lower_for_gpus(rows, dtype):
-    """Several programs along each axis: tables, outputs, and samples where there are many."""
+    """Several programs along each axis: tables, outputs, and samples for large batches."""
     from lutjax.kernels._pallas.gpu import _one_hot
 
     def add_rows(index, dy):
@@ -265,7 +265,7 @@ def array(*shape, dtype="float32"):
 
 
 def lookups(batch=16384, detectors=64, bits=6, outputs=512, dtype="float32", accumulate=None):
-    """Return a call and its output, as the functions below."""
+    """Return a call and its output, like the functions below."""
     weights, d = array(detectors, 2**bits, outputs, dtype=dtype), detections(batch, detectors, bits=bits)
     return outline(Lookup, weights, d, accumulate=accumulate), array(batch, outputs)
 

@@ -72,7 +72,7 @@ def test_only_rows_that_were_read_decay():
 
 @pytest.mark.usefixtures("interpreted")
 def test_sums_of_integers_beyond_the_digits_of_float32():
-    """Each product is exact, and products are summed as integers."""
+    """Each product is exact, and products are accumulated as integers."""
     n_tables = 300
     values = jnp.full((n_tables, 2, 1), 127, jnp.int8).at[0].set(1)
     tables = lutjax.QuantizedTables(values, jnp.full((1, 1), 6, jnp.int32))
@@ -87,7 +87,7 @@ def test_sums_of_integers_beyond_the_digits_of_float32():
 # ------------------------------------------------------------------------------------- shared memory in Mosaic GPU
 @pytest.fixture
 def scored_interpreted():
-    """Interpret all but the reads from shared memory."""
+    """Interpret everything except shared-memory reads."""
     triton_interpreter = pytest.importorskip("triton_interpreter", reason="Triton is not installed")
     with triton_interpreter.interpreted(), triton_interpreter.scored_rows_in_numpy():
         yield

@@ -41,7 +41,7 @@ except ValueError as error:
 
 
 def test_a_package_without_a_library_says_why_and_plain_jax_runs(tmp_path):
-    """Run the package as the build leaves it where there is no compiler."""
+    """Run the package as built without a compiler."""
     shutil.copytree(
         ROOT / "native" / "lutjax_cpu", tmp_path / "lutjax_cpu", ignore=shutil.ignore_patterns("_library.*")
     )

@@ -222,7 +222,7 @@ def test_attention_in_several_blocks(monkeypatch):
 
 # ------------------------------------------------------------------------------------- gates
 def check_gates(op, n_inputs, n_gates, n_samples, bits=2, dtype="float32", alone=True):
-    """Compare with plain JAX kernels: far out-of-range wires, NaN samples, both zeros."""
+    """Compare kernels with plain JAX: far out-of-range wires, NaN samples, both zeros."""
     rng = np.random.default_rng(0)
     x = rng.integers(-8, 9, (n_inputs, n_samples)) / 4
     x[0, :3] = [0.0, -0.0, np.nan] if op == "binary_lut" else 0.0

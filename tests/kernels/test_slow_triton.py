@@ -289,7 +289,7 @@ def test_compiles_in_other_arithmetic(op, dtype, accumulate, launches):
 
 
 def test_layers_of_trees_compile(launches):
-    """The layer chooses one kernel for whole trees and their pools on a GPU."""
+    """The layer selects one kernel for whole trees with pooling on a GPU."""
     x = jax.ShapeDtypeStruct((2, 6, 6, 32), jnp.float32)
     options = {"padding": 1, "pool": 2, "feature_axis": 0}
     triton_compiler.trace_layer(lambda rngs: layers.LogicConv((6, 6, 2), 3, **options, rngs=rngs), x)

@@ -147,7 +147,7 @@ def test_values_of_other_formulations(monkeypatch, how, shape, sizes, dtype):
 @pytest.mark.parametrize(("compared", "epsilon"), [(True, 0.375), (False, 0.0)])
 @interpreted
 def test_detect_of_any_input(monkeypatch, compared, epsilon):
-    """NaN, infinities, both zeros and ids beyond the inputs; cotangents by comparisons and by atomics."""
+    """NaN, infinities, both zeros and out-of-range ids; comparison-based and atomic cotangents."""
     monkeypatch.setattr(detect, "_COMPARED", 2**14 if compared else 0)
     rng = np.random.default_rng(0)
     values = np.array([0.0, -0.0, 0.25, -0.25, 0.5, 3.0, np.inf, -np.inf, np.nan])
@@ -378,7 +378,7 @@ def jax_triton(monkeypatch, kernel_cache):
 @pytest.mark.parametrize("op", slow_except(OPS, "lookup", "lookup_attention", "binary_lut"))
 @pytest.mark.usefixtures("jax_triton")
 def test_lowers_through_jax_triton(op):
-    """Lower with the package itself, and its kernels in the lowered module."""
+    """Lower with the actual package, and include its kernels in the lowered module."""
     case = testing.case(op, fast_size(op))
     testing.check_lowering(case, "triton", platform="cuda", device_kind=H200.kind)
 
