@@ -409,12 +409,12 @@ class Classifier(Experiment):
         ]
 
     def _doubts(self) -> list[str]:
-        """Return a warning if the recipe was published for other data."""
+        """Return a warning if the recipe is for other data."""
         recipe = RECIPES.get(self.record.recipe or "")
         if recipe is None or not (what := self._other_data(recipe)):
             return []
         return [
-            f"warning: the recipe {recipe.name} was published for {recipe.data}, and these data are {what}: its sizes and rates may not suit them."
+            f"warning: the recipe {recipe.name} is for {recipe.data}, and these data are {what}: its sizes and rates may not suit them."
         ]
 
     def _other_data(self, recipe: Published) -> str:

@@ -4,31 +4,20 @@
 """
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from typing import Any
 
-_FILE = tomllib.loads(resources.files(__package__).joinpath("presets.toml").read_text("utf-8"))
+from lutjax.training import _named_values
 
+_VALUES = _named_values.read("presets.toml")
 
-def _with_base(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table's values and the values of its base; arrays become tuples, as configs require."""
-    own = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    base = own.pop("base", None)
-    return own if base is None else {**_with_base(_FILE["bases"][base]), **own}
-
-
-PRESETS: dict[str, dict[str, dict[str, Any]]] = {
-    model: {name: _with_base(values) for name, values in presets.items()}
-    for model, presets in _FILE["lm"].items()
-}
+PRESETS: dict[str, dict[str, dict[str, Any]]] = _VALUES["lm"]
 """Values for the model config, `TrainingConfig` and the intervals, by model and preset."""
 
 MODEL = "gpt"
 """Default model."""
 
-EXPERIMENTS: dict[str, dict[str, Any]] = {name: _with_base(values) for name, values in _FILE["ca"].items()}
+EXPERIMENTS: dict[str, dict[str, Any]] = _VALUES["ca"]
 """Values for `LogicCAConfig`, `TrainingConfig` and the intervals, by experiment."""
 
 

@@ -771,7 +771,7 @@ def test_a_recipe_on_other_data_warns(name, shape, n_classes, warns, tmp_path):
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(20) % n_classes)
     fields = {"layers": (20,), "wiring": "balanced"}
     run = Classifier.new(fields, tmp_path / "a.npz", recipe=name)
-    words = f"warning: the recipe {name} was published for {RECIPES[name].data}, and these data are of shape"
+    words = f"warning: the recipe {name} is for {RECIPES[name].data}, and these data are of shape"
     assert [line.startswith(words) for line in run.remarks] == [True] * warns
     run.record.history.test.append((0, 0.5))
     *_, published = run._report(run.run.init(), tmp_path / "report.json")
