@@ -1,4 +1,4 @@
-"""Anchor pairs that are drawn without replacement, and repetitions that cannot be avoided."""
+"""Anchor pairs drawn without replacement, and unavoidable repetitions."""
 
 import itertools
 import warnings
@@ -25,7 +25,7 @@ PAIRS = {
     [(4, 10, 5, 2), (2, 3, 1, 3)],
 )
 def test_distinct(inputs, detectors, bits, groups):
-    """Permutations that begin inside a detector, that are longer than all detectors, and shorter than one."""
+    """Permutations starting inside a detector, longer than all detectors, and shorter than one."""
     key = jax.random.key(3)
     anchors = lutjax.sample_anchors(key, inputs, detectors, bits, distinct=True, groups=groups)
     assert anchors.shape == (detectors, bits, 2)
@@ -70,7 +70,7 @@ def test_pairs_that_follow_each_other_are_uniform():
 
 @pytest.mark.parametrize("n_candidates", [None, 2, 3, 5])
 def test_anchors_are_drawn_uniformly_from_the_ordered_pairs(n_candidates):
-    """Each pair as often as the others: the number of one of n pairs lies within 6 standard deviations, in all of 100
+    """Draw each pair equally often: each pair's count lies within 6 standard deviations, in all 100
     comparisons with a probability beyond 1 - 1e-6."""
     n_inputs, n_draws = 6, 3000
     lists = None

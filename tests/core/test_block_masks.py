@@ -1,4 +1,4 @@
-"""Masks of blocks in attention: only pairs of some blocks count, and tiles without any are passed over."""
+"""Block masks in attention: only pairs in selected blocks count, and tiles without any are skipped."""
 
 import jax
 import jax.numpy as jnp

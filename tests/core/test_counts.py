@@ -1,4 +1,4 @@
-"""Attention that remembers of its keys how many had each row: the sums of all keys, in constant memory."""
+"""Attention with a cache for the number of keys per row: the sums over all keys, in constant memory."""
 
 import dataclasses
 import functools
@@ -41,7 +41,7 @@ def step(spec):
 
 
 def decoded(spec, arrays, x, lengths, cached, segments=None):
-    """Outputs and the last cache of parts of these lengths, with one kind of cache."""
+    """Outputs and the last cache for parts with these lengths, with one kind of cache."""
     cache, found, at = spec.empty_cache(x.shape, x.dtype, cached=cached), [], 0
     for n in lengths:
         parts = (x[..., at : at + n, :], None if segments is None else segments[..., at : at + n])
@@ -52,14 +52,14 @@ def decoded(spec, arrays, x, lengths, cached, segments=None):
 
 
 def codes(arrays, x):
-    """The definition of section 1, in NumPy: ids of rows ``[..., T]``."""
+    """The section 1 definition, in NumPy: row ids ``[..., T]``."""
     pairs = x[..., arrays["anchors"]]
     bits = pairs[..., 0] - pairs[..., 1] > 0
     return (bits << np.arange(BITS)).sum(-1)
 
 
 def definition(arrays, x, is_key, scale):
-    """Sums over earlier keys in NumPy: of integers with a scale, else of float64."""
+    """Sums over earlier keys in NumPy: integers with a scale, otherwise float64."""
     code, t = codes(arrays, x), np.arange(DETECTORS)
     y = np.zeros((*x.shape[:-1], OUTPUTS))
     for b, j, i in np.ndindex(*x.shape[:-1], x.shape[-2]):
@@ -97,7 +97,7 @@ def test_sums_of_earlier_keys(seed, lengths, is_key, sums):
 
 
 def decoded_in(spec, arrays, x, lengths, cached):
-    """`decoded`, as a function of arrays that may be traced."""
+    """`decoded`, as a function with traceable arrays."""
     cache, found, at = spec.empty_cache(x.shape, x.dtype, cached=cached), [], 0
     for n in lengths:
         y, cache = spec.attend_with_cache(arrays, cache, x[..., at : at + n, :])

@@ -1,4 +1,4 @@
-"""Decay of every step: tables whose rows are read now and then, against steps that decay every row."""
+"""Decay at every step: tables with occasional row reads, compared with steps decaying every row."""
 
 import dataclasses
 from typing import NamedTuple
@@ -51,9 +51,9 @@ def steps():
 
 
 def decay_everywhere(of: Steps, table, reads, cotangents):
-    """Return the table and its state after all steps: read rows move by their rule, and other rows only lose their share.
+    """Return the table and its state after all steps: read rows follow their update rule, and other rows only lose their share.
 
-    The loss is half the square of the output, if rows are current, plus its product with the step's cotangents.
+    The loss is half the squared output, if rows are current, plus its product with the step's cotangents.
     """
     factors = np.ones((T, 1, 1)) if of.factors is None else np.reshape(of.factors, (T, 1, 1))
     rows, state = jnp.asarray(table), of.rule.init(jnp.asarray(table))

@@ -1,4 +1,4 @@
-"""The definition in the docstring of each op is what `lutjax.reference` computes: values and every cotangent, by name.
+"""Each op's docstring defines the `lutjax.reference` computation: values and every cotangent, by name.
 
 tests/core/test_drawn_calls.py and tests/core/test_parity.py compare implementations with the reference.
 """
@@ -35,9 +35,9 @@ IN_NUMPY = [op for op in drawn_cases.REPRESENTATIVES if op not in COMPOSED]
 
 
 def compare(spec: Spec, code: str | None = None, implementations: Sequence[str] = ()) -> None:
-    """Compare the reference with the definition of an op, and implementations with the reference.
+    """Compare the reference with an op's definition, and implementations with the reference.
 
-    Cotangents of outputs are drawn, too.
+    Output cotangents are drawn, too.
     """
     with spec.context():
         for case in spec.cases():
@@ -96,7 +96,7 @@ MODULE = SimpleNamespace(
     reads=reads,
     wiring=wiring,
 )
-"""Stands for ``lutjax`` in definitions that call ops: those of the reference, which `IN_NUMPY` compares with NumPy."""
+"""Stand-in for ``lutjax`` in definitions with op calls: provides the reference ops, which `IN_NUMPY` compares with NumPy."""
 
 
 def composed(op: Callable[..., Any], module: Any = MODULE) -> Callable[..., Any]:
@@ -223,7 +223,7 @@ def test_every_read_is_here():
 
 @pytest.mark.parametrize("read", READS, ids=str)
 def test_reads_follow_their_definitions(read):
-    """Values, also of ties and zeros, and gradients: differences of the definition where it is smooth."""
+    """Values, including ties and zeros, and gradients: finite differences where the definition is smooth."""
     scalars = {name: float(DRAW.normal() / 2) for name in read.initial()}
     with jax.enable_x64(True):
         u = np.concatenate([grid(20, 3, steps=4), grid(20, 3, steps=16), DRAW.normal(size=(40, 3))])
@@ -290,7 +290,7 @@ def draw() -> None:
 
 
 def grid(*shape: int, steps: int = 8) -> np.ndarray:
-    """Return multiples of 1/4, so that there are ties and zeros, exact in float32."""
+    """Return multiples of 1/4, exact in float32, so ties and zeros occur."""
     return DRAW.integers(-steps, steps + 1, shape) / 4
 
 

@@ -89,7 +89,7 @@ TRANSFORMATIONS = tuple(t for t in testing.TRANSFORMATIONS if t not in ("export"
 
 
 def wanted(case: Any, names: tuple[str, ...]) -> Any:
-    """Return a case of which only some arguments are differentiated."""
+    """Return a case differentiating only some arguments."""
     fixed = {n: a for n, a in case.differentiable.items() if n not in names}
     kept = {n: a for n, a in case.differentiable.items() if n in names}
     return dataclasses.replace(case, differentiable=kept, fixed={**case.fixed, **fixed})
@@ -118,7 +118,7 @@ def check_call(op: str, name: str, dtype: str, arguments: tuple[str, ...], trans
 
 
 def sequences(op: str) -> type[RuleBasedStateMachine]:
-    """Return sequences of calls of an op, and pullbacks that are called later, perhaps twice."""
+    """Return op call sequences, with pullbacks called later, perhaps twice."""
 
     class Sequences(RuleBasedStateMachine):
         waiting = Bundle("waiting")
@@ -146,7 +146,7 @@ PULLS = ("plain", "jit", "closure", "vmap", "scan")
 
 
 class Late:
-    """A gradient whose forward pass is done, and whose backward pass comes later."""
+    """A gradient with a finished forward pass and a later backward pass."""
 
     def __init__(self, op: str, name: str, dtype: str, arguments: tuple[str, ...]):
         self.case = wanted(testing.case(op, name, dtype), arguments)
@@ -208,14 +208,14 @@ EVEN = {"batch", "detectors", "gates", "trees", "queries", "outputs", "inputs"}
 
 
 def even(op: str) -> Spec:
-    """Return the spec of an op whose arrays four devices can divide."""
+    """Return an op spec with arrays divisible by four devices."""
     size = dict(testing.cases_of(op).sizes["split"])
     return drawn_cases.spec(op, kinds=("grid",), **{**size, **dict.fromkeys(set(size) & EVEN, 4)})
 
 
 @st.composite
 def placements(draw: Any, case: Any) -> dict[str, PartitionSpec]:
-    """Draw for each argument which of its axes each axis of the mesh divides, if any."""
+    """Draw, for each argument, the axes sharded by each mesh axis, if any."""
     found = {}
     for name, a in {**case.differentiable, **case.fixed}.items():
         spec: list[str | None] = [None] * np.ndim(a)

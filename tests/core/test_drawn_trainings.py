@@ -1,4 +1,4 @@
-"""Gradients of tables in factors, and updates by them, against dense gradients of the reference and the definition of a step."""
+"""Sparse table gradients and updates, compared with dense reference gradients and the step definition."""
 
 import contextlib
 import dataclasses
@@ -38,11 +38,11 @@ TOLERANCE = {"float64": 2e-5, "float32": 2e-5, "bfloat16": 2**-6, "float16": 2**
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table of a model.
+    """A model table.
 
     Attributes:
-      op: looks it up. factor: of `lutjax.scale_gradient` in front of it. rate: factor of its learning rate.
-      dense: it is no table for the optimizer, and trained by its normalized dense gradient.
+      op: its lookup op. factor: for `lutjax.scale_gradient` in front. rate: its learning-rate factor.
+      dense: not a table for the optimizer; trained by its normalized dense gradient.
     """
 
     op: str
@@ -54,7 +54,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """Steps of a model: the sum of the outputs of its tables approaches a target.
+    """Training steps for a model: the sum over its table outputs approaches a target.
 
     Attributes:
       parts: microbatches. donate: the step owns its parameters and state.
@@ -145,7 +145,7 @@ def loss_of(training: Training, fixed: list[Arrays], module: Any = lutjax) -> An
 
 
 def accessed_rows(t: Table, params: Arrays, ids: Arrays, x: Any) -> np.ndarray:
-    """Return a mask of the rows that a batch reads, ``[T, R, 1]``: a cotangent of ones reaches them; unused slots read rows, too."""
+    """Return a mask for rows read by a batch, ``[T, R, 1]``: a cotangent with all ones reaches them; unused slots read rows, too."""
     op = "lut" if t.op == "sparse_lut" else t.op
     others = {n: a for n, a in ids.items() if n != "targets"}
 
@@ -159,7 +159,7 @@ def accessed_rows(t: Table, params: Arrays, ids: Arrays, x: Any) -> np.ndarray:
 def expected_step(
     training: Training, params: Arrays, gradients: Arrays, touched: list[Any], rows: Arrays
 ) -> Any:
-    """Return parameters and states of rows after a step, by the definition of `lutjax.update_table`."""
+    """Return parameters and row states after a step, by the `lutjax.update_table` definition."""
     normalizes = any(t.dense for t in training.tables)
 
     def step(p: np.ndarray, gradient: np.ndarray) -> np.ndarray:

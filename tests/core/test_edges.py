@@ -1,4 +1,4 @@
-"""Lists of edges, any number of them for each row: lists and their errors, look-ups, gradients, updates, layers, growth and pruning."""
+"""Edge lists with any number per row: lists and their errors, lookups, gradients, updates, layers, growth and pruning."""
 
 import functools
 
@@ -133,7 +133,7 @@ def test_fixed_point_and_dtypes(implementation):
 
 
 def test_wild_arrays_read_no_other_memory():
-    """Traced bounds and targets that are no list of edges give some numbers."""
+    """Traced bounds and targets without a valid edge list give arbitrary numbers."""
     rng = np.random.default_rng(1)
     for implementation in PLATFORMS:
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Models, their packed forms, and layers take batches without samples and decode no positions: shapes of outputs, and gradients of 0."""
+"""Models, their packed forms, and layers accept empty batches and decode no positions: output shapes, and zero gradients."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ AUTOMATON = models.LogicCAConfig(channels=3, kernels=2, perception=(8, 4), updat
 
 
 def shape_of(function, *arguments):
-    """Return the shape of what a function returns: it is traced, not run."""
+    """Return a function's output shape by tracing, without running it."""
     return jax.eval_shape(function, *arguments).shape
 
 

@@ -13,7 +13,7 @@ from lutjax.layers import _logic, _logic_images, _tables, haiku, linen, nnx
 from lutjax.layers._spec import arguments as arguments_of
 
 NO_NUMBERS = {"dtype", "param_dtype", "implementation", "decode", "cached", "blocks", "row_axis", "placement"}
-"""Arguments that say how, where or when, and not what, is computed; and those that draw variables."""
+"""Arguments for how, where or when to compute, without effect on the result, and arguments for initializing variables."""
 
 
 def layers_of(library):
@@ -58,7 +58,7 @@ def test_every_argument_of_a_layer(layer):
 
 
 def compared_cases():
-    """Return the first case of each layer, set of variables and read whose gradients say something."""
+    """Return the first case with nontrivial gradients for each layer, variable set and read."""
     found = {}
     for name, case in CASES.items():
         spec = case.spec

@@ -1,4 +1,4 @@
-"""Exported functions whose batch is a symbolic dimension: one program for batches of any size."""
+"""Exported functions with a symbolic batch dimension: one program for all batch sizes."""
 
 import jax
 import jax.export
@@ -54,7 +54,7 @@ def test_a_step_of_batches_of_any_size(rule):
 
 # ------------------------------------------------------------------------------------- every op and layer
 def with_batch(array, axis, n):
-    """An array with another size of the batch: the samples it has again and again, or the type of a symbolic batch."""
+    """An array with another batch size: its samples repeated, or a symbolic batch type."""
     if isinstance(n, int):
         return jnp.take(array, jnp.arange(n) % array.shape[axis], axis=axis)
     return jax.ShapeDtypeStruct((*array.shape[:axis], n, *array.shape[axis + 1 :]), array.dtype)
@@ -86,7 +86,7 @@ SHAPES = [
 
 
 def of_case(case):
-    """Return the op and its gradient as a function of arrays and cotangents, those of a batch, and the sizes of the batch."""
+    """Return the op and its gradient as a function of arrays and cotangents, the batched arguments, and the batch sizes."""
     arrays = {**case.differentiable, **case.fixed}
     arrays = {name: a for name, a in arrays.items() if isinstance(a, jax.Array)}
     axes = {name: case.axes[name].batch for name in arrays}

@@ -1,4 +1,4 @@
-"""Optional packages: what is said where they are missing, and that it helps."""
+"""Optional packages: the message if one is missing, and its advice works."""
 
 import inspect
 import json
@@ -18,7 +18,7 @@ from lutjax import extras as _extras
 
 @pytest.fixture
 def installed_from(monkeypatch):
-    """Return a function that makes this process a lutjax which pip installed from a folder, or from an index."""
+    """Return a function simulating a pip installation from a folder or an index."""
 
     def install(folder: Path | None, *, editable: bool = False) -> None:
         url = (

@@ -27,13 +27,13 @@ MANY = {"batch": 8, "detectors": 8}
 
 @pytest.fixture(scope="module", params=slow_except(SUMS, "detect", "lookup"))
 def op(request):
-    """Op at module scope, so that the tests of one op run together and share compiled functions."""
+    """Op at module scope, so all tests for one op run together and share compiled functions."""
     return request.param
 
 
 @functools.cache
 def case_of(op, dtype="float32", shape=None):
-    """A case of the parity suite with values that no grid holds, and cotangents of its outputs."""
+    """A parity-suite case with off-grid values and output cotangents."""
     case = split(op, dtype, **MANY) if shape is None else testing.case(op, shape, dtype)
     rng = np.random.default_rng(0)
 
@@ -116,7 +116,7 @@ def test_floating_point_sums_depend_on_the_order():
 
 @needs_devices(4)
 def test_any_order_of_devices(op):
-    """shard_map with replicated tables, and with sharded ones; cotangents of what is replicated are sums over devices."""
+    """shard_map with replicated tables, and with sharded ones; replicated arrays sum their cotangents over devices."""
     case, ct = case_of(op)
     f = functools.partial(testing._call, case, lutjax, None, accumulate=FINE)
     for axis in ("batch", "detector"):
@@ -174,7 +174,7 @@ SCORED_BY_PLAIN_JAX = {"scored_lut": ("triton", "xla")}
 
 
 def check_values(op, dtype, shape):
-    """Outputs are those of the reference; cotangents differ by at most a resolution for each addend."""
+    """Outputs match the reference; cotangents differ by at most one resolution step per addend."""
     with jax.enable_x64(dtype == "float64"):
         case, _ = case_of(op, dtype, shape)
         outputs, cotangents = result(op, FINE, lutjax, dtype, shape, SCORED_BY_PLAIN_JAX.get(op))
@@ -268,7 +268,7 @@ def test_the_reference_has_the_derivative_of_the_sum_of_floats():
 
 @pytest.mark.parametrize("op", ["lookup", "lut_pair_attention"])
 def test_integers_are_summed_before_they_are_numbers(op):
-    """Whatever is added afterward: compilers may not make one sum of floats over the devices of both."""
+    """Regardless of any later addition: compilers may not merge both float sums over devices."""
     case, ct = case_of(op)
     text = compiled(op, FINE).lower(case.differentiable, case.fixed, ct).as_text()
     to_floats = re.findall(r"stablehlo.convert (%\S+) : \(tensor<\S*xi32>\) -> tensor<\S*xf32>", text)

@@ -1,4 +1,4 @@
-"""Tables in the memory of the host: reads, draws and updates are those of tables on a device; errors."""
+"""Host-resident tables: reads, initialization and updates match device tables; errors."""
 
 import copy
 import ctypes
@@ -259,7 +259,7 @@ def test_other_initializers_are_drawn_as_a_whole() -> None:
 
 
 class Counting(tables.SGD):
-    """A rule that keeps something of the whole table."""
+    """A rule with whole-table state."""
 
     def init(self, weights: Any) -> dict[str, Any]:
         return {"total": jnp.zeros(())}
@@ -311,7 +311,7 @@ def test_a_host_that_gives_no_memory_says_so(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Functions(NamedTuple):
-    """A model of two layers as functions of arrays: `init` returns trained ones and others, `apply` takes both."""
+    """A two-layer model as functions on arrays: `init` returns trained and other arrays, `apply` takes both."""
 
     init: Any
     apply: Any
@@ -428,7 +428,7 @@ def test_errors_of_tables_of_a_model() -> None:
 
 
 class FakeDriver:
-    """A driver that notes what it is asked for, and locks no more than so many arrays."""
+    """A driver with recorded calls and a limit on locked arrays."""
 
     def __init__(self, most: int = 9):
         self.most, self.log = most, list[str]()
@@ -456,7 +456,7 @@ class FakeDriver:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A driver of a GPU that this machine seems to have."""
+    """A simulated GPU driver for this machine."""
 
     def found(driver: FakeDriver) -> FakeDriver:
         monkeypatch.setattr(_registered, "driver", lambda: driver)

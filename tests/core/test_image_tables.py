@@ -1,4 +1,4 @@
-"""Layers of tables over images: dropout of tables, tables of integers, gradients in factors; and attention over all pixels."""
+"""Table layers over images: table dropout, integer tables, sparse gradients, and attention over all pixels."""
 
 import jax
 import jax.numpy as jnp

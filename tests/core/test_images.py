@@ -1,4 +1,4 @@
-"""Images: geometry of every builder against loops over pixels, pictures of it, and the layers that have it."""
+"""Images: builder geometry compared with pixel loops, pictures, and image layers."""
 
 import itertools
 import pickle
@@ -78,7 +78,7 @@ def test_one_number_is_for_both_axes():
 
 
 def values_near(point, size, shape, mask):
-    """Ids of the values whose pixels lie around a point, pixel by pixel in exact arithmetic."""
+    """Ids for the values around a point, pixel by pixel in exact arithmetic."""
     height, width, channels = (*shape, 1)[:3]
     if size is None:
         size, point = (2 * height + 1, 2 * width + 1), (Fraction(height - 1, 2), Fraction(width - 1, 2))
@@ -93,7 +93,7 @@ def values_near(point, size, shape, mask):
 
 
 def assert_projected(c, receptive, projective, input_mask=None, output_mask=None):
-    """The candidates and targets of each group are those around its center, which is that of a whole window."""
+    """Each group has its candidates and targets around its center, the center of a whole window."""
     for g, center in enumerate(c.centers.tolist()):
         exact = [Fraction(a) for a in center]
         size = c.in_shape[:2] if receptive is None else receptive

@@ -57,7 +57,7 @@ def largest_array(compiled):
 
 @pytest.mark.parametrize("read", [None, reads.Confidence()], ids=str)
 def test_windows_are_not_copied(read):
-    """No array of a training step has as many elements as all windows together; copies of these would have."""
+    """Training-step arrays have fewer elements than all windows together; window copies would have as many."""
     images, weights, anchors = arguments((12, 12, 4), (5, 5), 1, n_images=8)
     scalars = None if read is None else read.initial()
     n_copied = 8 * 8 * 8 * 5 * 5 * 4
@@ -149,7 +149,7 @@ def test_tables_of_a_layer_are_for_images_of_any_size():
 
 
 def test_picture_of_a_window():
-    """A detector is drawn in its window, those of a second group of channels below the others."""
+    """Plot a detector in its window, with the second channel group below the first."""
     layer = nnx_layer(CASES["channels"])
     figure = wiring.show(layer, groups=[0, 3])
     images = [np.asarray(axes.images[0].get_array()) for axes in figure.axes if axes.images]

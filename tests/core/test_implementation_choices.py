@@ -16,7 +16,7 @@ import lutjax
 
 @pytest.fixture
 def marked():
-    """Calls that ask for Pallas run `marked_lookup`; nobody else does."""
+    """Only calls requesting Pallas run `marked_lookup`."""
     registry = lutjax.kernel_registry
     registry.register("lookup", "pallas", "cpu", "marked_lookup", priority=-1)
     yield
@@ -37,7 +37,7 @@ JITTED = jax.jit(look_up)
 
 
 def marks() -> list[float]:
-    """Excess of two calls over the right number; one of them is jitted."""
+    """Excess in two calls over the right number; one call is jitted."""
     return [float(f(WEIGHTS)) - 1 for f in (look_up, JITTED)]
 
 

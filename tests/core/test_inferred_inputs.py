@@ -1,4 +1,4 @@
-"""Layers of Flax Linen and Haiku whose number of inputs is that of the first input."""
+"""Flax Linen and Haiku layers with the input size inferred from the first input."""
 
 import dataclasses
 
@@ -42,7 +42,7 @@ def widened(x, case):
 
 
 def functions(library, case, args, options):
-    """Return `init`, `apply` and `check` of a layer, of one tree of variables."""
+    """Return `init`, `apply` and `check` for a layer with one variable tree."""
     if library == "linen":
         layer, rngs = getattr(linen, case.layer)(*args, **options), {case.spec.stream: key(0)}
         return lambda x: layer.init(key(0), x), lambda v, x: layer.apply(v, x, rngs=rngs), layer.check

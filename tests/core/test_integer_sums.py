@@ -1,4 +1,4 @@
-"""Sums of integers at their bounds: none wraps, and each is that of 64 bits, rounded once."""
+"""Integer accumulation at its bounds: no sum wraps, and each matches the 64-bit sum, rounded once."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ _SHIFT = 6
 
 
 def tables(rng, n_tables, outputs, groups, entry=None):
-    """Tables of one comparison: drawn, or all of the same entry."""
+    """One-comparison tables: random, or with equal entries."""
     shape = (n_tables, 2, outputs)
     values = rng.integers(-128, 128, shape) if entry is None else np.full(shape, entry)
     exponents = rng.integers(-9, -5, (groups, outputs))
@@ -37,7 +37,10 @@ def scalars_of(read):
 
 
 def coefficients(x, anchors, read, groups):
-    """Rows and coefficients of both ways, or of one, in units of the least one: those of the largest power of two without asking the read."""
+    """Rows and coefficients for one or both ways, in units of the smallest coefficient.
+
+    At `WIDE` margins, use the largest power of two without calling the read.
+    """
     n, ways = len(x), read.ways
     if (np.abs(x[..., 0]) == WIDE).all():
         of_table = np.repeat(x, len(anchors) // x.shape[1], 1)
@@ -102,7 +105,7 @@ def test_sums_of_tables_as_on_accelerators():
 
 @pytest.fixture
 def few_fit(monkeypatch):
-    """Pretend that int32 holds sums of so few addends that small tables have more."""
+    """Reduce the addend limit for int32 sums so far that small tables exceed it."""
     import forgotten
 
     forgotten.compiled()
@@ -142,7 +145,7 @@ def test_as_many_parts_as_a_wide_sum_takes():
 
 @dataclasses.dataclass(frozen=True)
 class Own(reads.PowersOfTwo):
-    """A read whose coefficients are those that it is given."""
+    """A read with given coefficients."""
 
     coefficients: tuple[float, ...] = ()
 

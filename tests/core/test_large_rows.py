@@ -1,7 +1,7 @@
-"""Gradients of margins where rows are large: against the definition in float64, each with a bound of its error.
+"""Margin gradients with large rows, compared with the float64 definition within individual error bounds.
 
-Rows are subtracted before they are multiplied, so the error is one of what they differ by. Kernels that multiply whole
-tables subtract products instead: their bound is one of the products, as the docstring of `lutjax.lookup` says.
+Kernels subtract rows before multiplying, so the error scales with row differences. Kernels with whole-table products
+subtract the products instead. Their bound scales with the products, as the `lutjax.lookup` docstring explains.
 """
 
 import functools
@@ -32,7 +32,7 @@ def numbers(seed, *shape):
 
 
 def large(base, dtype, *shape):
-    """Rows that differ from a large number by little, some of the other sign."""
+    """Rows close to a large number, some with the other sign."""
     step = {"float32": 2.0**-20, "bfloat16": 2.0**-6, "float64": 2.0**-48}[dtype]
     return jnp.asarray(base * (1 + 4 * step * numbers(1, *shape)), dtype)
 
@@ -46,7 +46,7 @@ def as_numpy(d):
 
 
 class Sums:
-    """Cotangents in float64, the sums of their addends' magnitudes, and those of the products that others subtract."""
+    """Float64 cotangents, sums over addend magnitudes, and magnitude sums for products subtracted by other kernels."""
 
     def __init__(self, shape):
         self.value, self.of_differences, self.of_products = np.zeros((3, *shape))
@@ -178,7 +178,7 @@ def cotangents(f):
 
 
 def check(world, op, implementation, bases, dtype, case=None):
-    """Check rows that differ little from each of `bases`."""
+    """Check rows with small differences from each of `bases`."""
     call = None
     for base in bases:
         f, weights, arguments, dy, sums = (case or CASES[op])(base, dtype)
@@ -256,5 +256,5 @@ def test_rows_whose_difference_is_too_large(world, request):
 @pytest.mark.parametrize("op", LOOK_UPS)
 @pytest.mark.parametrize("implementation", ["xla", "triton", "pallas"])
 def test_large_rows_on_gpus(implementation, op):
-    """Check the kernels as compiled for the device; `pallas` is Mosaic GPU, which has kernels for some of these ops."""
+    """Check the kernels as compiled for the device; `pallas` is Mosaic GPU, which covers some ops."""
     check("", op, (implementation, "xla"), bases("", "float32"), "float32")

@@ -1,4 +1,4 @@
-"""Arguments and inputs that layers refuse: in every library, in one line that names the layer."""
+"""Invalid layer arguments and inputs: rejected in every library, in one line naming the layer."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -24,7 +24,7 @@ CASES = {
 
 
 def caller(library, case, arrays, **options):
-    """Return the layer as a function of its input and of the key of its noise."""
+    """Return the layer as a function over its input and noise key."""
     kinds = by_kind(case, arrays)
     if library == "nnx":
         layer = nnx_layer(case, arrays)

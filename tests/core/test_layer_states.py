@@ -1,6 +1,6 @@
-"""Layers have the variables, initial values and outputs that were recorded in `layer_states.npz`.
+"""Layer variables, initial values and outputs match the records in `layer_states.npz`.
 
-Checkpoints depend on the names, collections and values. After an intended change of a layer,
+Checkpoints depend on the names, collections and values. After an intended layer change,
 
     python tests/core/test_layer_states.py
 
@@ -36,7 +36,7 @@ MORE = {
 
 
 def recorded_cases() -> dict[str, Case]:
-    """Return the first case of each layer and set of variables."""
+    """Return the first case for each layer and variable set."""
     found: dict[Any, str] = {}
     for name, case in CASES.items():
         if "gumbel" not in name:
@@ -114,7 +114,7 @@ def output(library: str, name: str, case: Case, arrays: dict[str, Any], x: jax.A
 
 
 def trained(arrays: dict[str, Any], case: Case) -> dict[str, Any]:
-    """Return the variables with other numbers in place of zeros, with which outputs say something."""
+    """Return the variables with zeros replaced, for meaningful outputs."""
     names = {v.name for v in case.spec.variables() if v.kind in ("tables", "params", "quantised")}
     rng = np.random.default_rng(0)
     found = {}
@@ -145,7 +145,7 @@ def states() -> dict[str, np.ndarray]:
 
 
 def assert_same(found: Any, want: np.ndarray, where: str) -> None:
-    """Check equality up to the rounding of elementary functions, which differs between CPUs."""
+    """Check equality up to elementary-function rounding, which differs between CPUs."""
     found = np.asarray(found)
     assert (found.dtype, found.shape) == (want.dtype, want.shape), where
     if np.issubdtype(want.dtype, np.floating):

@@ -223,7 +223,7 @@ LAYERS = [name for name in linen.__all__ if name != "tables_of"]
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_constructors_are_the_same(layer):
-    """Names, order, kinds, defaults and annotations of arguments are those of the spec in every library.
+    """Argument names, order, kinds, defaults and annotations match the spec in every library.
 
     Flax Linen and Haiku infer `in_features`, so it and the argument after it have a default.
     """
@@ -270,7 +270,7 @@ def test_documentation_of_a_layer(layer, library):
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers_name_their_op(layer):
-    """A reader sees in each NNX class which op it calls: the op of the specification."""
+    """Each NNX class shows its op to the reader: the op in the specification."""
     cls = getattr(lutjax_nnx, layer)
     op = getattr(cls.spec_type, "op", None)
     assert (op is None) == (layer in ("GroupSum", "Thermometer"))
@@ -455,7 +455,7 @@ def test_sizes_and_options_are_read_only(name):
 
 @pytest.mark.parametrize("hijax", [False, True])
 def test_other_modes_of_flax(hijax):
-    """Layers run with hijax variables, also their copies, and in transformations that return no updates of the graph."""
+    """Layers run with hijax variables, including copies, and in transformations without graph updates."""
     x, options = jnp.ones((3, 8)), {"n_detectors": 4, "n_anchors": 2}
     want = lutjax_nnx.LUT(8, 2, **options, weights_init=jax.nn.initializers.ones, rngs=nnx.Rngs(0))(x)
     with nnx.var_defaults(hijax=hijax):

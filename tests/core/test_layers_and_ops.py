@@ -1,7 +1,7 @@
-"""Every layer is the ops that it calls: outputs and gradients.
+"""Every layer equals its op composition: outputs and gradients.
 
-test_every_layer.py compares the libraries with these layers. A function here writes a layer with ops, whose values
-tests/core/test_definitions.py checks; JAX differentiates it.
+test_every_layer.py compares the libraries with these layers. A function here writes a layer with ops; their values are
+checked in tests/core/test_definitions.py. JAX differentiates it.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ def lut(s: Any, a: Arrays, x: jax.Array) -> jax.Array:
 
 
 def attention(s: Any, a: Arrays, x: jax.Array, *, pairs: bool) -> jax.Array:
-    """Attention to all keys, or the sum over blocks of keys of the mean of the rows that a query sees in each."""
+    """Attention to all keys, or the sum over key blocks: per block, the mean over a query's visible rows."""
     n, positions = x.shape[-2], a.get("positions")
     of_table = {"targets": a.get("targets"), "n_outputs": s.out_features if "targets" in a else None}
     options = {**of_table, "window": s.window, "accumulate": s.accumulate, "causal": s.causal}
@@ -197,7 +197,7 @@ def ngram_embedding(s: Any, a: Arrays, x: jax.Array, *, tokens: np.ndarray) -> j
 
 
 def best_keys(s: Any, a: Arrays, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the ids of the products of keys with the largest scores, ``[batch, heads, k]``, and their shares."""
+    """Return the product-key ids with the largest scores, ``[batch, heads, k]``, and their shares."""
     heads, _, n_keys, size = a["half_keys"].shape
     plain = (x @ a["query_kernel"]).reshape(len(x), heads, 2, size)
     scores = jnp.einsum("bhsc,hsnc->bhsn", normalized(plain, a["query_scale"]), a["half_keys"])
@@ -258,7 +258,7 @@ def tables_of(s: Any, a: Arrays, key: Any, arity: int) -> jax.Array:
 
 
 def read_inputs(s: Any, a: Arrays, x: jax.Array, key: Any, binary: bool) -> tuple[jax.Array, Any]:
-    """Return what gates read from ``x [batch, I]``, and their wires: fixed, chosen by scores, or mixtures of candidates."""
+    """Return gate inputs from ``x [batch, I]``, and their wires: fixed, selected by scores, or candidate mixtures."""
     if "scores" not in a:
         return x, a["wires"]
     scores, candidates = a["scores"], a.get("wires")
@@ -324,7 +324,7 @@ def recurrent(s: Any, a: Arrays, x: jax.Array) -> jax.Array:
 
 
 def trees(s: Any, a: Arrays, x: jax.Array) -> jax.Array:
-    """Gates level by level at every place of the window, and the largest value of each block of places."""
+    """Evaluate gates level by level at every window position, then the maximum in each position block."""
     first = s.feature_axis == 0
     x = jnp.moveaxis(x, (0, 1, 2), (-1, -3, -2)) if first else x
     around = [(0, 0), *((p, p) for p in pair(s.padding)), (0, 0)]
@@ -349,7 +349,7 @@ def trees(s: Any, a: Arrays, x: jax.Array) -> jax.Array:
 
 
 def largest(y: jax.Array, pool: tuple[int, int], around: tuple[int, int]) -> jax.Array:
-    """Return the largest value of each block of places; its gradient goes to the first one."""
+    """Return the maximum in each position block; its gradient goes to the first one."""
     padded = jnp.pad(y, [(0, 0), *((p, p) for p in around), (0, 0)], constant_values=-jnp.inf)
     rows, columns = (n // k for n, k in zip(padded.shape[1:3], pool, strict=True))
     each = [

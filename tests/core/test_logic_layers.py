@@ -172,7 +172,7 @@ def test_check_after_reading():
 
 
 def test_explicit_wires():
-    """A gate may read an input twice; a list of readers that would be mostly empty is left out."""
+    """A gate may read an input twice; a mostly empty fan-out list is omitted."""
     same = np.tile(np.asarray([[3, 3]]), (6, 1))
     case = Case("LogicGates", {"wires": same}, (9, 7))
     layer = nnx_layer(case)
@@ -305,7 +305,7 @@ class TestSlow:
         [("soft", "balanced"), ("gumbel", "top-k"), ("straight_through", "learnable")],
     )
     def test_layers_in_sequence_are_calls_one_after_another(self, estimator, learned):
-        """Mixtures of layers of the same size are computed at once: two of four."""
+        """Compute mixtures in equally sized layers at once: two out of four."""
         rngs, options = nnx.Rngs(0, gates=1), {"estimator": estimator, "feature_axis": 0}
         gates = [(6, 8, "balanced"), (8, 8, learned), (8, 5, learned)]
         layers = [

@@ -103,7 +103,7 @@ def test_other_sizes_are_refused(changes, message):
 
 
 def test_large_groups_are_left_to_other_kernels():
-    """A kernel that writes out hundreds of leaves would compile for minutes."""
+    """A kernel writing out hundreds of leaves would compile for minutes."""
     places = Places((16, 16), pool=(16, 16))
     call = LogicTrees(jnp.zeros((256, 1)), jnp.zeros((4, 4, 3)), jnp.zeros((4, 4), jnp.int32), places=places)
     assert "at most 256, here 1024" in str(

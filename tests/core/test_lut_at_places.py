@@ -1,4 +1,4 @@
-"""Detection and look-up of all places in one op: on meshes, and on GPUs. Its values are the parity suite's."""
+"""Detection and lookup at all positions in one op: on meshes, and on GPUs. The parity suite covers its values."""
 
 import functools
 import re
@@ -64,7 +64,7 @@ def check_on_mesh(given, axes, tables_of):
 
 
 def test_where_devices_are_not_known_each_has_its_own_way(monkeypatch):
-    """Trace for CPU and GPU, of which one has a kernel: the program of a device has that or the parts, and calls say where they run."""
+    """Trace for CPU and GPU, only one with a kernel: each program has the kernel or the decomposition; calls report their device."""
     cpu, gpu = Device(Backend.CPU, "cpu"), Device(Backend.GPU, "a GPU without kernels")
     expected = with_gradients(*arguments())
     monkeypatch.setattr("lutjax.dispatch.registry._default_devices", lambda: (gpu, cpu))

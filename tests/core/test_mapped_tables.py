@@ -1,4 +1,4 @@
-"""Tables over mapped files: exact rows, errors of files, training outside of the files, overlays."""
+"""Tables over mapped files: exact rows, file errors, training outside the files, overlays."""
 
 import copy
 import json
@@ -61,7 +61,7 @@ WANTED = {
 
 
 def files(folder: Path, codec: str) -> dict[str, Any]:
-    """Write a table in three parts of unequal sizes, in two files; return the arguments of `mapped`."""
+    """Write a table in three parts with unequal sizes, in two files; return the `mapped` arguments."""
     cuts = [slice(0, 40), slice(40, 41), slice(41, N_ROWS)]
     if codec == "row264":
         path = write_gguf(

@@ -1,4 +1,6 @@
-"""Memory layers: recorded vectors of the hash, rows without a model, texts that go on, training by rows; test_layers_and_ops.py compares their values with ops."""
+"""Memory layers: recorded hash vectors, rows without a model, sequence continuation, training by rows.
+
+test_layers_and_ops.py compares their values with ops."""
 
 import functools
 import operator
@@ -61,7 +63,7 @@ def test_numpy_and_jax_agree(dtype):
 
 @pytest.mark.parametrize("n_rows", [1 << 12, 4093, 3000])
 def test_rows_are_hit_evenly(n_rows):
-    """Rows are hit as often as drawn ones are, by n-grams of bytes, for powers of two as for primes; hashes of an order collide at different n-grams."""
+    """Byte n-grams hit rows as often as random ids do, for powers of two and primes; each order's hashes collide at different n-grams."""
     pairs = np.stack(np.indices((256, 256)), -1).reshape(-1, 2)
     rows = lutjax.ngram_rows(pairs, rows=n_rows, orders=(2,), heads=2)[:, 1]
     for of_head in rows.T:
@@ -144,7 +146,7 @@ def test_haiku_goes_on():
 
 @pytest.mark.parametrize(("n", "k"), [(1000, 17), (130, 31), (33, 33), (1, 1), (5000, 20)])
 def test_largest_elements_by_groups(n, k):
-    """The places of `jax.lax.top_k`, of equal and infinite elements, of those that are no number, and of more groups than one level has."""
+    """Match `jax.lax.top_k` positions for equal, infinite and NaN elements, and for more groups than one level holds."""
     rng = np.random.default_rng(n)
     x = rng.normal(size=(5, 12, n)).astype(np.float32)
     x[1] = np.round(x[1], 1)
@@ -156,7 +158,7 @@ def test_largest_elements_by_groups(n, k):
 
 
 def test_largest_elements_beside_a_gpu(monkeypatch):
-    """No row of many elements is sorted in a program of a GPU. On the CPU of that process results and gradients are those of `jax.lax.top_k`."""
+    """GPU programs sort no long rows. On the CPU in the same process, results and gradients match `jax.lax.top_k`."""
     gpu, cpu = (Device(backend, str(backend)) for backend in (Backend.GPU, Backend.CPU))
     monkeypatch.setattr(_largest, "devices_of", lambda _: (gpu, cpu))
     x, dy = RNG.normal(size=(3, 1024)).astype(np.float32), RNG.normal(size=(3, 20)).astype(np.float32)
@@ -230,7 +232,7 @@ def test_rules_of_some_tables():
 @pytest.mark.slow
 class TestSlow:
     def test_first_scales(self):
-        """Rows of length 1 in a table that keys address, and keys within one over the root of their size."""
+        """Unit-length rows in a table addressed by keys, and keys within one over the square root of their size."""
         layer = ProductKeyMemory(64, 48, n_keys=32, rngs=nnx.Rngs(0))
         lengths = np.linalg.norm(layer.weights.get_value(), axis=-1)
         assert abs(lengths.mean() - 1) < 0.02
@@ -242,7 +244,7 @@ class TestSlow:
         assert np.std(memory.weights.get_value()) == pytest.approx(0.02, rel=0.02)
 
     def test_rows_that_are_read_move_and_no_others(self):
-        """All tables have gradients in factors, whose step is that of dense gradients."""
+        """All tables have sparse gradients, and their steps match dense gradients."""
         model = Model(nnx.Rngs(0))
         optimizer = training.Optimizer(model, tables.Optimizer(tables.RowAdam(), 0.02, rest=optax.adam(0.01)))
 

@@ -1,4 +1,4 @@
-"""NaN in the input of a look-up: what it gives, and that JAX's `jax_debug_nans` finds it."""
+"""NaN in a lookup input: the results, and detection by JAX's `jax_debug_nans`."""
 
 import jax
 import jax.numpy as jnp

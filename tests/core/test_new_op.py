@@ -1,4 +1,4 @@
-"""An op from outside of the package gets what every op has, and nothing in the package names it."""
+"""An external op gets the standard op features, and nothing in the package names it."""
 
 import csv
 import json

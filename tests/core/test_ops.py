@@ -1,4 +1,4 @@
-"""Promises of the ops beyond the parity suite: errors, special values, laziness, shapes that a user passes."""
+"""Op guarantees beyond the parity suite: errors, special values, laziness, user-provided shapes."""
 
 import re
 
@@ -494,7 +494,7 @@ INSIDE = {
     ("hessian", "scan of a carry"),
 ])  # fmt: skip
 def test_every_forward_mode_names_the_reference(mode, inside):
-    """Outside and inside of a jit, which finds forward mode when it lowers a program."""
+    """Outside and inside a jit, which detects forward mode when lowering a program."""
     derivative = {**FORWARD, **SECOND}[mode]
     weights = jnp.ones((2, 4, 3))
     f = INSIDE[inside](lambda x: lutjax.lut(x, weights, ANCHORS))

@@ -1,4 +1,4 @@
-"""Caches in blocks: keys of many sequences in one pool give what a cache for each gives, bit for bit."""
+"""Paged caches: keys for many sequences in one pool match separate caches, bit for bit."""
 
 import dataclasses
 import functools
@@ -50,7 +50,7 @@ def step(spec):
 
 
 def alone(spec, x):
-    """Outputs of one sequence with a cache of its own, a position after the other."""
+    """Outputs for one sequence with its own cache, one position at a time."""
     cache, found = spec.empty_cache(x.shape, x.dtype), []
     for position in np.split(x, len(x)):
         y, cache = step(spec)(arrays_of(spec), cache, position)
@@ -66,7 +66,7 @@ class Sequences:
         self.found = [[] for _ in range(n)]
 
     def feed(self, x, counts):
-        """Continue all sequences by ``x [n, length, features]``, of which each has so many positions, and padding after them."""
+        """Continue all sequences by ``x [n, length, features]``, each with the given number of positions followed by padding."""
         size, width = BLOCKS[1], self.tables.shape[1]
         for row, (length, count) in enumerate(zip(self.lengths, counts, strict=True)):
             for block in range(-(-length // size), -(-(length + count) // size)):

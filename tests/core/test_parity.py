@@ -30,7 +30,7 @@ pytestmark = pytest.mark.gpu  # worth running wherever implementations run
 IMPLEMENTED = [(op, i) for op in ops() for i in implementations(op)]
 UPDATED = [(op, i) for op in ops("update") for i in implementations(op, "update")]
 FOR_ALL = ("lookup", "bilinear_gates")
-"""An op that reads tables and one of gates: fast where every op does the same."""
+"""A table op and a gate op: fast where every op behaves alike."""
 
 
 def test_every_op_and_direction_has_an_implementation_here():
@@ -98,13 +98,13 @@ def test_results_are_rounded_once(op):
 
 
 def adds(eqn):
-    """Return whether a primitive adds numbers: the sum over an axis of one element does not."""
+    """Return True if a primitive adds numbers; a sum over a one-element axis does not."""
     of_one = eqn.primitive.name == "reduce_sum" and eqn.invars[0].aval.size == eqn.outvars[0].aval.size
     return eqn.primitive.name in SUMS and not of_one
 
 
 def equations(jaxpr):
-    """Yield all equations of a jaxpr, also those of the functions that it calls."""
+    """Yield all equations in a jaxpr, including equations in called functions."""
     for eqn in jaxpr.eqns:
         yield eqn
         for inner in jaxprs_in_params(eqn.params):
@@ -123,7 +123,7 @@ def sizes_and_dtypes():
 
 
 def is_slow_size(op, implementation, size, dtype):
-    """Of plain JAX one size is fast: test_definitions.py has small sizes of all options, and draws dtypes."""
+    """Plain JAX runs one size in the fast suite: test_definitions.py covers small sizes for all options, and draws dtypes."""
     return implementation == "xla" and (
         size != fast_size_of_plain_jax(op) if dtype is None else op not in FOR_ALL
     )
@@ -187,7 +187,7 @@ def test_updates_in_the_formulation_for_tpus():
 
 @pytest.mark.usefixtures("tpu_formulation")
 def test_products_keep_every_digit():
-    """Tables of full precision, which products in bfloat16 would round, and ids that no row has."""
+    """Full-precision tables, which bfloat16 products would round, and out-of-range ids."""
     generator = np.random.default_rng(0)
     weights = jnp.asarray(generator.normal(size=(3, 8, 5)), jnp.float32)
     index = jnp.asarray(generator.integers(-9, 17, (1, 3)), jnp.int32)
@@ -244,7 +244,10 @@ RULES = (
 
 
 def has_rule(implementation, rule):
-    """Return whether it moves rows by a rule: Triton by SGD, Pallas by SGD without weight decay, native kernels by any without a count."""
+    """Return True if it updates rows by a rule.
+
+    Triton supports SGD, Pallas SGD without weight decay, native kernels any rule without a count.
+    """
     if rule.counts_decay:
         return implementation == "xla"
     if implementation.startswith("pallas"):

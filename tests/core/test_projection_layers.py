@@ -46,7 +46,7 @@ def test_wrong_calls():
 
 
 def test_kinds_of_parameters():
-    """Layers say which parameters are tables, and names tell the others apart, also in blocks that are stacked."""
+    """Layers declare their table parameters, and names distinguish the other parameters, also in stacked blocks."""
     case = CASE
     layer, arrays = nnx_layer(case), by_kind(case, variables_of(case))["params"]
     assert set(nnx.to_pure_dict(nnx.state(layer, layers.Tables))) == {"weights"}

@@ -1,4 +1,4 @@
-"""Layers of published n-gram memories: recorded outputs in all libraries, decoding, and histories of other layouts."""
+"""Layers for published n-gram memories: recorded outputs in all libraries, decoding, and histories in other layouts."""
 
 import functools
 from pathlib import Path
@@ -109,7 +109,7 @@ def test_decoding_is_the_whole_text(family):
 
 
 def test_small_and_zero_vectors():
-    """An eps far below that of other layers, and the gate at a score of 0."""
+    """An eps far below other layers, and the gate at score 0."""
     layer, a, want = nnx_layer("deepseek")
     x, tokens = jnp.asarray(a["h"]), jnp.asarray(a["ids"], jnp.int32)
     np.testing.assert_allclose(layer(x * 1e-6, tokens), want, atol=2e-6, rtol=2e-6)

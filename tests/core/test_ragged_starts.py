@@ -1,4 +1,4 @@
-"""Starts of each sequence in attention: the results of a call for each, and who runs them."""
+"""Per-sequence starts in attention: the results match one call per sequence, and the implementations running them."""
 
 import jax.numpy as jnp
 import numpy as np

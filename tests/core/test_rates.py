@@ -1,4 +1,4 @@
-"""Learning-rate factors of tables and of edges: steps against loops, by every form of a gradient, and on several devices."""
+"""Learning-rate factors for tables and edges: steps compared with loops, for every gradient form, and on several devices."""
 
 import dataclasses
 
@@ -170,7 +170,7 @@ def test_kernels_of_one_rate_leave_it_to_plain_jax():
 @needs_devices(2)
 @pytest.mark.parametrize("kind", [AxisType.Auto], ids=str)
 def test_tables_over_devices_count_the_decay_of_every_step(kind):
-    """Steps at rates of their own, under plain jit; the count of a table lies where the table does."""
+    """Steps with individual rates, under plain jit; a table's count resides with the table."""
     rule = tables.RowAdam(weight_decay=0.5, decay="every")
     rates = {"lut": np.linspace(0.5, 1, T)}
     optimizer = tables.Optimizer(rule, 0.25, rates=rates, tables={"lut"})

@@ -38,7 +38,7 @@ def weights():
 
 @pytest.fixture
 def registered():
-    """Registers an implementation for one test, in the place of one of the package if there is one."""
+    """Register an implementation for one test, replacing a package implementation if one exists."""
     registry, specs, replaced = lutjax.kernel_registry, [], []
 
     def register(op, platform, backend, *args, **kwargs):
@@ -444,7 +444,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("device", ["gpu", "tpu"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_are_explained_for_other_devices(name, device):
-    """Explain functions by their own arguments, which need not be those of a kernel."""
+    """Explain functions by their own arguments, which may differ from kernel arguments."""
     args, options = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype) if hasattr(a, "shape") else a, FUNCTIONS[name]
     )
@@ -694,9 +694,9 @@ def test_implementations_agree_on_their_arguments():
 
 
 def test_import_is_light():
-    """Nothing but what has to be there before a function is traced: no package, no configuration, no environment variable.
+    """Only import requirements before a function is traced: no package, no configuration, no environment variable.
 
-    The ops come with their first use, without what other ops need, and do not make jit compile a function again that has used them.
+    Ops are imported at first use, without other ops' dependencies, and do not make jit recompile a function already using them.
     """
     code = """
 import os, sys
@@ -756,7 +756,7 @@ def test_public_names_come_from_where_type_checkers_find_them():
 
 @pytest.mark.slow
 def test_a_call_outside_of_jit_asks_nothing_twice():
-    """Functions of Python that a second call with the same shapes enters: checks, and the kernels that were chosen before."""
+    """Python functions entered by a second call with the same shapes: checks, and the kernels chosen before."""
     code = """
 import sys
 import jax, jax.numpy as jnp

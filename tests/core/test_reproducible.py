@@ -1,4 +1,4 @@
-"""Floats of which addends in fixed point are made: the same bits in every program."""
+"""Floats for fixed-point addends: the same bits in every program."""
 
 import functools
 
@@ -26,7 +26,7 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("name", ["exp", "log1p"])
 def test_functions_that_are_the_same_in_every_program(name):
-    """Right within rounding, and the same bits for arrays of other lengths, of which compilers have versions of their own."""
+    """Correct within rounding, with the same bits for other array lengths, for which compilers generate separate versions."""
     function, exact = FUNCTIONS[name]
     rng = np.random.default_rng(0)
     x = np.concatenate([rng.normal(size=300) * s for s in (1e-6, 0.1, 1.0, 10.0)])
@@ -42,7 +42,7 @@ def test_functions_that_are_the_same_in_every_program(name):
 
 
 def test_quotients_that_are_the_same_in_every_program():
-    """Bits are those of the functions, and right also where one is zero, infinite, or the quotient is too large or too small."""
+    """Bits match the functions, and are also correct for zeros, infinities, and quotients outside the float range."""
     rng = np.random.default_rng(0)
     a, b = (rng.normal(size=300) * 10.0 ** rng.integers(-30, 30, 300) for _ in range(2))
     special = [(0, 1), (1, 0), (-1, 0), (np.inf, 2), (1, -np.inf), (np.inf, np.inf), (3, 1e-39), (1e38, 1e-5), (-0.0, 3), (1e-30, 1e30), (2e-38, 1), (3e38, 1.5), (-3e38, 0.9), (1.2e-38, 0.7)]  # fmt: skip
@@ -70,7 +70,7 @@ def test_functions_that_are_the_same_on_every_device():
 
 
 def results_of(read, fixed, anchors):
-    """Return a function of samples, tables and scalars to gradients and outputs, by `scored_lut`, and the same by the ops that it is made of."""
+    """Return functions from samples, tables and scalars to gradients and outputs: by `scored_lut`, and by its component ops."""
 
     def by_one_op(x, weights, scalars):
         return lutjax.scored_lut(x, weights, anchors, scalars, read=read, accumulate=fixed)

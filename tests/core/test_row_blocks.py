@@ -1,4 +1,4 @@
-"""Memories whose tables are divided over devices by blocks of rows: values, gradients and steps are those of one device."""
+"""Memories with tables sharded by row blocks: values, gradients and steps match one device."""
 
 import functools
 

@@ -81,7 +81,7 @@ def test_a_coefficient_of_zero_reads_and_adds_nothing():
 # ------------------------------------------------------------------------------------- reads of users
 @dataclasses.dataclass(frozen=True)
 class Nearest(reads.Read):
-    """A row for each comparison that it flips, with one learned scalar, and one that has a gradient alone."""
+    """One row per flipped comparison with one learned scalar, and one with only a gradient."""
 
     @property
     def valued(self):

@@ -102,7 +102,7 @@ def test_libraries_decode(name):
 
 
 def test_decoding_is_an_argument_of_calls():
-    """Decode by an argument of calls as by that of the layer; in Linen the first call makes the cache."""
+    """Decode by call argument as by layer argument; in Linen the first call creates the cache."""
     case = CASES["attention"]
     arrays, x = variables_of(case), inputs_of(case)
     kinds, (first, second) = by_kind(case, arrays), chunks(x, (4, 5))

@@ -229,7 +229,7 @@ def test_a_step_of_a_table_optimizer(specs):
     ("name", "kind"), [("powers of two", "explicit"), ("gates", "auto"), ("trees", "explicit")]
 )
 def test_what_models_produce(name, kind):
-    """Texts that models continue with caches, and the packed networks of classifiers."""
+    """Cached continuation by models, and packed classifier networks."""
     model, inputs = model_and_inputs(name)
     graph, params, others = split(model)
 

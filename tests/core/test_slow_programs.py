@@ -1,4 +1,4 @@
-"""Compiled programs and processes that take long: their memory, their numbers, and what they import."""
+"""Slow compiled programs and processes: their memory, their numbers, and their imports."""
 
 import json
 import os
@@ -66,7 +66,7 @@ assert next(iter(counts.values())).counts.tolist() == [[len(x), 0], [0, len(x)],
 
 @pytest.mark.skipif("jax.default_backend() != 'cpu'", reason="GPUs keep subnormal numbers")
 def test_a_difference_below_the_normal_numbers_is_0_on_cpus():
-    """Compile as users do: of a comparison of a difference with 0 a compiler makes one of its two sides."""
+    """Compile as users do: a compiler turns comparing a difference with 0 into comparing its two sides."""
     names = [name for name in implementations("detect") if name in ("xla", "native")]
     environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", SUBNORMAL, "5000", *names]
@@ -75,7 +75,7 @@ def test_a_difference_below_the_normal_numbers_is_0_on_cpus():
 
 
 SECONDS = 240
-"""Longest time of what must not wait without end."""
+"""Longest time for calls with a bounded wait."""
 
 
 PROGRAM = """
@@ -126,7 +126,7 @@ if __name__ == "__main__":
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_processes_that_are_forked(tmp_path):
-    """They run what was compiled, by native kernels, or say what is wrong; those that are spawned are as any other."""
+    """Processes run compiled native kernels or report the error; spawned processes behave like any other."""
     path = tmp_path / "program.py"
     path.write_text(PROGRAM, encoding="utf-8")
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}

@@ -1,4 +1,4 @@
-"""`ProjectionLUT` in training, in stacked blocks, and with tables of integers."""
+"""`ProjectionLUT` in training, in stacked blocks, and with integer tables."""
 
 import functools
 from typing import Any
@@ -131,7 +131,7 @@ def test_scan_and_remat_over_blocks():
 
 
 def test_tables_of_integers_in_nnx():
-    """The deployed model has the values of the trained one, a quarter of its tables, and nothing else of its own."""
+    """The deployed model has the trained model's values, a quarter of its tables, and no other data."""
     model = Block(nnx.Rngs(0), read=reads.PowersOfTwo(), table_dropout=0.5)
     deployed = layers.quantize(model)
     run = nnx.jit(lambda model, x: model(x))

@@ -1,4 +1,4 @@
-"""Ops and training steps on several devices: the results of one device, for every layout of tables, groups and sequences."""
+"""Ops and training steps on several devices: results match one device, for every table, group and sequence layout."""
 
 import contextlib
 import functools
@@ -212,10 +212,10 @@ RULE = tables.RowAdagrad()
 
 
 def step_of(op, axes=(), dense=False):
-    """Return a step: parameters, state, what is divided beside them, samples -> parameters, state, and the cotangent of samples.
+    """Return a step: parameters, state, other sharded arrays, samples -> parameters, state, sample cotangents.
 
     Args:
-      axes: names of the mesh axes of the samples and of the detectors, inside a shard_map.
+      axes: mesh axis names for samples and detectors, inside a shard_map.
     """
     optimizer = tables.Optimizer(RULE, 0.1, rest=optax.sgd(0.1), tables=called_weights)
 
@@ -274,9 +274,9 @@ def test_the_bits_of_one_device_in_a_shard_map(name, layout):
     ),
 )
 def test_plain_jit(name, accumulate, layout, kind):
-    """Nothing in the program knows of devices: the compiler, or the types on a mesh with explicit axes, divide kernels by their rules.
+    """The program contains no device logic: the compiler, or explicit-axis mesh types, partition kernels by their rules.
 
-    In fixed point the bits are those of one device: integer totals of all devices are summed before they are divided.
+    Fixed-point bits match one device: integer totals from all devices are summed before division.
     """
     params, others, op = {**OPS, **GROUPED}[name]
     x = X if name in OPS else X_OF_GROUPS

@@ -1,4 +1,4 @@
-"""Counts of reads of every look-up, against loops, and their names in models."""
+"""Read counts for every lookup, compared with loops, and their names in models."""
 
 import jax
 import jax.numpy as jnp

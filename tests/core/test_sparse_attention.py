@@ -1,4 +1,4 @@
-"""Attention whose rows reach only some of the outputs: against loops over pairs and slots, by the reference, and in every library."""
+"""Attention with rows reaching only some outputs: compared with loops over pairs and slots, by the reference, and in every library."""
 
 import math
 import re
@@ -53,7 +53,7 @@ def test_some_implementations_run_lists_of_rows_and_any_one_list():
 
 
 def test_no_array_of_all_outputs():
-    """A step, dense or in factors, has no array as large as a table that reaches all outputs."""
+    """A dense or sparse step allocates no array as large as a table reaching all outputs."""
     n_detectors, n_anchors, n_outputs = 5, 4, 64
     anchors = lutjax.sample_anchors(jax.random.key(0), INPUTS, n_detectors, n_anchors)
     weights = jnp.zeros((n_detectors, 4**n_anchors, K))

@@ -140,7 +140,7 @@ def test_report_lists_totals_gaps_and_reasons():
 
 
 def test_directions_with_equal_words_share_a_row():
-    """A cell lists its dtypes where they are not those of its column."""
+    """A cell lists its dtypes where they differ from its column's dtypes."""
     cells = [
         *(
             cell(State.RAN, direction=d, dtype=t)

@@ -1,4 +1,4 @@
-"""Layers whose `dtype` is not that of their tables: stored rows are read, and only their sums are rounded."""
+"""Layers with a `dtype` different from their tables: stored rows are read, and only their sums are rounded."""
 
 import dataclasses
 
@@ -140,7 +140,7 @@ KERNELS = {
     "scored_lut": FEW["ProjectionLUT"],
     "sparse_lookup": FEW["SparseLUT"],
 }
-"""A case of a layer for each op whose kernels get inputs and tables."""
+"""A layer case for each op with kernels receiving inputs and tables."""
 
 
 @pytest.mark.parametrize(("world", "op"), worlds.in_worlds(KERNELS, ()))

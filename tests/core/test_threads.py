@@ -1,4 +1,4 @@
-"""Ops in several threads and in other processes, and what a compiled program makes of its tables."""
+"""Ops in several threads and in other processes, and table handling in compiled programs."""
 
 import concurrent.futures
 import dataclasses
@@ -15,7 +15,7 @@ import lutjax
 from lutjax import reads
 
 SECONDS = 240
-"""Longest time of what must not wait without end."""
+"""Longest time for calls with a bounded wait."""
 
 TABLES, ROWS, OUTPUTS, INPUTS = 24, 32, 40, 16  # sizes that nothing else has
 READ = reads.Confidence()
@@ -46,7 +46,7 @@ IMPLEMENTATIONS = [name for name in implementations("lookup") if name in ("xla",
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", ["lut"])
 def test_threads_that_call_at_the_same_time(name, implementation):
-    """All have the bits of one thread, and none waits for another without end: there are more of them than the pool has threads."""
+    """All match one thread's bits, and none waits forever for another: they outnumber the pool's threads."""
     x, weights = arguments(300)
     run = jax.jit(lambda x, w: LAYERS[name](x, w, implementation=implementation))
     expected = np.asarray(run(x, weights))
@@ -77,7 +77,7 @@ class Slow(reads.Blend):
 
 
 def test_a_pullback_while_another_thread_traces_the_forward_rule():
-    """JAX keeps the structure of what a rule saves with the trace of a function: that of this thread is still there."""
+    """JAX stores the structure saved by a rule with the function's trace: this thread's structure still exists."""
     read, (x, weights) = Slow(threading.Event(), threading.Event()), arguments(4)
 
     def layer(x, w):

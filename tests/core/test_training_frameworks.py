@@ -1,4 +1,4 @@
-"""Tables of Flax models: NNX and Linen helpers give what their own training gives with dense gradients."""
+"""Flax model tables: NNX and Linen helpers match the models' own training with dense gradients."""
 
 import dataclasses
 
@@ -87,7 +87,7 @@ NORMAL = jax.nn.initializers.normal(1.0)
 
 
 class NnxOwn(nnx.Module):
-    """Has a `weights` of its own with three axes, a layer deep inside, and a table of another name."""
+    """Has its own `weights` with three axes, a layer deep inside, and a table with another name."""
 
     def __init__(self):
         rngs = nnx.Rngs(0)

@@ -90,7 +90,7 @@ def test_outside_of_jit_too():
 
 
 def test_the_number_of_steps_ends_where_int32_does():
-    """A schedule then has the rate of the last step that is counted, and not that of a step before the first."""
+    """A schedule then uses the rate for the last counted step, not for a step before the first."""
     optimizer = tables.Optimizer(
         tables.SGD(), lambda step: jnp.where(step < 0, jnp.nan, 0.5), tables={"weights"}
     )
@@ -348,7 +348,7 @@ LARGE_PAIRS, LARGE_POINTWISE = anchors_of(8, 8, 5), anchors_of(16, 16, 12)
 
 
 def temporary_bytes(optimizer, value_and_grad, *, form="step"):
-    """Return the bytes that a jitted step needs beside its donated arguments."""
+    """Return the bytes required by a jitted step in addition to its donated arguments."""
 
     def loss(params, x):
         attention = params["attention"]

@@ -1,4 +1,4 @@
-"""Kernel configurations: how one is chosen, what files of them contain, and how `lutjax tune` finds them."""
+"""Kernel configurations: selection, file contents, and the `lutjax tune` search."""
 
 import dataclasses
 import functools

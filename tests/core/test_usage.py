@@ -1,4 +1,4 @@
-"""Reads of the rows of tables: counts against loops, in every library, under jit and on several devices."""
+"""Table row reads: counts compared with loops, in every library, under jit and on several devices."""
 
 import json
 
@@ -39,7 +39,7 @@ def test_statistics_by_loops():
 
 
 def test_counts_beyond_int32_are_refused(monkeypatch):
-    """Counts are bounded in one call before it counts, and of a sum of batches where it is looked at."""
+    """Counts are bounded in one call before counting, and, for a sum over batches, when inspected."""
     anchors, weights = np.int32([[[0, 1]]]), jnp.ones((1, 2, 3))
     counted = lutjax.usage(lambda w, x: lutjax.lut(x, w, anchors))
     monkeypatch.setattr("lutjax.tables._usage._MOST_READS", 4)

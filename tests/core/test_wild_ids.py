@@ -1,7 +1,7 @@
-"""Ids out of range: refused where they are known, and clamped where they are traced, in every implementation.
+"""Out-of-range ids: rejected where known and clamped where traced, in every implementation.
 
-A traced id counts as the nearest that exists, and nothing else is read: an op returns for it what the reference returns for ids
-that NumPy has clamped, one by one.
+A traced id counts as the nearest valid id, and nothing else is read: an op returns the reference result for ids
+clamped one by one by NumPy.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ LAST = {  # the last id that exists, in cases of the size that can be split
 
 
 def cases_of_ids(op):
-    """Return a case of an op, wild ids by name, and the ids that they mean: the nearest ones, of a detection those of both of its rows."""
+    """Return an op case, wild ids by name, and their nearest valid ids (for a detection, the nearest ids in both rows)."""
     case, wild, near = split(op), {}, {}
     rng = np.random.default_rng(0)
     for name, a in case.fixed.items():
@@ -117,13 +117,13 @@ def test_ids_out_of_range_are_clamped_on_gpus(implementation, op):
 
 # ------------------------------------------------------------------------------------- known ids
 DATA = {"lookup", "lookup_attention", "weighted_lookup"}
-"""Ops whose ids are computed, as activations are: a check of each new array would wait for the device."""
+"""Ops with computed ids, as activations are: checking each new array would wait for the device."""
 
 
 @pytest.mark.parametrize("make", [jnp.asarray, np.asarray], ids=["jax", "numpy"])
 @pytest.mark.parametrize("op", sorted(set(OPS) - DATA))
 def test_known_ids_are_refused(op, make):
-    """Raise in each call, also of ids that are constants of a trace."""
+    """Raise in each call, also for ids stored as trace constants."""
     case, wild, near = cases_of_ids(op)
     name = next(name for name in IDS if name in wild)
     near = jax.tree.map(jnp.asarray, near)
@@ -242,7 +242,7 @@ LAYERS = {
 
 
 def ids_of(case):
-    """The name of the first variable of a layer that holds ids, and wild ones."""
+    """The name for a layer's first id variable, and wild ids."""
     v = next(v for v in case.spec.variables() if v.kind in KEPT)
     return v.name, v.kind, jnp.full(v.shape, 1000, jnp.int32)
 
@@ -304,7 +304,7 @@ def test_layers_without_their_ids(layer):
 
 
 def other_ids(case):
-    """Two layers of a case whose ids differ, and an input."""
+    """Two layers from a case with different ids, and an input."""
     one, other = nnx_layer(case), nnx_layer(case)
     name, _, _ = ids_of(case)
     setattr(other, name, getattr(one, name).get_value()[:, ::-1])
@@ -318,7 +318,7 @@ def run_jitted(model, x):
 
 @pytest.mark.parametrize(("layer", "taken"), [*((layer, "state") for layer in LAYERS), ("LUT", "pickle")])
 def test_trained_variables_of_other_ids(layer, taken):
-    """They are refused in every call, also of a jitted function, until the ids follow; those of the same ids are taken."""
+    """Every call rejects a state with other ids, also in a jitted function, until the ids are updated; equal ids are accepted."""
     one, other, x = other_ids(LAYERS[layer])
     state = nnx.state(one, nnx.Param)
     if taken == "pickle":
@@ -340,7 +340,7 @@ def test_trained_variables_of_other_ids(layer, taken):
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_other_updates_of_trained_variables_are_taken(layer):
-    """Steps of an optimizer and results of jitted functions have the ids of their model; of a restored array nothing is known."""
+    """Optimizer steps and jitted results keep their model's ids; for a restored array nothing is known."""
     one, other, x = other_ids(LAYERS[layer])
     nnx.update(other, jax.tree.map(lambda a: a + 0, nnx.state(one, nnx.Param)))
     run_jitted(other, x)

@@ -1,4 +1,4 @@
-"""Wirings by name, against loops in NumPy, and wires that scores choose: their network, the gradient of their scores, their cost."""
+"""Wirings by name, compared with NumPy loops, and wires selected by scores: their network, score gradients, and cost."""
 
 import itertools
 import math
@@ -207,9 +207,9 @@ def test_layers_read_the_chosen_wires(name):
 
 
 def scores_gradient(case: Case, arrays: Any, x: np.ndarray, dy: np.ndarray) -> np.ndarray:
-    """Return the gradient of the scores by definition: candidates one by one, each judged on its part of the samples.
+    """Return the score gradient by definition: candidates one by one, each judged on its share of the samples.
 
-    `x` is ``[I, B]`` and `dy` ``[G, B]``, features first. What an input of a gate adds is the derivative of a layer that has it alone.
+    `x` is ``[I, B]`` and `dy` ``[G, B]``, features first. Each gate input adds the derivative of a layer with this input only.
     """
     wires, scores = chosen_of(case, arrays), np.asarray(arrays["scores"], np.float64)
     n_gates, arity, n_candidates = scores.shape
@@ -247,7 +247,7 @@ SIZES = [("gates", None), ("gates", 2), ("tables", 2), ("signs_of_all", None)]
 def test_gradient_of_scores(name, batch):
     """Nine samples or more are divided among candidates; two are too few, and all candidates are judged on both.
 
-    Of 250 samples, 64 judge each candidate.
+    With 250 samples, 64 judge each candidate.
     """
     case = CASES[name]
     first = "feature_axis" in case.options
@@ -288,14 +288,14 @@ def test_gumbel_chooses_at_random():
 
 
 def largest(compiled: str) -> int:
-    """Return the elements of the largest array that a compiled program writes: results of instructions outside of fusions."""
+    """Return the element count for the largest array written by a compiled program: instruction results outside fusions."""
     entry = re.sub(r"(?ms)^%fused_computation.*?^}$", "", compiled)
     shapes = re.findall(r"= (?:f32|s32|pred)\[([\d,]+)\]", entry)
     return max(math.prod(map(int, shape.split(","))) for shape in shapes)
 
 
 def test_memory_is_that_of_fixed_wires():
-    """No array of the step has a value for every candidate and sample, as mixtures of them have."""
+    """The step allocates no array with a value for every candidate and sample, unlike mixtures."""
     n, batch, k = 64, 256, 16
 
     def step_of(kind: str) -> str:
@@ -381,7 +381,7 @@ class TestSlow:
 
     @needs_devices(8)
     def test_meshes(self):
-        """Scores are divided by gate, samples by device, and gradients are those of one device."""
+        """Scores are sharded by gate, samples by device, and gradients match one device."""
         mesh = jax.make_mesh((4, 2), ("batch", "detectors"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
         case = Case("LogicGates", TOP, (12, 7))
         arrays, x, dy = arrays_of(case), inputs_of(case), random((12, 6))
