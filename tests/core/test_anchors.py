@@ -17,7 +17,7 @@ PAIRS = {
     False: [[[4, 0], [1, 3]], [[2, 3], [2, 4]], [[0, 4], [0, 2]]],
     True: [[[0, 4], [3, 4]], [[2, 3], [0, 3]], [[1, 4], [2, 4]]],
 }
-"""Pairs of earlier versions, for one key: with replacement and without."""
+"""Anchor pairs from earlier versions, for one key: with replacement and without."""
 
 
 @pytest.mark.parametrize(

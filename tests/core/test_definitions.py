@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("without_typechecking")  # definitions read
 
 # ------------------------------------------------------------------------------------- ops in NumPy
 COMPOSED = ("scored_lut", "gate_network", "lut_at_places")
-"""Ops whose definitions call other ops."""
+"""Ops defined by other ops."""
 IN_NUMPY = [op for op in drawn_cases.REPRESENTATIVES if op not in COMPOSED]
 
 
@@ -61,7 +61,7 @@ def test_ops_compute_their_definitions(op, number):
 
 
 def is_comparable(spec: Spec) -> bool:
-    """Return whether a definition can index and reshape its arrays, and no rounding to 16 bits decides the comparison."""
+    """Return True if a definition can index and reshape its arrays, and 16-bit rounding does not decide the comparison."""
     sizes = dict(spec.sizes)
     is_empty = sizes.get("outputs", 1) == 0 or (spec.op in COMPOSED and sizes["batch"] == 0)
     return not is_empty and spec.dtype != "bfloat16"

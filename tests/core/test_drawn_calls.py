@@ -1,4 +1,4 @@
-"""Every implementation computes what the reference does, for drawn sizes and values, whatever was called before and wherever arrays reside."""
+"""Every implementation matches the reference for drawn sizes and values, regardless of earlier calls and array placement."""
 
 import contextlib
 import dataclasses
@@ -48,7 +48,7 @@ FORMULATED = (
     "lut_pair_attention",
     "bilinear_gates",
 )
-"""Ops that plain JAX computes in another way on accelerators."""
+"""Ops with a different plain-JAX computation on accelerators."""
 
 
 @pytest.mark.parametrize(("op", "formulation"), [
@@ -164,7 +164,7 @@ class Late:
         return jax.jit(lambda d: jax.vjp(f, d))(case.differentiable)
 
     def pull(self, how: str) -> None:
-        """Run the backward pass: at once, as an argument or a constant of a jitted function, or for several cotangents."""
+        """Run the backward pass: at once, as a jitted function's argument or constant, or for several cotangents."""
         y, pull = self.pulled
         one = drawn_cases.cotangents(self.case, y)
         several = jax.tree.map(lambda a: jnp.stack([a, -a, 2 * a]), one)
@@ -215,7 +215,7 @@ def even(op: str) -> Spec:
 
 @st.composite
 def placements(draw: Any, case: Any) -> dict[str, PartitionSpec]:
-    """Draw, for each argument, the axes sharded by each mesh axis, if any."""
+    """Draw the axis of each argument sharded by each mesh axis, if any."""
     found = {}
     for name, a in {**case.differentiable, **case.fixed}.items():
         spec: list[str | None] = [None] * np.ndim(a)
@@ -289,7 +289,7 @@ LEFT_OUT = {
 
 @pytest.mark.parametrize("op", OPS)
 def test_specs_use_every_argument(op):
-    """An argument that no spec gives fails here: add it to `drawn_cases.REPRESENTATIVES`."""
+    """An argument missing from all specs fails here: add it to `drawn_cases.REPRESENTATIVES`."""
     signature, used = inspect.signature(lutjax.kernel_registry.function(op)), set()
 
     def note(*args: Any, **options: Any) -> Any:

@@ -41,7 +41,7 @@ class Table:
     """A model table.
 
     Attributes:
-      op: its lookup op. factor: for `lutjax.scale_gradient` in front. rate: its learning-rate factor.
+      op: its lookup op. factor: its `lutjax.scale_gradient` factor. rate: its learning-rate factor.
       dense: not a table for the optimizer; trained by its normalized dense gradient.
     """
 
@@ -104,7 +104,7 @@ def trainings(draw: Any) -> Training:
 
 # ------------------------------------------------------------------------------------- the model
 def arrays_of(training: Training) -> tuple[Arrays, Arrays, list[Arrays]]:
-    """Return parameters, a batch, and the ids of each table."""
+    """Return parameters, a batch, and each table's ids."""
     rng = np.random.default_rng([training.seed, 1])
     grid = lambda *shape: (rng.integers(-8, 9, shape) / 4).astype(np.float32)  # noqa: E731
     batch = {"x": 5 * grid(BATCH, LENGTH, INPUTS), "target": grid(BATCH, LENGTH, OUTPUTS)}
@@ -145,7 +145,7 @@ def loss_of(training: Training, fixed: list[Arrays], module: Any = lutjax) -> An
 
 
 def accessed_rows(t: Table, params: Arrays, ids: Arrays, x: Any) -> np.ndarray:
-    """Return a mask for rows read by a batch, ``[T, R, 1]``: a cotangent with all ones reaches them; unused slots read rows, too."""
+    """Return a mask of the rows read by a batch, ``[T, R, 1]``: a cotangent with all ones reaches them; unused slots read rows, too."""
     op = "lut" if t.op == "sparse_lut" else t.op
     others = {n: a for n, a in ids.items() if n != "targets"}
 
@@ -184,7 +184,7 @@ def expected_step(
 
 @dataclasses.dataclass
 class _Dense:
-    """A gradient as the definition of `lutjax.update_table` reads it."""
+    """A gradient in the form used by the `lutjax.update_table` definition."""
 
     gradient: Any
 
@@ -207,7 +207,7 @@ def dense(gradients: Any) -> Any:
 
 
 def check(training: Training, factored: bool = True) -> None:
-    """Run two steps, and compare gradients, tables and states of rows after each."""
+    """Run two steps, and compare gradients, tables and row states after each."""
     is_wide = any(t.dtype == "float64" for t in training.tables)
     with jax.enable_x64(True) if is_wide else contextlib.nullcontext():
         params, batch, fixed = arrays_of(training)

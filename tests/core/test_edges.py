@@ -35,7 +35,7 @@ def look_up(weights, x, edges=EDGES, **options):
 
 
 def whole(weights):
-    """The table ``[T, R, O]`` that is zero where no edge is, made by a loop."""
+    """The table ``[T, R, O]``, zero without an edge, built by a loop."""
     table = np.zeros((T, R, OUTPUTS), np.float64)
     for e, (t, r, o) in enumerate(zip(*IDS, strict=True)):
         table[t, r, o] += weights[e]

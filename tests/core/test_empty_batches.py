@@ -59,7 +59,7 @@ def test_values_and_gradients(name):
 
 
 def test_gradients_of_scores_are_zero():
-    """Candidates of an empty batch are not judged: to divide by their number would be NaN."""
+    """Candidates are not judged on an empty batch: dividing by the batch size would give NaN."""
     layer = layers.LogicGates(4, 6, wiring="top-k", rngs=nnx.Rngs(0))
     gradients = nnx.jit(nnx.grad(lambda layer, x: layer(x).sum()))(layer, jnp.zeros((0, 4)))
     assert not np.any(gradients["scores"][...])

@@ -73,7 +73,7 @@ def assert_equal(actual, expected, which=("output", "cotangent")):
 
 
 def along(arrays, axes, axis, change):
-    """`change(array, its axis)` for every array that has the axis."""
+    """`change(array, its axis)` for every array with the axis."""
 
     def one(name, a):
         at = getattr(axes[name], axis)

@@ -1,4 +1,4 @@
-"""The ops against recorded cases of another implementation (`golden/README.md`), value by value and gradient by gradient."""
+"""The ops compared with cases recorded from another implementation (`golden/README.md`), value by value and gradient by gradient."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ KINDS = ("fc", "ext_fc", "attn", "ext_concat", "ext_product", "ext_sparse")
 
 
 def recorded():
-    """Files of one op each; whole transformers are in test_models."""
+    """Single-op files; whole transformers are in test_models."""
     cases = []
     for path in sorted(GOLDEN.glob("*.npz")):
         with np.load(path) as z:
@@ -105,7 +105,7 @@ def _dense(module, kind, z, x, anchors, epsilon, tolerance):
 
 
 def _gradients(f, params, z, *, factored=False):
-    """Output and gradients by the policy of the recorded case."""
+    """Output and gradients by the recorded case's policy."""
 
     def loss(params):
         y = f(params)
@@ -120,14 +120,14 @@ def _gradients(f, params, z, *, factored=False):
 
 
 def _after_step(table, gradient, rate):
-    """SGD, from a gradient in factors or an array."""
+    """SGD, from a sparse gradient or an array."""
     if not isinstance(gradient, tables.TableGradient):
         return table - rate * gradient
     return lutjax.update_table(table, gradient, rate)[0]
 
 
 def _sparse(module, z, x, anchors, epsilon, tolerance):
-    """Edges (row -> output) as rows of slots; each row has as many as the one with most."""
+    """Edges (row -> output) as rows with slots; every row has the maximum slot count."""
     n_detectors, n_pairs, _ = anchors.shape
     shape = (n_detectors, 2**n_pairs)
     source, n_outputs = z["edge_source"], int(z["n_outputs"])

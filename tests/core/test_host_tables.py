@@ -311,7 +311,7 @@ def test_a_host_that_gives_no_memory_says_so(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Functions(NamedTuple):
-    """A two-layer model as functions on arrays: `init` returns trained and other arrays, `apply` takes both."""
+    """A two-layer model as functions of arrays: `init` returns trained and other arrays, `apply` takes both."""
 
     init: Any
     apply: Any
@@ -428,7 +428,7 @@ def test_errors_of_tables_of_a_model() -> None:
 
 
 class FakeDriver:
-    """A driver with recorded calls and a limit on locked arrays."""
+    """A driver that records its calls and locks a limited number of arrays."""
 
     def __init__(self, most: int = 9):
         self.most, self.log = most, list[str]()
@@ -456,7 +456,7 @@ class FakeDriver:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A simulated GPU driver for this machine."""
+    """Install a simulated GPU driver on this machine."""
 
     def found(driver: FakeDriver) -> FakeDriver:
         monkeypatch.setattr(_registered, "driver", lambda: driver)
@@ -596,7 +596,7 @@ def test_memory_that_cannot_be_locked_is_said_once(driver: Any, monkeypatch: pyt
 
 
 def test_duplicates_are_gathered_as_fast_as_different_rows():
-    """A row in the cache takes no longer than rows in memory: the best of several reads, as other processes take time."""
+    """A cached row takes no longer than rows in memory: the best time from several reads, as other processes take time."""
     table = HostTable((1, 400_000, 64), jnp.float32, jax.nn.initializers.zeros)
     table.draw(jax.random.key(0))
     n = 98_304

@@ -78,7 +78,7 @@ def test_one_number_is_for_both_axes():
 
 
 def values_near(point, size, shape, mask):
-    """Ids for the values around a point, pixel by pixel in exact arithmetic."""
+    """Ids of the values around a point, pixel by pixel in exact arithmetic."""
     height, width, channels = (*shape, 1)[:3]
     if size is None:
         size, point = (2 * height + 1, 2 * width + 1), (Fraction(height - 1, 2), Fraction(width - 1, 2))

@@ -1,4 +1,4 @@
-"""Convolutions of lookup tables: memory, wrong arguments and pictures; test_definitions.py has their values."""
+"""Lookup-table convolutions: memory, wrong arguments and pictures; test_definitions.py covers their values."""
 
 import functools
 import math

@@ -37,7 +37,7 @@ JITTED = jax.jit(look_up)
 
 
 def marks() -> list[float]:
-    """Excess in two calls over the right number; one call is jitted."""
+    """Return the excess of two calls over the correct result; one call is jitted."""
     return [float(f(WEIGHTS)) - 1 for f in (look_up, JITTED)]
 
 

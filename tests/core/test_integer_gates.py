@@ -1,4 +1,4 @@
-"""Layers of gates and votes in fixed point; the ops are in the case lists, property tests and `test_fixed_point.py`."""
+"""Gate and vote layers in fixed point; the case lists, property tests and `test_fixed_point.py` cover the ops."""
 
 import jax
 import jax.numpy as jnp

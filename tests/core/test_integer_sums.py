@@ -31,7 +31,7 @@ def tables(rng, n_tables, outputs, groups, entry=None):
 
 
 def scalars_of(read):
-    """Scalars with which a neighbor weighs as much as its row, at margins as large as `WIDE`."""
+    """Scalars giving a neighbor the same weight as its row, at margins as large as `WIDE`."""
     scalars = read.initial()
     return scalars | {"log_tau": jnp.float32(60)} if "log_tau" in scalars else scalars
 
@@ -52,7 +52,7 @@ def coefficients(x, anchors, read, groups):
 
 
 def defined(x, anchors, quantized, read, groups):
-    """The sums of section 12 in int64."""
+    """The section 12 sums in int64."""
     index, units = coefficients(x, anchors, read, groups)
     rows = np.asarray(quantized.values).astype(np.int64)[np.arange(len(anchors))[:, None], index]
     each = (units[..., None] * rows).sum(-2)  # [n, T, O]

@@ -1,4 +1,4 @@
-"""Layers whose calls draw random numbers or run hard: the same in every library."""
+"""Layers with random draws or hard mode in their calls: the same results in every library."""
 
 import haiku as hk
 import jax
@@ -24,7 +24,7 @@ CASES = {
 
 
 def caller(library, case, arrays, **options):
-    """Return the layer as a function over its input and noise key."""
+    """Return the layer as a function of its input and noise key."""
     kinds = by_kind(case, arrays)
     if library == "nnx":
         layer = nnx_layer(case, arrays)

@@ -55,7 +55,7 @@ def arguments_of(library: str, name: str, case: Case) -> tuple[tuple[Any, ...], 
 
 
 def drawn(library: str, name: str, case: Case, x: jax.Array) -> dict[str, Any]:
-    """Return the variables of a new layer, by their collection or type and their name."""
+    """Return a new layer's variables, by collection or type and by name."""
     args, options = arguments_of(library, name, case)
     if library == "nnx":
         layer = nnx_layer(case)

@@ -1,4 +1,4 @@
-"""The layers of the three libraries: the same variables, outputs, gradients and decoding."""
+"""Layers in all three libraries: the same variables, outputs, gradients and decoding."""
 
 import ast
 import copy
@@ -145,7 +145,7 @@ def test_wrong_calls():
 
 @pytest.mark.usefixtures("without_typechecking")
 def test_attention_to_all_keys_refuses():
-    """A distance before or after a query has a position; starts, caches and more keys than that have none."""
+    """A distance before or after a query has a position; starts, caches and additional keys have none."""
     case = CASES["attention"]._replace(options={**TABLES, **POSITIONS, "causal": False})
     layer, x = nnx_layer(case), inputs_of(case)
     assert layer.positions.shape == (2 * 8 + 1, 1, 2)
@@ -325,7 +325,7 @@ SIZES = {
 
 @pytest.mark.parametrize("name", ["lut", "attention_without_positions"])
 def test_linen_names_intermediates(name):
-    """Flax captures the outputs of methods called `__call__`, and summarizes modules by them."""
+    """Flax captures the outputs from `__call__` methods, and summarizes modules by them."""
     case = CASES[name]
     layer, x = getattr(linen, case.layer)(*case.sizes, **case.options), inputs_of(case)
     variables = layer.init(jax.random.key(0), x)
@@ -470,7 +470,7 @@ def test_other_modes_of_flax(hijax):
 
 
 class Mine(lutjax_nnx.LUT):
-    """Subclass of a user, with another name and constructor."""
+    """User-defined subclass with another name and constructor."""
 
     def __init__(self, size, *, rngs):
         super().__init__(size, 2, n_detectors=3, n_anchors=2, rngs=rngs)

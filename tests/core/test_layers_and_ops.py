@@ -221,7 +221,7 @@ def product_key_experts(s: Any, a: Arrays, x: jax.Array) -> jax.Array:
 # ------------------------------------------------------------------------------------- gates
 @jax.custom_vjp
 def clip(values: jax.Array) -> jax.Array:
-    """Values in [-1, 1]; at the ends only a cotangent that leads back passes."""
+    """Values in [-1, 1]; at the ends only a cotangent leading back passes."""
     return jnp.clip(values, -1, 1)
 
 

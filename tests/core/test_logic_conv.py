@@ -1,4 +1,4 @@
-"""Trees of gates over images: against loops over pixels, with gradients, memory and the packed form."""
+"""Gate trees over images: compared with pixel loops, with gradients, memory and the packed form."""
 
 import math
 import re
@@ -139,7 +139,7 @@ def test_trees_read_some_channels():
     ],
 )
 def test_there_is_room_for_all_readers(options):
-    """The width of the list is known before wires are: they may be drawn under jit."""
+    """The list width is known before the wires are: they may be drawn under jit."""
     for key in range(4):
         spec = Case("LogicConv", options, (1, 5, 5, 5), ((5, 5, 5), 7)).spec
         wires, readers = spec.variables()[:2]

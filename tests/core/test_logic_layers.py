@@ -1,4 +1,4 @@
-"""Layers of differentiable logic: wires, the hard network, bits, thermometers; test_layers_and_ops.py has their values."""
+"""Differentiable logic layers: wires, the hard network, bits, thermometers; test_layers_and_ops.py covers their values."""
 
 import functools
 from typing import Any

@@ -1,4 +1,4 @@
-"""Trees of gates and their pools in one op: in the layer, on meshes, and compiled for GPUs. Its values are the parity suite's."""
+"""Gate trees and their pools in one op: in the layer, on meshes, and compiled for GPUs. The parity suite covers their values."""
 
 import dataclasses
 import re
@@ -23,7 +23,7 @@ PLACES = Places((6, 5), (2, 3), (1, 1), (1, 0), (1, 3))
 
 
 def arguments(n_trees=4, n_channels=3, n_leaves=2, batch=4):
-    """Trees on a grid, on which sums are exact in any order."""
+    """Trees on a grid, where sums are exact in any order."""
     rng = np.random.default_rng(0)
     leaves = jnp.asarray(rng.integers(0, 6 * n_channels, (n_trees, n_leaves)), jnp.int32)
     x = jnp.asarray(rng.integers(0, 3, (30 * n_channels, batch)) / 2, jnp.float32)

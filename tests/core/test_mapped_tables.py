@@ -39,7 +39,7 @@ IDS = RNG.integers(0, N_ROWS, (7, 1, 5)).astype(np.int32)
 
 
 def e4m3(codes: np.ndarray) -> np.ndarray:
-    """Values of float8_e4m3fn, float64, by its definition."""
+    """Return float8_e4m3fn values as float64, by definition."""
     c = codes.astype(np.int64)
     e, m = c >> 3 & 15, c & 7
     value = np.where(e == 0, m / 512, np.ldexp(1 + m / 8, e - 7))
@@ -142,7 +142,7 @@ def test_rows_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_large_gathers(tmp_path: Path) -> None:
-    """Gathers in threads return the rows of gathers by one."""
+    """Threaded gathers return the same rows as single gathers."""
     n = 5000
     rows = np.random.default_rng(2).integers(0, 2**16, (n, 3)).astype(np.uint16)
     cuts = {f"{i}": ("BF16", rows[i * 1000 : (i + 1) * 1000]) for i in range(5)}
@@ -229,7 +229,7 @@ def train(table: Any, n_steps: int, rule: Any = RULES[2], first: int = 0) -> Non
 
 @pytest.mark.parametrize("rule", slow_except(RULES, "RowAdam", ids=lambda rule: type(rule).__name__))
 def test_training_equals_a_table_in_memory(tmp_path: Path, rule: Any) -> None:
-    """Rows and state have every bit of an ordinary host table, and the files do not change."""
+    """Rows and state match an ordinary host table bit for bit, and the files do not change."""
     table = table_of(tmp_path, trains=True)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     dense = HostTable((1, N_ROWS, WIDTH), np.float32, jax.nn.initializers.zeros)
@@ -264,7 +264,7 @@ def test_a_resumed_training_has_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_prefetched_rows(tmp_path: Path) -> None:
-    """A queue transfers bytes, and gives the rows of a loop without it."""
+    """A queue transfers bytes, and returns the same rows as a loop without it."""
     tables = [table_of(tmp_path, trains=True) for _ in range(2)]
     train(tables[0], 3)
     table = tables[1]
@@ -410,7 +410,7 @@ def test_layers_read_existing_tables(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_language_models_generate_with_mapped_rows(tmp_path: Path) -> None:
-    """A GPT answers as with its rows in memory, in one call and in the slots of a server."""
+    """A GPT gives the same answers as with its rows in memory, in one call and in server slots."""
     table = wide_table(tmp_path)
     memory: dict[str, Any] = {"orders": (3,), "heads": 1, "rows": 500, "width": 8, "placement": "host"}
     config = GPTConfig(

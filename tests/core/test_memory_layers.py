@@ -38,7 +38,7 @@ TEXT = np.array([72, 101, 108, 108, 111, 0, 2**31 - 1, -5])
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_recorded_rows(name):
-    """They are what models were trained with: no version may change them."""
+    """Models were trained with these values: no version may change them."""
     options, recorded = RECORDED[name]
     np.testing.assert_array_equal(lutjax.ngram_rows(TEXT, **options), recorded)
 

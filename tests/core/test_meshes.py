@@ -87,7 +87,7 @@ def test_outside_of_jit_and_under_vmap(mesh):
 
 @pytest.mark.parametrize(("mapped", "samples", "n_outputs"), [(4, 2, 5), (0, 2, 5), (4, 2, 0)])
 def test_vmap_over_one_axis_of_the_mesh_and_the_batch_over_the_other(mapped, samples, n_outputs):
-    """No `jax.shard_map` takes arrays without elements: the compiler of jaxlib 0.11.2 may end its process there."""
+    """No `jax.shard_map` takes empty arrays: the jaxlib 0.11.2 compiler may crash its process there."""
 
     def value_and_gradients(weights, detection):
         def total(weights, detection):
@@ -135,7 +135,7 @@ def array_of(*shape):
 
 
 def derivatives(f, arguments):
-    """Values, and derivatives forward, forward and backward, and of second order."""
+    """Values, and derivatives: forward, forward and backward, and second-order."""
     floats = lambda a: [v for v in jax.tree.leaves(f(a)) if jnp.issubdtype(v.dtype, jnp.floating)]  # noqa: E731
     if not floats(arguments):
         return f(arguments), (), ()

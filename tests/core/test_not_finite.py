@@ -65,7 +65,7 @@ def places():
 
 @functools.cache
 def expected_at(op, size):
-    """Arguments with unusual numbers at drawn places, and what the reference returns."""
+    """Arguments with unusual numbers at drawn positions, and the reference results."""
     program = testing.program(case_of(op, size))
     reference = jax.jit(program.expected)
     rng = np.random.default_rng(zlib.crc32(f"{op} {size}".encode()))
@@ -164,7 +164,7 @@ def test_a_nan_makes_nan_of_what_its_table_reads(read, implementation):
 @pytest.mark.parametrize("implementation", implementations("scored_lut"))
 @pytest.mark.parametrize("read", [ALL[1], ALL[5]], ids=str)
 def test_an_infinity_is_no_score(read, implementation):
-    """An infinite distance is NaN in a score; in another read as the smallest one, where a blend has a share of 0 for it."""
+    """An infinite distance is NaN in a score; other reads treat it as the smallest distance, where a blend gives it a share of 0."""
     of_scores = isinstance(read, reads.Confidence | reads.PowersOfTwo)
     y, dx, _, _ = run_read(read, [[2, np.inf, -3, 0], [-0.5, -1, 2, 0]], implementation)
     assert np.isnan(y[0]).all() == of_scores
@@ -209,7 +209,7 @@ def test_gradients_of_soft_signs_at_any_size_of_margins(implementation):
 
 @pytest.mark.parametrize("implementation", implementations("scored_lut"))
 def test_gradients_of_scores_at_large_margins(implementation):
-    """Beyond 126 / beta a sigmoid is 1: its logarithm and derivatives are 0, however large the margin that they are multiplied with."""
+    """Beyond 126 / beta a sigmoid is 1: its logarithm and derivatives are 0, however large the margin multiplied with them."""
     read, anchors, table = reads.Confidence(), np.int32([[[0, 1]]]), jnp.array([[[1.0], [3.0]]])
     x = jnp.array([[1e2, 0], [1e8, 0], [1e18, 0], [3e37, 0]], jnp.float32)
 

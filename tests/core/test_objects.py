@@ -44,7 +44,7 @@ def test_every_config_is_here():
 
 
 def check_same(a, b):
-    """Check that all arrays hold the same numbers, keys, too."""
+    """Check that all arrays hold the same numbers, including keys."""
     for x, y in zip(*(jax.tree.leaves(tree) for tree in (a, b)), strict=True):
         keys = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
         np.testing.assert_array_equal(*(jax.random.key_data(k) for k in (x, y)) if keys else (x, y))

@@ -194,7 +194,7 @@ def test_nan_gives_bit_zero_and_a_nan_margin():
 
 @pytest.mark.parametrize("op", ["lut"])
 def test_nan_reaches_the_gradient_and_nothing_else(op):
-    """NaN for only the two inputs that the NaN was compared with, and the same values as the reference."""
+    """NaN for only the two inputs compared with the NaN, and the same values as the reference."""
     key = jax.random.key(1)
     x = jax.random.normal(key, (2, 5, 6)).at[1, 2, 3].set(jnp.nan)
     anchors = lutjax.sample_anchors(key, 6, 4, 3)

@@ -1,4 +1,4 @@
-"""`lutjax.optim` inside of Optax: labels from layers, partition, masks, schedules and accumulated steps."""
+"""`lutjax.optim` inside Optax: layer labels, partition, masks, schedules and accumulated steps."""
 
 import functools
 import subprocess
@@ -35,7 +35,7 @@ def standard_promotion():
 
 
 def sample(step, shape=(2, 4, 3)):
-    """Return a gradient whose rows are zero in turn."""
+    """Return a gradient with every third row zero, a different one each step."""
     gradient = jax.random.normal(jax.random.key(step), shape)
     return gradient * (jnp.arange(shape[-2]) % 3 != step % 3)[:, None]
 

@@ -115,7 +115,7 @@ def equations(jaxpr):
 def sizes_and_dtypes():
     """Return ``op, implementation, size, dtype``: sizes in the first dtype, and other dtypes at some sizes.
 
-    The size that can be split is tried by `test_transformations`.
+    `test_transformations` tries the splittable size.
     """
     found = at_sizes(lambda module: [n for n in module.sizes if n not in module.tagged(Tag.FAST)])
     found = [(values_of(values)[0], values_of(values)[1]) for values in found]
@@ -201,7 +201,7 @@ def test_products_keep_every_digit():
 
 # ------------------------------------------------------------------------------------- gradients in factors, and updates
 def in_first_and_other_dtypes():
-    """Return ``op, implementation, size, dtype`` of ops with tables; None stands for the first dtype."""
+    """Return ``op, implementation, size, dtype`` for ops with tables; None stands for the first dtype."""
     sizes = at_sizes(lambda module: module.tagged(Tag.DTYPES), "update")
     first = [(*values_of(values)[0], None) for values in sizes]
     return first + [values_of(values)[0] for values in in_dtypes("update", first_only=True)]

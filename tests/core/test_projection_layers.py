@@ -1,4 +1,4 @@
-"""`ProjectionLUT`: sizes, wrong calls and kinds of variables; test_layers_and_ops.py has its values."""
+"""`ProjectionLUT`: sizes, wrong calls and variable kinds; test_layers_and_ops.py covers its values."""
 
 import jax
 import jax.numpy as jnp

@@ -27,7 +27,7 @@ LONGCAT = {"vocab_size": 50, "ngram_vocab_size_ratio": 3, "emb_neighbor_num": 4,
 
 
 def recorded(family):
-    """The arrays of a family, float32."""
+    """A family's arrays, float32."""
     found = {n.removeprefix(f"{family}_"): a for n, a in RECORDED.items() if n.startswith(f"{family}_")}
     return {n: a.astype(np.float32) if a.dtype == np.float64 else a for n, a in found.items()}
 

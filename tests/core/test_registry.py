@@ -1,4 +1,4 @@
-"""Choice of implementations: reasons, errors, and nothing imported before it is chosen."""
+"""Implementation selection: reasons, errors, and no import before selection."""
 
 import ast
 import asyncio
@@ -336,7 +336,7 @@ def test_a_trace_under_the_choice_of_another_coroutine_is_refused(weights, detec
 
 
 def test_a_pullback_runs_what_its_call_chose(weights, detection, registered):
-    """Choice within a block that was entered later too."""
+    """Keep the selection within a block entered later, too."""
     _, pullback = jax.vjp(lambda w: lutjax.lookup(w, detection), weights)
     registered("lookup", "triton", "cpu", "no.such.module", requires=(), priority=-1)
     with lutjax.use_implementation("triton"):
@@ -460,7 +460,7 @@ def test_functions_are_explained_for_other_devices(name, device):
 
 @pytest.mark.parametrize("leading", [(), (2,), (2, 3)])
 def test_leading_axes_do_not_change_the_choice(leading):
-    """Implementations are chosen by the shapes that kernels get."""
+    """Implementations are selected by their kernel shapes."""
     mesh = jax.sharding.AbstractMesh(
         (1,), ("x",), abstract_device=jax.sharding.AbstractDevice("TPU v5 lite", None, "tpu")
     )
@@ -529,7 +529,7 @@ def test_a_named_package_that_is_installed_speaks_for_itself(monkeypatch):
 
 
 def test_kernels_for_tpus_wait_for_a_record(monkeypatch):
-    """None is chosen by itself before a record says that it ran on such a device."""
+    """Select no kernel automatically before a validation result on such a device."""
     registry, arguments = lutjax.kernel_registry, ("detect_signs", jnp.ones((3, 2)))
     tpu = Device(lutjax.Backend.TPU, "TPU v6e")
     assert registry.resolve(*arguments, device=tpu).platform == "xla"
@@ -564,7 +564,7 @@ def test_a_registry_of_ones_own():
 
 
 def test_kernel_modules_are_found_by_their_path(tmp_path, monkeypatch):
-    """They are imported when a call on their platform is considered, after the rule of their package."""
+    """Kernel modules are imported when a call on their platform is considered, after their package's rule."""
     package = tmp_path / "found_kernels"
     package.mkdir()
     (package / "__init__.py").write_text(
@@ -667,7 +667,7 @@ def test_dir_has_public_names_alone():
 
 
 def test_implementations_agree_on_their_arguments():
-    """Every implementation of an op has the same functions with the same arguments."""
+    """All implementations for an op have the same functions with the same arguments."""
     import inspect
 
     parameters = {
@@ -694,7 +694,7 @@ def test_implementations_agree_on_their_arguments():
 
 
 def test_import_is_light():
-    """Only import requirements before a function is traced: no package, no configuration, no environment variable.
+    """Importing adds only the prerequisites for tracing a function: no package, no configuration, no environment variable.
 
     Ops are imported at first use, without other ops' dependencies, and do not make jit recompile a function already using them.
     """

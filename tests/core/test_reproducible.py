@@ -113,7 +113,7 @@ def test_a_scored_read_is_the_same_in_every_program(read, program):
 
 
 def test_the_reference_adds_the_same_addends():
-    """Bits are the same also where tables have factors, whose products with coefficients are rounded in one way, too."""
+    """Bits also match where tables have factors: their products with coefficients are rounded in one way, too."""
     rng = np.random.default_rng(0)
     x, weights = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((16, 6), (4, 8, 5)))
     anchors = jnp.asarray(rng.integers(0, 6, (4, 3, 2)), jnp.int32)

@@ -1,4 +1,4 @@
-"""Weighted and scored reads against an oracle in float64 that loops over samples and tables and knows the closed forms."""
+"""Weighted and scored reads compared with a float64 oracle, which loops over samples and tables and uses the closed forms."""
 
 import dataclasses
 import math

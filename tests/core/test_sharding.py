@@ -1,4 +1,4 @@
-"""Several devices: tables by detector and batches by sample give the results of one device, and exchange no tables."""
+"""Several devices: tables sharded by detector and batches by sample match one device, and exchange no tables."""
 
 import functools
 import re
@@ -53,7 +53,7 @@ def test_devices_send_the_outputs_of_their_own_groups():
 
 @needs_devices(8)
 def test_detectors_that_devices_have_unequal_parts_of():
-    """Parts may be unequal: between the operations of a program the compiler divides arrays as it likes, with padding on the last devices."""
+    """Parts may be unequal: between operations in a program the compiler may reshard arrays, with padding on the last devices."""
 
     def loss(x, weights):
         weights = weights[:6]
@@ -91,7 +91,7 @@ PAIRS = draw_anchors(RNG, 2 * FEATURES + 2, 4, 3)
 
 
 def between(x, weights, anchors, positions, *, segments, sequence_axis, accumulate, **options):
-    """Attention whose keys are not its queries."""
+    """Attention with keys different from its queries."""
     query, key = (lutjax.detect(a, anchors, accumulate=accumulate) for a in (x, x[..., ::-1]))
     return lutjax.lookup_attention(
         weights, query, key, lutjax.detect_signs(positions), query_segments=segments, key_segments=segments,

@@ -1,4 +1,4 @@
-"""Attention of the three libraries with caches: decoding in parts is the full pass."""
+"""Cached attention in all three libraries: decoding in parts matches the full pass."""
 
 import dataclasses
 import functools

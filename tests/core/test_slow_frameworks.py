@@ -1,4 +1,4 @@
-"""Training of Flax models with table optimizers equals their own training with dense gradients."""
+"""Training Flax models with table optimizers equals their own training with dense gradients."""
 
 import dataclasses
 

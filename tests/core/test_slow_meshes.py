@@ -1,4 +1,4 @@
-"""Models and layers on meshes with automatic and explicit axes: the results of one device."""
+"""Models and layers on meshes with automatic and explicit axes: results match one device."""
 
 import itertools
 
@@ -197,7 +197,7 @@ def test_every_layer(library, name, kind):
 
 @pytest.mark.parametrize("specs", [(P("data"), P()), (P(), P("detectors"))], ids=["batch", "detectors"])
 def test_a_step_of_a_table_optimizer(specs):
-    """A step in microbatches, clipped, and with a penalty on neighboring rows of the other table."""
+    """A step in microbatches, clipped, and with a penalty on neighboring rows in the other table."""
     anchors = lutjax.sample_anchors(jax.random.key(0), 8, 6, 2)
     samples = array(4, 6, 8)
     optimizer = tables.Optimizer(tables.RowAdagrad(), rate=0.1, tables=called_weights)
@@ -259,5 +259,5 @@ def test_what_models_produce(name, kind):
 
 @pytest.mark.parametrize("name", CASES)
 def test_inputs_divided_by_features(name):
-    """An op gets whole features, and what layers do with them before does not depend on where they lie."""
+    """An op gets whole features, and preprocessing in layers does not depend on their placement."""
     check_layer("nnx", name, "explicit", by_sample=False)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_memory_of_attention_grows_with_the_length_not_its_square():
-    """XLA's own figure for temporaries of forward and backward."""
+    """XLA's own figure for forward and backward temporaries."""
 
     def temporaries(length):
         x = jax.ShapeDtypeStruct((1, length, 8), jnp.float32)

@@ -23,7 +23,7 @@ SIZES = {"heads": 3, "tables": 2, "bits": 2}
 
 
 class Block(nnx.Module):
-    """Residual block of a norm and tables, as in a transformer."""
+    """Residual block with a norm and tables, as in a transformer."""
 
     def __init__(self, rngs: nnx.Rngs, **options: Any):
         self.norm = nnx.LayerNorm(8, rngs=rngs)
@@ -65,7 +65,7 @@ def test_weight_decay_leaves_tables_alone():
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_factored_gradients_are_those_of_dense_ones(dtype):
-    """Rows of tables by a rule, the rest by optax; with dropout, and in bfloat16 around float32 tables."""
+    """Table rows updated by a rule, all other parameters by optax; with dropout, and in bfloat16 around float32 tables."""
     model, same = (Block(nnx.Rngs(0), table_dropout=0.25, dtype=dtype) for _ in range(2))
     tx = tables.Optimizer(tables.SGD(), 0.5, rest=optax.sgd(0.25))
     optimizer = nnx_training.Optimizer(model, tx)

@@ -33,7 +33,7 @@ def anchors(n, inputs=INPUTS, seed=2):
 
 
 def detected(vectors, pairs):
-    """Rows that vectors ``[n, inputs]`` address, ``[n, T]``."""
+    """Rows addressed by vectors ``[n, inputs]``, ``[n, T]``."""
     rows = np.zeros((len(vectors), len(pairs)), int)
     for n, t, r in np.ndindex(len(vectors), *pairs.shape[:2]):
         a, b = pairs[t, r]

@@ -33,7 +33,7 @@ SHAPES = {"row": (T, 8, K), "table": (T, 1, K), "layer": (1, 1, K)}
 
 
 def targets_of(lists):
-    """Some slots are unused, and some of a row share a target."""
+    """Some slots are unused, and some slots in a row share a target."""
     ids = np.random.default_rng(0).integers(-1, OUTPUTS, SHAPES[lists]).astype(np.int32)
     ids[:, 0] = (3, 3) if lists == "row" else ids[:, 0]
     return ids

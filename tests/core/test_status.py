@@ -1,4 +1,4 @@
-"""`lutjax status`: cells state what was checked, wrong kernels fail, and validation results are stored per device."""
+"""`lutjax status`: cells state the checks performed, wrong kernels fail, and validation results are stored per device."""
 
 import csv
 import dataclasses
@@ -172,7 +172,7 @@ def test_directions_with_equal_words_share_a_row():
 # ---------------------------------------------------------------------------------------------- records
 @pytest.fixture
 def records(tmp_path, monkeypatch):
-    """Folder in place of the package's."""
+    """Replace the package folder by a temporary one."""
     monkeypatch.setattr(shipped, "folder", lambda: tmp_path)
     shipped.forget()
     yield tmp_path

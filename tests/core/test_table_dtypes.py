@@ -31,7 +31,7 @@ FEW = {
         options={**CASES["ProjectionLUT, alone"].options, "table_dropout": 0.0}
     ),
 }
-"""One case for each layer with tables whose rows are summed."""
+"""One case for each layer with summed table rows."""
 INTEGERS = ["ProjectionLUT, integers", "WindowLUT, integers", "ConvLUT, integers", "SpatialLUT, integers"]
 
 

@@ -64,7 +64,7 @@ def test_threads_that_call_at_the_same_time(name, implementation):
 
 @dataclasses.dataclass(frozen=True)
 class Slow(reads.Blend):
-    """A read that one thread stops to trace until another one goes on."""
+    """A read that pauses its trace in one thread until another thread continues."""
 
     begun: threading.Event
     goes_on: threading.Event

@@ -153,7 +153,7 @@ def test_decay_of_every_step_is_refused_where_it_cannot_be_counted():
 
 # ------------------------------------------------------------------------------------- norms
 def norm_of(gradients):
-    """Return the norm of the gradients as arrays, in float64."""
+    """Return the norm of the dense gradients, in float64."""
     leaves = jax.tree.leaves(to_dense(gradients))
     return np.sqrt(sum(np.sum(np.square(np.asarray(a, np.float64))) for a in leaves))
 

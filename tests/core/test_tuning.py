@@ -38,7 +38,7 @@ def chosen(kernel="lookup.forward", device=H200, **sizes):
 
 @pytest.fixture
 def shipped(monkeypatch):
-    """Measured configurations of an H200."""
+    """Configurations measured on an H200."""
     launches = {}
     monkeypatch.setattr(_launches, "measured", lambda kind: launches if kind == H200.kind else {})
     return launches
@@ -127,7 +127,7 @@ X = np.float32([[1.0, 0.5, 0.0]])
 
 @pytest.fixture
 def traced():
-    """Configurations that lookups ask for, by kernel, where "triton" is plain JAX on CPUs."""
+    """Lookup configurations by kernel, where "triton" is plain JAX on CPUs."""
     asked, plain = [], lutjax.kernel_registry.get("lookup", "xla")
 
     def run(direction):
@@ -311,7 +311,7 @@ def bowl(launch):
 
 
 def descend(seconds, start=RULE, together=1):
-    """Return the best launch, and all launches in the order of their measurement."""
+    """Return the best launch, and all launches in measurement order."""
     measured = []
     cost = search.Cost(lambda launch: measured.append(launch) or seconds(launch))
     best = search.descend([start], search.fields(LARGE, start), cost, together)
@@ -392,7 +392,7 @@ def interpreted():
 
 @pytest.fixture
 def instantly(monkeypatch):
-    """Kernels whose launches would have been measured; nothing runs."""
+    """Record the kernels to measure; nothing runs."""
     measured = []
 
     def time(f, *args, in_place, **options):

@@ -1,7 +1,7 @@
 """Out-of-range ids: rejected where known and clamped where traced, in every implementation.
 
 A traced id counts as the nearest valid id, and nothing else is read: an op returns the reference result for ids
-clamped one by one by NumPy.
+individually clamped by NumPy.
 """
 
 import dataclasses
@@ -238,11 +238,11 @@ LAYERS = {
     for case in LAYER_CASES.values()
     if case.layer in ("LUT", "SparseLUT", "SpatialLUT", "LogicConv")
 }
-"""Layers with ids of each kind: anchors, targets, fields and wires."""
+"""Layers with every id kind: anchors, targets, fields and wires."""
 
 
 def ids_of(case):
-    """The name for a layer's first id variable, and wild ids."""
+    """Return the name and kind of a layer's first id variable, and wild ids."""
     v = next(v for v in case.spec.variables() if v.kind in KEPT)
     return v.name, v.kind, jnp.full(v.shape, 1000, jnp.int32)
 
@@ -304,7 +304,7 @@ def test_layers_without_their_ids(layer):
 
 
 def other_ids(case):
-    """Two layers from a case with different ids, and an input."""
+    """Return two layers from one case with different ids, and an input."""
     one, other = nnx_layer(case), nnx_layer(case)
     name, _, _ = ids_of(case)
     setattr(other, name, getattr(one, name).get_value()[:, ::-1])

@@ -288,7 +288,7 @@ def test_gumbel_chooses_at_random():
 
 
 def largest(compiled: str) -> int:
-    """Return the element count for the largest array written by a compiled program: instruction results outside fusions."""
+    """Return the size of the largest array written by a compiled program: instruction results outside fusions."""
     entry = re.sub(r"(?ms)^%fused_computation.*?^}$", "", compiled)
     shapes = re.findall(r"= (?:f32|s32|pred)\[([\d,]+)\]", entry)
     return max(math.prod(map(int, shape.split(","))) for shape in shapes)
