@@ -284,7 +284,7 @@ DRAW: np.random.Generator
 
 @pytest.fixture(autouse=True)
 def draw() -> None:
-    """Begin each test with the same numbers, whichever tests ran before it."""
+    """Start each test with the same random numbers, regardless of earlier tests."""
     global DRAW
     DRAW = np.random.default_rng(1)
 

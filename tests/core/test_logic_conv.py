@@ -36,7 +36,7 @@ _drawn: dict[str, dict[str, jax.Array]] = {}
 
 
 def arrays_of(case: Case) -> dict[str, jax.Array]:
-    """Gates far from where they start, drawn once for each case."""
+    """Gates far from their initial values, drawn once for each case."""
     arrays = _drawn.setdefault(repr(case), {})
     if arrays:
         return {**arrays}

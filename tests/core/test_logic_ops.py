@@ -1,4 +1,4 @@
-"""Gates and tables over bits: against the sixteen truth tables, finite differences, and each other."""
+"""Gates and tables over bits: compared with the sixteen truth tables, finite differences, and each other."""
 
 import functools
 import itertools
@@ -74,7 +74,7 @@ def test_an_infinite_cotangent_reaches_the_addressed_slot_alone(n):
 
 
 def test_gradients_of_coefficients_make_no_temporary_per_sample():
-    """Neither sixteen nor four numbers for each gate and sample are written to memory."""
+    """Write neither sixteen nor four values per gate and sample to memory."""
     gates, batch = 256, 512
     x, logits, w = random(64, batch), random(gates, 16), wires(64, gates)
 

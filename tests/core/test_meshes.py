@@ -1,4 +1,4 @@
-"""Meshes with explicit axes, as `jax.make_mesh` makes them: the same results, and outputs lie as inputs do."""
+"""Meshes with explicit axes, as created by `jax.make_mesh`: the same results, and outputs keep the input sharding."""
 
 import itertools
 

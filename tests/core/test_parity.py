@@ -48,7 +48,7 @@ def test_every_op_has_sizes_for_every_purpose():
 
 # ------------------------------------------------------------------------------------- the comparison itself
 def test_small_arrays_are_compared():
-    """Each by its own magnitude: small values next to other arrays, or everywhere, are not zero, and zeros are."""
+    """Compare each array by its own magnitude: small values are not zero next to large arrays or throughout, and zeros are."""
     one, tiny = np.ones(3, np.float32), np.float32([1e-9, 2e-9, 0])
     testing.assert_all_close("same", {"x": 1e6 * one, "w": tiny}, {"x": 1e6 * one, "w": tiny * (1 + 1e-6)})
     for wrong in (np.zeros_like(tiny), tiny[::-1], -tiny, tiny * np.float32(1.001)):

@@ -355,7 +355,7 @@ def test_the_device_of_the_arrays_decides(weights, detection):
 
 
 def test_several_backends_in_one_process(weights, detection, registered, monkeypatch):
-    """Traced where CPU and GPU are both there, each gets its own implementation when it is lowered."""
+    """Trace for both CPU and GPU: each gets its own implementation at lowering."""
     registered("lookup", "triton", "gpu", "tests_marked_kernel")
     import types
 

@@ -120,7 +120,7 @@ def model_and_inputs(name):
 
 
 def split(model):
-    """A model in parts, with random numbers for parameters."""
+    """A model in parts, with random parameters."""
     graph, params, others = nnx.split(model, nnx.Param, ...)
     return graph, jax.tree.map(lambda a: array(*a.shape) / 4, nnx.to_pure_dict(params)), others
 

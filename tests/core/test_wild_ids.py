@@ -249,7 +249,7 @@ def ids_of(case):
 
 @pytest.mark.parametrize("layer", slow_except(LAYERS, "LUT", "SparseLUT"))
 def test_layers_refuse_ids_that_are_known(layer):
-    """However they came there, in all three libraries; where they are traced, ops clamp them."""
+    """Layers reject known wild ids from any source, in all three libraries; ops clamp traced ids."""
     case = LAYERS[layer]
     name, kind, wild = ids_of(case)
     x = jax.nn.sigmoid(inputs_of(case))
