@@ -46,6 +46,18 @@ def test_selection_needs_a_part_to_select_on():
         Run(CONFIG, TRAINING, TEXT.train)
 
 
+def test_the_state_with_the_lowest_validation_loss_is_kept():
+    run = Run(CONFIG, dataclasses.replace(TRAINING, learning_rate=4.0), TEXT.train, TEXT.validation)
+    state, states = run.init(), []
+    for step in range(0, TRAINING.steps, 3):
+        state, _ = run.advance(state, step, 3)
+        plain = state._replace(params=jax.tree.map(jnp.copy, state.params))
+        states.append((run.evaluate(plain, TEXT.validation), step + 3, plain.params))
+    _, step, params = min(states, key=lambda one: one[0])
+    assert int(state.optimizer.step) == step
+    jax.tree.map(np.testing.assert_array_equal, state.optimizer.params, params)
+
+
 def test_the_validation_part_may_be_trained_on():
     fields = dataclasses.asdict(CONFIG) | {"steps": 1, "select_every": 0}
     parts = []

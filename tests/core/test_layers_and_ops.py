@@ -404,7 +404,7 @@ WITH_OPS: dict[str, Callable[..., jax.Array]] = {
     "Thermometer": thermometer,
 }
 FAST = (
-    "LUT, groups", "SparseLUT, targets of tables", "LUTPairAttention, interleaved", "ProjectionLUT, confidence",
+    "LUT, groups", "SparseLUT, targets of tables", "LUTAttention, pooled", "LUTPairAttention, interleaved", "ProjectionLUT, confidence",
     "SpatialLUT, dropout", "WindowLUT", "ConvLUT, powers of two", "NgramMemory, given", "ProductKeyMemory, given", "ProductKeyExperts, sines",
     "LogicGates, top-k, gumbel", "LogicGates, learnable, straight_through", "SoftLUT, full, soft",
     "BinaryLUT, top-k, straight_through", "LogicRNN, top-k, soft", "LogicConv, wide", "LogicConv, raw, straight_through",
