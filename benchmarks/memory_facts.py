@@ -60,7 +60,7 @@ def open_base(path: Path, width: int, **options: Any) -> HostTable:
 
 
 def build(config: GPTConfig, table: HostTable) -> GPT:
-    """Return a model that reads the mapped table."""
+    """Build a model on the mapped table."""
     structure: Any = structure_of(config)
     model: GPT = structure.model(*structure.init(0))
     model.layers[0].memory.weights = table  # type: ignore[assignment]

@@ -58,7 +58,7 @@ def primes(least: int, count: int) -> list[int]:
 
 
 def tensors_of(family: str, gigabytes: float) -> dict[str, tuple[str, list[int]]]:
-    """Return dtypes and shapes of the table of a family, by the names of the published checkpoint."""
+    """Return a family's dtypes and shapes by published tensor name."""
     n_bytes, width, columns = gigabytes * 1e9, WIDTHS[family], COLUMNS[family]
     if family == "engram":
         rows = sum(primes(int(n_bytes / (264 * columns)), columns))
@@ -110,7 +110,7 @@ def _random_bytes(rng: np.random.Generator, dtype: str, n_bytes: int) -> bytes:
 
 
 def table_of(folder: Path, **options: Any) -> HostTable:
-    """Return the mapped table of a folder from `make`."""
+    """Return the mapped table in a folder from `make`."""
     index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
     names = [(folder / file, name) for name, file in index.items()]
     if any("engram" in name for name in index):
@@ -121,18 +121,18 @@ def table_of(folder: Path, **options: Any) -> HostTable:
 
 
 def columns_of(table: HostTable) -> int:
-    """Return the rows that a token reads."""
+    """Return the rows read by a token."""
     codec = table.description["codec"]  # type: ignore[attr-defined]
     return {"e4m3_ue8m0": 24, "e4m3": 16, "bfloat16": 12}[codec]
 
 
 def field_of(path: str, name: str) -> int:
-    """Return the sum of a field of a file of /proc, in bytes."""
+    """Return a summed field in a /proc file, in bytes."""
     return 1024 * sum(int(n) for n in re.findall(rf"^{name}:\s+(\d+)", Path(path).read_text(), re.M))
 
 
 def uncache(folder: Path) -> None:
-    """Remove the files of a folder from the page cache."""
+    """Remove a folder's files from the page cache."""
     for path in folder.glob("*.safetensors"):
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -180,7 +180,7 @@ def in_memory(table: HostTable) -> HostTable:
 
 
 def in_turns(calls: dict[str, Callable[[], Any]], repeats: int, rounds: int = 7) -> dict[str, float]:
-    """Return the median seconds of each call, timed in turns."""
+    """Return median seconds per call, timed in turns."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
@@ -196,7 +196,7 @@ def report(what: str, found: dict[str, float], unit: float, name: str) -> None:
 
 
 def measure_gather(folder: Path, repeats: int) -> None:
-    """Compare reads of single tokens, with a projection, and of batches."""
+    """Compare single-token reads, with a projection, and batch reads."""
     table = table_of(folder)
     tables = {"mapped": table, "memory": in_memory(table)}
     columns, width = columns_of(table), table.shape[2]
@@ -274,7 +274,7 @@ def measure_train(folder: Path, steps: int) -> None:
 
 
 def measure_share(folder: Path, n_processes: int) -> None:
-    """Start processes that read all rows, and add their PSS."""
+    """Start processes to read all rows, and add their PSS."""
     words = [sys.executable, __file__, "hold", "--folder", str(folder)]
     processes = [
         subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -301,7 +301,7 @@ def hold(folder: Path) -> None:
 
 
 def maps_of(pid: int, folder: Path) -> tuple[int, int]:
-    """Return PSS and RSS of the mapped files of a folder in a process."""
+    """Return a process's PSS and RSS for a folder's mapped files."""
     pss = rss = 0
     inside = False
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
@@ -333,7 +333,7 @@ def work(folder: Path, out: Path, steps: int, every: int, die: int) -> None:
 
 
 def measure_larger(folder: Path, steps: int) -> None:
-    """Compare an uninterrupted run to one that is killed and resumed."""
+    """Compare an uninterrupted run to a killed and resumed run."""
     path = next(folder.glob("*.safetensors"))
     before, die = path.stat(), random.randrange(2, steps)
     total = field_of("/proc/meminfo", "MemTotal")

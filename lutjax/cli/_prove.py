@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 METHODS = ("evaluation", "abc")
 
 
+def _columns(name: str, claim: str) -> Callable[[Any], Any]:
+    """Return a repeatable option for columns with a property."""
+    return click.option(name, metavar="COLUMN", multiple=True, help=f"{claim}; repeatable.  [default: none]")
+
+
 @click.command(
     cls=Command,
     sections={
@@ -31,24 +36,9 @@ METHODS = ("evaluation", "abc")
 @click.option(
     "--robust", "flips", type=Integer(1), help="No flip of K input bits changes the class.  [default: none]"
 )
-@click.option(
-    "--monotone",
-    metavar="COLUMN",
-    multiple=True,
-    help="A larger value never lowers the class; repeatable.  [default: none]",
-)
-@click.option(
-    "--antitone",
-    metavar="COLUMN",
-    multiple=True,
-    help="A larger value never raises the class; repeatable.  [default: none]",
-)
-@click.option(
-    "--unused",
-    metavar="COLUMN",
-    multiple=True,
-    help="The column never changes the class; repeatable.  [default: none]",
-)
+@_columns("--monotone", "A larger value never lowers the class")
+@_columns("--antitone", "A larger value never raises the class")
+@_columns("--unused", "The column never changes the class")
 @click.option(
     "--samples", "n_samples", type=Integer(1), default=10, help="First samples of vectors.json for --robust."
 )

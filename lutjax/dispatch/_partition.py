@@ -206,7 +206,7 @@ def _with_rule(
         def over(one: list[str]) -> tuple[str, ...]:
             return tuple(name for f in places if f not in one for name in _names(places[f]))
 
-        def run_shard(*arrays: Any) -> Any:
+        def run_on_shards(*arrays: Any) -> Any:
             # A mesh in scope is that of the whole program; here there is one device's part. JAX may ask in a thread of its own, which
             # knows no `jax.enable_x64` of the caller's.
             with jax.enable_x64(in_float64), jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
@@ -216,7 +216,7 @@ def _with_rule(
                     for y, one in zip(jax.tree.leaves(found), of_results, strict=True)
                 )
 
-        return mesh, run_shard, tuple(map(sharding, of_results)), tuple(map(sharding, of_operands))
+        return mesh, run_on_shards, tuple(map(sharding, of_results)), tuple(map(sharding, of_operands))
 
     run = custom_partitioning(evaluate)
     run.def_partition(

@@ -280,10 +280,7 @@ class NgramMemorySpec(Spec):
             raise self._error(
                 f"x has shape {list(x.shape)}; expected [..., length, {self.streams}, {self.features}]."
             )
-        if tokens.shape != x.shape[: x.ndim - n_vector_axes]:
-            raise self._error(
-                f"tokens has shape {list(tokens.shape)} and x {list(x.shape)}; there must be one token for each vector."
-            )
+        check_one_token_each(self, tokens, x, n_vector_axes)
         dtype = self._promoted(x)
 
         def address(tokens: jax.Array, segments: Any, history: Any) -> tuple[jax.Array, jax.Array]:
@@ -423,6 +420,14 @@ def check_history(spec: Any, history: Any) -> None:
     if own != other:
         raise spec._error(
             f"history is of the layout or vocabulary {other}, and the layer has {own}; make it with the layer's own history()."
+        )
+
+
+def check_one_token_each(spec: Any, tokens: Any, x: Any, n_vector_axes: int = 1) -> None:
+    """Raise ValueError unless there is one token for each vector, the last axes of `x`."""
+    if tokens.shape != x.shape[: x.ndim - n_vector_axes]:
+        raise spec._error(
+            f"tokens has shape {list(tokens.shape)} and x {list(x.shape)}; there must be one token for each vector."
         )
 
 

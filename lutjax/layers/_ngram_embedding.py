@@ -21,6 +21,7 @@ from lutjax.layers._memory import (
     LayoutHistory,
     NgramMemorySpec,
     check_history,
+    check_one_token_each,
     check_placement,
     check_table,
     gather_rows,
@@ -146,10 +147,7 @@ class NgramEmbeddingSpec(Spec):
         self._check_tokens(tokens, segments)
         check_history(self, history)
         check_table(self, weights)
-        if tokens.shape != x.shape[:-1]:
-            raise self._error(
-                f"tokens has shape {list(tokens.shape)} and x {list(x.shape)}; there must be one token for each vector."
-            )
+        check_one_token_each(self, tokens, x)
         dtype = self._promoted(x)
         address = _meshes.divided_by_compiler(
             lambda tokens, segments, history: layout_rows(self.layout, tokens, segments, history),
