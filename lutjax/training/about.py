@@ -23,17 +23,14 @@ _OWN = ("kind", "lutjax", "versions", "model", "training", "options", "history",
 def facts(folder: Path, *, on_damage: Callable[[str], None] = checkpoints.warn) -> dict[str, Any]:
     """Return JSON-compatible facts about a run, a bundle or an overlay.
 
-    A run has its record and completed steps, a bundle also its tensors.
-
-    Args:
-      folder: the bundle, the overlay, or the run, whose latest undamaged checkpoint is read.
-      on_damage: called with a message for each skipped damaged checkpoint (see
-        `lutjax.training.runs.read`) and for each changed file of the run.
+    A run has its record and completed steps, a bundle also its tensors. `on_damage` gets a message
+    for each skipped damaged checkpoint (see `lutjax.training.runs.read`) and for each changed file
+    of the run.
 
     Raises:
       CheckpointError: there is no run, or its record lacks required fields.
-      BundleError: the bundle is damaged, or holds another model.
-      OverlayError: the overlay is damaged.
+      BundleError, OverlayError: the bundle or overlay is damaged, or the bundle holds another
+        model.
     """
     if overlays.is_overlay(folder):
         return overlays.facts(folder)

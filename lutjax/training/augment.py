@@ -78,14 +78,7 @@ def warp(
 def _distort(
     image: jax.Array, shift: jax.Array, random: jax.Array, knots: jax.Array | None = None
 ) -> jax.Array:
-    """Return a shifted, distorted and bent image.
-
-    Args:
-      image: ``[H, W]`` or ``[H, W, C]``.
-      shift: rows and columns, in pixels.
-      random: three values between minus and plus the strength.
-      knots: displacements in pixels, ``[2, KNOTS, KNOTS]``.
-    """
+    """Shift, distort and bend an image, by displacements ``[2, KNOTS, KNOTS]`` in pixels."""
     height, width, *channels = image.shape
     (down, right), turn = shift, TURN * random[0]
     y = jnp.arange(height, dtype=image.dtype)[:, None] - (height - 1) / 2

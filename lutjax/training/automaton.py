@@ -34,11 +34,7 @@ _SMOOTHING = 0.9
 class Record(runs.Record):
     """Non-array checkpoint contents.
 
-    Attributes:
-      model, training: run configuration.
-      target: rows per pattern channel as strings with 0 and 1; None in the Game of Life.
-      options: mutable training program options, such as intervals.
-      history: soft automaton losses, and wrong bits per grid for the best hard automaton.
+    `target` has rows per pattern channel as strings with 0 and 1, or is None in the Game of Life.
     """
 
     kind: ClassVar[str] = "ca"

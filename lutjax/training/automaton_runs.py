@@ -166,12 +166,7 @@ class Automaton(Experiment):
 def target(
     experiment: str, size: int, path: Path | None, threshold: float | None
 ) -> Bool[np.ndarray, "channels height width"] | None:
-    """Return the target pattern from an experiment or an image; None in the Game of Life.
-
-    Raises:
-      PatternError: the image cannot be used.
-      ValueError: an image was given for the Game of Life, or the grid is smaller than the pattern.
-    """
+    """Return the target pattern from an experiment or an image; None in the Game of Life."""
     if experiment == "life":
         if path is not None:
             raise patterns.PatternError("the Game of Life has none; choose another --experiment.")

@@ -214,11 +214,7 @@ def set_aside(directory: Path, step: int) -> None:
 
 
 def peek(directory: str | os.PathLike[str]) -> tuple[int, dict[str, Any], str]:
-    """Return step, metadata and digest of the latest checkpoint, and verify only the metadata.
-
-    Raises:
-      CheckpointError: there is no checkpoint, or its metadata are damaged.
-    """
+    """Return step, metadata and digest of the latest checkpoint, and verify only the metadata."""
     found = steps(directory)
     if not found:
         raise CheckpointError(f"{directory} holds no checkpoint.")
@@ -231,12 +227,8 @@ def read_meta(
 ) -> tuple[int, dict[str, Any]]:
     """Return step and metadata of the latest undamaged checkpoint, or of the one at `step`.
 
-    It takes at most 100 times the memory of the checkpoint.
-
-    Args:
-      directory: checkpoint directory.
-      step: checkpoint step; None for the latest.
-      on_damage: called with a message for each skipped damaged checkpoint.
+    It takes at most 100 times the memory of the checkpoint. `on_damage` gets a message for each
+    skipped damaged checkpoint.
 
     Raises:
       CheckpointError: there is no checkpoint.

@@ -18,12 +18,7 @@ def live(
 ) -> Bool[np.ndarray, " gates"]:
     """Return a mask with the gates that affect the first channels, over any number of steps.
 
-    Only inputs with an effect in a gate's truth table count.
-
-    Args:
-      model: the automaton.
-      n_outputs: number of first channels.
-      gates: gate numbers, 0 to 15. Default: the model's.
+    Only inputs with an effect in a gate's truth table count. `gates` replaces the model's gates.
     """
     config = model.config
     gates = np.asarray(model.gates()) if gates is None else gates

@@ -52,19 +52,12 @@ MOST_IMAGES = 4096
 
 
 class Selected(NamedTuple):
-    """Optimizer state, and the selected network.
-
-    Attributes:
-      optimizer: its state.
-      params: trained variables with the best hard accuracy on the selection samples.
-      step: completed steps at selection.
-      accuracy: its hard accuracy.
-    """
+    """Optimizer state, and the selected network."""
 
     optimizer: Any
-    params: Any
-    step: Array
-    accuracy: Array
+    params: Any  # trained variables with the best hard accuracy on the selection samples
+    step: Array  # completed steps at selection
+    accuracy: Array  # its hard accuracy
 
 
 class Run(ModelRun[Model]):
@@ -218,11 +211,7 @@ class Run(ModelRun[Model]):
     ) -> Num[np.ndarray, " samples"]:
         """Predict int32 classes, or float32 values in regression, with the soft or hard network.
 
-        Args:
-          state: training state.
-          x: the samples.
-          hard: whether to use the hard network.
-          steps: completed steps, for the soft network's temperature; by default all.
+        The number of completed steps (default: all) determines the soft network's temperature.
         """
         temperature = None if hard else self.temperature(self.training.steps if steps is None else steps)
         size = -(-len(x) // -(-len(x) // AT_ONCE))  # about equal parts, hence one or two programs
@@ -263,11 +252,7 @@ def classifier_of(model: Config, *, rngs: nnx.Rngs, **given: Any) -> Model:
 
 
 def image_shape(train: Samples) -> tuple[int, int, int]:
-    """Return height, width and channels of images.
-
-    Raises:
-      ValueError: the samples are not images.
-    """
+    """Return height, width and channels; raise ValueError if the samples are not images."""
     if len(train.shape) < 2:
         raise ValueError(
             f"samples of {train.name} are {train.shape[0]} numbers each, not images, which trees of gates read: x must be [N, height, "
@@ -383,10 +368,6 @@ def expected_gates(model: Model, temperature: Array | None = None) -> Array:
     A table that depends on n inputs counts as ``n - 1`` gates, a tree's gate once per position, and
     a non-constant vote as one. Unread gates are included; they become constants without changing a
     vote. OR-pooling is excluded.
-
-    Args:
-      model: the classifier.
-      temperature: replaces the gates' default of 1.
     """
     gates = []
     for layer, n_places in layers_of(model):
@@ -449,18 +430,7 @@ def baselines(
 
 @dataclasses.dataclass
 class Record(runs.Record):
-    """Non-array checkpoint contents.
-
-    Attributes:
-      model, training, samples: run configuration.
-      baselines: baseline accuracies on the test part, or R2.
-      options: mutable training program options, such as intervals.
-      history: training losses, and hard and soft network accuracies on the test part.
-      target, test: label column and test file of a table, if given.
-      recipe: published network with the sizes and learning rates, if used.
-      exclude, encoding: excluded columns of a table, and its text encoding, if given.
-      form: sample shape, classes and columns.
-    """
+    """Non-array checkpoint contents: the run configuration, its data source and measurements."""
 
     kind: ClassVar[str] = "classify"
 

@@ -87,20 +87,9 @@ class Classifier(Experiment):
     ) -> "Classifier":
         """Create a run on the data at a path, or on scikit-learn's digits.
 
-        Sizes missing from the fields come from the recipe or the samples.
-
-        Args:
-          fields: values for fields of the configs.
-          path: see `lutjax.training.datasets.load`.
-          target: see `lutjax.training.datasets.load`.
-          test: see `lutjax.training.datasets.load`.
-          recipe: one of `lutjax.training.recipes.RECIPES`.
-          stratified: whether to stratify the test split, unless the fields specify it.
-          model: one of `MODELS`; by default the recipe's, or gates.
-          exclude: see `lutjax.training.datasets.load`.
-          encoding: see `lutjax.training.datasets.load`.
-          regression: see `lutjax.training.datasets.load`.
-          image_size: see `lutjax.training.datasets.load`.
+        Sizes missing from the fields come from the recipe or the samples. `stratified` applies
+        unless the fields specify it, and the model is by default the recipe's, or gates. For the
+        other arguments see `lutjax.training.datasets.load`.
 
         Raises:
           ValueError: a field or the recipe belongs to another model.
@@ -490,14 +479,7 @@ def bit_names(
     thresholds: np.ndarray | None,
     encoding: Encoding | None,
 ) -> list[str]:
-    """Return the names of a classifier's input bits.
-
-    Args:
-      config: config of the classifier.
-      part: samples, or their form.
-      thresholds: thresholds of the classifier; None if samples are bits.
-      encoding: encoding of table columns; None for arrays.
-    """
+    """Return the names of a classifier's input bits, for samples or their form."""
     of_trees = isinstance(config, LogicTreeNetConfig)
     maps = EDGES if config.edges else ()
     return reports.bit_names(part, thresholds, encoding, channels_first=of_trees, maps=maps)

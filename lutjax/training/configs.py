@@ -118,19 +118,17 @@ class Intervals:
 
 
 class Configs(NamedTuple):
-    """Classes of dataclasses that hold all that can be chosen of a run of one kind.
+    """Classes of dataclasses that hold all that can be chosen of a run of one kind."""
 
-    Attributes:
-      model: sizes of the model; a union of classes where a run is one of several models.
-      training: everything else that decides what is learned: a `lutjax.training.configs.Training`.
-      options: what may change while a run goes on; the record's `options` are its fields.
-      models: classes of the model's config by the names of models, the first by default; none where there is one class.
-      preset: returns the values of fields of a new run of one of `models` (None where there are none) whose default is another; words
-        for one that follows from data.
-    """
-
+    # Sizes of the model; a union of classes where a run is one of several models
     model: type | UnionType
+    # Everything else that decides what is learned: a `lutjax.training.configs.Training`
     training: type
+    # What may change while a run goes on; the record's `options` are its fields
     options: type[Intervals]
+    # Classes of the model's config by the names of models, the first by default; none where there
+    # is one class
     models: Mapping[str, type] = MappingProxyType({})
+    # Returns the values of fields of a new run of one of `models` (None where there are none) whose
+    # default is another; words for one that follows from data
     preset: Callable[[str | None], Mapping[str, Any]] = lambda model: {}

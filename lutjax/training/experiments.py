@@ -30,55 +30,36 @@ T = TypeVar("T")
 
 
 class Part(NamedTuple):
-    """Task after the last step.
+    """Task after the last step."""
 
-    Attributes:
-      name: task name, and name of its output file, if any.
-      doing: progress text.
-      do: gets the last state and the path for the file, and returns lines to display, if any.
-    """
-
-    name: str
-    doing: str
+    name: str  # task name, and name of its output file, if any
+    doing: str  # progress text
+    # Gets the last state and the path for the file, and returns lines to display, if any
     do: Callable[[State, Path], Sequence[str] | None]
 
 
 class Experiment(ABC):
-    """A run of one kind: its data, its model and its record.
+    """A run of one kind: its data, its model and its record."""
 
-    Attributes:
-      configs: config classes of all options.
-      kept: class of the record.
-      refuses: error for unusable data.
-      files: names of all files that its parts may write under any options; a new run requires that
-        none exist.
-      curves: names of the training loss, the test metric, and the second test metric, if any.
-      ends_early: option that enables `solved`.
-      record: see `lutjax.training.runs`.
-      run: steps and states.
-      remarks: lines about the data and the sizes, displayed before the first step.
-    """
-
-    configs: ClassVar[Configs]
+    configs: ClassVar[Configs]  # config classes of all options
     kept: ClassVar[type[runs.Record]]
-    refuses: ClassVar[type[ValueError]] = ValueError
+    refuses: ClassVar[type[ValueError]] = ValueError  # error for unusable data
+    # Names of all files that its parts may write under any options; a new run requires that none
+    # exist
     files: ClassVar[tuple[str, ...]] = ()
+    # Names of the training loss, the test metric, and the second test metric, if any
     curves: tuple[str, ...]
-    ends_early: ClassVar[str] = ""
+    ends_early: ClassVar[str] = ""  # option that enables `solved`
 
-    record: Any
+    record: Any  # see `lutjax.training.runs`
     run: ModelRun[Any]
+    # Lines about the data and the sizes, displayed before the first step
     remarks: tuple[str, ...] = ()
 
     @classmethod
     @abstractmethod
     def new(cls, fields: Mapping[str, Any], *args: Any, **source: Any) -> Any:
-        """Create a run without any steps.
-
-        Args:
-          fields: values for fields of `configs`; other fields have their defaults.
-          *args: data of the run, as the subclass takes them.
-          **source: data source.
+        """Create a run without any steps; config fields not given have their defaults.
 
         Raises:
           ValueError: a value is invalid, or does not fit the data; `refuses`: the data cannot be
@@ -98,12 +79,7 @@ class Experiment(ABC):
     def make_configs(cls, fields: Mapping[str, Any], model: type | None = None) -> tuple[Any, Any, Any]:
         """Create the configs from their fields, in the order of `configs`.
 
-        Args:
-          fields: values by field.
-          model: class of the model's config, if there are several.
-
-        Raises:
-          ValueError: a value is invalid.
+        `model` selects the model's config class, if there are several.
         """
         classes: tuple[Any, ...] = (model or cls.configs.model, cls.configs.training, cls.configs.options)
         made, training, options = (presets.make(config, fields) for config in classes)
@@ -211,11 +187,7 @@ class Show:
 
 
 class StoppedError(Exception):
-    """A run stopped by a signal, after a checkpoint of all completed steps.
-
-    Attributes:
-      done: number of completed steps.
-    """
+    """A run stopped by a signal, after a checkpoint of all `done` steps."""
 
     def __init__(self, done: int):
         super().__init__(f"stopped after {done} steps")
@@ -246,11 +218,7 @@ def start(experiment: Experiment, folder: Path, show: Show) -> None:
 
 
 def check_memory(experiment: Experiment) -> None:
-    """Reject a run whose arrays exceed device or host memory, before allocating any of them.
-
-    Raises:
-      RunError: the arrays are too large.
-    """
+    """Reject a run whose arrays exceed device or host memory, before allocating any of them."""
     run = experiment.run
     devices = [jax.local_devices()[0]] if run.mesh is None else list(run.mesh.devices.flat)
     state, batch = _bytes(run.abstract()), experiment.record.training.batch_size * experiment.sample_bytes
@@ -269,11 +237,7 @@ def check_memory(experiment: Experiment) -> None:
 
 
 def check_new(folder: Path, kind: type[Experiment]) -> None:
-    """Reject a folder with a run or files to be overwritten, or a name invalid for checkpoints.
-
-    Raises:
-      InUseError: the folder is rejected.
-    """
+    """Reject a folder with a run or files to be overwritten, or a name invalid for checkpoints."""
     if why := checkpoints.unsupported_reason(folder):
         raise InUseError(f"{why}: choose another folder.")
     if hosts.call_in_first(lambda: runs.exists(folder)):
@@ -509,7 +473,6 @@ def _show_kernels(show: Show, experiment: Experiment, state: State, trace: Calla
 def _train(
     experiment: Experiment, state: State, folder: Path, done: int, show: Show, stop: loop.Stop
 ) -> tuple[State, int]:
-    """Run the remaining steps, and return the saved state and the number of completed steps."""
     record, intervals, saved = experiment.record, experiment.intervals, done
     history = record.history
 
@@ -572,7 +535,6 @@ def _train(
 def _finish(
     experiment: Experiment, state: State, folder: Path, done: int, finished: runs.Finished, show: Show
 ) -> None:
-    """Do the remaining tasks after the last step."""
     why = experiment.over(done)
     assert why is not None
     if finished.why:  # its parts have changed, or a file was deleted

@@ -52,30 +52,22 @@ FOLDER = "circuit"
 class Wanted:
     """Export options.
 
-    Attributes:
-      formats: names in `lutjax.circuits.deployment.FORMATS`; empty for all.
-      inputs, outputs, lut: see `source_of`.
-      name: name for the Verilog module, C functions and files; None to derive it from the run
-        folder.
-      registers: gate levels between registers in the Verilog module; 0 for none.
-      optimize: optimization goal, one of `OPTIMIZED`; None for no optimization.
-      integers: table dtype of a language model, "int16" or "int8"; None for int16, and for
-        circuits.
-      target: target microcontroller for C code, a name in `lutjax.circuits.mcu.TARGETS`; None for
-        none.
-
     Raises:
       ValueError: an unknown format, or another invalid value.
     """
 
-    formats: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ()  # names in `lutjax.circuits.deployment.FORMATS`; empty for all
+    # inputs, outputs, lut: see `source_of`
     inputs: str | None = None
     outputs: str | None = None
     lut: int | None = None
+    # Name for the Verilog module, C functions and files; None to derive it from the run folder
     name: str | None = None
-    registers: int = 0
-    optimize: str | None = None
+    registers: int = 0  # gate levels between registers in the Verilog module; 0 for none
+    optimize: str | None = None  # optimization goal, one of `OPTIMIZED`; None for no optimization
+    # Table dtype of a language model, "int16" or "int8"; None for int16, and for circuits
     integers: str | None = None
+    # Target microcontroller for C code, a name in `lutjax.circuits.mcu.TARGETS`; None for none
     target: str | None = None
 
     def __post_init__(self) -> None:
@@ -88,34 +80,25 @@ class Wanted:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A circuit of a run, and the model it must agree with.
+    """A circuit of a run, and the model it must agree with."""
 
-    Attributes:
-      name: default file name.
-      circuit: the model's circuit before optimization.
-      samples: values for all input ports, ``[samples, numbers]``.
-      samples_name: sample source.
-      answer: maps input values to values of the port ``y``, by the packed model in JAX.
-      run: facts about the run for the manifest.
-      page: page arguments, which may include another circuit; see `deployment.Request`.
-      remarks: lines for the user.
-      extras: additional files, by name; see `deployment.Request`.
-      layers: returns a circuit with a classifier's layers only; see `lutjax.circuits.mcu.write`.
-      rows: raw table rows for `samples`; None if the circuit does not take rows.
-      row_answers: returns the packed model's answers to the first rows.
-    """
-
-    name: str
-    circuit: Circuit
-    samples: Numbers
-    samples_name: str
+    name: str  # default file name
+    circuit: Circuit  # the model's circuit before optimization
+    samples: Numbers  # values for all input ports, ``[samples, numbers]``
+    samples_name: str  # sample source
+    # Maps input values to values of the port ``y``, by the packed model in JAX
     answer: Callable[[Numbers], Numbers]
-    run: dict[str, Any]
+    run: dict[str, Any]  # facts about the run for the manifest
+    # Page arguments, which may include another circuit; see `deployment.Request`
     page: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()  # lines for the user
+    # Additional files, by name; see `deployment.Request`
     extras: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    # Returns a circuit with a classifier's layers only; see `lutjax.circuits.mcu.write`
     layers: Callable[[], Circuit] | None = None
+    # Raw table rows for `samples`; None if the circuit does not take rows
     rows: Sequence[Sequence[Value]] | None = None
+    # Returns the packed model's answers to the first rows
     row_answers: Callable[[int], Numbers] | None = None
 
     def split_by_port(self, numbers: Numbers) -> dict[str, Numbers]:
@@ -144,12 +127,8 @@ def export(
 ) -> list[str]:
     """Export a run's or bundle's model, and return lines about it.
 
-    Args:
-      folder: run or bundle folder.
-      target: folder to write; an earlier export there is replaced.
-      wanted: export options.
-      progress: called with a description of each upcoming task.
-      on_damage: see `lutjax.training.runs.read`.
+    `progress` is called with a description of each upcoming task. An earlier export in the target
+    folder is replaced.
 
     Raises:
       RunError: there is no such run, it cannot be exported exactly, or the target contains other
@@ -247,12 +226,10 @@ OPTIMIZED = ("ands", "gates", "lut6")
 
 
 def optimized(circuit: Circuit, goal: str) -> Circuit:
-    """Return a smaller equivalent circuit.
+    """Return a smaller equivalent circuit, for one of the goals `OPTIMIZED`.
 
-    Args:
-      circuit: the circuit.
-      goal: one of `OPTIMIZED`. ABC minimizes AND nodes and tables; `lutjax.circuits.resynthesize`
-        then optimizes circuits with few inputs, also for gates.
+    ABC minimizes AND nodes and tables; `lutjax.circuits.resynthesize` then optimizes circuits with
+    few inputs, also for gates.
 
     Raises:
       RunError: ABC is needed and not installed, or a circuit has too many inputs for gates.
@@ -288,11 +265,7 @@ def _searched(circuit: Circuit, goal: str) -> Circuit:
 
 
 def oracle(manifest: Mapping[str, Any], folder: Path | None = None) -> proofs.Oracle:
-    """Return the model from a manifest's run or bundle.
-
-    Args:
-      manifest: an export's manifest.
-      folder: current run or bundle folder, if it has moved.
+    """Return the model from a manifest's run or bundle, in `folder` if it has moved.
 
     Raises:
       SkippedError: the folder is missing, has changed since the export, or its model or samples
@@ -323,11 +296,7 @@ def oracle(manifest: Mapping[str, Any], folder: Path | None = None) -> proofs.Or
 
 
 def _choices(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `source_of` recorded in an export's manifest.
-
-    Raises:
-      FailedError: the manifest lacks them.
-    """
+    """Return the arguments of `source_of` in a manifest; raise FailedError if it lacks them."""
     found = manifest.get("choices")
     kinds = {"inputs": str, "outputs": str, "lut": int}
     if not isinstance(found, dict) or set(found) != set(kinds):
@@ -505,18 +474,13 @@ _READS_ROWS = (
 def _page_of_rows(
     folder: Path, model: Any, taken: Columns, circuit: Circuit, about: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the page arguments for table rows: a circuit with votes."""
     if circuit.about.get("kind") != "classifier":
         return {}
     return {"circuit": circuit_of(folder, model, inputs=taken, outputs="votes", about=about)}
 
 
 def _experiment(found: ModelFolder) -> Classifier | None:
-    """Return a classifier's run with its samples, or None without a sample source.
-
-    Raises:
-      CheckpointError: the samples cannot be used.
-    """
+    """Return a classifier's run with its samples, or None without a sample source."""
     if found.record is None or not found.has_data:
         return None
     try:
@@ -537,11 +501,6 @@ def generate_samples(packed: Packed, port: Port, inputs: str) -> tuple[Numbers, 
 
     Samples are all inputs of few bits, random bits, or random numbers within each input's threshold
     range.
-
-    Args:
-      packed: the classifier.
-      port: its circuit's input port.
-      inputs: port format, or ``"bits"``.
     """
     generator = np.random.default_rng(0)
     shape = (MOST_VECTORS, port.count)
@@ -569,7 +528,6 @@ MOST_NAMES = 4096
 
 
 def _names(config: classifier.Config, form: Form, inputs: str, packed: Packed) -> dict[str, Any]:
-    """Return a circuit's metadata: class names, input names and image size."""
     about: dict[str, Any] = {} if form.regression else {"classes": list(form.classes)}
     if _is_image(form.shape):
         return {**about, "image": list(form.shape[:2])}
@@ -582,12 +540,10 @@ def _names(config: classifier.Config, form: Form, inputs: str, packed: Packed) -
 
 
 def _is_image(shape: tuple[int, ...]) -> bool:
-    """Return True for single-channel image shapes."""
     return len(shape) == 2 or (len(shape) == 3 and shape[2] == 1)
 
 
 def _columns(form: Form) -> dict[str, bytes]:
-    """Return the column encoding file if samples are table rows."""
     return {} if form.encoding is None else {COLUMNS: form.encoding.to_json().encode()}
 
 
@@ -614,7 +570,6 @@ def name_of(folder: Path, record: classifier.Record | None = None) -> str:
 
 
 def _refuse_large(folder: Path, config: classifier.Config) -> None:
-    """Raise RunError if tree gates over all image positions exceed the limit."""
     if not isinstance(config, LogicTreeNetConfig) or config.n_gates_at_places <= MOST_GATES:
         return
     raise RunError(
@@ -650,11 +605,7 @@ def _page(
 
 
 def circuit_of(folder: Path, model: Any, **options: Any) -> Circuit:
-    """Return the circuit for a run's model; see `lutjax.circuits.from_model`.
-
-    Raises:
-      RunError: there is no exact circuit, or an option does not fit the model.
-    """
+    """Return the circuit for a run's model, or raise RunError; see `lutjax.circuits.from_model`."""
     try:
         return circuits.from_model(model, **options)
     except (TypeError, ValueError) as error:
@@ -760,10 +711,7 @@ def _automaton_source(
 
 
 def _next(model: LogicCA, x: Numbers) -> np.ndarray:
-    """Return the next cell states from neighborhoods ``[samples, 9 * channels]``.
-
-    Neighbors come first, row by row, then the cell.
-    """
+    """Return the next cells for 3x3 neighborhoods: neighbors row by row, then the cell."""
     places = [(r, c) for r in range(3) for c in range(3) if (r, c) != (1, 1)] + [(1, 1)]
     grids = np.zeros((len(x), 3, 3, model.config.channels), bool)
     for (r, c), bits in zip(places, np.split(np.asarray(x, bool), 9, axis=1), strict=True):

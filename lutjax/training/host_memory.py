@@ -60,10 +60,7 @@ class Steps(Repeated):
         self._jitted = jax.jit(step, donate_argnums=0, **options)
 
     def __call__(self, state: State, first: int, count: int) -> tuple[State, Any]:
-        """Run `count` steps from `first`, and return the state and mean loss.
-
-        Consumes the state.
-        """
+        """Run `count` steps, consuming the state; return the state and mean loss."""
         state, losses = self._run(self._jitted, state, first, [count])
         return state, losses[0]
 
@@ -121,11 +118,7 @@ def save(
 def load(folder: Path, structure: Any, others: Any, rule: RowRule | None = None) -> None:
     """Restore a structure's tables from a checkpoint.
 
-    Args:
-      folder: folder of the checkpoint.
-      structure: a `lutjax.training.models.Structure`.
-      others: `State.others`, with the PRNG keys of the initialization.
-      rule: update rule for continued training; None: no optimizer state is read.
+    `others` has the PRNG keys of the initialization. Without a rule no optimizer state is read.
 
     Raises:
       CheckpointError: the checkpoint has other tables.
@@ -142,16 +135,7 @@ def load(folder: Path, structure: Any, others: Any, rule: RowRule | None = None)
 
 
 def queued(folder: Path, like: Batch, depth: int) -> list[dict[str, np.ndarray]]:
-    """Return the prefetched rows from `save`.
-
-    Args:
-      folder: folder of the checkpoint.
-      like: shapes and dtypes of a batch; see `RowPrefetcher.abstract`.
-      depth: number of queued steps.
-
-    Raises:
-      CheckpointError: the rows belong to another run.
-    """
+    """Return the prefetched rows from `save`; `like` is from `RowPrefetcher.abstract`."""
     found: list[dict[str, np.ndarray]] = []
     for k in range(depth):
         rows = {}

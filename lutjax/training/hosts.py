@@ -189,11 +189,7 @@ def fetch(array: "jax.Array") -> np.ndarray:
 
 
 def barrier(name: str) -> None:
-    """Wait for all processes.
-
-    Args:
-      name: name of the barrier, the same in all.
-    """
+    """Wait for all processes, which must give the same name."""
     if count() > 1:
         found = gather(name)
         assert len(set(found)) == 1, f"processes wait at different places: {found}"
@@ -325,11 +321,7 @@ def _set(key: str, value: Any) -> None:
 
 
 def _get(key: str, deadline: float | None = None) -> Any:
-    """Wait for a value set by a process, and return it.
-
-    Raises:
-      TimeoutError: the value is not set by the deadline.
-    """
+    """Wait for a value set by a process, at most until the deadline (TimeoutError)."""
     import jax
 
     while True:

@@ -149,11 +149,7 @@ class Rounded:
 
 
 def thousandths(temperature: float | int) -> int:
-    """Convert a temperature to thousandths.
-
-    Raises:
-      ValueError: the result is not an integer from 0 to 1000.
-    """
+    """Convert a temperature to thousandths, an integer from 0 to 1000 (else ValueError)."""
     found = round(temperature * TEMPERATURES)
     if not 0 <= temperature <= 1000 or abs(found / TEMPERATURES - temperature) > 1e-9:
         raise ValueError(
@@ -168,7 +164,6 @@ def rounded_config(config: LUTTransformerConfig) -> LUTTransformerConfig:
 
 
 def _in_floats(model: LUTTransformer, integer: IntegerLanguageModel) -> LUTTransformer:
-    """Return the float32 model with the values of the integer model."""
     config = rounded_config(model.config)
     params, others = models.arrays(model)
     others = jax.tree.map(
@@ -204,11 +199,7 @@ def _floats(values: np.ndarray, exponents: np.ndarray | int) -> jax.Array:
 
 # ------------------------------------------------------------------------------------- export
 def rounded_model(folder: Path, model: LanguageModel, *, tables: str) -> Rounded:
-    """Convert a run's model to integers.
-
-    Raises:
-      RunError: the model has no integer form.
-    """
+    """Convert a run's model to integers; raise RunError if it has no integer form."""
     _check_kind(folder, model.config)
     assert isinstance(model, LUTTransformer)
     try:
@@ -227,19 +218,13 @@ def _check_kind(folder: Path, config: ModelConfig) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A language model as a C program.
+    """A language model as a C program."""
 
-    Attributes:
-      files: contents by name: C99 sources, a Makefile, reference texts, and possibly the tables.
-      facts: JSON-compatible facts about the model.
-      remarks: lines for the user.
-      steps: the model's training steps; 0 without a run.
-    """
-
+    # Contents by name: C99 sources, a Makefile, reference texts, and possibly the tables
     files: dict[str, bytes]
-    facts: dict[str, Any]
-    remarks: tuple[str, ...]
-    steps: int
+    facts: dict[str, Any]  # JSON-compatible facts about the model
+    remarks: tuple[str, ...]  # lines for the user
+    steps: int  # the model's training steps; 0 without a run
 
 
 def program_of(
@@ -250,17 +235,10 @@ def program_of(
     progress: Callable[[str], None] = lambda text: None,
     on_damage: Callable[[str], None] = checkpoints.warn,
 ) -> Program:
-    """Return the C program for a language model of lookup tables.
+    """Return the C program for a language model of lookup tables, from a run or a bundle.
 
-    The model comes from a run of ``train lm --model lut`` or from a bundle.
-
-    Args:
-      folder: bundle folder, or run folder, read at the latest checkpoint.
-      tables: table dtype, ``"int16"`` or ``"int8"``.
-      text_path: the run's text; its test part measures the rounding loss. Default: the path at the
-        start of the run; without a text, as for a bundle, nothing is tested.
-      progress: called with a description of each upcoming task.
-      on_damage: see `lutjax.training.runs.read`.
+    The test part of the run's text (at `text_path`, if it has moved) measures the rounding loss;
+    without a text, as for a bundle, nothing is tested.
 
     Raises:
       RunError: the folder holds another kind of model, or one without an integer form.
@@ -307,11 +285,7 @@ def export_language_model(
     progress: Callable[[str], None] = lambda text: None,
     on_damage: Callable[[str], None] = checkpoints.warn,
 ) -> list[Path]:
-    """Write a program's files and ``model.json`` to an empty or new folder, and return their paths.
-
-    Raises:
-      RunError: the folder is not empty, or as `program_of`.
-    """
+    """Write a program's files and ``model.json`` to an empty or new folder; return the paths."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(
             f"{out} is no empty folder, and files of it would be written over: choose another folder."
@@ -353,10 +327,7 @@ def _losses(
 
 
 def _texts(rounded: Rounded, context: int) -> list[Text]:
-    """Return reference texts with a one-byte prompt, a very long prompt, and arbitrary bytes.
-
-    The long prompt exceeds the context.
-    """
+    """Return reference texts with a one-byte prompt, one beyond the context, and any bytes."""
     long = (b"The quick brown fox jumps over the lazy dog. " * (context // 15 + 1))[: 2 * context + 1]
     anything = np.random.default_rng(0).integers(0, 256, 9, np.uint8).tobytes()
     return [

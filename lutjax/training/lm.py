@@ -65,20 +65,14 @@ def memory_tables(config: ModelConfig) -> frozenset[str]:
 
 
 class Selected(NamedTuple):
-    """Optimizer state, and the model with the lowest validation loss.
-
-    Attributes:
-      optimizer: its state.
-      params, others: model arrays.
-      step: completed steps at selection.
-      loss: its validation loss, in nats per byte.
-    """
+    """Optimizer state, and the model with the lowest validation loss."""
 
     optimizer: Any
+    # params, others: model arrays
     params: Any
     others: Any
-    step: Array
-    loss: Array
+    step: Array  # completed steps at selection
+    loss: Array  # its validation loss, in nats per byte
 
 
 class Run(ModelRun[LanguageModel]):
@@ -201,7 +195,6 @@ class Run(ModelRun[LanguageModel]):
     def _step_and_select(
         self, state: State, number: Array, data: tuple[Array, Array, Array, Array]
     ) -> tuple[State, Array]:
-        """Return the next state with the selected model, and the loss; see `step`."""
         train, *validation = data
         kept: Selected = state.optimizer
         state, loss = self.step(state._replace(optimizer=kept.optimizer), number, train)
@@ -253,8 +246,6 @@ class Run(ModelRun[LanguageModel]):
 
     @functools.cached_property
     def _cpu_step(self) -> Callable[[Any], tuple[Array, Any]]:
-        """Jitted function for a step's window starts and memory learning rate."""
-
         def window_starts(number: Array) -> tuple[Array, Any]:
             with jax.numpy_dtype_promotion("standard"):
                 rate = self.training.rate()(number) * self.training.memory_rate
@@ -271,11 +262,9 @@ class Run(ModelRun[LanguageModel]):
         return self._step_inputs(number)[1]
 
     def _ids(self, number: int) -> dict[str, np.ndarray]:
-        """Return a step's row ids for each host-resident table."""
         return self._ids_of(self._train, self._step_inputs(number)[0])
 
     def _ids_of(self, text: Bytes, starts: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the row ids for text windows, for each host-resident table."""
         tokens = np.asarray(text[starts[:, None] + np.arange(self.config.context)], np.int32)
         memories = {name: self._memories[name].row_ids(tokens) for name in self._on_host}
         return {name: ids.reshape(-1, ids.shape[-1], 1) for name, ids in memories.items()}
@@ -291,7 +280,6 @@ class Run(ModelRun[LanguageModel]):
 
     @property
     def _data_seed(self) -> int | Array:
-        """Seed for data order and dropout."""
         return self.training.seed
 
     def _starts(self, number: Array, n_bytes: int) -> tuple[Array, Array]:
@@ -308,10 +296,7 @@ class Run(ModelRun[LanguageModel]):
     def _step_on_host(
         self, state: State, number: Array, text: UInt8[Array, "bytes"], batch: host.Batch
     ) -> tuple[State, Array, dict[str, optim.TableGradient]]:
-        """Return the results from `step` and the gradients for host-resident tables.
-
-        See `lutjax.training.host_memory.Steps`.
-        """
+        """Return the results of a step and the gradients for host-resident tables."""
         state, loss, gradients = self._stepped(state, number, text, batch)
         return state, loss, {name: opened(g) for name, g in gradients.items()}
 
@@ -438,7 +423,6 @@ class Run(ModelRun[LanguageModel]):
 
 
 def _reads(ids: np.ndarray, n_rows: int) -> lutjax.Usage:
-    """Count the reads per table row by ids ``[tables, ...]``."""
     return lutjax.Usage(np.stack([np.bincount(of_table.ravel(), minlength=n_rows) for of_table in ids]))
 
 
@@ -450,13 +434,7 @@ def _with_ids(gradient: optim.TableGradient, ids: Array) -> optim.TableGradient:
 
 
 class Evaluation:
-    """Mean loss of equally structured models on text sections.
-
-    Args:
-      structure: model structure.
-      context: inputs per window.
-      mesh: model mesh, if any.
-    """
+    """Mean loss of equally structured models on text sections, in windows of `context` inputs."""
 
     def __init__(self, structure: Structure[LanguageModel], context: int, mesh: Mesh | None = None):
         self._structure, self._context, self._mesh = structure, context, mesh
@@ -464,12 +442,7 @@ class Evaluation:
         self._compiled = jax.jit(self.totals, compiler_options=compiler_options(), **where)
 
     def windows(self, size: int, max_windows: int | None) -> "Windows":
-        """Return the evaluation windows for a text section.
-
-        Args:
-          size: bytes in the section.
-          max_windows: see `Run.evaluate`.
-        """
+        """Return the evaluation windows for a text section; see `Run.evaluate`."""
         n_data = 1 if self._mesh is None else self._mesh.shape[meshes.DATA]
         return _evaluation_windows(size, self._context, max_windows, n_data * -(-EVALUATION_BATCH // n_data))
 
@@ -484,13 +457,8 @@ class Evaluation:
     ) -> float:
         """Return the mean loss in nats per byte; see `Run.evaluate`.
 
-        Args:
-          params: model parameters.
-          others: its other state.
-          part: text section.
-          max_windows: see `Run.evaluate`.
-          progress: called with the completed share after every batch of windows; without it all
-            batches run in one call.
+        `progress` is called with the completed share after every batch of windows; without it all
+        batches run in one call.
         """
         starts, skipped, n_counted = self.windows(part.size, max_windows)
         size = len(starts) if progress is None else 1
@@ -525,17 +493,11 @@ class Evaluation:
 
 
 class Windows(NamedTuple):
-    """Batched evaluation windows for a text section.
+    """Batched evaluation windows for a text section."""
 
-    Attributes:
-      starts: first input per window.
-      skipped: uncounted inputs at its start.
-      n_counted: counted inputs in all windows.
-    """
-
-    starts: Int[np.ndarray, "batches batch"]
-    skipped: Int[np.ndarray, "batches batch"]
-    n_counted: int
+    starts: Int[np.ndarray, "batches batch"]  # first input per window
+    skipped: Int[np.ndarray, "batches batch"]  # uncounted inputs at its start
+    n_counted: int  # counted inputs in all windows
 
 
 def _evaluation_windows(size: int, context: int, max_windows: int | None, batch: int) -> Windows:
@@ -554,6 +516,5 @@ def _evaluation_windows(size: int, context: int, max_windows: int | None, batch:
 
 
 def _windows(text: Array, starts: Array, context: int) -> tuple[Array, Array]:
-    """Return inputs and labels, int32 ``[batch, context]``."""
     windows = text[starts[:, None] + jnp.arange(context + 1)[None, :]].astype(jnp.int32)
     return windows[:, :-1], windows[:, 1:]

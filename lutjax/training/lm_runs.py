@@ -28,26 +28,20 @@ SAMPLE_BYTES = 300
 
 @dataclasses.dataclass
 class Record(runs.Record):
-    """Non-array checkpoint contents.
-
-    Attributes:
-      model, training, text: run configuration.
-      bigram: baseline loss on the test part, in nats per byte.
-      options: mutable training program options, such as intervals.
-      quantized: whether the arrays belong to a deployed model with integer tables; see
-        `lutjax.training.quantize`.
-      history: losses over the run, in nats per byte.
-    """
+    """Non-array checkpoint contents."""
 
     kind: ClassVar[str] = "lm"
 
+    # model, training, text: run configuration
     model: LUTTransformerConfig | GPTConfig
     training: TrainingConfig
     text: runs.Source
-    bigram: float
-    options: dict[str, Any]
+    bigram: float  # baseline loss on the test part, in nats per byte
+    options: dict[str, Any]  # mutable training program options, such as intervals
+    # Whether the arrays belong to a deployed model with integer tables; see
+    # `lutjax.training.quantize`
     quantized: bool = dataclasses.field(default=False, kw_only=True)
-    history: runs.History
+    history: runs.History  # losses over the run, in nats per byte
 
 
 def language_model(
@@ -55,12 +49,8 @@ def language_model(
 ) -> lm.LanguageModel:
     """Return the selected or latest model from a checkpoint verified by `runs.read`.
 
-    Args:
-      folder: run folder.
-      step: checkpoint step.
-      record: its record.
-      mesh: device counts by mesh axis for sharding, see `lutjax.training.meshes.choose`; by default
-        a single device.
+    `mesh` has device counts by axis, as for `lutjax.training.meshes.choose`; by default the model
+    is on a single device.
 
     Raises:
       ValueError: the model does not support this mesh, or there are too few devices.
@@ -192,7 +182,6 @@ class LanguageModel(Experiment):
 
     @property
     def _counted(self) -> bool:
-        """Whether table reads are counted at the end."""
         model = self.record.model
         return self.intervals.usage or (isinstance(model, GPTConfig) and bool(model.memory_places))
 
@@ -275,15 +264,7 @@ def batch(
     temperature: float = 0.8,
     top_k: int | None = None,
 ) -> list[bytes]:
-    """Continue prompts of any lengths in one batch, each with its own seed.
-
-    Args:
-      model: the model.
-      texts: prompts with their sampling seeds.
-      n_bytes: number of bytes to add.
-      temperature: divides the logits.
-      top_k: sample from this many most likely bytes only; None samples from all.
-    """
+    """Continue prompts of any lengths in one batch, each with its own seed."""
     keys = jnp.stack([jax.random.key(seed) for _, seed in texts])
     prompts = [_tokens(prompt) for prompt, _ in texts]
     added = model.generate(prompts, n_bytes, key=keys, temperature=temperature, top_k=top_k)

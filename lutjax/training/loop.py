@@ -127,23 +127,14 @@ class Repeated:
         return jax.tree.map(meshes.put, self._data, self._of_data)
 
     def __call__(self, state: State, first: int, count: int) -> tuple[State, Array]:
-        """Run `count` steps from `first`, and return the state and mean loss.
-
-        Consumes the state.
-        """
+        """Run `count` steps, consuming the state; return the state and mean loss."""
         state, loss, _ = self._call(self._jitted, state, first, [count])
         return state, loss
 
     def run_parts(self, state: State, first: int, ends: Sequence[int]) -> tuple[State, Array]:
-        """Run steps from `first`, and return the state and the mean loss of each part.
+        """Run steps, consuming the state; return the state and each part's mean loss, ``[MOST]``.
 
-        Args:
-          state: the state; consumed.
-          first: the first step.
-          ends: for each part, at most `MOST`, the number of steps from `first` to its end.
-
-        Returns:
-          the state, and losses ``[MOST]``, starting with the losses of the parts.
+        `ends` has, for each of at most `MOST` parts, the number of steps from `first` to its end.
         """
         state, _, losses = self._call(self._jitted, state, first, ends)
         return state, losses
@@ -203,10 +194,7 @@ def run(
       slowest: returns the maximum of a number over all training processes, which must all call it.
 
     Returns:
-      the state, and the total number of completed steps: `steps`, or fewer if the run was stopped.
-
-    Raises:
-      FloatingPointError: the training loss is no longer finite; no hook receives such a state.
+      State and completed steps; raises FloatingPointError before a hook gets a non-finite loss.
     """
     done, n_parts = first, 1
     while done < steps and not stopped():

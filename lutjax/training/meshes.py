@@ -201,12 +201,7 @@ def placed(shapes: Any, where: Any) -> Any:
 
 
 def put(array: Any, where: NamedSharding | None) -> jax.Array:
-    """Put an array on devices; each process copies only its own shards.
-
-    Args:
-      array: present in the host memory of every process.
-      where: target sharding; None for the first device.
-    """
+    """Put an array on devices; each process copies only its own shards of its host array."""
     if where is None:
         return jnp.asarray(array)
     return hosts.put(array, where)

@@ -34,22 +34,14 @@ _NOUNS = {"train lm": "language model", "train classify": "classifier", "train c
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModelFolder:
-    """A trained model with its run record.
-
-    Attributes:
-      folder: the folder.
-      kind: run kind, or the kind able to train such a model; a key of
-        `lutjax.training.runs.COMMANDS`.
-      is_bundle: whether the folder is a bundle.
-      model: the model, in evaluation mode.
-      record: run record; None for a model without a run, such as an imported network.
-    """
+    """A trained model with its run record."""
 
     folder: Path
+    # Run kind, or the kind able to train such a model; a key of `lutjax.training.runs.COMMANDS`
     kind: str
-    is_bundle: bool
-    model: Any
-    record: Loaded | None
+    is_bundle: bool  # whether the folder is a bundle
+    model: Any  # the model, in evaluation mode
+    record: Loaded | None  # run record; None for a model without a run, such as an imported network
 
     def __str__(self) -> str:
         command = runs.COMMANDS[self.kind]
@@ -77,9 +69,6 @@ def digest_of(folder: Path) -> str:
     """Return the SHA-256 that identifies the model in a folder.
 
     It is the digest of the latest checkpoint, or of ``config.json`` with its tensor digest.
-
-    Raises:
-      CheckpointError, BundleError: the folder is no model folder, or its latest checkpoint is damaged.
     """
     if not is_bundle(folder):
         return checkpoints.peek(folder / runs.FOLDER)[2]
@@ -90,21 +79,12 @@ def digest_of(folder: Path) -> str:
 
 
 def kind_of(folder: Path) -> str:
-    """Return the model kind of a folder, a key of `lutjax.training.runs.COMMANDS`.
-
-    Raises:
-      CheckpointError: the folder is no model folder.
-      BundleError: the bundle is damaged, or its arrays belong to no lutjax model.
-    """
+    """Return the model kind of a folder, a key of `lutjax.training.runs.COMMANDS`."""
     return _kind(folder, _config(folder)) if is_bundle(folder) else runs.kind(folder)
 
 
 def check_kind(folder: Path, wanted: str) -> str:
-    """Return the model kind of a folder; it must be one trained by the command for `wanted`.
-
-    Raises:
-      CheckpointError: the kind differs; the message names the matching command.
-    """
+    """Return the kind of a folder's model; raise CheckpointError unless `wanted`'s command fits."""
     if not is_bundle(folder):
         return runs.check_kind(folder, wanted, trains=False)
     kind = kind_of(folder)
@@ -168,11 +148,6 @@ def _config(folder: Path) -> Config:
 
 
 def _kind(folder: Path, config: Config) -> str:
-    """Return the model kind of a bundle.
-
-    Raises:
-      BundleError: the bundle holds another model or another model's run.
-    """
     kind = _KINDS.get(config.architecture)
     if config.model is None or kind is None:
         raise BundleError(

@@ -142,16 +142,9 @@ class ModelRun(Generic[M]):
         self.structure, self._init_optimizer, self._seed, self._samples = structure, optimizer, seed, samples
 
     def divide(self, asked: Mapping[str, int] | None = None) -> None:
-        """Divide the run over a mesh, before its first step.
+        """Divide the run over a mesh, before its first step; results are equal within rounding.
 
-        Results are equal on all meshes, within rounding.
-
-        Args:
-          asked: as for `lutjax.training.meshes.choose`, which selects from the devices of all
-            processes.
-
-        Raises:
-          ValueError: the model, the batch or the devices do not allow it.
+        See `lutjax.training.meshes.choose`, which selects from the devices of all processes.
         """
         self.mesh = meshes.choose(
             self.structure.abstract()[0], jax.devices(), self._samples, asked, tables=self.structure.tables
@@ -164,13 +157,7 @@ class ModelRun(Generic[M]):
         raise NotImplementedError
 
     def _repeated(self, step: Step, data: Any, of_data: Any = None) -> Repeated:
-        """Repeat a step, on the run's mesh if it has one.
-
-        Args:
-          step: one step.
-          data: data for all steps.
-          of_data: shardings of the data on the mesh; replicated by default.
-        """
+        """Repeat a step, on the run's mesh if it has one; data are replicated by default."""
         if self.mesh is None:
             return Repeated(step, data)
         if of_data is None:
@@ -218,7 +205,6 @@ class ModelRun(Generic[M]):
         """Read the files of `write_beside`; `others` belongs to the state."""
 
     def _shardings(self, mesh: Mesh) -> State:
-        """Return the shardings of the state arrays on a mesh."""
         state = jax.eval_shape(self._first_state, *self.structure.abstract())
         found: State = meshes.shardings(state, mesh, self.structure.tables)
         return found
@@ -238,11 +224,7 @@ def save(
 
 
 def restore(folder: Path, step: int, run: ModelRun[Any]) -> State:
-    """Return the run state at a checkpoint already verified by `runs.read`.
-
-    Raises:
-      CheckpointError: the arrays do not match the run, or an anchor or a wire is not an input.
-    """
+    """Return the run state at a checkpoint already verified by `runs.read`."""
     abstract = run.abstract()
     params, others = _restore_model(folder, step, run.structure, (abstract.params, abstract.others))
     state = State(params, others, runs.restore(folder, step, "optimizer", abstract.optimizer))
@@ -251,11 +233,7 @@ def restore(folder: Path, step: int, run: ModelRun[Any]) -> State:
 
 
 def load(folder: Path, step: int, structure: Structure[M], mesh: Mesh | None = None) -> M:
-    """Return the model at a checkpoint already verified by `runs.read`, on a mesh or one device.
-
-    Raises:
-      CheckpointError: as `restore`.
-    """
+    """Return the model at a checkpoint already verified by `runs.read`, on a mesh or one device."""
     abstract = structure.abstract()
     if mesh is not None:
         abstract = meshes.placed(abstract, meshes.shardings(abstract, mesh, structure.tables))
@@ -280,15 +258,10 @@ class Loader(Generic[M, R]):
     def __call__(
         self, folder: str | os.PathLike[str], *, on_damage: Callable[[str], None] = checkpoints.warn
     ) -> tuple[M, R]:
-        """Return the model and the record of the latest checkpoint in a run folder.
-
-        Args:
-          folder: run folder.
-          on_damage: called for a damaged checkpoint that was skipped in favor of the previous one.
+        """Return the model and the record of the latest intact checkpoint in a run folder.
 
         Raises:
-          CheckpointError: no checkpoint exists, none is intact, or an anchor or a wire is not an
-            input.
+          CheckpointError: no checkpoint is intact, or an anchor or a wire is not an input.
         """
         folder = Path(folder)
         step, record = runs.read(folder, self._record, on_damage=on_damage)

@@ -98,13 +98,7 @@ def annealed(annealing: str, *, first: float, last: float, steps: int) -> optax.
 def optimizer(
     name: str, rate: optax.ScalarOrSchedule, *, weight_decay: float = 0.0
 ) -> optax.GradientTransformation:
-    """Return an optimizer by name.
-
-    Args:
-      name: one of `OPTIMIZERS`.
-      rate: learning rate, or a schedule.
-      weight_decay: decay for `adamw`, applied only to matrices: not to tables, scales, biases and
-        scalars.
+    """Return one of `OPTIMIZERS`; `adamw` decays only matrices, not tables, biases or scalars.
 
     Raises:
       ValueError: an unknown name.

@@ -50,21 +50,13 @@ def checkerboard(size: int) -> Pattern:
 
 
 def lizard(size: int = 20) -> Pattern:
-    """Return a lizard seen from above, centered in a larger grid.
-
-    Raises:
-      ValueError: the grid is smaller than the lizard.
-    """
+    """Return a lizard seen from above, centered in a grid at least as large (else ValueError)."""
     rows = [[c == "#" for c in row] for row in _LIZARD.split()]
     return _in_the_middle("lizard", np.array(rows)[None], size)
 
 
 def letter(size: int = 16) -> Pattern:
-    """Return the letter G in red, yellow, green and blue; channels are red, green and blue.
-
-    Raises:
-      ValueError: the grid is smaller than the letter.
-    """
+    """Return the letter G in red, yellow, green and blue; channels are red, green and blue."""
     y, x = np.mgrid[:16, :16] - 7.5
     radius, angle = np.hypot(x, y), np.degrees(np.arctan2(-y, x)) % 360
     ring = (radius < 7.6) & (radius > 4.2)
@@ -75,16 +67,11 @@ def letter(size: int = 16) -> Pattern:
 
 
 def read_image(path: Path, size: int | None = None, *, threshold: float | None = None) -> Pattern:
-    """Read an image as a pattern. See `lutjax.training.pixels.read`.
+    """Read an image as a pattern, see `lutjax.training.pixels.read`.
 
-    A black-and-white image has one channel, any other image has red, green and blue.
-
-    Args:
-      path: the image file.
-      size: required height and width. By default any size up to `LARGEST` is accepted, and the
-        image is centered in a black square.
-      threshold: values above this share of full brightness become 1. By default every value must be
-        0 or full.
+    A black-and-white image has one channel, any other image has red, green and blue. Without
+    `size`, an image up to `LARGEST` is centered in a black square. Values above `threshold`, a
+    share of full brightness, become 1; without it every value must be 0 or full.
 
     Raises:
       PatternError: the image cannot be read, has another size, or is not two-valued.

@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 def plot_losses(history: "History", bigram: float, steps: str, path: Path) -> None:
     """Write training loss, test losses and the bigram baseline as a PNG, in nats per byte.
 
-    Args:
-      history: losses of the run.
-      bigram: loss of the bigram baseline.
-      steps: description of a step's length.
-      path: output file.
+    `steps` describes the length of a step.
     """
     figure, axes = _figure(8, 5)
     for points, style, label in (
@@ -92,13 +88,7 @@ def plot_confusion(counts: np.ndarray, path: Path, names: Sequence[str] = ()) ->
 
 
 def plot_front(points: Sequence[tuple[int, float]], others: Sequence[tuple[int, float]], path: Path) -> None:
-    """Write hard accuracy against LUT6 as a PNG.
-
-    Args:
-      points: LUT6 and accuracy of the finished networks, connected by a line.
-      others: LUT6 and accuracy of other trained sizes.
-      path: output file.
-    """
+    """Write accuracy against LUT6 as a PNG: a line of points, and single other sizes."""
     figure, axes = _figure(8, 5)
     if others:
         sizes, shares = zip(*others, strict=True)

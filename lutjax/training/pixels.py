@@ -49,11 +49,7 @@ _DAMAGED = (
 
 
 class SizeError(ValueError):
-    """An image whose size differs from the expected size.
-
-    Attributes:
-      height, width: size of the image.
-    """
+    """An image whose `height` and `width` differ from the expected size."""
 
     def __init__(self, path: Path, height: int, width: int):
         super().__init__(f"{path} has {height} x {width} pixels.")
@@ -62,7 +58,6 @@ class SizeError(ValueError):
 
 @contextlib.contextmanager
 def _silent(logger: str) -> Iterator[None]:
-    """Temporarily disable a logger, to avoid repeated error messages."""
     found = logging.getLogger(logger)
     disabled, found.disabled = found.disabled, True
     try:
@@ -73,10 +68,7 @@ def _silent(logger: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[tuple["Image.Image", int]]:
-    """Open an image file without decoding pixels; yield the image and the file size.
-
-    Errors in the block name the file.
-    """
+    """Yield an undecoded image and its file size; errors in the block name the file."""
     with needed_by(__name__):
         from PIL import Image, UnidentifiedImageError
 
@@ -118,13 +110,7 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 def stored_size(path: Path) -> tuple[int, int]:
-    """Return the height and width in an image file header, before Exif orientation.
-
-    No pixel is decoded.
-
-    Raises:
-      ValueError: the header cannot be read; the message names the file.
-    """
+    """Return an image file's height and width before Exif orientation, without decoding pixels."""
     with _opened(path) as (image, _):
         width, height = image.size
     return height, width
@@ -209,10 +195,7 @@ def _upright(image: "Image.Image") -> "Image.Image":
 
 
 def _in_mode(image: "Image.Image", format: str | None, mode: str | None) -> "Image.Image":
-    """Convert an image to 8 bits per channel in a mode.
-
-    If `mode` is None, use the first of L, RGB and RGBA able to represent its pixels.
-    """
+    """Convert an image to 8 bits in a mode, by default the first of L, RGB and RGBA that fits."""
     from PIL import Image
 
     if image.mode.startswith("I;16") or (image.mode == "I" and format in ("PNG", "PPM")):

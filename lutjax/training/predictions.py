@@ -40,7 +40,6 @@ class Predictions:
     target: str | None = None
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return len(self.votes)
 
     @property
@@ -62,20 +61,13 @@ class Predictions:
 
 @dataclasses.dataclass(frozen=True)
 class Estimates:
-    """Values predicted by a regression, and their numbers of 1 bits.
+    """Values predicted by a regression, and their numbers of 1 bits."""
 
-    Attributes:
-      votes: 1 bits in the last layer, ``[N, 1]``.
-      numbers: float32 ``[N]``.
-      target: predicted column; None if unnamed.
-    """
-
-    votes: Int[np.ndarray, "samples 1"]
-    numbers: Float32[np.ndarray, " samples"]
-    target: str | None = None
+    votes: Int[np.ndarray, "samples 1"]  # 1 bits in the last layer, ``[N, 1]``
+    numbers: Float32[np.ndarray, " samples"]  # float32 ``[N]``
+    target: str | None = None  # predicted column; None if unnamed
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return len(self.votes)
 
     def write(self, file: TextIO, ids: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
@@ -142,11 +134,7 @@ class TrainedRun:
         return Predictions(found, self.form.classes, self.form.target)
 
     def accuracy(self, raw: Any, labels: Sequence[Any] | np.ndarray) -> float:
-        """Return the accuracy on raw samples with class names as labels; for regression, R2.
-
-        Raises:
-          SamplesError: as `predict`, or a label is not a class, or not a number.
-        """
+        """Return the accuracy on raw samples with class names as labels; for regression, R2."""
         if self.form.regression:
             return Errors.compute(self.form.label_numbers(labels), self.predict(raw).numbers).r2
         return float((self.predict(raw).numbers == self.form.label_numbers(labels)).mean())
@@ -185,9 +173,6 @@ def form_of(model: Any) -> Form:
     """Return a classifier's sample form.
 
     Without a run, samples are arrays of its inputs, and classes are named by index.
-
-    Raises:
-      CheckpointError: as `wrap_model`.
     """
     record = getattr(model, "record", None)
     if record is None:

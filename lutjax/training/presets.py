@@ -22,11 +22,7 @@ EXPERIMENTS: dict[str, dict[str, Any]] = _VALUES["ca"]
 
 
 def preset(model: str, name: str) -> dict[str, Any]:
-    """Return a model preset's values.
-
-    Raises:
-      ValueError: the model has no such preset.
-    """
+    """Return a model preset's values; raise ValueError if the model has no such preset."""
     if name not in PRESETS[model]:
         raise ValueError(f"preset is {name!r}; the model {model} has {', '.join(PRESETS[model])}.")
     return PRESETS[model][name]
@@ -47,9 +43,5 @@ def refuse_others(what: str, configs: Sequence[type], fields: Mapping[str, Any])
 
 
 def make(config: type, values: Mapping[str, Any]) -> Any:
-    """Build a config from the values that are its fields.
-
-    Raises:
-      ValueError: the config rejects a value.
-    """
+    """Build a config from the values that are its fields."""
     return config(**fields_of(config, values))

@@ -34,17 +34,12 @@ Gates = Int[np.ndarray, " gates"]
 
 @dataclasses.dataclass(frozen=True)
 class Pruned:
-    """An automaton after gate removal.
+    """An automaton after gate removal."""
 
-    Attributes:
-      model: the same wires with other gates: constants, and gates that pass an input through.
-      proved: True if the tested samples, on which results are unchanged, are exhaustive.
-      where: description of the tested samples.
-    """
-
+    # The same wires with other gates: constants, and gates that pass an input through
     model: LogicCA
-    proved: bool
-    where: str
+    proved: bool  # True if the tested samples, on which results are unchanged, are exhaustive
+    where: str  # description of the tested samples
 
     def rule(self, n_outputs: int) -> Circuit:
         """Return the circuit of one cell in two-input gates.
@@ -99,12 +94,7 @@ def _samples(run: Run) -> tuple[jax.Array, bool, str]:
 
 
 class _Smaller:
-    """Live layers of an automaton, used to test whether gate changes preserve the last state.
-
-    Args:
-      kept: mask of the remaining gates.
-      expected: the last state.
-    """
+    """Live layers of an automaton, used to test whether gate changes preserve the last state."""
 
     def __init__(
         self,
@@ -155,13 +145,7 @@ class _Smaller:
 def _removed(
     gates: Gates, live_of: Callable[[Gates], np.ndarray], smaller: Callable[[Gates], _Smaller]
 ) -> Gates:
-    """Replace as many gates as trials find by constants or by one of their inputs.
-
-    Args:
-      gates: the gates.
-      live_of: returns a mask of the gates in use.
-      smaller: returns the automaton without the unused gates.
-    """
+    """Replace as many gates as trials find by constants or by one of their inputs."""
     before, without = -1, smaller(gates)
     while before != (before := int((live_of(gates) & ~np.isin(gates, INPUTS)).sum())):
         for value in (*CONSTANTS, *INPUTS):

@@ -27,11 +27,7 @@ FOLDER = "quantized"
 
 
 def deployed_record(folder: Path, record: Record) -> Record:
-    """Return the record for a run's deployed model.
-
-    Raises:
-      RunError: the model has no tables to quantize.
-    """
+    """Return the record for a run's deployed model; raise RunError if it has no tables."""
     config, advice = record.model, "train one by lutjax train lm --model gpt --read powers_of_two."
     if record.quantized:
         raise RunError(f"{folder} is quantized already.")
@@ -57,26 +53,14 @@ def deployed_record(folder: Path, record: Record) -> Record:
 
 
 def deployed_model(model: LanguageModel, record: Record) -> LanguageModel:
-    """Return the model with quantized tables; it shares all other arrays.
-
-    Args:
-      model: the trained model.
-      record: record of the deployed model.
-    """
+    """Return the model with quantized tables; it shares all other arrays."""
     return layers.quantize(structure_of(record.model).model(*models.arrays(model)))
 
 
 def evaluate(
     model: LanguageModel, record: Record, part: Bytes, *, progress: Callable[[float], None]
 ) -> float:
-    """Return the mean loss of a model over part of a text, in nats per byte.
-
-    Args:
-      model: the model.
-      record: its record.
-      part: part of a text.
-      progress: called with the completed share of the part.
-    """
+    """Return a model's mean loss over part of a text, in nats per byte; `progress` gets shares."""
     structure = structure_of(record.model, quantized=record.quantized)
     return Evaluation(structure, record.model.context)(*models.arrays(model), part, progress=progress)
 
@@ -87,11 +71,7 @@ def bytes_of(model: LanguageModel) -> tuple[int, int]:
 
 
 def check_place(folder: Path) -> None:
-    """Raise if a folder holds anything except a deployed model.
-
-    Raises:
-      RunError: the folder holds something else.
-    """
+    """Raise RunError if a folder holds anything except a deployed model."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise RunError(f"{folder} is no folder, and would be replaced: move it away.")
     found = list(folder.iterdir()) if folder.exists() else []
@@ -104,17 +84,7 @@ def check_place(folder: Path) -> None:
 
 
 def save(folder: Path, step: int, model: LanguageModel, record: Record) -> None:
-    """Write a deployed model into a folder, replacing an earlier one.
-
-    Args:
-      folder: output folder; `lutjax.load` reads it like a run folder.
-      step: completed steps at the checkpoint of the trained model.
-      model: the deployed model.
-      record: its record.
-
-    Raises:
-      RunError: as `check_place`.
-    """
+    """Write a deployed model into a folder, replacing an earlier one, for `lutjax.load`."""
     check_place(folder)
     params, others = models.arrays(model)
     runs.check_space(folder.parent, _bytes((params, others)))

@@ -121,11 +121,7 @@ class Form:
         return f"[N, {', '.join(map(str, self.shape))}]"
 
     def doubts(self, x: Numbers) -> list[str]:
-        """Return warnings about samples unlike the training part.
-
-        Values far out of range may have another unit; columns may have categories unseen in
-        training.
-        """
+        """Return warnings about samples unlike the training part: other units, new categories."""
         if self.encoding is not None:
             return self.encoding.unknown(x)
         width = self.largest - self.least
@@ -140,18 +136,13 @@ class Form:
         ]
 
     def label_numbers(self, labels: Sequence[Any] | np.ndarray) -> np.ndarray:
-        """Convert labels to class indices, int32 ``[N]``, or regression values, float32 ``[N]``.
-
-        Raises:
-          SamplesError: a label is not a class, or not a number.
-        """
+        """Convert labels to class indices, int32 ``[N]``, or regression values, float32 ``[N]``."""
         if self.regression:
             return columns.targets(columns.strings(labels), name="the samples")
         return columns.label_numbers(columns.strings(labels), self.classes, name="the samples")
 
 
 def _table(raw: Any, names: Sequence[str], name: str) -> Table:
-    """Return raw rows as an unlabeled table."""
     if isinstance(raw, Table):
         return raw
     if hasattr(raw, "items") and not isinstance(raw, np.ndarray):  # a dict or a pandas data frame
@@ -178,20 +169,13 @@ def _cell(value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Raw:
-    """Raw samples from a file or folder, in the form that a run's classifier takes.
+    """Raw samples from a file or folder, in the form that a run's classifier takes."""
 
-    Attributes:
-      numbers: values of each sample.
-      labels: labels if a target was named, else None.
-      ids: values that identify each sample, by column name: image files, or requested table
-        columns.
-      remarks: warnings about omitted data.
-    """
-
-    numbers: Numbers
-    labels: Labels | None = None
+    numbers: Numbers  # values of each sample
+    labels: Labels | None = None  # labels if a target was named, else None
+    # Values that identify each sample, by column name: image files, or requested table columns
     ids: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()  # warnings about omitted data
 
 
 def read(

@@ -54,7 +54,6 @@ class Published:
         return {name: getattr(self, name) for name in _TRAINING}
 
     def _gates(self) -> str:
-        """Return a description of the gate count."""
         raise NotImplementedError
 
     def __str__(self) -> str:

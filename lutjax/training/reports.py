@@ -43,30 +43,21 @@ Wires = Int[np.ndarray, "_ _"]
 
 
 class Trees(NamedTuple):
-    """A layer of gate trees for images, with features first.
+    """A layer of gate trees for images, with features first."""
 
-    Attributes:
-      spec: layer sizes.
-      wires, truth: trees of one window; see `truth_tables` of `lutjax.layers.nnx.LogicConv`.
-    """
-
-    spec: LogicConvSpec
+    spec: LogicConvSpec  # layer sizes
+    # wires, truth: trees of one window; see `truth_tables` of `lutjax.layers.nnx.LogicConv`
     wires: Wires
     truth: Truth
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """Gates or tables of one layer.
+    """Gates or tables of one layer."""
 
-    Attributes:
-      kinds: number of gates for each kind in `KINDS`, or number of tables by required inputs
-        ("needs 2").
-      dead: gates without influence on any vote; in a tree, gates dead at every position.
-    """
-
+    # Number of gates for each kind in `KINDS`, or number of tables by required inputs ("needs 2")
     kinds: dict[str, int]
-    dead: int
+    dead: int  # gates without influence on any vote; in a tree, gates dead at every position
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,24 +151,16 @@ class Report:
 
 @dataclasses.dataclass(frozen=True)
 class Tables:
-    """JSON-serializable read statistics for the tables of one lookup.
+    """JSON-serializable read statistics for the tables of one lookup."""
 
-    Attributes:
-      name: path of the tables in the model.
-      tables, rows: table count, and rows per table.
-      reads: reads of all tables.
-      never_read: rows never read, in all tables.
-      entropy: read entropy per table, in bits.
-      largest_share: for each table, its most read row's share of all reads.
-    """
-
-    name: str
+    name: str  # path of the tables in the model
+    # tables, rows: table count, and rows per table
     tables: int
     rows: int
-    reads: int
-    never_read: int
-    entropy: list[float]
-    largest_share: list[float]
+    reads: int  # reads of all tables
+    never_read: int  # rows never read, in all tables
+    entropy: list[float]  # read entropy per table, in bits
+    largest_share: list[float]  # for each table, its most read row's share of all reads
 
     def line(self) -> str:
         """Return a text line with means over the tables."""
@@ -302,11 +285,6 @@ def live_gates(
 
     A constant vote counts as relevant, because it shifts its class sum. A gate counts as read if a
     relevant table depends on that input, so bits that cancel in later layers count as live.
-
-    Args:
-      truth: truth tables per layer; see `lutjax.models.PackedClassifier`.
-      wires: wires per layer.
-      n_bits: bits available to the first layer.
     """
     alive = np.ones(len(truth[-1]), bool)
     found = [alive]
@@ -323,9 +301,7 @@ def live_nodes(
 ) -> tuple[Bool[np.ndarray, " nodes"], Bool[np.ndarray, " inputs"]]:
     """Return masks of the nodes and inputs that influence a relevant output at any position.
 
-    Args:
-      trees: trees of a layer.
-      alive: mask of relevant outputs, in the order channel, row, column, like the inputs.
+    Outputs and inputs have the order channel, row, column.
     """
     spec, needed = trees.spec, needs(trees.truth)
     rows, columns, kernels = spec.out_shape

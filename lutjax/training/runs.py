@@ -109,18 +109,13 @@ class History:
 
 @dataclasses.dataclass
 class Finished:
-    """Completed parts of the work after the last step.
+    """Completed parts of the work after the last step."""
 
-    Attributes:
-      digest: checkpoint digest.
-      parts: for each part by name, whether it has a file with that name, and the displayed lines.
-      why: reason why training stopped, in words; empty until everything is done.
-      digests: SHA-256 by written file name.
-    """
-
-    digest: str
+    digest: str  # checkpoint digest
+    # For each part by name, whether it has a file with that name, and the displayed lines
     parts: dict[str, tuple[bool, list[str]]] = dataclasses.field(default_factory=dict)
-    why: str = ""
+    why: str = ""  # reason why training stopped, in words; empty until everything is done
+    # SHA-256 by written file name
     digests: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -134,12 +129,7 @@ class Finished:
 
     @classmethod
     def _read(cls, folder: Path) -> "Finished":
-        """Read the finishing record in a run folder, for any checkpoint.
-
-        Raises:
-          FileNotFoundError: no record exists.
-          ValueError: it is damaged.
-        """
+        """Read the finishing record in a run folder, for any checkpoint."""
         fields = Fields(_FINISHED)
         found = strict_json.loads((folder / _FINISHED).read_bytes())
         digest, why = (fields.field(found, name, str) for name in ("digest", "why"))
@@ -240,7 +230,6 @@ def lock(folder: Path) -> Iterator[None]:
 
     Raises:
       InUseError: another process holds the lock.
-      OSError: the folder is not writable.
     """
     with ExitStack() as stack:
         hosts.call_in_first(lambda: stack.enter_context(_locked(folder)))
@@ -274,12 +263,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def existing_outputs(folder: Path, names: Sequence[str]) -> Iterator[Path]:
-    """Yield paths that a run would overwrite in a folder without a run.
-
-    Args:
-      folder: the folder.
-      names: files written by this run in addition to files common to all runs.
-    """
+    """Yield paths in a folder without a run that a run writing these files would overwrite."""
     for name in (CURVES, _FINISHED, *names):
         if (folder / name).exists() or (folder / name).is_symlink():
             yield folder / name
@@ -299,15 +283,7 @@ def is_lock(path: Path) -> bool:
 
 
 def check_space(folder: Path, n_bytes: int) -> None:
-    """Raise if the disk lacks space for one checkpoint.
-
-    Args:
-      folder: run folder.
-      n_bytes: bytes of a checkpoint's arrays.
-
-    Raises:
-      OSError: less space is free.
-    """
+    """Raise OSError if the disk lacks space for one checkpoint."""
     free = hosts.call_in_first(lambda: shutil.disk_usage(folder).free)
     if free < n_bytes:
         raise OSError(
@@ -323,11 +299,7 @@ def exists(folder: Path) -> bool:
 
 
 def check(folder: Path) -> None:
-    """Raise for a folder without a run, with a description of its content.
-
-    Raises:
-      CheckpointError: the folder holds no checkpoint.
-    """
+    """Raise CheckpointError for a folder without a run, with a description of its content."""
     if exists(folder):
         return
     if not folder.exists():
@@ -380,16 +352,7 @@ def save(
     record: Record,
     beside: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write a checkpoint into a run folder; see `checkpoints.save`.
-
-    Args:
-      folder: run folder.
-      step: number of completed steps.
-      trees: pytrees of arrays by name.
-      record: a dataclass of JSON values and nested dataclasses; its `own_kind` is one of
-        `COMMANDS`.
-      beside: as for `checkpoints.save`.
-    """
+    """Write a checkpoint into a run folder; see `checkpoints.save`."""
     import jax  # not at the top: reading a run's facts needs no JAX
 
     meta = {
@@ -402,12 +365,7 @@ def save(
 
 
 def kind(folder: Path) -> str:
-    """Return a folder's run kind, one of `COMMANDS`.
-
-    Raises:
-      CheckpointError: no run exists, its checkpoints are damaged, or this version does not know its
-        kind.
-    """
+    """Return a folder's run kind, one of `COMMANDS`; raise CheckpointError for an unknown one."""
     check(folder)
     try:
         meta = checkpoints.peek(folder / FOLDER)[1]
@@ -448,11 +406,8 @@ def use(kind: str, folder: Path) -> str:
 def check_kind(folder: Path, wanted: str, *, trains: bool = True) -> str:
     """Return a folder's run kind; its training command must be the one for `wanted`.
 
-    Args:
-      folder: run folder.
-      wanted: kind of run trained by the command.
-      trains: whether the run is to be resumed, rather than used; an error names the matching
-        command.
+    `trains`: whether the run is to be resumed, rather than used; an error names the matching
+    command.
 
     Raises:
       CheckpointError: another command trains it, or as `kind`.
@@ -473,13 +428,8 @@ def read(
 ) -> tuple[int, R]:
     """Return the completed steps and the record at the latest intact checkpoint.
 
-    It takes at most 100 times the memory of the run.
-
-    Args:
-      folder: run folder.
-      record: record class. A dataclass field is built by its ``from_dict`` if defined, else from
-        its fields.
-      on_damage: called for every damaged checkpoint that is skipped.
+    It takes at most 100 times the memory of the run. A dataclass field is built by its
+    ``from_dict`` if defined, else from its fields.
 
     Raises:
       CheckpointError: no checkpoint exists, or it has another version's fields or another run kind.
@@ -521,11 +471,7 @@ def restore(folder: Path, step: int, name: str, template: Any) -> Any:
 
 
 def build_fields(kind: Any, fields: Any) -> Any:
-    """Build a dataclass from JSON fields, checking each value against its annotation.
-
-    Raises:
-      KeyError, TypeError, ValueError: the fields are invalid.
-    """
+    """Build a dataclass from JSON fields, checking each value against its annotation."""
     if not isinstance(fields, dict):
         raise ValueError(f"it has {strict_json.format_value(fields)} where an object is expected")
     if isinstance(kind, UnionType):  # the class with all these fields
@@ -562,7 +508,6 @@ _PLAIN: dict[Any, tuple[type, ...]] = {
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Return True if a JSON value fits a field annotation."""
     if hint in _PLAIN:
         # No size, seed, rate or loss exceeds these limits.
         wild = type(value) in (int, float) and 2**32 <= abs(value) != math.inf

@@ -81,11 +81,7 @@ class Samples:
 
 
 def load_digits() -> Samples:
-    """Return scikit-learn's 1797 digit images with 8 x 8 pixels, from 0 to 16.
-
-    Raises:
-      SamplesError: scikit-learn is not installed.
-    """
+    """Return scikit-learn's 1797 digit images with 8 x 8 pixels, from 0 to 16."""
     try:
         from sklearn import datasets
     except ImportError:
@@ -100,9 +96,6 @@ def load_samples(path: Path) -> Samples:
     """Load samples ``x`` and integer labels ``y`` ``[N]`` from an ``.npz`` file.
 
     ``x`` has shape ``[N, F]``, or ``[N, H, W]`` or ``[N, H, W, C]`` for images.
-
-    Raises:
-      SamplesError: the file cannot be read, lacks an array, or has unusable arrays; see `samples`.
     """
     arrays = read_arrays(path, ("x", "y"))
     return samples(arrays["x"], arrays["y"], name=str(path))
@@ -112,11 +105,6 @@ def read_arrays(path: Path, names: Sequence[str], optional: Sequence[str] = ()) 
     """Read arrays of an ``.npz`` file by name.
 
     Memory use is at most 300 times the file size, and a few times 4 MiB.
-
-    Args:
-      path: the file.
-      names: array names.
-      optional: names of optional arrays.
 
     Raises:
       SamplesError: the file cannot be read, holds anything except plain arrays, or lacks an array.
@@ -145,12 +133,7 @@ def read_arrays(path: Path, names: Sequence[str], optional: Sequence[str] = ()) 
 
 
 def _check_sizes(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
-    """Compare the sizes stated by .npz members with the file size.
-
-    Raises:
-      ValueError: a member has a compression unknown to NumPy's writer, or is larger than the file.
-      PackedError: the members unpack to too much.
-    """
+    """Compare the sizes stated by .npz members with the file size."""
     n_bytes = path.stat().st_size
     for info in members:
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -163,11 +146,7 @@ def _check_sizes(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
 
 
 def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
-    """Return the array in an .npz member, after comparing its shape with its size.
-
-    Raises:
-      ValueError: it is not a plain array; or any error in `_DAMAGED`.
-    """
+    """Return the array in an .npz member, after comparing its shape with its size."""
     with file.open(info) as member, warnings.catch_warnings():
         warnings.simplefilter("error")  # headers that NumPy does not write
         version = np.lib.format.read_magic(member)
@@ -192,22 +171,12 @@ def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
 
 
 def _is_text(data: bytes, dtype: np.dtype[Any]) -> bool:
-    """Return True if the bytes of a text array are valid characters."""
     codes = np.frombuffer(data, np.dtype(np.uint32).newbyteorder(dtype.byteorder))
     return not ((codes > 0x10FFFF) | (codes >= 0xD800) & (codes < 0xE000)).any()
 
 
 def samples(x: np.ndarray, y: np.ndarray, *, name: str) -> Samples:
-    """Return checked samples from two arrays.
-
-    Args:
-      x: values ``[N, F]``, or images ``[N, H, W]`` or ``[N, H, W, C]``.
-      y: integers ``[N]``, from 0.
-      name: data name, for messages.
-
-    Raises:
-      SamplesError: wrong shape or dtype, a non-finite value, a negative label, or too few samples.
-    """
+    """Return checked samples: finite values ``[N, F]`` or images, and integer labels from 0."""
     if x.ndim not in (2, 3, 4) or not x[:1].size:
         raise SamplesError(
             f"{name}: x has shape {list(x.shape)}; expected [N, features] or [N, height, width], or "
@@ -256,12 +225,7 @@ def split_ids(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return training and test sample indices: a random fifth (rounded up) for test.
 
-    Args:
-      labels: label of each sample.
-      seed: split seed.
-      stratified: whether scikit-learn keeps class proportions in both parts; else as `split`.
-      name: sample name, for messages.
-      classes: class names by label, for messages.
+    With `stratified`, scikit-learn keeps class proportions in both parts.
 
     Raises:
       SamplesError: a class has a single sample, or there are more classes than test samples.

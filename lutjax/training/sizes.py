@@ -37,19 +37,12 @@ _AT_ONCE = 100  # steps between interruptions
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """A trained network size.
+    """A trained network size."""
 
-    Attributes:
-      layers: gates per layer.
-      lut6: LUT6 from inputs to class, by ABC.
-      accuracy: hard test accuracy, or R2 in regression. Sizes are not chosen by it.
-      fields: config fields with this size.
-    """
-
-    layers: tuple[int, ...]
-    lut6: int
-    accuracy: float
-    fields: Mapping[str, Any]
+    layers: tuple[int, ...]  # gates per layer
+    lut6: int  # LUT6 from inputs to class, by ABC
+    accuracy: float  # hard test accuracy, or R2 in regression. Sizes are not chosen by it.
+    fields: Mapping[str, Any]  # config fields with this size
 
     def deviation(self, luts: int) -> float:
         """Return the relative deviation from the requested LUT6."""
@@ -168,7 +161,6 @@ def _attempt(experiment: Classifier, fields: Mapping[str, Any]) -> Attempt:
 
 
 def _train(experiment: Classifier) -> State:
-    """Take all steps of an experiment without checkpoints; return the state of the selected network."""
     run, steps = experiment.run, experiment.record.training.steps
     state = run.init()
     for done in range(0, steps, _AT_ONCE):
@@ -191,19 +183,13 @@ def circuit_of(experiment: Classifier, model: Model) -> Circuit:
 # ------------------------------------------------------------------------------------- fronts
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A finished network on the front of accuracy against size.
+    """A finished network on the front of accuracy against size."""
 
-    Attributes:
-      wanted, lut6: requested and actual LUT6.
-      gates: gates of the circuit.
-      accuracy: hard test accuracy, or R2 in regression.
-      folder: run folder.
-    """
-
+    # wanted, lut6: requested and actual LUT6
     wanted: int
     lut6: int
-    gates: int
-    accuracy: float
+    gates: int  # gates of the circuit
+    accuracy: float  # hard test accuracy, or R2 in regression
     folder: str
 
 

@@ -22,11 +22,8 @@ def columns_of(
 ) -> Columns:
     """Return the columns of a table and the bits for the first layer of a network.
 
-    Args:
-      encoding: table encoding of the run.
-      thresholds: feature thresholds of the network, None if its features are bits.
-      format: number format for numeric ports; by default an integer format with a suitable unit for
-        each column.
+    The thresholds are None if the network's features are bits. Without a format, every column gets
+    an integer format with a suitable unit.
 
     Raises:
       ValueError: a format cannot separate the thresholds, or a numeric feature has no thresholds.
@@ -115,11 +112,7 @@ def _largest(above: Callable[[np.ndarray], np.ndarray], n: int) -> Float64[np.nd
 
 
 def values_of(encoding: Encoding, table: Table) -> list[list[Value]]:
-    """Return the rows of a table as numbers, categories, and None for missing cells.
-
-    Raises:
-      SamplesError: a cell of a numeric column is not a number.
-    """
+    """Return the rows of a table as numbers, categories, and None for missing cells."""
     cells = [column.parsed(table.columns[column.name]) for column in encoding.columns]
     return [list(row) for row in zip(*cells, strict=True)]
 

@@ -10,10 +10,7 @@ from lutjax.training.experiments import Watcher
 class Events(Watcher):
     """Writer for measurements as TensorBoard scalars.
 
-    Args:
-      folder: folder for TensorBoard files.
-      names: names for the training loss and the tests.
-      done: previously completed steps; events of an earlier process after these steps are hidden.
+    Events of an earlier process after the `done` completed steps are hidden.
     """
 
     def __init__(self, folder: Path, names: tuple[str, ...], done: int):

@@ -252,11 +252,7 @@ def _load_arrays(path: Path) -> Data:
 
 
 def names_of(arrays: Mapping[str, np.ndarray], path: Path) -> list[str] | None:
-    """Return the column names in a file of arrays, or None.
-
-    Raises:
-      SamplesError: the names are not strings.
-    """
+    """Return the column names in a file of arrays, or None."""
     names = arrays.get("names")
     if names is not None and (names.ndim != 1 or names.dtype.kind != "U"):
         raise SamplesError(
@@ -297,11 +293,7 @@ def channels_last(x: np.ndarray) -> tuple[np.ndarray, str]:
 
 
 def holds_known_files(folder: Path) -> bool:
-    """Return True if a folder or a subfolder contains IDX files or CIFAR-10.
-
-    Raises:
-      SamplesError: a folder cannot be read.
-    """
+    """Return True if a folder or a subfolder contains IDX files or CIFAR-10."""
     return bool(_find_known(folder))
 
 
@@ -319,7 +311,6 @@ def _find_known(folder: Path) -> list[tuple[Path, Callable[[Path], tuple[Samples
 
 
 def _load_folder(folder: Path, image_size: tuple[int, int] | None) -> Data:
-    """Return data from the only folder with known files, or from an image folder."""
     known = _find_known(folder)
     if len(known) > 1:
         places = ", ".join(str(place) for place, _ in known)

@@ -15,11 +15,7 @@ def md5(data: bytes) -> str:
 def identify(
     folder: Path, found: Mapping[str, str], published: Mapping[str, Mapping[str, str]]
 ) -> str | None:
-    """Return the published data set's name for these checksums, or None.
-
-    Args:
-      found: MD5 by file name.
-      published: MD5 by file name, for each data set.
+    """Return the name of the published data set with these MD5 digests by file name, or None.
 
     Raises:
       SamplesError: only some files match a data set.

@@ -41,13 +41,7 @@ def holds(folder: Path) -> bool:
 
 
 def load(folder: Path) -> tuple[Samples, Samples]:
-    """Return the training and test parts in a folder with CIFAR-10.
-
-    Images are uint8, with pixels in the order row, column, channel.
-
-    Raises:
-      SamplesError: a file is missing or damaged.
-    """
+    """Return the training and test parts in a folder with CIFAR-10: uint8, channels last."""
     binary = any((folder / f"{name}.bin").is_file() for name in FILES)
     paths = [folder / (f"{name}.bin" if binary else name) for name in FILES]
     for path in paths:

@@ -95,14 +95,7 @@ def missing(cells: Cells) -> Bool[np.ndarray, " rows"]:
 
 
 def read(path: Path, target: str, *, exclude: Sequence[str] = (), encoding: str | None = None) -> Table:
-    """Return the table from a CSV or Parquet file.
-
-    Args:
-      path: ``.csv`` or ``.tsv``, optionally gzipped (``.csv.gz``), with a header line; or
-        ``.parquet`` or ``.pq``.
-      target: the label column.
-      exclude: names of columns to leave out.
-      encoding: text encoding of a CSV file; by default UTF-8.
+    """Return the table from a CSV file with a header line (perhaps gzipped), or a Parquet file.
 
     Raises:
       SamplesError: the file cannot be read, has the wrong format, or lacks a named column.
@@ -121,11 +114,7 @@ def read(path: Path, target: str, *, exclude: Sequence[str] = (), encoding: str 
 
 
 def read_cells(path: Path, *, encoding: str | None = None) -> dict[str, Cells]:
-    """Return a file's columns, in any format supported by `read`.
-
-    Raises:
-      SamplesError: the file cannot be read, or has the wrong format.
-    """
+    """Return a file's columns, in any format supported by `read`."""
     if path.suffix.lower() in (".parquet", ".pq"):
         if encoding is not None:
             raise SamplesError(f"--encoding is {encoding}, but {path} is no CSV file; leave it out.")
@@ -140,11 +129,7 @@ def read_cells(path: Path, *, encoding: str | None = None) -> dict[str, Cells]:
 
 
 def checked(table: Table, target: str = "y") -> Table:
-    """Validate a table and return it.
-
-    Raises:
-      SamplesError: it has only the label column, no rows, or a row without a label.
-    """
+    """Return a table; raise SamplesError if it lacks other columns, rows or a row's label."""
     if not len(table) or not table.columns:
         raise SamplesError(
             f"{table.name} has {len(table)} rows and {len(table.columns)} columns beside {target}; expected at least two rows "
@@ -207,11 +192,7 @@ def _csv(path: Path, encoding: str | None = None) -> tuple[list[str], list[Cells
 
 
 def _rows(reader: Any, n_columns: int, path: Path) -> Iterator[list[str]]:
-    """Yield the nonempty rows of a CSV file.
-
-    Raises:
-      SamplesError: a row has another number of cells.
-    """
+    """Yield the nonempty rows of a CSV file; raise SamplesError for another number of cells."""
     for row in filter(None, reader):
         if len(row) != n_columns:
             raise SamplesError(
@@ -300,17 +281,7 @@ def _texts_of(chunk: Any) -> list[str]:
 
 
 def table_from_arrays(x: np.ndarray, y: np.ndarray, names: Sequence[str] | None, *, name: str) -> Table:
-    """Create a table from a string array.
-
-    Args:
-      x: strings ``[N, columns]``.
-      y: labels ``[N]``.
-      names: column names; by default their numbers.
-      name: data name, for messages.
-
-    Raises:
-      SamplesError: shapes do not fit, or as `checked`.
-    """
+    """Create a table from strings ``[N, columns]`` and labels; columns are named by number."""
     if x.ndim != 2 or y.shape != (len(x),):
         raise SamplesError(
             f"{name}: x has shape {list(x.shape)} and y {list(y.shape)}; text is expected as [N, columns], and its labels as [N]."
@@ -326,32 +297,23 @@ def table_from_arrays(x: np.ndarray, y: np.ndarray, names: Sequence[str] | None,
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """Encoded numeric column.
-
-    Attributes:
-      name: column name.
-      fill: replacement for missing numbers: the median.
-      thresholds: each gives a bit, whether the number is above it. None: the number itself is a
-        feature.
-      missing: whether an additional bit marks missing numbers.
-      numbers: whether each threshold gets a copy of the number as a feature, for learned
-        thresholds.
-      center, scale: a numeric feature is ``(number - center) / scale``, so that distinct numbers
-        also differ in float32.
-      decimal: decimal separator, a point or a comma.
-      digits: maximum decimals in the training data; None if unknown, in runs of earlier versions.
-      least, largest: training data range, None if unknown.
-    """
+    """Encoded numeric column."""
 
     name: str
-    fill: float
+    fill: float  # replacement for missing numbers: the median
+    # Each gives a bit, whether the number is above it. None: the number itself is a feature.
     thresholds: tuple[float, ...] | None
-    missing: bool
+    missing: bool  # whether an additional bit marks missing numbers
+    # Whether each threshold gets a copy of the number as a feature, for learned thresholds
     numbers: bool = False
+    # center, scale: a numeric feature is ``(number - center) / scale``, so that distinct numbers
+    # also differ in float32
     center: float = 0.0
     scale: float = 1.0
-    decimal: str = "."
+    decimal: str = "."  # decimal separator, a point or a comma
+    # Maximum decimals in the training data; None if unknown, in runs of earlier versions
     digits: int | None = None
+    # least, largest: training data range, None if unknown
     least: float | None = None
     largest: float | None = None
 
@@ -366,11 +328,7 @@ class Number:
         return [*bits, f"{self.name} missing"] if self.missing else bits
 
     def parsed(self, cells: Cells) -> list[float | None]:
-        """Parse cells as numbers, with None for missing cells.
-
-        Raises:
-          SamplesError: a cell is not a number.
-        """
+        """Parse cells as numbers, with None for missing cells."""
         absent = missing(cells)
         numbers = _parse_numbers(cells, absent, self.name, self.decimal).tolist()
         return [None if none else number for number, none in zip(numbers, absent, strict=True)]
@@ -382,11 +340,7 @@ class Number:
         )
 
     def encode(self, cells: Cells) -> Float32[np.ndarray, "rows features"]:
-        """Encode cells as features.
-
-        Raises:
-          SamplesError: a cell is not a number.
-        """
+        """Encode cells as features."""
         absent = missing(cells)
         numbers = np.where(absent, self.fill, _parse_numbers(cells, absent, self.name, self.decimal))[:, None]
         found = numbers > np.asarray(self.thresholds or ())
@@ -406,17 +360,11 @@ class Number:
 
 @dataclasses.dataclass(frozen=True)
 class Categories:
-    """Categorical column encoded as one bit per category; unknown categories set no bit.
-
-    Attributes:
-      name: column name.
-      values: the categories.
-      missing: whether an additional bit marks missing cells.
-    """
+    """Categorical column encoded as one bit per category; unknown categories set no bit."""
 
     name: str
     values: tuple[str, ...]
-    missing: bool
+    missing: bool  # whether an additional bit marks missing cells
 
     @property
     def features(self) -> list[str]:
@@ -599,7 +547,6 @@ class Encoding:
 
 
 def _column(fields: Fields, found: Any) -> Number | Categories:
-    """Parse a column of an encoding's JSON."""
     kind, name = (fields.field(found, key, str) for key in ("kind", "name"))
     missing = fields.field(found, "missing", bool)
     if kind == "Categories":
@@ -651,11 +598,7 @@ def _texts(fields: Fields, found: Any, name: str) -> tuple[str, ...]:
 
 
 def label_numbers(labels: Cells, classes: Sequence[str], *, name: str) -> np.ndarray:
-    """Return labels as class numbers, int32 ``[rows]``.
-
-    Raises:
-      SamplesError: a label is not a known class.
-    """
+    """Return labels as class numbers, int32 ``[rows]``."""
     number = {label: i for i, label in enumerate(classes)}
     unknown = sorted(set(labels.tolist()) - set(number))
     if unknown:
@@ -666,11 +609,7 @@ def label_numbers(labels: Cells, classes: Sequence[str], *, name: str) -> np.nda
 
 
 def targets(labels: Cells, *, name: str) -> Float32[np.ndarray, " rows"]:
-    """Parse labels as regression targets.
-
-    Raises:
-      SamplesError: a label is not a finite number.
-    """
+    """Parse labels as regression targets; raise SamplesError for one that is not finite."""
     points = labels if _decimal(labels) == "." else np.char.replace(labels, ",", ".")
     for row, label in enumerate(points.tolist()):
         if not _is_number(label) or not math.isfinite(np.float32(label)):
@@ -712,7 +651,6 @@ def described(train: Table, encoding: Encoding) -> list[str]:
 
 
 def _in_words(column: Number | Categories) -> str:
-    """Describe a column's interpretation."""
     missing = ", some missing" if column.missing else ""
     if isinstance(column, Categories):
         return f"{len(column.values)} categories{missing}"
@@ -762,11 +700,7 @@ def classes_of(table: Table) -> list[str]:
 
 
 def classes_of_labels(labels: np.ndarray, *, name: str) -> tuple[str, ...]:
-    """Return labels by class number, as `classes_of` for arrays.
-
-    Raises:
-      SamplesError: as `classes_of`.
-    """
+    """Return labels by class number, as `classes_of` for arrays."""
     found = np.unique(strings(labels)).tolist()
     if len(found) < 2:
         raise SamplesError(
@@ -845,13 +779,7 @@ def _single(numbers: np.ndarray) -> np.ndarray:
 
 
 def _units(numbers: Float[np.ndarray, " rows"], name: str) -> tuple[float, float]:
-    """Return an offset and a divisor that keep a column's distinct numbers distinct in float32.
-
-    They are 0 and 1 where possible.
-
-    Raises:
-      SamplesError: no units keep the numbers distinct.
-    """
+    """Return offset and divisor (0, 1 if possible) for distinct numbers in float32."""
     distinct = np.unique(numbers)
     n_apart = len(np.unique(_single(distinct)))
     if n_apart == len(distinct) and np.abs(distinct).max() <= _MOST:

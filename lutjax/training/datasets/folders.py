@@ -28,15 +28,10 @@ _CHANNELS = {1: "gray", 3: "in color", 4: "in color with transparency"}
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Files in a folder and its subfolders, sorted by name, without hidden files and folders.
-
-    Attributes:
-      images: files with an image extension.
-      others: other files.
-    """
+    """Files in a folder and its subfolders, sorted by name, without hidden files and folders."""
 
     images: tuple[Path, ...]
-    others: tuple[Path, ...]
+    others: tuple[Path, ...]  # other files
 
 
 def is_image(path: Path) -> bool:
@@ -45,13 +40,7 @@ def is_image(path: Path) -> bool:
 
 
 def find(folder: Path) -> Found:
-    """Return the files in a folder and its subfolders.
-
-    Links are followed, and each folder is visited once.
-
-    Raises:
-      SamplesError: a folder cannot be read.
-    """
+    """Return the files in a folder and its subfolders; follow links, visit each folder once."""
     images: list[Path] = []
     others: list[Path] = []
     visited: set[str] = set()
@@ -73,9 +62,6 @@ def find_parts(folder: Path) -> tuple[Path, Path | None, tuple[Path, ...]]:
 
     Enclosing folders with a single folder of folders are skipped. Without part folders, the whole
     folder is the training part and there is no test part.
-
-    Raises:
-      SamplesError: a folder cannot be read.
     """
     inner = _subfolders(folder)
     while len(inner) == 1 and not any(map(is_image, folder.iterdir())) and (below := _subfolders(inner[0])):
@@ -95,15 +81,7 @@ def load(folder: Path, size: tuple[int, int] | None = None) -> tuple[Samples, Sa
     """Return the training part, the test part if present, and remarks about the data.
 
     Classes are subfolder names, sorted as text; images may be nested deeper. Images are uint8 in a
-    common mode: gray, RGB or RGBA.
-
-    Args:
-      folder: the folder.
-      size: height and width to which images are scaled; None if all have the same size.
-
-    Raises:
-      SamplesError: an image or folder cannot be read, sizes differ, a class has no images, or there
-        are too few classes or images.
+    common mode (gray, RGB or RGBA), scaled to `size` if given, else of equal size.
     """
     train, test, unused = find_parts(folder)
     remarks = [
@@ -164,7 +142,6 @@ def _unreadable(error: OSError) -> None:
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    """Return a folder's visible subfolders, sorted by name."""
     try:
         return sorted(one for one in folder.iterdir() if _is_visible(one.name) and one.is_dir())
     except OSError as error:
@@ -173,11 +150,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def _classes(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[Path]]:
-    """Return each class's images, and files that are outside the classes or not images.
-
-    Raises:
-      SamplesError: there are no classes, or a class has no images or a name that is not text.
-    """
+    """Return each class's images, and files that are outside the classes or not images."""
     by_class, others = (
         {},
         [one for one in sorted(folder.iterdir()) if _is_visible(one.name) and not one.is_dir()],
@@ -206,12 +179,7 @@ def _classes(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[Path]]:
 def _read(
     paths: Sequence[Path], folder: Path, size: tuple[int, int] | None
 ) -> UInt8[np.ndarray, "N H W ..."]:
-    """Return equally sized images, converted to a common channel count.
-
-    Raises:
-      SamplesError: an image cannot be read or has another size, or the unpacked size exceeds the
-        limit for the files.
-    """
+    """Return equally sized images, converted to a common channel count."""
     found: list[np.ndarray] = []
     expected = size
     limit = max(ALWAYS, compressed.MOST * sum(path.stat().st_size for path in paths))
@@ -261,11 +229,7 @@ def _with_channels(image: np.ndarray, n_channels: int) -> np.ndarray:
 
 
 def labels(folder: Path, images: Iterable[Path], classes: Sequence[str]) -> list[str]:
-    """Return each image's class: the outermost subfolder with a class name.
-
-    Raises:
-      SamplesError: an image is in no such subfolder.
-    """
+    """Return each image's class: the outermost subfolder with a class name."""
     found = []
     for path in images:
         names = path.relative_to(folder).parts[:-1]

@@ -56,11 +56,7 @@ def holds(folder: Path) -> bool:
 
 
 def load(folder: Path) -> tuple[Samples, Samples]:
-    """Return the training and test parts from a folder with four IDX files; images are uint8.
-
-    Raises:
-      SamplesError: a file is missing or damaged, or the files do not belong together.
-    """
+    """Return the training and test parts from a folder with four IDX files; images are uint8."""
     paths = {}
     for name in FILES:
         path = _find(folder, name)
@@ -133,7 +129,6 @@ def parse(data: bytes, *, name: str) -> np.ndarray:
 
 
 def _find(folder: Path, name: str) -> Path | None:
-    """Return the file with a name or its spelling on other sites."""
     stem, kind = name.split("-idx", 1)
     for spelling in (name, f"{stem}.idx{kind}"):
         for path in (folder / spelling, folder / f"{spelling}.gz"):
