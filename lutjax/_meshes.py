@@ -42,9 +42,7 @@ def devices_along(place: str | tuple[str, ...]) -> int:
 def divided_by_compiler(function: Callable[..., R], specs: Callable[..., Any]) -> Callable[..., R]:
     """Let the compiler shard a function, even on meshes with explicit axes.
 
-    Args:
-      function: the function.
-      specs: maps the function's arguments to its output specs.
+    `specs` maps the function's arguments to its output specs.
     """
 
     @functools.wraps(function)
@@ -105,11 +103,8 @@ def run_sharded(
 ) -> Callable[..., Any]:
     """Run a function on each device's argument shards, on the mesh in scope.
 
-    Args:
-      function: the function.
-      specs: argument specs; arguments are resharded first.
-      outputs: output specs.
-      axes: mesh axes to shard over; by default all except those from an enclosing `jax.vmap`.
+    Arguments are resharded first. `axes` are by default all mesh axes except those from an
+    enclosing `jax.vmap`.
     """
 
     def call(*args: Any) -> Any:

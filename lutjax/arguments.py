@@ -95,11 +95,6 @@ def _tuples(value: Any, rank: int) -> Any:
 def checked(where: str, annotated: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Check arguments against annotations and return them as `plain` values.
 
-    Args:
-      where: message prefix naming the callee.
-      annotated: class with the type annotations.
-      values: arguments by name.
-
     Raises:
       TypeError: a value does not match its annotation, such as a list or string for a number.
       ValueError: a number is not an integer, or is NaN.

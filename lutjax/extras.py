@@ -115,11 +115,7 @@ def _is_working_directory(folder: Path) -> bool:
 
 @contextmanager
 def needed_by(what: str) -> Iterator[None]:
-    """Name the extra to install if an import in this block lacks an optional package.
-
-    Raises:
-      ModuleNotFoundError: the package is missing.
-    """
+    """Name the extra to install if an import in this block lacks an optional package."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -143,12 +139,7 @@ def require(what: str, package: str) -> None:
 
 
 def missing(what: str, error: ModuleNotFoundError) -> str | None:
-    """Return install instructions for an error's optional package, or None for other packages.
-
-    Args:
-      what: feature requiring the package.
-      error: the import error.
-    """
+    """Return install instructions for an error's optional package, or None for other packages."""
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:
         return None
@@ -158,14 +149,7 @@ def missing(what: str, error: ModuleNotFoundError) -> str | None:
 def attribute(package: str, name: str, modules: Mapping[str, str]) -> Any:
     """Import a name from a lazily loaded module that may need optional packages.
 
-    Args:
-      package: full package name.
-      name: one of `modules`.
-      modules: the defining module for each name.
-
-    Raises:
-      AttributeError: unknown name.
-      ModuleNotFoundError: an optional package is missing.
+    `modules` has the defining module for each name.
     """
     if name not in modules:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -178,10 +162,6 @@ def importable(package: str, modules: Mapping[str, str]) -> list[str]:
     """Return the importable names for a package's ``__dir__``.
 
     `help`, `inspect.getmembers` and completion access every listed name and propagate errors.
-
-    Args:
-      package: full package name.
-      modules: see `attribute`.
     """
     found = []
     for name in modules:

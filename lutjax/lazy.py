@@ -7,11 +7,7 @@ from types import ModuleType
 
 
 def modules_of(package: str) -> Callable[[str], ModuleType]:
-    """Return a package ``__getattr__`` for lazily importing public modules.
-
-    Raises:
-      AttributeError: raised by the returned function if no such public module exists.
-    """
+    """Return a package ``__getattr__`` for lazily importing public modules."""
 
     def get(name: str) -> ModuleType:
         module = f"{package}.{name}"

@@ -23,15 +23,9 @@ class PackedError(ValueError):
 
 
 def check(path: Path, unpacked: int, advice: str) -> None:
-    """Raise if a file unpacks to an implausible size.
+    """Raise PackedError if a file unpacks to more than 100 times its size, and to more than 4 MiB.
 
-    Args:
-      path: the file.
-      unpacked: unpacked size in bytes.
-      advice: advice for a legitimate file.
-
-    Raises:
-      PackedError: it unpacks to more than 100 times its size, and to more than 4 MiB.
+    The message ends with advice for a legitimate file.
     """
     size = path.stat().st_size
     if unpacked > max(ALWAYS, MOST * size):

@@ -71,20 +71,12 @@ def listed(names: Sequence[str], most: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """Reader for JSON fields, with errors that name the invalid one.
-
-    Attributes:
-      where: message prefix: the file, and the position in it.
-    """
+    """Reader for JSON fields, with errors that begin with `where` and name the invalid field."""
 
     where: str
 
     def field(self, value: Any, name: str, kind: type) -> Any:
-        """Return a field of an object.
-
-        Raises:
-          ValueError: the value is not an object, or its field is missing or has another type.
-        """
+        """Return a field of an object; raise ValueError if it is missing or has another type."""
         if not isinstance(value, dict):
             raise ValueError(f"{self.where} is {format_value(value)}; expected an object with {name!r}.")
         if name not in value:
@@ -95,11 +87,7 @@ class Fields:
         return found
 
     def number(self, value: Any, name: str) -> float | None:
-        """Return a numeric field of an object, or None if it is null or missing.
-
-        Raises:
-          ValueError: the field is something else.
-        """
+        """Return a numeric field of an object, or None if it is null or missing."""
         found = value.get(name)
         if found is None:
             return None

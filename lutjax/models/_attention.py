@@ -23,13 +23,7 @@ _HOPPER = 9
 
 
 def unsupported_reason(head_size: int, dtype: DTypeLike, *, length: int | None = None) -> str | None:
-    """Return the reason why cuDNN cannot run attention in this process, or None if it can.
-
-    Args:
-      head_size: features per head.
-      dtype: dtype of queries, keys and values.
-      length: sequence length, if known.
-    """
+    """Return the reason why cuDNN cannot run attention in this process, or None if it can."""
     dtype = jnp.dtype(dtype)
     if dtype not in _HALF_DTYPES:
         return f"cuDNN supports bfloat16 and float16, not {dtype}"
@@ -61,12 +55,7 @@ def attend(
     mask: Bool[Array, "n 1 length length"] | None,
     window: int | None,
 ) -> Float[jax.Array, "n length heads size"]:
-    """Compute causal softmax attention.
-
-    Args:
-      mask: visible pairs of queries and keys, in addition to the causal mask; None for all.
-      window: largest distance between a query and a key; None for no limit.
-    """
+    """Compute causal softmax attention, over masked pairs at most `window` apart if given."""
 
     def run(implementation: Literal["cudnn", "xla"], *arrays: Array) -> jax.Array:
         with jax.numpy_dtype_promotion("standard"):  # JAX promotes bfloat16 to float32 implicitly

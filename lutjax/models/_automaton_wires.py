@@ -72,12 +72,7 @@ def pairs(n_inputs: int, n_gates: int) -> np.ndarray:
 def _directions(
     key: Array, wires: list[jax.Array], perception: tuple[int, ...], kernels: int
 ) -> Int[jax.Array, "kernels 8"]:
-    """Return a first-layer gate order per kernel that gives its outputs different directions.
-
-    Args:
-      wires: wires of the later perception layers.
-      perception: number of gates per layer in a kernel.
-    """
+    """Return a first-layer gate order per kernel that gives its outputs different directions."""
     n_outputs, kernel = perception[-1], jnp.arange(kernels, dtype=jnp.int32)[:, None]
     at = jnp.arange(kernels * n_outputs, dtype=jnp.int32)
     for layer in reversed(wires):

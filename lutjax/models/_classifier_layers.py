@@ -90,7 +90,6 @@ class _Majority:
 
 
 def _reducing(config: Any, n_in: int, wires: Array, **options: Any) -> SoftLUT:
-    """Return tables that reduce the vote count."""
     init = _WithNoise(_Majority(2.0), config.noise)
     options |= {"estimator": config.estimator, "feature_axis": 0, "table_init": init}
     return SoftLUT(n_in, len(wires), n_inputs=wires.shape[1], wires=wires, **options)

@@ -65,11 +65,7 @@ class Config:
                 )
 
     def _check_spec(self, spec: Callable[..., Any], options: Mapping[str, Any], **fields: str) -> None:
-        """Re-raise a spec's ValueError with this config's field names.
-
-        Args:
-          fields: config field for each spec option.
-        """
+        """Re-raise a spec's ValueError with this config's field names."""
         try:
             spec(**options)
         except ValueError as error:

@@ -333,10 +333,7 @@ def fed(
 ) -> tuple[Any, jax.Array]:
     """Continue sequences with tokens; return the caches, and the logits after the last token.
 
-    Args:
-      graphdef, cache, kept: decoder with caches, split into graph, caches and other state.
-      tokens: at least one per sequence.
-      segments: token segments, as in a call.
+    The decoder with caches is split into graph, caches and other state.
     """
     model = nnx.merge(graphdef, cache, kept)
     z = model.hidden(model.embed(tokens), deterministic=True, decode=True, segments=segments, tokens=tokens)
@@ -390,9 +387,8 @@ _LEAST_TEMPERATURE = 1e-6
 def sample_tokens(logits: Array, noise: Array, temperature: Array | None) -> jax.Array:
     """Sample a token per sequence from logits plus noise, as in `jax.random.categorical`.
 
-    Args:
-      noise: for all tokens, or for the likeliest ones in `top_k` sampling.
-      temperature: shared or per sequence; None, or 0 for a sequence, adds no noise.
+    The noise is for all tokens, or for the likeliest ones in `top_k` sampling. A temperature of
+    None, or of 0 for a sequence, adds no noise.
     """
     logits, n = logits.astype(jnp.float32), noise.shape[-1]
     if temperature is None:
@@ -428,7 +424,6 @@ def _first(
     temperature: Array | None,
     top_k: int,
 ) -> tuple[Any, jax.Array]:
-    """Return the caches after prompts, and the next tokens."""
     cache, logits = _prefilled(graphdef, cache, kept, prompt, lengths)
     return cache, sample_tokens(logits, noise_of(key, prompt.shape[:-1], top_k), temperature)
 
@@ -445,10 +440,7 @@ def block(
 ) -> tuple[Any, jax.Array, jax.Array]:
     """Generate a block; return the caches, the last tokens, and all tokens ``[keys, *batch]``.
 
-    Args:
-      graphdef, cache, kept, segments: as in `fed`.
-      keys: one per token, ``[keys]``, or per token and sequence, ``[keys, *batch]``.
-      temperature: as in `sample_tokens`.
+    There is one key per token, ``[keys]``, or per token and sequence, ``[keys, *batch]``.
     """
 
     def step(carry: tuple[Any, jax.Array], noise: Any) -> tuple[tuple[Any, jax.Array], jax.Array]:

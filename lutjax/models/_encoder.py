@@ -15,11 +15,8 @@ def encoder_of(
 ) -> Thermometer | None:
     """Return the encoder for features on the first axis; None for bit inputs.
 
-    Args:
-      where: model name, for messages.
-      config: provides `n_thresholds`, `learned_thresholds` and `threshold_gradient`.
-      widths: by default the mean distance between neighboring thresholds of a feature; 1 for a
-        single threshold.
+    Default widths are the mean distance between neighboring thresholds of a feature, or 1 for a
+    single threshold.
 
     Raises:
       ValueError: an argument has a wrong shape, or is unused by the config.

@@ -24,11 +24,7 @@ LEAST, MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
 
 def check_floats(config: Any, where: str = "") -> None:
-    """Raise ValueError if a finite, nonzero dataclass field becomes infinite or 0 in float32.
-
-    Args:
-      where: message prefix.
-    """
+    """Raise ValueError if a finite, nonzero dataclass field becomes infinite or 0 in float32."""
     for field in dataclasses.fields(config):
         found = getattr(config, field.name)
         for value in found if isinstance(found, tuple) else (found,):
@@ -44,11 +40,7 @@ def check_floats(config: Any, where: str = "") -> None:
 
 
 def check_names(config: Any, where: str = "") -> None:
-    """Raise ValueError if a dataclass field is not among its choices.
-
-    Args:
-      where: message prefix.
-    """
+    """Raise ValueError if a dataclass field is not among its choices."""
     for field in dataclasses.fields(config):
         known, value = field.metadata.get(CHOICES), getattr(config, field.name)
         if known is not None and value not in known and not (value is None and field.default is None):

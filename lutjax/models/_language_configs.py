@@ -297,11 +297,7 @@ class LUTTransformerConfig(Config):
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "LUTTransformerConfig":
-        """Return the config for fields from `to_dict`.
-
-        Raises:
-          ValueError: a field is unknown or missing.
-        """
+        """Return the config for fields from `to_dict`."""
         known = {f.name for f in dataclasses.fields(cls)}
         fields = {"table_dtype": None, "memory": "window", **fields}  # older configs have none
         for what, names in (("unknown", set(fields) - known), ("missing", known - set(fields))):

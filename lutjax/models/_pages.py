@@ -18,18 +18,13 @@ def n_entries(context: int, size: int) -> int:
 
 @dataclasses.dataclass
 class Text:
-    """Sequence with blocks.
+    """Sequence with blocks."""
 
-    Attributes:
-      tokens: all known tokens, cached ones first.
-      length: number of cached tokens.
-      blocks: block ids by index in the sequence.
-      names: prefix names up to the end of each full block; equal for equal prefixes.
-    """
-
-    tokens: list[int]
-    length: int = 0
+    tokens: list[int]  # all known tokens, cached ones first
+    length: int = 0  # number of cached tokens
+    # Block ids by index in the sequence
     blocks: dict[int, int] = dataclasses.field(default_factory=dict)
+    # Prefix names up to the end of each full block; equal for equal prefixes
     names: list[bytes] = dataclasses.field(default_factory=list)
 
 
@@ -142,7 +137,6 @@ class Pages:
         return found
 
     def _block_range(self, text: Text, n: int) -> range:
-        """Return the block indices covering `n` more tokens."""
         return range(text.length // self.size, -(-(text.length + n) // self.size))
 
     def _beginning(self, tokens: Sequence[int]) -> tuple[list[bytes], tuple[int, int] | None]:
@@ -218,7 +212,6 @@ def _name(parent: bytes, tokens: tuple[int, ...]) -> bytes:
 
 
 def _alike(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    """Return the length of the common prefix."""
     n = 0
     for a, b in zip(left, right, strict=False):
         if a != b:

@@ -13,13 +13,6 @@ def reshape_samples(where: str, x: Array, shape: tuple[int, ...]) -> Any:
     Image classifiers also accept flattened rows, and images without the axis of a single channel.
     Row classifiers also accept image batches with as many values, ``[..., batch, height, width]``,
     with or without channels.
-
-    Args:
-      where: model name, for messages.
-
-    Raises:
-      TypeError: the samples are not an array.
-      ValueError: the sample size differs.
     """
     require_array(where, "x", x)
     given, size = tuple(x.shape), math.prod(shape)

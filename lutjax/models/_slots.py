@@ -316,14 +316,12 @@ class Slots:
         return self._slot_places(range(self.n_slots))
 
     def _slot_places(self, slots: Sequence[int]) -> _Places:
-        """Return block tables and cached lengths for slots."""
         assert self._pages is not None
         texts = [self._texts.get(slot) for slot in slots]
         lengths = [0 if text is None else text.length for text in texts]
         return np.stack([self._pages.table(text) for text in texts]), np.asarray(lengths, np.int32)
 
     def _read_pages(self, slot: int, pages: Pages) -> int | None:
-        """Implement `read` with a block pool."""
         text, reading = self._texts[slot], self._reading[slot]
         if not text.length:
             copied = pages.begin(text)
@@ -400,14 +398,12 @@ def _pages_of(model: Decoder, n_slots: int, block_size: Any, n_blocks: Any) -> P
 
 
 def _parts_of(model: Decoder, n_texts: int, pages: Pages | None) -> Any:
-    """Split a model into its graph, empty caches, and other state."""
     own: Any = nnx.merge(*nnx.split(model))
     own.init_cache((n_texts,), **({} if pages is None else {"blocks": (pages.n_blocks, pages.size)}))
     return nnx.split(own, nnx.Cache, ...)
 
 
 def _placed(model: Any, places: Any) -> None:
-    """Set the block tables and cached lengths of a model."""
     tables, lengths = places
     model.block_tables.set_value(jnp.asarray(tables))
     model.cached_lengths.set_value(jnp.asarray(lengths))
@@ -462,7 +458,6 @@ def _read_blocks(
 def _copied(
     cache: list[jax.Array], kept: list[jax.Array], source: Array, target: Array, *, form: _Form
 ) -> list[jax.Array]:
-    """Copy a block in the caches."""
     model: Any = nnx.merge(form.graphdef, *form.states(cache, kept))
     model.copy_block(source, target)
     return jax.tree.leaves(nnx.state(model, nnx.Cache))
@@ -498,7 +493,6 @@ def _join(
     *,
     form: _Form,
 ) -> tuple[list[jax.Array], jax.Array, jax.Array]:
-    """Add a sequence to the caches, last tokens and keys."""
     many: Any = nnx.merge(form.graphdef, *form.states(cache, kept))
     many.take_in(nnx.merge(form.graphdef, *form.states(cache_of_one, kept)), slot)
     begun = _begun(last, keys, logits, key, slot, temperature, among=form.among)

@@ -138,7 +138,6 @@ class LogicCA(nnx.Module):
         outputs: str | None,
         about: Mapping[str, Any],
     ) -> Circuit:
-        """Build the rule for one cell, for `lutjax.circuits.from_model`."""
         config = self.config
         for name, value in (("inputs", inputs), ("outputs", outputs)):
             if value not in (None, "bits"):
@@ -272,7 +271,6 @@ class LogicCA(nnx.Module):
     def _checked(
         self, where: str, state: Array, n_steps: int, key: Array | None, keep_every: int
     ) -> tuple[int, int]:
-        """Validate the arguments of a run; return the number of steps and `keep_every`."""
         require_array(where, "state", state)
         if state.ndim < 3 or state.shape[-1] != self.config.channels:
             raise ValueError(
@@ -289,7 +287,6 @@ class LogicCA(nnx.Module):
 
 
 def _channels_first(state: Array) -> jax.Array:
-    """Reshape states to ``[channels, batch, height, width]``."""
     first = jnp.moveaxis(jnp.asarray(state), -1, 0)
     return first.reshape(first.shape[0], math.prod(first.shape[1:-2]), *first.shape[-2:])
 
@@ -302,14 +299,7 @@ def _channels_last(grids: jax.Array, state: Array, deterministic: bool) -> jax.A
 
 
 def _check_known(wires: Any, readers: Any, layer: int, sizes: tuple[int, int, int]) -> None:
-    """Raise if known wires or inverse wires after the first layer are empty or out of range.
-
-    Args:
-      wires: wires of the layer.
-      readers: inverse wires, or None.
-      layer: index of the layer in lists of wires.
-      sizes: number of copies, then inputs and gates per copy.
-    """
+    """Raise if known wires or inverse wires after the first layer are empty or out of range."""
     copies, n_inputs, n_gates = sizes
     for kind, ids in (("wires", wires), ("readers", readers)):
         if isinstance(ids, jax.ShapeDtypeStruct):
@@ -346,15 +336,8 @@ def run_soft(
 ) -> Float[jax.Array, "*states channels batch height width"]:
     """Run the soft automaton, channels first; the backward pass recomputes steps.
 
-    Args:
-      config: configuration of the automaton.
-      coefficients: gate coefficients; see `lutjax.gate_coefficients`.
-      wiring: wires of the automaton.
-      state: initial state.
-      n_steps: number of steps.
-      key: random key for updates; None updates every cell.
-      keep_every: see `LogicCA.__call__`.
-      states: return all states, including the initial state.
+    Without a key every cell is updated. `states` returns all states, including the initial one. For
+    `keep_every` see `LogicCA.__call__`.
     """
     run = functools.partial(_run_soft, config, n_steps, keep_every, states)
     spec = _spec_of_states if states else _spec_of_state
@@ -363,12 +346,10 @@ def run_soft(
 
 
 def _spec_of_state(state: jax.Array, *rest: Any) -> PartitionSpec:
-    """Return the result sharding on a mesh with explicit axes: as the initial state."""
     return sharding.spec_of(state)
 
 
 def _spec_of_states(state: jax.Array, *rest: Any) -> PartitionSpec:
-    """Return the sharding of all states on a mesh with explicit axes, each as the initial state."""
     return PartitionSpec(None, *sharding.spec_of(state))
 
 
@@ -434,13 +415,7 @@ def _updated(config: LogicCAConfig, key: Array, state: Array) -> jax.Array:
 
 
 class _Network(NamedTuple):
-    """Gate layers that one call to `gate_network` evaluates.
-
-    Attributes:
-      coefficients, wires: concatenated over layers.
-      readers: inverse wires per layer.
-      sizes: number of gates per layer.
-    """
+    """Gate layers that one call to `gate_network` evaluates, concatenated."""
 
     coefficients: jax.Array
     wires: jax.Array
@@ -494,7 +469,6 @@ def _step(config: LogicCAConfig, networks: tuple[_Network, _Network], state: Arr
 
 
 def _shifted(config: LogicCAConfig, state: Array) -> list[jax.Array]:
-    """Return the eight neighbors of every cell."""
     height, width = state.shape[-2:]
     mode = "wrap" if config.periodic else "constant"
     padded = jnp.pad(state, ((0, 0), (0, 0), (1, 1), (1, 1)), mode=mode)
@@ -520,14 +494,7 @@ def run_hard(
 ) -> Shaped[jax.Array, "*states channels batch height width"]:
     """Run the hard automaton on bits, channels first, with 32 cells of a row packed into a word.
 
-    Args:
-      config: configuration of the automaton.
-      gates: gate function indices, 0 to 15.
-      wiring: wires of the automaton.
-      state: initial state, bits.
-      n_steps: number of steps.
-      key: random key for updates; None updates every cell.
-      states: return all states, including the initial state.
+    `gates` are function indices, 0 to 15. For the other arguments see `run_soft`.
     """
     run = functools.partial(_run_gates, config, n_steps, states)
     spec = _spec_of_states if states else _spec_of_state
@@ -566,15 +533,8 @@ def run_tables(
 ) -> Shaped[jax.Array, "*states channels batch height width"]:
     """Run a hard automaton with any layer sizes, and a final gate per channel; see `run_hard`.
 
-    Args:
-      config: provides the channels, the number of perception layers, the edge mode and the update
-        rate.
-      n_steps: number of steps.
-      state: initial state, bits.
-      tables: truth tables per layer; see `lutjax.packed_lut`.
-      wires: wires per layer; see `first_wires` for the first layer.
-      key: random key for updates; None updates every cell.
-      states: return all states, including the initial state.
+    The config provides the channels, the number of perception layers, the edge mode and the update
+    rate. For the first layer's wires see `first_wires`.
     """
     width = state.shape[-1]
     valid = packed(jnp.ones((1, 1, 1, width), bool))

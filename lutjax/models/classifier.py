@@ -132,7 +132,6 @@ class LogicClassifier(WithCircuit, nnx.Module):
         outputs: str | None,
         about: Mapping[str, Any],
     ) -> Circuit:
-        """Build the circuit, for `lutjax.circuits.from_model`."""
         require_bits(self.config, inputs)
         encoder = [] if self.encoder is None else [self.encoder]
         layers = [*encoder, *self.layers, self.votes]

@@ -291,14 +291,7 @@ class _Memory(NgramMemory):
             setattr(self, name, nnx.data(None))
 
     def read(self, z: Array, tokens: Array, segments: Array | None, decode: bool | None) -> jax.Array:
-        """Return the memory output for token vectors; decoding continues the cached tokens.
-
-        Args:
-          z: token vectors.
-          tokens: ids ``[..., length]``.
-          segments: ``[n, length]``, for flattened batch dimensions.
-          decode: decode with caches.
-        """
+        """Return the memory output for token vectors; decoding continues the cached tokens."""
         y: jax.Array
         if not decode:
             y = self(z, tokens, segments=None if segments is None else segments.reshape(tokens.shape))
@@ -379,16 +372,8 @@ def _decoded(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the attention output and the updated key and value caches; see `_Attention._decode`.
 
-    Args:
-      context: length of the caches.
-      keys: cached keys.
-      values: cached values.
-      query: queries.
-      key: new keys.
-      value: new values.
-      segments: segments of queries and new keys, ``[n, length]``. Padding is negative.
-      first: cache position of the first new key per sequence.
-      held: segments of the cached keys, ``[n, context]``.
+    Negative segments mark padding. `first` is the cache position of the first new key per sequence,
+    and `held` has the segments of the cached keys, ``[n, context]``.
     """
     n, length, n_heads, size = query.shape
     slots, position = jnp.arange(context), first + jnp.arange(length)
@@ -460,7 +445,6 @@ def _turns(config: GPTConfig, position: Int[Array, "n length"]) -> Float[jax.Arr
 def _rotate(
     x: Float[Array, "n length heads size"], turns: Float[Array, "2 #n length half"]
 ) -> Float[jax.Array, "n length heads size"]:
-    """Rotate the two halves of each vector as pairs."""
     cos, sin = turns[..., None, :]
     a, b = jnp.split(x.astype(turns.dtype), 2, -1)
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1).astype(x.dtype)

@@ -142,7 +142,6 @@ class PackedClassifier(Packed, WithCircuit):
         outputs: str | None,
         about: Mapping[str, Any],
     ) -> Circuit:
-        """Build the circuit of the tables, for `lutjax.circuits.from_model`."""
         require_bits(self.config, inputs)
         stages = stages_of_tables(
             self.truth, self.wires, self.thresholds, self.config.n_encoded, self.config.n_classes
@@ -171,11 +170,7 @@ def number_of(config: Any, counts: Num[Array, "..."]) -> jax.Array:
 
 
 def outputs_of(config: Any, outputs: str | None) -> tuple[str | None, dict[str, Any]]:
-    """Return the output kind of the port ``y``, and the circuit facts added by regression.
-
-    Raises:
-      ValueError: the class of a regression.
-    """
+    """Return the output kind of the port ``y``, and the circuit facts added by regression."""
     if not config.regression:
         return outputs, {}
     if outputs == "class":
@@ -216,7 +211,6 @@ def shard_samples(
 
 
 def _classify_batch(packed: PackedClassifier, x: jax.Array) -> jax.Array:
-    """Return the classes for samples ``[B, F]``."""
     n_samples = x.shape[0]
     blocks, size = _blocks(-(-n_samples // 32))
     x = jnp.pad(x, ((0, blocks * size * 32 - n_samples), (0, 0)))
@@ -300,10 +294,7 @@ def _classes(packed: PackedClassifier, words: jax.Array) -> jax.Array:
 
 
 def classes_of_bits(words: jax.Array, n_classes: int) -> jax.Array:
-    """Return the classes with the most votes, from bits ``[votes, W]``.
-
-    The result is uint32 ``[32, W]``, with bit j of word w at ``[j, w]``.
-    """
+    """Return classes with the most votes: uint32 ``[32, W]``, bit j of word w at ``[j, w]``."""
     votes = _sums_of_bits(words.reshape(n_classes, len(words) // n_classes, words.shape[-1]))
     # One maximum selects the most votes, and the first class on a tie.
     width = (n_classes - 1).bit_length()

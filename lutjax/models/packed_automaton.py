@@ -112,7 +112,6 @@ def _steps(rule: PackedAutomaton, words: jax.Array, width: int, n_steps: int) ->
 
 
 def _answers(circuit: Circuit, bits: list[jax.Array]) -> jax.Array:
-    """Return a circuit's output bits, for words of input bits."""
     program = operations(circuit)
     values: list[jax.Array] = [jnp.zeros_like(bits[0]), *bits]
     for nodes, table in zip(program.fanins, program.tables, strict=True):

@@ -159,7 +159,6 @@ class LogicTreeNet(WithCircuit, nnx.Module):
         outputs: str | None,
         about: Mapping[str, Any],
     ) -> Circuit:
-        """Build the circuit, for `lutjax.circuits.from_model`."""
         require_bits(self.config, inputs)
         encoder = [] if self.encoder is None else [self.encoder]
         layers = [*encoder, *self.trees, *self.gates, self.votes]
@@ -238,7 +237,6 @@ class PackedTreeNet(Packed):
 
 @jax.jit
 def _classes(packed: PackedTreeNet, x: jax.Array) -> jax.Array:
-    """Return the classes for images ``[channels, height, width, B]``."""
     n_samples = x.shape[-1]
     n_words = min(max(-(-n_samples // 32), 1), _WORDS)
     blocks = max(-(-n_samples // (32 * n_words)), 1)
@@ -253,7 +251,6 @@ def _classes(packed: PackedTreeNet, x: jax.Array) -> jax.Array:
 
 
 def _classes_of_words(packed: PackedTreeNet, words: jax.Array) -> jax.Array:
-    """Return the classes for packed samples: ``[32 * words]``."""
     classes = classes_of_bits(packed._last_words(words), packed.config.n_classes)
     return classes.T.reshape(-1).astype(jnp.int32)
 
@@ -268,6 +265,5 @@ def _first_bits(packed: PackedTreeNet, x: jax.Array) -> jax.Array:
 
 
 def _features_first(x: Array, config: LogicTreeNetConfig) -> jax.Array:
-    """Transpose images ``[..., height, width, channels]`` to ``[channels, height, width, ...]``."""
     x = reshape_samples("LogicTreeNet", x, config.in_shape)
     return jnp.moveaxis(jnp.asarray(x), (-1, -3, -2), (0, 1, 2))

@@ -121,17 +121,13 @@ def _as_table(array: Any) -> jax.Array:
 
 
 def _like_rows(rows: RowState, param: Any) -> RowState:
-    """Return row state with the batch dimensions of a parameter."""
     return {name: a.reshape(*param.shape[:-2], *a.shape[1:]) if a.ndim > 1 else a for name, a in rows.items()}
 
 
 def update_dense(
     table: jax.Array, gradient: jax.Array, rate: Any, rule: RowRule, state: RowState, *, rates: Any = None
 ) -> tuple[jax.Array, RowState]:
-    """Return a table and its row state after a step with a dense gradient.
-
-    Rows with a nonzero gradient count as read.
-    """
+    """Return table and row state after a dense gradient; nonzero rows count as read."""
     dtype = accumulator(table.dtype)
     gradient = gradient.astype(dtype)
     rate = jnp.asarray(rate, dtype) if rates is None else jnp.asarray(rate, dtype) * rates

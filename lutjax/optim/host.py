@@ -153,11 +153,7 @@ class RowPrefetcher:
             self._updates.popleft().result()  # re-raises its error
 
     def wait(self) -> None:
-        """Wait until all updates are done.
-
-        Raises:
-          Exception: the error of an update or a gather.
-        """
+        """Wait until all updates are done; raise the error of an update or a gather."""
         while self._updates:
             self._updates.popleft().result()
         for _, rows, _ in self._queue:
@@ -187,7 +183,6 @@ class RowPrefetcher:
         self._queue.append((ids, rows, self._submit("put", self._placed, rows, ids)))
 
     def _placed(self, rows: Future[dict[str, np.ndarray]], ids: Future["Ids"]) -> Batch:
-        """Return a step's batch on the device."""
         found, own = rows.result(), ids.result().own
         if self._driver is None:
             batch: Batch = self._put(Batch(found, own))
@@ -239,12 +234,7 @@ class RowPrefetcher:
         return rows
 
     def _got(self, gradients: Mapping[str, TableGradient], batch: Any) -> Mapping[str, TableGradient]:
-        """Return gradients in host memory, once the device has computed them.
-
-        Args:
-          gradients: gradients on the device.
-          batch: batch of the step, kept alive until the step has ended.
-        """
+        """Return gradients in host memory, once the device has computed them."""
         jax.block_until_ready(gradients)
         found: Mapping[str, TableGradient] = jax.tree.map(self._fetched, gradients)
         return found

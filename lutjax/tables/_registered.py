@@ -50,22 +50,14 @@ class Driver(Protocol):
         """Wait until the GPUs have finished all earlier work."""
 
     def copy_out(self, array: jax.Array, out: np.ndarray) -> None:
-        """Copy a computed GPU array into registered memory.
-
-        It makes no other copy and waits for no program.
-        """
+        """Copy a computed GPU array into registered memory, without waiting for a program."""
 
     def copy_in(self, array: np.ndarray, out: jax.Array) -> None:
         """Copy registered memory into an unused GPU array, without waiting for programs."""
 
 
 class CUDA:
-    """NVIDIA driver, through its library, in JAX's contexts.
-
-    Raises:
-      RegistrationError: a device of the process does not read registered memory at the CPU's
-          address.
-    """
+    """NVIDIA driver, through its library, in JAX's contexts; RegistrationError if unsupported."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -157,11 +149,7 @@ def driver() -> Driver | None:
 
 
 def driver_of(array: Any) -> Driver | None:
-    """Return the driver for an array on a single GPU; None for other or several devices.
-
-    Raises:
-      RegistrationError: see `driver`.
-    """
+    """Return the driver for an array on a single GPU; None for other or several devices."""
     if not isinstance(array, jax.Array) or len(array.devices()) > 1:
         return None
     return driver() if next(iter(array.devices())).platform == "gpu" else None
@@ -171,9 +159,6 @@ def locked(shape: tuple[int, ...], dtype: Any, driver: Driver) -> np.ndarray:
     """Return an array in registered memory, which is released with the array.
 
     No GPU may use the array at that time.
-
-    Raises:
-      RegistrationError: the driver did not register it.
     """
     n_bytes = max(math.prod(shape) * np.dtype(dtype).itemsize, 1)
     memory = np.frombuffer(mmap.mmap(-1, n_bytes), np.uint8)
@@ -185,12 +170,9 @@ def locked(shape: tuple[int, ...], dtype: Any, driver: Driver) -> np.ndarray:
 
 
 def view(array: jax.Array) -> jax.Array:
-    """Return a second array in a GPU array's memory.
+    """Return a second array in a GPU array's memory, or raise RegistrationError if JAX copied.
 
     The memory must outlive the view and its reading programs.
-
-    Raises:
-      RegistrationError: JAX made a copy.
     """
     place = array.unsafe_buffer_pointer()
     about = {"shape": array.shape, "typestr": array.dtype.str, "data": (place, False), "version": 3}
@@ -201,14 +183,7 @@ def view(array: jax.Array) -> jax.Array:
 
 
 class Cell:
-    """Permanent eight bytes that hold an array's address.
-
-    Args:
-      driver: driver that registers memory.
-
-    Attributes:
-      address: address of the eight bytes.
-    """
+    """Permanent eight bytes at `address` that hold an array's address."""
 
     def __init__(self, driver: Driver):
         self._driver = driver
@@ -221,11 +196,7 @@ class Cell:
         return (id(self._driver), array.ctypes.data) in _registered
 
     def point(self, array: np.ndarray | None) -> None:
-        """Let future programs read an array, or none; running programs read the previous one.
-
-        Raises:
-          RegistrationError: the driver did not register it; the cell is then empty.
-        """
+        """Let future programs read an array, or none; running programs read the previous one."""
         with lock:
             if array is self._array:
                 return

@@ -161,11 +161,7 @@ def _names(arguments: tuple[Any, ...]) -> list[tuple[str, Any]]:
 
 
 class _Counts(_table_reads.TableReads):
-    """Tables with counted reads.
-
-    Attributes:
-      found: counts by table name.
-    """
+    """Tables with counted reads: `found` has the counts by table name."""
 
     def __init__(self, names: list[tuple[str, Any]]):
         self._names = {id(array): name for name, array in names if name}
@@ -193,7 +189,6 @@ class _Counts(_table_reads.TableReads):
         return y
 
     def stand_in(self, table: Any, made: jax.Array) -> None:
-        """Treat an array derived from a table as the table."""
         if id(table) in self._names:
             self._names[id(made)] = self._names[id(table)]
             self._arrays.append(("", made))

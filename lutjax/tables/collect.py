@@ -25,11 +25,7 @@ A name joins the keys from the root by ``/``.
 
 
 def chosen(where: str, tables: Any) -> Any:
-    """Return the table selection for `Split`: a function, or a set of names.
-
-    Raises:
-      TypeError: it has another type.
-    """
+    """Return the table selection for `Split`: a function, or a set of names; else TypeError."""
     if callable(tables):
         return tables
     if isinstance(tables, str) or not isinstance(tables, Collection) or isinstance(tables, Mapping):
@@ -188,11 +184,7 @@ class Split:
         )
 
     def gradients(self, gradients: Any) -> tuple[list[Any], dict[str, Any]]:
-        """Split gradients into a list for other parameters and a dict for tables, by name.
-
-        Raises:
-          ValueError, TypeError: they are not gradients for these parameters and tables.
-        """
+        """Split gradients into a list for other parameters and a dict for tables, by name."""
         leaves, structure = jax.tree.flatten(gradients, is_leaf=is_factored)
         if structure != self._structure:  # type: ignore[operator]
             raise ValueError(

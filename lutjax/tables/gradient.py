@@ -204,10 +204,7 @@ def _gather_sequences(
 ) -> tuple[Any, jax.Array]:
     """Return an attention lookup and its output cotangent for the queries of all devices.
 
-    Args:
-      call: the call for this device's part.
-      cotangent: cotangent of its output.
-      all_of: joins the parts of all devices along an axis.
+    `all_of` joins the parts of all devices along an axis.
     """
     letters = call.letters()
 

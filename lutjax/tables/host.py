@@ -222,7 +222,6 @@ class HostTable:
 
     @property
     def _local_shape(self) -> tuple[int, int, int]:
-        """Shape of this process's rows."""
         return self.shape[0], len(self.rows), self.shape[2]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -309,7 +308,6 @@ class HostTable:
         self.state = {name: self._zeros((n_tables, n_rows, size), dtype) for name, size in sizes.items()}
 
     def _check_rule(self, rule: RowRule) -> None:
-        """Raise ValueError if a rule keeps more than per-row arrays."""
         more = set(jax.eval_shape(rule.init, jax.ShapeDtypeStruct(self.shape, self.dtype)))
         more -= set(rule.state_sizes(self.shape[-1]))
         if more:
@@ -544,10 +542,7 @@ class HostTable:
         return _nan.propagate_nan(y, margin)
 
     def _read_of_all(self, index: jax.Array, mesh: Mesh) -> jax.Array:
-        """Return rows from all processes.
-
-        Each process's CPU reads its rows while a function on arrays across all devices waits.
-        """
+        """Return rows from all processes; a function waits while each CPU reads its rows."""
         n_tables, _, width = self.shape
         made = jax.ShapeDtypeStruct((n_tables, index.shape[0] * index.shape[-1], width), self.dtype)
 
@@ -569,10 +564,7 @@ class HostTable:
         return rows
 
     def _read(self, index: jax.Array) -> jax.Array:
-        """Return the result of `gather` on the device.
-
-        Inside a program, a capable GPU reads the rows directly; any other device waits for the CPU.
-        """
+        """Return the result of `gather` on the device; a capable GPU reads the rows directly."""
         if is_concrete(index):
             return jnp.asarray(self.fetch(np.asarray(index)))
         n, n_tables, ways = index.shape
@@ -603,10 +595,7 @@ class HostTable:
         return rows
 
     def _is_shown_to(self, device: Device) -> bool:
-        """Return True if a GPU's programs find the rows by the cell.
-
-        The first trace makes the cell and locks the rows.
-        """
+        """Return True if a GPU's programs find the rows by the cell, made at the first trace."""
         if (_nvidia.compute_capability(device) or 0) < 80 or _triton.unfit_packages():
             return False
         with _registered.lock:
@@ -744,11 +733,7 @@ class HostTable:
             self.moved[t][ids] = True
 
     def _fetched(self, gradient: TableGradient) -> TableGradient:
-        """Return this table's gradient in host memory, with the reads that update rows.
-
-        Raises:
-          ValueError: as `update`.
-        """
+        """Return this table's gradient in host memory, with the reads that update rows."""
         if self.rule is None:
             raise ValueError(f"the table {self.name} has no rule by which its rows move: call start(rule).")
         if gradient.shape != self.shape:
@@ -881,11 +866,7 @@ def opened(gradient: TableGradient) -> TableGradient:
 
 @dataclasses.dataclass(frozen=True)
 class Normal:
-    """Normal initializer that can sample any part separately.
-
-    Attributes:
-      deviation: standard deviation.
-    """
+    """Normal initializer that can sample any part separately."""
 
     deviation: float
 
@@ -900,15 +881,7 @@ class Normal:
         return bool(usual) and jnp.dtype(dtype) == jnp.float32
 
     def sample_range(self, data: Any, first: int, count: int) -> jax.Array:
-        """Return a range of elements of a jitted call's sample, in memory order.
-
-        The range is ``first`` to ``first + count - 1``.
-
-        Args:
-          data: key data.
-          first: index of the first element.
-          count: number of elements.
-        """
+        """Return `count` elements of a jitted call's sample from `first` on, in memory order."""
         high, low = divmod(first, 1 << 32)
         drawn: jax.Array = _normal_part(data, np.uint32(high), np.uint32(low), count, self.deviation)
         return drawn
@@ -998,10 +971,7 @@ def provide_rows(rows: Mapping[HostTable, Any], part: Any = None) -> Iterator[No
 
 
 def free_memory() -> int | None:
-    """Return the bytes this process may still allocate; None if unknown.
-
-    The kernel and its control group report them.
-    """
+    """Return the bytes this process may allocate, by kernel and control group; None if unknown."""
     found = []
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -1020,11 +990,7 @@ def free_memory() -> int | None:
 
 
 def cpu() -> jax.Device:
-    """Return the CPU as a JAX device.
-
-    Raises:
-      ValueError: JAX is configured without a CPU backend.
-    """
+    """Return the CPU as a JAX device; raise ValueError if JAX has no CPU backend."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError as error:

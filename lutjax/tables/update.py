@@ -140,11 +140,7 @@ def check_rates(op: str, name: str, rule: RowRule, factors: jax.Array) -> None:
 
 
 def broadcast_factors(op: str, name: str, factors: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """Return table or edge factors as an array that broadcasts to tables; a number as a scalar.
-
-    Raises:
-      ValueError: they have another shape.
-    """
+    """Return table or edge factors as an array that broadcasts to tables; a number as a scalar."""
     found = jnp.asarray(factors, dtype)
     if found.shape == shape[:1] and len(shape) > 1:
         return found.reshape(-1, *(1,) * (len(shape) - 1))
@@ -197,13 +193,7 @@ def check_state(rule: RowRule, weights: Any, state: RowState) -> None:
 
 
 def check_devices(name: str, weights: Any, gradient: TableGradient) -> None:
-    """Raise ValueError if devices would update a shared table by different gradients.
-
-    Args:
-      name: name of the table.
-      weights: the table.
-      gradient: its gradient.
-    """
+    """Raise ValueError if devices would update a shared table by different gradients."""
     apart = sorted(gradient.varying_axes() - _compat.varying_axes(weights))
     axes = ", ".join(map(repr, apart))
     if apart:
@@ -261,11 +251,7 @@ def _squared_norm_of_factors(gradient: TableGradient, device: Device) -> jax.Arr
 
 
 def join_gradients(gradient: TableGradient) -> TableGradient:
-    """Join gradients into one for all their lookups.
-
-    Args:
-      gradient: gradient for several parts, with a leading axis for the parts in each array.
-    """
+    """Join a gradient for several parts, on a leading axis, into one for all their lookups."""
     look_up = gradient.look_up
     arrays = (
         # Arrays without a batch axis are the same in every part.

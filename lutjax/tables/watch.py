@@ -33,11 +33,9 @@ class TableUseError(ValueError):
 class Watch(TableReads):
     """Watched tables in one evaluation of a loss.
 
-    Args:
-      tables: traced values, by name.
-      taps: for each name a zero with the lookup output's shape, and a scalar zero; None in the
-          first evaluation, which only finds these shapes.
-      host: names of host-resident tables.
+    `tables` are traced values. `taps` has, for each name, a zero with the lookup output's shape and
+    a scalar zero; it is None in the first evaluation, which only finds these shapes. `host` names
+    host-resident tables.
     """
 
     def __init__(

@@ -98,7 +98,6 @@ def film(
 def _states(
     run: "Run", model: "LogicCA", size: int, n_steps: int
 ) -> Bool[np.ndarray, "frames height width channels"]:
-    """Return the successive states of the hard automaton."""
     import jax
 
     key = jax.random.key(2)

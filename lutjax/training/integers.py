@@ -308,7 +308,6 @@ def _losses(
     text_path: Path | None,
     progress: Callable[[str], None],
 ) -> tuple[dict[str, float], str]:
-    """Return losses before and after rounding on test windows, and a line about them."""
     if found.record is None or not (found.has_data or text_path):
         return {}, "the loss is not tested: a bundle holds no text"
     config = found.model.config

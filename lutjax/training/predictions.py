@@ -82,7 +82,6 @@ class Estimates:
 def _write(
     file: TextIO, header: Sequence[str], rows: Iterable[Sequence[Any]], ids: Mapping[str, Sequence[str]]
 ) -> None:
-    """Write CSV rows, each preceded by its ids."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([*ids, *header])
     if ids:

@@ -132,7 +132,6 @@ class _Smaller:
         self._same = jax.jit(jax.vmap(reaches_target))
 
     def tried(self, several: Sequence[Gates]) -> Bool[np.ndarray, " several"]:
-        """Return a mask for candidates with an unchanged last state."""
         found: list[np.ndarray] = []
         for start in range(0, len(several), _TOGETHER):
             part = np.stack(several[start : start + _TOGETHER])

@@ -26,15 +26,7 @@ class RepeatedInputsWarning(UserWarning):
 
 
 def warn_of_repeats(where: str, name: str, size: int, most: int, what: str) -> None:
-    """Warn if a detector or gate must repeat a pair or an input.
-
-    Args:
-      where: subject of the message.
-      name: size argument name.
-      size: requested size.
-      most: largest size without repetition.
-      what: reason for the limit.
-    """
+    """Warn if a detector or gate must repeat a pair or an input, as `size` exceeds `most`."""
     if size > most:
         warnings.warn(
             f"{where}: {name} is {size}, but {what}, so some repeat and most rows of a table are never read. Use at most "
@@ -148,9 +140,6 @@ def _program(*static: int) -> Callable[[F], F]:
     Without it, each small operation compiles separately for every size. The program draws integers
     once, so the CPU compiles it without optimizations: in less than half the time, with equal
     values. Inside other programs it is a part of them.
-
-    Args:
-      static: positions of static arguments.
     """
 
     def decorate(function: F) -> F:

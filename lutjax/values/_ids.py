@@ -28,13 +28,7 @@ def is_concrete(a: Any) -> bool:
 
 
 def check_once(ids: Any, rule: Hashable, check: Callable[[], None]) -> None:
-    """Check concrete ids; a JAX array is immutable, so each rule checks it only once.
-
-    Args:
-      ids: the ids.
-      rule: hashable identity of the check.
-      check: raises an error if ids are wrong.
-    """
+    """Run a check of ids, only once per JAX array and hashable rule: an array is immutable."""
     key = id(ids)
     found = _checked.get(key)
     if found is not None and found[0]() is ids and rule in found[1]:
@@ -100,12 +94,7 @@ def is_known(position: Any) -> bool:
 
 
 def difference(a: Any, b: Any) -> jax.Array | None:
-    """Return ``a - b`` as int32, at most 2**30 in magnitude; None where it is known to be 0.
-
-    Args:
-      a: position: a Python or NumPy integer, or an array of shape ``[]``, perhaps traced.
-      b: position, likewise.
-    """
+    """Return ``a - b`` as int32, at most 2**30 in magnitude; None where it is known to be 0."""
     if is_known(a) and is_known(b):
         exact = int(a) - int(b)
         return jnp.asarray(min(max(exact, -_FARTHEST), _FARTHEST), jnp.int32) if exact else None

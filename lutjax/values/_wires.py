@@ -68,11 +68,7 @@ def readers(
 
 
 def check_wires(wires: Int[Array, "gates wires_of_gate"], n_inputs: int, *, where: str) -> None:
-    """Raise if a wire is not an input.
-
-    The ids of a traced array are unknown, so ops clamp them instead. Layers call this check at
-    construction and after checkpoint loading. A gate may read one input twice.
-    """
+    """Raise if a wire is not an input; see `check_anchors`. A gate may read one input twice."""
     ids = np.asarray(wires)
     if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer):
         raise ValueError(

@@ -53,7 +53,6 @@ def balanced(key: Array, n_inputs: int, n_gates: int, arity: int = 2) -> Int[jax
 
 
 def _warn_of_repeats(where: str, n_inputs: int, arity: int) -> None:
-    """Warn if a gate must read an input twice."""
     inputs = (
         f"there {'are' if n_inputs != 1 else 'is'} {n_inputs} input{'s' if n_inputs != 1 else ''} to read"
     )

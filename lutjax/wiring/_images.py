@@ -223,11 +223,7 @@ def windows(
 def window_sizes(
     where: str, image_shape: tuple[int, ...], kernel: Size, stride: Size, padding: Size
 ) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """Return kernel, stride and padding heights and widths for windows over an image.
-
-    Raises:
-      ValueError: a window is larger than the padded image, or could be outside the image.
-    """
+    """Return kernel, stride and padding heights and widths for windows over an image."""
     size, step = pair(where, "kernel", kernel), pair(where, "stride", stride)
     around = pair(where, "padding", padding, 0)
     height, width = image_shape[:2]
@@ -420,7 +416,6 @@ def projections(
 def _keys(
     where: str, key: Array | None, centers: Any, probability: float
 ) -> tuple[Array, Array] | tuple[None, None]:
-    """Return keys for the centers and for the targets."""
     if key is None:
         drawn = f"centers is {centers!r}" if isinstance(centers, str) and centers != "grid" else ""
         drawn = drawn or (f"probability is {probability}" if probability < 1 else "")
@@ -495,7 +490,6 @@ def _ids(first: np.ndarray, count: np.ndarray, image: tuple[int, int, int]) -> n
 
 
 def _unmasked(where: str, name: str, ids: np.ndarray, mask: Any, image: tuple[int, int, int]) -> np.ndarray:
-    """Return ids with -1 as a replacement for masked ids."""
     if mask is None:
         return ids
     kept = np.asarray(mask)

@@ -18,25 +18,15 @@ _INPUTS, _OUTPUTS, _PAIRS, _INK = "Blues", "Oranges", "#d6604d", "#222222"
 
 @dataclasses.dataclass(frozen=True)
 class _Fields:
-    """Ids to draw.
+    """Ids to draw."""
 
-    Attributes:
-      unit: name of the owner of a row of ids: a group, a detector or a gate.
-      in_shape: sizes of the input map.
-      read: input ids ``[G, inputs]``, -1 for an unused slot.
-      pairs: compared pairs of inputs, ``[G, pairs, 2]``, or None.
-      centers: rows and columns ``[G, 2]``, or None.
-      out_shape: sizes of the output map, or None.
-      reached: output ids ``[G, outputs]``, or None.
-    """
-
-    unit: str
-    in_shape: tuple[int, ...]
-    read: np.ndarray
-    pairs: np.ndarray | None = None
-    centers: np.ndarray | None = None
-    out_shape: tuple[int, ...] | None = None
-    reached: np.ndarray | None = None
+    unit: str  # name of the owner of a row of ids: a group, a detector or a gate
+    in_shape: tuple[int, ...]  # sizes of the input map
+    read: np.ndarray  # input ids ``[G, inputs]``, -1 for an unused slot
+    pairs: np.ndarray | None = None  # compared pairs of inputs, ``[G, pairs, 2]``, or None
+    centers: np.ndarray | None = None  # rows and columns ``[G, 2]``, or None
+    out_shape: tuple[int, ...] | None = None  # sizes of the output map, or None
+    reached: np.ndarray | None = None  # output ids ``[G, outputs]``, or None
 
 
 def show(
@@ -108,7 +98,6 @@ def show(
 
 
 def _picked(fields: _Fields, groups: int | Sequence[int]) -> list[int]:
-    """Return the ids of the groups to draw."""
     n = len(fields.read)
     if isinstance(groups, Sequence):
         picked = [int(g) for g in groups]
@@ -147,7 +136,6 @@ def _draw_comparisons(axes: Any, fields: _Fields, g: int) -> None:
 
 
 def _fields_of(source: Any, in_shape: Size | None, out_shape: Size | None) -> _Fields:
-    """Return the ids to draw of any supported source."""
     if isinstance(source, Connectivity):
         _require_none(in_shape, out_shape)
         return _connectivity_fields(source, None)
@@ -193,7 +181,6 @@ def _connectivity_fields(c: Connectivity, pairs: np.ndarray | None) -> _Fields:
 def _array_fields(
     arrays: Mapping[str, np.ndarray], spec: Any, in_shape: Size | None, out_shape: Size | None
 ) -> _Fields:
-    """Return the fields of individual detectors or gates."""
     name = next((n for n in ("anchors", "wires") if n in arrays), None)
     if name is None:
         raise ValueError("show: source has neither anchors nor wires to draw.")

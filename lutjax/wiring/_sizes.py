@@ -17,11 +17,7 @@ def require(where: str, **sizes: int) -> None:
 
 
 def pair(where: str, name: str, size: Size, least: int = 1) -> tuple[int, int]:
-    """Return height and width of a size.
-
-    Raises:
-      ValueError: it is neither an integer nor two integers, or is less than `least`.
-    """
+    """Return height and width of a size."""
     found = _as_integers(plain(size))
     if found is None or len(found) > 2:
         raise ValueError(
@@ -33,11 +29,7 @@ def pair(where: str, name: str, size: Size, least: int = 1) -> tuple[int, int]:
 
 
 def shape_of(where: str, name: str, shape: Size, ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a map of values: height and width, and optionally channels.
-
-    Raises:
-      ValueError: the number of sizes is not in `ranks`, or one is less than 1.
-    """
+    """Return the shape of a map of values: height and width, and optionally channels."""
     found = _as_integers(plain(shape))
     if found is None or len(found) not in ranks or min(found) < 1:
         one = "a number of values, " if 1 in ranks else ""

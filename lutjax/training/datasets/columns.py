@@ -580,7 +580,6 @@ def _column(fields: Fields, found: Any) -> Number | Categories:
 
 
 def _finite(fields: Fields, found: Any, name: str) -> float:
-    """Return a field after checking for a finite number."""
     number = fields.number(found, name)
     if number is None or not math.isfinite(number):
         raise ValueError(
@@ -590,7 +589,6 @@ def _finite(fields: Fields, found: Any, name: str) -> float:
 
 
 def _texts(fields: Fields, found: Any, name: str) -> tuple[str, ...]:
-    """Return a field after checking for a list of strings."""
     texts = fields.field(found, name, list)
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"{fields.where}: {name!r} is {strict_json.format_value(texts)}; expected texts.")
@@ -773,7 +771,6 @@ def _decimal(present: Cells) -> str:
 
 
 def _single(numbers: np.ndarray) -> np.ndarray:
-    """Return numbers in float32, clipped to its range."""
     single: np.ndarray = np.clip(numbers, -_MOST, _MOST).astype(np.float32)
     return single
 
