@@ -14,8 +14,7 @@ MOST = 100
 Tables and images need less; repetitive data may reach a thousand.
 """
 
-ALWAYS = 1 << 22
-"""Unpacked bytes allowed for any compressed file."""
+ALWAYS = 1 << 22  # unpacked bytes allowed for any compressed file
 
 
 class PackedError(ValueError):

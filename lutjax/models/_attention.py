@@ -17,8 +17,7 @@ from lutjax.dispatch.registry import Backend, devices_of
 from lutjax.values import Array
 
 _HALF_DTYPES = (jnp.bfloat16, jnp.float16)
-_OLDEST_CAPABILITY = 8
-"""Compute capability of Ampere, the oldest GPUs with flash attention."""
+_OLDEST_CAPABILITY = 8  # compute capability of Ampere, the oldest GPUs with flash attention
 _HOPPER = 9
 
 

@@ -12,8 +12,7 @@ from lutjax.models._logic_configs import N_NEIGHBORS
 from lutjax.values import Array
 
 NEIGHBORS = [(y, x) for y in (0, 1, 2) for x in (0, 1, 2) if (y, x) != (1, 1)]
-CENTER = N_NEIGHBORS
-"""Number of neighbors, and index of the cell itself."""
+CENTER = N_NEIGHBORS  # number of neighbors, and index of the cell itself
 _CORNERS, _EDGES = (0, 2, 5, 7), (1, 3, 4, 6)
 _OPPOSITE = ((0, 7), (1, 6), (2, 5), (3, 4))
 

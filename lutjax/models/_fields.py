@@ -7,8 +7,7 @@ from typing import Any
 
 from lutjax.arguments import format_value
 
-CHOICES = "choices"
-"""Metadata key for the choices of a field."""
+CHOICES = "choices"  # metadata key for the choices of a field
 
 
 def one_of(known: Iterable[str], default: str | None) -> Any:
@@ -16,11 +15,9 @@ def one_of(known: Iterable[str], default: str | None) -> Any:
     return dataclasses.field(default=default, metadata={CHOICES: tuple(known)})
 
 
-MOST_INT = 2**31 - 1
-"""Largest size or step count: JAX counts in int32."""
+MOST_INT = 2**31 - 1  # largest size or step count: JAX counts in int32
 
-LEAST, MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
-"""Smallest normal and largest float32."""
+LEAST, MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # smallest normal and largest float32
 
 
 def check_floats(config: Any, where: str = "") -> None:

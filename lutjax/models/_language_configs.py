@@ -10,8 +10,7 @@ from lutjax.names import FLOATS, PLACEMENTS, READS
 
 FEED_FORWARD = ("projection_lut", "scored_lut", "lut", "dense")
 
-SCORED = ("projection_lut", "scored_lut")
-"""Layer kinds whose tables are read by scores."""
+SCORED = ("projection_lut", "scored_lut")  # layer kinds whose tables are read by scores
 
 ATTENTION = ("concatenated", "pair", "pair_interleaved")
 MEMORY = ("window", "counts")

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-_ROOT = b""
-"""Prefix name before the first block."""
+_ROOT = b""  # prefix name before the first block
 
 
 def n_entries(context: int, size: int) -> int:

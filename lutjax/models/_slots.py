@@ -16,8 +16,7 @@ from lutjax.models._pages import Pages, Text, n_entries
 from lutjax.models.transformer import LUTTransformer
 from lutjax.values import Array
 
-_Places = tuple[Array, Array]
-"""Block tables, and number of cached tokens per sequence."""
+_Places = tuple[Array, Array]  # block tables, and number of cached tokens per sequence
 
 
 class Slots:

@@ -33,9 +33,7 @@ __all__ = [
 ]
 
 _SMALL = 1 << 20  # JAX fetches smaller arrays as fast
-
-_SAMPLES = "data"
-"""Mesh axis over which `ShardedHostTable` shards samples."""
+_SAMPLES = "data"  # mesh axis over which `ShardedHostTable` shards samples
 
 
 class Batch(NamedTuple):
@@ -234,7 +232,7 @@ class RowPrefetcher:
         return rows
 
     def _got(self, gradients: Mapping[str, TableGradient], batch: Any) -> Mapping[str, TableGradient]:
-        """Return gradients in host memory, once the device has computed them."""
+        """Return computed gradients on the host; the batch stays alive until the step ends."""
         jax.block_until_ready(gradients)
         found: Mapping[str, TableGradient] = jax.tree.map(self._fetched, gradients)
         return found

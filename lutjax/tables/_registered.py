@@ -28,8 +28,7 @@ _SAME_ADDRESS = 91  # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_ME
 _OF_PAGE = 512  # cells of a page
 _WISHED = 0x200000000000  # address of the first page of cells, where it is free
 _ALIGNED = 16  # bytes, as kernels read
-lock = threading.RLock()
-"""Lock for cells and their ownership."""
+lock = threading.RLock()  # lock for cells and their ownership
 
 
 class RegistrationError(OSError):

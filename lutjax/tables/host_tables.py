@@ -16,8 +16,7 @@ from lutjax.tables.gradient import TableGradient
 from lutjax.tables.host import HostTable
 from lutjax.values._row_rules import RowRule
 
-KEY = "{}_key"
-"""Name of the key that initializes a layer's table."""
+KEY = "{}_key"  # name of the key that initializes a layer's table
 
 
 class HostTables(Mapping[str, HostTable]):

@@ -13,8 +13,7 @@ from lutjax.training import checkpoints, model_folders, runs
 from lutjax.training.errors import CheckpointError
 from lutjax.training.raw import Form
 
-_SOURCES = ("text", "samples", "target")
-"""Record fields with data sources."""
+_SOURCES = ("text", "samples", "target")  # record fields with data sources
 
 _OWN = ("kind", "lutjax", "versions", "model", "training", "options", "history", "form", *_SOURCES)
 """Record fields with their own lines."""

@@ -10,8 +10,7 @@ SHIFT, TURN, STRETCH = 0.5, 0.15, 0.1
 """Limits of `warp` at strength 1: pixels, radians and a log factor."""
 
 
-KNOTS = 5
-"""Control points per image side for the distortion in `warp`."""
+KNOTS = 5  # control points per image side for the distortion in `warp`
 
 
 def mirror(

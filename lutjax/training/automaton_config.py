@@ -11,8 +11,7 @@ from lutjax.training.configs import Configs, Intervals, Training
 from lutjax.training.presets import EXPERIMENTS
 
 STARTS = ("boards", "random", "seed", "zero")
-N_BOARDS = 512
-"""Periodic boards of 3x3 cells, and neighborhoods of a cell."""
+N_BOARDS = 512  # periodic boards of 3x3 cells, and neighborhoods of a cell
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

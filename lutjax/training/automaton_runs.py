@@ -20,8 +20,7 @@ from lutjax.training.experiments import Experiment, Part
 from lutjax.training.models import State
 from lutjax.training.presets import EXPERIMENTS
 
-SOLVED_TESTS = 3
-"""Consecutive tests without a wrong bit after which an automaton is solved."""
+SOLVED_TESTS = 3  # consecutive tests without a wrong bit after which an automaton is solved
 
 
 class Automaton(Experiment):

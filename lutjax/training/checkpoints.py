@@ -37,11 +37,8 @@ from lutjax.training.errors import CheckpointError, DamagedError
 # fail before its first step, not at its first checkpoint.
 extras.require(__name__, "orbax")
 
-FORMAT = 1
-"""Version number for the layout described above."""
-
-KEEP = 2
-"""Checkpoints kept per directory; older ones are deleted after each save."""
+FORMAT = 1  # version number for the layout described above
+KEEP = 2  # checkpoints kept per directory; older ones are deleted after each save
 
 _META = "checkpoint.json"
 _DAMAGED = ".damaged"

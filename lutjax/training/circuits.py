@@ -9,8 +9,7 @@ NAMES = (
     "false", "a and b", "a and not b", "a", "not a and b", "b", "a xor b", "a or b",
     "nor", "equal", "not b", "a or not b", "not a", "not a or b", "nand", "true",
 )  # fmt: skip
-INPUTS = (3, 5)
-"""Pass-through gates."""
+INPUTS = (3, 5)  # pass-through gates
 
 
 def live(

@@ -41,14 +41,9 @@ On validation parts of the digits hard networks of 2 x 500 gates reached 91.4, 9
 with 0.03, 0.1, 0.3 and 1.
 """
 
-MOST_SELECTING = 4096
-"""Maximum evenly spaced training samples for network selection."""
-
-AT_ONCE = 2048
-"""Maximum samples per evaluation batch."""
-
-MOST_IMAGES = 4096
-"""Number of images for initial edge thresholds."""
+MOST_SELECTING = 4096  # maximum evenly spaced training samples for network selection
+AT_ONCE = 2048  # maximum samples per evaluation batch
+MOST_IMAGES = 4096  # number of images for initial edge thresholds
 
 
 class Selected(NamedTuple):

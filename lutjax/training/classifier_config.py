@@ -13,8 +13,7 @@ from lutjax.training.configs import Configs, Intervals, Schedule, Training
 
 THRESHOLDS = ("uniform", "gaussian", "distributive", "learned")
 
-TREE_TAU = 8.0
-"""Temperature of the votes of trees without a recipe."""
+TREE_TAU = 8.0  # temperature of the votes of trees without a recipe
 
 FOR_TABLES: Mapping[str, Any] = MappingProxyType(
     {
@@ -36,11 +35,8 @@ GATES_PER_CLASS = (200, 200)
 On DNA splices two layers of 300 or 1500 gates gained 1.4 and 1.3 points over one of 1280, on one split.
 """
 
-TAU_OF_CLASSES = 6.0
-"""Vote temperature of these layers."""
-
-MODELS = {"gates": LogicClassifierConfig, "tree": LogicTreeNetConfig}
-"""Configs of models by name."""
+TAU_OF_CLASSES = 6.0  # vote temperature of these layers
+MODELS = {"gates": LogicClassifierConfig, "tree": LogicTreeNetConfig}  # configs of models by name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -38,14 +38,12 @@ from lutjax.training.raw import Form
 from lutjax.training.recipes import RECIPES, Published, recipe as recipe_of
 from lutjax.training.samples import Samples, SamplesError
 
-MOST_BITS = 20_000_000
-"""Maximum training bits for which baselines are fitted by default."""
+MOST_BITS = 20_000_000  # maximum training bits for which baselines are fitted by default
 
 MOST_GATES = 1_000_000
 """Maximum gates, over all image positions, for simplification after the last step."""
 
-LARGE_GAP = 0.02
-"""Minimum accuracy drop from the soft to the hard network that triggers a remark."""
+LARGE_GAP = 0.02  # minimum accuracy drop from the soft to the hard network that triggers a remark
 
 
 class Classifier(Experiment):

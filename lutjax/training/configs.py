@@ -10,8 +10,7 @@ from jaxtyping import Float, Int
 
 from lutjax.models._fields import MOST_INT, check_floats
 
-Schedule = Callable[[Any], Any]
-"""An `optax.Schedule`: a value for every step, counted from 0."""
+Schedule = Callable[[Any], Any]  # an `optax.Schedule`: a value for every step, counted from 0
 
 MOST_SAMPLES = 2**53
 """Largest number of samples per step: the banner computes their memory in float64."""

@@ -36,16 +36,14 @@ from lutjax.training.table_inputs import columns_of, table_of, values_of
 MOST_VECTORS = 1000
 """Maximum number of samples written with a circuit, from the start of the test part."""
 
-MOST_GATES = 2_000_000
-"""Maximum gates in an exported network, over all image positions."""
+MOST_GATES = 2_000_000  # maximum gates in an exported network, over all image positions
 
 Packed = PackedClassifier | PackedTreeNet
 
 Numbers = Shaped[np.ndarray, "samples _"]
 
 
-FOLDER = "circuit"
-"""Default name of the export folder in its run folder."""
+FOLDER = "circuit"  # default name of the export folder in its run folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,8 +216,7 @@ _TABULATED = 14
 _SMALL_INPUTS = 16
 """Maximum inputs for deep ABC searches, from the circuit and from its truth table."""
 
-_SEEDS = 2
-"""Resynthesis runs for circuits with few inputs, some 20 seconds each."""
+_SEEDS = 2  # resynthesis runs for circuits with few inputs, some 20 seconds each
 
 OPTIMIZED = ("ands", "gates", "lut6")
 """Goals of `optimized`: minimize AND nodes, two-input gates of any kind, or 6-input LUTs."""
@@ -489,11 +486,8 @@ def _experiment(found: ModelFolder) -> Classifier | None:
         raise CheckpointError(f"the data of {found.folder} cannot be used: {error}") from error
 
 
-RANDOM = "random inputs from seed 0"
-"""Sample source of an export without data."""
-
-_ALL_INPUTS = 9
-"""Maximum input bits for exhaustive samples in an export without data."""
+RANDOM = "random inputs from seed 0"  # sample source of an export without data
+_ALL_INPUTS = 9  # maximum input bits for exhaustive samples in an export without data
 
 
 def generate_samples(packed: Packed, port: Port, inputs: str) -> tuple[Numbers, str]:
@@ -523,8 +517,7 @@ def _all_bits(n: int) -> Numbers:
     return (np.arange(2**n)[:, None] >> np.arange(n) & 1).astype(np.uint8)
 
 
-MOST_NAMES = 4096
-"""Maximum number of input names in an export."""
+MOST_NAMES = 4096  # maximum number of input names in an export
 
 
 def _names(config: classifier.Config, form: Form, inputs: str, packed: Packed) -> dict[str, Any]:
@@ -547,8 +540,7 @@ def _columns(form: Form) -> dict[str, bytes]:
     return {} if form.encoding is None else {COLUMNS: form.encoding.to_json().encode()}
 
 
-COLUMNS = "columns.json"
-"""File name of the column encoding in a run and its export."""
+COLUMNS = "columns.json"  # file name of the column encoding in a run and its export
 
 
 def name_of(folder: Path, record: classifier.Record | None = None) -> str:

@@ -18,8 +18,7 @@ from lutjax.training import hosts, meshes
 from lutjax.training.errors import CheckpointError
 from lutjax.training.loop import Advance, Repeated, State, compiler_options
 
-FOLDER = "host"
-"""Checkpoint folder with host memory contents."""
+FOLDER = "host"  # checkpoint folder with host memory contents
 
 
 def share(structure: Any, mesh: Mesh) -> None:

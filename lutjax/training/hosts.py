@@ -26,14 +26,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-JOINED_AFTER = 300
-"""Seconds to wait for other processes at startup."""
-
-LOST_AFTER = 100
-"""Seconds without a heartbeat before a process counts as lost; all others then end."""
-
-PATIENCE = 10
-"""Seconds a failed process waits for others to notice, before it ends without them."""
+JOINED_AFTER = 300  # seconds to wait for other processes at startup
+LOST_AFTER = 100  # seconds without a heartbeat before a process counts as lost; all others then end
+PATIENCE = 10  # seconds a failed process waits for others to notice, before it ends without them
 
 # Variables set by clusters for each process: the process count, and indicators of the cluster.
 _CLUSTERS = {

@@ -27,8 +27,7 @@ from lutjax.values import Array
 with needed_by(__name__):
     from flax import nnx
 
-TEXT_BYTES = 200
-"""Bytes per reference text exported with a program."""
+TEXT_BYTES = 200  # bytes per reference text exported with a program
 
 
 class Rounded:

@@ -40,8 +40,7 @@ DIVIDED_BYTES = 2**26
 Shorter texts are replicated.
 """
 
-VALIDATION_WINDOWS = 256
-"""Validation windows for model selection."""
+VALIDATION_WINDOWS = 256  # validation windows for model selection
 
 LanguageModel = LUTTransformer | GPT
 

@@ -12,8 +12,7 @@ from lutjax.training.configs import Configs, Intervals, Schedule, Training
 
 TABLE_GRADIENTS = ("factored", "dense")
 
-SAME = "same"
-"""Tables move as all other parameters do."""
+SAME = "same"  # tables are updated like all other parameters
 
 ModelConfig = LUTTransformerConfig | GPTConfig
 

@@ -22,8 +22,7 @@ from lutjax.training.text import Text, TextError, bigram_loss, load_text
 EVALUATION_WINDOWS = 1024
 """Test windows evaluated during a run; the final evaluation covers the whole part."""
 
-SAMPLE_BYTES = 300
-"""Final sample length."""
+SAMPLE_BYTES = 300  # final sample length
 
 
 @dataclasses.dataclass

@@ -20,8 +20,7 @@ from lutjax.values import Array
 
 T = TypeVar("T")
 
-State = Any
-"""A pytree of all trained and updated arrays."""
+State = Any  # a pytree of all trained and updated arrays
 
 Step = Callable[[State, Array, Any], tuple[State, Array]]
 """Pure function from state, step number (int32, from 0) and constant data to state and loss."""
@@ -38,8 +37,7 @@ CALL = 0.1
 It is short enough to stop a run quickly, and long compared to the call overhead.
 """
 
-MOST = 128
-"""Maximum number of logging intervals per call."""
+MOST = 128  # maximum number of logging intervals per call
 
 
 def import_pallas() -> None:

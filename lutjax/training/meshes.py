@@ -21,11 +21,8 @@ from lutjax.tables.collect import is_factored
 from lutjax.tables.gradient import seal
 from lutjax.training import hosts
 
-DATA = "data"
-"""Mesh axis name that divides batch samples."""
-
-AXES = (DATA, DETECTORS)
-"""Mesh axis names; the first axis spans hosts."""
+DATA = "data"  # mesh axis name that divides batch samples
+AXES = (DATA, DETECTORS)  # mesh axis names; the first axis spans hosts
 
 
 def parse(text: str) -> dict[str, int]:

@@ -31,10 +31,8 @@ R = TypeVar("R", bound=runs.Record)
 class State(NamedTuple):
     """State updated by training: nested dicts of arrays, and the optimizer state."""
 
-    params: Any
-    """Trained variables."""
-    others: Any
-    """All other variables: anchors, wires, embeddings, statistics."""
+    params: Any  # trained variables
+    others: Any  # all other variables: anchors, wires, embeddings, statistics
     optimizer: Any
 
 

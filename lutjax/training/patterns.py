@@ -33,8 +33,7 @@ _LIZARD = """
 """
 
 
-LARGEST = 64
-"""Maximum rows and columns of an image for an automaton."""
+LARGEST = 64  # maximum rows and columns of an image for an automaton
 _LEAST = 3  # of a grid
 
 

@@ -36,9 +36,7 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".
 ALWAYS = 1 << 26
 """Bytes of decoded pixels allowed for any image; the file size limits larger images."""
 
-_MOST_SIDE = 4096
-"""Maximum height and width for scaled images."""
-
+_MOST_SIDE = 4096  # maximum height and width for scaled images
 _ORIENTATION = 0x0112  # the Exif tag
 
 _DAMAGED = (

@@ -21,8 +21,7 @@ from lutjax.training.errors import CheckpointError
 from lutjax.training.raw import Form
 from lutjax.training.reports import Errors
 
-AT_ONCE = 8192
-"""Maximum samples per vote count."""
+AT_ONCE = 8192  # maximum samples per vote count
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,7 @@ _VALUES = _named_values.read("presets.toml")
 PRESETS: dict[str, dict[str, dict[str, Any]]] = _VALUES["lm"]
 """Values for the model config, `TrainingConfig` and the intervals, by model and preset."""
 
-MODEL = "gpt"
-"""Default model."""
+MODEL = "gpt"  # default model
 
 EXPERIMENTS: dict[str, dict[str, Any]] = _VALUES["ca"]
 """Values for `LogicCAConfig`, `TrainingConfig` and the intervals, by experiment."""

@@ -20,14 +20,10 @@ from lutjax.training.circuits import INPUTS, live
 with needed_by("lutjax.training.pruning"):
     from flax import nnx
 
-CONSTANTS = (0, 15)
-"""Gates without an input."""
-
+CONSTANTS = (0, 15)  # gates without an input
 _SEED = 3  # of random updates
-_TOGETHER = 32
-"""Changes tested in one call of a compiled program."""
-_LARGEST_GROUP = 32
-"""Initial size of the gate groups changed together."""
+_TOGETHER = 32  # changes tested in one call of a compiled program
+_LARGEST_GROUP = 32  # initial size of the gate groups changed together
 
 Gates = Int[np.ndarray, " gates"]
 

@@ -22,8 +22,7 @@ from lutjax.training.text import Bytes
 with needed_by(__name__):
     from flax import nnx
 
-FOLDER = "quantized"
-"""Folder name of the deployed model, inside its run folder."""
+FOLDER = "quantized"  # folder name of the deployed model, inside its run folder
 
 
 def deployed_record(folder: Path, record: Record) -> Record:

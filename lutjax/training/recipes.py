@@ -20,8 +20,7 @@ class Published:
         `lutjax.training.classifier.TrainingConfig`.
     """
 
-    model: ClassVar[str]
-    """Model name in ``train classify``."""
+    model: ClassVar[str]  # model name in ``train classify``
 
     name: str
     source: str

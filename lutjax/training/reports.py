@@ -35,11 +35,8 @@ KINDS = {
 Bit k is the output at address k; the first input is the lowest address bit.
 """
 
-Truth = Bool[np.ndarray, "_ _"]
-"""Truth tables of a layer, ``[gates, addresses]``."""
-
-Wires = Int[np.ndarray, "_ _"]
-"""Wires of a layer, ``[gates, inputs]``."""
+Truth = Bool[np.ndarray, "_ _"]  # truth tables of a layer, ``[gates, addresses]``
+Wires = Int[np.ndarray, "_ _"]  # wires of a layer, ``[gates, inputs]``
 
 
 class Trees(NamedTuple):

@@ -38,14 +38,9 @@ try:
 except ImportError:  # Windows: concurrent processes are not detected
     fcntl = None  # type: ignore[assignment]
 
-FOLDER = "checkpoints"
-"""Checkpoint folder name inside a run folder."""
-
-CURVES = "curves.csv"
-"""File with all measurements, in a run folder."""
-
-LOCK = ".lock"
-"""Lock file for writing into a run folder; contains the writer's process id."""
+FOLDER = "checkpoints"  # checkpoint folder name inside a run folder
+CURVES = "curves.csv"  # file with all measurements, in a run folder
+LOCK = ".lock"  # lock file for writing into a run folder; contains the writer's process id
 
 _FINISHED = "finished.json"
 
@@ -63,8 +58,7 @@ USES = {"train lm": "generate {}", "train classify": "predict {} FILE", "train c
 class Record:
     """Base dataclass for non-array checkpoint data: the run's settings and its `History`."""
 
-    kind: ClassVar[str]
-    """One of `COMMANDS`."""
+    kind: ClassVar[str]  # one of `COMMANDS`
 
     def own_kind(self) -> str:
         """Return this run's kind: the kind of its class, unless its data make a difference."""

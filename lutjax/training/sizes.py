@@ -25,8 +25,7 @@ from lutjax.training.errors import RunError
 from lutjax.training.models import State
 from lutjax.training.table_inputs import columns_of
 
-TOLERANCE = 0.05
-"""Maximum relative deviation from the requested LUT6."""
+TOLERANCE = 0.05  # maximum relative deviation from the requested LUT6
 
 MOST_ATTEMPTS = 8
 

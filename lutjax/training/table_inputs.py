@@ -11,8 +11,7 @@ from lutjax.circuits.ports import Format
 from lutjax.circuits.verilog import CONTROL
 from lutjax.training.datasets.columns import Cells, Encoding, Number, Table
 
-TAKEN = ("x", "y", *CONTROL)
-"""Port names unavailable to columns."""
+TAKEN = ("x", "y", *CONTROL)  # port names unavailable to columns
 
 
 def columns_of(

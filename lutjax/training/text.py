@@ -24,8 +24,7 @@ They must not change during a run.
 STANDARD_LIBRARY_BYTES = 4_000_000
 """Length limit for the default text, so that every Python version trains on the same amount."""
 
-MOST_BYTES = 2**31 - 1
-"""Maximum text length in bytes; positions are int32."""
+MOST_BYTES = 2**31 - 1  # maximum text length in bytes; positions are int32
 
 # Tests, generated tables, demonstrations, and packages outside Python itself.
 _EXCLUDED_FOLDERS = frozenset(

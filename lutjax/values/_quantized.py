@@ -17,8 +17,7 @@ from lutjax.values._dtypes import accumulator
 _BITS = 8
 _TINY = 1e-30
 
-UNKNOWN = 2**20
-"""Exponent of a NaN scale, for tables with a non-finite entry."""
+UNKNOWN = 2**20  # exponent of a NaN scale, for tables with a non-finite entry
 
 BEYOND_SCALES = UNKNOWN // 2
 """Exclusive bound on the magnitude of finite exponents, including shifted ones."""
@@ -26,11 +25,8 @@ BEYOND_SCALES = UNKNOWN // 2
 SHIFT = 6
 """The least coefficient of an integer read is ``2**-SHIFT``; all coefficients are multiples."""
 
-HIGHEST = 4
-"""The largest coefficient of an integer read is ``2**HIGHEST``."""
-
-MOST_UNITS = 2 ** (HIGHEST + SHIFT)
-"""The largest coefficient in units of the least coefficient."""
+HIGHEST = 4  # the largest coefficient of an integer read is ``2**HIGHEST``
+MOST_UNITS = 2 ** (HIGHEST + SHIFT)  # the largest coefficient in units of the least coefficient
 
 MOST_ADDENDS = 2 ** (31 - (_BITS - 1) - HIGHEST - SHIFT) - 1
 """Number of entry-coefficient products whose sum always fits int32."""

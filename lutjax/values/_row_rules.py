@@ -23,11 +23,8 @@ DECAY = "decay"
 It is minus the logarithm of the remaining share of a row, as a number and its rounding error.
 """
 
-DECAYED = "decayed"
-"""State of a row: like `DECAY`, for the decay already applied to the row."""
-
-_ALL = 100.0
-"""Decay that reduces a row to 0 in float32."""
+DECAYED = "decayed"  # state of a row: like `DECAY`, for the decay already applied to the row
+_ALL = 100.0  # decay that reduces a row to 0 in float32
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -20,8 +20,7 @@ _WHITE_SPACE = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "
 )
 """Unicode's White_Space. `str.strip` would also remove four separators."""
 
-_SINGLE_SPACE = "\ue000"
-"""Stands for a token that is one space, which a normalizer keeps."""
+_SINGLE_SPACE = "\ue000"  # stands for a token that is one space, which a normalizer keeps
 
 
 class Vocabulary:

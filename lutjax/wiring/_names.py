@@ -137,8 +137,7 @@ FIXED: dict[str, Wiring] = {
 }
 """Fixed wirings by name."""
 
-LEARNED = ("top-k", "full", "learnable")
-"""Names of the wirings with scores."""
+LEARNED = ("top-k", "full", "learnable")  # names of the wirings with scores
 
 EVEN = ("balanced", "unique", "butterfly", "learnable")
 """Names of the wirings with fan-outs that differ by at most one."""

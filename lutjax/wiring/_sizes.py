@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 from lutjax.arguments import format_value, plain
 
-Size = int | Sequence[int]
-"""Height and width, or one number for both."""
+Size = int | Sequence[int]  # height and width, or one number for both
 
 
 def require(where: str, **sizes: int) -> None:

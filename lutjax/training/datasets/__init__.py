@@ -22,12 +22,10 @@ from lutjax.training.samples import (
     split_ids,
 )
 
-TABLES = (".csv", ".tsv", ".parquet", ".pq", ".csv.gz", ".tsv.gz")
-"""File extensions of tables."""
+TABLES = (".csv", ".tsv", ".parquet", ".pq", ".csv.gz", ".tsv.gz")  # file extensions of tables
 
 _PARTS = ("x_train", "y_train", "x_test", "y_test")
-_DEPTH = 2
-"""Maximum subfolder depth of the search for known files, for torchvision's MNIST/raw."""
+_DEPTH = 2  # maximum subfolder depth of the search for known files, for torchvision's MNIST/raw
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,8 +22,7 @@ from lutjax.files.messages import in_a_line, printable
 from lutjax.files.strict_json import Fields
 from lutjax.training.samples import SamplesError
 
-MISSING = ("", "?", "na", "n/a", "nan", "null", "none")
-"""Lowercase spellings of missing cells."""
+MISSING = ("", "?", "na", "n/a", "nan", "null", "none")  # lowercase spellings of missing cells
 
 _NUMBER = re.compile(r"[+-]?([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?(?:[0-9]+(?:,[0-9]+)?|,[0-9]+)([eE][+-]?[0-9]+)?")
@@ -31,17 +30,10 @@ _DATE = re.compile(
     r"([0-9]{4}[-/.][0-9]{1,2}[-/.][0-9]{1,2}|[0-9]{1,2}[-/.][0-9]{1,2}[-/.]([0-9]{4}|[0-9]{2}))([T ][0-9:.+Z-]+)?"
 )
 
-_MOST_SHOWN = 40
-"""Maximum columns listed in remarks."""
-
-_FEWEST_IDS = 20
-"""Minimum number of rows, each with a distinct number, for an id warning."""
-
-_ODD = 0.05
-"""Maximum share of non-numeric cells treated as mistakes in a numeric column."""
-
-MOST_CATEGORIES = 64
-"""Maximum number of categories with a bit; the most frequent ones are chosen."""
+_MOST_SHOWN = 40  # maximum columns listed in remarks
+_FEWEST_IDS = 20  # minimum number of rows, each with a distinct number, for an id warning
+_ODD = 0.05  # maximum share of non-numeric cells treated as mistakes in a numeric column
+MOST_CATEGORIES = 64  # maximum number of categories with a bit; the most frequent ones are chosen
 
 _MOST = float(np.finfo(np.float32).max)
 _APART, _MANY = 0.99, 2**20
@@ -748,8 +740,7 @@ def _fit(name: str, cells: Cells, bits: int, as_numbers: bool) -> Number | Categ
     )
 
 
-_MOST_DIGITS = 15
-"""Maximum decimals that `_digits` detects."""
+_MOST_DIGITS = 15  # maximum decimals that `_digits` detects
 
 
 def _digits(numbers: Float[np.ndarray, " rows"]) -> int:

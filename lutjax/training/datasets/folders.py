@@ -13,14 +13,12 @@ from lutjax.files.messages import in_a_line, printable
 from lutjax.training import pixels
 from lutjax.training.samples import LEAST, Samples, SamplesError
 
-TRAINING = ("train", "training")
-"""Lowercase names of the training subfolder."""
+TRAINING = ("train", "training")  # lowercase names of the training subfolder
 
 TEST = ("test", "testing", "val", "valid", "validation")
 """Lowercase names of the test subfolder; the first match is used."""
 
-ALWAYS = 1 << 27
-"""Unpacked pixel bytes allowed for any folder; file sizes limit larger folders."""
+ALWAYS = 1 << 27  # unpacked pixel bytes allowed for any folder; file sizes limit larger folders
 
 _IGNORED = ("thumbs.db", "desktop.ini", "__macosx")
 _CHANNELS = {1: "gray", 3: "in color", 4: "in color with transparency"}
