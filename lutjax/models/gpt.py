@@ -74,13 +74,7 @@ class GPT(Decoder):
       (1, 5)
     """
 
-    def __init__(
-        self,
-        config: GPTConfig,
-        *,
-        implementation: Implementation = None,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, config: GPTConfig, *, implementation: Implementation = None, rngs: nnx.Rngs):
         require_arguments(self, config, GPTConfig, rngs)
         self.config = config
         self.embedding = nnx.Embed(

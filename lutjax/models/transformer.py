@@ -103,11 +103,7 @@ class LUTTransformer(Decoder):
     """
 
     def __init__(
-        self,
-        config: LUTTransformerConfig,
-        *,
-        implementation: Implementation = None,
-        rngs: nnx.Rngs,
+        self, config: LUTTransformerConfig, *, implementation: Implementation = None, rngs: nnx.Rngs
     ):
         require_arguments(self, config, LUTTransformerConfig, rngs)
         self.config = config

@@ -12,14 +12,7 @@ import numpy as np
 from lutjax.models import LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfig
 from lutjax.models._logic_configs import EDGES
 from lutjax.training import datasets, meshes, presets, reports, runs
-from lutjax.training.classifier import (
-    Model,
-    Record,
-    Run,
-    baselines,
-    expected_gates,
-    image_shape,
-)
+from lutjax.training.classifier import Model, Record, Run, baselines, expected_gates, image_shape
 from lutjax.training.classifier_config import (
     CONFIGS,
     FOR_TABLES,

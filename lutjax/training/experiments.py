@@ -505,10 +505,7 @@ def _train(
             runs.write_curves(path, history, experiment.curves)
         experiment.draw(folder)
 
-    hooks = [
-        loop.Hook(intervals.eval_every, test),
-        loop.Hook(intervals.checkpoint_every, save),
-    ]
+    hooks = [loop.Hook(intervals.eval_every, test), loop.Hook(intervals.checkpoint_every, save)]
     with ExitStack() as stack:
 
         def stopped() -> bool:

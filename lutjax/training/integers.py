@@ -302,10 +302,7 @@ def export_language_model(
 
 
 def _losses(
-    found: ModelFolder,
-    rounded: Rounded,
-    text_path: Path | None,
-    progress: Callable[[str], None],
+    found: ModelFolder, rounded: Rounded, text_path: Path | None, progress: Callable[[str], None]
 ) -> tuple[dict[str, float], str]:
     if found.record is None or not (found.has_data or text_path):
         return {}, "the loss is not tested: a bundle holds no text"

@@ -168,10 +168,7 @@ class ModelRun(Generic[M]):
         if self.mesh is None:
             return self._first_state(*self.structure.init(self._seed))
         # In one program each device makes only its own shards: the whole may exceed its memory.
-        make = jax.jit(
-            self.sample_state,
-            out_shardings=self._shardings(self.mesh),
-        )
+        make = jax.jit(self.sample_state, out_shardings=self._shardings(self.mesh))
         state: State = make(jax.random.key(self._seed))
         return state
 

@@ -88,10 +88,7 @@ def cotangent(margin: Any, bits: int) -> Detection:
 
 jax.tree_util.register_pytree_with_keys(
     Detection,
-    lambda d: (
-        tuple(zip(_KEYS, (d.index, d.flip, d.margin), strict=True)),
-        d.bits,
-    ),
+    lambda d: (tuple(zip(_KEYS, (d.index, d.flip, d.margin), strict=True)), d.bits),
     _unflatten,
     lambda d: ((d.index, d.flip, d.margin), d.bits),
 )
