@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -199,19 +199,12 @@ class Decoder(nnx.Module):
     ) -> Iterator[jax.Array]:
         if n_tokens == 0:
             return
-        graphdef, state = nnx.split(self)
-        model = nnx.merge(graphdef, state)
-        model.init_cache(prompt.shape[:-1])
-        parts: Any = nnx.split(model, nnx.Cache, ...)
-        # Pass arrays only: flattening states is slow for each part.
-        cache, caches = jax.tree.flatten(parts[1])
-        kept, others = jax.tree.flatten(parts[2])
-        static = {"graphdef": parts[0], "caches": caches, "others": others, "top_k": top_k}
+        form, cache, kept = open_caches(self, prompt.shape[:-1], top_k)
 
         def divided(function: Any) -> Any:
             whole = [jax.sharding.PartitionSpec()] * len(cache)
             return sharding.divided_by_compiler(
-                functools.partial(function, **static), lambda *_: (whole, sharding.spec_of(prompt))
+                functools.partial(function, form=form), lambda *_: (whole, sharding.spec_of(prompt))
             )
 
         keys = _split(key, n_tokens)
@@ -326,6 +319,29 @@ def _check_lengths(prompt: Array, lengths: Array) -> None:
                 raise ValueError(
                     f"generate: lengths{list(at)} is {length}; it must be from 1 to the {prompt.shape[-1]} tokens of a prompt."
                 )
+
+
+class Form(NamedTuple):
+    """Static form of a model with caches: graph, tree structures, and top-k candidates."""
+
+    graphdef: Any
+    caches: Any
+    others: Any
+    among: int
+
+    def states(self, cache: list[jax.Array], kept: list[jax.Array]) -> tuple[Any, Any]:
+        return jax.tree.unflatten(self.caches, cache), jax.tree.unflatten(self.others, kept)
+
+
+def open_caches(
+    model: Decoder, batch_shape: tuple[int, ...], top_k: int | None = None, **options: Any
+) -> tuple[Form, list[jax.Array], list[jax.Array]]:
+    """Return a model's form, empty caches and other arrays: flattening at each call is slow."""
+    own: Any = nnx.merge(*nnx.split(model))
+    own.init_cache(batch_shape, **options)
+    parts: Any = nnx.split(own, nnx.Cache, ...)
+    (cache, caches), (kept, others) = map(jax.tree.flatten, parts[1:])
+    return Form(parts[0], caches, others, top_k or own.config.vocab_size), cache, kept
 
 
 def fed(
@@ -486,10 +502,7 @@ def _generate(
     return jnp.concatenate([first[..., None], jnp.moveaxis(others, 0, -1)], -1)
 
 
-_STATIC = ("graphdef", "caches", "others", "top_k")
-
-
-@functools.partial(jax.jit, static_argnames=_STATIC)
+@functools.partial(jax.jit, static_argnames="form")
 def _begun(
     cache: list[jax.Array],
     kept: list[jax.Array],
@@ -498,19 +511,15 @@ def _begun(
     key: Array,
     temperature: Array | None,
     *,
-    graphdef: Any,
-    caches: Any,
-    others: Any,
-    top_k: int | None,
+    form: Form,
 ) -> tuple[list[jax.Array], jax.Array]:
     """Return the caches after prompts, and the next tokens, ``[*batch, 1]``."""
-    states = jax.tree.unflatten(caches, cache), jax.tree.unflatten(others, kept)
-    among = top_k or nnx.merge(graphdef, *states).config.vocab_size
-    new, token = _first(graphdef, *states, prompt, lengths, key, temperature, among)
+    states = form.states(cache, kept)
+    new, token = _first(form.graphdef, *states, prompt, lengths, key, temperature, form.among)
     return jax.tree.leaves(new), token[..., None]
 
 
-@functools.partial(jax.jit, static_argnames=_STATIC)
+@functools.partial(jax.jit, static_argnames="form")
 def _went_on(
     cache: list[jax.Array],
     kept: list[jax.Array],
@@ -518,13 +527,9 @@ def _went_on(
     keys: Array,
     temperature: Array | None,
     *,
-    graphdef: Any,
-    caches: Any,
-    others: Any,
-    top_k: int | None,
+    form: Form,
 ) -> tuple[list[jax.Array], jax.Array]:
     """Continue from last tokens ``[*batch, 1]``; return caches and tokens ``[*batch, keys]``."""
-    states = jax.tree.unflatten(caches, cache), jax.tree.unflatten(others, kept)
-    among = top_k or nnx.merge(graphdef, *states).config.vocab_size
-    new, _, tokens = block(graphdef, *states, last[..., 0], keys, temperature, among)
+    states = form.states(cache, kept)
+    new, _, tokens = block(form.graphdef, *states, last[..., 0], keys, temperature, form.among)
     return jax.tree.leaves(new), jnp.moveaxis(tokens, 0, -1)

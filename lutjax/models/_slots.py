@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,17 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Int
 
-from lutjax.models._decoder import Decoder, block, check_temperature, fed, noise_of, sample_tokens, typed_key
+from lutjax.models._decoder import (
+    Decoder,
+    Form,
+    block,
+    check_temperature,
+    fed,
+    noise_of,
+    open_caches,
+    sample_tokens,
+    typed_key,
+)
 from lutjax.models._pages import Pages, Text, n_entries
 from lutjax.models.transformer import LUTTransformer
 from lutjax.values import Array
@@ -81,12 +91,9 @@ class Slots:
         self._temperature = temperature
         self._vocab_size, self._context = model.config.vocab_size, model.config.context
         self._pages = _pages_of(model, n_slots, block_size, n_blocks)
-        graphdef, cache, kept = _parts_of(model, n_slots, self._pages)
-        # Pass arrays only: flattening states is slow for each step.
-        self._cache, caches = jax.tree.flatten(cache)
-        self._kept, others = jax.tree.flatten(kept)
-        self._empty = [] if self._pages else jax.tree.leaves(_parts_of(model, 1, None)[1])
-        self._form = _Form(graphdef, caches, others, top_k or self._vocab_size)
+        blocks = {"blocks": (self._pages.n_blocks, self._pages.size)} if self._pages else {}
+        self._form, self._cache, self._kept = open_caches(model, (n_slots,), top_k, **blocks)
+        self._empty = [] if self._pages else open_caches(model, (1,))[1]
         self._last = jnp.zeros((n_slots,), jnp.int32)
         self._keys = jax.random.split(jax.random.key(0), n_slots)
         self._temperatures = np.zeros((n_slots,), np.float32)
@@ -355,18 +362,6 @@ class Slots:
         return token
 
 
-class _Form(NamedTuple):
-    """Static form of a model with caches: graph, tree structures, and top-k candidates."""
-
-    graphdef: Any
-    caches: Any
-    others: Any
-    among: int
-
-    def states(self, cache: list[jax.Array], kept: list[jax.Array]) -> tuple[Any, Any]:
-        return jax.tree.unflatten(self.caches, cache), jax.tree.unflatten(self.others, kept)
-
-
 @dataclasses.dataclass
 class _Reading:
     """Prompt in progress: remaining parts, sampling key, and current caches."""
@@ -396,12 +391,6 @@ def _pages_of(model: Decoder, n_slots: int, block_size: Any, n_blocks: Any) -> P
     return Pages(n_slots * width if n_blocks is None else n_blocks, block_size, context - 1, width)
 
 
-def _parts_of(model: Decoder, n_texts: int, pages: Pages | None) -> Any:
-    own: Any = nnx.merge(*nnx.split(model))
-    own.init_cache((n_texts,), **({} if pages is None else {"blocks": (pages.n_blocks, pages.size)}))
-    return nnx.split(own, nnx.Cache, ...)
-
-
 def _placed(model: Any, places: Any) -> None:
     tables, lengths = places
     model.block_tables.set_value(jnp.asarray(tables))
@@ -425,7 +414,7 @@ def _split_prompt(tokens: np.ndarray, context: int) -> list[tuple[np.ndarray, np
 
 @functools.partial(jax.jit, static_argnames="form")
 def _read(
-    cache: list[jax.Array], kept: list[jax.Array], tokens: Array, segments: Array, *, form: _Form
+    cache: list[jax.Array], kept: list[jax.Array], tokens: Array, segments: Array, *, form: Form
 ) -> tuple[list[jax.Array], jax.Array]:
     """Process a part of a prompt; return the caches, and the logits for the next token."""
     new, logits = fed(form.graphdef, *form.states(cache, kept), tokens, segments)
@@ -440,7 +429,7 @@ def _read_blocks(
     n_tokens: Array,
     places: _Places,
     *,
-    form: _Form,
+    form: Form,
 ) -> tuple[list[jax.Array], jax.Array]:
     """Implement `_read` with a block pool: padding follows the tokens."""
     model: Any = nnx.merge(form.graphdef, *form.states(cache, kept))
@@ -455,7 +444,7 @@ def _read_blocks(
 
 @functools.partial(jax.jit, static_argnames="form", donate_argnums=0)
 def _copied(
-    cache: list[jax.Array], kept: list[jax.Array], source: Array, target: Array, *, form: _Form
+    cache: list[jax.Array], kept: list[jax.Array], source: Array, target: Array, *, form: Form
 ) -> list[jax.Array]:
     model: Any = nnx.merge(form.graphdef, *form.states(cache, kept))
     model.copy_block(source, target)
@@ -490,7 +479,7 @@ def _join(
     slot: Array,
     temperature: Array,
     *,
-    form: _Form,
+    form: Form,
 ) -> tuple[list[jax.Array], jax.Array, jax.Array]:
     many: Any = nnx.merge(form.graphdef, *form.states(cache, kept))
     many.take_in(nnx.merge(form.graphdef, *form.states(cache_of_one, kept)), slot)
@@ -509,7 +498,7 @@ def _stepped(
     places: _Places | None,
     *,
     count: int,
-    form: _Form,
+    form: Form,
 ) -> tuple[list[jax.Array], jax.Array, jax.Array]:
     """Sample more tokens; return caches, last tokens, and new tokens ``[slots, count]``.
 

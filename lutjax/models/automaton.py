@@ -17,7 +17,6 @@ import lutjax
 from lutjax import circuits, sharding
 from lutjax.arguments import format_value, require_array
 from lutjax.circuits import Builder, Circuit, Format
-from lutjax.circuits.columns import Columns
 from lutjax.circuits.layers import bits_of, tables_of
 from lutjax.extras import needed_by
 from lutjax.layers.initializers import residual_gates
@@ -25,6 +24,7 @@ from lutjax.layers.nnx import Wires, parts
 from lutjax.layers.specifications import Initializer, missing, truth_of
 from lutjax.models._automaton_wires import CENTER, NEIGHBORS, draw, pairs
 from lutjax.models._automaton_words import packed, shifted, unpacked
+from lutjax.models._circuits import Inputs
 from lutjax.models._config import require_arguments
 from lutjax.models._logic_configs import LogicCAConfig as LogicCAConfig
 from lutjax.ops.gate_network import gate_network
@@ -131,12 +131,7 @@ class LogicCA(nnx.Module):
         return circuits.from_model(self, **options)
 
     def _circuit(
-        self,
-        builder: Builder,
-        *,
-        inputs: str | Format | Columns,
-        outputs: str | None,
-        about: Mapping[str, Any],
+        self, builder: Builder, *, inputs: Inputs, outputs: str | None, about: Mapping[str, Any]
     ) -> Circuit:
         config = self.config
         for name, value in (("inputs", inputs), ("outputs", outputs)):

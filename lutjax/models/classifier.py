@@ -7,13 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from lutjax.circuits import Builder, Circuit, Format
-from lutjax.circuits.columns import Columns
+from lutjax.circuits import Builder, Circuit
 from lutjax.circuits.layers import circuit_from_layers
 from lutjax.dispatch.registry import Implementation
 from lutjax.extras import needed_by
 from lutjax.layers.nnx.parts import in_sequence
-from lutjax.models._circuits import WithCircuit
+from lutjax.models._circuits import Inputs, WithCircuit
 from lutjax.models._classifier_layers import layers_of
 from lutjax.models._config import require_arguments
 from lutjax.models._edges import rows_with_edges
@@ -125,12 +124,7 @@ class LogicClassifier(WithCircuit, nnx.Module):
         return pack(self)
 
     def _circuit(
-        self,
-        builder: Builder,
-        *,
-        inputs: str | Format | Columns,
-        outputs: str | None,
-        about: Mapping[str, Any],
+        self, builder: Builder, *, inputs: Inputs, outputs: str | None, about: Mapping[str, Any]
     ) -> Circuit:
         require_bits(self.config, inputs)
         encoder = [] if self.encoder is None else [self.encoder]

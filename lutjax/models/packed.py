@@ -13,10 +13,9 @@ from jaxtyping import Bool, Int, Num, UInt32
 
 import lutjax
 from lutjax import sharding
-from lutjax.circuits import Builder, Circuit, Format
-from lutjax.circuits.columns import Columns
+from lutjax.circuits import Builder, Circuit
 from lutjax.circuits.layers import circuit_from_layers, stages_of_tables
-from lutjax.models._circuits import WithCircuit
+from lutjax.models._circuits import Inputs, WithCircuit
 from lutjax.models._edges import rows_with_edges
 from lutjax.models._samples import reshape_samples
 from lutjax.values import Array
@@ -135,12 +134,7 @@ class PackedClassifier(Packed, WithCircuit):
         return through_layers(self, words)
 
     def _circuit(
-        self,
-        builder: Builder,
-        *,
-        inputs: str | Format | Columns,
-        outputs: str | None,
-        about: Mapping[str, Any],
+        self, builder: Builder, *, inputs: Inputs, outputs: str | None, about: Mapping[str, Any]
     ) -> Circuit:
         require_bits(self.config, inputs)
         stages = stages_of_tables(
@@ -153,7 +147,7 @@ class PackedClassifier(Packed, WithCircuit):
         return circuit_from_layers(stages, builder, inputs=inputs, outputs=outputs, about={**facts, **about})
 
 
-def require_bits(config: Any, inputs: str | Format | Columns) -> None:
+def require_bits(config: Any, inputs: Inputs) -> None:
     """Raise ValueError if a circuit would have to compute differences of pixels."""
     if inputs != "bits" and config.edges:
         raise ValueError(

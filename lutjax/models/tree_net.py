@@ -11,13 +11,12 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, Num, UInt32
 
 import lutjax
-from lutjax.circuits import Builder, Circuit, Format
-from lutjax.circuits.columns import Columns
+from lutjax.circuits import Builder, Circuit
 from lutjax.circuits.layers import circuit_from_layers
 from lutjax.dispatch.registry import Implementation
 from lutjax.extras import needed_by
 from lutjax.layers.nnx import GroupSum, LogicConv, LogicGates, SoftLUT
-from lutjax.models._circuits import WithCircuit
+from lutjax.models._circuits import Inputs, WithCircuit
 from lutjax.models._config import require_arguments
 from lutjax.models._edges import with_edges as with_edges
 from lutjax.models._encoder import encoder_of
@@ -40,8 +39,6 @@ with needed_by("lutjax.models.tree_net"):
 _WORDS = 4
 
 
-# Name: factor of all sizes, thresholds per pixel, temperature of the votes, and an extra factor for
-# gate layers.
 class LogicTreeNet(WithCircuit, nnx.Module):
     """Image classifier by gate votes, after convolutions with trees of gates.
 
@@ -152,12 +149,7 @@ class LogicTreeNet(WithCircuit, nnx.Module):
         )
 
     def _circuit(
-        self,
-        builder: Builder,
-        *,
-        inputs: str | Format | Columns,
-        outputs: str | None,
-        about: Mapping[str, Any],
+        self, builder: Builder, *, inputs: Inputs, outputs: str | None, about: Mapping[str, Any]
     ) -> Circuit:
         require_bits(self.config, inputs)
         encoder = [] if self.encoder is None else [self.encoder]

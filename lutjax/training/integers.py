@@ -13,9 +13,8 @@ import numpy as np
 from lutjax.circuits import language_model
 from lutjax.circuits.detectors import IntegerLUT
 from lutjax.circuits.language_model import TEMPERATURES, TEXTS, Draws, IntegerLanguageModel, Text
-from lutjax.extras import needed_by
 from lutjax.models import LUTTransformer, LUTTransformerConfig
-from lutjax.models._decoder import fed
+from lutjax.models._decoder import fed, open_caches
 from lutjax.training import checkpoints, lm_runs, model_folders, models, runs
 from lutjax.training.errors import CheckpointError, RunError
 from lutjax.training.lm import Evaluation, LanguageModel, structure_of
@@ -23,9 +22,6 @@ from lutjax.training.lm_config import ModelConfig
 from lutjax.training.model_folders import ModelFolder
 from lutjax.training.text import TextError
 from lutjax.values import Array
-
-with needed_by(__name__):
-    from flax import nnx
 
 TEXT_BYTES = 200  # bytes per reference text exported with a program
 
@@ -60,20 +56,13 @@ class Rounded:
     def __init__(self, model: LUTTransformer, *, tables: str = "int16"):
         self.integer = language_model.from_model(model, tables=tables)
         self.model = _in_floats(model, self.integer)
-        model = nnx.merge(*nnx.split(self.model))
-        model.init_cache(())
-        parts: Any = nnx.split(model, nnx.Cache, ...)
-        graphdef, cache, kept = parts
-        # Pass only arrays: splitting states at each byte is slow.
-        self._empty, caches = jax.tree.flatten(cache)
-        self._kept, others = jax.tree.flatten(kept)
+        form, self._empty, self._kept = open_caches(self.model, ())
 
         @jax.jit
         def feed(
             cache: list[jax.Array], kept: list[jax.Array], byte: Array
         ) -> tuple[list[jax.Array], jax.Array]:
-            state = jax.tree.unflatten(caches, cache), jax.tree.unflatten(others, kept)
-            new, logits = fed(graphdef, *state, byte[None])
+            new, logits = fed(form.graphdef, *form.states(cache, kept), byte[None])
             return jax.tree.leaves(new), logits
 
         self._feed = feed
