@@ -29,8 +29,8 @@ def check(path: Path, unpacked: int, advice: str) -> None:
     size = path.stat().st_size
     if unpacked > max(ALWAYS, MOST * size):
         raise PackedError(
-            f"{path} has {size:,} bytes, which unpack to {unpacked:,} or more; at most {MOST} for each byte, or {ALWAYS:,} in all, are "
-            f"unpacked. If it is right, {advice}."
+            f"{path} has {size:,} bytes, which unpack to {unpacked:,} or more; at most {MOST} per "
+            f"byte, or {ALWAYS:,} in all, are unpacked. If the file is right, {advice}."
         )
 
 

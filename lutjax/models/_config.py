@@ -25,7 +25,8 @@ def require_arguments(model: Any, config: Any, kind: type, rngs: Any) -> None:
     where = type(model).__name__
     if not isinstance(config, kind):
         raise TypeError(
-            f"{where}: config is {format_value(config)}; expected a {kind.__name__}, which {kind.__name__}.from_dict makes of a dictionary."
+            f"{where}: config is {format_value(config)}; expected a {kind.__name__}. Use "
+            f"{kind.__name__}.from_dict."
         )
     require_rngs(where, rngs)
 
@@ -39,7 +40,7 @@ class Config:
             for size in value if isinstance(value, tuple) else (value,):
                 if isinstance(size, int) and size > MOST_INT:
                     raise ValueError(
-                        f"{where}: {name} is {format_value(value)}; sizes are at most {MOST_INT}, as ids are int32."
+                        f"{where}: {name} is {format_value(value)}; sizes must be at most {MOST_INT} (int32)."
                     )
             object.__setattr__(self, name, value)
         check_floats(self, f"{where}: ")

@@ -241,13 +241,12 @@ class Decoder(nnx.Module):
             raise ValueError(f"generate: n_tokens is {n_tokens}; it must not be negative.")
         check_temperature("generate", temperature)
         if top_k is not None and not 1 <= top_k <= vocab:
-            raise ValueError(
-                f"generate: top_k is {top_k}; it must be from 1 to the {vocab} tokens there are."
-            )
+            raise ValueError(f"generate: top_k is {top_k}; it must be 1 to {vocab}, the vocabulary size.")
         key = typed_key("generate", key)
         if key.shape not in ((), texts):
             raise ValueError(
-                f"generate: key has shape {list(key.shape)}; give one key, or one for each text, {list(texts)}."
+                f"generate: key has shape {list(key.shape)}; expected one key, or one per sequence "
+                f"{list(texts)}."
             )
         return jnp.asarray(prompt), lengths, key, None if temperature == 0 else jnp.float32(temperature)
 
@@ -262,9 +261,7 @@ def _check_tokens(where: str, tokens: Array) -> None:
 
 def check_temperature(where: str, temperature: float | int) -> None:
     if not temperature >= 0:
-        raise ValueError(
-            f"{where}: temperature is {temperature}; it must not be negative (0: the likeliest token)."
-        )
+        raise ValueError(f"{where}: temperature is {temperature}; it must not be negative.")
 
 
 def typed_key(where: str, key: Array) -> Array:
@@ -280,9 +277,7 @@ def _padded(prompt: Array | Sequence[Array], lengths: Array | None) -> tuple[Arr
     if not isinstance(prompt, list | tuple):
         return cast("Array", prompt), lengths
     if lengths is not None:
-        raise ValueError(
-            "generate: lengths goes with one array of prompts; a list has texts of their own lengths."
-        )
+        raise ValueError("generate: lengths requires an array of prompts; prompt_tokens is a list.")
     if not prompt:
         raise ValueError("generate: prompt_tokens is an empty list; give at least one text.")
     texts = [np.asarray(text) for text in prompt]
@@ -317,7 +312,8 @@ def _check_lengths(prompt: Array, lengths: Array) -> None:
         for at, length in np.ndenumerate(np.asarray(lengths)):
             if not 1 <= length <= prompt.shape[-1]:
                 raise ValueError(
-                    f"generate: lengths{list(at)} is {length}; it must be from 1 to the {prompt.shape[-1]} tokens of a prompt."
+                    f"generate: lengths{list(at)} is {length}; it must be 1 to the prompt length, "
+                    f"{prompt.shape[-1]}."
                 )
 
 

@@ -32,7 +32,8 @@ def check_floats(config: Any, where: str = "") -> None:
                 and not LEAST <= abs(value) <= MOST
             ):
                 raise ValueError(
-                    f"{where}{field.name} is {format_value(found)}; it is used in float32, whose numbers are from {LEAST:.2g} to {MOST:.2g} in magnitude."
+                    f"{where}{field.name} is {format_value(found)}; float32 magnitudes are "
+                    f"{LEAST:.2g} to {MOST:.2g}."
                 )
 
 

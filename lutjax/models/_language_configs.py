@@ -237,12 +237,13 @@ class LUTTransformerConfig(Config):
         check_names(self, "LUTTransformerConfig: ")
         if not 0 <= self.dropout < 1:
             raise ValueError(
-                f"LUTTransformerConfig: dropout is {self.dropout}; it is a rate, 0 <= dropout < 1."
+                f"LUTTransformerConfig: dropout is {self.dropout}; it must be at least 0 and below 1."
             )
         if self.memory == "counts" and (self.n_position_bits or self.attention != "concatenated"):
             raise ValueError(
-                f"LUTTransformerConfig: memory is 'counts', but n_position_bits is {self.n_position_bits} and attention {self.attention!r}; counts do not say "
-                "where a token was, so they need n_position_bits=0 and attention='concatenated'."
+                "LUTTransformerConfig: memory is 'counts', n_position_bits is "
+                f"{self.n_position_bits} and attention {self.attention!r}; counts have no "
+                "positions and require n_position_bits=0 and attention='concatenated'."
             )
         # The specs check the rest.
         from lutjax.layers import specifications

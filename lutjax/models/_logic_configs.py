@@ -113,24 +113,24 @@ class LogicClassifierConfig(Config):
             raise ValueError(f"{where}: noise is {self.noise}; it must not be negative.")
         if self.regression and self.n_classes != 1:
             raise ValueError(
-                f"{where}: regression is True and n_classes is {self.n_classes}; a number has no classes: n_classes must be 1."
+                f"{where}: regression is True and n_classes is {self.n_classes}; n_classes must be 1."
             )
         if not math.isfinite(self.scale) or not math.isfinite(self.offset) or not self.scale:
             raise ValueError(
-                f"{where}: scale is {self.scale} and offset {self.offset}; they must be finite, and scale not 0."
+                f"{where}: scale is {self.scale} and offset {self.offset}; both must be finite, "
+                "and scale nonzero."
             )
         if not self.layers or min(self.layers) < 1:
-            raise ValueError(
-                f"{where}: layers is {self.layers}; give at least one layer of at least one gate."
-            )
+            raise ValueError(f"{where}: layers is {self.layers}; each layer needs at least one gate.")
         if self.layers[-1] % self.n_classes:
             raise ValueError(
-                f"{where}: the last of layers is {self.layers[-1]}; it must be a multiple of the {self.n_classes} "
-                f"classes, such as {-(-self.layers[-1] // self.n_classes) * self.n_classes}."
+                f"{where}: the last of layers is {self.layers[-1]}; it must be a multiple of "
+                f"n_classes, such as {-(-self.layers[-1] // self.n_classes) * self.n_classes}."
             )
         if self.kind == "gates" and self.n_inputs != 2:
             raise ValueError(
-                f"{where}: tables is 'gates', whose gates have 2 inputs, but n_inputs is {self.n_inputs}; use 'light'."
+                f"{where}: tables is 'gates' and n_inputs is {self.n_inputs}; gates have 2 inputs. "
+                "Use 'light'."
             )
         self._check_reduce()
         if self.learned_thresholds and not self.n_thresholds:
@@ -140,13 +140,14 @@ class LogicClassifierConfig(Config):
         check_threshold_gradient(where, self.threshold_gradient)
         if any(name == "windows" for name in self._wirings[1:]) or (len(self.layers) < len(self._wirings)):
             raise ValueError(
-                f"{where}: wiring is {self.wiring!r} for {len(self.layers)} layers; windows are for the first layer, and each layer has one "
-                "wiring, such as windows,balanced."
+                f"{where}: wiring is {self.wiring!r} for {len(self.layers)} layers; windows are "
+                "for the first layer. Give at most one wiring per layer, such as windows,balanced."
             )
         if self._wirings[0] == "windows" and math.prod(self.image_shape or (0,)) != self.in_features:
             raise ValueError(
-                f"{where}: wiring is {self.wiring!r} and image_shape is {self.image_shape}; expected the height, width and perhaps channels "
-                f"of an image of in_features {self.in_features} values."
+                f"{where}: wiring is {self.wiring!r} and image_shape is {self.image_shape}; "
+                f"expected the height, width and optional channels of {self.in_features} "
+                "in_features."
             )
         if self.edges:
             self._check_edges()
@@ -163,12 +164,13 @@ class LogicClassifierConfig(Config):
             raise ValueError(f"{where}: edges is True, but n_thresholds is 0: samples are bits.")
         if self._wirings[0] == "windows":
             raise ValueError(
-                f"{where}: edges is True and wiring is {self.wiring!r}, whose windows hold pixels alone; leave one of both out."
+                f"{where}: edges is True and wiring is {self.wiring!r}; windows support only "
+                "pixels. Omit one."
             )
         if len(self.image_shape) not in (2, 3) or math.prod(self.image_shape) != self.in_features:
             raise ValueError(
-                f"{where}: edges is True and image_shape is {self.image_shape}; expected the height, width and perhaps channels of an image "
-                f"of in_features {self.in_features} values."
+                f"{where}: edges is True and image_shape is {self.image_shape}; expected the "
+                f"height, width and optional channels of {self.in_features} in_features."
             )
 
     def _check_reduce(self) -> None:
@@ -177,16 +179,19 @@ class LogicClassifierConfig(Config):
         where, size = "LogicClassifierConfig", self.layers[-1] // self.n_classes
         if self.reduce and self.regression:
             raise ValueError(
-                f"{where}: reduce is {self.reduce}, but regression is True, where all bits are counted; leave one of both out."
+                f"{where}: reduce is {self.reduce} and regression is True; regression counts all "
+                "bits. Omit one."
             )
         if self.reduce and self.kind == "binary":
             raise ValueError(
-                f"{where}: reduce is {self.reduce}, but tables is 'binary', and tables that reduce votes are trained as logits; choose another kind."
+                f"{where}: reduce is {self.reduce} and tables is 'binary'; reducing tables are "
+                "trained as logits. Choose another kind."
             )
         for n_inputs in self.reduce:
             if not 2 <= n_inputs <= min(size, MAX_INPUTS):
                 raise ValueError(
-                    f"{where}: reduce is {self.reduce}; a table reads 2 to {MAX_INPUTS} votes of its class, and at {n_inputs} a class has {size}."
+                    f"{where}: reduce is {self.reduce}; a table reads 2 to {MAX_INPUTS} votes of "
+                    f"its class, which has {size} at {n_inputs}."
                 )
             size = -(-size // n_inputs)
 
@@ -315,11 +320,13 @@ class LogicTreeNetConfig(Config):
             size = getattr(self, name)
             if isinstance(size, Sequence) and len(size) != len(self.kernels):
                 raise ValueError(
-                    f"{where}: {name} is {size}; expected one number, or one for each of the {len(self.kernels)} layers of trees."
+                    f"{where}: {name} is {size}; expected one number, or one per tree layer "
+                    f"({len(self.kernels)})."
                 )
         if self.layers[-1] % self.n_classes:
             raise ValueError(
-                f"{where}: the last of layers is {self.layers[-1]}; it must be a multiple of the {self.n_classes} classes."
+                f"{where}: the last of layers is {self.layers[-1]}; it must be a multiple of "
+                f"n_classes, {self.n_classes}."
             )
         check_names(self, f"{where}: ")
         if self.learned_thresholds and not self.n_thresholds:
@@ -336,7 +343,8 @@ class LogicTreeNetConfig(Config):
             )
         if self.tables == "gates" and self.n_inputs != 2:
             raise ValueError(
-                f"{where}: tables is 'gates', whose gates have 2 inputs, but n_inputs is {self.n_inputs}; use 'light'."
+                f"{where}: tables is 'gates' and n_inputs is {self.n_inputs}; gates have 2 inputs. "
+                "Use 'light'."
             )
         for arguments in self.gate_arguments():  # the layers check the rest
             (LogicGatesSpec if self.tables == "gates" else SoftLUTSpec)(**arguments)
@@ -492,20 +500,20 @@ class LogicCAConfig(Config):
         for name in ("perception", "update"):
             if not getattr(self, name) or min(getattr(self, name)) < 1:
                 raise ValueError(
-                    f"{where}: {name} is {getattr(self, name)}; give layers of at least one gate."
+                    f"{where}: {name} is {getattr(self, name)}; each layer needs at least one gate."
                 )
         if self.perception[0] != N_NEIGHBORS:
             raise ValueError(
-                f"{where}: perception is {format_value(self.perception)}; it must start with {N_NEIGHBORS}, a gate for each neighbor."
+                f"{where}: perception is {format_value(self.perception)}; it must start with "
+                f"{N_NEIGHBORS}, one gate per neighbor."
             )
         if self.update[-1] != self.channels:
             raise ValueError(
-                f"{where}: update is {format_value(self.update)}; it must end with {self.channels} gates, one for each channel."
+                f"{where}: update is {format_value(self.update)}; it must end with "
+                f"{self.channels}, one gate per channel."
             )
         if not 0 < self.update_rate <= 1:
-            raise ValueError(
-                f"{where}: update_rate is {self.update_rate}; it is a probability above 0, up to 1."
-            )
+            raise ValueError(f"{where}: update_rate is {self.update_rate}; it must be above 0 and at most 1.")
 
     @property
     def sizes(self) -> tuple[int, ...]:

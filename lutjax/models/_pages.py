@@ -61,8 +61,8 @@ class Pages:
         """Raise ValueError if fewer than `n` blocks are free."""
         if n > self.n_free:
             raise ValueError(
-                f"Slots: {what} {n} more blocks of {self.size} tokens, but only {self.n_free} of the {self.n_blocks} blocks of the pool are free; let a text "
-                "leave, or use a larger n_blocks."
+                f"Slots: {what} {n} more blocks of {self.size} tokens, but only {self.n_free} of "
+                f"{self.n_blocks} blocks are free. Let a sequence leave, or use a larger n_blocks."
             )
 
     def slide(self, text: Text) -> None:

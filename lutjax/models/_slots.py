@@ -383,8 +383,8 @@ def _pages_of(model: Decoder, n_slots: int, block_size: Any, n_blocks: Any) -> P
     if not isinstance(model, LUTTransformer) or model.config.memory != "window":
         what = "remembers counts" if isinstance(model, LUTTransformer) else "keeps keys and values"
         raise ValueError(
-            f"Slots: block_size is {block_size}, but this {type(model).__name__} {what}; blocks are for a LUTTransformer with memory='window'. "
-            "Leave block_size out."
+            f"Slots: block_size is {block_size}, but this {type(model).__name__} {what}; blocks "
+            "require a LUTTransformer with memory='window'. Omit block_size."
         )
     context = model.config.context
     width = n_entries(context, block_size)

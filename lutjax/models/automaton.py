@@ -137,12 +137,12 @@ class LogicCA(nnx.Module):
         for name, value in (("inputs", inputs), ("outputs", outputs)):
             if value not in (None, "bits"):
                 raise ValueError(
-                    f"circuits.from_model: {name} is {value!r}; the cells of a LogicCA are bits: use 'bits'."
+                    f"circuits.from_model: {name} is {value!r}; LogicCA cells are bits. Use 'bits'."
                 )
         if config.update_rate < 1:
             raise ValueError(
-                f"circuits.from_model: update_rate is {config.update_rate}: cells of an asynchronous automaton are updated at random, "
-                "which no circuit does. The rule itself is that of with_update_rate(1)."
+                f"circuits.from_model: update_rate is {config.update_rate}; circuits have no "
+                "random updates. Use with_update_rate(1) for the rule itself."
             )
         if np.isnan(np.asarray(self.logits[...])).any():
             raise ValueError("circuits.from_model: logits of the LogicCA hold NaN, which decides nothing.")
@@ -275,9 +275,7 @@ class LogicCA(nnx.Module):
             if operator.index(number) < 0:
                 raise ValueError(f"{where}: {name} is {number}; it must not be negative.")
         if key is None and self.config.update_rate < 1:
-            raise ValueError(
-                f"{where}: key is None; an asynchronous automaton draws the cells that are updated."
-            )
+            raise ValueError(f"{where}: key is None; asynchronous automata sample the updated cells.")
         return operator.index(n_steps), operator.index(keep_every)
 
 
@@ -306,12 +304,14 @@ def _check_known(wires: Any, readers: Any, layer: int, sizes: tuple[int, int, in
         last, ids = 2 * copies * n_gates - 1, np.asarray(readers)
         if ids.shape[:1] != (copies * n_inputs,):
             raise ValueError(
-                f"LogicCA: layer {layer}: readers is {format_value(ids)}; expected a row for each of {copies * n_inputs} inputs."
+                f"LogicCA: layer {layer}: readers is {format_value(ids)}; expected "
+                f"{copies * n_inputs} rows, one per input."
             )
         if ids.size and (ids.min() < -1 or ids.max() > last):
             raise ValueError(
-                f"LogicCA: layer {layer}: readers holds ids from {ids.min()} to {ids.max()}; places of wires are 0 to {last}, and -1 is "
-                f"none. Set it to lutjax.readers(wires, {copies * n_inputs})."
+                f"LogicCA: layer {layer}: readers has ids from {ids.min()} to {ids.max()}; "
+                f"expected 0 to {last}, or -1 for none. Use lutjax.readers(wires, "
+                f"{copies * n_inputs})."
             )
 
     check_once(readers, ("LogicCA", layer, sizes), check_readers)

@@ -151,8 +151,8 @@ def require_bits(config: Any, inputs: Inputs) -> None:
     """Raise ValueError if a circuit would have to compute differences of pixels."""
     if inputs != "bits" and config.edges:
         raise ValueError(
-            f"circuits.from_model: inputs is {inputs!r}, but the model also compares differences of pixels with thresholds, which its circuit "
-            "leaves outside; use inputs='bits'."
+            f"circuits.from_model: inputs is {inputs!r}, but the model also reads pixel "
+            "differences, which are outside its circuit. Use inputs='bits'."
         )
 
 
@@ -169,7 +169,7 @@ def outputs_of(config: Any, outputs: str | None) -> tuple[str | None, dict[str, 
         return outputs, {}
     if outputs == "class":
         raise ValueError(
-            "circuits.from_model: outputs is 'class', but the model gives a number; use 'votes', how many bits are 1, or 'bits'."
+            "circuits.from_model: outputs is 'class', but the model is a regression. Use 'votes' or 'bits'."
         )
     facts = {
         "kind": "regression",

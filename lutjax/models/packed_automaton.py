@@ -51,8 +51,8 @@ class PackedAutomaton:
     def __post_init__(self) -> None:
         if self.circuit.about.get("kind") != "automaton":
             raise ValueError(
-                f"PackedAutomaton: circuit is of kind {self.circuit.about.get('kind')!r}; it must be the rule of an automaton, "
-                "which LogicCA.circuit makes."
+                f"PackedAutomaton: circuit is of kind {self.circuit.about.get('kind')!r}; expected "
+                "an automaton rule from LogicCA.circuit."
             )
         object.__setattr__(self, "periodic", bool(self.circuit.about.get("periodic")))
 

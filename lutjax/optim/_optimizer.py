@@ -98,7 +98,8 @@ class Optimizer:
         for name, rule in {"rule": self.rule, **{f"rules[{n!r}]": r for n, r in self.rules.items()}}.items():
             if not isinstance(rule, RowRule):
                 raise TypeError(
-                    f"Optimizer: {name} is {format_value(rule)}; expected a rule of rows, such as optim.RowAdagrad()."
+                    f"Optimizer: {name} is {format_value(rule)}; expected a row rule, such as "
+                    "optim.RowAdagrad()."
                 )
         number = isinstance(self.rate, int | float) or hasattr(self.rate, "dtype")
         if not number and not callable(self.rate):
@@ -109,7 +110,8 @@ class Optimizer:
             object.__setattr__(self, "tables", chosen("Optimizer", self.tables))
         if self.rest is not None and not hasattr(self.rest, "update"):
             raise TypeError(
-                f"Optimizer: rest is {format_value(self.rest)}; expected an optimizer of optax, such as optax.sgd(0.1)."
+                f"Optimizer: rest is {format_value(self.rest)}; expected an Optax optimizer, such "
+                "as optax.sgd(0.1)."
             )
 
     def __eq__(self, other: object) -> bool:
@@ -130,8 +132,9 @@ class Optimizer:
     def _split(self, params: Any) -> Split:
         if self.tables is None:
             raise ValueError(
-                "Optimizer: nothing says which parameters are tables. Give tables=, their names: those of lutjax.layers.linen.tables_of("
-                "model.init, key, x), of haiku.tables_of or nnx.tables_of, or {'hidden/weights'}, say, of parameters of your own."
+                "Optimizer: the tables are unknown. Give their names as tables=, from "
+                "tables_of(model.init, key, x) in lutjax.layers.linen, tables_of in haiku or nnx, "
+                "or your own, such as {'hidden/weights'}."
             )
         return Split(params, self.tables)
 
@@ -241,8 +244,9 @@ class Optimizer:
     def update(self, *_: Any, **__: Any) -> NoReturn:
         """Raise TypeError: tables are updated in place, see `apply`."""
         raise TypeError(
-            "Optimizer.update: tables are updated in place, and Optax needs updates of their shape. Call apply(params, gradients, state), "
-            "or use optim.row_transform(rule, rate) with dense gradients."
+            "Optimizer.update: tables are updated in place, but Optax needs updates with their "
+            "shape. Call apply(params, gradients, state), or use optim.row_transform(rule, rate) "
+            "with dense gradients."
         )
 
     def apply(self, params: Any, gradients: Any, state: OptimizerState) -> tuple[Any, OptimizerState]:
@@ -262,8 +266,8 @@ class Optimizer:
         others, of_tables = split.gradients(gradients)
         if set(state.rows) != set(split.tables):
             raise ValueError(
-                f"Optimizer: the state has rows of the tables {sorted(state.rows)}; the parameters have "
-                f"{sorted(split.tables)}. Make it with init(params)."
+                f"Optimizer: the state has rows for the tables {sorted(state.rows)}; the "
+                f"parameters have {sorted(split.tables)}. Use init(params)."
             )
         for name, table in split.tables.items():
             check_state(self._rule_of(name), table, state.rows[name])
@@ -335,8 +339,8 @@ class Optimizer:
             table, ids = split.tables[name], None if rows is None else rows[name]
             if ids is not None and (not np.ndim(ids) or ids.shape[-1] != table.shape[0]):
                 raise ValueError(
-                    f"Optimizer.current: rows[{name!r}] has shape {list(np.shape(ids))}; expected ids [..., {table.shape[0]}], one for "
-                    "each of the tables."
+                    f"Optimizer.current: rows[{name!r}] has shape {list(np.shape(ids))}; expected "
+                    f"ids [..., {table.shape[0]}], one per table."
                 )
             found[name] = self._rule_of(name).current(table, state.rows[name], ids)
         params = split.join(split.others, {name: table for name, (table, _) in found.items()})

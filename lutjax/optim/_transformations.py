@@ -194,8 +194,8 @@ def scaled(rates: Mapping[str, Any]) -> optax.GradientTransformation:
 def _refuse_factored(name: str, gradient: Any) -> None:
     if is_factored(gradient):
         raise TypeError(
-            f"{name}: a gradient is a TableGradient; use the dense gradient of this table (jax.grad, or "
-            "its to_dense())."
+            f"{name}: a gradient is a TableGradient; use this table's dense gradient (jax.grad, or "
+            "to_dense())."
         )
 
 

@@ -79,8 +79,8 @@ class Usage:
         counts = np.asarray(self.counts).astype(np.int64)
         if (counts < 0).any():
             raise ValueError(
-                "Usage: counts are below 0: a sum of batches went beyond int32. Add batches in int64 of NumPy: "
-                "lutjax.Usage(np.asarray(found.counts, np.int64))."
+                "Usage: counts are negative: a sum over batches exceeded int32. Add batches in "
+                "NumPy's int64: lutjax.Usage(np.asarray(found.counts, np.int64))."
             )
         return counts
 
@@ -137,9 +137,7 @@ def usage(function: Callable[..., Any]) -> Callable[..., dict[str, Usage]]:
       ((4, 8), array([16, 16, 16, 16]))
     """
     if not callable(function):
-        raise TypeError(
-            f"usage: function is {format_value(function)}; expected a function or a model, of which lutjax.usage makes another function."
-        )
+        raise TypeError(f"usage: function is {format_value(function)}; expected a function or a model.")
 
     def counted(*args: Any, **kwargs: Any) -> dict[str, Usage]:
         reads = _Counts(_names((getattr(function, "__self__", function), *args, *kwargs.values())))
@@ -176,9 +174,9 @@ class _Counts(_table_reads.TableReads):
         name = name or f"{call.op} {1 + sum(n.startswith(f'{call.op} ') for n in self.found)}"
         if _compat.trace_state() != self._trace:
             raise ValueError(
-                f"usage: the table {name} is looked up inside a jit, vmap, scan, checkpoint or shard_map within the function, where its "
-                "reads cannot be counted. Count inside of the transformation, as in jax.jit(lutjax.usage(function)), or count the "
-                "function without it."
+                f"usage: the table {name} is looked up inside a jit, vmap, scan, checkpoint or "
+                "shard_map within the function, where reads cannot be counted. Count inside the "
+                "transformation, as in jax.jit(lutjax.usage(function)), or without it."
             )
         y = run(None, call)
         device = devices_of(jax.tree.leaves(call))[0]
@@ -203,7 +201,8 @@ def _counted(call: Call, output: jax.Array, *, device: Device) -> jax.Array:
     hits = hits_of(call.op)
     if hits is None:
         raise ValueError(
-            f"usage: {call.op} reads a table, but its kernel in plain JAX has no function `hits`, which lists the reads."
+            f"usage: {call.op} reads a table, but its pure-JAX kernel has no function `hits`, "
+            "which lists the reads."
         )
     updates = importlib.import_module("lutjax.kernels._xla._row_updates")
     axes = frozenset[str]().union(*(_compat.varying_axes(a) for a in jax.tree.leaves(call)))
@@ -217,8 +216,8 @@ def _counted(call: Call, output: jax.Array, *, device: Device) -> jax.Array:
     visit, n_hits = hits(call, cotangent, device=device)
     if isinstance(n_hits, int) and n_hits > _MOST_READS:
         raise ValueError(
-            f"usage: {call.op} reads each table up to {n_hits:,} times in one call, more than int32 counts; call it with fewer samples, and add "
-            "the counts."
+            f"usage: {call.op} reads each table up to {n_hits:,} times per call, which exceeds "
+            "int32. Call it with fewer samples, and add the counts."
         )
     counts: jax.Array = updates.counts(call, visit)
     return counts

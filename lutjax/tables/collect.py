@@ -30,8 +30,8 @@ def chosen(where: str, tables: Any) -> Any:
         return tables
     if isinstance(tables, str) or not isinstance(tables, Collection) or isinstance(tables, Mapping):
         raise TypeError(
-            f"{where}: tables is {format_value(tables)}; expected names of parameters, as from lutjax.layers.nnx.tables_of(model), or a "
-            "function of name and array."
+            f"{where}: tables is {format_value(tables)}; expected parameter names, as from "
+            "lutjax.layers.nnx.tables_of(model), or a function of name and array."
         )
     return frozenset(tables)
 
@@ -106,7 +106,7 @@ def value_and_grad(
         for name in names.values():
             if name not in found:
                 raise TableUseError(
-                    f"the table {name} in the memory of the host is not read by the loss: leave it out of `host`."
+                    f"the host-resident table {name} is not read by the loss: remove it from `host`."
                 )
         of_params = frozenset(found) - frozenset(names.values())
         split = Split(params, of_params if tables is None else tables)
@@ -188,7 +188,7 @@ class Split:
         leaves, structure = jax.tree.flatten(gradients, is_leaf=is_factored)
         if structure != self._structure:  # type: ignore[operator]
             raise ValueError(
-                f"the gradients have the structure {structure}, but the parameters have {self._structure}."
+                f"the gradients have the structure {structure}; the parameters have {self._structure}."
             )
         others, of_tables = [], {}
         for name, gradient in zip(self._names, leaves, strict=True):
@@ -196,8 +196,8 @@ class Split:
                 of_tables[name] = gradient
             elif is_factored(gradient):
                 raise TypeError(
-                    "a parameter that is not a table has a factored gradient; pass the same `tables` to "
-                    "`value_and_grad` and the optimizer."
+                    "a parameter that is not a table has a sparse gradient; pass the same "
+                    "`tables` to `value_and_grad` and the optimizer."
                 )
             else:
                 others.append(gradient)
@@ -215,19 +215,22 @@ class Split:
             inside = {inner for shape, inner in watch.unknown if shape in shapes}
             if True in inside:
                 raise TableUseError(
-                    f"the table {name} is an argument of a jit, vmap, scan, checkpoint (nnx.remat) or shard_map within the loss, where another "
-                    "array stands for it; its factored gradient needs the lookup outside of them. Transform the whole training step instead, "
-                    "or leave this table out of `tables` to get a dense gradient."
+                    f"the table {name} is an argument of a jit, vmap, scan, checkpoint (nnx.remat) "
+                    "or shard_map within the loss, which replaces it by another array; a sparse "
+                    "gradient requires a lookup outside. Transform the whole training step "
+                    "instead, or remove this table from `tables` to get a dense gradient."
                 )
             if inside:
                 raise TableUseError(
-                    f"the table {name} is not looked up by the loss, but another array of its shape is: a cast, an index, a product or "
-                    "`stop_gradient` makes one. Pass the parameter itself to the op (in NNX `variable.get_value()` instead of "
-                    "`variable[...]`), or leave this table out of `tables` to get a dense gradient."
+                    f"the table {name} is not looked up by the loss, but another array with its "
+                    "shape is, as after a cast, an index, a product or `stop_gradient`. Pass the "
+                    "parameter itself to the op (in NNX `variable.get_value()` instead of "
+                    "`variable[...]`), or remove this table from `tables` to get a dense gradient."
                 )
             raise TableUseError(
-                f"the table {name} is not looked up by the loss: it is not used, or an op reads another array that was computed from it. Pass "
-                "the parameter itself to the op, or leave this table out of `tables` or of the parameters."
+                f"the table {name} is not looked up by the loss: it is unused, or an op reads "
+                "another array computed from it. Pass the parameter itself to the op, or remove "
+                "this table from `tables` or from the parameters."
             )
 
 
@@ -249,9 +252,10 @@ def _guard(name: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
     def backward(_: None, cotangent: Any) -> tuple[None, None]:
         if not isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
             raise TableUseError(
-                f"the loss uses the table {name} outside of its look-up too, and a factored gradient holds only the "
-                "look-up. Take the other use (a penalty, a second look-up inside jit or scan) out of the loss, "
-                "or leave this table out of `tables` to get a dense gradient."
+                f"the loss uses the table {name} outside of its lookup as well, but a sparse "
+                "gradient covers only the lookup. Remove the other use (a penalty, a second "
+                "lookup inside jit or scan) from the loss, or remove this table from `tables` to "
+                "get a dense gradient."
             )
         return None, None
 
@@ -287,8 +291,8 @@ def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[...
         for a in jax.tree.leaves(batch):
             if not a.ndim or a.shape[0] % count:
                 raise ValueError(
-                    f"microbatched: an array of the batch has shape {list(a.shape)}; its first axis must be a "
-                    f"multiple of {count}."
+                    f"microbatched: a batch array has shape {list(a.shape)}; its first axis must "
+                    f"be a multiple of {count}."
                 )
         parts = jax.tree.map(_meshes.divided_by_compiler(split_batch, spec_of_parts), batch)
 

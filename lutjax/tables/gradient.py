@@ -126,7 +126,7 @@ class TableGradient:
         unknown = sorted(set(axes) - set(here))
         if unknown:
             raise ValueError(
-                f"TableGradient.gathered: axes is {axes}; inside this shard_map there are the mesh axes {tuple(here)}."
+                f"TableGradient.gathered: axes is {axes}; this shard_map has the mesh axes {tuple(here)}."
             )
         # Without tracking, every array with a batch may differ.
         untracked = _compat.untracked_axes()
@@ -163,8 +163,8 @@ class TableGradient:
         wanted = tuple(axis for axis in axes if axis in differing)
         if wanted and min((n_leading for _, n_leading in batched), default=0) < 1:
             raise ValueError(
-                f"TableGradient.gathered: the look-up of this table ({call.op}) has no leading axis to join the batches of devices by; "
-                "give its arguments a batch axis."
+                f"TableGradient.gathered: the lookup in this table ({call.op}) has no batch "
+                "dimension to join over devices. Add one to its arguments."
             )
 
         def gather_batch(a: jax.Array) -> jax.Array:

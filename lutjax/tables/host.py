@@ -134,18 +134,20 @@ class HostTable:
         """
         if self.shape[1] < n_processes:
             raise ValueError(
-                f"the table {self.name} has {self.shape[1]} rows, too few for {n_processes} processes: choose at least as many."
+                f"the table {self.name} has {self.shape[1]} rows, fewer than the {n_processes} processes."
             )
         owners = [device.process_index for device in mesh.devices.flat]
         counts = [owners.count(owner) for owner in dict.fromkeys(owners)]
         if n_processes > 1 and (len(counts) != n_processes or len(set(counts)) > 1):
             raise ValueError(
-                f"the table {self.name} is shared by {n_processes} processes, of which the mesh has {', '.join(map(str, counts))} devices: give each as many."
+                f"the table {self.name} is shared by {n_processes} processes, with "
+                f"{', '.join(map(str, counts))} devices in the mesh: use the same number of "
+                "devices per process."
             )
         rows = range(*(self.shape[1] * i // n_processes for i in (process, process + 1)))
         if self.weights is not None and rows != self.rows:
             raise ValueError(
-                f"the table {self.name} is made: share(process, n_processes, mesh) comes before."
+                f"the table {self.name} already exists: call share(process, n_processes, mesh) first."
             )
         self.rows, self._mesh, self._n_local = rows, mesh, mesh.size // n_processes
 
@@ -312,16 +314,18 @@ class HostTable:
         more -= set(rule.state_sizes(self.shape[-1]))
         if more:
             raise ValueError(
-                f"the table {self.name} lies in the memory of the host, which keeps the state of rows that are read alone; {rule} also keeps "
-                f"{', '.join(sorted(more))}: take a rule that leaves other rows as they are."
+                f"the host-resident table {self.name} keeps optimizer state only for accessed "
+                f"rows, but {rule} also has {', '.join(sorted(more))}: use a rule without other "
+                "state."
             )
 
     def _require(self, n_bytes: int, what: str) -> None:
         free = free_memory()
         if free is not None and n_bytes > free:
             raise HostMemoryError(
-                f"the table {self.name} {self.dtype}{list(self.shape)}: {what} takes {n_bytes / 1e9:,.2f} GB of the memory of the host, which has "
-                f"{free / 1e9:,.2f} GB free: choose fewer rows, or a machine with more memory."
+                f"the table {self.name} {self.dtype}{list(self.shape)}: {what} takes "
+                f"{n_bytes / 1e9:,.2f} GB of host memory; {free / 1e9:,.2f} GB are free. Choose "
+                "fewer rows, or a machine with more memory."
             )
 
     def _zeros(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -333,8 +337,8 @@ class HostTable:
             memory = mmap.mmap(-1, max(n_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (MemoryError, OSError, OverflowError, ValueError) as error:
             raise HostMemoryError(
-                f"the table {self.name} {self.dtype}{list(self.shape)}: the host gave no memory for {n_bytes / 1e9:,.2f} GB ({error}): choose fewer "
-                "rows."
+                f"the table {self.name} {self.dtype}{list(self.shape)}: the host could not "
+                f"allocate {n_bytes / 1e9:,.2f} GB ({error}): choose fewer rows."
             ) from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a system without huge pages
@@ -344,8 +348,8 @@ class HostTable:
     def _local_weights(self) -> np.ndarray:
         if self.weights is None:
             raise ValueError(
-                f"the table {self.name} {self.dtype}{list(self.shape)} has no rows yet: draw them with draw(key), or load a checkpoint; a model that "
-                "is made inside of jit has none."
+                f"the table {self.name} {self.dtype}{list(self.shape)} has no rows yet: call "
+                "draw(key), or load a checkpoint; models built inside jit have none."
             )
         return self.weights
 
@@ -442,7 +446,8 @@ class HostTable:
             rows = self.decode(rows)
         if rows.shape[::2] != (n_tables, width) or rows.shape[1] % max(n * ways, 1):
             raise ValueError(
-                f"HostTable: the rows that are given are {list(rows.shape)}; expected {[n_tables, n * ways, width]}, or those of several parts."
+                f"HostTable: the provided rows are {list(rows.shape)}; expected "
+                f"{[n_tables, n * ways, width]}, or rows for several parts."
             )
         elif part is not None:
             own = own + part * (n * ways)
@@ -643,8 +648,9 @@ class HostTable:
             self._cell.point(rows)
         except _registered.RegistrationError as error:
             raise HostMemoryError(
-                f"the table {self.name} {self.dtype}{list(self.shape)}: the driver of the GPU did not lock its {self.nbytes / 1e9:,.2f} GB of the memory of "
-                f"the host ({error}): choose fewer rows, or let the process lock more memory."
+                f"the table {self.name} {self.dtype}{list(self.shape)}: the GPU driver did not "
+                f"lock its {self.nbytes / 1e9:,.2f} GB of host memory ({error}): choose fewer "
+                "rows, or raise the process's limit for locked memory."
             ) from error
 
     def gradient_of(self, gradient: TableGradient, index: Int[Array, "*batch tables ways"]) -> TableGradient:
@@ -738,14 +744,15 @@ class HostTable:
             raise ValueError(f"the table {self.name} has no rule by which its rows move: call start(rule).")
         if gradient.shape != self.shape:
             raise ValueError(
-                f"HostTable: the gradient is of a table {list(gradient.shape)}; expected {list(self.shape)}."
+                f"HostTable: the gradient has shape {list(gradient.shape)}; expected {list(self.shape)}."
             )
         gradient = opened(gradient)
         for a in jax.tree.leaves(gradient):
             if isinstance(a, jax.Array) and not (a.is_fully_addressable or a.is_fully_replicated):
                 raise ValueError(
-                    f"HostTable: the gradient of {self.name} is divided over devices of other processes; jit the step with out_shardings by which it is the "
-                    "same on all devices, NamedSharding(mesh, PartitionSpec())."
+                    f"HostTable: the gradient of {self.name} is divided over devices of other "
+                    "processes; jit the step with replicated out_shardings, NamedSharding(mesh, "
+                    "PartitionSpec())."
                 )
         gradient = jax.device_get(gradient)
         look_up: Any = gradient.look_up
@@ -838,9 +845,7 @@ class HostTable:
             or ids.dtype != np.int64
             or (ids.size and not 0 <= ids.min() <= ids.max() < math.prod(self.shape[:2]))
         ):
-            raise ValueError(
-                f"{folder} has ids that are no rows of the table {self.name} {list(self.shape)}."
-            )
+            raise ValueError(f"{folder} has ids out of range for the table {self.name} {list(self.shape)}.")
         table, row = np.divmod(ids, self.shape[1])
         mine = np.flatnonzero((row >= self.rows.start) & (row < self.rows.stop))
         places = (table * len(self.rows) + row - self.rows.start)[mine]
@@ -996,8 +1001,8 @@ def cpu() -> jax.Device:
     except RuntimeError as error:
         asked = jax.config.jax_platforms  # type: ignore[attr-defined]
         raise ValueError(
-            f"a table in the memory of the host needs the CPU beside the device, and JAX was told to use {asked} alone: set JAX_PLATFORMS to "
-            f"{asked},cpu, or leave it out."
+            f"host-resident tables require the CPU as a second device, but JAX uses only {asked}: "
+            f"set JAX_PLATFORMS to {asked},cpu, or unset it."
         ) from error
 
 

@@ -88,7 +88,8 @@ class HostTables(Mapping[str, HostTable]):
         found = self._tables.setdefault(name, HostTable(shape, dtype, init, name))
         if (found.shape, found.dtype) != (tuple(shape), np.dtype(dtype)):
             raise ValueError(
-                f"HostTables: {name} is {found}, and a layer needs {np.dtype(dtype)}{list(shape)}: give each model HostTables of its own."
+                f"HostTables: {name} is {found}, but a layer needs {np.dtype(dtype)}{list(shape)}: "
+                "use separate HostTables for each model."
             )
         return found
 
@@ -106,12 +107,15 @@ class HostTables(Mapping[str, HostTable]):
         found = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
         if not self._tables:
             raise ValueError(
-                "HostTables.draw: there are no tables yet: run init of the model whose layers have them as placement=."
+                "HostTables.draw: there are no tables yet: first run init of the model whose "
+                "layers have them as placement=."
             )
         for name in self:
             if KEY.format(name) not in found:
                 raise ValueError(
-                    f"HostTables.draw: keys has no {KEY.format(name)}, but {format_value(sorted(found))}: give variables['keys'] of Flax Linen, or the state of Haiku."
+                    f"HostTables.draw: keys has {format_value(sorted(found))}, but not "
+                    f"{KEY.format(name)}: give variables['keys'] from Flax Linen, or the state "
+                    "from Haiku."
                 )
         for name, table in self.items():
             table.draw(jax.random.wrap_key_data(jnp.asarray(found[KEY.format(name)])))
@@ -141,7 +145,8 @@ class HostTables(Mapping[str, HostTable]):
         """
         if set(self._tables) != set(gradients):
             raise ValueError(
-                f"the gradients are of the tables {sorted(gradients)}; in the memory of the host the model has {list(self)}."
+                f"the gradients are for the tables {sorted(gradients)}; the model's host-resident "
+                f"tables are {list(self)}."
             )
         for name, table in self.items():
             table.update(gradients[name], rate)

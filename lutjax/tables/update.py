@@ -91,8 +91,8 @@ def update_table(
     rule, state = SGD() if rule is None else rule, {} if state is None else state
     if not isinstance(gradient, TableGradient):
         raise TypeError(
-            f"update_table: gradient is {_checks.describe(gradient)}; expected a TableGradient, as "
-            "lutjax.optim.value_and_grad returns for tables."
+            f"update_table: gradient is {_checks.describe(gradient)}; expected a TableGradient "
+            "from lutjax.optim.value_and_grad."
         )
     _checks.floats(
         "update_table", "weights", weights, len(gradient.shape), "[detectors, rows, outputs], or [edges]"
@@ -109,7 +109,7 @@ def update_table(
     accumulate = dict(gradient.look_up.options()).get("accumulate")
     if accumulate is not None and accumulate.checked:
         raise ValueError(
-            f"update_table: the look-up has accumulate={accumulate}, but an update in the table's own memory cannot be "
+            f"update_table: the lookup has accumulate={accumulate}, but in-place updates cannot be "
             "checked. Use checked=False to train; gradient.to_dense() is checked."
         )
     dtype = accumulator(weights.dtype)
@@ -134,8 +134,8 @@ def check_rates(op: str, name: str, rule: RowRule, factors: jax.Array) -> None:
     """Raise ValueError if a rule cannot count decay at these factors from `broadcast_factors`."""
     if rule.counts_decay and any(n > 1 for n in factors.shape[1:]):
         raise ValueError(
-            f"{op}: {name} has shape {list(factors.shape)}, and {rule} counts one decay for all rows of a table. Give one factor for each "
-            "table, or take decay='read'."
+            f"{op}: {name} has shape {list(factors.shape)}, but {rule} counts decay once per "
+            "table. Give one factor per table, or use decay='read'."
         )
 
 
@@ -150,8 +150,8 @@ def broadcast_factors(op: str, name: str, factors: Any, shape: tuple[int, ...], 
     if found.ndim and not fits:
         sizes = ", ".join(f"{m} or 1" for m in shape)
         raise ValueError(
-            f"{op}: {name} has shape {list(found.shape)}; expected a number, one for each table [{shape[0]}], or one for each edge "
-            f"[{sizes}]."
+            f"{op}: {name} has shape {list(found.shape)}; expected a number, one per table "
+            f"[{shape[0]}], or one per edge [{sizes}]."
         )
     return found
 
@@ -188,7 +188,7 @@ def check_state(rule: RowRule, weights: Any, state: RowState) -> None:
 
         raise ValueError(
             f"update_table: the state has {text(found)}; {rule} needs {text(expected)} for a table "
-            f"{_checks.describe(weights)}. Make it with rule.init(weights)."
+            f"{_checks.describe(weights)}. Use rule.init(weights)."
         )
 
 
@@ -198,16 +198,17 @@ def check_devices(name: str, weights: Any, gradient: TableGradient) -> None:
     axes = ", ".join(map(repr, apart))
     if apart:
         raise ValueError(
-            f"update_table: the table {name} is the same on all devices of the mesh axes {axes}, but its gradient is that of the batch "
-            f"of one device. Gather it first: gradient.gathered(({axes},)), and gradient.scaled(1 / n) if the loss is a mean over "
-            "the batch of each of n devices."
+            f"update_table: the table {name} is replicated over the mesh axes {axes}, but its "
+            f"gradient covers one device's batch. Gather it first: gradient.gathered(({axes},)), "
+            "and gradient.scaled(1 / n) if the loss is a mean over the batch on each of n devices."
         )
     untracked = _compat.untracked_axes()
     if untracked and not gradient.is_gathered:
         raise ValueError(
-            f"update_table: inside a shard_map with check_vma=False nothing says whether the gradient of the table {name} is that of the "
-            "whole batch, and tables would differ from device to device without an error. Leave check_vma=False out, or call "
-            "gradient.gathered(axes) with the mesh axes over which the batch is divided, () for none."
+            "update_table: inside a shard_map with check_vma=False, the batch of the gradient for "
+            f"the table {name} is unknown, and tables could silently diverge between devices. Omit "
+            "check_vma=False, or call gradient.gathered(axes) with the mesh axes that divide the "
+            "batch, () for none."
         )
 
 

@@ -63,9 +63,10 @@ class Watch(TableReads):
             self.unknown.append((np.shape(table), _compat.trace_state() != self._trace))
         if name is not None and _compat.trace_state() != self._trace:
             raise TableUseError(
-                f"the table {name} is used inside a jit, vmap, scan, checkpoint or shard_map within the loss; its "
-                "factored gradient needs the look-up outside of them. Transform the whole training step "
-                "instead, or leave this table out of `tables` to get a dense gradient."
+                f"the table {name} is used inside a jit, vmap, scan, checkpoint or shard_map "
+                "within the loss; a sparse gradient requires a lookup outside. Transform the "
+                "whole training step instead, or remove this table from `tables` to get a dense "
+                "gradient."
             )
         return name
 
@@ -73,9 +74,9 @@ class Watch(TableReads):
         """Return the output of a call that reads a table; its taps take the table's cotangent."""
         if name in self.look_ups:
             raise TableUseError(
-                f"the table {name} is looked up twice in the loss ({self.look_ups[name].call.op}, then {call.op}), but "
-                "a factored gradient holds one look-up. Join the two batches into one call, or leave this "
-                "table out of `tables` to get a dense gradient."
+                f"the table {name} is looked up twice in the loss ({self.look_ups[name].call.op}, "
+                f"then {call.op}), but a sparse gradient has one lookup. Join the two batches in "
+                "one call, or remove this table from `tables` to get a dense gradient."
             )
         field = str(call.table_name)
         without = call.replace(**{field: jax.lax.stop_gradient(getattr(call, field))})
@@ -98,8 +99,8 @@ class Watch(TableReads):
             return rows
         if name in self.ids:
             raise TableUseError(
-                f"the table {name} in the memory of the host is read twice in the loss, but a factored gradient holds one look-up. Join the two "
-                "batches into one call."
+                f"the host-resident table {name} is read twice in the loss, but a sparse gradient "
+                "has one lookup. Join the two batches in one call."
             )
         rows = jax.lax.stop_gradient(rows) + jnp.zeros((), rows.dtype)  # an array of its own
         self.ids[name] = jax.lax.stop_gradient(index)

@@ -83,13 +83,13 @@ class Run(ModelRun[LogicCA]):
                 raise ValueError("periodic and update_rate must be True and 1 to learn the Game of Life.")
         elif target.shape[1:] != (training.size, training.size) or len(target) > model.channels:
             raise ValueError(
-                f"the target has shape {list(target.shape)}; the grid has {training.size} rows and columns and "
-                f"{model.channels} channels."
+                f"the target has shape {list(target.shape)}; the grid has {training.size} rows and "
+                f"columns and {model.channels} channels."
             )
         n_shown = 1 if target is None else len(target)
         if max(training.loss_channels, default=0) >= n_shown:
             raise ValueError(
-                f"loss_channels is {training.loss_channels}; the target has channels 0 to {n_shown - 1}."
+                f"loss_channels is {training.loss_channels}; target channels are 0 to {n_shown - 1}."
             )
         self.config, self.training, self.target = model, training, target
         self.optimizer = optax.chain(
@@ -107,13 +107,12 @@ class Run(ModelRun[LogicCA]):
         """Shard the batch over devices and replicate the few gates; see `ModelRun.divide`."""
         if asked is not None and asked.get(meshes.DETECTORS, 1) > 1:
             raise ValueError(
-                f"mesh has {meshes.DETECTORS}={asked[meshes.DETECTORS]}; the gates of an automaton are not divided: give {meshes.DATA} alone."
+                f"mesh has {meshes.DETECTORS}={asked[meshes.DETECTORS]}; automaton gates are "
+                f"replicated. Give only {meshes.DATA}."
             )
         if self.training.runs > 1:
             if asked is not None and math.prod(asked.values()) > 1:
-                raise ValueError(
-                    f"runs is {self.training.runs}; a mesh divides one run: give runs=1 with mesh."
-                )
+                raise ValueError(f"runs is {self.training.runs}; a mesh divides a single run. Use runs=1.")
             return
         super().divide(asked)
 

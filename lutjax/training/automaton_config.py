@@ -58,14 +58,14 @@ class TrainingConfig(Training):
             raise ValueError(f"clip is {self.clip}; it must be above 0 and finite.")
         if len(set(self.loss_channels)) < len(self.loss_channels) or min(self.loss_channels, default=0) < 0:
             raise ValueError(
-                f"loss_channels is {self.loss_channels}; give different numbers of channels, from 0 on."
+                f"loss_channels is {self.loss_channels}; expected distinct channel numbers from 0 on."
             )
         if self.start not in STARTS:
             raise ValueError(f"start is {self.start!r}; the known ones are {', '.join(STARTS)}.")
         if self.start == "boards" and (self.batch_size > N_BOARDS or self.size != 3 or self.n_steps != 1):
             raise ValueError(
-                f"batch_size is {self.batch_size}, size is {self.size}, n_steps is {self.n_steps}; the Game of Life is "
-                f"learned from one step of at most {N_BOARDS} boards of size 3."
+                f"batch_size is {self.batch_size}, size is {self.size}, n_steps is {self.n_steps}; "
+                f"the Game of Life is learned from one step on at most {N_BOARDS} boards of size 3."
             )
         if not 0 <= self.weight_decay < float("inf"):
             raise ValueError(f"weight_decay is {self.weight_decay}; it must not be negative.")

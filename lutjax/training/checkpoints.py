@@ -341,7 +341,7 @@ def _content(folder: Path) -> dict[str, Any]:
     )  # not written by older versions
     if str(step) != folder.name:
         raise CheckpointError(
-            f"the checkpoint {folder} is that of step {step}: rename it to {folder.with_name(str(step))}."
+            f"the checkpoint {folder} is from step {step}: rename it to {folder.with_name(str(step))}."
         )
     return dict(content)
 
@@ -357,7 +357,8 @@ def _check(content: Mapping[str, Any]) -> None:
     for name, digest in fields.field(content, "files", dict).items():
         if not isinstance(digest, str) or not _is_inside(name):
             raise ValueError(
-                f"{_META}: files has {strict_json.format_value(name)}, which is no file of a checkpoint with its digest."
+                f"{_META}: files has {strict_json.format_value(name)}; expected a checkpoint file "
+                "with its digest."
             )
     for name, arrays in fields.field(content, "arrays", dict).items():
         for key, signature in Fields(f"{_META}: arrays").field({name: arrays}, name, dict).items():

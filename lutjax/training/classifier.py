@@ -84,14 +84,15 @@ class Run(ModelRun[Model]):
         learned = training.thresholds == "learned"
         if model.learned_thresholds != learned:
             raise ValueError(
-                f"learned_thresholds of the model is {model.learned_thresholds}, but thresholds of the training is "
-                f"{training.thresholds!r}."
+                f"learned_thresholds is {model.learned_thresholds} in the model config, but "
+                f"thresholds is {training.thresholds!r} in the training config."
             )
         self._temperatures = training.temperatures()
         if self._temperatures is not None and model.tables in ("raw", "binary"):
             raise ValueError(
-                f"temperature is {training.temperature} and final_temperature {training.final_temperature}, but tables of the kind "
-                f"{model.tables} have no logits: leave them out, or choose gates, light or walsh."
+                f"temperature is {training.temperature} and final_temperature "
+                f"{training.final_temperature}, but {model.tables} tables have no logits. Omit "
+                "both, or choose gates, light or walsh."
             )
         self.config, self.training, self.thresholds = model, training, thresholds
         given: dict[str, Any] = {}
@@ -250,8 +251,9 @@ def image_shape(train: Samples) -> tuple[int, int, int]:
     """Return height, width and channels; raise ValueError if the samples are not images."""
     if len(train.shape) < 2:
         raise ValueError(
-            f"samples of {train.name} are {train.shape[0]} numbers each, not images, which trees of gates read: x must be [N, height, "
-            "width] or [N, height, width, channels]. Leave the model out, or choose gates."
+            f"samples of {train.name} have {train.shape[0]} numbers each, but gate trees read "
+            "images; expected x as [N, height, width] or [N, height, width, channels]. Omit the "
+            "model, or choose gates."
         )
     height, width, *channels = train.shape
     return height, width, channels[0] if channels else 1
@@ -268,7 +270,8 @@ def _checked_shape(model: Config, train: Samples) -> tuple[int, ...]:
     regression = isinstance(model, LogicClassifierConfig) and model.regression
     if train.regression != regression:
         raise ValueError(
-            f"regression of the model is {regression}, but {train.name} has {'numbers' if train.regression else 'classes'} to learn."
+            f"regression is {regression} in the model config, but {train.name} has "
+            f"{'numbers' if train.regression else 'classes'} to learn."
         )
     if shape != wanted or train.n_classes > model.n_classes:
         raise ValueError(
@@ -283,8 +286,9 @@ def _check_bits(train: Samples) -> None:
     others = train.x[(train.x != 0) & (train.x != 1)]
     if len(others):
         raise SamplesError(
-            f"n_thresholds is 0, so samples must be bits, but {train.name} has {len(others):,} numbers other than 0 and 1, such as "
-            f"{others[0]:g}: hard gates would take each of them for 1. Make bits of them: n_thresholds 1 or more."
+            f"n_thresholds is 0, so samples must be bits, but {train.name} has {len(others):,} "
+            f"numbers other than 0 and 1, such as {others[0]:g}, which hard gates would take for "
+            "1. Set n_thresholds to 1 or more."
         )
 
 

@@ -89,15 +89,13 @@ class Classifier(Experiment):
         name = model or (found.model if found else "gates")
         if found is not None and found.model != name:
             raise ValueError(
-                f"model is {name}, but the recipe {found.name} is one of {found.model}; leave --model out."
+                f"model is {name}, but the recipe {found.name} is for {found.model}. Omit --model."
             )
         config: Any = MODELS[name]
         presets.refuse_others(f"the model {name}", (config, TrainingConfig, Options), fields)
         if regression and (found is not None or name != "gates"):
             what = f"the recipe {found.name}" if found is not None else f"the model {name}"
-            raise ValueError(
-                f"regression is for layers of gates, and {what} is for classes; leave one of both out."
-            )
+            raise ValueError(f"regression requires gate layers, but {what} is for classes. Omit one of them.")
         if regression and fields.get("stratified"):
             raise ValueError("stratified is True, but numbers (--regression) have no classes; leave it out.")
         data = datasets.load(
@@ -113,7 +111,7 @@ class Classifier(Experiment):
             for name in ("split", "stratified"):
                 if name in fields:
                     raise ValueError(
-                        f"{name} is {fields[name]}, but {data.name} has a test part of its own; leave --{name} out."
+                        f"{name} is {fields[name]}, but {data.name} has its own test part. Omit --{name}."
                     )
         of_table = isinstance(data.train, Table) and found is None and config is LogicClassifierConfig
         usual = _usual(data, fields) if of_table else {}
@@ -523,8 +521,8 @@ def _sizes(
         sizes["n_thresholds"] = int(parts.encoding.thresholds is not None)
         if given.get("n_thresholds"):
             raise ValueError(
-                f"n_thresholds is {given['n_thresholds']}, but columns are made bits already: --column-bits says of how many, and 0 "
-                "leaves numbers for --n-thresholds."
+                f"n_thresholds is {given['n_thresholds']}, but columns are already bits; "
+                "--column-bits sets their number. Use --column-bits 0 for --n-thresholds."
             )
     return sizes
 

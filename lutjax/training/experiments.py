@@ -225,14 +225,16 @@ def check_memory(experiment: Experiment) -> None:
     memory = meshes.memory_of(devices)
     if memory is not None and state + batch > memory:
         raise RunError(
-            f"the run needs at least {_size(state + batch)}: {_size(state)} for parameters and the state of the optimizer, {_size(batch)} for "
-            f"the batch; {meshes.describe_devices(run.mesh)} has {_size(memory)}. Choose a smaller model or a smaller batch_size."
+            f"the run needs at least {_size(state + batch)}: {_size(state)} for parameters and "
+            f"optimizer state, {_size(batch)} for the batch; {meshes.describe_devices(run.mesh)} "
+            f"has {_size(memory)}. Choose a smaller model or a smaller batch_size."
         )
     free = free_memory()
     if free is not None and run.host_bytes > free:
         raise RunError(
-            f"the run needs {_size(run.host_bytes)} of the memory of the host for tables and the state of their optimizer; {_size(free)} are free. Choose "
-            "fewer or smaller rows, or a machine with more memory."
+            f"the run needs {_size(run.host_bytes)} of host memory for tables and their optimizer "
+            f"state; {_size(free)} are free. Choose fewer or smaller rows, or a machine with more "
+            "memory."
         )
 
 
@@ -247,8 +249,9 @@ def check_new(folder: Path, kind: type[Experiment]) -> None:
     others = hosts.call_in_first(lambda: [str(path) for path in runs.existing_outputs(folder, kind.files)])
     if others:
         raise InUseError(
-            f"{folder} holds no run, but {Path(others[0]).relative_to(folder)}, which a run would write over: choose another folder "
-            "(--out), or move it away."
+            f"{folder} holds no run, but a run would overwrite "
+            f"{Path(others[0]).relative_to(folder)}: choose another folder (--out), or move the "
+            "file away."
         )
 
 
@@ -370,8 +373,8 @@ def _check_same(folder: Path, record: Any, wanted: Mapping[str, Any]) -> None:
     different = checkpoints.differences(saved, wanted)
     if different:
         raise CheckpointError(
-            f"the checkpoint in {folder} belongs to another configuration: {'; '.join(different)}. "
-            "Leave these options out to continue it, or choose another folder (--out)."
+            f"the checkpoint in {folder} has another configuration: {'; '.join(different)}. Omit "
+            "these options to continue it, or choose another folder (--out)."
         )
 
 
@@ -382,8 +385,8 @@ def _with_steps(
     record, why = experiment.record, experiment.solved()
     if why is not None:
         raise RunError(
-            f"steps is {steps}, but the run has ended before its last step, as {experiment.ends_early} asks ({why}): change "
-            "that option, too, to go on."
+            f"steps is {steps}, but {experiment.ends_early} ended the run early ({why}). Change "
+            "that option as well to continue."
         )
     if steps < done:
         raise RunError(f"steps is {steps}, but {done} steps are done; give at least as many.")
@@ -424,7 +427,7 @@ def _check_processes(experiment: Experiment) -> None:
     for process, one in enumerate(of_each):
         if one != of_each[0]:
             raise HostError(
-                f"process {process} has other options or other data than process 0: give all the same."
+                f"process {process} has other options or data than process 0; all must be the same."
             )
 
 

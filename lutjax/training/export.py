@@ -152,7 +152,8 @@ def _circuit(
 ) -> _Made:
     if wanted.integers:
         raise RunError(
-            f"{folder} holds a model of {runs.COMMANDS[model_folders.kind_of(folder)]}, whose circuit has gates and no tables of numbers; leave --integers out."
+            f"{folder} holds a model from {runs.COMMANDS[model_folders.kind_of(folder)]}, whose "
+            "circuit has no integer tables. Omit --integers."
         )
     progress("making the circuit")
     source = source_of(
@@ -194,7 +195,8 @@ def _language_model(
 
     if wanted.formats not in ((), ("c",)):
         raise RunError(
-            f"{folder} holds a language model, which adds whole numbers: it is exported as c, not as {', '.join(wanted.formats)}."
+            f"{folder} holds a language model, whose only export format is c, not "
+            f"{', '.join(wanted.formats)}."
         )
     for option in ("inputs", "outputs", "lut", "name", "registers", "optimize", "target"):
         if getattr(wanted, option):
@@ -237,7 +239,8 @@ def optimized(circuit: Circuit, goal: str) -> Circuit:
     if goal == "gates":
         if not small:
             raise RunError(
-                f"--optimize gates is for circuits of at most {MOST_INPUTS} inputs, and this one has {circuit.n_inputs}: choose ands or lut6."
+                f"--optimize gates supports at most {MOST_INPUTS} inputs; this circuit has "
+                f"{circuit.n_inputs}. Choose ands or lut6."
             )
         return _searched(circuits.tabulate(circuit), goal)
     if abc.find() is None:
@@ -416,7 +419,8 @@ def _rows_source(
         taken = columns_of(encoding, thresholds, format)
     except ValueError as error:
         raise RunError(
-            f"{folder} cannot be exported with inputs {inputs or 'rows'}: {error} Leave the comparisons outside by --inputs bits."
+            f"{folder} cannot be exported with inputs {inputs or 'rows'}: {error} Use --inputs "
+            "bits to leave the comparisons outside."
         ) from error
     about = {
         **({} if form.regression else {"classes": list(form.classes)}),
@@ -565,10 +569,11 @@ def _refuse_large(folder: Path, config: classifier.Config) -> None:
     if not isinstance(config, LogicTreeNetConfig) or config.n_gates_at_places <= MOST_GATES:
         return
     raise RunError(
-        f"{folder} holds a network of {config.n_gates:,} trained gates, which are {config.n_gates_at_places:,} with those of trees at "
-        f"each place of the image; of more than {MOST_GATES:,} no circuit is written. Train fewer trees (--kernels), larger pools "
-        "(--pool) or narrower layers (--layers); or run the packed network in JAX: lutjax.load(...).packed(); or make the circuit "
-        "in a program, which takes about a kilobyte of memory a gate: lutjax.load(...).circuit()."
+        f"{folder} holds a network of {config.n_gates:,} trained gates, "
+        f"{config.n_gates_at_places:,} over all image positions; circuits have at most "
+        f"{MOST_GATES:,}. Train fewer trees (--kernels), larger pools (--pool) or narrower layers "
+        "(--layers), run the packed network in JAX (lutjax.load(...).packed()), or build the "
+        "circuit in a program, with about a kilobyte per gate (lutjax.load(...).circuit())."
     )
 
 
@@ -608,9 +613,10 @@ def _format_of(part: Samples) -> str:
     if (part.x == np.clip(np.floor(part.x), 0, 255)).all():
         return "uint8"
     raise RunError(
-        f"the samples of {part.name} are numbers from {part.x.min():g} to {part.x.max():g} that are not all whole ones from "
-        "0 to 255, and a circuit has no floating-point numbers: name a fixed-point format by --inputs, such as fixed12.4 for "
-        "12 bits of which 4 are after the point, or leave the comparison with thresholds outside by --inputs bits."
+        f"the samples of {part.name} go from {part.x.min():g} to {part.x.max():g} and are not all "
+        "integers from 0 to 255, but circuits have no floating-point numbers. Choose a "
+        "fixed-point format by --inputs, such as fixed12.4 (12 bits, 4 after the point), or leave "
+        "the comparisons outside by --inputs bits."
     )
 
 
@@ -622,8 +628,8 @@ def _samples(part: Samples, inputs: str, packed: Packed) -> tuple[np.ndarray, tu
     least, largest = format.range
     if part.x.min() < least or part.x.max() > largest:
         raise RunError(
-            f"inputs is {inputs}, which has numbers from {least:g} to {largest:g}; the samples of {part.name} go from "
-            f"{part.x.min():g} to {part.x.max():g}."
+            f"inputs is {inputs}, with a range of {least:g} to {largest:g}; the samples of "
+            f"{part.name} go from {part.x.min():g} to {part.x.max():g}."
         )
     unit = 2.0**-format.fraction
     rounded = np.clip(np.round(part.x.astype(np.float64) / unit) * unit, least, largest)

@@ -146,7 +146,8 @@ def queued(folder: Path, like: Batch, depth: int) -> list[dict[str, np.ndarray]]
                 rows[name] = functools.reduce(np.add, of_each)
             if (rows[name].shape, rows[name].dtype) != (wanted.shape, wanted.dtype):
                 raise CheckpointError(
-                    f"the checkpoint {folder} does not fit this run: {paths[0].name} of {name} is {rows[name].dtype}{list(rows[name].shape)}, not "
+                    f"the checkpoint {folder} does not fit this run: {paths[0].name} of {name} is "
+                    f"{rows[name].dtype}{list(rows[name].shape)}, not "
                     f"{wanted.dtype}{list(wanted.shape)}."
                 )
         found.append(rows)

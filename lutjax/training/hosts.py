@@ -74,8 +74,9 @@ def initialize(
     if cluster is None and 0 < len(missing) < 3:
         name = next(name for name, value in given.items() if value is not None)
         raise ValueError(
-            f"{name} is {given[name]}, and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: "
-            "neither SLURM nor Open MPI has started this process, so give all three."
+            f"{name} is {given[name]}, and {' and '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} missing: give all three, as this process was "
+            "not started by SLURM or Open MPI."
         )
     if coordinator is not None and not re.fullmatch(r".+:\d+", coordinator):
         raise ValueError(

@@ -140,9 +140,7 @@ def thousandths(temperature: float | int) -> int:
     """Convert a temperature to thousandths, an integer from 0 to 1000 (else ValueError)."""
     found = round(temperature * TEMPERATURES)
     if not 0 <= temperature <= 1000 or abs(found / TEMPERATURES - temperature) > 1e-9:
-        raise ValueError(
-            f"temperature is {temperature}; in whole numbers it is from 0 to 1000, with at most three digits after the point."
-        )
+        raise ValueError(f"temperature is {temperature}; it must be 0 to 1000, with at most three decimals.")
     return found
 
 
@@ -199,8 +197,8 @@ def rounded_model(folder: Path, model: LanguageModel, *, tables: str) -> Rounded
 def _check_kind(folder: Path, config: ModelConfig) -> None:
     if not isinstance(config, LUTTransformerConfig):
         raise RunError(
-            f"{folder} holds a model gpt, whose softmax attention computes with floats: no program of integers writes the "
-            "same bytes. Train a model of tables alone by lutjax train lm --model lut."
+            f"{folder} holds a gpt model, whose softmax attention has no integer form. Train "
+            "lutjax train lm --model lut."
         )
 
 
@@ -234,7 +232,8 @@ def program_of(
     kind = model_folders.kind_of(folder)
     if kind != "lm":
         raise RunError(
-            f"{folder} holds a model of {runs.COMMANDS[kind]}; a program that writes text needs a language model of train lm."
+            f"{folder} holds a model from {runs.COMMANDS[kind]}; a text program requires a "
+            "language model (train lm)."
         )
     found = model_folders.read(folder, on_damage=on_damage)
     model = found.model

@@ -123,20 +123,16 @@ class Run(ModelRun[LanguageModel]):
         samples = training.batch_size // training.microbatches
         super().__init__(structure, self._optimizer.init, training.seed, samples)
         if training.select_every and validation is None:
-            raise ValueError(
-                f"select_every is {training.select_every}; give the validation part to select on."
-            )
+            raise ValueError(f"select_every is {training.select_every}; it requires validation bytes.")
         self._train, self._validation = train, validation
         self._on_mesh: host.ShardedHostTable | None = None
         self._on_host = {name: table for name, (table, _) in structure.host_tables.items()}
         if self._on_host and training.select_every:
             raise ValueError(
-                f"select_every is {training.select_every}; with memory_placement 'host' no second model is kept: it must be 0."
+                f"select_every is {training.select_every}; it must be 0 with memory_placement 'host'."
             )
         if training.memory_depth and not self._on_host:
-            raise ValueError(
-                f"memory_depth is {training.memory_depth}; it is for a memory with memory_placement 'host' alone."
-            )
+            raise ValueError(f"memory_depth is {training.memory_depth}; it requires memory_placement 'host'.")
         self._place_on_mesh(None)
 
     def _place_on_mesh(self, mesh: Mesh | None) -> None:

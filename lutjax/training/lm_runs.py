@@ -59,8 +59,8 @@ def language_model(
         n_data = mesh.get(meshes.DATA, 1)
         if n_data > 1:
             raise ValueError(
-                f"mesh has {meshes.DATA}={n_data}; one text is generated at a time, so there is nothing to divide over {meshes.DATA}: "
-                f"give {meshes.DETECTORS} alone."
+                f"mesh has {meshes.DATA}={n_data}; generation has a single sequence. Give only "
+                f"{meshes.DETECTORS}."
             )
         chosen = meshes.choose(structure.abstract(), jax.devices(), 1, mesh, tables=structure.tables)
     if record.quantized or not record.training.select_every:
@@ -136,9 +136,7 @@ class LanguageModel(Experiment):
             found = next(name for name, config in MODELS.items() if isinstance(record.model, config))
             raise CheckpointError(f"the run trains another model: {found}, not {model}.")
         if record.quantized:
-            raise CheckpointError(
-                "it is a quantized model, which cannot be trained: continue the original run instead."
-            )
+            raise CheckpointError("quantized models cannot be trained: continue the original run instead.")
         text = load_text(path or record.text.path, context=record.model.context)
         if text.digest != record.text.digest:
             raise CheckpointError(

@@ -41,8 +41,9 @@ def parse(text: str) -> dict[str, int]:
         name, _, number = (word.strip() for word in part.partition("="))
         if name not in AXES or name in found or not number.isdecimal() or int(number) < 1:
             raise ValueError(
-                f"mesh is {text!r}: {part.strip()!r} is not one of its axes with a number of devices. Write data=2,detectors=4, or one of "
-                "the two: samples are divided over data, tables over detectors."
+                f"mesh is {text!r}: {part.strip()!r} is not an axis with a device count. Write "
+                "data=2,detectors=4, or one of both: data divides samples, detectors divides "
+                "tables."
             )
         found[name] = int(number)
     return found
@@ -114,8 +115,8 @@ def _check(
         )
     if batch_size % wanted[DATA]:
         raise ValueError(
-            f"mesh is {mesh}, and a batch of {batch_size} that is computed as one cannot be divided evenly by {wanted[DATA]}: "
-            "give data a divisor of it, or another batch_size."
+            f"mesh is {mesh}; {wanted[DATA]} does not divide the {batch_size} samples computed "
+            "together. Choose a divisor for data, or another batch_size."
         )
     sharding.specs(params, _abstract(wanted[DETECTORS]), tables=tables)
 
@@ -142,8 +143,9 @@ def _best(
     ]
     if not found:
         raise ValueError(
-            f"batch_size is {batch_size}: samples that are computed together cannot be divided over {len(devices)} devices of {n_processes} "
-            f"processes, where tables can be divided by {' or '.join(map(str, by_detector))}. Give a multiple of "
+            f"batch_size is {batch_size}; samples computed together cannot be divided over "
+            f"{len(devices)} devices of {n_processes} processes, with tables divided by "
+            f"{' or '.join(map(str, by_detector))}. Choose a multiple of "
             f"{len(devices) // max(by_detector)}, or --mesh."
         )
     return max(found, key=lambda axes: (axes[DATA] * axes[DETECTORS], axes[DETECTORS]))

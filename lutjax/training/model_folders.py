@@ -151,11 +151,13 @@ def _kind(folder: Path, config: Config) -> str:
     kind = _KINDS.get(config.architecture)
     if config.model is None or kind is None:
         raise BundleError(
-            f"{folder} is a bundle of {config.architecture}, no model of lutjax.models; read it in Python by lutjax.load(folder, into=model)."
+            f"{folder} is a bundle of {config.architecture}, not of a lutjax.models class: read it "
+            "in Python by lutjax.load(folder, into=model)."
         )
     of_run = kind if config.run is None else config.run.get("kind")
     if not isinstance(of_run, str) or runs.COMMANDS.get(of_run) != runs.COMMANDS[kind]:
         raise BundleError(
-            f"the bundle {folder} is damaged: its run has the kind {in_a_line(of_run, 40)}, which trains no {config.architecture}."
+            f"the bundle {folder} is damaged: a run of the kind {in_a_line(of_run, 40)} does not "
+            f"train a {config.architecture}."
         )
     return of_run

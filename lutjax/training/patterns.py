@@ -87,10 +87,11 @@ def read_image(path: Path, size: int | None = None, *, threshold: float | None =
         pixels_of_it = f"{path} has {error.width} x {error.height} pixels"
         if size is None:
             raise PatternError(
-                f"{pixels_of_it}; at most {LARGEST} x {LARGEST} are drawn. Make it smaller."
+                f"{pixels_of_it}; the maximum is {LARGEST} x {LARGEST}. Make it smaller."
             ) from None
         raise PatternError(
-            f"{pixels_of_it}; the grid is {size} x {size}. Give an image of that size, or --size, or leave out --experiment."
+            f"{pixels_of_it}; the grid is {size} x {size}. Give an image of that size, set --size, "
+            "or omit --experiment."
         ) from None
     except ValueError as error:
         raise PatternError(str(error)) from error
@@ -102,8 +103,8 @@ def read_image(path: Path, size: int | None = None, *, threshold: float | None =
         if len(bad):
             y, x = bad[0]
             raise PatternError(
-                f"{path} is not of two values: the pixel at row {y}, column {x} is {colors[y, x].tolist()}; colors "
-                "must be 0 or 255. Use --threshold 0.5 to make them so."
+                f"{path} is not two-valued: the pixel at row {y}, column {x} is "
+                f"{colors[y, x].tolist()}; colors must be 0 or 255. Use --threshold 0.5."
             )
         bits = brightness == 255
     if (bits == bits[..., :1]).all():

@@ -165,8 +165,9 @@ def _check_worth(path: Path, height: int, width: int, n_bytes: int) -> None:
     n_unpacked = 4 * height * width  # Pillow stores colors in four bytes
     if n_unpacked > max(ALWAYS, compressed.MOST * n_bytes):
         raise compressed.PackedError(
-            f"{path} has {n_bytes:,} bytes, which unpack to {height} x {width} pixels; at most {compressed.MOST} bytes of pixels for each byte "
-            f"of a file, or {ALWAYS:,} in all, are unpacked. If it is right, make the image smaller."
+            f"{path} has {n_bytes:,} bytes, which unpack to {height} x {width} pixels; at most "
+            f"{compressed.MOST} bytes of pixels per file byte, or {ALWAYS:,} in all, are unpacked. "
+            "If the file is right, make the image smaller."
         )
 
 
@@ -207,7 +208,8 @@ def _in_mode(image: "Image.Image", format: str | None, mode: str | None) -> "Ima
         image = image.convert("RGBA")
         if mode in ("L", "RGB") and np.asarray(image)[..., 3].min() < 255:
             raise ValueError(
-                f"it is transparent in places, where opaque pixels ({mode}) are expected; put it on a background first"
+                f"it has transparent pixels, but opaque pixels ({mode}) are expected; put it on a "
+                "background first"
             )
     if mode is None:
         mode = {"1": "L", "L": "L", "RGBA": "RGBA"}.get(image.mode, "RGB")

@@ -32,18 +32,18 @@ def deployed_record(folder: Path, record: Record) -> Record:
         raise RunError(f"{folder} is quantized already.")
     if not isinstance(config, GPTConfig):
         raise RunError(
-            f"{folder} is a run of the model lut, whose form of integers is the C program that lutjax export writes: for tables "
-            f"of int8 in JAX {advice}"
+            f"{folder} is a run of the model lut, whose integer form is the C program from lutjax "
+            f"export: for int8 tables in JAX {advice}"
         )
     if config.feed_forward not in SCORED:
         tables = "no tables" if config.feed_forward == "dense" else "tables without a form of integers"
         raise RunError(f"{folder} has {tables}: its feed_forward is {config.feed_forward!r}; {advice}")
     if config.memory_places and config.memory_placement == "host":
-        raise RunError(f"{folder} has a memory in the memory of the host, which has no form of integers.")
+        raise RunError(f"{folder} has a host-resident memory, which has no integer form.")
     read = READS[config.read]
     if not isinstance(read, Confidence | PowersOfTwo):
         raise RunError(
-            f"{folder} was trained with the read {config.read!r}, which has no form of integers: {advice}"
+            f"{folder} was trained with the read {config.read!r}, which has no integer form: {advice}"
         )
     name = next(name for name, known in READS.items() if known == PowersOfTwo(read.ways))
     # Table dropout applies only during training.
@@ -78,7 +78,8 @@ def check_place(folder: Path) -> None:
     others += [path for path in found if path.name == runs.LOCK and not runs.is_lock(path)]
     for path in (*others, *checkpoints.foreign_entries(folder / runs.FOLDER)):
         raise RunError(
-            f"{folder} would be replaced, but holds {path.relative_to(folder)}, which is not of a deployed model: move it away."
+            f"{folder} would be replaced, but holds {path.relative_to(folder)}, which does not "
+            "belong to a deployed model: move it away."
         )
 
 

@@ -230,7 +230,8 @@ def read(
     if path.is_dir() or folders.is_image(path):
         if ids:
             raise SamplesError(
-                f"--id is {ids[0]}, but {path} is no table and no .npz file; leave it out: images have a column with the name of their file."
+                f"--id is {ids[0]}, but {path} is neither a table nor a .npz file. Omit it: images "
+                "have a column with their file names."
             )
         return (
             _read_folder(path, form, target)

@@ -349,7 +349,7 @@ def in_words(truth: Truth, wires: Wires, names: Sequence[str]) -> list[str]:
     """
     if truth.shape[1] != 4:
         raise ValueError(
-            f"truth has {truth.shape[1]} answers for each table; gates of two inputs have 4, and only they are put into words."
+            f"truth has {truth.shape[1]} entries per table; only tables with 4 (two inputs) can be described."
         )
     codes = truth @ (1 << np.arange(4))
     return [

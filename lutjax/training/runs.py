@@ -235,7 +235,8 @@ def _locked(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     if not is_lock(folder / LOCK):
         raise InUseError(
-            f"{folder / LOCK} is no lock of lutjax, and would be written over: choose another folder, or move it away."
+            f"{folder / LOCK} is not a lutjax lock file, and would be overwritten: choose another "
+            "folder, or move it away."
         )
     with (folder / LOCK).open("a+") as file:
         if fcntl is not None:
@@ -244,8 +245,8 @@ def _locked(folder: Path) -> Iterator[None]:
             except BlockingIOError:
                 file.seek(0)
                 raise InUseError(
-                    f"{folder} is in use: process {file.read() or '?'} trains there. Wait until it has ended, or choose "
-                    "another folder."
+                    f"{folder} is in use: process {file.read() or '?'} is training there. Wait "
+                    "until it has ended, or choose another folder."
                 ) from None
             except OSError as error:  # some file systems do not support locks
                 if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
@@ -302,7 +303,7 @@ def check(folder: Path) -> None:
         raise CheckpointError(f"{folder} is a file; give the folder of a run.")
     if is_bundle(folder):
         raise CheckpointError(
-            f"{folder} is a bundle, which holds a model and neither its optimizer nor its data; this command needs the folder of the run."
+            f"{folder} is a bundle, without the optimizer state and the data: give the run folder."
         )
     for outer in folder.absolute().parents:
         if exists(outer):
@@ -310,11 +311,12 @@ def check(folder: Path) -> None:
             raise CheckpointError(f"{folder} is a part of a run: give {given}.")
     if checkpoints.is_checkpoint(folder):
         raise CheckpointError(
-            f"{folder} is a checkpoint without its run: put it into a folder RUN as RUN/{FOLDER}/STEP, and give RUN."
+            f"{folder} is a checkpoint without its run: move it to RUN/{FOLDER}/STEP, and give RUN."
         )
     if _holds_checkpoints(folder):
         raise CheckpointError(
-            f'{folder} holds checkpoints, but is not named "{FOLDER}": rename it so, and give the folder around it.'
+            f"{folder} holds checkpoints, but is not named '{FOLDER}': rename it, and give the "
+            "folder that contains it."
         )
     inner = sorted(path for path in folder.iterdir() if path.is_dir())
     found = [path for path in inner if exists(path)]
@@ -368,7 +370,8 @@ def kind(folder: Path) -> str:
     found = meta.get("kind") or next((name for name, field in KINDS.items() if field in meta), None)
     if not isinstance(found, str) or found not in COMMANDS:
         raise CheckpointError(
-            f"{folder} holds a run of the kind {in_a_line(found, 40)}; lutjax {lutjax.__version__} knows {', '.join(COMMANDS)}."
+            f"{folder} holds a run of the kind {in_a_line(found, 40)}; lutjax {lutjax.__version__} "
+            f"supports {', '.join(COMMANDS)}."
         )
     return found
 
@@ -442,8 +445,9 @@ def read(
         ) from error
     if whole.own_kind() != found:
         raise CheckpointError(
-            f"{folder} is recorded as a run of the kind {found}, but by its data it is of the kind {whole.own_kind()}: an earlier version of "
-            "lutjax wrote it, which called all classifiers so. Train it again."
+            f"{folder} is recorded as a run of the kind {found}, but its data make it "
+            f"{whole.own_kind()}: an earlier version of lutjax did not distinguish them. Train it "
+            "again."
         )
     return step, whole
 

@@ -86,7 +86,7 @@ def load_digits() -> Samples:
         from sklearn import datasets
     except ImportError:
         raise SamplesError(
-            f"scikit-learn, which the digits come with, is not installed: {command('sklearn')}"
+            f"the digits require scikit-learn, which is not installed: {command('sklearn')}"
         ) from None
     found = datasets.load_digits()
     return samples(found.images, found.target, name="scikit-learn's digits")
@@ -122,7 +122,7 @@ def read_arrays(path: Path, names: Sequence[str], optional: Sequence[str] = ()) 
         raise SamplesError(str(error)) from error
     except _DAMAGED as error:
         raise SamplesError(
-            f"{path} is not a .npz file of plain arrays, as numpy.savez writes it ({in_a_line(error)})."
+            f"{path} is not a .npz file with plain arrays, as from numpy.savez ({in_a_line(error)})."
         ) from error
     missing = [name for name in names if name not in arrays]
     if missing:
@@ -156,12 +156,14 @@ def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
         shape, by_column, dtype = read(member)
         if dtype.hasobject:
             raise ValueError(
-                f"{info.filename} holds Python objects; convert it before it is saved, to numbers or, by .astype(str), to text"
+                f"{info.filename} has Python objects; convert it before saving, to numbers or, by "
+                ".astype(str), to text"
             )
         size, rest = math.prod(shape) * dtype.itemsize, info.file_size - member.tell()
         if min(shape, default=0) < 0 or size != rest:
             raise ValueError(
-                f"{info.filename} has {rest:,} bytes of numbers, and its header says {dtype} {list(shape)}, which are {size:,}"
+                f"{info.filename} has {rest:,} bytes of numbers, but its header requires {size:,} "
+                f"for {dtype} {list(shape)}"
             )
         data = member.read(size)  # and nothing after it
     array = np.frombuffer(data, dtype).reshape(shape, order="F" if by_column else "C")
@@ -241,9 +243,10 @@ def split_ids(
     if counts.min() < 2 or n_test < len(found):
         rarest = found[counts.argmin()]
         raise SamplesError(
-            f"{name}: class {in_a_line(classes[rarest], 80) if classes else rarest} has {counts.min()} of {len(labels)} samples, and {len(found)} classes share "
-            f"a test part of {n_test}; a stratified split needs two samples of each class, and a test sample for each. Leave "
-            "rare classes out, or split at random (--no-stratified)."
+            f"{name}: class {in_a_line(classes[rarest], 80) if classes else rarest} has "
+            f"{counts.min()} of {len(labels)} samples, and {len(found)} classes share a test part "
+            f"of {n_test}; a stratified split needs two samples and one test sample per class. "
+            "Remove rare classes, or split at random (--no-stratified)."
         )
     train, test = train_test_split(
         np.arange(len(labels)), test_size=n_test, stratify=codes, random_state=seed

@@ -80,9 +80,7 @@ def find(
     check_abc()
     base = make(fields).record.model
     if not isinstance(base, LogicClassifierConfig):
-        raise ValueError(
-            "luts scales layers of gates, and trees over images have other sizes; leave --luts out."
-        )
+        raise ValueError("luts scales gate layers, not trees over images. Omit --luts.")
     found = list(attempts)
     for attempt in found:
         if abs(attempt.deviation(luts)) <= TOLERANCE:
@@ -98,7 +96,8 @@ def find(
             return found[-1]
     nearest = min(found, key=lambda attempt: abs(attempt.deviation(luts)))
     raise RunError(
-        f"no network of {luts:,} LUT6 was found; the nearest has {nearest}. Choose another size, or proportions by --layers."
+        f"no network with {luts:,} LUT6 was found; the nearest has {nearest}. Choose another size, "
+        "or other --layers."
     )
 
 

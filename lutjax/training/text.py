@@ -95,7 +95,8 @@ def split_text(data: bytes | np.memmap, *, name: str, context: int = 1) -> Text:
         raise TextError(f"the text {name} is empty.")
     if len(data) > MOST_BYTES:
         raise TextError(
-            f"the text {name} has {len(data):,} bytes; places in a text are int32, so at most {MOST_BYTES:,} can be used: give a part of it."
+            f"the text {name} has {len(data):,} bytes; the maximum is {MOST_BYTES:,}, as positions "
+            "are int32. Give a part of it."
         )
     array = np.frombuffer(data, np.uint8)
     test, validation = len(data) // 10, len(data) // 20
@@ -103,9 +104,9 @@ def split_text(data: bytes | np.memmap, *, name: str, context: int = 1) -> Text:
     for part, label in zip(parts, ("training", "validation", "test"), strict=True):
         if part.size < context + 2:
             raise TextError(
-                f"the text {name} is too short: its {label} part holds {part.size} of {len(data)} bytes; "
-                f"a context of {context} needs at least {context + 2} bytes in every part, "
-                f"so at least {20 * (context + 2)} in all."
+                f"the text {name} is too short: its {label} part has {part.size} of {len(data)} "
+                f"bytes; a context of {context} needs at least {context + 2} bytes per part, "
+                f"{20 * (context + 2)} in all."
             )
     return Text(name, parts[0], parts[1], parts[2], hashlib.sha256(array.data).hexdigest())
 
@@ -138,9 +139,7 @@ def _standard_library() -> bytes:
             if size >= STANDARD_LIBRARY_BYTES:
                 break
     if not chunks:
-        raise TextError(
-            f"this Python has no source of its standard library in {root}; name a text of your own (--text PATH)."
-        )
+        raise TextError(f"Python's standard library has no source in {root}: give a text (--text PATH).")
     return b"".join(chunks)[:STANDARD_LIBRARY_BYTES]
 
 

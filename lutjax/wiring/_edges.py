@@ -79,8 +79,9 @@ def from_edges(
     if falls.size:
         e = int(falls[0]) + 1
         raise ValueError(
-            f"{where}: edge {e} is of detector {ids.detector[e]} and row {ids.row[e]}, after one of detector {ids.detector[e - 1]} and row "
-            f"{ids.row[e - 1]}; edges must be sorted by detector and row, as by numpy.lexsort((row, detector)), and weights with them."
+            f"{where}: edge {e} has detector {ids.detector[e]} and row {ids.row[e]}, after "
+            f"detector {ids.detector[e - 1]} and row {ids.row[e - 1]}; edges and their weights "
+            "must be sorted by detector and row, as by numpy.lexsort((row, detector))."
         )
     return _from_row_numbers(place, ids.target, n_detectors, n_rows, n_outputs)
 
@@ -116,7 +117,8 @@ def edges(connectivity: Edges | Int[Array, "detectors rows slots"]) -> EdgeIds:
     targets = np.asarray(connectivity)
     if targets.ndim != 3 or not np.issubdtype(targets.dtype, np.integer):
         raise ValueError(
-            f"edges: connectivity is {format_value(connectivity)}; expected a list of edges, or integers [detectors, rows, slots]."
+            f"edges: connectivity is {format_value(connectivity)}; expected an edge list, or "
+            "integers [detectors, rows, slots]."
         )
     detector, row, slot = np.nonzero(targets >= 0)
     return _as_int32(detector, row, targets[detector, row, slot])
@@ -217,7 +219,8 @@ def carry_over(arrays: Any, changed: Changed, *, new: Any = 0) -> Any:
     n_added = int((changed.added >= 0).sum())
     if np.ndim(new) and np.shape(new) != (n_added,):
         raise ValueError(
-            f"carry_over: new has shape {list(np.shape(new))}; expected a number, or one for each of the {n_added} edges that were added."
+            f"carry_over: new has shape {list(np.shape(new))}; expected a number, or one per added "
+            f"edge ({n_added})."
         )
 
     def one(a: Any) -> Any:
@@ -248,8 +251,8 @@ def _check_sizes(where: str, **sizes: int) -> None:
             raise ValueError(f"{where}: {name} is {size}; ids are int32, so there are at most {_MOST}.")
     if sizes["n_detectors"] * sizes["n_rows"] >= _MOST:
         raise ValueError(
-            f"{where}: n_detectors is {sizes['n_detectors']} and n_rows {sizes['n_rows']}; they are numbered together in int32, so there are less "
-            f"than {_MOST} rows."
+            f"{where}: n_detectors is {sizes['n_detectors']} and n_rows {sizes['n_rows']}; row "
+            f"numbers are int32, so there must be fewer than {_MOST} rows in all."
         )
 
 
@@ -265,11 +268,13 @@ def _ids_of(where: str, detector: Ids, row: Ids, target: Ids) -> EdgeIds:
     if len(set(sizes.values())) > 1:
         text = ", ".join(f"{n} of {name}" for name, n in sizes.items())
         raise ValueError(
-            f"{where}: there are {text}; each edge has one of each, so edge {min(sizes.values())} lacks one."
+            f"{where}: there are {text}; each edge needs one of each, but edge "
+            f"{min(sizes.values())} lacks one."
         )
     if max(sizes.values()) > _MOST:
         raise ValueError(
-            f"{where}: there are {max(sizes.values())} edges; their numbers are int32, so edge {_MOST} has none."
+            f"{where}: there are {max(sizes.values())} edges; edge numbers are int32, so edge "
+            f"{_MOST} has none."
         )
     for name, ids in given.items():
         beyond = np.flatnonzero((ids > _MOST) | (ids < -_MOST))

@@ -79,8 +79,8 @@ class Connectivity:
         ):
             shapes = ", ".join(str(list(a.shape)) for a in (self.centers, self.candidates, self.targets))
             raise ValueError(
-                f"{where}: centers, candidates and targets have the shapes {shapes}; expected [groups, 2], and [groups, ids] "
-                "of as many groups."
+                f"{where}: centers, candidates and targets have the shapes {shapes}; expected "
+                "[groups, 2], and [groups, ids] with the same number of groups."
             )
         for name, kind, size in (
             ("candidates", "inputs", self.n_inputs),
@@ -232,8 +232,8 @@ def window_sizes(
         raise ValueError(f"{where}: kernel is {kernel}, larger than an image of {height} by {width}{padded}.")
     if any(p >= k for k, p in zip(size, around, strict=True)):
         raise ValueError(
-            f"{where}: padding is {padding} and kernel is {kernel}, so a window could lie outside of the image; the padding "
-            "must be less than the kernel."
+            f"{where}: padding is {padding} and kernel is {kernel}; a window could be outside the "
+            "image. The padding must be less than the kernel."
         )
     return size, step, around
 
@@ -374,7 +374,7 @@ def projections(
     window = read[:2] if receptive is None else pair(where, "receptive", receptive)
     if window[0] > read[0] or window[1] > read[1]:
         raise ValueError(
-            f"{where}: receptive is {receptive}, larger than the map of inputs, {read[0]} by {read[1]}."
+            f"{where}: receptive is {receptive}, larger than the input map, {read[0]} by {read[1]}."
         )
     if not 0 < probability <= 1:
         raise ValueError(f"{where}: probability is {probability}; it must be above 0 and at most 1.")
@@ -424,7 +424,7 @@ def _keys(
         return None, None
     if isinstance(key, jax.core.Tracer):
         raise ValueError(
-            f"{where}: key is traced; connectivity is known before anything runs, so draw it outside of jax.jit."
+            f"{where}: key is traced; connectivity must be known in advance. Sample it outside jax.jit."
         )
     with jax.ensure_compile_time_eval():  # a program may construct a layer
         center_key, target_key = jax.random.split(key)
@@ -450,7 +450,7 @@ def _centers(
             )
         if groups is not None:
             raise ValueError(
-                f"{where}: groups is {groups} but centers are given, which say how many there are."
+                f"{where}: groups is {groups}, but the number of centers determines it. Omit one."
             )
         return points
     if centers not in CENTERS:
@@ -495,8 +495,8 @@ def _unmasked(where: str, name: str, ids: np.ndarray, mask: Any, image: tuple[in
     kept = np.asarray(mask)
     if kept.dtype != np.bool_ or kept.shape != image[:2]:
         raise ValueError(
-            f"{where}: {name} is {kept.dtype}{list(kept.shape)}; expected bool {list(image[:2])}, False for pixels that are "
-            "left out."
+            f"{where}: {name} is {kept.dtype}{list(kept.shape)}; expected bool {list(image[:2])}, "
+            "False for excluded pixels."
         )
     return np.where(kept.reshape(-1)[np.maximum(ids, 0) // image[2]], ids, -1)
 

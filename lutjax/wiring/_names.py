@@ -65,8 +65,8 @@ class Windows:
         height, width, n_channels = self._shape
         if height * width * n_channels != n_inputs:
             raise ValueError(
-                f"Windows: image_shape is {self.image_shape}, which has {height * width * n_channels} values, but there are {n_inputs} inputs; "
-                "bits of a pixel count as channels."
+                f"Windows: image_shape is {self.image_shape}, with {height * width * n_channels} "
+                f"values, but there are {n_inputs} inputs; bits of a pixel count as channels."
             )
         found = windows(self._shape, self.kernel)
         ids = jnp.asarray(found.reshape(-1, found.shape[-1]))
@@ -153,7 +153,7 @@ def sample_wires(wiring: str | Wiring, key: Any, n_inputs: int, n_gates: int, ar
     wires = jnp.asarray(draw(key, n_inputs, n_gates, arity))
     if wires.shape != (n_gates, arity) or not jnp.issubdtype(wires.dtype, jnp.integer):
         raise ValueError(
-            f"wiring returned {wires.dtype}{list(wires.shape)} for {n_inputs} inputs; expected int32 [{n_gates}, {arity}]: the inputs of "
-            "each gate."
+            f"wiring returned {wires.dtype}{list(wires.shape)} for {n_inputs} inputs; expected "
+            f"int32 [{n_gates}, {arity}], the inputs per gate."
         )
     return wires.astype(jnp.int32)

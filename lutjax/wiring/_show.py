@@ -224,7 +224,5 @@ def _shape(
     shape = shape_of("show", name, given, (1, 2, 3))
     size = int(np.prod(shape))
     if size < least or n_values not in (None, size):
-        raise ValueError(
-            f"show: {name} is {given}, a map of {size} values; there are {least} {kind}, and each needs a place."
-        )
+        raise ValueError(f"show: {name} is {given}, a map of {size} values; there are {least} {kind}.")
     return shape

@@ -20,7 +20,7 @@ def pair(where: str, name: str, size: Size, least: int = 1) -> tuple[int, int]:
     found = _as_integers(plain(size))
     if found is None or len(found) > 2:
         raise ValueError(
-            f"{where}: {name} is {format_value(size)}; expected a whole number, or two of them: height and width."
+            f"{where}: {name} is {format_value(size)}; expected an integer, or a height and a width."
         )
     if min(found) < least:
         raise ValueError(f"{where}: {name} is {format_value(size)}; it must be at least {least}.")

@@ -415,7 +415,7 @@ def test_commands_refuse_bundles(tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / CONFIG).write_text("{}")
     for words, message in (
-        (("quantize", tmp_path / "saved"), "is a bundle, which holds a model and neither its optimizer nor"),
+        (("quantize", tmp_path / "saved"), "is a bundle, without the optimizer state and the data"),
         (("save", tmp_path / "no", tmp_path / "saved"), "does not exist"),
         (("save", tmp_path / "run", tmp_path / "other"), "holds config.json, which is of no bundle that this"),
         (("save", tmp_path / "run", tmp_path / "x", "--table-dtype", "int8"), "but the model has no tables of"),
@@ -528,7 +528,7 @@ def saved_digits(tmp_path_factory):
         (lambda c: c["model"].pop("tau"), None),
         (lambda c: c.update(architectures=["os.system"]), "holds a .*os.system.*; the models of this"),
         (lambda c: c.update(quantized=True), "has no form with tables of integers"),
-        (lambda c: c["run"].update(kind="no"), "its run has the kind no"),
+        (lambda c: c["run"].update(kind="no"), "a run of the kind no"),
         (lambda c: c["run"]["record"].update(history=3), "is damaged: its history is 3"),
     ],
 )

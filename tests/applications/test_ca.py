@@ -96,7 +96,7 @@ def test_a_packed_automaton_checks_its_arguments():
         rule.steps(jnp.zeros((1, 4, 1), jnp.uint32), 33)
     with pytest.raises(ValueError, match="n_steps is -1; it must not be negative"):
         rule(jnp.zeros((4, 5, 1)), -1)
-    with pytest.raises(ValueError, match="circuit is of kind None; it must be the rule of an automaton"):
+    with pytest.raises(ValueError, match="circuit is of kind None; expected an automaton rule"):
         PackedAutomaton(example_circuits.random_circuit(0, 3, 3))
     for name in ("n_steps", "keep_every"):
         with pytest.raises(ValueError, match=f"{name} is -1; it must not be negative"):
@@ -216,8 +216,8 @@ def test_solved_is_without_a_wrong_bit_three_times():
         (["--target=red.png"], "the target has shape [3, 6, 6]; the grid has 6 rows and columns and 2 channels"),
         (["--experiment=picture"], "the experiment picture draws an image of yours; give one"),
         (["--experiment=picture", "--target=wide.png"], "wide.png has 7 x 6 pixels; the grid is 6 x 6"),
-        (["--loss-channels=1"], "--loss-channels is (1,); the target has channels 0 to 0"),
-        (["--loss-channels=0,0"], "--loss-channels is (0, 0); give different numbers"),
+        (["--loss-channels=1"], "--loss-channels is (1,); target channels are 0 to 0"),
+        (["--loss-channels=0,0"], "--loss-channels is (0, 0); expected distinct channel numbers"),
         (["--clip=0"], "--clip is 0.0; it must be above 0"),
         (["--keep-every=-1"], "--keep-every is -1"),
         (["--target=missing.png"], "cannot read the image missing.png"),
@@ -228,7 +228,7 @@ def test_solved_is_without_a_wrong_bit_three_times():
         (["--last-hard-share=2"], "--last-hard-share is 2.0"),
         (["--hard-growth=1"], "--hard-growth is 1.0"),
         (["--runs=0"], "--runs is 0"),
-        (["--mesh", "data=2"], "--runs is 2; a mesh divides one run"),
+        (["--mesh", "data=2"], "--runs is 2; a mesh divides a single run"),
         (["--experiment=lizard"], "size is 6; a lizard needs 20"),
         (["--experiment=life", "--target=red.png"], "the Game of Life has none"),
         (["--experiment=fish"], "'fish' is not one of 'life'"),

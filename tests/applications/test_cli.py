@@ -114,12 +114,12 @@ def test_devices_that_cannot_be_used(lm_run, tmp_path):
     new = (*lm_run.words, "--out", tmp_path / "run", "--mesh")
     generate = ("generate", "--checkpoint", lm_run.out, "--prompt", "x", "--mesh")
     for words, message in (
-        ((*new, "rows=2"), "'rows=2' is not one of its axes with a number of devices. Write data=2,detectors=4"),
+        ((*new, "rows=2"), "'rows=2' is not an axis with a device count. Write data=2,detectors=4"),
         ((*new, "data=1000"), "mesh is data=1000, so 1000 devices; there are"),
-        ((*generate, "data=2"), "one text is generated at a time, so there is nothing to divide over data"),
+        ((*generate, "data=2"), "generation has a single sequence. Give only detectors"),
         ((*generate, "detectors=1", "--integers", "int16"), "runs on one device; leave out --mesh"),
-        (("train", "ca", "--mesh", "detectors=2"), "the gates of an automaton are not divided: give data alone"),
-        (("train", "ca", "--mesh", "data=2"), "there are" if jax.device_count() < 2 else "a batch of 1 "),
+        (("train", "ca", "--mesh", "detectors=2"), "automaton gates are replicated. Give only data"),
+        (("train", "ca", "--mesh", "data=2"), "there are" if jax.device_count() < 2 else "does not divide the 1 samples"),
     ):  # fmt: skip
         assert message in refusal(*words)
     assert not (tmp_path / "run").exists()
@@ -131,7 +131,7 @@ def test_devices_that_cannot_be_used(lm_run, tmp_path):
         (["--n-detectors", "5"], "--n-detectors is 4 in the checkpoint, not 5"),
         (["--learning-rate", "0.5"], "--learning-rate is 0.03 in the checkpoint, not 0.5"),
         (["--steps", "50", "--seed", "3"], "another configuration: --seed is 0 in the checkpoint, not 3."),
-        (["--model", "lut", "--preset", "reference"], "belongs to another configuration"),
+        (["--model", "lut", "--preset", "reference"], "has another configuration"),
         (["--model", "gpt", "--preset", "reference"], "the model gpt has demo, small"),
     ],
 )
@@ -191,7 +191,7 @@ def test_runs_of_others_and_folders_that_are_none(lm_run, tmp_path):
 def test_a_folder_in_use_is_refused(lm_run, tmp_path):
     with runs.lock(tmp_path):
         said = refusal(*lm_run.words, "--out", tmp_path)
-    assert f"{tmp_path} is in use: process {os.getpid()} trains there" in said
+    assert f"{tmp_path} is in use: process {os.getpid()} is training there" in said
     assert "training on" not in said
 
 
@@ -281,7 +281,7 @@ def damage_file(checkpoint):
         (["--steps", "many"], "'many' is not a valid integer"),
         (["--optimizer", "lion"], "'--optimizer': 'lion' is not one of 'sgd', 'momentum'"),
         (["--table-optimizer", "adam"], "'adam' is not one of 'sgd', 'row_adagrad'"),
-        (["--microbatches", "5"], "microbatches is 5; it must divide the batch size"),
+        (["--microbatches", "5"], "microbatches is 5; it must divide --batch-size"),
         (["--log-every", "0"], "--log-every is 0"),
         (["--cooldown", "2"], "cooldown is 2.0"),
         (["--resume"], "run does not exist"),

@@ -114,7 +114,7 @@ def test_samples_of_a_wrong_size(call, message, light, without_typechecking):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"layers": (20, 20)}, r"layers is 20; it must be a multiple of the 3 classes, such as 21"),
+        ({"layers": (20, 20)}, r"layers is 20; it must be a multiple of n_classes, such as 21"),
         ({"layers": ()}, "at least one layer"),
         ({"tables": "gates"}, "n_inputs is 3; use 'light'"),
         ({"tables": "heavy"}, "expected one of"),
@@ -123,10 +123,10 @@ def test_samples_of_a_wrong_size(call, message, light, without_typechecking):
         ({"wiring": "unique"}, "n_inputs is 3"),
         ({"tau": 0.0}, "tau is 0.0"),
         ({"estimator": "hard"}, "estimator is 'hard'"),
-        ({"reduce": (1,)}, r"reduce is \(1,\); a table reads 2 to 8 votes of its class, and at 1 a"),
+        ({"reduce": (1,)}, r"reduce is \(1,\); a table reads 2 to 8 votes of its class, which has"),
         ({"reduce": (6, 4)}, r"and at 4 a class has 3"),
         ({"reduce": (9,)}, "reads 2 to 8 votes"),
-        ({"reduce": (2,), "tables": "binary"}, "tables that reduce votes are trained as logits"),
+        ({"reduce": (2,), "tables": "binary"}, "reducing tables are trained as logits"),
     ],
 )
 def test_impossible_sizes(change, message):
@@ -233,7 +233,7 @@ X, Y = np.ones((12, 2, 3)), np.arange(12) % 2
         ({"x": X, "y": Y[:5]}, r"y has shape \[5\]; expected one label for each of the 12 samples"),
         ({"x": X, "y": Y + 0.5}, "y has dtype float64; labels must be integers"),
         ({"x": X.astype(str), "y": Y}, "x has dtype <U32; expected numbers"),
-        ({"x": X.astype(object), "y": Y}, "is not a .npz file of plain arrays"),
+        ({"x": X.astype(object), "y": Y}, "is not a .npz file with plain arrays"),
         ({"x": np.where(np.arange(12) == 7, np.nan, X.T).T, "y": Y}, "x of sample 7 is not finite"),
         ({"x": X, "y": Y - 1}, "labels are from -1 to 0"),
         ({"x": X, "y": 0 * Y}, "at least two classes"),
@@ -300,6 +300,6 @@ def test_the_command_refuses(started, tmp_path):
         (["--out", out, "--resume", "--data", other], "belongs to other samples"),
         (["--data", tmp_path / "none.npz", "--out", tmp_path], "cannot be read"),
         (["--data", data, "--out", tmp_path, "--layers", "30,x"], "comma-separated integers"),
-        (["--data", data, "--out", tmp_path, "--layers", "31"], "must be a multiple of the 3 classes"),
+        (["--data", data, "--out", tmp_path, "--layers", "31"], "must be a multiple of --n-classes"),
     ):  # fmt: skip
         assert message in refusal("train", "digits", *words)

@@ -107,8 +107,8 @@ def test_annealing(annealing):
     [
         ({}, {"temperature": 0.0}, "temperature is 0.0; it must be positive"),
         ({}, {"annealing": "slow"}, "annealing is 'slow'; expected one of linear, exponential, cosine"),
-        ({"tables": "raw"}, {"final_temperature": 0.5}, "but tables of the kind raw have no logits"),
-        ({"learned_thresholds": True}, {}, "of the model is True, but thresholds of the training is 'uniform'"),
+        ({"tables": "raw"}, {"final_temperature": 0.5}, "but raw tables have no logits"),
+        ({"learned_thresholds": True}, {}, "is True in the model config, but thresholds is 'uniform'"),
         ({"learned_thresholds": True, "n_thresholds": 0}, {}, "learned_thresholds is True, but n_thresholds is 0"),
     ],
 )  # fmt: skip
@@ -168,8 +168,8 @@ def test_trees_refused(table_run, tmp_path):
     np.savez(tmp_path / "images.npz", x=images().x.reshape(-1, 4, 4), y=images().y)
     np.savez(tmp_path / "rows.npz", x=images().x, y=images().y)
     for more, message in (
-        (["--model", "tree", "--data", tmp_path / "rows.npz"], "are 16 numbers each, not images, which trees"),
-        ([*squares, "--n-inputs", 4], "have 2 inputs, but --n-inputs is 4; use 'light'"),
+        (["--model", "tree", "--data", tmp_path / "rows.npz"], "have 16 numbers each, but gate trees read images"),
+        ([*squares, "--n-inputs", 4], "and --n-inputs is 4; gates have 2 inputs. Use 'light'"),
         (["--kernels", "4"], "kernels is (4,); the model gates has no such option"),
         (["--model", "gates", "--recipe", "logictreenet-mnist-s"], "the recipe logictreenet-mnist-s is one of tree"),
         (["--resume", "--out", table_run.out, "--model", "tree"], "the run trains another model: gates, not tree"),

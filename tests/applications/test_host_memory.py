@@ -50,8 +50,12 @@ def test_rows_lack_at_most_the_last_updates():
 @pytest.mark.parametrize(
     ("model", "training", "message"),
     [
-        ({}, {"select_every": 2}, "select_every is 2; with memory_placement 'host'"),
-        ({"memory_placement": "device"}, {"memory_depth": 2}, "memory_depth is 2; it is for a memory with"),
+        ({}, {"select_every": 2}, "select_every is 2; it must be 0 with memory_placement 'host'"),
+        (
+            {"memory_placement": "device"},
+            {"memory_depth": 2},
+            "memory_depth is 2; it requires memory_placement 'host'",
+        ),
         ({"memory_placement": "disk"}, {}, "memory_placement is 'disk'"),
     ],
 )
@@ -64,7 +68,7 @@ def test_a_table_that_does_not_fit_says_its_size_and_the_cure(tmp_path, monkeypa
     words = (*words_of(tmp_path), "--out", tmp_path / "run")
     monkeypatch.setattr(experiments, "free_memory", lambda: 10_000)
     assert command(*words).output.endswith(
-        "Error: the run needs 0.1 MB of the memory of the host for tables and the state of their optimizer; 0.0 MB are free. Choose fewer or smaller "
+        "Error: the run needs 0.1 MB of host memory for tables and their optimizer state; 0.0 MB are free. Choose fewer or smaller "
         "rows, or a machine with more memory.\n"
     )
     monkeypatch.undo()

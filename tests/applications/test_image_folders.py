@@ -153,18 +153,18 @@ def damage(folder, content):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: (f / "fox").mkdir() or (f / "fox/notes.txt").write_text("x"), r"fox is the folder of a class and has no images \(\.png, .*\); add some, or remove"),
-        (lambda f: remove(f, "dog 2", "eel"), r"has images of one class, cat; expected a folder for each of at least two classes"),
-        (lambda f: (f / "cat/2.png").rename(f / "0.png") and remove(f, *CLASSES), r"has no folder for each class; put the images of each class into a folder of its name"),
+        (lambda f: (f / "fox").mkdir() or (f / "fox/notes.txt").write_text("x"), r"fox is a class folder without images \(\.png, .*\); add some, or remove"),
+        (lambda f: remove(f, "dog 2", "eel"), r"has images of one class, cat; expected at least two class folders"),
+        (lambda f: (f / "cat/2.png").rename(f / "0.png") and remove(f, *CLASSES), r"has no class folders; put each class's images into a folder named like the class"),
         (lambda f: [save(f / name / "0.png", np.zeros((4, 6), np.uint8)) for name in ("train", "test")] and remove(f, *CLASSES), r"train has no folder for each class"),
         (lambda f: damage(f, b"GIF89b" * 9), r"3\.png is no image of a known format; they are PNG"),
         (lambda f: damage(f, b""), r"3\.png is no image of a known format"),
         (lambda f: damage(f, (f / "cat/3.png").read_bytes()[:-30]), r"cannot read the image .*3\.png: image file is truncated"),
         (lambda f: save(f / "fox/0.png", np.zeros((4, 6), np.uint8)), r"class fox has 1 of 16 samples, and 4 classes"),
         (lambda f: (part(f, "train"), part(f, "test", ("cat", "fox")), remove(f, *CLASSES)), r"test has the class fox, which .*train lacks; it has cat, dog 2, eel"),
-        (lambda f: remove(f, *CLASSES), r"nor batches of CIFAR-10 .* nor images \(\.png, .*\) in one subfolder for each class"),
+        (lambda f: remove(f, *CLASSES), r"no batches of CIFAR-10 .* and no images \(\.png, .*\) in one subfolder per class"),
         (lambda f: remove(f, "eel/1") or [path.unlink() for path in f.glob("*/[3-4].png")], r"there are 8 images; at least 10 are needed"),
-        pytest.param(lambda f: remove(f, "eel") or (f / "eel").mkdir() or os.mkfifo(f / "eel/0.png"), r"eel is the folder of a class and has no images", marks=pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes here")),
+        pytest.param(lambda f: remove(f, "eel") or (f / "eel").mkdir() or os.mkfifo(f / "eel/0.png"), r"eel is a class folder without images", marks=pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes here")),
     ],
 )  # fmt: skip
 def test_folders_that_cannot_be_used(change, message, tmp_path):
@@ -233,7 +233,7 @@ def test_palettes_with_transparency(tmp_path):
     np.testing.assert_array_equal(found[..., :3], expected)
     assert (found[..., 3] == 9).all()
     for mode in ("L", "RGB"):
-        with pytest.raises(ValueError, match=r"clear\.png: it is transparent in places"):
+        with pytest.raises(ValueError, match=r"clear\.png: it has transparent pixels"):
             pixels.read(tmp_path / "clear.png", mode, (3, 4))
 
 

@@ -122,7 +122,7 @@ def test_refusals_are_one_line(tmp_path):
         ("fpga", tmp_path / "arrays", "--board", "icebreaker"),
         ("save", tmp_path / "arrays", tmp_path / "other"),
     ):
-        assert "is a bundle of arrays, no model of lutjax.models" in refusal(*words)
+        assert "is a bundle of arrays, not of a lutjax.models class" in refusal(*words)
 
 
 def test_a_run_of_another_kind_is_a_damaged_bundle(tmp_path):
@@ -130,7 +130,7 @@ def test_a_run_of_another_kind_is_a_damaged_bundle(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     config["run"]["kind"] = "lm"
     (folder / "config.json").write_text(json.dumps(config))
-    assert "its run has the kind lm, which trains no LogicClassifier" in refusal("info", folder)
+    assert "a run of the kind lm does not train a LogicClassifier" in refusal("info", folder)
 
 
 def test_a_changed_bundle_proves_nothing(tmp_path):

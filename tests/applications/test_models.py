@@ -176,7 +176,7 @@ def check_training(case):
         ({"prompt_tokens": np.zeros((2, 0), np.int32)}, "the prompt is empty"),
         ({"n_tokens": -1}, "n_tokens is -1"),
         ({"temperature": -0.5}, "temperature is -0.5"),
-        ({"top_k": 0}, "top_k is 0; it must be from 1 to the 11 tokens"),
+        ({"top_k": 0}, "top_k is 0; it must be 1 to 11, the vocabulary size"),
         ({"top_k": 12}, "top_k is 12"),
     ],
 )
@@ -245,7 +245,7 @@ def test_config_as_json():
         ({"n_anchors": 14, "n_position_bits": 3}, r"n_position_bits is 3, so a table has 2\*\*31 rows"),
         ({"ffn_anchors": 31}, r"n_anchors is 31, so a table has 2\*\*31 rows"),
         ({"attention": "soft"}, "attention is 'soft'; expected one of"),
-        ({"memory": "counts"}, "but n_position_bits is [1-9].*they need n_position_bits=0"),
+        ({"memory": "counts"}, "n_position_bits is [1-9].*require n_position_bits=0"),
         ({"attention": "pair_interleaved"}, "interleave needs as many positional bits as inputs"),
         ({"dropout": 1.0}, "dropout is 1.0"),
         ({"param_dtype": "int8"}, "param_dtype is 'int8'"),

@@ -34,7 +34,7 @@ def test_a_new_run_writes_over_nothing(kind, tmp_path):
         (folder / "others.txt").write_text("mine, too")
         before = contents(folder)
         said = refusal("train", kind, "--out", folder, "--steps", 1, "--log-every", 0)
-        assert f"holds no run, but {name}, which a run would write over" in said
+        assert f"holds no run, but a run would overwrite {name}" in said
         assert contents(folder) == before
     stopped = tmp_path / "stopped"  # what a stopped run left is no obstacle
     (stopped / "checkpoints" / ".50.tmp" / "model").mkdir(parents=True)
@@ -46,7 +46,7 @@ def test_a_new_run_writes_over_nothing(kind, tmp_path):
 
 def test_locks_and_checkpoints_leave_what_they_did_not_write(tmp_path):
     (tmp_path / ".lock").write_text("of my editor")
-    with pytest.raises(InUseError, match="is no lock of lutjax"), runs.lock(tmp_path):
+    with pytest.raises(InUseError, match="is not a lutjax lock file"), runs.lock(tmp_path):
         pass
     assert (tmp_path / ".lock").read_text() == "of my editor"
     (tmp_path / ".lock").unlink()
@@ -143,7 +143,7 @@ def test_a_deployed_model_replaces_one_alone(tmp_path):
     quantize.check_place(folder)
     for name in ("notes.txt", "checkpoints/notes.txt", "checkpoints/3/notes.txt"):
         (folder / name).write_text("mine")
-        with pytest.raises(RunError, match=f"holds {name}, which is not of a deployed model"):
+        with pytest.raises(RunError, match=f"holds {name}, which does not belong to a deployed model"):
             quantize.check_place(folder)
         (folder / name).unlink()
     shutil.rmtree(folder)

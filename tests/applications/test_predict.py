@@ -122,7 +122,7 @@ def test_what_a_run_needs_travels_in_its_checkpoint(table_run, tmp_path):
         ("a.csv", "kind\nb\n", (), "has no column size"),
         ("a.csv", "size;kind;noise\nlarge;b;1\n", (), "column size has 'large' in row 1"),
         ("a.csv", "size;kind;noise\n", (), "has no rows"),
-        ("a.csv", "size;kind;noise;y\n1;b;1;x\n", ("--target=y",), "has the label 'x', which the training part"),
+        ("a.csv", "size;kind;noise;y\n1;b;1;x\n", ("--target=y",), "has the label 'x', which is missing from the training part"),
         ("a.csv", "size;kind;noise\n1;b;1\n", ("--target=y",), "has no column 'y', which --target names"),
         ("a.npz", "", (), "is not a .npz file"),
         ("none.csv", None, (), "cannot be read: No such file"),
@@ -264,7 +264,7 @@ def test_numbers_are_counts_of_bits():
     about = circuit.about
     assert (about["kind"], about["scale"], about["offset"]) == ("regression", 0.5, -3.25)
     assert packed.circuit(inputs="ufixed8.8").literals == circuit.literals
-    with pytest.raises(ValueError, match="outputs is 'class', but the model gives a number"):
+    with pytest.raises(ValueError, match="outputs is 'class', but the model is a regression"):
         model.circuit(outputs="class")
 
 
@@ -282,7 +282,7 @@ def test_configs():
     with pytest.raises(ValueError, match="n_classes is 1; it must be at least 2"):
         LogicClassifierConfig(4, 1, layers=(6,))
     for fields in ({"scale": 0.0}, {"scale": float("inf")}, {"offset": float("nan")}):
-        with pytest.raises(ValueError, match=r"they must be finite, and scale not 0|expected a number"):
+        with pytest.raises(ValueError, match=r"both must be finite, and scale nonzero|expected a number"):
             LogicClassifierConfig(4, 1, layers=(6,), regression=True, **fields)
 
 
@@ -364,10 +364,10 @@ OTHER = "1,a,2\n2,b,3\n" * 10
     ("rows", "words", "message"),
     [
         (SAME, ("--regression",), "the target is 2 in all rows; there is nothing to learn"),
-        (OTHER.replace("3", "high"), ("--regression",), "the target is 'high' in row 2; --regression learns finite"),
-        (OTHER, ("--regression", "--model=tree"), "regression is for layers of gates"),
+        (OTHER.replace("3", "high"), ("--regression",), "the target is 'high' in row 2; --regression requires finite"),
+        (OTHER, ("--regression", "--model=tree"), "regression requires gate layers"),
         (OTHER, ("--regression", "--stratified"), "have no classes; leave it out"),
-        (table(30).partition("\n")[2], (), "Learn numbers as they are by --regression"),
+        (table(30).partition("\n")[2], (), "Use --regression"),
     ],
 )  # fmt: skip
 def test_errors_are_one_line(rows, words, message, tmp_path):
@@ -391,7 +391,7 @@ class TestSlow:
         assert (about["kind"], about["scale"], about["offset"]) == ("regression", model.scale, model.offset)
         assert "PASS     prices.json = the model in JAX" in output("verify", folder)
         refused = refusal("export", out, "--out", tmp_path / "other", "--outputs", "class")
-        assert "the model gives a number" in refused
+        assert "the model is a regression" in refused
 
     @pytest.mark.usefixtures("without_typechecking")  # of sizes that are free
     def test_libraries_and_programs_give_numbers(self, run, tmp_path):

@@ -147,10 +147,10 @@ def test_the_best_state_of_a_run_of_exact_scores_is_rounded_after_training(folde
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (LUTTransformerConfig(), "is a run of the model lut, whose form of integers is the C program"),
+        (LUTTransformerConfig(), "is a run of the model lut, whose integer form is the C program"),
         (dataclasses.replace(CONFIG, feed_forward="dense"), "has no tables: its feed_forward is 'dense'"),
         (dataclasses.replace(CONFIG, feed_forward="lut"), "without a form of integers: its feed_forward is 'lut'"),
-        (dataclasses.replace(CONFIG, read="hard"), "the read 'hard', which has no form of integers"),
+        (dataclasses.replace(CONFIG, read="hard"), "the read 'hard', which has no integer form"),
         (dataclasses.replace(CONFIG, read="blend"), "--model gpt --read powers_of_two"),
     ],
 )  # fmt: skip

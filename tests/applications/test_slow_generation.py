@@ -221,8 +221,8 @@ def test_a_pool_that_is_used_up():
     first, a = slots.join(one, key=KEY)
     second, b = slots.join(two, key=KEY)
     message = (
-        r"Slots: a prompt of 9 tokens needs 3 more blocks of 4 tokens, but only 1 of the 5 blocks of the pool are free; "
-        "let a text leave, or use a larger n_blocks"
+        r"Slots: a prompt of 9 tokens needs 3 more blocks of 4 tokens, but only 1 of 5 blocks are free. "
+        "Let a sequence leave, or use a larger n_blocks"
     )
     with pytest.raises(ValueError, match=message):
         slots.join(three, key=KEY)
@@ -256,7 +256,7 @@ def test_stream_and_generate_are_the_same():
     assert [part.shape for part in parts] == [(2, 1), (2, 32), (2, 32), (2, 5)]
     np.testing.assert_array_equal(jnp.concatenate(parts, 1), whole)
     assert list(model.stream(prompt[0], 0, **options)) == []
-    with pytest.raises(ValueError, match=r"key has shape \[3\]; give one key, or one for each text, \[2\]"):
+    with pytest.raises(ValueError, match=r"key has shape \[3\]; expected one key, or one per sequence \[2\]"):
         model.generate(prompt, 20, key=jax.random.split(jax.random.key(0), 3))
 
 

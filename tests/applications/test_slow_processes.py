@@ -227,7 +227,7 @@ def test_a_signal_to_one_process_stops_all(text, tmp_path, compilation_cache_dir
     ("words", "message"),
     [
         ("--text {folder}/fox{i}.txt", "process 1: cannot read the text"),
-        ("--text {folder}/fox0.txt --eval-every 1{i}", "process 1 has other options or other data than"),
+        ("--text {folder}/fox0.txt --eval-every 1{i}", "process 1 has other options or data than"),
         ("--text {folder}/fox0.txt --mesh data=3,detectors=1", ".*there are 4 .cpu., all of which take part"),
     ],
 )

@@ -288,7 +288,7 @@ def test_images_of_bytes_train(tmp_path):
     x = run.test.x
     alone = [run.run.classes(state, x[n : n + 1].astype(np.float32), hard=True)[0] for n in range(2)]
     np.testing.assert_array_equal(run.run.classes(state, x, hard=True)[:2], alone)
-    with pytest.raises(ValueError, match=r"split is 3, but .* has a test part of its own; leave --split out"):
+    with pytest.raises(ValueError, match=r"split is 3, but .* has its own test part\. Omit --split"):
         Classifier.new({"split": 3}, tmp_path)
 
 
@@ -453,7 +453,7 @@ def test_recipes(tmp_path):
     ).record
     assert (record.model.layers, record.model.tau, record.training.steps) == ((256,) * 5, 7.0, 100_000)
     assert record.recipe == "difflogic-adult"
-    with pytest.raises(ValueError, match="n_thresholds is 2, but columns are made bits already"):
+    with pytest.raises(ValueError, match="n_thresholds is 2, but columns are already bits"):
         Classifier.new({"n_thresholds": 2}, table, "class")
 
 

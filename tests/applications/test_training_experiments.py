@@ -367,7 +367,7 @@ def test_folders_are_named_for_what_they_are(whole, tmp_path):
     assert "was stopped before its first one. Start it again" in refused(empty)
     (run / "checkpoints").rename(run / "kept")
     assert refused(run).endswith(f"rename that folder to {run / 'checkpoints'}.")
-    assert 'is not named "checkpoints"' in refused(run / "kept")
+    assert "is not named 'checkpoints'" in refused(run / "kept")
     assert "is a checkpoint without its run" in refused(run / "kept" / "12")
     (run / "kept").rename(run / "checkpoints")
     shutil.rmtree(run / "checkpoints" / "9")

@@ -42,7 +42,7 @@ def test_presets_are_complete(model):
 
 
 def test_selection_needs_a_part_to_select_on():
-    with pytest.raises(ValueError, match="select_every is 3; give the validation part"):
+    with pytest.raises(ValueError, match="select_every is 3; it requires validation bytes"):
         Run(CONFIG, TRAINING, TEXT.train)
 
 
@@ -93,13 +93,13 @@ def test_cosine_falls_to_a_tenth():
         ({"clip": 0.0}, "^clip is 0.0; it must be above 0"),
         ({"total_variation": float("inf")}, "^total_variation is inf"),
         ({"select_every": -1}, "^select_every is -1"),
-        ({"validate": False}, "^select_every is 3; it needs the validation part"),
+        ({"validate": False}, "^select_every is 3; it requires the validation part"),
         ({"table_gradient": "factored"}, "^table_optimizer is 'same'; it needs table_gradient 'dense'"),
         (
             {"table_gradient": "factored", "table_optimizer": "row_adam", "total_variation": 1.0},
             "^total_variation is 1.0; it needs table_gradient 'dense'",
         ),
-        ({"table_weight_decay": 0.1}, "^table_weight_decay is 0.1; rules for rows have it"),
+        ({"table_weight_decay": 0.1}, "^table_weight_decay is 0.1; it requires a row rule"),
     ],
 )  # fmt: skip
 def test_impossible_training(changes, message):

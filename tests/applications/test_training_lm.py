@@ -187,7 +187,7 @@ def test_folder_is_read_in_sorted_order_without_what_is_not_text(tmp_path):
     ("data", "message"),
     [
         (b"", "empty"),
-        (b"abc", "too short: its training part holds 3 of 3 bytes"),
+        (b"abc", "too short: its training part has 3 of 3 bytes"),
         (b"x" * 600, "at least 680 in all"),
     ],
 )
@@ -206,7 +206,7 @@ def test_texts_that_cannot_be_read(tmp_path, monkeypatch):
     path = tmp_path / "t.txt"
     path.write_bytes(b"x" * 1001)
     monkeypatch.setattr("lutjax.training.text.MOST_BYTES", 1000)
-    with pytest.raises(TextError, match=r"has 1,001 bytes; places in a text are int32, so at most 1,000 can"):
+    with pytest.raises(TextError, match=r"has 1,001 bytes; the maximum is 1,000"):
         load_text(path)
 
 

@@ -93,7 +93,7 @@ def test_meshes_over_hosts_and_those_that_cannot_be():
     many, two = cpus * 4 if len(cpus) < 8 else cpus, devices(8, hosts=2)
     for given, message in (
         ((params, many, 32, {"data": 4, "detectors": 16}), r"mesh is data=4,detectors=16, so 64 devices; there are "),
-        ((params, many, 3, {"data": 2}), r"mesh is data=2, and a batch of 3 .* cannot be divided evenly by 2"),
+        ((params, many, 3, {"data": 2}), r"mesh is data=2; 2 does not divide the 3 samples"),
         ((params, many, 32, {"detectors": 3}), r"0/weights has shape \[8, 16, 4\], and its 8 detectors .* by the 3 devices"),
         ((params, two, 3), r"batch_size is 3: .* over 8 devices of 2 processes.*a multiple of 2"),
         ((params, two, 32, {"data": 2}), r"mesh is data=2, so 2 devices; there are 8 \(H100\), all of which take part"),

@@ -62,7 +62,7 @@ def test_edges_by_loops():
 
 def test_circuits_of_edges_begin_with_bits():
     model = nnx.eval_shape(lambda: model_of(n_thresholds=1, edges=True))
-    with pytest.raises(ValueError, match=r"compares differences of pixels with .* use inputs='bits'"):
+    with pytest.raises(ValueError, match=r"reads pixel differences, .* Use inputs='bits'"):
         circuits.from_model(model, inputs="uint8")
 
 
@@ -85,7 +85,7 @@ def test_a_classifier_reads_edges_as_trees_do():
     np.testing.assert_array_equal(packed.from_words(lutjax.pack_bits(bits.T))[:40], hard)
     np.testing.assert_array_equal(packed.circuit()(np.asarray(bits)).ravel(), hard)
     for one in (model, packed):
-        with pytest.raises(ValueError, match=r"compares differences of pixels with .* use inputs='bits'"):
+        with pytest.raises(ValueError, match=r"reads pixel differences, .* Use inputs='bits'"):
             one.circuit(inputs="uint8")
 
 
@@ -114,8 +114,8 @@ def test_layers_of_gates_learn_their_wires(tables):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layers": (24, 13)}, "the last of layers is 13; it must be a multiple of the 3 classes"),
-        ({"pool": (2, 1, 1)}, r"pool is \(2, 1, 1\); expected one number, or one for each of the 2 layers"),
+        ({"layers": (24, 13)}, "the last of layers is 13; it must be a multiple of n_classes, 3"),
+        ({"pool": (2, 1, 1)}, r"pool is \(2, 1, 1\); expected one number, or one per tree layer \(2\)"),
         ({"kernels": ()}, "kernels is empty"),
         ({"edges": True, "n_thresholds": 0}, "edges is True, but n_thresholds is 0: samples are bits"),
         ({"kernel": 9}, "LogicConv: kernel is 9, larger than an image of 6 by 4"),

@@ -264,14 +264,14 @@ def test_export_refuses_other_models(folders, trees, tmp_path, monkeypatch):
     refused(digits, "--name", "module", expected="name is 'module'; it is a keyword of Verilog")
     refused(folders["digits"], expected="holds no checkpoint")
     refused(tmp_path / "none", expected="does not exist")
-    refused(automaton, "--integers", "int8", expected="leave --integers out")
+    refused(automaton, "--integers", "int8", expected="Omit --integers")
     monkeypatch.setattr(exporting.runs, "kind", lambda folder: "lm")
-    refused(automaton, "--format", "verilog", expected="it is exported as c, not as verilog")
+    refused(automaton, "--format", "verilog", expected="only export format is c, not verilog")
     refused(automaton, "--registers", 2, expected="which has no option --registers")
     monkeypatch.undo()
     monkeypatch.setattr(exporting, "MOST_GATES", 100)
-    refused(trees[0], expected="36 trained gates, which are 216 with those of trees at each place")
-    refused(trees[0], expected="more than 100 no circuit is written. Train fewer trees (--kernels)")
+    refused(trees[0], expected="36 trained gates, 216 over all image positions")
+    refused(trees[0], expected="circuits have at most 100. Train fewer trees (--kernels)")
 
 
 def test_nothing_is_lost_by_an_export(folders, tmp_path):

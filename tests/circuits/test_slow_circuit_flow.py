@@ -36,11 +36,11 @@ def test_export_refuses_what_is_not_exact(tmp_path):
         tmp_path / "out",
         ("export", "--run", write_classifier(tmp_path, x / 3, y), "--out", tmp_path / "out"),
     )
-    floats = "a circuit has no floating-point numbers"
+    floats = "circuits have no floating-point numbers"
     for more, expected in (
-        ((), f"{floats}: name a fixed-point format by --inputs, such as fixed12.4"),
+        ((), f"{floats}. Choose a fixed-point format by --inputs, such as fixed12.4"),
         (("--inputs", "float32"), floats),
-        (("--inputs", "uint1"), "inputs is uint1, which has numbers from 0 to 1; the samples"),
+        (("--inputs", "uint1"), "inputs is uint1, with a range of 0 to 1; the samples"),
         (("--inputs", "fixed8"), "text is 'fixed8'"),
     ):
         result = command(*words, *more)

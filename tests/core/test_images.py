@@ -198,11 +198,11 @@ IMPOSSIBLE = {
     "image": (lambda: wiring.windows((5,), 1), r"image_shape is \(5,\); expected \(height, width\)"),
     "outputs": (lambda: wiring.window_groups((5, 5), 2, outputs=0), "window_groups: outputs is 0"),
     "empty_map": (lambda: wiring.full((3, 0), 2), r"full: in_shape is \(3, 0\); expected"),
-    "receptive": ({"receptive": (3, 9)}, r"receptive is \(3, 9\), larger than the map of inputs, 8 by 8"),
+    "receptive": ({"receptive": (3, 9)}, r"receptive is \(3, 9\), larger than the input map, 8 by 8"),
     "projective": ({"projective": 0}, "projective is 0; it must be at least 1"),
     "no_groups": ({"groups": None}, "groups is None; give their number"),
     "groups": ({"groups": 0, "centers": "uniform"}, "groups is 0; it must be at least 1"),
-    "two_counts": ({"centers": [[1, 1]]}, "groups is 2 but centers are given"),
+    "two_counts": ({"centers": [[1, 1]]}, "groups is 2, but the number of centers"),
     "centers": ({"centers": "corners"}, "centers is 'corners'; expected one of"),
     "points": ({"centers": [1.0, 2.0], "groups": None}, r"centers has shape \[2\]; expected finite numbers"),
     "deviation": ({"centers": "normal", "deviation": 0.0}, r"deviation is 0\.0; it must be positive"),
@@ -248,7 +248,7 @@ def test_inside_of_a_program():
         return jnp.asarray(wiring.projections(key, (4, 4), (2, 2), **options).targets)
 
     np.testing.assert_array_equal(jax.jit(lambda: targets(KEY))(), targets(KEY))
-    with pytest.raises(ValueError, match="key is traced; connectivity is known before"):
+    with pytest.raises(ValueError, match="key is traced; connectivity must be known"):
         jax.jit(targets)(KEY)
 
 

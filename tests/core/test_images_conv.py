@@ -83,7 +83,7 @@ WRONG = {
     ),
     "integers": ({"images": np.ones((5, 4, 2), np.uint8)}, TypeError, r"images is uint8\[5, 4, 2\]"),
     "kernel": ({"kernel": (6, 2)}, ValueError, r"kernel is \(6, 2\), larger than an image of 5 by 4\."),
-    "padding": ({"padding": 2}, ValueError, "padding is 2 and kernel is 2, so a window could lie outside"),
+    "padding": ({"padding": 2}, ValueError, "padding is 2 and kernel is 2; a window could be outside"),
     "stride": ({"stride": 0}, ValueError, "stride is 0; it must be at least 1"),
     "table": ({"weights": np.ones((4, 4, 2), np.float32)}, ValueError, r"weights is .*; anchors has 3"),
     "read": ({"read": "soft"}, TypeError, "read is str 'soft'; expected one of lutjax.reads"),

@@ -99,7 +99,7 @@ REFUSED = {
         ({"groups": 2}, r"groups is 2; it must divide the channels of in_shape \(5, 6\), 1"),
         ({"pool": (4, 1)}, r"pool is \(4, 1\), larger than the 3 by 4 places of the window"),
         ({"pool": "max"}, "pool is 'max'; expected rows and columns of places"),
-        ({"pool": (1, 2, 3)}, r"pool is \(1, 2, 3\); expected a whole number, or two"),
+        ({"pool": (1, 2, 3)}, r"pool is \(1, 2, 3\); expected an integer, or a height"),
         ({"read": reads.Hard(), "epsilon": 0.5}, "epsilon is 0.5 and read is Hard"),
         ({"anchors": np.full((4, 3, 2), 9)}, "anchors holds ids from 9 to 9; inputs are 0 to 8"),
     ],
@@ -142,7 +142,7 @@ REFUSED = {
     "LogicConv": [
         ({"shape": (2, 5, 4, 2)}, r"x has shape \[2, 5, 4, 2\]; expected \[..., 5, 3, 2\]"),
         ({"kernel": 4}, "kernel is 4, larger"),
-        ({"kernel": (1, 2, 3)}, r"kernel is \(1, 2, 3\); expected a whole number, or two"),
+        ({"kernel": (1, 2, 3)}, r"kernel is \(1, 2, 3\); expected an integer, or a height"),
         ({"kernel": 2, "padding": 2}, "padding is 2 and kernel is 2"),
         ({"pool": 2}, r"pool is 2, which does not divide the \(3, 1\) places"),
         ({"pool": 2, "pool_padding": 2}, "pool_padding is 2 and pool is 2"),

@@ -225,7 +225,7 @@ def test_rules_of_some_tables():
     np.testing.assert_allclose(moved["memory"], 0.5)
     with pytest.raises(ValueError, match=r"Optimizer: rules names \['other'\]; the tables are"):
         tables.Optimizer(tables.SGD(), 0.5, rules={"other": tables.SGD()}, tables=set(params)).init(params)
-    with pytest.raises(TypeError, match=r"Optimizer: rules\['memory'\] is 'sgd'; expected a rule of rows"):
+    with pytest.raises(TypeError, match=r"Optimizer: rules\['memory'\] is 'sgd'; expected a row rule"):
         tables.Optimizer(tables.SGD(), 0.5, rules={"memory": "sgd"}, tables=set(params))
 
 

@@ -230,7 +230,7 @@ def test_what_optax_cannot_do_is_an_error():
     _, gradients = optim.value_and_grad(lambda p: lutjax.lut(x, p["weights"], anchors).sum())(params)
     tx = optim.row_transform(optim.SGD(), 0.1)
     with pytest.raises(
-        TypeError, match=r"row_transform: a gradient is a TableGradient; use the dense gradient"
+        TypeError, match=r"row_transform: a gradient is a TableGradient; use this table's dense gradient"
     ):
         tx.update(gradients, tx.init(params), params)
     with pytest.raises(

@@ -134,7 +134,7 @@ def test_optimizers_are_values():
 @pytest.mark.usefixtures("without_typechecking")
 def test_errors():
     _, gradients = jax.jit(tables.value_and_grad(loss, tables=is_table))(PARAMS, X)
-    shapes = rf"has shape \[3\]; expected a number, one for each table \[{T}\], or one for each edge \[4 or 1, 32 or 1, 3 or 1\]"
+    shapes = rf"has shape \[3\]; expected a number, one per table \[{T}\], or one per edge \[4 or 1, 32 or 1, 3 or 1\]"
     with pytest.raises(ValueError, match="update_table: rates " + shapes):
         lutjax.update_table(PARAMS["lut"], gradients["lut"], 1.0, rates=jnp.ones(3))
     with pytest.raises(ValueError, match=r"Optimizer: rates\['lut'\] " + shapes):

@@ -253,8 +253,8 @@ def test_what_cannot_be_divided_is_named():
 
 @needs_devices(8)
 @pytest.mark.parametrize(("tracked", "message"), [
-    (True, r"the table weights is the same on all devices of the mesh axes 'data'.*gathered\(\('data',\)\)"),
-    (False, r"check_vma=False nothing says .* the table weights .*gathered\(axes\)"),
+    (True, r"the table weights is replicated over the mesh axes 'data'.*gathered\(\('data',\)\)"),
+    (False, r"check_vma=False, the batch of the gradient for the table weights .*gathered\(axes\)"),
 ])  # fmt: skip
 def test_devices_that_would_diverge(tracked, message):
     optimizer = tables.Optimizer(tables.SGD(), 0.1, tables=called_weights)
@@ -288,7 +288,5 @@ def test_devices_that_would_diverge(tracked, message):
 def test_gathered_outside_of_a_shard_map():
     loss = lambda params: jnp.sum(lutjax.lut(X, params["weights"], ANCHORS))  # noqa: E731
     _, gradients = tables.value_and_grad(loss)({"weights": normal(T, 512, FEATURES)})
-    with pytest.raises(
-        ValueError, match=r"axes is \('data',\); inside this shard_map there are the mesh axes \(\)"
-    ):
+    with pytest.raises(ValueError, match=r"axes is \('data',\); this shard_map has the mesh axes \(\)"):
         gradients["weights"].gathered("data")

@@ -123,9 +123,7 @@ def test_bytes_of_state(rule, size):
 def test_decay_of_every_step_is_refused_where_it_cannot_be_counted():
     rule = tables.SGD(weight_decay=0.1, decay="every")
     params = {"weights": jnp.ones((4, 32, 3))}
-    with pytest.raises(
-        ValueError, match=r"rates\['weights'\] has shape \[1, 32, 1\].*one factor for each table"
-    ):
+    with pytest.raises(ValueError, match=r"rates\['weights'\] has shape \[1, 32, 1\].*one factor per table"):
         tables.Optimizer(rule, 0.1, rates={"weights": np.ones((1, 32, 1))}, tables={"weights"}).init(params)
     with pytest.raises(
         ValueError, match="decay is 'every'; the rows of a list of edges are touched one by one"
@@ -140,7 +138,7 @@ def test_decay_of_every_step_is_refused_where_it_cannot_be_counted():
     _, gradients = tables.value_and_grad(
         lambda p: jnp.sum(lutjax.lut(BATCHES[0][0], p["weights"], POINTWISE))
     )(params)
-    with pytest.raises(ValueError, match=r"rates has shape \[4, 32, 3\].*counts one decay for all rows"):
+    with pytest.raises(ValueError, match=r"rates has shape \[4, 32, 3\].*counts decay once per table"):
         lutjax.update_table(
             params["weights"],
             gradients["weights"],
@@ -420,8 +418,10 @@ def in_scan(p):
     return jax.lax.scan(lambda total, x: (total + look_up(p["weights"], x), None), jnp.float32(0), X)[0]
 
 
-NOT_LOOKED_UP = "the table weights is not looked up by the loss: it is not used"
-ANOTHER = "the table weights is not looked up by the loss, but another array of its shape is: a cast"
+NOT_LOOKED_UP = "the table weights is not looked up by the loss: it is unused"
+ANOTHER = (
+    "the table weights is not looked up by the loss, but another array with its shape is, as after a cast"
+)
 ARGUMENT = r"the table weights is an argument of a jit, vmap, scan, checkpoint \(nnx.remat\) or shard_map within the loss"
 INSIDE = r"the table weights is used inside a jit, vmap, scan, checkpoint or shard_map within the loss"
 LOSSES = {
@@ -432,7 +432,7 @@ LOSSES = {
     "cast": (lambda p: look_up(p["weights"].astype(jnp.bfloat16)).astype(jnp.float32), ANOTHER),
     "indexed": (lambda p: look_up(p["weights"][...] * 1), ANOTHER),
     "part": (lambda p: jnp.sum(lutjax.lut(X, p["weights"][:2], POINTWISE[:2])), NOT_LOOKED_UP),
-    "penalty": (lambda p: look_up(p["weights"]) + jnp.sum(p["weights"] ** 2), "outside of its look-up too"),
+    "penalty": (lambda p: look_up(p["weights"]) + jnp.sum(p["weights"] ** 2), "outside of its lookup as well"),
     "jit": (lambda p: jax.jit(lambda x: look_up(p["weights"], x))(X), INSIDE),
     "jit of it": (lambda p: jax.jit(look_up)(p["weights"]), ARGUMENT),
     "vmap": (lambda p: jnp.sum(jax.vmap(lambda x: look_up(p["weights"], x))(X)), INSIDE),
@@ -467,17 +467,17 @@ def test_states_and_gradients_of_others_are_refused():
     of_another_size = optimizer.init({**params, "weights": jnp.zeros((4, 16, 3))})
     for bad, message in (
         (of_adam, r"the state has count .*RowAdagrad\(.*needs sum_of_squares float32\[4, 32, 1\]"),
-        (of_another_size, r"sum_of_squares float32\[4, 16, 1\].*Make it with rule.init\(weights\)"),
+        (of_another_size, r"sum_of_squares float32\[4, 16, 1\].*Use rule.init\(weights\)"),
         (
             state._replace(rows={}),
-            r"the state has rows of the tables \[\]; the parameters have \['weights'\]",
+            r"the state has rows for the tables \[\]; the parameters have \['weights'\]",
         ),
     ):
         with pytest.raises(ValueError, match=message):
             optimizer.apply(params, gradients, bad)
     with pytest.raises(ValueError, match="the gradients have the structure"):
         optimizer.apply(params, {"weights": gradients["weights"]}, state)
-    with pytest.raises(TypeError, match="not a table has a factored gradient"):
+    with pytest.raises(TypeError, match="not a table has a sparse gradient"):
         optimizer.apply(params, {"bias": gradients["weights"], "weights": gradients["weights"]}, state)
     with pytest.raises(ValueError, match=r"rates names \['bias'\]; the tables are \['weights'\]"):
         tables.Optimizer(tables.SGD(), 0.1, rates={"bias": 1.0}, tables={"weights"}).init(params)
@@ -549,16 +549,16 @@ def test_normalized_gradients():
 
 @pytest.mark.usefixtures("without_typechecking")
 @pytest.mark.parametrize(("wrong", "message"), [
-    (lambda: tables.Optimizer("adam", 0.1), "rule is 'adam'; expected a rule of rows"),
-    (lambda: tables.Optimizer(tables.RowAdam, 0.1), "rule is .*; expected a rule of rows"),
+    (lambda: tables.Optimizer("adam", 0.1), "rule is 'adam'; expected a row rule"),
+    (lambda: tables.Optimizer(tables.RowAdam, 0.1), "rule is .*; expected a row rule"),
     (lambda: tables.Optimizer(tables.SGD(), "0.1"), "rate is '0.1'; expected a number or a schedule"),
     (lambda: tables.Optimizer(tables.SGD(), float("nan")), "rate is nan; expected a number or a schedule"),
     (lambda: tables.Optimizer(tables.SGD(), 0.1, rest="sgd"),
-     "rest is 'sgd'; expected an optimizer of optax"),
+     "rest is 'sgd'; expected an Optax optimizer"),
     (lambda: tables.Optimizer(tables.SGD(), 0.1, tables="weights"),
-     "Optimizer: tables is 'weights'; expected names of parameters"),
+     "Optimizer: tables is 'weights'; expected parameter names"),
     (lambda: tables.value_and_grad(look_up, tables=True),
-     "value_and_grad: tables is True; expected names of parameters"),
+     "value_and_grad: tables is True; expected parameter names"),
     (lambda: tables.clip_by_global_norm({}, "1"), "max_norm is '1'; expected a number"),
     (lambda: tables.microbatched(lambda *_: None, 0), "count is 0; it must be at least 1"),
     (lambda: lutjax.sharding.specs({}, "mesh"), "mesh is 'mesh'; expected a jax.sharding.Mesh"),

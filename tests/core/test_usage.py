@@ -45,12 +45,12 @@ def test_counts_beyond_int32_are_refused(monkeypatch):
     monkeypatch.setattr("lutjax.tables._usage._MOST_READS", 4)
     assert counted(weights, jnp.ones((4, 2)))["lookup 1"].reads == 4
     with pytest.raises(
-        ValueError, match="lookup reads each table up to 5 times in one call, more than int32"
+        ValueError, match="lookup reads each table up to 5 times per call, which exceeds int32"
     ):
         counted(weights, jnp.ones((5, 2)))
     many = lutjax.Usage(jnp.full((1, 2), 2**30, jnp.int32))
     assert (many.reads == 2**31).all()
-    with pytest.raises(ValueError, match=r"went beyond int32\. Add batches in int64 of NumPy"):
+    with pytest.raises(ValueError, match=r"exceeded int32\. Add batches in NumPy's int64"):
         _ = (many + many).reads
 
 
@@ -58,5 +58,5 @@ def test_a_look_up_inside_of_a_transformation_is_refused():
     pairs, table = anchors(3), jnp.zeros((T, 8, 2))
     for transform in (jax.jit, jax.checkpoint, jax.vmap):
         inside = lutjax.usage(lambda table, x, of=transform: of(lambda x: lutjax.lut(x, table, pairs))(x))
-        with pytest.raises(ValueError, match=r"looked up inside a jit.*Count inside of the transformation"):
+        with pytest.raises(ValueError, match=r"looked up inside a jit.*Count inside the transformation"):
             inside(table, X)

@@ -335,7 +335,7 @@ def test_wirings_of_the_layers_of_a_classifier():
         ({"wiring": "full,full,full,full"}, "for 3 layers"),
         (
             {"wiring": "windows"},
-            r"image_shape is \(\); expected the height, width and perhaps channels of an image of in_features 12",
+            r"image_shape is \(\); expected the height, width and optional channels of 12 in_features",
         ),
         ({"wiring": "dense"}, "wiring is 'dense'; expected one of"),
     ):

@@ -374,9 +374,7 @@ def test_memory_that_cannot_be_locked_is_read_by_the_cpu(monkeypatch):
     table = host_table()
     monkeypatch.setattr(_registered.Cell, "point", refuse)
     index = np.arange(30, dtype=np.int32).reshape(5, 3, 2)
-    with pytest.warns(
-        UserWarning, match=r"did not lock its 0\.00 GB of the memory of the host .*: choose fewer rows"
-    ):
+    with pytest.warns(UserWarning, match=r"did not lock its 0\.00 GB of host memory .*: choose fewer rows"):
         rows = jax.jit(lambda index: table.read(index)[0])(index)
     np.testing.assert_array_equal(rows, table.gather(index))
 

@@ -118,7 +118,7 @@ class Data:
         if isinstance(train, Samples) and isinstance(test, Samples):
             if train.shape != test.shape:
                 raise SamplesError(
-                    f"{self.name}: training samples have shape {train.shape}, those of the test {test.shape}."
+                    f"{self.name}: training samples have shape {train.shape}, test samples {test.shape}."
                 )
             return Parts(train, test, None, self.remarks)
         assert isinstance(train, Table)
@@ -190,8 +190,8 @@ def load(
         return dataclasses.replace(found, regression=regression)
     if path.suffix.lower() not in (".npz", "") and path.exists():
         raise SamplesError(
-            f"{path} ends in {path.suffix}; expected a .npz file, a table ({', '.join(TABLES)}), or a folder of IDX files, of CIFAR-10, or "
-            "of images with one subfolder for each class."
+            f"{path} ends in {path.suffix}; expected a .npz file, a table ({', '.join(TABLES)}), "
+            "or a folder with IDX files, CIFAR-10, or one image subfolder per class."
         )
     return _load_arrays(path)
 
@@ -254,7 +254,7 @@ def names_of(arrays: Mapping[str, np.ndarray], path: Path) -> list[str] | None:
     names = arrays.get("names")
     if names is not None and (names.ndim != 1 or names.dtype.kind != "U"):
         raise SamplesError(
-            f"{path}: names are {names.dtype} {list(names.shape)}; expected a text for each column of x."
+            f"{path}: names are {names.dtype} {list(names.shape)}; expected a string per column of x."
         )
     return None if names is None else names.tolist()
 
@@ -320,8 +320,9 @@ def _load_folder(folder: Path, image_size: tuple[int, int] | None) -> Data:
         return Data(*read(place))
     if not folders.find(folder).images:
         raise SamplesError(
-            f"{folder} holds neither IDX files ({idx.FILES[0]} and others, also .gz) nor batches of CIFAR-10 ({cifar.FILES[0]} or "
-            f"{cifar.FILES[0]}.bin and others) nor images ({', '.join(pixels.ENDINGS)}) in one subfolder for each class."
+            f"{folder} has no IDX files ({idx.FILES[0]} and others, also .gz), no batches of "
+            f"CIFAR-10 ({cifar.FILES[0]} or {cifar.FILES[0]}.bin and others), and no images "
+            f"({', '.join(pixels.ENDINGS)}) in one subfolder per class."
         )
     train, test, remarks = folders.load(folder, image_size)
     return Data(train, test, tuple(remarks))

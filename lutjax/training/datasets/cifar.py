@@ -73,8 +73,8 @@ def _parse_binary(data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return pixels and labels from records of one label and 3072 pixels."""
     if not data or len(data) % (1 + _PIXELS):
         raise SamplesError(
-            f"{path} has {len(data):,} bytes; expected a multiple of {1 + _PIXELS:,}, a label and {_PIXELS:,} pixels for each "
-            "image: it is not whole, or not of CIFAR-10."
+            f"{path} has {len(data):,} bytes; expected a multiple of {1 + _PIXELS:,}, a label and "
+            f"{_PIXELS:,} pixels per image: it is incomplete, or not CIFAR-10."
         )
     records = np.frombuffer(data, np.uint8).reshape(-1, 1 + _PIXELS)
     return _checked(records[:, 1:], records[:, 0], path)

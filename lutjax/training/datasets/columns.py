@@ -114,9 +114,7 @@ def read_cells(path: Path, *, encoding: str | None = None) -> dict[str, Cells]:
     else:
         names, columns = _csv(path, encoding)
     if not names:
-        raise SamplesError(
-            f"{path} is empty; expected a line of names of columns, and a line for each sample."
-        )
+        raise SamplesError(f"{path} is empty; expected a line of column names, and a line per sample.")
     return dict(zip(names, columns, strict=True))
 
 
@@ -124,13 +122,14 @@ def checked(table: Table, target: str = "y") -> Table:
     """Return a table; raise SamplesError if it lacks other columns, rows or a row's label."""
     if not len(table) or not table.columns:
         raise SamplesError(
-            f"{table.name} has {len(table)} rows and {len(table.columns)} columns beside {target}; expected at least two rows "
-            "and one column beside it."
+            f"{table.name} has {len(table)} rows and {len(table.columns)} columns besides "
+            f"{target}; expected at least two rows and one other column."
         )
     without = np.flatnonzero(missing(table.labels))
     if len(without):
         raise SamplesError(
-            f"{table.name}: {target} is missing in row {without[0] + 1} and {len(without) - 1} others; leave rows without a label out."
+            f"{table.name}: {target} is missing in row {without[0] + 1} and {len(without) - 1} "
+            "others; remove rows without a label."
         )
     return table
 
@@ -162,8 +161,8 @@ def _csv(path: Path, encoding: str | None = None) -> tuple[list[str], list[Cells
             names = [name.removeprefix("\ufeff").strip() for name in next(reader, [])]
             if len(set(names)) < len(names) or not all(names):
                 raise SamplesError(
-                    f"{path}: its first line names the columns {in_a_line(names)}; expected a different name for each. Add a line of names "
-                    "if there is none."
+                    f"{path}: its first line has the column names {in_a_line(names)}; expected "
+                    "distinct names. Add a line of names if there is none."
                 )
             return names, _split_columns(_rows(reader, len(names), path), len(names))
     except OSError as error:
@@ -213,7 +212,7 @@ def _parquet(path: Path) -> tuple[list[str], list[Cells]]:
         from pyarrow import parquet
     except ImportError:
         raise SamplesError(
-            f"{path} is a Parquet file; pyarrow, which reads it, is not installed: {command('pyarrow')}"
+            f"{path} is a Parquet file, which requires pyarrow: {command('pyarrow')}"
         ) from None
     damaged = (pyarrow.ArrowException, ImportError, LookupError, OverflowError, ValueError)
     try:
@@ -235,7 +234,8 @@ def _parquet(path: Path) -> tuple[list[str], list[Cells]]:
     for field in table.schema:
         if pyarrow.types.is_nested(field.type):
             raise SamplesError(
-                f"{path}: column {in_a_line(field.name)} has the type {in_a_line(field.type)}; expected numbers, text or categories. Leave it out."
+                f"{path}: column {in_a_line(field.name)} has the type {in_a_line(field.type)}; "
+                "expected numbers, text or categories. Exclude it."
             )
     names = list(table.column_names)
     if len(set(names)) < len(names):
@@ -257,8 +257,8 @@ def _check_cells(path: Path, rows: int, columns: int) -> None:
     size = path.stat().st_size
     if rows * columns > _CELLS * max(size, 1 << 16):
         raise SamplesError(
-            f"{path} has {size:,} bytes, which unpack to {rows * columns:,} cells or characters of cells; at most {_CELLS} for each byte "
-            "are read. Leave out columns that are the same in all rows."
+            f"{path} has {size:,} bytes, which unpack to {rows * columns:,} cells or characters; "
+            f"at most {_CELLS} per byte are read. Remove constant columns."
         )
 
 
@@ -276,7 +276,8 @@ def table_from_arrays(x: np.ndarray, y: np.ndarray, names: Sequence[str] | None,
     """Create a table from strings ``[N, columns]`` and labels; columns are named by number."""
     if x.ndim != 2 or y.shape != (len(x),):
         raise SamplesError(
-            f"{name}: x has shape {list(x.shape)} and y {list(y.shape)}; text is expected as [N, columns], and its labels as [N]."
+            f"{name}: x has shape {list(x.shape)} and y {list(y.shape)}; expected text [N, "
+            "columns] and labels [N]."
         )
     names = numbered(x.shape[1]) if names is None else list(names)
     if len(set(names)) != x.shape[1]:
@@ -593,7 +594,8 @@ def label_numbers(labels: Cells, classes: Sequence[str], *, name: str) -> np.nda
     unknown = sorted(set(labels.tolist()) - set(number))
     if unknown:
         raise SamplesError(
-            f"{name} has the label {in_a_line(repr(unknown[0]), 80)}, which the training part lacks; that has {in_a_line(', '.join(classes))}."
+            f"{name} has the label {in_a_line(repr(unknown[0]), 80)}, which is missing from the "
+            f"training part; that has {in_a_line(', '.join(classes))}."
         )
     return np.array([number[label] for label in labels.tolist()], np.int32)
 
@@ -604,8 +606,9 @@ def targets(labels: Cells, *, name: str) -> Float32[np.ndarray, " rows"]:
     for row, label in enumerate(points.tolist()):
         if not _is_number(label) or not math.isfinite(np.float32(label)):
             raise SamplesError(
-                f"{name}: the target is {in_a_line(repr(label), 80)} in row {row + 1}; --regression learns finite numbers (float32). Leave the row out, or "
-                "choose another column."
+                f"{name}: the target is {in_a_line(repr(label), 80)} in row {row + 1}; "
+                "--regression requires finite numbers (float32). Remove the row, or choose "
+                "another column."
             )
     return np.array([float(label) for label in points.tolist()], np.float32)
 
@@ -698,8 +701,9 @@ def classes_of_labels(labels: np.ndarray, *, name: str) -> tuple[str, ...]:
         )
     if len(found) > max(len(labels) // 2, 2):
         raise SamplesError(
-            f"{name}: the target has {len(found)} different values in {len(labels)} rows; expected classes, with several rows "
-            "each. Learn numbers as they are by --regression, choose another column, or put numbers into classes first."
+            f"{name}: the target has {len(found)} different values in {len(labels)} rows; expected "
+            "classes with several rows each. Use --regression, choose another column, or bin the "
+            "numbers first."
         )
     return tuple(sorted(found, key=float if all(map(_is_number, found)) else None))
 
@@ -719,8 +723,9 @@ def _fit(name: str, cells: Cells, bits: int, as_numbers: bool) -> Number | Categ
         odd = np.array([not _is_number(value) for value in values])
         if len(values) > MOST_CATEGORIES and counts[odd].sum() <= _ODD * len(present):
             raise SamplesError(
-                f"column {in_a_line(name)} has numbers, and {in_a_line(values[odd][:3].tolist())} in {counts[odd].sum()} of {len(present)} rows; expected "
-                f"numbers alone, or at most {MOST_CATEGORIES} categories. Mend these cells, or leave them empty."
+                f"column {in_a_line(name)} has numbers, and {in_a_line(values[odd][:3].tolist())} "
+                f"in {counts[odd].sum()} of {len(present)} rows; expected only numbers, or at most "
+                f"{MOST_CATEGORIES} categories. Correct these cells, or leave them empty."
             ) from None
         most = np.argsort(-counts, kind="stable")[:MOST_CATEGORIES]
         return Categories(name, tuple(sorted(values[most].tolist())), bool(absent.any()))
@@ -777,9 +782,10 @@ def _units(numbers: Float[np.ndarray, " rows"], name: str) -> tuple[float, float
     n_apart = len(np.unique(_single((distinct - center) / scale)))
     if n_apart < min(_APART * len(distinct), _MANY):
         raise SamplesError(
-            f"column {name} has {len(distinct)} different numbers, of which {n_apart} differ in float32: they lie too unevenly between "
-            f"{distinct[0]:g} and {distinct[-1]:g}. Give their logarithms, or make bits of them, which compare them exactly "
-            "(--column-bits, without --thresholds learned)."
+            f"column {name} has {len(distinct)} different numbers, of which {n_apart} differ in "
+            f"float32: they are too unevenly spaced between {distinct[0]:g} and {distinct[-1]:g}. "
+            "Give their logarithms, or binarize them, which compares exactly (--column-bits, "
+            "without --thresholds learned)."
         )
     return center, scale
 
@@ -798,8 +804,9 @@ def _parse_numbers(
     for row in np.flatnonzero(~absent):
         if not _is_number(points[row]):
             raise SamplesError(
-                f"column {in_a_line(name)} has {in_a_line(repr(str(cells[row])), 80)} in row {row + 1}, which is no finite number, but the training part has "
-                "numbers there."
+                f"column {in_a_line(name)} has {in_a_line(repr(str(cells[row])), 80)} in row "
+                f"{row + 1}, which is not a finite number; the column is numeric in the training "
+                "part."
             )
         found[row] = float(points[row])
     return found

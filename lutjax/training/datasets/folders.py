@@ -91,7 +91,8 @@ def load(folder: Path, size: tuple[int, int] | None = None) -> tuple[Samples, Sa
     images = [by_class]
     if len(classes) < 2:
         raise SamplesError(
-            f"{train} has images of one class, {in_a_line(classes[0], 80)}; expected a folder for each of at least two classes."
+            f"{train} has images of one class, {in_a_line(classes[0], 80)}; expected at least two "
+            "class folders."
         )
     if test is not None:
         in_test, more = _classes(test)
@@ -99,7 +100,8 @@ def load(folder: Path, size: tuple[int, int] | None = None) -> tuple[Samples, Sa
         unknown = sorted(set(in_test) - set(classes))
         if unknown:
             raise SamplesError(
-                f"{test} has the class {in_a_line(unknown[0], 80)}, which {train} lacks; it has {in_a_line(', '.join(classes))}."
+                f"{test} has the class {in_a_line(unknown[0], 80)}, which is missing from {train}; "
+                f"it has {in_a_line(', '.join(classes))}."
             )
         images.append(in_test)
     if others:
@@ -157,19 +159,20 @@ def _classes(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[Path]]:
         found = find(inner)
         if not found.images:
             raise SamplesError(
-                f"{inner} is the folder of a class and has no images ({', '.join(pixels.ENDINGS)}); add some, or remove the folder."
+                f"{inner} is a class folder without images ({', '.join(pixels.ENDINGS)}); add "
+                "some, or remove the folder."
             )
         try:
             inner.name.encode()
         except UnicodeEncodeError:
             raise SamplesError(
-                f"{folder} has a folder whose name is not UTF-8 text, {inner.name!a}; rename it."
+                f"{folder} has a folder named {inner.name!a}, which is not UTF-8; rename it."
             ) from None
         by_class[inner.name] = found.images
         others += found.others
     if not by_class:
         raise SamplesError(
-            f"{folder} has no folder for each class; put the images of each class into a folder of its name."
+            f"{folder} has no class folders; put each class's images into a folder named like the class."
         )
     return by_class, others
 
@@ -186,8 +189,9 @@ def _read(
         n_bytes = len(paths) * height * width * channels
         if size is None and n_bytes > limit:
             raise SamplesError(
-                f"{folder}: {len(paths)} images of {height} x {width} pixels take {n_bytes:,} bytes or more; at most {compressed.MOST} for each "
-                f"byte of their files, or {ALWAYS:,} in all, are unpacked. Scale them by --image-size."
+                f"{folder}: {len(paths)} images with {height} x {width} pixels take {n_bytes:,} "
+                f"bytes or more; at most {compressed.MOST} per byte of their files, or {ALWAYS:,} "
+                "in all, are unpacked. Scale them by --image-size."
             )
 
     path = paths[0]
@@ -205,8 +209,9 @@ def _read(
     except pixels.SizeError as error:
         height, width = expected or stored
         raise SamplesError(
-            f"{path} has {error.height} x {error.width} pixels, and {paths[0]} has {height} x {width}; images must have one size. Scale them "
-            f"by --image-size, such as --image-size {height}x{width}."
+            f"{path} has {error.height} x {error.width} pixels, but {paths[0]} has {height} x "
+            f"{width}; images must have one size. Scale them by --image-size, such as --image-size "
+            f"{height}x{width}."
         ) from None
     except ValueError as error:
         raise SamplesError(str(error)) from error
@@ -234,7 +239,8 @@ def labels(folder: Path, images: Iterable[Path], classes: Sequence[str]) -> list
         label = next((name for name in names if name in classes), None)
         if label is None:
             raise SamplesError(
-                f"{path} is in no folder with the name of a class, which --target asks for; the classes are {in_a_line(', '.join(classes))}."
+                f"{path} is not in a folder named like a class, as --target requires; the classes "
+                f"are {in_a_line(', '.join(classes))}."
             )
         found.append(label)
     return found

@@ -90,7 +90,8 @@ def load(folder: Path) -> tuple[Samples, Samples]:
     train, test = parts
     if train.shape != test.shape:
         raise SamplesError(
-            f"{folder}: training images are {train.shape} pixels, test images {test.shape} ({names[0]}, {names[2]})."
+            f"{folder}: training images have {train.shape} pixels, test images {test.shape} "
+            f"({names[0]}, {names[2]})."
         )
     return train, test
 
@@ -112,7 +113,8 @@ def parse(data: bytes, *, name: str) -> np.ndarray:
     """
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] != _UNSIGNED_BYTES:
         raise SamplesError(
-            f"{name} begins with the bytes {data[:4].hex(' ') or '(none)'}; an IDX file of unsigned bytes begins with 00 00 08."
+            f"{name} begins with the bytes {data[:4].hex(' ') or '(none)'}; IDX files of unsigned "
+            "bytes begin with 00 00 08."
         )
     if data[3] > _MOST_AXES:
         raise SamplesError(f"{name} has {data[3]} axes, as its header says; images have 3, and labels 1.")
@@ -123,7 +125,8 @@ def parse(data: bytes, *, name: str) -> np.ndarray:
     wanted = header + math.prod(shape)
     if len(shape) != data[3] or len(data) != wanted:
         raise SamplesError(
-            f"{name} has {len(data):,} bytes; its header says {list(shape)}, which are {wanted:,}: it is not whole. Get it again."
+            f"{name} has {len(data):,} bytes, but its header requires {wanted:,} for "
+            f"{list(shape)}: it is incomplete. Get it again."
         )
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
 
