@@ -31,6 +31,21 @@ _CIFAR10 = {
 _MNIST = {"S": (16, 1, 6.5, 2), "M": (64, 1, 28.0, 2), "L": (1024, 1, 35.0, 1)}
 
 
+def _check_bits(config: Any, kind: str) -> None:
+    """Raise ValueError if fields for input bits and gates contradict each other."""
+    from lutjax.models._encoder import check_threshold_gradient
+
+    where = type(config).__name__
+    for name in ("learned_thresholds", "edges"):
+        if getattr(config, name) and not config.n_thresholds:
+            raise ValueError(f"{where}: {name} is True, but n_thresholds is 0: samples are bits.")
+    check_threshold_gradient(where, config.threshold_gradient)
+    if kind == "gates" and config.n_inputs != 2:
+        raise ValueError(
+            f"{where}: tables is 'gates' and n_inputs is {config.n_inputs}; gates have 2 inputs. Use 'light'."
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class LogicClassifierConfig(Config):
     """The sizes of a `LogicClassifier`.
@@ -127,17 +142,8 @@ class LogicClassifierConfig(Config):
                 f"{where}: the last of layers is {self.layers[-1]}; it must be a multiple of "
                 f"n_classes, such as {-(-self.layers[-1] // self.n_classes) * self.n_classes}."
             )
-        if self.kind == "gates" and self.n_inputs != 2:
-            raise ValueError(
-                f"{where}: tables is 'gates' and n_inputs is {self.n_inputs}; gates have 2 inputs. "
-                "Use 'light'."
-            )
+        _check_bits(self, self.kind)
         self._check_reduce()
-        if self.learned_thresholds and not self.n_thresholds:
-            raise ValueError(f"{where}: learned_thresholds is True, but n_thresholds is 0: samples are bits.")
-        from lutjax.models._encoder import check_threshold_gradient
-
-        check_threshold_gradient(where, self.threshold_gradient)
         if any(name == "windows" for name in self._wirings[1:]) or (len(self.layers) < len(self._wirings)):
             raise ValueError(
                 f"{where}: wiring is {self.wiring!r} for {len(self.layers)} layers; windows are "
@@ -160,8 +166,6 @@ class LogicClassifierConfig(Config):
 
     def _check_edges(self) -> None:
         where = "LogicClassifierConfig"
-        if not self.n_thresholds:
-            raise ValueError(f"{where}: edges is True, but n_thresholds is 0: samples are bits.")
         if self._wirings[0] == "windows":
             raise ValueError(
                 f"{where}: edges is True and wiring is {self.wiring!r}; windows support only "
@@ -329,22 +333,12 @@ class LogicTreeNetConfig(Config):
                 f"n_classes, {self.n_classes}."
             )
         check_names(self, f"{where}: ")
-        if self.learned_thresholds and not self.n_thresholds:
-            raise ValueError(f"{where}: learned_thresholds is True, but n_thresholds is 0: samples are bits.")
-        if self.edges and not self.n_thresholds:
-            raise ValueError(f"{where}: edges is True, but n_thresholds is 0: samples are bits.")
+        _check_bits(self, self.tables)
         from lutjax.layers.specifications import LEAVES, LogicGatesSpec, SoftLUTSpec
-        from lutjax.models._encoder import check_threshold_gradient
 
-        check_threshold_gradient(where, self.threshold_gradient)
         if self.leaves not in LEAVES:
             raise ValueError(
                 f"{where}: leaves is {format_value(self.leaves)}; expected one of {', '.join(LEAVES)}."
-            )
-        if self.tables == "gates" and self.n_inputs != 2:
-            raise ValueError(
-                f"{where}: tables is 'gates' and n_inputs is {self.n_inputs}; gates have 2 inputs. "
-                "Use 'light'."
             )
         for arguments in self.gate_arguments():  # the layers check the rest
             (LogicGatesSpec if self.tables == "gates" else SoftLUTSpec)(**arguments)

@@ -253,7 +253,8 @@ class LogicCA(nnx.Module):
         states: bool = False,
     ) -> jax.Array:
         """Return the last state, channels first, or all states."""
-        grids, config, wiring = _channels_first(state), self.config, self.wiring
+        config, wiring, grids = self.config, self.wiring, jnp.moveaxis(jnp.asarray(state), -1, 0)
+        grids = grids.reshape(len(grids), math.prod(grids.shape[1:-2]), *grids.shape[-2:])
         if deterministic:
             bits = grids.astype(bool)
             return run_hard(config, self.gates(), wiring, bits, n_steps, key, states=states)
@@ -277,11 +278,6 @@ class LogicCA(nnx.Module):
         if key is None and self.config.update_rate < 1:
             raise ValueError(f"{where}: key is None; asynchronous automata sample the updated cells.")
         return operator.index(n_steps), operator.index(keep_every)
-
-
-def _channels_first(state: Array) -> jax.Array:
-    first = jnp.moveaxis(jnp.asarray(state), -1, 0)
-    return first.reshape(first.shape[0], math.prod(first.shape[1:-2]), *first.shape[-2:])
 
 
 def _channels_last(grids: jax.Array, state: Array, deterministic: bool) -> jax.Array:

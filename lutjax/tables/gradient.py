@@ -267,7 +267,7 @@ def _refuse_key(*_: Any) -> Any:
 
 def _no_number(what: str) -> TypeError:
     return TypeError(
-        f"a TableGradient was {what}, but it holds the gradient of a table in factors and is not an array: {_CURE}; "
+        f"a TableGradient was {what}, but it is a sparse gradient, not an array: {_CURE}; "
         "`to_dense()` returns the array."
     )
 

@@ -116,13 +116,10 @@ class Run(ModelRun[LogicCA]):
             return
         super().divide(asked)
 
-    @property
-    def _seeds(self) -> list[int]:
-        return [self.training.seed + number for number in range(self.training.runs)]
-
     def _mapped(self, function: Callable[..., T], *trees: Any) -> T:
         """Apply a function to a seed and trees of arrays, mapped over runs if there are several."""
-        keys = jnp.stack([jax.random.key(seed) for seed in self._seeds])
+        seeds = range(self.training.seed, self.training.seed + self.training.runs)
+        keys = jnp.stack([jax.random.key(seed) for seed in seeds])
         if self.training.runs == 1:
             return function(keys[0], *trees)
         # A GPU has enough memory for all runs at once; on a CPU one run at a time fits the caches.
@@ -205,7 +202,8 @@ class Run(ModelRun[LogicCA]):
         last = automaton.run_hard(config, model.gates(), wiring, first, training.n_steps, update_key)
         wrong = (self._compared(last) != target).sum().astype(jnp.float32) / target.shape[1]
         old = state.optimizer
-        keep = _SMOOTHING if training.start == "random" or self._draws_boards else 0.0
+        samples_boards = self.target is None and training.batch_size < N_BOARDS
+        keep = _SMOOTHING if training.start == "random" or samples_boards else 0.0
         running = jnp.where(number == 0, wrong, keep * old.running + (1 - keep) * wrong)
         better = running <= old.best_loss
         with jax.numpy_dtype_promotion("standard"):  # Optax promotes the number of steps implicitly
@@ -229,10 +227,6 @@ class Run(ModelRun[LogicCA]):
         if not self.training.loss_channels:
             return states[: len(self.compared)]
         return states[np.array(self.compared)]
-
-    @property
-    def _draws_boards(self) -> bool:
-        return self.target is None and self.training.batch_size < N_BOARDS
 
     def best(self, state: State) -> LogicCA:
         """Return the model with the best hard automaton, on one device."""

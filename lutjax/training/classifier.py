@@ -267,7 +267,7 @@ def _checked_shape(model: Config, train: Samples) -> tuple[int, ...]:
         shape, name, wanted = image_shape(train), "in_shape", model.in_shape
     else:
         name, wanted = "in_features", (model.in_features,)
-    regression = isinstance(model, LogicClassifierConfig) and model.regression
+    regression = is_regression(model)
     if train.regression != regression:
         raise ValueError(
             f"regression is {regression} in the model config, but {train.name} has "
@@ -451,6 +451,11 @@ class Record(runs.Record):
         return "digits" if self.samples.path is None else self.kind
 
 
+def is_regression(model: Config) -> bool:
+    """Return True if a model predicts values instead of classes."""
+    return isinstance(model, LogicClassifierConfig) and model.regression
+
+
 def shape_of(model: Config) -> tuple[int, ...]:
     """Return a model's sample shape."""
     return model.in_shape if isinstance(model, LogicTreeNetConfig) else (model.in_features,)
@@ -472,7 +477,7 @@ def selected_model(folder: Path, step: int, record: Record) -> Model:
     """Return the selected network from a checkpoint verified by `runs.read`."""
     model, shape = record.model, shape_of(record.model)
     nothing = np.zeros((2, math.prod(shape)), np.float32)  # takes no step
-    kind: Any = np.float32 if isinstance(model, LogicClassifierConfig) and model.regression else np.int32
+    kind: Any = np.float32 if is_regression(model) else np.int32
     samples = Samples(nothing, np.zeros(2, kind), shape, "nothing")
     thresholds = None
     if model.n_thresholds:

@@ -12,7 +12,15 @@ import numpy as np
 from lutjax.models import LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfig
 from lutjax.models._logic_configs import EDGES
 from lutjax.training import datasets, meshes, presets, reports, runs
-from lutjax.training.classifier import Model, Record, Run, baselines, expected_gates, image_shape
+from lutjax.training.classifier import (
+    Model,
+    Record,
+    Run,
+    baselines,
+    expected_gates,
+    image_shape,
+    is_regression,
+)
 from lutjax.training.classifier_config import (
     CONFIGS,
     FOR_TABLES,
@@ -168,7 +176,7 @@ class Classifier(Experiment):
         if model is not None and not isinstance(record.model, MODELS[model]):
             found = next(name for name, config in MODELS.items() if isinstance(record.model, config))
             raise CheckpointError(f"the run trains another model: {found}, not {model}.")
-        learned = _is_regression(record.model)
+        learned = is_regression(record.model)
         if regression and not learned:
             raise CheckpointError("the run learns classes, and --regression asks for numbers; leave it out.")
         places = (path or record.samples.path, test or record.test)
@@ -472,10 +480,6 @@ def bit_names(
     of_trees = isinstance(config, LogicTreeNetConfig)
     maps = EDGES if config.edges else ()
     return reports.bit_names(part, thresholds, encoding, channels_first=of_trees, maps=maps)
-
-
-def _is_regression(model: LogicClassifierConfig | LogicTreeNetConfig) -> bool:
-    return isinstance(model, LogicClassifierConfig) and model.regression
 
 
 def _split_parts(data: datasets.Data, training: TrainingConfig) -> datasets.Parts:

@@ -18,7 +18,7 @@ from lutjax.bundles._layout import is_bundle
 from lutjax.bundles.errors import BundleError
 from lutjax.circuits import deployment, mcu, proofs
 from lutjax.circuits.circuit import Circuit
-from lutjax.circuits.columns import Columns, Value
+from lutjax.circuits.columns import Value
 from lutjax.circuits.deployment import Vectors
 from lutjax.circuits.ports import Format, Port
 from lutjax.circuits.resynthesis import MOST_INPUTS
@@ -394,7 +394,7 @@ def _classifier_source(
         run=_facts(folder, found.kind, found.steps),
         page=_page(folder, model, test, x, inputs, circuit, about),
         remarks=remarks,
-        extras=_columns(form),
+        extras={} if form.encoding is None else {COLUMNS: form.encoding.to_json().encode()},
         layers=lambda: circuit_of(folder, model, inputs="bits", outputs="bits"),
     )
 
@@ -441,7 +441,9 @@ def _rows_source(
         )
     else:
         table, source = experiment.test_rows, f"the test part of {experiment.test.name}"
-    rows = values_of(encoding, table)
+    rows, page = values_of(encoding, table), {}
+    if circuit.about.get("kind") == "classifier":
+        page = {"circuit": circuit_of(folder, model, inputs=taken, outputs="votes", about=about)}
 
     def answer_table(table: Table) -> Numbers:
         return _answers(packed, encoding.encode(table), bits=False, outputs=given)
@@ -457,7 +459,7 @@ def _rows_source(
         samples_name=source,
         answer=answer,
         run=_facts(folder, found.kind, found.steps),
-        page=_page_of_rows(folder, model, taken, circuit, about),
+        page=page,
         remarks=remarks,
         layers=lambda: circuit_of(
             folder, model, inputs="bits", outputs="bits", about={"column_bits": [list(b) for b in taken.bits]}
@@ -470,14 +472,6 @@ def _rows_source(
 _READS_ROWS = (
     "the circuit reads table rows, with one port per column; --inputs bits leaves their encoding outside"
 )
-
-
-def _page_of_rows(
-    folder: Path, model: Any, taken: Columns, circuit: Circuit, about: dict[str, Any]
-) -> dict[str, Any]:
-    if circuit.about.get("kind") != "classifier":
-        return {}
-    return {"circuit": circuit_of(folder, model, inputs=taken, outputs="votes", about=about)}
 
 
 def _experiment(found: ModelFolder) -> Classifier | None:
@@ -526,22 +520,15 @@ MOST_NAMES = 4096  # maximum number of input names in an export
 
 def _names(config: classifier.Config, form: Form, inputs: str, packed: Packed) -> dict[str, Any]:
     about: dict[str, Any] = {} if form.regression else {"classes": list(form.classes)}
-    if _is_image(form.shape):
-        return {**about, "image": list(form.shape[:2])}
+    shape = form.shape
+    if len(shape) == 2 or (len(shape) == 3 and shape[2] == 1):
+        return {**about, "image": list(shape[:2])}
     if inputs == "bits":
         thresholds = None if packed.thresholds is None else np.asarray(packed.thresholds)
         names = bit_names(config, form, thresholds, form.encoding)
     else:
         names = reports.bit_names(form, None, form.encoding)
     return {**about, "image": None, **({"input_names": names} if len(names) <= MOST_NAMES else {})}
-
-
-def _is_image(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 2 or (len(shape) == 3 and shape[2] == 1)
-
-
-def _columns(form: Form) -> dict[str, bytes]:
-    return {} if form.encoding is None else {COLUMNS: form.encoding.to_json().encode()}
 
 
 COLUMNS = "columns.json"  # file name of the column encoding in a run and its export

@@ -1,7 +1,6 @@
 """Integer language models of lookup tables: rounding, JAX evaluation, and C export."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -144,13 +143,9 @@ def thousandths(temperature: float | int) -> int:
     return found
 
 
-def rounded_config(config: LUTTransformerConfig) -> LUTTransformerConfig:
-    """Return the config of the rounded model in JAX."""
-    return dataclasses.replace(config, param_dtype="float32", table_dtype=None, dropout=0.0)
-
-
 def _in_floats(model: LUTTransformer, integer: IntegerLanguageModel) -> LUTTransformer:
-    config = rounded_config(model.config)
+    options = {"param_dtype": "float32", "table_dtype": None, "dropout": 0.0}
+    config = dataclasses.replace(model.config, **options)
     params, others = models.arrays(model)
     others = jax.tree.map(
         lambda a: jnp.asarray(np.asarray(a)), others
@@ -261,32 +256,6 @@ def program_of(
     size = f"{integer.n_values:,} entries of tables of {integer.dtype}, {facts['table_bytes']:,} bytes"
     where = ", in tables.bin" if language_model.TABLES_FILE in files else ", in the program"
     return Program(files, facts, (remark, size + where), found.steps)
-
-
-def export_language_model(
-    folder: Path,
-    out: Path,
-    *,
-    tables: str = "int16",
-    text_path: Path | None = None,
-    progress: Callable[[str], None] = lambda text: None,
-    on_damage: Callable[[str], None] = checkpoints.warn,
-) -> list[Path]:
-    """Write a program's files and ``model.json`` to an empty or new folder; return the paths."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RunError(
-            f"{out} is no empty folder, and files of it would be written over: choose another folder."
-        )
-    program = program_of(folder, tables=tables, text_path=text_path, progress=progress, on_damage=on_damage)
-    facts = json.dumps(program.facts, indent=2) + "\n"
-    out.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, content in {**program.files, "model.json": facts.encode("ascii")}.items():
-        (out / name).write_bytes(content)
-        written.append(out / name)
-    for remark in program.remarks:
-        progress(remark)
-    return written
 
 
 def _losses(

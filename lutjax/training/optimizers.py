@@ -1,5 +1,6 @@
 """Optimizers and learning-rate schedules, chosen by name."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -112,17 +113,14 @@ def optimizer(
             return optax.adam(rate)
         case "adamw":
             # The second moment decays faster than usual because runs are short.
-            return optax.adamw(rate, b2=0.99, weight_decay=weight_decay, mask=_matrices)
+            is_matrix = functools.partial(jax.tree.map, lambda p: p.ndim == 2)
+            return optax.adamw(rate, b2=0.99, weight_decay=weight_decay, mask=is_matrix)
         case "adagrad":
             return optax.adagrad(rate, initial_accumulator_value=0.0, eps=_EPS)
         case "row_adagrad":
             return optax.chain(scale_by_row_rss(), optax.scale_by_learning_rate(rate))
         case _:
             raise ValueError(f"optimizer is {name!r}; the known ones are {', '.join(OPTIMIZERS)}.")
-
-
-def _matrices(params: optax.Params) -> Any:
-    return jax.tree.map(lambda p: p.ndim == 2, params)
 
 
 class RowRssState(NamedTuple):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float32, Int
 
-from lutjax.models import LogicClassifierConfig, PackedClassifier, PackedTreeNet
+from lutjax.models import PackedClassifier, PackedTreeNet
 from lutjax.models.packed import number_of
 from lutjax.training import checkpoints, classifier, model_folders, runs
 from lutjax.training.datasets.columns import Encoding
@@ -182,7 +182,7 @@ def form_of(model: Any) -> Form:
 
 
 def _form_of_arrays(config: classifier.Config) -> Form:
-    regression = isinstance(config, LogicClassifierConfig) and config.regression
+    regression = classifier.is_regression(config)
     names = () if regression else tuple(map(str, range(config.n_classes)))
     return Form(classifier.shape_of(config), names, regression=regression)
 

@@ -4,12 +4,34 @@
 """
 
 import dataclasses
+import tomllib
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from typing import Any
 
-from lutjax.training import _named_values
 
-_VALUES = _named_values.read("presets.toml")
+def read_values(file: str) -> dict[str, Any]:
+    """Return a file's tables of values; ``base = NAME`` in a table adds the values of ``[bases.NAME]``.
+
+    Arrays become tuples, as configs require.
+    """
+    tables = tomllib.loads(resources.files(__package__).joinpath(file).read_text("utf-8"))
+    bases = tables.pop("bases", {})
+    return {name: _complete(table, bases) for name, table in tables.items()}
+
+
+def _complete(table: Mapping[str, Any], bases: Mapping[str, Any]) -> dict[str, Any]:
+    own: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, dict):
+            own[name] = _complete(value, bases)
+        else:
+            own[name] = tuple(value) if isinstance(value, list) else value
+    base = own.pop("base", None)
+    return own if base is None else {**_complete(bases[base], bases), **own}
+
+
+_VALUES = read_values("presets.toml")
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = _VALUES["lm"]
 """Values for the model config, `TrainingConfig` and the intervals, by model and preset."""

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, ClassVar
 
-from lutjax.training import _named_values
+from lutjax.training import presets
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,7 +176,7 @@ _SAMPLES: dict[str, tuple[tuple[int, ...], int]] = {
 
 RECIPES: dict[str, Published] = {
     name: (TreeRecipe if "network" in values else Recipe)(**{"name": name, "published": None, **values})
-    for name, values in _named_values.read("recipes.toml").items()
+    for name, values in presets.read_values("recipes.toml").items()
 }
 """Known recipes by name, from ``recipes.toml``."""
 

@@ -222,7 +222,7 @@ def test_solved_is_without_a_wrong_bit_three_times():
         (["--keep-every=-1"], "--keep-every is -1"),
         (["--target=missing.png"], "cannot read the image missing.png"),
         (["--perception=7,2"], "--perception is (7, 2); it must start with 8"),
-        (["--update=8,3"], "--update is (8, 3); it must end with 2 gates"),
+        (["--update=8,3"], "--update is (8, 3); it must end with 2, one gate per channel"),
         (["--update-rate=0"], "--update-rate is 0.0"),
         (["--hard-share=2"], "--hard-share is 2.0"),
         (["--last-hard-share=2"], "--last-hard-share is 2.0"),
@@ -275,7 +275,5 @@ def test_a_picture_decides_the_grid(tmp_path):
     np.testing.assert_array_equal(run.target, expected)
     own = new({**sizes, "n_steps": 9}, path=tmp_path / "wide.png").run
     assert (own.training.size, own.training.n_steps) == (5, 9)
-    with pytest.raises(
-        patterns.PatternError, match=r"large\.png has 65 x 2 pixels; at most 64 x 64 are drawn"
-    ):
+    with pytest.raises(patterns.PatternError, match=r"large\.png has 65 x 2 pixels; the maximum is 64 x 64"):
         new(sizes, path=tmp_path / "large.png")

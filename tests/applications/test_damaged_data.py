@@ -194,8 +194,8 @@ def test_encodings_that_are_none(column, changed, message):
         ({"x": np.array([["\ud800", "b"]] * 20)}, "x.npy has text with characters that there are none of"),
         ({"x": np.frombuffer(np.full(40, 0x110000, np.uint32).tobytes(), "<U1").reshape(20, 2)}, "characters that there are none of"),
         ({"x": np.array([["a", "b"]] * 20), "names": np.array(3)}, "names are int64 []; expected a string per column"),
-        ({"x": np.array([["a", "b"]] * 20), "names": np.array([[1, 2], [3, 4]])}, "names are int64 [2, 2]; expected a text"),
-        ({"x": np.array([["a", "b"]] * 20), "names": np.array([1, 2])}, "names are int64 [2]; expected a text"),
+        ({"x": np.array([["a", "b"]] * 20), "names": np.array([[1, 2], [3, 4]])}, "names are int64 [2, 2]; expected a string"),
+        ({"x": np.array([["a", "b"]] * 20), "names": np.array([1, 2])}, "names are int64 [2]; expected a string"),
     ],
 )  # fmt: skip
 def test_arrays_that_cannot_be_used(arrays, message, tmp_path):

@@ -115,8 +115,8 @@ def test_samples_of_a_wrong_size(call, message, light, without_typechecking):
     ("change", "message"),
     [
         ({"layers": (20, 20)}, r"layers is 20; it must be a multiple of n_classes, such as 21"),
-        ({"layers": ()}, "at least one layer"),
-        ({"tables": "gates"}, "n_inputs is 3; use 'light'"),
+        ({"layers": ()}, "each layer needs at least one gate"),
+        ({"tables": "gates"}, "n_inputs is 3; gates have 2 inputs. Use 'light'"),
         ({"tables": "heavy"}, "expected one of"),
         ({"n_inputs": 9}, "n_inputs is 9"),
         ({"n_classes": 1}, "n_classes is 1; it must be at least 2"),
@@ -124,7 +124,7 @@ def test_samples_of_a_wrong_size(call, message, light, without_typechecking):
         ({"tau": 0.0}, "tau is 0.0"),
         ({"estimator": "hard"}, "estimator is 'hard'"),
         ({"reduce": (1,)}, r"reduce is \(1,\); a table reads 2 to 8 votes of its class, which has"),
-        ({"reduce": (6, 4)}, r"and at 4 a class has 3"),
+        ({"reduce": (6, 4)}, r"which has 3 at 4"),
         ({"reduce": (9,)}, "reads 2 to 8 votes"),
         ({"reduce": (2,), "tables": "binary"}, "reducing tables are trained as logits"),
     ],
@@ -300,6 +300,6 @@ def test_the_command_refuses(started, tmp_path):
         (["--out", out, "--resume", "--data", other], "belongs to other samples"),
         (["--data", tmp_path / "none.npz", "--out", tmp_path], "cannot be read"),
         (["--data", data, "--out", tmp_path, "--layers", "30,x"], "comma-separated integers"),
-        (["--data", data, "--out", tmp_path, "--layers", "31"], "must be a multiple of --n-classes"),
+        (["--data", data, "--out", tmp_path, "--layers", "31"], "must be a multiple of n_classes"),
     ):  # fmt: skip
         assert message in refusal("train", "digits", *words)

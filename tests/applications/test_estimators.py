@@ -171,7 +171,7 @@ def test_trees_refused(table_run, tmp_path):
         (["--model", "tree", "--data", tmp_path / "rows.npz"], "have 16 numbers each, but gate trees read images"),
         ([*squares, "--n-inputs", 4], "and --n-inputs is 4; gates have 2 inputs. Use 'light'"),
         (["--kernels", "4"], "kernels is (4,); the model gates has no such option"),
-        (["--model", "gates", "--recipe", "logictreenet-mnist-s"], "the recipe logictreenet-mnist-s is one of tree"),
+        (["--model", "gates", "--recipe", "logictreenet-mnist-s"], "the recipe logictreenet-mnist-s is for tree"),
         (["--resume", "--out", table_run.out, "--model", "tree"], "the run trains another model: gates, not tree"),
         (["--thresholds", "learned", "--n-thresholds", 0], "learned_thresholds is True, but --n-thresholds is 0"),
     ):  # fmt: skip

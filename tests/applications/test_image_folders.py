@@ -122,7 +122,7 @@ def test_images_are_scaled(tmp_path):
     for k in range(12):
         h, w = (9 + k, 17 - k)
         save(tmp_path / f"{k % 2}/{k:02}.png", RNG.integers(0, 256, (h, w, 3), np.uint8))
-    with pytest.raises(SamplesError, match=r"02\.png has 11 x 15 pixels, and .*00\.png has 9 x 17; .* 9x17"):
+    with pytest.raises(SamplesError, match=r"02\.png has 11 x 15 pixels, but .*00\.png has 9 x 17; .* 9x17"):
         datasets.load(tmp_path)
     data = datasets.load(tmp_path, image_size=(4, 8))
     assert data.train.shape == (4, 8, 3)
@@ -161,7 +161,7 @@ def damage(folder, content):
         (lambda f: damage(f, b""), r"3\.png is no image of a known format"),
         (lambda f: damage(f, (f / "cat/3.png").read_bytes()[:-30]), r"cannot read the image .*3\.png: image file is truncated"),
         (lambda f: save(f / "fox/0.png", np.zeros((4, 6), np.uint8)), r"class fox has 1 of 16 samples, and 4 classes"),
-        (lambda f: (part(f, "train"), part(f, "test", ("cat", "fox")), remove(f, *CLASSES)), r"test has the class fox, which .*train lacks; it has cat, dog 2, eel"),
+        (lambda f: (part(f, "train"), part(f, "test", ("cat", "fox")), remove(f, *CLASSES)), r"test has the class fox, which is missing from .*train; it has cat, dog 2, eel"),
         (lambda f: remove(f, *CLASSES), r"no batches of CIFAR-10 .* and no images \(\.png, .*\) in one subfolder per class"),
         (lambda f: remove(f, "eel/1") or [path.unlink() for path in f.glob("*/[3-4].png")], r"there are 8 images; at least 10 are needed"),
         pytest.param(lambda f: remove(f, "eel") or (f / "eel").mkdir() or os.mkfifo(f / "eel/0.png"), r"eel is a class folder without images", marks=pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes here")),

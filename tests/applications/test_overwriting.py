@@ -13,7 +13,7 @@ from lutjax.circuits.deployment import MANIFEST
 from lutjax.cli import _measuring, _status
 from lutjax.files import atomic as _files
 from lutjax.status import matrix as _matrix, report as _report, results as _records
-from lutjax.training import checkpoints, experiments, integers, quantize, runs
+from lutjax.training import checkpoints, experiments, quantize, runs
 from lutjax.training.automaton_runs import Automaton
 from lutjax.training.classifier_runs import Classifier
 from lutjax.training.errors import InUseError, RunError
@@ -150,12 +150,6 @@ def test_a_deployed_model_replaces_one_alone(tmp_path):
     folder.write_text("mine")
     with pytest.raises(RunError, match="is no folder, and would be replaced"):
         quantize.check_place(folder)
-
-
-def test_a_program_is_written_into_an_empty_folder(tmp_path):
-    (tmp_path / "main.c").write_text("mine")
-    with pytest.raises(RunError, match="is no empty folder"):
-        integers.export_language_model(tmp_path / "none", tmp_path)
 
 
 @pytest.mark.parametrize(

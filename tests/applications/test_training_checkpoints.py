@@ -83,7 +83,7 @@ def test_all_are_damaged(directory):
 
 def test_a_renamed_one_is_not_taken_for_another_step(directory):
     (directory / "10").rename(directory / "11")
-    with pytest.raises(CheckpointError, match=r"11 is that of step 10: rename it to .*/10"):
+    with pytest.raises(CheckpointError, match=r"11 is from step 10: rename it to .*/10"):
         checkpoints.read_meta(directory)
 
 

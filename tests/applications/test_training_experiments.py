@@ -299,7 +299,9 @@ def test_a_run_that_is_solved_ends(whole, tmp_path):
     assert "finished, as small enough after 4 of 12 steps" in lines[-1]
     assert checkpoints.steps(tmp_path / "run" / "checkpoints") == [3, 4]
     assert "is finished: small enough after 4 of 12 steps" in resume(tmp_path / "run")[-1]
-    with pytest.raises(RunError, match=r"steps is 20, .* as --stop-below asks \(small enough\): change that"):
+    with pytest.raises(
+        RunError, match=r"steps is 20, .*--stop-below ended the run early \(small enough\)\. Change that"
+    ):
         resume(tmp_path / "run", steps=20)
     # The same where it was ended in between.
     with pytest.raises(PowerError):
@@ -374,7 +376,7 @@ def test_folders_are_named_for_what_they_are(whole, tmp_path):
     (run / "checkpoints" / "12").rename(run / "checkpoints" / "best")
     assert "rename it to the number of its steps" in refused(run)
     (run / "checkpoints" / "best").rename(run / "checkpoints" / "13")
-    assert f"is that of step 12: rename it to {run / 'checkpoints' / '12'}." in refused(run)
+    assert f"is from step 12: rename it to {run / 'checkpoints' / '12'}." in refused(run)
     with pytest.raises(CheckpointError, match="is a run of train ca, not of train lm: continue it with"):
         runs.check_kind(whole, "lm")
 

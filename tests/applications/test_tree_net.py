@@ -94,7 +94,7 @@ def test_a_classifier_reads_edges_as_trees_do():
     [
         ({"n_thresholds": 0}, "edges is True, but n_thresholds is 0"),
         ({"image_shape": ()}, r"edges is True and image_shape is \(\); expected the height, width"),
-        ({"image_shape": (5, 5)}, r"image_shape is \(5, 5\); expected .* in_features 24 values"),
+        ({"image_shape": (5, 5)}, r"image_shape is \(5, 5\); expected .* 24 in_features"),
         ({"wiring": "windows"}, "edges is True and wiring is 'windows'"),
     ],
 )

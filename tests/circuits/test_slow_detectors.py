@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 
 import jax.numpy as jnp
 import numpy as np
@@ -124,11 +123,13 @@ def test_a_run_becomes_a_program(compiler, tmp_path):
     params, others = models.arrays(model_of())
     models.save(tmp_path / "run", 1, State(params, others, None), record)
     lines = []
-    paths = integers.export_language_model(tmp_path / "run", out, progress=lines.append)
-    assert sorted(paths) == sorted(out.iterdir())
-    facts = json.loads((out / "model.json").read_text())
+    program = integers.program_of(tmp_path / "run", progress=lines.append)
+    out.mkdir()
+    for name, content in program.files.items():
+        (out / name).write_bytes(content)
+    facts = program.facts
     assert facts["loss_after"] == pytest.approx(facts["loss_before"], abs=0.02)
-    assert f"{facts['loss_before']:.4f} nats per byte before rounding" in lines[-2]
+    assert f"{facts['loss_before']:.4f} nats per byte before rounding" in program.remarks[0]
     assert lines[:2] == ["rounding to int16", "testing the trained model"]
     assert "600 bytes of 3 texts" in language_model.verify(out, compiler=compiler, flags=(*STRICT, *FLAGS))
     sources = {name: (out / name).read_bytes() for name in ("main.c", "language_model.c", "tables.c")}

@@ -284,7 +284,7 @@ def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         linen.NgramMemory(6, rows=20, placement="host").init(jax.random.key(0), X, TOKENS)
     with pytest.raises(ValueError, match="a layer of Flax NNX has its tables itself: give 'host'"):
         made("ngrams", HostTables())
-    with pytest.raises(ValueError, match=r"Counting\(weight_decay=0.0\) also keeps total: take a rule"):
+    with pytest.raises(ValueError, match=r"Counting\(weight_decay=0.0\) also has total: use a rule"):
         table.start(Counting())
     layer = made("ngrams", "host")
     _, (_, gradients) = value_and_grad(lambda layer: call(layer).sum(), host=True)(layer)
