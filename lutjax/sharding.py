@@ -105,10 +105,9 @@ def specs(
         if n % n_devices:
             fitting, what = [d for d in range(1, n_devices) if n % d == 0], "rows" if rows else "detectors"
             raise ValueError(
-                f"sharding.specs: {name} has shape {list(array.shape)}; its {n} {what} cannot be "
-                f"divided evenly by the {n_devices} devices of the mesh axis {axis!r}. Give that "
-                f"axis {' or '.join(map(str, fitting[-3:]))} devices and the rest to the batch, or "
-                f"choose a multiple for the number of {what}."
+                f"sharding.specs: {name} has shape {list(array.shape)}, and its {n} {what} cannot be divided evenly by the {n_devices} "
+                f"devices of the mesh axis {axis!r}. Give that axis {' or '.join(map(str, fitting[-3:]))} devices and the rest to the "
+                f"batch, or choose a number of {what} that is a multiple."
             )
         return PartitionSpec(*(axis if i == place else None for i in range(len(array.shape))))
 

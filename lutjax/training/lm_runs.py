@@ -179,6 +179,7 @@ class LanguageModel(Experiment):
 
     @property
     def _counted(self) -> bool:
+        """Whether table reads are counted at the end."""
         model = self.record.model
         return self.intervals.usage or (isinstance(model, GPTConfig) and bool(model.memory_places))
 

@@ -156,7 +156,7 @@ def damage(folder, content):
         (lambda f: (f / "fox").mkdir() or (f / "fox/notes.txt").write_text("x"), r"fox is a class folder without images \(\.png, .*\); add some, or remove"),
         (lambda f: remove(f, "dog 2", "eel"), r"has images of one class, cat; expected at least two class folders"),
         (lambda f: (f / "cat/2.png").rename(f / "0.png") and remove(f, *CLASSES), r"has no class folders; put each class's images into a folder named like the class"),
-        (lambda f: [save(f / name / "0.png", np.zeros((4, 6), np.uint8)) for name in ("train", "test")] and remove(f, *CLASSES), r"train has no folder for each class"),
+        (lambda f: [save(f / name / "0.png", np.zeros((4, 6), np.uint8)) for name in ("train", "test")] and remove(f, *CLASSES), r"train has no class folders"),
         (lambda f: damage(f, b"GIF89b" * 9), r"3\.png is no image of a known format; they are PNG"),
         (lambda f: damage(f, b""), r"3\.png is no image of a known format"),
         (lambda f: damage(f, (f / "cat/3.png").read_bytes()[:-30]), r"cannot read the image .*3\.png: image file is truncated"),
@@ -271,7 +271,7 @@ def test_images_of_a_folder_are_bounded(tmp_path, monkeypatch):
 
     monkeypatch.setattr(pixels, "read", None)  # no pixels are decoded
     with pytest.raises(
-        SamplesError, match=r"12 images of 300 x 200 pixels take 720,000 bytes or more; .*--im"
+        SamplesError, match=r"12 images with 300 x 200 pixels take 720,000 bytes or more; .*--im"
     ):
         datasets.load(tmp_path)
 

@@ -191,10 +191,10 @@ def connectivity(shape=(2, 2), candidates=((0, 1),), targets=((0,),)):
 IMPOSSIBLE = {
     "kernel": (lambda: wiring.windows((5, 4), (3, 5)), r"kernel is \(3, 5\), larger than .* 5 by 4\."),
     "padded": (lambda: wiring.windows((2, 2), 5, padding=1), "kernel is 5, .* of 2 by 2 with padding 1"),
-    "padding": (lambda: wiring.windows((5, 5), 2, padding=2), "padding is 2 and kernel is 2, .* outside of"),
+    "padding": (lambda: wiring.windows((5, 5), 2, padding=2), "padding is 2 and kernel is 2; .* outside"),
     "stride": (lambda: wiring.windows((5, 5), 2, (1, 0)), r"stride is \(1, 0\); it must be at least 1"),
-    "sizes": (lambda: wiring.windows((5, 5), (2, 2, 2)), r"kernel is \(2, 2, 2\); expected a whole number"),
-    "fraction": (lambda: wiring.windows((5, 5), 1.5), r"kernel is 1\.5; expected a whole number"),
+    "sizes": (lambda: wiring.windows((5, 5), (2, 2, 2)), r"kernel is \(2, 2, 2\); expected an integer"),
+    "fraction": (lambda: wiring.windows((5, 5), 1.5), r"kernel is 1\.5; expected an integer"),
     "image": (lambda: wiring.windows((5,), 1), r"image_shape is \(5,\); expected \(height, width\)"),
     "outputs": (lambda: wiring.window_groups((5, 5), 2, outputs=0), "window_groups: outputs is 0"),
     "empty_map": (lambda: wiring.full((3, 0), 2), r"full: in_shape is \(3, 0\); expected"),

@@ -15,7 +15,11 @@ def md5(data: bytes) -> str:
 def identify(
     folder: Path, found: Mapping[str, str], published: Mapping[str, Mapping[str, str]]
 ) -> str | None:
-    """Return the name of the published data set with these MD5 digests by file name, or None.
+    """Return the published data set's name for these checksums, or None.
+
+    Args:
+      found: MD5 by file name.
+      published: MD5 by file name, for each data set.
 
     Raises:
       SamplesError: only some files match a data set.
@@ -27,10 +31,9 @@ def identify(
         other = [file for file in found if file not in same]
         if other:
             raise SamplesError(
-                f"{folder}: {', '.join(same)} of {len(found)} files match {name} by their "
-                f"checksums, but {other[0]} has MD5 {found[other[0]]} and not "
-                f"{sums.get(other[0])}: it is damaged, or from other data. Get {name} again, or "
-                "save your own data as a .npz file."
+                f"{folder}: {', '.join(same)} of {len(found)} files are those of {name} by their checksums, but {other[0]} has MD5 "
+                f"{found[other[0]]} and not {sums.get(other[0])}: it is damaged, or of other data. Get the files of {name} again, "
+                "or save data of your own as a .npz file."
             )
         return name
     return None
