@@ -139,7 +139,10 @@ def thousandths(temperature: float | int) -> int:
     """Convert a temperature to thousandths, an integer from 0 to 1000 (else ValueError)."""
     found = round(temperature * TEMPERATURES)
     if not 0 <= temperature <= 1000 or abs(found / TEMPERATURES - temperature) > 1e-9:
-        raise ValueError(f"temperature is {temperature}; it must be 0 to 1000, with at most three decimals.")
+        raise ValueError(
+            f"temperature is {temperature}; in whole numbers it is from 0 to 1000, with at most "
+            "three digits after the point."
+        )
     return found
 
 

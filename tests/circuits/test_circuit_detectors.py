@@ -258,7 +258,7 @@ def with_weight(weight):
         (lambda: language_model.from_model(outline(), tables="int32"), "tables is 'int32'; expected one of"),
         (lambda: language_model.from_model(with_weight(2.0**25)), r"too much for whole numbers below 2\*\*24"),
         (lambda: language_model.from_model(with_weight(jnp.nan)), "an infinity or NaN"),
-        (lambda: integers.thousandths(0.1234), "1234; it must be 0 to 1000"),
+        (lambda: integers.thousandths(0.1234), "1234; in whole numbers it is from 0 to 1000"),
         (lambda: language_model.from_model(softmax_attention()), "no integer form of GPT, whose softmax attention computes with floats"),
         (lambda: integers.rounded_model(Path("runs/lm"), softmax_attention(), tables="int8"), "lutjax train lm --model lut"),
     ],

@@ -140,7 +140,7 @@ def test_a_run_becomes_a_program(compiler, tmp_path):
     assert command(*words).stdout_bytes == b"the fox" + added
     result = command(*words, "--temperature", "0.12345")
     assert result.exit_code == 2
-    assert "at most three decimals" in result.output
+    assert "at most three digits after the point" in result.output
     source.unlink()
     program_without = integers.program_of(tmp_path / "run", tables="int8")
     assert "the loss is not tested" in program_without.remarks[0]
