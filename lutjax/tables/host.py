@@ -617,10 +617,10 @@ class HostTable:
                     reason = (
                         error
                         if isinstance(error, HostMemoryError)
-                        else f"the GPU does not read the memory of the host: {error}."
+                        else f"the GPU does not read host memory: {error}."
                     )
                     warnings.warn(
-                        f"{reason} Until then each read in a program waits for the CPU, a third of a millisecond or less.",
+                        f"{reason} Until then, programs wait for the CPU, up to a third of a millisecond per read.",
                         stacklevel=2,
                     )
             return self._cell is not None
@@ -741,7 +741,7 @@ class HostTable:
     def _fetched(self, gradient: TableGradient) -> TableGradient:
         """Return this table's gradient in host memory, with the reads that update rows."""
         if self.rule is None:
-            raise ValueError(f"the table {self.name} has no rule by which its rows move: call start(rule).")
+            raise ValueError(f"the table {self.name} has no update rule: call start(rule).")
         if gradient.shape != self.shape:
             raise ValueError(
                 f"HostTable: the gradient has shape {list(gradient.shape)}; expected {list(self.shape)}."

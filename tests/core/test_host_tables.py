@@ -288,7 +288,7 @@ def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         table.start(Counting())
     layer = made("ngrams", "host")
     _, (_, gradients) = value_and_grad(lambda layer: call(layer).sum(), host=True)(layer)
-    with pytest.raises(ValueError, match=r"no rule by which its rows move: call start\(rule\)"):
+    with pytest.raises(ValueError, match=r"no update rule: call start\(rule\)"):
         update_host(layer, gradients, 0.1)
     with pytest.raises(ValueError, match="the gradients are for the tables"):
         update_host(layer, {}, 0.1)
