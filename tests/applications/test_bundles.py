@@ -528,7 +528,7 @@ def saved_digits(tmp_path_factory):
         (lambda c: c["model"].pop("tau"), None),
         (lambda c: c.update(architectures=["os.system"]), "holds a .*os.system.*; the models of this"),
         (lambda c: c.update(quantized=True), "has no form with tables of integers"),
-        (lambda c: c["run"].update(kind="no"), "a run of the kind no"),
+        (lambda c: c["run"].update(kind="no"), "its run has the kind no"),
         (lambda c: c["run"]["record"].update(history=3), "is damaged: its history is 3"),
     ],
 )

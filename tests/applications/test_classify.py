@@ -141,7 +141,7 @@ def cut(path, end):
         (lambda f: (f / idx.FILES[3]).write_bytes(b"P5 3 5"), "begins with the bytes 50 35 20 33"),
         (lambda f: (f / idx.FILES[3]).write_bytes(b""), r"begins with the bytes \(none\)"),
         (lambda f: (f / idx.FILES[3]).write_bytes(idx_bytes(np.zeros(5, np.uint8))), r"has shape \[4, 3, 5\] and its labels \[5\]"),
-        (lambda f: (f / idx.FILES[2]).write_bytes(idx_bytes(np.zeros((4, 5, 3), np.uint8))), r"training images are \(3, 5\) pixels, test images \(5, 3\)"),
+        (lambda f: (f / idx.FILES[2]).write_bytes(idx_bytes(np.zeros((4, 5, 3), np.uint8))), r"training images have \(3, 5\) pixels, test images \(5, 3\)"),
         (lambda f: write_cifar(f / "more", binary=True), "holds several data sets: give one of"),
         (lambda f: (f / f"{idx.FILES[0]}.gz").write_bytes(gzip.compress((f / idx.FILES[0]).read_bytes())[:-9]) and (f / idx.FILES[0]).unlink(), "ubyte.gz is not a whole gzip file"),
         (lambda f: [path.unlink() for path in f.iterdir()], "has no IDX files"),
@@ -363,7 +363,7 @@ def test_data_that_cannot_be_used(call, message, tmp_path):
     [
         (CSV, "clas", "has no column 'clas', which --target names; it has age, job, pay, note, class"),
         ("a,b\n1,2\n1\n", "b", "line 3 has 1 cells, but there are 2 columns"),
-        ("a,a\n1,2\n", "a", "expected a different name for each"),
+        ("a,a\n1,2\n", "a", "expected distinct names"),
         ("", "a", "is empty"),
         ("a,b\n", "b", "has 0 rows and 1 columns besides b"),
         ("b\n1\n", "b", "has 1 rows and 0 columns besides b"),
@@ -484,7 +484,7 @@ def test_gates_in_words_mean_what_they_say():
             words = words.replace(word, operator)
         found = [eval(words, {"a": bool(address & 1), "b": address > 1}) for address in range(4)]
         assert found == truth.tolist(), words
-    with pytest.raises(ValueError, match="truth has 8 answers"):
+    with pytest.raises(ValueError, match="truth has 8 entries"):
         reports.in_words(np.zeros((1, 8), bool), np.zeros((1, 3), int), "abc")
 
 

@@ -153,7 +153,7 @@ def test_the_kind_of_a_run(tmp_path, kind):
     with pytest.raises(CheckpointError, match=r"there is no checkpoint .*9"):
         checkpoints.restore(tmp_path / runs.FOLDER, 9, "model", {})
     checkpoints.save(tmp_path / runs.FOLDER, 3, TREES, {"kind": "sound"})
-    with pytest.raises(CheckpointError, match=r"a run of the kind sound; lutjax .* knows lm, digits, ca"):
+    with pytest.raises(CheckpointError, match=r"a run of the kind sound; lutjax .* supports lm, digits, ca"):
         runs.kind(tmp_path)
 
 

@@ -89,7 +89,7 @@ def test_cosine_falls_to_a_tenth():
     ("changes", "message"),
     [
         ({"weight_decay": -0.1}, "^weight_decay is -0.1; it must be finite"),
-        ({"optimizer": "adam"}, "^weight_decay is 0.1 and optimizer 'adam'; only adamw"),
+        ({"optimizer": "adam"}, "^weight_decay is 0.1 and optimizer 'adam'; it requires adamw"),
         ({"clip": 0.0}, "^clip is 0.0; it must be above 0"),
         ({"total_variation": float("inf")}, "^total_variation is inf"),
         ({"select_every": -1}, "^select_every is -1"),

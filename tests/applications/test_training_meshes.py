@@ -95,7 +95,7 @@ def test_meshes_over_hosts_and_those_that_cannot_be():
         ((params, many, 32, {"data": 4, "detectors": 16}), r"mesh is data=4,detectors=16, so 64 devices; there are "),
         ((params, many, 3, {"data": 2}), r"mesh is data=2; 2 does not divide the 3 samples"),
         ((params, many, 32, {"detectors": 3}), r"0/weights has shape \[8, 16, 4\], and its 8 detectors .* by the 3 devices"),
-        ((params, two, 3), r"batch_size is 3: .* over 8 devices of 2 processes.*a multiple of 2"),
+        ((params, two, 3), r"batch_size is 3; .* over 8 devices of 2 processes.*a multiple of 2"),
         ((params, two, 32, {"data": 2}), r"mesh is data=2, so 2 devices; there are 8 \(H100\), all of which take part"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
@@ -272,7 +272,7 @@ def test_a_part_of_an_array_is_read_with_its_padding():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("10.0.0.1:1",), "is 10.0.0.1:1, and n_processes and process are missing: .* give all three"),
+        (("10.0.0.1:1",), "is 10.0.0.1:1, and n_processes and process are missing: give all three"),
         (("10.0.0.1:1", 2), "process is missing"),
         (("10.0.0.1", 2, 0), r"coordinator is '10\.0\.0\.1'; it must be host:port"),
         (("10.0.0.1:1", 2, 2), "process is 2; it must be 0 to 1"),
