@@ -317,13 +317,6 @@ class NgramLayout:
                     f"{name} of the config are {own.tolist()}; stored are {np.ravel(found).tolist()}."
                 )
 
-    def require_same(self, where: str, what: str, digest: str) -> None:
-        """Raise ValueError unless `digest` is this layout's."""
-        if digest != self.digest:
-            raise ValueError(
-                f"{where}: {what} has the layout or vocabulary {digest}, and the layer {self.digest}; use the same for both."
-            )
-
     def rows(
         self,
         tokens: Integer[Array, "*batch length"],
