@@ -19,14 +19,7 @@ _DEEPEST = 32  # nested brackets
 
 
 def check(about: Mapping[str, Any], inputs: Ports, outputs: Ports, parts: Mapping[str, range]) -> None:
-    """Raise ValueError if ``about`` is not a JSON object or contradicts the ports and gates.
-
-    Unknown facts may be any JSON value; None marks an unknown value.
-
-    Args:
-      about, inputs, outputs: circuit fields.
-      parts: gate range of each part.
-    """
+    """Raise ValueError if ``about`` is no JSON object or contradicts the ports and gates."""
     if not isinstance(about, Mapping):
         raise ValueError(f"Circuit: about is {_describe_value(about)}; expected facts by name.")
     _check_json(about)
@@ -192,7 +185,6 @@ def names(about: Mapping[str, Any], inputs: Ports) -> list[str]:
 
 
 def _column(column: columns.Column) -> str:
-    """Return a description of a column's port values."""
     name = in_a_comment(column.name)
     if isinstance(column, columns.Number):
         own = "" if column.missing else ", as the median is"

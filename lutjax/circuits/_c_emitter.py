@@ -15,7 +15,6 @@ from lutjax.circuits.ports import Port, whole_numbers
 
 
 def read_source(name: str) -> str:
-    """Return a C source file from the package as text."""
     return (importlib.resources.files(__package__) / "sources" / name).read_text(encoding="ascii")
 
 
@@ -35,25 +34,21 @@ def signed_constant(number: int) -> str:
 
 
 def wrap(items: Sequence[object], per_line: int = 24) -> list[str]:
-    """Return array elements as lines."""
     text = list(map(str, items))
     return ["    " + ", ".join(text[k : k + per_line]) + "," for k in range(0, len(text), per_line)]
 
 
 def array(kind: str, name: str, values: np.ndarray, *, static: bool = True) -> list[str]:
-    """Return a constant C array as lines."""
     head = f"{'static ' if static else ''}const {kind} {name}[{values.size}] = {{"
     return [head, *wrap(values.ravel().tolist(), 32), "};", ""]
 
 
 # ------------------------------------------------------------------------------------- ports
 def width_of(port: Port) -> int:
-    """Return a port's C type width in bits."""
     return next(width for width in (8, 16, 32, 64) if port.format.bits <= width)
 
 
 def type_of(port: Port) -> str:
-    """Return a port's C element type."""
     return f"{'' if port.format.signed else 'u'}int{width_of(port)}_t"
 
 
@@ -66,7 +61,6 @@ def output_parameters(circuit: Circuit) -> list[str]:
 
 
 def port_names(circuit: Circuit) -> tuple[list[str], list[str]]:
-    """Return the input and output array names."""
     return [f"input_{port.name}" for port in circuit.inputs], [f"output_{p.name}" for p in circuit.outputs]
 
 
@@ -77,7 +71,6 @@ def port_constants(port: Port, numbers: Shaped[np.ndarray, "..."]) -> list[str]:
 
 
 def sample_arrays(circuit: Circuit, samples: Sequence[Any], answers: Sequence[Any] = ()) -> list[str]:
-    """Return declarations for samples, ``input_x`` and so on, and expected answers."""
     lines = []
     for kind, ports, given in (("input", circuit.inputs, samples), ("expected", circuit.outputs, answers)):
         for port, numbers in zip(ports, given, strict=False):
@@ -102,7 +95,6 @@ def number_function(circuit: Circuit, name: str) -> str:
 
 # ------------------------------------------------------------------------------------- operations
 def macro(n: int, table: int) -> str:
-    """Return a table's macro name."""
     return f"F{n}_{table:X}"
 
 
@@ -117,11 +109,6 @@ def macros(program: Operations) -> str:
 
 # ------------------------------------------------------------------------------------- tests
 def compute_answers(circuit: Circuit, samples: Sequence[Any], *, where: str) -> tuple[Any, ...]:
-    """Return the values for each output port.
-
-    Raises:
-      ValueError: no samples, or samples that do not fit the circuit.
-    """
     found = circuit(*samples)
     answers = found if isinstance(found, tuple) else (found,)
     if not len(answers[0]):
@@ -139,17 +126,7 @@ def write_test(
     call: str = "",
     rows: Sequence[str] = (),
 ) -> str:
-    """Return a C program that counts samples with wrong answers.
-
-    Args:
-      circuit: tested circuit.
-      samples: values for each input port, as in `Circuit` calls.
-      answers: expected values, from `compute_answers`.
-      name: C identifier prefix.
-      batch_calls: calls for all samples at once.
-      call: call for sample ``k``, without batch calls.
-      rows: sample declarations as table rows.
-    """
+    """Return a C program that counts wrong samples, called by batch, or with ``k`` by `call`."""
     n, checks = len(answers[0]), []
     for port in circuit.outputs:
         expected = f"{port.name}[k * {port.count} + i]"

@@ -13,10 +13,7 @@ _OWN = ("LANES", "INPUTS", "OUTPUTS", "SLOTS", "STATIC", "H")
 
 
 def names_of(rows: Columns, name: str) -> dict[tuple[str, int], str]:
-    """Return the macro or enumerator for each code by port and code.
-
-    The codes are categories, unknown categories and missing cells.
-    """
+    """Return the macro or enumerator of each category, other and missing cell by port and code."""
     used = {f"{name}_{end}".upper() for end in _OWN}
     found: dict[tuple[str, int], str] = {}
 
@@ -70,7 +67,6 @@ def _member(column: Column, kind: str, unit: str) -> str:
 
 
 def integer_row(circuit: Circuit, rows: Columns, name: str) -> str:
-    """Return a row struct with port values."""
     names, members = names_of(rows, name), []
     for column, port in zip(rows.columns, circuit.inputs, strict=True):
         unit = "; a code above"
@@ -85,7 +81,6 @@ def integer_row(circuit: Circuit, rows: Columns, name: str) -> str:
 
 
 def header(circuit: Circuit, rows: Columns, name: str) -> str:
-    """Return the row declarations for a batch program header."""
     members = [
         _member(
             column,
@@ -108,7 +103,6 @@ def header(circuit: Circuit, rows: Columns, name: str) -> str:
 
 
 def source(circuit: Circuit, rows: Columns, name: str) -> str:
-    """Return the row functions of a batch program; see `header`."""
     names = names_of(rows, name)
     parts, locals_, codes = [], [], []
     for column, kind in zip(rows.columns, map(c99.type_of, circuit.inputs), strict=True):

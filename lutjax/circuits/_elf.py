@@ -17,8 +17,6 @@ class Section(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Image:
-    """Loadable sections, symbol addresses, and the ARM flag."""
-
     sections: tuple[Section, ...]
     symbols: dict[str, int]
     is_arm: bool
@@ -31,11 +29,7 @@ _ALLOCATED, _WRITABLE, _EMPTY, _SYMBOLS, _ARM = 2, 1, 8, 2, 40
 
 
 def read(content: bytes) -> Image:
-    """Return the image of a 32-bit little-endian ELF file.
-
-    Raises:
-      ValueError: any other file.
-    """
+    """Return the image of a 32-bit little-endian ELF file."""
     if content[:6] != b"\x7fELF\x01\x01":
         raise ValueError("the file is no ELF of 32 bits, lowest byte first.")
     header = struct.unpack_from(_HEADER, content)

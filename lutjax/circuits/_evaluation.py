@@ -15,9 +15,6 @@ class Plan:
     A table is a sum modulo 2 over products of its inputs (its algebraic normal form). A gate with
     n inputs is therefore evaluated by ``2**n - 1`` steps of AND and XOR. All gates with n inputs
     share these steps and differ only in their coefficients.
-
-    Args:
-      n_inputs, fanins, tables, literals, levels: see `lutjax.circuits.Circuit`.
     """
 
     def __init__(
@@ -49,7 +46,6 @@ class Plan:
         self.rows, self.inverted = row[outputs >> 1], outputs & 1 == 1
 
     def run(self, words: np.ndarray) -> np.ndarray:
-        """Return output words for input words."""
         block = max(1, _BYTES // (self.widest * words.itemsize))
         parts = [self._run(words[:, k : k + block]) for k in range(0, words.shape[1], block)]
         return np.concatenate(parts, axis=1) if parts else np.zeros((len(self.rows), 0), words.dtype)

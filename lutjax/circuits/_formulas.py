@@ -20,7 +20,6 @@ def formula(table: int, n: int) -> str:
 
 @functools.cache
 def _shortest() -> dict[int, str]:
-    """Return a shortest formula for each nonconstant table over three inputs."""
     shortest = {truth.variable(3, i): f"{{{i}}}" for i in range(3)}
     by_length = [list(shortest)]
     while len(shortest) < 254:

@@ -78,8 +78,6 @@ _ALONE = Fraction(1, 3)  # gain required for each saved table, because bits with
 
 @dataclasses.dataclass(frozen=True)
 class Sum:
-    """Weighted sum of bits."""
-
     constant: int
     terms: tuple[tuple[Literal, int], ...]  # bits and their weights, at least 1
     joints: tuple[Joint, ...] = ()  # bit sums to be built from gate inputs
@@ -115,10 +113,7 @@ def _join_sum(builder: Builder, given: Sum, readers: Sequence[int]) -> Sum:
 
 
 def _views(builder: Builder, literal: Literal, readers: Sequence[int]) -> Iterator[Addend]:
-    """Yield tables of a bit over successively deeper nodes.
-
-    Intermediate nodes must not have other readers.
-    """
+    """Yield tables of a bit over successively deeper nodes, if no other gate reads them."""
     node, inverted = literal >> 1, literal & 1
     yield Addend(literal, (node,), 0b01 if inverted else 0b10, 0)
     nodes, table = builder.read(node)

@@ -53,7 +53,6 @@ class Program:
 
     @property
     def sum_bits(self) -> int:
-        """Bits of the sum type."""
         widths = [port.format.bits for port in self.circuit.outputs] if self.answers == "numbers" else [0]
         most = [1, *self.first]
         if self.answers == "class":
@@ -63,7 +62,6 @@ class Program:
         return next(width for width in (8, 16, 32, 64) if largest < 1 << width)
 
     def sinks_of_nodes(self) -> dict[int, list[Sink]]:
-        """Return sum terms by node."""
         found: dict[int, list[Sink]] = {}
         for sink in self.sinks:
             found.setdefault(sink.node, []).append(sink)
@@ -71,11 +69,7 @@ class Program:
 
 
 def program(circuit: Circuit, layers: Circuit | None) -> Program:
-    """Return the program for a circuit; see `lutjax.circuits.mcu.write`.
-
-    Raises:
-      ValueError: `layers` is a different network.
-    """
+    """Return the program for a circuit; see `lutjax.circuits.mcu.write`."""
     if layers is None:
         layers = circuit
     loads: list[Load] = []
@@ -141,11 +135,7 @@ def _comparisons(rows: Columns) -> list[tuple[int, int]]:
 
 
 def _replace_inputs(layers: Circuit, rows: Columns) -> Circuit:
-    """Replace the row bits at the layers' inputs by comparisons.
-
-    A threshold comparison is inverted: the processor tests whether the code is below the one after
-    the threshold level.
-    """
+    """Replace row bits at the layers' inputs by comparisons, inverted for thresholds."""
     if len(rows.bits) != layers.n_inputs:
         raise ValueError(
             f"mcu.write: layers has {layers.n_inputs} bits of inputs, but its column_bits describe {len(rows.bits)}."
@@ -208,7 +198,6 @@ def _starts(ports: Sequence[Port]) -> list[int]:
 
 
 def _drop_unused_loads(operations: Operations, loads: list[Load]) -> Operations:
-    """Drop unused loads from the operations and from the list."""
     read = gate_operations.inputs_read(operations)
     new = {0: 0, **{n: k for k, n in enumerate(read, 1)}}
     new |= {operations.first + g: 1 + len(read) + g for g in range(len(operations))}
@@ -294,7 +283,6 @@ def source(made: Program, name: str, style: Style, chunk: int) -> tuple[dict[str
 
 
 def _row(circuit: Circuit, name: str) -> str:
-    """Return the row struct and its function, or an empty string without table rows."""
     rows = columns_of(circuit)
     if rows is None:
         return ""
@@ -312,12 +300,10 @@ def _row(circuit: Circuit, name: str) -> str:
 
 
 def _returns(circuit: Circuit) -> bool:
-    """Return True if the function returns its answer, a single value."""
     return sum(port.count for port in circuit.outputs) == 1
 
 
 def _results(circuit: Circuit) -> tuple[str, list[str], list[str]]:
-    """Return the C result type, and the output parameters and their names."""
     if _returns(circuit):
         return c99.type_of(circuit.outputs[0]), [], []
     return "void", c99.output_parameters(circuit), c99.port_names(circuit)[1]
@@ -337,7 +323,6 @@ def _ports(circuit: Circuit) -> list[str]:
 
 
 def _answer(made: Program) -> list[str]:
-    """Return the lines that convert sums to answers."""
     port, *more = made.circuit.outputs
     if made.answers == "class":
         lines = [
@@ -378,7 +363,6 @@ def _load(made: Program, load: Load, index: str | None = None) -> str:
 
 
 def _arguments(made: Program) -> tuple[str, str, str]:
-    """Return the function parameters, the call arguments, and a line that uses all of them."""
     parameters = ", ".join([*c99.input_parameters(made.circuit), "cell *v", "sum *r"])
     arguments = [*c99.port_names(made.circuit)[0], "v", "r"]
     return parameters, ", ".join(arguments), "    " + ", ".join(f"(void){a}" for a in arguments) + ";"
@@ -472,9 +456,7 @@ def _tables(made: Program) -> tuple[str, list[str], int, int]:
 
 
 def _steps(made: Program) -> tuple[list[tuple[int, str]], Operations, dict[int, tuple[int, tuple[int, ...]]]]:
-    """Return loads, operations and sums as steps in one order.
-
-    Each load precedes its first reader, and each sum follows its node.
+    """Return loads, operations and sums as steps: loads before readers, sums after nodes.
 
     Returns:
       The operand count, including the destination slot, and statement for each kind; the steps as
@@ -493,7 +475,6 @@ def _steps(made: Program) -> tuple[list[tuple[int, str]], Operations, dict[int, 
         return len(steps)
 
     def step_of(node: int) -> int:
-        """Return the step of a node, creating load steps."""
         if node not in new:
             load = made.loads[node - 1]
             port, number = (
@@ -533,10 +514,7 @@ def _steps(made: Program) -> tuple[list[tuple[int, str]], Operations, dict[int, 
 
 
 def call(circuit: Circuit, name: str, at: str = "") -> str:
-    """Return a statement that writes the answers to a sample into the output arrays.
-
-    `at` indexes the input and output arrays.
-    """
+    """Return a statement that writes the answers for the sample at `at` into the output arrays."""
     inputs, outputs = c99.port_names(circuit)[0], _results(circuit)[2]
     answer = "" if outputs else f"output_{circuit.outputs[0].name}[0] = "
     if columns_of(circuit) is not None:

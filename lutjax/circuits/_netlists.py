@@ -35,18 +35,12 @@ def varint(number: int) -> bytes:
 
 
 def ports_to_text(circuit: Circuit) -> str:
-    """Serialize the ports of a circuit in one line."""
     ports = [netlist_json.ports_to_json(circuit.inputs), netlist_json.ports_to_json(circuit.outputs)]
     return json.dumps(ports, separators=(",", ":"))
 
 
 def ports_from_text(text: str, names: tuple[Sequence[str], Sequence[str]]) -> Ports:
-    """Parse `ports_to_text` for a file with these input and output names.
-
-    Raises:
-      ValueError: invalid line, or port bits with other names; validated before the names are
-        generated.
-    """
+    """Parse `ports_to_text` for a file with these input and output names, or raise ValueError."""
     found = strict_json.loads(text)
     if not isinstance(found, list) or len(found) != 2:
         raise ValueError(
@@ -71,9 +65,7 @@ def ports_from_text(text: str, names: tuple[Sequence[str], Sequence[str]]) -> Po
 def ports_of(names: Sequence[str], taken: dict[str, int]) -> tuple[tuple[Port, ...], list[int]]:
     """Return ports for bit names, and the name index of each port bit.
 
-    Args:
-      taken: unavailable port names, each with the next suffix for this name; updated with the new
-        names.
+    Names in `taken` are unavailable, each with its next suffix; new names are added.
     """
     groups: dict[str, dict[int, int]] = {}  # name -> bit -> index
     for place, name in enumerate(names):
@@ -124,7 +116,6 @@ class Network:
     def add(
         self, signal: Signal, reads: Sequence[Signal], products: Sequence[Product], inverted: int, where: str
     ) -> None:
-        """Drive a signal by a sum of products over other signals, possibly inverted."""
         if signal in self.drivers:
             raise self._wrong(
                 where, signal, f"is driven a second time, first in {self.drivers[signal].where}"
@@ -138,13 +129,9 @@ class Network:
         names: tuple[Sequence[str], Sequence[str]],
         ports: Ports | None,
     ) -> Circuit:
-        """Return the circuit of all signals.
+        """Return the circuit of all signals; output signals come with their inversion.
 
-        Args:
-          inputs: signals.
-          outputs: signals, and whether they are inverted.
-          names: input and output names.
-          ports: ports with bits in these names, in any order; None to derive ports from the names.
+        Without `ports`, which may order the bits differently, names are grouped into ports.
         """
         literals: dict[Signal, int] = {}
         if ports is None:
@@ -212,7 +199,6 @@ class _Gates:
         self.tables: list[int] = []
 
     def sum(self, literals: list[int], products: Sequence[Product]) -> int:
-        """Return the literal for a sum of products over any number of literals."""
         n = len(literals)
         if n <= truth.MAX_INPUTS:
             return self._gate(literals, _table(tuple(products), n))

@@ -8,18 +8,7 @@ from pathlib import Path
 def run(
     words: Sequence[str | Path], folder: str | Path, seconds: float | int, *, where: str = ""
 ) -> tuple[int, str]:
-    """Return the exit status of a program, and its output.
-
-    Args:
-      words: the program and its arguments.
-      folder: working directory.
-      seconds: time limit.
-      where: prefix of error messages.
-
-    Raises:
-      TimeoutError: the time limit was exceeded.
-      OSError: the machine cannot execute the program.
-    """
+    """Return the exit status and output of a program; messages begin with `where`."""
     try:
         done = subprocess.run(
             list(map(str, words)),

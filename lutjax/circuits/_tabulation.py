@@ -54,7 +54,6 @@ def _diagram(circuit: Circuit, order: Sequence[int]) -> Circuit:
     known: dict[tuple[int, int], Literal] = {}
 
     def build(table: int, k: int) -> Literal:
-        """Return the literal for a table over the first k inputs in the order."""
         full = (1 << (1 << k)) - 1
         if table in (0, full):
             return ONE if table else ZERO

@@ -15,7 +15,6 @@ def _tables() -> dict[str, Any]:
 
 
 def read_targets(kind: str, make: Callable[..., T]) -> dict[str, T]:
-    """Return all targets in a table by name."""
     return {name: make(**_with_tuples(fields)) for name, fields in _tables()[kind].items()}
 
 

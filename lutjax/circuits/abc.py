@@ -57,16 +57,12 @@ def find() -> str | None:
 
 
 def run(script: str, folder: str | pathlib.Path = ".", *, seconds: float | int = 600) -> str:
-    """Run ABC commands and return the output.
+    """Run ABC commands, which may name files in `folder`, and return the output.
 
-    Args:
-      script: commands, separated by semicolons.
-      folder: working directory for file names.
-      seconds: time limit.
+    ABC prints command errors and continues: check the output.
 
     Raises:
-      RuntimeError: ABC is not installed, or it crashed. ABC prints command errors and continues:
-        check the output.
+      RuntimeError: ABC is not installed, or it crashed.
       TimeoutError: the time limit was exceeded.
     """
     program = find()
@@ -222,7 +218,6 @@ def _write_readable(given: Circuit | str | os.PathLike[str], folder: pathlib.Pat
 
 
 def _names_of(place: pathlib.Path, folder: str, seconds: float | int) -> tuple[list[str], list[str]]:
-    """Return the input and output names, as parsed by ABC."""
     text = run(f"read {place.name}; print_io", folder, seconds=seconds)
     names = []
     for kind in ("inputs", "outputs"):

@@ -105,8 +105,6 @@ def read(data: bytes | os.PathLike[str]) -> Circuit:
 
 
 class _File:
-    """Byte stream with line and octet access."""
-
     def __init__(self, data: bytes):
         self.data, self.at = data, 0
 

@@ -124,8 +124,6 @@ _BIT: Interval = (0.0, 1.0, 1.0)
 
 
 class _Program:
-    """Deduplicated operations of a program."""
-
     def __init__(self) -> None:
         self.operations: list[list[Any]] = []
         self.tables: dict[tuple[int, ...], int] = {}
@@ -139,7 +137,6 @@ class _Program:
         interval: Interval = _BIT,
         cost: float = 0.0,
     ) -> int:
-        """Return the index of an operation."""
         key = operands, opcode, data, interval
         if key not in self._known:
             latency = max((self.operations[k][4] for k in operands), default=0.0) + cost
@@ -148,7 +145,6 @@ class _Program:
         return self._known[key]
 
     def inputs(self, ports: Sequence[Port]) -> list[int]:
-        """Return the operations for all input port bits."""
         formats = [port.format for port in ports for _ in range(port.count)]
         numbers = [
             self.add((), _INPUT, (k,), (float(f.range[0]), float(f.range[1]), 2.0**-f.fraction))
@@ -165,7 +161,6 @@ class _Program:
         return self.add((), _CONSTANT, (value,))
 
     def literal(self, values: Sequence[int], literal: Literal) -> int:
-        """Return the operation for a circuit literal, given the operations of the nodes."""
         if literal < 2:
             return self.constant(literal)
         value = values[literal >> 1]
@@ -191,7 +186,6 @@ class _Program:
         return self.add((a, b), _BINARY, (0, operation), cost=1.0)
 
     def number(self, bits: Sequence[int], signed: bool) -> int:
-        """Return the operation for a number from its bits, lowest first."""
         found = bits[0]
         for k, bit in enumerate(bits[1:], 1):
             found = self.add((found, bit), _BINARY, (k, _OR), (0.0, float((2 << k) - 1), 1.0))
@@ -239,7 +233,6 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
 
 
 def _read(found: Any, most: int) -> Circuit:
-    """Return the circuit in a program with at most `most` gates."""
     fields = Fields("the file")
     for name, expected in (("meta", META), ("spec_version", VERSION)):
         if fields.field(found, name, type(expected)) != expected:
@@ -315,7 +308,6 @@ def _read(found: Any, most: int) -> Circuit:
 
 @contextlib.contextmanager
 def _name_operation(place: int) -> Iterator[None]:
-    """Name the operation in errors raised inside the block."""
     try:
         yield
     except ValueError as error:
@@ -378,7 +370,6 @@ def _interval(found: Any) -> tuple[int, int, int]:
 
 
 def _format(width: int, lowest: int, signed: bool, noun: str) -> Format:
-    """Return the format with these bits."""
     if lowest > 0 or not 1 <= width <= MOST_BITS or -lowest > width:
         raise ValueError(
             f"{noun} has {width} bits, the lowest of weight 2^{lowest}; expected 1 to {MOST_BITS} bits, of which the highest is at "
@@ -394,7 +385,6 @@ def _value(
     numbers: Sequence[list[Literal]],
     tables: Sequence[list[int]],
 ) -> _Value:
-    """Return the result of an operation."""
     operands, opcode, data, least, _, lowest = operation
     read = [values[k] for k in operands]
     width = operation.width
@@ -464,7 +454,6 @@ def _tables(found: Any) -> list[list[int]]:
 
 
 def _whole_numbers(found: Any, noun: str, count: int) -> list[int]:
-    """Return `count` integers with fewer than 62 bits."""
     numbers: list[Any] = found if isinstance(found, list) else [None]
     if len(numbers) == count and all(type(n) is int and abs(n) < 1 << 62 for n in numbers):
         return numbers
@@ -481,7 +470,6 @@ def _runs(formats: Sequence[Format], name: str) -> tuple[Port, ...]:
 
 
 def _check_formats(ports: Sequence[Port], formats: Sequence[Format], noun: str) -> None:
-    """Raise ValueError if the ports do not match these formats."""
     count = sum(port.count for port in ports)
     if count != len(formats):
         raise ValueError(f"the ports of {noun} have {count} numbers; the program has {len(formats)} {noun}.")

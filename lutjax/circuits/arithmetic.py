@@ -75,10 +75,7 @@ def _weights(literals: Sequence[Literal]) -> Sum:
 
 
 def _sum(builder: Builder, given: Sum, less: int) -> list[Literal]:
-    """Return the bits of a weighted sum minus an included constant.
-
-    The earliest bits of a column are added first.
-    """
+    """Return the bits of a weighted sum minus a constant; a column's earliest bits come first."""
     constant, terms = given.constant - less, given.build_gates(builder)
     width = max((constant + sum(weight for _, weight in terms)).bit_length(), 1)
     columns: list[list[tuple[int, Literal]]] = [[] for _ in range(width)]
@@ -133,13 +130,9 @@ _MANY = 10  # above this column size, add some bits at once without searching fo
 
 
 def _next_counter(heights: tuple[int, ...], lut: int) -> tuple[int, int] | None:
-    """Return the number of bits to add next from the first two columns.
+    """Return the bits to add next from the first two columns, or None if the first has one bit.
 
-    The result is None if the first column has one bit.
-
-    Args:
-      heights: bit count of each column, the lowest first; sums have no bits beyond the last one.
-      lut: maximum bits added at once.
+    Sums have no bits beyond the last of the column `heights`; at most `lut` bits are added at once.
     """
     if heights[0] < 2:
         return None
@@ -149,10 +142,7 @@ def _next_counter(heights: tuple[int, ...], lut: int) -> tuple[int, int] | None:
 
 
 def _counter_width(lut: int) -> int:
-    """Return the most efficient counter width: tables per removed bit.
-
-    A full adder beats 4 to 3.
-    """
+    """Return the counter width with the fewest tables per bit; a full adder beats 4 to 3."""
     return 3 if lut == 4 else lut
 
 
@@ -244,10 +234,7 @@ def equal_to_constant(builder: Builder, bits: Sequence[Literal], code: int) -> L
 
 
 def _above_by_gates(builder: Builder, bits: Sequence[Literal], k: int) -> Literal:
-    """Compare an unsigned number with k by small gates: number > k.
-
-    The highest bits are shared between many k.
-    """
+    """Compare number > k by small gates; the highest bits are shared between many k."""
     run = len(bits)
     one = k >> run - 1 & 1
     while run and k >> run - 1 & 1 == one:
@@ -260,7 +247,6 @@ def _above_by_gates(builder: Builder, bits: Sequence[Literal], k: int) -> Litera
 
 
 def _tree(builder: Builder, bits: Sequence[Literal], *, any_of: bool) -> Literal:
-    """Return the OR or AND of at least one bit."""
     queue, size = collections.deque(bits), builder.lut
     while len(queue) > 1:
         some = [queue.popleft() for _ in range(min(size, len(queue)))]
@@ -283,10 +269,7 @@ def greater_equal(builder: Builder, a: Sequence[Literal], b: Sequence[Literal]) 
 
 
 def _either(builder: Builder, high: tuple[Literal, Literal], low: Literal) -> Literal:
-    """Combine two run comparisons.
-
-    The higher run decides, or the lower one if the higher bits are equal.
-    """
+    """Combine two run comparisons: the lower run decides if the higher bits are equal."""
     above, least = high
     if builder.lut == 2:
         return builder.gate([above, builder.gate([least, low], 0b1000)], 0b1110)
@@ -294,10 +277,7 @@ def _either(builder: Builder, high: tuple[Literal, Literal], low: Literal) -> Li
 
 
 def _compare_runs(builder: Builder, a: Sequence[Literal], b: Sequence[Literal]) -> Literal:
-    """Compare a >= b from the lowest bits on.
-
-    Each table takes the previous result and as many bit pairs as possible.
-    """
+    """Compare a >= b from the lowest bits on, with as many bit pairs per table as possible."""
     found, at = ONE, 0
     while at < len(a):
         n = min((builder.lut - (found != ONE)) // 2, len(a) - at)

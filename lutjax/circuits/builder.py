@@ -338,10 +338,7 @@ class Builder:
     def _put_into_all_readers(
         self, fanins: list[tuple[int, ...]], tables: list[int], literals: Sequence[Literal]
     ) -> None:
-        """Merge gates into all their readers if these have free inputs.
-
-        Lookup tables cost the same full or not.
-        """
+        """Merge gates into all readers with free inputs: full lookup tables cost no more."""
         first = self._first
         live = itertools.compress(range(len(fanins)), alive(first, fanins, literals))
         readers: dict[int, set[int]] = {gate: set() for gate in live}

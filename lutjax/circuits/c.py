@@ -251,7 +251,6 @@ def _interpreter(program: Operations, name: str) -> tuple[str, int]:
 
 # ------------------------------------------------------------------------------------- numbers and bits
 def _conversions(circuit: Circuit, program: Operations) -> Iterator[str]:
-    """Yield the conversion functions between port values and bits."""
     nodes = gate_operations.inputs_read(program)
     for template, ports in (("to_bits.c", circuit.inputs), ("to_numbers.c", circuit.outputs)):
         for port, bits in bit_ranges(ports):

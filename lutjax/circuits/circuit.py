@@ -234,14 +234,7 @@ def walk(
     values: Iterable[T],
     gate: Callable[[list[T], int], T],
 ) -> list[T]:
-    """Return a value for each node, computed gate by gate.
-
-    Args:
-      fanins: fan-ins of the gates, in topological order.
-      tables: tables of the gates.
-      values: values of the constant and the inputs.
-      gate: function from the fan-in values and the table of a gate to its value.
-    """
+    """Return a value for each node: `values`, then `gate` of fan-in values and table."""
     found = list(values)
     for nodes, table in zip(fanins, tables, strict=True):
         found.append(gate([found[n] for n in nodes], table))
@@ -381,10 +374,7 @@ def alive_nodes(first: int, fanins: Sequence[Sequence[int]], literals: Sequence[
 
 
 def numbers_of(port: Port, bits: np.ndarray) -> np.ndarray:
-    """Convert bits ``[count * bits, samples]`` to values.
-
-    The shape is ``[samples, count]``, or ``[samples]`` if the count is 1.
-    """
+    """Convert bits ``[count * bits, samples]`` to values ``[samples, count]``, or ``[samples]``."""
     bits = bits.reshape(port.count, port.format.bits, bits.shape[1])
     codes = np.zeros((port.count, bits.shape[2]), np.uint64)
     for k in range(port.format.bits):
@@ -394,27 +384,7 @@ def numbers_of(port: Port, bits: np.ndarray) -> np.ndarray:
 
 
 def gate_counts(circuit: Circuit) -> dict[str, int]:
-    """Return the number of gates in each part; the counts sum to the total number of gates.
-
-    The report, page and board files in an export take their gate counts from here.
-
-    Args:
-      circuit: any circuit.
-
-    Returns:
-      Gates by part, in circuit order: ``"encoder"``, ``"layers"`` (all layers together),
-      ``"votes"``, ``"argmax"``, or other names.
-
-    Example:
-      >>> from flax import nnx
-      >>> from lutjax.circuits import statistics
-      >>> from lutjax.models import LogicClassifier, LogicClassifierConfig
-      >>> config = LogicClassifierConfig(in_features=4, n_classes=2, layers=(8, 8), n_thresholds=0)
-      >>> circuit = LogicClassifier(config, rngs=nnx.Rngs(0)).circuit()
-      >>> counts = statistics.gate_counts(circuit)
-      >>> list(counts), sum(counts.values()) == len(circuit)
-      (['layers', 'votes', 'argmax'], True)
-    """
+    """Return the number of gates by part, all layers together, for reports and pages."""
     found: dict[str, int] = {}
     for name, count in circuit.parts:
         name = "layers" if name.startswith("layer ") else name

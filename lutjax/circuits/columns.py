@@ -412,11 +412,7 @@ class Columns:
 
 
 def circuit_columns(about: Mapping[str, Any], inputs: Sequence[Port]) -> Columns | None:
-    """Return the columns of a circuit with these facts and input ports, or None if it does not take rows.
-
-    Raises:
-      ValueError: as `Columns.parse`.
-    """
+    """Return the columns of a circuit with these facts and inputs, or None if it takes no rows."""
     facts = about.get("columns")
     return None if facts is None else Columns.parse(facts, inputs)
 
@@ -545,10 +541,7 @@ def category(name: str, port: str, values: Sequence[str], missing: bool) -> Cate
 
 
 def _bits(numbers: Sequence[float], decimals: int) -> int:
-    """Return the bits required for numbers in a unit, as signed integers.
-
-    The format also includes the code above each number and for missing numbers.
-    """
+    """Return the signed bits for numbers in a unit, the code above each, and missing numbers."""
     ratio = Fraction(10) ** -decimals
     largest = max(abs(math.floor(Fraction(x) / ratio)) + 2 for x in numbers)
     return largest.bit_length() + 1

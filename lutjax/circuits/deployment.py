@@ -179,7 +179,6 @@ class Vectors:
 
 
 def _read_row(where: str, sample: Any) -> list[Value]:
-    """Return the raw row from a sample."""
     row: list[Value] = Fields(where).field(sample, "row", list)
     if not {type(cell) for cell in row} <= {int, float, str, type(None)}:
         raise ValueError(
@@ -189,7 +188,6 @@ def _read_row(where: str, sample: Any) -> list[Value]:
 
 
 def _read_numbers(where: str, name: str, found: Mapping[str, Any], before: list[Any]) -> list[float | int]:
-    """Return the values for a sample port, as many as in earlier samples."""
     row: list[float | int] = Fields(where).field(found, name, list)
     if not {type(number) for number in row} <= {int, float} or (before and len(row) != len(before[0])):
         expected = f"{len(before[0])} numbers, as before" if before else "numbers"
@@ -371,12 +369,7 @@ def formats_of(options: Options, circuit: Circuit) -> dict[str, str]:
 def files_of(
     request: Request, *, progress: Callable[[str], None] = lambda text: None
 ) -> dict[str, tuple[str, bytes]]:
-    """Return the format and content of each export file except its manifest.
-
-    Args:
-      request: the requested export.
-      progress: receives the next step as text.
-    """
+    """Return the format and content of each export file except its manifest."""
     options = request.options
     found: dict[str, tuple[str, bytes]] = {}
     for format in dict.fromkeys(("json", *options.formats)):
@@ -465,7 +458,6 @@ def readme(circuit: Circuit, options: Options) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return a string as a Markdown table cell."""
     line = " ".join(text.split())
     return re.sub(r"([\\`*_|<>\[\]#&$])", r"\\\1", line)
 
@@ -509,14 +501,7 @@ def manifest_of(
     facts: Mapping[str, Any],
     run: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Return a manifest.
-
-    Args:
-      kind: a name from `KINDS`.
-      files: format and content of each file.
-      facts: facts for the kind: interface, statistics, options.
-      run: kind, folder, step and digest of the training run.
-    """
+    """Return a manifest of a `kind` from `KINDS`, for files and their training run."""
     return {
         "lutjax": __version__,
         "version": VERSION,
@@ -535,8 +520,7 @@ def check_place(folder: Path) -> bool:
     """Return True if a folder holds a replaceable export, or False if the path is free.
 
     Raises:
-      DeploymentError: the path is a file, or the folder contains other files, no export, or a
-        modified export.
+      DeploymentError: anything else is there, such as a modified export.
     """
     if not folder.exists():
         return False
@@ -573,11 +557,7 @@ def make_outputs(manifest: Mapping[str, Any]) -> set[str]:
 
 
 def write(folder: Path, files: Mapping[str, tuple[str, bytes]], manifest: Mapping[str, Any]) -> None:
-    """Write the export files and their manifest atomically, replacing an earlier export.
-
-    Raises:
-      DeploymentError: as `check_place`.
-    """
+    """Write the export files and their manifest atomically, replacing an earlier export."""
     check_place(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with replacing(folder.resolve()) as place:
@@ -635,7 +615,6 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def _check_manifest(found: Any) -> None:
-    """Raise ValueError if a manifest field is missing or has an invalid value."""
     fields = Fields("the manifest")
     if fields.field(found, "version", int) != VERSION:
         raise ValueError(f"the manifest: 'version' is {found['version']}; expected {VERSION}.")
@@ -678,12 +657,7 @@ _FACTS: dict[str, type] = {
 
 
 def differences(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return the files that differ from a manifest: "missing", "changed" or "not listed".
-
-    Args:
-      folder: folder of the export.
-      manifest: from `read_manifest` or `DamagedManifestError`; without file names it lists none.
-    """
+    """Return the files that differ from a manifest, which may be damaged, and how."""
     files = manifest.get("files")
     listed = files if isinstance(files, dict) else {}
     found = {name: digest_of(folder / name) if _FILE.fullmatch(name) else None for name in listed}

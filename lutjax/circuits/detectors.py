@@ -363,15 +363,9 @@ def dead_zone(epsilon: float | int, input_fraction: int) -> int:
 def integers(
     weights: np.ndarray, fraction: int, tables: str, groups: int = 1
 ) -> tuple[np.ndarray, Int[np.ndarray, " outputs"]]:
-    """Return tables rounded to the nearest integers, and the output shifts for all groups.
+    """Return tables as nearest integers, or clamped, and the output shifts for all groups.
 
-    Entries out of range are clamped.
-
-    Args:
-      weights: finite floats ``[T, R, K]``.
-      fraction: fraction bits of an output.
-      tables: integer dtype.
-      groups: number of groups; with int8, each has its own scale for each output.
+    With int8, each group has its own scale for each output.
     """
     if tables == "int8":
         array = jnp.asarray(weights, jnp.float32)
@@ -400,12 +394,8 @@ def magnitudes(weights: np.ndarray, tables: str, groups: int = 1) -> np.ndarray:
 def finest(most: float, largest: float, n_addends: int, tables: str, *, limit: int = _INT32.max) -> int:
     """Return the largest fraction without overflow, from 0 to 30, or -1 if none exists.
 
-    Args:
-      most: magnitude bound for all sums.
-      largest: maximum magnitude of table entries.
-      n_addends: number of addends in a sum, each rounded by up to half a unit.
-      tables: integer dtype; int8 has separate scales.
-      limit: largest integer sum.
+    Sums are below `most` in magnitude, table entries below `largest`, for int8 with separate scales.
+    Each of the `n_addends` in a sum is rounded by up to half a unit.
     """
     fits = [math.log2(max(limit - n_addends, 0.5) / max(most, 2.0**-40))]
     if tables != "int8":
@@ -421,7 +411,6 @@ def _rounded_fields(
     targets: np.ndarray | None,
     groups: int,
 ) -> dict[str, Any]:
-    """Return the `IntegerLUT` fields for tables rounded to nearest."""
     if tables not in _DTYPES:
         raise ValueError(f"rounded: tables is {tables!r}; expected one of {_DTYPES}.")
     if fraction is not None and not 0 <= fraction <= _MOST_SHIFT:
@@ -457,7 +446,6 @@ def _rounded_fields(
 def _fixed_point_fields(
     weights: np.ndarray, out_features: int, scale: float, fraction: int | None
 ) -> dict[str, Any]:
-    """Return the `IntegerLUT` fields for `lutjax.FixedPoint` addends."""
     kept = round(math.log2(scale))
     if 2.0**kept != scale or not 0 <= kept <= _MOST_SHIFT or fraction not in (None, kept):
         asked = "" if fraction is None else f", and fraction is {fraction}"

@@ -83,7 +83,6 @@ def _counting(table: int, n: int) -> str | None:
 
 @functools.cache
 def _three_input_functions() -> dict[int, Function]:
-    """Return the three-input functions by table."""
     bases: dict[str, tuple[tuple[str, str, str], Callable[[int, int, int], int]]] = {
         "mux": (("0", "1", "select"), lambda a, b, s: b if s else a),
         "and-or": (("", "", "or"), lambda a, b, c: a & b | c),

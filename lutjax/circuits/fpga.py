@@ -168,7 +168,6 @@ class Report:
         return "\n".join([*lines, *self._remarks()])
 
     def _remarks(self) -> list[str]:
-        """Return lines about the clock."""
         remarks: dict[str, list[str]] = {}
         for cost in (*self.parts, self.total):
             if cost.unplaced:
@@ -294,7 +293,6 @@ def part_of(circuit: Circuit, name: str) -> Circuit:
 
 
 def _find(family: str) -> str | None:
-    """Return the installed nextpnr program for a family, or None."""
     names = [f"{start}{name}" for name in FAMILIES[family].nextpnr[:1] for start in ("", "yowasp-")]
     return next(filter(shutil.which, names), None)
 
@@ -307,7 +305,6 @@ def _unplaced_reason(family: str) -> str:
 
 
 def _map_cells(circuit: Circuit, name: str, family: Family, registers: int, seconds: float | int) -> Cost:
-    """Return the cell counts of a circuit after Yosys mapping."""
     counts = dict.fromkeys((*_COUNTS, "levels"), 0)
     if circuit.outputs:
         cells = _cells({"a.v": verilog.write(circuit, registers=registers)}, "circuit", family, seconds)
@@ -321,10 +318,7 @@ def _map_cells(circuit: Circuit, name: str, family: Family, registers: int, seco
 def _cells(
     files: Mapping[str, str], top: str, family: Family, seconds: float | int, folder: str | None = None
 ) -> list[dict[str, Any]]:
-    """Map a Verilog module with Yosys and return its cells.
-
-    If a folder is given, they are also stored in ``mapped.json``.
-    """
+    """Map a Verilog module with Yosys and return its cells; a folder receives ``mapped.json``."""
     if folder is None:
         with tempfile.TemporaryDirectory() as made:
             return _cells(files, top, family, seconds, made)
@@ -418,7 +412,6 @@ def _place_cells(
 
 
 def _wrapper(circuit: Circuit, registers: int) -> str:
-    """Return a module with few pins around a circuit's module."""
     connections = [f".{name}({name})" for name in verilog.CONTROL] if registers else []
     connections += verilog.connections(circuit, "inputs", "answers")
     return _templates.filled(

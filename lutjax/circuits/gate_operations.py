@@ -46,10 +46,8 @@ def operations(
 ) -> Operations:
     """Return the operations required by the circuit outputs, from a `Builder` with small tables.
 
-    Args:
-      circuit: the circuit.
-      n_inputs: input bits for the operations; default: the circuit inputs.
-      bits: literal over the nodes from 1 on, for each circuit input bit.
+    By default they have the circuit inputs; else `bits` has a literal for each circuit input bit,
+    over `n_inputs` nodes from 1 on.
     """
     builder, n = Builder(merge=3), circuit.n_inputs if n_inputs is None else n_inputs
     literals = [ZERO, *(bit for (bit,) in builder.input("x", n))] if n else [ZERO]

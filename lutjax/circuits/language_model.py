@@ -97,7 +97,6 @@ class IntegerLanguageModel:
         return self.unembed.values.dtype
 
     def _tables(self) -> Iterator[np.ndarray]:
-        """Tables in program order."""
         for k, attention in enumerate(self.attention):
             yield attention.values
             yield from (layer.values for layer in self.ffn[k : k + 1])
@@ -166,7 +165,6 @@ class IntegerLanguageModel:
         return "\n".join([*head, *lines, "", f"typedef {self.dtype}_t lm_value;", "", "#endif", ""])
 
     def _arrays(self, tables_in_file: bool) -> tuple[str, str]:
-        """Return the header and source with the arrays."""
         layers = self.attention
         positions = np.stack([a.positions for a in layers])
         if not layers[0].pairs:
@@ -282,13 +280,9 @@ def from_model(model: Any, *, tables: str = "int16") -> IntegerLanguageModel:
 
 
 def _fraction(tables: list[tuple[np.ndarray, int]], start: np.ndarray, apart: float, dtype: str) -> int:
-    """Return the most fraction bits with exact sums.
+    """Return the most fraction bits with exact sums of tables, each added a number of times.
 
-    Args:
-      tables: floats ``[T, R, O]``, and the maximum number of times their rows are added.
-      start: maximum magnitude of each output before the addition.
-      apart: maximum magnitude of other values.
-      dtype: integer dtype.
+    A sum starts below `start` in magnitude; other values are up to `apart`.
     """
     most, largest, n_addends = start.astype(np.float64), 0.0, 1
     for weights, times in tables:
@@ -316,10 +310,7 @@ def _units(numbers: np.ndarray, fraction: int) -> np.ndarray:
 
 # ------------------------------------------------------------------------------------- draws
 def powers() -> Int[np.ndarray, " entries"]:
-    """Return the powers of two used in sampling weights, in 2**-31 units.
-
-    They are ``2**-(i / 2**8)``, followed by ``2**-(i / 2**16)``.
-    """
+    """Return ``2**-(i / 2**8)``, followed by ``2**-(i / 2**16)``, in 2**-31 units."""
     i = np.arange(256)
     return np.round(2.0**31 * 2.0 ** -np.concatenate([i / 2**8, i / 2**16])).astype(np.int64)
 
@@ -361,7 +352,6 @@ class Draws:
         return int(np.searchsorted(np.cumsum(weights), drawn, side="right"))
 
     def _weights(self, below: np.ndarray) -> np.ndarray:
-        """Return uint64 weights in 2**-31 units for distances below the maximum logit."""
         u = np.uint64
         e = below * u(_LOG2_E * TEMPERATURES) // u(self._temperature << self._fraction)
         whole, coarse, fine = e >> u(16), self._powers[e >> u(8) & u(255)], self._powers[256:][e & u(255)]
@@ -415,11 +405,7 @@ def texts_to_json(texts: Sequence[Text]) -> str:
 
 
 def texts_from_json(text: str | bytes) -> list[Text]:
-    """Parse `texts_to_json` output. It takes at most 100 times the memory of the text.
-
-    Raises:
-      ValueError: no texts, or a text that a program cannot write; the message names it.
-    """
+    """Parse `texts_to_json` output. It takes at most 100 times the memory of the text."""
     try:
         rows = strict_json.loads(text)
     except ValueError as error:
@@ -449,11 +435,7 @@ def _text(fields: Fields, row: Any) -> Text:
 
 
 def stated(header: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the model facts in ``model.h``, and the program files except the Makefile.
-
-    Raises:
-      ValueError: missing facts.
-    """
+    """Return the model facts in ``model.h``, and the program files except the Makefile."""
     sizes = {
         name: int(size) for name, size in re.findall(r"^#define LM_(\w+) (\d{1,12})$", header, re.MULTILINE)
     }

@@ -38,18 +38,9 @@ def circuit_from_layers(
     about: Mapping[str, Any],
     n_pixels: int = 1,
 ) -> Circuit:
-    """Return the circuit of layers, as `from_model`; models call it in their ``_circuit`` method.
+    """Return the circuit of layers, or stages from `stages_of_tables`, as `from_model`.
 
-    Args:
-      layers: layers from any library, or stages from `stages_of_tables`.
-      builder: empty builder.
-      inputs: as in `from_model`.
-      outputs: as in `from_model`.
-      about: as in `from_model`.
-      n_pixels: image sites at which an initial thermometer encodes the channels.
-
-    Raises:
-      ValueError, TypeError: as `from_model`.
+    An initial thermometer encodes the channels at each of `n_pixels` image sites.
     """
     stages = _network(layers, n_pixels)
     encoder = stages[0] if isinstance(stages[0], _Thermometer) else None
@@ -120,8 +111,7 @@ def bits_of(numbers: list[list[Literal]]) -> list[Literal]:
 class _Thermometer:
     """Comparisons between numbers and thresholds ``[features, thresholds]``, in some dtype.
 
-    For images, features are channels. Numbers arrive pixel by pixel, and bits leave in the order
-    channel, threshold, pixel.
+    For images, numbers arrive pixel by pixel; bits leave in the order channel, threshold, pixel.
     """
 
     thresholds: np.ndarray
@@ -179,8 +169,6 @@ class _Gates:
 
 @dataclasses.dataclass(frozen=True)
 class _Trees:
-    """Gate trees at each image site, followed by OR-pooling."""
-
     spec: specifications.LogicConvSpec
     wires: np.ndarray
     truth: np.ndarray
@@ -221,8 +209,6 @@ class _Trees:
 
 @dataclasses.dataclass(frozen=True)
 class _Votes:
-    """Bit counts in `k` groups, or their argmax."""
-
     k: int
     n_inputs: int
 
@@ -267,7 +253,6 @@ def _vote(builder: Builder, bits: list[Literal], k: int, outputs: str) -> None:
 
 # ------------------------------------------------------------------------------------- options
 def _format(inputs: str | Format, encoder: _Thermometer | None) -> Format | None:
-    """Return the number format, or None for bits."""
     where = f"circuits.from_model: inputs is {inputs!r}"
     if inputs == "bits":
         return None
@@ -315,17 +300,10 @@ def _network(layers: Sequence[Any], n_pixels: int) -> list[Any]:
 def stages_of_tables(
     truth: Sequence[Any], wires: Sequence[Any], thresholds: Any, n_features: int, n_classes: int
 ) -> list[Any]:
-    """Return the stages of a classifier from its arrays, for `of_layers`.
+    """Return the stages of a classifier from its arrays, for `circuit_from_layers`.
 
-    Args:
-      truth: ``[gates, 2**inputs]`` for each layer.
-      wires: ``[gates, inputs]`` for each layer.
-      thresholds: ``[features, thresholds]``, or None for bit features.
-      n_features: elements in a sample.
-      n_classes: gate groups in the last layer.
-
-    Raises:
-      ValueError: inconsistent arrays, or NaN.
+    Layers have truth tables ``[gates, 2**inputs]`` and wires ``[gates, inputs]``. Without thresholds
+    ``[features, thresholds]``, samples are bits.
     """
     stages: list[_Stage] = []
     n_bits = n_features
@@ -339,7 +317,6 @@ def stages_of_tables(
 
 
 def _spec_and_arrays(where: str, layer: Any) -> tuple[Spec, dict[str, Any]]:
-    """Return the spec and arrays of a layer from any library."""
     variables = None
     if isinstance(layer, tuple) and len(layer) == 2 and isinstance(layer[1], Mapping):
         layer, variables = layer
@@ -373,7 +350,6 @@ def _spec_and_arrays(where: str, layer: Any) -> tuple[Spec, dict[str, Any]]:
 
 
 def _stage(where: str, layer: Any, n_bits: int | None, *, last: bool) -> _Stage:
-    """Return the stage of a layer over `n_bits` bits; None for the first layer."""
     spec, arrays = _spec_and_arrays(where, layer)
     where = f"{where}, a {spec.layer},"
     if isinstance(spec, specifications.GroupSumSpec):

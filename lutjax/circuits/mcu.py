@@ -75,11 +75,7 @@ TARGETS = read_targets("microcontrollers", Target)
 
 
 def check_target(target: str, where: str = "mcu.write") -> Target:
-    """Return the target with this name.
-
-    Raises:
-      ValueError: unknown target.
-    """
+    """Return the target with this name, or raise ValueError."""
     if target not in TARGETS:
         raise ValueError(f"{where}: target is {target!r}; the known ones are {', '.join(TARGETS)}.")
     return TARGETS[target]
@@ -140,7 +136,6 @@ def _library(
     style: str,
     sample: Sequence[Shaped[np.ndarray, " _"]] = (),
 ) -> tuple[dict[str, str], int, Style]:
-    """Return the `write` files, and the operations and style of the program."""
     of = check_target(target)
     c.check_name(name, (*circuit.inputs, *circuit.outputs))
     if style not in ("auto", "functions", "tables"):
@@ -210,7 +205,6 @@ def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "c
 
 
 def _check_same(circuit: Circuit, layers: Circuit, program: _microcontroller.Program) -> None:
-    """Raise ValueError if a layer program and the circuit differ on random samples."""
     samples = random_samples(circuit, 256)
     found = _microcontroller.evaluate(program, samples)
     expected = evaluated(circuit, samples).values()
@@ -401,15 +395,7 @@ def wrong(
 ) -> int:
     """Return the number of samples with different answers from a simulated library and a circuit.
 
-    Args:
-      files: files from `write`, at least the ``src`` files.
-      name: as in `write`.
-      circuit: circuit of the library.
-      target: target microcontroller, as in `write`.
-      samples: values ``[samples, count]`` for each input port.
-
-    Raises:
-      RuntimeError: a tool fails.
+    The library is the ``src`` files from `write`; samples are ``[samples, count]`` by port.
     """
     compiled = _compile(files, name, circuit, TARGETS[target])
     return _compare(compiled, circuit, target, samples)[1]
@@ -418,7 +404,6 @@ def wrong(
 def _compare(
     compiled: "_Compiled", circuit: Circuit, target: str, samples: Sequence[np.ndarray]
 ) -> "tuple[list[_Run], int, dict[str, str]]":
-    """Return the sample runs, the number of wrong answers, and the simulator version by name."""
     expected = _bytes(circuit.outputs, [*evaluated(circuit, samples).values()])
     inputs, n_out = _bytes(circuit.inputs, samples), expected.shape[1]
     if target == "avr":
@@ -438,7 +423,6 @@ def _uncompiled_reason(of: Target) -> str | None:
 
 
 def _compiler(of: Target) -> tuple[list[str], dict[str, str]]:
-    """Return the compiler command prefix for a target, and the compiler version by name."""
     names, options = of.gcc
     for name in names:
         if path := shutil.which(name):
@@ -505,8 +489,6 @@ _UNWIND = (".ARM.ex", ".eh_frame", ".riscv", ".llvm")
 
 # ------------------------------------------------------------------------------------- simulators
 class _Run(NamedTuple):
-    """Output, instructions and cycles for a sample, and written stack bytes."""
-
     output: bytes
     instructions: int
     cycles: int | None

@@ -117,11 +117,7 @@ def ports_to_json(ports: tuple[Port, ...]) -> list[dict[str, Any]]:
 
 
 def ports_from_json(found: Any, field: str) -> list[Port]:
-    """Return the ports in a JSON field.
-
-    Raises:
-      ValueError: missing or invalid ports; the message names the field.
-    """
+    """Return the ports in a JSON field, or raise ValueError with its name."""
     return _read_each({field: found}, field, _read_port)
 
 
@@ -157,7 +153,6 @@ def _read_list(found: Any, size: int | None = None) -> list[Any]:
 
 
 def _read_each(found: Mapping[str, Any], field: str, read: Callable[[Any], Any]) -> list[Any]:
-    """Parse the elements in a field; an error names the field and the element."""
     if not isinstance(found[field], list):
         raise _wrong(field, f"is {strict_json.format_value(found[field])}; expected a list")
     elements = []

@@ -217,7 +217,6 @@ def _from_data(data: Any) -> Circuit:
 
 
 def _port_of(fields: Fields, found: Any) -> Port:
-    """Parse an `interface` entry."""
     bits, fraction = (fields.field(found, name, int) for name in ("bits", "fraction"))
     return Port(
         fields.field(found, "name", str),
@@ -229,17 +228,11 @@ def _port_of(fields: Fields, found: Any) -> Port:
 def evaluate_in_node(
     text: str, words: UInt32[np.ndarray, "inputs words"], *, node: str = "node"
 ) -> UInt32[np.ndarray, "outputs words"]:
-    """Run a page's script in Node.js, outside a browser, and return its result.
-
-    Args:
-      text: page from `write`.
-      words: 32 samples per word for each input port bit, as in `Circuit.evaluate`.
-      node: Node.js executable.
+    """Run a page's script in Node.js on words with 32 samples, as in `Circuit.evaluate`.
 
     Raises:
       ValueError: the text is not a valid page, or its script does not return words.
-      OSError: the executable does not exist.
-      subprocess.CalledProcessError: the script failed.
+      OSError, subprocess.CalledProcessError: the executable does not exist, or the script failed.
     """
     return _run(text, "words", str(words.ravel().tolist()), words.shape[1], node)
 
@@ -282,11 +275,6 @@ def _script(text: str, name: str) -> str:
 
 
 def _decode_gates(text: str, first: int) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """Decode fan-ins and tables, the inverse of `encode_gates`.
-
-    Raises:
-      ValueError: the text is truncated or invalid.
-    """
     data, at = base64.b64decode(text, validate=True), 0
     fanins: list[tuple[int, ...]] = []
     tables: list[int] = []
@@ -321,7 +309,6 @@ def interface(ports: Sequence[Port]) -> list[dict[str, Any]]:
 
 
 def _image(circuit: Circuit) -> tuple[int, int] | None:
-    """Return the input image height and width, or None without image inputs."""
     if circuit.about.get("kind") != "classifier" or len(circuit.inputs) != 1:
         return None
     count = circuit.inputs[0].count
@@ -334,7 +321,6 @@ def _image(circuit: Circuit) -> tuple[int, int] | None:
 
 
 def _kind(circuit: Circuit) -> str:
-    """Return the kind of page: classifier (of images), automaton, rows (of a table) or network."""
     if circuit.about.get("kind") == "automaton":
         return "automaton"
     if circuit.about.get("columns") is not None and len(circuit.outputs) == 1:

@@ -181,10 +181,7 @@ def whole_numbers(format: Format, codes: UInt[np.ndarray, "..."]) -> Shaped[np.n
 
 
 def levels_of(thresholds: Shaped[np.ndarray, "..."], format: Format) -> Shaped[np.ndarray, "..."]:
-    """Return the largest format integer not above each threshold.
-
-    If none exists, the result is the minimum minus one.
-    """
+    """Return the largest format integer not above each threshold, or the minimum minus one."""
     lowest, highest = whole_range(format)
     scaled = np.ldexp(np.clip(thresholds, -(2.0**80), 2.0**80), format.fraction)
     levels: np.ndarray = np.clip(np.floor(scaled), lowest - 1, highest).astype(np.int64)

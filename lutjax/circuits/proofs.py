@@ -149,10 +149,7 @@ def _read_known_fields(folder: Path) -> dict[str, Any]:
 
 
 def coverage(folder: Path, proofs: Sequence[Proof]) -> str:
-    """Describe the proved, failed and merely unchanged files in an export folder.
-
-    Every file in the folder and the manifest is named or counted once.
-    """
+    """Describe the proved, failed and merely unchanged files, each named or counted once."""
     manifest = _read_known_fields(folder)
     different = deployment.differences(folder, manifest) if _lists_files(manifest) else {}
     made = entries(folder) & deployment.make_outputs(manifest)
@@ -190,12 +187,9 @@ def _listed(names: set[str]) -> str:
 def checks_of(
     folder: Path, manifest: dict[str, Any], oracle: Callable[[dict[str, Any]], Oracle] | None
 ) -> list[Check]:
-    """Return the checks for an export, starting with the pure NumPy checks.
+    """Return the checks for an export, starting with the pure NumPy checks; None skips the model's.
 
-    Args:
-      folder: folder of the export.
-      manifest: from `deployment.read_manifest`, or the fields of a damaged manifest.
-      oracle: returns the model named in a manifest; None skips checks against the model.
+    The manifest may have only the fields of a damaged one.
     """
     checks = [Check("digests of all files", functools.partial(_digests, folder, manifest))]
 
@@ -242,7 +236,6 @@ def checks_of(
 
 
 def _lists_files(manifest: dict[str, Any]) -> bool:
-    """Return True if a manifest, possibly damaged, has a valid file list."""
     return isinstance(manifest.get("files"), dict)
 
 
@@ -261,7 +254,6 @@ def _digests(folder: Path, manifest: dict[str, Any]) -> str:
 
 
 def _check_described(folder: Path, facts: dict[str, Any], expected: dict[str, str]) -> None:
-    """Compare the manifest's facts and file formats with the expected ones."""
     manifest = deployment.read_manifest(folder)  # locates the damage
     formats = {name: stated["format"] for name, stated in manifest["files"].items()}
     wrong = [
@@ -316,7 +308,6 @@ class _Export:
         self.circuit_name = f"{self.name}.json"
 
     def names(self, format: str) -> tuple[str, ...]:
-        """Return the existing file names in a format."""
         names: Iterable[str] = (f"{self.name}{end}" for end in deployment.FORMATS[format].endings)
         if format == "c" and self.is_library:
             names = deployment.library(self.name)
@@ -324,12 +315,10 @@ class _Export:
 
     @property
     def is_library(self) -> bool:
-        """True if the C code is a microcontroller library."""
         return (self.folder / "src").is_dir()
 
     @property
     def program(self) -> str:
-        """Name of the C code."""
         return f"src/{self.name}.c" if self.is_library else f"{self.name}.c"
 
     @property
@@ -341,20 +330,17 @@ class _Export:
         return stated if isinstance(stated, str) and stated in mcu.TARGETS else min(mcu.TARGETS)
 
     def states_life(self) -> bool:
-        """Return True if the circuit or the manifest claims to be the Game of Life."""
         about = self.manifest.get("about")
         with contextlib.suppress(FailedError):
             about = self.circuit.about
         return isinstance(about, Mapping) and about.get("rule") == "life"
 
     def has_registers(self) -> bool:
-        """Return True if the Verilog module has a clock, regardless of the manifest."""
         with contextlib.suppress(FailedError):
             return "clk" in self.ports()
         return False
 
     def ports(self) -> dict[str, str]:
-        """Return the declared ports of the Verilog module."""
         name = f"{self.name}.v"
         with _reading(name):
             return verilog.declared(_text(self.folder, name), self.name)
@@ -367,11 +353,7 @@ class _Export:
 
     @functools.cached_property
     def circuit(self) -> Circuit:
-        """Reference circuit for all files.
-
-        The bytes in its file and the sample file bound its number of inputs, because each input
-        gets random values.
-        """
+        """Reference circuit; file sizes bound its inputs, as each gets random values."""
         found = self.read(self.circuit_name)
         sizes = [
             path.stat().st_size
@@ -402,12 +384,10 @@ class _Export:
 
     @property
     def options(self) -> deployment.Options:
-        """Options matching the existing files."""
         formats = [format for format in deployment.FORMATS if self.names(format)]
         return deployment.Options(tuple(formats), self.name, self.registers, self.target)
 
     def is_described(self) -> str:
-        """Check the manifest's description against the circuit, vectors and files."""
         options = self.options
         facts = deployment.facts_of(deployment.Request(self.circuit, self.vectors, options))
         if self.manifest.get("lutjax") != __version__:  # it may count differently
@@ -425,7 +405,6 @@ class _Export:
         return _samples(len(self.vectors))
 
     def readme_holds(self) -> str:
-        """Compare the README with a newly generated one."""
         if _text(self.folder, deployment.README) != deployment.readme(self.circuit, self.options):
             raise FailedError(f"{deployment.README} does not describe the circuit")
         return f"{len(self.circuit.inputs)} columns"
@@ -464,7 +443,6 @@ class _Export:
         return f"{_samples(len(self.vectors))} and {others[1]}"
 
     def page_circuit(self, name: str) -> Circuit:
-        """Return a page's circuit, after checking for the same inputs."""
         with _reading(name):
             found = page.read(_text(self.folder, name))
         if found.inputs != self.circuit.inputs:
@@ -483,7 +461,6 @@ class _Export:
         _check_answers(found, answers)
 
     def ports_hold(self) -> str:
-        """Compare the declared Verilog ports with the circuit and the register count."""
         expected, found = verilog.ports_of(self.circuit, self.registers), self.ports()
         if self.has_registers() != (self.registers > 0):
             words = {True: "registers", False: "no registers"}
@@ -498,10 +475,7 @@ class _Export:
         return f"{len(found)} ports"
 
     def c_holds(self) -> str:
-        """Compile the C code with warnings as errors and run the tests.
-
-        The tests are one generated from the vectors, and the test in the folder if it differs.
-        """
+        """Compile without warnings, and run a test of the vectors and the folder's own."""
         compiler = _tool("gcc", "clang", "cc")
         own = f"extras/{self.name}_test.c" if self.is_library else f"{self.name}_test.c"
         make = mcu.c_test if self.is_library else c.c_test
@@ -519,7 +493,6 @@ class _Export:
             return f"{_samples(len(self.vectors))}, {Path(compiler).name}"
 
     def simulated_holds(self) -> str:
-        """Simulate a library on its microcontroller, with samples and random inputs."""
         target = str(self.target)
         if why := mcu.unsupported_reason(target):
             raise SkippedError(why)
@@ -533,7 +506,6 @@ class _Export:
         return f"{_samples(len(given[0]))} and {len(others[0])} random ones, {target}"
 
     def page_holds(self, name: str) -> str:
-        """Run a page's script outside a browser."""
         node, shown, rows = _tool("node"), self.page_circuit(name), self.vectors.rows
         words, n = shown.encode(*as_called(shown.inputs, self.vectors.inputs))
         text, of_rows = _text(self.folder, name), None
@@ -559,11 +531,7 @@ class _Export:
         return f"{_samples(n)}, node"
 
     def verilog_holds(self) -> str:
-        """Run testbenches in Icarus Verilog.
-
-        The testbenches are one generated from the vectors, and the testbench in the folder if it
-        differs.
-        """
+        """Run testbenches: one from the vectors, and the folder's if different."""
         if simulate.find() is None:
             raise SkippedError("iverilog is not found")
         module, *own = (_text(self.folder, name) for name in self.names("verilog"))
@@ -583,7 +551,6 @@ class _Export:
         return found.line.removeprefix("PASS: ") + ", iverilog"
 
     def equal_by_abc(self, name: str) -> str:
-        """Prove that a file is equal to the circuit for all inputs."""
         program = abc.find()
         if program is None or (name.endswith(".v") and importlib.util.find_spec("pyosys") is None):
             raise SkippedError("pyosys is not installed")
@@ -603,17 +570,13 @@ class _Export:
 
 
 def life(neighborhoods: np.ndarray) -> np.ndarray:
-    """Return the next Game of Life state ``[samples, 1]``.
-
-    Each row of `neighborhoods` has 8 neighbors and then the cell, ``[samples, 9]``.
-    """
+    """Return the next states ``[samples, 1]`` for 8 neighbors and the cell, ``[samples, 9]``."""
     alive = neighborhoods[:, :8].sum(1)
     after: np.ndarray = (alive == 3) | (neighborhoods[:, 8] == 1) & (alive == 2)
     return after.astype(np.uint8)[:, None]
 
 
 def _choose_samples(ports: Sequence[Port]) -> tuple[list[np.ndarray], str]:
-    """Return all or random input port values, and a description of their number."""
     n = sum(port.n_bits for port in ports)
     if n <= MOST_INPUTS:
         bits, what = np.arange(1 << n)[:, None] >> np.arange(n) & 1, f"all 2^{n} inputs"
@@ -636,11 +599,6 @@ def _samples(n: int) -> str:
 
 
 def _text(folder: Path, name: str) -> str:
-    """Return the text of a file.
-
-    Raises:
-      FailedError: unreadable file.
-    """
     try:
         return (folder / name).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -665,7 +623,6 @@ def _check_answers(found: dict[str, np.ndarray], expected: Any) -> None:
 
 
 def _check_circuit(one: Circuit, other: Circuit) -> str:
-    """Compare two circuits bit by bit, exhaustively if they have few inputs."""
     n = other.n_inputs
     if (one.n_inputs, one.n_outputs) != (n, other.n_outputs):
         raise FailedError(
@@ -688,11 +645,6 @@ def _check_circuit(one: Circuit, other: Circuit) -> str:
 
 
 def _tool(*names: str) -> str:
-    """Return the path of the first available program.
-
-    Raises:
-      SkippedError: none is available.
-    """
     for name in names:
         if path := shutil.which(name):
             return path
@@ -701,7 +653,6 @@ def _tool(*names: str) -> str:
 
 @contextlib.contextmanager
 def _reading(name: str) -> Iterator[None]:
-    """Raise FailedError if a file cannot be read."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -726,12 +677,7 @@ def _running(*programs: str | Path) -> Iterator[None]:
 
 
 def _call(*words: str | Path, cwd: Path) -> None:
-    """Run a program.
-
-    Raises:
-      FailedError: the program failed; the message has the end of its output.
-      SkippedError: the machine cannot execute the program.
-    """
+    """Run a program; raise FailedError, or SkippedError if it cannot be executed."""
     try:
         with _running(words[0]):
             status, text = _programs.run(words, cwd, _SECONDS)

@@ -309,7 +309,6 @@ class _Question:
         self.signed = not self.votes and port.format.signed
 
     def check_order(self) -> None:
-        """Raise ValueError if the answer is not one number."""
         ports = self.circuit.outputs
         if not self.votes and (len(ports) > 1 or ports[0].count > 1):
             raise ValueError(
@@ -317,7 +316,6 @@ class _Question:
             )
 
     def bits_of(self, sample: Mapping[str, Any]) -> np.ndarray:
-        """Return the input bits of a sample, uint8."""
         ports = self.circuit.inputs
         if set(sample) != {port.name for port in ports}:
             raise ValueError(
@@ -335,7 +333,6 @@ class _Question:
         return (words[:, 0] & np.uint64(1)).astype(np.uint8)
 
     def samples(self, bits: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the port values of input bits, the inverse of `bits_of`."""
         found = {}
         for port, own in bit_ranges(self.circuit.inputs):
             codes = (bits[own].reshape(port.count, -1).astype(np.uint64) << _bit_indices(port)).sum(1)
@@ -343,7 +340,6 @@ class _Question:
         return found
 
     def answers(self, words: np.ndarray, n: int) -> np.ndarray:
-        """Return the answers to packed inputs, ``[samples]`` or ``[samples, bits]``."""
         found = self.circuit.decode(self.circuit.evaluate(words), n)
         if self.votes:
             return np.asarray(found.argmax(1))
@@ -352,12 +348,10 @@ class _Question:
         return np.asarray(found)
 
     def answer(self, bits: np.ndarray) -> Any:
-        """Return the answer to input bits, a number or a tuple of numbers."""
         found = self.answers(bits.astype(np.uint64)[:, None], 1)[0]
         return tuple(found.tolist()) if np.ndim(found) else found.item()
 
     def name(self, bits: np.ndarray) -> str:
-        """Return the answer to input bits in words."""
         found, classes = self.answer(bits), self.circuit.about.get("classes")
         if self.output == "the class":
             return f"class {classes[found] if classes else found}"
@@ -404,8 +398,6 @@ def _bit_indices(port: Port) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class _Input:
-    """One input of a circuit: an element of a port, or the port of a table column."""
-
     port: Port
     element: int
     bits: list[int]  # among all input bits
@@ -444,7 +436,6 @@ def _check_column(where: str, circuit: Circuit, column: str, *, ordered: bool) -
 
 
 def _element_names(circuit: Circuit) -> list[str]:
-    """Return a name for each input port element."""
     taken = columns_of(circuit)
     if taken is not None:
         return [column.name for column in taken.columns]
@@ -507,7 +498,6 @@ class _Pair:
         self.required = [literal for bits in both for literal in _in_range(self.builder, circuit, bits)]
 
     def ask(self, wrong: Literal, seconds: float | int) -> _Found:
-        """Return whether a literal is constant 0, or the inputs of both copies."""
         wrong = _all_of(self.builder, [wrong, *self.required])
         status, found, detail = _ask_abc(_output(self.builder, wrong), seconds)
         if found is None:
@@ -577,11 +567,7 @@ def _flip_circuit(circuit: Circuit, question: _Question, bits: np.ndarray, flips
 def _evaluate_flips(
     circuit: Circuit, question: _Question, bits: np.ndarray, flips: int, end: float
 ) -> tuple[str, np.ndarray | None, int]:
-    """Evaluate every input within `flips` of the given bits, nearest first.
-
-    Returns:
-      The status, the bits of a counterexample, and the number of evaluated inputs.
-    """
+    """Evaluate inputs within `flips`, nearest first; return status, bits and their number."""
     expected, done = question.answer(bits), 0
     base = bits.astype(np.uint64)[:, None] * np.uint64(2**64 - 1)
     for places in _flip_sets(circuit.n_inputs, flips):
@@ -600,7 +586,6 @@ def _evaluate_flips(
 
 
 def _flip_sets(n_inputs: int, flips: int) -> Iterator[np.ndarray]:
-    """Yield batches of input sets, ``[sets, size]``, of all sizes up to `flips`."""
     at_once = max(64, min(_AT_ONCE, (1 << 26) // n_inputs))  # at most 64 MB of flags
     for size in range(1, flips + 1):
         sets = itertools.combinations(range(n_inputs), size)

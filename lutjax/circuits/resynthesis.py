@@ -173,7 +173,6 @@ class _Search:
             self.readers[literal >> 1] += 1
 
     def run(self, work: float) -> _Net:
-        """Return the smallest net found within `work` products."""
         best, waited = (self.net, self.cost), 0
         while self.work < work and waited < _PATIENCE * len(self.net.nodes):
             waited += 1
@@ -252,10 +251,7 @@ class _Search:
         return nodes
 
     def _gates(self, nodes: np.ndarray, on: np.ndarray, off: np.ndarray) -> Iterator[_Gate]:
-        """Yield two-node gates with output 1 at all inputs `on` and 0 at all `off`.
-
-        Single-node gates come first, then pairs in random order.
-        """
+        """Yield gates of one node, then two, with output 1 at all `on` and 0 at all `off`."""
         rng = self.rng
         some = [
             self.rows[nodes[:, None], self._sample_inputs(where)].astype(np.float32) for where in (on, off)
@@ -278,7 +274,6 @@ class _Search:
                 yield i, j, table
 
     def _sample_inputs(self, where: np.ndarray) -> np.ndarray:
-        """Return the ids of a sample of the marked inputs."""
         ids: np.ndarray = np.flatnonzero(where)
         return ids if len(ids) <= _SAMPLES else self.rng.choice(ids, _SAMPLES, replace=False)
 

@@ -33,12 +33,7 @@ def find() -> str | None:
 
 
 def run(module: str, testbench: str, *, seconds: float | int = 600) -> Simulation:
-    """Simulate a testbench with Icarus Verilog.
-
-    Args:
-      module: Verilog text from `verilog.write`.
-      testbench: testbench text for this module from `verilog.testbench`.
-      seconds: time limit, after which the simulation fails.
+    """Simulate a testbench for a `verilog.write` module with Icarus Verilog, and a time limit.
 
     Raises:
       RuntimeError: Icarus Verilog is not installed.

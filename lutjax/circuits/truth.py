@@ -163,10 +163,7 @@ def cubes(table: int, n: int) -> tuple[tuple[int, int], ...]:
 
 
 def _isop(must: int, may: int, n: int, last: int) -> tuple[list[tuple[int, int]], int]:
-    """Return Minato-Morreale products and their table, 1 at `must` and 0 beyond `may`.
-
-    Both tables have n inputs. Inputs from `last` on are unused.
-    """
+    """Return Minato-Morreale products below input `last`, and their table from `must` to `may`."""
     if not must:
         return [], 0
     if may == FULL[n]:

@@ -131,18 +131,7 @@ def ports_of(circuit: Circuit, registers: int = 0) -> dict[str, str]:
 
 
 def connections(circuit: Circuit, inputs: str, outputs: str) -> list[str]:
-    """Connect circuit ports to slices of two vectors, the first port in the lowest bits.
-
-    Args:
-      circuit: circuit of the instantiated module.
-      inputs: vector with the input ports.
-      outputs: vector with the output ports.
-
-    Example:
-      >>> from lutjax.circuits import Circuit, Port, verilog
-      >>> verilog.connections(Circuit((Port("a"), Port("b", 2)), (Port("y"),), (), (), (2,)), "x", "y")
-      ['.a(x[0:0])', '.b(x[2:1])', '.y(y[0:0])']
-    """
+    """Connect circuit ports to slices of two vectors, the first port in the lowest bits."""
     return [
         f".{port.name}({vector}[{bits[-1]}:{bits[0]}])"
         for vector, ports in ((inputs, circuit.inputs), (outputs, circuit.outputs))

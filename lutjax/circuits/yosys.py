@@ -26,13 +26,7 @@ def is_installed() -> bool:
 def run(
     commands: Sequence[str], folder: str | pathlib.Path, *, seconds: float | int = 600, where: str
 ) -> str:
-    """Run Yosys commands and return the output.
-
-    Args:
-      commands: passes with arguments.
-      folder: working directory for file names; receives ``yosys.log``.
-      seconds: time limit.
-      where: prefix of error messages.
+    """Run Yosys passes in a folder, which receives ``yosys.log``, and return the output.
 
     Raises:
       RuntimeError: pyosys is not installed, or a command fails.
