@@ -57,17 +57,11 @@ def is_ours(path: Path) -> bool:
 
 
 def card(name: str, config: Config) -> str:
-    """Return the card text of a bundle.
-
-    Args:
-      name: model name.
-    """
     parts = (_head(name, config), _body(name, config), [LAST, ""])
     return "\n".join(line for part in parts for line in part)
 
 
 def _head(name: str, config: Config) -> Iterator[str]:
-    """Yield the YAML front matter lines; JSON strings are valid YAML strings."""
     run = config.run or {}
     task = _TASKS.get(_kind(run))
     yield from ("---", "library_name: lutjax")
@@ -130,7 +124,6 @@ def _kind(run: Mapping[str, Any]) -> str:
 
 
 def _measured(run: Mapping[str, Any]) -> Iterator[tuple[str, int, float]]:
-    """Yield the last measurement of each kind, with its completed steps."""
     history = run["record"]["history"] if run else {}
     for key, what in zip(("train", "test", "other"), _MEASURED.get(_kind(run), ()), strict=False):
         if history.get(key):

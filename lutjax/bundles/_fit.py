@@ -13,14 +13,7 @@ from lutjax.files import strict_json
 
 
 def path_of(entries: tuple[Any, ...]) -> Path:
-    """Convert JAX tree keys to a path of strings and integers.
-
-    Example:
-      >>> import jax
-      >>> from lutjax.bundles._fit import path_of
-      >>> [path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path({"a": [1.0, {"b": 2.0}]})]
-      [('a', 0), ('a', 1, 'b')]
-    """
+    """Convert JAX tree keys to a path of strings and integers."""
     return tuple(map(_key, entries))
 
 
@@ -33,16 +26,11 @@ def _key(entry: Any) -> str | int:
 
 
 def flat(tree: Any) -> dict[Path, Any]:
-    """Return the leaves of a tree by path."""
     return {path_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def fit(bundle: Bundle, wanted: Mapping[Path, Any]) -> None:
-    """Check that a bundle has exactly these paths, dtypes and shapes.
-
-    Raises:
-      BundleError: its arrays differ.
-    """
+    """Raise BundleError unless a bundle has exactly these paths, dtypes and shapes."""
     found = {tensor.path: tensor for tensor in bundle.config.tensors.values()}
     for path in sorted({*found, *wanted}, key=str):
         there = f"{found[path].dtype}{list(found[path].shape)}" if path in found else "missing"

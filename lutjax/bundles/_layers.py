@@ -53,11 +53,10 @@ _GIVEN = {"wires": "wires_fan_out", "targets": "targets_shape", "widths": "has_w
 
 
 def arguments_of(module: Any) -> dict[str, Any] | None:
-    """Return a layer's constructor arguments for JSON, or None.
+    """Return a layer's constructor arguments for JSON, or None if it cannot represent one.
 
-    None is returned for other modules, and if JSON cannot represent an argument. Initializers are
-    left out because the bundle holds the arrays, and `implementation` because it depends on the
-    machine.
+    Initializers are left out because the bundle holds the arrays, and `implementation` because it
+    depends on the machine.
     """
     if LAYERS.get(type(module).__name__) is not type(module):
         return None
@@ -73,15 +72,9 @@ def arguments_of(module: Any) -> dict[str, Any] | None:
 
 
 def empty(name: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> Any:
-    """Return a layer built from arguments, with shapes and dtypes in place of arrays.
+    """Return a layer built from `arguments_of` output, with shapes and dtypes in place of arrays.
 
-    Args:
-      name: class name.
-      fields: output of `arguments_of`.
-      arrays: layer arrays by name; constructor arguments among them determine sizes.
-
-    Raises:
-      KeyError, OverflowError, TypeError, ValueError: the constructor rejects the arguments.
+    Constructor arguments among its arrays determine sizes.
     """
     layer = LAYERS[name]
     options = {key: _decoded(fields[key]) for key in _recorded_fields(layer.spec_type) if key in fields}
@@ -102,11 +95,6 @@ def _recorded_fields(spec_type: type[specifications.Spec]) -> list[str]:
 
 
 def _encoded(value: Any) -> Any:
-    """Encode an argument for JSON.
-
-    Raises:
-      TypeError: JSON cannot represent it.
-    """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.dtype):
@@ -127,11 +115,6 @@ def _encoded(value: Any) -> Any:
 
 
 def _decoded(value: Any) -> Any:
-    """Decode an argument from JSON.
-
-    Raises:
-      KeyError, TypeError, ValueError: the value is invalid.
-    """
     if isinstance(value, list):
         return tuple(map(_decoded, value))
     if not isinstance(value, dict):

@@ -88,11 +88,7 @@ class Tensor:
 
     @classmethod
     def from_dict(cls, name: str, found: Any) -> "Tensor":
-        """Parse a tensor entry of ``config.json``.
-
-        Raises:
-          ValueError: the entry is invalid.
-        """
+        """Parse a tensor entry of ``config.json``."""
         fields = Fields(f"{CONFIG}: the tensor {strict_json.format_value(name)}")
         path = fields.field(found, "path", list)
         shape = fields.field(found, "shape", list)
@@ -121,18 +117,11 @@ class Tensor:
 
 
 def name_of(path: Path) -> str:
-    """Return the name of a tensor: its keys joined by dots.
-
-    Example:
-      >>> from lutjax.bundles._layout import name_of
-      >>> name_of(("layers", 0, "ffn", "weights"))
-      'layers.0.ffn.weights'
-    """
+    """Return the name of a tensor: its keys joined by dots."""
     return ".".join(map(str, path))
 
 
 def scale_of(name: str) -> str:
-    """Return the name of a tensor's scale."""
     return f"{name}.scale"
 
 
@@ -161,7 +150,6 @@ class Config:
     tensors: Mapping[str, Tensor]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-serializable dict."""
         return {
             "model_type": MODEL_TYPE,
             "architectures": [self.architecture],
@@ -177,12 +165,7 @@ class Config:
 
     @classmethod
     def from_dict(cls, found: Any) -> "Config":
-        """Parse a config from a JSON object.
-
-        Raises:
-          ValueError: the object is invalid; the message names the field.
-          BundleError: it has a later version.
-        """
+        """Parse a config from a JSON object; errors name the field."""
         fields = Fields(CONFIG)
         if not is_config(found):
             raise ValueError(
@@ -241,12 +224,10 @@ class Config:
 
     @property
     def n_values(self) -> int:
-        """Total number of tensor elements, without scales."""
         return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
 
 
 def is_config(found: Any) -> bool:
-    """Return True if a JSON value is a bundle config, in any version."""
     return (
         isinstance(found, dict) and found.get("model_type") == MODEL_TYPE and type(found.get("bundle")) is int
     )

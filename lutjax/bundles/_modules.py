@@ -65,14 +65,12 @@ class Part:
 
 
 def learned_parts(module: nnx.Module) -> Iterator[Part]:
-    """Yield the learned or kept variables of a module, without caches and random streams."""
     for path, variable in nnx.to_flat_state(nnx.state(module, nnx.Not(_PASSING))):
         kind = _KINDS.get(type(variable), type(variable).__name__.lower())
         yield Part(keys(path), kind, variable.get_value())
 
 
 def refuse_on_host(module: nnx.Module) -> None:
-    """Raise BundleError if a module has host-resident tables."""
     found = sorted(layers.host_tables_of(module))
     if found:
         raise BundleError(
@@ -82,16 +80,11 @@ def refuse_on_host(module: nnx.Module) -> None:
 
 
 def is_module(model: Any) -> bool:
-    """Return True if a model is a Flax NNX module."""
     return isinstance(model, nnx.Module)
 
 
 def config_of(module: nnx.Module) -> dict[str, Any] | None:
-    """Return config fields of a lutjax model or constructor arguments of a lutjax layer, else None.
-
-    Raises:
-      ValueError: the model's arrays do not match its config.
-    """
+    """Return a lutjax model's config fields or a layer's constructor arguments, else None."""
     name = type(module).__name__
     if type(module).__module__.partition(".")[0] != "lutjax":
         return None
@@ -110,7 +103,6 @@ def config_of(module: nnx.Module) -> dict[str, Any] | None:
 
 
 def _arguments_of(module: nnx.Module) -> dict[str, Any] | None:
-    """Return a lutjax layer's constructor arguments, or None if its arrays do not match them."""
     fields = _layers.arguments_of(module)
     if fields is None:
         return None
@@ -127,16 +119,10 @@ def _described(module: nnx.Module) -> dict[Path, tuple[Any, Any]]:
 
 
 def is_quantized(module: nnx.Module) -> bool:
-    """Return True if a module has integer tables."""
     return any(part.kind == QUANTIZED for part in learned_parts(module))
 
 
 def _empty(config: Any, quantized: bool) -> Any:
-    """Return a lutjax model with shapes and dtypes in place of arrays.
-
-    Raises:
-      ValueError: the model has no quantized form, but one is required.
-    """
     if quantized and not isinstance(config, GPTConfig):
         raise ValueError(f"{type(config).__name__} has no form with tables of integers.")
     if isinstance(config, GPTConfig | LUTTransformerConfig):
@@ -146,12 +132,7 @@ def _empty(config: Any, quantized: bool) -> Any:
 
 
 def model(bundle: Bundle) -> Any:
-    """Return the lutjax model of a bundle in evaluation mode, or its layer in the saved mode.
-
-    Raises:
-      BundleError: the config is invalid, its arrays differ from the bundle, or an id does not
-        exist.
-    """
+    """Return the lutjax model of a bundle in evaluation mode, or its layer in the saved mode."""
     config = bundle.config
     assert config.model is not None
     if config.architecture not in CONFIGS and config.architecture not in _layers.LAYERS:
@@ -174,7 +155,6 @@ def model(bundle: Bundle) -> Any:
 
 
 def _empty_of(bundle: Bundle, fields: dict[str, Any]) -> Any:
-    """Return a bundle's model or layer with shapes and dtypes in place of arrays."""
     config = bundle.config
     if config.architecture in CONFIGS:
         return _empty(runs.build_fields(CONFIGS[config.architecture], fields), config.quantized)
@@ -183,11 +163,7 @@ def _empty_of(bundle: Bundle, fields: dict[str, Any]) -> Any:
 
 
 def fill(bundle: Bundle, module: nnx.Module) -> None:
-    """Load the bundle values into a module of the saved class; on a mismatch nothing changes.
-
-    Raises:
-      BundleError: the arrays differ, or an id does not exist.
-    """
+    """Load the bundle values into a module of the saved class; on a mismatch nothing changes."""
     arrays = _fitting(bundle, module)
     graph, kept, passing = _split(module)
     new = _with(kept, arrays)
@@ -222,7 +198,6 @@ def _split(module: nnx.Module) -> tuple[Any, Any, Any]:
 
 
 def keys(path: Any) -> Path:
-    """Convert a variable path to a tensor path."""
     return tuple(path)
 
 

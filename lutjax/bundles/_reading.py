@@ -107,7 +107,6 @@ def read(folder: str | os.PathLike[str]) -> Bundle:
 
 
 def read_config(folder: Path) -> Config:
-    """Read the ``config.json`` of a bundle; errors are as for `read`."""
     if not folder.exists():
         raise FileNotFoundError(f"the folder {folder} does not exist.")
     if not folder.is_dir():
@@ -128,11 +127,7 @@ def read_config(folder: Path) -> Config:
 
 
 def _size(folder: Path, name: str) -> int:
-    """Return the size of a bundle file.
-
-    Raises:
-      BundleError: it is missing, or not a regular file (a link or a pipe).
-    """
+    """Return the size of a regular bundle file; links and pipes are rejected."""
     try:
         found = (folder / name).lstat()
     except FileNotFoundError:
@@ -147,7 +142,6 @@ def _size(folder: Path, name: str) -> int:
 
 
 def _check_header(path: Path, size: int) -> None:
-    """Raise ValueError if the header of a tensor file exceeds the maximum for bundles."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
     if not 2 <= length <= min(MOST_BYTES, size - 8):
@@ -157,7 +151,6 @@ def _check_header(path: Path, size: int) -> None:
 
 
 def _check_tensors(file: Any, config: Config) -> None:
-    """Raise ValueError if the tensors in a file differ from the config."""
     wanted = {name: (CODES[dtype], shape) for name, dtype, shape in config.stored()}
     found = set(file.keys())
     for name in sorted(found ^ set(wanted)):

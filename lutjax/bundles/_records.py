@@ -35,11 +35,7 @@ def _name(path: str) -> str:
 
 
 def from_dict(folder: Path, found: dict[str, Any]) -> Loaded:
-    """Return the run record described by the bundle in a folder.
-
-    Raises:
-      BundleError: it describes none.
-    """
+    """Return the run record described by the bundle in a folder."""
     fields = Fields("its run")
     try:
         kind, steps = fields.field(found, "kind", str), fields.field(found, "steps", int)

@@ -13,11 +13,6 @@ Array = Shaped[np.ndarray, "..."]
 
 
 def stored(tensor: Tensor, values: Array) -> dict[str, Array]:
-    """Return the stored arrays for a tensor, by name.
-
-    Raises:
-      ValueError: int8 tables have non-finite values.
-    """
     name = name_of(tensor.path)
     if tensor.scale is None:
         return {name: values.astype(jnp.dtype(tensor.stored))}
@@ -39,11 +34,6 @@ def stored(tensor: Tensor, values: Array) -> dict[str, Array]:
 
 
 def values(tensor: Tensor, arrays: Any) -> Array:
-    """Return the values of a tensor.
-
-    Args:
-      arrays: file arrays by name.
-    """
     found: Array = arrays[name_of(tensor.path)]
     if tensor.scale is not None:
         found = found.astype(np.float32) * arrays[tensor.scale]

@@ -136,11 +136,7 @@ def write(
 
 
 def programs_of(model: Any) -> dict[str, Program]:
-    """Return the programs of a lutjax model, by name.
-
-    Raises:
-      BundleError: the model is of another kind.
-    """
+    """Return the programs of a lutjax model, by name."""
     if isinstance(model, Decoder):
         return _decoder_programs(model)
     if isinstance(model, LogicClassifier | LogicTreeNet):
@@ -308,7 +304,6 @@ def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def _described(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return dtypes and shapes for JSON; symbolic sizes appear by name."""
     return {
         name: _described(array)
         if isinstance(array, Mapping)

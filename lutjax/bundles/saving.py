@@ -112,7 +112,6 @@ def save(
 
 
 def _flatten_model(model: Any, tables: frozenset[str]) -> tuple[dict[str, Any], list[tuple[Keys, str, Any]]]:
-    """Return `Config` fields, and path, kind and array of each tensor."""
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(model, nnx.Module):
         return _flatten_module(model)
@@ -153,7 +152,6 @@ def _flatten_module(model: Any) -> tuple[dict[str, Any], list[tuple[Keys, str, A
 def _tensors(
     found: list[tuple[Keys, str, Any]], table_dtype: str | None
 ) -> tuple[dict[str, Tensor], dict[str, np.ndarray]]:
-    """Return tensors by name, and the file arrays."""
     tensors: dict[str, Tensor] = {}
     arrays: dict[str, np.ndarray] = {}
     n_tables = 0
@@ -193,11 +191,7 @@ def _check_name(name: str, array: Any) -> None:
 
 
 def _check_place(folder: Path) -> None:
-    """Raise if a folder's files with bundle names do not belong to a bundle.
-
-    Raises:
-      BundleError: such files exist.
-    """
+    """Raise BundleError if a folder's files with bundle names do not belong to a bundle."""
     if folder.exists() and not folder.is_dir():
         raise BundleError(f"{folder} is a file; choose another folder.")
     there = [name for name in (CONFIG, TENSORS) if os.path.lexists(folder / name)]

@@ -18,33 +18,14 @@ def and_graph(circuit: Circuit) -> tuple[list[tuple[int, int]], list[int]]:
       The two literals of each AND node, larger first, and the output literals. Literals follow
       AIGER: ``2 * variable``, plus one if inverted. Variable 0 is the constant 0, followed by
       the input bits and the AND nodes.
-
-    Example:
-      >>> from lutjax.circuits import Builder
-      >>> from lutjax.circuits.ands import and_graph
-      >>> builder = Builder()
-      >>> (a,), (b,) = builder.input("x", 2)
-      >>> builder.output("y", [[builder.gate([a, b], 0b0110)]])
-      >>> and_graph(builder.circuit())
-      ([(5, 2), (4, 3), (9, 7)], [11])
     """
     return _build(circuit, Graph(circuit.n_inputs))
 
 
 def operations(circuit: Circuit) -> tuple[list[tuple[int, int]], list[int]]:
-    """Return the two-input AND and XOR operations of a circuit, and its output literals.
+    """Return the AND and XOR operations and output literals of a circuit, as `and_graph`.
 
-    Returns:
-      As `and_graph`; a node with the smaller literal first is an XOR.
-
-    Example:
-      >>> from lutjax.circuits import Builder
-      >>> from lutjax.circuits.ands import operations
-      >>> builder = Builder()
-      >>> (a,), (b,) = builder.input("x", 2)
-      >>> builder.output("y", [[builder.gate([a, b], 0b0110)]])
-      >>> operations(builder.circuit())
-      ([(2, 4)], [6])
+    A node with the smaller literal first is an XOR.
     """
     return _build(circuit, Graph(circuit.n_inputs, xors=True))
 

@@ -215,10 +215,7 @@ def above_constant(builder: Builder, bits: Sequence[Literal], k: int, *, signed:
 
 
 def above_signed(builder: Builder, bits: Sequence[Literal], k: int) -> Literal:
-    """Compare a two's complement number with an in-range k: number > k.
-
-    Thresholds of equal sign share more gates than in `above_constant`.
-    """
+    """Compare a two's complement number with k in range; equal signs share more gates."""
     *low, sign = bits
     if not low:
         return above_constant(builder, bits, k, signed=True)

@@ -27,15 +27,7 @@ class Function(NamedTuple):
 
 
 def function_of(table: int, n: int) -> Function:
-    """Return the function of a table over n inputs, with as few inverted inputs as possible.
-
-    Example:
-      >>> from lutjax.circuits.dot import function_of
-      >>> function_of(0b0010, 2)
-      Function(name='and', inverted=(False, True), roles=('', ''))
-      >>> function_of(0xCA, 3).name, function_of(0xCA, 3).roles
-      ('mux', ('0', '1', 'select'))
-    """
+    """Return the function of a table over n inputs, with as few inverted inputs as possible."""
     plain, n_entries = ((False,) * n, ("",) * n), 1 << n
     if table in (0, (1 << n_entries) - 1):
         return Function("1" if table else "0", *plain)

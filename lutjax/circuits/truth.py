@@ -20,24 +20,12 @@ LOW = tuple(tuple(_low(i) & FULL[n] for i in range(n)) for n in range(MAX_INPUTS
 
 
 def variable(n: int, i: int) -> int:
-    """Return the table over n inputs with output equal to input i.
-
-    Example:
-      >>> from lutjax.circuits import truth
-      >>> bin(truth.variable(2, 1))
-      '0b1100'
-    """
+    """Return the table over n inputs with output equal to input i."""
     return LOW[n][i] << (1 << i)
 
 
 def cofactor(table: int, n: int, i: int, value: int) -> int:
-    """Return the table over the other n - 1 inputs for a fixed value, 0 or 1, of input i.
-
-    Example:
-      >>> from lutjax.circuits import truth
-      >>> bin(truth.cofactor(0b1000, 2, 0, 1))  # a AND b where a is 1
-      '0b10'
-    """
+    """Return the table over the other n - 1 inputs for a fixed value, 0 or 1, of input i."""
     width = 1 << i
     table = (table >> width if value else table) & LOW[n][i]
     for j in range(i, n - 1):  # close the gaps of 2**j outputs between runs of 2**j
@@ -47,13 +35,7 @@ def cofactor(table: int, n: int, i: int, value: int) -> int:
 
 
 def negate(table: int, n: int, i: int) -> int:
-    """Return the table with input i inverted.
-
-    Example:
-      >>> from lutjax.circuits import truth
-      >>> bin(truth.negate(0b1000, 2, 0))
-      '0b100'
-    """
+    """Return the table with input i inverted."""
     width, low = 1 << i, LOW[n][i]
     return (table & low) << width | table >> width & low
 
@@ -75,13 +57,7 @@ def swap(table: int, n: int, i: int, j: int) -> int:
 
 
 def permute(table: int, n: int, order: Sequence[int]) -> int:
-    """Return the table with input ``order[k]`` of the given table as input k.
-
-    Example:
-      >>> from lutjax.circuits import truth
-      >>> bin(truth.permute(0b0010, 2, [1, 0]))
-      '0b100'
-    """
+    """Return the table with input ``order[k]`` of the given table as input k."""
     at = list(range(n))  # current positions of the original inputs
     for k in range(n):
         j = at.index(order[k], k)
@@ -92,13 +68,7 @@ def permute(table: int, n: int, order: Sequence[int]) -> int:
 
 
 def expand(table: int, n: int, positions: Sequence[int], m: int) -> int:
-    """Return the table over m inputs with input k of the given table at ``positions[k]``.
-
-    Example:
-      >>> from lutjax.circuits import truth
-      >>> bin(truth.expand(0b10, 1, [1], 2))
-      '0b1100'
-    """
+    """Return the table over m inputs with input k of the given table at ``positions[k]``."""
     for k in range(n, m):
         table |= table << (1 << k)
     place = {position: k for k, position in enumerate(positions)}
@@ -107,15 +77,9 @@ def expand(table: int, n: int, positions: Sequence[int], m: int) -> int:
 
 
 def compose(table: int, n: int, i: int, inner: int, positions: Sequence[int], m: int) -> int:
-    """Substitute a table for input i of another table; return the table over m inputs.
+    """Return a table over m inputs with `inner`, over inputs at `positions`, for its input i.
 
-    Args:
-      table: over n inputs; all inputs except i are, in order, the first n - 1 of the m inputs.
-      n: number of inputs of `table`.
-      i: the input of `table` replaced by `inner`.
-      inner: table over inputs at `positions`.
-      positions: an input of the result for each input of `inner`.
-      m: number of inputs of the result.
+    The other inputs of the table are, in order, the first n - 1 of the m inputs.
     """
     chosen = expand(inner, len(positions), positions, m)
     rest = range(n - 1)
@@ -137,27 +101,15 @@ def depends(table: int, n: int, i: int) -> bool:
 
 
 def support(table: int, n: int) -> tuple[int, ...]:
-    """Return the inputs that affect the output.
-
-    Example:
-      >>> from lutjax.circuits import truth
-      >>> truth.support(0b11001100, 3)
-      (1,)
-    """
+    """Return the inputs that affect the output."""
     return tuple(i for i in range(n) if depends(table, n, i))
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def cubes(table: int, n: int) -> tuple[tuple[int, int], ...]:
-    """Return an irredundant sum of products, each as (input mask, value mask).
+    """Return an irredundant sum of products, each as (input mask, value mask), in a fixed order.
 
-    Both masks have bit i for input i. No product is redundant, and no product can drop an input.
-    The order is deterministic.
-
-    Example:
-      >>> from lutjax.circuits import truth
-      >>> truth.cubes(0b1110, 2)  # a OR b
-      ((2, 2), (1, 1))
+    No product is redundant, and no product can drop an input.
     """
     return tuple(_isop(table, table, n, n)[0])
 
@@ -187,22 +139,10 @@ def _isop(must: int, may: int, n: int, last: int) -> tuple[list[tuple[int, int]]
 
 
 def evaluate(table: int, address: Sequence[int]) -> int:
-    """Return the output for bits, the first input first.
-
-    Example:
-      >>> from lutjax.circuits import truth
-      >>> truth.evaluate(0b0010, [1, 0])
-      1
-    """
+    """Return the output for bits, the first input first."""
     return table >> sum(bit << k for k, bit in enumerate(address)) & 1
 
 
 def from_function(function: Callable[..., object], n: int) -> int:
-    """Return the table over n inputs of a function with n bit arguments.
-
-    Example:
-      >>> from lutjax.circuits import truth
-      >>> bin(truth.from_function(lambda a, b: a and not b, 2))
-      '0b10'
-    """
+    """Return the table over n inputs of a function with n bit arguments."""
     return sum(bool(function(*(a >> k & 1 for k in range(n)))) << a for a in range(1 << n))

@@ -118,13 +118,7 @@ def write(circuit: Circuit, name: str = "circuit", *, registers: int = 0) -> str
 
 
 def ports_of(circuit: Circuit, registers: int = 0) -> dict[str, str]:
-    """Return the declaration of each circuit port in `write` output, by name.
-
-    Example:
-      >>> from lutjax.circuits import Circuit, Port, verilog
-      >>> verilog.ports_of(Circuit((Port("x", 2),), (Port("y"),), (), (), (2,)))
-      {'x': 'input wire [1:0]', 'y': 'output wire [0:0]'}
-    """
+    """Return the declaration of each circuit port in `write` output, by name."""
     ports = {**dict.fromkeys(CONTROL[:3], "input wire"), CONTROL[3]: "output wire"} if registers else {}
     ports |= {port.name: f"input wire [{port.n_bits - 1}:0]" for port in circuit.inputs}
     return ports | {port.name: f"output wire [{port.n_bits - 1}:0]" for port in circuit.outputs}
@@ -140,17 +134,7 @@ def connections(circuit: Circuit, inputs: str, outputs: str) -> list[str]:
 
 
 def declared(text: str, module: str) -> dict[str, str]:
-    """Return the port declarations of a module in `write` output, by name.
-
-    Raises:
-      ValueError: the text has no such module.
-
-    Example:
-      >>> from lutjax.circuits import Circuit, Port, verilog
-      >>> circuit = Circuit((Port("x", 2),), (Port("y"),), (), (), (2,))
-      >>> verilog.declared(verilog.write(circuit), "circuit") == verilog.ports_of(circuit)
-      True
-    """
+    """Return the port declarations of a module in `write` output, by name, or raise ValueError."""
     code = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)
     found = re.findall(rf"\bmodule\s+{re.escape(module)}\s*\(([^()]*)\)\s*;.*?\bendmodule\b", code, re.DOTALL)
     if len(found) != 1:

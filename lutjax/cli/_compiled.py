@@ -14,10 +14,7 @@ MOST_BYTES = 2 * 10**9
 
 
 def keep_compiled() -> None:
-    """Enable JAX's compilation cache, unless JAX already has a directory or the switch is off.
-
-    Unwritable or missing home directories disable the cache.
-    """
+    """Enable JAX's compilation cache in a writable home, unless set in JAX or off."""
     import jax
 
     asked = os.environ.get(SWITCH)
@@ -48,7 +45,6 @@ def keep_compiled() -> None:
 
 
 def _cache_folder() -> Path:
-    """Return the user's cache directory."""
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     if sys.platform == "darwin":

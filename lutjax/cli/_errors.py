@@ -34,7 +34,6 @@ class Commands(click.Group):
             sys.exit(1)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the requested command."""
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
@@ -58,11 +57,7 @@ class Commands(click.Group):
 
 
 def explain(error: BaseException, *, training: bool) -> str | None:
-    """Return a message for the user; None for a bug in lutjax.
-
-    Args:
-      training: whether the command trains, so that checkpoints may exist.
-    """
+    """Return a message for the user, or None for a bug; `training` may leave checkpoints."""
     if isinstance(error, FolderError):
         return str(error)
     if isinstance(error, FloatingPointError):

@@ -123,7 +123,6 @@ def export(run: Path, formats: tuple[str, ...], folder: Path | None, **wanted: A
 
 
 def _export_programs(run: Path, folder: Path) -> None:
-    """Write exported programs for a run or bundle."""
     from lutjax.bundles import programs
 
     start = time.perf_counter()

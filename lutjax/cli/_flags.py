@@ -22,12 +22,7 @@ _NAME_WIDTH = 24  # first column; help for longer names starts below
 
 
 class Command(click.Command):
-    """Command with grouped options.
-
-    Args:
-      sections: option names by heading. Other options follow in `remaining`.
-      compiles: whether the command runs jitted functions, and so uses JAX's compilation cache.
-    """
+    """Command with options in `sections`; others in `remaining`; `compiles` enables JAX's cache."""
 
     def __init__(
         self,
@@ -41,7 +36,6 @@ class Command(click.Command):
         self._headings = {name: heading for heading, names in sections.items() for name in names.split()}
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, with JAX's compilation cache if it compiles."""
         if self._compiles:
             keep_compiled()
         return super().invoke(ctx)
@@ -92,13 +86,7 @@ def _show_all(ctx: click.Context, option: click.Parameter, value: bool) -> None:
 
 
 class FieldOption(click.Option):
-    """Option for a config field.
-
-    Attributes:
-      details: full documentation; help shows the first sentence.
-      models: model names with this option; empty for all models.
-      heading: option heading of the config.
-    """
+    """Option for a config field; help shows the first sentence of `details`, and the `models`."""
 
     details: str
     models: tuple[str, ...]
@@ -106,11 +94,10 @@ class FieldOption(click.Option):
 
 
 class FieldsCommand(Command):
-    """Command with an option for every field of its run configs.
+    """Command with an option for every run config field that has a default and is not excluded.
 
-    The command receives only explicitly given fields, as ``fields``. Fields without a default are
-    derived and get no option, like fields excluded by their metadata. Errors name options instead
-    of fields. ``--help`` shows the options in `sections`, ``--help-all`` shows every option.
+    Only explicitly given fields are passed, as ``fields``, and errors name options. ``--help``
+    shows the options in `sections`, ``--help-all`` shows every option.
     """
 
     def __init__(self, *args: Any, configs: "Callable[[], Configs]", **kwargs: Any):
@@ -127,7 +114,6 @@ class FieldsCommand(Command):
         )
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the command's own parameters and the field options."""
         if self._fields is None:
             self._fields = _options_of(self._configs())
             for option in self._fields:
@@ -137,13 +123,11 @@ class FieldsCommand(Command):
         return [*own, *self._fields, shows_help, self._all]
 
     def remaining(self, option: click.Option, everything: bool) -> str | None:
-        """Return the heading for a field's config."""
         if isinstance(option, FieldOption):
             return option.heading if everything else None
         return super().remaining(option, everything)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Collect the given fields, and run the command."""
         values = {option.name: ctx.params.pop(option.name) for option in self._fields or ()}
         ctx.params["fields"] = {name: value for name, value in values.items() if value is not None}
         names = [str(param.name) for param in self.get_params(ctx)]
@@ -158,8 +142,6 @@ class FieldsCommand(Command):
 
 
 class MeshType(click.ParamType):
-    """Device mesh axes with sizes."""
-
     name = "axes"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -174,8 +156,6 @@ class MeshType(click.ParamType):
 
 
 class Renamed(click.Option):
-    """Option with deprecated names after the first one, hidden in help."""
-
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         names = self.opts
         self.opts = names[:1]
@@ -186,7 +166,6 @@ class Renamed(click.Option):
 
 
 def flag_of(field: str) -> str:
-    """Return the option name for a field."""
     return f"--{field.replace('_', '-')}"
 
 
@@ -214,7 +193,6 @@ def replace_fields(text: str, fields: Iterable[str]) -> str:
 
 
 def _options_of(configs: "Configs") -> list[FieldOption]:
-    """Return options for all fields of the run configs."""
     found: dict[str, FieldOption] = {}
     models: Any = configs.models or {None: None}
     headings = ("Model", "Optimization", "Checkpoints and reports")
@@ -239,11 +217,7 @@ def _options_of(configs: "Configs") -> list[FieldOption]:
 
 
 def _option(configs: "Configs", having: Mapping[Any, Any], name: str) -> FieldOption:
-    """Return the option for a field.
-
-    Args:
-      having: config classes with this field, by model.
-    """
+    """Return the option for a field of the config classes, by model."""
     first = next(iter(having.values()))
     field, hint = first.__dataclass_fields__[name], typing.get_type_hints(first)[name]
     kind_of = click.Choice(field.metadata[CHOICES]) if CHOICES in field.metadata else _type(hint)
@@ -284,7 +258,7 @@ def _format_default(name: str, value: Any) -> str:
 
 
 def _type(hint: Any) -> Any:
-    """Return the click type for an annotation, such as an integer for ``int | None``."""
+    """Return the click type for an annotation."""
     if hint == tuple[int, ...]:
         return Integers()
     if hint == int | tuple[int, ...]:
@@ -295,8 +269,6 @@ def _type(hint: Any) -> Any:
 
 
 class Integer(click.IntRange):
-    """Integer type with an optional range."""
-
     name = "integer"
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
@@ -310,8 +282,6 @@ class Integer(click.IntRange):
 
 
 class Finite(click.FloatRange):
-    """Finite number type with an optional range."""
-
     name = "number"
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
@@ -327,7 +297,6 @@ class Finite(click.FloatRange):
 
 
 def _in_range(kind: Any, number: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-    """Return a number within the range of its type; else fail."""
     below = kind.min is not None and (number <= kind.min if kind.min_open else number < kind.min)
     if below or (kind.max is not None and number > kind.max):
         least, most = (
@@ -341,8 +310,6 @@ def _in_range(kind: Any, number: Any, param: click.Parameter | None, ctx: click.
 
 
 class Integers(click.ParamType):
-    """Comma-separated integers."""
-
     name = "integers"
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:

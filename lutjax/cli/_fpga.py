@@ -100,7 +100,6 @@ def fpga(
 
 
 def _write_project(folder: Path, board: str, registers: int | None, out: Path | None) -> None:
-    """Write a board project into an empty or new directory."""
     from lutjax.circuits import boards, fpga as reporting
     from lutjax.files.atomic import replacing
 
@@ -140,7 +139,6 @@ class _Given(NamedTuple):
 
 
 def _read(folder: Path, lut: int) -> _Given:
-    """Read the circuit from an export, run or bundle."""
     from lutjax.circuits import deployment, netlist_json
 
     if not (folder / deployment.MANIFEST).exists():

@@ -86,7 +86,6 @@ def _generate(
     mesh: Mapping[str, int] | None,
     speed: bool,
 ) -> None:
-    """Continue prompts; the first process prints the results."""
     if seed + samples > 2**32:
         raise click.BadParameter(
             f"{samples} samples have seeds up to {seed + samples - 1}; the largest is {2**32 - 1}.",
@@ -153,7 +152,6 @@ def _generate(
 
 
 def _prompts(given: Sequence[str], file: Path | None) -> list[bytes]:
-    """Return nonempty prompts from the options or standard input."""
     if given and file is not None:
         raise click.UsageError("give --prompt or --prompt-file, not both.")
     if given:

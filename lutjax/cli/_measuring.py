@@ -16,8 +16,6 @@ _WIDTH = 150  # table width in a file or pipe
 
 
 class ShapeType(click.ParamType):
-    """Shape by name or sizes."""
-
     name = "shape"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -34,7 +32,6 @@ class ShapeType(click.ParamType):
 
 
 def check_folder(option: str, path: Path) -> None:
-    """Reject a file in an unwritable directory."""
     if not os.access(path.absolute().parent, os.W_OK):
         raise click.BadParameter(
             f"{str(path.parent)!r} is not a writable folder; create it or choose another one.",
@@ -43,11 +40,7 @@ def check_folder(option: str, path: Path) -> None:
 
 
 def check_file(option: str, path: Path, mark: bytes) -> None:
-    """Reject a file in an unwritable directory, or a nonempty file without this option's marker.
-
-    Args:
-      mark: marker near the beginning of this option's output files.
-    """
+    """Reject an unwritable directory, or a file without the marker of this option's output."""
     check_folder(option, path)
     if not path.is_file():
         return
@@ -61,7 +54,6 @@ def check_file(option: str, path: Path, mark: bytes) -> None:
 
 
 def make_console(stderr: bool = False) -> "Console":
-    """Return a table console, at least as wide as the tables unless it is a terminal."""
     from rich.console import Console
 
     console = Console(stderr=stderr)
@@ -69,7 +61,6 @@ def make_console(stderr: bool = False) -> "Console":
 
 
 def file_option(name: str, what: str) -> Callable[..., Any]:
-    """Return an option for an output file."""
     return click.option(
         name, type=click.Path(path_type=Path, dir_okay=False, writable=True), help=f"{what}  [default: none]"
     )
@@ -126,12 +117,10 @@ class Progress:
             self._bar.stop()
 
     def starts(self, what: str) -> None:
-        """Show the current measurement."""
         if self._bar is not None:
             self._bar.update(self._task, description=what)
 
     def ended(self, result: object) -> None:
-        """Show a finished measurement."""
         if self._bar is not None:
             self._bar.advance(self._task)
         else:

@@ -15,12 +15,7 @@ from lutjax.training.experiments import Watcher
 class Report(Watcher):
     """Context manager for training progress: steps, losses, speed and remaining time.
 
-    Args:
-      console: output console.
-      first: number of earlier steps.
-      steps: total number of steps.
-      speed: formats the speed, given seconds per step.
-      measure: name of the test metric.
+    Of all `steps`, the `first` are done; `speed` formats seconds per step.
     """
 
     def __init__(
@@ -56,7 +51,6 @@ class Report(Watcher):
             self._bar.stop()
 
     def training(self, losses: Sequence[tuple[int, float]]) -> None:
-        """Show the mean losses of the latest steps."""
         now, last = time.perf_counter(), losses[-1][0]
         latest = (now - self._time) / (last - self._done)
         self._done, self._time = last, now
@@ -72,7 +66,6 @@ class Report(Watcher):
                 self._bar.update(self._task, completed=done, description=line)
 
     def test(self, done: int, value: float) -> None:
-        """Show a test result after `done` steps."""
         self._test = value
         if self._bar is None:
             self._console.print(
@@ -81,7 +74,6 @@ class Report(Watcher):
         self.resume()
 
     def remark(self, done: int, text: str) -> None:
-        """Show a remark about the state after `done` steps."""
         line = f"step {done}/{self._steps}  {text}"
         self._console.print(line, highlight=False, soft_wrap=True)
         self.resume()

@@ -20,7 +20,6 @@ METHODS = ("evaluation", "abc")
 
 
 def _columns(name: str, claim: str) -> Callable[[Any], Any]:
-    """Return a repeatable option for columns with a property."""
     return click.option(name, metavar="COLUMN", multiple=True, help=f"{claim}; repeatable.  [default: none]")
 
 
@@ -139,7 +138,6 @@ def prove(
 
 
 def _facts(what: str, verdict: "Verdict") -> dict[str, Any]:
-    """Return a result as JSON facts."""
     return {
         "about": what,
         "claim": verdict.claim,

@@ -72,7 +72,6 @@ def quantize(folder: Path, text_path: Path | None) -> None:
 
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[float], None]]:
-    """Show a bar on a terminal, else a line; yield a callback for the completed fraction."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 

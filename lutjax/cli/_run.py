@@ -34,10 +34,9 @@ if TYPE_CHECKING:
 def training_command(
     kind: str, configs: str, out: str, *, data: str, model: str, optimization: str
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """Return a decorator that creates a training command.
+    """Return a decorator that creates a training command, with the config fields as options.
 
-    The command has an option for every config field, and the shared training options. The function
-    receives the kind first, an `Experiment` class.
+    Its function receives the kind first, an `Experiment` class.
 
     Args:
       kind: module and class name, ``module:Name``: imported with JAX when the command runs.
@@ -106,12 +105,7 @@ def alias(command: click.Command, name: str, out: str, summary: str) -> click.Co
 
 
 def run_argument(name: str, alias: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that adds the argument RUN, a run or bundle directory.
-
-    Args:
-      name: name of the function argument.
-      alias: deprecated option for the directory, still accepted and hidden in help.
-    """
+    """Return a decorator that adds the argument RUN, with a deprecated option as its alias."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         path = click.Path(path_type=Path)
@@ -130,7 +124,6 @@ def run_argument(name: str, alias: str) -> Callable[[Callable[..., None]], Calla
 
 
 def model(run: Path) -> Any:
-    """Load the model from a run or bundle."""
     from lutjax.training import model_folders
 
     if not run.exists():
@@ -169,11 +162,7 @@ def train(
     process: int | None = None,
     **options: Any,
 ) -> "Experiment | None":
-    """Start or resume a run, in one or several processes; see `_train`.
-
-    Args:
-      coordinator, n_processes, process: see `lutjax.training.hosts.initialize`.
-    """
+    """Start or resume a run, in one or several processes; see `_train`."""
     with (
         processes(coordinator, n_processes, process),
         contextlib.redirect_stdout(UntilClosed(sys.stdout)),
@@ -249,7 +238,7 @@ def _train(
     tensorboard: bool,
     mesh: Mapping[str, int] | None = None,
 ) -> "Experiment | None":
-    """Start or resume a run.
+    """Start or resume a run; in the first process, return it if it took steps or finished.
 
     Args:
       fields: given values for config fields.
@@ -257,10 +246,6 @@ def _train(
       source: the given data, for new and resumed runs.
       preset: additional arguments for a new run.
       same: additional fields that must match in a resumed run.
-      mesh: devices by axis; see `lutjax.training.meshes.choose`.
-
-    Returns:
-      In the first process, the run if it took steps or finished now.
     """
     from lutjax.training import experiments, hosts, loop
     from lutjax.training.presets import fields_of
@@ -383,8 +368,6 @@ def too_large(fields: Mapping[str, Any]) -> Iterator[None]:
 class UntilClosed:
     """Standard output that stops the command by SIGTERM once its reader is gone.
 
-    Later output is discarded.
-
     A pipe breaks when its reader exits; a closed terminal rejects writes.
     """
 
@@ -417,11 +400,7 @@ class UntilClosed:
 
 
 def _terminal(out: Path, tensorboard: bool, again: str) -> Any:
-    """Show a run on a terminal, else as lines.
-
-    Args:
-      again: command that resumes the run.
-    """
+    """Show a run on a terminal, else as lines; `again` is the command that resumes it."""
     from rich.console import Console
 
     from lutjax.cli._progress import Report
@@ -466,5 +445,4 @@ def _terminal(out: Path, tensorboard: bool, again: str) -> Any:
 
 
 def command(*words: str) -> str:
-    """Format a lutjax command for the shell."""
     return shlex.join(["lutjax", *words])

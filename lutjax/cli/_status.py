@@ -118,7 +118,6 @@ def status(
 
 @contextlib.contextmanager
 def _with_progress(check: "CheckOne", n_checks: int) -> "Iterator[CheckOne]":
-    """Show completed checks on standard error: a bar on a terminal, else a line per check."""
     console = make_console(stderr=True)
     console.print(f"Checking {n_checks} combinations of op, implementation and dtype", highlight=False)
     with Progress(console, n_checks) as progress:

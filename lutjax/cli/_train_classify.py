@@ -12,8 +12,6 @@ from lutjax.training.recipes import RECIPES, recipe as recipe_of
 
 
 class SizeType(click.ParamType):
-    """Image height and width."""
-
     name = "HEIGHTxWIDTH"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -151,7 +149,6 @@ def _check_sizes(
 def _train_sizes(
     kind: Any, fields: Mapping[str, Any], sizes: tuple[int, ...], is_front: bool, given: dict[str, Any]
 ) -> None:
-    """Choose layers for each size, and train and measure a run with them."""
     from lutjax.training import sizes as sizing
 
     out: Path = given["out"]

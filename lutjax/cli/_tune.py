@@ -89,7 +89,6 @@ def tune(
 
 
 def _document(output: Path) -> "Document":
-    """Return the file's configs as if measured by the installed packages; empty without a file."""
     import dataclasses
 
     from lutjax import tuning

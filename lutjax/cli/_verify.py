@@ -63,11 +63,7 @@ def verify(folder: Path, run: Path | None) -> None:
 
 
 def export_folder(folder: Path) -> Path:
-    """Return an export's folder, given this folder or the run or bundle that holds it.
-
-    Raises:
-      FolderError: a run or bundle without an export.
-    """
+    """Return an export's folder, given this folder or the run or bundle that holds it."""
     from lutjax.bundles._layout import is_bundle
     from lutjax.circuits import deployment
     from lutjax.training import export as exporting, runs

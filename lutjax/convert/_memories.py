@@ -37,7 +37,7 @@ Parts = list[tuple[str, str]]
 
 
 class _Checkpoint:
-    """Files and tensors of a published checkpoint; only tensors that are used are read."""
+    """Files and tensors of a published checkpoint; only used tensors are read."""
 
     def __init__(self, folder: Path):
         self.folder, self._files = folder, dict[str, TensorFile]()
@@ -54,7 +54,6 @@ class _Checkpoint:
         return self._files[file]
 
     def prefix(self, ending: str) -> str:
-        """Return the part of a tensor name before `ending`."""
         found = [name for name in self._files_of if name == ending or name.endswith(f".{ending}")]
         if len(found) != 1:
             raise ConversionError(f"{self.folder} has {len(found)} tensors {ending}; expected one.")
@@ -64,7 +63,6 @@ class _Checkpoint:
         return name in self._files_of
 
     def locate(self, name: str) -> tuple[str, str]:
-        """Return the file name of a tensor, and its name."""
         if name not in self._files_of:
             raise ConversionError(f"{self.folder} has no tensor {name}.")
         return self._files_of[name], name
@@ -169,11 +167,7 @@ def convert_memory(
 
 
 def read_record(model: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the content of a bundle's ``memory.json``.
-
-    Raises:
-      FolderError: it is missing or damaged.
-    """
+    """Return the content of a bundle's ``memory.json``."""
     record = _read_json(Path(model) / MEMORY_RECORD)
     needed = ("family", "layer", "class", "arguments", "codec", "parts", "scales", "base", "layout")
     if missing := [name for name in needed if name not in record]:
@@ -342,7 +336,6 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def facts(model: Path) -> dict[str, Any]:
-    """Return JSON-compatible facts about a memory, without its vocabulary map."""
     record = read_record(model)
     layout = NgramLayout.from_json(record["layout"])
     token_map = {"vocabulary": layout.vocabulary and layout.vocabulary.digest}
@@ -355,7 +348,6 @@ def facts(model: Path) -> dict[str, Any]:
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """Format the facts of a memory as lines."""
     layout, base, arguments = found["layout"], found["base"], found["arguments"]
     files: dict[str, Any] = {part["file"]: part for part in base["parts"]}
     return [

@@ -47,13 +47,9 @@ def classifier(
 
     Args:
       kind: one of `lutjax.models._logic_configs.CLASSIFIER_TABLES`.
-      n_inputs: inputs of the first layer; by default as many as it needs.
       sampling: threshold output in training: ``"fixed"``: bits; ``"soft"``: sigmoids; ``"hard"``:
         bits with sigmoid derivatives. All except fixed thresholds are learned.
       width: sigmoid width.
-
-    Raises:
-      ConversionError: layers do not fit each other, or wires are out of range.
     """
     arity = layers[0].wires.shape[1]
     expected = 16 if kind == "gates" else 2**arity
@@ -87,15 +83,7 @@ def classifier(
 
 
 def check_layer(layer: Layer, arity: int, expected: int, n_before: int) -> str:
-    """Return the wiring of a layer, balanced or random.
-
-    Args:
-      arity, expected: required inputs and values per gate or table.
-      n_before: inputs of the layer.
-
-    Raises:
-      ConversionError: the layer has other sizes, or wires are out of range.
-    """
+    """Return the wiring of a layer, balanced or random, after a check of its sizes and ids."""
     n_gates, n = layer.wires.shape
     if n != arity or layer.table.shape != (n_gates, expected):
         raise ConversionError(
@@ -114,7 +102,6 @@ def check_layer(layer: Layer, arity: int, expected: int, n_before: int) -> str:
 
 
 def encoded(thresholds: Any, sampling: str) -> dict[str, Any]:
-    """Return the config fields for the thresholds."""
     n_thresholds = 0 if thresholds is None else thresholds.shape[1]
     if thresholds is None or sampling == "fixed":
         return {"n_thresholds": n_thresholds}
@@ -123,20 +110,17 @@ def encoded(thresholds: Any, sampling: str) -> dict[str, Any]:
 
 
 def encoder(thresholds: Any, sampling: str, width: float | int) -> dict[str, Any]:
-    """Return the model arguments for the thresholds."""
     if thresholds is None or sampling == "fixed":
         return {"thresholds": thresholds}
     return {"thresholds": thresholds, "widths": np.full(len(thresholds), width, np.float32)}
 
 
 def put(layer: Any, kind: str, table: np.ndarray, wires: np.ndarray) -> None:
-    """Set the wires and trained values of a layer."""
     layer.wires = wires.astype(np.int32)
     setattr(layer, "logits" if kind == "gates" else "table", table.astype(np.float32))
 
 
 def check_some(layers: list[Layer], kinds: set[str]) -> None:
-    """Raise ConversionError for an empty list or mixed layer kinds."""
     if not layers:
         raise ConversionError("the file has no layers of gates or tables.")
     if len(kinds) > 1:
@@ -146,15 +130,7 @@ def check_some(layers: list[Layer], kinds: set[str]) -> None:
 
 
 def modules(tensors: Mapping[str, Any], endings: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the modules of a state dict in order, each with its tensors by name suffix.
-
-    Args:
-      endings: tensor names inside modules, such as ``weight`` and ``connections.indices``; the
-        longest match is used.
-
-    Raises:
-      ConversionError: a tensor has another ending.
-    """
+    """Return the modules of a state dict in order, each with its tensors by longest ending."""
     known = sorted(endings, key=len, reverse=True)
     found: dict[str, dict[str, Any]] = {}
     for name, tensor in tensors.items():
@@ -170,17 +146,12 @@ def modules(tensors: Mapping[str, Any], endings: Iterable[str]) -> list[tuple[st
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:
-    """Return a sort key that orders names by the numbers in them."""
     numbers = [int(part) if part.isdecimal() and len(part) < 10 else None for part in name.split(".")]
     return [(n is None, n or 0, part) for n, part in zip(numbers, name.split("."), strict=True)]
 
 
 def array(where: str, parts: Mapping[str, Any], name: str, ndim: int) -> Any:
-    """Return a module tensor.
-
-    Raises:
-      ConversionError: it is missing, or has another rank.
-    """
+    """Return a module tensor with this rank."""
     if name not in parts:
         raise ConversionError(f"{where or 'the file'} has no {name}.")
     found = np.asarray(parts[name])

@@ -124,7 +124,6 @@ def torch_dwn(
 
 
 def _in_order(layer: Layer, order: np.ndarray) -> Layer:
-    """Reorder a layer's tables to the order of group summation."""
     if not np.array_equal(np.sort(order), np.arange(len(layer.table))):
         raise ConversionError(
             f"randperm has {len(order)} ids from {order.min()} to {order.max()}; expected each of the {len(layer.table)} tables of {layer.name} once."

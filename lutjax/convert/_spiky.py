@@ -27,14 +27,9 @@ _ENDINGS = (_WEIGHTS, _ANCHORS, _POSITIONS, *_NORM, "num_batches_tracked")
 
 @dataclasses.dataclass(frozen=True)
 class _Tables:
-    """Tables of a layer.
+    """Tables: anchors ``[detectors, pairs, 2]``, weights ``[detectors, rows, outputs]``, positions.
 
-    Attributes:
-      name: name in the file.
-      anchors: ``[detectors, pairs, 2]``.
-      weights: ``[detectors, rows, outputs]``.
-      positions: ``[positions, detectors or 1, bits]`` for attention, flattened in the file; else
-        None.
+    Positions are ``[positions, detectors or 1, bits]`` for attention, flattened in the file.
     """
 
     name: str
@@ -52,11 +47,9 @@ class _Tables:
 
     @property
     def n_bits(self) -> int:
-        """Bits per address."""
         return self.weights.shape[1].bit_length() - 1
 
     def put(self, layer: Any) -> None:
-        """Set the anchors and trained values of a layer."""
         least, largest, n = int(self.anchors.min()), int(self.anchors.max()), _n_compared(layer)
         if least < 0 or largest >= n:
             raise ConversionError(
@@ -219,7 +212,6 @@ def spiky_layer(
 
 
 def _tables(found: dict[str, dict[str, Any]], name: str, n_outputs: int) -> _Tables:
-    """Remove a module from `found` and return its tables."""
     parts = found.pop(name, {})
     if _WEIGHTS in parts and _ANCHORS not in parts:
         raise ConversionError(
@@ -240,7 +232,6 @@ def _tables(found: dict[str, dict[str, Any]], name: str, n_outputs: int) -> _Tab
 
 
 def _position_bits(layer: _Tables, kind: str, context: int, shared: bool) -> int:
-    """Return the number of position bits for attention."""
     if kind == "concatenated":
         return max(layer.n_bits - 2 * layer.n_anchors, 0)
     if layer.positions is None:
@@ -249,7 +240,6 @@ def _position_bits(layer: _Tables, kind: str, context: int, shared: bool) -> int
 
 
 def _placed(layer: _Tables, context: int, shared: bool, n_position_bits: int) -> _Tables:
-    """Return tables with positions in the layer's shape."""
     shape = context - 1, 1 if shared else layer.n_detectors, n_position_bits
     n_found = 0 if layer.positions is None else layer.positions.size
     if n_found != np.prod(shape):
@@ -261,7 +251,6 @@ def _placed(layer: _Tables, context: int, shared: bool, n_position_bits: int) ->
 
 
 def _check_shapes(own: _Tables, layer: Any) -> Any:
-    """Return a layer whose arrays match the table shapes."""
     made = layer.anchors[...].shape, layer.weights[...].shape
     if made != (own.anchors.shape, own.weights.shape):
         raise ConversionError(
@@ -272,14 +261,12 @@ def _check_shapes(own: _Tables, layer: Any) -> Any:
 
 
 def _n_compared(layer: Any) -> int:
-    """Return the number of values available to a layer's anchors."""
     if not isinstance(layer, LUTPairAttention):
         return int(layer.in_features)
     return 2 * int(layer.in_features) + int(layer.n_position_bits)
 
 
 def _put_norm(name: str, parts: Mapping[str, Any] | None, norm: Any) -> None:
-    """Set the parameters of batch normalization."""
     if (parts is None) != (norm is None):
         raise ConversionError(f"{name} is missing, or other layers have none.")
     if parts is None:

@@ -185,7 +185,6 @@ def _sampling(name: str, given: str | None, *, learned: bool) -> str:
 
 
 def _thresholds(name: str, parts: Mapping[str, Any]) -> Float[np.ndarray, "..."]:
-    """Return the thresholds, computed from the trained differences if necessary."""
     found = np.asarray(parts["thresholds"], np.float32)
     if found.ndim not in (1, 2) or not found.size:
         raise ConversionError(

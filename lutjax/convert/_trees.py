@@ -56,7 +56,6 @@ class Image:
                 raise ConversionError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
 
     def size_per_layer(self, name: str, n_layers: int) -> tuple[int, ...]:
-        """Return one size per layer; a sequence is returned unchanged."""
         found = getattr(self, name)
         return (found,) * n_layers if isinstance(found, int) else tuple(found)
 
@@ -94,14 +93,7 @@ def tree_net(
     sampling: str = "fixed",
     width: float | int = 1.0,
 ) -> LogicTreeNet:
-    """Return the classifier for convolutions and the layers after them.
-
-    Args:
-      kind, n_classes, tau, thresholds, sampling, width: as in `lutjax.convert._networks.classifier`.
-
-    Raises:
-      ConversionError: layers do not fit each other or the image.
-    """
+    """Return the classifier for convolutions and the layers after them; see `classifier`."""
     arity = trees[0].leaves.shape[1]
     expected = 16 if kind == "gates" else 2**arity
     sizes: dict[str, Any] = {
