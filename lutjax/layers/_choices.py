@@ -41,14 +41,8 @@ def judged(
 ) -> jax.Array:  # fmt: skip
     """Return gate outputs `y` for the chosen wires, with a gradient for all scores.
 
-    Args:
-      y: ``[..., G]``, or ``[G, ...]`` with ``feature_axis=0``.
-      scores: ``[G, n, k]``, after division by their temperature.
-      x: inputs ``[..., I]``, or ``[I, ...]``.
-      wires: the chosen ones, int32 ``[G, n]``.
-      candidates: int32 ``[G, n, k]``, or None: all inputs in their order.
-      tables: argument of `slopes`.
-      slopes: computes the gates' input cotangents.
+    Scores ``[G, n, k]`` are divided by their temperature; candidates of None are all inputs in
+    order. `slopes` computes the gates' input cotangents from `tables`. Features may be first.
     """
 
     def gradient(dy: jax.Array, scores: jax.Array, x: jax.Array, *others: Any) -> jax.Array:
@@ -66,7 +60,7 @@ def judged(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _with_gradient(gradient: Op, y: jax.Array, scores: jax.Array, rest: Any) -> jax.Array:
-    """Return `y`; the score gradient is a function of `dy`, the scores and the other arguments."""
+    """Return `y`, with a score gradient from `dy`, the scores and the other arguments."""
     return y
 
 
@@ -122,9 +116,8 @@ def _judges(
 ) -> tuple[jax.Array, jax.Array, int, jax.Array | None, Any]:
     """Select the samples for each candidate: a part of the batch.
 
-    Returns:
-      Inputs and cotangents of all parts; the number of parts; a mask ``[parts, samples per part]``,
-      or None if every sample counts; and the factor that scales sums over a part to the batch.
+    The result is inputs and cotangents of all parts; the number of parts; a mask
+    ``[parts, samples per part]``, or None if every sample counts; and the factor that scales sums over a part to the batch.
     """
     batch = x.shape[-1]
     if isinstance(batch, int):

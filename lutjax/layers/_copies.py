@@ -12,12 +12,7 @@ from typing import Any
 
 
 class ByName:
-    """Function reference by module and name.
-
-    Args:
-      module: module name.
-      name: qualified name in the module.
-    """
+    """Function reference by module and qualified name."""
 
     def __init__(self, module: str, name: str) -> None:
         self.module, self.name = module, name
@@ -27,7 +22,6 @@ class ByName:
 
 
 def find(module: str, name: str) -> Any:
-    """Return the object with a qualified name in a module."""
     return operator.attrgetter(name)(importlib.import_module(module))
 
 
@@ -48,7 +42,6 @@ def state_of(layer: Any) -> dict[str, Any]:
 
 
 def can_be_pickled(value: Any) -> bool:
-    """Return True if `pickle` accepts a value; it rejects functions defined in functions."""
     try:
         pickle.dumps(refer_by_name(value))
     except (AttributeError, TypeError, pickle.PicklingError):

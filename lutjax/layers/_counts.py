@@ -78,7 +78,6 @@ def _attended_block(
 
 
 def _summed(weights: Array, index: Array, counts: Array, *, accumulate: Any, **options: Any) -> jax.Array:
-    """Return the sum of the queries' rows, weighted by their counts."""
     n_codes = counts.shape[-1]
     rows = jnp.asarray(index)[..., None] * n_codes + _codes(index, n_codes)
     # Counts beyond 2**24 are rounded here, as in a sum of equally many floats.

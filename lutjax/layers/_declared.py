@@ -16,7 +16,6 @@ _found: ContextVar[list[tuple[str, str]] | None] = ContextVar("lutjax_declared",
 
 
 def declare(path: Iterable[str], variables: Iterable[Variable]) -> None:
-    """Declare the variables of the layer at a parameter path to an enclosing `tables_of`."""
     found = _found.get()
     if found is not None:
         found.extend(("/".join((*path, v.name)), v.kind) for v in variables)

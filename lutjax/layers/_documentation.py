@@ -10,8 +10,6 @@ from lutjax.layers._spec import Spec, arguments, layer_name
 
 
 class Library(NamedTuple):
-    """Library text added to layer documentation."""
-
     argument: str  # documentation of the library's own argument
     note: str  # where the library keeps variables
     example: str  # with ``{name}``, ``{arguments}``, ``{inputs}`` and ``{outputs}``
@@ -37,7 +35,7 @@ def document(spec_type: type[Spec], library: Library, own: str = "") -> str:
 def method_of(
     spec_type: type[Spec], name: str, call: Callable[..., Any], *first: inspect.Parameter
 ) -> Callable[..., Any]:
-    """Return a layer method that passes the name and arguments of a spec method to `call`.
+    """Return a layer method that passes a spec method's name and arguments to `call`.
 
     Its parameters begin with `first` in place of the spec method's arrays.
     """

@@ -73,7 +73,6 @@ class _ReadSpec(ScoredSpec, TableSpec):
     def _images(
         self, x: Any, shape: tuple[int, ...], deterministic: Mode, key: Any
     ) -> tuple[Any, jax.Array | None]:
-        """Return checked and cast images ``[..., *shape]``, and their dropout factors."""
         require_array(self.layer, "x", x)
         if x.ndim < len(shape) or x.shape[x.ndim - len(shape) :] != shape:
             sizes = ", ".join(map(str, shape))
@@ -101,7 +100,6 @@ class _ImageSpec(_ReadSpec):
         return self.connectivity.n_groups * self.n_detectors
 
     def compared(self, arrays: Arrays) -> np.ndarray:
-        """Return the input pairs compared in each group, ``[groups, pairs, 2]``."""
         pairs: np.ndarray = np.asarray(arrays["anchors"]).reshape(self.connectivity.n_groups, -1, 2)
         return pairs
 

@@ -53,7 +53,6 @@ def places_by_groups(x: jax.Array, k: int) -> jax.Array:
 
 
 def _best_groups(groups: jax.Array, k: int) -> jax.Array:
-    """Return the ids of the `k` groups ``[..., groups, size]`` with the largest maxima."""
     # A maximum over NaN need not be NaN, nor a NaN with the sign that sorts above all numbers.
     is_nan = jnp.isnan(groups).any(-1)
     return jax.lax.top_k(jnp.where(is_nan, jnp.nan, groups.max(-1)), k)[1]

@@ -92,7 +92,6 @@ def truth_of(gates: Int[Array, " gates"]) -> jax.Array:
 
 
 def _split(key: Any) -> Any:
-    """Split a call's key into noise keys for tables and for scores."""
     return (None, None) if key is None else jax.random.split(key)
 
 
@@ -101,10 +100,9 @@ def _one_hot(scores: jax.Array) -> jax.Array:
 
 
 def _gates_of_pairs(shares: jax.Array, wires: Array) -> tuple[jax.Array, jax.Array]:
-    """Return gates that each mix two candidates.
+    """Return gates that each mix two candidates, with wire pairs and coefficients ``[4, gates]``.
 
-    Shares and wires ``[G, n, k]`` become coefficients ``[4, G * n * k / 2]`` and wire pairs. The
-    shares of two candidates are the coefficients in ``c1 a + c2 b``, so the gate kernels mix them.
+    The shares of two candidates are the coefficients in ``c1 a + c2 b``; the gate kernels mix them.
     """
 
     def gates(shares: jax.Array, wires: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -201,7 +199,7 @@ class _LogicSpec(Spec):
         self._check_sizes()
 
     def _check_sizes(self) -> None:
-        """Check the arguments added by a subclass."""
+        pass
 
     @classmethod
     def implied_by(cls, given: Arrays) -> dict[str, Any]:
@@ -228,7 +226,7 @@ class _LogicSpec(Spec):
         return spec
 
     def _check_other_temperature(self) -> None:
-        """Check that a call may override the temperature."""
+        pass
 
     def _estimate(
         self, logits: jax.Array, key: Any, noise: Op, soft: Op, hard: Op, estimator: str | None = None
@@ -410,7 +408,6 @@ class WiredSpec(_LogicSpec):
         return op(x, tables, wires, readers=readers, **self._options)
 
     def _read(self, arrays: Arrays, x: Any, deterministic: bool, key: Any) -> tuple[Any, Any, Any]:
-        """Return the gates' input values, wires into these values, and their readers."""
         wires, readers = arrays["wires"], arrays.get("readers")
         if self.wiring != "learnable":
             return x, wires, readers
@@ -702,8 +699,6 @@ def _mixtures_of_all(calls: Sequence[LayerCall]) -> dict[int, jax.Array]:
 
 @dataclasses.dataclass(unsafe_hash=True)
 class _TableSpec(WiredSpec):
-    """Base spec for tables over bits."""
-
     _corners: ClassVar[Op]  # training probabilities of a 1
     _: dataclasses.KW_ONLY
     n_inputs: int = 4

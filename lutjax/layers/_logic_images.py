@@ -122,7 +122,6 @@ class LogicConvSpec(_LogicSpec):
         self._nodes()  # checks the other options
 
     def _nodes(self) -> LogicGatesSpec | SoftLUTSpec:
-        """Return the spec for all nodes in all trees, without their wires."""
         n_nodes = sum(self.levels)
         names = ("estimator", "param_dtype")
         options: dict[str, Any] = {name: getattr(self, name) for name in names} | {"class_name": self.layer}
@@ -217,7 +216,6 @@ class LogicConvSpec(_LogicSpec):
         return leaves // own * channels + jnp.take_along_axis(of_tree, leaves % own, 1)
 
     def _most_readers(self) -> int:
-        """Return an upper bound for the fan-out of a channel."""
         height, width = self.geometry[0]
         pixels, channels, own = height * width, self.in_shape[2], self.channels_per_kernel
         n_leaves = self.levels[0] * self.n_inputs

@@ -189,7 +189,6 @@ class NgramMemorySpec(Spec):
 
     @property
     def _vector(self) -> tuple[int, ...]:
-        """Shape of a token's vectors."""
         return (self.features,) if self.streams == 1 else (self.streams, self.features)
 
     def history(
@@ -335,7 +334,6 @@ class NgramMemorySpec(Spec):
         return y if live is None else jnp.where(live, y, jnp.zeros_like(y)), read
 
     def _rooted(self, score: jax.Array) -> jax.Array:
-        """Return the argument of the sigmoid."""
         if self.gate == "sigmoid":
             return score
         root = jnp.sqrt(jnp.maximum(jnp.abs(score), jnp.asarray(_LEAST_SCORE, score.dtype)))
@@ -377,11 +375,7 @@ def latest(old: Any, new: jax.Array, axis: int) -> jax.Array:
 
 
 def take_layout(spec: Any) -> None:
-    """Set the fields of a spec that its layout decides.
-
-    Raises:
-      ValueError: one of them is given with another value.
-    """
+    """Set the fields of a spec that its layout decides, unless given with other values."""
     layout, defaults = spec.layout, {f.name: f.default for f in dataclasses.fields(spec)}
     if not isinstance(layout, NgramLayout):
         raise spec._error(f"layout is {format_value(layout)}; expected a lutjax.NgramLayout.")
@@ -412,7 +406,6 @@ def layout_rows(layout: NgramLayout, tokens: Any, segments: Any, history: Any) -
 
 
 def check_history(spec: Any, history: Any) -> None:
-    """Raise ValueError unless a history belongs to the spec's layout."""
     if history is None:
         return
     own = None if spec.layout is None else spec.layout.digest
@@ -432,7 +425,6 @@ def check_one_token_each(spec: Any, tokens: Any, x: Any, n_vector_axes: int = 1)
 
 
 def check_table(spec: Any, weights: Any) -> None:
-    """Raise ValueError if a mapped table has rows of another layout than the spec."""
     other = getattr(weights, "layout", None) if isinstance(weights, HostTable) else None
     own = None if spec.layout is None else spec.layout.digest
     if other is not None and own != other:

@@ -10,11 +10,7 @@ from lutjax._typing import Array
 
 
 class Places(NamedTuple):
-    """Key positions of sequences in a pool ``[n_blocks, block_size, ...]``.
-
-    Position ``p`` of a sequence is stored in block ``tables[p // block_size % M]``, at
-    ``p % block_size``: a table is a ring.
-    """
+    """Key positions in a pool: ``p`` is at ``p % size`` of block ``tables[p // size % M]``."""
 
     tables: Int[Array, "*batch entries"]  # block ids; ids outside the pool mark missing blocks
     lengths: Int[Array, "*batch"]  # stored positions per sequence

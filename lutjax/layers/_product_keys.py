@@ -38,8 +38,6 @@ def uniform_keys(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.floa
 
 @dataclasses.dataclass(unsafe_hash=True)
 class _KeySpec(Spec):
-    """Base spec for layers with product-key row addresses."""
-
     in_features: int
     out_features: int
     _: dataclasses.KW_ONLY

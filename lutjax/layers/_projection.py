@@ -235,7 +235,6 @@ class ProjectionLUTSpec(ScoredSpec):
             )
 
     def _size(self, name: str, features: str, n: int, projected: bool, projection: str) -> None:
-        """Fill in a head size, or check it without a projection."""
         total = getattr(self, features)
         if getattr(self, name) is None:
             setattr(self, name, -(-total // n))
@@ -261,7 +260,6 @@ class ProjectionLUTSpec(ScoredSpec):
         return 1 if self.sum_heads else self.heads
 
     def _arrays_of_layer(self) -> tuple[Variable, ...]:
-        """Return all variables except the read's scalars."""
         n_tables, width, outputs = self.heads * self.tables, self.width, self.outputs
         assert width is not None
         assert outputs is not None

@@ -128,11 +128,7 @@ class Spec:
         return ()
 
     def host_table(self, placement: Any, drawn: Variable) -> HostTable:
-        """Return the host-resident table of a layer: an existing one, or a new one without rows.
-
-        Raises:
-          ValueError: the existing table has another shape or dtype.
-        """
+        """Return the host-resident table of a layer: an existing one, or a new one without rows."""
         if not isinstance(placement, HostTable):
             return HostTable(drawn.shape, drawn.dtype, drawn.initializer, drawn.name)
         if (placement.shape, placement.dtype) != (drawn.shape, np.dtype(drawn.dtype)):
@@ -179,7 +175,7 @@ class Spec:
             )
 
     def _check_values(self, variable: Variable, arrays: Arrays) -> None:
-        """Check the values of a variable; `arrays` contains it, and possibly others."""
+        pass
 
     def _require_sizes(self, least: int, *names: str) -> None:
         for name in names:
@@ -266,8 +262,7 @@ class Spec:
     def _stored(self, tables: Any) -> Any:
         """Return tables in the dtype read by an op: their own, unless `dtype` is wider.
 
-        Ops round float32 sums to the table dtype, so narrower tables are widened in a copy. With a
-        narrower `dtype`, `_rounded` rounds only the sums.
+        Ops round float32 sums to the table dtype; `_rounded` rounds them to a narrower `dtype`.
         """
         dtype = self.dtype  # type: ignore[attr-defined]
         if dtype is None or holds_all_of(tables.dtype, dtype):
@@ -285,8 +280,6 @@ class Spec:
 
 @dataclasses.dataclass(frozen=True)
 class LayerCall:
-    """Call of a layer: its spec, its checked arrays by name, and its mode."""
-
     spec: Any
     arrays: Arrays
     mode: Mapping[str, Any]
@@ -310,7 +303,6 @@ def switched_call(self: Any, x: Inputs, *, deterministic: Mode = None) -> Output
 
 
 def missing(layer: str, name: str, hint: str = "") -> ValueError:
-    """Return an error for a layer called without a variable, with a hint for its library."""
     return ValueError(
         f"{layer}: there is no {name}: the layer was restored without it. Restore all variables, not the trained ones alone; "
         f"others than those of training would be silently wrong.{hint}"
@@ -318,10 +310,7 @@ def missing(layer: str, name: str, hint: str = "") -> ValueError:
 
 
 def names_layer(method: F) -> F:
-    """Decorate a spec method so that its errors, including errors from ops, name the layer.
-
-    The layer has checked its ids (`Spec.checked_arrays`), so ops skip checks on them and on derived ids.
-    """
+    """Decorate a spec method so that errors name the layer, and ops skip checks on its ids."""
 
     @functools.wraps(method)
     def named(self: Spec, *args: Any, **options: Any) -> Any:
@@ -386,7 +375,6 @@ def n_inputs(layer: str, options: Mapping[str, Any], x: Any) -> int | None:
 
 
 def unknown_inputs(layer: str) -> ValueError:
-    """Return an error for a layer without `in_features` and without the array that records it."""
     return ValueError(
         f"{layer}: in_features is None, and the number of inputs that init found is not there. Pass in_features, or all variables that init returned."
     )
@@ -397,10 +385,7 @@ def build(
 ) -> tuple[Any, tuple[Variable, ...]]:
     """Return a layer's spec and variables, with explicit variables in place of sampled ones.
 
-    Args:
-      name: layer class, for messages; by default the spec's.
-      owner: whether the layer itself owns its host-resident tables, and not `HostTables`. It then
-        also accepts an existing `HostTable`.
+    An `owner` of host-resident tables, instead of `HostTables`, accepts an existing `HostTable`.
     """
     explicit = {name: options[name] for name in spec_type.given if options[name] is not None}
     options = {name: value for name, value in options.items() if name not in spec_type.given}

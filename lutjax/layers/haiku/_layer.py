@@ -110,7 +110,6 @@ class Layer(hk.Module, metaclass=_Module):
         return arrays
 
     def _bound(self) -> Any:
-        """Return the arrays, with checked concrete ids and host-resident tables."""
         self._infer()
         placement, variables = self._options.get("placement"), self.spec.all_variables
         tables = host_tables(placement, (self.module_name,), variables, making=hk.running_init())

@@ -56,7 +56,6 @@ class Layer(nn.Module):
         return _spec.build(self.spec_type, options, name=name)
 
     def _n_inputs(self, x: Any) -> int | None:
-        """Return the number of inputs that `init` stored, if `in_features` is None."""
         found = _spec.n_inputs(type(self).__name__, self._options(), x)
         if found is None:
             return None

@@ -19,8 +19,6 @@ from lutjax.wiring._sizes import Size
 
 
 class _Images(Switched):
-    """Base class for image table layers."""
-
     n_detectors: int
     n_anchors: int
     read: Read | None

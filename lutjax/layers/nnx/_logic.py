@@ -23,8 +23,6 @@ from lutjax.wiring._sizes import Size
 
 
 class _Wired(Switched):
-    """Base class for wired gate layers."""
-
     estimator: str
     feature_axis: int
 
@@ -46,8 +44,6 @@ class _Wired(Switched):
 
 
 class _Gates(_Wired):
-    """Base class for two-input gate layers."""
-
     in_features: int
     out_features: int
 

@@ -121,8 +121,6 @@ class NgramEmbedding(Layer):
 
 
 class _Keyed(Layer):
-    """Base class for layers with product keys."""
-
     in_features: int
     out_features: int
     n_keys: int

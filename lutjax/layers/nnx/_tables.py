@@ -19,8 +19,6 @@ from lutjax.layers.nnx._variables import Anchors, Param, Tables, Targets
 
 
 class _Detectors(Layer):
-    """Base class for detector layers over a vector."""
-
     in_features: int
     out_features: int
     n_detectors: int
@@ -89,8 +87,6 @@ class SparseLUT(_Detectors):
 
 
 class _Attention(_Detectors):
-    """Base class for attention layers: the call and the cache."""
-
     n_positions: int
     n_position_bits: int
     window: int | None

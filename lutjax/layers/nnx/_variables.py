@@ -30,8 +30,6 @@ FOREIGN = "lutjax_foreign_ids"
 
 
 class _Trained(nnx.Param[Any]):
-    """Base class for trained variables."""
-
     # `_ids`: id variables of the layer, by name. `_source`: ids of the source layer of the value.
     __slots__ = ("__weakref__", "_ids", "_source")
 
@@ -71,8 +69,6 @@ class Scalars(nnx.Param[Any]):
 
 
 class _Ids(nnx.Variable[Any]):
-    """Base class for variables that hold ids."""
-
     # `_trained`: weak references to trained variables; strong references would keep tables alive.
     __slots__ = ("_trained",)
 
