@@ -117,7 +117,8 @@ def _judges(
     """Select the samples for each candidate: a part of the batch.
 
     The result is inputs and cotangents of all parts; the number of parts; a mask
-    ``[parts, samples per part]``, or None if every sample counts; and the factor that scales sums over a part to the batch.
+    ``[parts, samples per part]``, or None if every sample counts; and the factor that scales sums
+    over a part to the batch.
     """
     batch = x.shape[-1]
     if isinstance(batch, int):
