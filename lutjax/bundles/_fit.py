@@ -9,7 +9,7 @@ import numpy as np
 from lutjax.bundles._layout import Path, name_of
 from lutjax.bundles._reading import Bundle
 from lutjax.bundles.errors import BundleError
-from lutjax.files import strict_json
+from lutjax.files.strict_json import format_value
 
 
 def path_of(entries: tuple[Any, ...]) -> Path:
@@ -37,5 +37,5 @@ def fit(bundle: Bundle, wanted: Mapping[Path, Any]) -> None:
         needed = f"{wanted[path].dtype}{list(np.shape(wanted[path]))}" if path in wanted else "missing"
         if there != needed:
             raise BundleError(
-                f"the bundle {bundle.folder} does not fit this model: its tensor {strict_json.format_value(name_of(path))} is {there}; the model's is {needed}."
+                f"the bundle {bundle.folder} does not fit this model: its tensor {format_value(name_of(path))} is {there}; the model's is {needed}."
             )

@@ -9,8 +9,7 @@ from typing import Any
 
 from lutjax import __version__
 from lutjax.bundles.errors import BundleError
-from lutjax.files import strict_json
-from lutjax.files.strict_json import Fields
+from lutjax.files.strict_json import Fields, format_value
 
 CONFIG, TENSORS, CARD = "config.json", "model.safetensors", "README.md"
 """Bundle file names, recognized by model hubs."""
@@ -89,16 +88,16 @@ class Tensor:
     @classmethod
     def from_dict(cls, name: str, found: Any) -> "Tensor":
         """Parse a tensor entry of ``config.json``."""
-        fields = Fields(f"{CONFIG}: the tensor {strict_json.format_value(name)}")
+        fields = Fields(f"{CONFIG}: the tensor {format_value(name)}")
         path = fields.field(found, "path", list)
         shape = fields.field(found, "shape", list)
         if not path or not all(type(key) in (str, int) for key in path) or name_of(tuple(path)) != name:
             raise ValueError(
-                f"{fields.where}: 'path' is {strict_json.format_value(path)}; expected the keys that make the name, with dots between them."
+                f"{fields.where}: 'path' is {format_value(path)}; expected the keys that make the name, with dots between them."
             )
         if len(shape) > MOST_AXES or not all(type(size) is int and 0 <= size < 1 << 48 for size in shape):
             raise ValueError(
-                f"{fields.where}: 'shape' is {strict_json.format_value(shape)}; expected sizes, of at most {MOST_AXES} axes."
+                f"{fields.where}: 'shape' is {format_value(shape)}; expected sizes, of at most {MOST_AXES} axes."
             )
         dtype, stored = (fields.field(found, field, str) for field in ("dtype", "stored"))
         scale = fields.field(found, "scale", object)
@@ -106,12 +105,12 @@ class Tensor:
         narrower = dtype in FLOATS and shape and stored in TABLE_DTYPES
         if dtype not in CODES or (stored != dtype and not narrower):
             raise ValueError(
-                f"{fields.where} has values of {strict_json.format_value(dtype)}, stored as {strict_json.format_value(stored)}; expected one of {', '.join(CODES)}, "
+                f"{fields.where} has values of {format_value(dtype)}, stored as {format_value(stored)}; expected one of {', '.join(CODES)}, "
                 f"stored so or, of a table of floats, as {', '.join(TABLE_DTYPES)}."
             )
         if scale != (scale_of(name) if stored == "int8" and dtype != "int8" else None):
             raise ValueError(
-                f"{fields.where}: 'scale' is {strict_json.format_value(scale)}; expected the name of its scale where floats are stored as int8, else null."
+                f"{fields.where}: 'scale' is {format_value(scale)}; expected the name of its scale where floats are stored as int8, else null."
             )
         return tensor
 
@@ -173,17 +172,15 @@ class Config:
             )
         if found["bundle"] != VERSION:
             raise BundleError(
-                f"{CONFIG} is of version {strict_json.format_value(found['bundle'])} of bundles; lutjax {__version__} reads version {VERSION}."
+                f"{CONFIG} is of version {format_value(found['bundle'])} of bundles; lutjax {__version__} reads version {VERSION}."
             )
         names = fields.field(found, "architectures", list)
         if len(names) != 1 or not isinstance(names[0], str):
-            raise ValueError(
-                f"{CONFIG}: 'architectures' is {strict_json.format_value(names)}; expected one name."
-            )
+            raise ValueError(f"{CONFIG}: 'architectures' is {format_value(names)}; expected one name.")
         library = fields.field(found, "library", str)
         if library not in LIBRARIES:
             raise ValueError(
-                f"{CONFIG}: 'library' is {strict_json.format_value(library)}; expected {' or '.join(LIBRARIES)}."
+                f"{CONFIG}: 'library' is {format_value(library)}; expected {' or '.join(LIBRARIES)}."
             )
         either = {name: fields.field(found, name, object) for name in ("model", "run")}
         for name, value in either.items():
@@ -210,9 +207,7 @@ class Config:
         paths = {tensor.path for tensor in tensors.values()}
         for path in paths:
             if any(path[:length] in paths for length in range(1, len(path))):
-                raise ValueError(
-                    f"{CONFIG}: the tensor {strict_json.format_value(name_of(path))} lies in another one."
-                )
+                raise ValueError(f"{CONFIG}: the tensor {format_value(name_of(path))} lies in another one.")
         return config
 
     def stored(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:

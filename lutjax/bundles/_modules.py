@@ -16,8 +16,8 @@ from lutjax.bundles._layout import Path, name_of
 from lutjax.bundles._reading import Bundle
 from lutjax.bundles.errors import BundleError
 from lutjax.extras import needed_by
-from lutjax.files import strict_json
 from lutjax.files.messages import in_a_line
+from lutjax.files.strict_json import format_value
 from lutjax.layers import nnx as layers
 from lutjax.layers.nnx.parts import KINDS
 from lutjax.layers.specifications import QUANTIZED
@@ -137,7 +137,7 @@ def model(bundle: Bundle) -> Any:
     assert config.model is not None
     if config.architecture not in CONFIGS and config.architecture not in _layers.LAYERS:
         raise BundleError(
-            f"the bundle {bundle.folder} holds a {strict_json.format_value(config.architecture)}; the models of this version are {', '.join(CONFIGS)}."
+            f"the bundle {bundle.folder} holds a {format_value(config.architecture)}; the models of this version are {', '.join(CONFIGS)}."
         )
     try:
         empty = _empty_of(bundle, config.model)

@@ -20,6 +20,7 @@ from lutjax.extras import needed_by
 from lutjax.files import strict_json
 from lutjax.files.atomic import digest_of
 from lutjax.files.messages import in_a_line
+from lutjax.files.strict_json import format_value
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,7 +93,7 @@ def read(folder: str | os.PathLike[str]) -> Bundle:
     place, size = path / TENSORS, _size(path, TENSORS)
     if size != config.n_bytes:
         raise BundleError(
-            f"the bundle {path} is damaged: {TENSORS} has {size:,} bytes, not {strict_json.format_value(config.n_bytes)} as {CONFIG} says."
+            f"the bundle {path} is damaged: {TENSORS} has {size:,} bytes, not {format_value(config.n_bytes)} as {CONFIG} says."
         )
     try:
         _check_header(place, size)
@@ -159,11 +160,11 @@ def _check_tensors(file: Any, config: Config) -> None:
             if name in wanted
             else f"{TENSORS} has and {CONFIG} does not describe"
         )
-        raise ValueError(f"the tensor {strict_json.format_value(name)}, which {where}")
+        raise ValueError(f"the tensor {format_value(name)}, which {where}")
     for name, (code, shape) in wanted.items():
         tensor = file.get_slice(name)
         there = tensor.get_dtype(), tuple(tensor.get_shape())
         if there != (code, shape):
             raise ValueError(
-                f"the tensor {strict_json.format_value(name)} is {there[0]}{list(there[1])} in {TENSORS}, and {code}{list(shape)} in {CONFIG}"
+                f"the tensor {format_value(name)} is {there[0]}{list(there[1])} in {TENSORS}, and {code}{list(shape)} in {CONFIG}"
             )

@@ -7,7 +7,7 @@ from typing import Any
 
 from lutjax.circuits import columns
 from lutjax.circuits.ports import Port
-from lutjax.files import strict_json
+from lutjax.files.strict_json import format_value
 
 Ports = Sequence[Port]
 
@@ -201,6 +201,6 @@ def in_a_comment(text: str) -> str:
 
 def _describe_value(value: Any) -> str:
     try:
-        return strict_json.format_value(value)
+        return format_value(value)
     except (TypeError, ValueError):  # not representable in JSON
         return repr(value)[:60]

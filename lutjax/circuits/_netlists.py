@@ -12,6 +12,7 @@ from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.ports import Port
 from lutjax.files import strict_json
 from lutjax.files.messages import in_a_line
+from lutjax.files.strict_json import format_value
 
 Signal = Hashable
 Product = tuple[int, int]  # input mask, and value mask
@@ -43,9 +44,7 @@ def ports_from_text(text: str, names: tuple[Sequence[str], Sequence[str]]) -> Po
     """Parse `ports_to_text` for a file with these input and output names, or raise ValueError."""
     found = strict_json.loads(text)
     if not isinstance(found, list) or len(found) != 2:
-        raise ValueError(
-            f"it is {strict_json.format_value(found)}; expected the ports of inputs and those of outputs"
-        )
+        raise ValueError(f"it is {format_value(found)}; expected the ports of inputs and those of outputs")
     inputs, outputs = (
         tuple(netlist_json.ports_from_json(some, kind))
         for some, kind in zip(found, ("inputs", "outputs"), strict=True)

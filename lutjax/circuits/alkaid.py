@@ -26,7 +26,7 @@ from lutjax.circuits.builder import ONE, ZERO, Builder, Literal
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.ports import Format, Port
 from lutjax.files import atomic, strict_json
-from lutjax.files.strict_json import Fields
+from lutjax.files.strict_json import Fields, format_value
 
 META, VERSION = "ALIRModel", 4
 MOST_BITS = 53
@@ -236,9 +236,7 @@ def _read(found: Any, most: int) -> Circuit:
     fields = Fields("the file")
     for name, expected in (("meta", META), ("spec_version", VERSION)):
         if fields.field(found, name, type(expected)) != expected:
-            raise ValueError(
-                f"{name} is {strict_json.format_value(found[name])}; expected {strict_json.format_value(expected)}."
-            )
+            raise ValueError(f"{name} is {format_value(found[name])}; expected {format_value(expected)}.")
     model = fields.field(found, "model", list)
     if len(model) not in (8, 9):
         raise ValueError(f"the model has {len(model)} fields; expected 8 or 9.")
@@ -254,7 +252,7 @@ def _read(found: Any, most: int) -> Circuit:
             "outputs are negated, or it is not said of each that it is not; expected false for each."
         )
     if not isinstance(operations, list):
-        raise ValueError(f"the operations are {strict_json.format_value(operations)}; expected a list.")
+        raise ValueError(f"the operations are {format_value(operations)}; expected a list.")
     tables = _tables(more[0] if more and more[0] is not None else [])
     formats: dict[int, Format] = {}
     parsed = []
@@ -338,12 +336,12 @@ _DATA = {_INPUT: 1, _BITS: 1, _CONSTANT: 1, _TABLE: 1, _UNARY: 1, _BINARY: 2}
 
 def _operation(found: Any, place: int) -> _Operation:
     if not isinstance(found, list) or len(found) != 6:
-        raise ValueError(f"it is {strict_json.format_value(found)}; expected a list of six fields.")
+        raise ValueError(f"it is {format_value(found)}; expected a list of six fields.")
     operands, opcode, data, interval, _, _ = found
     if type(opcode) is not int or opcode not in _OPERANDS:
         other = _OTHERS.get(opcode) if type(opcode) is int else None
         raise ValueError(
-            f"its code is {strict_json.format_value(opcode)}{f', {other}' if other else ''}; those that are read are "
+            f"its code is {format_value(opcode)}{f', {other}' if other else ''}; those that are read are "
             f"{', '.join(map(str, _OPERANDS))}: inputs, bits, constants, tables and logic."
         )
     _whole_numbers(operands, "its operands are", _OPERANDS[opcode])
@@ -364,7 +362,7 @@ def _interval(found: Any) -> tuple[int, int, int]:
             if low.is_integer() and high.is_integer() and -(2.0**MOST_BITS) <= low <= high < 2.0**MOST_BITS:
                 return int(low), int(high), exponent
     raise ValueError(
-        f"its numbers are {strict_json.format_value(found)}; expected the least, the largest and a step, a power of two of which both are "
+        f"its numbers are {format_value(found)}; expected the least, the largest and a step, a power of two of which both are "
         f"multiples, of at most {MOST_BITS} bits."
     )
 
@@ -443,7 +441,7 @@ def _looked_up(
 
 def _tables(found: Any) -> list[list[int]]:
     if not isinstance(found, list):
-        raise ValueError(f"the tables are {strict_json.format_value(found)}; expected a list.")
+        raise ValueError(f"the tables are {format_value(found)}; expected a list.")
     tables = []
     for k, table in enumerate(found):
         answers = Fields(f"table {k}").field(table, "table", list)
@@ -457,9 +455,7 @@ def _whole_numbers(found: Any, noun: str, count: int) -> list[int]:
     numbers: list[Any] = found if isinstance(found, list) else [None]
     if len(numbers) == count and all(type(n) is int and abs(n) < 1 << 62 for n in numbers):
         return numbers
-    raise ValueError(
-        f"{noun} {strict_json.format_value(found)}; expected {count} whole number{'s' * (count != 1)}."
-    )
+    raise ValueError(f"{noun} {format_value(found)}; expected {count} whole number{'s' * (count != 1)}.")
 
 
 def _runs(formats: Sequence[Format], name: str) -> tuple[Port, ...]:

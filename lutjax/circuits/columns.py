@@ -19,8 +19,7 @@ from jaxtyping import Int, Shaped
 
 from lutjax.circuits import _names
 from lutjax.circuits.ports import Format, Port, whole_range
-from lutjax.files import strict_json
-from lutjax.files.strict_json import Fields
+from lutjax.files.strict_json import Fields, format_value, listed
 
 MOST_BITS = 53
 """Maximum bits of a numeric port: float64 and JavaScript represent all such integers."""
@@ -79,14 +78,14 @@ class Number:
     def __post_init__(self) -> None:
         if self.format.bits > MOST_BITS:
             raise ValueError(
-                f"column {strict_json.format_value(self.name)}: format is {self.format}; a numeric column has at most {MOST_BITS} bits."
+                f"column {format_value(self.name)}: format is {self.format}; a numeric column has at most {MOST_BITS} bits."
             )
         first, last = self._range
         levels = self.levels
         apart = all(a < b for a, b in itertools.pairwise(levels))
         if not apart or (levels and not first <= levels[0] <= levels[-1] < last):
             raise ValueError(
-                f"column {strict_json.format_value(self.name)}: format is {self.format} in units of {self.unit}, which cannot separate the thresholds of the column. Use more "
+                f"column {format_value(self.name)}: format is {self.format} in units of {self.unit}, which cannot separate the thresholds of the column. Use more "
                 "bits, or more of them after the point."
             )
 
@@ -145,7 +144,7 @@ class Number:
             return self.missing_code
         if isinstance(value, str) or not math.isfinite(value):
             raise ValueError(
-                f"column {strict_json.format_value(self.name)}: value is {value!r}; expected a finite number, or None if it is missing."
+                f"column {format_value(self.name)}: value is {value!r}; expected a finite number, or None if it is missing."
             )
         return self._nearest_code(float(value))
 
@@ -208,7 +207,7 @@ class Category:
     def __post_init__(self) -> None:
         if self.format.signed or self.format.fraction or self.missing_code > whole_range(self.format)[1]:
             raise ValueError(
-                f"column {strict_json.format_value(self.name)}: format is {self.format}; it must be an unsigned integer format with the codes 0 to {self.missing_code}."
+                f"column {format_value(self.name)}: format is {self.format}; it must be an unsigned integer format with the codes 0 to {self.missing_code}."
             )
 
     @property
@@ -231,7 +230,7 @@ class Category:
             return self.missing_code
         if not isinstance(value, str):
             raise ValueError(
-                f"column {strict_json.format_value(self.name)}: value is {value!r}; expected a string, or None if it is missing."
+                f"column {format_value(self.name)}: value is {value!r}; expected a string, or None if it is missing."
             )
         return self.values.index(value) if value in self.values else self.other_code
 
@@ -293,7 +292,7 @@ class Columns:
         ports = [column.port.lower() for column in self.columns]
         if len(set(ports)) < len(ports):
             raise ValueError(
-                f"columns have the ports {strict_json.format_value(ports)}; expected a different one for each."
+                f"columns have the ports {format_value(ports)}; expected a different one for each."
             )
         for at, part in self.bits:
             if at < 0 or at >= len(self.columns):
@@ -319,7 +318,7 @@ class Columns:
         for k, row in enumerate(rows):
             if len(row) != len(self.columns):
                 raise ValueError(
-                    f"row {k} has {len(row)} cells; expected {len(self.columns)}: {strict_json.listed([c.name for c in self.columns], 200)}."
+                    f"row {k} has {len(row)} cells; expected {len(self.columns)}: {listed([c.name for c in self.columns], 200)}."
                 )
         return {
             column.port: np.array([[column.code(row[i])] for row in rows]).reshape(len(rows), 1)
@@ -392,7 +391,7 @@ class Columns:
         """
         if not isinstance(facts, list) or len(facts) != len(ports):
             raise ValueError(
-                f"columns is {strict_json.format_value(facts)}; expected a list of {len(ports)}, one for each input port."
+                f"columns is {format_value(facts)}; expected a list of {len(ports)}, one for each input port."
             )
         found = []
         for k, (one, port) in enumerate(zip(facts, ports, strict=True)):
@@ -400,12 +399,12 @@ class Columns:
             column = _column(fields, one, port.format)
             if (column.port, 1) != (port.name, port.count):
                 raise ValueError(
-                    f"{fields.where}: 'port' is {strict_json.format_value(column.port)}; the input port is {port.name!r}, with {port.count} numbers."
+                    f"{fields.where}: 'port' is {format_value(column.port)}; the input port is {port.name!r}, with {port.count} numbers."
                 )
             for name in ("codes", "missing_code"):
                 if (expected := column.facts().get(name)) != one.get(name):
                     raise ValueError(
-                        f"{fields.where}: {name!r} is {strict_json.format_value(one.get(name))}; expected {strict_json.format_value(expected)}."
+                        f"{fields.where}: {name!r} is {format_value(one.get(name))}; expected {format_value(expected)}."
                     )
             found.append(column)
         return cls(tuple(found))
@@ -423,14 +422,10 @@ def _column(fields: Fields, found: Any, format: Format) -> Column:
     if kind == "category":
         values = fields.field(found, "values", list)
         if not all(isinstance(value, str) for value in values) or len(set(values)) < len(values):
-            raise ValueError(
-                f"{fields.where}: 'values' is {strict_json.format_value(values)}; expected different texts."
-            )
+            raise ValueError(f"{fields.where}: 'values' is {format_value(values)}; expected different texts.")
         return Category(name, port, format, tuple(values), missing)
     if kind != "number":
-        raise ValueError(
-            f"{fields.where}: 'kind' is {strict_json.format_value(kind)}; expected 'number' or 'category'."
-        )
+        raise ValueError(f"{fields.where}: 'kind' is {format_value(kind)}; expected 'number' or 'category'.")
     decimals = fields.field(found, "decimals", int)
     given = fields.field(found, "thresholds", list)
     thresholds = [_finite(fields, "thresholds", one) for one in given]
@@ -448,9 +443,7 @@ def _column(fields: Fields, found: Any, format: Format) -> Column:
 def _finite(fields: Fields, name: str, value: Any) -> float:
     number = fields.number({name: value}, name)
     if number is None or not math.isfinite(number):
-        raise ValueError(
-            f"{fields.where}: {name!r} has {strict_json.format_value(value)}; expected finite numbers."
-        )
+        raise ValueError(f"{fields.where}: {name!r} has {format_value(value)}; expected finite numbers.")
     return number
 
 
@@ -525,7 +518,7 @@ def number(
         except ValueError:
             continue
     raise ValueError(
-        f"column {strict_json.format_value(name)}: integers of at most {MOST_BITS} bits cannot separate its thresholds, which are too close for their size."
+        f"column {format_value(name)}: integers of at most {MOST_BITS} bits cannot separate its thresholds, which are too close for their size."
     )
 
 

@@ -35,7 +35,7 @@ from lutjax.circuits.ports import Port
 from lutjax.files import strict_json
 from lutjax.files.atomic import digest_of, entries, replacing
 from lutjax.files.errors import FolderError
-from lutjax.files.strict_json import Fields
+from lutjax.files.strict_json import Fields, format_value
 
 MANIFEST = "manifest.json"
 MOST_LEVELS = 1 << 31
@@ -168,7 +168,7 @@ class Vectors:
                     ports |= {name: [] for name in numbers}
                 elif set(numbers) != set(ports):
                     raise ValueError(
-                        f"samples[{k}] has {side} {strict_json.format_value(list(numbers))}; the first has {strict_json.format_value(list(ports))}."
+                        f"samples[{k}] has {side} {format_value(list(numbers))}; the first has {format_value(list(ports))}."
                     )
                 for name, rows in ports.items():
                     rows.append(_read_numbers(f"samples[{k}]: {side}", name, numbers, rows))
@@ -181,9 +181,7 @@ class Vectors:
 def _read_row(where: str, sample: Any) -> list[Value]:
     row: list[Value] = Fields(where).field(sample, "row", list)
     if not {type(cell) for cell in row} <= {int, float, str, type(None)}:
-        raise ValueError(
-            f"{where}: 'row' is {strict_json.format_value(row)}; expected numbers, texts and null."
-        )
+        raise ValueError(f"{where}: 'row' is {format_value(row)}; expected numbers, texts and null.")
     return row
 
 
@@ -191,9 +189,7 @@ def _read_numbers(where: str, name: str, found: Mapping[str, Any], before: list[
     row: list[float | int] = Fields(where).field(found, name, list)
     if not {type(number) for number in row} <= {int, float} or (before and len(row) != len(before[0])):
         expected = f"{len(before[0])} numbers, as before" if before else "numbers"
-        raise ValueError(
-            f"{where}: {strict_json.format_value(name)} is {strict_json.format_value(row)}; expected {expected}."
-        )
+        raise ValueError(f"{where}: {format_value(name)} is {format_value(row)}; expected {expected}.")
     return row
 
 
@@ -620,21 +616,19 @@ def _check_manifest(found: Any) -> None:
         raise ValueError(f"the manifest: 'version' is {found['version']}; expected {VERSION}.")
     kind = fields.field(found, "kind", str)
     if kind not in KINDS:
-        raise ValueError(
-            f"the manifest: 'kind' is {strict_json.format_value(kind)}; expected {' or '.join(KINDS)}."
-        )
+        raise ValueError(f"the manifest: 'kind' is {format_value(kind)}; expected {' or '.join(KINDS)}.")
     fields.field(found, "lutjax", str)
     for name, facts in fields.field(found, "files", dict).items():
-        of_file = Fields(f"files[{strict_json.format_value(name)}]")
+        of_file = Fields(f"files[{format_value(name)}]")
         if not _FILE.fullmatch(name) or name == MANIFEST:
             raise ValueError(
-                f"the manifest: files has {strict_json.format_value(name)}, which is no name of a file of an export."
+                f"the manifest: files has {format_value(name)}, which is no name of a file of an export."
             )
         of_file.field(facts, "format", str)
         of_file.field(facts, "bytes", int)
         if not _SHA256.fullmatch(of_file.field(facts, "sha256", str)):
             raise ValueError(
-                f"{of_file.where}: 'sha256' is {strict_json.format_value(facts['sha256'])}; expected 64 hexadecimal digits."
+                f"{of_file.where}: 'sha256' is {format_value(facts['sha256'])}; expected 64 hexadecimal digits."
             )
     run = fields.field(found, "run", object)
     for name, kind_of_field in _RUN.items():
@@ -644,7 +638,7 @@ def _check_manifest(found: Any) -> None:
         fields.field(found, name, kind_of_field)
     if kind == "circuit" and not 0 <= found["registers"] < MOST_LEVELS:
         raise ValueError(
-            f"the manifest: 'registers' is {strict_json.format_value(found['registers'])}; expected a number of levels."
+            f"the manifest: 'registers' is {format_value(found['registers'])}; expected a number of levels."
         )
 
 

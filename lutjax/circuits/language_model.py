@@ -16,7 +16,7 @@ from jaxtyping import Int
 from lutjax.circuits._c_emitter import array, read_source
 from lutjax.circuits.detectors import IntegerLUT, finest, integers, magnitudes, sums
 from lutjax.files import strict_json
-from lutjax.files.strict_json import Fields
+from lutjax.files.strict_json import Fields, format_value
 
 EXACT = 2**24
 """Integers and integer sums below this bound are exact in float32, in any order."""
@@ -411,7 +411,7 @@ def texts_from_json(text: str | bytes) -> list[Text]:
     except ValueError as error:
         raise ValueError(f"the text is not JSON: {error}.") from None
     if not isinstance(rows, list) or not rows:
-        raise ValueError(f"it holds {strict_json.format_value(rows)}; expected a list of texts.")
+        raise ValueError(f"it holds {format_value(rows)}; expected a list of texts.")
     return [_text(Fields(f"text {k}"), row) for k, row in enumerate(rows)]
 
 
@@ -429,7 +429,7 @@ def _text(fields: Fields, row: Any) -> Text:
         )
     if len(logits) != _BYTES or any(type(logit) is not int for logit in logits):
         raise ValueError(
-            f"{fields.where}: 'logits' is {strict_json.format_value(logits)}; expected {_BYTES} whole numbers."
+            f"{fields.where}: 'logits' is {format_value(logits)}; expected {_BYTES} whole numbers."
         )
     return Text(prompt, temperature, top_k, seed, tuple(logits), continuation)
 

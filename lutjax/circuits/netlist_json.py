@@ -28,6 +28,7 @@ from typing import Any
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.ports import Format, Port
 from lutjax.files import atomic, strict_json
+from lutjax.files.strict_json import format_value
 
 FORMAT, VERSION = "lutjax.circuit", 1
 _TABLE = re.compile("[0-9a-f]{1,64}")  # for 256 table entries
@@ -74,13 +75,11 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
         raise ValueError(f"netlist_json.read: the text is not JSON: {error}. Is the file complete?") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         named = found.get("format") if isinstance(found, dict) else type(found).__name__
-        raise _wrong(
-            "format", f"is {strict_json.format_value(named)}; expected {strict_json.format_value(FORMAT)}"
-        )
+        raise _wrong("format", f"is {format_value(named)}; expected {format_value(FORMAT)}")
     if found.get("version") != VERSION:
         raise _wrong(
             "version",
-            f"is {strict_json.format_value(found.get('version'))}; this lutjax reads version {VERSION}",
+            f"is {format_value(found.get('version'))}; this lutjax reads version {VERSION}",
         )
     for name in _FIELDS:
         if name not in found:
@@ -89,7 +88,7 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
         if name not in _FIELDS:
             raise _wrong(name[:40], f"is not a field of version {VERSION}")
     if not isinstance(found["about"], dict):
-        raise _wrong("about", f"is {strict_json.format_value(found['about'])}; expected an object")
+        raise _wrong("about", f"is {format_value(found['about'])}; expected an object")
     parts = _read_each(found, "parts", _read_part)
     tables = _read_each(found, "tables", _read_table)
     fanins = _read_each(found, "fanins", lambda nodes: tuple(_read_whole(n) for n in _read_list(nodes)))
@@ -154,13 +153,13 @@ def _read_list(found: Any, size: int | None = None) -> list[Any]:
 
 def _read_each(found: Mapping[str, Any], field: str, read: Callable[[Any], Any]) -> list[Any]:
     if not isinstance(found[field], list):
-        raise _wrong(field, f"is {strict_json.format_value(found[field])}; expected a list")
+        raise _wrong(field, f"is {format_value(found[field])}; expected a list")
     elements = []
     for k, element in enumerate(found[field]):
         try:
             elements.append(read(element))
         except (ValueError, TypeError) as error:
-            raise _wrong(f"{field}[{k}]", f"is {strict_json.format_value(element)}; {error}") from None
+            raise _wrong(f"{field}[{k}]", f"is {format_value(element)}; {error}") from None
     return elements
 
 

@@ -18,7 +18,7 @@ from lutjax.circuits.circuit import Circuit, columns_of, gate_counts, gates_in_w
 from lutjax.circuits.columns import Value
 from lutjax.circuits.ports import Format, Port, whole_range
 from lutjax.files import strict_json
-from lutjax.files.strict_json import Fields
+from lutjax.files.strict_json import Fields, format_value
 
 _CELLS_OF_A_SIDE = 64
 _BITS_OF_A_NUMBER = 53  # in JavaScript
@@ -196,14 +196,10 @@ def _from_data(data: Any) -> Circuit:
     parts, literals = (fields.field(data, name, list) for name in ("parts", "literals"))
     for k, part in enumerate(parts):
         if not isinstance(part, list) or list(map(type, part)) != [str, int]:
-            raise ValueError(
-                f"parts[{k}] is {strict_json.format_value(part)}; expected a name, and a number of gates."
-            )
+            raise ValueError(f"parts[{k}] is {format_value(part)}; expected a name, and a number of gates.")
     for k, literal in enumerate(literals):
         if type(literal) is not int:
-            raise ValueError(
-                f"literals[{k}] is {strict_json.format_value(literal)}; expected a whole number."
-            )
+            raise ValueError(f"literals[{k}] is {format_value(literal)}; expected a whole number.")
     fanins, tables = _decode_gates(fields.field(data, "gates", str), 1 + sum(port.n_bits for port in inputs))
     return Circuit(
         inputs=inputs,
@@ -261,7 +257,7 @@ console.log(JSON.stringify(Array.from(new Evaluator(data).evaluate(words, n))));
     answer = strict_json.loads(done.stdout)
     if not isinstance(answer, list) or not all(type(word) is int and 0 <= word < 1 << 32 for word in answer):
         raise ValueError(
-            f"evaluate_in_node: the script answers {strict_json.format_value(answer)}; expected words of 32 bits."
+            f"evaluate_in_node: the script answers {format_value(answer)}; expected words of 32 bits."
         )
     return np.array(answer, np.uint32).reshape(-1, n)
 

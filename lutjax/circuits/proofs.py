@@ -31,8 +31,8 @@ from lutjax.circuits import (
 from lutjax.circuits.circuit import Circuit, columns_of, evaluated, group_by_port, numbers_of
 from lutjax.circuits.deployment import MANIFEST, VECTORS, Vectors, as_called
 from lutjax.circuits.ports import Port, bit_ranges
-from lutjax.files import strict_json
 from lutjax.files.atomic import entries
+from lutjax.files.strict_json import format_value
 
 MOST_INPUTS = 16
 """Maximum input bits for an exhaustive comparison."""
@@ -257,7 +257,7 @@ def _check_described(folder: Path, facts: dict[str, Any], expected: dict[str, st
     manifest = deployment.read_manifest(folder)  # locates the damage
     formats = {name: stated["format"] for name, stated in manifest["files"].items()}
     wrong = [
-        f"{name} is stated as {strict_json.format_value(formats[name])}"
+        f"{name} is stated as {format_value(formats[name])}"
         for name in sorted(formats)
         if expected.get(name) != formats[name]
     ]
@@ -266,13 +266,11 @@ def _check_described(folder: Path, facts: dict[str, Any], expected: dict[str, st
     for name in sorted(set(manifest["files"]) - set(different)):
         n_bytes, size = manifest["files"][name]["bytes"], (folder / name).stat().st_size
         if n_bytes != size:
-            wrong.append(f"{name} has {size} bytes, stated are {strict_json.format_value(n_bytes)}")
+            wrong.append(f"{name} has {size} bytes, stated are {format_value(n_bytes)}")
     stated = manifest["facts"] if manifest["kind"] == "language model" else manifest
     for name, value in json.loads(json.dumps(facts)).items():
         if stated.get(name) != value:
-            wrong.append(
-                f"{name} is {strict_json.format_value(stated.get(name))}, expected {strict_json.format_value(value)}"
-            )
+            wrong.append(f"{name} is {format_value(stated.get(name))}, expected {format_value(value)}")
     if wrong:
         raise FailedError("; ".join(wrong))
 

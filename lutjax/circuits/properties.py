@@ -23,8 +23,8 @@ from lutjax.circuits.builder import ONE, ZERO, Builder, Literal
 from lutjax.circuits.circuit import Circuit, columns_of, walk_literals
 from lutjax.circuits.deployment import DeploymentError, Vectors
 from lutjax.circuits.ports import Port, bit_ranges
-from lutjax.files import strict_json
 from lutjax.files.messages import in_a_line
+from lutjax.files.strict_json import format_value, listed
 
 METHODS = ("evaluation", "abc")
 STATUSES = ("proved", "refuted", "undecided")
@@ -421,9 +421,7 @@ def _input_of(where: str, circuit: Circuit, name: str) -> _Input:
     for given in (names, ports):
         if name in given:
             return elements[given.index(name)]
-    raise ValueError(
-        f"{where}: column is {strict_json.format_value(name)}; the inputs are {strict_json.listed(names, 300)}."
-    )
+    raise ValueError(f"{where}: column is {format_value(name)}; the inputs are {listed(names, 300)}.")
 
 
 def _check_column(where: str, circuit: Circuit, column: str, *, ordered: bool) -> _Input:
