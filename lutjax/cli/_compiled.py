@@ -19,12 +19,7 @@ def keep_compiled() -> None:
 
     asked = os.environ.get(SWITCH)
     own = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    if own is not None or (asked or "").lower() in (
-        "off",
-        "0",
-        "no",
-        "false",
-    ):
+    if own is not None or (asked or "").lower() in ("off", "0", "no", "false"):
         return
     try:
         folder = (

@@ -9,13 +9,10 @@ from lutjax.names import FLOATS, Backend, Platform
 @click.command(cls=Command)
 @click.argument("ops", metavar="[OP]...", nargs=-1)
 @click.option(
-    "--size",
-    help="Named op size; an unknown name lists them.  [default: first size of `status` or `bench`]",
+    "--size", help="Named op size; an unknown name lists them.  [default: first size of `status` or `bench`]"
 )
 @click.option(
-    "--dtype",
-    type=click.Choice([*FLOATS, "uint32"]),
-    help="Input dtype.  [default: first dtype of the op]",
+    "--dtype", type=click.Choice([*FLOATS, "uint32"]), help="Input dtype.  [default: first dtype of the op]"
 )
 @click.option(
     "--implementation",

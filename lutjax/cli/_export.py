@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from lutjax.cli import _run
-from lutjax.cli._flags import Command, Integer, flag_of, replace_fields
+from lutjax.cli._flags import PATH, Command, Integer, echo_error, flag_of, replace_fields
 
 PROGRAMS = "jax"
 """Format of exported JAX programs, which is not a circuit format."""
@@ -52,19 +52,11 @@ class Formats(click.ParamType):
     help="verilog, blif, aiger, alkaid, json, c, html, dot (with commas) or jax.",
 )
 @click.option(
-    "--out",
-    "folder",
-    type=click.Path(path_type=Path),
-    help="Output folder.  [default: RUN/circuit, RUN/jax or RUN/TARGET]",
+    "--out", "folder", type=PATH, help="Output folder.  [default: RUN/circuit, RUN/jax or RUN/TARGET]"
 )
+@click.option("--inputs", help="Input format: uint8, fixed12.4, ..., rows or bits.  [default: from the data]")
 @click.option(
-    "--inputs",
-    help="Input format: uint8, fixed12.4, ..., rows or bits.  [default: from the data]",
-)
-@click.option(
-    "--outputs",
-    type=click.Choice(["class", "votes", "bits"]),
-    help="Classifier outputs.  [default: class]",
+    "--outputs", type=click.Choice(["class", "votes", "bits"]), help="Classifier outputs.  [default: class]"
 )
 @click.option("--name", help="Name of the Verilog module, C functions and files.  [default: from RUN]")
 @click.option(
@@ -79,9 +71,7 @@ class Formats(click.ParamType):
     help="Minimize AND nodes, gates or 6-input tables (pyosys).  [default: nothing]",
 )
 @click.option(
-    "--integers",
-    type=click.Choice(["int16", "int8"]),
-    help="Language-model table dtype.  [default: int16]",
+    "--integers", type=click.Choice(["int16", "int8"]), help="Language-model table dtype.  [default: int16]"
 )
 @click.option(
     "--target",
@@ -113,9 +103,7 @@ def export(run: Path, formats: tuple[str, ...], folder: Path | None, **wanted: A
     except ValueError as error:
         raise click.UsageError(replace_fields(str(error), ["name", "registers", "target"])) from error
     with progress("exporting") as doing:
-        lines = exporting.export(
-            run, place, chosen, progress=doing, on_damage=lambda text: click.echo(text, err=True)
-        )
+        lines = exporting.export(run, place, chosen, progress=doing, on_damage=echo_error)
     for line in lines:
         click.echo(line)
     again = _run.command("verify", str(place))

@@ -1,11 +1,14 @@
 """Commands with grouped options, options from config fields, and option types."""
 
 import dataclasses
+import functools
 import math
+import pkgutil
 import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +22,14 @@ if TYPE_CHECKING:
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
 _NAME_WIDTH = 24  # first column; help for longer names starts below
+
+PATH, FILE = click.Path(path_type=Path), click.Path(path_type=Path, dir_okay=False)
+echo_error = functools.partial(click.echo, err=True)
+
+
+def parameter_error(name: str, why: object) -> click.BadParameter:
+    """Return an error about an option or argument."""
+    return click.BadParameter(str(why), param_hint=name)
 
 
 class Command(click.Command):
@@ -141,18 +152,21 @@ class FieldsCommand(Command):
             raise
 
 
-class MeshType(click.ParamType):
-    name = "axes"
+class Parsed(click.ParamType):
+    """Type of a text that ``module:function`` parses; the module is imported on first use."""
+
+    def __init__(self, name: str, parser: str):
+        self.name, self._parser = name, parser
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
-            return value
-        from lutjax.training import meshes
-
+        parse = pkgutil.resolve_name(self._parser)
         try:
-            return meshes.parse(value)
+            return parse(value) if isinstance(value, str) else value
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+MESH = Parsed("axes", "lutjax.training.meshes:parse")
 
 
 class Renamed(click.Option):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import click
 
 from lutjax.cli._export import progress
-from lutjax.cli._flags import Command, Finite, Integer
+from lutjax.cli._flags import FILE, PATH, Command, Finite, Integer
 from lutjax.files.errors import FolderError
 
 
@@ -19,7 +19,7 @@ from lutjax.files.errors import FolderError
         "Tools": "clock registers place seconds",
     },
 )
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=PATH)
 @click.option(
     "--family",
     type=click.Choice(["ice40", "ecp5", "xc7"]),
@@ -37,17 +37,10 @@ from lutjax.files.errors import FolderError
     help="Gate levels between registers; 0 for none.  [default: as exported, else 0]",
 )
 @click.option("--place/--no-place", default=True, help="Place and route with nextpnr if installed.")
-@click.option(
-    "--layout",
-    metavar="FILE.svg",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Layout picture to write.  [default: none]",
-)
+@click.option("--layout", metavar="FILE.svg", type=FILE, help="Layout picture to write.  [default: none]")
 @click.option("--seconds", type=Finite(1), default=1800, help="Timeout per tool.")
 @click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    help="JSON report or project folder.  [default: DIR_FAMILY.json or DIR_BOARD]",
+    "--out", type=PATH, help="JSON report or project folder.  [default: DIR_FAMILY.json or DIR_BOARD]"
 )
 def fpga(
     folder: Path,

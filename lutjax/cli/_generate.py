@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lutjax.cli._flags import Command, Finite, Integer, MeshType
+from lutjax.cli._flags import MESH, Command, Finite, Integer, parameter_error
 from lutjax.cli._run import process_options, processes, run_argument
 from lutjax.files.errors import FolderError
 from lutjax.models._fields import MOST, MOST_INT
@@ -54,9 +54,7 @@ N_BYTES = 256
     type=click.Choice(["int16", "int8"]),
     help="Use integer tables, like exported C (--model lut).  [default: none]",
 )
-@click.option(
-    "--mesh", type=MeshType(), help="Devices for the tables, such as detectors=4.  [default: one device]"
-)
+@click.option("--mesh", type=MESH, help="Devices for the tables, such as detectors=4.  [default: one device]")
 @click.option("--speed", is_flag=True, help="Generate again and print bytes per second to standard error.")
 def generate(coordinator: str | None, n_processes: int | None, process: int | None, **options: Any) -> None:
     """Generate text with a language model.
@@ -87,9 +85,8 @@ def _generate(
     speed: bool,
 ) -> None:
     if seed + samples > 2**32:
-        raise click.BadParameter(
-            f"{samples} samples have seeds up to {seed + samples - 1}; the largest is {2**32 - 1}.",
-            param_hint="--seed",
+        raise parameter_error(
+            "--seed", f"{samples} samples have seeds up to {seed + samples - 1}; the largest is {2**32 - 1}."
         )
     if integers is not None and mesh is not None:
         raise click.UsageError("--integers runs on one device; leave out --mesh.")
@@ -123,7 +120,7 @@ def _generate(
     except RunError:
         raise
     except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--mesh") from error
+        raise parameter_error("--mesh", error) from error
     if model.config.vocab_size != N_BYTES:
         raise FolderError(
             f"{folder} has {model.config.vocab_size} tokens; generate reads and writes bytes, {N_BYTES} of them. Generate tokens in Python: lutjax.load(folder).generate."
@@ -135,7 +132,7 @@ def _generate(
         try:
             whole.thousandths(temperature)
         except ValueError as error:
-            raise click.BadParameter(str(error), param_hint="--temperature") from error
+            raise parameter_error("--temperature", error) from error
         drawn_by = whole.rounded_model(folder, model, tables=integers)
 
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k}
@@ -164,7 +161,7 @@ def _prompts(given: Sequence[str], file: Path | None) -> list[bytes]:
         with click.open_file(str(source), "rb") as opened:
             found = [opened.read()]
     if not all(found):
-        raise click.BadParameter("it is empty; give at least one byte to continue.", param_hint=hint)
+        raise parameter_error(hint, "it is empty; give at least one byte to continue.")
     return found
 
 

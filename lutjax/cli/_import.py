@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from lutjax.cli import _run
-from lutjax.cli._flags import Command, Finite, Integer, IntegerOrIntegers, Integers, flag_of
+from lutjax.cli._flags import PATH, Command, Finite, Integer, IntegerOrIntegers, Integers, flag_of
 from lutjax.models._fields import MOST, MOST_INT
 
 _CLASSIFIERS = ("torchlogix", "difflogic", "torch-dwn")
@@ -15,10 +15,7 @@ _SIZES = ("padding", "pool", "pool_padding")
 _IS_FOR = {
     **dict.fromkeys(("classes", "tau", "bits"), _CLASSIFIERS),
     **dict.fromkeys(
-        (
-            *("parameterization", "temperature", "binarization", "binarization_temperature", "image"),
-            *_SIZES,
-        ),
+        (*("parameterization", "temperature", "binarization", "binarization_temperature", "image"), *_SIZES),
         ("torchlogix",),
     ),
     **dict.fromkeys(("context", "attention", "shared_positions"), ("spiky",)),
@@ -39,8 +36,8 @@ _IS_FOR = {
         "Memories": "layer tokenizer",
     },
 )
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("file", metavar="FILE", type=PATH)
+@click.argument("folder", metavar="DIR", type=PATH)
 @click.option(
     "--from",
     "package",
@@ -89,7 +86,7 @@ _IS_FOR = {
     "--shared-positions", is_flag=True, default=None, help="The model has unified_pe.  [default: it has not]"
 )
 @click.option("--layer", type=Integer(0, MOST_INT), help="Decoder layer, from 0.  [default: first memory]")
-@click.option("--tokenizer", type=click.Path(path_type=Path), help="tokenizer.json.  [default: FILE's]")
+@click.option("--tokenizer", type=PATH, help="tokenizer.json.  [default: FILE's]")
 def import_(file: Path, folder: Path, package: str, **options: Any) -> None:
     """Convert a network of another package to a bundle.
 

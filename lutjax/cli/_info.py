@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from lutjax.cli import _run
-from lutjax.cli._flags import Command
+from lutjax.cli._flags import Command, echo_error
 
 
 @click.command(cls=Command, compiles=False)
@@ -19,7 +19,7 @@ def info(run: Path, as_json: bool) -> None:
     """
     from lutjax.training import about
 
-    found = about.facts(run, on_damage=lambda text: click.echo(text, err=True))
+    found = about.facts(run, on_damage=echo_error)
     if as_json:
         click.echo(json.dumps(found, indent=1))
         return

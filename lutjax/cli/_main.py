@@ -36,22 +36,9 @@ def train() -> None:
     """Train a language model, a classifier or an automaton."""
 
 
-train.add_command(ca)
-train.add_command(classify)
-train.add_command(digits)
-train.add_command(lm)
-cli.add_command(generate)
-cli.add_command(quantize)
-cli.add_command(predict)
-cli.add_command(info)
-cli.add_command(save)
-cli.add_command(import_)
-cli.add_command(serve)
-cli.add_command(export)
-cli.add_command(verify)
-cli.add_command(prove)
-cli.add_command(fpga)
-cli.add_command(bench)
-cli.add_command(status)
-cli.add_command(explain)
-cli.add_command(tune)
+for command in (ca, classify, digits, lm):
+    train.add_command(command)
+for command in (generate, quantize, predict, info, save, import_, serve, export, verify, prove, fpga):
+    cli.add_command(command)
+for command in (bench, status, explain, tune):
+    cli.add_command(command)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lutjax.cli._flags import Parsed, parameter_error
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -15,27 +17,21 @@ _HEAD = 4096  # bytes at the beginning with the marker
 _WIDTH = 150  # table width in a file or pipe
 
 
-class ShapeType(click.ParamType):
-    name = "shape"
-
+class ShapeType(Parsed):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from lutjax.benchmark import shapes
-
         if value == "list" and ctx is not None:
+            from lutjax.benchmark import shapes
+
             click.echo("Names:\n  " + "\n  ".join(shapes.named()))
             click.echo("Sizes:\n  " + "\n  ".join(kind.usage for _, kind in shapes.kinds().values()))
             ctx.exit()
-        try:
-            return shapes.parse(value) if isinstance(value, str) else value
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def check_folder(option: str, path: Path) -> None:
     if not os.access(path.absolute().parent, os.W_OK):
-        raise click.BadParameter(
-            f"{str(path.parent)!r} is not a writable folder; create it or choose another one.",
-            param_hint=option,
+        raise parameter_error(
+            option, f"{str(path.parent)!r} is not a writable folder; create it or choose another one."
         )
 
 
@@ -47,9 +43,8 @@ def check_file(option: str, path: Path, mark: bytes) -> None:
     with path.open("rb") as file:
         head = file.read(_HEAD)
     if head and mark not in head:
-        raise click.BadParameter(
-            f"{str(path)!r} exists and was not written by {option}; choose another file or move it.",
-            param_hint=option,
+        raise parameter_error(
+            option, f"{str(path)!r} exists and was not written by {option}; choose another file or move it."
         )
 
 
@@ -70,7 +65,7 @@ def shape_option(default: str) -> Callable[..., Any]:
     return click.option(
         "--shape",
         "asked",
-        type=ShapeType(),
+        type=ShapeType("shape", "lutjax.benchmark.shapes:parse"),
         multiple=True,
         help=f"Name, or sizes such as fc:4096,32,32,16,10; repeatable; 'list' lists all.  [default: {default}]",
     )

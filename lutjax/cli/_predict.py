@@ -7,17 +7,13 @@ import click
 
 from lutjax.cli import _run
 from lutjax.cli._export import progress
-from lutjax.cli._flags import Command
+from lutjax.cli._flags import FILE, PATH, Command, echo_error, parameter_error
 
 
 @click.command(cls=Command)
 @_run.run_argument("run", "--run")
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="CSV file to write or replace.  [default: standard output]",
-)
+@click.argument("file", metavar="FILE", type=PATH)
+@click.option("--out", type=FILE, help="CSV file to write or replace.  [default: standard output]")
 @click.option(
     "--target",
     help="Column, or array of a .npz file, with labels: print the accuracy.  [default: ignore labels]",
@@ -46,19 +42,18 @@ def predict(
     from lutjax.training.samples import SamplesError
 
     if str(file) == "-" and not file.exists():
-        raise click.BadParameter(
-            "standard input has no file type; save it to a file such as rows.csv first.",
-            param_hint="FILE",
+        raise parameter_error(
+            "FILE", "standard input has no file type; save it to a file such as rows.csv first."
         )
     with progress("predicting") as doing:
         doing("reading the run")
-        trained = predictions.load(run, on_damage=lambda text: click.echo(text, err=True))
+        trained = predictions.load(run, on_damage=echo_error)
         doing(f"reading {file}")
         try:
             given = raw.read(file, trained.form, target=target, encoding=encoding, ids=ids)
             numbers = None if given.labels is None else trained.form.label_numbers(given.labels)
         except SamplesError as error:
-            raise click.BadParameter(str(error), param_hint="FILE") from error
+            raise parameter_error("FILE", error) from error
         doing("predicting")
         found = trained.predict_numbers(given.numbers)
     for doubt in (*given.remarks, *trained.form.doubts(given.numbers)):

@@ -33,9 +33,7 @@ class Report(Watcher):
         self._bar: rich.progress.Progress | None = None
         if console.is_terminal:
             self._bar = rich.progress.Progress(
-                rich.progress.BarColumn(),
-                rich.progress.TextColumn("{task.description}"),
-                console=console,
+                rich.progress.BarColumn(), rich.progress.TextColumn("{task.description}"), console=console
             )
             self._task = self._bar.add_task("compiling ...", total=steps, completed=first)
         else:

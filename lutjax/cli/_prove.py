@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lutjax.cli._export import progress
-from lutjax.cli._flags import Command, Integer
+from lutjax.cli._flags import FILE, PATH, Command, Integer, parameter_error
 from lutjax.cli._measuring import check_folder
 from lutjax.cli._verify import export_folder
 
@@ -31,7 +31,7 @@ def _columns(name: str, claim: str) -> Callable[[Any], Any]:
         "Run": "method seconds out",
     },
 )
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=PATH)
 @click.option(
     "--robust", "flips", type=Integer(1), help="No flip of K input bits changes the class.  [default: none]"
 )
@@ -56,9 +56,7 @@ def _columns(name: str, claim: str) -> Callable[[Any], Any]:
     help="How to prove --robust.  [default: evaluation of few inputs, else ABC]",
 )
 @click.option("--seconds", type=Integer(1), default=60, help="Time limit of each proof.")
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="JSON file of results.  [default: none]"
-)
+@click.option("--out", type=FILE, help="JSON file of results.  [default: none]")
 def prove(
     folder: Path,
     flips: int | None,
@@ -85,9 +83,8 @@ def prove(
     circuit, vectors, name = properties.read_export(export_folder(folder))
     chosen = sample or tuple(range(min(n_samples, len(vectors))))
     if flips is not None and max(chosen) >= len(vectors):
-        raise click.BadParameter(
-            f"{max(chosen)} is no sample of {folder}, which has {len(vectors)}, from 0.",
-            param_hint="--sample",
+        raise parameter_error(
+            "--sample", f"{max(chosen)} is no sample of {folder}, which has {len(vectors)}, from 0."
         )
     columns = {**dict.fromkeys(monotone), **dict.fromkeys(antitone), **dict.fromkeys(unused)}
     if (columns or method == "abc") and abc.find() is None:

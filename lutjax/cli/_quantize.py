@@ -7,18 +7,13 @@ from pathlib import Path
 import click
 
 from lutjax.cli import _run
-from lutjax.cli._flags import Command
+from lutjax.cli._flags import PATH, Command, echo_error
 from lutjax.training.errors import RunError
 
 
 @click.command(cls=Command)
-@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
-@click.option(
-    "--text",
-    "text_path",
-    type=click.Path(path_type=Path),
-    help="Training text.  [default: its path in training]",
-)
+@click.argument("folder", metavar="RUN", type=PATH)
+@click.option("--text", "text_path", type=PATH, help="Training text.  [default: its path in training]")
 def quantize(folder: Path, text_path: Path | None) -> None:
     """Quantize the tables of a language model to int8.
 
@@ -35,9 +30,7 @@ def quantize(folder: Path, text_path: Path | None) -> None:
     target = folder / deployment.FOLDER
     deployment.check_place(target)
     with runs.lock(folder):
-        step, record = runs.read(
-            folder, lm_runs.Record, on_damage=lambda message: click.echo(message, err=True)
-        )
+        step, record = runs.read(folder, lm_runs.Record, on_damage=echo_error)
         deployed_record = deployment.deployed_record(folder, record)
         with _run.usage_errors(lm_runs.LanguageModel.refuses, "--text"):
             experiment = lm_runs.LanguageModel.from_record(record, text_path)

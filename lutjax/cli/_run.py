@@ -23,7 +23,7 @@ import click
 
 from lutjax import extras
 from lutjax.cli._errors import OUT_OF_MEMORY, explain
-from lutjax.cli._flags import FieldsCommand, Integer, MeshType, flag_of
+from lutjax.cli._flags import MESH, PATH, FieldsCommand, Integer, echo_error, flag_of, parameter_error
 from lutjax.files.errors import FolderError
 from lutjax.training.errors import InUseError, RunError
 
@@ -69,20 +69,14 @@ def training_command(
                 default=Path(out),
                 help="Output folder for checkpoints and reports.",
             ),
-            click.Option(
-                ["--resume"],
-                is_flag=True,
-                help="Continue --out; a larger --steps extends it.",
-            ),
+            click.Option(["--resume"], is_flag=True, help="Continue --out; a larger --steps extends it."),
             click.Option(
                 ["--dry-run"],
                 is_flag=True,
                 help="Print parameters, memory and estimated time; write nothing.",
             ),
             click.Option(
-                ["--mesh"],
-                type=MeshType(),
-                help="Device mesh, such as data=2,detectors=4.  [default: all GPUs]",
+                ["--mesh"], type=MESH, help="Device mesh, such as data=2,detectors=4.  [default: all GPUs]"
             ),
             *process_options(),
             click.Option(
@@ -108,10 +102,8 @@ def run_argument(name: str, alias: str) -> Callable[[Callable[..., None]], Calla
     """Return a decorator that adds the argument RUN, with a deprecated option as its alias."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        path = click.Path(path_type=Path)
-
-        @click.argument(name, metavar="RUN", type=path, required=False)
-        @click.option(alias, "aliased", type=path, hidden=True)
+        @click.argument(name, metavar="RUN", type=PATH, required=False)
+        @click.option(alias, "aliased", type=PATH, hidden=True)
         @functools.wraps(function)
         def call(aliased: Path | None, **given: Any) -> None:
             if (given[name] is None) == (aliased is None):
@@ -127,8 +119,8 @@ def model(run: Path) -> Any:
     from lutjax.training import model_folders
 
     if not run.exists():
-        raise click.BadParameter(f"the folder {run} does not exist.", param_hint="RUN")
-    return model_folders.read(run, on_damage=lambda text: click.echo(text, err=True)).model
+        raise parameter_error("RUN", f"the folder {run} does not exist.")
+    return model_folders.read(run, on_damage=echo_error).model
 
 
 def process_options() -> list[click.Option]:
@@ -163,10 +155,7 @@ def train(
     **options: Any,
 ) -> "Experiment | None":
     """Start or resume a run, in one or several processes; see `_train`."""
-    with (
-        processes(coordinator, n_processes, process),
-        contextlib.redirect_stdout(UntilClosed(sys.stdout)),
-    ):
+    with processes(coordinator, n_processes, process), contextlib.redirect_stdout(UntilClosed(sys.stdout)):
         return _train(*arguments, **options)
 
 
@@ -176,10 +165,7 @@ def processes(coordinator: str | None, n_processes: int | None, process: int | N
     from lutjax.training import hosts
 
     waiting = threading.Timer(
-        10,
-        click.echo,
-        (f"Waiting for other processes for up to {hosts.JOINED_AFTER} s",),
-        {"err": True},
+        10, click.echo, (f"Waiting for other processes for up to {hosts.JOINED_AFTER} s",), {"err": True}
     )
     waiting.daemon = True
     waiting.start()
@@ -336,7 +322,7 @@ def usage_errors(source: type[ValueError], option: str) -> Iterator[None]:
     except FolderError:
         raise
     except source as error:
-        raise click.BadParameter(str(error), param_hint=option) from error
+        raise parameter_error(option, error) from error
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import click
 
 from lutjax.cli import _run
-from lutjax.cli._flags import Command
+from lutjax.cli._flags import PATH, Command, parameter_error
 
 
 @click.command(cls=Command)
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("run", metavar="RUN", type=PATH)
+@click.argument("folder", metavar="DIR", type=PATH)
 @click.option(
     "--table-dtype",
     type=click.Choice(["float32", "bfloat16", "int8"]),
@@ -27,7 +27,7 @@ def save(run: Path, folder: Path, table_dtype: str | None) -> None:
     from lutjax.training import model_folders, runs
 
     if folder.resolve() == run.resolve():
-        raise click.BadParameter("DIR is RUN; choose another folder.", param_hint="DIR")
+        raise parameter_error("DIR", "DIR is RUN; choose another folder.")
     model = _run.model(run)
     kind = model_folders.kind_of(run)
     try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lutjax.cli._flags import Command
+from lutjax.cli._flags import Command, parameter_error
 from lutjax.cli._measuring import Progress, check_file, file_option, make_console
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def status(
     known = {op for op, _ in matrix.rows()}
     for op in ops:
         if op not in known:
-            raise click.BadParameter(f"{op!r} is not one of {', '.join(sorted(known))}.", param_hint="--op")
+            raise parameter_error("--op", f"{op!r} is not one of {', '.join(sorted(known))}.")
     columns = [c for c in matrix.COLUMNS if not compiles or c.platform == "tpu"]
     check: checks.CheckOne | None
     check = checks.check_compilation if compiles else None if recorded else checks.check

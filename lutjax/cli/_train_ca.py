@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from lutjax.cli import _run
-from lutjax.cli._flags import Finite
+from lutjax.cli._flags import PATH, Finite
 from lutjax.training.presets import EXPERIMENTS
 
 
@@ -27,7 +27,7 @@ from lutjax.training.presets import EXPERIMENTS
 @click.option(
     "--target",
     "path",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Image to draw, up to 64 x 64 pixels.  [default: picture of --experiment]",
 )
 @click.option(

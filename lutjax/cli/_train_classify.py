@@ -7,22 +7,8 @@ from typing import Any
 import click
 
 from lutjax.cli import _run
-from lutjax.cli._flags import Integer, Integers
+from lutjax.cli._flags import PATH, Integer, Integers, Parsed, parameter_error
 from lutjax.training.recipes import RECIPES, recipe as recipe_of
-
-
-class SizeType(click.ParamType):
-    name = "HEIGHTxWIDTH"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
-            return value
-        from lutjax.training import pixels
-
-        try:
-            return pixels.parse_size(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
 
 
 @_run.training_command(
@@ -36,22 +22,21 @@ class SizeType(click.ParamType):
 @click.option(
     "--data",
     "path",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help=".npz file, table, IDX or CIFAR-10 folder, or image folder.  [default: scikit-learn's digits]",
 )
 @click.option("--target", help="Label column.  [default: none]")
-@click.option(
-    "--test-data",
-    "test",
-    type=click.Path(path_type=Path),
-    help="Test table.  [default: a stratified fifth of --data]",
-)
+@click.option("--test-data", "test", type=PATH, help="Test table.  [default: a stratified fifth of --data]")
 @click.option(
     "--exclude", metavar="COLUMN", multiple=True, help="Table column to ignore; repeatable.  [default: none]"
 )
 @click.option("--encoding", help="Encoding of a CSV file.  [default: UTF-8]")
 @click.option("--regression", is_flag=True, help="Fit --target as a number (regression).")
-@click.option("--image-size", type=SizeType(), help="Size of scaled images.  [default: unscaled]")
+@click.option(
+    "--image-size",
+    type=Parsed("HEIGHTxWIDTH", "lutjax.training.pixels:parse_size"),
+    help="Size of scaled images.  [default: unscaled]",
+)
 @click.option(
     "--model",
     type=click.Choice(["gates", "tree"]),
@@ -63,16 +48,8 @@ class SizeType(click.ParamType):
     metavar="NAME",
     help="Sizes and rates of a published or measured network; options override them.  [default: none]",
 )
-@click.option(
-    "--luts",
-    type=Integer(1),
-    help="Circuit size in 6-input tables, within 5 %.  [default: none]",
-)
-@click.option(
-    "--front",
-    type=Integers(),
-    help="Runs for several --luts, with a plot.  [default: none]",
-)
+@click.option("--luts", type=Integer(1), help="Circuit size in 6-input tables, within 5 %.  [default: none]")
+@click.option("--front", type=Integers(), help="Runs for several --luts, with a plot.  [default: none]")
 def classify(
     kind: Any,
     recipe: str | None,
@@ -130,7 +107,7 @@ def _check_sizes(
     if luts is not None and front is not None:
         raise click.UsageError("--luts and --front exclude each other; choose one.")
     if min(sizes) < 1:
-        raise click.BadParameter(f"{min(sizes)}; sizes must be at least 1.", param_hint=name)
+        raise parameter_error(name, f"{min(sizes)}; sizes must be at least 1.")
     others = {
         "--resume": given["resume"],
         "--dry-run": given["dry_run"],

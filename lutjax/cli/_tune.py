@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lutjax.cli._flags import Command, Renamed
+from lutjax.cli._flags import FILE, Command, Renamed, parameter_error
 from lutjax.cli._measuring import Progress, check_folder, dtype_option, make_console, shape_option
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     "--output",
     "output",
     cls=Renamed,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     required=True,
     metavar="FILE",
     help="JSON file of kernel configs, updated after every kernel.",
@@ -49,9 +49,8 @@ def tune(
     """
     check_folder("--out", output)
     if output.exists() and not (update or resume):
-        raise click.BadParameter(
-            f"{str(output)!r} exists; measure it again (--update) or add missing entries (--resume).",
-            param_hint="--out",
+        raise parameter_error(
+            "--out", f"{str(output)!r} exists; measure it again (--update) or add missing entries (--resume)."
         )
     if update and resume:
         raise click.UsageError("--update and --resume exclude each other; choose one.")
@@ -100,11 +99,11 @@ def _document(output: Path) -> "Document":
     try:
         old = tuning.read(output)
     except (OSError, ValueError) as error:
-        raise click.BadParameter(str(error), param_hint="--out") from None
+        raise parameter_error("--out", error) from None
     if old.device != new.device:
-        raise click.BadParameter(
+        raise parameter_error(
+            "--out",
             f"{str(output)!r} was measured on {old.device}, this is {new.device}; choose another file.",
-            param_hint="--out",
         )
     return dataclasses.replace(new, entries=old.entries)
 

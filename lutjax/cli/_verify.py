@@ -8,17 +8,17 @@ import click
 
 from lutjax.cli import _run
 from lutjax.cli._export import progress
-from lutjax.cli._flags import Command
+from lutjax.cli._flags import PATH, Command
 from lutjax.files.errors import FolderError
 
 
 @click.command(cls=Command)
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=PATH)
 @click.option(
     "--run",
     "run",
     metavar="RUN",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Exported run or bundle.  [default: its path at the export]",
 )
 def verify(folder: Path, run: Path | None) -> None:
