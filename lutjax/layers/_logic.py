@@ -199,7 +199,7 @@ class _LogicSpec(Spec):
         self._check_sizes()
 
     def _check_sizes(self) -> None:
-        pass
+        """Check the arguments added by a subclass."""
 
     @classmethod
     def implied_by(cls, given: Arrays) -> dict[str, Any]:
@@ -226,7 +226,7 @@ class _LogicSpec(Spec):
         return spec
 
     def _check_other_temperature(self) -> None:
-        pass
+        """Check that a call may override the temperature."""
 
     def _estimate(
         self, logits: jax.Array, key: Any, noise: Op, soft: Op, hard: Op, estimator: str | None = None

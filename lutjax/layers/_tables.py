@@ -72,13 +72,13 @@ class TableSpec(Spec):
         return f"n_anchors is {self.n_anchors}"
 
     def _check_features(self) -> None:
-        pass
+        """Check the input and output sizes."""
 
     def _check_sizes(self) -> None:
-        pass
+        """Check the arguments added by a subclass."""
 
     def _check_inputs(self) -> None:
-        pass
+        """Check that detectors have enough inputs to compare."""
 
     @property
     def n_inputs(self) -> int:
