@@ -18,15 +18,19 @@ MOST_CLASSES = 1 << 16
 _DEEPEST = 32  # nested brackets
 
 
+def circuit_error(text: str) -> ValueError:
+    return ValueError(f"Circuit: {text}")
+
+
 def check(about: Mapping[str, Any], inputs: Ports, outputs: Ports, parts: Mapping[str, range]) -> None:
     """Raise ValueError if ``about`` is no JSON object or contradicts the ports and gates."""
     if not isinstance(about, Mapping):
-        raise ValueError(f"Circuit: about is {_describe_value(about)}; expected facts by name.")
+        raise circuit_error(f"about is {_describe_value(about)}; expected facts by name.")
     _check_json(about)
     for name, (good, expected) in _FACTS.items():
         value = about.get(name)
         if value is not None and not good(value):
-            raise ValueError(f"Circuit: about[{name!r}] is {_describe_value(value)}; expected {expected}.")
+            raise circuit_error(f"about[{name!r}] is {_describe_value(value)}; expected {expected}.")
     if about.get("kind") == "classifier":
         _check_classifier(about, inputs, outputs)
     elif about.get("kind") == "automaton":
@@ -34,13 +38,13 @@ def check(about: Mapping[str, Any], inputs: Ports, outputs: Ports, parts: Mappin
     try:
         columns.circuit_columns(about, inputs)
     except ValueError as error:
-        raise ValueError(f"Circuit: by its about {error}") from None
+        raise circuit_error(f"by its about {error}") from None
     runs = about.get("vote_gates")
     if runs is not None and "votes" in parts:
         n_gates = len(parts["votes"])
         if sum(runs) > n_gates:
-            raise ValueError(
-                f"Circuit: about['vote_gates'] adds up to {_describe_value(sum(runs))} gates; the part votes has {n_gates}."
+            raise circuit_error(
+                f"about['vote_gates'] adds up to {_describe_value(sum(runs))} gates; the part votes has {n_gates}."
             )
 
 
@@ -50,23 +54,23 @@ def _check_classifier(about: Mapping[str, Any], inputs: Ports, outputs: Ports) -
         port.format.range[1] >= n_classes - 1 if port.count == 1 else port.count % n_classes == 0
         for port in outputs
     ):
-        raise ValueError(
-            f"Circuit: about['n_classes'] is {n_classes}; no output port has a number for each class, or one that can be each class. "
+        raise circuit_error(
+            f"about['n_classes'] is {n_classes}; no output port has a number for each class, or one that can be each class. "
             f"The output ports have {', '.join(f'{port.count} x {port.format}' for port in outputs) or 'none'}."
         )
     classes, names = about.get("classes"), about.get("input_names")
     if classes is not None and n_classes is not None and len(classes) != n_classes:
-        raise ValueError(
-            f"Circuit: about['classes'] has {len(classes)} names; the circuit has {n_classes} classes."
+        raise circuit_error(
+            f"about['classes'] has {len(classes)} names; the circuit has {n_classes} classes."
         )
     n_numbers = sum(port.count for port in inputs)
     if names is not None and len(names) != n_numbers:
-        raise ValueError(
-            f"Circuit: about['input_names'] has {len(names)} names; the input ports have {n_numbers} numbers."
+        raise circuit_error(
+            f"about['input_names'] has {len(names)} names; the input ports have {n_numbers} numbers."
         )
     if image is not None and len(inputs) == 1 and inputs[0].count % (image[0] * image[1]):
-        raise ValueError(
-            f"Circuit: about['image'] is {_describe_value(image)}, {image[0] * image[1]} pixels; the input port has "
+        raise circuit_error(
+            f"about['image'] is {_describe_value(image)}, {image[0] * image[1]} pixels; the input port has "
             f"{inputs[0].count} numbers, which are not as many for each pixel."
         )
 
@@ -75,17 +79,15 @@ def _check_automaton(about: Mapping[str, Any], inputs: Ports, outputs: Ports) ->
     channels = about.get("channels")
     bits = tuple(sum(port.n_bits for port in ports) for ports in (inputs, outputs))
     if channels is None or bits != (9 * channels, channels):
-        raise ValueError(
-            f"Circuit: by its about it is an automaton of {channels} channels with {bits[0]} input and {bits[1]} output bits; "
+        raise circuit_error(
+            f"by its about it is an automaton of {channels} channels with {bits[0]} input and {bits[1]} output bits; "
             "the rule of a cell reads 9 bits of each channel and has one output for each."
         )
     shown = about.get("shown")
     if shown is not None and shown > channels:
-        raise ValueError(f"Circuit: about['shown'] is {shown}; the automaton has {channels} channels.")
+        raise circuit_error(f"about['shown'] is {shown}; the automaton has {channels} channels.")
     if about.get("rule") == "life" and channels != 1:
-        raise ValueError(
-            f"Circuit: about['rule'] is 'life', which has one channel; the automaton has {channels}."
-        )
+        raise circuit_error(f"about['rule'] is 'life', which has one channel; the automaton has {channels}.")
 
 
 def _is_whole(value: Any, least: int, most: int = 1 << 53) -> bool:
@@ -143,21 +145,21 @@ def _check_json(about: Mapping[str, Any]) -> None:
     while todo:
         where, value, depth = todo.pop()
         if depth > _DEEPEST:
-            raise ValueError(f"Circuit: about has brackets in brackets, more than {_DEEPEST} deep.")
+            raise circuit_error(f"about has brackets in brackets, more than {_DEEPEST} deep.")
         if isinstance(value, Mapping):
             for name, one in value.items():
                 if not isinstance(name, str):
-                    raise ValueError(f"Circuit: {where} has the key {name!r}; JSON has texts as keys.")
+                    raise circuit_error(f"{where} has the key {name!r}; JSON has texts as keys.")
                 todo.append((f"{where}[{name[:40]!r}]", one, depth + 1))
         elif isinstance(value, list | tuple):
             todo += [(where, one, depth + 1) for one in value]
         elif isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(
-                f"Circuit: {where} is or has {value}, which JSON has not; leave it out, or write it as a text."
+            raise circuit_error(
+                f"{where} is or has {value}, which JSON has not; leave it out, or write it as a text."
             )
         elif value is not None and type(value) not in (str, int, float, bool):
-            raise ValueError(
-                f"Circuit: {where} is or has a {type(value).__name__}; expected what JSON holds: texts, numbers (int, float), bool, None, "
+            raise circuit_error(
+                f"{where} is or has a {type(value).__name__}; expected what JSON holds: texts, numbers (int, float), bool, None, "
                 "and lists and dicts of these."
             )
 

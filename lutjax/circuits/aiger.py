@@ -86,14 +86,10 @@ def read(data: bytes | os.PathLike[str]) -> Circuit:
     network.add(0, (), (), 0, "the constant")
     for k, literal in enumerate(inputs):
         if literal & 1 or literal < 2:
-            raise ValueError(
-                f"aiger.read: input {k} is the literal {literal}; expected an even one of at least 2."
-            )
+            raise _error(f"input {k} is the literal {literal}; expected an even one of at least 2.")
     for k, (literal, a, b) in enumerate(ands):
         if literal & 1 or literal < 2:
-            raise ValueError(
-                f"aiger.read: AND {k} defines the literal {literal}; expected an even one of at least 2."
-            )
+            raise _error(f"AND {k} defines the literal {literal}; expected an even one of at least 2.")
         product = 0b11, (~a & 1) | (~b & 1) << 1
         network.add(literal >> 1, (a >> 1, b >> 1), (product,), 0, f"AND {k}")
     return network.circuit(
@@ -104,6 +100,10 @@ def read(data: bytes | os.PathLike[str]) -> Circuit:
     )
 
 
+def _error(text: str) -> ValueError:
+    return ValueError(f"aiger.read: {text}")
+
+
 class _File:
     def __init__(self, data: bytes):
         self.data, self.at = data, 0
@@ -111,20 +111,20 @@ class _File:
     def line(self, what: str) -> str:
         end = self.data.find(b"\n", self.at)
         if end < 0:
-            raise ValueError(f"aiger.read: the file ends before {what}; is it complete?")
+            raise _error(f"the file ends before {what}; is it complete?")
         line = self.data[self.at : end]
         self.at = end + 1
         try:
             return line.decode().removesuffix("\r")
         except UnicodeDecodeError:
-            raise ValueError(f"aiger.read: {what} is {line[:40]!r}; expected text.") from None
+            raise _error(f"{what} is {line[:40]!r}; expected text.") from None
 
     def number(self, what: str) -> int:
         """Read a binary number: 7-bit groups, the lowest first."""
         number = shift = 0
         while True:
             if self.at >= len(self.data):
-                raise ValueError(f"aiger.read: the file ends in {what}; is it complete?")
+                raise _error(f"the file ends in {what}; is it complete?")
             octet = self.data[self.at]
             self.at += 1
             number |= (octet & 127) << shift
@@ -132,9 +132,7 @@ class _File:
                 return number
             shift += 7
             if shift > 63:
-                raise ValueError(
-                    f"aiger.read: {what} has a number of more than 64 bits; is the file damaged?"
-                )
+                raise _error(f"{what} has a number of more than 64 bits; is the file damaged?")
 
 
 def _header(file: _File) -> tuple[bool, int, int, int, int]:
@@ -142,27 +140,27 @@ def _header(file: _File) -> tuple[bool, int, int, int, int]:
     line = file.line("its header")
     words = line.split(" ")
     if words[0] not in ("aig", "aag") or not 6 <= len(words) <= 10 or not all(map(_is_number, words[1:])):
-        raise ValueError(
-            f"aiger.read: the header is {line[:60]!r}; expected 'aig' or 'aag' and the numbers M I L O A, with single blanks."
+        raise _error(
+            f"the header is {line[:60]!r}; expected 'aig' or 'aag' and the numbers M I L O A, with single blanks."
         )
     top, n_inputs, n_latches, n_outputs, n_ands, *rest = map(int, words[1:])
     if n_latches:
-        raise ValueError(
-            f"aiger.read: the file has {n_latches} latches; a circuit here is combinational (in ABC, `comb` makes their inputs "
+        raise _error(
+            f"the file has {n_latches} latches; a circuit here is combinational (in ABC, `comb` makes their inputs "
             "and outputs ports)."
         )
     if any(rest):
-        raise ValueError(
-            f"aiger.read: the header is {line!r}; properties, constraints and fairness (B C J F) are not of a circuit here."
+        raise _error(
+            f"the header is {line!r}; properties, constraints and fairness (B C J F) are not of a circuit here."
         )
     binary = words[0] == "aig"
     if top < n_inputs + n_ands or (binary and top > n_inputs + n_ands):
-        raise ValueError(
-            f"aiger.read: the header says {top} variables; {n_inputs} inputs and {n_ands} AND nodes need {n_inputs + n_ands}."
+        raise _error(
+            f"the header says {top} variables; {n_inputs} inputs and {n_ands} AND nodes need {n_inputs + n_ands}."
         )
     if binary and n_inputs > max(_INPUTS, len(file.data)):  # inputs take no octets, unlike all other elements
-        raise ValueError(
-            f"aiger.read: the header says {n_inputs} inputs; a file of {len(file.data)} octets has at most "
+        raise _error(
+            f"the header says {n_inputs} inputs; a file of {len(file.data)} octets has at most "
             f"{max(_INPUTS, len(file.data))}."
         )
     return binary, top, n_inputs, n_outputs, n_ands
@@ -177,12 +175,10 @@ def _literals(file: _File, what: str, count: int, top: int) -> list[int]:
     words = line.split(" ")
     if len(words) != count or not all(map(_is_number, words)):
         expected = "a literal" if count == 1 else f"{count} literals"
-        raise ValueError(f"aiger.read: {what} is {line[:60]!r}; expected {expected}.")
+        raise _error(f"{what} is {line[:60]!r}; expected {expected}.")
     literals = [int(word) for word in words]
     if max(literals) > 2 * top + 1:
-        raise ValueError(
-            f"aiger.read: {what} is {line[:60]!r}; with {top} variables literals go up to {2 * top + 1}."
-        )
+        raise _error(f"{what} is {line[:60]!r}; with {top} variables literals go up to {2 * top + 1}.")
     return literals
 
 
@@ -192,8 +188,8 @@ def _binary_ands(file: _File, literal: int, count: int) -> Iterator[list[int]]:
         larger = literal - file.number(what)
         smaller = larger - file.number(what)
         if not 0 <= smaller <= larger < literal:
-            raise ValueError(
-                f"aiger.read: {what}, literal {literal}, reads {larger} and {smaller}; expected literals from 0 to {literal - 1}."
+            raise _error(
+                f"{what}, literal {literal}, reads {larger} and {smaller}; expected literals from 0 to {literal - 1}."
             )
         yield [literal, larger, smaller]
         literal += 2
@@ -213,15 +209,13 @@ def _symbols(
                         text = comment.removeprefix(_PORTS).decode()
                         return names, _netlists.ports_from_text(text, names)
                     except ValueError as error:
-                        raise ValueError(
-                            f"aiger.read: the comment with the ports does not fit: {error}."
-                        ) from None
+                        raise _error(f"the comment with the ports does not fit: {error}.") from None
             break
         place, _, name = line.partition(" ")
         kind, number = "io".find(place[:1]), place[1:]
         if kind < 0 or not place or not _is_number(number) or int(number) >= len(names[kind]) or not name:
-            raise ValueError(
-                f"aiger.read: the symbol table has {line[:60]!r}; expected i or o, the number of an input or output, a blank and a "
+            raise _error(
+                f"the symbol table has {line[:60]!r}; expected i or o, the number of an input or output, a blank and a "
                 "name."
             )
         names[kind][int(number)] = name

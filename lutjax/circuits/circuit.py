@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import UInt
 
 from lutjax.circuits import _about, _evaluation, columns, truth
+from lutjax.circuits._about import circuit_error
 from lutjax.circuits.ports import Port, bit_ranges
 from lutjax.ops import describe
 
@@ -72,8 +73,8 @@ class Circuit:
         object.__setattr__(self, "parts", parts or ((("gates", len(self.tables)),) if self.tables else ()))
         _check_ports(self.inputs, self.outputs)
         if self.n_inputs > MOST_INPUTS:
-            raise ValueError(
-                f"Circuit: the input ports have {self.n_inputs} bits; a circuit has at most {MOST_INPUTS}."
+            raise circuit_error(
+                f"the input ports have {self.n_inputs} bits; a circuit has at most {MOST_INPUTS}."
             )
         _check_gates(self.first_gate, self.fanins, self.tables)
         _check_rest(self)
@@ -213,9 +214,7 @@ class Circuit:
         bits = [_encode(port, given) for port, given in zip(self.inputs, numbers, strict=True)]
         n_samples = {b.shape[1] for b in bits}
         if len(n_samples) > 1:
-            raise ValueError(
-                f"Circuit: the arrays have {sorted(n_samples)} samples; expected the same number."
-            )
+            raise circuit_error(f"the arrays have {sorted(n_samples)} samples; expected the same number.")
         octets = np.packbits(np.concatenate(bits), axis=1, bitorder="little")
         octets = np.pad(octets, ((0, 0), (0, -octets.shape[1] % 8)))  # whole words, in any byte order
         return np.ascontiguousarray(octets).view("<u8").astype(np.uint64), n_samples.pop()
@@ -273,23 +272,23 @@ def _check_ports(inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
             if not isinstance(port, Port):
                 raise TypeError(f"Circuit: {name} has {port!r}; expected ports.")
             if other := seen.get(port.name.lower()):
-                raise ValueError(
-                    f"Circuit: two ports are named {other!r} and {port.name!r}; names must differ, and in more than capitals."
+                raise circuit_error(
+                    f"two ports are named {other!r} and {port.name!r}; names must differ, and in more than capitals."
                 )
             seen[port.name.lower()] = port.name
 
 
 def _check_gates(first: int, fanins: tuple[tuple[int, ...], ...], tables: tuple[int, ...]) -> None:
     if len(fanins) != len(tables):
-        raise ValueError(
-            f"Circuit: there are {len(fanins)} fanins and {len(tables)} tables; every gate has one of each."
+        raise circuit_error(
+            f"there are {len(fanins)} fanins and {len(tables)} tables; every gate has one of each."
         )
     # Vectorized checks of all gates; the failing gate is searched for only on failure.
     sizes = np.fromiter(map(len, fanins), np.int64, len(fanins))
     if sizes.max(initial=0) > truth.MAX_INPUTS:
         gate = int(sizes.argmax())
-        raise ValueError(
-            f"Circuit: gate {gate} reads {sizes[gate]} nodes; a gate reads at most {truth.MAX_INPUTS}."
+        raise circuit_error(
+            f"gate {gate} reads {sizes[gate]} nodes; a gate reads at most {truth.MAX_INPUTS}."
         )
     for kind in (set(map(type, itertools.chain.from_iterable(fanins))) | set(map(type, tables))) - {int}:
         raise TypeError(
@@ -302,29 +301,27 @@ def _check_gates(first: int, fanins: tuple[tuple[int, ...], ...], tables: tuple[
     wrong = (nodes < 0) | (nodes >= first + reader)
     if wrong.any():
         gate = int(reader[wrong.argmax()])
-        raise ValueError(
-            f"Circuit: gate {gate}, node {first + gate}, reads nodes {fanins[gate]}; it may read nodes from 0 to "
+        raise circuit_error(
+            f"gate {gate}, node {first + gate}, reads nodes {fanins[gate]}; it may read nodes from 0 to "
             f"{first + gate - 1}. Give the gates in an order in which each comes after what it reads."
         )
     limits = [1 << (1 << n) for n in range(truth.MAX_INPUTS + 1)]
     for gate, (table, n) in enumerate(zip(tables, sizes.tolist(), strict=True)):
         if not 0 <= table < limits[n]:
-            raise ValueError(
-                f"Circuit: the table of gate {gate} is {table}; over {n} inputs it must be from 0 to 2**{1 << n} - 1."
+            raise circuit_error(
+                f"the table of gate {gate} is {table}; over {n} inputs it must be from 0 to 2**{1 << n} - 1."
             )
 
 
 def _check_rest(circuit: Circuit) -> None:
     bits = sum(port.n_bits for port in circuit.outputs)
     if len(circuit.literals) != bits:
-        raise ValueError(
-            f"Circuit: there are {len(circuit.literals)} literals; the output ports have {bits} bits."
-        )
+        raise circuit_error(f"there are {len(circuit.literals)} literals; the output ports have {bits} bits.")
     end = 2 * (circuit.first_gate + len(circuit))
     for k, literal in enumerate(circuit.literals):
         if type(literal) is not int or not 0 <= literal < end:
-            raise ValueError(
-                f"Circuit: literal {k} is {literal!r}; it must be a whole number (int) from 0 to {end - 1}: 2 * node, and "
+            raise circuit_error(
+                f"literal {k} is {literal!r}; it must be a whole number (int) from 0 to {end - 1}: 2 * node, and "
                 "one more where the value is inverted."
             )
     names = [name for name, _ in circuit.parts]
@@ -334,10 +331,10 @@ def _check_rest(circuit: Circuit) -> None:
         name for name in names if isinstance(name, str) and name and not re.search("[\ud800-\udfff]", name)
     ]
     if len(set(words)) < len(names):
-        raise ValueError(f"Circuit: parts have the names {names}; expected different, non-empty strings.")
+        raise circuit_error(f"parts have the names {names}; expected different, non-empty strings.")
     if any(type(count) is not int or count < 0 for count in counts) or sum(counts) != len(circuit):
-        raise ValueError(
-            f"Circuit: parts have {counts} gates; expected whole numbers whose sum is the {len(circuit)} gates of the circuit."
+        raise circuit_error(
+            f"parts have {counts} gates; expected whole numbers whose sum is the {len(circuit)} gates of the circuit."
         )
 
 
@@ -348,8 +345,8 @@ def _encode(port: Port, given: Any) -> np.ndarray:
         numbers = numbers[:, None]
     if numbers.ndim != 2 or numbers.shape[1] != port.count:
         alone = " or [samples]" if port.count == 1 else ""
-        raise ValueError(
-            f"Circuit: {port.name} is {describe(np.asarray(given))}; expected shape [samples, {port.count}]{alone}."
+        raise circuit_error(
+            f"{port.name} is {describe(np.asarray(given))}; expected shape [samples, {port.count}]{alone}."
         )
     codes = port.format.encode(numbers).T  # [count, samples]
     bits = codes[:, None] >> np.arange(port.format.bits, dtype=np.uint64)[:, None] & np.uint64(1)

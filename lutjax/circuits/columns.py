@@ -40,6 +40,10 @@ Value = float | int | str | None
 Bit = tuple[int, int]
 
 
+def _error(column: str, text: str) -> ValueError:
+    return ValueError(f"column {format_value(column)}: {text}")
+
+
 @dataclasses.dataclass(frozen=True)
 class Number:
     """Numeric column.
@@ -77,16 +81,17 @@ class Number:
 
     def __post_init__(self) -> None:
         if self.format.bits > MOST_BITS:
-            raise ValueError(
-                f"column {format_value(self.name)}: format is {self.format}; a numeric column has at most {MOST_BITS} bits."
+            raise _error(
+                self.name, f"format is {self.format}; a numeric column has at most {MOST_BITS} bits."
             )
         first, last = self._range
         levels = self.levels
         apart = all(a < b for a, b in itertools.pairwise(levels))
         if not apart or (levels and not first <= levels[0] <= levels[-1] < last):
-            raise ValueError(
-                f"column {format_value(self.name)}: format is {self.format} in units of {self.unit}, which cannot separate the thresholds of the column. Use more "
-                "bits, or more of them after the point."
+            raise _error(
+                self.name,
+                f"format is {self.format} in units of {self.unit}, which cannot separate the thresholds of the column. Use more "
+                "bits, or more of them after the point.",
             )
 
     @functools.cached_property
@@ -143,8 +148,8 @@ class Number:
         if value is None:
             return self.missing_code
         if isinstance(value, str) or not math.isfinite(value):
-            raise ValueError(
-                f"column {format_value(self.name)}: value is {value!r}; expected a finite number, or None if it is missing."
+            raise _error(
+                self.name, f"value is {value!r}; expected a finite number, or None if it is missing."
             )
         return self._nearest_code(float(value))
 
@@ -206,8 +211,9 @@ class Category:
 
     def __post_init__(self) -> None:
         if self.format.signed or self.format.fraction or self.missing_code > whole_range(self.format)[1]:
-            raise ValueError(
-                f"column {format_value(self.name)}: format is {self.format}; it must be an unsigned integer format with the codes 0 to {self.missing_code}."
+            raise _error(
+                self.name,
+                f"format is {self.format}; it must be an unsigned integer format with the codes 0 to {self.missing_code}.",
             )
 
     @property
@@ -229,9 +235,7 @@ class Category:
         if value is None:
             return self.missing_code
         if not isinstance(value, str):
-            raise ValueError(
-                f"column {format_value(self.name)}: value is {value!r}; expected a string, or None if it is missing."
-            )
+            raise _error(self.name, f"value is {value!r}; expected a string, or None if it is missing.")
         return self.values.index(value) if value in self.values else self.other_code
 
     def code(self, value: Value) -> int:
@@ -517,8 +521,9 @@ def number(
             return make_number(Format(bits, signed=True), tried)
         except ValueError:
             continue
-    raise ValueError(
-        f"column {format_value(name)}: integers of at most {MOST_BITS} bits cannot separate its thresholds, which are too close for their size."
+    raise _error(
+        name,
+        f"integers of at most {MOST_BITS} bits cannot separate its thresholds, which are too close for their size.",
     )
 
 

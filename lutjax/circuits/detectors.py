@@ -23,6 +23,10 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _OWN = ("detectors", "anchors", "values", "shifts", "targets")
 
 
+def _error(text: str) -> ValueError:
+    return ValueError(f"IntegerLUT: {text}")
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class IntegerLUT:
     """Integer lookup layer: the integer form of `lutjax.lut` and `lutjax.sparse_lut`.
@@ -74,31 +78,29 @@ class IntegerLUT:
         tables, rows, columns = self.values.shape
         outputs = self.out_features // self.groups
         if self.values.dtype.name not in _DTYPES:
-            raise ValueError(f"IntegerLUT: values are {self.values.dtype}; expected one of {_DTYPES}.")
+            raise _error(f"values are {self.values.dtype}; expected one of {_DTYPES}.")
         if self.anchors.shape[0] != tables or rows != 2 ** self.anchors.shape[1]:
-            raise ValueError(
-                f"IntegerLUT: anchors have shape {list(self.anchors.shape)} and values {list(self.values.shape)}; "
+            raise _error(
+                f"anchors have shape {list(self.anchors.shape)} and values {list(self.values.shape)}; "
                 "expected [T, C, 2] and [T, 2**C, K]."
             )
         sizes = {"in_features": self.in_features, "out_features": self.out_features, "detectors": tables}
         for name, size in sizes.items():
             if self.groups < 1 or size % self.groups:
-                raise ValueError(f"IntegerLUT: groups is {self.groups}; it must divide {name}, {size}.")
+                raise _error(f"groups is {self.groups}; it must divide {name}, {size}.")
         if self.targets is None and columns != outputs:
-            raise ValueError(
-                f"IntegerLUT: values have {columns} columns; expected one for each of {outputs} outputs."
-            )
+            raise _error(f"values have {columns} columns; expected one for each of {outputs} outputs.")
         if self.targets is not None and (
             self.targets.shape[0] not in (1, tables)
             or self.targets.shape[1] not in (1, rows)
             or self.targets.shape[2] != columns
         ):
-            raise ValueError(
-                f"IntegerLUT: targets have shape {list(self.targets.shape)}; expected [{tables} or 1, {rows} or 1, {columns}]."
+            raise _error(
+                f"targets have shape {list(self.targets.shape)}; expected [{tables} or 1, {rows} or 1, {columns}]."
             )
         if self.in_features // self.groups > 2**16:
-            raise ValueError(
-                f"IntegerLUT: in_features is {self.in_features}; a detector chooses from at most {2**16} inputs."
+            raise _error(
+                f"in_features is {self.in_features}; a detector chooses from at most {2**16} inputs."
             )
         _check_ids("anchors", self.anchors, 0, self.in_features // self.groups)
         _check_ids("shifts", self.shifts, 0, _MOST_SHIFT + 1)
@@ -106,8 +108,8 @@ class IntegerLUT:
             _check_ids("targets", self.targets, -1, outputs)
         most = max(self.bound)
         if most > _INT32.max:
-            raise ValueError(
-                f"IntegerLUT: the values of a sum can add up to {most}, beyond int32; use a smaller fraction, or smaller tables."
+            raise _error(
+                f"the values of a sum can add up to {most}, beyond int32; use a smaller fraction, or smaller tables."
             )
 
     @property
@@ -126,11 +128,9 @@ class IntegerLUT:
         if not np.issubdtype(x.dtype, np.integer):
             raise TypeError(f"IntegerLUT: x is {x.dtype}; expected whole numbers.")
         if x.ndim < 1 or x.shape[-1] != self.in_features:
-            raise ValueError(f"IntegerLUT: x has shape {list(x.shape)}; expected [..., {self.in_features}].")
+            raise _error(f"x has shape {list(x.shape)}; expected [..., {self.in_features}].")
         if x.size and not (_INT32.min <= x.min() and x.max() <= _INT32.max):
-            raise ValueError(
-                f"IntegerLUT: x is from {x.min()} to {x.max()}; expected numbers that fit int32."
-            )
+            raise _error(f"x is from {x.min()} to {x.max()}; expected numbers that fit int32.")
         group = np.arange(len(self.anchors)) // (len(self.anchors) // self.groups)
         a, b = np.moveaxis(self.anchors + (group * (self.in_features // self.groups))[:, None, None], -1, 0)
         wide = x.astype(np.int64)
@@ -480,6 +480,4 @@ def sums(
 
 def _check_ids(name: str, ids: np.ndarray, least: int, end: int) -> None:
     if ids.size and not (least <= ids.min() and ids.max() < end):
-        raise ValueError(
-            f"IntegerLUT: {name} are from {ids.min()} to {ids.max()}; expected {least} to {end - 1}."
-        )
+        raise _error(f"{name} are from {ids.min()} to {ids.max()}; expected {least} to {end - 1}.")

@@ -202,6 +202,10 @@ class IntegerLanguageModel:
         return "\n".join([*head, "", "#endif", ""]), "\n".join(body)
 
 
+def _error(text: str) -> ValueError:
+    return ValueError(f"language_model.from_model: {text}")
+
+
 def from_model(model: Any, *, tables: str = "int16") -> IntegerLanguageModel:
     """Return the integer form of a `lutjax.models.LUTTransformer`, rounded to nearest.
 
@@ -224,19 +228,15 @@ def from_model(model: Any, *, tables: str = "int16") -> IntegerLanguageModel:
             "adds alone."
         )
     if tables not in TABLES:
-        raise ValueError(f"language_model.from_model: tables is {tables!r}; expected one of {TABLES}.")
+        raise _error(f"tables is {tables!r}; expected one of {TABLES}.")
     config = model.config
     if config.vocab_size != _BYTES:
-        raise ValueError(
-            f"language_model.from_model: vocab_size is {config.vocab_size}; programs read and write bytes, {_BYTES} of them."
-        )
+        raise _error(f"vocab_size is {config.vocab_size}; programs read and write bytes, {_BYTES} of them.")
     if config.batch_norm:
-        raise ValueError(
-            "language_model.from_model: batch_norm is True, which computes with floats between tables; train without it."
-        )
+        raise _error("batch_norm is True, which computes with floats between tables; train without it.")
     if config.memory != "window":
-        raise ValueError(
-            f"language_model.from_model: memory is {config.memory!r}, but programs keep a window of earlier bytes; train with memory='window'."
+        raise _error(
+            f"memory is {config.memory!r}, but programs keep a window of earlier bytes; train with memory='window'."
         )
     read = [(np.asarray(b.attention.layer.weights[...]), b.attention.layer) for b in model.layers]
     ffn = [(np.asarray(b.ffn.layer.weights[...]), b.ffn.layer) for b in model.layers if b.ffn is not None]
@@ -287,17 +287,15 @@ def _fraction(tables: list[tuple[np.ndarray, int]], start: np.ndarray, apart: fl
     most, largest, n_addends = start.astype(np.float64), 0.0, 1
     for weights, times in tables:
         if not np.isfinite(weights).all():
-            raise ValueError(
-                "language_model.from_model: a table holds an infinity or NaN, which no whole number stands for."
-            )
+            raise _error("a table holds an infinity or NaN, which no whole number stands for.")
         reached = magnitudes(weights, dtype)
         most = most + times * sums(reached, len(start))
         largest, n_addends = max(largest, float(reached.max(initial=0))), n_addends + times * len(weights)
     bound = max(float(most.max(initial=0)), apart)
     fraction = finest(bound, largest, n_addends, dtype, limit=EXACT - 1)
     if fraction < 0:
-        raise ValueError(
-            f"language_model.from_model: sums can reach {bound:.3g} and entries of tables {largest:.3g}, too much for whole numbers below "
+        raise _error(
+            f"sums can reach {bound:.3g} and entries of tables {largest:.3g}, too much for whole numbers below "
             f"2**24 and tables of {dtype}; train with weight decay or a smaller rate."
         )
     return fraction

@@ -29,6 +29,10 @@ _ONLY = (
 )
 
 
+def _error(text: str) -> ValueError:
+    return ValueError(f"circuits.from_model: {text}")
+
+
 def circuit_from_layers(
     layers: Sequence[Any],
     builder: Builder,
@@ -51,17 +55,17 @@ def circuit_from_layers(
     if outputs is None:
         outputs = "bits" if votes is None else "class"
     if outputs not in OUTPUTS:
-        raise ValueError(f"circuits.from_model: outputs is {outputs!r}; expected one of {OUTPUTS}.")
+        raise _error(f"outputs is {outputs!r}; expected one of {OUTPUTS}.")
     if outputs != "bits" and votes is None:
-        raise ValueError(
-            f"circuits.from_model: outputs is {outputs!r}, but the model has no votes; use outputs='bits', or end the list of "
+        raise _error(
+            f"outputs is {outputs!r}, but the model has no votes; use outputs='bits', or end the list of "
             "layers with GroupSum."
         )
     if rows is not None:
         n_bits = stages[0].n_inputs if encoder is None else encoder.n_outputs
         if len(rows.bits) != n_bits:
-            raise ValueError(
-                f"circuits.from_model: inputs are columns of {len(rows.bits)} bits; the first layer of gates reads {n_bits}."
+            raise _error(
+                f"inputs are columns of {len(rows.bits)} bits; the first layer of gates reads {n_bits}."
             )
         numbers = [number for port in rows.ports for number in builder.input(port.name, 1, port.format)]
         builder.start_part("encoder")
@@ -332,20 +336,16 @@ def _spec_and_arrays(where: str, layer: Any) -> tuple[Spec, dict[str, Any]]:
         spec, arrays = layer.spec, layer._arrays()
     else:
         if variables is None and layer.scope is None:
-            raise ValueError(
-                f"circuits.from_model: {where} is a {type(layer).__name__} of Linen without variables; give the pair (layer, "
+            raise _error(
+                f"{where} is a {type(layer).__name__} of Linen without variables; give the pair (layer, "
                 "variables), or layers of model.bind(variables)."
             )
         spec, arrays = layer._spec_and_arrays(layer.variables if variables is None else variables)
     for name, array in arrays.items():
         if isinstance(array, jax.core.Tracer):
-            raise ValueError(
-                f"circuits.from_model: {name} of {where} is traced; a circuit is made outside of jax.jit."
-            )
+            raise _error(f"{name} of {where} is traced; a circuit is made outside of jax.jit.")
         if np.isnan(np.asarray(array, np.float64)).any():
-            raise ValueError(
-                f"circuits.from_model: {name} of {where}, a {spec.layer}, holds NaN, which decides nothing."
-            )
+            raise _error(f"{name} of {where}, a {spec.layer}, holds NaN, which decides nothing.")
     return spec.fitted(arrays), arrays
 
 
@@ -354,13 +354,9 @@ def _stage(where: str, layer: Any, n_bits: int | None, *, last: bool) -> _Stage:
     where = f"{where}, a {spec.layer},"
     if isinstance(spec, specifications.GroupSumSpec):
         if not last:
-            raise ValueError(
-                f"circuits.from_model: {where} gives sums, which no layer of bits reads; it must be the last layer."
-            )
+            raise _error(f"{where} gives sums, which no layer of bits reads; it must be the last layer.")
         if n_bits is None:
-            raise ValueError(
-                f"circuits.from_model: {where} is the only layer, and so the number of its bits is not known."
-            )
+            raise _error(f"{where} is the only layer, and so the number of its bits is not known.")
         return _votes(where, spec.k, n_bits)
     if isinstance(spec, specifications.ThermometerSpec):
         stage: _Stage = _thermometer(where, arrays["thresholds"], spec.dtype)
@@ -372,16 +368,14 @@ def _stage(where: str, layer: Any, n_bits: int | None, *, last: bool) -> _Stage:
     else:
         raise TypeError(f"circuits.from_model: {where} has no exact circuit: {_ONLY}.")
     if n_bits is not None and stage.n_inputs != n_bits:
-        raise ValueError(
-            f"circuits.from_model: {where} reads {stage.n_inputs} bits, but the layer before it gives {n_bits}."
-        )
+        raise _error(f"{where} reads {stage.n_inputs} bits, but the layer before it gives {n_bits}.")
     return stage
 
 
 def _thermometer(where: str, thresholds: Any, dtype: Any) -> _Thermometer:
     values = np.asarray(thresholds).astype(np.float64)
     if np.isnan(values).any():
-        raise ValueError(f"circuits.from_model: {where} holds NaN, which no number exceeds.")
+        raise _error(f"{where} holds NaN, which no number exceeds.")
     return _Thermometer(values, np.dtype(dtype or accumulator(thresholds.dtype)))
 
 
@@ -389,8 +383,8 @@ def _gates(where: str, wires: Any, truth: Any, n_inputs: int) -> _Gates:
     wires, truth = np.asarray(wires), np.asarray(truth)
     check_wires(wires, n_inputs, where=f"circuits.from_model: {where}")
     if truth.shape != (len(wires), 1 << wires.shape[1]):
-        raise ValueError(
-            f"circuits.from_model: {where} has tables {list(truth.shape)}; its wires {list(wires.shape)} need "
+        raise _error(
+            f"{where} has tables {list(truth.shape)}; its wires {list(wires.shape)} need "
             f"{[len(wires), 1 << wires.shape[1]]}."
         )
     return _Gates(wires, truth, n_inputs)
@@ -398,5 +392,5 @@ def _gates(where: str, wires: Any, truth: Any, n_inputs: int) -> _Gates:
 
 def _votes(where: str, k: int, n_bits: int) -> _Votes:
     if n_bits % k:
-        raise ValueError(f"circuits.from_model: {where} sums {k} groups, which do not divide {n_bits} bits.")
+        raise _error(f"{where} sums {k} groups, which do not divide {n_bits} bits.")
     return _Votes(k, n_bits)

@@ -26,6 +26,10 @@ _NAMED = 12
 """Maximum classes named above the circuit."""
 
 
+def _error(text: str) -> ValueError:
+    return ValueError(f"page.write: {text}")
+
+
 def write(
     circuit: Circuit,
     title: str | None = None,
@@ -99,8 +103,8 @@ def write(
     for (owner, given), whom in zip(options.items(), owners, strict=True):
         for name, value in given.items():
             if value is not None and owner != kind:
-                raise ValueError(
-                    f"page.write: {name} is given, which is for {whom}; by its `about` this circuit is shown as kind {kind!r}. "
+                raise _error(
+                    f"{name} is given, which is for {whom}; by its `about` this circuit is shown as kind {kind!r}. "
                     f"Leave {name} out, or give the circuit an `about` that says what it is, such as {{'image': [8, 8]}}."
                 )
     data: dict[str, Any] = {
@@ -339,25 +343,21 @@ def _classifier(
     rows: list[list[int]] = []
     if examples is not None:
         if examples.ndim != 2 or examples.shape[1] != port.count:
-            raise ValueError(
-                f"page.write: examples has shape {list(examples.shape)}; expected [examples, {port.count}], one number "
+            raise _error(
+                f"examples has shape {list(examples.shape)}; expected [examples, {port.count}], one number "
                 "for each input."
             )
         whole = np.asarray(examples, np.float64) * scale
         if not ((whole == np.round(whole)) & (whole >= least) & (whole <= most)).all():
-            raise ValueError(
-                f"page.write: examples has numbers that an input of {form} cannot be: they must be multiples of "
+            raise _error(
+                f"examples has numbers that an input of {form} cannot be: they must be multiples of "
                 f"{1 / scale:g} from {least / scale:g} to {most / scale:g}. Round them as the circuit's inputs are."
             )
         rows = whole.astype(np.int64).tolist()
     if labels is not None and len(labels) != n_examples:
-        raise ValueError(
-            f"page.write: labels has {len(labels)} entries for {n_examples} examples; give one for each."
-        )
+        raise _error(f"labels has {len(labels)} entries for {n_examples} examples; give one for each.")
     if classes is not None and n_classes is not None and len(classes) != n_classes:
-        raise ValueError(
-            f"page.write: classes has {len(classes)} names; the circuit has {n_classes} classes."
-        )
+        raise _error(f"classes has {len(classes)} names; the circuit has {n_classes} classes.")
     if classes is None and n_classes is not None:
         classes = circuit.about.get("classes") or [str(k) for k in range(n_classes)]
     if maximum is None:
@@ -365,9 +365,7 @@ def _classifier(
     else:
         full = round(maximum * scale)
         if not 0 < full <= most:
-            raise ValueError(
-                f"page.write: maximum is {maximum}; an input of {form} is above 0 and at most {most / scale:g}."
-            )
+            raise _error(f"maximum is {maximum}; an input of {form} is above 0 and at most {most / scale:g}.")
     return {
         "image": _image(circuit),
         "classes": None if classes is None else list(classes),
@@ -390,36 +388,26 @@ def _automaton(
     given = None
     if isinstance(start, str):
         if start not in STARTS:
-            raise ValueError(
-                f"page.write: start is {start!r}; it is one of {', '.join(STARTS)}, or an array of bits."
-            )
+            raise _error(f"start is {start!r}; it is one of {', '.join(STARTS)}, or an array of bits.")
     else:
         if start.ndim != 3 or start.shape[-1] != channels:
-            raise ValueError(
-                f"page.write: start has shape {list(start.shape)}; expected [height, width, {channels}] bits."
-            )
+            raise _error(f"start has shape {list(start.shape)}; expected [height, width, {channels}] bits.")
         if size is not None and start.shape[:2] != tuple(size):
-            raise ValueError(
-                f"page.write: size is {tuple(size)} and start has shape {list(start.shape)}; leave size out."
-            )
+            raise _error(f"size is {tuple(size)} and start has shape {list(start.shape)}; leave size out.")
         size = start.shape[0], start.shape[1]
         bits = np.moveaxis(start.astype(bool), -1, 0)
         given = base64.b64encode(np.packbits(bits, bitorder="little").tobytes()).decode("ascii")
     if size is None:
         size = _CELLS_OF_A_SIDE, _CELLS_OF_A_SIDE
     if len(size) != 2 or min(size) < 3:
-        raise ValueError(f"page.write: size is {tuple(size)}; give height and width, each at least 3.")
+        raise _error(f"size is {tuple(size)}; give height and width, each at least 3.")
     if shown is None:
         shown = circuit.about.get("shown") or 1
     if shown not in (1, 3) or shown > channels:
-        raise ValueError(
-            f"page.write: shown is {shown}; it is 1, or 3 if there are so many channels ({channels})."
-        )
+        raise _error(f"shown is {shown}; it is 1, or 3 if there are so many channels ({channels}).")
     update_rate = 1 if update_rate is None else update_rate
     if not 0 < update_rate <= 1:
-        raise ValueError(
-            f"page.write: update_rate is {update_rate}; it is a probability, above 0 and at most 1."
-        )
+        raise _error(f"update_rate is {update_rate}; it is a probability, above 0 and at most 1.")
     return {
         "size": [int(side) for side in size],
         "start": given,
