@@ -44,7 +44,7 @@ def check(about: Mapping[str, Any], inputs: Ports, outputs: Ports, parts: Mappin
         n_gates = len(parts["votes"])
         if sum(runs) > n_gates:
             raise circuit_error(
-                f"about['vote_gates'] adds up to {_describe_value(sum(runs))} gates; the part votes has {n_gates}."
+                f"about['vote_gates'] sums to {_describe_value(sum(runs))}; votes has {n_gates} gates."
             )
 
 
@@ -60,14 +60,10 @@ def _check_classifier(about: Mapping[str, Any], inputs: Ports, outputs: Ports) -
         )
     classes, names = about.get("classes"), about.get("input_names")
     if classes is not None and n_classes is not None and len(classes) != n_classes:
-        raise circuit_error(
-            f"about['classes'] has {len(classes)} names; the circuit has {n_classes} classes."
-        )
+        raise circuit_error(f"about['classes'] has {len(classes)} names; expected {n_classes}.")
     n_numbers = sum(port.count for port in inputs)
     if names is not None and len(names) != n_numbers:
-        raise circuit_error(
-            f"about['input_names'] has {len(names)} names; the input ports have {n_numbers} numbers."
-        )
+        raise circuit_error(f"about['input_names'] has {len(names)} names; expected {n_numbers}.")
     if image is not None and len(inputs) == 1 and inputs[0].count % (image[0] * image[1]):
         raise circuit_error(
             f"about['image'] is {_describe_value(image)}, {image[0] * image[1]} pixels; the input port has "
@@ -80,8 +76,8 @@ def _check_automaton(about: Mapping[str, Any], inputs: Ports, outputs: Ports) ->
     bits = tuple(sum(port.n_bits for port in ports) for ports in (inputs, outputs))
     if channels is None or bits != (9 * channels, channels):
         raise circuit_error(
-            f"by its about it is an automaton of {channels} channels with {bits[0]} input and {bits[1]} output bits; "
-            "the rule of a cell reads 9 bits of each channel and has one output for each."
+            f"about describes an automaton with {channels} channels, {bits[0]} input and {bits[1]} output bits; "
+            "a cell rule has 9 inputs and one output per channel."
         )
     shown = about.get("shown")
     if shown is not None and shown > channels:
@@ -154,13 +150,11 @@ def _check_json(about: Mapping[str, Any]) -> None:
         elif isinstance(value, list | tuple):
             todo += [(where, one, depth + 1) for one in value]
         elif isinstance(value, float) and not math.isfinite(value):
-            raise circuit_error(
-                f"{where} is or has {value}, which JSON has not; leave it out, or write it as a text."
-            )
+            raise circuit_error(f"{where} has {value}, which JSON cannot represent; write it as text.")
         elif value is not None and type(value) not in (str, int, float, bool):
             raise circuit_error(
-                f"{where} is or has a {type(value).__name__}; expected what JSON holds: texts, numbers (int, float), bool, None, "
-                "and lists and dicts of these."
+                f"{where} has a {type(value).__name__}; expected JSON values: str, int, float, bool, None, "
+                "and lists and dicts of them."
             )
 
 

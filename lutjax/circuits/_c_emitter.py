@@ -112,7 +112,7 @@ def compute_answers(circuit: Circuit, samples: Sequence[Any], *, where: str) -> 
     found = circuit(*samples)
     answers = found if isinstance(found, tuple) else (found,)
     if not len(answers[0]):
-        raise ValueError(f"{where}: there are no samples; give at least one.")
+        raise ValueError(f"{where}: there are no samples; expected at least one.")
     return answers
 
 

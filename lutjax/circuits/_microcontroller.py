@@ -138,7 +138,7 @@ def _replace_inputs(layers: Circuit, rows: Columns) -> Circuit:
     """Replace row bits at the layers' inputs by comparisons, inverted for thresholds."""
     if len(rows.bits) != layers.n_inputs:
         raise ValueError(
-            f"mcu.write: layers has {layers.n_inputs} bits of inputs, but its column_bits describe {len(rows.bits)}."
+            f"mcu.write: layers has {layers.n_inputs} input bits; column_bits has {len(rows.bits)}."
         )
     builder = Builder()
     asked = _comparisons(rows)
@@ -185,7 +185,7 @@ def _answer_bits(circuit: Circuit, layers: Circuit) -> tuple[str, list[tuple[int
     k = 1 if regression else circuit.about.get("n_classes")
     if not k or layers.n_outputs % k or len(circuit.outputs) != 1 or circuit.outputs[0].count not in (1, k):
         raise ValueError(
-            f"mcu.write: layers has {layers.n_outputs} bits of outputs, which are no votes for the {circuit!r}."
+            f"mcu.write: layers has {layers.n_outputs} output bits, which cannot vote in {circuit!r}."
         )
     size = layers.n_outputs // k
     return "class" if circuit.outputs[0].count == 1 and not regression else "numbers", [

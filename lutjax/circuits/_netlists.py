@@ -52,12 +52,10 @@ def ports_from_text(text: str, names: tuple[Sequence[str], Sequence[str]]) -> Po
     for kind, ports, given in (("inputs", inputs, names[0]), ("outputs", outputs, names[1])):
         n_bits = sum(port.n_bits for port in ports)
         if n_bits != len(given):
-            raise ValueError(f"its ports of {kind} have {n_bits} bits; the file has {len(given)} {kind}")
+            raise ValueError(f"its {kind} have {n_bits} bits; the file has {len(given)} {kind}")
         others = sorted(set(bit_names(ports)) ^ set(given))
         if others:
-            raise ValueError(
-                f"its ports of {kind} have other names than the {kind} of the file, such as {others[0][:60]!r}"
-            )
+            raise ValueError(f"its {kind} have other names than the file's, such as {others[0][:60]!r}")
     return inputs, outputs
 
 
@@ -116,9 +114,7 @@ class Network:
         self, signal: Signal, reads: Sequence[Signal], products: Sequence[Product], inverted: int, where: str
     ) -> None:
         if signal in self.drivers:
-            raise self._wrong(
-                where, signal, f"is driven a second time, first in {self.drivers[signal].where}"
-            )
+            raise self._wrong(where, signal, f"has a second driver, after {self.drivers[signal].where}")
         self.drivers[signal] = _Driver(reads, products, inverted, where)
 
     def circuit(
@@ -166,16 +162,12 @@ class Network:
                 signal, reader = stack[-1]
                 if signal not in done:
                     if signal not in self.drivers:
-                        raise self._wrong(
-                            reader, signal, "is read, but nothing drives it, and it is no input"
-                        )
+                        raise self._wrong(reader, signal, "is read, but it has no driver and is no input")
                     done[signal] = False
                     where = self.drivers[signal].where
                     for name in self.drivers[signal].reads:
                         if not done.get(name, True):
-                            raise self._wrong(
-                                where, signal, f"is in a loop: it reads {self.noun}{name}, which reads it"
-                            )
+                            raise self._wrong(where, signal, f"is in a loop with {self.noun}{name}")
                         if name not in done:
                             stack.append((name, where))
                     continue

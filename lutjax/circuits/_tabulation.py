@@ -34,7 +34,7 @@ def tabulate(circuit: Circuit) -> Circuit:
     n = circuit.n_inputs
     if n > _MAX_INPUTS:
         raise ValueError(
-            f"tabulate: the circuit has {n} inputs; all of them are tried, for at most {_MAX_INPUTS}. Call simplify."
+            f"tabulate: the circuit has {n} inputs; at most {_MAX_INPUTS} are supported. Call simplify."
         )
     natural = list(range(n))
     orders = [natural, natural[::-1], [*natural[-1:], *natural[:-1]], [*natural[:-1][::-1], *natural[-1:]]]

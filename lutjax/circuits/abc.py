@@ -107,7 +107,7 @@ def cec(
         sizes = [tuple(map(len, some)) for some in names]
         if sizes[0] != sizes[1]:
             raise ValueError(
-                f"cec: the circuits have {sizes[0]} and {sizes[1]} inputs and outputs; expected as many of each."
+                f"cec: the circuits have different interfaces: (inputs, outputs) {sizes[0]} and {sizes[1]}."
             )
         by_name = all(sorted(a) == sorted(b) for a, b in zip(*names, strict=True))
         options = f"-C 100000000 -T {max(1, int(seconds))}" + ("" if by_name else " -n")

@@ -67,9 +67,7 @@ def read(data: bytes | os.PathLike[str]) -> Circuit:
     """
     content = atomic.content(data)
     if not isinstance(content, bytes | bytearray):
-        raise TypeError(
-            f"aiger.read: data is of type {type(content).__name__}; read the file as bytes, or give its pathlib.Path."
-        )
+        raise TypeError(f"aiger.read: data is a {type(content).__name__}; expected bytes or a pathlib.Path.")
     file = _File(bytes(content))
     binary, top, n_inputs, n_outputs, n_ands = _header(file)
     if binary:
@@ -141,7 +139,7 @@ def _header(file: _File) -> tuple[bool, int, int, int, int]:
     words = line.split(" ")
     if words[0] not in ("aig", "aag") or not 6 <= len(words) <= 10 or not all(map(_is_number, words[1:])):
         raise _error(
-            f"the header is {line[:60]!r}; expected 'aig' or 'aag' and the numbers M I L O A, with single blanks."
+            f"the header is {line[:60]!r}; expected 'aig' or 'aag', and M I L O A after single spaces."
         )
     top, n_inputs, n_latches, n_outputs, n_ands, *rest = map(int, words[1:])
     if n_latches:
@@ -150,14 +148,10 @@ def _header(file: _File) -> tuple[bool, int, int, int, int]:
             "and outputs ports)."
         )
     if any(rest):
-        raise _error(
-            f"the header is {line!r}; properties, constraints and fairness (B C J F) are not of a circuit here."
-        )
+        raise _error(f"the header is {line!r}; properties and constraints (B C J F) are unsupported.")
     binary = words[0] == "aig"
     if top < n_inputs + n_ands or (binary and top > n_inputs + n_ands):
-        raise _error(
-            f"the header says {top} variables; {n_inputs} inputs and {n_ands} AND nodes need {n_inputs + n_ands}."
-        )
+        raise _error(f"the header has {top} variables; inputs and AND nodes need {n_inputs + n_ands}.")
     if binary and n_inputs > max(_INPUTS, len(file.data)):  # inputs take no octets, unlike all other elements
         raise _error(
             f"the header says {n_inputs} inputs; a file of {len(file.data)} octets has at most "
@@ -188,9 +182,7 @@ def _binary_ands(file: _File, literal: int, count: int) -> Iterator[list[int]]:
         larger = literal - file.number(what)
         smaller = larger - file.number(what)
         if not 0 <= smaller <= larger < literal:
-            raise _error(
-                f"{what}, literal {literal}, reads {larger} and {smaller}; expected literals from 0 to {literal - 1}."
-            )
+            raise _error(f"{what} reads {larger} and {smaller}; expected literals from 0 to {literal - 1}.")
         yield [literal, larger, smaller]
         literal += 2
 

@@ -248,9 +248,7 @@ def _read(found: Any, most: int) -> Circuit:
     _whole_numbers(places, "the outputs are", n_out)
     _whole_numbers(out_shifts, "the shifts of outputs are", n_out)
     if not isinstance(negated, list) or len(negated) != n_out or any(negated):
-        raise ValueError(
-            "outputs are negated, or it is not said of each that it is not; expected false for each."
-        )
+        raise ValueError("negated outputs are unsupported; expected false for each output.")
     if not isinstance(operations, list):
         raise ValueError(f"the operations are {format_value(operations)}; expected a list.")
     tables = _tables(more[0] if more and more[0] is not None else [])
@@ -265,9 +263,7 @@ def _read(found: Any, most: int) -> Circuit:
                     raise ValueError(f"it reads input {number}; there are {n_in}.")
                 format = _format(read.width, read.lowest, read.signed, "an input")
                 if formats.setdefault(number, format) != format:
-                    raise ValueError(
-                        f"it reads input {number} as {format}; an operation before it as {formats[number]}."
-                    )
+                    raise ValueError(f"input {number} has the formats {formats[number]} and {format}.")
     if len(formats) < n_in:
         raise ValueError(f"operations read {len(formats)} of the {n_in} inputs; expected all.")
     in_formats = [formats[k] for k in range(n_in)]
@@ -287,9 +283,7 @@ def _read(found: Any, most: int) -> Circuit:
         with _name_operation(k):
             values.append(_value(builder, operation, values, numbers, tables))
             if len(builder) > most:
-                raise ValueError(
-                    f"there are more than {most} gates, which is too many for the size of the text."
-                )
+                raise ValueError(f"more than {most} gates are too many for the size of the text.")
     results = []
     for place, shift in zip(places, out_shifts, strict=True):
         if not 0 <= place < len(values):
@@ -341,7 +335,7 @@ def _operation(found: Any, place: int) -> _Operation:
     if type(opcode) is not int or opcode not in _OPERANDS:
         other = _OTHERS.get(opcode) if type(opcode) is int else None
         raise ValueError(
-            f"its code is {format_value(opcode)}{f', {other}' if other else ''}; those that are read are "
+            f"its code is {format_value(opcode)}{f', {other}' if other else ''}; supported codes are "
             f"{', '.join(map(str, _OPERANDS))}: inputs, bits, constants, tables and logic."
         )
     _whole_numbers(operands, "its operands are", _OPERANDS[opcode])

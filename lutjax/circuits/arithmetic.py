@@ -321,9 +321,7 @@ def argmax(builder: Builder, numbers: Sequence[Sequence[Literal]]) -> list[Liter
     """
     sizes = sorted({len(number) for number in numbers})
     if len(sizes) != 1:
-        raise ValueError(
-            f"argmax: numbers have {sizes} bits; expected at least one number, and the same bits in each."
-        )
+        raise ValueError(f"argmax: numbers have {sizes} bits; expected numbers of one width.")
     width = max(1, (len(numbers) - 1).bit_length())
     rows = [[*number, *(i >> k & 1 for k in range(width))] for i, number in enumerate(numbers)]
     at_once = 3 if builder.lut == 6 else 2

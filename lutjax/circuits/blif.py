@@ -57,9 +57,7 @@ def write(circuit: Circuit, name: str = "circuit") -> str:
       <BLANKLINE>
     """
     if not re.fullmatch(r"[^\s#\\]+", name):
-        raise ValueError(
-            f"blif.write: name is {name!r}; it has no blanks, # or \\, and at least one character."
-        )
+        raise ValueError(f"blif.write: name is {name!r}; it must have no space, # or \\, and not be empty.")
     inputs, outputs = _netlists.bit_names(circuit.inputs), _netlists.bit_names(circuit.outputs)
     lines = [
         f"# {_PORTS}{_netlists.ports_to_text(circuit)}",
@@ -147,9 +145,7 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
             if found is None:
                 raise _wrong(number, f"{' '.join(words)!r} is a row of a table, but no .names is before it")
             if len(words) > 2:
-                raise _wrong(
-                    number, f"{' '.join(words)!r} has {len(words)} words; a row of a table has 1 or 2"
-                )
+                raise _wrong(number, f"{' '.join(words)!r} has {len(words)} words; a table row has 1 or 2")
             found[2].append((words[0], words[1]) if len(words) == 2 else ("", words[0]))
             continue
         close()

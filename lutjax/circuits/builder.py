@@ -55,7 +55,7 @@ class Builder:
     def __init__(self, *, simplify: bool = True, merge: int = 3, lut: int | None = None):
         if type(merge) is not int or not 2 <= merge <= truth.MAX_INPUTS:
             raise ValueError(
-                f"Builder: merge is {merge!r}; it must be a whole number from 2 to {truth.MAX_INPUTS}."
+                f"Builder: merge is {merge!r}; expected an integer from 2 to {truth.MAX_INPUTS}."
             )
         lut = min(merge, 6) if lut is None else lut
         if type(lut) is not int or not 2 <= lut <= 6:
@@ -83,9 +83,7 @@ class Builder:
           ValueError: the builder already has gates, or `Port` rejects the arguments.
         """
         if self._tables:
-            raise ValueError(
-                f"Builder.input: there are gates before port {name!r}; declare the inputs first."
-            )
+            raise ValueError(f"Builder.input: port {name!r} is after gates; declare the inputs first.")
         port = Port(name, count, format)
         self._inputs.append(port)
         bits = range(2 * self._first, 2 * (self._first + port.n_bits), 2)
@@ -102,9 +100,7 @@ class Builder:
         if self._parts and self._parts[-1][0] == name:
             return
         if any(name == other for other, _ in self._parts):
-            raise ValueError(
-                f"Builder.start_part: an earlier part is named {name!r}; parts need different names."
-            )
+            raise ValueError(f"Builder.start_part: name is {name!r}, which another part has.")
         if not self._parts and self._tables:
             self._parts.append(("gates", 0))
         self._parts.append((name, len(self._tables)))
@@ -137,9 +133,7 @@ class Builder:
             )
         for literal in literals:
             if not 0 <= literal < end:
-                raise ValueError(
-                    f"Builder.gate: literals is {list(literals)}; they must be from 0 to {end - 1}."
-                )
+                raise ValueError(f"Builder.gate: literals is {list(literals)}; expected 0 to {end - 1}.")
         if not self.simplify:
             nodes = tuple(literal >> 1 for literal in literals)
             return self._append(nodes, truth.negate_inverted(table, literals))

@@ -109,15 +109,11 @@ def check_name(name: str, ports: Sequence[Port] = ()) -> None:
         or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name)
         or name in _names.HEADERS
     ):
-        raise ValueError(
-            f"c.write: name is {name!r}; it must be a word of letters, digits and underscores, and no header of C."
-        )
+        raise ValueError(f"c.write: name is {name!r}; expected a word, and no C header name.")
     inner = {f"{begin}_{port.name}" for begin in _INNER for port in ports}
     for word in (f"{name}_{end}" for end in _OWN):
         if word in inner:
-            raise ValueError(
-                f"c.write: name is {name!r}, which makes {word!r} for two things; choose another name."
-            )
+            raise ValueError(f"c.write: name is {name!r}, which uses {word!r} twice; choose another name.")
 
 
 def c_test(
@@ -142,7 +138,7 @@ def c_test(
       ValueError, TypeError: samples that do not fit the circuit.
     """
     if not circuit.inputs or not circuit.outputs:
-        raise ValueError("c_test: circuit has no input port or no output port; there is nothing to test.")
+        raise ValueError("c_test: circuit has no inputs or no outputs; expected both.")
     answers = c99.compute_answers(circuit, samples, where="c_test")
     (inputs, outputs), n = c99.port_names(circuit), len(answers[0])
     calls, lines = [f"{name}_predict({', '.join([*inputs, str(n), *outputs])});"], []

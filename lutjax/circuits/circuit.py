@@ -73,9 +73,7 @@ class Circuit:
         object.__setattr__(self, "parts", parts or ((("gates", len(self.tables)),) if self.tables else ()))
         _check_ports(self.inputs, self.outputs)
         if self.n_inputs > MOST_INPUTS:
-            raise circuit_error(
-                f"the input ports have {self.n_inputs} bits; a circuit has at most {MOST_INPUTS}."
-            )
+            raise circuit_error(f"there are {self.n_inputs} input bits; at most {MOST_INPUTS} are supported.")
         _check_gates(self.first_gate, self.fanins, self.tables)
         _check_rest(self)
         _about.check(self.about, self.inputs, self.outputs, self.part_ranges)
@@ -160,9 +158,7 @@ class Circuit:
         """
         words = np.asarray(words)
         if words.dtype.kind != "u":
-            raise TypeError(
-                f"Circuit.evaluate: words is {describe(words)}; its dtype must be unsigned, as uint64."
-            )
+            raise TypeError(f"Circuit.evaluate: words is {describe(words)}; expected an unsigned dtype.")
         if words.ndim != 2 or len(words) != self.n_inputs:
             raise ValueError(
                 f"Circuit.evaluate: words is {describe(words)}; expected shape [{self.n_inputs}, words], a row for each bit "
@@ -206,9 +202,7 @@ class Circuit:
         """
         if len(numbers) != len(self.inputs):
             names = ", ".join(port.name for port in self.inputs)
-            raise TypeError(
-                f"Circuit: {len(numbers)} arrays are given; expected {len(self.inputs)}, for the ports {names or 'of none'}."
-            )
+            raise TypeError(f"Circuit: {len(numbers)} arrays are given; the ports are {names or 'none'}.")
         if not numbers:
             raise TypeError("Circuit: there is no input port, so no number of samples; call evaluate.")
         bits = [_encode(port, given) for port, given in zip(self.inputs, numbers, strict=True)]
@@ -272,28 +266,24 @@ def _check_ports(inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
             if not isinstance(port, Port):
                 raise TypeError(f"Circuit: {name} has {port!r}; expected ports.")
             if other := seen.get(port.name.lower()):
-                raise circuit_error(
-                    f"two ports are named {other!r} and {port.name!r}; names must differ, and in more than capitals."
-                )
+                raise circuit_error(f"port names {other!r} and {port.name!r} differ only in case.")
             seen[port.name.lower()] = port.name
 
 
 def _check_gates(first: int, fanins: tuple[tuple[int, ...], ...], tables: tuple[int, ...]) -> None:
     if len(fanins) != len(tables):
         raise circuit_error(
-            f"there are {len(fanins)} fanins and {len(tables)} tables; every gate has one of each."
+            f"there are {len(fanins)} fanins and {len(tables)} tables; expected the same number."
         )
     # Vectorized checks of all gates; the failing gate is searched for only on failure.
     sizes = np.fromiter(map(len, fanins), np.int64, len(fanins))
     if sizes.max(initial=0) > truth.MAX_INPUTS:
         gate = int(sizes.argmax())
         raise circuit_error(
-            f"gate {gate} reads {sizes[gate]} nodes; a gate reads at most {truth.MAX_INPUTS}."
+            f"gate {gate} has {sizes[gate]} inputs; at most {truth.MAX_INPUTS} are supported."
         )
     for kind in (set(map(type, itertools.chain.from_iterable(fanins))) | set(map(type, tables))) - {int}:
-        raise TypeError(
-            f"Circuit: fanins and tables have a {kind.__name__}; expected whole numbers (int) of Python."
-        )
+        raise TypeError(f"Circuit: fanins and tables have a {kind.__name__}; expected Python ints.")
     nodes = np.array(
         [n if -1 <= n < 1 << 62 else -1 for n in itertools.chain.from_iterable(fanins)], dtype=np.int64
     )
@@ -302,15 +292,13 @@ def _check_gates(first: int, fanins: tuple[tuple[int, ...], ...], tables: tuple[
     if wrong.any():
         gate = int(reader[wrong.argmax()])
         raise circuit_error(
-            f"gate {gate}, node {first + gate}, reads nodes {fanins[gate]}; it may read nodes from 0 to "
-            f"{first + gate - 1}. Give the gates in an order in which each comes after what it reads."
+            f"gate {gate}, node {first + gate}, has the fan-ins {fanins[gate]}; expected nodes from 0 to "
+            f"{first + gate - 1}. Sort the gates topologically."
         )
     limits = [1 << (1 << n) for n in range(truth.MAX_INPUTS + 1)]
     for gate, (table, n) in enumerate(zip(tables, sizes.tolist(), strict=True)):
         if not 0 <= table < limits[n]:
-            raise circuit_error(
-                f"the table of gate {gate} is {table}; over {n} inputs it must be from 0 to 2**{1 << n} - 1."
-            )
+            raise circuit_error(f"the table of gate {gate} is {table}; expected 0 to 2**{1 << n} - 1.")
 
 
 def _check_rest(circuit: Circuit) -> None:
@@ -321,8 +309,8 @@ def _check_rest(circuit: Circuit) -> None:
     for k, literal in enumerate(circuit.literals):
         if type(literal) is not int or not 0 <= literal < end:
             raise circuit_error(
-                f"literal {k} is {literal!r}; it must be a whole number (int) from 0 to {end - 1}: 2 * node, and "
-                "one more where the value is inverted."
+                f"literal {k} is {literal!r}; expected an int from 0 to {end - 1}: 2 * node, plus "
+                "one if the value is inverted."
             )
     names = [name for name, _ in circuit.parts]
     counts = [count for _, count in circuit.parts]
@@ -333,9 +321,7 @@ def _check_rest(circuit: Circuit) -> None:
     if len(set(words)) < len(names):
         raise circuit_error(f"parts have the names {names}; expected different, non-empty strings.")
     if any(type(count) is not int or count < 0 for count in counts) or sum(counts) != len(circuit):
-        raise circuit_error(
-            f"parts have {counts} gates; expected whole numbers whose sum is the {len(circuit)} gates of the circuit."
-        )
+        raise circuit_error(f"parts have {counts} gates; expected integers that sum to {len(circuit)}.")
 
 
 def _encode(port: Port, given: Any) -> np.ndarray:

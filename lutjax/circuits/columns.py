@@ -81,17 +81,15 @@ class Number:
 
     def __post_init__(self) -> None:
         if self.format.bits > MOST_BITS:
-            raise _error(
-                self.name, f"format is {self.format}; a numeric column has at most {MOST_BITS} bits."
-            )
+            raise _error(self.name, f"format is {self.format}; at most {MOST_BITS} bits are supported.")
         first, last = self._range
         levels = self.levels
         apart = all(a < b for a, b in itertools.pairwise(levels))
         if not apart or (levels and not first <= levels[0] <= levels[-1] < last):
             raise _error(
                 self.name,
-                f"format is {self.format} in units of {self.unit}, which cannot separate the thresholds of the column. Use more "
-                "bits, or more of them after the point.",
+                f"format is {self.format} in units of {self.unit}, which cannot separate its thresholds. Use more "
+                "bits, or more fraction bits.",
             )
 
     @functools.cached_property
@@ -148,9 +146,7 @@ class Number:
         if value is None:
             return self.missing_code
         if isinstance(value, str) or not math.isfinite(value):
-            raise _error(
-                self.name, f"value is {value!r}; expected a finite number, or None if it is missing."
-            )
+            raise _error(self.name, f"value is {value!r}; expected a finite number, or None if missing.")
         return self._nearest_code(float(value))
 
     def code(self, value: Value) -> int | float:
@@ -235,7 +231,7 @@ class Category:
         if value is None:
             return self.missing_code
         if not isinstance(value, str):
-            raise _error(self.name, f"value is {value!r}; expected a string, or None if it is missing.")
+            raise _error(self.name, f"value is {value!r}; expected a string, or None if missing.")
         return self.values.index(value) if value in self.values else self.other_code
 
     def code(self, value: Value) -> int:
@@ -295,9 +291,7 @@ class Columns:
     def __post_init__(self) -> None:
         ports = [column.port.lower() for column in self.columns]
         if len(set(ports)) < len(ports):
-            raise ValueError(
-                f"columns have the ports {format_value(ports)}; expected a different one for each."
-            )
+            raise ValueError(f"columns have the ports {format_value(ports)}; expected different ports.")
         for at, part in self.bits:
             if at < 0 or at >= len(self.columns):
                 good = at == -1 and part in (0, 1)
@@ -394,9 +388,7 @@ class Columns:
           ValueError: the description does not fit the ports; the message names the field.
         """
         if not isinstance(facts, list) or len(facts) != len(ports):
-            raise ValueError(
-                f"columns is {format_value(facts)}; expected a list of {len(ports)}, one for each input port."
-            )
+            raise ValueError(f"columns is {format_value(facts)}; expected a list of {len(ports)} columns.")
         found = []
         for k, (one, port) in enumerate(zip(facts, ports, strict=True)):
             fields = Fields(f"columns[{k}]")
@@ -523,7 +515,7 @@ def number(
             continue
     raise _error(
         name,
-        f"integers of at most {MOST_BITS} bits cannot separate its thresholds, which are too close for their size.",
+        f"integers of at most {MOST_BITS} bits cannot separate its thresholds, which are too close together.",
     )
 
 

@@ -89,7 +89,7 @@ class Vectors:
         if self.rows is not None:
             sizes["rows"] = len(self.rows)
         if len(set(sizes.values())) > 1:
-            raise ValueError(f"Vectors: ports have {sizes} samples; expected as many of each.")
+            raise ValueError(f"Vectors: ports have {sizes} samples; expected the same number.")
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -98,7 +98,7 @@ class Vectors:
     def check(self, circuit: Circuit) -> None:
         """Raise ValueError if the vectors are empty or do not fit the circuit ports."""
         if not len(self):
-            raise ValueError("Vectors: there are no samples; expected some.")
+            raise ValueError("Vectors: there are no samples; expected at least one.")
         for what, ports, given in (
             ("inputs", circuit.inputs, self.inputs),
             ("outputs", circuit.outputs, self.outputs),
@@ -106,9 +106,7 @@ class Vectors:
             expected = {port.name: port.count for port in ports}
             found = {name: x.shape[1] if x.ndim == 2 else None for name, x in given.items()}
             if found != expected:
-                raise ValueError(
-                    f"Vectors: {what} have {found} numbers a sample; the circuit's ports have {expected}."
-                )
+                raise ValueError(f"Vectors: {what} have {found} values per sample; expected {expected}.")
             for port in ports:
                 try:
                     port.format.encode(given[port.name])
@@ -119,7 +117,7 @@ class Vectors:
         if (taken is None) != (self.rows is None):
             words = {True: "no rows", False: "rows"}
             raise ValueError(
-                f"Vectors: there are {words[self.rows is None]}, but the circuit takes {words[taken is None]} of a table."
+                f"Vectors: there are {words[self.rows is None]}; the circuit takes {words[taken is None]}."
             )
         if taken is None or self.rows is None:
             return
@@ -220,26 +218,20 @@ class Options:
             if format not in FORMATS:
                 raise ValueError(f"formats has {format!r}; the known ones are {', '.join(FORMATS)}.")
         if not 0 <= self.registers < MOST_LEVELS:
-            raise ValueError(
-                f"registers is {self.registers}; it is a number of levels below 2^31, or 0 for no registers."
-            )
+            raise ValueError(f"registers is {self.registers}; expected a number of levels below 2^31.")
         if why := _names.explain_bad_port(self.name):
             raise ValueError(f"name is {self.name!r}; {why}.")
         if f"{self.name}.json".lower() in (VECTORS, MANIFEST):
-            raise ValueError(
-                f"name is {self.name!r}, but {self.name}.json is a file of every export; choose another name."
-            )
+            raise ValueError(f"name is {self.name!r}, but exports use {self.name}.json; choose another name.")
         if "c" in self.formats:
             c.check_name(self.name)
         if self.target is not None:
             mcu.check_target(self.target, "export")
             if not set(self.formats) <= {"c", "json"}:
-                raise ValueError(
-                    f"target is {self.target!r}, a microcontroller, which takes C; formats must be c alone."
-                )
+                raise ValueError(f"target is {self.target!r}, a microcontroller; formats must be only c.")
             if self.registers:
                 raise ValueError(
-                    f"registers is {self.registers}, but a program for {self.target} has no registers between gates; leave one of both out."
+                    f"registers is {self.registers}, but target {self.target} supports no registers; leave one out."
                 )
 
 
@@ -375,7 +367,7 @@ def files_of(
     for name, content in request.extras.items():
         if name in formats_of(options, request.circuit):
             raise DeploymentError(
-                f"name is {options.name!r}, whose files take the place of {name}; choose another name."
+                f"name is {options.name!r}, whose files replace {name}; choose another name."
             )
         found[name] = EXTRA, content
     text = readme(request.circuit, options)
@@ -526,9 +518,7 @@ def check_place(folder: Path) -> bool:
     if not found:
         return False
     if MANIFEST not in found:
-        raise DeploymentError(
-            f"{folder} holds files that are no export, such as {min(found)}: choose another folder."
-        )
+        raise DeploymentError(f"{folder} has other files, such as {min(found)}: choose another folder.")
     manifest = read_manifest(folder)
     for name, difference in differences(folder, manifest).items():
         if difference == "not listed":
@@ -538,7 +528,7 @@ def check_place(folder: Path) -> bool:
             )
         if difference == "changed":
             raise DeploymentError(
-                f"{folder} holds an export of which {name} was changed since, which would be lost: move it, or choose another folder."
+                f"{folder} holds an export with changes to {name}, which would be lost: move it, or choose another folder."
             )
     return True
 
@@ -587,9 +577,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     if not folder.is_dir():
-        raise DeploymentError(f"{folder} is no folder; give one that `lutjax export` wrote.")
+        raise DeploymentError(f"{folder} is not a folder; expected an export written by `lutjax export`.")
     if not path.exists():
-        raise DeploymentError(f"{folder} is no export: it has no {MANIFEST}. `lutjax export` writes one.")
+        raise DeploymentError(f"{folder} is not an export: it has no {MANIFEST}. Run `lutjax export`.")
     found: Any = {}
     try:
         found = strict_json.loads(path.read_bytes())
@@ -598,7 +588,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         known = found if isinstance(found, dict) else {}
         if type(known.get("version")) is int and known["version"] > VERSION:
             raise DeploymentError(
-                f"{path} is of version {known['version']}; lutjax {__version__} knows version {VERSION}."
+                f"{path} has version {known['version']}; expected {VERSION}. Upgrade lutjax."
             ) from None
         raise DamagedManifestError(f"{path} is damaged: {error}", known) from error
     return dict(found)
@@ -621,9 +611,7 @@ def _check_manifest(found: Any) -> None:
     for name, facts in fields.field(found, "files", dict).items():
         of_file = Fields(f"files[{format_value(name)}]")
         if not _FILE.fullmatch(name) or name == MANIFEST:
-            raise ValueError(
-                f"the manifest: files has {format_value(name)}, which is no name of a file of an export."
-            )
+            raise ValueError(f"the manifest: files has {format_value(name)}; expected an export file name.")
         of_file.field(facts, "format", str)
         of_file.field(facts, "bytes", int)
         if not _SHA256.fullmatch(of_file.field(facts, "sha256", str)):
@@ -637,9 +625,7 @@ def _check_manifest(found: Any) -> None:
     for name, kind_of_field in (_FACTS if kind == "circuit" else {"facts": dict}).items():
         fields.field(found, name, kind_of_field)
     if kind == "circuit" and not 0 <= found["registers"] < MOST_LEVELS:
-        raise ValueError(
-            f"the manifest: 'registers' is {format_value(found['registers'])}; expected a number of levels."
-        )
+        raise ValueError(f"the manifest: 'registers' is {format_value(found['registers'])}; expected levels.")
 
 
 _RUN: dict[str, type] = {"kind": str, "folder": str, "step": int, "digest": str}

@@ -99,18 +99,14 @@ class IntegerLUT:
                 f"targets have shape {list(self.targets.shape)}; expected [{tables} or 1, {rows} or 1, {columns}]."
             )
         if self.in_features // self.groups > 2**16:
-            raise _error(
-                f"in_features is {self.in_features}; a detector chooses from at most {2**16} inputs."
-            )
+            raise _error(f"in_features is {self.in_features}; a group has at most {2**16} inputs.")
         _check_ids("anchors", self.anchors, 0, self.in_features // self.groups)
         _check_ids("shifts", self.shifts, 0, _MOST_SHIFT + 1)
         if self.targets is not None:
             _check_ids("targets", self.targets, -1, outputs)
         most = max(self.bound)
         if most > _INT32.max:
-            raise _error(
-                f"the values of a sum can add up to {most}, beyond int32; use a smaller fraction, or smaller tables."
-            )
+            raise _error(f"sums can reach {most}, beyond int32; use a smaller fraction, or smaller tables.")
 
     @property
     def out_features(self) -> int:
@@ -278,8 +274,8 @@ def from_layer(
     name = type(layer).__name__
     if name not in ("LUT", "SparseLUT") or not hasattr(layer, "spec"):
         raise TypeError(
-            f"detectors.from_layer: there is no integer form of {name}; expected a LUT or SparseLUT of lutjax.layers.nnx, or give "
-            "arrays to detectors.rounded."
+            f"detectors.from_layer: layer is a {name}; expected a LUT or SparseLUT from lutjax.layers.nnx. Pass "
+            "arrays to detectors.rounded instead."
         )
     spec, weights = layer.spec, np.asarray(layer.weights[...])
     options = {
@@ -343,7 +339,7 @@ def rounded(
       ([[96, 96], [-38, 64]], [3, 5])
     """
     if targets is not None and out_features is None:
-        raise ValueError("rounded: targets are given; give out_features, too.")
+        raise ValueError("rounded: targets are given, so out_features is required.")
     made = _rounded_fields(weights, out_features, tables, fraction, targets, groups)
     return IntegerLUT(
         in_features,
@@ -417,7 +413,7 @@ def _rounded_fields(
         raise ValueError(f"rounded: fraction is {fraction}; it must be from 0 to {_MOST_SHIFT}.")
     weights = np.asarray(weights).astype(np.float64)
     if not np.isfinite(weights).all():
-        raise ValueError("rounded: weights hold an infinity or NaN, which no whole number stands for.")
+        raise ValueError("rounded: weights has infinite or NaN entries, which integers cannot represent.")
     size = out_features or groups * weights.shape[2]
     scaled = weights if targets is None else weights.reshape(len(weights), -1, 1)
     scales = (

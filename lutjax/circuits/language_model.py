@@ -233,10 +233,10 @@ def from_model(model: Any, *, tables: str = "int16") -> IntegerLanguageModel:
     if config.vocab_size != _BYTES:
         raise _error(f"vocab_size is {config.vocab_size}; programs read and write bytes, {_BYTES} of them.")
     if config.batch_norm:
-        raise _error("batch_norm is True, which computes with floats between tables; train without it.")
+        raise _error("batch_norm is True, which needs floats between tables; train without it.")
     if config.memory != "window":
         raise _error(
-            f"memory is {config.memory!r}, but programs keep a window of earlier bytes; train with memory='window'."
+            f"memory is {config.memory!r}, which programs do not support; train with memory='window'."
         )
     read = [(np.asarray(b.attention.layer.weights[...]), b.attention.layer) for b in model.layers]
     ffn = [(np.asarray(b.ffn.layer.weights[...]), b.ffn.layer) for b in model.layers if b.ffn is not None]
@@ -287,7 +287,7 @@ def _fraction(tables: list[tuple[np.ndarray, int]], start: np.ndarray, apart: fl
     most, largest, n_addends = start.astype(np.float64), 0.0, 1
     for weights, times in tables:
         if not np.isfinite(weights).all():
-            raise _error("a table holds an infinity or NaN, which no whole number stands for.")
+            raise _error("a table has infinite or NaN entries, which integers cannot represent.")
         reached = magnitudes(weights, dtype)
         most = most + times * sums(reached, len(start))
         largest, n_addends = max(largest, float(reached.max(initial=0))), n_addends + times * len(weights)
@@ -496,17 +496,15 @@ def verify(folder: Path, *, compiler: str = "cc", flags: Sequence[str] = ("-O2",
             try:
                 logits = tuple(map(int, run(text, 1, "-l").split()))
             except ValueError:
-                raise DifferenceError(f"text {k}: the program writes something else than logits.") from None
+                raise DifferenceError(f"text {k}: the program does not write logits.") from None
             if logits != text.logits:
                 wrong = sum(a != b for a, b in itertools.zip_longest(logits, text.logits))
-                raise DifferenceError(
-                    f"text {k}: {wrong} of {len(logits)} logits after the prompt are not those of the model."
-                )
+                raise DifferenceError(f"text {k}: {wrong} of {len(logits)} logits differ from the model.")
             written = run(text, len(text.continuation))
             if written != text.continuation:
                 same = [a == b for a, b in zip(written, text.continuation, strict=False)]
                 first = same.index(False) if False in same else len(same)
-                raise DifferenceError(f"text {k}: byte {first} after the prompt is not that of the model.")
+                raise DifferenceError(f"text {k}: byte {first} after the prompt differs from the model.")
     n_bytes = sum(len(text.continuation) for text in texts)
     return f"{n_bytes} bytes of {len(texts)} texts, and {len(texts)} times {_BYTES} logits"
 

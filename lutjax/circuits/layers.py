@@ -64,9 +64,7 @@ def circuit_from_layers(
     if rows is not None:
         n_bits = stages[0].n_inputs if encoder is None else encoder.n_outputs
         if len(rows.bits) != n_bits:
-            raise _error(
-                f"inputs are columns of {len(rows.bits)} bits; the first layer of gates reads {n_bits}."
-            )
+            raise _error(f"inputs are columns with {len(rows.bits)} bits; the first layer reads {n_bits}.")
         numbers = [number for port in rows.ports for number in builder.input(port.name, 1, port.format)]
         builder.start_part("encoder")
         bits = bits_of_rows(builder, rows, numbers)
@@ -273,9 +271,7 @@ def _format(inputs: str | Format, encoder: _Thermometer | None) -> Format | None
     if encoder is None:
         if inputs == Format():
             return None
-        raise ValueError(
-            f"{where}: the first layer reads bits, because the model has no thermometer; use inputs='bits'."
-        )
+        raise ValueError(f"{where}: without a thermometer, the first layer reads bits; use 'bits'.")
     largest = int(jnp.finfo(encoder.dtype).nmant) + 1  # type: ignore[no-untyped-call]
     if inputs.bits - inputs.signed > largest:
         raise ValueError(
@@ -330,9 +326,7 @@ def _spec_and_arrays(where: str, layer: Any) -> tuple[Spec, dict[str, Any]]:
         )
     if hasattr(layer, "_arrays"):  # NNX, Haiku
         if variables is not None:
-            raise TypeError(
-                f"circuits.from_model: {where} has variables of its own; give the {type(layer).__name__} alone."
-            )
+            raise TypeError(f"circuits.from_model: {where} holds its own variables; pass no others.")
         spec, arrays = layer.spec, layer._arrays()
     else:
         if variables is None and layer.scope is None:
@@ -343,9 +337,9 @@ def _spec_and_arrays(where: str, layer: Any) -> tuple[Spec, dict[str, Any]]:
         spec, arrays = layer._spec_and_arrays(layer.variables if variables is None else variables)
     for name, array in arrays.items():
         if isinstance(array, jax.core.Tracer):
-            raise _error(f"{name} of {where} is traced; a circuit is made outside of jax.jit.")
+            raise _error(f"{name} of {where} is traced; call it outside of jax.jit.")
         if np.isnan(np.asarray(array, np.float64)).any():
-            raise _error(f"{name} of {where}, a {spec.layer}, holds NaN, which decides nothing.")
+            raise _error(f"{name} of {where}, a {spec.layer}, holds NaN.")
     return spec.fitted(arrays), arrays
 
 
@@ -354,9 +348,9 @@ def _stage(where: str, layer: Any, n_bits: int | None, *, last: bool) -> _Stage:
     where = f"{where}, a {spec.layer},"
     if isinstance(spec, specifications.GroupSumSpec):
         if not last:
-            raise _error(f"{where} gives sums, which no layer of bits reads; it must be the last layer.")
+            raise _error(f"{where} outputs sums; it must be the last layer.")
         if n_bits is None:
-            raise _error(f"{where} is the only layer, and so the number of its bits is not known.")
+            raise _error(f"{where} is the only layer, so its input size is unknown.")
         return _votes(where, spec.k, n_bits)
     if isinstance(spec, specifications.ThermometerSpec):
         stage: _Stage = _thermometer(where, arrays["thresholds"], spec.dtype)

@@ -141,7 +141,7 @@ def _library(
     if style not in ("auto", "functions", "tables"):
         raise ValueError(f"mcu.write: style is {style!r}; expected 'auto', 'functions' or 'tables'.")
     if not circuit.inputs or not circuit.outputs:
-        raise ValueError("mcu.write: circuit has no inputs or no outputs; there is nothing to call.")
+        raise ValueError("mcu.write: circuit has no inputs or no outputs; expected both.")
     program = _microcontroller.program(circuit, layers)
     if layers is not None:
         _check_same(circuit, layers, program)
@@ -210,9 +210,7 @@ def _check_same(circuit: Circuit, layers: Circuit, program: _microcontroller.Pro
     expected = evaluated(circuit, samples).values()
     wrong = sum((a != b).any(1) for a, b in zip(found, expected, strict=True)).astype(bool).sum()
     if wrong:
-        raise ValueError(
-            f"mcu.write: layers is another network than the circuit: {wrong} of 256 random samples have other answers."
-        )
+        raise ValueError(f"mcu.write: layers differs from the circuit on {wrong} of 256 random samples.")
 
 
 def random_samples(circuit: Circuit, n: int, seed: int = 0) -> list[np.ndarray]:

@@ -136,8 +136,8 @@ def step_automaton(
     where = "circuits.step_automaton"
     if circuit.about.get("kind") != "automaton":
         raise ValueError(
-            f"{where}: circuit is of kind {circuit.about.get('kind')!r}; it must be the rule of an automaton, which "
-            "circuits.from_model makes of a LogicCA."
+            f"{where}: circuit is of kind {circuit.about.get('kind')!r}; expected an automaton rule, as "
+            "circuits.from_model returns for a LogicCA."
         )
     channels = circuit.n_outputs
     if state.ndim < 3 or state.shape[-1] != channels:

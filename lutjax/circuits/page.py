@@ -261,7 +261,7 @@ console.log(JSON.stringify(Array.from(new Evaluator(data).evaluate(words, n))));
     answer = strict_json.loads(done.stdout)
     if not isinstance(answer, list) or not all(type(word) is int and 0 <= word < 1 << 32 for word in answer):
         raise ValueError(
-            f"evaluate_in_node: the script answers {format_value(answer)}; expected words of 32 bits."
+            f"evaluate_in_node: the script returned {format_value(answer)}; expected uint32 words."
         )
     return np.array(answer, np.uint32).reshape(-1, n)
 
@@ -289,9 +289,7 @@ def _decode_gates(text: str, first: int) -> tuple[tuple[tuple[int, ...], ...], t
             distance = shift = 0
             while True:
                 if at >= len(data) or shift > 62:
-                    raise ValueError(
-                        f"gates end in gate {len(fanins)}, or have a distance of more than 63 bits."
-                    )
+                    raise ValueError(f"gate {len(fanins)} is truncated, or has a distance over 63 bits.")
                 distance |= (data[at] & 127) << shift
                 shift, at = shift + 7, at + 1
                 if not data[at - 1] & 128:

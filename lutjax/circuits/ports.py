@@ -42,7 +42,7 @@ class Format:
             raise ValueError(f"Format: bits is {self.bits!r}; it must be a whole number from 1 to 64.")
         if type(self.fraction) is not int or not 0 <= self.fraction <= self.bits:
             raise ValueError(
-                f"Format: fraction is {self.fraction!r}; it must be a whole number from 0 to the {self.bits} bits."
+                f"Format: fraction is {self.fraction!r}; expected an integer from 0 to {self.bits}."
             )
         if type(self.signed) is not bool:
             raise ValueError(f"Format: signed is {self.signed!r}; it must be True or False.")
@@ -69,8 +69,8 @@ class Format:
         match = _FORMAT.fullmatch(text) if isinstance(text, str) else None
         if match is None or (match[2] == "fixed") != (match[4] is not None):
             raise ValueError(
-                f"Format.parse: text is {in_a_line(repr(text), 60)}; expected 'uint8' or 'int8', with any number of bits, or 'ufixed8.4' or "
-                "'fixed8.4', with the bits in all and those of the fraction."
+                f"Format.parse: text is {in_a_line(repr(text), 60)}; expected a name such as 'uint8', 'int8', 'ufixed8.4' or "
+                "'fixed8.4': total bits, then fraction bits."
             )
         return cls(int(match[3]), int(match[4] or 0), signed=not match[1])
 
@@ -212,7 +212,7 @@ class Port:
             raise ValueError(f"Port: count is {self.count!r}; it must be a whole number of at least 1.")
         if not isinstance(self.format, Format):
             raise TypeError(
-                f"Port: format is {self.format!r}; expected a Format. Format.parse makes one from 'uint8' and the like."
+                f"Port: format is {self.format!r}; expected a Format, such as Format.parse('uint8')."
             )
 
     @property

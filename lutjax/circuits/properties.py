@@ -319,15 +319,13 @@ class _Question:
         ports = self.circuit.inputs
         if set(sample) != {port.name for port in ports}:
             raise ValueError(
-                f"{self.where}: sample has {sorted(sample)}; expected values for {[port.name for port in ports]}."
+                f"{self.where}: sample has {sorted(sample)}; expected {[p.name for p in ports]}."
             )
         values = []
         for port in ports:
             found = np.asarray(sample[port.name]).reshape(-1)
             if len(found) != port.count:
-                raise ValueError(
-                    f"{self.where}: sample has {len(found)} values for {port.name}; expected {port.count}."
-                )
+                raise ValueError(f"{self.where}: {port.name} has {len(found)} values; expected {port.count}.")
             values.append(found[None] if port.count > 1 else found)
         words, _ = self.circuit.encode(*values)
         return (words[:, 0] & np.uint64(1)).astype(np.uint8)

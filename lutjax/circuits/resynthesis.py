@@ -72,7 +72,7 @@ def resynthesize(
     where = "resynthesize"
     if circuit.n_inputs > MOST_INPUTS:
         raise ValueError(
-            f"{where}: the circuit has {circuit.n_inputs} inputs; the search knows its answers to all of them, for at most {MOST_INPUTS}. "
+            f"{where}: the circuit has {circuit.n_inputs} inputs; at most {MOST_INPUTS} are supported. "
             "Call simplify, or lutjax.circuits.abc.optimize."
         )
     if goal not in GOALS:

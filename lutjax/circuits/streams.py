@@ -39,15 +39,11 @@ def write(
       ['clk', 'reset', 'in_valid', 'in_ready', 'in_data', 'out_valid', 'out_ready', 'out_data']
     """
     if interface not in INTERFACES:
-        raise ValueError(
-            f"streams.write: interface is {interface!r}; expected one of {', '.join(INTERFACES)}."
-        )
+        raise ValueError(f"streams.write: interface is {interface!r}; expected {' or '.join(INTERFACES)}.")
     if why := _names.explain_bad_port(name):
         raise ValueError(f"streams.write: name is {name!r}; {why}.")
     if not circuit.inputs or not circuit.outputs:
-        raise ValueError(
-            "streams.write: the circuit has no input port or no output port; a stream needs one of each."
-        )
+        raise ValueError("streams.write: the circuit has no inputs or no outputs; expected both.")
     cycles = verilog.latency(circuit, registers)
     bits = (cycles + 1).bit_length()  # power-of-two queue, at least the latency plus two
     n_in, n_out = circuit.n_inputs, circuit.n_outputs

@@ -172,9 +172,7 @@ def testbench(
     _check_registers("testbench", registers)
     _check_names("testbench", circuit, name, registers)
     if not circuit.inputs or not circuit.outputs:
-        raise ValueError(
-            "testbench: the circuit has no input port or no output port; a testbench needs one of each."
-        )
+        raise ValueError("testbench: the circuit has no inputs or no outputs; expected both.")
     samples = samples if isinstance(samples, tuple) else (samples,)
     answers = circuit(*samples)  # checks the samples too
     if expected is not None:
@@ -182,7 +180,7 @@ def testbench(
     answers = answers if isinstance(answers, tuple) else (answers,)
     if len(answers) != len(circuit.outputs):
         raise ValueError(
-            f"testbench: expected has {len(answers)} arrays; the circuit has {len(circuit.outputs)} output ports."
+            f"testbench: expected has {len(answers)} arrays for {len(circuit.outputs)} output ports."
         )
     rows = _hexadecimal(circuit.inputs, samples), _hexadecimal(circuit.outputs, answers)
     if not rows[0] or len(rows[0]) != len(rows[1]):
@@ -224,7 +222,7 @@ testbench.__test__ = False  # type: ignore[attr-defined]  # pytest would take it
 def _check_registers(caller: str, registers: int) -> None:
     if type(registers) is not int or registers < 0:
         raise ValueError(
-            f"{caller}: registers is {registers!r}; it must be a whole number: 0 for none, or k for a register after every k "
+            f"{caller}: registers is {registers!r}; expected an integer: 0 for none, or k for a register after every k "
             "levels."
         )
 
@@ -235,7 +233,7 @@ def _check_names(caller: str, circuit: Circuit, module: str, registers: int) -> 
     for port in (*circuit.inputs, *circuit.outputs):
         if registers and port.name in CONTROL:
             raise ValueError(
-                f"{caller}: a port is called {port.name!r}, and so is one that registers add ({', '.join(CONTROL)}); rename it."
+                f"{caller}: port {port.name!r} has the name of an added port ({', '.join(CONTROL)}); rename it."
             )
 
 

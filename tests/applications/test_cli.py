@@ -161,7 +161,7 @@ def test_a_wrong_run_is_refused_before_the_prompt_is_read(lm_run, tmp_path, monk
         (["bench", f"--lm-batch={10**20}"], f"{10**20}; it must be at least 1 and at most 2147483647."),
         (["bench", f"--repeats={10**20}"], f"{10**20}; it must be at least 3 and at most 2147483647."),
         (["bench", f"--shape=fc:{10**20},8,8,4,3"], f"batch is {10**20}; it must be below 2^31; the sizes are fc:batch,inputs,outputs,detectors,anchors."),
-        (["export", "RUN", f"--registers={10**20}"], f"--registers is {10**20}; it is a number of levels below 2^31, or 0 for no registers."),
+        (["export", "RUN", f"--registers={10**20}"], f"--registers is {10**20}; expected a number of levels below 2^31."),
     ],
 )  # fmt: skip
 def test_numbers_that_are_too_large(words, message):

@@ -132,7 +132,7 @@ def test_names_that_c_takes_for_something_else(name, reason):
     with pytest.raises(ValueError, match=reason):
         layer().to_c(name)
     if name == "stdint":
-        with pytest.raises(ValueError, match="and no header of C"):
+        with pytest.raises(ValueError, match="and no C header name"):
             c.write(life_circuit(), name)
 
 

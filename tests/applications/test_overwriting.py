@@ -83,7 +83,7 @@ def test_what_make_made_goes_with_its_export(tmp_path):
     folder = tmp_path / "out"
     write(folder)
     (folder / "life.dot").write_text("digraph mine {}")
-    with pytest.raises(deployment.DeploymentError, match=r"of which life.dot was changed since, which would"):
+    with pytest.raises(deployment.DeploymentError, match=r"with changes to life.dot, which would"):
         write(folder)
     assert (folder / "life.dot").read_text() == "digraph mine {}"
     for name in ("life_test", "life.vvp", "verilog.log"):
@@ -103,11 +103,11 @@ def test_what_make_made_goes_with_its_export(tmp_path):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("vectors", "name is 'vectors', but vectors.json is a file of every export"),
-        ("manifest", "name is 'manifest', but manifest.json is a file of every export"),
+        ("vectors", "name is 'vectors', but exports use vectors.json"),
+        ("manifest", "name is 'manifest', but exports use manifest.json"),
         (
             "Manifest",
-            "name is 'Manifest', but Manifest.json is a file of every export",
+            "name is 'Manifest', but exports use Manifest.json",
         ),  # one file on some disks
         ("stdint", "c.write: --name is 'stdint'"),
         ("_x", "c.write: --name is '_x'"),

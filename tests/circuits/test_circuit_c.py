@@ -375,7 +375,7 @@ CLOSED = Circuit((), (Port("y"),), (), (), (1,))
     [
         *((lambda name=name: c.write(drawn(0, 3, (2,)), name), "name is") for name in ("", "2nd", "a-b", "a.b", "stdint")),
         (lambda: c.write(drawn(0, 3, (2,)), style="fast"), "'fast'"),
-        (lambda: c_test(CLOSED), "no input port"),
+        (lambda: c_test(CLOSED), "no inputs or no outputs"),
         (lambda: c_test(drawn(0, 3, (2,)), *numbers(drawn(0, 3, (2,)), 0)), "no samples"),
     ],
 )  # fmt: skip

@@ -521,18 +521,18 @@ def gate(*literals, table):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"fanins": ((0, 3),)}, "gate 0, node 3, reads nodes .*from 0 to 2"),
-        ({"fanins": ((0, -1),)}, "gate 0, node 3, reads nodes"),
-        ({"fanins": ((0, 2**70),)}, "gate 0, node 3, reads nodes"),
-        ({"fanins": ((1,) * 9,)}, "gate 0 reads 9 nodes; .* at most 8"),
-        ({"tables": (16,)}, r"table of gate 0 is 16; over 2 inputs .* 0 to 2\*\*4 - 1"),
+        ({"fanins": ((0, 3),)}, "gate 0, node 3, has the fan-ins .*from 0 to 2"),
+        ({"fanins": ((0, -1),)}, "gate 0, node 3, has the fan-ins"),
+        ({"fanins": ((0, 2**70),)}, "gate 0, node 3, has the fan-ins"),
+        ({"fanins": ((1,) * 9,)}, "gate 0 has 9 inputs; at most 8"),
+        ({"tables": (16,)}, r"table of gate 0 is 16; expected 0 to 2\*\*4 - 1"),
         ({"tables": (-1,)}, "table of gate 0 is -1"),
         ({"tables": (8, 8)}, "1 fanins and 2 tables"),
         ({"literals": (8,)}, "literal 0 is 8; .* from 0 to 7"),
         ({"literals": (6, 6)}, "2 literals; the output ports have 1 bits"),
         ({"parts": (("a", 2),)}, r"parts have \[2\] gates"),
         ({"parts": (("a", 1), ("a", 0))}, "different, non-empty"),
-        ({"outputs": (Port("X"),)}, "two ports are named 'x' and 'X'"),
+        ({"outputs": (Port("X"),)}, "port names 'x' and 'X' differ only in case"),
     ],
 )
 def test_fields_that_make_no_circuit(change, message):
@@ -553,18 +553,18 @@ def test_fields_that_make_no_circuit(change, message):
             for text in ("uint", "uint0", "uint65", "fixed8", "int8.4", "float32", "fixed8.9", "fixed60.4", "", "u int8")
         ),
         (lambda: Format(8).encode(np.zeros(2, np.complex64)), "Format.encode: numbers is complex64"),
-        (lambda: circuits.tabulate(wire(15)), "the circuit has 15 inputs; .* at most 14. Call simplify"),
-        (lambda: circuits.resynthesize(wire(13)), "the circuit has 13 inputs; .* at most 12. Call simplify"),
+        (lambda: circuits.tabulate(wire(15)), "the circuit has 15 inputs; at most 14 are supported. Call simplify"),
+        (lambda: circuits.resynthesize(wire(13)), "the circuit has 13 inputs; at most 12 are supported. Call simplify"),
         (lambda: circuits.resynthesize(wire(2), "luts"), "goal is 'luts'; expected one of"),
         (lambda: circuits.resynthesize(wire(2), effort=0), "effort is 0; it must be positive"),
         (lambda: arithmetic.argmax(Builder(), [[0] * 4, [0] * 5]), r"numbers have \[4, 5\] bits"),
-        (lambda: TWO_PORTS([[0, 1]]), "1 arrays are given; expected 2, for the ports x, s"),
+        (lambda: TWO_PORTS([[0, 1]]), "1 arrays are given; the ports are x, s"),
         (lambda: TWO_PORTS([[0, 1, 1]], [0]), r"x is int64\[1, 3\]; expected shape \[samples, 2\]"),
         (lambda: TWO_PORTS([[0, 1]], [0, 1]), r"have \[1, 2\] samples"),
         (lambda: TWO_PORTS([[0, 2]], [0]), r"numbers\[0, 1\] is 2; uint1 has whole numbers from 0 to 1"),
         (lambda: TWO_PORTS.evaluate(np.zeros((2, 1), np.uint8)), r"words is uint8\[2, 1\]; expected shape \[3, words\]"),
         (lambda: gate(2, table=4), "table is 4 over 1 literals"),
-        (lambda: gate(2, 4, table=8), r"literals is \[2, 4\]; they must be from 0 to 3"),
+        (lambda: gate(2, 4, table=8), r"literals is \[2, 4\]; expected 0 to 3"),
         (lambda: gate(*[2] * 9, table=0), "at most 8 literals"),
         (lambda: begun(1)[0].output("y", [[2], [2, 2]]), r"have \[1, 2\] bits; the format uint1 has 1"),
         (lambda: begun(1)[0].output("y", []), "no numbers"),
@@ -584,7 +584,7 @@ def test_a_builder_refuses_parts_and_inputs_that_come_late():
     builder, _ = begun(1, simplify=False)
     for name in ("votes", "votes", "argmax"):
         builder.start_part(name)
-    with pytest.raises(ValueError, match="an earlier part is named 'votes'"):
+    with pytest.raises(ValueError, match="name is 'votes', which another part has"):
         builder.start_part("votes")
     builder.gate([], 0)
     with pytest.raises(ValueError, match="declare the inputs first"):
@@ -676,7 +676,7 @@ def test_circuits_are_values(tmp_path, without_typechecking):
         (tmp_path / "file").write_bytes(content)
         assert read(tmp_path / "file") == read(content)
     assert circuits.netlist_json.read(circuits.netlist_json.write(circuit)) == circuit
-    message = r"aiger.read: data is of type str; read the file as bytes, or give its pathlib\.Path"
+    message = r"aiger.read: data is a str; expected bytes or a pathlib\.Path"
     with pytest.raises(TypeError, match=message):
         circuits.aiger.read("file")
     with pytest.raises(FileNotFoundError):

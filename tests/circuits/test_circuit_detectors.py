@@ -62,7 +62,7 @@ def test_the_largest_sums_fit(programs):
     assert layer(x).tolist() == in_c("largest", x).tolist() == [[LARGEST, -LARGEST]]
     assert shifted(np.array([0])) == in_c("shifted", np.array([[0]]))[0] == -(2**30)
     values[1, 0, 0] += 1
-    with pytest.raises(ValueError, match="can add up to 2147483648, beyond int32"):
+    with pytest.raises(ValueError, match="sums can reach 2147483648, beyond int32"):
         dataclasses.replace(layer)
 
 
@@ -86,7 +86,7 @@ def test_a_flipped_entry_of_a_layer_is_found(programs):
         ({"in_features": 3}, "anchors are from 0 to 3; expected 0 to 2"),
         ({"targets": np.full((1, 1, 5), 5)}, "targets are from 5 to 5; expected -1 to 4"),
         ({"targets": np.zeros((2, 1, 5), int)}, "targets have shape \\[2, 1, 5\\]"),
-        ({"in_features": 2**16 + 1}, "a detector chooses from at most 65536 inputs"),
+        ({"in_features": 2**16 + 1}, "a group has at most 65536 inputs"),
     ],
 )
 def test_layers_that_do_not_fit(change, message, without_typechecking):
@@ -110,11 +110,11 @@ def kept():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: detectors.from_layer(nnx.Linear(2, 2, rngs=nnx.Rngs(0))), "no integer form of Linear"),
+        (lambda: detectors.from_layer(nnx.Linear(2, 2, rngs=nnx.Rngs(0))), "layer is a Linear"),
         (lambda: detectors.from_layer(lut(), tables="int4"), "tables is 'int4'"),
         (lambda: detectors.from_layer(lut(weights_init=ties), fraction=29), r"fit int16 and .* with a fraction of at most 1\d, not 29"),
         (lambda: detectors.from_layer(lut(), fraction=31), "fraction is 31; it must be from 0 to 30"),
-        (lambda: detectors.from_layer(lut(jnp.inf)), "an infinity or NaN"),
+        (lambda: detectors.from_layer(lut(jnp.inf)), "infinite or NaN entries"),
         (lambda: detectors.from_layer(lut(2.0**40)), "with a fraction of at most -1; scale them down"),
         (lambda: detectors.from_layer(lut(accumulate=lutjax.FixedPoint(1000))), r"the scale 1000; .* has the scale 2\*\*fraction"),
         (lambda: detectors.from_layer(lut(**KEPT), fraction=8), "the scale 1024, and fraction is 8"),
@@ -123,7 +123,7 @@ def kept():
         (lambda: kept()(np.full(4, 2**31)), "expected numbers that fit int32"),
         (lambda: kept().to_c("No-name"), "name is 'No-name'"),
         (lambda: kept().to_c(), "the tables have 24 entries, more than the 23"),
-        (lambda: detectors.rounded(np.zeros((1, 2, 2)), SLOTS[:, :, :2], in_features=4, targets=SLOTS), "give out_features, too"),
+        (lambda: detectors.rounded(np.zeros((1, 2, 2)), SLOTS[:, :, :2], in_features=4, targets=SLOTS), "so out_features is required"),
     ],
 )  # fmt: skip
 def test_layers_without_an_integer_form(call, message, without_typechecking, monkeypatch):
@@ -254,10 +254,10 @@ def with_weight(weight):
     ("call", "message"),
     [
         (lambda: language_model.from_model(outline(vocab_size=100)), "vocab_size is 100; programs read and write bytes, 256 of them"),
-        (lambda: language_model.from_model(outline(batch_norm=True)), "batch_norm is True, which computes with floats between tables"),
+        (lambda: language_model.from_model(outline(batch_norm=True)), "batch_norm is True, which needs floats between tables"),
         (lambda: language_model.from_model(outline(), tables="int32"), "tables is 'int32'; expected one of"),
         (lambda: language_model.from_model(with_weight(2.0**25)), r"too much for whole numbers below 2\*\*24"),
-        (lambda: language_model.from_model(with_weight(jnp.nan)), "an infinity or NaN"),
+        (lambda: language_model.from_model(with_weight(jnp.nan)), "infinite or NaN entries"),
         (lambda: integers.thousandths(0.1234), "1234; in whole numbers it is from 0 to 1000"),
         (lambda: language_model.from_model(softmax_attention()), "no integer form of GPT, whose softmax attention computes with floats"),
         (lambda: integers.rounded_model(Path("runs/lm"), softmax_attention(), tables="int8"), "lutjax train lm --model lut"),

@@ -282,7 +282,7 @@ def test_nothing_is_lost_by_an_export(folders, tmp_path):
 
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "plan.txt").write_text("mine")
-    assert "holds files that are no export, such as plan.txt" in export(tmp_path / "notes")
+    assert "has other files, such as plan.txt" in export(tmp_path / "notes")
     assert "is a file; choose another folder" in export(tmp_path / "notes" / "plan.txt")
     mixed = shutil.copytree(folders["automaton"], tmp_path / "mixed")
     (mixed / "build").mkdir()
@@ -291,7 +291,7 @@ def test_nothing_is_lost_by_an_export(folders, tmp_path):
     assert (mixed / "automaton.v").exists()
     result = command("verify", tmp_path / "notes")
     assert result.exit_code == 1
-    assert "is no export: it has no manifest.json" in message(result)
+    assert "is not an export: it has no manifest.json" in message(result)
     (mixed / MANIFEST).write_text("{")
     assert "is damaged" in message(command("verify", mixed))
 

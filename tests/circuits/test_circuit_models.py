@@ -420,7 +420,7 @@ REFUSED = {
     "no_format": (lambda: bfloat16(), {"inputs": "pixels"}, ValueError, "text is 'pixels'"),
     "rounded": (lambda: bfloat16(), {"inputs": "uint9"}, ValueError, "in bfloat16, which rounds"),
     "wide": (lambda: [lutjax_nnx.Thermometer(2, 1)], {"inputs": "uint25"}, ValueError, "at most 24 bits"),
-    "numbers_of_bits": (lambda: gates_of(2, 2), {"inputs": "uint8"}, ValueError, "use inputs='bits'"),
+    "numbers_of_bits": (lambda: gates_of(2, 2), {"inputs": "uint8"}, ValueError, "use 'bits'"),
     "outputs": (lambda: gates_of(2, 2), {"outputs": "logits"}, ValueError, "outputs is 'logits'; expected"),
     "no_votes": (lambda: gates_of(2, 2), {"outputs": "class"}, ValueError, "end the list of layers with GroupSum"),
     "sums_inside": (lambda: [*gates_of(2, 2), SUMS, *gates_of(2, 2)], {}, ValueError, "layer 2, a GroupSum.*last"),

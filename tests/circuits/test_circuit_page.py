@@ -466,8 +466,8 @@ def test_only_stated_images_are_images():
     named = dataclasses.replace(circuit, about={**about, "input_names": list("abcdefghi")})
     assert data_of(circuits.page.write(named))["about"]["input_names"] == list("abcdefghi")
     for wrong, message in (
-        ({"classes": ["low"]}, r"about\['classes'\] has 1 names; the circuit has 2 classes"),
-        ({"input_names": ["a"]}, r"about\['input_names'\] has 1 names; the input ports have 9 numbers"),
+        ({"classes": ["low"]}, r"about\['classes'\] has 1 names; expected 2"),
+        ({"input_names": ["a"]}, r"about\['input_names'\] has 1 names; expected 9"),
         ({"classes": [1, 2]}, r"about\['classes'\] is \[1, 2\]; expected a list of texts"),
     ):
         with pytest.raises(ValueError, match=message):

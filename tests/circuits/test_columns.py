@@ -155,8 +155,8 @@ def test_decimals_are_exact():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Number("a", "a", INT4, 0, (1.25, 1.5), 0.0, False), "cannot separate the thresholds"),
-        (lambda: Number("a", "a", INT4, 0, (7.0,), 0.0, False), "cannot separate the thresholds"),
+        (lambda: Number("a", "a", INT4, 0, (1.25, 1.5), 0.0, False), "cannot separate its thresholds"),
+        (lambda: Number("a", "a", INT4, 0, (7.0,), 0.0, False), "cannot separate its thresholds"),
         (lambda: Number("a", "a", Format(64, signed=True), 0, (7.0,), 0.0, False), "at most 53 bits"),
         (lambda: Category("a", "a", Format(1), ("p", "q"), False), "with the codes 0 to 2"),
         (lambda: columns.number("a", "a", [1.0, np.nextafter(1.0, 2)], 0.0, False), "cannot separate its thresholds"),
@@ -164,7 +164,7 @@ def test_decimals_are_exact():
         (lambda: AGE.code("old"), "expected a finite number"),
         (lambda: AGE.code(float("nan")), "expected a finite number"),
         (lambda: JOB.code(5.0), "expected a string"),
-        (lambda: Columns((AGE, AGE)), "expected a different one for each"),
+        (lambda: Columns((AGE, AGE)), "expected different ports"),
         (lambda: Columns((KIND,), ((0, MISSING),)), "is no part of a column"),
     ],
 )  # fmt: skip

@@ -202,13 +202,13 @@ def test_what_is_missing_is_said(monkeypatch):
         (lambda: mcu.write(life_circuit(), target="z80"), "target is 'z80'; the known ones are cortex-m4, avr, riscv32"),
         (lambda: mcu.report(life_circuit(), target="z80"), "target is 'z80'; the known ones are"),
         (lambda: mcu.write(life_circuit(), target="avr", style="fast"), "style is 'fast'; expected"),
-        (lambda: mcu.write(life_circuit(), "a b", target="avr"), "must be a word of letters"),
-        (lambda: mcu.write(Circuit((), (Port("y"),), (), (), (1,)), target="avr"), "there is nothing to call"),
+        (lambda: mcu.write(life_circuit(), "a b", target="avr"), "expected a word, and no C header name"),
+        (lambda: mcu.write(Circuit((), (Port("y"),), (), (), (1,)), target="avr"), "has no inputs or no outputs"),
         (lambda: mcu.c_test(life_circuit(), np.zeros((0, 9), int)), "there are no samples"),
         (lambda: _elf.read(b""), "no ELF of 32 bits"),
         (lambda: _elf.read(b"\x7fELF\x02\x01" + bytes(60)), "no ELF of 32 bits"),
-        (lambda: deployment.Options(("verilog",), target="avr"), "takes C; formats must be c alone"),
-        (lambda: deployment.Options(("c",), registers=1, target="avr"), "has no registers between gates"),
+        (lambda: deployment.Options(("verilog",), target="avr"), "a microcontroller; formats must be only c"),
+        (lambda: deployment.Options(("c",), registers=1, target="avr"), "supports no registers"),
         (lambda: deployment.Options(("c",), target="z80"), "target is 'z80'"),
     ],
 )  # fmt: skip
@@ -219,11 +219,11 @@ def test_arguments_that_are_refused(call, message):
 
 def test_layers_of_another_network():
     circuit, layers = both(classifier(), "uint8", "class")
-    with pytest.raises(ValueError, match=r"layers is another network than the circuit: .* of 256 random"):
+    with pytest.raises(ValueError, match=r"layers differs from the circuit on .* of 256 random"):
         mcu.write(classifier(layers=(44, 30)).circuit(inputs="uint8"), target="avr", layers=layers)
     with pytest.raises(ValueError, match="15 thresholds, which do not fit the 6 numbers"):
         mcu.write(classifier(in_features=6).circuit(inputs="uint8"), target="avr", layers=layers)
-    with pytest.raises(ValueError, match="which are no votes"):
+    with pytest.raises(ValueError, match="which cannot vote"):
         mcu.write(
             classifier(n_classes=4, layers=(40, 32)).circuit(inputs="uint8"), target="avr", layers=layers
         )
@@ -269,7 +269,7 @@ def test_errors_of_the_command_are_one_line(tmp_path):
     )
     for words, message in (
         (("--target", "avr"), "--target avr is for programs in C: add --format c."),
-        (("--target", "avr", "--format", "c", "--registers", 2), "has no registers between gates"),
+        (("--target", "avr", "--format", "c", "--registers", 2), "supports no registers"),
         (("--target", "avr", "--format", "jax"), "--format jax has no option --target"),
     ):
         result = command("export", tmp_path, *words)

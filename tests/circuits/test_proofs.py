@@ -222,7 +222,7 @@ def test_a_manifest_with_names_that_cannot_be(folder):
         state(folder, files={**files, name: files["life.v"]})
         failed = verified(folder)
         assert set(failed) == {STATED, DIGESTS}
-        assert "which is no name of a file of an export" in failed[STATED]
+        assert "expected an export file name" in failed[STATED]
     state(folder, files=files, kind="language model", facts={})
     assert set(verified(folder)) == {STATED}
     (folder / MANIFEST).write_text('{"name": ' + "[" * 500 + "]" * 500 + "}")
@@ -239,7 +239,7 @@ def test_a_number_of_bytes_that_is_not_so(folder):
 
 def test_a_manifest_of_a_later_version(folder):
     state(folder, version=2, kind="tree")
-    with pytest.raises(deployment.DeploymentError, match=r"is of version 2; lutjax \S+ knows version 1"):
+    with pytest.raises(deployment.DeploymentError, match=r"has version 2; expected 1\. Upgrade lutjax"):
         proofs.verify(folder)
 
 
@@ -307,7 +307,7 @@ def test_a_damaged_file_fails_alone(name, damage, life, folder):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda found: found["samples"].clear(), "there are no samples; expected some"),
+        (lambda found: found["samples"].clear(), "there are no samples; expected at least one"),
         (lambda found: found.pop("samples"), "vectors has no 'samples'"),
         (lambda found: found.update(samples=[1]), "samples[0] is 1; expected an object with 'inputs'"),
         (lambda found: found.update(samples={"0": 1}), "vectors: 'samples' is {\"0\": 1}; expected a list"),
@@ -321,7 +321,7 @@ def test_a_damaged_file_fails_alone(name, damage, life, folder):
         (lambda found: found["samples"][3]["inputs"]["x"].__setitem__(2, 10**40), "inputs of the port x: Format.encode: numbers is object"),
         (lambda found: found["samples"][3]["outputs"]["y"].__setitem__(0, -1), "outputs of the port y: Format.encode: numbers[3, 0] is -1"),
         (lambda found: found["samples"][3]["outputs"]["y"].__setitem__(0, 0.5), "outputs of the port y: Format.encode: numbers[3, 0] is 0.5"),
-        (lambda found: [s["inputs"].update(z=s["inputs"].pop("x")) for s in found["samples"]], "inputs have {'z': 9} numbers a sample"),
+        (lambda found: [s["inputs"].update(z=s["inputs"].pop("x")) for s in found["samples"]], "inputs have {'z': 9} values per sample"),
     ],
 )  # fmt: skip
 def test_damaged_vectors(change, message, folder):

@@ -234,7 +234,7 @@ def test_damaged_exports(folder, tmp_path):
     (other / "other.aig").write_bytes(b"aig")
     with pytest.raises(deployment.DeploymentError, match="is damaged"):
         properties.read_export(other)
-    assert "is no export" in refusal("prove", tmp_path, "--robust", 1)
+    assert "is not an export" in refusal("prove", tmp_path, "--robust", 1)
 
 
 @pytest.mark.parametrize(
@@ -242,8 +242,8 @@ def test_damaged_exports(folder, tmp_path):
     [
         (lambda: properties.prove_robustness(OR, {"x": [0, 1]}, 0), "flips is 0"),
         (lambda: properties.prove_robustness(OR, {"x": [0, 1]}, 1, method="sat"), "method is 'sat'"),
-        (lambda: properties.prove_robustness(OR, {"x": [0, 1, 1]}, 1), "3 values for x; expected 2"),
-        (lambda: properties.prove_robustness(OR, {"y": [0, 1]}, 1), "expected values for"),
+        (lambda: properties.prove_robustness(OR, {"x": [0, 1, 1]}, 1), "x has 3 values; expected 2"),
+        (lambda: properties.prove_robustness(OR, {"y": [0, 1]}, 1), "sample has"),
         (lambda: properties.prove_independence(OR, "x[0]", seconds=0), "seconds is 0"),
         (
             lambda: properties.prove_monotonicity(

@@ -121,7 +121,7 @@ def test_every_answer_leaves_once_and_in_order(name, registers, interface):
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((), {"interface": "wishbone"}, "interface is 'wishbone'; expected one of handshake, axi"),
+        ((), {"interface": "wishbone"}, "interface is 'wishbone'; expected handshake or axi"),
         (("module",), {}, "name is 'module'"),
         ((), {"registers": -1}, "registers is -1"),
     ],
@@ -129,7 +129,7 @@ def test_every_answer_leaves_once_and_in_order(name, registers, interface):
 def test_arguments(arguments, options, message):
     with pytest.raises(ValueError, match=message):
         streams.write(life_circuit(), *arguments, **options)
-    with pytest.raises(ValueError, match="no input port or no output port"):
+    with pytest.raises(ValueError, match="no inputs or no outputs"):
         streams.write(Circuit((), (Port("y"),), (), (), (0,)))
 
 
