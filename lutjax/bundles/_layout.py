@@ -97,7 +97,7 @@ class Tensor:
             )
         if len(shape) > MOST_AXES or not all(type(size) is int and 0 <= size < 1 << 48 for size in shape):
             raise ValueError(
-                f"{fields.where}: 'shape' is {format_value(shape)}; expected sizes, of at most {MOST_AXES} axes."
+                f"{fields.where}: 'shape' is {format_value(shape)}; expected sizes, at most {MOST_AXES}."
             )
         dtype, stored = (fields.field(found, field, str) for field in ("dtype", "stored"))
         scale = fields.field(found, "scale", object)
@@ -167,9 +167,7 @@ class Config:
         """Parse a config from a JSON object; errors name the field."""
         fields = Fields(CONFIG)
         if not is_config(found):
-            raise ValueError(
-                f"{CONFIG} is of no bundle of lutjax: it has not the fields 'model_type' and 'bundle' of one."
-            )
+            raise ValueError(f"{CONFIG} is not a lutjax bundle: it has no 'model_type' and 'bundle'.")
         if found["bundle"] != VERSION:
             raise BundleError(
                 f"{CONFIG} is of version {format_value(found['bundle'])} of bundles; lutjax {__version__} reads version {VERSION}."

@@ -114,9 +114,7 @@ def read_config(folder: Path) -> Config:
         raise BundleError(f"{folder} is a file; give the folder of a bundle.")
     size = _size(folder, CONFIG)
     if size > MOST_BYTES:
-        raise BundleError(
-            f"the bundle {folder} is damaged: {CONFIG} has {size:,} bytes; at most {MOST_BYTES:,} are read."
-        )
+        raise BundleError(f"the bundle {folder} is damaged: {CONFIG} exceeds {MOST_BYTES:,} bytes.")
     try:
         return Config.from_dict(strict_json.rename_fields(strict_json.loads((folder / CONFIG).read_bytes())))
     except BundleError as error:

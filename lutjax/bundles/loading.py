@@ -19,7 +19,7 @@ def load(folder: Path, into: Any = None) -> Any:
     wide = next((t for t in found if jax.dtypes.canonicalize_dtype(jnp.dtype(t.dtype)) != t.dtype), None)
     if wide is not None:
         raise BundleError(
-            f"the bundle {folder} has {wide.dtype}, which JAX has switched off: jax.config.update('jax_enable_x64', True)."
+            f"the bundle {folder} has {wide.dtype}, which JAX disables; set jax_enable_x64 to True."
         )
     if bundle.config.library != NNX:
         return _tree(bundle, into)

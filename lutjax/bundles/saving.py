@@ -167,13 +167,13 @@ def _tensors(
         made = _tables.stored(tensor, np.asarray(array))
         if name in tensors or set(made) & set(arrays):
             raise ValueError(
-                f"save: two arrays have the name {format_value(name)}, or that of the scale of one: call one otherwise."
+                f"save: two arrays have the name {format_value(name)}, or its scale; rename one."
             )
         tensors[name] = tensor
         arrays |= {key: np.ascontiguousarray(a).reshape(a.shape) for key, a in made.items()}
     if table_dtype is not None and not n_tables:
         raise ValueError(
-            f"save: table_dtype is {table_dtype}, but the model has no tables of floats; leave it out."
+            f"save: table_dtype is {table_dtype}, but the model has no float tables; leave it out."
         )
     return tensors, arrays
 
@@ -185,9 +185,7 @@ def _check_name(name: str, array: Any) -> None:
         )
     dtype = getattr(array, "dtype", None)
     if not isinstance(array, jax.Array | np.ndarray) or str(dtype) not in CODES:
-        raise TypeError(
-            f"save: {name} is {format_value(array)}; expected an array of a dtype that a bundle holds: {', '.join(CODES)}."
-        )
+        raise TypeError(f"save: {name} is {format_value(array)}; expected an array of {', '.join(CODES)}.")
 
 
 def _check_place(folder: Path) -> None:

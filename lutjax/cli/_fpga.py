@@ -138,16 +138,12 @@ def _read(folder: Path, lut: int) -> _Given:
         from lutjax.training import export as exporting
 
         if not folder.is_dir():
-            raise FolderError(
-                f"{folder} is not a folder; give an export of `lutjax export`, a run or a bundle."
-            )
+            raise FolderError(f"{folder} is not a folder; expected an export, a run or a bundle.")
         source = exporting.source_of(folder, lut=lut)
         return _Given(False, source.name, source.circuit, 0, source.vectors)
     manifest = deployment.read_manifest(folder)
     if manifest["kind"] != "circuit":
-        raise FolderError(
-            f"{folder} is the export of a {manifest['kind']}, which is a program and no circuit."
-        )
+        raise FolderError(f"{folder} exports a {manifest['kind']}, which is no circuit.")
     place = folder / manifest["circuit"]
     try:
         circuit = netlist_json.read(place)

@@ -85,9 +85,7 @@ def _generate(
     speed: bool,
 ) -> None:
     if seed + samples > 2**32:
-        raise parameter_error(
-            "--seed", f"{samples} samples have seeds up to {seed + samples - 1}; the largest is {2**32 - 1}."
-        )
+        raise parameter_error("--seed", f"{seed} + {samples} samples exceeds the largest seed, {2**32 - 1}.")
     if integers is not None and mesh is not None:
         raise click.UsageError("--integers runs on one device; leave out --mesh.")
 

@@ -30,9 +30,7 @@ class ShapeType(Parsed):
 
 def check_folder(option: str, path: Path) -> None:
     if not os.access(path.absolute().parent, os.W_OK):
-        raise parameter_error(
-            option, f"{str(path.parent)!r} is not a writable folder; create it or choose another one."
-        )
+        raise parameter_error(option, f"{str(path.parent)!r} is not a writable folder; choose another one.")
 
 
 def check_file(option: str, path: Path, mark: bytes) -> None:
@@ -43,9 +41,7 @@ def check_file(option: str, path: Path, mark: bytes) -> None:
     with path.open("rb") as file:
         head = file.read(_HEAD)
     if head and mark not in head:
-        raise parameter_error(
-            option, f"{str(path)!r} exists and was not written by {option}; choose another file or move it."
-        )
+        raise parameter_error(option, f"{str(path)!r} is not from {option}; move it or choose another file.")
 
 
 def make_console(stderr: bool = False) -> "Console":

@@ -42,9 +42,7 @@ def predict(
     from lutjax.training.samples import SamplesError
 
     if str(file) == "-" and not file.exists():
-        raise parameter_error(
-            "FILE", "standard input has no file type; save it to a file such as rows.csv first."
-        )
+        raise parameter_error("FILE", "standard input has no file type; save it as rows.csv first.")
     with progress("predicting") as doing:
         doing("reading the run")
         trained = predictions.load(run, on_damage=echo_error)

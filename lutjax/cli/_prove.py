@@ -83,14 +83,10 @@ def prove(
     circuit, vectors, name = properties.read_export(export_folder(folder))
     chosen = sample or tuple(range(min(n_samples, len(vectors))))
     if flips is not None and max(chosen) >= len(vectors):
-        raise parameter_error(
-            "--sample", f"{max(chosen)} is no sample of {folder}, which has {len(vectors)}, from 0."
-        )
+        raise parameter_error("--sample", f"{max(chosen)} is too large; {folder} has {len(vectors)} samples.")
     columns = {**dict.fromkeys(monotone), **dict.fromkeys(antitone), **dict.fromkeys(unused)}
     if (columns or method == "abc") and abc.find() is None:
-        raise click.ClickException(
-            "lutjax prove needs ABC, which is not found: pip install pyosys, or apt install berkeley-abc."
-        )
+        raise click.ClickException("ABC is not installed: pip install pyosys, or apt install berkeley-abc.")
     try:
         for word in columns:
             properties.check_column(circuit, word, ordered=word in (*monotone, *antitone))

@@ -24,9 +24,7 @@ def quantize(folder: Path, text_path: Path | None) -> None:
 
     found = runs.kind(folder)
     if found != "lm":
-        raise RunError(
-            f"{folder} is a run of {runs.COMMANDS[found]}; quantize takes runs of train lm --model gpt."
-        )
+        raise RunError(f"{folder} is a run of {runs.COMMANDS[found]}; expected one of train lm --model gpt.")
     target = folder / deployment.FOLDER
     deployment.check_place(target)
     with runs.lock(folder):

@@ -347,7 +347,7 @@ def too_large(fields: Mapping[str, Any]) -> Iterator[None]:
         given = fields[name]
         text = ",".join(map(str, given)) if isinstance(given, tuple) else f"{given}"
         raise click.UsageError(
-            f"{flag_of(name)} is {text}; this machine has no memory for such a run. Choose a smaller one."
+            f"{flag_of(name)} is {text}, too large for this machine. Choose a smaller one."
         ) from error
 
 

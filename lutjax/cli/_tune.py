@@ -50,7 +50,7 @@ def tune(
     check_folder("--out", output)
     if output.exists() and not (update or resume):
         raise parameter_error(
-            "--out", f"{str(output)!r} exists; measure it again (--update) or add missing entries (--resume)."
+            "--out", f"{str(output)!r} exists; pass --update to replace or --resume to add entries."
         )
     if update and resume:
         raise click.UsageError("--update and --resume exclude each other; choose one.")

@@ -98,9 +98,7 @@ class _Checkpoint:
             scale = np.repeat(np.repeat(self.array(f"{name}.scale", *tiles), rows, 0), columns, 1)
             found = found * scale[: shape[0], : shape[1]]
         elif self.dtype(f"{name}.weight") == "F8_E4M3":
-            raise ConversionError(
-                f"{name}.weight is F8_E4M3 and has no {name}.scale; its values are unknown."
-            )
+            raise ConversionError(f"{name}.weight is F8_E4M3, which needs {name}.scale.")
         return found
 
 
@@ -152,9 +150,7 @@ def convert_memory(
         scales=[(place / file, name) for file, name in scales], layout=layout,
     )  # fmt: skip
     if table.shape[1] != layout.n_rows:
-        raise ConversionError(
-            f"{place} has {table.shape[1]:,} rows; the layout of its config has {layout.n_rows:,}."
-        )
+        raise ConversionError(f"{place} has {table.shape[1]:,} rows; its config has {layout.n_rows:,}.")
     base: Any = table
     record = {
         "kind": "memory", "family": family, **facts, "codec": codec, "parts": parts, "scales": scales,

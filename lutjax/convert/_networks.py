@@ -94,9 +94,7 @@ def check_layer(layer: Layer, arity: int, expected: int, n_before: int) -> str:
         raise ConversionError(f"{layer.name} has numbers that are not finite.")
     least, largest = int(layer.wires.min()), int(layer.wires.max())
     if least < 0 or largest >= n_before:
-        raise ConversionError(
-            f"{layer.name} has wires from {least} to {largest}; its inputs are 0 to {n_before - 1}."
-        )
+        raise ConversionError(f"{layer.name} has wires {least} to {largest}; inputs are 0 to {n_before - 1}.")
     most_read = int(np.unique(layer.wires, return_counts=True)[1].max())
     return "balanced" if most_read <= -(-layer.wires.size // n_before) else "random"
 
@@ -124,9 +122,7 @@ def check_some(layers: list[Layer], kinds: set[str]) -> None:
     if not layers:
         raise ConversionError("the file has no layers of gates or tables.")
     if len(kinds) > 1:
-        raise ConversionError(
-            f"the file has layers of {' and of '.join(sorted(kinds))}; a classifier has one kind."
-        )
+        raise ConversionError(f"layers are {' and '.join(sorted(kinds))}; a classifier has one kind.")
 
 
 def modules(tensors: Mapping[str, Any], endings: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
@@ -156,7 +152,5 @@ def array(where: str, parts: Mapping[str, Any], name: str, ndim: int) -> Any:
         raise ConversionError(f"{where or 'the file'} has no {name}.")
     found = np.asarray(parts[name])
     if found.ndim != ndim or not found.size:
-        raise ConversionError(
-            f"{where}.{name} has shape {list(found.shape)}; expected {ndim} axes, and numbers."
-        )
+        raise ConversionError(f"{where}.{name} has shape {list(found.shape)}; expected {ndim} axes.")
     return found

@@ -51,9 +51,7 @@ def difflogic(
         elif "indices" in parts:
             wires = array(name, parts, "indices", 2)
         else:
-            raise ConversionError(
-                f"{name} has no indices: a state dict of difflogic has no wires. Save them with it: {SAVED_WIRES}"
-            )
+            raise ConversionError(f"{name} has no indices; state dicts omit them. Save them: {SAVED_WIRES}")
         layers.append(Layer(name, weights, wires.T))
     check_some(layers, {"gates"})
     return classifier(layers, kind="gates", n_classes=n_classes, tau=tau, thresholds=None, n_inputs=n_inputs)

@@ -52,9 +52,7 @@ class _Tables:
     def put(self, layer: Any) -> None:
         least, largest, n = int(self.anchors.min()), int(self.anchors.max()), _n_compared(layer)
         if least < 0 or largest >= n:
-            raise ConversionError(
-                f"{self.name} has anchors from {least} to {largest}; its inputs are 0 to {n - 1}."
-            )
+            raise ConversionError(f"{self.name} has anchors {least} to {largest}; inputs are 0 to {n - 1}.")
         layer.anchors = self.anchors.astype(np.int32)
         layer.weights = self.weights.astype(np.float32)
         if self.positions is not None:
@@ -110,9 +108,7 @@ def spiky(
         raise ConversionError("the file has no layers.0.attention_lut: it is no LUTTransformer of spiky.")
     last = _tables(found, "unembedder", vocab_size)
     if found:
-        raise ConversionError(
-            f"the file has the tensors of {in_a_line(min(found), 80)}, which is no part of a LUTTransformer."
-        )
+        raise ConversionError(f"{in_a_line(min(found), 80)} is not part of a LUTTransformer.")
     first, ffn = layers[0]["attention"], layers[0]["ffn"]
     kind = attention or ("pair" if first.n_bits == first.n_anchors else "concatenated")
     n_position_bits = _position_bits(first, kind, context, shared_positions)

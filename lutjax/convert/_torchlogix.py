@@ -93,9 +93,7 @@ def torchlogix(
             sampling = _sampling(name, binarization, learned="raw_diffs" in parts)
         elif _LEVEL.format(0) in parts:
             if layers:
-                raise ConversionError(
-                    f"{name} is a convolution after a dense layer; expected it before them."
-                )
+                raise ConversionError(f"{name} is a convolution after a dense layer; expected it first.")
             trees.append(_trees(name, parts, temperature))
         else:
             layers.append(_dense(name, parts, temperature))
@@ -178,9 +176,7 @@ def _sampling(name: str, given: str | None, *, learned: bool) -> str:
     if found not in SAMPLING:
         raise ConversionError(f"binarization is {found!r}; expected one of {', '.join(SAMPLING)}.")
     if learned and found == "fixed":
-        raise ConversionError(
-            f"binarization is 'fixed', but {name} learns its thresholds; expected soft or hard."
-        )
+        raise ConversionError(f"binarization is 'fixed', but {name} is learned; expected soft or hard.")
     return found
 
 

@@ -106,9 +106,7 @@ def tree_net(
             )
     height, wide, channels = image.shape
     if thresholds is not None and len(thresholds) != channels:
-        raise ConversionError(
-            f"the file has thresholds of {len(thresholds)} channels, and images have {channels}."
-        )
+        raise ConversionError(f"thresholds have {len(thresholds)} channels; images have {channels}.")
     shape = height, wide, channels * (1 if thresholds is None else thresholds.shape[1])
     kernels, leaves = [], []
     for k, tree in enumerate(trees):

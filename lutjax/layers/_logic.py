@@ -331,17 +331,13 @@ class WiredSpec(_LogicSpec):
         if not callable(self.wiring):
             self._require_one_of("wiring", (*wiring.FIXED, *wiring.LEARNED))
         if self.wiring == "unique" and self.arity != 2:
-            raise self._error(
-                f"wiring is 'unique', which draws pairs, but n_inputs is {self.arity}; use 'balanced'."
-            )
+            raise self._error(f"wiring is 'unique', but n_inputs is {self.arity}, not 2; use 'balanced'.")
         if self.wiring in _WITH_CANDIDATES:
             self._require_sizes(2, "candidates")
         if self.wiring == "learnable" and self.candidates % 2:
             raise self._error(f"candidates is {self.candidates}; it must be even.")
         if self.wiring == "full" and self.wires_fan_out is not None:
-            raise self._error(
-                "wiring is 'full', whose wires are learned, but wires are given; use 'top-k' for candidates."
-            )
+            raise self._error("wiring is 'full', but wires are given; use 'top-k' for candidates.")
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -711,7 +707,7 @@ class _TableSpec(WiredSpec):
         self._require_sizes(1, "n_inputs")
         if self.n_inputs > MAX_WIRES:
             raise self._error(
-                f"n_inputs is {self.n_inputs}; a table has at most {MAX_WIRES}. Use more layers instead."
+                f"n_inputs is {self.n_inputs}; at most {MAX_WIRES} are supported. Use more layers."
             )
         super()._check_sizes()
 
@@ -782,9 +778,7 @@ class SoftLUTSpec(_TableSpec):
 
     def _check_other_temperature(self) -> None:
         if self.parameterization == "raw":
-            raise self._error(
-                "parameterization is 'raw', which has no logits, so a call takes no temperature; use 'light' or 'walsh'."
-            )
+            raise self._error("parameterization is 'raw', without temperature; use 'light' or 'walsh'.")
 
     def _trained_tables(self) -> Variable:
         init = self.table_init or residual_table(parameterization=self.parameterization)
@@ -932,9 +926,7 @@ class GroupSumSpec(Spec):
         x = self._bits(x)
         require_array(self.layer, "x", x)
         if not x.ndim or x.shape[self.feature_axis] % self.k:
-            raise self._error(
-                f"x has shape {list(x.shape)}; its features must be a multiple of the {self.k} groups."
-            )
+            raise self._error(f"x has shape {list(x.shape)}; expected a multiple of {self.k} features.")
         sums = _sums_of_groups(x, self.k, self.feature_axis)
         if self.accumulate is not None:
             addends = self.accumulate.quantize(jax.lax.stop_gradient(jnp.asarray(x)))
@@ -1005,9 +997,7 @@ class ThermometerSpec(Spec):
         self._require_one_of("feature_axis", (-1, 0))
         self._require_positive("temperature")
         if self.has_widths and not self.learnable:
-            raise self._error(
-                "widths are given, but learnable is False: thresholds that are not trained need no gradient."
-            )
+            raise self._error("widths are given, but learnable is False; leave them out.")
         self._normalize_dtypes()
 
     @classmethod
@@ -1041,7 +1031,7 @@ class ThermometerSpec(Spec):
         values = np.asarray(arrays[variable.name], np.float64)
         if variable.name == "widths" and not (np.isfinite(values) & (values > 0)).all():
             raise self._error(
-                f"widths goes from {values.min()} to {values.max()}; all must be positive and finite."
+                f"widths are {values.min()} to {values.max()}; expected positive, finite values."
             )
         if np.isnan(values).any():
             raise self._error("thresholds holds NaN, which no number exceeds.")

@@ -103,21 +103,19 @@ class LogicConvSpec(_LogicSpec):
             )
         if any((n + 2 * p) % k for n, k, p in zip(self.places, pool, around, strict=True)):
             padded = f" with pool_padding {self.pool_padding}" if any(around) else ""
-            raise self._error(
-                f"pool is {self.pool}, which does not divide the {self.places} places of windows{padded}."
-            )
+            raise self._error(f"pool is {self.pool}, which must divide the {self.places} windows{padded}.")
         if self.channels_per_kernel is not None:
             self._require_sizes(1, "channels_per_kernel")
             if self.channels_per_kernel > self.in_shape[2]:
                 raise self._error(
-                    f"channels_per_kernel is {self.channels_per_kernel}, but the image has {self.in_shape[2]} channels."
+                    f"channels_per_kernel is {self.channels_per_kernel}; expected at most {self.in_shape[2]}."
                 )
         self._require_one_of("wiring", LEAVES)
         self._require_one_of("parameterization", ("gates", *PARAMETERIZATIONS))
         self._require_sizes(2, "n_inputs")
         if self.parameterization == "gates" and self.n_inputs != 2:
             raise self._error(
-                f"parameterization is 'gates', which have 2 inputs, but n_inputs is {self.n_inputs}; use 'light'."
+                f"parameterization is 'gates', but n_inputs is {self.n_inputs}, not 2; use 'light'."
             )
         self._nodes()  # checks the other options
 

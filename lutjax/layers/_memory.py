@@ -383,7 +383,7 @@ def take_layout(spec: Any) -> None:
     for name, value in decided.items():
         if getattr(spec, name) not in (value, defaults[name]):
             raise spec._error(
-                f"{name} is {format_value(getattr(spec, name))} and the layout has {value}; leave {name} out."
+                f"{name} is {format_value(getattr(spec, name))}, but the layout has {value}; leave it out."
             )
         setattr(spec, name, value)
     if spec.width is None:
@@ -412,7 +412,7 @@ def check_history(spec: Any, history: Any) -> None:
     other = getattr(history, "layout", None)
     if own != other:
         raise spec._error(
-            f"history is of the layout or vocabulary {other}, and the layer has {own}; make it with the layer's own history()."
+            f"history has layout {other}, and the layer {own}; create it by the layer's history()."
         )
 
 
@@ -420,7 +420,7 @@ def check_one_token_each(spec: Any, tokens: Any, x: Any, n_vector_axes: int = 1)
     """Raise ValueError unless there is one token for each vector, the last axes of `x`."""
     if tokens.shape != x.shape[: x.ndim - n_vector_axes]:
         raise spec._error(
-            f"tokens has shape {list(tokens.shape)} and x {list(x.shape)}; there must be one token for each vector."
+            f"tokens has shape {list(tokens.shape)} and x {list(x.shape)}; expected one token per vector."
         )
 
 
@@ -428,9 +428,7 @@ def check_table(spec: Any, weights: Any) -> None:
     other = getattr(weights, "layout", None) if isinstance(weights, HostTable) else None
     own = None if spec.layout is None else spec.layout.digest
     if other is not None and own != other:
-        raise spec._error(
-            f"the rows are of the layout or vocabulary {other}, and the layer has {own}; use the same for both."
-        )
+        raise spec._error(f"the rows have layout {other}, and the layer {own}; use the same layout for both.")
 
 
 def gather_rows(spec: Any, op: Op, weights: Any, index: jax.Array) -> jax.Array:
@@ -445,7 +443,7 @@ def check_placement(spec: Any) -> None:
     spec._require_one_of("placement", PLACEMENTS)
     if spec.placement == "host" and spec.row_axis is not None:
         raise ValueError(
-            f"{spec.layer}: placement is 'host' and row_axis {spec.row_axis!r}; tables in the memory of the host are whole."
+            f"{spec.layer}: placement is 'host' and row_axis {spec.row_axis!r}; host tables are not sharded."
         )
 
 

@@ -63,13 +63,9 @@ class _KeySpec(Spec):
     def __post_init__(self) -> None:
         self._require_sizes(1, "in_features", "out_features", "n_keys", "heads", "k")
         if self.n_keys > _MOST_KEYS:
-            raise self._error(
-                f"n_keys is {self.n_keys}; at most {_MOST_KEYS} are possible, as ids of rows are int32."
-            )
+            raise self._error(f"n_keys is {self.n_keys}; at most {_MOST_KEYS} fit int32 row ids.")
         if self.k > self.n_keys:
-            raise self._error(
-                f"k is {self.k} and n_keys {self.n_keys}; a head reads at most as many rows as a set has keys."
-            )
+            raise self._error(f"k is {self.k} and n_keys {self.n_keys}; k must be at most n_keys.")
         if self.key_size is None:
             self.key_size = -(-self.in_features // 2)
         self._require_sizes(1, "key_size")

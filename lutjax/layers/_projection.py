@@ -128,9 +128,7 @@ class ScoredSpec(Spec):
         if not self.random or (self.deterministic if deterministic is None else deterministic):
             return None
         if key is None:
-            raise self._error(
-                f"table_dropout is {self.table_dropout}, which needs rngs; or pass deterministic=True."
-            )
+            raise self._error(f"table_dropout is {self.table_dropout}; pass rngs, or deterministic=True.")
         kept = 1 - self.table_dropout
         drawn = jax.random.bernoulli(key, kept, shape)
         return drawn.astype(dtype) / jnp.asarray(kept, dtype)
@@ -231,7 +229,7 @@ class ProjectionLUTSpec(ScoredSpec):
         taken = names & set(jax.eval_shape(self.read.initial))  # checks layer sizes without a device
         if taken:
             raise self._error(
-                f"{self.read!r} has scalars called {sorted(taken)}, as variables of the layer are; give them other names."
+                f"{self.read!r} has scalars with the names of variables, {sorted(taken)}; rename them."
             )
 
     def _size(self, name: str, features: str, n: int, projected: bool, projection: str) -> None:

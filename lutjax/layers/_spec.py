@@ -171,7 +171,7 @@ class Spec:
     def _check_shape(self, variable: Variable, array: Any) -> None:
         if np.shape(array) != variable.shape:
             raise self._error(
-                f"{variable.name} has shape {list(np.shape(array))}; the sizes of this layer need {list(variable.shape)}."
+                f"{variable.name} has shape {list(np.shape(array))}; expected {list(variable.shape)}."
             )
 
     def _check_values(self, variable: Variable, arrays: Arrays) -> None:
@@ -398,7 +398,7 @@ def build(
     given = spec_type.arrays_of(explicit)
     if placed and owner:
         raise ValueError(
-            f"{spec.layer}: placement is HostTables; a layer of Flax NNX has its tables itself: give 'host'."
+            f"{spec.layer}: placement is HostTables; Flax NNX layers own their tables: use 'host'."
         )
     if not placed and not owner and any(v.drawn for v in spec.all_variables):
         raise ValueError(

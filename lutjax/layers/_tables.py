@@ -539,9 +539,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
     @property
     def capacity(self) -> int:
         if self.pool is not None:
-            raise self._error(
-                f"pool is {self.pool}, so there is no decoding: a cache does not keep where blocks of keys begin."
-            )
+            raise self._error(f"pool is {self.pool}, which excludes decoding: a cache has no key blocks.")
         if not self.causal:
             raise self._error("causal is False, so there is no decoding: a query also sees later keys.")
         capacity = self.n_positions if self.window is None else self.window
@@ -576,9 +574,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
                 f"blocks is {format_value(blocks)}; expected the number of blocks and the positions of each, both at least 1."
             )
         if cached == "counts":
-            raise self._error(
-                f"blocks is {format_value(blocks)}, but the cache keeps counts, which have no places; use ids."
-            )
+            raise self._error(f"blocks is {format_value(blocks)}, but counts have no positions; use ids.")
 
     @property
     def cache_names(self) -> tuple[str, ...]:

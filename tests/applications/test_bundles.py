@@ -125,7 +125,7 @@ def test_tables_that_cannot_be_stored_so(tmp_path):
     with pytest.raises(ValueError, match="table weights has values that are not finite, which int8 cannot"):
         lutjax.save(layer, tmp_path, table_dtype="int8")
     gates = layers.LogicGates(6, 4, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="table_dtype is int8, but the model has no tables of floats"):
+    with pytest.raises(ValueError, match="table_dtype is int8, but the model has no float tables"):
         lutjax.save(gates, tmp_path, table_dtype="int8")
     with pytest.raises(ValueError, match="table_dtype is 'int4'; expected one of float32, bfloat16, int8"):
         lutjax.save(layer, tmp_path, table_dtype="int4")
@@ -337,9 +337,9 @@ def test_tables_of_int8_are_off_by_at_most_a_unit(tmp_path_factory, table):
     [
         (3, TypeError, "model is 3; expected a flax.nnx.Module, or arrays in dicts"),
         ({}, TypeError, "model is {}; expected"),
-        ({"a": "text"}, TypeError, "a is 'text'; expected an array of a dtype that a bundle holds"),
-        ({"a": jax.random.key}, TypeError, "expected an array of a dtype"),
-        ({"a": np.zeros(2, complex)}, TypeError, "expected an array of a dtype"),
+        ({"a": "text"}, TypeError, "a is 'text'; expected an array of"),
+        ({"a": jax.random.key}, TypeError, "expected an array of"),
+        ({"a": np.zeros(2, complex)}, TypeError, "expected an array of"),
         ({"a\n": np.zeros(2)}, ValueError, "characters that can be printed"),
         ({"a.b": np.zeros(2), "a": {"b": np.zeros(2)}}, ValueError, "two arrays have the name 'a.b'"),
     ],
@@ -418,7 +418,7 @@ def test_commands_refuse_bundles(tmp_path):
         (("quantize", tmp_path / "saved"), "is a bundle, without the optimizer state and the data"),
         (("save", tmp_path / "no", tmp_path / "saved"), "does not exist"),
         (("save", tmp_path / "run", tmp_path / "other"), "holds config.json, which is of no bundle that this"),
-        (("save", tmp_path / "run", tmp_path / "x", "--table-dtype", "int8"), "but the model has no tables of"),
+        (("save", tmp_path / "run", tmp_path / "x", "--table-dtype", "int8"), "but the model has no float tables"),
     ):  # fmt: skip
         assert message in refusal(*words)
     assert (tmp_path / "other" / CONFIG).read_text() == "{}"
@@ -489,9 +489,9 @@ HOSTILE = {
     "a pipe": (pipe, "model.safetensors is no file"),
     "no tensors": (lambda f: (f / TENSORS).unlink(), "it has no model.safetensors"),
     "no config": (lambda f: (f / CONFIG).unlink(), "it has no config.json"),
-    "another config": (lambda f: (f / CONFIG).write_text('{"model_type": "bert"}'), "is of no bundle of lutjax"),
+    "another config": (lambda f: (f / CONFIG).write_text('{"model_type": "bert"}'), "is not a lutjax bundle"),
     "a text": (lambda f: (f / CONFIG).write_text("["), "is damaged: config.json: "),
-    "a large text": (lambda f: (f / CONFIG).write_text(" " * (1 << 24) + "{}"), "at most 16,777,216 are read"),
+    "a large text": (lambda f: (f / CONFIG).write_text(" " * (1 << 24) + "{}"), "exceeds 16,777,216 bytes"),
     "another version": (lambda f: config(f, lambda c: c.update(bundle=7)), "of version 7 of bundles; lutjax .* reads version 1"),
     "a path of another name": (lambda f: config(f, lambda c: c["tensors"][NAME].update(path=["x"])), "expected the keys that make the name"),
     "values of text": (lambda f: config(f, lambda c: c["tensors"][NAME].update(dtype="text")), "has values of .*text"),

@@ -693,7 +693,7 @@ def test_the_commands_refuse(table_run, tmp_path):
     out, table, train = table_run.out, table_run.words[3], ["train", "classify", "--out", tmp_path]
     for words, message in (
         (["train", "lm", "--resume", "--out", out], "is a run of train classify, not of train lm: continue it with lutjax train classify"),
-        (["quantize", out], "is a run of train classify; quantize takes"),
+        (["quantize", out], "is a run of train classify; expected one of train lm"),
         (["generate", out, "--prompt=x"], "is a run of train classify, not of train lm"),
         (["export", out, "--integers=int8"], "holds a model from train classify, whose circuit has no integer tables"),
         ([*train, "--data", table], "name its column of labels by --target"),

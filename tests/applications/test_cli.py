@@ -306,7 +306,10 @@ def test_bad_input_is_one_message_and_leaves_nothing(
         (["--prompt", "x", "--top-k", "300"], "300; it must be at least 1 and at most 256"),
         (["--prompt", "x", "--prompt-file", "-"], "give --prompt or --prompt-file, not both"),
         (["--prompt-file", "none.txt"], "File 'none.txt' does not exist"),
-        (["--prompt", "x", "--samples", "2", "--seed", 2**32 - 1], "2 samples have seeds up to 4294967296"),
+        (
+            ["--prompt", "x", "--samples", "2", "--seed", 2**32 - 1],
+            "4294967295 + 2 samples exceeds the largest seed",
+        ),
     ],
 )
 def test_bad_input_of_generate(words, message, tmp_path):

@@ -127,9 +127,9 @@ def test_what_is_no_language_model():
         (tensors, {"shared_positions": True}, f"{first} has 84 numbers for positions; expected [7, 1, 2]"),
         (tensors, {"attention": "pair"}, "expected [6, 2, 2] and [6, 4, 12]"),
         (tensors, {"attention": "all"}, "attention is 'all'; expected one of concatenated, pair"),
-        ({**tensors, "head._weights": np.zeros(3)}, {}, "the file has the tensors of head"),
+        ({**tensors, "head._weights": np.zeros(3)}, {}, "head is not part of a LUTTransformer"),
         ({**tensors, "unembedder._weights": np.zeros(3)}, {}, "unembedder has anchors [3, 4, 2] and 3 weights"),
-        ({**tensors, f"{first}._detector_anchors": tensors[f"{first}._detector_anchors"] + 12}, {}, "its inputs are 0 to 11"),
+        ({**tensors, f"{first}._detector_anchors": tensors[f"{first}._detector_anchors"] + 12}, {}, "inputs are 0 to 11"),
     ):  # fmt: skip
         with pytest.raises(ConversionError, match=re.escape(message)):
             convert.spiky(changed, **{**given, **options})
@@ -175,12 +175,12 @@ WEIGHT, WIRES = np.zeros((4, 16), np.float32), np.asarray([[0, 1, 2, 3], [1, 2, 
         ({}, "the file has no layers"),
         ({"0.weight": WEIGHT}, "0 has no connections.indices"),
         ({"0.weight": WEIGHT[0], "0.connections.indices": WIRES}, "0.weight has shape [16]; expected 2 axes"),
-        ({"0.weight": WEIGHT, "0.connections.indices": WIRES - 1}, "0 has wires from -1 to 2; its inputs are 0 to 2"),
+        ({"0.weight": WEIGHT, "0.connections.indices": WIRES - 1}, "0 has wires -1 to 2; inputs are 0 to 2"),
         ({"0.weight": WEIGHT[:3], "0.connections.indices": WIRES}, "expected [4, 16] of gates with 2 inputs"),
         ({"0.weight": WEIGHT + np.nan, "0.connections.indices": WIRES}, "0 has numbers that are not finite"),
         ({"0.kernel": WEIGHT}, "0.kernel, which belongs to no layer that can be converted"),
         ({"0.tree_weights.0": WEIGHT}, "0.tree_weights.0 has shape [4, 16]; expected 3 axes"),
-        ({f"{k}.{name}": a for k in (0, 1) for name, a in (("weight", WEIGHT), ("connections.indices", WIRES + 4 * k))}, "1 has wires from 4 to 7; its inputs are 0 to 3"),
+        ({f"{k}.{name}": a for k in (0, 1) for name, a in (("weight", WEIGHT), ("connections.indices", WIRES + 4 * k))}, "1 has wires 4 to 7; inputs are 0 to 3"),
         ({"0.weight": WEIGHT[:3], "0.connections.indices": WIRES[:, :3]}, "the last of layers is 3; it must be a multiple of n_classes"),
     ],
 )  # fmt: skip
@@ -189,7 +189,7 @@ def test_what_is_no_network(given, message):
     with pytest.raises(ConversionError, match=re.escape(message)) as found:
         convert.torchlogix(given, n_classes=2)
     assert "\n" not in str(found.value)
-    with pytest.raises(ConversionError, match=r"0 has no indices: .* Save them with it: safetensors.torch."):
+    with pytest.raises(ConversionError, match=r"0 has no indices; .* Save them: safetensors.torch."):
         convert.difflogic({"0.weights": WEIGHT}, n_classes=2)
 
 
@@ -200,10 +200,10 @@ def test_what_is_no_image():
         convert.torchlogix(tensors, **given)
     for change, message in (
         ({"shape": (9, 8, 1)}, "1 has 8 x 8 places 1 apart, and leaves in 3 rows and columns; no square"),
-        ({"shape": (8, 8, 2)}, "the file has thresholds of 1 channels, and images have 2"),
-        ({"pool": 3}, "1 does not fit the image: LogicConv: pool is 3, which does not divide the (8, 8)"),
+        ({"shape": (8, 8, 2)}, "thresholds have 1 channels; images have 2"),
+        ({"pool": 3}, "1 does not fit the image: LogicConv: pool is 3, which must divide the (8, 8)"),
         ({"padding": (1, 0, 0)}, "padding is (1, 0, 0); expected one number, or one for each of the 2 conv"),
-        ({"pool_padding": 0}, "has wires from 0 to 31; its inputs are 0 to 7"),
+        ({"pool_padding": 0}, "has wires 0 to 31; inputs are 0 to 7"),
     ):
         with pytest.raises(ConversionError, match=re.escape(message)):
             convert.torchlogix(tensors, image=dataclasses.replace(image, **change), **given)

@@ -54,16 +54,16 @@ def test_a_temperature_of_a_call_is_that_of_the_layer(case):
 def test_impossible_temperatures_and_widths():
     options = {"learnable": True, "feature_axis": 0, "widths": np.float32([0.5, 2, 40])}
     for change, message in (
-        ({"widths": np.float32([1, 0, 1])}, "Thermometer: widths goes from 0.0 to 1.0; all must be positive"),
+        ({"widths": np.float32([1, 0, 1])}, "Thermometer: widths are 0.0 to 1.0; expected positive"),
         ({"learnable": False}, "Thermometer: widths are given, but learnable is False"),
-        ({"widths": np.float32([1, 1])}, r"widths has shape \[2\]; the sizes of this layer need \[3\]"),
+        ({"widths": np.float32([1, 1])}, r"widths has shape \[2\]; expected \[3\]"),
     ):
         assert_refused(Case("Thermometer", {**options, **change}, (3, 9), (3, 2)), message)
     raw = SoftLUT(4, 3, parameterization="raw", rngs=nnx.Rngs(0))
     gates = LogicGates(4, 3, rngs=nnx.Rngs(0))
     x = jnp.zeros((1, 4))
     for layer, temperature, message in (
-        (raw, jnp.float32(0.5), "SoftLUT: parameterization is 'raw', which has no logits, so a call takes no"),
+        (raw, jnp.float32(0.5), "SoftLUT: parameterization is 'raw', without"),
         (gates, 0.0, "LogicGates: temperature is 0.0; it must be positive"),
         (gates, jnp.ones(3), r"LogicGates: temperature has shape \[3\]; expected one number"),
     ):  # fmt: skip

@@ -225,7 +225,7 @@ def test_numbers_that_are_too_large_are_refused_at_once(
 
 def test_sizes_that_no_memory_holds_are_named():
     with (
-        pytest.raises(click.UsageError, match=r"^--layers is 8,4000; this machine has no memory for such"),
+        pytest.raises(click.UsageError, match=r"^--layers is 8,4000, too large for this machine"),
         _run.too_large({"layers": (8, 4000), "candidates": 9, "tau": 1.0, "normal": True}),
     ):
         raise MemoryError

@@ -145,7 +145,7 @@ def test_refused_checkpoints(tmp_path):
     for change, message in (
         ({f"{at}ple_embedding.layer_multipliers": ("I64", np.arange(3))}, r"multipliers of the config are \[.*\]; stored are \[0, 1, 2\]"),
         ({f"{at}conv1d.weight": bfloat16(np.zeros((24, 1, 3)))}, r"conv1d.weight has shape \[24, 1, 3\]; the config needs \[24, 1, 4\]"),
-        ({f"{at}ple_embedding.ngram_embedding.shard_11.weight": ("F8_E4M3", np.zeros((5, 8), np.uint8))}, "has 517 rows; the layout of its config has 512"),
+        ({f"{at}ple_embedding.ngram_embedding.shard_11.weight": ("F8_E4M3", np.zeros((5, 8), np.uint8))}, "has 517 rows; its config has 512"),
     ):  # fmt: skip
         base = write(tmp_path / "base", "ple", **change)
         with pytest.raises(ValueError, match=message):
@@ -173,7 +173,5 @@ def test_rows_of_another_layout(tmp_path):
     parts, scales = ([(base / file, name) for file, name in record[which]] for which in ("parts", "scales"))
     table = HostTable.mapped(parts, codec="e4m3", width=8, scales=scales, layout=own)
     layer = NgramMemory(12, layout=other, streams=2, placement=table, rngs=nnx.Rngs(0))
-    with pytest.raises(
-        ValueError, match=f"layout or vocabulary {own.digest}, and the layer has {other.digest}"
-    ):
+    with pytest.raises(ValueError, match=f"the rows have layout {own.digest}, and the layer {other.digest}"):
         layer(jnp.zeros((3, 2, 12)), jnp.zeros(3, jnp.int32))

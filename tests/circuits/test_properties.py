@@ -202,7 +202,7 @@ def test_the_command_proves_and_refutes(folder, tmp_path):
         ([], "name a property: --robust, --monotone, --antitone or --unused."),
         (["--unused", "age"], 'column is "age"; the inputs are "x[0]", "x[1]".'),
         (["--robust", "0"], "must be at least 1"),
-        (["--robust", "1", "--sample", "8"], "8 is no sample of"),
+        (["--robust", "1", "--sample", "8"], "8 is too large; "),
         (["--unused", "x[0]", "--out", "nowhere/x.json"], "nowhere"),
     ],
 )
@@ -212,7 +212,7 @@ def test_what_the_command_refuses(folder, words, message):
 
 def test_the_command_without_abc(folder, monkeypatch):
     monkeypatch.setattr(abc, "find", lambda: None)
-    assert "needs ABC, which is not found: pip install pyosys" in refusal("prove", folder, "--unused", "x[0]")
+    assert "ABC is not installed: pip install pyosys" in refusal("prove", folder, "--unused", "x[0]")
     assert command("prove", folder, "--robust", 1).exit_code in (0, 1)  # few inputs need no ABC
 
 

@@ -276,13 +276,13 @@ def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         HostTable((0, 1, 1), np.float32, jax.nn.initializers.zeros)
     with pytest.raises(ValueError, match="placement is 'disk'"):
         made("ngrams", "disk")
-    with pytest.raises(ValueError, match="row_axis 'rows'; tables in the memory of the host are whole"):
+    with pytest.raises(ValueError, match="row_axis 'rows'; host tables are not sharded"):
         made("keys", "host", row_axis="rows")
     with pytest.raises(
         ValueError, match=r"Linen and Haiku hold arrays alone: give lutjax.optim.host.HostTables"
     ):
         linen.NgramMemory(6, rows=20, placement="host").init(jax.random.key(0), X, TOKENS)
-    with pytest.raises(ValueError, match="a layer of Flax NNX has its tables itself: give 'host'"):
+    with pytest.raises(ValueError, match="Flax NNX layers own their tables: use 'host'"):
         made("ngrams", HostTables())
     with pytest.raises(ValueError, match=r"Counting\(weight_decay=0.0\) also has total: use a rule"):
         table.start(Counting())

@@ -164,7 +164,7 @@ BAD = {
     ),
     "blocks of counts": (
         lambda: _tables.LUTAttentionSpec(FEATURES, OUTPUTS, **SIZES, cached="counts", blocks=(4, 4)),
-        "the cache keeps counts, which have no places",
+        "but counts have no positions",
     ),
 }  # fmt: skip
 

@@ -32,7 +32,9 @@ class Named(reads.Hard):
 
 
 def test_wrong_calls():
-    with pytest.raises(ValueError, match=r"ProjectionLUT: Named.* has scalars called \['weights'\]"):
+    with pytest.raises(
+        ValueError, match=r"ProjectionLUT: Named.* has scalars with the names of variables, \['weights'\]"
+    ):
         _ = Case("ProjectionLUT", {**SIZES, "read": Named()}, (2, 7)).spec
     layer = nnx_layer(CASE)
     layer.log_beta = jnp.float32(jnp.nan)

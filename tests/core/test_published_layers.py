@@ -149,16 +149,16 @@ def test_histories_of_other_layouts():
     layer, a, _ = nnx_layer("qwen")
     x, tokens = jnp.asarray(a["h"])[None], jnp.asarray(a["ids"], jnp.int32)[None]
     other = NgramMemory(12, layout=NgramLayout.qwen(QWEN, 0), streams=2, gate="root", rngs=nnx.Rngs(0))
-    digests = f"{other.spec.layout.digest}, and the layer has {layer.spec.layout.digest}"
-    with pytest.raises(ValueError, match=f"history is of the layout or vocabulary {digests}"):
+    digests = f"{other.spec.layout.digest}, and the layer {layer.spec.layout.digest}"
+    with pytest.raises(ValueError, match=f"history has layout {digests}"):
         layer(x, tokens, history=other.history((1,)))
     plain = NgramMemory(12, rows=5, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="history is of the layout or vocabulary None, and the layer has"):
+    with pytest.raises(ValueError, match="history has layout None, and the layer"):
         layer(x, tokens, history=plain.history((1,)))
-    with pytest.raises(ValueError, match="and the layer has None; make it with the layer's own"):
+    with pytest.raises(ValueError, match="and the layer None; create it by the layer's"):
         plain(x[:, :, 0], tokens, history=other.history((1,)))
     embedding, a, _ = nnx_layer("longcat")
-    with pytest.raises(ValueError, match="NgramEmbedding: history is of the layout"):
+    with pytest.raises(ValueError, match="NgramEmbedding: history has layout"):
         embedding(a["h"][None], a["ids"][None].astype(np.int32), history=other.history((1,)))
 
 
@@ -167,8 +167,8 @@ def test_impossible_options():
     layout = NgramLayout.qwen(QWEN)
     for options, message in (
         ({}, "rows is None"),
-        ({"layout": layout, "rows": 5}, "rows is 5 and the layout has 512; leave rows out"),
-        ({"layout": layout, "heads": 3}, "heads is 3 and the layout has 2"),
+        ({"layout": layout, "rows": 5}, "rows is 5, but the layout has 512; leave it out"),
+        ({"layout": layout, "heads": 3}, "heads is 3, but the layout has 2"),
         ({"rows": 5, "gate": "tanh"}, "gate is 'tanh'; expected one of"),
         ({"rows": 5, "eps": 0}, "eps is 0; it must be positive"),
         ({"layout": 5}, "layout is 5; expected a lutjax.NgramLayout"),

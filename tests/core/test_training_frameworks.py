@@ -209,7 +209,7 @@ def test_tables_of_stacked_blocks():
 
 
 def test_nobody_who_says_what_is_a_table():
-    with pytest.raises(ValueError, match="tables_of: init runs no layer of lutjax"):
+    with pytest.raises(ValueError, match="tables_of: init runs no lutjax layer"):
         linen_layers.tables_of(linen.Dense(2).init, jax.random.key(0), X)
     with pytest.raises(ValueError, match=r"the tables are unknown\. Give their names as tables="):
         RULE.init({"weights": jnp.zeros((2, 4, 3))})

@@ -434,7 +434,7 @@ def test_interrupted_run_keeps_finished_kernels(interpreted, instantly, tmp_path
     [
         ([], 2, "Missing option '--out'"),
         (["--output", "missing/a.json"], 2, "'missing' is not a writable folder"),
-        (["--output", "old.json"], 2, "'old.json' exists; measure it again (--update)"),
+        (["--output", "old.json"], 2, "'old.json' exists; pass --update to replace"),
         (["--output", "old.json", "--update"], 2, "was measured on NVIDIA H200, this is"),
         (["--output", "old.json", "--update", "--resume"], 2, "exclude each other; choose one"),
         (["--output", "bad.json", "--resume"], 2, "bad.json is not JSON"),

@@ -153,7 +153,7 @@ LAYERS_REFUSED = {
         r"LogicGates: wiring returned int32\[6, 3\] for 7 inputs; expected int32 \[6, 2\]"),
     "candidates": ({"wiring": "top-k", "candidates": 1}, "candidates is 1; it must be at least 2"),
     "given": ({"wiring": "full", "wires": np.zeros((6, 2), int)},
-        "wiring is 'full', whose wires are learned"),
+        "wiring is 'full', but wires are given"),
 }  # fmt: skip
 
 
