@@ -64,7 +64,6 @@ def support_legend(_: str = "", __: str = "") -> str:
 
 # ------------------------------------------------------------------------------------- measurements
 SCRIPTS = {
-    "automata": "automaton_seeds",
     "memory_gpu": "memory",
     **dict.fromkeys(("few_outputs", "h100", "h200", "integers", "scored"), "bench_table"),
 }

@@ -1,21 +1,27 @@
-"""Automata by seed: `python benchmarks/automaton_seeds.py life --seeds 0 1 2 [--steps N] [--set FIELD=VALUE ...]`.
+"""Cellular automata by seed, on pictures, and in time: `python benchmarks/automata.py life --seeds 0 1 2 [--set FIELD=VALUE ...]`.
 
 Each seed is trained separately (`--set runs=1` is the default) until three consecutive tests find no wrong bit, as in `lutjax train ca`, or with
 `--all-steps` to the end. The best hard automaton is tested every `eval_every` steps on new samples. A row contains the wrong bits per grid in the
 best and the last test, the steps before the first test without a wrong bit, and the mean loss since the previous test. `--together` trains all seeds
 side by side in one program until all are done: for GPUs. `--rows docs/benchmarks/automata.csv` appends the rows to the file behind
 docs/appendix/cellular-automaton.md.
+
+`pictures` draws pictures and trains one automaton on each until three consecutive tests find no wrong bit, as `lutjax train ca --target` does.
+`times` measures a training step of each experiment, and the Game of Life in packed words.
 """
 
 import csv
 import datetime
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-from harness import parse, parse_fields, print_table, table as markdown_table  # beside this file
+import jax.numpy as jnp
+import numpy as np
+from harness import parse, parse_fields, print_table, table as markdown_table, time_calls  # beside this file
 
 from lutjax.training.automaton_runs import SOLVED_TESTS, Automaton
 from lutjax.training.models import State
@@ -90,11 +96,121 @@ def train(
     return tests, loss, state
 
 
+# ------------------------------------------------------------------------------------- pictures
+BLACK, WHITE, RED, YELLOW, BLUE = (0, 0, 0), (255, 255, 255), (255, 0, 0), (255, 255, 0), (0, 0, 255)
+CYAN, MAGENTA = (0, 255, 255), (255, 0, 255)
+
+# Shapes, their corners on a 16 x 16 grid, and their colors; the first color is the background.
+DRAWINGS: dict[str, tuple[Any, ...]] = {
+    "face": (
+        BLACK,
+        ("ellipse", (1, 1, 14, 14), YELLOW),
+        *(("rectangle", (x, 4, x + 1.5, 6), BLUE) for x in (4, 9)),
+        ("rectangle", (4, 9.5, 11, 11), RED),
+    ),
+    "boat": (
+        CYAN,
+        ("ellipse", (11, 1, 14.5, 4.5), YELLOW),
+        ("polygon", (7, 2, 7, 10, 1.5, 10), WHITE),
+        ("polygon", (8.5, 4, 8.5, 10, 12, 10), MAGENTA),
+        ("polygon", (1, 11, 14, 11, 11, 13.5, 4, 13.5), RED),
+        ("rectangle", (0, 14, 16, 16), BLUE),
+    ),
+    "key": (
+        BLACK,
+        ("ellipse", (1, 4, 7, 10), WHITE),
+        ("ellipse", (3, 6, 5, 8), BLACK),
+        ("rectangle", (7, 6.5, 14, 8), WHITE),
+        *(("rectangle", (x, 8, x + 1, 10.5), WHITE) for x in (10, 13)),
+    ),
+}
+PICTURES = {
+    f"{name} {size}": (name, size)
+    for size, names in {
+        16: "key face boat",
+        24: "key face boat",
+        32: "key boat",
+        48: "boat",
+        64: "boat",
+    }.items()
+    for name in names.split()
+}
+
+
+def draw(name: str, size: int) -> Any:
+    """Return a drawing in some size."""
+    from PIL import Image, ImageDraw
+
+    background, *shapes = DRAWINGS[name]
+    image = Image.new("RGB", (size, size), background)
+    canvas = ImageDraw.Draw(image)
+    for shape, corners, color in shapes:
+        getattr(canvas, shape)([size / 16 * corner for corner in corners], color)
+    return image
+
+
+def train_pictures(values: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """Train each picture, and yield its row."""
+    for name, place in PICTURES.items():
+        start, picture = time.perf_counter(), draw(*place)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "picture.png"
+            picture.save(path)
+            experiment = Automaton.new(values, "picture", path)
+        tests, _, _ = train(experiment)
+        run, config = experiment.run, experiment.run.config
+        colors = len(np.unique(np.asarray(picture).reshape(-1, 3), axis=0))
+        sizes = config.channels, config.n_gates, run.training.n_steps
+        wrong = f"{min(wrong for _, (wrong,) in tests):g}"
+        yield name, colors, *sizes, wrong, tests[-1][0], f"{time.perf_counter() - start:.0f}"
+
+
+# ------------------------------------------------------------------------------------- times
+def measure_times() -> Iterator[tuple[str, str, str]]:
+    """Yield medians of training steps of `lutjax train ca`, and of Game of Life cells per second in packed words."""
+    several = 24 if jax.default_backend() == "gpu" else 2
+    steps: list[tuple[str, str, dict[str, int]]] = [
+        (name, name, {"runs": 1})
+        for name in ("life", "checkerboard", "checkerboard-async", "lizard", "letter")
+    ]
+    steps.append((f"lizard, {several} runs", "lizard", {"runs": several}))
+    steps.append(("letter, every 4", "letter", {"runs": 1, "keep_every": 4}))
+    for what, name, fields in steps:
+        run = Automaton.new(fields, name).run
+        state, seconds = run.init(), []
+        for first in range(0, 44, 4):
+            start = time.perf_counter()
+            state, _ = jax.block_until_ready(run.advance(state, first, 4))
+            seconds.append((time.perf_counter() - start) / 4)
+        yield f"step, {what}", f"{1e3 * np.median(seconds[1:]):.3f}", "ms"
+    rule = life_in_words()
+    for side in (1024, 16384):
+        n_steps = 2**28 // side**2 or 4
+        words = jax.random.bits(jax.random.key(0), (1, side, side // 32), jnp.uint32)
+        seconds = time_calls(lambda w=words, n=n_steps, s=side: rule.steps(w, s, n), 10)  # type: ignore[misc]
+        rate = n_steps * side**2 / np.median(seconds) / 1e9
+        yield f"Game of Life, {side} x {side} cells", f"{rate:.3f}", "G cells/s"
+
+
+def life_in_words() -> Any:
+    """Return the Game of Life as a circuit, 32 cells per word."""
+    from lutjax.circuits import Builder, arithmetic
+    from lutjax.models import PackedAutomaton
+
+    builder = Builder()
+    *near, cell = (bit for (bit,) in builder.input("x", 9))
+    one, two, four, eight = arithmetic.popcount(builder, near)
+    none = builder.gate([four, eight], 0b0001)
+    alive = builder.gate([two, none, builder.gate([one, cell], 0b1110)], 0b10000000)
+    builder.output("y", [[alive]])
+    return PackedAutomaton(builder.circuit({"kind": "automaton", "channels": 1, "periodic": True}))
+
+
 def main() -> None:
     given = parse(
         __doc__,
         "experiment",
-        experiment=(tuple(EXPERIMENTS), "experiment of `lutjax train ca`"),
+        experiment=((*EXPERIMENTS, "pictures", "times"), "experiment of `lutjax train ca`"),
         seeds=([*range(10)], "seeds of the wires and batches"),
         steps=(int, "training steps; default: those of the experiment"),
         set=([str], "other fields of its configs"),
@@ -104,6 +220,11 @@ def main() -> None:
         device=(jax.devices()[0].device_kind, "device name in these rows"),
     )
     values = {"runs": 1} | parse_fields(given.set) | ({"steps": given.steps} if given.steps else {})
+    if given.experiment == "pictures":
+        head = "picture | colors | channels | gates | steps of the automaton | wrong bits | training steps | seconds"
+        return print_table(head, train_pictures(values))
+    if given.experiment == "times":
+        return print_table("figure | median | unit", measure_times())
     seeds, together, rows = given.seeds, given.together, list[Row]()
     if together and seeds != list(range(seeds[0], seeds[0] + len(seeds))):
         raise SystemExit("--together requires consecutive seeds")
