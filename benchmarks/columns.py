@@ -27,7 +27,6 @@ from harness import (
     markdown_row,
     mean_and_error,
     parse,
-    parse_fields,
 )  # beside this file
 
 import lutjax
@@ -227,11 +226,10 @@ def main() -> None:
         splits=([*range(SPLITS)], "splits"),
         parts=(dict.fromkeys(PARTS), "parts for testing"),
         write=(False, f"store the rows in {ROWS.name}, next to rows of other learners"),
-        tune=([str], "fields of all configs, as NAME=VALUE"),
     )
-    tuned, found = parse_fields(given.tune), list[Row]()
+    found = list[Row]()
     for kind, networks in NETWORKS.items():
-        chosen = {name: {**fields, **tuned} for name, fields in networks.items() if name in given.only}
+        chosen = {name: fields for name, fields in networks.items() if name in given.only}
         if (kind == "adult" and given.adult is None) or not (chosen or given.others):
             continue
         data = datasets.load(given.adult if kind == "adult" else None)

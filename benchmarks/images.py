@@ -96,6 +96,7 @@ class Rates:
       rate: Adam's learning rate after a warm-up, with linear decay over the last `cooldown` share.
       decay: weight decay per step, times the rate.
       tau: logit divisor.
+      warmup: steps of the warm-up.
       average: decay of the tested parameter average.
       strength, shift, bend: see `lutjax.training.augment.warp`.
     """
@@ -105,6 +106,7 @@ class Rates:
     cooldown: float = 0.5
     decay: float = 0.0
     tau: float = 1.0
+    warmup: int = 100
     average: float = 0.99
     strength: float = 1.0
     shift: float = 1.5
@@ -113,11 +115,19 @@ class Rates:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Network:
-    """A network and its rates. `build` takes image shape, number of classes and `nnx.Rngs`."""
+    """A network and its rates.
+
+    Attributes:
+      build: takes image shape, number of classes and `nnx.Rngs`.
+      change: changes images at random, with a key; None: `warp`.
+      b2: decay of Adam's second moments.
+    """
 
     build: Callable[[tuple[int, int, int], int, nnx.Rngs], nnx.Module]
     rates: Rates
     batch: int = 128
+    change: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+    b2: float = 0.99
 
 
 def _cnn(width: int) -> Callable[..., nnx.Module]:
@@ -164,7 +174,7 @@ class Program:
     """Training and test in one program."""
 
     def __init__(self, network: Network, in_shape: tuple[int, int, int], n_classes: int):
-        self._n_classes, self._batch = n_classes, network.batch
+        self._n_classes, self._network = n_classes, network
         self.structure = Structure(lambda rngs: network.build(in_shape, n_classes, rngs))
         self.run = jax.jit(self._run)
 
@@ -172,16 +182,21 @@ class Program:
         self, key: jax.Array, rates: dict[str, jax.Array], x: jax.Array, y: jax.Array, test: jax.Array
     ) -> Any:
         """Return parameters, other arrays, and the predicted test classes, by the hard network for logic."""
-        adam = optax.scale_by_adam(b1=0.9, b2=0.99)
+        adam = optax.scale_by_adam(b1=0.9, b2=self._network.b2)
         params, others = self.structure.sample_variables(jax.random.fold_in(key, 0))
         keys = jax.random.key_data(jax.random.fold_in(key, 1))
+
+        def warped(key: jax.Array, images: jax.Array) -> jax.Array:
+            return warp(key, images, rates["strength"], shift=rates["shift"], bend=rates["bend"])
+
+        change = self._network.change or warped
 
         def step(number: jax.Array, state: Any) -> Any:
             params, moments, average = state
             own = jax.random.fold_in(jax.random.wrap_key_data(keys), number)
             choice, changes = jax.random.split(own)
-            chosen = jax.random.randint(choice, (self._batch,), 0, len(x))
-            images = warp(changes, x[chosen], rates["strength"], shift=rates["shift"], bend=rates["bend"])
+            chosen = jax.random.randint(choice, (self._network.batch,), 0, len(x))
+            images = change(changes, x[chosen])
             labels = jax.nn.one_hot(y[chosen], self._n_classes)
 
             def loss(params: Any) -> jax.Array:
@@ -190,7 +205,7 @@ class Program:
 
             done = number / rates["steps"]
             rate = rates["rate"] * jnp.minimum(
-                jnp.minimum(1, (1 - done) / rates["cooldown"]), (number + 1) / 100
+                jnp.minimum(1, (1 - done) / rates["cooldown"]), (number + 1) / rates["warmup"]
             )
             with jax.numpy_dtype_promotion("standard"):
                 updates, moments = adam.update(jax.grad(loss)(params), moments)

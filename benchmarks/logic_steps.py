@@ -3,7 +3,7 @@
 `gates`: gate layers, by default the larger MNIST network in *Deep Differentiable Logic Gate Networks*, 6 layers of 8000 gates over 784 bits.
 `trees`: a `LogicTreeNet`. `wirings`: the layers of `gates` with every wiring.
 
-Adam, softmax cross entropy, random samples. The compiler plans the memory, with arguments and state. `--plan` only compiles. `--torchlogix` also measures
+Adam, softmax cross entropy, random samples. The compiler plans the memory, with arguments and state. `--torchlogix` also measures
 the same network in that package, eager and compiled; it needs `pip install torch torchvision` and `pip install --no-deps torchlogix`. Its step uses PyTorch's
 fused Adam, its time includes host work while the GPU waits, and its memory is the peak of PyTorch's allocator.
 """
@@ -23,12 +23,12 @@ from lutjax.benchmark.results import duration, size
 from lutjax.models import LogicClassifier, LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfig
 
 
-def build_step(model_of: Any, config: Any, **layers: Any) -> tuple[Any, Any]:
+def build_step(model_of: Any, config: Any) -> tuple[Any, Any]:
     """Return a training step ``(state, x, labels) -> (state, loss)`` with Adam, and its initial state."""
     import optax
     from flax import nnx
 
-    model = nnx.jit(lambda: model_of(config, rngs=nnx.Rngs(0), **layers))()
+    model = nnx.jit(lambda: model_of(config, rngs=nnx.Rngs(0)))()
     graph, params, others = nnx.split(model, nnx.Param, ...)
     optimizer = optax.adam(0.01)
 
@@ -62,17 +62,12 @@ def networks(given: Any) -> Iterator[tuple[str, Any, Any, tuple[int, ...]]]:
 
 def report(name: str, model: Any, config: Any, shape: tuple[int, ...], batch: int, given: Any) -> None:
     """Print the time and memory of a step."""
-    layers = {"implementation": given.implementation} if given.implementation else {}
-    step, state = build_step(model, config, **layers)
+    step, state = build_step(model, config)
     x = jax.random.bernoulli(jax.random.key(1), 0.5, (batch, *shape)).astype(given.dtype)
     if model is LogicTreeNet:
         x = jax.random.uniform(jax.random.key(1), (batch, *shape), given.dtype)
     labels = jax.random.randint(jax.random.key(2), (batch,), 0, config.n_classes)
     what = f"{name}, batch {batch}"
-    if given.plan:
-        memory = measure.peak_bytes(step, state, x, labels, in_place=True)
-        print(f"lutjax: {what}, {given.dtype}: memory {size(memory or 0)}", flush=True)
-        return
     timing = measure.device_time(step, state, x, labels, in_place=True)
     shown, memory = duration(timing.p20, timing.p80), size(timing.peak_bytes or 0)
     print(f"lutjax: {what}, {given.dtype}: step {shown}, memory {memory}", flush=True)
@@ -172,8 +167,6 @@ def main() -> None:
         size=("S", "size of trees"),
         batch=([int], "default: 128 and 4096, for trees 128"),
         dtype=(("float32", "bfloat16"), "dtype of values"),
-        implementation=(str, "of the gates: xla or triton"),
-        plan=(False, "compile, and print the planned memory"),
         torchlogix=(False, "also measure the network of that package"),
     )
     for network in networks(given):

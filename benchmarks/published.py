@@ -16,14 +16,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from flax import nnx
 from harness import add_line, mean_and_error, parse, read_lines, table as markdown_table  # beside this file
-from images import TableNet
+from images import Network, Program, Rates, _tables, rates_of
 
 from lutjax.training import datasets
 from lutjax.training.augment import mirror
-from lutjax.training.models import Structure
 from lutjax.training.recipes import RECIPES
 
 FOLDERS = {"Fashion-MNIST": "fashion-mnist", "Adult": "adult"}
@@ -41,11 +38,6 @@ OPTIONS: dict[tuple[str, str], tuple[str, ...]] = {
     ("Adult", "difflogic-adult"): (),
 }
 """Options of each network, by data and recipe."""
-
-STEPS, BATCH, RATE, COOLDOWN, AVERAGE = 7500, 128, 0.01, 0.5, 0.999
-"""Training of the convolutions of tables."""
-
-AT_ONCE = 1000
 
 
 # ------------------------------------------------------------------------------------- recipes
@@ -70,23 +62,13 @@ def _facts(samples: dict[str, int], seconds: float) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------- convolutions of tables
-class Tables(nnx.Module):
-    """Convolutions of tables for pixels from 0 to 255."""
-
-    def __init__(self, rngs: nnx.Rngs):
-        self.net = TableNet((28, 28, 1), 10, 32, n_detectors=32, n_anchors=6, rngs=rngs)
-
-    def __call__(self, images: jax.Array) -> jax.Array:
-        return self.net(images[..., None] / 255)
-
-
 def change(key: jax.Array, images: jax.Array) -> jax.Array:
     """Mirror half of the images, and shift each by at most a pixel in each direction."""
     shift_key, mirror_key = jax.random.split(key)
-    padded = jnp.pad(images, ((0, 0), (1, 1), (1, 1)))
+    padded = jnp.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
     first = jax.random.randint(shift_key, (len(images), 2), 0, 3)
-    shifted = jax.vmap(lambda image, at: jax.lax.dynamic_slice(image, at, images.shape[1:]))(padded, first)
-    return mirror(mirror_key, shifted)
+    cut = lambda image, at: jax.lax.dynamic_slice(image, (*at, 0), images.shape[1:])  # noqa: E731
+    return mirror(mirror_key, jax.vmap(cut)(padded, first)[..., 0])[..., None]
 
 
 def run_tables(path: Path, seed: int) -> dict[str, Any]:
@@ -95,44 +77,14 @@ def run_tables(path: Path, seed: int) -> dict[str, Any]:
     train, test = found.train, found.test
     assert isinstance(train, datasets.Samples)
     assert isinstance(test, datasets.Samples)
-    structure: Structure[Tables] = Structure(Tables)
-    adam = optax.scale_by_adam(b1=0.9, b2=0.999)
-
-    def step(number: jax.Array, state: Any, others: Any, x: jax.Array, y: jax.Array) -> Any:
-        params, moments, average = state
-        choice, changes = jax.random.split(jax.random.fold_in(jax.random.key(seed), number))
-        ids = jax.random.randint(choice, (BATCH,), 0, len(x))
-        images = change(changes, x[ids].astype(jnp.float32).reshape(-1, 28, 28))
-
-        def loss(params: Any) -> jax.Array:
-            logits = structure.model(params, others)(images)
-            return optax.softmax_cross_entropy_with_integer_labels(logits, y[ids]).mean()
-
-        done = number / STEPS
-        rate = RATE * jnp.minimum(jnp.minimum(1, (1 - done) / COOLDOWN), (number + 1) / 50)
-        with jax.numpy_dtype_promotion("standard"):
-            updates, moments = adam.update(jax.grad(loss)(params), moments)
-        params = jax.tree.map(lambda p, u: p - rate * u, params, updates)
-        stays = jnp.minimum(AVERAGE, (number + 1) / (number + 10))
-        return params, moments, jax.tree.map(lambda a, p: stays * a + (1 - stays) * p, average, params)
-
-    @jax.jit
-    def trained(x: jax.Array, y: jax.Array) -> Any:
-        params, others = structure.sample_variables(jax.random.key(seed))
-        state = params, adam.init(params), params
-        state = jax.lax.fori_loop(0, STEPS, lambda i, state: step(i, state, others, x, y), state)
-        return state[2], others
-
-    @jax.jit
-    def classes(params: Any, others: Any, x: jax.Array) -> jax.Array:
-        images = x.astype(jnp.float32).reshape(-1, 28, 28)
-        return structure.model(params, others)(images).argmax(-1)
-
+    rates = Rates(steps=7500, rate=0.01, warmup=50, average=0.999)
+    build = _tables(32, n_detectors=32, n_anchors=6)
+    network = Network(build=build, rates=rates, change=change, b2=0.999)
+    program = Program(network, (28, 28, 1), 10)
+    x, tested = (part.x.reshape(-1, 28, 28, 1).astype(np.float32) / 255 for part in (train, test))
     start = time.perf_counter()
-    params, others = trained(jnp.asarray(train.x), jnp.asarray(train.y))
-    parts = [test.x[first : first + AT_ONCE] for first in range(0, len(test.x), AT_ONCE)]
-    answers = np.concatenate([np.asarray(classes(params, others, jnp.asarray(part))) for part in parts])
-    right = round(100 * float((answers == test.y).mean()), 2)
+    answers = program.run(jax.random.key(seed), rates_of(rates), x, train.y, tested)[2]
+    right = round(100 * float((np.asarray(answers) == test.y).mean()), 2)
     seconds = time.perf_counter() - start
     row = {
         "data": "Fashion-MNIST",
@@ -142,8 +94,13 @@ def run_tables(path: Path, seed: int) -> dict[str, Any]:
         "hard": right,
         "soft": right,
     }
-    row |= {"gates": None, "survive": None, "parameters": structure.n_parameters(), "steps": STEPS}
-    return row | _facts({"train": len(train.y), "test": len(test.y)}, seconds)
+    sizes = {
+        "gates": None,
+        "survive": None,
+        "parameters": program.structure.n_parameters(),
+        "steps": rates.steps,
+    }
+    return row | sizes | _facts({"train": len(train.y), "test": len(test.y)}, seconds)
 
 
 # ------------------------------------------------------------------------------------- table

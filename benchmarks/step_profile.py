@@ -1,14 +1,13 @@
 """Profile of a GPT training step on a GPU: `python benchmarks/step_profile.py --preset small --set features=1024`.
 
 Prints for each feed-forward layer the startup seconds (structure, initial parameters, compilation), milliseconds per step, and time and launches per kernel
-group in a profile. `--hlo FOLDER` writes the compiled programs. Inputs are random bytes.
+group in a profile. Inputs are random bytes.
 """
 
 import collections
 import re
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -36,7 +35,7 @@ def kind_of(name: str) -> str:
     return next(found, "fusions")
 
 
-def measure(values: dict[str, Any], hlo: Path | None, limit: int) -> None:
+def measure(values: dict[str, Any], limit: int) -> None:
     """Print the times of one model."""
     parts: dict[str, float] = {}
 
@@ -50,7 +49,7 @@ def measure(values: dict[str, Any], hlo: Path | None, limit: int) -> None:
     configs = presets.make(GPTConfig, values), presets.make(TrainingConfig, values)
     run = time_part("structure", lambda: Run(*configs, text))
     state = time_part("parameters", run.init)
-    program, advance = time_part("compilation", lambda: run.advance.compiled(run.abstract()))
+    _, advance = time_part("compilation", lambda: run.advance.compiled(run.abstract()))
 
     def steps(count: int) -> Any:
         nonlocal state
@@ -61,8 +60,6 @@ def measure(values: dict[str, Any], hlo: Path | None, limit: int) -> None:
     ms = 1e3 * min(time_calls(lambda: steps(STEPS), 3)) / STEPS
     startup = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts.items())
     print(f"{values['feed_forward']}: {startup}, {ms:.2f} ms a step", flush=True)
-    if hlo is not None:
-        (hlo / f"{values['feed_forward']}.txt").write_text(program.as_text())
     times, kinds = collections.defaultdict(list), collections.defaultdict(list)
     for launches in kernel_launches(lambda: jax.block_until_ready(steps(5))).values():
         for name, begin, end in launches:
@@ -80,13 +77,12 @@ def main() -> None:
         __doc__,
         **OPTIONS,
         layers=("dense,projection_lut", "feed-forward layers, separated by commas"),
-        hlo=(Path, "write compiled programs into this folder"),
         limit=(40, "number of printed kernels"),
     )
     values = values_of(given)
     print(about())
     for layer in given.layers.split(","):
-        measure(values | {"feed_forward": layer}, given.hlo, given.limit)
+        measure(values | {"feed_forward": layer}, given.limit)
 
 
 if __name__ == "__main__":

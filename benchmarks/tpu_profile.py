@@ -25,20 +25,8 @@ from harness import parse, print_table  # beside this file
 CASES: dict[str, tuple[str, dict[str, int]]] = {
     "lookup 4096 x 16, 6 bits, 128 outputs": ("lookup", {"batch": 4096, "detectors": 16, "bits": 6, "outputs": 128}),
     "lookup 4096 x 16, 10 bits, 256 outputs": ("lookup", {"batch": 4096, "detectors": 16, "bits": 10, "outputs": 256}),
-    "weighted_lookup 4096 x 16 x 2, 64 rows, 128 outputs":
-        ("weighted_lookup", {"batch": 4096, "detectors": 16, "ways": 2, "rows": 64, "outputs": 128}),
-    "scored_lut 2048 x 8 x 16, 8 bits, 48 outputs":
-        ("scored_lut", {"batch": 2048, "groups": 8, "detectors": 128, "bits": 8, "inputs": 48, "outputs": 48}),
-    "lookup_attention 128 x 32 x 64, 6 + 6 + 4 bits, 32 outputs":
-        ("lookup_attention", {"batch": 128, "queries": 32, "detectors": 64, "bits": 6, "position_bits": 4, "outputs": 32}),
     "lookup_attention 8 x 32 x 16, 6 + 6 + 4 bits, 32 outputs":
         ("lookup_attention", {"batch": 8, "queries": 32, "detectors": 16, "bits": 6, "position_bits": 4, "outputs": 32}),
-    "lut_pair_attention 128 x 32 x 64, 6 bits, 32 outputs": ("lut_pair_attention", {
-        "batch": 128, "queries": 32, "inputs": 32, "detectors": 64, "bits": 6, "position_bits": 4, "outputs": 32}),
-    "bilinear_gates 16384 of 16384, 4096 samples":
-        ("bilinear_gates", {"inputs": 16384, "gates": 16384, "batch": 4096, "features_first": 1}),
-    "bilinear_gates 2000 of 2000, 512 samples":
-        ("bilinear_gates", {"inputs": 2000, "gates": 2000, "batch": 512, "features_first": 1}),
 }  # fmt: skip
 IMPLEMENTATIONS = ("reference", "xla", "pallas/tpu")
 _DUMP = "--xla_jf_dump_to={0} --xla_jf_dump_llo_text=true"
@@ -46,9 +34,9 @@ _ESTIMATE = "--xla_jf_dump_static_llo_profile_to={0}/profile"
 _ESTIMATES = r'hlo_op_name: "(.*)"\s+estimated_cycles: (\d+)\s+num_equivalent_hlos: (\d+)'
 
 
-def profile(case: str, implementation: str, direction: str, tpu: str) -> dict[str, float | str]:
+def profile(case: str, implementation: str, tpu: str) -> dict[str, float | str]:
     """Return the profile of a program, compiled in a new process: the compiler reads its options once."""
-    arguments = [case, implementation, direction, tpu]
+    arguments = [case, implementation, tpu]
     with tempfile.TemporaryDirectory() as folder:
         dump, estimates = Path(folder), Path(folder) / "profile"
         estimates.mkdir()
@@ -114,7 +102,7 @@ def bundles(folder: Path, name: str) -> int:
     return loops[0][0]
 
 
-def compile_case(case: str, implementation: str, direction: str, tpu: str) -> dict[str, float | str]:
+def compile_case(case: str, implementation: str, tpu: str) -> dict[str, float | str]:
     """Compile a case, and return its bounds and memory."""
     import jax
 
@@ -126,8 +114,8 @@ def compile_case(case: str, implementation: str, direction: str, tpu: str) -> di
     program = testing.program(
         testing.case(op, "primes", **sizes), None if implementation == "reference" else implementation
     )
-    if direction == "forward" and program.forward is not None:
-        program = program.forward
+    assert program.forward is not None
+    program = program.forward
     function = program.expected if implementation == "reference" else program.function
     compiled = _ahead_of_time.compile_for_tpu(function, *program.shapes(), tpu=tpu)
     chip = named(tpu)
@@ -135,9 +123,8 @@ def compile_case(case: str, implementation: str, direction: str, tpu: str) -> di
     moved = sum(a.size * a.dtype.itemsize for a in arrays)
     found: dict[str, float | str] = {"bandwidth_s": moved / chip.bandwidth, "clock": chip.clock}
     if op == "lookup":
-        passes = 3 if direction == "forward" else 9
         rows = sizes["batch"] * sizes["detectors"] * 2 ** sizes["bits"]
-        found["matrix_s"] = 2 * rows * sizes["outputs"] * passes / chip.flops
+        found["matrix_s"] = 2 * rows * sizes["outputs"] * 3 / chip.flops  # three passes
     found["temporary_bytes"] = compiled.memory_analysis().temp_size_in_bytes
     found["loops"] = "while" if re.search(r"= [^\n]* while\(", compiled.as_text()) else ""
     return found
@@ -152,16 +139,13 @@ def _time(seconds: float | str | None) -> str:
 def rows(given: Any) -> Iterator[list[str]]:
     """Yield rows of the table."""
     cases = [case for case in CASES if any(part in case for part in given.case)]
-    for case, tpu, direction, implementation in itertools.product(
-        cases, given.tpu, given.direction, given.implementation
-    ):
-        found = profile(case, implementation, direction, tpu)
+    for case, tpu, implementation in itertools.product(cases, given.tpu, IMPLEMENTATIONS):
+        found = profile(case, implementation, tpu)
         shown = found.get("error") or f"{found['cycles']:,}"
         time = None if "error" in found else float(found["cycles"]) / float(found["clock"])
         notes = " (a loop counts once)" * bool(found.get("loops")) + " (bundles)" * bool(found.get("bundles"))
-        named = {"forward": "forward", "backward": "forward + backward"}[direction]
         bounds = (_time(found.get(name)) for name in ("bandwidth_s", "matrix_s"))
-        yield [case, tpu, named, implementation, str(shown), _time(time) + notes, *bounds]
+        yield [case, tpu, "forward", implementation, str(shown), _time(time) + notes, *bounds]
 
 
 def main() -> None:
@@ -169,8 +153,6 @@ def main() -> None:
         __doc__,
         tpu=(["v5e", "v6e"], "generations"),
         case=([""], "parts of case names; default: all"),
-        implementation=(list(IMPLEMENTATIONS), "implementations"),
-        direction=(["forward", "backward"], "directions"),
         compile=([str], argparse.SUPPRESS),
     )
     if given.compile:
