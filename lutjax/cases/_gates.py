@@ -1,6 +1,7 @@
 """Shared arguments and traffic for gates."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -147,4 +148,13 @@ def traffic(s: Sizes, parameter: Parameter) -> GateTraffic:
         parameters=math.prod(parameter.shape(n_gates, bits)),
         wires=n_gates * bits,
         readers=n_inputs * _fan_out(s),
+    )
+
+
+def functions(parameter: Parameter, low: float = 0.0) -> tuple[Callable[..., Any], ...]:
+    """Return `case`, `measured` and `traffic` of an op with this parameter."""
+    return (
+        functools.partial(case, parameter=parameter),
+        functools.partial(measured, parameter=parameter, low=low),
+        functools.partial(traffic, parameter=parameter),
     )

@@ -1,7 +1,7 @@
 """Cases of `lutjax.bilinear_gates`."""
 
 from lutjax.cases import _gates
-from lutjax.cases._case import Case, Draw, Size, Sizes, Tag
+from lutjax.cases._case import Size, Tag
 from lutjax.cases._traffic import Kind
 
 GATES = Kind("gates", ("batch", "inputs", "gates"))
@@ -21,17 +21,4 @@ SIZES = {
     "gates-2000": GATES.size(100, 2000, 2000, tags=(Tag.BENCH, Tag.TUNE, Tag.CPU)),
 }
 
-
-def case(draw: Draw, s: Sizes) -> Case:
-    """Return the case for some sizes."""
-    return _gates.case(draw, s, _gates.COEFFICIENTS)
-
-
-def measured(draw: Draw, s: Sizes) -> Case:
-    """Return the measured case for some sizes."""
-    return _gates.measured(draw, s, _gates.COEFFICIENTS)
-
-
-def traffic(s: Sizes) -> _gates.GateTraffic:
-    """Return the bytes moved by `measured`."""
-    return _gates.traffic(s, _gates.COEFFICIENTS)
+case, measured, traffic = _gates.functions(_gates.COEFFICIENTS)

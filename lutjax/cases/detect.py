@@ -14,7 +14,6 @@ SIZES = {
 
 
 def case(draw: Draw, s: Sizes) -> Case:
-    """Return the case for some sizes."""
     axes = Axes(0, 1)
     return draw.case(
         {"x": draw.inputs((s["batch"], s["inputs"]))},

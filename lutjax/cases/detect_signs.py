@@ -13,7 +13,6 @@ SIZES = {
 
 
 def case(draw: Draw, s: Sizes) -> Case:
-    """Return the case for some sizes."""
     axes = Axes(0, 0)
     return draw.case(
         {"positions": draw.inputs((s["batch"], s["bits"]))},

@@ -110,5 +110,4 @@ class NetworkTraffic:
 
 
 def traffic(s: Sizes) -> NetworkTraffic:
-    """Return the bytes moved by `measured`."""
     return NetworkTraffic(s)

@@ -92,7 +92,6 @@ def _fan_out(s: Sizes) -> int:
 
 
 def traffic(s: Sizes) -> GateTraffic:
-    """Return the bytes moved by `measured`."""
     places = places_of(s)
     return GateTraffic(
         inputs=math.prod(places.image) * s["channels"] * s["batch"],

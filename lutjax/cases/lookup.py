@@ -31,7 +31,6 @@ SIZES = {
 
 
 def case(draw: Draw, s: Sizes) -> Case:
-    """Return the case for some sizes."""
     d = Detections()
     d.add("detection", draw.detection((s["batch"], s["detectors"]), s["bits"]), Axes(0, 1))
     return draw.case(
@@ -45,7 +44,6 @@ def case(draw: Draw, s: Sizes) -> Case:
 
 
 def measured(draw: Draw, s: Sizes) -> Case:
-    """Return `lutjax.lut` at some sizes."""
     return draw.case(
         {
             "weights": draw.weights((s["detectors"], 2 ** s["bits"], s["outputs"])),
@@ -61,7 +59,6 @@ def measured(draw: Draw, s: Sizes) -> Case:
 
 
 def traffic(s: Sizes) -> LookUpTraffic:
-    """Return the bytes moved by `measured`."""
     uses = s["batch"] * s["detectors"]
     return LookUpTraffic(
         table=(s["detectors"], 2 ** s["bits"], s["outputs"]),

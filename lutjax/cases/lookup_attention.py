@@ -73,7 +73,6 @@ SIZES = {
 
 
 def case(draw: Draw, s: Sizes) -> Case:
-    """Return the case for some sizes."""
     n_detectors, n_keys = s["detectors"], s.get("keys", s["queries"])
     q_bits, k_bits, p_bits = s["bits"], s.get("key_bits", s["bits"]), s["position_bits"]
     n_rows = 2 ** (q_bits + k_bits + p_bits)
@@ -106,10 +105,8 @@ def case(draw: Draw, s: Sizes) -> Case:
 
 
 def measured(draw: Draw, s: Sizes) -> Case:
-    """Return `lutjax.lut_attention` at some sizes."""
     return _sequences.measured(draw, s, _address_bits(s), compared=s["inputs"], function="lut_attention")
 
 
 def traffic(s: Sizes) -> LookUpTraffic:
-    """Return the bytes moved by `measured`."""
     return _sequences.traffic(s, _address_bits(s), stores_detections=True)

@@ -94,7 +94,6 @@ def _case(draw: Draw, s: Sizes, images: jax.Array, fixed: Arrays) -> Case:
 
 
 def traffic(s: Sizes) -> LookUpTraffic:
-    """Return the bytes moved by `measured`."""
     windows = windows_of(s)
     n_places = s["batch"] * math.prod(windows.places)
     return LookUpTraffic(

@@ -54,7 +54,6 @@ SIZES = {
 
 
 def case(draw: Draw, s: Sizes) -> Case:
-    """Return the case for some sizes."""
     n_detectors, n_inputs, p_bits = s["detectors"], s["inputs"], s["position_bits"]
     n_keys = s.get("keys", s["queries"])
     options, arrays, axes = _sequences.pair_options(draw, s, n_keys)
@@ -112,5 +111,4 @@ def measured(draw: Draw, s: Sizes) -> Case:
 
 
 def traffic(s: Sizes) -> LookUpTraffic:
-    """Return the bytes moved by `measured`."""
     return _sequences.traffic(s, s["bits"], stores_detections=False)

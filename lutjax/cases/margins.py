@@ -31,7 +31,6 @@ def inputs_of(draw: Draw, s: Sizes) -> jax.Array:
 
 
 def case(draw: Draw, s: Sizes) -> Case:
-    """Return the case for some sizes."""
     return draw.case(
         {"x": inputs_of(draw, s)},
         {"anchors": anchors_of(draw, s)},

@@ -84,7 +84,6 @@ SIZES = {
 
 
 def case(draw: Draw, s: Sizes) -> Case:
-    """Return the case for some sizes."""
     read = READS[s.get("read", 0)]
     names = tuple(read.initial())
     differentiable = {
@@ -189,7 +188,6 @@ class ScoredTraffic:
 
 
 def traffic(s: Sizes) -> ScoredTraffic:
-    """Return the bytes moved by `measured`."""
     read = READS[s.get("read", 0)]
     ways = getattr(read, "ways", 2)
     per_group = s["batch"] * s["groups"]

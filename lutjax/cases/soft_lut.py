@@ -1,7 +1,6 @@
 """Cases of `lutjax.soft_lut`."""
 
 from lutjax.cases import _gates
-from lutjax.cases._case import Case, Draw, Sizes
 from lutjax.cases._traffic import Kind
 
 SOFT = Kind(
@@ -14,17 +13,4 @@ KINDS = (SOFT,)
 
 SIZES = {**_gates.TESTED, "soft-lut": SOFT.size(4096, 16384, 16384, 4)}
 
-
-def case(draw: Draw, s: Sizes) -> Case:
-    """Return the case for some sizes."""
-    return _gates.case(draw, s, _gates.TABLE)
-
-
-def measured(draw: Draw, s: Sizes) -> Case:
-    """Return the measured case for some sizes."""
-    return _gates.measured(draw, s, _gates.TABLE)
-
-
-def traffic(s: Sizes) -> _gates.GateTraffic:
-    """Return the bytes moved by `measured`."""
-    return _gates.traffic(s, _gates.TABLE)
+case, measured, traffic = _gates.functions(_gates.TABLE)

@@ -45,7 +45,6 @@ SIZES = {
 
 
 def case(draw: Draw, s: Sizes) -> Case:
-    """Return the case for some sizes."""
     if "longest" in s:
         return _edge_case(draw, s)
     n_rows, n_outputs = 2 ** s["bits"], s["outputs"]
@@ -128,6 +127,5 @@ def measured(draw: Draw, s: Sizes) -> Case:
 
 
 def traffic(s: Sizes) -> LookUpTraffic:
-    """Return the bytes moved by `measured`."""
     dense = lookup.traffic(s)
     return dataclasses.replace(dense, table=(*dense.table[:2], s["slots"]), targets=s["slots"])

@@ -49,10 +49,11 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
           features-first kernels.
     """
     leaves, structure = jax.tree.flatten(call.values())
-    if not all(isinstance(a, jax.Array) for a in leaves):
+    # Lists, also below: a generator would add a Python call for every array.
+    if [a for a in leaves if not isinstance(a, jax.Array)]:
         call = jax.tree.map(as_jax, call)
         leaves = jax.tree.leaves(call.values())
-    traced = any(isinstance(a, jax.core.Tracer) for a in leaves)
+    traced = bool([a for a in leaves if isinstance(a, jax.core.Tracer)])
     _refuse_in_fork(call.op)
     kernel_registry.follow_coroutine(traced=traced)
     names = kernel_registry.request(call.op, implementation)
@@ -292,7 +293,7 @@ def _jitted(
     """
 
     def outer(*args: Any) -> Any:
-        if not any(_meshes.explicit_axes(a) for a in jax.tree.leaves(args)):
+        if not [a for a in jax.tree.leaves(args) if _meshes.explicit_axes(a)]:
             return function(*args)
         with _meshes.mesh_of(args):
             return on_explicit_axes(*args)

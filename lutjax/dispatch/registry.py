@@ -744,10 +744,7 @@ class KernelRegistry:
         self._elsewhere.setdefault(op, []).append(spec)
 
     def announced(self, op: str, name: str) -> KernelSpec | None:
-        """Return the announced implementation by name if its package is missing.
-
-        See `announce`.
-        """
+        """Return the announced implementation by name if its package is missing. See `announce`."""
         return next((spec for spec in self._missing(op) if name in spec.names), None)
 
     def not_installed(self, op: str, name: str) -> str | None:
@@ -1199,7 +1196,7 @@ def public_modules(package: str) -> list[str]:
     """Return the sorted names of a package's public modules, without importing the package."""
     found = importlib.util.find_spec(package)
     folders = None if found is None else found.submodule_search_locations
-    return sorted(m.name for m in pkgutil.iter_modules(folders) if not (m.ispkg or m.name.startswith("_")))
+    return sorted([m.name for m in pkgutil.iter_modules(folders) if not (m.ispkg or m.name.startswith("_"))])
 
 
 def _sort_by_preference(specs: Iterable[KernelSpec]) -> tuple[KernelSpec, ...]:
@@ -1213,7 +1210,7 @@ def devices_of(leaves: Iterable[Any]) -> tuple[Device, ...]:
     determined where the function and its captured constants will reside.
     """
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
-    if arrays and not any(isinstance(a, jax.core.Tracer) for a in arrays):
+    if arrays and not [a for a in arrays if isinstance(a, jax.core.Tracer)]:
         return (_device(next(iter(arrays[0].devices()))),)
     abstract = _compat.abstract_device()
     if abstract is not None:

@@ -24,9 +24,6 @@ def call(
 
     Args:
       kernel: function that takes references, as for `pallas_call`.
-      inputs: input arrays.
-      outputs: output shapes and dtypes.
-      name: kernel name in profiles.
       options: `pallas_call` options: grid, block specs, scratch memory, `compiler_params`.
 
     Returns:

@@ -52,9 +52,6 @@ class GateTile:
     Attributes:
       config: kernel config. `rows` are samples, `outputs` gates or inputs, and `detectors` consecutive
         sample tiles per program.
-      device: the device.
-      n_samples: number of samples.
-      n_features: number of gates or inputs.
       n_groups: number of programs per sample and feature tile.
     """
 
@@ -162,10 +159,7 @@ def rule(sizes: Sizes, values: int, arrays: int = 1, warps: int = 4, samples: in
     """Return tiles with `values` elements and at most `samples` samples.
 
     Args:
-      sizes: call sizes.
-      values: elements per tile.
       arrays: number of ``x``-sized arrays that must stay in the L2 cache.
-      warps: warps per program.
       samples: maximum samples per tile.
     """
     of_sample = arrays * max(sizes["inputs"], 1) * sizes["bits"] // 8

@@ -205,10 +205,7 @@ def with_products(
     """Pass ``<dy, row>`` for each query and each row under its ids to `use`.
 
     Args:
-      pairs: query and key pairs.
       ids: query ids ``[T, m, B, L]``, `m` per query.
-      dy: output gradient.
-      device: the device.
       use: takes products ``[detectors, m * B * L, rows per id]`` for some detectors, the first
         detector, and arrays; returns the arrays.
       shapes: array shapes; the arrays start as zeros.

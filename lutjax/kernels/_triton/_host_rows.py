@@ -36,9 +36,6 @@ def read(cell: int, index: jax.Array, shape: tuple[int, int, int], dtype: Any, d
     Args:
       cell: address of the cell with the row address.
       index: int32, ``[n, T, K]``.
-      shape: table shape, ``(T, rows, O)``.
-      dtype: table dtype.
-      device: the device.
     """
     n_tables, n_rows, width = shape
     # The address is a constant of the program and so part of its key in a compilation cache: a

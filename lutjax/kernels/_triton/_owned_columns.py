@@ -163,9 +163,6 @@ def sums(
       rows: int32 ``[T, n]``, packed by `pack_offsets`.
       factors: float32 ``[K, T, n]`` of one or two ways with different rows; 0 adds nothing.
       dy: ``[n, G, O]``, or ``[n, 1, O]`` for all groups.
-      tables: shape of the tables.
-      groups: number of groups of tables.
-      device: the device.
     """
     n_tables, n_rows, n_outputs = tables
     n, each, ways = rows.shape[1], n_tables // groups, len(factors)

@@ -46,9 +46,7 @@ class RowTile:
     """Tiles for a call: the config's sizes, but no larger than the arrays.
 
     Attributes:
-      config: kernel config.
       n_reads, n_outputs, n_detectors: reads per detector, outputs, and detectors.
-      device: the device.
       all_outputs: whether a program visits all outputs, block by block.
       n_groups: number of detector groups with separate outputs; a block lies in one group.
 

@@ -25,7 +25,6 @@ def unsupported_arguments(request: Request, *dtypes: str) -> str | None:
     """Return the reason that a call's dtypes or update rule are unsupported, or None.
 
     Args:
-      request: the request.
       *dtypes: supported dtypes in addition to floats and int32.
     """
     for leaf in jax.tree.leaves((request.call, request.step)):
@@ -37,12 +36,7 @@ def unsupported_arguments(request: Request, *dtypes: str) -> str | None:
 
 
 def few_additions(request: Request, n_reads: int) -> Deferral | None:
-    """Return a deferral to plain JAX for small updates, which kernel launches dominate.
-
-    Args:
-      request: the request, in any direction.
-      n_reads: number of row reads.
-    """
+    """Return a deferral to plain JAX for small updates, which kernel launches dominate."""
     step, weights = request.step, request.call.weights
     if step is None:
         return None
@@ -59,13 +53,7 @@ def few_additions(request: Request, n_reads: int) -> Deferral | None:
 def few_pair_additions(
     request: Request, call: LookupAttention | LutPairAttention, queries: tuple[int, ...]
 ) -> Deferral | None:
-    """Return `few_additions` for attention, which reads a row per counted pair and detector.
-
-    Args:
-      request: the request.
-      call: its call.
-      queries: shape of the queries, ``(samples, queries, ...)``.
-    """
+    """Return `few_additions` for attention, which reads a row per counted pair and detector."""
     n_samples, n_queries, *_ = queries
     n_keys = n_queries if call.window is None else min(n_queries, call.window)
     # Keys precede queries, so about half of all pairs count.

@@ -63,16 +63,10 @@ def launch(
     `outputs`, `zeroed` and again `in_place`; then its `Constants`.
 
     Args:
-      kernel: the kernel.
-      *inputs: input arrays.
       outputs: output arrays; the kernel must write every element.
       zeroed: zero-initialized output arrays.
       in_place: arrays that the kernel updates in their own memory, if jit may donate them.
       programs: number of programs; with 0 nothing runs.
-      device: the device.
-      warps: warps per program.
-      stages: loop pipeline stages.
-      **constants: kernel constants.
 
     Returns:
       The `outputs`, `zeroed` and `in_place` arrays.

@@ -130,11 +130,9 @@ def _margins(
     """Return margin gradients for queries, keys and, if needed, positions."""
     weights, query, key, position = call.weights, call.query, call.key, call.position
     of_products = _histograms.faster("margins", pairs)
-    config = (
-        _OF_PRODUCTS
-        if of_products
-        else launch_of("lookup_attention.margins", pairs.sizes, device, _margins_rule)
-    )
+    config = _OF_PRODUCTS
+    if not of_products:
+        config = launch_of("lookup_attention.margins", pairs.sizes, device, _margins_rule)
     # A margin needs the whole inner product, so a program visits all outputs.
     tile = pairs.tile(config, device, all_outputs=True)
     q_flip, k_flip = major(query.flip) << pairs.query_shift, major(key.flip) << pairs.key_shift
@@ -205,9 +203,7 @@ def add_rows(
     # 128 x 32). Frequently read rows are cached already.
     rarely_read = n_samples * n_queries * pairs.sizes["keys"] <= 4 * pairs.weights.shape[1]
     arguments = {"PREFETCH": rarely_read, **pairs.arguments(tile)}
-    if pairs.targets is not None:
-        return addition(_add_slots, *pairs.arrays, pairs.lists, dy, **arguments)
-    return addition(_add_rows, *pairs.arrays, dy, **arguments)
+    return addition(_add_rows, *pairs.arrays, pairs.lists, dy, **arguments)
 
 
 # ------------------------------------------------------------------------------------- launches
@@ -445,6 +441,7 @@ def _add_rows(
     query_segments,
     key_segments,
     blocks,
+    targets,
     dy,
     step,
     first,
@@ -456,51 +453,13 @@ def _add_rows(
 ):
     j, b, output, output_exists, group = _row_tiles.locate_query(c.n_queries, c.n_outputs, c)
     place, low, high, visited = _keys(j, b, start, blocks, c)
-    value = tl.load(dy + (b * c.n_queries + j) * c.n_outputs + output, mask=output_exists, other=0).to(c.ACC)
-    # All keys of a query add the same value, which is converted once.
-    value = tl.broadcast_to(_row_tiles.addend(value * tl.load(step), c)[None, :], (c.ROWS, c.OUTPUTS))
-    first_detector = tl.load(first)
-    for first_key in range(0, visited, c.ROWS):
-        number = first_key + tl.arange(0, c.ROWS)
-        i = _key(number, low, j, blocks, c)
-        counts = _counts(number < visited, i, low, high, b, j, query_segments, key_segments, c)
-        for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_tables)):
-            bits = _bits(query, key, position, first_detector + t, b, j, i, place, counts, True, c)
-            row = _row_tiles.offset(bits, c)
-            at = row[:, None] + output[None, :]
-            table = _row_tiles.table(total, t, c)
-            if c.PREFETCH:
-                _row_tiles.prefetch(table + row)
-            if c.TOUCH:
-                _row_tiles.touch(touched, t, bits, counts, c)
-            # Relaxed order suffices: nothing reads the tables before the kernel ends.
-            tl.atomic_add(table + at, value, mask=counts[:, None] & output_exists[None, :], sem="relaxed")
-
-
-@kernel
-def _add_slots(
-    query,
-    key,
-    position,
-    start,
-    query_segments,
-    key_segments,
-    blocks,
-    targets,
-    dy,
-    step,
-    first,
-    unused0,
-    unused1,
-    total,
-    touched,
-    c: tl.constexpr,
-):
-    j, b, slot, slot_exists, group = _row_tiles.locate_query(c.n_queries, c.n_outputs, c)
-    place, low, high, visited = _keys(j, b, start, blocks, c)
     of_query = dy + (b * c.n_queries + j) * c.WIDTH
     factor = tl.load(step)
     first_detector = tl.load(first)
+    if not c.TARGETS:
+        # All keys of a query add the same value, which is converted once.
+        value = tl.load(of_query + output, mask=output_exists, other=0).to(c.ACC) * factor
+        value = tl.broadcast_to(_row_tiles.addend(value, c)[None, :], (c.ROWS, c.OUTPUTS))
     for first_key in range(0, visited, c.ROWS):
         number = first_key + tl.arange(0, c.ROWS)
         i = _key(number, low, j, blocks, c)
@@ -508,18 +467,20 @@ def _add_slots(
         for n in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_tables)):
             t = first_detector + n
             bits = _bits(query, key, position, t, b, j, i, place, counts, True, c)
-            inside = counts[:, None] & slot_exists[None, :]
-            target = _targets(targets, t, bits, slot, inside, c)
-            value = tl.load(of_query + target, mask=target >= 0, other=0).to(c.ACC) * factor
+            inside = counts[:, None] & output_exists[None, :]
+            if c.TARGETS:
+                # Unused slots add 0: additions to whole rows take one instruction for four elements.
+                target = _targets(targets, t, bits, output, inside, c)
+                value = tl.load(of_query + target, mask=target >= 0, other=0).to(c.ACC) * factor
+                value = _row_tiles.addend(value, c)
             row = _row_tiles.offset(bits, c)
             table = _row_tiles.table(total, n, c)
             if c.PREFETCH:
                 _row_tiles.prefetch(table + row)
             if c.TOUCH:
                 _row_tiles.touch(touched, n, bits, counts, c)
-            at = table + (row[:, None] + slot[None, :])
-            # Unused slots add 0: additions to whole rows take one instruction for four elements.
-            tl.atomic_add(at, _row_tiles.addend(value, c), mask=inside, sem="relaxed")
+            # Relaxed order suffices: nothing reads the tables before the kernel ends.
+            tl.atomic_add(table + (row[:, None] + output[None, :]), value, mask=inside, sem="relaxed")
 
 
 @kernel

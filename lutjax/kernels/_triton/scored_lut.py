@@ -131,8 +131,6 @@ def run_parts(
     """Run a call in parts of its samples, one after the other, and combine the results by name.
 
     Args:
-      call: the call.
-      n_parts: number of parts.
       of_part: computes outputs or gradients of a call with some of the samples, from the same
         samples of `arrays`. Results `y`, `x` and `keep` are concatenated, all others are added.
       *arrays: arrays with a sample axis in front.
@@ -244,11 +242,9 @@ def mended(call: ScoredLut, y: jax.Array, strange: jax.Array, samples: int, devi
     A row with infinities and a coefficient of 0 contributes nothing, but their product is NaN.
 
     Args:
-      call: the call.
       y: outputs ``[B, G, O]``.
       strange: int32 ``[G, B / samples, 32]``, nonzero if some outputs of these samples are not
       finite. samples: number of samples that share flags.
-      device: the device.
     """
     tile = _Tile.create("mended", _whole_rule, call, device)
     x, weights, ends, scalars, keep, _ = _inputs(tile)
@@ -264,10 +260,7 @@ def pull_back_products(
     """Return all gradients except that of the tables.
 
     Args:
-      call: the call.
       products: inner products of the row of each way and the output gradient, ``[K, T, B]``.
-      needs: names of gradients.
-      device: the device.
     """
     tile = _Tile.create("inputs", _rows_rule, call, device)
     n, n_inputs_of, n_inputs = call.x.shape
@@ -429,7 +422,6 @@ def _staged_inputs(tile: "_Tile", columns: int) -> tuple[tuple[jax.Array, ...], 
     """Return the arrays and constants of kernels that copy inputs to shared memory.
 
     Args:
-      tile: tiles of the call.
       columns: elements in shared memory per input and sample: the input, and its gradient sum.
     """
     x, _, _, scalars, keep, _ = _inputs(tile, reads_tables=False)
@@ -467,7 +459,6 @@ class _Tile:
     """Programs of a call: tiles of samples and outputs, and a table block of a group.
 
     Attributes:
-      call: the call.
       rows: tiles of one group.
       piece: size of the equal output tiles of a program; 0 for one or two tiles.
     """

@@ -351,10 +351,7 @@ def zero_of(
 def sum_of_table(
     weights: jax.Array, t: jax.Array, ways: Sequence[Way], accumulate: FixedPoint | None
 ) -> jax.Array:
-    """Sum the addends ``coefficient * row`` over ways.
-
-    `t`, ids and coefficients broadcast.
-    """
+    """Sum the addends ``coefficient * row`` over ways. `t`, ids and coefficients broadcast."""
     total: Any = 0
     for index, coefficient in ways:
         row = read(weights, t, index)

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from lutjax._compat import zeros_varying
 from lutjax.dispatch.registry import Device
-from lutjax.kernels._xla import _row_updates
+from lutjax.kernels._xla import _row_gathers, _row_updates
 from lutjax.kernels._xla._row_gathers import add, clamped, detectors, read
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import FixedPoint, addend_dtype, addends, result
@@ -46,7 +46,6 @@ class SlotRows:
 
     Attributes:
       targets: ``[T or 1, R or 1, K]``; `n_outputs` for unused slots.
-      n_outputs: number of outputs.
     """
 
     targets: jax.Array
@@ -182,3 +181,13 @@ class SlotRows:
 def _position_column(a: jax.Array) -> jax.Array:
     """Return positions as a column, ``[n, 1]``."""
     return jnp.arange(a.shape[0], dtype=jnp.int32)[:, None]
+
+
+def rows_of(call: Any) -> Any:
+    """Return the loops over the rows of an attention call: of its slots, or of `_row_gathers`."""
+    return SlotRows.from_call(call) if isinstance(call, HasTargets) else _row_gathers
+
+
+def slot_hits(call: Any, hits: _row_updates.Hits) -> _row_updates.Hits:
+    """Return hits with values per slot if the rows of an attention call have targets."""
+    return SlotRows.from_call(call).hits(call.weights, hits) if isinstance(call, HasTargets) else hits

@@ -11,8 +11,8 @@ position::
 ``margin`` and ``flip`` belong to the closer one of query and key, or to the position if it is
 closer than both.
 
-Work: tile by tile, see `_pair_tiles`: nothing of the size of all pairs exists. `rows` is a module
-or object with the loops of `_row_gathers`, or `SlotRows` for sparse rows.
+Work: tile by tile, see `_pair_tiles`: nothing of the size of all pairs exists. The loops over rows
+are those of `_row_gathers`, or of `SlotRows` for sparse rows.
 
 Numerics: sums use `addend_dtype`, tile after tile in fixed order. Ties go to the key. Ids are
 clamped.
@@ -20,7 +20,6 @@ clamped.
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,15 +28,15 @@ from lutjax._compat import zeros_varying
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _pair_tiles, _row_gathers, _row_updates
-from lutjax.kernels._xla._slot_rows import SlotRows
-from lutjax.ops.lookup_attention import LookupAttention, SparseLookupAttention
+from lutjax.kernels._xla._slot_rows import rows_of, slot_hits
+from lutjax.ops.lookup_attention import LookupAttention
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import addend_dtype, addends, result
 from lutjax.values._row_rules import RowState
 
 
-def forward_by(rows: Any, call: LookupAttention, *, device: Device) -> jax.Array:
-    weights, accumulate = call.weights, call.accumulate
+def forward(call: LookupAttention, *, device: Device) -> jax.Array:
+    weights, accumulate, rows = call.weights, call.accumulate, rows_of(call)
     pairs = _pair_tiles.plan(call, device)
     row = RowIds(pairs, call)
 
@@ -49,11 +48,11 @@ def forward_by(rows: Any, call: LookupAttention, *, device: Device) -> jax.Array
     return result(pairs.unpadded_rows(pairs.for_each_tile(body, y)), weights.dtype, accumulate)
 
 
-def backward_by(
-    rows: Any, call: LookupAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+def backward(
+    call: LookupAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
     weights, query, key, position = call.weights, call.query, call.key, call.position
-    accumulate = call.accumulate
+    accumulate, rows = call.accumulate, rows_of(call)
     pairs = _pair_tiles.plan(call, device)
     row = RowIds(pairs, call)
     # Padding queries have cotangents of zero, so they add nothing to tables.
@@ -136,20 +135,6 @@ def backward_by(
     return totals
 
 
-def forward(call: LookupAttention, *, device: Device) -> jax.Array:
-    return forward_by(_rows(call), call, device=device)
-
-
-def backward(
-    call: LookupAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
-) -> dict[str, jax.Array]:
-    return backward_by(_rows(call), call, cotangent, needs, device=device)
-
-
-def _rows(call: LookupAttention) -> Any:
-    return SlotRows.from_call(call) if isinstance(call, SparseLookupAttention) else _row_gathers
-
-
 def update(
     call: LookupAttention, cotangent: jax.Array, step: Step, *, device: Device
 ) -> tuple[jax.Array, RowState]:
@@ -166,10 +151,7 @@ def hits(call: LookupAttention, cotangent: jax.Array, *, device: Device) -> _row
         return lambda tile: _row_gathers.flat(ids(tile))
 
     dy = cotangent.astype(accumulator(call.weights.dtype))
-    hits = _row_updates.hits_of_pairs(pairs, dy, group_ids)
-    return (
-        SlotRows.from_call(call).hits(call.weights, hits) if isinstance(call, SparseLookupAttention) else hits
-    )
+    return slot_hits(call, _row_updates.hits_of_pairs(pairs, dy, group_ids))
 
 
 class RowIds:

@@ -10,13 +10,11 @@ positions[d]]``::
         c = slope(margin) * <dy[j], weights[t, row] - weights[t, row ^ flip]>
 
 Work: tile by tile (`_pair_tiles`); deltas are sums of terms per position (`_comparison_terms`).
-`rows` has the loops of `_row_gathers`, or is a `SlotRows`. Cotangents are summed per term, ``[C, T,
+The loops over rows are those of `_row_gathers`, or of `SlotRows`. Cotangents are summed per term, ``[C, T,
 B, L]``, and distributed to the inputs once, after all tiles.
 
 Numerics: sums use `addend_dtype`, tile after tile in fixed order. Anchors are clamped.
 """
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,17 +24,17 @@ from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _pair_tiles, _row_gathers, _row_updates
 from lutjax.kernels._xla._comparison_terms import Terms
-from lutjax.kernels._xla._slot_rows import SlotRows
+from lutjax.kernels._xla._slot_rows import rows_of, slot_hits
 from lutjax.kernels._xla.detect import closest, closest_pair
-from lutjax.ops.lut_pair_attention import LutPairAttention, SparseLutPairAttention
+from lutjax.ops.lut_pair_attention import LutPairAttention
 from lutjax.values._detection import Detection
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import addend_dtype, addends, result
 from lutjax.values._row_rules import RowState
 
 
-def forward_by(rows: Any, call: LutPairAttention, *, device: Device) -> jax.Array:
-    weights, accumulate = call.weights, call.accumulate
+def forward(call: LutPairAttention, *, device: Device) -> jax.Array:
+    weights, accumulate, rows = call.weights, call.accumulate, rows_of(call)
     pairs = _pair_tiles.plan(call, device)
     terms = TiledTerms(pairs, call)
 
@@ -48,10 +46,10 @@ def forward_by(rows: Any, call: LutPairAttention, *, device: Device) -> jax.Arra
     return result(pairs.unpadded_rows(pairs.for_each_tile(body, y)), weights.dtype, accumulate)
 
 
-def backward_by(
-    rows: Any, call: LutPairAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+def backward(
+    call: LutPairAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    weights, accumulate = call.weights, call.accumulate
+    weights, accumulate, rows = call.weights, call.accumulate, rows_of(call)
     need_x, need_keys, need_positions = (name in needs for name in ("x", "keys", "positions"))
     pairs = _pair_tiles.plan(call, device)
     terms = TiledTerms(pairs, call)
@@ -108,20 +106,6 @@ def backward_by(
     return totals
 
 
-def forward(call: LutPairAttention, *, device: Device) -> jax.Array:
-    return forward_by(_rows(call), call, device=device)
-
-
-def backward(
-    call: LutPairAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
-) -> dict[str, jax.Array]:
-    return backward_by(_rows(call), call, cotangent, needs, device=device)
-
-
-def _rows(call: LutPairAttention) -> Any:
-    return SlotRows.from_call(call) if isinstance(call, SparseLutPairAttention) else _row_gathers
-
-
 def update(
     call: LutPairAttention, cotangent: jax.Array, step: Step, *, device: Device
 ) -> tuple[jax.Array, RowState]:
@@ -142,12 +126,7 @@ def hits(call: LutPairAttention, cotangent: jax.Array, *, device: Device) -> _ro
         return lambda tile: _row_gathers.flat(terms.detect(tile).index)
 
     dy = cotangent.astype(accumulator(call.weights.dtype))
-    hits = _row_updates.hits_of_pairs(pairs, dy, group_ids)
-    return (
-        SlotRows.from_call(call).hits(call.weights, hits)
-        if isinstance(call, SparseLutPairAttention)
-        else hits
-    )
+    return slot_hits(call, _row_updates.hits_of_pairs(pairs, dy, group_ids))
 
 
 class TiledTerms(Terms):

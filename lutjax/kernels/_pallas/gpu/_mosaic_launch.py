@@ -41,7 +41,6 @@ def launch(
 
     Args:
       kernel: function that takes references to all inputs and outputs.
-      outputs: output shapes and dtypes. name: kernel name in profiles.
       grid: programs along each axis; neighbors along the last axis run at the same time. Kernels
         read their position with `jax.lax.axis_index`, and their warpgroup as axis ``"warpgroup"``.
       warpgroups: warpgroups per program; by default as many as `pipeline` requires.
