@@ -1,7 +1,6 @@
 """Cellular automata by seed, on pictures, and in time: `python benchmarks/automata.py life --seeds 0 1 2 [--set FIELD=VALUE ...]`.
 
-Each seed is trained separately (`--set runs=1` is the default) until three consecutive tests find no wrong bit, as in `lutjax train ca`, or with
-`--all-steps` to the end. The best hard automaton is tested every `eval_every` steps on new samples. A row contains the wrong bits per grid in the
+Each seed is trained separately (`--set runs=1` is the default) until three consecutive tests find no wrong bit, as in `lutjax train ca`. The best hard automaton is tested every `eval_every` steps on new samples. A row contains the wrong bits per grid in the
 best and the last test, the steps before the first test without a wrong bit, and the mean loss since the previous test. `--together` trains all seeds
 side by side in one program until all are done: for GPUs. `--rows docs/benchmarks/automata.csv` appends the rows to the file behind
 docs/appendix/cellular-automaton.md.
@@ -72,14 +71,11 @@ Tests = list[tuple[int, list[float]]]
 """Steps before each test, and the wrong bits of each run, or the best run."""
 
 
-def train(
-    experiment: Automaton, all_steps: bool = False, *, together: bool = False
-) -> tuple[Tests, float, State]:
+def train(experiment: Automaton, together: bool = False) -> tuple[Tests, float, State]:
     """Return all tests, the last mean loss, and the last state.
 
     Args:
       experiment: automaton and training.
-      all_steps: continue after the task is solved.
       together: test each of several runs and stop after all are solved, instead of the best one.
     """
     run, steps, every = experiment.run, experiment.record.training.steps, experiment.intervals.eval_every
@@ -91,7 +87,7 @@ def train(
         done, loss = done + count, float(mean)
         tests.append((done, run.wrong_of_runs(state) if together else [run.wrong(state)]))
         last = [any(wrong) for _, wrong in tests[-SOLVED_TESTS:]]
-        if not all_steps and last == [False] * SOLVED_TESTS:
+        if last == [False] * SOLVED_TESTS:
             break
     return tests, loss, state
 
@@ -214,7 +210,6 @@ def main() -> None:
         seeds=([*range(10)], "seeds of the wires and batches"),
         steps=(int, "training steps; default: those of the experiment"),
         set=([str], "other fields of its configs"),
-        all_steps=(False, "continue after the task is solved"),
         together=(False, "train consecutive seeds side by side"),
         rows=(Path, "file for the rows"),
         device=(jax.devices()[0].device_kind, "device name in these rows"),
@@ -234,7 +229,7 @@ def main() -> None:
             start = time.perf_counter()
             own = {"seed": group[0]} | ({"runs": len(group)} if together else {})
             experiment = Automaton.new({**values, **own}, given.experiment)
-            tests, loss, _ = train(experiment, given.all_steps, together=together)
+            tests, loss, _ = train(experiment, together)
             seconds = time.perf_counter() - start
             for number, seed in enumerate(group):
                 wrong = [each[number] for _, each in tests]

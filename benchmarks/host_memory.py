@@ -6,7 +6,7 @@
   the same GPT with a small table on the device. Depth 0 reads rows inside the step.
 - `decode`: milliseconds per token of `generate` for both, with rows read by the GPU or by the CPU; seconds for pinning the memory.
 
-Texts are random bytes, so n-grams are spread over all rows. The best of `--repeats` counts. `--small` selects sizes for two cores.
+Texts are random bytes, so n-grams are spread over all rows. The best of `--repeats` counts.
 """
 
 import dataclasses
@@ -44,7 +44,6 @@ class Sizes:
     dtype: str = "bfloat16"
 
 
-SMALL = Sizes(features=64, n_layers=2, context=64, batch_size=8, steps=5, tokens=16, dtype="float32")
 ORDERS, HEADS, WIDTH = (2, 3, 4), 2, 128
 N_TABLES = len(ORDERS) * HEADS
 
@@ -259,10 +258,9 @@ def main() -> None:
         gigabytes=(60.0, "size of the host table"),
         repeats=(3, "repetitions"),
         texts=([1, 16], "numbers of texts that decode together"),
-        small=(False, "sizes for two cores"),
         depths=([0, 1, 2], "prefetch depths"),
     )
-    sizes = SMALL if given.small else Sizes()
+    sizes = Sizes()
     if "rows" in given.what:
         measure_rows(given.gigabytes, sizes, given.repeats)
     if "kinds" in given.what:

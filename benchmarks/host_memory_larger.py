@@ -4,14 +4,11 @@ Trains a GPT whose host-resident n-gram tables exceed GPU memory, in a process t
 resumes from the checkpoint. Its losses must equal the losses of the first process in the same steps, bit for bit; then it generates text. Both processes
 initialize all rows. `--xla_gpu_deterministic_ops` makes XLA compute the same bits in every process.
 
-By default, tables are slightly larger than GPU memory. If host memory is too small for that, tables are as large as possible, JAX may use less of
-the GPU (`XLA_PYTHON_CLIENT_MEM_FRACTION`), and a line reports it. `--gigabytes` sets another size, and is required without a GPU. Both
-processes together take about two minutes with 16 cores and 90 GB.
+`--gigabytes` sets the table size. Both processes together take about two minutes with 16 cores and 90 GB.
 """
 
 import argparse
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,48 +22,16 @@ import jax
 import numpy as np
 from harness import parse  # beside this file
 
-from lutjax.tables.host import free_memory, n_threads
+from lutjax.tables.host import n_threads
 from lutjax.training import lm_runs, models, runs
 from lutjax.training.lm_runs import LanguageModel
 
 ORDERS, HEADS, WIDTH = (2, 3, 4), 2, 128
 N_TABLES = len(ORDERS) * HEADS
-EXTRA_BYTES = 4 + 1  # per row: the state of `RowAdagrad`, and whether it was updated
-RESERVED = 8e9  # bytes of host memory for everything else
 
 CHECKPOINT, STEPS = 10, 20
 SIZES = {"features": 512, "context": 256, "n_layers": 6, "n_heads": 8, "batch_size": 16, "dtype": "bfloat16"}
 SMALL = {"features": 32, "context": 32, "n_layers": 1, "n_heads": 2, "batch_size": 4}
-
-
-def gpu_memory() -> int | None:
-    """Return the memory of the first GPU in bytes, without initializing JAX; None without a GPU."""
-    if shutil.which("nvidia-smi") is None:
-        return None
-    command = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = found.stdout.split()
-    return int(lines[0]) * 2**20 if not found.returncode and lines else None
-
-
-def size(gigabytes: float | None) -> tuple[int, float | None]:
-    """Return the rows per table, and the share of GPU memory for JAX, or None for its default."""
-    of_row, total, free = N_TABLES * (4 * WIDTH + EXTRA_BYTES), gpu_memory(), free_memory()
-    if gigabytes is not None:
-        return int(gigabytes * 1e9 / (N_TABLES * 4 * WIDTH)), None
-    if total is None:
-        raise SystemExit("no GPU found: give --gigabytes")
-    assert free is not None, "nothing says how much memory the host has free"
-    wanted, possible = int(1.03 * total / (N_TABLES * 4 * WIDTH)), int((free - RESERVED) / of_row)
-    if wanted <= possible:
-        return wanted, None
-    table = possible * N_TABLES * 4 * WIDTH
-    share = round(0.9 * table / total, 2)
-    print(
-        f"the host has {free / 1e9:.0f} GB free, too little for tables larger than the GPU's {total / 1e9:.0f} GB: JAX gets "
-        f"{100 * share:.0f} % ({share * total / 1e9:.0f} GB), less than the tables ({table / 1e9:.0f} GB)"
-    )
-    return possible, share
 
 
 def log(start: float, what: str) -> None:
@@ -140,13 +105,9 @@ def second_process(folder: Path) -> None:
     print(f"{1e3 * (time.perf_counter() - began) / n:.2f} ms a byte")
 
 
-def start_process(
-    folder: Path, given: Any, what: str, share: float | None, rows: int
-) -> subprocess.Popen[str]:
+def start_process(folder: Path, given: Any, what: str, rows: int) -> subprocess.Popen[str]:
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true"
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "XLA_FLAGS": flags.strip()}
-    if share is not None:
-        environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] = str(share)
     words = [sys.executable, __file__, "--process", what, "--folder", str(folder), "--rows", str(rows)]
     words += ["--small"] if given.small else []
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
@@ -169,7 +130,7 @@ def echo(process: subprocess.Popen[str], until: str | None = None) -> dict[int, 
 def main() -> None:
     given = parse(
         __doc__,
-        gigabytes=(float, "table size; default: slightly more than GPU memory"),
+        gigabytes=(88.1, "table size"),
         small=(False, "a small model for two cores"),
         process=(str, argparse.SUPPRESS),
         folder=(Path, argparse.SUPPRESS),
@@ -179,19 +140,19 @@ def main() -> None:
         return first_process(given.folder, given.rows, given.small)
     if given.process == "second":
         return second_process(given.folder)
-    rows, share = size(given.gigabytes)
+    rows = int(given.gigabytes * 1e9 / (N_TABLES * 4 * WIDTH))
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
         folder.mkdir()
         (folder / "text").write_bytes(np.random.default_rng(0).bytes(1 << 22))
         print("a process that will be killed:")
-        process = start_process(folder, given, "first", share, rows)
+        process = start_process(folder, given, "first", rows)
         wanted = echo(process, "waits")
         process.kill()
         assert process.wait() == -signal.SIGKILL, "the first process failed"
         print("a process that resumes:")
-        process = start_process(folder, given, "second", share, rows)
+        process = start_process(folder, given, "second", rows)
         found = echo(process)
         assert process.wait() == 0, "the second process failed"
     expected = {step: bits for step, bits in wanted.items() if step >= CHECKPOINT}
