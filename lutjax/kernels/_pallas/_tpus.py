@@ -42,36 +42,9 @@ _MIB = 2**20
 TPUS = (
     TPU("v4", r"v4$", "TPU v4", "v4:2x2x1", 16 * _MIB, 615e9, 137.5e12, 128),
     TPU("v5e", r"v5 ?(lite|e)$", "TPU v5 lite", "v5e:2x2", 128 * _MIB, 820e9, 197e12, 128),
-    TPU(
-        "v5p",
-        r"v5p?$",
-        "TPU v5",
-        "v5p:2x2x1",
-        64 * _MIB,
-        1230e9,
-        229.5e12,
-        128,
-    ),
-    TPU(
-        "v6e",
-        r"v6 ?(lite|e)$",
-        "TPU v6 lite",
-        "v6e:2x2",
-        128 * _MIB,
-        1640e9,
-        920e12,
-        256,
-    ),
-    TPU(
-        "v7x",
-        r"(v7x|7x)$",
-        "TPU7x",
-        "TPU7x:2x2x1",
-        64 * _MIB,
-        3700e9,
-        1155e12,
-        256,
-    ),
+    TPU("v5p", r"v5p?$", "TPU v5", "v5p:2x2x1", 64 * _MIB, 1230e9, 229.5e12, 128),
+    TPU("v6e", r"v6 ?(lite|e)$", "TPU v6 lite", "v6e:2x2", 128 * _MIB, 1640e9, 920e12, 256),
+    TPU("v7x", r"(v7x|7x)$", "TPU7x", "TPU7x:2x2x1", 64 * _MIB, 3700e9, 1155e12, 256),
 )
 # Kernels interpreted on a CPU use the blocks of a v5e, so that tests run the code of a real chip.
 _INTERPRETED = TPUS[1]

@@ -265,12 +265,7 @@ class Order:
 
     @property
     def constants(self) -> dict[str, Any]:
-        return {
-            "n": self.n,
-            "n_ids": self.n_ids,
-            "n_cells": self.cells,
-            **self.arithmetic,
-        }
+        return {"n": self.n, "n_ids": self.n_ids, "n_cells": self.cells, **self.arithmetic}
 
 
 def sorted_by_id(ids: jax.Array, n_ids: int, device: Device) -> tuple[jax.Array, ...]:

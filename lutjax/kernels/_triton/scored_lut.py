@@ -123,10 +123,7 @@ def backward(
 
 
 def run_parts(
-    call: ScoredLut,
-    n_parts: int,
-    of_part: Callable[..., dict[str, jax.Array]],
-    *arrays: jax.Array,
+    call: ScoredLut, n_parts: int, of_part: Callable[..., dict[str, jax.Array]], *arrays: jax.Array
 ) -> dict[str, jax.Array]:
     """Run a call in parts of its samples, one after the other, and combine the results by name.
 
