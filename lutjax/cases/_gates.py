@@ -8,7 +8,7 @@ from typing import Any
 
 import lutjax
 from lutjax.cases._case import Arrays, Axes, Case, Draw, Size, Sizes, Tag
-from lutjax.cases._traffic import FORWARD, ID_BYTES
+from lutjax.cases._traffic import DENSE, FORWARD, ID_BYTES, Bytes
 
 MAX_BITS = 8
 
@@ -102,47 +102,21 @@ def _fan_out(s: Sizes) -> int:
     return -(-s["gates"] * s.get("bits", 2) // s["inputs"])
 
 
-@dataclasses.dataclass(frozen=True)
-class GateTraffic:
-    """Gate traffic in bytes, with cached rereads.
+def bytes_of_gates(inputs: int, outputs: int, parameters: int, wires: int, readers: int) -> Bytes:
+    """Return gate traffic with cached rereads, from element and id counts; parameters are float32.
 
-    Attributes:
-      inputs, outputs, parameters: element counts; parameters are float32.
-      wires, readers: id counts.
+    Forward reads the inputs and writes the outputs. Backward reads the inputs and the outputs' cotangent, and
+    writes that of the inputs.
     """
-
-    inputs: int
-    outputs: int
-    parameters: int
-    wires: int
-    readers: int
-
-    def table_bytes(self, itemsize: int) -> int:
-        """Return parameter bytes."""
-        return self.parameters * 4
-
-    def bytes_moved(self, row: str, itemsize: int) -> int:
-        """Return required traffic for a row, in bytes.
-
-        Forward reads the inputs and writes the outputs. Backward reads the inputs and the outputs' cotangent, and
-        writes that of the inputs.
-
-        Args:
-          itemsize: bytes of a number in inputs and outputs.
-        """
-        inputs, outputs, wires = self.inputs * itemsize, self.outputs * itemsize, self.wires * ID_BYTES
-        forward = inputs + outputs + wires + self.table_bytes(itemsize)
-        if row == FORWARD:
-            return forward
-        return (
-            forward + 2 * inputs + outputs + wires + self.readers * ID_BYTES + 2 * self.table_bytes(itemsize)
-        )
+    forward = inputs + outputs, wires * ID_BYTES + parameters * 4
+    both = 3 * inputs + 2 * outputs, 2 * wires * ID_BYTES + readers * ID_BYTES + 3 * parameters * 4
+    return Bytes((0, parameters * 4), {FORWARD: forward, DENSE: both})
 
 
-def traffic(s: Sizes, parameter: Parameter) -> GateTraffic:
+def traffic(s: Sizes, parameter: Parameter) -> Bytes:
     """Return the bytes moved by `measured`."""
     bits, n_inputs, n_gates = s.get("bits", 2), s["inputs"], s["gates"]
-    return GateTraffic(
+    return bytes_of_gates(
         inputs=n_inputs * s["batch"],
         outputs=n_gates * s["batch"],
         parameters=math.prod(parameter.shape(n_gates, bits)),

@@ -6,7 +6,7 @@ Caches can beat it.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 from lutjax.cases._case import Size, Sizes, Tag
@@ -89,6 +89,28 @@ class LookUpTraffic:
         detections = self.detections * (2 * DETECTION_BYTES + ID_BYTES + 2 * ID_BYTES)
         both = inputs + detections + 3 * read + 2 * outputs + self.numbers_in * ID_BYTES + moved
         return both + (self.table_bytes(itemsize) if row == DENSE else 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bytes:
+    """Traffic as elements in the case's dtype, and bytes of all other arrays.
+
+    Attributes:
+      table: elements and bytes of the parameters.
+      rows: elements and bytes moved, by row; `DENSE` also stands for `IN_PLACE`.
+    """
+
+    table: tuple[int, int]
+    rows: Mapping[str, tuple[int, int]]
+
+    def table_bytes(self, itemsize: int) -> int:
+        """Return parameter bytes."""
+        return self.table[0] * itemsize + self.table[1]
+
+    def bytes_moved(self, row: str, itemsize: int) -> int:
+        """Return required traffic in bytes."""
+        elements, n_bytes = self.rows.get(row) or self.rows[DENSE]
+        return elements * itemsize + n_bytes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Cases of `lutjax.ops.gate_network`."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +7,7 @@ import jax.numpy as jnp
 
 import lutjax
 from lutjax.cases._case import Arrays, Axes, Case, Draw, Size, Sizes, Tag
-from lutjax.cases._traffic import FORWARD, ID_BYTES, Kind
+from lutjax.cases._traffic import DENSE, FORWARD, ID_BYTES, Bytes, Kind
 
 NETWORK = Kind("gate_network", ("batch", "inputs", "gates", "layers", "outputs"), optional=2)
 KINDS = (NETWORK,)
@@ -91,23 +90,9 @@ def _case(
     return draw.case({"x": x, "coefficients": coefficients}, fixed, axes, {"y": Axes(batch)}, call)
 
 
-@dataclasses.dataclass(frozen=True)
-class NetworkTraffic:
-    """Network traffic in bytes, with gates in a cache."""
-
-    sizes: Sizes
-
-    def table_bytes(self, itemsize: int) -> int:
-        """Return coefficient bytes (float32)."""
-        return 4 * sum(sizes_of(self.sizes)) * 4
-
-    def bytes_moved(self, row: str, itemsize: int) -> int:
-        """Return required traffic: inputs, outputs, coefficients, wires, and cotangents."""
-        s, sizes = self.sizes, sizes_of(self.sizes)
-        inputs, outputs = s["inputs"] * s["batch"] * itemsize, sizes[-1] * s["batch"] * itemsize
-        forward = inputs + outputs + self.table_bytes(itemsize) + 2 * sum(sizes) * ID_BYTES
-        return forward if row == FORWARD else 2 * forward
-
-
-def traffic(s: Sizes) -> NetworkTraffic:
-    return NetworkTraffic(s)
+def traffic(s: Sizes) -> Bytes:
+    """Return inputs, outputs, coefficients (float32), wires, and cotangents, with gates in a cache."""
+    n_gates, elements = sum(sizes_of(s)), (s["inputs"] + sizes_of(s)[-1]) * s["batch"]
+    others = 4 * n_gates * 4 + 2 * n_gates * ID_BYTES
+    rows = {FORWARD: (elements, others), DENSE: (2 * elements, 2 * others)}
+    return Bytes((0, 4 * n_gates * 4), rows)

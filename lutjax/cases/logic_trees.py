@@ -6,8 +6,8 @@ import jax.numpy as jnp
 
 import lutjax
 from lutjax.cases._case import Arrays, Axes, Case, Draw, Sizes, Tag, sizes_by
-from lutjax.cases._gates import GateTraffic
-from lutjax.cases._traffic import Kind
+from lutjax.cases._gates import bytes_of_gates
+from lutjax.cases._traffic import Bytes, Kind
 from lutjax.ops.logic_trees import Places
 
 TREES = Kind(
@@ -91,9 +91,9 @@ def _fan_out(s: Sizes) -> int:
     return values * -(-s["trees"] * s["leaves"] // (values * s["channels"]))
 
 
-def traffic(s: Sizes) -> GateTraffic:
+def traffic(s: Sizes) -> Bytes:
     places = places_of(s)
-    return GateTraffic(
+    return bytes_of_gates(
         inputs=math.prod(places.image) * s["channels"] * s["batch"],
         outputs=math.prod(places.groups) * s["trees"] * s["batch"],
         parameters=4 * s["trees"] * (s["leaves"] - 1),

@@ -1,7 +1,6 @@
 """Cases of `lutjax.scored_lut` with every read."""
 
 import dataclasses
-import math
 from typing import Any
 
 import jax
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 from lutjax import reads
 from lutjax.cases._case import Arrays, Axes, Case, Draw, Size, Sizes, Tag
 from lutjax.cases._lookups import LEAST, WORDS, address_bits
-from lutjax.cases._traffic import DENSE, FORWARD, ID_BYTES, UPDATE, Kind
+from lutjax.cases._traffic import DENSE, FORWARD, ID_BYTES, IN_PLACE, UPDATE, Bytes, Kind
 from lutjax.cases.margins import anchors_of, inputs_of
 from lutjax.values._quantized import QuantizedTables
 
@@ -142,63 +141,44 @@ def _deployed(draw: Draw, made: Case, groups: int) -> Case:
     return dataclasses.replace(made, differentiable=others, fixed=fixed, axes=axes, call=call, table=None)
 
 
-@dataclasses.dataclass(frozen=True)
-class ScoredTraffic:
-    """Traffic of a scored-read layer, in bytes. No arrays are stored between inputs and rows.
+def traffic(s: Sizes) -> Bytes:
+    """Return the bytes moved by `measured`. No arrays are stored between inputs and rows.
 
-    Attributes:
-      table: table shape. uses: table reads per way.
-      ways, valued: number of ways per read, and number of ways with values.
-      numbers_in: elements with a cotangent, in addition to the tables: inputs and scalars.
-      numbers_out: elements in the output. ids: ids of compared inputs.
-      in_bytes: rows are read as int8. integers: the tables are int8 themselves, and the outputs
-          float32.
+    Forward reads a row in each way that has a value, backward in every way. A gradient, or an in-place update,
+    reads and writes a row in each way that has a value; a dense gradient is zeroed first. Inputs are read in each
+    direction.
     """
-
-    table: tuple[int, int, int]
-    uses: int
-    ways: int
-    valued: int
-    numbers_in: int
-    numbers_out: int
-    ids: int
-    in_bytes: bool
-    integers: bool = False
-
-    def table_bytes(self, itemsize: int) -> int:
-        """Table bytes."""
-        return math.prod(self.table) * (1 if self.integers else itemsize)
-
-    def bytes_moved(self, row: str, itemsize: int) -> int:
-        """Bytes that have to move: forward reads a row in each way that has a value, backward in every way.
-
-        A gradient, or an update in place, reads and writes a row in each way that has a value; a gradient is an array of zeros
-        before that. Inputs are read in each direction.
-        """
-        inputs = (self.numbers_in + self.ids) * ID_BYTES
-        outputs = self.numbers_out * (ID_BYTES if self.integers else itemsize)
-        read = self.uses * self.table[2] * (1 if self.in_bytes else itemsize)
-        moved = 2 * self.valued * self.uses * self.table[2] * itemsize
-        if row == FORWARD:
-            return inputs + self.valued * read + outputs
-        if row == UPDATE:
-            return inputs + outputs + moved
-        both = 3 * inputs - self.ids * ID_BYTES + (self.valued + self.ways) * read + 2 * outputs + moved
-        return both + (self.table_bytes(itemsize) if row == DENSE else 0)
-
-
-def traffic(s: Sizes) -> ScoredTraffic:
     read = READS[s.get("read", 0)]
     ways = getattr(read, "ways", 2)
+    valued = ways if read.valued is None else read.valued
     per_group = s["batch"] * s["groups"]
-    return ScoredTraffic(
-        table=(s["detectors"], 2 ** s["bits"], s["outputs"]),
-        uses=s["batch"] * s["detectors"],
-        ways=ways,
-        valued=ways if read.valued is None else read.valued,
-        numbers_in=per_group * s["inputs"] + len(read.initial()),
-        numbers_out=per_group * s["outputs"],
-        ids=2 * s["detectors"] * s["bits"],
-        in_bytes=read.rounds_tables,
-        integers=bool(s.get("integers")),
+    ids = 2 * s["detectors"] * s["bits"] * ID_BYTES
+    inputs = (per_group * s["inputs"] + len(read.initial())) * ID_BYTES + ids
+    n_table, n_read = (
+        s["detectors"] * 2 ** s["bits"] * s["outputs"],
+        s["batch"] * s["detectors"] * s["outputs"],
+    )
+    # Elements in the dtype of the tables, and other bytes: tables may be read as int8, or be int8
+    # themselves, with outputs in float32.
+    outputs = (0, per_group * s["outputs"] * ID_BYTES) if s.get("integers") else (per_group * s["outputs"], 0)
+    rows = (0, n_read) if read.rounds_tables else (n_read, 0)
+    table, moved = (0, n_table) if s.get("integers") else (n_table, 0), (2 * valued * n_read, 0)
+
+    def total(n_inputs: int, n_rows: int, n_outputs: int, *others: tuple[int, int]) -> tuple[int, int]:
+        every = [
+            (n_rows * rows[0], n_rows * rows[1]),
+            (n_outputs * outputs[0], n_outputs * outputs[1]),
+            *others,
+        ]
+        return sum(n for n, _ in every), n_inputs * inputs + sum(n for _, n in every)
+
+    both = total(3, valued + ways, 2, moved, (0, -ids))
+    return Bytes(
+        table,
+        {
+            FORWARD: total(1, valued, 1),
+            UPDATE: total(1, 0, 1, moved),
+            IN_PLACE: both,
+            DENSE: (both[0] + table[0], both[1] + table[1]),
+        },
     )
