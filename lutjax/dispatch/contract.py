@@ -241,5 +241,11 @@ class Step:
         """True if rate or factor are arrays."""
         return any(a.ndim for a in (self.rate, self.factor) if a is not None)
 
+    @property
+    def rate_and_factor(self) -> jax.Array:
+        """Product of rate and factor in float32, for kernels that scale a cotangent once."""
+        rate: jax.Array = self.rate.astype("float32")
+        return rate if self.factor is None else rate * self.factor.astype("float32")
+
 
 jax.tree_util.register_dataclass(Step, ["rate", "factor", "state"], ["rule"])

@@ -3,15 +3,16 @@
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import jax
 
 from lutjax import cases
 from lutjax.dispatch.contract import Direction
 from lutjax.dispatch.registry import KernelSpec, kernel_registry
+from lutjax.kernels import _triton
+from lutjax.kernels._pallas import gpu, tpu
 from lutjax.kernels._pallas._tpus import TPUS
-from lutjax.status._absences import absence_reason
 
 
 class State(enum.StrEnum):
@@ -146,6 +147,26 @@ class Cell:
             State.LOWERS: f"lowers for {on} {by}",
         }.get(self.state, str(self.state))
         return f"{text}: {self.reason}" if self.reason else text
+
+
+ABSENT: dict[str, Mapping[str, str | gpu.Measured]] = {
+    "triton/gpu": _triton.ABSENT,
+    "pallas/gpu": gpu.ABSENT,
+    "pallas/tpu": tpu.ABSENT,
+}
+"""Reasons for deliberately missing kernels by column, then by op and direction, by op or by direction."""
+
+
+def absence_reason(op: str, direction: str, column: str) -> str | None:
+    """Return the reason, or None for a missing kernel."""
+    of_column = ABSENT.get(column, {})
+    for key in (f"{op} {direction}", op, direction):
+        if key in of_column:
+            return str(of_column[key])
+    decomposed = any(spec.is_decomposition for spec in kernel_registry.candidates(op))
+    if decomposed and kernel_registry.announced(op, column) is None:
+        return "runs by its parts, which have kernels"
+    return None
 
 
 def all_positions(columns: Iterable[Column] = COLUMNS) -> Iterator[tuple[str, Direction, Column, str]]:

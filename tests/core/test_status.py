@@ -15,9 +15,9 @@ from folders import DOCS
 import lutjax
 from lutjax import extras as _extras
 from lutjax.dispatch import _records as shipped
+from lutjax.kernels._pallas.gpu import Measured
 from lutjax.kernels._xla import detect_signs as plain
 from lutjax.status import (
-    _absences,
     checks as _checks,
     matrix as _matrix,
     report as _report,
@@ -106,8 +106,8 @@ def test_reasons_with_figures_are_measurements():
             for r in csv.DictReader(file)
             if r["implementation"] == "triton" and r["dtype"] == "float32"
         }
-    for reason in (reason for reasons in _absences.ABSENT.values() for reason in reasons.values()):
-        if isinstance(reason, _absences.Measured):
+    for reason in (reason for reasons in _matrix.ABSENT.values() for reason in reasons.values()):
+        if isinstance(reason, Measured):
             row = rows[reason.shape, reason.row]
             assert row["device"] == "NVIDIA H200"
             assert reason.microseconds == round(1e6 * float(row["p50_s"]))

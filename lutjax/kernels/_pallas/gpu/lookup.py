@@ -22,7 +22,6 @@ import jax.numpy as jnp
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Declaration, Deferral, Device, Request
 from lutjax.kernels._nvidia import compute_capability
-from lutjax.kernels._pallas import _steps
 from lutjax.kernels._pallas.gpu._rules import (
     MAX_ROWS,
     fewer_than_measured,
@@ -155,7 +154,7 @@ def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) ->
     # Rows that no sample read have sums of zero, and stay as they are.
     sums = result(_sums(call, cotangent), jnp.float32, call.accumulate)
     # One pass over the table: rows without readers subtract zero.
-    moved = weights.astype(jnp.float32) - _steps.rate_and_factor(step) * sums
+    moved = weights.astype(jnp.float32) - step.rate_and_factor * sums
     return moved.astype(weights.dtype), step.state
 
 

@@ -115,13 +115,13 @@ def forward(call: LookupAttention, *, device: Device) -> jax.Array:
 def backward(
     call: LookupAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    return in_triton.backward_by(_add_rows, call, cotangent, needs, device=device)
+    return in_triton.backward(call, cotangent, needs, device=device, add_to=_add_rows)
 
 
 def update(
     call: LookupAttention, cotangent: jax.Array, step: Step, *, device: Device
 ) -> tuple[jax.Array, RowState]:
-    return in_triton.update_by(_add_rows, call, cotangent, step, device=device)
+    return in_triton.update(call, cotangent, step, device=device, add_to=_add_rows)
 
 
 def _add_rows(

@@ -36,7 +36,6 @@ from jax.typing import DTypeLike
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Device
 from lutjax.kernels._pallas import _call
-from lutjax.kernels._pallas._steps import rate_and_factor
 from lutjax.kernels._pallas.tpu._limits import params
 from lutjax.kernels._pallas.tpu._row_blocks import RowBlocks
 from lutjax.kernels._xla._row_gathers import terms
@@ -362,7 +361,7 @@ def update_tables(
     # Narrower tables would round every addition.
     if step.rule.additive and not step.differs_by_row and weights.dtype == jnp.float32:
         # Additive rules add each addend to its row, in the table's own memory.
-        return add_to(weights, -rate_and_factor(step) * cotangent.astype(jnp.float32)), step.state
+        return add_to(weights, -step.rate_and_factor * cotangent.astype(jnp.float32)), step.state
     return update_rows(weights, add_to(None, cotangent), step, touched), step.state
 
 

@@ -31,7 +31,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Declaration, Device
-from lutjax.kernels._pallas import _call, _steps
+from lutjax.kernels._pallas import _call
 from lutjax.kernels._pallas.tpu import _attention_blocks
 from lutjax.kernels._pallas.tpu._attention_blocks import UNROLLED, Plan
 from lutjax.kernels._pallas.tpu._limits import LANES, params
@@ -91,7 +91,7 @@ def update(
     if pairs.plan.empty:
         return call.weights, step.state
     # The rate scales the cotangent, not each addend.
-    dy = -_steps.rate_and_factor(step) * cotangent.astype(jnp.float32)
+    dy = -step.rate_and_factor * cotangent.astype(jnp.float32)
     return _add_rows(pairs, dy, call.weights, device), step.state
 
 

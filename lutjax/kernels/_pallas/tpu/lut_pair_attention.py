@@ -30,7 +30,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Declaration, Device
-from lutjax.kernels._pallas import _call, _steps
+from lutjax.kernels._pallas import _call
 from lutjax.kernels._pallas.tpu import _shifts
 from lutjax.kernels._pallas.tpu._limits import LANES, params, vmem_budget
 from lutjax.kernels._pallas.tpu._rules import tensorcore_rule
@@ -251,7 +251,7 @@ def update(
                 moved = jnp.where(ref[...] > 0, moved - scales[1] * rows, rows)
             new_ref[0] = moved.astype(new_ref.dtype)
 
-    scales = jnp.stack([_steps.rate_and_factor(step), step.rate.astype(jnp.float32) * decay])
+    scales = jnp.stack([step.rate_and_factor, step.rate.astype(jnp.float32) * decay])
     table = pl.BlockSpec((1, n_rows, n_outputs), lambda t, b: (t, 0, 0))
     # Only decay moves a row whose gradient is zero, and only if it was read.
     touched = [pltpu.VMEM((n_rows, 1), jnp.float32)] if decay else []
