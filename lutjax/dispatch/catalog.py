@@ -57,13 +57,12 @@ def register(registry: KernelRegistry) -> None:
     """Register lutjax's ops and their kernels."""
     kernels = {package: public_modules(package.name) for package in PACKAGES}
     found = {op for ops in kernels.values() for op in ops}
-    for op in sorted(found, key=lambda op: (_ORDER.index(op) if op in _ORDER else len(_ORDER), op)):
+    for op in (*_ORDER, *sorted(found - set(_ORDER))):
         registry.register_op(op, f"lutjax.ops.{op}", cases=f"lutjax.cases.{op}")
         if op not in kernels[PACKAGES[0]]:  # a fused op
             directions = ("forward", "backward")
             registry.register(op, Platform.XLA, Backend.ANY, directions=directions)(Parts)
-        if op in _NATIVE:
-            registry.announce(op, Platform.NATIVE, Backend.CPU, f"lutjax_cpu.kernels.{op}")
+    registry.announce(_NATIVE, Platform.NATIVE, Backend.CPU, "lutjax_cpu.kernels")
     for package in PACKAGES:
         registry.discover(
             package.name,

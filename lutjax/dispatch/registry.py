@@ -691,7 +691,8 @@ class KernelRegistry:
             return supports and supports(request)
 
         for op in public_modules(package):
-            self._check_op(op)
+            if op not in self._ops:
+                self._check_op(op)  # raises
             self._add(
                 KernelSpec(
                     op,
@@ -719,29 +720,30 @@ class KernelRegistry:
         self._resolved.clear()
         return spec
 
-    def announce(self, op: str, platform: Platform | str, backend: Backend | str, target: str) -> None:
-        """Announce an implementation from another package.
+    def announce(
+        self, ops: Iterable[str], platform: Platform | str, backend: Backend | str, package: str
+    ) -> None:
+        """Announce implementations from another package, in modules named like their ops.
 
         If the package is not installed, `explain` and errors include the install command.
 
         Args:
-          op: name of the op.
+          ops: names of the ops.
           platform: programming model.
           backend: hardware.
-          target: its module.
+          package: package of the modules.
         """
-        package = target.partition(".")[0]
         platform = _named("announce", "platform", Platform, platform)
-        spec = KernelSpec(
-            op,
-            platform,
-            _named("announce", "backend", Backend, backend),
-            target,
-            (package,),
+        backend = _named("announce", "backend", Backend, backend)
+        how = (
+            (package.partition(".")[0],),
             _DEFAULT_PRIORITY[platform],
-            declared=Declaration(directions=DIRECTIONS),
+            None,
+            Declaration(directions=DIRECTIONS),
         )
-        self._elsewhere.setdefault(op, []).append(spec)
+        for op in ops:
+            spec = KernelSpec(op, platform, backend, f"{package}.{op}", *how)
+            self._elsewhere.setdefault(op, []).append(spec)
 
     def announced(self, op: str, name: str) -> KernelSpec | None:
         """Return the announced implementation by name if its package is missing. See `announce`."""

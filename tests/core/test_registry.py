@@ -521,7 +521,7 @@ def test_kernels_that_can_be_installed_are_named(weights, detection):
 def test_a_named_package_that_is_installed_speaks_for_itself(monkeypatch):
     registry = KernelRegistry()
     registry.register_op("double", "math")
-    registry.announce("double", "native", "cpu", "json.decoder")  # installed, and registers nothing
+    registry.announce(["double"], "native", "cpu", "json.decoder")  # installed, and registers nothing
     registry.register("double", "xla", "any", "my_kernels.double")
     assert registry.not_installed("double", "native/cpu") is None
     monkeypatch.setattr("lutjax.dispatch.registry._installed", lambda package: False)
