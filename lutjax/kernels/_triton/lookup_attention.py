@@ -92,17 +92,18 @@ def _scattered(pairs: DetectedPairs, device: Device) -> jax.Array:
 
 
 def backward(
-    call: LookupAttention,
-    cotangent: jax.Array,
-    needs: frozenset[str],
-    *,
-    device: Device,
-    add_to: AddRows | None = None,
+    call: LookupAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    """Return the gradients; `add_to` computes the table gradient, by default `add_rows`."""
+    return backward_by(add_rows, call, cotangent, needs, device=device)
+
+
+def backward_by(
+    add_rows: AddRows, call: LookupAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    """Return the gradients; `add_rows` computes the table gradient."""
     pairs, cotangents = DetectedPairs.from_call(call), {}
     if "weights" in needs:
-        add = functools.partial(add_to or add_rows, pairs, cotangent, device)
+        add = functools.partial(add_rows, pairs, cotangent, device)
         cotangents["weights"] = _row_additions.gradient(call, add)
     if needs - {"weights"}:
         cotangents |= _margins(pairs, call, cotangent, "position" in needs, device)
@@ -110,10 +111,16 @@ def backward(
 
 
 def update(
-    call: LookupAttention, cotangent: jax.Array, step: Step, *, device: Device, add_to: AddRows | None = None
+    call: LookupAttention, cotangent: jax.Array, step: Step, *, device: Device
 ) -> tuple[jax.Array, RowState]:
-    """Return updated tables and row state; `add_to` as in `backward`."""
-    add = functools.partial(add_to or add_rows, DetectedPairs.from_call(call), cotangent, device)
+    return update_by(add_rows, call, cotangent, step, device=device)
+
+
+def update_by(
+    add_rows: AddRows, call: LookupAttention, cotangent: jax.Array, step: Step, *, device: Device
+) -> tuple[jax.Array, RowState]:
+    """Return updated tables and row state; `add_rows` sums row gradients."""
+    add = functools.partial(add_rows, DetectedPairs.from_call(call), cotangent, device)
     return _row_additions.update(call, step, add, device=device)
 
 

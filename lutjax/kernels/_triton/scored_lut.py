@@ -83,7 +83,7 @@ SPEC = Declaration(
 
 def forward(call: ScoredLut, *, device: Device) -> jax.Array:
     if not _is_fused(call):
-        return plain.forward(call, device=device, kernels=_weighted_rows)
+        return plain.forward_by(_weighted_rows, call, device=device)
     tile = _Tile.create("forward", _forward_rule, call, device)
     in_integers = tile.in_integers
     dtype = jnp.dtype(jnp.float32) if call.weights.dtype == jnp.int8 else call.weights.dtype
@@ -109,7 +109,7 @@ def backward(
     call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
     if not _is_fused(call) or call.weights.dtype == jnp.int8:
-        return plain.backward(call, cotangent, needs, device=device, kernels=_weighted_rows)
+        return plain.backward_by(_weighted_rows, call, cotangent, needs, device=device)
     # Owned sums store the rows and factors of all samples first; the samples are split so that
     # these arrays stay below a fixed size.
     n_parts = _owned_columns.count_parts(call.weights.shape, call.groups, _count_ways(call), len(call.x))

@@ -44,7 +44,7 @@ from lutjax.values._reproducible import reproducible
 from lutjax.values._row_rules import RowState
 
 
-def forward(call: ScoredLut, *, device: Device, kernels: ModuleType = rows) -> jax.Array:
+def forward_by(kernels: ModuleType, call: ScoredLut, *, device: Device) -> jax.Array:
     """Return the output; `kernels` reads the rows, like `_row_gathers`."""
     n, dtype = call.x.shape[0], call.scalars.dtype
     in_integers = call.weights.dtype == jnp.int8
@@ -68,14 +68,10 @@ def forward(call: ScoredLut, *, device: Device, kernels: ModuleType = rows) -> j
     return result(total, call.weights.dtype, call.accumulate)
 
 
-def backward(
-    call: ScoredLut,
-    cotangent: jax.Array,
-    needs: frozenset[str],
-    *,
-    device: Device,
-    kernels: ModuleType = rows,
+def backward_by(
+    kernels: ModuleType, call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
+    """Return the needed cotangents; `kernels` as in `forward_by`."""
     if call.weights.dtype == jnp.int8:
         # Quantized tables are inference-only: rounding has no gradient.
         raise TypeError("scored_lut: tables of integers have no gradient; train tables of floats.")
@@ -89,6 +85,16 @@ def backward(
     else:
         cotangents = _cotangents(call, cotangent, zeros, of_read, device, kernels)
     return {name: cotangents[name] for name in needs}
+
+
+def forward(call: ScoredLut, *, device: Device) -> jax.Array:
+    return forward_by(rows, call, device=device)
+
+
+def backward(
+    call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    return backward_by(rows, call, cotangent, needs, device=device)
 
 
 def update(

@@ -39,7 +39,7 @@ _FEWEST_INPUTS = 2**22  # inputs times samples
 _MOST_UNUSED = 1.5  # entries of the lists of readers for each wire
 
 
-def _unsupported(request: Request) -> str | None:
+def _supports(request: Request) -> str | None:
     call = request.call
     assert isinstance(call, BinaryLut)
     if why := unsupported_dtypes(request):
@@ -47,12 +47,8 @@ def _unsupported(request: Request) -> str | None:
     # Numbers of inputs and outputs in whole blocks, and of the cotangents of a wire by the address.
     n_samples = -(-call.x.shape[1] // _BLOCK) * _BLOCK
     n_gates, bits = call.wires.shape
-    return too_many(max(n_samples * max(call.x.shape[0], n_gates), call.table.size * bits))
-
-
-def _deferral(request: Request) -> Deferral | None:
-    call = request.call
-    assert isinstance(call, BinaryLut)
+    if why := too_many(max(n_samples * max(call.x.shape[0], n_gates), call.table.size * bits)):
+        return why
     x, table, wires, readers = call.x, call.table, call.wires, call.readers
     if request.direction == "forward":
         return Deferral("was measured slower than Triton forward")
@@ -72,10 +68,6 @@ def _deferral(request: Request) -> Deferral | None:
     if readers.size > _MOST_UNUSED * wires.size:
         return Deferral(f"reads every entry of the lists of readers: {readers.size}, of {wires.size} wires")
     return None
-
-
-def _supports(request: Request) -> str | None:
-    return _unsupported(request) or _deferral(request)
 
 
 SPEC = Declaration(_supports)

@@ -55,7 +55,7 @@ _FEWEST_OUTPUTS = {"forward": 256, "backward": 128, "update": 512}
 _FEWEST_NUMBERS = {"forward": 2**22, "backward": 2**21, "update": 2**23}  # samples times outputs
 
 
-def _unsupported(request: Request) -> str | None:
+def _supports(request: Request) -> str | None:
     call, step = request.call, request.step
     assert isinstance(call, Lookup)
     # The gradient of a table is a product of tensor cores.
@@ -76,13 +76,9 @@ def _unsupported(request: Request) -> str | None:
         return f"keeps tables in shared memory: at most {most} rows, here {n_rows}"
     # Numbers of tables, of outputs, and of the parts of margins that warps add up.
     of_sample = max(n_outputs, 4 * n_detectors * -(-n_outputs // 128))
-    return too_many(max(call.weights.size, call.detection.shape[0] * of_sample))
-
-
-def _deferral(request: Request) -> Deferral | None:
-    call, direction = request.call, request.direction
-    assert isinstance(call, Lookup)
-    n_detectors, n_rows, n_outputs = call.weights.shape
+    if why := too_many(max(call.weights.size, call.detection.shape[0] * of_sample)):
+        return why
+    direction = request.direction
     if call.accumulate is not None:
         return _deferral_of_integers(call, direction)
     if call.weights.dtype.name != "float32":
@@ -107,10 +103,6 @@ def _deferral_of_integers(call: Lookup, direction: str) -> Deferral | None:
     # Sums of all rows are written, read or not.
     reads = len(call.detection.index) // call.weights.shape[1]
     return fewer_than_measured((("look-ups of each row in fixed point", reads, 1),))
-
-
-def _supports(request: Request) -> str | None:
-    return _unsupported(request) or _deferral(request)
 
 
 SPEC = Declaration(_supports, requires=("jax_triton", "triton"), launches=in_triton.SPEC.launches)

@@ -39,7 +39,7 @@ _FEWEST_OF_ID = 16
 _MOST_COUNTED = 2**10
 
 
-def _unsupported(request: Request) -> str | None:
+def _supports(request: Request) -> str | None:
     call, step = request.call, request.step
     assert isinstance(call, LookupAttention)
     if why := unsupported_dtypes(request) or lacks_triton("multiplies counts by Triton kernels"):
@@ -47,7 +47,9 @@ def _unsupported(request: Request) -> str | None:
     # Other rules need optimizer state per row, which the kernels that add counts do not read.
     if step is not None and not isinstance(step.rule, SGD):
         return f"moves rows by SGD only, not by {step.rule}"
-    counts, ids = _counted(call)
+    # Rows for each id of a query, and the ids of queries.
+    counts = 2 ** (call.key.bits + (0 if call.position is None else call.position.bits))
+    ids = call.weights.shape[1] // counts
     for number, most, name in (
         (counts, _MOST_COUNTS, "rows for each id of a query"),
         (ids, _MOST_IDS, "ids of queries"),
@@ -59,27 +61,16 @@ def _unsupported(request: Request) -> str | None:
     numbers = math.prod(call.query.shape[:2]) * counts
     if numbers > _MOST_ALL_COUNTS:
         return f"keeps at most {_MOST_ALL_COUNTS} counts of a detector in memory, here {numbers}"
-    return None
-
-
-def _deferral(request: Request) -> Deferral | None:
-    call = request.call
-    assert isinstance(call, LookupAttention)
     # Histograms are exact in both modes; this is a measured choice.
     if call.accumulate is not None and request.direction == "forward":
         return Deferral("was measured faster than Triton for sums of floats only, not of integers")
     n_samples, n_queries, _ = call.query.shape
-    n_keys = call.key.shape[1]
-    counts, ids = _counted(call)
+    n_keys = min(call.key.shape[1], call.window or call.key.shape[1])
     # A histogram costs as much for one pair as for many: it pays for long sequences and for query
     # ids that several queries share.
     few = fewer_than_measured(
         (
-            (
-                "keys",
-                n_keys if call.window is None else min(n_keys, call.window),
-                _FEWEST_KEYS[request.direction],
-            ),
+            ("keys", n_keys, _FEWEST_KEYS[request.direction]),
             ("queries for each of their ids", n_samples * n_queries // ids, _FEWEST_OF_ID),
         )
     )
@@ -88,16 +79,6 @@ def _deferral(request: Request) -> Deferral | None:
             f"was measured faster than Triton up to {_MOST_COUNTED} rows for each id of a query, here {counts}"
         )
     return few
-
-
-def _counted(call: LookupAttention) -> tuple[int, int]:
-    """Return the number of rows per query id, and the number of query ids."""
-    counts = 2 ** (call.key.bits + (0 if call.position is None else call.position.bits))
-    return counts, call.weights.shape[1] // counts
-
-
-def _supports(request: Request) -> str | None:
-    return _unsupported(request) or _deferral(request)
 
 
 SPEC = Declaration(_supports, requires=("jax_triton", "triton"), launches=in_triton.SPEC.launches)
@@ -115,13 +96,13 @@ def forward(call: LookupAttention, *, device: Device) -> jax.Array:
 def backward(
     call: LookupAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    return in_triton.backward(call, cotangent, needs, device=device, add_to=_add_rows)
+    return in_triton.backward_by(_add_rows, call, cotangent, needs, device=device)
 
 
 def update(
     call: LookupAttention, cotangent: jax.Array, step: Step, *, device: Device
 ) -> tuple[jax.Array, RowState]:
-    return in_triton.update(call, cotangent, step, device=device, add_to=_add_rows)
+    return in_triton.update_by(_add_rows, call, cotangent, step, device=device)
 
 
 def _add_rows(

@@ -28,7 +28,7 @@ _FEWEST_SLOTS = 32
 _FEWEST_SAMPLES = 512
 
 
-def _unsupported(request: Request) -> str | None:
+def _supports(request: Request) -> str | None:
     call = request.call
     assert isinstance(call, SparseLookup)
     if why := unsupported_dtypes(request) or lacks_triton("adds to tables by Triton kernels"):
@@ -39,12 +39,8 @@ def _unsupported(request: Request) -> str | None:
         )
     # Outputs are padded to the threads of a program.
     n_outputs = -(-call.n_outputs // 128) * 128
-    return too_many(max(call.weights.size, len(call.detection.index) * n_outputs))
-
-
-def _deferral(request: Request) -> Deferral | None:
-    call = request.call
-    assert isinstance(call, SparseLookup)
+    if why := too_many(max(call.weights.size, len(call.detection.index) * n_outputs)):
+        return why
     if request.direction == "update":
         return Deferral("moves rows by Triton's kernels")
     return fewer_than_measured(
@@ -53,10 +49,6 @@ def _deferral(request: Request) -> Deferral | None:
             ("samples", len(call.detection.index), _FEWEST_SAMPLES),
         )
     )
-
-
-def _supports(request: Request) -> str | None:
-    return _unsupported(request) or _deferral(request)
 
 
 SPEC = Declaration(_supports, requires=("jax_triton", "triton"), launches=in_triton.SPEC.launches)
