@@ -20,7 +20,7 @@ CYCLES = 8  # of the clock of an iCEBreaker, in a bit
 PORTS = random_circuit(
     5,
     {"a": (2, Format(5, 1)), "b": (3, Format(3, signed=True))},
-    80,
+    20,
     simplify=True,
     ports={"c": (3, Format(4, 2, signed=True)), "d": (1, Format(2))},
 )

@@ -8,6 +8,7 @@ import jaxtyping
 import numpy as np
 import pytest
 import tools
+from cases import slow, slow_except
 from circuit_strategies import numbers
 from tools import compiled, require_tool
 
@@ -19,6 +20,7 @@ from lutjax.circuits.circuit import walk
 
 CHECKED = ("-fsanitize=undefined,address", "-fno-sanitize-recover=all")
 STYLES = ("functions", "interpreter")
+MAINLY_FUNCTIONS = slow_except(STYLES, "functions")
 INPUTS = (Port("x", 9, Format(5)), Port("n", 1, Format(12, 3, True)))
 OUTPUTS = (Port("y", 2, Format(3)), Port("low", 1, Format(4, 0, True)), Port("wide", 1, Format(11, 0, True)))
 
@@ -56,7 +58,15 @@ def bits(program, words):
 
 # ------------------------------------------------------------------------------------- operations
 @pytest.mark.parametrize(
-    ("seed", "arities"), [*((seed, range(9)) for seed in range(5)), (12, (2,)), (16, (2, 3)), (23, (6,))]
+    ("seed", "arities"),
+    [
+        *((seed, range(9)) for seed in range(3)),
+        (12, (2,)),
+        (16, (2, 3)),
+        slow(3, range(9)),
+        slow(4, range(9)),
+        slow(23, (6,)),
+    ],
 )
 def test_operations_are_the_circuit(seed, arities):
     circuit = drawn(seed, 20 + 2 * seed, arities)
@@ -151,7 +161,8 @@ def test_a_place_holds_a_value_until_its_last_reader(chunk):
 
 # ------------------------------------------------------------------------------------- programs
 @pytest.mark.parametrize(
-    ("style", "lanes"), [("functions", 8), ("functions", 128), ("functions", 512), ("interpreter", 32)]
+    ("style", "lanes"),
+    [("functions", 128), ("interpreter", 32), slow("functions", 8), slow("functions", 512)],
 )
 def test_every_word_and_style(tmp_path, style, lanes):
     require_tool("cc", *CHECKED)
@@ -182,7 +193,7 @@ def test_without_extensions_of_compilers(tmp_path, lanes):
     assert run(tmp_path, files, f"-DCIRCUIT_LANES={lanes}")[0] == 0
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", MAINLY_FUNCTIONS)
 def test_any_number_of_samples(tmp_path, style):
     """The first n answers are independent of the sample count, and memory past them stays untouched."""
     require_tool("cc", *CHECKED)
@@ -218,7 +229,7 @@ int main(void)
     assert list(map(int, text.split())) == expected.tolist()
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", MAINLY_FUNCTIONS)
 def test_words(tmp_path, style):
     """Packed bits in and out: bit j in word w is sample 64 w + j, as in `Circuit.evaluate`."""
     require_tool("cc", *CHECKED)
@@ -245,7 +256,7 @@ int main(void)
     assert list(map(int, text.split())) == circuit.evaluate(words).ravel().tolist()
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", MAINLY_FUNCTIONS)
 def test_a_flipped_answer_is_found(tmp_path, style):
     require_tool("cc")
     builder = Builder()
@@ -282,24 +293,6 @@ def test_microcontrollers(tmp_path, style, lanes):
     assert sum(sizes) <= (slots + circuit.n_inputs + circuit.n_outputs) * lanes // 8 + 3 * 64  # and alignment
     tables = re.findall(r"^\w+ \w+ ([dD]) ", symbols, re.MULTILINE)
     assert not tables  # constants are read-only
-
-
-def test_a_classifier(tmp_path):
-    """Pixels to class, like the packed model."""
-    require_tool("cc")
-    import jax.numpy as jnp
-    from flax import nnx
-
-    from lutjax.models.classifier import LogicClassifier, LogicClassifierConfig
-
-    config = LogicClassifierConfig(in_features=8, n_classes=5, layers=(40, 40), n_thresholds=3)
-    model = LogicClassifier(config, rngs=nnx.Rngs(0))
-    circuit = circuits.from_model(model, inputs="uint8", outputs="class")
-    x = np.random.default_rng(0).integers(0, 256, (600, 8))
-    expected = np.asarray(model.packed()(jnp.asarray(x, jnp.float32)))
-    np.testing.assert_array_equal(circuit(x), expected)
-    status, text = run(tmp_path, with_test(circuit, [x]), "-O0")
-    assert (status, text) == (0, "circuit: 600 samples, 0 wrong\n")
 
 
 @pytest.mark.parametrize(("periodic", "lanes"), [(True, 8), (False, 64), (True, 256)])

@@ -135,7 +135,7 @@ def test_cubes_are_an_irredundant_sum_of_products(table):
 
 
 # ------------------------------------------------------------------------------------------- simplification
-@settings(max_examples=80)
+@settings(max_examples=30)
 @given(recipe=recipes(), merge=st.integers(2, 8))
 def test_simplified_circuits_compute_the_same(recipe, merge):
     raw = raw_circuit(recipe)
@@ -217,7 +217,7 @@ def test_a_rule_of_few_inputs_is_found_anew():
     assert (small(assignments(9)) == circuit(assignments(9))).all()
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(recipe=recipes(), goal=st.sampled_from(["gates", "ands"]), seed=st.integers(0, 3))
 def test_resynthesized_circuits_compute_the_same(recipe, goal, seed):
     raw = raw_circuit(recipe)
@@ -299,7 +299,7 @@ def test_large_circuits(merge):
 
 
 # ------------------------------------------------------------------------------------------- AND nodes
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(recipe=recipes())
 def test_and_nodes_and_operations_compute_the_same(recipe):
     raw = raw_circuit(recipe)

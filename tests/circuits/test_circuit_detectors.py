@@ -10,7 +10,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from c_programs import CONFIG, FLAGS, KEPT, SLOTS, layers, model_of, run, ties
+from c_programs import CONFIG, FLAGS, KEPT, SLOTS, layer_of, model_of, run, ties
 from flax import nnx
 from tools import compiled
 
@@ -28,8 +28,8 @@ LARGEST = 2**31 - 1
 
 # ------------------------------------------------------------------------------------- layers
 def test_rounded_layers(programs):
-    layer = layers()["groups"]
-    weights, anchors = np.asarray(layer.weights[...]), np.asarray(layer.anchors[...])
+    groups = layer_of("groups")
+    weights, anchors = np.asarray(groups.weights[...]), np.asarray(groups.anchors[...])
     options = {"in_features": 6, "groups": 2, "epsilon": 0.4, "input_fraction": 2}
     made = {t: detectors.rounded(weights, anchors, tables=t, **options) for t in ("int8", "int16", "int32")}
     in_c, rng = programs(made), np.random.default_rng(1)
@@ -67,7 +67,7 @@ def test_the_largest_sums_fit(programs):
 
 
 def test_a_flipped_entry_of_a_layer_is_found(programs):
-    integer = detectors.from_layer(layers()["dense"])
+    integer = detectors.from_layer(layer_of("dense"))
     x = np.random.default_rng(2).integers(-3, 4, (3, 4))
     values = integer.values.copy()
     values[6, integer.rows(x)[1, 6], 2] ^= 1

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pages
 import pytest
+from cases import slow
 from commands import command, output
 from exported_runs import images, message, write_automaton
 from folders import ROOT
@@ -56,7 +57,7 @@ def test_export_writes_every_format(kind, folders):
     assert len(np.unique(vectors.outputs["y"])) > 1
 
 
-@pytest.mark.parametrize("kind", ["digits", "automaton"])
+@pytest.mark.parametrize("kind", [slow("digits"), "automaton"])
 def test_every_proof_of_an_export_passes(kind, folders):
     text = output("verify", folders[kind])
     passed = [line for line in text.splitlines() if line.startswith("PASS")]
@@ -124,11 +125,11 @@ IN_NUMPY = ("in NumPy", "in JAX", "digests")
         ("digits_alkaid.json", "digits_alkaid.json in NumPy = digits.json", ()),
         ("digits.aag", "digits.aag in NumPy = digits.json", ()),
         ("digits.c", "C, compiled = vectors.json", ("cc",)),
-        ("digits.v", "Verilog, simulated = vectors.json", ("iverilog",)),
-        ("digits.html", "digits.html, its script = vectors.json", ("node",)),
         ("digits.blif", "digits.blif = digits.json, by ABC", ("abc",)),
-        ("digits.aig", "digits.aig = digits.json, by ABC", ("abc",)),
-        ("automaton.v", "automaton.v = automaton.json, by ABC", ("abc", "yosys")),
+        slow("digits.v", "Verilog, simulated = vectors.json", ("iverilog",)),
+        slow("digits.html", "digits.html, its script = vectors.json", ("node",)),
+        slow("digits.aig", "digits.aig = digits.json, by ABC", ("abc",)),
+        slow("automaton.v", "automaton.v = automaton.json, by ABC", ("abc", "yosys")),
     ],
 )
 def test_a_flipped_entry_is_found(name, where, required, folders, tmp_path):
@@ -249,7 +250,7 @@ def test_the_rule_of_life_is_proved():
 
 
 # ------------------------------------------------------------------------------------- what export refuses
-def test_export_refuses_other_models(folders, trees, tmp_path, monkeypatch):
+def test_export_refuses_other_models(folders, tmp_path, monkeypatch):
     digits, automaton = folders["digits run"], folders["automaton run"]
     drifting = write_automaton(tmp_path, channels=2, update_rate=0.5)
 
@@ -268,10 +269,6 @@ def test_export_refuses_other_models(folders, trees, tmp_path, monkeypatch):
     monkeypatch.setattr(exporting.runs, "kind", lambda folder: "lm")
     refused(automaton, "--format", "verilog", expected="only export format is c, not verilog")
     refused(automaton, "--registers", 2, expected="which has no option --registers")
-    monkeypatch.undo()
-    monkeypatch.setattr(exporting, "MOST_GATES", 100)
-    refused(trees[0], expected="36 trained gates, 216 over all image positions")
-    refused(trees[0], expected="circuits have at most 100. Train fewer trees (--kernels)")
 
 
 def test_nothing_is_lost_by_an_export(folders, tmp_path):

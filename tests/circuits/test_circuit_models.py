@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow_except
+from cases import slow, slow_except
 from example_circuits import life_circuit
 from flax import linen as nn, nnx
 
@@ -79,7 +79,7 @@ def assert_votes(circuit, x, votes):
 
 
 # ------------------------------------------------------------------------------------- classifiers
-@pytest.mark.parametrize("name", slow_except(CONFIGS, "light", "binary", "reduced"))
+@pytest.mark.parametrize("name", slow_except(CONFIGS, "light", "reduced"))
 def test_a_circuit_is_the_classifier(name):
     model, config = configured(name), CONFIGS[name]
     x = RNG(0).choice([0, 1, 2, 3, 4, 9, 10, 254, 255], (400, 6)).astype(np.uint8)
@@ -259,28 +259,6 @@ def test_layers_of_nnx():
     assert circuits.from_model([gates, votes], simplify=False).parts[0] == ("layer 1", 9)
 
 
-@pytest.mark.slow
-def test_layers_of_linen_and_haiku():
-    layers = stack(linen)
-    model = nn.Sequential(layers)
-    variables = model.init(jax.random.key(5), FLOATS)
-    own = [
-        {kind: of[f"layers_{i}"] for kind, of in variables.items() if f"layers_{i}" in of}
-        for i in range(len(layers))
-    ]
-    pairs = list(zip(layers, own, strict=True))
-    bound = model.bind(variables)
-    assert_stack([bound, list(bound.layers), (model, variables), pairs], model.apply(variables, FLOATS))
-
-    f = hk.transform_with_state(lambda x: hk.Sequential(stack(lutjax_haiku))(x))
-    params, state = f.init(jax.random.key(5), FLOATS)
-    sums, _ = f.apply(params, state, None, FLOATS)
-    for of in (lambda: stack(lutjax_haiku), lambda: hk.Sequential(stack(lutjax_haiku))):
-        made = lambda of=of: circuits.from_model(of(), inputs="uint2", outputs="votes")  # noqa: E731
-        circuit, _ = hk.transform_with_state(made).apply(params, state, None)
-        np.testing.assert_array_equal(circuit(NUMBERS), np.round(np.asarray(sums) * 2))
-
-
 def test_every_flipped_entry_of_a_table_is_found():
     layer = lutjax_nnx.SoftLUT(6, 12, n_inputs=3, parameterization="raw", rngs=nnx.Rngs(0))
     layer.table = jnp.asarray(RNG(0).normal(size=(12, 8)), jnp.float32)
@@ -319,7 +297,7 @@ def tree(rngs, in_shape, n_kernels, **options):
     return lutjax_nnx.LogicConv(in_shape, n_kernels, rngs=rngs, **options)
 
 
-@pytest.mark.parametrize("name", slow_except(TREES, "rectangular", "padded_pools", "tables"))
+@pytest.mark.parametrize("name", slow_except(TREES, "rectangular", "tables"))
 def test_trees_at_every_place(name):
     layer = drawn(lambda rngs: tree(rngs, **TREES[name]))
     height, width, channels = layer.in_shape
@@ -335,34 +313,6 @@ def test_trees_at_every_place(name):
         np.testing.assert_array_equal(circuit(x), want)
 
 
-def test_a_convolutional_classifier():
-    """Pixels, two tree layers, gates and votes: three layer kinds over 16 two-bit pixels."""
-    normal = jax.nn.initializers.normal(1.0)
-
-    def build(rngs):
-        return nnx.Sequential(
-            lutjax_nnx.Thermometer(16, 2, thresholds=np.tile(np.array([[0.5, 1.5]], np.float32), (16, 1))),
-            tree(rngs, (4, 4, 2), 4, kernel=3, depth=3, padding=1, pool=2),
-            tree(rngs, (2, 2, 4), 6, kernel=2, depth=2, padding=1),
-            lutjax_nnx.LogicGates(54, 40, logits_init=normal, deterministic=True, rngs=rngs),
-            lutjax_nnx.GroupSum(4),
-        )
-
-    layers = list(drawn(build).layers)
-
-    @jax.jit
-    def sums_of(x):
-        encoder, first, second, gates, votes = layers
-        y = second(first(encoder(x).reshape(-1, 4, 4, 2)))
-        return votes(gates(y.reshape(len(x), -1)))
-
-    x = RNG(0).integers(0, 3, (300, 16))
-    sums = np.asarray(sums_of(x.astype(np.float32)), int)
-    assert len(np.unique(sums.argmax(-1))) > 1
-    np.testing.assert_array_equal(circuits.from_model(layers, inputs="uint2", outputs="votes")(x), sums)
-    np.testing.assert_array_equal(circuits.from_model(layers, inputs="uint2")(x), sums.argmax(-1))
-
-
 # ------------------------------------------------------------------------------------- automata
 @functools.cache
 def automaton(channels, **options):
@@ -376,7 +326,7 @@ def automaton(channels, **options):
     return model
 
 
-@pytest.mark.parametrize("periodic", slow_except([True, False], "False"))
+@pytest.mark.parametrize("periodic", [True, slow(False)])
 def test_steps_of_an_automaton(periodic):
     model = automaton(3, periodic=periodic)
     state = RNG(1).integers(0, 2, (2, 7, 9, 3)).astype(np.int8)
@@ -410,6 +360,12 @@ def wild_wires():
     return packed_of(np.ones((2, 4)), np.array([[0, 1], [1, 2]]), 2, 2)
 
 
+def asynchronous():
+    model = nnx.clone(automaton(3, periodic=True))
+    model.config = dataclasses.replace(model.config, update_rate=0.5)
+    return model
+
+
 def bfloat16():
     return [lutjax_nnx.Thermometer(2, 1, dtype=jnp.bfloat16)]
 
@@ -439,10 +395,10 @@ REFUSED = {
     "nan": (with_nan, {}, ValueError, "logits of layer 1.*NaN"),
     "nan_thresholds": (nan_thresholds, {"inputs": "uint8"}, ValueError, "thresholds holds NaN"),
     "wires": (wild_wires, {}, ValueError, "ids from 0 to 2; inputs are 0 to 1"),
-    "asynchronous": (lambda: automaton(1, update_rate=0.5), {}, ValueError, "update_rate is 0.5.*at random"),
-    "numbers_of_cells": (lambda: automaton(1), {"inputs": "uint8"}, ValueError, "inputs is 'uint8'.*bits"),
+    "asynchronous": (asynchronous, {}, ValueError, "update_rate is 0.5.*at random"),
+    "numbers_of_cells": (lambda: automaton(3, periodic=True), {"inputs": "uint8"}, ValueError, "inputs is 'uint8'.*bits"),
     "kind_of_inputs": (lambda: bfloat16(), {"inputs": np.uint8}, TypeError, r"inputs is <class 'numpy.uint8'>; expected 'bits', a Format"),
-    "class_of_cells": (lambda: automaton(1), {"outputs": "class"}, ValueError, "outputs is 'class'.*bits"),
+    "class_of_cells": (lambda: automaton(3, periodic=True), {"outputs": "class"}, ValueError, "outputs is 'class'.*bits"),
 }  # fmt: skip
 
 
@@ -467,3 +423,55 @@ def test_states_that_do_not_fit_an_automaton():
     ):
         with pytest.raises(ValueError, match=message):
             circuits.step_automaton(circuit, np.zeros((3, 3, 2)))
+
+
+@pytest.mark.slow
+class TestSlow:
+    def test_layers_of_linen_and_haiku(self):
+        layers = stack(linen)
+        model = nn.Sequential(layers)
+        variables = model.init(jax.random.key(5), FLOATS)
+        own = [
+            {kind: of[f"layers_{i}"] for kind, of in variables.items() if f"layers_{i}" in of}
+            for i in range(len(layers))
+        ]
+        pairs = list(zip(layers, own, strict=True))
+        bound = model.bind(variables)
+        assert_stack([bound, list(bound.layers), (model, variables), pairs], model.apply(variables, FLOATS))
+
+        f = hk.transform_with_state(lambda x: hk.Sequential(stack(lutjax_haiku))(x))
+        params, state = f.init(jax.random.key(5), FLOATS)
+        sums, _ = f.apply(params, state, None, FLOATS)
+        for of in (lambda: stack(lutjax_haiku), lambda: hk.Sequential(stack(lutjax_haiku))):
+            made = lambda of=of: circuits.from_model(of(), inputs="uint2", outputs="votes")  # noqa: E731
+            circuit, _ = hk.transform_with_state(made).apply(params, state, None)
+            np.testing.assert_array_equal(circuit(NUMBERS), np.round(np.asarray(sums) * 2))
+
+    def test_a_convolutional_classifier(self):
+        """Pixels, two tree layers, gates and votes: three layer kinds over 16 two-bit pixels."""
+        normal = jax.nn.initializers.normal(1.0)
+
+        def build(rngs):
+            return nnx.Sequential(
+                lutjax_nnx.Thermometer(
+                    16, 2, thresholds=np.tile(np.array([[0.5, 1.5]], np.float32), (16, 1))
+                ),
+                tree(rngs, (4, 4, 2), 4, kernel=3, depth=3, padding=1, pool=2),
+                tree(rngs, (2, 2, 4), 6, kernel=2, depth=2, padding=1),
+                lutjax_nnx.LogicGates(54, 40, logits_init=normal, deterministic=True, rngs=rngs),
+                lutjax_nnx.GroupSum(4),
+            )
+
+        layers = list(drawn(build).layers)
+
+        @jax.jit
+        def sums_of(x):
+            encoder, first, second, gates, votes = layers
+            y = second(first(encoder(x).reshape(-1, 4, 4, 2)))
+            return votes(gates(y.reshape(len(x), -1)))
+
+        x = RNG(0).integers(0, 3, (300, 16))
+        sums = np.asarray(sums_of(x.astype(np.float32)), int)
+        assert len(np.unique(sums.argmax(-1))) > 1
+        np.testing.assert_array_equal(circuits.from_model(layers, inputs="uint2", outputs="votes")(x), sums)
+        np.testing.assert_array_equal(circuits.from_model(layers, inputs="uint2")(x), sums.argmax(-1))

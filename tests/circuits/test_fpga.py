@@ -5,12 +5,12 @@ import json
 
 import numpy as np
 import pytest
-from commands import command, output
-from example_circuits import AND, XOR, life_circuit, random_circuit
+from commands import command
+from example_circuits import life_circuit, random_circuit
 from exports import write
 from tools import require_tool
 
-from lutjax.circuits import Builder, Circuit, Format, Port, fpga, verilog
+from lutjax.circuits import Builder, Format, fpga, verilog
 
 
 def test_parts_one_after_the_other_are_the_circuit():
@@ -72,23 +72,6 @@ def test_cells_are_counted():
     assert stated["tools"]["pyosys"]
 
 
-def test_parts_without_gates_or_outputs():
-    """A part may be empty after simplification, and a circuit may consist only of wires."""
-    require_tool("yosys")
-    circuit = Circuit(
-        (Port("x", 3),),
-        (Port("y"),),
-        ((1, 2), (3, 4)),
-        (AND, XOR),
-        (2 * 5,),
-        (("encoder", 0), ("layer 1", 2)),
-    )
-    found = fpga.report(circuit, "ice40", place=False)
-    assert [(cost.luts, cost.levels) for cost in (*found.parts, found.total)] == [(0, 0), (1, 1), (1, 1)]
-    wires = fpga.report(Circuit((Port("x"),), (Port("y"),), (), (), (2,)), "ice40", place=False)
-    assert (wires.parts, wires.total.luts, wires.total.levels) == ((), 0, 0)
-
-
 def test_the_module_for_placement_has_few_pins():
     text = fpga._wrapper(random_circuit(0, 20, 30, ports={"y": (5, Format(3))}), 2)
     assert verilog.declared(text, "top") == {
@@ -100,19 +83,6 @@ def test_the_module_for_placement_has_few_pins():
 
 
 # ------------------------------------------------------------------------------------------- the command
-def test_a_report_of_an_export(tmp_path):
-    require_tool("yosys")
-    folder = write(tmp_path / "life", formats=("json",), registers=2)
-    text = output("fpga", folder, "--family", "ice40", "--no-place")
-    found = json.loads((tmp_path / "life_ice40.json").read_text())
-    assert (found["registers"], found["all"]["flip_flops"] > 0) == (2, True)
-    assert [line.split()[0] for line in text.splitlines()[:4]] == ["part", "perception", "update", "all"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "life",
-        "life_ice40.json",
-    ]  # the export is as it was
-
-
 def test_errors_are_one_line(tmp_path, monkeypatch):
     folder = write(tmp_path / "life", formats=("json",))
     assert (

@@ -10,6 +10,7 @@ import subprocess
 import numpy as np
 import pytest
 import tools
+from cases import slow
 from commands import command
 from example_circuits import life_circuit, random_circuit
 from exports import put, write
@@ -27,8 +28,9 @@ SEVERAL = {
 }
 
 
-def several(n_gates=120, seed=0):
-    return random_circuit(seed, SEVERAL["inputs"], n_gates, ports=SEVERAL["outputs"])
+@functools.cache
+def several():
+    return random_circuit(0, SEVERAL["inputs"], 60, ports=SEVERAL["outputs"])
 
 
 @functools.cache
@@ -80,7 +82,7 @@ def trees():
         lambda: both(classifier(), "bits", "class"),
         lambda: both(classifier(), "bits", "votes"),
         lambda: both(classifier(n_thresholds=0), "bits", "class"),
-        lambda: both(trees(), "uint8", "class"),
+        slow(lambda: both(trees(), "uint8", "class")),
         lambda: both(
             classifier(layers=(4,), n_classes=4, n_thresholds=1), "int8", "class"
         ),  # many equal votes
@@ -120,7 +122,7 @@ def test_c_is_the_circuit(tmp_path, make, style):
 
 def test_functions_are_divided(tmp_path, monkeypatch):
     require_tool("cc")
-    small = dataclasses.replace(mcu.TARGETS["riscv32"], chunk=50)
+    small = dataclasses.replace(mcu.TARGETS["riscv32"], chunk=20)
     monkeypatch.setitem(mcu.TARGETS, "riscv32", small)
     circuit = several()
     assert mcu.write(circuit, "net", target="riscv32")["src/net.c"].count("static SEPARATE void part_") > 2
@@ -219,16 +221,16 @@ def test_arguments_that_are_refused(call, message):
 
 def test_layers_of_another_network():
     circuit, layers = both(classifier(), "uint8", "class")
-    with pytest.raises(ValueError, match=r"layers differs from the circuit on .* of 256 random"):
-        mcu.write(classifier(layers=(44, 30)).circuit(inputs="uint8"), target="avr", layers=layers)
-    with pytest.raises(ValueError, match="15 thresholds, which do not fit the 6 numbers"):
-        mcu.write(classifier(in_features=6).circuit(inputs="uint8"), target="avr", layers=layers)
-    with pytest.raises(ValueError, match="which cannot vote"):
-        mcu.write(
-            classifier(n_classes=4, layers=(40, 32)).circuit(inputs="uint8"), target="avr", layers=layers
-        )
-    with pytest.raises(ValueError, match="no thresholds between them"):
-        mcu.write(circuit, target="avr", layers=life_circuit())
+    wrong = dataclasses.replace(circuit, literals=tuple(literal ^ 1 for literal in circuit.literals))
+    (x,), (y,) = circuit.inputs, circuit.outputs
+    for other, given, message in (
+        (wrong, layers, "layers differs from the circuit on .* of 256 random"),
+        (random_circuit(0, {"x": (6, x.format)}, 20, ports={"y": (1, y.format)}), layers, "15 thresholds, which do not fit the 6 numbers"),
+        (random_circuit(0, {"x": (5, x.format)}, 20, ports={"y": (4, y.format)}), layers, "which cannot vote"),
+        (circuit, life_circuit(), "no thresholds between them"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            mcu.write(other, target="avr", layers=given)
 
 
 def test_networks_beyond_what_pointers_reach(monkeypatch):

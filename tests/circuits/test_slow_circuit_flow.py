@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tools
-from commands import command, output
+from commands import command, output, refusal
 from exported_runs import images, message, write_classifier
 from flax import nnx
 from tools import require_tool
@@ -68,6 +68,13 @@ def test_trees_are_exported(trees, tmp_path):
     circuit = circuits.netlist_json.read((out / "digits.json").read_text())
     assert [name for name, _ in circuit.parts] == ["encoder", "layer 1", "layer 2", "votes", "argmax"]
     assert circuit.inputs[0].count == 32
+
+
+def test_trees_with_too_many_gates_are_refused(trees, tmp_path, monkeypatch):
+    monkeypatch.setattr(exporting, "MOST_GATES", 100)
+    said = refusal("export", "--run", trees[0], "--out", tmp_path / "out")
+    assert "36 trained gates, which are 216 with those of trees at each place" in said
+    assert "more than 100 no circuit is written. Train fewer trees (--kernels)" in said
 
 
 def test_circuits_of_trees_from_numbers_and_from_bits(trees):

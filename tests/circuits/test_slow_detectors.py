@@ -6,7 +6,7 @@ import itertools
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from c_programs import CONFIG, FLAGS, check_texts, layers, model_of, run
+from c_programs import CONFIG, FLAGS, LAYERS, check_texts, layer_of, model_of, run
 from commands import command
 from small_runs import FOX
 from tools import STRICT, compiled
@@ -25,8 +25,8 @@ LARGEST = 2**31 - 1
 
 
 def test_layers_of_fixed_point_numbers_keep_their_numbers(programs):
-    of = layers()
-    made = {name: detectors.from_layer(layer) for name, layer in of.items()}
+    of = {name: layer_of(name) for name in LAYERS}
+    made = {name: detectors.from_layer(one) for name, one in of.items()}
     in_c, rng = programs(made), np.random.default_rng(0)
     for name, layer in of.items():
         x = rng.integers(-3, 4, (40, layer.in_features))
@@ -46,7 +46,8 @@ def test_layers_of_fixed_point_numbers_keep_their_numbers(programs):
 
 def test_rounded_sparse_layers(programs):
     made, exact = {}, {}
-    for name, layer in layers().items():
+    for name in LAYERS:
+        layer = layer_of(name)
         if isinstance(layer, SparseLUT):
             weights, anchors, targets = (
                 np.asarray(a[...]) for a in (layer.weights, layer.anchors, layer.targets)

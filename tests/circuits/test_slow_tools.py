@@ -2,18 +2,21 @@
 
 import itertools
 import json
+import shutil
 import stat
 import sys
 
 import numpy as np
 import pytest
 from circuit_strategies import numbers, visibly_flipped
-from example_circuits import PARITY, life_circuit
+from commands import output
+from example_circuits import AND, PARITY, XOR, life_circuit
+from exports import write
 from folders import ROOT
 from tools import require_tool
 
 from lutjax import circuits
-from lutjax.circuits import Builder, Circuit, Port, abc, fpga, simulate, verilog
+from lutjax.circuits import Builder, Circuit, Format, Port, abc, arithmetic, fpga, simulate, verilog, yosys
 
 pytestmark = pytest.mark.slow
 NEXTPNR = """#!/bin/sh
@@ -61,6 +64,36 @@ def test_clocks_are_those_of_nextpnr(tmp_path, monkeypatch):
     assert json.loads(found.to_json())["all"]["samples_a_second"] == 80e6
     program.write_text(NEXTPNR.replace("SB_LUT4", "nonsense"))
     assert "not placed: nextpnr-ice40 says: ERROR: no cells" in str(fpga.report(builder.circuit(), "ice40"))
+
+
+def test_parts_without_gates_or_outputs():
+    """A part may be empty after simplification, and a circuit may consist only of wires."""
+    require_tool("yosys")
+    circuit = Circuit(
+        (Port("x", 3),),
+        (Port("y"),),
+        ((1, 2), (3, 4)),
+        (AND, XOR),
+        (2 * 5,),
+        (("encoder", 0), ("layer 1", 2)),
+    )
+    found = fpga.report(circuit, "ice40", place=False)
+    assert [(cost.luts, cost.levels) for cost in (*found.parts, found.total)] == [(0, 0), (1, 1), (1, 1)]
+    wires = fpga.report(Circuit((Port("x"),), (Port("y"),), (), (), (2,)), "ice40", place=False)
+    assert (wires.parts, wires.total.luts, wires.total.levels) == ((), 0, 0)
+
+
+def test_a_report_of_an_export(tmp_path):
+    require_tool("yosys")
+    folder = write(tmp_path / "life", formats=("json",), registers=2)
+    text = output("fpga", folder, "--family", "ice40", "--no-place")
+    found = json.loads((tmp_path / "life_ice40.json").read_text())
+    assert (found["registers"], found["all"]["flip_flops"] > 0) == (2, True)
+    assert [line.split()[0] for line in text.splitlines()[:4]] == ["part", "perception", "update", "all"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "life",
+        "life_ice40.json",
+    ]  # the export is as it was
 
 
 def test_life_is_placed():
@@ -114,3 +147,34 @@ def test_pages_are_those_of_today_s_templates(monkeypatch):
     for name in gallery.PAGES:
         text = (ROOT / "docs" / "gallery" / "pages" / "play" / f"{name}.html").read_text(encoding="utf-8")
         assert gallery.rewritten(name, text) == text, "python docs/gallery.py --write writes the pages"
+
+
+def test_verilog_by_alkaid_is_proved(tmp_path):
+    """alkaid's Verilog module equals the circuit for all inputs."""
+    require_tool("abc")
+    require_tool("yosys")
+    pytest.importorskip("alkaid", reason="alkaid is not installed: pip install alkaid")
+    from alkaid.codegen.rtl import RTLModel
+    from alkaid.types import CombLogic
+
+    builder = Builder(merge=6)
+    bits = [bit for number in builder.input("x", 5, Format(3)) for bit in number]
+    builder.output("y", [arithmetic.popcount(builder, bits)])
+    circuit = builder.circuit()
+    (tmp_path / "c_alkaid.json").write_text(circuits.alkaid.write(circuit))
+    model = RTLModel(CombLogic.load(tmp_path / "c_alkaid.json"), tmp_path / "rtl", "made")
+    model.write()
+    files = [path for path in (tmp_path / "rtl" / "src").rglob("*.v") if "wrapper" not in path.name]
+    for path in files:
+        shutil.copy(path, tmp_path)
+    # Tables are cases of all addresses, of which Yosys makes choices whose last value is unknown, and never taken.
+    yosys.run(
+        [
+            f"read_verilog {' '.join(path.name for path in files)}",
+            *("hierarchy -top made -check", "proc -norom", "flatten", "techmap", "setundef -zero", "aigmap"),
+            "write_aiger -symbols made.aig",
+        ],
+        tmp_path,
+        where="the module",
+    )
+    assert abc.cec(circuits.aiger.read(tmp_path / "made.aig"), circuit)

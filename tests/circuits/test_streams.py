@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cases import slow
 from cycles import Machine
 from example_circuits import life_circuit, random_circuit
 from tools import require_tool
@@ -93,11 +94,11 @@ def check(circuit, sent, received, *, most_inside):
 @pytest.mark.parametrize(
     ("name", "registers", "interface"),
     [
-        ("life", 0, "axi"),
-        ("life", 1, "handshake"),
         ("one bit", 1, "axi"),
         ("two ports", 2, "handshake"),
-        ("two ports", 2, "axi"),
+        slow("life", 0, "axi"),
+        slow("life", 1, "handshake"),
+        slow("two ports", 2, "axi"),
     ],
 )
 def test_every_answer_leaves_once_and_in_order(name, registers, interface):

@@ -1,6 +1,5 @@
 """Integer layers and language models with their generated C programs."""
 
-import functools
 import subprocess
 
 import jax
@@ -49,18 +48,24 @@ KEPT = {"accumulate": lutjax.FixedPoint(2.0**10), "weights_init": ties}
 SLOTS = np.array([[[0, 3, -1], [2, 2, 1]]])  # of two rows: an unused slot, and an output twice
 
 
-def layers():
-    """Return a layer for each kind; few inputs produce repeated pairs within a detector, and ids in both orders."""
-    make = functools.partial(LUT, rngs=nnx.Rngs(0), **KEPT)
-    sparse = functools.partial(SparseLUT, rngs=nnx.Rngs(1), **KEPT)
-    return {
-        "dense": make(4, 5, n_detectors=7, n_anchors=5),
-        "groups": make(6, 4, n_detectors=6, n_anchors=3, groups=2, epsilon=2.0),
-        "no_pairs": make(3, 4, n_detectors=2, n_anchors=0),
-        "by_row": sparse(5, 9, n_detectors=6, n_anchors=3, n_targets=4),
-        "by_table": sparse(8, 12, n_detectors=4, n_anchors=2, n_targets=2, targets_per="table", groups=2),
-        "given": sparse(4, 4, n_detectors=3, n_anchors=1, targets=SLOTS),
-    }
+LAYERS = {
+    "dense": (LUT, (4, 5), {"n_detectors": 7, "n_anchors": 5}),
+    "groups": (LUT, (6, 4), {"n_detectors": 6, "n_anchors": 3, "groups": 2, "epsilon": 2.0}),
+    "no_pairs": (LUT, (3, 4), {"n_detectors": 2, "n_anchors": 0}),
+    "by_row": (SparseLUT, (5, 9), {"n_detectors": 6, "n_anchors": 3, "n_targets": 4}),
+    "by_table": (
+        SparseLUT,
+        (8, 12),
+        {"n_detectors": 4, "n_anchors": 2, "n_targets": 2, "targets_per": "table", "groups": 2},
+    ),
+    "given": (SparseLUT, (4, 4), {"n_detectors": 3, "n_anchors": 1, "targets": SLOTS}),
+}
+"""A layer for each kind; few inputs produce repeated pairs within a detector, and ids in both orders."""
+
+
+def layer_of(name):
+    kind, sizes, options = LAYERS[name]
+    return kind(*sizes, **options, **KEPT, rngs=nnx.Rngs(int(kind is SparseLUT)))
 
 
 def of_layers(folder, layers):
