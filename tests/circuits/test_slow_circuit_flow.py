@@ -73,8 +73,8 @@ def test_trees_are_exported(trees, tmp_path):
 def test_trees_with_too_many_gates_are_refused(trees, tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "MOST_GATES", 100)
     said = refusal("export", "--run", trees[0], "--out", tmp_path / "out")
-    assert "36 trained gates, which are 216 with those of trees at each place" in said
-    assert "more than 100 no circuit is written. Train fewer trees (--kernels)" in said
+    assert "36 trained gates, 216 over all image positions" in said
+    assert "circuits have at most 100. Train fewer trees (--kernels)" in said
 
 
 def test_circuits_of_trees_from_numbers_and_from_bits(trees):
