@@ -15,7 +15,6 @@ from pathlib import Path
 import click
 import jax
 import pytest
-import small_runs
 from click.testing import CliRunner
 from commands import command, output, refusal
 from folders import contents
@@ -56,9 +55,9 @@ def test_train(lm_run, text):
 
 def test_generate(lm_run):
     words = ("generate", "--checkpoint", lm_run.out, "--prompt", "the ", "--bytes", 30)
-    one, same, other = (output(*words, *more) for more in ((), ("--seed", 0), ("--seed", 1)))
+    one, other = (output(*words, *more) for more in ((), ("--seed", 1)))
     assert one.startswith("the ")
-    assert one == same != other
+    assert one != other
     assert output(*words, "--temperature", 0) == output(*words, "--top-k", 1, "--seed", 3)
 
 
@@ -241,14 +240,7 @@ def test_damaged_checkpoint(lm_run, tmp_path):
     assert "The one of step 16 takes its place." in text.stderr
     assert text.stdout.startswith("x")
     assert contents(out) == before
-    said = output("train", "lm", "--resume", "--out", out, "--log-every=1")
-    assert said.count("24 is damaged: ") == 1
-    assert "resumed after 16 steps" in said
-    assert history(out) == history(lm_run.out)
-    assert sorted(p.name for p in checkpoints.iterdir()) == ["16", "24"]
-
-    for step in (16, 24):
-        damage_file(checkpoints / str(step))
+    damage_file(checkpoints / "16")
     for words in (
         ("train", "lm", "--resume", "--seed=0", "--out"),
         ("generate", "--prompt=x", "--checkpoint"),
@@ -363,13 +355,15 @@ def test_every_field_is_a_flag():
         ("safetensors", "safetensors.numpy", ("save",)),
     ],
 )
-def test_a_command_without_its_extra_is_one_line(package, module, words, text, tmp_path, monkeypatch):
-    small_runs.RUNS["ca"](tmp_path / "run")
+def test_a_command_without_its_extra_is_one_line(package, module, words, lm_run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules, "lutjax.serving._app", raising=False)
-    result = command(*words, tmp_path / "run", *([tmp_path / "bundle"] if words == ("save",) else []))
+    result = command(*words, lm_run.out, *([tmp_path / "bundle"] if words == ("save",) else []))
     message = f"lutjax {words[0]} needs {package}, which is not installed: {_extras.command(package)}"
     assert (result.exit_code, result.output) == (1, f"Error: {message}\n")
+
+
+def test_training_without_tensorboard_is_one_line(text, tmp_path, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name: None if name == "tensorboardX" else find(name)

@@ -59,7 +59,7 @@ def called(model, x, given=()):
 HARD, SOFT = (("deterministic", True),), (("deterministic", False),)
 
 
-FAST = ("difflogic", "dwn_one_thermometer", "dwn_learned_wires", "torchlogix_thermometer", "spiky")
+FAST = ("difflogic", "dwn_one_thermometer", "dwn_learned_wires", "spiky")
 
 
 @pytest.mark.parametrize("name", slow_except(CASES, *FAST))

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow_except
 from commands import refusal
 from flax import nnx
 from pytrees import equal
@@ -56,7 +55,8 @@ def light():
     return model_of(CONFIG)
 
 
-@pytest.mark.parametrize("name", slow_except(MODELS, "reduced"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
 def test_packed_is_the_hard_network(name):
     config = MODELS[name]
     model, x = model_of(config), data(33, bits=not config.n_thresholds)

@@ -36,11 +36,7 @@ from lutjax.bundles._layout import CONFIG, TENSORS
 from lutjax.circuits import Format, deployment, language_model, proofs
 from lutjax.circuits.deployment import DeploymentError, Vectors
 from lutjax.convert import ConversionError
-from lutjax.models import (
-    LogicClassifierConfig,
-    LUTTransformer,
-    LUTTransformerConfig,
-)
+from lutjax.models import LogicClassifierConfig, LUTTransformer, LUTTransformerConfig
 from lutjax.training import (
     about,
     checkpoints,
@@ -632,7 +628,7 @@ def check(name, seed, n, folder):
         assert wrong is None, f"{folder / file}: {wrong}"
 
 
-FAST = ("run, lm", "run signed, ca", "run signed, table", "bundle, lm", "config, table")
+FAST = ("run, lm", "run signed, ca", "config, table")
 
 
 @pytest.mark.parametrize("name", slow_except(READERS, *FAST))

@@ -100,7 +100,7 @@ def trained(config=CONFIG, **changes):
 
 
 def test_reads_of_a_memory_are_known_from_bytes():
-    run, context = trained()[0], CONFIG.context
+    run, context = Run(CONFIG, TRAINING, TEXT.train), CONFIG.context
     found = run.memory_usage(TEXT.test)
     assert list(found) == ["layers/0/memory/weights"]
     counts = np.zeros((4, 50), int)

@@ -23,13 +23,7 @@ import lutjax
 from lutjax.circuits import deployment, netlist_json
 from lutjax.circuits.deployment import VECTORS, Vectors
 from lutjax.extras import DISTRIBUTIONS, EXTRAS, needed_by
-from lutjax.models import (
-    LogicCA,
-    LogicCAConfig,
-    LogicClassifier,
-    LogicClassifierConfig,
-    LUTTransformer,
-)
+from lutjax.models import LogicCA, LogicCAConfig, LogicClassifier, LogicClassifierConfig, LUTTransformer
 from lutjax.training import export as exporting, model_folders, models, predictions
 from lutjax.training.classifier_runs import Classifier
 
@@ -85,21 +79,6 @@ def test_a_bundle_of_few_bits_has_all_inputs(tmp_path):
     lutjax.save(gates_of(5, n_classes=2, layers=(12,)), tmp_path)
     source = exporting.source_of(tmp_path)
     assert (source.samples_name, len(np.unique(source.samples, axis=0))) == ("all inputs", 32)
-
-
-def test_the_page_about_imports_has_the_output_of_its_commands(tmp_path):
-    text = (ROOT / "docs" / "convert.md").read_text(encoding="utf-8")
-    weight = np.eye(16, dtype=np.float32)[[1, 6, 7, 14]]
-    wires = np.array([[0, 1, 2, 0], [1, 2, 0, 2]])
-    save_file({"0.weight": weight, "0.connections.indices": wires}, tmp_path / "model.safetensors")
-    model = tmp_path / "model"
-    output("import", "--from", "torchlogix", tmp_path / "model.safetensors", model, "--classes", 2)
-    said = output("export", model, "--format", "verilog,c") + output("verify", model)
-    blocks = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
-    shown = next(block for block in blocks if "the bundle holds" in block)
-    lines = {re.sub(r" +[\d.]+ s$", "", line) for line in said.splitlines()}
-    for line in shown.splitlines()[:3]:  # the others need tools
-        assert re.sub(r" +[\d.]+ s$", "", line) in lines
 
 
 def test_refusals_are_one_line(tmp_path):
@@ -158,8 +137,8 @@ def test_load(kind, tmp_path):
         _ = record.loss
     # Ready: in the mode for evaluation, and as an argument of transformed functions.
     want.eval()
-    np.testing.assert_array_equal(call(model), call(want))
-    np.testing.assert_array_equal(nnx.jit(call)(model), call(want))
+    jitted = nnx.jit(call)
+    np.testing.assert_array_equal(jitted(model), jitted(want))
 
 
 def test_folders_that_hold_no_run(tmp_path, monkeypatch):
@@ -240,6 +219,20 @@ def test_extras_are_those_of_the_package():
 
 @pytest.mark.slow
 class TestSlow:
+    def test_the_page_about_imports_has_the_output_of_its_commands(self, tmp_path):
+        text = (ROOT / "docs" / "convert.md").read_text(encoding="utf-8")
+        weight = np.eye(16, dtype=np.float32)[[1, 6, 7, 14]]
+        wires = np.array([[0, 1, 2, 0], [1, 2, 0, 2]])
+        save_file({"0.weight": weight, "0.connections.indices": wires}, tmp_path / "model.safetensors")
+        model = tmp_path / "model"
+        output("import", "--from", "torchlogix", tmp_path / "model.safetensors", model, "--classes", 2)
+        said = output("export", model, "--format", "verilog,c") + output("verify", model)
+        blocks = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
+        shown = next(block for block in blocks if "the bundle holds" in block)
+        lines = {re.sub(r" +[\d.]+ s$", "", line) for line in said.splitlines()}
+        for line in shown.splitlines()[:3]:  # the others need tools
+            assert re.sub(r" +[\d.]+ s$", "", line) in lines
+
     def test_automata_without_a_run(self, tmp_path):
         small = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2))
         lutjax.save(LogicCA(small, rngs=nnx.Rngs(0)), tmp_path / "ca")

@@ -155,6 +155,7 @@ def test_a_film_has_titles_and_is_large(tmp_path):
     assert (picture[-28:] < 100).any()
 
 
+@pytest.mark.slow
 def test_a_detector_is_shown_as_lutjax_computes_it(monkeypatch):
     monkeypatch.syspath_prepend(DOCS)
     picture = importlib.import_module("detector")

@@ -246,12 +246,22 @@ def run(tmp_path_factory):
     return path, out, output("train", "classify", "--data", path, "--out", out, *words)
 
 
-def test_numbers_are_counts_of_bits():
-    model = LogicClassifier(CONFIG, rngs=nnx.Rngs(0))
+@pytest.fixture(scope="module")
+def regression():
+    """Read-only new model of numbers."""
+    structure = models.Structure(lambda rngs: LogicClassifier(CONFIG, rngs=rngs))
+    return structure.model(*structure.init(0))
+
+
+def test_numbers_are_counts_of_bits(regression):
+    model = regression
     x = np.random.default_rng(0).uniform(0, 1, (70, 4)).astype(np.float32)
     x = np.round(x * 255) / 256
-    soft, hard = model(jnp.asarray(x)), np.asarray(model(jnp.asarray(x), deterministic=True))
+    soft, hard = (
+        nnx.jit(lambda m, x, hard=hard: m(x, deterministic=hard))(model, x) for hard in (False, True)
+    )
     assert soft.shape == hard.shape == (70,)
+    hard = np.asarray(hard)
     counts = (hard + 3.25) / 0.5
     np.testing.assert_array_equal(counts, counts.round())
     assert 0 <= counts.min() < counts.max() <= 21
@@ -268,10 +278,9 @@ def test_numbers_are_counts_of_bits():
         model.circuit(outputs="class")
 
 
-def test_gradients_go_to_gates():
-    model = LogicClassifier(CONFIG, rngs=nnx.Rngs(0))
+def test_gradients_go_to_gates(regression):
     x = jnp.asarray(np.random.default_rng(0).uniform(0, 1, (8, 4)), jnp.float32)
-    gradients = nnx.jit(nnx.grad(lambda model: jnp.mean((model(x) - 1.0) ** 2)))(model)
+    gradients = nnx.jit(nnx.grad(lambda model: jnp.mean((model(x) - 1.0) ** 2)))(regression)
     assert all(float(abs(g).max()) > 0 for g in nnx.to_pure_dict(gradients)["layers"][1].values())
 
 
@@ -286,8 +295,8 @@ def test_configs():
             LogicClassifierConfig(4, 1, layers=(6,), regression=True, **fields)
 
 
-def test_headers_make_numbers_of_answers():
-    circuit = LogicClassifier(CONFIG, rngs=nnx.Rngs(0)).circuit(inputs="uint8")
+def test_headers_make_numbers_of_answers(regression):
+    circuit = regression.circuit(inputs="uint8")
     library = mcu.write(circuit, "price", target="avr")
     for header in (c.write(circuit, "price")["price.h"], library["src/price.h"]):
         assert "static inline float price_number(uint32_t answer)" in header

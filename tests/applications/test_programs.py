@@ -112,7 +112,6 @@ def language_model(kind):
         itertools.product(["forward", "loss", "start", "decode"], LANGUAGE_MODELS),
         "decode-counts",
         "start-memory",
-        "forward-memory",
     ),
 )
 def test_programs_of_language_models_are_traced(name, kind):

@@ -73,29 +73,6 @@ def logits_of(model):
     return logits
 
 
-@pytest.mark.slow
-def test_the_deployed_model_is_the_trained_one(deployed):
-    path, result = deployed
-    assert result.exit_code == 0, result.output
-    before, after = losses(result)
-    assert after == pytest.approx(before, abs=1e-4)
-    trained, model = lutjax.load(path), lutjax.load(path / "quantized")
-    logits = logits_of(trained)
-    np.testing.assert_allclose(logits_of(model), logits, rtol=1e-4, atol=1e-5)
-    nnx.update(trained, jax.tree.map(jnp.zeros_like, nnx.state(trained, Tables)))
-    assert np.abs(logits_of(trained) - logits).max() > 0.01  # the tables matter
-    words = ("generate", "--prompt", "the ", "--bytes", 40, "--temperature", 0, "--checkpoint")
-    texts = [command(*words, each) for each in (path, path / "quantized")]
-    assert texts[0].exit_code == 0
-    assert texts[0].output == texts[1].output
-    fast = command(*words, path, "--speed")
-    assert fast.stdout == texts[0].stdout
-    # On a terminal both streams are one text.
-    assert re.fullmatch(r"\n[\d,]+ bytes a second\.\n", fast.stderr)
-    several = command(*words, path, "--speed", "--samples", 2)
-    assert re.fullmatch(r"[\d,]+ bytes a second\.\n", several.stderr)
-
-
 def test_sizes(deployed):
     path, result = deployed
     model = lutjax.load(path / "quantized")
@@ -119,29 +96,6 @@ def test_record_of_the_deployed_model(deployed):
     assert sorted(p.name for p in path.iterdir()) == [".lock", "checkpoints", "quantized"]
     for words in (("quantize", path / "quantized"), ("train", "lm", "--resume", "--out", path / "quantized")):
         assert "quantized" in refusal(*words)
-
-
-def test_the_best_state_of_a_run_of_exact_scores_is_rounded_after_training(folder, deployed, tmp_path):
-    trained = models.restore(folder, 12, Run(CONFIG, TRAINING, TEXT.train))
-    config = dataclasses.replace(CONFIG, read="confidence")
-    record = record_of(config, folder.parent / "fox.txt")
-    record.training = dataclasses.replace(TRAINING, select_every=6)
-    run = Run(config, record.training, TEXT.train, TEXT.validation)
-    latest = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), run.abstract())
-    latest = latest._replace(others=trained.others)
-    best = latest.optimizer._replace(params=trained.params, others=trained.others)
-    models.save(tmp_path / "run", 12, latest._replace(optimizer=best), record)
-    # The folder that an earlier run or a killed command left is replaced.
-    for name in ("quantized/checkpoints/99", ".unfinished-quantized", ".replaced-quantized/checkpoints"):
-        (tmp_path / "run" / name).mkdir(parents=True)
-    result = command("quantize", tmp_path / "run")
-    assert result.exit_code == 0, result.output
-    before, after = losses(result)
-    assert after != before
-    assert after == pytest.approx(losses(deployed[1])[1], abs=1e-4)
-    assert "trained with --read confidence" in result.output
-    assert lutjax.load(tmp_path / "run" / "quantized").record.model.read == "powers_of_two"
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [".lock", "checkpoints", "quantized"]
 
 
 @pytest.mark.parametrize(
@@ -208,3 +162,51 @@ def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path):
     assert found() == ["a/old"]
     assert replace(write=True) == ["a/new"]
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.slow
+class TestSlow:
+    def test_the_deployed_model_is_the_trained_one(self, deployed):
+        path, result = deployed
+        assert result.exit_code == 0, result.output
+        before, after = losses(result)
+        assert after == pytest.approx(before, abs=1e-4)
+        trained, model = lutjax.load(path), lutjax.load(path / "quantized")
+        logits = logits_of(trained)
+        np.testing.assert_allclose(logits_of(model), logits, rtol=1e-4, atol=1e-5)
+        nnx.update(trained, jax.tree.map(jnp.zeros_like, nnx.state(trained, Tables)))
+        assert np.abs(logits_of(trained) - logits).max() > 0.01  # the tables matter
+        words = ("generate", "--prompt", "the ", "--bytes", 40, "--temperature", 0, "--checkpoint")
+        texts = [command(*words, each) for each in (path, path / "quantized")]
+        assert texts[0].exit_code == 0
+        assert texts[0].output == texts[1].output
+        fast = command(*words, path, "--speed")
+        assert fast.stdout == texts[0].stdout
+        # On a terminal both streams are one text.
+        assert re.fullmatch(r"\n[\d,]+ bytes a second\.\n", fast.stderr)
+        several = command(*words, path, "--speed", "--samples", 2)
+        assert re.fullmatch(r"[\d,]+ bytes a second\.\n", several.stderr)
+
+    def test_the_best_state_of_a_run_of_exact_scores_is_rounded_after_training(
+        self, folder, deployed, tmp_path
+    ):
+        trained = models.restore(folder, 12, Run(CONFIG, TRAINING, TEXT.train))
+        config = dataclasses.replace(CONFIG, read="confidence")
+        record = record_of(config, folder.parent / "fox.txt")
+        record.training = dataclasses.replace(TRAINING, select_every=6)
+        run = Run(config, record.training, TEXT.train, TEXT.validation)
+        latest = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), run.abstract())
+        latest = latest._replace(others=trained.others)
+        best = latest.optimizer._replace(params=trained.params, others=trained.others)
+        models.save(tmp_path / "run", 12, latest._replace(optimizer=best), record)
+        # The folder that an earlier run or a killed command left is replaced.
+        for name in ("quantized/checkpoints/99", ".unfinished-quantized", ".replaced-quantized/checkpoints"):
+            (tmp_path / "run" / name).mkdir(parents=True)
+        result = command("quantize", tmp_path / "run")
+        assert result.exit_code == 0, result.output
+        before, after = losses(result)
+        assert after != before
+        assert after == pytest.approx(losses(deployed[1])[1], abs=1e-4)
+        assert "trained with --read confidence" in result.output
+        assert lutjax.load(tmp_path / "run" / "quantized").record.model.read == "powers_of_two"
+        assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [".lock", "checkpoints", "quantized"]

@@ -21,11 +21,18 @@ import numpy as np
 import pytest
 from cases import slow_except
 from flax import nnx
-from small_runs import HISTORY, RUNS, saved
+from small_runs import HISTORY, saved
 from starlette.testclient import TestClient
 
 import lutjax
-from lutjax.models import LogicClassifier, LogicClassifierConfig, LUTTransformer, LUTTransformerConfig
+from lutjax.models import (
+    LogicCA,
+    LogicCAConfig,
+    LogicClassifier,
+    LogicClassifierConfig,
+    LUTTransformer,
+    LUTTransformerConfig,
+)
 from lutjax.serving import Limits, application
 from lutjax.serving._engine import Job
 from lutjax.serving._requests import RequestError, check_cells
@@ -272,10 +279,10 @@ def test_cells_of_tables(raw, message):
             check_cells(raw, name, is_table=True)
 
 
-def test_other_models_are_not_served(tmp_path):
-    RUNS["ca"](tmp_path / "run")
+def test_other_models_are_not_served():
+    automaton = nnx.eval_shape(lambda: LogicCA(LogicCAConfig(), rngs=nnx.Rngs(0)))
     with pytest.raises(ValueError, match="model is a LogicCA; only text models and classifiers are served"):
-        application(lutjax.load(tmp_path / "run"))
+        application(automaton)
     with pytest.raises(ValueError, match="slots is 0; it must be at least 1"):
         Limits(slots=0)
 

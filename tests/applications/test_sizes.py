@@ -2,6 +2,7 @@
 
 import csv
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +10,8 @@ from commands import command, output, refusal
 from tools import require_tool
 
 from lutjax.circuits import abc
+from lutjax.models import LogicClassifierConfig
 from lutjax.training import export, sizes
-from lutjax.training.classifier_runs import Classifier
 from lutjax.training.errors import RunError
 
 SHORT = ["--steps=20", "--batch-size=32", "--column-bits=4", "--no-baselines", "--layers=40"]
@@ -45,19 +46,20 @@ class Fake:
         return sizes.Attempt(layers, lut6(sum(layers)), 0.9, fields)
 
 
-@pytest.fixture(scope="module")
-def make(table):
-    def make(fields):
-        return Classifier.new({"column_bits": 4, **fields}, table, "class")
+def make(fields):
+    """Return the config of an experiment on a table with two classes, which is what `find` reads."""
+    config = LogicClassifierConfig(24, 2, **{"layers": (1280,), "tau": 10.0, **fields})
+    return SimpleNamespace(record=SimpleNamespace(model=config))
 
-    return make
+
+def train(table, *words):
+    return ("train", "classify", "--data", table, "--target", "class", *words)
 
 
 @pytest.mark.parametrize(
-    "lut6",
-    [lambda n: 300 + 2 * n, lambda n: round(9 * n**0.6), lambda n: n + 37 * (n % 3), lambda n: 3 * n],
+    "lut6", [lambda n: 300 + 2 * n, lambda n: round(9 * n**0.6), lambda n: n + 37 * (n % 3), lambda n: 3 * n]
 )
-def test_a_size_is_found(make, monkeypatch, lut6):
+def test_a_size_is_found(monkeypatch, lut6):
     fake = Fake(monkeypatch, lut6)
     for luts in (400, 5000):
         found = sizes.find(luts, make, {"layers": (40, 20)})
@@ -69,7 +71,7 @@ def test_a_size_is_found(make, monkeypatch, lut6):
     assert len(fake.sizes) <= 15
 
 
-def test_given_temperatures_and_earlier_attempts_are_kept(make, monkeypatch):
+def test_given_temperatures_and_earlier_attempts_are_kept(monkeypatch):
     fake = Fake(monkeypatch, lambda n: 3 * n)
     found = sizes.find(300, make, {"tau": 3.0})
     assert found.fields["tau"] == 3.0
@@ -78,70 +80,13 @@ def test_given_temperatures_and_earlier_attempts_are_kept(make, monkeypatch):
     assert len(fake.sizes) == n_tried
 
 
-def test_a_size_that_no_network_has(make, monkeypatch):
+def test_a_size_that_no_network_has(monkeypatch):
     fake = Fake(monkeypatch, lambda n: 1000 + n // 1000)
     with pytest.raises(
         RunError, match=r"no network of 300 LUT6 was found; the nearest has .* Choose another"
     ):
         sizes.find(300, make, {})
     assert len(set(fake.sizes)) == len(fake.sizes) == sizes.MOST_ATTEMPTS
-
-
-@pytest.mark.slow
-def test_the_command_has_the_requested_size(table, tmp_path):
-    require_tool("abc")
-    text = output(
-        *(
-            "train",
-            "classify",
-            "--data",
-            table,
-            "--target",
-            "class",
-            "--luts",
-            150,
-            "--out",
-            tmp_path / "run",
-            *SHORT,
-        )
-    )
-    count = abc.lut_count(export.source_of(tmp_path / "run").circuit)
-    assert abs(count / 150 - 1) <= 0.05
-    assert f"Circuit: {count} LUT6 from inputs to class, {100 * (count / 150 - 1):+.1f} % of 150." in text
-    assert "already holds a checkpoint" in refusal(
-        *("train", "classify", "--data", table, "--target", "class", "--luts", 150, "--out", tmp_path / "run")
-    )
-
-
-@pytest.mark.slow
-def test_a_front(table, tmp_path):
-    require_tool("abc")
-    text = output(
-        *(
-            "train",
-            "classify",
-            "--data",
-            table,
-            "--target",
-            "class",
-            "--front",
-            "120,240",
-            "--out",
-            tmp_path,
-            *SHORT,
-        )
-    )
-    found = json.loads((tmp_path / "front.json").read_text())
-    assert [point["wanted"] for point in found["points"]] == [120, 240]
-    for point in found["points"]:
-        assert abs(point["lut6"] / point["wanted"] - 1) <= 0.05
-        assert f"{point['lut6']:>9,} {point['gates']:>9,}" in text
-        assert (
-            json.loads((tmp_path / str(point["wanted"]) / "report.json").read_text())["hard"]
-            == point["accuracy"]
-        )
-    assert len(found["attempts"]) >= 2
-    assert (tmp_path / "front.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -171,9 +116,35 @@ def test_an_interruption(table, tmp_path, monkeypatch):
 
     monkeypatch.setattr(sizes, "check_abc", lambda: None)
     monkeypatch.setattr(sizes, "find", stop)
-    result = command(
-        "train", "classify", "--data", table, "--target", "class", "--luts", 9, "--out", tmp_path / "run"
-    )
+    result = command(*train(table, "--luts", 9, "--out", tmp_path / "run"))
     assert result.exit_code == 130
     assert "Stopped while choosing a size." in result.output
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+class TestSlow:
+    def test_the_command_has_the_requested_size(self, table, tmp_path):
+        require_tool("abc")
+        text = output(*train(table, "--luts", 150, "--out", tmp_path / "run", *SHORT))
+        count = abc.lut_count(export.source_of(tmp_path / "run").circuit)
+        assert abs(count / 150 - 1) <= 0.05
+        assert f"Circuit: {count} LUT6 from inputs to class, {100 * (count / 150 - 1):+.1f} % of 150." in text
+        assert "already holds a checkpoint" in refusal(
+            *train(table, "--luts", 150, "--out", tmp_path / "run")
+        )
+
+    def test_a_front(self, table, tmp_path):
+        require_tool("abc")
+        text = output(*train(table, "--front", "120,240", "--out", tmp_path, *SHORT))
+        found = json.loads((tmp_path / "front.json").read_text())
+        assert [point["wanted"] for point in found["points"]] == [120, 240]
+        for point in found["points"]:
+            assert abs(point["lut6"] / point["wanted"] - 1) <= 0.05
+            assert f"{point['lut6']:>9,} {point['gates']:>9,}" in text
+            assert (
+                json.loads((tmp_path / str(point["wanted"]) / "report.json").read_text())["hard"]
+                == point["accuracy"]
+            )
+        assert len(found["attempts"]) >= 2
+        assert (tmp_path / "front.png").read_bytes().startswith(b"\x89PNG")

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from cases import slow_except
+from cases import slow, slow_except
 from commands import output, refusal
 
 from lutjax import circuits
@@ -91,29 +91,8 @@ def test_a_circuit_answers_to_rows_as_the_run_does(kind, tmp_path):
         np.testing.assert_array_equal(np.reshape(found, expected.shape), expected)
 
 
-def test_a_network_with_another_encoding_fails(run, tmp_path):
-    folder = tmp_path / "out"
-    output("export", run, "--out", folder, "--format", "json", "--outputs", "votes")
-    source = export.source_of(run, outputs="votes")
-    experiment = Classifier.from_record(runs.read(run, classifier.Record)[1])
-    taken = columns_of(experiment.encoding, None)
-    first = taken.columns[0]
-    moved = dataclasses.replace(first, thresholds=(first.thresholds[0] + 1, *first.thresholds[1:]))
-    other = circuits.from_model(
-        classifier.load_model(run)[0],
-        inputs=Columns((moved, *taken.columns[1:]), taken.bits),
-        outputs="votes",
-        about={**source.circuit.about, "columns": taken.facts(), "vote_gates": None},
-    )
-    oracle = export.oracle(json.loads((folder / "manifest.json").read_text()))
-    near = taken.boundaries(list(oracle.samples))
-    expected = oracle.answer(*near)[0]
-    np.testing.assert_array_equal(deployment.evaluated(source.circuit, near)["y"], expected)
-    assert (deployment.evaluated(other, near)["y"] != expected).any()
-
-
 @pytest.mark.parametrize(
-    ("words", "kind"), [(("--inputs", "fixed24.8"), "fixed24.8"), (("--inputs", "rows"), "int7")]
+    ("words", "kind"), [slow(("--inputs", "fixed24.8"), "fixed24.8"), (("--inputs", "rows"), "int7")]
 )
 def test_formats_of_numbers(words, kind, tmp_path):
     rng, path = np.random.default_rng(0), tmp_path / "a.csv"
@@ -203,3 +182,23 @@ class TestSlow:
         ):
             assert f"PASS     {name}" in said
         assert "next to thresholds" in said
+
+    def test_a_network_with_another_encoding_fails(self, run, tmp_path):
+        folder = tmp_path / "out"
+        output("export", run, "--out", folder, "--format", "json", "--outputs", "votes")
+        source = export.source_of(run, outputs="votes")
+        experiment = Classifier.from_record(runs.read(run, classifier.Record)[1])
+        taken = columns_of(experiment.encoding, None)
+        first = taken.columns[0]
+        moved = dataclasses.replace(first, thresholds=(first.thresholds[0] + 1, *first.thresholds[1:]))
+        other = circuits.from_model(
+            classifier.load_model(run)[0],
+            inputs=Columns((moved, *taken.columns[1:]), taken.bits),
+            outputs="votes",
+            about={**source.circuit.about, "columns": taken.facts(), "vote_gates": None},
+        )
+        oracle = export.oracle(json.loads((folder / "manifest.json").read_text()))
+        near = taken.boundaries(list(oracle.samples))
+        expected = oracle.answer(*near)[0]
+        np.testing.assert_array_equal(deployment.evaluated(source.circuit, near)["y"], expected)
+        assert (deployment.evaluated(other, near)["y"] != expected).any()

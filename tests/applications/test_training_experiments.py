@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow
 from flax import nnx
 
 from lutjax.training import checkpoints, configs, experiments, loop, models, runs
@@ -215,7 +216,7 @@ def interrupt(*_):
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("place", ["picture.txt", "finished.json"])
+@pytest.mark.parametrize("place", [slow("picture.txt"), "finished.json"])
 def test_finishing_goes_on_where_it_was_ended(whole, tmp_path, place):
     folder, replace, seen = tmp_path / "run", os.replace, []
 

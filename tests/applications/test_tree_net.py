@@ -66,29 +66,6 @@ def test_circuits_of_edges_begin_with_bits():
         circuits.from_model(model, inputs="uint8")
 
 
-def test_a_classifier_reads_edges_as_trees_do():
-    sizes = {"n_thresholds": 1, "edges": True, "image_shape": (4, 3, 2), "layers": (40, 20)}
-    config = LogicClassifierConfig(24, 2, **sizes)
-    assert config.n_encoded == 120
-    assert LogicClassifierConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
-    rng = np.random.default_rng(0)
-    thresholds = rng.uniform(-60, 60, (120, 1)).astype(np.float32)
-    model = LogicClassifier(config, thresholds=thresholds, rngs=nnx.Rngs(0))
-    x = rng.integers(0, 256, (40, 4, 3, 2), dtype=np.uint8)
-    maps = np.asarray(with_edges(jnp.asarray(x.transpose(3, 1, 2, 0), jnp.float32)))
-    values = np.concatenate([x.reshape(40, -1).T, maps[2:].reshape(96, 40)])
-    packed = model.packed()
-    bits = packed.first_bits(x)
-    np.testing.assert_array_equal(bits, (values > thresholds).T)
-    hard = np.asarray(model(x.astype(np.float32), deterministic=True).argmax(-1))
-    np.testing.assert_array_equal(packed(x), hard)
-    np.testing.assert_array_equal(packed.from_words(lutjax.pack_bits(bits.T))[:40], hard)
-    np.testing.assert_array_equal(packed.circuit()(np.asarray(bits)).ravel(), hard)
-    for one in (model, packed):
-        with pytest.raises(ValueError, match=r"reads pixel differences, .* Use inputs='bits'"):
-            one.circuit(inputs="uint8")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -175,3 +152,25 @@ class TestSlow:
             losses = [float(step(model, optimizer, x)) for _ in range(40)]
         assert losses[-1] < 0.2 * losses[0]
         assert np.mean(model.packed()(x) == y) > 0.9
+
+    def test_a_classifier_reads_edges_as_trees_do(self):
+        sizes = {"n_thresholds": 1, "edges": True, "image_shape": (4, 3, 2), "layers": (40, 20)}
+        config = LogicClassifierConfig(24, 2, **sizes)
+        assert config.n_encoded == 120
+        assert LogicClassifierConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+        rng = np.random.default_rng(0)
+        thresholds = rng.uniform(-60, 60, (120, 1)).astype(np.float32)
+        model = LogicClassifier(config, thresholds=thresholds, rngs=nnx.Rngs(0))
+        x = rng.integers(0, 256, (40, 4, 3, 2), dtype=np.uint8)
+        maps = np.asarray(with_edges(jnp.asarray(x.transpose(3, 1, 2, 0), jnp.float32)))
+        values = np.concatenate([x.reshape(40, -1).T, maps[2:].reshape(96, 40)])
+        packed = model.packed()
+        bits = packed.first_bits(x)
+        np.testing.assert_array_equal(bits, (values > thresholds).T)
+        hard = np.asarray(model(x.astype(np.float32), deterministic=True).argmax(-1))
+        np.testing.assert_array_equal(packed(x), hard)
+        np.testing.assert_array_equal(packed.from_words(lutjax.pack_bits(bits.T))[:40], hard)
+        np.testing.assert_array_equal(packed.circuit()(np.asarray(bits)).ravel(), hard)
+        for one in (model, packed):
+            with pytest.raises(ValueError, match=r"reads pixel differences, .* Use inputs='bits'"):
+                one.circuit(inputs="uint8")
