@@ -8,7 +8,7 @@ import jaxtyping
 import numpy as np
 import pytest
 import tools
-from cases import slow, slow_except
+from cases import slow_except, slow_where
 from circuit_strategies import numbers
 from tools import compiled, require_tool
 
@@ -59,14 +59,10 @@ def bits(program, words):
 # ------------------------------------------------------------------------------------- operations
 @pytest.mark.parametrize(
     ("seed", "arities"),
-    [
-        *((seed, range(9)) for seed in range(3)),
-        (12, (2,)),
-        (16, (2, 3)),
-        slow(3, range(9)),
-        slow(4, range(9)),
-        slow(23, (6,)),
-    ],
+    slow_where(
+        [*((seed, range(9)) for seed in range(5)), (12, (2,)), (16, (2, 3)), (23, (6,))],
+        lambda seed, arities: seed in (3, 4, 23),
+    ),
 )
 def test_operations_are_the_circuit(seed, arities):
     circuit = drawn(seed, 20 + 2 * seed, arities)
@@ -162,7 +158,10 @@ def test_a_place_holds_a_value_until_its_last_reader(chunk):
 # ------------------------------------------------------------------------------------- programs
 @pytest.mark.parametrize(
     ("style", "lanes"),
-    [("functions", 128), ("interpreter", 32), slow("functions", 8), slow("functions", 512)],
+    slow_where(
+        [("functions", 8), ("functions", 128), ("functions", 512), ("interpreter", 32)],
+        lambda style, lanes: lanes in (8, 512),
+    ),
 )
 def test_every_word_and_style(tmp_path, style, lanes):
     require_tool("cc", *CHECKED)

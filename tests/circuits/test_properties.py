@@ -66,10 +66,7 @@ def test_monotonicity_and_independence_are_those_of_all_inputs(voters):
     circuit, _, classes = voters
     for k in range(3):
         table = np.moveaxis(classes.reshape(8, 8, 8), k, 0)
-        expected = {
-            False: (np.diff(table, axis=0) >= 0).all(),
-            True: (np.diff(table, axis=0) <= 0).all(),
-        }
+        expected = {False: (np.diff(table, axis=0) >= 0).all(), True: (np.diff(table, axis=0) <= 0).all()}
         name = f"x[{k}]"
         for decreasing, good in expected.items():
             found = properties.prove_monotonicity(circuit, name, decreasing=decreasing)
