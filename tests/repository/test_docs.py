@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import pages
 import pytest
-from cases import absence, slow, slow_among, slow_where
+from cases import absence, slow_among, slow_where
 from folders import ROOT
 from pages import read
 
@@ -31,8 +31,9 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted(page for room in ROOMS for page in (ROOT / "docs" / room).glob("*.md")),
 ]
-LONG_PAGES = ("bundles", "cellular-automaton", "coming-from", "columns", "gpu", "host-memory", "images", "implementations",
-              "index", "logic", "memory", "programs", "recipes", "scaling", "semantics", "sharp-bits", "training-large-tables")  # fmt: skip
+LONG_PAGES = ("bundles", "cellular-automaton", "coming-from", "columns", "convert", "feed-forward", "gpu", "host-memory",
+              "image-folders", "images", "implementations", "index", "logic", "memory", "programs", "recipes", "scaling",
+              "semantics", "sharp-bits", "ten-minutes", "training-large-tables")  # fmt: skip
 
 
 def is_long(page):
@@ -265,6 +266,9 @@ LONG_EXAMPLES = (
     "lutjax.layers.linen", "lutjax.models._decoder", "lutjax.layers.nnx._logic", "lutjax.layers.nnx._tables",
     "lutjax.layers.nnx._memory", "lutjax.models._slots", "lutjax.models.automaton", "lutjax.tables.host_tables",
     "lutjax.convert._packages", "lutjax.circuits.detectors", "lutjax.bundles.programs", "lutjax.optim._optimizer",
+    "lutjax.models.packed", "lutjax.models.packed_automaton", "lutjax.optim.linen", "lutjax.optim.nnx", "lutjax.reads",
+    "lutjax.circuits.fpga", "lutjax.wiring._gates", "lutjax.wiring._names", "lutjax.training.augment", "lutjax.tables.host",
+    "lutjax.bundles.saving", "lutjax.convert._spiky",
 )  # fmt: skip
 
 
@@ -368,9 +372,10 @@ def test_figures_of_short_pages_stand_in_the_pages_that_they_link(name):
     assert not {f for f in figures if not re.search(rf"(?<![\d.]){f}(?!\d)", there)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("implementation", "platform", "device_kind"),
-    [("pallas/tpu", "tpu", "TPU v6e"), slow("pallas", "cuda", "NVIDIA H200")],
+    [("pallas/tpu", "tpu", "TPU v6e"), ("pallas", "cuda", "NVIDIA H200")],
 )
 @pytest.mark.usefixtures("as_a_reader")
 def test_pallas_kernels_are_exported_without_a_disabled_check(implementation, platform, device_kind):
