@@ -57,7 +57,8 @@ def test_steps_are_those_of_a_simulation():
     state = np.random.default_rng(0).random((2, 4, 2)).astype(np.float32)
     soft = np.asarray(reference.gate_coefficients(model.logits[...], axis=0))
     expected = simulated(model, simulated(model, state, soft), soft)
-    np.testing.assert_allclose(model(state, 2), expected, atol=1e-5)
+    found = jax.jit(lambda state: model(state, 2))(state)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("deterministic", [slow(False), True])

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lutjax.training import datasets, models, pixels, raw
-from lutjax.training.classifier_runs import Classifier
+from lutjax.training import datasets, pixels, raw
 from lutjax.training.datasets import folders
 from lutjax.training.samples import SamplesError
 
@@ -274,13 +273,3 @@ def test_images_of_a_folder_are_bounded(tmp_path, monkeypatch):
         SamplesError, match=r"12 images with 300 x 200 pixels take 720,000 bytes or more; .*--im"
     ):
         datasets.load(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """Read-only image folder, a run on it, and the printed output."""
-    folder = tmp_path_factory.mktemp("folders")
-    write_folder(folder / "pets", 10)
-    experiment = Classifier.new({"layers": (24,), "n_thresholds": 1}, folder / "pets", stratified=True)
-    models.save(folder / "run", 1, experiment.run.init(), experiment.record)
-    return folder / "pets", folder / "run", [experiment.describe(), *experiment.remarks]

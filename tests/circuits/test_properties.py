@@ -168,22 +168,8 @@ def test_the_command_proves_and_refutes(folder, tmp_path):
     assert text.startswith("either.aig: Circuit(x: 2 x uint1 -> y: 1 x uint1; 1 gates)\n")
     assert text.endswith("2 proved, 0 refuted, 0 undecided.\n")
     out = tmp_path / "results.json"
-    result = command(
-        *(
-            "prove",
-            folder,
-            "--robust",
-            1,
-            "--samples",
-            3,
-            "--unused",
-            "x[0]",
-            "--antitone",
-            "x[1]",
-            "--out",
-            out,
-        )
-    )
+    words = ("--robust", 1, "--samples", 3, "--unused", "x[0]", "--antitone", "x[1]", "--out", out)
+    result = command("prove", folder, *words)
     assert result.exit_code == 1
     found = json.loads(out.read_text())
     assert [one["about"] for one in found] == ["x[1]", "x[0]", "sample 0", "sample 1", "sample 2"]

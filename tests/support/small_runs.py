@@ -1,7 +1,6 @@
 """Small texts, models and runs for each kind."""
 
 import csv
-import functools
 import io
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,15 +83,10 @@ def ca_run(folder: Path) -> LogicCA:
 
 def automaton_of(**options: Any) -> LogicCA:
     """Return a small automaton with distinct gates."""
-    return nnx.merge(*_automaton_parts(**options))
-
-
-@functools.cache
-def _automaton_parts(**options: Any) -> Any:
     sizes = {"channels": 2, "kernels": 3, "perception": (8, 4, 2), "update": (12, 6, 2)}
     model = LogicCA(LogicCAConfig(**sizes, **options), rngs=nnx.Rngs(0))
     model.logits.set_value(3 * jax.random.normal(jax.random.key(1), model.logits.shape))
-    return nnx.split(model)
+    return model
 
 
 def tree_run(folder: Path) -> Any:
