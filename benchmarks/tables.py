@@ -231,40 +231,53 @@ def arrays(name: str, split: int, data: Path) -> list[np.ndarray]:
     return [parts.train.x, parts.train.y, parts.test.x, parts.test.y]
 
 
-def fit(name: str, split: int, learner: str, data: Path) -> Row:
-    """Return the row of one of scikit-learn's learners."""
+def fit(name: str, split: int, learner: str, data: Path, jobs: int) -> Row:
+    """Return the row of one of scikit-learn's learners, which has its share of the cores."""
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
+    from threadpoolctl import threadpool_limits
 
     x, y, test_x, test_y = arrays(name, split, data)
     made = learners(split, len(y))[learner]
     if learner != "gradient boosting":
         made = make_pipeline(StandardScaler(), made)
+    threads = max(1, (os.cpu_count() or 1) // jobs)
     start = time.perf_counter()
-    score = made.fit(x, y).score(test_x, test_y)
-    return {"accuracy": round(100 * float(score), 3), "seconds": round(time.perf_counter() - start, 1)}
+    with threadpool_limits(threads):
+        score = made.fit(x, y).score(test_x, test_y)
+    seconds = round(time.perf_counter() - start, 1)
+    return {"accuracy": round(100 * float(score), 3), "seconds": seconds, "threads": threads}
 
 
 # ----------------------------------------------------------------------------------------- tables
 def page_table(path: Path) -> str:
-    """Return the table for a documentation page."""
-    by_learner: dict[tuple[str, str], list[Row]] = {}
+    """Return the table for a documentation page.
+
+    Rows with options are left out, and a later row of a network replaces an earlier one, as after counting LUT6.
+    """
+    by_learner: dict[tuple[str, str], dict[int, Row]] = {}
     for row in read_lines(path):
-        by_learner.setdefault((row["data"], row["learner"]), []).append(row)
+        if not row["options"] and row["split"] in range(SPLITS):
+            by_learner.setdefault((row["data"], row["learner"]), {})[row["split"]] = row
     lines = []
     for name in NAMES:
-        own = by_learner.get((name, NETWORK))
+        own = by_learner.get((name, NETWORK), {})
         if not own:
             continue
-        sizes = [f"{np.mean([row[key] for row in own]):,.0f}" for key in ("gates", "lut6")]
-        cells = [
-            mean_and_error([row["accuracy"] for row in by_learner[name, learner]])
-            if (name, learner) in by_learner
-            else ""
-            for learner in (NETWORK, *OTHERS)
-        ]
-        lines.append([name, cells[0], *sizes, *cells[1:]])
-    return markdown_table(["data", "circuit, %", "gates", "LUT6", *(f"{name}, %" for name in OTHERS)], lines)
+        sizes = [_mean_size([row.get(key) for row in own.values()]) for key in ("gates", "lut6")]
+        cells = []
+        for learner in (NETWORK, *OTHERS):
+            found = [row["accuracy"] for row in by_learner.get((name, learner), {}).values()]
+            cells.append(mean_and_error(found) if len(found) > 1 else "".join(map(str, found)))
+        lines.append([name, str(len(own)), cells[0], *sizes, *cells[1:]])
+    others = (f"{name}, %" for name in OTHERS)
+    return markdown_table(["data", "splits", "circuit, %", "gates", "LUT6", *others], lines)
+
+
+def _mean_size(sizes: list[int | None]) -> str:
+    """Return the mean of the sizes, or nothing where one is not counted."""
+    counted = [size for size in sizes if size is not None]
+    return f"{np.mean(counted):,.0f}" if len(counted) == len(sizes) else ""
 
 
 def tasks(given: Any, grid: list[dict[str, Any]]) -> Iterator[tuple[Row, Callable[[], Row]]]:
@@ -288,7 +301,7 @@ def tasks(given: Any, grid: list[dict[str, Any]]) -> Iterator[tuple[Row, Callabl
                 )
             for learner in OTHERS if given.others else ():
                 identity = {"data": name, "learner": learner, "split": split, "options": {}}
-                yield identity, lambda n=name, s=split, m=learner: fit(n, s, m, given.data)
+                yield identity, lambda n=name, s=split, m=learner: fit(n, s, m, given.data, given.jobs)
 
 
 def read_grid(path: Path | None, tune: list[str]) -> list[dict[str, Any]]:
@@ -326,12 +339,18 @@ def main() -> None:
     rows = read_lines(given.rows) if given.rows.exists() else []
     keys = ("data", "learner", "split", "options")
     known = [[row[key] for key in keys] for row in rows if row.get("lut6", 0) is not None]
+    # Runs whose LUT6 are still to be counted keep the facts of their training.
+    trained = [row for row in rows if row.get("lut6", 0) is None]
     start, facts = time.perf_counter(), about()
 
     def work(task: tuple[Row, Callable[[], Row]]) -> None:
         identity, call = task
         if time.perf_counter() - start < 60 * given.minutes:
-            print(add_line(given.rows, {**identity, **call(), **facts}), flush=True)
+            row = {**identity, **call(), **facts}
+            for earlier in trained:
+                if [earlier[key] for key in keys] == [row[key] for key in keys]:
+                    row = {**earlier, "gates": row["gates"], "lut6": row["lut6"]}
+            print(add_line(given.rows, row), flush=True)
 
     grid = read_grid(given.grid, given.tune)
     todo = [task for task in tasks(given, grid) if [task[0][key] for key in keys] not in known]
