@@ -6,32 +6,35 @@ from pathlib import Path
 
 from lutjax.training.samples import SamplesError
 
-
-def md5(data: bytes) -> str:
-    """Return an MD5 digest as published for data sets."""
-    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+_ALGORITHMS = {32: ("MD5", "md5"), 64: ("SHA-256", "sha256")}
+"""Names of checksum algorithms, by number of hexadecimal digits."""
 
 
 def identify(
-    folder: Path, found: Mapping[str, str], published: Mapping[str, Mapping[str, str]]
+    folder: Path, contents: Mapping[str, bytes], published: Mapping[str, Mapping[str, str]]
 ) -> str | None:
-    """Return the published data set's name for these checksums, or None.
+    """Return the published data set's name for these files, or None.
 
     Args:
-      found: MD5 by file name.
-      published: MD5 by file name, for each data set.
+      contents: content by file name.
+      published: SHA-256, or MD5 where nothing else is published, by file name for each data set.
 
     Raises:
       SamplesError: only some files match a data set.
     """
     for name, sums in published.items():
+        word, algorithm = _ALGORITHMS[len(next(iter(sums.values())))]
+        found = {
+            file: hashlib.new(algorithm, data, usedforsecurity=False).hexdigest()
+            for file, data in contents.items()
+        }
         same = [file for file in found if sums.get(file) == found[file]]
         if not same:
             continue
         other = [file for file in found if file not in same]
         if other:
             raise SamplesError(
-                f"{folder}: {', '.join(same)} of {len(found)} files are those of {name} by their checksums, but {other[0]} has MD5 "
+                f"{folder}: {', '.join(same)} of {len(found)} files are those of {name} by their checksums, but {other[0]} has {word} "
                 f"{found[other[0]]} and not {sums.get(other[0])}: it is damaged, or of other data. Get the files of {name} again, "
                 "or save data of your own as a .npz file."
             )

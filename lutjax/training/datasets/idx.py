@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from lutjax.files import compressed
-from lutjax.training.datasets._published import identify, md5
+from lutjax.training.datasets._published import identify
 from lutjax.training.samples import Samples, SamplesError
 
 FILES = (
@@ -24,13 +24,13 @@ PUBLISHED = {
         "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
     },
     "Fashion-MNIST": {
-        "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-        "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
-        "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
-        "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+        "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
     },
 }
-"""MD5 of published files, uncompressed."""
+"""SHA-256 of published files, uncompressed; for MNIST only MD5 is published."""
 
 _CLASSES = {
     "Fashion-MNIST": (
@@ -66,7 +66,7 @@ def load(folder: Path) -> tuple[Samples, Samples]:
             )
         paths[name] = path
     contents = {name: _content(path) for name, path in paths.items()}
-    known = identify(folder, {name: md5(data) for name, data in contents.items()}, PUBLISHED)
+    known = identify(folder, contents, PUBLISHED)
     arrays = [parse(data, name=str(paths[name])) for name, data in contents.items()]
     parts = []
     names = [path.name for path in paths.values()]
