@@ -7,7 +7,9 @@ yields other circuits on other processors. After a template change, `--write` re
 
 import argparse
 import base64
+import functools
 import gzip
+import itertools
 import json
 import re
 import subprocess
@@ -20,6 +22,11 @@ from typing import Any
 
 import numpy as np
 
+FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+"""Folder of the Debian package dataset-fashion-mnist."""
+PIXEL_BITS = 5
+"""Bits per pixel of Fashion-MNIST on its page; 8 bits would need twice as many gates."""
+
 FOLDER = Path(__file__).parent / "gallery"
 PLAY = FOLDER / "pages" / "play"
 
@@ -28,8 +35,8 @@ def _text(name: str) -> str:
     return (FOLDER / "templates" / name).read_text(encoding="utf-8")
 
 
-def shown(name: str, circuit: Any) -> str:
-    """Return the page for a circuit."""
+def shown(name: str, circuit: Any, examples: Any = None, labels: Any = None) -> str:
+    """Return the page for a circuit; only Fashion-MNIST takes its examples from the caller."""
     from lutjax.circuits import page
     from lutjax.training import datasets
 
@@ -37,6 +44,15 @@ def shown(name: str, circuit: Any) -> str:
         return page.write(circuit, f"Life in {len(circuit)} gates", size=(64, 96))
     if name == "healing":
         return page.write(circuit, "An automaton that heals", size=(32, 32), start="random", shown=1)
+    if name == "fashion":
+        examples = np.asarray(examples).astype(int)
+        return page.write(
+            circuit,
+            "A circuit that reads clothes",
+            examples=examples,
+            labels=labels,
+            maximum=2**PIXEL_BITS - 1,
+        )
     test = datasets.load().parts(stratified=True, bits=8).test
     examples, labels = np.asarray(test.x[:24]).astype(int), np.asarray(test.y[:24])
     return page.write(circuit, "A circuit that reads digits", examples=examples, labels=labels, maximum=16)
@@ -53,6 +69,12 @@ def rewritten(name: str, text: str) -> str:
         if found is None:
             raise ValueError("the page has no model")
         return _text_page(json.loads(found[1]))
+    if name == "fashion":
+        found = re.search(r'<script type="application/json" id="circuit">(.*?)</script>', text, re.DOTALL)
+        if found is None:
+            raise ValueError("the page has no circuit")
+        data = json.loads(found[1])
+        return shown(name, page.read(text), data["examples"], data["labels"])
     return shown(name, page.read(text))
 
 
@@ -74,6 +96,86 @@ def digits() -> str:
     circuit = model.circuit(inputs="uint5", outputs="votes", about={"image": [8, 8]})
     print(f"digits: {share:.1%} of the test part, {circuit}")
     return shown("digits", circuit)
+
+
+def fashion() -> str:
+    """Return a page that reads images of clothes with the recipe for Fashion-MNIST, trained in a minute on a GPU."""
+    from lutjax.training.classifier_runs import Classifier
+
+    experiment = Classifier.new({"seed": 0}, FASHION_MNIST, recipe="fashion-mnist-small")
+    run = experiment.run
+    state = run.init()
+    for first in range(0, run.training.steps, 500):
+        state, _ = run.advance(state, first, 500)
+    circuit = run.structure.model(state.params, state.others).circuit()
+    return fashion_page(circuit, experiment.test.x, experiment.test.y)
+
+
+def fashion_page(circuit: Any, images: np.ndarray, labels: np.ndarray) -> str:
+    """Return the page for a circuit that reads the bits of `fashion`, with uint8 images as examples."""
+    circuit = with_pixels(circuit, PIXEL_BITS)
+    x = images >> 8 - PIXEL_BITS
+    found = np.concatenate([np.ravel(circuit(part)) for part in np.array_split(x, 10)])
+    print(f"fashion: {(found == labels).mean():.2%} of the test part, {circuit}")
+    return shown("fashion", circuit, x[:24], labels[:24].tolist())
+
+
+def with_pixels(circuit: Any, bits: int) -> Any:
+    """Return a circuit that compares the highest bits of each pixel, and of edges, with the thresholds of 8-bit pixels."""
+    from lutjax.circuits import Builder, Format
+    from lutjax.circuits.arithmetic import above_constant
+    from lutjax.circuits.builder import ONE, ZERO
+
+    height, width = circuit.about["image"]
+    size, unit = height * width, 1 << 8 - bits
+    thresholds = np.array(circuit.about["thresholds"])
+    # Coarser differences are also rounded, so that their thresholds lie in the middle.
+    levels = np.floor((thresholds + 0.5) / unit).astype(int)
+    levels[:size] = thresholds[:size] // unit
+    builder = Builder()
+    pixels = builder.input("x", size, Format(bits))
+    builder.start_part("encoder")
+
+    def add(a: list[int], b: list[int], carry: int) -> list[int]:
+        total = []
+        for pair in zip(a, b, strict=True):
+            total.append(builder.gate([*pair, carry], 0b10010110))
+            carry = builder.gate([*pair, carry], 0b11101000)
+        return total
+
+    @functools.cache
+    def value(number: int) -> list[int]:
+        """Return the bits of a pixel, or of an edge in two's complement."""
+        kind, place = divmod(number, size)
+        if not kind:
+            return pixels[place]
+        row, column = divmod(place, width)
+        steps = ((0, -1), (0, 1)) if kind % 2 else ((-1, 0), (1, 0))
+        before, after = (
+            pixels[np.clip(row + y, 0, height - 1) * width + np.clip(column + x, 0, width - 1)]
+            for y, x in steps
+        )
+        if kind <= 2:
+            return add([*after, ZERO], [*(bit ^ 1 for bit in before), ONE], ONE)
+        both = add([*after, ZERO], [*before, ZERO], ZERO)
+        return add([*both, ZERO], [ONE, *(bit ^ 1 for bit in pixels[place]), ONE], ONE)
+
+    read = {*itertools.chain(*circuit.fanins), *(k >> 1 for k in circuit.literals)}
+    literals = [ZERO] * circuit.first_gate
+    for node in sorted(read & set(range(1, circuit.first_gate))):
+        feature, k = divmod(node - 1, thresholds.shape[1])
+        level, signed = int(levels[feature, k]), feature >= size
+        literals[node] = above_constant(builder, value(feature), level, signed=signed)
+    for name, gates in circuit.part_ranges.items():
+        builder.start_part(name)
+        for gate in gates:
+            fanin = [literals[node] for node in circuit.fanins[gate]]
+            literals.append(builder.gate(fanin, circuit.tables[gate]))
+    (port,) = circuit.outputs
+    outputs = [literals[k >> 1] ^ k & 1 for k in circuit.literals]
+    builder.output(port.name, np.reshape(outputs, (port.count, -1)).tolist(), port.format)
+    about = {name: circuit.about[name] for name in ("kind", "n_classes", "layers", "classes", "image")}
+    return builder.circuit(about)
 
 
 def _automaton(experiment: str, target: np.ndarray | None, **fields: Any) -> Any:
@@ -205,6 +307,7 @@ def detector() -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "detector": detector,
     "digits": digits,
+    "fashion": fashion,
     "life": life,
     "healing": healing,
     "text": text,

@@ -16,6 +16,7 @@ from tools import require_tool
 
 import lutjax
 from lutjax import circuits
+from lutjax.models._edges import rows_with_edges
 
 PLAY = ROOT / "docs" / "gallery" / "pages" / "play"
 PAGES = sorted(PLAY.glob("*.html"))
@@ -98,6 +99,36 @@ def test_digits_are_read_as_the_examples_say():
     data = json.loads(re.search(r'id="circuit">(.*?)</script>', text, re.DOTALL)[1])
     votes = circuit_of("digits")(np.array(data["examples"]))
     assert (np.asarray(votes).argmax(-1) == data["labels"]).mean() > 0.9
+
+
+def test_clothes_are_read_from_pixels_as_from_bits(gallery):
+    """Compare pixels and edges with thresholds in the circuit and in NumPy, and read the page's examples."""
+    text = (PLAY / "fashion.html").read_text(encoding="utf-8")
+    data = json.loads(re.search(r'id="circuit">(.*?)</script>', text, re.DOTALL)[1])
+    found = np.ravel(circuit_of("fashion")(np.array(data["examples"])))
+    assert (found == data["labels"]).mean() > 0.8
+
+    height, width, n = 3, 4, 2
+    rng = np.random.default_rng(0)
+    thresholds = rng.integers(-9, 9, (5 * height * width, n)) * 8
+    thresholds[: height * width] = abs(thresholds[: height * width])
+    builder = circuits.Builder()
+    bits = [bit for (bit,) in builder.input("x", thresholds.size)]
+    builder.start_part("layer 1")
+    builder.output("y", [[builder.gate([bit], 0b01)] for bit in bits])
+    about = {
+        "kind": "classifier",
+        "n_classes": 2,
+        "classes": ["a", "b"],
+        "layers": [],
+        "image": [height, width],
+        "thresholds": thresholds.tolist(),
+    }
+    pixels = gallery.with_pixels(builder.circuit(about), 5)
+    images = rng.integers(0, 32, (20, height, width))
+    edges = rows_with_edges(images.reshape(20, -1).T, (height, width))
+    expected = np.asarray(edges).T[:, :, None] * 8 > thresholds
+    np.testing.assert_array_equal(pixels(images.reshape(20, -1)), ~expected.reshape(20, -1))
 
 
 def test_the_tables_of_the_text_page_are_whole():
