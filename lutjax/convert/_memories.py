@@ -153,7 +153,8 @@ def convert_memory(
         raise ConversionError(f"{place} has {table.shape[1]:,} rows; its config has {layout.n_rows:,}.")
     base: Any = table
     record = {
-        "kind": "memory", "family": family, **facts, "codec": codec, "parts": parts, "scales": scales,
+        "kind": "memory", "family": family, "folder": str(place.absolute()), **facts, "codec": codec,
+        "parts": parts, "scales": scales,
         "base": base.description, "layout": layout.to_json(),
     }  # fmt: skip
     save(arrays, model)
@@ -171,9 +172,31 @@ def read_record(model: str | os.PathLike[str]) -> dict[str, Any]:
     return record
 
 
+def open_memory_table(
+    model: str | os.PathLike[str],
+    base: str | os.PathLike[str] | None = None,
+    *,
+    trains: bool = False,
+    overlays: Sequence[str | os.PathLike[str]] = (),
+) -> HostTable:
+    """Return the table of a bundle from `convert_memory`; see `memory_layer`."""
+    record = read_record(model)
+    folder = record.get("folder") if base is None else base
+    if folder is None:
+        raise ConversionError(f"{model} does not name the folder of its base files; give it as base=.")
+    parts, scales = (
+        [(Path(folder) / file, name) for file, name in record[which]] for which in ("parts", "scales")
+    )
+    return HostTable.mapped(
+        parts, codec=record["codec"], width=record["arguments"]["width"], scales=scales,
+        layout=NgramLayout.from_json(record["layout"]), trains=trains, overlays=overlays,
+        base=record["base"],
+    )  # fmt: skip
+
+
 def memory_layer(
     model: str | os.PathLike[str],
-    base: str | os.PathLike[str],
+    base: str | os.PathLike[str] | None = None,
     *,
     trains: bool = False,
     overlays: Sequence[str | os.PathLike[str]] = (),
@@ -182,7 +205,8 @@ def memory_layer(
 
     Args:
       model: the bundle.
-      base: folder with the base files, whose sizes and digests must be those of the bundle.
+      base: folder with the base files, whose sizes and digests must be those of the bundle; by
+        default where `convert_memory` found them.
       trains: True if rows may be updated; see `lutjax.optim.host.HostTable.mapped`.
       overlays: folders with updated rows; later ones take precedence.
 
@@ -196,15 +220,9 @@ def memory_layer(
     from lutjax.layers.nnx import NgramEmbedding, NgramMemory
 
     record = read_record(model)
-    layout = NgramLayout.from_json(record["layout"])
-    parts, scales = (
-        [(Path(base) / file, name) for file, name in record[which]] for which in ("parts", "scales")
-    )
-    table = HostTable.mapped(
-        parts, codec=record["codec"], width=record["arguments"]["width"], scales=scales, layout=layout,
-        trains=trains, overlays=overlays, base=record["base"],
-    )  # fmt: skip
+    table = open_memory_table(model, base, trains=trains, overlays=overlays)
     kinds: Mapping[str, Any] = {"NgramMemory": NgramMemory, "NgramEmbedding": NgramEmbedding}
+    layout = NgramLayout.from_json(record["layout"])
     layer: NgramMemory | NgramEmbedding = kinds[record["class"]](
         layout=layout, placement=table, rngs=nnx.Rngs(0), **record["arguments"]
     )

@@ -1,6 +1,8 @@
 """Language model configs, importable without JAX."""
 
 import dataclasses
+import functools
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,9 +51,12 @@ class GPTConfig(Config):
       memory_layers: layers preceded by a memory, counted from 0. Each memory has tables of its own.
       memory_placement: where memory tables reside. With ``"host"`` they stay in host memory, and a device receives only
         the rows that it reads.
+      memory_base: bundle of an imported memory (`lutjax.convert.convert_memory`), whose rows the memory reads and updates in
+        place of its own. It decides the sizes of the memory; the base files are never written.
 
     Raises:
-      ValueError: a size is impossible.
+      ValueError: a size is impossible, or the imported memory is of another vocabulary.
+      FolderError: `memory_base` is missing or damaged.
 
     Example:
       >>> from lutjax.models import GPTConfig
@@ -81,9 +86,12 @@ class GPTConfig(Config):
     memory_width: int = 8
     memory_layers: tuple[int, ...] = (0,)
     memory_placement: str = one_of(PLACEMENTS, "device")
+    memory_base: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.memory_base is not None:
+            self._take_base()
         self._check_sizes(vocab_size=1, features=2, context=2, n_layers=1, n_heads=1)
         self._check_most(n_layers=MOST_LAYERS)
         self._check_sizes(lut_heads=1, lut_tables=1, lut_bits=1)
@@ -144,17 +152,56 @@ class GPTConfig(Config):
 
     def memory_options(self, place: int) -> dict[str, Any]:
         """Options for the memory before a layer."""
-        return {
+        options = {
             "features": self.features,
-            "orders": self.memory_orders,
-            "rows": self.memory_rows,
-            "heads": self.memory_heads,
             "width": self.memory_width,
-            "seed": place,
             "placement": self.memory_placement,
             "dtype": self.dtype,
             "param_dtype": self.param_dtype,
         }
+        if self.memory_base is not None:
+            return {**options, **self._base}
+        sizes = {"orders": self.memory_orders, "rows": self.memory_rows, "heads": self.memory_heads}
+        return {**options, **sizes, "seed": place}
+
+    @functools.cached_property
+    def _base(self) -> dict[str, Any]:
+        """Options for a memory that the imported memory decides."""
+        from lutjax.convert._memories import read_record
+        from lutjax.values import NgramLayout
+
+        assert self.memory_base is not None
+        record = read_record(self.memory_base)
+        same = {name: record["arguments"][name] for name in ("gate", "eps") if name in record["arguments"]}
+        return {"layout": NgramLayout.from_json(record["layout"]), **same}
+
+    def _take_base(self) -> None:
+        """Set the fields that the imported memory decides.
+
+        Raises:
+          ValueError: one of them is given with another value, or the vocabulary is another.
+        """
+        assert self.memory_base is not None
+        object.__setattr__(self, "memory_base", os.path.abspath(self.memory_base))
+        layout = self._base["layout"]
+        if layout.n_tokens != self.vocab_size:
+            raise ValueError(
+                f"GPTConfig: memory_base {self.memory_base} has rows for a vocabulary of {layout.n_tokens:,} tokens (layout "
+                f"{layout.digest}) and vocab_size is {self.vocab_size:,}; its rows mean nothing to other tokens."
+            )
+        if len(self.memory_layers) != 1:
+            raise ValueError(
+                f"GPTConfig: memory_layers is {self.memory_layers}; an imported memory has one table, for one layer."
+            )
+        decided = {"orders": layout.orders, "rows": layout.n_rows, "heads": layout.heads, "width": layout.width}
+        decided = {f"memory_{name}": value for name, value in decided.items()}
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name, value in {"memory": True, "memory_placement": "host", **decided}.items():
+            if getattr(self, name) not in (value, defaults[name]):
+                raise ValueError(
+                    f"GPTConfig: {name} is {getattr(self, name)} and memory_base has {value}; leave {name} out."
+                )
+            object.__setattr__(self, name, value)
 
     def lut_options(self) -> dict[str, Any]:
         """Options for each feed-forward layer that consists only of tables."""

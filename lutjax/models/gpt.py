@@ -12,7 +12,6 @@ from lutjax import sharding
 from lutjax.dispatch.registry import Implementation
 from lutjax.extras import needed_by
 from lutjax.layers.nnx import LUT, NgramMemory, ProjectionLUT
-from lutjax.layers.specifications import History
 from lutjax.models._attention import attend
 from lutjax.models._config import require_arguments
 from lutjax.models._decoder import Decoder
@@ -210,7 +209,12 @@ class _Block(nnx.Module):
     def __init__(self, config: GPTConfig, place: int, *, implementation: Any, rngs: nnx.Rngs):
         self.memory = nnx.data(None)
         if place in config.memory_places:
-            self.memory = _Memory(**config.memory_options(place), implementation=implementation, rngs=rngs)
+            options = config.memory_options(place)
+            if config.memory_base is not None:
+                from lutjax.convert._memories import open_memory_table
+
+                options["placement"] = open_memory_table(config.memory_base, trains=True)
+            self.memory = _Memory(**options, implementation=implementation, rngs=rngs)
         self.attention_norm = _norm(config, rngs)
         self.attention = _Attention(config, rngs=rngs)
         self.feed_forward_norm = _norm(config, rngs)
@@ -293,16 +297,17 @@ class _Memory(NgramMemory):
         *batch, length, features = z.shape
         n = math.prod(batch)
         caches = [getattr(self, name) for name in self.cache_names]
-        history = History(*(cache[...] for cache in caches))
+        kind = jax.tree.structure(self.history((n,)))
+        history = jax.tree.unflatten(kind, [cache[...] for cache in caches])
         y, history = self(
             z.reshape(n, length, features), tokens.reshape(n, length), segments=segments, history=history
         )
-        for cache, value in zip(caches, history, strict=True):
+        for cache, value in zip(caches, jax.tree.leaves(history), strict=True):
             cache[...] = value
         return y.reshape(z.shape)
 
     def init_cache(self, n: int) -> None:
-        for name, value in zip(self.cache_names, self.history((n,)), strict=True):
+        for name, value in zip(self.cache_names, jax.tree.leaves(self.history((n,))), strict=True):
             setattr(self, name, nnx.Cache(value))
 
 

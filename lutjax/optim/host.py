@@ -200,7 +200,7 @@ class RowPrefetcher:
     def _landed(self, rows: np.ndarray) -> Any:
         """Copy rows to the GPU while it computes; a JAX copy waits for earlier programs."""
         assert self._driver is not None
-        if rows.dtype.kind != "f":  # other types have no such view
+        if rows.dtype.kind not in "fu":  # other types have no such view
             return self._put(rows)
         free = self._landings.setdefault((rows.shape, rows.dtype), [])
         with contextlib.suppress(_registered.RegistrationError):

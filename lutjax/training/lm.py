@@ -261,8 +261,10 @@ class Run(ModelRun[LanguageModel]):
 
     def _ids_of(self, text: Bytes, starts: np.ndarray) -> dict[str, np.ndarray]:
         tokens = np.asarray(text[starts[:, None] + np.arange(self.config.context)], np.int32)
-        memories = {name: self._memories[name].row_ids(tokens) for name in self._on_host}
-        return {name: ids.reshape(-1, ids.shape[-1], 1) for name, ids in memories.items()}
+        return {
+            name: self._memories[name].row_ids(tokens).reshape(-1, table.shape[0], 1)
+            for name, table in self._on_host.items()
+        }
 
     @functools.cached_property
     def _memories(self) -> dict[str, Any]:

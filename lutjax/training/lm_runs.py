@@ -179,9 +179,10 @@ class LanguageModel(Experiment):
 
     @property
     def _counted(self) -> bool:
-        """Whether table reads are counted at the end."""
+        """Whether table reads are counted at the end: for published tables only by request."""
         model = self.record.model
-        return self.intervals.usage or (isinstance(model, GPTConfig) and bool(model.memory_places))
+        own = isinstance(model, GPTConfig) and model.memory and model.memory_base is None
+        return self.intervals.usage or own
 
     @property
     def prompt(self) -> str:

@@ -246,6 +246,11 @@ class NgramLayout:
         )  # fmt: skip
 
     @property
+    def n_tokens(self) -> int:
+        """Number of token ids."""
+        return self.n_ids if self.vocabulary is None else len(self.vocabulary.map)
+
+    @property
     def columns(self) -> int:
         """Rows that each token reads."""
         return len(self.orders) * self.heads
@@ -405,7 +410,7 @@ class NgramLayout:
         if xp is jnp:
             return as_int32(ids)
         ids = np.asarray(ids).astype(np.int64)
-        n_tokens = self.n_ids if self.vocabulary is None else len(self.vocabulary.map)
+        n_tokens = self.n_tokens
         if ids.size and ids.max() >= n_tokens:
             raise ValueError(
                 f"NgramLayout.rows: {name} holds ids up to {ids.max()}; the {self.family} layout has {n_tokens} tokens."
