@@ -1,4 +1,4 @@
-"""Published memory tables: `python benchmarks/memory_tables.py {make,open,resident,gather,train,share,larger} --folder DIR`.
+"""Published memory tables: `python benchmarks/memory_tables.py {make,open,resident,gather,train,share,larger,beside} --folder DIR`.
 
 - `make`: writes a table of `--gigabytes` of random rows in the layout of `--family`: names, dtypes and shapes of the published checkpoint. `--sparse`
   leaves the rows out of the disk: they read as zeros.
@@ -9,6 +9,9 @@
 - `train`: milliseconds per training step for both, with a prefetch queue.
 - `share`: proportional set size (PSS) of `--processes` processes that have read all rows: one copy on the host.
 - `larger`: trains rows for `--steps` steps, kills the process (SIGKILL) at a random step, resumes, and compares all bits to an uninterrupted run.
+- `beside`: milliseconds per training step and per token of `generate` for a GPT whose memory is a sparse table of `--gigabytes` in the layout of
+  Qwen3.8-Flash-Next, relative to the same GPT with a small table on the device. The rows that the text reads are written. `--features`, `--layers`:
+  sizes of a second, larger GPT for tokens. Prints JSON lines.
 """
 
 import functools
@@ -23,7 +26,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +35,14 @@ import jax.numpy as jnp
 import numpy as np
 from harness import parse, time_calls  # beside this file
 
+import lutjax
 from lutjax import optim
 from lutjax.files.atomic import replacing
+from lutjax.models import GPTConfig
 from lutjax.optim.host import HostTable, RowPrefetcher, provide_rows
 from lutjax.tables.overlays import read_overlay
+from lutjax.training.lm import Run, TrainingConfig
+from lutjax.training.text import load_text
 
 FAMILIES = ("engram", "ple", "longcat")
 COLUMNS = {"engram": 24, "ple": 16, "longcat": 12}
@@ -76,9 +83,13 @@ def tensors_of(family: str, gigabytes: float) -> dict[str, tuple[str, list[int]]
 
 def make(folder: Path, family: str, gigabytes: float, sparse: bool) -> Path:
     """Write a table, and return its file."""
+    return write_checkpoint(folder, tensors_of(family, gigabytes), sparse)
+
+
+def write_checkpoint(folder: Path, tensors: dict[str, tuple[str, list[int]]], sparse: bool) -> Path:
+    """Write tensors, and return their file. All of a sparse file but the scale of a table are zeros."""
     folder.mkdir(parents=True, exist_ok=True)
     path, header, at = folder / "model-00001-of-00001.safetensors", dict[str, Any](), 0
-    tensors = tensors_of(family, gigabytes)
     for name, (dtype, shape) in tensors.items():
         stop = at + math.prod(shape) * (2 if dtype == "BF16" else 1)
         header[name], at = {"dtype": dtype, "shape": shape, "data_offsets": [at, stop]}, stop
@@ -372,7 +383,140 @@ def measure_larger(folder: Path, steps: int) -> None:
     )
 
 
-COMMANDS = ("make", "open", "resident", "gather", "train", "share", "larger")
+def make_beside(folder: Path, gigabytes: float, text: np.ndarray) -> Path:
+    """Write a sparse checkpoint for tokens that are bytes, with random rows for the n-grams of a text; return its bundle."""
+    folder.mkdir(parents=True, exist_ok=True)
+    columns, width, features = COLUMNS["ple"], WIDTHS["ple"], 16
+    config = {
+        "ple_layer_ids": [2],
+        "ngram_size": 3,
+        "heads_per_ngram": columns // 2,
+        "ple_embed_dim": columns * width,
+    }
+    config |= {
+        "ngram_vocab_size_base": int(gigabytes * 1e9 / (columns * width)),
+        "vocab_size": 256,
+        "eos_token_id": 0,
+    }
+    config |= {"hc_count": 1, "hidden_size": features, "ple_conv_kernel_size": 1, "rms_norm_eps": 1e-6}
+    layout = lutjax.NgramLayout.qwen(config)
+    prefix = PREFIX.removesuffix("ple_embedding.ngram_embedding.")
+    shapes: dict[str, list[int]] = {
+        "key_proj": [features, columns * width],
+        "value_proj": [features, columns * width],
+    }
+    shapes |= {
+        "conv1d": [features, 1, 1],
+        **{f"norm_{name}": [features] for name in ("query", "key", "conv")},
+    }
+    tensors = {f"{prefix}{name}.weight": ("BF16", shape) for name, shape in shapes.items()}
+    tensors[f"{PREFIX}weight_scale"] = ("BF16", [1])
+    tensors[f"{PREFIX}shard_0.weight"] = ("F8_E4M3", [layout.n_rows, width])
+    path = write_checkpoint(folder, tensors, sparse=True)
+    rows = np.unique(layout.rows(text.astype(np.int64)))
+    start = path.stat().st_size - layout.n_rows * width
+    table = np.memmap(path, np.uint8, "r+", start, (layout.n_rows, width))
+    table[rows] = np.random.default_rng(0).integers(0x20, 0x40, (len(rows), width), np.uint8)
+    table.flush()
+    (folder / "config.json").write_text(json.dumps(config))
+    shutil.rmtree(folder / "bundle", ignore_errors=True)
+    lutjax.convert.convert_memory(folder, folder / "bundle", family="ple")
+    size, blocks = path.stat().st_size, path.stat().st_blocks * 512
+    tell(what="table", gigabytes=size / 1e9, rows=layout.n_rows, written=len(rows), on_disk=blocks / 1e9)
+    return folder / "bundle"
+
+
+def tell(**facts: Any) -> None:
+    rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in facts.items()}
+    print(json.dumps(rounded), flush=True)
+
+
+def build_pair(bundle: Path, text: np.ndarray, features: int, layers: int, small: bool) -> dict[str, Run]:
+    """Return runs of a GPT with a small table on the device, and with the mapped table."""
+    sizes: Any = {
+        "features": features,
+        "n_layers": layers,
+        "n_heads": features // 64,
+        "feed_forward": "dense",
+    }
+    sizes |= {
+        "context": 64 if small else 512,
+        "dtype": "float32" if small else "bfloat16",
+        "memory_layers": (1,),
+    }
+    memory: Any = {"orders": (2, 3), "heads": COLUMNS["ple"] // 2, "width": WIDTHS["ple"], "rows": 1 << 14}
+    own = GPTConfig(memory=True, **sizes, **{f"memory_{name}": value for name, value in memory.items()})
+    configs = {"device": (own, 0), "mapped": (GPTConfig(memory_base=str(bundle), **sizes), 2)}
+    rates: Any = {"optimizer": "adamw", "learning_rate": 1e-4, "memory_optimizer": "row_adagrad"}
+    rates |= {"steps": 10_000, "batch_size": 8 if small else 16}
+    return {
+        name: Run(config, TrainingConfig(memory_depth=depth, **rates), text)
+        for name, (config, depth) in configs.items()
+    }
+
+
+def measure_beside(folder: Path, options: Any) -> None:
+    text = load_text(None, context=512).train
+    bundle = make_beside(folder, options.gigabytes, text)
+    small = jax.default_backend() == "cpu"
+    runs = build_pair(bundle, text, *((64, 2) if small else (768, 12)), small)
+    device = jax.devices()[0].device_kind
+    facts = {name: run.structure.n_parameters() for name, run in runs.items()}
+    tell(what="model", device=device, parameters=facts["device"], texts=runs["device"].training.batch_size)
+    states = {name: run.init() for name, run in runs.items()}
+    done, steps = dict.fromkeys(runs, 0), 3 if small else 20
+    found: dict[str, list[float]] = {name: [] for name in runs}
+
+    def advance(name: str, steps: int) -> None:
+        states[name], loss = runs[name].advance(states[name], done[name], steps)
+        float(loss)
+        done[name] += steps
+
+    for turn in range(1 + options.turns):
+        for name in runs:
+            start = time.perf_counter()
+            advance(name, steps)
+            if turn:  # the first compiles
+                found[name].append((time.perf_counter() - start) / steps)
+    report_beside("training step", found)
+    states.clear()
+    measure_beside_tokens(runs, (1, 16), options.turns, small)
+    if options.features:
+        runs = build_pair(bundle, text, options.features, options.layers, small)
+        measure_beside_tokens(runs, (1,), options.turns, small)
+
+
+def measure_beside_tokens(runs: dict[str, Run], texts: Sequence[int], turns: int, small: bool) -> None:
+    models: dict[str, Any] = {name: run.structure.model(*run.structure.init(0)) for name, run in runs.items()}
+    part = np.asarray(runs["device"]._train[: 16 * 64]).astype(np.int32).reshape(16, 64)[:, :16]
+    n = 16 if small else 64
+    for count in texts:
+        found: dict[str, list[float]] = {name: [] for name in models}
+        for turn in range(1 + turns):
+            for name, model in models.items():
+                seconds = []
+                for length in (1, 1 + n):
+                    start = time.perf_counter()
+                    model.generate(part[:count], length, key=jax.random.key(0)).block_until_ready()
+                    seconds.append(time.perf_counter() - start)
+                if turn:
+                    found[name].append((seconds[1] - seconds[0]) / n)
+        parameters = runs["device"].structure.n_parameters()
+        report_beside("token of generate", found, texts=count, parameters=parameters)
+
+
+def report_beside(what: str, found: dict[str, list[float]], **facts: Any) -> None:
+    least, middle = ({name: 1e3 * f(times) for name, times in found.items()} for f in (min, np.median))
+    ratio = least["mapped"] / least["device"]
+    shown = {f"{name}_ms": least[name] for name in found} | {
+        f"{name}_median_ms": float(middle[name]) for name in found
+    }
+    tell(
+        what=what, **facts, **shown, ratio=ratio, ratio_of_medians=float(middle["mapped"] / middle["device"])
+    )
+
+
+COMMANDS = ("make", "open", "resident", "gather", "train", "share", "larger", "beside")
 
 
 def main() -> None:
@@ -388,11 +532,14 @@ def main() -> None:
         steps=(20, "training steps"),
         processes=(4, "processes that share a table"),
         out=("", "with work: name of the folder of checkpoints"),
+        turns=(4, "with beside: repetitions"),
+        features=(0, "with beside: features of the larger GPT; 0: none"),
+        layers=(16, "with beside: its layers"),
         every=(10, "with work: steps between checkpoints"),
         die=(0, "with work: number of the step that is never made"),
     )
     folder = Path(options.folder)
-    every = [name for name in COMMANDS if name not in ("make", "larger")]
+    every = [name for name in COMMANDS if name not in ("make", "larger", "beside")]
     commands: dict[str, Callable[[], Any]] = {
         "make": lambda: make(folder, options.family, options.gigabytes, options.sparse),
         "open": lambda: measure_open(folder),
@@ -401,6 +548,7 @@ def main() -> None:
         "train": lambda: measure_train(folder, options.steps),
         "share": lambda: measure_share(folder, options.processes),
         "larger": lambda: measure_larger(folder, options.steps),
+        "beside": lambda: measure_beside(folder, options),
         "hold": lambda: hold(folder),
         "work": lambda: work(folder, folder / options.out, options.steps, options.every, options.die),
     }

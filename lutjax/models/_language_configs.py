@@ -193,7 +193,12 @@ class GPTConfig(Config):
             raise ValueError(
                 f"GPTConfig: memory_layers is {self.memory_layers}; an imported memory has one table, for one layer."
             )
-        decided = {"orders": layout.orders, "rows": layout.n_rows, "heads": layout.heads, "width": layout.width}
+        decided = {
+            "orders": layout.orders,
+            "rows": layout.n_rows,
+            "heads": layout.heads,
+            "width": layout.width,
+        }
         decided = {f"memory_{name}": value for name, value in decided.items()}
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         for name, value in {"memory": True, "memory_placement": "host", **decided}.items():

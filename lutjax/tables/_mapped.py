@@ -20,7 +20,7 @@ from lutjax.dispatch.registry import Device
 from lutjax.tables._codecs import Codec, as_float32
 from lutjax.tables._mapped_rows import MappedRows, Parts, read_scale
 from lutjax.tables.gradient import TableGradient
-from lutjax.tables.host import HostTable, cpu
+from lutjax.tables.host import HostTable, cpu, take_rows
 from lutjax.tables.overlays import Overlay, OverlayError, read_overlay, write_overlay
 from lutjax.values._dtypes import accumulator
 from lutjax.values._row_rules import RowRule
@@ -269,7 +269,7 @@ class MappedTable(HostTable):
         records = self._records(ids.astype(np.int64))
         if out is None:
             return records[inverse.reshape(-1)][None]
-        np.take(records, inverse.reshape(-1), axis=0, out=out[0], mode="clip")
+        take_rows([(records, inverse.reshape(-1), out[0])])
         return out
 
     def _records(self, ids: np.ndarray) -> np.ndarray:
@@ -324,8 +324,8 @@ class MappedTable(HostTable):
         gradient = self._fetched(gradient)
         look_up: Any = gradient.look_up
         index = np.clip(np.asarray(look_up.index), 0, self.shape[1] - 1)
-        self._add_rows(np.unique(index).astype(np.int64))
         assert self._slots is not None
+        self._add_rows(np.unique(index[self._slots[index] <= 0]).astype(np.int64))
         rows = HostTable((1, len(self._ids), self.shape[2]), self.dtype, self.init, self.name)
         rows.weights, rows.state, rows.rule = self._rows, self.state, self.rule
         rows.moved = np.zeros(rows.shape[:2], np.bool_)
@@ -333,9 +333,8 @@ class MappedTable(HostTable):
         rows.update(dataclasses.replace(gradient, look_up=look_up, shape=rows.shape), rate)
 
     def _add_rows(self, ids: np.ndarray) -> None:
-        """Copy rows from the files and overlays to memory, unless they are there."""
+        """Copy rows with increasing ids from the files and overlays to memory."""
         assert self._slots is not None
-        ids = ids[self._slots[ids] <= 0]
         first, n = self._n_updated, self._n_updated + len(ids)
         if n > len(self._ids):
             self._reserve(max(2 * len(self._ids), 1 << (n - 1).bit_length(), _FEWEST))

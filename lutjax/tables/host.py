@@ -417,7 +417,7 @@ class HostTable:
             native.gather(weights, index, found, n_threads())
             return
         ids = np.ascontiguousarray(np.moveaxis(index, 1, 0)).reshape(len(weights), -1)
-        _take([(weights[t], ids[t], found[t]) for t in range(len(weights))])
+        take_rows([(weights[t], ids[t], found[t]) for t in range(len(weights))])
 
     def _local(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return clamped ids within this process's block, and a mask of ids inside it."""
@@ -708,7 +708,7 @@ class HostTable:
 
         arrays = {"weights": weights, **self.state}
         compact = {name: np.zeros((len(a), room, a.shape[-1]), a.dtype) for name, a in arrays.items()}
-        _take(
+        take_rows(
             [
                 (a[t], ids, compact[name][t, : ids.size])
                 for name, a in arrays.items()
@@ -782,7 +782,7 @@ class HostTable:
         group = t // (self.shape[0] // look_up.groups)
         every = np.asarray(gradient.cotangent).reshape(-1, self.shape[2])
         cotangent = np.empty((len(samples), 1, self.shape[2]), every.dtype)
-        _take([(every, samples * look_up.groups + group, cotangent[:, 0])])
+        take_rows([(every, samples * look_up.groups + group, cotangent[:, 0])])
         factor = gradient.factor
         if np.ndim(factor) == 3 and len(factor) > 1:
             factor = factor[t : t + 1]
@@ -818,7 +818,7 @@ class HostTable:
                 np.save(path, np.empty(shape, a.dtype))
                 continue
             found = np.lib.format.open_memmap(path, "w+", a.dtype, shape)
-            _take([(flat, ids, found)])
+            take_rows([(flat, ids, found)])
             found.flush()
 
     def load(self, folder: Path) -> None:
@@ -1027,7 +1027,7 @@ def row_slices(n: int, least: int = _LEAST) -> list[slice]:
     return [slice(first, first + size) for first in range(0, n, size)]
 
 
-def _take(jobs: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> None:
+def take_rows(jobs: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> None:
     """Copy rows in all threads. A job is a table, ids ``[n]`` and output ``[n, elements]``."""
 
     def take(job: tuple[np.ndarray, np.ndarray, np.ndarray, slice]) -> None:
