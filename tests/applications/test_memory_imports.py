@@ -5,18 +5,22 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import kills
 import ml_dtypes
 import numpy as np
 import pytest
 from commands import output
 from flax import nnx
-from tensor_files import write_safetensors
+from host_memory import run_of, table_of, words_of
+from tensor_files import write_memory_of_bytes, write_safetensors
 
 import lutjax
 from lutjax.convert import ConversionError, convert_memory, memory_layer
 from lutjax.files.errors import FolderError
 from lutjax.layers.nnx import NgramMemory
+from lutjax.models import GPTConfig
 from lutjax.optim.host import HostTable
+from lutjax.tables.overlays import read_overlay
 
 RECORDED = np.load(Path(__file__).parents[1] / "golden" / "memory_tables.npz")
 CONFIGS = {
@@ -175,3 +179,68 @@ def test_rows_of_another_layout(tmp_path):
     layer = NgramMemory(12, layout=other, streams=2, placement=table, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=f"the rows have layout {own.digest}, and the layer {other.digest}"):
         layer(jnp.zeros((3, 2, 12)), jnp.zeros(3, jnp.int32))
+
+
+SIZES = {"features": 8, "context": 8, "n_layers": 1, "n_heads": 1, "feed_forward": "dense"}
+
+
+def test_language_models_on_imported_rows(tmp_path):
+    """A run updates rows apart from the files, and resumes with the same bits; its checkpoint is an overlay."""
+    bundle = write_memory_of_bytes(tmp_path / "base")
+    before = {path: path.read_bytes() for path in bundle.parent.iterdir() if path.is_file()}
+    config = GPTConfig(memory_base=str(bundle), **SIZES)
+    assert GPTConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    run = run_of(config, memory_depth=1)
+    state = run.init()
+    state, _ = run.advance(state, 0, 2)
+    kept = jax.tree.map(jnp.copy, state)
+    (tmp_path / "2").mkdir()
+    run.write_beside(tmp_path / "2")
+    run.advance(state, 2, 2)
+    table_of(run).save(tmp_path / "whole")
+    again = run_of(config, memory_depth=1)
+    again.read_beside(tmp_path / "2", kept.others)
+    again.advance(kept, 2, 2)
+    table_of(again).save(tmp_path / "resumed")
+    one, two = (read_overlay(tmp_path / name) for name in ("whole", "resumed"))
+    assert one.digest == two.digest
+    layer = memory_layer(bundle, overlays=[tmp_path / "whole"])
+    np.testing.assert_array_equal(layer.weights.gather(one.ids.reshape(-1, 1, 1))[0], one.arrays["rows"])
+    assert before == {path: path.read_bytes() for path in before}
+
+
+def test_imported_rows_that_do_not_fit(tmp_path):
+    bundle = write_memory_of_bytes(tmp_path / "base")
+    for changes, message in (
+        ({"vocab_size": 100}, r"for a vocabulary of 256 tokens \(layout \w{64}\) and vocab_size is 100"),
+        ({"memory_rows": 7}, "memory_rows is 7 and memory_base has 512"),
+        ({"n_layers": 2, "memory_layers": (0, 1)}, "an imported memory has one table, for one layer"),
+        ({"memory_base": str(tmp_path)}, "memory.json cannot be read"),
+    ):
+        with pytest.raises((ValueError, FolderError), match=message):
+            GPTConfig(**{**SIZES, "memory_base": str(bundle), **changes})
+    config = GPTConfig(memory_base=str(bundle), **SIZES)
+    (bundle.parent / "model.safetensors").write_bytes(b"no table")
+    with pytest.raises(FolderError, match=r"model\.safetensors"):
+        run_of(config)
+
+
+@pytest.mark.slow
+def test_a_killed_run_on_imported_rows(tmp_path, compilation_cache_directory):
+    """Runs killed at random events resume to the same bits, and base files never change."""
+    bundle = write_memory_of_bytes(tmp_path / "base")
+    base = bundle.parent / "model.safetensors"
+    before = base.read_bytes(), base.stat().st_mtime_ns
+    words = [*words_of(tmp_path), "--model", "gpt", "--memory-base", str(bundle)]
+    dropped = {"--memory", "--memory-placement", "host", "--memory-rows", "300"}
+    words = [word for word in words if word not in dropped]
+    assert kills.run(tmp_path / "whole", words, compilation_cache_directory) is None
+    kills.check(words, tmp_path / "whole", tmp_path, compilation_cache_directory, n_kills=3)
+    overlays = [
+        read_overlay(path / "checkpoints" / "12" / "host" / "0") for path in tmp_path.glob("[rw]*[0-9e]")
+    ]
+    assert len(overlays) > 1
+    assert len({overlay.digest for overlay in overlays}) == 1
+    assert before == (base.read_bytes(), base.stat().st_mtime_ns)
+    assert "memory_base" in output("info", tmp_path / "whole")
+    assert output("generate", tmp_path / "whole", "--prompt", "a", "--bytes", "4")
