@@ -42,10 +42,12 @@ from lutjax.cli._flags import Command, Integer
 def serve(folder: Path, host: str, port: int, model_name: str | None, grace: int, **limits: Any) -> None:
     """Serve a model over HTTP.
 
-    DIR is a run of `train lm` or `train classify`, or a bundle. Text models answer
-    POST /v1/completions, classifiers POST /v1/classify; GET /health, /metrics and /v1/models report the
-    state. The server has no encryption or authentication: put a proxy in front of it.
+    DIR is a run of `train lm` or `train classify`, or a bundle, also of an imported memory. Text models
+    answer POST /v1/completions, classifiers POST /v1/classify, memories POST /v1/memory; GET /health,
+    /metrics and /v1/models report the state. The server has no encryption or authentication: put a proxy in front of it.
     """
+    from lutjax.bundles._layout import MEMORY_RECORD
+    from lutjax.convert import memory_layer
     from lutjax.extras import needed_by
     from lutjax.files.errors import FolderError
     from lutjax.serving import Limits, application
@@ -53,7 +55,8 @@ def serve(folder: Path, host: str, port: int, model_name: str | None, grace: int
     with needed_by("lutjax serve"):
         import uvicorn
 
-    model = _run.model(folder)
+    is_memory = (folder / MEMORY_RECORD).is_file()
+    model: Any = memory_layer(folder) if is_memory else _run.model(folder)
     try:
         app = application(model, model_name or folder.resolve().name, Limits(**limits))
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import math
 import secrets
@@ -9,11 +10,13 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import jax
 import numpy as np
 
 from lutjax.extras import needed_by
 from lutjax.files.messages import in_a_line
 from lutjax.files.strict_json import format_value, listed
+from lutjax.layers.nnx import NgramEmbedding, NgramMemory
 from lutjax.models import LogicClassifier, LogicTreeNet
 from lutjax.models._decoder import Decoder
 from lutjax.serving._engine import Engine, FullError, Job, StoppedError
@@ -23,8 +26,10 @@ from lutjax.serving._requests import Completion, RequestError, check_cells, load
 from lutjax.serving._text import Answer
 from lutjax.training import predictions
 from lutjax.training.samples import SamplesError
+from lutjax.values import NgramLayout
 
 with needed_by("lutjax.serving"):
+    from flax import nnx
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.exceptions import HTTPException
@@ -32,18 +37,22 @@ with needed_by("lutjax.serving"):
     from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
     from starlette.routing import Route
 
+_STATE = ("tokens", "segments", "values")
+"""Arrays of a memory's history."""
+
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 def application(model: Any, name: str = "lutjax", limits: Limits | None = None) -> Starlette:
     """Return an ASGI application that serves a model.
 
-    Text models have ``POST /v1/completions``, classifiers ``POST /v1/classify``; all have
-    ``GET /v1/models``, ``/health`` and ``/metrics``. See `docs/serving.md`.
+    Text models have ``POST /v1/completions``, classifiers ``POST /v1/classify``, n-gram memories
+    ``POST /v1/memory``; all have ``GET /v1/models``, ``/health`` and ``/metrics``. See
+    `docs/serving.md`.
 
     Args:
       model: a byte-level text model or a classifier, as returned by `lutjax.load` and
-        `lutjax.convert`.
+        `lutjax.convert`, or a layer from `lutjax.convert.memory_layer`.
       name: model name in requests.
       limits: server limits.
 
@@ -63,9 +72,11 @@ def application(model: Any, name: str = "lutjax", limits: Limits | None = None) 
         server = _TextServer(model, name, limits)
     elif isinstance(model, LogicClassifier | LogicTreeNet):
         server = _ClassServer(predictions.wrap_model(model), name, limits)
+    elif isinstance(model, NgramMemory | NgramEmbedding) and model.spec.layout is not None:
+        server = _MemoryServer(model, name, limits)
     else:
         raise ValueError(
-            f"application: model is a {type(model).__name__}; only text models and classifiers are served."
+            f"application: model is a {type(model).__name__}; only text models, classifiers and imported memories are served."
         )
     return server.application()
 
@@ -297,7 +308,29 @@ def _event(found: dict[str, Any]) -> str:
     return f"data: {json.dumps(found)}\n\n"
 
 
-class _ClassServer(_Server):
+class _CallServer(_Server):
+    """Server that computes one answer at a time."""
+
+    def __init__(self, name: str, limits: Limits):
+        super().__init__(name, limits)
+        self._one = asyncio.Semaphore(1)
+        self._waiting = 0
+
+    def gauges(self) -> dict[str, float | int]:
+        return {"waiting": self._waiting}
+
+    async def _call_in_turn(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        if self._waiting >= self.limits.queue:
+            raise RequestError(429, f"{self.limits.queue} requests wait already; try again later.", retry=1)
+        self._waiting += 1
+        try:
+            async with self._one:
+                return await run_in_threadpool(function, *arguments)
+        finally:
+            self._waiting -= 1
+
+
+class _ClassServer(_CallServer):
     """Server for a classifier."""
 
     path = "/v1/classify"
@@ -305,11 +338,6 @@ class _ClassServer(_Server):
     def __init__(self, run: predictions.TrainedRun, name: str, limits: Limits):
         super().__init__(name, limits)
         self.run = run
-        self._one = asyncio.Semaphore(1)
-        self._waiting = 0
-
-    def gauges(self) -> dict[str, float | int]:
-        return {"waiting": self._waiting}
 
     async def answer(self, request: Request, found: dict[str, Any], start: float) -> Response:
         if set(found) not in ({"rows"}, {"columns"}, {"rows", "model"}, {"columns", "model"}):
@@ -321,16 +349,8 @@ class _ClassServer(_Server):
         if found.get("model") not in (None, self.name):
             raise RequestError(404, not_hosted(found["model"], self.name), "model")
         x = self._parse_samples(found)
-        if self._waiting >= self.limits.queue:
-            raise RequestError(429, f"{self.limits.queue} requests wait already; try again later.", retry=1)
-        self._waiting += 1
-        try:
-            async with self._one:
-                answers = await run_in_threadpool(self._answers, x)
-        finally:
-            self._waiting -= 1
+        votes, numbers = await self._call_in_turn(self._answers, x)
         self.metrics.tokens("rows", len(x))
-        votes, numbers = answers
         if self.run.form.regression:
             return JSONResponse({"model": self.name, "numbers": numbers.tolist(), "votes": votes.tolist()})
         found_classes = predictions.Predictions(votes, self.run.form.classes)
@@ -380,3 +400,104 @@ class _ClassServer(_Server):
         padded = np.concatenate([x, np.repeat(x[:1], (1 << (len(x) - 1).bit_length()) - len(x), 0)])
         found = self.run.predict_numbers(padded)
         return found.votes[: len(x)], found.numbers[: len(x)]
+
+
+class _MemoryServer(_CallServer):
+    """Server for an imported n-gram memory, whose state is in the requests."""
+
+    path = "/v1/memory"
+
+    def __init__(self, layer: NgramMemory | NgramEmbedding, name: str, limits: Limits):
+        super().__init__(name, limits)
+        graph, self._arrays = nnx.split(layer)
+        self._layout: NgramLayout = layer.spec.layout
+        self._first = layer.history((), np.float32)
+        streams = getattr(layer.spec, "streams", 1)
+        self._vector = (layer.features,) if streams == 1 else (streams, layer.features)
+
+        @jax.jit
+        def step(arrays: Any, x: Any, tokens: Any, history: Any) -> Any:
+            return nnx.merge(graph, arrays)(x, tokens, history=history)
+
+        self._step = step
+
+    async def answer(self, request: Request, found: dict[str, Any], start: float) -> Response:
+        if unknown := sorted(set(found) - {"model", "tokens", "vectors", "history"}):
+            raise RequestError(
+                400, f"the field {format_value(unknown[0])} is unknown; leave it out.", unknown[0]
+            )
+        if found.get("model") not in (None, self.name):
+            raise RequestError(404, not_hosted(found["model"], self.name), "model")
+        tokens = self._parse_tokens(found.get("tokens"))
+        x = self._parse_array("vectors", found.get("vectors"), (len(tokens), *self._vector), np.float32)
+        history = self._parse_history(found.get("history"))
+        y, history = await self._call_in_turn(self._answer, x, tokens, history)
+        self.metrics.tokens("tokens", len(tokens))
+        state = {name: np.asarray(getattr(history, name)).tolist() for name in _STATE}
+        state["layout"] = self._layout.digest
+        return JSONResponse({"model": self.name, "update": y.tolist(), "history": state})
+
+    def _parse_tokens(self, raw: Any) -> np.ndarray:
+        if not isinstance(raw, list) or not 1 <= len(raw) <= self.limits.prompt:
+            raise RequestError(
+                400,
+                f"tokens is {format_value(raw)}; expected a list of 1 to {self.limits.prompt} ids.",
+                "tokens",
+            )
+        n_tokens = self._layout.n_tokens
+        for i, token in enumerate(raw):
+            if type(token) is not int or not -1 <= token < n_tokens:
+                raise RequestError(
+                    400,
+                    f"tokens[{i}] is {format_value(token)}; expected an id from 0 to {n_tokens - 1}, or -1.",
+                    "tokens",
+                )
+        return np.asarray(raw, np.int32)
+
+    def _parse_array(self, name: str, raw: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        if not isinstance(raw, list):
+            raise RequestError(400, f"{name} is {format_value(raw)}; expected lists of numbers.", name)
+        check_cells(raw, name, is_table=False)
+        array = np.asarray(raw, np.float64)
+        if array.shape != shape and (array.size or math.prod(shape)):
+            raise RequestError(400, f"{name} has shape {list(array.shape)}; expected {list(shape)}.", name)
+        bounds: Any = np.finfo(dtype) if np.issubdtype(dtype, np.floating) else np.iinfo(dtype)
+        if not ((array >= bounds.min) & (array <= bounds.max)).all():
+            raise RequestError(400, f"{name} has numbers that {np.dtype(dtype)} does not hold.", name)
+        return array.reshape(shape).astype(dtype)
+
+    def _parse_history(self, raw: Any) -> Any:
+        if raw is None:
+            return self._first
+        if not isinstance(raw, dict) or set(raw) != {*_STATE, "layout"}:
+            raise RequestError(
+                400, "history is none of this server; send the history of an answer.", "history"
+            )
+        if raw["layout"] != self._layout.digest:
+            raise RequestError(
+                400,
+                f"history is of the layout or vocabulary {format_value(raw['layout'])}, and the memory has {self._layout.digest}.",
+                "history",
+            )
+        parts = {
+            name: self._parse_array(f"history.{name}", raw[name], like.shape, like.dtype)
+            for name in _STATE
+            for like in [getattr(self._first, name)]
+        }
+        return dataclasses.replace(self._first, **parts)
+
+    def warm(self) -> None:
+        self._answer(np.zeros((1, *self._vector), np.float32), np.zeros(1, np.int32), self._first)
+
+    def _answer(self, x: np.ndarray, tokens: np.ndarray, history: Any) -> tuple[np.ndarray, Any]:
+        """Return the update and the next history, by parts whose lengths are powers of two.
+
+        These lengths limit the number of compiled programs.
+        """
+        parts: list[np.ndarray] = []
+        while tokens.size:
+            size = 1 << (tokens.size.bit_length() - 1)
+            y, history = self._step(self._arrays, x[:size], tokens[:size], history)
+            parts.append(np.asarray(y))
+            x, tokens = x[size:], tokens[size:]
+        return np.concatenate(parts), history

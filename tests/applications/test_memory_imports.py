@@ -1,6 +1,7 @@
 """Imports for published n-gram memories: small folders in published layouts, their layers, and rejected inputs."""
 
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -9,9 +10,11 @@ import kills
 import ml_dtypes
 import numpy as np
 import pytest
+from cases import slow_except
 from commands import output
 from flax import nnx
 from host_memory import run_of, table_of, words_of
+from starlette.testclient import TestClient
 from tensor_files import write_memory_of_bytes, write_safetensors
 
 import lutjax
@@ -20,6 +23,7 @@ from lutjax.files.errors import FolderError
 from lutjax.layers.nnx import NgramMemory
 from lutjax.models import GPTConfig
 from lutjax.optim.host import HostTable
+from lutjax.serving import Limits, application
 from lutjax.tables.overlays import read_overlay
 
 RECORDED = np.load(Path(__file__).parents[1] / "golden" / "memory_tables.npz")
@@ -223,6 +227,52 @@ def test_imported_rows_that_do_not_fit(tmp_path):
     (bundle.parent / "model.safetensors").write_bytes(b"no table")
     with pytest.raises(FolderError, match=r"model\.safetensors"):
         run_of(config)
+
+
+@pytest.mark.parametrize("family", slow_except(CONFIGS, "ple"))
+def test_served_memories(family, tmp_path):
+    """Answers to parts of a text, each with the history of the one before, are those of the layer to the text."""
+    base = write(tmp_path / "base", family)
+    convert_memory(base, tmp_path / "model", family=family, layer=LAYERS[family])
+    layer = memory_layer(tmp_path / "model")
+    digest, vector = layer.spec.layout.digest, layer.history((), np.float32).values.shape[1:]
+    tokens = np.array([5, 7, 5, 7, -1, 3, 8, 5, 7])
+    x = np.random.default_rng(0).standard_normal((9, *vector), np.float32)
+    want, _ = jax.jit(lambda x, tokens: layer(x, tokens, history=layer.history((), np.float32)))(x, tokens)
+    with TestClient(application(layer, "memory", Limits(prompt=8))) as client:
+
+        def ask(**body):
+            found = client.post("/v1/memory", json=body)
+            return (
+                found.json()
+                if found.status_code == 200
+                else (found.status_code, found.json()["error"]["message"])
+            )
+
+        first = ask(tokens=tokens[:6].tolist(), vectors=x[:6].tolist())
+        second = ask(
+            tokens=tokens[6:].tolist(), vectors=x[6:].tolist(), history=first["history"], model="memory"
+        )
+        np.testing.assert_allclose([*first["update"], *second["update"]], want, atol=2e-6)
+        good = {"tokens": [1], "vectors": x[:1].tolist(), "history": second["history"]}
+        for change, message in (
+            ({"tokens": [1.5]}, r"tokens\[0\] is 1.5; expected an id from 0 to"),
+            ({"tokens": []}, "expected a list of 1 to 8 ids"),
+            ({"vectors": [[1]]}, r"vectors has shape \[1, 1\]; expected"),
+            (
+                {"vectors": np.full((1, *vector), 1e300).tolist()},
+                "vectors has numbers that float32 does not hold",
+            ),
+            (
+                {"history": good["history"] | {"layout": "other"}},
+                f'layout or vocabulary "other", and the memory has {digest}',
+            ),
+            ({"history": {}}, "send the history of an answer"),
+            ({"prompt": "a"}, 'the field "prompt" is unknown'),
+        ):
+            status, text = ask(**good | change)
+            assert status == 400
+            assert re.search(message, text), text
 
 
 @pytest.mark.slow
