@@ -7,13 +7,15 @@
 - `gather`: microseconds until the 24 rows of one token are on the device, decoded, inside a jitted function with a projection; and milliseconds per batch.
   Compares a mapped table to a `HostTable` of float32 rows in memory.
 - `train`: milliseconds per training step for both, with a prefetch queue.
-- `share`: proportional set size (PSS) of `--processes` processes that have read all rows: one copy on the host.
+- `share`: proportional set size (PSS) of `--processes` servers (`lutjax serve`) of one memory of `--gigabytes`, after `--requests` requests of 64
+  random tokens to each: one copy on the host.
 - `larger`: trains rows for `--steps` steps, kills the process (SIGKILL) at a random step, resumes, and compares all bits to an uninterrupted run.
 - `beside`: milliseconds per training step and per token of `generate` for a GPT whose memory is a sparse table of `--gigabytes` in the layout of
   Qwen3.8-Flash-Next, relative to the same GPT with a small table on the device. The rows that the text reads are written. `--features`, `--layers`:
   sizes of a second, larger GPT for tokens. Prints JSON lines.
 """
 
+import contextlib
 import functools
 import json
 import math
@@ -22,11 +24,14 @@ import random
 import re
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -284,44 +289,46 @@ def measure_train(folder: Path, steps: int) -> None:
     report(f"training step of {TOKENS} tokens", found, 1e3, "ms")
 
 
-def measure_share(folder: Path, n_processes: int) -> None:
-    """Start processes to read all rows, and add their PSS."""
-    words = [sys.executable, __file__, "hold", "--folder", str(folder)]
+def measure_share(folder: Path, gigabytes: float, n_processes: int, n_requests: int) -> None:
+    """Start servers of one memory, let each answer requests for random n-grams, and add their PSS."""
+    bundle = make_beside(folder / "served", gigabytes, np.arange(256, dtype=np.uint8))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        first = free.getsockname()[1]
+    ports = range(first, first + n_processes)
+    words = [sys.executable, "-m", "lutjax", "serve", str(bundle), "--port"]
     processes = [
-        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(n_processes)
+        subprocess.Popen([*words, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for port in ports
     ]
-    found = [json.loads(process.stdout.readline()) for process in processes]  # type: ignore[union-attr]
-    files = [maps_of(process.pid, folder) for process in processes]
-    for process in processes:
-        process.communicate("done\n")
-    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    print(
-        f"share: {n_processes} processes with {found[0]:,} rows each: PSS of the file {' + '.join(f'{pss / 1e9:.2f}' for pss, _ in files)} = "
-        f"{sum(pss for pss, _ in files) / 1e9:.2f} GB, RSS {sum(rss for _, rss in files) / 1e9:.2f} GB, file {size / 1e9:.2f} GB"
-    )
 
+    def ask(port: int) -> None:
+        url, rng = f"http://127.0.0.1:{port}", np.random.default_rng(port)
+        while True:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health"):
+                break
+            time.sleep(0.5)
+        vectors = np.ones((64, 16)).tolist()
+        for _ in range(n_requests):
+            body = json.dumps({"tokens": rng.integers(0, 256, 64).tolist(), "vectors": vectors}).encode()
+            with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/memory", body)) as answer:
+                assert len(json.load(answer)["update"]) == 64
 
-def hold(folder: Path) -> None:
-    """Read all rows by small gathers, whose pages stay mapped, and wait."""
-    table = table_of(folder)
-    for first in range(0, table.shape[1], 1 << 10):
-        table.fetch(np.arange(first, min(first + (1 << 10), table.shape[1])).reshape(-1, 1, 1))
-    print(table.shape[1], flush=True)
-    sys.stdin.readline()
-
-
-def maps_of(pid: int, folder: Path) -> tuple[int, int]:
-    """Return a process's PSS and RSS for a folder's mapped files."""
-    pss = rss = 0
-    inside = False
-    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-        if re.match(r"^[0-9a-f]+-[0-9a-f]+ ", line):
-            inside = str(folder.resolve()) in line
-        elif inside and (found := re.match(r"(Pss|Rss):\s+(\d+)", line)):
-            pss += 1024 * int(found[2]) * (found[1] == "Pss")
-            rss += 1024 * int(found[2]) * (found[1] == "Rss")
-    return pss, rss
+    try:
+        with ThreadPoolExecutor(n_processes) as threads:
+            list(threads.map(ask, ports))
+        found = [f"/proc/{process.pid}/smaps_rollup" for process in processes]
+        shown = {
+            name.lower(): [field_of(path, name) / 1e9 for path in found]
+            for name in ("Pss", "Pss_File", "Rss")
+        }
+        one = sum(a.stat().st_size for a in bundle.parent.glob("*.safetensors")) / 1e9
+        tell(what="servers", processes=n_processes, requests=n_requests, file=one, **{
+            name: round(sum(each), 3) for name, each in shown.items()
+        }, pss_file_each=[round(each, 3) for each in shown["pss_file"]])  # fmt: skip
+    finally:
+        for process in processes:
+            process.terminate()
 
 
 def work(folder: Path, out: Path, steps: int, every: int, die: int) -> None:
@@ -523,14 +530,15 @@ def main() -> None:
     options = parse(
         __doc__,
         "commands",
-        commands=(dict.fromkeys([*COMMANDS, "hold", "work"]), "default: all measurements of a table"),
+        commands=(dict.fromkeys([*COMMANDS, "work"]), "default: all measurements of a table"),
         folder=(str, "folder of the table"),
         family=(FAMILIES, "layout of the table"),
         gigabytes=(1.0, "size of the table"),
         sparse=(False, "rows of zeros that take no space on the disk"),
         repeats=(200, "repetitions for single tokens"),
         steps=(20, "training steps"),
-        processes=(4, "processes that share a table"),
+        processes=(4, "servers that share a table"),
+        requests=(1500, "requests to each server"),
         out=("", "with work: name of the folder of checkpoints"),
         turns=(4, "with beside: repetitions"),
         features=(0, "with beside: features of the larger GPT; 0: none"),
@@ -546,10 +554,9 @@ def main() -> None:
         "resident": lambda: measure_resident(folder),
         "gather": lambda: measure_gather(folder, options.repeats),
         "train": lambda: measure_train(folder, options.steps),
-        "share": lambda: measure_share(folder, options.processes),
+        "share": lambda: measure_share(folder, options.gigabytes, options.processes, options.requests),
         "larger": lambda: measure_larger(folder, options.steps),
         "beside": lambda: measure_beside(folder, options),
-        "hold": lambda: hold(folder),
         "work": lambda: work(folder, folder / options.out, options.steps, options.every, options.die),
     }
     chosen = options.commands if len(options.commands) < len(commands) else every
