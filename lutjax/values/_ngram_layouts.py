@@ -330,6 +330,9 @@ class NgramLayout:
     ) -> Int[Array, "*batch length columns"]:
         """Return the rows of the flat table addressed by the n-grams that end at each token.
 
+        These ids are plain integers without the digest of the layout. Layers compute ids by
+        themselves; before you read a table by ids of your own, compare `digest` with its ``layout``.
+
         Args:
           tokens: token ids ``[..., length]``. NumPy arrays give a NumPy array, computed in int64;
             JAX arrays use 32-bit arithmetic on any device, with the same result.

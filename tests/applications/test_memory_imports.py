@@ -185,6 +185,16 @@ def test_rows_of_another_layout(tmp_path):
         layer(jnp.zeros((3, 2, 12)), jnp.zeros(3, jnp.int32))
 
 
+def test_bundles_of_layers_with_a_layout(tmp_path):
+    layout = lutjax.NgramLayout.hash(20, (2, 3), 1, vocabulary=lutjax.Vocabulary([0, 1, 1, 2]))
+    layer = NgramMemory(8, layout=layout, gate="root", rngs=nnx.Rngs(0))
+    lutjax.save(layer, tmp_path / "bundle")
+    loaded = lutjax.load(tmp_path / "bundle")
+    assert (loaded.spec.layout, loaded.spec.layout.digest) == (layout, layout.digest)
+    x, tokens = jnp.ones((4, 8)), jnp.array([3, 1, 2, 0])
+    np.testing.assert_array_equal(loaded(x, tokens), layer(x, tokens))
+
+
 SIZES = {"features": 8, "context": 8, "n_layers": 1, "n_heads": 1, "feed_forward": "dense"}
 
 
