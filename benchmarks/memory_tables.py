@@ -11,8 +11,7 @@
   random tokens to each: one copy on the host.
 - `larger`: trains rows for `--steps` steps, kills the process (SIGKILL) at a random step, resumes, and compares all bits to an uninterrupted run.
 - `beside`: milliseconds per training step and per token of `generate` for a GPT whose memory is a sparse table of `--gigabytes` in the layout of
-  Qwen3.8-Flash-Next, relative to the same GPT with a small table on the device. The rows that the text reads are written. `--features`, `--layers`:
-  sizes of a second, larger GPT for tokens. Prints JSON lines.
+  Qwen3.8-Flash-Next, relative to the same GPT with a small table on the device. The rows that the text reads are written. Prints JSON lines.
 """
 
 import contextlib
@@ -466,50 +465,55 @@ def measure_beside(folder: Path, options: Any) -> None:
     text = load_text(None, context=512).train
     bundle = make_beside(folder, options.gigabytes, text)
     small = jax.default_backend() == "cpu"
-    runs = build_pair(bundle, text, *((64, 2) if small else (768, 12)), small)
-    device = jax.devices()[0].device_kind
-    facts = {name: run.structure.n_parameters() for name, run in runs.items()}
-    tell(what="model", device=device, parameters=facts["device"], texts=runs["device"].training.batch_size)
+    tell(what="device", device=jax.devices()[0].device_kind)
+    for features, layers in sizes_of(options.trained):
+        measure_beside_steps(
+            build_pair(bundle, text, features, layers, small), options.turns, 3 if small else 20
+        )
+    for features, layers in sizes_of(options.decoded):
+        measure_beside_tokens(
+            build_pair(bundle, text, features, layers, small), options.turns, 16 if small else 64
+        )
+
+
+def sizes_of(words: Sequence[str]) -> list[tuple[int, int]]:
+    """Return features and layers."""
+    return [(int(features), int(layers)) for features, layers in (word.split("x") for word in words)]
+
+
+def measure_beside_steps(runs: dict[str, Run], turns: int, steps: int) -> None:
     states = {name: run.init() for name, run in runs.items()}
-    done, steps = dict.fromkeys(runs, 0), 3 if small else 20
     found: dict[str, list[float]] = {name: [] for name in runs}
-
-    def advance(name: str, steps: int) -> None:
-        states[name], loss = runs[name].advance(states[name], done[name], steps)
-        float(loss)
-        done[name] += steps
-
-    for turn in range(1 + options.turns):
-        for name in runs:
+    for turn in range(1 + turns):
+        for name, run in runs.items():
             start = time.perf_counter()
-            advance(name, steps)
+            states[name], loss = run.advance(states[name], turn * steps, steps)
+            float(loss)
             if turn:  # the first compiles
                 found[name].append((time.perf_counter() - start) / steps)
-    report_beside("training step", found)
-    states.clear()
-    measure_beside_tokens(runs, (1, 16), options.turns, small)
-    if options.features:
-        runs = build_pair(bundle, text, options.features, options.layers, small)
-        measure_beside_tokens(runs, (1,), options.turns, small)
+    facts = {
+        "parameters": runs["device"].structure.n_parameters(),
+        "texts": runs["device"].training.batch_size,
+    }
+    report_beside("training step", found, **facts)
 
 
-def measure_beside_tokens(runs: dict[str, Run], texts: Sequence[int], turns: int, small: bool) -> None:
+def measure_beside_tokens(runs: dict[str, Run], turns: int, n: int) -> None:
     models: dict[str, Any] = {name: run.structure.model(*run.structure.init(0)) for name, run in runs.items()}
     part = np.asarray(runs["device"]._train[: 16 * 64]).astype(np.int32).reshape(16, 64)[:, :16]
-    n = 16 if small else 64
-    for count in texts:
+    for texts in (1, 16):
         found: dict[str, list[float]] = {name: [] for name in models}
         for turn in range(1 + turns):
             for name, model in models.items():
                 seconds = []
                 for length in (1, 1 + n):
                     start = time.perf_counter()
-                    model.generate(part[:count], length, key=jax.random.key(0)).block_until_ready()
+                    model.generate(part[:texts], length, key=jax.random.key(0)).block_until_ready()
                     seconds.append(time.perf_counter() - start)
                 if turn:
                     found[name].append((seconds[1] - seconds[0]) / n)
         parameters = runs["device"].structure.n_parameters()
-        report_beside("token of generate", found, texts=count, parameters=parameters)
+        report_beside("token of generate", found, texts=texts, parameters=parameters)
 
 
 def report_beside(what: str, found: dict[str, list[float]], **facts: Any) -> None:
@@ -541,8 +545,8 @@ def main() -> None:
         requests=(1500, "requests to each server"),
         out=("", "with work: name of the folder of checkpoints"),
         turns=(4, "with beside: repetitions"),
-        features=(0, "with beside: features of the larger GPT; 0: none"),
-        layers=(16, "with beside: its layers"),
+        trained=(["768x12", "2560x14"], "with beside: features and layers of GPTs for steps"),
+        decoded=(["768x12", "4096x16"], "with beside: features and layers of GPTs for tokens"),
         every=(10, "with work: steps between checkpoints"),
         die=(0, "with work: number of the step that is never made"),
     )

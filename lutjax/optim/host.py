@@ -40,8 +40,8 @@ class Batch(NamedTuple):
     """Rows of a batch on the device, by table name.
 
     Attributes:
-      rows: ``[tables, reads, elements]`` each, see `lutjax.optim.host.HostTable.gather`; bytes for
-        a mapped table, see `lutjax.optim.host.HostTable.fetch`.
+      rows: ``[tables, reads, elements]`` each, see `lutjax.optim.host.HostTable.gather`; as
+        `lutjax.optim.host.HostTable.fetch` returns them.
       ids: compact ids of these rows, ``[n, tables, ways]``, below the number of distinct rows:
         equal for equal rows, in the order of the table ids.
     """
@@ -200,7 +200,7 @@ class RowPrefetcher:
     def _landed(self, rows: np.ndarray) -> Any:
         """Copy rows to the GPU while it computes; a JAX copy waits for earlier programs."""
         assert self._driver is not None
-        if rows.dtype.kind not in "fu":  # other types have no such view
+        if rows.dtype.kind != "f":  # other types have no such view
             return self._put(rows)
         free = self._landings.setdefault((rows.shape, rows.dtype), [])
         with contextlib.suppress(_registered.RegistrationError):

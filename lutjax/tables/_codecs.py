@@ -1,6 +1,7 @@
 """Codecs of published memory rows: exact float32 values from bytes, on any device."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -84,16 +85,19 @@ class Codec:
             return xp.take(xp.asarray(_scaled_values(self.scale)), codes.astype(np.int32), axis=0)
         scales = codes[..., self.width :].astype(np.int32)
         parts = codes[..., : self.width].astype(np.int32).reshape(*scales.shape, BLOCK)
+        if xp is np:
+            return _block_values()[scales[..., None] << 8 | parts].reshape(*scales.shape[:-1], self.width)
         bits = _scaled_bits(xp, parts, scales[..., None])
         return as_float32(xp, bits.reshape(*scales.shape[:-1], self.width))
 
 
 def as_float32(xp: Any, bits: Any) -> Any:
-    """Return the floats with these bits, uint32 or four bytes ``[..., 4]``."""
-    if xp is np:
-        floats: Any = np.ascontiguousarray(bits).view(np.float32)
-        return floats if bits.dtype == np.uint32 else floats[..., 0]
-    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+    """Return the floats with these bits, uint32."""
+    return (
+        np.ascontiguousarray(bits).view(np.float32)
+        if xp is np
+        else jax.lax.bitcast_convert_type(bits, jnp.float32)
+    )
 
 
 def _scaled_bits(xp: Any, codes: Any, scales: Any) -> Any:
@@ -115,6 +119,15 @@ def _scaled_bits(xp: Any, codes: Any, scales: Any) -> Any:
     return bits | (codes >> 7 << 31).astype(np.uint32)
 
 
+@functools.cache
+def _block_values() -> np.ndarray:
+    """Return the float32 values of all scales, each with all e4m3 codes."""
+    words = np.arange(1 << 16, dtype=np.int32)
+    found: np.ndarray = as_float32(np, _scaled_bits(np, words & 255, words >> 8))
+    return found
+
+
+@functools.cache
 def _scaled_values(scale: float | None) -> np.ndarray:
     """Return the float32 value of each e4m3 code times a scale, rounded to bfloat16."""
     codes = np.arange(256, dtype=np.int32)

@@ -2,25 +2,22 @@
 
 import contextlib
 import dataclasses
-import functools
 import mmap
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int, Shaped
 
 from lutjax.arguments import format_value
 from lutjax.dispatch.registry import Device
-from lutjax.tables._codecs import Codec, as_float32
+from lutjax.tables._codecs import Codec
 from lutjax.tables._mapped_rows import MappedRows, Parts, read_scale
 from lutjax.tables.gradient import TableGradient
-from lutjax.tables.host import HostTable, cpu, take_rows
+from lutjax.tables.host import HostTable, in_threads, row_slices, take_rows
 from lutjax.tables.overlays import Overlay, OverlayError, read_overlay, write_overlay
 from lutjax.values._dtypes import accumulator
 from lutjax.values._row_rules import RowRule
@@ -29,14 +26,14 @@ _FEWEST = 1024
 """Initial number of updated rows that have memory."""
 
 _CHUNK = 2048
-"""Rows that the CPU decodes at a time."""
+"""Fewest rows that a thread decodes."""
 
 
 class MappedTable(HostTable):
     """A table ``[1, rows, width]`` over read-only maps of published files.
 
     `fetch` copies the bytes of each row once per batch, and the device decodes them: `gather`
-    returns the same float32 values. `update` keeps the updated rows, float32, and their optimizer
+    returns the same float32 values. If rows change, `fetch` returns them too. `update` keeps the updated rows, float32, and their optimizer
     state in memory of their own, and `save` writes them as an overlay. The files never change.
 
     A program that reads a table on a GPU waits for the CPU at each read. Use
@@ -97,9 +94,7 @@ class MappedTable(HostTable):
         return f"HostTable.mapped({self._base.codec.name}{list(self.shape)})"
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**super().__getstate__(), "_slots": None}  # mostly empty memory
-        state.pop("_decode_on_cpu", None)
-        return state
+        return {**super().__getstate__(), "_slots": None}  # mostly empty memory
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -240,84 +235,74 @@ class MappedTable(HostTable):
 
     @property
     def record(self) -> tuple[int, np.dtype]:
-        """Bytes per row as transferred to the device.
-
-        A table with updated rows transfers either the bytes in the files or float32 elements, and a
-        last byte for the choice.
-        """
-        n_bytes = self._base.codec.n_bytes
+        """Length and dtype of a row as transferred to the device: bytes, or float32 if rows change."""
         if self._is_wide:
-            n_bytes = max(n_bytes, 4 * self.shape[2]) + 1
-        return n_bytes, np.dtype(np.uint8)
+            return self.shape[2], self.dtype
+        return self._base.codec.n_bytes, np.dtype(np.uint8)
 
     def gather(
         self, index: Int[np.ndarray, "n tables ways"], out: np.ndarray | None = None
     ) -> Float[np.ndarray, "tables reads numbers"]:
         """Return the addressed rows, float32, clamping ids out of range; see `HostTable.gather`."""
-        records = self.fetch(index)
-        found = np.empty((*records.shape[:2], self.shape[2]), np.float32) if out is None else out
-        self._decode_into(records[0], found[0])
+        ids = self._clamped(index)
+        found = np.empty((1, len(ids), self.shape[2]), np.float32) if out is None else out
+        slots = None if self._slots is None else self._slots[ids]
+        if slots is None or not slots.any():
+            found[0] = self._read_files(ids)
+            return found
+        if (slots > 0).any():  # other places are written below
+            self._gather(np.maximum(slots - 1, 0).reshape(-1, 1, 1), found)
+        for at, read in ((slots == 0, self._read_files), (slots < 0, self._read_overlays)):
+            if len(places := np.flatnonzero(at)):
+                found[0, places] = read(ids[places])
         return found
+
+    def _local_weights(self) -> np.ndarray:
+        return self._rows
 
     def fetch(
         self, index: Int[np.ndarray, "n tables ways"], out: np.ndarray | None = None
-    ) -> UInt8[np.ndarray, "tables reads record"]:
-        """Return the bytes of the addressed rows; each row is read once."""
+    ) -> Shaped[np.ndarray, "tables reads record"]:
+        """Return the addressed rows in the form for the device; see `record`."""
+        if self._is_wide:
+            return self.gather(index, out)
+        ids, inverse = np.unique(self._clamped(index), return_inverse=True)
+        found = np.empty((1, len(inverse), self.record[0]), np.uint8) if out is None else out
+        take_rows([(self._records(ids), inverse, found[0])])
+        return found
+
+    def _clamped(self, index: np.ndarray) -> np.ndarray:
+        """Return existing ids, int64 ``[reads]``."""
         if index.ndim != 3 or index.shape[1] != 1:
             raise ValueError(f"HostTable: index is {format_value(index)}; expected integer ids [n, 1, ways].")
-        ids, inverse = np.unique(np.clip(index, 0, self.shape[1] - 1), return_inverse=True)
-        records = self._records(ids.astype(np.int64))
-        if out is None:
-            return records[inverse.reshape(-1)][None]
-        take_rows([(records, inverse.reshape(-1), out[0])])
-        return out
+        ids = index.reshape(-1).astype(np.int64)
+        return np.minimum(np.maximum(ids, 0, out=ids), self.shape[1] - 1, out=ids)
+
+    def _read_overlays(self, ids: np.ndarray) -> np.ndarray:
+        assert self._slots is not None
+        found: np.ndarray = self._merged[-1 - self._slots[ids]]
+        return found
+
+    def _read_files(self, ids: np.ndarray) -> np.ndarray:
+        """Return decoded rows; each row is read once."""
+        ids, inverse = np.unique(ids, return_inverse=True)
+        records = self._records(ids)
+        if len(parts := row_slices(len(ids), _CHUNK)) < 2:
+            return self.decode(records)[inverse]
+        rows = np.concatenate(in_threads(lambda part: self.decode(records[part]), parts))
+        found = np.empty((len(inverse), self.shape[2]), np.float32)
+        take_rows([(rows, inverse, found)])
+        return found
 
     def _records(self, ids: np.ndarray) -> np.ndarray:
-        """Return the records of rows with increasing ids."""
-        n_bytes, width = self._base.codec.n_bytes, self.shape[2]
-        found = np.empty((len(ids), self.record[0]), np.uint8)
-        if self._slots is None:
-            self._base.gather(ids, found)
-            return found
-        slots = self._slots[ids]
-        in_files = np.flatnonzero(slots == 0)
-        found[:, -1] = slots != 0
-        if len(in_files) == len(ids):
-            self._base.gather(ids, found)
-            return found
-        codes = np.empty((len(in_files), n_bytes), np.uint8)
-        self._base.gather(ids[in_files], codes)
-        found[in_files, :n_bytes] = codes
-        for at, rows in ((slots > 0, self._rows[0]), (slots < 0, self._merged)):
-            chosen = np.ascontiguousarray(rows[np.abs(slots[at]) - 1])
-            found[at, : 4 * width] = chosen.view(np.uint8)
+        """Return the bytes of rows with increasing ids."""
+        found = np.empty((len(ids), self._base.codec.n_bytes), np.uint8)
+        self._base.gather(ids, found)
         return found
 
     def decode(self, rows: Any) -> Any:
         """Return float32 rows from the bytes of `fetch`, in NumPy or on the device."""
-        if rows.dtype != np.uint8:  # float rows from a mesh
-            return rows
-        codec, width = self._base.codec, self.shape[2]
-        if not self._is_wide:
-            return codec.decode(rows)
-        xp: Any = np if isinstance(rows, np.ndarray) else jnp
-        floats = as_float32(xp, rows[..., : 4 * width].reshape(*rows.shape[:-1], width, 4))
-        return xp.where(rows[..., -1:] != 0, floats, codec.decode(rows[..., : codec.n_bytes]))
-
-    def _decode_into(self, records: np.ndarray, out: np.ndarray) -> None:
-        """Write records as float32 rows, with the device's program if there are many."""
-        for first in range(0, len(records), _CHUNK):
-            part = records[first : first + _CHUNK]
-            if len(part) == _CHUNK:
-                with jax.default_device(cpu()):
-                    part = np.asarray(self._decode_on_cpu(part))
-            else:
-                part = self.decode(part)
-            out[first : first + _CHUNK] = part
-
-    @functools.cached_property
-    def _decode_on_cpu(self) -> Any:
-        return jax.jit(self.decode)
+        return self._base.codec.decode(rows) if rows.dtype == np.uint8 else rows
 
     def update(self, gradient: TableGradient, rate: Any, *, waits: bool = True) -> None:
         """Update the accessed rows, as `HostTable.update` does, outside of the files."""
@@ -338,7 +323,7 @@ class MappedTable(HostTable):
         first, n = self._n_updated, self._n_updated + len(ids)
         if n > len(self._ids):
             self._reserve(max(2 * len(self._ids), 1 << (n - 1).bit_length(), _FEWEST))
-        self._decode_into(self._records(ids), self._rows[0, first:n])
+        self.gather(ids.reshape(-1, 1, 1), self._rows[:, first:n])
         self._ids[first:n], self._n_updated = ids, n
         self._slots[ids] = 1 + np.arange(first, n, dtype=np.int32)
 
