@@ -104,10 +104,13 @@ def specs(
             return PartitionSpec()
         if n % n_devices:
             fitting, what = [d for d in range(1, n_devices) if n % d == 0], "rows" if rows else "detectors"
+            has_rows = not rows and rank == 3 and place == len(array.shape) - 3
+            by_row = has_rows and array.shape[place + 1] % n_devices == 0
+            advice = f" Or shard its {array.shape[place + 1]} rows: by_rows=[{name!r}]." if by_row else ""
             raise ValueError(
                 f"sharding.specs: {name} has shape {list(array.shape)}, and its {n} {what} cannot be divided evenly by the {n_devices} "
                 f"devices of the mesh axis {axis!r}. Give that axis {' or '.join(map(str, fitting[-3:]))} devices and the rest to the "
-                f"batch, or choose a number of {what} that is a multiple."
+                f"batch, or choose a number of {what} that is a multiple.{advice}"
             )
         return PartitionSpec(*(axis if i == place else None for i in range(len(array.shape))))
 

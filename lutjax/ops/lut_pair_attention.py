@@ -125,8 +125,8 @@ def lut_pair_attention(
     arrays are stored.
 
     Definition for one sequence. ``dy`` is the output cotangent. In self-attention ``keys`` is
-    ``x``, with cotangent ``dx + dkeys``, and ``key_segments`` is ``segments``. Without `positions`
-    each position has 0 values::
+    ``x``, with cotangent ``dx + dkeys``, and ``key_segments`` defaults to ``segments``. Without
+    `positions` each position has 0 values::
 
         if not causal:
             query_start, key_start = len(keys), 0
@@ -178,7 +178,7 @@ def lut_pair_attention(
       keys: ``[..., Lk, I]``, key inputs if different from the queries, as in decoding.
       query_start: see `lutjax.lookup_attention`.
       key_start: see `lutjax.lookup_attention`.
-      key_segments: int32 ``[..., Lk]``, key segments.
+      key_segments: int32 ``[..., Lk]``, key segments; in self-attention by default `segments`.
       sequence_axis: mesh axis that shards sequences; see `lutjax.lookup_attention`.
       epsilon: dead zone, see `lutjax.detect`.
       accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.

@@ -50,3 +50,16 @@ def test_rows_that_devices_cannot_share():
         ValueError, match=r"memory/weights has shape .* and its 9 rows cannot be divided evenly by the 4"
     ):
         sharding.specs(shapes, AbstractMesh((4,), ("rows",)), axis="rows", by_rows={"memory/weights"})
+
+
+def test_the_rows_of_too_few_tables_can_be_shared():
+    mesh, shapes = (
+        AbstractMesh((4,), ("detectors",)),
+        {"memory": {"weights": jax.ShapeDtypeStruct((1, 8, 4), np.float32)}},
+    )
+    with pytest.raises(
+        ValueError, match=r"its 1 detectors .* Or shard its 8 rows: by_rows=\['memory/weights'\]\.$"
+    ):
+        sharding.specs(shapes, mesh)
+    found = sharding.specs(shapes, mesh, by_rows=["memory/weights"])
+    assert found["memory"]["weights"] == P(None, "detectors", None)

@@ -120,8 +120,9 @@ def model_and_inputs(name):
 
 
 def split(model):
-    """A model in parts, with random parameters."""
+    """A model in parts, with random parameters. Its other variables are arrays, so that a traced function may close over them."""
     graph, params, others = nnx.split(model, nnx.Param, ...)
+    others = nnx.State(nnx.to_pure_dict(others))
     return graph, jax.tree.map(lambda a: array(*a.shape) / 4, nnx.to_pure_dict(params)), others
 
 

@@ -125,7 +125,9 @@ def _complete(a: Arrays) -> tuple[Arrays, Any]:
     if "valued" in a and a["valued"] is None:
         a["valued"] = a["index"].shape[-1]
     if "keys" in a and a["keys"] is None:
-        a |= {"keys": a["x"], "key_segments": a["segments"], "_self_attention": "dkeys"}
+        a |= {"keys": a["x"], "_self_attention": "dkeys"}
+        if a["key_segments"] is None:
+            a["key_segments"] = a["segments"]
     if "positions" in a and a["positions"] is None and "anchors" in a:
         a["positions"] = np.zeros((1, 1, 0))
     targets = a.get("targets")

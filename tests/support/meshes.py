@@ -10,7 +10,7 @@ from every_layer import CASES
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 from layer_libraries import by_kind, function, variables_of
 
-from lutjax import sharding
+from lutjax import FixedPoint, sharding
 
 KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
 _SHAPES = {"data": (8, 1), "detectors": (1, 8), "both": (2, 4)}
@@ -46,6 +46,9 @@ def assert_same(actual, expected, what, tolerance=2e-5):
 def check_layer(library, name, kind, by_sample=True):
     """Compare a layer's values and gradients on a mesh and on one device."""
     case = CASES[name]
+    if "accumulate" in case.options:
+        # Programs round addends differently, and an addend next to a step truncates to either side: a step is less than the tolerance.
+        case = case._replace(options={**case.options, "accumulate": FixedPoint(2.0**20)})
     arrays, x = variables_of(case), np.random.default_rng(0).normal(size=case.shape).astype(np.float32)
     layer, params = function(library, case, arrays), by_kind(case, arrays).get("params", {})
     features_first = case.options.get("feature_axis") == 0
@@ -59,7 +62,8 @@ def check_layer(library, name, kind, by_sample=True):
     expected = run(params, x)
     with four_device_mesh(kind) as mesh:
         # A single table is divided by its rows.
-        rows = {"ProductKeyMemory": ["weights"], "ProductKeyExperts": ["down", "up"]}.get(case.layer, ())
+        single = [name for name, a in params.items() if name in ("weights", "down", "up") and a.shape[0] == 1]
+        rows = single if "Ngram" in case.layer or "ProductKey" in case.layer else ()
         specs = sharding.specs({"layer": params}, mesh, by_rows=rows)["layer"]
         actual = run(put_on_mesh(params, specs, mesh), put_on_mesh(x, of_x, mesh))
     assert_same(actual, expected, kind)
