@@ -139,8 +139,9 @@ class LogicClassifierConfig(Config):
             raise ValueError(f"{where}: layers is {self.layers}; each layer needs at least one gate.")
         if self.layers[-1] % self.n_classes:
             raise ValueError(
-                f"{where}: the last of layers is {self.layers[-1]}; it must be a multiple of "
-                f"n_classes, such as {-(-self.layers[-1] // self.n_classes) * self.n_classes}."
+                f"{where}: the last of layers is {self.layers[-1]}; it must be a multiple of the "
+                f"{self.n_classes} classes, such as "
+                f"{-(-self.layers[-1] // self.n_classes) * self.n_classes}."
             )
         _check_bits(self, self.kind)
         self._check_reduce()
@@ -329,8 +330,8 @@ class LogicTreeNetConfig(Config):
                 )
         if self.layers[-1] % self.n_classes:
             raise ValueError(
-                f"{where}: the last of layers is {self.layers[-1]}; it must be a multiple of "
-                f"n_classes, {self.n_classes}."
+                f"{where}: the last of layers is {self.layers[-1]}; it must be a multiple of the "
+                f"{self.n_classes} classes."
             )
         check_names(self, f"{where}: ")
         _check_bits(self, self.tables)

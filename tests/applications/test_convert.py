@@ -181,7 +181,7 @@ WEIGHT, WIRES = np.zeros((4, 16), np.float32), np.asarray([[0, 1, 2, 3], [1, 2, 
         ({"0.kernel": WEIGHT}, "0.kernel, which belongs to no layer that can be converted"),
         ({"0.tree_weights.0": WEIGHT}, "0.tree_weights.0 has shape [4, 16]; expected 3 axes"),
         ({f"{k}.{name}": a for k in (0, 1) for name, a in (("weight", WEIGHT), ("connections.indices", WIRES + 4 * k))}, "1 has wires 4 to 7; inputs are 0 to 3"),
-        ({"0.weight": WEIGHT[:3], "0.connections.indices": WIRES[:, :3]}, "the last of layers is 3; it must be a multiple of n_classes"),
+        ({"0.weight": WEIGHT[:3], "0.connections.indices": WIRES[:, :3]}, "the last of layers is 3; it must be a multiple of the 2"),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("without_typechecking")

@@ -114,7 +114,7 @@ def test_samples_of_a_wrong_size(call, message, light, without_typechecking):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"layers": (20, 20)}, r"layers is 20; it must be a multiple of n_classes, such as 21"),
+        ({"layers": (20, 20)}, r"layers is 20; it must be a multiple of the 3 classes, such as 21"),
         ({"layers": ()}, "each layer needs at least one gate"),
         ({"tables": "gates"}, "n_inputs is 3; gates have 2 inputs. Use 'light'"),
         ({"tables": "heavy"}, "expected one of"),
@@ -300,6 +300,6 @@ def test_the_command_refuses(started, tmp_path):
         (["--out", out, "--resume", "--data", other], "belongs to other samples"),
         (["--data", tmp_path / "none.npz", "--out", tmp_path], "cannot be read"),
         (["--data", data, "--out", tmp_path, "--layers", "30,x"], "comma-separated integers"),
-        (["--data", data, "--out", tmp_path, "--layers", "31"], "must be a multiple of n_classes"),
+        (["--data", data, "--out", tmp_path, "--layers", "31"], "must be a multiple of the 3 classes"),
     ):  # fmt: skip
         assert message in refusal("train", "digits", *words)

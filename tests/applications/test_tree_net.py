@@ -91,7 +91,7 @@ def test_layers_of_gates_learn_their_wires(tables):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layers": (24, 13)}, "the last of layers is 13; it must be a multiple of n_classes, 3"),
+        ({"layers": (24, 13)}, "the last of layers is 13; it must be a multiple of the 3 classes"),
         ({"pool": (2, 1, 1)}, r"pool is \(2, 1, 1\); expected one number, or one per tree layer \(2\)"),
         ({"kernels": ()}, "kernels is empty"),
         ({"edges": True, "n_thresholds": 0}, "edges is True, but n_thresholds is 0: samples are bits"),
