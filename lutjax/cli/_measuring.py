@@ -41,7 +41,9 @@ def check_file(option: str, path: Path, mark: bytes) -> None:
     with path.open("rb") as file:
         head = file.read(_HEAD)
     if head and mark not in head:
-        raise parameter_error(option, f"{str(path)!r} is not from {option}; move it or choose another file.")
+        raise parameter_error(
+            option, f"{str(path)!r} exists, but is not from {option}; move it or choose another file."
+        )
 
 
 def make_console(stderr: bool = False) -> "Console":

@@ -118,7 +118,7 @@ def test_what_make_made_goes_with_its_export(tmp_path):
 def test_names_that_make_two_files_of_one(name, reason, tmp_path):
     assert reason in refusal("export", "--run", tmp_path / "none", "--name", name)
     ports = (deployment.Port("predict", 9), deployment.Port("y"))
-    with pytest.raises(ValueError, match="name is 'input', which makes 'input_predict' for two things"):
+    with pytest.raises(ValueError, match="name is 'input', which uses 'input_predict' twice"):
         c.check_name("input", ports)
     c.check_name("circuit", ports)
     assert c.write(life_circuit(), "input")
