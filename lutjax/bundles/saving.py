@@ -39,11 +39,7 @@ MOST_NAME = 512
 
 
 def save(
-    model: Any,
-    folder: str | os.PathLike[str],
-    *,
-    table_dtype: str | None = None,
-    tables: Iterable[str] = (),
+    model: Any, folder: str | os.PathLike[str], *, table_dtype: str | None = None, tables: Iterable[str] = ()
 ) -> None:
     """Write a model as a bundle: a hub-ready folder with config, tensors and model card.
 

@@ -45,10 +45,7 @@ def constants(rows: Columns, name: str) -> list[str]:
                 )
             continue
         lines += [f"/* Codes of {_about.in_a_comment(column.name)}. */", "enum {"]
-        meanings = {
-            column.missing_code: "a missing cell",
-            column.other_code: "an unknown category",
-        }
+        meanings = {column.missing_code: "a missing cell", column.other_code: "an unknown category"}
         meanings |= {code: _about.in_a_comment(value) for code, value in enumerate(column.values)}
         codes = sorted(meanings)
         lines += [

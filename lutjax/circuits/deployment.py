@@ -484,10 +484,7 @@ def sizes(files: Mapping[str, tuple[str, bytes]]) -> list[str]:
 
 
 def manifest_of(
-    kind: str,
-    files: Mapping[str, tuple[str, bytes]],
-    facts: Mapping[str, Any],
-    run: Mapping[str, Any] | None,
+    kind: str, files: Mapping[str, tuple[str, bytes]], facts: Mapping[str, Any], run: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Return a manifest of a `kind` from `KINDS`, for files and their training run."""
     return {

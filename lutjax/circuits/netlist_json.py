@@ -78,8 +78,7 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
         raise _wrong("format", f"is {format_value(named)}; expected {format_value(FORMAT)}")
     if found.get("version") != VERSION:
         raise _wrong(
-            "version",
-            f"is {format_value(found.get('version'))}; this lutjax reads version {VERSION}",
+            "version", f"is {format_value(found.get('version'))}; this lutjax reads version {VERSION}"
         )
     for name in _FIELDS:
         if name not in found:

@@ -17,17 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lutjax import __version__
-from lutjax.circuits import (
-    _programs,
-    abc,
-    c,
-    deployment,
-    language_model,
-    mcu,
-    page,
-    simulate,
-    verilog,
-)
+from lutjax.circuits import _programs, abc, c, deployment, language_model, mcu, page, simulate, verilog
 from lutjax.circuits.circuit import Circuit, columns_of, evaluated, group_by_port, numbers_of
 from lutjax.circuits.deployment import MANIFEST, VECTORS, Vectors, as_called
 from lutjax.circuits.ports import Port, bit_ranges

@@ -161,7 +161,7 @@ def prove_monotonicity(
     where = "prove_monotonicity"
     _check_seconds(where, seconds)
     question = _Question(where, circuit)
-    chosen = _check_column(where, circuit, column, ordered=True)
+    chosen = check_column(where, circuit, column, ordered=True)
     verb = "raises" if decreasing else "lowers"
     claim = f"more {column} never {verb} {question.output}"
     start = time.perf_counter()
@@ -222,11 +222,6 @@ def prove_independence(
         good = (first == second)[same].all() and question.answer(first) != question.answer(second)
         _check_counterexample(where, bool(good))
     return question.verdict(claim, found.status, found.detail, start, found.inputs)
-
-
-def check_column(circuit: Circuit, column: str, *, ordered: bool) -> None:
-    """Raise ValueError unless an input exists, and with `ordered`, its values and the answers have an order."""
-    _check_column("prove", circuit, column, ordered=ordered)
 
 
 def read_export(folder: Path) -> tuple[Circuit, Vectors, str]:
@@ -364,12 +359,7 @@ class _Question:
         return arithmetic.argmax(builder, [found[k : k + size] for k in range(0, len(found), size)])
 
     def verdict(
-        self,
-        claim: str,
-        status: str,
-        detail: str,
-        start: float,
-        found: tuple[np.ndarray, np.ndarray] | None,
+        self, claim: str, status: str, detail: str, start: float, found: tuple[np.ndarray, np.ndarray] | None
     ) -> Verdict:
         seconds = time.perf_counter() - start
         if found is None:
@@ -422,7 +412,8 @@ def _input_of(where: str, circuit: Circuit, name: str) -> _Input:
     raise ValueError(f"{where}: column is {format_value(name)}; the inputs are {listed(names, 300)}.")
 
 
-def _check_column(where: str, circuit: Circuit, column: str, *, ordered: bool) -> _Input:
+def check_column(where: str, circuit: Circuit, column: str, *, ordered: bool) -> _Input:
+    """Return an input, which must exist, and with `ordered`, have an order as the answers do."""
     chosen = _input_of(where, circuit, column)
     if ordered:
         _Question(where, circuit).check_order()

@@ -29,12 +29,6 @@ def latency(circuit: Circuit, registers: int) -> int:
     return max(1, -(-circuit.depth // registers)) if registers else 0
 
 
-def n_registers(circuit: Circuit, registers: int) -> int:
-    """Return the number of register bits in `write` output, including ``valid``."""
-    cycles = latency(circuit, registers)
-    return sum(_delays(circuit, registers, cycles)) + cycles
-
-
 def write(circuit: Circuit, name: str = "circuit", *, registers: int = 0) -> str:
     """Return a circuit as a Verilog-2001 module.
 
@@ -144,12 +138,7 @@ def declared(text: str, module: str) -> dict[str, str]:
 
 
 def testbench(
-    circuit: Circuit,
-    samples: Any,
-    expected: Any = None,
-    *,
-    name: str = "circuit",
-    registers: int = 0,
+    circuit: Circuit, samples: Any, expected: Any = None, *, name: str = "circuit", registers: int = 0
 ) -> str:
     """Return a testbench for the `write` module, with all samples and answers included.
 

@@ -89,7 +89,7 @@ def prove(
         raise click.ClickException("ABC is not installed: pip install pyosys, or apt install berkeley-abc.")
     try:
         for word in columns:
-            properties.check_column(circuit, word, ordered=word in (*monotone, *antitone))
+            properties.check_column("prove", circuit, word, ordered=word in (*monotone, *antitone))
     except ValueError as error:
         raise click.UsageError(str(error).partition(": ")[2]) from error
     if out is not None:

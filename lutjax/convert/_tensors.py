@@ -51,11 +51,7 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="np") as file:
             return {name: file.get_tensor(name) for name in sorted(file.keys())}
-    except (
-        SafetensorError,
-        AttributeError,
-        ValueError,
-    ) as error:  # AttributeError: a dtype unknown to NumPy
+    except (SafetensorError, AttributeError, ValueError) as error:  # AttributeError: a dtype unknown to NumPy
         raise ConversionError(f"{path} is no file of safetensors: {in_a_line(error)}") from error
 
 
