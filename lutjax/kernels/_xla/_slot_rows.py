@@ -190,4 +190,5 @@ def rows_of(call: Any) -> Any:
 
 def slot_hits(call: Any, hits: _row_updates.Hits) -> _row_updates.Hits:
     """Return hits with values per slot if the rows of an attention call have targets."""
-    return SlotRows.from_call(call).hits(call.weights, hits) if isinstance(call, HasTargets) else hits
+    weights = call.weights
+    return SlotRows.from_call(call).hits(weights, hits) if isinstance(call, HasTargets) else hits
