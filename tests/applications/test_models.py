@@ -264,7 +264,9 @@ def test_impossible_configs(changes, message):
 @pytest.mark.usefixtures("without_typechecking")
 def test_tokens():
     model = model_of()
-    np.testing.assert_array_equal(*(logits_of(model, np.asarray(ids)) for ids in ([99, -1], [10, 0])))
+    np.testing.assert_array_equal(
+        *(logits_of(model, np.tile(np.int32(ids), (2, 7))) for ids in ([99, -1], [10, 0]))
+    )
     for wrong in (np.zeros((2, 3), np.float32), np.zeros((), np.int32)):
         with pytest.raises(ValueError, match=r"tokens is .*; expected integer ids \[..., length\]"):
             model(wrong)

@@ -74,7 +74,7 @@ def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(lm_run, tmp_path
     largest = max((out / runs.FOLDER / "24").rglob("*"), key=lambda path: path.stat().st_size)
     content = largest.read_bytes()
     largest.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
-    said = resume(lm_run, out)
+    said = resume(lm_run, out, "--log-every=1")
     assert said.count("24 is damaged: ") == 1
     assert "resumed after 16 steps" in said
     kills.assert_same(out, lm_run.out)
