@@ -160,8 +160,13 @@ class Run(ModelRun[Model]):
         kept = jax.lax.cond(due, select, lambda state, kept: kept, state, kept._replace(optimizer=None))
         return state._replace(optimizer=kept._replace(optimizer=state.optimizer)), loss
 
-    def step(self, state: State, number: Array, data: tuple[Array, Array]) -> tuple[State, Array]:
-        """Return the next state and the batch loss; see `lutjax.training.loop.Step`."""
+    def step(
+        self, state: State, number: Array, data: tuple[Array, Array], gate_cost: Array | None = None
+    ) -> tuple[State, Array]:
+        """Return the next state and the batch loss; see `lutjax.training.loop.Step`.
+
+        A traced `gate_cost` replaces the config's.
+        """
         key = jax.random.fold_in(jax.random.key(self.training.seed), number)
         choice_key, image_key, gate_key = jax.random.split(key, 3)
         x, y = data
@@ -188,8 +193,9 @@ class Run(ModelRun[Model]):
                 loss = jnp.mean(((logits - y) / self._unit) ** 2)
             else:
                 loss = jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, y))
-            if self.training.gate_cost:
-                loss += expected_gates(model, temperature) * (self.training.gate_cost / 1000)
+            if gate_cost is not None or self.training.gate_cost:
+                cost = self.training.gate_cost if gate_cost is None else gate_cost
+                loss += expected_gates(model, temperature) * (cost / 1000)
             return loss
 
         loss, gradients = jax.value_and_grad(loss_of)(state.params)
@@ -218,6 +224,10 @@ class Run(ModelRun[Model]):
             for first in range(0, len(x), size)
         ]
         return np.concatenate(found)
+
+    def hard_classes(self, state: State, x: Array) -> Array:
+        """Predict classes with the hard network; unlike `classes`, in a traced function."""
+        return self._classes_of(state.params, state.others, x, None, hard=True)
 
     def accuracy(self, state: State, part: Samples, *, hard: bool, steps: int | None = None) -> float:
         """Return the accuracy, or R2 in regression; see `classes`."""

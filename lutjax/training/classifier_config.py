@@ -36,6 +36,29 @@ On DNA splices two layers of 300 or 1500 gates gained 1.4 and 1.3 points over on
 """
 
 TAU_OF_CLASSES = 6.0  # vote temperature of these layers
+
+SMALL = 256
+"""Fewest training rows of a table with the defaults of `FOR_TABLES`: one batch."""
+
+FOR_SMALL_TABLES: Mapping[str, Any] = MappingProxyType(
+    {
+        "layers": (400,),
+        "tau": 2.0,
+        "learning_rate": 0.03,
+        "steps": 1500,
+        "batch_size": 64,
+        "gate_cost": 0.0,
+        "select_every": 0,
+    }
+)
+"""Values in place of `FOR_TABLES` for classes of smaller tables, if the user gives none of these fields.
+
+Layers are gates per class. The gate cost is one of `GATE_COSTS`, chosen by cross-validation.
+"""
+
+GATE_COSTS = (0.0, 3.0)
+"""Gate costs compared on small tables: for rows that gates can reproduce, and for noisy labels."""
+
 MODELS = {"gates": LogicClassifierConfig, "tree": LogicTreeNetConfig}  # configs of models by name
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from lutjax.models import LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfig
 from lutjax.models._logic_configs import EDGES
-from lutjax.training import datasets, meshes, presets, reports, runs
+from lutjax.training import _gate_costs, datasets, meshes, presets, reports, runs
 from lutjax.training.classifier import (
     Model,
     Record,
@@ -23,9 +23,12 @@ from lutjax.training.classifier import (
 )
 from lutjax.training.classifier_config import (
     CONFIGS,
+    FOR_SMALL_TABLES,
     FOR_TABLES,
+    GATE_COSTS,
     GATES_PER_CLASS,
     MODELS,
+    SMALL,
     TAU_OF_CLASSES,
     TREE_TAU,
     Options,
@@ -128,6 +131,12 @@ class Classifier(Experiment):
         values = {"stratified": by_class, **usual, **asked}
         training = presets.make(TrainingConfig, values)
         parts = _split_parts(data, training)
+        small = bool(usual) and _is_small(parts, fields)
+        if small:
+            # Column bits and split stay the same, and with them the parts.
+            layers = tuple(size * parts.n_classes for size in FOR_SMALL_TABLES["layers"])
+            usual = {**usual, **FOR_SMALL_TABLES, "layers": layers}
+            values = {**values, **usual, **asked}
         sizes = _sizes(config, parts, training, values)
         try:
             made, training, options = cls.make_configs({**values, **sizes, **asked}, config)
@@ -138,6 +147,9 @@ class Classifier(Experiment):
                 f"{error} The recipe {found.name} has sizes for {found.data}; samples of {data.name} have shape "
                 f"{list(parts.train.shape)}."
             ) from error
+        if small:
+            training, remark = _with_gate_cost(made, training, parts.train)
+            parts = dataclasses.replace(parts, remarks=(*parts.remarks, remark))
         record = Record(
             model=made,
             training=training,
@@ -499,6 +511,28 @@ def _usual(data: datasets.Data, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         return FOR_TABLES
     layers = tuple(size * n_classes for size in GATES_PER_CLASS)
     return {**FOR_TABLES, "layers": layers, "tau": TAU_OF_CLASSES}
+
+
+def _is_small(parts: datasets.Parts, fields: Mapping[str, Any]) -> bool:
+    """Return True for a table with the defaults of `FOR_SMALL_TABLES`."""
+    n_rows = len(parts.train.x)
+    return (
+        _gate_costs.N_FOLDS <= n_rows < SMALL
+        and not parts.train.regression
+        and FOR_SMALL_TABLES.keys().isdisjoint(fields)
+    )
+
+
+def _with_gate_cost(
+    model: LogicClassifierConfig, training: TrainingConfig, train: Samples
+) -> tuple[TrainingConfig, str]:
+    """Return the config with the cross-validated gate cost, and a line about it."""
+    found = _gate_costs.cross_validate(model, training, train, GATE_COSTS)
+    # Of equally accurate networks, prefer the smaller one.
+    _, cost = max(zip(found, GATE_COSTS, strict=True))
+    compared = ", ".join(f"{100 * a:.1f} % with {c:g}" for a, c in zip(found, GATE_COSTS, strict=True))
+    words = f"gate cost {cost:g}, chosen by {_gate_costs.N_FOLDS}-fold cross-validation: {compared}"
+    return dataclasses.replace(training, gate_cost=cost), f"{len(train.x)} training rows: {words}."
 
 
 def _sizes(

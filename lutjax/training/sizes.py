@@ -78,7 +78,8 @@ def find(
       RunError: no size was found; or ABC is not installed.
     """
     check_abc()
-    base = make(fields).record.model
+    # A given gate cost needs no cross-validation.
+    base = make({"gate_cost": 0.0, **fields}).record.model
     if not isinstance(base, LogicClassifierConfig):
         raise ValueError("luts scales gate layers, not trees over images. Omit --luts.")
     found = list(attempts)

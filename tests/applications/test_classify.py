@@ -36,7 +36,9 @@ from lutjax.training import (
     reports,
     runs,
 )
+from lutjax.training._gate_costs import cross_validate
 from lutjax.training.augment import mirror
+from lutjax.training.classifier_config import FOR_SMALL_TABLES, GATE_COSTS
 from lutjax.training.classifier_runs import Classifier, bit_names
 from lutjax.training.datasets import cifar, columns, idx
 from lutjax.training.datasets.columns import Encoding, Table
@@ -711,7 +713,7 @@ def test_the_commands_refuse(table_run, tmp_path):
 
 
 def test_defaults_are_those_of_the_kind_of_data(tmp_path):
-    path = write_table(tmp_path)
+    path = write(tmp_path / "table.csv", table_text(400))
     run = Classifier.new({}, path, "class")
     model, training = run.record.model, run.record.training
     assert (model.layers, model.wiring, model.estimator) == ((1280,), "learnable", "straight_through")
@@ -720,7 +722,7 @@ def test_defaults_are_those_of_the_kind_of_data(tmp_path):
     plain = Classifier.new({"wiring": "balanced"}, path, "class", recipe="difflogic-adult").record
     assert (plain.model.layers, plain.model.estimator) == ((256,) * 5, "soft")
     assert (plain.training.column_bits, plain.training.select_every) == (8, 0)
-    labels = "".join(f"{i % 7},{'pqr'[i % 3]}\n" for i in range(30))
+    labels = "".join(f"{i % 7},{'pqr'[i % 3]}\n" for i in range(330))
     three = write(tmp_path / "three.csv", f"a,class\n{labels}")
     several = Classifier.new({}, three, "class").record.model
     assert (several.layers, several.tau, several.wiring) == ((600, 600), 6.0, "learnable")
@@ -729,6 +731,39 @@ def test_defaults_are_those_of_the_kind_of_data(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.arange(24.0).reshape(12, 2), y=np.arange(12) % 2)
     made = Classifier.new({}, tmp_path / "a.npz").record
     assert (made.model.layers, made.model.wiring, made.training.steps) == ((2000,) * 3, "balanced", 15000)
+
+
+def test_small_tables_have_defaults_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        classifier_runs,
+        "FOR_SMALL_TABLES",
+        {**FOR_SMALL_TABLES, "layers": (20,), "steps": 30, "batch_size": 16},
+    )
+    path = write_table(tmp_path)
+    run = Classifier.new({}, path, "class")
+    model, training = run.record.model, run.record.training
+    assert (model.layers, model.tau, model.n_inputs) == ((40,), 2.0, 2)
+    assert (training.learning_rate, training.select_every, training.column_bits) == (0.03, 0, 32)
+    assert training.gate_cost in GATE_COSTS
+    assert re.fullmatch(
+        r"72 training rows: gate cost [03], chosen by 5-fold .* with 0, .* with 3\.", run.remarks[-1]
+    )
+    assert Classifier.from_record(run.record, path).record.training == training
+    for given in ({"steps": 3}, {"gate_cost": 0.0}):
+        other = Classifier.new(given, path, "class").record
+        assert (other.model.tau, other.training.learning_rate) == (10.0, 0.05)
+
+
+def test_cross_validation_finds_the_better_gate_cost():
+    x = np.random.default_rng(0).integers(0, 2, (64, 4)).astype(np.float32)
+    train = samples(x, (x[:, 0] != x[:, 1]).astype(np.int32), name="two bits")
+    config = LogicClassifierConfig(
+        4, 2, layers=(24,), n_thresholds=0, wiring="learnable", estimator="straight_through", tau=2.0
+    )
+    training = classifier.TrainingConfig(steps=150, batch_size=32, learning_rate=0.05)
+    found = cross_validate(config, training, train, (0.0, 1e5))
+    assert found[0] == 1
+    assert found[1] < 0.8  # constants
 
 
 def test_a_report_has_the_gap_and_the_baselines(tmp_path):
