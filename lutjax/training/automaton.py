@@ -15,7 +15,7 @@ from jaxtyping import Bool
 import lutjax
 from lutjax.extras import needed_by
 from lutjax.models import LogicCA, LogicCAConfig, automaton
-from lutjax.training import meshes, models, runs
+from lutjax.training import hosts, meshes, models, runs
 from lutjax.training.automaton_config import N_BOARDS, TrainingConfig as TrainingConfig
 from lutjax.training.models import ModelRun, State, Structure
 from lutjax.values import Array
@@ -113,6 +113,10 @@ class Run(ModelRun[LogicCA]):
         if self.training.runs > 1:
             if asked is not None and math.prod(asked.values()) > 1:
                 raise ValueError(f"runs is {self.training.runs}; a mesh divides a single run. Use runs=1.")
+            if hosts.count() > 1:
+                raise ValueError(
+                    f"runs is {self.training.runs}; {hosts.count()} processes share a single run. Use runs=1."
+                )
             return
         super().divide(asked)
 

@@ -24,7 +24,7 @@ from small_runs import LABELS, table_text
 
 import lutjax
 from lutjax import extras as _extras
-from lutjax.models import LogicClassifierConfig
+from lutjax.models import LogicClassifierConfig, packed
 from lutjax.training import (
     checkpoints,
     classifier,
@@ -934,6 +934,13 @@ def test_missing_numbers_are_alike_in_arrays_and_tables(tmp_path):
     assert of_array.encoding == of_table.encoding
     np.testing.assert_array_equal(of_array.train.x, of_table.train.x)
     np.testing.assert_array_equal(of_array.test.y, of_table.test.y)
+
+
+def test_a_packed_classifier_compares_integers_as_numbers():
+    thresholds = np.array([[-1, -0.5, 0, 0.5, 254.5, 255, 300]], np.float32)
+    x = np.array([[[0, 1, 254, 255]]], np.uint8)
+    expected = x.astype(np.float32) > thresholds[:, :, None]
+    np.testing.assert_array_equal(packed.bits_of(thresholds, jnp.asarray(x)), expected)
 
 
 def test_channels_may_come_first(tmp_path):

@@ -167,9 +167,9 @@ def test_a_folder_is_a_path():
 
 
 MISSING = {
-    "flax": "layers.nnx layers.linen models:LUTTransformer models:LogicCA training.nnx training.linen training.models",
+    "flax": "layers.nnx layers.linen models:LUTTransformer models:LogicCA optim.nnx optim.linen training.models",
     "haiku": "layers.haiku",
-    "optax": "training.tables training.optimizers training.automaton training.classifier training.lm",
+    "optax": "training.optimizers training.automaton training.classifier training.lm",
     "orbax": "training.checkpoints load",
     "matplotlib": "benchmark.report",
 }

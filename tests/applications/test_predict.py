@@ -213,6 +213,13 @@ def test_a_record_that_was_signed_anew(table_run, tmp_path):
     assert "a \\x1b[2J\\n" in output("info", tmp_path / "x")
 
 
+def test_a_truth_value_in_json_is_no_integer():
+    fields = _json.Fields("here")
+    assert fields.field({"n": 1}, "n", int) == 1
+    with pytest.raises(ValueError, match="here: 'n' is true; expected"):
+        fields.field({"n": True}, "n", int)
+
+
 def test_names_are_shown_with_their_letters():
     assert _json.listed(["größe", "a\u202eb"], 60) == '"größe", "a\\u202eb"'
     assert _json.listed(["a" * 100], 60) == f'"{"a" * 56}...'

@@ -46,6 +46,15 @@ def test_caches_of_tables_hold_ids():
     assert held == 3 * (CONTEXT - 1) * TABLES.n_layers * (TABLES.n_detectors + 4)
 
 
+def test_cached_lengths_count_tokens_without_padding():
+    model = model_of("tables")
+    model.init_cache((2,), blocks=(4, 3))
+    model.layers = nnx.List([])  # which do not count
+    segments = jax.numpy.array([[0, 0, -1], [0, 1, 2]])
+    model.hidden(jax.numpy.zeros((2, 3, TABLES.features)), deterministic=True, decode=True, segments=segments)
+    np.testing.assert_array_equal(model.cached_lengths[...], [2, 3])
+
+
 @pytest.mark.usefixtures("without_typechecking")
 @pytest.mark.parametrize(
     ("arguments", "message"),

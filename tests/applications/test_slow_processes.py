@@ -263,7 +263,7 @@ OTHERS = {
     "gpt": "lm --text {text} --model gpt --feed-forward lut --context 8 --features 8 --n-layers 1 --n-heads 1 --batch-size 4 "
     "--select-every 4 --validate --microbatches 2",
     "digits": "digits --layers 200,100 --batch-size 16",
-    "ca": "ca --experiment checkerboard --batch-size 4 --no-pictures",
+    "ca": "ca --experiment checkerboard --runs 1 --batch-size 4 --no-pictures",
 }
 
 

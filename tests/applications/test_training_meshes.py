@@ -206,7 +206,8 @@ class TestSlow:
         for found in (on_mesh, resumed):
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=2e-5), found, expected)
         shapes = exchanged(program)
-        assert shapes
+        # Without tables nothing is divided by detector: devices compute the same, and exchange nothing.
+        assert bool(shapes) == (model != "dense" or "data" in LAYOUTS[layout])
         if not (options == DENSE and "data" in LAYOUTS[layout]):  # whose gradients are of the shape of tables
             assert not any(ROWS in shape for shape in shapes)
 

@@ -12,6 +12,7 @@ from machine import needs_devices
 
 import lutjax
 from lutjax import optim as tables, reference
+from lutjax.ops import _edges
 from lutjax.testing import assert_close
 from lutjax.wiring import Edges, add_edges, carry_over, edges as ids_of, from_edges, remove_edges
 
@@ -40,6 +41,17 @@ def whole(weights):
     for e, (t, r, o) in enumerate(zip(*IDS, strict=True)):
         table[t, r, o] += weights[e]
     return table
+
+
+def test_a_list_of_targets_for_all_rows_is_clamped():
+    """As traced lists of each row; -1 stays unused."""
+
+    @jax.jit
+    def added(targets):
+        _, finish = _edges.split_row_targets("lookup_attention", jnp.ones((1, 2, 3)), targets, 3)
+        return finish(jnp.array([1.0, 2.0, 4.0]))
+
+    np.testing.assert_array_equal(added(jnp.array([[[0, 7, -1]]])), [1, 0, 2])
 
 
 # ------------------------------------------------------------------------------------- lists

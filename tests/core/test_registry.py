@@ -4,6 +4,7 @@ import ast
 import asyncio
 import functools
 import importlib
+import itertools
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from commands import command, output
 
 import lutjax
 from lutjax import extras as _extras, optim as tables
+from lutjax.dispatch import _gradient
 from lutjax.dispatch.registry import Backend, Device, KernelRegistry, Platform, Request
 
 pytestmark = pytest.mark.usefixtures("without_native")  # what is chosen then is the same everywhere
@@ -342,6 +344,11 @@ def test_a_pullback_runs_what_its_call_chose(weights, detection, registered):
     with lutjax.use_implementation("triton"):
         (gradient,) = pullback(jnp.ones((3, 2)))
     assert gradient.shape == weights.shape
+
+
+def test_a_pullback_computes_differentiated_arguments_alone():
+    for needs in itertools.product((False, True), repeat=3):
+        assert _gradient._marked(_gradient._mark(needs), 3) == needs
 
 
 def test_the_device_of_the_arrays_decides(weights, detection):
