@@ -18,9 +18,7 @@ def load(folder: Path, into: Any = None) -> Any:
     found = bundle.config.tensors.values()
     wide = next((t for t in found if jax.dtypes.canonicalize_dtype(jnp.dtype(t.dtype)) != t.dtype), None)
     if wide is not None:
-        raise BundleError(
-            f"the bundle {folder} has {wide.dtype}, which JAX disables; set jax_enable_x64 to True."
-        )
+        raise BundleError(f"the bundle {folder} has {wide.dtype}, which needs jax_enable_x64 in JAX.")
     if bundle.config.library != NNX:
         return _tree(bundle, into)
     from lutjax.bundles import _modules, _records

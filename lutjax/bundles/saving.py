@@ -113,9 +113,7 @@ def _flatten_model(model: Any, tables: frozenset[str]) -> tuple[dict[str, Any], 
         return _flatten_module(model)
     leaves = flat(model)
     if not leaves or (len(leaves) == 1 and () in leaves):
-        raise TypeError(
-            f"save: model is {format_value(model)}; expected a flax.nnx.Module, or arrays in dicts."
-        )
+        raise TypeError(f"save: model is {format_value(model)}; expected an nnx.Module, or arrays in dicts.")
     unknown = sorted(tables - {name for path in leaves for name in _called(path)})
     if unknown:
         raise ValueError(f"save: tables has {format_value(unknown[0])}, which no array is called.")
@@ -162,15 +160,11 @@ def _tensors(
         tensor = Tensor(path, kind, tuple(array.shape), dtype, store, scale)
         made = _tables.stored(tensor, np.asarray(array))
         if name in tensors or set(made) & set(arrays):
-            raise ValueError(
-                f"save: two arrays have the name {format_value(name)}, or its scale; rename one."
-            )
+            raise ValueError(f"save: two arrays have the name {format_value(name)}, or scale; rename one.")
         tensors[name] = tensor
         arrays |= {key: np.ascontiguousarray(a).reshape(a.shape) for key, a in made.items()}
     if table_dtype is not None and not n_tables:
-        raise ValueError(
-            f"save: table_dtype is {table_dtype}, but the model has no float tables; leave it out."
-        )
+        raise ValueError(f"save: table_dtype is {table_dtype}, but there are no float tables; leave it out.")
     return tensors, arrays
 
 

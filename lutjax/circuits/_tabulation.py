@@ -34,7 +34,7 @@ def tabulate(circuit: Circuit) -> Circuit:
     n = circuit.n_inputs
     if n > _MAX_INPUTS:
         raise ValueError(
-            f"tabulate: the circuit has {n} inputs; at most {_MAX_INPUTS} are supported. Call simplify."
+            f"tabulate: the circuit has {n} inputs; expected at most {_MAX_INPUTS}. Call simplify."
         )
     natural = list(range(n))
     orders = [natural, natural[::-1], [*natural[-1:], *natural[:-1]], [*natural[:-1][::-1], *natural[-1:]]]

@@ -54,9 +54,7 @@ class Builder:
 
     def __init__(self, *, simplify: bool = True, merge: int = 3, lut: int | None = None):
         if type(merge) is not int or not 2 <= merge <= truth.MAX_INPUTS:
-            raise ValueError(
-                f"Builder: merge is {merge!r}; expected an integer from 2 to {truth.MAX_INPUTS}."
-            )
+            raise ValueError(f"Builder: merge is {merge!r}; expected an integer, 2 to {truth.MAX_INPUTS}.")
         lut = min(merge, 6) if lut is None else lut
         if type(lut) is not int or not 2 <= lut <= 6:
             raise ValueError(f"Builder: lut is {lut!r}; it must be a whole number from 2 to 6, or None.")

@@ -272,16 +272,12 @@ def _check_ports(inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
 
 def _check_gates(first: int, fanins: tuple[tuple[int, ...], ...], tables: tuple[int, ...]) -> None:
     if len(fanins) != len(tables):
-        raise circuit_error(
-            f"there are {len(fanins)} fanins and {len(tables)} tables; expected the same number."
-        )
+        raise circuit_error(f"there are {len(fanins)} fanins and {len(tables)} tables; expected one each.")
     # Vectorized checks of all gates; the failing gate is searched for only on failure.
     sizes = np.fromiter(map(len, fanins), np.int64, len(fanins))
     if sizes.max(initial=0) > truth.MAX_INPUTS:
         gate = int(sizes.argmax())
-        raise circuit_error(
-            f"gate {gate} has {sizes[gate]} inputs; at most {truth.MAX_INPUTS} are supported."
-        )
+        raise circuit_error(f"gate {gate} has {sizes[gate]} inputs; expected at most {truth.MAX_INPUTS}.")
     for kind in (set(map(type, itertools.chain.from_iterable(fanins))) | set(map(type, tables))) - {int}:
         raise TypeError(f"Circuit: fanins and tables have a {kind.__name__}; expected Python ints.")
     nodes = np.array(

@@ -366,9 +366,7 @@ def files_of(
             found[name] = format, content if isinstance(content, bytes) else content.encode()
     for name, content in request.extras.items():
         if name in formats_of(options, request.circuit):
-            raise DeploymentError(
-                f"name is {options.name!r}, whose files replace {name}; choose another name."
-            )
+            raise DeploymentError(f"name is {options.name!r}, whose files replace {name}; choose another.")
         found[name] = EXTRA, content
     text = readme(request.circuit, options)
     if text:

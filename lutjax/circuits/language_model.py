@@ -235,9 +235,7 @@ def from_model(model: Any, *, tables: str = "int16") -> IntegerLanguageModel:
     if config.batch_norm:
         raise _error("batch_norm is True, which needs floats between tables; train without it.")
     if config.memory != "window":
-        raise _error(
-            f"memory is {config.memory!r}, which programs do not support; train with memory='window'."
-        )
+        raise _error(f"memory is {config.memory!r}, which programs do not support; train with 'window'.")
     read = [(np.asarray(b.attention.layer.weights[...]), b.attention.layer) for b in model.layers]
     ffn = [(np.asarray(b.ffn.layer.weights[...]), b.ffn.layer) for b in model.layers if b.ffn is not None]
     embedding = np.asarray(model.embedding[...]).astype(np.float64)

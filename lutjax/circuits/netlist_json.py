@@ -77,9 +77,7 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
         named = found.get("format") if isinstance(found, dict) else type(found).__name__
         raise _wrong("format", f"is {format_value(named)}; expected {format_value(FORMAT)}")
     if found.get("version") != VERSION:
-        raise _wrong(
-            "version", f"is {format_value(found.get('version'))}; this lutjax reads version {VERSION}"
-        )
+        raise _wrong("version", f"is {format_value(found.get('version'))}; expected version {VERSION}")
     for name in _FIELDS:
         if name not in found:
             raise _wrong(name, "is missing")

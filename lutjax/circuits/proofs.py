@@ -509,9 +509,7 @@ class _Export:
         except subprocess.CalledProcessError as error:
             raise FailedError(f"the script of {name} fails") from error
         if len(found) != shown.n_outputs:
-            raise FailedError(
-                f"the script of {name} answers with {len(found)} bits, expected {shown.n_outputs}"
-            )
+            raise FailedError(f"the script of {name} returns {len(found)} bits, expected {shown.n_outputs}")
         given = group_by_port(shown, shown.decode(found.astype("<u4").view("<u8").astype(np.uint64), n))
         self._check_page_answers(given, dict(self.vectors.outputs))
         if of_rows is not None and (of_rows != found[:, : of_rows.shape[1]]).any():

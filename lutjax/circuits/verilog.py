@@ -168,9 +168,7 @@ def testbench(
         answers = expected
     answers = answers if isinstance(answers, tuple) else (answers,)
     if len(answers) != len(circuit.outputs):
-        raise ValueError(
-            f"testbench: expected has {len(answers)} arrays for {len(circuit.outputs)} output ports."
-        )
+        raise ValueError(f"testbench: expected has {len(answers)} arrays for {len(circuit.outputs)} outputs.")
     rows = _hexadecimal(circuit.inputs, samples), _hexadecimal(circuit.outputs, answers)
     if not rows[0] or len(rows[0]) != len(rows[1]):
         raise ValueError(

@@ -368,7 +368,7 @@ class ConvLUTSpec(_ReadSpec):
         block, places = self._block, self._window_counts
         if block[0] > places[0] or block[1] > places[1]:
             raise self._error(
-                f"pool is {self.pool}, larger than the {places[0]} by {places[1]} window positions."
+                f"pool is {self.pool}, larger than {places[0]} by {places[1]} window positions."
             )
         if isinstance(self.pool, Sequence) and self.pool != "all":
             self.pool = block

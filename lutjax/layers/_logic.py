@@ -706,9 +706,7 @@ class _TableSpec(WiredSpec):
     def _check_sizes(self) -> None:
         self._require_sizes(1, "n_inputs")
         if self.n_inputs > MAX_WIRES:
-            raise self._error(
-                f"n_inputs is {self.n_inputs}; at most {MAX_WIRES} are supported. Use more layers."
-            )
+            raise self._error(f"n_inputs is {self.n_inputs}; expected at most {MAX_WIRES}. Use more layers.")
         super()._check_sizes()
 
     @names_layer

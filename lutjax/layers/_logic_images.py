@@ -114,9 +114,7 @@ class LogicConvSpec(_LogicSpec):
         self._require_one_of("parameterization", ("gates", *PARAMETERIZATIONS))
         self._require_sizes(2, "n_inputs")
         if self.parameterization == "gates" and self.n_inputs != 2:
-            raise self._error(
-                f"parameterization is 'gates', but n_inputs is {self.n_inputs}, not 2; use 'light'."
-            )
+            raise self._error(f"parameterization is 'gates', but n_inputs is {self.n_inputs}; use 'light'.")
         self._nodes()  # checks the other options
 
     def _nodes(self) -> LogicGatesSpec | SoftLUTSpec:

@@ -411,9 +411,7 @@ def check_history(spec: Any, history: Any) -> None:
     own = None if spec.layout is None else spec.layout.digest
     other = getattr(history, "layout", None)
     if own != other:
-        raise spec._error(
-            f"history has layout {other}, and the layer {own}; create it by the layer's history()."
-        )
+        raise spec._error(f"history has layout {other}, and the layer {own}; use the layer's history().")
 
 
 def check_one_token_each(spec: Any, tokens: Any, x: Any, n_vector_axes: int = 1) -> None:

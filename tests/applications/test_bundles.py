@@ -121,7 +121,7 @@ def test_tables_that_cannot_be_stored_so(tmp_path):
     with pytest.raises(ValueError, match="table weights has values that are not finite, which int8 cannot"):
         lutjax.save(layer, tmp_path, table_dtype="int8")
     gates = layers.LogicGates(6, 4, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="table_dtype is int8, but the model has no float tables"):
+    with pytest.raises(ValueError, match="table_dtype is int8, but there are no float tables"):
         lutjax.save(gates, tmp_path, table_dtype="int8")
     with pytest.raises(ValueError, match="table_dtype is 'int4'; expected one of float32, bfloat16, int8"):
         lutjax.save(layer, tmp_path, table_dtype="int4")
@@ -335,7 +335,7 @@ def test_tables_of_int8_are_off_by_at_most_a_unit(tmp_path_factory, table):
 @pytest.mark.parametrize(
     ("model", "error", "message"),
     [
-        (3, TypeError, "model is 3; expected a flax.nnx.Module, or arrays in dicts"),
+        (3, TypeError, "model is 3; expected an nnx.Module, or arrays in dicts"),
         ({}, TypeError, "model is {}; expected"),
         ({"a": "text"}, TypeError, "a is 'text'; expected an array of"),
         ({"a": jax.random.key}, TypeError, "expected an array of"),
@@ -418,7 +418,7 @@ def test_commands_refuse_bundles(tmp_path):
         (("quantize", tmp_path / "saved"), "is a bundle, without the optimizer state and the data"),
         (("save", tmp_path / "no", tmp_path / "saved"), "does not exist"),
         (("save", tmp_path / "run", tmp_path / "other"), "holds config.json, which is of no bundle that this"),
-        (("save", tmp_path / "run", tmp_path / "x", "--table-dtype", "int8"), "but the model has no float tables"),
+        (("save", tmp_path / "run", tmp_path / "x", "--table-dtype", "int8"), "but there are no float tables"),
     ):  # fmt: skip
         assert message in refusal(*words)
     assert (tmp_path / "other" / CONFIG).read_text() == "{}"

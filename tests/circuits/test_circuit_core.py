@@ -524,7 +524,7 @@ def gate(*literals, table):
         ({"fanins": ((0, 3),)}, "gate 0, node 3, has the fan-ins .*from 0 to 2"),
         ({"fanins": ((0, -1),)}, "gate 0, node 3, has the fan-ins"),
         ({"fanins": ((0, 2**70),)}, "gate 0, node 3, has the fan-ins"),
-        ({"fanins": ((1,) * 9,)}, "gate 0 has 9 inputs; at most 8"),
+        ({"fanins": ((1,) * 9,)}, "gate 0 has 9 inputs; expected at most 8"),
         ({"tables": (16,)}, r"table of gate 0 is 16; expected 0 to 2\*\*4 - 1"),
         ({"tables": (-1,)}, "table of gate 0 is -1"),
         ({"tables": (8, 8)}, "1 fanins and 2 tables"),
@@ -553,7 +553,7 @@ def test_fields_that_make_no_circuit(change, message):
             for text in ("uint", "uint0", "uint65", "fixed8", "int8.4", "float32", "fixed8.9", "fixed60.4", "", "u int8")
         ),
         (lambda: Format(8).encode(np.zeros(2, np.complex64)), "Format.encode: numbers is complex64"),
-        (lambda: circuits.tabulate(wire(15)), "the circuit has 15 inputs; at most 14 are supported. Call simplify"),
+        (lambda: circuits.tabulate(wire(15)), "the circuit has 15 inputs; expected at most 14. Call simplify"),
         (lambda: circuits.resynthesize(wire(13)), "the circuit has 13 inputs; at most 12 are supported. Call simplify"),
         (lambda: circuits.resynthesize(wire(2), "luts"), "goal is 'luts'; expected one of"),
         (lambda: circuits.resynthesize(wire(2), effort=0), "effort is 0; it must be positive"),

@@ -226,7 +226,7 @@ def damaged(change):
     ("change", "message"),
     [
         (lambda f: f.update(format="netlist"), 'the field format is "netlist"'),
-        (lambda f: f.update(version=2), "the field version is 2; this lutjax reads version 1"),
+        (lambda f: f.update(version=2), "the field version is 2; expected version 1"),
         (lambda f: f.pop("tables"), "the field tables is missing"),
         (lambda f: f.update(more=1), "the field more is not a field of version 1"),
         (lambda f: f.update(about=[]), "the field about is []; expected an object"),

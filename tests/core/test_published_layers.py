@@ -155,7 +155,7 @@ def test_histories_of_other_layouts():
     plain = NgramMemory(12, rows=5, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="history has layout None, and the layer"):
         layer(x, tokens, history=plain.history((1,)))
-    with pytest.raises(ValueError, match="and the layer None; create it by the layer's"):
+    with pytest.raises(ValueError, match="and the layer None; use the layer's"):
         plain(x[:, :, 0], tokens, history=other.history((1,)))
     embedding, a, _ = nnx_layer("longcat")
     with pytest.raises(ValueError, match="NgramEmbedding: history has layout"):
