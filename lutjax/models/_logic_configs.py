@@ -508,7 +508,9 @@ class LogicCAConfig(Config):
                 f"{self.channels}, one gate per channel."
             )
         if not 0 < self.update_rate <= 1:
-            raise ValueError(f"{where}: update_rate is {self.update_rate}; it must be above 0 and at most 1.")
+            raise ValueError(
+                f"{where}: update_rate is {self.update_rate}; it is a probability above 0, up to 1."
+            )
 
     @property
     def sizes(self) -> tuple[int, ...]:

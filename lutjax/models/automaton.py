@@ -141,8 +141,8 @@ class LogicCA(nnx.Module):
                 )
         if config.update_rate < 1:
             raise ValueError(
-                f"circuits.from_model: update_rate is {config.update_rate}; circuits have no "
-                "random updates. Use with_update_rate(1) for the rule itself."
+                f"circuits.from_model: update_rate is {config.update_rate}; circuits cannot "
+                "update cells at random. Use with_update_rate(1) for the rule itself."
             )
         if np.isnan(np.asarray(self.logits[...])).any():
             raise ValueError("circuits.from_model: logits of the LogicCA hold NaN, which decides nothing.")

@@ -36,10 +36,12 @@ def test_export_refuses_what_is_not_exact(tmp_path):
         tmp_path / "out",
         ("export", "--run", write_classifier(tmp_path, x / 3, y), "--out", tmp_path / "out"),
     )
-    floats = "circuits have no floating-point numbers"
+    fixed = (
+        "circuits have no floating-point numbers. Choose a fixed-point format by --inputs, such as fixed12.4"
+    )
     for more, expected in (
-        ((), f"{floats}. Choose a fixed-point format by --inputs, such as fixed12.4"),
-        (("--inputs", "float32"), floats),
+        ((), fixed),
+        (("--inputs", "float32"), "a circuit has no floating-point numbers"),
         (("--inputs", "uint1"), "inputs is uint1, with a range of 0 to 1; the samples"),
         (("--inputs", "fixed8"), "text is 'fixed8'"),
     ):

@@ -306,7 +306,7 @@ class TestSlow:
         jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), found, wanted)
         with pytest.raises(ValueError, match=r"an array has shape \[3\]; the list had 49 edges"):
             carry_over(np.zeros(3), more)
-        with pytest.raises(ValueError, match=r"new has shape \[2\]; .* for each of the 3 edges"):
+        with pytest.raises(ValueError, match=r"new has shape \[2\]; .* one per added edge \(3\)"):
             carry_over(WEIGHTS, more, new=np.zeros(2))
         with pytest.raises(ValueError, match=r"edge 0 has target 7"):
             add_edges(EDGES, [0], [0], [7])

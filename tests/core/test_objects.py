@@ -205,7 +205,8 @@ def test_what_is_no_rngs_is_named(rngs, without_typechecking):
 def test_a_dictionary_is_no_config(config, without_typechecking):
     model = getattr(models, config.__name__.removesuffix("Config"))
     with pytest.raises(
-        TypeError, match=f"{model.__name__}: config is .*; expected a {config.__name__}, which .*from_dict"
+        TypeError,
+        match=f"{model.__name__}: config is .*; expected a {config.__name__}.* Use {config.__name__}.from_dict",
     ):
         model(CONFIGS[config], rngs=nnx.Rngs(0))
 

@@ -112,7 +112,7 @@ REFUSED = {
     "channels": (lambda: wiring.Windows((3, 3, 2), 2, channels=3), "channels is 3, but the image has 2"),
     "image": (
         lambda: wiring.Windows((3, 3), 2)(KEY, 27, 4, 2),
-        r"image_shape is \(3, 3\), which has 9 values, but there are 27 inputs; bits of a pixel count as channels",
+        r"image_shape is \(3, 3\), with 9 values, but there are 27 inputs; bits of a pixel count as channels",
     ),
     "groups": (lambda: wiring.Groups(0), "n_groups is 0"),
     "inputs": (lambda: wiring.Groups(3)(KEY, 7, 6, 2),
