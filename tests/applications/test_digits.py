@@ -55,19 +55,6 @@ def light():
     return model_of(CONFIG)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_packed_is_the_hard_network(name):
-    config = MODELS[name]
-    model, x = model_of(config), data(33, bits=not config.n_thresholds)
-    hard = hard_logits(model, x)
-    np.testing.assert_allclose(hard * config.tau, np.round(hard * config.tau), atol=1e-4)  # votes are whole
-    assert len(np.unique(hard.argmax(-1))) > 1
-    found = model.packed()(jnp.asarray(x))
-    assert found.dtype == jnp.int32
-    np.testing.assert_array_equal(found, hard.argmax(-1))
-
-
 def test_packed_takes_any_number_of_samples_and_words(light):
     x = data(32 * 65).astype(np.float32)  # more than one block
     expected, packed = hard_logits(light, x).argmax(-1), light.packed()
@@ -162,14 +149,6 @@ def test_training_learns_and_keeps_wires(run):
         assert run.accuracy(trained, whole, hard=hard) > 0.8
 
 
-def test_first_states_of_many_seeds(run):
-    many = jax.jit(jax.vmap(run.sample_state))(
-        jnp.stack([jax.random.key(seed) for seed in (5, run.training.seed)])
-    )
-    assert equal(jax.tree.map(lambda array: array[1], many), run.init())
-    assert not equal(many.params, jax.tree.map(lambda array: array[::-1], many.params))
-
-
 def test_candidates_of_learnable_wiring():
     config = LogicClassifierConfig(4, 2, layers=(10,), wiring="learnable", candidates=6)
     model = nnx.eval_shape(lambda: LogicClassifier(config, rngs=nnx.Rngs(0)))
@@ -199,18 +178,6 @@ def test_warp():
     )
     assert 0.3 < np.abs(down).max() < 0.6
     assert abs(np.corrcoef(down, right)[0, 1]) < 0.5
-
-
-def test_warp_shifts_and_bends():
-    image = jnp.zeros((64, 9, 9)).at[:, 3:6, 3:6].set(1.0)
-    key = jax.random.key(0)
-    shifted, bent = (np.asarray(warp(key, image, 0, **how)) for how in ({"shift": 2}, {"bend": 1.0}))
-    moved, curved = ((a * np.arange(9)[:, None]).sum((1, 2)) / a.sum((1, 2)) - 4 for a in (shifted, bent))
-    np.testing.assert_allclose(shifted.sum((1, 2)), 9, atol=1e-4)  # as a whole
-    assert 1.5 < np.abs(moved).max() <= 2.001
-    assert np.ptp(bent.sum((1, 2))) > 2  # some parts are squeezed, others stretched
-    assert 0.2 < np.abs(curved).std() < 1.5
-    assert np.array_equal(warp(key, image, 1, bend=0), warp(key, image))
 
 
 def test_split_has_every_sample_once():
@@ -303,3 +270,37 @@ def test_the_command_refuses(started, tmp_path):
         (["--data", data, "--out", tmp_path, "--layers", "31"], "must be a multiple of the 3 classes"),
     ):  # fmt: skip
         assert message in refusal("train", "digits", *words)
+
+
+@pytest.mark.slow
+class TestSlow:
+    @pytest.mark.parametrize("name", MODELS)
+    def test_packed_is_the_hard_network(self, name):
+        config = MODELS[name]
+        model, x = model_of(config), data(33, bits=not config.n_thresholds)
+        hard = hard_logits(model, x)
+        np.testing.assert_allclose(
+            hard * config.tau, np.round(hard * config.tau), atol=1e-4
+        )  # votes are whole
+        assert len(np.unique(hard.argmax(-1))) > 1
+        found = model.packed()(jnp.asarray(x))
+        assert found.dtype == jnp.int32
+        np.testing.assert_array_equal(found, hard.argmax(-1))
+
+    def test_first_states_of_many_seeds(self, run):
+        many = jax.jit(jax.vmap(run.sample_state))(
+            jnp.stack([jax.random.key(seed) for seed in (5, run.training.seed)])
+        )
+        assert equal(jax.tree.map(lambda array: array[1], many), run.init())
+        assert not equal(many.params, jax.tree.map(lambda array: array[::-1], many.params))
+
+    def test_warp_shifts_and_bends(self):
+        image = jnp.zeros((64, 9, 9)).at[:, 3:6, 3:6].set(1.0)
+        key = jax.random.key(0)
+        shifted, bent = (np.asarray(warp(key, image, 0, **how)) for how in ({"shift": 2}, {"bend": 1.0}))
+        moved, curved = ((a * np.arange(9)[:, None]).sum((1, 2)) / a.sum((1, 2)) - 4 for a in (shifted, bent))
+        np.testing.assert_allclose(shifted.sum((1, 2)), 9, atol=1e-4)  # as a whole
+        assert 1.5 < np.abs(moved).max() <= 2.001
+        assert np.ptp(bent.sum((1, 2))) > 2  # some parts are squeezed, others stretched
+        assert 0.2 < np.abs(curved).std() < 1.5
+        assert np.array_equal(warp(key, image, 1, bend=0), warp(key, image))

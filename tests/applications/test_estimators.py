@@ -81,15 +81,6 @@ def run():
     return classifier.Run(config, training, images())
 
 
-def test_the_soft_network_is_tested_at_the_temperature_of_its_step(run):
-    assert float(run.temperature(3)) == pytest.approx(1.0)  # between 2 and 1/2, exponentially
-    state, x = run.init(), images(40).x
-    model = run.structure.model(state.params, state.others)
-    for steps, temperature in ((0, 2.0), (6, 0.5), (None, 0.5)):
-        logits = model(jnp.asarray(x), temperature=temperature, rngs=nnx.Rngs(gates=0))
-        np.testing.assert_array_equal(run.classes(state, x, hard=False, steps=steps), logits.argmax(-1))
-
-
 @pytest.mark.parametrize("annealing", optimizers.ANNEALINGS)
 def test_annealing(annealing):
     found = [float(optimizers.annealed(annealing, first=3.0, last=0.5, steps=8)(step)) for step in range(10)]
@@ -285,3 +276,11 @@ class TestSlow:
         assert names & set(EDGES)
         output("export", out, "--format", "json")
         output("verify", out / "circuit")
+
+    def test_the_soft_network_is_tested_at_the_temperature_of_its_step(self, run):
+        assert float(run.temperature(3)) == pytest.approx(1.0)  # between 2 and 1/2, exponentially
+        state, x = run.init(), images(40).x
+        model = run.structure.model(state.params, state.others)
+        for steps, temperature in ((0, 2.0), (6, 0.5), (None, 0.5)):
+            logits = model(jnp.asarray(x), temperature=temperature, rngs=nnx.Rngs(gates=0))
+            np.testing.assert_array_equal(run.classes(state, x, hard=False, steps=steps), logits.argmax(-1))

@@ -123,17 +123,6 @@ def test_generate_equals_full_passes():
     np.testing.assert_array_equal(got, text[:, 8:])
 
 
-def test_new_tables_add_nothing():
-    model, tokens = GPT(dataclasses.replace(SMALL, **TABLES), rngs=nnx.Rngs(0)), tokens_of(2, 6)
-    layer = model.layers[0].feed_forward
-    assert layer.weights.shape == (2 * 3, 2**3, 4)
-    want = logits_of(model, tokens)
-    layer.weights[...] = layer.weights[...] + 1
-    np.testing.assert_array_equal(logits_of(model, tokens), want)
-    layer.decompress_kernel[...] = layer.decompress_kernel[...] + 1
-    assert np.any(logits_of(model, tokens) != want)
-
-
 def test_new_tables_alone_are_zero_and_learn():
     model, tokens = GPT(dataclasses.replace(SMALL, **TABLES_ALONE), rngs=nnx.Rngs(0)), tokens_of(2, 6)
     layer = model.layers[0].feed_forward
@@ -217,3 +206,16 @@ def test_dtypes():
     got = logits_of(half, tokens)
     assert got.dtype == jnp.float32
     assert 0 < float(jnp.abs(got - want).max()) < 0.05 * float(jnp.abs(want).max())
+
+
+@pytest.mark.slow
+class TestSlow:
+    def test_new_tables_add_nothing(self):
+        model, tokens = GPT(dataclasses.replace(SMALL, **TABLES), rngs=nnx.Rngs(0)), tokens_of(2, 6)
+        layer = model.layers[0].feed_forward
+        assert layer.weights.shape == (2 * 3, 2**3, 4)
+        want = logits_of(model, tokens)
+        layer.weights[...] = layer.weights[...] + 1
+        np.testing.assert_array_equal(logits_of(model, tokens), want)
+        layer.decompress_kernel[...] = layer.decompress_kernel[...] + 1
+        assert np.any(logits_of(model, tokens) != want)

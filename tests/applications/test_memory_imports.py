@@ -103,7 +103,7 @@ def write(folder, family, **changes):
     return folder
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", slow_except(CONFIGS, "engram"))
 def test_layers_of_imported_memories(family, tmp_path):
     """Compare imported layers with the recorded outputs."""
     base = write(tmp_path / "base", family)

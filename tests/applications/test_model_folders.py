@@ -112,15 +112,6 @@ def test_a_run_of_another_kind_is_a_damaged_bundle(tmp_path):
     assert "a run of the kind lm does not train a LogicClassifier" in refusal("info", folder)
 
 
-def test_a_changed_bundle_proves_nothing(tmp_path):
-    folder = write("difflogic", tmp_path)
-    output("export", folder, "--format", "json", "--out", tmp_path / "out")
-    manifest = deployment.read_manifest(tmp_path / "out")
-    assert manifest["run"]["digest"] == model_folders.digest_of(folder)
-    lutjax.save(gates_of(18, n_classes=5, layers=(20,)), folder)
-    assert "holds another model than the exported one" in output("verify", tmp_path / "out")
-
-
 @pytest.mark.parametrize("kind", slow_except(RUNS, "digits"))
 def test_load(kind, tmp_path):
     want = RUNS[kind](tmp_path / "run")
@@ -315,3 +306,11 @@ class TestSlow:
         above = (x.reshape(len(x), -1, len(thresholds), 1) > thresholds).mean((0, 1))
         assert ((above > 0.02) & (above < 0.98)).all()
         assert " 0 failed" in output("verify", folder)
+
+    def test_a_changed_bundle_proves_nothing(self, tmp_path):
+        folder = write("difflogic", tmp_path)
+        output("export", folder, "--format", "json", "--out", tmp_path / "out")
+        manifest = deployment.read_manifest(tmp_path / "out")
+        assert manifest["run"]["digest"] == model_folders.digest_of(folder)
+        lutjax.save(gates_of(18, n_classes=5, layers=(20,)), folder)
+        assert "holds another model than the exported one" in output("verify", tmp_path / "out")

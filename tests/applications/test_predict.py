@@ -356,22 +356,6 @@ def test_predictions_are_numbers(run, tmp_path):
     assert len(estimates) == 50
 
 
-def test_bundles_and_servers(run, tmp_path):
-    path, out, _ = run
-    bundle = tmp_path / "bundle"
-    output("save", out, bundle)
-    assert "tabular-regression" in (bundle / "README.md").read_text()
-    assert output("predict", bundle, path) == output("predict", out, path)
-    with TestClient(application(lutjax.load(out), "prices")) as client:
-        response = client.post("/v1/classify", json={"columns": {"meters": [1.0, 2.0], "kind": ["a", "b"]}})
-    assert response.status_code == 200, response.text
-    found = response.json()
-    trained = predictions.load(out)
-    expected = trained.predict({"meters": [1.0, 2.0], "kind": ["a", "b"]})
-    np.testing.assert_allclose(found["numbers"], expected.numbers)
-    assert found["votes"] == expected.votes.tolist()
-
-
 SAME = "1,a,2\n2,b,2\n" * 10
 OTHER = "1,a,2\n2,b,3\n" * 10
 
@@ -470,3 +454,20 @@ class TestSlow:
         ):
             (tmp_path / "a.csv").write_text("a\n1\n")
             assert message in refusal("predict", out, path)
+
+    def test_bundles_and_servers(self, run, tmp_path):
+        path, out, _ = run
+        bundle = tmp_path / "bundle"
+        output("save", out, bundle)
+        assert "tabular-regression" in (bundle / "README.md").read_text()
+        assert output("predict", bundle, path) == output("predict", out, path)
+        with TestClient(application(lutjax.load(out), "prices")) as client:
+            response = client.post(
+                "/v1/classify", json={"columns": {"meters": [1.0, 2.0], "kind": ["a", "b"]}}
+            )
+        assert response.status_code == 200, response.text
+        found = response.json()
+        trained = predictions.load(out)
+        expected = trained.predict({"meters": [1.0, 2.0], "kind": ["a", "b"]})
+        np.testing.assert_allclose(found["numbers"], expected.numbers)
+        assert found["votes"] == expected.votes.tolist()

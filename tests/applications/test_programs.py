@@ -128,22 +128,6 @@ def test_other_models_have_no_programs(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_command(tmp_path):
-    RUNS["digits"](tmp_path / "run")
-    said = output("export", tmp_path / "run", "--format", "jax")
-    assert "forward.jax" in said
-    assert "for cpu, cuda, tpu" in said
-    model = lutjax.load(tmp_path / "run" / "jax")  # a bundle, too
-    assert model.record.kind == "digits"
-    again = output("export", tmp_path / "run" / "jax", "--format", "jax", "--out", tmp_path / "other")
-    assert "loss.jax" in again
-    for words, message in (
-        (("--format", "jax,c"), "export it separately"),
-        (("--format", "jax", "--name", "x"), "--format jax has no option --name"),
-    ):
-        assert message in refusal("export", tmp_path / "run", *words)
-
-
 @pytest.mark.slow
 class TestSlow:
     @pytest.mark.parametrize("kind", LANGUAGE_MODELS)
@@ -187,3 +171,18 @@ class TestSlow:
         given = {} if rate == 1 else {"key": np.asarray(jax.random.key_data(key))}
         found = alone(model, tmp_path / "saved", state=state, **given)
         np.testing.assert_array_equal(found["state"], model(state, 1, key=key, deterministic=True))
+
+    def test_the_command(self, tmp_path):
+        RUNS["digits"](tmp_path / "run")
+        said = output("export", tmp_path / "run", "--format", "jax")
+        assert "forward.jax" in said
+        assert "for cpu, cuda, tpu" in said
+        model = lutjax.load(tmp_path / "run" / "jax")  # a bundle, too
+        assert model.record.kind == "digits"
+        again = output("export", tmp_path / "run" / "jax", "--format", "jax", "--out", tmp_path / "other")
+        assert "loss.jax" in again
+        for words, message in (
+            (("--format", "jax,c"), "export it separately"),
+            (("--format", "jax", "--name", "x"), "--format jax has no option --name"),
+        ):
+            assert message in refusal("export", tmp_path / "run", *words)

@@ -85,26 +85,6 @@ class Line:
         return bytes(found)
 
 
-def test_a_board_answers_its_program(tmp_path):
-    """Several multi-byte samples in sequence; then half a sample, a pause, and a complete sample."""
-    require_tool("yosys")
-    given = vectors(PORTS, 2)
-    files = boards.write(PORTS, "dut", "icebreaker", given, registers=2, baud=BAUD)
-    text = files["dut_board.v"]
-    files["dut_board.v"] = text.replace("reg [16:0] quiet", "reg [7:0] quiet")  # a pause of 256 cycles
-    assert files["dut_board.v"] != text
-    program, line = host(files, tmp_path, "dut"), Line(files, "dut")
-    samples = json.loads(given.to_json())["samples"]
-    assert program.BYTES_IN == 3
-    right, _ = program.run(line, samples)
-    assert right == len(samples)
-    assert line.leds == {0, 1}
-    line.write(program.packed(samples[0]["inputs"])[:2])
-    line.wait(300)
-    wrong = {**samples[0], "outputs": {**samples[0]["outputs"], "d": [9]}}
-    assert program.run(line, [wrong, samples[1]])[0] == 1
-
-
 def test_one_bit(tmp_path):
     """The host program pads to whole bytes and reports missing answers."""
     circuit = Circuit((Port("x"),), (Port("y"),), (), (), (3,))
@@ -176,3 +156,25 @@ def test_the_command(tmp_path):
     result = command("fpga", folder, "--board", "ulx3s")
     assert result.exit_code == 1
     assert "vectors.json cannot be read" in result.output
+
+
+@pytest.mark.slow
+class TestSlow:
+    def test_a_board_answers_its_program(self, tmp_path):
+        """Several multi-byte samples in sequence; then half a sample, a pause, and a complete sample."""
+        require_tool("yosys")
+        given = vectors(PORTS, 2)
+        files = boards.write(PORTS, "dut", "icebreaker", given, registers=2, baud=BAUD)
+        text = files["dut_board.v"]
+        files["dut_board.v"] = text.replace("reg [16:0] quiet", "reg [7:0] quiet")  # a pause of 256 cycles
+        assert files["dut_board.v"] != text
+        program, line = host(files, tmp_path, "dut"), Line(files, "dut")
+        samples = json.loads(given.to_json())["samples"]
+        assert program.BYTES_IN == 3
+        right, _ = program.run(line, samples)
+        assert right == len(samples)
+        assert line.leds == {0, 1}
+        line.write(program.packed(samples[0]["inputs"])[:2])
+        line.wait(300)
+        wrong = {**samples[0], "outputs": {**samples[0]["outputs"], "d": [9]}}
+        assert program.run(line, [wrong, samples[1]])[0] == 1

@@ -171,7 +171,7 @@ def test_every_word_and_style(tmp_path, style, lanes):
     assert run(tmp_path, files, *flags) == (0, "circuit: 530 samples, 0 wrong\n")
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", MAINLY_FUNCTIONS)
 def test_without_gates_and_in_static_memory(tmp_path, style):
     """Constant and input-only outputs, plus a word type for compilers without extensions."""
     require_tool("cc")
@@ -294,7 +294,10 @@ def test_microcontrollers(tmp_path, style, lanes):
     assert not tables  # constants are read-only
 
 
-@pytest.mark.parametrize(("periodic", "lanes"), [(True, 8), (False, 64), (True, 256)])
+@pytest.mark.parametrize(
+    ("periodic", "lanes"),
+    slow_where([(True, 8), (False, 64), (True, 256)], lambda periodic, lanes: lanes > 64),
+)
 def test_steps_of_an_automaton(tmp_path, periodic, lanes):
     """Grids with any size, including single rows and columns, as in `step_automaton`."""
     require_tool("cc", *CHECKED)

@@ -468,22 +468,6 @@ def test_without_abc(monkeypatch):
         abc.from_verilog("")
 
 
-def test_verilog_is_proved_equal(tmp_path):
-    require_tool("abc")
-    require_tool("yosys")
-    inputs = Port("a", 2, Format(4, 2, signed=True)), Port("b", 1, Format(3))
-    outputs = Port("low", 1, Format(2)), Port("high", 2, Format(3, signed=True))
-    circuit = drawn(7, 60, inputs=inputs, outputs=outputs)
-    (tmp_path / "c.v").write_text(circuits.verilog.write(circuit))
-    assert abc.cec(tmp_path / "c.v", circuit)
-    wrong = next(visibly_flipped(circuit))
-    assert abc.cec(tmp_path / "c.v", wrong).status == "different"
-    with pytest.raises(RuntimeError, match="Unsupported cell type"):
-        abc.from_verilog(circuits.verilog.write(circuit, registers=2))
-    with pytest.raises(RuntimeError, match="Yosys failed"):
-        abc.from_verilog("module nonsense(")
-
-
 # ------------------------------------------------------------------------------------------- large circuits
 
 
@@ -507,3 +491,21 @@ def test_time_does_not_grow_with_the_square(name):
         if large < 8 * small:  # about 4; with the square 16
             return
     raise AssertionError(f"1000 numbers take {small:.3f} s, 4000 {large:.3f} s")
+
+
+@pytest.mark.slow
+class TestSlow:
+    def test_verilog_is_proved_equal(self, tmp_path):
+        require_tool("abc")
+        require_tool("yosys")
+        inputs = Port("a", 2, Format(4, 2, signed=True)), Port("b", 1, Format(3))
+        outputs = Port("low", 1, Format(2)), Port("high", 2, Format(3, signed=True))
+        circuit = drawn(7, 60, inputs=inputs, outputs=outputs)
+        (tmp_path / "c.v").write_text(circuits.verilog.write(circuit))
+        assert abc.cec(tmp_path / "c.v", circuit)
+        wrong = next(visibly_flipped(circuit))
+        assert abc.cec(tmp_path / "c.v", wrong).status == "different"
+        with pytest.raises(RuntimeError, match="Unsupported cell type"):
+            abc.from_verilog(circuits.verilog.write(circuit, registers=2))
+        with pytest.raises(RuntimeError, match="Yosys failed"):
+            abc.from_verilog("module nonsense(")

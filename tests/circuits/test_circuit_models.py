@@ -79,7 +79,7 @@ def assert_votes(circuit, x, votes):
 
 
 # ------------------------------------------------------------------------------------- classifiers
-@pytest.mark.parametrize("name", slow_except(CONFIGS, "light", "reduced"))
+@pytest.mark.parametrize("name", slow_except(CONFIGS, "reduced"))
 def test_a_circuit_is_the_classifier(name):
     model, config = configured(name), CONFIGS[name]
     x = RNG(0).choice([0, 1, 2, 3, 4, 9, 10, 254, 255], (400, 6)).astype(np.uint8)
@@ -96,7 +96,7 @@ def test_a_circuit_is_the_classifier(name):
         assert circuit.about["layers"] == [*config.layers, *config.reducing]
 
 
-@pytest.mark.parametrize("name", ["gates", "binary"])
+@pytest.mark.parametrize("name", [slow("gates"), "binary"])
 def test_circuits_of_all_bits(name):
     """All bit words, including words without a corresponding number."""
     packed, x = configured(name).packed(), every(12)
@@ -297,7 +297,7 @@ def tree(rngs, in_shape, n_kernels, **options):
     return lutjax_nnx.LogicConv(in_shape, n_kernels, rngs=rngs, **options)
 
 
-@pytest.mark.parametrize("name", slow_except(TREES, "rectangular", "tables"))
+@pytest.mark.parametrize("name", slow_except(TREES, "rectangular"))
 def test_trees_at_every_place(name):
     layer = drawn(lambda rngs: tree(rngs, **TREES[name]))
     height, width, channels = layer.in_shape

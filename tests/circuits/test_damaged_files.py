@@ -286,7 +286,7 @@ def test_memory_is_in_proportion_to_the_file(end):
     assert memory < (500 if end in ("aig", "aag") else 100) * len(data)
 
 
-@pytest.mark.parametrize("end", slow_except(FORMATS, "aig", "json"))
+@pytest.mark.parametrize("end", slow_except(FORMATS, "json"))
 def test_one_octet_of_a_netlist_may_be_any(end):
     """Change every byte once; each change raises a one-line error or yields another circuit."""
     write, read = FORMATS[end]

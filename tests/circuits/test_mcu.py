@@ -79,7 +79,7 @@ def trees():
     [
         lambda: (several(),),
         lambda: (life_circuit(),),
-        lambda: both(classifier(), "bits", "class"),
+        slow(lambda: both(classifier(), "bits", "class")),
         lambda: both(classifier(), "bits", "votes"),
         lambda: both(classifier(n_thresholds=0), "bits", "class"),
         slow(lambda: both(trees(), "uint8", "class")),
