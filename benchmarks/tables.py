@@ -253,7 +253,7 @@ def fit(name: str, split: int, learner: str, data: Path, jobs: int) -> Row:
 def page_table(path: Path) -> str:
     """Return the table for a documentation page.
 
-    Rows with options are left out, and a later row of a network replaces an earlier one, as after counting LUT6.
+    Rows with options and splits without a circuit are left out, and a later row of a network replaces an earlier one, as after counting LUT6.
     """
     by_learner: dict[tuple[str, str], dict[int, Row]] = {}
     for row in read_lines(path):
@@ -267,7 +267,8 @@ def page_table(path: Path) -> str:
         sizes = [_mean_size([row.get(key) for row in own.values()]) for key in ("gates", "lut6")]
         cells = []
         for learner in (NETWORK, *OTHERS):
-            found = [row["accuracy"] for row in by_learner.get((name, learner), {}).values()]
+            rows = by_learner.get((name, learner), {})
+            found = [row["accuracy"] for split, row in rows.items() if split in own]
             cells.append(mean_and_error(found) if len(found) > 1 else "".join(map(str, found)))
         lines.append([name, str(len(own)), cells[0], *sizes, *cells[1:]])
     others = (f"{name}, %" for name in OTHERS)
