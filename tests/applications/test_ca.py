@@ -282,3 +282,11 @@ def test_a_picture_decides_the_grid(tmp_path):
     assert (own.training.size, own.training.n_steps) == (5, 9)
     with pytest.raises(patterns.PatternError, match=r"large\.png has 65 x 2 pixels; the maximum is 64 x 64"):
         new(sizes, path=tmp_path / "large.png")
+
+
+def test_several_runs_stay_in_one_process(monkeypatch):
+    run = automaton_runs.Automaton.new({"runs": 2}, experiment="checkerboard").run
+    run.divide()
+    monkeypatch.setattr(training.hosts, "count", lambda: 2)
+    with pytest.raises(ValueError, match="runs is 2; 2 processes share one run: give runs=1"):
+        run.divide()

@@ -8,7 +8,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from small_texts import CONTEXT, TABLES, model_of
 
-from lutjax.models import Slots
+from lutjax.models import Slots, gpt
 from lutjax.models._pages import Pages, Text
 
 
@@ -44,6 +44,12 @@ def test_caches_of_tables_hold_ids():
     }
     held = sum(a.nbytes for a in jax.tree.leaves(caches) if a.ndim)
     assert held == 3 * (CONTEXT - 1) * TABLES.n_layers * (TABLES.n_detectors + 4)
+
+
+def test_a_gpt_attends_within_segments_and_to_no_padding():
+    ids = jax.numpy.array([[-1, 0, 0, 1]])
+    expected = np.array([[0, 0, 0, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]], bool)
+    np.testing.assert_array_equal(gpt._same_segment(ids, ids)[0], expected)
 
 
 def test_cached_lengths_count_tokens_without_padding():
