@@ -288,5 +288,5 @@ def test_several_runs_stay_in_one_process(monkeypatch):
     run = automaton_runs.Automaton.new({"runs": 2}, experiment="checkerboard").run
     run.divide()
     monkeypatch.setattr(training.hosts, "count", lambda: 2)
-    with pytest.raises(ValueError, match="runs is 2; 2 processes share a single run. Use runs=1"):
+    with pytest.raises(ValueError, match=r"runs is 2; 2 processes share a single run\. Use runs=1"):
         run.divide()
