@@ -288,7 +288,8 @@ class MappedTable(HostTable):
         ids, inverse = np.unique(ids, return_inverse=True)
         records = self._records(ids)
         if len(parts := row_slices(len(ids), _CHUNK)) < 2:
-            return self.decode(records)[inverse]
+            decoded: np.ndarray = self.decode(records)
+            return decoded[inverse]
         rows = np.concatenate(in_threads(lambda part: self.decode(records[part]), parts))
         found = np.empty((len(inverse), self.shape[2]), np.float32)
         take_rows([(rows, inverse, found)])
