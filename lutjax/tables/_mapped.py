@@ -287,9 +287,10 @@ class MappedTable(HostTable):
         """Return decoded rows; each row is read once."""
         ids, inverse = np.unique(ids, return_inverse=True)
         records = self._records(ids)
+        rows: np.ndarray
         if len(parts := row_slices(len(ids), _CHUNK)) < 2:
-            decoded: np.ndarray = self.decode(records)
-            return decoded[inverse]
+            rows = self.decode(records)
+            return rows[inverse]
         rows = np.concatenate(in_threads(lambda part: self.decode(records[part]), parts))
         found = np.empty((len(inverse), self.shape[2]), np.float32)
         take_rows([(rows, inverse, found)])
