@@ -152,7 +152,7 @@ def train_pictures(values: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "picture.png"
             picture.save(path)
-            experiment = Automaton.new(values, "picture", path)
+            experiment = Automaton.create(values, "picture", path)
         tests, _, _ = train(experiment)
         run, config = experiment.run, experiment.run.config
         colors = len(np.unique(np.asarray(picture).reshape(-1, 3), axis=0))
@@ -172,7 +172,7 @@ def measure_times() -> Iterator[tuple[str, str, str]]:
     steps.append((f"lizard, {several} runs", "lizard", {"runs": several}))
     steps.append(("letter, every 4", "letter", {"runs": 1, "keep_every": 4}))
     for what, name, fields in steps:
-        run = Automaton.new(fields, name).run
+        run = Automaton.create(fields, name).run
         state, seconds = run.init(), []
         for first in range(0, 44, 4):
             start = time.perf_counter()
@@ -228,7 +228,7 @@ def main() -> None:
         for group in [seeds] if together else [[seed] for seed in seeds]:
             start = time.perf_counter()
             own = {"seed": group[0]} | ({"runs": len(group)} if together else {})
-            experiment = Automaton.new({**values, **own}, given.experiment)
+            experiment = Automaton.create({**values, **own}, given.experiment)
             tests, loss, _ = train(experiment, together)
             seconds = time.perf_counter() - start
             for number, seed in enumerate(group):

@@ -44,7 +44,7 @@ FIELDS = ("network", "split", "accuracy", "gates", "votes", "ands", "levels", "l
 
 def train(folder: Path, fields: dict[str, Any]) -> None:
     """Train a network and save it as a run for `lutjax export`."""
-    experiment = Classifier.new(fields)
+    experiment = Classifier.create(fields)
     steps = experiment.record.training.steps
     state, _ = experiment.run.advance(experiment.run.init(), 0, steps)
     models.save(folder, steps, state, experiment.record)

@@ -98,7 +98,7 @@ def automaton() -> Iterator[Figure]:
     """Training step of the experiment checkerboard."""
     from lutjax.training.automaton_runs import Automaton
 
-    run = Automaton.new({"runs": 1}, "checkerboard").run
+    run = Automaton.create({"runs": 1}, "checkerboard").run
     yield _steps_of("automaton checkerboard, step", run)
 
 

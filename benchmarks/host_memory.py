@@ -99,7 +99,7 @@ def measure_rows(gigabytes: float, sizes: Sizes, repeats: int) -> None:
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         rows = {"memory": jnp.asarray(table.gather(ids))}
         _, gradients = optim.value_and_grad(loss)(rows, jnp.asarray(ids))
-        gradient = jax.device_get(host.opened(table.gradient_of(gradients["memory"], ids)))
+        gradient = jax.device_get(host.open_gradient(table.gradient_of(gradients["memory"], ids)))
     out = table.gather(ids)
     calls = {"gather": lambda: table.gather(ids, out), "update": lambda: table.update(gradient, 0.01)}
     for name, f in calls.items():

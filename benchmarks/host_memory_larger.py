@@ -67,7 +67,7 @@ def fields_of(rows: int, small: bool) -> dict[str, Any]:
 def first_process(folder: Path, rows: int, small: bool) -> None:
     """Train to the end, write a checkpoint on the way, and wait to be killed."""
     start = time.perf_counter()
-    experiment = LanguageModel.new(fields_of(rows, small), folder / "text", "gpt")
+    experiment = LanguageModel.create(fields_of(rows, small), folder / "text", "gpt")
     run = experiment.run
     [(table, _)] = run.structure.host_tables.values()
     state = run.init()

@@ -99,7 +99,7 @@ class Program:
 
     def __init__(self, run: Run, like: "Program | None" = None):
         self.run = run
-        self._advance = run.advance.compiled(run.abstract())[1]
+        self._advance = run.advance.compile_program(run.abstract())[1]
         self._draw = (
             jax.jit(run.sample_state).lower(jax.random.key(0)).compile() if like is None else like._draw
         )

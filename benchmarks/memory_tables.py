@@ -41,7 +41,7 @@ from harness import parse, time_calls  # beside this file
 
 import lutjax
 from lutjax import optim
-from lutjax.files.atomic import replacing
+from lutjax.files.atomic import replace_folder
 from lutjax.models import GPTConfig
 from lutjax.optim.host import HostTable, RowPrefetcher, provide_rows
 from lutjax.tables.overlays import read_overlay
@@ -344,7 +344,7 @@ def work(folder: Path, out: Path, steps: int, every: int, die: int) -> None:
         run(number)
         if (number + 1) % every == 0 or number + 1 == steps:
             ahead.wait()
-            with replacing(out / f"step-{number + 1}") as unfinished:
+            with replace_folder(out / f"step-{number + 1}") as unfinished:
                 shutil.rmtree(unfinished, ignore_errors=True)
                 table.save(unfinished)
 

@@ -40,7 +40,7 @@ def measure(path: Path, split: int, fields: dict[str, Any]) -> dict[str, Errors]
     from sklearn.linear_model import LinearRegression, RidgeCV
 
     def build(**changes: Any) -> Classifier:
-        return Classifier.new({**fields, "split": split, **changes}, path, target=TARGET, regression=True)
+        return Classifier.create({**fields, "split": split, **changes}, path, target=TARGET, regression=True)
 
     bits, numbers = build(), build(column_bits=0)
     run, test = bits.run, bits.test

@@ -49,7 +49,7 @@ def measure(values: dict[str, Any], limit: int) -> None:
     configs = presets.make(GPTConfig, values), presets.make(TrainingConfig, values)
     run = time_part("structure", lambda: Run(*configs, text))
     state = time_part("parameters", run.init)
-    _, advance = time_part("compilation", lambda: run.advance.compiled(run.abstract()))
+    _, advance = time_part("compilation", lambda: run.advance.compile_program(run.abstract()))
 
     def steps(count: int) -> Any:
         nonlocal state

@@ -107,7 +107,7 @@ def compile_case(case: str, implementation: str, tpu: str) -> dict[str, float | 
     import jax
 
     from lutjax import testing
-    from lutjax.kernels._pallas._tpus import named
+    from lutjax.kernels._pallas._tpus import find_generation
     from lutjax.testing import _ahead_of_time
 
     op, sizes = CASES[case]
@@ -118,7 +118,7 @@ def compile_case(case: str, implementation: str, tpu: str) -> dict[str, float | 
     program = program.forward
     function = program.expected if implementation == "reference" else program.function
     compiled = _ahead_of_time.compile_for_tpu(function, *program.shapes(), tpu=tpu)
-    chip = named(tpu)
+    chip = find_generation(tpu)
     arrays = jax.tree.leaves((program.shapes(), jax.eval_shape(program.expected, *program.shapes())))
     moved = sum(a.size * a.dtype.itemsize for a in arrays)
     found: dict[str, float | str] = {"bandwidth_s": moved / chip.bandwidth, "clock": chip.clock}

@@ -102,7 +102,7 @@ def fashion() -> str:
     """Return a page that reads images of clothes with the recipe for Fashion-MNIST, trained in a minute on a GPU."""
     from lutjax.training.classifier_runs import Classifier
 
-    experiment = Classifier.new({"seed": 0}, FASHION_MNIST, recipe="fashion-mnist-small")
+    experiment = Classifier.create({"seed": 0}, FASHION_MNIST, recipe="fashion-mnist-small")
     run = experiment.run
     state = run.init()
     for first in range(0, run.training.steps, 500):
@@ -194,7 +194,7 @@ def _automaton(experiment: str, target: np.ndarray | None, **fields: Any) -> Any
 def life() -> str:
     """Return a page that runs the Game of Life with the smallest circuit from ABC."""
     from lutjax import circuits
-    from lutjax.training.export import optimized
+    from lutjax.training.export import optimize_circuit
 
     run = _automaton("life", None, steps=1500)
     state = run.init()
@@ -205,7 +205,7 @@ def life() -> str:
             f"the automaton has {run.wrong(state)} wrong bits after {run.training.steps} steps"
         )
     learned = run.best(state).circuit()
-    circuit = optimized(circuits.tabulate(learned), "ands")
+    circuit = optimize_circuit(circuits.tabulate(learned), "ands")
     print(f"life: {len(learned)} gates learned, {len(circuit)} AND nodes")
     return shown("life", circuit)
 

@@ -39,7 +39,7 @@ def devices_along(place: str | tuple[str, ...]) -> int:
     return math.prod(mesh.shape[axis] for axis in ((place,) if isinstance(place, str) else place))
 
 
-def divided_by_compiler(function: Callable[..., R], specs: Callable[..., Any]) -> Callable[..., R]:
+def shard_by_compiler(function: Callable[..., R], specs: Callable[..., Any]) -> Callable[..., R]:
     """Let the compiler shard a function, even on meshes with explicit axes.
 
     `specs` maps the function's arguments to its output specs.
@@ -62,13 +62,13 @@ def divided_by_compiler(function: Callable[..., R], specs: Callable[..., Any]) -
 def rows(table: Array, ids: Array) -> jax.Array:
     """Return ``table[ids]`` with clamped ids, sharded like the ids on an explicit mesh."""
     take = functools.partial(jnp.take, axis=0, mode="clip")
-    result: jax.Array = divided_by_compiler(take, lambda _, ids: spec_of(ids))(table, ids)
+    result: jax.Array = shard_by_compiler(take, lambda _, ids: spec_of(ids))(table, ids)
     return result
 
 
-def reshaped(a: Array, lead: int, *shape: int) -> jax.Array:
+def reshape_unsharded(a: Array, lead: int, *shape: int) -> jax.Array:
     """Reshape the axes after the first `lead`, unsharded on an explicit mesh."""
-    reshape = divided_by_compiler(
+    reshape = shard_by_compiler(
         lambda a: a.reshape(*a.shape[:lead], *shape),
         lambda a: jax.sharding.PartitionSpec(*spec_of(a)[:lead]),
     )
@@ -89,7 +89,7 @@ def slice_repeated(a: Array, start: int, stop: int, axis: int, copies: int = 1) 
             places[axis] = None
         return jax.sharding.PartitionSpec(*places)
 
-    result: jax.Array = divided_by_compiler(slice_local, spec)(a)
+    result: jax.Array = shard_by_compiler(slice_local, spec)(a)
     return result
 
 
@@ -126,12 +126,12 @@ def zeros_of(aval: Any) -> jax.Array:
 
 
 # ------------------------------------------------------------------------------------- inside of jax.shard_map
-def varying_over(args: Any) -> frozenset[str]:
+def joint_varying_axes(args: Any) -> frozenset[str]:
     """Return the union over the arrays' varying mesh axes."""
     return frozenset[str]().union(*(varying_axes(a) for a in jax.tree.leaves(args)))
 
 
 def varying_alike(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Cast all arguments to vary over the union over their varying axes."""
-    axes = varying_over(args)
+    axes = joint_varying_axes(args)
     return jax.tree.map(lambda a: cast_varying(a, axes), args) if axes else args

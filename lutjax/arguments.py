@@ -64,13 +64,13 @@ def require_key(where: str, key: Any) -> None:
         raise ValueError(f"{where}: key is {format_value(key)}; expected one key, such as jax.random.key(0).")
 
 
-def plain(value: Any) -> Any:
+def normalize_value(value: Any) -> Any:
     """Convert lists, ranges and arrays to tuples and NumPy numbers to Python; keep other values.
 
     Example:
       >>> import numpy as np
-      >>> from lutjax.arguments import plain
-      >>> plain([3, [np.int64(4)]]), plain(np.arange(4).reshape(2, 2)), plain(np.float32(0.5))
+      >>> from lutjax.arguments import normalize_value
+      >>> normalize_value([3, [np.int64(4)]]), normalize_value(np.arange(4).reshape(2, 2)), normalize_value(np.float32(0.5))
       ((3, (4,)), ((0, 1), (2, 3)), 0.5)
     """
     import jax
@@ -81,7 +81,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, jax.Array | np.ndarray | np.generic):
         return _tuples(value.tolist(), value.ndim)
     return (
-        tuple(map(plain, value)) if isinstance(value, list | tuple | range) and not _named(value) else value
+        tuple(map(normalize_value, value))
+        if isinstance(value, list | tuple | range) and not _is_named_tuple(value)
+        else value
     )
 
 
@@ -92,8 +94,8 @@ def _tuples(value: Any, rank: int) -> Any:
     return tuple([_tuples(v, rank - 1) for v in value])
 
 
-def checked(where: str, annotated: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Check arguments against annotations and return them as `plain` values.
+def check_arguments(where: str, annotated: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Check arguments against annotations and return them as normalized values (`normalize_value`).
 
     Raises:
       TypeError: a value does not match its annotation, such as a list or string for a number.
@@ -104,7 +106,7 @@ def checked(where: str, annotated: type, values: Mapping[str, Any]) -> dict[str,
         hint = hints.get(name, Any)
         kinds = {typing.get_origin(one) or one for one in _alternatives(hint)}
         if kinds.intersection(_KINDS) and type not in kinds:  # JAX checks dtypes
-            of_python = plain(value)
+            of_python = normalize_value(value)
             if not _fits(of_python, hint):
                 error = ValueError if isinstance(value, float) else TypeError
                 raise error(f"{where}: {name} is {format_value(value)}; expected {_describe_hint(hint)}.")
@@ -118,7 +120,7 @@ def _hints(annotated: type) -> dict[str, Any]:
     return typing.get_type_hints(annotated)
 
 
-def _named(value: Any) -> bool:
+def _is_named_tuple(value: Any) -> bool:
     return hasattr(value, "_fields")
 
 

@@ -114,12 +114,12 @@ def _is_working_directory(folder: Path) -> bool:
 
 
 @contextmanager
-def needed_by(what: str) -> Iterator[None]:
+def require_optional(what: str) -> Iterator[None]:
     """Name the extra to install if an import in this block lacks an optional package."""
     try:
         yield
     except ModuleNotFoundError as error:
-        message = missing(what, error)
+        message = install_hint(what, error)
         if message is None:
             raise
         # Replace an inner block's message: the user imported or called the outer name.
@@ -134,11 +134,11 @@ def require(what: str, package: str) -> None:
       package: its import name.
     """
     if importlib.util.find_spec(package) is None:
-        with needed_by(what):
+        with require_optional(what):
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
-def missing(what: str, error: ModuleNotFoundError) -> str | None:
+def install_hint(what: str, error: ModuleNotFoundError) -> str | None:
     """Return install instructions for an error's optional package, or None for other packages."""
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:
@@ -153,12 +153,12 @@ def attribute(package: str, name: str, modules: Mapping[str, str]) -> Any:
     """
     if name not in modules:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    with needed_by(f"{package}.{name}"):
+    with require_optional(f"{package}.{name}"):
         module = importlib.import_module(f"{package}.{modules[name]}")
     return getattr(module, name)
 
 
-def importable(package: str, modules: Mapping[str, str]) -> list[str]:
+def importable_names(package: str, modules: Mapping[str, str]) -> list[str]:
     """Return the importable names for a package's ``__dir__``.
 
     `help`, `inspect.getmembers` and completion access every listed name and propagate errors.

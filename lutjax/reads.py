@@ -21,7 +21,7 @@ from lutjax.values._derivatives import with_derivative_of
 from lutjax.values._detection import is_above_zero
 from lutjax.values._fixed_point import FixedPoint, addends, result
 from lutjax.values._quantized import HIGHEST, SHIFT
-from lutjax.values._reproducible import reproducible
+from lutjax.values._reproducible import make_reproducible
 
 __all__ = [
     "Blend",
@@ -129,11 +129,11 @@ def _select_reproducibly(
     read: Read, accumulate: FixedPoint, u: list[jax.Array], scalars: dict[str, jax.Array]
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """Return all ways' ids and coefficients, bitwise reproducible across programs."""
-    index, coefficients = reproducible(functools.partial(_selected, read))(u, scalars)
+    index, coefficients = make_reproducible(functools.partial(_select_rows, read))(u, scalars)
     return index, coefficients
 
 
-def _selected(read: Read, u: Any, scalars: Any) -> Any:
+def _select_rows(read: Read, u: Any, scalars: Any) -> Any:
     ways = read.select(u, scalars)
     return [index for index, _ in ways], [c for _, c in ways]
 
@@ -145,11 +145,11 @@ def _selected_forward(read: Read, accumulate: FixedPoint, u: Any, scalars: Any) 
 def _selected_backward(read: Read, accumulate: FixedPoint, saved: Any, cotangents: Any) -> Any:
     u, scalars = saved
 
-    def pulled(u: Any, each: Any, of_coefficients: Any) -> Any:
-        return jax.vjp(lambda u, each: _selected(read, u, each)[1], u, each)[1](of_coefficients)
+    def pull_back(u: Any, each: Any, of_coefficients: Any) -> Any:
+        return jax.vjp(lambda u, each: _select_rows(read, u, each)[1], u, each)[1](of_coefficients)
 
     each = {name: jnp.broadcast_to(s, u[0].shape) for name, s in scalars.items()}
-    du, of_each = reproducible(pulled)(u, each, cotangents[1])
+    du, of_each = make_reproducible(pull_back)(u, each, cotangents[1])
 
     def scalar_cotangent(name: str) -> jax.Array:
         s, found = scalars[name], addends(of_each[name], accumulate)
@@ -220,7 +220,7 @@ def address(u: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
     return index, flip, closest
 
 
-def _blended(index: jax.Array, flip: jax.Array, share: jax.Array, hard: bool) -> list[Way]:
+def _blend_rows(index: jax.Array, flip: jax.Array, share: jax.Array, hard: bool) -> list[Way]:
     """Blend the row with its neighbor. With `hard`, only the gradient is blended."""
     main = 1 - share
     if hard:
@@ -259,7 +259,7 @@ class Hard(Read):
 
     def select(self, u: Sequence[jax.Array], scalars: Scalars) -> list[Way]:
         index, flip, closest = address(u)
-        return _blended(index, flip, 0.5 / (1 + closest), hard=True)
+        return _blend_rows(index, flip, 0.5 / (1 + closest), hard=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,7 +283,7 @@ class Blend(Read):
 
     def select(self, u: Sequence[jax.Array], scalars: Scalars) -> list[Way]:
         index, flip, closest = address(u)
-        return _blended(index, flip, 0.5 / (1 + closest), hard=False)
+        return _blend_rows(index, flip, 0.5 / (1 + closest), hard=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -320,7 +320,7 @@ class SoftSign(Read):
         index, flip, closest = address(u)
         rho = _softsign(closest, jnp.exp(scalars["log_soft"]))
         share = jax.nn.sigmoid(-2 * rho * jnp.exp(-scalars["log_select"]))
-        return _blended(index, flip, share, self.hard)
+        return _blend_rows(index, flip, share, self.hard)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -361,7 +361,7 @@ class Confidence(Read):
         return scalars | {"log_tau": jnp.float32(_HALF)} if self.ways == 2 else scalars
 
     def select(self, u: Sequence[jax.Array], scalars: Scalars) -> list[Way]:
-        return _scored(u, scalars, self.ways).ways
+        return _score_rows(u, scalars, self.ways).ways
 
 
 class Rounding(NamedTuple):
@@ -443,14 +443,14 @@ class PowersOfTwo(Read):
         return Confidence(self.ways).initial()
 
     def select(self, u: Sequence[jax.Array], scalars: Scalars) -> list[Way]:
-        exact, closest, total, power = _scored(u, scalars, self.ways)
+        exact, closest, total, power = _score_rows(u, scalars, self.ways)
         of = self.rounding
         exponent = jnp.log2(total) + power / _LN2
         q = jnp.zeros_like(closest)
         if self.ways == 2:
-            q = jnp.clip(_rounded(2 * closest * jnp.exp(-scalars["log_tau"]) / _LN2), 0, of.most_shift)
+            q = jnp.clip(_round_half_up(2 * closest * jnp.exp(-scalars["log_tau"]) / _LN2), 0, of.most_shift)
             exponent -= jnp.where(q < of.negligible, jnp.log2(1 + jnp.exp2(-q)), 0)
-        k = _rounded(exponent)
+        k = _round_half_up(exponent)
         reads = k >= of.lowest  # not where the score is 0
         k = jnp.clip(jnp.where(reads, k, of.lowest), of.lowest, of.highest).astype(jnp.int32)
         shifts, present = (0, q.astype(jnp.int32)), (reads, reads & (q <= of.farthest))
@@ -485,7 +485,7 @@ class _Scored(NamedTuple):
     power: jax.Array
 
 
-def _scored(u: Sequence[jax.Array], scalars: Scalars, ways: int) -> _Scored:
+def _score_rows(u: Sequence[jax.Array], scalars: Scalars, ways: int) -> _Scored:
     index, flip, closest = address(u)
     total, logs = _score_terms(u, scalars)
     power = jnp.exp(scalars["log_gamma"]) * logs
@@ -518,6 +518,6 @@ def _softsign(m: jax.Array, soft: jax.Array) -> jax.Array:
     return straight_through(m / (soft + m), slopes)
 
 
-def _rounded(x: jax.Array) -> jax.Array:
+def _round_half_up(x: jax.Array) -> jax.Array:
     """Round half up, without a gradient."""
     return jnp.floor(jax.lax.stop_gradient(x) + 0.5)

@@ -26,14 +26,14 @@ from lutjax.ops.logic_trees import Places
 from lutjax.ops.lut_at_places import Windows
 from lutjax.ops.quantize_tables import quantize_tables
 from lutjax.reads import Read, straight_through
-from lutjax.values._derivatives import mapped_as, with_derivative_of
-from lutjax.values._detection import Detection, existing, is_above_zero
+from lutjax.values._derivatives import match_mapped_axes, with_derivative_of
+from lutjax.values._detection import Detection, clamp_detection, is_above_zero
 from lutjax.values._dtypes import accumulator
 from lutjax.values._edges import Edges
 from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._ids import as_int32, difference
 from lutjax.values._quantized import QuantizedTables, power
-from lutjax.values._reproducible import reproducible
+from lutjax.values._reproducible import make_reproducible
 from lutjax.wiring._images import window_sizes, windows
 from lutjax.wiring._sizes import Size
 
@@ -71,7 +71,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Arguments = Mapping[str, Any]
 
 
-def _sharded_as(spec: Callable[[Arguments], PartitionSpec]) -> Callable[[Function], Function]:
+def _shard_outputs(spec: Callable[[Arguments], PartitionSpec]) -> Callable[[Function], Function]:
     """Return a decorator to support arrays on meshes with explicit axes.
 
     The compiler shards the function, and outputs have the sharding returned by `spec` for the named
@@ -95,7 +95,7 @@ def _sharded_as(spec: Callable[[Arguments], PartitionSpec]) -> Callable[[Functio
                 return function(*args, **options)
 
             outputs = spec(signature.bind(*args, **options).arguments)
-            divided = _meshes.divided_by_compiler(call_arrays, lambda *_: outputs)
+            divided = _meshes.shard_by_compiler(call_arrays, lambda *_: outputs)
             return divided(*(leaves[i] for i in at))
 
         return cast(Function, call)
@@ -103,7 +103,7 @@ def _sharded_as(spec: Callable[[Arguments], PartitionSpec]) -> Callable[[Functio
     return decorate
 
 
-def _leading(name: str, n_axes: int) -> Callable[[Arguments], PartitionSpec]:
+def _leading_spec(name: str, n_axes: int) -> Callable[[Arguments], PartitionSpec]:
     """Shard outputs like an argument's axes before its last `n_axes` (and its group axis)."""
 
     def spec(given: Arguments) -> PartitionSpec:
@@ -127,7 +127,7 @@ def _feature_spec(given: Arguments) -> PartitionSpec:
     return PartitionSpec(None, *spec[1:]) if first else PartitionSpec(*spec[:-1])
 
 
-def _replicated(given: Arguments) -> PartitionSpec:
+def _replicated_spec(given: Arguments) -> PartitionSpec:
     return PartitionSpec()
 
 
@@ -148,7 +148,7 @@ def _detect_deltas(delta: Float[jax.Array, "*batch bits"], epsilon: float) -> De
     return Detection(index, jnp.left_shift(jnp.int32(1), closest), margin, bits)
 
 
-def _clamped(ids: Array, n: int) -> jax.Array:
+def _clamp_ids(ids: Array, n: int) -> jax.Array:
     return jnp.clip(as_int32(ids), 0, max(n - 1, 0))
 
 
@@ -156,10 +156,10 @@ def _take(x: jax.Array, ids: Array, axis: int = -1) -> jax.Array:
     axis %= x.ndim
     if x.shape[axis] == 0:  # no ids either
         return jnp.zeros((*x.shape[:axis], *ids.shape, *x.shape[axis + 1 :]), x.dtype)
-    return jnp.take(x, _clamped(ids, x.shape[axis]), axis=axis, mode="clip")
+    return jnp.take(x, _clamp_ids(ids, x.shape[axis]), axis=axis, mode="clip")
 
 
-@_sharded_as(_leading("x", 1))
+@_shard_outputs(_leading_spec("x", 1))
 def detect(
     x: Float[Array, "*batch inputs"],
     anchors: Anchors,
@@ -171,7 +171,7 @@ def detect(
     return _detect_deltas(_take(x, anchors[..., 0]) - _take(x, anchors[..., 1]), epsilon)
 
 
-@_sharded_as(_leading("positions", 1))
+@_shard_outputs(_leading_spec("positions", 1))
 def detect_signs(positions: Float[Array, "*batch bits"], *, epsilon: float = 0.0) -> Detection:
     return _detect_deltas(jnp.asarray(positions).astype(accumulator(positions.dtype)), epsilon)
 
@@ -181,7 +181,7 @@ def detect_signs(positions: Float[Array, "*batch bits"], *, epsilon: float = 0.0
 def _surrogate(margin: jax.Array, difference: jax.Array) -> jax.Array:
     """Return zero; its `margin` derivative is the surrogate gradient times `difference`."""
     zeros = jnp.zeros(jnp.broadcast_shapes(margin.shape, difference.shape), difference.dtype)
-    return mapped_as(zeros, margin, difference)
+    return match_mapped_axes(zeros, margin, difference)
 
 
 @_surrogate.defjvp
@@ -209,7 +209,7 @@ def _read(
     table = weights.astype(accumulator(weights.dtype))
 
     def read(a: jax.Array, row: jax.Array) -> jax.Array:
-        return a[detector, _clamped(row, table.shape[1])]
+        return a[detector, _clamp_ids(row, table.shape[1])]
 
     def change(margin: jax.Array, difference: jax.Array) -> jax.Array:
         return _surrogate(margin[..., None], jax.lax.stop_gradient(difference))
@@ -257,7 +257,7 @@ def _sum(
 
 
 # ------------------------------------------------------------------------------------- lookups
-@_sharded_as(_leading("detection", 1))
+@_shard_outputs(_leading_spec("detection", 1))
 def lookup(
     weights: Float[Array, "detectors rows outputs"],
     detection: Detection,
@@ -279,7 +279,7 @@ def _sum_groups(
     return _sum(values.reshape(*batch, groups, n_detectors // groups, n_outputs), -2, dtype, accumulate)
 
 
-@_sharded_as(_leading("detection", 1))
+@_shard_outputs(_leading_spec("detection", 1))
 def sparse_lookup(
     weights: Float[Array, "detectors rows slots"] | Float[Array, " edges"],
     detection: Detection,
@@ -307,7 +307,7 @@ def _sum_edges(
     table = weights.astype(accumulator(weights.dtype))
 
     def read(index: jax.Array) -> jax.Array:
-        read_rows = _take(_clamped(index, n_rows), detector)
+        read_rows = _take(_clamp_ids(index, n_rows), detector)
         return jnp.where(read_rows == _align(row, read_rows.ndim), _align(table, read_rows.ndim), 0)
 
     main = read(d.index)
@@ -323,7 +323,7 @@ def _sum_edges(
 
 
 # ------------------------------------------------------------------------------------- weighted reads
-@_sharded_as(_leading("index", 2))
+@_shard_outputs(_leading_spec("index", 2))
 def weighted_lookup(
     weights: Float[Array, "detectors rows outputs"],
     index: Int[Array, "*batch detectors ways"],
@@ -336,29 +336,29 @@ def weighted_lookup(
     weights, coefficients = jnp.asarray(weights), jnp.asarray(coefficients)
     dtype = accumulator(weights.dtype)
     t = jax.lax.broadcasted_iota(jnp.int32, index.shape, index.ndim - 2)
-    rows = weights.astype(dtype)[t, _clamped(index, weights.shape[1])]  # [..., T, K, O]
+    rows = weights.astype(dtype)[t, _clamp_ids(index, weights.shape[1])]  # [..., T, K, O]
     way = jax.lax.broadcasted_iota(jnp.int32, (*index.shape, 1), index.ndim - 1)
     c = coefficients.astype(dtype)[..., None]
-    value = _weighted(c, rows, (c != 0) & (way < (index.shape[-1] if valued is None else valued)))
+    value = _weight_rows(c, rows, (c != 0) & (way < (index.shape[-1] if valued is None else valued)))
     *batch, n_detectors, n_ways, n_outputs = value.shape
     value = value.reshape(*batch, n_detectors * n_ways, n_outputs)
     return _sum_groups(value, groups, weights.dtype, accumulate)
 
 
 @jax.custom_jvp
-def _weighted(c: jax.Array, rows: jax.Array, reads: jax.Array) -> jax.Array:
+def _weight_rows(c: jax.Array, rows: jax.Array, reads: jax.Array) -> jax.Array:
     """Return rows times coefficients, 0 if unread, always with coefficient derivatives."""
     return jnp.where(reads, c, 0) * jnp.where(reads, rows, 0)
 
 
-@_weighted.defjvp
+@_weight_rows.defjvp
 def _weighted_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     c, rows, reads = primals
     of_rows = jnp.where(reads, c, 0) * jnp.where(reads, tangents[1], 0)
-    return _weighted(c, rows, reads), tangents[0] * rows + of_rows
+    return _weight_rows(c, rows, reads), tangents[0] * rows + of_rows
 
 
-@_sharded_as(_leading("x", 1))
+@_shard_outputs(_leading_spec("x", 1))
 def margins(
     x: Float[Array, "*batch inputs"],
     anchors: Int[Array, "detectors comparisons *pair"],
@@ -375,7 +375,7 @@ def margins(
     return values[..., 0] - values[..., 1] if values.shape[-1] == 2 else values[..., 0]
 
 
-@_sharded_as(_leading("x", 1))
+@_shard_outputs(_leading_spec("x", 1))
 def scored_lut(
     x: Float[Array, "*batch inputs"],
     weights: Float[Array, "detectors rows outputs"] | QuantizedTables,
@@ -391,13 +391,13 @@ def scored_lut(
     u = margins(x, anchors, groups=groups)
     dtype = u.dtype
     if isinstance(weights, QuantizedTables):
-        tables = _scaled(weights).astype(dtype)
+        tables = _scale_tables(weights).astype(dtype)
     else:
         tables = jnp.asarray(weights)
         dtype = tables.dtype
         if read.rounds_tables:
             quantized = quantize_tables(jax.lax.stop_gradient(tables), groups=groups)
-            tables = straight_through(_scaled(quantized).astype(dtype), tables)
+            tables = straight_through(_scale_tables(quantized).astype(dtype), tables)
     index, coefficients = read(u, scalars)
     if keep is not None:
         keep = jnp.asarray(keep)[..., None].astype(coefficients.dtype)
@@ -417,10 +417,10 @@ def _to_the_bit(read: Read, u: Any, scalars: Any, keep: Any, accumulate: FixedPo
     """Return a read's bitwise-defined coefficients for addends (section 7)."""
     u, scalars, keep = jax.lax.stop_gradient((u, dict(scalars), keep))
     coefficients = read(u, scalars, accumulate=accumulate)[1]
-    return coefficients if keep is None else reproducible(jnp.multiply)(keep, coefficients)
+    return coefficients if keep is None else make_reproducible(jnp.multiply)(keep, coefficients)
 
 
-def _scaled(tables: QuantizedTables) -> jax.Array:
+def _scale_tables(tables: QuantizedTables) -> jax.Array:
     scale = jnp.repeat(tables.exponents, tables.shape[0] // tables.exponents.shape[0], axis=0)
     return jnp.asarray(tables.values, jnp.float32) * power(scale[:, None], jnp.float32)
 
@@ -467,7 +467,7 @@ def _align(a: jax.Array, ndim: int) -> jax.Array:
     return a.reshape((1,) * (ndim - a.ndim) + a.shape)
 
 
-@_sharded_as(_leading("query", 1))
+@_shard_outputs(_leading_spec("query", 1))
 def lookup_attention(
     weights: Float[Array, "detectors rows slots"],
     query: Detection,
@@ -497,8 +497,8 @@ def lookup_attention(
     blocks = block_mask, block_sizes
     places = query_start, key_start, query_segments, key_segments
     distance, counts = _pairs(n_queries, n_keys, window, *places, *blocks)
-    q = jax.tree.map(lambda a: a[..., :, None, :], existing(query))
-    k = jax.tree.map(lambda a: a[..., None, :, :], existing(key))
+    q = jax.tree.map(lambda a: a[..., :, None, :], clamp_detection(query))
+    k = jax.tree.map(lambda a: a[..., None, :, :], clamp_detection(key))
     p_bits = 0 if position is None else position.bits
     row = (q.index << (k.bits + p_bits)) | (k.index << p_bits)
 
@@ -507,7 +507,7 @@ def lookup_attention(
     flip = jnp.where(query_is_closer, q.flip << (k.bits + p_bits), k.flip << p_bits)
     flips = [(margin, flip)]
     if position is not None and p_bits:
-        p = jax.tree.map(lambda a: _take_distances(a, distance, row.shape), existing(position))
+        p = jax.tree.map(lambda a: _take_distances(a, distance, row.shape), clamp_detection(position))
         row = row | p.index
         p_margin = p.margin.astype(margin.dtype)
         position_is_closest = jnp.abs(p_margin) < jnp.minimum(jnp.abs(q.margin), jnp.abs(k.margin))
@@ -530,7 +530,7 @@ def _sum_pairs(value: jax.Array, counts: jax.Array, dtype: Any, accumulate: Fixe
     return _sum(value, (-3, -2), dtype, accumulate)
 
 
-@_sharded_as(_leading("x", 1))
+@_shard_outputs(_leading_spec("x", 1))
 def lut_pair_attention(
     x: Float[Array, "*batch queries inputs"],
     weights: Float[Array, "detectors rows slots"],
@@ -578,7 +578,7 @@ def lut_pair_attention(
     z = jnp.stack(parts, -1).reshape(*shape, -1) if interleave else jnp.concatenate(parts, -1)
 
     def end(side: int) -> jax.Array:
-        ids = _align(_clamped(anchors[..., side], z.shape[-1]), z.ndim)
+        ids = _align(_clamp_ids(anchors[..., side], z.shape[-1]), z.ndim)
         return jnp.take_along_axis(z, jnp.broadcast_to(ids, (*shape, ids.shape[-1])), -1)
 
     d = _detect_deltas(end(0) - end(1), epsilon)
@@ -588,7 +588,7 @@ def lut_pair_attention(
 
 
 # ------------------------------------------------------------------------------------- compositions
-@_sharded_as(_leading("x", 1))
+@_shard_outputs(_leading_spec("x", 1))
 def lut(
     x: Float[Array, "*batch inputs"],
     weights: Float[Array, "detectors rows outputs"],
@@ -602,7 +602,7 @@ def lut(
     return lookup(weights, d, groups=groups, accumulate=accumulate)
 
 
-@_sharded_as(_leading("x", 1))
+@_shard_outputs(_leading_spec("x", 1))
 def sparse_lut(
     x: Float[Array, "*batch inputs"],
     weights: Float[Array, "detectors rows slots"] | Float[Array, " edges"],
@@ -618,7 +618,7 @@ def sparse_lut(
     return sparse_lookup(weights, d, targets, n_outputs, groups=groups, accumulate=accumulate)
 
 
-@_sharded_as(_image_spec)
+@_shard_outputs(_image_spec)
 def conv_lut(
     images: Float[Array, "*batch height width channels"],
     weights: Float[Array, "detectors rows outputs"],
@@ -658,7 +658,7 @@ def _patches(
     return patches
 
 
-@_sharded_as(_image_spec)
+@_shard_outputs(_image_spec)
 def lut_at_places(
     images: Float[Array, "*batch height width channels"],
     weights: Float[Array, "detectors rows outputs"],
@@ -684,7 +684,7 @@ def lut_at_places(
     return sparse_lookup(weights, d, of_tables[:, None], n_outputs, accumulate=accumulate)
 
 
-@_sharded_as(_leading("x", 1))
+@_shard_outputs(_leading_spec("x", 1))
 def lut_attention(
     x: Float[Array, "*batch length inputs"],
     weights: Float[Array, "detectors rows slots"],
@@ -745,7 +745,7 @@ GATES = np.array(
 """Gate coefficients for 1, a, b and ab; bit 3 in a gate number is its output for ab = 00."""
 
 
-@_sharded_as(_replicated)
+@_shard_outputs(_replicated_spec)
 def gate_coefficients(
     logits: Float[Array, "..."], *, hard: bool = False, axis: int = -1
 ) -> Float[Array, "4 gates"]:
@@ -758,13 +758,13 @@ def gate_coefficients(
     return jnp.einsum("gk,kc->cg" if axis else "kg,kc->cg", p, GATES.astype(p.dtype), precision="highest")
 
 
-def _wired(x: jax.Array, wires: Array, feature_axis: int, dtype: Any) -> list[jax.Array]:
+def _gather_wires(x: jax.Array, wires: Array, feature_axis: int, dtype: Any) -> list[jax.Array]:
     """Gather inputs ``[..., G]`` for each wire, features last."""
     x = jnp.moveaxis(x, feature_axis, -1).astype(dtype)
     return [_take(x, wires[:, place]) for place in range(wires.shape[1])]
 
 
-def _unwired(y: jax.Array, feature_axis: int, dtype: Any) -> jax.Array:
+def _restore_feature_axis(y: jax.Array, feature_axis: int, dtype: Any) -> jax.Array:
     return jnp.moveaxis(y, -1, feature_axis).astype(dtype)
 
 
@@ -773,7 +773,7 @@ def _over_samples(a: jax.Array, rank: int) -> jax.Array:
     return a.reshape(*(1,) * (rank - 1), *a.shape)
 
 
-@_sharded_as(_feature_spec)
+@_shard_outputs(_feature_spec)
 def bilinear_gates(
     x: Float[Array, "..."],
     coefficients: Float[Array, "4 gates"],
@@ -785,15 +785,15 @@ def bilinear_gates(
 ) -> Float[Array, "..."]:
     x, coefficients = jnp.asarray(x), jnp.asarray(coefficients)
     dtype = accumulator(x.dtype, coefficients.dtype)
-    a, b = _wired(x, wires, feature_axis, dtype)
+    a, b = _gather_wires(x, wires, feature_axis, dtype)
     c0, c1, c2, c3 = (_over_samples(c, x.ndim) for c in coefficients.astype(dtype))
     if accumulate is not None:
         products = jnp.stack(jnp.broadcast_arrays(c0, c1 * a, c2 * b, c3 * a * b))
-        return _unwired(_sum(products, 0, x.dtype, accumulate), feature_axis, x.dtype)
-    return _unwired(c0 + c1 * a + (c2 + c3 * a) * b, feature_axis, x.dtype)
+        return _restore_feature_axis(_sum(products, 0, x.dtype, accumulate), feature_axis, x.dtype)
+    return _restore_feature_axis(c0 + c1 * a + (c2 + c3 * a) * b, feature_axis, x.dtype)
 
 
-@_sharded_as(_feature_spec)
+@_shard_outputs(_feature_spec)
 def gate_network(
     x: Float[Array, "..."],
     coefficients: Float[Array, "4 gates"],
@@ -814,7 +814,7 @@ def gate_network(
     return values.astype(x.dtype)
 
 
-@_sharded_as(_feature_spec)
+@_shard_outputs(_feature_spec)
 def logic_gates(
     x: Float[Array, "..."],
     logits: Float[Array, "gates 16"],
@@ -829,7 +829,7 @@ def logic_gates(
     return bilinear_gates(x, coefficients, wires, feature_axis=feature_axis, accumulate=accumulate)
 
 
-@_sharded_as(lambda given: PartitionSpec(None, None, *_meshes.spec_of(given["x"])[1:]))
+@_shard_outputs(lambda given: PartitionSpec(None, None, *_meshes.spec_of(given["x"])[1:]))
 def logic_trees(
     x: Float[Array, "..."],
     coefficients: Float[Array, "4 trees nodes"],
@@ -879,7 +879,7 @@ def logic_trees(
     return y.reshape(len(leaves), math.prod(places.groups), *batch).astype(x.dtype)
 
 
-@_sharded_as(_feature_spec)
+@_shard_outputs(_feature_spec)
 def soft_lut(
     x: Float[Array, "..."],
     table: Float[Array, "gates slots"],
@@ -892,15 +892,15 @@ def soft_lut(
     x, table = jnp.asarray(x), jnp.asarray(table)
     dtype = accumulator(x.dtype, table.dtype)
     share = jnp.ones((), dtype)  # per slot, [..., G, 2**n]
-    for place, of_wire in enumerate(_wired(x, wires, feature_axis, dtype)):
+    for place, of_wire in enumerate(_gather_wires(x, wires, feature_axis, dtype)):
         bit = (jnp.arange(table.shape[1]) >> place & 1).astype(dtype)
         bit = _over_samples(bit[None], x.ndim)
         share = share * (bit * of_wire[..., None] + (1 - bit) * (1 - of_wire[..., None]))
     y = _sum(share * _over_samples(table.astype(dtype), x.ndim), -1, dtype, accumulate)
-    return _unwired(y, feature_axis, x.dtype)
+    return _restore_feature_axis(y, feature_axis, x.dtype)
 
 
-@_sharded_as(_feature_spec)
+@_shard_outputs(_feature_spec)
 def binary_lut(
     x: Float[Array, "..."],
     table: Float[Array, "gates slots"],
@@ -913,7 +913,7 @@ def binary_lut(
     x, table = jnp.asarray(x), jnp.asarray(table)
     dtype = accumulator(x.dtype, table.dtype)
     n = wires.shape[1]
-    read = _wired(x, wires, feature_axis, dtype)
+    read = _gather_wires(x, wires, feature_axis, dtype)
     address = jnp.zeros(read[0].shape, jnp.int32)
     for place, of_wire in enumerate(read):
         address = address + ((of_wire > 0).astype(jnp.int32) << place)
@@ -929,10 +929,10 @@ def binary_lut(
         alpha = jnp.asarray(0.5 * 0.75 ** (n - 1), dtype)
         terms = sign * jnp.asarray(1 / 3, dtype) ** distance * _over_samples(table.astype(dtype), x.ndim)
         smooth = smooth + jax.lax.stop_gradient(alpha * jnp.sum(terms, -1)) * of_wire
-    return _unwired(with_derivative_of(value, smooth), feature_axis, x.dtype)
+    return _restore_feature_axis(with_derivative_of(value, smooth), feature_axis, x.dtype)
 
 
-@_sharded_as(_replicated)
+@_shard_outputs(_replicated_spec)
 def pack_bits(bits: Array) -> UInt32[Array, "features words"]:
     bits = jnp.asarray(bits).astype(bool)
     bits = jnp.pad(bits, ((0, 0), (0, -bits.shape[1] % 32)))
@@ -940,7 +940,7 @@ def pack_bits(bits: Array) -> UInt32[Array, "features words"]:
     return jnp.sum(bits << jnp.arange(32, dtype=jnp.uint32)[None, None], -1, dtype=jnp.uint32)
 
 
-@_sharded_as(_replicated)
+@_shard_outputs(_replicated_spec)
 def unpack_bits(
     words: UInt32[Array, "features words"], n_samples: int
 ) -> Bool[Array, "features {n_samples}"]:
@@ -948,7 +948,7 @@ def unpack_bits(
     return bits.reshape(words.shape[0], 32 * words.shape[1])[:, :n_samples] != 0
 
 
-@_sharded_as(lambda given: PartitionSpec(None, *_meshes.spec_of(given["words"])[1:]))
+@_shard_outputs(lambda given: PartitionSpec(None, *_meshes.spec_of(given["words"])[1:]))
 def packed_lut(
     words: UInt32[Array, "inputs *batch"], truth: Bool[Array, "gates slots"], wires: Int[Array, "gates bits"]
 ) -> UInt32[Array, "gates *batch"]:
@@ -962,7 +962,7 @@ def packed_lut(
 # ------------------------------------------------------------------------------------- gradients
 @jax.custom_jvp
 def _scale_gradient(x: jax.Array, factor: jax.Array) -> jax.Array:
-    return mapped_as(x, factor)
+    return match_mapped_axes(x, factor)
 
 
 @_scale_gradient.defjvp
@@ -970,7 +970,7 @@ def _scale_gradient_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Arr
     return _scale_gradient(*primals), tangents[0] * primals[1]
 
 
-@_sharded_as(lambda given: _meshes.spec_of(given["x"]))
+@_shard_outputs(lambda given: _meshes.spec_of(given["x"]))
 def scale_gradient(x: Float[Array, "*shape"], factor: Scalar | Num[Array, "..."]) -> Float[Array, "*shape"]:
     x = jnp.asarray(x)
     return _scale_gradient(x, jax.lax.stop_gradient(jnp.asarray(factor, x.dtype)))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxtyping import Float, Int
 
-from lutjax._meshes import divided_by_compiler as divided_by_compiler, rows as rows, spec_of as spec_of
+from lutjax._meshes import rows as rows, shard_by_compiler as shard_by_compiler, spec_of as spec_of
 from lutjax._typing import Array
 from lutjax.arguments import format_value
 from lutjax.dispatch.registry import Implementation

@@ -141,8 +141,8 @@ def without_native(monkeypatch):
     import lutjax
     from lutjax.dispatch import registry
 
-    installed = registry._installed
-    monkeypatch.setattr(registry, "_installed", lambda name: name != "lutjax_cpu" and installed(name))
+    installed = registry._is_installed
+    monkeypatch.setattr(registry, "_is_installed", lambda name: name != "lutjax_cpu" and installed(name))
     specs = [
         spec
         for op in lutjax.kernel_registry.ops()

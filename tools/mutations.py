@@ -12,7 +12,7 @@ MUTATIONS = [
     (R, "bit = is_above_zero(delta) & ~(jnp.abs(delta) < epsilon)", "bit = is_above_zero(delta) & ~(jnp.abs(delta) <= epsilon)", "detect"),
     (R, "        counts &= distance < window\n", "        counts &= distance <= window\n", "attention"),
     (R, "0.5 * 0.75 ** (n - 1), dtype)", "0.5 * 0.75 ** n, dtype)", "binary_lut"),
-    (R, "    return _weighted(c, rows, reads), tangents[0] * rows + of_rows", "    return _weighted(c, rows, reads), jnp.where(reads, tangents[0], 0) * rows + of_rows", "weighted_lookup"),
+    (R, "    return _weight_rows(c, rows, reads), tangents[0] * rows + of_rows", "    return _weight_rows(c, rows, reads), jnp.where(reads, tangents[0], 0) * rows + of_rows", "weighted_lookup"),
     (R, "better = exists & ((value > best)", "better = exists & ((value >= best)", "trees or LogicConv"),
     # Plain JAX.
     (X + "lookup.py", "main_and_flipped = index, index ^ d.flip.T", "main_and_flipped = index, index | d.flip.T", "lookup"),
@@ -30,7 +30,7 @@ MUTATIONS = [
     (L + "_projection.py", "        return drawn.astype(dtype) / jnp.asarray(kept, dtype)", "        return drawn.astype(dtype) * jnp.asarray(kept, dtype)", "ProjectionLUT or SpatialLUT"),
     (L + "_logic.py", "            scores = jnp.asarray(scores) / jnp.asarray(self.temperature, scores.dtype)", "            scores = jnp.asarray(scores) * jnp.asarray(self.temperature, scores.dtype)", "LogicGates or SoftLUT or BinaryLUT"),
     (L + "_logic.py", "            soft = jax.nn.sigmoid((x - t) / width).astype(dtype)", "            soft = jax.nn.sigmoid((x - t) * width).astype(dtype)", "Thermometer"),
-    (L + "_memory.py", "        value = (jax.nn.sigmoid(self._rooted(score)) * value", "        value = (jax.nn.sigmoid(-self._rooted(score)) * value", "NgramMemory"),
+    (L + "_memory.py", "        value = (jax.nn.sigmoid(self._sigmoid_argument(score)) * value", "        value = (jax.nn.sigmoid(-self._sigmoid_argument(score)) * value", "NgramMemory"),
     (L + "_images.py", "        return jnp.mean(blocks, (-4, -2), accumulator(y.dtype))", "        return jnp.mean(blocks, (-4, -3), accumulator(y.dtype))", "ConvLUT"),
     # Reads.
     ("lutjax/reads.py", "    return straight_through(jnp.abs(u), jnp.where(is_above_zero(u), u, -u))", "    return straight_through(jnp.abs(u), jnp.where(u >= 0, u, -u))", "scored or read or slope or ProjectionLUT or conv"),

@@ -46,7 +46,7 @@ def abstract_arguments(name: str, size: str | None = None, dtype: str | None = N
         )
     sizes = module.measured_sizes[size]
     shape = OfOp(module.op, module.kind(sizes), tuple(sizes.items()))
-    args, options = measurements.abstract_arguments(measurements.abstract(shape, dtype))
+    args, options = measurements.abstract_arguments(measurements.abstract_case(shape, dtype))
     if name == "conv_lut":
         windows, images = options["windows"], args[:3]
         places = {"kernel": windows.size, "stride": windows.stride, "padding": windows.padding}

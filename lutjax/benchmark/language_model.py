@@ -49,14 +49,14 @@ class Step:
             lambda p: jax.tree.map(lambda a: a + jnp.asarray(0.001, a.dtype), p), donate_argnums=0
         )
         state = state._replace(params=write(state.params))
-        return device_time(self._next, (state, jnp.int32(0)), self._text, in_place=True, **options)
+        return device_time(self._advance, (state, jnp.int32(0)), self._text, in_place=True, **options)
 
     def peak_bytes(self) -> int | None:
         """Return the peak memory planned by the compiler."""
         number = jax.ShapeDtypeStruct((), jnp.int32)
-        return peak_bytes(self._next, (self.run.abstract(), number), self._text, in_place=True)
+        return peak_bytes(self._advance, (self.run.abstract(), number), self._text, in_place=True)
 
-    def _next(self, carry: tuple[State, Array], text: Array) -> tuple[tuple[State, Array], Array]:
+    def _advance(self, carry: tuple[State, Array], text: Array) -> tuple[tuple[State, Array], Array]:
         state, number = carry
         state, loss = self.run.step(state, number, text)
         return (state, number + 1), loss
@@ -66,7 +66,7 @@ def layers(shape: LanguageModel) -> tuple[OfOp, ...]:
     """Return each lookup in a step."""
     c = LUTTransformerConfig()
 
-    def dense(outputs: int) -> OfOp:
+    def dense_shape(outputs: int) -> OfOp:
         samples = shape.batch * c.context
         return shapes.op_shape("fc", samples, c.features, outputs, c.ffn_detectors, c.ffn_anchors)
 
@@ -74,7 +74,7 @@ def layers(shape: LanguageModel) -> tuple[OfOp, ...]:
     attention = shapes.op_shape(
         "seq", shape.batch, c.context, c.features, heads, c.n_anchors, c.n_position_bits
     )
-    return (*(attention, dense(c.features)) * c.n_layers, dense(c.vocab_size))
+    return (*(attention, dense_shape(c.features)) * c.n_layers, dense_shape(c.vocab_size))
 
 
 def bytes_moved(shape: LanguageModel, row: str, itemsize: int) -> int:

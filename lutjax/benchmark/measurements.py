@@ -172,7 +172,7 @@ def requests(shape: OfOp, row: str, dtype: str) -> Iterator[tuple[Made, Directio
 @functools.cache
 def calls(shape: OfOp, dtype: str) -> tuple[Made, ...]:
     """Return all op calls in the forward pass."""
-    case = abstract(shape, dtype)
+    case = abstract_case(shape, dtype)
     args, options = abstract_arguments(case)
     return tuple(kernel_registry.calls_of(case.function or case.op, *args, **options))
 
@@ -198,19 +198,19 @@ def abstract_arguments(case: Case) -> tuple[Any, Any]:
 
 
 @functools.cache
-def abstract(shape: OfOp, dtype: str) -> Case:
+def abstract_case(shape: OfOp, dtype: str) -> Case:
     """Return the measured case, with shapes and dtypes instead of arrays."""
     made: list[Case] = []
 
     def build() -> tuple[Arrays, Arrays]:
-        made.append(_measured(shape, dtype))
+        made.append(_measured_case(shape, dtype))
         return made[-1].differentiable, made[-1].fixed
 
     differentiable, fixed = jax.eval_shape(build)
     return dataclasses.replace(made[-1], differentiable=differentiable, fixed=fixed)
 
 
-def _measured(shape: OfOp, dtype: str) -> Case:
+def _measured_case(shape: OfOp, dtype: str) -> Case:
     """Return the measured case, with its accumulation mode."""
     case = cases.find_module(shape.op).measured(shape.sizes, dtype)
     if shape.accumulate is None:
@@ -225,14 +225,16 @@ def accumulates(shape: Measured) -> bool:
     """Return True if the measured function takes `accumulate`."""
     if not isinstance(shape, OfOp):
         return False
-    case = abstract(dataclasses.replace(shape, accumulate=None), cases.find_module(shape.op).dtypes[0])
+    case = abstract_case(dataclasses.replace(shape, accumulate=None), cases.find_module(shape.op).dtypes[0])
     return "accumulate" in inspect.signature(_function(case)).parameters
 
 
 def arrays(shape: OfOp, dtype: str) -> Values:
     """Return random arrays: differentiated, others, and any output cotangent."""
-    case = _measured(shape, dtype)
-    y = jax.eval_shape(functools.partial(output, abstract(shape, dtype)), case.differentiable, case.fixed)
+    case = _measured_case(shape, dtype)
+    y = jax.eval_shape(
+        functools.partial(output, abstract_case(shape, dtype)), case.differentiable, case.fixed
+    )
     dy = None
     if jnp.issubdtype(y.dtype, jnp.floating):
         dy = jax.random.normal(jax.random.key(1, impl="rbg"), y.shape, y.dtype)
@@ -257,12 +259,12 @@ def _names(implementation: str) -> tuple[str, ...]:
 
 def function(shape: OfOp, row: str, dtype: str) -> Callable[..., Any]:
     """Return the measured function for `arguments`. In-place rows carry the table as the first argument."""
-    case = abstract(shape, dtype)
+    case = abstract_case(shape, dtype)
     if row == FORWARD:
         return functools.partial(output, case)
     if row == DENSE:
 
-        def dense(params: Any, constants: Any, dy: Any) -> Any:
+        def run_dense(params: Any, constants: Any, dy: Any) -> Any:
             y, pullback = jax.vjp(lambda p: output(case, p, constants), params)
             if case.table is None:
                 # Reading y and dy again would cost as much as the op; a barrier only orders them.
@@ -270,7 +272,7 @@ def function(shape: OfOp, row: str, dtype: str) -> Callable[..., Any]:
                 return y, pullback(dy)[0]
             return y, pullback(_cotangent(y, dy))[0]
 
-        return dense
+        return run_dense
     table = case.table
     assert table is not None
     if row == IN_PLACE:
@@ -292,7 +294,7 @@ def arguments(shape: OfOp, row: str, dtype: str) -> tuple[Any, ...]:
         return params, constants
     if row == DENSE:
         return params, constants, dy
-    case = abstract(shape, dtype)
+    case = abstract_case(shape, dtype)
     assert case.table is not None
     if row == UPDATE:
         gradient = _outputs_and_gradients(case, params, constants, dy)[1][case.table]

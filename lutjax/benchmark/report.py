@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from lutjax.benchmark.results import Machine, Result, duration, size
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 
-with needed_by(__name__):
+with require_optional(__name__):
     import rich.box
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -79,7 +79,7 @@ class Result:
     def cuda(self) -> "Recorded | None":
         """Recorded CUDA runtime figure for this device kind, or None."""
         key = (self.measurement.name, self.measurement.row, self.measurement.dtype, self.machine.device)
-        return recorded().get(key)
+        return load_recorded_figures().get(key)
 
     def record(self) -> dict[str, Any]:
         """Return a CSV record: times in seconds, sizes in bytes."""
@@ -121,7 +121,7 @@ class Recorded:
 
 
 @functools.cache
-def recorded() -> dict[tuple[str, str, str, str], Recorded]:
+def load_recorded_figures() -> dict[tuple[str, str, str, str], Recorded]:
     """Return CUDA runtime figures by shape, row, dtype and device kind."""
     text = importlib.resources.files("lutjax.benchmark").joinpath("data/cuda.csv").read_text()
     return {
@@ -132,7 +132,7 @@ def recorded() -> dict[tuple[str, str, str, str], Recorded]:
     }
 
 
-def measured(machine: Machine, measurement: Measurement, **options: Any) -> Result:
+def run_measurement(machine: Machine, measurement: Measurement, **options: Any) -> Result:
     """Run a measurement. Out of memory, the result has a note instead of times.
 
     Args:

@@ -48,7 +48,7 @@ class Part:
     run: Callable[..., Any]
     in_place: bool = False
 
-    def abstract(self) -> tuple[Any, ...]:
+    def abstract_arrays(self) -> tuple[Any, ...]:
         """Return its abstract arrays."""
         return jax.eval_shape(lambda: self.prepare(measurements.arrays(self.shape, self.dtype)))
 
@@ -59,7 +59,7 @@ class Part:
     def launches(self) -> list[Asked]:
         """Return its launched kernels."""
         with recorded() as asked:
-            jax.eval_shape(self.run, *self.abstract())
+            jax.eval_shape(self.run, *self.abstract_arrays())
         return asked
 
 
@@ -183,7 +183,7 @@ def _build_part(
 ) -> Part:
     """Return the part for one call."""
     function = functools.partial(spec.load(direction), device=device)
-    case = measurements.abstract(shape, dtype)
+    case = measurements.abstract_case(shape, dtype)
 
     def forward_arguments(values: measurements.Values) -> tuple[Call]:
         with kernel_registry.collecting() as calls:
@@ -266,10 +266,10 @@ class Cost:
     def __call__(self, launch: Launch) -> float:
         """Return the seconds for a config, measured once."""
         if launch not in self._of_launch:
-            self._of_launch[launch] = self._new(launch)
+            self._of_launch[launch] = self._measure(launch)
         return self._of_launch[launch]
 
-    def _new(self, launch: Launch) -> float:
+    def _measure(self, launch: Launch) -> float:
         identity: Hashable = launch
         try:
             identity = self._identity(launch)
@@ -305,27 +305,27 @@ def descend(starts: list[Launch], values: Fields, cost: Callable[[Launch], float
       cost: returns the seconds for a config.
       together: group size.
     """
-    best = _fastest(starts[0], starts[1:], cost)
+    best = _select_fastest(starts[0], starts[1:], cost)
     groups = list(itertools.combinations(values, together))
     low, high = _values_of_thread(starts)
     unchanged = 0
     for group in itertools.cycle(groups):
         if unchanged == len(groups):
             return best
-        tried = _varied(best, {name: values[name] for name in group})
-        faster = _fastest(best, [t for t in tried if low <= _values_of(t) <= high], cost)
+        tried = _list_variants(best, {name: values[name] for name in group})
+        faster = _select_fastest(best, [t for t in tried if low <= _values_of(t) <= high], cost)
         unchanged = unchanged + 1 if faster == best else 0
         best = faster
     return best
 
 
-def _fastest(best: Launch, others: list[Launch], cost: Callable[[Launch], float]) -> Launch:
+def _select_fastest(best: Launch, others: list[Launch], cost: Callable[[Launch], float]) -> Launch:
     """Return the fastest config, or the first if no other is clearly faster."""
     fastest = min([best, *others], key=cost)
     return fastest if cost(fastest) < cost(best) * (1 - _GAIN) else best
 
 
-def _varied(launch: Launch, values: Fields) -> list[Launch]:
+def _list_variants(launch: Launch, values: Fields) -> list[Launch]:
     """Return all valid configs with changed fields."""
     made = []
     for chosen in itertools.product(*values.values()):
@@ -390,10 +390,10 @@ def tune(
       repeats: timed loops per config.
     """
     asked, part = kernel.asked, kernel.part
-    abstract, arrays = part.abstract(), part.arrays()
+    abstract, arrays = part.abstract_arrays(), part.arrays()
     best = math.inf
 
-    def traced(launch: Launch) -> str:
+    def trace_program(launch: Launch) -> str:
         with use({asked.kernel: launch}):
             return str(jax.make_jaxpr(part.run)(*abstract))
 
@@ -410,7 +410,7 @@ def tune(
         tell(f"{kernel}: {cost.measured + 1} launches, {best * 1e6:.2f} us")
         return seconds
 
-    cost = Cost(time, traced)
+    cost = Cost(time, trace_program)
     starts = list(dict.fromkeys((asked.rule, asked.launch)))
     launch = descend(starts, fields(asked.sizes, asked.rule), cost, EFFORTS[effort])
     entry = None

@@ -19,7 +19,7 @@ __all__ = [
     "OfOp",
     "kinds",
     "name_of",
-    "named",
+    "named_shapes",
     "parse",
 ]
 
@@ -88,7 +88,7 @@ def kinds() -> dict[str, tuple[str | None, Kind]]:
     return {**found, _LANGUAGE_MODEL.name: (None, _LANGUAGE_MODEL)}
 
 
-def named(tag: Tag = Tag.BENCH) -> dict[str, Measured]:
+def named_shapes(tag: Tag = Tag.BENCH) -> dict[str, Measured]:
     """Return named shapes with a tag."""
     found: dict[str, Measured] = {
         name: OfOp(op, module.kind(size), tuple(size.items()))
@@ -119,7 +119,7 @@ def op_shape(kind: str, *values: int) -> OfOp:
 def name_of(shape: Measured) -> str:
     """Return the shape name or sizes, with any fixed-point scale."""
     floats = dataclasses.replace(shape, accumulate=None) if isinstance(shape, OfOp) else shape
-    name = next((name for name, known in named().items() if known == floats), str(shape))
+    name = next((name for name, known in named_shapes().items() if known == floats), str(shape))
     scale = None if floats is shape or floats == shape else shape.accumulate.scale  # type: ignore[union-attr]
     return name if scale is None else f"{name} at {scale:g}"
 
@@ -135,7 +135,7 @@ def parse(text: str, known: Mapping[str, Measured] | None = None) -> Measured:
       >>> parse("seq:2,8,4,3,2,1,5").sizes["window"]
       5
     """
-    known = named() if known is None else known
+    known = named_shapes() if known is None else known
     if text in known:
         return known[text]
     name, colon, sizes = text.partition(":")

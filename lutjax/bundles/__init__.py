@@ -6,7 +6,7 @@ without a model. They need the extra ``bundles``, and Flax NNX models the extra 
 
 from typing import TYPE_CHECKING, Any
 
-from lutjax.extras import attribute, importable
+from lutjax.extras import attribute, importable_names
 
 if TYPE_CHECKING:
     from lutjax.bundles._reading import Bundle, read
@@ -22,4 +22,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return importable(__name__, _MODULES)
+    return importable_names(__name__, _MODULES)

@@ -9,7 +9,7 @@ from typing import Any
 
 from lutjax import __version__
 from lutjax.bundles._layout import CONFIG, TENSORS, Config
-from lutjax.files.messages import in_a_line, printable
+from lutjax.files.messages import escape_unprintable, in_a_line
 
 LAST = (
     "<!-- Written by lutjax save. Delete this line to keep this file when the model is saved here again. -->"
@@ -68,7 +68,7 @@ def _head(name: str, config: Config) -> Iterator[str]:
     if task:
         yield f"pipeline_tag: {task}"
     yield from ("tags:", "- lutjax", "- jax", f"- {json.dumps(config.architecture)}")
-    measured = list(_measured(run))
+    measured = list(_last_measurements(run))
     if task and measured:
         what, step, value = measured[-1] if len(measured) == 1 else measured[1]
         yield from ("model-index:", f"- name: {json.dumps(name)}", "  results:")
@@ -97,14 +97,14 @@ def _body(name: str, config: Config) -> Iterator[str]:
 
 def _run_section(run: Mapping[str, Any]) -> Iterator[str]:
     record = run["record"]
-    measured = list(_measured(run))
+    measured = list(_last_measurements(run))
     if measured:
         yield from ("## Measured", "", "| | after steps | |", "| --- | --- | --- |")
         for what, step, value in measured:
             yield f"| {what} | {step} | {value:.6g} |"
         yield ""
     if run["results"]:
-        yield from ("At the end of the run:", "", "```", *map(printable, run["results"]), "```", "")
+        yield from ("At the end of the run:", "", "```", *map(escape_unprintable, run["results"]), "```", "")
     source = record.get("text") or record.get("samples")
     if source is not None:
         unit = "bytes" if record.get("text") else "samples"
@@ -123,7 +123,7 @@ def _kind(run: Mapping[str, Any]) -> str:
     return "regression" if learns_numbers else str(run.get("kind", ""))
 
 
-def _measured(run: Mapping[str, Any]) -> Iterator[tuple[str, int, float]]:
+def _last_measurements(run: Mapping[str, Any]) -> Iterator[tuple[str, int, float]]:
     history = run["record"]["history"] if run else {}
     for key, what in zip(("train", "test", "other"), _MEASURED.get(_kind(run), ()), strict=False):
         if history.get(key):
@@ -189,7 +189,7 @@ def _table(fields: Mapping[str, Any]) -> Iterator[str]:
 def _text(text: str) -> str:
     """Format a text for a Markdown table: one line, with markup escaped."""
     return (
-        printable(in_a_line(text))
+        escape_unprintable(in_a_line(text))
         .replace("\\", "\\\\")
         .replace("|", "\\|")
         .replace("<", "&lt;")

@@ -10,11 +10,11 @@ import numpy as np
 
 import lutjax
 from lutjax import reads, wiring
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.layers import nnx as layers, specifications
 from lutjax.values import Edges
 
-with needed_by(__name__):
+with require_optional(__name__):
     from flax import nnx
 
 LAYERS: Mapping[str, Any] = {
@@ -62,7 +62,7 @@ def arguments_of(module: Any) -> dict[str, Any] | None:
         return None
     spec = module.spec
     try:
-        found = {name: _encoded(getattr(spec, name)) for name in _recorded_fields(type(spec))}
+        found = {name: _encode_argument(getattr(spec, name)) for name in _recorded_fields(type(spec))}
     except TypeError:
         return None
     given = [name for name, field in _GIVEN.items() if getattr(spec, field, None)]
@@ -77,14 +77,16 @@ def empty(name: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> An
     Constructor arguments among its arrays determine sizes.
     """
     layer = LAYERS[name]
-    options = {key: _decoded(fields[key]) for key in _recorded_fields(layer.spec_type) if key in fields}
+    options = {
+        key: _decode_argument(fields[key]) for key in _recorded_fields(layer.spec_type) if key in fields
+    }
     given = fields.get("given")
     if not isinstance(given, list) or not set(map(str, given)) <= set(_GIVEN) & set(layer.spec_type.given):
         raise ValueError(f"its field 'given' is {given!r}")
     options |= {key: np.asarray(arrays[key]) for key in given}
     if fields.get(_EDGE_SIZES) is not None:
         first, target = np.asarray(arrays["first_edges"]), options["targets"]
-        options["targets"] = Edges(first, target, *_decoded(fields[_EDGE_SIZES]))
+        options["targets"] = Edges(first, target, *_decode_argument(fields[_EDGE_SIZES]))
     takes_rngs = "rngs" in inspect.signature(layer).parameters
     return nnx.eval_shape(lambda: layer(**options, **({"rngs": nnx.Rngs(0)} if takes_rngs else {})))
 
@@ -94,32 +96,35 @@ def _recorded_fields(spec_type: type[specifications.Spec]) -> list[str]:
     return [n for n in specifications.arguments(spec_type) if n not in left_out and not n.endswith("_init")]
 
 
-def _encoded(value: Any) -> Any:
+def _encode_argument(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.dtype):
         return value.name
     if isinstance(value, tuple):
-        return [_encoded(one) for one in value]
+        return [_encode_argument(one) for one in value]
     if isinstance(value, np.ndarray) and value.size <= _LARGEST:
         return value.tolist()
     if isinstance(value, lutjax.NgramLayout):
         return {_KIND: _LAYOUT, **value.to_json()}
     if _VALUES.get(type(value).__name__) is type(value):
         fields = dataclasses.fields(value)
-        return {_KIND: type(value).__name__, **{f.name: _encoded(getattr(value, f.name)) for f in fields}}
+        return {
+            _KIND: type(value).__name__,
+            **{f.name: _encode_argument(getattr(value, f.name)) for f in fields},
+        }
     name = next((name for name, function in _FUNCTIONS.items() if function is value), None)
     if name is None:
         raise TypeError
     return {_KIND: name}
 
 
-def _decoded(value: Any) -> Any:
+def _decode_argument(value: Any) -> Any:
     if isinstance(value, list):
-        return tuple(map(_decoded, value))
+        return tuple(map(_decode_argument, value))
     if not isinstance(value, dict):
         return value
-    fields = {name: _decoded(one) for name, one in value.items() if name != _KIND}
+    fields = {name: _decode_argument(one) for name, one in value.items() if name != _KIND}
     name = value[_KIND]
     if name == _LAYOUT:
         return lutjax.NgramLayout.from_json(fields)

@@ -199,7 +199,7 @@ class Config:
             of_file.field(file, "sha256", str),
             tensors,
         )
-        stored = list(config.stored())
+        stored = list(config.stored_tensors())
         if len({name for name, *_ in stored}) != len(stored):
             raise ValueError(f"{CONFIG}: a tensor has the name of the scale of another one.")
         paths = {tensor.path for tensor in tensors.values()}
@@ -208,7 +208,7 @@ class Config:
                 raise ValueError(f"{CONFIG}: the tensor {format_value(name_of(path))} lies in another one.")
         return config
 
-    def stored(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    def stored_tensors(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
         """Yield name, dtype and shape of each tensor in the file, including scales."""
         for name, tensor in self.tensors.items():
             yield name, tensor.stored, tensor.shape

@@ -15,7 +15,7 @@ from lutjax.bundles._fit import fit
 from lutjax.bundles._layout import Path, name_of
 from lutjax.bundles._reading import Bundle
 from lutjax.bundles.errors import BundleError
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.files.messages import in_a_line
 from lutjax.files.strict_json import format_value
 from lutjax.layers import nnx as layers
@@ -38,7 +38,7 @@ from lutjax.training.classifier import classifier_of
 from lutjax.training.lm import structure_of
 from lutjax.training.models import Structure
 
-with needed_by(__name__):
+with require_optional(__name__):
     from flax import nnx
 
 CONFIGS: Mapping[str, Any] = {
@@ -91,7 +91,7 @@ def config_of(module: nnx.Module) -> dict[str, Any] | None:
     if name not in CONFIGS:
         return _arguments_of(module)
     config: Any = module.config  # type: ignore[attr-defined]
-    made, found = _described(_empty(config, is_quantized(module))), _described(module)
+    made, found = _describe_arrays(_empty(config, is_quantized(module))), _describe_arrays(module)
     for path in sorted({*made, *found}, key=str):
         if made.get(path) != found.get(path):
             raise ValueError(
@@ -111,10 +111,10 @@ def _arguments_of(module: nnx.Module) -> dict[str, Any] | None:
         made = _layers.empty(type(module).__name__, fields, arrays)
     except (TypeError, ValueError):  # arrays replaced by arrays with another structure
         return None
-    return fields if _described(made) == _described(module) else None
+    return fields if _describe_arrays(made) == _describe_arrays(module) else None
 
 
-def _described(module: nnx.Module) -> dict[Path, tuple[Any, Any]]:
+def _describe_arrays(module: nnx.Module) -> dict[Path, tuple[Any, Any]]:
     return {part.path: (part.array.shape, part.array.dtype) for part in learned_parts(module)}
 
 
@@ -145,9 +145,9 @@ def model(bundle: Bundle) -> Any:
         raise BundleError(
             f"the bundle {bundle.folder} cannot be used: its model is no {config.architecture}: {in_a_line(error)}"
         ) from error
-    arrays = _fitting(bundle, empty)
+    arrays = _match_values(bundle, empty)
     graph, kept, passing = _split(empty)
-    made: Any = nnx.merge(graph, _with(kept, arrays), jax.tree.map(_fresh, passing))
+    made: Any = nnx.merge(graph, _replace_arrays(kept, arrays), jax.tree.map(_fresh, passing))
     _check(bundle, made)
     if config.architecture in CONFIGS:
         made.eval()
@@ -164,9 +164,9 @@ def _empty_of(bundle: Bundle, fields: dict[str, Any]) -> Any:
 
 def fill(bundle: Bundle, module: nnx.Module) -> None:
     """Load the bundle values into a module of the saved class; on a mismatch nothing changes."""
-    arrays = _fitting(bundle, module)
+    arrays = _match_values(bundle, module)
     graph, kept, passing = _split(module)
-    new = _with(kept, arrays)
+    new = _replace_arrays(kept, arrays)
     _check(bundle, nnx.merge(graph, new, passing))
     nnx.update(module, new)
 
@@ -177,12 +177,12 @@ def functional(module: nnx.Module) -> tuple[dict[str, Any], Callable[[Mapping[st
 
     def merge_module(arrays: Mapping[str, Any]) -> Any:
         named = {part.path: arrays[name_of(part.path)] for part in learned_parts(module)}
-        return nnx.merge(graph, _with(kept, named), passing)
+        return nnx.merge(graph, _replace_arrays(kept, named), passing)
 
     return {name_of(part.path): part.array for part in learned_parts(module)}, merge_module
 
 
-def _fitting(bundle: Bundle, module: nnx.Module) -> dict[Path, Any]:
+def _match_values(bundle: Bundle, module: nnx.Module) -> dict[Path, Any]:
     """Return the bundle values by path, checked to match the module arrays exactly."""
     wanted = {part.path: part.array for part in learned_parts(module)}
     fit(bundle, wanted)
@@ -201,7 +201,7 @@ def keys(path: Any) -> Path:
     return tuple(path)
 
 
-def _with(state: Any, arrays: Mapping[Path, Any]) -> Any:
+def _replace_arrays(state: Any, arrays: Mapping[Path, Any]) -> Any:
     flat = [(path, variable.replace(arrays[keys(path)])) for path, variable in nnx.to_flat_state(state)]
     return nnx.from_flat_state(flat)
 

@@ -16,7 +16,7 @@ from jaxtyping import Shaped
 from lutjax.bundles import _tables
 from lutjax.bundles._layout import CODES, CONFIG, MOST_BYTES, TENSORS, Config
 from lutjax.bundles.errors import BundleError
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.files import strict_json
 from lutjax.files.atomic import digest_of
 from lutjax.files.messages import in_a_line
@@ -85,7 +85,7 @@ def read(folder: str | os.PathLike[str]) -> Bundle:
       >>> lutjax.bundles.read(folder).tree()["params"]["weights"].shape
       (2, 4, 3)
     """
-    with needed_by("lutjax.bundles.read"):
+    with require_optional("lutjax.bundles.read"):
         from safetensors import SafetensorError, safe_open
 
     path = Path(folder)
@@ -101,7 +101,7 @@ def read(folder: str | os.PathLike[str]) -> Bundle:
             _check_tensors(file, config)
             if digest_of(place) != config.sha256:
                 raise ValueError(f"{TENSORS} has changed since it was written")
-            tensors = {name: file.get_tensor(name) for name, *_ in config.stored()}
+            tensors = {name: file.get_tensor(name) for name, *_ in config.stored_tensors()}
     except (SafetensorError, ValueError) as error:
         raise BundleError(f"the bundle {path} is damaged: {in_a_line(error).removesuffix('.')}.") from error
     return Bundle(path, config, tensors)
@@ -150,7 +150,7 @@ def _check_header(path: Path, size: int) -> None:
 
 
 def _check_tensors(file: Any, config: Config) -> None:
-    wanted = {name: (CODES[dtype], shape) for name, dtype, shape in config.stored()}
+    wanted = {name: (CODES[dtype], shape) for name, dtype, shape in config.stored_tensors()}
     found = set(file.keys())
     for name in sorted(found ^ set(wanted)):
         where = (

@@ -12,7 +12,7 @@ from lutjax.bundles._layout import Tensor, name_of, scale_of
 Array = Shaped[np.ndarray, "..."]
 
 
-def stored(tensor: Tensor, values: Array) -> dict[str, Array]:
+def encode_tensor(tensor: Tensor, values: Array) -> dict[str, Array]:
     name = name_of(tensor.path)
     if tensor.scale is None:
         return {name: values.astype(jnp.dtype(tensor.stored))}

@@ -19,13 +19,13 @@ from lutjax.bundles import _modules
 from lutjax.bundles._layout import name_of
 from lutjax.bundles.errors import BundleError
 from lutjax.bundles.saving import save
-from lutjax.extras import needed_by
-from lutjax.files.atomic import atomically, digest_of
+from lutjax.extras import require_optional
+from lutjax.files.atomic import digest_of, write_atomically
 from lutjax.models import LogicCA, LogicClassifier, LogicTreeNet, LUTTransformer
-from lutjax.models._decoder import Decoder, fed
+from lutjax.models._decoder import Decoder, feed_tokens
 from lutjax.training.classifier import shape_of
 
-with needed_by(__name__):
+with require_optional(__name__):
     import flatbuffers  # type: ignore[import-untyped] # noqa: F401 (jax.export writes with it)
     from flax import nnx
 
@@ -111,7 +111,7 @@ def write(
             export = jax.export.export(jax.jit(program.function), platforms=platforms)
             exported = export(shapes, *program.arguments.values())
         path = place / f"{name}{ENDING}"
-        with atomically(path) as unfinished:
+        with write_atomically(path) as unfinished:
             unfinished.write_bytes(exported.serialize(vjp_order=1 if program.differentiable else 0))
         written.append(path)
         outputs = jax.tree.unflatten(exported.out_tree, exported.out_avals)
@@ -120,8 +120,11 @@ def write(
             "file": path.name,
             "sha256": digest_of(path),
             "computes": program.says,
-            "arguments": {"weights": "tensors of model.safetensors by name", **_described(program.arguments)},
-            "returns": _described(dict(zip(program.returns, results, strict=True))),
+            "arguments": {
+                "weights": "tensors of model.safetensors by name",
+                **_describe_arrays(program.arguments),
+            },
+            "returns": _describe_arrays(dict(zip(program.returns, results, strict=True))),
             "differentiable": program.differentiable,
         }
     facts = {
@@ -130,7 +133,7 @@ def write(
         "platforms": list(platforms),
         "programs": about,
     }
-    with atomically(place / ABOUT) as unfinished:
+    with write_atomically(place / ABOUT) as unfinished:
         unfinished.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     return written
 
@@ -176,8 +179,8 @@ def _decoder_programs(model: Decoder) -> dict[str, Program]:
         held = [
             (path, v.replace(state[name_of(_modules.keys(path))])) for path, v in nnx.to_flat_state(cache)
         ]
-        new, logits = fed(graph, nnx.from_flat_state(held), kept, tokens[:, None])
-        return _named(new), logits
+        new, logits = feed_tokens(graph, nnx.from_flat_state(held), kept, tokens[:, None])
+        return _name_arrays(new), logits
 
     def start(weights: Arrays, tokens: jax.Array) -> tuple[State, jax.Array]:
         _, cache, _ = split(weights, tokens.shape[0])
@@ -186,7 +189,7 @@ def _decoder_programs(model: Decoder) -> dict[str, Program]:
             state, logits = decode(weights, carry[0], token)
             return (state, logits.astype(carry[1].dtype)), None
 
-        first = _named(cache), jnp.zeros((tokens.shape[0], vocab), _dtype_of_logits(forward, weights))
+        first = _name_arrays(cache), jnp.zeros((tokens.shape[0], vocab), _dtype_of_logits(forward, weights))
         return jax.lax.scan(step, first, tokens.T)[0]
 
     batch, length = jax.export.symbolic_shape("batch, length", constraints=[f"length <= {context}"])
@@ -196,7 +199,7 @@ def _decoder_programs(model: Decoder) -> dict[str, Program]:
     )
     last = jax.ShapeDtypeStruct((any_batch,), jnp.int32)
     weights, _ = _modules.functional(model)
-    state = jax.eval_shape(lambda weights: _named(split(weights, any_batch)[1]), weights)
+    state = jax.eval_shape(lambda weights: _name_arrays(split(weights, any_batch)[1]), weights)
     return {
         "forward": Program(
             f"logits of the token after each, of texts of up to {context} tokens",
@@ -226,7 +229,7 @@ def _decoder_programs(model: Decoder) -> dict[str, Program]:
     }
 
 
-def _named(cache: Any) -> dict[str, Any]:
+def _name_arrays(cache: Any) -> dict[str, Any]:
     return {name_of(_modules.keys(path)): v.get_value() for path, v in nnx.to_flat_state(cache)}
 
 
@@ -303,9 +306,9 @@ def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return -each.mean()
 
 
-def _described(arrays: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_arrays(arrays: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: _described(array)
+        name: _describe_arrays(array)
         if isinstance(array, Mapping)
         else f"{jnp.dtype(array.dtype)}[{', '.join(map(str, array.shape))}]"
         for name, array in arrays.items()

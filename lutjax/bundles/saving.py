@@ -31,8 +31,8 @@ from lutjax.bundles._layout import (
 )
 from lutjax.bundles._reading import read_config
 from lutjax.bundles.errors import BundleError
-from lutjax.extras import needed_by
-from lutjax.files.atomic import atomically, digest_of
+from lutjax.extras import require_optional
+from lutjax.files.atomic import digest_of, write_atomically
 
 MOST_NAME = 512
 """Maximum length of a tensor name in characters."""
@@ -80,7 +80,7 @@ def save(
       >>> bool((other.anchors[...] == layer.anchors[...]).all())
       True
     """
-    with needed_by("lutjax.save"):
+    with require_optional("lutjax.save"):
         from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
@@ -93,17 +93,17 @@ def save(
     tensors, arrays = _tensors(found, table_dtype)
     _check_place(place)
     place.mkdir(parents=True, exist_ok=True)
-    with atomically(place / TENSORS) as path:
+    with write_atomically(place / TENSORS) as path:
         try:
             save_file(arrays, path, metadata={"format": "np"})
         except SafetensorError as error:
             raise BundleError(f"{place / TENSORS} cannot be written: {error}") from error
         n_bytes, sha256 = path.stat().st_size, digest_of(path)
     config = Config(**facts, n_bytes=n_bytes, sha256=sha256, tensors=tensors)
-    with atomically(place / CONFIG) as path:
+    with write_atomically(place / CONFIG) as path:
         path.write_text(json.dumps(config.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
     if _card.is_ours(place / CARD):
-        with atomically(place / CARD) as path:
+        with write_atomically(place / CARD) as path:
             path.write_text(_card.card(place.absolute().name, config), encoding="utf-8")
 
 
@@ -114,15 +114,15 @@ def _flatten_model(model: Any, tables: frozenset[str]) -> tuple[dict[str, Any], 
     leaves = flat(model)
     if not leaves or (len(leaves) == 1 and () in leaves):
         raise TypeError(f"save: model is {format_value(model)}; expected an nnx.Module, or arrays in dicts.")
-    unknown = sorted(tables - {name for path in leaves for name in _called(path)})
+    unknown = sorted(tables - {name for path in leaves for name in _array_names(path)})
     if unknown:
         raise ValueError(f"save: tables has {format_value(unknown[0])}, which no array is called.")
     facts = {"architecture": "arrays", "library": TREE, "model": None, "quantized": False, "run": None}
-    kinds = {path: TABLES if tables & set(_called(path)) else str(path[0]) for path in leaves}
+    kinds = {path: TABLES if tables & set(_array_names(path)) else str(path[0]) for path in leaves}
     return facts, [(path, kinds[path], leaf) for path, leaf in leaves.items()]
 
 
-def _called(path: Keys) -> tuple[str, ...]:
+def _array_names(path: Keys) -> tuple[str, ...]:
     """Return an array's names relative to the tree root and to its collection."""
     return "/".join(map(str, path)), "/".join(map(str, path[1:]))
 
@@ -158,7 +158,7 @@ def _tensors(
         store = table_dtype if narrower and table_dtype is not None else dtype
         scale = scale_of(name) if store == "int8" and dtype != "int8" else None
         tensor = Tensor(path, kind, tuple(array.shape), dtype, store, scale)
-        made = _tables.stored(tensor, np.asarray(array))
+        made = _tables.encode_tensor(tensor, np.asarray(array))
         if name in tensors or set(made) & set(arrays):
             raise ValueError(f"save: two arrays have the name {format_value(name)}, or scale; rename one.")
         tensors[name] = tensor

@@ -93,7 +93,7 @@ class CaseModule:
     def measured(self, sizes: Sizes, dtype: str) -> Case:
         """Return the measured case at some sizes, with a fast generator."""
         draw = MeasuredDraw(self.op, "measured", jnp.dtype(dtype))
-        case: Case = getattr(self.module, "measured", self.module.case)(draw, sizes)
+        case: Case = getattr(self.module, "measured_case", self.module.case)(draw, sizes)
         return case
 
     def traffic(self, sizes: Sizes) -> Traffic:
@@ -131,21 +131,21 @@ class MeasuredDraw(Draw):
         super().__init__(op, shape, dtype)
         self._key = jax.random.key(0, impl="rbg")
 
-    def _next(self) -> jax.Array:
+    def _next_key(self) -> jax.Array:
         self._key, key = jax.random.split(self._key)
         return key
 
     def normal(self, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
-        return jax.random.normal(self._next(), shape, dtype)
+        return jax.random.normal(self._next_key(), shape, dtype)
 
     def uniform(self, shape: tuple[int, ...], low: float, high: float) -> jax.Array:
-        return jax.random.uniform(self._next(), shape, self.dtype, low, high)
+        return jax.random.uniform(self._next_key(), shape, self.dtype, low, high)
 
     def permutation(self, n: int) -> jax.Array:
-        return jax.random.permutation(self._next(), n).astype(jnp.int32)
+        return jax.random.permutation(self._next_key(), n).astype(jnp.int32)
 
     def grid(self, shape: tuple[int, ...], steps: int, dtype: DTypeLike | None = None) -> jax.Array:
-        values = jax.random.randint(self._next(), shape, -steps, steps + 1)
+        values = jax.random.randint(self._next_key(), shape, -steps, steps + 1)
         return (values / 4).astype(self.dtype if dtype is None else dtype)
 
     def weights(self, shape: tuple[int, ...]) -> jax.Array:
@@ -155,13 +155,13 @@ class MeasuredDraw(Draw):
         return self.normal(shape)
 
     def ids(self, shape: tuple[int, ...], low: int, high: int) -> jax.Array:
-        return jax.random.randint(self._next(), shape, low, max(high, low + 1))
+        return jax.random.randint(self._next_key(), shape, low, max(high, low + 1))
 
     def uint32(self, shape: tuple[int, ...]) -> jax.Array:
-        return jax.random.bits(self._next(), shape, jnp.uint32)
+        return jax.random.bits(self._next_key(), shape, jnp.uint32)
 
     def anchors(self, n_inputs: int, n_detectors: int, n_pairs: int) -> jax.Array:
-        return lutjax.sample_anchors(self._next(), n_inputs, n_detectors, n_pairs)
+        return lutjax.sample_anchors(self._next_key(), n_inputs, n_detectors, n_pairs)
 
     def detection(self, shape: tuple[int, ...], bits: int) -> Detection:
         return lutjax.detect_signs(self.normal((*shape, bits)))

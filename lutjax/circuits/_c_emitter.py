@@ -90,7 +90,7 @@ def number_function(circuit: Circuit, name: str) -> str:
     scale, offset = (
         f"{float(circuit.about.get(fact) or default)!r}f" for fact, default in (("scale", 1), ("offset", 0))
     )
-    return _templates.filled("number.h", name=name, scale=scale, offset=offset)
+    return _templates.fill_template("number.h", name=name, scale=scale, offset=offset)
 
 
 # ------------------------------------------------------------------------------------- operations
@@ -140,14 +140,14 @@ def write_test(
         *rows,
         *output_arrays(circuit, n if batch_calls else 1),
     ]
-    return _templates.filled(
+    return _templates.fill_template(
         "test.c",
         name=name,
         n=n,
         includes="#include <math.h>\n" if rows else "",
         arrays=arrays,
         calls="\n".join(
-            _templates.filled("test_call.c", n=n, call=f"    {one}\n" if one else "", checks=inside)
+            _templates.fill_template("test_call.c", n=n, call=f"    {one}\n" if one else "", checks=inside)
             for one in batch_calls or [""]
         ).rstrip(),
     )

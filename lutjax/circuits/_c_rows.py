@@ -85,7 +85,7 @@ def header(circuit: Circuit, rows: Columns, name: str) -> str:
         )
         for column in rows.columns
     ]
-    return _templates.filled(
+    return _templates.fill_template(
         "rows.h",
         name=name,
         constants=constants(rows, name),
@@ -113,7 +113,7 @@ def source(circuit: Circuit, rows: Columns, name: str) -> str:
         codes.append(f"            of_{column.port}[k] = ({kind})({inside} ? row->{column.port} : {other});")
         texts = ", ".join(map(c99.quote, column.values))
         parts.append(
-            _templates.filled(
+            _templates.fill_template(
                 "category.c",
                 name=name,
                 port=column.port,
@@ -125,7 +125,7 @@ def source(circuit: Circuit, rows: Columns, name: str) -> str:
         )
     given = [f"of_{column.port}" for column in rows.columns]
     answers = [f"output_{port.name} + done * {port.count}" for port in circuit.outputs]
-    return _templates.filled(
+    return _templates.fill_template(
         "rows.c",
         name=name,
         NAME=name.upper(),
@@ -139,7 +139,7 @@ def source(circuit: Circuit, rows: Columns, name: str) -> str:
 
 def _number(column: Number, kind: str) -> str:
     """Return the C function from a double to an integer code above the same thresholds."""
-    return _templates.filled(
+    return _templates.fill_template(
         "number.c" if column.thresholds else "no_number.c",
         port=column.port,
         type=kind,

@@ -15,11 +15,11 @@ def formula(table: int, n: int) -> str:
     """
     for k in range(n, 3):
         table |= table << (1 << k)
-    return _shortest()[table]
+    return _shortest_formulas()[table]
 
 
 @functools.cache
-def _shortest() -> dict[int, str]:
+def _shortest_formulas() -> dict[int, str]:
     shortest = {truth.variable(3, i): f"{{{i}}}" for i in range(3)}
     by_length = [list(shortest)]
     while len(shortest) < 254:
@@ -27,10 +27,10 @@ def _shortest() -> dict[int, str]:
         length = len(by_length)
         for i in range(length):
             for p in by_length[i]:
-                left = _within(shortest[p])
+                left = _parenthesize(shortest[p])
                 found = [(p ^ 255, f"~{left}")] if i == length - 1 else []
                 for q in by_length[length - 1 - i]:
-                    right = _within(shortest[q])
+                    right = _parenthesize(shortest[q])
                     found += [
                         (p & q, f"{left} & {right}"),
                         (p | q, f"{left} | {right}"),
@@ -45,5 +45,5 @@ def _shortest() -> dict[int, str]:
     return shortest
 
 
-def _within(text: str) -> str:
+def _parenthesize(text: str) -> str:
     return f"({text})" if " " in text else text

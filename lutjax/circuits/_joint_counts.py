@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from lutjax.circuits import truth
-from lutjax.circuits.builder import Builder, Literal, composed
+from lutjax.circuits.builder import Builder, Literal, compose_tables
 
 _INPUTS = 6
 
@@ -101,7 +101,7 @@ def _join_sum(builder: Builder, given: Sum, readers: Sequence[int]) -> Sum:
     views = [
         view for literal, weight in given.terms if weight == 1 for view in _views(builder, literal, readers)
     ]
-    joints = list(_overlapping(views))
+    joints = list(_find_overlaps(views))
     used = {addend.literal for joint in joints for addend in joint.addends}
     joints += _threes([view for view in views if view.literal not in used and len(view.nodes) == 2])
     used = {addend.literal for joint in joints for addend in joint.addends}
@@ -129,12 +129,12 @@ def _views(builder: Builder, literal: Literal, readers: Sequence[int]) -> Iterat
         own = builder.read(n)
         if len({*deeper, *own[0]} - {n}) > truth.MAX_INPUTS:
             return
-        deeper, table = composed(deeper, table, n, *own)
+        deeper, table = compose_tables(deeper, table, n, *own)
     if inner and len(deeper) <= 4:
         yield Addend(literal, tuple(deeper), table, saved)
 
 
-def _overlapping(views: Sequence[Addend]) -> Iterator[Joint]:
+def _find_overlaps(views: Sequence[Addend]) -> Iterator[Joint]:
     """Yield disjoint sums of bits with common inputs, the largest gain first."""
     readers: dict[int, list[Addend]] = collections.defaultdict(list)
     for view in views:

@@ -278,7 +278,7 @@ def source(made: Program, name: str, style: Style, chunk: int) -> tuple[dict[str
         "body": body,
         "code": [f"    {line}" for line in lines],
     }
-    files = {f"{name}.{end}": _templates.filled(f"mcu.{end}", **values) for end in ("h", "c")}
+    files = {f"{name}.{end}": _templates.fill_template(f"mcu.{end}", **values) for end in ("h", "c")}
     return files, memory, n_tables
 
 
@@ -288,7 +288,7 @@ def _row(circuit: Circuit, name: str) -> str:
         return ""
     result, outputs, names = _results(circuit)
     given = [*(f"&row->{port.name}" for port in circuit.inputs), *names]
-    return _templates.filled(
+    return _templates.fill_template(
         "row.h",
         name=name,
         constants=_c_rows.constants(rows, name),
@@ -443,7 +443,7 @@ def _tables(made: Program) -> tuple[str, list[str], int, int]:
         cases += [f"        case {i}:", "            for (; n > 0; n--) {", f"                {reads}"]
         cases += [f"                {statement};", "            }", "            break;"]
     parameters, arguments, unused = _arguments(made)
-    body = _templates.filled(
+    body = _templates.fill_template(
         "mcu_tables.c",
         bits=bits,
         operands=c99.wrap(table or [0]),

@@ -114,7 +114,9 @@ class Network:
         self, signal: Signal, reads: Sequence[Signal], products: Sequence[Product], inverted: int, where: str
     ) -> None:
         if signal in self.drivers:
-            raise self._wrong(where, signal, f"has a second driver, after {self.drivers[signal].where}")
+            raise self._signal_error(
+                where, signal, f"has a second driver, after {self.drivers[signal].where}"
+            )
         self.drivers[signal] = _Driver(reads, products, inverted, where)
 
     def circuit(
@@ -141,9 +143,9 @@ class Network:
         for k, place in enumerate(in_places, 1):
             signal = inputs[place]
             if signal in literals:
-                raise self._wrong("the inputs", signal, "is an input twice")
+                raise self._signal_error("the inputs", signal, "is an input twice")
             if signal in self.drivers:
-                raise self._wrong(self.drivers[signal].where, signal, "is driven, but it is an input")
+                raise self._signal_error(self.drivers[signal].where, signal, "is driven, but it is an input")
             literals[signal] = 2 * k
         gates = _Gates(len(in_places))
         for signal in self._in_order([signal for signal, _ in outputs], literals):
@@ -162,12 +164,14 @@ class Network:
                 signal, reader = stack[-1]
                 if signal not in done:
                     if signal not in self.drivers:
-                        raise self._wrong(reader, signal, "is read, but it has no driver and is no input")
+                        raise self._signal_error(
+                            reader, signal, "is read, but it has no driver and is no input"
+                        )
                     done[signal] = False
                     where = self.drivers[signal].where
                     for name in self.drivers[signal].reads:
                         if not done.get(name, True):
-                            raise self._wrong(where, signal, f"is in a loop with {self.noun}{name}")
+                            raise self._signal_error(where, signal, f"is in a loop with {self.noun}{name}")
                         if name not in done:
                             stack.append((name, where))
                     continue
@@ -177,7 +181,7 @@ class Network:
                 stack.pop()
         return order
 
-    def _wrong(self, where: str, signal: Signal, what: str) -> ValueError:
+    def _signal_error(self, where: str, signal: Signal, what: str) -> ValueError:
         return ValueError(f"{self.caller}: {where}: {in_a_line(f'{self.noun}{signal} {what}')}.")
 
 

@@ -10,7 +10,7 @@ from lutjax.circuits.columns import MISSING, Columns, Number
 def bits_of_rows(builder: Builder, rows: Columns, numbers: Sequence[list[Literal]]) -> list[Literal]:
     """Return the network input bits for rows, given the input port literals."""
 
-    def compared(at: int, part: int) -> Literal:
+    def compare_part(at: int, part: int) -> Literal:
         column, number = rows.columns[at], numbers[at]
         if part == MISSING:
             in_two_complement = column.missing_code & ((1 << len(number)) - 1)
@@ -21,7 +21,7 @@ def bits_of_rows(builder: Builder, rows: Columns, numbers: Sequence[list[Literal
             return arithmetic.above_signed(builder, number, column.levels[part])
         return arithmetic.above_constant(builder, number, column.levels[part])
 
-    return bits_of_comparisons(builder, rows, compared)
+    return bits_of_comparisons(builder, rows, compare_part)
 
 
 def bits_of_comparisons(

@@ -64,7 +64,7 @@ def _diagram(circuit: Circuit, order: Sequence[int]) -> Circuit:
             half = 1 << (k - 1)
             low, high = table & (1 << half) - 1, table >> half
             a, b = build(low, k - 1), build(high, k - 1)
-            known[table, k] = _either(builder, inputs[order[k - 1]], a, b, low, high)
+            known[table, k] = _select_branch(builder, inputs[order[k - 1]], a, b, low, high)
         return known[table, k] ^ inverted
 
     end = (1 << (1 << n)) - 1
@@ -73,7 +73,7 @@ def _diagram(circuit: Circuit, order: Sequence[int]) -> Circuit:
     return builder.circuit({k: v for k, v in circuit.about.items() if k != "vote_gates"})
 
 
-def _either(builder: Builder, x: Literal, a: Literal, b: Literal, low: int, high: int) -> Literal:
+def _select_branch(builder: Builder, x: Literal, a: Literal, b: Literal, low: int, high: int) -> Literal:
     """Return a, with table `low`, where x is 0, else b."""
     if a == b:
         return a

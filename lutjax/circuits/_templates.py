@@ -8,7 +8,7 @@ def text(name: str) -> str:
     return resources.files(__package__).joinpath("templates", name).read_text("utf-8")
 
 
-def filled(name: str, /, **values: object) -> str:
+def fill_template(name: str, /, **values: object) -> str:
     """Return a template with each ``@name@`` replaced by its value; a list has a line for each element."""
     texts = {
         key: "\n".join(value) if isinstance(value, list) else str(value) for key, value in values.items()

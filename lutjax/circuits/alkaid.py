@@ -88,7 +88,7 @@ def write(circuit: Circuit) -> str:
     program = _Program()
     values = [-1, *program.inputs(circuit.inputs)]  # operation for each node; -1 for the constant 0
     for nodes, table in zip(circuit.fanins, circuit.tables, strict=True):
-        values.append(program.gate(*building.reduced(nodes, table), values))
+        values.append(program.gate(*building.reduce_table(nodes, table), values))
     bits = iter(circuit.literals)
     found, shifts = [], []
     for port in circuit.outputs:
@@ -164,9 +164,9 @@ class _Program:
         if literal < 2:
             return self.constant(literal)
         value = values[literal >> 1]
-        return self.inverted(value) if literal & 1 else value
+        return self.invert(value) if literal & 1 else value
 
-    def inverted(self, value: int) -> int:
+    def invert(self, value: int) -> int:
         _, opcode, data, *_ = self.operations[value]
         return self.constant(1 - data[0]) if opcode == _CONSTANT else self.add((value,), _UNARY, (_NOT,))
 
@@ -176,13 +176,13 @@ class _Program:
         if not read:
             return self.constant(table)
         if len(read) == 1:
-            return self.inverted(read[0]) if table == 0b01 else read[0]
+            return self.invert(read[0]) if table == 0b01 else read[0]
         if len(read) > 2:
             answers = tuple(table >> k & 1 for k in range(1 << len(read)))
             number = self.tables.setdefault(answers, len(self.tables))
             return self.add((self.number(read, False),), _TABLE, (number,), cost=1.0)
         operation, inverted = _GATES[table]
-        a, b = (self.inverted(x) if invert else x for x, invert in zip(read, inverted, strict=True))
+        a, b = (self.invert(x) if invert else x for x, invert in zip(read, inverted, strict=True))
         return self.add((a, b), _BINARY, (0, operation), cost=1.0)
 
     def number(self, bits: Sequence[int], signed: bool) -> int:
@@ -394,13 +394,13 @@ def _value(
         a, b = read
         bits = [builder.gate([a.bit(weight), b.bit(weight - shift)], _TABLES[kind]) for weight in weights]
     elif opcode == _UNARY:
-        bits = _unary(builder, data[0], read[0].bits, width)
+        bits = _apply_unary(builder, data[0], read[0].bits, width)
     else:
         bits = _looked_up(builder, data[0], read[0], width, tables)
     return _Value(bits, lowest, operation.signed, least)
 
 
-def _unary(builder: Builder, kind: int, bits: list[Literal], width: int) -> list[Literal]:
+def _apply_unary(builder: Builder, kind: int, bits: list[Literal], width: int) -> list[Literal]:
     if kind not in range(3):
         raise ValueError(f"its data is [{kind}]; expected 0, 1 or 2 for NOT, any or all.")
     expected = len(bits) if kind == _NOT else 1

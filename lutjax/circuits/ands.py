@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Sequence
 
 from lutjax.circuits import truth
-from lutjax.circuits.circuit import Circuit, alive, walk_literals
+from lutjax.circuits.circuit import Circuit, alive_gates, walk_literals
 
 
 def and_graph(circuit: Circuit) -> tuple[list[tuple[int, int]], list[int]]:
@@ -74,7 +74,7 @@ class Graph:
             return self.disjunction(self.conjunction(a, b), self.conjunction(a ^ 1, b ^ 1)) ^ 1
         return self.disjunction(self.conjunction(a, b ^ 1), self.conjunction(a ^ 1, b))
 
-    def two(self, a: int, b: int, table: int) -> int:
+    def two_input_table(self, a: int, b: int, table: int) -> int:
         """Return a table over two literals."""
         if table in (0b0110, 0b1001):
             return self.difference(a, b) ^ (table & 1)
@@ -91,16 +91,16 @@ class Graph:
         return self.conjunction(a ^ (~at & 1), b ^ (~at >> 1 & 1)) ^ inverted
 
     def table(self, literals: Sequence[int], table: int) -> int:
-        """Return a table over literals, decomposed by `_cheapest`."""
+        """Return a table over literals, decomposed by `_decompose`."""
         n = len(literals)
-        kind, i, j, first, second = _cheapest(table, n)[1]
+        kind, i, j, first, second = _decompose(table, n)[1]
         if kind == "constant":
             return first
         x = literals[i]
         if kind == "input":
             return x ^ first
         if kind == "pair":  # the table depends on inputs i and j only through a two-input table
-            joined = self.two(x, literals[j], first)
+            joined = self.two_input_table(x, literals[j], first)
             return self.table([*literals[:i], *literals[i + 1 : j], *literals[j + 1 :], joined], second)
         rest = [*literals[:i], *literals[i + 1 :]]
         low = self.table(rest, first)
@@ -115,7 +115,7 @@ class Graph:
 
     def compact(self, outputs: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
         """Return the renumbered nodes required by the outputs, and the outputs."""
-        needed = alive(self.first, [(a >> 1, b >> 1) for a, b in self.ands], outputs)
+        needed = alive_gates(self.first, [(a >> 1, b >> 1) for a, b in self.ands], outputs)
         new = list(range(self.first))
         count = itertools.count(self.first)
         new += [next(count) if kept else 0 for kept in needed]
@@ -131,7 +131,7 @@ _Step = tuple[str, int, int, int, int]  # kind, inputs i and j, and two tables o
 
 
 @functools.lru_cache(maxsize=1 << 18)
-def _cheapest(table: int, n: int) -> tuple[int, _Step]:
+def _decompose(table: int, n: int) -> tuple[int, _Step]:
     """Count the AND nodes of a table of n inputs without sharing, and select its decomposition."""
     read = truth.support(table, n)
     if not read:
@@ -141,7 +141,7 @@ def _cheapest(table: int, n: int) -> tuple[int, _Step]:
     for i, j in itertools.combinations(read, 2):
         if pair := _pair(table, n, i, j):
             inner, outer = pair
-            return (3 if inner == 0b0110 else 1) + _cheapest(outer, n - 1)[0], ("pair", i, j, inner, outer)
+            return (3 if inner == 0b0110 else 1) + _decompose(outer, n - 1)[0], ("pair", i, j, inner, outer)
     splits = [(i, truth.cofactor(table, n, i, 0), truth.cofactor(table, n, i, 1)) for i in read]
     if len(read) > 4:  # exhaustive search is too slow: prefer small, unbalanced halves
         splits = [min(splits, key=lambda s: sum(_size(t, n - 1) for t in s[1:]))]
@@ -154,7 +154,7 @@ def _size(table: int, n: int) -> float:
 
 
 def _split(i: int, low: int, high: int, n: int) -> tuple[int, _Step]:
-    costs = _cheapest(low, n)[0], _cheapest(high, n)[0]
+    costs = _decompose(low, n)[0], _decompose(high, n)[0]
     if not low & ~high:
         kind, extra = "rising", 2
     elif not high & ~low:
@@ -162,7 +162,7 @@ def _split(i: int, low: int, high: int, n: int) -> tuple[int, _Step]:
     else:
         kind, extra = "choice", 3
     found = extra + sum(costs), (kind, i, 0, low, high)
-    return min(found, (4 + costs[0] + _cheapest(low ^ high, n)[0], ("difference", i, 0, low, low ^ high)))
+    return min(found, (4 + costs[0] + _decompose(low ^ high, n)[0], ("difference", i, 0, low, low ^ high)))
 
 
 def _pair(table: int, n: int, i: int, j: int) -> tuple[int, int] | None:

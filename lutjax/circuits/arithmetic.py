@@ -196,7 +196,7 @@ def above_constant(builder: Builder, bits: Sequence[Literal], k: int, *, signed:
     if k >> len(bits):
         return ZERO
     if builder.lut < 4:
-        return _above_by_gates(builder, bits, k)
+        return _compare_by_gates(builder, bits, k)
     # Reduce the high bits to one bit if k has only zeros or only ones there: thresholds share it.
     size = builder.lut
     split = size - 1
@@ -230,7 +230,7 @@ def equal_to_constant(builder: Builder, bits: Sequence[Literal], code: int) -> L
     return _tree(builder, [bit ^ (code >> k & 1) ^ 1 for k, bit in enumerate(bits)], any_of=False)
 
 
-def _above_by_gates(builder: Builder, bits: Sequence[Literal], k: int) -> Literal:
+def _compare_by_gates(builder: Builder, bits: Sequence[Literal], k: int) -> Literal:
     """Compare number > k by small gates; the highest bits are shared between many k."""
     run = len(bits)
     one = k >> run - 1 & 1
@@ -260,12 +260,15 @@ def greater_equal(builder: Builder, a: Sequence[Literal], b: Sequence[Literal]) 
     runs = [(builder.gate([x, y], 0b0010), builder.gate([x, y], 0b1011)) for x, y in zip(a, b, strict=True)]
     while len(runs) > 1:
         pairs = zip(runs[::2], runs[1::2], strict=False)
-        joined = [(_either(builder, high, low[0]), _either(builder, high, low[1])) for low, high in pairs]
+        joined = [
+            (_combine_runs(builder, high, low[0]), _combine_runs(builder, high, low[1]))
+            for low, high in pairs
+        ]
         runs = joined + runs[len(runs) // 2 * 2 :]
     return runs[0][1] if runs else ONE
 
 
-def _either(builder: Builder, high: tuple[Literal, Literal], low: Literal) -> Literal:
+def _combine_runs(builder: Builder, high: tuple[Literal, Literal], low: Literal) -> Literal:
     """Combine two run comparisons: the lower run decides if the higher bits are equal."""
     above, least = high
     if builder.lut == 2:

@@ -62,8 +62,8 @@ def write(circuit: Circuit, name: str = "circuit") -> str:
     lines = [
         f"# {_PORTS}{_netlists.ports_to_text(circuit)}",
         f".model {name}",
-        *_wrapped(".inputs", inputs),
-        *_wrapped(".outputs", outputs),
+        *_wrap_names(".inputs", inputs),
+        *_wrap_names(".outputs", outputs),
     ]
     if any(0 in nodes for nodes in circuit.fanins) or any(literal < 2 for literal in circuit.literals):
         lines.append(".names zero")
@@ -92,7 +92,7 @@ def _cover(table: int, n: int) -> tuple[str, ...]:
     )
 
 
-def _wrapped(word: str, names: Sequence[str]) -> Iterator[str]:
+def _wrap_names(word: str, names: Sequence[str]) -> Iterator[str]:
     line = word
     for name in names:
         if len(line) + len(name) > _LINE:
@@ -143,9 +143,13 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
         word = words[0]
         if not word.startswith("."):
             if found is None:
-                raise _wrong(number, f"{' '.join(words)!r} is a row of a table, but no .names is before it")
+                raise _syntax_error(
+                    number, f"{' '.join(words)!r} is a row of a table, but no .names is before it"
+                )
             if len(words) > 2:
-                raise _wrong(number, f"{' '.join(words)!r} has {len(words)} words; a table row has 1 or 2")
+                raise _syntax_error(
+                    number, f"{' '.join(words)!r} has {len(words)} words; a table row has 1 or 2"
+                )
             found[2].append((words[0], words[1]) if len(words) == 2 else ("", words[0]))
             continue
         close()
@@ -153,14 +157,14 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
         if word == ".model":
             models += 1
             if models > 1:
-                raise _wrong(number, "a second .model begins; expected one, flat model")
+                raise _syntax_error(number, "a second .model begins; expected one, flat model")
         elif word == ".inputs":
             inputs += words[1:]
         elif word == ".outputs":
             outputs += words[1:]
         elif word == ".names":
             if len(words) < 2:
-                raise _wrong(number, ".names has no signal")
+                raise _syntax_error(number, ".names has no signal")
             found = (number, words[1:], [])
         elif word == ".conn" and len(words) == 3:
             network.add(words[2], words[1:2], ((1, 1),), 0, f"line {number}")
@@ -168,9 +172,9 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
             ended = number
             break
         elif word in _REFUSED:
-            raise _wrong(number, f"{word}: {_REFUSED[word]}")
+            raise _syntax_error(number, f"{word}: {_REFUSED[word]}")
         elif word not in _SKIPPED:
-            raise _wrong(number, f"{word} is not known; expected .inputs, .outputs, .names and .end")
+            raise _syntax_error(number, f"{word} is not known; expected .inputs, .outputs, .names and .end")
     close()
     if not models and not ended and not network.drivers:
         raise ValueError("blif.read: the text has no .model, no .names and no .end; is it BLIF?")
@@ -183,7 +187,7 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
         try:
             ports = _netlists.ports_from_text(comment, (inputs, outputs))
         except ValueError as error:
-            raise _wrong(number, f"the comment with the ports does not fit: {error}") from None
+            raise _syntax_error(number, f"the comment with the ports does not fit: {error}") from None
     return network.circuit(inputs, [(name, 0) for name in outputs], (inputs, outputs), ports)
 
 
@@ -211,7 +215,7 @@ def _read_cover(
     n, products, answers = len(signals) - 1, [], set()
     for row, answer in rows:
         if len(row) != n or set(row) - set("01-") or answer not in ("0", "1"):
-            raise _wrong(
+            raise _syntax_error(
                 line, f"the table of {signals[-1]} has the row {f'{row} {answer}'.strip()!r}; expected {n} of 0, 1 and -, "
                 "a blank, and 0 or 1"
             )  # fmt: skip
@@ -223,12 +227,12 @@ def _read_cover(
             )
         )
     if len(answers) > 1:
-        raise _wrong(
+        raise _syntax_error(
             line,
             f"the table of {signals[-1]} has rows that answer 0 and rows that answer 1; expected one kind",
         )
     return products, int(answers == {"0"})
 
 
-def _wrong(line: int, what: str) -> ValueError:
+def _syntax_error(line: int, what: str) -> ValueError:
     return ValueError(f"blif.read: line {line}: {in_a_line(what)}.")

@@ -114,14 +114,14 @@ def write(
     return {
         f"{name}.v": verilog.write(circuit, name, registers=registers),
         f"{name}_stream.v": stream,
-        f"{name}_board.v": _templates.filled("board.v", **values),
+        f"{name}_board.v": _templates.fill_template("board.v", **values),
         pins: "".join(project["pin_line"].format(port=port, pin=pin) for port, pin in of.pins.items())
         + project["clock_line"].format(clock=clock),
-        f"{name}_host.py": _templates.filled(
+        f"{name}_host.py": _templates.fill_template(
             "host.txt", name=name, ports=ports, baud=baud, bytes_in=bytes_in, bytes_out=bytes_out
         ),
         VECTORS: vectors.to_json(),
-        "Makefile": _templates.filled(
+        "Makefile": _templates.fill_template(
             "board.mk",
             name=name,
             bitstream=bitstream,

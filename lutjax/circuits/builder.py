@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lutjax.circuits import truth
-from lutjax.circuits.circuit import Circuit, alive
+from lutjax.circuits.circuit import Circuit, alive_gates
 from lutjax.circuits.ports import Format, Port
 
 Literal = int  # 2 * node, plus one if the value is inverted
@@ -141,29 +141,29 @@ class Builder:
                 plain = _INVERTED[a & 1 | (b & 1) << 1][table]
                 if plain not in _DEGENERATE:
                     if a < b:
-                        return self._two(a >> 1, b >> 1, plain)
-                    return self._two(b >> 1, a >> 1, _EXCHANGED[plain])
+                        return self._pair_literal(a >> 1, b >> 1, plain)
+                    return self._pair_literal(b >> 1, a >> 1, _EXCHANGED[plain])
         table = truth.negate_inverted(table, literals)
-        return self._normal(*reduced([literal >> 1 for literal in literals], table))
+        return self._gate_literal(*reduce_table([literal >> 1 for literal in literals], table))
 
-    def _two(self, a: int, b: int, table: int) -> Literal:
+    def _pair_literal(self, a: int, b: int, table: int) -> Literal:
         """Return the literal for a table that depends on both nodes a < b."""
         inverted = table & 1
         if inverted:
             table ^= 15
         node = self._known.get(((a, b), table))
         if node is None:
-            return self._normal([a, b], table) ^ inverted
+            return self._gate_literal([a, b], table) ^ inverted
         return 2 * node + inverted
 
-    def _normal(self, nodes: list[int], table: int) -> Literal:
+    def _gate_literal(self, nodes: list[int], table: int) -> Literal:
         """Return the literal for a table that depends on all its distinct nodes."""
         nodes, table = self._read_through(nodes, table)
         if len(nodes) == 0:
             return table
         if len(nodes) == 1:
             return 2 * nodes[0] + (table & 1)
-        key, table = _sorted(nodes, table)
+        key, table = _sort_nodes(nodes, table)
         inverted = table & 1
         if inverted:
             table ^= truth.FULL[len(key)]
@@ -194,10 +194,10 @@ class Builder:
                     continue
                 new, new_table = nodes, table
                 for gate in chosen:
-                    new, new_table = composed(
+                    new, new_table = compose_tables(
                         new, new_table, gate, fanins[gate - first], self._tables[gate - first]
                     )
-                new, new_table = reduced(new, new_table)
+                new, new_table = reduce_table(new, new_table)
                 if len(new) <= n:
                     nodes, table, again = new, new_table, True
                     break
@@ -226,7 +226,7 @@ class Builder:
     def _readers(self, fanins: Sequence[Sequence[int]], literals: Sequence[Literal]) -> list[int]:
         readers = [0] * (self._first + len(fanins))
         for node in itertools.chain.from_iterable(
-            itertools.compress(fanins, alive(self._first, fanins, literals))
+            itertools.compress(fanins, alive_gates(self._first, fanins, literals))
         ):
             readers[node] += 1
         for literal in literals:
@@ -265,8 +265,8 @@ class Builder:
         literals = [literal for _, bits in self._outputs for literal in bits]
         kept = bytearray(b"\1") * len(tables)
         if self.simplify:
-            fanins, tables = self._absorbed(literals)
-            kept = alive(self._first, fanins, literals)
+            fanins, tables = self._absorb_gates(literals)
+            kept = alive_gates(self._first, fanins, literals)
         before = list(itertools.accumulate(kept, initial=0))  # number of kept gates before each gate
         if before[-1] < len(tables):
             number = [*range(self._first), *(self._first + count for count in before)]
@@ -297,14 +297,14 @@ class Builder:
             return rebuild(circuit, Builder(merge=self.merge, lut=self.lut))
         return circuit
 
-    def _absorbed(self, literals: Sequence[Literal]) -> tuple[list[tuple[int, ...]], list[int]]:
+    def _absorb_gates(self, literals: Sequence[Literal]) -> tuple[list[tuple[int, ...]], list[int]]:
         """Absorb single-reader gates into their reader; absorbed gates keep no readers."""
         first, merge = self._first, self.merge
         fanins, tables = list(self._fanins), list(self._tables)
         if merge == 2:
             return fanins, tables
         readers = self._readers(fanins, literals)
-        for gate in itertools.compress(range(len(fanins)), alive(first, fanins, literals)):
+        for gate in itertools.compress(range(len(fanins)), alive_gates(first, fanins, literals)):
             nodes, table = fanins[gate], tables[gate]
             at = 0
             while at < len(nodes):
@@ -315,10 +315,10 @@ class Builder:
                 union = {*nodes, *fanins[inner]}
                 if len(union) - 1 > max(merge, len(nodes)):
                     continue
-                new, table = composed(list(nodes), table, first + inner, fanins[inner], tables[inner])
+                new, table = compose_tables(list(nodes), table, first + inner, fanins[inner], tables[inner])
                 for node in (*nodes, *fanins[inner]):
                     readers[node] -= 1
-                nodes, table = _sorted(*reduced(new, table))
+                nodes, table = _sort_nodes(*reduce_table(new, table))
                 for node in nodes:
                     readers[node] += 1
                 fanins[gate], tables[gate] = nodes, table
@@ -332,7 +332,7 @@ class Builder:
     ) -> None:
         """Merge gates into all readers with free inputs: full lookup tables cost no more."""
         first = self._first
-        live = itertools.compress(range(len(fanins)), alive(first, fanins, literals))
+        live = itertools.compress(range(len(fanins)), alive_gates(first, fanins, literals))
         readers: dict[int, set[int]] = {gate: set() for gate in live}
         for gate in readers:
             for node in fanins[gate]:
@@ -347,8 +347,8 @@ class Builder:
                 continue
             for gate in sorted(readers[inner]):
                 before = fanins[gate]
-                new = composed(before, tables[gate], first + inner, own, tables[inner])
-                fanins[gate], tables[gate] = _sorted(*reduced(*new))
+                new = compose_tables(before, tables[gate], first + inner, own, tables[inner])
+                fanins[gate], tables[gate] = _sort_nodes(*reduce_table(*new))
                 for node in {*before, *own}:
                     if node >= first:
                         readers[node - first].discard(gate)
@@ -416,7 +416,7 @@ def add_outputs(builder: Builder, ports: Iterable[Port], literals: Iterable[Lite
         builder.output(port.name, numbers, port.format)
 
 
-def reduced(nodes: Sequence[int], table: int) -> tuple[list[int], int]:
+def reduce_table(nodes: Sequence[int], table: int) -> tuple[list[int], int]:
     """Return the distinct nodes of a table, and the table over them."""
     nodes = list(nodes)
     if len(set(nodes)) < len(nodes):
@@ -430,18 +430,18 @@ def reduced(nodes: Sequence[int], table: int) -> tuple[list[int], int]:
         table = truth.cofactor(table, len(nodes), i, 0)
         del nodes[i]
     for i in range(len(nodes) - 1, -1, -1):
-        if not truth.depends(table, len(nodes), i):
+        if not truth.depends_on_input(table, len(nodes), i):
             table = truth.cofactor(table, len(nodes), i, 0)
             del nodes[i]
     return nodes, table
 
 
-def _sorted(nodes: Sequence[int], table: int) -> tuple[tuple[int, ...], int]:
+def _sort_nodes(nodes: Sequence[int], table: int) -> tuple[tuple[int, ...], int]:
     order = sorted(range(len(nodes)), key=nodes.__getitem__)
     return tuple([nodes[i] for i in order]), truth.permute(table, len(nodes), order)
 
 
-def composed(
+def compose_tables(
     nodes: Sequence[int], table: int, gate: int, inner: Sequence[int], inner_table: int
 ) -> tuple[list[int], int]:
     """Substitute a gate over inner nodes for one table input; return the nodes and the table."""

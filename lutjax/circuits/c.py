@@ -97,8 +97,8 @@ def write(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> 
     values["includes"] = "\n#include <string.h>" if "strcmp" in in_rows else ""
     for end in ("h", "c"):
         values["rows"] = in_rows if rows is None or end == "c" else _c_rows.header(circuit, rows, name)
-        values["step"] = _templates.filled(f"step.{end}", **values) if automaton else ""
-        files[f"{name}.{end}"] = _templates.filled(f"circuit.{end}", **values)
+        values["step"] = _templates.fill_template(f"step.{end}", **values) if automaton else ""
+        files[f"{name}.{end}"] = _templates.fill_template(f"circuit.{end}", **values)
     return files
 
 
@@ -225,7 +225,7 @@ def _interpreter(program: Operations, name: str) -> tuple[str, int]:
             f"                v[p[{n}]] = {c99.macro(n, answers)}({reads});",
             "            break;",
         ]
-    text = _templates.filled(
+    text = _templates.fill_template(
         "interpreter.c",
         name=name,
         bits=16 if slots < 1 << 16 else 32,
@@ -251,7 +251,7 @@ def _conversions(circuit: Circuit, program: Operations) -> Iterator[str]:
     for template, ports in (("to_bits.c", circuit.inputs), ("to_numbers.c", circuit.outputs)):
         for port, bits in bit_ranges(ports):
             used = [(n - 1 - bits[0]) % port.format.bits for n in nodes if n - 1 in bits]
-            yield _templates.filled(
+            yield _templates.fill_template(
                 template,
                 port=port.name,
                 type=c99.type_of(port),

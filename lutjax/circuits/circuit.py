@@ -247,7 +247,7 @@ def columns_of(circuit: Circuit) -> columns.Columns | None:
     return columns.circuit_columns(circuit.about, circuit.inputs)
 
 
-def evaluated(circuit: Circuit, inputs: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+def evaluate_ports(circuit: Circuit, inputs: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     """Return the values ``[samples, count]`` for each output port, computed in NumPy."""
     numbers = [x[:, 0] if port.count == 1 else x for port, x in zip(circuit.inputs, inputs, strict=True)]
     return group_by_port(circuit, circuit(*numbers))
@@ -335,13 +335,13 @@ def _encode(port: Port, given: Any) -> np.ndarray:
     return bits.astype(np.uint8).reshape(port.n_bits, -1)
 
 
-def alive(first: int, fanins: Sequence[Sequence[int]], literals: Sequence[int]) -> bytearray:
+def alive_gates(first: int, fanins: Sequence[Sequence[int]], literals: Sequence[int]) -> bytearray:
     """Flag the gates required by the literals, where `first` is the first gate node."""
     return alive_nodes(first, fanins, literals)[first:]
 
 
 def alive_nodes(first: int, fanins: Sequence[Sequence[int]], literals: Sequence[int]) -> bytearray:
-    """Flag the nodes required by the literals, including the constant and inputs; see `alive`."""
+    """Flag the nodes required by the literals, including the constant and inputs; see `alive_gates`."""
     found = bytearray(first + len(fanins))
     for literal in literals:
         found[literal >> 1] = 1

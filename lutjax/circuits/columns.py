@@ -19,7 +19,7 @@ from jaxtyping import Int, Shaped
 
 from lutjax.circuits import _names
 from lutjax.circuits.ports import Format, Port, whole_range
-from lutjax.files.strict_json import Fields, format_value, listed
+from lutjax.files.strict_json import Fields, format_names, format_value
 
 MOST_BITS = 53
 """Maximum bits of a numeric port: float64 and JavaScript represent all such integers."""
@@ -316,7 +316,7 @@ class Columns:
         for k, row in enumerate(rows):
             if len(row) != len(self.columns):
                 raise ValueError(
-                    f"row {k} has {len(row)} cells; expected {len(self.columns)}: {listed([c.name for c in self.columns], 200)}."
+                    f"row {k} has {len(row)} cells; expected {len(self.columns)}: {format_names([c.name for c in self.columns], 200)}."
                 )
         return {
             column.port: np.array([[column.code(row[i])] for row in rows]).reshape(len(rows), 1)
@@ -424,19 +424,20 @@ def _column(fields: Fields, found: Any, format: Format) -> Column:
         raise ValueError(f"{fields.where}: 'kind' is {format_value(kind)}; expected 'number' or 'category'.")
     decimals = fields.field(found, "decimals", int)
     given = fields.field(found, "thresholds", list)
-    thresholds = [_finite(fields, "thresholds", one) for one in given]
+    thresholds = [_require_finite(fields, "thresholds", one) for one in given]
     if abs(decimals) > MOST_DECIMALS or any(a >= b for a, b in itertools.pairwise(thresholds)):
         raise ValueError(
             f"{fields.where}: 'thresholds' must ascend, and 'decimals', {decimals}, lie between {-MOST_DECIMALS} and {MOST_DECIMALS}."
         )
-    fill = _finite(fields, "fill", found.get("fill"))
+    fill = _require_finite(fields, "fill", found.get("fill"))
     least, largest = (
-        None if found.get(key) is None else _finite(fields, key, found[key]) for key in ("least", "largest")
+        None if found.get(key) is None else _require_finite(fields, key, found[key])
+        for key in ("least", "largest")
     )
     return Number(name, port, format, decimals, tuple(thresholds), fill, missing, least, largest)
 
 
-def _finite(fields: Fields, name: str, value: Any) -> float:
+def _require_finite(fields: Fields, name: str, value: Any) -> float:
     number = fields.number({name: value}, name)
     if number is None or not math.isfinite(number):
         raise ValueError(f"{fields.where}: {name!r} has {format_value(value)}; expected finite numbers.")

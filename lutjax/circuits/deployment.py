@@ -28,12 +28,12 @@ from lutjax.circuits import (
     statistics,
     verilog,
 )
-from lutjax.circuits.circuit import Circuit, columns_of, evaluated as evaluated
+from lutjax.circuits.circuit import Circuit, columns_of, evaluate_ports as evaluate_ports
 from lutjax.circuits.columns import Number, Value
 from lutjax.circuits.page import interface as interface
 from lutjax.circuits.ports import Port
 from lutjax.files import strict_json
-from lutjax.files.atomic import digest_of, entries, replacing
+from lutjax.files.atomic import digest_of, entries, replace_folder
 from lutjax.files.errors import FolderError
 from lutjax.files.strict_json import Fields, format_value
 
@@ -377,11 +377,11 @@ def files_of(
     test, program = f"{name}_test.c", f"{name}.c"
     if options.target:
         test, program = f"extras/{test}", f"src/{program}"
-    make = _templates.filled(
+    make = _templates.fill_template(
         "Makefile",
         all="".join(f" {target}" for target in targets),
         rules="".join(
-            "\n" + _templates.filled(f"{target}.mk", name=name, test=test, program=program)
+            "\n" + _templates.fill_template(f"{target}.mk", name=name, test=test, program=program)
             for target in targets
         ),
     )
@@ -541,7 +541,7 @@ def write(folder: Path, files: Mapping[str, tuple[str, bytes]], manifest: Mappin
     """Write the export files and their manifest atomically, replacing an earlier export."""
     check_place(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(folder.resolve()) as place:
+    with replace_folder(folder.resolve()) as place:
         place.mkdir()
         for name, (_, content) in files.items():
             (place / name).parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from jaxtyping import Int
 
 from lutjax.circuits import _names, _templates
 from lutjax.circuits._c_emitter import array, read_source
-from lutjax.values import exponents, rounded as rounded_at
+from lutjax.values import exponents, round_to_scale as rounded_at
 
 _INT32 = np.iinfo(np.int32)
 _DTYPES = ("int8", "int16", "int32")
@@ -186,7 +186,7 @@ class IntegerLUT:
             )
         return {
             "detectors.h": read_source("detectors.h"),
-            f"{name}.h": _templates.filled(
+            f"{name}.h": _templates.fill_template(
                 "layer.h",
                 name=name,
                 NAME=name.upper(),
@@ -221,7 +221,7 @@ class IntegerLUT:
                 f"const int32_t *target = targets + ({table} * {of_rows} + {of_row}) * {columns};\n        "
             )
             added = "if (target[k] >= 0)\n                sum[target[k]] += value[k]"
-        return _templates.filled(
+        return _templates.fill_template(
             "layer.c",
             name=name,
             arrays=arrays,
@@ -387,7 +387,9 @@ def magnitudes(weights: np.ndarray, tables: str, groups: int = 1) -> np.ndarray:
     return most
 
 
-def finest(most: float, largest: float, n_addends: int, tables: str, *, limit: int = _INT32.max) -> int:
+def finest_fraction(
+    most: float, largest: float, n_addends: int, tables: str, *, limit: int = _INT32.max
+) -> int:
     """Return the largest fraction without overflow, from 0 to 30, or -1 if none exists.
 
     Sums are below `most` in magnitude, table entries below `largest`, for int8 with separate scales.
@@ -423,7 +425,7 @@ def _rounded_fields(
     largest = float(reached.max(initial=0))
     most = float(sums(reached, size, targets, groups).max(initial=0))
     n_addends = len(weights) * (1 if targets is None else weights.shape[2])
-    found = finest(most, largest, n_addends, tables)
+    found = finest_fraction(most, largest, n_addends, tables)
     asked, fraction = fraction, found if fraction is None else fraction
     if not 0 <= fraction <= found:
         raise ValueError(

@@ -41,14 +41,14 @@ def function_of(table: int, n: int) -> Function:
     if len(zeros) == 1:
         inverted = tuple(bool(zeros[0] >> k & 1) for k in range(n))
         return Function("nand", *plain) if all(inverted) else Function("or", inverted, plain[1])
-    if (name := _counting(table, n)) is not None:
+    if (name := _counting_name(table, n)) is not None:
         return Function(name, *plain)
     if n == 3 and table in (known := _three_input_functions()):
         return known[table]
     return Function(f"0x{table:0{n_entries // 4}x}", plain[0], tuple(str(k) for k in range(n)))
 
 
-def _counting(table: int, n: int) -> str | None:
+def _counting_name(table: int, n: int) -> str | None:
     """Return the name if the table is a function of the number of ones, else None."""
     answers: dict[int, int] = {}
     for address in range(1 << n):
@@ -151,7 +151,7 @@ def write(circuit: Circuit, name: str = "circuit", *, title: str | None = None) 
       <BLANKLINE>
     """
     lines = [
-        f"digraph {_quoted(name)} {{",
+        f"digraph {_quote_text(name)} {{",
         "  rankdir=LR;",
         '  node [shape=box, style="rounded,filled", fillcolor=white, fontname="sans-serif"];',
         "  edge [arrowsize=0.7];",
@@ -177,7 +177,9 @@ def write(circuit: Circuit, name: str = "circuit", *, title: str | None = None) 
             lines += ["  }"] if part else []
             if new:
                 lines.append(f"  subgraph cluster_{n_clusters} {{")
-                lines.append(f"    label={_label(new)}; style=filled; color={_quoted(colors[n_clusters])};")
+                lines.append(
+                    f"    label={_label(new)}; style=filled; color={_quote_text(colors[n_clusters])};"
+                )
                 n_clusters += 1
             part, indent = new, "    " if new else "  "
         hexadecimal = f"0x{circuit.tables[gate]:x}"
@@ -192,14 +194,14 @@ def write(circuit: Circuit, name: str = "circuit", *, title: str | None = None) 
     return "\n".join([*lines, "}", ""])
 
 
-def _quoted(text: str) -> str:
+def _quote_text(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
 def _label(text: str) -> str:
     """Escape text for a label, including HTML entities, which Graphviz interprets."""
-    return _quoted(text.replace("&", "&amp;"))
+    return _quote_text(text.replace("&", "&amp;"))
 
 
 def _edge(inverted: bool, role: str) -> str:

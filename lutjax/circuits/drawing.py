@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lutjax.circuits import dot
 from lutjax.circuits.circuit import Circuit
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.files.messages import in_a_line
 from lutjax.files.pictures import as_drawn
 
@@ -57,7 +57,7 @@ def draw(circuit: Circuit, target: "str | Path | Axes", *, title: str | None = N
     if isinstance(target, str | Path):
         Path(target).write_bytes(done.stdout)
         return
-    with needed_by(__name__):
+    with require_optional(__name__):
         from matplotlib.image import imread
     target.imshow(imread(io.BytesIO(done.stdout)))
     target.set_axis_off()

@@ -414,7 +414,7 @@ def _place_cells(
 def _wrapper(circuit: Circuit, registers: int) -> str:
     connections = [f".{name}({name})" for name in verilog.CONTROL] if registers else []
     connections += verilog.connections(circuit, "inputs", "answers")
-    return _templates.filled(
+    return _templates.fill_template(
         "placed.v",
         module="circuit",
         connections=", ".join(connections),

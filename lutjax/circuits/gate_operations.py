@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from lutjax.circuits import truth
 from lutjax.circuits.arithmetic import popcount
-from lutjax.circuits.builder import ZERO, Builder, Literal, reduced
+from lutjax.circuits.builder import ZERO, Builder, Literal, reduce_table
 from lutjax.circuits.circuit import Circuit, walk_literals
 
 
@@ -56,7 +56,7 @@ def operations(
     if found := walk_literals(circuit, literals, functools.partial(_gate, builder)):
         builder.output("y", [[literal] for literal in found])
     made = builder.circuit()
-    orders = [_ordered(table, len(nodes)) for nodes, table in zip(made.fanins, made.tables, strict=True)]
+    orders = [_order_inputs(table, len(nodes)) for nodes, table in zip(made.fanins, made.tables, strict=True)]
     fanins = [tuple([nodes[i] for i in order]) for nodes, (order, _) in zip(made.fanins, orders, strict=True)]
     return Operations(n, fanins, [table for _, table in orders], list(made.literals))
 
@@ -70,13 +70,13 @@ def inputs_read(program: Operations) -> list[int]:
 def _gate(builder: Builder, literals: Sequence[Literal], table: int) -> Literal:
     """Return the literal for a table, built from gates with at most three inputs."""
     table = truth.negate_inverted(table, literals)
-    nodes, table = reduced([literal >> 1 for literal in literals], table)
+    nodes, table = reduce_table([literal >> 1 for literal in literals], table)
     literals, n = [2 * node for node in nodes], len(nodes)
     if n <= 3:
         return builder.gate(literals, table)
     if table & 1:
         return _gate(builder, literals, table ^ truth.FULL[n]) ^ 1
-    if symmetric := _symmetric(table, n):
+    if symmetric := _find_symmetry(table, n):
         phases, answers = symmetric
         counted = [literal | phase for literal, phase in zip(literals, phases, strict=True)]
         return _gate(builder, popcount(builder, counted), answers)
@@ -90,7 +90,7 @@ def _gate(builder: Builder, literals: Sequence[Literal], table: int) -> Literal:
 
 
 @functools.lru_cache(maxsize=512)
-def _ordered(table: int, n: int) -> tuple[tuple[int, ...], int]:
+def _order_inputs(table: int, n: int) -> tuple[tuple[int, ...], int]:
     """Return the input order with the smallest table, and this table, for two or three inputs."""
     orders = (
         [(0, 1), (1, 0)] if n == 2 else [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
@@ -99,7 +99,7 @@ def _ordered(table: int, n: int) -> tuple[tuple[int, ...], int]:
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _symmetric(table: int, n: int) -> tuple[tuple[int, ...], int] | None:
+def _find_symmetry(table: int, n: int) -> tuple[tuple[int, ...], int] | None:
     """Return the inverted inputs and outputs by popcount for a symmetric table, or None.
 
     The inputs are inverted so that the output depends only on the number of ones.
@@ -187,7 +187,7 @@ def _effort(table: int, n: int) -> int:
     return int(read > 1) if read < 4 else (1 << (read - 2)) - 1
 
 
-def _renumbered(program: Operations, order: Sequence[int]) -> Operations:
+def _reorder_operations(program: Operations, order: Sequence[int]) -> Operations:
     """Reorder operations; fan-ins precede their readers in `order`."""
     first = program.first
     new = list(range(first)) + [0] * len(program)
@@ -265,7 +265,7 @@ def short_lived(program: Operations) -> Operations:
             stack.pop()
             if not placed[k]:
                 schedule(k)
-    return _renumbered(program, order)
+    return _reorder_operations(program, order)
 
 
 def in_runs(program: Operations, window: int) -> Operations:
@@ -277,7 +277,7 @@ def in_runs(program: Operations, window: int) -> Operations:
         for g in here:
             level[first + g] = 1 + max([level[n] for n in program.fanins[g] if n >= first + start], default=0)
         order += sorted(here, key=lambda g: (level[first + g], len(program.fanins[g]), program.tables[g]))
-    return _renumbered(program, order)
+    return _reorder_operations(program, order)
 
 
 def assign_slots(program: Operations, chunk: int) -> tuple[list[int], int]:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from lutjax.circuits._c_emitter import array, read_source
-from lutjax.circuits.detectors import IntegerLUT, finest, integers, magnitudes, sums
+from lutjax.circuits.detectors import IntegerLUT, finest_fraction, integers, magnitudes, sums
 from lutjax.files import strict_json
 from lutjax.files.strict_json import Fields, format_value
 
@@ -290,7 +290,7 @@ def _fraction(tables: list[tuple[np.ndarray, int]], start: np.ndarray, apart: fl
         most = most + times * sums(reached, len(start))
         largest, n_addends = max(largest, float(reached.max(initial=0))), n_addends + times * len(weights)
     bound = max(float(most.max(initial=0)), apart)
-    fraction = finest(bound, largest, n_addends, dtype, limit=EXACT - 1)
+    fraction = finest_fraction(bound, largest, n_addends, dtype, limit=EXACT - 1)
     if fraction < 0:
         raise _error(
             f"sums can reach {bound:.3g} and entries of tables {largest:.3g}, too much for whole numbers below "
@@ -344,7 +344,7 @@ class Draws:
         weights = self._weights(below)
         rank = np.argsort(-logits.astype(np.int64), kind="stable")
         weights[rank[self._top_k :]] = 0
-        drawn = self._next() % int(weights.sum())
+        drawn = self._next_number() % int(weights.sum())
         return int(np.searchsorted(np.cumsum(weights), drawn, side="right"))
 
     def _weights(self, below: np.ndarray) -> np.ndarray:
@@ -354,7 +354,7 @@ class Draws:
         weights: np.ndarray = np.where(whole > 31, u(0), coarse * fine >> u(31) >> np.minimum(whole, u(31)))
         return weights
 
-    def _next(self) -> int:
+    def _next_number(self) -> int:
         mask = 2**64 - 1
         self._state = r = self._state + 0x9E3779B97F4A7C15 & mask
         r = (r ^ r >> 30) * 0xBF58476D1CE4E5B9 & mask
@@ -430,7 +430,7 @@ def _text(fields: Fields, row: Any) -> Text:
     return Text(prompt, temperature, top_k, seed, tuple(logits), continuation)
 
 
-def stated(header: str) -> tuple[dict[str, Any], list[str]]:
+def parse_header(header: str) -> tuple[dict[str, Any], list[str]]:
     """Return the model facts in ``model.h``, and the program files except the Makefile."""
     sizes = {
         name: int(size) for name, size in re.findall(r"^#define LM_(\w+) (\d{1,12})$", header, re.MULTILINE)

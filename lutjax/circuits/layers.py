@@ -193,7 +193,7 @@ class _Trees:
         image = np.asarray(bits).reshape((channels, height, width) if first else spec.in_shape)
         image = np.moveaxis(image, 0, -1) if first else image
         size, stride, around = spec.geometry
-        image = _surrounded(image, around)
+        image = _pad_image(image, around)
         windows = image.ravel()[wiring.windows(image.shape, size, stride)]
         gates = list(zip(self.wires.tolist(), tables_of(self.truth), strict=True))
         trees = np.empty((*spec.places, spec.n_kernels), object)
@@ -204,7 +204,7 @@ class _Trees:
             trees[place] = values[-spec.n_kernels :]
         (height, width), around = spec.pooling
         rows, columns, kernels = spec.out_shape
-        pools = _surrounded(trees, around).reshape(rows, height, columns, width, kernels)
+        pools = _pad_image(trees, around).reshape(rows, height, columns, width, kernels)
         pools = pools.transpose((4, 0, 2, 1, 3) if first else (0, 2, 4, 1, 3))
         return [_or_bits(builder, pool.tolist()) for pool in pools.reshape(-1, height * width)]
 
@@ -221,7 +221,7 @@ _Layer = _Thermometer | _Gates | _Trees
 _Stage = _Layer | _Votes
 
 
-def _surrounded(image: np.ndarray, around: tuple[int, int]) -> np.ndarray:
+def _pad_image(image: np.ndarray, around: tuple[int, int]) -> np.ndarray:
     """Pad a literal image with zero rows and columns; np.pad would turn literals into NumPy integers."""
     (rows, columns), (height, width, channels) = around, image.shape
     found = np.full((height + 2 * rows, width + 2 * columns, channels), ZERO, image.dtype)
@@ -340,7 +340,7 @@ def _spec_and_arrays(where: str, layer: Any) -> tuple[Spec, dict[str, Any]]:
             raise _error(f"{name} of {where} is traced; call it outside of jax.jit.")
         if np.isnan(np.asarray(array, np.float64)).any():
             raise _error(f"{name} of {where}, a {spec.layer}, holds NaN.")
-    return spec.fitted(arrays), arrays
+    return spec.fit_to_arrays(arrays), arrays
 
 
 def _stage(where: str, layer: Any, n_bits: int | None, *, last: bool) -> _Stage:

@@ -28,7 +28,7 @@ from lutjax import __version__
 from lutjax.circuits import _c_emitter as c99, _elf, _microcontroller, _programs, _templates, c
 from lutjax.circuits._microcontroller import Style
 from lutjax.circuits._targets import read_targets
-from lutjax.circuits.circuit import Circuit, evaluated, numbers_of
+from lutjax.circuits.circuit import Circuit, evaluate_ports, numbers_of
 from lutjax.circuits.ports import Port, whole_numbers
 
 SAMPLES = 64
@@ -169,14 +169,14 @@ def _library(
         "arrays": [*c99.sample_arrays(circuit, given), *c99.output_arrays(circuit, 1)],
         "call": f"  {_microcontroller.call(circuit, name)}",
         "print": [
-            _templates.filled("mcu_print.ino", port=port.name, count=port.count).rstrip()
+            _templates.fill_template("mcu_print.ino", port=port.name, count=port.count).rstrip()
             for port in circuit.outputs
         ],
     }
     files = {
-        f"examples/{name}/{name}.ino": _templates.filled("mcu.ino", **values),
+        f"examples/{name}/{name}.ino": _templates.fill_template("mcu.ino", **values),
         **{
-            path: _templates.filled(f"mcu_{path}", **values)
+            path: _templates.fill_template(f"mcu_{path}", **values)
             for path in ("library.json", "library.properties", "platformio.ini")
         },
         **{f"src/{path}": text for path, text in sources.items()},
@@ -207,7 +207,7 @@ def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "c
 def _check_same(circuit: Circuit, layers: Circuit, program: _microcontroller.Program) -> None:
     samples = random_samples(circuit, 256)
     found = _microcontroller.evaluate(program, samples)
-    expected = evaluated(circuit, samples).values()
+    expected = evaluate_ports(circuit, samples).values()
     wrong = sum((a != b).any(1) for a, b in zip(found, expected, strict=True)).astype(bool).sum()
     if wrong:
         raise ValueError(f"mcu.write: layers differs from the circuit on {wrong} of 256 random samples.")
@@ -388,7 +388,7 @@ def unsupported_reason(target: str) -> str | None:
     return _uncompiled_reason(TARGETS[target]) or _unsimulated_reason(target)
 
 
-def wrong(
+def count_wrong_answers(
     files: Mapping[str, str], name: str, circuit: Circuit, target: str, samples: Sequence[np.ndarray]
 ) -> int:
     """Return the number of samples with different answers from a simulated library and a circuit.
@@ -402,7 +402,7 @@ def wrong(
 def _compare(
     compiled: "_Compiled", circuit: Circuit, target: str, samples: Sequence[np.ndarray]
 ) -> "tuple[list[_Run], int, dict[str, str]]":
-    expected = _bytes(circuit.outputs, [*evaluated(circuit, samples).values()])
+    expected = _bytes(circuit.outputs, [*evaluate_ports(circuit, samples).values()])
     inputs, n_out = _bytes(circuit.inputs, samples), expected.shape[1]
     if target == "avr":
         runs, tools = _simulate_avr(compiled.image, inputs, n_out)
@@ -454,14 +454,14 @@ def _compile(files: Mapping[str, str], name: str, circuit: Circuit, of: Target) 
         arrays.append(f"}} {kind}s;")
         arrays += [f"#define {kind}_{port.name} {kind}s.{port.name}" for port in ports]
     call = f"    {_microcontroller.call(circuit, name)}"
-    run = _templates.filled("mcu_run.c", name=name, arrays=arrays, call=call)
+    run = _templates.fill_template("mcu_run.c", name=name, arrays=arrays, call=call)
     flash, data = (hex(address) for address in of.starts)
     own = "ziglang" in compiler
     link = ["-nostdlib", "-Wl,--no-gc-sections", "-T", "run.ld"] if own else ["-nostartfiles", "-Wl,-e,run"]
     with tempfile.TemporaryDirectory(prefix="lutjax-") as place:
         folder = pathlib.Path(place)
         texts = {path.removeprefix("src/"): text for path, text in files.items() if path.startswith("src/")}
-        texts |= {"run.c": run, "run.ld": _templates.filled("mcu.ld", flash=flash, data=data)}
+        texts |= {"run.c": run, "run.ld": _templates.fill_template("mcu.ld", flash=flash, data=data)}
         if own:  # it has no avr-libc
             (folder / "avr").mkdir()
             texts["avr/pgmspace.h"] = _templates.text("mcu_pgmspace.h")

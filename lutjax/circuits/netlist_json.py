@@ -75,22 +75,22 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
         raise ValueError(f"netlist_json.read: the text is not JSON: {error}. Is the file complete?") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         named = found.get("format") if isinstance(found, dict) else type(found).__name__
-        raise _wrong("format", f"is {format_value(named)}; expected {format_value(FORMAT)}")
+        raise _field_error("format", f"is {format_value(named)}; expected {format_value(FORMAT)}")
     if found.get("version") != VERSION:
-        raise _wrong("version", f"is {format_value(found.get('version'))}; expected version {VERSION}")
+        raise _field_error("version", f"is {format_value(found.get('version'))}; expected version {VERSION}")
     for name in _FIELDS:
         if name not in found:
-            raise _wrong(name, "is missing")
+            raise _field_error(name, "is missing")
     for name in found:
         if name not in _FIELDS:
-            raise _wrong(name[:40], f"is not a field of version {VERSION}")
+            raise _field_error(name[:40], f"is not a field of version {VERSION}")
     if not isinstance(found["about"], dict):
-        raise _wrong("about", f"is {format_value(found['about'])}; expected an object")
+        raise _field_error("about", f"is {format_value(found['about'])}; expected an object")
     parts = _read_each(found, "parts", _read_part)
     tables = _read_each(found, "tables", _read_table)
     fanins = _read_each(found, "fanins", lambda nodes: tuple(_read_whole(n) for n in _read_list(nodes)))
     if len(tables) != len(fanins):
-        raise _wrong("fanins", f"has {len(fanins)} gates; tables has {len(tables)}")
+        raise _field_error("fanins", f"has {len(fanins)} gates; tables has {len(tables)}")
     try:
         return Circuit(
             inputs=tuple(ports_from_json(found["inputs"], "inputs")),
@@ -150,15 +150,15 @@ def _read_list(found: Any, size: int | None = None) -> list[Any]:
 
 def _read_each(found: Mapping[str, Any], field: str, read: Callable[[Any], Any]) -> list[Any]:
     if not isinstance(found[field], list):
-        raise _wrong(field, f"is {format_value(found[field])}; expected a list")
+        raise _field_error(field, f"is {format_value(found[field])}; expected a list")
     elements = []
     for k, element in enumerate(found[field]):
         try:
             elements.append(read(element))
         except (ValueError, TypeError) as error:
-            raise _wrong(f"{field}[{k}]", f"is {format_value(element)}; {error}") from None
+            raise _field_error(f"{field}[{k}]", f"is {format_value(element)}; {error}") from None
     return elements
 
 
-def _wrong(field: str, what: str) -> ValueError:
+def _field_error(field: str, what: str) -> ValueError:
     return ValueError(f"netlist_json.read: the field {field} {what}.")

@@ -18,7 +18,7 @@ import numpy as np
 
 from lutjax import __version__
 from lutjax.circuits import _programs, abc, c, deployment, language_model, mcu, page, simulate, verilog
-from lutjax.circuits.circuit import Circuit, columns_of, evaluated, group_by_port, numbers_of
+from lutjax.circuits.circuit import Circuit, columns_of, evaluate_ports, group_by_port, numbers_of
 from lutjax.circuits.deployment import MANIFEST, VECTORS, Vectors, as_called
 from lutjax.circuits.ports import Port, bit_ranges
 from lutjax.files.atomic import entries
@@ -157,20 +157,20 @@ def coverage(folder: Path, proofs: Sequence[Proof]) -> str:
     alone = reasons.pop("", set())
     parts = [f"{len(proved)} proved"]
     if failed:
-        parts.append(f"{len(failed)} failed ({_listed(failed)})")
+        parts.append(f"{len(failed)} failed ({_format_names(failed)})")
     if alone and not _lists_files(manifest):
         reasons[f"{MANIFEST} has no digests"] = alone
     elif alone:
         digests = "its digest" if len(alone) == 1 else "their digests"
-        parts.append(f"{len(alone)} compared with {digests} alone ({_listed(alone)})")
+        parts.append(f"{len(alone)} compared with {digests} alone ({_format_names(alone)})")
     for why, names in sorted(reasons.items()):
-        parts.append(f"{len(names)} not proved ({_listed(names)}), as {why}")
+        parts.append(f"{len(names)} not proved ({_format_names(names)}), as {why}")
     if made:
         parts.append(f"{len(made)} of make not looked at")
     return f"{len(files)} files: {'; '.join(parts)}."
 
 
-def _listed(names: set[str]) -> str:
+def _format_names(names: set[str]) -> str:
     return ", ".join(sorted(names))
 
 
@@ -266,7 +266,7 @@ def _check_described(folder: Path, facts: dict[str, Any], expected: dict[str, st
 
 
 def _program_is_described(folder: Path, manifest: dict[str, Any]) -> str:
-    facts, names = language_model.stated(_text(folder, "model.h"))
+    facts, names = language_model.parse_header(_text(folder, "model.h"))
     _check_described(folder, facts, dict.fromkeys([*names, deployment.MAKEFILE], "c"))
     return f"{len(facts)} facts"
 
@@ -274,7 +274,7 @@ def _program_is_described(folder: Path, manifest: dict[str, Any]) -> str:
 def _program_holds(folder: Path) -> str:
     compiler = _tool("gcc", "clang", "cc")
     try:
-        with _running(compiler, "language_model"):
+        with _require_executable(compiler, "language_model"):
             return language_model.verify(folder, compiler=compiler)
     except language_model.DifferenceError as error:
         raise FailedError(str(error)) from error
@@ -330,7 +330,7 @@ class _Export:
 
     def ports(self) -> dict[str, str]:
         name = f"{self.name}.v"
-        with _reading(name):
+        with _require_readable(name):
             return verilog.declared(_text(self.folder, name), self.name)
 
     @property
@@ -358,7 +358,7 @@ class _Export:
 
     @functools.cached_property
     def vectors(self) -> Vectors:
-        with _reading(VECTORS):
+        with _require_readable(VECTORS):
             found = Vectors.from_json((self.folder / VECTORS).read_bytes())
             found.check(self.circuit)
             return found
@@ -367,7 +367,7 @@ class _Export:
         end = name.removeprefix(self.name)
         read = next(format.read for format in deployment.FORMATS.values() if end in format.endings)
         assert read is not None
-        with _reading(name):
+        with _require_readable(name):
             return read((self.folder / name).read_bytes())
 
     @property
@@ -389,7 +389,7 @@ class _Export:
 
     def vectors_hold(self) -> str:
         given = [self.vectors.inputs[port.name] for port in self.circuit.inputs]
-        _check_answers(evaluated(self.circuit, given), self.vectors.outputs)
+        _check_answers(evaluate_ports(self.circuit, given), self.vectors.outputs)
         return _samples(len(self.vectors))
 
     def readme_holds(self) -> str:
@@ -412,12 +412,12 @@ class _Export:
             what = f"{len(given[-1][0])} next to thresholds and {what}"
         for x in given:
             expected = dict(zip((port.name for port in self.circuit.outputs), model.answer(*x), strict=True))
-            _check_answers(evaluated(self.circuit, x), expected)
+            _check_answers(evaluate_ports(self.circuit, x), expected)
         return f"{_samples(len(model.samples[0]))}{',' if taken else ' and'} {what}"
 
     def is_life(self) -> str:
         x = (np.arange(512)[:, None] >> np.arange(9) & 1).astype(np.uint8)
-        _check_answers(evaluated(self.circuit, [x]), {self.circuit.outputs[0].name: life(x)})
+        _check_answers(evaluate_ports(self.circuit, [x]), {self.circuit.outputs[0].name: life(x)})
         return "all 512 neighborhoods"
 
     def read_holds(self, name: str) -> str:
@@ -427,11 +427,11 @@ class _Export:
         """Compare a page's circuit. It may show votes instead of the class, or the counted bits."""
         shown, others = self.page_circuit(name), _choose_samples(self.circuit.inputs)
         for x in ([self.vectors.inputs[port.name] for port in shown.inputs], others[0]):
-            self._check_page_answers(evaluated(shown, x), evaluated(self.circuit, x))
+            self._check_page_answers(evaluate_ports(shown, x), evaluate_ports(self.circuit, x))
         return f"{_samples(len(self.vectors))} and {others[1]}"
 
     def page_circuit(self, name: str) -> Circuit:
-        with _reading(name):
+        with _require_readable(name):
             found = page.read(_text(self.folder, name))
         if found.inputs != self.circuit.inputs:
             raise FailedError(f"{name} runs {found!r}; the export is {self.circuit!r}")
@@ -488,7 +488,7 @@ class _Export:
         given = [self.vectors.inputs[port.name][: mcu.SAMPLES] for port in self.circuit.inputs]
         others = mcu.random_samples(self.circuit, mcu.SAMPLES)
         both = [np.concatenate(two) for two in zip(given, others, strict=True)]
-        wrong = mcu.wrong(files, self.name, self.circuit, target, both)
+        wrong = mcu.count_wrong_answers(files, self.name, self.circuit, target, both)
         if wrong:
             raise FailedError(f"{wrong} of {_samples(len(both[0]))} differ on {target}")
         return f"{_samples(len(given[0]))} and {len(others[0])} random ones, {target}"
@@ -498,7 +498,7 @@ class _Export:
         words, n = shown.encode(*as_called(shown.inputs, self.vectors.inputs))
         text, of_rows = _text(self.folder, name), None
         try:
-            with _running(node):
+            with _require_executable(node):
                 found = page.evaluate_in_node(
                     text, words.astype("<u8").view("<u4").astype(np.uint32), node=node
                 )
@@ -530,7 +530,7 @@ class _Export:
             registers=self.registers,
         )
         for testbench in dict.fromkeys((test, *own)):
-            with _running("iverilog", "vvp"):
+            with _require_executable("iverilog", "vvp"):
                 found = simulate.run(module, testbench)
             if not found:
                 raise FailedError(found.line.removeprefix("FAIL: "))
@@ -541,7 +541,7 @@ class _Export:
         if program is None or (name.endswith(".v") and importlib.util.find_spec("pyosys") is None):
             raise SkippedError("pyosys is not installed")
         try:
-            with _running(program):
+            with _require_executable(program):
                 given = self.read(name) if name in self.names("alkaid") else self.folder / name
                 found = abc.cec(given, self.circuit)
         except TimeoutError as error:
@@ -638,7 +638,7 @@ def _tool(*names: str) -> str:
 
 
 @contextlib.contextmanager
-def _reading(name: str) -> Iterator[None]:
+def _require_readable(name: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
@@ -646,7 +646,7 @@ def _reading(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _running(*programs: str | Path) -> Iterator[None]:
+def _require_executable(*programs: str | Path) -> Iterator[None]:
     """Raise SkippedError if the machine cannot execute these programs."""
     try:
         yield
@@ -665,7 +665,7 @@ def _running(*programs: str | Path) -> Iterator[None]:
 def _call(*words: str | Path, cwd: Path) -> None:
     """Run a program; raise FailedError, or SkippedError if it cannot be executed."""
     try:
-        with _running(words[0]):
+        with _require_executable(words[0]):
             status, text = _programs.run(words, cwd, _SECONDS)
     except TimeoutError as error:
         raise FailedError(f"{Path(words[0]).name}: {str(error).removesuffix('.')}") from error

@@ -24,7 +24,7 @@ from lutjax.circuits.circuit import Circuit, columns_of, walk_literals
 from lutjax.circuits.deployment import DeploymentError, Vectors
 from lutjax.circuits.ports import Port, bit_ranges
 from lutjax.files.messages import in_a_line
-from lutjax.files.strict_json import format_value, listed
+from lutjax.files.strict_json import format_names, format_value
 
 METHODS = ("evaluation", "abc")
 STATUSES = ("proved", "refuted", "undecided")
@@ -409,7 +409,7 @@ def _input_of(where: str, circuit: Circuit, name: str) -> _Input:
     for given in (names, ports):
         if name in given:
             return elements[given.index(name)]
-    raise ValueError(f"{where}: column is {format_value(name)}; the inputs are {listed(names, 300)}.")
+    raise ValueError(f"{where}: column is {format_value(name)}; the inputs are {format_names(names, 300)}.")
 
 
 def check_column(where: str, circuit: Circuit, column: str, *, ordered: bool) -> _Input:

@@ -80,7 +80,7 @@ def resynthesize(
     if not 0 < effort < float("inf"):
         raise ValueError(f"{where}: effort is {effort}; it must be positive and finite.")
     found = _Search(_Net.from_circuit(circuit), goal, seed).run(effort * _WORK)
-    made = found.changed(xors=goal == "gates").circuit(circuit)
+    made = found.replace_gates(xors=goal == "gates").circuit(circuit)
     return min(
         (circuit, made), key=lambda c: len(and_graph(c)[0]) if goal == "ands" else len(operations(c)[0])
     )
@@ -103,7 +103,9 @@ class _Net:
     def first(self) -> int:
         return 1 + self.n_inputs
 
-    def changed(self, gates: Mapping[int, _Gate] = MappingProxyType({}), *, xors: bool = True) -> "_Net":
+    def replace_gates(
+        self, gates: Mapping[int, _Gate] = MappingProxyType({}), *, xors: bool = True
+    ) -> "_Net":
         """Replace gates at some nodes and drop unused nodes; without `xors`, use only AND nodes."""
         graph, present = Graph(self.n_inputs, xors=xors), set(self.nodes)
         values = {node: 2 * node for node in range(self.first)}
@@ -123,7 +125,7 @@ class _Net:
             if unmade:
                 stack += unmade
             elif gate is not None:
-                values[node] = graph.two(values[a], values[b], table)
+                values[node] = graph.two_input_table(values[a], values[b], table)
             else:
                 a, b = values[a] ^ x & 1, values[b] ^ y & 1
                 if x > y:
@@ -157,7 +159,7 @@ class _Search:
         self._take(net, self._cost(net))
 
     def _cost(self, net: _Net) -> int:
-        return len((net.changed(xors=False) if self.goal == "ands" else net).nodes)
+        return len((net.replace_gates(xors=False) if self.goal == "ands" else net).nodes)
 
     def _take(self, net: _Net, cost: int) -> None:
         self.net, self.cost = net, cost
@@ -178,7 +180,7 @@ class _Search:
             waited += 1
             node = self.net.first + int(self.rng.integers(len(self.net.nodes)))
             for gates in itertools.islice(self._replacements(node), _AT_ONCE):
-                net = self.net.changed(gates)
+                net = self.net.replace_gates(gates)
                 self.work += _OVERHEAD * (2 if self.goal == "gates" else 4)
                 cost = self._cost(net)
                 worse = cost > self.cost

@@ -98,8 +98,8 @@ def compute(circuit: Circuit, *, lut6: bool = True) -> Stats:
         readers[literal >> 1] += 1
     return Stats(
         gates=len(circuit),
-        fan_in=_counted(map(len, circuit.fanins)),
-        fan_out=_counted(readers[1:]),
+        fan_in=_count_values(map(len, circuit.fanins)),
+        fan_out=_count_values(readers[1:]),
         ands=len(ands.and_graph(circuit)[0]),
         levels=circuit.depth,
         lut6=_lut6(circuit) if lut6 else None,
@@ -124,7 +124,7 @@ def _lut6(circuit: Circuit) -> int | None:
     return min(mapped, len(circuit) + inverters)
 
 
-def _counted(numbers: Iterable[int]) -> dict[int, int]:
+def _count_values(numbers: Iterable[int]) -> dict[int, int]:
     return dict(sorted(collections.Counter(numbers).items()))
 
 

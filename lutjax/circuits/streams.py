@@ -84,7 +84,7 @@ def write(
         if registers
         else []
     )
-    return _templates.filled(
+    return _templates.fill_template(
         "stream.v",
         module=name,
         about=f"// in: {n_in} bits, out: {n_out} bits; a queue of {1 << bits} answers, a latency of {cycles + 1} cycles",

@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 MAX_INPUTS = 8
 
 
-def _low(i: int) -> int:
+def _low_mask(i: int) -> int:
     width = 1 << i
     return sum(((1 << width) - 1) << at for at in range(0, 1 << MAX_INPUTS, 2 * width))
 
 
 FULL = tuple((1 << (1 << n)) - 1 for n in range(MAX_INPUTS + 1))  # constant 1 over n inputs
-LOW = tuple(tuple(_low(i) & FULL[n] for i in range(n)) for n in range(MAX_INPUTS + 1))  # 1 where input i is 0
+LOW = tuple(
+    tuple(_low_mask(i) & FULL[n] for i in range(n)) for n in range(MAX_INPUTS + 1)
+)  # 1 where input i is 0
 
 
 def variable(n: int, i: int) -> int:
@@ -95,14 +97,14 @@ def merge_inputs(table: int, n: int, i: int, j: int) -> int:
     return low & mask | high & (mask << (1 << i))
 
 
-def depends(table: int, n: int, i: int) -> bool:
+def depends_on_input(table: int, n: int, i: int) -> bool:
     """Return True if the output depends on input i."""
     return ((table >> (1 << i)) ^ table) & LOW[n][i] != 0
 
 
 def support(table: int, n: int) -> tuple[int, ...]:
     """Return the inputs that affect the output."""
-    return tuple(i for i in range(n) if depends(table, n, i))
+    return tuple(i for i in range(n) if depends_on_input(table, n, i))
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -121,15 +123,15 @@ def _isop(must: int, may: int, n: int, last: int) -> tuple[list[tuple[int, int]]
     if may == FULL[n]:
         return [(0, 0)], FULL[n]
     i = last - 1
-    while not (depends(must, n, i) or depends(may, n, i)):
+    while not (depends_on_input(must, n, i) or depends_on_input(may, n, i)):
         i -= 1
     low, width = LOW[n][i], 1 << i
 
-    def halves(table: int) -> tuple[int, int]:
+    def extend_halves(table: int) -> tuple[int, int]:
         zero, one = table & low, table >> width & low
         return zero | zero << width, one | one << width
 
-    (must0, must1), (may0, may1) = halves(must), halves(may)
+    (must0, must1), (may0, may1) = extend_halves(must), extend_halves(may)
     products0, cover0 = _isop(must0 & ~may1, may0, n, i)
     products1, cover1 = _isop(must1 & ~may0, may1, n, i)
     rest, cover = _isop(must0 & ~cover0 | must1 & ~cover1, may0 & may1, n, i)

@@ -68,7 +68,7 @@ def write(circuit: Circuit, name: str = "circuit", *, registers: int = 0) -> str
     _check_registers("verilog.write", registers)
     _check_names("verilog.write", circuit, name, registers)
     names = [port.name for port in (*circuit.inputs, *circuit.outputs)]
-    gate, delayed, function = (_free(prefix, names) for prefix in ("g", "d", "t"))
+    gate, delayed, function = (_free_prefix(prefix, names) for prefix in ("g", "d", "t"))
     cycles, first = latency(circuit, registers), circuit.first_gate
     delays = _delays(circuit, registers, cycles)
     stages = _stages(circuit, registers)
@@ -102,7 +102,7 @@ def write(circuit: Circuit, name: str = "circuit", *, registers: int = 0) -> str
         ",\n".join(f"  {port}" for port in ports),
         ");",
         *(_function(called, n, table) for (n, table), called in functions.items()),
-        *(_registers(cycles, delays, now, delayed, _free("valid", names)) if registers else []),
+        *(_registers(cycles, delays, now, delayed, _free_prefix("valid", names)) if registers else []),
         *body,
         "endmodule",
         "`default_nettype wire",
@@ -169,7 +169,7 @@ def testbench(
     answers = answers if isinstance(answers, tuple) else (answers,)
     if len(answers) != len(circuit.outputs):
         raise ValueError(f"testbench: expected has {len(answers)} arrays for {len(circuit.outputs)} outputs.")
-    rows = _hexadecimal(circuit.inputs, samples), _hexadecimal(circuit.outputs, answers)
+    rows = _format_hexadecimal(circuit.inputs, samples), _format_hexadecimal(circuit.outputs, answers)
     if not rows[0] or len(rows[0]) != len(rows[1]):
         raise ValueError(
             f"testbench: there are {len(rows[0])} samples and {len(rows[1])} answers; expected as many, and at least one."
@@ -178,7 +178,7 @@ def testbench(
     control = [f".{name}({name})" for name in CONTROL] if registers else []
     wires = ", ".join([*control, *connections(circuit, "inputs", "outputs")])
     cycles = latency(circuit, registers)
-    body = _templates.filled(
+    body = _templates.fill_template(
         "pipeline.v" if registers else "combinational.v",
         module=name,
         connections=wires,
@@ -191,7 +191,7 @@ def testbench(
         f"    samples[{k}] = {n_in}'h{sample}; answers[{k}] = {n_out}'h{answer};"
         for k, (sample, answer) in enumerate(zip(*rows, strict=True))
     ]
-    return _templates.filled(
+    return _templates.fill_template(
         "testbench.v",
         module=name,
         n=n,
@@ -224,7 +224,7 @@ def _check_names(caller: str, circuit: Circuit, module: str, registers: int) -> 
             )
 
 
-def _free(prefix: str, names: Sequence[str]) -> str:
+def _free_prefix(prefix: str, names: Sequence[str]) -> str:
     """Return an internal name prefix: no port is named with this prefix and digits."""
     while any(re.fullmatch(rf"{prefix}\d*(_\w*)?", name) for name in names):
         prefix += "_"
@@ -306,7 +306,7 @@ def _registers(cycles: int, delays: Sequence[int], now: Sequence[str], delayed: 
     return lines
 
 
-def _hexadecimal(ports: Sequence[Port], numbers: Sequence[Any]) -> list[str]:
+def _format_hexadecimal(ports: Sequence[Port], numbers: Sequence[Any]) -> list[str]:
     """Return the digits of each sample, with the first port in the lowest bits."""
     bits = []
     for port, given in zip(ports, numbers, strict=True):

@@ -90,11 +90,11 @@ def bench(
     import lutjax
     from lutjax.benchmark import report, shapes
     from lutjax.benchmark.measurements import IMPLEMENTATIONS, accumulates, measurements
-    from lutjax.benchmark.results import Machine, measured
+    from lutjax.benchmark.results import Machine, run_measurement
     from lutjax.cases import Tag
 
     tag = Tag.CPU if jax.default_backend() == "cpu" else Tag.BENCH
-    chosen = asked or tuple(shapes.named(tag).values())
+    chosen = asked or tuple(shapes.named_shapes(tag).values())
     if scale is not None:
         without = [shapes.name_of(shape) for shape in chosen if not accumulates(shape)]
         if asked and without:
@@ -132,10 +132,10 @@ def bench(
         machine = Machine.measure_default()
         for one in todo:
             progress.starts(f"{one.name}, {one.row}, {one.implementation}, {one.dtype}")
-            results.append(measured(machine, one, repeats=repeats))
+            results.append(run_measurement(machine, one, repeats=repeats))
             if write is not None:
                 write(results[-1])
-            progress.ended(results[-1])
+            progress.show_result(results[-1])
     if machine is not None:
         console.print(str(machine), highlight=False, soft_wrap=True)
         console.print(report.table(results, console))

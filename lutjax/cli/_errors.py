@@ -37,7 +37,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
-            message = extras.missing(f"lutjax {ctx.invoked_subcommand}", error)
+            message = extras.install_hint(f"lutjax {ctx.invoked_subcommand}", error)
             if message is None:
                 raise
             raise click.ClickException(message) from error

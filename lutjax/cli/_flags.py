@@ -33,7 +33,7 @@ def parameter_error(name: str, why: object) -> click.BadParameter:
 
 
 class Command(click.Command):
-    """Command with options in `sections`; others in `remaining`; `compiles` enables JAX's cache."""
+    """Command with options in `sections`; others in `fallback_heading`; `compiles` enables JAX's cache."""
 
     def __init__(
         self,
@@ -57,12 +57,12 @@ class Command(click.Command):
         order = {name: place for place, name in enumerate(self._headings)}
         for option in sorted(self.get_params(ctx), key=lambda param: order.get(str(param.name), len(order))):
             if isinstance(option, click.Option) and not option.hidden:
-                heading = self._headings.get(str(option.name)) or self.remaining(option, everything)
+                heading = self._headings.get(str(option.name)) or self.fallback_heading(option, everything)
                 if heading:
                     found.setdefault(heading, []).append(option)
         return {heading: options for heading, options in found.items() if options}
 
-    def remaining(self, option: click.Option, everything: bool) -> str | None:
+    def fallback_heading(self, option: click.Option, everything: bool) -> str | None:
         """Return the heading for an option missing in `sections`; None hides it."""
         return "Help" if self._headings else "Options"
 
@@ -133,10 +133,10 @@ class FieldsCommand(Command):
         *own, shows_help = super().get_params(ctx)
         return [*own, *self._fields, shows_help, self._all]
 
-    def remaining(self, option: click.Option, everything: bool) -> str | None:
+    def fallback_heading(self, option: click.Option, everything: bool) -> str | None:
         if isinstance(option, FieldOption):
             return option.heading if everything else None
-        return super().remaining(option, everything)
+        return super().fallback_heading(option, everything)
 
     def invoke(self, ctx: click.Context) -> Any:
         values = {option.name: ctx.params.pop(option.name) for option in self._fields or ()}

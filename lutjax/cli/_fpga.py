@@ -94,7 +94,7 @@ def fpga(
 
 def _write_project(folder: Path, board: str, registers: int | None, out: Path | None) -> None:
     from lutjax.circuits import boards, fpga as reporting
-    from lutjax.files.atomic import replacing
+    from lutjax.files.atomic import replace_folder
 
     place = folder.absolute()
     target = out or place.with_name(f"{place.name}_{board}")
@@ -112,7 +112,7 @@ def _write_project(folder: Path, board: str, registers: int | None, out: Path | 
     except ValueError as error:
         raise FolderError(f"{folder} cannot be put on a board: {error}") from error
     target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target.resolve()) as made:
+    with replace_folder(target.resolve()) as made:
         made.mkdir()
         for name, text in files.items():
             (made / name).write_text(text, encoding="utf-8")

@@ -196,7 +196,7 @@ def _write(
             nonlocal last
             last = part[-1:] or last
             if terminal:
-                click.echo(escaped(decode(part, final)), nl=False)
+                click.echo(escape_text(decode(part, final)), nl=False)
             elif first:
                 out.write(part)
                 out.flush()
@@ -212,12 +212,12 @@ def _write(
     return last == b"\n"
 
 
-def escaped(text: str) -> str:
+def escape_text(text: str) -> str:
     r"""Escape control and unprintable characters, except newlines and tabs.
 
     Example:
-      >>> from lutjax.cli._generate import escaped
-      >>> escaped("caf\xe9\x1b[2J\n")
+      >>> from lutjax.cli._generate import escape_text
+      >>> escape_text("caf\xe9\x1b[2J\n")
       'café\\x1b[2J\n'
     """
     return "".join(

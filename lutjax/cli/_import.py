@@ -124,11 +124,11 @@ def import_(file: Path, folder: Path, package: str, **options: Any) -> None:
     model = PACKAGES[package](lutjax.convert.read(file), **given)
     lutjax.save(model, folder)
     click.echo(
-        f"Converted {_described(model)} to {folder}. Export it with:\n  {_run.command('export', str(folder))}"
+        f"Converted {_describe_model(model)} to {folder}. Export it with:\n  {_run.command('export', str(folder))}"
     )
 
 
-def _described(model: Any) -> str:
+def _describe_model(model: Any) -> str:
     from lutjax.models import LogicTreeNet, LUTTransformer
 
     config = model.config

@@ -22,7 +22,7 @@ class ShapeType(Parsed):
         if value == "list" and ctx is not None:
             from lutjax.benchmark import shapes
 
-            click.echo("Names:\n  " + "\n  ".join(shapes.named()))
+            click.echo("Names:\n  " + "\n  ".join(shapes.named_shapes()))
             click.echo("Sizes:\n  " + "\n  ".join(kind.usage for _, kind in shapes.kinds().values()))
             ctx.exit()
         return super().convert(value, param, ctx)
@@ -113,7 +113,7 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, description=what)
 
-    def ended(self, result: object) -> None:
+    def show_result(self, result: object) -> None:
         if self._bar is not None:
             self._bar.advance(self._task)
         else:

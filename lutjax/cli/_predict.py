@@ -36,7 +36,7 @@ def predict(
     of images, or a folder of IDX or CIFAR-10 files. The output is a CSV table with the class and the
     votes of each row.
     """
-    from lutjax.files.atomic import atomically
+    from lutjax.files.atomic import write_atomically
     from lutjax.training import predictions, raw
     from lutjax.training.reports import Errors
     from lutjax.training.samples import SamplesError
@@ -59,7 +59,7 @@ def predict(
     if out is None:
         found.write(sys.stdout, given.ids)
     else:
-        with atomically(out) as path, path.open("w", newline="", encoding="utf-8") as written:
+        with write_atomically(out) as path, path.open("w", newline="", encoding="utf-8") as written:
             found.write(written, given.ids)
         click.echo(f"Wrote {len(found)} rows to {out}")
     if numbers is not None and trained.form.regression:

@@ -181,10 +181,10 @@ def processes(coordinator: str | None, n_processes: int | None, process: int | N
         yield
         return
     try:
-        with hosts.together():
+        with hosts.run_together():
             yield
     except (Exception, KeyboardInterrupt) as error:
-        if hosts.shared(error):
+        if hosts.is_shared_error(error):
             if hosts.is_first():
                 raise
             raise SystemExit(1) from None
@@ -197,7 +197,7 @@ def processes(coordinator: str | None, n_processes: int | None, process: int | N
 def _last_words(error: BaseException) -> str:
     from lutjax.training import hosts
 
-    if hosts.lost(error):
+    if hosts.is_lost_process(error):
         why = str(error).splitlines()[0]
         return (
             f"another process of this run ended or cannot be reached ({why}). Checkpoints are intact: continue with --resume on these or "
@@ -243,13 +243,13 @@ def _train(
 
     made: list[Experiment] = []
 
-    def checked(make: "Callable[..., Experiment]") -> "Callable[..., Experiment]":
+    def wrap_constructor(make: "Callable[..., Experiment]") -> "Callable[..., Experiment]":
         def call(*arguments: Any) -> "Experiment":
             with (
                 loop.stop_on_signal(show.second_signal) as stop,
-                stop.interruptible(),
+                stop.allow_interrupt(),
                 usage_errors(kind.refuses, option),
-                hosts.together(),
+                hosts.run_together(),
                 too_large(fields),
             ):
                 made.append(make(*arguments))
@@ -271,7 +271,7 @@ def _train(
             experiments.resume(
                 out,
                 kind,
-                checked(lambda record: kind.from_record(record, **source)),
+                wrap_constructor(lambda record: kind.from_record(record, **source)),
                 show,
                 options=changed,
                 same={name: value for name, value in wanted.items() if name != "steps"},
@@ -281,7 +281,7 @@ def _train(
         else:
             if not dry_run:
                 check_new(out, kind)
-            experiment = checked(lambda: kind.new(fields, **source, **preset))()
+            experiment = wrap_constructor(lambda: kind.create(fields, **source, **preset))()
             if dry_run:
                 experiments.dry_run(experiment, show)
                 return None
@@ -290,7 +290,7 @@ def _train(
         steps = made[-1].record.training.steps
         what = (
             f"Stopped after {error.done} of {steps} steps."
-            if made[-1].over(error.done) is None
+            if made[-1].stop_reason(error.done) is None
             else "Stopped after the last step, before all reports were finished."
         )
         if hosts.is_first():
@@ -398,11 +398,11 @@ def _terminal(out: Path, tensorboard: bool, again: str) -> Any:
         def line(self, text: str) -> None:
             click.echo(text)
 
-        def doing(self, text: str) -> AbstractContextManager[object]:
+        def show_activity(self, text: str) -> AbstractContextManager[object]:
             if self.console.is_terminal:
                 return self.console.status(f"{text} ...")
             click.echo(f"{text} ...")
-            return super().doing(text)
+            return super().show_activity(text)
 
         def second_signal(self) -> None:
             # An exception could be swallowed, or be repeated by the checkpoint writers.

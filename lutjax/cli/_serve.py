@@ -48,11 +48,11 @@ def serve(folder: Path, host: str, port: int, model_name: str | None, grace: int
     """
     from lutjax.bundles._layout import MEMORY_RECORD
     from lutjax.convert import memory_layer
-    from lutjax.extras import needed_by
+    from lutjax.extras import require_optional
     from lutjax.files.errors import FolderError
     from lutjax.serving import Limits, application
 
-    with needed_by("lutjax serve"):
+    with require_optional("lutjax serve"):
         import uvicorn
 
     is_memory = (folder / MEMORY_RECORD).is_file()

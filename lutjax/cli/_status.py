@@ -126,7 +126,7 @@ def _with_progress(check: "CheckOne", n_checks: int) -> "Iterator[CheckOne]":
             progress.starts(f"{op}, {column.key}, {dtype}")
             found = check(op, column, dtype)
             states = dict.fromkeys(str(cell.state) for cell in found.values())
-            progress.ended(f"{op}, {column.key}, {dtype}: {', '.join(states)}")
+            progress.show_result(f"{op}, {column.key}, {dtype}: {', '.join(states)}")
             return found
 
         yield check_with_progress

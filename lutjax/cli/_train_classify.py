@@ -135,7 +135,7 @@ def _train_sizes(
 
     def make(chosen: Mapping[str, Any]) -> Any:
         with _run.usage_errors(kind.refuses, given["option"]), _run.too_large(chosen):
-            made = kind.new(chosen, **given["source"], **given["preset"])
+            made = kind.create(chosen, **given["source"], **given["preset"])
             made.run.divide(given["mesh"])
         return made
 

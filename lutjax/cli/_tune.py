@@ -60,7 +60,7 @@ def tune(
 
     document = _document(output)
     try:
-        todo = search.kernels(list(asked or shapes.named(Tag.TUNE).values()), dtypes or ("float32",))
+        todo = search.kernels(list(asked or shapes.named_shapes(Tag.TUNE).values()), dtypes or ("float32",))
     except search.NoKernelError as error:
         raise click.ClickException(str(error)) from None
     if resume:
@@ -78,7 +78,7 @@ def tune(
             if entry is not None:
                 document = document.with_entry(entry)
                 document.write(output)
-            progress.ended(results[-1])
+            progress.show_result(results[-1])
     console.print(_table(results))
     if any(found.entry for found in results):
         click.echo(f"Wrote {output}")

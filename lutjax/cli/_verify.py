@@ -34,7 +34,7 @@ def verify(folder: Path, run: Path | None) -> None:
     folder = export_folder(folder)
 
     @contextmanager
-    def doing(name: str) -> Iterator[None]:
+    def show_activity(name: str) -> Iterator[None]:
         with progress(name):
             yield
 
@@ -46,7 +46,10 @@ def verify(folder: Path, run: Path | None) -> None:
 
     try:
         proofs.verify(
-            folder, oracle=lambda manifest: exporting.oracle(manifest, run), doing=doing, on_proof=show
+            folder,
+            oracle=lambda manifest: exporting.oracle(manifest, run),
+            doing=show_activity,
+            on_proof=show,
         )
     except KeyboardInterrupt:
         click.echo(f"Stopped after {len(made)} proofs.")

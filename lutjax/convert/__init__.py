@@ -9,7 +9,7 @@ and `read` needs safetensors (the extra ``bundles``) or, for PyTorch files, PyTo
 
 from typing import TYPE_CHECKING, Any
 
-from lutjax.extras import attribute, importable
+from lutjax.extras import attribute, importable_names
 
 if TYPE_CHECKING:
     from lutjax.convert._memories import convert_memory, memory_layer
@@ -51,4 +51,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return importable(__name__, _MODULES)
+    return importable_names(__name__, _MODULES)

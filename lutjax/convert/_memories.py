@@ -13,7 +13,7 @@ from lutjax.bundles._layout import MEMORY_RECORD
 from lutjax.bundles.saving import save
 from lutjax.convert.errors import ConversionError
 from lutjax.files import strict_json
-from lutjax.files.atomic import atomically
+from lutjax.files.atomic import write_atomically
 from lutjax.files.errors import FolderError
 from lutjax.files.messages import in_a_line
 from lutjax.files.tensors import TensorFile
@@ -67,7 +67,7 @@ class _Checkpoint:
             raise ConversionError(f"{self.folder} has no tensor {name}.")
         return self._files_of[name], name
 
-    def numbered(self, name: str) -> Parts:
+    def tensor_series(self, name: str) -> Parts:
         """Return the tensors of a numbered series, in numerical order."""
         found: Parts = []
         while self.has(name.format(len(found))):
@@ -158,7 +158,7 @@ def convert_memory(
         "base": base.description, "layout": layout.to_json(),
     }  # fmt: skip
     save(arrays, model)
-    with atomically(Path(model) / MEMORY_RECORD) as path:
+    with write_atomically(Path(model) / MEMORY_RECORD) as path:
         path.write_text(json.dumps(record, allow_nan=False) + "\n", encoding="utf-8")
     return record
 
@@ -251,8 +251,8 @@ def _engram(checkpoint: _Checkpoint, config: Any, layer: int | None, tokenizer: 
     facts = {"layer": layer, "class": "NgramMemory", "arguments": arguments, "layout": layout}
     parts = [checkpoint.locate(f"{at}embed.weight")]
     if checkpoint.dtype(f"{at}embed.weight") == "BF16":
-        return facts, _contiguous(arrays), parts, [], "bfloat16"
-    return facts, _contiguous(arrays), parts, [checkpoint.locate(f"{at}embed.scale")], "e4m3_ue8m0"
+        return facts, _make_contiguous(arrays), parts, [], "bfloat16"
+    return facts, _make_contiguous(arrays), parts, [checkpoint.locate(f"{at}embed.scale")], "e4m3_ue8m0"
 
 
 def _ple(checkpoint: _Checkpoint, config: Any, layer: int | None, tokenizer: Any) -> Any:
@@ -284,12 +284,12 @@ def _ple(checkpoint: _Checkpoint, config: Any, layer: int | None, tokenizer: Any
         )
     arguments = _memory_arguments(features, streams, kernel, config["rms_norm_eps"], layout.width)
     facts = {"layer": layer, "class": "NgramMemory", "arguments": arguments, "layout": layout}
-    parts = checkpoint.numbered(f"{table}ngram_embedding.shard_{{}}.weight")
+    parts = checkpoint.tensor_series(f"{table}ngram_embedding.shard_{{}}.weight")
     if checkpoint.dtype(parts[0][1]) == "BF16":
-        return facts, _contiguous(arrays), parts, [], "bfloat16"
+        return facts, _make_contiguous(arrays), parts, [], "bfloat16"
     return (
         facts,
-        _contiguous(arrays),
+        _make_contiguous(arrays),
         parts,
         [checkpoint.locate(f"{table}ngram_embedding.weight_scale")],
         "e4m3",
@@ -313,7 +313,7 @@ def _longcat(checkpoint: _Checkpoint, config: Any, layer: int | None, tokenizer:
     return (
         facts,
         {"kernel": np.stack(kernel)},
-        checkpoint.numbered(f"{at}embedders.{{}}.weight"),
+        checkpoint.tensor_series(f"{at}embedders.{{}}.weight"),
         [],
         "bfloat16",
     )
@@ -326,7 +326,7 @@ def _memory_arguments(
     return {**sizes, "gate": "root", "eps": eps}
 
 
-def _contiguous(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _make_contiguous(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: np.ascontiguousarray(a) for name, a in arrays.items()}
 
 

@@ -72,7 +72,7 @@ def classifier(
             tables=kind,
             wiring=",".join(wiring),
             tau=tau,
-            **encoded(thresholds, sampling),
+            **encode_thresholds(thresholds, sampling),
         )
     except ValueError as error:
         raise ConversionError(f"the layers make no classifier: {in_a_line(error)}") from error
@@ -99,7 +99,7 @@ def check_layer(layer: Layer, arity: int, expected: int, n_before: int) -> str:
     return "balanced" if most_read <= -(-layer.wires.size // n_before) else "random"
 
 
-def encoded(thresholds: Any, sampling: str) -> dict[str, Any]:
+def encode_thresholds(thresholds: Any, sampling: str) -> dict[str, Any]:
     n_thresholds = 0 if thresholds is None else thresholds.shape[1]
     if thresholds is None or sampling == "fixed":
         return {"n_thresholds": n_thresholds}
@@ -138,10 +138,10 @@ def modules(tensors: Mapping[str, Any], endings: Iterable[str]) -> list[tuple[st
                 f"the file has the tensor {in_a_line(name, 80)}, which belongs to no layer that can be converted; these have {', '.join(shown)}."
             )
         found.setdefault(name.removesuffix(ending).removesuffix("."), {})[ending] = tensor
-    return sorted(found.items(), key=lambda item: _natural(item[0]))
+    return sorted(found.items(), key=lambda item: _natural_sort_key(item[0]))
 
 
-def _natural(name: str) -> list[tuple[bool, int, str]]:
+def _natural_sort_key(name: str) -> list[tuple[bool, int, str]]:
     numbers = [int(part) if part.isdecimal() and len(part) < 10 else None for part in name.split(".")]
     return [(n is None, n or 0, part) for n, part in zip(numbers, name.split("."), strict=True)]
 

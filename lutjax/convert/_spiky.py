@@ -143,9 +143,9 @@ def spiky(
                 raise ConversionError("some layers have a feed-forward part, and others have none.")
             if branch is not None:
                 own = layer[part]
-                _placed(own, context, shared_positions, n_position_bits if part == "attention" else 0).put(
-                    _check_shapes(own, branch.layer)
-                )
+                _reshape_positions(
+                    own, context, shared_positions, n_position_bits if part == "attention" else 0
+                ).put(_check_shapes(own, branch.layer))
                 _put_norm(f"{own.name}'s batch norm", layer["norms"][part], branch.norm)
     last.put(_check_shapes(last, model.unembed))
     return model
@@ -203,7 +203,7 @@ def spiky_layer(
                 )
     except ValueError as error:
         raise ConversionError(f"{name or 'the file'} makes no layer: {in_a_line(error)}") from error
-    _placed(own, context or 1, shared_positions, n_position_bits).put(_check_shapes(own, layer))
+    _reshape_positions(own, context or 1, shared_positions, n_position_bits).put(_check_shapes(own, layer))
     return layer
 
 
@@ -235,7 +235,7 @@ def _position_bits(layer: _Tables, kind: str, context: int, shared: bool) -> int
     return layer.positions.size // ((context - 1) * (1 if shared else layer.n_detectors))
 
 
-def _placed(layer: _Tables, context: int, shared: bool, n_position_bits: int) -> _Tables:
+def _reshape_positions(layer: _Tables, context: int, shared: bool, n_position_bits: int) -> _Tables:
     shape = context - 1, 1 if shared else layer.n_detectors, n_position_bits
     n_found = 0 if layer.positions is None else layer.positions.size
     if n_found != np.prod(shape):

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from lutjax.convert.errors import ConversionError
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.files.messages import in_a_line
 
 Tensors = Mapping[str, Shaped[np.ndarray, "..."]]
@@ -46,7 +46,7 @@ def _is_of_torch(path: Path) -> bool:
 
 
 def _read_safetensors(path: Path) -> dict[str, Any]:
-    with needed_by("lutjax.convert"):
+    with require_optional("lutjax.convert"):
         from safetensors import SafetensorError, safe_open
     try:
         with safe_open(path, framework="np") as file:

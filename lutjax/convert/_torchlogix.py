@@ -96,7 +96,7 @@ def torchlogix(
                 raise ConversionError(f"{name} is a convolution after a dense layer; expected it first.")
             trees.append(_trees(name, parts, temperature))
         else:
-            layers.append(_dense(name, parts, temperature))
+            layers.append(_dense_layer(name, parts, temperature))
     tables = [layer.table for layer in layers] + [tree.levels[0] for tree in trees]
     arities = [layer.wires.shape[1] for layer in layers] + [tree.leaves.shape[1] for tree in trees]
     kinds = {_kind(table, n, parameterization) for table, n in zip(tables, arities, strict=True)}
@@ -123,9 +123,9 @@ def _kind(table: np.ndarray, n_inputs: int, parameterization: str) -> str:
     return "gates" if n_inputs == 2 and table.shape[-1] == 16 else _KINDS[parameterization]
 
 
-def _dense(name: str, parts: Mapping[str, Any], temperature: float) -> Layer:
+def _dense_layer(name: str, parts: Mapping[str, Any], temperature: float) -> Layer:
     table = array(name, parts, "weight", 2).astype(np.float32) / np.float32(temperature)
-    wires = _chosen(name, parts)
+    wires = _select_wires(name, parts)
     return Layer(name, _lowest_first(table, wires.shape[1]), wires)
 
 
@@ -194,7 +194,7 @@ def _thresholds(name: str, parts: Mapping[str, Any]) -> Float[np.ndarray, "..."]
     return found
 
 
-def _chosen(name: str, parts: Mapping[str, Any]) -> Any:
+def _select_wires(name: str, parts: Mapping[str, Any]) -> Any:
     """Return wires ``[gates, inputs]``: the fixed ones, or the best candidates."""
     if "connections.weights" not in parts:
         return array(name, parts, "connections.indices", 2).T

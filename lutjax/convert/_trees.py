@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float, Int
 
-from lutjax.convert._networks import Layer, check_layer, encoded, encoder, put
+from lutjax.convert._networks import Layer, check_layer, encode_thresholds, encoder, put
 from lutjax.convert.errors import ConversionError
 from lutjax.files.messages import in_a_line
 from lutjax.layers.specifications import LogicConvSpec
@@ -143,7 +143,7 @@ def tree_net(
             wiring="random" if "random" in wiring else "balanced",
             tau=tau,
             **sizes,
-            **encoded(thresholds, sampling),
+            **encode_thresholds(thresholds, sampling),
         )
     except ValueError as error:
         raise ConversionError(f"the layers make no classifier: {in_a_line(error)}") from error

@@ -11,14 +11,14 @@ from jax.sharding import PartitionSpec
 
 from lutjax import _compat, _meshes
 from lutjax.dispatch._leading_axes import ranks_of_update
-from lutjax.dispatch._partition import partitioned, run_shard
-from lutjax.dispatch._plan import Options, Over, Plan, cached
+from lutjax.dispatch._partition import partition_kernel, run_shard
+from lutjax.dispatch._plan import Options, Over, Plan, cache_calls
 from lutjax.dispatch._run import run_plan
 from lutjax.dispatch.contract import Direction
 from lutjax.dispatch.registry import Platform
 
 
-@cached
+@cache_calls
 def kernel(plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = None) -> Callable[..., Any]:
     """Return the array function for an implementation, with a vmap rule.
 
@@ -48,11 +48,11 @@ def kernel(plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = No
     def run(options: Options, *args: Any) -> Any:
         return run_plan(plan, direction, needs, options, args)
 
-    def raw(*args: Any, over: Over = over) -> Any:
+    def run_arrays(*args: Any, over: Over = over) -> Any:
         return run_shard(op, direction, options, args, over, run) if over else run(options, *args)
 
     by_rule = over is not None and plan.has_rules
-    call = custom_vmap(partitioned(op, direction, needs, options, raw) if by_rule else raw)
+    call = custom_vmap(partition_kernel(op, direction, needs, options, run_arrays) if by_rule else run_arrays)
 
     @call.def_vmap
     def rule(size: int, mapped: Any, *args: Any) -> tuple[Any, Any]:
@@ -74,10 +74,10 @@ def kernel(plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = No
         one = jax.tree.map(
             lambda a, m: jax.ShapeDtypeStruct(a.shape[m:], a.dtype), tuple(args), tuple(mapped)
         )
-        lies, over = PartitionSpec(place) if place else None, _meshes.varying_over(args)
+        lies, over = PartitionSpec(place) if place else None, _meshes.joint_varying_axes(args)
         return jax.tree.map(
             lambda a: _compat.cast_varying(jnp.zeros((0, *a.shape), a.dtype, out_sharding=lies), over),
-            jax.eval_shape(raw, *one),
+            jax.eval_shape(run_arrays, *one),
         )
 
     def map_part(size: int, mapped: Any, *args: Any) -> Any:
@@ -109,7 +109,7 @@ def kernel(plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = No
         elif plan.stacked or any(spec.stacks for _, spec in plan.choice):
             outputs = _side_by_side(plan, direction, needs, size, mapped, args)
         elif all(spec.platform == Platform.XLA for _, spec in plan.choice):
-            outputs = jax.vmap(raw, in_axes=jax.tree.map(lambda m: 0 if m else None, mapped))(*args)
+            outputs = jax.vmap(run_arrays, in_axes=jax.tree.map(lambda m: 0 if m else None, mapped))(*args)
         else:
             outputs = _one_by_one(call, args, mapped)
         return outputs
@@ -122,12 +122,12 @@ def _side_by_side(
 ) -> Any:
     """Return the outputs of `size` stacked calls. Unmapped arrays are repeated for each call."""
 
-    def stacked(a: jax.Array, is_mapped: bool) -> jax.Array:
+    def stack_batch(a: jax.Array, is_mapped: bool) -> jax.Array:
         a = a if is_mapped else jnp.broadcast_to(a[None], (size, *a.shape))
         return a.reshape(size * a.shape[1], *a.shape[2:]) if plan.stacked else a
 
     of_all = kernel(plan.replace(stacked=True, over=None), direction, needs)
-    outputs = of_all(*jax.tree.map(stacked, tuple(args), tuple(mapped)))
+    outputs = of_all(*jax.tree.map(stack_batch, tuple(args), tuple(mapped)))
     if not plan.stacked:
         return outputs
     return jax.tree.map(lambda a: a.reshape(size, a.shape[0] // size, *a.shape[1:]), outputs)

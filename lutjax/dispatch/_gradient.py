@@ -28,11 +28,11 @@ from lutjax.values._fixed_point import FixedPoint, nan_where_apart
 
 
 def _mark(needs: tuple[bool, ...]) -> jax.Array:
-    """Return an empty array whose shape encodes the differentiated arguments; see `_marked`."""
+    """Return an empty array whose shape encodes the differentiated arguments; see `_read_marks`."""
     return jnp.zeros((0, sum(need << i for i, need in enumerate(needs)) + 1), jnp.int8)
 
 
-def _marked(mark: jax.Array, n: int) -> tuple[bool, ...]:
+def _read_marks(mark: jax.Array, n: int) -> tuple[bool, ...]:
     """Return a flag for each of `n` arguments: True if it is differentiated."""
     bits = mark.shape[1] - 1
     return tuple(bool(bits >> i & 1) for i in range(n))
@@ -43,12 +43,12 @@ def _outline(a: jax.Array) -> jax.Array:
     return _compat.cast_varying(jnp.zeros((0, *a.shape), a.dtype), _compat.varying_axes(a))
 
 
-def _outlined(outline: jax.Array) -> jax.ShapeDtypeStruct:
+def _read_outline(outline: jax.Array) -> jax.ShapeDtypeStruct:
     """Return the shape and dtype encoded by `_outline`."""
     return jax.ShapeDtypeStruct(outline.shape[1:], outline.dtype)
 
 
-def differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
+def make_differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
     """Return the differentiable op as a function of its arrays.
 
     Outputs without a detector axis are summed over the mesh axes that divide detectors.
@@ -68,7 +68,7 @@ def differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
     no_second = f"{op.op}: its gradient is differentiated again, and the op has no second derivative; {of_every_order}"
     twin = None if plan.in_floats is None else kernel(plan.in_floats, "forward")
 
-    def summed(of_arrays: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def convert_totals(of_arrays: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         outputs = of_arrays(*args)
         if accumulate is None or op.table_name is None or outputs.dtype != np.int32:
             return outputs
@@ -76,10 +76,10 @@ def differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
         return accumulate.total(outputs, args[op.arrays().index(op.table_name)].dtype)
 
     def run(*args: Any) -> Any:
-        outputs = summed(forward_kernel, args)
+        outputs = convert_totals(forward_kernel, args)
         if twin is None or isinstance(outputs, Detection):  # a detection has no sums
             return outputs
-        return nan_where_apart(outputs, summed(twin, args), accumulate)
+        return nan_where_apart(outputs, convert_totals(twin, args), accumulate)
 
     @jax.custom_vjp
     def call(*args: Any) -> Any:
@@ -100,7 +100,7 @@ def differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
         cotangent = _differentiable_part(cotangent)
         if isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
             return (None,) * (n_taps + n)
-        axes = _meshes.varying_over(residuals[1])
+        axes = _meshes.joint_varying_axes(residuals[1])
         cotangents = pull_back(residuals, _compat.cast_varying(cotangent, axes))
         return (
             (cotangent, _dependency_token(cotangents, axes, plan.has_rules), *cotangents)
@@ -110,12 +110,12 @@ def differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
 
     def pull_back(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
         mark, outlines, saved = residuals
-        needs = _marked(mark, n)
+        needs = _read_marks(mark, n)
         if not any(needs):
             return (None,) * n
-        shapes = jax.tree.map(_outlined, outlines)
+        shapes = jax.tree.map(_read_outline, outlines)
         chosen = plan.backward(shapes)
-        every_axis = _meshes.varying_over(outlines)
+        every_axis = _meshes.joint_varying_axes(outlines)
 
         def cotangents(plan: Plan) -> list[Any]:
             backward_kernel = kernel(plan, "backward", needs)
@@ -125,7 +125,7 @@ def differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
                 if not need:
                     return None
                 part = _differentiable_part(outline)
-                others = tuple(sorted(every_axis - _meshes.varying_over(part)))
+                others = tuple(sorted(every_axis - _meshes.joint_varying_axes(part)))
                 return _sum_over_devices(ct, others, part.dtype, plan.accumulate)
 
             return list(map(sum_cotangent, backward_kernel(*arguments), needs, outlines))

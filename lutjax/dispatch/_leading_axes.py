@@ -22,10 +22,10 @@ def batch_shape(ranks: Ranks, args: tuple[Any, ...]) -> tuple[int, ...]:
     return jnp.broadcast_shapes(*leading)
 
 
-def folded(call: Call, cotangent: jax.Array) -> tuple[Any, jax.Array]:
+def fold_call(call: Call, cotangent: jax.Array) -> tuple[Any, jax.Array]:
     """Return an op call and its output's cotangent in kernel layout."""
     ranks = (*call.ranks(), rank_of_output(call.ranks()))
-    args = (*call.prepared().values(), cotangent)
+    args = (*call.prepare().values(), cotangent)
     *values, cotangent = fold(ranks, args, batch_shape(ranks, args))
     return call.from_arrays(values, call.options()), cotangent
 

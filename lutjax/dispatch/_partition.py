@@ -8,7 +8,7 @@ devices. Updates receive all samples, the sparse gradient, and the device's own 
 axis is whole on all devices. With detector groups, each device takes the groups of its own
 detectors.
 
-`partitioned` passes the rule to the compiler. On a mesh with explicit axes, where types carry the
+`partition_kernel` passes the rule to the compiler. On a mesh with explicit axes, where types carry the
 array layout, `Layout` builds a `jax.shard_map` from it. In both cases each device runs `on_part`.
 """
 
@@ -36,7 +36,7 @@ Place = str | tuple[str, ...] | None
 _DIVIDED: dict[str, Axes] = {"forward": ("b", "t"), "backward": ("b", "t"), "update": ("t",)}
 
 
-def partitioned(
+def partition_kernel(
     op: type[Call],
     direction: Direction,
     needs: tuple[bool, ...] | None,
@@ -173,14 +173,14 @@ def _with_rule(
                 sizes[letter] = max(sizes.get(letter, 0), size)
     numbers = iter(range(10**6))
 
-    def named(axes: Axes, shape: tuple[int, ...]) -> list[str]:
+    def name_factors(axes: Axes, shape: tuple[int, ...]) -> list[str]:
         # An axis that is not divided, or of size 1 where others have more, is a factor of its own.
         return [
             letter if letter in divided and sizes[letter] == size else f"f{next(numbers)}"
             for letter, size in zip(axes, shape, strict=False)
         ]
 
-    factors = [named(axes, shape) for axes, shape in zip((*operands, *results), shapes, strict=True)]
+    factors = [name_factors(axes, shape) for axes, shape in zip((*operands, *results), shapes, strict=True)]
     of_operands, of_results = factors[: len(operands)], factors[len(operands) :]
     every = list(dict.fromkeys(f for one in factors for f in one))
     kept = {f for one in of_results for f in one}
@@ -203,7 +203,7 @@ def _with_rule(
         def sharding(one: list[str]) -> NamedSharding:
             return NamedSharding(mesh, PartitionSpec(*(places.get(f) for f in one)))
 
-        def over(one: list[str]) -> tuple[str, ...]:
+        def reduced_axes(one: list[str]) -> tuple[str, ...]:
             return tuple(name for f in places if f not in one for name in _names(places[f]))
 
         def run_on_shards(*arrays: Any) -> Any:
@@ -212,7 +212,7 @@ def _with_rule(
             with jax.enable_x64(in_float64), jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
                 found = function(*arrays[:n_leaves], over=_names(places.get("t")))
                 return tuple(
-                    jax.lax.psum(y, over(one)) if over(one) and not summed_by_kernel else y
+                    jax.lax.psum(y, reduced_axes(one)) if reduced_axes(one) and not summed_by_kernel else y
                     for y, one in zip(jax.tree.leaves(found), of_results, strict=True)
                 )
 
@@ -309,7 +309,7 @@ def run_shard(
                 return i
         return None
 
-    def mine(name: str, a: jax.Array) -> jax.Array:
+    def take_group(name: str, a: jax.Array) -> jax.Array:
         axis = axis_of(name, a.shape)
         if axis is None:
             return a
@@ -329,7 +329,9 @@ def run_shard(
         return every.reshape(*y.shape[:axis], n_groups * each, *y.shape[axis + 1 :])
 
     names = [*op.arrays(), *(("output",) if direction != "forward" else ())]
-    of_part = [jax.tree.map(functools.partial(mine, name), a) for name, a in zip(names, args, strict=False)]
+    of_part = [
+        jax.tree.map(functools.partial(take_group, name), a) for name, a in zip(names, args, strict=False)
+    ]
     found = run(local, *of_part, *args[len(names) :])
     if direction == "update":
         return found
@@ -386,7 +388,7 @@ class Layout:
                 for i, place in enumerate(reversed(around)):
                     leading[i] = leading[i] or place
                 for letter, place in zip(
-                    _own(call, name), spec[:1] if first and n else spec[n:], strict=False
+                    _own_axes(call, name), spec[:1] if first and n else spec[n:], strict=False
                 ):
                     own[letter] = own.get(letter) or place
         return cls(tuple(reversed(leading)), own, first)
@@ -405,7 +407,7 @@ class Layout:
 
         def spec(name: str, rank: int | None, a: jax.Array) -> PartitionSpec:
             n = 0 if rank is None else a.ndim - rank
-            return self.axes_spec(self.leading[len(self.leading) - n :], _own(call, name), a.shape)
+            return self.axes_spec(self.leading[len(self.leading) - n :], _own_axes(call, name), a.shape)
 
         return tuple(
             jax.tree.map(functools.partial(spec, name, rank), array)
@@ -414,7 +416,7 @@ class Layout:
 
     def output_spec(self, op: type[Call]) -> PartitionSpec:
         """Return the partition spec of the outputs."""
-        return self.axes_spec(self.leading, _own(op, "output"))
+        return self.axes_spec(self.leading, _own_axes(op, "output"))
 
     def axes_spec(
         self, leading: tuple[Place, ...], own: Axes, shape: tuple[int, ...] | None = None
@@ -446,6 +448,6 @@ class Layout:
         return _names(self.own.get("t"))
 
 
-def _own(op: Call | type[Call], name: str) -> Axes:
+def _own_axes(op: Call | type[Call], name: str) -> Axes:
     """Return the letters of an array's axes without the batch."""
     return tuple(letter for letter in op.letters().get(name, ()) if letter != "b")

@@ -58,5 +58,5 @@ def needs_parts(call: Call) -> bool:
     mesh with explicit axes. Kernels cannot.
     """
     shows_nan: bool = jax.config.jax_debug_nans  # type: ignore[attr-defined]
-    watched = _table_reads.current() is not None and call.table_name is None
+    watched = _table_reads.current_reads() is not None and call.table_name is None
     return shows_nan or watched or any(_meshes.explicit_axes(a) for a in jax.tree.leaves(call.values()))

@@ -22,7 +22,7 @@ Over = tuple[str, ...] | None
 """
 
 
-def cached(function: F) -> F:
+def cache_calls(function: F) -> F:
     """Cache a function with hashable arguments."""
     return functools.lru_cache(maxsize=4096)(function)  # type: ignore[return-value]
 

@@ -42,11 +42,12 @@ def run_plan(
     outlines = [jax.eval_shape(function, *args) for _, function in functions]
     wide = jax.tree.map(lambda *found: max((a.dtype for a in found), key=lambda d: d.itemsize), *outlines)
 
-    def widened(function: Callable[..., Any]) -> Callable[..., Any]:
+    def widen_outputs(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args: jax.tree.map(lambda a, dtype: a.astype(dtype), function(*args), wide)
 
     return jax.lax.platform_dependent(
-        *args, **{name: widened(function) for device, function in functions for name in device.lowering_names}
+        *args,
+        **{name: widen_outputs(function) for device, function in functions for name in device.lowering_names},
     )
 
 
@@ -60,7 +61,7 @@ def _run(
     *args: Any,
 ) -> Any:
     op = plan.op
-    axes = _meshes.varying_over(args)
+    axes = _meshes.joint_varying_axes(args)
     given = without_check(dict(options))
     rule = given.pop("rule", None)
     arrays, others = args[: len(op.arrays())], args[len(op.arrays()) :]

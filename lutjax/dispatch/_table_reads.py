@@ -33,7 +33,7 @@ class TableReads(abc.ABC):
     def stand_in(self, table: Any, made: jax.Array) -> None:
         """Treat an array derived from a table as the table. Both have the same gradient."""
 
-    def fetched(self, table: Any, rows: jax.Array, index: Any) -> jax.Array:
+    def observe_rows(self, table: Any, rows: jax.Array, index: Any) -> jax.Array:
         """Return rows that replace a host-resident table: its rows at `index`, in order."""
         return rows
 
@@ -45,13 +45,13 @@ class TableReads(abc.ABC):
 _current: ContextVar[TableReads | None] = ContextVar("lutjax_table_reads", default=None)
 
 
-def current() -> TableReads | None:
+def current_reads() -> TableReads | None:
     """Return the active observer."""
     return _current.get()
 
 
 @contextmanager
-def reported_to(reads: TableReads) -> Iterator[None]:
+def observe_reads(reads: TableReads) -> Iterator[None]:
     """Activate an observer in this block."""
     token = _current.set(reads)
     try:

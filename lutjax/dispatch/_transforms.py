@@ -6,7 +6,7 @@ leading batch axis (see `lutjax.dispatch.contract`). `apply` combines them:
     jit( fold batch dimensions -> custom_vjp( custom_vmap(forward), custom_vmap(backward) )
          -> unfold )
 
-`updated` does the same for an optimizer step on a table:
+`run_update` does the same for an optimizer step on a table:
 
     jit( fold batch dimensions -> custom_vmap(update) )
 
@@ -30,11 +30,11 @@ from jax.sharding import PartitionSpec
 from lutjax import _compat, _meshes
 from lutjax.dispatch import _table_reads
 from lutjax.dispatch._batching import kernel
-from lutjax.dispatch._gradient import differentiable
+from lutjax.dispatch._gradient import make_differentiable
 from lutjax.dispatch._leading_axes import batch_shape, fold, folded_output, ranks_of_update, shapes_of_kernel
 from lutjax.dispatch._partition import Layout
 from lutjax.dispatch._parts import needs_parts, run_decomposed
-from lutjax.dispatch._plan import Over, Plan, cached, choose, choose_whole
+from lutjax.dispatch._plan import Over, Plan, cache_calls, choose, choose_whole
 from lutjax.dispatch.contract import Call, Step
 from lutjax.dispatch.registry import Device, Implementation, devices_of, kernel_registry
 from lutjax.values._ids import as_jax, trusted_ids
@@ -62,7 +62,7 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
     kinds = tuple([(a.shape, a.dtype) for a in leaves])
     plan = kernel_registry.remembered(
         (type(call), options, names, devices, feature_axis, structure, kinds),
-        lambda: _planned(shapes_of_kernel(call, feature_axis), names, devices),
+        lambda: _make_plan(shapes_of_kernel(call, feature_axis), names, devices),
     )
     if (launches := kernel_registry.launches(call.op, implementation)) is not None:
         plan = plan.replace(launches=launches)
@@ -88,16 +88,16 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
     return y
 
 
-def _planned(shapes: Call, names: tuple[str, ...], devices: tuple[Device, ...]) -> Plan:
+def _make_plan(shapes: Call, names: tuple[str, ...], devices: tuple[Device, ...]) -> Plan:
     return Plan(type(shapes), shapes.options(), choose_whole(shapes, names, devices), names)
 
 
 def _run_kernels(call: Call, plan: Plan, feature_axis: int) -> Any:
-    reads = _table_reads.current()
+    reads = _table_reads.current_reads()
     table = None if reads is None or call.table_name is None else reads.name(getattr(call, call.table_name))
     if reads is not None and table is not None:
         return reads.look_up(table, call, functools.partial(_run_tapped, plan))
-    return compiled(plan, feature_axis=feature_axis)(*call.values())
+    return compile_plan(plan, feature_axis=feature_axis)(*call.values())
 
 
 def _run_decomposed(
@@ -117,16 +117,16 @@ def _run_decomposed(
 
     if not fused.choice:
         return run_trusted(*call.values())
-    by_kernel = compiled(fused, feature_axis=feature_axis)
+    by_kernel = compile_plan(fused, feature_axis=feature_axis)
     kernels = {name: by_kernel for device in fused.devices for name in device.lowering_names}
     return jax.lax.platform_dependent(*call.values(), **kernels, default=run_trusted)
 
 
 def _run_tapped(plan: Plan, taps: Any, call: Call) -> Any:
-    return compiled(plan, tapped=taps is not None)(*(taps or ()), *call.values())
+    return compile_plan(plan, tapped=taps is not None)(*(taps or ()), *call.values())
 
 
-def updated(call: Call, cotangent: jax.Array, step: Step, *, implementation: Implementation = None) -> Any:
+def run_update(call: Call, cotangent: jax.Array, step: Step, *, implementation: Implementation = None) -> Any:
     """Return a call's table and row state after an optimizer step, in the table's own memory.
 
     Args:
@@ -177,12 +177,12 @@ def _refuse_in_fork(op: str) -> None:
         )
 
 
-@cached
-def compiled(plan: Plan, *, tapped: bool = False, feature_axis: int = -1) -> Callable[..., Any]:
+@cache_calls
+def compile_plan(plan: Plan, *, tapped: bool = False, feature_axis: int = -1) -> Callable[..., Any]:
     """Return the op as a jitted function of its arrays.
 
     Args:
-      tapped: prepend two taps; see `lutjax.dispatch._gradient.differentiable`.
+      tapped: prepend two taps; see `lutjax.dispatch._gradient.make_differentiable`.
     """
     op, ranks = plan.op, plan.op.ranks()
 
@@ -191,7 +191,7 @@ def compiled(plan: Plan, *, tapped: bool = False, feature_axis: int = -1) -> Cal
         """Return the op with one leading batch axis."""
         of_part = plan.replace(over=over)
         if op.differentiable:
-            return differentiable(of_part, tapped)
+            return make_differentiable(of_part, tapped)
         forward = kernel(of_part, "forward")
         return lambda *args: forward(*_meshes.varying_alike(args))
 
@@ -216,32 +216,30 @@ def compiled(plan: Plan, *, tapped: bool = False, feature_axis: int = -1) -> Cal
         batch = batch_shape(ranks, args)
         if taps:
             zero, token = taps
-            token = _compat.cast_varying(token, _meshes.varying_over(args))
+            token = _compat.cast_varying(token, _meshes.joint_varying_axes(args))
             taps = (zero.reshape(math.prod(batch), *zero.shape[len(batch) :]), token)
-        outputs = function_of(over)(*taps, *fold(ranks, plan.call(args).prepared().values(), batch))
+        outputs = function_of(over)(*taps, *fold(ranks, plan.call(args).prepare().values(), batch))
         return jax.tree.map(lambda a: a.reshape(*batch, *a.shape[1:]), outputs)
 
     inner = call_features_first if op.features_first else call
 
     def run_on_explicit_axes(*args: Any) -> Any:
         taps, args = (args[:2], args[2:]) if tapped else ((), args)
-        given = plan.call(args).prepared()
+        given = plan.call(args).prepare()
         layout = Layout.from_call(given, first=op.features_first and feature_axis == 0)
         parts = layout.kernel_layout("forward")
         if not parts.divides or _lacks_elements((taps, given.values()), plan):
             whole = functools.partial(inner, None)
-            return _meshes.divided_by_compiler(whole, lambda *_: layout.output_spec(op))(
-                *taps, *given.values()
-            )
+            return _meshes.shard_by_compiler(whole, lambda *_: layout.output_spec(op))(*taps, *given.values())
         outputs, over = parts.output_spec(op), parts.over
         specs = (*((outputs, PartitionSpec()) if taps else ()), *parts.array_specs(given))
         y = _meshes.run_sharded(functools.partial(inner, over), specs, outputs)(*taps, *given.values())
         return _meshes.laid_out(y, layout.output_spec(op))
 
-    return _jitted(functools.partial(inner, ()), run_on_explicit_axes, f"lutjax_{op.op}")
+    return _jit_with_name(functools.partial(inner, ()), run_on_explicit_axes, f"lutjax_{op.op}")
 
 
-@cached
+@cache_calls
 def compiled_update(plan: Plan) -> Callable[..., Any]:
     """Return the update as a jitted function.
 
@@ -252,12 +250,12 @@ def compiled_update(plan: Plan) -> Callable[..., Any]:
 
     def call(over: Over, *args: Any) -> Any:
         n, update = len(op.arrays()), kernel(plan.replace(over=over), "update")
-        prepared = (*plan.call(args[:n]).prepared().values(), *args[n:])
+        prepared = (*plan.call(args[:n]).prepare().values(), *args[n:])
         return update(*_meshes.varying_alike(fold(ranks, prepared, batch_shape(ranks, args))))
 
     def run_on_explicit_axes(*args: Any) -> Any:
         n = len(op.arrays())
-        given = op.from_arrays(args[:n], plan.options[:-1]).prepared()
+        given = op.from_arrays(args[:n], plan.options[:-1]).prepare()
         parts = Layout.from_call(given).kernel_layout("update")
         of_call = parts.array_specs(given)
         *rest, state = jax.tree.map(
@@ -266,14 +264,14 @@ def compiled_update(plan: Plan) -> Callable[..., Any]:
         specs, outputs = (*of_call, PartitionSpec(), *rest, state), (of_call[table], state)
         of_all = (*given.values(), *args[n:])
         if _lacks_elements(of_all, plan):
-            update = _meshes.divided_by_compiler(functools.partial(call, None), lambda *_: outputs)
+            update = _meshes.shard_by_compiler(functools.partial(call, None), lambda *_: outputs)
         else:
             update = _meshes.run_sharded(functools.partial(call, parts.over), specs, outputs)
         return jax.tree.map(
             _meshes.laid_out, update(*of_all), jax.tree.map(_meshes.spec_of, (args[table], args[-1]))
         )
 
-    return _jitted(functools.partial(call, ()), run_on_explicit_axes, f"lutjax_{op.op}_update")
+    return _jit_with_name(functools.partial(call, ()), run_on_explicit_axes, f"lutjax_{op.op}_update")
 
 
 def _lacks_elements(arrays: Any, plan: Plan) -> bool:
@@ -284,7 +282,7 @@ def _lacks_elements(arrays: Any, plan: Plan) -> bool:
     return _meshes.lacks_elements(arrays) or plan.option("n_outputs") == 0
 
 
-def _jitted(
+def _jit_with_name(
     function: Callable[..., Any], on_explicit_axes: Callable[..., Any], name: str
 ) -> Callable[..., Any]:
     """Return a jitted function with a name for profiles.
@@ -292,17 +290,17 @@ def _jitted(
     `on_explicit_axes` replaces it for arrays on a mesh with explicit axes.
     """
 
-    def outer(*args: Any) -> Any:
+    def run_function(*args: Any) -> Any:
         if not [a for a in jax.tree.leaves(args) if _meshes.explicit_axes(a)]:
             return function(*args)
         with _meshes.mesh_of(args):
             return on_explicit_axes(*args)
 
-    outer.__name__ = name
-    return jax.jit(outer)
+    run_function.__name__ = name
+    return jax.jit(run_function)
 
 
 def forget() -> None:
     """Clear all cached kernel functions, for tests that replace kernels."""
-    for function in (compiled, compiled_update, kernel):
+    for function in (compile_plan, compiled_update, kernel):
         function.cache_clear()  # type: ignore[union-attr]

@@ -208,7 +208,7 @@ class Call:
         """Return a call that reads the same rows of an arbitrary table ``[T, R, ...]``."""
         return self
 
-    def prepared(self: C) -> C:
+    def prepare(self: C) -> C:
         """Return the call as kernels receive it, with common preprocessing applied.
 
         Runs inside the compiled op.

@@ -128,7 +128,7 @@ class Made:
     def arrays(self) -> Call:
         """Call as kernels receive it, with arrays; for `collecting`, inside its trace."""
         call: Call = jax.tree.map(lambda a, shape: a.reshape(shape.shape), self.given, self.call)
-        return call.prepared()
+        return call.prepare()
 
     def request(self, direction: Direction, device: Device, rule: RowRule | None = None) -> Request:
         """Return the implementation request in a direction."""
@@ -273,7 +273,7 @@ class KernelSpec:
     @property
     def missing(self) -> str | None:
         """Missing required packages, as a reason; None if all are installed."""
-        return _missing(self.requires) or _missing(self.declaration.requires)
+        return _missing_reason(self.requires) or _missing_reason(self.declaration.requires)
 
     def load(self, direction: Direction) -> Callable[..., Any]:
         """Return its function for a direction. Imports the target.
@@ -294,14 +294,14 @@ class KernelSpec:
         """Return the reason why this implementation cannot run a call, a `Deferral` if another one comes first, or None."""
         if self.backend not in (Backend.ANY, request.device.backend):
             return f"runs on {self.backend}, the call runs on {request.device}"
-        if why := _missing(self.requires):
+        if why := _missing_reason(self.requires):
             return why
         deferral = self.platform_rule and self.platform_rule(request)
         if deferral and not isinstance(deferral, Deferral):
             return deferral
         if request.direction not in self.directions:
             return f"has no {request.direction}"
-        if why := _missing(self.declaration.requires):
+        if why := _missing_reason(self.declaration.requires):
             return why
         if self.platform is not Platform.XLA:
             if request.step is not None and request.step.rule.counts_decay:
@@ -423,9 +423,9 @@ def _rule(unsupported: Rule | None, slower: Rule | None, rates: bool) -> Rule:
     return supports
 
 
-def _missing(packages: tuple[str, ...]) -> str | None:
+def _missing_reason(packages: tuple[str, ...]) -> str | None:
     """Return the missing packages as a reason; None if all are installed."""
-    missing = [package for package in packages if not _installed(package)]
+    missing = [package for package in packages if not _is_installed(package)]
     if not missing:
         return None
     cure = extras.command(*missing)
@@ -433,7 +433,7 @@ def _missing(packages: tuple[str, ...]) -> str | None:
 
 
 @functools.cache
-def _installed(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError:  # a parent package is missing
@@ -605,8 +605,8 @@ class KernelRegistry:
                 f"kernel_registry.register: unknown op {op!r}; the ops are {', '.join(self._ops) or 'none'}, and "
                 "kernel_registry.register_op adds one."
             )
-        platform = _named("register", "platform", Platform, platform)
-        backend = _named("register", "backend", Backend, backend)
+        platform = _find_member("register", "platform", Platform, platform)
+        backend = _find_member("register", "backend", Backend, backend)
         priority = _DEFAULT_PRIORITY[platform] if priority is None else priority
         _check_options(how, directions)
         rates = how.get("rates", False) or platform is Platform.XLA
@@ -683,8 +683,8 @@ class KernelRegistry:
           ValueError: an unknown op, platform or backend, or the op already has an implementation
               for this platform and backend.
         """
-        platform = _named("discover", "platform", Platform, platform)
-        backend = _named("discover", "backend", Backend, backend)
+        platform = _find_member("discover", "platform", Platform, platform)
+        backend = _find_member("discover", "backend", Backend, backend)
 
         def rule(request: Request) -> str | None:
             supports: Rule | None = getattr(importlib.import_module(package), "supports", None)
@@ -733,8 +733,8 @@ class KernelRegistry:
           backend: hardware.
           package: package of the modules.
         """
-        platform = _named("announce", "platform", Platform, platform)
-        backend = _named("announce", "backend", Backend, backend)
+        platform = _find_member("announce", "platform", Platform, platform)
+        backend = _find_member("announce", "backend", Backend, backend)
         how = (
             (package.partition(".")[0],),
             _DEFAULT_PRIORITY[platform],
@@ -747,7 +747,7 @@ class KernelRegistry:
 
     def announced(self, op: str, name: str) -> KernelSpec | None:
         """Return the announced implementation by name if its package is missing. See `announce`."""
-        return next((spec for spec in self._missing(op) if name in spec.names), None)
+        return next((spec for spec in self._missing_implementations(op) if name in spec.names), None)
 
     def not_installed(self, op: str, name: str) -> str | None:
         """Return the reason for a missing implementation if an installable package has it.
@@ -781,10 +781,10 @@ class KernelRegistry:
           >>> lutjax.kernel_registry.get("detect_signs", "xla")(jnp.array([[0.5, -1.0]])).index
           Array([1], dtype=int32)
         """
-        platform = _named("get", "platform", Platform, platform)
+        platform = _find_member("get", "platform", Platform, platform)
         found = {spec.backend: spec for spec in self._op_specs(op).values() if spec.platform == platform}
         if backend is not None:
-            backend = _named("get", "backend", Backend, backend)
+            backend = _find_member("get", "backend", Backend, backend)
         elif len(found) > 1:
             raise ValueError(
                 f"kernel_registry.get: {op!r} has {platform} for {', '.join(found)}; name one of them as backend."
@@ -830,7 +830,7 @@ class KernelRegistry:
           NoImplementationError: none supports the call; the message has every candidate's reason.
           ValueError: an unknown name.
         """
-        request = self._requested(op, args, options, direction, device, rule)
+        request = self._make_request(op, args, options, direction, device, rule)
         return self.resolve_request(request, self.request(op, implementation))
 
     def consider(
@@ -847,12 +847,13 @@ class KernelRegistry:
 
         See `resolve`.
         """
-        request = self._requested(op, args, options, direction, device, rule)
+        request = self._make_request(op, args, options, direction, device, rule)
         return tuple(
-            Candidate(spec, why) for spec, why in self._considered(self.request(op, implementation), request)
+            Candidate(spec, why)
+            for spec, why in self._evaluate_candidates(self.request(op, implementation), request)
         )
 
-    def _requested(
+    def _make_request(
         self,
         op: str,
         args: tuple[Any, ...],
@@ -956,11 +957,11 @@ class KernelRegistry:
                 self._op_specs(op)
             names_of(names)
         inherited = dict(self._forced.get() or ())
-        with self._forcing(tuple(sorted({**inherited, **wanted}.items()))):
+        with self._force_implementations(tuple(sorted({**inherited, **wanted}.items()))):
             yield
 
     @contextlib.contextmanager
-    def _forcing(self, value: tuple[tuple[str, Implementation], ...]) -> Iterator[None]:
+    def _force_implementations(self, value: tuple[tuple[str, Implementation], ...]) -> Iterator[None]:
         token = self._forced.set(value)
         self._set_cache_key()
         try:
@@ -1052,7 +1053,7 @@ class KernelRegistry:
         """
         asked = self.request(made.call.op, implementation)
         directions = ("update",) if made.rule else self.directions(made.call.op)
-        return {d: list(self._considered(asked, made.request(d, device))) for d in directions}
+        return {d: list(self._evaluate_candidates(asked, made.request(d, device))) for d in directions}
 
     def calls_of(self, name: str, *args: Any, **options: Any) -> list[Made]:
         """Return the op calls made by an op or composition with these arguments.
@@ -1064,14 +1065,14 @@ class KernelRegistry:
         is_array = [hasattr(leaf, "shape") for leaf in leaves]
         arrays = [leaf for leaf, a in zip(leaves, is_array, strict=True) if a]
 
-        def traced(arrays: list[Any]) -> None:
+        def trace_call(arrays: list[Any]) -> None:
             rest = iter(arrays)
             filled = [next(rest) if a else leaf for leaf, a in zip(leaves, is_array, strict=True)]
             arguments, keywords = jax.tree.unflatten(structure, filled)
             function(*arguments, **keywords)
 
-        with self.collecting() as calls, self._forcing(()):
-            jax.eval_shape(traced, arrays)
+        with self.collecting() as calls, self._force_implementations(()):
+            jax.eval_shape(trace_call, arrays)
         return [dataclasses.replace(made, given=None) for made in calls]
 
     @contextlib.contextmanager
@@ -1150,12 +1151,12 @@ class KernelRegistry:
                     raise
             self._joined = True
 
-    def _considered(
+    def _evaluate_candidates(
         self, names: tuple[str, ...], request: Request, candidates: tuple[KernelSpec, ...] = ()
     ) -> Iterator[tuple[KernelSpec, str | None]]:
         """Yield candidates, by default all, with any reason for rejection."""
         candidates = candidates or _sort_by_preference(
-            [*self._op_specs(request.op).values(), *self._missing(request.op)]
+            [*self._op_specs(request.op).values(), *self._missing_implementations(request.op)]
         )
         if names:
             asked = [spec for wanted in names for spec in candidates if wanted in spec.names]
@@ -1174,16 +1175,16 @@ class KernelRegistry:
             for spec in candidates:
                 yield spec, spec.supports(request)
 
-    def _missing(self, op: str) -> list[KernelSpec]:
+    def _missing_implementations(self, op: str) -> list[KernelSpec]:
         """Return the announced implementations whose packages are missing."""
         return [spec for spec in self._elsewhere.get(op, ()) if spec.missing]
 
     def _choose(self, names: tuple[str, ...], request: Request) -> KernelSpec:
         # Reasons against missing packages are left out: they take longer than the selection.
-        for spec, why in self._considered(names, request, self.candidates(request.op)):
+        for spec, why in self._evaluate_candidates(names, request, self.candidates(request.op)):
             if why is None:
                 return spec
-        considered = [Candidate(spec, why) for spec, why in self._considered(names, request)]
+        considered = [Candidate(spec, why) for spec, why in self._evaluate_candidates(names, request)]
         asked = f" that was asked for ({', '.join(names)})" if names else ""
         lines = [f"  {candidate.spec}: {candidate.reason}" for candidate in considered]
         raise NoImplementationError(
@@ -1216,7 +1217,7 @@ def devices_of(leaves: Iterable[Any]) -> tuple[Device, ...]:
         return (_device(next(iter(arrays[0].devices()))),)
     abstract = _compat.abstract_device()
     if abstract is not None:
-        return (_described(*abstract),)
+        return (_make_device(*abstract),)
     default = jax.config.jax_default_device  # type: ignore[attr-defined]
     if default is not None:
         return (_device(jax.devices(default)[0] if isinstance(default, str) else default),)
@@ -1232,17 +1233,17 @@ def _default_devices() -> tuple[Device, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _device(device: jax.Device) -> Device:
-    return _described(device.platform, device.device_kind)
+    return _make_device(device.platform, device.device_kind)
 
 
-def _described(platform: str, kind: str) -> Device:
+def _make_device(platform: str, kind: str) -> Device:
     platform = {"cuda": "gpu", "rocm": "gpu"}.get(platform, platform)
     if platform not in set(Backend):
         return Device(Backend.ANY, f"{platform} {kind}")
     return Device(Backend(platform), kind)
 
 
-def _named(method: str, argument: str, known: type[E], value: Any) -> E:
+def _find_member(method: str, argument: str, known: type[E], value: Any) -> E:
     """Return an enumeration member by name.
 
     Raises:

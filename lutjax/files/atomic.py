@@ -30,7 +30,7 @@ def entries(folder: Path) -> set[str]:
 
 
 @contextmanager
-def atomically(path: Path) -> Iterator[Path]:
+def write_atomically(path: Path) -> Iterator[Path]:
     """Yield a path for writing a file that moves to `path` when the block ends, if it was written.
 
     An error, or the end of the process, keeps the previous file.
@@ -49,7 +49,7 @@ def atomically(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing(folder: Path) -> Iterator[Path]:
+def replace_folder(folder: Path) -> Iterator[Path]:
     """Yield a path for building a folder that replaces `folder` when the block ends.
 
     An error, or the end of the process in the block, keeps the previous folder.

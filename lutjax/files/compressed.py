@@ -58,7 +58,7 @@ class _Gzip(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[io.BufferedReader]:
+def open_compressed(path: Path) -> Iterator[io.BufferedReader]:
     """Open a file for reading bytes, unpacked if its name ends in ``.gz``.
 
     Reading raises PackedError as `check` does, or if the file is damaged.

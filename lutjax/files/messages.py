@@ -19,14 +19,14 @@ def in_a_line(text: object, most: int = 300) -> str:
     return f"{line[: most - 3 - end]}...{line[-end:]}"
 
 
-def printable(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     r"""Return a text in one line, with unprintable characters escaped.
 
     These include line ends, terminal codes and direction marks.
 
     Example:
-      >>> from lutjax.files.messages import printable
-      >>> print(printable("größe\n\x1b[2J"))
+      >>> from lutjax.files.messages import escape_unprintable
+      >>> print(escape_unprintable("größe\n\x1b[2J"))
       größe\n\x1b[2J
     """
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

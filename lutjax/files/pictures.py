@@ -1,6 +1,6 @@
 """Untrusted text in plots."""
 
-from lutjax.files.messages import printable
+from lutjax.files.messages import escape_unprintable
 
 
 def as_drawn(text: str) -> str:
@@ -11,4 +11,4 @@ def as_drawn(text: str) -> str:
       >>> print(as_drawn("from $5 to $9\n"))
       from \$5 to \$9\n
     """
-    return printable(text).replace("$", r"\$")
+    return escape_unprintable(text).replace("$", r"\$")

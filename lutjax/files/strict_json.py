@@ -55,14 +55,14 @@ def format_value(value: Any, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def listed(names: Sequence[str], most: int) -> str:
+def format_names(names: Sequence[str], most: int) -> str:
     r"""Format names in quotes, in one line with at most `most` characters.
 
     Unprintable characters are escaped, letters are not.
 
     Example:
-      >>> from lutjax.files.strict_json import listed
-      >>> listed(["größe", "a\n"], 60)
+      >>> from lutjax.files.strict_json import format_names
+      >>> format_names(["größe", "a\n"], 60)
       '"größe", "a\\n"'
     """
     text = ", ".join(json.dumps(name, ensure_ascii=not name.isprintable()) for name in names)

@@ -111,7 +111,7 @@ class TensorFile:
         """
         if name not in self.tensors:
             raise TensorFileError(
-                f"{self.path} has no tensor {name!r}; it has {strict_json.listed(sorted(self.tensors), 200)}."
+                f"{self.path} has no tensor {name!r}; it has {strict_json.format_names(sorted(self.tensors), 200)}."
             )
         return self.tensors[name]
 

@@ -35,7 +35,7 @@ _JUDGES = 64
 _NO_FORWARD_MODE = f"scores of wires have gradients and {FORWARD_MODE}; use jax.grad or jax.vjp."
 
 
-def judged(
+def add_score_gradients(
     y: jax.Array, scores: jax.Array, x: jax.Array, wires: jax.Array, candidates: jax.Array | None,
     tables: Any, *, slopes: Slopes, feature_axis: int,
 ) -> jax.Array:  # fmt: skip
@@ -54,7 +54,7 @@ def judged(
     scores = reverse_only(scores, _NO_FORWARD_MODE)
     scores = cast_varying(scores, varying_axes(y))
     rest = jax.lax.stop_gradient((x, wires, candidates, tables))
-    divided = _meshes.divided_by_compiler(gradient, lambda _, scores, *rest: _meshes.spec_of(scores))
+    divided = _meshes.shard_by_compiler(gradient, lambda _, scores, *rest: _meshes.spec_of(scores))
     return _with_gradient(divided, y, scores, rest)
 
 
@@ -106,7 +106,7 @@ def _gains(
     for pin, slope in enumerate(slopes(tables, inputs, dy)):
         others = read(parts, candidates[:, pin], part[None]).astype(dy.dtype)
         values = split_parts(slope) * (others - split_parts(inputs[pin]))
-        of_part = _summed(values if is_judge is None else jnp.where(is_judge[None], values, 0))
+        of_part = _sum_last_axis(values if is_judge is None else jnp.where(is_judge[None], values, 0))
         gains.append(of_part * scale)
     return gains
 
@@ -139,7 +139,7 @@ def _judges(
     return x, dy, n_candidates, is_judge, scale
 
 
-def _summed(values: jax.Array) -> jax.Array:
+def _sum_last_axis(values: jax.Array) -> jax.Array:
 
     def sum_by_product(values: jax.Array) -> jax.Array:
         return jnp.matmul(values, jnp.ones(values.shape[-1], values.dtype), precision="highest")

@@ -24,7 +24,7 @@ _SYMBOLIC_SIZE = 32
 """Assumed size of symbolic dimensions when positions are divided into blocks."""
 
 
-def attended(
+def attend_counts(
     weights: Float[Array, "detectors rows outputs"], counts: Int[Array, "*batch detectors codes"],
     index: Int[Array, "*batch length detectors"], is_key: Bool[Array, "*batch length"], *,
     accumulate: FixedPoint | None, implementation: Implementation,
@@ -43,7 +43,7 @@ def attended(
     if size >= length:
         return _attended_block(weights, counts, index, is_key, **sums)
     n_blocks = -(-length // size)
-    blocks = _meshes.divided_by_compiler(
+    blocks = _meshes.shard_by_compiler(
         lambda a, of_key: (_in_blocks(a, n_blocks, size, -2), _in_blocks(of_key, n_blocks, size, -1)),
         lambda a, of_key: (_with_axis(a), _with_axis(of_key)),
     )(index, is_key)
@@ -62,7 +62,7 @@ def _attended_block(
 ) -> tuple[jax.Array, jax.Array]:
     n_codes = counts.shape[-1]
 
-    def counted(counts: Any, index: Any, is_key: Any) -> tuple[jax.Array, jax.Array]:
+    def count_keys(counts: Any, index: Any, is_key: Any) -> tuple[jax.Array, jax.Array]:
         codes = _codes(index, n_codes)
         # [..., length, T, codes]
         new = ((index[..., None] == codes) & is_key[..., None, None]).astype(jnp.int32)
@@ -73,11 +73,11 @@ def _attended_block(
     def specs(counts: Any, index: Any, _: Any) -> Any:
         return PartitionSpec(*_meshes.spec_of(index), None), _meshes.spec_of(counts)
 
-    before, after = _meshes.divided_by_compiler(counted, specs)(counts, index, is_key)
-    return _summed(weights, index, before, **sums), after
+    before, after = _meshes.shard_by_compiler(count_keys, specs)(counts, index, is_key)
+    return _sum_rows(weights, index, before, **sums), after
 
 
-def _summed(weights: Array, index: Array, counts: Array, *, accumulate: Any, **options: Any) -> jax.Array:
+def _sum_rows(weights: Array, index: Array, counts: Array, *, accumulate: Any, **options: Any) -> jax.Array:
     n_codes = counts.shape[-1]
     rows = jnp.asarray(index)[..., None] * n_codes + _codes(index, n_codes)
     # Counts beyond 2**24 are rounded here, as in a sum of equally many floats.
@@ -85,7 +85,7 @@ def _summed(weights: Array, index: Array, counts: Array, *, accumulate: Any, **o
     y = lutjax.weighted_lookup(weights, rows, in_floats, accumulate=accumulate, **options)
     if accumulate is None:
         return y
-    fixed = _meshes.divided_by_compiler(
+    fixed = _meshes.shard_by_compiler(
         functools.partial(_sum_of_integers, accumulate=accumulate), lambda *_: _meshes.spec_of(y)
     )(jax.lax.stop_gradient(weights), index, counts)
     if accumulate.checked:

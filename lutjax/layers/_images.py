@@ -57,7 +57,7 @@ class _ReadSpec(ScoredSpec, TableSpec):
         return found + (() if self.read is None else scalars_of(self.read))
 
     def tables_of(self, arrays: Arrays) -> Any:
-        return super().tables_of(arrays) if self.quantized else self._stored(arrays["weights"])
+        return super().tables_of(arrays) if self.quantized else self._cast_tables(arrays["weights"])
 
     @property
     def _reads(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class _ImageSpec(_ReadSpec):
     def n_tables(self) -> int:
         return self.connectivity.n_groups * self.n_detectors
 
-    def compared(self, arrays: Arrays) -> np.ndarray:
+    def compared_pairs(self, arrays: Arrays) -> np.ndarray:
         pairs: np.ndarray = np.asarray(arrays["anchors"]).reshape(self.connectivity.n_groups, -1, 2)
         return pairs
 
@@ -121,21 +121,25 @@ class _ImageSpec(_ReadSpec):
         groups, targets = self.connectivity, arrays.get("targets")
         targets = None if targets is None else jnp.asarray(targets)[:, 0]
         images, keep = self._images(x, groups.in_shape, deterministic, key)
-        values = _meshes.reshaped(images, images.ndim - len(groups.in_shape), self.n_inputs)
+        values = _meshes.reshape_unsharded(images, images.ndim - len(groups.in_shape), self.n_inputs)
         if self.read is None:
-            options = {"windows": Windows.single(self.n_inputs), "groups": groups.n_groups, **self._options}
-            tables, values = self._stored(arrays["weights"]), values[..., None, None, :]
+            options = {
+                "windows": Windows.single_window(self.n_inputs),
+                "groups": groups.n_groups,
+                **self._options,
+            }
+            tables, values = self._cast_tables(arrays["weights"]), values[..., None, None, :]
             y = lut_at_places(values, tables, arrays["anchors"], targets, self.n_outputs, **options)
             y = y[..., 0, 0, :]
             if targets is None:
-                y = _meshes.reshaped(y, y.ndim - 1, groups.n_groups, self.n_outputs)
+                y = _meshes.reshape_unsharded(y, y.ndim - 1, groups.n_groups, self.n_outputs)
         else:
             options = {"read": self.read, "groups": groups.n_groups, "keep": keep, **self._reads}
             tables, scalars = self.tables_of(arrays), self.scalars_of(arrays)
             y = op(values[..., None, :], tables, arrays["anchors"], scalars, **options)
             if targets is not None:
-                y = _added(y, targets, self.n_outputs)
-        return self._rounded(y).reshape(*images.shape[: -len(groups.in_shape)], *groups.out_shape)
+                y = _add_to_targets(y, targets, self.n_outputs)
+        return self._cast_sums(y).reshape(*images.shape[: -len(groups.in_shape)], *groups.out_shape)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -207,16 +211,16 @@ class SpatialLUTSpec(_ImageSpec):
         return (anchors, kept, *trained)
 
 
-def _added(y: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:
+def _add_to_targets(y: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:
     """Add group outputs ``[..., G, K]`` to their targets ``[G, K]``: ``[..., n_outputs]``."""
 
-    def added(y: jax.Array, targets: jax.Array) -> jax.Array:
+    def add_values(y: jax.Array, targets: jax.Array) -> jax.Array:
         ids = jnp.where(targets < 0, n_outputs, targets).reshape(-1)  # out-of-range ids are dropped
         total = jnp.zeros((*y.shape[:-2], n_outputs), accumulator(y.dtype))
         values = y.reshape(*y.shape[:-2], ids.size).astype(total.dtype)
         return total.at[..., ids].add(values, mode="drop").astype(y.dtype)
 
-    divided = _meshes.divided_by_compiler(added, lambda y, _: PartitionSpec(*_meshes.spec_of(y)[:-2]))
+    divided = _meshes.shard_by_compiler(add_values, lambda y, _: PartitionSpec(*_meshes.spec_of(y)[:-2]))
     return divided(y, targets)
 
 
@@ -441,11 +445,11 @@ class ConvLUTSpec(_ReadSpec):
         options = {name: getattr(self, name) for name in names} | self._reads
         y = op(images, tables, arrays["anchors"], scalars, keep=keep, **options)
         if self.pool is None:
-            return self._rounded(y)
-        return self._rounded(_averaged(y, self._block)).reshape(*y.shape[:-3], *self.out_shape)
+            return self._cast_sums(y)
+        return self._cast_sums(_average_blocks(y, self._block)).reshape(*y.shape[:-3], *self.out_shape)
 
 
-def _averaged(y: jax.Array, block: Sequence[int]) -> jax.Array:
+def _average_blocks(y: jax.Array, block: Sequence[int]) -> jax.Array:
     high, wide = block
 
     def averages(y: jax.Array) -> jax.Array:
@@ -459,4 +463,4 @@ def _averaged(y: jax.Array, block: Sequence[int]) -> jax.Array:
         *lead, _, _, outputs = _meshes.spec_of(y)
         return PartitionSpec(*lead, None, None, outputs)
 
-    return _meshes.divided_by_compiler(averages, spec)(y)
+    return _meshes.shard_by_compiler(averages, spec)(y)

@@ -15,7 +15,7 @@ _WITHOUT_SORTING = 16
 _GROUPS, _PARTS = 2, 4
 
 
-def largest(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+def largest_elements(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     """Return the `k` largest elements along the last axis and their indices.
 
     Ties resolve to the first element, as in `jax.lax.top_k`.

@@ -66,14 +66,14 @@ def uniform_table(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) ->
     return jax.random.uniform(key, shape, dtype, -1, 1)
 
 
-def _within(layer: str, values: jax.Array) -> jax.Array:
+def _clip_values(layer: str, values: jax.Array) -> jax.Array:
     """Clip values to [-1, 1]. At the ends, only gradients pointing inward pass."""
     refusal = f"{layer}: a table has gradients and {FORWARD_MODE}; use jax.grad or jax.vjp."
-    return _clipped(reverse_only(values, refusal))
+    return _clip_inward(reverse_only(values, refusal))
 
 
 @jax.custom_vjp
-def _clipped(values: jax.Array) -> jax.Array:
+def _clip_inward(values: jax.Array) -> jax.Array:
     return jnp.clip(values, -1, 1)
 
 
@@ -82,7 +82,7 @@ def _clipped_backward(values: jax.Array, cotangent: jax.Array) -> tuple[jax.Arra
     return (jnp.where(outward, 0, cotangent),)
 
 
-_clipped.defvjp(lambda values: (_clipped(values), values), _clipped_backward)
+_clip_inward.defvjp(lambda values: (_clip_inward(values), values), _clipped_backward)
 
 
 def truth_of(gates: Int[Array, " gates"]) -> jax.Array:
@@ -114,7 +114,7 @@ def _gates_of_pairs(shares: jax.Array, wires: Array) -> tuple[jax.Array, jax.Arr
         of_shares, of_wires = (_meshes.spec_of(a)[0] for a in arrays)
         return PartitionSpec(None, of_shares), PartitionSpec(of_wires)
 
-    return _meshes.divided_by_compiler(gates, specs)(shares, wires)
+    return _meshes.shard_by_compiler(gates, specs)(shares, wires)
 
 
 def _sums_of_groups(x: jax.Array, k: int, feature_axis: int) -> jax.Array:
@@ -129,7 +129,7 @@ def _sums_of_groups(x: jax.Array, k: int, feature_axis: int) -> jax.Array:
         axes = _meshes.spec_of(x)
         return PartitionSpec(*axes[:-1]) if feature_axis else PartitionSpec(None, *axes[1:])
 
-    return _meshes.divided_by_compiler(sums, spec)(x)
+    return _meshes.shard_by_compiler(sums, spec)(x)
 
 
 def _with_whole(x: Array, axis: int) -> PartitionSpec:
@@ -202,7 +202,7 @@ class _LogicSpec(Spec):
         """Check the arguments added by a subclass."""
 
     @classmethod
-    def implied_by(cls, given: Arrays) -> dict[str, Any]:
+    def infer_fields(cls, given: Arrays) -> dict[str, Any]:
         if "wires" not in given:
             return {}
         ids = np.asarray(given["wires"])
@@ -253,7 +253,7 @@ class _LogicSpec(Spec):
             return (wires,)
 
         def derive(arrays: Arrays) -> jax.Array:
-            return lutjax.readers(*self._listed(arrays["wires"]), fan_out=fan_out)
+            return lutjax.readers(*self._reader_wires(arrays["wires"]), fan_out=fan_out)
 
         readers = Variable("readers", "wires", (n_inputs, fan_out), INT32, lambda key: None, derive)
         return (wires, readers)
@@ -261,9 +261,9 @@ class _LogicSpec(Spec):
     def follow(self, name: str, arrays: Arrays) -> dict[str, Any]:
         if name != "wires" or "readers" not in arrays:
             return {}
-        return {"readers": lutjax.readers(*self._listed(arrays["wires"]))}
+        return {"readers": lutjax.readers(*self._reader_wires(arrays["wires"]))}
 
-    def _listed(self, wires: Any) -> tuple[Any, int]:
+    def _reader_wires(self, wires: Any) -> tuple[Any, int]:
         """Return the wires ``[gates, inputs]`` inverted by `readers`, and their id range."""
         return wires.reshape(-1, wires.shape[-1]), self._n_readable
 
@@ -280,7 +280,7 @@ class _LogicSpec(Spec):
         if variable.name == "wires":
             check_wires(ids.reshape(len(ids), -1), self._n_readable, where=self.layer)
         elif variable.name == "readers" and "wires" in arrays:
-            expected = lutjax.readers(*self._listed(np.asarray(arrays["wires"])))
+            expected = lutjax.readers(*self._reader_wires(np.asarray(arrays["wires"])))
             n_listed, width = expected.shape
             same = ids.ndim == 2 and len(ids) == n_listed and ids.shape[1] >= width
             if not (same and np.array_equal(ids[:, :width], expected) and (ids[:, width:] == -1).all()):
@@ -311,7 +311,7 @@ class WiredSpec(_LogicSpec):
     sizes: ClassVar[tuple[str, ...]] = ("in_features", "out_features")
     methods: ClassVar[tuple[str, ...]] = ("truth_tables", "expected_needs")
     _trained_tables: ClassVar[Callable[..., Variable]]
-    relaxed: ClassVar[Op]  # estimator or hard tables in the op's format
+    relax_tables: ClassVar[Op]  # estimator or hard tables in the op's format
     _truth: ClassVar[Op]  # hard tables as bools
 
     @property
@@ -349,7 +349,7 @@ class WiredSpec(_LogicSpec):
         trained: tuple[Variable, ...] = (self._trained_tables(),)
         if self.wiring in wiring.LEARNED:
             shape = (*shape, self._n_readable if self.wiring == "full" else self.candidates)
-            trained = (self._trained("scores", shape, self.scores_init), *trained)
+            trained = (self._trained_variable("scores", shape, self.scores_init), *trained)
         if self.wiring == "full":
             return trained
 
@@ -390,7 +390,7 @@ class WiredSpec(_LogicSpec):
         spec, (table_key, scores_key) = self.with_temperature(temperature), _split(key)
         x = _checked_features(spec, x, spec.in_features)
         if tables is None:
-            tables = spec.relaxed(arrays, deterministic, table_key)
+            tables = spec.relax_tables(arrays, deterministic, table_key)
 
         def apply(x: Any) -> jax.Array:
             if spec.wiring in CHOSEN:
@@ -435,7 +435,7 @@ class WiredSpec(_LogicSpec):
         if deterministic:
             return y
         inputs = scores, x, wires, arrays.get("wires"), tables
-        return _choices.judged(y, *inputs, slopes=self._slopes, feature_axis=self.feature_axis)
+        return _choices.add_score_gradients(y, *inputs, slopes=self._slopes, feature_axis=self.feature_axis)
 
     def _slopes(self, tables: Any, inputs: list[jax.Array], dy: jax.Array) -> Sequence[jax.Array]:
         """Return the cotangents of each gate input, given gate inputs: ``[G, B]`` each."""
@@ -524,9 +524,9 @@ class LogicGatesSpec(WiredSpec):
     arity = 2
 
     def _trained_tables(self) -> Variable:
-        return self._trained("logits", (self.out_features, 16), self.logits_init)
+        return self._trained_variable("logits", (self.out_features, 16), self.logits_init)
 
-    def relaxed(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
+    def relax_tables(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
         if deterministic:
             return lutjax.gate_coefficients(arrays["logits"], hard=True)
         return self.estimated_coefficients(arrays, lutjax.gate_coefficients(self.mixed_logits(arrays, key)))
@@ -610,15 +610,15 @@ class LogicRNNSpec(LogicGatesSpec):
 
         # On a mesh with explicit axes, features are unsharded: gates read both inputs and state.
         axis = self.feature_axis
-        join = _meshes.divided_by_compiler(
+        join = _meshes.shard_by_compiler(
             lambda *both: jnp.concatenate(both, axis), lambda x, _: _with_whole(x, axis)
         )
-        whole = _meshes.divided_by_compiler(lambda y: y, lambda y: _with_whole(y, axis))
-        return self._scanned(step, x, self._first(x, state, read))
+        whole = _meshes.shard_by_compiler(lambda y: y, lambda y: _with_whole(y, axis))
+        return self._scan_steps(step, x, self._initial_state(x, state, read))
 
-    def _first(self, x: Any, state: Any, read: Any) -> jax.Array:
+    def _initial_state(self, x: Any, state: Any, read: Any) -> jax.Array:
         x, read = jax.tree.map(jnp.asarray, (x, read))
-        axes = _meshes.varying_over((x, read))
+        axes = _meshes.joint_varying_axes((x, read))
         shape = list(x.shape)
         shape[self.feature_axis] = self.out_features
         del shape[self._steps_axis]
@@ -628,7 +628,7 @@ class LogicRNNSpec(LogicGatesSpec):
                 raise self._error(f"state has shape {list(state.shape)}; expected {shape}.")
         of_call = () if state is None else (jnp.asarray(state).astype(x.dtype),)
 
-        def first(x: Any, *state: Any) -> jax.Array:
+        def make_state(x: Any, *state: Any) -> jax.Array:
             return _compat.cast_varying(state[0] if state else jnp.zeros(shape, x.dtype), axes)
 
         def laid_out(x: Any, *state: Any) -> PartitionSpec:
@@ -636,9 +636,9 @@ class LogicRNNSpec(LogicGatesSpec):
             del places[self._steps_axis]
             return PartitionSpec(*places)
 
-        return _meshes.divided_by_compiler(first, laid_out)(x, *of_call)
+        return _meshes.shard_by_compiler(make_state, laid_out)(x, *of_call)
 
-    def _scanned(self, step: Callable[..., Any], x: Any, state: Any) -> jax.Array:
+    def _scan_steps(self, step: Callable[..., Any], x: Any, state: Any) -> jax.Array:
         _, states = jax.lax.scan(step, state, jnp.moveaxis(jnp.asarray(x), self._steps_axis, 0))
         return jnp.moveaxis(states, 0, self._steps_axis)
 
@@ -660,7 +660,7 @@ class LogicRNNSpec(LogicGatesSpec):
             return state, state
 
         first_axes = dataclasses.replace(self, feature_axis=0)
-        return first_axes._scanned(step, words, first_axes._first(words, state, arrays))
+        return first_axes._scan_steps(step, words, first_axes._initial_state(words, state, arrays))
 
 
 def in_sequence(calls: Sequence[LayerCall], x: Any) -> jax.Array:
@@ -780,20 +780,20 @@ class SoftLUTSpec(_TableSpec):
 
     def _trained_tables(self) -> Variable:
         init = self.table_init or residual_table(parameterization=self.parameterization)
-        return self._trained("table", (self.out_features, 2**self.n_inputs), init)
+        return self._trained_variable("table", (self.out_features, 2**self.n_inputs), init)
 
     def _logits(self, arrays: Arrays) -> jax.Array:
         """Return values that are positive where a corner's bit is 1: logits, or raw values."""
         table = jnp.asarray(arrays["table"])
         if self.parameterization == "raw":
-            return _within(self.layer, table)
+            return _clip_values(self.layer, table)
         if self.parameterization == "light":
             return table
         ids = np.arange(2**self.n_inputs)
         walsh = 1 - 2 * (np.bitwise_count(ids[:, None] & ids) % 2).astype(np.int8)
         return -jnp.matmul(table, jnp.asarray(walsh, table.dtype), precision="highest")
 
-    def relaxed(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
+    def relax_tables(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
 
         def hard(logits: jax.Array) -> jax.Array:
             return (logits > 0).astype(logits.dtype)
@@ -801,14 +801,14 @@ class SoftLUTSpec(_TableSpec):
         logits = self._logits(arrays)
         if deterministic:
             return hard(logits)
-        return self._estimate(logits, key, jax.random.logistic, self._soft, hard)
+        return self._estimate(logits, key, jax.random.logistic, self._soft_table, hard)
 
-    def _soft(self, logits: jax.Array) -> jax.Array:
+    def _soft_table(self, logits: jax.Array) -> jax.Array:
         return (logits + 1) / 2 if self.parameterization == "raw" else jax.nn.sigmoid(logits)
 
     def _corners(self, arrays: Arrays) -> jax.Array:
         logits = self._logits(arrays)
-        return self._soft(logits / jnp.asarray(self.temperature, logits.dtype))
+        return self._soft_table(logits / jnp.asarray(self.temperature, logits.dtype))
 
     def _truth(self, arrays: Arrays) -> jax.Array:
         return self._logits(arrays) > 0
@@ -855,7 +855,7 @@ class BinaryLUTSpec(_TableSpec):
     estimators: ClassVar[tuple[str, ...]] = ("soft", "straight_through")
 
     def _trained_tables(self) -> Variable:
-        return self._trained("table", (self.out_features, 2**self.n_inputs), self.table_init)
+        return self._trained_variable("table", (self.out_features, 2**self.n_inputs), self.table_init)
 
     @property
     def scores_estimator(self) -> str:
@@ -867,12 +867,12 @@ class BinaryLUTSpec(_TableSpec):
             return y
         return with_derivative_of((y > 0).astype(y.dtype), y)
 
-    def relaxed(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
-        table = _within(self.layer, jnp.asarray(arrays["table"]))
+    def relax_tables(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
+        table = _clip_values(self.layer, jnp.asarray(arrays["table"]))
         return (table > 0).astype(table.dtype) if deterministic else table
 
     def _corners(self, arrays: Arrays) -> jax.Array:
-        return (_within(self.layer, jnp.asarray(arrays["table"])) + 1) / 2
+        return (_clip_values(self.layer, jnp.asarray(arrays["table"])) + 1) / 2
 
     def _truth(self, arrays: Arrays) -> jax.Array:
         return jnp.asarray(arrays["table"]) > 0
@@ -999,7 +999,7 @@ class ThermometerSpec(Spec):
         self._normalize_dtypes()
 
     @classmethod
-    def implied_by(cls, given: Arrays) -> dict[str, Any]:
+    def infer_fields(cls, given: Arrays) -> dict[str, Any]:
         return {"has_widths": "widths" in given}
 
     def variables(self) -> tuple[Variable, ...]:

@@ -20,7 +20,7 @@ from lutjax._typing import Array
 from lutjax.arguments import require_array
 from lutjax.layers._logic import INT32, PARAMETERIZATIONS, RESIDUAL, LogicGatesSpec, SoftLUTSpec, _LogicSpec
 from lutjax.layers._spec import Arrays, Initializer, Op, Variable, names_layer
-from lutjax.ops.logic_trees import Places, in_levels, largest_of_groups, logic_trees
+from lutjax.ops.logic_trees import Places, in_levels, logic_trees, max_pool_groups
 from lutjax.wiring import Connectivity
 from lutjax.wiring._images import window_sizes
 from lutjax.wiring._sizes import Size, pair, shape_of
@@ -168,7 +168,7 @@ class LogicConvSpec(_LogicSpec):
             self.in_shape, self.kernel, self.stride, padding=self.padding, outputs=self.n_kernels
         )
 
-    def compared(self, arrays: Arrays) -> np.ndarray:
+    def compared_pairs(self, arrays: Arrays) -> np.ndarray:
         """Return neighboring leaves in each window, as image value ids: ``[places, pairs, 2]``."""
         wires = np.asarray(arrays["wires"])
         pairs = np.stack([wires[:, :-1], wires[:, 1:]], -1).reshape(-1, 2)
@@ -227,7 +227,7 @@ class LogicConvSpec(_LogicSpec):
     def _n_readable(self) -> int:
         return self.window
 
-    def _listed(self, wires: Any) -> tuple[Any, int]:
+    def _reader_wires(self, wires: Any) -> tuple[Any, int]:
         return wires % self.in_shape[2], self.in_shape[2]
 
     @names_layer
@@ -236,7 +236,7 @@ class LogicConvSpec(_LogicSpec):
         **arrays: Any,
     ) -> jax.Array:  # fmt: skip
         """Run `logic_trees`, or trees of tables level by level."""
-        tables = self.with_temperature(temperature)._nodes().relaxed(arrays, deterministic, key)
+        tables = self.with_temperature(temperature)._nodes().relax_tables(arrays, deterministic, key)
         how: dict[str, Any] = {"feature_axis": 0, "implementation": self.implementation}
 
         def level(x: jax.Array, part: slice, copies: int, wires: Any, readers: Any) -> jax.Array:
@@ -245,14 +245,14 @@ class LogicConvSpec(_LogicSpec):
 
         x, wires, readers = self._features_first(x), arrays["wires"], arrays.get("readers")
         if self.parameterization == "gates":
-            by_tree = _meshes.divided_by_compiler(self._reorder_by_tree, self._tree_sharding)(tables)
+            by_tree = _meshes.shard_by_compiler(self._reorder_by_tree, self._tree_sharding)(tables)
             leaves = jnp.asarray(wires, INT32).reshape(self.n_kernels, -1)
             options = {"places": self._positions, "readers": readers, "implementation": self.implementation}
             y = op(x.reshape(math.prod(self.in_shape), *x.shape[3:]), by_tree, leaves, **options)
             y = y.reshape(self.n_kernels, *self.out_shape[:2], *x.shape[3:])
         else:
             roots = in_levels(self._positions, x, wires, readers, self.levels, level)
-            y = largest_of_groups(self._positions, roots)
+            y = max_pool_groups(self._positions, roots)
         return y if self.feature_axis == 0 else jnp.moveaxis(y, (1, 2, 0), (-3, -2, -1))
 
     @names_layer

@@ -176,15 +176,17 @@ class NgramMemorySpec(Spec):
         n_tables = self.n_tables if self.layout is None else 1
         tables = (n_tables, rows_here(self, self.rows), self.width)
         found = [
-            *placed(self, self._trained("weights", tables, self.weights_init, "tables")),  # type: ignore[arg-type]
-            self._trained("key_kernel", (self.row_size, self.streams * self.features), self.kernel_init),
-            self._trained("value_kernel", (self.row_size, self.features), self.kernel_init),
-            self._trained("query_scale", vector, ones),
-            self._trained("key_scale", vector, ones),
+            *table_variables(self, self._trained_variable("weights", tables, self.weights_init, "tables")),  # type: ignore[arg-type]
+            self._trained_variable(
+                "key_kernel", (self.row_size, self.streams * self.features), self.kernel_init
+            ),
+            self._trained_variable("value_kernel", (self.row_size, self.features), self.kernel_init),
+            self._trained_variable("query_scale", vector, ones),
+            self._trained_variable("key_scale", vector, ones),
         ]
         if self.kernel:
-            found.append(self._trained("conv_scale", vector, ones))
-            found.append(self._trained("conv_kernel", (self.kernel, *vector), zeros))
+            found.append(self._trained_variable("conv_scale", vector, ones))
+            found.append(self._trained_variable("conv_kernel", (self.kernel, *vector), zeros))
         return tuple(found)
 
     @property
@@ -213,7 +215,7 @@ class NgramMemorySpec(Spec):
         if history is None:
             return lutjax.ngram_rows(tokens, segments=segments, **self._hashes)
         self._check_tokens(tokens, segments)
-        return self._row_ids(jnp.asarray(tokens), self._placed(tokens, segments, history), history)
+        return self._row_ids(jnp.asarray(tokens), self._locate_tokens(tokens, segments, history), history)
 
     @property
     def _hashes(self) -> dict[str, Any]:
@@ -233,7 +235,7 @@ class NgramMemorySpec(Spec):
                 f"segments is {format_value(segments)} and tokens {format_value(tokens)}; expected one id for each token."
             )
 
-    def _placed(self, tokens: Any, segments: Any, history: Any) -> jax.Array:
+    def _locate_tokens(self, tokens: Any, segments: Any, history: Any) -> jax.Array:
         """Return each token's position in its run, which may begin in the history."""
         length = tokens.shape[-1]
         if history is None and segments is None:
@@ -280,22 +282,23 @@ class NgramMemorySpec(Spec):
                 f"x has shape {list(x.shape)}; expected [..., length, {self.streams}, {self.features}]."
             )
         check_one_token_each(self, tokens, x, n_vector_axes)
-        dtype = self._promoted(x)
+        dtype = self._resolve_dtype(x)
 
         def address(tokens: jax.Array, segments: Any, history: Any) -> tuple[jax.Array, jax.Array]:
-            place = self._placed(tokens, segments, history)
+            place = self._locate_tokens(tokens, segments, history)
             if self.layout is not None:
                 index = layout_rows(self.layout, tokens, segments, history)
             else:
                 index = self._row_ids(tokens, place, history)
             return index, jnp.broadcast_to(place, tokens.shape)
 
-        divided = _meshes.divided_by_compiler(address, lambda tokens, *_: (_meshes.spec_of(tokens),) * 2)
+        divided = _meshes.shard_by_compiler(address, lambda tokens, *_: (_meshes.spec_of(tokens),) * 2)
         index, place = divided(jnp.asarray(tokens), segments, history)
         rows = gather_rows(self, op, weights, index)
         live = None if self.layout is None else jnp.asarray(tokens) >= 0
-        fuse = _meshes.divided_by_compiler(
-            functools.partial(self._fused, dtype=dtype), lambda _, rows, x, *others: (_meshes.spec_of(x),) * 2
+        fuse = _meshes.shard_by_compiler(
+            functools.partial(self._fuse_rows, dtype=dtype),
+            lambda _, rows, x, *others: (_meshes.spec_of(x),) * 2,
         )
         before = None if history is None else jnp.asarray(history.values)
         y, values = fuse(others, rows, jnp.asarray(x), place, before, live)
@@ -303,7 +306,7 @@ class NgramMemorySpec(Spec):
             return y
         return y, self._next_history(jnp.asarray(tokens), segments, values, history)
 
-    def _fused(
+    def _fuse_rows(
         self,
         arrays: Arrays,
         rows: jax.Array,
@@ -319,21 +322,21 @@ class NgramMemorySpec(Spec):
         key, value = (jnp.dot(rows, arrays[f"{name}_kernel"].astype(dtype)) for name in ("key", "value"))
         if self.streams > 1:
             key, value = key.reshape(x.shape), value[..., None, :]
-        query = normalized(x, arrays["query_scale"], self.eps)
-        key = normalized(key, arrays["key_scale"], self.eps)
+        query = rms_normalize(x, arrays["query_scale"], self.eps)
+        key = rms_normalize(key, arrays["key_scale"], self.eps)
         score = jnp.sum(query * key, -1, keepdims=True) / math.sqrt(self.features)
-        value = (jax.nn.sigmoid(self._rooted(score)) * value.astype(score.dtype)).astype(dtype)
+        value = (jax.nn.sigmoid(self._sigmoid_argument(score)) * value.astype(score.dtype)).astype(dtype)
         if live is not None:
             live = live[(..., *(None,) * len(self._vector))]
             value = jnp.where(live, value, jnp.zeros_like(value))
         if not self.kernel:
             return value, value
-        read = normalized(value, arrays["conv_scale"], self.eps).astype(dtype)
-        sums = self._convolved(arrays["conv_kernel"].astype(dtype), read, place, before)
+        read = rms_normalize(value, arrays["conv_scale"], self.eps).astype(dtype)
+        sums = self._convolve_values(arrays["conv_kernel"].astype(dtype), read, place, before)
         y = value + jax.nn.silu(sums)
         return y if live is None else jnp.where(live, y, jnp.zeros_like(y)), read
 
-    def _rooted(self, score: jax.Array) -> jax.Array:
+    def _sigmoid_argument(self, score: jax.Array) -> jax.Array:
         if self.gate == "sigmoid":
             return score
         root = jnp.sqrt(jnp.maximum(jnp.abs(score), jnp.asarray(_LEAST_SCORE, score.dtype)))
@@ -341,7 +344,7 @@ class NgramMemorySpec(Spec):
             return jnp.sign(score) * root
         return jnp.where(jnp.signbit(score), -root, root)
 
-    def _convolved(
+    def _convolve_values(
         self, kernel: jax.Array, values: jax.Array, place: jax.Array, before: jax.Array | None
     ) -> jax.Array:
         axis = values.ndim - 1 - len(self._vector)
@@ -445,7 +448,7 @@ def check_placement(spec: Any) -> None:
         )
 
 
-def placed(spec: Any, *tables: Variable) -> tuple[Variable, ...]:
+def table_variables(spec: Any, *tables: Variable) -> tuple[Variable, ...]:
     """Return table variables, or the PRNG keys of host-resident tables."""
     if spec.placement == "device":
         return tables
@@ -482,7 +485,7 @@ def read_rows(
     return sharding.lookup_in_blocks(weights, index, coefficients, axis=spec.row_axis, **options)
 
 
-def normalized(x: jax.Array, scale: jax.Array, eps: float = _EPSILON) -> jax.Array:
+def rms_normalize(x: jax.Array, scale: jax.Array, eps: float = _EPSILON) -> jax.Array:
     """Return vectors divided by their root mean square and scaled, in at least float32."""
     dtype = accumulator(x.dtype, jnp.dtype(scale.dtype))
     x = x.astype(dtype)

@@ -27,8 +27,8 @@ from lutjax.layers._memory import (
     gather_rows,
     latest,
     layout_rows,
-    placed,
     rows_here,
+    table_variables,
 )
 from lutjax.layers._spec import Example, Initializer, Op, Spec, Variable, names_layer
 from lutjax.ops._checks import accumulation
@@ -110,8 +110,8 @@ class NgramEmbeddingSpec(Spec):
         table = (1, rows_here(self, self.layout.n_rows), self.width)
         kernel = (self.layout.columns, self.width, self.features)
         return (
-            *placed(self, self._trained("weights", table, self.weights_init, "tables")),
-            self._trained("kernel", kernel, self.kernel_init),
+            *table_variables(self, self._trained_variable("weights", table, self.weights_init, "tables")),
+            self._trained_variable("kernel", kernel, self.kernel_init),
         )
 
     def history(self, batch_shape: tuple[int, ...], dtype: DTypeLike | None = None) -> LayoutHistory:
@@ -148,13 +148,13 @@ class NgramEmbeddingSpec(Spec):
         check_history(self, history)
         check_table(self, weights)
         check_one_token_each(self, tokens, x)
-        dtype = self._promoted(x)
-        address = _meshes.divided_by_compiler(
+        dtype = self._resolve_dtype(x)
+        address = _meshes.shard_by_compiler(
             lambda tokens, segments, history: layout_rows(self.layout, tokens, segments, history),
             lambda tokens, *_: _meshes.spec_of(tokens),
         )
         rows = gather_rows(self, op, weights, address(jnp.asarray(tokens), segments, history))
-        mean = _meshes.divided_by_compiler(self._averaged, lambda x, *_: _meshes.spec_of(x))
+        mean = _meshes.shard_by_compiler(self._average_rows, lambda x, *_: _meshes.spec_of(x))
         y = mean(jnp.asarray(x).astype(dtype), rows.astype(dtype), jnp.asarray(kernel).astype(dtype))
         if history is None:
             return y
@@ -164,7 +164,7 @@ class NgramEmbeddingSpec(Spec):
         ids = latest(history.tokens, tokens, -1), latest(history.segments, now, -1)
         return y, LayoutHistory(*ids, history.values, self.layout.digest)
 
-    def _averaged(self, x: jax.Array, rows: jax.Array, kernel: jax.Array) -> jax.Array:
+    def _average_rows(self, x: jax.Array, rows: jax.Array, kernel: jax.Array) -> jax.Array:
         assert self.width is not None
         flat = rows.reshape(*x.shape[:-1], self.layout.columns * self.width)
         projected = jnp.dot(flat, kernel.reshape(flat.shape[-1], self.features))

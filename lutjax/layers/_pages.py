@@ -31,18 +31,18 @@ class Places(NamedTuple):
 
     def latest(self, window: int) -> tuple[Int[jax.Array, "*batch window"], Bool[jax.Array, "*batch window"]]:
         """Return pool indices for the last `window` positions, and a validity mask."""
-        positions = _counted(self.lengths - window, window)
+        positions = _position_range(self.lengths - window, window)
         places = self.indices(jnp.maximum(positions, 0), positions >= 0)
         return places, places < self.n_blocks * self.size
 
-    def new(self, is_key: Bool[Array, "*batch length"]) -> Int[jax.Array, "*batch length"]:
+    def new_indices(self, is_key: Bool[Array, "*batch length"]) -> Int[jax.Array, "*batch length"]:
         """Return pool indices for the last `n_positions` new keys, which padding must follow."""
-        positions = _counted(self.lengths, is_key.shape[-1])
+        positions = _position_range(self.lengths, is_key.shape[-1])
         end = self.lengths + jnp.sum(is_key, -1, dtype=jnp.int32)
         return self.indices(positions, is_key & (positions >= (end - self.n_positions)[..., None]))
 
 
-def _counted(first: Int[Array, "*batch"], n: int) -> Int[jax.Array, "*batch n"]:
+def _position_range(first: Int[Array, "*batch"], n: int) -> Int[jax.Array, "*batch n"]:
     numbers = jnp.arange(n, dtype=jnp.int32).reshape((1,) * first.ndim + (n,))
     return jnp.asarray(first)[..., None] + numbers
 
@@ -52,7 +52,7 @@ def read(pool: Array, places: Int[Array, "*batch n"]) -> jax.Array:
     return jnp.take(jnp.asarray(pool).reshape(-1, pool.shape[-1]), jnp.asarray(places), axis=0, mode="clip")
 
 
-def written(pool: Array, places: Int[Array, "*batch n"], new: Array) -> jax.Array:
+def write_values(pool: Array, places: Int[Array, "*batch n"], new: Array) -> jax.Array:
     """Write new values to a pool; indices outside the pool are dropped."""
     pool, size = jnp.asarray(pool), pool.shape[-1]
     flat, new = pool.reshape(-1, size), new.reshape(-1, size).astype(pool.dtype)

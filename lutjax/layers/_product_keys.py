@@ -16,8 +16,15 @@ import lutjax
 from lutjax import _meshes
 from lutjax._typing import Array
 from lutjax.dispatch.registry import Implementation
-from lutjax.layers._largest import largest
-from lutjax.layers._memory import MATRIX, check_placement, normalized, placed, read_rows, rows_here
+from lutjax.layers._largest import largest_elements
+from lutjax.layers._memory import (
+    MATRIX,
+    check_placement,
+    read_rows,
+    rms_normalize,
+    rows_here,
+    table_variables,
+)
 from lutjax.layers._spec import Arrays, Example, Initializer, Op, Spec, Variable, names_layer, plain_call
 from lutjax.ops._checks import accumulation
 from lutjax.tables.host_tables import HostTables
@@ -77,37 +84,39 @@ class _KeySpec(Spec):
         assert self.key_size is not None
         queries, ones = self.heads * 2 * self.key_size, jax.nn.initializers.ones
         return (
-            self._trained("query_kernel", (self.in_features, queries), self.kernel_init),
-            self._trained("query_scale", (self.heads, 2, self.key_size), ones),
-            self._trained("half_keys", (self.heads, 2, self.n_keys, self.key_size), self.keys_init),
-            *placed(self, *self._tables()),
+            self._trained_variable("query_kernel", (self.in_features, queries), self.kernel_init),
+            self._trained_variable("query_scale", (self.heads, 2, self.key_size), ones),
+            self._trained_variable("half_keys", (self.heads, 2, self.n_keys, self.key_size), self.keys_init),
+            *table_variables(self, *self._tables()),
         )
 
     def _inputs(self, x: Any) -> jax.Array:
         self._require_features(x, self.in_features)
-        return jnp.asarray(x).astype(self._promoted(x))
+        return jnp.asarray(x).astype(self._resolve_dtype(x))
 
     def reads(
         self, arrays: Arrays, x: Float[Array, "*batch inputs"]
     ) -> tuple[Int[jax.Array, "*batch reads"], Float[jax.Array, "*batch reads"]]:
         """Return the selected row ids, head by head, and their weights."""
         names = ("query_kernel", "query_scale", "half_keys")
-        choose = _meshes.divided_by_compiler(
-            self._chosen, lambda x, *_: (PartitionSpec(*_meshes.spec_of(x)[:-1]),) * 2
+        choose = _meshes.shard_by_compiler(
+            self._select_keys, lambda x, *_: (PartitionSpec(*_meshes.spec_of(x)[:-1]),) * 2
         )
         return choose(self._inputs(x), *(arrays[name] for name in names))
 
-    def _chosen(self, x: jax.Array, kernel: Array, scale: Array, keys: Array) -> tuple[jax.Array, jax.Array]:
+    def _select_keys(
+        self, x: jax.Array, kernel: Array, scale: Array, keys: Array
+    ) -> tuple[jax.Array, jax.Array]:
         assert self.key_size is not None
         batch = x.shape[:-1]
         queries = jnp.dot(x, jnp.asarray(kernel).astype(x.dtype))
-        queries = normalized(queries.reshape(*batch, self.heads, 2, self.key_size), jnp.asarray(scale))
+        queries = rms_normalize(queries.reshape(*batch, self.heads, 2, self.key_size), jnp.asarray(scale))
         scores = jnp.einsum("...hsc,hsnc->...hsn", queries, jnp.asarray(keys).astype(queries.dtype))
-        best, ids = largest(scores, self.k)  # [..., heads, 2, k], the best first
+        best, ids = largest_elements(scores, self.k)  # [..., heads, 2, k], the best first
         i, j = _pairs(self.k)
         sums = best[..., 0, i] + best[..., 1, j]
         rows = ids[..., 0, i] * self.n_keys + ids[..., 1, j]
-        best, which = largest(sums, self.k)
+        best, which = largest_elements(sums, self.k)
         rows = jnp.take_along_axis(rows, which, -1)
         shape = (*batch, self.heads * self.k)
         return rows.reshape(shape), jax.nn.softmax(best).reshape(shape)
@@ -161,7 +170,7 @@ class ProductKeyMemorySpec(_KeySpec):
 
     def _tables(self) -> tuple[Variable, ...]:
         shape = (1, rows_here(self, self.n_keys**2), self.out_features)
-        return (self._trained("weights", shape, self.weights_init, "tables"),)
+        return (self._trained_variable("weights", shape, self.weights_init, "tables"),)
 
     @names_layer
     def run(self, op: Op, x: Any, *, weights: Any, **keys: Any) -> jax.Array:
@@ -211,7 +220,9 @@ class ProductKeyExpertsSpec(_KeySpec):
     def _tables(self) -> tuple[Variable, ...]:
         sizes = {"down": self.in_features, "up": self.out_features}
         return tuple(
-            self._trained(name, (1, rows_here(self, self.n_keys**2), size), self.weights_init, "tables")
+            self._trained_variable(
+                name, (1, rows_here(self, self.n_keys**2), size), self.weights_init, "tables"
+            )
             for name, size in sizes.items()
         )
 

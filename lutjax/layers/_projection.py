@@ -267,8 +267,8 @@ class ProjectionLUTSpec(ScoredSpec):
             return draw_anchors(key, width, n_tables, self.bits, distinct=True, groups=self.heads, **names)
 
         def projection(name: str, shape: tuple[int, int], init: Initializer) -> tuple[Variable, Variable]:
-            bias = self._trained(f"{name}_bias", shape[1:], jax.nn.initializers.zeros)
-            return self._trained(f"{name}_kernel", shape, init), bias
+            bias = self._trained_variable(f"{name}_bias", shape[1:], jax.nn.initializers.zeros)
+            return self._trained_variable(f"{name}_kernel", shape, init), bias
 
         shape = (n_tables, 2**self.bits, outputs)
         variables: list[Variable] = []
@@ -279,7 +279,7 @@ class ProjectionLUTSpec(ScoredSpec):
         if self.quantized:
             variables += self._quantized_tables(shape)
         else:
-            variables.append(self._trained("weights", shape, self.weights_init, "tables"))
+            variables.append(self._trained_variable("weights", shape, self.weights_init, "tables"))
         if self.decompress:
             inside = (self.n_outputs * outputs, self.out_features)
             variables += projection("decompress", inside, self.decompress_init)
@@ -305,11 +305,11 @@ class ProjectionLUTSpec(ScoredSpec):
     def run(self, op: Op, x: Any, *, deterministic: Mode = None, key: Any = None, **arrays: Any) -> jax.Array:
         self._require_features(x, self.in_features)
         assert self.width is not None
-        z = jnp.asarray(x).astype(self._promoted(x))
+        z = jnp.asarray(x).astype(self._resolve_dtype(x))
         if self.compress:
-            z = _projected(z, arrays["compress_kernel"], arrays["compress_bias"])
+            z = _project_inputs(z, arrays["compress_kernel"], arrays["compress_bias"])
         z = z.astype(accumulator(jnp.dtype(self.param_dtype)))
-        z = _meshes.reshaped(z, x.ndim - 1, self.n_inputs, self.width)
+        z = _meshes.reshape_unsharded(z, x.ndim - 1, self.n_inputs, self.width)
         shape = (*z.shape[:-2], self.heads * self.tables)
         tables, scalars = self.tables_of(arrays), self.scalars_of(arrays)
         groups = {"read": self.read, "groups": self.heads, "sum_groups": self.sum_heads}
@@ -317,12 +317,12 @@ class ProjectionLUTSpec(ScoredSpec):
         options = {**groups, "accumulate": accumulate, "implementation": self.implementation}
         keep = self._keep(deterministic, key, shape, z.dtype)
         y = op(z, tables, arrays["anchors"], scalars, keep=keep, **options)
-        y = y.reshape(*y.shape[:-2], y.shape[-2] * y.shape[-1]).astype(self._promoted(x))
+        y = y.reshape(*y.shape[:-2], y.shape[-2] * y.shape[-1]).astype(self._resolve_dtype(x))
         if self.decompress:
-            y = _projected(y, arrays["decompress_kernel"], arrays["decompress_bias"])
+            y = _project_inputs(y, arrays["decompress_kernel"], arrays["decompress_bias"])
         return y
 
 
-def _projected(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+def _project_inputs(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
     y = jnp.dot(x, kernel.astype(x.dtype))
     return y + jnp.broadcast_to(bias.astype(x.dtype), y.shape)

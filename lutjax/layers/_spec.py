@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from lutjax._typing import Array
-from lutjax.arguments import checked, format_value, require_array
+from lutjax.arguments import check_arguments, format_value, require_array
 from lutjax.dispatch import _table_reads
 from lutjax.layers._copies import state_of
 from lutjax.tables.host import HostTable
@@ -120,7 +120,7 @@ class Spec:
         return given
 
     @classmethod
-    def implied_by(cls, given: Arrays) -> dict[str, Any]:
+    def infer_fields(cls, given: Arrays) -> dict[str, Any]:
         """Return the `implied` fields of explicit variables."""
         return {}
 
@@ -141,7 +141,7 @@ class Spec:
         """Return fields inferred from array shapes, which pruning can change."""
         return {}
 
-    def fitted(self, arrays: Arrays) -> "Spec":
+    def fit_to_arrays(self, arrays: Arrays) -> "Spec":
         """Return the spec that fits the arrays: itself if the sizes are equal."""
         sizes = self.sizes_of(arrays)
         if all(getattr(self, name) == size for name, size in sizes.items()):
@@ -164,7 +164,7 @@ class Spec:
         for v in self.all_variables:
             if v.kind in ("anchors", "targets", "wires") and v.name in arrays:
                 if isinstance(arrays[v.name], jax.ShapeDtypeStruct):
-                    raise missing(self.layer, v.name)
+                    raise missing_variable_error(self.layer, v.name)
                 check_once(arrays[v.name], self, lambda v=v: self._check_values(v, {v.name: arrays[v.name]}))  # type: ignore[misc]
         return arrays
 
@@ -238,7 +238,7 @@ class Spec:
         wanted = getattr(self, "dtype", None) or getattr(self, "param_dtype", jnp.float32)
         return jnp.asarray(x).astype(wanted)
 
-    def _trained(
+    def _trained_variable(
         self, name: str, shape: tuple[int, ...], init: Initializer, kind: str = "params"
     ) -> Variable:
         dtype = self.param_dtype  # type: ignore[attr-defined]
@@ -254,25 +254,25 @@ class Spec:
             return array  # the array itself: see lutjax.optim
         return jnp.asarray(array).astype(dtype)
 
-    def _promoted(self, x: Any) -> Any:
+    def _resolve_dtype(self, x: Any) -> Any:
         """Return the layer's dtype, by default promoted from inputs and parameters."""
         own, of_parameters = self.dtype, self.param_dtype  # type: ignore[attr-defined]
         return jnp.promote_types(jnp.asarray(x).dtype, of_parameters) if own is None else own
 
-    def _stored(self, tables: Any) -> Any:
+    def _cast_tables(self, tables: Any) -> Any:
         """Return tables in the dtype read by an op: their own, unless `dtype` is wider.
 
-        Ops round float32 sums to the table dtype; `_rounded` rounds them to a narrower `dtype`.
+        Ops round float32 sums to the table dtype; `_cast_sums` rounds them to a narrower `dtype`.
         """
         dtype = self.dtype  # type: ignore[attr-defined]
         if dtype is None or holds_all_of(tables.dtype, dtype):
             return tables  # the array itself: see lutjax.optim
         widened = self._cast(tables)
-        if (reads := _table_reads.current()) is not None:
+        if (reads := _table_reads.current_reads()) is not None:
             reads.stand_in(tables, widened)  # a sparse gradient of the copy is also the table's
         return widened
 
-    def _rounded(self, y: jax.Array) -> jax.Array:
+    def _cast_sums(self, y: jax.Array) -> jax.Array:
         """Return row sums in `dtype`, or in the table dtype without one."""
         dtype = self.dtype  # type: ignore[attr-defined]
         return y if dtype is None else y.astype(dtype)
@@ -302,7 +302,7 @@ def switched_call(self: Any, x: Inputs, *, deterministic: Mode = None) -> Output
     return y
 
 
-def missing(layer: str, name: str, hint: str = "") -> ValueError:
+def missing_variable_error(layer: str, name: str, hint: str = "") -> ValueError:
     return ValueError(
         f"{layer}: there is no {name}: the layer was restored without it. Restore all variables, not the trained ones alone; "
         f"others than those of training would be silently wrong.{hint}"
@@ -313,7 +313,7 @@ def names_layer(method: F) -> F:
     """Decorate a spec method so that errors name the layer, and ops skip checks on its ids."""
 
     @functools.wraps(method)
-    def named(self: Spec, *args: Any, **options: Any) -> Any:
+    def call_method(self: Spec, *args: Any, **options: Any) -> Any:
         try:
             with trusted_ids():
                 return method(self, *args, **options)
@@ -322,10 +322,10 @@ def names_layer(method: F) -> F:
                 error.args = (f"{self.layer}: {error}", *error.args[1:])
             raise
 
-    return named  # type: ignore[return-value]
+    return call_method  # type: ignore[return-value]
 
 
-def cached(function: F) -> F:
+def cache_calls(function: F) -> F:
     return functools.cache(function)  # type: ignore[return-value]
 
 
@@ -333,7 +333,7 @@ def layer_name(spec_type: type[Spec]) -> str:
     return spec_type.__name__.removesuffix("Spec")
 
 
-@cached
+@cache_calls
 def arguments(spec_type: type[Spec]) -> tuple[str, ...]:
     others = {*spec_type.implied, "class_name"}
     return tuple(field.name for field in dataclasses.fields(spec_type) if field.name not in others)
@@ -354,7 +354,7 @@ def parameters(spec_type: type[Spec], *, inferred: bool = False) -> list[inspect
     ]
 
 
-@cached
+@cache_calls
 def sizes(spec_type: type[Spec]) -> frozenset[str]:
     """Return the names of attributes shared by a layer and its spec."""
     fields = set(arguments(spec_type)) | set(spec_type.implied)
@@ -390,11 +390,11 @@ def build(
     explicit = {name: options[name] for name in spec_type.given if options[name] is not None}
     options = {name: value for name, value in options.items() if name not in spec_type.given}
     name = name or layer_name(spec_type)
-    options = checked(name, spec_type, options)
+    options = check_arguments(name, spec_type, options)
     placed = isinstance(options.get("placement"), HostTables)
     if placed or (owner and isinstance(options.get("placement"), HostTable)):
         options["placement"] = "host"
-    spec = spec_type(**options, **spec_type.implied_by(explicit), class_name=name)
+    spec = spec_type(**options, **spec_type.infer_fields(explicit), class_name=name)
     given = spec_type.arrays_of(explicit)
     if placed and owner:
         raise ValueError(

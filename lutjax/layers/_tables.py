@@ -108,7 +108,7 @@ class TableSpec(Spec):
     def variables(self) -> tuple[Variable, ...]:
         shape = (self.n_tables, self.n_anchors, 2)
         anchors = Variable("anchors", "anchors", shape, jnp.dtype("int32"), self._draw_anchors)
-        return (anchors, self._trained("weights", self.weights_shape, self.weights_init, "tables"))
+        return (anchors, self._trained_variable("weights", self.weights_shape, self.weights_init, "tables"))
 
     def _check_values(self, variable: Variable, arrays: Arrays) -> None:
         if variable.kind == "anchors":
@@ -233,12 +233,12 @@ class LUTSpec(_TableSpec):
     @names_layer
     def run(self, op: Op, x: Any, weights: Any, anchors: Any, **others: Any) -> jax.Array:
         """Check and cast inputs and tables, run an op, and concatenate outputs of groups."""
-        x, weights, options = self._inputs(x), self._stored(weights), others | self._options
+        x, weights, options = self._inputs(x), self._cast_tables(weights), others | self._options
         if self.groups is None:
-            return self._rounded(op(x, weights, anchors, **options))
-        x = _meshes.reshaped(x, x.ndim - 1, self.groups, self.n_inputs)
+            return self._cast_sums(op(x, weights, anchors, **options))
+        x = _meshes.reshape_unsharded(x, x.ndim - 1, self.groups, self.n_inputs)
         y = op(x, weights, anchors, groups=self.groups, **options)
-        return self._rounded(y).reshape(*y.shape[:-2], self.out_features)
+        return self._cast_sums(y).reshape(*y.shape[:-2], self.out_features)
 
 
 class _WithTargets(TableSpec):
@@ -249,7 +249,7 @@ class _WithTargets(TableSpec):
     targets_shape: tuple[int, ...] | None
 
     @classmethod
-    def implied_by(cls, given: Arrays) -> dict[str, Any]:
+    def infer_fields(cls, given: Arrays) -> dict[str, Any]:
         return {"targets_shape": np.shape(given["targets"])} if "targets" in given else {}
 
     def _check_targets(self) -> None:
@@ -358,12 +358,12 @@ class SparseLUTSpec(_WithTargets, LUTSpec):
         return {**given, "targets": edges.target, "first_edges": edges.first}
 
     @classmethod
-    def implied_by(cls, given: Arrays) -> dict[str, Any]:
+    def infer_fields(cls, given: Arrays) -> dict[str, Any]:
         edges = given.get("targets")
         if isinstance(edges, Edges):
             sizes = edges.n_detectors, edges.n_rows, edges.n_outputs, edges.width
             return {"targets_shape": (edges.size,), "edge_sizes": sizes}
-        return super().implied_by(given)
+        return super().infer_fields(given)
 
     def _check_targets(self) -> None:
         if self.edge_sizes is None:
@@ -462,7 +462,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
 
     # Last dimension and dtype of each cached array; arrays that attention reads for each position
     # in `x`, by their cache names; attention from queries to keys, given as such arrays.
-    _cached: ClassVar[Callable[..., dict[str, tuple[int, Any]]]]
+    _cache_entries: ClassVar[Callable[..., dict[str, tuple[int, Any]]]]
     _keys: ClassVar[Callable[..., dict[str, jax.Array]]]
     _attend: ClassVar[Op]
 
@@ -527,7 +527,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         tables = 1 if self.shared_positions else self.n_detectors
         distances = self.n_positions if self.causal else 2 * self.n_positions + 1
         shape = (distances, tables, self.n_position_bits)
-        return (*super().variables(), self._trained("positions", shape, self.positions_init))
+        return (*super().variables(), self._trained_variable("positions", shape, self.positions_init))
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
         sizes, positions = super().sizes_of(arrays), np.shape(arrays.get("positions", ()))
@@ -579,7 +579,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
     @property
     def cache_names(self) -> tuple[str, ...]:
         """Names of the cache variables for keys or ids, and for counts."""
-        keys = (*self._cached(jnp.float32), "cached_segments", "cache_index")
+        keys = (*self._cache_entries(jnp.float32), "cached_segments", "cache_index")
         return (*keys, "cached_counts") if self._has_counts else keys
 
     def empty_cache(
@@ -602,7 +602,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
             return {"cached_counts": jnp.zeros(shape, jnp.int32), "cache_index": jnp.zeros((), jnp.int32)}
         dtype = jnp.dtype(dtype) if self.dtype is None else self.dtype
         places = (*batch, self.capacity) if blocks is None else tuple(blocks)
-        arrays = (self._cached_ids() if cached == "ids" else {}) or self._cached(dtype)
+        arrays = (self._cached_ids() if cached == "ids" else {}) or self._cache_entries(dtype)
         cache = {name: jnp.zeros((*places, size), kept) for name, (size, kept) in arrays.items()}
         if blocks is not None:
             return cache
@@ -652,9 +652,9 @@ class _SequenceSpec(_WithTargets, _TableSpec):
             old = held.get(name)
             if old is None:  # the cache has ids alone
                 old = jnp.zeros((*new.shape[:-2], capacity, new.shape[-1]), new.dtype)
-            keys[name] = _appended(jnp.asarray(old).astype(new.dtype), new, -2)
+            keys[name] = _append_keys(jnp.asarray(old).astype(new.dtype), new, -2)
         shape = next(iter(chunk.values())).shape[:-1]
-        of_keys = _appended(of_held, jnp.broadcast_to(of_queries, shape), -1)
+        of_keys = _append_keys(of_held, jnp.broadcast_to(of_queries, shape), -1)
         # Padding queries get a segment without keys.
         queries = jnp.where(of_queries == _PADDING, _PADDING - 1, of_queries)
         segments = {"query_segments": queries, "key_segments": of_keys}
@@ -679,8 +679,8 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         held = {name: _pages.read(cache[name], at) for name in kept}
         of_held = jnp.where(there, 0, _PADDING).astype(jnp.int32)
         y, _, _ = self._attend_to_held(arrays, chunk, held, of_held, jnp.minimum(of_queries, 0))
-        new = places.new(jnp.broadcast_to(of_queries > _PADDING, (*batch, length)))
-        return y, {name: _pages.written(cache[name], new, chunk[name]) for name in kept}
+        new = places.new_indices(jnp.broadcast_to(of_queries > _PADDING, (*batch, length)))
+        return y, {name: _pages.write_values(cache[name], new, chunk[name]) for name in kept}
 
     def _tables_of(
         self, block_tables: Any, lengths: Any, batch: tuple[int, ...]
@@ -730,12 +730,12 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         of_queries = self._segments_of(segments, tuple(batch), length)
         self._check_one_segment(segments, "a cache of counts")
         is_key = jnp.broadcast_to(of_queries > _PADDING, (*batch, length))
-        weights, targets = self._stored(arrays["weights"]), arrays.get("targets")
+        weights, targets = self._cast_tables(arrays["weights"]), arrays.get("targets")
         n_outputs = None if targets is None else self.n_outputs  # of one target list
         _, finish = _edges.split_row_targets(self.layer, weights, targets, n_outputs)
-        y, counts = _counts.attended(weights, counts, index, is_key, **self._sums)
+        y, counts = _counts.attend_counts(weights, counts, index, is_key, **self._sums)
         count = jnp.minimum(cache["cache_index"], np.iinfo(np.int32).max - length) + length
-        return self._rounded(finish(y)), {"cached_counts": counts, "cache_index": count}
+        return self._cast_sums(finish(y)), {"cached_counts": counts, "cache_index": count}
 
     def _check_cache(self, cache: Arrays, chunk: Arrays, places: tuple[int, ...], of: str) -> dict[str, Any]:
         """Raise ValueError if a cache does not fit new keys; return dtypes of its key arrays."""
@@ -840,7 +840,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
 
     def _tables(self, arrays: Arrays, n_keys: int) -> tuple[Any, Any]:
         """Return tables and positions; without causality, positions start at the last key."""
-        weights, positions = self._stored(arrays["weights"]), self._cast(arrays.get("positions"))
+        weights, positions = self._cast_tables(arrays["weights"]), self._cast(arrays.get("positions"))
         if self.causal or positions is None:
             return weights, positions
         if n_keys > self.n_positions + 1:
@@ -852,7 +852,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
     def _run_op(self, op: Op, arrays: Arrays, x: Any, **sight: Any) -> jax.Array:
         weights, positions = self._tables(arrays, sight.get("keys", x).shape[-2])
         options = {**self._edges(arrays), **sight, **self._options}
-        return self._rounded(op(x, weights, arrays["anchors"], positions, **options))
+        return self._cast_sums(op(x, weights, arrays["anchors"], positions, **options))
 
     def _cached_ids(self) -> dict[str, tuple[int, Any]]:
         """Return the same for a cache of ids; nothing if keys are not detected independently."""
@@ -875,9 +875,9 @@ _PADDING = -1
 """Segment of padding and empty cache slots."""
 
 
-def _appended(cache: Array, new: Array, axis: int) -> jax.Array:
+def _append_keys(cache: Array, new: Array, axis: int) -> jax.Array:
     """Append new keys to a cache along an axis, with its sharding on a mesh with explicit axes."""
-    return _meshes.divided_by_compiler(
+    return _meshes.shard_by_compiler(
         lambda *keys: jnp.concatenate(keys, axis), lambda cache, new: _meshes.spec_of(cache)
     )(cache, new)
 
@@ -928,7 +928,7 @@ class LUTAttentionSpec(_SequenceSpec):
     def _most_bits(self) -> str:
         return f"n_anchors is {self.n_anchors} and n_position_bits is {self.n_position_bits}"
 
-    def _cached(self, dtype: Any) -> dict[str, tuple[int, Any]]:
+    def _cache_entries(self, dtype: Any) -> dict[str, tuple[int, Any]]:
         kept = {"index": jnp.int32, "flip": jnp.int32, "margin": accumulator(dtype)}
         return {f"cached_key_{name}": (self.n_detectors, kind) for name, kind in kept.items()}
 
@@ -950,7 +950,7 @@ class LUTAttentionSpec(_SequenceSpec):
         )
         position = None if positions is None else lutjax.detect_signs(positions)
         options = {**self._edges(arrays), **self._sums, **places}
-        return self._rounded(lutjax.lookup_attention(weights, query, key, position, **options))
+        return self._cast_sums(lutjax.lookup_attention(weights, query, key, position, **options))
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -1005,7 +1005,7 @@ class LUTPairAttentionSpec(_SequenceSpec):
     def _options(self) -> dict[str, Any]:
         return super()._options | {"interleave": self.interleave}
 
-    def _cached(self, dtype: Any) -> dict[str, tuple[int, Any]]:
+    def _cache_entries(self, dtype: Any) -> dict[str, tuple[int, Any]]:
         return {"cached_x": (self.in_features, dtype)}
 
     def _keys(self, arrays: Arrays, x: Any) -> dict[str, jax.Array]:

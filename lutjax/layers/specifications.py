@@ -16,10 +16,10 @@ from lutjax.layers._logic import (
 from lutjax.layers._logic_images import LEAVES, LogicConvSpec
 from lutjax.layers._memory import History, NgramMemorySpec
 from lutjax.layers._projection import ProjectionLUTSpec
-from lutjax.layers._spec import QUANTIZED, Initializer, Spec, arguments, missing
+from lutjax.layers._spec import QUANTIZED, Initializer, Spec, arguments, missing_variable_error
 from lutjax.layers._tables import LUTAttentionSpec, LUTPairAttentionSpec, LUTSpec
 
 __all__ = [
     "GRADIENTS", "LEAVES", "QUANTIZED", "GroupSumSpec", "History", "Initializer", "LUTAttentionSpec", "LUTPairAttentionSpec", "LUTSpec", "LogicConvSpec", "LogicGatesSpec", "LogicRNNSpec",
-    "NgramMemorySpec", "ProjectionLUTSpec", "SoftLUTSpec", "Spec", "ThermometerSpec", "WiredSpec", "arguments", "missing", "truth_of",
+    "NgramMemorySpec", "ProjectionLUTSpec", "SoftLUTSpec", "Spec", "ThermometerSpec", "WiredSpec", "arguments", "missing_variable_error", "truth_of",
 ]  # fmt: skip

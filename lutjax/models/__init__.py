@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from lutjax.extras import attribute, importable
+from lutjax.extras import attribute, importable_names
 
 if TYPE_CHECKING:
     from lutjax.models._slots import Slots
@@ -56,4 +56,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return importable(__name__, _MODULES)
+    return importable_names(__name__, _MODULES)

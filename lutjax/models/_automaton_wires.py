@@ -86,10 +86,10 @@ def _directions(
     asked = jnp.resize(circle, (kernels, n_outputs)).astype(jnp.int32)
     orders = jax.vmap(lambda k: jax.random.permutation(k, CENTER))(jax.random.split(order_key, kernels))
     of_kernel = at.reshape(kernels, n_outputs) - CENTER * kernel
-    return jax.vmap(_exchanged)(orders.astype(jnp.int32), of_kernel, asked) + CENTER * kernel
+    return jax.vmap(_swap_entries)(orders.astype(jnp.int32), of_kernel, asked) + CENTER * kernel
 
 
-def _exchanged(order: jax.Array, places: jax.Array, asked: jax.Array) -> jax.Array:
+def _swap_entries(order: jax.Array, places: jax.Array, asked: jax.Array) -> jax.Array:
     """Swap entries so that the requested values are at these positions, if positions differ."""
 
     def exchange(order: jax.Array, one: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:

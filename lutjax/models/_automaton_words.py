@@ -11,23 +11,23 @@ from lutjax.models._automaton_wires import NEIGHBORS
 from lutjax.values import Array
 
 
-def packed(bits: Bool[Array, "*rows width"]) -> UInt32[jax.Array, "*rows words"]:
+def pack_bits(bits: Bool[Array, "*rows width"]) -> UInt32[jax.Array, "*rows words"]:
     """Pack bits: bit j of word w is column ``32 w + j``; bits beyond the row are 0."""
     *rows, width = bits.shape
     words = lutjax.pack_bits(jnp.asarray(bits).reshape(math.prod(rows), width))
     return words.reshape(*rows, words.shape[-1])
 
 
-def unpacked(words: UInt32[Array, "*rows words"], width: int) -> Bool[jax.Array, "*rows {width}"]:
-    """Unpack words; see `packed`."""
+def unpack_bits(words: UInt32[Array, "*rows words"], width: int) -> Bool[jax.Array, "*rows {width}"]:
+    """Unpack words; see `pack_bits`."""
     *rows, across = words.shape
     return lutjax.unpack_bits(words.reshape(math.prod(rows), across), width).reshape(*rows, width)
 
 
-def shifted(
+def shift_words(
     words: Shaped[Array, "channels batch height words"], width: int, *, periodic: bool
 ) -> list[jax.Array]:
-    """Return the eight neighbors of every cell, in the order of `NEIGHBORS`; see `packed`."""
+    """Return the eight neighbors of every cell, in the order of `NEIGHBORS`; see `pack_bits`."""
     words = jnp.asarray(words)
     edge = jnp.zeros_like(words[..., :1])
     before = jnp.concatenate([edge, words[..., :-1]], -1)

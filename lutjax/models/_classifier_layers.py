@@ -40,7 +40,7 @@ def layers_of(
         n_bits = size
     for n_inputs in config.reduce:
         wires = _wires_of_classes(n_bits, config.n_classes, n_inputs)
-        layers.append(_reducing(config, n_bits, wires, implementation=implementation, rngs=rngs))
+        layers.append(_reduction_tables(config, n_bits, wires, implementation=implementation, rngs=rngs))
         n_bits = len(wires)
     return (
         encoder,
@@ -89,7 +89,7 @@ class _Majority:
         return jnp.broadcast_to(jnp.asarray((2 * shares - 1) * self.most, dtype), shape)
 
 
-def _reducing(config: Any, n_in: int, wires: Array, **options: Any) -> SoftLUT:
+def _reduction_tables(config: Any, n_in: int, wires: Array, **options: Any) -> SoftLUT:
     init = _WithNoise(_Majority(2.0), config.noise)
     options |= {"estimator": config.estimator, "feature_axis": 0, "table_init": init}
     return SoftLUT(n_in, len(wires), n_inputs=wires.shape[1], wires=wires, **options)

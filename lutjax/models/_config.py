@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from lutjax.arguments import checked, format_value, plain, require_rngs
+from lutjax.arguments import check_arguments, format_value, normalize_value, require_rngs
 from lutjax.models._fields import MOST_INT, check_floats
 
 MOST_THRESHOLDS, MOST_LAYERS, MOST_DEPTH = 1 << 16, 1 << 12, 16
@@ -36,7 +36,7 @@ class Config:
 
     def __post_init__(self) -> None:
         where, fields = type(self).__name__, {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
-        for name, value in checked(where, type(self), fields).items():
+        for name, value in check_arguments(where, type(self), fields).items():
             for size in value if isinstance(value, tuple) else (value,):
                 if isinstance(size, int) and size > MOST_INT:
                     raise ValueError(
@@ -86,4 +86,4 @@ class Config:
         Raises:
           ValueError, TypeError: a field is unknown, missing or impossible.
         """
-        return cls(**{name: plain(value) for name, value in fields.items()})
+        return cls(**{name: normalize_value(value) for name, value in fields.items()})

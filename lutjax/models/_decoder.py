@@ -28,7 +28,7 @@ class Decoder(nnx.Module):
     init_cache: Any
     take_in: Any
     _vectors: Any
-    _hidden: Any
+    _hidden_states: Any
 
     def __call__(
         self,
@@ -99,7 +99,9 @@ class Decoder(nnx.Module):
         if segments is not None:
             lengths = z.shape[:-2], z.shape[-2], z.shape[-2]
             segments, _ = ops.segments(type(self).__name__, segments, segments, *lengths, ("segments",) * 2)
-        y: jax.Array = self._hidden(z, tokens, decode, segments, deterministic=deterministic, rngs=rngs)
+        y: jax.Array = self._hidden_states(
+            z, tokens, decode, segments, deterministic=deterministic, rngs=rngs
+        )
         return y
 
     def generate(
@@ -147,14 +149,14 @@ class Decoder(nnx.Module):
           >>> model.generate([jnp.asarray([1, 2, 3]), jnp.asarray([4])], 5, key=jax.random.key(0)).shape
           (2, 5)
         """
-        prompt, lengths, key, warmth = self._checked(
+        prompt, lengths, key, warmth = self._validate_generation(
             prompt_tokens, lengths, n_tokens, key, temperature, top_k
         )
         if n_tokens == 0:
             return jnp.zeros((*prompt.shape[:-1], 0), jnp.int32)
         graphdef, state = nnx.split(self)
         draw = functools.partial(_generate, graphdef, n_tokens=n_tokens, top_k=top_k)
-        tokens: jax.Array = sharding.divided_by_compiler(
+        tokens: jax.Array = sharding.shard_by_compiler(
             draw, lambda _, prompt, *rest: sharding.spec_of(prompt)
         )(state, prompt, lengths, key, warmth)
         return tokens
@@ -183,12 +185,12 @@ class Decoder(nnx.Module):
           >>> [part.shape for part in parts]
           [(1,), (32,), (7,)]
         """
-        prompt, lengths, key, warmth = self._checked(
+        prompt, lengths, key, warmth = self._validate_generation(
             prompt_tokens, lengths, n_tokens, key, temperature, top_k
         )
-        return self._streamed(prompt, lengths, n_tokens, key, warmth, top_k)
+        return self._generate_parts(prompt, lengths, n_tokens, key, warmth, top_k)
 
-    def _streamed(
+    def _generate_parts(
         self,
         prompt: jax.Array,
         lengths: jax.Array | None,
@@ -201,25 +203,25 @@ class Decoder(nnx.Module):
             return
         form, cache, kept = open_caches(self, prompt.shape[:-1], top_k)
 
-        def divided(function: Any) -> Any:
+        def shard_function(function: Any) -> Any:
             whole = [jax.sharding.PartitionSpec()] * len(cache)
-            return sharding.divided_by_compiler(
+            return sharding.shard_by_compiler(
                 functools.partial(function, form=form), lambda *_: (whole, sharding.spec_of(prompt))
             )
 
         keys = _split(key, n_tokens)
-        cache, part = divided(_begun)(cache, kept, prompt, lengths, keys[0], temperature)
+        cache, part = shard_function(_begin_sequences)(cache, kept, prompt, lengths, keys[0], temperature)
         done, last = 1, part
         while done < n_tokens:
             ahead = _fill_block(keys[done : done + _TOKENS_IN_BLOCK], _TOKENS_IN_BLOCK)
-            cache, tokens = divided(_went_on)(cache, kept, last, ahead, temperature)
+            cache, tokens = shard_function(_went_on)(cache, kept, last, ahead, temperature)
             last = tokens[..., -1:]
             yield part
             part = tokens[..., : n_tokens - done]
             done += part.shape[-1]
         yield part
 
-    def _checked(
+    def _validate_generation(
         self,
         prompt: Array | Sequence[Array],
         lengths: Array | None,
@@ -229,7 +231,7 @@ class Decoder(nnx.Module):
         top_k: int | None,
     ) -> tuple[jax.Array, jax.Array | None, Array, Array | None]:
         """Validate the arguments of `generate`; return prompt, lengths, keys and temperature."""
-        prompt, lengths = _padded(prompt, lengths)
+        prompt, lengths = _pad_prompts(prompt, lengths)
         _check_tokens("generate", prompt)
         vocab, texts = self.config.vocab_size, prompt.shape[:-1]
         if prompt.shape[-1] == 0:
@@ -272,7 +274,7 @@ def typed_key(where: str, key: Array) -> Array:
     return jax.random.wrap_key_data(jnp.asarray(key))
 
 
-def _padded(prompt: Array | Sequence[Array], lengths: Array | None) -> tuple[Array, Array | None]:
+def _pad_prompts(prompt: Array | Sequence[Array], lengths: Array | None) -> tuple[Array, Array | None]:
     """Return prompts as a single array, zero-padded, with lengths; None for equal lengths."""
     if not isinstance(prompt, list | tuple):
         return cast("Array", prompt), lengths
@@ -340,7 +342,7 @@ def open_caches(
     return Form(parts[0], caches, others, top_k or own.config.vocab_size), cache, kept
 
 
-def fed(
+def feed_tokens(
     graphdef: Any, cache: Any, kept: Any, tokens: Array, segments: Array | None = None
 ) -> tuple[Any, jax.Array]:
     """Continue sequences with tokens; return the caches, and the logits after the last token.
@@ -356,10 +358,10 @@ _TOKENS_IN_BLOCK = 32
 """Tokens whose noise is sampled together; bounds memory and does not change the tokens."""
 
 
-def _prefilled(
+def _prefill(
     graphdef: Any, cache: Any, kept: Any, prompt: Array, lengths: Array | None
 ) -> tuple[Any, jax.Array]:
-    """Continue sequences with prompts of any length, in windows up to the context; see `fed`."""
+    """Continue sequences with prompts of any length, in windows up to the context; see `feed_tokens`."""
     window, length = nnx.merge(graphdef, cache, kept).config.context, prompt.shape[-1]
     given: tuple[jax.Array, ...] = (jnp.asarray(prompt),)
     if lengths is not None:  # left padding: all sequences end together
@@ -368,13 +370,13 @@ def _prefilled(
         tokens = jnp.take_along_axis(given[0], jnp.maximum(place, 0), -1)
         given = tokens, jnp.where(place < 0, -1, 0)
     first = (length - 1) % window + 1
-    found = fed(graphdef, cache, kept, *(a[..., :first] for a in given))
+    found = feed_tokens(graphdef, cache, kept, *(a[..., :first] for a in given))
     if first == length:
         return found
     windows = [a[..., first:].reshape(*prompt.shape[:-1], -1, window) for a in given]
 
     def step(carry: tuple[Any, jax.Array], given: list[jax.Array]) -> tuple[tuple[Any, jax.Array], None]:
-        return fed(graphdef, carry[0], kept, *given), None
+        return feed_tokens(graphdef, carry[0], kept, *given), None
 
     found, _ = jax.lax.scan(step, found, [jnp.moveaxis(a, -2, 0) for a in windows])
     return found
@@ -426,7 +428,7 @@ def noise_of(keys: Array, texts: tuple[int, ...], n: int) -> jax.Array:
     return each(keys.ravel()).reshape(*texts, n)
 
 
-def _first(
+def _sample_first(
     graphdef: Any,
     cache: Any,
     kept: Any,
@@ -436,7 +438,7 @@ def _first(
     temperature: Array | None,
     top_k: int,
 ) -> tuple[Any, jax.Array]:
-    cache, logits = _prefilled(graphdef, cache, kept, prompt, lengths)
+    cache, logits = _prefill(graphdef, cache, kept, prompt, lengths)
     return cache, sample_tokens(logits, noise_of(key, prompt.shape[:-1], top_k), temperature)
 
 
@@ -457,7 +459,7 @@ def block(
 
     def step(carry: tuple[Any, jax.Array], noise: Any) -> tuple[tuple[Any, jax.Array], jax.Array]:
         cache, token = carry
-        cache, logits = fed(graphdef, cache, kept, token[..., None], segments)
+        cache, logits = feed_tokens(graphdef, cache, kept, token[..., None], segments)
         token = sample_tokens(logits, noise, temperature)
         return (cache, token), token
 
@@ -490,7 +492,7 @@ def _generate(
         return (cache, last), tokens
 
     keys = _split(key, n_tokens)
-    cache, first = _first(graphdef, cache, kept, prompt, lengths, keys[0], temperature, among)
+    cache, first = _sample_first(graphdef, cache, kept, prompt, lengths, keys[0], temperature, among)
     size = min(max(n_tokens - 1, 1), _TOKENS_IN_BLOCK)
     later = _fill_block(keys[1:], (n_tokens - 1 + size - 1) // size * size)
     _, others = jax.lax.scan(steps, (cache, first), later.reshape(-1, size, *keys.shape[1:]))
@@ -499,7 +501,7 @@ def _generate(
 
 
 @functools.partial(jax.jit, static_argnames="form")
-def _begun(
+def _begin_sequences(
     cache: list[jax.Array],
     kept: list[jax.Array],
     prompt: Array,
@@ -511,7 +513,7 @@ def _begun(
 ) -> tuple[list[jax.Array], jax.Array]:
     """Return the caches after prompts, and the next tokens, ``[*batch, 1]``."""
     states = form.states(cache, kept)
-    new, token = _first(form.graphdef, *states, prompt, lengths, key, temperature, form.among)
+    new, token = _sample_first(form.graphdef, *states, prompt, lengths, key, temperature, form.among)
     return jax.tree.leaves(new), token[..., None]
 
 

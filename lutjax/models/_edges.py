@@ -22,7 +22,7 @@ def with_edges(x: jax.Array) -> jax.Array:
             maps[1].append(after - 2 * x + before)
         return jnp.concatenate([x, *maps[0], *maps[1]])
 
-    result: jax.Array = sharding.divided_by_compiler(maps_of, sharding.spec_of)(x)
+    result: jax.Array = sharding.shard_by_compiler(maps_of, sharding.spec_of)(x)
     return result
 
 

@@ -354,7 +354,7 @@ class LogicTreeNetConfig(Config):
         Raises:
           ValueError: unknown size.
         """
-        k, n_thresholds, tau, n = _published("cifar10", size, _CIFAR10)
+        k, n_thresholds, tau, n = _published_size("cifar10", size, _CIFAR10)
         return cls(
             (32, 32, 3),
             10,
@@ -374,7 +374,7 @@ class LogicTreeNetConfig(Config):
         Raises:
           ValueError: unknown size.
         """
-        k, n_thresholds, tau, n = _published("mnist", size, _MNIST)
+        k, n_thresholds, tau, n = _published_size("mnist", size, _MNIST)
         return cls(
             (28, 28, 1),
             10,
@@ -443,7 +443,7 @@ class LogicTreeNetConfig(Config):
         return sum(sum(spec.levels) * math.prod(spec.places) for spec in self.tree_specs()) + sum(self.layers)
 
 
-def _published(
+def _published_size(
     name: str, size: str, sizes: dict[str, tuple[int, int, float, int]]
 ) -> tuple[int, int, float, int]:
     if size not in sizes:

@@ -70,7 +70,7 @@ class Pages:
         for number in [n for n in text.blocks if (n + 1) * self.size <= text.length - self._window]:
             self._release(text.blocks.pop(number))
 
-    def needed(self, text: Text, n: int) -> int:
+    def count_missing_blocks(self, text: Text, n: int) -> int:
         """Return the number of missing blocks for `n` more tokens."""
         return sum(number not in text.blocks for number in self._block_range(text, n))
 
@@ -80,7 +80,7 @@ class Pages:
         Return the source and target block of a pending copy, if any. At least one token remains
         uncached.
         """
-        full, rest = self._beginning(text.tokens)
+        full, rest = self._find_prefix(text.tokens)
         for number in range(self._first_seen(len(full)), len(full)):
             self._hold(text, number, self._block_of[full[number]])
         text.names, text.length = full, len(full) * self.size
@@ -97,7 +97,7 @@ class Pages:
 
     def n_cached(self, tokens: Sequence[int]) -> int:
         """Return the number of cached prefix blocks for these tokens."""
-        return len(self._beginning(tokens)[0])
+        return len(self._find_prefix(tokens)[0])
 
     def extend(self, text: Text, n: int) -> None:
         """Assign blocks for `n` more tokens; enough blocks must be free."""
@@ -105,7 +105,7 @@ class Pages:
             if number not in text.blocks:
                 self._hold(text, number, self._take_block())
 
-    def cached(self, text: Text, n: int) -> None:
+    def record_cached(self, text: Text, n: int) -> None:
         """Record `n` more cached tokens of a sequence, so that other sequences find them."""
         text.length += n
         for number in range(len(text.names), text.length // self.size):
@@ -138,7 +138,7 @@ class Pages:
     def _block_range(self, text: Text, n: int) -> range:
         return range(text.length // self.size, -(-(text.length + n) // self.size))
 
-    def _beginning(self, tokens: Sequence[int]) -> tuple[list[bytes], tuple[int, int] | None]:
+    def _find_prefix(self, tokens: Sequence[int]) -> tuple[list[bytes], tuple[int, int] | None]:
         """Return the names of cached prefix blocks, and the best partial block with its length."""
         names, name = [], _ROOT
         for end in range(self.size, len(tokens), self.size):
@@ -148,7 +148,7 @@ class Pages:
         left = tuple(tokens[n * self.size : len(tokens) - 1][: self.size])
         best = max(
             (
-                (_alike(left, own), block)
+                (_common_prefix_length(left, own), block)
                 for block, own in self._after.get(names[n - 1] if n else _ROOT, {}).items()
             ),
             default=(0, 0),
@@ -210,7 +210,7 @@ def _name(parent: bytes, tokens: tuple[int, ...]) -> bytes:
     return hashlib.blake2b(parent + np.asarray(tokens, np.int32).tobytes(), digest_size=24).digest()
 
 
-def _alike(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+def _common_prefix_length(left: tuple[int, ...], right: tuple[int, ...]) -> int:
     n = 0
     for a, b in zip(left, right, strict=False):
         if a != b:

@@ -16,7 +16,7 @@ from lutjax.models._decoder import (
     Form,
     block,
     check_temperature,
-    fed,
+    feed_tokens,
     noise_of,
     open_caches,
     sample_tokens,
@@ -86,7 +86,7 @@ class Slots:
     ):
         if not isinstance(n_slots, int) or n_slots < 1:
             raise ValueError(f"Slots: n_slots is {n_slots!r}; there must be at least 1.")
-        model._checked(np.zeros((1,), np.int32), None, 0, jax.random.key(0), temperature, top_k)
+        model._validate_generation(np.zeros((1,), np.int32), None, 0, jax.random.key(0), temperature, top_k)
         self.n_slots = n_slots
         self._temperature = temperature
         self._vocab_size, self._context = model.config.vocab_size, model.config.context
@@ -135,7 +135,7 @@ class Slots:
             if self._pages:
                 self._pages.forget()  # so that each prompt is processed in full
         if self._pages:
-            self._cache = _copied(self._cache, self._kept, np.int32(0), np.int32(0), form=self._form)
+            self._cache = _copy_block(self._cache, self._kept, np.int32(0), np.int32(0), form=self._form)
 
     def join(
         self,
@@ -263,14 +263,14 @@ class Slots:
         if self._pages and count > self._context:  # exceeds the block table
             first, second = self.step(self._context), self.step(count - self._context)
             return {slot: np.concatenate([first[slot], second[slot]]) for slot in first}
-        self._cache, self._last, found = _stepped(
+        self._cache, self._last, found = _step_slots(
             self._cache,
             self._kept,
             self._last,
             self._keys,
             self._counts.copy(),
             self._temperatures.copy(),
-            self._extended(there, count),
+            self._extend_blocks(there, count),
             count=count,
             form=self._form,
         )
@@ -279,7 +279,7 @@ class Slots:
         if self._pages:
             for slot in there.tolist():
                 self._texts[slot].tokens += tokens[slot].tolist()
-                self._pages.cached(self._texts[slot], count)
+                self._pages.record_cached(self._texts[slot], count)
         return {int(slot): tokens[slot] for slot in there}
 
     def leave(self, slot: int) -> None:
@@ -308,14 +308,14 @@ class Slots:
         cached = self._pages.n_cached(tokens.tolist())
         return min(-(-tokens.size // size) - cached, n_entries(self._context, size))
 
-    def _extended(self, there: np.ndarray, count: int) -> _Places | None:
+    def _extend_blocks(self, there: np.ndarray, count: int) -> _Places | None:
         """Assign blocks for `count` more tokens; return all block tables, None without a pool."""
         if self._pages is None:
             return None
         texts = [self._texts[slot] for slot in there.tolist()]
         for text in texts:
             self._pages.slide(text)
-        lacking = sum(self._pages.needed(text, count) for text in texts)
+        lacking = sum(self._pages.count_missing_blocks(text, count) for text in texts)
         self._pages.require(lacking, f"{count} more tokens of {len(texts)} texts need")
         for text in texts:
             self._pages.extend(text, count)
@@ -332,10 +332,10 @@ class Slots:
         if not text.length:
             copied = pages.begin(text)
             if copied is not None:
-                self._cache = _copied(self._cache, self._kept, *map(np.int32, copied), form=self._form)
+                self._cache = _copy_block(self._cache, self._kept, *map(np.int32, copied), form=self._form)
         n = min(len(text.tokens) - text.length, self._context)
         pages.slide(text)
-        pages.require(pages.needed(text, n), f"{n} more tokens of a prompt need")
+        pages.require(pages.count_missing_blocks(text, n), f"{n} more tokens of a prompt need")
         pages.extend(text, n)
         padded = min(1 << (n - 1).bit_length(), self._context)
         part = np.zeros((1, padded), np.int32)
@@ -343,10 +343,10 @@ class Slots:
         self._cache, logits = _read_blocks(
             self._cache, self._kept, part, np.int32(n), self._slot_places([slot]), form=self._form
         )
-        pages.cached(text, n)
+        pages.record_cached(text, n)
         if text.length < len(text.tokens):
             return None
-        self._last, self._keys = _begun(
+        self._last, self._keys = _begin_slot(
             self._last,
             self._keys,
             logits,
@@ -391,7 +391,7 @@ def _pages_of(model: Decoder, n_slots: int, block_size: Any, n_blocks: Any) -> P
     return Pages(n_slots * width if n_blocks is None else n_blocks, block_size, context - 1, width)
 
 
-def _placed(model: Any, places: Any) -> None:
+def _set_places(model: Any, places: Any) -> None:
     tables, lengths = places
     model.block_tables.set_value(jnp.asarray(tables))
     model.cached_lengths.set_value(jnp.asarray(lengths))
@@ -417,7 +417,7 @@ def _read(
     cache: list[jax.Array], kept: list[jax.Array], tokens: Array, segments: Array, *, form: Form
 ) -> tuple[list[jax.Array], jax.Array]:
     """Process a part of a prompt; return the caches, and the logits for the next token."""
-    new, logits = fed(form.graphdef, *form.states(cache, kept), tokens, segments)
+    new, logits = feed_tokens(form.graphdef, *form.states(cache, kept), tokens, segments)
     return jax.tree.leaves(new), logits
 
 
@@ -434,16 +434,16 @@ def _read_blocks(
     """Implement `_read` with a block pool: padding follows the tokens."""
     model: Any = nnx.merge(form.graphdef, *form.states(cache, kept))
     held = model.block_tables[...], model.cached_lengths[...]
-    _placed(model, places)
+    _set_places(model, places)
     segments = jnp.where(jnp.arange(tokens.shape[1], dtype=jnp.int32) < n_tokens, 0, -1)[None]
     z = model.hidden(model.embed(tokens), deterministic=True, decode=True, segments=segments)
     logits = model.unembed(jax.lax.dynamic_index_in_dim(z, n_tokens - 1, 1, keepdims=False))
-    _placed(model, held)  # all slots, so that cache shapes are constant
+    _set_places(model, held)  # all slots, so that cache shapes are constant
     return jax.tree.leaves(nnx.state(model, nnx.Cache)), logits
 
 
 @functools.partial(jax.jit, static_argnames="form", donate_argnums=0)
-def _copied(
+def _copy_block(
     cache: list[jax.Array], kept: list[jax.Array], source: Array, target: Array, *, form: Form
 ) -> list[jax.Array]:
     model: Any = nnx.merge(form.graphdef, *form.states(cache, kept))
@@ -452,7 +452,7 @@ def _copied(
 
 
 @functools.partial(jax.jit, static_argnames="among")
-def _begun(
+def _begin_slot(
     last: jax.Array,
     keys: jax.Array,
     logits: Array,
@@ -483,12 +483,12 @@ def _join(
 ) -> tuple[list[jax.Array], jax.Array, jax.Array]:
     many: Any = nnx.merge(form.graphdef, *form.states(cache, kept))
     many.take_in(nnx.merge(form.graphdef, *form.states(cache_of_one, kept)), slot)
-    begun = _begun(last, keys, logits, key, slot, temperature, among=form.among)
+    begun = _begin_slot(last, keys, logits, key, slot, temperature, among=form.among)
     return jax.tree.leaves(nnx.state(many, nnx.Cache)), *begun
 
 
 @functools.partial(jax.jit, static_argnames=("count", "form"), donate_argnums=0)
-def _stepped(
+def _step_slots(
     cache: list[jax.Array],
     kept: list[jax.Array],
     last: jax.Array,
@@ -511,7 +511,7 @@ def _stepped(
     states = form.states(cache, kept)
     if places is not None:
         model = nnx.merge(form.graphdef, *states)
-        _placed(model, places)
+        _set_places(model, places)
         states = nnx.state(model, nnx.Cache), states[1]
     new, last, tokens = block(form.graphdef, *states, last, of_tokens, temperatures, form.among, segments)
     return jax.tree.leaves(new), last, tokens.T

@@ -18,19 +18,19 @@ from lutjax import circuits, sharding
 from lutjax.arguments import format_value, require_array
 from lutjax.circuits import Builder, Circuit, Format
 from lutjax.circuits.layers import bits_of, tables_of
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.layers.initializers import residual_gates
 from lutjax.layers.nnx import Wires, parts
-from lutjax.layers.specifications import Initializer, missing, truth_of
+from lutjax.layers.specifications import Initializer, missing_variable_error, truth_of
 from lutjax.models._automaton_wires import CENTER, NEIGHBORS, draw, pairs
-from lutjax.models._automaton_words import packed, shifted, unpacked
+from lutjax.models._automaton_words import pack_bits, shift_words, unpack_bits
 from lutjax.models._circuits import Inputs
 from lutjax.models._config import require_arguments
 from lutjax.models._logic_configs import LogicCAConfig as LogicCAConfig
 from lutjax.ops.gate_network import gate_network
 from lutjax.values import Array, check_once, check_wires
 
-with needed_by("lutjax.models.automaton"):
+with require_optional("lutjax.models.automaton"):
     from flax import nnx
 
 
@@ -200,8 +200,8 @@ class LogicCA(nnx.Module):
           ValueError: the number of channels differs, an asynchronous automaton has no key, or
             n_steps or keep_every is negative.
         """
-        n_steps, keep_every = self._checked("LogicCA", state, n_steps, key, keep_every)
-        last = self._ran(state, n_steps, key, deterministic, keep_every=keep_every)
+        n_steps, keep_every = self._validate_run("LogicCA", state, n_steps, key, keep_every)
+        last = self._run_steps(state, n_steps, key, deterministic, keep_every=keep_every)
         return _channels_last(last, state, deterministic)
 
     def rollout(
@@ -238,11 +238,11 @@ class LogicCA(nnx.Module):
           >>> bool((states[-1] == model(start, 3, deterministic=True)).all())
           True
         """
-        n_steps, _ = self._checked("LogicCA.rollout", state, n_steps, key, 1)
-        states = self._ran(state, n_steps, key, deterministic, states=True)
+        n_steps, _ = self._validate_run("LogicCA.rollout", state, n_steps, key, 1)
+        states = self._run_steps(state, n_steps, key, deterministic, states=True)
         return jax.vmap(lambda one: _channels_last(one, state, deterministic))(states)
 
-    def _ran(
+    def _run_steps(
         self,
         state: Array,
         n_steps: int,
@@ -264,7 +264,7 @@ class LogicCA(nnx.Module):
             config, coefficients, wiring, numbers, n_steps, key, keep_every=keep_every, states=states
         )
 
-    def _checked(
+    def _validate_run(
         self, where: str, state: Array, n_steps: int, key: Array | None, keep_every: int
     ) -> tuple[int, int]:
         require_array(where, "state", state)
@@ -292,7 +292,7 @@ def _check_known(wires: Any, readers: Any, layer: int, sizes: tuple[int, int, in
     copies, n_inputs, n_gates = sizes
     for kind, ids in (("wires", wires), ("readers", readers)):
         if isinstance(ids, jax.ShapeDtypeStruct):
-            raise missing("LogicCA", f"{kind}[{layer}]")
+            raise missing_variable_error("LogicCA", f"{kind}[{layer}]")
     ids_of = functools.partial(check_wires, n_inputs=copies * n_inputs, where=f"LogicCA: layer {layer}")
     check_once(wires, ("LogicCA", layer, sizes), lambda: ids_of(wires))
 
@@ -332,7 +332,7 @@ def run_soft(
     """
     run = functools.partial(_run_soft, config, n_steps, keep_every, states)
     spec = _spec_of_states if states else _spec_of_state
-    last: jax.Array = sharding.divided_by_compiler(run, spec)(jnp.asarray(state), coefficients, wiring, key)
+    last: jax.Array = sharding.shard_by_compiler(run, spec)(jnp.asarray(state), coefficients, wiring, key)
     return last
 
 
@@ -360,7 +360,7 @@ def _run_soft(
         new = _step(config, networks, state)
         if config.update_rate < 1:
             assert key is not None
-            new = jnp.where(_updated(config, key, state), new, state)
+            new = jnp.where(_sample_updates(config, key, state), new, state)
         return new
 
     keys = None if config.update_rate == 1 or key is None else jax.random.split(key, n_steps)
@@ -372,10 +372,10 @@ def _run_soft(
 
         found = jax.lax.scan(jax.checkpoint(keep_state, prevent_cse=False), state, keys, length=n_steps)[1]
         return jnp.concatenate([state[None], found])
-    return _repeated(step, state, keys, n_steps, keep_every)
+    return _repeat_steps(step, state, keys, n_steps, keep_every)
 
 
-def _repeated(
+def _repeat_steps(
     step: Callable[[jax.Array, Array | None], jax.Array],
     state: jax.Array,
     keys: Array | None,
@@ -388,7 +388,7 @@ def _repeated(
     length = min(keep_every, n_steps) or n_steps // 2
 
     def run_chunk(state: jax.Array, keys: Array | None) -> tuple[jax.Array, None]:
-        return _repeated(step, state, keys, length, min(keep_every, 1)), None
+        return _repeat_steps(step, state, keys, length, min(keep_every, 1)), None
 
     whole = n_steps // length
     cut = whole * length
@@ -397,10 +397,10 @@ def _repeated(
         0
     ]
     rest = None if keys is None else keys[cut:]
-    return _repeated(step, last, rest, n_steps - cut, min(keep_every, 1))
+    return _repeat_steps(step, last, rest, n_steps - cut, min(keep_every, 1))
 
 
-def _updated(config: LogicCAConfig, key: Array, state: Array) -> jax.Array:
+def _sample_updates(config: LogicCAConfig, key: Array, state: Array) -> jax.Array:
     """Sample the updated cells, shared by all channels and all grids in a batch."""
     return jax.random.bernoulli(key, config.update_rate, state.shape[2:])[None, None]
 
@@ -450,7 +450,9 @@ def _step(config: LogicCAConfig, networks: tuple[_Network, _Network], state: Arr
     """Return the next state: perception for every channel, then the update circuit per cell."""
     channels, n_cells = config.channels, state[0].size
     perception, update = networks
-    near = jnp.stack([*_shifted(config, state), *(state,) * CENTER]).reshape(2 * CENTER, channels * n_cells)
+    near = jnp.stack([*_shift_neighbors(config, state), *(state,) * CENTER]).reshape(
+        2 * CENTER, channels * n_cells
+    )
     near = jax.lax.optimization_barrier(near)  # else XLA recomputes it for every reading gate
     perceived = perception(near)
     x = jnp.concatenate(
@@ -459,7 +461,7 @@ def _step(config: LogicCAConfig, networks: tuple[_Network, _Network], state: Arr
     return update(x).reshape(state.shape)
 
 
-def _shifted(config: LogicCAConfig, state: Array) -> list[jax.Array]:
+def _shift_neighbors(config: LogicCAConfig, state: Array) -> list[jax.Array]:
     height, width = state.shape[-2:]
     mode = "wrap" if config.periodic else "constant"
     padded = jnp.pad(state, ((0, 0), (0, 0), (1, 1), (1, 1)), mode=mode)
@@ -489,7 +491,7 @@ def run_hard(
     """
     run = functools.partial(_run_gates, config, n_steps, states)
     spec = _spec_of_states if states else _spec_of_state
-    last: jax.Array = sharding.divided_by_compiler(run, spec)(
+    last: jax.Array = sharding.shard_by_compiler(run, spec)(
         jnp.asarray(state), gates, tuple(wiring.wires), key
     )
     return last
@@ -528,20 +530,20 @@ def run_tables(
     rate. For the first layer's wires see `first_wires`.
     """
     width = state.shape[-1]
-    valid = packed(jnp.ones((1, 1, 1, width), bool))
+    valid = pack_bits(jnp.ones((1, 1, 1, width), bool))
 
     def step(words: jax.Array, key: Array | None) -> tuple[jax.Array, jax.Array | None]:
         new = _packed_step(config, tables, wires, words, width) & valid
         if config.update_rate < 1:
             assert key is not None
-            updated = packed(_updated(config, key, state))
+            updated = pack_bits(_sample_updates(config, key, state))
             new = new & updated | words & ~updated
         return new, new if states else None
 
     keys = None if config.update_rate == 1 or key is None else jax.random.split(key, n_steps)
-    first = packed(jnp.asarray(state))
+    first = pack_bits(jnp.asarray(state))
     words, others = jax.lax.scan(step, first, keys, length=n_steps)
-    return unpacked(words if others is None else jnp.concatenate([first[None], others]), width)
+    return unpack_bits(words if others is None else jnp.concatenate([first[None], others]), width)
 
 
 def _packed_step(
@@ -552,7 +554,7 @@ def _packed_step(
     width: int,
 ) -> jax.Array:
     channels, n_words = words.shape[0], words[0].size
-    near = jnp.stack([*shifted(words, width, periodic=config.periodic), words])
+    near = jnp.stack([*shift_words(words, width, periodic=config.periodic), words])
     x = near.reshape(CENTER + 1, channels * n_words)
     for layer, (table, w) in enumerate(zip(tables, wires, strict=True)):
         if layer == len(config.perception):

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from lutjax.circuits import Builder, Circuit
 from lutjax.circuits.layers import circuit_from_layers
 from lutjax.dispatch.registry import Implementation
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.layers.nnx.parts import in_sequence
 from lutjax.models._circuits import Inputs, WithCircuit
 from lutjax.models._classifier_layers import layers_of
@@ -21,7 +21,7 @@ from lutjax.models._samples import reshape_samples
 from lutjax.models.packed import PackedClassifier, number_of, outputs_of, require_bits
 from lutjax.values import Array
 
-with needed_by("lutjax.models.classifier"):
+with require_optional("lutjax.models.classifier"):
     from flax import nnx
 
 

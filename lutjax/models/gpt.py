@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 
 from lutjax import sharding
 from lutjax.dispatch.registry import Implementation
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.layers.nnx import LUT, NgramMemory, ProjectionLUT
 from lutjax.models._attention import attend
 from lutjax.models._config import require_arguments
@@ -23,7 +23,7 @@ from lutjax.models._language_configs import (
 )
 from lutjax.values import Array, accumulator
 
-with needed_by("lutjax.models.gpt"):
+with require_optional("lutjax.models.gpt"):
     from flax import nnx
 
 _ROTARY_BASE = 10000.0
@@ -89,7 +89,7 @@ class GPT(Decoder):
             for place in range(config.n_layers)
         )
         self.norm = _norm(config, rngs)
-        self.unembed = _linear(config, config.features, config.vocab_size, use_bias=False, rngs=rngs)
+        self.unembed = _make_linear(config, config.features, config.vocab_size, use_bias=False, rngs=rngs)
         self.cache_index: Any = nnx.data(None)
         self.cached_lengths: Any = nnx.data(None)
         self.cached_segments: Any = nnx.data(None)
@@ -98,7 +98,7 @@ class GPT(Decoder):
     def _vectors(self) -> Any:
         return self.embedding.embedding[...]
 
-    def _hidden(
+    def _hidden_states(
         self,
         z: Array,
         tokens: Array | None,
@@ -126,7 +126,7 @@ class GPT(Decoder):
         if segments is None:
             turns = _turns(self.config, jnp.arange(length)[None])
         elif decode:
-            cached, turns = self._continued(segments)
+            cached, turns = self._continuation(segments)
         else:
             turns = _turns(self.config, _places_in_segments(segments))
 
@@ -146,7 +146,7 @@ class GPT(Decoder):
             z = run(layer, z, rngs)
         return self.norm(z)
 
-    def _continued(self, segments: Array) -> tuple[tuple[Array, Array], Array]:
+    def _continuation(self, segments: Array) -> tuple[tuple[Array, Array], Array]:
         """Return the cache position of the first new token, cached segments, and rotary angles.
 
         All sequences in a batch share one cache position. Rotary positions exclude padding, so each
@@ -232,8 +232,8 @@ class _Attention(nnx.Module):
 
     def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs):
         self.config = config
-        self.project = _linear(config, config.features, 3 * config.features, use_bias=False, rngs=rngs)
-        self.merge = _linear(
+        self.project = _make_linear(config, config.features, 3 * config.features, use_bias=False, rngs=rngs)
+        self.merge = _make_linear(
             config, config.features, config.features, use_bias=False, residual=True, rngs=rngs
         )
         self.cached_key: Any = nnx.data(None)
@@ -261,8 +261,8 @@ class _Attention(nnx.Module):
         direct operands of a matrix product per sequence and head, so a step writes one column and
         one row and copies nothing else.
         """
-        decode = sharding.divided_by_compiler(
-            functools.partial(_decoded, self.config.context),
+        decode = sharding.shard_by_compiler(
+            functools.partial(_decode_attention, self.config.context),
             lambda keys, values, query, *rest: tuple(map(sharding.spec_of, (query, keys, values))),
         )
         y: jax.Array
@@ -314,8 +314,8 @@ class _Memory(NgramMemory):
 class _Dense(nnx.Module):
     def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs):
         self.config = config
-        self.up = _linear(config, config.features, 4 * config.features, rngs=rngs)
-        self.down = _linear(config, 4 * config.features, config.features, residual=True, rngs=rngs)
+        self.up = _make_linear(config, config.features, 4 * config.features, rngs=rngs)
+        self.down = _make_linear(config, 4 * config.features, config.features, residual=True, rngs=rngs)
 
     def __call__(self, x: Array, *, deterministic: bool | None = None, rngs: nnx.Rngs | None = None) -> Array:
         dtype, up = jnp.dtype(self.config.dtype), self.up
@@ -339,7 +339,7 @@ class _Tables(LUT):
         return super().__call__(x)
 
 
-def _linear(
+def _make_linear(
     config: GPTConfig, n_inputs: int, n_outputs: int, *, residual: bool = False, **options: Any
 ) -> Any:
     """Return a linear layer in the model's dtypes; `residual` scales it for the residual stream."""
@@ -358,7 +358,7 @@ def _norm(config: GPTConfig, rngs: nnx.Rngs) -> nnx.RMSNorm:
     return nnx.RMSNorm(config.features, dtype=config.param_dtype, param_dtype=config.param_dtype, rngs=rngs)
 
 
-def _decoded(
+def _decode_attention(
     context: int,
     keys: jax.Array,
     values: jax.Array,

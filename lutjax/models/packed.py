@@ -201,7 +201,7 @@ def shard_samples(
     def spec(packed: Any, x: jax.Array) -> PartitionSpec:
         return PartitionSpec(*(None,) * (results - 1), sharding.spec_of(x)[samples])
 
-    return sharding.divided_by_compiler(function, spec)
+    return sharding.shard_by_compiler(function, spec)
 
 
 def _classify_batch(packed: PackedClassifier, x: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ from jaxtyping import Shaped, UInt32
 from lutjax.arguments import require_array
 from lutjax.circuits import Circuit
 from lutjax.circuits.gate_operations import operations
-from lutjax.models._automaton_words import packed, shifted, unpacked
+from lutjax.models._automaton_words import pack_bits, shift_words, unpack_bits
 from lutjax.values import Array
 
 
@@ -71,8 +71,8 @@ class PackedAutomaton:
                 f"PackedAutomaton: state has shape {list(state.shape)}; expected [..., height, width, {channels}]."
             )
         bits = jnp.moveaxis(jnp.asarray(state).astype(bool), -1, 0)
-        words = self.steps(packed(bits), state.shape[-2], n_steps)
-        return jnp.moveaxis(unpacked(words, state.shape[-2]), 0, -1).astype(state.dtype)
+        words = self.steps(pack_bits(bits), state.shape[-2], n_steps)
+        return jnp.moveaxis(unpack_bits(words, state.shape[-2]), 0, -1).astype(state.dtype)
 
     def steps(
         self, words: UInt32[Array, "channels *batch height words"], width: int, n_steps: int = 1
@@ -101,10 +101,10 @@ class PackedAutomaton:
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _steps(rule: PackedAutomaton, words: jax.Array, width: int, n_steps: int) -> jax.Array:
     first = words.reshape(len(words), -1, *words.shape[-2:])
-    valid = packed(jnp.ones((1, 1, 1, width), bool))
+    valid = pack_bits(jnp.ones((1, 1, 1, width), bool))
 
     def step(words: jax.Array, _: None) -> tuple[jax.Array, None]:
-        near = [*shifted(words, width, periodic=rule.periodic), words]
+        near = [*shift_words(words, width, periodic=rule.periodic), words]
         return _answers(rule.circuit, [bits for place in near for bits in place]) & valid, None
 
     last: jax.Array = jax.lax.scan(step, first, None, length=n_steps)[0]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from lutjax.dispatch.registry import Implementation
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.layers.nnx import LUT, LUTAttention, LUTPairAttention
 from lutjax.models._config import require_arguments
 from lutjax.models._decoder import Decoder
@@ -18,7 +18,7 @@ from lutjax.models._language_configs import (
 from lutjax.models._pages import n_entries
 from lutjax.values import Array, accumulator
 
-with needed_by("lutjax.models.transformer"):
+with require_optional("lutjax.models.transformer"):
     from flax import nnx
 
 
@@ -124,7 +124,9 @@ class LUTTransformer(Decoder):
     def _vectors(self) -> Any:
         return self.embedding[...]
 
-    def _hidden(self, z: jax.Array, _: Any, decode: bool | None, segments: Any, **mode: Any) -> jax.Array:
+    def _hidden_states(
+        self, z: jax.Array, _: Any, decode: bool | None, segments: Any, **mode: Any
+    ) -> jax.Array:
         places = {"decode": decode, "segments": segments}
         if decode and self.block_tables is not None:
             lengths = self.cached_lengths[...]

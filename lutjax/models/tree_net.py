@@ -14,7 +14,7 @@ import lutjax
 from lutjax.circuits import Builder, Circuit
 from lutjax.circuits.layers import circuit_from_layers
 from lutjax.dispatch.registry import Implementation
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.layers.nnx import GroupSum, LogicConv, LogicGates, SoftLUT
 from lutjax.models._circuits import Inputs, WithCircuit
 from lutjax.models._config import require_arguments
@@ -32,7 +32,7 @@ from lutjax.models.packed import (
 )
 from lutjax.values import Array
 
-with needed_by("lutjax.models.tree_net"):
+with require_optional("lutjax.models.tree_net"):
     from flax import nnx
 
 # Sample words that pass through all layers together.

@@ -274,7 +274,7 @@ def starts(
     return (None, start) if start is not None and start.ndim else (start, None)
 
 
-def visible(
+def resolve_starts(
     op: str, causal: Any, window: int | None, query_start: Any, key_start: Any, n_keys: int
 ) -> tuple[Any, Any]:
     """Return the start positions. Non-causal attention places all queries after all keys."""
@@ -376,7 +376,9 @@ def wires_of_tables(op: str, n_inputs: int, wires: Any) -> None:
     require(n_inputs > 0 or not wires.size, op, "x", wires, "gates need at least one input to read")
 
 
-def wired(op: str, x: Any, wires: Any, readers: Any, feature_axis: Any, *, in_layers: bool = False) -> None:
+def check_gate_arguments(
+    op: str, x: Any, wires: Any, readers: Any, feature_axis: Any, *, in_layers: bool = False
+) -> None:
     """Check arguments shared by all gate ops.
 
     Args:
@@ -421,7 +423,7 @@ def slots(op: str, name: str, table: Any, wires: Any) -> None:
 
 
 def tables_of_bits(op: str, x: Any, table: Any, wires: Any, readers: Any, feature_axis: Any) -> None:
-    wired(op, x, wires, readers, feature_axis)
+    check_gate_arguments(op, x, wires, readers, feature_axis)
     floats(op, "table", table, 2, "[gates, slots]")
     slots(op, "table", table, wires)
 

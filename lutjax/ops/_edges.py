@@ -13,7 +13,7 @@ from lutjax.ops import _checks
 from lutjax.values._ids import as_int32
 
 
-def checked(op: str, weights: Any, targets: Any, n_outputs: Any) -> int:
+def check_targets(op: str, weights: Any, targets: Any, n_outputs: Any) -> int:
     """Check targets ``[T or 1, R or 1, K]`` for tables ``[T, R, K]``; return the output count."""
     _checks.integers(op, "targets", targets, 3, "[detectors or 1, rows or 1, slots]")
     n_detectors, n_rows, n_slots = weights.shape
@@ -49,7 +49,7 @@ def split_row_targets(
     _checks.floats(op, "weights", weights, 3, "[detectors, rows, slots]")
     if n_outputs is None:
         raise ValueError(f"{op}: targets is {_checks.describe(targets)} but n_outputs is not given.")
-    n = checked(op, weights, targets, n_outputs)
+    n = check_targets(op, weights, targets, n_outputs)
     ids = as_int32(targets)
     if ids.shape[:2] != (1, 1):
         return {"targets": ids, "n_outputs": n}, lambda y: y
@@ -64,5 +64,5 @@ def split_row_targets(
         del ids
         return _meshes.spec_of(slots)
 
-    add = _meshes.divided_by_compiler(scatter_slots, laid_out)
+    add = _meshes.shard_by_compiler(scatter_slots, laid_out)
     return {}, lambda y: add(y, ids)

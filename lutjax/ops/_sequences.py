@@ -51,7 +51,7 @@ class Keys(NamedTuple):
     n_before: jax.Array | None = None
     ring: str | None = None
 
-    def first(self, key_start: Any) -> Any:
+    def first_position(self, key_start: Any) -> Any:
         """Return the first key's position, given the global first position `key_start`."""
         return key_start if self.n_before is None else key_start + self.n_before
 
@@ -92,8 +92,10 @@ def keys_seen(
         )
     n_all: int = n_keys * jax.lax.axis_size(sequence_axis)
     whole = accumulate is not None or jnp.dtype(weights.dtype).itemsize < 4 or not n_keys
-    if whole or _table_reads.current() is not None:
-        return Keys(_gathered(keys, sequence_axis, -2), _gathered(segments, sequence_axis, -1), n_all)
+    if whole or _table_reads.current_reads() is not None:
+        return Keys(
+            _gather_shards(keys, sequence_axis, -2), _gather_shards(segments, sequence_axis, -1), n_all
+        )
     alike = causal and all(isinstance(start, int | np.integer) for start in starts) and starts[0] == starts[1]
     if window is None or not alike or n_queries != n_keys or window > n_all - n_keys:
         varying = functools.partial(_compat.cast_varying, axes=(sequence_axis,))
@@ -124,7 +126,9 @@ def _with_earlier(reach: int, index: jax.Array, sequence_axis: str, a: jax.Array
     return jax.lax.dynamic_slice_in_dim(whole, jnp.maximum(reach - index * n_own, 0), reach + n_own, axis)
 
 
-def summed(call: Any, names: tuple[str, ...], ring: str | None, run: Callable[[Any], jax.Array]) -> jax.Array:
+def sum_key_shards(
+    call: Any, names: tuple[str, ...], ring: str | None, run: Callable[[Any], jax.Array]
+) -> jax.Array:
     """Run a call, or sum its outputs over key shards rotating around a ring.
 
     Args:
@@ -154,7 +158,7 @@ def summed(call: Any, names: tuple[str, ...], ring: str | None, run: Callable[[A
     return y
 
 
-def _gathered(arrays: Any, sequence_axis: str, axis: int) -> Any:
+def _gather_shards(arrays: Any, sequence_axis: str, axis: int) -> Any:
     """Gather arrays over all devices, in order.
 
     Results are device-invariant, so cotangents are summed as integers before each device takes its
@@ -162,10 +166,10 @@ def _gathered(arrays: Any, sequence_axis: str, axis: int) -> Any:
     """
     tracked = sequence_axis not in _compat.untracked_axes()
 
-    def gathered(a: jax.Array) -> jax.Array:
+    def gather(a: jax.Array) -> jax.Array:
         a = _compat.cast_varying(a, (sequence_axis,))
         to = "invarying" if tracked else "varying"
         result: jax.Array = jax.lax.all_gather(a, sequence_axis, axis=axis % a.ndim, tiled=True, to=to)
         return result
 
-    return jax.tree.map(gathered, arrays)
+    return jax.tree.map(gather, arrays)

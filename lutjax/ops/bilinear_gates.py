@@ -99,7 +99,7 @@ def bilinear_gates(
              [0.5]], dtype=float32)
     """
     op = "bilinear_gates"
-    _checks.wired(op, x, wires, readers, feature_axis)
+    _checks.check_gate_arguments(op, x, wires, readers, feature_axis)
     _checks.gates(op, coefficients, wires)
     arrays = as_jax(x), as_jax(coefficients), as_int32(wires), None if readers is None else as_int32(readers)
     accumulate = _checks.accumulation(op, accumulate)

@@ -60,6 +60,6 @@ def cell_total_variation(weights: Float[Array, "detectors rows outputs"]) -> Flo
             total += jnp.sum(jnp.square(pairs[:, :, 0] - pairs[:, :, 1]))
         return total / max(n_tables * bits * n_rows // 2, 1)
 
-    whole = _meshes.divided_by_compiler(variation, lambda _: PartitionSpec())
+    whole = _meshes.shard_by_compiler(variation, lambda _: PartitionSpec())
     result: jax.Array = whole(as_jax(weights))
     return result

@@ -64,11 +64,11 @@ def lut(
       >>> lutjax.lut(jnp.ones((2, 8)), jnp.ones((4, 2**3, 5)), anchors).shape
       (2, 5)
     """
-    detection = _detected("lut", x, anchors, groups, epsilon, accumulate, implementation)
+    detection = _detect_inputs("lut", x, anchors, groups, epsilon, accumulate, implementation)
     return lookup(weights, detection, groups=groups, accumulate=accumulate, implementation=implementation)
 
 
-def _detected(
+def _detect_inputs(
     op: str,
     x: Any,
     anchors: Any,
@@ -135,7 +135,7 @@ def sparse_lut(
       >>> lutjax.sparse_lut(jnp.array([0.5, 0.25]), table, jnp.array([[[0, 1]]]), targets, 3)
       Array([0., 0., 7.], dtype=float32)
     """
-    detection = _detected("sparse_lut", x, anchors, groups, epsilon, accumulate, implementation)
+    detection = _detect_inputs("sparse_lut", x, anchors, groups, epsilon, accumulate, implementation)
     return sparse_lookup(
         weights,
         detection,

@@ -130,8 +130,8 @@ def conv_lut(
         )
     of_all, of_window = windows.merge_channels(as_int32(anchors), n_groups)
     ids, places = of_all.ids(of_window), windows.places
-    padded = windows.padded(images)
-    x = _meshes.reshaped(padded, len(lead), math.prod(padded.shape[-3:]))
+    padded = windows.pad_images(images)
+    x = _meshes.reshape_unsharded(padded, len(lead), math.prod(padded.shape[-3:]))
 
     def split_positions(a: jax.Array, *of_detector: int) -> jax.Array:
         return a.reshape(*lead, *places, n_detectors, *of_detector)
@@ -142,7 +142,7 @@ def conv_lut(
             each = n_detectors // n_groups * n_comparisons
             probes = jnp.arange(n_detectors * n_comparisons, dtype=jnp.int32) % each
             y = scored_lut(
-                _meshes.reshaped(margins(x, ids, **how), len(lead), *places, n_groups, each),
+                _meshes.reshape_unsharded(margins(x, ids, **how), len(lead), *places, n_groups, each),
                 weights,
                 probes.reshape(n_detectors, n_comparisons),
                 scalars or {},
@@ -167,14 +167,14 @@ def conv_lut(
                 at_places = keep.astype(coefficients.dtype).reshape(*lead, 1, 1, n_detectors, 1)
                 coefficients = coefficients * jnp.broadcast_to(at_places, coefficients.shape)
             y = weighted_lookup(
-                _rounded(weights, n_groups) if read.rounds_tables else weights,
+                _round_tables(weights, n_groups) if read.rounds_tables else weights,
                 split_positions(index, index.shape[-1]),
                 coefficients,
                 groups=n_groups,
                 valued=read.valued,
                 **how,
             )
-    return _meshes.reshaped(y, y.ndim - 2, n_groups * y.shape[-1])
+    return _meshes.reshape_unsharded(y, y.ndim - 2, n_groups * y.shape[-1])
 
 
 def _check_read(op: str, read: Any, scalars: Any, epsilon: float, n_comparisons: int) -> None:
@@ -207,17 +207,17 @@ def _checked_keep(op: str, keep: Any, lead: tuple[int, ...], n_detectors: int) -
     return as_jax(keep)
 
 
-def _rounded(weights: jax.Array, groups: int) -> jax.Array:
+def _round_tables(weights: jax.Array, groups: int) -> jax.Array:
     """Return tables rounded to scaled int8, as floats, with a straight-through gradient."""
 
-    def rounded(weights: jax.Array) -> jax.Array:
+    def round_groups(weights: jax.Array) -> jax.Array:
         scale = _quantized.exponents(weights, groups)
-        whole = _quantized.in_groups(_quantized.rounded(weights, scale), groups)
+        whole = _quantized.in_groups(_quantized.round_to_scale(weights, scale), groups)
         scaled = whole * _quantized.power(scale[:, None], whole.dtype)
         return scaled.reshape(weights.shape).astype(weights.dtype)
 
-    made = straight_through(_meshes.divided_by_compiler(rounded, _meshes.spec_of)(weights), weights)
-    reads = _table_reads.current()
+    made = straight_through(_meshes.shard_by_compiler(round_groups, _meshes.spec_of)(weights), weights)
+    reads = _table_reads.current_reads()
     if reads is not None:
         reads.stand_in(weights, made)
     return made

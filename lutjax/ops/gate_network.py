@@ -128,7 +128,7 @@ def gate_network(
     """
     op = "gate_network"
     sizes = tuple(sizes)
-    _checks.wired(op, x, wires, None, feature_axis, in_layers=True)
+    _checks.check_gate_arguments(op, x, wires, None, feature_axis, in_layers=True)
     _checks.gates(op, coefficients, wires)
     if not sizes or not all(isinstance(n, int | np.integer) and n >= 0 for n in sizes):
         raise ValueError(f"{op}: sizes is {sizes}; expected the number of gates of each layer, at least one.")

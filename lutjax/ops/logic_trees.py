@@ -168,13 +168,13 @@ def _readers_of_image(places: Places, n_channels: int, readers: Any, wires: Any)
     return found.reshape(n_channels * height * width, -1)
 
 
-def largest_of_groups(places: Places, y: jax.Array) -> jax.Array:
+def max_pool_groups(places: Places, y: jax.Array) -> jax.Array:
     """Max-pool ``[trees, rows, columns, ...]``. The first maximum gets the gradient."""
 
-    def largest(y: jax.Array) -> jax.Array:
+    def pool_groups(y: jax.Array) -> jax.Array:
         return first_maximum(places.in_groups(y, -jnp.inf))
 
-    found: jax.Array = _meshes.divided_by_compiler(largest, _meshes.spec_of)(y)
+    found: jax.Array = _meshes.shard_by_compiler(pool_groups, _meshes.spec_of)(y)
     return found
 
 
@@ -206,21 +206,21 @@ def _level_by_level(call: "LogicTrees", *, implementation: Implementation) -> ja
 
     x = call.x.astype(dtype).reshape(call.n_channels, *call.places.image, *batch)
     wires, n_nodes = call.leaves.reshape(n_trees * n_leaves // 2, 2), [n_trees * n for n in of_tree]
-    y = largest_of_groups(call.places, in_levels(call.places, x, wires, call.readers, n_nodes, level))
+    y = max_pool_groups(call.places, in_levels(call.places, x, wires, call.readers, n_nodes, level))
     return y.astype(call.x.dtype).reshape(n_trees, call.n_groups, *batch)
 
 
 def _level_coefficients(coefficients: jax.Array, first: int, n: int, copies: int) -> jax.Array:
     """Slice and repeat `n` nodes per tree: ``[4, trees, nodes]`` -> ``[4, trees * n * copies]``."""
 
-    def own(coefficients: jax.Array) -> jax.Array:
+    def repeat_coefficients(coefficients: jax.Array) -> jax.Array:
         of_nodes = coefficients[:, :, first : first + n]
         return jnp.repeat(of_nodes.reshape(4, of_nodes.shape[1] * n), copies, 1)
 
     def spec(coefficients: jax.Array) -> jax.sharding.PartitionSpec:
         return jax.sharding.PartitionSpec(*(*_meshes.spec_of(coefficients), None, None)[:2])
 
-    found: jax.Array = _meshes.divided_by_compiler(own, spec)(coefficients)
+    found: jax.Array = _meshes.shard_by_compiler(repeat_coefficients, spec)(coefficients)
     return found
 
 

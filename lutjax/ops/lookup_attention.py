@@ -12,7 +12,7 @@ from lutjax.dispatch._transforms import apply
 from lutjax.dispatch.contract import Call, batched, shared, static
 from lutjax.dispatch.registry import Implementation
 from lutjax.ops import _checks, _edges, _nan, _sequences
-from lutjax.values._detection import Detection, existing
+from lutjax.values._detection import Detection, clamp_detection
 from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._ids import as_jax
 
@@ -54,10 +54,12 @@ class LookupAttention(Call, op="lookup_attention", table="weights", output="q o"
     sequence_axis: str | None = static(default=None)
     accumulate: FixedPoint | None = static(default=None)
 
-    def prepared(self) -> "LookupAttention":
+    def prepare(self) -> "LookupAttention":
         # Ids are packed side by side: an out-of-range id would overwrite its neighbor's bits.
-        position = None if self.position is None else existing(self.position)
-        return self.replace(query=existing(self.query), key=existing(self.key), position=position)
+        position = None if self.position is None else clamp_detection(self.position)
+        return self.replace(
+            query=clamp_detection(self.query), key=clamp_detection(self.key), position=position
+        )
 
     @property
     def width(self) -> int:
@@ -255,7 +257,7 @@ def lookup_attention(
     )  # fmt: skip
     key, key_segments = seen.keys, seen.segments
     n_keys = key.shape[-2]
-    query_start, key_start = _checks.visible(op, causal, window, query_start, key_start, seen.n_all)
+    query_start, key_start = _checks.resolve_starts(op, causal, window, query_start, key_start, seen.n_all)
     n_all, first = _sequences.global_queries(sequence_axis, n_queries, query_start)
     blocks, block_sizes = _checks.blocks(op, block_mask, block_sizes, n_queries, n_keys, sequence_axis)
     bits, whose = query.bits + key.bits, "a query with its key"
@@ -276,7 +278,7 @@ def lookup_attention(
             position = None
     _checks.table(op, weights, n_detectors, bits, whose)
     segments = _checks.segments(op, query_segments, key_segments, tuple(batch), n_queries, n_keys)
-    start, starts = _checks.starts(op, first, seen.first(key_start), tuple(batch))
+    start, starts = _checks.starts(op, first, seen.first_position(key_start), tuple(batch))
     accumulate = _checks.accumulation(op, accumulate)
     kind = SparseLookupAttention if edges else LookupAttention
     call = kind(
@@ -295,5 +297,5 @@ def lookup_attention(
         **edges,
     )
     run = functools.partial(apply, implementation=implementation)
-    y = finish(_sequences.summed(call, ("key", "key_segments"), seen.ring, run))
+    y = finish(_sequences.sum_key_shards(call, ("key", "key_segments"), seen.ring, run))
     return _nan.propagate_nan(y, *(d.margin for d in (query, key, position) if d is not None))

@@ -46,7 +46,7 @@ class Windows:
         return rows, columns
 
     @classmethod
-    def single(cls, n_inputs: int) -> "Windows":
+    def single_window(cls, n_inputs: int) -> "Windows":
         """Return a single window over all inputs, with input ids as anchors."""
         return cls((1, 1, n_inputs), (1, 1), (1, 1), (0, 0), n_inputs)
 
@@ -54,17 +54,17 @@ class Windows:
         """Return windows over all image channels, and renumbered anchors ``[T, C, 2]``."""
         if self.channels == self.image[2]:
             return self, anchors
-        pixel, channel = jnp.divmod(self._existing(anchors), self.channels)
+        pixel, channel = jnp.divmod(self._clamp_anchors(anchors), self.channels)
         first = _groups.detector_groups(len(anchors), groups) * self.channels
         ids = pixel * self.image[2] + channel + first[:, None, None]
         return dataclasses.replace(self, channels=self.image[2]), ids
 
     def in_image(self, anchors: jax.Array) -> jax.Array:
         """Return each anchor's row, column and all-image channel, int32 ``[T, C, 2, 3]``."""
-        pixel, channel = jnp.divmod(self._existing(anchors), self.channels)
+        pixel, channel = jnp.divmod(self._clamp_anchors(anchors), self.channels)
         return jnp.stack([pixel // self.size[1], pixel % self.size[1], channel], -1)
 
-    def _existing(self, anchors: jax.Array) -> jax.Array:
+    def _clamp_anchors(self, anchors: jax.Array) -> jax.Array:
         return jnp.clip(anchors, 0, math.prod(self.size) * self.channels - 1)
 
     def ids(self, anchors: jax.Array) -> jax.Array:
@@ -76,16 +76,18 @@ class Windows:
         rows, columns = (np.arange(n) * s for n, s in zip(self.places, self.stride, strict=True))
         shifts = ((rows[:, None] * width + columns) * n_channels).astype(np.int32)
 
-        def shifted(anchors: jax.Array) -> jax.Array:
+        def shift_anchors(anchors: jax.Array) -> jax.Array:
             row, column, channel = jnp.unstack(self.in_image(anchors), axis=-1)
             at_first = (row * width + column) * n_channels + channel
             at_places = jnp.asarray(shifts.reshape(-1, 1, 1, 1)) + at_first[None]
             return at_places.reshape(shifts.size * len(anchors), *anchors.shape[1:])
 
-        ids: jax.Array = _meshes.divided_by_compiler(shifted, lambda _: jax.sharding.PartitionSpec())(anchors)
+        ids: jax.Array = _meshes.shard_by_compiler(shift_anchors, lambda _: jax.sharding.PartitionSpec())(
+            anchors
+        )
         return ids
 
-    def padded(self, images: jax.Array) -> jax.Array:
+    def pad_images(self, images: jax.Array) -> jax.Array:
         """Zero-pad images ``[..., height, width, channels]``."""
         if not any(self.padding):
             return images
@@ -97,13 +99,13 @@ def _detect_then_look_up(call: "LutAtPlaces", *, implementation: Implementation)
     windows, x, lead, n_detectors = call.windows, call.x, call.x.shape[:-1], len(call.weights)
     how: dict[str, Any] = {"accumulate": call.accumulate, "implementation": implementation}
     if any(windows.padding):
-        padded = windows.padded(_meshes.reshaped(x, len(lead), *windows.image))
-        x = _meshes.reshaped(padded, len(lead), math.prod(padded.shape[-3:]))
+        padded = windows.pad_images(_meshes.reshape_unsharded(x, len(lead), *windows.image))
+        x = _meshes.reshape_unsharded(padded, len(lead), math.prod(padded.shape[-3:]))
     of_all = detect(x, windows.ids(call.anchors), epsilon=call.epsilon, **how)
     d = jax.tree.map(lambda a: a.reshape(*lead, call.n_places, n_detectors), of_all)
     if call.targets is None:
         y = lookup(call.weights, d, groups=call.groups, **how)
-        return _meshes.reshaped(y, y.ndim - 2, call.n_outputs)
+        return _meshes.reshape_unsharded(y, y.ndim - 2, call.n_outputs)
     each = n_detectors // call.groups
     targets = jnp.repeat(call.targets[:, None], each, 0, total_repeat_length=n_detectors)
     return sparse_lookup(call.weights, d, targets, call.n_outputs, **how)
@@ -221,7 +223,7 @@ def lut_at_places(
     n_groups = _groups.number(op, groups, n_detectors)
     _checks.ids(op, "anchors", anchors, math.prod(windows.size) * windows.channels, "values of a window")
     of_all, ids = windows.merge_channels(as_int32(anchors), n_groups)
-    x = _meshes.reshaped(images, images.ndim - 3, math.prod(windows.image))
+    x = _meshes.reshape_unsharded(images, images.ndim - 3, math.prod(windows.image))
     options: dict[str, Any] = {
         "windows": of_all,
         "groups": n_groups,
@@ -240,4 +242,4 @@ def lut_at_places(
         _checks.ids(op, "targets", targets, n_outputs, "outputs", unused=True)
         call = LutToTargets(x, weights, ids, as_int32(targets), n_reached=n_outputs, **options)
     y = apply(call, implementation=implementation)
-    return _meshes.reshaped(y, y.ndim - 2, *windows.places, call.n_outputs)
+    return _meshes.reshape_unsharded(y, y.ndim - 2, *windows.places, call.n_outputs)

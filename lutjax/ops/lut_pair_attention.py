@@ -239,7 +239,7 @@ def lut_pair_attention(
     )  # fmt: skip
     keys, key_segments = seen.keys, seen.segments
     n_keys = keys.shape[-2]
-    query_start, key_start = _checks.visible(op, causal, window, query_start, key_start, seen.n_all)
+    query_start, key_start = _checks.resolve_starts(op, causal, window, query_start, key_start, seen.n_all)
     n_all, first = _sequences.global_queries(sequence_axis, n_queries, query_start)
     blocks, block_sizes = _checks.blocks(op, block_mask, block_sizes, n_queries, n_keys, sequence_axis)
     if positions is not None:
@@ -260,7 +260,7 @@ def lut_pair_attention(
     segments, key_segments = _checks.segments(
         op, segments, key_segments, tuple(batch), n_queries, n_keys, names=("segments", "key_segments")
     )
-    start, starts = _checks.starts(op, first, seen.first(key_start), tuple(batch))
+    start, starts = _checks.starts(op, first, seen.first_position(key_start), tuple(batch))
     kind = SparseLutPairAttention if edges else LutPairAttention
     call = kind(
         as_jax(x),
@@ -282,5 +282,5 @@ def lut_pair_attention(
         **edges,
     )
     run = functools.partial(apply, implementation=implementation)
-    y = finish(_sequences.summed(call, ("keys", "key_segments"), seen.ring, run))
+    y = finish(_sequences.sum_key_shards(call, ("keys", "key_segments"), seen.ring, run))
     return _nan.propagate_nan(y, *(a for a in (x, keys, positions) if a is not None))

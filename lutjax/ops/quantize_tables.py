@@ -47,12 +47,12 @@ def quantize_tables(
     _checks.floats("quantize_tables", "weights", weights, 3, "[detectors, rows, outputs]")
     n = _groups.number("quantize_tables", groups, weights.shape[0])
 
-    def quantized(weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def quantize(weights: jax.Array) -> tuple[jax.Array, jax.Array]:
         e = _quantized.exponents(weights, n)
-        return _quantized.rounded(weights, e).astype(jnp.int8), e
+        return _quantized.round_to_scale(weights, e).astype(jnp.int8), e
 
     def specs(weights: jax.Array) -> tuple[PartitionSpec, PartitionSpec]:
         return _meshes.spec_of(weights), PartitionSpec()
 
-    values, e = _meshes.divided_by_compiler(quantized, specs)(as_jax(weights))
+    values, e = _meshes.shard_by_compiler(quantize, specs)(as_jax(weights))
     return _quantized.QuantizedTables(values, e)

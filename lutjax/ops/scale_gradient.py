@@ -9,7 +9,7 @@ from jaxtyping import Float, Num
 from lutjax._typing import Array, Scalar
 from lutjax.dispatch import _table_reads
 from lutjax.ops import _checks
-from lutjax.values._derivatives import mapped_as
+from lutjax.values._derivatives import match_mapped_axes
 
 
 def scale_gradient(
@@ -58,19 +58,19 @@ def scale_gradient(
         factor,
         f"expected a number or an array that broadcasts to x, whose shape is {list(x.shape)}, and has as many axes",
     )
-    reads = _table_reads.current()
+    reads = _table_reads.current_reads()
     name = None if reads is None else reads.name(x)
     if reads is not None and name is not None:
         reads.scale(name, factor)
         return x
-    return _scaled(x, jax.lax.stop_gradient(jnp.asarray(factor, x.dtype)))
+    return _scale(x, jax.lax.stop_gradient(jnp.asarray(factor, x.dtype)))
 
 
 @jax.custom_jvp
-def _scaled(x: jax.Array, factor: jax.Array) -> jax.Array:
-    return mapped_as(x, factor)
+def _scale(x: jax.Array, factor: jax.Array) -> jax.Array:
+    return match_mapped_axes(x, factor)
 
 
-@_scaled.defjvp
+@_scale.defjvp
 def _jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    return _scaled(*primals), tangents[0] * primals[1]
+    return _scale(*primals), tangents[0] * primals[1]

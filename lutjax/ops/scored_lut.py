@@ -51,7 +51,7 @@ class ScoredLut(Call, op="scored_lut", table="weights", output="g o"):
     sum_groups: bool = static(default=False)
     accumulate: FixedPoint | None = static(default=None)
 
-    def prepared(self) -> "ScoredLut":
+    def prepare(self) -> "ScoredLut":
         if not self.read.rounds_tables or self.exponents is not None:
             return self
         return self.replace(exponents=exponents(self.weights, self.groups))
@@ -217,7 +217,7 @@ def _scalars(op: str, scalars: Any, read: Read, dtype: Any) -> jax.Array:
         if not isinstance(value, jax.core.Tracer) and not np.isfinite(np.asarray(value, np.float64)):
             raise ValueError(f"{op}: scalars[{name!r}] is {float(value)}; it must be finite.")
         values.append(jnp.asarray(value))
-    stacked: jax.Array = _stacked(values, dtype)
+    stacked: jax.Array = _stack_values(values, dtype)
     return stacked
 
 
@@ -227,5 +227,5 @@ def _names(read: Read) -> tuple[str, ...]:
 
 
 @functools.partial(jax.jit, static_argnums=1, inline=True)
-def _stacked(values: list[jax.Array], dtype: Any) -> jax.Array:
+def _stack_values(values: list[jax.Array], dtype: Any) -> jax.Array:
     return jnp.stack([a.astype(dtype) for a in values]) if values else jnp.zeros((0,), dtype)

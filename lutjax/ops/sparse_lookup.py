@@ -145,7 +145,7 @@ def sparse_lookup(
     if isinstance(targets, Edges):
         return _lookup_edges(weights, detection, targets, n_outputs, groups, accumulate, implementation)
     _checks.table(op, weights, detection.shape[-1], detection.bits, "detection")
-    n_outputs, n_detectors = _edges.checked(op, weights, targets, n_outputs), weights.shape[0]
+    n_outputs, n_detectors = _edges.check_targets(op, weights, targets, n_outputs), weights.shape[0]
     accumulate = _checks.accumulation(op, accumulate)
     n_groups = _groups.number(op, groups, n_detectors)
     call = SparseLookup(

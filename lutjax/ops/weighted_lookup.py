@@ -110,7 +110,7 @@ def weighted_lookup(
         as_int32(index),
         as_jax(coefficients),
         groups=n_groups,
-        valued=_valued(valued, index.shape[-1]),
+        valued=_validate_valued(valued, index.shape[-1]),
         accumulate=_checks.accumulation(op, accumulate),
     )
     y: jax.Array = apply(call, implementation=implementation)
@@ -137,7 +137,7 @@ def check_reads(op: str, n_detectors: int, index: Any, coefficients: Any) -> Non
     )
 
 
-def _valued(valued: Any, n_ways: int) -> int:
+def _validate_valued(valued: Any, n_ways: int) -> int:
     if valued is None:
         return n_ways
     n = _checks.optional_integer("weighted_lookup", "valued", valued)

@@ -10,7 +10,7 @@ parameters for `optax.partition`. `lutjax.optim.nnx` and `lutjax.optim.linen` wr
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lutjax.extras import attribute, importable
+from lutjax.extras import attribute, importable_names
 from lutjax.optim._gradients import clip_by_global_norm, global_norm
 from lutjax.optim._parameters import cell_total_variation, decayed, kind_of, kinds
 from lutjax.tables.collect import TableUseError, microbatched, value_and_grad
@@ -64,4 +64,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*importable(__name__, _MODULES), *(name for name in __all__ if name in globals())})
+    return sorted({*importable_names(__name__, _MODULES), *(name for name in __all__ if name in globals())})

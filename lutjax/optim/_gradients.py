@@ -72,7 +72,7 @@ def clip_by_global_norm(gradients: Any, max_norm: Any) -> Any:
     limit = jnp.asarray(max_norm, norm.dtype)
     factor = jnp.where(norm > limit, limit / norm, jnp.ones_like(norm))
 
-    def scaled(gradient: Any) -> Any:
+    def scale_gradient(gradient: Any) -> Any:
         return gradient.scaled(factor) if is_factored(gradient) else gradient * factor.astype(gradient.dtype)
 
-    return jax.tree.map(scaled, gradients, is_leaf=is_factored)
+    return jax.tree.map(scale_gradient, gradients, is_leaf=is_factored)

@@ -12,14 +12,14 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from lutjax import sharding
 from lutjax.arguments import format_value
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.optim._transformations import next_step, update_dense
-from lutjax.tables.collect import Chosen, Split, chosen, is_factored
+from lutjax.tables.collect import Chosen, Split, is_factored, select_tables
 from lutjax.tables.update import broadcast_factors, check_devices, check_rates, check_state, update_table
 from lutjax.values._dtypes import accumulator
 from lutjax.values._row_rules import RowRule, RowState
 
-with needed_by("lutjax.optim.Optimizer"):
+with require_optional("lutjax.optim.Optimizer"):
     import optax
 
 __all__ = ["Optimizer", "OptimizerState"]
@@ -107,7 +107,7 @@ class Optimizer:
         if isinstance(self.rate, float) and self.rate != self.rate:
             raise ValueError("Optimizer: rate is nan; expected a number or a schedule.")
         if self.tables is not None:
-            object.__setattr__(self, "tables", chosen("Optimizer", self.tables))
+            object.__setattr__(self, "tables", select_tables("Optimizer", self.tables))
         if self.rest is not None and not hasattr(self.rest, "update"):
             raise TypeError(
                 f"Optimizer: rest is {format_value(self.rest)}; expected an Optax optimizer, such "
@@ -156,9 +156,9 @@ class Optimizer:
         for name in self.rates:
             self._rates_of(name, split.tables[name])
         rows = {name: self._rule_of(name).init(table) for name, table in split.tables.items()}
-        others = _masked(split, split.others)
+        others = _mask_tables(split, split.others)
         return OptimizerState(
-            jnp.zeros((), jnp.int32), rows, _listed(self._rest_optimizer.init(others), others)
+            jnp.zeros((), jnp.int32), rows, _flatten_state(self._rest_optimizer.init(others), others)
         )
 
     def _rule_of(self, name: str) -> RowRule:
@@ -233,13 +233,13 @@ class Optimizer:
 
         def init_rest(params: Any) -> tuple[Any, Any]:
             split = self._split(params)
-            tree = _masked(split, split.others)
+            tree = _mask_tables(split, split.others)
             return self._rest_optimizer.init(tree), tree
 
         step: Any = PartitionSpec()
         rest, tree = jax.eval_shape(init_rest, params)
         rest = jax.tree_util.tree_map_with_path(rest_spec, rest)
-        return OptimizerState(step, specs(state.rows), _listed(rest, tree))
+        return OptimizerState(step, specs(state.rows), _flatten_state(rest, tree))
 
     def update(self, *_: Any, **__: Any) -> NoReturn:
         """Raise TypeError: tables are updated in place, see `apply`."""
@@ -283,14 +283,16 @@ class Optimizer:
             moved[name] = update(
                 table, of_tables[name], rate * factor, self._rule_of(name), state.rows[name], rates=rates
             )
-        params_of_rest = _masked(split, split.others)
+        params_of_rest = _mask_tables(split, split.others)
         structure = jax.tree.structure(jax.eval_shape(self._rest_optimizer.init, params_of_rest))
         state_of_rest = jax.tree.unflatten(structure, jax.tree.leaves(state.rest))
-        updates, rest = self._rest_optimizer.update(_masked(split, others), state_of_rest, params_of_rest)
+        updates, rest = self._rest_optimizer.update(
+            _mask_tables(split, others), state_of_rest, params_of_rest
+        )
         others = jax.tree.leaves(optax.apply_updates(params_of_rest, updates))
         params = split.join(others, {n: table for n, (table, _) in moved.items()})
         rows = {name: of_rows for name, (_, of_rows) in moved.items()}
-        return params, OptimizerState(next_step(state.step), rows, _listed(rest, params_of_rest))
+        return params, OptimizerState(next_step(state.step), rows, _flatten_state(rest, params_of_rest))
 
     def current(
         self, params: Any, state: OptimizerState, rows: Mapping[str, jax.Array] | None = None
@@ -347,12 +349,12 @@ class Optimizer:
         return params, state._replace(rows={name: of_rows for name, (_, of_rows) in found.items()})
 
 
-def _masked(split: Split, others: list[Any]) -> Any:
+def _mask_tables(split: Split, others: list[Any]) -> Any:
     """Return the tree of parameters for Optax, without tables."""
     return split.join(others, dict.fromkeys(split.tables, optax.MaskedNode()))
 
 
-def _listed(state: Any, others: Any) -> Any:
+def _flatten_state(state: Any, others: Any) -> Any:
     """Return Optax state with lists in place of parameter trees, as checkpoints store it."""
     structure: Any = jax.tree.structure(others)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 import lutjax
-from lutjax.tables.collect import Chosen, chosen
+from lutjax.tables.collect import Chosen, select_tables
 
 __all__ = ["cell_total_variation", "decayed", "kind_of", "kinds"]
 
@@ -37,7 +37,7 @@ def kind_of(name: str, array: Any, tables: Chosen) -> str:
       >>> optim.kind_of("mine/weights", jnp.zeros((8, 16, 4)), tables={"block/weights"})
       'matrix'
     """
-    tables = chosen("kind_of", tables)
+    tables = select_tables("kind_of", tables)
     last, rank = name.rpartition("/")[2], len(array.shape)
     if tables(name, array) if callable(tables) else name in tables:
         return "table"

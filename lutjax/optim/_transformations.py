@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from lutjax.arguments import format_value
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.tables.collect import is_factored
 from lutjax.tables.update import broadcast_factors
 from lutjax.values._dtypes import accumulator
 from lutjax.values._row_rules import DECAY, RowRule, RowState
 
-with needed_by("lutjax.optim"):
+with require_optional("lutjax.optim"):
     import optax
 
 __all__ = ["RowTransformState", "next_step", "normalized", "row_transform", "scaled", "update_dense"]

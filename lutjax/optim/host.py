@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from lutjax.tables import _registered
 from lutjax.tables._mapped import MappedTable
 from lutjax.tables.gradient import TableGradient
-from lutjax.tables.host import HostMemoryError, HostTable, in_threads, opened, provide_rows
+from lutjax.tables.host import HostMemoryError, HostTable, in_threads, open_gradient, provide_rows
 from lutjax.tables.host_tables import HostTables
 
 __all__ = [
@@ -57,7 +57,7 @@ class Ids(NamedTuple):
     own: dict[str, np.ndarray]
 
 
-def _numbered(ids: np.ndarray) -> np.ndarray:
+def _compact_ids(ids: np.ndarray) -> np.ndarray:
     """Return compact ids for each table, ``[n, tables, ways]``."""
     by_table = np.moveaxis(ids, 1, 0)
     found = in_threads(
@@ -144,7 +144,9 @@ class RowPrefetcher:
         assert step == self._next, "batch(step) comes first"
         ids, _, batch = self._queue.popleft()
         self._next += 1
-        found = self._submit("get", self._got, {name: opened(g) for name, g in gradients.items()}, batch)
+        found = self._submit(
+            "get", self._fetch_gradients, {name: open_gradient(g) for name, g in gradients.items()}, batch
+        )
         self._updates.append(self._submit("tables", self._move, step, found, ids))
         self._fetch(step + 1 + self.depth)
         while self._updates and self._updates[0].done():
@@ -177,15 +179,15 @@ class RowPrefetcher:
             if at not in self._known:
                 self._known[at] = self._submit("ids", self._ids_of, at)
         ids = self._known.pop(step)
-        rows = self._submit("tables", self._gathered, ids, kept)
-        self._queue.append((ids, rows, self._submit("put", self._placed, rows, ids)))
+        rows = self._submit("tables", self._gather_rows, ids, kept)
+        self._queue.append((ids, rows, self._submit("put", self._place_batch, rows, ids)))
 
-    def _placed(self, rows: Future[dict[str, np.ndarray]], ids: Future["Ids"]) -> Batch:
+    def _place_batch(self, rows: Future[dict[str, np.ndarray]], ids: Future["Ids"]) -> Batch:
         found, own = rows.result(), ids.result().own
         if self._driver is None:
             batch: Batch = self._put(Batch(found, own))
             return batch
-        landed = {name: self._landed(a) for name, a in found.items()}
+        landed = {name: self._copy_rows(a) for name, a in found.items()}
         return Batch(landed, self._put(own))
 
     @functools.cached_property
@@ -197,7 +199,7 @@ class RowPrefetcher:
             return _registered.driver_of(self._put(np.zeros(1, np.float32)))
         return None
 
-    def _landed(self, rows: np.ndarray) -> Any:
+    def _copy_rows(self, rows: np.ndarray) -> Any:
         """Copy rows to the GPU while it computes; a JAX copy waits for earlier programs."""
         assert self._driver is not None
         if rows.dtype.kind != "f":  # other types have no such view
@@ -213,13 +215,15 @@ class RowPrefetcher:
 
     def _ids_of(self, step: int) -> "Ids":
         found = dict(self._ids(step))
-        return Ids(found, {name: _numbered(ids) for name, ids in found.items()})
+        return Ids(found, {name: _compact_ids(ids) for name, ids in found.items()})
 
     def _submit(self, what: str, function: Callable[..., Any], *args: Any) -> Future[Any]:
         # Threads inherit the caller's `lutjax.use_implementation`.
         return self._threads[what].submit(contextvars.copy_context().run, function, *args)
 
-    def _gathered(self, ids: Future["Ids"], kept: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
+    def _gather_rows(
+        self, ids: Future["Ids"], kept: Mapping[str, np.ndarray] | None
+    ) -> dict[str, np.ndarray]:
         found = ids.result().of_tables
         if kept is not None:
             return {name: table.own(kept[name], found[name]) for name, table in self._tables.items()}
@@ -231,13 +235,15 @@ class RowPrefetcher:
             rows[name] = table.fetch(index, self._buffer(shape, dtype, self._driver))
         return rows
 
-    def _got(self, gradients: Mapping[str, TableGradient], batch: Any) -> Mapping[str, TableGradient]:
+    def _fetch_gradients(
+        self, gradients: Mapping[str, TableGradient], batch: Any
+    ) -> Mapping[str, TableGradient]:
         """Return computed gradients on the host; the batch stays alive until the step ends."""
         jax.block_until_ready(gradients)
-        found: Mapping[str, TableGradient] = jax.tree.map(self._fetched, gradients)
+        found: Mapping[str, TableGradient] = jax.tree.map(self._fetch_array, gradients)
         return found
 
-    def _fetched(self, array: Any) -> np.ndarray:
+    def _fetch_array(self, array: Any) -> np.ndarray:
         with contextlib.suppress(_registered.RegistrationError):  # JAX then copies it twice
             driver = _registered.driver_of(array) if array.nbytes > _SMALL else None
             if driver is not None:
@@ -254,7 +260,7 @@ class RowPrefetcher:
             with contextlib.suppress(
                 _registered.RegistrationError
             ):  # copies from and to other memory are slower
-                memory = _registered.locked(shape, dtype, driver)
+                memory = _registered.allocate_registered(shape, dtype, driver)
         if memory is None:
             memory = np.empty(shape, dtype)
         lent = memory.view()

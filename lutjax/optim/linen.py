@@ -6,10 +6,10 @@ from typing import Any
 from jaxtyping import Int
 
 from lutjax._typing import Array
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.optim._optimizer import Optimizer
 
-with needed_by(__name__):
+with require_optional(__name__):
     from flax import struct
 
 

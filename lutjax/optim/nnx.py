@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.layers.nnx import host_tables_of, tables_of
 from lutjax.optim import _optimizer
 from lutjax.tables import collect
@@ -14,7 +14,7 @@ from lutjax.tables.collect import Chosen
 from lutjax.tables.gradient import TableGradient
 from lutjax.tables.host_tables import HostTables
 
-with needed_by(__name__):
+with require_optional(__name__):
     from flax import nnx
 
 
@@ -61,24 +61,26 @@ def value_and_grad(
       (3, 5)
     """
 
-    def differentiated(model: nnx.Module, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def compute_gradients(model: nnx.Module, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         parts: Any = nnx.split(model, nnx.Param, ...)
         graph, params, others = parts
 
-        def pure(arrays: Any) -> tuple[Any, tuple[Any, Any]]:
-            inside = nnx.merge(graph, filled(params, arrays), filled(others, nnx.to_pure_dict(others)))
+        def evaluate(arrays: Any) -> tuple[Any, tuple[Any, Any]]:
+            inside = nnx.merge(
+                graph, fill_state(params, arrays), fill_state(others, nnx.to_pure_dict(others))
+            )
             result = loss(inside, *args, **kwargs)
             value, aux = result if has_aux else (result, None)
             return value, (aux, nnx.to_pure_dict(nnx.state(inside, nnx.Not(nnx.Param))))
 
         wanted = tables_of(model) if tables is None else tables
         on_host = {name: table for name, (table, _) in host_tables_of(model).items()} if host else None
-        gradient = collect.value_and_grad(pure, tables=wanted, has_aux=True, host=on_host)
+        gradient = collect.value_and_grad(evaluate, tables=wanted, has_aux=True, host=on_host)
         (value, (aux, changed)), gradients = gradient(nnx.to_pure_dict(params))
-        nnx.update(model, filled(others, changed))
+        nnx.update(model, fill_state(others, changed))
         return ((value, aux) if has_aux else value), gradients
 
-    return differentiated
+    return compute_gradients
 
 
 def update_host(model: nnx.Module, gradients: Mapping[str, TableGradient], rate: Any) -> None:
@@ -183,11 +185,11 @@ class Optimizer(nnx.Module):
         return jax.tree.map(_value, self.state, is_leaf=_is_variable)
 
     def _keep(self, model: nnx.Module, moved: Any, state: Any) -> None:
-        nnx.update(model, filled(nnx.state(model, nnx.Param), moved))
+        nnx.update(model, fill_state(nnx.state(model, nnx.Param), moved))
         jax.tree.map(lambda v, a: v.set_value(a), self.state, state, is_leaf=_is_variable)
 
 
-def filled(state: Any, arrays: Any) -> Any:
+def fill_state(state: Any, arrays: Any) -> Any:
     """Return a copy of an `nnx.State` with values from nested dicts of arrays."""
     state = jax.tree.map(lambda a: a, state)  # replace_by_pure_dict writes into its argument
     nnx.replace_by_pure_dict(state, arrays)

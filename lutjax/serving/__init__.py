@@ -8,7 +8,7 @@ uvicorn. Both need the extra ``serve``.
 
 from typing import TYPE_CHECKING, Any
 
-from lutjax.extras import attribute, importable
+from lutjax.extras import attribute, importable_names
 
 if TYPE_CHECKING:
     from lutjax.serving._app import application
@@ -24,4 +24,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return importable(__name__, _MODULES)
+    return importable_names(__name__, _MODULES)

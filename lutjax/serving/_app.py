@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.files.messages import in_a_line
-from lutjax.files.strict_json import format_value, listed
+from lutjax.files.strict_json import format_names, format_value
 from lutjax.layers.nnx import NgramEmbedding, NgramMemory
 from lutjax.models import LogicClassifier, LogicTreeNet
 from lutjax.models._decoder import Decoder
@@ -28,7 +28,7 @@ from lutjax.training import predictions
 from lutjax.training.samples import SamplesError
 from lutjax.values import NgramLayout
 
-with needed_by("lutjax.serving"):
+with require_optional("lutjax.serving"):
     from flax import nnx
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
@@ -98,7 +98,7 @@ class _Server:
         """Return the current gauge values."""
         raise NotImplementedError
 
-    def healthy(self) -> bool:
+    def is_healthy(self) -> bool:
         """Return True if requests are answered."""
         return True
 
@@ -125,7 +125,7 @@ class _Server:
         return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
 
     async def _health(self, request: Request) -> Response:
-        healthy = self.healthy()
+        healthy = self.is_healthy()
         return JSONResponse(
             {"status": "ok" if healthy else "failed", "model": self.name}, 200 if healthy else 503
         )
@@ -189,7 +189,7 @@ class _TextServer(_Server):
     def gauges(self) -> dict[str, float | int]:
         return {"active": self.engine.n_active, "waiting": self.engine.n_waiting, "slots": self.limits.slots}
 
-    def healthy(self) -> bool:
+    def is_healthy(self) -> bool:
         return self.engine.failed is None
 
     def warm(self) -> None:
@@ -229,7 +229,7 @@ class _TextServer(_Server):
                 self._events(asked, about, job, texts, start), media_type="text/event-stream"
             )
         whole, ended = "", None
-        watch = asyncio.ensure_future(_gone(request, job))
+        watch = asyncio.ensure_future(_cancel_disconnected(request, job))
         try:
             async for text, reason in texts:
                 whole, ended = whole + text, reason
@@ -285,7 +285,7 @@ class _TextServer(_Server):
             self.metrics.request(self.path, status, time.perf_counter() - start)
 
 
-async def _gone(request: Request, job: Job) -> None:
+async def _cancel_disconnected(request: Request, job: Job) -> None:
     """Cancel a job once its client has disconnected."""
     while not await request.is_disconnected():
         await asyncio.sleep(0.25)
@@ -343,7 +343,7 @@ class _ClassServer(_CallServer):
         if set(found) not in ({"rows"}, {"columns"}, {"rows", "model"}, {"columns", "model"}):
             raise RequestError(
                 400,
-                f"the body has the fields {listed(sorted(found), 100) or 'none'}; it must have rows, a list of samples, or columns, an object "
+                f"the body has the fields {format_names(sorted(found), 100) or 'none'}; it must have rows, a list of samples, or columns, an object "
                 "of lists, and nothing else but model.",
             )
         if found.get("model") not in (None, self.name):

@@ -45,11 +45,11 @@ def check_compilation(op: str, column: Column, dtype: str) -> dict[str, Cell]:
             continue
         compiled = functools.partial(_compile, tpu=tpu.name)
         for direction, cell in _each_direction(op, column, dtype, compiled, (f"TPU {tpu.name}",)).items():
-            found[direction] = _together(found.get(direction), cell)
+            found[direction] = _merge_cells(found.get(direction), cell)
     return found
 
 
-def _together(before: Cell | None, cell: Cell) -> Cell:
+def _merge_cells(before: Cell | None, cell: Cell) -> Cell:
     """Merge cells from several TPUs: compiled kinds, and any failure or reason."""
     if before is None or before.state != cell.state:
         return cell if before is None or before.state == State.COMPILES else before
@@ -151,7 +151,7 @@ def _outcome(check: _Check, program: testing.Program, directions: tuple[str, ...
 def _run(program: testing.Program, directions: tuple[str, ...], device: jax.Device) -> _Outcomes:
     with jax.default_device(device):
         actual = jax.jit(program.function)(*program.arguments)
-    expected = _expected(program, directions)
+    expected = _reference_results(program, directions)
     outcomes: _Outcomes = {}
     for direction, a, e in zip(directions, actual, expected, strict=True):
         try:
@@ -167,7 +167,7 @@ def _run(program: testing.Program, directions: tuple[str, ...], device: jax.Devi
 _expectations: dict[tuple[str, tuple[str, ...]], Any] = {}
 
 
-def _expected(program: testing.Program, directions: tuple[str, ...]) -> Any:
+def _reference_results(program: testing.Program, directions: tuple[str, ...]) -> Any:
     """Return the reference results, on a CPU if available: the same for all implementations."""
     key = program.what, directions
     if key not in _expectations:

@@ -177,7 +177,7 @@ def all_positions(columns: Iterable[Column] = COLUMNS) -> Iterator[tuple[str, Di
                 yield op, direction, column, dtype
 
 
-def absent(op: str, direction: Direction, column: Column, dtype: str) -> Cell | None:
+def absent_cell(op: str, direction: Direction, column: Column, dtype: str) -> Cell | None:
     """Return the cell for an unregistered implementation; None if one is registered."""
     spec = column.spec(op)
     if spec is not None and direction in spec.directions:
@@ -190,7 +190,7 @@ def absent(op: str, direction: Direction, column: Column, dtype: str) -> Cell | 
     return Cell(op, direction, column.key, dtype, state, reason=reason)
 
 
-def _unknown(op: str, direction: Direction, column: Column, dtype: str) -> Cell:
+def _unknown_cell(op: str, direction: Direction, column: Column, dtype: str) -> Cell:
     """Return the cell for an unchecked implementation.
 
     In plain JAX a fused op is its parts, ops with their own cells.
@@ -219,7 +219,7 @@ def matrix(
     for op, direction, column, dtype in all_positions(columns):
         if ops is not None and op not in ops:
             continue
-        nothing = absent(op, direction, column, dtype)
+        nothing = absent_cell(op, direction, column, dtype)
         cell = recorded.get((op, direction, column.key, dtype))
         if nothing is not None:
             yield cell if cell is not None and nothing.state == State.UNKNOWN else nothing
@@ -229,7 +229,7 @@ def matrix(
             if key not in checked:
                 checked[key] = check(*key)
             cell = checked[key].get(direction, cell)
-        yield cell or _unknown(op, direction, column, dtype)
+        yield cell or _unknown_cell(op, direction, column, dtype)
 
 
 def to_check(
@@ -239,7 +239,7 @@ def to_check(
 ) -> Iterator[tuple[str, Column, str]]:
     """Op, column and dtype of what can be checked here and now, or is not known: what was recorded on other devices stays."""
     for op, direction, column, dtype in all_positions(columns):
-        if (ops is None or op in ops) and absent(op, direction, column, dtype) is None:
+        if (ops is None or op in ops) and absent_cell(op, direction, column, dtype) is None:
             cell = recorded.get((op, direction, column.key, dtype))
             known = cell is not None and cell.state != State.LOWERS
             if column.device is not None or not known:

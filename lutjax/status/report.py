@@ -36,7 +36,7 @@ def totals(cells: Iterable[Cell]) -> dict[str, int]:
 
 def gaps(cells: Iterable[Cell]) -> list[str]:
     """Return lines for missing and failing cells, one per op, direction and column."""
-    return _grouped(
+    return _format_groups(
         (f"{c.op} {c.direction}, {_title(c.column)}: {c}", c.dtype) for c in cells if c.state.is_gap
     )
 
@@ -44,7 +44,7 @@ def gaps(cells: Iterable[Cell]) -> list[str]:
 def reasons(cells: Iterable[Cell]) -> list[str]:
     """Return a line for each column and reason why it has no kernel. Tables list unsupported dtypes."""
     by_kernel = _group_by_kernel(cells)
-    return _grouped(
+    return _format_groups(
         (f"{_title(column)}: {dtypes[0].reason}", f"{op} {direction}")
         for (op, direction, column), dtypes in by_kernel.items()
         if all(cell.state == State.UNSUPPORTED for cell in dtypes)
@@ -70,7 +70,7 @@ def _groups(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
     return [(line, list(of)) for line, of in found.items()]
 
 
-def _grouped(pairs: Iterable[tuple[str, str]]) -> list[str]:
+def _format_groups(pairs: Iterable[tuple[str, str]]) -> list[str]:
     return [f"{line} ({', '.join(of)})" for line, of in _groups(pairs)]
 
 

@@ -308,7 +308,7 @@ class MappedTable(HostTable):
 
     def update(self, gradient: TableGradient, rate: Any, *, waits: bool = True) -> None:
         """Update the accessed rows, as `HostTable.update` does, outside of the files."""
-        gradient = self._fetched(gradient)
+        gradient = self._fetch_gradient(gradient)
         look_up: Any = gradient.look_up
         index = np.clip(np.asarray(look_up.index), 0, self.shape[1] - 1)
         assert self._slots is not None

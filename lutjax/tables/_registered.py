@@ -70,7 +70,7 @@ class CUDA:
         self._first = next(iter(self._contexts.values()))
 
     def register(self, address: int, n_bytes: int) -> None:
-        with self._inside(self._first):
+        with self._enter_context(self._first):
             self._call(
                 "cuMemHostRegister_v2",
                 ctypes.c_void_p(address),
@@ -79,12 +79,12 @@ class CUDA:
             )
 
     def unregister(self, address: int) -> None:
-        with self._inside(self._first):
+        with self._enter_context(self._first):
             self._call("cuMemHostUnregister", ctypes.c_void_p(address))
 
     def wait(self) -> None:
         for context in self._contexts.values():
-            with self._inside(context):
+            with self._enter_context(context):
                 self._call("cuCtxSynchronize")
 
     def copy_out(self, array: jax.Array, out: np.ndarray) -> None:
@@ -96,7 +96,7 @@ class CUDA:
     def _copy(self, name: str, to: int, source: int, of_gpu: jax.Array) -> None:
         """Copy an array's bytes and wait for the copy only. The array must stay alive."""
         (device,) = of_gpu.devices()
-        with self._inside(self._contexts[device]):
+        with self._enter_context(self._contexts[device]):
             stream = self._streams[device, name]
             addresses = (ctypes.c_void_p(to), ctypes.c_void_p(source))
             self._call(name, *addresses, ctypes.c_size_t(of_gpu.nbytes), stream)
@@ -113,12 +113,12 @@ class CUDA:
 
     def _stream(self, context: ctypes.c_void_p) -> ctypes.c_void_p:
         stream = ctypes.c_void_p()
-        with self._inside(context):
+        with self._enter_context(context):
             self._call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING))
         return stream
 
     @contextlib.contextmanager
-    def _inside(self, context: ctypes.c_void_p) -> Iterator[None]:
+    def _enter_context(self, context: ctypes.c_void_p) -> Iterator[None]:
         self._call("cuCtxPushCurrent_v2", context)
         try:
             yield
@@ -154,7 +154,7 @@ def driver_of(array: Any) -> Driver | None:
     return driver() if next(iter(array.devices())).platform == "gpu" else None
 
 
-def locked(shape: tuple[int, ...], dtype: Any, driver: Driver) -> np.ndarray:
+def allocate_registered(shape: tuple[int, ...], dtype: Any, driver: Driver) -> np.ndarray:
     """Return an array in registered memory, which is released with the array.
 
     No GPU may use the array at that time.

@@ -16,7 +16,7 @@ from lutjax import _compat, _meshes
 from lutjax._typing import Array
 from lutjax.arguments import format_value
 from lutjax.dispatch import _table_reads
-from lutjax.dispatch._leading_axes import folded
+from lutjax.dispatch._leading_axes import fold_call
 from lutjax.dispatch.contract import Call
 from lutjax.dispatch.registry import Device, devices_of
 from lutjax.tables.update import hits_of
@@ -139,13 +139,13 @@ def usage(function: Callable[..., Any]) -> Callable[..., dict[str, Usage]]:
     if not callable(function):
         raise TypeError(f"usage: function is {format_value(function)}; expected a function or a model.")
 
-    def counted(*args: Any, **kwargs: Any) -> dict[str, Usage]:
+    def count_reads(*args: Any, **kwargs: Any) -> dict[str, Usage]:
         reads = _Counts(_names((getattr(function, "__self__", function), *args, *kwargs.values())))
-        with _table_reads.reported_to(reads):
+        with _table_reads.observe_reads(reads):
             function(*args, **kwargs)
         return {name: Usage(counts) for name, counts in reads.found.items()}
 
-    return counted
+    return count_reads
 
 
 def _names(arguments: tuple[Any, ...]) -> list[tuple[str, Any]]:
@@ -180,8 +180,8 @@ class _Counts(_table_reads.TableReads):
             )
         y = run(None, call)
         device = devices_of(jax.tree.leaves(call))[0]
-        counts = _meshes.divided_by_compiler(
-            functools.partial(_counted, device=device), lambda *_: PartitionSpec()
+        counts = _meshes.shard_by_compiler(
+            functools.partial(_count_rows, device=device), lambda *_: PartitionSpec()
         )(call, y)
         self.found[name] = self.found[name] + counts if name in self.found else counts
         return y
@@ -196,7 +196,7 @@ class _Counts(_table_reads.TableReads):
 
 
 @functools.partial(jax.jit, static_argnames="device")
-def _counted(call: Call, output: jax.Array, *, device: Device) -> jax.Array:
+def _count_rows(call: Call, output: jax.Array, *, device: Device) -> jax.Array:
     """Return the read count of each row in a call's tables, ``[T, R]``."""
     hits = hits_of(call.op)
     if hits is None:
@@ -210,7 +210,7 @@ def _counted(call: Call, output: jax.Array, *, device: Device) -> jax.Array:
     weights = getattr(call, str(call.table_name))
     dtype = weights.dtype if weights.dtype.name in FLOATS else jnp.float32  # tables of integers
     weights = _compat.cast_varying(jnp.zeros(weights.shape, dtype), axes)  # their shape: no memory in the end
-    call, cotangent = folded(
+    call, cotangent = fold_call(
         call.replace(**{str(call.table_name): weights}), jnp.zeros_like(output, dtype=dtype)
     )
     visit, n_hits = hits(call, cotangent, device=device)

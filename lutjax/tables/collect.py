@@ -15,7 +15,15 @@ from lutjax.tables.host import HostTable
 from lutjax.tables.update import join_gradients
 from lutjax.tables.watch import Read, TableUseError, Watch
 
-__all__ = ["Chosen", "Split", "TableUseError", "chosen", "is_factored", "microbatched", "value_and_grad"]
+__all__ = [
+    "Chosen",
+    "Split",
+    "TableUseError",
+    "is_factored",
+    "microbatched",
+    "select_tables",
+    "value_and_grad",
+]
 
 Chosen = Collection[str] | Callable[[str, Any], bool]
 """Selection of table parameters: names, or a predicate on name and array.
@@ -24,7 +32,7 @@ A name joins the keys from the root by ``/``.
 """
 
 
-def chosen(where: str, tables: Any) -> Any:
+def select_tables(where: str, tables: Any) -> Any:
     """Return the table selection for `Split`: a function, or a set of names; else TypeError."""
     if callable(tables):
         return tables
@@ -85,23 +93,23 @@ def value_and_grad(
       ('TableGradient', (3, 5), (5,))
     """
     if tables is not None:
-        tables = chosen("value_and_grad", tables)
+        tables = select_tables("value_and_grad", tables)
 
-    def differentiated(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def compute_gradients(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         names = {table: name for name, table in (host or {}).items()}
 
-        def look(params: Any, watch: Watch) -> Any:
-            with _table_reads.reported_to(watch):
+        def watch_reads(params: Any, watch: Watch) -> Any:
+            with _table_reads.observe_reads(watch):
                 return loss(params, *args, **kwargs)
 
         watches = list[Watch]()
 
-        def abstract(params: Any) -> None:
+        def trace_reads(params: Any) -> None:
             split = Split(params, (lambda name, array: True) if tables is None else tables)
             watches.append(Watch(split.tables, None, names))
-            look(split.join(split.others, split.tables), watches[-1])
+            watch_reads(split.join(split.others, split.tables), watches[-1])
 
-        jax.eval_shape(abstract, params)
+        jax.eval_shape(trace_reads, params)
         found = watches[-1].look_ups
         for name in names.values():
             if name not in found:
@@ -114,20 +122,20 @@ def value_and_grad(
         guards = tuple(jnp.zeros((), jnp.float32) for _ in split.tables)
         taps = {name: _zeros(found[name]) for name in (*split.tables, *names.values())}
 
-        def tapped(others: Any, taps: Any, guards: Any) -> tuple[Any, Any]:
+        def run_tapped(others: Any, taps: Any, guards: Any) -> tuple[Any, Any]:
             guarded = {
                 name: _guard(name)(table, guard)
                 for (name, table), guard in zip(split.tables.items(), guards, strict=True)
             }
             watch = Watch(guarded, taps, names)
-            result = look(split.join(others, guarded), watch)
+            result = watch_reads(split.join(others, guarded), watch)
             split.check_look_ups(watch)  # again: outside of jit, more than in there makes another array
             value, aux = result if has_aux else (result, None)
             look_ups = {name: read.call for name, read in watch.look_ups.items()}
             return value, (aux, look_ups, watch.factors, watch.ids)
 
         (value, (aux, look_ups, factors, ids)), (of_others, of_taps, _) = jax.value_and_grad(
-            tapped, argnums=(0, 1, 2), has_aux=True
+            run_tapped, argnums=(0, 1, 2), has_aux=True
         )(split.others, taps, guards)
 
         def table_gradient(name: str, table: Any) -> TableGradient:
@@ -154,7 +162,7 @@ def value_and_grad(
             gradients = (gradients, read)
         return ((value, aux) if has_aux else value), gradients
 
-    return differentiated
+    return compute_gradients
 
 
 class Split:
@@ -287,14 +295,14 @@ def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[...
     def spec_of_parts(a: jax.Array) -> PartitionSpec:  # each part lies on all devices, as the batch did
         return PartitionSpec(None, *_meshes.spec_of(a))
 
-    def accumulated(params: Any, batch: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def accumulate_gradients(params: Any, batch: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         for a in jax.tree.leaves(batch):
             if not a.ndim or a.shape[0] % count:
                 raise ValueError(
                     f"microbatched: a batch array has shape {list(a.shape)}; its first axis must "
                     f"be a multiple of {count}."
                 )
-        parts = jax.tree.map(_meshes.divided_by_compiler(split_batch, spec_of_parts), batch)
+        parts = jax.tree.map(_meshes.shard_by_compiler(split_batch, spec_of_parts), batch)
 
         def split(batch: Any) -> tuple[Any, list[Any], list[Any]]:
             result, gradients = value_and_grad(params, batch, *args, **kwargs)
@@ -319,7 +327,7 @@ def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[...
         gradients = jax.tree.unflatten(jax.tree.structure(params), leaves)
         return ((mean, result[1]) if has_aux else mean), gradients
 
-    return accumulated
+    return accumulate_gradients
 
 
 def is_factored(gradient: Any) -> bool:

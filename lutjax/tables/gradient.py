@@ -63,7 +63,7 @@ class TableGradient:
     @property
     def cotangent(self) -> Any:
         """The lookup output's cotangent, ``[..., O]``: ``dy``."""
-        return _opened(self.sealed, self.dtype)
+        return _open_sealed(self.sealed, self.dtype)
 
     def to_dense(self) -> jax.Array:
         """Return the gradient as a table-shaped array, as `jax.grad` does. For checks."""
@@ -131,20 +131,20 @@ class TableGradient:
         # Without tracking, every array with a batch may differ.
         untracked = _compat.untracked_axes()
 
-        def over(a: jax.Array) -> tuple[str, ...]:
+        def gather(a: jax.Array) -> tuple[str, ...]:
             return tuple(axis for axis in axes if axis in untracked or axis in _compat.varying_axes(a))
 
         def all_of(a: jax.Array, mesh_axis: str, axis: int = 0) -> jax.Array:
-            if mesh_axis in over(a):
+            if mesh_axis in gather(a):
                 every: jax.Array = jax.lax.all_gather(a, mesh_axis, axis=axis, tiled=True, to="invarying")
                 return every
             # This leaf is the same on all devices, next to leaves that differ.
             return jnp.concatenate([a] * jax.lax.axis_size(mesh_axis), axis)
 
         cotangent, factor, call, after = self.cotangent, self.factor, self.look_up, jnp.asarray(self.after)
-        after = jax.lax.psum(after, over(after)) if over(after) else after
+        after = jax.lax.psum(after, gather(after)) if gather(after) else after
         if (
-            factor is not None and not jnp.ndim(factor) and over(jnp.asarray(factor))
+            factor is not None and not jnp.ndim(factor) and gather(jnp.asarray(factor))
         ):  # each device has its own
             cotangent, factor = cotangent * jnp.asarray(factor, cotangent.dtype), None
         sequence_axis = getattr(call, "sequence_axis", None)
@@ -159,7 +159,7 @@ class TableGradient:
             if rank is not None
             for leaf in jax.tree.leaves(array)
         ]
-        differing = set(over(cotangent)).union(*(over(leaf) for leaf, _ in batched))
+        differing = set(gather(cotangent)).union(*(gather(leaf) for leaf, _ in batched))
         wanted = tuple(axis for axis in axes if axis in differing)
         if wanted and min((n_leading for _, n_leading in batched), default=0) < 1:
             raise ValueError(
@@ -228,11 +228,11 @@ def seal(cotangent: jax.Array) -> jax.Array:
     """Return a cotangent as an array with the same shape and no arithmetic."""
     words = jax.lax.bitcast_convert_type(cotangent, np.dtype(f"uint{min(8 * cotangent.dtype.itemsize, 32)}"))
     words = words.astype(jnp.uint32).reshape(*cotangent.shape, _n_words(cotangent.dtype))
-    result: jax.Array = jax.random.wrap_key_data(words, impl=_sealing(_n_words(cotangent.dtype)))
+    result: jax.Array = jax.random.wrap_key_data(words, impl=_sealed_key_type(_n_words(cotangent.dtype)))
     return result
 
 
-def _opened(sealed: Any, dtype: np.dtype) -> Any:
+def _open_sealed(sealed: Any, dtype: np.dtype) -> Any:
     """Return the array inside a sealed one; anything else is returned as it is."""
     kind = getattr(sealed, "dtype", None)
     if kind is None or not jnp.issubdtype(kind, jax.dtypes.prng_key):
@@ -248,7 +248,7 @@ def _n_words(dtype: np.dtype) -> int:
 
 
 @functools.cache
-def _sealing(n_words: int) -> Any:
+def _sealed_key_type(n_words: int) -> Any:
     """Return a random-key type whose keys are unusable. Its dtype name says what to do."""
     return _compat.define_prng_impl(
         key_shape=(n_words,),
@@ -272,7 +272,7 @@ def _no_number(what: str) -> TypeError:
     )
 
 
-def _refusing(name: str) -> Any:
+def _make_refusal(name: str) -> Any:
     def refuse(self: TableGradient, *_: Any) -> Any:
         raise _no_number(f"used in arithmetic ({name})")
 
@@ -280,8 +280,8 @@ def _refusing(name: str) -> Any:
 
 
 for _name in ("add", "sub", "mul", "truediv", "pow", "matmul"):
-    setattr(TableGradient, f"__{_name}__", _refusing(f"__{_name}__"))
-    setattr(TableGradient, f"__r{_name}__", _refusing(f"__r{_name}__"))
+    setattr(TableGradient, f"__{_name}__", _make_refusal(f"__{_name}__"))
+    setattr(TableGradient, f"__r{_name}__", _make_refusal(f"__r{_name}__"))
 
 _DATA = (
     "sealed",

@@ -43,7 +43,7 @@ from lutjax.tables import _registered
 from lutjax.tables.gradient import TableGradient
 from lutjax.tables.update import update_table
 from lutjax.values._derivatives import with_derivative_of
-from lutjax.values._detection import Detection, existing
+from lutjax.values._detection import Detection, clamp_detection
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._ids import as_int32, is_concrete
@@ -376,7 +376,7 @@ class HostTable:
             )
         n, _, ways = index.shape
         found = np.empty((len(weights), n * ways, weights.shape[-1]), self.dtype) if out is None else out
-        self._gather(self._local(index)[0] if self.is_shared else index, found)
+        self._gather(self._localize_ids(index)[0] if self.is_shared else index, found)
         return self.own(found, index)
 
     @property
@@ -397,7 +397,7 @@ class HostTable:
     def own(self, rows: np.ndarray, index: np.ndarray) -> np.ndarray:
         """Set other processes' rows to zero in gathered `rows`, and return `rows`."""
         if self.is_shared:
-            others = ~np.moveaxis(self._local(index)[1], 1, 0).reshape(*rows.shape[:2], 1)
+            others = ~np.moveaxis(self._localize_ids(index)[1], 1, 0).reshape(*rows.shape[:2], 1)
 
             def clear(part: tuple[int, slice]) -> None:
                 np.copyto(rows[part], 0, where=others[part])
@@ -413,13 +413,13 @@ class HostTable:
                 np.take(table, index[:, t].reshape(-1), axis=0, out=found[t], mode="clip")
             return
         call = _call(index, weights.shape, self.dtype)
-        if (native := _native("forward", call)) is not None:
+        if (native := _find_native("forward", call)) is not None:
             native.gather(weights, index, found, n_threads())
             return
         ids = np.ascontiguousarray(np.moveaxis(index, 1, 0)).reshape(len(weights), -1)
         take_rows([(weights[t], ids[t], found[t]) for t in range(len(weights))])
 
-    def _local(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _localize_ids(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return clamped ids within this process's block, and a mask of ids inside it."""
         index = np.clip(index, 0, self.shape[1] - 1)
         there = (index >= self.rows.start) & (index < self.rows.stop)
@@ -441,7 +441,7 @@ class HostTable:
         rows, part = _given.get().get(self, (None, None))
         if rows is None:
             flat = jnp.asarray(index).reshape(n, n_tables, ways)
-            rows = self._read(flat) if self._mesh is None else self._read_of_all(flat, self._mesh)
+            rows = self._read(flat) if self._mesh is None else self._read_all_processes(flat, self._mesh)
         if rows.dtype != self.dtype:
             rows = self.decode(rows)
         if rows.shape[::2] != (n_tables, width) or rows.shape[1] % max(n * ways, 1):
@@ -451,9 +451,9 @@ class HostTable:
             )
         elif part is not None:
             own = own + part * (n * ways)
-        reads = _table_reads.current()
+        reads = _table_reads.current_reads()
         if reads is not None:
-            rows = reads.fetched(self, rows, index)
+            rows = reads.observe_rows(self, rows, index)
         return rows, jnp.broadcast_to(own, shape)
 
     def weighted_lookup(
@@ -524,7 +524,7 @@ class HostTable:
         detection = _checks.detection(op, "detection", detection, 1, "[..., tables]")
         like = np.broadcast_to(np.zeros((), self.dtype), self.shape)  # takes no memory
         _checks.table(op, like, detection.shape[-1], detection.bits, "detection")
-        d, margin = existing(detection), detection.margin
+        d, margin = clamp_detection(detection), detection.margin
         if margins:  # a share of the flipped row, which is 0 and has the derivative
             slope = jax.lax.stop_gradient(_row_gathers.slope(margin))
             share = with_derivative_of(jnp.zeros_like(margin), -slope * margin)
@@ -546,19 +546,19 @@ class HostTable:
         )
         return _nan.propagate_nan(y, margin)
 
-    def _read_of_all(self, index: jax.Array, mesh: Mesh) -> jax.Array:
+    def _read_all_processes(self, index: jax.Array, mesh: Mesh) -> jax.Array:
         """Return rows from all processes; a function waits while each CPU reads its rows."""
         n_tables, _, width = self.shape
         made = jax.ShapeDtypeStruct((n_tables, index.shape[0] * index.shape[-1], width), self.dtype)
 
-        def gathered(ids: Any, device: Any) -> np.ndarray:
+        def gather_rows(ids: Any, device: Any) -> np.ndarray:
             if device % self._n_local:  # each process reads once
                 return np.zeros(made.shape, made.dtype)
             return self.gather(np.asarray(ids))
 
         def sum_on_device(ids: jax.Array) -> jax.Array:
             device = jax.lax.axis_index(mesh.axis_names)
-            rows = jax.pure_callback(gathered, made, ids, device, vmap_method="sequential")
+            rows = jax.pure_callback(gather_rows, made, ids, device, vmap_method="sequential")
             total: jax.Array = jax.lax.psum(rows, mesh.axis_names)
             return total
 
@@ -672,7 +672,7 @@ class HostTable:
               it is in this process.
         """
         weights = self._local_weights()
-        gradient = self._fetched(gradient)
+        gradient = self._fetch_gradient(gradient)
         assert self.rule is not None
         assert self.moved is not None
         if waits:
@@ -684,7 +684,7 @@ class HostTable:
             return
         step = Step(rate=np.asarray(rate), factor=gradient.factor, state=self.state, rule=self.rule)
         shape = jax.ShapeDtypeStruct(self.shape, self.dtype)
-        native = _native("update", look_up.replace(weights=shape), gradient.cotangent, step)
+        native = _find_native("update", look_up.replace(weights=shape), gradient.cotangent, step)
         index = look_up.index
         if native is not None:
             native.update(weights, self.state, look_up, gradient.cotangent, step, n_threads())
@@ -702,7 +702,7 @@ class HostTable:
         room = 1 << max(ids.size for ids in rows).bit_length()
         more = -len(inverse) % (1 << max(len(inverse).bit_length() - 4, 0))
 
-        def filled(a: np.ndarray, n_axes: int, value: int = 0) -> np.ndarray:
+        def pad_array(a: np.ndarray, n_axes: int, value: int = 0) -> np.ndarray:
             a = a.reshape(-1, *a.shape[a.ndim - n_axes :])
             return np.pad(a, [(0, more)] + [(0, 0)] * n_axes, constant_values=value)
 
@@ -718,9 +718,9 @@ class HostTable:
         local = dataclasses.replace(
             gradient,
             look_up=look_up.replace(
-                index=filled(inverse, 2, room - 1), coefficients=filled(look_up.coefficients, 2)
+                index=pad_array(inverse, 2, room - 1), coefficients=pad_array(look_up.coefficients, 2)
             ),
-            sealed=filled(np.asarray(gradient.cotangent), 2),
+            sealed=pad_array(np.asarray(gradient.cotangent), 2),
             shape=compact["weights"].shape,
         )
         kernel_registry.follow_coroutine(
@@ -738,7 +738,7 @@ class HostTable:
         for t, ids in enumerate(rows):
             self.moved[t][ids] = True
 
-    def _fetched(self, gradient: TableGradient) -> TableGradient:
+    def _fetch_gradient(self, gradient: TableGradient) -> TableGradient:
         """Return this table's gradient in host memory, with the reads that update rows."""
         if self.rule is None:
             raise ValueError(f"the table {self.name} has no update rule: call start(rule).")
@@ -746,7 +746,7 @@ class HostTable:
             raise ValueError(
                 f"HostTable: the gradient has shape {list(gradient.shape)}; expected {list(self.shape)}."
             )
-        gradient = opened(gradient)
+        gradient = open_gradient(gradient)
         for a in jax.tree.leaves(gradient):
             if isinstance(a, jax.Array) and not (a.is_fully_addressable or a.is_fully_replicated):
                 raise ValueError(
@@ -769,7 +769,7 @@ class HostTable:
         look_up: Any = gradient.look_up
         assert self.weights is not None
         assert self.moved is not None
-        local, there = self._local(look_up.index[..., t, :].reshape(-1, look_up.index.shape[-1]))
+        local, there = self._localize_ids(look_up.index[..., t, :].reshape(-1, look_up.index.shape[-1]))
         samples, ways = np.nonzero(there)
         if not len(samples):
             return
@@ -864,7 +864,7 @@ class HostTable:
         self.moved.reshape(-1)[places] = True
 
 
-def opened(gradient: TableGradient) -> TableGradient:
+def open_gradient(gradient: TableGradient) -> TableGradient:
     """Return a gradient with a float cotangent, which all devices can copy to the host."""
     return dataclasses.replace(gradient, sealed=gradient.cotangent)
 
@@ -933,7 +933,7 @@ def _call(index: Any, shape: tuple[int, ...], dtype: Any) -> WeightedLookup:
     return WeightedLookup.from_arrays(arrays, options.items())
 
 
-def _native(direction: Any, call: Any, cotangent: Any = None, step: Step | None = None) -> Any:
+def _find_native(direction: Any, call: Any, cotangent: Any = None, step: Step | None = None) -> Any:
     """Return the function on NumPy memory from the CPU implementation of such a call, or None."""
     names = kernel_registry.request(call.op, None)
     leaves = [(np.shape(a), a.dtype) for a in call.values()]

@@ -13,8 +13,8 @@ from jaxtyping import Float
 
 from lutjax import _compat, _meshes
 from lutjax._typing import Array, Scalar
-from lutjax.dispatch._leading_axes import folded
-from lutjax.dispatch._transforms import updated
+from lutjax.dispatch._leading_axes import fold_call
+from lutjax.dispatch._transforms import run_update
 from lutjax.dispatch.contract import Call, Step
 from lutjax.dispatch.registry import Device, Implementation, devices_of, kernel_registry
 from lutjax.ops import _checks
@@ -126,7 +126,7 @@ def update_table(
         rule=rule,
     )
     call = _with_table(gradient.look_up, weights)
-    table, moved = updated(call, gradient.cotangent, step, implementation=implementation)
+    table, moved = run_update(call, gradient.cotangent, step, implementation=implementation)
     return table, rule.next_state(state, moved, rate * factors)
 
 
@@ -222,9 +222,7 @@ def squared_norm(gradient: TableGradient) -> jax.Array:
     if gradient.varying_axes() - gradient.axes or hits_of(gradient.op) is None or len(gradient.shape) == 1:
         return jnp.sum(jnp.square(gradient.to_dense().astype(accumulator(gradient.dtype))))
     device = devices_of(jax.tree.leaves(gradient))[0]
-    norm = _meshes.divided_by_compiler(
-        lambda g: _squared_norm_of_factors(g, device), lambda _: PartitionSpec()
-    )
+    norm = _meshes.shard_by_compiler(lambda g: _squared_norm_of_factors(g, device), lambda _: PartitionSpec())
     result: jax.Array = norm(gradient)
     return result
 
@@ -244,7 +242,7 @@ def _squared_norm_of_factors(gradient: TableGradient, device: Device) -> jax.Arr
     updates = importlib.import_module("lutjax.kernels._xla._row_updates")
     like = next(iter(jax.tree.leaves(gradient.look_up)))
     weights = _compat.zeros_varying(like, gradient.shape, gradient.dtype)  # its shape: no memory in the end
-    call, cotangent = folded(_with_table(gradient.look_up, weights), gradient.cotangent)
+    call, cotangent = fold_call(_with_table(gradient.look_up, weights), gradient.cotangent)
     visit, n_hits = hits(call, cotangent, device=device)
     factor = None if gradient.factor is None else jnp.asarray(gradient.factor)
     square: jax.Array = updates.squared_norm(call, visit, n_hits, factor, device=device)

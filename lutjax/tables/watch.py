@@ -92,7 +92,7 @@ class Watch(TableReads):
             self._names[id(made)] = name
             self._made.append(made)
 
-    def fetched(self, table: Any, rows: jax.Array, index: Any) -> jax.Array:
+    def observe_rows(self, table: Any, rows: jax.Array, index: Any) -> jax.Array:
         """Watch a host-resident table's rows, and keep the ids that read them."""
         name = self._host.get(table)
         if name is None:

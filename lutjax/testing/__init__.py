@@ -107,22 +107,22 @@ def check(
     """
     _require_one_of("check", transformation, TRANSFORMATIONS)
     runs: dict[str, Callable[..., tuple[Arrays, Arrays]]] = {
-        "none": _plain,
-        "jit": _plain,
-        "remat": lambda f, case, ct: _plain(jax.checkpoint(f), case, ct),
-        "scan": _scanned,
-        "vmap of grad": functools.partial(_mapped, grad_outside=False),
-        "grad of vmap": functools.partial(_mapped, grad_outside=True),
-        **{name: functools.partial(_sharded, axis=axis) for name, axis in _SHARDED_AXES.items()},
-        "export": _exported,
+        "none": _run_plain,
+        "jit": _run_plain,
+        "remat": lambda f, case, ct: _run_plain(jax.checkpoint(f), case, ct),
+        "scan": _run_scanned,
+        "vmap of grad": functools.partial(_run_mapped, grad_outside=False),
+        "grad of vmap": functools.partial(_run_mapped, grad_outside=True),
+        **{name: functools.partial(_run_sharded, axis=axis) for name, axis in _SHARDED_AXES.items()},
+        "export": _run_exported,
     }
     run = runs[transformation]
     f = functools.partial(_call, case, lutjax, implementation, accumulate=accumulate)
     g = functools.partial(_call, case, _reference(case), None, accumulate=accumulate)
     cotangent = _cotangent(case, jax.eval_shape(g, case.differentiable))
-    expected = _expected(transformation, run, g, case, cotangent)
+    expected = _reference_results(transformation, run, g, case, cotangent)
     eager = transformation in ("none", "export")
-    actual = run(f, case, cotangent) if eager else _jitted(run, f, case, cotangent)
+    actual = run(f, case, cotangent) if eager else _run_jitted(run, f, case, cotangent)
     _assert_both_close(f"{case}, {transformation}", actual, expected, tolerance)
 
 
@@ -148,26 +148,26 @@ def check_factored(
     _require_one_of("check_factored", transformation, FACTORED_TRANSFORMATIONS)
     factored = functools.partial(_value_and_factored, table=_table(case))
     runs: dict[str, Callable[..., tuple[Arrays, Arrays]]] = {
-        "none": _plain,
-        "jit": _plain,
+        "none": _run_plain,
+        "jit": _run_plain,
         "remat": lambda f, case, ct, gradients: jax.checkpoint(functools.partial(gradients, f))(
             case.differentiable, ct
         ),
         "scan": _scanned_gradients,
-        "vmap of grad": functools.partial(_mapped, grad_outside=False),
+        "vmap of grad": functools.partial(_run_mapped, grad_outside=False),
         **{name: functools.partial(_sharded_gradients, axis=axis) for name, axis in _SHARDED_AXES.items()},
-        "export": _exported,
+        "export": _run_exported,
     }
     run = runs[transformation]
     f = functools.partial(_call, case, lutjax, implementation)
     g = functools.partial(_call, case, _reference(case), None, accumulate=None)
     cotangent = _cotangent(case, jax.eval_shape(g, case.differentiable))
     how = "scan of gradients" if transformation == "scan" else transformation
-    expected = _expected(how, run, g, case, cotangent, _value_and_cotangents)
+    expected = _reference_results(how, run, g, case, cotangent, _value_and_cotangents)
     if transformation in ("none", "export"):
         actual = run(f, case, cotangent, factored)
     else:
-        actual = _jitted(run, f, case, cotangent, factored)
+        actual = _run_jitted(run, f, case, cotangent, factored)
     _assert_both_close(f"{case}, factored, {transformation}", actual, expected, tolerance)
 
 
@@ -241,20 +241,20 @@ def update_program(
     weights = case.differentiable[table]
     state = jax.tree.map(lambda a: a + jnp.asarray(0.5, a.dtype), rule.init(weights))
 
-    def actual(weights: Any, state: Any) -> tuple[Arrays, ...]:
+    def compute_actual(weights: Any, state: Any) -> tuple[Arrays, ...]:
         differentiable = {**case.differentiable, table: weights}
-        _, gradients = _factored(f, differentiable, ct, table)
+        _, gradients = _run_factored(f, differentiable, ct, table)
         new, new_state = lutjax.update_table(
             weights, gradients[table], 0.25, rule, state, implementation=implementation, **options
         )
         return ({table: new, **new_state},)
 
-    def expected(weights: Any, state: Any) -> tuple[Arrays, ...]:
+    def compute_expected(weights: Any, state: Any) -> tuple[Arrays, ...]:
         dtype = accumulator(weights.dtype)
         differentiable = {**case.differentiable, table: weights.astype(dtype)}
         of_outputs = jax.tree.map(lambda a: a.astype(dtype), ct)
         _, gradients = _value_and_cotangents(g, differentiable, of_outputs)
-        touched = _touched(case, differentiable)
+        touched = _mask_touched(case, differentiable)
         old = weights.astype(dtype)
         rates = jnp.asarray(options.get("rates", 1.0), dtype)
         rates = rates[:, None, None] if rates.ndim == 1 else rates
@@ -273,7 +273,7 @@ def update_program(
         new = rule.next_state(state, new, jnp.asarray(0.25, dtype) * rates)
         return ({table: moved.astype(weights.dtype), **new},)
 
-    return Program(f"{case}, {rule}", actual, expected, (weights, state))
+    return Program(f"{case}, {rule}", compute_actual, compute_expected, (weights, state))
 
 
 def check_update(
@@ -304,7 +304,7 @@ def _table(case: Case) -> str:
     return case.table
 
 
-def _touched(case: Case, differentiable: Arrays) -> jax.Array:
+def _mask_touched(case: Case, differentiable: Arrays) -> jax.Array:
     """Return the mask of accessed rows, ``[T, R, 1]`` or ``[E]`` for edges.
 
     A cotangent of ones reaches exactly these rows.
@@ -373,11 +373,11 @@ def check_lowering(
         f = functools.partial(_call, case, lutjax, implementation, accumulate=accumulate)
         mesh = _ahead_of_time.mesh(platform, device_kind, 2, "shards")
 
-        def sharded(differentiable: Arrays, ct: Arrays | None = None) -> tuple[Arrays, Arrays]:
+        def run_sharded(differentiable: Arrays, ct: Arrays | None = None) -> tuple[Arrays, Arrays]:
             shard = dataclasses.replace(case, differentiable=differentiable)
-            return _sharded(f, shard, ct or {}, axis=_SHARDED_AXES[transformation], mesh=mesh)
+            return _run_sharded(f, shard, ct or {}, axis=_SHARDED_AXES[transformation], mesh=mesh)
 
-        exported = _ahead_of_time.lower_on_mesh(sharded, *of_op.shapes(), platform=platform)
+        exported = _ahead_of_time.lower_on_mesh(run_sharded, *of_op.shapes(), platform=platform)
     of_reference = jax.eval_shape(of_op.expected, *of_op.shapes())
     wanted = [(a.shape, a.dtype) for a in jax.tree.leaves(of_reference)]
     lowered = [(a.shape, a.dtype) for a in exported.out_avals]
@@ -468,7 +468,7 @@ def _value_and_cotangents(
     return outputs, pullback(ct)[0]
 
 
-def _factored(
+def _run_factored(
     f: Callable[..., Arrays], differentiable: Arrays, ct: Arrays, table: str = "weights"
 ) -> tuple[Arrays, Arrays]:
     """Return outputs and cotangents, with a sparse cotangent for the table."""
@@ -477,7 +477,7 @@ def _factored(
         outputs = f(d)
         # Not multiplied: an output times a cotangent would be rounded, and a sum over the dtype overflow.
         return sum(
-            (_inner(a, ct[name]) for name, a in _with_gradient(outputs).items()), jnp.float32(0)
+            (_inner_product(a, ct[name]) for name, a in _with_gradient(outputs).items()), jnp.float32(0)
         ), outputs
 
     gradient = value_and_grad(loss, tables=lambda name, a: name == table, has_aux=True)
@@ -488,30 +488,30 @@ def _factored(
 def _value_and_factored(
     f: Callable[..., Arrays], differentiable: Arrays, ct: Arrays, *, table: str
 ) -> tuple[Arrays, Arrays]:
-    outputs, cotangents = _factored(f, differentiable, ct, table)
+    outputs, cotangents = _run_factored(f, differentiable, ct, table)
     return outputs, {**cotangents, table: cotangents[table].to_dense()}
 
 
 @jax.custom_vjp
-def _inner(a: jax.Array, ct: jax.Array) -> jax.Array:
+def _inner_product(a: jax.Array, ct: jax.Array) -> jax.Array:
     """Return a scalar whose gradient in `a` is exactly `ct`."""
     return jnp.sum(a.astype(jnp.float32))
 
 
 def _inner_forward(a: jax.Array, ct: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return _inner(a, ct), _compat.cast_varying(ct, _compat.varying_axes(a))
+    return _inner_product(a, ct), _compat.cast_varying(ct, _compat.varying_axes(a))
 
 
 def _inner_backward(ct: jax.Array, one: jax.Array) -> tuple[jax.Array, None]:
     return ct, None
 
 
-_inner.defvjp(_inner_forward, _inner_backward)
+_inner_product.defvjp(_inner_forward, _inner_backward)
 
 Gradients = Callable[[Callable[..., Arrays], Arrays, Arrays], tuple[Arrays, Arrays]]
 
 
-def _jitted(
+def _run_jitted(
     run: Callable[..., Any], f: Callable[..., Arrays], case: Case, ct: Arrays, *how: Gradients
 ) -> Any:
     return jax.jit(lambda d, ct: run(f, dataclasses.replace(case, differentiable=d), ct, *how))(
@@ -528,21 +528,21 @@ _OWN_RESULTS = (
 _expectations: weakref.WeakKeyDictionary[Case, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
-def _expected(
+def _reference_results(
     transformation: str, run: Callable[..., Any], g: Any, case: Case, ct: Arrays, *how: Gradients
 ) -> tuple[Arrays, Arrays]:
     """Return the reference's results, computed once per case."""
     if transformation not in _OWN_RESULTS:
-        transformation, run, how = "plain", _plain, ()
+        transformation, run, how = "plain", _run_plain, ()
     known = _expectations.setdefault(case, {})
     key = (transformation, getattr(_reference(case), case.op), g.keywords["accumulate"])
     if key not in known:
-        known[key] = _jitted(run, g, case, ct, *how)
+        known[key] = _run_jitted(run, g, case, ct, *how)
     results: tuple[Arrays, Arrays] = known[key]
     return results
 
 
-def _plain(
+def _run_plain(
     f: Callable[..., Arrays], case: Case, ct: Arrays, gradients: Gradients = _value_and_cotangents
 ) -> tuple[Arrays, Arrays]:
     return gradients(f, case.differentiable, ct)
@@ -566,7 +566,7 @@ def _scanned_gradients(
 def _sharded_gradients(
     f: Callable[..., Arrays], case: Case, ct: Arrays, gradients: Gradients, *, axis: str
 ) -> tuple[Arrays, Arrays]:
-    """Run a case as `_sharded` does, with the gradient taken by each device."""
+    """Run a case as `_run_sharded` does, with the gradient taken by each device."""
     mesh = _mesh()
     specs, spec = _sharding(case, axis)
     fixed = {name: a for name, a in case.fixed.items() if isinstance(a, jax.Array)}
@@ -592,7 +592,7 @@ def _variants(case: Case, a: Any, axes: Axes) -> Any:
     return jnp.stack([a, -a, jnp.roll(a, 1, axes.batch or 0) if a.ndim else 2 * a])
 
 
-def _mapped(
+def _run_mapped(
     f: Callable[..., Arrays],
     case: Case,
     ct: Arrays,
@@ -624,10 +624,10 @@ def _mapped(
     )
 
 
-def _scanned(f: Callable[..., Arrays], case: Case, ct: Arrays) -> tuple[Arrays, Arrays]:
+def _run_scanned(f: Callable[..., Arrays], case: Case, ct: Arrays) -> tuple[Arrays, Arrays]:
     """Run the function twice in a loop, the second time with other values."""
 
-    def twice(d: Arrays) -> Arrays:
+    def run_twice(d: Arrays) -> Arrays:
         def body(total: Arrays, sign: jax.Array) -> tuple[Arrays, Arrays]:
             outputs = f(_times(d, sign))
             return jax.tree.map(jnp.add, total, _times(outputs, sign)), outputs
@@ -635,10 +635,10 @@ def _scanned(f: Callable[..., Arrays], case: Case, ct: Arrays) -> tuple[Arrays, 
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(f, d))
         return jax.lax.scan(body, zero, jnp.array([1, -1], jnp.int32))[0]
 
-    return _value_and_cotangents(twice, case.differentiable, ct)
+    return _value_and_cotangents(run_twice, case.differentiable, ct)
 
 
-def _exported(
+def _run_exported(
     f: Callable[..., Arrays], case: Case, ct: Arrays, gradients: Gradients = _value_and_cotangents
 ) -> tuple[Arrays, Arrays]:
     function = jax.jit(functools.partial(gradients, f))
@@ -669,7 +669,7 @@ def _has_detectors(case: Case) -> bool:
     return any(axes.detector is not None for axes in case.axes.values())
 
 
-def _sharded(
+def _run_sharded(
     f: Callable[..., Arrays],
     case: Case,
     ct: Arrays,

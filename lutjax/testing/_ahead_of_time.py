@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from lutjax.kernels._pallas._tpus import TPU, named
+from lutjax.kernels._pallas._tpus import TPU, find_generation
 
 # Triton and native kernel calls have no stability guarantee, and no other version runs Pallas
 # kernels.
@@ -40,7 +40,7 @@ def mesh(
 
 
 @contextlib.contextmanager
-def tracing_for(platform: str, device_kind: str) -> Iterator[None]:
+def use_target(platform: str, device_kind: str) -> Iterator[None]:
     """Trace the calls in this block for a `mesh` device."""
     with jax.sharding.use_abstract_mesh(mesh(platform, device_kind)):
         yield
@@ -52,7 +52,7 @@ def lower(f: Callable[..., Any], *arguments: Any, platform: str, device_kind: st
     Args:
       arguments: arrays, or their shapes. platform, device_kind: see `mesh`.
     """
-    with tracing_for(platform, device_kind):
+    with use_target(platform, device_kind):
         return lower_on_mesh(f, *arguments, platform=platform)
 
 
@@ -73,10 +73,10 @@ def compile_for_tpu(f: Callable[..., Any], *arguments: Any, tpu: str | TPU) -> j
     """
     from jax.experimental import topologies
 
-    tpu = named(tpu) if isinstance(tpu, str) else tpu
+    tpu = find_generation(tpu) if isinstance(tpu, str) else tpu
     device = topologies.get_topology_desc(tpu.topology, "tpu").devices[0]
     sharding = jax.sharding.SingleDeviceSharding(device)
     placed = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), arguments)
-    with tracing_for("tpu", tpu.device_kind):
+    with use_target("tpu", tpu.device_kind):
         lowered = jax.jit(f).trace(*placed).lower(lowering_platforms=("tpu",))
     return lowered.compile()

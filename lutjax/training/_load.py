@@ -6,7 +6,7 @@ from typing import Any
 
 from lutjax.arguments import format_value
 from lutjax.bundles._layout import is_bundle
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 
 
 def load(folder: str | os.PathLike[str], into: Any = None) -> Any:
@@ -55,7 +55,7 @@ def load(folder: str | os.PathLike[str], into: Any = None) -> Any:
     path = Path(folder)
     if not path.exists():
         raise FileNotFoundError(f"load: the folder {path} does not exist.")
-    with needed_by("lutjax.load"):
+    with require_optional("lutjax.load"):
         if is_bundle(path):
             from lutjax.bundles import loading
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from lutjax.bundles._layout import MEMORY_RECORD, is_bundle
 from lutjax.files import strict_json
-from lutjax.files.messages import in_a_line, printable
+from lutjax.files.messages import escape_unprintable, in_a_line
 from lutjax.files.strict_json import Fields
 from lutjax.tables import overlays
 from lutjax.training import checkpoints, model_folders, runs
@@ -47,9 +47,9 @@ def facts(folder: Path, *, on_damage: Callable[[str], None] = checkpoints.warn) 
         raise CheckpointError(
             f"the record of the run in {folder} is damaged, or of another version: {in_a_line(error)}"
         ) from error
-    for line in runs.changed(folder):
+    for line in runs.list_changed_files(folder):
         on_damage(line)
-    done = runs.finished(folder)
+    done = runs.read_finishing_record(folder)
     return {
         **meta,
         "kind": kind,
@@ -100,7 +100,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         from lutjax.convert import _memories
 
         write = _memories.lines
-    return [printable(line) for line in write(found)]
+    return [escape_unprintable(line) for line in write(found)]
 
 
 def _lines(found: Mapping[str, Any]) -> list[str]:
@@ -176,4 +176,4 @@ def _word(value: Any) -> str:
 
 
 def _list_names(names: list[str]) -> str:
-    return strict_json.listed(names, 300)
+    return strict_json.format_names(names, 300)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Bool, UInt8
 
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 
 if TYPE_CHECKING:
     from lutjax.models import LogicCA
@@ -34,7 +34,7 @@ def animate(
       side: approximate panel width in pixels.
       milliseconds: time per frame.
     """
-    with needed_by("lutjax.training.animation"):
+    with require_optional("lutjax.training.animation"):
         from PIL import Image, ImageDraw, ImageFont
 
     title_font, caption_font = ImageFont.load_default(18), ImageFont.load_default(15)

@@ -13,14 +13,14 @@ from jax.sharding import Mesh
 from jaxtyping import Bool
 
 import lutjax
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.models import LogicCA, LogicCAConfig, automaton
 from lutjax.training import hosts, meshes, models, runs
 from lutjax.training.automaton_config import N_BOARDS, TrainingConfig as TrainingConfig
 from lutjax.training.models import ModelRun, State, Structure
 from lutjax.values import Array
 
-with needed_by(__name__):
+with require_optional(__name__):
     import optax
 
 
@@ -99,9 +99,9 @@ class Run(ModelRun[LogicCA]):
         structure = Structure(lambda rngs: LogicCA(model, rngs=rngs))
         # One torus contains all boards of the Game of Life.
         samples = 1 if target is None and training.batch_size >= N_BOARDS else training.batch_size
-        super().__init__(structure, self._first, training.seed, samples)
+        super().__init__(structure, self._initialize_optimizer, training.seed, samples)
         self._place_on_mesh(None)
-        self._wrong = jax.jit(lambda best, others: self._mapped(self._wrong_of, best, others))
+        self._wrong = jax.jit(lambda best, others: self._map_runs(self._count_wrong_bits, best, others))
 
     def divide(self, asked: Mapping[str, int] | None = None) -> None:
         """Shard the batch over devices and replicate the few gates; see `ModelRun.divide`."""
@@ -120,7 +120,7 @@ class Run(ModelRun[LogicCA]):
             return
         super().divide(asked)
 
-    def _mapped(self, function: Callable[..., T], *trees: Any) -> T:
+    def _map_runs(self, function: Callable[..., T], *trees: Any) -> T:
         """Apply a function to a seed and trees of arrays, mapped over runs if there are several."""
         seeds = range(self.training.seed, self.training.seed + self.training.runs)
         keys = jnp.stack([jax.random.key(seed) for seed in seeds])
@@ -135,19 +135,19 @@ class Run(ModelRun[LogicCA]):
     def init(self) -> State:
         if self.training.runs == 1:
             return super().init()
-        state: State = jax.jit(lambda: self._mapped(self.sample_state))()
+        state: State = jax.jit(lambda: self._map_runs(self.sample_state))()
         return state
 
     def abstract(self) -> State:
         if self.training.runs == 1:
             return super().abstract()
-        state: State = jax.eval_shape(lambda: self._mapped(self.sample_state))
+        state: State = jax.eval_shape(lambda: self._map_runs(self.sample_state))
         return state
 
     def _place_on_mesh(self, mesh: Mesh | None) -> None:
-        self.advance = self._repeated(self.step, None)
+        self.advance = self._repeat_step(self.step, None)
 
-    def _first(self, params: Any) -> Optimizer:
+    def _initialize_optimizer(self, params: Any) -> Optimizer:
         # Copy: the state's memory is donated, so no array may appear twice.
         best = jax.tree.map(jnp.copy, params)
         return Optimizer(self.optimizer.init(params), best, jnp.float32(jnp.inf), jnp.float32(0))
@@ -175,7 +175,7 @@ class Run(ModelRun[LogicCA]):
 
     def step(self, state: State, number: Array, data: None) -> tuple[State, Array]:
         """Return the next state and the loss per grid; see `lutjax.training.loop.Step`."""
-        new, losses = self._mapped(lambda key, state: self._step_of(key, state, number), state)
+        new, losses = self._map_runs(lambda key, state: self._step_of(key, state, number), state)
         return new, losses.mean()
 
     def _step_of(self, seed: Array, state: State, number: Array) -> tuple[State, Array]:
@@ -183,7 +183,7 @@ class Run(ModelRun[LogicCA]):
         key = jax.random.fold_in(seed, number)
         sample_key, update_key, gate_key = jax.random.split(key, 3)
         first, target = meshes.shard_samples(self.sample(sample_key, training.batch_size), self.mesh, axis=1)
-        target = self._compared(target)
+        target = self._select_compared(target)
         soft_first, soft_target = first.astype(jnp.float32), target.astype(jnp.float32)
         model = self.structure.model(state.params, state.others)
         wiring = model.wiring
@@ -200,11 +200,11 @@ class Run(ModelRun[LogicCA]):
                 *(config, coefficients, wiring, soft_first, training.n_steps, update_key),
                 keep_every=training.keep_every,
             )
-            return jnp.square(self._compared(last) - soft_target).sum()
+            return jnp.square(self._select_compared(last) - soft_target).sum()
 
         loss, gradients = jax.value_and_grad(loss_of)(state.params)
         last = automaton.run_hard(config, model.gates(), wiring, first, training.n_steps, update_key)
-        wrong = (self._compared(last) != target).sum().astype(jnp.float32) / target.shape[1]
+        wrong = (self._select_compared(last) != target).sum().astype(jnp.float32) / target.shape[1]
         old = state.optimizer
         samples_boards = self.target is None and training.batch_size < N_BOARDS
         keep = _SMOOTHING if training.start == "random" or samples_boards else 0.0
@@ -226,7 +226,7 @@ class Run(ModelRun[LogicCA]):
         """State channels compared with the target."""
         return self.training.loss_channels or tuple(range(1 if self.target is None else len(self.target)))
 
-    def _compared(self, states: jax.Array) -> jax.Array:
+    def _select_compared(self, states: jax.Array) -> jax.Array:
         """Select the compared channels from states or their targets."""
         if not self.training.loss_channels:
             return states[: len(self.compared)]
@@ -234,7 +234,7 @@ class Run(ModelRun[LogicCA]):
 
     def best(self, state: State) -> LogicCA:
         """Return the model with the best hard automaton, on one device."""
-        params, others = meshes.local((state.optimizer.best, state.others))
+        params, others = meshes.copy_to_local((state.optimizer.best, state.others))
         if self.training.runs > 1:
             first = int(np.argmin(self.wrong_of_runs(state)))
             params, others = jax.tree.map(lambda a: a[first], (params, others))
@@ -249,23 +249,25 @@ class Run(ModelRun[LogicCA]):
         wrong: list[float] = np.reshape(self._wrong(state.optimizer.best, state.others), -1).tolist()
         return wrong
 
-    def _wrong_of(self, seed: Array, params: Any, others: Any) -> jax.Array:
+    def _count_wrong_bits(self, seed: Array, params: Any, others: Any) -> jax.Array:
         model = self.structure.model(params, others)
         sample_key, update_key = jax.random.split(jax.random.fold_in(seed, 0xFFFFFFFF))
         sample = self.sample(sample_key, N_BOARDS if self.target is None else EVALUATION_BATCH)
         first, target = jax.lax.optimization_barrier(sample)  # prevent XLA from constant-folding the steps
         n_steps = self.training.n_steps
         last = automaton.run_hard(self.config, model.gates(), model.wiring, first, n_steps, update_key)
-        wrong: jax.Array = (self._compared(last) != self._compared(target)).sum() / target.shape[1]
+        wrong: jax.Array = (
+            self._select_compared(last) != self._select_compared(target)
+        ).sum() / target.shape[1]
         return wrong
 
 
-def _best(folder: Path, step: int, record: Record) -> LogicCA:
+def _load_best(folder: Path, step: int, record: Record) -> LogicCA:
     run = Run(record.model, record.training, pattern(record))
     return run.best(models.restore(folder, step, run))
 
 
-load_model = models.Loader(Record, _best)
+load_model = models.Loader(Record, _load_best)
 """Loader for a run's best hard automaton and record; see `lutjax.training.models.Loader`."""
 
 

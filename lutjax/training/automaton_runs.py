@@ -43,7 +43,7 @@ class Automaton(Experiment):
         self.run = Run(record.model, record.training, pattern(record))
 
     @classmethod
-    def new(
+    def create(
         cls,
         fields: Mapping[str, Any],
         experiment: str = "life",
@@ -89,7 +89,7 @@ class Automaton(Experiment):
     def evaluate(self, state: State) -> float:
         return self.run.wrong(state)
 
-    def solved(self) -> str | None:
+    def early_stop_reason(self) -> str | None:
         last = [wrong for _, wrong in self.record.history.test[-SOLVED_TESTS:]]
         if not self.intervals.stop_when_solved or len(last) < SOLVED_TESTS or any(last):
             return None
@@ -133,10 +133,10 @@ class Automaton(Experiment):
     def _prune(self, state: State, path: Path) -> list[str]:
         model, n = self.run.best(state), self._n_shown
         before = pruning.without_channels(model.with_update_rate(1).circuit(merge=2), n)
-        pruned = pruning.pruned(self.run, model)
+        pruned = pruning.prune_automaton(self.run, model)
         after = pruned.rule(n)
         path.write_text(netlist_json.write(after))
-        counts = circuits.active(model, n), circuits.active(pruned.model, n)
+        counts = circuits.count_active_gates(model, n), circuits.count_active_gates(pruned.model, n)
         return [
             "Active live gates, and those of the circuit of one cell, in which equal gates are one:",
             f"  {counts[0]:>6} {len(before):>6}  as learned",
@@ -188,13 +188,16 @@ def checks(run: Run, model: LogicCA) -> list[str]:
         boards = (np.arange(N_BOARDS)[:, None] >> np.arange(9) & 1).astype(bool).reshape(-1, 3, 3)
         grid = np.asarray(jax.random.bernoulli(key, shape=(64, 64)))
 
-        def hidden(boards: np.ndarray) -> np.ndarray:
+        def add_hidden_channels(boards: np.ndarray) -> np.ndarray:
             return np.concatenate([boards[..., None], np.zeros((*boards.shape, channels - 1), bool)], -1)
 
-        right = np.asarray(run_model(hidden(boards), 1)[..., 0] == life(boards)).all((1, 2))
-        expected, got = grid, hidden(grid)
+        right = np.asarray(run_model(add_hidden_channels(boards), 1)[..., 0] == life(boards)).all((1, 2))
+        expected, got = grid, add_hidden_channels(grid)
         for _ in range(64):
-            expected, got = np.asarray(life(expected)), hidden(np.asarray(run_model(got, 1))[..., 0])
+            expected, got = (
+                np.asarray(life(expected)),
+                add_hidden_channels(np.asarray(run_model(got, 1))[..., 0]),
+            )
         return [
             f"boards of 3 x 3 cells: {right.sum()} of {N_BOARDS} right",
             f"64 x 64 cells, 64 steps: {(got[..., 0] != expected).sum()} wrong",
@@ -202,7 +205,7 @@ def checks(run: Run, model: LogicCA) -> list[str]:
     compared = list(run.compared)
     target = np.moveaxis(run.target, 0, -1)
 
-    def wrong(state: np.ndarray | jax.Array, target: np.ndarray) -> int:
+    def count_wrong_bits(state: np.ndarray | jax.Array, target: np.ndarray) -> int:
         return int((np.asarray(state)[..., compared] != target[..., compared]).sum())
 
     if training.start == "random":
@@ -211,7 +214,7 @@ def checks(run: Run, model: LogicCA) -> list[str]:
         half, steps = training.size // 2, 2 * training.n_steps
         damaged = jnp.asarray(whole).at[:half, :half].set(False)
         lines = [
-            f"a cleared quarter after {steps} steps: {wrong(run_model(damaged, steps), target)} bits wrong"
+            f"a cleared quarter after {steps} steps: {count_wrong_bits(run_model(damaged, steps), target)} bits wrong"
         ]
         if np.array_equal(run.target, patterns.checkerboard(training.size)):
             # Enlarge by whole squares so that the pattern is the same from each corner.
@@ -219,14 +222,14 @@ def checks(run: Run, model: LogicCA) -> list[str]:
             noise = jax.random.bernoulli(key, shape=(large, large, channels))
             expected = np.moveaxis(patterns.checkerboard(large), 0, -1)
             lines.append(
-                f"{large} x {large} cells, {steps} steps: {wrong(run_model(noise, steps), expected)} bits wrong"
+                f"{large} x {large} cells, {steps} steps: {count_wrong_bits(run_model(noise, steps), expected)} bits wrong"
             )
         if run.config.update_rate < 1:
             for rate in (run.config.update_rate / 2, 1):
                 steps = math.ceil(training.n_steps * run.config.update_rate / rate)
                 last = model.with_update_rate(rate)(start, steps, key=key, deterministic=True)
                 lines.append(
-                    f"cells updated with probability {rate:g}, {steps} steps: {wrong(last, target)} bits wrong"
+                    f"cells updated with probability {rate:g}, {steps} steps: {count_wrong_bits(last, target)} bits wrong"
                 )
         return lines
     if training.start == "seed":
@@ -238,6 +241,6 @@ def checks(run: Run, model: LogicCA) -> list[str]:
         expected = np.pad(target, around)
         return [
             f"{double} x {double} cells, {training.n_steps} steps: "
-            f"{wrong(run_model(state, training.n_steps), expected)} bits wrong"
+            f"{count_wrong_bits(run_model(state, training.n_steps), expected)} bits wrong"
         ]
     return []

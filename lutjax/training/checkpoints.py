@@ -153,7 +153,7 @@ def save(
     hosts.call_in_first(begin)
     try:
         if beside is not None:
-            with hosts.together():
+            with hosts.run_together():
                 beside(temporary)
         content = _write(temporary, step, trees, meta)
         hosts.call_in_first(lambda: finish(content))
@@ -167,7 +167,7 @@ def _write(folder: Path, step: int, trees: Mapping[str, Any], meta: Mapping[str,
     import orbax.checkpoint as ocp
 
     arrays = {name: _flat(tree) for name, tree in trees.items()}
-    with _writing(folder), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
+    with _convert_write_errors(folder), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
         for name, flat in arrays.items():
             writer.save(folder / name, args=ocp.args.StandardSave(flat))
     names = hosts.call_in_first(
@@ -184,7 +184,7 @@ def _write(folder: Path, step: int, trees: Mapping[str, Any], meta: Mapping[str,
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def _convert_write_errors(folder: Path) -> Iterator[None]:
     """Convert Orbax's write errors to OSError.
 
     Suppress the additional tracebacks from its threads.
@@ -259,9 +259,9 @@ def _verify(folder: Path) -> dict[str, Any]:
     found = _digests(folder, list(content["files"]))
     for name, digest in content["files"].items():
         if found[name] is None:
-            raise _damaged(folder, f"{name} is missing")
+            raise _damage_error(folder, f"{name} is missing")
         if found[name] != digest:
-            raise _damaged(folder, f"{name} has changed since it was written")
+            raise _damage_error(folder, f"{name} has changed since it was written")
     meta: dict[str, Any] = content["meta"]
     return meta
 
@@ -323,11 +323,11 @@ def _content(folder: Path) -> dict[str, Any]:
     except OSError as error:
         if not folder.exists():
             raise DamagedError(f"there is no checkpoint {folder}.") from error
-        raise _damaged(folder, f"{_META} cannot be read ({error.strerror})") from error
+        raise _damage_error(folder, f"{_META} cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
-        raise _damaged(folder, f"{_META} is not JSON") from error
+        raise _damage_error(folder, f"{_META} is not JSON") from error
     if not whole:
-        raise _damaged(folder, f"{_META} has changed since it was written")
+        raise _damage_error(folder, f"{_META} has changed since it was written")
     if content.get("format") != FORMAT:
         raise CheckpointError(
             f"the checkpoint {folder} has format {strict_json.format_value(content.get('format'))}; this version reads {FORMAT}."
@@ -335,7 +335,7 @@ def _content(folder: Path) -> dict[str, Any]:
     try:
         _check(content)
     except ValueError as error:
-        raise _damaged(folder, str(error).removesuffix(".")) from error
+        raise _damage_error(folder, str(error).removesuffix(".")) from error
     step = content.get(
         "step", int(folder.name) if folder.name.isdecimal() else 0
     )  # not written by older versions
@@ -389,7 +389,7 @@ def _is_inside(name: str) -> bool:
     )
 
 
-def _damaged(folder: Path, why: str) -> DamagedError:
+def _damage_error(folder: Path, why: str) -> DamagedError:
     return DamagedError(f"the checkpoint {folder} is damaged: {why}.")
 
 

@@ -72,6 +72,6 @@ def table(model: LogicCA, n_outputs: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def active(model: LogicCA, n_outputs: int) -> int:
+def count_active_gates(model: LogicCA, n_outputs: int) -> int:
     """Count the live gates, without pass-through gates; see `table`."""
     return int((live(model, n_outputs) & ~np.isin(np.asarray(model.gates()), INPUTS)).sum())

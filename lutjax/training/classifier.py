@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jaxtyping import Float, Num
 
 import lutjax
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.models import LogicClassifier, LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfig
 from lutjax.models._edges import rows_with_edges, with_edges
 from lutjax.training import meshes, models, optimizers, runs
@@ -26,7 +26,7 @@ from lutjax.training.raw import Form
 from lutjax.training.samples import Samples, SamplesError
 from lutjax.values import Array
 
-with needed_by(__name__):
+with require_optional(__name__):
     import optax
     from flax import nnx
 
@@ -104,7 +104,7 @@ class Run(ModelRun[Model]):
             given["thresholds"] = jnp.asarray(self.thresholds)
         optimizer = optimizers.optimizer("adam", training.rate())
         if training.weight_decay:
-            optimizer = optax.adamw(training.rate(), weight_decay=training.weight_decay, mask=_decayed)
+            optimizer = optax.adamw(training.rate(), weight_decay=training.weight_decay, mask=_decay_mask)
         if learned:
             widths, can_move = _widths(model, train)
             given["widths"] = jnp.asarray(widths)
@@ -123,8 +123,8 @@ class Run(ModelRun[Model]):
 
     def _place_on_mesh(self, mesh: Mesh | None) -> None:
         step = self._step_and_select if self.training.select_every else self.step
-        self.advance = self._repeated(step, (self._train.x, self._train.y))
-        where: dict[str, Any] = {} if mesh is None else {"out_shardings": meshes.everywhere(mesh)}
+        self.advance = self._repeat_step(step, (self._train.x, self._train.y))
+        where: dict[str, Any] = {} if mesh is None else {"out_shardings": meshes.replicated_sharding(mesh)}
         self._classes = jax.jit(self._classes_of, static_argnames="hard", **where)
 
     def _first_state(self, params: Any, others: Any) -> State:
@@ -341,7 +341,7 @@ def _widths(model: Config, train: Samples) -> tuple[np.ndarray, np.ndarray]:
     return widths.astype(np.float32), can_move.astype(np.float32)
 
 
-def _decayed(params: Any) -> Any:
+def _decay_mask(params: Any) -> Any:
     """Return the weight decay mask, which excludes thresholds and wiring scores."""
 
     def decays(path: Any, _: Array) -> bool:
@@ -355,12 +355,12 @@ def _decayed(params: Any) -> Any:
 def _rate_of_thresholds(factors: Array) -> optax.GradientTransformation:
     """Return a transformation for threshold updates in each feature's units."""
 
-    def scaled(updates: Any, params: Any) -> Any:
+    def scale_thresholds(updates: Any, params: Any) -> Any:
         del params
         encoder = {**updates["encoder"], "thresholds": updates["encoder"]["thresholds"] * factors[:, None]}
         return {**updates, "encoder": encoder}
 
-    return optax.stateless(scaled)
+    return optax.stateless(scale_thresholds)
 
 
 def layers_of(model: Model) -> list[tuple[Any, int]]:
@@ -410,7 +410,7 @@ def baselines(
     """
     import warnings
 
-    with needed_by("baselines"):
+    with require_optional("baselines"):
         from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.linear_model import LogisticRegression, RidgeCV
@@ -495,7 +495,7 @@ def selected_model(folder: Path, step: int, record: Record) -> Model:
         thresholds = np.zeros((n_rows, model.n_thresholds), np.float32)
     run = Run(model, record.training, samples, thresholds)
     state = run.selected(models.restore(folder, step, run))
-    return run.structure.model(*meshes.local((state.params, state.others)))
+    return run.structure.model(*meshes.copy_to_local((state.params, state.others)))
 
 
 load_model = models.Loader(Record, _classifier)

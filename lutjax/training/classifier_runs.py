@@ -73,7 +73,7 @@ class Classifier(Experiment):
             self.curves = ("training loss", "hard R2", "soft R2")
 
     @classmethod
-    def new(
+    def create(
         cls,
         fields: Mapping[str, Any],
         path: Path | None = None,
@@ -125,7 +125,7 @@ class Classifier(Experiment):
                         f"{name} is {fields[name]}, but {data.name} has its own test part. Omit --{name}."
                     )
         of_table = isinstance(data.train, Table) and found is None and config is LogicClassifierConfig
-        usual = _usual(data, fields) if of_table else {}
+        usual = _default_fields(data, fields) if of_table else {}
         asked = {**(found.fields() if found else {}), **fields}
         by_class = stratified and data.test is None and not data.regression
         values = {"stratified": by_class, **usual, **asked}
@@ -234,7 +234,7 @@ class Classifier(Experiment):
                     thresholds = thresholds[: record.model.in_features]
                 thresholds = np.tile(thresholds, (self.train.x.shape[1] // len(thresholds), 1))
             linear = "ridge" if self.run.regression else "logistic"
-            with show.doing(f"fitting {linear} regression and a random forest to the same bits"):
+            with show.show_activity(f"fitting {linear} regression and a random forest to the same bits"):
                 record.baselines = baselines(
                     self.train, self.test, record.training, record.model.n_thresholds, thresholds
                 )
@@ -262,13 +262,13 @@ class Classifier(Experiment):
         return self.run.accuracy(state, self.test, hard=True)
 
     def evaluate_other(self, state: State) -> float:
-        return self.run.accuracy(state, self.test, hard=False, steps=self._done())
+        return self.run.accuracy(state, self.test, hard=False, steps=self._completed_steps())
 
     @property
     def _measure(self) -> str:
         return "R2" if self.run.regression else "accuracy"
 
-    def _done(self) -> int:
+    def _completed_steps(self) -> int:
         """Return the number of completed steps at the latest test, 0 before the first."""
         tests = self.record.history.test
         return tests[-1][0] if tests else 0
@@ -278,7 +278,7 @@ class Classifier(Experiment):
         if history.test and history.other:
             hard, soft = history.test[-1][1], history.other[-1][1]
             words.append(f"soft {self._measure} {soft:.4f}, gap {soft - hard:+.4f}")
-            temperature = self.run.temperature(self._done())
+            temperature = self.run.temperature(self._completed_steps())
             if temperature is not None:
                 words.append(f"temperature {float(temperature):.3g}")
         if self.record.training.gate_cost:
@@ -290,8 +290,8 @@ class Classifier(Experiment):
 
     def _gates(self, state: State) -> tuple[float, str]:
         """Return the expected number of gates, and a phrase with the simplified circuit's count."""
-        model = self.run.structure.model(*meshes.local((state.params, state.others)))
-        expected = float(expected_gates(model, self.run.temperature(self._done())))
+        model = self.run.structure.model(*meshes.copy_to_local((state.params, state.others)))
+        expected = float(expected_gates(model, self.run.temperature(self._completed_steps())))
         counts = self._counts(model)
         remain = counts["simplified"]
         return expected, f"not counted, of {counts['at all places']:,}" if remain is None else f"{remain:,}"
@@ -311,7 +311,7 @@ class Classifier(Experiment):
         simplified = len(model.circuit(outputs="bits")) if n_gates <= MOST_GATES else None
         return {"trained": trained, "at all places": n_gates, "simplified": simplified}
 
-    def solved(self) -> str | None:
+    def early_stop_reason(self) -> str | None:
         patience = self.intervals.patience
         accuracies = [accuracy for _, accuracy in self.record.history.test]
         if patience is None or not accuracies:
@@ -336,7 +336,7 @@ class Classifier(Experiment):
     def _report(self, state: State, path: Path) -> list[str]:
         record, last = self.record, state
         state = self.run.selected(state)
-        model = self.run.structure.model(*meshes.local((state.params, state.others)))
+        model = self.run.structure.model(*meshes.copy_to_local((state.params, state.others)))
         packed, trees = model.packed(), []
         if isinstance(model, LogicTreeNet):
             trees = [
@@ -344,7 +344,8 @@ class Classifier(Experiment):
             ]
         thresholds = None if packed.thresholds is None else np.asarray(packed.thresholds)
         hard, soft = (
-            self.run.classes(state, self.test.x, hard=hard, steps=self._done()) for hard in (True, False)
+            self.run.classes(state, self.test.x, hard=hard, steps=self._completed_steps())
+            for hard in (True, False)
         )
         report = reports.report(
             self.test.y,
@@ -446,11 +447,11 @@ class Classifier(Experiment):
         kept = state.optimizer
         if self.run.regression:
             return [
-                f"Kept: the network after {int(kept.step)} of {self._done()} steps; on the training part its R2 is the highest, "
+                f"Kept: the network after {int(kept.step)} of {self._completed_steps()} steps; on the training part its R2 is the highest, "
                 f"{float(kept.accuracy):.3f}."
             ]
         return [
-            f"Kept: the network after {int(kept.step)} of {self._done()} steps; on the training part it is right most often, "
+            f"Kept: the network after {int(kept.step)} of {self._completed_steps()} steps; on the training part it is right most often, "
             f"{100 * float(kept.accuracy):.1f} %."
         ]
 
@@ -503,7 +504,7 @@ def _split_parts(data: datasets.Data, training: TrainingConfig) -> datasets.Part
     )
 
 
-def _usual(data: datasets.Data, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+def _default_fields(data: datasets.Data, fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the default fields for layers of gates on a table."""
     assert isinstance(data.train, Table)
     n_classes = 0 if data.regression else len(set(data.train.labels))

@@ -49,7 +49,7 @@ class Experiment(ABC):
     files: ClassVar[tuple[str, ...]] = ()
     # Names of the training loss, the test metric, and the second test metric, if any
     curves: tuple[str, ...]
-    ends_early: ClassVar[str] = ""  # option that enables `solved`
+    ends_early: ClassVar[str] = ""  # option that enables `early_stop_reason`
 
     record: Any  # see `lutjax.training.runs`
     run: ModelRun[Any]
@@ -58,7 +58,7 @@ class Experiment(ABC):
 
     @classmethod
     @abstractmethod
-    def new(cls, fields: Mapping[str, Any], *args: Any, **source: Any) -> Any:
+    def create(cls, fields: Mapping[str, Any], *args: Any, **source: Any) -> Any:
         """Create a run without any steps; config fields not given have their defaults.
 
         Raises:
@@ -125,7 +125,7 @@ class Experiment(ABC):
         """Describe the speed, given the seconds per step."""
         return f"{1e3 * seconds:.2f} ms/step"
 
-    def solved(self) -> str | None:
+    def early_stop_reason(self) -> str | None:
         """Return a reason to stop before the last step, or None."""
         return None
 
@@ -137,11 +137,11 @@ class Experiment(ABC):
         """The record's options, as an instance of their class."""
         return self.configs.options(**self.record.options)
 
-    def over(self, done: int) -> str | None:
+    def stop_reason(self, done: int) -> str | None:
         """Return the reason why no step follows step `done`, or None."""
         if done >= self.record.training.steps:
             return f"all {done} steps are done"
-        why = self.solved()
+        why = self.early_stop_reason()
         return why and f"{why} after {done} of {self.record.training.steps} steps"
 
 
@@ -173,7 +173,7 @@ class Show:
     def line(self, text: str) -> None:
         """Display a line."""
 
-    def doing(self, text: str) -> AbstractContextManager[object]:
+    def show_activity(self, text: str) -> AbstractContextManager[object]:
         """Display the activity of a block."""
         return contextlib.nullcontext()
 
@@ -290,8 +290,8 @@ def resume(
     finished = None
     if look and not (options or same or steps):
         finished = hosts.call_in_first(lambda: runs.Finished.read(folder))
-    if finished is not None and hosts.call_in_first(lambda: finished.complete(folder)):
-        show.line(_finished(folder, finished))
+    if finished is not None and hosts.call_in_first(lambda: finished.is_complete(folder)):
+        show.line(_describe_finished(folder, finished))
         return
     with runs.lock(folder):
         done, found = runs.read(folder, kind.kept, on_damage=show.line)
@@ -306,7 +306,7 @@ def resume(
         check_memory(experiment)
         _check_processes(experiment)
         runs.set_aside_damaged(folder, done)
-        runs.check_space(folder, 0 if experiment.over(done) else _bytes(experiment.run.abstract()))
+        runs.check_space(folder, 0 if experiment.stop_reason(done) else _bytes(experiment.run.abstract()))
         with loop.stop_on_signal(show.second_signal) as stop:
             _go_on(experiment, folder, done, show, stop)
 
@@ -338,14 +338,14 @@ def dry_run(experiment: Experiment, show: Show) -> None:
         held, each = f"; a device holds {_size(_bytes(part))} of it", " on each device"
     show.line(f"state: {_size(_bytes(state_of))}, the size of a checkpoint{held}")
     start = time.perf_counter()
-    with show.doing("compiling"):
-        compiled = functools.partial(experiment.run.advance.compiled, state_of)
+    with show.show_activity("compiling"):
+        compiled = functools.partial(experiment.run.advance.compile_program, state_of)
         program, advance = _show_kernels(show, experiment, state_of, compiled)
     compiling = time.perf_counter() - start
     planned = planned_bytes(program)
     if planned is not None:
         show.line(f"memory for training{each}: {_size(planned)}, without tests, as the compiler plans it")
-    with show.doing("measuring steps"):
+    with show.show_activity("measuring steps"):
         state, first = experiment.run.init(), 0
 
         def seconds(count: int) -> float:
@@ -382,7 +382,7 @@ def _with_steps(
     experiment: Experiment, make: Callable[[Any], Experiment], steps: int, done: int, show: Show
 ) -> Experiment:
     """Return the run with another number of steps, and display any difference from a fresh run."""
-    record, why = experiment.record, experiment.solved()
+    record, why = experiment.record, experiment.early_stop_reason()
     if why is not None:
         raise RunError(
             f"steps is {steps}, but {experiment.ends_early} ended the run early ({why}). Change "
@@ -433,7 +433,7 @@ def _check_processes(experiment: Experiment) -> None:
 
 def _go_on(experiment: Experiment, folder: Path, done: int, show: Show, stop: loop.Stop) -> None:
     state: State | None = None
-    if experiment.over(done) is None:
+    if experiment.stop_reason(done) is None:
         start, first = time.perf_counter(), done
         resumed = f"; resumed after {done} steps" if done else ""
         show.line(
@@ -444,20 +444,20 @@ def _go_on(experiment: Experiment, folder: Path, done: int, show: Show, stop: lo
                 f"{hosts.count()} processes: where one is lost, the others end within {hosts.LOST_AFTER} s, and --resume goes on with those that "
                 "remain."
             )
-        with stop.interruptible():
+        with stop.allow_interrupt():
             state = models.restore(folder, done, experiment.run) if done else experiment.run.init()
             _show_kernels(show, experiment, state, functools.partial(experiment.run.advance.trace, state))
         state, done = _train(experiment, state, folder, done, show, stop)
         show.line(f"{done - first} steps in {time.perf_counter() - start:.0f} s.")
-    finished = hosts.call_in_first(lambda: runs.finished(folder))
+    finished = hosts.call_in_first(lambda: runs.read_finishing_record(folder))
     names = [part.name for part in experiment.parts()]
     if finished.why and hosts.call_in_first(lambda: all(finished.has(folder, name) for name in names)):
-        show.line(_finished(folder, finished))
+        show.line(_describe_finished(folder, finished))
         return
     if state is None:
         state = models.restore(folder, done, experiment.run)
     try:
-        with stop.interruptible():
+        with stop.allow_interrupt():
             _finish(experiment, state, folder, done, finished, show)
     except KeyboardInterrupt:
         raise StoppedError(done) from None
@@ -504,14 +504,14 @@ def _train(
             watcher.resume()
 
     def draw() -> None:
-        with runs.atomically(folder / runs.CURVES) as path:
+        with runs.write_atomically(folder / runs.CURVES) as path:
             runs.write_curves(path, history, experiment.curves)
         experiment.draw(folder)
 
     hooks = [loop.Hook(intervals.eval_every, test), loop.Hook(intervals.checkpoint_every, save)]
     with ExitStack() as stack:
 
-        def stopped() -> bool:
+        def agree_to_stop() -> bool:
             return hosts.agree(stop())
 
         watchers = [stack.enter_context(watcher) for watcher in show.watchers(experiment, done)]
@@ -522,12 +522,12 @@ def _train(
             steps=record.training.steps,
             log=loop.Log(intervals.log_every, log),
             hooks=hooks,
-            slowest=hosts.largest,
-            stopped=lambda: stopped() or experiment.solved() is not None,
+            slowest=hosts.max_over_processes,
+            stopped=lambda: agree_to_stop() or experiment.early_stop_reason() is not None,
         )
         if done != saved:
             save(done, None, state)
-        if stopped():
+        if agree_to_stop():
             raise StoppedError(done)
     return state, done
 
@@ -535,7 +535,7 @@ def _train(
 def _finish(
     experiment: Experiment, state: State, folder: Path, done: int, finished: runs.Finished, show: Show
 ) -> None:
-    why = experiment.over(done)
+    why = experiment.stop_reason(done)
     assert why is not None
     if finished.why:  # its parts have changed, or a file was deleted
         finished.why = ""
@@ -545,11 +545,11 @@ def _finish(
         experiment.compare(show)
     for part in parts:
         if not hosts.call_in_first(lambda name=part.name: finished.has(folder, name)):  # type: ignore[misc]
-            with show.doing(part.doing), runs.written(folder / part.name) as path:
+            with show.show_activity(part.doing), runs.write_run_file(folder / part.name) as path:
                 lines = list(part.do(state, path) or ())
                 written = path.exists()
             finished.parts[part.name] = (written, lines)
-            finished.wrote(folder, part.name)
+            finished.record_file(folder, part.name)
             finished.write(folder)
         for line in finished.parts[part.name][1]:
             show.line(line)
@@ -559,7 +559,7 @@ def _finish(
     show.line(f"finished, as {why}. In {folder}: {runs.FOLDER}, {', '.join(files)}")
 
 
-def _finished(folder: Path, finished: runs.Finished) -> str:
+def _describe_finished(folder: Path, finished: runs.Finished) -> str:
     results = next((lines[0] for _, lines in finished.parts.values() if lines), "")
     return f"{folder} is finished: {finished.why}. {results}".rstrip()
 

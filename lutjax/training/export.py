@@ -163,8 +163,8 @@ def _circuit(
     layers = source.layers() if wanted.target and source.layers is not None else None
     if wanted.optimize:
         progress("optimizing the circuit")
-        circuit = optimized(circuit, wanted.optimize)
-        layers = None if layers is None else optimized(layers, wanted.optimize)
+        circuit = optimize_circuit(circuit, wanted.optimize)
+        layers = None if layers is None else optimize_circuit(layers, wanted.optimize)
     elif wanted.lut is None and circuit.about["kind"] == "automaton" and circuit.n_inputs <= _TABULATED:
         circuit = circuits.tabulate(circuit)  # training finds some circuit for a rule, rarely the shortest
     progress("asking the model in JAX")
@@ -221,10 +221,10 @@ _SMALL_INPUTS = 16
 _SEEDS = 2  # resynthesis runs for circuits with few inputs, some 20 seconds each
 
 OPTIMIZED = ("ands", "gates", "lut6")
-"""Goals of `optimized`: minimize AND nodes, two-input gates of any kind, or 6-input LUTs."""
+"""Goals of `optimize_circuit`: minimize AND nodes, two-input gates of any kind, or 6-input LUTs."""
 
 
-def optimized(circuit: Circuit, goal: str) -> Circuit:
+def optimize_circuit(circuit: Circuit, goal: str) -> Circuit:
     """Return a smaller equivalent circuit, for one of the goals `OPTIMIZED`.
 
     ABC minimizes AND nodes and tables; `lutjax.circuits.resynthesize` then optimizes circuits with
@@ -242,7 +242,7 @@ def optimized(circuit: Circuit, goal: str) -> Circuit:
                 f"--optimize gates supports at most {MOST_INPUTS} inputs; this circuit has "
                 f"{circuit.n_inputs}. Choose ands or lut6."
             )
-        return _searched(circuits.tabulate(circuit), goal)
+        return _search_smallest(circuits.tabulate(circuit), goal)
     if abc.find() is None:
         raise RunError(f"--optimize {goal} needs ABC, which is not found: pip install pyosys")
     quick, end = (abc.SCRIPT, "") if goal == "ands" else ("strash", "; if -K 6 -a")
@@ -254,10 +254,10 @@ def optimized(circuit: Circuit, goal: str) -> Circuit:
             except RuntimeError:  # an ABC without this search, such as Debian's
                 break
     best = min(found, key=len)
-    return _searched(best, goal) if small and goal == "ands" else best
+    return _search_smallest(best, goal) if small and goal == "ands" else best
 
 
-def _searched(circuit: Circuit, goal: str) -> Circuit:
+def _search_smallest(circuit: Circuit, goal: str) -> Circuit:
     """Return the smallest circuit from successive searches, each from the previous result."""
     for seed in range(_SEEDS):
         circuit = circuits.resynthesize(circuit, goal, seed=seed)
@@ -672,7 +672,7 @@ def _automaton_source(
         name = "random neighborhoods"
 
     def answer(numbers: Numbers) -> Numbers:
-        return _next(model, numbers)
+        return _next_states(model, numbers)
 
     remarks: tuple[str, ...] = ()
     if channels == 1 and (record is None or record.target is None):
@@ -695,7 +695,7 @@ def _automaton_source(
     )
 
 
-def _next(model: LogicCA, x: Numbers) -> np.ndarray:
+def _next_states(model: LogicCA, x: Numbers) -> np.ndarray:
     """Return the next cells for 3x3 neighborhoods: neighbors row by row, then the cell."""
     places = [(r, c) for r in range(3) for c in range(3) if (r, c) != (1, 1)] + [(1, 1)]
     grids = np.zeros((len(x), 3, 3, model.config.channels), bool)

@@ -53,7 +53,7 @@ class Steps(Repeated):
         self._on_mesh = on_mesh
         options: dict[str, Any] = {"compiler_options": compiler_options()}
         if of_state is not None:
-            everywhere = meshes.everywhere(jax.tree.leaves(of_state)[0].mesh)
+            everywhere = meshes.replicated_sharding(jax.tree.leaves(of_state)[0].mesh)
             # Every process needs the complete gradient; a single process takes it from any location.
             options["out_shardings"] = (of_state, everywhere, everywhere if hosts.count() > 1 else None)
         self._jitted = jax.jit(step, donate_argnums=0, **options)
@@ -88,7 +88,7 @@ class Steps(Repeated):
         batch = self.ahead.abstract()
         return batch if self._on_mesh is None else self._on_mesh.abstract(batch)
 
-    def compiled(self, state: State) -> tuple[jax.stages.Compiled, Advance]:
+    def compile_program(self, state: State) -> tuple[jax.stages.Compiled, Advance]:
         """Return the compiled program for the state's shapes and dtypes, and its call function."""
         number = jax.ShapeDtypeStruct((), jnp.int32)
         program = self._jitted.lower(state, number, self.data, self._batch()).compile()
@@ -129,17 +129,17 @@ def load(folder: Path, structure: Any, others: Any, rule: RowRule | None = None)
         table.draw(jax.random.wrap_key_data(jnp.asarray(keys[name])))
         if rule is not None:
             table.start(rule)
-    with _refused(folder):
+    with _convert_load_errors(folder):
         tables.load(folder / FOLDER)
 
 
-def queued(folder: Path, like: Batch, depth: int) -> list[dict[str, np.ndarray]]:
+def load_queued_rows(folder: Path, like: Batch, depth: int) -> list[dict[str, np.ndarray]]:
     """Return the prefetched rows from `save`; `like` is from `RowPrefetcher.abstract`."""
     found: list[dict[str, np.ndarray]] = []
     for k in range(depth):
         rows = {}
         for i, (name, wanted) in enumerate(sorted(like.rows.items())):
-            with _refused(folder):
+            with _convert_load_errors(folder):
                 paths = [share / f"queued_{k}.npy" for share in shares(folder / FOLDER / str(i))]
                 of_each = [np.load(path, allow_pickle=False) for path in paths]
                 # Each process wrote its own rows, and zeros elsewhere.
@@ -155,7 +155,7 @@ def queued(folder: Path, like: Batch, depth: int) -> list[dict[str, np.ndarray]]
 
 
 @contextlib.contextmanager
-def _refused(folder: Path) -> Any:
+def _convert_load_errors(folder: Path) -> Any:
     try:
         yield
     except (OSError, ValueError, EOFError) as error:

@@ -193,10 +193,10 @@ def barrier(name: str) -> None:
 
 def agree(flag: bool) -> bool:
     """Return, in every process, True if a flag is true in any process."""
-    return bool(largest(float(flag)))
+    return bool(max_over_processes(float(flag)))
 
 
-def largest(number: float) -> float:
+def max_over_processes(number: float) -> float:
     """Return, in every process, the maximum over processes, in float32 for several processes."""
     if count() == 1:
         return number
@@ -238,12 +238,12 @@ def call_in_first(function: Callable[[], T]) -> T:
 
 
 @contextmanager
-def together() -> Iterator[None]:
+def run_together() -> Iterator[None]:
     """Run a block in all processes, and raise an error in all if any fails.
 
     Processes without an error of their own raise `HostError`. If other processes wait for it, a
     failing process ends after `PATIENCE` seconds by raising its error, which is then unknown to
-    `shared`.
+    `is_shared_error`.
     """
     if count() == 1:
         yield
@@ -251,7 +251,7 @@ def together() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not shared(error) and not lost(error):
+        if not is_shared_error(error) and not is_lost_process(error):
             try:
                 _gather(_describe_error(error), time.monotonic() + PATIENCE)
                 _share(error)
@@ -263,7 +263,7 @@ def together() -> Iterator[None]:
             raise _share(HostError(f"process {process}: {failed}"))
 
 
-def shared(error: BaseException) -> bool:
+def is_shared_error(error: BaseException) -> bool:
     """Return True if all processes know of an error or its cause, and will end with one."""
     found: BaseException | None = error
     while found is not None and found is not _shared:
@@ -271,7 +271,7 @@ def shared(error: BaseException) -> bool:
     return found is not None
 
 
-def lost(error: BaseException) -> bool:
+def is_lost_process(error: BaseException) -> bool:
     """Return True if an error reports another process as ended or unreachable."""
     return (
         count() > 1

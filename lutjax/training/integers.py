@@ -13,7 +13,7 @@ from lutjax.circuits import language_model
 from lutjax.circuits.detectors import IntegerLUT
 from lutjax.circuits.language_model import TEMPERATURES, TEXTS, Draws, IntegerLanguageModel, Text
 from lutjax.models import LUTTransformer, LUTTransformerConfig
-from lutjax.models._decoder import fed, open_caches
+from lutjax.models._decoder import feed_tokens, open_caches
 from lutjax.training import checkpoints, lm_runs, model_folders, models, runs
 from lutjax.training.errors import CheckpointError, RunError
 from lutjax.training.lm import Evaluation, LanguageModel, structure_of
@@ -61,7 +61,7 @@ class Rounded:
         def feed(
             cache: list[jax.Array], kept: list[jax.Array], byte: Array
         ) -> tuple[list[jax.Array], jax.Array]:
-            new, logits = fed(form.graphdef, *form.states(cache, kept), byte[None])
+            new, logits = feed_tokens(form.graphdef, *form.states(cache, kept), byte[None])
             return jax.tree.leaves(new), logits
 
         self._feed = feed
@@ -101,17 +101,17 @@ class Rounded:
         seed: int = 0,
     ) -> Iterator[bytes]:
         """Return an iterator over the bytes of `generate`, one at a time as they are sampled."""
-        texts = self._continued(prompt, thousandths(temperature), top_k, seed)
+        texts = self._continue_text(prompt, thousandths(temperature), top_k, seed)
         return (bytes([byte]) for _, (_, byte) in zip(range(n_bytes), texts, strict=False))
 
     def text(self, prompt: bytes, n_bytes: int, *, temperature: int, top_k: int, seed: int) -> Text:
         """Return a reference text for the C program; `temperature` in thousandths."""
-        texts = self._continued(prompt, temperature, top_k, seed)
+        texts = self._continue_text(prompt, temperature, top_k, seed)
         found = [next(texts) for _ in range(n_bytes)]
         continuation = bytes(byte for _, byte in found)
         return Text(prompt, temperature, top_k, seed, tuple(found[0][0].tolist()), continuation)
 
-    def _continued(
+    def _continue_text(
         self, prompt: bytes, temperature: int, top_k: int | None, seed: int
     ) -> Iterator[tuple[np.ndarray, int]]:
         """Yield each next byte with its integer logits, endlessly."""
@@ -121,16 +121,16 @@ class Rounded:
         draws = Draws(seed=seed, fraction=fraction, temperature=temperature, top_k=top_k or 256)
         cache = self._empty
 
-        def fed_with(byte: int) -> np.ndarray:
+        def feed_byte(byte: int) -> np.ndarray:
             nonlocal cache
             cache, logits = self._feed(cache, self._kept, np.int32(byte))
             return np.ldexp(np.asarray(logits, np.float64), fraction).astype(np.int64)
 
         for byte in prompt[:-1]:
-            fed_with(byte)
+            feed_byte(byte)
         byte = prompt[-1]
         while True:
-            logits = fed_with(byte)
+            logits = feed_byte(byte)
             byte = draws(logits)
             yield logits, byte
 

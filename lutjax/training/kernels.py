@@ -31,13 +31,13 @@ def describe_implementations(calls: Sequence[Made], device: Device) -> list[str]
                     against.setdefault((spec.platform, str(reason)), {}).setdefault(made.call.op)
     if not found:
         return []
-    by = [f"{name} for {_listed(of_op)}" for name, of_op in found.items()]
+    by = [f"{name} for {_format_list(of_op)}" for name, of_op in found.items()]
     return [
         f"kernels: {'; '.join(by)}",
-        *(f"no {_WORDS[p]} for {_listed(of_op)}: {reason}" for (p, reason), of_op in against.items()),
+        *(f"no {_WORDS[p]} for {_format_list(of_op)}: {reason}" for (p, reason), of_op in against.items()),
     ]
 
 
-def _listed(names: dict[str, None]) -> str:
+def _format_list(names: dict[str, None]) -> str:
     *most, last = names
     return f"{', '.join(most)} and {last}" if most else last

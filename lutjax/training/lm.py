@@ -14,11 +14,11 @@ from jaxtyping import Float, Int, UInt8
 
 import lutjax
 from lutjax import optim
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.layers import nnx as layers
 from lutjax.models import GPT, GPTConfig, LUTTransformer, _attention
 from lutjax.optim import host
-from lutjax.tables.host import cpu, opened
+from lutjax.tables.host import cpu, open_gradient
 from lutjax.training import host_memory, hosts, meshes, optimizers
 from lutjax.training.lm_config import SAME, ModelConfig, TrainingConfig as TrainingConfig
 from lutjax.training.loop import compiler_options
@@ -26,7 +26,7 @@ from lutjax.training.models import ModelRun, State, Structure, arrays
 from lutjax.training.text import Bytes
 from lutjax.values import Array
 
-with needed_by(__name__):
+with require_optional(__name__):
     import optax
     from flax import nnx
 
@@ -138,7 +138,7 @@ class Run(ModelRun[LanguageModel]):
     def _place_on_mesh(self, mesh: Mesh | None) -> None:
         self._evaluation = Evaluation(self.structure, self.config.context, mesh)
         text: Bytes | hosts.Padded = self._train
-        where, self._padding = None if mesh is None else meshes.everywhere(mesh), 0
+        where, self._padding = None if mesh is None else meshes.replicated_sharding(mesh), 0
         if mesh is not None and self._train.size > DIVIDED_BYTES:
             self._padding = -self._train.size % mesh.size
             text = hosts.Padded(self._train, self._train.size + self._padding)
@@ -155,14 +155,14 @@ class Run(ModelRun[LanguageModel]):
             self.advance = host_memory.Steps(self._step_on_host, text, self.ahead, **options)
             return
         if not self.training.select_every:
-            self.advance = self._repeated(self.step, text, where)
+            self.advance = self._repeat_step(self.step, text, where)
             return
         assert self._validation is not None
         windows = self._evaluation.windows(self._validation.size, VALIDATION_WINDOWS)
         self._n_validated = windows.n_counted
         data = (text, self._validation, windows.starts, windows.skipped)
-        others = (None if mesh is None else meshes.everywhere(mesh),) * 3
-        self.advance = self._repeated(self._step_and_select, data, (where, *others))
+        others = (None if mesh is None else meshes.replicated_sharding(mesh),) * 3
+        self.advance = self._repeat_step(self._step_and_select, data, (where, *others))
 
     def _shardings(self, mesh: Mesh) -> State:
         where = super()._shardings(mesh)
@@ -236,7 +236,7 @@ class Run(ModelRun[LanguageModel]):
     def read_beside(self, folder: Path, others: Any) -> None:
         if self._on_host:
             host_memory.load(folder, self.structure, others, self._rule_of_memory)
-            rows = host_memory.queued(folder, self.ahead.abstract(), self.training.memory_depth)
+            rows = host_memory.load_queued_rows(folder, self.ahead.abstract(), self.training.memory_depth)
             self.ahead.begin(int(folder.name), rows)
 
     @functools.cached_property
@@ -287,17 +287,17 @@ class Run(ModelRun[LanguageModel]):
 
     def step(self, state: State, number: Array, text: UInt8[Array, "bytes"]) -> tuple[State, Array]:
         """Return the next state and the mean batch loss; see `lutjax.training.loop.Step`."""
-        state, loss, _ = self._stepped(state, number, text, host.Batch({}, {}))
+        state, loss, _ = self._run_step(state, number, text, host.Batch({}, {}))
         return state, loss
 
     def _step_on_host(
         self, state: State, number: Array, text: UInt8[Array, "bytes"], batch: host.Batch
     ) -> tuple[State, Array, dict[str, optim.TableGradient]]:
         """Return the results of a step and the gradients for host-resident tables."""
-        state, loss, gradients = self._stepped(state, number, text, batch)
-        return state, loss, {name: opened(g) for name, g in gradients.items()}
+        state, loss, gradients = self._run_step(state, number, text, batch)
+        return state, loss, {name: open_gradient(g) for name, g in gradients.items()}
 
-    def _stepped(
+    def _run_step(
         self, state: State, number: Array, text: UInt8[Array, "bytes"], fetched: host.Batch
     ) -> tuple[State, Array, dict[str, optim.TableGradient]]:
         training, context = self.training, self.config.context
@@ -332,7 +332,7 @@ class Run(ModelRun[LanguageModel]):
             value_and_grad = optim.microbatched(value_and_grad, training.microbatches)
         windows = _windows(text, starts, context)
         if self.mesh is not None:  # each device looks up all bytes in its own shard of the text
-            windows = jax.lax.with_sharding_constraint(windows, meshes.everywhere(self.mesh))
+            windows = jax.lax.with_sharding_constraint(windows, meshes.replicated_sharding(self.mesh))
         batch = (*windows, part)
         rows = fetched.rows if self._on_mesh is None else self._on_mesh.gather_rows(fetched)
         rows = {name: self._on_host[name].decode(a) for name, a in rows.items()}
@@ -379,7 +379,7 @@ class Run(ModelRun[LanguageModel]):
         structure, mesh = self.structure if config == self.config else structure_of(config), self.mesh
         for name, (table, _) in structure.host_tables.items():
             table.borrow(self._on_host[name])
-        where: dict[str, Any] = {} if mesh is None else {"out_shardings": meshes.everywhere(mesh)}
+        where: dict[str, Any] = {} if mesh is None else {"out_shardings": meshes.replicated_sharding(mesh)}
 
         @functools.partial(jax.jit, **where)
         def count(params: Any, others: Any, text: Array, starts: Array) -> dict[str, lutjax.Usage]:
@@ -435,7 +435,7 @@ class Evaluation:
 
     def __init__(self, structure: Structure[LanguageModel], context: int, mesh: Mesh | None = None):
         self._structure, self._context, self._mesh = structure, context, mesh
-        where: dict[str, Any] = {} if mesh is None else {"out_shardings": meshes.everywhere(mesh)}
+        where: dict[str, Any] = {} if mesh is None else {"out_shardings": meshes.replicated_sharding(mesh)}
         self._compiled = jax.jit(self.totals, compiler_options=compiler_options(), **where)
 
     def windows(self, size: int, max_windows: int | None) -> "Windows":

@@ -98,7 +98,7 @@ class LanguageModel(Experiment):
         self.record, self.run, self.text = record, run, text
 
     @classmethod
-    def new(
+    def create(
         cls,
         fields: Mapping[str, Any],
         path: Path | None = None,
@@ -165,7 +165,7 @@ class LanguageModel(Experiment):
         return self.run.evaluate(state, self.text.test, max_windows=EVALUATION_WINDOWS)
 
     def draw(self, folder: Path) -> None:
-        with runs.atomically(folder / "loss.png") as path:
+        with runs.write_atomically(folder / "loss.png") as path:
             self._draw_losses(path)
 
     def parts(self) -> list[Part]:

@@ -113,7 +113,7 @@ class Repeated:
         self.step, self._data, self._of_data = step, data, of_data
         options: dict[str, Any] = {"compiler_options": compiler_options()}
         if of_state is not None:
-            everywhere = meshes.everywhere(jax.tree.leaves(of_state)[0].mesh)
+            everywhere = meshes.replicated_sharding(jax.tree.leaves(of_state)[0].mesh)
             options["out_shardings"] = (of_state, everywhere, everywhere)
         self._jitted = jax.jit(advance, donate_argnums=0, **options)
 
@@ -153,7 +153,7 @@ class Repeated:
         n: int = self._jitted._cache_size()  # type: ignore[attr-defined]
         return n
 
-    def compiled(self, state: State) -> tuple[jax.stages.Compiled, Advance]:
+    def compile_program(self, state: State) -> tuple[jax.stages.Compiled, Advance]:
         """Return the compiled program for the state's shapes and dtypes, and its call function."""
         number, ends = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((), (MOST,)))
         program = self._jitted.lower(state, number, ends, self.data).compile()
@@ -196,7 +196,7 @@ def run(
     """
     done, n_parts = first, 1
     while done < steps and not stopped():
-        start, until = done, min([steps, *(_next(done, hook.every) for hook in hooks)])
+        start, until = done, min([steps, *(_next_multiple(done, hook.every) for hook in hooks)])
         ends = [until] if log is None else _ends(start, until, log.every, n_parts)
         began, done = time.perf_counter(), ends[-1]
         state, found = advance.run_parts(state, start, [end - start for end in ends])
@@ -218,13 +218,13 @@ def run(
     return state, done
 
 
-def _next(done: int, every: int) -> int:
+def _next_multiple(done: int, every: int) -> int:
     return (done // every + 1) * every
 
 
 def _ends(start: int, until: int, every: int, n_parts: int) -> list[int]:
     """Return the next logging interval ends, clipped to the last step."""
-    first = _next(start, every)
+    first = _next_multiple(start, every)
     return [min(end, until) for end in range(first, first + n_parts * every, every) if end - every < until]
 
 
@@ -249,7 +249,7 @@ class Stop:
         return self._asked
 
     @contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def allow_interrupt(self) -> Iterator[None]:
         """Let the first signal interrupt a block that does not poll.
 
         JAX and other code may swallow the KeyboardInterrupt or replace it; the end of the block

@@ -79,14 +79,14 @@ def choose(
     n_processes = len({device.process_index for device in devices})
     if asked is not None:
         wanted = {name: asked.get(name, 1) for name in AXES}
-        _check(params, devices, batch_size, wanted, n_processes, _written(asked), tables)
+        _check(params, devices, batch_size, wanted, n_processes, _format_axes(asked), tables)
     else:
         # Fake CPU devices share cores, and TPU kernels have no partitioning rules. All processes
         # take part.
         kind = devices[0].device_kind
         gpus = [d for d in devices if d.platform == "gpu" and d.device_kind == kind]
         devices = gpus or (devices if n_processes > 1 else devices[:1])
-        wanted = _best(params, devices, batch_size, n_processes, tables)
+        wanted = _best_axes(params, devices, batch_size, n_processes, tables)
     n_data, n_detectors = wanted.values()
     if n_data * n_detectors == 1:
         return None
@@ -118,10 +118,10 @@ def _check(
             f"mesh is {mesh}; {wanted[DATA]} does not divide the {batch_size} samples computed "
             "together. Choose a divisor for data, or another batch_size."
         )
-    sharding.specs(params, _abstract(wanted[DETECTORS]), tables=tables)
+    sharding.specs(params, _abstract_mesh(wanted[DETECTORS]), tables=tables)
 
 
-def _best(
+def _best_axes(
     params: Any, devices: Sequence[jax.Device], batch_size: int, n_processes: int, tables: Collection[str]
 ) -> dict[str, int]:
     """Return axes that use as many devices as possible, preferring the detector axis."""
@@ -129,7 +129,7 @@ def _best(
 
     def fits(n_detectors: int) -> bool:
         try:
-            sharding.specs(params, _abstract(n_detectors), tables=tables)
+            sharding.specs(params, _abstract_mesh(n_detectors), tables=tables)
         except ValueError:
             return False
         return n_detectors == 1 or bool(tables)
@@ -157,11 +157,11 @@ def _host(device: jax.Device) -> int:
     return device.process_index if found is None else found
 
 
-def _abstract(n_detectors: int) -> AbstractMesh:
+def _abstract_mesh(n_detectors: int) -> AbstractMesh:
     return AbstractMesh((n_detectors,), (DETECTORS,))
 
 
-def _written(axes: Mapping[str, int]) -> str:
+def _format_axes(axes: Mapping[str, int]) -> str:
     return ",".join(f"{name}={n}" for name, n in axes.items())
 
 
@@ -170,7 +170,7 @@ def describe_devices(mesh: Mesh | None) -> str:
     if mesh is None:
         return str(jax.local_devices()[0].device_kind)
     axes = {name: n for name, n in mesh.shape.items() if n > 1}
-    return f"{mesh.size} x {mesh.devices.flat[0].device_kind} ({_written(axes)})"
+    return f"{mesh.size} x {mesh.devices.flat[0].device_kind} ({_format_axes(axes)})"
 
 
 def memory_of(devices: Sequence[jax.Device]) -> int | None:
@@ -184,7 +184,7 @@ def memory_of(devices: Sequence[jax.Device]) -> int | None:
     return None if of_each is None else of_each * len(devices)
 
 
-def everywhere(mesh: Mesh) -> NamedSharding:
+def replicated_sharding(mesh: Mesh) -> NamedSharding:
     """Return the sharding of an array replicated on all devices."""
     return NamedSharding(mesh, PartitionSpec())
 
@@ -194,7 +194,7 @@ def shardings(tree: Any, mesh: Mesh, tables: Collection[str]) -> Any:
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), sharding.specs(tree, mesh, tables=tables))
 
 
-def placed(shapes: Any, where: Any) -> Any:
+def add_shardings(shapes: Any, where: Any) -> Any:
     """Return array shapes with their shardings."""
     return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), shapes, where)
 
@@ -206,7 +206,7 @@ def put(array: Any, where: NamedSharding | None) -> jax.Array:
     return hosts.put(array, where)
 
 
-def local(tree: Any) -> Any:
+def copy_to_local(tree: Any) -> Any:
     """Copy mesh arrays to the first local device and return other arrays unchanged."""
     device = jax.local_devices()[0]
 
@@ -225,7 +225,7 @@ def with_all_samples(gradients: Any, mesh: Mesh | None) -> Any:
         return gradients
     any_way = PartitionSpec.UNCONSTRAINED
 
-    def constrained(a: Any, n_leading: int, rest: Any) -> Any:
+    def constrain_sharding(a: Any, n_leading: int, rest: Any) -> Any:
         spec = PartitionSpec(*[None] * n_leading, *[rest] * (a.ndim - n_leading))
         return jax.lax.with_sharding_constraint(a, NamedSharding(mesh, spec))
 
@@ -236,10 +236,10 @@ def with_all_samples(gradients: Any, mesh: Mesh | None) -> Any:
         arrays = (
             array
             if rank is None
-            else jax.tree.map(lambda a, rank=rank: constrained(a, a.ndim - rank, any_way), array)
+            else jax.tree.map(lambda a, rank=rank: constrain_sharding(a, a.ndim - rank, any_way), array)
             for array, rank in zip(call.values(), call.ranks(), strict=True)
         )
-        cotangent = constrained(gradient.cotangent, gradient.cotangent.ndim, None)
+        cotangent = constrain_sharding(gradient.cotangent, gradient.cotangent.ndim, None)
         return dataclasses.replace(
             gradient, look_up=call.from_arrays(arrays, call.options()), sealed=seal(cotangent)
         )

@@ -11,16 +11,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.files.messages import in_a_line
 from lutjax.layers import nnx as layers
-from lutjax.optim.nnx import filled
+from lutjax.optim.nnx import fill_state
 from lutjax.tables.host import HostTable
 from lutjax.training import checkpoints, host_memory, hosts, meshes, runs
 from lutjax.training.errors import CheckpointError
 from lutjax.training.loop import Repeated, Step
 
-with needed_by(__name__):
+with require_optional(__name__):
     from flax import nnx
 
 
@@ -108,7 +108,7 @@ class Structure(Generic[M]):
 
     def model(self, params: Any, others: Any) -> M:
         """Return a model that shares these arrays."""
-        model: M = nnx.merge(self._graph, filled(self._params, params), filled(self._others, others))
+        model: M = nnx.merge(self._graph, fill_state(self._params, params), fill_state(self._others, others))
         return model
 
 
@@ -154,12 +154,12 @@ class ModelRun(Generic[M]):
         """Rebuild `advance` for a state on a mesh."""
         raise NotImplementedError
 
-    def _repeated(self, step: Step, data: Any, of_data: Any = None) -> Repeated:
+    def _repeat_step(self, step: Step, data: Any, of_data: Any = None) -> Repeated:
         """Repeat a step, on the run's mesh if it has one; data are replicated by default."""
         if self.mesh is None:
             return Repeated(step, data)
         if of_data is None:
-            everywhere = meshes.everywhere(self.mesh)
+            everywhere = meshes.replicated_sharding(self.mesh)
             of_data = jax.tree.map(lambda _: everywhere, data)
         return Repeated(step, data, of_state=self._shardings(self.mesh), of_data=of_data)
 
@@ -182,7 +182,7 @@ class ModelRun(Generic[M]):
     def abstract(self) -> State:
         """Return shapes, dtypes and, on a mesh, shardings of the state, to read a checkpoint."""
         state: State = jax.eval_shape(self._first_state, *self.structure.abstract())
-        return state if self.mesh is None else meshes.placed(state, self._shardings(self.mesh))
+        return state if self.mesh is None else meshes.add_shardings(state, self._shardings(self.mesh))
 
     def backend_notes(self) -> list[str]:
         """Return report lines for step backends that are not op implementations."""
@@ -231,7 +231,7 @@ def load(folder: Path, step: int, structure: Structure[M], mesh: Mesh | None = N
     """Return the model at a checkpoint already verified by `runs.read`, on a mesh or one device."""
     abstract = structure.abstract()
     if mesh is not None:
-        abstract = meshes.placed(abstract, meshes.shardings(abstract, mesh, structure.tables))
+        abstract = meshes.add_shardings(abstract, meshes.shardings(abstract, mesh, structure.tables))
         host_memory.share(structure, mesh)
     params, others = _restore_model(folder, step, structure, abstract)
     host_memory.load(folder / runs.FOLDER / str(step), structure, others)

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from lutjax import names, optim
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.names import ANNEALINGS, OPTIMIZERS, SCHEDULES
 
-with needed_by(__name__):
+with require_optional(__name__):
     import optax
 
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.files.pictures import as_drawn
 
-with needed_by(__name__):
+with require_optional(__name__):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import UInt8
 
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.files import compressed
 from lutjax.files.messages import in_a_line
 
@@ -55,7 +55,7 @@ class SizeError(ValueError):
 
 
 @contextlib.contextmanager
-def _silent(logger: str) -> Iterator[None]:
+def _silence_logger(logger: str) -> Iterator[None]:
     found = logging.getLogger(logger)
     disabled, found.disabled = found.disabled, True
     try:
@@ -65,13 +65,13 @@ def _silent(logger: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple["Image.Image", int]]:
+def _open_image(path: Path) -> Iterator[tuple["Image.Image", int]]:
     """Yield an undecoded image and its file size; errors in the block name the file."""
-    with needed_by(__name__):
+    with require_optional(__name__):
         from PIL import Image, UnidentifiedImageError
 
     try:
-        with warnings.catch_warnings(), _silent("PIL.TiffImagePlugin"):
+        with warnings.catch_warnings(), _silence_logger("PIL.TiffImagePlugin"):
             warnings.simplefilter("error")
             content = path.read_bytes()
             # From a file, Pillow allocates any length that a damaged chunk states; from memory it
@@ -109,7 +109,7 @@ def parse_size(text: str) -> tuple[int, int]:
 
 def stored_size(path: Path) -> tuple[int, int]:
     """Return an image file's height and width before Exif orientation, without decoding pixels."""
-    with _opened(path) as (image, _):
+    with _open_image(path) as (image, _):
         width, height = image.size
     return height, width
 
@@ -138,7 +138,7 @@ def read(
       ValueError: the image cannot be read, has too many pixels for its file size, or is not opaque
         and `mode` has no alpha channel; the message names the file.
     """
-    with _opened(path) as (opened, n_bytes):
+    with _open_image(path) as (opened, n_bytes):
         from PIL import Image
 
         width, height = opened.size
@@ -146,7 +146,7 @@ def read(
             _check_worth(path, height, width, n_bytes)
         elif size not in ((height, width), (width, height)):  # a photo may be stored rotated
             raise SizeError(path, height, width)
-        image = _in_mode(_upright(opened), opened.format, mode)
+        image = _in_mode(_apply_orientation(opened), opened.format, mode)
         if size is not None and image.size != size[::-1]:
             if not scaled:
                 raise SizeError(path, *image.size[::-1])
@@ -171,7 +171,7 @@ def _check_worth(path: Path, height: int, width: int, n_bytes: int) -> None:
         )
 
 
-def _upright(image: "Image.Image") -> "Image.Image":
+def _apply_orientation(image: "Image.Image") -> "Image.Image":
     """Apply the Exif orientation. Ignore unreadable Exif data: the pixels are intact without it."""
     from PIL import Image
 

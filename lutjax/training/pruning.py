@@ -10,14 +10,14 @@ from jaxtyping import Bool, Int
 
 from lutjax.circuits import Circuit, simplify
 from lutjax.circuits.circuit import alive_nodes
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.layers.specifications import truth_of
 from lutjax.models import LogicCA, automaton
 from lutjax.training.automaton import EVALUATION_BATCH, Run
 from lutjax.training.automaton_config import N_BOARDS
 from lutjax.training.circuits import INPUTS, live
 
-with needed_by("lutjax.training.pruning"):
+with require_optional("lutjax.training.pruning"):
     from flax import nnx
 
 CONSTANTS = (0, 15)  # gates without an input
@@ -45,7 +45,7 @@ class Pruned:
         return without_channels(self.model.with_update_rate(1).circuit(merge=2), n_outputs)
 
 
-def pruned(run: Run, model: LogicCA) -> Pruned:
+def prune_automaton(run: Run, model: LogicCA) -> Pruned:
     """Prune an automaton to as few gates as trials find, with unchanged target channels on samples.
 
     A gate is tried as a constant, then as one of its inputs: many gates at first, single ones if
@@ -65,10 +65,10 @@ def pruned(run: Run, model: LogicCA) -> Pruned:
     def live_of(gates: Gates) -> np.ndarray:
         return live(model, max(channels) + 1, gates)
 
-    def smaller(gates: Gates) -> "_Smaller":
+    def make_smaller(gates: Gates) -> "_Smaller":
         return _Smaller(run, model, live_of(gates), samples, expected)
 
-    found = _removed(np.asarray(model.gates()), live_of, smaller)
+    found = _remove_gates(np.asarray(model.gates()), live_of, make_smaller)
     logits = np.where(np.arange(16)[:, None] == found, 1.0, 0.0).astype(np.float32)
     same_wires = nnx.clone(model)
     same_wires.logits.set_value(jnp.asarray(logits))
@@ -127,7 +127,7 @@ class _Smaller:
 
         self._same = jax.jit(jax.vmap(reaches_target))
 
-    def tried(self, several: Sequence[Gates]) -> Bool[np.ndarray, " several"]:
+    def check_candidates(self, several: Sequence[Gates]) -> Bool[np.ndarray, " several"]:
         found: list[np.ndarray] = []
         for start in range(0, len(several), _TOGETHER):
             part = np.stack(several[start : start + _TOGETHER])
@@ -137,7 +137,7 @@ class _Smaller:
         return np.concatenate(found)
 
 
-def _removed(
+def _remove_gates(
     gates: Gates, live_of: Callable[[Gates], np.ndarray], smaller: Callable[[Gates], _Smaller]
 ) -> Gates:
     """Replace as many gates as trials find by constants or by one of their inputs."""
@@ -151,32 +151,32 @@ def _removed(
             left = np.flatnonzero(live_of(gates) & ~np.isin(gates, (*CONSTANTS, *passed_on)))
             while len(left) and size:
                 groups = [left[k : k + size] for k in range(0, len(left), size)]
-                may = without.tried([_changed(gates, group, value) for group in groups])
+                may = without.check_candidates([_change_gates(gates, group, value) for group in groups])
                 good = [group for group, ok in zip(groups, may, strict=True) if ok]
-                gates = _accepted(gates, good, value, without.tried)
+                gates = _accept_groups(gates, good, value, without.check_candidates)
                 left, size = left[(gates[left] != value) & live_of(gates)[left]], size // 2
     return gates
 
 
-def _changed(gates: Gates, group: np.ndarray, value: int) -> Gates:
+def _change_gates(gates: Gates, group: np.ndarray, value: int) -> Gates:
     new = gates.copy()
     new[group] = value
     return new
 
 
-def _accepted(
+def _accept_groups(
     gates: Gates, groups: Sequence[np.ndarray], value: int, tried: Callable[[Sequence[Gates]], np.ndarray]
 ) -> Gates:
     """Return gates with the groups changed that can be changed together."""
     if not groups:
         return gates
-    together = _changed(gates, np.concatenate(groups), value)
+    together = _change_gates(gates, np.concatenate(groups), value)
     if tried([together])[0]:
         return together
     if len(groups) == 1:
         return gates
     half = len(groups) // 2
-    return _accepted(_accepted(gates, groups[:half], value, tried), groups[half:], value, tried)
+    return _accept_groups(_accept_groups(gates, groups[:half], value, tried), groups[half:], value, tried)
 
 
 def without_channels(circuit: Circuit, n_outputs: int) -> Circuit:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.layers import nnx as layers
 from lutjax.models import GPTConfig
 from lutjax.models.gpt import READS, SCORED
@@ -19,7 +19,7 @@ from lutjax.training.lm_runs import Record
 from lutjax.training.models import State
 from lutjax.training.text import Bytes
 
-with needed_by(__name__):
+with require_optional(__name__):
     from flax import nnx
 
 FOLDER = "quantized"  # folder name of the deployed model, inside its run folder
@@ -88,7 +88,7 @@ def save(folder: Path, step: int, model: LanguageModel, record: Record) -> None:
     check_place(folder)
     params, others = models.arrays(model)
     runs.check_space(folder.parent, _bytes((params, others)))
-    with runs.replacing(folder) as path:
+    with runs.replace_folder(folder) as path:
         models.save(path, step, State(params, others, None), record)
 
 

@@ -100,7 +100,7 @@ class Form:
             return self.encoding.encode(_table(raw, [column.name for column in self.encoding.columns], name))
         if isinstance(raw, Table | Mapping):
             raise SamplesError(
-                f"{name} are columns, but the run was trained on arrays of shape {self._expected()}."
+                f"{name} are columns, but the run was trained on arrays of shape {self._expected_shape()}."
             )
         x = np.asarray(raw)
         if x.dtype.kind not in "buif":
@@ -109,7 +109,7 @@ class Form:
         size, without = math.prod(self.shape), self.shape[:-1] if self.shape[-1] == 1 else self.shape
         same = x.shape[1:] in (self.shape, (size,), (*self.shape, 1), without)
         if x.ndim < 2 or not (same or (len(self.shape) == 1 and math.prod(x.shape[1:]) == size)):
-            raise SamplesError(f"{name} have shape {list(x.shape)}; expected {self._expected()}.")
+            raise SamplesError(f"{name} have shape {list(x.shape)}; expected {self._expected_shape()}.")
         rows = x.reshape(len(x), size)
         with np.errstate(over="ignore"):
             rows = rows if rows.dtype == np.uint8 else rows.astype(np.float32)
@@ -117,7 +117,7 @@ class Form:
             raise SamplesError(f"{name}: number {int(np.isfinite(rows).all(1).argmin()) + 1} is not finite.")
         return rows
 
-    def _expected(self) -> str:
+    def _expected_shape(self) -> str:
         return f"[N, {', '.join(map(str, self.shape))}]"
 
     def doubts(self, x: Numbers) -> list[str]:
@@ -221,7 +221,7 @@ def read(
             raise SamplesError(f"{path} has no rows beside the names of its columns.")
         if form.encoding is None:
             raise SamplesError(
-                f"{path} is a table, but the run was trained on arrays of shape {form._expected()}."
+                f"{path} is a table, but the run was trained on arrays of shape {form._expected_shape()}."
             )
         table = Table(cells, np.full(len(next(iter(cells.values()))), "", np.str_), str(path))
         return Raw(form.numbers(table), labels, found_ids)
@@ -247,7 +247,7 @@ def read(
     x = arrays[name]
     raw: Any = x
     if form.encoding is not None and x.ndim == 2:
-        names = datasets.names_of(arrays, path) or columns.numbered(x.shape[1])
+        names = datasets.names_of(arrays, path) or columns.default_column_names(x.shape[1])
         if len(names) != x.shape[1]:
             raise SamplesError(
                 f"{path}: names are {len(names)}; expected one for each of {x.shape[1]} columns."
@@ -280,7 +280,7 @@ def _read_folder(folder: Path, form: Form, target: str | None) -> Raw:
     made = _read_images(found.images, folder, form, target)
     if not found.others:
         return made
-    shown = strict_json.listed([str(one.relative_to(folder)) for one in found.others[:3]], 200)
+    shown = strict_json.format_names([str(one.relative_to(folder)) for one in found.others[:3]], 200)
     more = ", ..." if found.others[3:] else ""
     return dataclasses.replace(
         made,

@@ -27,7 +27,11 @@ import numpy as np
 import lutjax
 from lutjax.bundles._layout import is_bundle
 from lutjax.files import strict_json
-from lutjax.files.atomic import atomically as atomically, digest_of, replacing as replacing
+from lutjax.files.atomic import (
+    digest_of,
+    replace_folder as replace_folder,
+    write_atomically as write_atomically,
+)
 from lutjax.files.messages import in_a_line
 from lutjax.files.strict_json import Fields
 from lutjax.training import checkpoints, hosts
@@ -138,24 +142,24 @@ class Finished:
 
     def write(self, folder: Path) -> None:
         """Write the record into a run folder."""
-        with written(folder / _FINISHED) as path:
+        with write_run_file(folder / _FINISHED) as path:
             path.write_text(json.dumps(dataclasses.asdict(self)))
 
     def has(self, folder: Path, part: str) -> bool:
         """Return True if a part is done and its file, if any, exists."""
         return part in self.parts and (not self.parts[part][0] or (folder / part).is_file())
 
-    def wrote(self, folder: Path, name: str) -> None:
+    def record_file(self, folder: Path, name: str) -> None:
         """Store the digest of a file if it was written."""
         if (digest := digest_of(folder / name)) is not None:
             self.digests[name] = digest
 
-    def complete(self, folder: Path) -> bool:
+    def is_complete(self, folder: Path) -> bool:
         """Return True if everything is done."""
         return bool(self.why) and all(self.has(folder, part) for part in self.parts)
 
 
-def finished(folder: Path) -> Finished:
+def read_finishing_record(folder: Path) -> Finished:
     """Return the finishing record for the latest checkpoint in a run folder."""
     return Finished.read(folder) or Finished(checkpoints.peek(folder / FOLDER)[2])
 
@@ -167,7 +171,7 @@ def results(folder: Path) -> tuple[str, ...]:
     return tuple(first[1])
 
 
-def changed(folder: Path) -> list[str]:
+def list_changed_files(folder: Path) -> list[str]:
     """Return a line for each file of a finished run, except checkpoints, that has changed."""
     try:
         found = Finished._read(folder)
@@ -205,10 +209,10 @@ def write_curves(path: Path, history: History, names: tuple[str, ...]) -> None:
 
 
 @contextmanager
-def written(path: Path) -> Iterator[Path]:
-    """Yield a path for writing a run file, as `atomically`; only the first process's file stays."""
+def write_run_file(path: Path) -> Iterator[Path]:
+    """Yield a path for writing a run file, as `write_atomically`; only the first process's file stays."""
     if hosts.is_first():
-        with atomically(path) as unfinished:
+        with write_atomically(path) as unfinished:
             yield unfinished
     else:
         with tempfile.TemporaryDirectory() as folder:
@@ -226,12 +230,12 @@ def lock(folder: Path) -> Iterator[None]:
       InUseError: another process holds the lock.
     """
     with ExitStack() as stack:
-        hosts.call_in_first(lambda: stack.enter_context(_locked(folder)))
+        hosts.call_in_first(lambda: stack.enter_context(_lock_folder(folder)))
         yield
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     if not is_lock(folder / LOCK):
         raise InUseError(

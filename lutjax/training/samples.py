@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int32, Shaped, UInt8
 
-from lutjax.extras import command, needed_by
+from lutjax.extras import command, require_optional
 from lutjax.files import compressed
 from lutjax.files.messages import in_a_line
 
@@ -236,7 +236,7 @@ def split_ids(
     if not stratified:
         order = np.random.default_rng(seed).permutation(len(labels))
         return order[n_test:], order[:n_test]
-    with needed_by("a stratified split"):
+    with require_optional("a stratified split"):
         from sklearn.model_selection import train_test_split
 
     found, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)

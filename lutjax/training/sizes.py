@@ -87,7 +87,7 @@ def find(
         if abs(attempt.deviation(luts)) <= TOLERANCE:
             return attempt
     for _ in range(MOST_ATTEMPTS):
-        layers = _untried(base, _next_size(luts, found), luts, found)
+        layers = _untried_layers(base, _next_size(luts, found), luts, found)
         chosen = {**fields, "layers": layers}
         if "tau" not in fields:
             chosen["tau"] = round(base.tau * math.sqrt(layers[-1] / base.layers[-1]), 3)
@@ -125,32 +125,32 @@ def _next_size(luts: int, found: Sequence[Attempt]) -> float:
     return float(nearest[0] * (luts / nearest[1]) ** (1 / exponent))
 
 
-def _scaled(base: LogicClassifierConfig, n_gates: float) -> tuple[int, ...]:
+def _scale_layers(base: LogicClassifierConfig, n_gates: float) -> tuple[int, ...]:
     """Return layers with the proportions of a config, and about this number of gates."""
     factor = n_gates / sum(base.layers)
     *layers, last = (max(base.n_classes, round(size * factor)) for size in base.layers)
     return (*layers, max(1, round(last / base.n_classes)) * base.n_classes)
 
 
-def _untried(
+def _untried_layers(
     base: LogicClassifierConfig, n_gates: float, luts: int, found: Sequence[Attempt]
 ) -> tuple[int, ...]:
     """Return scaled layers, larger or smaller if this size was tried."""
     tried = {attempt.layers: attempt.lut6 for attempt in found}
     step = base.n_classes * sum(base.layers) / base.layers[-1]
-    layers = _scaled(base, n_gates)
+    layers = _scale_layers(base, n_gates)
     direction = 1 if tried.get(layers, 0) < luts else -1
     while layers in tried:
         n_gates += direction * step
         if n_gates < step:
             n_gates, direction = float(max(map(sum, tried))), 1
-        layers = _scaled(base, n_gates)
+        layers = _scale_layers(base, n_gates)
     return layers
 
 
 def _attempt(experiment: Classifier, fields: Mapping[str, Any]) -> Attempt:
     state = _train(experiment)
-    model = experiment.run.structure.model(*meshes.local((state.params, state.others)))
+    model = experiment.run.structure.model(*meshes.copy_to_local((state.params, state.others)))
     return Attempt(
         tuple(experiment.record.model.layers),
         max(1, abc.lut_count(circuit_of(experiment, model))),

@@ -86,10 +86,10 @@ def _limits(column: Number, thresholds: np.ndarray | None) -> Float64[np.ndarray
         raise ValueError(f"column {column.name!r} has no thresholds; a circuit needs at least one.")
     n_numbers = len(thresholds) - column.missing
     flat = thresholds[:n_numbers].ravel()
-    return _largest(lambda numbers: column.scaled(numbers) > flat, len(flat))
+    return _bisect_largest(lambda numbers: column.scale_numbers(numbers) > flat, len(flat))
 
 
-def _largest(above: Callable[[np.ndarray], np.ndarray], n: int) -> Float64[np.ndarray, " n"]:
+def _bisect_largest(above: Callable[[np.ndarray], np.ndarray], n: int) -> Float64[np.ndarray, " n"]:
     """Return the largest float64 for which each of n monotone conditions is false, or -inf or inf if there is none.
 
     Bisection over the ordered float64 values finds the exact boundary in 65 steps, however the condition rounds.
@@ -112,14 +112,14 @@ def _largest(above: Callable[[np.ndarray], np.ndarray], n: int) -> Float64[np.nd
 
 def values_of(encoding: Encoding, table: Table) -> list[list[Value]]:
     """Return the rows of a table as numbers, categories, and None for missing cells."""
-    cells = [column.parsed(table.columns[column.name]) for column in encoding.columns]
+    cells = [column.parse_cells(table.columns[column.name]) for column in encoding.columns]
     return [list(row) for row in zip(*cells, strict=True)]
 
 
 def table_of(encoding: Encoding, rows: Sequence[Sequence[Value]], *, name: str) -> Table:
     """Return a table with the rows of `values_of`."""
     cells: dict[str, Cells] = {
-        column.name: column.written([row[i] for row in rows])  # type: ignore[misc]
+        column.name: column.format_cells([row[i] for row in rows])  # type: ignore[misc]
         for i, column in enumerate(encoding.columns)
     }
     return Table(cells, np.full(len(rows), "", np.str_), name)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.training.experiments import Watcher
 
 
@@ -14,7 +14,7 @@ class Events(Watcher):
     """
 
     def __init__(self, folder: Path, names: tuple[str, ...], done: int):
-        with needed_by("lutjax.training.tensorboard"):
+        with require_optional("lutjax.training.tensorboard"):
             from tensorboardX import SummaryWriter
 
         self._names = [name.replace(" ", "_") for name in names]  # naming expected by TensorBoard

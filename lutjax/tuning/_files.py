@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lutjax.files import strict_json
-from lutjax.files.atomic import atomically
+from lutjax.files.atomic import write_atomically
 from lutjax.files.messages import in_a_line
 from lutjax.files.strict_json import Fields
 from lutjax.tuning._launch import Bucket, Launch, Sizes, bucket
@@ -76,7 +76,7 @@ class Document:
 
     def write(self, path: Path) -> None:
         """Write the file atomically: until then a reader sees the old file."""
-        with atomically(path) as unfinished:
+        with write_atomically(path) as unfinished:
             unfinished.write_text(self.text())
 
 

@@ -39,14 +39,14 @@ class _Explicit:
         """Return a block with these configs, and outer blocks' configs for other kernels."""
         around: _Explicit | None = LAUNCHES.value
         block: contextlib.AbstractContextManager[Any] = LAUNCHES(
-            self if around is None else around.within(self._launches)
+            self if around is None else around.merge_inner(self._launches)
         )
         return block
 
     def find(self, kernel: str, sizes: Sizes) -> Launch | None:
         return self._launches.get((kernel, bucket(sizes))) or self._launches.get(kernel)
 
-    def within(self, launches: Mapping[Any, Launch]) -> "_Explicit":
+    def merge_inner(self, launches: Mapping[Any, Launch]) -> "_Explicit":
         """Return the configs merged with an inner block's.
 
         If the inner block configures a kernel at all sizes, its configs at single sizes are
@@ -108,7 +108,7 @@ def use(launches: Mapping[str, Launch] | Mapping[Key, Launch] | str | os.PathLik
       >>> with tuning.use({"lookup.forward": tuning.Launch(rows=64, outputs=32)}):
       ...     pass
     """
-    with _Explicit(_checked("use", launches)).activate():
+    with _Explicit(_validate_launches("use", launches)).activate():
         yield
 
 
@@ -141,7 +141,7 @@ def launched(
         raise TypeError(
             f"tuning.launched: implementation is {implementation!r}; expected a name, such as 'triton', or a tuple of names."
         )
-    names, wanted = names_of(implementation), _checked("launched", launches)
+    names, wanted = names_of(implementation), _validate_launches("launched", launches)
     known = {
         kernel: [name for spec in specs for name in spec.names]
         for kernel, specs in kernel_registry.launchable().items()
@@ -159,7 +159,7 @@ def launched(
     return Launched(names, _Explicit(wanted))
 
 
-def _checked(function: str, launches: Any) -> Mapping[Any, Launch]:
+def _validate_launches(function: str, launches: Any) -> Mapping[Any, Launch]:
     """Return configs by kernel, or by kernel and sizes."""
     wanted: Mapping[Any, Launch] = launches if isinstance(launches, Mapping) else load(launches)
     for name, launch in wanted.items():

@@ -7,7 +7,7 @@ from lutjax.values._edges import Edges
 from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._ids import as_int32, check_once, is_concrete
 from lutjax.values._ngram_layouts import NgramLayout
-from lutjax.values._quantized import exponents, rounded
+from lutjax.values._quantized import exponents, round_to_scale
 from lutjax.values._vocabularies import Vocabulary
 from lutjax.values._wires import check_wires
 
@@ -24,5 +24,5 @@ __all__ = [
     "check_wires",
     "exponents",
     "is_concrete",
-    "rounded",
+    "round_to_scale",
 ]

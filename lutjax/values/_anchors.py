@@ -118,7 +118,7 @@ def draw_anchors(
             )
         ids, count = None, np.full((n_detectors, 1), n_inputs, np.int32)
     else:
-        ids, count = _packed(np.asarray(candidates), n_inputs, n_detectors)
+        ids, count = _pack_candidates(np.asarray(candidates), n_inputs, n_detectors)
     fewest = int(count.min(initial=n_inputs))
     n_pairs = fewest * (fewest - 1) // 2
     pairs = f"{fewest} inputs have {n_pairs} pair{'s' if n_pairs != 1 else ''}"
@@ -221,7 +221,7 @@ def _permuted_pairs(keys: Array, n_inputs: int, n_detectors: int, n_anchors: int
     missing = np.where(before > 0, n_anchors - before, 0)
     places = jnp.arange(n_pairs)
 
-    def permuted(held: jax.Array, step: tuple[Array, Array, Array]) -> tuple[jax.Array, jax.Array]:
+    def permute(held: jax.Array, step: tuple[Array, Array, Array]) -> tuple[jax.Array, jax.Array]:
         key, missing, held_after = step
         first, rest = jax.random.uniform(key, (2, n_pairs))
         rank = jnp.zeros_like(places).at[jnp.lexsort((first, held))].set(places)
@@ -232,7 +232,7 @@ def _permuted_pairs(keys: Array, n_inputs: int, n_detectors: int, n_anchors: int
         keys = jax.random.split(key, len(starts) - 1)
         if missing[:-1].any():
             steps = (keys, jnp.asarray(missing[:-1]), jnp.asarray(before[1:]))
-            _, orders = jax.lax.scan(permuted, jnp.zeros((n_pairs,), bool), steps)
+            _, orders = jax.lax.scan(permute, jnp.zeros((n_pairs,), bool), steps)
         else:
             orders = jax.vmap(lambda key: jax.random.permutation(key, n_pairs))(keys)
         p = orders.reshape(-1)[: n_detectors * n_anchors].astype(jnp.int32)
@@ -244,7 +244,9 @@ def _permuted_pairs(keys: Array, n_inputs: int, n_detectors: int, n_anchors: int
     return jax.vmap(sample_pairs_for_key)(keys)
 
 
-def _packed(candidates: np.ndarray, n_inputs: int, n_detectors: int) -> tuple[np.ndarray, np.ndarray]:
+def _pack_candidates(
+    candidates: np.ndarray, n_inputs: int, n_detectors: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return candidates with unused slots last, and the candidate count per detector."""
     if candidates.ndim != 2 or candidates.shape[0] not in (1, n_detectors):
         raise ValueError(

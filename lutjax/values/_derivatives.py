@@ -10,7 +10,7 @@ from jax.interpreters import ad, batching, mlir
 from lutjax import _compat
 
 
-def mapped_as(value: jax.Array, *others: jax.Array) -> jax.Array:
+def match_mapped_axes(value: jax.Array, *others: jax.Array) -> jax.Array:
     """Return `value`, mapped by any enclosing `jax.vmap` over the other arrays.
 
     JAX (0.12) returns wrong numbers or a TypeError, under `vmap` of `jit` or `checkpoint`, for a
@@ -24,7 +24,7 @@ def mapped_as(value: jax.Array, *others: jax.Array) -> jax.Array:
 @jax.custom_jvp
 def with_derivative_of(value: jax.Array, other: jax.Array) -> jax.Array:
     """Return `value` with the derivative of `other`."""
-    return mapped_as(value, other)
+    return match_mapped_axes(value, other)
 
 
 @with_derivative_of.defjvp

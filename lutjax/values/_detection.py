@@ -65,18 +65,18 @@ def is_above_zero(delta: jax.Array) -> jax.Array:
     return delta >= info.tiny if info.bits >= 32 else delta > 0
 
 
-def existing(d: Detection) -> Detection:
+def clamp_detection(d: Detection) -> Detection:
     """Return the detection with ``index`` and ``index ^ flip`` each clamped to existing rows.
 
     Use it before ids are concatenated into a longer id, where excess bits would corrupt another id.
     """
 
-    def clamped(index: jax.Array, flip: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def clamp_ids(index: jax.Array, flip: jax.Array) -> tuple[jax.Array, jax.Array]:
         index, other = (jnp.clip(a, 0, 2**d.bits - 1) for a in (index, index ^ flip))
         return index, index ^ other
 
     # The parts of a user-defined detection may have different shardings.
-    both = _meshes.divided_by_compiler(clamped, lambda index, _: (_meshes.spec_of(index),) * 2)
+    both = _meshes.shard_by_compiler(clamp_ids, lambda index, _: (_meshes.spec_of(index),) * 2)
     index, flip = both(d.index, d.flip)
     return Detection(index, flip, d.margin, d.bits)
 

@@ -114,7 +114,7 @@ class FixedPoint:
           >>> lutjax.FixedPoint.for_bound(1.0, terms=1000)
           FixedPoint(scale=2097152.0)
         """
-        total = _total("FixedPoint.for_bound", bound, terms)
+        total = _total_bound("FixedPoint.for_bound", bound, terms)
         exponent = math.frexp(_LARGEST / float(total))[1]
         while total * Fraction(2) ** exponent > _LARGEST:  # frexp gets a rounded quotient
             exponent -= 1
@@ -146,7 +146,7 @@ class FixedPoint:
           >>> import lutjax
           >>> lutjax.FixedPoint(2.0**20).check(1.0, terms=1000)
         """
-        total, scale = _total("FixedPoint.check", bound, terms), Fraction(self.scale)
+        total, scale = _total_bound("FixedPoint.check", bound, terms), Fraction(self.scale)
         if total * scale > _LARGEST:
             raise ValueError(
                 f"FixedPoint.check: {terms} addends up to {bound:g} sum to {float(total):g}, beyond the range "
@@ -220,7 +220,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
-def _total(where: str, bound: Any, terms: Any) -> Fraction:
+def _total_bound(where: str, bound: Any, terms: Any) -> Fraction:
     if not _is_number(bound) or not _LEAST_FLOAT32 <= bound <= _LARGEST_FLOAT32:
         raise ValueError(
             f"{where}: bound is {bound!r}; expected a finite number > 0, in the range of float32."

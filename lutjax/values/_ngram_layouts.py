@@ -362,7 +362,7 @@ class NgramLayout:
         xp: Any = np if not any(isinstance(a, jax.Array) for a in (tokens, history, segments)) else jnp
         every, starts = self._with_history(xp, tokens, history, segments)
         if self.family == "hash":
-            return self._hashed(xp, every, starts)
+            return self._hash_runs(xp, every, starts)
         windows, length = [], tokens.shape[-1]
         visible: Any = None
         for j in range(max(self.orders)):
@@ -453,7 +453,7 @@ class NgramLayout:
             found.append((r + first).astype(np.int32))
         return xp.concatenate(found, -1)
 
-    def _hashed(self, xp: Any, every: Any, starts: Any) -> Any:
+    def _hash_runs(self, xp: Any, every: Any, starts: Any) -> Any:
         lead = [(0, 0)] * (starts.ndim - 1)
         starts = starts | xp.pad(starts[..., :-1] & (every[..., :-1] < 0), [*lead, (1, 0)])
         run = xp.cumsum(starts, -1, dtype=np.int32)

@@ -127,7 +127,7 @@ def rows_at(
         h = earlier[0] * each[0]
         for j in range(1, order):
             h = h ^ (earlier[j] * each[j])
-        found.append(xp.remainder(_mixed(h), np.uint32(rows)).astype(np.int32))
+        found.append(xp.remainder(_mix_elements(h), np.uint32(rows)).astype(np.int32))
     return xp.concatenate(found, -1)
 
 
@@ -158,7 +158,7 @@ def _mix(h: int) -> int:
     return h ^ (h >> 16)
 
 
-def _mixed(h: Any) -> Any:
+def _mix_elements(h: Any) -> Any:
     """Apply `_mix` to each element of a uint32 array."""
     h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)

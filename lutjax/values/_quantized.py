@@ -79,14 +79,14 @@ def exponents(weights: jax.Array, groups: int) -> jax.Array:
     A group's largest entry is clamped if it is a power of two, which does not fit.
     """
 
-    def least(weights: jax.Array) -> jax.Array:
+    def least_exponent(weights: jax.Array) -> jax.Array:
         most = jnp.max(jnp.abs(in_groups(weights, groups)), axis=1, initial=0)
         # most = f * 2**e with 0.5 <= f < 1: exactly ceil(log2(most)), except e - 1 for powers of two.
         f, e = jnp.frexp(jnp.maximum(most.astype(accumulator(weights.dtype)), _TINY))
         known = jnp.where(f == 0.5, e - 1, e) - (_BITS - 1)
         return jnp.where(jnp.isfinite(most), known, UNKNOWN).astype(jnp.int32)
 
-    of_all = _meshes.divided_by_compiler(least, lambda _: PartitionSpec())
+    of_all = _meshes.shard_by_compiler(least_exponent, lambda _: PartitionSpec())
     result: jax.Array = of_all(jax.lax.stop_gradient(weights))
     return result
 
@@ -103,7 +103,7 @@ def power(exponents: jax.Array, dtype: DTypeLike) -> jax.Array:
     return jnp.where(jnp.abs(exponents) < BEYOND_SCALES, known, jnp.nan)
 
 
-def rounded(weights: jax.Array, exponents: jax.Array) -> jax.Array:
+def round_to_scale(weights: jax.Array, exponents: jax.Array) -> jax.Array:
     """Return tables in units of their scale: int8-range integers in the accumulator dtype."""
     weights = weights.astype(accumulator(weights.dtype))
     scaled = in_groups(weights, exponents.shape[0]) * power(-exponents[:, None], weights.dtype)
@@ -141,16 +141,16 @@ class WideSum:
     @classmethod
     def from_parts(cls, parts: jax.Array) -> "WideSum":
         """Return the sum over the first axis of int32 ``[parts, ...]``, for < ``2**15`` parts."""
-        return cls._carried(
+        return cls._carry(
             jnp.sum(parts >> _LOW, 0, dtype=jnp.int32), jnp.sum(parts & _MASK, 0, dtype=jnp.int32)
         )
 
     @classmethod
-    def _carried(cls, high: jax.Array, low: jax.Array) -> "WideSum":
+    def _carry(cls, high: jax.Array, low: jax.Array) -> "WideSum":
         return cls(high + (low >> _LOW), low & _MASK)
 
     def __add__(self, addend: jax.Array) -> "WideSum":
-        return self._carried(self.high + (addend >> _LOW), self.low + (addend & _MASK))
+        return self._carry(self.high + (addend >> _LOW), self.low + (addend & _MASK))
 
     def astype(self, dtype: DTypeLike) -> jax.Array:
         """Return the sum as a floating-point number, rounded once."""

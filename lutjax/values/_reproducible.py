@@ -2,7 +2,7 @@
 
 Compilers fuse a multiply and an add in some programs only, rewrite quotients, and choose among
 several versions of ``exp`` by array size. Fixed-point sums are independent of the addend order,
-but float addends vary with these choices. `reproducible` removes the variation: each product loses
+but float addends vary with these choices. `make_reproducible` removes the variation: each product loses
 the last bit of its mantissa before an addition, so it is rounded separately, and functions are
 composed of sums and products.
 """
@@ -48,7 +48,7 @@ _MOVES = {
 _EXACT = _ARITHMETIC | _MOVES
 
 
-def reproducible(function: F) -> F:
+def make_reproducible(function: F) -> F:
     """Return an elementwise function with bit-identical results in every program.
 
     It takes pytrees of arrays, and its results equal `function` up to rounding. In float32,
@@ -92,7 +92,7 @@ def _results(eqn: Any, args: list[Any]) -> list[Any]:
         return [jax.lax.platform_dependent(*args, cpu=functools.partial(_compute_once, of), default=of)]
     found = eqn.primitive.bind(*args, **eqn.params)
     found = list(found) if eqn.primitive.multiple_results else [found]
-    return found if name in _EXACT else [_rounded(a) for a in found]
+    return found if name in _EXACT else [_drop_last_bit(a) for a in found]
 
 
 def _compute_once(function: Callable[..., Any], x: Any, *others: Any) -> Any:
@@ -104,7 +104,7 @@ def _compute_once(function: Callable[..., Any], x: Any, *others: Any) -> Any:
     return jax.lax.cond(yes, function, lambda x, *_: x, x, *others)
 
 
-def _rounded(a: Any) -> Any:
+def _drop_last_bit(a: Any) -> Any:
     """Return floats without the last bit of their mantissas."""
     if not jnp.issubdtype(a.dtype, jnp.floating) or jnp.finfo(a.dtype).bits < 32:
         return a
@@ -130,7 +130,7 @@ _LEAST, _LARGEST = (
 
 
 def _times(a: Any, b: Any) -> Any:
-    return _rounded(a * b)
+    return _drop_last_bit(a * b)
 
 
 def _select(condition: Any, a: Any, b: Any) -> Any:
@@ -141,8 +141,8 @@ def _select(condition: Any, a: Any, b: Any) -> Any:
 def _polynomial(coefficients: tuple[float, ...], x: Any) -> Any:
     total = x * np.float32(coefficients[0])
     for c in coefficients[1:-1]:
-        total = _times(_rounded(total) + np.float32(c), x)
-    return _rounded(total) + np.float32(coefficients[-1])
+        total = _times(_drop_last_bit(total) + np.float32(c), x)
+    return _drop_last_bit(total) + np.float32(coefficients[-1])
 
 
 def _small_exponential(r: Any) -> Any:
@@ -150,7 +150,7 @@ def _small_exponential(r: Any) -> Any:
     return _times(_polynomial(_EXP, r), r * r) + r
 
 
-def _scaled(y: Any, n: Any) -> Any:
+def _scale_by_power(y: Any, n: Any) -> Any:
     """Return ``y * 2**n``, for integers from -126 to 128."""
     power = jax.lax.bitcast_convert_type((n.astype(jnp.int32) + 126) << 23, jnp.float32)
     return y * np.float32(2) * power
@@ -184,7 +184,7 @@ def _exp(x: Any) -> Any:
     inside = jax.lax.clamp(_LEAST, x, _LARGEST)
     n = jax.lax.floor(_times(inside, np.float32(1.44269504088896341)) + np.float32(0.5))
     rest = inside - n * np.float32(_LN2[0]) - _times(n, np.float32(_LN2[1]))
-    found = _scaled(_small_exponential(rest) + np.float32(1), n)
+    found = _scale_by_power(_small_exponential(rest) + np.float32(1), n)
     return _select(x > _LARGEST, np.inf, _select(x < _LEAST, 0, found))
 
 
@@ -192,7 +192,7 @@ def _exp2(x: Any) -> Any:
     inside = jax.lax.clamp(np.float32(-126), x, np.float32(128))
     n = jax.lax.floor(inside + np.float32(0.5))
     rest = _times(inside - n, np.float32(0.6931471805599453))
-    found = _scaled(_small_exponential(rest) + np.float32(1), n)
+    found = _scale_by_power(_small_exponential(rest) + np.float32(1), n)
     return _select(x < np.float32(-126), 0, found)
 
 
@@ -218,7 +218,7 @@ def _log(x: Any) -> Any:
 
 
 def _log1p(x: Any) -> Any:
-    whole = _rounded(np.float32(1) + x)
+    whole = _drop_last_bit(np.float32(1) + x)
     lost = x - (whole - np.float32(1))
     found = _log(whole) + _quotient(lost, whole)
     return _select((whole == np.inf) | (whole == 0), _log(whole), found)

@@ -305,7 +305,7 @@ class RowAdam(RowRule):
             mean: jax.Array = b * state[name] + (1 - b) * value
             return mean
 
-        def unbiased(moment: jax.Array, decay: float) -> jax.Array:
+        def correct_bias(moment: jax.Array, decay: float) -> jax.Array:
             return moment / (1 - jnp.power(jnp.asarray(decay, moment.dtype), count))
 
         count = state["count"] + 1
@@ -313,6 +313,6 @@ class RowAdam(RowRule):
         new = {"count": count, "second_moment": average("second_moment", self.b2, square)}
         if self.b1:
             new["first_moment"] = average("first_moment", self.b1, gradient)
-            gradient = unbiased(new["first_moment"], self.b1)
-        scale = jnp.sqrt(unbiased(new["second_moment"], self.b2)) + jnp.asarray(self.eps, gradient.dtype)
+            gradient = correct_bias(new["first_moment"], self.b1)
+        scale = jnp.sqrt(correct_bias(new["second_moment"], self.b2)) + jnp.asarray(self.eps, gradient.dtype)
         return gradient / scale, new

@@ -49,7 +49,7 @@ def balanced(key: Array, n_inputs: int, n_gates: int, arity: int = 2) -> Int[jax
     require_key("balanced", key)
     require("balanced", n_inputs=n_inputs, n_gates=n_gates, arity=arity)
     _warn_of_repeats("balanced", n_inputs, arity)
-    return _balanced(key, n_inputs, n_gates, arity)
+    return _sample_balanced(key, n_inputs, n_gates, arity)
 
 
 def _warn_of_repeats(where: str, n_inputs: int, arity: int) -> None:
@@ -65,7 +65,7 @@ def _orders(key: Array, n: int, size: int) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _balanced(key: Array, n_inputs: int, n_gates: int, arity: int) -> jax.Array:
+def _sample_balanced(key: Array, n_inputs: int, n_gates: int, arity: int) -> jax.Array:
     block = n_inputs // math.gcd(n_inputs, arity)  # gates that use an order a whole number of times
     orders = _orders(key, -(-n_gates // block), n_inputs)
     gate, slot = np.arange(n_gates)[:, None], np.arange(arity)
@@ -161,7 +161,7 @@ def trees(
     require_key("trees", key)
     require("trees", n_inputs=n_inputs, n_trees=n_trees, depth=depth, arity=arity)
     _warn_of_repeats("trees", n_inputs, arity)  # gates of a tree may share inputs
-    return _balanced(key, n_inputs, n_trees, arity**depth)
+    return _sample_balanced(key, n_inputs, n_trees, arity**depth)
 
 
 def random(key: Array, n_inputs: int, n_gates: int, arity: int = 2) -> Int[jax.Array, "{n_gates} {arity}"]:
@@ -196,11 +196,11 @@ def random(key: Array, n_inputs: int, n_gates: int, arity: int = 2) -> Int[jax.A
     require_key("random", key)
     require("random", n_inputs=n_inputs, n_gates=n_gates, arity=arity)
     _warn_of_repeats("random", n_inputs, arity)
-    return _random(key, n_inputs, n_gates, arity)
+    return _sample_random(key, n_inputs, n_gates, arity)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _random(key: Array, n_inputs: int, n_gates: int, arity: int) -> jax.Array:
+def _sample_random(key: Array, n_inputs: int, n_gates: int, arity: int) -> jax.Array:
     # Input i is drawn among n - i remaining inputs, then shifted past earlier draws, ascending.
     found: list[jax.Array] = []
     for number, place_key in enumerate(jax.random.split(key, arity)):

@@ -276,7 +276,7 @@ def window_groups(
         in_shape,
         (rows, columns, outputs),
         corners + (np.array(size) - 1) / 2,
-        _packed(ids.reshape(rows * columns, -1)),
+        _pack_ids(ids.reshape(rows * columns, -1)),
         np.arange(rows * columns * outputs).reshape(-1, outputs),
     )
 
@@ -384,7 +384,7 @@ def projections(
     first = np.clip(np.floor(points - (np.array(window) - 1) / 2 + 0.5), 0, limits).astype(np.int64)
 
     candidates = _ids(first, np.broadcast_to(window, first.shape), read)
-    candidates = _unmasked(where, "input_mask", candidates, input_mask, read)
+    candidates = _replace_masked(where, "input_mask", candidates, input_mask, read)
     # Exact, as twice the center is an integer: |2 height t - twice out_height| <= (size - 1) height.
     twice, span = 2 * first + window - 1, (0, 0)
     start, count = np.zeros_like(first), np.broadcast_to(reached[:2], first.shape)
@@ -394,7 +394,7 @@ def projections(
         middle, reach = twice * wide, (np.array(span) - 1) * high
         start = np.maximum(-((reach - middle) // (2 * high)), 0)
         count = np.minimum((middle + reach) // (2 * high), wide - 1) - start + 1
-    targets = _unmasked(where, "output_mask", _ids(start, count, reached), output_mask, reached)
+    targets = _replace_masked(where, "output_mask", _ids(start, count, reached), output_mask, reached)
     empty = (targets < 0).all(1)
     if empty.any():
         g = int(np.argmax(empty))
@@ -408,7 +408,7 @@ def projections(
         with jax.ensure_compile_time_eval():
             drawn = np.asarray(jax.random.uniform(target_key, targets.shape))
         targets = np.where(drawn < probability, targets, -1)
-    found = Connectivity(in_shape, out_shape, twice / 2, _packed(candidates), _packed(targets))
+    found = Connectivity(in_shape, out_shape, twice / 2, _pack_ids(candidates), _pack_ids(targets))
     found.check_candidates(where, " Use a larger receptive size or another input_mask.")
     return found
 
@@ -489,7 +489,9 @@ def _ids(first: np.ndarray, count: np.ndarray, image: tuple[int, int, int]) -> n
     return np.where(pixels < 0, -1, pixels * channels + np.arange(channels)).reshape(len(first), -1)
 
 
-def _unmasked(where: str, name: str, ids: np.ndarray, mask: Any, image: tuple[int, int, int]) -> np.ndarray:
+def _replace_masked(
+    where: str, name: str, ids: np.ndarray, mask: Any, image: tuple[int, int, int]
+) -> np.ndarray:
     if mask is None:
         return ids
     kept = np.asarray(mask)
@@ -501,7 +503,7 @@ def _unmasked(where: str, name: str, ids: np.ndarray, mask: Any, image: tuple[in
     return np.where(kept.reshape(-1)[np.maximum(ids, 0) // image[2]], ids, -1)
 
 
-def _packed(ids: np.ndarray) -> np.ndarray:
+def _pack_ids(ids: np.ndarray) -> np.ndarray:
     """Return ids with the unused slots last, and as few unused slots as possible."""
     used = ids >= 0
     order = np.argsort(~used, axis=1, kind="stable")

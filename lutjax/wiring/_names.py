@@ -123,7 +123,7 @@ class Groups:
         return (wires + first[:, None, None]).reshape(n_gates, arity)
 
 
-def _unique(key: Any, n_inputs: int, n_gates: int, arity: int = 2) -> jax.Array:
+def _sample_unique(key: Any, n_inputs: int, n_gates: int, arity: int = 2) -> jax.Array:
     if arity != 2:
         raise ValueError(f"unique_pairs: draws pairs, but a gate has {arity} inputs; use balanced wiring.")
     return unique_pairs(key, n_inputs, n_gates)
@@ -132,7 +132,7 @@ def _unique(key: Any, n_inputs: int, n_gates: int, arity: int = 2) -> jax.Array:
 FIXED: dict[str, Wiring] = {
     "balanced": balanced,
     "random": random,
-    "unique": _unique,
+    "unique": _sample_unique,
     "butterfly": butterfly,
 }
 """Fixed wirings by name."""

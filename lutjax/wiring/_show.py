@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.wiring._images import Connectivity
 from lutjax.wiring._sizes import Size, as_image, shape_of
 
@@ -67,12 +67,12 @@ def show(
       >>> [axes.get_title() for axes in figure.axes[:3]]
       ['group 0 reads', 'group 4 reads', 'groups that read a pixel']
     """
-    with needed_by("lutjax.wiring.show"):
+    with require_optional("lutjax.wiring.show"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
     fields = _fields_of(source, in_shape, out_shape)
-    picked = _picked(fields, groups)
+    picked = _select_groups(fields, groups)
     rows = 1 if fields.reached is None else 2
     figure = Figure(figsize=(2.0 * (len(picked) + 1) + 0.8, 2.3 * rows), layout="constrained")
     FigureCanvasAgg(figure)
@@ -97,7 +97,7 @@ def show(
     return figure
 
 
-def _picked(fields: _Fields, groups: int | Sequence[int]) -> list[int]:
+def _select_groups(fields: _Fields, groups: int | Sequence[int]) -> list[int]:
     n = len(fields.read)
     if isinstance(groups, Sequence):
         picked = [int(g) for g in groups]
@@ -152,7 +152,7 @@ def _fields_of(source: Any, in_shape: Size | None, out_shape: Size | None) -> _F
         arrays = _arrays_of(source if spec is None else source._arrays())
     if spec is not None and hasattr(spec, "connectivity"):
         _require_none(in_shape, out_shape)
-        return _connectivity_fields(spec.connectivity, spec.compared(arrays))
+        return _connectivity_fields(spec.connectivity, spec.compared_pairs(arrays))
     return _array_fields(arrays, spec, in_shape, out_shape)
 
 

@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Sequence
 
-from lutjax.arguments import format_value, plain
+from lutjax.arguments import format_value, normalize_value
 
 Size = int | Sequence[int]  # height and width, or one number for both
 
@@ -17,7 +17,7 @@ def require(where: str, **sizes: int) -> None:
 
 def pair(where: str, name: str, size: Size, least: int = 1) -> tuple[int, int]:
     """Return height and width of a size."""
-    found = _as_integers(plain(size))
+    found = _as_integers(normalize_value(size))
     if found is None or len(found) > 2:
         raise ValueError(
             f"{where}: {name} is {format_value(size)}; expected an integer, or a height and a width."
@@ -29,7 +29,7 @@ def pair(where: str, name: str, size: Size, least: int = 1) -> tuple[int, int]:
 
 def shape_of(where: str, name: str, shape: Size, ranks: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of a map of values: height and width, and optionally channels."""
-    found = _as_integers(plain(shape))
+    found = _as_integers(normalize_value(shape))
     if found is None or len(found) not in ranks or min(found) < 1:
         one = "a number of values, " if 1 in ranks else ""
         raise ValueError(

@@ -156,7 +156,7 @@ def test_copy_bandwidth_is_plausible():
 
 # ---------------------------------------------------------------------------------------------------- shapes
 def test_names_and_sizes_are_the_same_shapes():
-    for name, shape in shapes.named().items():
+    for name, shape in shapes.named_shapes().items():
         assert shapes.parse(name) == shape == shapes.parse(str(shape))
         assert shapes.name_of(shape) == name
 
@@ -321,7 +321,7 @@ def test_defaults_on_a_cpu(instantly):
     assert bench("--row", "forward", "--dtype", "bfloat16").exit_code == 0
     if jax.default_backend() == "cpu":
         assert [(c.name, c.dtype) for c in instantly] == [
-            (name, "bfloat16") for name in shapes.named(Tag.CPU)
+            (name, "bfloat16") for name in shapes.named_shapes(Tag.CPU)
         ]
     instantly.clear()
     assert bench("--shape", "lm", "--lm-batch", 4, "--dtype", "float32", "--dtype", "bfloat16").exit_code == 0
@@ -360,8 +360,8 @@ def result(shape, device="cpu", dtype="float32"):
 
 
 def test_recorded_figures_are_shown_where_they_were_measured():
-    for name, row, dtype, device in results.recorded():
-        assert name in shapes.named()
+    for name, row, dtype, device in results.load_recorded_figures():
+        assert name in shapes.named_shapes()
         assert row in shapes.ROWS
         assert (dtype, device) == ("float32", "NVIDIA H200")
     for where, shown in (
@@ -454,7 +454,9 @@ class TestSlow:
     def test_integer_accumulation_is_measured_where_it_is_supported(self, instantly):
         assert bench("--row", "forward", "--accumulate", 16, "--implementation", "xla").exit_code == 0
         if jax.default_backend() == "cpu":
-            expected = [name for name, of in shapes.named(Tag.CPU).items() if measurements.accumulates(of)]
+            expected = [
+                name for name, of in shapes.named_shapes(Tag.CPU).items() if measurements.accumulates(of)
+            ]
             assert {"ffn", "seq-sparse"} <= set(expected)
             assert [c.name for c in instantly] == [f"{name} at 16" for name in expected]
         [shape] = {c.shape for c in instantly if c.name == "ffn at 16"}

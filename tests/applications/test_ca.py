@@ -148,7 +148,7 @@ def test_outputs_of_kernels_start_in_different_directions(kernels, perception, e
 
 
 def test_the_share_of_hard_gates_grows():
-    config = automaton_runs.Automaton.new(
+    config = automaton_runs.Automaton.create(
         {"steps": 100, "hard_share": 0.1, "last_hard_share": 0.8}
     ).run.training
     got = [float(config.hard_share_at(jnp.int32(n))) for n in (0, 30, 65, 100)]
@@ -201,14 +201,14 @@ def test_solved_is_without_a_wrong_bit_three_times():
     sizes = {"kernels": 1, "perception": (8, 1), "update": (2, 1), "steps": 1000}
 
     def solved(*wrong, **options):
-        run = automaton_runs.Automaton.new({**sizes, **options})
+        run = automaton_runs.Automaton.create({**sizes, **options})
         run.record.history.test = [(100 * n, w) for n, w in enumerate(wrong, 1)]
-        return run.over(100 * len(wrong))
+        return run.stop_reason(100 * len(wrong))
 
     assert solved(0, 0, 1, 0, 0) is None
     assert solved(4, 0, 0, 0) == "no wrong bit in 3 tests one after the other after 400 of 1000 steps"
     assert solved(4, 0, 0, 0, stop_when_solved=False) is None
-    old = automaton_runs.Automaton.new(sizes).record
+    old = automaton_runs.Automaton.create(sizes).record
     del old.options["stop_when_solved"]  # as older versions wrote it
     assert not automaton_runs.Automaton(old).intervals.stop_when_solved
 
@@ -271,7 +271,7 @@ def test_a_picture_decides_the_grid(tmp_path):
 
     Image.new("RGB", (5, 2), (255, 255, 0)).save(tmp_path / "wide.png")
     Image.new("RGB", (65, 2)).save(tmp_path / "large.png")
-    new = functools.partial(automaton_runs.Automaton.new, experiment="picture")
+    new = functools.partial(automaton_runs.Automaton.create, experiment="picture")
     sizes = {"channels": 3, "kernels": 1, "perception": (8, 2), "update": (8, 3)}
     run = new(sizes, path=tmp_path / "wide.png").run
     assert (run.training.size, run.training.n_steps) == (5, 4)
@@ -285,7 +285,7 @@ def test_a_picture_decides_the_grid(tmp_path):
 
 
 def test_several_runs_stay_in_one_process(monkeypatch):
-    run = automaton_runs.Automaton.new({"runs": 2}, experiment="checkerboard").run
+    run = automaton_runs.Automaton.create({"runs": 2}, experiment="checkerboard").run
     run.divide()
     monkeypatch.setattr(training.hosts, "count", lambda: 2)
     with pytest.raises(ValueError, match=r"runs is 2; 2 processes share a single run\. Use runs=1"):

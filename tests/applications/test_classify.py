@@ -445,7 +445,7 @@ def test_mirrored_images():
 def test_edges_of_images_are_bits_of_gates(tmp_path, monkeypatch):
     x = RNG.integers(0, 256, (20, 4, 5), dtype=np.uint8)
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(20) % 2)
-    run = Classifier.new({"layers": (20,), "n_thresholds": 2, "edges": True}, tmp_path / "a.npz")
+    run = Classifier.create({"layers": (20,), "n_thresholds": 2, "edges": True}, tmp_path / "a.npz")
     model = run.record.model
     assert model.image_shape == (4, 5)
     assert run.run.thresholds.shape == (100, 2)
@@ -460,7 +460,7 @@ def test_edges_of_images_are_bits_of_gates(tmp_path, monkeypatch):
     state = run.run.init()
     run.run.accuracy(state, run.test, hard=True)
     with pytest.raises(ValueError, match="n_thresholds is 0"):
-        Classifier.new({"layers": (20,), "n_thresholds": 0, "edges": True}, tmp_path / "a.npz")
+        Classifier.create({"layers": (20,), "n_thresholds": 0, "edges": True}, tmp_path / "a.npz")
 
 
 KINDS = {
@@ -691,7 +691,7 @@ def test_a_run_has_the_kind_of_its_data(table_run, tmp_path):
         assert said in refusal(*words)
     with pytest.raises(ValueError, match="is recorded as a run of the kind digits"):
         lutjax.load(old)
-    of_digits = Classifier.new({"layers": (20,)})
+    of_digits = Classifier.create({"layers": (20,)})
     assert (of_digits.record.own_kind(), of_digits.record.kind) == ("digits", "classify")
 
 
@@ -714,22 +714,22 @@ def test_the_commands_refuse(table_run, tmp_path):
 
 def test_defaults_are_those_of_the_kind_of_data(tmp_path):
     path = write(tmp_path / "table.csv", table_text(400))
-    run = Classifier.new({}, path, "class")
+    run = Classifier.create({}, path, "class")
     model, training = run.record.model, run.record.training
     assert (model.layers, model.wiring, model.estimator) == ((1280,), "learnable", "straight_through")
     assert (training.steps, training.select_every, training.column_bits) == (1000, 50, 32)
-    assert Classifier.new({"layers": (30, 20), "tau": 3.0}, path, "class").record.model.layers == (30, 20)
-    plain = Classifier.new({"wiring": "balanced"}, path, "class", recipe="difflogic-adult").record
+    assert Classifier.create({"layers": (30, 20), "tau": 3.0}, path, "class").record.model.layers == (30, 20)
+    plain = Classifier.create({"wiring": "balanced"}, path, "class", recipe="difflogic-adult").record
     assert (plain.model.layers, plain.model.estimator) == ((256,) * 5, "soft")
     assert (plain.training.column_bits, plain.training.select_every) == (8, 0)
     labels = "".join(f"{i % 7},{'pqr'[i % 3]}\n" for i in range(330))
     three = write(tmp_path / "three.csv", f"a,class\n{labels}")
-    several = Classifier.new({}, three, "class").record.model
+    several = Classifier.create({}, three, "class").record.model
     assert (several.layers, several.tau, several.wiring) == ((600, 600), 6.0, "learnable")
-    given = Classifier.new({"layers": (30, 21)}, three, "class").record.model
+    given = Classifier.create({"layers": (30, 21)}, three, "class").record.model
     assert (given.layers, given.tau) == ((30, 21), 10.0)
     np.savez(tmp_path / "a.npz", x=np.arange(24.0).reshape(12, 2), y=np.arange(12) % 2)
-    made = Classifier.new({}, tmp_path / "a.npz").record
+    made = Classifier.create({}, tmp_path / "a.npz").record
     assert (made.model.layers, made.model.wiring, made.training.steps) == ((2000,) * 3, "balanced", 15000)
 
 
@@ -740,7 +740,7 @@ def test_small_tables_have_defaults_of_their_own(tmp_path, monkeypatch):
         {**FOR_SMALL_TABLES, "layers": (20,), "steps": 30, "batch_size": 16},
     )
     path = write_table(tmp_path)
-    run = Classifier.new({}, path, "class")
+    run = Classifier.create({}, path, "class")
     model, training = run.record.model, run.record.training
     assert (model.layers, model.tau, model.n_inputs) == ((40,), 2.0, 2)
     assert (training.learning_rate, training.select_every, training.column_bits) == (0.03, 0, 32)
@@ -750,7 +750,7 @@ def test_small_tables_have_defaults_of_their_own(tmp_path, monkeypatch):
     )
     assert Classifier.from_record(run.record, path).record.training == training
     for given in ({"steps": 3}, {"gate_cost": 0.0}):
-        other = Classifier.new(given, path, "class").record
+        other = Classifier.create(given, path, "class").record
         assert (other.model.tau, other.training.learning_rate) == (10.0, 0.05)
 
 
@@ -767,7 +767,7 @@ def test_cross_validation_finds_the_better_gate_cost():
 
 
 def test_a_report_has_the_gap_and_the_baselines(tmp_path):
-    run = Classifier.new({"layers": (12,)}, write_table(tmp_path), "class", stratified=True)
+    run = Classifier.create({"layers": (12,)}, write_table(tmp_path), "class", stratified=True)
     [line] = run._gap(0.144, 0.936)
     assert "79.2 points below the soft one" in line
     assert run._gap(0.85, 0.86) == []
@@ -812,7 +812,7 @@ def test_a_recipe_on_other_data_warns(name, shape, n_classes, warns, tmp_path):
     x = np.random.default_rng(0).integers(0, 2, (20, *shape))
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(20) % n_classes)
     fields = {"layers": (20,), "wiring": "balanced"}
-    run = Classifier.new(fields, tmp_path / "a.npz", recipe=name)
+    run = Classifier.create(fields, tmp_path / "a.npz", recipe=name)
     words = f"warning: the recipe {name} is for {RECIPES[name].data}, and these data are of shape"
     assert [line.startswith(words) for line in run.remarks] == [True] * warns
     run.record.history.test.append((0, 0.5))
@@ -830,7 +830,7 @@ def test_numbers_that_are_no_bits_are_refused(tmp_path):
         assert "Set --n-thresholds to 1 or more." in said
         assert not (tmp_path / "run").exists()
     np.savez(tmp_path / "b.npz", x=rng.integers(0, 2, (40, 5)), y=y)
-    before = Classifier.new({"layers": (20,), "n_thresholds": 0}, tmp_path / "b.npz")
+    before = Classifier.create({"layers": (20,), "n_thresholds": 0}, tmp_path / "b.npz")
     source = runs.Source.create(tmp_path / "a.npz", 40, datasets.load(tmp_path / "a.npz").digest)
     record = dataclasses.replace(before.record, samples=source)
     models.save(tmp_path / "old", 1, before.run.init(), record)
@@ -849,7 +849,7 @@ def test_decimals_with_a_comma_are_numbers(tmp_path):
         np.testing.assert_array_equal(encoding.encode(two), Encoding.fit(one, bits).encode(one))
         again = Encoding.from_json(encoding.to_json())
         np.testing.assert_array_equal(again.encode(two), encoding.encode(two))
-    assert "a numbers with a decimal comma (4 bits)" in columns.described(two, Encoding.fit(two, 4))[0]
+    assert "a numbers with a decimal comma (4 bits)" in columns.describe_columns(two, Encoding.fit(two, 4))[0]
 
 
 @pytest.mark.parametrize(
@@ -870,7 +870,7 @@ def test_decimals_with_a_comma_are_numbers(tmp_path):
 def test_columns_that_look_like_something_else_are_warned_of(name, cells, words):
     labels = np.array(["no", "yes"])[np.arange(len(cells)) % 2]
     table = Table({name: np.array(cells), "b": labels}, labels, "t")
-    _, *warnings = columns.described(table, Encoding.fit(table, 8))
+    _, *warnings = columns.describe_columns(table, Encoding.fit(table, 8))
     if words:
         assert len(warnings) == 1
         assert warnings[0].startswith(f"warning: column {name} {words}")

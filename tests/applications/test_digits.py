@@ -227,10 +227,10 @@ def test_patience():
     run = classifier_runs.Classifier(record, Parts(*split(whole, 0)))
     for number, accuracy in enumerate((0.5, 0.7, 0.6, 0.8, 0.7, 0.8), 1):
         record.history.test.append((number, accuracy))
-        assert bool(run.over(number)) == (number == 6)
-    assert run.over(6) == "no better hard network in 2 tests after 6 of 40 steps"
+        assert bool(run.stop_reason(number)) == (number == 6)
+    assert run.stop_reason(6) == "no better hard network in 2 tests after 6 of 40 steps"
     record.options["patience"] = None
-    assert run.over(6) is None
+    assert run.stop_reason(6) is None
     with pytest.raises(ValueError, match="patience is 0; it must be at least 1"):
         classifier_runs.Options(patience=0)
 
@@ -241,7 +241,7 @@ def started(tmp_path_factory):
     folder, whole = tmp_path_factory.mktemp("digits"), blobs()
     np.savez(folder / "blobs.npz", x=whole.x.reshape(-1, 2, 3), y=whole.y)
     sizes = {"layers": (30, 30), "n_thresholds": 2, "estimator": "gumbel", "reduce": (3, 2)}
-    experiment = classifier_runs.Classifier.new(sizes, folder / "blobs.npz")
+    experiment = classifier_runs.Classifier.create(sizes, folder / "blobs.npz")
     assert (
         "30 + 30 gates, whose votes 12 tables of 3 and 6 tables of 2 reduce, 1,080" in experiment.describe()
     )

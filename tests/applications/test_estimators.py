@@ -132,7 +132,9 @@ def test_numbers_of_columns_give_the_same_bits(tmp_path):
     path = tmp_path / "people.csv"
     rows = zip(*cells.values(), table.labels, strict=True)
     path.write_text("\n".join([",".join([*cells, "class"]), *(",".join(row) for row in rows)]))
-    made = Classifier.new({"layers": (8,), "thresholds": "learned", "column_bits": 4}, path, target="class")
+    made = Classifier.create(
+        {"layers": (8,), "thresholds": "learned", "column_bits": 4}, path, target="class"
+    )
     assert made.record.model.n_thresholds == 1
     encoder = made.run.structure.model(*made.run.init()[:2]).encoder
     np.testing.assert_array_equal(encoder.thresholds[...], made.encoding.thresholds)

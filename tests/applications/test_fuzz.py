@@ -128,7 +128,7 @@ def of(name, read):
 def vectors():
     rng = np.random.default_rng(0)
     x, z = rng.integers(0, 4, (4, 3), np.uint8), rng.integers(0, 2, (4, 2), np.uint8)
-    return Vectors({"x": x, "z": z}, deployment.evaluated(CIRCUIT, [x, z]), "random ones")
+    return Vectors({"x": x, "z": z}, deployment.evaluate_ports(CIRCUIT, [x, z]), "random ones")
 
 
 LAUNCHES = (
@@ -185,7 +185,7 @@ def program():
     given = language_model.texts_to_json([rounded.text(b"ab", 5, temperature=800, top_k=256, seed=1)])
     files = {**rounded.integer.to_c(), language_model.TEXTS: given.encode()}
     header = files["model.h"]
-    facts, _ = language_model.stated(header if isinstance(header, str) else header.decode())
+    facts, _ = language_model.parse_header(header if isinstance(header, str) else header.decode())
     written = {name: ("c", content) for name, content in files.items()}
     with temporary() as folder:
         manifest = deployment.manifest_of("language model", written, {"facts": facts}, None)
@@ -319,7 +319,7 @@ def read_run(folder):
     """Read a run like `lutjax info`, `lutjax predict`, `lutjax.load` and `--resume`."""
     runs.is_lock(folder / runs.LOCK)
     list(runs.existing_outputs(folder, ("gates.txt",)))
-    runs.finished(folder).complete(folder)
+    runs.read_finishing_record(folder).is_complete(folder)
     said = []
     said += about.lines(about.facts(folder, on_damage=said.append))
     assert not any("\n" in line for line in said)

@@ -127,7 +127,7 @@ def test_shown_defaults_are_those_of_a_new_run(kind, tmp_path, without_typecheck
     n_shown = 0
     for model in KINDS[kind].configs.models or (None,):
         source = {"lm": {"path": path, "model": model}, "classify": {"model": model}, "ca": {}}[kind]
-        record = KINDS[kind].new({}, **source).record
+        record = KINDS[kind].create({}, **source).record
         for config in (record.model, record.training, KINDS[kind].configs.options(**record.options)):
             for name, value in config.__dict__.items():
                 found = re.search(r"\[default: (.*)\]$", helps.get(name) or "")

@@ -22,7 +22,7 @@ from small_runs import HISTORY, RUNS, ca_run, call
 import lutjax
 from lutjax.circuits import deployment, netlist_json
 from lutjax.circuits.deployment import VECTORS, Vectors
-from lutjax.extras import DISTRIBUTIONS, EXTRAS, needed_by
+from lutjax.extras import DISTRIBUTIONS, EXTRAS, require_optional
 from lutjax.models import LogicCA, LogicCAConfig, LogicClassifier, LogicClassifierConfig, LUTTransformer
 from lutjax.training import export as exporting, model_folders, models, predictions
 from lutjax.training.classifier_runs import Classifier
@@ -62,7 +62,7 @@ def write(kind, folder):
     x = np.random.default_rng(0).integers(0, 9, (60, 2, 3), np.uint8)
     np.savez(folder / "data.npz", x=x, y=y)
     sizes = {"layers": (24, 24), "n_thresholds": 2, "steps": 1, "noise": 2.0}
-    experiment = Classifier.new(sizes, folder / "data.npz")
+    experiment = Classifier.create(sizes, folder / "data.npz")
     models.save(folder / "a_run", 1, experiment.run.init(), experiment.record)
     if kind == "run":
         return folder / "a_run"
@@ -194,7 +194,10 @@ for package, names in {missing}.items():
 
 
 def test_a_package_of_no_extra_is_no_matter_of_ours():
-    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'no_such_package'$"), needed_by("this"):
+    with (
+        pytest.raises(ModuleNotFoundError, match=r"^No module named 'no_such_package'$"),
+        require_optional("this"),
+    ):
         import no_such_package  # noqa: F401
 
 

@@ -154,6 +154,6 @@ def test_columns_of_any_name_are_a_line():
     names = [name for name in NAMES if name != "\ud800"] + ["\x1b[2J", "a\u202eb", "\0"]
     cells = {name: columns.strings(f"2024-01-{k + 10}" for k in range(10)) for name in names}
     table = columns.Table(cells, columns.strings("pq" * 5), "t")
-    lines = columns.described(table, columns.Encoding.fit(table, 2))
+    lines = columns.describe_columns(table, columns.Encoding.fit(table, 2))
     assert len(lines) == 1 + len(names)
     assert all(line.isprintable() for line in lines)

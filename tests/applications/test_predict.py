@@ -221,8 +221,8 @@ def test_a_truth_value_in_json_is_no_integer():
 
 
 def test_names_are_shown_with_their_letters():
-    assert _json.listed(["größe", "a\u202eb"], 60) == '"größe", "a\\u202eb"'
-    assert _json.listed(["a" * 100], 60) == f'"{"a" * 56}...'
+    assert _json.format_names(["größe", "a\u202eb"], 60) == '"größe", "a\\u202eb"'
+    assert _json.format_names(["a" * 100], 60) == f'"{"a" * 56}...'
 
 
 CONFIG = LogicClassifierConfig(

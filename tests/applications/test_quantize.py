@@ -141,7 +141,7 @@ def test_bad_input_is_one_line(folder, tmp_path):
 
 def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path):
     def replace(write, fail=False):
-        with runs.replacing(tmp_path / "a") as path:
+        with runs.replace_folder(tmp_path / "a") as path:
             if write:
                 path.mkdir()
                 (path / "new").touch()

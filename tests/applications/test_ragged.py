@@ -118,9 +118,9 @@ class Blocks(RuleBasedStateMachine):
         text = data.draw(st.sampled_from(self.texts))
         text.tokens += data.draw(st.lists(st.integers(0, 1), min_size=n, max_size=n))
         self.pages.slide(text)
-        if self.pages.needed(text, n) > self.pages.n_free:
+        if self.pages.count_missing_blocks(text, n) > self.pages.n_free:
             with pytest.raises(ValueError, match=r"Slots: it needs .* Let a sequence leave, or use a larger"):
-                self.pages.require(self.pages.needed(text, n), "it needs")
+                self.pages.require(self.pages.count_missing_blocks(text, n), "it needs")
             return
         self.pages.extend(text, n)
         table = self.pages.table(text)
@@ -128,7 +128,7 @@ class Blocks(RuleBasedStateMachine):
             block = table[p // self.size % len(table)]
             assert self.holders(block) == 1, "a block of several texts is written to"
             self.pool[block][p % self.size] = tuple(text.tokens[: p + 1])
-        self.pages.cached(text, n)
+        self.pages.record_cached(text, n)
 
     @rule(data=st.data())
     def leave(self, data):
@@ -167,7 +167,7 @@ def test_what_was_said_last_is_kept_longest():
     texts = [Text([k] * 5) for k in range(3)]
     for text in texts[:2]:
         pages.extend(text, 4)
-        pages.cached(text, 4)
+        pages.record_cached(text, 4)
         pages.leave(text)
     pages.extend(texts[2], 4)  # in place of the first
     assert [pages.n_cached([k] * 5) for k in range(2)] == [0, 2]

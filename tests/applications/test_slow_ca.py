@@ -26,7 +26,7 @@ SIZES = {"channels": 2, "kernels": 2, "perception": (8, 2), "update": (8, 2)}
 
 
 def run_of(experiment, **fields):
-    return automaton_runs.Automaton.new({**SIZES, "runs": 1, **fields}, experiment).run
+    return automaton_runs.Automaton.create({**SIZES, "runs": 1, **fields}, experiment).run
 
 
 def test_asynchronous_cells_are_new_or_old():
@@ -63,7 +63,7 @@ def test_gradients_are_those_of_plain_mathematics(keep_every):
         coefficients = reference.gate_coefficients(logits, axis=0)
         for _ in range(n_steps):
             channels, n_cells = state.shape[0], state[0].size
-            near = jnp.stack([*automaton._shifted(config, state), state]).reshape(9, -1)
+            near = jnp.stack([*automaton._shift_neighbors(config, state), state]).reshape(9, -1)
             wires = [jnp.stack([jnp.arange(24) % 8, jnp.full(24, 8)], -1), *wiring.wires]
             x, first = near, 0
             for layer, w in enumerate(wires):
@@ -206,9 +206,9 @@ def test_gates_are_removed_that_the_last_state_does_not_depend_on(experiment, fi
     model, n = run.best(run.init()), len(run.compared)
     gates = np.random.default_rng(3).choice([1, 3, 6, 7, 9, 14, 15], model.config.n_gates)
     model.logits.set_value(jnp.eye(16)[:, gates])
-    pruned = pruning.pruned(run, model)
+    pruned = pruning.prune_automaton(run, model)
     assert (pruned.proved, pruned.where) == (proved, where)
-    assert circuits.active(pruned.model, n) < circuits.active(model, n)
+    assert circuits.count_active_gates(pruned.model, n) < circuits.count_active_gates(model, n)
     first, _ = run.sample(jax.random.key(1), 16 if run.training.start == "random" else 512)
     key, shown = jax.random.key(3), []
     for one in (model, pruned.model):
@@ -217,7 +217,7 @@ def test_gates_are_removed_that_the_last_state_does_not_depend_on(experiment, fi
     np.testing.assert_array_equal(*shown)
     assert shown[0].any()
     rule = pruned.rule(n)
-    assert len(rule) <= circuits.active(pruned.model, n) * run.config.channels
+    assert len(rule) <= circuits.count_active_gates(pruned.model, n) * run.config.channels
     if run.config.update_rate == 1:
         last = step_automaton(rule, np.moveaxis(np.asarray(first), 0, -1), run.training.n_steps)
         np.testing.assert_array_equal(np.moveaxis(last, -1, 0)[:n], shown[0])
@@ -237,7 +237,7 @@ def test_channels_that_the_loss_leaves_out_may_be_anything():
 
 @pytest.mark.parametrize("seed", range(10))
 def test_the_game_of_life_is_learned(seed):
-    run = automaton_runs.Automaton.new({"seed": seed}).run
+    run = automaton_runs.Automaton.create({"seed": seed}).run
     state, _ = run.advance(run.init(), 0, run.training.steps)
     assert run.wrong(state) == 0
 

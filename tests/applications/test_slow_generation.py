@@ -69,7 +69,7 @@ def test_packed_texts_do_not_see_each_other(name):
 
 def programs():
     """Count the compiled slot programs."""
-    names = ("_read", "_join", "_read_blocks", "_copied", "_begun", "_stepped")
+    names = ("_read", "_join", "_read_blocks", "_copy_block", "_begin_slot", "_step_slots")
     return [getattr(_slots, name)._cache_size() for name in names]
 
 

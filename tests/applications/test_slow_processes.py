@@ -100,9 +100,9 @@ def together(directory, written_alone):
 
     with pytest.raises(OSError if i == 0 else HostError, match="no space") as caught:
         hosts.call_in_first(lambda: fail(OSError(28, "no space")))
-    assert hosts.shared(caught.value)
+    assert hosts.is_shared_error(caught.value)
 
-    @hosts.together()
+    @hosts.run_together()
     def fail_in_one():
         if i == 1:
             raise KeyError("name")
@@ -111,7 +111,7 @@ def together(directory, written_alone):
         KeyError if i == 1 else HostError, match="name" if i == 1 else "process 1: 'name'"
     ) as caught:
         fail_in_one()
-    assert hosts.shared(caught.value)
+    assert hosts.is_shared_error(caught.value)
     check(written_alone, 2, 1)
     path = Path(directory)
     save(path, 2, 5)

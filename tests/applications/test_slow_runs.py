@@ -287,7 +287,7 @@ def test_images_of_bytes_train(tmp_path):
         path = tmp_path / ("train", "test")[k // 12] / str(k % 2) / f"{k}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8)).save(path)
-    run = Classifier.new({"layers": (20,), "n_thresholds": 1, "batch_size": 4}, tmp_path)
+    run = Classifier.create({"layers": (20,), "n_thresholds": 1, "batch_size": 4}, tmp_path)
     assert run.train.x.dtype == np.uint8
     state, loss = run.run.advance(run.run.init(), 0, 2)
     assert np.isfinite(float(loss))
@@ -295,7 +295,7 @@ def test_images_of_bytes_train(tmp_path):
     alone = [run.run.classes(state, x[n : n + 1].astype(np.float32), hard=True)[0] for n in range(2)]
     np.testing.assert_array_equal(run.run.classes(state, x, hard=True)[:2], alone)
     with pytest.raises(ValueError, match=r"split is 3, but .* has its own test part\. Omit --split"):
-        Classifier.new({"split": 3}, tmp_path)
+        Classifier.create({"split": 3}, tmp_path)
 
 
 def test_a_run_on_scaled_images_goes_on(tmp_path):
@@ -336,13 +336,13 @@ def test_recipes(tmp_path):
     with pytest.raises(ValueError, match="recipe is 'none'; the known ones are difflogic-mnist-small"):
         recipe("none")
     table = write_table(tmp_path)
-    record = Classifier.new(
+    record = Classifier.create(
         {"tau": 7.0, "wiring": "balanced"}, table, "class", None, "difflogic-adult"
     ).record
     assert (record.model.layers, record.model.tau, record.training.steps) == ((256,) * 5, 7.0, 100_000)
     assert record.recipe == "difflogic-adult"
     with pytest.raises(ValueError, match="n_thresholds is 2, but columns are already bits"):
-        Classifier.new({"n_thresholds": 2}, table, "class")
+        Classifier.create({"n_thresholds": 2}, table, "class")
 
 
 def test_an_export_names_classes_and_bits(table_run, tmp_path):

@@ -40,7 +40,7 @@ def untrained(folder, table, target="income", **fields):
     """Write a run on a table at step 1, with an untrained network and distinct gates."""
     regression = fields.pop("regression", None)
     gates = {"layers": (48,), "wiring": "balanced", "noise": 2.0, "residual": 0.0}
-    made = Classifier.new(
+    made = Classifier.create(
         {**gates, "column_bits": 6, "batch_size": 16, **fields}, table, target, regression=regression
     )
     models.save(folder, 1, made.run.init(), made.record)
@@ -200,5 +200,5 @@ class TestSlow:
         oracle = export.oracle(json.loads((folder / "manifest.json").read_text()))
         near = taken.boundaries(list(oracle.samples))
         expected = oracle.answer(*near)[0]
-        np.testing.assert_array_equal(deployment.evaluated(source.circuit, near)["y"], expected)
-        assert (deployment.evaluated(other, near)["y"] != expected).any()
+        np.testing.assert_array_equal(deployment.evaluate_ports(source.circuit, near)["y"], expected)
+        assert (deployment.evaluate_ports(other, near)["y"] != expected).any()

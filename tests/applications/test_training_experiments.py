@@ -82,7 +82,7 @@ class Descent(experiments.Experiment):
         self.run.advance = loop.Repeated(step)
 
     @classmethod
-    def new(cls, fields):
+    def create(cls, fields):
         model, training, options = cls.make_configs(fields)
         return cls(Record(model, training, dataclasses.asdict(options), runs.History()))
 
@@ -96,7 +96,7 @@ class Descent(experiments.Experiment):
     def evaluate(self, state):
         return float(jnp.abs(state.params["w"]).max())
 
-    def solved(self):
+    def early_stop_reason(self):
         tests = self.record.history.test
         return "small enough" if tests and tests[-1][1] < self.intervals.stop_below else None
 
@@ -135,7 +135,7 @@ class Shown(experiments.Show):
 
 
 def new(steps=12, cooldown=0.0, **options):
-    return Descent.new({"steps": steps, "cooldown": cooldown, **options})
+    return Descent.create({"steps": steps, "cooldown": cooldown, **options})
 
 
 def start(folder, show=None, **options):
@@ -180,7 +180,7 @@ def test_a_finished_run_is_left_alone(whole):
     assert sorted(rows) == sorted((kind, *point) for kind, points in curves for point in points)
     assert (step, len(history.train), len(history.test)) == (12, 6, 3)
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
-    size = next(iter(runs.finished(whole).parts["test"][1]))
+    size = next(iter(runs.read_finishing_record(whole).parts["test"][1]))
     for look in (True, False):
         assert resume(whole, look=look)[-1] == f"{whole} is finished: all 12 steps are done. {size}"
     with pytest.raises(InUseError, match="already holds a checkpoint"):
@@ -236,7 +236,7 @@ def test_finishing_goes_on_where_it_was_ended(whole, tmp_path, place):
     assert state_of(folder) == state_of(whole)
     for name in ("picture.txt", "curves.csv"):
         assert (folder / name).read_bytes() == (whole / name).read_bytes()
-    assert runs.finished(folder).complete(folder)
+    assert runs.read_finishing_record(folder).is_complete(folder)
     (folder / "picture.txt").unlink()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Descent, "draw_picture", interrupt)
@@ -327,7 +327,7 @@ def test_an_output_appears_when_it_is_whole(tmp_path):
     path.write_text("old")
 
     def write():
-        with runs.atomically(path) as unfinished:
+        with runs.write_atomically(path) as unfinished:
             unfinished.write_text("half")
             assert path.read_text() == "old"
             raise OSError(errno.ENOSPC, "full")

@@ -62,7 +62,7 @@ def test_the_validation_part_may_be_trained_on():
     fields = dataclasses.asdict(CONFIG) | {"steps": 1, "select_every": 0}
     parts = []
     for validate in (True, False):
-        run = lm_runs.LanguageModel.new(fields | {"validate": validate}, model="gpt").run
+        run = lm_runs.LanguageModel.create(fields | {"validate": validate}, model="gpt").run
         parts.append(np.asarray(run.advance.data))
     assert parts[1].size == pytest.approx(parts[0].size * 90 / 85, rel=1e-3)
     np.testing.assert_array_equal(parts[1][: parts[0].size], parts[0])

@@ -158,14 +158,14 @@ def test_no_signal_is_lost(number):
     for block in (swallow, change, lambda: signal.raise_signal(number)):
         before = signal.getsignal(number)
         with loop.stop_on_signal() as stop:
-            with pytest.raises(KeyboardInterrupt), stop.interruptible():
+            with pytest.raises(KeyboardInterrupt), stop.allow_interrupt():
                 block()
             assert stop()
-            with pytest.raises(KeyboardInterrupt), stop.interruptible():
+            with pytest.raises(KeyboardInterrupt), stop.allow_interrupt():
                 pytest.fail("the block begins")
         assert signal.getsignal(number) is before
     with loop.stop_on_signal() as stop:
-        with pytest.raises(RuntimeError), stop.interruptible():
+        with pytest.raises(RuntimeError), stop.allow_interrupt():
             raise RuntimeError("no signal")
         signal.raise_signal(number)
         assert stop()

@@ -192,7 +192,7 @@ class TestSlow:
         monkeypatch.setattr(lm, "EVALUATION_BATCH", 32)  # 64 have as many positions as tables have rows
         one, run = run_of(model, options), run_of(model, options, LAYOUTS[layout])
         expected, loss = one.advance(one.init(), 0, 7)
-        program, advance = run.advance.compiled(run.abstract())
+        program, advance = run.advance.compile_program(run.abstract())
         first = run.init()
         assert jax.tree.all(jax.tree.map(lambda a, b: a.sharding == b.sharding, first, run.abstract()))
         state, _ = advance(first, 0, 4)
@@ -245,7 +245,7 @@ class TestSlow:
 
 
 def test_one_process_needs_no_others():
-    with hosts.together():
+    with hosts.run_together():
         hosts.initialize()
         hosts.barrier("alone")
         assert (hosts.count(), hosts.index(), hosts.is_first()) == (1, 0, True)
@@ -253,7 +253,7 @@ def test_one_process_needs_no_others():
         assert hosts.call_in_first(lambda: 4) == 4
         assert hosts.agree(True)
         assert not hosts.agree(False)
-    assert not hosts.lost(RuntimeError("NCCL"))
+    assert not hosts.is_lost_process(RuntimeError("NCCL"))
 
 
 def test_a_part_of_an_array_is_read_with_its_padding():
@@ -335,4 +335,4 @@ def test_tables_are_divided_within_a_host(hosts_of, wanted):
         for i, (process, host) in enumerate(hosts_of)
     ]
     params = {"weights": jax.ShapeDtypeStruct((8, 16, 4), jnp.float32)}
-    assert meshes._best(params, devices, 4, n_processes=2, tables={"weights"}) == wanted
+    assert meshes._best_axes(params, devices, 4, n_processes=2, tables={"weights"}) == wanted

@@ -13,7 +13,7 @@ from exports import write
 from tools import require_tool
 
 from lutjax.circuits import Circuit, Format, Port, boards
-from lutjax.circuits.deployment import Vectors, evaluated
+from lutjax.circuits.deployment import Vectors, evaluate_ports
 
 BAUD = 1_500_000
 CYCLES = 8  # of the clock of an iCEBreaker, in a bit
@@ -30,7 +30,7 @@ def vectors(circuit, count=3):
     """Return random samples for a circuit with their answers."""
     drawn = numbers(circuit, count)
     given = {port.name: x for port, x in zip(circuit.inputs, drawn, strict=True)}
-    return Vectors(given, evaluated(circuit, list(drawn)), "drawn")
+    return Vectors(given, evaluate_ports(circuit, list(drawn)), "drawn")
 
 
 def host(files, folder, name):

@@ -79,7 +79,7 @@ def with_a_flipped_entry(folder, name):
         for entry in range(1 << len(circuit.fanins[gate])):
             tables = (*circuit.tables[:gate], table ^ 1 << entry, *circuit.tables[gate + 1 :])
             changed = dataclasses.replace(circuit, tables=tables)
-            found = deployment.evaluated(changed, inputs)
+            found = deployment.evaluate_ports(changed, inputs)
             if any((found[port] != answers).any() for port, answers in vectors.outputs.items()):
                 return changed
     raise AssertionError("no entry matters")
@@ -248,7 +248,7 @@ def test_the_rule_of_life_is_proved():
     votes = circuits.arithmetic.popcount(builder, bits[:8])
     two_or_three = builder.gate([votes[1], votes[2], votes[3]], 0b00000010)
     builder.output("y", [[builder.gate([two_or_three, votes[0], bits[8]], 0b10101000)]])
-    found = deployment.evaluated(builder.circuit(), [boards])["y"]
+    found = deployment.evaluate_ports(builder.circuit(), [boards])["y"]
     np.testing.assert_array_equal(found, proofs.life(boards))
 
 
@@ -310,7 +310,7 @@ def test_a_stopped_verify_says_what_was_done(folders, monkeypatch):
     def stop(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(proofs, "evaluated", stop)
+    monkeypatch.setattr(proofs, "evaluate_ports", stop)
     result = command("verify", folders["automaton"])
     assert result.exit_code == 130
     assert result.output.splitlines()[-1] == "Stopped after 2 proofs."
@@ -364,7 +364,7 @@ def test_tests_of_a_run_with_a_cost_say_how_many_gates_survive(tmp_path):
     remarks = []
     for cost in (0.0, 0.5):
         options = {"layers": (30, 30), "n_thresholds": 2, "gate_cost": cost}
-        experiment = Classifier.new(options, tmp_path / "digits.npz")
+        experiment = Classifier.create(options, tmp_path / "digits.npz")
         state = experiment.run.init()
         remarks.append(experiment.remark(state))
     circuit = circuits.from_model(experiment.run.structure.model(state.params, state.others), outputs="bits")

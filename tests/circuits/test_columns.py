@@ -108,7 +108,7 @@ def classifier():
 def vectors_of(circuit, rows):
     """Return row vectors with the circuit's answers."""
     given = ROWS.encode(rows)
-    return Vectors(given, deployment.evaluated(circuit, list(given.values())), "some rows", rows)
+    return Vectors(given, deployment.evaluate_ports(circuit, list(given.values())), "some rows", rows)
 
 
 # ------------------------------------------------------------------------------------- the netlist
@@ -117,7 +117,7 @@ def test_a_circuit_compares_as_python_does():
     rows = every_row()
     codes = ROWS.encode(rows)
     assert [port.name for port in ROWS.ports] == list(codes)
-    found = deployment.evaluated(circuit_of_bits(), list(codes.values()))["y"]
+    found = deployment.evaluate_ports(circuit_of_bits(), list(codes.values()))["y"]
     np.testing.assert_array_equal(found, np.array([bits_of(row) for row in rows]))
 
 
@@ -255,7 +255,7 @@ def test_a_library_compares_whole_numbers():
     assert all(load.bit is None for load in program.loads)
     assert len(program.operations) < len(_microcontroller.program(circuit, None).operations) / 2
     (found,) = _microcontroller.evaluate(program, samples)
-    np.testing.assert_array_equal(found, deployment.evaluated(circuit, samples)["y"])
+    np.testing.assert_array_equal(found, deployment.evaluate_ports(circuit, samples)["y"])
     header = mcu.write(circuit, "people", target="avr", layers=layers)["src/people.h"]
     assert (
         '    int8_t age; /* "age", from 17 to 90 in training; in units of 1, from -128 to 127; PEOPLE_AGE_MISSING where missing */'
@@ -343,7 +343,7 @@ def test_the_fields_of_the_page():
     assert shown[1][:4] == ["rate (%)", "input", 0.1, ""]
     assert shown[3] == ['job "?" */', "select", None, "", [*JOB.values, "(any other)", "(missing)"]]
     assert (begin, target) == (rows[0], "income & all:")
-    votes = deployment.evaluated(circuit, list(ROWS.encode(rows).values()))["y"].tolist()
+    votes = deployment.evaluate_ports(circuit, list(ROWS.encode(rows).values()))["y"].tolist()
     for row, counts, (read, found, name, words) in zip(rows, votes, answers, strict=True):
         assert [
             cell for cell, column in zip(read, ROWS.columns, strict=True) if isinstance(column, Number)

@@ -53,7 +53,7 @@ def both(model, inputs, outputs):
 def same(circuit, layers=None, n=300):
     samples = mcu.random_samples(circuit, n)
     found = _microcontroller.evaluate(_microcontroller.program(circuit, layers), samples)
-    for y, expected in zip(found, [*deployment.evaluated(circuit, samples).values()], strict=True):
+    for y, expected in zip(found, [*deployment.evaluate_ports(circuit, samples).values()], strict=True):
         np.testing.assert_array_equal(y, expected)
 
 
@@ -176,9 +176,9 @@ def test_wrong_programs_are_found():
     files = mcu.write(circuit, "life", target="riscv32")
     text = files["src/life.c"].replace("r[k] = 0;", "r[k] = 1;", 1)
     samples = mcu.random_samples(circuit, 16)
-    assert mcu.wrong({**files, "src/life.c": text}, "life", circuit, "riscv32", samples) == 16
+    assert mcu.count_wrong_answers({**files, "src/life.c": text}, "life", circuit, "riscv32", samples) == 16
     with pytest.raises(RuntimeError, match="the compiler failed"):
-        mcu.wrong({**files, "src/life.c": "int"}, "life", circuit, "riscv32", samples)
+        mcu.count_wrong_answers({**files, "src/life.c": "int"}, "life", circuit, "riscv32", samples)
 
 
 def test_what_is_missing_is_said(monkeypatch):

@@ -120,8 +120,8 @@ def test_any_order_of_devices(op):
     case, ct = case_of(op)
     f = functools.partial(testing._call, case, lutjax, None, accumulate=FINE)
     for axis in ("batch", "detector"):
-        run = functools.partial(testing._sharded, axis=axis, mesh=testing._mesh(4))
-        outputs, cotangents = testing._jitted(run, f, case, ct)
+        run = functools.partial(testing._run_sharded, axis=axis, mesh=testing._mesh(4))
+        outputs, cotangents = testing._run_jitted(run, f, case, ct)
         # Outputs of sharded detectors are summed by the caller, in floating point.
         which = ("output", "cotangent") if axis == "batch" or op == "detect" else ("cotangent",)
         assert_equal((testing._with_gradient(outputs), cotangents), result(op, FINE), which)

@@ -562,7 +562,7 @@ def test_memory_of_a_table_that_nobody_has_is_given_back(driver: Any) -> None:
 
 def test_locked_memory_is_given_back_with_its_array() -> None:
     driver = FakeDriver()
-    memory = _registered.locked((3, 5), np.dtype(np.float32), driver)
+    memory = _registered.allocate_registered((3, 5), np.dtype(np.float32), driver)
     part = memory.view()[1:]
     assert list(driver.locked.values()) == [60]
     del memory

@@ -136,7 +136,7 @@ def variables_of(case: Case) -> dict[str, Any]:
 def test_averages_are_made_in_float32():
     """The sum of 2048 and fifteen ones: bfloat16 has no number between 2048 and 2064."""
     y = jnp.asarray([2048.0] + [1.0] * 15, jnp.bfloat16).reshape(4, 4, 1)
-    assert _images._averaged(y, (4, 4)).ravel().tolist() == [129.0]
+    assert _images._average_blocks(y, (4, 4)).ravel().tolist() == [129.0]
 
 
 def test_tables_of_a_layer_are_for_images_of_any_size():

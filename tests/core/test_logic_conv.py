@@ -195,6 +195,6 @@ def test_fields_can_be_drawn():
     spec, arrays = case.spec, {"wires": np.array([[0, 9], [5, 17]], np.int32)}
     assert spec.connectivity.out_shape == (4, 1, 2)
     # The first row of the window is outside of the image at the first place, and inside at the second.
-    assert spec.compared(arrays)[:2].tolist() == [[[3, 3], [11, 11]], [[0, 9], [5, 17]]]
+    assert spec.compared_pairs(arrays)[:2].tolist() == [[[3, 3], [11, 11]], [[0, 9], [5, 17]]]
     figure = wiring.show(nnx_layer(case, arrays), groups=[0, 1])
     assert [axes.get_title() for axes in figure.axes[:2]] == ["group 0 reads", "group 1 reads"]

@@ -16,7 +16,7 @@ import lutjax
 from lutjax import optim as tables
 from lutjax.dispatch.registry import Backend, Device
 from lutjax.layers import _largest
-from lutjax.layers._largest import largest, places_by_groups
+from lutjax.layers._largest import largest_elements, places_by_groups
 from lutjax.layers._product_keys import _pairs
 from lutjax.layers.haiku import NgramMemory as HaikuNgramMemory
 from lutjax.layers.linen import NgramMemory as LinenNgramMemory
@@ -162,7 +162,7 @@ def test_largest_elements_beside_a_gpu(monkeypatch):
     gpu, cpu = (Device(backend, str(backend)) for backend in (Backend.GPU, Backend.CPU))
     monkeypatch.setattr(_largest, "devices_of", lambda _: (gpu, cpu))
     x, dy = RNG.normal(size=(3, 1024)).astype(np.float32), RNG.normal(size=(3, 20)).astype(np.float32)
-    lowered = jax.jit(lambda x: largest(x, 20)).trace(x)
+    lowered = jax.jit(lambda x: largest_elements(x, 20)).trace(x)
     for platform, sorts_all in (("cuda", False), ("rocm", False), ("cpu", True)):
         text = lowered.lower(lowering_platforms=(platform,)).as_text()
         assert ("top_k(%arg0" in text) == sorts_all
@@ -173,7 +173,8 @@ def test_largest_elements_beside_a_gpu(monkeypatch):
             return best, choose(x, k)[1], *pull_back(dy)
 
         results = (
-            jax.jit(functools.partial(found, choose))(x, dy[:, :k]) for choose in (largest, jax.lax.top_k)
+            jax.jit(functools.partial(found, choose))(x, dy[:, :k])
+            for choose in (largest_elements, jax.lax.top_k)
         )
         jax.tree.map(np.testing.assert_array_equal, *results)
 

@@ -114,7 +114,7 @@ def test_it_is_explained(op):
 class TestSlow:
     def test_it_is_measured(self, op, tmp_path, monkeypatch):
         monkeypatch.setattr(results, "copy_bandwidth", lambda: 1e9)
-        assert "toy" in shapes.named()
+        assert "toy" in shapes.named_shapes()
         path = tmp_path / "rows.csv"
         words = (
             "--shape",

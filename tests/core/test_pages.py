@@ -245,7 +245,7 @@ class TestSlow:
             p for p in wanted if p is not None
         ]
         is_key = jnp.arange(n_new)[None] < n_keys
-        new = places.new(is_key)[0].tolist()
+        new = places.new_indices(is_key)[0].tolist()
         kept = range(max(length, length + n_keys - size * entries), length + n_keys)
         outside = n_blocks * size
         wanted = [place(p) if p in kept else None for p in range(length, length + n_new)]

@@ -508,7 +508,7 @@ def test_wrong_arguments_of_a_composition_are_its_own_error():
 def test_missing_packages_of_kernels_name_their_extra(weights, detection, registered, monkeypatch):
     from lutjax.dispatch import registry
 
-    monkeypatch.setattr(registry, "_installed", lambda package: False)
+    monkeypatch.setattr(registry, "_is_installed", lambda package: False)
     registered("lookup", "triton", "cpu", "nowhere", requires=("jax_triton", "triton"))
     why = re.escape(f"needs jax_triton, triton, not installed: {_extras.command('triton')}")
     with pytest.raises(lutjax.NoImplementationError, match=why):
@@ -531,7 +531,7 @@ def test_a_named_package_that_is_installed_speaks_for_itself(monkeypatch):
     registry.announce(["double"], "native", "cpu", "json.decoder")  # installed, and registers nothing
     registry.register("double", "xla", "any", "my_kernels.double")
     assert registry.not_installed("double", "native/cpu") is None
-    monkeypatch.setattr("lutjax.dispatch.registry._installed", lambda package: False)
+    monkeypatch.setattr("lutjax.dispatch.registry._is_installed", lambda package: False)
     assert registry.not_installed("double", "native/cpu") == "needs json, not installed"
 
 

@@ -11,7 +11,7 @@ from machine import needs_gpu
 
 import lutjax
 from lutjax import FixedPoint, reads
-from lutjax.values._reproducible import reproducible
+from lutjax.values._reproducible import make_reproducible
 
 FUNCTIONS = {
     "exp": (jnp.exp, np.exp),
@@ -31,14 +31,14 @@ def test_functions_that_are_the_same_in_every_program(name):
     rng = np.random.default_rng(0)
     x = np.concatenate([rng.normal(size=300) * s for s in (1e-6, 0.1, 1.0, 10.0)])
     x = np.concatenate([x, [0, np.inf, -np.inf, np.nan, 88.8, -104, 129, -127]]).astype(np.float32)
-    run = jax.jit(reproducible(function))
+    run = jax.jit(make_reproducible(function))
     y = np.asarray(run(x))
     with np.errstate(all="ignore"):
         expected = exact(x.astype(np.float64)).astype(np.float32)
     expected = np.where(np.abs(expected) < np.finfo(np.float32).tiny, 0, expected)
     np.testing.assert_allclose(y, expected, rtol=5e-7)
     np.testing.assert_array_equal(run(x[3:10]), y[3:10])
-    np.testing.assert_array_equal(reproducible(function)(x), y)
+    np.testing.assert_array_equal(make_reproducible(function)(x), y)
 
 
 def test_quotients_that_are_the_same_in_every_program():
@@ -47,7 +47,7 @@ def test_quotients_that_are_the_same_in_every_program():
     a, b = (rng.normal(size=300) * 10.0 ** rng.integers(-30, 30, 300) for _ in range(2))
     special = [(0, 1), (1, 0), (-1, 0), (np.inf, 2), (1, -np.inf), (np.inf, np.inf), (3, 1e-39), (1e38, 1e-5), (-0.0, 3), (1e-30, 1e30), (2e-38, 1), (3e38, 1.5), (-3e38, 0.9), (1.2e-38, 0.7)]  # fmt: skip
     a, b = (np.concatenate(x).astype(np.float32) for x in zip((a, b), np.transpose(special), strict=True))
-    run = jax.jit(reproducible(lambda a, b: (a / b, 3 / b, a / 3)))
+    run = jax.jit(make_reproducible(lambda a, b: (a / b, 3 / b, a / 3)))
     with np.errstate(all="ignore"):
         none = np.abs(b) < np.finfo(np.float32).tiny
         expected = [x.astype(np.float32) for x in (a / np.where(none, 0, b).astype(np.float64), 3 / b, a / 3)]
@@ -65,7 +65,7 @@ def test_functions_that_are_the_same_on_every_device():
     x = np.concatenate([rng.normal(size=30_000) * s for s in (1e-6, 0.1, 1.0, 10.0, 40.0)]).astype(np.float32)
     functions = {**FUNCTIONS, "quotient": (lambda x: jnp.roll(x, 1) / x, None)}
     for name, (function, _) in functions.items():
-        on_each = [reproducible(function)(jax.device_put(x, jax.devices(d)[0])) for d in ("cpu", "gpu")]
+        on_each = [make_reproducible(function)(jax.device_put(x, jax.devices(d)[0])) for d in ("cpu", "gpu")]
         np.testing.assert_array_equal(*map(np.asarray, on_each), err_msg=name)
 
 

@@ -405,7 +405,7 @@ def instantly(monkeypatch):
         return Timing(*[1e-6 * bowl(kernel.launch)] * 3, 1, 1, None)
 
     def arrays(part):
-        return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), part.abstract())
+        return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), part.abstract_arrays())
 
     monkeypatch.setattr(search, "device_time", time)
     monkeypatch.setattr(search.Part, "arrays", arrays)
@@ -483,7 +483,7 @@ class TestSlow:
         for part in (parts["table"], gates[1].part):
             arrays = part.arrays()
             assert [a.shape for a in jax.tree.leaves(arrays)] == [
-                a.shape for a in jax.tree.leaves(part.abstract())
+                a.shape for a in jax.tree.leaves(part.abstract_arrays())
             ]
             result = part.run(*arrays)
             if part.in_place:
@@ -517,5 +517,5 @@ class TestSlow:
         with tuning.use(path), tuning.recorded() as asked:
             for part in search.training_parts(shapes.parse(TINY), "float32"):
                 part.launches()  # has a list of its own
-                jax.eval_shape(part.run, *part.abstract())
+                jax.eval_shape(part.run, *part.abstract_arrays())
         assert {a.source for a in asked} == {"use"}

@@ -113,7 +113,7 @@ def test_every_op_has_a_kernel_or_a_reason():
     from lutjax.status import matrix as _matrix
 
     column = next(c for c in _matrix.COLUMNS if c.key == "native/cpu")
-    cells = [_matrix.absent(op, d, column, "float32") for op, d in _matrix.rows()]
+    cells = [_matrix.absent_cell(op, d, column, "float32") for op, d in _matrix.rows()]
     assert [c.position[:2] for c in cells if c is not None and c.state.is_gap] == []
 
 

@@ -99,7 +99,7 @@ def test_packed_words_on_tensor_cores():
     ),
 )
 def test_lowers_for_tensor_cores(op, tpu):
-    kind = _tpus.named(tpu).device_kind
+    kind = _tpus.find_generation(tpu).device_kind
     testing.check_lowering(split(op), "pallas/tpu", platform="tpu", device_kind=kind)
 
 
@@ -144,7 +144,7 @@ def test_lowers_on_shards(monkeypatch, platform, op, transformation):
     if platform == "gpu" and WITHOUT_MOSAIC:
         pytest.skip(WITHOUT_MOSAIC)
     pretend_triton_runs(monkeypatch)
-    of = ("tpu", _tpus.named("v6e").device_kind) if platform == "tpu" else ("cuda", H200.kind)
+    of = ("tpu", _tpus.find_generation("v6e").device_kind) if platform == "tpu" else ("cuda", H200.kind)
     options = dict(zip(("platform", "device_kind"), of, strict=True), transformation=transformation)
     testing.check_lowering(split(op), f"pallas/{platform}", **options)
 

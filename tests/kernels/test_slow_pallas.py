@@ -81,7 +81,9 @@ def test_lowers_for_gpus_in_fixed_point(monkeypatch, op):
 def test_lowers_with_some_outputs_at_a_time():
     """Lower a table too large for vector memory."""
     case = testing.case("lookup", "primes", bits=10, detectors=128, outputs=256)
-    testing.check_lowering(case, "pallas/tpu", platform="tpu", device_kind=_tpus.named("v6e").device_kind)
+    testing.check_lowering(
+        case, "pallas/tpu", platform="tpu", device_kind=_tpus.find_generation("v6e").device_kind
+    )
 
 
 # ------------------------------------------------------------------------------------- look-ups in several blocks

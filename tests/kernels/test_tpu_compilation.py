@@ -50,7 +50,7 @@ def test_every_shape(op, tpu):
 def test_tables_of_many_rows(tpu):
     """Compile tables resident in vector memory, with all outputs at a time or some."""
     check(testing.case("lookup", "primes", bits=10), "pallas/tpu", tpu)
-    detectors = _tpus.named(tpu).vmem // 2**20  # half the memory for 128 outputs
+    detectors = _tpus.find_generation(tpu).vmem // 2**20  # half the memory for 128 outputs
     case = testing.case("lookup", "primes", bits=10, detectors=detectors, outputs=256)
     check(case, "pallas/tpu", tpu)
     program = testing.update_program(case, "pallas/tpu")

@@ -425,7 +425,7 @@ def test_layers_over_images_detect_and_look_up_in_one_kernel(launches):
 # ------------------------------------------------------------------------------------- which calls
 def on_gpu(function, *arguments):
     """Trace a function for an H200."""
-    with _ahead_of_time.tracing_for("cuda", H200.kind):
+    with _ahead_of_time.use_target("cuda", H200.kind):
         return jax.eval_shape(function, *arguments)
 
 
@@ -526,7 +526,7 @@ def test_networks_whose_values_no_cache_holds_run_layer_by_layer(sizes, platform
     call = gates_call(800, sum(sizes))
     spec = lutjax.kernel_registry.resolve("gate_network", *call, sizes=sizes, device=H200)
     assert spec.platform == platform
-    with _ahead_of_time.tracing_for("cuda", H200.kind):
+    with _ahead_of_time.use_target("cuda", H200.kind):
         assert reason in lutjax.explain("gate_network", *call, sizes=sizes)
 
 

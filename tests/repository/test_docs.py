@@ -384,6 +384,6 @@ def test_pallas_kernels_are_exported_without_a_disabled_check(implementation, pl
     d = jax.eval_shape(lutjax.detect_signs, jax.ShapeDtypeStruct((16, 4, 5), "float32"))
     look_up = jax.jit(lambda w, d: lutjax.lookup(w, d, implementation=implementation))
     weights = jax.ShapeDtypeStruct((4, 32, 128), "float32")
-    with _ahead_of_time.tracing_for(platform, device_kind):
+    with _ahead_of_time.use_target(platform, device_kind):
         exported = jax.export.export(look_up, platforms=[platform])(weights, d)
     assert "custom_call" in exported.mlir_module()

@@ -26,7 +26,7 @@ def write_classifier(folder, x, y):
     """Write a classifier run and return its folder."""
     np.savez(folder / "digits.npz", x=x, y=y)
     options = {"layers": (24, 24), "n_thresholds": 2, "steps": 1, "noise": 2.0}
-    experiment = Classifier.new(options, folder / "digits.npz")
+    experiment = Classifier.create(options, folder / "digits.npz")
     models.save(folder / "digits", 1, experiment.run.init(), experiment.record)
     return folder / "digits"
 
@@ -39,7 +39,7 @@ def write_trees(folder):
     np.savez(folder / "digits.npz", x=x, y=y)
     options = {"kernels": (4,), "layers": (24,), "depth": 2, "kernel": 3, "padding": 1, "pool": 2}
     options |= {"n_thresholds": 2, "steps": 1}
-    experiment = Classifier.new(options, folder / "digits.npz", model="tree")
+    experiment = Classifier.create(options, folder / "digits.npz", model="tree")
     state = experiment.run.init()
     draw = np.random.default_rng(20).normal
     params = jax.tree.map(lambda a: jnp.asarray(draw(size=a.shape), a.dtype), state.params)
@@ -51,7 +51,7 @@ def write_automaton(folder, *, channels=1, **options):
     """Write an automaton run with random gates and return its folder."""
     options |= {"runs": 1, "kernels": 2, "channels": channels}
     options |= {"perception": (8, 2), "update": (12, 6, channels)}
-    experiment = Automaton.new(options, "life" if channels == 1 else "checkerboard")
+    experiment = Automaton.create(options, "life" if channels == 1 else "checkerboard")
     state = experiment.run.init()
     gates = np.random.default_rng(7).choice([1, 6, 7, 9, 14], state.params["logits"].shape[1])
     params = {"logits": jnp.eye(16)[:, gates]}

@@ -13,7 +13,7 @@ def write(folder, name="life", formats=("json", "dot"), *, circuit=None, **optio
     """Write a bit circuit's export, by default the Game of Life, and return its folder."""
     circuit = life_circuit() if circuit is None else circuit
     x = np.random.default_rng(0).integers(0, 2, (8, circuit.n_inputs), dtype=np.uint8)
-    vectors = Vectors({"x": x}, deployment.evaluated(circuit, [x]), "some by hand")
+    vectors = Vectors({"x": x}, deployment.evaluate_ports(circuit, [x]), "some by hand")
     request = Request(circuit, vectors, Options(formats, name, **options))
     files = deployment.files_of(request)
     manifest = deployment.manifest_of("circuit", files, deployment.facts_of(request), None)

@@ -97,8 +97,8 @@ def assert_same(out, expected):
         found.append((step, record, [np.asarray(array).tobytes() for array in arrays]))
     assert found[0] == found[1]
     finished = [runs.Finished.read(folder) for folder in (out, expected)]
-    assert finished[0].complete(out)
-    assert finished[1].complete(expected)
+    assert finished[0].is_complete(out)
+    assert finished[1].is_complete(expected)
     assert finished[0].parts == finished[1].parts
     for name, (is_file, _) in finished[1].parts.items():
         assert not is_file or (out / name).read_bytes() == (expected / name).read_bytes(), name

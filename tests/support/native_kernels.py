@@ -64,8 +64,8 @@ def hide():
     import lutjax
     from lutjax.dispatch import registry
 
-    installed = registry._installed
-    registry._installed = lambda name: name != "lutjax_cpu" and installed(name)
+    installed = registry._is_installed
+    registry._is_installed = lambda name: name != "lutjax_cpu" and installed(name)
     lutjax.kernel_registry._entry_points = None
 
 

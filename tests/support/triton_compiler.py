@@ -64,18 +64,18 @@ def trace(case, device_kind=GPUS[90], accumulate=None):
 
     def update(differentiable, ct):
         f = functools.partial(testing._call, case, lutjax, "triton", accumulate=accumulate)
-        _, gradients = testing._factored(f, differentiable, ct)
+        _, gradients = testing._run_factored(f, differentiable, ct)
         weights = differentiable["weights"]
         return lutjax.update_table(weights, gradients["weights"], 0.25, implementation="triton")
 
     y = jax.eval_shape(functools.partial(testing._call, case, lutjax.reference, None), case.differentiable)
-    with _ahead_of_time.tracing_for("cuda", device_kind):
+    with _ahead_of_time.use_target("cuda", device_kind):
         jax.eval_shape(update, case.differentiable, y)
 
 
 def trace_layer(make, x, **options):
     """Trace a layer's gradient for an H200, with the layer created by `make` from `rngs`."""
-    with _ahead_of_time.tracing_for("cuda", GPUS[90]):
+    with _ahead_of_time.use_target("cuda", GPUS[90]):
         graph, params, others = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))), nnx.Param, ...)
 
         def loss(params, others, x):

@@ -64,7 +64,7 @@ def limits(device: Device) -> TPU:
     return generation(device) or _INTERPRETED
 
 
-def named(name: str) -> TPU:
+def find_generation(name: str) -> TPU:
     """Return the TPU generation with this name.
 
     Raises:

@@ -64,8 +64,8 @@ class DetectedPairs:
             call.weights,
             # The distance has the lowest bits: the rows of neighboring distances are neighbors in
             # the table. The key follows, then the query.
-            major(call.query.index << query_shift),
-            major(call.key.index << key_shift),
+            move_tables_first(call.query.index << query_shift),
+            move_tables_first(call.key.index << key_shift),
             None if call.position is None else call.position.index.T,
             call.start if call.starts is None else call.starts,
             (call.query_segments, call.key_segments),
@@ -158,6 +158,6 @@ def _lists_of_blocks(mask: jax.Array) -> jax.Array:
     return jnp.concatenate([before, jnp.argsort(1 - mask, axis=1, stable=True).astype(jnp.int32)], 1)
 
 
-def major(a: jax.Array) -> jax.Array:
+def move_tables_first(a: jax.Array) -> jax.Array:
     """Return ``[B, L, T]`` as ``[T, B, L]``."""
     return jnp.moveaxis(a, -1, 0)

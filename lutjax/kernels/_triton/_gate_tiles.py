@@ -88,11 +88,11 @@ class GateTile:
 
     @property
     def samples(self) -> int:
-        return _row_tiles.fitted(self.config.rows, self.n_samples)
+        return _row_tiles.fit_size(self.config.rows, self.n_samples)
 
     @property
     def features(self) -> int:
-        return _row_tiles.fitted(self.config.outputs, self.n_features)
+        return _row_tiles.fit_size(self.config.outputs, self.n_features)
 
     @property
     def blocks(self) -> int:
@@ -165,7 +165,7 @@ def rule(sizes: Sizes, values: int, arrays: int = 1, warps: int = 4, samples: in
     of_sample = arrays * max(sizes["inputs"], 1) * sizes["bits"] // 8
     # Fewer than 32 samples would leave threads of a warp without contiguous loads.
     fit = min(max(_CACHED // of_sample, 32), samples)
-    samples = _row_tiles.fitted(1 << (fit.bit_length() - 1), sizes["samples"])
+    samples = _row_tiles.fit_size(1 << (fit.bit_length() - 1), sizes["samples"])
     return Launch(rows=samples, outputs=max(values // samples, 1), detectors=1, warps=warps)
 
 
@@ -212,7 +212,7 @@ def write_sums(parts, part, gate, exists, slot, total, c: tl.constexpr):
 
 
 @kernel
-def nothing():
+def empty_tuple():
     """Return an empty tuple, to add tensors to."""
     return ()
 

@@ -82,7 +82,7 @@ _MOST_COUNTS = 2**28  # counts of a detector; margins store two float32 products
 _MOST_KEYS = 2**24  # float32 counts exactly up to here
 
 
-def faster(direction: str, pairs: DetectedPairs) -> bool:
+def is_faster(direction: str, pairs: DetectedPairs) -> bool:
     """Return True if counting is faster than reading rows one by one."""
     n_samples, n_queries = pairs.queries
     n_keys, n_cells = pairs.sizes["keys"], 1 << pairs.query_shift
@@ -142,7 +142,7 @@ def sum_rows(pairs: DetectedPairs, device: Device, counter: Counter | None = Non
         )
         return y + jnp.sum(parts, 0, dtype=dtype)
 
-    y = _varying((weights, *pairs.arrays), jnp.zeros((n, n_outputs), dtype))
+    y = _cast_varying_like((weights, *pairs.arrays), jnp.zeros((n, n_outputs), dtype))
     y = _for_each(n_detectors // group, add, y)
     return y.reshape(*pairs.queries, n_outputs)
 
@@ -191,7 +191,9 @@ def add_rows(
     else:
         like = (*like, total)
     touched = jnp.zeros((1,), jnp.int32) if addition.touched is None else addition.touched
-    return _for_each(n_tables // group, add, (_varying(like, total), _varying(like, touched)))
+    return _for_each(
+        n_tables // group, add, (_cast_varying_like(like, total), _cast_varying_like(like, touched))
+    )
 
 
 def with_products(
@@ -236,7 +238,7 @@ def with_products(
         return use(products, first, *arrays)
 
     like = (weights, *pairs.arrays, ids, dy)
-    zeros = (_varying(like, jnp.zeros(s.shape, s.dtype)) for s in shapes)
+    zeros = (_cast_varying_like(like, jnp.zeros(s.shape, s.dtype)) for s in shapes)
     return _for_each(n_detectors // group, visit_group, tuple(zeros))
 
 
@@ -255,7 +257,7 @@ class Order:
         self.n = ids[0].size
         self.positions = 1 << pairs.key_shift
         self.arithmetic = _row_tiles.arithmetic(pairs)
-        self.arrays = sorted_by_id(ids.reshape(len(ids), self.n), self.n_ids, device)
+        self.arrays = sort_by_id(ids.reshape(len(ids), self.n), self.n_ids, device)
 
     def blocks(self, rows: int) -> int:
         """Return an upper bound on the number of blocks with `rows` queries under one id."""
@@ -268,7 +270,7 @@ class Order:
         return {"n": self.n, "n_ids": self.n_ids, "n_cells": self.cells, **self.arithmetic}
 
 
-def sorted_by_id(ids: jax.Array, n_ids: int, device: Device) -> tuple[jax.Array, ...]:
+def sort_by_id(ids: jax.Array, n_ids: int, device: Device) -> tuple[jax.Array, ...]:
     """Sort each row of ids ``[m, n]`` stably.
 
     Returns:
@@ -348,7 +350,7 @@ def _tile(n_outputs: int, config: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _varying(like: Sequence[jax.Array], a: jax.Array) -> jax.Array:
+def _cast_varying_like(like: Sequence[jax.Array], a: jax.Array) -> jax.Array:
     """Return `a` as a loop carry that varies over these arrays' mesh axes."""
     axes = frozenset[str]().union(*(_compat.varying_axes(b) for b in like))
     return _compat.cast_varying(a, axes)

@@ -98,7 +98,7 @@ def _stage(packed: bool) -> int:
     return WIDTH * WIDTH * (2 if packed else 4) + 3 * 4 * _LANES
 
 
-def rotated(dy: jax.Array, device: Device) -> jax.Array:
+def order_by_step(dy: jax.Array, device: Device) -> jax.Array:
     """Return gradients ``dy [n, G, O]`` in the order of steps, 0 beyond the end.
 
     The result is ``[G, column blocks, sample blocks, step // E, lane, step % E]``. ``E`` elements
@@ -131,7 +131,7 @@ def _rotate(dy, found, c: tl.constexpr):
     blocks: tl.constexpr = (c.n_blocks + c.TOGETHER - 1) // c.TOGETHER
     group = (tl.program_id(0) // blocks).to(tl.int64)
     place = tl.arange(0, c.WIDTH * c.WIDTH)
-    # Element ``place`` of the result belongs to this step and lane, see `rotated`.
+    # Element ``place`` of the result belongs to this step and lane, see `order_by_step`.
     step = place // (c.WIDTH * c.EACH) * c.EACH + place % c.EACH
     lane = place // c.EACH % c.WIDTH
     # Paired samples: the last bit of the step selects the sample, its other bits the column. So an
@@ -166,7 +166,7 @@ def sums(
     """
     n_tables, n_rows, n_outputs = tables
     n, each, ways = rows.shape[1], n_tables // groups, len(factors)
-    found = rotated(dy, device)
+    found = order_by_step(dy, device)
     packed = found.dtype == jnp.bfloat16
     stages, stage = _STAGES[packed], _stage(packed)
     warps, shares, n_blocks = _warps(tables, groups), _shares(tables, groups, n), triton.cdiv(n, WIDTH)

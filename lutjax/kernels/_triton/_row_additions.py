@@ -115,7 +115,7 @@ def update(
     sums = zeros_varying(weights, (size, n_rows, n_outputs), addend_dtype(dtype, call.accumulate))
     touched = zeros_varying(weights, (size, n_rows), jnp.int32)
     # A tile has a fixed number of elements: wide rows mean few of them.
-    outputs = _row_tiles.fitted(_TILE, n_outputs)
+    outputs = _row_tiles.fit_size(_TILE, n_outputs)
     rows = max(_TILE // outputs, 1)
 
     def move(first: jax.Array, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:

@@ -73,11 +73,11 @@ class RowTile:
 
     @property
     def rows(self) -> int:
-        return fitted(self.config.rows, self.n_reads)
+        return fit_size(self.config.rows, self.n_reads)
 
     @property
     def outputs(self) -> int:
-        return fitted(self.config.outputs, self.n_outputs)
+        return fit_size(self.config.outputs, self.n_outputs)
 
     @property
     def detectors(self) -> int:
@@ -113,7 +113,7 @@ class RowTile:
         }
 
 
-def fitted(size: int, n: int) -> int:
+def fit_size(size: int, n: int) -> int:
     """Return `size`, or the smallest power of two that holds `n` if it is smaller."""
     return min(size, triton.next_power_of_2(max(n, 1)))
 
@@ -241,7 +241,7 @@ def offset(row, c: tl.constexpr):
 
 
 @kernel
-def clamped(row, t, c: tl.constexpr):
+def clamp_row(row, t, c: tl.constexpr):
     """Return a clamped row id, counted from the first table's first row."""
     return t.to(tl.int64) * c.n_rows + tl.minimum(tl.maximum(row, 0), c.n_rows - 1)
 
@@ -329,7 +329,7 @@ def cotangent(margin, difference, c: tl.constexpr):
 @kernel
 def touch(touched, t, row, exists, c: tl.constexpr):
     # Several programs may store the same 1; no atomic is needed.
-    tl.store(touched + clamped(row, t, c), tl.full(row.shape, 1, tl.int32), mask=exists)
+    tl.store(touched + clamp_row(row, t, c), tl.full(row.shape, 1, tl.int32), mask=exists)
 
 
 @kernel

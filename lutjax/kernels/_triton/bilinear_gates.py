@@ -199,8 +199,8 @@ def _gather(x, coefficients, wires, readers, used, dy, dx, parts, c: tl.constexp
     total = tl.zeros((c.FEATURES, c.SAMPLES), c.ACC)
     for first in range(0, _gate_tiles.last_use(used, feature, c), c.UNROLLED):
         # All loads are issued before anything is computed, so that their latencies overlap.
-        numbers, others = _gate_tiles.nothing(), _gate_tiles.nothing()
-        gs, bs = _gate_tiles.nothing(), _gate_tiles.nothing()
+        numbers, others = _gate_tiles.empty_tuple(), _gate_tiles.empty_tuple()
+        gs, bs = _gate_tiles.empty_tuple(), _gate_tiles.empty_tuple()
         for u in tl.static_range(c.UNROLLED):
             numbers += (_gate_tiles.reader(readers, feature, first + u, exists, c),)
         for u in tl.static_range(c.UNROLLED):

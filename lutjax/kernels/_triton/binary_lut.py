@@ -199,7 +199,7 @@ def _look_up(words, table, wires, y, c: tl.constexpr):
     gate, exists, block = _gate_tiles.locate_program(c.n_gates, c)
     four = _fours(block, c.SAMPLES)
     addresses = _read_bits(words, wires, gate, four, c)
-    value = _chosen(table + gate * c.n_slots, addresses, True)
+    value = _select_slot(table + gate * c.n_slots, addresses, True)
     sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)
     _gate_tiles.write(y, gate, exists, sample, value, c)
 
@@ -225,8 +225,8 @@ def _collect(addresses, slopes, readers, used, dy, dx, c: tl.constexpr):
     total = tl.zeros((c.FEATURES, c.SAMPLES), c.ACC)
     for first in range(0, _gate_tiles.last_use(used, feature, c), c.UNROLLED):
         # All loads are issued before anything is computed, so that their latencies overlap.
-        of_wires, used_wires = _gate_tiles.nothing(), _gate_tiles.nothing()
-        gs, read = _gate_tiles.nothing(), _gate_tiles.nothing()
+        of_wires, used_wires = _gate_tiles.empty_tuple(), _gate_tiles.empty_tuple()
+        gs, read = _gate_tiles.empty_tuple(), _gate_tiles.empty_tuple()
         for u in tl.static_range(c.UNROLLED):
             number = _gate_tiles.reader(readers, feature, first + u, exists, c)
             wire = _gate_tiles.wire_of(number, c.n_gates * c.PLACES)
@@ -237,7 +237,7 @@ def _collect(addresses, slopes, readers, used, dy, dx, c: tl.constexpr):
             used_wires += (number >= 0,)
         for u in tl.static_range(c.UNROLLED):
             # Unused entries select 0 in place of the slope of another gate, which may be NaN.
-            slope = _chosen(of_wires[u], read[u], used_wires[u])
+            slope = _select_slot(of_wires[u], read[u], used_wires[u])
             total += gs[u] * slope
     _gate_tiles.write(dx, feature, exists, sample, total, c)
 
@@ -251,7 +251,7 @@ def _scatter(addresses, slopes, wires, dy, dx, c: tl.constexpr):
     address = _read_addresses(addresses, gate, block, c)
     for place in tl.static_range(c.PLACES):
         wire = gate * c.PLACES + place
-        slope = _chosen(slopes + wire * c.n_slots, address, True)
+        slope = _select_slot(slopes + wire * c.n_slots, address, True)
         to = dx + _gate_tiles.sample_offsets(_gate_tiles.input_of(wires, wire, c), sample, c.n_samples)
         # Several gates may read the same input.
         tl.atomic_add(to, g * slope, mask=both_exist, sem="relaxed")
@@ -313,7 +313,7 @@ def _read_addresses(addresses, gate, block, c: tl.constexpr):
 
 
 @kernel
-def _chosen(slots, addresses, used):
+def _select_slot(slots, addresses, used):
     """Return the values at addresses, ``[gates, words]`` -> ``[gates, 4 * words]``."""
     if used is True:
         v0 = tl.load(slots[:, None] + (addresses & 255))

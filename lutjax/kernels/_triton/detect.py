@@ -31,7 +31,7 @@ from lutjax.kernels._triton import _row_tiles
 from lutjax.kernels._triton._language import tl, triton
 from lutjax.kernels._triton._rules import unsupported_arguments
 from lutjax.kernels._triton._triton_launch import kernel, launch
-from lutjax.kernels._xla.detect import closest
+from lutjax.kernels._xla.detect import detect_closest
 from lutjax.ops.detect import Detect
 from lutjax.tuning import Launch, Sizes, launch_of
 from lutjax.values._detection import Detection
@@ -50,7 +50,7 @@ def forward(call: Detect, *, device: Device) -> Detection:
     n_detectors, n_pairs, _ = anchors.shape
     shape, dtype = (n_detectors, len(x)), accumulator(x.dtype)
     if n_pairs == 0:
-        return jax.tree.map(lambda a: a.T, closest([], shape, dtype, call.epsilon))
+        return jax.tree.map(lambda a: a.T, detect_closest([], shape, dtype, call.epsilon))
     config = launch_of("detect.forward", _sizes(call, len(x)), device, _forward_rule)
     tile = _row_tiles.RowTile(config, len(x), 1, n_detectors, device)
     index, flip, margin = launch(
@@ -129,7 +129,7 @@ def _compare(x, anchors, index, flip, margin, c: tl.constexpr):
     sample, exists, _, _, group = _row_tiles.locate_program(c.n_samples, 1, c.ROWS, 1)
     for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
         pair = anchors + t.to(tl.int64) * c.n_pairs * 2
-        of_index, of_flip, of_margin = nothing(c.ROWS, margin.dtype.element_ty)
+        of_index, of_flip, of_margin = initial_detection(c.ROWS, margin.dtype.element_ty)
         # Unrolled: bits and masks of pair `r` are compile-time constants.
         for r in tl.static_range(c.n_pairs):
             a = _input(pair + 2 * r, c.n_inputs).to(tl.int64) * c.n_samples + sample
@@ -196,7 +196,7 @@ def _input(anchor, n_inputs: tl.constexpr, exists=True):
 
 # ------------------------------------------------------------- detection functions for kernels
 @kernel
-def nothing(size: tl.constexpr, dtype: tl.constexpr):
+def initial_detection(size: tl.constexpr, dtype: tl.constexpr):
     """Return index, flip and margin before any comparison."""
     return tl.zeros((size,), tl.int32), tl.zeros((size,), tl.int32), tl.full((size,), float("inf"), dtype)
 

@@ -65,7 +65,7 @@ SPEC = Declaration(_supports, launches=("gate_network.forward", "gate_network.ba
 
 def forward(call: GateNetwork, *, device: Device) -> jax.Array:
     if call.x.ndim == 2:
-        return forward(_stacked(call), device=device)[0]
+        return forward(_add_leading_axis(call), device=device)[0]
     n_calls, _, n_samples = call.x.shape
     shape = jax.ShapeDtypeStruct((n_calls, call.sizes[-1], n_samples), call.x.dtype)
     config = launch_of("gate_network.forward", _sizes(call), device, _forward_rule)
@@ -88,7 +88,7 @@ def backward(
     call: GateNetwork, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
     if call.x.ndim == 2:
-        cotangents = backward(_stacked(call), cotangent[None], needs, device=device)
+        cotangents = backward(_add_leading_axis(call), cotangent[None], needs, device=device)
         return {name: a[0] for name, a in cotangents.items()}
     config = launch_of("gate_network.backward", _sizes(call), device, _backward_rule)
     arguments = _arguments(call, config, device)
@@ -130,7 +130,7 @@ def backward(
     return {name: cotangents[name] for name in needs}
 
 
-def _stacked(call: GateNetwork) -> GateNetwork:
+def _add_leading_axis(call: GateNetwork) -> GateNetwork:
     """Return the call with a leading axis, of length 1, on all arrays."""
     stacked: GateNetwork = jax.tree.map(lambda a: a[None], call)
     return stacked
@@ -258,7 +258,7 @@ def _arguments(call: GateNetwork, config: Launch, device: Device) -> dict[str, A
     n_calls, n_inputs, n_samples = call.x.shape
     # Scratch and tiles have one size for all layers, because `layer` is a run-time loop variable.
     widest = max(call.sizes)
-    samples, gates = _row_tiles.fitted(config.rows, n_samples), _row_tiles.fitted(config.outputs, widest)
+    samples, gates = _row_tiles.fit_size(config.rows, n_samples), _row_tiles.fit_size(config.outputs, widest)
     n_blocks = triton.cdiv(n_samples, samples)
     blocks = min(config.detectors or n_blocks, max(n_blocks, 1))
     runs = n_inputs and n_samples and call.sizes[-1]
@@ -464,7 +464,7 @@ def _gather(passed, n_wires, order, starts, counts, value, exists, place, there,
     total = tl.zeros((c.GATES, c.SAMPLES), c.ACC)
     for first in range(0, most, c.UNROLLED):
         # All loads are issued before anything is added, so that their latencies overlap.
-        numbers, found = _gate_tiles.nothing(), _gate_tiles.nothing()
+        numbers, found = _gate_tiles.empty_tuple(), _gate_tiles.empty_tuple()
         for u in tl.static_range(c.UNROLLED):
             at = first + u
             numbers += (tl.load(order + start + at, mask=at < count, other=-1),)

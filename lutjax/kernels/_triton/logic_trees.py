@@ -159,7 +159,7 @@ def _image_gradient(call: LogicTrees, of_parents: jax.Array, chosen: jax.Array, 
 
 def _arguments(call: LogicTrees, device: Device, tile: Tile) -> dict[str, Any]:
     places, n_samples = call.places, call.x.shape[1]
-    samples = _row_tiles.fitted(tile.samples, n_samples)
+    samples = _row_tiles.fit_size(tile.samples, n_samples)
     groups = min(tile.groups, max(call.n_groups, 1))
     n_blocks = triton.cdiv(call.n_groups, groups) * triton.cdiv(n_samples, samples)
     return {
@@ -198,7 +198,7 @@ def _pairs(of_rows: str, of_columns: str, values: tuple[int, int]) -> dict[str, 
 # ------------------------------------------------------------------------------------- kernels
 @kernel
 def _apply(x, coefficients, leaves, y, c: tl.constexpr):
-    tree, block, sample, exists, _part = _own(c)
+    tree, block, sample, exists, _part = _locate_program(c)
     held = _load_coefficients(coefficients, tree, c)
     starts, rows, columns = _window(leaves, tree, c)
     for group in range(block * c.GROUPS, tl.minimum((block + 1) * c.GROUPS, c.ROWS * c.COLUMNS)):
@@ -216,17 +216,17 @@ def _apply(x, coefficients, leaves, y, c: tl.constexpr):
 
 @kernel
 def _reduce(x, coefficients, leaves, dy, parts, of_parents, chosen, c: tl.constexpr):
-    tree, block, sample, exists, part = _own(c)
+    tree, block, sample, exists, part = _locate_program(c)
     held = _load_coefficients(coefficients, tree, c)
     starts, rows, columns = _window(leaves, tree, c)
-    sums = _gate_tiles.nothing()
+    sums = _gate_tiles.empty_tuple()
     for _number in tl.static_range(4 * (c.LEAVES - 1)):
         # Four elementwise sums per node; samples are reduced when the program ends.
         sums += (tl.zeros((c.SAMPLES,), c.ACC),)
     for group in range(block * c.GROUPS, tl.minimum((block + 1) * c.GROUPS, c.ROWS * c.COLUMNS)):
         best = tl.full((c.SAMPLES,), float("-inf"), c.ACC)
         best_place = tl.full((c.SAMPLES,), -1, tl.int32)
-        own = _gate_tiles.nothing()
+        own = _gate_tiles.empty_tuple()
         for _leaf in tl.static_range(c.LEAVES):
             own += (tl.zeros((c.SAMPLES,), c.ACC),)
         for place in tl.static_range(c.POOL_ROWS * c.POOL_COLUMNS):
@@ -238,7 +238,7 @@ def _reduce(x, coefficients, leaves, dy, parts, of_parents, chosen, c: tl.conste
             better = _mask_positions((value > best) | (value != value) | (best_place < 0), there, c)
             best = tl.where(better, value, best)
             best_place = tl.where(better, place, best_place)
-            kept = _gate_tiles.nothing()
+            kept = _gate_tiles.empty_tuple()
             for leaf in tl.static_range(c.LEAVES):
                 # The leaves of the chosen position stay in registers; its tree is evaluated once
                 # more below.
@@ -247,9 +247,9 @@ def _reduce(x, coefficients, leaves, dy, parts, of_parents, chosen, c: tl.conste
         values = _nodes(own, held, coefficients, tree, c)
         # Gradients of nodes, root first. Node `n` has the inputs `2 n` and `2 n + 1` of the list of
         # leaves and nodes, so the reverse order visits parents before children.
-        gs = _gate_tiles.nothing()
+        gs = _gate_tiles.empty_tuple()
         gs += (tl.load(dy + _output(tree, group, c) + sample, mask=exists, other=0).to(c.ACC),)
-        added = _gate_tiles.nothing()
+        added = _gate_tiles.empty_tuple()
         for node in tl.static_range(c.LEAVES - 2, -1, -1):
             g, a, b = gs[c.LEAVES - 2 - node], values[2 * node], values[2 * node + 1]
             c1 = _coefficient(held, coefficients, 1, tree, node, c)
@@ -316,11 +316,11 @@ def _add(x, coefficients, leaves, order, bounds, of_parents, chosen, dx, c: tl.c
                 # Outside the image the other leaf is 0.
                 b = tl.load(
                     _pixel(x, of_pair, row + pair_row, column + pair_column, sample, c),
-                    mask=mask & _inside(row + pair_row, column + pair_column, c),
+                    mask=mask & _is_inside(row + pair_row, column + pair_column, c),
                     other=0,
                 ).to(c.ACC)
                 to = _pixel(dx, channel, row + leaf_row, column + leaf_column, sample, c)
-                inside = mask & _inside(row + leaf_row, column + leaf_column, c)
+                inside = mask & _is_inside(row + leaf_row, column + leaf_column, c)
                 # Different groups chose different pixels for this leaf, so plain additions do not
                 # collide.
                 tl.store(to, tl.load(to, mask=inside, other=0) + g * (slope + cross * b), mask=inside)
@@ -329,7 +329,7 @@ def _add(x, coefficients, leaves, order, bounds, of_parents, chosen, dx, c: tl.c
 
 
 @kernel
-def _own(c: tl.constexpr):
+def _locate_program(c: tl.constexpr):
     """Return tree, group block, samples, whether they exist, and number in the tree."""
     blocks: tl.constexpr = (c.ROWS * c.COLUMNS + c.GROUPS - 1) // c.GROUPS
     # Trees change fastest: concurrent programs read the same block of the image.
@@ -364,7 +364,7 @@ def _window(leaves, tree, c: tl.constexpr):
 
     Out-of-bounds leaves have ids of other pixels and are masked by row and column.
     """
-    starts, rows, columns = _gate_tiles.nothing(), _gate_tiles.nothing(), _gate_tiles.nothing()
+    starts, rows, columns = _gate_tiles.empty_tuple(), _gate_tiles.empty_tuple(), _gate_tiles.empty_tuple()
     for leaf in tl.static_range(c.LEAVES):
         channel, row, column = _value_of_window(leaves, tree * c.LEAVES + leaf, c)
         starts += ((channel * c.HEIGHT + row) * c.WIDTH + column,)
@@ -374,7 +374,7 @@ def _window(leaves, tree, c: tl.constexpr):
 
 
 @kernel
-def _inside(row, column, c: tl.constexpr):
+def _is_inside(row, column, c: tl.constexpr):
     return (row >= 0) & (row < c.HEIGHT) & (column >= 0) & (column < c.WIDTH)
 
 
@@ -393,12 +393,12 @@ def _output(tree, group, c: tl.constexpr):
 
 @kernel
 def _leaves(x, starts, rows, columns, row, column, sample, exists, c: tl.constexpr):
-    values = _gate_tiles.nothing()
+    values = _gate_tiles.empty_tuple()
     for leaf in tl.static_range(c.LEAVES):
         at = (starts[leaf] + (row * c.WIDTH + column)).to(tl.int64) * c.n_samples
         mask = exists
         if c.BORDERED:
-            mask = mask & _inside(rows[leaf] + row, columns[leaf] + column, c)
+            mask = mask & _is_inside(rows[leaf] + row, columns[leaf] + column, c)
         values += (tl.load(x + at + sample, mask=mask, other=0).to(c.ACC),)
     return values
 
@@ -428,7 +428,7 @@ def _mask_positions(mask, there, c: tl.constexpr):
 @kernel
 def _load_coefficients(coefficients, tree, c: tl.constexpr):
     """Return a tree's coefficients by number and node; empty if they do not fit registers."""
-    values = _gate_tiles.nothing()
+    values = _gate_tiles.empty_tuple()
     if c.HELD:
         for number in tl.static_range(4):
             for node in tl.static_range(c.LEAVES - 1):

@@ -35,7 +35,7 @@ import jax.numpy as jnp
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Declaration, Device, Request
 from lutjax.kernels._triton import _histograms, _row_additions, _row_tiles
-from lutjax.kernels._triton._detected_pairs import DetectedPairs, major
+from lutjax.kernels._triton._detected_pairs import DetectedPairs, move_tables_first
 from lutjax.kernels._triton._language import tl
 from lutjax.kernels._triton._rules import few_pair_additions, unsupported_arguments
 from lutjax.kernels._triton._triton_launch import kernel, launch
@@ -68,14 +68,14 @@ def forward(call: LookupAttention, *, device: Device) -> jax.Array:
     pairs = DetectedPairs.from_call(call)
     # Slots reach outputs that are known at run time only, so they are scattered.
     if pairs.targets is not None:
-        return _scattered(pairs, device)
-    if _histograms.faster("forward", pairs):
+        return _sum_slots(pairs, device)
+    if _histograms.is_faster("forward", pairs):
         return result(_histograms.sum_rows(pairs, device), call.weights.dtype, call.accumulate)
     tile = pairs.tile(launch_of("lookup_attention.forward", pairs.sizes, device, _forward_rule), device)
     return _row_tiles.sum_rows(_sum_rows, call, tile, pairs.queries, *pairs.arrays, **pairs.arguments(tile))
 
 
-def _scattered(pairs: DetectedPairs, device: Device) -> jax.Array:
+def _sum_slots(pairs: DetectedPairs, device: Device) -> jax.Array:
     """Return the slots summed by output, ``[B, Lq, O]``."""
     dtype = addend_dtype(pairs.weights.dtype, pairs.accumulate)
     tile = pairs.tile(launch_of("lookup_attention.forward", pairs.sizes, device, _forward_rule), device)
@@ -129,13 +129,16 @@ def _margins(
 ) -> dict[str, jax.Array]:
     """Return margin gradients for queries, keys and, if needed, positions."""
     weights, query, key, position = call.weights, call.query, call.key, call.position
-    of_products = _histograms.faster("margins", pairs)
+    of_products = _histograms.is_faster("margins", pairs)
     config = _OF_PRODUCTS
     if not of_products:
         config = launch_of("lookup_attention.margins", pairs.sizes, device, _margins_rule)
     # A margin needs the whole inner product, so a program visits all outputs.
     tile = pairs.tile(config, device, all_outputs=True)
-    q_flip, k_flip = major(query.flip) << pairs.query_shift, major(key.flip) << pairs.key_shift
+    q_flip, k_flip = (
+        move_tables_first(query.flip) << pairs.query_shift,
+        move_tables_first(key.flip) << pairs.key_shift,
+    )
     dtype = addend_dtype(query.margin.dtype, call.accumulate)
     shape_of_keys = (len(weights), *key.index.shape[:2])
     zeroed = [jax.ShapeDtypeStruct(shape_of_keys, dtype)]
@@ -152,9 +155,9 @@ def _margins(
         weights,
         *pairs.arrays,
         q_flip,
-        major(query.margin),
+        move_tables_first(query.margin),
         k_flip,
-        major(key.margin),
+        move_tables_first(key.margin),
         *of_position,
         pairs.lists,
         dy,
@@ -194,7 +197,7 @@ def _margins(
 def add_rows(
     pairs: DetectedPairs, dy: jax.Array, device: Device, addition: _row_additions.Addition
 ) -> tuple[jax.Array, ...]:
-    if _histograms.faster("table", pairs):
+    if _histograms.is_faster("table", pairs):
         return _histograms.add_rows(pairs, dy, device, addition)
     config = launch_of("lookup_attention.table", pairs.sizes, device, _table_rule)
     tile = pairs.tile(config, device, n_detectors=addition.total.shape[0])

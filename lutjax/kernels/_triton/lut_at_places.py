@@ -123,9 +123,9 @@ def _image_gradient(
     """Return the image gradient ``[B, I]`` from margin gradients and closest pairs."""
     height, width, channels = call.windows.image
     channel = call.windows.in_image(call.anchors)[..., 2]
-    order, starts = _histograms.sorted_by_id(channel.reshape(1, channel.size), channels, device)
+    order, starts = _histograms.sort_by_id(channel.reshape(1, channel.size), channels, device)
     n_pixels = len(call.x) * height * width
-    pixels = _row_tiles.fitted(_PIXELS, n_pixels)
+    pixels = _row_tiles.fit_size(_PIXELS, n_pixels)
     (dx,) = launch(
         _collect,
         ends,
@@ -154,7 +154,7 @@ def _sizes(call: LutAtPlaces) -> Sizes:
 
 
 def _forward_rule(sizes: Sizes) -> Launch:
-    outputs = _row_tiles.fitted(64, sizes["outputs"])
+    outputs = _row_tiles.fit_size(64, sizes["outputs"])
     rows = 32
     # Smaller tiles until there are about 1024 programs, which fill a device.
     while rows > 8 and _programs(sizes, rows, outputs) < 1024:
@@ -165,7 +165,7 @@ def _forward_rule(sizes: Sizes) -> Launch:
 def _backward_rule(sizes: Sizes) -> Launch:
     # As many positions as threads. With fewer, several threads hold the same position, and Triton
     # repeats the detection for each output of a thread.
-    outputs = _row_tiles.fitted(64, sizes["outputs"])
+    outputs = _row_tiles.fit_size(64, sizes["outputs"])
     programs = _programs(sizes, 32, sizes["outputs"])
     detectors = _row_tiles.split(programs, sizes["detectors"] // sizes["groups"])
     return Launch(rows=32, outputs=outputs, detectors=detectors, warps=1)
@@ -280,7 +280,7 @@ def _multiply_and_add_rows(x, weights, ends, targets, dy, d_margin, pair, d_weig
         output = tl.arange(0, c.OUTPUTS)
         cotangent = _cotangent(targets, dy, sample, exists, output, group, c)
     for t in range(begin, tl.minimum(begin + c.DETECTORS, (group + 1) * c.n_of_group)):
-        index, _flip, margin = detect.nothing(c.ROWS, c.COMPARED)
+        index, _flip, margin = detect.initial_detection(c.ROWS, c.COMPARED)
         closest = tl.zeros((c.ROWS,), tl.int32)
         for r in tl.static_range(c.n_pairs):
             delta = _delta(x, ends, t, r, first, row, column, exists, c)

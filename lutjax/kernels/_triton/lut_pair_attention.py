@@ -196,14 +196,14 @@ class ComparedPairs:
         n_tables, _, n_outputs = self.call.weights.shape
         n_tables = n_tables if n_detectors is None else n_detectors
         # A tile needs no more rows than there are pairs of a key block.
-        most = _row_tiles.fitted(_KEYS, self._most_keys)
+        most = _row_tiles.fit_size(_KEYS, self._most_keys)
         n_reads = most * triton.next_power_of_2(max(self.terms.query.shape[3], 1))
         return _row_tiles.RowTile(config, n_reads, n_outputs, n_tables, device, all_outputs)
 
     def arguments(self, tile: _row_tiles.RowTile) -> dict[str, Any]:
         n_pairs, n_detectors, n_samples, n_queries = self.terms.query.shape
         # Rows beyond the keys of a block become further queries.
-        keys = _row_tiles.fitted(min(tile.rows, _KEYS), self._most_keys)
+        keys = _row_tiles.fit_size(min(tile.rows, _KEYS), self._most_keys)
         queries = tile.rows // keys
         programs = triton.cdiv(n_queries, queries) * n_samples * tile.output_blocks * tile.detector_blocks
         return {
@@ -227,10 +227,10 @@ class ComparedPairs:
 
 # ------------------------------------------------------------------------------------- launches
 def _rule(sizes: Sizes, all_outputs: bool = False) -> Launch:
-    outputs = _row_tiles.fitted(64, sizes["outputs"])
+    outputs = _row_tiles.fit_size(64, sizes["outputs"])
     # 4096 elements per tile are 32 float32 registers per thread of four warps.
     rows = min(max(4096 // outputs, 32), 128)
-    queries = max(rows // _row_tiles.fitted(_KEYS, sizes["keys"]), 1)
+    queries = max(rows // _row_tiles.fit_size(_KEYS, sizes["keys"]), 1)
     programs = sizes["samples"] * triton.cdiv(sizes["queries"], queries)
     if not all_outputs:
         programs *= triton.cdiv(sizes["outputs"], outputs)
@@ -460,7 +460,7 @@ def _detection(key, query, position, parts, t, b, i, j, place, counts, PARTS: tl
       Each pair's row, flip and margin, its closest comparison's number, and, if `PARTS`, the values
       that this comparison reads.
     """
-    index, flip, margin = detect.nothing(counts.shape[0], key.dtype.element_ty)
+    index, flip, margin = detect.initial_detection(counts.shape[0], key.dtype.element_ty)
     closest, of_closest = tl.zeros_like(index), tl.zeros_like(index)
     # Unrolled: bits and masks of comparison `r` are compile-time constants.
     for r in tl.static_range(c.n_pairs):

@@ -233,7 +233,9 @@ def sums_of_rows(
     return _owned_columns.sums(rows, factors, cotangent, call.weights.shape, call.groups, device)
 
 
-def mended(call: ScoredLut, y: jax.Array, strange: jax.Array, samples: int, device: Device) -> jax.Array:
+def recompute_nonfinite(
+    call: ScoredLut, y: jax.Array, strange: jax.Array, samples: int, device: Device
+) -> jax.Array:
     """Recompute non-finite outputs without the rows whose coefficient is 0.
 
     A row with infinities and a coefficient of 0 contributes nothing, but their product is NaN.
@@ -393,7 +395,7 @@ def _inputs(tile: "_Tile", reads_tables: bool = True) -> tuple[jax.Array, ...]:
     call = tile.call
     n_groups, weights, nothing = call.groups, call.weights, jnp.zeros((1,), jnp.int32)
     if reads_tables and call.exponents is not None and weights.dtype != jnp.int8:
-        weights = _quantized.rounded(weights, call.exponents).astype(jnp.int8)
+        weights = _quantized.round_to_scale(weights, call.exponents).astype(jnp.int8)
     n_inputs_of, n_inputs = call.x.shape[1:]
     # Ids are clamped once here, not by every program.
     ends = jnp.clip(call.anchors, 0, max(n_inputs - 1, 0))
@@ -601,7 +603,7 @@ def _constants(of: reads.Rounding | None) -> dict[str, Any]:
 
 def _forward_rule(sizes: Sizes) -> Launch:
     # Two tiles have fewer unused lanes than one.
-    return _rule(sizes, _first_of_two(sizes["outputs"]), enough=4096, most=sizes["detectors"])
+    return _rule(sizes, _select_tile_size(sizes["outputs"]), enough=4096, most=sizes["detectors"])
 
 
 def _backward_rule(sizes: Sizes) -> Launch:
@@ -609,11 +611,11 @@ def _backward_rule(sizes: Sizes) -> Launch:
     # dominate and two tiles are better.
     outputs = triton.next_power_of_2(max(sizes["outputs"], 1))
     if sizes["ways"] == 1:
-        outputs = _first_of_two(sizes["outputs"])
+        outputs = _select_tile_size(sizes["outputs"])
     return _rule(sizes, outputs, enough=8192, most=32)
 
 
-def _first_of_two(n: int) -> int:
+def _select_tile_size(n: int) -> int:
     """Return the first of two tile sizes that hold `n`, or the size of one tile.
 
     Two powers of two hold ``3/4`` of the next power of two. Up to 8 outputs one tile suffices.
@@ -711,7 +713,7 @@ def _sums(
 
     With `SKIP`, rows with coefficient 0 are not read.
     """
-    totals = _gate_tiles.nothing()
+    totals = _gate_tiles.empty_tuple()
     for p in tl.static_range(c.PIECES):
         totals += (tl.zeros((c.ROWS, c.FIRST if p < c.PIECES - 1 else c.LAST), c.SUM),)
     unknown = tl.zeros((c.ROWS,), tl.int32)
@@ -847,7 +849,7 @@ def _find_rows(x, ends, scalars, keep, rows, factors, c: tl.constexpr):
     sample, exists, _block, _part, group, first, last = _locate_program(c)
     s = _scalars(scalars, c)
     # Each input is read by many comparisons, so it is copied to shared memory once.
-    x = _staged(x, group, sample, exists, _column(c), c)
+    x = _stage_inputs(x, group, sample, exists, _column(c), c)
     for t in range(first, last):
         u = _margins(x, ends, t, sample, exists, c)
         index, flip, closest = _address(u, c)
@@ -867,7 +869,7 @@ def _column(c: tl.constexpr):
 
 
 @kernel
-def _staged(x, group, sample, exists, column, c: tl.constexpr):
+def _stage_inputs(x, group, sample, exists, column, c: tl.constexpr):
     """Copy the inputs of a group to columns of shared memory, if they fit."""
     if not c.SHARED_INPUT:
         x += group * c.n_inputs * c.n_samples
@@ -907,7 +909,7 @@ def _pull_back(x, ends, scalars, keep, products, d_scalars, d_keep, dx, c: tl.co
     of_scalars = (nothing, nothing, nothing)
     # Gradient sums come first in a column, the staged inputs follow.
     column = _column(c)
-    x = _staged(x, group, sample, exists, column + (4 * c.ROWS * c.n_inputs if c.OF_X else 0), c)
+    x = _stage_inputs(x, group, sample, exists, column + (4 * c.ROWS * c.n_inputs if c.OF_X else 0), c)
     if c.OF_X:
         # Sums of inputs are cleared, added to and read by the same thread, with volatile accesses
         # in program order.
@@ -1000,7 +1002,7 @@ def _table(i, first, last, ROTATED: tl.constexpr):
 def _outputs(block, c: tl.constexpr):
     """Return the output ids of this program, tile by tile."""
     first = block.to(tl.int32) * c.FIRST
-    found = _gate_tiles.nothing()
+    found = _gate_tiles.empty_tuple()
     for p in tl.static_range(c.PIECES):
         found += (first + p * c.FIRST + tl.arange(0, c.FIRST if p < c.PIECES - 1 else c.LAST),)
     return found
@@ -1033,7 +1035,7 @@ def _read_some(weights, start, reads, output, c: tl.constexpr):
 
 @kernel
 def _plus_row(totals, weights, start, factor, outputs, SKIP: tl.constexpr, c: tl.constexpr):
-    sums = _gate_tiles.nothing()
+    sums = _gate_tiles.empty_tuple()
     for p in tl.static_range(c.PIECES):
         if c.INTEGERS:
             # Integer products are exact. Rows with coefficient 0 are not read.
@@ -1081,7 +1083,7 @@ def _product(weights, start, exponents, group, cotangents, outputs, c: tl.conste
 def _cotangents(dy, sample, exists, group, outputs, c: tl.constexpr):
     # The gradient of a sum over groups is ``[B, 1, O]`` and serves every group.
     start = (sample if c.SUM_GROUPS else sample * c.n_groups + group) * c.n_outputs
-    found = _gate_tiles.nothing()
+    found = _gate_tiles.empty_tuple()
     for p in tl.static_range(c.PIECES):
         found += (_read_some(dy, start, exists, outputs[p], c).to(tl.float32),)
     return found
@@ -1182,7 +1184,7 @@ def _scalars(scalars, c: tl.constexpr):
 
 @kernel
 def _margins(x, ends, t, sample, exists, c: tl.constexpr):
-    found = _gate_tiles.nothing()
+    found = _gate_tiles.empty_tuple()
     for j in tl.static_range(c.n_comparisons):
         end = ends + (t * c.n_comparisons + j) * c.n_ends
         margin = _input(x, end, sample, exists, c)

@@ -229,14 +229,14 @@ def _differentiate(x, table, wires, dy, received, c: tl.constexpr):
         if c.PLACES == c.LOW:
             slopes = _value_and_slopes(slots, bits, c.LOW, c.ACC)[1:]
         else:
-            slopes = _gate_tiles.nothing()
+            slopes = _gate_tiles.empty_tuple()
             for _ in tl.static_range(c.PLACES):
                 slopes += (tl.zeros((c.FEATURES, c.SAMPLES), c.ACC),)
             for high in range(0, c.n_slots >> c.LOW):
                 of_low = _value_and_slopes(slots + (high << c.LOW), bits, c.LOW, c.ACC)
                 # The product rule: low bits differentiate the interpolation, high bits its share.
                 share = _share(bits, high, c.LOW, c.PLACES, c.PLACES)
-                added = _gate_tiles.nothing()
+                added = _gate_tiles.empty_tuple()
                 for place in tl.static_range(c.LOW):
                     added += (slopes[place] + share * of_low[1 + place],)
                 for place in tl.static_range(c.LOW, c.PLACES):
@@ -276,13 +276,13 @@ def _gather(x, differences, wires, readers, used, dy, dx, c: tl.constexpr):
     total = tl.zeros((c.FEATURES, c.SAMPLES), c.ACC)
     for first in range(0, _gate_tiles.last_use(used, feature, c), c.UNROLLED):
         # All loads are issued before anything is computed, so that their latencies overlap.
-        of_wires, gs, others = _gate_tiles.nothing(), _gate_tiles.nothing(), _gate_tiles.nothing()
+        of_wires, gs, others = _gate_tiles.empty_tuple(), _gate_tiles.empty_tuple(), _gate_tiles.empty_tuple()
         for u in tl.static_range(c.UNROLLED):
             number = _gate_tiles.reader(readers, feature, first + u, exists, c)
             wire = _gate_tiles.wire_of(number, c.n_gates * c.PLACES)
             gate, place = wire // c.PLACES, wire % c.PLACES
             gs += (_gate_tiles.read_some(dy, gate, number >= 0, sample, c),)
-            bits = _gate_tiles.nothing()
+            bits = _gate_tiles.empty_tuple()
             for k in tl.static_range(1, c.PLACES):
                 # The other bits of the gate, in the rotated order of `_differences`.
                 row = _gate_tiles.input_of(wires, gate * c.PLACES + (place + k) % c.PLACES, c)
@@ -319,7 +319,7 @@ def _sum_shares(x, wires, dy, parts, c: tl.constexpr):
 @kernel
 def _read(x, wires, gate, sample, c: tl.constexpr):
     """Return the gates' wire values, least significant bit first."""
-    bits = _gate_tiles.nothing()
+    bits = _gate_tiles.empty_tuple()
     for place in tl.static_range(c.PLACES):
         row = _gate_tiles.input_of(wires, gate * c.PLACES + place, c)
         bits += (_gate_tiles.read(x, row, sample, c),)
@@ -370,7 +370,7 @@ def _value_and_slopes(slots, bits, N: tl.constexpr, ACC: tl.constexpr):
         high = _value_and_slopes(slots + (1 << (N - 1)), bits, N - 1, ACC)
         bit = bits[N - 1]
         difference = high[0] - low[0]
-        results = _gate_tiles.nothing()
+        results = _gate_tiles.empty_tuple()
         results += (low[0] + bit * difference,)
         for place in tl.static_range(N - 1):
             results += (low[1 + place] + bit * (high[1 + place] - low[1 + place]),)

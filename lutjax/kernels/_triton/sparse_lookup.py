@@ -149,7 +149,7 @@ def _forward_rule(sizes: Sizes) -> Launch:
 
 
 def _rule(sizes: Sizes) -> Launch:
-    slots = _row_tiles.fitted(32, sizes["slots"])
+    slots = _row_tiles.fit_size(32, sizes["slots"])
     # Tiles of 512 elements: four per thread.
     rows = 512 // slots
     detectors = _row_tiles.split(sizes["samples"] // rows, sizes["detectors"])
@@ -206,8 +206,8 @@ def _multiply_rows(weights, index, flip, margin, targets, dy, d_margin, c: tl.co
     for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
         here = t.to(tl.int64) * c.n_samples + sample
         main = tl.load(index + here, mask=exists, other=0)
-        flipped = _row_tiles.clamped(main ^ tl.load(flip + here, mask=exists, other=0), t, c)
-        main = _row_tiles.clamped(main, t, c)
+        flipped = _row_tiles.clamp_row(main ^ tl.load(flip + here, mask=exists, other=0), t, c)
+        main = _row_tiles.clamp_row(main, t, c)
         main_list = _list(main, t, c)
         flipped_list = _list(flipped, t, c)
         difference = tl.zeros((c.ROWS,), c.SUM)
@@ -269,7 +269,7 @@ def _add_rows(index, targets, dy, step, first, unused0, unused1, total, touched,
 def _row(index, t, sample, exists, c: tl.constexpr):
     """Return each sample's addressed row, counted from the first table's first row."""
     row = tl.load(index + t.to(tl.int64) * c.n_samples + sample, mask=exists, other=0)
-    return _row_tiles.clamped(row, t, c)
+    return _row_tiles.clamp_row(row, t, c)
 
 
 @kernel

@@ -44,7 +44,7 @@ def forward(call: WeightedLookup, *, device: Device) -> jax.Array:
     if call.valued == 0:
         shape = (len(call.index), call.groups, weights.shape[2])
         return zeros_varying(call.coefficients, shape, weights.dtype)
-    return _weighted_rows.weighted_sums(weights, _valued(call), device, call.accumulate)
+    return _weighted_rows.weighted_sums(weights, _valued_reads(call), device, call.accumulate)
 
 
 def backward(
@@ -74,10 +74,12 @@ def update(
 def _add_to_rows(
     call: WeightedLookup, dy: jax.Array, device: Device, addition: _row_additions.Addition
 ) -> tuple[jax.Array, ...]:
-    return _weighted_rows.weighted_add(call.weights, addition, _valued(call), dy, device, call.accumulate)
+    return _weighted_rows.weighted_add(
+        call.weights, addition, _valued_reads(call), dy, device, call.accumulate
+    )
 
 
-def _valued(call: WeightedLookup) -> _weighted_rows.Reads:
+def _valued_reads(call: WeightedLookup) -> _weighted_rows.Reads:
     # ``[T, K, n]``: tile samples are contiguous.
     index, coefficients = (a[..., : call.valued].transpose(1, 2, 0) for a in (call.index, call.coefficients))
     return _weighted_rows.Reads(index, coefficients, call.groups)

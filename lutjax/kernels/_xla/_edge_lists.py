@@ -112,7 +112,7 @@ class EdgeLists:
         first = jnp.clip(call.first, 0, call.targets.shape[0])
         return cls(first, target, call.n_rows, call.n_outputs, width)
 
-    def padded(self, weights: jax.Array) -> jax.Array:
+    def pad_edges(self, weights: jax.Array) -> jax.Array:
         """Pad a per-edge array to at least `width` elements."""
         return jnp.pad(weights, (0, self.target.shape[0] - weights.shape[0]))
 
@@ -166,7 +166,7 @@ class EdgeLists:
 
 def forward(call: EdgeLookup) -> jax.Array:
     accumulate, edges, index = call.accumulate, EdgeLists.from_call(call), call.detection.index
-    weights = edges.padded(call.weights)
+    weights = edges.pad_edges(call.weights)
 
     def body(y: Any, part: Edges) -> Any:
         return part.add_to_outputs(y, addends(part.gather(weights), accumulate))
@@ -178,7 +178,7 @@ def forward(call: EdgeLookup) -> jax.Array:
 
 def backward(call: EdgeLookup, cotangent: jax.Array, needs: frozenset[str]) -> dict[str, jax.Array]:
     d, accumulate, edges = call.detection, call.accumulate, EdgeLists.from_call(call)
-    weights, dy = edges.padded(call.weights), _padded(cotangent, call.weights)
+    weights, dy = edges.pad_edges(call.weights), _pad_cotangent(cotangent, call.weights)
     dtype = addend_dtype(dy.dtype, accumulate)
 
     def products(total: jax.Array, part: Edges, xs: jax.Array) -> jax.Array:
@@ -219,7 +219,7 @@ def backward(call: EdgeLookup, cotangent: jax.Array, needs: frozenset[str]) -> d
 def update(call: EdgeLookup, cotangent: jax.Array, step: Step) -> tuple[jax.Array, RowState]:
     weights, accumulate, edges, rule = call.weights, call.accumulate, EdgeLists.from_call(call), step.rule
     n, dtype = weights.shape[0], accumulator(weights.dtype)
-    index, dy = call.detection.index.T, _padded(cotangent, weights)
+    index, dy = call.detection.index.T, _pad_cotangent(cotangent, weights)
     scale = _row_updates.scale_of_additions(call, step)
 
     def add(total: Any, part: Edges) -> Any:
@@ -233,7 +233,7 @@ def update(call: EdgeLookup, cotangent: jax.Array, step: Step) -> tuple[jax.Arra
         return part.add_to(touched, part.outputs < edges.n_outputs)
 
     if scale is not None:
-        return edges.visit_all(add, edges.padded(weights), index)[:n], step.state
+        return edges.visit_all(add, edges.pad_edges(weights), index)[:n], step.state
     total = zeros_varying(weights, edges.target.shape, addend_dtype(dtype, accumulate))
     # Edges have no row of outputs; the gradient has the size of the edge list and needs no groups.
     gradient = result(edges.visit_all(add, total, index)[:n], dtype, accumulate)
@@ -247,7 +247,7 @@ def update(call: EdgeLookup, cotangent: jax.Array, step: Step) -> tuple[jax.Arra
     return moved
 
 
-def _padded(dy: jax.Array, weights: jax.Array) -> jax.Array:
+def _pad_cotangent(dy: jax.Array, weights: jax.Array) -> jax.Array:
     """Return a cotangent ``[n, O + 1]`` in the accumulator dtype, with zeros for masked edges."""
     return jnp.pad(dy.astype(accumulator(weights.dtype)), ((0, 0), (0, 1)))
 

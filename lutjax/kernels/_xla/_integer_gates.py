@@ -176,4 +176,4 @@ def _over_samples(call: Call, products: jax.Array) -> jax.Array:
 def _to_inputs(call: Call, by_wire: list[jax.Array]) -> jax.Array:
     """Add the wires' integer cotangents to their inputs."""
     # The matrix product in `to_inputs` uses floats.
-    return _wire_gathers.scattered(by_wire, call.wires, call.x.shape[0])
+    return _wire_gathers.scatter_to_inputs(by_wire, call.wires, call.x.shape[0])

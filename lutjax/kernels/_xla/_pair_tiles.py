@@ -284,7 +284,7 @@ class Tile:
         rows = read(block, slice(None), p._grid[0])
         return self._masked_rows(rows).reshape(p.samples * p.n_pairs, a.shape[-1])
 
-    def counted(self) -> jax.Array | None:
+    def valid_pairs(self) -> jax.Array | None:
         """Return the valid pairs in `gather_rows`, ``[samples * pairs]``; None if all are valid."""
         counts = self.counts()
         p = self.pairs
@@ -299,7 +299,7 @@ class Tile:
             return None
         return jnp.broadcast_to(counts, (p.samples, p.n_pairs)).reshape(p.samples * p.n_pairs)
 
-    def masked(self, c: jax.Array) -> jax.Array:
+    def mask_invalid(self, c: jax.Array) -> jax.Array:
         """Mask ``[T, samples, pairs]`` to zero for invalid pairs."""
         counts = self.counts()
         return c if counts is None else jnp.where(counts[None], c, 0)

@@ -101,7 +101,7 @@ def detectors(weights: jax.Array) -> jax.Array:
     return jnp.arange(weights.shape[0], dtype=jnp.int32)
 
 
-def clamped(weights: jax.Array, index: jax.Array) -> jax.Array:
+def clamp_rows(weights: jax.Array, index: jax.Array) -> jax.Array:
     """Clamp row ids to ``[0, R)``."""
     return jnp.clip(index, 0, weights.shape[1] - 1)
 
@@ -136,7 +136,7 @@ def sum_ways(
     small.
     """
     n_detectors, n_rows, n_outputs = weights.shape
-    ways, each = [(clamped(weights, i), c) for i, c in ways], n_detectors // groups
+    ways, each = [(clamp_rows(weights, i), c) for i, c in ways], n_detectors // groups
     index, coefficient = ways[0]
     n, dtype = index.shape[1], sum_dtype(weights, coefficient, accumulate)
     # Sums of integers and of fixed-point addends stay gathers: the matrix product accumulates in
@@ -168,7 +168,7 @@ def sum_ways(
             unroll = _UNROLLED if coefficient is None else 1
             return None, jax.lax.scan(step, y, (first + table_positions(each), ways), unroll=unroll)[0]
 
-        _, y = over_groups(visit_group, None, (firsts(groups, each), in_groups(ways, groups)))
+        _, y = over_groups(visit_group, None, (first_tables(groups, each), in_groups(ways, groups)))
     else:
 
         def add_place(y: Any, xs: Any) -> tuple[Any, None]:
@@ -202,7 +202,7 @@ def differences(
     if uses_one_hot(weights, accumulate, device):
         main, *others = products(weights, index, dy, device, accumulate, groups)
         return tuple(main - other for other in others)
-    return _multiplied(weights, index, dy, device, accumulate, groups, subtract=True)
+    return _row_products(weights, index, dy, device, accumulate, groups, subtract=True)
 
 
 def products(
@@ -218,13 +218,13 @@ def products(
     ``[T, R, O]``, ``[T, n]``s, ``[n, G * O]`` -> ``[T, n]``s.
     """
     if uses_one_hot(weights, accumulate, device):
-        index = tuple(clamped(weights, i) for i in index)
+        index = tuple(clamp_rows(weights, i) for i in index)
         every = _products_with_every_row(weights, dy, groups)
         return tuple(jnp.sum(jnp.where(_hits(weights, i), every, 0), -1) for i in index)
-    return _multiplied(weights, index, dy, device, accumulate, groups, subtract=False)
+    return _row_products(weights, index, dy, device, accumulate, groups, subtract=False)
 
 
-def _multiplied(
+def _row_products(
     weights: jax.Array,
     index: tuple[jax.Array, ...],
     dy: jax.Array,
@@ -236,7 +236,7 @@ def _multiplied(
 ) -> tuple[jax.Array, ...]:
     n_detectors, _, n_outputs = weights.shape
     each, n = n_detectors // groups, dy.shape[0]
-    index = tuple(clamped(weights, i) for i in index)
+    index = tuple(clamp_rows(weights, i) for i in index)
     dy = dy.astype(accumulator(weights.dtype)).reshape(n, groups, n_outputs)
     # Accelerators gather all rows in one fusion, which multiplies and sums them without storing
     # them. A loop would launch one kernel per table.
@@ -256,7 +256,7 @@ def _multiplied(
 
         return None, jax.lax.scan(one, None, (first + table_positions(each), index))[1]
 
-    xs = firsts(groups, each), in_groups(index, groups), dy.transpose(1, 0, 2)
+    xs = first_tables(groups, each), in_groups(index, groups), dy.transpose(1, 0, 2)
     _, stacked = over_groups(visit_group, None, xs)
     return tuple(a.reshape(n_detectors, n) for a in stacked)
 
@@ -271,7 +271,7 @@ def add_rows(
     values = values.astype(total.dtype)
     if values.ndim == 2:
         return add_ways(total, [(index, None)], values, device, None, groups)
-    index = clamped(total, index)
+    index = clamp_rows(total, index)
     if in_sequence(device):
 
         def step(total: jax.Array, xs: tuple[Any, ...]) -> tuple[jax.Array, None]:
@@ -298,7 +298,7 @@ def add_ways(
     Without coefficients, `dy` contains the addends.
     """
     n_detectors, n_rows, n_outputs = total.shape
-    ways, each, n = [(clamped(total, i), c) for i, c in ways], n_detectors // groups, dy.shape[0]
+    ways, each, n = [(clamp_rows(total, i), c) for i, c in ways], n_detectors // groups, dy.shape[0]
     dy = dy.reshape(n, groups, n_outputs)
     if total.dtype == jnp.float32 and uses_one_hot(total, accumulate, device):
         index, coefficient = ways[0]
@@ -323,7 +323,7 @@ def add_ways(
             return jax.lax.scan(step, total, (first + table_positions(each), ways))[0], None
 
         return over_groups(
-            visit_group, total, (firsts(groups, each), in_groups(ways, groups), dy.transpose(1, 0, 2))
+            visit_group, total, (first_tables(groups, each), in_groups(ways, groups), dy.transpose(1, 0, 2))
         )[0]
     # One scatter for all tables: on a GPU each scatter is a launch. Its order of additions, and
     # thus the last bits of float sums, may vary between runs.
@@ -426,7 +426,7 @@ def over_groups(body: Any, carry: Any, xs: Any) -> tuple[Any, Any]:
     return carry, jax.tree.map(lambda a: a[None], output)
 
 
-def firsts(groups: int, each: int) -> jax.Array:
+def first_tables(groups: int, each: int) -> jax.Array:
     """Return the first table in each group, ``[G]``."""
     return jnp.arange(groups, dtype=jnp.int32) * each
 
@@ -438,7 +438,7 @@ def table_positions(each: int) -> jax.Array:
 
 def tables_at(place: jax.Array, each: int, groups: int) -> jax.Array:
     """Return the table at this position in every group, ``[G, 1]``."""
-    return (firsts(groups, each) + place)[:, None]
+    return (first_tables(groups, each) + place)[:, None]
 
 
 def in_groups(arrays: Any, groups: int) -> Any:

@@ -81,7 +81,7 @@ def hits_of_pairs(pairs: _pair_tiles.Pairs, dy: jax.Array, of_group: Callable[[D
         ids = of_group(detectors)
 
         def tile(tile: _pair_tiles.Tile, carry: Any) -> Any:
-            return body(carry, ids(tile), tile.gather_rows(dy), tile.counted())
+            return body(carry, ids(tile), tile.gather_rows(dy), tile.valid_pairs())
 
         return pairs.for_each_tile(tile, carry)
 
@@ -129,7 +129,7 @@ def update(
         rows, state = old
         # The factor applies to the complete sum: products with single addends would round
         # differently.
-        gradient = _scaled(result(total, dtype, accumulate), step.factor, of_rows)
+        gradient = _scale_gradient(result(total, dtype, accumulate), step.factor, of_rows)
         state = {**state, **{name: of_rows(a) for name, a in of_tables.items()}}
         # Rules compute in the accumulator dtype; rows in bfloat16 or float16 are rounded once, at
         # the end.
@@ -142,7 +142,7 @@ def update(
         return move(group, tables, last_hit, visit, apply_rule), None
 
     ((weights, state), _), _ = jax.lax.scan(
-        step_group, ((weights, state), _no_last_hit(weights, size, n_hits)), _firsts(weights, size)
+        step_group, ((weights, state), _no_last_hit(weights, size, n_hits)), _group_starts(weights, size)
     )
     return weights, {**state, **of_tables}
 
@@ -163,7 +163,7 @@ def scale_of_additions(call: Reads, step: Step) -> jax.Array | None:
     return -rate if step.factor is None else -rate * step.factor.astype(dtype)
 
 
-def _scaled(gradient: jax.Array, factor: jax.Array | None, of_rows: "OfRows") -> jax.Array:
+def _scale_gradient(gradient: jax.Array, factor: jax.Array | None, of_rows: "OfRows") -> jax.Array:
     return gradient if factor is None else gradient * of_rows(factor).astype(gradient.dtype)
 
 
@@ -190,12 +190,12 @@ def squared_norm(
         else:
             sums, row_of, last_hit = _sums_of_hit(group, weights, last_hit, visit)
             of_rows = functools.partial(group.hit_scales, row_of)
-        gradient = _scaled(result(sums, dtype, accumulate), factor, of_rows)
+        gradient = _scale_gradient(result(sums, dtype, accumulate), factor, of_rows)
         return (total + jnp.sum(jnp.square(gradient)), last_hit), None
 
     # The carry holds a scalar and scratch only: the gradient of all tables never exists.
     start = zeros_varying(weights, (), dtype), _no_last_hit(weights, size, n_hits)
-    return jax.lax.scan(add_group, start, _firsts(weights, size))[0][0]
+    return jax.lax.scan(add_group, start, _group_starts(weights, size))[0][0]
 
 
 def counts(call: Reads, visit: Visit) -> jax.Array:
@@ -230,7 +230,7 @@ def _few_rows(weights: jax.Array, n_hits: int) -> bool:
     return not isinstance(n_hits, int) or weights.shape[1] <= n_hits
 
 
-def _firsts(weights: jax.Array, size: int) -> jax.Array:
+def _group_starts(weights: jax.Array, size: int) -> jax.Array:
     return jnp.arange(0, weights.shape[0], size, dtype=jnp.int32)
 
 

@@ -32,13 +32,13 @@ def value(table: jax.Array, x: list[jax.Array]) -> jax.Array:
     """Interpolate tables: ``[G, 2**n]``, n times ``[G, B]`` -> ``[G, B]``."""
     low, high = x[:_LOW_BITS], x[_LOW_BITS:]
     if not high:
-        return _interpolated(list(table.T[..., None]), low)
+        return _interpolate_slots(list(table.T[..., None]), low)
 
     def add(y: jax.Array, xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         bits, slots = xs
         # XLA drops the unused derivatives.
         share, _ = _shares(bits, high)
-        return y + share * _interpolated(list(slots[..., None]), low), None
+        return y + share * _interpolate_slots(list(slots[..., None]), low), None
 
     return jax.lax.scan(add, jnp.zeros_like(x[0]), _split_high_bits(table, len(high)))[0]
 
@@ -70,7 +70,7 @@ def table_cotangent(n_slots: int, x: list[jax.Array], dy: jax.Array) -> jax.Arra
     def sums(weight: jax.Array) -> jax.Array:
         shares = [weight]
         for a in reversed(low):  # the first is the least significant bit
-            shares = [s for share in shares for s in _divided(share, a)]
+            shares = [s for share in shares for s in _split_share(share, a)]
         # All slots of the low bits are reduced in one pass over the samples.
         return _wire_gathers.sum_over_samples(shares)
 
@@ -90,7 +90,7 @@ def table_cotangent(n_slots: int, x: list[jax.Array], dy: jax.Array) -> jax.Arra
     return by_value.reshape(n_slots, dy.shape[0]).T
 
 
-def _divided(share: jax.Array, a: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _split_share(share: jax.Array, a: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Split a share between slots with next bit 0 and 1."""
     if a.dtype == jnp.bool_:
         return jnp.where(a, jnp.zeros_like(share), share), jnp.where(a, share, jnp.zeros_like(share))
@@ -115,7 +115,7 @@ def slopes_at_addresses(table: jax.Array) -> jax.Array:
     return jnp.dot(table, matrix, precision="highest").reshape(len(table) * n, n_slots)
 
 
-def _interpolated(slots: list[jax.Array], x: list[jax.Array]) -> jax.Array:
+def _interpolate_slots(slots: list[jax.Array], x: list[jax.Array]) -> jax.Array:
     for a in x:
         slots = [s + a * (t - s) for s, t in zip(slots[::2], slots[1::2], strict=True)]
     return slots[0]
@@ -128,7 +128,7 @@ def _slopes(slots: list[jax.Array], x: list[jax.Array]) -> tuple[jax.Array, list
         difference = [t - s for s, t in zip(slots[::2], slots[1::2], strict=True)]
         # The derivative in this bit is the interpolation of its differences over the remaining
         # bits; slots are reduced on the way, so the value costs nothing extra.
-        derivatives.append(_interpolated(difference, x[place + 1 :]))
+        derivatives.append(_interpolate_slots(difference, x[place + 1 :]))
         slots = [s + a * d for s, d in zip(slots[::2], difference, strict=True)]
     return slots[0], derivatives
 

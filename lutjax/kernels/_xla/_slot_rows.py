@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from lutjax._compat import zeros_varying
 from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _row_gathers, _row_updates
-from lutjax.kernels._xla._row_gathers import add, clamped, detectors, read
+from lutjax.kernels._xla._row_gathers import add, clamp_rows, detectors, read
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import FixedPoint, addend_dtype, addends, result
 
@@ -67,7 +67,7 @@ class SlotRows:
             targets, t if targets.shape[0] > 1 else 0, row if targets.shape[1] > 1 else jnp.zeros_like(row)
         )
 
-    def padded(self, dy: jax.Array) -> jax.Array:
+    def pad_cotangent(self, dy: jax.Array) -> jax.Array:
         """Append a zero to a cotangent ``[n, O]``, for unused slots."""
         return jnp.pad(dy, ((0, 0), (0, 1)))
 
@@ -120,7 +120,7 @@ class SlotRows:
         shape = (index.shape[1], self.n_outputs + 1)
         y = zeros_varying(index, shape, addend_dtype(weights.dtype, accumulate))
         # The sums are the carry of a sequential scan: tables add in ascending order, in place.
-        y, _ = jax.lax.scan(step, y, (detectors(weights), clamped(weights, index)))
+        y, _ = jax.lax.scan(step, y, (detectors(weights), clamp_rows(weights, index)))
         return y[:, : self.n_outputs]
 
     def differences(
@@ -136,26 +136,26 @@ class SlotRows:
         ``[T, n]``s, ``[n, O]`` -> ``[T, n]``s.
         """
         del device
-        dy = self.padded(dy.astype(accumulator(weights.dtype)))
+        dy = self.pad_cotangent(dy.astype(accumulator(weights.dtype)))
 
         def step(_: None, xs: tuple[jax.Array, tuple[jax.Array, ...]]) -> tuple[None, Any]:
             t, (row, *others) = xs
             return None, tuple(self.change(weights, t, row, other, dy, accumulate) for other in others)
 
-        rows = tuple(clamped(weights, i) for i in index)
+        rows = tuple(clamp_rows(weights, i) for i in index)
         _, totals = jax.lax.scan(step, None, (detectors(weights), rows))
         return tuple(result(total, dy.dtype, accumulate) for total in totals)
 
     def add_rows(self, total: jax.Array, index: jax.Array, values: jax.Array, device: Device) -> jax.Array:
         """Add output values ``[n, O]`` to the rows that reach them: ``[T, R, K]``, ``[T, n]``."""
         del device
-        values = self.padded(values.astype(total.dtype))
+        values = self.pad_cotangent(values.astype(total.dtype))
 
         def step(total: jax.Array, xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
             t, row = xs
             return add(total, (t, row), self.gather_slots(values, t, row)), None
 
-        return jax.lax.scan(step, total, (detectors(total), clamped(total, index)))[0]
+        return jax.lax.scan(step, total, (detectors(total), clamp_rows(total, index)))[0]
 
     def hits(self, weights: jax.Array, hits: _row_updates.Hits) -> _row_updates.Hits:
         """Convert hits with values for all outputs to hits with values per slot."""
@@ -168,12 +168,12 @@ class SlotRows:
                 group(self.targets) if self.targets.shape[0] > 1 else self.targets, self.n_outputs
             )
 
-            def own(carry: Any, rows: jax.Array, values: jax.Array, counts: jax.Array | None) -> Any:
+            def find_hits(carry: Any, rows: jax.Array, values: jax.Array, counts: jax.Array | None) -> Any:
                 number = jnp.arange(rows.shape[0], dtype=jnp.int32)[:, None]
-                rows = clamped(weights, rows)
-                return body(carry, rows, lists.gather_slots(self.padded(values), number, rows), counts)
+                rows = clamp_rows(weights, rows)
+                return body(carry, rows, lists.gather_slots(self.pad_cotangent(values), number, rows), counts)
 
-            return visit(group, own, carry)
+            return visit(group, find_hits, carry)
 
         return visit_slots, n_hits
 

@@ -29,13 +29,13 @@ _WRITTEN_OUT = 16
 _FEW_INPUTS = 32
 
 
-def clamped(wires: jax.Array, n_inputs: int) -> jax.Array:
+def clamp_wires(wires: jax.Array, n_inputs: int) -> jax.Array:
     return jnp.clip(wires, 0, n_inputs - 1)
 
 
 def rows(x: jax.Array, wires: jax.Array, dtype: jnp.dtype) -> list[jax.Array]:
     """Read the inputs through all wires: ``[I, B]``, ``[G, n]`` -> n times ``[G, B]``."""
-    wires = clamped(wires, x.shape[0])
+    wires = clamp_wires(wires, x.shape[0])
     # Convert after the gather: the conversion fuses with what consumes the row.
     return [read(x, wires[:, place]).astype(dtype) for place in range(wires.shape[1])]
 
@@ -49,7 +49,7 @@ def reader_wires(readers: jax.Array, n_wires: int) -> list[tuple[jax.Array, jax.
     ]
 
 
-def gathered(wires: jax.Array, readers: jax.Array | None) -> bool:
+def sums_over_readers(wires: jax.Array, readers: jax.Array | None) -> bool:
     """Return True if input cotangents are sums over readers."""
     # Without wires, even a clamped reader has no row to read.
     return readers is not None and readers.shape[1] <= _WRITTEN_OUT and wires.size > 0
@@ -60,7 +60,7 @@ def to_inputs(
 ) -> jax.Array:
     """Sum the wire cotangents, n times ``[G, B]``, for each input: ``[I, B]``."""
     flat = _flat(by_wire, wires)
-    if readers is not None and gathered(wires, readers):
+    if readers is not None and sums_over_readers(wires, readers):
         # Missing readers read a row of zeros: cheaper than a select in the sum.
         flat = jnp.concatenate([flat, zeros_varying(flat, (1, flat.shape[1]), flat.dtype)])
         by_reader = jnp.where(readers < 0, wires.size, jnp.minimum(readers, wires.size - 1))
@@ -69,8 +69,8 @@ def to_inputs(
             dx = dx + read(flat, by_reader[:, f])
         return dx
     if n_inputs > _FEW_INPUTS:
-        return scattered(by_wire, wires, n_inputs)
-    ids = clamped(wires, n_inputs).reshape(wires.size)
+        return scatter_to_inputs(by_wire, wires, n_inputs)
+    ids = clamp_wires(wires, n_inputs).reshape(wires.size)
     # A scatter adds row after row; for few inputs the matrix is small and the product is faster.
     reads = jax.nn.one_hot(ids, n_inputs, dtype=flat.dtype, axis=0)
     dx = jnp.dot(reads, flat, precision="highest")
@@ -81,15 +81,15 @@ def to_inputs(
         # here only takes the slow path.
         jnp.isfinite(jnp.sum(ones @ dx)),
         lambda: dx,
-        lambda: scattered(by_wire, wires, n_inputs),
+        lambda: scatter_to_inputs(by_wire, wires, n_inputs),
     )
 
 
-def scattered(by_wire: list[jax.Array], wires: jax.Array, n_inputs: int) -> jax.Array:
+def scatter_to_inputs(by_wire: list[jax.Array], wires: jax.Array, n_inputs: int) -> jax.Array:
     """Compute `to_inputs` with a scatter."""
     flat = _flat(by_wire, wires)
     dx = zeros_varying(flat, (n_inputs, flat.shape[1]), flat.dtype)
-    ids = clamped(wires, n_inputs).reshape(wires.size)
+    ids = clamp_wires(wires, n_inputs).reshape(wires.size)
     # Integer gradients take this path: a float product would round them.
     return dx.at[ids].add(flat, mode="promise_in_bounds", wrap_negative_indices=False)
 

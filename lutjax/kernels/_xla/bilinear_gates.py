@@ -58,7 +58,7 @@ def backward(
         # Recomputing the slopes per reader costs more reads of x, but saves writing and reading two
         # cotangents per gate: measured twice as fast on large layers. In a small layer these stay
         # in the cache.
-        if readers is not None and _wire_gathers.gathered(wires, readers) and not small:
+        if readers is not None and _wire_gathers.sums_over_readers(wires, readers) and not small:
             dx = _from_readers(x, coefficients, wires, readers, dy)
         else:
             a, b = _wire_gathers.rows(x, wires, dtype)
@@ -75,7 +75,7 @@ def _from_readers(
 ) -> jax.Array:
     """Return the input cotangents from their readers in one pass."""
     dtype = dy.dtype
-    wires = _wire_gathers.clamped(wires, x.shape[0])
+    wires = _wire_gathers.clamp_wires(wires, x.shape[0])
     _, c1, c2, c3 = coefficients
     dx = zeros_varying(dy, x.shape, dtype)
     for place, exists in _wire_gathers.reader_wires(readers, wires.size):

@@ -37,7 +37,7 @@ def forward(call: Detect, *, device: Device) -> Detection:
         return read(inputs, ids[:, r, side])
 
     deltas = [end(r, 0) - end(r, 1) for r in range(n_pairs)]
-    d = closest(deltas, (n_detectors, call.x.shape[0]), inputs.dtype, call.epsilon)
+    d = detect_closest(deltas, (n_detectors, call.x.shape[0]), inputs.dtype, call.epsilon)
     return jax.tree.map(jnp.transpose, d)
 
 
@@ -59,7 +59,9 @@ def backward(
     return {"x": add(dx, (sample, pair[..., 1]), -d_margin)}
 
 
-def closest(deltas: list[jax.Array], shape: tuple[int, ...], dtype: jnp.dtype, epsilon: float) -> Detection:
+def detect_closest(
+    deltas: list[jax.Array], shape: tuple[int, ...], dtype: jnp.dtype, epsilon: float
+) -> Detection:
     """Return the detection from one delta per anchor pair (section 1 of the semantics)."""
     index = flip = jnp.zeros(shape, jnp.int32)
     margin = jnp.full(shape, jnp.inf, dtype)

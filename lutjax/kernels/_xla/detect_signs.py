@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from lutjax.dispatch.registry import Device
-from lutjax.kernels._xla.detect import closest, closest_pair
+from lutjax.kernels._xla.detect import closest_pair, detect_closest
 from lutjax.ops.detect_signs import DetectSigns
 from lutjax.values._detection import Detection
 from lutjax.values._dtypes import accumulator
@@ -19,7 +19,7 @@ def forward(call: DetectSigns, *, device: Device) -> Detection:
     assert call.positions is not None
     dtype = accumulator(call.positions.dtype)
     values = call.positions.astype(dtype).T
-    return closest(list(values), call.positions.shape[:1], dtype, call.epsilon)
+    return detect_closest(list(values), call.positions.shape[:1], dtype, call.epsilon)
 
 
 def backward(

@@ -59,8 +59,8 @@ def backward(
     dy = pairs.padded_rows(cotangent.astype(accumulator(weights.dtype)))
     need_query, need_key, need_position = (name in needs for name in ("query", "key", "position"))
 
-    q_flip, q_margin = (pairs.padded_queries(_major(a)) for a in (query.flip, query.margin))
-    k_flip, k_margin = (pairs.padded_keys(_major(a)) for a in (key.flip, key.margin))
+    q_flip, q_margin = (pairs.padded_queries(_move_tables_first(a)) for a in (query.flip, query.margin))
+    k_flip, k_margin = (pairs.padded_keys(_move_tables_first(a)) for a in (key.flip, key.margin))
     if need_position:
         assert position is not None
         p_flip, p_margin = position.flip.T, position.margin.T
@@ -100,7 +100,7 @@ def backward(
         # One call for both flips reads the main row once.
         difference, *of_flipped_position = (d.reshape(main.shape) for d in flipped)
         cotangent = _row_gathers.slope(margin) * difference.astype(margin.dtype)
-        cotangent = addends(tile.masked(cotangent), accumulate)
+        cotangent = addends(tile.mask_invalid(cotangent), accumulate)
         if need_query:
             totals["query"] = tile.add_to_queries(totals["query"], jnp.where(query_is_closer, cotangent, 0))
         if need_key:
@@ -110,7 +110,7 @@ def backward(
             # Where the position is not closest, the other row is the main row, and the select drops
             # the product.
             cotangent = jnp.where(position_is_closest, _row_gathers.slope(of_position) * difference, 0)
-            cotangent = addends(tile.masked(cotangent), accumulate)
+            cotangent = addends(tile.mask_invalid(cotangent), accumulate)
             # Positions without a detector axis receive the sum over detectors.
             if of_position.shape[0] == 1:  # shared by all detectors
                 cotangent = jnp.sum(cotangent, 0, keepdims=True, dtype=cotangent.dtype)
@@ -127,9 +127,9 @@ def backward(
     # Totals are the carry of a sequential loop over tiles, updated in place.
     totals = pairs.for_each_tile(body, totals)
     if need_query:
-        totals["query"] = _minor(pairs.unpadded_queries(totals["query"]))
+        totals["query"] = _move_tables_last(pairs.unpadded_queries(totals["query"]))
     if need_key:
-        totals["key"] = _minor(pairs.unpadded_keys(totals["key"]))
+        totals["key"] = _move_tables_last(pairs.unpadded_keys(totals["key"]))
     if need_position:
         totals["position"] = totals["position"].T
     return totals
@@ -162,8 +162,8 @@ class RowIds:
         self.key_shift = 0 if position is None else position.bits
         self.query_shift = self.key_shift + key.bits
         # Shifted once per query and key instead of once per pair.
-        self._query = pairs.padded_queries(_major(query.index) << self.query_shift)
-        self._key = pairs.padded_keys(_major(key.index) << self.key_shift)
+        self._query = pairs.padded_queries(_move_tables_first(query.index) << self.query_shift)
+        self._key = pairs.padded_keys(_move_tables_first(key.index) << self.key_shift)
         # Positions without bits address nothing and are skipped.
         self._position = position.index.T if self.key_shift and position is not None else None
 
@@ -182,10 +182,10 @@ class RowIds:
         return row if self._position is None else row | tile.gather_distances(self._position)
 
 
-def _major(a: jax.Array) -> jax.Array:
+def _move_tables_first(a: jax.Array) -> jax.Array:
     """Transpose ``[B, L, T]`` to ``[T, B, L]``."""
     return jnp.moveaxis(a, -1, 0)
 
 
-def _minor(a: jax.Array) -> jax.Array:
+def _move_tables_last(a: jax.Array) -> jax.Array:
     return jnp.moveaxis(a, 0, -1)

@@ -25,7 +25,7 @@ from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _pair_tiles, _row_gathers, _row_updates
 from lutjax.kernels._xla._comparison_terms import Terms
 from lutjax.kernels._xla._slot_rows import rows_of, slot_hits
-from lutjax.kernels._xla.detect import closest, closest_pair
+from lutjax.kernels._xla.detect import closest_pair, detect_closest
 from lutjax.ops.lut_pair_attention import LutPairAttention
 from lutjax.values._detection import Detection
 from lutjax.values._dtypes import accumulator
@@ -69,7 +69,7 @@ def backward(
         (difference,) = rows.differences(weights, main_and_flipped, dy_pair, device, accumulate)
         difference = difference.reshape(d.margin.shape)
         cotangent = _row_gathers.slope(d.margin) * difference.astype(d.margin.dtype)
-        cotangent = addends(tile.masked(cotangent), accumulate)
+        cotangent = addends(tile.mask_invalid(cotangent), accumulate)
         # All comparisons of a pair share one product; only the closest one receives it.
         closest = closest_pair(d.flip)
         # One comparison at a time: an array with an axis of comparisons and of pairs would be C
@@ -148,4 +148,4 @@ class TiledTerms(Terms):
 
         n_bits, n_detectors = self.key.shape[:2]
         shape = (n_detectors, self._pairs.samples, self._pairs.n_pairs)
-        return closest([delta(r) for r in range(n_bits)], shape, self.key.dtype, self._epsilon)
+        return detect_closest([delta(r) for r in range(n_bits)], shape, self.key.dtype, self._epsilon)

@@ -17,7 +17,7 @@ Layout: margins, ids and coefficients are detector-major, ``[T, B]``.
 
 Numerics: see `_row_gathers`. int8 tables multiply integer coefficients in units of ``2**-SHIFT``
 and sum int32 (or `WideSum`); the scale of the table is applied to the sum. In fixed point,
-`reproducible` makes the floats of the read equal in every program, because they are rounded to
+`make_reproducible` makes the floats of the read equal in every program, because they are rounded to
 integers.
 """
 
@@ -40,7 +40,7 @@ from lutjax.reads import Read
 from lutjax.values import _quantized
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import FixedPoint, addend_dtype, addends, result
-from lutjax.values._reproducible import reproducible
+from lutjax.values._reproducible import make_reproducible
 from lutjax.values._row_rules import RowState
 
 
@@ -137,7 +137,7 @@ def _cotangents(
     # call.
     scalars = [jnp.broadcast_to(s, u[0].shape) for s in call.scalars]
     keep = None if call.keep is None else call.keep.T
-    coefficients, of_coefficients, index = linearized(call.read, u, scalars, keep, call.accumulate)
+    coefficients, of_coefficients, index = linearize_read(call.read, u, scalars, keep, call.accumulate)
     dy = side_by_side(broadcast_to_groups(call, cotangent))
     gradients = {}
     if total is not None:
@@ -190,7 +190,7 @@ def _table_inputs(call: ScoredLut) -> tuple[jax.Array, Any]:
     keep = None if call.keep is None else call.keep.T
     ids = margins.ids_of(call.anchors, call.groups, call.x.shape)
     each = call.anchors.shape[0] // call.groups
-    return rows.firsts(call.groups, each), rows.in_groups((ids, keep), call.groups)
+    return rows.first_tables(call.groups, each), rows.in_groups((ids, keep), call.groups)
 
 
 def _margins_of_block(by_input: jax.Array, ids: jax.Array) -> list[jax.Array]:
@@ -212,7 +212,7 @@ def _sums_in_blocks(call: ScoredLut) -> tuple[Any, jax.Array]:
             ways, wrong = _in_units(ways)
             # An integer has no NaN: a flag per sample carries it.
             unknown |= wrong.any(0)
-        ways = [(rows.clamped(read_tables, i), c) for i, c in ways]
+        ways = [(rows.clamp_rows(read_tables, i), c) for i, c in ways]
 
         def over_table(y: Any, xs: Any) -> tuple[Any, None]:
             t, ways = xs
@@ -245,9 +245,9 @@ def _cotangents_in_blocks(
         (total, dx, sums), (first, (ids, keep)) = carry, xs
         u = _margins_of_block(by_input, ids)
         each = [jnp.broadcast_to(s, u[0].shape) for s in call.scalars]
-        coefficients, of_coefficients, index = linearized(call.read, u, each, keep, call.accumulate)
+        coefficients, of_coefficients, index = linearize_read(call.read, u, each, keep, call.accumulate)
         coefficients = jax.lax.optimization_barrier(coefficients)
-        index = [rows.clamped(read_tables, i) for i in index]
+        index = [rows.clamp_rows(read_tables, i) for i in index]
 
         def over_table(total: Any, xs: Any) -> tuple[Any, Any]:
             t, index, coefficients = xs
@@ -291,15 +291,15 @@ def _masked_ways(
 ) -> list[Way]:
     """Return row ids and coefficients for every way, multiplied by `keep`."""
     select = functools.partial(_read_ways, call.read)
-    return (select if call.accumulate is None else reproducible(select))(u, scalars, keep)
+    return (select if call.accumulate is None else make_reproducible(select))(u, scalars, keep)
 
 
 def _read_ways(read: Read, u: list[jax.Array], scalars: list[jax.Array], keep: jax.Array | None) -> list[Way]:
-    ways = read.select(u, named(read, scalars))
+    ways = read.select(u, name_scalars(read, scalars))
     return ways if keep is None else [(i, keep.astype(c.dtype) * c) for i, c in ways]
 
 
-def linearized(
+def linearize_read(
     read: Read,
     u: list[jax.Array],
     scalars: list[jax.Array],
@@ -326,13 +326,13 @@ def linearized(
         values, pull, index = jax.vjp(coefficients, u, scalars, keep, has_aux=True)
         return values, pull, index
 
-    def pulled(u: Any, scalars: Any, keep: Any, cotangents: Any) -> Any:
+    def pull_back(u: Any, scalars: Any, keep: Any, cotangents: Any) -> Any:
         return jax.vjp(coefficients, u, scalars, keep, has_aux=True)[1](cotangents)
 
-    # Forward and backward are wrapped apart, because `reproducible` takes a function of arrays and
+    # Forward and backward are wrapped apart, because `make_reproducible` takes a function of arrays and
     # cannot return the VJP closure.
-    values, index = reproducible(coefficients)(u, scalars, keep)
-    return values, functools.partial(reproducible(pulled), u, scalars, keep), index
+    values, index = make_reproducible(coefficients)(u, scalars, keep)
+    return values, functools.partial(make_reproducible(pull_back), u, scalars, keep), index
 
 
 def n_ways(call: ScoredLut) -> int:
@@ -347,7 +347,7 @@ def sums_fit_int32(call: ScoredLut) -> bool:
     return _quantized.fits_int32(len(call.weights) // call.groups * n_ways(call))
 
 
-def named(read: Read, scalars: list[jax.Array]) -> dict[str, jax.Array]:
+def name_scalars(read: Read, scalars: list[jax.Array]) -> dict[str, jax.Array]:
     return dict(zip(read.initial(), scalars, strict=True))
 
 
@@ -365,7 +365,7 @@ def tables(call: ScoredLut) -> jax.Array:
     """Return the tables, rounded if the read requires it."""
     if call.exponents is None or call.weights.dtype == jnp.int8:
         return call.weights
-    whole = _quantized.rounded(call.weights, call.exponents)
+    whole = _quantized.round_to_scale(call.weights, call.exponents)
     scaled = _quantized.in_groups(whole, call.groups) * _quantized.power(call.exponents[:, None], whole.dtype)
     return scaled.reshape(call.weights.shape).astype(call.weights.dtype)
 

@@ -24,7 +24,7 @@ from lutjax._compat import zeros_varying
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _edge_lists, _row_updates, lookup
-from lutjax.kernels._xla._row_gathers import add, clamped, detectors, slope, uses_one_hot
+from lutjax.kernels._xla._row_gathers import add, clamp_rows, detectors, slope, uses_one_hot
 from lutjax.kernels._xla._slot_rows import SlotRows
 from lutjax.ops.lookup import Lookup
 from lutjax.ops.sparse_lookup import EdgeLookup, SparseLookup
@@ -54,8 +54,8 @@ def backward(
     weights, d, accumulate, slots = call.weights, call.detection, call.accumulate, SlotRows.from_call(call)
     dtype = accumulator(weights.dtype)
     # Each id is clamped on its own: a flipped id is not the flip of a clamped one.
-    index, flipped = (clamped(weights, ids.T) for ids in (d.index, d.index ^ d.flip))
-    dy = slots.padded(cotangent.astype(dtype))
+    index, flipped = (clamp_rows(weights, ids.T) for ids in (d.index, d.index ^ d.flip))
+    dy = slots.pad_cotangent(cotangent.astype(dtype))
 
     def one(d_weights: jax.Array | None, xs: tuple[jax.Array, ...]) -> tuple[Any, Any]:
         t, row, other = xs
@@ -85,7 +85,7 @@ def update(
 
 def hits(call: SparseLookup, cotangent: jax.Array, *, device: Device) -> _row_updates.Hits:
     """Return the hits of a call and their maximum per detector."""
-    index = clamped(call.weights, call.detection.index.T)
+    index = clamp_rows(call.weights, call.detection.index.T)
 
     def visit(detectors: _row_updates.Detectors, body: _row_updates.Body, carry: Any) -> Any:
         return body(carry, detectors(index), cotangent, None)

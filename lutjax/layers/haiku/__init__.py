@@ -44,10 +44,10 @@ Example:
 
 from typing import TYPE_CHECKING, Any
 
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.layers._specs import specs
 
-with needed_by("lutjax.layers.haiku"):
+with require_optional("lutjax.layers.haiku"):
     from lutjax.layers._declared import tables_of
     from lutjax.layers.haiku._layer import make_layer
 

@@ -75,13 +75,13 @@ class Layer(hk.Module, metaclass=_Module):
         if self.spec is not None:
             return
 
-        def first(shape: Any, dtype: Any) -> jax.Array:
+        def make_zeros(shape: Any, dtype: Any) -> jax.Array:
             if not hk.running_init() or x is None:
                 raise _spec.unknown_inputs(type(self).__name__)
             return jnp.zeros(shape, dtype)
 
         found = None if x is None else _spec.n_inputs(type(self).__name__, self._options, x)
-        kept = hk.get_state("in_features", [found or 0], bool, init=first)
+        kept = hk.get_state("in_features", [found or 0], bool, init=make_zeros)
         self._options["in_features"] = int(kept.shape[0])
         self._make_spec()
 
@@ -95,11 +95,13 @@ class Layer(hk.Module, metaclass=_Module):
 
         def array(v: _spec.Variable) -> jax.Array:
             get = hk.get_parameter if v.collection == "params" else hk.get_state
-            return get(v.name, v.shape, v.dtype, init=functools.partial(first, v))
+            return get(v.name, v.shape, v.dtype, init=functools.partial(make_variable, v))
 
-        def first(v: _spec.Variable, shape: Any, dtype: Any) -> Any:
+        def make_variable(v: _spec.Variable, shape: Any, dtype: Any) -> Any:
             if not hk.running_init():
-                raise _spec.missing(self.spec.layer, v.name, _HINT if v.collection != "params" else "")
+                raise _spec.missing_variable_error(
+                    self.spec.layer, v.name, _HINT if v.collection != "params" else ""
+                )
             return v.make(hk.next_rng_key, arrays)
 
         # The spec of a copied layer has lost its initializers.
@@ -109,7 +111,7 @@ class Layer(hk.Module, metaclass=_Module):
             arrays[v.name] = array(v)
         return arrays
 
-    def _bound(self) -> Any:
+    def _bind_arrays(self) -> Any:
         self._infer()
         placement, variables = self._options.get("placement"), self.spec.all_variables
         tables = host_tables(placement, (self.module_name,), variables, making=hk.running_init())
@@ -117,7 +119,7 @@ class Layer(hk.Module, metaclass=_Module):
 
     def _run(self, x: Any, deterministic: bool | None = None, **options: Any) -> Any:
         self._infer(x)
-        arrays = self._bound()
+        arrays = self._bind_arrays()
         if hasattr(self.spec, "deterministic"):
             calm = self.spec.deterministic if deterministic is None else deterministic
             noise = {"key": hk.next_rng_key()} if self.spec.random and not calm else {}
@@ -128,7 +130,7 @@ class Layer(hk.Module, metaclass=_Module):
         """Call a spec method; methods that take arrays get the layer's arrays."""
         self._infer(args[0] if name == "reads" else None)
         takes_arrays = "arrays" in inspect.signature(getattr(self.spec_type, name)).parameters
-        return getattr(self.spec, name)(*((self._bound(),) if takes_arrays else ()), *args, **options)
+        return getattr(self.spec, name)(*((self._bind_arrays(),) if takes_arrays else ()), *args, **options)
 
     def check(self) -> None:
         """Raise ValueError if a variable has a wrong shape or ids, in a transformed function."""
@@ -176,12 +178,12 @@ class Attention(Layer):
     def _attend(self, x: Any, decode: bool | None, **others: Any) -> Any:
         self._infer(x)
         if not (self.spec.decode if decode is None else decode):
-            return self.spec(self._bound(), x, **others)
+            return self.spec(self._bind_arrays(), x, **others)
         cache = {
             name: hk.get_state(name, value.shape, value.dtype, init=lambda *_, value=value: value)
             for name, value in self.spec.empty_cache(x.shape, x.dtype).items()
         }
-        y, latest = self.spec.attend_with_cache(self._bound(), cache, x, **others)
+        y, latest = self.spec.attend_with_cache(self._bind_arrays(), cache, x, **others)
         for name, value in latest.items():
             hk.set_state(name, value)
         return y

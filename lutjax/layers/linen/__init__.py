@@ -45,10 +45,10 @@ A model with several layers has one subtree for each layer in every collection:
 
 from typing import TYPE_CHECKING, Any
 
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 from lutjax.layers._specs import specs
 
-with needed_by("lutjax.layers.linen"):
+with require_optional("lutjax.layers.linen"):
     from lutjax.layers._declared import tables_of
     from lutjax.layers.linen._layer import make_layer
 

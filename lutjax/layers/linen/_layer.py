@@ -64,7 +64,7 @@ class Layer(nn.Module):
         kept = self.variable(_INPUTS, _IN_FEATURES, lambda: jnp.zeros(found, bool)).value
         return int(kept.shape[0])
 
-    def _bound(self, x: Any) -> tuple[Any, dict[str, jax.Array]]:
+    def _bind_arrays(self, x: Any) -> tuple[Any, dict[str, jax.Array]]:
         """Return the spec and the variable arrays of a call, which `init` creates."""
         spec, variables = self._build(self._n_inputs(x))
         declare(self.path, variables)
@@ -74,7 +74,7 @@ class Layer(nn.Module):
             if v.collection == "params":
                 return self.param(v.name, lambda key: v.make(lambda: key, arrays))
             if not (self.is_initializing() or self.has_variable(v.kind, v.name)):
-                raise _spec.missing(spec.layer, v.name)
+                raise _spec.missing_variable_error(spec.layer, v.name)
             return self.variable(
                 v.kind, v.name, lambda: v.make(lambda: self.make_rng("params"), arrays)
             ).value
@@ -92,7 +92,7 @@ class Layer(nn.Module):
 
     @nn.nowrap
     def _run(self, x: Any, deterministic: bool | None = None, **options: Any) -> Any:
-        spec, arrays = self._bound(x)
+        spec, arrays = self._bind_arrays(x)
         if hasattr(spec, "deterministic"):
             calm = spec.deterministic if deterministic is None else deterministic
             noise = {"key": self.make_rng(spec.stream)} if spec.random and not calm else {}
@@ -143,7 +143,7 @@ class Attention(Layer):
 
     @nn.nowrap
     def _attend(self, x: Any, decode: bool | None, **others: Any) -> Any:
-        spec, arrays = self._bound(x)
+        spec, arrays = self._bind_arrays(x)
         if not (spec.decode if decode is None else decode):
             return spec(arrays, x, **others)
         empty = spec.empty_cache(x.shape, x.dtype)

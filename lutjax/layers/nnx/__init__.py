@@ -7,9 +7,9 @@ restored with the model, and ignored by ``nnx.Optimizer(model, ..., wrt=nnx.Para
 decoding, attention stores its latest keys in `nnx.Cache`.
 """
 
-from lutjax.extras import needed_by
+from lutjax.extras import require_optional
 
-with needed_by("lutjax.layers.nnx"):
+with require_optional("lutjax.layers.nnx"):
     from lutjax.layers.nnx._images import ConvLUT, SpatialLUT, WindowLUT
     from lutjax.layers.nnx._layer import check, host_tables_of, tables_of
     from lutjax.layers.nnx._logic import (

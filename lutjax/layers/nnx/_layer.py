@@ -124,7 +124,7 @@ class Layer(nnx.Module, metaclass=_LayerType):
     @property
     def spec(self) -> Any:
         """Layer spec, with sizes from the arrays."""
-        return self._declared.fitted(self._arrays())
+        return self._declared.fit_to_arrays(self._arrays())
 
     def __setattr__(self, name: str, value: Any) -> None:
         declared, old = self.__dict__.get("_declared"), self.__dict__.get(name)
@@ -176,17 +176,17 @@ class Layer(nnx.Module, metaclass=_LayerType):
         own, declared = vars(self), self._declared
         _variables.check(declared.layer, {v.name: own[v.name] for v in declared.all_variables})
 
-    def _bound(self) -> tuple[Any, dict[str, Any]]:
+    def _bind_arrays(self) -> tuple[Any, dict[str, Any]]:
         """Return the spec and a call's arrays, with checked ids and host-resident tables."""
         self._check_origin()
         arrays = self._arrays()
-        spec = self._declared.fitted(arrays)
+        spec = self._declared.fit_to_arrays(arrays)
         on_host = {v.drawn.name: getattr(self, v.drawn.name) for v in spec.all_variables if v.drawn}
         return spec, {**spec.checked_arrays(arrays), **on_host}
 
     def _call(self, **mode: Any) -> _spec.LayerCall:
         """Return a call, which passes the variables to the op by name."""
-        return _spec.LayerCall(*self._bound(), mode)
+        return _spec.LayerCall(*self._bind_arrays(), mode)
 
     def check(self) -> None:
         """Raise ValueError if a shape does not fit, an id does not exist, or ids are another layer's."""
@@ -206,7 +206,7 @@ class Switched(Layer):
 
     def _call(self, deterministic: bool | None = None, rngs: Noise = None, **mode: Any) -> _spec.LayerCall:
         """Return a call in a mode, with a key if the mode is random."""
-        spec, arrays = self._bound()
+        spec, arrays = self._bind_arrays()
         mode["deterministic"] = calm = spec.deterministic if deterministic is None else deterministic
         stream = self.rngs if rngs is None else rngs
         if spec.random and not calm and stream is not None:  # the spec raises if the key is missing

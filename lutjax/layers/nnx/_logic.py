@@ -32,13 +32,13 @@ class _Wired(Switched):
 
     def truth_tables(self) -> tuple[jax.Array, jax.Array]:
         """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]``, tables ``[G, 2**n]``."""
-        spec, arrays = self._bound()
+        spec, arrays = self._bind_arrays()
         wires, tables = spec.truth_tables(arrays)
         return wires, tables
 
     def expected_needs(self, temperature: Scalar = None) -> tuple[jax.Array, jax.Array]:
         """Return the expected number of needed inputs, and the probability of any, ``[G]`` each."""
-        spec, arrays = self._bound()
+        spec, arrays = self._bind_arrays()
         inputs, any_input = spec.expected_needs(arrays, temperature)
         return inputs, any_input
 
@@ -106,7 +106,7 @@ class LogicRNN(_Gates):
 
         Words ``[in_features, length, ...]`` and states ``[out_features, ...]`` are uint32.
         """
-        spec, arrays = self._bound()
+        spec, arrays = self._bind_arrays()
         y: jax.Array = spec.from_words(arrays, words, state)
         return y
 
@@ -206,7 +206,7 @@ class LogicConv(_Wired):
 
     def from_words(self, words: UInt32[Array, "channels height width *batch"]) -> UInt32[jax.Array, "..."]:
         """Return hard-tree bits, 32 samples per uint32 word: ``[kernels, rows, columns, ...]``."""
-        spec, arrays = self._bound()
+        spec, arrays = self._bind_arrays()
         y: jax.Array = spec.from_words(arrays, words)
         return y
 

@@ -65,7 +65,7 @@ class NgramMemory(Layer):
     __call__ = _memory.memory_call  # `_run`, with the history of decoding
 
     def _run(self, x: Any, **options: Any) -> Any:
-        spec, arrays = self._bound()
+        spec, arrays = self._bind_arrays()
         return spec.run(lutjax.weighted_lookup, x, **options, **arrays)
 
     def row_ids(self, tokens: Int[Array, "*batch length"], segments: Any = None) -> Any:
@@ -136,7 +136,7 @@ class _Keyed(Layer):
         self, x: Float[Array, "*batch inputs"]
     ) -> tuple[Int[jax.Array, "*batch reads"], Float[jax.Array, "*batch reads"]]:
         """Return row ids ``[..., heads * k]``, head by head, and their weights."""
-        spec, arrays = self._bound()
+        spec, arrays = self._bind_arrays()
         found: tuple[jax.Array, jax.Array] = spec.reads(arrays, x)
         return found
 

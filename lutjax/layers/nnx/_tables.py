@@ -56,7 +56,7 @@ class LUT(_Detectors):
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
         """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
-        spec, arrays = self._bound()
+        spec, arrays = self._bind_arrays()
         y: jax.Array = spec.run(lutjax.lut, x, arrays["weights"], arrays["anchors"])
         return y
 
@@ -102,7 +102,7 @@ class _Attention(_Detectors):
             setattr(self, name, nnx.data(None))
 
     def _attend(self, x: Any, decode: bool | None, **others: Any) -> Any:
-        spec, arrays = self._bound()
+        spec, arrays = self._bind_arrays()
         if not (spec.decode if decode is None else decode):
             return spec(arrays, x, **others)
         cache = {name: getattr(self, name) for name in spec.cache_names}

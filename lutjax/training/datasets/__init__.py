@@ -124,8 +124,8 @@ class Data:
         assert isinstance(train, Table)
         assert isinstance(test, Table)
         encoding = Encoding.fit(train, bits, classes, numbers=numbers)
-        remarks = (*self.remarks, *columns.described(train, encoding))
-        return Parts(_encoded(train, encoding), _encoded(test, encoding), encoding, remarks, test)
+        remarks = (*self.remarks, *columns.describe_columns(train, encoding))
+        return Parts(_encode_table(train, encoding), _encode_table(test, encoding), encoding, remarks, test)
 
 
 def is_table(path: Path) -> bool:
@@ -200,7 +200,7 @@ def _labels(part: Samples | Table) -> np.ndarray:
     return part.labels if isinstance(part, Table) else part.y
 
 
-def _encoded(table: Table, encoding: Encoding) -> Samples:
+def _encode_table(table: Table, encoding: Encoding) -> Samples:
     x = encoding.encode(table)
     return Samples(x, encoding.labels(table), x.shape[1:], table.name, encoding.classes)
 
@@ -233,11 +233,11 @@ def _load_arrays(path: Path) -> Data:
         ]
         return Data(tables[0], tables[1] if tables[1:] else None)
     classes = classes_of_labels(np.concatenate(ys), name=str(path)) if _can_be_named(ys) else ()
-    if classes and columns.missing(columns.strings(np.concatenate(ys))).any():
+    if classes and columns.missing_mask(columns.strings(np.concatenate(ys))).any():
         raise SamplesError(f"{path}: a label is missing; leave samples without a label out.")
     remarks = []
     if classes and ys[0].dtype.kind not in "Ub":
-        remarks.append(f"labels: the {len(classes)} classes are {strict_json.listed(classes, 200)}.")
+        remarks.append(f"labels: the {len(classes)} classes are {strict_json.format_names(classes, 200)}.")
     made = []
     for x, y in zip(xs, ys, strict=True):
         x, remark = channels_last(x)

@@ -77,7 +77,7 @@ def _parse_binary(data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
             f"{_PIXELS:,} pixels per image: it is incomplete, or not CIFAR-10."
         )
     records = np.frombuffer(data, np.uint8).reshape(-1, 1 + _PIXELS)
-    return _checked(records[:, 1:], records[:, 0], path)
+    return _check_samples(records[:, 1:], records[:, 0], path)
 
 
 def _parse_pickle(data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -105,7 +105,7 @@ def _parse_pickle(data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
         raise SamplesError(
             f"{path}: data are {pixels.dtype} {list(pixels.shape)}; expected uint8 [N, {_PIXELS}]."
         )
-    return _checked(pixels, labels, path)
+    return _check_samples(pixels, labels, path)
 
 
 def _array_of(value: Any) -> np.ndarray:
@@ -130,7 +130,7 @@ def _check_sizes(data: bytes) -> None:
             raise ValueError(f"{opcode.name} {argument} in {len(data):,} bytes")
 
 
-def _checked(pixels: np.ndarray, labels: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _check_samples(pixels: np.ndarray, labels: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray]:
     if labels.shape != (len(pixels),) or labels.dtype.kind not in "iu" or not len(labels):
         raise SamplesError(
             f"{path}: labels are {labels.dtype} {list(labels.shape)}; expected one integer for each of {len(pixels)} images."
@@ -155,7 +155,7 @@ class _Arrays(pickle.Unpickler):
             ("numpy", "dtype"): _Dtype,
             ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
             ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
-            ("_codecs", "encode"): _encoded,
+            ("_codecs", "encode"): _encode_string,
         }.get((module, name))
         if found is None:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
@@ -193,7 +193,7 @@ def _reconstruct(kind: Any, shape: Any, letter: Any) -> _Array:
     return _Array()
 
 
-def _encoded(text: str, encoding: str) -> bytes:
+def _encode_string(text: str, encoding: str) -> bytes:
     """Return bytes that Python 3 pickles as text in protocols before 3."""
     if encoding != "latin1":
         raise ValueError(f"it has bytes in {encoding}")

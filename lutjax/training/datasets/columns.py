@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Float32, Shaped
 
 from lutjax.extras import command
 from lutjax.files import compressed, strict_json
-from lutjax.files.messages import in_a_line, printable
+from lutjax.files.messages import escape_unprintable, in_a_line
 from lutjax.files.strict_json import Fields
 from lutjax.training.samples import SamplesError
 
@@ -81,7 +81,7 @@ class Table:
         return found.hexdigest()
 
 
-def missing(cells: Cells) -> Bool[np.ndarray, " rows"]:
+def missing_mask(cells: Cells) -> Bool[np.ndarray, " rows"]:
     """Return a mask of the missing cells."""
     return np.isin(np.char.lower(cells), MISSING)
 
@@ -102,7 +102,7 @@ def read(path: Path, target: str, *, exclude: Sequence[str] = (), encoding: str 
         raise SamplesError(f"{path}: --exclude names {target!r}, the column of labels; leave it out there.")
     labels = arrays.pop(target)
     arrays = {name: cells for name, cells in arrays.items() if name not in exclude}
-    return checked(Table(arrays, labels, str(path)), target)
+    return validate_table(Table(arrays, labels, str(path)), target)
 
 
 def read_cells(path: Path, *, encoding: str | None = None) -> dict[str, Cells]:
@@ -118,14 +118,14 @@ def read_cells(path: Path, *, encoding: str | None = None) -> dict[str, Cells]:
     return dict(zip(names, columns, strict=True))
 
 
-def checked(table: Table, target: str = "y") -> Table:
+def validate_table(table: Table, target: str = "y") -> Table:
     """Return a table; raise SamplesError if it lacks other columns, rows or a row's label."""
     if not len(table) or not table.columns:
         raise SamplesError(
             f"{table.name} has {len(table)} rows and {len(table.columns)} columns besides "
             f"{target}; expected at least two rows and one other column."
         )
-    without = np.flatnonzero(missing(table.labels))
+    without = np.flatnonzero(missing_mask(table.labels))
     if len(without):
         raise SamplesError(
             f"{table.name}: {target} is missing in row {without[0] + 1} and {len(without) - 1} "
@@ -150,7 +150,7 @@ def _csv(path: Path, encoding: str | None = None) -> tuple[list[str], list[Cells
     head = b""
     try:
         with (
-            compressed.opened(path) as octets,
+            compressed.open_compressed(path) as octets,
             io.TextIOWrapper(octets, encoding=encoding or "utf-8-sig", newline="") as file,
         ):
             head = octets.peek(2)[:2]
@@ -279,13 +279,13 @@ def table_from_arrays(x: np.ndarray, y: np.ndarray, names: Sequence[str] | None,
             f"{name}: x has shape {list(x.shape)} and y {list(y.shape)}; expected text [N, "
             "columns] and labels [N]."
         )
-    names = numbered(x.shape[1]) if names is None else list(names)
+    names = default_column_names(x.shape[1]) if names is None else list(names)
     if len(set(names)) != x.shape[1]:
         raise SamplesError(
             f"{name}: names are {in_a_line(names)}; expected a different one for each of {x.shape[1]} columns."
         )
     columns = {column: strings(cells) for column, cells in zip(names, x.T, strict=True)}
-    return checked(Table(columns, strings(y), name))
+    return validate_table(Table(columns, strings(y), name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -320,30 +320,32 @@ class Number:
             bits = [self.name] * len(bits)
         return [*bits, f"{self.name} missing"] if self.missing else bits
 
-    def parsed(self, cells: Cells) -> list[float | None]:
+    def parse_cells(self, cells: Cells) -> list[float | None]:
         """Parse cells as numbers, with None for missing cells."""
-        absent = missing(cells)
+        absent = missing_mask(cells)
         numbers = _parse_numbers(cells, absent, self.name, self.decimal).tolist()
         return [None if none else number for number, none in zip(numbers, absent, strict=True)]
 
-    def written(self, values: Iterable[float | None]) -> Cells:
-        """Format numbers as cells, the inverse of `parsed`."""
+    def format_cells(self, values: Iterable[float | None]) -> Cells:
+        """Format numbers as cells, the inverse of `parse_cells`."""
         return strings(
             "" if value is None else repr(float(value)).replace(".", self.decimal) for value in values
         )
 
     def encode(self, cells: Cells) -> Float32[np.ndarray, "rows features"]:
         """Encode cells as features."""
-        absent = missing(cells)
+        absent = missing_mask(cells)
         numbers = np.where(absent, self.fill, _parse_numbers(cells, absent, self.name, self.decimal))[:, None]
         found = numbers > np.asarray(self.thresholds or ())
         if self.thresholds is None or self.numbers:
-            found = np.repeat(self.scaled(numbers), 1 if self.thresholds is None else found.shape[1], 1)
+            found = np.repeat(
+                self.scale_numbers(numbers), 1 if self.thresholds is None else found.shape[1], 1
+            )
         return np.column_stack([found, absent] if self.missing else [found]).astype(np.float32)
 
-    def scaled(self, numbers: np.ndarray) -> Float32[np.ndarray, "*shape"]:
+    def scale_numbers(self, numbers: np.ndarray) -> Float32[np.ndarray, "*shape"]:
         """Return numbers as features, clipped to the float32 range."""
-        return _single((np.asarray(numbers, np.float64) - self.center) / self.scale)
+        return _to_float32((np.asarray(numbers, np.float64) - self.center) / self.scale)
 
     def above(self, feature: float) -> str:
         """Describe the condition "feature above a threshold" in the column's original units."""
@@ -365,18 +367,20 @@ class Categories:
         bits = [f"{self.name} = {value}" for value in self.values]
         return [*bits, f"{self.name} missing"] if self.missing else bits
 
-    def parsed(self, cells: Cells) -> list[str | None]:
+    def parse_cells(self, cells: Cells) -> list[str | None]:
         """Parse cells as categories, with None for missing cells."""
-        return [None if none else cell for cell, none in zip(cells.tolist(), missing(cells), strict=True)]
+        return [
+            None if none else cell for cell, none in zip(cells.tolist(), missing_mask(cells), strict=True)
+        ]
 
-    def written(self, values: Iterable[str | None]) -> Cells:
-        """Format categories as cells, the inverse of `parsed`."""
+    def format_cells(self, values: Iterable[str | None]) -> Cells:
+        """Format categories as cells, the inverse of `parse_cells`."""
         return strings("" if value is None else value for value in values)
 
     def encode(self, cells: Cells) -> Float32[np.ndarray, "rows features"]:
         """Encode cells as features."""
         bits = cells[:, None] == np.array(self.values, np.dtypes.StringDType())[None, :]
-        return np.column_stack([bits, missing(cells)] if self.missing else [bits]).astype(np.float32)
+        return np.column_stack([bits, missing_mask(cells)] if self.missing else [bits]).astype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -452,7 +456,7 @@ class Encoding:
             return None
         found = np.full((len(self.features), 1), 0.5, np.float32)
         found[self.is_number, 0] = [
-            t for column in numbers for t in column.scaled(np.asarray(column.thresholds))
+            t for column in numbers for t in column.scale_numbers(np.asarray(column.thresholds))
         ]
         return found
 
@@ -551,9 +555,12 @@ def _column(fields: Fields, found: Any) -> Number | Categories:
     thresholds = None
     if found.get("thresholds") is not None:
         given = {str(k): one for k, one in enumerate(fields.field(found, "thresholds", list))}
-        thresholds = tuple(_finite(Fields(f"{fields.where}: thresholds"), given, key) for key in given)
+        thresholds = tuple(
+            _require_finite(Fields(f"{fields.where}: thresholds"), given, key) for key in given
+        )
     fill, center, scale = (
-        _finite(fields, {"center": 0.0, "scale": 1.0, **found}, key) for key in ("fill", "center", "scale")
+        _require_finite(fields, {"center": 0.0, "scale": 1.0, **found}, key)
+        for key in ("fill", "center", "scale")
     )
     if scale == 0:
         raise ValueError(f"{fields.where}: 'scale' is 0; numbers are divided by it.")
@@ -565,14 +572,15 @@ def _column(fields: Fields, found: Any) -> Number | Categories:
         )
     digits = None if found.get("digits") is None else fields.field(found, "digits", int)
     least, largest = (
-        None if found.get(key) is None else _finite(fields, found, key) for key in ("least", "largest")
+        None if found.get(key) is None else _require_finite(fields, found, key)
+        for key in ("least", "largest")
     )
     return Number(
         *(name, fill, thresholds, missing, as_numbers, center, scale, decimal), digits, least, largest
     )
 
 
-def _finite(fields: Fields, found: Any, name: str) -> float:
+def _require_finite(fields: Fields, found: Any, name: str) -> float:
     number = fields.number(found, name)
     if number is None or not math.isfinite(number):
         raise ValueError(
@@ -602,7 +610,7 @@ def label_numbers(labels: Cells, classes: Sequence[str], *, name: str) -> np.nda
 
 def targets(labels: Cells, *, name: str) -> Float32[np.ndarray, " rows"]:
     """Parse labels as regression targets; raise SamplesError for one that is not finite."""
-    points = labels if _decimal(labels) == "." else np.char.replace(labels, ",", ".")
+    points = labels if _decimal_separator(labels) == "." else np.char.replace(labels, ",", ".")
     for row, label in enumerate(points.tolist()):
         if not _is_number(label) or not math.isfinite(np.float32(label)):
             raise SamplesError(
@@ -613,20 +621,20 @@ def targets(labels: Cells, *, name: str) -> Float32[np.ndarray, " rows"]:
     return np.array([float(label) for label in points.tolist()], np.float32)
 
 
-def numbered(n_columns: int) -> list[str]:
+def default_column_names(n_columns: int) -> list[str]:
     """Return default names for unnamed columns."""
     return [f"column {number}" for number in range(1, n_columns + 1)]
 
 
-def described(train: Table, encoding: Encoding) -> list[str]:
+def describe_columns(train: Table, encoding: Encoding) -> list[str]:
     r"""Return lines about the interpretation of each training column, and warnings.
 
     Example:
       >>> import numpy as np
-      >>> from lutjax.training.datasets.columns import Encoding, Table, described
+      >>> from lutjax.training.datasets.columns import Encoding, Table, describe_columns
       >>> cells = {"day": np.array(["2024-01-31", "2024-02-01"]), "pay": np.array(["1,5", "2,25"])}
       >>> table = Table(cells, np.array(["no", "yes"]), "example")
-      >>> print(*described(table, Encoding.fit(table, 8)), sep="\n")
+      >>> print(*describe_columns(table, Encoding.fit(table, 8)), sep="\n")
       columns: day 2 categories; pay numbers with a decimal comma (1 bit)
       warning: column day has dates, which are read as categories: give numbers in their place, such as the days since one of them, or leave it out (--exclude day).
     """
@@ -636,11 +644,11 @@ def described(train: Table, encoding: Encoding) -> list[str]:
         found.append(f"and {len(used) - len(found)} others, in columns.json")
     constant = [name for name in train.columns if name not in used]
     if constant:
-        found.append(f"left out, as all rows have the same: {strict_json.listed(constant, 200)}")
+        found.append(f"left out, as all rows have the same: {strict_json.format_names(constant, 200)}")
     warnings = [
         f"warning: column {name} {why}" for name in used if (why := _doubt(train.columns[name], used[name]))
     ]
-    return [printable(line) for line in (f"columns: {'; '.join(found)}", *warnings)]
+    return [escape_unprintable(line) for line in (f"columns: {'; '.join(found)}", *warnings)]
 
 
 def _in_words(column: Number | Categories) -> str:
@@ -655,7 +663,7 @@ def _in_words(column: Number | Categories) -> str:
 
 def _doubt(cells: Cells, column: Number | Categories) -> str:
     """Return a warning about a column that may be neither numeric nor categorical; may be empty."""
-    present = cells[~missing(cells)]
+    present = cells[~missing_mask(cells)]
     out = f"leave it out (--exclude {column.name})"
     distinct = np.unique(present)
     if isinstance(column, Categories):
@@ -709,11 +717,11 @@ def classes_of_labels(labels: np.ndarray, *, name: str) -> tuple[str, ...]:
 
 
 def _fit(name: str, cells: Cells, bits: int, as_numbers: bool) -> Number | Categories | None:
-    absent = missing(cells)
+    absent = missing_mask(cells)
     present = cells[~absent]
     if not len(present):
         return None
-    decimal = _decimal(present)
+    decimal = _decimal_separator(present)
     try:
         numbers = _parse_numbers(present, np.zeros(len(present), bool), name, decimal)
     except SamplesError:
@@ -758,7 +766,7 @@ def _digits(numbers: Float[np.ndarray, " rows"]) -> int:
     return _MOST_DIGITS
 
 
-def _decimal(present: Cells) -> str:
+def _decimal_separator(present: Cells) -> str:
     """Return the decimal separator: a comma if it fits all cells and is common enough."""
     commas = np.char.count(present, ",") > 0
     if commas.mean() > _ODD and all(map(_DECIMAL_COMMA.fullmatch, present)):
@@ -766,7 +774,7 @@ def _decimal(present: Cells) -> str:
     return "."
 
 
-def _single(numbers: np.ndarray) -> np.ndarray:
+def _to_float32(numbers: np.ndarray) -> np.ndarray:
     single: np.ndarray = np.clip(numbers, -_MOST, _MOST).astype(np.float32)
     return single
 
@@ -774,12 +782,12 @@ def _single(numbers: np.ndarray) -> np.ndarray:
 def _units(numbers: Float[np.ndarray, " rows"], name: str) -> tuple[float, float]:
     """Return offset and divisor (0, 1 if possible) for distinct numbers in float32."""
     distinct = np.unique(numbers)
-    n_apart = len(np.unique(_single(distinct)))
+    n_apart = len(np.unique(_to_float32(distinct)))
     if n_apart == len(distinct) and np.abs(distinct).max() <= _MOST:
         return 0.0, 1.0
     low, high = distinct[0] / 2, distinct[-1] / 2  # avoids overflow in a sum of large numbers
     center, scale = float(low + high), float(high - low) or 1.0
-    n_apart = len(np.unique(_single((distinct - center) / scale)))
+    n_apart = len(np.unique(_to_float32((distinct - center) / scale)))
     if n_apart < min(_APART * len(distinct), _MANY):
         raise SamplesError(
             f"column {name} has {len(distinct)} different numbers, of which {n_apart} differ in "

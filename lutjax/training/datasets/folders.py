@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from lutjax.files import compressed, strict_json
-from lutjax.files.messages import in_a_line, printable
+from lutjax.files.messages import escape_unprintable, in_a_line
 from lutjax.training import pixels
 from lutjax.training.samples import LEAST, Samples, SamplesError
 
@@ -107,7 +107,7 @@ def load(folder: Path, size: tuple[int, int] | None = None) -> tuple[Samples, Sa
     if others:
         shown = [str(path.relative_to(folder)) for path in others[:3]]
         remarks.append(
-            f"warning: files that are no images of a class are left out, {len(others)} in all: {strict_json.listed(shown, 200)}"
+            f"warning: files that are no images of a class are left out, {len(others)} in all: {strict_json.format_names(shown, 200)}"
             f"{', ...' if others[3:] else ''}"
         )
     n_images = sum(len(paths) for part in images for paths in part.values())
@@ -119,7 +119,7 @@ def load(folder: Path, size: tuple[int, int] | None = None) -> tuple[Samples, Sa
     scaled = "scaled to" if size else "of"
     remarks.insert(
         0,
-        f"images: {n_images} {scaled} {shape[0]} x {shape[1]} pixels, {kind}; {len(classes)} classes: {strict_json.listed(classes, 200)}.",
+        f"images: {n_images} {scaled} {shape[0]} x {shape[1]} pixels, {kind}; {len(classes)} classes: {strict_json.format_names(classes, 200)}.",
     )
     made, first = [], 0
     for part in images:
@@ -130,7 +130,7 @@ def load(folder: Path, size: tuple[int, int] | None = None) -> tuple[Samples, Sa
         x = arrays[first : first + len(y)].reshape(len(y), -1)
         first += len(y)
         made.append(Samples(x, y, shape, str(folder), classes))
-    return made[0], made[1] if made[1:] else None, [printable(line) for line in remarks]
+    return made[0], made[1] if made[1:] else None, [escape_unprintable(line) for line in remarks]
 
 
 def _is_visible(name: str) -> bool:

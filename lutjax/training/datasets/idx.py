@@ -142,7 +142,7 @@ def _find(folder: Path, name: str) -> Path | None:
 
 def _content(path: Path) -> bytes:
     try:
-        with compressed.opened(path) as file:
+        with compressed.open_compressed(path) as file:
             return file.read()
     except compressed.PackedError as error:
         raise SamplesError(str(error)) from error

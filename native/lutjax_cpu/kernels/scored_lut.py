@@ -105,7 +105,7 @@ def _tables(call: ScoredLut) -> jax.Array:
     """Return the tables; quantized tables as int8, in units of their scale."""
     if _in_units(call):
         assert call.exponents is not None
-        return _quantized.rounded(call.weights, call.exponents).astype(jnp.int8)
+        return _quantized.round_to_scale(call.weights, call.exponents).astype(jnp.int8)
     return plain.tables(call)
 
 

@@ -50,12 +50,12 @@ def _count(pairs: DetectedPairs, first: jax.Array, group: int, device: Device) -
     # First and last key of each query, computed once by XLA.
     bounds = jnp.clip(jnp.stack([low, place]), 0, n_keys)
 
-    def padded(a: jax.Array) -> jax.Array:
+    def pad_keys(a: jax.Array) -> jax.Array:
         # A step begins at any key, so its last one reads up to a step behind the keys.
         return _mosaic_launch.pad_to(a, a.shape[-1] + step)
 
-    key = padded(
-        _clipped(lax.dynamic_slice_in_dim(pairs.key, first, group), pairs.key_shift, pairs.query_shift)
+    key = pad_keys(
+        _clamp_bits(lax.dynamic_slice_in_dim(pairs.key, first, group), pairs.key_shift, pairs.query_shift)
     )
     inputs = [bounds, key]
     has_distances = pairs.position is not None and pairs.position.shape[1] > 0
@@ -65,10 +65,10 @@ def _count(pairs: DetectedPairs, first: jax.Array, group: int, device: Device) -
         shared = len(pairs.position) == 1
         position = pairs.position if shared else lax.dynamic_slice_in_dim(pairs.position, first, group)
         distance = jnp.clip(distance, 0, position.shape[1] - 1)
-        inputs.append(padded(_clipped(jnp.take(position, distance, axis=1), 0, pairs.key_shift)))
+        inputs.append(pad_keys(_clamp_bits(jnp.take(position, distance, axis=1), 0, pairs.key_shift)))
     of_queries, of_keys = pairs.segments
     if of_queries is not None and of_keys is not None:
-        inputs += [of_queries, padded(of_keys)]
+        inputs += [of_queries, pad_keys(of_keys)]
 
     def kernel(bounds: Any, key: Any, *references: Any) -> None:
         *others, counts = references
@@ -135,7 +135,7 @@ def _count(pairs: DetectedPairs, first: jax.Array, group: int, device: Device) -
 COUNTER = Counter(_count, keys_last=False)
 
 
-def _clipped(bits: jax.Array, low: int, high: int) -> jax.Array:
+def _clamp_bits(bits: jax.Array, low: int, high: int) -> jax.Array:
     """Clamp the id in bits `low` to `high`."""
     # Bits of a clamped id stay in their field: an id out of range cannot change the others.
     return jnp.clip(bits >> low, 0, (1 << (high - low)) - 1) << low

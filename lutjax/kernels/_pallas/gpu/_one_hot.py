@@ -97,7 +97,7 @@ def _kernel(index: Any, *references: Any, n_steps: int) -> None:
         plgpu.wgmma_wait(0)
         return totals
 
-    def around(run: Any) -> None:
+    def compute_context(run: Any) -> None:
         def with_totals(*totals: Any) -> None:
             run(totals)
             for i, total in enumerate(totals):
@@ -118,7 +118,7 @@ def _kernel(index: Any, *references: Any, n_steps: int) -> None:
     )
     _mosaic_launch.pipeline(
         step,
-        around,
+        compute_context,
         index,
         *terms,
         blocks=[ids, *[cotangents] * len(terms)],

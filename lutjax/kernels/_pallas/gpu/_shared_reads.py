@@ -94,13 +94,13 @@ def sum_rows(
             *references, sums = blocks
             return _plus_rows(call, references, sums)
 
-        def around(run: Any) -> None:
+        def compute_context(run: Any) -> None:
             zero = jnp.zeros((call.n_sums,), jnp.float32)
             sums = run(plgpu.layout_cast(zero, call.layout))
             _write(call, sums, y.at[block, :, group], strange.at[group, block])
 
         blocks = [call.words_block(), call.factors_block(), *call.table_blocks()]
-        call.pipeline(step, around, [rows, factors, *tables], blocks)
+        call.pipeline(step, compute_context, [rows, factors, *tables], blocks)
 
     n = rows.shape[1]
     y, strange = call.launch(
@@ -139,10 +139,10 @@ def products(weights: jax.Array, rows: jax.Array, dy: jax.Array, ways: int, grou
             _multiply(call, references, cotangents, output.at[:, table, block])
             return cotangents
 
-        def around(run: Any) -> None:
+        def compute_context(run: Any) -> None:
             run(_cotangents(call, here))
 
-        call.pipeline(step, around, [rows, *tables], [call.words_block(), *call.table_blocks()])
+        call.pipeline(step, compute_context, [rows, *tables], [call.words_block(), *call.table_blocks()])
 
     (output,) = call.launch(
         kernel,
@@ -261,7 +261,7 @@ class _Lane:
         self.is_first = arith.cmpi(arith.CmpIPredicate.ult, self.number, mlir.integer(4))
 
 
-def _four() -> Any:
+def _vector_type() -> Any:
     return ir.VectorType.get((_NUMBERS,), ir.F32Type.get())
 
 
@@ -309,7 +309,7 @@ class _Rows:
         starts = [arith.andi(word, mlir.integer(65535)), arith.shrui(word, mlir.integer(16))][:ways]
         wide = [
             [
-                _read(_four(), _plus(_plus(self._wide, _times(start, columns.wide)), 4 * WIDE * b), 16)
+                _read(_vector_type(), _plus(_plus(self._wide, _times(start, columns.wide)), 4 * WIDE * b), 16)
                 for start in starts
             ]
             for b in range(columns.wide)
@@ -322,7 +322,7 @@ class _Rows:
         # the upper 64 bytes of the pair, (start >> 1) & ~127 the pair.
         odd = arith.shli(arith.andi(llvm.intr_ctpop(start), mlir.integer(1)), mlir.integer(6))
         even = arith.andi(arith.shrui(start, mlir.integer(1)), mlir.integer(~127))
-        return wide, _read(_four(), _plus(self._narrow, arith.ori(even, odd)), 16)
+        return wide, _read(_vector_type(), _plus(self._narrow, arith.ori(even, odd)), 16)
 
 
 def _array(call: _Call, registers: list[Any]) -> Any:
@@ -357,13 +357,13 @@ def _plus_rows(call: _Call, references: list[Any], sums: jax.Array) -> jax.Array
             at = i * call.columns.pieces
             for b, of_rows in enumerate(wide):
                 for factor, row in zip(of_ways, of_rows, strict=True):
-                    product = _multiply_contracted(vector.broadcast(_four(), factor), row)
+                    product = _multiply_contracted(vector.broadcast(_vector_type(), factor), row)
                     totals[at + b] = _add_contracted(totals[at + b], product)
             if narrow is not None:
                 factor = arith.select(lane.is_first, of_ways[0], of_ways[-1])
                 at += call.columns.wide
                 totals[at] = _add_contracted(
-                    totals[at], _multiply_contracted(vector.broadcast(_four(), factor), narrow)
+                    totals[at], _multiply_contracted(vector.broadcast(_vector_type(), factor), narrow)
                 )
         return _array(call, totals)
 
@@ -401,7 +401,7 @@ def _write(call: _Call, sums: jax.Array, y: Any, strange: Any) -> None:
         to_narrow = _pointer(y, (lane.first, stride), (lane.of_four, _NUMBERS))
         totals = list(sums.registers.flat)
         # 0 times what is no finite number is none.
-        zero = vector.broadcast(_four(), mlir.zero())
+        zero = vector.broadcast(_vector_type(), mlir.zero())
         # Products with 0 add up to 0, or to NaN if any sum is infinite or NaN: one test for all.
         none = zero
         for total in totals:
@@ -421,7 +421,7 @@ def _write(call: _Call, sums: jax.Array, y: Any, strange: Any) -> None:
                 if call.ways > 1:
                     numbers = [mlir.element(narrow, k) for k in range(_NUMBERS)]
                     numbers = [arith.addf(n, mosaic.utils.shfl_bfly(n, 4)) for n in numbers]
-                    narrow = vector.from_elements(_four(), numbers)
+                    narrow = vector.from_elements(_vector_type(), numbers)
                 # Lanes of both ways write the same.
                 _store(narrow, to_narrow, _OF_WARP * i * stride + WIDE * columns.wide)
 
@@ -461,7 +461,9 @@ def _cotangents(call: _Call, dy: Any) -> jax.Array:
             start = _OF_WARP * i * stride
             places = [(wide, start + WIDE * b) for b in range(columns.wide)]
             places += [(narrow, start + WIDE * columns.wide)] * columns.narrow
-            registers += [llvm.load(_four(), _offset_pointer(*place), alignment=16) for place in places]
+            registers += [
+                llvm.load(_vector_type(), _offset_pointer(*place), alignment=16) for place in places
+            ]
         return _array(call, registers)
 
     output: jax.Array = read(dy)

@@ -45,7 +45,7 @@ assert MAX_ROWS <= 2**_BITS
 def sum_rows(weights: jax.Array, index: jax.Array) -> jax.Array:
     """Sum the addressed rows in float32: ``[T, R, O]``, ``[T, n]`` -> ``[n, O]``."""
     n_samples, n_outputs = index.shape[1], weights.shape[2]
-    width, weights, (words,) = _padded(weights, index)
+    width, weights, (words,) = _pad_tables(weights, index)
     n_detectors, n_rows, _ = weights.shape
 
     def kernel(words: Any, weights: Any, y: Any) -> None:
@@ -56,7 +56,7 @@ def sum_rows(weights: jax.Array, index: jax.Array) -> jax.Array:
             rows = [table[0, row].astype(jnp.float32) for row in _ids(words, 0, _SAMPLES)]
             return tuple(total + row for total, row in zip(sums, rows, strict=True))
 
-        def around(run: Any) -> None:
+        def compute_context(run: Any) -> None:
             layout = plgpu.Layout.WG_STRIDED((width,), width // _mosaic_launch.THREADS)
             zero = plgpu.layout_cast(jnp.zeros((width,), jnp.float32), layout)
             # The sums are the carry of the pipeline: 64 arrays of one or two registers per thread.
@@ -65,7 +65,7 @@ def sum_rows(weights: jax.Array, index: jax.Array) -> jax.Array:
 
         _mosaic_launch.pipeline(
             step,
-            around,
+            compute_context,
             words,
             weights,
             blocks=[_words_block(), _table_block(n_rows, width)],
@@ -89,7 +89,7 @@ def sum_rows(weights: jax.Array, index: jax.Array) -> jax.Array:
 def differences(weights: jax.Array, index: jax.Array, other: jax.Array, dy: jax.Array) -> jax.Array:
     """Return ``<dy, row - other row>``: ``[T, R, O]``, ``[T, n]`` twice, ``[n, O]`` -> ``[n, T]``."""
     n_samples = index.shape[1]
-    width, weights, (words, others) = _padded(weights, index, other)
+    width, weights, (words, others) = _pad_tables(weights, index, other)
     n_detectors, n_rows, n_outputs = weights.shape
     n_words = words.shape[1]
     n_groups = n_words * _PACKED // _LANES
@@ -110,12 +110,12 @@ def differences(weights: jax.Array, index: jax.Array, other: jax.Array, dy: jax.
                 sums[lax.axis_index("outputs"), first // _LANES + group, number[0]] = _sums_of_warps(products)
             return dy
 
-        def around(run: Any) -> None:
+        def compute_context(run: Any) -> None:
             run(tuple(dy[first + i, outputs] for i in range(_SAMPLES)))
 
         _mosaic_launch.pipeline(
             step,
-            around,
+            compute_context,
             words,
             others,
             weights,
@@ -144,7 +144,7 @@ def differences(weights: jax.Array, index: jax.Array, other: jax.Array, dy: jax.
     return jnp.swapaxes(sums, 1, 2).reshape(n_groups * _LANES, n_detectors)[:n_samples]
 
 
-def _padded(weights: jax.Array, *index: jax.Array) -> tuple[int, jax.Array, list[jax.Array]]:
+def _pad_tables(weights: jax.Array, *index: jax.Array) -> tuple[int, jax.Array, list[jax.Array]]:
     """Return the output block width, padded tables, and packed padded ids."""
     _, n_rows, n_outputs = weights.shape
     two = 2 * _mosaic_launch.THREADS

@@ -92,12 +92,12 @@ def backward(
 def _outputs(call: ScoredLut, device: Device) -> jax.Array:
     from lutjax.kernels._pallas.gpu import _shared_reads
 
-    n, call = len(call.x), _padded(call)
+    n, call = len(call.x), _pad_samples(call)
     rows, factors = in_triton.rows_and_factors(call, device)
     # A coefficient of 0 times an infinite row is NaN in the fast kernel; flagged samples are
     # computed again.
     y, strange = _shared_reads.sum_rows(call.weights, rows, factors, call.groups)
-    return in_triton.mended(call, y, strange, _shared_reads.SAMPLES_OF_WARP, device)[:n]
+    return in_triton.recompute_nonfinite(call, y, strange, _shared_reads.SAMPLES_OF_WARP, device)[:n]
 
 
 def _pulled_back(
@@ -105,7 +105,7 @@ def _pulled_back(
 ) -> dict[str, jax.Array]:
     from lutjax.kernels._pallas.gpu import _mosaic_launch, _shared_reads
 
-    n, call = len(call.x), _padded(call)
+    n, call = len(call.x), _pad_samples(call)
     # Padding samples have cotangents of zero, so they add nothing to tables.
     dy = _mosaic_launch.pad_to(cotangent, len(call.x), *cotangent.shape[1:])
     rows, factors = in_triton.rows_and_factors(call, device)
@@ -126,7 +126,7 @@ def update(
     return in_triton.update(call, cotangent, step, device=device)
 
 
-def _padded(call: ScoredLut) -> ScoredLut:
+def _pad_samples(call: ScoredLut) -> ScoredLut:
     from lutjax.kernels._pallas.gpu import _mosaic_launch, _shared_reads
 
     n = -(-len(call.x) // _shared_reads.SAMPLES) * _shared_reads.SAMPLES

@@ -62,7 +62,7 @@ def forward(call: SparseLookup, *, device: Device) -> jax.Array:
     # Rounded once per entry: in fixed point the kernel then adds int32.
     weights = addends(call.weights, call.accumulate)
     y = _shared_outputs.sum_slots(
-        weights, _existing(call, call.detection.index), _targets(call), call.n_outputs
+        weights, _clamp_rows(call, call.detection.index), _targets(call), call.n_outputs
     )
     return result(y, call.weights.dtype, call.accumulate)
 
@@ -78,7 +78,7 @@ def backward(
     cotangents = in_triton.backward(call, cotangent, needs - {"detection"}, device=device)
     if "detection" in needs:
         d = call.detection
-        rows = _existing(call, d.index), _existing(call, d.index ^ d.flip)
+        rows = _clamp_rows(call, d.index), _clamp_rows(call, d.index ^ d.flip)
         arrays = call.weights.astype(jnp.float32), *rows, _targets(call), cotangent.astype(jnp.float32)
         cotangents["detection"] = slope(d.margin) * _shared_outputs.differences(*arrays).astype(
             d.margin.dtype
@@ -92,7 +92,7 @@ def update(
     return in_triton.update(call, cotangent, step, device=device)
 
 
-def _existing(call: SparseLookup, rows: jax.Array) -> jax.Array:
+def _clamp_rows(call: SparseLookup, rows: jax.Array) -> jax.Array:
     """Return clamped row ids, ``[B, T]``."""
     return jnp.clip(rows, 0, call.weights.shape[1] - 1)
 

@@ -33,7 +33,7 @@ from lutjax.dispatch.registry import Device
 from lutjax.kernels._pallas import _call
 from lutjax.kernels._pallas.tpu._gate_blocks import TILE, Blocks, blocks
 from lutjax.kernels._pallas.tpu._limits import LANES, SUBLANES
-from lutjax.kernels._xla._wire_gathers import clamped
+from lutjax.kernels._xla._wire_gathers import clamp_wires
 
 # On tiles ``[gates, samples]``: from the numbers of each gate, K of them, and what each wire reads, n of them, the outputs.
 Value = Callable[[Sequence[jax.Array], Sequence[jax.Array]], jax.Array]
@@ -210,7 +210,7 @@ def differentiate(
         # One part per block of samples, added by XLA: blocks of samples may run on different cores.
         sums = jax.ShapeDtypeStruct((steps, n_gates, n_slots), jnp.float32)
         outputs.append((sums, pl.BlockSpec((1, tiling.gates, n_slots), lambda b, g: (b, g, 0))))
-    of_block = tiling.gates // _together(wires.shape[1])
+    of_block = tiling.gates // _gates_per_addition(wires.shape[1])
     apart = _reads_different_rows(_ids(tiling, wires, n_inputs), n_gates).reshape(-1, 1, of_block)
     more = [
         (apart, pl.BlockSpec((1, 1, of_block), lambda b, g: (g, 0, 0), memory_space=pltpu.SMEM)),
@@ -278,12 +278,12 @@ def _launch(
 
 def _ids(tiling: Blocks, wires: jax.Array, n_inputs: int) -> jax.Array:
     """Return the wires' input ids, ``[G, n]``, padded to whole gate blocks."""
-    return jnp.pad(clamped(wires, n_inputs), ((0, -len(wires) % tiling.gates), (0, 0)))
+    return jnp.pad(clamp_wires(wires, n_inputs), ((0, -len(wires) % tiling.gates), (0, 0)))
 
 
 def _reads_different_rows(ids: jax.Array, n_gates: int) -> jax.Array:
     """Return 1 for each complete gate group whose wires all read different rows, else 0."""
-    together = _together(ids.shape[1])
+    together = _gates_per_addition(ids.shape[1])
     rows = ids.reshape(-1, together * ids.shape[1])
     n = rows.shape[1]
     # Compare each pair of wires of a group once, in XLA; the kernel keeps one branch per group.
@@ -315,7 +315,7 @@ def _read(wires_ref: Any, x_ref: Any, read_ref: Any) -> None:
 def _add(wires_ref: Any, apart_ref: Any, read_ref: Any, dx_ref: Any, n_gates: Any) -> None:
     """Add each wire's cotangent to its row, for `n_gates` gates in the block."""
     places, n = read_ref.shape[:2]
-    together = _together(places)
+    together = _gates_per_addition(places)
 
     def add_all(k: jax.Array, _: None) -> None:
         for group in range(SUBLANES // together):
@@ -346,7 +346,7 @@ def _add(wires_ref: Any, apart_ref: Any, read_ref: Any, dx_ref: Any, n_gates: An
     jax.lax.fori_loop(0, n, add_all, None)
 
 
-def _together(places: int) -> int:
+def _gates_per_addition(places: int) -> int:
     """Return the number of gates to add at a time, provided their wires read different rows."""
     return next(n for n in (8, 4, 2, 1) if n * places <= _ADDED)
 

@@ -6,7 +6,7 @@ Formula for a block's tables ``t``, samples ``b``, ways ``k`` with row ids ``i``
     C[(t, r), b] = sum_k c[k, t, b] * [i[k, t, b] == r]
     sum_rows:  y[b] = sum_{t, r} C[(t, r), b] * weights[t, r]
     add_rows:  total[t, r] += sum_b C[(t, r), b] * values[b]
-    pulled:    p[k, t, b] = (weights @ dy)[(t, i[k, t, b]), b]
+    pull_back: p[k, t, b] = (weights @ dy)[(t, i[k, t, b]), b]
 
 Work: the grid runs over row, sample and output blocks. Its last axis is the accumulated one: an
 output block stays in vector memory for consecutive steps and is cleared at the first step.
@@ -15,7 +15,7 @@ Layout: rows in sublanes, samples in lanes; ``C`` compares ids with a row iota, 
 gathered. See `_row_blocks` for padding.
 
 Numerics: a float32 factor is split into three bfloat16 terms, whose products are exact and
-accumulate in float32; products below float32 precision are omitted. `pulled` multiplies by all rows
+accumulate in float32; products below float32 precision are omitted. `pull_back` multiplies by all rows
 and selects, so its error is relative to the products, not to the row difference. An infinity or NaN
 in a block reaches all sums in its column. Sums have a fixed order. Ids are clamped; -1 reads
 nothing.
@@ -283,7 +283,7 @@ def add_rows(
     return blocks.to_tables(total, shape)
 
 
-def pulled(
+def pull_back(
     reads: Reads, weights: jax.Array, n_ways: int, dy: jax.Array, blocks: RowBlocks, device: Device
 ) -> tuple[jax.Array, ...]:
     """Return the read cotangents, from products between rows and ``dy [B, groups or 1, O]``.
@@ -317,7 +317,7 @@ def pulled(
             rows = [table_ref[i, 0, rows_of(blocks, tables)] for i in range(len(table))]
             products = multiply(rows, factors, 1, 1)
             for k, ids in enumerate(index):
-                picked[k, tables] += _picked(blocks, products, ids[tables], part)
+                picked[k, tables] += _select_by_id(blocks, products, ids[tables], part)
 
         # The scalar function of the read runs once, on complete products.
         @pl.when((output == blocks.n_of_outputs - 1) & (part == blocks.parts - 1))
@@ -412,7 +412,7 @@ def matrix(
     return split(total, n_terms)
 
 
-def _picked(blocks: RowBlocks, products: jax.Array, ids: jax.Array, part: Any) -> jax.Array:
+def _select_by_id(blocks: RowBlocks, products: jax.Array, ids: jax.Array, part: Any) -> jax.Array:
     """Select elements from ``[rows, samples]`` at row ids ``[tables, samples]``.
 
     Ids outside the block's rows select 0.

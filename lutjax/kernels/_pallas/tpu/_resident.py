@@ -27,7 +27,7 @@ from jax.experimental.pallas import tpu as pltpu
 from lutjax.dispatch.registry import Device
 from lutjax.kernels._pallas import _call, _tpus
 from lutjax.kernels._pallas.tpu._limits import LANES
-from lutjax.kernels._pallas.tpu._row_blocks import padded, up
+from lutjax.kernels._pallas.tpu._row_blocks import pad_to_shape, round_up
 from lutjax.kernels._pallas.tpu._tables import resident_bytes, resident_outputs
 
 _READS = 2048  # of one step, over its samples
@@ -43,12 +43,12 @@ class _Layout:
         n_detectors, _, n_outputs = shape
         self.shape, self.device = shape, device
         self.outputs = resident_outputs(shape, device) or LANES
-        self.n_outputs = up(n_outputs, self.outputs)
+        self.n_outputs = round_up(n_outputs, self.outputs)
         # Two limits: ids in scalar memory, and outputs of the samples in vector memory.
         most = min(_READS // n_detectors, _NUMBERS // self.outputs)
-        self.samples = min(max(most // 8 * 8, 8), up(batch, 8))
-        self.n_samples = up(batch, self.samples)
-        self.reads = up(self.samples * n_detectors, 1024)  # whole lines of scalar memory
+        self.samples = min(max(most // 8 * 8, 8), round_up(batch, 8))
+        self.n_samples = round_up(batch, self.samples)
+        self.reads = round_up(self.samples * n_detectors, 1024)  # whole lines of scalar memory
         self.grid = (self.n_outputs // self.outputs, self.n_samples // self.samples)
 
     def ids(self, index: jax.Array) -> jax.Array:
@@ -56,17 +56,17 @@ class _Layout:
         n_detectors, n_rows, _ = self.shape
         # Row numbers over all tables: one index instead of two in the inner loop.
         first = n_rows * jnp.arange(n_detectors, dtype=jnp.int32)
-        rows = padded(jnp.clip(index, 0, n_rows - 1) + first[None], (self.n_samples, n_detectors))
-        return padded(rows.reshape(self.grid[1], -1), (self.grid[1], self.reads)).reshape(-1)
+        rows = pad_to_shape(jnp.clip(index, 0, n_rows - 1) + first[None], (self.n_samples, n_detectors))
+        return pad_to_shape(rows.reshape(self.grid[1], -1), (self.grid[1], self.reads)).reshape(-1)
 
     def table(self, weights: jax.Array) -> jax.Array:
         """``[T, R, O]`` -> ``[rows, padded outputs]``."""
         rows = self.shape[0] * self.shape[1]
-        return padded(weights.astype(jnp.float32).reshape(rows, -1), (rows, self.n_outputs))
+        return pad_to_shape(weights.astype(jnp.float32).reshape(rows, -1), (rows, self.n_outputs))
 
     def samples_of(self, dy: jax.Array) -> jax.Array:
         """``[B, O]`` -> ``[blocks of outputs, padded samples, lines, 128]``."""
-        dy = padded(dy.astype(jnp.float32), (self.n_samples, self.n_outputs))
+        dy = pad_to_shape(dy.astype(jnp.float32), (self.n_samples, self.n_outputs))
         return jnp.swapaxes(dy.reshape(self.n_samples, self.grid[0], -1, LANES), 0, 1)
 
     def batch_first(self, y: jax.Array) -> jax.Array:

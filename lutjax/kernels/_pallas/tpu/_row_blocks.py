@@ -73,10 +73,12 @@ class RowBlocks:
         n_detectors, n_rows, n_outputs = shape
         each, rows = n_detectors // groups, min(n_rows, _ROWS)
         # Small tables share a product, so that its contracted axis fills the matrix unit.
-        together = _evenly(each, max(min(_ROWS // rows, together), 1))
+        together = _even_block_size(each, max(min(_ROWS // rows, together), 1))
         # Elements computed in a kernel are [tables, samples]: eight tables fill the sublanes of a
         # register.
-        tables = up(_evenly(each, max(SUBLANES, together)), together) if in_registers else together
+        tables = (
+            round_up(_even_block_size(each, max(SUBLANES, together)), together) if in_registers else together
+        )
         # Blocks of many rows get fewer outputs: the bytes of a table block stay bounded.
         outputs = max(min(_OUTPUTS, _ROWS * _OUTPUTS // (tables * rows)), LANES)
         return cls(
@@ -84,11 +86,11 @@ class RowBlocks:
             each,
             together,
             tables,
-            up(tables, SUBLANES) if in_registers else tables,
+            round_up(tables, SUBLANES) if in_registers else tables,
             rows,
             -(-n_rows // rows),
-            min(samples or _SAMPLES, up(batch, LANES)),
-            up(_evenly(n_outputs, outputs), LANES),
+            min(samples or _SAMPLES, round_up(batch, LANES)),
+            round_up(_even_block_size(n_outputs, outputs), LANES),
             batch,
             n_outputs,
         )
@@ -132,7 +134,7 @@ class RowBlocks:
         tables = self.blocks_per_group * self.tables
         a = a.reshape(*front, self.groups, self.each, n_rows, n_outputs)
         wanted = (*front, self.groups, tables, self.parts * self.rows, self.n_of_outputs * self.outputs)
-        return padded(a, wanted).reshape(*front, self.n_rows, self.tables * self.rows, wanted[-1])
+        return pad_to_shape(a, wanted).reshape(*front, self.n_rows, self.tables * self.rows, wanted[-1])
 
     def to_tables(self, a: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         a = a.reshape(self.groups, self.blocks_per_group * self.tables, self.parts * self.rows, -1)
@@ -142,15 +144,15 @@ class RowBlocks:
         """``[..., B, T]`` -> ``[..., blocks of tables, lines, B]``."""
         *front, _, n_detectors = a.shape
         # With fill -1, padding samples read no row.
-        a = padded(a, (*front, self.n_samples * self.samples, n_detectors), fill)
+        a = pad_to_shape(a, (*front, self.n_samples * self.samples, n_detectors), fill)
         return jnp.moveaxis(self.split_detectors(jnp.moveaxis(a, -1, 0), fill), (0, 1), (-3, -2))
 
     def split_detectors(self, a: jax.Array, fill: int = 0) -> jax.Array:
         """``[T, ...]`` -> ``[blocks of tables, lines, ...]``."""
         a = a.reshape(self.groups, self.each, *a.shape[1:])
-        a = padded(a, (self.groups, self.blocks_per_group * self.tables, *a.shape[2:]), fill)
+        a = pad_to_shape(a, (self.groups, self.blocks_per_group * self.tables, *a.shape[2:]), fill)
         a = a.reshape(self.n_tables, self.tables, *a.shape[2:])
-        return padded(a, (self.n_tables, self.lines, *a.shape[2:]), fill)
+        return pad_to_shape(a, (self.n_tables, self.lines, *a.shape[2:]), fill)
 
     def to_elements(self, a: jax.Array) -> jax.Array:
         """``[..., blocks of tables, lines, B]`` -> ``[..., B, T]``."""
@@ -162,7 +164,7 @@ class RowBlocks:
         """``[..., B, groups or 1, O]`` -> ``[..., groups or 1, B, O]``, zeros beyond."""
         a = jnp.swapaxes(a, -2, -3)
         wanted = self.n_samples * self.samples, self.n_of_outputs * self.outputs
-        return padded(a, (*a.shape[:-2], *wanted))
+        return pad_to_shape(a, (*a.shape[:-2], *wanted))
 
     def to_samples(self, a: jax.Array) -> jax.Array:
         return jnp.swapaxes(a[..., : self.batch, : self.n_outputs], -2, -3)
@@ -222,16 +224,16 @@ def slower(request: Request) -> str | None:
     return f"gathers are faster: matrices of coefficients of {n_rows} rows are slow"
 
 
-def up(n: int, multiple: int) -> int:
+def round_up(n: int, multiple: int) -> int:
     return math.ceil(n / multiple) * multiple
 
 
-def _evenly(n: int, most: int) -> int:
+def _even_block_size(n: int, most: int) -> int:
     """Return the size for equal blocks with at most `most` elements each."""
     return -(-n // -(-n // most))
 
 
-def padded(a: jax.Array, shape: tuple[int, ...], fill: int = 0) -> jax.Array:
+def pad_to_shape(a: jax.Array, shape: tuple[int, ...], fill: int = 0) -> jax.Array:
     """Return an array with `fill` beyond its ends."""
     if a.shape == shape:
         return a

@@ -36,7 +36,7 @@ def resident_bytes(shape: tuple[int, ...], outputs: int) -> int:
     return 4 * outputs * n_detectors * n_rows
 
 
-def resident(shape: tuple[int, ...], device: Device, groups: int = 1) -> bool:
+def is_resident(shape: tuple[int, ...], device: Device, groups: int = 1) -> bool:
     """Return True if tables are read row by row from vector memory."""
     # The resident kernel has one sum per sample, so it does not support groups.
     return groups == 1 and shape[1] >= MANY_ROWS and resident_outputs(shape, device) is not None
@@ -66,7 +66,7 @@ def unsupported(request: Request) -> str | None:
 def slower(request: Request) -> str | None:
     """Return the reason that the next implementation comes first, or None."""
     shape, step, groups = _whole_shape(request), request.step, getattr(request.call, "groups", 1)
-    if resident(shape, request.device, groups):
+    if is_resident(shape, request.device, groups):
         return None
     # Plain JAX multiplies up to this number of rows, so beyond it gathers are the alternative.
     if shape[1] > MANY_ROWS // 2:

@@ -20,15 +20,15 @@ SPEC = Declaration(tensorcore_rule(_gate_blocks.unsupported, _gate_blocks.slower
 
 
 def _value(slots: Sequence[jax.Array], read: Sequence[jax.Array]) -> jax.Array:
-    return _chosen(slots, [a > 0 for a in read])
+    return _select_slot(slots, [a > 0 for a in read])
 
 
-def _chosen(slots: Sequence[jax.Array], bits: Sequence[jax.Array]) -> jax.Array:
+def _select_slot(slots: Sequence[jax.Array], bits: Sequence[jax.Array]) -> jax.Array:
     if not bits:
         return slots[0]
     half = len(slots) // 2
     # A tree of selects: lanes cannot gather from a table by address.
-    return jnp.where(bits[-1], _chosen(slots[half:], bits[:-1]), _chosen(slots[:half], bits[:-1]))
+    return jnp.where(bits[-1], _select_slot(slots[half:], bits[:-1]), _select_slot(slots[:half], bits[:-1]))
 
 
 def _slot_cotangents(

@@ -48,7 +48,7 @@ def forward(call: Detect, *, device: Device) -> Detection:
                 return x_ref[anchors_ref[0, 0, (t * n_pairs + r) * 2 + side]]
 
             deltas = [end(r, 0) - end(r, 1) for r in range(n_pairs)]
-            d = plain.closest(deltas, deltas[0].shape, deltas[0].dtype, call.epsilon)
+            d = plain.detect_closest(deltas, deltas[0].shape, deltas[0].dtype, call.epsilon)
             index_ref[t], flip_ref[t], margin_ref[t] = d.index, d.flip, d.margin
 
         jax.lax.fori_loop(0, blocks.detectors_here(), detector, None)

@@ -34,7 +34,7 @@ def forward(call: DetectSigns, *, device: Device) -> Detection:
     def kernel(values_ref: Any, index_ref: Any, flip_ref: Any, margin_ref: Any) -> None:
         # The loop over values is written out: at most 31, one per bit of an id.
         deltas = [values_ref[r] for r in range(n_bits)]
-        d = detect.closest(deltas, deltas[0].shape, deltas[0].dtype, call.epsilon)
+        d = detect.detect_closest(deltas, deltas[0].shape, deltas[0].dtype, call.epsilon)
         index_ref[...], flip_ref[...], margin_ref[...] = d.index, d.flip, d.margin
 
     grid, of_values, of_detections = _blocks(batch, n_bits)

@@ -23,7 +23,7 @@ from lutjax.dispatch.registry import Declaration, Device
 from lutjax.kernels._pallas.tpu import _products, _resident, _tables
 from lutjax.kernels._pallas.tpu._row_blocks import RowBlocks
 from lutjax.kernels._pallas.tpu._rules import tensorcore_rule
-from lutjax.kernels._pallas.tpu._tables import resident
+from lutjax.kernels._pallas.tpu._tables import is_resident
 from lutjax.kernels._xla import lookup as plain
 from lutjax.kernels._xla._row_gathers import slope
 from lutjax.ops.lookup import Lookup
@@ -36,7 +36,7 @@ def forward(call: Lookup, *, device: Device) -> jax.Array:
     if _empty(call):
         return plain.forward(call, device=device)
     weights, index = call.weights, call.detection.index
-    if resident(weights.shape, device, call.groups):
+    if is_resident(weights.shape, device, call.groups):
         y = _resident.sum_rows(weights, index, device)
     else:
         blocks = RowBlocks.for_tables(weights.shape, len(index), call.groups)
@@ -52,16 +52,16 @@ def backward(
         return plain.backward(call, cotangent, needs, device=device)
     weights, d, cotangents = call.weights, call.detection, {}
     if "weights" in needs:
-        cotangents["weights"] = _added(None, call, cotangent, device)
+        cotangents["weights"] = _add_to_rows(None, call, cotangent, device)
     if "detection" in needs:
         other = d.index ^ d.flip
-        if resident(weights.shape, device, call.groups):
+        if is_resident(weights.shape, device, call.groups):
             difference = _resident.differences(weights, d.index, other, cotangent, device)
         else:
             blocks = RowBlocks.for_tables(weights.shape, len(d.index), call.groups)
             # Two ways of one read: both rows are selected from the same products.
             reads = _reads(blocks, weights.shape, d.index, other)
-            (each,) = _products.pulled(reads, weights, 2, _split_groups(call, cotangent), blocks, device)
+            (each,) = _products.pull_back(reads, weights, 2, _split_groups(call, cotangent), blocks, device)
             # Subtracted in the layout of the kernel, so that one array is transposed instead of
             # two.
             difference = blocks.to_elements(each[0] - each[1])
@@ -77,7 +77,7 @@ def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) ->
         weights,
         cotangent,
         step,
-        lambda total, values: _added(total, call, values, device),
+        lambda total, values: _add_to_rows(total, call, values, device),
         lambda: read_counts(weights, index, device),
     )
 
@@ -90,10 +90,10 @@ def read_counts(weights: jax.Array, index: jax.Array, device: Device) -> jax.Arr
     return _products.add_rows(None, shape, _reads(blocks, shape, index), ones, blocks, device)
 
 
-def _added(total: jax.Array | None, call: Lookup, values: jax.Array, device: Device) -> jax.Array:
+def _add_to_rows(total: jax.Array | None, call: Lookup, values: jax.Array, device: Device) -> jax.Array:
     """Return the tables, or zeros, plus a value per output at each addressed row, float32."""
     shape, index = call.weights.shape, call.detection.index
-    if resident(shape, device, call.groups):
+    if is_resident(shape, device, call.groups):
         return _resident.add_rows(total, shape, index, values, device)
     blocks = RowBlocks.for_tables(shape, len(index), call.groups)
     reads = _reads(blocks, shape, index)

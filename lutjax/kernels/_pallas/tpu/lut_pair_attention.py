@@ -158,7 +158,7 @@ def backward(
             if products is None:
                 _count_rows(counts, steps)
                 return totals
-            closest, margins = zip(*(s.closest() for s in steps), strict=True)
+            closest, margins = zip(*(s.find_closest() for s in steps), strict=True)
             of_query, of_key, of_distance = totals
             for s, c, margin, change in zip(
                 steps, closest, margins, differences(steps, list(closest)), strict=True
@@ -297,7 +297,7 @@ class Shift:
         # A negative one for pairs that do not count, which is no row.
         self.index = jnp.where(counts, index, -1)
 
-    def closest(self) -> tuple[jax.Array, jax.Array]:
+    def find_closest(self) -> tuple[jax.Array, jax.Array]:
         """Return the first closest comparison's number and delta, ``[1, lanes]``."""
         # NaN is closer than any number, as in `detect`: -1 sorts before all magnitudes.
         size = jnp.where(jnp.isnan(self._delta), -1, jnp.abs(self._delta))

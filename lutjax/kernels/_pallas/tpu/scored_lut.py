@@ -29,7 +29,7 @@ from lutjax.kernels._pallas import _call
 from lutjax.kernels._pallas.tpu import _products, _row_blocks
 from lutjax.kernels._pallas.tpu._limits import params
 from lutjax.kernels._pallas.tpu._products import Order, Output, Way
-from lutjax.kernels._pallas.tpu._row_blocks import RowBlocks, blocks_for_scored, padded, up
+from lutjax.kernels._pallas.tpu._row_blocks import RowBlocks, blocks_for_scored, pad_to_shape, round_up
 from lutjax.kernels._pallas.tpu._rules import tensorcore_rule
 from lutjax.kernels._xla import scored_lut as plain
 from lutjax.kernels._xla._row_gathers import terms
@@ -66,8 +66,8 @@ def backward(
     others = needs - {"weights"}
     if others:
         reads = _Scored(call, blocks, others)
-        pulled = _products.pulled(reads, _tables(call), plain.n_ways(call), cotangent, blocks, device)
-        cotangents |= reads.named(pulled)
+        pulled = _products.pull_back(reads, _tables(call), plain.n_ways(call), cotangent, blocks, device)
+        cotangents |= reads.name_cotangents(pulled)
         if "scalars" in needs and not call.scalars.size:
             cotangents["scalars"] = jnp.zeros_like(call.scalars)
     return cotangents
@@ -81,14 +81,14 @@ def update(
     weights, blocks = call.weights, _blocks(call, device)
     reads = _Scored(call, blocks)
 
-    def touched() -> jax.Array:
+    def count_reads() -> jax.Array:
         reads, ones = _Scored(call, blocks, counts=True), jnp.ones((*cotangent.shape[:2], 1), jnp.bfloat16)
         return _products.add_rows(None, (*weights.shape[:2], 1), reads, ones, blocks, device)
 
     def add_to(total: jax.Array | None, values: jax.Array) -> jax.Array:
         return _products.add_rows(total, weights.shape, reads, values, blocks, device)
 
-    return _products.update_tables(weights, cotangent, step, add_to, touched)
+    return _products.update_tables(weights, cotangent, step, add_to, count_reads)
 
 
 def _blocks(call: ScoredLut, device: Device) -> RowBlocks:
@@ -122,12 +122,12 @@ class _Scored(_products.Reads):
         self._needs = [
             name for name in ("x", "scalars", "keep") if name in needs and getattr(call, name).size
         ]
-        self._n_inputs = up(call.x.shape[2], _INPUTS)
+        self._n_inputs = round_up(call.x.shape[2], _INPUTS)
         self._ends = 1 if call.anchors.ndim == 2 else 2
         self._n_scalars = call.scalars.shape[0]
         inputs = [
             # An array without elements has no block.
-            padded(call.scalars.astype(jnp.float32), (max(self._n_scalars, 1),)),
+            pad_to_shape(call.scalars.astype(jnp.float32), (max(self._n_scalars, 1),)),
             self._ids(),
             self._x(),
         ]
@@ -148,7 +148,7 @@ class _Scored(_products.Reads):
     def _x(self) -> jax.Array:
         """Return the inputs in terms, ``[terms, groups or 1, inputs, samples]``."""
         x = jnp.stack(terms(self._call.x)).transpose(0, 2, 3, 1)
-        return padded(x, (*x.shape[:2], self._n_inputs, self._blocks.n_samples * self._blocks.samples))
+        return pad_to_shape(x, (*x.shape[:2], self._n_inputs, self._blocks.n_samples * self._blocks.samples))
 
     # ---- around a kernel
     def specs(self, order: Order) -> list[pl.BlockSpec]:
@@ -185,7 +185,7 @@ class _Scored(_products.Reads):
         }
         return [(jax.ShapeDtypeStruct(every[n][0], jnp.float32), every[n][1]) for n in self._needs]
 
-    def named(self, found: Sequence[jax.Array]) -> dict[str, jax.Array]:
+    def name_cotangents(self, found: Sequence[jax.Array]) -> dict[str, jax.Array]:
         every = dict(zip(self._needs, found, strict=True))
         batch, _, n_inputs = self._call.x.shape
         layouts = {
@@ -198,18 +198,20 @@ class _Scored(_products.Reads):
     # ---- in a kernel
     def compute_ways(self, refs: Sequence[Any], block: Any, samples: Any) -> list[Way]:
         u, scalars, keep = self._arguments(refs)
-        ways = self._call.read.select(u, plain.named(self._call.read, scalars))[: self._call.read.valued]
+        ways = self._call.read.select(u, plain.name_scalars(self._call.read, scalars))[
+            : self._call.read.valued
+        ]
         if keep is not None:
             ways = [(index, keep * coefficient) for index, coefficient in ways]
         if self._counts:
             # A coefficient of 0 is no hit.
             ways = [(index, (coefficient != 0).astype(jnp.float32)) for index, coefficient in ways]
-        return [(self._existing(index, block, samples), coefficient) for index, coefficient in ways]
+        return [(self._mask_missing(index, block, samples), coefficient) for index, coefficient in ways]
 
     def index(self, refs: Sequence[Any], block: Any, samples: Any) -> list[jax.Array]:
         u, scalars, _ = self._arguments(refs)
-        ways = self._call.read.select(u, plain.named(self._call.read, scalars))
-        return [self._existing(index, block, samples) for index, _ in ways]
+        ways = self._call.read.select(u, plain.name_scalars(self._call.read, scalars))
+        return [self._mask_missing(index, block, samples) for index, _ in ways]
 
     def pull(
         self,
@@ -220,7 +222,7 @@ class _Scored(_products.Reads):
         samples: Any,
     ) -> None:
         by_name = dict(zip(self._needs, outputs, strict=True))
-        _, pull, _ = plain.linearized(self._call.read, *self._arguments(refs))
+        _, pull, _ = plain.linearize_read(self._call.read, *self._arguments(refs))
         du, scalars, keep = pull(list(products))
         exist = self._exist(block, samples)
         if "x" in by_name:
@@ -287,7 +289,7 @@ class _Scored(_products.Reads):
             & (samples * blocks.samples + sample < blocks.batch)
         )
 
-    def _existing(self, index: jax.Array, block: Any, samples: Any) -> jax.Array:
+    def _mask_missing(self, index: jax.Array, block: Any, samples: Any) -> jax.Array:
         """Return row ids, negative where no table or sample exists."""
         index = jnp.clip(index, 0, self._call.weights.shape[1] - 1)
         # Clamped first: an id out of range of an existing element reads the nearest row.

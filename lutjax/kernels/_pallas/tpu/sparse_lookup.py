@@ -39,7 +39,7 @@ def update(
     gradient = backward(call, cotangent, frozenset({"weights"}), device=device)["weights"]
     index = call.detection.index
 
-    def touched() -> jax.Array:
+    def count_reads() -> jax.Array:
         return lookup.read_counts(call.weights, index, device)
 
-    return _products.update_rows(call.weights, gradient, step, touched), step.state
+    return _products.update_rows(call.weights, gradient, step, count_reads), step.state

@@ -45,7 +45,7 @@ def backward(
     if "weights" in needs:
         cotangents["weights"] = _products.add_rows(None, weights.shape, reads, cotangent, blocks, device)
     if "coefficients" in needs:
-        (each,) = _products.pulled(reads, weights, call.index.shape[2], cotangent, blocks, device)
+        (each,) = _products.pull_back(reads, weights, call.index.shape[2], cotangent, blocks, device)
         cotangents["coefficients"] = jnp.moveaxis(blocks.to_elements(each), 0, -1)
     return cotangents
 
@@ -58,7 +58,7 @@ def update(
     weights, blocks = call.weights, _blocks(call, device)
     reads = _reads(call, blocks)
 
-    def touched() -> jax.Array:
+    def count_reads() -> jax.Array:
         shape = (*weights.shape[:2], 1)
         # Blocks depend on shapes only, here on the shape of tables with one output.
         counted = call.replace(weights=jax.ShapeDtypeStruct(shape, weights.dtype))
@@ -72,7 +72,7 @@ def update(
     def add_to(total: jax.Array | None, values: jax.Array) -> jax.Array:
         return _products.add_rows(total, weights.shape, reads, values, blocks, device)
 
-    return _products.update_tables(weights, cotangent, step, add_to, touched)
+    return _products.update_tables(weights, cotangent, step, add_to, count_reads)
 
 
 def _blocks(call: WeightedLookup, device: Device) -> RowBlocks:
