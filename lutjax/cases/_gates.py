@@ -60,7 +60,7 @@ def case(draw: Draw, s: Sizes, parameter: Parameter) -> Case:
     return _case(draw, x, draw.weights(parameter.shape(n_gates, bits)), fixed, parameter, first)
 
 
-def measured_case(draw: Draw, s: Sizes, parameter: Parameter, low: float = 0.0) -> Case:
+def measured(draw: Draw, s: Sizes, parameter: Parameter, low: float = 0.0) -> Case:
     """Return a features-first case with ``x[inputs, batch]`` in ``[low, 1]`` and fan-out lists.
 
     Random wires read all inputs about equally often.
@@ -114,7 +114,7 @@ def bytes_of_gates(inputs: int, outputs: int, parameters: int, wires: int, reade
 
 
 def traffic(s: Sizes, parameter: Parameter) -> Bytes:
-    """Return the bytes moved by `measured_case`."""
+    """Return the bytes moved by `measured`."""
     bits, n_inputs, n_gates = s.get("bits", 2), s["inputs"], s["gates"]
     return bytes_of_gates(
         inputs=n_inputs * s["batch"],
@@ -126,9 +126,9 @@ def traffic(s: Sizes, parameter: Parameter) -> Bytes:
 
 
 def functions(parameter: Parameter, low: float = 0.0) -> tuple[Callable[..., Any], ...]:
-    """Return `case`, `measured_case` and `traffic` of an op with this parameter."""
+    """Return `case`, `measured` and `traffic` of an op with this parameter."""
     return (
         functools.partial(case, parameter=parameter),
-        functools.partial(measured_case, parameter=parameter, low=low),
+        functools.partial(measured, parameter=parameter, low=low),
         functools.partial(traffic, parameter=parameter),
     )

@@ -93,7 +93,7 @@ class CaseModule:
     def measured(self, sizes: Sizes, dtype: str) -> Case:
         """Return the measured case at some sizes, with a fast generator."""
         draw = MeasuredDraw(self.op, "measured", jnp.dtype(dtype))
-        case: Case = getattr(self.module, "measured_case", self.module.case)(draw, sizes)
+        case: Case = getattr(self.module, "measured", self.module.case)(draw, sizes)
         return case
 
     def traffic(self, sizes: Sizes) -> Traffic:

@@ -57,7 +57,7 @@ def n_distances(s: Sizes, n_keys: int) -> int:
     return s.get("distances", min(farthest, s.get("window", farthest)) if n_keys else 0)
 
 
-def measured_case(
+def measured(
     draw: Draw, s: Sizes, address_bits: int, *, compared: int, function: str | None = None, **options: Any
 ) -> Case:
     """Return a self-attention case with equally many inputs and outputs, or `outputs` with `slots`.

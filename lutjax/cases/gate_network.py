@@ -47,7 +47,7 @@ def case(draw: Draw, s: Sizes) -> Case:
     return _case(draw, s, x, coefficients, wires, lutjax.readers if s.get("readers") else None, first)
 
 
-def measured_case(draw: Draw, s: Sizes) -> Case:
+def measured(draw: Draw, s: Sizes) -> Case:
     """Return features-first layers on ``x[inputs, batch]`` in [0, 1], with fan-out lists and balanced wires."""
     wires = [(draw.permutation(n * 2) % before).reshape(n, 2) for before, n in _layers(s)]
     x = draw.uniform((s["inputs"], s["batch"]), 0.0, 1.0)

@@ -63,7 +63,7 @@ def case(draw: Draw, s: Sizes) -> Case:
     return _case(draw, places, x, draw.grid((4, s["trees"], n_leaves - 1), 4), fixed)
 
 
-def measured_case(draw: Draw, s: Sizes) -> Case:
+def measured(draw: Draw, s: Sizes) -> Case:
     """Return trees with balanced channels and fan-out lists."""
     places, n_wires = places_of(s), s["trees"] * s["leaves"]
     leaves = (draw.permutation(n_wires) % (math.prod(places.kernel) * s["channels"])).reshape(-1, s["leaves"])

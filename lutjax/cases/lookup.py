@@ -43,7 +43,7 @@ def case(draw: Draw, s: Sizes) -> Case:
     )
 
 
-def measured_case(draw: Draw, s: Sizes) -> Case:
+def measured(draw: Draw, s: Sizes) -> Case:
     return draw.case(
         {
             "weights": draw.weights((s["detectors"], 2 ** s["bits"], s["outputs"])),

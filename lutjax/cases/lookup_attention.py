@@ -104,8 +104,8 @@ def case(draw: Draw, s: Sizes) -> Case:
     )
 
 
-def measured_case(draw: Draw, s: Sizes) -> Case:
-    return _sequences.measured_case(draw, s, _address_bits(s), compared=s["inputs"], function="lut_attention")
+def measured(draw: Draw, s: Sizes) -> Case:
+    return _sequences.measured(draw, s, _address_bits(s), compared=s["inputs"], function="lut_attention")
 
 
 def traffic(s: Sizes) -> LookUpTraffic:

@@ -71,7 +71,7 @@ def case(draw: Draw, s: Sizes) -> Case:
     return _case(draw, s, images, fixed)
 
 
-def measured_case(draw: Draw, s: Sizes) -> Case:
+def measured(draw: Draw, s: Sizes) -> Case:
     """Return pairs with different window values."""
     windows = windows_of(s)
     n_values = math.prod(windows.size) * windows.channels

@@ -103,11 +103,11 @@ def case(draw: Draw, s: Sizes) -> Case:
     )
 
 
-def measured_case(draw: Draw, s: Sizes) -> Case:
+def measured(draw: Draw, s: Sizes) -> Case:
     """Return the op at some sizes, with as many outputs as inputs."""
     compared = 2 * s["inputs"] + s["position_bits"]
     interleave = bool(s.get("interleave"))
-    return _sequences.measured_case(draw, s, s["bits"], compared=compared, interleave=interleave)
+    return _sequences.measured(draw, s, s["bits"], compared=compared, interleave=interleave)
 
 
 def traffic(s: Sizes) -> LookUpTraffic:

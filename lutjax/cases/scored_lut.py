@@ -114,7 +114,7 @@ def case(draw: Draw, s: Sizes) -> Case:
     )
 
 
-def measured_case(draw: Draw, s: Sizes) -> Case:
+def measured(draw: Draw, s: Sizes) -> Case:
     """Return a layer case: normally distributed inputs and tables, distinct inputs per pair."""
     made = case(draw, s)
     drawn = {
@@ -142,7 +142,7 @@ def _deploy_case(draw: Draw, made: Case, groups: int) -> Case:
 
 
 def traffic(s: Sizes) -> Bytes:
-    """Return the bytes moved by `measured_case`. No arrays are stored between inputs and rows.
+    """Return the bytes moved by `measured`. No arrays are stored between inputs and rows.
 
     Forward reads a row in each way that has a value, backward in every way. A gradient, or an in-place update,
     reads and writes a row in each way that has a value; a dense gradient is zeroed first. Inputs are read in each

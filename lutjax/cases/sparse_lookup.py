@@ -104,7 +104,7 @@ def _edge_case(draw: Draw, s: Sizes) -> Case:
     )
 
 
-def measured_case(draw: Draw, s: Sizes) -> Case:
+def measured(draw: Draw, s: Sizes) -> Case:
     """Return a `lutjax.sparse_lut` case with targets for every row."""
     shape = (s["detectors"], 2 ** s["bits"], s["slots"])
     return draw.case(

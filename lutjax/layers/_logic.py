@@ -238,7 +238,7 @@ class _LogicSpec(Spec):
     def _scale_logits(self, logits: jax.Array, key: Any, noise: Op, estimator: str) -> jax.Array:
         if estimator == "gumbel":
             if key is None:
-                raise self._error("estimator is 'gumbel', which needs rngs for its noise.")
+                raise self._error("estimator is 'gumbel'; pass rngs, or deterministic=True.")
             logits = logits + noise(key, logits.shape, logits.dtype)
         return logits / jnp.asarray(self.temperature, logits.dtype)
 

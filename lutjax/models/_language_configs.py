@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from lutjax.arguments import format_value
 from lutjax.models._config import MOST_LAYERS, Config
 from lutjax.models._fields import check_names, one_of
 from lutjax.names import FLOATS, PLACEMENTS, READS
@@ -51,8 +52,8 @@ class GPTConfig(Config):
       memory_layers: layers preceded by a memory, counted from 0. Each memory has tables of its own.
       memory_placement: where memory tables reside. With ``"host"`` they stay in host memory, and a device receives only
         the rows that it reads.
-      memory_base: bundle of an imported memory (`lutjax.convert.convert_memory`), whose rows the memory reads and updates in
-        place of its own. It decides the sizes of the memory; the base files are never written.
+      memory_base: bundle of an imported memory, whose rows the model trains. See
+        `lutjax.convert.convert_memory`. It decides the sizes of the memory; its base files are never written.
 
     Raises:
       ValueError: a size is impossible, or the imported memory is of another vocabulary.
@@ -182,6 +183,11 @@ class GPTConfig(Config):
           ValueError: one of them is given with another value, or the vocabulary is another.
         """
         assert self.memory_base is not None
+        if not os.path.isdir(self.memory_base):
+            raise ValueError(
+                f"GPTConfig: memory_base is {format_value(self.memory_base)}; expected a folder written by "
+                "lutjax.convert.convert_memory."
+            )
         object.__setattr__(self, "memory_base", os.path.abspath(self.memory_base))
         layout = self._base["layout"]
         if layout.n_tokens != self.vocab_size:

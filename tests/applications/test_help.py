@@ -23,7 +23,7 @@ from lutjax.training.classifier_runs import Classifier
 from lutjax.training.lm_runs import LanguageModel
 
 FREE = [
-    "--prompt", "--target", "--id", "--exclude", "--encoding", "--name", "--format", "--inputs",
+    "--prompt", "--memory-base", "--target", "--id", "--exclude", "--encoding", "--name", "--format", "--inputs",
     "--coordinator", "--host", "--model-name", "--wiring", "--op", "--size", "--monotone", "--antitone", "--unused",
 ]  # fmt: skip
 """Free-form options without a fixed list of choices in click."""

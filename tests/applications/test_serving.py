@@ -281,7 +281,9 @@ def test_cells_of_tables(raw, message):
 
 def test_other_models_are_not_served():
     automaton = nnx.eval_shape(lambda: LogicCA(LogicCAConfig(), rngs=nnx.Rngs(0)))
-    with pytest.raises(ValueError, match="model is a LogicCA; only text models, classifiers and imported memories are served"):
+    with pytest.raises(
+        ValueError, match="model is a LogicCA; only text models, classifiers and imported memories are served"
+    ):
         application(automaton)
     with pytest.raises(ValueError, match="slots is 0; it must be at least 1"):
         Limits(slots=0)

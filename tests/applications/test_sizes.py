@@ -48,6 +48,7 @@ class Fake:
 
 def make(fields):
     """Return the config of an experiment on a table with two classes, which is what `find` reads."""
+    fields = {name: value for name, value in fields.items() if name != "gate_cost"}  # of the training config
     config = LogicClassifierConfig(24, 2, **{"layers": (1280,), "tau": 10.0, **fields})
     return SimpleNamespace(record=SimpleNamespace(model=config))
 

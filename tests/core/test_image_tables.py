@@ -31,7 +31,7 @@ def variables_of(case):
 
 def test_errors():
     x = jnp.zeros(CASES["conv"].shape)
-    with pytest.raises(ValueError, match=r"ConvLUT: table_dropout is 0\.5, which needs rngs"):
+    with pytest.raises(ValueError, match=r"ConvLUT: table_dropout is 0\.5; pass rngs"):
         CASES["conv"].spec(variables_of(CASES["conv"]), x)
     for name, case in CASES.items():
         hard = {k: v for k, v in case.options.items() if k not in ("read", "table_dropout")}

@@ -67,7 +67,7 @@ def test_streams_and_views_of_flax_nnx(layer):
     np.testing.assert_array_equal(run(made, x), calm)
     made.train()
     made.rngs = nnx.data(None)
-    with pytest.raises(ValueError, match=f"^{layer}: .*, which needs rngs"):
+    with pytest.raises(ValueError, match=f"^{layer}: .*; pass rngs"):
         made(x)
 
 

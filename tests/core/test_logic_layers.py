@@ -357,7 +357,7 @@ class TestSlow:
         np.testing.assert_array_equal(model(bits, deterministic=True), model.votes(y).T)
         for layer in model.layers:
             layer.rngs = nnx.data(None)
-        with pytest.raises(ValueError, match="LogicGates: estimator is 'gumbel', which needs rngs"):
+        with pytest.raises(ValueError, match="LogicGates: estimator is 'gumbel'; pass rngs"):
             model(bits)
 
     def test_recurrent_gates_go_on_and_run_packed(self):

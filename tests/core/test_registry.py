@@ -348,7 +348,7 @@ def test_a_pullback_runs_what_its_call_chose(weights, detection, registered):
 
 def test_a_pullback_computes_differentiated_arguments_alone():
     for needs in itertools.product((False, True), repeat=3):
-        assert _gradient._marked(_gradient._mark(needs), 3) == needs
+        assert _gradient._read_marks(_gradient._mark(needs), 3) == needs
 
 
 def test_the_device_of_the_arrays_decides(weights, detection):
