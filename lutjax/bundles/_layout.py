@@ -226,6 +226,11 @@ def is_config(found: Any) -> bool:
     )
 
 
+def is_memory(folder: Folder) -> bool:
+    """Return True if a bundle is of an imported memory."""
+    return (folder / MEMORY_RECORD).is_file()
+
+
 def is_bundle(folder: Folder) -> bool:
     """Return True if a folder has any bundle file."""
     return any(os.path.lexists(folder / name) for name in (CONFIG, TENSORS))

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lutjax import reads
 from lutjax.cases._case import Arrays, Axes, Case, Draw, Size, Sizes, Tag
@@ -153,32 +154,21 @@ def traffic(s: Sizes) -> Bytes:
     valued = ways if read.valued is None else read.valued
     per_group = s["batch"] * s["groups"]
     ids = 2 * s["detectors"] * s["bits"] * ID_BYTES
-    inputs = (per_group * s["inputs"] + len(read.initial())) * ID_BYTES + ids
-    n_table, n_read = (
-        s["detectors"] * 2 ** s["bits"] * s["outputs"],
-        s["batch"] * s["detectors"] * s["outputs"],
-    )
+    n_table = s["detectors"] * 2 ** s["bits"] * s["outputs"]
+    n_read, n_outputs = s["batch"] * s["detectors"] * s["outputs"], per_group * s["outputs"]
+    integers = bool(s.get("integers"))
     # Elements in the dtype of the tables, and other bytes: tables may be read as int8, or be int8
     # themselves, with outputs in float32.
-    outputs = (0, per_group * s["outputs"] * ID_BYTES) if s.get("integers") else (per_group * s["outputs"], 0)
-    rows = (0, n_read) if read.rounds_tables else (n_read, 0)
-    table, moved = (0, n_table) if s.get("integers") else (n_table, 0), (2 * valued * n_read, 0)
-
-    def total(n_inputs: int, n_rows: int, n_outputs: int, *others: tuple[int, int]) -> tuple[int, int]:
-        every = [
-            (n_rows * rows[0], n_rows * rows[1]),
-            (n_outputs * outputs[0], n_outputs * outputs[1]),
-            *others,
-        ]
-        return sum(n for n, _ in every), n_inputs * inputs + sum(n for _, n in every)
-
-    both = total(3, valued + ways, 2, moved, (0, -ids))
-    return Bytes(
-        table,
-        {
-            FORWARD: total(1, valued, 1),
-            UPDATE: total(1, 0, 1, moved),
-            IN_PLACE: both,
-            DENSE: (both[0] + table[0], both[1] + table[1]),
-        },
-    )
+    inputs = np.array((0, (per_group * s["inputs"] + len(read.initial())) * ID_BYTES + ids))
+    outputs = np.array((0, n_outputs * ID_BYTES) if integers else (n_outputs, 0))
+    rows = np.array((0, n_read) if read.rounds_tables else (n_read, 0))
+    table = np.array((0, n_table) if integers else (n_table, 0))
+    moved = np.array((2 * valued * n_read, 0))
+    both = 3 * inputs - (0, ids) + (valued + ways) * rows + 2 * outputs + moved
+    moves = {
+        FORWARD: inputs + valued * rows + outputs,
+        UPDATE: inputs + outputs + moved,
+        IN_PLACE: both,
+        DENSE: both + table,
+    }
+    return Bytes(tuple(table.tolist()), {row: tuple(total.tolist()) for row, total in moves.items()})

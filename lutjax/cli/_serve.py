@@ -46,7 +46,7 @@ def serve(folder: Path, host: str, port: int, model_name: str | None, grace: int
     answer POST /v1/completions, classifiers POST /v1/classify, memories POST /v1/memory; GET /health,
     /metrics and /v1/models report the state. The server has no encryption or authentication: put a proxy in front of it.
     """
-    from lutjax.bundles._layout import MEMORY_RECORD
+    from lutjax.bundles._layout import is_memory
     from lutjax.convert import memory_layer
     from lutjax.extras import require_optional
     from lutjax.files.errors import FolderError
@@ -55,8 +55,7 @@ def serve(folder: Path, host: str, port: int, model_name: str | None, grace: int
     with require_optional("lutjax serve"):
         import uvicorn
 
-    is_memory = (folder / MEMORY_RECORD).is_file()
-    model: Any = memory_layer(folder) if is_memory else _run.model(folder)
+    model: Any = memory_layer(folder) if is_memory(folder) else _run.model(folder)
     try:
         app = application(model, model_name or folder.resolve().name, Limits(**limits))
     except ValueError as error:

@@ -181,6 +181,17 @@ def open_memory_table(
 ) -> HostTable:
     """Return the table of a bundle from `convert_memory`; see `memory_layer`."""
     record = read_record(model)
+    return _open_table(record, NgramLayout.from_json(record["layout"]), model, base, trains, overlays)
+
+
+def _open_table(
+    record: Mapping[str, Any],
+    layout: NgramLayout,
+    model: str | os.PathLike[str],
+    base: str | os.PathLike[str] | None,
+    trains: bool,
+    overlays: Sequence[str | os.PathLike[str]],
+) -> HostTable:
     folder = record.get("folder") if base is None else base
     if folder is None:
         raise ConversionError(f"{model} does not name the folder of its base files; give it as base=.")
@@ -189,8 +200,7 @@ def open_memory_table(
     )
     return HostTable.mapped(
         parts, codec=record["codec"], width=record["arguments"]["width"], scales=scales,
-        layout=NgramLayout.from_json(record["layout"]), trains=trains, overlays=overlays,
-        base=record["base"],
+        layout=layout, trains=trains, overlays=overlays, base=record["base"],
     )  # fmt: skip
 
 
@@ -220,9 +230,9 @@ def memory_layer(
     from lutjax.layers.nnx import NgramEmbedding, NgramMemory
 
     record = read_record(model)
-    table = open_memory_table(model, base, trains=trains, overlays=overlays)
-    kinds: Mapping[str, Any] = {"NgramMemory": NgramMemory, "NgramEmbedding": NgramEmbedding}
     layout = NgramLayout.from_json(record["layout"])
+    table = _open_table(record, layout, model, base, trains, overlays)
+    kinds: Mapping[str, Any] = {"NgramMemory": NgramMemory, "NgramEmbedding": NgramEmbedding}
     layer: NgramMemory | NgramEmbedding = kinds[record["class"]](
         layout=layout, placement=table, rngs=nnx.Rngs(0), **record["arguments"]
     )

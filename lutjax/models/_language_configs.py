@@ -200,14 +200,15 @@ class GPTConfig(Config):
                 f"GPTConfig: memory_layers is {self.memory_layers}; an imported memory has one table, for one layer."
             )
         decided = {
-            "orders": layout.orders,
-            "rows": layout.n_rows,
-            "heads": layout.heads,
-            "width": layout.width,
+            "memory": True,
+            "memory_placement": "host",
+            "memory_orders": layout.orders,
+            "memory_rows": layout.n_rows,
+            "memory_heads": layout.heads,
+            "memory_width": layout.width,
         }
-        decided = {f"memory_{name}": value for name, value in decided.items()}
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        for name, value in {"memory": True, "memory_placement": "host", **decided}.items():
+        for name, value in decided.items():
             if getattr(self, name) not in (value, defaults[name]):
                 raise ValueError(
                     f"GPTConfig: {name} is {getattr(self, name)} and memory_base has {value}; leave {name} out."

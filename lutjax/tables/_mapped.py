@@ -244,7 +244,7 @@ class MappedTable(HostTable):
         self, index: Int[np.ndarray, "n tables ways"], out: np.ndarray | None = None
     ) -> Float[np.ndarray, "tables reads numbers"]:
         """Return the addressed rows, float32, clamping ids out of range; see `HostTable.gather`."""
-        ids = self._clamped(index)
+        ids = self._clamp_ids(index)
         found = np.empty((1, len(ids), self.shape[2]), np.float32) if out is None else out
         slots = None if self._slots is None else self._slots[ids]
         if slots is None or not slots.any():
@@ -266,12 +266,12 @@ class MappedTable(HostTable):
         """Return the addressed rows in the form for the device; see `record`."""
         if self._is_wide:
             return self.gather(index, out)
-        ids, inverse = np.unique(self._clamped(index), return_inverse=True)
+        ids, inverse = np.unique(self._clamp_ids(index), return_inverse=True)
         found = np.empty((1, len(inverse), self.record[0]), np.uint8) if out is None else out
         take_rows([(self._records(ids), inverse, found[0])])
         return found
 
-    def _clamped(self, index: np.ndarray) -> np.ndarray:
+    def _clamp_ids(self, index: np.ndarray) -> np.ndarray:
         """Return existing ids, int64 ``[reads]``."""
         if index.ndim != 3 or index.shape[1] != 1:
             raise ValueError(f"HostTable: index is {format_value(index)}; expected integer ids [n, 1, ways].")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lutjax.bundles._layout import MEMORY_RECORD, is_bundle
+from lutjax.bundles._layout import is_bundle, is_memory
 from lutjax.files import strict_json
 from lutjax.files.messages import escape_unprintable, in_a_line
 from lutjax.files.strict_json import Fields
@@ -33,7 +33,7 @@ def facts(folder: Path, *, on_damage: Callable[[str], None] = checkpoints.warn) 
     """
     if overlays.is_overlay(folder):
         return overlays.facts(folder)
-    if (folder / MEMORY_RECORD).is_file():
+    if is_memory(folder):
         from lutjax.convert import _memories  # with JAX
 
         return _memories.facts(folder)
