@@ -232,7 +232,7 @@ def arrays(name: str, split: int, data: Path) -> list[np.ndarray]:
 
 
 def fit(name: str, split: int, learner: str, data: Path, jobs: int) -> Row:
-    """Return the row of one of scikit-learn's learners, which has its share of the cores."""
+    """Fit a scikit-learn learner on its share of the cores; return its row."""
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
     from threadpoolctl import threadpool_limits
@@ -276,7 +276,7 @@ def page_table(path: Path) -> str:
 
 
 def _mean_size(sizes: list[int | None]) -> str:
-    """Return the mean of the sizes, or nothing where one is not counted."""
+    """Return the mean size, or nothing if one is missing."""
     counted = [size for size in sizes if size is not None]
     return f"{np.mean(counted):,.0f}" if len(counted) == len(sizes) else ""
 
