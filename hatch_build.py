@@ -46,7 +46,9 @@ class Sources:
 
     def __init__(self, root: Path) -> None:
         self.folder = root / "lutjax" / "layers"
-        self.trees = {p.stem: ast.parse(p.read_text(encoding="utf-8")) for p in self.folder.glob("_*.py")}
+        self.trees = {
+            p.stem: ast.parse(p.read_text(encoding="utf-8")) for p in self.folder.glob("_*.py")
+        }
 
     def find(self, module: str, name: str) -> tuple[str, ast.ClassDef | ast.FunctionDef]:
         """Return the definition for a name in a module, and its own module."""
@@ -66,7 +68,9 @@ class Sources:
                 yield from self.ancestors(module, base.id)
         yield module, node
 
-    def constant(self, classes: list[tuple[str, ast.ClassDef]], name: str) -> tuple[str, ast.expr | None]:
+    def constant(
+        self, classes: list[tuple[str, ast.ClassDef]], name: str
+    ) -> tuple[str, ast.expr | None]:
         """Return a class attribute's value, and its module."""
         for module, node in reversed(classes):
             for line in node.body:
@@ -88,7 +92,9 @@ class Sources:
                 continue
             named = False
             for line in node.body:
-                if not isinstance(line, ast.AnnAssign) or "ClassVar" in ast.unparse(line.annotation):
+                if not isinstance(line, ast.AnnAssign) or "ClassVar" in ast.unparse(
+                    line.annotation
+                ):
                     continue
                 name, annotation = ast.unparse(line.target), ast.unparse(line.annotation)
                 if name == "_":
@@ -107,7 +113,9 @@ def function(node: ast.FunctionDef, name: str, first: list[ast.arg] | None = Non
       name: method name.
       first: parameters in place of ``arrays``, if the function takes them.
     """
-    arguments = ast.arguments(**{field: getattr(node.args, field) for field in ast.arguments._fields})
+    arguments = ast.arguments(
+        **{field: getattr(node.args, field) for field in ast.arguments._fields}
+    )
     arguments.args = [ast.arg("self"), *node.args.args[1:]]
     if first is not None and arguments.args[1].arg == "arrays":
         arguments.args[1:2] = first
@@ -128,13 +136,17 @@ def layer(sources: Sources, library: str, module: str, spec: str) -> str:
         in (f.name for _, c in classes for f in c.body if isinstance(f, ast.FunctionDef))
         else "Layer"
     )
-    inferred = next(iter({n for n, (_, _, named) in fields.items() if not named} & {"in_features"}), None)
+    inferred = next(
+        iter({n for n, (_, _, named) in fields.items() if not named} & {"in_features"}), None
+    )
     positional, keyword = [], []
     lines = []
     for name, (annotation, has_default, named) in fields.items():
         if inferred and not named and not has_default:
             annotation, has_default = f"{annotation} | None", True
-        (keyword if named else positional).append(f"{name}: {annotation}{' = ...' if has_default else ''}")
+        (keyword if named else positional).append(
+            f"{name}: {annotation}{' = ...' if has_default else ''}"
+        )
         lines.append(f"    {name}: {annotation}")
     parent = ["parent: Any = ..."] if library == "linen" else []
     signature = ", ".join(["self", *positional, "*", *keyword, *parent, "name: str | None = ..."])
@@ -146,7 +158,9 @@ def layer(sources: Sources, library: str, module: str, spec: str) -> str:
     assert isinstance(of_call, ast.FunctionDef)
     body.append(function(of_call, "__call__"))
     first = (
-        [ast.arg("variables", ast.parse("Mapping[str, Any]", mode="eval").body)] if library == "linen" else []
+        [ast.arg("variables", ast.parse("Mapping[str, Any]", mode="eval").body)]
+        if library == "linen"
+        else []
     )
     _, methods = sources.constant(classes, "methods")
     for name in ast.literal_eval(methods) if methods else ():
@@ -191,7 +205,9 @@ class StubHook(BuildHookInterface):  # type: ignore[misc, valid-type]
         """Write the stubs into the build folder, and include them in non-editable wheels."""
         if version != "editable":
             written = write(Path(self.root), Path(self.directory) / "stubs")
-            build_data["force_include"].update({str(path): place for path, place in written.items()})
+            build_data["force_include"].update(
+                {str(path): place for path, place in written.items()}
+            )
 
 
 if __name__ == "__main__":

@@ -29,8 +29,12 @@ def main() -> None:
     rng = np.random.default_rng(0)
     anchors = np.asarray(lutjax.sample_anchors(jax.random.key(0), INPUTS, DETECTORS, BITS))
     x = jnp.asarray(rng.normal(size=(1, given.length, INPUTS)), jnp.float32)
-    positions = jnp.asarray(rng.normal(size=(given.length - 1, DETECTORS, POSITION_BITS)), jnp.float32)
-    table = jnp.asarray(rng.normal(size=(DETECTORS, 2 ** (2 * BITS + POSITION_BITS), INPUTS)), jnp.float32)
+    positions = jnp.asarray(
+        rng.normal(size=(given.length - 1, DETECTORS, POSITION_BITS)), jnp.float32
+    )
+    table = jnp.asarray(
+        rng.normal(size=(DETECTORS, 2 ** (2 * BITS + POSITION_BITS), INPUTS)), jnp.float32
+    )
     causal = np.tril(np.ones(2 * (-(-given.length // BLOCK),), bool))
     mask = causal & (rng.random(causal.shape) < given.share)
     names = (given.implementation, "xla") if given.implementation else None
@@ -41,7 +45,10 @@ def main() -> None:
     def time_passes(**options: Any) -> dict[str, float]:
         forward = functools.partial(attend, **options)
         backward = jax.grad(lambda x, w: jnp.sum(attend(x, w, **options)))
-        calls: dict[str, Callable[..., Any]] = {"forward": forward, "forward and backward to x": backward}
+        calls: dict[str, Callable[..., Any]] = {
+            "forward": forward,
+            "forward and backward to x": backward,
+        }
         return {name: device_time(call, x, table).p50 for name, call in calls.items()}
 
     masked = f"{mask.sum() / causal.sum():.0%} of the blocks"

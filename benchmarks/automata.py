@@ -20,7 +20,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import parse, parse_fields, print_table, table as markdown_table, time_calls  # beside this file
+from harness import (
+    parse,
+    parse_fields,
+    print_table,
+    table as markdown_table,
+    time_calls,
+)  # beside this file
 
 from lutjax.training.automaton_runs import SOLVED_TESTS, Automaton
 from lutjax.training.models import State
@@ -61,7 +67,10 @@ def _table(rows: Sequence[Row]) -> str:
     seeds, lines = sorted({row["seed"] for row in rows}), []
     for name in EXPERIMENTS:
         if own := {row["seed"]: row for row in rows if row["experiment"] == name}:
-            cells = {n: f"{r['first']}" if r["first"] >= 0 else f"({r['wrong']:g})" for n, r in own.items()}
+            cells = {
+                n: f"{r['first']}" if r["first"] >= 0 else f"({r['wrong']:g})"
+                for n, r in own.items()
+            }
             solved = f"{sum(row['first'] >= 0 for row in own.values())} of {len(own)}"
             lines.append((f"`{name}`", *(cells.get(seed, "") for seed in seeds), solved))
     return markdown_table(["experiment", *map(str, seeds), "without a wrong bit"], lines)
@@ -78,7 +87,11 @@ def train(experiment: Automaton, together: bool = False) -> tuple[Tests, float, 
       experiment: automaton and training.
       together: test each of several runs and stop after all are solved, instead of the best one.
     """
-    run, steps, every = experiment.run, experiment.record.training.steps, experiment.intervals.eval_every
+    run, steps, every = (
+        experiment.run,
+        experiment.record.training.steps,
+        experiment.intervals.eval_every,
+    )
     tests: Tests = []
     state, done, loss = run.init(), 0, float("nan")
     while done < steps:
@@ -93,7 +106,13 @@ def train(experiment: Automaton, together: bool = False) -> tuple[Tests, float, 
 
 
 # ------------------------------------------------------------------------------------- pictures
-BLACK, WHITE, RED, YELLOW, BLUE = (0, 0, 0), (255, 255, 255), (255, 0, 0), (255, 255, 0), (0, 0, 255)
+BLACK, WHITE, RED, YELLOW, BLUE = (
+    (0, 0, 0),
+    (255, 255, 255),
+    (255, 0, 0),
+    (255, 255, 0),
+    (0, 0, 255),
+)
 CYAN, MAGENTA = (0, 255, 255), (255, 0, 255)
 
 # Shapes, their corners on a 16 x 16 grid, and their colors; the first color is the background.
@@ -249,7 +268,9 @@ def main() -> None:
                     f"{seconds:.0f}",
                 )
 
-    names = "seed | steps | first without a wrong bit | wrong at best | wrong at last | loss | seconds"
+    names = (
+        "seed | steps | first without a wrong bit | wrong at best | wrong at last | loss | seconds"
+    )
     print_table(names, lines(), 0)
     solved = sum(row["first"] >= 0 for row in rows)
     print(f"\n{given.experiment}: without a wrong bit {solved} of {len(seeds)}")

@@ -27,7 +27,9 @@ def table(paths: list[Path]) -> str:
             for record in csv.DictReader(file):
                 key = record["shape"], record["dtype"], record["row"]
                 cases.setdefault(key, {})[record["implementation"]] = record
-    names = [n for n in ("triton", "pallas", "xla") if any(n in by_name for by_name in cases.values())]
+    names = [
+        n for n in ("triton", "pallas", "xla") if any(n in by_name for by_name in cases.values())
+    ]
     lines = []
     for (shape, dtype, row), by_name in cases.items():
         first = by_name[next(name for name in names if name in by_name)]
@@ -36,7 +38,9 @@ def table(paths: list[Path]) -> str:
         peak = _peak(first) if first["peak_bytes"] else ""
         dtypes = "" if dtype == "float32" else f", {dtype} tables"
         sizes = "" if shape == first["sizes"] else f" ({first['sizes']})"
-        lines.append([f"{shape}{dtypes}{sizes}", _ROWS[row], *times, _time(first["cuda_s"]), limit, peak])
+        lines.append(
+            [f"{shape}{dtypes}{sizes}", _ROWS[row], *times, _time(first["cuda_s"]), limit, peak]
+        )
     records = [record for by_name in cases.values() for record in by_name.values()]
     return f"{markdown_table(['shape', '', *names, 'CUDA', 'limit', 'peak / tables'], lines, 2)}\n{_source(records)}\n"
 
@@ -48,7 +52,10 @@ def page_table(path: Path) -> str:
 
 def _source(records: list[dict[str, str]]) -> str:
     """Return a sentence with the command, dates, devices and versions of rows."""
-    versions = {f"{r['device']}, lutjax {r['lutjax']}, jax {r['jax']}, Python {r['python']}" for r in records}
+    versions = {
+        f"{r['device']}, lutjax {r['lutjax']}, jax {r['jax']}, Python {r['python']}"
+        for r in records
+    }
     days = sorted({r["date"] for r in records})
     measured = f"from {days[0]} to {days[-1]}" if len(days) > 1 else days[0]
     return f"Measured with `lutjax bench` {measured}, {'; '.join(sorted(versions))}."

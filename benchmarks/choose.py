@@ -17,7 +17,15 @@ from harness import RECORDED, about, parse, processor, table  # beside this file
 
 import lutjax
 from lutjax import optim
-from lutjax.layers.nnx import LUT, ConvLUT, GroupSum, LogicGates, ProjectionLUT, SoftLUT, Thermometer
+from lutjax.layers.nnx import (
+    LUT,
+    ConvLUT,
+    GroupSum,
+    LogicGates,
+    ProjectionLUT,
+    SoftLUT,
+    Thermometer,
+)
 
 FILE = RECORDED / "choose.json"
 STEPS, BATCH = 400, 128
@@ -52,7 +60,9 @@ def _train(model: Any, rate: float, hard: bool = False) -> tuple[int, str, str]:
     """Train a model on the digits; return parameters, milliseconds per step, and percentage of correct test images."""
     x, labels, test, test_labels = _digits()
     steps = LONGER if hard else STEPS
-    optimizer = nnx.Optimizer(model, optax.adam(optax.cosine_decay_schedule(rate, steps)), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(
+        model, optax.adam(optax.cosine_decay_schedule(rate, steps)), wrt=nnx.Param
+    )
 
     @nnx.jit
     def step(model: Any, optimizer: Any, at: Any) -> Any:
@@ -115,7 +125,13 @@ def layers() -> list[dict[str, Any]]:
     for name, (model, rate, form) in networks.items():
         count, ms, right = _train(model, rate, hard=form == "circuit")
         steps = str(LONGER if form == "circuit" else STEPS)
-        row = {"network": name, "parameters": f"{count:,}", "steps": steps, "ms a step": ms, "% right": right}
+        row = {
+            "network": name,
+            "parameters": f"{count:,}",
+            "steps": steps,
+            "ms a step": ms,
+            "% right": right,
+        }
         rows.append({**row, "without floats": form})
     return rows
 
@@ -131,7 +147,12 @@ def reads() -> list[dict[str, Any]]:
         read = getattr(lutjax.reads, kind)(**({"ways": int(ways[-1])} if ways else {}))
         layer = ProjectionLUT(64, 64, heads=4, tables=16, bits=6, read=read, rngs=rngs)
         _, ms, right = _train(nnx.Sequential(layer, nnx.Linear(64, 10, rngs=rngs)), 0.01)
-        row = {"read": f"`{name}`", "rows of a table": str(rows_per_table), "ms a step": ms, "% right": right}
+        row = {
+            "read": f"`{name}`",
+            "rows of a table": str(rows_per_table),
+            "ms a step": ms,
+            "% right": right,
+        }
         rows.append({**row, "int8 form": "yes" if kind == "PowersOfTwo" else "no"})
     return rows
 
@@ -190,7 +211,11 @@ def _sparse_step(loss: Any, rule: Any) -> tuple[Any, Any]:
     return step, optimizer.init
 
 
-TABLES: dict[str, Callable[[], list[dict[str, Any]]]] = {"layers": layers, "reads": reads, "sizes": sizes}
+TABLES: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "layers": layers,
+    "reads": reads,
+    "sizes": sizes,
+}
 
 
 # ------------------------------------------------------------------------------------------- the file
@@ -202,7 +227,11 @@ def measure(names: list[str]) -> None:
     for chosen in names:
         print(f"measuring {chosen}", flush=True)
         with lutjax.use_implementation("xla"):
-            found[chosen] = {"machine": f"{cores} of a shared {name}", **facts, "rows": TABLES[chosen]()}
+            found[chosen] = {
+                "machine": f"{cores} of a shared {name}",
+                **facts,
+                "rows": TABLES[chosen](),
+            }
     FILE.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -104,7 +104,11 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     for network, mean in means(rows).items():
         name, _, cost = network.partition(", ")
         family = "tables of 6 inputs" if "tables" in name else f"{name}, by cost"
-        label = name.removesuffix(" tables of 6") if "tables" in name else cost.removeprefix("cost ") or "0"
+        label = (
+            name.removesuffix(" tables of 6")
+            if "tables" in name
+            else cost.removeprefix("cost ") or "0"
+        )
         if "cold" in cost or "reduced" in cost:
             family = f"{family.removesuffix(', by cost')}, reduced or cold"
         families.setdefault(family, []).append((mean["lut6"], 100 * mean["accuracy"], label))
@@ -131,7 +135,10 @@ def main() -> None:
         only=(NETWORKS, "networks"),
         steps=(15000, "training steps"),
         splits=([0, 1], "splits of the digits"),
-        write=(False, "store the rows, next to rows of other networks and splits, and draw the picture"),
+        write=(
+            False,
+            "store the rows, next to rows of other networks and splits, and draw the picture",
+        ),
     )
     rows = []
     for name in given.only:
@@ -139,7 +146,10 @@ def main() -> None:
             folder = given.runs / f"{re.sub('[^a-z0-9.]+', '-', name)}-{number}"
             start = time.process_time()
             if not folder.exists():
-                train(folder, {**NETWORKS[name], "steps": given.steps, "split": number, "seed": number})
+                train(
+                    folder,
+                    {**NETWORKS[name], "steps": given.steps, "split": number, "seed": number},
+                )
             rows.append({"network": name, "split": number, **measure(folder)})
             print(rows[-1], f"{time.process_time() - start:.0f} s of CPU time", flush=True)
     if given.write:

@@ -43,19 +43,35 @@ LEAF = {"adult": 5, "digits": 1}
 OTHERS = ("logistic regression", "random forest", "random forest on bits", "gradient boosting")
 
 # Fields of LogicClassifierConfig and TrainingConfig that differ from their defaults.
-_COLUMNS = {"wiring": "learnable", "estimator": "straight_through", "column_bits": 32, "batch_size": 256}
+_COLUMNS = {
+    "wiring": "learnable",
+    "estimator": "straight_through",
+    "column_bits": 32,
+    "batch_size": 256,
+}
 _SMALL = {"layers": (1280,), "tau": 8.0, "steps": 1000, "batch_size": 200}
 _WIDE = {"layers": (4000,) * 3, "tau": 8.0}
 NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
     "adult": {
         "1280 gates, 1000 steps": {**_COLUMNS, **_SMALL},
-        "8000 gates": {**_COLUMNS, "layers": (8000,), "tau": 30.0, "learning_rate": 0.03, "steps": 4000},
+        "8000 gates": {
+            **_COLUMNS,
+            "layers": (8000,),
+            "tau": 30.0,
+            "learning_rate": 0.03,
+            "steps": 4000,
+        },
     },
     "digits": {
         "3 x 4000 gates": {**_WIDE, "wiring": "learnable", "steps": 6000},
         "3 x 4000 gates, top-k, 1200 steps": {**_WIDE, "wiring": "top-k", "steps": 1200},
         "3 x 4000 gates, top-k": {**_WIDE, "wiring": "top-k", "steps": 3000},
-        "3 x 4000 gates, 7 thresholds": {**_WIDE, "wiring": "learnable", "steps": 6000, "n_thresholds": 7},
+        "3 x 4000 gates, 7 thresholds": {
+            **_WIDE,
+            "wiring": "learnable",
+            "steps": 6000,
+            "n_thresholds": 7,
+        },
     },
 }
 NAMES = [name for networks in NETWORKS.values() for name in networks]
@@ -70,7 +86,9 @@ Parts = dict[str, tuple[Samples, Samples]]
 def split_adult(data: datasets.Data, split: int, bits: int) -> Parts:
     """Return the parts of a split, with the same training rows for both."""
     assert isinstance(data.train, datasets.Table)
-    train, left_out = (data.train.rows(ids) for ids in split_ids(data.train.labels, split, stratified=True))
+    train, left_out = (
+        data.train.rows(ids) for ids in split_ids(data.train.labels, split, stratified=True)
+    )
     encoding = datasets.Encoding.fit(train, bits)
     parts = [
         Samples(encoding.encode(rows), encoding.labels(rows), (len(encoding.features),), rows.name)
@@ -93,13 +111,16 @@ def split_digits(data: datasets.Data, split: int) -> Parts:
     others = np.random.default_rng(split).permutation(rest)[: len(train)]
     ids = {"test": (train, test), "validation": (others, held)}
     return {
-        kind: (select_samples(data.train, a), select_samples(data.train, b)) for kind, (a, b) in ids.items()
+        kind: (select_samples(data.train, a), select_samples(data.train, b))
+        for kind, (a, b) in ids.items()
     }
 
 
 def encode_bits(samples: Samples, train: Samples) -> Samples:
     """Return samples with the network's input bits instead of numbers."""
-    thresholds = lutjax.thermometer_thresholds(jnp.asarray(train.x), LogicClassifierConfig(1, 2).n_thresholds)
+    thresholds = lutjax.thermometer_thresholds(
+        jnp.asarray(train.x), LogicClassifierConfig(1, 2).n_thresholds
+    )
     bits = (samples.x[:, :, None] > np.asarray(thresholds)).reshape(len(samples.x), -1)
     return dataclasses.replace(samples, x=bits.astype(np.float32), shape=bits.shape[1:])
 
@@ -122,7 +143,10 @@ def measure(
     start, adult = time.perf_counter(), kind == "adult"
     own = {field.name for field in dataclasses.fields(LogicClassifierConfig)}
     training = TrainingConfig(**{key: value for key, value in fields.items() if key not in own})
-    found = [split_adult(data, s, training.column_bits) if adult else split_digits(data, s) for s in splits]
+    found = [
+        split_adult(data, s, training.column_bits) if adult else split_digits(data, s)
+        for s in splits
+    ]
     trained_parts = parts[:1] if adult else parts  # both parts of Adult have the same training rows
     divided = [split[select_samples][0] for select_samples in trained_parts for split in found]
     size = max(train.x.shape[1] for train in divided)
@@ -187,7 +211,9 @@ def measure_others(
 
 
 def _row(kind: str, name: str, gates: int | None, reached: Any, start: float, device: str) -> Row:
-    each = [f"{select_samples} {mean_and_error(values)}" for select_samples, values in reached.items()]
+    each = [
+        f"{select_samples} {mean_and_error(values)}" for select_samples, values in reached.items()
+    ]
     seconds = round(time.perf_counter() - start, 1)
     print(f"{kind}, {name}: {', '.join(each)}; {seconds:.0f} s", flush=True)
     return {

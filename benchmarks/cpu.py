@@ -69,13 +69,17 @@ def run(figure: Figure) -> tuple[dict[str, float], Any]:
         state, _ = jax.block_until_ready(program(state, *figure.args))
 
     calls = {name: functools.partial(call, program) for name, program in programs.items()}
-    times = {name: float(np.median(each)) for name, each in time_in_turns(calls, figure.repeats).items()}
+    times = {
+        name: float(np.median(each)) for name, each in time_in_turns(calls, figure.repeats).items()
+    }
     return times, state
 
 
 def write_pages(params: Any) -> Any:
     """Return nonzero parameters. Unwritten zeros would share one memory page."""
-    add = jax.jit(lambda p: jax.tree.map(lambda a: a + jnp.asarray(0.001, a.dtype), p), donate_argnums=0)
+    add = jax.jit(
+        lambda p: jax.tree.map(lambda a: a + jnp.asarray(0.001, a.dtype), p), donate_argnums=0
+    )
     return add(params)
 
 
@@ -139,7 +143,11 @@ def decoding() -> Iterator[Figure]:
     from lutjax.layers import nnx as layers
 
     n_tokens, prompt = 256, jnp.arange(32, 64)
-    variants = {"float32": {}, "int8": {"read": "powers_of_two"}, "dense": {"feed_forward": "dense"}}
+    variants = {
+        "float32": {},
+        "int8": {"read": "powers_of_two"},
+        "dense": {"feed_forward": "dense"},
+    }
     for name, changes in variants.items():
         run = _demo(**changes)
         state = run.init()
@@ -154,7 +162,9 @@ def decoding() -> Iterator[Figure]:
             return key, nnx.merge(graph, arrays).generate(prompt, n_tokens, key=now)
 
         key = jax.random.key(0)
-        yield Figure(f"one sequence, {name}", write, key, (arrays,), samples=n_tokens, per_second=True)
+        yield Figure(
+            f"one sequence, {name}", write, key, (arrays,), samples=n_tokens, per_second=True
+        )
 
 
 def language_model() -> Iterator[Figure]:
@@ -175,7 +185,9 @@ def language_model() -> Iterator[Figure]:
             state, number = carry
             key = jax.random.fold_in(jax.random.key(0), number)
             starts = jax.random.randint(key, (batch,), 0, data.size - 64)
-            tokens = data[starts[:, None] + jnp.arange(run.config.context)[None, :]].astype(jnp.int32)
+            tokens = data[starts[:, None] + jnp.arange(run.config.context)[None, :]].astype(
+                jnp.int32
+            )
             logits = run.structure.model(state.params, state.others)(tokens, deterministic=True)
             return (state, number + 1), logits
 
@@ -187,7 +199,9 @@ def language_model() -> Iterator[Figure]:
 
 FIGURES: dict[str, Callable[[], Iterator[Figure]]] = {
     "fc": lambda: layers("fc:4096,32,32,16,10", "FC ffn", 60, 40),
-    "scored": lambda: layers("scored:1024,48,48,512,8,8", "scored layer 8x64x256x48, batch 1024", 15, 15),
+    "scored": lambda: layers(
+        "scored:1024,48,48,512,8,8", "scored layer 8x64x256x48, batch 1024", 15, 15
+    ),
     "gates": lambda: layers("gates:4096,16384,16384", "gates 16384, batch 4096", 7, 7),
     "automaton": automaton,
     "demo": demo,
@@ -208,7 +222,9 @@ def growth(largest: int) -> Iterator[tuple[int, str, dict[str, float]]]:
         weights = write_pages(jnp.zeros((n_tables, 2**n_bits, n_outputs)))
 
         def inputs(number: Any) -> Any:
-            return jax.random.normal(jax.random.fold_in(jax.random.key(2), number), (batch, n_inputs))
+            return jax.random.normal(
+                jax.random.fold_in(jax.random.key(2), number), (batch, n_inputs)
+            )
 
         def forward(carry: Any, anchors: Any) -> Any:
             weights, number = carry
@@ -220,7 +236,9 @@ def growth(largest: int) -> Iterator[tuple[int, str, dict[str, float]]]:
             loss = lambda p: jnp.sum(lutjax.lut(x, p["weights"], anchors) ** 2)  # noqa: E731
             _, gradient = optim.value_and_grad(loss)({"weights": weights})
             rule = optim.SGD()
-            moved, _ = lutjax.update_table(weights, gradient["weights"], 1e-6, rule, rule.init(weights))
+            moved, _ = lutjax.update_table(
+                weights, gradient["weights"], 1e-6, rule, rule.init(weights)
+            )
             return (moved, number + 1), ()
 
         state = (weights, jnp.int32(0))
@@ -235,7 +253,9 @@ def draw(found: list[tuple[int, str, dict[str, float]]], path: Path) -> None:
     for axes in draw_axes(path):
         for what, style in (("forward", "-"), ("training", "--")):
             for name, color in zip(IMPLEMENTATIONS, ("tab:blue", "tab:orange"), strict=True):
-                points = [(n / 2**20, times[name] * 1e9) for n, done, times in found if done == what]
+                points = [
+                    (n / 2**20, times[name] * 1e9) for n, done, times in found if done == what
+                ]
                 look = {"marker": ".", "color": color, "label": f"{name}, {what}"}
                 axes.loglog(*zip(*points, strict=True), style, **look)
         axes.set_xlabel("tables (MB)")
@@ -260,7 +280,9 @@ def page_table(path: Path) -> str:
     return f"{table(COLUMNS, kept['rows'], len(COLUMNS))}\n{source}\n"
 
 
-def growth_rows(largest: int, found: list[tuple[int, str, dict[str, float]]]) -> Iterator[tuple[Any, ...]]:
+def growth_rows(
+    largest: int, found: list[tuple[int, str, dict[str, float]]]
+) -> Iterator[tuple[Any, ...]]:
     """Yield rows of the growth table, and collect their figures."""
     for n_bytes, what, times in growth(largest):
         found.append((n_bytes, what, times))
@@ -274,11 +296,14 @@ def figure_rows(names: list[str], rows: list[tuple[str, ...]]) -> Iterator[tuple
     for figure in (figure for name in names for figure in FIGURES[name]()):
         times, figure.state = run(figure)
         values = [
-            figure.samples / t if figure.per_second else 1e3 * t / figure.samples for t in times.values()
+            figure.samples / t if figure.per_second else 1e3 * t / figure.samples
+            for t in times.values()
         ]
         native, plain = times.values()
         shown = [f"{v:.3g}" if v < 100 else f"{v:.0f}" for v in values]
-        rows.append((figure.name, *shown, "bytes/s" if figure.per_second else "ms", f"{plain / native:.1f}"))
+        rows.append(
+            (figure.name, *shown, "bytes/s" if figure.per_second else "ms", f"{plain / native:.1f}")
+        )
         yield rows[-1]
 
 

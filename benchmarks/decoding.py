@@ -41,7 +41,12 @@ def models(implementation: str | None) -> Iterator[tuple[str, LUTTransformer | G
         yield name, LUTTransformer(config, implementation=implementation, rngs=nnx.Rngs(0))
     for dtype in ("float32", "bfloat16"):
         softmax = GPTConfig(
-            features=FEATURES, context=CONTEXT, n_layers=LAYERS, n_heads=4, feed_forward="dense", dtype=dtype
+            features=FEATURES,
+            context=CONTEXT,
+            n_layers=LAYERS,
+            n_heads=4,
+            feed_forward="dense",
+            dtype=dtype,
         )
         yield f"softmax, {dtype}", GPT(softmax, rngs=nnx.Rngs(0))
 
@@ -127,9 +132,7 @@ def print_slots(implementation: str | None) -> None:
     """Print the table of slots."""
     config = LUTTransformerConfig(features=FEATURES, context=CONTEXT, n_layers=LAYERS)
     model = LUTTransformer(config, implementation=implementation, rngs=nnx.Rngs(0))
-    names = (
-        "texts | caches | tokens/s | different prompts/s | bytes | prompts with a common beginning/s | bytes"
-    )
+    names = "texts | caches | tokens/s | different prompts/s | bytes | prompts with a common beginning/s | bytes"
     rows = (
         (texts, name, *measure_slots(model, texts, block_size))
         for texts in TEXTS

@@ -102,7 +102,10 @@ class LanguageModel:
         def layer() -> Any:
             weights = next(draw)(self.detectors, n_rows, self.features)
             positions = next(draw)(self.context - 1, self.detectors, self.position_bits)
-            return {"attention": {"weights": weights, "positions": positions}, "ffn": ffn(self.features)}
+            return {
+                "attention": {"weights": weights, "positions": positions},
+                "ffn": ffn(self.features),
+            }
 
         return {"layers": [layer() for _ in range(self.layers)], "unembed": ffn(self.vocab)}
 
@@ -118,7 +121,11 @@ class LanguageModel:
             return {"attention": attention, "ffn": ffn()}
 
         embedding = jax.random.uniform(next(keys), (self.vocab, self.features), jnp.float32, -1, 1)
-        return {"embedding": embedding, "layers": [layer() for _ in range(self.layers)], "unembed": ffn()}
+        return {
+            "embedding": embedding,
+            "layers": [layer() for _ in range(self.layers)],
+            "unembed": ffn(),
+        }
 
     def others_by_detector(self) -> Any:
         """Return the specs of `others` in a shard_map."""
@@ -141,7 +148,9 @@ class LanguageModel:
         z = others["embedding"][windows[:, :-1]]
         for p, anchors in zip(params["layers"], others["layers"], strict=True):
             attention = p["attention"]
-            y = lutjax.lut_attention(z, attention["weights"], anchors["attention"], attention["positions"])
+            y = lutjax.lut_attention(
+                z, attention["weights"], anchors["attention"], attention["positions"]
+            )
             z = z + parts.sum(y)
             z = z + parts.sum(lutjax.lut(z, p["ffn"]["weights"], anchors["ffn"]))
         logits = parts.sum(lutjax.lut(z, params["unembed"]["weights"], others["unembed"]))
@@ -204,8 +213,12 @@ class Gates:
         return [{"logits": jax.random.normal(k, (self.gates, 16))} for k in keys]
 
     def others(self, key: Any) -> Any:
-        wires = [wiring.balanced(k, self.gates, self.gates) for k in jax.random.split(key, self.layers)]
-        return [(w, lutjax.readers(w, self.gates, fan_out=2) if self.readers else None) for w in wires]
+        wires = [
+            wiring.balanced(k, self.gates, self.gates) for k in jax.random.split(key, self.layers)
+        ]
+        return [
+            (w, lutjax.readers(w, self.gates, fan_out=2) if self.readers else None) for w in wires
+        ]
 
     def others_by_detector(self) -> Any:
         return [(P("detectors"), P() if self.readers else None)] * self.layers
@@ -269,11 +282,15 @@ def cases(n_devices: int, *, tiny: bool) -> Iterator[Case]:
         gates = Gates(gates=64, layers=2, pool=256)
         batch, pool, images, steps = 16, 16, 16, 2
 
-    def both(figure: str, subject: Subject, *sizes: int, ways: tuple[str, ...] = WAYS) -> Iterator[Case]:
+    def both(
+        figure: str, subject: Subject, *sizes: int, ways: tuple[str, ...] = WAYS
+    ) -> Iterator[Case]:
         few = figure in ("context", "scored", "gates")  # tens of milliseconds
         data, detectors, batch = sizes
         for way in ways:
-            yield Case(figure, subject, data, detectors, way, batch, min(steps, 10) if few else steps)
+            yield Case(
+                figure, subject, data, detectors, way, batch, min(steps, 10) if few else steps
+            )
 
     plain = functools.partial(both, ways=("jit",))
     yield from plain("reference", model, 1, 1, batch)
@@ -296,7 +313,11 @@ def cases(n_devices: int, *, tiny: bool) -> Iterator[Case]:
 
 def large_case(gb: float, n_devices: int, *, tiny: bool) -> Case:
     """Return the case with some GB of tables over all devices."""
-    sizes = {"features": 8, "detectors": 8, "ffn_detectors": 8, "context": 8, "text": 2**12} if tiny else {}
+    sizes = (
+        {"features": 8, "detectors": 8, "ffn_detectors": 8, "context": 8, "text": 2**12}
+        if tiny
+        else {}
+    )
     model = LanguageModel(anchors=3 if tiny else 8, **sizes)  # type: ignore[arg-type]
     one = 4 * model.detectors * model.features * 2 ** (2 * model.anchors + model.position_bits)
     model = dataclasses.replace(model, layers=max(round(gb * 1e9 / one), 1))
@@ -312,10 +333,18 @@ class Program:
 
     def __init__(self, case: Case):
         devices = np.array(jax.devices()[: case.data * case.detectors])
-        self.case, self.mesh = case, Mesh(devices.reshape(case.data, case.detectors), ("data", "detectors"))
-        self.subject: Any = case.subject.on(self.mesh) if isinstance(case.subject, Gates) else case.subject
+        self.case, self.mesh = (
+            case,
+            Mesh(devices.reshape(case.data, case.detectors), ("data", "detectors")),
+        )
+        self.subject: Any = (
+            case.subject.on(self.mesh) if isinstance(case.subject, Gates) else case.subject
+        )
         self.optimizer = optim.Optimizer(
-            optim.SGD(), RATE, rest=optax.sgd(RATE), tables=lambda name, array: name.endswith("weights")
+            optim.SGD(),
+            RATE,
+            rest=optax.sgd(RATE),
+            tables=lambda name, array: name.endswith("weights"),
         )
         key = jax.random.key(0)
         arrays = jax.eval_shape(self._arrays, key)
@@ -330,13 +359,16 @@ class Program:
             lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), arrays, place(specs)
         )
         number, data = (
-            jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=self.everywhere) for a in (np.int32(0), self.data)
+            jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=self.everywhere)
+            for a in (np.int32(0), self.data)
         )
         run: Callable[..., Any] = self._run
         if case.way == "shard_map":
             every = P()
             in_specs = (*specs, every, every, every)
-            run = jax.shard_map(run, mesh=self.mesh, in_specs=in_specs, out_specs=(*specs[:2], every))
+            run = jax.shard_map(
+                run, mesh=self.mesh, in_specs=in_specs, out_specs=(*specs[:2], every)
+            )
         out = (*place(specs[:2]), self.everywhere)
         jitted = jax.jit(run, donate_argnums=(0, 1), out_shardings=out)
         self.compiled = jitted.lower(*abstract, number, number, data).compile()
@@ -358,7 +390,9 @@ class Program:
             x = subject.samples(key, 0, case.batch, case.batch, data)
             spec = P(None, "data") if isinstance(subject, Gates) else P("data")  # features first
             x = jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
-        value_and_grad = optim.value_and_grad(lambda p: subject.loss(p, others, x, parts) / case.batch)
+        value_and_grad = optim.value_and_grad(
+            lambda p: subject.loss(p, others, x, parts) / case.batch
+        )
         loss, gradients = value_and_grad(params)
         if by_hand:
             factored = lambda g: isinstance(g, optim.TableGradient)  # noqa: E731
@@ -418,7 +452,18 @@ class Program:
         return {"peak GB": peak / 1e9, "over share": peak / (self.bytes / self.case.detectors)}
 
 
-_SIZES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s64": 8, "u64": 8, "f64": 8}
+_SIZES = {
+    "pred": 1,
+    "s8": 1,
+    "u8": 1,
+    "s16": 2,
+    "u16": 2,
+    "bf16": 2,
+    "f16": 2,
+    "s64": 8,
+    "u64": 8,
+    "f64": 8,
+}
 _COLLECTIVE = re.compile(
     r"= (.*?) (all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all|collective-broadcast)(-start)?\("
 )
@@ -449,7 +494,11 @@ def measure(case: Case) -> dict[str, Any]:
     program.run(1)
     results = [program.run(case.steps) for _ in range(5)]
     seconds = [seconds for seconds, _ in results]
-    times = {"ms": 1e3 * float(np.median(seconds)), "fastest ms": 1e3 * min(seconds), "loss": results[-1][1]}
+    times = {
+        "ms": 1e3 * float(np.median(seconds)),
+        "fastest ms": 1e3 * min(seconds),
+        "loss": results[-1][1],
+    }
     row = {"case": case.name, "batch": case.batch, **compilation}
     return {**row, **program.plan(), **times, **program.memory()}
 
@@ -470,7 +519,10 @@ def measure_large(case: Case, folder: Path) -> dict[str, Any]:
     row |= {**program.plan(), "tables GB": program.bytes / 1e9}
     time_part("init", lambda: (program.start(), program.params)[1])
     program.run(1)
-    row |= {"ms": 1e3 * float(np.median([program.run(10)[0] for _ in range(3)])), **program.memory()}
+    row |= {
+        "ms": 1e3 * float(np.median([program.run(10)[0] for _ in range(3)])),
+        **program.memory(),
+    }
     before = int(time_part("digest", lambda: digest(program.params)))
     time_part("checkpoint", lambda: checkpoints.save(folder, 1, {"model": program.params}, {}))
     done = program.done
@@ -496,7 +548,9 @@ def digest(params: Any) -> jax.Array:
     for a in jax.tree.leaves(params):
         bits = jax.lax.bitcast_convert_type(a, jnp.uint32)
         for axis, odd in enumerate((2654435761, 2246822519, 3266489917)[: a.ndim]):
-            bits ^= (jax.lax.broadcasted_iota(jnp.uint32, a.shape, axis) + axis + 1) * jnp.uint32(odd)
+            bits ^= (jax.lax.broadcasted_iota(jnp.uint32, a.shape, axis) + axis + 1) * jnp.uint32(
+                odd
+            )
         total += jnp.sum(bits * jnp.uint32(668265263), dtype=jnp.uint32)
     return total
 
@@ -508,7 +562,9 @@ def compare(rows: dict[Case, dict[str, Any]]) -> str:
     for case, row in rows.items():
         one = ones.get("reference" if case.figure == "weak" else case.figure)
         weak = case.figure in ("weak", "scored", "gates")
-        against = "-" if one is None else f"{one / row['ms']:.0%}" if weak else f"{one / row['ms']:.2f}x"
+        against = (
+            "-" if one is None else f"{one / row['ms']:.0%}" if weak else f"{one / row['ms']:.2f}x"
+        )
         devices = f"{case.data} data x {case.detectors} detectors"
         parts = [f"{row[name]:.2f}" if name in row else "-" for name in ("peak GB", "over share")]
         exchanged = f"{row['exchanged MB']:.1f}" if "exchanged MB" in row else "-"
@@ -530,7 +586,9 @@ def main() -> None:
     )
     if given.devices is None:
         count = "import jax; print(len(jax.devices()))"  # this process would reserve device memory
-        found = subprocess.run([sys.executable, "-c", count], capture_output=True, text=True, check=True)
+        found = subprocess.run(
+            [sys.executable, "-c", count], capture_output=True, text=True, check=True
+        )
         given.devices = int(found.stdout)
     known = list(cases(given.devices, tiny=given.tiny))
     if given.large:
@@ -547,7 +605,15 @@ def main() -> None:
     rows: dict[Case, dict[str, Any]] = {}
     for case in known:
         if not given.only or case.way == "large" or {case.figure, case.name} & set(given.only):
-            command = [sys.executable, __file__, *words, "--devices", str(given.devices), "--case", case.name]
+            command = [
+                sys.executable,
+                __file__,
+                *words,
+                "--devices",
+                str(given.devices),
+                "--case",
+                case.name,
+            ]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
             if done.returncode:
                 print(f"FAILED: {case.name}", flush=True)

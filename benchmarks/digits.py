@@ -53,7 +53,9 @@ SPLITS = {"networks": 5, "estimators": 3, "wirings": 5}
 STEPS = {"networks": TrainingConfig().steps, "estimators": 6000, "wirings": 3000}
 
 
-def measure(name: str, fields: tuple[dict[str, Any], dict[str, Any]], splits: list[int], steps: int) -> Any:
+def measure(
+    name: str, fields: tuple[dict[str, Any], dict[str, Any]], splits: list[int], steps: int
+) -> Any:
     """Return a row of the table."""
     start, (sizes, rates) = time.perf_counter(), fields
     model, training = LogicClassifierConfig(64, 10, **sizes), TrainingConfig(**rates, steps=steps)
@@ -62,13 +64,23 @@ def measure(name: str, fields: tuple[dict[str, Any], dict[str, Any]], splits: li
     groups = [[i] for i in range(len(splits))] if model.learned_thresholds else [range(len(splits))]
     found: list[tuple[float, float]] = []
     for group in groups:
-        trained = TrainedNetworks(model, training, [parts[i][0] for i in group], [splits[i] for i in group])
+        trained = TrainedNetworks(
+            model, training, [parts[i][0] for i in group], [splits[i] for i in group]
+        )
         for number, i in enumerate(group):
-            hard, soft = (trained.accuracy(number, parts[i][1], hard=hard) for hard in (True, False))
+            hard, soft = (
+                trained.accuracy(number, parts[i][1], hard=hard) for hard in (True, False)
+            )
             found.append((hard, soft))
     hard, soft = np.transpose(found)
     gap, seconds = np.mean(soft - hard), time.perf_counter() - start
-    return name, mean_and_error(hard), " ".join(f"{a:.2f}" for a in hard), f"{gap:+.2f}", f"{seconds:.0f}"
+    return (
+        name,
+        mean_and_error(hard),
+        " ".join(f"{a:.2f}" for a in hard),
+        f"{gap:+.2f}",
+        f"{seconds:.0f}",
+    )
 
 
 def packed_speeds() -> Iterator[tuple[str, str]]:
@@ -113,7 +125,10 @@ def main() -> None:
             train, test = split(load_digits(), number)
             n_bits = LogicClassifierConfig(64, 10).n_thresholds
             others = baselines(train, test, TrainingConfig(split=number), n_bits)
-            print(f"split {number}: " + ", ".join(f"{name} {100 * a:.2f} %" for name, a in others.items()))
+            print(
+                f"split {number}: "
+                + ", ".join(f"{name} {100 * a:.2f} %" for name, a in others.items())
+            )
 
 
 if __name__ == "__main__":

@@ -65,7 +65,9 @@ class Trials(Run):
     def _data_seed(self) -> Any:
         return self._trial["seed"]
 
-    def _steps(self, state: Any, first: Any, count: Any, text: Any, trial: dict[str, Any]) -> tuple[Any, Any]:
+    def _steps(
+        self, state: Any, first: Any, count: Any, text: Any, trial: dict[str, Any]
+    ) -> tuple[Any, Any]:
         def step(k: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
             self._trial.update(trial)
             state, loss = self.step(carry[0], k, text)
@@ -123,7 +125,9 @@ def train(
     curve: list[tuple[int, float, float]] = []
     for first in range(0, steps, every):
         start = time.perf_counter()
-        state, loss = trials.run(state, first, min(every, steps - first), rate=rate, steps=steps, seed=seed)
+        state, loss = trials.run(
+            state, first, min(every, steps - first), rate=rate, steps=steps, seed=seed
+        )
         seconds += time.perf_counter() - start
         validation = trials.evaluate(state, text.validation, max_windows=windows)
         if all(validation < before for _, _, before in curve):
@@ -135,7 +139,9 @@ def train(
         test=trials.evaluate(best, text.test, max_windows=windows),
         seconds=seconds,
         parameters=sum(leaf.size for _, leaf in leaves),
-        in_layers=sum(leaf.size for path, leaf in leaves if "'feed_forward'" in jax.tree_util.keystr(path)),
+        in_layers=sum(
+            leaf.size for path, leaf in leaves if "'feed_forward'" in jax.tree_util.keystr(path)
+        ),
         n_bytes=sum(leaf.nbytes for _, leaf in leaves),
         curve=curve,
     )
@@ -154,7 +160,9 @@ def compare(given: Any, values: dict[str, Any], text: Text) -> Results:
         if given.seconds is not None:
             of_layer["steps"] = trials.steps_in(given.seconds)
 
-        def train_once(rate: float, seed: int, of_layer: Any = of_layer, trials: Trials = trials) -> Result:
+        def train_once(
+            rate: float, seed: int, of_layer: Any = of_layer, trials: Trials = trials
+        ) -> Result:
             steps = of_layer["steps"]
             result = train(trials, text, rate=rate, steps=steps, seed=seed, windows=given.windows)
             report(of_layer | {"learning_rate": rate, "seed": seed}, result, text, given.json)
@@ -175,7 +183,10 @@ def report(values: dict[str, Any], result: Result, text: Text, rows: Path | None
         flush=True,
     )
     read = parameters_read(presets.make(GPTConfig, values))
-    add_line(rows, {**about(), "digest": text.digest, **values, **result._asdict(), "parameters_read": read})
+    add_line(
+        rows,
+        {**about(), "digest": text.digest, **values, **result._asdict(), "parameters_read": read},
+    )
 
 
 def table(found: Results) -> str:
@@ -185,8 +196,12 @@ def table(found: Results) -> str:
         first, seconds = results[0], float(np.mean([r.seconds for r in results]))
         sizes = f"{first.parameters:,}", f"{first.in_layers:,}", f"{first.n_bytes / 1e6:.1f}"
         times = f"{rate:g}", f"{1e3 * seconds / first.curve[-1][0]:.1f}", f"{seconds:.0f}"
-        means = (f"{np.mean([getattr(r, part) for r in results]):.4f}" for part in ("validation", "test"))
-        rows.append((f"`{layer}`", *sizes, *times, *means, ", ".join(f"{r.test:.3f}" for r in results)))
+        means = (
+            f"{np.mean([getattr(r, part) for r in results]):.4f}" for part in ("validation", "test")
+        )
+        rows.append(
+            (f"`{layer}`", *sizes, *times, *means, ", ".join(f"{r.test:.3f}" for r in results))
+        )
     names = "feed-forward | parameters | of them in these layers | MB | rate | ms/step | seconds | validation | test"
     return markdown_table(f"{names} | test of each seed", rows, 10)
 

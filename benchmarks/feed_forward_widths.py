@@ -59,13 +59,19 @@ def table(rows: list[Row]) -> str:
             ", ".join(f"{row[part]:.3f}" for row in of_rate) for part in ("validation", "test")
         )
         mean = np.mean([row["test"] for row in of_rate])
-        what = device.removeprefix("NVIDIA "), f"{width}, {one['n_layers']}, {one['context']}", f"`{layer}`"
+        what = (
+            device.removeprefix("NVIDIA "),
+            f"{width}, {one['n_layers']}, {one['context']}",
+            f"`{layer}`",
+        )
         sizes = f"{one['parameters']:,}", f"{one['parameters_read']:,}"
         ms = f"{1e3 * one['seconds'] / one['steps']:.1f}"
         time = f"{rates}: {one['learning_rate']:g}", ms, one["steps"]
         lines.append((*what, *sizes, *time, validation, test, f"{mean:.4f}"))
     names = "device | width, layers, context | feed-forward | parameters | read for a token | rates tried, chosen | ms/step"
-    return markdown_table(f"{names} | steps | validation of each seed | test of each seed | mean", lines, 3)
+    return markdown_table(
+        f"{names} | steps | validation of each seed | test of each seed | mean", lines, 3
+    )
 
 
 def levers(rows: list[Row]) -> str:
@@ -74,23 +80,37 @@ def levers(rows: list[Row]) -> str:
 
     def changes(row: Row) -> tuple[tuple[str, Any], ...]:
         first = next(
-            r for r in rows if (r["features"], r["feed_forward"]) == (row["features"], row["feed_forward"])
+            r
+            for r in rows
+            if (r["features"], r["feed_forward"]) == (row["features"], row["feed_forward"])
         )
-        return tuple((n, row.get(n, v)) for n, v in CHANGED.items() if row.get(n, v) != first.get(n, v))
+        return tuple(
+            (n, row.get(n, v)) for n, v in CHANGED.items() if row.get(n, v) != first.get(n, v)
+        )
 
     def key(row: Row) -> Any:
-        return row["features"], row["feed_forward"], row["device"], row["learning_rate"], changes(row)
+        return (
+            row["features"],
+            row["feed_forward"],
+            row["device"],
+            row["learning_rate"],
+            changes(row),
+        )
 
     of_layers: dict[Any, list[Row]] = {}
     for row in rows:
         of_layers.setdefault(key(row), []).append(row)
     for (_, layer, device, rate, changed), each in of_layers.items():
         what = ", ".join(f"`{name}={value}`" for name, value in changed) or "nothing"
-        validation, test = (", ".join(f"{row[part]:.3f}" for row in each) for part in ("validation", "test"))
+        validation, test = (
+            ", ".join(f"{row[part]:.3f}" for row in each) for part in ("validation", "test")
+        )
         steps = each[0]["steps"]
         time = 1e3 * np.mean([row["seconds"] for row in each]) / steps
         of_device = device.removeprefix("NVIDIA ")
-        lines.append((what, f"`{layer}`", of_device, f"{rate:g}", steps, f"{time:.1f}", validation, test))
+        lines.append(
+            (what, f"`{layer}`", of_device, f"{rate:g}", steps, f"{time:.1f}", validation, test)
+        )
     names = "changed | feed-forward | device | rate | steps | ms/step | validation of each seed | test of each seed"
     return markdown_table(names, lines, 4)
 
@@ -111,7 +131,11 @@ def draw(rows: list[Row], device: str, path: Path) -> None:
             by_second.plot(seconds, losses, styles[width], **look)
             tests = [row["test"] for row in of_rate]
             by_read.plot(
-                [row["parameters_read"] for row in of_rate], tests, "o", color=colors[layer], alpha=0.7
+                [row["parameters_read"] for row in of_rate],
+                tests,
+                "o",
+                color=colors[layer],
+                alpha=0.7,
             )
             at = of_rate[0]["parameters_read"], max(tests)
             by_read.annotate(str(width), at, (0, 6), textcoords="offset points", ha="center")

@@ -97,7 +97,9 @@ def trees(torch: Any) -> tuple[Any, dict[str, Any]]:
     made, size, channels = [], IMAGE[0], 1
     for kernels, field, padding in ((16, 5, 0), (48, 3, 1), (144, 3, 1)):
         made.append(
-            layers.LogicConv2d(size, channels, num_kernels=kernels, tree_depth=3, receptive_field_size=field)
+            layers.LogicConv2d(
+                size, channels, num_kernels=kernels, tree_depth=3, receptive_field_size=field
+            )
         )
         made.append(layers.OrPooling2d(2, 2, padding=padding))
         size, channels = (size - field + 1 + 2 * padding) // 2, kernels
@@ -181,7 +183,10 @@ def here(name: str, path: Path) -> tuple[float, float]:
 
     network = NETWORKS[name]
     model = network.here(convert.read(path))
-    x, y = (jnp.asarray(a, jnp.float32 if a.dtype == np.float32 else jnp.int32) for a in network.data(name))
+    x, y = (
+        jnp.asarray(a, jnp.float32 if a.dtype == np.float32 else jnp.int32)
+        for a in network.data(name)
+    )
     graph, params, rest = nnx.split(model, nnx.Param, ...)
     optimizer = optax.adam(0.01)
 
@@ -189,7 +194,9 @@ def here(name: str, path: Path) -> tuple[float, float]:
     def advance(params: Any, state: Any) -> Any:
         def loss(params: Any) -> Any:
             logits = nnx.merge(graph, params, rest)(x[: network.batch], deterministic=False)
-            return optax.softmax_cross_entropy_with_integer_labels(logits, y[: network.batch]).mean()
+            return optax.softmax_cross_entropy_with_integer_labels(
+                logits, y[: network.batch]
+            ).mean()
 
         updates, state = optimizer.update(jax.grad(loss)(params), state)
         return optax.apply_updates(params, updates), state
@@ -200,7 +207,9 @@ def here(name: str, path: Path) -> tuple[float, float]:
         state[:] = jax.block_until_ready(advance(*state))
 
     if name == "language":
-        classes = jax.jit(lambda x: nnx.merge(graph, params, rest)(x, deterministic=True).argmax(-1))
+        classes = jax.jit(
+            lambda x: nnx.merge(graph, params, rest)(x, deterministic=True).argmax(-1)
+        )
     else:
         classes = model.packed()
     return least(step), least(lambda: jax.block_until_ready(classes(x)))

@@ -25,10 +25,14 @@ RECORDED = Path(__file__).parents[1] / "docs" / "benchmarks"
 class _Extend(argparse.Action):
     """Collect repeated and comma-separated values."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
         if values is self.default:  # argparse passes the default of an absent positional
             return
-        collected = getattr(namespace, self.dest) if getattr(namespace, f"_{self.dest}", False) else []
+        collected = (
+            getattr(namespace, self.dest) if getattr(namespace, f"_{self.dest}", False) else []
+        )
         setattr(namespace, f"_{self.dest}", True)
         setattr(namespace, self.dest, [*collected, *(v for word in values for v in word)])
 
@@ -55,7 +59,9 @@ def parse(
         elif isinstance(default, tuple):
             more |= {"choices": default, "default": default[0]}
         elif isinstance(default, list | Mapping):
-            kind = default[0] if isinstance(default, list) and isinstance(default[0], type) else None
+            kind = (
+                default[0] if isinstance(default, list) and isinstance(default[0], type) else None
+            )
             of = kind or (type(default[0]) if isinstance(default, list) else str)
             more |= {
                 "nargs": "*" if name in positional else "+",
@@ -68,7 +74,9 @@ def parse(
         else:
             more |= {"type": type(default), "default": default}
         if name in positional:
-            parser.add_argument(name, **more, **({"nargs": "?"} if isinstance(default, tuple) else {}))
+            parser.add_argument(
+                name, **more, **({"nargs": "?"} if isinstance(default, tuple) else {})
+            )
         else:
             parser.add_argument(f"--{name.replace('_', '-')}", **more)
     return parser.parse_args(argv)
@@ -97,7 +105,10 @@ def parse_fields(words: Iterable[str]) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------- times
 def time_calls(
-    call: Callable[[], Any], repeats: int, calls: int = 1, clock: Callable[[], float] = time.perf_counter
+    call: Callable[[], Any],
+    repeats: int,
+    calls: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> np.ndarray:
     """Return the seconds per call in each repetition, after one call for compilation."""
     jax.block_until_ready(call())
@@ -168,7 +179,9 @@ def print_table(names: str | Sequence[str], rows: Iterable[Sequence[Any]], n_lef
 
 def _head(names: str | Sequence[str], n_left: int) -> str:
     names = names.split(" | ") if isinstance(names, str) else names
-    return f"{markdown_row(names)}\n{markdown_row(['---'] * n_left + ['--:'] * (len(names) - n_left))}"
+    return (
+        f"{markdown_row(names)}\n{markdown_row(['---'] * n_left + ['--:'] * (len(names) - n_left))}"
+    )
 
 
 def mean_and_error(values: Sequence[float], digits: int = 2) -> str:
@@ -204,14 +217,20 @@ def processor() -> str:
     name, path = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
     if path.exists():
         lines = path.read_text().splitlines()
-        name = next((text.partition(": ")[2] for text in lines if text.startswith("model name")), name)
+        name = next(
+            (text.partition(": ")[2] for text in lines if text.startswith("model name")), name
+        )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{name}, {cores} cores"
 
 
 def about() -> dict[str, Any]:
     """Return device, cores, versions and date of a result."""
-    versions = {"jax": jax.__version__, "lutjax": lutjax.__version__, "date": time.strftime("%Y-%m-%d")}
+    versions = {
+        "jax": jax.__version__,
+        "lutjax": lutjax.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+    }
     return {"device": jax.devices()[0].device_kind, "cores": os.cpu_count(), **versions}
 
 
@@ -248,11 +267,17 @@ class TrainedNetworks:
         from lutjax.training.loop import Repeated
 
         if model.learned_thresholds and len(parts) > 1:
-            raise ValueError(f"learned_thresholds is True for {len(parts)} parts; train them one by one.")
+            raise ValueError(
+                f"learned_thresholds is True for {len(parts)} parts; train them one by one."
+            )
         self.run = Run(model, training, parts[0])
-        states = jax.jit(jax.vmap(self.run.sample_state))(jnp.stack([jax.random.key(seed) for seed in seeds]))
+        states = jax.jit(jax.vmap(self.run.sample_state))(
+            jnp.stack([jax.random.key(seed) for seed in seeds])
+        )
         if (n := model.n_thresholds) and not model.learned_thresholds:
-            thresholds = [first_thresholds(feature_columns(model, part), training, n) for part in parts]
+            thresholds = [
+                first_thresholds(feature_columns(model, part), training, n) for part in parts
+            ]
             states.others["encoder"]["thresholds"] = jnp.stack(thresholds)
         samples = tuple(jnp.stack([getattr(part, array) for part in parts]) for array in ("x", "y"))
 
@@ -260,7 +285,9 @@ class TrainedNetworks:
             states, losses = jax.vmap(self.run.step, (0, None, 0))(states, number, samples)
             return states, losses.mean()
 
-        with lutjax.use_implementation("xla"):  # other kernels run the networks of a vmap one by one
+        with lutjax.use_implementation(
+            "xla"
+        ):  # other kernels run the networks of a vmap one by one
             self.states, self.loss = Repeated(step, samples)(states, 0, training.steps)
 
     def accuracy(self, number: int, part: Any, *, hard: bool) -> float:

@@ -101,11 +101,16 @@ def measure_rows(gigabytes: float, sizes: Sizes, repeats: int) -> None:
         _, gradients = optim.value_and_grad(loss)(rows, jnp.asarray(ids))
         gradient = jax.device_get(host.open_gradient(table.gradient_of(gradients["memory"], ids)))
     out = table.gather(ids)
-    calls = {"gather": lambda: table.gather(ids, out), "update": lambda: table.update(gradient, 0.01)}
+    calls = {
+        "gather": lambda: table.gather(ids, out),
+        "update": lambda: table.update(gradient, 0.01),
+    }
     for name, f in calls.items():
         seconds = best(f, repeats)
         share = f"{n_bytes / seconds / 1e9:.1f} GB/s of rows, {100 * n_bytes / seconds / copy_speed:.0f} % of copies"
-        print(f"| {name} | {seconds * 1e3:.2f} ms | {share} | {ids.size / seconds / 1e6:.1f} M rows/s |")
+        print(
+            f"| {name} | {seconds * 1e3:.2f} ms | {share} | {ids.size / seconds / 1e6:.1f} M rows/s |"
+        )
 
 
 def measure_kinds(sizes: Sizes, repeats: int) -> None:
@@ -117,7 +122,9 @@ def measure_kinds(sizes: Sizes, repeats: int) -> None:
     table.start(optim.SGD())
     index, ones = ids[:, None, None], np.ones((n, 1, WIDTH), np.float32)
     options = {"groups": 1, "valued": 1, "accumulate": None}
-    look_up = WeightedLookup.from_arrays((None, index, np.ones((n, 1, 1), np.float32)), options.items())
+    look_up = WeightedLookup.from_arrays(
+        (None, index, np.ones((n, 1, 1), np.float32)), options.items()
+    )
     gradient = TableGradient(look_up, ones, None, np.float32(0), table.shape, table.dtype)
     out = table.gather(index)
     calls = (lambda: table.gather(index, out), lambda: table.update(gradient, 0.1))
@@ -128,7 +135,11 @@ def measure_kinds(sizes: Sizes, repeats: int) -> None:
             where = jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
             times = time_kind(where, jax.device_put((rows, ids, ones[:, 0]), where), repeats)
             print(f"| {kind} | {' | '.join(times)} |")
-        except (ValueError, NotImplementedError, RuntimeError) as error:  # unsupported by the device
+        except (
+            ValueError,
+            NotImplementedError,
+            RuntimeError,
+        ) as error:  # unsupported by the device
             print(f"| {kind} | {type(error).__name__}: {str(error).splitlines()[0][:120]} |")
 
 
@@ -193,17 +204,26 @@ def token_times(runs: dict[str, Run], texts: int, sizes: Sizes, repeats: int) ->
     """Return the seconds per token of `generate` for some texts, with alternating models."""
     prompts = np.random.default_rng(0).integers(0, 256, (texts, 16)).astype(np.int32)
 
-    models: dict[str, Any] = {name: run.structure.model(*run.structure.init(0)) for name, run in runs.items()}
+    models: dict[str, Any] = {
+        name: run.structure.model(*run.structure.init(0)) for name, run in runs.items()
+    }
 
     def generated(model: Any, n: int) -> float:
-        return best(lambda: model.generate(prompts, n, key=jax.random.key(0)).block_until_ready(), 1)
+        return best(
+            lambda: model.generate(prompts, n, key=jax.random.key(0)).block_until_ready(), 1
+        )
 
     turns = [
-        {name: [generated(model, n) for n in (1, sizes.tokens + 1)] for name, model in models.items()}
+        {
+            name: [generated(model, n) for n in (1, sizes.tokens + 1)]
+            for name, model in models.items()
+        }
         for _ in range(repeats)
     ]
     first_and_all = {name: np.min([turn[name] for turn in turns], 0) for name in models}
-    return {name: float(np.diff(seconds)[0]) / sizes.tokens for name, seconds in first_and_all.items()}
+    return {
+        name: float(np.diff(seconds)[0]) / sizes.tokens for name, seconds in first_and_all.items()
+    }
 
 
 def host_table(run: Run) -> HostTable:

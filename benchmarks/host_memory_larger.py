@@ -30,7 +30,14 @@ ORDERS, HEADS, WIDTH = (2, 3, 4), 2, 128
 N_TABLES = len(ORDERS) * HEADS
 
 CHECKPOINT, STEPS = 10, 20
-SIZES = {"features": 512, "context": 256, "n_layers": 6, "n_heads": 8, "batch_size": 16, "dtype": "bfloat16"}
+SIZES = {
+    "features": 512,
+    "context": 256,
+    "n_layers": 6,
+    "n_heads": 8,
+    "batch_size": 16,
+    "dtype": "bfloat16",
+}
 SMALL = {"features": 32, "context": 32, "n_layers": 1, "n_heads": 2, "batch_size": 4}
 
 
@@ -59,7 +66,12 @@ def fields_of(rows: int, small: bool) -> dict[str, Any]:
         "placement": "host",
     }
     memory |= {"depth": 1, "optimizer": "row_adagrad"}
-    training = {"optimizer": "adamw", "learning_rate": 1e-3, "steps": STEPS, "feed_forward": "dense"}
+    training = {
+        "optimizer": "adamw",
+        "learning_rate": 1e-3,
+        "steps": STEPS,
+        "feed_forward": "dense",
+    }
     named = {f"memory_{name}": value for name, value in memory.items()}
     return {**(SMALL if small else SIZES), **training, "memory": True, **named}
 
@@ -76,12 +88,17 @@ def first_process(folder: Path, rows: int, small: bool) -> None:
         if done == CHECKPOINT:
             models.save(folder, done, last, experiment.record, run)
             files = [path for path in folder.rglob("*") if path.is_file()]
-            log(start, f"wrote a checkpoint of {sum(path.stat().st_size for path in files) / 1e9:.2f} GB")
+            log(
+                start,
+                f"wrote a checkpoint of {sum(path.stat().st_size for path in files) / 1e9:.2f} GB",
+            )
     device = jax.local_devices()[0]
     memory = device.memory_stats() or {}
     limit, peak = (memory.get(name, 0) for name in ("bytes_limit", "peak_bytes_in_use"))
     sizes = f"may use {limit / 1e9:.1f} GB and used {peak / 1e9:.2f} GB"
-    print(f"tables of {table.nbytes / 1e9:.1f} GB beside {device.device_kind}, of whose memory JAX {sizes}")
+    print(
+        f"tables of {table.nbytes / 1e9:.1f} GB beside {device.device_kind}, of whose memory JAX {sizes}"
+    )
     print("waits", flush=True)
     signal.pause()
 
@@ -108,7 +125,16 @@ def second_process(folder: Path) -> None:
 def start_process(folder: Path, given: Any, what: str, rows: int) -> subprocess.Popen[str]:
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true"
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "XLA_FLAGS": flags.strip()}
-    words = [sys.executable, __file__, "--process", what, "--folder", str(folder), "--rows", str(rows)]
+    words = [
+        sys.executable,
+        __file__,
+        "--process",
+        what,
+        "--folder",
+        str(folder),
+        "--rows",
+        str(rows),
+    ]
     words += ["--small"] if given.small else []
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
 

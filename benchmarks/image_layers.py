@@ -42,7 +42,10 @@ def layers() -> dict[str, tuple[Callable[[nnx.Rngs], Any], tuple[int, ...]]]:
     tree = {"padding": 1, "pool": 2, "channels_per_kernel": 2}
     return {
         "SpatialLUT": (lambda rngs: SpatialLUT(fields, **sizes, rngs=rngs), (28, 28)),
-        "WindowLUT": (lambda rngs: WindowLUT((28, 28), 16, kernel=4, stride=4, **sizes, rngs=rngs), (28, 28)),
+        "WindowLUT": (
+            lambda rngs: WindowLUT((28, 28), 16, kernel=4, stride=4, **sizes, rngs=rngs),
+            (28, 28),
+        ),
         "ConvLUT": (
             lambda rngs: ConvLUT((32, 32, 3), 64, kernel=3, padding=1, **sizes, rngs=rngs),
             (32, 32, 3),
@@ -57,7 +60,12 @@ def bytes_moved(text: str) -> int:
     lines: list[str] = []
     entry = ""
     for line in text.splitlines():
-        if line and not line[0].isspace() and line.rstrip().endswith("{") and "HloModule" not in line:
+        if (
+            line
+            and not line[0].isspace()
+            and line.rstrip().endswith("{")
+            and "HloModule" not in line
+        ):
             name = re.sub(r"^ENTRY\s+", "", line).split()[0].lstrip("%")
             lines = computations[name] = []
             entry = name if line.startswith("ENTRY") else entry
@@ -73,7 +81,9 @@ def bytes_moved(text: str) -> int:
             result, shape, kind, rest = found.groups()
             sizes[result] = _bytes(shape)
             if kind in _CALLS:
-                called = re.findall(r"(?:to_apply|body|calls|called_computation)=%?([\w.\-]+)", rest)
+                called = re.findall(
+                    r"(?:to_apply|body|calls|called_computation)=%?([\w.\-]+)", rest
+                )
                 total += sum(of(one) for one in called)
             elif kind not in _FREE and not kind.endswith("-done"):
                 operands = re.findall(r"%([\w.\-]+)", rest.split("), ")[0])
@@ -124,7 +134,9 @@ class Program:
         return measure.device_time(self.function, *jax.tree.map(sample, self.arguments)).p50
 
 
-def programs(make: Callable[[nnx.Rngs], Any], shape: tuple[int, ...], batch: int) -> dict[str, Program]:
+def programs(
+    make: Callable[[nnx.Rngs], Any], shape: tuple[int, ...], batch: int
+) -> dict[str, Program]:
     """Return the forward pass and the step of a layer."""
     made = nnx.jit(lambda: make(nnx.Rngs(0)))()
     graph, params, others = nnx.split(made, nnx.Param, ...)
@@ -155,7 +167,11 @@ def main() -> None:
         time=(False, "also measure times"),
         apart=(False, "separate detection and lookup"),
     )
-    apart = lutjax.use_implementation({"lut_at_places": "xla"}) if given.apart else contextlib.nullcontext()
+    apart = (
+        lutjax.use_implementation({"lut_at_places": "xla"})
+        if given.apart
+        else contextlib.nullcontext()
+    )
     with apart:
         for name in given.only:
             for which, program in programs(*layers()[name], given.batch).items():

@@ -40,7 +40,9 @@ AT_ONCE = 250
 class CNN(nnx.Module):
     """Two blocks with two convolutions, layer norm and 2 x 2 max pooling, and a linear head."""
 
-    def __init__(self, in_shape: tuple[int, int, int], n_classes: int, width: int, *, rngs: nnx.Rngs):
+    def __init__(
+        self, in_shape: tuple[int, int, int], n_classes: int, width: int, *, rngs: nnx.Rngs
+    ):
         height, wide, channels = in_shape
         sizes = (channels, width, width, 2 * width, 2 * width)
         self.convolutions = nnx.List(
@@ -50,7 +52,9 @@ class CNN(nnx.Module):
         self.classes = nnx.Linear((height // 4) * (wide // 4) * 2 * width, n_classes, rngs=rngs)
 
     def __call__(self, x: jax.Array, *, deterministic: bool = True) -> jax.Array:
-        for number, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
+        for number, (convolution, norm) in enumerate(
+            zip(self.convolutions, self.norms, strict=True)
+        ):
             x = jax.nn.relu(norm(convolution(x)))
             if number % 2:
                 x = nnx.max_pool(x, (2, 2), strides=(2, 2))
@@ -67,7 +71,9 @@ class TableNet(nnx.Module):
         )
 
         def tables(shape: tuple[int, ...], out: int, kernel: int, **how: Any) -> ConvLUT:
-            return ConvLUT(shape, out, kernel=kernel, padding=kernel // 2, **sizes, **how, rngs=rngs)
+            return ConvLUT(
+                shape, out, kernel=kernel, padding=kernel // 2, **sizes, **how, rngs=rngs
+            )
 
         first = tables(in_shape, width, 5, stride=2)
         stages = [[first, tables(first.out_shape, width, 3)]]
@@ -75,7 +81,10 @@ class TableNet(nnx.Module):
         stages.append([second, tables(second.out_shape, 2 * width, 3)])
         self.stages = nnx.List([nnx.List(stage) for stage in stages])
         self.norms = nnx.List(
-            [nnx.List([nnx.LayerNorm(layer.out_shape[-1], rngs=rngs) for layer in s]) for s in stages]
+            [
+                nnx.List([nnx.LayerNorm(layer.out_shape[-1], rngs=rngs) for layer in s])
+                for s in stages
+            ]
         )
         self.classes = nnx.Linear(int(np.prod(second.out_shape)), n_classes, rngs=rngs)
 
@@ -164,7 +173,9 @@ NETWORKS = {
         build=_CONVOLUTIONS, rates=Rates(steps=500, rate=0.01), batch=64
     ),
     "logic trees": Network(build=_TOP_K, rates=Rates(rate=0.1, **_SMALL_CHANGES)),
-    "logic trees, rate 0.2": Network(build=_TOP_K, rates=Rates(rate=0.2, decay=0.005, **_SMALL_CHANGES)),
+    "logic trees, rate 0.2": Network(
+        build=_TOP_K, rates=Rates(rate=0.2, decay=0.005, **_SMALL_CHANGES)
+    ),
     "logic trees, drawn wires, straight through": Network(
         build=_trees(64, 3, estimator="straight_through"), rates=Rates(rate=0.02, tau=28.0)
     ),
@@ -181,7 +192,12 @@ class Program:
         self.run = jax.jit(self._run)
 
     def _run(
-        self, key: jax.Array, rates: dict[str, jax.Array], x: jax.Array, y: jax.Array, test: jax.Array
+        self,
+        key: jax.Array,
+        rates: dict[str, jax.Array],
+        x: jax.Array,
+        y: jax.Array,
+        test: jax.Array,
     ) -> Any:
         """Return parameters, other arrays, and the predicted test classes, by the hard network for logic."""
         adam = optax.scale_by_adam(b1=0.9, b2=self._network.b2)
@@ -223,7 +239,11 @@ class Program:
         parts = jnp.minimum(jnp.arange(n_parts * AT_ONCE), len(test) - 1).reshape(n_parts, AT_ONCE)
 
         def classes(ids: jax.Array) -> jax.Array:
-            return self._logits(state[2], others, test[ids], rates, hard=True).argmax(-1).astype(jnp.int8)
+            return (
+                self._logits(state[2], others, test[ids], rates, hard=True)
+                .argmax(-1)
+                .astype(jnp.int8)
+            )
 
         found = jax.lax.map(classes, parts).reshape(-1)[: len(test)]
         return state[2], others, found
@@ -250,7 +270,11 @@ def learners() -> dict[str, Callable[[int], Any]]:
         "logistic regression": lambda seed: LogisticRegression(C=0.3, max_iter=1000),
         "random forest": lambda seed: RandomForestClassifier(500, random_state=seed),
         "gradient boosting": lambda seed: HistGradientBoostingClassifier(
-            max_iter=100, learning_rate=0.15, max_features=0.1, early_stopping=False, random_state=seed
+            max_iter=100,
+            learning_rate=0.15,
+            max_features=0.1,
+            early_stopping=False,
+            random_state=seed,
         ),
     }
 
@@ -290,10 +314,18 @@ def figures(
                 rates = dataclasses.replace(rates, steps=steps or rates.steps)
                 start = time.perf_counter()
                 _, _, found = program(
-                    jax.random.key(split or 0), rates_of(rates), images[train], whole.y[train], images[test]
+                    jax.random.key(split or 0),
+                    rates_of(rates),
+                    images[train],
+                    whole.y[train],
+                    images[test],
                 )
                 right = round(100 * float((np.asarray(found) == whole.y[test]).mean()), 2)
-                sizes = {"parameters": parameters, "steps": rates.steps, "batch": NETWORKS[name].batch}
+                sizes = {
+                    "parameters": parameters,
+                    "steps": rates.steps,
+                    "batch": NETWORKS[name].batch,
+                }
                 row |= {"right": right, **sizes, "device": jax.devices()[0].device_kind}
             else:
                 model, flat = learners()[name](split or 0), images.reshape(len(images), -1)
@@ -310,7 +342,9 @@ def _compiled(
     program = Program(network, images.shape[1:], n_classes)
     shapes = [jax.ShapeDtypeStruct((n, *images.shape[1:]), np.float32) for n in (n_train, n_test)]
     labels = jax.ShapeDtypeStruct((n_train,), np.int32)
-    lowered = program.run.lower(jax.random.key(0), rates_of(network.rates), shapes[0], labels, shapes[1])
+    lowered = program.run.lower(
+        jax.random.key(0), rates_of(network.rates), shapes[0], labels, shapes[1]
+    )
     return lowered.compile(), program.structure.n_parameters()
 
 
@@ -330,8 +364,13 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         right = [row["right"] for split, row in found.items() if split is not None]
         mean = mean_and_error(right) if len(right) > 1 else f"{right[0]:.2f}" if right else ""
         seen = any_row["steps"] * any_row["batch"] if "steps" in any_row else None
-        sizes = ("" if n is None else f"{n:,}".replace(",", " ") for n in (any_row.get("parameters"), seen))
-        each = [f"{found[split]['right']:.1f}" if split in found else "" for split in (None, *SPLITS)]
+        sizes = (
+            "" if n is None else f"{n:,}".replace(",", " ")
+            for n in (any_row.get("parameters"), seen)
+        )
+        each = [
+            f"{found[split]['right']:.1f}" if split in found else "" for split in (None, *SPLITS)
+        ]
         lines.append((name, *sizes, each[0], mean, *each[1:]))
     columns = "% right", "parameters", "images trained on", "validation", "mean of splits"
     return markdown_table([*columns, *(f"split {s}" for s in SPLITS)], lines)
@@ -341,7 +380,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 PATCH = 4  # side of an erased patch, in pixels
 
 
-def influence(wires: np.ndarray, truth: np.ndarray, kernel: int, n_kernels: int, window: int) -> np.ndarray:
+def influence(
+    wires: np.ndarray, truth: np.ndarray, kernel: int, n_kernels: int, window: int
+) -> np.ndarray:
     """Return the difference between a tree's output for a window value 1 and for 0, over all input combinations: ``[window]``."""
 
     def nodes(node: int) -> list[int]:
@@ -421,7 +462,9 @@ def draw_classes(votes: Any, images: np.ndarray, labels: np.ndarray, path: Path)
 
 def draw_pictures(whole: Samples, folder: Path) -> None:
     """Train a small network straight through, and draw its trees and classes."""
-    images = (whole.x / max(float(whole.x.max()), 1.0)).reshape(-1, *whole.shape, 1).astype(np.float32)
+    images = (
+        (whole.x / max(float(whole.x.max()), 1.0)).reshape(-1, *whole.shape, 1).astype(np.float32)
+    )
     train, test = parts(whole, 0)
     build = _trees(16, 2, estimator="straight_through")
     rates = Rates(rate=0.02, tau=7.0)
@@ -429,9 +472,13 @@ def draw_pictures(whole: Samples, folder: Path) -> None:
     params, others, found = program.run(
         jax.random.key(0), rates_of(rates), images[train], whole.y[train], images[test]
     )
-    print(f"hard network: {100 * float((np.asarray(found) == whole.y[test]).mean()):.1f} % of the test part")
+    print(
+        f"hard network: {100 * float((np.asarray(found) == whole.y[test]).mean()):.1f} % of the test part"
+    )
     model: Any = program.structure.model(params, others)
-    logits = jax.jit(lambda params, others, x: program.structure.model(params, others)(x, deterministic=True))
+    logits = jax.jit(
+        lambda params, others, x: program.structure.model(params, others)(x, deterministic=True)
+    )
     votes = functools.partial(logits, params, others)
     _, examples = np.unique(whole.y[test], return_index=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -456,7 +503,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = read_lines(given.rows) if given.rows.exists() else []
     known = {(row["learner"], row["split"]) for row in rows}
     splits: list[int | None] = [None] if given.choose else given.splits
-    wanted = [(name, split) for split in splits for name in given.only if (name, split) not in known]
+    wanted = [
+        (name, split) for split in splits for name in given.only if (name, split) not in known
+    ]
     if given.data:
         for row in figures(load_samples(given.data), wanted, given.steps):
             rows.append(row)

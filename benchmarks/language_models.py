@@ -25,12 +25,17 @@ def python_sources(context: int) -> Text:
             if data and digest not in seen:
                 seen.add(digest)
                 files.append(data)
-    return split_text(b"\n".join(files), name=f"sources of Python, {len(files)} files", context=context)
+    return split_text(
+        b"\n".join(files), name=f"sources of Python, {len(files)} files", context=context
+    )
 
 
 OPTIONS: dict[str, Any] = {
     "text": (Path, "file or folder, or python; default: Python's standard library"),
-    "preset": (tuple(dict.fromkeys(["demo", *presets.PRESETS["gpt"]])), "preset of the model and training"),
+    "preset": (
+        tuple(dict.fromkeys(["demo", *presets.PRESETS["gpt"]])),
+        "preset of the model and training",
+    ),
     "steps": (int, "default: steps of the preset"),
     "seconds": (float, "seconds of training steps, instead of --steps"),
     "windows": (int, "windows per test; default: all"),
@@ -60,12 +65,18 @@ def values_of(given: Any) -> dict[str, Any]:
 def text_of(given: Any, values: dict[str, Any]) -> Text:
     """Return the chosen text."""
     context = values["context"]
-    return python_sources(context) if given.text == Path("python") else load_text(given.text, context=context)
+    return (
+        python_sources(context)
+        if given.text == Path("python")
+        else load_text(given.text, context=context)
+    )
 
 
 def describe(given: Any, values: dict[str, Any], text: Text) -> str:
     """Return a line that describes the comparison."""
-    length = f"{values['steps']} steps" if given.seconds is None else f"{given.seconds:g} s of steps"
+    length = (
+        f"{values['steps']} steps" if given.seconds is None else f"{given.seconds:g} s of steps"
+    )
     return (
         f"{text.name}, {text.size:,} bytes of digest {text.digest[:16]}, preset {given.preset}, {length} of "
         f"{values['batch_size']} x {values['context']} bytes, {jax.devices()[0].device_kind}, jax {jax.__version__}"

@@ -56,7 +56,9 @@ def rule() -> Circuit:
     return builder.circuit({"kind": "automaton", "channels": 1, "periodic": True, "rule": "life"})
 
 
-def best(circuit: Circuit, side: int, lanes: int, flags: list[str], steps: int, repeats: int) -> float:
+def best(
+    circuit: Circuit, side: int, lanes: int, flags: list[str], steps: int, repeats: int
+) -> float:
     """Return the steps per second of the fastest repetition.
 
     Raises:
@@ -65,7 +67,10 @@ def best(circuit: Circuit, side: int, lanes: int, flags: list[str], steps: int, 
     grid = np.random.default_rng(0).integers(0, 2, (side, side), np.uint8)
     expected = grid.copy()
     for _ in range(steps % 1000):
-        near = sum(np.roll(expected, (y, x), (0, 1)) for y in (-1, 0, 1) for x in (-1, 0, 1)) - expected
+        near = (
+            sum(np.roll(expected, (y, x), (0, 1)) for y in (-1, 0, 1) for x in (-1, 0, 1))
+            - expected
+        )
         expected = ((near == 3) | ((near == 2) & (expected == 1))).astype(np.uint8)
     seconds = []
     with tempfile.TemporaryDirectory() as name:
@@ -74,11 +79,18 @@ def best(circuit: Circuit, side: int, lanes: int, flags: list[str], steps: int, 
             (folder / file).write_text(text)
         (folder / "main.c").write_text(MAIN)
         for kept, n in ((True, steps % 1000), *((False, steps) for _ in range(repeats))):
-            sizes = [f"-DROWS={side}", f"-DCOLUMNS={side}", f"-DLIFE_LANES={lanes}", f"-DSTEPS={n}L"]
+            sizes = [
+                f"-DROWS={side}",
+                f"-DCOLUMNS={side}",
+                f"-DLIFE_LANES={lanes}",
+                f"-DSTEPS={n}L",
+            ]
             command = ["gcc", "-std=c99", *flags, *sizes, "main.c", "life.c", "-o", "life"]
             subprocess.run(command, cwd=folder, check=True)
             (folder / "grid").write_bytes(np.packbits(grid, axis=1, bitorder="little").tobytes())
-            done = subprocess.run(["./life", "grid"], cwd=folder, check=True, capture_output=True, text=True)
+            done = subprocess.run(
+                ["./life", "grid"], cwd=folder, check=True, capture_output=True, text=True
+            )
             seconds.append(float(done.stdout) / n)
             found = np.frombuffer((folder / "grid").read_bytes(), np.uint8).reshape(side, -1)
             if kept and (np.unpackbits(found, axis=1, bitorder="little") != expected).any():
@@ -99,9 +111,13 @@ def main() -> None:
     )
     circuit = netlist_json.read(given.circuit[0]) if given.circuit else rule()
     inputs = (np.arange(512)[:, None] >> np.arange(9) & 1).astype(np.uint8)
-    if not (np.asarray(circuit(inputs)).reshape(-1) == np.asarray(proofs.life(inputs)).reshape(-1)).all():
+    if not (
+        np.asarray(circuit(inputs)).reshape(-1) == np.asarray(proofs.life(inputs)).reshape(-1)
+    ).all():
         raise SystemExit("the circuit is not the Game of Life")
-    version = subprocess.run(["gcc", "--version"], check=True, capture_output=True, text=True).stdout
+    version = subprocess.run(
+        ["gcc", "--version"], check=True, capture_output=True, text=True
+    ).stdout
     machine = f"{platform.processor() or platform.machine()}, {version.splitlines()[0]}"
     print(f"{len(circuit)} gates, {given.side} x {given.side} cells, one core of {machine}")
     for lanes in given.lanes:

@@ -50,7 +50,12 @@ def networks(given: Any) -> Iterator[tuple[str, Any, Any, tuple[int, ...]]]:
     """Yield the name, layer class, config and input shape of each network."""
     if given.what == "trees":
         trees = getattr(LogicTreeNetConfig, given.data)(given.size)
-        yield f"{given.data} {given.size}, {trees.n_gates} gates", LogicTreeNet, trees, trees.in_shape
+        yield (
+            f"{given.data} {given.size}, {trees.n_gates} gates",
+            LogicTreeNet,
+            trees,
+            trees.in_shape,
+        )
         return
     n_layers, n_gates = given.layers
     for wiring in WIRINGS if given.what == "wirings" else (LogicClassifierConfig(64, 10).wiring,):
@@ -60,7 +65,9 @@ def networks(given: Any) -> Iterator[tuple[str, Any, Any, tuple[int, ...]]]:
         yield name, LogicClassifier, config, (given.inputs,)
 
 
-def report(name: str, model: Any, config: Any, shape: tuple[int, ...], batch: int, given: Any) -> None:
+def report(
+    name: str, model: Any, config: Any, shape: tuple[int, ...], batch: int, given: Any
+) -> None:
     """Print the time and memory of a step."""
     step, state = build_step(model, config)
     x = jax.random.bernoulli(jax.random.key(1), 0.5, (batch, *shape)).astype(given.dtype)
@@ -113,7 +120,9 @@ def trees_in_torch(config: Any, device: str) -> Any:
         layers += [convolution, OrPooling2d(spec.pool, spec.pool, spec.pool_padding)]
     layers.append(torch.nn.Flatten())
     for arguments in config.gate_arguments():
-        layers.append(LogicDense(arguments["in_features"], arguments["out_features"], device=device))
+        layers.append(
+            LogicDense(arguments["in_features"], arguments["out_features"], device=device)
+        )
     return torch.nn.Sequential(*layers, GroupSum(config.n_classes, config.tau)).to(device)
 
 

@@ -33,8 +33,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from harness import about, add_line, draw_axes, parse, read_lines, table as markdown_table, time_calls
-from language_models import OPTIONS, describe, parameters_read, text_of, values_of  # beside this file
+from harness import (
+    about,
+    add_line,
+    draw_axes,
+    parse,
+    read_lines,
+    table as markdown_table,
+    time_calls,
+)
+from language_models import (
+    OPTIONS,
+    describe,
+    parameters_read,
+    text_of,
+    values_of,
+)  # beside this file
 
 from lutjax import optim
 from lutjax.layers.nnx import ProductKeyMemory
@@ -63,7 +77,12 @@ def processor_seconds() -> float:
 def run_of(values: dict[str, Any], text: Text, *, validate: bool) -> Run:
     """Return the run of a preset's values; `validate`: hold out the validation part."""
     train = text.train if validate else np.concatenate([text.train, text.validation])
-    return Run(presets.make(GPTConfig, values), presets.make(TrainingConfig, values), train, text.validation)
+    return Run(
+        presets.make(GPTConfig, values),
+        presets.make(TrainingConfig, values),
+        train,
+        text.validation,
+    )
 
 
 def with_memory(values: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +98,9 @@ def with_memory(values: dict[str, Any]) -> dict[str, Any]:
     own: GPTConfig = presets.make(GPTConfig, values)
     heads = own.lut_heads if own.feed_forward == "projection_lut" else 1
     most = own.lut_tables * own.lut_heads // heads
-    each = [{**values, "memory": True, "lut_heads": heads, "lut_tables": n} for n in range(1, most + 1)]
+    each = [
+        {**values, "memory": True, "lut_heads": heads, "lut_tables": n} for n in range(1, most + 1)
+    ]
     found = min(each, key=lambda other: abs(read(other) - read(values)))
     if abs(read(found) / read(values) - 1) > 0.05:
         raise SystemExit(
@@ -101,7 +122,9 @@ class Program:
         self.run = run
         self._advance = run.advance.compile_program(run.abstract())[1]
         self._draw = (
-            jax.jit(run.sample_state).lower(jax.random.key(0)).compile() if like is None else like._draw
+            jax.jit(run.sample_state).lower(jax.random.key(0)).compile()
+            if like is None
+            else like._draw
         )
 
     def init(self, seed: int) -> State:
@@ -134,7 +157,9 @@ def compile_runs(runs: Sequence[Run], like: Sequence[Program | None]) -> list[Pr
         run.advance.trace(run.abstract())
     with ThreadPoolExecutor() as threads:
         found = list(threads.map(Program, runs, like))
-    print(f"programs of {len(runs)} runs compiled in {time.perf_counter() - start:.0f} s", flush=True)
+    print(
+        f"programs of {len(runs)} runs compiled in {time.perf_counter() - start:.0f} s", flush=True
+    )
     return found
 
 
@@ -142,7 +167,9 @@ def time_steps_in_turns(
     programs: dict[str, Program], clock: Clock, n_turns: int = 8, n_steps: int = 25
 ) -> dict[str, float]:
     """Return the median seconds per step of alternating runs."""
-    states = {name: program.advance(program.init(0), 0, 5, clock)[0] for name, program in programs.items()}
+    states = {
+        name: program.advance(program.init(0), 0, 5, clock)[0] for name, program in programs.items()
+    }
     times: dict[str, list[float]] = {name: [] for name in programs}
     for turn in range(n_turns):
         for name, program in programs.items():
@@ -193,7 +220,13 @@ def train(given: Any, values: dict[str, Any], text: Text, clock: Clock, keep: Ke
     for rate, program in zip(given.rates, of_rates, strict=True):
         state, took = program.train(seed, clock)
         losses[rate] = test("with", state, text.validation)
-        row = {"what": "rate", "rate": rate, "seed": seed, "seconds": took, "validation": losses[rate]}
+        row = {
+            "what": "rate",
+            "rate": rate,
+            "seed": seed,
+            "seconds": took,
+            "validation": losses[rate],
+        }
         keep({**row, **sizes_of(program.run)})
     rate = min(losses, key=lambda rate: losses[rate])
     last = run_of({**each["with"], "memory_rate": rate}, text, validate=False)
@@ -210,17 +243,30 @@ def train(given: Any, values: dict[str, Any], text: Text, clock: Clock, keep: Ke
             keep(row | ({"memory_rate": rate} if name == "with" else {}))
 
 
-def sizes(values: dict[str, Any], text: Text, rows: list[int], seed: int, clock: Clock, keep: Keep) -> None:
+def sizes(
+    values: dict[str, Any], text: Text, rows: list[int], seed: int, clock: Clock, keep: Keep
+) -> None:
     """Train with several table sizes for equally many steps, and keep validation losses."""
     for n in (0, *rows):
-        run = run_of({**with_memory(values), "memory_rows": n} if n else values, text, validate=True)
+        run = run_of(
+            {**with_memory(values), "memory_rows": n} if n else values, text, validate=True
+        )
         config = run.config
         assert isinstance(config, GPTConfig)
         n_bytes = 4 * n * len(config.memory_orders) * config.memory_heads * config.memory_width
         (program,) = compile_runs([run], [None])
         state, took = program.train(seed, clock)
         loss = run.evaluate(state, text.validation)
-        keep({"what": "sizes", "rows": n, "bytes": n_bytes, "seconds": took, "loss": loss, **sizes_of(run)})
+        keep(
+            {
+                "what": "sizes",
+                "rows": n,
+                "bytes": n_bytes,
+                "seconds": took,
+                "loss": loss,
+                **sizes_of(run),
+            }
+        )
 
 
 # ------------------------------------------------------------------------------------- product keys
@@ -229,16 +275,22 @@ def simple(layer: Any, x: jax.Array) -> jax.Array:
     spec, n, k = layer.spec, x.shape[0], layer.spec.k
     queries = (x @ layer.query_kernel[...]).reshape(n, spec.heads, 2, spec.key_size)
     inverse = jax.lax.rsqrt(jnp.mean(queries**2, -1, keepdims=True) + 1e-6)
-    scores = jnp.einsum("bhsc,hsnc->bhsn", queries * inverse * layer.query_scale[...], layer.half_keys[...])
+    scores = jnp.einsum(
+        "bhsc,hsnc->bhsn", queries * inverse * layer.query_scale[...], layer.half_keys[...]
+    )
     best, ids = jax.lax.top_k(scores, k)
     sums = (best[:, :, 0, :, None] + best[:, :, 1, None, :]).reshape(n, spec.heads, k * k)
-    rows = (ids[:, :, 0, :, None] * spec.n_keys + ids[:, :, 1, None, :]).reshape(n, spec.heads, k * k)
+    rows = (ids[:, :, 0, :, None] * spec.n_keys + ids[:, :, 1, None, :]).reshape(
+        n, spec.heads, k * k
+    )
     best, which = jax.lax.top_k(sums, k)
     rows = jnp.take_along_axis(rows, which, -1)
     return jnp.einsum("bhk,bhko->bo", jax.nn.softmax(best), layer.weights[...][0][rows])
 
 
-def in_torch(layer: Any, x: np.ndarray, target: np.ndarray) -> dict[tuple[str, str], Callable[[], Any]]:
+def in_torch(
+    layer: Any, x: np.ndarray, target: np.ndarray
+) -> dict[tuple[str, str], Callable[[], Any]]:
     """Return calls of the same layer in PyTorch, with an embedding bag, and Adagrad by dense gradients."""
     import torch
 
@@ -259,10 +311,14 @@ def in_torch(layer: Any, x: np.ndarray, target: np.ndarray) -> dict[tuple[str, s
         queries = queries * torch.rsqrt((queries**2).mean(-1, keepdim=True) + 1e-6) * scale
         best, ids = torch.einsum("bhsc,hsnc->bhsn", queries, half_keys).topk(k)
         sums = (best[:, :, 0, :, None] + best[:, :, 1, None, :]).reshape(n, spec.heads, k * k)
-        rows = (ids[:, :, 0, :, None] * spec.n_keys + ids[:, :, 1, None, :]).reshape(n, spec.heads, k * k)
+        rows = (ids[:, :, 0, :, None] * spec.n_keys + ids[:, :, 1, None, :]).reshape(
+            n, spec.heads, k * k
+        )
         best, which = sums.topk(k)
         rows, shares = rows.gather(-1, which).reshape(n, -1), best.softmax(-1).reshape(n, -1)
-        return torch.nn.functional.embedding_bag(rows, table[0], per_sample_weights=shares, mode="sum")
+        return torch.nn.functional.embedding_bag(
+            rows, table[0], per_sample_weights=shares, mode="sum"
+        )
 
     optimizer = torch.optim.Adagrad([kernel, scale, half_keys, table], 0.01)
 
@@ -324,7 +380,9 @@ def keys(keep: Keep, n_keys: int = 1024, features: int = 64, batch: int = 512) -
         total = total + square
         moved = jax.tree.map(lambda p, g: p - 0.01 * g, arrays, gradients)
         scale = jax.lax.rsqrt(total + 1e-20)
-        moved["weights"].set_value(arrays["weights"][...] - 0.01 * gradients["weights"][...] * scale)
+        moved["weights"].set_value(
+            arrays["weights"][...] - 0.01 * gradients["weights"][...] * scale
+        )
         nnx.update(layer, moved)
         return total, value
 
@@ -347,9 +405,16 @@ def keys(keep: Keep, n_keys: int = 1024, features: int = 64, batch: int = 512) -
         calls |= in_torch(layer, np.asarray(x), np.asarray(target))
     for (direction, name), call in calls.items():
         wall, used = (
-            min(time_calls(call, 8, clock=clock)) for clock in (time.perf_counter, processor_seconds)
+            min(time_calls(call, 8, clock=clock))
+            for clock in (time.perf_counter, processor_seconds)
         )
-        row = {"what": "keys", "direction": direction, "name": name, "rows": n_keys**2, "batch": batch}
+        row = {
+            "what": "keys",
+            "direction": direction,
+            "name": name,
+            "rows": n_keys**2,
+            "batch": batch,
+        }
         keep({**row, "seconds": wall, "seconds_of_processor": used})
 
 
@@ -373,7 +438,10 @@ def table(found: list[dict[str, Any]]) -> str:
         rows = []
         for name in ("without", "with"):
             own = [r for r in runs if r["model"] == name]
-            losses, seconds = [r["loss"] for r in own], f"{np.mean([r['seconds'] for r in own]):.0f}"
+            losses, seconds = (
+                [r["loss"] for r in own],
+                f"{np.mean([r['seconds'] for r in own]):.0f}",
+            )
             sizes = f"{own[0]['parameters']:,}", f"{own[0]['read']:,}", own[0]["steps"]
             each = ", ".join(f"{loss:.4f}" for loss in losses)
             rows.append([name, *sizes, seconds, f"{np.mean(losses):.4f}", each])
@@ -382,11 +450,15 @@ def table(found: list[dict[str, Any]]) -> str:
         # Processor time excludes other programs; with an accelerator the processor is idle.
         on_cpu = "NVIDIA" not in of_keys[0].get("device", "")
         names = list(dict.fromkeys(r["name"] for r in of_keys))
-        clock, of_what = ("seconds_of_processor", ": time of the processor") if on_cpu else ("seconds", "")
+        clock, of_what = (
+            ("seconds_of_processor", ": time of the processor") if on_cpu else ("seconds", "")
+        )
         rows = []
         batches = dict.fromkeys(r["batch"] for r in of_keys)
         for batch, direction in itertools.product(batches, ("forward", "step")):
-            each = {r["name"]: r for r in of_keys if (r["direction"], r["batch"]) == (direction, batch)}
+            each = {
+                r["name"]: r for r in of_keys if (r["direction"], r["batch"]) == (direction, batch)
+            }
             times = (1e3 * each[name][clock] if name in each else None for name in names)
             shown = ("" if t is None else f"{t:.0f} ms" if on_cpu else f"{t:.2f} ms" for t in times)
             rows.append((f"{direction}, batch {batch}", *shown))

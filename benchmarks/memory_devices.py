@@ -140,7 +140,9 @@ class Step:
     def _read(self, weights: Any, index: Any, coefficients: Any) -> Any:
         size, apart = self.size, self.size.apart
         if self.way == "rows":
-            return sharding.lookup_in_blocks(weights, index, coefficients, axis=AXIS, groups=size.groups)
+            return sharding.lookup_in_blocks(
+                weights, index, coefficients, axis=AXIS, groups=size.groups
+            )
         if self.way != "detectors":
             return lutjax.weighted_lookup(weights, index, coefficients, groups=size.groups)
         to_tables = functools.partial(
@@ -172,7 +174,9 @@ class Step:
             **dataclasses.asdict(self.size),
             "way": self.way,
             "devices": self.n_devices,
-            "received": {op: n_bytes * RECEIVED[op](self.n_devices) for op, (_, n_bytes) in found.items()},
+            "received": {
+                op: n_bytes * RECEIVED[op](self.n_devices) for op, (_, n_bytes) in found.items()
+            },
             "memory": memory.argument_size_in_bytes + memory.temp_size_in_bytes,
             "seconds": min(seconds),
             "loss": float(value),
@@ -181,7 +185,9 @@ class Step:
 
 def table(results: list[dict[str, Any]]) -> str:
     """Return the results in Markdown, without collectives below one kilobyte, such as the loss."""
-    kinds = sorted({op for r in results for op, n_bytes in r["received"].items() if n_bytes >= 1000})
+    kinds = sorted(
+        {op for r in results for op, n_bytes in r["received"].items() if n_bytes >= 1000}
+    )
     lines = []
     for r in results:
         each = [f"{r['received'][op] / 1e6:.2f}" if op in r["received"] else "" for op in kinds]

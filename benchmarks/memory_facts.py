@@ -40,7 +40,9 @@ PROMPT, DIGITS = b"The code of ", 3
 def config_of(rows: int, width: int) -> GPTConfig:
     memory = {"orders": (ORDER,), "heads": 1, "rows": rows, "width": width, "placement": "host"}
     options: Any = {f"memory_{name}": value for name, value in memory.items()}
-    return GPTConfig(features=128, context=CONTEXT, n_layers=2, feed_forward="dense", memory=True, **options)
+    return GPTConfig(
+        features=128, context=CONTEXT, n_layers=2, feed_forward="dense", memory=True, **options
+    )
 
 
 def write_base(path: Path, rows: int, width: int, ids: Any = (), values: Any = ()) -> None:
@@ -100,7 +102,8 @@ def pretrain(model: GPT, text: np.ndarray, steps: int) -> None:
         update_host(model, of_host, 2e-2)
         if number % 100 == 0 or number + 1 == steps:
             print(
-                f"step {number + 1}: loss {float(value):.3f}, {time.perf_counter() - start:.0f} s", flush=True
+                f"step {number + 1}: loss {float(value):.3f}, {time.perf_counter() - start:.0f} s",
+                flush=True,
             )
 
 
@@ -132,19 +135,24 @@ def write_facts(model: GPT, sentences: np.ndarray, steps: int, rate: float) -> N
         value, (_, of_host) = value_and_grad(
             lambda model: loss_of(model, sentences, weights), tables=(), host=True
         )(model)
-        return value, jax.tree.map(only_answers, of_host, is_leaf=lambda a: isinstance(a, TableGradient))
+        return value, jax.tree.map(
+            only_answers, of_host, is_leaf=lambda a: isinstance(a, TableGradient)
+        )
 
     def only_answers(gradient: TableGradient) -> TableGradient:
         # Rows of the prompt belong to other texts too.
         look_up: Any = gradient.look_up
         chosen = np.flatnonzero(np.broadcast_to(answers, weights.shape))
         index, coefficients = (
-            a.reshape(weights.size, *a.shape[-2:])[chosen] for a in (look_up.index, look_up.coefficients)
+            a.reshape(weights.size, *a.shape[-2:])[chosen]
+            for a in (look_up.index, look_up.coefficients)
         )
         cotangent = gradient.cotangent
         cotangent = cotangent.reshape(weights.size, *cotangent.shape[-2:])[chosen]
         return dataclasses.replace(
-            gradient, look_up=look_up.replace(index=index, coefficients=coefficients), sealed=cotangent
+            gradient,
+            look_up=look_up.replace(index=index, coefficients=coefficients),
+            sealed=cotangent,
         )
 
     waiting, start = sentences, time.perf_counter()
@@ -176,7 +184,9 @@ def margins(model: GPT, sentences: np.ndarray) -> np.ndarray:
     found = []
     for first in range(0, len(sentences), FACTS):
         part = sentences[first : first + FACTS]
-        logits = np.array(_logits(model, np.resize(part, (FACTS, part.shape[1]))[:, :-1]))[: len(part)]
+        logits = np.array(_logits(model, np.resize(part, (FACTS, part.shape[1]))[:, :-1]))[
+            : len(part)
+        ]
         digits = part[:, -DIGITS:, None]
         right = np.take_along_axis(logits, digits, -1)
         np.put_along_axis(logits, digits, -np.inf, -1)
@@ -193,7 +203,9 @@ def other_loss(model: GPT, text: np.ndarray, count: int) -> float:
     """Return the mean loss over evenly spaced windows of a text, in nats per byte."""
     starts = np.linspace(0, text.size - CONTEXT - 1, count).astype(int)
     evaluate = nnx.jit(lambda model, tokens: loss_of(model, tokens, jnp.ones((128, CONTEXT))))
-    return float(np.mean([evaluate(model, windows(text, part)) for part in starts.reshape(-1, 128)]))
+    return float(
+        np.mean([evaluate(model, windows(text, part)) for part in starts.reshape(-1, 128)])
+    )
 
 
 def main() -> None:
@@ -217,7 +229,9 @@ def main() -> None:
     pretrain(model, text.train, options.steps)
     base, ids = folder / "base.safetensors", first.updated
     write_base(base, options.rows, options.width, ids, first.gather(ids.reshape(-1, 1, 1))[0])
-    print(f"published: {len(ids):,} trained rows of {options.rows:,}, {base.stat().st_size / 1e9:.2f} GB")
+    print(
+        f"published: {len(ids):,} trained rows of {options.rows:,}, {base.stat().st_size / 1e9:.2f} GB"
+    )
 
     digest, sentences = digest_of(base), facts(options.facts)
 

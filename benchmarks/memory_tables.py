@@ -74,7 +74,10 @@ def tensors_of(family: str, gigabytes: float) -> dict[str, tuple[str, list[int]]
     if family == "engram":
         rows = sum(primes(int(n_bytes / (264 * columns)), columns))
         prefix = "layers.1.engram.embed."
-        return {f"{prefix}weight": ("F8_E4M3", [rows, 256]), f"{prefix}scale": ("F8_E8M0", [rows, 8])}
+        return {
+            f"{prefix}weight": ("F8_E4M3", [rows, 256]),
+            f"{prefix}scale": ("F8_E8M0", [rows, 8]),
+        }
     if family == "ple":
         rows = sum(primes(int(n_bytes / (width * columns)), columns))
         part = -(-rows // SHARDS)
@@ -118,10 +121,14 @@ def write_checkpoint(folder: Path, tensors: dict[str, tuple[str, list[int]]], sp
 
 def _random_bytes(rng: np.random.Generator, dtype: str, n_bytes: int) -> bytes:
     if dtype == "BF16":
-        return bytes((rng.standard_normal(n_bytes // 2, np.float32).view(np.uint32) >> 16).astype(np.uint16))
+        return bytes(
+            (rng.standard_normal(n_bytes // 2, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        )
     least, most = (118, 122) if dtype == "F8_E8M0" else (0, 127)  # without NaN
     codes = rng.integers(least, most, n_bytes, np.uint8)
-    return bytes(codes if dtype == "F8_E8M0" else codes | rng.integers(0, 2, n_bytes, np.uint8) << 7)
+    return bytes(
+        codes if dtype == "F8_E8M0" else codes | rng.integers(0, 2, n_bytes, np.uint8) << 7
+    )
 
 
 def table_of(folder: Path, **options: Any) -> HostTable:
@@ -129,7 +136,9 @@ def table_of(folder: Path, **options: Any) -> HostTable:
     index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
     names = [(folder / file, name) for name, file in index.items()]
     if any("engram" in name for name in index):
-        return HostTable.mapped(names[:1], codec="e4m3_ue8m0", width=256, scales=names[1:], **options)
+        return HostTable.mapped(
+            names[:1], codec="e4m3_ue8m0", width=256, scales=names[1:], **options
+        )
     if any("ple" in name for name in index):
         return HostTable.mapped(names[:-1], codec="e4m3", width=160, scales=names[-1:], **options)
     return HostTable.mapped(names, codec="bfloat16", width=256, **options)
@@ -143,7 +152,9 @@ def columns_of(table: HostTable) -> int:
 
 def field_of(path: str, name: str) -> int:
     """Return a summed field in a /proc file, in bytes."""
-    return 1024 * sum(int(n) for n in re.findall(rf"^{name}:\s+(\d+)", Path(path).read_text(), re.M))
+    return 1024 * sum(
+        int(n) for n in re.findall(rf"^{name}:\s+(\d+)", Path(path).read_text(), re.M)
+    )
 
 
 def uncache(folder: Path) -> None:
@@ -163,7 +174,9 @@ def measure_open(folder: Path) -> None:
         table = table_of(folder)
         seconds = time.perf_counter() - start
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-        print(f"open, {what}: {1e3 * seconds:.1f} ms for {table.shape[1]:,} rows, {size / 1e9:.2f} GB")
+        print(
+            f"open, {what}: {1e3 * seconds:.1f} ms for {table.shape[1]:,} rows, {size / 1e9:.2f} GB"
+        )
 
 
 def measure_resident(folder: Path) -> None:
@@ -194,7 +207,9 @@ def in_memory(table: HostTable) -> HostTable:
     return other
 
 
-def in_turns(calls: dict[str, Callable[[], Any]], repeats: int, rounds: int = 7) -> dict[str, float]:
+def in_turns(
+    calls: dict[str, Callable[[], Any]], repeats: int, rounds: int = 7
+) -> dict[str, float]:
     """Return median seconds per call, timed in turns."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
@@ -234,7 +249,9 @@ def measure_gather(folder: Path, repeats: int) -> None:
     report("one token", in_turns(calls, repeats), 1e6, "us")
     ids = rng.integers(0, table.shape[1], (TOKENS * columns, 1, 1))
     for each in ("fetch", "gather"):
-        found = in_turns({name: functools.partial(getattr(t, each), ids) for name, t in tables.items()}, 2, 3)
+        found = in_turns(
+            {name: functools.partial(getattr(t, each), ids) for name, t in tables.items()}, 2, 3
+        )
         report(f"{each} of {TOKENS} tokens on the CPU", found, 1e3, "ms")
 
 
@@ -247,7 +264,11 @@ def train_loop(
 
     def ids(step: int) -> dict[str, np.ndarray]:
         shape = (tokens * n_columns, 1, 1)
-        return {"memory": np.random.default_rng(step).integers(0, table.shape[1], shape).astype(np.int32)}
+        return {
+            "memory": np.random.default_rng(step)
+            .integers(0, table.shape[1], shape)
+            .astype(np.int32)
+        }
 
     ahead = RowPrefetcher({"memory": table}, ids, lambda step: np.float32(0.01), depth)
 
@@ -309,7 +330,9 @@ def measure_share(folder: Path, gigabytes: float, n_processes: int, n_requests: 
             time.sleep(0.5)
         vectors = np.ones((64, 16)).tolist()
         for _ in range(n_requests):
-            body = json.dumps({"tokens": rng.integers(0, 256, 64).tolist(), "vectors": vectors}).encode()
+            body = json.dumps(
+                {"tokens": rng.integers(0, 256, 64).tolist(), "vectors": vectors}
+            ).encode()
             with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/memory", body)) as answer:
                 assert len(json.load(answer)["update"]) == 64
 
@@ -404,7 +427,12 @@ def make_beside(folder: Path, gigabytes: float, text: np.ndarray) -> Path:
         "vocab_size": 256,
         "eos_token_id": 0,
     }
-    config |= {"hc_count": 1, "hidden_size": features, "ple_conv_kernel_size": 1, "rms_norm_eps": 1e-6}
+    config |= {
+        "hc_count": 1,
+        "hidden_size": features,
+        "ple_conv_kernel_size": 1,
+        "rms_norm_eps": 1e-6,
+    }
     layout = lutjax.NgramLayout.qwen(config)
     prefix = PREFIX.removesuffix("ple_embedding.ngram_embedding.")
     shapes: dict[str, list[int]] = {
@@ -428,16 +456,27 @@ def make_beside(folder: Path, gigabytes: float, text: np.ndarray) -> Path:
     shutil.rmtree(folder / "bundle", ignore_errors=True)
     lutjax.convert.convert_memory(folder, folder / "bundle", family="ple")
     size, blocks = path.stat().st_size, path.stat().st_blocks * 512
-    tell(what="table", gigabytes=size / 1e9, rows=layout.n_rows, written=len(rows), on_disk=blocks / 1e9)
+    tell(
+        what="table",
+        gigabytes=size / 1e9,
+        rows=layout.n_rows,
+        written=len(rows),
+        on_disk=blocks / 1e9,
+    )
     return folder / "bundle"
 
 
 def tell(**facts: Any) -> None:
-    rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in facts.items()}
+    rounded = {
+        name: round(value, 4) if isinstance(value, float) else value
+        for name, value in facts.items()
+    }
     print(json.dumps(rounded), flush=True)
 
 
-def build_pair(bundle: Path, text: np.ndarray, features: int, layers: int, small: bool) -> dict[str, Run]:
+def build_pair(
+    bundle: Path, text: np.ndarray, features: int, layers: int, small: bool
+) -> dict[str, Run]:
     """Return runs of a GPT with a small table on the device, and with the mapped table."""
     sizes: Any = {
         "features": features,
@@ -450,8 +489,15 @@ def build_pair(bundle: Path, text: np.ndarray, features: int, layers: int, small
         "dtype": "float32" if small else "bfloat16",
         "memory_layers": (1,),
     }
-    memory: Any = {"orders": (2, 3), "heads": COLUMNS["ple"] // 2, "width": WIDTHS["ple"], "rows": 1 << 14}
-    own = GPTConfig(memory=True, **sizes, **{f"memory_{name}": value for name, value in memory.items()})
+    memory: Any = {
+        "orders": (2, 3),
+        "heads": COLUMNS["ple"] // 2,
+        "width": WIDTHS["ple"],
+        "rows": 1 << 14,
+    }
+    own = GPTConfig(
+        memory=True, **sizes, **{f"memory_{name}": value for name, value in memory.items()}
+    )
     configs = {"device": (own, 0), "mapped": (GPTConfig(memory_base=str(bundle), **sizes), 2)}
     rates: Any = {"optimizer": "adamw", "learning_rate": 1e-4, "memory_optimizer": "row_adagrad"}
     rates |= {"steps": 10_000, "batch_size": 8 if small else 16}
@@ -478,7 +524,9 @@ def measure_beside(folder: Path, options: Any) -> None:
 
 def sizes_of(words: Sequence[str]) -> list[tuple[int, int]]:
     """Return features and layers."""
-    return [(int(features), int(layers)) for features, layers in (word.split("x") for word in words)]
+    return [
+        (int(features), int(layers)) for features, layers in (word.split("x") for word in words)
+    ]
 
 
 def measure_beside_steps(runs: dict[str, Run], turns: int, steps: int) -> None:
@@ -499,7 +547,9 @@ def measure_beside_steps(runs: dict[str, Run], turns: int, steps: int) -> None:
 
 
 def measure_beside_tokens(runs: dict[str, Run], turns: int, n: int) -> None:
-    models: dict[str, Any] = {name: run.structure.model(*run.structure.init(0)) for name, run in runs.items()}
+    models: dict[str, Any] = {
+        name: run.structure.model(*run.structure.init(0)) for name, run in runs.items()
+    }
     part = np.asarray(runs["device"]._train[: 16 * 64]).astype(np.int32).reshape(16, 64)[:, :16]
     for texts in (1, 16):
         found: dict[str, list[float]] = {name: [] for name in models}
@@ -517,13 +567,19 @@ def measure_beside_tokens(runs: dict[str, Run], turns: int, n: int) -> None:
 
 
 def report_beside(what: str, found: dict[str, list[float]], **facts: Any) -> None:
-    least, middle = ({name: 1e3 * f(times) for name, times in found.items()} for f in (min, np.median))
+    least, middle = (
+        {name: 1e3 * f(times) for name, times in found.items()} for f in (min, np.median)
+    )
     ratio = least["mapped"] / least["device"]
     shown = {f"{name}_ms": least[name] for name in found} | {
         f"{name}_median_ms": float(middle[name]) for name in found
     }
     tell(
-        what=what, **facts, **shown, ratio=ratio, ratio_of_medians=float(middle["mapped"] / middle["device"])
+        what=what,
+        **facts,
+        **shown,
+        ratio=ratio,
+        ratio_of_medians=float(middle["mapped"] / middle["device"]),
     )
 
 
@@ -558,10 +614,14 @@ def main() -> None:
         "resident": lambda: measure_resident(folder),
         "gather": lambda: measure_gather(folder, options.repeats),
         "train": lambda: measure_train(folder, options.steps),
-        "share": lambda: measure_share(folder, options.gigabytes, options.processes, options.requests),
+        "share": lambda: measure_share(
+            folder, options.gigabytes, options.processes, options.requests
+        ),
         "larger": lambda: measure_larger(folder, options.steps),
         "beside": lambda: measure_beside(folder, options),
-        "work": lambda: work(folder, folder / options.out, options.steps, options.every, options.die),
+        "work": lambda: work(
+            folder, folder / options.out, options.steps, options.every, options.die
+        ),
     }
     chosen = options.commands if len(options.commands) < len(commands) else every
     for name in chosen:

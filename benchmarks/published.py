@@ -16,7 +16,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import add_line, mean_and_error, parse, read_lines, table as markdown_table  # beside this file
+from harness import (
+    add_line,
+    mean_and_error,
+    parse,
+    read_lines,
+    table as markdown_table,
+)  # beside this file
 from images import Network, Program, Rates, _tables, rates_of
 
 from lutjax.training import datasets
@@ -41,11 +47,21 @@ OPTIONS: dict[tuple[str, str], tuple[str, ...]] = {
 
 
 # ------------------------------------------------------------------------------------- recipes
-def run(data: str, path: Path, recipe: str, seed: int, words: Sequence[str], out: Path) -> dict[str, Any]:
+def run(
+    data: str, path: Path, recipe: str, seed: int, words: Sequence[str], out: Path
+) -> dict[str, Any]:
     """Run a command with an output folder, and return its row."""
     given = [word for option in OPTIONS[data, recipe] for word in option.split()]
     options = ["--data", str(path), "--recipe", recipe, *given, *words, "--seed", str(seed)]
-    options += ["--out", str(out), "--no-baselines", "--eval-every", "100000", "--checkpoint-every", "100000"]
+    options += [
+        "--out",
+        str(out),
+        "--no-baselines",
+        "--eval-every",
+        "100000",
+        "--checkpoint-every",
+        "100000",
+    ]
     start = time.perf_counter()
     subprocess.run([sys.executable, "-m", "lutjax", "train", "classify", *options], check=True)
     seconds = time.perf_counter() - start
@@ -111,7 +127,16 @@ def table(rows: list[dict[str, Any]]) -> str:
         found = [row for row in rows if (row["data"], row["recipe"]) == (data, name)]
         if found:
             lines.append(_line(data, name, found))
-    columns = ("seeds", "% hard", "% soft", "gates", "gates that remain", "seconds", "device", "published")
+    columns = (
+        "seeds",
+        "% hard",
+        "% soft",
+        "gates",
+        "gates that remain",
+        "seconds",
+        "device",
+        "published",
+    )
     return markdown_table(["data and recipe", *columns], lines)
 
 
@@ -120,7 +145,9 @@ def _line(data: str, name: str, rows: list[dict[str, Any]]) -> tuple[str, ...]:
     accuracies = [[row[kind] for row in rows] for kind in ("hard", "soft")]
     means = [mean_and_error(all_) if len(all_) > 1 else f"{all_[0]:g}" for all_ in accuracies]
     remain = [row["survive"] for row in rows if row["survive"] is not None]
-    sizes = ("" if n is None else f"{n:,}".replace(",", " ") for n in (rows[0]["gates"], _mean(remain)))
+    sizes = (
+        "" if n is None else f"{n:,}".replace(",", " ") for n in (rows[0]["gates"], _mean(remain))
+    )
     recipe = RECIPES.get(name)
     published = recipe.published if recipe is not None and recipe.data == data else None
     seconds = f"{_mean([row['seconds'] for row in rows])}"

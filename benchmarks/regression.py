@@ -40,7 +40,9 @@ def measure(path: Path, split: int, fields: dict[str, Any]) -> dict[str, Errors]
     from sklearn.linear_model import LinearRegression, RidgeCV
 
     def build(**changes: Any) -> Classifier:
-        return Classifier.create({**fields, "split": split, **changes}, path, target=TARGET, regression=True)
+        return Classifier.create(
+            {**fields, "split": split, **changes}, path, target=TARGET, regression=True
+        )
 
     bits, numbers = build(), build(column_bits=0)
     run, test = bits.run, bits.test
@@ -65,9 +67,13 @@ def main() -> None:
         splits = [measure(path, split, fields) for split in range(SPLITS)]
     rows = []
     for name in splits[0]:
-        r2, *errors = ([getattr(s[name], field) for s in splits] for field in ("r2", "absolute", "squared"))
+        r2, *errors = (
+            [getattr(s[name], field) for s in splits] for field in ("r2", "absolute", "squared")
+        )
         each = " ".join(f"{value:.3f}" for value in r2)
-        rows.append((name, each, mean_and_error(r2, 3), *(f"{np.mean(error):.1f}" for error in errors)))
+        rows.append(
+            (name, each, mean_and_error(r2, 3), *(f"{np.mean(error):.1f}" for error in errors))
+        )
     print_table(" | R2 of each split | R2 | mean absolute error | root mean squared error", rows, 2)
 
 

@@ -93,7 +93,10 @@ def prepare(folder: Path, library: Path, adult: Path | None) -> None:
 
         (frame,) = rdata.read_rda(library / path, default_encoding="ascii").values()
         names = [column for column in frame.columns if column != label]
-        rows = [[f"{x:g}" if isinstance(x, float) else f"{x}" for x in row] for row in frame[names].values]
+        rows = [
+            [f"{x:g}" if isinstance(x, float) else f"{x}" for x in row]
+            for row in frame[names].values
+        ]
         _write(folder / f"{name}.csv", names, rows, list(map(str, frame[label])))
     if adult is not None:
         _check(adult, ADULT)
@@ -150,7 +153,12 @@ def train(name: str, split: int, options: dict[str, Any], data: Path, out: Path)
     options = dict(options)
     if per_class := options.pop("per-class", None):  # sizes of layers, times the number of classes
         options["layers"] = ",".join(str(size * N_CLASSES.get(name, 2)) for size in per_class)
-    words = ["--out", str(out), "--no-baselines", *(f"--{key}={value}" for key, value in options.items())]
+    words = [
+        "--out",
+        str(out),
+        "--no-baselines",
+        *(f"--{key}={value}" for key, value in options.items()),
+    ]
     if name in TRAINED:
         paths = [data / f"{name} {split}{part}.csv" for part in ("", " test")]
         words += ["--data", str(paths[0]), "--test-data", str(paths[1]), "--target", TARGET]
@@ -205,7 +213,9 @@ def learners(seed: int, n_rows: int) -> dict[str, Any]:
     return {
         "gradient boosting": HistGradientBoostingClassifier(random_state=seed),
         "logistic regression": LogisticRegression(max_iter=2000),
-        "small MLP": MLPClassifier((64,), max_iter=500, early_stopping=n_rows > 2000, random_state=seed),
+        "small MLP": MLPClassifier(
+            (64,), max_iter=500, early_stopping=n_rows > 2000, random_state=seed
+        ),
     }
 
 
@@ -302,7 +312,10 @@ def tasks(given: Any, grid: list[dict[str, Any]]) -> Iterator[tuple[Row, Callabl
                 )
             for learner in OTHERS if given.others else ():
                 identity = {"data": name, "learner": learner, "split": split, "options": {}}
-                yield identity, lambda n=name, s=split, m=learner: fit(n, s, m, given.data, given.jobs)
+                yield (
+                    identity,
+                    lambda n=name, s=split, m=learner: fit(n, s, m, given.data, given.jobs),
+                )
 
 
 def read_grid(path: Path | None, tune: list[str]) -> list[dict[str, Any]]:

@@ -54,7 +54,10 @@ def profile(case: str, implementation: str, tpu: str) -> dict[str, float | str]:
         found = _compile(arguments, dump, _DUMP)
         if "error" in found:
             return found
-        names = {file.name.split("-", 1)[1].rsplit("-", 2)[0] for file in dump.glob("*-final_bundles.txt")}
+        names = {
+            file.name.split("-", 1)[1].rsplit("-", 2)[0]
+            for file in dump.glob("*-final_bundles.txt")
+        }
         cycles = sum(bundles(dump, name) for name in names if "schedule-analysis" not in name)
         return {**found, "cycles": cycles, "bundles": "yes"}
 
@@ -68,7 +71,11 @@ def _compile(arguments: list[str], dump: Path, flags: str) -> dict[str, float | 
     command = [sys.executable, __file__, "--compile", *arguments]
     child = subprocess.run(command, env=environment, capture_output=True, text=True)
     if child.returncode:
-        errors = [line for line in child.stderr.splitlines() if re.match(r"[\w.]+(Error|Exception): ", line)]
+        errors = [
+            line
+            for line in child.stderr.splitlines()
+            if re.match(r"[\w.]+(Error|Exception): ", line)
+        ]
         return {"error": (errors or ["failed"])[-1][:200]}
     found: dict[str, float | str] = json.loads(child.stdout.strip().splitlines()[-1])
     return found
@@ -94,7 +101,9 @@ def bundles(folder: Path, name: str) -> int:
             close(depth - 1 if bundle[1] else depth)
             loops += [[0, 1] for _ in range(depth + 1 - len(loops))]
         loops[-1][0] += 1
-        steps |= {number: int(step) for number, step in re.findall(r"(%\w+) = sadd\.s32 (\d+),", line)}
+        steps |= {
+            number: int(step) for number, step in re.findall(r"(%\w+) = sadd\.s32 (\d+),", line)
+        }
         end = re.search(r"scmp\.ge\.s32\.totalorder (%\w+), (\d+) /\* loop exit test", line)
         if end and steps.get(end[1]):
             loops[-1][1] = -(-int(end[2]) // steps[end[1]])
@@ -112,14 +121,17 @@ def compile_case(case: str, implementation: str, tpu: str) -> dict[str, float | 
 
     op, sizes = CASES[case]
     program = testing.program(
-        testing.case(op, "primes", **sizes), None if implementation == "reference" else implementation
+        testing.case(op, "primes", **sizes),
+        None if implementation == "reference" else implementation,
     )
     assert program.forward is not None
     program = program.forward
     function = program.expected if implementation == "reference" else program.function
     compiled = _ahead_of_time.compile_for_tpu(function, *program.shapes(), tpu=tpu)
     chip = find_generation(tpu)
-    arrays = jax.tree.leaves((program.shapes(), jax.eval_shape(program.expected, *program.shapes())))
+    arrays = jax.tree.leaves(
+        (program.shapes(), jax.eval_shape(program.expected, *program.shapes()))
+    )
     moved = sum(a.size * a.dtype.itemsize for a in arrays)
     found: dict[str, float | str] = {"bandwidth_s": moved / chip.bandwidth, "clock": chip.clock}
     if op == "lookup":
@@ -143,7 +155,9 @@ def rows(given: Any) -> Iterator[list[str]]:
         found = profile(case, implementation, tpu)
         shown = found.get("error") or f"{found['cycles']:,}"
         time = None if "error" in found else float(found["cycles"]) / float(found["clock"])
-        notes = " (a loop counts once)" * bool(found.get("loops")) + " (bundles)" * bool(found.get("bundles"))
+        notes = " (a loop counts once)" * bool(found.get("loops")) + " (bundles)" * bool(
+            found.get("bundles")
+        )
         bounds = (_time(found.get(name)) for name in ("bandwidth_s", "matrix_s"))
         yield [case, tpu, "forward", implementation, str(shown), _time(time) + notes, *bounds]
 

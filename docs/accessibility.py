@@ -20,7 +20,21 @@ from typing import Any
 DOCS = Path(__file__).parent
 BUILT = DOCS / "_build" / "html"
 LEFT_OUT = ("_static", "_sources", "_modules", ".doctrees")
-EMPTY = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
+EMPTY = {
+    "area",
+    "base",
+    "br",
+    "col",
+    "embed",
+    "hr",
+    "img",
+    "input",
+    "link",
+    "meta",
+    "source",
+    "track",
+    "wbr",
+}
 NAMED = {"a", "button"}
 FOR_PRINT = "jb-print-docs-body"
 """Title and contents that the theme shows on paper alone."""
@@ -61,7 +75,11 @@ class _Page(HTMLParser):
             self.problems.append(f"no title: {tag} {given.get('src', given.get('data'))}")
         if tag == "label" and given.get("for"):
             self._labeled.add(str(given["for"]))
-        if tag in ("input", "select", "textarea") and given.get("type") not in ("hidden", "submit", "button"):
+        if tag in ("input", "select", "textarea") and given.get("type") not in (
+            "hidden",
+            "submit",
+            "button",
+        ):
             inside = any(opened == "label" for opened, _, _ in self._open)
             if not inside:
                 self._fields.append(given)
@@ -85,7 +103,12 @@ class _Page(HTMLParser):
             if opened == "title" and not any(t == "svg" for t, _, _ in self._open):
                 self.title = " ".join(words)
             hidden = given.get("aria-hidden") == "true" or "hidden" in given
-            name = words or given.get("aria-label") or given.get("title") or given.get("aria-labelledby")
+            name = (
+                words
+                or given.get("aria-label")
+                or given.get("title")
+                or given.get("aria-labelledby")
+            )
             if opened in NAMED and not name and not hidden and (opened != "a" or "href" in given):
                 self.problems.append(f"no name: <{opened} {given}>")
             if opened == tag:

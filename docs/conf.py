@@ -96,7 +96,9 @@ html_theme_options: dict[str, Any] = {
     "use_download_button": True,
     "repository_url": _repository,
     "repository_provider": "github",
-    "repository_branch": os.environ.get("READTHEDOCS_GIT_COMMIT_HASH", os.environ.get("GITHUB_SHA", "main")),
+    "repository_branch": os.environ.get(
+        "READTHEDOCS_GIT_COMMIT_HASH", os.environ.get("GITHUB_SHA", "main")
+    ),
     "path_to_docs": "docs",
     "use_repository_button": bool(_repository),
     "use_source_button": bool(_repository),

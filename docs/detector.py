@@ -25,7 +25,9 @@ INK, MUTED, READ, NEAREST = "#222222", "#8a8a8a", "#2166ac", "#d6604d"
 
 def first_output(first_input: jax.Array) -> jax.Array:
     """Return the first output where the first input has another value."""
-    return lutjax.lut(jnp.asarray(X).at[0].set(first_input), jnp.asarray(TABLE), jnp.asarray(ANCHORS))[0]
+    return lutjax.lut(
+        jnp.asarray(X).at[0].set(first_input), jnp.asarray(TABLE), jnp.asarray(ANCHORS)
+    )[0]
 
 
 def draw() -> Figure:
@@ -60,7 +62,9 @@ def _draw_comparisons(axes, index: int, flip: int) -> None:
         axes.annotate("", (a, height), (b, height), arrowprops=ends)
         answer = "yes: 1" if index >> pair & 1 else "no: 0"
         text = f"x[{a}] > x[{b}]?  {answer}" + ("  (the closest)" if closest else "")
-        axes.text((a + b) / 2, height + 0.08, text, ha="center", va="bottom", color=color, fontsize=9)
+        axes.text(
+            (a + b) / 2, height + 0.08, text, ha="center", va="bottom", color=color, fontsize=9
+        )
 
 
 def _draw_table(axes, row: int, nearest: int) -> None:
@@ -72,20 +76,34 @@ def _draw_table(axes, row: int, nearest: int) -> None:
     for number in range(rows):
         color = {row: READ, nearest: NEAREST}.get(number, MUTED)
         axes.text(
-            -0.15, number + 0.5, f"{number:02b}", ha="right", va="center", color=color, family="monospace"
+            -0.15,
+            number + 0.5,
+            f"{number:02b}",
+            ha="right",
+            va="center",
+            color=color,
+            family="monospace",
         )
         for output, value in enumerate(TABLE[0, number]):
             face = "#deebf7" if number == row else "white"
             cell = (output, number)
             axes.add_patch(_cell(cell, face))
             axes.text(
-                output + 0.5, number + 0.5, f"{value:g}", ha="center", va="center", color=INK, fontsize=9
+                output + 0.5,
+                number + 0.5,
+                f"{value:g}",
+                ha="center",
+                va="center",
+                color=INK,
+                fontsize=9,
             )
         note = {row: "output", nearest: "row if the closest\ncomparison flips"}.get(number)
         if note:
             axes.text(outputs + 0.12, number + 0.5, note, va="center", color=color, fontsize=9)
     for output in range(outputs):
-        axes.text(output + 0.5, -0.1, f"y[{output}]", ha="center", va="bottom", color=MUTED, fontsize=9)
+        axes.text(
+            output + 0.5, -0.1, f"y[{output}]", ha="center", va="bottom", color=MUTED, fontsize=9
+        )
 
 
 def _cell(corner: tuple[int, int], face: str):

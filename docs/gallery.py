@@ -43,7 +43,9 @@ def shown(name: str, circuit: Any, examples: Any = None, labels: Any = None) -> 
     if name == "life":
         return page.write(circuit, f"Life in {len(circuit)} gates", size=(64, 96))
     if name == "healing":
-        return page.write(circuit, "An automaton that heals", size=(32, 32), start="random", shown=1)
+        return page.write(
+            circuit, "An automaton that heals", size=(32, 32), start="random", shown=1
+        )
     if name == "fashion":
         examples = np.asarray(examples).astype(int)
         return page.write(
@@ -55,7 +57,9 @@ def shown(name: str, circuit: Any, examples: Any = None, labels: Any = None) -> 
         )
     test = datasets.load().parts(stratified=True, bits=8).test
     examples, labels = np.asarray(test.x[:24]).astype(int), np.asarray(test.y[:24])
-    return page.write(circuit, "A circuit that reads digits", examples=examples, labels=labels, maximum=16)
+    return page.write(
+        circuit, "A circuit that reads digits", examples=examples, labels=labels, maximum=16
+    )
 
 
 def rewritten(name: str, text: str) -> str:
@@ -65,12 +69,16 @@ def rewritten(name: str, text: str) -> str:
     if name == "detector":
         return detector()
     if name == "text":
-        found = re.search(r'<script type="application/json" id="model">(.*?)</script>', text, re.DOTALL)
+        found = re.search(
+            r'<script type="application/json" id="model">(.*?)</script>', text, re.DOTALL
+        )
         if found is None:
             raise ValueError("the page has no model")
         return _text_page(json.loads(found[1]))
     if name == "fashion":
-        found = re.search(r'<script type="application/json" id="circuit">(.*?)</script>', text, re.DOTALL)
+        found = re.search(
+            r'<script type="application/json" id="circuit">(.*?)</script>', text, re.DOTALL
+        )
         if found is None:
             raise ValueError("the page has no circuit")
         data = json.loads(found[1])
@@ -174,7 +182,9 @@ def with_pixels(circuit: Any, bits: int) -> Any:
     (port,) = circuit.outputs
     outputs = [literals[k >> 1] ^ k & 1 for k in circuit.literals]
     builder.output(port.name, np.reshape(outputs, (port.count, -1)).tolist(), port.format)
-    about = {name: circuit.about[name] for name in ("kind", "n_classes", "layers", "classes", "image")}
+    about = {
+        name: circuit.about[name] for name in ("kind", "n_classes", "layers", "classes", "image")
+    }
     return builder.circuit(about)
 
 
@@ -186,7 +196,8 @@ def _automaton(experiment: str, target: np.ndarray | None, **fields: Any) -> Any
 
     values = {**presets.EXPERIMENTS[experiment], **fields, "experiment": experiment}
     configs = (
-        presets.make(kind, presets.fields_of(kind, values)) for kind in (LogicCAConfig, TrainingConfig)
+        presets.make(kind, presets.fields_of(kind, values))
+        for kind in (LogicCAConfig, TrainingConfig)
     )
     return Run(*configs, target)
 
@@ -237,9 +248,18 @@ def text() -> str:
     from lutjax.training.lm import Run, TrainingConfig
     from lutjax.training.text import load_text
 
-    sizes = {"n_anchors": 4, "n_position_bits": 3, "n_detectors": 16, "ffn_detectors": 24, "ffn_anchors": 7}
+    sizes = {
+        "n_anchors": 4,
+        "n_position_bits": 3,
+        "n_detectors": 16,
+        "ffn_detectors": 24,
+        "ffn_anchors": 7,
+    }
     values = {**presets.preset("lut", "demo"), **sizes, "steps": 2500}
-    configs = [presets.make(c, presets.fields_of(c, values)) for c in (LUTTransformerConfig, TrainingConfig)]
+    configs = [
+        presets.make(c, presets.fields_of(c, values))
+        for c in (LUTTransformerConfig, TrainingConfig)
+    ]
     data = load_text(context=configs[0].context)
     run = Run(*configs, data.train)
     state = run.init()
@@ -265,7 +285,9 @@ def text() -> str:
             "-o",
             "text.wasm",
         ]
-        subprocess.run([*compiler, *wasm, "text.c", "language_model.c", "tables.c"], cwd=folder, check=True)
+        subprocess.run(
+            [*compiler, *wasm, "text.c", "language_model.c", "tables.c"], cwd=folder, check=True
+        )
         native = [*compiler, "-o", "language_model", "main.c", "language_model.c", "tables.c"]
         subprocess.run(native, cwd=folder, check=True)
         prompt, n, seed = "def ", 300, 7
@@ -276,7 +298,13 @@ def text() -> str:
     model = {
         "program": base64.b64encode(program).decode(),
         "tables": base64.b64encode(packed).decode(),
-        "native": {"prompt": prompt, "n": n, "temperature": 0.6, "seed": seed, "bytes": list(written)},
+        "native": {
+            "prompt": prompt,
+            "n": n,
+            "temperature": 0.6,
+            "seed": seed,
+            "bytes": list(written),
+        },
     }
     lead = (
         f"{integers.n_values:,} whole numbers in tables, trained for {configs[1].steps} steps on Python's standard library (test loss {loss:.2f} nats a byte). To write a "
@@ -291,7 +319,11 @@ def _text_page(model: dict[str, Any]) -> str:
 
 
 def _css() -> str:
-    return resources.files("lutjax.circuits").joinpath("templates", "page.css").read_text(encoding="utf-8")
+    return (
+        resources.files("lutjax.circuits")
+        .joinpath("templates", "page.css")
+        .read_text(encoding="utf-8")
+    )
 
 
 def detector() -> str:
@@ -301,7 +333,9 @@ def detector() -> str:
         "pairs": [[0, 1], [2, 3], [5, 4]],
         "table": [0.5, -1.0, 2.0, 1.25, -0.5, 3.0, 0.0, -2.0],
     }
-    return _text("detector.html").replace("{{page.css}}", _css()).replace("{{data}}", json.dumps(data))
+    return (
+        _text("detector.html").replace("{{page.css}}", _css()).replace("{{data}}", json.dumps(data))
+    )
 
 
 PAGES: dict[str, Callable[[], str]] = {

@@ -11,10 +11,15 @@ import numpy as np
 
 import lutjax
 
-SAMPLES = np.array([[0.7, -0.4, 0.2, 0.9], [-0.5, 0.6, 0.3, -0.2], [0.4, 0.1, -0.8, -0.3]], np.float32)
+SAMPLES = np.array(
+    [[0.7, -0.4, 0.2, 0.9], [-0.5, 0.6, 0.3, -0.2], [0.4, 0.1, -0.8, -0.3]], np.float32
+)
 ANCHORS = np.array([[[0, 1], [2, 3]], [[3, 0], [1, 2]]], np.int32)
 TABLES = np.array(
-    [[[-1, 0.4], [2, 1.1], [0.5, -0.7], [-0.5, 1.6]], [[1.2, 0.3], [-0.8, 0.9], [0.6, -1.5], [1.5, 0.2]]],
+    [
+        [[-1, 0.4], [2, 1.1], [0.5, -0.7], [-0.5, 1.6]],
+        [[1.2, 0.3], [-0.8, 0.9], [0.6, -1.5], [1.5, 0.2]],
+    ],
     np.float32,
 )
 SECONDS = 5
@@ -66,7 +71,10 @@ def _style() -> str:
 
 def _layer() -> list[str]:
     """Return the elements common to all samples."""
-    parts = [_text(75, 18, "inputs", "muted", "middle"), _text(212, 18, "comparisons", "muted", "middle")]
+    parts = [
+        _text(75, 18, "inputs", "muted", "middle"),
+        _text(212, 18, "comparisons", "muted", "middle"),
+    ]
     parts += [
         _text(LEFT + CELL, 18, "tables", "muted", "middle"),
         _text(517, 18, "sum of rows", "muted", "middle"),
@@ -93,10 +101,14 @@ def _sample(number: int) -> list[str]:
     for i, value in enumerate(x):
         height = 90 * abs(value)
         top = 150 - height if value > 0 else 150
-        bars.append(f'<rect x="{20 + 30 * i}" y="{top:.1f}" width="20" height="{height:.1f}" class="bar"/>')
+        bars.append(
+            f'<rect x="{20 + 30 * i}" y="{top:.1f}" width="20" height="{height:.1f}" class="bar"/>'
+        )
     for pairs, row, top in zip(ANCHORS, index, TOPS, strict=True):
         for pair, (a, b) in enumerate(pairs):
-            bits.append(_text(160, top + 45 + 26 * (1 - pair), f"x{a} &gt; x{b}? {row >> pair & 1}", "code"))
+            bits.append(
+                _text(160, top + 45 + 26 * (1 - pair), f"x{a} &gt; x{b}? {row >> pair & 1}", "code")
+            )
         y = top + ROW * row
         rows.append(f'<rect x="{LEFT}" y="{y}" width="{2 * CELL}" height="{ROW}" class="row"/>')
         rows.append(f'<path d="M258 {top + 53} L278 {y + 13}" class="line"/>')
@@ -106,7 +118,9 @@ def _sample(number: int) -> list[str]:
         sign = "+" if b >= 0 else "\N{MINUS SIGN}"
         y = 120 + 60 * output
         sums.append(_text(440, y, f"y{output} = {_number(a)} {sign} {_number(abs(b))}", "code"))
-        sums.append(_text(440, y + 22, f"   = {_number(float(total))}".replace(" ", "&#160;"), "code"))
+        sums.append(
+            _text(440, y + 22, f"   = {_number(float(total))}".replace(" ", "&#160;"), "code")
+        )
     return [
         _group(f"phase phase{phase} sample{number}", parts, number)
         for phase, parts in enumerate((bars, bits, rows, sums))

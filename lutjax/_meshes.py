@@ -52,7 +52,8 @@ def shard_by_compiler(function: Callable[..., R], specs: Callable[..., Any]) -> 
         leaves, structure = jax.tree.flatten(args)  # JAX would replace a pytree's arrays by specs
         with mesh_of(leaves):
             whole = jax.sharding.auto_axes(
-                lambda *leaves: function(*jax.tree.unflatten(structure, leaves)), out_sharding=specs(*args)
+                lambda *leaves: function(*jax.tree.unflatten(structure, leaves)),
+                out_sharding=specs(*args),
             )
             return whole(*leaves)
 
@@ -109,7 +110,9 @@ def run_sharded(
 
     def call(*args: Any) -> Any:
         args = jax.tree.map(laid_out, args, specs)
-        return jax.shard_map(function, in_specs=specs, out_specs=outputs, axis_names=frozenset(axes))(*args)
+        return jax.shard_map(
+            function, in_specs=specs, out_specs=outputs, axis_names=frozenset(axes)
+        )(*args)
 
     return call
 

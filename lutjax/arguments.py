@@ -59,9 +59,13 @@ def require_key(where: str, key: Any) -> None:
 
     typed = hasattr(key, "dtype") and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not typed and getattr(key, "dtype", None) != np.uint32:
-        raise TypeError(f"{where}: key is {format_value(key)}; expected a key, such as jax.random.key(0).")
+        raise TypeError(
+            f"{where}: key is {format_value(key)}; expected a key, such as jax.random.key(0)."
+        )
     if len(key.shape) != (0 if typed else 1):
-        raise ValueError(f"{where}: key is {format_value(key)}; expected one key, such as jax.random.key(0).")
+        raise ValueError(
+            f"{where}: key is {format_value(key)}; expected one key, such as jax.random.key(0)."
+        )
 
 
 def normalize_value(value: Any) -> Any:
@@ -109,7 +113,9 @@ def check_arguments(where: str, annotated: type, values: Mapping[str, Any]) -> d
             of_python = normalize_value(value)
             if not _fits(of_python, hint):
                 error = ValueError if isinstance(value, float) else TypeError
-                raise error(f"{where}: {name} is {format_value(value)}; expected {_describe_hint(hint)}.")
+                raise error(
+                    f"{where}: {name} is {format_value(value)}; expected {_describe_hint(hint)}."
+                )
             value = of_python
         found[name] = value
     return found
@@ -125,7 +131,8 @@ def _is_named_tuple(value: Any) -> bool:
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if isinstance(hint, types.UnionType | typing._UnionGenericAlias) else (hint,)  # type: ignore[attr-defined]
+    unions = types.UnionType | typing._UnionGenericAlias  # type: ignore[attr-defined]
+    return typing.get_args(hint) if isinstance(hint, unions) else (hint,)
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -140,7 +147,9 @@ def _fits_one(value: Any, hint: Any) -> bool:
     if origin in (int, bool):
         return isinstance(value, int | jax.core.Tracer) or hasattr(value, "__index__")
     if origin is float:
-        return isinstance(value, int | jax.core.Tracer) or (isinstance(value, float) and value == value)
+        return isinstance(value, int | jax.core.Tracer) or (
+            isinstance(value, float) and value == value
+        )
     if origin in (tuple, collections.abc.Sequence):
         of_items = typing.get_args(hint) or (Any,)
         return isinstance(value, tuple) and all(_fits(item, of_items[0]) for item in value)
@@ -159,6 +168,11 @@ def _words_of_one(hint: Any) -> str:
     origin = typing.get_origin(hint) or hint
     if origin in (tuple, collections.abc.Sequence):
         return f"{_describe_hint((typing.get_args(hint) or (Any,))[0]).removeprefix('a ')}s, as a tuple"
-    known: dict[Any, str] = {int: "a whole number", float: "a number", bool: "True or False", str: "a name"}
+    known: dict[Any, str] = {
+        int: "a whole number",
+        float: "a number",
+        bool: "True or False",
+        str: "a name",
+    }
     known |= {type(None): "None", collections.abc.Callable: "a function"}
     return known.get(origin, getattr(origin, "__name__", str(origin)))

@@ -82,7 +82,9 @@ def _checkout() -> Path | None:
 
         folders.append(Path(url2pathname(urlsplit(url).path)))
     for folder in folders:
-        if (folder / "pyproject.toml").is_file() and (folder / "native" / "pyproject.toml").is_file():
+        if (folder / "pyproject.toml").is_file() and (
+            folder / "native" / "pyproject.toml"
+        ).is_file():
             return folder
     return None
 

@@ -14,7 +14,15 @@ ESTIMATORS = ("soft", "gumbel", "straight_through")
 PARAMETERIZATIONS = ("light", "walsh", "raw")
 """Trained forms of soft tables."""
 
-READS = ("hard", "blend", "soft_sign", "confidence", "confidence_1", "powers_of_two", "powers_of_two_1")
+READS = (
+    "hard",
+    "blend",
+    "soft_sign",
+    "confidence",
+    "confidence_1",
+    "powers_of_two",
+    "powers_of_two_1",
+)
 """Reads of the tables of a `lutjax.models.GPT`."""
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adagrad", "row_adagrad")

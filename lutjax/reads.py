@@ -448,7 +448,9 @@ class PowersOfTwo(Read):
         exponent = jnp.log2(total) + power / _LN2
         q = jnp.zeros_like(closest)
         if self.ways == 2:
-            q = jnp.clip(_round_half_up(2 * closest * jnp.exp(-scalars["log_tau"]) / _LN2), 0, of.most_shift)
+            q = jnp.clip(
+                _round_half_up(2 * closest * jnp.exp(-scalars["log_tau"]) / _LN2), 0, of.most_shift
+            )
             exponent -= jnp.where(q < of.negligible, jnp.log2(1 + jnp.exp2(-q)), 0)
         k = _round_half_up(exponent)
         reads = k >= of.lowest  # not where the score is 0

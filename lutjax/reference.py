@@ -266,7 +266,9 @@ def lookup(
     accumulate: FixedPoint | None = None,
 ) -> Float[Array, "*any outputs"]:
     weights, d = jnp.asarray(weights), detection
-    return _sum_groups(_read(weights, d.index, [(d.margin, d.flip)]), groups, weights.dtype, accumulate)
+    return _sum_groups(
+        _read(weights, d.index, [(d.margin, d.flip)]), groups, weights.dtype, accumulate
+    )
 
 
 def _sum_groups(
@@ -276,7 +278,9 @@ def _sum_groups(
     if groups is None:
         return _sum(values, -2, dtype, accumulate)
     *batch, n_detectors, n_outputs = values.shape
-    return _sum(values.reshape(*batch, groups, n_detectors // groups, n_outputs), -2, dtype, accumulate)
+    return _sum(
+        values.reshape(*batch, groups, n_detectors // groups, n_outputs), -2, dtype, accumulate
+    )
 
 
 @_shard_outputs(_leading_spec("detection", 1))
@@ -297,7 +301,11 @@ def sparse_lookup(
 
 
 def _sum_edges(
-    weights: jax.Array, d: Detection, edges: Edges, groups: int | None, accumulate: FixedPoint | None
+    weights: jax.Array,
+    d: Detection,
+    edges: Edges,
+    groups: int | None,
+    accumulate: FixedPoint | None,
 ) -> jax.Array:
     """Evaluate every edge for every sample: its weight if the sample reads its row."""
     n_detectors, n_rows, n_outputs = edges.n_detectors, edges.n_rows, edges.n_outputs
@@ -313,7 +321,10 @@ def _sum_edges(
     main = read(d.index)
     margin = _take(d.margin, detector)
     # Products for both rows are separate addends.
-    parts = [main, *(_surrogate(margin, jax.lax.stop_gradient(a)) for a in (main, -read(d.index ^ d.flip)))]
+    parts = [
+        main,
+        *(_surrogate(margin, jax.lax.stop_gradient(a)) for a in (main, -read(d.index ^ d.flip))),
+    ]
     group = detector * (groups or 1) // max(n_detectors, 1)
     output = jnp.clip(as_int32(jnp.asarray(edges.target)), 0, n_outputs - 1) + group * n_outputs
     to = jnp.broadcast_to(_align(output, main.ndim), main.shape)[..., None]
@@ -339,7 +350,9 @@ def weighted_lookup(
     rows = weights.astype(dtype)[t, _clamp_ids(index, weights.shape[1])]  # [..., T, K, O]
     way = jax.lax.broadcasted_iota(jnp.int32, (*index.shape, 1), index.ndim - 1)
     c = coefficients.astype(dtype)[..., None]
-    value = _weight_rows(c, rows, (c != 0) & (way < (index.shape[-1] if valued is None else valued)))
+    value = _weight_rows(
+        c, rows, (c != 0) & (way < (index.shape[-1] if valued is None else valued))
+    )
     *batch, n_detectors, n_ways, n_outputs = value.shape
     value = value.reshape(*batch, n_detectors * n_ways, n_outputs)
     return _sum_groups(value, groups, weights.dtype, accumulate)
@@ -403,7 +416,9 @@ def scored_lut(
         keep = jnp.asarray(keep)[..., None].astype(coefficients.dtype)
         coefficients = keep * coefficients
     if accumulate is not None:
-        coefficients = with_derivative_of(_to_the_bit(read, u, scalars, keep, accumulate), coefficients)
+        coefficients = with_derivative_of(
+            _to_the_bit(read, u, scalars, keep, accumulate), coefficients
+        )
     if not sum_groups:
         y = weighted_lookup(
             tables, index, coefficients, groups=groups, valued=read.valued, accumulate=accumulate
@@ -438,14 +453,22 @@ def _pairs(
     block_sizes: Any,
 ) -> tuple[jax.Array, jax.Array]:
     """Return each pair's distance and mask, ``[..., Lq, Lk]``, shared or per sequence."""
-    start = jnp.asarray(0 if (start := difference(query_start, key_start)) is None else start, jnp.int32)
-    place = jnp.arange(n_queries, dtype=jnp.int32)[:, None] - jnp.arange(n_keys, dtype=jnp.int32)[None, :] - 1
+    start = jnp.asarray(
+        0 if (start := difference(query_start, key_start)) is None else start, jnp.int32
+    )
+    place = (
+        jnp.arange(n_queries, dtype=jnp.int32)[:, None]
+        - jnp.arange(n_keys, dtype=jnp.int32)[None, :]
+        - 1
+    )
     distance = _align(place, start.ndim + 2) + start[..., None, None]
     counts = distance >= 0
     if window is not None:
         counts &= distance < window
     if block_mask is not None:
-        of_queries, of_keys = (block_sizes, block_sizes) if isinstance(block_sizes, int) else block_sizes
+        of_queries, of_keys = (
+            (block_sizes, block_sizes) if isinstance(block_sizes, int) else block_sizes
+        )
         query, key = jnp.arange(n_queries) // of_queries, jnp.arange(n_keys) // of_keys
         counts &= _align(jnp.asarray(block_mask)[query[:, None], key[None, :]], counts.ndim)
     if query_segments is not None:
@@ -491,7 +514,8 @@ def lookup_attention(
     n_keys = key.shape[-2]
     if n_queries == 0 or n_keys == 0 or (position is not None and position.shape[0] == 0):
         return jnp.zeros(
-            (*batch, n_queries, weights.shape[-1] if n_outputs is None else n_outputs), weights.dtype
+            (*batch, n_queries, weights.shape[-1] if n_outputs is None else n_outputs),
+            weights.dtype,
         )
     query_start, key_start = (query_start, key_start) if causal else (n_keys, 0)
     blocks = block_mask, block_sizes
@@ -507,7 +531,9 @@ def lookup_attention(
     flip = jnp.where(query_is_closer, q.flip << (k.bits + p_bits), k.flip << p_bits)
     flips = [(margin, flip)]
     if position is not None and p_bits:
-        p = jax.tree.map(lambda a: _take_distances(a, distance, row.shape), clamp_detection(position))
+        p = jax.tree.map(
+            lambda a: _take_distances(a, distance, row.shape), clamp_detection(position)
+        )
         row = row | p.index
         p_margin = p.margin.astype(margin.dtype)
         position_is_closest = jnp.abs(p_margin) < jnp.minimum(jnp.abs(q.margin), jnp.abs(k.margin))
@@ -516,7 +542,9 @@ def lookup_attention(
         flips.append((p_margin, jnp.where(position_is_closest, p.flip, 0)))
 
     flips = [(_mask_margins(counts, margin), flip) for margin, flip in flips]
-    return _sum_pairs(_read(weights, row, flips, targets, n_outputs), counts, weights.dtype, accumulate)
+    return _sum_pairs(
+        _read(weights, row, flips, targets, n_outputs), counts, weights.dtype, accumulate
+    )
 
 
 def _mask_margins(counts: jax.Array, margin: jax.Array) -> jax.Array:
@@ -524,7 +552,9 @@ def _mask_margins(counts: jax.Array, margin: jax.Array) -> jax.Array:
     return jnp.where(_align(counts[..., None], margin.ndim), margin, 1)
 
 
-def _sum_pairs(value: jax.Array, counts: jax.Array, dtype: Any, accumulate: FixedPoint | None) -> jax.Array:
+def _sum_pairs(
+    value: jax.Array, counts: jax.Array, dtype: Any, accumulate: FixedPoint | None
+) -> jax.Array:
     """Sum ``value [..., Lq, Lk, T, O]`` over detectors and counted keys -> ``[..., Lq, O]``."""
     value = jnp.where(_align(counts[..., None, None], value.ndim), value, 0)
     return _sum(value, (-3, -2), dtype, accumulate)
@@ -562,7 +592,8 @@ def lut_pair_attention(
     n_keys = keys.shape[-2]
     if n_queries == 0 or n_keys == 0 or (positions is not None and positions.shape[0] == 0):
         return jnp.zeros(
-            (*batch, n_queries, weights.shape[-1] if n_outputs is None else n_outputs), weights.dtype
+            (*batch, n_queries, weights.shape[-1] if n_outputs is None else n_outputs),
+            weights.dtype,
         )
     query_start, key_start = (query_start, key_start) if causal else (n_keys, 0)
     places = query_start, key_start, segments, key_segments
@@ -574,7 +605,9 @@ def lut_pair_attention(
         jnp.broadcast_to(jnp.expand_dims(x, (-3, -2)), (*shape, x.shape[-1])),
     ]
     if positions is not None:
-        parts.append(_take_distances(jnp.asarray(positions, dtype), distance, (*shape, positions.shape[-1])))
+        parts.append(
+            _take_distances(jnp.asarray(positions, dtype), distance, (*shape, positions.shape[-1]))
+        )
     z = jnp.stack(parts, -1).reshape(*shape, -1) if interleave else jnp.concatenate(parts, -1)
 
     def end(side: int) -> jax.Array:
@@ -634,12 +667,20 @@ def conv_lut(
     accumulate: FixedPoint | None = None,
 ) -> Float[Array, "*any place_rows place_columns out_channels"]:
     images = jnp.asarray(images).astype(accumulator(images.dtype))
-    patches = _patches(images, *window_sizes("conv_lut", images.shape[-3:], kernel, stride, padding), groups)
+    patches = _patches(
+        images, *window_sizes("conv_lut", images.shape[-3:], kernel, stride, padding), groups
+    )
     if read is None:
         y = lut(patches, weights, anchors, groups=groups, epsilon=epsilon, accumulate=accumulate)
     else:
         y = scored_lut(
-            patches, weights, anchors, scalars or {}, read=read, groups=groups, accumulate=accumulate
+            patches,
+            weights,
+            anchors,
+            scalars or {},
+            read=read,
+            groups=groups,
+            accumulate=accumulate,
         )
     return y.reshape(*y.shape[:-2], math.prod(y.shape[-2:]))
 
@@ -755,7 +796,9 @@ def gate_coefficients(
         chosen = jax.nn.one_hot(jnp.argmax(logits, axis), 16, axis=axis, dtype=logits.dtype)
         return jnp.einsum("gk,kc->cg" if axis else "kg,kc->cg", chosen, GATES.astype(logits.dtype))
     p = jax.nn.softmax(logits, axis)
-    return jnp.einsum("gk,kc->cg" if axis else "kg,kc->cg", p, GATES.astype(p.dtype), precision="highest")
+    return jnp.einsum(
+        "gk,kc->cg" if axis else "kg,kc->cg", p, GATES.astype(p.dtype), precision="highest"
+    )
 
 
 def _gather_wires(x: jax.Array, wires: Array, feature_axis: int, dtype: Any) -> list[jax.Array]:
@@ -842,11 +885,15 @@ def logic_trees(
     dtype = accumulator(x.dtype, coefficients.dtype)
     batch, n_pixels = x.shape[1:], math.prod(places.image)
     n_channels = x.shape[0] // n_pixels
-    values = jnp.moveaxis(x.astype(dtype).reshape(n_channels, n_pixels, *batch), 0, 1).reshape(x.shape)
+    values = jnp.moveaxis(x.astype(dtype).reshape(n_channels, n_pixels, *batch), 0, 1).reshape(
+        x.shape
+    )
     values = jnp.concatenate([values, jnp.zeros((1, *batch), dtype)])  # the last row pads the image
     ids = windows((*places.image, n_channels), places.kernel, places.stride, padding=places.padding)
     of_leaves = _take(jnp.asarray(ids).reshape(*places.counts, ids.shape[-1]), leaves)
-    at_places = jnp.moveaxis(values[of_leaves], (2, 3), (1, 0))  # [leaves, trees, rows, columns, ...]
+    at_places = jnp.moveaxis(
+        values[of_leaves], (2, 3), (1, 0)
+    )  # [leaves, trees, rows, columns, ...]
     c = coefficients.astype(dtype).reshape(*coefficients.shape, *(1,) * (2 + len(batch)))
 
     def root(nodes: list[jax.Array]) -> jax.Array:
@@ -874,7 +921,11 @@ def logic_trees(
         exists = in_groups(jnp.ones_like(at_places, bool), row, column)[0]
         value = root(list(read))
         better = exists & ((value > best) | jnp.isnan(value) | ~found)
-        best, chosen, found = jnp.where(better, value, best), jnp.where(better, read, chosen), found | exists
+        best, chosen, found = (
+            jnp.where(better, value, best),
+            jnp.where(better, read, chosen),
+            found | exists,
+        )
     y = root(list(chosen))
     return y.reshape(len(leaves), math.prod(places.groups), *batch).astype(x.dtype)
 
@@ -927,7 +978,11 @@ def binary_lut(
         distance = jax.lax.population_count(others).astype(dtype)
         sign = jnp.where(slot >> place & 1 == 1, 1, -1).astype(dtype)
         alpha = jnp.asarray(0.5 * 0.75 ** (n - 1), dtype)
-        terms = sign * jnp.asarray(1 / 3, dtype) ** distance * _over_samples(table.astype(dtype), x.ndim)
+        terms = (
+            sign
+            * jnp.asarray(1 / 3, dtype) ** distance
+            * _over_samples(table.astype(dtype), x.ndim)
+        )
         smooth = smooth + jax.lax.stop_gradient(alpha * jnp.sum(terms, -1)) * of_wire
     return _restore_feature_axis(with_derivative_of(value, smooth), feature_axis, x.dtype)
 
@@ -950,7 +1005,9 @@ def unpack_bits(
 
 @_shard_outputs(lambda given: PartitionSpec(None, *_meshes.spec_of(given["words"])[1:]))
 def packed_lut(
-    words: UInt32[Array, "inputs *batch"], truth: Bool[Array, "gates slots"], wires: Int[Array, "gates bits"]
+    words: UInt32[Array, "inputs *batch"],
+    truth: Bool[Array, "gates slots"],
+    wires: Int[Array, "gates bits"],
 ) -> UInt32[Array, "gates *batch"]:
     batch = words.shape[1:]
     flat = jnp.asarray(words).reshape(words.shape[0], -1)
@@ -971,6 +1028,8 @@ def _scale_gradient_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Arr
 
 
 @_shard_outputs(lambda given: _meshes.spec_of(given["x"]))
-def scale_gradient(x: Float[Array, "*shape"], factor: Scalar | Num[Array, "..."]) -> Float[Array, "*shape"]:
+def scale_gradient(
+    x: Float[Array, "*shape"], factor: Scalar | Num[Array, "..."]
+) -> Float[Array, "*shape"]:
     x = jnp.asarray(x)
     return _scale_gradient(x, jax.lax.stop_gradient(jnp.asarray(factor, x.dtype)))

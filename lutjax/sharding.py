@@ -30,7 +30,13 @@ DETECTORS = "detectors"
 """Default mesh axis for sharding tables."""
 
 # Layer arrays by name: rank and detector (or gate) axis.
-_DIVIDED = {"weights": (3, 0), "positions": (3, 1), "logits": (2, 0), "table": (2, 0), "scores": (3, 0)}
+_DIVIDED = {
+    "weights": (3, 0),
+    "positions": (3, 1),
+    "logits": (2, 0),
+    "table": (2, 0),
+    "scores": (3, 0),
+}
 
 
 def specs(
@@ -76,9 +82,13 @@ def specs(
       (('detectors', None, None), ())
     """
     if not isinstance(mesh, Mesh | AbstractMesh):
-        raise TypeError(f"sharding.specs: mesh is {format_value(mesh)}; expected a jax.sharding.Mesh.")
+        raise TypeError(
+            f"sharding.specs: mesh is {format_value(mesh)}; expected a jax.sharding.Mesh."
+        )
     if axis is not None and axis not in mesh.axis_names:
-        raise ValueError(f"sharding.specs: axis is {axis!r}; the mesh has the axes {tuple(mesh.axis_names)}.")
+        raise ValueError(
+            f"sharding.specs: axis is {axis!r}; the mesh has the axes {tuple(mesh.axis_names)}."
+        )
     axis = DETECTORS if axis is None else axis
     n_devices = dict(mesh.shape).get(axis)
     divided = _DIVIDED.keys() if tables is None else _DIVIDED.keys() - {"weights"}
@@ -103,10 +113,17 @@ def specs(
         if rows and name.endswith(f"/{DECAY}"):  # all rows share it
             return PartitionSpec()
         if n % n_devices:
-            fitting, what = [d for d in range(1, n_devices) if n % d == 0], "rows" if rows else "detectors"
+            fitting, what = (
+                [d for d in range(1, n_devices) if n % d == 0],
+                "rows" if rows else "detectors",
+            )
             has_rows = not rows and rank == 3 and place == len(array.shape) - 3
             by_row = has_rows and array.shape[place + 1] % n_devices == 0
-            advice = f" Or shard its {array.shape[place + 1]} rows: by_rows=[{name!r}]." if by_row else ""
+            advice = (
+                f" Or shard its {array.shape[place + 1]} rows: by_rows=[{name!r}]."
+                if by_row
+                else ""
+            )
             raise ValueError(
                 f"sharding.specs: {name} has shape {list(array.shape)}, and its {n} {what} cannot be divided evenly by the {n_devices} "
                 f"devices of the mesh axis {axis!r}. Give that axis {' or '.join(map(str, fitting[-3:]))} devices and the rest to the "

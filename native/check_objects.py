@@ -19,7 +19,9 @@ _ABOVE = {"kernels_v2": _OF_V3, "kernels_v3": _OF_V4, "lutjax_cpu": _OF_V3}
 
 def objects(folder: Path, target: str) -> list[Path]:
     """Return a target's objects, such as ``kernels_v2``; ``*`` matches any target."""
-    return sorted(path for end in ("o", "obj") for path in folder.glob(f"**/{target}.dir/**/*.{end}"))
+    return sorted(
+        path for end in ("o", "obj") for path in folder.glob(f"**/{target}.dir/**/*.{end}")
+    )
 
 
 def weak_symbols(path: Path) -> list[str]:
@@ -45,7 +47,9 @@ def main() -> None:
     if not kernels:
         raise SystemExit(f"{folder} has no objects of kernels: it is no folder of a build.")
     wrong = [
-        f"{p}: {symbol}: a linker takes it from any level" for p in kernels for symbol in weak_symbols(p)
+        f"{p}: {symbol}: a linker takes it from any level"
+        for p in kernels
+        for symbol in weak_symbols(p)
     ]
     for target in _ABOVE:
         for path in objects(folder, target):
@@ -56,7 +60,9 @@ def main() -> None:
                 )
     if wrong:
         raise SystemExit("\n".join(wrong))
-    print(f"{len(kernels)} objects of kernels have neither weak symbols nor instructions of higher levels")
+    print(
+        f"{len(kernels)} objects of kernels have neither weak symbols nor instructions of higher levels"
+    )
 
 
 if __name__ == "__main__":

@@ -36,7 +36,9 @@ def build(folder: Path, work: Path) -> Path:
     settings = [f"--config-settings=build-dir={work / 'build'}", f"--config-settings={LEVELS}"]
     command = [sys.executable, "-m", "pip", "wheel", str(NATIVE), "--no-deps", *settings]
     subprocess.run([*command, "--wheel-dir", str(work / "wheel")], env=environment, check=True)
-    subprocess.run([sys.executable, str(NATIVE / "check_objects.py"), str(work / "build")], check=True)
+    subprocess.run(
+        [sys.executable, str(NATIVE / "check_objects.py"), str(work / "build")], check=True
+    )
     (wheel,) = (work / "wheel").glob("*.whl")
     tag = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
     audit = [

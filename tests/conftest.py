@@ -50,7 +50,9 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 _ALWAYS = {"deadline": None, "database": None, "derandomize": True, "print_blob": False}
 hypothesis.settings.register_profile("ci", max_examples=12, **_ALWAYS)
 hypothesis.settings.register_profile("long", max_examples=150, **_ALWAYS)
-_NO_SHRINKING = [p for p in hypothesis.Phase if p not in (hypothesis.Phase.shrink, hypothesis.Phase.explain)]
+_NO_SHRINKING = [
+    p for p in hypothesis.Phase if p not in (hypothesis.Phase.shrink, hypothesis.Phase.explain)
+]
 hypothesis.settings.register_profile("quick", max_examples=12, phases=_NO_SHRINKING, **_ALWAYS)
 hypothesis.settings.load_profile("ci")
 
@@ -61,8 +63,12 @@ def pytest_sessionstart(session):
     if native_kernels.why_not():
         native_kernels.hide()
     # Workers and later runs share compiled programs; JAX's keys include flags and versions. `pytest --cache-clear` deletes them.
-    with contextlib.suppress(OSError, AttributeError):  # a tree that cannot be written, or no cache plugin
-        _use_compilation_cache(session.config.cache.mkdir(f"compiled-{importlib.metadata.version('jaxlib')}"))
+    with contextlib.suppress(
+        OSError, AttributeError
+    ):  # a tree that cannot be written, or no cache plugin
+        _use_compilation_cache(
+            session.config.cache.mkdir(f"compiled-{importlib.metadata.version('jaxlib')}")
+        )
 
 
 def _use_compilation_cache(path):
@@ -142,7 +148,9 @@ def without_native(monkeypatch):
     from lutjax.dispatch import registry
 
     installed = registry._is_installed
-    monkeypatch.setattr(registry, "_is_installed", lambda name: name != "lutjax_cpu" and installed(name))
+    monkeypatch.setattr(
+        registry, "_is_installed", lambda name: name != "lutjax_cpu" and installed(name)
+    )
     specs = [
         spec
         for op in lutjax.kernel_registry.ops()

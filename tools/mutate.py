@@ -65,7 +65,10 @@ def parse_numbers(text: str, n: int) -> list[int]:
 def copy_tree(tree: Path, target: Path) -> None:
     """Copy tracked and untracked files, without files that git ignores."""
     listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=tree, capture_output=True, check=True
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"],
+        cwd=tree,
+        capture_output=True,
+        check=True,
     ).stdout.decode()
     for name in filter(None, listed.split("\0")):
         if (tree / name).is_file():
@@ -139,11 +142,17 @@ def main() -> int:
         "--mutations", type=Path, default=ROOT / "tools" / "mutations.py", help="list of mutations"
     )
     parser.add_argument("--only", default="", help="numbers of mutations, such as 3,7-9")
-    parser.add_argument("--tree", type=Path, default=ROOT, help="checkout whose copy is mutated and tested")
-    parser.add_argument("--python", default=sys.executable, help="interpreter that runs pytest")
-    parser.add_argument("--timeout", type=float, default=1800, help="seconds for each run of pytest")
     parser.add_argument(
-        "--all", action="store_true", help="run all given tests, not only those that a mutation names"
+        "--tree", type=Path, default=ROOT, help="checkout whose copy is mutated and tested"
+    )
+    parser.add_argument("--python", default=sys.executable, help="interpreter that runs pytest")
+    parser.add_argument(
+        "--timeout", type=float, default=1800, help="seconds for each run of pytest"
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="run all given tests, not only those that a mutation names",
     )
     parser.add_argument(
         "--unchecked", action="store_true", help="do not run the tests without a mutation first"

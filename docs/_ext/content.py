@@ -22,7 +22,10 @@ def op_table(_: str = "", __: str = "") -> str:
     from lutjax.status.matrix import COLUMNS, rows
 
     columns = [column for column in COLUMNS if column.implementation != "xla"]
-    lines = [f"| op | {' | '.join(c.title for c in columns)} | sparse updates |", "| --- |" + " --- |" * 5]
+    lines = [
+        f"| op | {' | '.join(c.title for c in columns)} | sparse updates |",
+        "| --- |" + " --- |" * 5,
+    ]
     for op in dict.fromkeys(op for op, _ in rows()):
         found = [bool(c.spec(op) or kernel_registry.announced(op, c.key)) for c in columns]
         found.append("update" in kernel_registry.directions(op))
@@ -106,12 +109,24 @@ def api(module: str, names: str) -> str:
       module: full module name.
       names: names in the module, possibly dotted, separated by white space.
     """
-    lines = ["```{eval-rst}", f".. currentmodule:: {module}", "", ".. autosummary::", "   :nosignatures:", ""]
+    lines = [
+        "```{eval-rst}",
+        f".. currentmodule:: {module}",
+        "",
+        ".. autosummary::",
+        "   :nosignatures:",
+        "",
+    ]
     lines += [*(f"   {name}" for name in names.split()), ""]
     for name in (f"{module}.{name}" for name in names.split()):
         value = pkgutil.resolve_name(name)
         if inspect.isclass(value):
-            lines += [f".. autoclass:: {name}", "   :members:", f"   :inherited-members: {INHERITED}", ""]
+            lines += [
+                f".. autoclass:: {name}",
+                "   :members:",
+                f"   :inherited-members: {INHERITED}",
+                "",
+            ]
         elif callable(value) and hasattr(value, "__name__"):
             lines += [f".. autofunction:: {name}", ""]
         else:
@@ -133,7 +148,14 @@ def cli(_: str = "", __: str = "") -> str:
         context = click.Context(command, info_name=name, parent=parent, **settings)
         context.meta[SHOW_ALL] = True
         lines.extend(
-            [f"## {context.command_path}", "", "```text", command.get_help(context).rstrip(), "```", ""]
+            [
+                f"## {context.command_path}",
+                "",
+                "```text",
+                command.get_help(context).rstrip(),
+                "```",
+                "",
+            ]
         )
         for option in command.get_params(context):
             summary, _, details = getattr(option, "details", "").partition(". ")
@@ -166,4 +188,6 @@ BLOCK = re.compile(rf"^```{{({'|'.join(DIRECTIVES)})}} *(.*)\n((?:.*\n)*?)```$",
 def expand(page: str, names: Iterable[str] = DIRECTIVES) -> str:
     """Return a page with its directives replaced by their Markdown."""
     wanted = set(names)
-    return BLOCK.sub(lambda m: DIRECTIVES[m[1]](m[2].strip(), m[3]) if m[1] in wanted else m[0], page)
+    return BLOCK.sub(
+        lambda m: DIRECTIVES[m[1]](m[2].strip(), m[3]) if m[1] in wanted else m[0], page
+    )

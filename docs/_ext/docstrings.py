@@ -27,7 +27,8 @@ def process_docstring(
 ) -> None:
     """Link sources and equations, and drop type docstrings from constants."""
     if lines and any(
-        lines[0] == (kind.__doc__ or "").partition("\n")[0] for kind in (dict, list, tuple, str, int, float)
+        lines[0] == (kind.__doc__ or "").partition("\n")[0]
+        for kind in (dict, list, tuple, str, int, float)
     ):
         lines[:] = ["A constant.", ""]
     for at, line in enumerate(lines):
@@ -57,7 +58,13 @@ SHORT_TYPES = (
 
 
 def process_signature(
-    app: Any, what: str, name: str, value: object, options: object, signature: str | None, result: str | None
+    app: Any,
+    what: str,
+    name: str,
+    value: object,
+    options: object,
+    signature: str | None,
+    result: str | None,
 ) -> tuple[str | None, str | None]:
     """Write defaults as code (``jax.numpy.float32``, not ``<class 'jax.numpy.float32'>``) and shorten types."""
     types = app.env.current_document.autodoc_annotations.get(name, {})
@@ -74,7 +81,9 @@ def process_signature(
     return signature, result
 
 
-def process_body(app: Any, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
+def process_body(
+    app: Any, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
+) -> None:
     """Repair HTML for screen readers: parameter lines in long signatures, and empty column heads."""
 
     def signature_lines(found: re.Match[str]) -> str:
@@ -87,5 +96,7 @@ def process_body(app: Any, pagename: str, templatename: str, context: dict[str, 
 def setup(app: Any) -> None:
     app.setup_extension("sphinx.ext.autodoc")
     app.connect("autodoc-process-docstring", process_docstring)
-    app.connect("autodoc-process-signature", process_signature, priority=600)  # after types are recorded
+    app.connect(
+        "autodoc-process-signature", process_signature, priority=600
+    )  # after types are recorded
     app.connect("html-page-context", process_body)

@@ -22,7 +22,9 @@ OPS = {
 """Op that defines the measured sizes, by composition."""
 
 
-def abstract_arguments(name: str, size: str | None = None, dtype: str | None = None) -> tuple[Any, Any]:
+def abstract_arguments(
+    name: str, size: str | None = None, dtype: str | None = None
+) -> tuple[Any, Any]:
     """Return abstract arguments and options for a composition: shapes and dtypes instead of arrays.
 
     Args:

@@ -49,14 +49,18 @@ class Step:
             lambda p: jax.tree.map(lambda a: a + jnp.asarray(0.001, a.dtype), p), donate_argnums=0
         )
         state = state._replace(params=write(state.params))
-        return device_time(self._advance, (state, jnp.int32(0)), self._text, in_place=True, **options)
+        return device_time(
+            self._advance, (state, jnp.int32(0)), self._text, in_place=True, **options
+        )
 
     def peak_bytes(self) -> int | None:
         """Return the peak memory planned by the compiler."""
         number = jax.ShapeDtypeStruct((), jnp.int32)
         return peak_bytes(self._advance, (self.run.abstract(), number), self._text, in_place=True)
 
-    def _advance(self, carry: tuple[State, Array], text: Array) -> tuple[tuple[State, Array], Array]:
+    def _advance(
+        self, carry: tuple[State, Array], text: Array
+    ) -> tuple[tuple[State, Array], Array]:
         state, number = carry
         state, loss = self.run.step(state, number, text)
         return (state, number + 1), loss

@@ -115,7 +115,9 @@ def copy_bandwidth(n_bytes: int | None = None) -> float:
 
 
 def _any_count(f: Callable[..., Any], in_place: bool, state: Any, args: Any) -> jax.stages.Compiled:
-    return _loop(f, in_place, None).lower(state, args, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+    return (
+        _loop(f, in_place, None).lower(state, args, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+    )
 
 
 def _loop(f: Callable[..., Any], in_place: bool, count: int | None) -> Any:
@@ -133,7 +135,8 @@ def _loop(f: Callable[..., Any], in_place: bool, count: int | None) -> Any:
             return token, *call(state, now)
 
         outputs = jax.tree.map(
-            lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(lambda s, a: call(s, a)[1], state, args)
+            lambda a: jnp.zeros(a.shape, a.dtype),
+            jax.eval_shape(lambda s, a: call(s, a)[1], state, args),
         )
         return jax.lax.fori_loop(0, number, body, (jnp.int32(0), state, outputs))[1:]
 

@@ -26,7 +26,9 @@ from lutjax.cases import Case
 from lutjax.dispatch.contract import Direction
 from lutjax.dispatch.registry import Made, Platform, devices_of, kernel_registry
 
-IMPLEMENTATIONS = tuple(p.value for p in (Platform.NATIVE, Platform.TRITON, Platform.PALLAS, Platform.XLA))
+IMPLEMENTATIONS = tuple(
+    p.value for p in (Platform.NATIVE, Platform.TRITON, Platform.PALLAS, Platform.XLA)
+)
 DTYPES = ("float32", "bfloat16")
 """Dtypes of tables and outputs."""
 
@@ -67,7 +69,8 @@ class Measurement:
     def kernel_names(self) -> str:
         """Implementations by op, such as ``lookup: triton/xla`` with different directions."""
         return ", ".join(
-            f"{op}: {'/'.join(dict.fromkeys(of.values()))}" for op, of in sorted(self.kernels.items())
+            f"{op}: {'/'.join(dict.fromkeys(of.values()))}"
+            for op, of in sorted(self.kernels.items())
         )
 
     @property
@@ -153,7 +156,9 @@ def kernels(shape: OfOp, row: str, implementation: str, dtype: str) -> Kernels:
     for made, direction in requests(shape, row, dtype):
         spec = kernel_registry.resolve_request(made.request(direction, device), names)
         op = made.call.op
-        found.setdefault(f"{op} update" if direction == "update" else op, {})[direction] = spec.platform.value
+        found.setdefault(f"{op} update" if direction == "update" else op, {})[direction] = (
+            spec.platform.value
+        )
     return found
 
 
@@ -191,7 +196,9 @@ def abstract_arguments(case: Case) -> tuple[Any, Any]:
         return _function(case)(*args, **options)
 
     jax.eval_shape(
-        lambda params, constants: case.call(spy, {**params, **constants}), case.differentiable, case.fixed
+        lambda params, constants: case.call(spy, {**params, **constants}),
+        case.differentiable,
+        case.fixed,
     )
     ((args, options),) = found
     return args, options
@@ -225,7 +232,9 @@ def accumulates(shape: Measured) -> bool:
     """Return True if the measured function takes `accumulate`."""
     if not isinstance(shape, OfOp):
         return False
-    case = abstract_case(dataclasses.replace(shape, accumulate=None), cases.find_module(shape.op).dtypes[0])
+    case = abstract_case(
+        dataclasses.replace(shape, accumulate=None), cases.find_module(shape.op).dtypes[0]
+    )
     return "accumulate" in inspect.signature(_function(case)).parameters
 
 
@@ -253,7 +262,9 @@ def _function(case: Case) -> Callable[..., Any]:
 
 def _names(implementation: str) -> tuple[str, ...]:
     """Return preferred names: the implementation, then plain JAX, with Triton between Pallas and JAX."""
-    others = (Platform.TRITON, Platform.XLA) if implementation == Platform.PALLAS else (Platform.XLA,)
+    others = (
+        (Platform.TRITON, Platform.XLA) if implementation == Platform.PALLAS else (Platform.XLA,)
+    )
     return tuple(dict.fromkeys((implementation, *(p.value for p in others))))
 
 

@@ -47,7 +47,18 @@ def csv_writer(file: TextIO) -> Callable[[Result], None]:
 def columns(results: Iterable[Result]) -> tuple[list[str], list[list[str]]]:
     """Return column names and row cells, with a CUDA column if measured."""
     results = list(results)
-    names = ["shape", "what", "by", "p50", "p20-p80", "moves", "limit", "ratio", "memory", "/ tables"]
+    names = [
+        "shape",
+        "what",
+        "by",
+        "p50",
+        "p20-p80",
+        "moves",
+        "limit",
+        "ratio",
+        "memory",
+        "/ tables",
+    ]
     rows = [_cells(r) for r in results]
     if any(r.cuda for r in results):
         names.append("CUDA")
@@ -63,7 +74,11 @@ def columns(results: Iterable[Result]) -> tuple[list[str], list[list[str]]]:
 def _cells(result: Result) -> list[str]:
     measurement, timing = result.measurement, result.timing
     cells = [measurement.name, measurement.row, measurement.implementation]
-    cells += [result.note, ""] if timing is None else [duration(timing.p50), duration(timing.p20, timing.p80)]
+    cells += (
+        [result.note, ""]
+        if timing is None
+        else [duration(timing.p50), duration(timing.p20, timing.p80)]
+    )
     cells += [size(measurement.bytes_moved), duration(result.limit)]
     cells.append("" if result.ratio is None else f"{result.ratio:.2g}")
     if timing is None or timing.peak_bytes is None:
@@ -77,7 +92,10 @@ def table(results: Iterable[Result], console: Console) -> Table:
     left_out: list[str] = []
     for least in ("p20-p80", "/ tables", "moves", "limit"):
         made = _table(names, rows, left_out)
-        if Measurement.get(console, console.options.update(max_width=1000), made).maximum <= console.width:
+        if (
+            Measurement.get(console, console.options.update(max_width=1000), made).maximum
+            <= console.width
+        ):
             break
         left_out.append(least)
     return _table(names, rows, left_out)
@@ -127,8 +145,12 @@ def plot(machine: Machine, results: Iterable[Result], path: Path) -> None:
         cuda = [(r.cuda.seconds, k) for k, (r, _) in enumerate(shown) if r.cuda]
         if cuda:
             axes.plot(*zip(*cuda, strict=True), "x", color="red", markersize=6, label=_CUDA, **mark)
-        _time_axis(axes, [*limits, *(seconds for _, seconds in shown), *(seconds for seconds, _ in cuda)])
-        figure.legend(loc="outside lower center", ncols=len(axes.get_legend_handles_labels()[0]), fontsize=9)
+        _time_axis(
+            axes, [*limits, *(seconds for _, seconds in shown), *(seconds for seconds, _ in cuda)]
+        )
+        figure.legend(
+            loc="outside lower center", ncols=len(axes.get_legend_handles_labels()[0]), fontsize=9
+        )
     several = len({r.measurement.dtype for r, _ in shown}) > 1
     first: dict[str, int] = {}
     for k, (r, _) in enumerate(shown):

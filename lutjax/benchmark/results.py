@@ -78,7 +78,12 @@ class Result:
     @property
     def cuda(self) -> "Recorded | None":
         """Recorded CUDA runtime figure for this device kind, or None."""
-        key = (self.measurement.name, self.measurement.row, self.measurement.dtype, self.machine.device)
+        key = (
+            self.measurement.name,
+            self.measurement.row,
+            self.measurement.dtype,
+            self.machine.device,
+        )
         return load_recorded_figures().get(key)
 
     def record(self) -> dict[str, Any]:

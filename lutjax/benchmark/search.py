@@ -120,7 +120,9 @@ def _look_ups(measured: list[shapes.Measured]) -> Iterator[shapes.OfOp]:
     return iter(found)
 
 
-def training_parts(shape: shapes.OfOp, dtype: str, reasons: dict[str, None] | None = None) -> list[Part]:
+def training_parts(
+    shape: shapes.OfOp, dtype: str, reasons: dict[str, None] | None = None
+) -> list[Part]:
     """Return the parts of a training step that run in Triton on the default device.
 
     These are the forward pass, all cotangents except the table gradient, the in-place table update,
@@ -140,7 +142,9 @@ def training_parts(shape: shapes.OfOp, dtype: str, reasons: dict[str, None] | No
         spec = _spec(made, direction, device, reasons)
         if spec is None:
             continue
-        make = functools.partial(_build_part, shape, dtype, calls.index(made), spec, direction, device)
+        make = functools.partial(
+            _build_part, shape, dtype, calls.index(made), spec, direction, device
+        )
         if direction != "backward":
             found[direction].append(make())
             continue
@@ -154,14 +158,19 @@ def training_parts(shape: shapes.OfOp, dtype: str, reasons: dict[str, None] | No
     return [part for of in found.values() for part in of]
 
 
-def _spec(made: Made, direction: Direction, device: Device, reasons: dict[str, None]) -> KernelSpec | None:
+def _spec(
+    made: Made, direction: Direction, device: Device, reasons: dict[str, None]
+) -> KernelSpec | None:
     """Return the Triton implementation."""
     op, request = made.call.op, made.request(direction, device)
     specs = [spec for spec in kernel_registry.candidates(op) if spec.platform == Platform.TRITON]
     why = {spec: spec.unsupported_reason(request) for spec in specs}
     fit = next((spec for spec in specs if why[spec] is None), None)
     if fit is None:
-        text = "; ".join(dict.fromkeys(reason or "" for reason in why.values())) or "has no kernel in Triton"
+        text = (
+            "; ".join(dict.fromkeys(reason or "" for reason in why.values()))
+            or "has no kernel in Triton"
+        )
         reasons[f"{op}: {text}"] = None
     return fit
 
@@ -234,7 +243,9 @@ def fields(sizes: Sizes, rule: Launch) -> Fields:
     return {
         "rows": tuple(sorted(powers(128, reads) | {rule.rows})),
         "outputs": tuple(sorted(powers(256, width) | {rule.outputs})),
-        "detectors": tuple(sorted({n for n in (1, 2, 4, 8, 16) if n < detectors} | {0, rule.detectors})),
+        "detectors": tuple(
+            sorted({n for n in (1, 2, 4, 8, 16) if n < detectors} | {0, rule.detectors})
+        ),
         "warps": tuple(sorted({1, 2, 4, 8} | {rule.warps})),
     }
 
@@ -296,7 +307,9 @@ def _does_not_run() -> tuple[type[Exception], ...]:
     return (*refused, TritonError)
 
 
-def descend(starts: list[Launch], values: Fields, cost: Callable[[Launch], float], together: int) -> Launch:
+def descend(
+    starts: list[Launch], values: Fields, cost: Callable[[Launch], float], together: int
+) -> Launch:
     """Return a locally optimal config by coordinate descent over field groups.
 
     Args:
@@ -404,7 +417,12 @@ def tune(
             args = (jax.tree.map(jnp.copy, arrays[0]), *arrays[1:])
         with use({asked.kernel: launch}):
             seconds = device_time(
-                part.run, *args, in_place=part.in_place, repeats=repeats, loop_seconds=0.01, budget=0.3
+                part.run,
+                *args,
+                in_place=part.in_place,
+                repeats=repeats,
+                loop_seconds=0.01,
+                budget=0.3,
             ).p50
         best = min(best, seconds)
         tell(f"{kernel}: {cost.measured + 1} launches, {best * 1e6:.2f} us")
@@ -416,7 +434,11 @@ def tune(
     entry = None
     if math.isfinite(cost(launch)):
         entry = Entry(
-            asked.kernel, asked.sizes, launch, _microseconds(cost(launch)), _microseconds(cost(asked.rule))
+            asked.kernel,
+            asked.sizes,
+            launch,
+            _microseconds(cost(launch)),
+            _microseconds(cost(asked.rule)),
         )
     return Found(kernel, entry, cost.measured, cost.skipped, cost.problem)
 

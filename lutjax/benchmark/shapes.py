@@ -100,7 +100,9 @@ def named_shapes(tag: Tag = Tag.BENCH) -> dict[str, Measured]:
 
 
 def _modules() -> list[tuple[str, cases.CaseModule]]:
-    return [(op, cases.find_module(op)) for op in kernel_registry.ops() if kernel_registry.cases(op)]
+    return [
+        (op, cases.find_module(op)) for op in kernel_registry.ops() if kernel_registry.cases(op)
+    ]
 
 
 def op_shape(kind: str, *values: int) -> OfOp:
@@ -148,7 +150,9 @@ def parse(text: str, known: Mapping[str, Measured] | None = None) -> Measured:
     try:
         numbers = [int(size) for size in sizes.split(",")]
     except ValueError:
-        raise ValueError(f"{text!r} has sizes that are not whole numbers; expected {kind.usage}.") from None
+        raise ValueError(
+            f"{text!r} has sizes that are not whole numbers; expected {kind.usage}."
+        ) from None
     if not kind.n_required <= len(numbers) <= len(kind.sizes):
         raise ValueError(f"{text!r} has {len(numbers)} sizes; expected {kind.usage}.")
     try:

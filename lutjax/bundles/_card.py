@@ -11,9 +11,7 @@ from lutjax import __version__
 from lutjax.bundles._layout import CONFIG, TENSORS, Config
 from lutjax.files.messages import escape_unprintable, in_a_line
 
-LAST = (
-    "<!-- Written by lutjax save. Delete this line to keep this file when the model is saved here again. -->"
-)
+LAST = "<!-- Written by lutjax save. Delete this line to keep this file when the model is saved here again. -->"
 """Last line of a generated card, which identifies it."""
 
 MOST_TENSORS = 60
@@ -82,7 +80,9 @@ def _head(name: str, config: Config) -> Iterator[str]:
 
 def _body(name: str, config: Config) -> Iterator[str]:
     yield from (f"# {_text(name)}", "")
-    parameters = f"{config.n_values:,} numbers in {len(config.tensors)} tensors, {config.n_bytes:,} bytes"
+    parameters = (
+        f"{config.n_values:,} numbers in {len(config.tensors)} tensors, {config.n_bytes:,} bytes"
+    )
     yield from (
         f"A `{config.architecture}` of [JAX](https://docs.jax.dev) and lutjax {__version__}: {parameters}.",
         "",
@@ -104,7 +104,14 @@ def _run_section(run: Mapping[str, Any]) -> Iterator[str]:
             yield f"| {what} | {step} | {value:.6g} |"
         yield ""
     if run["results"]:
-        yield from ("At the end of the run:", "", "```", *map(escape_unprintable, run["results"]), "```", "")
+        yield from (
+            "At the end of the run:",
+            "",
+            "```",
+            *map(escape_unprintable, run["results"]),
+            "```",
+            "",
+        )
     source = record.get("text") or record.get("samples")
     if source is not None:
         unit = "bytes" if record.get("text") else "samples"
@@ -114,7 +121,14 @@ def _run_section(run: Mapping[str, Any]) -> Iterator[str]:
             f"{_text(_data_name(run))}: {source['size']:,} {unit}, SHA-256 `{_text(source['digest'])}`.",
             "",
         )
-    yield from ("## Training", "", f"{run['steps']} steps were done.", "", *_table(record["training"]), "")
+    yield from (
+        "## Training",
+        "",
+        f"{run['steps']} steps were done.",
+        "",
+        *_table(record["training"]),
+        "",
+    )
 
 
 def _kind(run: Mapping[str, Any]) -> str:
@@ -133,7 +147,10 @@ def _last_measurements(run: Mapping[str, Any]) -> Iterator[tuple[str, int, float
 
 def _data_name(run: Mapping[str, Any]) -> str:
     source = run["record"].get("text") or run["record"].get("samples") or {}
-    usual = {"lm": "source text of the standard library of Python", "digits": "digits of scikit-learn"}
+    usual = {
+        "lm": "source text of the standard library of Python",
+        "digits": "digits of scikit-learn",
+    }
     return source.get("path") or usual.get(run["kind"], "no data")
 
 
@@ -150,9 +167,22 @@ def _use(config: Config) -> Iterator[str]:
         "",
     )
     yield from (f"model = {call}", "```", "")
-    yield from (f"Without it, the values of `{TENSORS}` by what `{CONFIG}` says of them:", "", "```python")
-    yield from ("import json", "", "import numpy as np", "from safetensors.numpy import load_file", "")
-    yield from (f'stored, about = load_file("{TENSORS}"), json.load(open("{CONFIG}"))["tensors"]', "")
+    yield from (
+        f"Without it, the values of `{TENSORS}` by what `{CONFIG}` says of them:",
+        "",
+        "```python",
+    )
+    yield from (
+        "import json",
+        "",
+        "import numpy as np",
+        "from safetensors.numpy import load_file",
+        "",
+    )
+    yield from (
+        f'stored, about = load_file("{TENSORS}"), json.load(open("{CONFIG}"))["tensors"]',
+        "",
+    )
     yield from ("", "def value(name):", '    scale = about[name]["scale"]')
     yield from (
         "    return stored[name] if scale is None else stored[name].astype(np.float32) * stored[scale]",
@@ -163,13 +193,19 @@ def _use(config: Config) -> Iterator[str]:
 
 def _tensors(config: Config) -> Iterator[str]:
     if len(config.tensors) <= MOST_TENSORS:
-        yield from ("| tensor | is | shape | dtype | stored as |", "| --- | --- | --- | --- | --- |")
+        yield from (
+            "| tensor | is | shape | dtype | stored as |",
+            "| --- | --- | --- | --- | --- |",
+        )
         for name, t in config.tensors.items():
             scaled = f"{t.stored} x `{_text(t.scale)}`" if t.scale else t.stored
             yield f"| `{_text(name)}` | {_text(t.kind)} | {' x '.join(map(str, t.shape)) or 'one'} | {t.dtype} | {scaled} |"
         return
     kinds = Counter((t.kind, t.dtype, t.stored) for t in config.tensors.values())
-    yield from ("| tensors | are | numbers | dtype | stored as |", "| --- | --- | --- | --- | --- |")
+    yield from (
+        "| tensors | are | numbers | dtype | stored as |",
+        "| --- | --- | --- | --- | --- |",
+    )
     for (kind, dtype, stored), n in kinds.items():
         numbers = sum(
             math.prod(t.shape)

@@ -34,7 +34,9 @@ def fit(bundle: Bundle, wanted: Mapping[Path, Any]) -> None:
     found = {tensor.path: tensor for tensor in bundle.config.tensors.values()}
     for path in sorted({*found, *wanted}, key=str):
         there = f"{found[path].dtype}{list(found[path].shape)}" if path in found else "missing"
-        needed = f"{wanted[path].dtype}{list(np.shape(wanted[path]))}" if path in wanted else "missing"
+        needed = (
+            f"{wanted[path].dtype}{list(np.shape(wanted[path]))}" if path in wanted else "missing"
+        )
         if there != needed:
             raise BundleError(
                 f"the bundle {bundle.folder} does not fit this model: its tensor {format_value(name_of(path))} is {there}; the model's is {needed}."

@@ -18,7 +18,9 @@ with require_optional(__name__):
     from flax import nnx
 
 LAYERS: Mapping[str, Any] = {
-    name: getattr(layers, name) for name in layers.__all__ if hasattr(getattr(layers, name), "spec_type")
+    name: getattr(layers, name)
+    for name in layers.__all__
+    if hasattr(getattr(layers, name), "spec_type")
 }
 """Flax NNX layers by name."""
 
@@ -40,7 +42,18 @@ _VALUES: Mapping[str, Any] = {
 
 _FUNCTIONS: Mapping[str, Any] = {
     name: getattr(jax.nn, name)
-    for name in ("celu", "elu", "gelu", "leaky_relu", "relu", "selu", "sigmoid", "silu", "softplus", "tanh")
+    for name in (
+        "celu",
+        "elu",
+        "gelu",
+        "leaky_relu",
+        "relu",
+        "selu",
+        "sigmoid",
+        "silu",
+        "softplus",
+        "tanh",
+    )
 }
 """Functions allowed as arguments, by name; a bundle must not name any other function."""
 
@@ -62,7 +75,9 @@ def arguments_of(module: Any) -> dict[str, Any] | None:
         return None
     spec = module.spec
     try:
-        found = {name: _encode_argument(getattr(spec, name)) for name in _recorded_fields(type(spec))}
+        found = {
+            name: _encode_argument(getattr(spec, name)) for name in _recorded_fields(type(spec))
+        }
     except TypeError:
         return None
     given = [name for name, field in _GIVEN.items() if getattr(spec, field, None)]
@@ -78,10 +93,14 @@ def empty(name: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> An
     """
     layer = LAYERS[name]
     options = {
-        key: _decode_argument(fields[key]) for key in _recorded_fields(layer.spec_type) if key in fields
+        key: _decode_argument(fields[key])
+        for key in _recorded_fields(layer.spec_type)
+        if key in fields
     }
     given = fields.get("given")
-    if not isinstance(given, list) or not set(map(str, given)) <= set(_GIVEN) & set(layer.spec_type.given):
+    if not isinstance(given, list) or not set(map(str, given)) <= set(_GIVEN) & set(
+        layer.spec_type.given
+    ):
         raise ValueError(f"its field 'given' is {given!r}")
     options |= {key: np.asarray(arrays[key]) for key in given}
     if fields.get(_EDGE_SIZES) is not None:
@@ -93,7 +112,11 @@ def empty(name: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> An
 
 def _recorded_fields(spec_type: type[specifications.Spec]) -> list[str]:
     left_out = {"implementation", *spec_type.given}
-    return [n for n in specifications.arguments(spec_type) if n not in left_out and not n.endswith("_init")]
+    return [
+        n
+        for n in specifications.arguments(spec_type)
+        if n not in left_out and not n.endswith("_init")
+    ]
 
 
 def _encode_argument(value: Any) -> Any:

@@ -83,7 +83,9 @@ class Tensor:
     @property
     def scale_shape(self) -> tuple[int, ...]:
         """Scale shape: one element per table and output, or one for a whole edge list."""
-        return (*self.shape[:-1], 1) if len(self.shape) < 3 else (*self.shape[:-2], 1, self.shape[-1])
+        return (
+            (*self.shape[:-1], 1) if len(self.shape) < 3 else (*self.shape[:-2], 1, self.shape[-1])
+        )
 
     @classmethod
     def from_dict(cls, name: str, found: Any) -> "Tensor":
@@ -91,17 +93,25 @@ class Tensor:
         fields = Fields(f"{CONFIG}: the tensor {format_value(name)}")
         path = fields.field(found, "path", list)
         shape = fields.field(found, "shape", list)
-        if not path or not all(type(key) in (str, int) for key in path) or name_of(tuple(path)) != name:
+        if (
+            not path
+            or not all(type(key) in (str, int) for key in path)
+            or name_of(tuple(path)) != name
+        ):
             raise ValueError(
                 f"{fields.where}: 'path' is {format_value(path)}; expected the keys that make the name, with dots between them."
             )
-        if len(shape) > MOST_AXES or not all(type(size) is int and 0 <= size < 1 << 48 for size in shape):
+        if len(shape) > MOST_AXES or not all(
+            type(size) is int and 0 <= size < 1 << 48 for size in shape
+        ):
             raise ValueError(
                 f"{fields.where}: 'shape' is {format_value(shape)}; expected sizes, at most {MOST_AXES}."
             )
         dtype, stored = (fields.field(found, field, str) for field in ("dtype", "stored"))
         scale = fields.field(found, "scale", object)
-        tensor = cls(tuple(path), fields.field(found, "kind", str), tuple(shape), dtype, stored, scale)
+        tensor = cls(
+            tuple(path), fields.field(found, "kind", str), tuple(shape), dtype, stored, scale
+        )
         narrower = dtype in FLOATS and shape and stored in TABLE_DTYPES
         if dtype not in CODES or (stored != dtype and not narrower):
             raise ValueError(
@@ -167,14 +177,18 @@ class Config:
         """Parse a config from a JSON object; errors name the field."""
         fields = Fields(CONFIG)
         if not is_config(found):
-            raise ValueError(f"{CONFIG} is not a lutjax bundle: it has no 'model_type' and 'bundle'.")
+            raise ValueError(
+                f"{CONFIG} is not a lutjax bundle: it has no 'model_type' and 'bundle'."
+            )
         if found["bundle"] != VERSION:
             raise BundleError(
                 f"{CONFIG} is of version {format_value(found['bundle'])} of bundles; lutjax {__version__} reads version {VERSION}."
             )
         names = fields.field(found, "architectures", list)
         if len(names) != 1 or not isinstance(names[0], str):
-            raise ValueError(f"{CONFIG}: 'architectures' is {format_value(names)}; expected one name.")
+            raise ValueError(
+                f"{CONFIG}: 'architectures' is {format_value(names)}; expected one name."
+            )
         library = fields.field(found, "library", str)
         if library not in LIBRARIES:
             raise ValueError(
@@ -187,7 +201,8 @@ class Config:
         file = Fields(f"{CONFIG}: files").field(fields.field(found, "files", dict), TENSORS, dict)
         of_file = Fields(f"{CONFIG}: {TENSORS}")
         tensors = {
-            name: Tensor.from_dict(name, one) for name, one in fields.field(found, "tensors", dict).items()
+            name: Tensor.from_dict(name, one)
+            for name, one in fields.field(found, "tensors", dict).items()
         }
         config = cls(
             names[0],
@@ -205,7 +220,9 @@ class Config:
         paths = {tensor.path for tensor in tensors.values()}
         for path in paths:
             if any(path[:length] in paths for length in range(1, len(path))):
-                raise ValueError(f"{CONFIG}: the tensor {format_value(name_of(path))} lies in another one.")
+                raise ValueError(
+                    f"{CONFIG}: the tensor {format_value(name_of(path))} lies in another one."
+                )
         return config
 
     def stored_tensors(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
@@ -222,7 +239,9 @@ class Config:
 
 def is_config(found: Any) -> bool:
     return (
-        isinstance(found, dict) and found.get("model_type") == MODEL_TYPE and type(found.get("bundle")) is int
+        isinstance(found, dict)
+        and found.get("model_type") == MODEL_TYPE
+        and type(found.get("bundle")) is int
     )
 
 

@@ -158,7 +158,11 @@ def _empty_of(bundle: Bundle, fields: dict[str, Any]) -> Any:
     config = bundle.config
     if config.architecture in CONFIGS:
         return _empty(runs.build_fields(CONFIGS[config.architecture], fields), config.quantized)
-    arrays = {name: bundle.values(name) for name, tensor in config.tensors.items() if len(tensor.path) == 1}
+    arrays = {
+        name: bundle.values(name)
+        for name, tensor in config.tensors.items()
+        if len(tensor.path) == 1
+    }
     return _layers.empty(config.architecture, fields, arrays)
 
 
@@ -202,7 +206,9 @@ def keys(path: Any) -> Path:
 
 
 def _replace_arrays(state: Any, arrays: Mapping[Path, Any]) -> Any:
-    flat = [(path, variable.replace(arrays[keys(path)])) for path, variable in nnx.to_flat_state(state)]
+    flat = [
+        (path, variable.replace(arrays[keys(path)])) for path, variable in nnx.to_flat_state(state)
+    ]
     return nnx.from_flat_state(flat)
 
 
@@ -217,4 +223,6 @@ def _check(bundle: Bundle, module: nnx.Module) -> None:
     try:
         layers.check(module)
     except ValueError as error:
-        raise BundleError(f"the bundle {bundle.folder} cannot be used: {in_a_line(error)}") from error
+        raise BundleError(
+            f"the bundle {bundle.folder} cannot be used: {in_a_line(error)}"
+        ) from error

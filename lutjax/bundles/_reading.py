@@ -103,7 +103,9 @@ def read(folder: str | os.PathLike[str]) -> Bundle:
                 raise ValueError(f"{TENSORS} has changed since it was written")
             tensors = {name: file.get_tensor(name) for name, *_ in config.stored_tensors()}
     except (SafetensorError, ValueError) as error:
-        raise BundleError(f"the bundle {path} is damaged: {in_a_line(error).removesuffix('.')}.") from error
+        raise BundleError(
+            f"the bundle {path} is damaged: {in_a_line(error).removesuffix('.')}."
+        ) from error
     return Bundle(path, config, tensors)
 
 
@@ -116,7 +118,9 @@ def read_config(folder: Path) -> Config:
     if size > MOST_BYTES:
         raise BundleError(f"the bundle {folder} is damaged: {CONFIG} exceeds {MOST_BYTES:,} bytes.")
     try:
-        return Config.from_dict(strict_json.rename_fields(strict_json.loads((folder / CONFIG).read_bytes())))
+        return Config.from_dict(
+            strict_json.rename_fields(strict_json.loads((folder / CONFIG).read_bytes()))
+        )
     except BundleError as error:
         raise BundleError(f"the bundle {folder} cannot be read: {error}") from None
     except ValueError as error:
@@ -130,7 +134,9 @@ def _size(folder: Path, name: str) -> int:
     try:
         found = (folder / name).lstat()
     except FileNotFoundError:
-        raise BundleError(f"{folder} is no bundle: it has no {name}. `lutjax save` writes one.") from None
+        raise BundleError(
+            f"{folder} is no bundle: it has no {name}. `lutjax save` writes one."
+        ) from None
     if stat.S_ISLNK(found.st_mode):
         raise BundleError(
             f"the bundle {folder} cannot be read: {name} is a link, which may lead anywhere; copy what it leads to (cp -L)."

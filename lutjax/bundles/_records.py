@@ -27,7 +27,12 @@ def to_dict(loaded: Loaded) -> dict[str, Any]:
             source["path"] = _name(source["path"])
     if record.get("test") is not None:
         record["test"] = _name(record["test"])
-    return {"kind": loaded.kind, "steps": loaded.steps, "record": record, "results": list(loaded.results)}
+    return {
+        "kind": loaded.kind,
+        "steps": loaded.steps,
+        "record": record,
+        "results": list(loaded.results),
+    }
 
 
 def _name(path: str) -> str:
@@ -41,7 +46,9 @@ def from_dict(folder: Path, found: dict[str, Any]) -> Loaded:
         kind, steps = fields.field(found, "kind", str), fields.field(found, "steps", int)
         results = fields.field(found, "results", list)
         if kind not in RECORDS or not all(isinstance(line, str) for line in results):
-            raise ValueError(f"its run has the kind {in_a_line(kind, 40)}, or results that are no lines.")
+            raise ValueError(
+                f"its run has the kind {in_a_line(kind, 40)}, or results that are no lines."
+            )
         record = runs.build_fields(RECORDS[kind], fields.field(found, "record", dict))
     except (KeyError, TypeError, ValueError) as error:
         raise BundleError(f"the bundle {folder} is damaged: {in_a_line(error)}") from error

@@ -17,7 +17,9 @@ def encode_tensor(tensor: Tensor, values: Array) -> dict[str, Array]:
     if tensor.scale is None:
         return {name: values.astype(jnp.dtype(tensor.stored))}
     if not np.isfinite(values).all():
-        raise ValueError(f"save: the table {name} has values that are not finite, which int8 cannot hold.")
+        raise ValueError(
+            f"save: the table {name} has values that are not finite, which int8 cannot hold."
+        )
     n_rows, n_outputs = values.shape[-2:] if values.ndim >= 3 else (values.shape[-1], 1)  # edges
     each = values.reshape(-1, n_rows, n_outputs)
     if not each.size:

@@ -16,9 +16,13 @@ def load(folder: Path, into: Any = None) -> Any:
     """Load a bundle's model or arrays; see `lutjax.load`."""
     bundle = read(folder)
     found = bundle.config.tensors.values()
-    wide = next((t for t in found if jax.dtypes.canonicalize_dtype(jnp.dtype(t.dtype)) != t.dtype), None)
+    wide = next(
+        (t for t in found if jax.dtypes.canonicalize_dtype(jnp.dtype(t.dtype)) != t.dtype), None
+    )
     if wide is not None:
-        raise BundleError(f"the bundle {folder} has {wide.dtype}, which needs jax_enable_x64 in JAX.")
+        raise BundleError(
+            f"the bundle {folder} has {wide.dtype}, which needs jax_enable_x64 in JAX."
+        )
     if bundle.config.library != NNX:
         return _tree(bundle, into)
     from lutjax.bundles import _modules, _records
@@ -26,7 +30,9 @@ def load(folder: Path, into: Any = None) -> Any:
     name = bundle.config.architecture
     if into is not None:
         if not _modules.is_module(into):
-            raise TypeError(f"load: the bundle holds a {name} of Flax NNX; into is a {type(into).__name__}.")
+            raise TypeError(
+                f"load: the bundle holds a {name} of Flax NNX; into is a {type(into).__name__}."
+            )
         _modules.fill(bundle, into)
         return into
     if bundle.config.model is None:

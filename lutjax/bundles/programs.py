@@ -103,7 +103,9 @@ def write(
     place = Path(folder)
     save(model, place)
     weights, _ = _modules.functional(model)
-    shapes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in weights.items()}
+    shapes = {
+        name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in weights.items()
+    }
     written, about = [], {}
     for name, program in made.items():
         progress(f"exporting {name}")
@@ -177,7 +179,8 @@ def _decoder_programs(model: Decoder) -> dict[str, Program]:
     def decode(weights: Arrays, state: Arrays, tokens: jax.Array) -> tuple[State, jax.Array]:
         graph, cache, kept = split(weights, tokens.shape[0])
         held = [
-            (path, v.replace(state[name_of(_modules.keys(path))])) for path, v in nnx.to_flat_state(cache)
+            (path, v.replace(state[name_of(_modules.keys(path))]))
+            for path, v in nnx.to_flat_state(cache)
         ]
         new, logits = feed_tokens(graph, nnx.from_flat_state(held), kept, tokens[:, None])
         return _name_arrays(new), logits
@@ -185,17 +188,23 @@ def _decoder_programs(model: Decoder) -> dict[str, Program]:
     def start(weights: Arrays, tokens: jax.Array) -> tuple[State, jax.Array]:
         _, cache, _ = split(weights, tokens.shape[0])
 
-        def step(carry: tuple[State, jax.Array], token: jax.Array) -> tuple[tuple[State, jax.Array], None]:
+        def step(
+            carry: tuple[State, jax.Array], token: jax.Array
+        ) -> tuple[tuple[State, jax.Array], None]:
             state, logits = decode(weights, carry[0], token)
             return (state, logits.astype(carry[1].dtype)), None
 
-        first = _name_arrays(cache), jnp.zeros((tokens.shape[0], vocab), _dtype_of_logits(forward, weights))
+        first = (
+            _name_arrays(cache),
+            jnp.zeros((tokens.shape[0], vocab), _dtype_of_logits(forward, weights)),
+        )
         return jax.lax.scan(step, first, tokens.T)[0]
 
     batch, length = jax.export.symbolic_shape("batch, length", constraints=[f"length <= {context}"])
     any_batch, any_length = jax.export.symbolic_shape("batch, length")
     texts, prompts = (
-        jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((batch, length), (any_batch, any_length))
+        jax.ShapeDtypeStruct(shape, jnp.int32)
+        for shape in ((batch, length), (any_batch, any_length))
     )
     last = jax.ShapeDtypeStruct((any_batch,), jnp.int32)
     weights, _ = _modules.functional(model)
@@ -302,7 +311,9 @@ def _automaton_programs(model: LogicCA) -> dict[str, Program]:
 
 
 def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    each = jnp.take_along_axis(jax.nn.log_softmax(logits.astype(jnp.float32)), labels[..., None], -1)
+    each = jnp.take_along_axis(
+        jax.nn.log_softmax(logits.astype(jnp.float32)), labels[..., None], -1
+    )
     return -each.mean()
 
 

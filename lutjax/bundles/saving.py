@@ -39,7 +39,11 @@ MOST_NAME = 512
 
 
 def save(
-    model: Any, folder: str | os.PathLike[str], *, table_dtype: str | None = None, tables: Iterable[str] = ()
+    model: Any,
+    folder: str | os.PathLike[str],
+    *,
+    table_dtype: str | None = None,
+    tables: Iterable[str] = (),
 ) -> None:
     """Write a model as a bundle: a hub-ready folder with config, tensors and model card.
 
@@ -101,23 +105,35 @@ def save(
         n_bytes, sha256 = path.stat().st_size, digest_of(path)
     config = Config(**facts, n_bytes=n_bytes, sha256=sha256, tensors=tensors)
     with write_atomically(place / CONFIG) as path:
-        path.write_text(json.dumps(config.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        path.write_text(
+            json.dumps(config.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8"
+        )
     if _card.is_ours(place / CARD):
         with write_atomically(place / CARD) as path:
             path.write_text(_card.card(place.absolute().name, config), encoding="utf-8")
 
 
-def _flatten_model(model: Any, tables: frozenset[str]) -> tuple[dict[str, Any], list[tuple[Keys, str, Any]]]:
+def _flatten_model(
+    model: Any, tables: frozenset[str]
+) -> tuple[dict[str, Any], list[tuple[Keys, str, Any]]]:
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(model, nnx.Module):
         return _flatten_module(model)
     leaves = flat(model)
     if not leaves or (len(leaves) == 1 and () in leaves):
-        raise TypeError(f"save: model is {format_value(model)}; expected an nnx.Module, or arrays in dicts.")
+        raise TypeError(
+            f"save: model is {format_value(model)}; expected an nnx.Module, or arrays in dicts."
+        )
     unknown = sorted(tables - {name for path in leaves for name in _array_names(path)})
     if unknown:
         raise ValueError(f"save: tables has {format_value(unknown[0])}, which no array is called.")
-    facts = {"architecture": "arrays", "library": TREE, "model": None, "quantized": False, "run": None}
+    facts = {
+        "architecture": "arrays",
+        "library": TREE,
+        "model": None,
+        "quantized": False,
+        "run": None,
+    }
     kinds = {path: TABLES if tables & set(_array_names(path)) else str(path[0]) for path in leaves}
     return facts, [(path, kinds[path], leaf) for path, leaf in leaves.items()]
 
@@ -160,11 +176,15 @@ def _tensors(
         tensor = Tensor(path, kind, tuple(array.shape), dtype, store, scale)
         made = _tables.encode_tensor(tensor, np.asarray(array))
         if name in tensors or set(made) & set(arrays):
-            raise ValueError(f"save: two arrays have the name {format_value(name)}, or scale; rename one.")
+            raise ValueError(
+                f"save: two arrays have the name {format_value(name)}, or scale; rename one."
+            )
         tensors[name] = tensor
         arrays |= {key: np.ascontiguousarray(a).reshape(a.shape) for key, a in made.items()}
     if table_dtype is not None and not n_tables:
-        raise ValueError(f"save: table_dtype is {table_dtype}, but there are no float tables; leave it out.")
+        raise ValueError(
+            f"save: table_dtype is {table_dtype}, but there are no float tables; leave it out."
+        )
     return tensors, arrays
 
 
@@ -175,7 +195,9 @@ def _check_name(name: str, array: Any) -> None:
         )
     dtype = getattr(array, "dtype", None)
     if not isinstance(array, jax.Array | np.ndarray) or str(dtype) not in CODES:
-        raise TypeError(f"save: {name} is {format_value(array)}; expected an array of {', '.join(CODES)}.")
+        raise TypeError(
+            f"save: {name} is {format_value(array)}; expected an array of {', '.join(CODES)}."
+        )
 
 
 def _check_place(folder: Path) -> None:

@@ -18,7 +18,16 @@ and optionally
 
 from lutjax.cases._case import Axes, Case, Detections, Draw, Size, Sizes, Tag
 from lutjax.cases._modules import CaseModule, find_module
-from lutjax.cases._traffic import DENSE, FORWARD, IN_PLACE, ROWS, UPDATE, Kind, LookUpTraffic, Traffic
+from lutjax.cases._traffic import (
+    DENSE,
+    FORWARD,
+    IN_PLACE,
+    ROWS,
+    UPDATE,
+    Kind,
+    LookUpTraffic,
+    Traffic,
+)
 
 __all__ = [
     "DENSE",

@@ -150,7 +150,15 @@ class Draw:
     ) -> Case:
         """Return a case; see `Case`."""
         return Case(
-            self.op, self.shape, self.dtype.name, differentiable, fixed, axes, output_axes, call, **options
+            self.op,
+            self.shape,
+            self.dtype.name,
+            differentiable,
+            fixed,
+            axes,
+            output_axes,
+            call,
+            **options,
         )
 
     def grid(self, shape: tuple[int, ...], steps: int, dtype: DTypeLike | None = None) -> jax.Array:
@@ -229,7 +237,9 @@ class Detections:
 
     def detection(self, name: str, a: Arrays) -> Detection:
         """Return a detection from call arrays."""
-        return Detection(a[f"{name}_index"], a[f"{name}_flip"], a[f"{name}_margin"], self._bits[name])
+        return Detection(
+            a[f"{name}_index"], a[f"{name}_flip"], a[f"{name}_margin"], self._bits[name]
+        )
 
 
 def outputs_of_detection(d: Detection) -> Arrays:

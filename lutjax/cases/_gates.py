@@ -19,7 +19,9 @@ TESTED = {
     "primes": Size(batch=13, inputs=7, gates=11, bits=3),
     "readers": Size(Tag.DTYPES, batch=37, inputs=17, gates=29, bits=2, readers=1),
     "features_first": Size(batch=5, inputs=7, gates=3, bits=4, readers=1, features_first=1),
-    "large_fan_out": Size(Tag.SLOW, batch=3, inputs=3, gates=37, bits=3, readers=1, features_first=1),
+    "large_fan_out": Size(
+        Tag.SLOW, batch=3, inputs=3, gates=37, bits=3, readers=1, features_first=1
+    ),
     "six_inputs": Size(Tag.SLOW, batch=5, inputs=67, gates=13, bits=6),
     "eight_inputs": Size(Tag.SLOW, batch=3, inputs=11, gates=5, bits=8, readers=1),
     "empty_batch": Size(batch=0, inputs=5, gates=3, bits=3, readers=1),
@@ -29,7 +31,11 @@ TESTED = {
 
 def too_many_places(s: Sizes) -> str | None:
     """Return the problem with too many table inputs, or None."""
-    return f"places is {s['bits']}; a table can have at most {MAX_BITS}" if s["bits"] > MAX_BITS else None
+    return (
+        f"places is {s['bits']}; a table can have at most {MAX_BITS}"
+        if s["bits"] > MAX_BITS
+        else None
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +79,9 @@ def measured(draw: Draw, s: Sizes, parameter: Parameter, low: float = 0.0) -> Ca
     return _case(draw, x, values, {"wires": wires, "readers": readers}, parameter, True)
 
 
-def _case(draw: Draw, x: Any, values: Any, fixed: Arrays, parameter: Parameter, first: bool) -> Case:
+def _case(
+    draw: Draw, x: Any, values: Any, fixed: Arrays, parameter: Parameter, first: bool
+) -> Case:
     batch, feature = (1, 0) if first else (0, 1)
     return draw.case(
         {"x": x, parameter.name: values},

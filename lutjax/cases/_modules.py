@@ -70,7 +70,9 @@ class CaseModule:
 
     def kind(self, sizes: Sizes) -> Kind:
         """Return the shape kind of measured sizes."""
-        fits = (k for k in self.kinds if {n: s for n, s in sizes.items() if n not in k.sizes} == k.fixed)
+        fits = (
+            k for k in self.kinds if {n: s for n, s in sizes.items() if n not in k.sizes} == k.fixed
+        )
         return next(fits)
 
     def case(self, shape: str, dtype: DTypeLike | None = None, **sizes: int) -> Case:
@@ -85,7 +87,9 @@ class CaseModule:
             )
         name = self.dtypes[0] if dtype is None else jnp.dtype(dtype).name
         if name not in self.dtypes:
-            raise ValueError(f"lutjax.testing: dtype is {name}; the dtypes are {', '.join(self.dtypes)}.")
+            raise ValueError(
+                f"lutjax.testing: dtype is {name}; the dtypes are {', '.join(self.dtypes)}."
+            )
         draw = Draw(self.op, shape, jnp.dtype(name))
         case: Case = self.module.case(draw, {**self.sizes[shape], **sizes})
         return dataclasses.replace(case, reference=self.reference)

@@ -10,7 +10,9 @@ from lutjax.cases._traffic import LookUpTraffic
 KIND = ("batch", "queries", "inputs", "detectors", "bits", "position_bits", "window")
 
 
-def pair_options(draw: Draw, s: Sizes, n_keys: int) -> tuple[dict[str, Any], Arrays, dict[str, Axes]]:
+def pair_options(
+    draw: Draw, s: Sizes, n_keys: int
+) -> tuple[dict[str, Any], Arrays, dict[str, Axes]]:
     """Return pair selection: static options, arrays by argument name, and their axes.
 
     Sizes: `window`, `query_start`, `key_start`, ``causal=0``; `segments` per sequence; `each_start`, an upper
@@ -52,13 +54,20 @@ def n_distances(s: Sizes, n_keys: int) -> int:
     if not s.get("causal", 1):
         return s["queries"] + n_keys - 1
     farthest = max(
-        s.get("query_start", s.get("each_start", 1) - 1) + s["queries"] - 1 - s.get("key_start", 0), 0
+        s.get("query_start", s.get("each_start", 1) - 1) + s["queries"] - 1 - s.get("key_start", 0),
+        0,
     )
     return s.get("distances", min(farthest, s.get("window", farthest)) if n_keys else 0)
 
 
 def measured(
-    draw: Draw, s: Sizes, address_bits: int, *, compared: int, function: str | None = None, **options: Any
+    draw: Draw,
+    s: Sizes,
+    address_bits: int,
+    *,
+    compared: int,
+    function: str | None = None,
+    **options: Any,
 ) -> Case:
     """Return a self-attention case with equally many inputs and outputs, or `outputs` with `slots`.
 

@@ -177,7 +177,9 @@ class Kind:
                     f"{self.words.get(name, name)} is {sizes[name]}; it must be at least {least}"
                 )
             if name in sizes and sizes[name] >= 2**31:  # which no shape of XLA has
-                raise ValueError(f"{self.words.get(name, name)} is {sizes[name]}; it must be below 2^31")
+                raise ValueError(
+                    f"{self.words.get(name, name)} is {sizes[name]}; it must be below 2^31"
+                )
         problem = None if self.problem is None else self.problem(sizes)
         if problem is not None:
             raise ValueError(problem)

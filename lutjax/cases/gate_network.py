@@ -44,7 +44,9 @@ def case(draw: Draw, s: Sizes) -> Case:
     x = draw.grid((s["inputs"], s["batch"]) if first else (s["batch"], s["inputs"]), 2)
     # Coefficients of up to a quarter keep values small in many layers.
     coefficients = draw.grid((4, sum(sizes)), 2) / 2
-    return _case(draw, s, x, coefficients, wires, lutjax.readers if s.get("readers") else None, first)
+    return _case(
+        draw, s, x, coefficients, wires, lutjax.readers if s.get("readers") else None, first
+    )
 
 
 def measured(draw: Draw, s: Sizes) -> Case:
@@ -83,7 +85,14 @@ def _case(
 
     def call(op: Any, a: Arrays) -> Arrays:
         lists = [a[name] for name in names] or None
-        y = op(a["x"], a["coefficients"], a["wires"], sizes=sizes_of(s), readers=lists, feature_axis=axis)
+        y = op(
+            a["x"],
+            a["coefficients"],
+            a["wires"],
+            sizes=sizes_of(s),
+            readers=lists,
+            feature_axis=axis,
+        )
         return {"y": y}
 
     axes = {"x": Axes(batch), **{name: Axes() for name in ("coefficients", *fixed)}}

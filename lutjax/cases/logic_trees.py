@@ -66,18 +66,27 @@ def case(draw: Draw, s: Sizes) -> Case:
 def measured(draw: Draw, s: Sizes) -> Case:
     """Return trees with balanced channels and fan-out lists."""
     places, n_wires = places_of(s), s["trees"] * s["leaves"]
-    leaves = (draw.permutation(n_wires) % (math.prod(places.kernel) * s["channels"])).reshape(-1, s["leaves"])
+    leaves = (draw.permutation(n_wires) % (math.prod(places.kernel) * s["channels"])).reshape(
+        -1, s["leaves"]
+    )
     readers = lutjax.readers(leaves % s["channels"], s["channels"], fan_out=_fan_out(s))
     x = draw.uniform((math.prod(places.image) * s["channels"], s["batch"]), 0.0, 1.0)
     coefficients = draw.normal((4, s["trees"], s["leaves"] - 1))
     return _case(draw, places, x, coefficients, {"leaves": leaves, "readers": readers})
 
 
-def _case(draw: Draw, places: Places, x: jnp.ndarray, coefficients: jnp.ndarray, fixed: Arrays) -> Case:
+def _case(
+    draw: Draw, places: Places, x: jnp.ndarray, coefficients: jnp.ndarray, fixed: Arrays
+) -> Case:
     return draw.case(
         {"x": x, "coefficients": coefficients},
         fixed,
-        {"x": Axes(1), "coefficients": Axes(detector=1), "leaves": Axes(detector=0), "readers": Axes()},
+        {
+            "x": Axes(1),
+            "coefficients": Axes(detector=1),
+            "leaves": Axes(detector=0),
+            "readers": Axes(),
+        },
         {"y": Axes(2, 0)},
         lambda op, a: {
             "y": op(a["x"], a["coefficients"], a["leaves"], places=places, readers=a.get("readers"))

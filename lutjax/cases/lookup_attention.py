@@ -91,7 +91,9 @@ def case(draw: Draw, s: Sizes) -> Case:
 
     def attend(op: Any, a: Arrays, **more: Any) -> Any:
         detections = (d.detection(name, a) for name in ("query", "key", "position"))
-        return op(a["weights"], *detections, **options, **{name: a[name] for name in arrays}, **more)
+        return op(
+            a["weights"], *detections, **options, **{name: a[name] for name in arrays}, **more
+        )
 
     return draw.case(
         {"weights": weights, **d.margins},
@@ -105,7 +107,9 @@ def case(draw: Draw, s: Sizes) -> Case:
 
 
 def measured(draw: Draw, s: Sizes) -> Case:
-    return _sequences.measured(draw, s, _address_bits(s), compared=s["inputs"], function="lut_attention")
+    return _sequences.measured(
+        draw, s, _address_bits(s), compared=s["inputs"], function="lut_attention"
+    )
 
 
 def traffic(s: Sizes) -> LookUpTraffic:

@@ -80,15 +80,31 @@ def measured(draw: Draw, s: Sizes) -> Case:
 
 
 def _case(draw: Draw, s: Sizes, images: jax.Array, fixed: Arrays) -> Case:
-    options = {"windows": windows_of(s), "groups": s.get("groups", 1), "epsilon": s.get("dead_zone", 0) / 4}
+    options = {
+        "windows": windows_of(s),
+        "groups": s.get("groups", 1),
+        "epsilon": s.get("dead_zone", 0) / 4,
+    }
     weights = draw.weights((s["detectors"], 2 ** s["bits"], s["outputs"]))
     return draw.case(
         {"images": images, "weights": weights},
         fixed,
-        {"images": Axes(0), "weights": Axes(detector=0), "anchors": Axes(detector=0), "targets": Axes()},
+        {
+            "images": Axes(0),
+            "weights": Axes(detector=0),
+            "anchors": Axes(detector=0),
+            "targets": Axes(),
+        },
         {"y": Axes(0)},
         lambda op, a: {
-            "y": op(a["images"], a["weights"], a["anchors"], a.get("targets"), s.get("reached"), **options)
+            "y": op(
+                a["images"],
+                a["weights"],
+                a["anchors"],
+                a.get("targets"),
+                s.get("reached"),
+                **options,
+            )
         },
     )
 

@@ -94,7 +94,11 @@ def case(draw: Draw, s: Sizes) -> Case:
 
     return draw.case(
         differentiable,
-        {"anchors": draw.anchors(2 * n_inputs + p_bits, n_detectors, s["bits"]), **arrays, **targets},
+        {
+            "anchors": draw.anchors(2 * n_inputs + p_bits, n_detectors, s["bits"]),
+            **arrays,
+            **targets,
+        },
         axes,
         {"y": Axes(0)},
         lambda op, a: {"y": attend(op, a, **reached, **{name: a[name] for name in targets})},

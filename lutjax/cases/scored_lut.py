@@ -66,14 +66,18 @@ SIZES = {
     "shared_input": Size(
         Tag.SLOW, batch=5, inputs=4, detectors=6, bits=2, outputs=5, groups=3, shared=1, read=1
     ),
-    "sum_groups": Size(batch=5, inputs=4, detectors=6, bits=2, outputs=5, groups=3, sum_groups=1, keep=1),
+    "sum_groups": Size(
+        batch=5, inputs=4, detectors=6, bits=2, outputs=5, groups=3, sum_groups=1, keep=1
+    ),
     "single": Size(Tag.SLOW, batch=5, inputs=6, detectors=3, bits=3, outputs=4, single=1, read=1),
     "hard": Size(batch=7, inputs=5, detectors=3, bits=3, outputs=4, read=2, keep=1),
     "blend": Size(Tag.SLOW, batch=7, inputs=5, detectors=3, bits=3, outputs=4, read=3),
     "soft_sign": Size(Tag.SLOW, batch=7, inputs=5, detectors=3, bits=3, outputs=4, read=4),
     "hard_soft_sign": Size(Tag.SLOW, batch=7, inputs=5, detectors=3, bits=3, outputs=4, read=5),
     "powers": Size(batch=7, inputs=5, detectors=4, bits=3, outputs=4, read=6, groups=2),
-    "powers_one_way": Size(Tag.SLOW, batch=7, inputs=5, detectors=4, bits=3, outputs=4, read=7, keep=1),
+    "powers_one_way": Size(
+        Tag.SLOW, batch=7, inputs=5, detectors=4, bits=3, outputs=4, read=7, keep=1
+    ),
     "empty_batch": Size(batch=0, inputs=3, detectors=3, bits=2, outputs=4),
     "heads": SCORED.size(24576, 48, 48, 512, 8, 8, 0),
     "heads_one_way": SCORED.size(24576, 48, 48, 512, 8, 8, 1, tags=(Tag.BENCH,)),
@@ -111,7 +115,12 @@ def case(draw: Draw, s: Sizes) -> Case:
         return {"y": y}
 
     return draw.case(
-        differentiable, {"anchors": anchors_of(draw, s)}, axes, {"y": Axes(0)}, call, table="weights"
+        differentiable,
+        {"anchors": anchors_of(draw, s)},
+        axes,
+        {"y": Axes(0)},
+        call,
+        table="weights",
     )
 
 
@@ -139,7 +148,9 @@ def _deploy_case(draw: Draw, made: Case, groups: int) -> Case:
 
     others = {name: a for name, a in made.differentiable.items() if name != "weights"}
     fixed, axes = {**made.fixed, **integers}, {**made.axes, "exponents": Axes()}
-    return dataclasses.replace(made, differentiable=others, fixed=fixed, axes=axes, call=call, table=None)
+    return dataclasses.replace(
+        made, differentiable=others, fixed=fixed, axes=axes, call=call, table=None
+    )
 
 
 def traffic(s: Sizes) -> Bytes:
@@ -171,4 +182,6 @@ def traffic(s: Sizes) -> Bytes:
         IN_PLACE: both,
         DENSE: both + table,
     }
-    return Bytes(tuple(table.tolist()), {row: tuple(total.tolist()) for row, total in moves.items()})
+    return Bytes(
+        tuple(table.tolist()), {row: tuple(total.tolist()) for row, total in moves.items()}
+    )

@@ -36,7 +36,9 @@ SIZES = {
     "more_slots_than_outputs": Size(batch=5, detectors=2, bits=2, slots=7, outputs=3),
     "groups": Size(batch=5, detectors=6, bits=2, slots=2, outputs=5, groups=3, table_lists=0),
     "edges": Size(Tag.PLAIN, batch=7, detectors=3, bits=2, slots=3, outputs=5, longest=19),
-    "no_edges": Size(Tag.PLAIN, Tag.SLOW, batch=2, detectors=2, bits=1, slots=0, outputs=3, longest=0),
+    "no_edges": Size(
+        Tag.PLAIN, Tag.SLOW, batch=2, detectors=2, bits=1, slots=0, outputs=3, longest=0
+    ),
     "edges_of_groups": Size(
         Tag.PLAIN, Tag.SLOW, batch=5, detectors=4, bits=1, slots=2, outputs=3, longest=7, groups=2
     ),
@@ -48,14 +50,19 @@ def case(draw: Draw, s: Sizes) -> Case:
     if "longest" in s:
         return _edge_case(draw, s)
     n_rows, n_outputs = 2 ** s["bits"], s["outputs"]
-    lists = (s["detectors"] if s.get("table_lists", 1) else 1, n_rows if s.get("row_lists", 1) else 1)
+    lists = (
+        s["detectors"] if s.get("table_lists", 1) else 1,
+        n_rows if s.get("row_lists", 1) else 1,
+    )
     weights = draw.weights((s["detectors"], n_rows, s["slots"]))
     d = Detections()
     d.add("detection", draw.detection((s["batch"], s["detectors"]), s["bits"]), Axes(0, 1))
 
     def addresses(reference: Any, a: Arrays) -> jax.Array:
         # Slots that are not used pass no cotangent on, and yet their rows are looked up.
-        y: jax.Array = reference.lookup(a["weights"], d.detection("detection", a), groups=s.get("groups"))
+        y: jax.Array = reference.lookup(
+            a["weights"], d.detection("detection", a), groups=s.get("groups")
+        )
         return y
 
     return draw.case(
@@ -69,7 +76,11 @@ def case(draw: Draw, s: Sizes) -> Case:
         {"y": Axes(0)},
         lambda op, a: {
             "y": op(
-                a["weights"], d.detection("detection", a), a["targets"], n_outputs, groups=s.get("groups")
+                a["weights"],
+                d.detection("detection", a),
+                a["targets"],
+                n_outputs,
+                groups=s.get("groups"),
             )
         },
         table="weights",
@@ -84,7 +95,9 @@ def _edge_case(draw: Draw, s: Sizes) -> Case:
     counts[n_rows // 2] = s["longest"]
     detector, row = np.divmod(np.repeat(np.arange(counts.size), counts), n_rows)
     target = draw.ids(detector.shape, 0, s["outputs"])
-    edges = from_edges(detector, row, target, n_detectors=n_detectors, n_rows=n_rows, n_outputs=s["outputs"])
+    edges = from_edges(
+        detector, row, target, n_detectors=n_detectors, n_rows=n_rows, n_outputs=s["outputs"]
+    )
     d = Detections()
     d.add("detection", draw.detection((s["batch"], n_detectors), s["bits"]), Axes(0))
     return draw.case(

@@ -22,7 +22,9 @@ def circuit_error(text: str) -> ValueError:
     return ValueError(f"Circuit: {text}")
 
 
-def check(about: Mapping[str, Any], inputs: Ports, outputs: Ports, parts: Mapping[str, range]) -> None:
+def check(
+    about: Mapping[str, Any], inputs: Ports, outputs: Ports, parts: Mapping[str, range]
+) -> None:
     """Raise ValueError if ``about`` is no JSON object or contradicts the ports and gates."""
     if not isinstance(about, Mapping):
         raise circuit_error(f"about is {_describe_value(about)}; expected facts by name.")
@@ -30,7 +32,9 @@ def check(about: Mapping[str, Any], inputs: Ports, outputs: Ports, parts: Mappin
     for name, (good, expected) in _FACTS.items():
         value = about.get(name)
         if value is not None and not good(value):
-            raise circuit_error(f"about[{name!r}] is {_describe_value(value)}; expected {expected}.")
+            raise circuit_error(
+                f"about[{name!r}] is {_describe_value(value)}; expected {expected}."
+            )
     if about.get("kind") == "classifier":
         _check_classifier(about, inputs, outputs)
     elif about.get("kind") == "automaton":
@@ -83,7 +87,9 @@ def _check_automaton(about: Mapping[str, Any], inputs: Ports, outputs: Ports) ->
     if shown is not None and shown > channels:
         raise circuit_error(f"about['shown'] is {shown}; the automaton has {channels} channels.")
     if about.get("rule") == "life" and channels != 1:
-        raise circuit_error(f"about['rule'] is 'life', which has one channel; the automaton has {channels}.")
+        raise circuit_error(
+            f"about['rule'] is 'life', which has one channel; the automaton has {channels}."
+        )
 
 
 def _is_whole(value: Any, least: int, most: int = 1 << 53) -> bool:
@@ -130,7 +136,10 @@ _FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "periodic": (lambda value: isinstance(value, bool), "true or false"),
     "start": (lambda value: value in STARTS, f"one of {', '.join(STARTS)}"),
     "shown": (lambda value: type(value) is int and value in (1, 3), "1 or 3"),
-    "vote_gates": (lambda value: _is_list_of_whole(value, 0), "a list of whole numbers of at least 0"),
+    "vote_gates": (
+        lambda value: _is_list_of_whole(value, 0),
+        "a list of whole numbers of at least 0",
+    ),
 }
 """Validator and expectation for each fact used by lutjax."""
 
@@ -150,7 +159,9 @@ def _check_json(about: Mapping[str, Any]) -> None:
         elif isinstance(value, list | tuple):
             todo += [(where, one, depth + 1) for one in value]
         elif isinstance(value, float) and not math.isfinite(value):
-            raise circuit_error(f"{where} has {value}, which JSON cannot represent; write it as text.")
+            raise circuit_error(
+                f"{where} has {value}, which JSON cannot represent; write it as text."
+            )
         elif value is not None and type(value) not in (str, int, float, bool):
             raise circuit_error(
                 f"{where} has a {type(value).__name__}; expected JSON values: str, int, float, bool, None, "
@@ -164,7 +175,9 @@ def names(about: Mapping[str, Any], inputs: Ports) -> list[str]:
     height, width = about.get("image") or (0, 0)
     is_image = len(inputs) == 1 and inputs[0].count == height * width
     of_ports = [
-        f"{port.name}[{i}]" if port.count > 1 else port.name for port in inputs for i in range(port.count)
+        f"{port.name}[{i}]" if port.count > 1 else port.name
+        for port in inputs
+        for i in range(port.count)
     ]
     target = about.get("target")
     rows = columns.circuit_columns(about, inputs)
@@ -173,7 +186,10 @@ def names(about: Mapping[str, Any], inputs: Ports) -> list[str]:
         *(f"class {number}: {in_a_comment(name)}" for number, name in enumerate(classes)),
         *([f"{inputs[0].name}: {height} x {width} pixels, row after row"] if is_image else []),
         *(
-            (f"{place}: {in_a_comment(name)}" for place, name in zip(of_ports, numbers, strict=False))
+            (
+                f"{place}: {in_a_comment(name)}"
+                for place, name in zip(of_ports, numbers, strict=False)
+            )
             if rows is None
             else (f"{column.port}: {_column(column)}" for column in rows.columns)
         ),

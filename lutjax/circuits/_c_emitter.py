@@ -61,18 +61,27 @@ def output_parameters(circuit: Circuit) -> list[str]:
 
 
 def port_names(circuit: Circuit) -> tuple[list[str], list[str]]:
-    return [f"input_{port.name}" for port in circuit.inputs], [f"output_{p.name}" for p in circuit.outputs]
+    return [f"input_{port.name}" for port in circuit.inputs], [
+        f"output_{p.name}" for p in circuit.outputs
+    ]
 
 
 def port_constants(port: Port, numbers: Shaped[np.ndarray, "..."]) -> list[str]:
     """Return port values as C constants: integers, before division."""
     whole = whole_numbers(port.format, port.format.encode(numbers)).ravel().tolist()
-    return list(map(signed_constant, whole)) if port.format.signed else [f"{code}u" for code in whole]
+    return (
+        list(map(signed_constant, whole)) if port.format.signed else [f"{code}u" for code in whole]
+    )
 
 
-def sample_arrays(circuit: Circuit, samples: Sequence[Any], answers: Sequence[Any] = ()) -> list[str]:
+def sample_arrays(
+    circuit: Circuit, samples: Sequence[Any], answers: Sequence[Any] = ()
+) -> list[str]:
     lines = []
-    for kind, ports, given in (("input", circuit.inputs, samples), ("expected", circuit.outputs, answers)):
+    for kind, ports, given in (
+        ("input", circuit.inputs, samples),
+        ("expected", circuit.outputs, answers),
+    ):
         for port, numbers in zip(ports, given, strict=False):
             lines.append(f"static const {type_of(port)} {kind}_{port.name}[] = {{")
             lines += [*wrap(port_constants(port, numbers)), "};"]
@@ -80,7 +89,9 @@ def sample_arrays(circuit: Circuit, samples: Sequence[Any], answers: Sequence[An
 
 
 def output_arrays(circuit: Circuit, n: int) -> list[str]:
-    return [f"static {type_of(port)} output_{port.name}[{n * port.count}];" for port in circuit.outputs]
+    return [
+        f"static {type_of(port)} output_{port.name}[{n * port.count}];" for port in circuit.outputs
+    ]
 
 
 def number_function(circuit: Circuit, name: str) -> str:
@@ -88,7 +99,8 @@ def number_function(circuit: Circuit, name: str) -> str:
     if circuit.about.get("kind") != "regression":
         return ""
     scale, offset = (
-        f"{float(circuit.about.get(fact) or default)!r}f" for fact, default in (("scale", 1), ("offset", 0))
+        f"{float(circuit.about.get(fact) or default)!r}f"
+        for fact, default in (("scale", 1), ("offset", 0))
     )
     return _templates.fill_template("number.h", name=name, scale=scale, offset=offset)
 
@@ -100,7 +112,9 @@ def macro(n: int, table: int) -> str:
 
 def macros(program: Operations) -> str:
     """Return a macro for each table in use: ``F3_E8(a, b, c)`` is table 0xE8 over three inputs."""
-    kinds = {(len(nodes), table) for nodes, table in zip(program.fanins, program.tables, strict=True)}
+    kinds = {
+        (len(nodes), table) for nodes, table in zip(program.fanins, program.tables, strict=True)
+    }
     return "\n".join(
         f"#define {macro(n, table)}({', '.join('abc'[:n])}) ((word)({formula(table, n).format('(a)', '(b)', '(c)')}))"
         for n, table in sorted(kinds)
@@ -147,7 +161,9 @@ def write_test(
         includes="#include <math.h>\n" if rows else "",
         arrays=arrays,
         calls="\n".join(
-            _templates.fill_template("test_call.c", n=n, call=f"    {one}\n" if one else "", checks=inside)
+            _templates.fill_template(
+                "test_call.c", n=n, call=f"    {one}\n" if one else "", checks=inside
+            )
             for one in batch_calls or [""]
         ).rstrip(),
     )

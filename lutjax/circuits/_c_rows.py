@@ -81,7 +81,11 @@ def header(circuit: Circuit, rows: Columns, name: str) -> str:
     members = [
         _member(
             column,
-            *(("double", "; NAN where missing") if isinstance(column, Number) else ("int", "; a code above")),
+            *(
+                ("double", "; NAN where missing")
+                if isinstance(column, Number)
+                else ("int", "; a code above")
+            ),
         )
         for column in rows.columns
     ]
@@ -106,11 +110,15 @@ def source(circuit: Circuit, rows: Columns, name: str) -> str:
         locals_.append(f"        {kind} of_{column.port}[{name.upper()}_LANES];")
         if isinstance(column, Number):
             parts.append(_number(column, kind))
-            codes.append(f"            of_{column.port}[k] = number_{column.port}(row->{column.port});")
+            codes.append(
+                f"            of_{column.port}[k] = number_{column.port}(row->{column.port});"
+            )
             continue
         other = names[column.port, column.other_code]
         inside = f"row->{column.port} >= 0 && row->{column.port} <= {column.missing_code}"
-        codes.append(f"            of_{column.port}[k] = ({kind})({inside} ? row->{column.port} : {other});")
+        codes.append(
+            f"            of_{column.port}[k] = ({kind})({inside} ? row->{column.port} : {other});"
+        )
         texts = ", ".join(map(c99.quote, column.values))
         parts.append(
             _templates.fill_template(

@@ -48,7 +48,9 @@ class Plan:
     def run(self, words: np.ndarray) -> np.ndarray:
         block = max(1, _BYTES // (self.widest * words.itemsize))
         parts = [self._run(words[:, k : k + block]) for k in range(0, words.shape[1], block)]
-        return np.concatenate(parts, axis=1) if parts else np.zeros((len(self.rows), 0), words.dtype)
+        return (
+            np.concatenate(parts, axis=1) if parts else np.zeros((len(self.rows), 0), words.dtype)
+        )
 
     def _run(self, words: np.ndarray) -> np.ndarray:
         ones = ~words.dtype.type(0)

@@ -52,7 +52,11 @@ class Joint:
 
     def gain(self) -> int:
         """Return the number of saved tables; each bit removed from a sum saves one."""
-        return len(self.addends) - 2 * len(set(self.tables().values())) + sum(a.saved for a in self.addends)
+        return (
+            len(self.addends)
+            - 2 * len(set(self.tables().values()))
+            + sum(a.saved for a in self.addends)
+        )
 
     @functools.cached_property
     def advantage(self) -> Fraction:
@@ -68,12 +72,16 @@ class Joint:
         at = [nodes.index(n) for n in addend.nodes]
         table = truth.expand(addend.table, len(addend.nodes), at, len(nodes))
         return Joint(
-            (*self.addends, addend), nodes, tuple([c + (table >> a & 1) for a, c in enumerate(counts)])
+            (*self.addends, addend),
+            nodes,
+            tuple([c + (table >> a & 1) for a, c in enumerate(counts)]),
         )
 
 
 _NOTHING = Joint((), (), (0,))
-_ALONE = Fraction(1, 3)  # gain required for each saved table, because bits without shared inputs also gain
+_ALONE = Fraction(
+    1, 3
+)  # gain required for each saved table, because bits without shared inputs also gain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +95,9 @@ class Sum:
         terms = list(self.terms)
         for joint in self.joints:
             nodes = [2 * node for node in joint.nodes]
-            terms += [(builder.gate(nodes, table), 1 << place) for place, table in joint.tables().items()]
+            terms += [
+                (builder.gate(nodes, table), 1 << place) for place, table in joint.tables().items()
+            ]
         return terms
 
 
@@ -99,7 +109,10 @@ def join_sums(builder: Builder, sums: Sequence[Sum]) -> list[Sum]:
 
 def _join_sum(builder: Builder, given: Sum, readers: Sequence[int]) -> Sum:
     views = [
-        view for literal, weight in given.terms if weight == 1 for view in _views(builder, literal, readers)
+        view
+        for literal, weight in given.terms
+        if weight == 1
+        for view in _views(builder, literal, readers)
     ]
     joints = list(_find_overlaps(views))
     used = {addend.literal for joint in joints for addend in joint.addends}
@@ -107,7 +120,11 @@ def _join_sum(builder: Builder, given: Sum, readers: Sequence[int]) -> Sum:
     used = {addend.literal for joint in joints for addend in joint.addends}
     return Sum(
         given.constant + sum(joint.least for joint in joints),
-        tuple((literal, weight) for literal, weight in given.terms if weight > 1 or literal not in used),
+        tuple(
+            (literal, weight)
+            for literal, weight in given.terms
+            if weight > 1 or literal not in used
+        ),
         tuple(joints),
     )
 

@@ -53,7 +53,11 @@ class Program:
 
     @property
     def sum_bits(self) -> int:
-        widths = [port.format.bits for port in self.circuit.outputs] if self.answers == "numbers" else [0]
+        widths = (
+            [port.format.bits for port in self.circuit.outputs]
+            if self.answers == "numbers"
+            else [0]
+        )
         most = [1, *self.first]
         if self.answers == "class":
             for sink in self.sinks:
@@ -75,7 +79,9 @@ def program(circuit: Circuit, layers: Circuit | None) -> Program:
     loads: list[Load] = []
     known: dict[Load, int] = {}
 
-    def load(port: int, index: int, bit: int | None, below: int = 0, equal: int | None = None) -> int:
+    def load(
+        port: int, index: int, bit: int | None, below: int = 0, equal: int | None = None
+    ) -> int:
         one = Load(port, index, bit, below, equal)
         if one not in known:
             loads.append(one)
@@ -146,7 +152,9 @@ def _replace_inputs(layers: Circuit, rows: Columns) -> Circuit:
     above = [
         isinstance(rows.columns[at], Number) and part != MISSING for at, part in asked
     ]  # inverted comparison
-    known = {one: bit ^ inverted for one, (bit,), inverted in zip(asked, inputs, above, strict=True)}
+    known = {
+        one: bit ^ inverted for one, (bit,), inverted in zip(asked, inputs, above, strict=True)
+    }
     bits = bits_of_comparisons(builder, rows, lambda *one: known[one])
     add_outputs(builder, layers.outputs, walk_literals(layers, [ZERO, *bits], builder.gate))
     return builder.circuit()
@@ -183,7 +191,12 @@ def _answer_bits(circuit: Circuit, layers: Circuit) -> tuple[str, list[tuple[int
         ]
     regression = circuit.about.get("kind") == "regression"
     k = 1 if regression else circuit.about.get("n_classes")
-    if not k or layers.n_outputs % k or len(circuit.outputs) != 1 or circuit.outputs[0].count not in (1, k):
+    if (
+        not k
+        or layers.n_outputs % k
+        or len(circuit.outputs) != 1
+        or circuit.outputs[0].count not in (1, k)
+    ):
         raise ValueError(
             f"mcu.write: layers has {layers.n_outputs} output bits, which cannot vote in {circuit!r}."
         )
@@ -278,7 +291,9 @@ def source(made: Program, name: str, style: Style, chunk: int) -> tuple[dict[str
         "body": body,
         "code": [f"    {line}" for line in lines],
     }
-    files = {f"{name}.{end}": _templates.fill_template(f"mcu.{end}", **values) for end in ("h", "c")}
+    files = {
+        f"{name}.{end}": _templates.fill_template(f"mcu.{end}", **values) for end in ("h", "c")
+    }
     return files, memory, n_tables
 
 
@@ -313,7 +328,9 @@ def _ports(circuit: Circuit) -> list[str]:
     lines = []
     for what, ports in (("input", circuit.inputs), ("output", circuit.outputs)):
         for port in ports:
-            where = "The result" if what == "output" and _returns(circuit) else f"{what}_{port.name}"
+            where = (
+                "The result" if what == "output" and _returns(circuit) else f"{what}_{port.name}"
+            )
             number = "number" if port.count == 1 else "numbers"
             line = f"{where}: {port.count} {number} of {port.format.bits} bits ({port.format})"
             if port.format.fraction:
@@ -358,14 +375,24 @@ def _load(made: Program, load: Load, index: str | None = None) -> str:
         return f"BIT({number}, {load.bit})"
     if load.equal is not None:
         return f"TRUTH({number} == {load.equal})"
-    less = "LESS8" if c99.type_of(port) == "uint8_t" else "LESS22" if port.format.bits <= _EXACT else "LESS"
+    less = (
+        "LESS8"
+        if c99.type_of(port) == "uint8_t"
+        else "LESS22"
+        if port.format.bits <= _EXACT
+        else "LESS"
+    )
     return f"{less}({number}, {load.below})"
 
 
 def _arguments(made: Program) -> tuple[str, str, str]:
     parameters = ", ".join([*c99.input_parameters(made.circuit), "cell *v", "sum *r"])
     arguments = [*c99.port_names(made.circuit)[0], "v", "r"]
-    return parameters, ", ".join(arguments), "    " + ", ".join(f"(void){a}" for a in arguments) + ";"
+    return (
+        parameters,
+        ", ".join(arguments),
+        "    " + ", ".join(f"(void){a}" for a in arguments) + ";",
+    )
 
 
 def _functions(made: Program, chunk: int) -> tuple[str, list[str], int]:
@@ -402,7 +429,9 @@ def _function_body(made: Program, where: Sequence[int], part: range) -> list[str
         for sink in sinks.get(node, []):
             value = f"TIMES({text(node)}, {sink.bit})" if sink.bit else f"ONE({text(node)})"
             begin, before = ("", f"s{sink.result} ") if sink.result in sums else ("sum ", "")
-            body.append(f"    {begin}s{sink.result} = (sum)({before}{'-' if sink.minus else '+'} {value});")
+            body.append(
+                f"    {begin}s{sink.result} = (sum)({before}{'-' if sink.minus else '+'} {value});"
+            )
             sums.add(sink.result)
 
     for node in range(1, first) if not part.start else ():
@@ -410,7 +439,9 @@ def _function_body(made: Program, where: Sequence[int], part: range) -> list[str
     read = {k for g in part for k in operations.fanins[g]}
     for g in part:
         nodes, node = operations.fanins[g], first + g
-        call = f"{c99.macro(len(nodes), operations.tables[g])}({', '.join([text(k) for k in nodes])})"
+        call = (
+            f"{c99.macro(len(nodes), operations.tables[g])}({', '.join([text(k) for k in nodes])})"
+        )
         if node in read or node in sinks:
             body.append(f"    const word {text(node)} = {call};")
             call = text(node)
@@ -440,7 +471,11 @@ def _tables(made: Program) -> tuple[str, list[str], int, int]:
     for i, (n, text) in enumerate(kinds):
         reads = " ".join(f"const uint{bits}_t a{k} = READ{bits}(p++);" for k in range(n))
         statement = text.format(*(f"a{k}" for k in range(n)))
-        cases += [f"        case {i}:", "            for (; n > 0; n--) {", f"                {reads}"]
+        cases += [
+            f"        case {i}:",
+            "            for (; n > 0; n--) {",
+            f"                {reads}",
+        ]
         cases += [f"                {statement};", "            }", "            break;"]
     parameters, arguments, unused = _arguments(made)
     body = _templates.fill_template(
@@ -452,10 +487,17 @@ def _tables(made: Program) -> tuple[str, list[str], int, int]:
         cases=cases,
         unused=unused,
     )
-    return body.rstrip(), [f"evaluate({arguments});"], slots, len(table) * bits // 8 + 4 * len(runs) + 4
+    return (
+        body.rstrip(),
+        [f"evaluate({arguments});"],
+        slots,
+        len(table) * bits // 8 + 4 * len(runs) + 4,
+    )
 
 
-def _steps(made: Program) -> tuple[list[tuple[int, str]], Operations, dict[int, tuple[int, tuple[int, ...]]]]:
+def _steps(
+    made: Program,
+) -> tuple[list[tuple[int, str]], Operations, dict[int, tuple[int, tuple[int, ...]]]]:
     """Return loads, operations and sums as steps: loads before readers, sums after nodes.
 
     Returns:
@@ -469,7 +511,11 @@ def _steps(made: Program) -> tuple[list[tuple[int, str]], Operations, dict[int, 
     new: dict[int, int] = {}
 
     def add(
-        nodes: tuple[int, ...], n: int, text: str, own: tuple[int, ...] = (), index: int | None = None
+        nodes: tuple[int, ...],
+        n: int,
+        text: str,
+        own: tuple[int, ...] = (),
+        index: int | None = None,
     ) -> int:
         steps.append((nodes, kinds.setdefault((n, text, index), len(kinds)), own))
         return len(steps)
@@ -483,7 +529,9 @@ def _steps(made: Program) -> tuple[list[tuple[int, str]], Operations, dict[int, 
             )
             if load.bit is not None:
                 new[node] = add((), 2, f"v[{{1}}] = (cell)BIT({number}, {load.bit})", (load.index,))
-            elif load.equal is not None or port.format.bits > _EXACT:  # operands cannot hold the constant
+            elif (
+                load.equal is not None or port.format.bits > _EXACT
+            ):  # operands cannot hold the constant
                 text = f"v[{{1}}] = (cell){_load(made, load, '{0}')}"
                 new[node] = add((), 2, text, (load.index,), load.index)
             else:

@@ -99,7 +99,11 @@ HEADERS = frozenset(_HEADERS.split())
 
 _ENDS = ("", "f", "l", "_r", "f_r", "l_r", "f16", "f32", "f64", "f128", "f32x", "f64x")
 _FUNCTIONS = frozenset(
-    (*_LIBRARY.split(), *_SYSTEM.split(), *(name + end for name in _MATHEMATICS.split() for end in _ENDS))
+    (
+        *_LIBRARY.split(),
+        *_SYSTEM.split(),
+        *(name + end for name in _MATHEMATICS.split() for end in _ENDS),
+    )
 )
 
 

@@ -36,7 +36,10 @@ def varint(number: int) -> bytes:
 
 
 def ports_to_text(circuit: Circuit) -> str:
-    ports = [netlist_json.ports_to_json(circuit.inputs), netlist_json.ports_to_json(circuit.outputs)]
+    ports = [
+        netlist_json.ports_to_json(circuit.inputs),
+        netlist_json.ports_to_json(circuit.outputs),
+    ]
     return json.dumps(ports, separators=(",", ":"))
 
 
@@ -44,7 +47,9 @@ def ports_from_text(text: str, names: tuple[Sequence[str], Sequence[str]]) -> Po
     """Parse `ports_to_text` for a file with these input and output names, or raise ValueError."""
     found = strict_json.loads(text)
     if not isinstance(found, list) or len(found) != 2:
-        raise ValueError(f"it is {format_value(found)}; expected the ports of inputs and those of outputs")
+        raise ValueError(
+            f"it is {format_value(found)}; expected the ports of inputs and those of outputs"
+        )
     inputs, outputs = (
         tuple(netlist_json.ports_from_json(some, kind))
         for some, kind in zip(found, ("inputs", "outputs"), strict=True)
@@ -55,7 +60,9 @@ def ports_from_text(text: str, names: tuple[Sequence[str], Sequence[str]]) -> Po
             raise ValueError(f"its {kind} have {n_bits} bits; the file has {len(given)} {kind}")
         others = sorted(set(bit_names(ports)) ^ set(given))
         if others:
-            raise ValueError(f"its {kind} have other names than the file's, such as {others[0][:60]!r}")
+            raise ValueError(
+                f"its {kind} have other names than the file's, such as {others[0][:60]!r}"
+            )
     return inputs, outputs
 
 
@@ -111,7 +118,12 @@ class Network:
         self.drivers: dict[Signal, _Driver] = {}
 
     def add(
-        self, signal: Signal, reads: Sequence[Signal], products: Sequence[Product], inverted: int, where: str
+        self,
+        signal: Signal,
+        reads: Sequence[Signal],
+        products: Sequence[Product],
+        inverted: int,
+        where: str,
     ) -> None:
         if signal in self.drivers:
             raise self._signal_error(
@@ -133,7 +145,9 @@ class Network:
         literals: dict[Signal, int] = {}
         if ports is None:
             taken: dict[str, int] = {}
-            (in_ports, in_places), (out_ports, out_places) = (ports_of(given, taken) for given in names)
+            (in_ports, in_places), (out_ports, out_places) = (
+                ports_of(given, taken) for given in names
+            )
         else:
             in_ports, out_ports = ports
             in_places, out_places = (
@@ -145,7 +159,9 @@ class Network:
             if signal in literals:
                 raise self._signal_error("the inputs", signal, "is an input twice")
             if signal in self.drivers:
-                raise self._signal_error(self.drivers[signal].where, signal, "is driven, but it is an input")
+                raise self._signal_error(
+                    self.drivers[signal].where, signal, "is driven, but it is an input"
+                )
             literals[signal] = 2 * k
         gates = _Gates(len(in_places))
         for signal in self._in_order([signal for signal, _ in outputs], literals):
@@ -171,7 +187,9 @@ class Network:
                     where = self.drivers[signal].where
                     for name in self.drivers[signal].reads:
                         if not done.get(name, True):
-                            raise self._signal_error(where, signal, f"is in a loop with {self.noun}{name}")
+                            raise self._signal_error(
+                                where, signal, f"is in a loop with {self.noun}{name}"
+                            )
                         if name not in done:
                             stack.append((name, where))
                     continue
@@ -216,7 +234,10 @@ class _Gates:
     def _conjunction(self, literals: list[int]) -> int:
         """Build a tree of gates with at most 8 inputs."""
         while len(literals) > 1:
-            groups = [literals[k : k + truth.MAX_INPUTS] for k in range(0, len(literals), truth.MAX_INPUTS)]
+            groups = [
+                literals[k : k + truth.MAX_INPUTS]
+                for k in range(0, len(literals), truth.MAX_INPUTS)
+            ]
             literals = [self._gate(group, 1 << (1 << len(group)) - 1) for group in groups]
         return literals[0] if literals else 1
 

@@ -7,7 +7,9 @@ from lutjax.circuits.builder import ONE, ZERO, Builder, Literal
 from lutjax.circuits.columns import MISSING, Columns, Number
 
 
-def bits_of_rows(builder: Builder, rows: Columns, numbers: Sequence[list[Literal]]) -> list[Literal]:
+def bits_of_rows(
+    builder: Builder, rows: Columns, numbers: Sequence[list[Literal]]
+) -> list[Literal]:
     """Return the network input bits for rows, given the input port literals."""
 
     def compare_part(at: int, part: int) -> Literal:

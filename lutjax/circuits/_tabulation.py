@@ -37,7 +37,12 @@ def tabulate(circuit: Circuit) -> Circuit:
             f"tabulate: the circuit has {n} inputs; expected at most {_MAX_INPUTS}. Call simplify."
         )
     natural = list(range(n))
-    orders = [natural, natural[::-1], [*natural[-1:], *natural[:-1]], [*natural[:-1][::-1], *natural[-1:]]]
+    orders = [
+        natural,
+        natural[::-1],
+        [*natural[-1:], *natural[:-1]],
+        [*natural[:-1][::-1], *natural[-1:]],
+    ]
     found = [circuit, *(_diagram(circuit, order) for order in orders)]
     return min(found, key=lambda c: len(and_graph(c)[0]))
 
@@ -73,7 +78,9 @@ def _diagram(circuit: Circuit, order: Sequence[int]) -> Circuit:
     return builder.circuit({k: v for k, v in circuit.about.items() if k != "vote_gates"})
 
 
-def _select_branch(builder: Builder, x: Literal, a: Literal, b: Literal, low: int, high: int) -> Literal:
+def _select_branch(
+    builder: Builder, x: Literal, a: Literal, b: Literal, low: int, high: int
+) -> Literal:
     """Return a, with table `low`, where x is 0, else b."""
     if a == b:
         return a

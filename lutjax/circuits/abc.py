@@ -67,10 +67,14 @@ def run(script: str, folder: str | pathlib.Path = ".", *, seconds: float | int =
     """
     program = find()
     if program is None:
-        raise RuntimeError("lutjax.circuits.abc: ABC is not installed; `pip install pyosys` brings it.")
+        raise RuntimeError(
+            "lutjax.circuits.abc: ABC is not installed; `pip install pyosys` brings it."
+        )
     for alias, commands in _ALIASES.items():
         script = re.sub(rf"\b{alias}\b", commands, script)
-    status, text = _programs.run([program, "-q", script], folder, seconds, where="lutjax.circuits.abc: ")
+    status, text = _programs.run(
+        [program, "-q", script], folder, seconds, where="lutjax.circuits.abc: "
+    )
     text = _ESCAPES.sub("", text)
     if status:
         raise RuntimeError(f"lutjax.circuits.abc: ABC ended with {status}: {text.strip()[-300:]}")
@@ -112,10 +116,14 @@ def cec(
         by_name = all(sorted(a) == sorted(b) for a, b in zip(*names, strict=True))
         options = f"-C 100000000 -T {max(1, int(seconds))}" + ("" if by_name else " -n")
         try:
-            text = run(f"cec {options} {places[0].name} {places[1].name}", folder, seconds=seconds + 5)
+            text = run(
+                f"cec {options} {places[0].name} {places[1].name}", folder, seconds=seconds + 5
+            )
         except TimeoutError as error:
             return Equivalence("undecided", None, str(error))
-    line = next((row for row in text.splitlines() if row.startswith("Networks are")), text.strip()[-300:])
+    line = next(
+        (row for row in text.splitlines() if row.startswith("Networks are")), text.strip()[-300:]
+    )
     if line.startswith("Networks are equivalent"):
         return Equivalence("equal", None, line)
     if line.startswith("Networks are NOT EQUIVALENT"):
@@ -124,7 +132,9 @@ def cec(
         inputs = names[0][0]
         keys = inputs if by_name else [f"pi{k}" for k in range(len(inputs))]
         return Equivalence(
-            "different", {name: int(bits.get(key, 0)) for name, key in zip(inputs, keys, strict=True)}, line
+            "different",
+            {name: int(bits.get(key, 0)) for name, key in zip(inputs, keys, strict=True)},
+            line,
         )
     return Equivalence("undecided", None, line)
 
@@ -168,12 +178,18 @@ def optimize(circuit: Circuit, script: str = SCRIPT, *, seconds: float | int = 6
         text = run(f"read a.aig; {script}; write_blif b.blif", folder, seconds=seconds)
         written = pathlib.Path(folder, "b.blif")
         if not written.is_file():
-            raise RuntimeError(f"optimize: ABC wrote no circuit after {script!r}: {text.strip()[-300:]}")
+            raise RuntimeError(
+                f"optimize: ABC wrote no circuit after {script!r}: {text.strip()[-300:]}"
+            )
         found = blif.read(written.read_bytes())
     for before, after in ((circuit.inputs, found.inputs), (circuit.outputs, found.outputs)):
         if _netlists.bit_names(before) != _netlists.bit_names(after):
-            raise RuntimeError(f"optimize: after {script!r} the circuit has other ports: {found!r}.")
-    return dataclasses.replace(found, inputs=circuit.inputs, outputs=circuit.outputs, about=circuit.about)
+            raise RuntimeError(
+                f"optimize: after {script!r} the circuit has other ports: {found!r}."
+            )
+    return dataclasses.replace(
+        found, inputs=circuit.inputs, outputs=circuit.outputs, about=circuit.about
+    )
 
 
 def from_verilog(text: str, *, seconds: float | int = 300) -> Circuit:
@@ -190,17 +206,28 @@ def from_verilog(text: str, *, seconds: float | int = 300) -> Circuit:
 
 
 _TO_ANDS = (
-    *("read_verilog a.v", "hierarchy -auto-top -check", "proc -norom", "flatten", "opt_clean", "techmap"),
+    *(
+        "read_verilog a.v",
+        "hierarchy -auto-top -check",
+        "proc -norom",
+        "flatten",
+        "opt_clean",
+        "techmap",
+    ),
     *("opt", "aigmap", "write_aiger -symbols a.aig"),
 )
 
 
-def _write_readable(given: Circuit | str | os.PathLike[str], folder: pathlib.Path, name: str) -> pathlib.Path:
+def _write_readable(
+    given: Circuit | str | os.PathLike[str], folder: pathlib.Path, name: str
+) -> pathlib.Path:
     """Return a circuit as a file readable by ABC, converting other formats."""
     if not isinstance(given, Circuit):
         path = pathlib.Path(given).resolve()
         if path.suffix not in (".blif", ".aig", ".aag", ".json", ".v"):
-            raise ValueError(f"cec: the file is {path.name!r}; expected .blif, .aig, .aag, .json or .v.")
+            raise ValueError(
+                f"cec: the file is {path.name!r}; expected .blif, .aig, .aag, .json or .v."
+            )
         data = path.read_bytes()
         if path.suffix in (".blif", ".aig"):  # copied, because a path may contain spaces
             place = folder / (name + path.suffix)
@@ -217,7 +244,9 @@ def _write_readable(given: Circuit | str | os.PathLike[str], folder: pathlib.Pat
     return place
 
 
-def _names_of(place: pathlib.Path, folder: str, seconds: float | int) -> tuple[list[str], list[str]]:
+def _names_of(
+    place: pathlib.Path, folder: str, seconds: float | int
+) -> tuple[list[str], list[str]]:
     text = run(f"read {place.name}; print_io", folder, seconds=seconds)
     names = []
     for kind in ("inputs", "outputs"):
@@ -226,5 +255,7 @@ def _names_of(place: pathlib.Path, folder: str, seconds: float | int) -> tuple[l
             raise RuntimeError(f"cec: ABC cannot read {place.name}: {text.strip()[-300:]}")
         names.append(re.findall(r"\b\d+=(\S+)", found[2]))
         if len(names[-1]) != int(found[1]):
-            raise RuntimeError(f"cec: ABC names {len(names[-1])} of {found[1]} {kind} of {place.name}.")
+            raise RuntimeError(
+                f"cec: ABC names {len(names[-1])} of {found[1]} {kind} of {place.name}."
+            )
     return names[0], names[1]

@@ -67,7 +67,9 @@ def read(data: bytes | os.PathLike[str]) -> Circuit:
     """
     content = atomic.content(data)
     if not isinstance(content, bytes | bytearray):
-        raise TypeError(f"aiger.read: data is a {type(content).__name__}; expected bytes or a pathlib.Path.")
+        raise TypeError(
+            f"aiger.read: data is a {type(content).__name__}; expected bytes or a pathlib.Path."
+        )
     file = _File(bytes(content))
     binary, top, n_inputs, n_outputs, n_ands = _header(file)
     if binary:
@@ -87,7 +89,9 @@ def read(data: bytes | os.PathLike[str]) -> Circuit:
             raise _error(f"input {k} is the literal {literal}; expected an even one of at least 2.")
     for k, (literal, a, b) in enumerate(ands):
         if literal & 1 or literal < 2:
-            raise _error(f"AND {k} defines the literal {literal}; expected an even one of at least 2.")
+            raise _error(
+                f"AND {k} defines the literal {literal}; expected an even one of at least 2."
+            )
         product = 0b11, (~a & 1) | (~b & 1) << 1
         network.add(literal >> 1, (a >> 1, b >> 1), (product,), 0, f"AND {k}")
     return network.circuit(
@@ -137,7 +141,11 @@ def _header(file: _File) -> tuple[bool, int, int, int, int]:
     """Return the binary flag, maximum variable, and input, output and AND node counts."""
     line = file.line("its header")
     words = line.split(" ")
-    if words[0] not in ("aig", "aag") or not 6 <= len(words) <= 10 or not all(map(_is_number, words[1:])):
+    if (
+        words[0] not in ("aig", "aag")
+        or not 6 <= len(words) <= 10
+        or not all(map(_is_number, words[1:]))
+    ):
         raise _error(
             f"the header is {line[:60]!r}; expected 'aig' or 'aag', and M I L O A after single spaces."
         )
@@ -148,11 +156,17 @@ def _header(file: _File) -> tuple[bool, int, int, int, int]:
             "and outputs ports)."
         )
     if any(rest):
-        raise _error(f"the header is {line!r}; properties and constraints (B C J F) are unsupported.")
+        raise _error(
+            f"the header is {line!r}; properties and constraints (B C J F) are unsupported."
+        )
     binary = words[0] == "aig"
     if top < n_inputs + n_ands or (binary and top > n_inputs + n_ands):
-        raise _error(f"the header has {top} variables; inputs and AND nodes need {n_inputs + n_ands}.")
-    if binary and n_inputs > max(_INPUTS, len(file.data)):  # inputs take no octets, unlike all other elements
+        raise _error(
+            f"the header has {top} variables; inputs and AND nodes need {n_inputs + n_ands}."
+        )
+    if binary and n_inputs > max(
+        _INPUTS, len(file.data)
+    ):  # inputs take no octets, unlike all other elements
         raise _error(
             f"the header says {n_inputs} inputs; a file of {len(file.data)} octets has at most "
             f"{max(_INPUTS, len(file.data))}."
@@ -172,7 +186,9 @@ def _literals(file: _File, what: str, count: int, top: int) -> list[int]:
         raise _error(f"{what} is {line[:60]!r}; expected {expected}.")
     literals = [int(word) for word in words]
     if max(literals) > 2 * top + 1:
-        raise _error(f"{what} is {line[:60]!r}; with {top} variables literals go up to {2 * top + 1}.")
+        raise _error(
+            f"{what} is {line[:60]!r}; with {top} variables literals go up to {2 * top + 1}."
+        )
     return literals
 
 
@@ -182,7 +198,9 @@ def _binary_ands(file: _File, literal: int, count: int) -> Iterator[list[int]]:
         larger = literal - file.number(what)
         smaller = larger - file.number(what)
         if not 0 <= smaller <= larger < literal:
-            raise _error(f"{what} reads {larger} and {smaller}; expected literals from 0 to {literal - 1}.")
+            raise _error(
+                f"{what} reads {larger} and {smaller}; expected literals from 0 to {literal - 1}."
+            )
         yield [literal, larger, smaller]
         literal += 2
 
@@ -205,7 +223,13 @@ def _symbols(
             break
         place, _, name = line.partition(" ")
         kind, number = "io".find(place[:1]), place[1:]
-        if kind < 0 or not place or not _is_number(number) or int(number) >= len(names[kind]) or not name:
+        if (
+            kind < 0
+            or not place
+            or not _is_number(number)
+            or int(number) >= len(names[kind])
+            or not name
+        ):
             raise _error(
                 f"the symbol table has {line[:60]!r}; expected i or o, the number of an input or output, a blank and a "
                 "name."

@@ -94,7 +94,9 @@ def write(circuit: Circuit) -> str:
     for port in circuit.outputs:
         for _ in range(port.count):
             literals = itertools.islice(bits, port.format.bits)
-            found.append(program.number([program.literal(values, k) for k in literals], port.format.signed))
+            found.append(
+                program.number([program.literal(values, k) for k in literals], port.format.signed)
+            )
             shifts.append(-port.format.fraction)
     n_in, n_out = (sum(port.count for port in ports) for ports in (circuit.inputs, circuit.outputs))
     model = [[n_in, n_out], [0] * n_in, found, shifts, [False] * n_out, program.operations, -1, -1]
@@ -154,7 +156,9 @@ class _Program:
         for number, format in zip(numbers, formats, strict=True):
             whole = format.bits == 1 and not format.signed and not format.fraction
             places = range(format.fraction, format.fraction - format.bits, -1)
-            found += [number] if whole else [self.add((number,), _BITS, (place,)) for place in places]
+            found += (
+                [number] if whole else [self.add((number,), _BITS, (place,)) for place in places]
+            )
         return found
 
     def constant(self, value: int) -> int:
@@ -168,7 +172,11 @@ class _Program:
 
     def invert(self, value: int) -> int:
         _, opcode, data, *_ = self.operations[value]
-        return self.constant(1 - data[0]) if opcode == _CONSTANT else self.add((value,), _UNARY, (_NOT,))
+        return (
+            self.constant(1 - data[0])
+            if opcode == _CONSTANT
+            else self.add((value,), _UNARY, (_NOT,))
+        )
 
     def gate(self, nodes: Sequence[int], table: int, values: Sequence[int]) -> int:
         """Return the operation for a table that depends on all its distinct nodes."""
@@ -225,7 +233,9 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
     try:
         found = strict_json.loads(content)
     except ValueError as error:
-        raise ValueError(f"alkaid.read: the text is not JSON: {error}. Is the file complete?") from None
+        raise ValueError(
+            f"alkaid.read: the text is not JSON: {error}. Is the file complete?"
+        ) from None
     try:
         return _read(found, most=_SOME_GATES + len(content) // 4)
     except ValueError as error:
@@ -236,7 +246,9 @@ def _read(found: Any, most: int) -> Circuit:
     fields = Fields("the file")
     for name, expected in (("meta", META), ("spec_version", VERSION)):
         if fields.field(found, name, type(expected)) != expected:
-            raise ValueError(f"{name} is {format_value(found[name])}; expected {format_value(expected)}.")
+            raise ValueError(
+                f"{name} is {format_value(found[name])}; expected {format_value(expected)}."
+            )
     model = fields.field(found, "model", list)
     if len(model) not in (8, 9):
         raise ValueError(f"the model has {len(model)} fields; expected 8 or 9.")
@@ -263,7 +275,9 @@ def _read(found: Any, most: int) -> Circuit:
                     raise ValueError(f"it reads input {number}; there are {n_in}.")
                 format = _format(read.width, read.lowest, read.signed, "an input")
                 if formats.setdefault(number, format) != format:
-                    raise ValueError(f"input {number} has the formats {formats[number]} and {format}.")
+                    raise ValueError(
+                        f"input {number} has the formats {formats[number]} and {format}."
+                    )
     if len(formats) < n_in:
         raise ValueError(f"operations read {len(formats)} of the {n_in} inputs; expected all.")
     in_formats = [formats[k] for k in range(n_in)]
@@ -277,7 +291,9 @@ def _read(found: Any, most: int) -> Circuit:
     inputs = inputs or _runs(in_formats, "x")
     _check_formats(inputs, in_formats, "inputs")
     builder = Builder(merge=2)
-    numbers = [number for port in inputs for number in builder.input(port.name, port.count, port.format)]
+    numbers = [
+        number for port in inputs for number in builder.input(port.name, port.count, port.format)
+    ]
     values: list[_Value] = []
     for k, operation in enumerate(parsed):
         with _name_operation(k):
@@ -289,7 +305,9 @@ def _read(found: Any, most: int) -> Circuit:
         if not 0 <= place < len(values):
             raise ValueError(f"an output is operation {place}; there are {len(values)}.")
         results.append(values[place]._replace(lowest=values[place].lowest + shift))
-    out_formats = [_format(len(value.bits), value.lowest, value.signed, "an output") for value in results]
+    out_formats = [
+        _format(len(value.bits), value.lowest, value.signed, "an output") for value in results
+    ]
     outputs = outputs or _runs(out_formats, "y")
     _check_formats(outputs, out_formats, "outputs")
     given = iter(results)
@@ -321,7 +339,10 @@ class _Operation(NamedTuple):
     @property
     def width(self) -> int:
         """Signed bits required between the least and largest number."""
-        return max(self.largest.bit_length(), (~self.least).bit_length() if self.signed else 0) + self.signed
+        return (
+            max(self.largest.bit_length(), (~self.least).bit_length() if self.signed else 0)
+            + self.signed
+        )
 
 
 _OPERANDS = {_INPUT: 0, _BITS: 1, _CONSTANT: 0, _TABLE: 1, _UNARY: 1, _BINARY: 2}
@@ -353,7 +374,11 @@ def _interval(found: Any) -> tuple[int, int, int]:
         exponent = math.frexp(step)[1] - 1
         if step == math.ldexp(1, exponent) and abs(exponent) < MOST_BITS:
             low, high = (math.ldexp(x, -exponent) for x in (least, largest))
-            if low.is_integer() and high.is_integer() and -(2.0**MOST_BITS) <= low <= high < 2.0**MOST_BITS:
+            if (
+                low.is_integer()
+                and high.is_integer()
+                and -(2.0**MOST_BITS) <= low <= high < 2.0**MOST_BITS
+            ):
                 return int(low), int(high), exponent
     raise ValueError(
         f"its numbers are {format_value(found)}; expected the least, the largest and a step, a power of two of which both are "
@@ -390,9 +415,14 @@ def _value(
     elif opcode == _BINARY:
         shift, kind = data
         if kind not in range(3):
-            raise ValueError(f"its data is {data}; expected 0, 1 or 2 for AND, OR or XOR at the end.")
+            raise ValueError(
+                f"its data is {data}; expected 0, 1 or 2 for AND, OR or XOR at the end."
+            )
         a, b = read
-        bits = [builder.gate([a.bit(weight), b.bit(weight - shift)], _TABLES[kind]) for weight in weights]
+        bits = [
+            builder.gate([a.bit(weight), b.bit(weight - shift)], _TABLES[kind])
+            for weight in weights
+        ]
     elif opcode == _UNARY:
         bits = _apply_unary(builder, data[0], read[0].bits, width)
     else:
@@ -426,7 +456,9 @@ def _looked_up(
     rows = []
     for code in range(1 << n):
         row = (code - (1 << n) if address.signed and code >> n - 1 else code) - address.least
-        rows.append(answers[row] if 0 <= row < len(answers) else 0)  # other entries are never addressed
+        rows.append(
+            answers[row] if 0 <= row < len(answers) else 0
+        )  # other entries are never addressed
     return [
         builder.gate(address.bits, sum((row >> k & 1) << code for code, row in enumerate(rows)))
         for k in range(width)
@@ -440,7 +472,9 @@ def _tables(found: Any) -> list[list[int]]:
     for k, table in enumerate(found):
         answers = Fields(f"table {k}").field(table, "table", list)
         if not 1 <= len(answers) <= 1 << truth.MAX_INPUTS:
-            raise ValueError(f"table {k} has {len(answers)} rows; expected 1 to {1 << truth.MAX_INPUTS}.")
+            raise ValueError(
+                f"table {k} has {len(answers)} rows; expected 1 to {1 << truth.MAX_INPUTS}."
+            )
         tables.append(_whole_numbers(answers, f"table {k} is", len(answers)))
     return tables
 
@@ -449,21 +483,29 @@ def _whole_numbers(found: Any, noun: str, count: int) -> list[int]:
     numbers: list[Any] = found if isinstance(found, list) else [None]
     if len(numbers) == count and all(type(n) is int and abs(n) < 1 << 62 for n in numbers):
         return numbers
-    raise ValueError(f"{noun} {format_value(found)}; expected {count} whole number{'s' * (count != 1)}.")
+    raise ValueError(
+        f"{noun} {format_value(found)}; expected {count} whole number{'s' * (count != 1)}."
+    )
 
 
 def _runs(formats: Sequence[Format], name: str) -> tuple[Port, ...]:
     """Group consecutive numbers with one format into ports."""
     runs = [(format, len(list(run))) for format, run in itertools.groupby(formats)]
     names = [name] if len(runs) == 1 else [f"{name}{k}" for k in range(len(runs))]
-    return tuple(Port(name, count, format) for name, (format, count) in zip(names, runs, strict=True))
+    return tuple(
+        Port(name, count, format) for name, (format, count) in zip(names, runs, strict=True)
+    )
 
 
 def _check_formats(ports: Sequence[Port], formats: Sequence[Format], noun: str) -> None:
     count = sum(port.count for port in ports)
     if count != len(formats):
-        raise ValueError(f"the ports of {noun} have {count} numbers; the program has {len(formats)} {noun}.")
-    expected = itertools.chain.from_iterable(itertools.repeat(port.format, port.count) for port in ports)
+        raise ValueError(
+            f"the ports of {noun} have {count} numbers; the program has {len(formats)} {noun}."
+        )
+    expected = itertools.chain.from_iterable(
+        itertools.repeat(port.format, port.count) for port in ports
+    )
     for k, (format, found) in enumerate(zip(expected, formats, strict=True)):
         if format != found:
             raise ValueError(f"{noun} {k} is {found}; its port has {format}.")

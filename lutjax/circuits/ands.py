@@ -70,7 +70,10 @@ class Graph:
             inverted = (a ^ b) & 1
             a, b = sorted((a & ~1, b & ~1))
             return (self._node(a, b) if 0 < a < b else a ^ b) ^ inverted
-        if (max(a, b), min(a, b)) in self.known or (max(a ^ 1, b ^ 1), min(a ^ 1, b ^ 1)) in self.known:
+        if (max(a, b), min(a, b)) in self.known or (
+            max(a ^ 1, b ^ 1),
+            min(a ^ 1, b ^ 1),
+        ) in self.known:
             return self.disjunction(self.conjunction(a, b), self.conjunction(a ^ 1, b ^ 1)) ^ 1
         return self.disjunction(self.conjunction(a, b ^ 1), self.conjunction(a ^ 1, b))
 
@@ -101,7 +104,9 @@ class Graph:
             return x ^ first
         if kind == "pair":  # the table depends on inputs i and j only through a two-input table
             joined = self.two_input_table(x, literals[j], first)
-            return self.table([*literals[:i], *literals[i + 1 : j], *literals[j + 1 :], joined], second)
+            return self.table(
+                [*literals[:i], *literals[i + 1 : j], *literals[j + 1 :], joined], second
+            )
         rest = [*literals[:i], *literals[i + 1 :]]
         low = self.table(rest, first)
         if kind == "difference":
@@ -141,7 +146,13 @@ def _decompose(table: int, n: int) -> tuple[int, _Step]:
     for i, j in itertools.combinations(read, 2):
         if pair := _pair(table, n, i, j):
             inner, outer = pair
-            return (3 if inner == 0b0110 else 1) + _decompose(outer, n - 1)[0], ("pair", i, j, inner, outer)
+            return (3 if inner == 0b0110 else 1) + _decompose(outer, n - 1)[0], (
+                "pair",
+                i,
+                j,
+                inner,
+                outer,
+            )
     splits = [(i, truth.cofactor(table, n, i, 0), truth.cofactor(table, n, i, 1)) for i in read]
     if len(read) > 4:  # exhaustive search is too slow: prefer small, unbalanced halves
         splits = [min(splits, key=lambda s: sum(_size(t, n - 1) for t in s[1:]))]
@@ -162,7 +173,9 @@ def _split(i: int, low: int, high: int, n: int) -> tuple[int, _Step]:
     else:
         kind, extra = "choice", 3
     found = extra + sum(costs), (kind, i, 0, low, high)
-    return min(found, (4 + costs[0] + _decompose(low ^ high, n)[0], ("difference", i, 0, low, low ^ high)))
+    return min(
+        found, (4 + costs[0] + _decompose(low ^ high, n)[0], ("difference", i, 0, low, low ^ high))
+    )
 
 
 def _pair(table: int, n: int, i: int, j: int) -> tuple[int, int] | None:
@@ -179,5 +192,7 @@ def _pair(table: int, n: int, i: int, j: int) -> tuple[int, int] | None:
         return None
     inner = sum((q != zero) << a for a, q in enumerate(quarters))
     at = inner.bit_length() - 1
-    zero, one = (truth.cofactor(truth.cofactor(table, n, j, a >> 1), n - 1, i, a & 1) for a in (0, at))
+    zero, one = (
+        truth.cofactor(truth.cofactor(table, n, j, a >> 1), n - 1, i, a & 1) for a in (0, at)
+    )
     return inner, zero | one << (1 << (n - 2))

@@ -102,7 +102,9 @@ def _sum(builder: Builder, given: Sum, less: int) -> list[Literal]:
             if step is None:
                 k += 1
                 continue
-            low, high = ([heapq.heappop(columns[k + i])[1] for _ in range(n)] for i, n in enumerate(step))
+            low, high = (
+                [heapq.heappop(columns[k + i])[1] for _ in range(n)] for i, n in enumerate(step)
+            )
             for place, table in enumerate(_counter(*step)):
                 put(k + place, builder.gate([*low, *high], table))
     return [column[0][1] if column else ZERO for column in columns]
@@ -112,7 +114,9 @@ def _add(builder: Builder, literals: Sequence[Literal]) -> list[Literal]:
     if len(literals) == 3 and builder.lut == 2:
         a, b, c = literals
         half = builder.gate([a, b], 0b0110)
-        carry = builder.gate([builder.gate([half, c], 0b1000), builder.gate([a, b], 0b1000)], 0b1110)
+        carry = builder.gate(
+            [builder.gate([half, c], 0b1000), builder.gate([a, b], 0b1000)], 0b1110
+        )
         return [builder.gate([half, c], 0b0110), carry]
     return [builder.gate(literals, table) for table in _counter(len(literals))]
 
@@ -120,9 +124,12 @@ def _add(builder: Builder, literals: Sequence[Literal]) -> list[Literal]:
 @functools.cache
 def _counter(n: int, twos: int = 0) -> tuple[int, ...]:
     """Return the output tables for the sum of n bits with weight 1, then bits with weight 2."""
-    sums = [(a & (1 << n) - 1).bit_count() + 2 * (a >> n).bit_count() for a in range(1 << (n + twos))]
+    sums = [
+        (a & (1 << n) - 1).bit_count() + 2 * (a >> n).bit_count() for a in range(1 << (n + twos))
+    ]
     return tuple(
-        sum((s >> bit & 1) << a for a, s in enumerate(sums)) for bit in range((n + 2 * twos).bit_length())
+        sum((s >> bit & 1) << a for a, s in enumerate(sums))
+        for bit in range((n + 2 * twos).bit_length())
     )
 
 
@@ -178,7 +185,9 @@ def _fewest_tables(heights: tuple[int, ...], lut: int) -> tuple[int, tuple[int, 
     return best
 
 
-def above_constant(builder: Builder, bits: Sequence[Literal], k: int, *, signed: bool = False) -> Literal:
+def above_constant(
+    builder: Builder, bits: Sequence[Literal], k: int, *, signed: bool = False
+) -> Literal:
     """Compare a number with an integer k: number > k. k may be out of range.
 
     Args:
@@ -257,7 +266,10 @@ def greater_equal(builder: Builder, a: Sequence[Literal], b: Sequence[Literal]) 
     if builder.lut >= 5:
         return _compare_runs(builder, a, b)
     # Bit runs: (a > b, a >= b). The higher of two runs decides unless its bits are equal.
-    runs = [(builder.gate([x, y], 0b0010), builder.gate([x, y], 0b1011)) for x, y in zip(a, b, strict=True)]
+    runs = [
+        (builder.gate([x, y], 0b0010), builder.gate([x, y], 0b1011))
+        for x, y in zip(a, b, strict=True)
+    ]
     while len(runs) > 1:
         pairs = zip(runs[::2], runs[1::2], strict=False)
         joined = [
@@ -297,7 +309,9 @@ def _run_at_least(n: int) -> int:
 def select(builder: Builder, a: Literal, b: Literal, first: Literal) -> Literal:
     """Return a if `first` is 1, else b."""
     if builder.lut == 2:
-        return builder.gate([builder.gate([first, a], 0b1000), builder.gate([first, b], 0b0100)], 0b1110)
+        return builder.gate(
+            [builder.gate([first, a], 0b1000), builder.gate([first, b], 0b0100)], 0b1110
+        )
     return builder.gate([a, b, first], 0b10101100)
 
 
@@ -330,7 +344,8 @@ def argmax(builder: Builder, numbers: Sequence[Sequence[Literal]]) -> list[Liter
     at_once = 3 if builder.lut == 6 else 2
     while len(rows) > 1:
         rows = [
-            _first_largest(builder, rows[k : k + at_once], sizes[0]) for k in range(0, len(rows), at_once)
+            _first_largest(builder, rows[k : k + at_once], sizes[0])
+            for k in range(0, len(rows), at_once)
         ]
     return rows[0][sizes[0] :]
 

@@ -57,7 +57,9 @@ def write(circuit: Circuit, name: str = "circuit") -> str:
       <BLANKLINE>
     """
     if not re.fullmatch(r"[^\s#\\]+", name):
-        raise ValueError(f"blif.write: name is {name!r}; it must have no space, # or \\, and not be empty.")
+        raise ValueError(
+            f"blif.write: name is {name!r}; it must have no space, # or \\, and not be empty."
+        )
     inputs, outputs = _netlists.bit_names(circuit.inputs), _netlists.bit_names(circuit.outputs)
     lines = [
         f"# {_PORTS}{_netlists.ports_to_text(circuit)}",
@@ -65,7 +67,9 @@ def write(circuit: Circuit, name: str = "circuit") -> str:
         *_wrap_names(".inputs", inputs),
         *_wrap_names(".outputs", outputs),
     ]
-    if any(0 in nodes for nodes in circuit.fanins) or any(literal < 2 for literal in circuit.literals):
+    if any(0 in nodes for nodes in circuit.fanins) or any(
+        literal < 2 for literal in circuit.literals
+    ):
         lines.append(".names zero")
 
     gates = itertools.count()
@@ -133,7 +137,9 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
     def close() -> None:
         if found is not None:
             line, signals, rows = found
-            network.add(signals[-1], signals[:-1], *_read_cover(line, signals, rows), where=f"line {line}")
+            network.add(
+                signals[-1], signals[:-1], *_read_cover(line, signals, rows), where=f"line {line}"
+            )
 
     for number, words, comment in _lines(content):
         if comment.startswith(f"{_PORTS}["):
@@ -174,7 +180,9 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
         elif word in _REFUSED:
             raise _syntax_error(number, f"{word}: {_REFUSED[word]}")
         elif word not in _SKIPPED:
-            raise _syntax_error(number, f"{word} is not known; expected .inputs, .outputs, .names and .end")
+            raise _syntax_error(
+                number, f"{word} is not known; expected .inputs, .outputs, .names and .end"
+            )
     close()
     if not models and not ended and not network.drivers:
         raise ValueError("blif.read: the text has no .model, no .names and no .end; is it BLIF?")
@@ -187,7 +195,9 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
         try:
             ports = _netlists.ports_from_text(comment, (inputs, outputs))
         except ValueError as error:
-            raise _syntax_error(number, f"the comment with the ports does not fit: {error}") from None
+            raise _syntax_error(
+                number, f"the comment with the ports does not fit: {error}"
+            ) from None
     return network.circuit(inputs, [(name, 0) for name in outputs], (inputs, outputs), ports)
 
 

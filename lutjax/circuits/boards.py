@@ -43,7 +43,13 @@ _PROJECTS = read_targets("projects", dict[str, Any])
 
 
 def write(
-    circuit: Circuit, name: str, board: str, vectors: Vectors, *, registers: int = 0, baud: int = BAUD
+    circuit: Circuit,
+    name: str,
+    board: str,
+    vectors: Vectors,
+    *,
+    registers: int = 0,
+    baud: int = BAUD,
 ) -> dict[str, str]:
     """Return the project files by name.
 
@@ -74,10 +80,14 @@ def write(
       ['Makefile', 'both.pcf', 'both.v', 'both_board.v', 'both_host.py', 'both_stream.v', 'vectors.json']
     """
     if board not in BOARDS:
-        raise ValueError(f"boards.write: board is {board!r}; the known ones are {', '.join(BOARDS)}.")
+        raise ValueError(
+            f"boards.write: board is {board!r}; the known ones are {', '.join(BOARDS)}."
+        )
     of = BOARDS[board]
     if not 300 <= baud <= of.clock // 4:
-        raise ValueError(f"boards.write: baud is {baud}; expected 300 to {of.clock // 4} for {board}.")
+        raise ValueError(
+            f"boards.write: baud is {baud}; expected 300 to {of.clock // 4} for {board}."
+        )
     vectors.check(circuit)
     stream = streams.write(circuit, name, registers=registers)  # validates the circuit and the name
     project, clock = _PROJECTS[of.family], of.clock / 1e6
@@ -86,7 +96,16 @@ def write(
         project["placed"][1],
         f"{name}.{project['bitstream']}",
     )
-    place = ["$(NEXTPNR)", *of.place, "--freq", f"{clock:g}", "--seed", "1", "--json", "mapped.json"]
+    place = [
+        "$(NEXTPNR)",
+        *of.place,
+        "--freq",
+        f"{clock:g}",
+        "--seed",
+        "1",
+        "--json",
+        "mapped.json",
+    ]
     place += [f"--{project['pins']}", pins, *project["placed"]]
     bytes_in, bytes_out = (-(-n // 8) for n in (circuit.n_inputs, circuit.n_outputs))
     bit = round(of.clock / baud)
@@ -115,7 +134,9 @@ def write(
         f"{name}.v": verilog.write(circuit, name, registers=registers),
         f"{name}_stream.v": stream,
         f"{name}_board.v": _templates.fill_template("board.v", **values),
-        pins: "".join(project["pin_line"].format(port=port, pin=pin) for port, pin in of.pins.items())
+        pins: "".join(
+            project["pin_line"].format(port=port, pin=pin) for port, pin in of.pins.items()
+        )
         + project["clock_line"].format(clock=clock),
         f"{name}_host.py": _templates.fill_template(
             "host.txt", name=name, ports=ports, baud=baud, bytes_in=bytes_in, bytes_out=bytes_out

@@ -14,7 +14,8 @@ ZERO, ONE = 0, 1
 
 # Tables of two inputs: with inverted inputs (bit k of the first index: input k), and with swapped inputs.
 _INVERTED = tuple(
-    tuple(sum((t >> (a ^ inverted) & 1) << a for a in range(4)) for t in range(16)) for inverted in range(4)
+    tuple(sum((t >> (a ^ inverted) & 1) << a for a in range(4)) for t in range(16))
+    for inverted in range(4)
 )
 _EXCHANGED = tuple(truth.swap(t, 2, 0, 1) for t in range(16))
 _DEGENERATE = frozenset({0b0000, 0b1111, 0b1010, 0b0101, 0b1100, 0b0011})
@@ -54,10 +55,14 @@ class Builder:
 
     def __init__(self, *, simplify: bool = True, merge: int = 3, lut: int | None = None):
         if type(merge) is not int or not 2 <= merge <= truth.MAX_INPUTS:
-            raise ValueError(f"Builder: merge is {merge!r}; expected an integer, 2 to {truth.MAX_INPUTS}.")
+            raise ValueError(
+                f"Builder: merge is {merge!r}; expected an integer, 2 to {truth.MAX_INPUTS}."
+            )
         lut = min(merge, 6) if lut is None else lut
         if type(lut) is not int or not 2 <= lut <= 6:
-            raise ValueError(f"Builder: lut is {lut!r}; it must be a whole number from 2 to 6, or None.")
+            raise ValueError(
+                f"Builder: lut is {lut!r}; it must be a whole number from 2 to 6, or None."
+            )
         self.simplify, self.merge, self.lut = simplify, merge, lut
         self._inputs: list[Port] = []
         self._outputs: list[tuple[Port, list[Literal]]] = []
@@ -81,7 +86,9 @@ class Builder:
           ValueError: the builder already has gates, or `Port` rejects the arguments.
         """
         if self._tables:
-            raise ValueError(f"Builder.input: port {name!r} is after gates; declare the inputs first.")
+            raise ValueError(
+                f"Builder.input: port {name!r} is after gates; declare the inputs first."
+            )
         port = Port(name, count, format)
         self._inputs.append(port)
         bits = range(2 * self._first, 2 * (self._first + port.n_bits), 2)
@@ -131,7 +138,9 @@ class Builder:
             )
         for literal in literals:
             if not 0 <= literal < end:
-                raise ValueError(f"Builder.gate: literals is {list(literals)}; expected 0 to {end - 1}.")
+                raise ValueError(
+                    f"Builder.gate: literals is {list(literals)}; expected 0 to {end - 1}."
+                )
         if not self.simplify:
             nodes = tuple(literal >> 1 for literal in literals)
             return self._append(nodes, truth.negate_inverted(table, literals))
@@ -233,7 +242,9 @@ class Builder:
             readers[literal >> 1] += 1
         return readers
 
-    def output(self, name: str, numbers: Sequence[Sequence[Literal]], format: Format | None = None) -> None:
+    def output(
+        self, name: str, numbers: Sequence[Sequence[Literal]], format: Format | None = None
+    ) -> None:
         """Declare an output port from the element literals, lowest bit first.
 
         Args:
@@ -246,7 +257,9 @@ class Builder:
             arguments.
         """
         if not numbers:
-            raise ValueError(f"Builder.output: port {name!r} has no numbers; it needs at least one.")
+            raise ValueError(
+                f"Builder.output: port {name!r} has no numbers; it needs at least one."
+            )
         format = format or Format(len(numbers[0]))
         sizes = {len(number) for number in numbers}
         if sizes != {format.bits}:
@@ -267,10 +280,14 @@ class Builder:
         if self.simplify:
             fanins, tables = self._absorb_gates(literals)
             kept = alive_gates(self._first, fanins, literals)
-        before = list(itertools.accumulate(kept, initial=0))  # number of kept gates before each gate
+        before = list(
+            itertools.accumulate(kept, initial=0)
+        )  # number of kept gates before each gate
         if before[-1] < len(tables):
             number = [*range(self._first), *(self._first + count for count in before)]
-            fanins = [tuple([number[n] for n in nodes]) for nodes in itertools.compress(fanins, kept)]
+            fanins = [
+                tuple([number[n] for n in nodes]) for nodes in itertools.compress(fanins, kept)
+            ]
             tables = list(itertools.compress(tables, kept))
             literals = [2 * number[literal >> 1] | literal & 1 for literal in literals]
         starts = [start for _, start in self._parts] + [len(kept)]
@@ -315,7 +332,9 @@ class Builder:
                 union = {*nodes, *fanins[inner]}
                 if len(union) - 1 > max(merge, len(nodes)):
                     continue
-                new, table = compose_tables(list(nodes), table, first + inner, fanins[inner], tables[inner])
+                new, table = compose_tables(
+                    list(nodes), table, first + inner, fanins[inner], tables[inner]
+                )
                 for node in (*nodes, *fanins[inner]):
                     readers[node] -= 1
                 nodes, table = _sort_nodes(*reduce_table(new, table))
@@ -339,7 +358,9 @@ class Builder:
                 if node >= first:
                     readers[node - first].add(gate)
         needed = {literal >> 1 for literal in literals}
-        for inner in sorted(readers, key=lambda gate: (len(readers[gate]) * (len(fanins[gate]) - 1), gate)):
+        for inner in sorted(
+            readers, key=lambda gate: (len(readers[gate]) * (len(fanins[gate]) - 1), gate)
+        ):
             if first + inner in needed or not readers[inner]:
                 continue
             own = fanins[inner]
@@ -397,14 +418,18 @@ def rebuild(circuit: Circuit, builder: Builder) -> Circuit:
                 builder.next_class()
             if gate == gates.stop:
                 break
-            literals.append(builder.gate([literals[n] for n in circuit.fanins[gate]], circuit.tables[gate]))
+            literals.append(
+                builder.gate([literals[n] for n in circuit.fanins[gate]], circuit.tables[gate])
+            )
     add_outputs(builder, circuit.outputs, [literals[k >> 1] ^ k & 1 for k in circuit.literals])
     return builder.circuit(circuit.about)
 
 
 def add_inputs(builder: Builder, ports: Iterable[Port]) -> list[Literal]:
     """Declare input ports; return the literals of all their bits."""
-    numbers = [number for port in ports for number in builder.input(port.name, port.count, port.format)]
+    numbers = [
+        number for port in ports for number in builder.input(port.name, port.count, port.format)
+    ]
     return [bit for number in numbers for bit in number]
 
 

@@ -20,7 +20,9 @@ _OWN = ["predict", "predict_row", "predict_rows", "words", "step", "word", "unit
 _INNER = ["bits_of", "numbers_of", "number", "of", "input", "expected", "output"]
 # Operations per function: larger ones compile longer, smaller ones keep more values in memory.
 _FUNCTION = 200
-_WINDOW = 4000  # most operations reordered into runs by the interpreter: more need more memory for values
+_WINDOW = (
+    4000  # most operations reordered into runs by the interpreter: more need more memory for values
+)
 _FUNCTIONS_UP_TO = 20_000  # maximum operations that compile quickly
 
 
@@ -53,7 +55,9 @@ def write(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> 
     """
     check_name(name, (*circuit.inputs, *circuit.outputs))
     if style not in ("auto", "functions", "interpreter"):
-        raise ValueError(f"c.write: style is {style!r}; expected 'auto', 'functions' or 'interpreter'.")
+        raise ValueError(
+            f"c.write: style is {style!r}; expected 'auto', 'functions' or 'interpreter'."
+        )
     program = gate_operations.operations(circuit)
     if style == "auto":
         style = "functions" if len(program) <= _FUNCTIONS_UP_TO else "interpreter"
@@ -90,13 +94,17 @@ def write(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> 
     rows = columns_of(circuit)
     in_rows = "" if rows is None else _c_rows.source(circuit, rows, name)
     files = {}
-    automaton = circuit.about.get("kind") == "automaton" and circuit.n_inputs == 9 * circuit.n_outputs
+    automaton = (
+        circuit.about.get("kind") == "automaton" and circuit.n_inputs == 9 * circuit.n_outputs
+    )
     periodic = bool(circuit.about.get("periodic"))
     values["periodic"] = int(periodic)
     values["grid"] = "a torus" if periodic else "a grid, beyond which all cells are 0"
     values["includes"] = "\n#include <string.h>" if "strcmp" in in_rows else ""
     for end in ("h", "c"):
-        values["rows"] = in_rows if rows is None or end == "c" else _c_rows.header(circuit, rows, name)
+        values["rows"] = (
+            in_rows if rows is None or end == "c" else _c_rows.header(circuit, rows, name)
+        )
         values["step"] = _templates.fill_template(f"step.{end}", **values) if automaton else ""
         files[f"{name}.{end}"] = _templates.fill_template(f"circuit.{end}", **values)
     return files
@@ -113,7 +121,9 @@ def check_name(name: str, ports: Sequence[Port] = ()) -> None:
     inner = {f"{begin}_{port.name}" for begin in _INNER for port in ports}
     for word in (f"{name}_{end}" for end in _OWN):
         if word in inner:
-            raise ValueError(f"c.write: name is {name!r}, which uses {word!r} twice; choose another name.")
+            raise ValueError(
+                f"c.write: name is {name!r}, which uses {word!r} twice; choose another name."
+            )
 
 
 def c_test(
@@ -163,7 +173,9 @@ def _describe_bits(circuit: Circuit) -> Iterator[str]:
 
 def _describe_numbers(circuit: Circuit) -> Iterator[str]:
     for port in circuit.inputs:
-        which = f"their lowest {port.format.bits}" if port.format.bits < c99.width_of(port) else "all"
+        which = (
+            f"their lowest {port.format.bits}" if port.format.bits < c99.width_of(port) else "all"
+        )
         yield f"input_{port.name} has {port.count} numbers of each sample; {which} bits are read."
     for port in circuit.outputs:
         yield f"output_{port.name} gets {port.count} of each sample."
@@ -182,7 +194,9 @@ def _functions(program: Operations, name: str) -> tuple[str, int]:
     text = ["(word){0}", *(f"x[{i}]" for i in range(program.n_inputs)), *(f"v[{w}]" for w in where)]
     lines, calls = [], []
     for part, start in enumerate(range(0, n, _FUNCTION)):
-        lines.append(f"static SEPARATE void part_{part}(const word *restrict x, word *restrict v)\n{{")
+        lines.append(
+            f"static SEPARATE void part_{part}(const word *restrict x, word *restrict v)\n{{"
+        )
         calls.append(f"    part_{part}(x, v);")
         local, end = first + start, min(start + _FUNCTION, n)
         read = {k for g in range(start, end) for k in program.fanins[g]}
@@ -191,7 +205,9 @@ def _functions(program: Operations, name: str) -> tuple[str, int]:
             arguments = ", ".join([text[k] if k < local else f"g{k - first}" for k in nodes])
             kept = f"v[{where[g]}] = " if where[g] >= 0 else ""
             here = f"const word g{g} = " if first + g in read else ""
-            lines.append(f"    {here}{kept}{c99.macro(len(nodes), program.tables[g])}({arguments});")
+            lines.append(
+                f"    {here}{kept}{c99.macro(len(nodes), program.tables[g])}({arguments});"
+            )
         lines.append("    (void)x;\n}\n")
     lines.append(f"void {name}_words(const word *x, word *y)\n{{")
     lines.append(f"    MEMORY word v[{max(slots, 1)}] ALIGNED;")
@@ -214,7 +230,10 @@ def _interpreter(program: Operations, name: str) -> tuple[str, int]:
     slots += len(read)
     steps = list(zip(program.fanins, program.tables, strict=True))
     table = [place[n] for g, (nodes, _) in enumerate(steps, program.first) for n in (*nodes, g)]
-    runs = [(kind, len(list(run))) for kind, run in itertools.groupby((len(n), table) for n, table in steps)]
+    runs = [
+        (kind, len(list(run)))
+        for kind, run in itertools.groupby((len(n), table) for n, table in steps)
+    ]
     kinds = sorted({kind for kind, _ in runs})
     cases = []
     for i, (n, answers) in enumerate(kinds):
@@ -234,7 +253,8 @@ def _interpreter(program: Operations, name: str) -> tuple[str, int]:
         inputs=c99.wrap([node - 1 for node in read]),
         runs=c99.wrap([f"{{{kinds.index(kind)}, {n}}}" for kind, n in runs] + ["{0, 0}"]),
         results=c99.wrap(
-            [2 * place[k >> 1] + (k & 1) if k > 1 else 2 * slots + k for k in program.literals] or [0]
+            [2 * place[k >> 1] + (k & 1) if k > 1 else 2 * slots + k for k in program.literals]
+            or [0]
         ),
         n_read=len(read),
         slots=slots,
@@ -258,7 +278,8 @@ def _conversions(circuit: Circuit, program: Operations) -> Iterator[str]:
                 unsigned=f"uint{c99.width_of(port)}_t",
                 count=port.count,
                 bits=port.format.bits,
-                read=max(used, default=0) + 1,  # the lowest bits of an input, as many as are required
+                read=max(used, default=0)
+                + 1,  # the lowest bits of an input, as many as are required
                 width=c99.width_of(port),
                 sign=port.format.bits - 1 if port.format.signed else -1,
             )

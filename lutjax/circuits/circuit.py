@@ -70,10 +70,14 @@ class Circuit:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         object.__setattr__(self, "fanins", tuple(map(tuple, self.fanins)))
         parts = tuple((name, count) for name, count in self.parts)
-        object.__setattr__(self, "parts", parts or ((("gates", len(self.tables)),) if self.tables else ()))
+        object.__setattr__(
+            self, "parts", parts or ((("gates", len(self.tables)),) if self.tables else ())
+        )
         _check_ports(self.inputs, self.outputs)
         if self.n_inputs > MOST_INPUTS:
-            raise circuit_error(f"there are {self.n_inputs} input bits; at most {MOST_INPUTS} are supported.")
+            raise circuit_error(
+                f"there are {self.n_inputs} input bits; at most {MOST_INPUTS} are supported."
+            )
         _check_gates(self.first_gate, self.fanins, self.tables)
         _check_rest(self)
         _about.check(self.about, self.inputs, self.outputs, self.part_ranges)
@@ -128,7 +132,9 @@ class Circuit:
         It is 0 for the constant, inputs and gates without inputs.
         """
         return tuple(
-            walk(self.fanins, self.tables, [0] * self.first_gate, lambda k, _: 1 + max(k, default=-1))
+            walk(
+                self.fanins, self.tables, [0] * self.first_gate, lambda k, _: 1 + max(k, default=-1)
+            )
         )
 
     @property
@@ -140,9 +146,14 @@ class Circuit:
     def part_ranges(self) -> dict[str, range]:
         """Gate range for each part, counted from 0; gate g is node ``first_gate + g``."""
         ends = list(itertools.accumulate(count for _, count in self.parts))
-        return {name: range(end - count, end) for (name, count), end in zip(self.parts, ends, strict=True)}
+        return {
+            name: range(end - count, end)
+            for (name, count), end in zip(self.parts, ends, strict=True)
+        }
 
-    def evaluate(self, words: UInt[np.ndarray, "inputs words"]) -> UInt[np.ndarray, "outputs words"]:
+    def evaluate(
+        self, words: UInt[np.ndarray, "inputs words"]
+    ) -> UInt[np.ndarray, "outputs words"]:
         """Return the output bits for packed samples.
 
         In uint64, bit j of word w is sample ``64 * w + j``.
@@ -158,7 +169,9 @@ class Circuit:
         """
         words = np.asarray(words)
         if words.dtype.kind != "u":
-            raise TypeError(f"Circuit.evaluate: words is {describe(words)}; expected an unsigned dtype.")
+            raise TypeError(
+                f"Circuit.evaluate: words is {describe(words)}; expected an unsigned dtype."
+            )
         if words.ndim != 2 or len(words) != self.n_inputs:
             raise ValueError(
                 f"Circuit.evaluate: words is {describe(words)}; expected shape [{self.n_inputs}, words], a row for each bit "
@@ -189,7 +202,9 @@ class Circuit:
         """
         if len(numbers) == len(self.inputs):
             arrays = [np.asarray(given) for given in numbers]
-            if arrays and all(a.ndim == (p.count > 1) for a, p in zip(arrays, self.inputs, strict=True)):
+            if arrays and all(
+                a.ndim == (p.count > 1) for a, p in zip(arrays, self.inputs, strict=True)
+            ):
                 found = self(*(a[None] for a in arrays))
                 return tuple(a[0] for a in found) if isinstance(found, tuple) else found[0]
         words, n_samples = self.encode(*numbers)
@@ -202,15 +217,23 @@ class Circuit:
         """
         if len(numbers) != len(self.inputs):
             names = ", ".join(port.name for port in self.inputs)
-            raise TypeError(f"Circuit: {len(numbers)} arrays are given; the ports are {names or 'none'}.")
+            raise TypeError(
+                f"Circuit: {len(numbers)} arrays are given; the ports are {names or 'none'}."
+            )
         if not numbers:
-            raise TypeError("Circuit: there is no input port, so no number of samples; call evaluate.")
+            raise TypeError(
+                "Circuit: there is no input port, so no number of samples; call evaluate."
+            )
         bits = [_encode(port, given) for port, given in zip(self.inputs, numbers, strict=True)]
         n_samples = {b.shape[1] for b in bits}
         if len(n_samples) > 1:
-            raise circuit_error(f"the arrays have {sorted(n_samples)} samples; expected the same number.")
+            raise circuit_error(
+                f"the arrays have {sorted(n_samples)} samples; expected the same number."
+            )
         octets = np.packbits(np.concatenate(bits), axis=1, bitorder="little")
-        octets = np.pad(octets, ((0, 0), (0, -octets.shape[1] % 8)))  # whole words, in any byte order
+        octets = np.pad(
+            octets, ((0, 0), (0, -octets.shape[1] % 8))
+        )  # whole words, in any byte order
         return np.ascontiguousarray(octets).view("<u8").astype(np.uint64), n_samples.pop()
 
     def decode(self, words: UInt[np.ndarray, "outputs words"], n_samples: int) -> Any:
@@ -249,14 +272,18 @@ def columns_of(circuit: Circuit) -> columns.Columns | None:
 
 def evaluate_ports(circuit: Circuit, inputs: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     """Return the values ``[samples, count]`` for each output port, computed in NumPy."""
-    numbers = [x[:, 0] if port.count == 1 else x for port, x in zip(circuit.inputs, inputs, strict=True)]
+    numbers = [
+        x[:, 0] if port.count == 1 else x for port, x in zip(circuit.inputs, inputs, strict=True)
+    ]
     return group_by_port(circuit, circuit(*numbers))
 
 
 def group_by_port(circuit: Circuit, found: Any) -> dict[str, np.ndarray]:
     """Return the result from a circuit call as values ``[samples, count]`` by output port."""
     outputs = found if isinstance(found, tuple) else (found,)
-    return {port.name: y.reshape(len(y), -1) for port, y in zip(circuit.outputs, outputs, strict=True)}
+    return {
+        port.name: y.reshape(len(y), -1) for port, y in zip(circuit.outputs, outputs, strict=True)
+    }
 
 
 def _check_ports(inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
@@ -272,16 +299,23 @@ def _check_ports(inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
 
 def _check_gates(first: int, fanins: tuple[tuple[int, ...], ...], tables: tuple[int, ...]) -> None:
     if len(fanins) != len(tables):
-        raise circuit_error(f"there are {len(fanins)} fanins and {len(tables)} tables; expected one each.")
+        raise circuit_error(
+            f"there are {len(fanins)} fanins and {len(tables)} tables; expected one each."
+        )
     # Vectorized checks of all gates; the failing gate is searched for only on failure.
     sizes = np.fromiter(map(len, fanins), np.int64, len(fanins))
     if sizes.max(initial=0) > truth.MAX_INPUTS:
         gate = int(sizes.argmax())
-        raise circuit_error(f"gate {gate} has {sizes[gate]} inputs; expected at most {truth.MAX_INPUTS}.")
-    for kind in (set(map(type, itertools.chain.from_iterable(fanins))) | set(map(type, tables))) - {int}:
+        raise circuit_error(
+            f"gate {gate} has {sizes[gate]} inputs; expected at most {truth.MAX_INPUTS}."
+        )
+    for kind in (set(map(type, itertools.chain.from_iterable(fanins))) | set(map(type, tables))) - {
+        int
+    }:
         raise TypeError(f"Circuit: fanins and tables have a {kind.__name__}; expected Python ints.")
     nodes = np.array(
-        [n if -1 <= n < 1 << 62 else -1 for n in itertools.chain.from_iterable(fanins)], dtype=np.int64
+        [n if -1 <= n < 1 << 62 else -1 for n in itertools.chain.from_iterable(fanins)],
+        dtype=np.int64,
     )
     reader = np.repeat(np.arange(len(fanins)), sizes)
     wrong = (nodes < 0) | (nodes >= first + reader)
@@ -294,13 +328,17 @@ def _check_gates(first: int, fanins: tuple[tuple[int, ...], ...], tables: tuple[
     limits = [1 << (1 << n) for n in range(truth.MAX_INPUTS + 1)]
     for gate, (table, n) in enumerate(zip(tables, sizes.tolist(), strict=True)):
         if not 0 <= table < limits[n]:
-            raise circuit_error(f"the table of gate {gate} is {table}; expected 0 to 2**{1 << n} - 1.")
+            raise circuit_error(
+                f"the table of gate {gate} is {table}; expected 0 to 2**{1 << n} - 1."
+            )
 
 
 def _check_rest(circuit: Circuit) -> None:
     bits = sum(port.n_bits for port in circuit.outputs)
     if len(circuit.literals) != bits:
-        raise circuit_error(f"there are {len(circuit.literals)} literals; the output ports have {bits} bits.")
+        raise circuit_error(
+            f"there are {len(circuit.literals)} literals; the output ports have {bits} bits."
+        )
     end = 2 * (circuit.first_gate + len(circuit))
     for k, literal in enumerate(circuit.literals):
         if type(literal) is not int or not 0 <= literal < end:
@@ -312,12 +350,16 @@ def _check_rest(circuit: Circuit) -> None:
     counts = [count for _, count in circuit.parts]
     # A file cannot hold lone surrogates.
     words = [
-        name for name in names if isinstance(name, str) and name and not re.search("[\ud800-\udfff]", name)
+        name
+        for name in names
+        if isinstance(name, str) and name and not re.search("[\ud800-\udfff]", name)
     ]
     if len(set(words)) < len(names):
         raise circuit_error(f"parts have the names {names}; expected different, non-empty strings.")
     if any(type(count) is not int or count < 0 for count in counts) or sum(counts) != len(circuit):
-        raise circuit_error(f"parts have {counts} gates; expected integers that sum to {len(circuit)}.")
+        raise circuit_error(
+            f"parts have {counts} gates; expected integers that sum to {len(circuit)}."
+        )
 
 
 def _encode(port: Port, given: Any) -> np.ndarray:

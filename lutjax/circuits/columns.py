@@ -81,7 +81,9 @@ class Number:
 
     def __post_init__(self) -> None:
         if self.format.bits > MOST_BITS:
-            raise _error(self.name, f"format is {self.format}; at most {MOST_BITS} bits are supported.")
+            raise _error(
+                self.name, f"format is {self.format}; at most {MOST_BITS} bits are supported."
+            )
         first, last = self._range
         levels = self.levels
         apart = all(a < b for a, b in itertools.pairwise(levels))
@@ -134,7 +136,10 @@ class Number:
         above = sum(threshold < number for threshold in self.thresholds)
         first, last = self._range
         levels = self.levels
-        low, high = (levels[above - 1] + 1 if above else first), (levels[above : above + 1] or (last,))[0]
+        low, high = (
+            (levels[above - 1] + 1 if above else first),
+            (levels[above : above + 1] or (last,))[0],
+        )
         return min(max(round(Fraction(number) / self._ratio), low), high)
 
     def encode_integer(self, value: Value) -> int:
@@ -146,7 +151,9 @@ class Number:
         if value is None:
             return self.missing_code
         if isinstance(value, str) or not math.isfinite(value):
-            raise _error(self.name, f"value is {value!r}; expected a finite number, or None if missing.")
+            raise _error(
+                self.name, f"value is {value!r}; expected a finite number, or None if missing."
+            )
         return self._nearest_code(float(value))
 
     def code(self, value: Value) -> int | float:
@@ -206,7 +213,11 @@ class Category:
     missing: bool
 
     def __post_init__(self) -> None:
-        if self.format.signed or self.format.fraction or self.missing_code > whole_range(self.format)[1]:
+        if (
+            self.format.signed
+            or self.format.fraction
+            or self.missing_code > whole_range(self.format)[1]
+        ):
             raise _error(
                 self.name,
                 f"format is {self.format}; it must be an unsigned integer format with the codes 0 to {self.missing_code}.",
@@ -291,7 +302,9 @@ class Columns:
     def __post_init__(self) -> None:
         ports = [column.port.lower() for column in self.columns]
         if len(set(ports)) < len(ports):
-            raise ValueError(f"columns have the ports {format_value(ports)}; expected different ports.")
+            raise ValueError(
+                f"columns have the ports {format_value(ports)}; expected different ports."
+            )
         for at, part in self.bits:
             if at < 0 or at >= len(self.columns):
                 good = at == -1 and part in (0, 1)
@@ -388,7 +401,9 @@ class Columns:
           ValueError: the description does not fit the ports; the message names the field.
         """
         if not isinstance(facts, list) or len(facts) != len(ports):
-            raise ValueError(f"columns is {format_value(facts)}; expected a list of {len(ports)} columns.")
+            raise ValueError(
+                f"columns is {format_value(facts)}; expected a list of {len(ports)} columns."
+            )
         found = []
         for k, (one, port) in enumerate(zip(facts, ports, strict=True)):
             fields = Fields(f"columns[{k}]")
@@ -418,10 +433,14 @@ def _column(fields: Fields, found: Any, format: Format) -> Column:
     if kind == "category":
         values = fields.field(found, "values", list)
         if not all(isinstance(value, str) for value in values) or len(set(values)) < len(values):
-            raise ValueError(f"{fields.where}: 'values' is {format_value(values)}; expected different texts.")
+            raise ValueError(
+                f"{fields.where}: 'values' is {format_value(values)}; expected different texts."
+            )
         return Category(name, port, format, tuple(values), missing)
     if kind != "number":
-        raise ValueError(f"{fields.where}: 'kind' is {format_value(kind)}; expected 'number' or 'category'.")
+        raise ValueError(
+            f"{fields.where}: 'kind' is {format_value(kind)}; expected 'number' or 'category'."
+        )
     decimals = fields.field(found, "decimals", int)
     given = fields.field(found, "thresholds", list)
     thresholds = [_require_finite(fields, "thresholds", one) for one in given]
@@ -440,7 +459,9 @@ def _column(fields: Fields, found: Any, format: Format) -> Column:
 def _require_finite(fields: Fields, name: str, value: Any) -> float:
     number = fields.number({name: value}, name)
     if number is None or not math.isfinite(number):
-        raise ValueError(f"{fields.where}: {name!r} has {format_value(value)}; expected finite numbers.")
+        raise ValueError(
+            f"{fields.where}: {name!r} has {format_value(value)}; expected finite numbers."
+        )
     return number
 
 
@@ -528,7 +549,9 @@ def category(name: str, port: str, values: Sequence[str], missing: bool) -> Cate
       >>> columns.category("job", "job", ["clerk", "farmer", "nurse"], False).format
       Format(bits=2, fraction=0, signed=False)
     """
-    return Category(name, port, Format(max(1, (len(values) + missing).bit_length())), tuple(values), missing)
+    return Category(
+        name, port, Format(max(1, (len(values) + missing).bit_length())), tuple(values), missing
+    )
 
 
 def _bits(numbers: Sequence[float], decimals: int) -> int:
@@ -559,11 +582,15 @@ def port_names(names: Sequence[str], taken: Iterable[str]) -> list[str]:
         word = word_of(name) or f"column_{place}"
         if word[0].isdigit():
             word = f"column_{word}"
-        choices = itertools.chain((word, f"{word}_column"), (f"{word}_{n}" for n in itertools.count(2)))
+        choices = itertools.chain(
+            (word, f"{word}_column"), (f"{word}_{n}" for n in itertools.count(2))
+        )
         chosen = next(
             c
             for c in choices
-            if c not in used and not _names.explain_bad_port(c) and not _names.explain_bad_function(c)
+            if c not in used
+            and not _names.explain_bad_port(c)
+            and not _names.explain_bad_function(c)
         )
         used.add(chosen)
         found.append(chosen)
@@ -573,6 +600,6 @@ def port_names(names: Sequence[str], taken: Iterable[str]) -> list[str]:
 def word_of(text: str) -> str:
     """Reduce a string to lower-case letters, digits and single underscores."""
     plain = unicodedata.normalize("NFKD", text.casefold())
-    return re.sub("[^a-z0-9]+", "_", "".join(c for c in plain if not unicodedata.combining(c)))[:40].strip(
-        "_"
-    )
+    return re.sub("[^a-z0-9]+", "_", "".join(c for c in plain if not unicodedata.combining(c)))[
+        :40
+    ].strip("_")

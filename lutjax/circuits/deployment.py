@@ -106,7 +106,9 @@ class Vectors:
             expected = {port.name: port.count for port in ports}
             found = {name: x.shape[1] if x.ndim == 2 else None for name, x in given.items()}
             if found != expected:
-                raise ValueError(f"Vectors: {what} have {found} values per sample; expected {expected}.")
+                raise ValueError(
+                    f"Vectors: {what} have {found} values per sample; expected {expected}."
+                )
             for port in ports:
                 try:
                     port.format.encode(given[port.name])
@@ -134,12 +136,15 @@ class Vectors:
         rows = []
         for k in range(len(self)):
             sample = [
-                {name: x[k].tolist() for name, x in side.items()} for side in (self.inputs, self.outputs)
+                {name: x[k].tolist() for name, x in side.items()}
+                for side in (self.inputs, self.outputs)
             ]
             named = dict(zip(("inputs", "outputs"), sample, strict=True))
             own = {} if self.rows is None else {"row": list(self.rows[k])}
             rows.append(json.dumps({**own, **named}, separators=(",", ":")))
-        return f'{{"source": {json.dumps(self.source)}, "samples": [\n' + ",\n".join(rows) + "\n]}\n"
+        return (
+            f'{{"source": {json.dumps(self.source)}, "samples": [\n' + ",\n".join(rows) + "\n]}\n"
+        )
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Vectors":
@@ -179,15 +184,23 @@ class Vectors:
 def _read_row(where: str, sample: Any) -> list[Value]:
     row: list[Value] = Fields(where).field(sample, "row", list)
     if not {type(cell) for cell in row} <= {int, float, str, type(None)}:
-        raise ValueError(f"{where}: 'row' is {format_value(row)}; expected numbers, texts and null.")
+        raise ValueError(
+            f"{where}: 'row' is {format_value(row)}; expected numbers, texts and null."
+        )
     return row
 
 
-def _read_numbers(where: str, name: str, found: Mapping[str, Any], before: list[Any]) -> list[float | int]:
+def _read_numbers(
+    where: str, name: str, found: Mapping[str, Any], before: list[Any]
+) -> list[float | int]:
     row: list[float | int] = Fields(where).field(found, name, list)
-    if not {type(number) for number in row} <= {int, float} or (before and len(row) != len(before[0])):
+    if not {type(number) for number in row} <= {int, float} or (
+        before and len(row) != len(before[0])
+    ):
         expected = f"{len(before[0])} numbers, as before" if before else "numbers"
-        raise ValueError(f"{where}: {format_value(name)} is {format_value(row)}; expected {expected}.")
+        raise ValueError(
+            f"{where}: {format_value(name)} is {format_value(row)}; expected {expected}."
+        )
     return row
 
 
@@ -216,19 +229,27 @@ class Options:
             object.__setattr__(self, "formats", tuple(FORMATS))
         for format in self.formats:
             if format not in FORMATS:
-                raise ValueError(f"formats has {format!r}; the known ones are {', '.join(FORMATS)}.")
+                raise ValueError(
+                    f"formats has {format!r}; the known ones are {', '.join(FORMATS)}."
+                )
         if not 0 <= self.registers < MOST_LEVELS:
-            raise ValueError(f"registers is {self.registers}; expected a number of levels below 2^31.")
+            raise ValueError(
+                f"registers is {self.registers}; expected a number of levels below 2^31."
+            )
         if why := _names.explain_bad_port(self.name):
             raise ValueError(f"name is {self.name!r}; {why}.")
         if f"{self.name}.json".lower() in (VECTORS, MANIFEST):
-            raise ValueError(f"name is {self.name!r}, but exports use {self.name}.json; choose another name.")
+            raise ValueError(
+                f"name is {self.name!r}, but exports use {self.name}.json; choose another name."
+            )
         if "c" in self.formats:
             c.check_name(self.name)
         if self.target is not None:
             mcu.check_target(self.target, "export")
             if not set(self.formats) <= {"c", "json"}:
-                raise ValueError(f"target is {self.target!r}, a microcontroller; formats must be only c.")
+                raise ValueError(
+                    f"target is {self.target!r}, a microcontroller; formats must be only c."
+                )
             if self.registers:
                 raise ValueError(
                     f"registers is {self.registers}, but target {self.target} supports no registers; leave one out."
@@ -257,7 +278,9 @@ class Request:
 
 def as_called(ports: Sequence[Port], numbers: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
     """Return port values ``[samples, count]`` in the form used by `Circuit` calls."""
-    return tuple(numbers[port.name][:, 0] if port.count == 1 else numbers[port.name] for port in ports)
+    return tuple(
+        numbers[port.name][:, 0] if port.count == 1 else numbers[port.name] for port in ports
+    )
 
 
 def _verilog(request: Request) -> dict[str, str]:
@@ -307,7 +330,9 @@ class Format(NamedTuple):
 FORMATS: dict[str, Format] = {
     "verilog": Format((".v", "_testbench.v"), _verilog),
     "blif": Format(
-        (".blif",), lambda r: {f"{r.options.name}.blif": blif.write(r.circuit, r.options.name)}, blif.read
+        (".blif",),
+        lambda r: {f"{r.options.name}.blif": blif.write(r.circuit, r.options.name)},
+        blif.read,
     ),
     "aiger": Format(
         (".aig", ".aag"),
@@ -318,14 +343,20 @@ FORMATS: dict[str, Format] = {
         aiger.read,
     ),
     "json": Format(
-        (".json",), lambda r: {f"{r.options.name}.json": netlist_json.write(r.circuit)}, netlist_json.read
+        (".json",),
+        lambda r: {f"{r.options.name}.json": netlist_json.write(r.circuit)},
+        netlist_json.read,
     ),
     "alkaid": Format(
-        ("_alkaid.json",), lambda r: {f"{r.options.name}_alkaid.json": alkaid.write(r.circuit)}, alkaid.read
+        ("_alkaid.json",),
+        lambda r: {f"{r.options.name}_alkaid.json": alkaid.write(r.circuit)},
+        alkaid.read,
     ),
     "c": Format((".c", ".h", "_test.c"), _c),
     "html": Format((".html",), _html),
-    "dot": Format((".dot",), lambda r: {f"{r.options.name}.dot": dot.write(r.circuit, r.options.name)}),
+    "dot": Format(
+        (".dot",), lambda r: {f"{r.options.name}.dot": dot.write(r.circuit, r.options.name)}
+    ),
 }
 """Formats by name."""
 
@@ -366,7 +397,9 @@ def files_of(
             found[name] = format, content if isinstance(content, bytes) else content.encode()
     for name, content in request.extras.items():
         if name in formats_of(options, request.circuit):
-            raise DeploymentError(f"name is {options.name!r}, whose files replace {name}; choose another.")
+            raise DeploymentError(
+                f"name is {options.name!r}, whose files replace {name}; choose another."
+            )
         found[name] = EXTRA, content
     text = readme(request.circuit, options)
     if text:
@@ -396,7 +429,14 @@ def readme(circuit: Circuit, options: Options) -> str:
         return ""
     name, target, classes = options.name, circuit.about.get("target"), circuit.about.get("classes")
     answer = "the answer" if target is None else f"`{_cell(target)}`"
-    lines = [f"# {name}", "", f"This circuit takes a table row and predicts {answer}.", "", "## Columns", ""]
+    lines = [
+        f"# {name}",
+        "",
+        f"This circuit takes a table row and predicts {answer}.",
+        "",
+        "## Columns",
+        "",
+    ]
     lines += ["| column | port | takes | missing |", "| --- | --- | --- | --- |"]
     for column in taken.columns:
         if isinstance(column, Number):
@@ -408,7 +448,10 @@ def readme(circuit: Circuit, options: Options) -> str:
             missing = f"{code:g}" if column.missing else f"{code:g}, the median"
         else:
             values = ", ".join(f"{code} {_cell(value)}" for code, value in enumerate(column.values))
-            takes, missing = f"codes: {values}, {column.other_code} any other", str(column.missing_code)
+            takes, missing = (
+                f"codes: {values}, {column.other_code} any other",
+                str(column.missing_code),
+            )
         lines.append(f"| {_cell(column.name)} | `{column.port}` | {takes} | {missing} |")
     rounding = "Each category has a code."
     if any(isinstance(column, Number) for column in taken.columns):
@@ -432,7 +475,9 @@ def readme(circuit: Circuit, options: Options) -> str:
             f"`{name}_code_PORT` finds by name. `{name}_predict` takes the numbers of the ports."
         )
     elif "c" in options.formats:
-        lines.append(f"- C: `{name}_predict_row` of `src/{name}.h` takes a row of the numbers of the ports.")
+        lines.append(
+            f"- C: `{name}_predict_row` of `src/{name}.h` takes a row of the numbers of the ports."
+        )
     if "verilog" in options.formats:
         lines.append(f"- Verilog: the module `{name}` has a port for each column.")
     if "html" in options.formats:
@@ -482,7 +527,10 @@ def sizes(files: Mapping[str, tuple[str, bytes]]) -> list[str]:
 
 
 def manifest_of(
-    kind: str, files: Mapping[str, tuple[str, bytes]], facts: Mapping[str, Any], run: Mapping[str, Any] | None
+    kind: str,
+    files: Mapping[str, tuple[str, bytes]],
+    facts: Mapping[str, Any],
+    run: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Return a manifest of a `kind` from `KINDS`, for files and their training run."""
     return {
@@ -493,7 +541,11 @@ def manifest_of(
         **facts,
         "versions": {"python": platform.python_version(), "numpy": np.__version__},
         "files": {
-            name: {"format": format, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            name: {
+                "format": format,
+                "bytes": len(content),
+                "sha256": hashlib.sha256(content).hexdigest(),
+            }
             for name, (format, content) in sorted(files.items())
         },
     }
@@ -513,7 +565,9 @@ def check_place(folder: Path) -> bool:
     if not found:
         return False
     if MANIFEST not in found:
-        raise DeploymentError(f"{folder} has other files, such as {min(found)}: choose another folder.")
+        raise DeploymentError(
+            f"{folder} has other files, such as {min(found)}: choose another folder."
+        )
     manifest = read_manifest(folder)
     for name, difference in differences(folder, manifest).items():
         if difference == "not listed":
@@ -537,7 +591,9 @@ def make_outputs(manifest: Mapping[str, Any]) -> set[str]:
     return {f"{BUILD}/", *(f"{BUILD}/{made}" for made in (*of_name, "verilog.log"))}
 
 
-def write(folder: Path, files: Mapping[str, tuple[str, bytes]], manifest: Mapping[str, Any]) -> None:
+def write(
+    folder: Path, files: Mapping[str, tuple[str, bytes]], manifest: Mapping[str, Any]
+) -> None:
     """Write the export files and their manifest atomically, replacing an earlier export."""
     check_place(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -572,9 +628,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     if not folder.is_dir():
-        raise DeploymentError(f"{folder} is not a folder; expected an export written by `lutjax export`.")
+        raise DeploymentError(
+            f"{folder} is not a folder; expected an export written by `lutjax export`."
+        )
     if not path.exists():
-        raise DeploymentError(f"{folder} is not an export: it has no {MANIFEST}. Run `lutjax export`.")
+        raise DeploymentError(
+            f"{folder} is not an export: it has no {MANIFEST}. Run `lutjax export`."
+        )
     found: Any = {}
     try:
         found = strict_json.loads(path.read_bytes())
@@ -601,12 +661,16 @@ def _check_manifest(found: Any) -> None:
         raise ValueError(f"the manifest: 'version' is {found['version']}; expected {VERSION}.")
     kind = fields.field(found, "kind", str)
     if kind not in KINDS:
-        raise ValueError(f"the manifest: 'kind' is {format_value(kind)}; expected {' or '.join(KINDS)}.")
+        raise ValueError(
+            f"the manifest: 'kind' is {format_value(kind)}; expected {' or '.join(KINDS)}."
+        )
     fields.field(found, "lutjax", str)
     for name, facts in fields.field(found, "files", dict).items():
         of_file = Fields(f"files[{format_value(name)}]")
         if not _FILE.fullmatch(name) or name == MANIFEST:
-            raise ValueError(f"the manifest: files has {format_value(name)}; expected an export file name.")
+            raise ValueError(
+                f"the manifest: files has {format_value(name)}; expected an export file name."
+            )
         of_file.field(facts, "format", str)
         of_file.field(facts, "bytes", int)
         if not _SHA256.fullmatch(of_file.field(facts, "sha256", str)):
@@ -620,7 +684,9 @@ def _check_manifest(found: Any) -> None:
     for name, kind_of_field in (_FACTS if kind == "circuit" else {"facts": dict}).items():
         fields.field(found, name, kind_of_field)
     if kind == "circuit" and not 0 <= found["registers"] < MOST_LEVELS:
-        raise ValueError(f"the manifest: 'registers' is {format_value(found['registers'])}; expected levels.")
+        raise ValueError(
+            f"the manifest: 'registers' is {format_value(found['registers'])}; expected levels."
+        )
 
 
 _RUN: dict[str, type] = {"kind": str, "folder": str, "step": int, "digest": str}

@@ -84,12 +84,18 @@ class IntegerLUT:
                 f"anchors have shape {list(self.anchors.shape)} and values {list(self.values.shape)}; "
                 "expected [T, C, 2] and [T, 2**C, K]."
             )
-        sizes = {"in_features": self.in_features, "out_features": self.out_features, "detectors": tables}
+        sizes = {
+            "in_features": self.in_features,
+            "out_features": self.out_features,
+            "detectors": tables,
+        }
         for name, size in sizes.items():
             if self.groups < 1 or size % self.groups:
                 raise _error(f"groups is {self.groups}; it must divide {name}, {size}.")
         if self.targets is None and columns != outputs:
-            raise _error(f"values have {columns} columns; expected one for each of {outputs} outputs.")
+            raise _error(
+                f"values have {columns} columns; expected one for each of {outputs} outputs."
+            )
         if self.targets is not None and (
             self.targets.shape[0] not in (1, tables)
             or self.targets.shape[1] not in (1, rows)
@@ -106,7 +112,9 @@ class IntegerLUT:
             _check_ids("targets", self.targets, -1, outputs)
         most = max(self.bound)
         if most > _INT32.max:
-            raise _error(f"sums can reach {most}, beyond int32; use a smaller fraction, or smaller tables.")
+            raise _error(
+                f"sums can reach {most}, beyond int32; use a smaller fraction, or smaller tables."
+            )
 
     @property
     def out_features(self) -> int:
@@ -116,7 +124,9 @@ class IntegerLUT:
     @property
     def bound(self) -> tuple[int, ...]:
         """Maximum magnitude of each output and its partial sums."""
-        most = sums(np.abs(self.values.astype(np.int64)), self.out_features, self.targets, self.groups)
+        most = sums(
+            np.abs(self.values.astype(np.int64)), self.out_features, self.targets, self.groups
+        )
         return tuple(int(m) << int(s) for m, s in zip(most, self.shifts, strict=True))
 
     def rows(self, x: Int[np.ndarray, "*batch inputs"]) -> Int[np.ndarray, "*batch detectors"]:
@@ -128,7 +138,9 @@ class IntegerLUT:
         if x.size and not (_INT32.min <= x.min() and x.max() <= _INT32.max):
             raise _error(f"x is from {x.min()} to {x.max()}; expected numbers that fit int32.")
         group = np.arange(len(self.anchors)) // (len(self.anchors) // self.groups)
-        a, b = np.moveaxis(self.anchors + (group * (self.in_features // self.groups))[:, None, None], -1, 0)
+        a, b = np.moveaxis(
+            self.anchors + (group * (self.in_features // self.groups))[:, None, None], -1, 0
+        )
         wide = x.astype(np.int64)
         bits = wide[..., a] - wide[..., b] >= max(1, self.dead_zone)
         found: np.ndarray = (bits.astype(np.int64) << np.arange(self.anchors.shape[1])).sum(-1)
@@ -176,8 +188,14 @@ class IntegerLUT:
           ['detectors.h', 'door.c', 'door.h']
         """
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise ValueError(f"to_c: name is {name!r}; expected lower-case letters, digits and underscores.")
-        own = "it is a name in the files of each layer" if name in _OWN or name.startswith("lutjax") else None
+            raise ValueError(
+                f"to_c: name is {name!r}; expected lower-case letters, digits and underscores."
+            )
+        own = (
+            "it is a name in the files of each layer"
+            if name in _OWN or name.startswith("lutjax")
+            else None
+        )
         if why := own or _names.explain_bad_function(name):
             raise ValueError(f"to_c: name is {name!r}; {why}. Take another one.")
         if self.values.size > _MOST_IN_C:
@@ -211,15 +229,15 @@ class IntegerLUT:
             group = f"t / {tables // self.groups}"
             x = f"x + {group} * {self.in_features // self.groups}"
             y = f"y + {group} * {self.out_features // self.groups}"
-        row = f"lutjax_row({x}, anchors + t * {2 * n_anchors}, {n_anchors}, {max(1, self.dead_zone)})"
+        row = (
+            f"lutjax_row({x}, anchors + t * {2 * n_anchors}, {n_anchors}, {max(1, self.dead_zone)})"
+        )
         place, added = "", "sum[k] += value[k]"
         if self.targets is not None:
             arrays += array("int32_t", "targets", self.targets)
             of_tables, of_rows, _ = self.targets.shape
             table, of_row = "(uint32_t)t" if of_tables > 1 else "0", "row" if of_rows > 1 else "0"
-            place = (
-                f"const int32_t *target = targets + ({table} * {of_rows} + {of_row}) * {columns};\n        "
-            )
+            place = f"const int32_t *target = targets + ({table} * {of_rows} + {of_row}) * {columns};\n        "
             added = "if (target[k] >= 0)\n                sum[target[k]] += value[k]"
         return _templates.fill_template(
             "layer.c",
@@ -415,7 +433,9 @@ def _rounded_fields(
         raise ValueError(f"rounded: fraction is {fraction}; it must be from 0 to {_MOST_SHIFT}.")
     weights = np.asarray(weights).astype(np.float64)
     if not np.isfinite(weights).all():
-        raise ValueError("rounded: weights has infinite or NaN entries, which integers cannot represent.")
+        raise ValueError(
+            "rounded: weights has infinite or NaN entries, which integers cannot represent."
+        )
     size = out_features or groups * weights.shape[2]
     scaled = weights if targets is None else weights.reshape(len(weights), -1, 1)
     scales = (
@@ -430,7 +450,8 @@ def _rounded_fields(
     if not 0 <= fraction <= found:
         raise ValueError(
             f"rounded: sums reach {most:g} and entries {largest:g}, which fit {tables} and sums of int32 with a fraction of at "
-            f"most {found}" + ("; scale them down." if found < 0 else f", not {fraction}; use a smaller one.")
+            f"most {found}"
+            + ("; scale them down." if found < 0 else f", not {fraction}; use a smaller one.")
         )
     values, shifts = integers(scaled, fraction, tables, scales)
     if asked is None:  # no finer than the tables
@@ -454,7 +475,11 @@ def _fixed_point_fields(
     units = np.trunc(np.ldexp(weights.astype(np.float64), kept))
     for name in _DTYPES:
         if np.abs(units).max(initial=0) <= np.iinfo(name).max:
-            return {"values": units.astype(name), "shifts": np.zeros(out_features, int), "fraction": kept}
+            return {
+                "values": units.astype(name),
+                "shifts": np.zeros(out_features, int),
+                "fraction": kept,
+            }
     raise ValueError(
         f"detectors.from_layer: a table holds an entry that is not below {2**31 / scale:g}, which the scale {scale:g} does not fit."
     )
@@ -469,7 +494,9 @@ def sums(
     for t, table in enumerate(magnitudes):
         if targets is not None:
             reached = np.broadcast_to(targets[t if len(targets) > 1 else 0], table.shape)
-            every = np.zeros((len(table), outputs + 1), table.dtype)  # the last column collects unused slots
+            every = np.zeros(
+                (len(table), outputs + 1), table.dtype
+            )  # the last column collects unused slots
             np.add.at(every, (np.arange(len(table))[:, None], reached), table)
             table = every[:, :outputs]
         found[t // of_group] += table.max(axis=0, initial=0)

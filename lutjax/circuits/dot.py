@@ -106,7 +106,10 @@ def bit_names(ports: Sequence[Port]) -> list[str]:
     for port in ports:
         for number in range(port.count):
             name = port.name if port.count == 1 else f"{port.name}[{number}]"
-            names += [name if port.format.bits == 1 else f"{name}.{bit}" for bit in range(port.format.bits)]
+            names += [
+                name if port.format.bits == 1 else f"{name}.{bit}"
+                for bit in range(port.format.bits)
+            ]
     return names
 
 
@@ -114,7 +117,9 @@ def colors_of(n_parts: int) -> list[str]:
     """Return a light color for each part."""
     if n_parts <= len(_COLORS):
         return list(_COLORS[:n_parts])
-    colors = (colorsys.hls_to_rgb(k / n_parts, 0.86 if k % 2 else 0.76, 0.75) for k in range(n_parts))
+    colors = (
+        colorsys.hls_to_rgb(k / n_parts, 0.86 if k % 2 else 0.76, 0.75) for k in range(n_parts)
+    )
     return ["#" + "".join(f"{round(255 * value):02x}" for value in color) for color in colors]
 
 
@@ -165,12 +170,15 @@ def write(circuit: Circuit, name: str = "circuit", *, title: str | None = None) 
         if k in read
     ]
     functions = [
-        function_of(table, len(fanin)) for fanin, table in zip(circuit.fanins, circuit.tables, strict=True)
+        function_of(table, len(fanin))
+        for fanin, table in zip(circuit.fanins, circuit.tables, strict=True)
     ]
     first, part, indent = circuit.first_gate, "", "  "
     colors = colors_of(len(circuit.parts))
     n_clusters = 0
-    named = circuit.parts if len(circuit.parts) > 1 else (("", len(circuit)),)  # a single part needs no name
+    named = (
+        circuit.parts if len(circuit.parts) > 1 else (("", len(circuit)),)
+    )  # a single part needs no name
     parts = [name for name, count in named for _ in range(count)]
     for gate, (function, new) in enumerate(zip(functions, parts, strict=True)):
         if new != part:
@@ -183,12 +191,16 @@ def write(circuit: Circuit, name: str = "circuit", *, title: str | None = None) 
                 n_clusters += 1
             part, indent = new, "    " if new else "  "
         hexadecimal = f"0x{circuit.tables[gate]:x}"
-        lines.append(f'{indent}n{first + gate} [label={_label(function.name)}, tooltip="{hexadecimal}"];')
+        lines.append(
+            f'{indent}n{first + gate} [label={_label(function.name)}, tooltip="{hexadecimal}"];'
+        )
     lines += ["  }"] if part else []
     for gate, (function, fanin) in enumerate(zip(functions, circuit.fanins, strict=True)):
         for node, inverted, role in zip(fanin, function.inverted, function.roles, strict=True):
             lines.append(f"  n{node} -> n{first + gate}{_edge(inverted, role)};")
-    for k, (literal, bit) in enumerate(zip(circuit.literals, bit_names(circuit.outputs), strict=True)):
+    for k, (literal, bit) in enumerate(
+        zip(circuit.literals, bit_names(circuit.outputs), strict=True)
+    ):
         lines.append(f'  o{k} [label={_label(bit)}, shape=plaintext, style=""];')
         lines.append(f"  n{literal >> 1} -> o{k}{_edge(bool(literal & 1), '')};")
     return "\n".join([*lines, "}", ""])

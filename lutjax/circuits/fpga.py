@@ -231,7 +231,9 @@ def report(
       True
     """
     if family not in FAMILIES:
-        raise ValueError(f"fpga.report: family is {family!r}; the known ones are {', '.join(FAMILIES)}.")
+        raise ValueError(
+            f"fpga.report: family is {family!r}; the known ones are {', '.join(FAMILIES)}."
+        )
     if clock is not None and not 0 < clock < float("inf"):
         raise ValueError(f"fpga.report: clock is {clock!r}; it must be a number of MHz above 0.")
     verilog.latency(circuit, registers)  # checks registers
@@ -242,7 +244,10 @@ def report(
     if program is not None:
         tools[program] = _programs.run([program, "--version"], ".", 60)[1].strip().splitlines()[-1]
     costs = []
-    for name, part in [*((name, part_of(circuit, name)) for name in circuit.part_ranges), ("all", circuit)]:
+    for name, part in [
+        *((name, part_of(circuit, name)) for name in circuit.part_ranges),
+        ("all", circuit),
+    ]:
         progress(f"mapping {name}")
         cost = _map_cells(part, name, FAMILIES[family], registers, seconds)
         if not place:
@@ -252,7 +257,9 @@ def report(
         elif len(part):
             progress(f"placing {name}")
             picture = pathlib.Path(layout) if layout is not None and part is circuit else None
-            cost = _place_cells(part, cost, FAMILIES[family], program, registers, clock, picture, seconds)
+            cost = _place_cells(
+                part, cost, FAMILIES[family], program, registers, clock, picture, seconds
+            )
         costs.append(cost)
     return Report(family, registers, clock, tuple(costs[:-1]), costs[-1], tools)
 
@@ -275,10 +282,14 @@ def part_of(circuit: Circuit, name: str) -> Circuit:
       Circuit(x: 2 x uint1 -> y: 1 x uint1; 1 gates)
     """
     if name not in circuit.part_ranges:
-        raise ValueError(f"fpga.part_of: name is {name!r}; the parts are {', '.join(circuit.part_ranges)}.")
+        raise ValueError(
+            f"fpga.part_of: name is {name!r}; the parts are {', '.join(circuit.part_ranges)}."
+        )
     gates, first = circuit.part_ranges[name], circuit.first_gate
     inside = range(first + gates.start, first + gates.stop)
-    read = sorted({node for g in gates for node in circuit.fanins[g] if node and node not in inside})
+    read = sorted(
+        {node for g in gates for node in circuit.fanins[g] if node and node not in inside}
+    )
     needed = {literal >> 1 for literal in circuit.literals}
     needed.update(node for g in range(gates.stop, len(circuit)) for node in circuit.fanins[g])
     left = [node for node in inside if node in needed]
@@ -304,10 +315,14 @@ def _unplaced_reason(family: str) -> str:
     return f"nextpnr was not found; install {words[0]}, or `pip install yowasp-{words[0]}`"
 
 
-def _map_cells(circuit: Circuit, name: str, family: Family, registers: int, seconds: float | int) -> Cost:
+def _map_cells(
+    circuit: Circuit, name: str, family: Family, registers: int, seconds: float | int
+) -> Cost:
     counts = dict.fromkeys((*_COUNTS, "levels"), 0)
     if circuit.outputs:
-        cells = _cells({"a.v": verilog.write(circuit, registers=registers)}, "circuit", family, seconds)
+        cells = _cells(
+            {"a.v": verilog.write(circuit, registers=registers)}, "circuit", family, seconds
+        )
         for kind, beginnings in family.cells.items():
             counts[kind] = sum(cell["type"].startswith(beginnings) for cell in cells if beginnings)
         counts["levels"] = _levels(cells, family)
@@ -316,7 +331,11 @@ def _map_cells(circuit: Circuit, name: str, family: Family, registers: int, seco
 
 
 def _cells(
-    files: Mapping[str, str], top: str, family: Family, seconds: float | int, folder: str | None = None
+    files: Mapping[str, str],
+    top: str,
+    family: Family,
+    seconds: float | int,
+    folder: str | None = None,
 ) -> list[dict[str, Any]]:
     """Map a Verilog module with Yosys and return its cells; a folder receives ``mapped.json``."""
     if folder is None:
@@ -379,7 +398,10 @@ def _place_cells(
     shift register, and a register stores the answers and outputs their parity.
     """
     with tempfile.TemporaryDirectory() as folder:
-        files = {"a.v": verilog.write(circuit, registers=registers), "top.v": _wrapper(circuit, registers)}
+        files = {
+            "a.v": verilog.write(circuit, registers=registers),
+            "top.v": _wrapper(circuit, registers),
+        }
         _cells(files, "top", family, seconds, folder)
         words = [
             program,
@@ -397,7 +419,9 @@ def _place_cells(
         try:
             status, printed = _programs.run(words, folder, seconds)
         except TimeoutError:
-            return dataclasses.replace(cost, unplaced=f"{program} was not done after {seconds:g} seconds")
+            return dataclasses.replace(
+                cost, unplaced=f"{program} was not done after {seconds:g} seconds"
+            )
         found = pathlib.Path(folder, "report.json")
         if status or not found.is_file():
             errors = [line for line in printed.splitlines() if line.startswith("ERROR")]

@@ -56,8 +56,14 @@ def operations(
     if found := walk_literals(circuit, literals, functools.partial(_gate, builder)):
         builder.output("y", [[literal] for literal in found])
     made = builder.circuit()
-    orders = [_order_inputs(table, len(nodes)) for nodes, table in zip(made.fanins, made.tables, strict=True)]
-    fanins = [tuple([nodes[i] for i in order]) for nodes, (order, _) in zip(made.fanins, orders, strict=True)]
+    orders = [
+        _order_inputs(table, len(nodes))
+        for nodes, table in zip(made.fanins, made.tables, strict=True)
+    ]
+    fanins = [
+        tuple([nodes[i] for i in order])
+        for nodes, (order, _) in zip(made.fanins, orders, strict=True)
+    ]
     return Operations(n, fanins, [table for _, table in orders], list(made.literals))
 
 
@@ -86,16 +92,22 @@ def _gate(builder: Builder, literals: Sequence[Literal], table: int) -> Literal:
         return builder.gate([first, *[literals[i] for i in outer]], outer_table)
     i, halves, outer_table = _split(table, n)
     rest = literals[:i] + literals[i + 1 :]
-    return builder.gate([*(_gate(builder, rest, half) for half in halves), literals[i]], outer_table)
+    return builder.gate(
+        [*(_gate(builder, rest, half) for half in halves), literals[i]], outer_table
+    )
 
 
 @functools.lru_cache(maxsize=512)
 def _order_inputs(table: int, n: int) -> tuple[tuple[int, ...], int]:
     """Return the input order with the smallest table, and this table, for two or three inputs."""
     orders = (
-        [(0, 1), (1, 0)] if n == 2 else [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
+        [(0, 1), (1, 0)]
+        if n == 2
+        else [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
     )
-    return min(((order, truth.permute(table, n, order)) for order in orders), key=lambda found: found[1])
+    return min(
+        ((order, truth.permute(table, n, order)) for order in orders), key=lambda found: found[1]
+    )
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -118,7 +130,9 @@ def _find_symmetry(table: int, n: int) -> tuple[tuple[int, ...], int] | None:
     found = []
     for inverted, given in enumerate((answers, answers[::-1])):  # zeros can be counted as well
         known = sum(answer << k for k, answer in enumerate(given))
-        for unused in range(1 << (1 << bits) - (n + 1)):  # outputs for counts above n, which never occur
+        for unused in range(
+            1 << (1 << bits) - (n + 1)
+        ):  # outputs for counts above n, which never occur
             filled = known | unused << (n + 1)
             found.append((len(truth.support(filled, bits)), inverted, filled))
     _, inverted, filled = min(found)  # prefer the fewest inputs
@@ -275,8 +289,12 @@ def in_runs(program: Operations, window: int) -> Operations:
     for start in range(0, len(program), window):
         here = range(start, min(start + window, len(program)))
         for g in here:
-            level[first + g] = 1 + max([level[n] for n in program.fanins[g] if n >= first + start], default=0)
-        order += sorted(here, key=lambda g: (level[first + g], len(program.fanins[g]), program.tables[g]))
+            level[first + g] = 1 + max(
+                [level[n] for n in program.fanins[g] if n >= first + start], default=0
+            )
+        order += sorted(
+            here, key=lambda g: (level[first + g], len(program.fanins[g]), program.tables[g])
+        )
     return _reorder_operations(program, order)
 
 

@@ -189,7 +189,8 @@ class IntegerLanguageModel:
             arrays.append(("lm_value", "tables", tables))
         # C has no zero-size arrays.
         arrays = [
-            (kind, f"lm_{name}", values if values.size else np.zeros(1, int)) for kind, name, values in arrays
+            (kind, f"lm_{name}", values if values.size else np.zeros(1, int))
+            for kind, name, values in arrays
         ]
         head = ["/* Arrays of the model. */", "#ifndef TABLES_H", "#define TABLES_H", ""]
         head += ["#include <stddef.h>", "", '#include "model.h"', ""]
@@ -231,13 +232,21 @@ def from_model(model: Any, *, tables: str = "int16") -> IntegerLanguageModel:
         raise _error(f"tables is {tables!r}; expected one of {TABLES}.")
     config = model.config
     if config.vocab_size != _BYTES:
-        raise _error(f"vocab_size is {config.vocab_size}; programs read and write bytes, {_BYTES} of them.")
+        raise _error(
+            f"vocab_size is {config.vocab_size}; programs read and write bytes, {_BYTES} of them."
+        )
     if config.batch_norm:
         raise _error("batch_norm is True, which needs floats between tables; train without it.")
     if config.memory != "window":
-        raise _error(f"memory is {config.memory!r}, which programs do not support; train with 'window'.")
+        raise _error(
+            f"memory is {config.memory!r}, which programs do not support; train with 'window'."
+        )
     read = [(np.asarray(b.attention.layer.weights[...]), b.attention.layer) for b in model.layers]
-    ffn = [(np.asarray(b.ffn.layer.weights[...]), b.ffn.layer) for b in model.layers if b.ffn is not None]
+    ffn = [
+        (np.asarray(b.ffn.layer.weights[...]), b.ffn.layer)
+        for b in model.layers
+        if b.ffn is not None
+    ]
     embedding = np.asarray(model.embedding[...]).astype(np.float64)
     window, pairs = config.context - 1, config.attention != "concatenated"
     positions = [
@@ -264,7 +273,9 @@ def from_model(model: Any, *, tables: str = "int16") -> IntegerLanguageModel:
         values, shifts = integers(weights, fraction, tables)
         anchors = np.asarray(layer.anchors[...])
         if config.attention == "pair_interleaved":
-            anchors = anchors % 3 * config.features + anchors // 3  # from interleaved to concatenated order
+            anchors = (
+                anchors % 3 * config.features + anchors // 3
+            )  # from interleaved to concatenated order
         numbers = _units(position, fraction) if pairs else (position > 0).astype(np.int32)
         attention.append(IntegerAttention(anchors, values, shifts, numbers, pairs))
     return IntegerLanguageModel(
@@ -277,7 +288,9 @@ def from_model(model: Any, *, tables: str = "int16") -> IntegerLanguageModel:
     )
 
 
-def _fraction(tables: list[tuple[np.ndarray, int]], start: np.ndarray, apart: float, dtype: str) -> int:
+def _fraction(
+    tables: list[tuple[np.ndarray, int]], start: np.ndarray, apart: float, dtype: str
+) -> int:
     """Return the most fraction bits with exact sums of tables, each added a number of times.
 
     A sum starts below `start` in magnitude; other values are up to `apart`.
@@ -288,7 +301,10 @@ def _fraction(tables: list[tuple[np.ndarray, int]], start: np.ndarray, apart: fl
             raise _error("a table has infinite or NaN entries, which integers cannot represent.")
         reached = magnitudes(weights, dtype)
         most = most + times * sums(reached, len(start))
-        largest, n_addends = max(largest, float(reached.max(initial=0))), n_addends + times * len(weights)
+        largest, n_addends = (
+            max(largest, float(reached.max(initial=0))),
+            n_addends + times * len(weights),
+        )
     bound = max(float(most.max(initial=0)), apart)
     fraction = finest_fraction(bound, largest, n_addends, dtype, limit=EXACT - 1)
     if fraction < 0:
@@ -333,7 +349,12 @@ class Draws:
     """
 
     def __init__(self, *, seed: int, fraction: int, temperature: int, top_k: int = _BYTES):
-        self._state, self._fraction, self._temperature, self._top_k = seed, fraction, temperature, top_k
+        self._state, self._fraction, self._temperature, self._top_k = (
+            seed,
+            fraction,
+            temperature,
+            top_k,
+        )
         self._powers = powers().astype(np.uint64)
 
     def __call__(self, logits: Int[np.ndarray, " bytes"]) -> int:
@@ -350,8 +371,14 @@ class Draws:
     def _weights(self, below: np.ndarray) -> np.ndarray:
         u = np.uint64
         e = below * u(_LOG2_E * TEMPERATURES) // u(self._temperature << self._fraction)
-        whole, coarse, fine = e >> u(16), self._powers[e >> u(8) & u(255)], self._powers[256:][e & u(255)]
-        weights: np.ndarray = np.where(whole > 31, u(0), coarse * fine >> u(31) >> np.minimum(whole, u(31)))
+        whole, coarse, fine = (
+            e >> u(16),
+            self._powers[e >> u(8) & u(255)],
+            self._powers[256:][e & u(255)],
+        )
+        weights: np.ndarray = np.where(
+            whole > 31, u(0), coarse * fine >> u(31) >> np.minimum(whole, u(31))
+        )
         return weights
 
     def _next_number(self) -> int:
@@ -394,7 +421,10 @@ class Text:
 def texts_to_json(texts: Sequence[Text]) -> str:
     """Return texts as JSON, with bytes in hexadecimal."""
     rows = [
-        {name: x.hex() if isinstance(x, bytes) else x for name, x in dataclasses.asdict(text).items()}
+        {
+            name: x.hex() if isinstance(x, bytes) else x
+            for name, x in dataclasses.asdict(text).items()
+        }
         for text in texts
     ]
     return "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n"
@@ -416,7 +446,9 @@ def _text(fields: Fields, row: Any) -> Text:
         bytes.fromhex(fields.field(row, name, str)) for name in ("prompt", "continuation")
     )
     logits = fields.field(row, "logits", list)
-    temperature, top_k, seed = (fields.field(row, name, int) for name in ("temperature", "top_k", "seed"))
+    temperature, top_k, seed = (
+        fields.field(row, name, int) for name in ("temperature", "top_k", "seed")
+    )
     limits = (0 <= temperature <= 1000 * TEMPERATURES, 1 <= top_k <= _BYTES, 0 <= seed < 1 << 64)
     if not all(limits) or not prompt or not continuation:
         raise ValueError(
@@ -433,7 +465,8 @@ def _text(fields: Fields, row: Any) -> Text:
 def parse_header(header: str) -> tuple[dict[str, Any], list[str]]:
     """Return the model facts in ``model.h``, and the program files except the Makefile."""
     sizes = {
-        name: int(size) for name, size in re.findall(r"^#define LM_(\w+) (\d{1,12})$", header, re.MULTILINE)
+        name: int(size)
+        for name, size in re.findall(r"^#define LM_(\w+) (\d{1,12})$", header, re.MULTILINE)
     }
     values = re.findall(r"^typedef (int8|int16)_t lm_value;$", header, re.MULTILINE)
     needed = {"TABLE_SIZE", "FRACTION", "LOGIT_FRACTION", "WINDOW", "TABLES_IN_FILE"}
@@ -488,7 +521,9 @@ def verify(folder: Path, *, compiler: str = "cc", flags: Sequence[str] = ("-O2",
                     words, input=text.prompt, check=True, capture_output=True, timeout=_SECONDS
                 ).stdout
             except subprocess.TimeoutExpired:
-                raise DifferenceError(f"the program has not ended after {_SECONDS} seconds.") from None
+                raise DifferenceError(
+                    f"the program has not ended after {_SECONDS} seconds."
+                ) from None
 
         for k, text in enumerate(texts):
             try:
@@ -497,12 +532,16 @@ def verify(folder: Path, *, compiler: str = "cc", flags: Sequence[str] = ("-O2",
                 raise DifferenceError(f"text {k}: the program does not write logits.") from None
             if logits != text.logits:
                 wrong = sum(a != b for a, b in itertools.zip_longest(logits, text.logits))
-                raise DifferenceError(f"text {k}: {wrong} of {len(logits)} logits differ from the model.")
+                raise DifferenceError(
+                    f"text {k}: {wrong} of {len(logits)} logits differ from the model."
+                )
             written = run(text, len(text.continuation))
             if written != text.continuation:
                 same = [a == b for a, b in zip(written, text.continuation, strict=False)]
                 first = same.index(False) if False in same else len(same)
-                raise DifferenceError(f"text {k}: byte {first} after the prompt differs from the model.")
+                raise DifferenceError(
+                    f"text {k}: byte {first} after the prompt differs from the model."
+                )
     n_bytes = sum(len(text.continuation) for text in texts)
     return f"{n_bytes} bytes of {len(texts)} texts, and {len(texts)} times {_BYTES} logits"
 

@@ -64,8 +64,12 @@ def circuit_from_layers(
     if rows is not None:
         n_bits = stages[0].n_inputs if encoder is None else encoder.n_outputs
         if len(rows.bits) != n_bits:
-            raise _error(f"inputs are columns with {len(rows.bits)} bits; the first layer reads {n_bits}.")
-        numbers = [number for port in rows.ports for number in builder.input(port.name, 1, port.format)]
+            raise _error(
+                f"inputs are columns with {len(rows.bits)} bits; the first layer reads {n_bits}."
+            )
+        numbers = [
+            number for port in rows.ports for number in builder.input(port.name, 1, port.format)
+        ]
         builder.start_part("encoder")
         bits = bits_of_rows(builder, rows, numbers)
     elif encoder is None:
@@ -88,7 +92,9 @@ def circuit_from_layers(
     return builder.circuit({**_facts(unread, between, votes), **described, **about})
 
 
-def _facts(unread: "_Thermometer | None", layers: "list[_Layer]", votes: "_Votes | None") -> dict[str, Any]:
+def _facts(
+    unread: "_Thermometer | None", layers: "list[_Layer]", votes: "_Votes | None"
+) -> dict[str, Any]:
     """Return network facts, including the thresholds of a thermometer outside the circuit."""
     facts: dict[str, Any] = (
         {"kind": "network"} if votes is None else {"kind": "classifier", "n_classes": votes.k}
@@ -135,7 +141,9 @@ class _Thermometer:
     def __call__(self, builder: Builder, bits: list[Literal]) -> list[Literal]:
         return self.compare(builder, [[bit] for bit in bits], Format())
 
-    def compare(self, builder: Builder, numbers: list[list[Literal]], format: Format) -> list[Literal]:
+    def compare(
+        self, builder: Builder, numbers: list[list[Literal]], format: Format
+    ) -> list[Literal]:
         return [
             arithmetic.above_constant(builder, number, k, signed=format.signed)
             for feature, row in enumerate(levels_of(self.thresholds, format).tolist())
@@ -326,7 +334,9 @@ def _spec_and_arrays(where: str, layer: Any) -> tuple[Spec, dict[str, Any]]:
         )
     if hasattr(layer, "_arrays"):  # NNX, Haiku
         if variables is not None:
-            raise TypeError(f"circuits.from_model: {where} holds its own variables; pass no others.")
+            raise TypeError(
+                f"circuits.from_model: {where} holds its own variables; pass no others."
+            )
         spec, arrays = layer.spec, layer._arrays()
     else:
         if variables is None and layer.scope is None:
@@ -357,12 +367,16 @@ def _stage(where: str, layer: Any, n_bits: int | None, *, last: bool) -> _Stage:
     elif isinstance(spec, specifications.LogicConvSpec):
         check_wires(arrays["wires"], spec.window, where=f"circuits.from_model: {where}")
         stage = _Trees(spec, *map(np.asarray, spec.truth_tables(arrays)))
-    elif isinstance(spec, specifications.WiredSpec) and not isinstance(spec, specifications.LogicRNNSpec):
+    elif isinstance(spec, specifications.WiredSpec) and not isinstance(
+        spec, specifications.LogicRNNSpec
+    ):
         stage = _gates(where, *spec.truth_tables(arrays), spec.in_features)
     else:
         raise TypeError(f"circuits.from_model: {where} has no exact circuit: {_ONLY}.")
     if n_bits is not None and stage.n_inputs != n_bits:
-        raise _error(f"{where} reads {stage.n_inputs} bits, but the layer before it gives {n_bits}.")
+        raise _error(
+            f"{where} reads {stage.n_inputs} bits, but the layer before it gives {n_bits}."
+        )
     return stage
 
 

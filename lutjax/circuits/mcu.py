@@ -139,7 +139,9 @@ def _library(
     of = check_target(target)
     c.check_name(name, (*circuit.inputs, *circuit.outputs))
     if style not in ("auto", "functions", "tables"):
-        raise ValueError(f"mcu.write: style is {style!r}; expected 'auto', 'functions' or 'tables'.")
+        raise ValueError(
+            f"mcu.write: style is {style!r}; expected 'auto', 'functions' or 'tables'."
+        )
     if not circuit.inputs or not circuit.outputs:
         raise ValueError("mcu.write: circuit has no inputs or no outputs; expected both.")
     program = _microcontroller.program(circuit, layers)
@@ -150,7 +152,10 @@ def _library(
         "functions" if style == "functions" or (style == "auto" and n <= of.functions) else "tables"
     )
     sources, memory, tables = _microcontroller.source(program, name, chosen, of.chunk)
-    for what, bytes_, most in (("tables", tables, of.address[0]), ("values", memory, of.address[1])):
+    for what, bytes_, most in (
+        ("tables", tables, of.address[0]),
+        ("values", memory, of.address[1]),
+    ):
         if bytes_ > most:
             raise ValueError(
                 f"mcu.write: the circuit of {n:,} operations needs {bytes_:,} bytes of {what}; pointers of {target} reach {most:,}. "
@@ -210,14 +215,18 @@ def _check_same(circuit: Circuit, layers: Circuit, program: _microcontroller.Pro
     expected = evaluate_ports(circuit, samples).values()
     wrong = sum((a != b).any(1) for a, b in zip(found, expected, strict=True)).astype(bool).sum()
     if wrong:
-        raise ValueError(f"mcu.write: layers differs from the circuit on {wrong} of 256 random samples.")
+        raise ValueError(
+            f"mcu.write: layers differs from the circuit on {wrong} of 256 random samples."
+        )
 
 
 def random_samples(circuit: Circuit, n: int, seed: int = 0) -> list[np.ndarray]:
     """Return random values ``[n, count]`` for each input port."""
     draw = np.random.default_rng(seed)
     return [
-        numbers_of(port, draw.integers(0, 2, (port.n_bits, n), dtype=np.uint8)).reshape(n, port.count)
+        numbers_of(port, draw.integers(0, 2, (port.n_bits, n), dtype=np.uint8)).reshape(
+            n, port.count
+        )
         for port in circuit.inputs
     ]
 
@@ -262,7 +271,10 @@ class Report:
     def to_json(self) -> str:
         """Return the report as a JSON object: bytes, instructions and cycles."""
         return (
-            json.dumps({**dataclasses.asdict(self), "machine": TARGETS[self.target].machine}, indent=2) + "\n"
+            json.dumps(
+                {**dataclasses.asdict(self), "machine": TARGETS[self.target].machine}, indent=2
+            )
+            + "\n"
         )
 
     def __str__(self) -> str:
@@ -273,7 +285,9 @@ class Report:
         for name, found, most in (("flash", self.flash, of.flash), ("RAM", self.ram, of.ram)):
             if found is not None:
                 fits = "" if found <= most else ", which is too much for it"
-                lines.append(f"{name:<12} {found:>9,} bytes of the {most:,} of an {of.machine}{fits}")
+                lines.append(
+                    f"{name:<12} {found:>9,} bytes of the {most:,} of an {of.machine}{fits}"
+                )
         if self.instructions is not None:
             lines.append(f"{'instructions':<12} {self.instructions:>9,.0f} for one sample")
         if self.cycles is not None:
@@ -341,7 +355,9 @@ def report(
         return dataclasses.replace(found, missing={"compiled": why})
     progress("compiling")
     compiled = _compile(files, "circuit", circuit, of)
-    found = dataclasses.replace(found, flash=compiled.flash, tools={**found.tools, **compiled.tools})
+    found = dataclasses.replace(
+        found, flash=compiled.flash, tools={**found.tools, **compiled.tools}
+    )
     if why := _unsimulated_reason(target):
         return dataclasses.replace(found, missing={"simulated": why})
     progress("simulating")
@@ -389,7 +405,11 @@ def unsupported_reason(target: str) -> str | None:
 
 
 def count_wrong_answers(
-    files: Mapping[str, str], name: str, circuit: Circuit, target: str, samples: Sequence[np.ndarray]
+    files: Mapping[str, str],
+    name: str,
+    circuit: Circuit,
+    target: str,
+    samples: Sequence[np.ndarray],
 ) -> int:
     """Return the number of samples with different answers from a simulated library and a circuit.
 
@@ -431,7 +451,15 @@ def _compiler(of: Target) -> tuple[list[str], dict[str, str]]:
 
 
 _OPTIONS = (
-    *("-std=gnu11", "-Os", "-g0", "-ffreestanding", "-ffunction-sections", "-fdata-sections", "-I."),
+    *(
+        "-std=gnu11",
+        "-Os",
+        "-g0",
+        "-ffreestanding",
+        "-ffunction-sections",
+        "-fdata-sections",
+        "-I.",
+    ),
     *("-fno-unwind-tables", "-fno-asynchronous-unwind-tables"),
 )
 
@@ -457,11 +485,22 @@ def _compile(files: Mapping[str, str], name: str, circuit: Circuit, of: Target) 
     run = _templates.fill_template("mcu_run.c", name=name, arrays=arrays, call=call)
     flash, data = (hex(address) for address in of.starts)
     own = "ziglang" in compiler
-    link = ["-nostdlib", "-Wl,--no-gc-sections", "-T", "run.ld"] if own else ["-nostartfiles", "-Wl,-e,run"]
+    link = (
+        ["-nostdlib", "-Wl,--no-gc-sections", "-T", "run.ld"]
+        if own
+        else ["-nostartfiles", "-Wl,-e,run"]
+    )
     with tempfile.TemporaryDirectory(prefix="lutjax-") as place:
         folder = pathlib.Path(place)
-        texts = {path.removeprefix("src/"): text for path, text in files.items() if path.startswith("src/")}
-        texts |= {"run.c": run, "run.ld": _templates.fill_template("mcu.ld", flash=flash, data=data)}
+        texts = {
+            path.removeprefix("src/"): text
+            for path, text in files.items()
+            if path.startswith("src/")
+        }
+        texts |= {
+            "run.c": run,
+            "run.ld": _templates.fill_template("mcu.ld", flash=flash, data=data),
+        }
         if own:  # it has no avr-libc
             (folder / "avr").mkdir()
             texts["avr/pgmspace.h"] = _templates.text("mcu_pgmspace.h")
@@ -475,11 +514,17 @@ def _compile(files: Mapping[str, str], name: str, circuit: Circuit, of: Target) 
         ):
             status, said = _programs.run(words, folder, _SECONDS, where="mcu.report: ")
             if status:
-                raise RuntimeError(f"mcu.report: the compiler failed: {' '.join(said.split())[-300:]}")
-        alone, image = (_elf.read((folder / path).read_bytes()) for path in ("program.o", "run.elf"))
+                raise RuntimeError(
+                    f"mcu.report: the compiler failed: {' '.join(said.split())[-300:]}"
+                )
+        alone, image = (
+            _elf.read((folder / path).read_bytes()) for path in ("program.o", "run.elf")
+        )
     sections = [section for section in alone.sections if not section.name.startswith(_UNWIND)]
     in_flash = sum(section.size for section in sections if section.content)
-    return _Compiled(image, in_flash, sum(section.size for section in sections if section.writable), tools)
+    return _Compiled(
+        image, in_flash, sum(section.size for section in sections if section.writable), tools
+    )
 
 
 _UNWIND = (".ARM.ex", ".eh_frame", ".riscv", ".llvm")
@@ -495,7 +540,11 @@ class _Run(NamedTuple):
 
 def _unsimulated_reason(target: str) -> str | None:
     if target != "avr":
-        return None if importlib.util.find_spec("unicorn") else "unicorn was not found: pip install unicorn"
+        return (
+            None
+            if importlib.util.find_spec("unicorn")
+            else "unicorn was not found: pip install unicorn"
+        )
     node = shutil.which("node")
     if node is None:
         return "node was not found, which runs avr8js; install Node.js, then: npm install --global avr8js"
@@ -509,12 +558,18 @@ def _avr8js(node: str) -> dict[str, str] | None:
         places.append(_programs.run([npm, "root", "--global"], ".", 60)[1].strip())
     environment = {**os.environ, "NODE_PATH": os.pathsep.join(filter(None, places))}
     done = subprocess.run(
-        [node, "-e", 'require("avr8js")'], env=environment, capture_output=True, timeout=60, check=False
+        [node, "-e", 'require("avr8js")'],
+        env=environment,
+        capture_output=True,
+        timeout=60,
+        check=False,
     )
     return None if done.returncode else environment
 
 
-def _simulate_avr(image: _elf.Image, inputs: np.ndarray, n_out: int) -> tuple[list[_Run], dict[str, str]]:
+def _simulate_avr(
+    image: _elf.Image, inputs: np.ndarray, n_out: int
+) -> tuple[list[_Run], dict[str, str]]:
     data = 0x800000  # start of linker memory addresses
     start = TARGETS["avr"].starts[1] - data
     size = 32 * 1024

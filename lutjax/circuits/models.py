@@ -106,7 +106,9 @@ def from_model(
     if own is not None:
         made: Circuit = own(builder, inputs=inputs, outputs=outputs, about=about or {})
         return made
-    return circuit_from_layers(_layers_of(model), builder, inputs=inputs, outputs=outputs, about=about or {})
+    return circuit_from_layers(
+        _layers_of(model), builder, inputs=inputs, outputs=outputs, about=about or {}
+    )
 
 
 def step_automaton(

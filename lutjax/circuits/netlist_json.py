@@ -32,7 +32,17 @@ from lutjax.files.strict_json import format_value
 
 FORMAT, VERSION = "lutjax.circuit", 1
 _TABLE = re.compile("[0-9a-f]{1,64}")  # for 256 table entries
-_FIELDS = ("format", "version", "inputs", "outputs", "parts", "about", "literals", "tables", "fanins")
+_FIELDS = (
+    "format",
+    "version",
+    "inputs",
+    "outputs",
+    "parts",
+    "about",
+    "literals",
+    "tables",
+    "fanins",
+)
 
 
 def write(circuit: Circuit) -> str:
@@ -56,7 +66,8 @@ def write(circuit: Circuit) -> str:
         "fanins": circuit.fanins,
     }
     rows = [
-        f"{json.dumps(name)}: {json.dumps(value, separators=(',', ':'))}" for name, value in fields.items()
+        f"{json.dumps(name)}: {json.dumps(value, separators=(',', ':'))}"
+        for name, value in fields.items()
     ]
     return "{\n" + ",\n".join(rows) + "\n}\n"
 
@@ -72,12 +83,16 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
     try:
         found = strict_json.loads(atomic.content(text))
     except ValueError as error:
-        raise ValueError(f"netlist_json.read: the text is not JSON: {error}. Is the file complete?") from None
+        raise ValueError(
+            f"netlist_json.read: the text is not JSON: {error}. Is the file complete?"
+        ) from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         named = found.get("format") if isinstance(found, dict) else type(found).__name__
         raise _field_error("format", f"is {format_value(named)}; expected {format_value(FORMAT)}")
     if found.get("version") != VERSION:
-        raise _field_error("version", f"is {format_value(found.get('version'))}; expected version {VERSION}")
+        raise _field_error(
+            "version", f"is {format_value(found.get('version'))}; expected version {VERSION}"
+        )
     for name in _FIELDS:
         if name not in found:
             raise _field_error(name, "is missing")
@@ -88,7 +103,9 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
         raise _field_error("about", f"is {format_value(found['about'])}; expected an object")
     parts = _read_each(found, "parts", _read_part)
     tables = _read_each(found, "tables", _read_table)
-    fanins = _read_each(found, "fanins", lambda nodes: tuple(_read_whole(n) for n in _read_list(nodes)))
+    fanins = _read_each(
+        found, "fanins", lambda nodes: tuple(_read_whole(n) for n in _read_list(nodes))
+    )
     if len(tables) != len(fanins):
         raise _field_error("fanins", f"has {len(fanins)} gates; tables has {len(tables)}")
     try:
@@ -103,7 +120,9 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
         )
     except (ValueError, TypeError) as error:
         raise ValueError(
-            str(error) if str(error).startswith("netlist_json.read") else f"netlist_json.read: {error}"
+            str(error)
+            if str(error).startswith("netlist_json.read")
+            else f"netlist_json.read: {error}"
         ) from None
 
 

@@ -95,7 +95,12 @@ def write(
     """
     kind = _kind(circuit)
     options: dict[str, dict[str, Any]] = {
-        "classifier": {"examples": examples, "labels": labels, "classes": classes, "maximum": maximum},
+        "classifier": {
+            "examples": examples,
+            "labels": labels,
+            "classes": classes,
+            "maximum": maximum,
+        },
         "automaton": {"size": size, "start": start, "shown": shown, "update_rate": update_rate},
         "rows": {"rows": rows},
     }
@@ -194,17 +199,24 @@ def read(text: str) -> Circuit:
 def _from_data(data: Any) -> Circuit:
     fields = Fields("the circuit")
     inputs, outputs = (
-        tuple(_port_of(Fields(f"{side}[{k}]"), port) for k, port in enumerate(fields.field(data, side, list)))
+        tuple(
+            _port_of(Fields(f"{side}[{k}]"), port)
+            for k, port in enumerate(fields.field(data, side, list))
+        )
         for side in ("inputs", "outputs")
     )
     parts, literals = (fields.field(data, name, list) for name in ("parts", "literals"))
     for k, part in enumerate(parts):
         if not isinstance(part, list) or list(map(type, part)) != [str, int]:
-            raise ValueError(f"parts[{k}] is {format_value(part)}; expected a name, and a number of gates.")
+            raise ValueError(
+                f"parts[{k}] is {format_value(part)}; expected a name, and a number of gates."
+            )
     for k, literal in enumerate(literals):
         if type(literal) is not int:
             raise ValueError(f"literals[{k}] is {format_value(literal)}; expected a whole number.")
-    fanins, tables = _decode_gates(fields.field(data, "gates", str), 1 + sum(port.n_bits for port in inputs))
+    fanins, tables = _decode_gates(
+        fields.field(data, "gates", str), 1 + sum(port.n_bits for port in inputs)
+    )
     return Circuit(
         inputs=inputs,
         outputs=outputs,
@@ -242,7 +254,9 @@ def evaluate_rows_in_node(
 ) -> UInt32[np.ndarray, "outputs words"]:
     """Return the answers of a page's script to table rows; see `evaluate_in_node`."""
     encode = f"{_script(text, 'encode')}\nconst words = wordsOfRows(data, rows);"
-    return _run(text, "rows", json.dumps([list(row) for row in rows]), -(-len(rows) // 32), node, encode)
+    return _run(
+        text, "rows", json.dumps([list(row) for row in rows]), -(-len(rows) // 32), node, encode
+    )
 
 
 def _run(
@@ -256,10 +270,17 @@ console.log(JSON.stringify(Array.from(new Evaluator(data).evaluate(words, n))));
 """
     given = f'{{"data":{_script(text, "circuit")},"{name}":{inputs},"n":{n}}}'
     done = subprocess.run(
-        [node, "-e", program], input=given, capture_output=True, text=True, errors="replace", check=True
+        [node, "-e", program],
+        input=given,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=True,
     )
     answer = strict_json.loads(done.stdout)
-    if not isinstance(answer, list) or not all(type(word) is int and 0 <= word < 1 << 32 for word in answer):
+    if not isinstance(answer, list) or not all(
+        type(word) is int and 0 <= word < 1 << 32 for word in answer
+    ):
         raise ValueError(
             f"evaluate_in_node: the script returned {format_value(answer)}; expected uint32 words."
         )
@@ -267,9 +288,13 @@ console.log(JSON.stringify(Array.from(new Evaluator(data).evaluate(words, n))));
 
 
 def _script(text: str, name: str) -> str:
-    found = re.findall(rf'<script(?: type="application/json")? id="{name}">(.*?)</script>', text, re.DOTALL)
+    found = re.findall(
+        rf'<script(?: type="application/json")? id="{name}">(.*?)</script>', text, re.DOTALL
+    )
     if len(found) != 1:
-        raise ValueError(f"text has {len(found)} scripts {name!r}; a page of circuits.page.write has one.")
+        raise ValueError(
+            f"text has {len(found)} scripts {name!r}; a page of circuits.page.write has one."
+        )
     script: str = found[0]
     return script
 
@@ -281,7 +306,9 @@ def _decode_gates(text: str, first: int) -> tuple[tuple[tuple[int, ...], ...], t
     while at < len(data):
         n, start = data[at], at + 1
         if n > truth.MAX_INPUTS:
-            raise ValueError(f"gate {len(fanins)} reads {n} nodes; a gate reads at most {truth.MAX_INPUTS}.")
+            raise ValueError(
+                f"gate {len(fanins)} reads {n} nodes; a gate reads at most {truth.MAX_INPUTS}."
+            )
         at = start + max(1, (1 << n) // 8)
         tables.append(int.from_bytes(data[start:at], "little"))
         fanin = []
@@ -289,7 +316,9 @@ def _decode_gates(text: str, first: int) -> tuple[tuple[tuple[int, ...], ...], t
             distance = shift = 0
             while True:
                 if at >= len(data) or shift > 62:
-                    raise ValueError(f"gate {len(fanins)} is truncated, or has a distance over 63 bits.")
+                    raise ValueError(
+                        f"gate {len(fanins)} is truncated, or has a distance over 63 bits."
+                    )
                 distance |= (data[at] & 127) << shift
                 shift, at = shift + 7, at + 1
                 if not data[at - 1] & 128:
@@ -303,7 +332,10 @@ def _decode_gates(text: str, first: int) -> tuple[tuple[tuple[int, ...], ...], t
 
 def interface(ports: Sequence[Port]) -> list[dict[str, Any]]:
     """Return ports as JSON."""
-    return [{"name": port.name, "count": port.count, **dataclasses.asdict(port.format)} for port in ports]
+    return [
+        {"name": port.name, "count": port.count, **dataclasses.asdict(port.format)}
+        for port in ports
+    ]
 
 
 def _image(circuit: Circuit) -> tuple[int, int] | None:
@@ -353,7 +385,9 @@ def _classifier(
             )
         rows = whole.astype(np.int64).tolist()
     if labels is not None and len(labels) != n_examples:
-        raise _error(f"labels has {len(labels)} entries for {n_examples} examples; give one for each.")
+        raise _error(
+            f"labels has {len(labels)} entries for {n_examples} examples; give one for each."
+        )
     if classes is not None and n_classes is not None and len(classes) != n_classes:
         raise _error(f"classes has {len(classes)} names; the circuit has {n_classes} classes.")
     if classes is None and n_classes is not None:
@@ -363,7 +397,9 @@ def _classifier(
     else:
         full = round(maximum * scale)
         if not 0 < full <= most:
-            raise _error(f"maximum is {maximum}; an input of {form} is above 0 and at most {most / scale:g}.")
+            raise _error(
+                f"maximum is {maximum}; an input of {form} is above 0 and at most {most / scale:g}."
+            )
     return {
         "image": _image(circuit),
         "classes": None if classes is None else list(classes),
@@ -386,12 +422,18 @@ def _automaton(
     given = None
     if isinstance(start, str):
         if start not in STARTS:
-            raise _error(f"start is {start!r}; it is one of {', '.join(STARTS)}, or an array of bits.")
+            raise _error(
+                f"start is {start!r}; it is one of {', '.join(STARTS)}, or an array of bits."
+            )
     else:
         if start.ndim != 3 or start.shape[-1] != channels:
-            raise _error(f"start has shape {list(start.shape)}; expected [height, width, {channels}] bits.")
+            raise _error(
+                f"start has shape {list(start.shape)}; expected [height, width, {channels}] bits."
+            )
         if size is not None and start.shape[:2] != tuple(size):
-            raise _error(f"size is {tuple(size)} and start has shape {list(start.shape)}; leave size out.")
+            raise _error(
+                f"size is {tuple(size)} and start has shape {list(start.shape)}; leave size out."
+            )
         size = start.shape[0], start.shape[1]
         bits = np.moveaxis(start.astype(bool), -1, 0)
         given = base64.b64encode(np.packbits(bits, bitorder="little").tobytes()).decode("ascii")

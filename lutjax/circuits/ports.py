@@ -39,7 +39,9 @@ class Format:
 
     def __post_init__(self) -> None:
         if type(self.bits) is not int or not 1 <= self.bits <= 64:
-            raise ValueError(f"Format: bits is {self.bits!r}; it must be a whole number from 1 to 64.")
+            raise ValueError(
+                f"Format: bits is {self.bits!r}; it must be a whole number from 1 to 64."
+            )
         if type(self.fraction) is not int or not 0 <= self.fraction <= self.bits:
             raise ValueError(
                 f"Format: fraction is {self.fraction!r}; expected an integer from 0 to {self.bits}."
@@ -115,10 +117,16 @@ class Format:
             wide = numbers if numbers.dtype.itemsize > 8 else numbers.astype(np.float64)
             with np.errstate(over="ignore", invalid="ignore"):
                 whole = np.ldexp(wide, self.fraction)
-                good = (np.floor(whole) == whole) & (whole >= float(least)) & (whole < float(largest + 1))
+                good = (
+                    (np.floor(whole) == whole)
+                    & (whole >= float(least))
+                    & (whole < float(largest + 1))
+                )
             whole = np.where(good, whole, 0)
             # Converting negative floats to uint64, or large ones to int64, is undefined.
-            codes = whole.astype(np.int64).view(np.uint64) if self.signed else whole.astype(np.uint64)
+            codes = (
+                whole.astype(np.int64).view(np.uint64) if self.signed else whole.astype(np.uint64)
+            )
         else:
             if numbers.dtype.kind == "b":
                 numbers = numbers.astype(np.uint8)
@@ -209,7 +217,9 @@ class Port:
         if why := _names.explain_bad_port(self.name):
             raise ValueError(f"Port: name is {in_a_line(repr(self.name), 60)}; {why}.")
         if type(self.count) is not int or self.count < 1:
-            raise ValueError(f"Port: count is {self.count!r}; it must be a whole number of at least 1.")
+            raise ValueError(
+                f"Port: count is {self.count!r}; it must be a whole number of at least 1."
+            )
         if not isinstance(self.format, Format):
             raise TypeError(
                 f"Port: format is {self.format!r}; expected a Format, such as Format.parse('uint8')."

@@ -17,7 +17,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lutjax import __version__
-from lutjax.circuits import _programs, abc, c, deployment, language_model, mcu, page, simulate, verilog
+from lutjax.circuits import (
+    _programs,
+    abc,
+    c,
+    deployment,
+    language_model,
+    mcu,
+    page,
+    simulate,
+    verilog,
+)
 from lutjax.circuits.circuit import Circuit, columns_of, evaluate_ports, group_by_port, numbers_of
 from lutjax.circuits.deployment import MANIFEST, VECTORS, Vectors, as_called
 from lutjax.circuits.ports import Port, bit_ranges
@@ -99,7 +109,9 @@ def verify(
     folder: Path,
     *,
     oracle: Callable[[dict[str, Any]], Oracle] | None = None,
-    doing: Callable[[str], contextlib.AbstractContextManager[object]] = lambda name: contextlib.nullcontext(),
+    doing: Callable[[str], contextlib.AbstractContextManager[object]] = lambda name: (
+        contextlib.nullcontext()
+    ),
     on_proof: Callable[[Proof], None] = lambda proof: None,
 ) -> list[Proof]:
     """Run every check of an export folder that this machine supports.
@@ -143,7 +155,9 @@ def coverage(folder: Path, proofs: Sequence[Proof]) -> str:
     manifest = _read_known_fields(folder)
     different = deployment.differences(folder, manifest) if _lists_files(manifest) else {}
     made = entries(folder) & deployment.make_outputs(manifest)
-    files = (entries(folder) | set(different) | {name for proof in proofs for name in proof.proves}) - made
+    files = (
+        entries(folder) | set(different) | {name for proof in proofs for name in proof.proves}
+    ) - made
     files.discard(deployment.MANIFEST)
     results: dict[str, list[bool | None]] = {
         name: [proof.passed for proof in proofs if name in proof.proves] for name in files
@@ -221,7 +235,9 @@ def checks_of(
         *(() if export.has_registers() else (module,))
     }
     written = (*netlists, *export.names("verilog"))
-    add_each((name for name in written if name in proved), f" = {circuit}, by ABC", export.equal_by_abc)
+    add_each(
+        (name for name in written if name in proved), f" = {circuit}, by ABC", export.equal_by_abc
+    )
     return checks
 
 
@@ -260,7 +276,9 @@ def _check_described(folder: Path, facts: dict[str, Any], expected: dict[str, st
     stated = manifest["facts"] if manifest["kind"] == "language model" else manifest
     for name, value in json.loads(json.dumps(facts)).items():
         if stated.get(name) != value:
-            wrong.append(f"{name} is {format_value(stated.get(name))}, expected {format_value(value)}")
+            wrong.append(
+                f"{name} is {format_value(stated.get(name))}, expected {format_value(value)}"
+            )
     if wrong:
         raise FailedError("; ".join(wrong))
 
@@ -279,7 +297,9 @@ def _program_holds(folder: Path) -> str:
     except language_model.DifferenceError as error:
         raise FailedError(str(error)) from error
     except subprocess.CalledProcessError as error:
-        raise FailedError(f"{Path(error.cmd[0]).name} ends with status {error.returncode}") from error
+        raise FailedError(
+            f"{Path(error.cmd[0]).name} ends with status {error.returncode}"
+        ) from error
 
 
 class _Export:
@@ -287,7 +307,10 @@ class _Export:
 
     def __init__(self, folder: Path, manifest: dict[str, Any]):
         self.folder, self.manifest = folder, manifest
-        found = {path.stem for path in folder.glob("*.json")} - {Path(MANIFEST).stem, Path(VECTORS).stem}
+        found = {path.stem for path in folder.glob("*.json")} - {
+            Path(MANIFEST).stem,
+            Path(VECTORS).stem,
+        }
         stated = manifest.get("name")
         # columns.json is the encoding of a table, next to its circuit.
         others = {"columns"} | {name for name in found if name.endswith("_alkaid")}
@@ -382,9 +405,13 @@ class _Export:
             del facts["statistics"]
         stated = deployment.read_manifest(self.folder)["files"]
         extras = {
-            name: facts["format"] for name, facts in stated.items() if facts["format"] == deployment.EXTRA
+            name: facts["format"]
+            for name, facts in stated.items()
+            if facts["format"] == deployment.EXTRA
         }
-        _check_described(self.folder, facts, {**extras, **deployment.formats_of(options, self.circuit)})
+        _check_described(
+            self.folder, facts, {**extras, **deployment.formats_of(options, self.circuit)}
+        )
         return f"{len(facts)} facts"
 
     def vectors_hold(self) -> str:
@@ -404,14 +431,18 @@ class _Export:
             raise SkippedError(f"{MANIFEST} is damaged") from error
         counts = [x.shape[1] for x in model.samples]
         if [port.count for port in self.circuit.inputs] != counts:
-            raise FailedError(f"the model has {counts} numbers of inputs; the circuit is {self.circuit!r}")
+            raise FailedError(
+                f"the model has {counts} numbers of inputs; the circuit is {self.circuit!r}"
+            )
         others, what = _choose_samples(self.circuit.inputs)
         given = [list(model.samples), others]
         if taken := columns_of(self.circuit):
             given.append(taken.boundaries(model.samples))
             what = f"{len(given[-1][0])} next to thresholds and {what}"
         for x in given:
-            expected = dict(zip((port.name for port in self.circuit.outputs), model.answer(*x), strict=True))
+            expected = dict(
+                zip((port.name for port in self.circuit.outputs), model.answer(*x), strict=True)
+            )
             _check_answers(evaluate_ports(self.circuit, x), expected)
         return f"{_samples(len(model.samples[0]))}{',' if taken else ' and'} {what}"
 
@@ -437,11 +468,18 @@ class _Export:
             raise FailedError(f"{name} runs {found!r}; the export is {self.circuit!r}")
         return found
 
-    def _check_page_answers(self, found: dict[str, np.ndarray], answers: dict[str, np.ndarray]) -> None:
+    def _check_page_answers(
+        self, found: dict[str, np.ndarray], answers: dict[str, np.ndarray]
+    ) -> None:
         """Compare a page's answers with the circuit: equal, or votes."""
         (port, votes), *more = found.items()
         expected = answers.get(port)
-        if not more and len(answers) == 1 and expected is not None and votes.shape[1] != expected.shape[1]:
+        if (
+            not more
+            and len(answers) == 1
+            and expected is not None
+            and votes.shape[1] != expected.shape[1]
+        ):
             if expected.shape[1] == 1:
                 found = {port: votes.argmax(1)[:, None]}
             elif expected.shape[1] % votes.shape[1] == 0:
@@ -456,7 +494,9 @@ class _Export:
                 f"{self.name}.v has {words[self.has_registers()]}; {MANIFEST} states registers: {self.registers}"
             )
         if found != expected:
-            wrong = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+            wrong = sorted(
+                name for name in {*found, *expected} if found.get(name) != expected.get(name)
+            )
             raise FailedError(
                 f"{self.name}.v declares {wrong[0]} as {found.get(wrong[0])}, expected {expected.get(wrong[0])}"
             )
@@ -476,7 +516,17 @@ class _Export:
             same = own not in self.names("c") or (self.folder / own).read_bytes() == test.encode()
             for path in [scratch / "test.c"] if same else [scratch / "test.c", Path(own)]:
                 program, place = scratch / "test", str(Path(self.program).parent)
-                _call(compiler, *_C_FLAGS, "-I", place, self.program, path, "-o", program, cwd=self.folder)
+                _call(
+                    compiler,
+                    *_C_FLAGS,
+                    "-I",
+                    place,
+                    self.program,
+                    path,
+                    "-o",
+                    program,
+                    cwd=self.folder,
+                )
                 _call(program, cwd=self.folder)  # exit status is zero if all answers are right
             return f"{_samples(len(self.vectors))}, {Path(compiler).name}"
 
@@ -484,7 +534,9 @@ class _Export:
         target = str(self.target)
         if why := mcu.unsupported_reason(target):
             raise SkippedError(why)
-        files = {name: _text(self.folder, name) for name in self.names("c") if name.startswith("src/")}
+        files = {
+            name: _text(self.folder, name) for name in self.names("c") if name.startswith("src/")
+        }
         given = [self.vectors.inputs[port.name][: mcu.SAMPLES] for port in self.circuit.inputs]
         others = mcu.random_samples(self.circuit, mcu.SAMPLES)
         both = [np.concatenate(two) for two in zip(given, others, strict=True)]
@@ -509,8 +561,12 @@ class _Export:
         except subprocess.CalledProcessError as error:
             raise FailedError(f"the script of {name} fails") from error
         if len(found) != shown.n_outputs:
-            raise FailedError(f"the script of {name} returns {len(found)} bits, expected {shown.n_outputs}")
-        given = group_by_port(shown, shown.decode(found.astype("<u4").view("<u8").astype(np.uint64), n))
+            raise FailedError(
+                f"the script of {name} returns {len(found)} bits, expected {shown.n_outputs}"
+            )
+        given = group_by_port(
+            shown, shown.decode(found.astype("<u4").view("<u8").astype(np.uint64), n)
+        )
         self._check_page_answers(given, dict(self.vectors.outputs))
         if of_rows is not None and (of_rows != found[:, : of_rows.shape[1]]).any():
             raise FailedError(f"the script of {name} encodes the rows of {VECTORS} differently")
@@ -570,7 +626,9 @@ def _choose_samples(ports: Sequence[Port]) -> tuple[list[np.ndarray], str]:
         samples = _random_samples(n)
         bits = np.random.default_rng(0).integers(0, 2, (samples, n), dtype=np.uint8)
         what = f"{samples} random ones"
-    numbers = [numbers_of(port, bits[:, own].T).reshape(-1, port.count) for port, own in bit_ranges(ports)]
+    numbers = [
+        numbers_of(port, bits[:, own].T).reshape(-1, port.count) for port, own in bit_ranges(ports)
+    ]
     return numbers, what
 
 
@@ -626,7 +684,9 @@ def _check_circuit(one: Circuit, other: Circuit) -> str:
         what = f"{64 * n_words} random inputs"
     different = one.evaluate(words) != other.evaluate(words)
     if different.any():
-        raise FailedError(f"{different.any(1).sum()} of {other.n_outputs} bits of outputs differ on {what}")
+        raise FailedError(
+            f"{different.any(1).sum()} of {other.n_outputs} bits of outputs differ on {what}"
+        )
     return what
 
 

@@ -103,9 +103,13 @@ def prove_robustness(
       ('refuted', (1, 0))
     """
     if type(flips) is not int or flips < 1:
-        raise ValueError(f"prove_robustness: flips is {flips!r}; it must be a whole number of at least 1.")
+        raise ValueError(
+            f"prove_robustness: flips is {flips!r}; it must be a whole number of at least 1."
+        )
     if method is not None and method not in METHODS:
-        raise ValueError(f"prove_robustness: method is {method!r}; expected {', '.join(METHODS)} or None.")
+        raise ValueError(
+            f"prove_robustness: method is {method!r}; expected {', '.join(METHODS)} or None."
+        )
     _check_seconds("prove_robustness", seconds)
     question = _Question("prove_robustness", circuit)
     bits = question.bits_of(sample)
@@ -116,14 +120,18 @@ def prove_robustness(
     start = time.perf_counter()
     if method == "evaluation" or (method is None and small):
         status, found, done = _evaluate_flips(circuit, question, bits, flips, start + seconds)
-        detail = f"{done:,} of {count:,} inputs" if status == "undecided" else f"all {count:,} inputs"
+        detail = (
+            f"{done:,} of {count:,} inputs" if status == "undecided" else f"all {count:,} inputs"
+        )
         if found is not None:
             detail = "evaluation"
     else:
         status, found, detail = _ask_abc(_flip_circuit(circuit, question, bits, flips), seconds)
         found = None if found is None else bits ^ found
     if found is not None and (found != bits).sum() > flips:
-        raise RuntimeError(f"prove_robustness: ABC flipped {(found != bits).sum()} bits instead of {flips}.")
+        raise RuntimeError(
+            f"prove_robustness: ABC flipped {(found != bits).sum()} bits instead of {flips}."
+        )
     return question.verdict(claim, status, detail, start, None if found is None else (bits, found))
 
 
@@ -175,9 +183,14 @@ def prove_monotonicity(
         wrong += [arithmetic.equal_to_constant(builder, bits, code) ^ 1 for bits in (first, second)]
     found = pair.ask(_all_of(builder, wrong), seconds)
     if found.inputs is not None:
-        numbers = [question.samples(bits)[chosen.port.name].ravel()[chosen.element] for bits in found.inputs]
+        numbers = [
+            question.samples(bits)[chosen.port.name].ravel()[chosen.element]
+            for bits in found.inputs
+        ]
         values = [question.answer(bits) for bits in found.inputs]
-        good = numbers[0] < numbers[1] and (values[0] < values[1] if decreasing else values[0] > values[1])
+        good = numbers[0] < numbers[1] and (
+            values[0] < values[1] if decreasing else values[0] > values[1]
+        )
         _check_counterexample(where, bool(good))
     return question.verdict(claim, found.status, found.detail, start, found.inputs)
 
@@ -235,7 +248,9 @@ def read_export(folder: Path) -> tuple[Circuit, Vectors, str]:
     """
     manifest = deployment.read_manifest(folder)
     if manifest["kind"] != "circuit":
-        raise DeploymentError(f"{folder} holds a {manifest['kind']}; properties are proved of circuits.")
+        raise DeploymentError(
+            f"{folder} holds a {manifest['kind']}; properties are proved of circuits."
+        )
     name = str(manifest["name"])
     try:
         circuit = netlist_json.read((folder / f"{name}.json").read_bytes())
@@ -271,7 +286,11 @@ def describe(circuit: Circuit, verdict: Verdict) -> list[str]:
             np.concatenate([sample[port.name].ravel() for port in circuit.inputs]).tolist()
             for sample in verdict.samples
         ]
-    changed = [f"{name} {_word(a)} -> {_word(b)}" for name, a, b in zip(names, *rows, strict=True) if a != b]
+    changed = [
+        f"{name} {_word(a)} -> {_word(b)}"
+        for name, a, b in zip(names, *rows, strict=True)
+        if a != b
+    ]
     answers = [classes[int(k)] if classes else f"{k:g}" for k in verdict.answers]
     whole = ", ".join(f"{name} {_word(a)}" for name, a in zip(names, rows[0], strict=True))
     if taken is None:
@@ -320,7 +339,9 @@ class _Question:
         for port in ports:
             found = np.asarray(sample[port.name]).reshape(-1)
             if len(found) != port.count:
-                raise ValueError(f"{self.where}: {port.name} has {len(found)} values; expected {port.count}.")
+                raise ValueError(
+                    f"{self.where}: {port.name} has {len(found)} values; expected {port.count}."
+                )
             values.append(found[None] if port.count > 1 else found)
         words, _ = self.circuit.encode(*values)
         return (words[:, 0] & np.uint64(1)).astype(np.uint8)
@@ -328,7 +349,9 @@ class _Question:
     def samples(self, bits: np.ndarray) -> dict[str, np.ndarray]:
         found = {}
         for port, own in bit_ranges(self.circuit.inputs):
-            codes = (bits[own].reshape(port.count, -1).astype(np.uint64) << _bit_indices(port)).sum(1)
+            codes = (bits[own].reshape(port.count, -1).astype(np.uint64) << _bit_indices(port)).sum(
+                1
+            )
             found[port.name] = port.format.decode(codes.astype(np.uint64))
         return found
 
@@ -359,7 +382,12 @@ class _Question:
         return arithmetic.argmax(builder, [found[k : k + size] for k in range(0, len(found), size)])
 
     def verdict(
-        self, claim: str, status: str, detail: str, start: float, found: tuple[np.ndarray, np.ndarray] | None
+        self,
+        claim: str,
+        status: str,
+        detail: str,
+        start: float,
+        found: tuple[np.ndarray, np.ndarray] | None,
     ) -> Verdict:
         seconds = time.perf_counter() - start
         if found is None:
@@ -405,11 +433,16 @@ def _input_of(where: str, circuit: Circuit, name: str) -> _Input:
             dataclasses.replace(one, column=column)
             for one, column in zip(elements, taken.columns, strict=True)
         ]
-    ports = [one.port.name if one.port.count == 1 else f"{one.port.name}[{one.element}]" for one in elements]
+    ports = [
+        one.port.name if one.port.count == 1 else f"{one.port.name}[{one.element}]"
+        for one in elements
+    ]
     for given in (names, ports):
         if name in given:
             return elements[given.index(name)]
-    raise ValueError(f"{where}: column is {format_value(name)}; the inputs are {format_names(names, 300)}.")
+    raise ValueError(
+        f"{where}: column is {format_value(name)}; the inputs are {format_names(names, 300)}."
+    )
 
 
 def check_column(where: str, circuit: Circuit, column: str, *, ordered: bool) -> _Input:
@@ -458,7 +491,10 @@ def _in_range(builder: Builder, circuit: Circuit, bits: Sequence[Literal]) -> li
         elif column.least is None or column.largest is None:
             continue
         else:
-            least, largest = column.encode_integer(column.least), column.encode_integer(column.largest)
+            least, largest = (
+                column.encode_integer(column.least),
+                column.encode_integer(column.largest),
+            )
             known = builder.gate([above(least - 1), above(largest) ^ 1], 0b1000)
         if column.missing:
             code = column.missing_code % (1 << port.format.bits)
@@ -482,7 +518,9 @@ class _Pair:
         self.values = [self.shared[k] for k in chosen.bits], other
         self.answers = [question.literals(self.builder, bits) for bits in (self.shared, second)]
         both = (self.shared, second) if in_range else ()
-        self.required = [literal for bits in both for literal in _in_range(self.builder, circuit, bits)]
+        self.required = [
+            literal for bits in both for literal in _in_range(self.builder, circuit, bits)
+        ]
 
     def ask(self, wrong: Literal, seconds: float | int) -> _Found:
         wrong = _all_of(self.builder, [wrong, *self.required])
@@ -494,7 +532,9 @@ class _Pair:
         return _Found(status, detail, (first, second))
 
 
-def _greater_equal(builder: Builder, a: Sequence[Literal], b: Sequence[Literal], signed: bool) -> Literal:
+def _greater_equal(
+    builder: Builder, a: Sequence[Literal], b: Sequence[Literal], signed: bool
+) -> Literal:
     """Compare numbers of equal width: a >= b."""
     if signed:  # an inverted sign bit orders two's complement numbers as unsigned ones
         a, b = ([*bits[:-1], bits[-1] ^ 1] for bits in (a, b))
@@ -520,7 +560,9 @@ def _ask_abc(violation: Circuit, seconds: float | int) -> tuple[str, np.ndarray 
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "a.aig").write_bytes(aiger.write(violation))
         try:
-            text = abc.run(f"read a.aig; strash; iprove; write_cex -n {_MODEL}", folder, seconds=seconds)
+            text = abc.run(
+                f"read a.aig; strash; iprove; write_cex -n {_MODEL}", folder, seconds=seconds
+            )
         except TimeoutError:
             return "undecided", None, f"no proof in {seconds:g} s"
         if "UNSATISFIABLE" in text:
@@ -546,7 +588,8 @@ def _flip_circuit(circuit: Circuit, question: _Question, bits: np.ndarray, flips
     reached = [ONE] + [ZERO] * (flips + 1)  # at least k flips so far
     for literal in flipped:
         reached = [ONE] + [
-            builder.gate([more, fewer, literal], 0b11101010) for fewer, more in itertools.pairwise(reached)
+            builder.gate([more, fewer, literal], 0b11101010)
+            for fewer, more in itertools.pairwise(reached)
         ]
     return _output(builder, _all_of(builder, [same ^ 1, reached[-1] ^ 1]))
 
@@ -577,7 +620,9 @@ def _flip_sets(n_inputs: int, flips: int) -> Iterator[np.ndarray]:
     for size in range(1, flips + 1):
         sets = itertools.combinations(range(n_inputs), size)
         while True:
-            flat = np.fromiter(itertools.chain.from_iterable(itertools.islice(sets, at_once)), np.int64)
+            flat = np.fromiter(
+                itertools.chain.from_iterable(itertools.islice(sets, at_once)), np.int64
+            )
             if not len(flat):
                 break
             yield flat.reshape(-1, size)

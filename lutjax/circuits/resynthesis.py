@@ -82,7 +82,8 @@ def resynthesize(
     found = _Search(_Net.from_circuit(circuit), goal, seed).run(effort * _WORK)
     made = found.replace_gates(xors=goal == "gates").circuit(circuit)
     return min(
-        (circuit, made), key=lambda c: len(and_graph(c)[0]) if goal == "ands" else len(operations(c)[0])
+        (circuit, made),
+        key=lambda c: len(and_graph(c)[0]) if goal == "ands" else len(operations(c)[0]),
     )
 
 
@@ -256,7 +257,8 @@ class _Search:
         """Yield gates of one node, then two, with output 1 at all `on` and 0 at all `off`."""
         rng = self.rng
         some = [
-            self.rows[nodes[:, None], self._sample_inputs(where)].astype(np.float32) for where in (on, off)
+            self.rows[nodes[:, None], self._sample_inputs(where)].astype(np.float32)
+            for where in (on, off)
         ]
         self.work += _OVERHEAD + len(nodes) ** 2 * sum(bits.shape[1] for bits in some)
         # Keep pairs with separable outputs, by counting the inputs of each kind for each pair output.

@@ -6,7 +6,11 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from lutjax.circuits import abc, ands
-from lutjax.circuits.circuit import Circuit, gate_counts as gate_counts, gates_in_words as gates_in_words
+from lutjax.circuits.circuit import (
+    Circuit,
+    gate_counts as gate_counts,
+    gates_in_words as gates_in_words,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +73,8 @@ class Stats:
             rows.append(("LUT6", f"{self.lut6}"))
         rows += [(p.name, f"{p.gates} gates, {p.share:.1%}, {p.levels} levels") for p in self.parts]
         rows += [
-            (f"class {k}", f"{c.own} gates of its own, {c.shared} shared") for k, c in enumerate(self.classes)
+            (f"class {k}", f"{c.own} gates of its own, {c.shared} shared")
+            for k, c in enumerate(self.classes)
         ]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:{width}}  {text}" for name, text in rows)

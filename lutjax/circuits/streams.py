@@ -39,7 +39,9 @@ def write(
       ['clk', 'reset', 'in_valid', 'in_ready', 'in_data', 'out_valid', 'out_ready', 'out_data']
     """
     if interface not in INTERFACES:
-        raise ValueError(f"streams.write: interface is {interface!r}; expected {' or '.join(INTERFACES)}.")
+        raise ValueError(
+            f"streams.write: interface is {interface!r}; expected {' or '.join(INTERFACES)}."
+        )
     if why := _names.explain_bad_port(name):
         raise ValueError(f"streams.write: name is {name!r}; {why}.")
     if not circuit.inputs or not circuit.outputs:
@@ -57,7 +59,12 @@ def write(
             *("output wire m_axis_tvalid", "input wire m_axis_tready"),
             *(f"output wire [{wide_out - 1}:0] m_axis_tdata", "output wire m_axis_tlast"),
         ]
-        of = {"clock": "aclk", "reset": "!aresetn", "valid_in": "s_axis_tvalid", "ready_out": "m_axis_tready"}
+        of = {
+            "clock": "aclk",
+            "reset": "!aresetn",
+            "valid_in": "s_axis_tvalid",
+            "ready_out": "m_axis_tready",
+        }
         of |= {"data_in": f"s_axis_tdata[{n_in - 1}:0]", "last_in": "s_axis_tlast"}
         ready, valid, data, last = "s_axis_tready", "m_axis_tvalid", "m_axis_tdata", "m_axis_tlast"
     else:
@@ -65,7 +72,11 @@ def write(
             "input wire clk",
             "input wire reset",
             *("input wire in_valid", "output wire in_ready", f"input wire [{n_in - 1}:0] in_data"),
-            *("output wire out_valid", "input wire out_ready", f"output wire [{n_out - 1}:0] out_data"),
+            *(
+                "output wire out_valid",
+                "input wire out_ready",
+                f"output wire [{n_out - 1}:0] out_data",
+            ),
         ]
         of = {"clock": "clk", "reset": "reset", "valid_in": "in_valid", "ready_out": "out_ready"}
         of |= {"data_in": "in_data", "last_in": "1'b0"}
@@ -80,7 +91,12 @@ def write(
         *([f"assign {last} = lasts[{place}];"] if last else []),
     ]
     control = (
-        [f".clk({of['clock']})", f".reset({of['reset']})", ".valid_in(take)", ".valid_out(answered)"]
+        [
+            f".clk({of['clock']})",
+            f".reset({of['reset']})",
+            ".valid_in(take)",
+            ".valid_out(answered)",
+        ]
         if registers
         else []
     )

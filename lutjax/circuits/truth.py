@@ -53,7 +53,9 @@ def negate_inverted(table: int, literals: Sequence[int]) -> int:
 def swap(table: int, n: int, i: int, j: int) -> int:
     """Return the table with inputs i < j swapped."""
     move = (1 << j) - (1 << i)
-    mask = variable(n, i) & LOW[n][j]  # swap the outputs at i = 1, j = 0 with the outputs at i = 0, j = 1
+    mask = (
+        variable(n, i) & LOW[n][j]
+    )  # swap the outputs at i = 1, j = 0 with the outputs at i = 0, j = 1
     changed = (table ^ table >> move) & mask
     return table ^ changed ^ changed << move
 

@@ -72,7 +72,11 @@ def write(circuit: Circuit, name: str = "circuit", *, registers: int = 0) -> str
     cycles, first = latency(circuit, registers), circuit.first_gate
     delays = _delays(circuit, registers, cycles)
     stages = _stages(circuit, registers)
-    now = ["1'b0", *_netlists.bit_names(circuit.inputs), *(f"{gate}{g}" for g in range(len(circuit)))]
+    now = [
+        "1'b0",
+        *_netlists.bit_names(circuit.inputs),
+        *(f"{gate}{g}" for g in range(len(circuit))),
+    ]
 
     def name_at(node: int, stage: int) -> str:
         cycle = stage - stages[node]
@@ -93,7 +97,9 @@ def write(circuit: Circuit, name: str = "circuit", *, registers: int = 0) -> str
             value = f"{called}({{{', '.join(reversed(reads))}}})"
         body.append(f"  wire {gate}{g} = {value};")
     for bit, literal in zip(_netlists.bit_names(circuit.outputs), circuit.literals, strict=True):
-        body.append(f"  assign {bit} = {'~' if literal & 1 else ''}{name_at(literal >> 1, cycles)};")
+        body.append(
+            f"  assign {bit} = {'~' if literal & 1 else ''}{name_at(literal >> 1, cycles)};"
+        )
     ports = [f"{kind} {port}" for port, kind in ports_of(circuit, registers).items()]
     lines = [
         *_header(circuit, name, registers),
@@ -102,7 +108,11 @@ def write(circuit: Circuit, name: str = "circuit", *, registers: int = 0) -> str
         ",\n".join(f"  {port}" for port in ports),
         ");",
         *(_function(called, n, table) for (n, table), called in functions.items()),
-        *(_registers(cycles, delays, now, delayed, _free_prefix("valid", names)) if registers else []),
+        *(
+            _registers(cycles, delays, now, delayed, _free_prefix("valid", names))
+            if registers
+            else []
+        ),
         *body,
         "endmodule",
         "`default_nettype wire",
@@ -113,7 +123,9 @@ def write(circuit: Circuit, name: str = "circuit", *, registers: int = 0) -> str
 
 def ports_of(circuit: Circuit, registers: int = 0) -> dict[str, str]:
     """Return the declaration of each circuit port in `write` output, by name."""
-    ports = {**dict.fromkeys(CONTROL[:3], "input wire"), CONTROL[3]: "output wire"} if registers else {}
+    ports = (
+        {**dict.fromkeys(CONTROL[:3], "input wire"), CONTROL[3]: "output wire"} if registers else {}
+    )
     ports |= {port.name: f"input wire [{port.n_bits - 1}:0]" for port in circuit.inputs}
     return ports | {port.name: f"output wire [{port.n_bits - 1}:0]" for port in circuit.outputs}
 
@@ -130,15 +142,24 @@ def connections(circuit: Circuit, inputs: str, outputs: str) -> list[str]:
 def declared(text: str, module: str) -> dict[str, str]:
     """Return the port declarations of a module in `write` output, by name, or raise ValueError."""
     code = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)
-    found = re.findall(rf"\bmodule\s+{re.escape(module)}\s*\(([^()]*)\)\s*;.*?\bendmodule\b", code, re.DOTALL)
+    found = re.findall(
+        rf"\bmodule\s+{re.escape(module)}\s*\(([^()]*)\)\s*;.*?\bendmodule\b", code, re.DOTALL
+    )
     if len(found) != 1:
-        raise ValueError(f"it declares {len(found)} modules {module!r} with their ports; expected one")
+        raise ValueError(
+            f"it declares {len(found)} modules {module!r} with their ports; expected one"
+        )
     words = [port.split() for port in found[0].split(",")]
     return {port[-1]: " ".join(port[:-1]) for port in words if port}
 
 
 def testbench(
-    circuit: Circuit, samples: Any, expected: Any = None, *, name: str = "circuit", registers: int = 0
+    circuit: Circuit,
+    samples: Any,
+    expected: Any = None,
+    *,
+    name: str = "circuit",
+    registers: int = 0,
 ) -> str:
     """Return a testbench for the `write` module, with all samples and answers included.
 
@@ -168,8 +189,13 @@ def testbench(
         answers = expected
     answers = answers if isinstance(answers, tuple) else (answers,)
     if len(answers) != len(circuit.outputs):
-        raise ValueError(f"testbench: expected has {len(answers)} arrays for {len(circuit.outputs)} outputs.")
-    rows = _format_hexadecimal(circuit.inputs, samples), _format_hexadecimal(circuit.outputs, answers)
+        raise ValueError(
+            f"testbench: expected has {len(answers)} arrays for {len(circuit.outputs)} outputs."
+        )
+    rows = (
+        _format_hexadecimal(circuit.inputs, samples),
+        _format_hexadecimal(circuit.outputs, answers),
+    )
     if not rows[0] or len(rows[0]) != len(rows[1]):
         raise ValueError(
             f"testbench: there are {len(rows[0])} samples and {len(rows[1])} answers; expected as many, and at least one."
@@ -270,7 +296,9 @@ def _header(circuit: Circuit, module: str, registers: int) -> list[str]:
             f"// a register after every {registers} levels: latency {cycles} cycles of clk, a sample in every cycle",
             "// valid_out is valid_in after that latency; reset is synchronous and clears the valid bits alone",
         ]
-    facts = {name: fact for name, fact in circuit.about.items() if name not in ("classes", "input_names")}
+    facts = {
+        name: fact for name, fact in circuit.about.items() if name not in ("classes", "input_names")
+    }
     if facts:
         lines.append(f"// {json.dumps(facts, ensure_ascii=True)}")
     lines += [f"// {line}" for line in _about.names(circuit.about, circuit.inputs)]
@@ -290,7 +318,9 @@ def _function(name: str, n: int, table: int) -> str:
     )
 
 
-def _registers(cycles: int, delays: Sequence[int], now: Sequence[str], delayed: str, valid: str) -> list[str]:
+def _registers(
+    cycles: int, delays: Sequence[int], now: Sequence[str], delayed: str, valid: str
+) -> list[str]:
     lines = [f"  reg [{cycles - 1}:0] {valid};"]
     shifted = f"{{{valid}[{cycles - 2}:0], valid_in}}" if cycles > 1 else "valid_in"
     lines.append(f"  always @(posedge clk) {valid} <= reset ? {cycles}'d0 : {shifted};")
@@ -300,7 +330,9 @@ def _registers(cycles: int, delays: Sequence[int], now: Sequence[str], delayed: 
         if n:
             chain = [f"{delayed}{cycle}_{node}" for cycle in range(1, n + 1)]
             lines.append(f"  reg {', '.join(chain)};")
-            moves += [f"    {new} <= {old};" for old, new in zip([now[node], *chain], chain, strict=False)]
+            moves += [
+                f"    {new} <= {old};" for old, new in zip([now[node], *chain], chain, strict=False)
+            ]
     if moves:
         lines += ["  always @(posedge clk) begin", *moves, "  end"]
     return lines
@@ -313,5 +345,7 @@ def _format_hexadecimal(ports: Sequence[Port], numbers: Sequence[Any]) -> list[s
         codes = port.format.encode(np.asarray(given)).reshape(len(given), port.count, 1)
         of_each = codes >> np.arange(port.format.bits, dtype=np.uint64) & np.uint64(1)
         bits.append(of_each.reshape(len(codes), port.n_bits))
-    octets = np.packbits(np.concatenate(bits, axis=1).astype(bool), axis=1, bitorder="little")[:, ::-1]
+    octets = np.packbits(np.concatenate(bits, axis=1).astype(bool), axis=1, bitorder="little")[
+        :, ::-1
+    ]
     return [row.tobytes().hex().lstrip("0") or "0" for row in octets]

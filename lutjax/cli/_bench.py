@@ -9,7 +9,14 @@ import click
 
 from lutjax.cli._flags import Command, Finite, Integer
 from lutjax.cli._huge_pages import huge_pages_option, restart_with_huge_pages
-from lutjax.cli._measuring import Progress, check_file, dtype_option, file_option, make_console, shape_option
+from lutjax.cli._measuring import (
+    Progress,
+    check_file,
+    dtype_option,
+    file_option,
+    make_console,
+    shape_option,
+)
 from lutjax.models._fields import MOST_INT
 from lutjax.names import BENCHMARK_ROWS
 
@@ -55,7 +62,9 @@ MARKS = {
     metavar="SCALE",
     help="Scale of fixed-point sums, as lutjax.FixedPoint(SCALE).  [default: floating-point sums]",
 )
-@click.option("--lm-batch", type=Integer(1, MOST_INT), default=128, help="Windows per step of --shape lm.")
+@click.option(
+    "--lm-batch", type=Integer(1, MOST_INT), default=128, help="Windows per step of --shape lm."
+)
 @click.option("--repeats", type=Integer(3, MOST_INT), default=20, help="Timed loops per row.")
 @file_option("--csv", "CSV file to write, row by row.")
 @file_option("--png", "Plot to write.")

@@ -52,7 +52,8 @@ def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
         found = next(
-            (line for line in lines if line.split(":")[0].strip().lower() in ("flags", "features")), ""
+            (line for line in lines if line.split(":")[0].strip().lower() in ("flags", "features")),
+            "",
         )
     except OSError:
         found = platform.processor()
@@ -61,7 +62,9 @@ def _processor() -> str:
 
 def _make_room(folder: Path) -> None:
     """Delete the oldest programs down to half of `MOST_BYTES` if the cache is larger."""
-    files = sorted((s.st_mtime, s.st_size, path) for path in folder.iterdir() for s in [path.stat()])
+    files = sorted(
+        (s.st_mtime, s.st_size, path) for path in folder.iterdir() for s in [path.stat()]
+    )
     total = sum(size for _, size, _ in files)
     if total <= MOST_BYTES:
         return

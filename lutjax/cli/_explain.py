@@ -9,20 +9,28 @@ from lutjax.names import FLOATS, Backend, Platform
 @click.command(cls=Command)
 @click.argument("ops", metavar="[OP]...", nargs=-1)
 @click.option(
-    "--size", help="Named op size; an unknown name lists them.  [default: first size of `status` or `bench`]"
+    "--size",
+    help="Named op size; an unknown name lists them.  [default: first size of `status` or `bench`]",
 )
 @click.option(
-    "--dtype", type=click.Choice([*FLOATS, "uint32"]), help="Input dtype.  [default: first dtype of the op]"
+    "--dtype",
+    type=click.Choice([*FLOATS, "uint32"]),
+    help="Input dtype.  [default: first dtype of the op]",
 )
 @click.option(
     "--implementation",
     type=click.Choice(
-        [*map(str, Platform), *(f"{platform}/{backend}" for platform in Platform for backend in Backend)]
+        [
+            *map(str, Platform),
+            *(f"{platform}/{backend}" for platform in Platform for backend in Backend),
+        ]
     ),
     metavar=f"[{'|'.join(Platform)}][/{'|'.join(Backend)}]",
     help="Implementation to explain.  [default: automatic]",
 )
-def explain(ops: tuple[str, ...], size: str | None, dtype: str | None, implementation: str | None) -> None:
+def explain(
+    ops: tuple[str, ...], size: str | None, dtype: str | None, implementation: str | None
+) -> None:
     """Explain which implementation runs each op here, and why.
 
     OP is an op or a function of ops, such as lut. The default is all ops. Nothing is computed.

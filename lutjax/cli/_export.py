@@ -28,7 +28,9 @@ class Formats(click.ParamType):
         words = tuple(word.strip() for word in value.split(","))
         for word in words:
             if word not in (*FORMATS, PROGRAMS):
-                self.fail(f"{word!r} is not one of {', '.join(FORMATS)}, {PROGRAMS}, or all.", param, ctx)
+                self.fail(
+                    f"{word!r} is not one of {', '.join(FORMATS)}, {PROGRAMS}, or all.", param, ctx
+                )
         if PROGRAMS in words and len(words) > 1:
             self.fail(f"{PROGRAMS} is not a circuit format; export it separately.", param, ctx)
         return words
@@ -52,18 +54,32 @@ class Formats(click.ParamType):
     help="verilog, blif, aiger, alkaid, json, c, html, dot (with commas) or jax.",
 )
 @click.option(
-    "--out", "folder", type=PATH, help="Output folder.  [default: RUN/circuit, RUN/jax or RUN/TARGET]"
-)
-@click.option("--inputs", help="Input format: uint8, fixed12.4, ..., rows or bits.  [default: from the data]")
-@click.option(
-    "--outputs", type=click.Choice(["class", "votes", "bits"]), help="Classifier outputs.  [default: class]"
-)
-@click.option("--name", help="Name of the Verilog module, C functions and files.  [default: from RUN]")
-@click.option(
-    "--registers", type=Integer(0), default=0, help="Gate levels between Verilog registers; 0 for none."
+    "--out",
+    "folder",
+    type=PATH,
+    help="Output folder.  [default: RUN/circuit, RUN/jax or RUN/TARGET]",
 )
 @click.option(
-    "--lut", type=Integer(2, 6), help="Inputs per FPGA lookup table.  [default: gates of up to 3 inputs]"
+    "--inputs", help="Input format: uint8, fixed12.4, ..., rows or bits.  [default: from the data]"
+)
+@click.option(
+    "--outputs",
+    type=click.Choice(["class", "votes", "bits"]),
+    help="Classifier outputs.  [default: class]",
+)
+@click.option(
+    "--name", help="Name of the Verilog module, C functions and files.  [default: from RUN]"
+)
+@click.option(
+    "--registers",
+    type=Integer(0),
+    default=0,
+    help="Gate levels between Verilog registers; 0 for none.",
+)
+@click.option(
+    "--lut",
+    type=Integer(2, 6),
+    help="Inputs per FPGA lookup table.  [default: gates of up to 3 inputs]",
 )
 @click.option(
     "--optimize",
@@ -71,7 +87,9 @@ class Formats(click.ParamType):
     help="Minimize AND nodes, gates or 6-input tables (pyosys).  [default: nothing]",
 )
 @click.option(
-    "--integers", type=click.Choice(["int16", "int8"]), help="Language-model table dtype.  [default: int16]"
+    "--integers",
+    type=click.Choice(["int16", "int8"]),
+    help="Language-model table dtype.  [default: int16]",
 )
 @click.option(
     "--target",
@@ -101,7 +119,9 @@ def export(run: Path, formats: tuple[str, ...], folder: Path | None, **wanted: A
     try:
         chosen = exporting.Wanted(formats=formats, **wanted)
     except ValueError as error:
-        raise click.UsageError(replace_fields(str(error), ["name", "registers", "target"])) from error
+        raise click.UsageError(
+            replace_fields(str(error), ["name", "registers", "target"])
+        ) from error
     with progress("exporting") as doing:
         lines = exporting.export(run, place, chosen, progress=doing, on_damage=echo_error)
     for line in lines:

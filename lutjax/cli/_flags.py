@@ -44,20 +44,28 @@ class Command(click.Command):
     ):
         self._compiles = compiles
         super().__init__(*args, **{"context_settings": SETTINGS, **kwargs})
-        self._headings = {name: heading for heading, names in sections.items() for name in names.split()}
+        self._headings = {
+            name: heading for heading, names in sections.items() for name in names.split()
+        }
 
     def invoke(self, ctx: click.Context) -> Any:
         if self._compiles:
             keep_compiled()
         return super().invoke(ctx)
 
-    def sections(self, ctx: click.Context, everything: bool = True) -> dict[str, list[click.Option]]:
+    def sections(
+        self, ctx: click.Context, everything: bool = True
+    ) -> dict[str, list[click.Option]]:
         """Return the visible options by heading; `everything` adds the headings of `--help-all`."""
         found: dict[str, list[click.Option]] = {heading: [] for heading in self._headings.values()}
         order = {name: place for place, name in enumerate(self._headings)}
-        for option in sorted(self.get_params(ctx), key=lambda param: order.get(str(param.name), len(order))):
+        for option in sorted(
+            self.get_params(ctx), key=lambda param: order.get(str(param.name), len(order))
+        ):
             if isinstance(option, click.Option) and not option.hidden:
-                heading = self._headings.get(str(option.name)) or self.fallback_heading(option, everything)
+                heading = self._headings.get(str(option.name)) or self.fallback_heading(
+                    option, everything
+                )
                 if heading:
                     found.setdefault(heading, []).append(option)
         return {heading: options for heading, options in found.items() if options}
@@ -82,7 +90,9 @@ class Command(click.Command):
 def _record(option: click.Option, ctx: click.Context) -> tuple[str, str]:
     """Return an option's names and help text."""
     names, text = option.get_help_record(ctx) or ("", "")
-    return re.sub(r"--(\S+) / --no-\1$", r"--[no-]\1", names), text.removesuffix("[default: none]").rstrip()
+    return re.sub(r"--(\S+) / --no-\1$", r"--[no-]\1", names), text.removesuffix(
+        "[default: none]"
+    ).rstrip()
 
 
 SHOW_ALL = f"{__name__}.all"
@@ -129,7 +139,9 @@ class FieldsCommand(Command):
             self._fields = _options_of(self._configs())
             for option in self._fields:
                 if option.models and option.name in self._headings:
-                    option.help = (option.help or "").replace(".  [", f" ({option.models[0]} only).  [")
+                    option.help = (option.help or "").replace(
+                        ".  [", f" ({option.models[0]} only).  ["
+                    )
         *own, shows_help = super().get_params(ctx)
         return [*own, *self._fields, shows_help, self._all]
 
@@ -210,18 +222,24 @@ def _options_of(configs: "Configs") -> list[FieldOption]:
     found: dict[str, FieldOption] = {}
     models: Any = configs.models or {None: None}
     headings = ("Model", "Optimization", "Checkpoints and reports")
-    for config, heading in zip((configs.model, configs.training, configs.options), headings, strict=True):
+    for config, heading in zip(
+        (configs.model, configs.training, configs.options), headings, strict=True
+    ):
         classes = typing.get_args(config) or (config,)
         of_model = {model: own if own in classes else classes[0] for model, own in models.items()}
         for field in (field for one in classes for field in dataclasses.fields(one)):
             if field.default is dataclasses.MISSING or not field.metadata.get("option", True):
                 continue
-            having = {m: own for m, own in of_model.items() if field.name in own.__dataclass_fields__}
+            having = {
+                m: own for m, own in of_model.items() if field.name in own.__dataclass_fields__
+            }
             if field.name not in found:
                 option = found[field.name] = _option(configs, having, field.name)
                 option.models = () if len(having) == len(of_model) else tuple(having)
                 option.heading = (
-                    f"{heading}, {option.models[0]} only" if option.models else f"{heading}, advanced"
+                    f"{heading}, {option.models[0]} only"
+                    if option.models
+                    else f"{heading}, advanced"
                 )
     of_several_words = [name for name in found if "_" in name]
     for option in found.values():
@@ -310,15 +328,20 @@ class Finite(click.FloatRange):
         return ""
 
 
-def _in_range(kind: Any, number: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+def _in_range(
+    kind: Any, number: Any, param: click.Parameter | None, ctx: click.Context | None
+) -> Any:
     below = kind.min is not None and (number <= kind.min if kind.min_open else number < kind.min)
     if below or (kind.max is not None and number > kind.max):
         least, most = (
-            f"{bound:g}" if isinstance(bound, float) else f"{bound}" for bound in (kind.min, kind.max)
+            f"{bound:g}" if isinstance(bound, float) else f"{bound}"
+            for bound in (kind.min, kind.max)
         )
         rule = f"above {least}" if kind.min_open else f"at least {least}"
         kind.fail(
-            f"{number}; it must be {rule}{'' if kind.max is None else f' and at most {most}'}.", param, ctx
+            f"{number}; it must be {rule}{'' if kind.max is None else f' and at most {most}'}.",
+            param,
+            ctx,
         )
     return number
 
@@ -331,9 +354,13 @@ class Integers(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            return value if isinstance(value, tuple) else tuple(int(word) for word in value.split(","))
+            return (
+                value if isinstance(value, tuple) else tuple(int(word) for word in value.split(","))
+            )
         except ValueError:
-            self.fail(f"{value!r} is not a list of comma-separated integers, such as 200,100.", param, ctx)
+            self.fail(
+                f"{value!r} is not a list of comma-separated integers, such as 200,100.", param, ctx
+            )
 
 
 class IntegerOrIntegers(Integers):

@@ -26,10 +26,15 @@ from lutjax.files.errors import FolderError
     help="Report for Lattice iCE40, ECP5 or AMD 7 series.  [default: none]",
 )
 @click.option(
-    "--board", type=click.Choice(["icebreaker", "ulx3s"]), help="Project for a board.  [default: none]"
+    "--board",
+    type=click.Choice(["icebreaker", "ulx3s"]),
+    help="Project for a board.  [default: none]",
 )
 @click.option(
-    "--clock", metavar="MHZ", type=Finite(0, min_open=True), help="Target clock in MHz.  [default: fastest]"
+    "--clock",
+    metavar="MHZ",
+    type=Finite(0, min_open=True),
+    help="Target clock in MHz.  [default: fastest]",
 )
 @click.option(
     "--registers",
@@ -37,10 +42,14 @@ from lutjax.files.errors import FolderError
     help="Gate levels between registers; 0 for none.  [default: as exported, else 0]",
 )
 @click.option("--place/--no-place", default=True, help="Place and route with nextpnr if installed.")
-@click.option("--layout", metavar="FILE.svg", type=FILE, help="Layout picture to write.  [default: none]")
+@click.option(
+    "--layout", metavar="FILE.svg", type=FILE, help="Layout picture to write.  [default: none]"
+)
 @click.option("--seconds", type=Finite(1), default=1800, help="Timeout per tool.")
 @click.option(
-    "--out", type=PATH, help="JSON report or project folder.  [default: DIR_FAMILY.json or DIR_BOARD]"
+    "--out",
+    type=PATH,
+    help="JSON report or project folder.  [default: DIR_FAMILY.json or DIR_BOARD]",
 )
 def fpga(
     folder: Path,
@@ -64,7 +73,9 @@ def fpga(
     from lutjax.circuits import fpga as reporting, yosys
 
     if not yosys.is_installed():
-        raise click.ClickException("lutjax fpga needs Yosys, which is not installed: pip install pyosys")
+        raise click.ClickException(
+            "lutjax fpga needs Yosys, which is not installed: pip install pyosys"
+        )
     given = _read(folder, reporting.FAMILIES[family].lut)
     target = out or folder.absolute().with_name(f"{folder.absolute().name}_{family}.json")
     if target.is_dir():

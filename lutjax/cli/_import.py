@@ -15,7 +15,16 @@ _SIZES = ("padding", "pool", "pool_padding")
 _IS_FOR = {
     **dict.fromkeys(("classes", "tau", "bits"), _CLASSIFIERS),
     **dict.fromkeys(
-        (*("parameterization", "temperature", "binarization", "binarization_temperature", "image"), *_SIZES),
+        (
+            *(
+                "parameterization",
+                "temperature",
+                "binarization",
+                "binarization_temperature",
+                "image",
+            ),
+            *_SIZES,
+        ),
         ("torchlogix",),
     ),
     **dict.fromkeys(("context", "attention", "shared_positions"), ("spiky",)),
@@ -46,7 +55,9 @@ _IS_FOR = {
     help="Source package.",
 )
 @click.option(
-    "--classes", type=Integer(2, MOST_INT), help="Number of classes (GroupSum).  [required; no default]"
+    "--classes",
+    type=Integer(2, MOST_INT),
+    help="Number of classes (GroupSum).  [required; no default]",
 )
 @click.option("--tau", type=Finite(0, MOST), help="Vote temperature (GroupSum).  [default: 1]")
 @click.option(
@@ -59,7 +70,9 @@ _IS_FOR = {
     type=click.Choice(["light", "warp"]),
     help="Table parameterization.  [default: light]",
 )
-@click.option("--temperature", type=Finite(0, MOST), help="Parameterization temperature.  [default: 1]")
+@click.option(
+    "--temperature", type=Finite(0, MOST), help="Parameterization temperature.  [default: 1]"
+)
 @click.option(
     "--binarization",
     type=click.Choice(["fixed", "hard", "soft"]),
@@ -69,23 +82,36 @@ _IS_FOR = {
     "--binarization-temperature", type=Finite(0, MOST), help="temperature_sampling.  [default: 0.1]"
 )
 @click.option(
-    "--image", type=Integers(), help="Height, width and channels, for convolutions.  [default: none]"
+    "--image",
+    type=Integers(),
+    help="Height, width and channels, for convolutions.  [default: none]",
 )
 @click.option(
-    "--padding", type=IntegerOrIntegers(), help="Convolution padding, for all or each.  [default: 0]"
+    "--padding",
+    type=IntegerOrIntegers(),
+    help="Convolution padding, for all or each.  [default: 0]",
 )
-@click.option("--pool", type=IntegerOrIntegers(), help="OR pooling size after convolutions.  [default: 1]")
+@click.option(
+    "--pool", type=IntegerOrIntegers(), help="OR pooling size after convolutions.  [default: 1]"
+)
 @click.option("--pool-padding", type=IntegerOrIntegers(), help="Pooling padding.  [default: 0]")
-@click.option("--context", type=Integer(2, MOST_INT), help="Model's context_size.  [required; no default]")
+@click.option(
+    "--context", type=Integer(2, MOST_INT), help="Model's context_size.  [required; no default]"
+)
 @click.option(
     "--attention",
     type=click.Choice(["concatenated", "pair", "pair_interleaved"]),
     help="Attention type.  [default: from table sizes]",
 )
 @click.option(
-    "--shared-positions", is_flag=True, default=None, help="The model has unified_pe.  [default: it has not]"
+    "--shared-positions",
+    is_flag=True,
+    default=None,
+    help="The model has unified_pe.  [default: it has not]",
 )
-@click.option("--layer", type=Integer(0, MOST_INT), help="Decoder layer, from 0.  [default: first memory]")
+@click.option(
+    "--layer", type=Integer(0, MOST_INT), help="Decoder layer, from 0.  [default: first memory]"
+)
 @click.option("--tokenizer", type=PATH, help="tokenizer.json.  [default: FILE's]")
 def import_(file: Path, folder: Path, package: str, **options: Any) -> None:
     """Convert a network of another package to a bundle.
@@ -103,7 +129,9 @@ def import_(file: Path, folder: Path, package: str, **options: Any) -> None:
     given = {name: value for name, value in options.items() if value is not None}
     for name in given:
         if package not in _IS_FOR[name]:
-            raise click.UsageError(f"{flag_of(name)} is for --from {', '.join(_IS_FOR[name])}; leave it out.")
+            raise click.UsageError(
+                f"{flag_of(name)} is for --from {', '.join(_IS_FOR[name])}; leave it out."
+            )
     if package in _MEMORIES:
         record = lutjax.convert.convert_memory(file, folder, family=package, **given)
         rows, width = record["base"]["rows"], record["base"]["width"]
@@ -137,7 +165,5 @@ def _describe_model(model: Any) -> str:
     layers = " + ".join(map(str, config.layers))
     if isinstance(model, LogicTreeNet):
         trees = " + ".join(map(str, config.kernels))
-        return (
-            f"{trees} trees and {layers} {config.tables} over {' x '.join(map(str, config.in_shape))} numbers"
-        )
+        return f"{trees} trees and {layers} {config.tables} over {' x '.join(map(str, config.in_shape))} numbers"
     return f"{layers} {config.kind} over {config.in_features} numbers"

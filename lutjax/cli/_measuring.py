@@ -23,14 +23,18 @@ class ShapeType(Parsed):
             from lutjax.benchmark import shapes
 
             click.echo("Names:\n  " + "\n  ".join(shapes.named_shapes()))
-            click.echo("Sizes:\n  " + "\n  ".join(kind.usage for _, kind in shapes.kinds().values()))
+            click.echo(
+                "Sizes:\n  " + "\n  ".join(kind.usage for _, kind in shapes.kinds().values())
+            )
             ctx.exit()
         return super().convert(value, param, ctx)
 
 
 def check_folder(option: str, path: Path) -> None:
     if not os.access(path.absolute().parent, os.W_OK):
-        raise parameter_error(option, f"{str(path.parent)!r} is not a writable folder; choose another one.")
+        raise parameter_error(
+            option, f"{str(path.parent)!r} is not a writable folder; choose another one."
+        )
 
 
 def check_file(option: str, path: Path, mark: bytes) -> None:
@@ -42,7 +46,8 @@ def check_file(option: str, path: Path, mark: bytes) -> None:
         head = file.read(_HEAD)
     if head and mark not in head:
         raise parameter_error(
-            option, f"{str(path)!r} exists, but is not from {option}; move it or choose another file."
+            option,
+            f"{str(path)!r} exists, but is not from {option}; move it or choose another file.",
         )
 
 
@@ -55,7 +60,9 @@ def make_console(stderr: bool = False) -> "Console":
 
 def file_option(name: str, what: str) -> Callable[..., Any]:
     return click.option(
-        name, type=click.Path(path_type=Path, dir_okay=False, writable=True), help=f"{what}  [default: none]"
+        name,
+        type=click.Path(path_type=Path, dir_okay=False, writable=True),
+        help=f"{what}  [default: none]",
     )
 
 
@@ -83,7 +90,13 @@ class Progress:
     """Context manager for measurement progress: a bar on a terminal, else a line per result."""
 
     def __init__(self, console: "Console", count: int):
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
 
         self._console = console
         self._bar: Progress | None = None
@@ -104,7 +117,10 @@ class Progress:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if self._bar is not None:
             self._bar.stop()

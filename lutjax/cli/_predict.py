@@ -27,7 +27,12 @@ from lutjax.cli._flags import FILE, PATH, Command, echo_error, parameter_error
 )
 @click.option("--encoding", help="Text encoding of a CSV file, such as latin-1.  [default: UTF-8]")
 def predict(
-    run: Path, file: Path, out: Path | None, target: str | None, ids: tuple[str, ...], encoding: str | None
+    run: Path,
+    file: Path,
+    out: Path | None,
+    target: str | None,
+    ids: tuple[str, ...],
+    encoding: str | None,
 ) -> None:
     """Predict the classes of rows or images with a classifier.
 
@@ -63,9 +68,12 @@ def predict(
             found.write(written, given.ids)
         click.echo(f"Wrote {len(found)} rows to {out}")
     if numbers is not None and trained.form.regression:
-        click.echo(f"{Errors.compute(numbers, found.numbers)} on {len(found)} rows.", err=out is None)
+        click.echo(
+            f"{Errors.compute(numbers, found.numbers)} on {len(found)} rows.", err=out is None
+        )
     elif numbers is not None:
         right = int((found.numbers == numbers).sum())
         click.echo(
-            f"Accuracy: {100 * right / len(found):.2f} % ({right} of {len(found)} rows)", err=out is None
+            f"Accuracy: {100 * right / len(found):.2f} % ({right} of {len(found)} rows)",
+            err=out is None,
         )

@@ -33,7 +33,9 @@ class Report(Watcher):
         self._bar: rich.progress.Progress | None = None
         if console.is_terminal:
             self._bar = rich.progress.Progress(
-                rich.progress.BarColumn(), rich.progress.TextColumn("{task.description}"), console=console
+                rich.progress.BarColumn(),
+                rich.progress.TextColumn("{task.description}"),
+                console=console,
             )
             self._task = self._bar.add_task("compiling ...", total=steps, completed=first)
         else:
@@ -54,9 +56,7 @@ class Report(Watcher):
         self._done, self._time = last, now
         test = "-" if self._test is None else f"{self._test:.4f}"
         for done, loss in losses:
-            line = (
-                f"step {done}/{self._steps}  train {loss:.4f}  {self._measure} {test}  {self._speed(latest)}"
-            )
+            line = f"step {done}/{self._steps}  train {loss:.4f}  {self._measure} {test}  {self._speed(latest)}"
             line += f"  {_clock(latest * (self._steps - done))} left"
             if self._bar is None:
                 self._console.print(line, highlight=False, soft_wrap=True)
@@ -67,7 +67,9 @@ class Report(Watcher):
         self._test = value
         if self._bar is None:
             self._console.print(
-                f"step {done}/{self._steps}  {self._measure} {value:.4f}", highlight=False, soft_wrap=True
+                f"step {done}/{self._steps}  {self._measure} {value:.4f}",
+                highlight=False,
+                soft_wrap=True,
             )
         self.resume()
 

@@ -20,7 +20,9 @@ METHODS = ("evaluation", "abc")
 
 
 def _columns(name: str, claim: str) -> Callable[[Any], Any]:
-    return click.option(name, metavar="COLUMN", multiple=True, help=f"{claim}; repeatable.  [default: none]")
+    return click.option(
+        name, metavar="COLUMN", multiple=True, help=f"{claim}; repeatable.  [default: none]"
+    )
 
 
 @click.command(
@@ -33,13 +35,20 @@ def _columns(name: str, claim: str) -> Callable[[Any], Any]:
 )
 @click.argument("folder", metavar="DIR", type=PATH)
 @click.option(
-    "--robust", "flips", type=Integer(1), help="No flip of K input bits changes the class.  [default: none]"
+    "--robust",
+    "flips",
+    type=Integer(1),
+    help="No flip of K input bits changes the class.  [default: none]",
 )
 @_columns("--monotone", "A larger value never lowers the class")
 @_columns("--antitone", "A larger value never raises the class")
 @_columns("--unused", "The column never changes the class")
 @click.option(
-    "--samples", "n_samples", type=Integer(1), default=10, help="First samples of vectors.json for --robust."
+    "--samples",
+    "n_samples",
+    type=Integer(1),
+    default=10,
+    help="First samples of vectors.json for --robust.",
 )
 @click.option(
     "--sample",
@@ -48,7 +57,9 @@ def _columns(name: str, claim: str) -> Callable[[Any], Any]:
     help="Index of a sample for --robust instead; repeatable.  [default: none]",
 )
 @click.option(
-    "--in-range", is_flag=True, help="Only known categories and numbers of the training range (tables)."
+    "--in-range",
+    is_flag=True,
+    help="Only known categories and numbers of the training range (tables).",
 )
 @click.option(
     "--method",
@@ -83,10 +94,14 @@ def prove(
     circuit, vectors, name = properties.read_export(export_folder(folder))
     chosen = sample or tuple(range(min(n_samples, len(vectors))))
     if flips is not None and max(chosen) >= len(vectors):
-        raise parameter_error("--sample", f"{max(chosen)} is too large; {folder} has {len(vectors)} samples.")
+        raise parameter_error(
+            "--sample", f"{max(chosen)} is too large; {folder} has {len(vectors)} samples."
+        )
     columns = {**dict.fromkeys(monotone), **dict.fromkeys(antitone), **dict.fromkeys(unused)}
     if (columns or method == "abc") and abc.find() is None:
-        raise click.ClickException("ABC is not installed: pip install pyosys, or apt install berkeley-abc.")
+        raise click.ClickException(
+            "ABC is not installed: pip install pyosys, or apt install berkeley-abc."
+        )
     try:
         for word in columns:
             properties.check_column("prove", circuit, word, ordered=word in (*monotone, *antitone))
@@ -97,7 +112,9 @@ def prove(
     limits: dict[str, Any] = {"in_range": in_range, "seconds": seconds}
     tasks: list[tuple[str, Callable[[], Verdict]]] = []
     for words, decreasing in ((monotone, False), (antitone, True)):
-        order = functools.partial(properties.prove_monotonicity, circuit, decreasing=decreasing, **limits)
+        order = functools.partial(
+            properties.prove_monotonicity, circuit, decreasing=decreasing, **limits
+        )
         tasks += [(word, functools.partial(order, column=word)) for word in words]
     alone = functools.partial(properties.prove_independence, circuit, **limits)
     tasks += [(word, functools.partial(alone, column=word)) for word in unused]
@@ -123,7 +140,9 @@ def prove(
         raise SystemExit(130) from None
     finally:
         if out is not None:
-            out.write_text(json.dumps([_facts(what, verdict) for what, verdict in made], indent=1) + "\n")
+            out.write_text(
+                json.dumps([_facts(what, verdict) for what, verdict in made], indent=1) + "\n"
+            )
     counts = {status: sum(v.status == status for _, v in made) for status in properties.STATUSES}
     click.echo(f"{', '.join(f'{n} {status}' for status, n in counts.items())}.")
     if counts["proved"] < len(made):

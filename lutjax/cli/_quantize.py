@@ -13,7 +13,9 @@ from lutjax.training.errors import RunError
 
 @click.command(cls=Command)
 @click.argument("folder", metavar="RUN", type=PATH)
-@click.option("--text", "text_path", type=PATH, help="Training text.  [default: its path in training]")
+@click.option(
+    "--text", "text_path", type=PATH, help="Training text.  [default: its path in training]"
+)
 def quantize(folder: Path, text_path: Path | None) -> None:
     """Quantize the tables of a language model to int8.
 
@@ -24,7 +26,9 @@ def quantize(folder: Path, text_path: Path | None) -> None:
 
     found = runs.kind(folder)
     if found != "lm":
-        raise RunError(f"{folder} is a run of {runs.COMMANDS[found]}; expected one of train lm --model gpt.")
+        raise RunError(
+            f"{folder} is a run of {runs.COMMANDS[found]}; expected one of train lm --model gpt."
+        )
     target = folder / deployment.FOLDER
     deployment.check_place(target)
     with runs.lock(folder):
@@ -50,7 +54,9 @@ def quantize(folder: Path, text_path: Path | None) -> None:
     for name, floats, integers in zip(
         ("tables", "model"), deployment.bytes_of(model), deployment.bytes_of(deployed), strict=True
     ):
-        click.echo(f"{name}: {floats:,} bytes before, {integers:,} after ({100 * integers / floats:.1f} %)")
+        click.echo(
+            f"{name}: {floats:,} bytes before, {integers:,} after ({100 * integers / floats:.1f} %)"
+        )
     read, wanted = (getattr(one.model, "read", None) for one in (record, deployed_record))
     if read != wanted:
         click.echo(
@@ -64,7 +70,13 @@ def quantize(folder: Path, text_path: Path | None) -> None:
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[float], None]]:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console()
     if not console.is_terminal:

@@ -23,7 +23,15 @@ import click
 
 from lutjax import extras
 from lutjax.cli._errors import OUT_OF_MEMORY, explain
-from lutjax.cli._flags import MESH, PATH, FieldsCommand, Integer, echo_error, flag_of, parameter_error
+from lutjax.cli._flags import (
+    MESH,
+    PATH,
+    FieldsCommand,
+    Integer,
+    echo_error,
+    flag_of,
+    parameter_error,
+)
 from lutjax.files.errors import FolderError
 from lutjax.training.errors import InUseError, RunError
 
@@ -69,14 +77,18 @@ def training_command(
                 default=Path(out),
                 help="Output folder for checkpoints and reports.",
             ),
-            click.Option(["--resume"], is_flag=True, help="Continue --out; a larger --steps extends it."),
+            click.Option(
+                ["--resume"], is_flag=True, help="Continue --out; a larger --steps extends it."
+            ),
             click.Option(
                 ["--dry-run"],
                 is_flag=True,
                 help="Print parameters, memory and estimated time; write nothing.",
             ),
             click.Option(
-                ["--mesh"], type=MESH, help="Device mesh, such as data=2,detectors=4.  [default: all GPUs]"
+                ["--mesh"],
+                type=MESH,
+                help="Device mesh, such as data=2,detectors=4.  [default: all GPUs]",
             ),
             *process_options(),
             click.Option(
@@ -155,17 +167,25 @@ def train(
     **options: Any,
 ) -> "Experiment | None":
     """Start or resume a run, in one or several processes; see `_train`."""
-    with processes(coordinator, n_processes, process), contextlib.redirect_stdout(UntilClosed(sys.stdout)):
+    with (
+        processes(coordinator, n_processes, process),
+        contextlib.redirect_stdout(UntilClosed(sys.stdout)),
+    ):
         return _train(*arguments, **options)
 
 
 @contextmanager
-def processes(coordinator: str | None, n_processes: int | None, process: int | None) -> Iterator[None]:
+def processes(
+    coordinator: str | None, n_processes: int | None, process: int | None
+) -> Iterator[None]:
     """Join a command's processes; an error in one ends all, and is printed once if possible."""
     from lutjax.training import hosts
 
     waiting = threading.Timer(
-        10, click.echo, (f"Waiting for other processes for up to {hosts.JOINED_AFTER} s",), {"err": True}
+        10,
+        click.echo,
+        (f"Waiting for other processes for up to {hosts.JOINED_AFTER} s",),
+        {"err": True},
     )
     waiting.daemon = True
     waiting.start()
@@ -237,7 +257,9 @@ def _train(
     from lutjax.training.presets import fields_of
 
     if tensorboard and importlib.util.find_spec("tensorboardX") is None:
-        raise click.ClickException(f"--tensorboard needs tensorboardX: {extras.command('tensorboardX')}")
+        raise click.ClickException(
+            f"--tensorboard needs tensorboardX: {extras.command('tensorboardX')}"
+        )
     if dry_run and resume:
         raise click.UsageError("--dry-run describes a new run; leave out --resume.")
 
@@ -334,7 +356,9 @@ def too_large(fields: Mapping[str, Any]) -> Iterator[None]:
         yield
     except (MemoryError, OverflowError, RuntimeError, ValueError) as error:
         memory = isinstance(error, MemoryError | OverflowError)
-        if not memory and not re.search(f"{OUT_OF_MEMORY}|allowed size|too big|no machine holds", str(error)):
+        if not memory and not re.search(
+            f"{OUT_OF_MEMORY}|allowed size|too big|no machine holds", str(error)
+        ):
             raise
         sizes = {
             name: max(given) if isinstance(given, tuple) else given
@@ -408,7 +432,9 @@ def _terminal(out: Path, tensorboard: bool, again: str) -> Any:
             # An exception could be swallowed, or be repeated by the checkpoint writers.
             cursor = "\x1b[?25h\r" if self.console.is_terminal else ""
             text = f"{cursor}Stopped immediately. Checkpoints are intact: if there is one, continue with: {again}\n"
-            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode(errors="replace"))
+            os.write(
+                sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode(errors="replace")
+            )
             os._exit(130)
 
         def watchers(self, experiment: "Experiment", done: int) -> "list[experiments.Watcher]":

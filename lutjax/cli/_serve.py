@@ -23,23 +23,38 @@ from lutjax.cli._flags import Command, Integer
 @click.option("--model-name", help="Model name in requests.  [default: folder name]")
 @click.option("--slots", type=Integer(1, 4096), default=16, help="Texts generated concurrently.")
 @click.option(
-    "--queue", type=Integer(1), default=256, help="Waiting requests; more are rejected with status 429."
+    "--queue",
+    type=Integer(1),
+    default=256,
+    help="Waiting requests; more are rejected with status 429.",
 )
 @click.option(
     "--max-prompt", "prompt", type=Integer(1), default=16384, help="Maximum prompt length in bytes."
 )
-@click.option("--max-tokens", "tokens", type=Integer(1), default=4096, help="Maximum answer length in bytes.")
 @click.option(
-    "--max-rows", "rows", type=Integer(1), default=1024, help="Maximum samples per classification request."
+    "--max-tokens", "tokens", type=Integer(1), default=4096, help="Maximum answer length in bytes."
 )
-@click.option("--max-body", "body", type=Integer(1), default=1 << 20, help="Maximum request body in bytes.")
+@click.option(
+    "--max-rows",
+    "rows",
+    type=Integer(1),
+    default=1024,
+    help="Maximum samples per classification request.",
+)
+@click.option(
+    "--max-body", "body", type=Integer(1), default=1 << 20, help="Maximum request body in bytes."
+)
 @click.option(
     "--block-size",
     type=Integer(1),
     help="Bytes per cache block; prompts share prefixes (--model lut).  [default: one cache per text]",
 )
-@click.option("--grace", type=Integer(0), default=30, help="Seconds for open requests after a stop signal.")
-def serve(folder: Path, host: str, port: int, model_name: str | None, grace: int, **limits: Any) -> None:
+@click.option(
+    "--grace", type=Integer(0), default=30, help="Seconds for open requests after a stop signal."
+)
+def serve(
+    folder: Path, host: str, port: int, model_name: str | None, grace: int, **limits: Any
+) -> None:
     """Serve a model over HTTP.
 
     DIR is a run of `train lm` or `train classify`, or a bundle, also of an imported memory. Text models

@@ -24,7 +24,9 @@ _HERE = Path("<this device>")  # value of --record without a path
 @click.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print totals, gaps and all cells as JSON.")
 @click.option("--recorded", is_flag=True, help="Show recorded results only; check nothing.")
-@click.option("--compile", "compiles", is_flag=True, help="Compile for TPUs instead (requires libtpu).")
+@click.option(
+    "--compile", "compiles", is_flag=True, help="Compile for TPUs instead (requires libtpu)."
+)
 @click.option("--op", "ops", multiple=True, help="Op to show; repeatable.  [default: all]")
 @file_option("--markdown", "Page to write the matrix to.")
 @click.option(
@@ -51,7 +53,9 @@ def status(
     if recorded and (compiles or record is not None):
         raise click.UsageError("--recorded checks nothing; leave out --compile and --record.")
 
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # checking processes share a GPU
+    os.environ.setdefault(
+        "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
+    )  # checking processes share a GPU
     import jax
 
     from lutjax.status import checks, matrix, report, results
@@ -105,7 +109,9 @@ def status(
     if markdown is not None:
         markdown.write_text(report.markdown(cells), encoding="utf-8")
     if record is not None:
-        device = "tpu" if compiles else {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+        device = (
+            "tpu" if compiles else {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+        )
         results.write(cells, record, device, recorded_cells)
     for path in (markdown, record):
         if path is not None:
@@ -119,7 +125,9 @@ def status(
 @contextlib.contextmanager
 def _with_progress(check: "CheckOne", n_checks: int) -> "Iterator[CheckOne]":
     console = make_console(stderr=True)
-    console.print(f"Checking {n_checks} combinations of op, implementation and dtype", highlight=False)
+    console.print(
+        f"Checking {n_checks} combinations of op, implementation and dtype", highlight=False
+    )
     with Progress(console, n_checks) as progress:
 
         def check_with_progress(op: str, column: "Column", dtype: str) -> "dict[str, Cell]":

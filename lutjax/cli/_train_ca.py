@@ -31,7 +31,9 @@ from lutjax.training.presets import EXPERIMENTS
     help="Image to draw, up to 64 x 64 pixels.  [default: picture of --experiment]",
 )
 @click.option(
-    "--threshold", type=Finite(0, 1), help="Brightness above which a color is 1.  [default: 0 or full only]"
+    "--threshold",
+    type=Finite(0, 1),
+    help="Brightness above which a color is 1.  [default: 0 or full only]",
 )
 def ca(
     kind: Any,

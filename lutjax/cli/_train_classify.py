@@ -26,9 +26,14 @@ from lutjax.training.recipes import RECIPES, recipe as recipe_of
     help=".npz file, table, IDX or CIFAR-10 folder, or image folder.  [default: scikit-learn's digits]",
 )
 @click.option("--target", help="Label column.  [default: none]")
-@click.option("--test-data", "test", type=PATH, help="Test table.  [default: a stratified fifth of --data]")
 @click.option(
-    "--exclude", metavar="COLUMN", multiple=True, help="Table column to ignore; repeatable.  [default: none]"
+    "--test-data", "test", type=PATH, help="Test table.  [default: a stratified fifth of --data]"
+)
+@click.option(
+    "--exclude",
+    metavar="COLUMN",
+    multiple=True,
+    help="Table column to ignore; repeatable.  [default: none]",
 )
 @click.option("--encoding", help="Encoding of a CSV file.  [default: UTF-8]")
 @click.option("--regression", is_flag=True, help="Fit --target as a number (regression).")
@@ -48,8 +53,12 @@ from lutjax.training.recipes import RECIPES, recipe as recipe_of
     metavar="NAME",
     help="Sizes and rates of a published or measured network; options override them.  [default: none]",
 )
-@click.option("--luts", type=Integer(1), help="Circuit size in 6-input tables, within 5 %.  [default: none]")
-@click.option("--front", type=Integers(), help="Runs for several --luts, with a plot.  [default: none]")
+@click.option(
+    "--luts", type=Integer(1), help="Circuit size in 6-input tables, within 5 %.  [default: none]"
+)
+@click.option(
+    "--front", type=Integers(), help="Runs for several --luts, with a plot.  [default: none]"
+)
 def classify(
     kind: Any,
     recipe: str | None,
@@ -69,7 +78,9 @@ def classify(
     if recipe is not None:
         click.echo(recipe_of(recipe))
         if resume:
-            same = {name: value for name, value in recipe_of(recipe).fields().items() if name != "steps"}
+            same = {
+                name: value for name, value in recipe_of(recipe).fields().items() if name != "steps"
+            }
     names = ("path", "target", "test", "exclude", "encoding", "regression", "image_size", "model")
     source = {name: options.pop(name) or None for name in names}
     given: dict[str, Any] = {
@@ -117,14 +128,20 @@ def _check_sizes(
     for option, is_given in others.items():
         if is_given:
             what = " a finished size is continued without it" if option == "--resume" else ""
-            raise click.UsageError(f"{name} starts new runs in one process; leave out {option}.{what}")
+            raise click.UsageError(
+                f"{name} starts new runs in one process; leave out {option}.{what}"
+            )
     if source["model"] == "tree":
         raise click.UsageError(f"{name} scales layers of gates, not trees; leave out --model tree.")
     sizing.check_abc()
 
 
 def _train_sizes(
-    kind: Any, fields: Mapping[str, Any], sizes: tuple[int, ...], is_front: bool, given: dict[str, Any]
+    kind: Any,
+    fields: Mapping[str, Any],
+    sizes: tuple[int, ...],
+    is_front: bool,
+    given: dict[str, Any],
 ) -> None:
     from lutjax.training import sizes as sizing
 
@@ -163,5 +180,8 @@ def _train_sizes(
 
 
 digits = _run.alias(
-    classify, "digits", "runs/digits", "Train such a classifier on scikit-learn's digits by default."
+    classify,
+    "digits",
+    "runs/digits",
+    "Train such a classifier on scikit-learn's digits by default.",
 )

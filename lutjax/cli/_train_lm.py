@@ -33,7 +33,9 @@ from lutjax.training import presets
 )
 @click.option(
     "--preset",
-    type=click.Choice(list(dict.fromkeys(name for each in presets.PRESETS.values() for name in each))),
+    type=click.Choice(
+        list(dict.fromkeys(name for each in presets.PRESETS.values() for name in each))
+    ),
     help="Sizes and rates; options override them.  [default: demo, about 2 minutes on two CPU cores]",
 )
 @huge_pages_option

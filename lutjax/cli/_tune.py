@@ -39,7 +39,12 @@ if TYPE_CHECKING:
     help="Vary one config field at a time, or two.",
 )
 def tune(
-    output: Path, update: bool, resume: bool, asked: tuple[Any, ...], dtypes: tuple[str, ...], effort: Any
+    output: Path,
+    update: bool,
+    resume: bool,
+    asked: tuple[Any, ...],
+    dtypes: tuple[str, ...],
+    effort: Any,
 ) -> None:
     """Find the fastest Triton kernel configs on this device.
 
@@ -60,7 +65,9 @@ def tune(
 
     document = _document(output)
     try:
-        todo = search.kernels(list(asked or shapes.named_shapes(Tag.TUNE).values()), dtypes or ("float32",))
+        todo = search.kernels(
+            list(asked or shapes.named_shapes(Tag.TUNE).values()), dtypes or ("float32",)
+        )
     except search.NoKernelError as error:
         raise click.ClickException(str(error)) from None
     if resume:
@@ -83,7 +90,9 @@ def tune(
     if any(found.entry for found in results):
         click.echo(f"Wrote {output}")
     if len(results) < len(todo):
-        click.echo(f"Interrupted after {len(results)} of {len(todo)} kernels; continue with --resume.")
+        click.echo(
+            f"Interrupted after {len(results)} of {len(todo)} kernels; continue with --resume."
+        )
         raise SystemExit(130)
 
 

@@ -46,7 +46,9 @@ class _Checkpoint:
             self._files_of = dict(_read_json(folder / _INDEX).get("weight_map") or {})
         else:
             paths = sorted(folder.glob("*.safetensors"))
-            self._files_of = {name: path.name for path in paths for name in self._open(path.name).tensors}
+            self._files_of = {
+                name: path.name for path in paths for name in self._open(path.name).tensors
+            }
 
     def _open(self, file: str) -> TensorFile:
         if file not in self._files:
@@ -82,9 +84,13 @@ class _Checkpoint:
         file = self._open(self.locate(name)[0])
         tensor = file.tensor(name)
         if tensor.dtype not in _DTYPES:
-            raise ConversionError(f"{name} is {tensor.dtype}; expected one of {', '.join(_DTYPES)}.")
+            raise ConversionError(
+                f"{name} is {tensor.dtype}; expected one of {', '.join(_DTYPES)}."
+            )
         if shape and tensor.shape != shape:
-            raise ConversionError(f"{name} has shape {list(tensor.shape)}; the config needs {list(shape)}.")
+            raise ConversionError(
+                f"{name} has shape {list(tensor.shape)}; the config needs {list(shape)}."
+            )
         data = file.map[tensor.offset : tensor.offset + tensor.n_bytes]
         found = np.frombuffer(data, _DTYPES[tensor.dtype]).reshape(tensor.shape)
         return found.astype(np.int64 if tensor.dtype.startswith("I") else np.float32)
@@ -93,7 +99,9 @@ class _Checkpoint:
         """Return a matrix with a scale for each tile, if the checkpoint has scales for it."""
         found = self.array(f"{name}.weight", *shape)
         if self.has(f"{name}.scale"):
-            rows, columns = (self.config.get("quantization_config") or {}).get("weight_block_size", (32, 32))
+            rows, columns = (self.config.get("quantization_config") or {}).get(
+                "weight_block_size", (32, 32)
+            )
             tiles = tuple(-(-n // size) for n, size in zip(shape, (rows, columns), strict=True))
             scale = np.repeat(np.repeat(self.array(f"{name}.scale", *tiles), rows, 0), columns, 1)
             found = found * scale[: shape[0], : shape[1]]
@@ -143,14 +151,18 @@ def convert_memory(
         read = {"engram": _engram, "ple": _ple, "longcat": _longcat}[family]
         facts, arrays, parts, scales, codec = read(checkpoint, config, layer, tokenizer)
     except (KeyError, TypeError) as error:
-        raise ConversionError(f"{place / 'config.json'} lacks or damages {in_a_line(error)}.") from error
+        raise ConversionError(
+            f"{place / 'config.json'} lacks or damages {in_a_line(error)}."
+        ) from error
     layout: NgramLayout = facts.pop("layout")
     table = HostTable.mapped(
         [(place / file, name) for file, name in parts], codec=codec, width=facts["arguments"]["width"],
         scales=[(place / file, name) for file, name in scales], layout=layout,
     )  # fmt: skip
     if table.shape[1] != layout.n_rows:
-        raise ConversionError(f"{place} has {table.shape[1]:,} rows; its config has {layout.n_rows:,}.")
+        raise ConversionError(
+            f"{place} has {table.shape[1]:,} rows; its config has {layout.n_rows:,}."
+        )
     base: Any = table
     record = {
         "kind": "memory", "family": family, "folder": str(place.absolute()), **facts, "codec": codec,
@@ -181,7 +193,9 @@ def open_memory_table(
 ) -> HostTable:
     """Return the table of a bundle from `convert_memory`; see `memory_layer`."""
     record = read_record(model)
-    return _open_table(record, NgramLayout.from_json(record["layout"]), model, base, trains, overlays)
+    return _open_table(
+        record, NgramLayout.from_json(record["layout"]), model, base, trains, overlays
+    )
 
 
 def _open_table(
@@ -194,9 +208,12 @@ def _open_table(
 ) -> HostTable:
     folder = record.get("folder") if base is None else base
     if folder is None:
-        raise ConversionError(f"{model} does not name the folder of its base files; give it as base=.")
+        raise ConversionError(
+            f"{model} does not name the folder of its base files; give it as base=."
+        )
     parts, scales = (
-        [(Path(folder) / file, name) for file, name in record[which]] for which in ("parts", "scales")
+        [(Path(folder) / file, name) for file, name in record[which]]
+        for which in ("parts", "scales")
     )
     return HostTable.mapped(
         parts, codec=record["codec"], width=record["arguments"]["width"], scales=scales,
@@ -262,7 +279,13 @@ def _engram(checkpoint: _Checkpoint, config: Any, layer: int | None, tokenizer: 
     parts = [checkpoint.locate(f"{at}embed.weight")]
     if checkpoint.dtype(f"{at}embed.weight") == "BF16":
         return facts, _make_contiguous(arrays), parts, [], "bfloat16"
-    return facts, _make_contiguous(arrays), parts, [checkpoint.locate(f"{at}embed.scale")], "e4m3_ue8m0"
+    return (
+        facts,
+        _make_contiguous(arrays),
+        parts,
+        [checkpoint.locate(f"{at}embed.scale")],
+        "e4m3_ue8m0",
+    )
 
 
 def _ple(checkpoint: _Checkpoint, config: Any, layer: int | None, tokenizer: Any) -> Any:
@@ -280,7 +303,11 @@ def _ple(checkpoint: _Checkpoint, config: Any, layer: int | None, tokenizer: Any
     for name, tensor in stored.items():
         if checkpoint.has(table + tensor):
             layout.check(**{name: checkpoint.array(table + tensor)})
-    streams, features, kernel = config["hc_count"], config["hidden_size"], config["ple_conv_kernel_size"]
+    streams, features, kernel = (
+        config["hc_count"],
+        config["hidden_size"],
+        config["ple_conv_kernel_size"],
+    )
     row_size, channels = config["ple_embed_dim"], streams * features
     conv = checkpoint.array(f"{at}conv1d.weight", channels, 1, kernel)
     arrays = {
@@ -314,9 +341,12 @@ def _longcat(checkpoint: _Checkpoint, config: Any, layer: int | None, tokenizer:
     for i, size in enumerate(layout.sizes):  # tables of equal total size may differ
         file, name = checkpoint.locate(f"{at}embedders.{i}.weight")
         if (shape := checkpoint._open(file).tensor(name).shape) != (size, layout.width):
-            raise ConversionError(f"{name} has shape {list(shape)}; the config needs {[size, layout.width]}.")
+            raise ConversionError(
+                f"{name} has shape {list(shape)}; the config needs {[size, layout.width]}."
+            )
     kernel = [
-        checkpoint.matrix(f"{at}post_projs.{i}", features, layout.width).T for i in range(layout.columns)
+        checkpoint.matrix(f"{at}post_projs.{i}", features, layout.width).T
+        for i in range(layout.columns)
     ]
     arguments = {"features": features, "width": layout.width}
     facts = {"layer": 0, "class": "NgramEmbedding", "arguments": arguments, "layout": layout}
@@ -379,7 +409,10 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         f"holds: the small tensors of a {found['class']}: "
         + ", ".join(f"{k} {v}" for k, v in arguments.items()),
         f"table: {base['rows']:,} rows of {base['width']} elements, {found['codec']}, in {len(files)} files:",
-        *(f"  {name}: {part['size']:,} bytes, header {part['header']}" for name, part in files.items()),
+        *(
+            f"  {name}: {part['size']:,} bytes, header {part['header']}"
+            for name, part in files.items()
+        ),
         f"layout: {layout['family']}, orders {', '.join(map(str, layout['orders']))}, {layout['heads']} heads, digest {layout['digest']}",
         f"vocabulary: {layout['vocabulary'] or 'tokens are not merged'}",
     ]

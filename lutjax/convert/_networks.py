@@ -54,7 +54,9 @@ def classifier(
     arity = layers[0].wires.shape[1]
     expected = 16 if kind == "gates" else 2**arity
     first_wires = layers[0].wires
-    n_before = (None if thresholds is None else thresholds.size) or n_inputs or int(first_wires.max()) + 1
+    n_before = (
+        (None if thresholds is None else thresholds.size) or n_inputs or int(first_wires.max()) + 1
+    )
     if thresholds is None and n_inputs is None and n_before > first_wires.size:
         raise ConversionError(
             f"{layers[0].name} has {first_wires.size} wires, and the largest is {n_before - 1}: it cannot read all inputs. Say how many there are."
@@ -94,7 +96,9 @@ def check_layer(layer: Layer, arity: int, expected: int, n_before: int) -> str:
         raise ConversionError(f"{layer.name} has numbers that are not finite.")
     least, largest = int(layer.wires.min()), int(layer.wires.max())
     if least < 0 or largest >= n_before:
-        raise ConversionError(f"{layer.name} has wires {least} to {largest}; inputs are 0 to {n_before - 1}.")
+        raise ConversionError(
+            f"{layer.name} has wires {least} to {largest}; inputs are 0 to {n_before - 1}."
+        )
     most_read = int(np.unique(layer.wires, return_counts=True)[1].max())
     return "balanced" if most_read <= -(-layer.wires.size // n_before) else "random"
 
@@ -104,7 +108,11 @@ def encode_thresholds(thresholds: Any, sampling: str) -> dict[str, Any]:
     if thresholds is None or sampling == "fixed":
         return {"n_thresholds": n_thresholds}
     gradient = GRADIENTS[sampling]
-    return {"n_thresholds": n_thresholds, "learned_thresholds": True, "threshold_gradient": gradient}
+    return {
+        "n_thresholds": n_thresholds,
+        "learned_thresholds": True,
+        "threshold_gradient": gradient,
+    }
 
 
 def encoder(thresholds: Any, sampling: str, width: float | int) -> dict[str, Any]:
@@ -122,7 +130,9 @@ def check_some(layers: list[Layer], kinds: set[str]) -> None:
     if not layers:
         raise ConversionError("the file has no layers of gates or tables.")
     if len(kinds) > 1:
-        raise ConversionError(f"layers are {' and '.join(sorted(kinds))}; a classifier has one kind.")
+        raise ConversionError(
+            f"layers are {' and '.join(sorted(kinds))}; a classifier has one kind."
+        )
 
 
 def modules(tensors: Mapping[str, Any], endings: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
@@ -133,7 +143,9 @@ def modules(tensors: Mapping[str, Any], endings: Iterable[str]) -> list[tuple[st
         ending = next((e for e in known if name == e or name.endswith(f".{e}")), None)
         if ending is None:  # the first numbered name represents all
             digits = "0123456789"
-            shown = sorted({e.rstrip(digits) + "0" * (e[-1] in digits) for e in known if "_export" not in e})
+            shown = sorted(
+                {e.rstrip(digits) + "0" * (e[-1] in digits) for e in known if "_export" not in e}
+            )
             raise ConversionError(
                 f"the file has the tensor {in_a_line(name, 80)}, which belongs to no layer that can be converted; these have {', '.join(shown)}."
             )
@@ -142,7 +154,9 @@ def modules(tensors: Mapping[str, Any], endings: Iterable[str]) -> list[tuple[st
 
 
 def _natural_sort_key(name: str) -> list[tuple[bool, int, str]]:
-    numbers = [int(part) if part.isdecimal() and len(part) < 10 else None for part in name.split(".")]
+    numbers = [
+        int(part) if part.isdecimal() and len(part) < 10 else None for part in name.split(".")
+    ]
     return [(n is None, n or 0, part) for n, part in zip(numbers, name.split("."), strict=True)]
 
 
@@ -152,5 +166,7 @@ def array(where: str, parts: Mapping[str, Any], name: str, ndim: int) -> Any:
         raise ConversionError(f"{where or 'the file'} has no {name}.")
     found = np.asarray(parts[name])
     if found.ndim != ndim or not found.size:
-        raise ConversionError(f"{where}.{name} has shape {list(found.shape)}; expected {ndim} axes.")
+        raise ConversionError(
+            f"{where}.{name} has shape {list(found.shape)}; expected {ndim} axes."
+        )
     return found

@@ -51,10 +51,14 @@ def difflogic(
         elif "indices" in parts:
             wires = array(name, parts, "indices", 2)
         else:
-            raise ConversionError(f"{name} has no indices; state dicts omit them. Save them: {SAVED_WIRES}")
+            raise ConversionError(
+                f"{name} has no indices; state dicts omit them. Save them: {SAVED_WIRES}"
+            )
         layers.append(Layer(name, weights, wires.T))
     check_some(layers, {"gates"})
-    return classifier(layers, kind="gates", n_classes=n_classes, tau=tau, thresholds=None, n_inputs=n_inputs)
+    return classifier(
+        layers, kind="gates", n_classes=n_classes, tau=tau, thresholds=None, n_inputs=n_inputs
+    )
 
 
 def torch_dwn(
@@ -87,7 +91,14 @@ def torch_dwn(
       Array([[1., 1.]], dtype=float32)
     """
     layers, thresholds, order = [], None, None
-    endings = ("luts", "mapping", "mapping.weights", "_LUTLayer__dummy_mapping", "thresholds", "randperm")
+    endings = (
+        "luts",
+        "mapping",
+        "mapping.weights",
+        "_LUTLayer__dummy_mapping",
+        "thresholds",
+        "randperm",
+    )
     for name, parts in modules(tensors, endings):
         if "thresholds" in parts:
             thresholds = np.atleast_2d(np.asarray(parts["thresholds"], np.float32))
@@ -117,7 +128,12 @@ def torch_dwn(
         n_bits = n_inputs or int(layers[0].wires.max()) + 1
         thresholds = np.tile(thresholds, (-(-n_bits // thresholds.size), 1))
     return classifier(
-        layers, kind="binary", n_classes=n_classes, tau=tau, thresholds=thresholds, n_inputs=n_inputs
+        layers,
+        kind="binary",
+        n_classes=n_classes,
+        tau=tau,
+        thresholds=thresholds,
+        n_inputs=n_inputs,
     )
 
 

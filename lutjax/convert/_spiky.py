@@ -52,7 +52,9 @@ class _Tables:
     def put(self, layer: Any) -> None:
         least, largest, n = int(self.anchors.min()), int(self.anchors.max()), _n_compared(layer)
         if least < 0 or largest >= n:
-            raise ConversionError(f"{self.name} has anchors {least} to {largest}; inputs are 0 to {n - 1}.")
+            raise ConversionError(
+                f"{self.name} has anchors {least} to {largest}; inputs are 0 to {n - 1}."
+            )
         layer.anchors = self.anchors.astype(np.int32)
         layer.weights = self.weights.astype(np.float32)
         if self.positions is not None:
@@ -92,11 +94,15 @@ def spiky(
       (1, 3, 10)
     """
     if attention not in (None, *ATTENTION):
-        raise ConversionError(f"attention is {attention!r}; expected one of {', '.join(ATTENTION)}.")
+        raise ConversionError(
+            f"attention is {attention!r}; expected one of {', '.join(ATTENTION)}."
+        )
     if context < 2:
         raise ConversionError(f"context is {context}; it must be at least 2.")
     found = dict(modules(tensors, _ENDINGS))
-    embedding = array("token_embedder", found.pop("token_embedder", {}), "weight", 2).astype(np.float32)
+    embedding = array("token_embedder", found.pop("token_embedder", {}), "weight", 2).astype(
+        np.float32
+    )
     vocab_size, features = embedding.shape
     layers: list[dict[str, Any]] = []
     while (name := f"layers.{len(layers)}") and f"{name}.attention_lut" in found:
@@ -105,14 +111,18 @@ def spiky(
         norms = {part: found.pop(f"{name}.{part}_bn", None) for part in ("attention", "ffn")}
         layers.append({"attention": attended, "ffn": ffn, "norms": norms})
     if not layers:
-        raise ConversionError("the file has no layers.0.attention_lut: it is no LUTTransformer of spiky.")
+        raise ConversionError(
+            "the file has no layers.0.attention_lut: it is no LUTTransformer of spiky."
+        )
     last = _tables(found, "unembedder", vocab_size)
     if found:
         raise ConversionError(f"{in_a_line(min(found), 80)} is not part of a LUTTransformer.")
     first, ffn = layers[0]["attention"], layers[0]["ffn"]
     kind = attention or ("pair" if first.n_bits == first.n_anchors else "concatenated")
     n_position_bits = _position_bits(first, kind, context, shared_positions)
-    n_heads = first.n_detectors // last.n_detectors if first.n_detectors % last.n_detectors == 0 else 1
+    n_heads = (
+        first.n_detectors // last.n_detectors if first.n_detectors % last.n_detectors == 0 else 1
+    )
     sizes = {} if ffn is None else {"ffn_detectors": ffn.n_detectors, "ffn_anchors": ffn.n_anchors}
     try:
         config = LUTTransformerConfig(
@@ -185,7 +195,11 @@ def spiky_layer(
     """
     found = dict(modules(tensors, _ENDINGS))
     own = _tables(found, name, out_features)
-    sizes: dict[str, Any] = {"n_detectors": own.n_detectors, "n_anchors": own.n_anchors, "rngs": nnx.Rngs(0)}
+    sizes: dict[str, Any] = {
+        "n_detectors": own.n_detectors,
+        "n_anchors": own.n_anchors,
+        "rngs": nnx.Rngs(0),
+    }
     try:
         if context is None:
             layer: Any = LUT(in_features, out_features, **sizes)
@@ -193,7 +207,11 @@ def spiky_layer(
         else:
             kind = attention or ("pair" if own.n_bits == own.n_anchors else "concatenated")
             n_position_bits = _position_bits(own, kind, context, shared_positions)
-            sizes |= {"n_positions": context - 1, "n_position_bits": n_position_bits, "window": context - 1}
+            sizes |= {
+                "n_positions": context - 1,
+                "n_position_bits": n_position_bits,
+                "window": context - 1,
+            }
             sizes |= {"shared_positions": shared_positions}
             if kind == "concatenated":
                 layer = LUTAttention(in_features, out_features, **sizes)
@@ -203,7 +221,9 @@ def spiky_layer(
                 )
     except ValueError as error:
         raise ConversionError(f"{name or 'the file'} makes no layer: {in_a_line(error)}") from error
-    _reshape_positions(own, context or 1, shared_positions, n_position_bits).put(_check_shapes(own, layer))
+    _reshape_positions(own, context or 1, shared_positions, n_position_bits).put(
+        _check_shapes(own, layer)
+    )
     return layer
 
 
@@ -216,7 +236,11 @@ def _tables(found: dict[str, dict[str, Any]], name: str, n_outputs: int) -> _Tab
     anchors = array(name, parts, _ANCHORS, 3)
     weights = array(name, parts, _WEIGHTS, 1)
     n_rows = weights.size // (len(anchors) * n_outputs)
-    if anchors.shape[2] != 2 or n_rows & (n_rows - 1) or n_rows * len(anchors) * n_outputs != weights.size:
+    if (
+        anchors.shape[2] != 2
+        or n_rows & (n_rows - 1)
+        or n_rows * len(anchors) * n_outputs != weights.size
+    ):
         raise ConversionError(
             f"{name or 'the file'} has anchors {list(anchors.shape)} and {weights.size} weights; expected anchors [detectors, pairs, 2], and a power of "
             f"two of rows of {n_outputs} outputs for each. Layers whose fields are not the whole input and output have none."

@@ -34,7 +34,9 @@ def read(path: str | os.PathLike[str]) -> dict[str, Shaped[np.ndarray, "..."]]:
     if not place.is_file():
         raise ConversionError(f"{place} is no file.")
     if place.stat().st_size > MOST_BYTES:
-        raise ConversionError(f"{place} has {place.stat().st_size:,} bytes; at most {MOST_BYTES:,} are read.")
+        raise ConversionError(
+            f"{place} has {place.stat().st_size:,} bytes; at most {MOST_BYTES:,} are read."
+        )
     found = _read_torch(place) if _is_of_torch(place) else _read_safetensors(place)
     if not found:
         raise ConversionError(f"{place} has no tensors.")
@@ -51,7 +53,11 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="np") as file:
             return {name: file.get_tensor(name) for name in sorted(file.keys())}
-    except (SafetensorError, AttributeError, ValueError) as error:  # AttributeError: a dtype unknown to NumPy
+    except (
+        SafetensorError,
+        AttributeError,
+        ValueError,
+    ) as error:  # AttributeError: a dtype unknown to NumPy
         raise ConversionError(f"{path} is no file of safetensors: {in_a_line(error)}") from error
 
 
@@ -73,7 +79,9 @@ def _read_torch(path: Path) -> dict[str, Any]:
         raise ConversionError(f"{path} holds no state dict. Save model.state_dict().")
     others = [name for name, value in found.items() if not torch.is_tensor(value)]
     if others:
-        raise ConversionError(f"{path}: {in_a_line(others[0], 80)} is no tensor. Save model.state_dict().")
+        raise ConversionError(
+            f"{path}: {in_a_line(others[0], 80)} is no tensor. Save model.state_dict()."
+        )
     narrow = torch.bfloat16  # unknown to NumPy
     return {
         name: (tensor.float() if tensor.dtype == narrow else tensor).detach().cpu().numpy()

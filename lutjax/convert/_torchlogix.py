@@ -23,7 +23,11 @@ _LEVEL, _LEAVES = "tree_weights.{}", "connections._indices_L{}"
 _ENDINGS = (
     *("weight", "connections.indices", "connections.weights", "thresholds", "raw_diffs"),
     *("_export_lut_ids", "connections._export_indices"),
-    *(name.format(k) for k in range(MOST_DEPTH) for name in (_LEVEL, _LEAVES, "_export_lut_ids_L{}")),
+    *(
+        name.format(k)
+        for k in range(MOST_DEPTH)
+        for name in (_LEVEL, _LEAVES, "_export_lut_ids_L{}")
+    ),
 )
 
 
@@ -93,7 +97,9 @@ def torchlogix(
             sampling = _sampling(name, binarization, learned="raw_diffs" in parts)
         elif _LEVEL.format(0) in parts:
             if layers:
-                raise ConversionError(f"{name} is a convolution after a dense layer; expected it first.")
+                raise ConversionError(
+                    f"{name} is a convolution after a dense layer; expected it first."
+                )
             trees.append(_trees(name, parts, temperature))
         else:
             layers.append(_dense_layer(name, parts, temperature))
@@ -138,7 +144,11 @@ def _trees(name: str, parts: Mapping[str, Any], temperature: float) -> Trees:
     )  # [inputs, kernels, positions, nodes, (row, column, channel)]
     arity, n_kernels, _, n_nodes, n_axes = pixels.shape
     expected = [(arity**k, n_kernels) for k in reversed(range(depth))]
-    if n_axes != 3 or [level.shape[:2] for level in levels] != expected or n_nodes != expected[0][0]:
+    if (
+        n_axes != 3
+        or [level.shape[:2] for level in levels] != expected
+        or n_nodes != expected[0][0]
+    ):
         raise ConversionError(
             f"{name} has leaves {list(pixels.shape)} and trees {[list(level.shape) for level in levels]}; expected those of a LogicConv2d: "
             "leaves [inputs, kernels, places, nodes, 3] and nodes [nodes, kernels, numbers], level by level."
@@ -154,7 +164,10 @@ def _trees(name: str, parts: Mapping[str, Any], temperature: float) -> Trees:
         raise ConversionError(f"{name} has windows at other places than those of one stride.")
     return Trees(
         name,
-        [_lowest_first(level.astype(np.float32) / np.float32(temperature), arity) for level in levels],
+        [
+            _lowest_first(level.astype(np.float32) / np.float32(temperature), arity)
+            for level in levels
+        ],
         first[:, :, 0].transpose(1, 2, 0, 3).reshape(-1, arity, 3),
         (len(down), len(right)),
         strides.pop(),
@@ -176,7 +189,9 @@ def _sampling(name: str, given: str | None, *, learned: bool) -> str:
     if found not in SAMPLING:
         raise ConversionError(f"binarization is {found!r}; expected one of {', '.join(SAMPLING)}.")
     if learned and found == "fixed":
-        raise ConversionError(f"binarization is 'fixed', but {name} is learned; expected soft or hard.")
+        raise ConversionError(
+            f"binarization is 'fixed', but {name} is learned; expected soft or hard."
+        )
     return found
 
 

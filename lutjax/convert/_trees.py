@@ -49,11 +49,15 @@ class Image:
 
     def __post_init__(self) -> None:
         if len(self.shape) != 3 or min(self.shape) < 1:
-            raise ConversionError(f"shape is {self.shape}; expected height, width and channels of images.")
+            raise ConversionError(
+                f"shape is {self.shape}; expected height, width and channels of images."
+            )
         for name, least in (("padding", 0), ("pool", 1), ("pool_padding", 0)):
             sizes = self.size_per_layer(name, 1)
             if not sizes or min(sizes) < least:
-                raise ConversionError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
+                raise ConversionError(
+                    f"{name} is {getattr(self, name)}; it must be at least {least}."
+                )
 
     def size_per_layer(self, name: str, n_layers: int) -> tuple[int, ...]:
         found = getattr(self, name)
@@ -106,7 +110,9 @@ def tree_net(
             )
     height, wide, channels = image.shape
     if thresholds is not None and len(thresholds) != channels:
-        raise ConversionError(f"thresholds have {len(thresholds)} channels; images have {channels}.")
+        raise ConversionError(
+            f"thresholds have {len(thresholds)} channels; images have {channels}."
+        )
     shape = height, wide, channels * (1 if thresholds is None else thresholds.shape[1])
     kernels, leaves = [], []
     for k, tree in enumerate(trees):
@@ -123,7 +129,9 @@ def tree_net(
         try:
             shape = LogicConvSpec(shape, tree.levels[0].shape[1], **geometry, depth=1).out_shape
         except ValueError as error:
-            raise ConversionError(f"{tree.name} does not fit the image: {in_a_line(error)}") from error
+            raise ConversionError(
+                f"{tree.name} does not fit the image: {in_a_line(error)}"
+            ) from error
     n_before, wiring = math.prod(shape), []
     for layer in layers:
         wiring.append(check_layer(layer, arity, expected, n_before))
@@ -175,7 +183,8 @@ def _kernel(tree: Trees, size: tuple[int, int], padding: int) -> int:
     """Return the smallest window that covers all leaves and gives the same number of positions."""
     needed = int(tree.leaves[..., :2].max()) + 1
     largest = [
-        n + 2 * padding - (places - 1) * tree.stride for n, places in zip(size, tree.places, strict=True)
+        n + 2 * padding - (places - 1) * tree.stride
+        for n, places in zip(size, tree.places, strict=True)
     ]
     least = max(needed, *(n - tree.stride + 1 for n in largest))
     if least > min(largest):

@@ -19,7 +19,9 @@ from lutjax.dispatch.registry import Platform
 
 
 @cache_calls
-def kernel(plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = None) -> Callable[..., Any]:
+def kernel(
+    plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = None
+) -> Callable[..., Any]:
     """Return the array function for an implementation, with a vmap rule.
 
     Its arguments are the call's arrays. Backward functions also take the cotangent; updates also
@@ -52,19 +54,27 @@ def kernel(plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = No
         return run_shard(op, direction, options, args, over, run) if over else run(options, *args)
 
     by_rule = over is not None and plan.has_rules
-    call = custom_vmap(partition_kernel(op, direction, needs, options, run_arrays) if by_rule else run_arrays)
+    call = custom_vmap(
+        partition_kernel(op, direction, needs, options, run_arrays) if by_rule else run_arrays
+    )
 
     @call.def_vmap
     def rule(size: int, mapped: Any, *args: Any) -> tuple[Any, Any]:
         is_mapped = jax.tree.leaves(mapped)
-        places = [_meshes.spec_of(a)[0] for a, m in zip(jax.tree.leaves(args), is_mapped, strict=True) if m]
+        places = [
+            _meshes.spec_of(a)[0]
+            for a, m in zip(jax.tree.leaves(args), is_mapped, strict=True)
+            if m
+        ]
         place = next((place for place in places if place), None)
         if size == 0:  # other arrays without elements are never divided here, see `_transforms`
             outputs = build_empty_outputs(mapped, args, place)
         elif place is None:
             outputs = map_elements(size, mapped, *args)
         else:  # the mapped axis is divided over a mesh with explicit axes
-            specs = jax.tree.map(lambda m: PartitionSpec(place) if m else PartitionSpec(), tuple(mapped))
+            specs = jax.tree.map(
+                lambda m: PartitionSpec(place) if m else PartitionSpec(), tuple(mapped)
+            )
             part = functools.partial(map_part, size // _meshes.devices_along(place), mapped)
             axes = (place,) if isinstance(place, str) else place
             outputs = _meshes.run_sharded(part, specs, PartitionSpec(place), axes)(*args)
@@ -76,7 +86,9 @@ def kernel(plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = No
         )
         lies, over = PartitionSpec(place) if place else None, _meshes.joint_varying_axes(args)
         return jax.tree.map(
-            lambda a: _compat.cast_varying(jnp.zeros((0, *a.shape), a.dtype, out_sharding=lies), over),
+            lambda a: _compat.cast_varying(
+                jnp.zeros((0, *a.shape), a.dtype, out_sharding=lies), over
+            ),
             jax.eval_shape(run_arrays, *one),
         )
 
@@ -84,7 +96,9 @@ def kernel(plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = No
         return map_elements(size, mapped, *_meshes.varying_alike(args))
 
     def map_elements(size: int, mapped: Any, *args: Any) -> Any:
-        shared_is_mapped = any(any(jax.tree.leaves(m)) for m, b in zip(mapped, batched, strict=True) if not b)
+        shared_is_mapped = any(
+            any(jax.tree.leaves(m)) for m, b in zip(mapped, batched, strict=True) if not b
+        )
         if foldable and not shared_is_mapped:
 
             def join(a: jax.Array, is_mapped: bool) -> jax.Array:
@@ -103,13 +117,17 @@ def kernel(plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = No
 
             def split_batch(a: jax.Array) -> jax.Array:
                 axis = batch_axis(a)
-                return jnp.moveaxis(a.reshape(*a.shape[:axis], size, batch, *a.shape[axis + 1 :]), axis, 0)
+                return jnp.moveaxis(
+                    a.reshape(*a.shape[:axis], size, batch, *a.shape[axis + 1 :]), axis, 0
+                )
 
             outputs = jax.tree.map(split_batch, call(*joined))
         elif plan.stacked or any(spec.stacks for _, spec in plan.choice):
             outputs = _side_by_side(plan, direction, needs, size, mapped, args)
         elif all(spec.platform == Platform.XLA for _, spec in plan.choice):
-            outputs = jax.vmap(run_arrays, in_axes=jax.tree.map(lambda m: 0 if m else None, mapped))(*args)
+            outputs = jax.vmap(
+                run_arrays, in_axes=jax.tree.map(lambda m: 0 if m else None, mapped)
+            )(*args)
         else:
             outputs = _one_by_one(call, args, mapped)
         return outputs
@@ -118,7 +136,12 @@ def kernel(plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = No
 
 
 def _side_by_side(
-    plan: Plan, direction: Direction, needs: tuple[bool, ...] | None, size: int, mapped: Any, args: Any
+    plan: Plan,
+    direction: Direction,
+    needs: tuple[bool, ...] | None,
+    size: int,
+    mapped: Any,
+    args: Any,
 ) -> Any:
     """Return the outputs of `size` stacked calls. Unmapped arrays are repeated for each call."""
 

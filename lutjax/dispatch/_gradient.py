@@ -61,7 +61,9 @@ def make_differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
     op, accumulate = plan.op, cast(Any, plan.accumulate)
     n, n_taps = len(op.arrays()), 2 if tapped else 0
     forward_kernel = kernel(plan, "forward")
-    of_every_order = f"use lutjax.reference.{op.op}, which has derivatives of every order in every mode."
+    of_every_order = (
+        f"use lutjax.reference.{op.op}, which has derivatives of every order in every mode."
+    )
     no_forward_mode = (
         f"{op.op}: the op has gradients (jax.grad, jax.vjp) and {FORWARD_MODE}; {of_every_order}"
     )
@@ -135,7 +137,9 @@ def make_differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
             check = functools.partial(nan_where_apart, accumulate=accumulate)
             found = jax.tree.map(check, found, cotangents(chosen.in_floats))
         return tuple(
-            cotangent_of_margin(ct, outline.bits) if isinstance(outline, Detection) and ct is not None else ct
+            cotangent_of_margin(ct, outline.bits)
+            if isinstance(outline, Detection) and ct is not None
+            else ct
             for ct, outline in zip(found, outlines, strict=True)
         )
 
@@ -147,7 +151,9 @@ def make_differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
     return in_reverse
 
 
-def _dependency_token(cotangents: tuple[Any, ...], axes: frozenset[str], has_rules: bool) -> jax.Array:
+def _dependency_token(
+    cotangents: tuple[Any, ...], axes: frozenset[str], has_rules: bool
+) -> jax.Array:
     """Return the dependency token, a scalar that depends on all cotangents.
 
     It varies over the mesh axes `axes`.

@@ -36,7 +36,9 @@ def fold(ranks: Ranks, args: tuple[Any, ...], batch: tuple[int, ...]) -> tuple[A
     def fold(a: jax.Array, rank: int) -> jax.Array:
         core = a.shape[a.ndim - rank :]
         if a.shape != (*batch, *core):
-            a = jnp.broadcast_to(a.reshape((1,) * (len(batch) + rank - a.ndim) + a.shape), (*batch, *core))
+            a = jnp.broadcast_to(
+                a.reshape((1,) * (len(batch) + rank - a.ndim) + a.shape), (*batch, *core)
+            )
         return a.reshape(math.prod(batch), *core)
 
     return tuple(

@@ -68,7 +68,10 @@ def partition_kernel(
         closed, shapes = jax.make_jaxpr(call_leaves, return_shape=True)(*leaves)
         if closed.effects:  # of interpreters of kernels, which JAX keeps in order
             return function(*args)
-        operands = [*_operand_axes(op, direction, args), *(("",) * np.ndim(c) for c in closed.consts)]
+        operands = [
+            *_operand_axes(op, direction, args),
+            *(("",) * np.ndim(c) for c in closed.consts),
+        ]
         results = _result_axes(op, direction, needs, shapes)
         run = _with_rule(
             call_leaves,
@@ -168,7 +171,9 @@ def _with_rule(
         *(v.aval.shape for v in jaxpr.outvars),
     ]
     for axes, shape in zip((*operands, *results), shapes, strict=True):
-        for letter, size in zip(axes, shape, strict=False):  # single probes have one axis less than pairs
+        for letter, size in zip(
+            axes, shape, strict=False
+        ):  # single probes have one axis less than pairs
             if letter in divided:
                 sizes[letter] = max(sizes.get(letter, 0), size)
     numbers = iter(range(10**6))
@@ -180,7 +185,9 @@ def _with_rule(
             for letter, size in zip(axes, shape, strict=False)
         ]
 
-    factors = [name_factors(axes, shape) for axes, shape in zip((*operands, *results), shapes, strict=True)]
+    factors = [
+        name_factors(axes, shape) for axes, shape in zip((*operands, *results), shapes, strict=True)
+    ]
     of_operands, of_results = factors[: len(operands)], factors[len(operands) :]
     every = list(dict.fromkeys(f for one in factors for f in one))
     kept = {f for one in of_results for f in one}
@@ -212,11 +219,18 @@ def _with_rule(
             with jax.enable_x64(in_float64), jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
                 found = function(*arrays[:n_leaves], over=_names(places.get("t")))
                 return tuple(
-                    jax.lax.psum(y, reduced_axes(one)) if reduced_axes(one) and not summed_by_kernel else y
+                    jax.lax.psum(y, reduced_axes(one))
+                    if reduced_axes(one) and not summed_by_kernel
+                    else y
                     for y, one in zip(jax.tree.leaves(found), of_results, strict=True)
                 )
 
-        return mesh, run_on_shards, tuple(map(sharding, of_results)), tuple(map(sharding, of_operands))
+        return (
+            mesh,
+            run_on_shards,
+            tuple(map(sharding, of_results)),
+            tuple(map(sharding, of_operands)),
+        )
 
     run = custom_partitioning(evaluate)
     run.def_partition(
@@ -243,7 +257,9 @@ def _places_of(array: jax.ShapeDtypeStruct, mesh: Mesh) -> tuple[Place, ...]:
 
     def find_mesh_axes(n: int, starts: np.ndarray) -> Place:
         """Return the mesh axes that divide an axis, given each device's start index."""
-        along = {i: int(starts.take(1, i).flat[0]) for i, size in enumerate(starts.shape) if size > 1}
+        along = {
+            i: int(starts.take(1, i).flat[0]) for i, size in enumerate(starts.shape) if size > 1
+        }
         axes = sorted((i for i, step in along.items() if step), key=lambda i: -along[i])
         sizes = [mesh.devices.shape[i] for i in axes]
         n_parts = math.prod(sizes)
@@ -255,7 +271,8 @@ def _places_of(array: jax.ShapeDtypeStruct, mesh: Mesh) -> tuple[Place, ...]:
         return tuple(mesh.axis_names[i] for i in axes) or None
 
     return tuple(
-        find_mesh_axes(n, starts[:, i].reshape(mesh.devices.shape)) for i, n in enumerate(array.shape)
+        find_mesh_axes(n, starts[:, i].reshape(mesh.devices.shape))
+        for i, n in enumerate(array.shape)
     )
 
 
@@ -330,7 +347,8 @@ def run_shard(
 
     names = [*op.arrays(), *(("output",) if direction != "forward" else ())]
     of_part = [
-        jax.tree.map(functools.partial(take_group, name), a) for name, a in zip(names, args, strict=False)
+        jax.tree.map(functools.partial(take_group, name), a)
+        for name, a in zip(names, args, strict=False)
     ]
     found = run(local, *of_part, *args[len(names) :])
     if direction == "update":
@@ -339,7 +357,8 @@ def run_shard(
         axes = letters["output"]
         if "g" in axes and not getattr(call, "sum_groups", False):
             shape = tuple(
-                n_groups if axis == "g" else size for axis, size in zip(axes, found.shape, strict=True)
+                n_groups if axis == "g" else size
+                for axis, size in zip(axes, found.shape, strict=True)
             )
         else:
             shape = found.shape
@@ -397,7 +416,9 @@ class Layout:
         """Return the kernels' layout: all divisible axes are divided, tables stay in place."""
         detectors = self.own.get("t")
         free = tuple(
-            None if "b" not in _DIVIDED[direction] or set(_names(place)) & set(_names(detectors)) else place
+            None
+            if "b" not in _DIVIDED[direction] or set(_names(place)) & set(_names(detectors))
+            else place
             for place in self.leading
         )
         return Layout(free, {"t": detectors}, self.first)
@@ -407,7 +428,9 @@ class Layout:
 
         def spec(name: str, rank: int | None, a: jax.Array) -> PartitionSpec:
             n = 0 if rank is None else a.ndim - rank
-            return self.axes_spec(self.leading[len(self.leading) - n :], _own_axes(call, name), a.shape)
+            return self.axes_spec(
+                self.leading[len(self.leading) - n :], _own_axes(call, name), a.shape
+            )
 
         return tuple(
             jax.tree.map(functools.partial(spec, name, rank), array)
@@ -434,7 +457,9 @@ class Layout:
         if self.first:
             places = [*places[len(leading) :], *places[: len(leading)]]
         if shape is not None:
-            places = [None if size == 1 else place for place, size in zip(places, shape, strict=False)]
+            places = [
+                None if size == 1 else place for place, size in zip(places, shape, strict=False)
+            ]
         return PartitionSpec(*places)
 
     @property

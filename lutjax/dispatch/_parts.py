@@ -25,7 +25,9 @@ class Parts:
         return _in_plain_jax(call)
 
     @staticmethod
-    def backward(call: Call, cotangent: Any, needs: frozenset[str], *, device: Any) -> dict[str, Any]:
+    def backward(
+        call: Call, cotangent: Any, needs: frozenset[str], *, device: Any
+    ) -> dict[str, Any]:
         del device
         wanted = {name: getattr(call, name) for name in needs}
         pull = jax.vjp(lambda arrays: _in_plain_jax(call.replace(**arrays)), wanted)[1]
@@ -43,7 +45,9 @@ def run_decomposed(call: Call, implementation: Any, feature_axis: int) -> Any:
     if not call.features_first or feature_axis == 0:
         return run(implementation=implementation)
     arrays = {
-        name: getattr(call, name) for name, rank in zip(call.arrays(), call.ranks(), strict=True) if rank
+        name: getattr(call, name)
+        for name, rank in zip(call.arrays(), call.ranks(), strict=True)
+        if rank
     }
     first: Call = call.replace(**{name: jnp.moveaxis(a, -1, 0) for name, a in arrays.items()})
     y = first.parts(implementation=implementation)  # type: ignore[misc]
@@ -59,4 +63,8 @@ def needs_parts(call: Call) -> bool:
     """
     shows_nan: bool = jax.config.jax_debug_nans  # type: ignore[attr-defined]
     watched = _table_reads.current_reads() is not None and call.table_name is None
-    return shows_nan or watched or any(_meshes.explicit_axes(a) for a in jax.tree.leaves(call.values()))
+    return (
+        shows_nan
+        or watched
+        or any(_meshes.explicit_axes(a) for a in jax.tree.leaves(call.values()))
+    )

@@ -7,7 +7,13 @@ from typing import Any, TypeVar
 
 from lutjax import _compat
 from lutjax.dispatch.contract import Call, Direction, Step
-from lutjax.dispatch.registry import Device, KernelSpec, NoImplementationError, Request, kernel_registry
+from lutjax.dispatch.registry import (
+    Device,
+    KernelSpec,
+    NoImplementationError,
+    Request,
+    kernel_registry,
+)
 from lutjax.values._fixed_point import FixedPoint
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -96,7 +102,9 @@ class Plan:
     @property
     def fused(self) -> "Plan":
         """Plan for the devices that run the fused op as one kernel."""
-        return self.replace(choice=tuple((d, spec) for d, spec in self.choice if not spec.is_decomposition))
+        return self.replace(
+            choice=tuple((d, spec) for d, spec in self.choice if not spec.is_decomposition)
+        )
 
     @property
     def in_floats(self) -> "Plan | None":
@@ -129,7 +137,9 @@ def choose(
     choice, errors = [], []
     for device in devices:
         try:
-            spec = kernel_registry.resolve_request(Request(direction, call, device, cotangent, step), names)
+            spec = kernel_registry.resolve_request(
+                Request(direction, call, device, cotangent, step), names
+            )
         except NoImplementationError as error:
             errors.append(error)
         else:

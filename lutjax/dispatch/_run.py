@@ -15,7 +15,11 @@ from lutjax.values._fixed_point import Totals, without_check
 
 
 def run_plan(
-    plan: Plan, direction: Direction, needs: tuple[bool, ...] | None, options: Options, args: tuple[Any, ...]
+    plan: Plan,
+    direction: Direction,
+    needs: tuple[bool, ...] | None,
+    options: Options,
+    args: tuple[Any, ...],
 ) -> Any:
     """Run the plan's kernels and return their results.
 
@@ -25,7 +29,9 @@ def run_plan(
     """
 
     def function_of(device: Device, spec: KernelSpec) -> Callable[..., Any]:
-        of_one = functools.partial(_run, plan, direction, spec.load(direction), needs, options, device)
+        of_one = functools.partial(
+            _run, plan, direction, spec.load(direction), needs, options, device
+        )
         if not plan.stacked or spec.stacks:
             return of_one
         return (
@@ -40,14 +46,20 @@ def run_plan(
     # Traced in a process with several backends: the branch is taken when the function is lowered. Branches return the same
     # dtypes, but kernels may give cotangents in wider ones than their arguments' (see the contract).
     outlines = [jax.eval_shape(function, *args) for _, function in functions]
-    wide = jax.tree.map(lambda *found: max((a.dtype for a in found), key=lambda d: d.itemsize), *outlines)
+    wide = jax.tree.map(
+        lambda *found: max((a.dtype for a in found), key=lambda d: d.itemsize), *outlines
+    )
 
     def widen_outputs(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args: jax.tree.map(lambda a, dtype: a.astype(dtype), function(*args), wide)
 
     return jax.lax.platform_dependent(
         *args,
-        **{name: widen_outputs(function) for device, function in functions for name in device.lowering_names},
+        **{
+            name: widen_outputs(function)
+            for device, function in functions
+            for name in device.lowering_names
+        },
     )
 
 

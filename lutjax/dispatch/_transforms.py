@@ -31,7 +31,13 @@ from lutjax import _compat, _meshes
 from lutjax.dispatch import _table_reads
 from lutjax.dispatch._batching import kernel
 from lutjax.dispatch._gradient import make_differentiable
-from lutjax.dispatch._leading_axes import batch_shape, fold, folded_output, ranks_of_update, shapes_of_kernel
+from lutjax.dispatch._leading_axes import (
+    batch_shape,
+    fold,
+    folded_output,
+    ranks_of_update,
+    shapes_of_kernel,
+)
 from lutjax.dispatch._partition import Layout
 from lutjax.dispatch._parts import needs_parts, run_decomposed
 from lutjax.dispatch._plan import Over, Plan, cache_calls, choose, choose_whole
@@ -94,7 +100,11 @@ def _make_plan(shapes: Call, names: tuple[str, ...], devices: tuple[Device, ...]
 
 def _run_kernels(call: Call, plan: Plan, feature_axis: int) -> Any:
     reads = _table_reads.current_reads()
-    table = None if reads is None or call.table_name is None else reads.name(getattr(call, call.table_name))
+    table = (
+        None
+        if reads is None or call.table_name is None
+        else reads.name(getattr(call, call.table_name))
+    )
     if reads is not None and table is not None:
         return reads.look_up(table, call, functools.partial(_run_tapped, plan))
     return compile_plan(plan, feature_axis=feature_axis)(*call.values())
@@ -126,7 +136,9 @@ def _run_tapped(plan: Plan, taps: Any, call: Call) -> Any:
     return compile_plan(plan, tapped=taps is not None)(*(taps or ()), *call.values())
 
 
-def run_update(call: Call, cotangent: jax.Array, step: Step, *, implementation: Implementation = None) -> Any:
+def run_update(
+    call: Call, cotangent: jax.Array, step: Step, *, implementation: Implementation = None
+) -> Any:
     """Return a call's table and row state after an optimizer step, in the table's own memory.
 
     Args:
@@ -203,7 +215,11 @@ def compile_plan(plan: Plan, *, tapped: bool = False, feature_axis: int = -1) ->
         )
         n, first = math.prod(batch), feature_axis == 0
         args = tuple(
-            a if rank is None else a.reshape(a.shape[0], n) if first else a.reshape(n, a.shape[-1]).T
+            a
+            if rank is None
+            else a.reshape(a.shape[0], n)
+            if first
+            else a.reshape(n, a.shape[-1]).T
             for a, rank in zip(args, ranks, strict=True)
         )
         y = function_of(over)(*args)
@@ -230,10 +246,14 @@ def compile_plan(plan: Plan, *, tapped: bool = False, feature_axis: int = -1) ->
         parts = layout.kernel_layout("forward")
         if not parts.divides or _lacks_elements((taps, given.values()), plan):
             whole = functools.partial(inner, None)
-            return _meshes.shard_by_compiler(whole, lambda *_: layout.output_spec(op))(*taps, *given.values())
+            return _meshes.shard_by_compiler(whole, lambda *_: layout.output_spec(op))(
+                *taps, *given.values()
+            )
         outputs, over = parts.output_spec(op), parts.over
         specs = (*((outputs, PartitionSpec()) if taps else ()), *parts.array_specs(given))
-        y = _meshes.run_sharded(functools.partial(inner, over), specs, outputs)(*taps, *given.values())
+        y = _meshes.run_sharded(functools.partial(inner, over), specs, outputs)(
+            *taps, *given.values()
+        )
         return _meshes.laid_out(y, layout.output_spec(op))
 
     return _jit_with_name(functools.partial(inner, ()), run_on_explicit_axes, f"lutjax_{op.op}")
@@ -259,7 +279,8 @@ def compiled_update(plan: Plan) -> Callable[..., Any]:
         parts = Layout.from_call(given).kernel_layout("update")
         of_call = parts.array_specs(given)
         *rest, state = jax.tree.map(
-            lambda a: parts.axes_spec((), ("t",), a.shape) if a.ndim else PartitionSpec(), args[n + 1 :]
+            lambda a: parts.axes_spec((), ("t",), a.shape) if a.ndim else PartitionSpec(),
+            args[n + 1 :],
         )
         specs, outputs = (*of_call, PartitionSpec(), *rest, state), (of_call[table], state)
         of_all = (*given.values(), *args[n:])
@@ -268,10 +289,14 @@ def compiled_update(plan: Plan) -> Callable[..., Any]:
         else:
             update = _meshes.run_sharded(functools.partial(call, parts.over), specs, outputs)
         return jax.tree.map(
-            _meshes.laid_out, update(*of_all), jax.tree.map(_meshes.spec_of, (args[table], args[-1]))
+            _meshes.laid_out,
+            update(*of_all),
+            jax.tree.map(_meshes.spec_of, (args[table], args[-1])),
         )
 
-    return _jit_with_name(functools.partial(call, ()), run_on_explicit_axes, f"lutjax_{op.op}_update")
+    return _jit_with_name(
+        functools.partial(call, ()), run_on_explicit_axes, f"lutjax_{op.op}_update"
+    )
 
 
 def _lacks_elements(arrays: Any, plan: Plan) -> bool:

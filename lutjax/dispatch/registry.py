@@ -362,7 +362,9 @@ def _check_options(how: Mapping[str, Any], directions: Any) -> None:
     """Raise TypeError or ValueError for invalid `KernelRegistry.register` options."""
     where = "kernel_registry.register"
     if unknown := sorted(set(how) - set(_OPTIONS)):
-        raise TypeError(f"{where}: there is no option {unknown[0]!r}; the options are {', '.join(_OPTIONS)}.")
+        raise TypeError(
+            f"{where}: there is no option {unknown[0]!r}; the options are {', '.join(_OPTIONS)}."
+        )
     for name in ("requires", "launches"):
         names = how.get(name, ())
         if not isinstance(names, tuple) or not all(isinstance(n, str) for n in names):
@@ -621,7 +623,10 @@ class KernelRegistry:
                 how.get("requires", ()),
                 priority,
                 declared=Declaration(
-                    rule, directions, launches=how.get("launches", ()), stacks=how.get("stacks", False)
+                    rule,
+                    directions,
+                    launches=how.get("launches", ()),
+                    stacks=how.get("stacks", False),
                 ),
                 about=how.get("about"),
                 holder=holder,
@@ -636,8 +641,16 @@ class KernelRegistry:
             return self._add(make(target, _GRADIENT if directions is None else directions))
 
         def add(holder: K) -> K:
-            found = holder if isinstance(holder, type) else type("", (), {"forward": staticmethod(holder)})
-            has = tuple(d for d in DIRECTIONS if hasattr(found, d)) if directions is None else directions
+            found = (
+                holder
+                if isinstance(holder, type)
+                else type("", (), {"forward": staticmethod(holder)})
+            )
+            has = (
+                tuple(d for d in DIRECTIONS if hasattr(found, d))
+                if directions is None
+                else directions
+            )
             if not has:
                 raise TypeError(
                     f"kernel_registry.register: {holder.__qualname__} has no function of a direction; expected static methods "
@@ -747,7 +760,9 @@ class KernelRegistry:
 
     def announced(self, op: str, name: str) -> KernelSpec | None:
         """Return the announced implementation by name if its package is missing. See `announce`."""
-        return next((spec for spec in self._missing_implementations(op) if name in spec.names), None)
+        return next(
+            (spec for spec in self._missing_implementations(op) if name in spec.names), None
+        )
 
     def not_installed(self, op: str, name: str) -> str | None:
         """Return the reason for a missing implementation if an installable package has it.
@@ -763,7 +778,9 @@ class KernelRegistry:
         del self._specs[op][spec.platform, spec.backend]
         self._resolved.clear()
 
-    def get(self, op: str, platform: Platform | str, backend: Backend | str | None = None) -> KernelSpec:
+    def get(
+        self, op: str, platform: Platform | str, backend: Backend | str | None = None
+    ) -> KernelSpec:
         """Return the implementation for this platform and backend, callable like the op's function.
 
         Args:
@@ -782,7 +799,9 @@ class KernelRegistry:
           Array([1], dtype=int32)
         """
         platform = _find_member("get", "platform", Platform, platform)
-        found = {spec.backend: spec for spec in self._op_specs(op).values() if spec.platform == platform}
+        found = {
+            spec.backend: spec for spec in self._op_specs(op).values() if spec.platform == platform
+        }
         if backend is not None:
             backend = _find_member("get", "backend", Backend, backend)
         elif len(found) > 1:
@@ -888,7 +907,11 @@ class KernelRegistry:
             shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves]
             values, cotangent, step = jax.tree.unflatten(treedef, shapes)
             asked = Request(
-                request.direction, call.from_arrays(values, options), request.device, cotangent, step
+                request.direction,
+                call.from_arrays(values, options),
+                request.device,
+                cotangent,
+                step,
             )
             return self._choose(names, asked)
 
@@ -961,7 +984,9 @@ class KernelRegistry:
             yield
 
     @contextlib.contextmanager
-    def _force_implementations(self, value: tuple[tuple[str, Implementation], ...]) -> Iterator[None]:
+    def _force_implementations(
+        self, value: tuple[tuple[str, Implementation], ...]
+    ) -> Iterator[None]:
         token = self._forced.set(value)
         self._set_cache_key()
         try:
@@ -993,7 +1018,9 @@ class KernelRegistry:
                 "where the function is called, or pass implementation= to the op. Calling it again works."
             )
 
-    def explain(self, op: str, *args: Any, implementation: Implementation = None, **options: Any) -> str:
+    def explain(
+        self, op: str, *args: Any, implementation: Implementation = None, **options: Any
+    ) -> str:
         """Return a text with the implementation for a call and the reasons against all others.
 
         Args:
@@ -1029,7 +1056,9 @@ class KernelRegistry:
         device = devices_of(jax.tree.leaves((args, options)))[0]
         # Also list a fused op that runs by its parts: the reasons against its kernels explain it.
         calls = [
-            m for m in self.calls_of(op, *args, **options) if m.runs_on(device) or m.call.parts is not None
+            m
+            for m in self.calls_of(op, *args, **options)
+            if m.runs_on(device) or m.call.parts is not None
         ]
         names = [made.call.op for made in calls]
         lines = [] if names == [op] else [f"{op} calls {', '.join(names)}"]
@@ -1053,7 +1082,9 @@ class KernelRegistry:
         """
         asked = self.request(made.call.op, implementation)
         directions = ("update",) if made.rule else self.directions(made.call.op)
-        return {d: list(self._evaluate_candidates(asked, made.request(d, device))) for d in directions}
+        return {
+            d: list(self._evaluate_candidates(asked, made.request(d, device))) for d in directions
+        }
 
     def calls_of(self, name: str, *args: Any, **options: Any) -> list[Made]:
         """Return the op calls made by an op or composition with these arguments.
@@ -1124,9 +1155,13 @@ class KernelRegistry:
         known = self._ops.get(op)
         if known is None or not (known.module or self._specs.get(op)):
             compositions = (
-                f"; compositions of them are {', '.join(self._compositions)}" if self._compositions else ""
+                f"; compositions of them are {', '.join(self._compositions)}"
+                if self._compositions
+                else ""
             )
-            raise ValueError(f"unknown op {op!r}; the ops are {', '.join(self.ops())}{compositions}.")
+            raise ValueError(
+                f"unknown op {op!r}; the ops are {', '.join(self.ops())}{compositions}."
+            )
 
     def _op_specs(self, op: str) -> dict[tuple[Platform, Backend], KernelSpec]:
         self._join()
@@ -1184,7 +1219,9 @@ class KernelRegistry:
         for spec, why in self._evaluate_candidates(names, request, self.candidates(request.op)):
             if why is None:
                 return spec
-        considered = [Candidate(spec, why) for spec, why in self._evaluate_candidates(names, request)]
+        considered = [
+            Candidate(spec, why) for spec, why in self._evaluate_candidates(names, request)
+        ]
         asked = f" that was asked for ({', '.join(names)})" if names else ""
         lines = [f"  {candidate.spec}: {candidate.reason}" for candidate in considered]
         raise NoImplementationError(
@@ -1199,7 +1236,9 @@ def public_modules(package: str) -> list[str]:
     """Return the sorted names of a package's public modules, without importing the package."""
     found = importlib.util.find_spec(package)
     folders = None if found is None else found.submodule_search_locations
-    return sorted([m.name for m in pkgutil.iter_modules(folders) if not (m.ispkg or m.name.startswith("_"))])
+    return sorted(
+        [m.name for m in pkgutil.iter_modules(folders) if not (m.ispkg or m.name.startswith("_"))]
+    )
 
 
 def _sort_by_preference(specs: Iterable[KernelSpec]) -> tuple[KernelSpec, ...]:

@@ -54,7 +54,9 @@ def replace_folder(folder: Path) -> Iterator[Path]:
 
     An error, or the end of the process in the block, keeps the previous folder.
     """
-    unfinished, replaced = (folder.with_name(f".{what}-{folder.name}") for what in ("unfinished", "replaced"))
+    unfinished, replaced = (
+        folder.with_name(f".{what}-{folder.name}") for what in ("unfinished", "replaced")
+    )
     if replaced.exists() and not folder.exists():  # a process was killed between two renames
         os.replace(replaced, folder)
     shutil.rmtree(unfinished, ignore_errors=True)

@@ -47,7 +47,9 @@ class _Gzip(io.RawIOBase):
         try:
             n = self._file.readinto(buffer)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise PackedError(f"{self._path} is not a whole gzip file: {error}. Get it again.") from error
+            raise PackedError(
+                f"{self._path} is not a whole gzip file: {error}. Get it again."
+            ) from error
         self._n_bytes += n
         check(self._path, self._n_bytes, f"unpack it yourself (gunzip {self._path.name})")
         return n
@@ -64,6 +66,8 @@ def open_compressed(path: Path) -> Iterator[io.BufferedReader]:
     Reading raises PackedError as `check` does, or if the file is damaged.
     """
     packed = path.suffix.lower() == ".gz"
-    found: io.BufferedReader = io.BufferedReader(_Gzip(path), 1 << 16) if packed else path.open("rb")
+    found: io.BufferedReader = (
+        io.BufferedReader(_Gzip(path), 1 << 16) if packed else path.open("rb")
+    )
     with found as file:
         yield file

@@ -38,7 +38,9 @@ _RENAMED_FIELDS = {"quantised": "quantized", "parametrisation": "parameterizatio
 def rename_fields(value: Any) -> Any:
     """Return a JSON value with current field names, for files of earlier versions."""
     if isinstance(value, dict):
-        return {_RENAMED_FIELDS.get(name, name): rename_fields(field) for name, field in value.items()}
+        return {
+            _RENAMED_FIELDS.get(name, name): rename_fields(field) for name, field in value.items()
+        }
     return [rename_fields(item) for item in value] if isinstance(value, list) else value
 
 
@@ -78,12 +80,16 @@ class Fields:
     def field(self, value: Any, name: str, kind: type) -> Any:
         """Return a field of an object; raise ValueError if it is missing or has another type."""
         if not isinstance(value, dict):
-            raise ValueError(f"{self.where} is {format_value(value)}; expected an object with {name!r}.")
+            raise ValueError(
+                f"{self.where} is {format_value(value)}; expected an object with {name!r}."
+            )
         if name not in value:
             raise ValueError(f"{self.where} has no {name!r}.")
         found = value[name]
         if not isinstance(found, kind) or (isinstance(found, bool) and kind is int):
-            raise ValueError(f"{self.where}: {name!r} is {format_value(found)}; expected {_KINDS[kind]}.")
+            raise ValueError(
+                f"{self.where}: {name!r} is {format_value(found)}; expected {_KINDS[kind]}."
+            )
         return found
 
     def number(self, value: Any, name: str) -> float | None:
@@ -94,4 +100,6 @@ class Fields:
         with contextlib.suppress(OverflowError):  # an integer too large for a float
             if isinstance(found, int | float) and not isinstance(found, bool):
                 return float(found)
-        raise ValueError(f"{self.where}: {name!r} is {format_value(found)}; expected a number or null.")
+        raise ValueError(
+            f"{self.where}: {name!r} is {format_value(found)}; expected a number or null."
+        )

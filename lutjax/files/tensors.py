@@ -91,11 +91,15 @@ class TensorFile:
                 header = hashlib.sha256(file.read(n_bytes)).hexdigest()
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 if hasattr(mmap, "MADV_RANDOM"):
-                    mapped.madvise(mmap.MADV_RANDOM)  # neighbors of a row are no more likely to be read
+                    mapped.madvise(
+                        mmap.MADV_RANDOM
+                    )  # neighbors of a row are no more likely to be read
         except OSError as error:
             raise TensorFileError(f"{path} cannot be read: {error.strerror or error}.") from error
         except (ValueError, TypeError, KeyError, struct.error, UnicodeDecodeError) as error:
-            raise TensorFileError(f"{path} is no safetensors or GGUF file: {in_a_line(error)}.") from error
+            raise TensorFileError(
+                f"{path} is no safetensors or GGUF file: {in_a_line(error)}."
+            ) from error
         for name, tensor in tensors.items():
             if tensor.offset + tensor.n_bytes > size:
                 raise TensorFileError(
@@ -212,4 +216,7 @@ def _parse_gguf(file: BinaryIO, size: int) -> dict[str, Tensor]:
         if kind in _GGUF_TYPES:
             found[name] = Tensor(_GGUF_TYPES[kind], shape, offset)
     first = -(-file.tell() // alignment) * alignment
-    return {name: dataclasses.replace(tensor, offset=first + tensor.offset) for name, tensor in found.items()}
+    return {
+        name: dataclasses.replace(tensor, offset=first + tensor.offset)
+        for name, tensor in found.items()
+    }

@@ -44,5 +44,7 @@ def unsupported_generation(device: Device, least: int) -> str | None:
     if capability is None:
         return f"needs an NVIDIA GPU whose compute capability is known, not {device.kind}"
     if capability < least:
-        return f"needs compute capability {least / 10} or newer, {device.kind} has {capability / 10}"
+        return (
+            f"needs compute capability {least / 10} or newer, {device.kind} has {capability / 10}"
+        )
     return None

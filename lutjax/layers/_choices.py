@@ -71,7 +71,13 @@ _with_gradient.defvjp(
 
 
 def _gradient(
-    slopes: Slopes, dy: jax.Array, scores: jax.Array, x: jax.Array, wires: Any, candidates: Any, tables: Any
+    slopes: Slopes,
+    dy: jax.Array,
+    scores: jax.Array,
+    x: jax.Array,
+    wires: Any,
+    candidates: Any,
+    tables: Any,
 ) -> jax.Array:
     """Return the score gradient ``[G, n, k]``, features first: `dy` ``[G, B]``, `x` ``[I, B]``."""
     dtype = accumulator(x.dtype, scores.dtype)
@@ -88,7 +94,12 @@ def _gradient(
 
 
 def _gains(
-    slopes: Slopes, dy: jax.Array, x: jax.Array, wires: jax.Array, candidates: jax.Array, tables: Any
+    slopes: Slopes,
+    dy: jax.Array,
+    x: jax.Array,
+    wires: jax.Array,
+    candidates: jax.Array,
+    tables: Any,
 ) -> list[jax.Array]:
     """Return the loss change per gate input and candidate: ``[G, k]`` each."""
     n_candidates = candidates.shape[-1]
@@ -106,7 +117,9 @@ def _gains(
     for pin, slope in enumerate(slopes(tables, inputs, dy)):
         others = read(parts, candidates[:, pin], part[None]).astype(dy.dtype)
         values = split_parts(slope) * (others - split_parts(inputs[pin]))
-        of_part = _sum_last_axis(values if is_judge is None else jnp.where(is_judge[None], values, 0))
+        of_part = _sum_last_axis(
+            values if is_judge is None else jnp.where(is_judge[None], values, 0)
+        )
         gains.append(of_part * scale)
     return gains
 
@@ -133,7 +146,9 @@ def _judges(
     first = jnp.arange(n_candidates, dtype=jnp.int32)[:, None] * size
     place = jnp.arange(max(_JUDGES, n_candidates - 1), dtype=jnp.int32)[None]
     ids = (first + place).reshape(-1)
-    is_judge = jnp.broadcast_to(place < jnp.where(size > 0, size, n), (n_candidates, place.shape[1]))
+    is_judge = jnp.broadcast_to(
+        place < jnp.where(size > 0, size, n), (n_candidates, place.shape[1])
+    )
     scale = jnp.where(size > 0, n.astype(dy.dtype) / jnp.maximum(size, 1).astype(dy.dtype), 1)
     x, dy = (jnp.take(a, ids, axis=1, mode="clip") for a in (x, dy))
     return x, dy, n_candidates, is_judge, scale

@@ -44,7 +44,10 @@ def attend_counts(
         return _attended_block(weights, counts, index, is_key, **sums)
     n_blocks = -(-length // size)
     blocks = _meshes.shard_by_compiler(
-        lambda a, of_key: (_in_blocks(a, n_blocks, size, -2), _in_blocks(of_key, n_blocks, size, -1)),
+        lambda a, of_key: (
+            _in_blocks(a, n_blocks, size, -2),
+            _in_blocks(of_key, n_blocks, size, -1),
+        ),
         lambda a, of_key: (_with_axis(a), _with_axis(of_key)),
     )(index, is_key)
 
@@ -77,7 +80,9 @@ def _attended_block(
     return _sum_rows(weights, index, before, **sums), after
 
 
-def _sum_rows(weights: Array, index: Array, counts: Array, *, accumulate: Any, **options: Any) -> jax.Array:
+def _sum_rows(
+    weights: Array, index: Array, counts: Array, *, accumulate: Any, **options: Any
+) -> jax.Array:
     n_codes = counts.shape[-1]
     rows = jnp.asarray(index)[..., None] * n_codes + _codes(index, n_codes)
     # Counts beyond 2**24 are rounded here, as in a sum of equally many floats.
@@ -94,7 +99,9 @@ def _sum_rows(weights: Array, index: Array, counts: Array, *, accumulate: Any, *
     return with_derivative_of(fixed, y)
 
 
-def _sum_of_integers(weights: Array, index: Array, counts: Array, *, accumulate: FixedPoint) -> jax.Array:
+def _sum_of_integers(
+    weights: Array, index: Array, counts: Array, *, accumulate: FixedPoint
+) -> jax.Array:
     """Return the same sum as integers: row addends times their counts."""
     *batch, n_detectors, n_codes = counts.shape
     n_outputs = weights.shape[-1]

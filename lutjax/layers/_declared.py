@@ -76,5 +76,7 @@ def tables_of(init: Callable[..., Any], *args: Any, **kwargs: Any) -> frozenset[
     finally:
         _found.reset(token)
     if not found:
-        raise ValueError("tables_of: init runs no lutjax layer with variables; pass the model's init.")
+        raise ValueError(
+            "tables_of: init runs no lutjax layer with variables; pass the model's init."
+        )
     return frozenset(name for name, kind in found if kind == "tables")

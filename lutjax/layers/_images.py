@@ -117,11 +117,15 @@ class _ImageSpec(_ReadSpec):
         return self.connectivity.n_groups
 
     @names_layer
-    def run(self, op: Op, x: Any, *, deterministic: Mode = None, key: Any = None, **arrays: Any) -> jax.Array:
+    def run(
+        self, op: Op, x: Any, *, deterministic: Mode = None, key: Any = None, **arrays: Any
+    ) -> jax.Array:
         groups, targets = self.connectivity, arrays.get("targets")
         targets = None if targets is None else jnp.asarray(targets)[:, 0]
         images, keep = self._images(x, groups.in_shape, deterministic, key)
-        values = _meshes.reshape_unsharded(images, images.ndim - len(groups.in_shape), self.n_inputs)
+        values = _meshes.reshape_unsharded(
+            images, images.ndim - len(groups.in_shape), self.n_inputs
+        )
         if self.read is None:
             options = {
                 "windows": Windows.single_window(self.n_inputs),
@@ -205,7 +209,11 @@ class SpatialLUTSpec(_ImageSpec):
     def variables(self) -> tuple[Variable, ...]:
         targets = self.connectivity.targets[:, None]
         kept = Variable(
-            "targets", "targets", targets.shape, jnp.dtype("int32"), lambda key: jnp.asarray(targets)
+            "targets",
+            "targets",
+            targets.shape,
+            jnp.dtype("int32"),
+            lambda key: jnp.asarray(targets),
         )
         anchors, *trained = super().variables()
         return (anchors, kept, *trained)
@@ -220,7 +228,9 @@ def _add_to_targets(y: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Arr
         values = y.reshape(*y.shape[:-2], ids.size).astype(total.dtype)
         return total.at[..., ids].add(values, mode="drop").astype(y.dtype)
 
-    divided = _meshes.shard_by_compiler(add_values, lambda y, _: PartitionSpec(*_meshes.spec_of(y)[:-2]))
+    divided = _meshes.shard_by_compiler(
+        add_values, lambda y, _: PartitionSpec(*_meshes.spec_of(y)[:-2])
+    )
     return divided(y, targets)
 
 
@@ -275,7 +285,11 @@ class WindowLUTSpec(_ImageSpec):
     stride: Size = 1
     padding: Size = 0
 
-    example = ("(8, 8), 10, kernel=4, stride=4, n_detectors=4, n_anchors=3", (32, 8, 8), (32, 2, 2, 10))
+    example = (
+        "(8, 8), 10, kernel=4, stride=4, n_detectors=4, n_anchors=3",
+        (32, 8, 8),
+        (32, 2, 2, 10),
+    )
 
     def _check_features(self) -> None:
         self._require_sizes(1, "out_features")
@@ -437,7 +451,9 @@ class ConvLUTSpec(_ReadSpec):
         return {"n_detectors": weights[0], "n_anchors": anchors[1], "out_channels": channels}
 
     @names_layer
-    def run(self, op: Op, x: Any, *, deterministic: Mode = None, key: Any = None, **arrays: Any) -> jax.Array:
+    def run(
+        self, op: Op, x: Any, *, deterministic: Mode = None, key: Any = None, **arrays: Any
+    ) -> jax.Array:
         images, keep = self._images(x, self.in_shape, deterministic, key)
         images = images if len(self.in_shape) == 3 else images[..., None]
         tables, scalars = self.tables_of(arrays), self.scalars_of(arrays)
@@ -446,7 +462,9 @@ class ConvLUTSpec(_ReadSpec):
         y = op(images, tables, arrays["anchors"], scalars, keep=keep, **options)
         if self.pool is None:
             return self._cast_sums(y)
-        return self._cast_sums(_average_blocks(y, self._block)).reshape(*y.shape[:-3], *self.out_shape)
+        return self._cast_sums(_average_blocks(y, self._block)).reshape(
+            *y.shape[:-3], *self.out_shape
+        )
 
 
 def _average_blocks(y: jax.Array, block: Sequence[int]) -> jax.Array:

@@ -26,7 +26,10 @@ def largest_elements(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
         return found, at
     by_groups = functools.partial(places_by_groups, k=k)
     at = jax.lax.platform_dependent(
-        jax.lax.stop_gradient(x), cuda=by_groups, rocm=by_groups, default=lambda x: jax.lax.top_k(x, k)[1]
+        jax.lax.stop_gradient(x),
+        cuda=by_groups,
+        rocm=by_groups,
+        default=lambda x: jax.lax.top_k(x, k)[1],
     )
     return jnp.take_along_axis(x, at, -1), at
 

@@ -110,7 +110,9 @@ def _gates_of_pairs(shares: jax.Array, wires: Array) -> tuple[jax.Array, jax.Arr
         a, b = shares.reshape(-1, 2).T
         return jnp.stack([zero, a, b, zero]), wires.reshape(-1, 2)
 
-    def specs(*arrays: jax.Array) -> tuple[PartitionSpec, PartitionSpec]:  # pairs of a gate are adjacent
+    def specs(
+        *arrays: jax.Array,
+    ) -> tuple[PartitionSpec, PartitionSpec]:  # pairs of a gate are adjacent
         of_shares, of_wires = (_meshes.spec_of(a)[0] for a in arrays)
         return PartitionSpec(None, of_shares), PartitionSpec(of_wires)
 
@@ -149,7 +151,9 @@ def _checked_features(spec: Any, x: Any, size: int) -> Any:
     return spec._cast(x)
 
 
-def wired_call(self: Any, x: Inputs, *, deterministic: Mode = None, temperature: Scalar = None) -> Outputs:
+def wired_call(
+    self: Any, x: Inputs, *, deterministic: Mode = None, temperature: Scalar = None
+) -> Outputs:
     """Return outputs for inputs; other arguments take precedence over the layer's own."""
     y: jax.Array = self._run(x, deterministic, temperature=temperature)
     return y
@@ -219,7 +223,9 @@ class _LogicSpec(Spec):
         if isinstance(temperature, int | float):
             return dataclasses.replace(self, temperature=temperature)
         if np.shape(temperature):
-            raise self._error(f"temperature has shape {list(np.shape(temperature))}; expected one number.")
+            raise self._error(
+                f"temperature has shape {list(np.shape(temperature))}; expected one number."
+            )
         self._check_other_temperature()
         spec = copy.copy(self)  # no further checks: a traced value cannot be compared
         spec.temperature = temperature
@@ -229,11 +235,21 @@ class _LogicSpec(Spec):
         """Check that a call may override the temperature."""
 
     def _estimate(
-        self, logits: jax.Array, key: Any, noise: Op, soft: Op, hard: Op, estimator: str | None = None
+        self,
+        logits: jax.Array,
+        key: Any,
+        noise: Op,
+        soft: Op,
+        hard: Op,
+        estimator: str | None = None,
     ) -> jax.Array:
         estimator = self.estimator if estimator is None else estimator
         relaxed = soft(self._scale_logits(logits, key, noise, estimator))
-        return with_derivative_of(hard(logits), relaxed) if estimator == "straight_through" else relaxed
+        return (
+            with_derivative_of(hard(logits), relaxed)
+            if estimator == "straight_through"
+            else relaxed
+        )
 
     def _scale_logits(self, logits: jax.Array, key: Any, noise: Op, estimator: str) -> jax.Array:
         if estimator == "gumbel":
@@ -283,7 +299,9 @@ class _LogicSpec(Spec):
             expected = lutjax.readers(*self._reader_wires(np.asarray(arrays["wires"])))
             n_listed, width = expected.shape
             same = ids.ndim == 2 and len(ids) == n_listed and ids.shape[1] >= width
-            if not (same and np.array_equal(ids[:, :width], expected) and (ids[:, width:] == -1).all()):
+            if not (
+                same and np.array_equal(ids[:, :width], expected) and (ids[:, width:] == -1).all()
+            ):
                 raise self._error(
                     "readers is not the list of who reads each input through wires; set it to lutjax.readers(wires, inputs) when wires are replaced."
                 )
@@ -326,12 +344,19 @@ class WiredSpec(_LogicSpec):
                 "drawn, or leave accumulate out."
             )
         if self.wiring in ("windows", "groups"):
-            cure = {"windows": "lutjax.wiring.Windows(image_shape)", "groups": "lutjax.wiring.Groups(n)"}
-            raise self._error(f"wiring is {self.wiring!r}, which needs sizes: use {cure[str(self.wiring)]}.")
+            cure = {
+                "windows": "lutjax.wiring.Windows(image_shape)",
+                "groups": "lutjax.wiring.Groups(n)",
+            }
+            raise self._error(
+                f"wiring is {self.wiring!r}, which needs sizes: use {cure[str(self.wiring)]}."
+            )
         if not callable(self.wiring):
             self._require_one_of("wiring", (*wiring.FIXED, *wiring.LEARNED))
         if self.wiring == "unique" and self.arity != 2:
-            raise self._error(f"wiring is 'unique', but n_inputs is {self.arity}, not 2; use 'balanced'.")
+            raise self._error(
+                f"wiring is 'unique', but n_inputs is {self.arity}, not 2; use 'balanced'."
+            )
         if self.wiring in _WITH_CANDIDATES:
             self._require_sizes(2, "candidates")
         if self.wiring == "learnable" and self.candidates % 2:
@@ -400,7 +425,9 @@ class WiredSpec(_LogicSpec):
 
         return x, apply, (arrays, tables)
 
-    def _apply(self, op: Op, x: Any, tables: Any, wires: Any, readers: Any, deterministic: bool) -> jax.Array:
+    def _apply(
+        self, op: Op, x: Any, tables: Any, wires: Any, readers: Any, deterministic: bool
+    ) -> jax.Array:
         return op(x, tables, wires, readers=readers, **self._options)
 
     def _read(self, arrays: Arrays, x: Any, deterministic: bool, key: Any) -> tuple[Any, Any, Any]:
@@ -410,7 +437,12 @@ class WiredSpec(_LogicSpec):
         if deterministic:
             return x, self._chosen_wires(arrays), None
         shares = self._estimate(
-            arrays["scores"], key, jax.random.gumbel, jax.nn.softmax, _one_hot, self.scores_estimator
+            arrays["scores"],
+            key,
+            jax.random.gumbel,
+            jax.nn.softmax,
+            _one_hot,
+            self.scores_estimator,
         )
         mixtures, ends = _gates_of_pairs(shares, wires)
         pairs = lutjax.bilinear_gates(x, mixtures, ends, readers=readers, **self._options)
@@ -435,7 +467,9 @@ class WiredSpec(_LogicSpec):
         if deterministic:
             return y
         inputs = scores, x, wires, arrays.get("wires"), tables
-        return _choices.add_score_gradients(y, *inputs, slopes=self._slopes, feature_axis=self.feature_axis)
+        return _choices.add_score_gradients(
+            y, *inputs, slopes=self._slopes, feature_axis=self.feature_axis
+        )
 
     def _slopes(self, tables: Any, inputs: list[jax.Array], dy: jax.Array) -> Sequence[jax.Array]:
         """Return the cotangents of each gate input, given gate inputs: ``[G, B]`` each."""
@@ -468,7 +502,9 @@ class WiredSpec(_LogicSpec):
         return wires, self._truth(arrays)
 
     @names_layer
-    def expected_needs(self, arrays: Arrays, temperature: Any = None) -> tuple[jax.Array, jax.Array]:
+    def expected_needs(
+        self, arrays: Arrays, temperature: Any = None
+    ) -> tuple[jax.Array, jax.Array]:
         """Return the expected number of needed inputs, and the probability of any, ``[G]`` each.
 
         Tables are random with their training probabilities. A table that needs n inputs takes
@@ -529,7 +565,9 @@ class LogicGatesSpec(WiredSpec):
     def relax_tables(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
         if deterministic:
             return lutjax.gate_coefficients(arrays["logits"], hard=True)
-        return self.estimated_coefficients(arrays, lutjax.gate_coefficients(self.mixed_logits(arrays, key)))
+        return self.estimated_coefficients(
+            arrays, lutjax.gate_coefficients(self.mixed_logits(arrays, key))
+        )
 
     def mixed_logits(self, arrays: Arrays, key: Any) -> jax.Array:
         """Return the logits for gate mixtures in training: ``[gates, 16]``."""
@@ -549,7 +587,9 @@ class LogicGatesSpec(WiredSpec):
         return truth_of(jnp.argmax(arrays["logits"], -1))
 
     @names_layer
-    def expected_needs(self, arrays: Arrays, temperature: Any = None) -> tuple[jax.Array, jax.Array]:
+    def expected_needs(
+        self, arrays: Arrays, temperature: Any = None
+    ) -> tuple[jax.Array, jax.Array]:
         logits = jnp.asarray(arrays["logits"])
         shares = jax.nn.softmax(
             logits / jnp.asarray(self.with_temperature(temperature).temperature, logits.dtype)
@@ -706,11 +746,15 @@ class _TableSpec(WiredSpec):
     def _check_sizes(self) -> None:
         self._require_sizes(1, "n_inputs")
         if self.n_inputs > MAX_WIRES:
-            raise self._error(f"n_inputs is {self.n_inputs}; expected at most {MAX_WIRES}. Use more layers.")
+            raise self._error(
+                f"n_inputs is {self.n_inputs}; expected at most {MAX_WIRES}. Use more layers."
+            )
         super()._check_sizes()
 
     @names_layer
-    def expected_needs(self, arrays: Arrays, temperature: Any = None) -> tuple[jax.Array, jax.Array]:
+    def expected_needs(
+        self, arrays: Arrays, temperature: Any = None
+    ) -> tuple[jax.Array, jax.Array]:
         ones = self.with_temperature(temperature)._corners(arrays)
         constant = ones.prod(-1) + (1 - ones).prod(-1)
         needed = jnp.zeros_like(constant)
@@ -776,7 +820,9 @@ class SoftLUTSpec(_TableSpec):
 
     def _check_other_temperature(self) -> None:
         if self.parameterization == "raw":
-            raise self._error("parameterization is 'raw', without temperature; use 'light' or 'walsh'.")
+            raise self._error(
+                "parameterization is 'raw', without temperature; use 'light' or 'walsh'."
+            )
 
     def _trained_tables(self) -> Variable:
         init = self.table_init or residual_table(parameterization=self.parameterization)
@@ -855,13 +901,17 @@ class BinaryLUTSpec(_TableSpec):
     estimators: ClassVar[tuple[str, ...]] = ("soft", "straight_through")
 
     def _trained_tables(self) -> Variable:
-        return self._trained_variable("table", (self.out_features, 2**self.n_inputs), self.table_init)
+        return self._trained_variable(
+            "table", (self.out_features, 2**self.n_inputs), self.table_init
+        )
 
     @property
     def scores_estimator(self) -> str:
         return "straight_through"  # a mixture with any 1 bit would be above 0
 
-    def _apply(self, op: Op, x: Any, tables: Any, wires: Any, readers: Any, deterministic: bool) -> jax.Array:
+    def _apply(
+        self, op: Op, x: Any, tables: Any, wires: Any, readers: Any, deterministic: bool
+    ) -> jax.Array:
         y = super()._apply(op, x, tables, wires, readers, deterministic)
         if deterministic or self.estimator == "soft":
             return y
@@ -924,7 +974,9 @@ class GroupSumSpec(Spec):
         x = self._bits(x)
         require_array(self.layer, "x", x)
         if not x.ndim or x.shape[self.feature_axis] % self.k:
-            raise self._error(f"x has shape {list(x.shape)}; expected a multiple of {self.k} features.")
+            raise self._error(
+                f"x has shape {list(x.shape)}; expected a multiple of {self.k} features."
+            )
         sums = _sums_of_groups(x, self.k, self.feature_axis)
         if self.accumulate is not None:
             addends = self.accumulate.quantize(jax.lax.stop_gradient(jnp.asarray(x)))
@@ -1014,7 +1066,9 @@ class ThermometerSpec(Spec):
             return (thresholds,)
 
         ones = functools.partial(jnp.ones, (self.in_features,), self.param_dtype)
-        widths = Variable("widths", "thresholds", (self.in_features,), self.param_dtype, lambda key: ones())
+        widths = Variable(
+            "widths", "thresholds", (self.in_features,), self.param_dtype, lambda key: ones()
+        )
         return thresholds, widths
 
     @property

@@ -18,7 +18,14 @@ import lutjax
 from lutjax import _meshes, wiring
 from lutjax._typing import Array
 from lutjax.arguments import require_array
-from lutjax.layers._logic import INT32, PARAMETERIZATIONS, RESIDUAL, LogicGatesSpec, SoftLUTSpec, _LogicSpec
+from lutjax.layers._logic import (
+    INT32,
+    PARAMETERIZATIONS,
+    RESIDUAL,
+    LogicGatesSpec,
+    SoftLUTSpec,
+    _LogicSpec,
+)
 from lutjax.layers._spec import Arrays, Initializer, Op, Variable, names_layer
 from lutjax.ops.logic_trees import Places, in_levels, logic_trees, max_pool_groups
 from lutjax.wiring import Connectivity
@@ -103,7 +110,9 @@ class LogicConvSpec(_LogicSpec):
             )
         if any((n + 2 * p) % k for n, k, p in zip(self.places, pool, around, strict=True)):
             padded = f" with pool_padding {self.pool_padding}" if any(around) else ""
-            raise self._error(f"pool is {self.pool}, which must divide the {self.places} windows{padded}.")
+            raise self._error(
+                f"pool is {self.pool}, which must divide the {self.places} windows{padded}."
+            )
         if self.channels_per_kernel is not None:
             self._require_sizes(1, "channels_per_kernel")
             if self.channels_per_kernel > self.in_shape[2]:
@@ -114,13 +123,17 @@ class LogicConvSpec(_LogicSpec):
         self._require_one_of("parameterization", ("gates", *PARAMETERIZATIONS))
         self._require_sizes(2, "n_inputs")
         if self.parameterization == "gates" and self.n_inputs != 2:
-            raise self._error(f"parameterization is 'gates', but n_inputs is {self.n_inputs}; use 'light'.")
+            raise self._error(
+                f"parameterization is 'gates', but n_inputs is {self.n_inputs}; use 'light'."
+            )
         self._nodes()  # checks the other options
 
     def _nodes(self) -> LogicGatesSpec | SoftLUTSpec:
         n_nodes = sum(self.levels)
         names = ("estimator", "param_dtype")
-        options: dict[str, Any] = {name: getattr(self, name) for name in names} | {"class_name": self.layer}
+        options: dict[str, Any] = {name: getattr(self, name) for name in names} | {
+            "class_name": self.layer
+        }
         if self.parameterization == "gates":
             gates = LogicGatesSpec(self.n_inputs, n_nodes, logits_init=self.logits_init, **options)
             return gates.with_temperature(self.temperature)
@@ -145,7 +158,9 @@ class LogicConvSpec(_LogicSpec):
     @property
     def pooling(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Height and width of pooling groups and their padding."""
-        return pair(self.layer, "pool", self.pool), pair(self.layer, "pool_padding", self.pool_padding, 0)
+        return pair(self.layer, "pool", self.pool), pair(
+            self.layer, "pool_padding", self.pool_padding, 0
+        )
 
     @property
     def out_shape(self) -> tuple[int, int, int]:
@@ -173,7 +188,9 @@ class LogicConvSpec(_LogicSpec):
         wires = np.asarray(arrays["wires"])
         pairs = np.stack([wires[:, :-1], wires[:, 1:]], -1).reshape(-1, 2)
         size, stride, around = self.geometry
-        windows = wiring.windows(self.in_shape, size, stride, padding=around).reshape(-1, self.window)
+        windows = wiring.windows(self.in_shape, size, stride, padding=around).reshape(
+            -1, self.window
+        )
         ids = windows[:, pairs]
         ids = np.where(ids < 0, ids[..., ::-1], ids)  # outside the image there is nothing to draw
         found: np.ndarray = np.where(ids < 0, windows.max(1)[:, None, None], ids)
@@ -191,7 +208,9 @@ class LogicConvSpec(_LogicSpec):
             return self._drawn_leaves(key).reshape(shape)
 
         trained = self._nodes()._trained_tables()
-        if self.wiring == "random" and not self.wires_fan_out:  # this wiring does not bound the fan-out
+        if (
+            self.wiring == "random" and not self.wires_fan_out
+        ):  # this wiring does not bound the fan-out
             return Variable("wires", "wires", shape, INT32, draw), trained
         return (*self._wires(self.in_shape[2], shape, self._most_readers(), draw), trained)
 
@@ -200,7 +219,9 @@ class LogicConvSpec(_LogicSpec):
 
         def leaves_of(key: Any, n_values: int) -> jax.Array:
             if self.wiring == "random":
-                return jax.random.randint(key, (self.n_kernels, self.n_inputs**self.depth), 0, n_values)
+                return jax.random.randint(
+                    key, (self.n_kernels, self.n_inputs**self.depth), 0, n_values
+                )
             options = {"n_trees": self.n_kernels, "depth": self.depth, "arity": self.n_inputs}
             return wiring.trees(key, n_values, **options)
 
@@ -221,7 +242,9 @@ class LogicConvSpec(_LogicSpec):
             rounds, rest = divmod(n_leaves, self.window)
             return pixels * rounds + min(pixels, rest)
         of_tree = n_leaves // self.n_kernels
-        return -(-self.n_kernels * own // channels) * min(of_tree, pixels * -(-of_tree // (pixels * own)))
+        return -(-self.n_kernels * own // channels) * min(
+            of_tree, pixels * -(-of_tree // (pixels * own))
+        )
 
     @property
     def _n_readable(self) -> int:
@@ -236,7 +259,9 @@ class LogicConvSpec(_LogicSpec):
         **arrays: Any,
     ) -> jax.Array:  # fmt: skip
         """Run `logic_trees`, or trees of tables level by level."""
-        tables = self.with_temperature(temperature)._nodes().relax_tables(arrays, deterministic, key)
+        tables = (
+            self.with_temperature(temperature)._nodes().relax_tables(arrays, deterministic, key)
+        )
         how: dict[str, Any] = {"feature_axis": 0, "implementation": self.implementation}
 
         def level(x: jax.Array, part: slice, copies: int, wires: Any, readers: Any) -> jax.Array:
@@ -247,7 +272,11 @@ class LogicConvSpec(_LogicSpec):
         if self.parameterization == "gates":
             by_tree = _meshes.shard_by_compiler(self._reorder_by_tree, self._tree_sharding)(tables)
             leaves = jnp.asarray(wires, INT32).reshape(self.n_kernels, -1)
-            options = {"places": self._positions, "readers": readers, "implementation": self.implementation}
+            options = {
+                "places": self._positions,
+                "readers": readers,
+                "implementation": self.implementation,
+            }
             y = op(x.reshape(math.prod(self.in_shape), *x.shape[3:]), by_tree, leaves, **options)
             y = y.reshape(self.n_kernels, *self.out_shape[:2], *x.shape[3:])
         else:
@@ -277,19 +306,26 @@ class LogicConvSpec(_LogicSpec):
             own = jnp.repeat(jnp.asarray(truth[part]), copies, 0)
             return lutjax.packed_lut(x, own, wires, implementation=self.implementation)
 
-        y = in_levels(self._positions, jnp.asarray(words), jnp.asarray(wires), None, self.levels, level)
+        y = in_levels(
+            self._positions, jnp.asarray(words), jnp.asarray(wires), None, self.levels, level
+        )
         return functools.reduce(operator.or_, self._positions.in_groups(y, 0))
 
     @names_layer
     def truth_tables(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
         """Return wires ``[G, n]`` and bool tables ``[G, 2**n]``; ids from `window` on are nodes."""
         n_inner = sum(self.levels) - self.levels[0]
-        inner = jnp.arange(self.n_inputs * n_inner, dtype=INT32).reshape(-1, self.n_inputs) + self.window
+        inner = (
+            jnp.arange(self.n_inputs * n_inner, dtype=INT32).reshape(-1, self.n_inputs)
+            + self.window
+        )
         wires, truth = self.hard(arrays)
         return jnp.concatenate([wires, inner]), truth
 
     @names_layer
-    def expected_needs(self, arrays: Arrays, temperature: Any = None) -> tuple[jax.Array, jax.Array]:
+    def expected_needs(
+        self, arrays: Arrays, temperature: Any = None
+    ) -> tuple[jax.Array, jax.Array]:
         """Return `LogicGates.expected_needs` for each node, shared by all windows."""
         return self.with_temperature(temperature)._nodes().expected_needs(arrays)
 

@@ -146,7 +146,9 @@ class NgramMemorySpec(Spec):
         self._require_one_of("gate", GATES)
         self._require_positive("eps")
         if self.layout is None:
-            check_hashes(self.layer, rows=self.rows, orders=self.orders, heads=self.heads, seed=self.seed)
+            check_hashes(
+                self.layer, rows=self.rows, orders=self.orders, heads=self.heads, seed=self.seed
+            )
         else:
             take_layout(self)
         if self.width is None:
@@ -175,12 +177,20 @@ class NgramMemorySpec(Spec):
         assert self.rows is not None
         n_tables = self.n_tables if self.layout is None else 1
         tables = (n_tables, rows_here(self, self.rows), self.width)
+        weights = self._trained_variable(
+            "weights",
+            tables,  # type: ignore[arg-type]
+            self.weights_init,
+            "tables",
+        )
         found = [
-            *table_variables(self, self._trained_variable("weights", tables, self.weights_init, "tables")),  # type: ignore[arg-type]
+            *table_variables(self, weights),
             self._trained_variable(
                 "key_kernel", (self.row_size, self.streams * self.features), self.kernel_init
             ),
-            self._trained_variable("value_kernel", (self.row_size, self.features), self.kernel_init),
+            self._trained_variable(
+                "value_kernel", (self.row_size, self.features), self.kernel_init
+            ),
             self._trained_variable("query_scale", vector, ones),
             self._trained_variable("key_scale", vector, ones),
         ]
@@ -215,7 +225,9 @@ class NgramMemorySpec(Spec):
         if history is None:
             return lutjax.ngram_rows(tokens, segments=segments, **self._hashes)
         self._check_tokens(tokens, segments)
-        return self._row_ids(jnp.asarray(tokens), self._locate_tokens(tokens, segments, history), history)
+        return self._row_ids(
+            jnp.asarray(tokens), self._locate_tokens(tokens, segments, history), history
+        )
 
     @property
     def _hashes(self) -> dict[str, Any]:
@@ -292,7 +304,9 @@ class NgramMemorySpec(Spec):
                 index = self._row_ids(tokens, place, history)
             return index, jnp.broadcast_to(place, tokens.shape)
 
-        divided = _meshes.shard_by_compiler(address, lambda tokens, *_: (_meshes.spec_of(tokens),) * 2)
+        divided = _meshes.shard_by_compiler(
+            address, lambda tokens, *_: (_meshes.spec_of(tokens),) * 2
+        )
         index, place = divided(jnp.asarray(tokens), segments, history)
         rows = gather_rows(self, op, weights, index)
         live = None if self.layout is None else jnp.asarray(tokens) >= 0
@@ -319,13 +333,17 @@ class NgramMemorySpec(Spec):
     ) -> tuple[jax.Array, jax.Array]:
         """Return the output for gathered rows ``[..., tables, width]``, and the gated rows."""
         rows = rows.astype(dtype).reshape(*rows.shape[:-2], self.row_size)
-        key, value = (jnp.dot(rows, arrays[f"{name}_kernel"].astype(dtype)) for name in ("key", "value"))
+        key, value = (
+            jnp.dot(rows, arrays[f"{name}_kernel"].astype(dtype)) for name in ("key", "value")
+        )
         if self.streams > 1:
             key, value = key.reshape(x.shape), value[..., None, :]
         query = rms_normalize(x, arrays["query_scale"], self.eps)
         key = rms_normalize(key, arrays["key_scale"], self.eps)
         score = jnp.sum(query * key, -1, keepdims=True) / math.sqrt(self.features)
-        value = (jax.nn.sigmoid(self._sigmoid_argument(score)) * value.astype(score.dtype)).astype(dtype)
+        value = (jax.nn.sigmoid(self._sigmoid_argument(score)) * value.astype(score.dtype)).astype(
+            dtype
+        )
         if live is not None:
             live = live[(..., *(None,) * len(self._vector))]
             value = jnp.where(live, value, jnp.zeros_like(value))
@@ -361,8 +379,12 @@ class NgramMemorySpec(Spec):
             total = total + earlier * lead_axes(kernel[self.kernel - 1 - i], values.ndim)
         return total
 
-    def _next_history(self, tokens: jax.Array, segments: Any, values: jax.Array, history: Any) -> Any:
-        of_tokens = jnp.zeros(tokens.shape, jnp.int32) if segments is None else jnp.asarray(segments)
+    def _next_history(
+        self, tokens: jax.Array, segments: Any, values: jax.Array, history: Any
+    ) -> Any:
+        of_tokens = (
+            jnp.zeros(tokens.shape, jnp.int32) if segments is None else jnp.asarray(segments)
+        )
         of_tokens = jnp.broadcast_to(of_tokens, tokens.shape)
         ids = latest(history.tokens, tokens, -1), latest(history.segments, of_tokens, -1)
         found = History(*ids, latest(history.values, values, -1 - len(self._vector)))
@@ -398,8 +420,12 @@ def layout_rows(layout: NgramLayout, tokens: Any, segments: Any, history: Any) -
     if history is None:
         return layout.rows(tokens, segments=segments)
     before = jnp.asarray(history.tokens)
-    of_first = jnp.zeros_like(tokens[..., :1]) if segments is None else jnp.asarray(segments)[..., :1]
-    of_first = jnp.broadcast_to(of_first.astype(jnp.int32), (*before.shape[:-1], of_first.shape[-1]))
+    of_first = (
+        jnp.zeros_like(tokens[..., :1]) if segments is None else jnp.asarray(segments)[..., :1]
+    )
+    of_first = jnp.broadcast_to(
+        of_first.astype(jnp.int32), (*before.shape[:-1], of_first.shape[-1])
+    )
     if not of_first.shape[-1]:
         return layout.rows(jnp.asarray(tokens))
     of_history = jnp.asarray(history.segments)
@@ -414,7 +440,9 @@ def check_history(spec: Any, history: Any) -> None:
     own = None if spec.layout is None else spec.layout.digest
     other = getattr(history, "layout", None)
     if own != other:
-        raise spec._error(f"history has layout {other}, and the layer {own}; use the layer's history().")
+        raise spec._error(
+            f"history has layout {other}, and the layer {own}; use the layer's history()."
+        )
 
 
 def check_one_token_each(spec: Any, tokens: Any, x: Any, n_vector_axes: int = 1) -> None:
@@ -429,7 +457,9 @@ def check_table(spec: Any, weights: Any) -> None:
     other = getattr(weights, "layout", None) if isinstance(weights, HostTable) else None
     own = None if spec.layout is None else spec.layout.digest
     if other is not None and own != other:
-        raise spec._error(f"the rows have layout {other}, and the layer {own}; use the same layout for both.")
+        raise spec._error(
+            f"the rows have layout {other}, and the layer {own}; use the same layout for both."
+        )
 
 
 def gather_rows(spec: Any, op: Op, weights: Any, index: jax.Array) -> jax.Array:
@@ -473,10 +503,19 @@ def rows_here(spec: Any, n_rows: int) -> int:
 
 
 def read_rows(
-    spec: Any, op: Op, weights: Any, index: jax.Array, coefficients: jax.Array, groups: int | None = None
+    spec: Any,
+    op: Op,
+    weights: Any,
+    index: jax.Array,
+    coefficients: jax.Array,
+    groups: int | None = None,
 ) -> jax.Array:
     """Run `lutjax.weighted_lookup` on whole tables, host-resident tables, or a device's block."""
-    options = {"groups": groups, "accumulate": spec.accumulate, "implementation": spec.implementation}
+    options = {
+        "groups": groups,
+        "accumulate": spec.accumulate,
+        "implementation": spec.implementation,
+    }
     if isinstance(weights, HostTable):
         return weights.weighted_lookup(index, coefficients, **options)
     if spec.row_axis is None:
@@ -490,7 +529,9 @@ def rms_normalize(x: jax.Array, scale: jax.Array, eps: float = _EPSILON) -> jax.
     dtype = accumulator(x.dtype, jnp.dtype(scale.dtype))
     x = x.astype(dtype)
     square = jnp.mean(jnp.square(x), -1, keepdims=True)
-    return x * jax.lax.rsqrt(square + jnp.asarray(eps, dtype)) * lead_axes(scale.astype(dtype), x.ndim)
+    return (
+        x * jax.lax.rsqrt(square + jnp.asarray(eps, dtype)) * lead_axes(scale.astype(dtype), x.ndim)
+    )
 
 
 def lead_axes(a: jax.Array, rank: int) -> jax.Array:

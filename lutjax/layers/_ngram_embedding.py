@@ -97,7 +97,9 @@ class NgramEmbeddingSpec(Spec):
     def __post_init__(self) -> None:
         self._require_sizes(1, "features")
         if not isinstance(self.layout, NgramLayout):
-            raise self._error(f"layout is {format_value(self.layout)}; expected a lutjax.NgramLayout.")
+            raise self._error(
+                f"layout is {format_value(self.layout)}; expected a lutjax.NgramLayout."
+            )
         if self.width is None:
             self.width = self.layout.width or -(-self.features // self.layout.columns)
         self._require_sizes(1, "width")
@@ -110,11 +112,15 @@ class NgramEmbeddingSpec(Spec):
         table = (1, rows_here(self, self.layout.n_rows), self.width)
         kernel = (self.layout.columns, self.width, self.features)
         return (
-            *table_variables(self, self._trained_variable("weights", table, self.weights_init, "tables")),
+            *table_variables(
+                self, self._trained_variable("weights", table, self.weights_init, "tables")
+            ),
             self._trained_variable("kernel", kernel, self.kernel_init),
         )
 
-    def history(self, batch_shape: tuple[int, ...], dtype: DTypeLike | None = None) -> LayoutHistory:
+    def history(
+        self, batch_shape: tuple[int, ...], dtype: DTypeLike | None = None
+    ) -> LayoutHistory:
         """Return the state before the first token of a batch; it does not depend on `dtype`."""
         shape = (*batch_shape, self.layout.reach)
         segments = jnp.full(shape, ABSENT_SEGMENT, jnp.int32)
@@ -155,7 +161,9 @@ class NgramEmbeddingSpec(Spec):
         )
         rows = gather_rows(self, op, weights, address(jnp.asarray(tokens), segments, history))
         mean = _meshes.shard_by_compiler(self._average_rows, lambda x, *_: _meshes.spec_of(x))
-        y = mean(jnp.asarray(x).astype(dtype), rows.astype(dtype), jnp.asarray(kernel).astype(dtype))
+        y = mean(
+            jnp.asarray(x).astype(dtype), rows.astype(dtype), jnp.asarray(kernel).astype(dtype)
+        )
         if history is None:
             return y
         tokens = jnp.asarray(tokens)

@@ -27,9 +27,13 @@ class Places(NamedTuple):
         """Return pool indices for wanted positions with a block, else the pool size."""
         block = jnp.take_along_axis(self.tables, positions // self.size % self.tables.shape[-1], -1)
         wanted &= (block >= 0) & (block < self.n_blocks)
-        return jnp.where(wanted, block * self.size + positions % self.size, self.n_blocks * self.size)
+        return jnp.where(
+            wanted, block * self.size + positions % self.size, self.n_blocks * self.size
+        )
 
-    def latest(self, window: int) -> tuple[Int[jax.Array, "*batch window"], Bool[jax.Array, "*batch window"]]:
+    def latest(
+        self, window: int
+    ) -> tuple[Int[jax.Array, "*batch window"], Bool[jax.Array, "*batch window"]]:
         """Return pool indices for the last `window` positions, and a validity mask."""
         positions = _position_range(self.lengths - window, window)
         places = self.indices(jnp.maximum(positions, 0), positions >= 0)
@@ -49,7 +53,9 @@ def _position_range(first: Int[Array, "*batch"], n: int) -> Int[jax.Array, "*bat
 
 def read(pool: Array, places: Int[Array, "*batch n"]) -> jax.Array:
     """Gather from a pool ``[n_blocks, block_size, size]``; unspecified outside the pool."""
-    return jnp.take(jnp.asarray(pool).reshape(-1, pool.shape[-1]), jnp.asarray(places), axis=0, mode="clip")
+    return jnp.take(
+        jnp.asarray(pool).reshape(-1, pool.shape[-1]), jnp.asarray(places), axis=0, mode="clip"
+    )
 
 
 def write_values(pool: Array, places: Int[Array, "*batch n"], new: Array) -> jax.Array:

@@ -25,7 +25,16 @@ from lutjax.layers._memory import (
     rows_here,
     table_variables,
 )
-from lutjax.layers._spec import Arrays, Example, Initializer, Op, Spec, Variable, names_layer, plain_call
+from lutjax.layers._spec import (
+    Arrays,
+    Example,
+    Initializer,
+    Op,
+    Spec,
+    Variable,
+    names_layer,
+    plain_call,
+)
 from lutjax.ops._checks import accumulation
 from lutjax.tables.host_tables import HostTables
 
@@ -40,7 +49,9 @@ def unit_rows(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
 
 def uniform_keys(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
     """Return keys sampled from uniform(-1, 1) / sqrt(key size)."""
-    return jax.random.uniform(key, shape, dtype, -1, 1) * jnp.asarray(max(shape[-1], 1) ** -0.5, dtype)
+    return jax.random.uniform(key, shape, dtype, -1, 1) * jnp.asarray(
+        max(shape[-1], 1) ** -0.5, dtype
+    )
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -86,7 +97,9 @@ class _KeySpec(Spec):
         return (
             self._trained_variable("query_kernel", (self.in_features, queries), self.kernel_init),
             self._trained_variable("query_scale", (self.heads, 2, self.key_size), ones),
-            self._trained_variable("half_keys", (self.heads, 2, self.n_keys, self.key_size), self.keys_init),
+            self._trained_variable(
+                "half_keys", (self.heads, 2, self.n_keys, self.key_size), self.keys_init
+            ),
             *table_variables(self, *self._tables()),
         )
 
@@ -110,7 +123,9 @@ class _KeySpec(Spec):
         assert self.key_size is not None
         batch = x.shape[:-1]
         queries = jnp.dot(x, jnp.asarray(kernel).astype(x.dtype))
-        queries = rms_normalize(queries.reshape(*batch, self.heads, 2, self.key_size), jnp.asarray(scale))
+        queries = rms_normalize(
+            queries.reshape(*batch, self.heads, 2, self.key_size), jnp.asarray(scale)
+        )
         scores = jnp.einsum("...hsc,hsnc->...hsn", queries, jnp.asarray(keys).astype(queries.dtype))
         best, ids = largest_elements(scores, self.k)  # [..., heads, 2, k], the best first
         i, j = _pairs(self.k)
@@ -232,7 +247,9 @@ class ProductKeyExpertsSpec(_KeySpec):
         z = self._inputs(x)
         ones = jnp.ones((*rows.shape, 1, 1), coefficients.dtype)
         down = read_rows(self, op, down, rows[..., None, None], ones)
-        products = jnp.sum(down.astype(coefficients.dtype) * z[..., None, :].astype(coefficients.dtype), -1)
+        products = jnp.sum(
+            down.astype(coefficients.dtype) * z[..., None, :].astype(coefficients.dtype), -1
+        )
         coefficients = coefficients * self.activation(products)
         y = read_rows(self, op, up, rows[..., None, :], coefficients[..., None, :])
         return y.astype(z.dtype)

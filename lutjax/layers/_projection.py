@@ -53,7 +53,9 @@ def check_read(layer: str, read: Any) -> None:
 def scalars_of(read: Read) -> tuple[Variable, ...]:
     return tuple(
         Variable(name, "scalars", (), value.dtype, lambda key, name=name: read.initial()[name])  # type: ignore[misc]
-        for name, value in jax.eval_shape(read.initial).items()  # no array is allocated before initialization
+        for name, value in jax.eval_shape(
+            read.initial
+        ).items()  # no array is allocated before initialization
     )
 
 
@@ -84,7 +86,9 @@ class ScoredSpec(Spec):
 
     def _check_scored(self) -> None:
         if not 0 <= self.table_dropout < 1:
-            raise self._error(f"table_dropout is {self.table_dropout}; it must be at least 0 and below 1.")
+            raise self._error(
+                f"table_dropout is {self.table_dropout}; it must be at least 0 and below 1."
+            )
         if self.quantized and not (self.read is not None and self.read.rounds_tables):
             raise self._error(
                 f"quantized is True but read is {self.read!r}; tables of integers are read by "
@@ -100,7 +104,9 @@ class ScoredSpec(Spec):
         def variable(name: str, shape: tuple[int, ...], dtype: Any) -> Variable:
             return Variable(name, QUANTIZED, shape, dtype, lambda key: jnp.zeros(shape, dtype))
 
-        return variable("weights", shape, INT8), variable("exponents", (self.table_groups, shape[2]), INT32)
+        return variable("weights", shape, INT8), variable(
+            "exponents", (self.table_groups, shape[2]), INT32
+        )
 
     @names_layer
     def quantize(self, weights: Array) -> tuple["ScoredSpec", dict[str, Array]]:
@@ -123,12 +129,16 @@ class ScoredSpec(Spec):
         names = (v.name for v in self.all_variables if v.kind == "scalars")
         return None if self.read is None else {name: arrays[name] for name in names}
 
-    def _keep(self, deterministic: Mode, key: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array | None:
+    def _keep(
+        self, deterministic: Mode, key: Any, shape: tuple[int, ...], dtype: Any
+    ) -> jax.Array | None:
         """Sample table dropout factors ``[..., T]`` with mean 1; None without dropout."""
         if not self.random or (self.deterministic if deterministic is None else deterministic):
             return None
         if key is None:
-            raise self._error(f"table_dropout is {self.table_dropout}; pass rngs, or deterministic=True.")
+            raise self._error(
+                f"table_dropout is {self.table_dropout}; pass rngs, or deterministic=True."
+            )
         kept = 1 - self.table_dropout
         drawn = jax.random.bernoulli(key, kept, shape)
         return drawn.astype(dtype) / jnp.asarray(kept, dtype)
@@ -226,7 +236,9 @@ class ProjectionLUTSpec(ScoredSpec):
         if self.width < 2:  # type: ignore[operator]
             raise self._error(f"width is {self.width}; a comparison needs at least 2 inputs.")
         names = {v.name for v in self._arrays_of_layer()}
-        taken = names & set(jax.eval_shape(self.read.initial))  # checks layer sizes without a device
+        taken = names & set(
+            jax.eval_shape(self.read.initial)
+        )  # checks layer sizes without a device
         if taken:
             raise self._error(
                 f"{self.read!r} has scalars with the names of variables, {sorted(taken)}; rename them."
@@ -264,9 +276,13 @@ class ProjectionLUTSpec(ScoredSpec):
 
         def draw(key: Array) -> jax.Array:
             names: dict[str, Any] = {"where": self.layer, "name_of_pairs": "bits"}
-            return draw_anchors(key, width, n_tables, self.bits, distinct=True, groups=self.heads, **names)
+            return draw_anchors(
+                key, width, n_tables, self.bits, distinct=True, groups=self.heads, **names
+            )
 
-        def projection(name: str, shape: tuple[int, int], init: Initializer) -> tuple[Variable, Variable]:
+        def projection(
+            name: str, shape: tuple[int, int], init: Initializer
+        ) -> tuple[Variable, Variable]:
             bias = self._trained_variable(f"{name}_bias", shape[1:], jax.nn.initializers.zeros)
             return self._trained_variable(f"{name}_kernel", shape, init), bias
 
@@ -302,7 +318,9 @@ class ProjectionLUTSpec(ScoredSpec):
             check_scalar(self.layer, variable.name, arrays[variable.name])
 
     @names_layer
-    def run(self, op: Op, x: Any, *, deterministic: Mode = None, key: Any = None, **arrays: Any) -> jax.Array:
+    def run(
+        self, op: Op, x: Any, *, deterministic: Mode = None, key: Any = None, **arrays: Any
+    ) -> jax.Array:
         self._require_features(x, self.in_features)
         assert self.width is not None
         z = jnp.asarray(x).astype(self._resolve_dtype(x))

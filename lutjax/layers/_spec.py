@@ -78,7 +78,9 @@ class Spec:
 
     example: ClassVar[Example]
     given: ClassVar[tuple[str, ...]] = ()  # arguments that are explicit variables
-    implied: ClassVar[tuple[str, ...]] = ()  # fields inferred from explicit variables; not arguments
+    implied: ClassVar[
+        tuple[str, ...]
+    ] = ()  # fields inferred from explicit variables; not arguments
     methods: ClassVar[tuple[str, ...]] = ()  # methods shared by the layers
     call: ClassVar[Callable[..., Any]]  # `__call__` of the layers of Linen and Haiku
     op: ClassVar[Op]  # op of the forward pass, which the calls of NNX layers name
@@ -165,7 +167,8 @@ class Spec:
             if v.kind in ("anchors", "targets", "wires") and v.name in arrays:
                 if isinstance(arrays[v.name], jax.ShapeDtypeStruct):
                     raise missing_variable_error(self.layer, v.name)
-                check_once(arrays[v.name], self, lambda v=v: self._check_values(v, {v.name: arrays[v.name]}))  # type: ignore[misc]
+                check_values = functools.partial(self._check_values, v, {v.name: arrays[v.name]})
+                check_once(arrays[v.name], self, check_values)
         return arrays
 
     def _check_shape(self, variable: Variable, array: Any) -> None:
@@ -183,7 +186,9 @@ class Spec:
             try:
                 whole = operator.index(size)
             except TypeError:
-                raise self._error(f"{name} is {format_value(size)}; expected a whole number.") from None
+                raise self._error(
+                    f"{name} is {format_value(size)}; expected a whole number."
+                ) from None
             if whole < least:
                 raise self._error(f"{name} is {size}; it must be at least {least}.")
 
@@ -246,7 +251,9 @@ class Spec:
             raise self._error(
                 f"{name} has shape {list(shape)}, {math.prod(shape):,} numbers; no machine holds so many. Choose smaller sizes."
             )
-        return Variable(name, kind, shape, dtype, lambda key: init(key, shape, dtype), initializer=init)
+        return Variable(
+            name, kind, shape, dtype, lambda key: init(key, shape, dtype), initializer=init
+        )
 
     def _cast(self, array: Any) -> Any:
         dtype = self.dtype  # type: ignore[attr-defined]

@@ -12,7 +12,16 @@ from lutjax.layers import (
 )
 from lutjax.layers._spec import Spec, layer_name
 
-_MODULES = (_tables, _projection, _images, _logic, _logic_images, _memory, _ngram_embedding, _product_keys)
+_MODULES = (
+    _tables,
+    _projection,
+    _images,
+    _logic,
+    _logic_images,
+    _memory,
+    _ngram_embedding,
+    _product_keys,
+)
 
 
 def specs() -> dict[str, type[Spec]]:

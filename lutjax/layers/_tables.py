@@ -18,7 +18,16 @@ from lutjax._typing import Array, Integer
 from lutjax.arguments import format_value
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _counts, _pages
-from lutjax.layers._spec import Arrays, Example, Initializer, Op, Spec, Variable, names_layer, plain_call
+from lutjax.layers._spec import (
+    Arrays,
+    Example,
+    Initializer,
+    Op,
+    Spec,
+    Variable,
+    names_layer,
+    plain_call,
+)
 from lutjax.ops import _checks, _edges
 from lutjax.ops._checks import MAX_BITS, accumulation
 from lutjax.values._anchors import check_anchors, check_targets, draw_anchors
@@ -30,7 +39,9 @@ TARGET_LISTS = ("row", "table", "layer")
 CACHED = ("keys", "ids", "counts")
 
 
-def uniform_positions(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+def uniform_positions(
+    key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
+) -> jax.Array:
     """Return positions sampled from uniform(-1, 1), so bits start at 0 and at 1 equally often."""
     return jax.random.uniform(key, shape, dtype, -1, 1)
 
@@ -108,7 +119,10 @@ class TableSpec(Spec):
     def variables(self) -> tuple[Variable, ...]:
         shape = (self.n_tables, self.n_anchors, 2)
         anchors = Variable("anchors", "anchors", shape, jnp.dtype("int32"), self._draw_anchors)
-        return (anchors, self._trained_variable("weights", self.weights_shape, self.weights_init, "tables"))
+        return (
+            anchors,
+            self._trained_variable("weights", self.weights_shape, self.weights_init, "tables"),
+        )
 
     def _check_values(self, variable: Variable, arrays: Arrays) -> None:
         if variable.kind == "anchors":
@@ -209,7 +223,9 @@ class LUTSpec(_TableSpec):
         self._require_sizes(1, "groups")
         for name in ("in_features", "out_features", "n_detectors"):
             if getattr(self, name) % self.groups:
-                raise self._error(f"groups is {self.groups}; it must divide {name}, {getattr(self, name)}.")
+                raise self._error(
+                    f"groups is {self.groups}; it must divide {name}, {getattr(self, name)}."
+                )
         if self.n_anchors and self.n_inputs < 2:
             raise self._error(
                 f"groups is {self.groups} and in_features is {self.in_features}; a detector compares two "
@@ -254,7 +270,9 @@ class _WithTargets(TableSpec):
 
     def _check_targets(self) -> None:
         if self.n_targets is not None and self.targets_shape is not None:
-            raise self._error("give either n_targets, to draw the targets, or the targets themselves.")
+            raise self._error(
+                "give either n_targets, to draw the targets, or the targets themselves."
+            )
         self._require_one_of("targets_per", TARGET_LISTS)
         if self.n_targets is not None:
             self._require_sizes(1, "n_targets")
@@ -263,8 +281,12 @@ class _WithTargets(TableSpec):
                     f"n_targets is {self.n_targets}; there are only {self.n_outputs} outputs to draw from without replacement."
                 )
         shape, T, R = self._targets_shape, self.n_tables, 2**self.row_bits
-        if shape is not None and (len(shape) != 3 or shape[0] not in (1, T) or shape[1] not in (1, R)):
-            raise self._error(f"targets has shape {list(shape)}; expected [{T} or 1, {R} or 1, targets].")
+        if shape is not None and (
+            len(shape) != 3 or shape[0] not in (1, T) or shape[1] not in (1, R)
+        ):
+            raise self._error(
+                f"targets has shape {list(shape)}; expected [{T} or 1, {R} or 1, targets]."
+            )
 
     @property
     def _targets_shape(self) -> tuple[int, ...] | None:
@@ -286,7 +308,9 @@ class _WithTargets(TableSpec):
         sizes = super().sizes_of(arrays)
         if self._targets_shape is None:
             return sizes
-        sizes.pop("out_features", None)  # targets choose among them, and do not say how many there are
+        sizes.pop(
+            "out_features", None
+        )  # targets choose among them, and do not say how many there are
         targets = np.shape(arrays["targets"])
         if targets != self._targets_shape:
             sizes.update(n_targets=None, targets_shape=targets)
@@ -369,7 +393,9 @@ class SparseLUTSpec(_WithTargets, LUTSpec):
         if self.edge_sizes is None:
             super()._check_targets()
         elif self.n_targets is not None:
-            raise self._error("give either n_targets, to draw the targets, or the targets themselves.")
+            raise self._error(
+                "give either n_targets, to draw the targets, or the targets themselves."
+            )
         sizes = self.n_tables, 2**self.row_bits, self.n_outputs
         if self.edge_sizes is not None and self.edge_sizes[:3] != sizes:
             raise self._error(
@@ -379,7 +405,9 @@ class SparseLUTSpec(_WithTargets, LUTSpec):
 
     @property
     def weights_shape(self) -> tuple[int, ...]:
-        return (self._targets_shape or (0,)) if self.edge_sizes is not None else super().weights_shape
+        return (
+            (self._targets_shape or (0,)) if self.edge_sizes is not None else super().weights_shape
+        )
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
         if self.edge_sizes is None:
@@ -407,7 +435,9 @@ class SparseLUTSpec(_WithTargets, LUTSpec):
         if self.edge_sizes is None or variable.kind != "targets":
             super()._check_values(variable, arrays)
         elif variable.name == "targets":
-            check_ids(self.layer, "target", np.asarray(arrays["targets"]), self.n_outputs, "outputs")
+            check_ids(
+                self.layer, "target", np.asarray(arrays["targets"]), self.n_outputs, "outputs"
+            )
         else:
             n_edges = (self._targets_shape or (0,))[0]
             check_bounds(self.layer, np.asarray(arrays["first_edges"]), n_edges)
@@ -415,7 +445,9 @@ class SparseLUTSpec(_WithTargets, LUTSpec):
     def _check_sizes(self) -> None:
         super()._check_sizes()
         if self.n_targets is None and self.targets_shape is None:
-            raise self._error("give either n_targets, to draw the targets, or the targets themselves.")
+            raise self._error(
+                "give either n_targets, to draw the targets, or the targets themselves."
+            )
         self._check_targets()
 
     def run(self, op: Op, x: Any, weights: Any, anchors: Any, **others: Any) -> jax.Array:
@@ -527,7 +559,10 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         tables = 1 if self.shared_positions else self.n_detectors
         distances = self.n_positions if self.causal else 2 * self.n_positions + 1
         shape = (distances, tables, self.n_position_bits)
-        return (*super().variables(), self._trained_variable("positions", shape, self.positions_init))
+        return (
+            *super().variables(),
+            self._trained_variable("positions", shape, self.positions_init),
+        )
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
         sizes, positions = super().sizes_of(arrays), np.shape(arrays.get("positions", ()))
@@ -539,12 +574,18 @@ class _SequenceSpec(_WithTargets, _TableSpec):
     @property
     def capacity(self) -> int:
         if self.pool is not None:
-            raise self._error(f"pool is {self.pool}, which excludes decoding: a cache has no key blocks.")
+            raise self._error(
+                f"pool is {self.pool}, which excludes decoding: a cache has no key blocks."
+            )
         if not self.causal:
-            raise self._error("causal is False, so there is no decoding: a query also sees later keys.")
+            raise self._error(
+                "causal is False, so there is no decoding: a query also sees later keys."
+            )
         capacity = self.n_positions if self.window is None else self.window
         if not capacity:
-            raise self._error("decoding must know how far back a query looks: give window or n_positions.")
+            raise self._error(
+                "decoding must know how far back a query looks: give window or n_positions."
+            )
         return capacity
 
     def _check_counts(self) -> None:
@@ -553,16 +594,30 @@ class _SequenceSpec(_WithTargets, _TableSpec):
             'counted rows have one list of targets; use targets_per="layer"',
         )
         reasons = {
-            "cached": (not self._has_counts, "keys have no rows of their own, which could be counted"),
-            "n_position_bits": (self.n_position_bits, "counts do not say at which distance a key is; use 0"),
-            "window": (self.window is not None, "counts do not say which keys are beyond it; leave it out"),
+            "cached": (
+                not self._has_counts,
+                "keys have no rows of their own, which could be counted",
+            ),
+            "n_position_bits": (
+                self.n_position_bits,
+                "counts do not say at which distance a key is; use 0",
+            ),
+            "window": (
+                self.window is not None,
+                "counts do not say which keys are beyond it; leave it out",
+            ),
             "causal": (not self.causal, "a query also sees later keys; use causal=True"),
-            "pool": (self.pool is not None, "counts do not say in which block a key is; leave it out"),
+            "pool": (
+                self.pool is not None,
+                "counts do not say in which block a key is; leave it out",
+            ),
             "targets": (shape is not None and shape[:2] != (1, 1), one_list),
         }
         for name, (wrong, rule) in reasons.items():
             if wrong:
-                value = list(shape or ()) if name == "targets" else format_value(getattr(self, name))
+                value = (
+                    list(shape or ()) if name == "targets" else format_value(getattr(self, name))
+                )
                 raise self._error(f"there is no cache of counts, as {name} is {value}: {rule}.")
 
     def _check_blocks(self, cached: str, blocks: tuple[int, int] | None) -> None:
@@ -574,7 +629,9 @@ class _SequenceSpec(_WithTargets, _TableSpec):
                 f"blocks is {format_value(blocks)}; expected the number of blocks and the positions of each, both at least 1."
             )
         if cached == "counts":
-            raise self._error(f"blocks is {format_value(blocks)}, but counts have no positions; use ids.")
+            raise self._error(
+                f"blocks is {format_value(blocks)}, but counts have no positions; use ids."
+            )
 
     @property
     def cache_names(self) -> tuple[str, ...]:
@@ -599,7 +656,10 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         if cached == "counts":
             self._check_counts()
             shape = (*batch, self.n_detectors, 2**self.n_anchors)
-            return {"cached_counts": jnp.zeros(shape, jnp.int32), "cache_index": jnp.zeros((), jnp.int32)}
+            return {
+                "cached_counts": jnp.zeros(shape, jnp.int32),
+                "cache_index": jnp.zeros((), jnp.int32),
+            }
         dtype = jnp.dtype(dtype) if self.dtype is None else self.dtype
         places = (*batch, self.capacity) if blocks is None else tuple(blocks)
         arrays = (self._cached_ids() if cached == "ids" else {}) or self._cache_entries(dtype)
@@ -634,7 +694,9 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         capacity, count, (*batch, length, _) = self.capacity, cache["cache_index"], x.shape
         self._check_cache(cache, chunk, (*batch, capacity), "batch and dtype")
         of_queries = self._segments_of(segments, tuple(batch), length)
-        y, keys, of_keys = self._attend_to_held(arrays, chunk, cache, cache["cached_segments"], of_queries)
+        y, keys, of_keys = self._attend_to_held(
+            arrays, chunk, cache, cache["cached_segments"], of_queries
+        )
         latest = {
             name: array[..., array.shape[-2] - capacity :, :].astype(cache[name].dtype)
             for name, array in keys.items()
@@ -662,12 +724,20 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         return self._attend(arrays, chunk, keys, **starts, **segments), keys, of_keys
 
     def _attend_to_blocks(
-        self, arrays: Arrays, cache: Arrays, chunk: Arrays, segments: Any, block_tables: Any, lengths: Any
+        self,
+        arrays: Arrays,
+        cache: Arrays,
+        chunk: Arrays,
+        segments: Any,
+        block_tables: Any,
+        lengths: Any,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         *batch, length, _ = next(iter(chunk.values())).shape
         n_blocks, size = next(iter(cache.values())).shape[:2]
         kept = self._check_cache(cache, chunk, (n_blocks, size), "dtype")
-        places = _pages.Places(*self._tables_of(block_tables, lengths, tuple(batch)), n_blocks, size)
+        places = _pages.Places(
+            *self._tables_of(block_tables, lengths, tuple(batch)), n_blocks, size
+        )
         if places.n_positions < self.capacity:
             raise self._error(
                 f"block_tables is {list(block_tables.shape)} with blocks of {size}, so a sequence has {places.n_positions} places, but a query sees "
@@ -737,7 +807,9 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         count = jnp.minimum(cache["cache_index"], np.iinfo(np.int32).max - length) + length
         return self._cast_sums(finish(y)), {"cached_counts": counts, "cache_index": count}
 
-    def _check_cache(self, cache: Arrays, chunk: Arrays, places: tuple[int, ...], of: str) -> dict[str, Any]:
+    def _check_cache(
+        self, cache: Arrays, chunk: Arrays, places: tuple[int, ...], of: str
+    ) -> dict[str, Any]:
         """Raise ValueError if a cache does not fit new keys; return dtypes of its key arrays."""
         kept = {name: jnp.dtype(new.dtype) for name, new in chunk.items() if name in cache}
         if len(kept) < len(chunk):
@@ -760,31 +832,50 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         """Attend without a cache; the op runs on a sequence that attends to itself."""
         for name, value in {"block_tables": block_tables, "lengths": lengths}.items():
             if value is not None:
-                raise self._error(f"{name} is given, but the call does not decode; it is of caches alone.")
+                raise self._error(
+                    f"{name} is given, but the call does not decode; it is of caches alone."
+                )
         blocks = {"block_mask": block_mask, "block_sizes": block_sizes}
         if self.pool is not None and block_mask is not None:
             raise self._error(f"block_mask is given, but pool is {self.pool}; leave one out.")
         if keys is None:
-            others = {"key_segments": key_segments, "query_start": query_start, "key_start": key_start}
+            others = {
+                "key_segments": key_segments,
+                "query_start": query_start,
+                "key_start": key_start,
+            }
             for name, value in others.items():
                 if value is not None:
-                    raise self._error(f"{name} is given but keys is not; a layer attends to x itself.")
+                    raise self._error(
+                        f"{name} is given but keys is not; a layer attends to x itself."
+                    )
             if self.pool is not None:
                 own = self._keys(arrays, self._inputs(x))
                 return self._pool(arrays, own, own, (segments, segments), (0, 0))
-            return self._run_op(op, arrays, self._inputs(x), segments=segments, **blocks, **self._sight)
+            return self._run_op(
+                op, arrays, self._inputs(x), segments=segments, **blocks, **self._sight
+            )
         starts = {"query_start": query_start, "key_start": key_start}
         for name, value in starts.items():
             if value is not None and not self.causal:
-                raise self._error(f"{name} is given but causal is False, where every query sees every key.")
+                raise self._error(
+                    f"{name} is given but causal is False, where every query sees every key."
+                )
         starts = {name: 0 if value is None else value for name, value in starts.items()}
         of_queries = self._keys(arrays, self._inputs(x))
         of_keys = self._keys(arrays, self._inputs(keys, "keys"))
         if self.pool is not None:
             of_both = (segments, key_segments), tuple(starts.values())
             return self._pool(arrays, of_queries, of_keys, *of_both)
-        options = {"query_segments": segments, "key_segments": key_segments, **blocks, **self._sight}
-        return self._attend(arrays, of_queries, of_keys, **options, **(starts if self.causal else {}))
+        options = {
+            "query_segments": segments,
+            "key_segments": key_segments,
+            **blocks,
+            **self._sight,
+        }
+        return self._attend(
+            arrays, of_queries, of_keys, **options, **(starts if self.causal else {})
+        )
 
     def _pool(
         self, arrays: Arrays, queries: Arrays, keys: Arrays, segments: Any, starts: tuple[Any, ...]
@@ -800,7 +891,9 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         sums: list[jax.Array] = []
         for first, n, size in parts:
 
-            def in_blocks(a: Any, axis: int, first: int = first, n: int = n, size: int = size) -> jax.Array:
+            def in_blocks(
+                a: Any, axis: int, first: int = first, n: int = n, size: int = size
+            ) -> jax.Array:
                 own = jax.lax.slice_in_dim(jnp.asarray(a), first, first + n * size, axis=axis)
                 at = own.ndim + axis
                 return own.reshape(*own.shape[:at], n, size, *own.shape[at + 1 :])
@@ -808,8 +901,12 @@ class _SequenceSpec(_WithTargets, _TableSpec):
             def for_blocks(a: jax.Array, n: int = n) -> jax.Array:
                 return jnp.broadcast_to(a[..., None, :, :], (*a.shape[:-2], n, *a.shape[-2:]))
 
-            of_blocks = operator.add(*_equal_ranks(key_start, first + size * np.arange(n, dtype=np.int32)))
-            place = np.arange(n_queries, dtype=np.int32)[:, None] - np.arange(size, dtype=np.int32) - 1
+            of_blocks = operator.add(
+                *_equal_ranks(key_start, first + size * np.arange(n, dtype=np.int32))
+            )
+            place = (
+                np.arange(n_queries, dtype=np.int32)[:, None] - np.arange(size, dtype=np.int32) - 1
+            )
             start = operator.sub(*_equal_ranks(query_start, of_blocks))[..., None, None]
             counts = operator.add(*_equal_ranks(start, place)) >= 0
             if self.window is not None:
@@ -825,14 +922,23 @@ class _SequenceSpec(_WithTargets, _TableSpec):
                 arrays,
                 {name: for_blocks(a) for name, a in queries.items()},
                 {name: in_blocks(a, -2) for name, a in keys.items()},
-                **{**of_segments, "query_start": query_start, "key_start": of_blocks, "window": self.window},
+                **{
+                    **of_segments,
+                    "query_start": query_start,
+                    "key_start": of_blocks,
+                    "window": self.window,
+                },
             )
             n_seen = jnp.maximum(jnp.sum(counts, -1), 1)[..., None].astype(y.dtype)
             sums.append(jnp.sum(operator.truediv(*_equal_ranks(y, n_seen)), -3, dtype=y.dtype))
         return functools.reduce(operator.add, sums)
 
     def _edges(self, arrays: Arrays) -> dict[str, Any]:
-        return {"targets": arrays["targets"], "n_outputs": self.n_outputs} if "targets" in arrays else {}
+        return (
+            {"targets": arrays["targets"], "n_outputs": self.n_outputs}
+            if "targets" in arrays
+            else {}
+        )
 
     @property
     def _sight(self) -> dict[str, Any]:
@@ -840,7 +946,10 @@ class _SequenceSpec(_WithTargets, _TableSpec):
 
     def _tables(self, arrays: Arrays, n_keys: int) -> tuple[Any, Any]:
         """Return tables and positions; without causality, positions start at the last key."""
-        weights, positions = self._cast_tables(arrays["weights"]), self._cast(arrays.get("positions"))
+        weights, positions = (
+            self._cast_tables(arrays["weights"]),
+            self._cast(arrays.get("positions")),
+        )
         if self.causal or positions is None:
             return weights, positions
         if n_keys > self.n_positions + 1:
@@ -918,7 +1027,11 @@ class LUTAttentionSpec(_SequenceSpec):
     Source: docs/semantics.md, section 5.
     """
 
-    example = ("8, 6, n_detectors=16, n_anchors=3, n_positions=31, n_position_bits=2", (4, 32, 8), (4, 32, 6))
+    example = (
+        "8, 6, n_detectors=16, n_anchors=3, n_positions=31, n_position_bits=2",
+        (4, 32, 8),
+        (4, 32, 6),
+    )
     op = staticmethod(lutjax.lut_attention)
 
     @property
@@ -939,7 +1052,11 @@ class LUTAttentionSpec(_SequenceSpec):
 
     def _keys(self, arrays: Arrays, x: Any) -> dict[str, jax.Array]:
         d = lutjax.detect(x, arrays["anchors"], **self._options)
-        return {"cached_key_index": d.index, "cached_key_flip": d.flip, "cached_key_margin": d.margin}
+        return {
+            "cached_key_index": d.index,
+            "cached_key_flip": d.flip,
+            "cached_key_margin": d.margin,
+        }
 
     def _attend(self, arrays: Arrays, queries: Arrays, keys: Arrays, **places: Any) -> jax.Array:
         weights, positions = self._tables(arrays, keys["cached_key_index"].shape[-2])
@@ -986,7 +1103,11 @@ class LUTPairAttentionSpec(_SequenceSpec):
     _: dataclasses.KW_ONLY
     interleave: bool = False
 
-    example = ("8, 6, n_detectors=16, n_anchors=6, n_positions=31, n_position_bits=4", (4, 32, 8), (4, 32, 6))
+    example = (
+        "8, 6, n_detectors=16, n_anchors=6, n_positions=31, n_position_bits=4",
+        (4, 32, 8),
+        (4, 32, 6),
+    )
     op = staticmethod(lutjax.lut_pair_attention)
 
     def _check_sizes(self) -> None:

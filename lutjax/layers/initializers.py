@@ -26,8 +26,12 @@ class Normal:
 
     deviation: float
 
-    def __call__(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
-        drawn: jax.Array = jax.nn.initializers.normal(self.deviation)(jnp.asarray(key), shape, dtype)
+    def __call__(
+        self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
+    ) -> jax.Array:
+        drawn: jax.Array = jax.nn.initializers.normal(self.deviation)(
+            jnp.asarray(key), shape, dtype
+        )
         return drawn
 
 
@@ -35,7 +39,9 @@ class Normal:
 class LecunNormal:
     """LeCun normal initializer for matrices, `jax.nn.initializers.lecun_normal`."""
 
-    def __call__(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+    def __call__(
+        self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
+    ) -> jax.Array:
         drawn: jax.Array = jax.nn.initializers.lecun_normal()(jnp.asarray(key), shape, dtype)
         return drawn
 
@@ -46,7 +52,9 @@ class ResidualGates:
 
     logit: float | int
 
-    def __call__(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+    def __call__(
+        self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
+    ) -> jax.Array:
         return jnp.zeros(shape, dtype).at[..., _FIRST_INPUT].set(self.logit)
 
 
@@ -57,10 +65,14 @@ class ResidualTable:
     probability: float | int
     parameterization: str
 
-    def __call__(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+    def __call__(
+        self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
+    ) -> jax.Array:
         p = self.probability
         logit = math.log(p / (1 - p))
-        if self.parameterization == "walsh":  # the negated first input, as -1 or 1, has one Walsh coefficient
+        if (
+            self.parameterization == "walsh"
+        ):  # the negated first input, as -1 or 1, has one Walsh coefficient
             return jnp.zeros(shape, dtype).at[..., 1].set(logit)
         value = logit if self.parameterization == "light" else 2 * p - 1
         row = np.where(np.arange(shape[-1]) % 2 == 1, value, -value)
@@ -73,7 +85,9 @@ def _probability(where: str, probability: float | int) -> float | int:
     return probability
 
 
-def residual_gates(probability: float | int = 0.9, *, strength: float | int | None = None) -> ResidualGates:
+def residual_gates(
+    probability: float | int = 0.9, *, strength: float | int | None = None
+) -> ResidualGates:
     """Return an initializer for logits ``[gates, 16]`` whose gates pass on their first input.
 
     Args:
@@ -96,7 +110,9 @@ def residual_gates(probability: float | int = 0.9, *, strength: float | int | No
     return ResidualGates(math.log(15 * p / (1 - p)) if strength is None else strength)
 
 
-def residual_table(probability: float | int = 0.9, parameterization: str = "light") -> ResidualTable:
+def residual_table(
+    probability: float | int = 0.9, parameterization: str = "light"
+) -> ResidualTable:
     """Return an initializer for tables ``[gates, 2**inputs]`` whose output is the first input.
 
     Args:

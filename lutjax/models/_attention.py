@@ -21,7 +21,9 @@ _OLDEST_CAPABILITY = 8  # compute capability of Ampere, the oldest GPUs with fla
 _HOPPER = 9
 
 
-def unsupported_reason(head_size: int, dtype: DTypeLike, *, length: int | None = None) -> str | None:
+def unsupported_reason(
+    head_size: int, dtype: DTypeLike, *, length: int | None = None
+) -> str | None:
     """Return the reason why cuDNN cannot run attention in this process, or None if it can."""
     dtype = jnp.dtype(dtype)
     if dtype not in _HALF_DTYPES:
@@ -42,7 +44,9 @@ def unsupported_reason(head_size: int, dtype: DTypeLike, *, length: int | None =
 @functools.cache
 def _compute_capability() -> int:
     """Return the smallest major compute capability of local GPUs; 0 for other vendors."""
-    versions = [str(getattr(d, "compute_capability", "0")) for d in jax.local_devices(backend="gpu")]
+    versions = [
+        str(getattr(d, "compute_capability", "0")) for d in jax.local_devices(backend="gpu")
+    ]
     return min((int(v.partition(".")[0]) if v[:1].isdigit() else 0) for v in versions)
 
 
@@ -71,7 +75,9 @@ def attend(
 
     arrays = [query, key, value] if mask is None else [query, key, value, mask]
     *_, length, _, head_size = query.shape
-    if length == 1:  # softmax of one logit is 1, and XLA cannot compile its float16 products for GPUs
+    if (
+        length == 1
+    ):  # softmax of one logit is 1, and XLA cannot compile its float16 products for GPUs
         return jnp.asarray(value)
     if unsupported_reason(head_size, query.dtype, length=length) is not None:
         return run("xla", *arrays)

@@ -63,7 +63,9 @@ def pairs(n_inputs: int, n_gates: int) -> np.ndarray:
     """
     first = np.arange(n_inputs - 1)
     found = [np.stack([a, a + 1], -1) for a in (first[::2], first[1::2])]
-    found += [np.stack([a, a + d], -1) for d in range(2, n_inputs) for a in (np.arange(n_inputs - d),)]
+    found += [
+        np.stack([a, a + d], -1) for d in range(2, n_inputs) for a in (np.arange(n_inputs - d),)
+    ]
     every = np.concatenate(found) if n_inputs > 1 else np.zeros((1, 2))
     return np.resize(every, (n_gates, 2)).astype(np.int32)
 
@@ -79,12 +81,17 @@ def _directions(
     order_key, corner_key, edge_key, pair_key = jax.random.split(key, 4)
     if n_outputs == 1:
         circle = jnp.concatenate(
-            [jax.random.permutation(k, jnp.array(d)) for k, d in ((corner_key, _CORNERS), (edge_key, _EDGES))]
+            [
+                jax.random.permutation(k, jnp.array(d))
+                for k, d in ((corner_key, _CORNERS), (edge_key, _EDGES))
+            ]
         )
     else:
         circle = jax.random.permutation(pair_key, jnp.array(_OPPOSITE)).reshape(-1)
     asked = jnp.resize(circle, (kernels, n_outputs)).astype(jnp.int32)
-    orders = jax.vmap(lambda k: jax.random.permutation(k, CENTER))(jax.random.split(order_key, kernels))
+    orders = jax.vmap(lambda k: jax.random.permutation(k, CENTER))(
+        jax.random.split(order_key, kernels)
+    )
     of_kernel = at.reshape(kernels, n_outputs) - CENTER * kernel
     return jax.vmap(_swap_entries)(orders.astype(jnp.int32), of_kernel, asked) + CENTER * kernel
 

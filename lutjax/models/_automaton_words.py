@@ -18,7 +18,9 @@ def pack_bits(bits: Bool[Array, "*rows width"]) -> UInt32[jax.Array, "*rows word
     return words.reshape(*rows, words.shape[-1])
 
 
-def unpack_bits(words: UInt32[Array, "*rows words"], width: int) -> Bool[jax.Array, "*rows {width}"]:
+def unpack_bits(
+    words: UInt32[Array, "*rows words"], width: int
+) -> Bool[jax.Array, "*rows {width}"]:
     """Unpack words; see `pack_bits`."""
     *rows, across = words.shape
     return lutjax.unpack_bits(words.reshape(math.prod(rows), across), width).reshape(*rows, width)

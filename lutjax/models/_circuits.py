@@ -12,7 +12,9 @@ Inputs = str | Format | Columns
 class WithCircuit:
     """Base class for classifiers whose ``_circuit`` method builds their circuit."""
 
-    def circuit(self, *, inputs: Inputs = "bits", outputs: str | None = None, **options: Any) -> Circuit:
+    def circuit(
+        self, *, inputs: Inputs = "bits", outputs: str | None = None, **options: Any
+    ) -> Circuit:
         """Return the hard network as a circuit, independent of JAX and later model changes.
 
         A tree becomes separate gates at every position; `LogicTreeNetConfig.n_gates_at_places`

@@ -40,7 +40,9 @@ def layers_of(
         n_bits = size
     for n_inputs in config.reduce:
         wires = _wires_of_classes(n_bits, config.n_classes, n_inputs)
-        layers.append(_reduction_tables(config, n_bits, wires, implementation=implementation, rngs=rngs))
+        layers.append(
+            _reduction_tables(config, n_bits, wires, implementation=implementation, rngs=rngs)
+        )
         n_bits = len(wires)
     return (
         encoder,
@@ -49,12 +51,16 @@ def layers_of(
     )
 
 
-def _layer(config: Any, n_in: int, n_out: int, *, last: bool, rngs: nnx.Rngs, **options: Any) -> Gates:
+def _layer(
+    config: Any, n_in: int, n_out: int, *, last: bool, rngs: nnx.Rngs, **options: Any
+) -> Gates:
     kind = config.kind
     if kind == "binary":
         # Outputs of the last tables are summed unrounded; every other table reads bits.
         estimator = "soft" if last else "straight_through"
-        return BinaryLUT(n_in, n_out, n_inputs=config.n_inputs, estimator=estimator, rngs=rngs, **options)
+        return BinaryLUT(
+            n_in, n_out, n_inputs=config.n_inputs, estimator=estimator, rngs=rngs, **options
+        )
     options |= {"estimator": config.estimator, "rngs": rngs}
     if kind == "gates":
         strength = 2.0 if config.residual is None else config.residual
@@ -62,7 +68,9 @@ def _layer(config: Any, n_in: int, n_out: int, *, last: bool, rngs: nnx.Rngs, **
         return LogicGates(n_in, n_out, logits_init=init, **options)
     probability = 1 / (1 + math.exp(-(config.residual or 0.0)))
     init = _WithNoise(residual_table(probability, kind), config.noise)
-    return SoftLUT(n_in, n_out, n_inputs=config.n_inputs, parameterization=kind, table_init=init, **options)
+    return SoftLUT(
+        n_in, n_out, n_inputs=config.n_inputs, parameterization=kind, table_init=init, **options
+    )
 
 
 def _wires_of_classes(n_votes: int, n_classes: int, n_inputs: int) -> np.ndarray:
@@ -83,7 +91,9 @@ class _Majority:
 
     most: float
 
-    def __call__(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+    def __call__(
+        self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
+    ) -> jax.Array:
         n_inputs = shape[-1].bit_length() - 1
         shares = np.bitwise_count(np.arange(shape[-1])) / n_inputs
         return jnp.broadcast_to(jnp.asarray((2 * shares - 1) * self.most, dtype), shape)
@@ -102,7 +112,9 @@ class _WithNoise:
     init: Initializer
     noise: float | int
 
-    def __call__(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+    def __call__(
+        self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
+    ) -> jax.Array:
         drawn = jax.random.normal(key, shape, dtype)
         first: jax.Array = self.init(key, shape, dtype)
         return first + drawn * jnp.asarray(self.noise, dtype)

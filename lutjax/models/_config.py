@@ -35,7 +35,8 @@ class Config:
     """Config dataclass base with JSON values and tuples; lists and arrays become tuples."""
 
     def __post_init__(self) -> None:
-        where, fields = type(self).__name__, {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        where, declared = type(self).__name__, dataclasses.fields(self)  # type: ignore[arg-type]
+        fields = {f.name: getattr(self, f.name) for f in declared}
         for name, value in check_arguments(where, type(self), fields).items():
             for size in value if isinstance(value, tuple) else (value,):
                 if isinstance(size, int) and size > MOST_INT:
@@ -51,7 +52,8 @@ class Config:
             value = getattr(self, name)
             if (
                 value is not None
-                and min(value if isinstance(value, tuple) else (value,), default=smallest) < smallest
+                and min(value if isinstance(value, tuple) else (value,), default=smallest)
+                < smallest
             ):
                 raise ValueError(
                     f"{type(self).__name__}: {name} is {getattr(self, name)}; it must be at least {smallest}."
@@ -65,7 +67,9 @@ class Config:
                     f"{type(self).__name__}: {name} is {getattr(self, name)}; it must be at most {largest}."
                 )
 
-    def _check_spec(self, spec: Callable[..., Any], options: Mapping[str, Any], **fields: str) -> None:
+    def _check_spec(
+        self, spec: Callable[..., Any], options: Mapping[str, Any], **fields: str
+    ) -> None:
         """Re-raise a spec's ValueError with this config's field names."""
         try:
             spec(**options)

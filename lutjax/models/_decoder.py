@@ -73,11 +73,18 @@ class Decoder(nnx.Module):
         A model with a memory requires the matching `tokens`.
         """
         hidden = self.hidden(
-            z, deterministic=deterministic, rngs=rngs, decode=decode, segments=segments, tokens=tokens
+            z,
+            deterministic=deterministic,
+            rngs=rngs,
+            decode=decode,
+            segments=segments,
+            tokens=tokens,
         )
         return self.unembed(hidden).astype(hidden.dtype)
 
-    def embed(self, tokens: Int[Array, "*batch length"]) -> Float[jax.Array, "*batch length features"]:
+    def embed(
+        self, tokens: Int[Array, "*batch length"]
+    ) -> Float[jax.Array, "*batch length features"]:
         """Return token embeddings."""
         _check_tokens(type(self).__name__, tokens)
         return sharding.rows(self._vectors(), jnp.asarray(tokens))
@@ -94,11 +101,15 @@ class Decoder(nnx.Module):
     ) -> Float[jax.Array, "*batch length features"]:
         """Return the final hidden states for embeddings, the input to `unembed`."""
         if rngs is not None and not isinstance(rngs, nnx.Rngs):
-            rngs = nnx.Rngs(dropout=jnp.asarray(rngs))  # a stream: each layer samples a separate mask
+            rngs = nnx.Rngs(
+                dropout=jnp.asarray(rngs)
+            )  # a stream: each layer samples a separate mask
         z = jnp.asarray(z)
         if segments is not None:
             lengths = z.shape[:-2], z.shape[-2], z.shape[-2]
-            segments, _ = ops.segments(type(self).__name__, segments, segments, *lengths, ("segments",) * 2)
+            segments, _ = ops.segments(
+                type(self).__name__, segments, segments, *lengths, ("segments",) * 2
+            )
         y: jax.Array = self._hidden_states(
             z, tokens, decode, segments, deterministic=deterministic, rngs=rngs
         )
@@ -210,7 +221,9 @@ class Decoder(nnx.Module):
             )
 
         keys = _split(key, n_tokens)
-        cache, part = shard_function(_begin_sequences)(cache, kept, prompt, lengths, keys[0], temperature)
+        cache, part = shard_function(_begin_sequences)(
+            cache, kept, prompt, lengths, keys[0], temperature
+        )
         done, last = 1, part
         while done < n_tokens:
             ahead = _fill_block(keys[done : done + _TOKENS_IN_BLOCK], _TOKENS_IN_BLOCK)
@@ -243,14 +256,21 @@ class Decoder(nnx.Module):
             raise ValueError(f"generate: n_tokens is {n_tokens}; it must not be negative.")
         check_temperature("generate", temperature)
         if top_k is not None and not 1 <= top_k <= vocab:
-            raise ValueError(f"generate: top_k is {top_k}; it must be 1 to {vocab}, the vocabulary size.")
+            raise ValueError(
+                f"generate: top_k is {top_k}; it must be 1 to {vocab}, the vocabulary size."
+            )
         key = typed_key("generate", key)
         if key.shape not in ((), texts):
             raise ValueError(
                 f"generate: key has shape {list(key.shape)}; expected one key, or one per sequence "
                 f"{list(texts)}."
             )
-        return jnp.asarray(prompt), lengths, key, None if temperature == 0 else jnp.float32(temperature)
+        return (
+            jnp.asarray(prompt),
+            lengths,
+            key,
+            None if temperature == 0 else jnp.float32(temperature),
+        )
 
 
 def _check_tokens(where: str, tokens: Array) -> None:
@@ -274,7 +294,9 @@ def typed_key(where: str, key: Array) -> Array:
     return jax.random.wrap_key_data(jnp.asarray(key))
 
 
-def _pad_prompts(prompt: Array | Sequence[Array], lengths: Array | None) -> tuple[Array, Array | None]:
+def _pad_prompts(
+    prompt: Array | Sequence[Array], lengths: Array | None
+) -> tuple[Array, Array | None]:
     """Return prompts as a single array, zero-padded, with lengths; None for equal lengths."""
     if not isinstance(prompt, list | tuple):
         return cast("Array", prompt), lengths
@@ -301,7 +323,11 @@ _INT32 = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 def _check_lengths(prompt: Array, lengths: Array) -> None:
     """Raise ValueError if the shape of lengths is wrong, or a known length is out of range."""
     ops.integers(
-        "generate", "lengths", lengths, prompt.ndim - 1, f"{list(prompt.shape[:-1])}, one of each text"
+        "generate",
+        "lengths",
+        lengths,
+        prompt.ndim - 1,
+        f"{list(prompt.shape[:-1])}, one of each text",
     )
     ops.require(
         lengths.shape == prompt.shape[:-1],
@@ -350,7 +376,9 @@ def feed_tokens(
     The decoder with caches is split into graph, caches and other state.
     """
     model = nnx.merge(graphdef, cache, kept)
-    z = model.hidden(model.embed(tokens), deterministic=True, decode=True, segments=segments, tokens=tokens)
+    z = model.hidden(
+        model.embed(tokens), deterministic=True, decode=True, segments=segments, tokens=tokens
+    )
     return nnx.state(model, nnx.Cache), model.unembed(z[..., -1, :])
 
 
@@ -375,7 +403,9 @@ def _prefill(
         return found
     windows = [a[..., first:].reshape(*prompt.shape[:-1], -1, window) for a in given]
 
-    def step(carry: tuple[Any, jax.Array], given: list[jax.Array]) -> tuple[tuple[Any, jax.Array], None]:
+    def step(
+        carry: tuple[Any, jax.Array], given: list[jax.Array]
+    ) -> tuple[tuple[Any, jax.Array], None]:
         return feed_tokens(graphdef, carry[0], kept, *given), None
 
     found, _ = jax.lax.scan(step, found, [jnp.moveaxis(a, -2, 0) for a in windows])
@@ -386,12 +416,18 @@ def _split(key: Array, n: int) -> Array:
     """Split keys into `n`, ``[n]`` or, for keys per sequence, ``[n, *batch]``."""
     if key.shape == ():
         return jax.random.split(key, n)
-    return jnp.moveaxis(jax.vmap(lambda k: jax.random.split(k, n))(key.ravel()), 1, 0).reshape(n, *key.shape)
+    return jnp.moveaxis(jax.vmap(lambda k: jax.random.split(k, n))(key.ravel()), 1, 0).reshape(
+        n, *key.shape
+    )
 
 
 def _fill_block(keys: Array, size: int) -> Array:
     """Repeat a key to fill a block; surplus samples are discarded."""
-    return jnp.concatenate([keys, jnp.repeat(keys[:1], size - len(keys), 0)]) if len(keys) < size else keys
+    return (
+        jnp.concatenate([keys, jnp.repeat(keys[:1], size - len(keys), 0)])
+        if len(keys) < size
+        else keys
+    )
 
 
 _LEAST_TEMPERATURE = 1e-6
@@ -492,7 +528,9 @@ def _generate(
         return (cache, last), tokens
 
     keys = _split(key, n_tokens)
-    cache, first = _sample_first(graphdef, cache, kept, prompt, lengths, keys[0], temperature, among)
+    cache, first = _sample_first(
+        graphdef, cache, kept, prompt, lengths, keys[0], temperature, among
+    )
     size = min(max(n_tokens - 1, 1), _TOKENS_IN_BLOCK)
     later = _fill_block(keys[1:], (n_tokens - 1 + size - 1) // size * size)
     _, others = jax.lax.scan(steps, (cache, first), later.reshape(-1, size, *keys.shape[1:]))
@@ -513,7 +551,9 @@ def _begin_sequences(
 ) -> tuple[list[jax.Array], jax.Array]:
     """Return the caches after prompts, and the next tokens, ``[*batch, 1]``."""
     states = form.states(cache, kept)
-    new, token = _sample_first(form.graphdef, *states, prompt, lengths, key, temperature, form.among)
+    new, token = _sample_first(
+        form.graphdef, *states, prompt, lengths, key, temperature, form.among
+    )
     return jax.tree.leaves(new), token[..., None]
 
 

@@ -23,7 +23,9 @@ def encoder_of(
     """
     if not config.n_thresholds:
         if thresholds is not None:
-            raise ValueError(f"{where}: thresholds are given, but n_thresholds is 0: samples are bits.")
+            raise ValueError(
+                f"{where}: thresholds are given, but n_thresholds is 0: samples are bits."
+            )
         return None
     if not config.learned_thresholds:
         if widths is not None:
@@ -32,7 +34,9 @@ def encoder_of(
     if widths is None:
         widths = np.full(n_features, 1 / (config.n_thresholds + 1), np.float32)
         if thresholds is not None:
-            span = np.ptp(np.asarray(thresholds, np.float64), axis=1) / max(config.n_thresholds - 1, 1)
+            span = np.ptp(np.asarray(thresholds, np.float64), axis=1) / max(
+                config.n_thresholds - 1, 1
+            )
             widths = np.where(span > 0, span, 1.0).astype(np.float32)
     return Thermometer(
         n_features,

@@ -41,7 +41,11 @@ def check_names(config: Any, where: str = "") -> None:
     """Raise ValueError if a dataclass field is not among its choices."""
     for field in dataclasses.fields(config):
         known, value = field.metadata.get(CHOICES), getattr(config, field.name)
-        if known is not None and value not in known and not (value is None and field.default is None):
+        if (
+            known is not None
+            and value not in known
+            and not (value is None and field.default is None)
+        ):
             raise ValueError(
                 f"{where}{field.name} is {format_value(value)}; expected one of {', '.join(known)}."
             )

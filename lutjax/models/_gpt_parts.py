@@ -37,7 +37,9 @@ class MatrixNormal(Normal):
     constant of the sampler in both.
     """
 
-    def __call__(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+    def __call__(
+        self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
+    ) -> jax.Array:
         sampled: jax.Array = _initialize(Normal(self.deviation), key, shape, jnp.dtype(dtype))
         return sampled
 

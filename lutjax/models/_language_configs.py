@@ -103,13 +103,19 @@ class GPTConfig(Config):
             )
         check_names(self, "GPTConfig: ")
         if not 0 <= self.dropout < 1:
-            raise ValueError(f"GPTConfig: dropout is {self.dropout}; it is a rate, 0 <= dropout < 1.")
+            raise ValueError(
+                f"GPTConfig: dropout is {self.dropout}; it is a rate, 0 <= dropout < 1."
+            )
         # The specs check the rest.
         from lutjax.layers.specifications import LUTSpec, NgramMemorySpec, ProjectionLUTSpec
 
         scored = self.projection_lut_options()
-        self._check_spec(ProjectionLUTSpec, scored, bits="lut_bits", tables="lut_tables", heads="lut_heads")
-        self._check_spec(LUTSpec, self.lut_options(), n_anchors="lut_bits", n_detectors="lut_tables")
+        self._check_spec(
+            ProjectionLUTSpec, scored, bits="lut_bits", tables="lut_tables", heads="lut_heads"
+        )
+        self._check_spec(
+            LUTSpec, self.lut_options(), n_anchors="lut_bits", n_detectors="lut_tables"
+        )
         names = {name: f"memory_{name}" for name in ("orders", "rows", "heads", "width")}
         self._check_spec(NgramMemorySpec, self.memory_options(0), **names)
         places = self.memory_layers
@@ -173,7 +179,11 @@ class GPTConfig(Config):
 
         assert self.memory_base is not None
         record = read_record(self.memory_base)
-        same = {name: record["arguments"][name] for name in ("gate", "eps") if name in record["arguments"]}
+        same = {
+            name: record["arguments"][name]
+            for name in ("gate", "eps")
+            if name in record["arguments"]
+        }
         return {"layout": NgramLayout.from_json(record["layout"]), **same}
 
     def _take_base(self) -> None:
@@ -320,7 +330,9 @@ class LUTTransformerConfig(Config):
     def attention_options(self) -> dict[str, Any]:
         """Options for each attention layer."""
         interleave = (
-            {} if self.attention == "concatenated" else {"interleave": self.attention == "pair_interleaved"}
+            {}
+            if self.attention == "concatenated"
+            else {"interleave": self.attention == "pair_interleaved"}
         )
         return {
             "in_features": self.features,

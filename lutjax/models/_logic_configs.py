@@ -136,7 +136,9 @@ class LogicClassifierConfig(Config):
                 "and scale nonzero."
             )
         if not self.layers or min(self.layers) < 1:
-            raise ValueError(f"{where}: layers is {self.layers}; each layer needs at least one gate.")
+            raise ValueError(
+                f"{where}: layers is {self.layers}; each layer needs at least one gate."
+            )
         if self.layers[-1] % self.n_classes:
             raise ValueError(
                 f"{where}: the last of layers is {self.layers[-1]}; it must be a multiple of the "
@@ -145,12 +147,17 @@ class LogicClassifierConfig(Config):
             )
         _check_bits(self, self.kind)
         self._check_reduce()
-        if any(name == "windows" for name in self._wirings[1:]) or (len(self.layers) < len(self._wirings)):
+        if any(name == "windows" for name in self._wirings[1:]) or (
+            len(self.layers) < len(self._wirings)
+        ):
             raise ValueError(
                 f"{where}: wiring is {self.wiring!r} for {len(self.layers)} layers; windows are "
                 "for the first layer. Give at most one wiring per layer, such as windows,balanced."
             )
-        if self._wirings[0] == "windows" and math.prod(self.image_shape or (0,)) != self.in_features:
+        if (
+            self._wirings[0] == "windows"
+            and math.prod(self.image_shape or (0,)) != self.in_features
+        ):
             raise ValueError(
                 f"{where}: wiring is {self.wiring!r} and image_shape is {self.image_shape}; "
                 f"expected the height, width and optional channels of {self.in_features} "
@@ -404,7 +411,11 @@ class LogicTreeNetConfig(Config):
                 size = getattr(self, name)
                 sizes[name] = size if isinstance(size, int) else size[i]
             sizes["channels_per_kernel"] = sizes["channels_per_kernel"] or None
-            sizes |= {"wiring": self.leaves, "n_inputs": self.n_inputs, "parameterization": self.tables}
+            sizes |= {
+                "wiring": self.leaves,
+                "n_inputs": self.n_inputs,
+                "parameterization": self.tables,
+            }
             every.append({"in_shape": shape, "n_kernels": n_kernels, **sizes, **self._options()})
             shape = LogicConvSpec(**every[-1]).out_shape
         return every
@@ -412,7 +423,11 @@ class LogicTreeNetConfig(Config):
     def gate_arguments(self) -> list[dict[str, Any]]:
         """Return each gate layer's arguments for `LogicGates` or, with tables, `SoftLUT`."""
         kind: dict[str, Any] = {"wiring": self.wiring, "candidates": self.candidates}
-        kind |= {} if self.tables == "gates" else {"n_inputs": self.n_inputs, "parameterization": self.tables}
+        kind |= (
+            {}
+            if self.tables == "gates"
+            else {"n_inputs": self.n_inputs, "parameterization": self.tables}
+        )
         sizes = (math.prod(self.tree_specs()[-1].out_shape), *self.layers)
         return [
             {"in_features": n_in, "out_features": n_out, **kind, **self._options()}
@@ -440,14 +455,18 @@ class LogicTreeNetConfig(Config):
     @property
     def n_gates_at_places(self) -> int:
         """Number of circuit gates before simplification, with trees at all image positions."""
-        return sum(sum(spec.levels) * math.prod(spec.places) for spec in self.tree_specs()) + sum(self.layers)
+        return sum(sum(spec.levels) * math.prod(spec.places) for spec in self.tree_specs()) + sum(
+            self.layers
+        )
 
 
 def _published_size(
     name: str, size: str, sizes: dict[str, tuple[int, int, float, int]]
 ) -> tuple[int, int, float, int]:
     if size not in sizes:
-        raise ValueError(f"LogicTreeNetConfig.{name}: size is {size!r}; expected one of {tuple(sizes)}.")
+        raise ValueError(
+            f"LogicTreeNetConfig.{name}: size is {size!r}; expected one of {tuple(sizes)}."
+        )
     return sizes[size]
 
 
@@ -491,7 +510,9 @@ class LogicCAConfig(Config):
         where = "LogicCAConfig"
         for name in ("channels", "kernels"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{where}: {name} is {getattr(self, name)}; it must be at least 1.")
+                raise ValueError(
+                    f"{where}: {name} is {getattr(self, name)}; it must be at least 1."
+                )
         for name in ("perception", "update"):
             if not getattr(self, name) or min(getattr(self, name)) < 1:
                 raise ValueError(
@@ -527,6 +548,9 @@ class LogicCAConfig(Config):
         """Copies, inputs and gates for every layer but the first."""
         perceived = self.channels * (1 + self.kernels * self.perception[-1])
         return (
-            *((self.kernels, *sizes) for sizes in zip(self.perception, self.perception[1:], strict=False)),
+            *(
+                (self.kernels, *sizes)
+                for sizes in zip(self.perception, self.perception[1:], strict=False)
+            ),
             *((1, *sizes) for sizes in zip((perceived, *self.update), self.update, strict=False)),
         )

@@ -44,7 +44,9 @@ class Pages:
         self._n_holders = np.zeros((n_blocks,), np.int32)
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(n_blocks))
         self._block_of: dict[bytes, int] = {}  # full blocks by name
-        self._after: dict[bytes, dict[int, tuple[int, ...]]] = {}  # blocks with their tokens, by prefix name
+        self._after: dict[
+            bytes, dict[int, tuple[int, ...]]
+        ] = {}  # blocks with their tokens, by prefix name
         self._parent: dict[int, bytes] = {}
 
     @property

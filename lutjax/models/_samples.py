@@ -28,5 +28,7 @@ def reshape_samples(where: str, x: Array, shape: tuple[int, ...]) -> Any:
             if len(given) > n_axes and math.prod(given[-n_axes:]) == size:
                 return x.reshape(*given[:-n_axes], size)
     sizes = ", ".join(map(str, shape))
-    others = f", or rows of their {size} numbers" if len(shape) > 1 else ", or images of as many numbers"
+    others = (
+        f", or rows of their {size} numbers" if len(shape) > 1 else ", or images of as many numbers"
+    )
     raise ValueError(f"{where}: x has shape {list(given)}; expected [..., {sizes}]{others}.")

@@ -86,7 +86,9 @@ class Slots:
     ):
         if not isinstance(n_slots, int) or n_slots < 1:
             raise ValueError(f"Slots: n_slots is {n_slots!r}; there must be at least 1.")
-        model._validate_generation(np.zeros((1,), np.int32), None, 0, jax.random.key(0), temperature, top_k)
+        model._validate_generation(
+            np.zeros((1,), np.int32), None, 0, jax.random.key(0), temperature, top_k
+        )
         self.n_slots = n_slots
         self._temperature = temperature
         self._vocab_size, self._context = model.config.vocab_size, model.config.context
@@ -125,7 +127,9 @@ class Slots:
           ValueError: a slot is occupied.
         """
         if self._used_slots:
-            raise ValueError(f"Slots: compile all before texts join; there are texts in {self._used_slots}.")
+            raise ValueError(
+                f"Slots: compile all before texts join; there are texts in {self._used_slots}."
+            )
         powers = {1 << k for k in range((self._context - 1).bit_length())}
         for length in sorted({*powers, self._context}):
             slot, _ = self.join(np.zeros((length,), np.int32), key=jax.random.key(0))
@@ -135,7 +139,9 @@ class Slots:
             if self._pages:
                 self._pages.forget()  # so that each prompt is processed in full
         if self._pages:
-            self._cache = _copy_block(self._cache, self._kept, np.int32(0), np.int32(0), form=self._form)
+            self._cache = _copy_block(
+                self._cache, self._kept, np.int32(0), np.int32(0), form=self._form
+            )
 
     def join(
         self,
@@ -299,7 +305,9 @@ class Slots:
     def blocks(self) -> Mapping[str, int]:
         """Block counts for the pool: ``all``, ``free``, ``shared``; empty without `block_size`."""
         pages = self._pages
-        return {"all": pages.n_blocks, "free": pages.n_free, "shared": pages.n_shared} if pages else {}
+        return (
+            {"all": pages.n_blocks, "free": pages.n_free, "shared": pages.n_shared} if pages else {}
+        )
 
     def _n_lacking(self, tokens: np.ndarray) -> int:
         """Return the required blocks for a prompt, or for the part in its window at a time."""
@@ -332,7 +340,9 @@ class Slots:
         if not text.length:
             copied = pages.begin(text)
             if copied is not None:
-                self._cache = _copy_block(self._cache, self._kept, *map(np.int32, copied), form=self._form)
+                self._cache = _copy_block(
+                    self._cache, self._kept, *map(np.int32, copied), form=self._form
+                )
         n = min(len(text.tokens) - text.length, self._context)
         pages.slide(text)
         pages.require(pages.count_missing_blocks(text, n), f"{n} more tokens of a prompt need")
@@ -378,7 +388,9 @@ def _pages_of(model: Decoder, n_slots: int, block_size: Any, n_blocks: Any) -> P
             raise ValueError(f"Slots: {name} is {value!r}; there must be at least 1.")
     if block_size is None:
         if n_blocks is not None:
-            raise ValueError(f"Slots: n_blocks is {n_blocks}, but block_size is not given; they go together.")
+            raise ValueError(
+                f"Slots: n_blocks is {n_blocks}, but block_size is not given; they go together."
+            )
         return None
     if not isinstance(model, LUTTransformer) or model.config.memory != "window":
         what = "remembers counts" if isinstance(model, LUTTransformer) else "keeps keys and values"
@@ -513,5 +525,7 @@ def _step_slots(
         model = nnx.merge(form.graphdef, *states)
         _set_places(model, places)
         states = nnx.state(model, nnx.Cache), states[1]
-    new, last, tokens = block(form.graphdef, *states, last, of_tokens, temperatures, form.among, segments)
+    new, last, tokens = block(
+        form.graphdef, *states, last, of_tokens, temperatures, form.among, segments
+    )
     return jax.tree.leaves(new), last, tokens.T

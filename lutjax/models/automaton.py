@@ -73,12 +73,16 @@ class LogicCA(nnx.Module):
         init: Initializer = residual_gates(strength=config.residual)
         logits = init(rngs.params(), (config.n_gates, 16), jnp.float32)
         self.logits = parts.Param(logits.T)
-        wires = draw(rngs.params(), config.wired, perception=config.perception, kernels=config.kernels)
+        wires = draw(
+            rngs.params(), config.wired, perception=config.perception, kernels=config.kernels
+        )
         self.wires = nnx.List(Wires(w) for w in wires)
         self.readers = nnx.List(
             Wires(
                 lutjax.readers(
-                    w, copies * n_inputs, fan_out=int(np.bincount(pairs(n_inputs, n_gates).ravel()).max())
+                    w,
+                    copies * n_inputs,
+                    fan_out=int(np.bincount(pairs(n_inputs, n_gates).ravel()).max()),
                 )
             )
             for w, (copies, n_inputs, n_gates) in zip(wires, config.wired, strict=True)
@@ -145,7 +149,9 @@ class LogicCA(nnx.Module):
                 "update cells at random. Use with_update_rate(1) for the rule itself."
             )
         if np.isnan(np.asarray(self.logits[...])).any():
-            raise ValueError("circuits.from_model: logits of the LogicCA hold NaN, which decides nothing.")
+            raise ValueError(
+                "circuits.from_model: logits of the LogicCA hold NaN, which decides nothing."
+            )
         channels, n_near = config.channels, 9
         bits = bits_of(builder.input("x", n_near * channels))
         cell = bits[-channels:]
@@ -156,7 +162,9 @@ class LogicCA(nnx.Module):
         values = []
         for gate in range(config.sizes[0]):
             table = next(tables)
-            values.append([builder.gate([a, b], table) for a, b in zip(near[gate % 8], cell, strict=True)])
+            values.append(
+                [builder.gate([a, b], table) for a, b in zip(near[gate % 8], cell, strict=True)]
+            )
         for layer, wires in enumerate(self.wires, 1):
             if layer == len(config.perception):
                 values = [[bit] for bit in cell] + [[bit] for row in values for bit in row]
@@ -164,7 +172,9 @@ class LogicCA(nnx.Module):
             new = []
             for i, j in np.asarray(wires[...]).tolist():
                 table = next(tables)
-                new.append([builder.gate([a, b], table) for a, b in zip(values[i], values[j], strict=True)])
+                new.append(
+                    [builder.gate([a, b], table) for a, b in zip(values[i], values[j], strict=True)]
+                )
             values = new
         builder.output("y", values, Format())
         facts = {
@@ -261,7 +271,14 @@ class LogicCA(nnx.Module):
         numbers = grids.astype(jnp.result_type(grids.dtype, jnp.float32))
         coefficients = lutjax.gate_coefficients(self.logits[...], axis=0)
         return run_soft(
-            config, coefficients, wiring, numbers, n_steps, key, keep_every=keep_every, states=states
+            config,
+            coefficients,
+            wiring,
+            numbers,
+            n_steps,
+            key,
+            keep_every=keep_every,
+            states=states,
         )
 
     def _validate_run(
@@ -276,7 +293,9 @@ class LogicCA(nnx.Module):
             if operator.index(number) < 0:
                 raise ValueError(f"{where}: {name} is {number}; it must not be negative.")
         if key is None and self.config.update_rate < 1:
-            raise ValueError(f"{where}: key is None; asynchronous automata sample the updated cells.")
+            raise ValueError(
+                f"{where}: key is None; asynchronous automata sample the updated cells."
+            )
         return operator.index(n_steps), operator.index(keep_every)
 
 
@@ -293,7 +312,9 @@ def _check_known(wires: Any, readers: Any, layer: int, sizes: tuple[int, int, in
     for kind, ids in (("wires", wires), ("readers", readers)):
         if isinstance(ids, jax.ShapeDtypeStruct):
             raise missing_variable_error("LogicCA", f"{kind}[{layer}]")
-    ids_of = functools.partial(check_wires, n_inputs=copies * n_inputs, where=f"LogicCA: layer {layer}")
+    ids_of = functools.partial(
+        check_wires, n_inputs=copies * n_inputs, where=f"LogicCA: layer {layer}"
+    )
     check_once(wires, ("LogicCA", layer, sizes), lambda: ids_of(wires))
 
     def check_readers() -> None:
@@ -332,7 +353,9 @@ def run_soft(
     """
     run = functools.partial(_run_soft, config, n_steps, keep_every, states)
     spec = _spec_of_states if states else _spec_of_state
-    last: jax.Array = sharding.shard_by_compiler(run, spec)(jnp.asarray(state), coefficients, wiring, key)
+    last: jax.Array = sharding.shard_by_compiler(run, spec)(
+        jnp.asarray(state), coefficients, wiring, key
+    )
     return last
 
 
@@ -370,7 +393,9 @@ def _run_soft(
             new = step(state, key)
             return new, new
 
-        found = jax.lax.scan(jax.checkpoint(keep_state, prevent_cse=False), state, keys, length=n_steps)[1]
+        found = jax.lax.scan(
+            jax.checkpoint(keep_state, prevent_cse=False), state, keys, length=n_steps
+        )[1]
         return jnp.concatenate([state[None], found])
     return _repeat_steps(step, state, keys, n_steps, keep_every)
 
@@ -393,9 +418,9 @@ def _repeat_steps(
     whole = n_steps // length
     cut = whole * length
     parts = None if keys is None else keys[:cut].reshape(whole, length, *keys.shape[1:])
-    last: jax.Array = jax.lax.scan(jax.checkpoint(run_chunk, prevent_cse=False), state, parts, length=whole)[
-        0
-    ]
+    last: jax.Array = jax.lax.scan(
+        jax.checkpoint(run_chunk, prevent_cse=False), state, parts, length=whole
+    )[0]
     rest = None if keys is None else keys[cut:]
     return _repeat_steps(step, last, rest, n_steps - cut, min(keep_every, 1))
 
@@ -421,7 +446,9 @@ class _Network(NamedTuple):
         return found
 
 
-def _networks(config: LogicCAConfig, coefficients: Array, wiring: Wiring) -> tuple[_Network, _Network]:
+def _networks(
+    config: LogicCAConfig, coefficients: Array, wiring: Wiring
+) -> tuple[_Network, _Network]:
     """Return the perception and update circuits, built outside the loop over steps."""
     # Pair each neighbor with its own copy of the center, so that the fan-out of a value is at most
     # the number of kernels: its cotangents are then gathered.
@@ -508,7 +535,13 @@ def _run_gates(
 ) -> jax.Array:
     tables = jnp.split(truth_of(gates), np.cumsum(config.sizes)[:-1])
     found: jax.Array = run_tables(
-        config, n_steps, state, tuple(tables), (first_wires(config.kernels), *wires), key, states=states
+        config,
+        n_steps,
+        state,
+        tuple(tables),
+        (first_wires(config.kernels), *wires),
+        key,
+        states=states,
     )
     return found
 

@@ -113,7 +113,9 @@ class LogicClassifier(WithCircuit, nnx.Module):
             y = rows_with_edges(y, self.config.image_shape)
         if self.encoder is not None:
             y = self.encoder(y, deterministic=deterministic)
-        y = in_sequence(self.layers, y, deterministic=deterministic, temperature=temperature, rngs=rngs)
+        y = in_sequence(
+            self.layers, y, deterministic=deterministic, temperature=temperature, rngs=rngs
+        )
         votes = self.votes(y)
         if self.config.regression:
             return number_of(self.config, votes[0])
@@ -130,7 +132,9 @@ class LogicClassifier(WithCircuit, nnx.Module):
         encoder = [] if self.encoder is None else [self.encoder]
         layers = [*encoder, *self.layers, self.votes]
         outputs, facts = outputs_of(self.config, outputs)
-        return circuit_from_layers(layers, builder, inputs=inputs, outputs=outputs, about={**facts, **about})
+        return circuit_from_layers(
+            layers, builder, inputs=inputs, outputs=outputs, about={**facts, **about}
+        )
 
 
 def pack(classifier: LogicClassifier) -> PackedClassifier:

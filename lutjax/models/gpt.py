@@ -36,7 +36,9 @@ def feed_forward(config: GPTConfig, *, implementation: Any, rngs: nnx.Rngs) -> A
     if config.feed_forward == "lut":
         return _Tables(**config.lut_options(), implementation=implementation, rngs=rngs)
     rngs = nnx.Rngs(params=rngs.params(), dropout=0)
-    layer = ProjectionLUT(**config.projection_lut_options(), implementation=implementation, rngs=rngs)
+    layer = ProjectionLUT(
+        **config.projection_lut_options(), implementation=implementation, rngs=rngs
+    )
     layer.rngs = nnx.data(None)  # calls pass the rngs, as for all dropout in the model
     return layer
 
@@ -89,7 +91,9 @@ class GPT(Decoder):
             for place in range(config.n_layers)
         )
         self.norm = _norm(config, rngs)
-        self.unembed = _make_linear(config, config.features, config.vocab_size, use_bias=False, rngs=rngs)
+        self.unembed = _make_linear(
+            config, config.features, config.vocab_size, use_bias=False, rngs=rngs
+        )
         self.cache_index: Any = nnx.data(None)
         self.cached_lengths: Any = nnx.data(None)
         self.cached_segments: Any = nnx.data(None)
@@ -120,7 +124,9 @@ class GPT(Decoder):
         if decode and segments is None:
             segments = jnp.zeros((length,), jnp.int32)
         if segments is not None:
-            segments = jnp.broadcast_to(segments, (*batch, length)).reshape(math.prod(batch), length)
+            segments = jnp.broadcast_to(segments, (*batch, length)).reshape(
+                math.prod(batch), length
+            )
         cached: Any = None
         turns: Array
         if segments is None:
@@ -164,13 +170,17 @@ class GPT(Decoder):
         self.cache_index[...] = jnp.where(place < 2 * context, place, place % context + context)
         self.cached_lengths[...] = after
         self.cached_turns[...] = _turns(self.config, after[:, None])
-        latest = (first + jnp.arange(length, dtype=jnp.int32))[-self.config.context :] % self.config.context
+        latest = (first + jnp.arange(length, dtype=jnp.int32))[
+            -self.config.context :
+        ] % self.config.context
         self.cached_segments[...] = held.at[:, latest].set(segments[:, -self.config.context :])
         return (first, held), turns
 
     def take_in(self, one: "GPT", slot: Array) -> None:
         """Copy the caches of a model with a single sequence into a slot of ``[slots]`` caches."""
-        shift = self.cache_index[...] - one.cache_index[...]  # all sequences in a ring share a position
+        shift = (
+            self.cache_index[...] - one.cache_index[...]
+        )  # all sequences in a ring share a position
 
         def take(name: str, own: Any, other: Any, axis: int = 0, along: int | None = None) -> None:
             cache, taken = getattr(own, name), getattr(other, name)[...]
@@ -224,7 +234,9 @@ class _Block(nnx.Module):
     def __call__(self, z: Array, *, places: dict[str, Any], **mode: Any) -> Array:
         y = self.attention(self.attention_norm(z), **places)
         z = z + self.dropout(y.astype(z.dtype), **mode)
-        return z + self.dropout(self.feed_forward(self.feed_forward_norm(z), **mode).astype(z.dtype), **mode)
+        return z + self.dropout(
+            self.feed_forward(self.feed_forward_norm(z), **mode).astype(z.dtype), **mode
+        )
 
 
 class _Attention(nnx.Module):
@@ -232,7 +244,9 @@ class _Attention(nnx.Module):
 
     def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs):
         self.config = config
-        self.project = _make_linear(config, config.features, 3 * config.features, use_bias=False, rngs=rngs)
+        self.project = _make_linear(
+            config, config.features, 3 * config.features, use_bias=False, rngs=rngs
+        )
         self.merge = _make_linear(
             config, config.features, config.features, use_bias=False, residual=True, rngs=rngs
         )
@@ -250,7 +264,11 @@ class _Attention(nnx.Module):
         if cached is not None:
             y = self._decode(query, key, value, segments, *cached)
         else:
-            same = None if segments is None else segments[:, None, :, None] == segments[:, None, None, :]
+            same = (
+                None
+                if segments is None
+                else segments[:, None, :, None] == segments[:, None, None, :]
+            )
             y = attend(query, key, value, mask=same, window=window if length > window + 1 else None)
         return self.merge(y.reshape(*batch, length, features))
 
@@ -288,11 +306,15 @@ class _Memory(NgramMemory):
         for name in self.cache_names:
             setattr(self, name, nnx.data(None))
 
-    def read(self, z: Array, tokens: Array, segments: Array | None, decode: bool | None) -> jax.Array:
+    def read(
+        self, z: Array, tokens: Array, segments: Array | None, decode: bool | None
+    ) -> jax.Array:
         """Return the memory output for token vectors; decoding continues the cached tokens."""
         y: jax.Array
         if not decode:
-            y = self(z, tokens, segments=None if segments is None else segments.reshape(tokens.shape))
+            y = self(
+                z, tokens, segments=None if segments is None else segments.reshape(tokens.shape)
+            )
             return y
         *batch, length, features = z.shape
         n = math.prod(batch)
@@ -300,7 +322,10 @@ class _Memory(NgramMemory):
         kind = jax.tree.structure(self.history((n,)))
         history = jax.tree.unflatten(kind, [cache[...] for cache in caches])
         y, history = self(
-            z.reshape(n, length, features), tokens.reshape(n, length), segments=segments, history=history
+            z.reshape(n, length, features),
+            tokens.reshape(n, length),
+            segments=segments,
+            history=history,
         )
         for cache, value in zip(caches, jax.tree.leaves(history), strict=True):
             cache[...] = value
@@ -315,9 +340,13 @@ class _Dense(nnx.Module):
     def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.up = _make_linear(config, config.features, 4 * config.features, rngs=rngs)
-        self.down = _make_linear(config, 4 * config.features, config.features, residual=True, rngs=rngs)
+        self.down = _make_linear(
+            config, 4 * config.features, config.features, residual=True, rngs=rngs
+        )
 
-    def __call__(self, x: Array, *, deterministic: bool | None = None, rngs: nnx.Rngs | None = None) -> Array:
+    def __call__(
+        self, x: Array, *, deterministic: bool | None = None, rngs: nnx.Rngs | None = None
+    ) -> Array:
         dtype, up = jnp.dtype(self.config.dtype), self.up
         product = jnp.dot(jnp.asarray(x).astype(dtype), up.kernel[...].astype(dtype))
         # Memory bandwidth limits half precision: recomputing the GELU in the backward pass is
@@ -343,7 +372,9 @@ def _make_linear(
     config: GPTConfig, n_inputs: int, n_outputs: int, *, residual: bool = False, **options: Any
 ) -> Any:
     """Return a linear layer in the model's dtypes; `residual` scales it for the residual stream."""
-    deviation = STANDARD_DEVIATION / (2 * config.n_layers) ** 0.5 if residual else STANDARD_DEVIATION
+    deviation = (
+        STANDARD_DEVIATION / (2 * config.n_layers) ** 0.5 if residual else STANDARD_DEVIATION
+    )
     return nnx.Linear(
         n_inputs,
         n_outputs,
@@ -355,7 +386,9 @@ def _make_linear(
 
 
 def _norm(config: GPTConfig, rngs: nnx.Rngs) -> nnx.RMSNorm:
-    return nnx.RMSNorm(config.features, dtype=config.param_dtype, param_dtype=config.param_dtype, rngs=rngs)
+    return nnx.RMSNorm(
+        config.features, dtype=config.param_dtype, param_dtype=config.param_dtype, rngs=rngs
+    )
 
 
 def _decode_attention(
@@ -433,7 +466,9 @@ def _places_in_segments(segments: Array) -> jax.Array:
     return place - jax.lax.cummax(jnp.where(begins, place, 0), axis=1)
 
 
-def _turns(config: GPTConfig, position: Int[Array, "n length"]) -> Float[jax.Array, "2 n length half"]:
+def _turns(
+    config: GPTConfig, position: Int[Array, "n length"]
+) -> Float[jax.Array, "2 n length half"]:
     """Return the cosines and sines of the rotary angles, which grow with the position."""
     size, dtype = config.features // config.n_heads, accumulator(config.dtype)
     rate = _ROTARY_BASE ** (-jnp.arange(0, size, 2, dtype=dtype) / size)

@@ -93,7 +93,9 @@ class PackedClassifier(Packed, WithCircuit):
         """
         x = self._rows(x)
         if x.ndim != 2:
-            raise ValueError(f"PackedClassifier: x has shape {list(x.shape)}; expected [batch, features].")
+            raise ValueError(
+                f"PackedClassifier: x has shape {list(x.shape)}; expected [batch, features]."
+            )
         if self.config.regression:
             return number_of(self.config, self.votes(x)[:, 0])
         classes: jax.Array = shard_samples(_classify_batch, 0)(self, jnp.asarray(x))
@@ -144,7 +146,9 @@ class PackedClassifier(Packed, WithCircuit):
         shape = self.config.image_shape
         if shape and math.prod(shape) == self.config.in_features:
             facts["image"] = list(shape[:2])
-        return circuit_from_layers(stages, builder, inputs=inputs, outputs=outputs, about={**facts, **about})
+        return circuit_from_layers(
+            stages, builder, inputs=inputs, outputs=outputs, about={**facts, **about}
+        )
 
 
 def require_bits(config: Any, inputs: Inputs) -> None:
@@ -311,7 +315,9 @@ def _sums_of_bits(words: jax.Array) -> jax.Array:
     words = words.reshape(k * n8 * n4, _IN_4_BITS, n_words)
     in_4_bits = _add_rows([(words >> shift) & 0x11111111 for shift in range(4)])
     rows_of_4 = [sums.reshape(k * n8, n4, n_words) for sums in in_4_bits]
-    in_8_bits = _add_rows([(rows_of_4[shift % 4] >> (shift - shift % 4)) & 0x0F0F0F0F for shift in range(8)])
+    in_8_bits = _add_rows(
+        [(rows_of_4[shift % 4] >> (shift - shift % 4)) & 0x0F0F0F0F for shift in range(8)]
+    )
     fields = jnp.stack(in_8_bits)
     places = 8 * jnp.arange(4, dtype=jnp.uint32).reshape(4, 1, 1, 1, 1)
     fields = fields.reshape(1, 8, k, n8, n_words)

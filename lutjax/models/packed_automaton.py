@@ -88,7 +88,11 @@ class PackedAutomaton:
         Raises:
           ValueError: the number of words does not match the width, or n_steps is negative.
         """
-        if words.ndim < 3 or words.shape[0] != self.circuit.n_outputs or words.shape[-1] != -(-width // 32):
+        if (
+            words.ndim < 3
+            or words.shape[0] != self.circuit.n_outputs
+            or words.shape[-1] != -(-width // 32)
+        ):
             raise ValueError(
                 f"PackedAutomaton: words has shape {list(words.shape)}; expected [{self.circuit.n_outputs}, ..., height, {-(-width // 32)}] "
                 f"for {width} columns."

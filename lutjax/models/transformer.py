@@ -41,7 +41,9 @@ class _Branch(nnx.Module):
             for average in (self.norm.mean, self.norm.var):  # Flax initializes them in float32
                 average.set_value(average[...].astype(dtype))
 
-    def __call__(self, z: Any, *, deterministic: bool | None, rngs: nnx.Rngs | None, **options: Any) -> Any:
+    def __call__(
+        self, z: Any, *, deterministic: bool | None, rngs: nnx.Rngs | None, **options: Any
+    ) -> Any:
         y = self.layer(z, **options).astype(z.dtype)
         y = self.dropout(y, deterministic=deterministic, rngs=rngs)
         if self.norm is not None:
@@ -146,7 +148,9 @@ class LUTTransformer(Decoder):
                     continue
                 cache, taken = getattr(layer, name), getattr(of_one, name)[...]
                 cache[...] = (
-                    cache[...].at[slot].set(taken[0]) if taken.ndim else jnp.maximum(cache[...], taken)
+                    cache[...].at[slot].set(taken[0])
+                    if taken.ndim
+                    else jnp.maximum(cache[...], taken)
                 )
 
     def copy_block(self, source: Array, target: Array) -> None:
@@ -157,7 +161,9 @@ class LUTTransformer(Decoder):
                 if cache is not None:
                     cache[...] = cache[...].at[target].set(cache[...][source])
 
-    def init_cache(self, batch_shape: tuple[int, ...], *, blocks: tuple[int, int] | None = None) -> None:
+    def init_cache(
+        self, batch_shape: tuple[int, ...], *, blocks: tuple[int, int] | None = None
+    ) -> None:
         """Create empty caches (`nnx.Cache`) for this batch shape, as ``decode=True`` requires.
 
         Where attention is ``"concatenated"``, caches store the row ids of earlier tokens: one byte

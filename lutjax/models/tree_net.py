@@ -206,7 +206,9 @@ class PackedTreeNet(Packed):
 
     def first_bits(self, x: Num[Array, "..."]) -> Bool[jax.Array, "batch bits"]:
         """Encode images as first-layer input bits, in the order of `from_words`."""
-        bits: jax.Array = shard_samples(_first_bits, results=2)(self, _features_first(x, self.config))
+        bits: jax.Array = shard_samples(_first_bits, results=2)(
+            self, _features_first(x, self.config)
+        )
         return bits.T
 
     def from_words(self, words: UInt32[Array, "bits words"]) -> Int[jax.Array, " samples"]:

@@ -28,7 +28,11 @@ def describe(value: Any) -> str:
     if isinstance(value, Detection):
         return f"a Detection of shape {list(value.shape)} and {value.bits} bits"
     text = format_value(value)
-    return text if hasattr(value, "dtype") or text.startswith("a ") else f"{type(value).__name__} {text}"
+    return (
+        text
+        if hasattr(value, "dtype") or text.startswith("a ")
+        else f"{type(value).__name__} {text}"
+    )
 
 
 def require(holds: bool, op: str, name: str, value: Any, rule: str) -> None:
@@ -41,7 +45,9 @@ def floats(op: str, name: str, a: Any, rank: int | None, shape: str) -> None:
     """Check a float array with rank `rank`, at least ``-rank`` if negative, or any (None)."""
     _array(op, name, a)
     if a.dtype not in _FLOATS:
-        raise TypeError(f"{op}: {name} is {describe(a)}; its dtype must be one of {', '.join(FLOATS)}.")
+        raise TypeError(
+            f"{op}: {name} is {describe(a)}; its dtype must be one of {', '.join(FLOATS)}."
+        )
     _rank(op, name, a, rank, shape)
 
 
@@ -79,7 +85,9 @@ def _check_ids(op: str, name: str, a: Any, n: int, of: str, *, unused: bool) -> 
     low, high = int(known.min()), int(known.max())
     if low < -int(unused) or high >= n:
         slot = ", and -1 marks an unused slot" if unused else ""
-        raise ValueError(f"{op}: {name} holds ids from {low} to {high}; {of} are 0 to {n - 1}{slot}.")
+        raise ValueError(
+            f"{op}: {name} holds ids from {low} to {high}; {of} are 0 to {n - 1}{slot}."
+        )
 
 
 def ids_of_layers(op: str, wires: Any, n_inputs: int, sizes: tuple[int, ...]) -> None:
@@ -169,7 +177,11 @@ def table(op: str, weights: Any, n_detectors: int, bits: int, whose: str) -> Non
         f"its first axis must have size {n_detectors}, the number of detectors of {whose}",
     )
     require(
-        bits <= MAX_BITS, op, "weights", weights, f"{whose} has {bits} bits, and rows have at most {MAX_BITS}"
+        bits <= MAX_BITS,
+        op,
+        "weights",
+        weights,
+        f"{whose} has {bits} bits, and rows have at most {MAX_BITS}",
     )
     require(
         weights.shape[1] == 2**bits,
@@ -182,7 +194,9 @@ def table(op: str, weights: Any, n_detectors: int, bits: int, whose: str) -> Non
 
 def anchors(op: str, a: Any) -> None:
     integers(op, "anchors", a, 3, "[detectors, pairs, 2]")
-    require(a.shape[2] == 2, op, "anchors", a, "its last axis must have size 2, the inputs of a pair")
+    require(
+        a.shape[2] == 2, op, "anchors", a, "its last axis must have size 2, the inputs of a pair"
+    )
     require(a.shape[1] <= MAX_BITS, op, "anchors", a, f"a detector has at most {MAX_BITS} pairs")
 
 
@@ -190,7 +204,13 @@ def probes(op: str, a: Any) -> None:
     """Check anchor pairs or single anchors."""
     if getattr(a, "ndim", 3) == 2:
         integers(op, "anchors", a, 2, "[detectors, comparisons]")
-        require(a.shape[1] <= MAX_BITS, op, "anchors", a, f"a detector has at most {MAX_BITS} comparisons")
+        require(
+            a.shape[1] <= MAX_BITS,
+            op,
+            "anchors",
+            a,
+            f"a detector has at most {MAX_BITS} comparisons",
+        )
     else:
         anchors(op, a)
 
@@ -211,7 +231,9 @@ def optional_integer(op: str, name: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise TypeError(f"{op}: {name} is {describe(value)}; expected None or a Python int.") from None
+        raise TypeError(
+            f"{op}: {name} is {describe(value)}; expected None or a Python int."
+        ) from None
 
 
 def window(op: str, value: Any) -> int | None:
@@ -234,13 +256,19 @@ def blocks(
     if mask.dtype != bool:
         raise TypeError(f"{op}: block_mask is {describe(mask)}; its dtype must be bool.")
     pair = sizes if isinstance(sizes, tuple | list) else (sizes, sizes)
-    require(len(pair) == 2, op, "block_sizes", sizes, "expected one number, or those of queries and of keys")
-    of_queries, of_keys = (optional_integer(op, "block_sizes", size) for size in pair)
-    require(min(of_queries, of_keys) >= 1, op, "block_sizes", sizes, "blocks have at least 1 position")
-    wanted = -(-n_queries // of_queries), -(-n_keys // of_keys)
-    rule = (
-        f"{n_queries} queries and {n_keys} keys in blocks of {of_queries} and {of_keys} need {list(wanted)}"
+    require(
+        len(pair) == 2,
+        op,
+        "block_sizes",
+        sizes,
+        "expected one number, or those of queries and of keys",
     )
+    of_queries, of_keys = (optional_integer(op, "block_sizes", size) for size in pair)
+    require(
+        min(of_queries, of_keys) >= 1, op, "block_sizes", sizes, "blocks have at least 1 position"
+    )
+    wanted = -(-n_queries // of_queries), -(-n_keys // of_keys)
+    rule = f"{n_queries} queries and {n_keys} keys in blocks of {of_queries} and {of_keys} need {list(wanted)}"
     require(mask.shape == wanted, op, "block_mask", mask, rule)
     require(
         sequence_axis is None,
@@ -285,12 +313,24 @@ def resolve_starts(
         ("query_start", query_start, "with causal=False positions do not count, so it must be 0"),
         ("key_start", key_start, "with causal=False positions do not count, so it must be 0"),
     ):
-        require(value is None or (isinstance(value, int | np.integer) and value == 0), op, name, value, rule)
+        require(
+            value is None or (isinstance(value, int | np.integer) and value == 0),
+            op,
+            name,
+            value,
+            rule,
+        )
     return n_keys, 0
 
 
 def capacity(
-    op: str, p: Any, n_queries: int, n_keys: int, window: int | None, query_start: Any, key_start: Any
+    op: str,
+    p: Any,
+    n_queries: int,
+    n_keys: int,
+    window: int | None,
+    query_start: Any,
+    key_start: Any,
 ) -> None:
     """Check for position parameters at every known distance."""
     held = p.shape[0]
@@ -330,7 +370,10 @@ def segments(
         raise ValueError(f"{op}: {names[0]} and {names[1]} go together; pass both, or neither.")
     if query_segments is None:
         return None, None
-    for name, s, length in ((names[0], query_segments, n_queries), (names[1], key_segments, n_keys)):
+    for name, s, length in (
+        (names[0], query_segments, n_queries),
+        (names[1], key_segments, n_keys),
+    ):
         integers(op, name, s, -1, "[..., length]")
         leading = s.shape[:-1]
         fits = s.shape[-1] == length and _broadcasts(leading, batch)
@@ -338,7 +381,13 @@ def segments(
         # Saturated segment ids would merge.
         known = s if isinstance(s, np.ndarray) and s.size else np.zeros(1, np.int32)
         fits = np.iinfo(np.int32).min <= known.min() and known.max() <= np.iinfo(np.int32).max
-        require(bool(fits), op, name, s, f"its ids from {known.min()} to {known.max()} do not fit in int32")
+        require(
+            bool(fits),
+            op,
+            name,
+            s,
+            f"its ids from {known.min()} to {known.max()} do not fit in int32",
+        )
     return as_int32(query_segments), as_int32(key_segments)
 
 
@@ -350,13 +399,17 @@ def _broadcasts(leading: tuple[int, ...], batch: tuple[int, ...]) -> bool:
 
 def finite_epsilon(op: str, epsilon: Any) -> float:
     if not isinstance(epsilon, int | float | np.floating) or not 0 <= float(epsilon) < float("inf"):
-        raise ValueError(f"{op}: epsilon is {describe(epsilon)}; expected a finite Python number >= 0.")
+        raise ValueError(
+            f"{op}: epsilon is {describe(epsilon)}; expected a finite Python number >= 0."
+        )
     return float(epsilon)
 
 
 def accumulation(op: str, value: Any) -> FixedPoint | None:
     if value is not None and not isinstance(value, FixedPoint):
-        raise TypeError(f"{op}: accumulate is {describe(value)}; expected None or a lutjax.FixedPoint.")
+        raise TypeError(
+            f"{op}: accumulate is {describe(value)}; expected None or a lutjax.FixedPoint."
+        )
     return value
 
 
@@ -385,7 +438,9 @@ def check_gate_arguments(
       in_layers: whether wires cover several layers.
     """
     if feature_axis not in (-1, 0):
-        raise ValueError(f"{op}: feature_axis is {describe(feature_axis)}; expected -1 (last) or 0 (first).")
+        raise ValueError(
+            f"{op}: feature_axis is {describe(feature_axis)}; expected -1 (last) or 0 (first)."
+        )
     floats(op, "x", x, -1, "[..., inputs]" if feature_axis else "[inputs, ...]")
     wires_of_tables(op, x.shape[feature_axis], wires)
     if not in_layers:
@@ -404,7 +459,9 @@ def check_gate_arguments(
 
 def gates(op: str, coefficients: Any, wires: Any) -> None:
     """Check two-input wires and their coefficients."""
-    require(wires.shape[1] == 2, op, "wires", wires, "expected shape [gates, 2]: a gate has two inputs")
+    require(
+        wires.shape[1] == 2, op, "wires", wires, "expected shape [gates, 2]: a gate has two inputs"
+    )
     floats(op, "coefficients", coefficients, 2, "[4, gates]")
     rule = f"expected [4, {wires.shape[0]}]: 1, a, b and ab for each gate of the wires"
     require(coefficients.shape == (4, wires.shape[0]), op, "coefficients", coefficients, rule)
@@ -422,7 +479,9 @@ def slots(op: str, name: str, table: Any, wires: Any) -> None:
     )
 
 
-def tables_of_bits(op: str, x: Any, table: Any, wires: Any, readers: Any, feature_axis: Any) -> None:
+def tables_of_bits(
+    op: str, x: Any, table: Any, wires: Any, readers: Any, feature_axis: Any
+) -> None:
     check_gate_arguments(op, x, wires, readers, feature_axis)
     floats(op, "table", table, 2, "[gates, slots]")
     slots(op, "table", table, wires)
@@ -433,7 +492,9 @@ def logits(op: str, a: Any, axis: Any) -> None:
         raise ValueError(f"{op}: axis is {describe(axis)}; expected -1 (last) or 0 (first).")
     shape = "[gates, 16]" if axis else "[16, gates]"
     floats(op, "logits", a, 2, shape)
-    require(a.shape[axis] == 16, op, "logits", a, f"expected {shape}: there are 16 gates of two inputs")
+    require(
+        a.shape[axis] == 16, op, "logits", a, f"expected {shape}: there are 16 gates of two inputs"
+    )
 
 
 def require_words(op: str, name: str, a: Any) -> None:

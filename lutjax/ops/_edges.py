@@ -22,7 +22,9 @@ def check_targets(op: str, weights: Any, targets: Any, n_outputs: Any) -> int:
         and targets.shape[1] in (1, n_rows)
         and targets.shape[2] == n_slots
     )
-    _checks.require(fits, op, "targets", targets, f"expected [{n_detectors} or 1, {n_rows} or 1, {n_slots}]")
+    _checks.require(
+        fits, op, "targets", targets, f"expected [{n_detectors} or 1, {n_rows} or 1, {n_slots}]"
+    )
     n = operator.index(n_outputs)
     _checks.require(n >= 0, op, "n_outputs", n, "it must not be negative")
     _checks.ids(op, "targets", targets, n, "outputs", unused=True)
@@ -43,12 +45,18 @@ def split_row_targets(
     """
     if targets is None:
         _checks.require(
-            n_outputs is None, op, "n_outputs", n_outputs, "it is that of targets, which are not given"
+            n_outputs is None,
+            op,
+            "n_outputs",
+            n_outputs,
+            "it is that of targets, which are not given",
         )
         return {}, lambda y: y
     _checks.floats(op, "weights", weights, 3, "[detectors, rows, slots]")
     if n_outputs is None:
-        raise ValueError(f"{op}: targets is {_checks.describe(targets)} but n_outputs is not given.")
+        raise ValueError(
+            f"{op}: targets is {_checks.describe(targets)} but n_outputs is not given."
+        )
     n = check_targets(op, weights, targets, n_outputs)
     ids = as_int32(targets)
     if ids.shape[:2] != (1, 1):

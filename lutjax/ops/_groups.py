@@ -76,7 +76,11 @@ def inputs(op: str, x: Any, anchors: Any, groups: Any) -> tuple[jax.Array, int]:
         )
         x = as_jax(x)
     _checks.require(
-        x.shape[-1] > 0 or not anchors.size, op, "x", x, "comparisons need at least one input to read"
+        x.shape[-1] > 0 or not anchors.size,
+        op,
+        "x",
+        x,
+        "comparisons need at least one input to read",
     )
     _checks.ids(op, "anchors", anchors, x.shape[-1], "inputs of x")
     return x, n

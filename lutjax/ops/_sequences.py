@@ -94,12 +94,20 @@ def keys_seen(
     whole = accumulate is not None or jnp.dtype(weights.dtype).itemsize < 4 or not n_keys
     if whole or _table_reads.current_reads() is not None:
         return Keys(
-            _gather_shards(keys, sequence_axis, -2), _gather_shards(segments, sequence_axis, -1), n_all
+            _gather_shards(keys, sequence_axis, -2),
+            _gather_shards(segments, sequence_axis, -1),
+            n_all,
         )
-    alike = causal and all(isinstance(start, int | np.integer) for start in starts) and starts[0] == starts[1]
+    alike = (
+        causal
+        and all(isinstance(start, int | np.integer) for start in starts)
+        and starts[0] == starts[1]
+    )
     if window is None or not alike or n_queries != n_keys or window > n_all - n_keys:
         varying = functools.partial(_compat.cast_varying, axes=(sequence_axis,))
-        return Keys(jax.tree.map(varying, keys), jax.tree.map(varying, segments), n_all, ring=sequence_axis)
+        return Keys(
+            jax.tree.map(varying, keys), jax.tree.map(varying, segments), n_all, ring=sequence_axis
+        )
     index = jax.lax.axis_index(sequence_axis)
     earlier = functools.partial(_with_earlier, window, index, sequence_axis)
     keys, segments = (
@@ -109,21 +117,27 @@ def keys_seen(
     return Keys(keys, segments, n_all, n_before=jnp.maximum(index * n_keys - window, 0))
 
 
-def _with_earlier(reach: int, index: jax.Array, sequence_axis: str, a: jax.Array, axis: int) -> jax.Array:
+def _with_earlier(
+    reach: int, index: jax.Array, sequence_axis: str, a: jax.Array, axis: int
+) -> jax.Array:
     """Prepend `reach` positions from previous devices to a device's array."""
     a = _compat.cast_varying(a, (sequence_axis,))
     n_own, parts = a.shape[axis], []
     for back in range(-(-reach // n_own), 0, -1):
         n = min(reach - (back - 1) * n_own, n_own)
         last = jax.lax.slice_in_dim(a, n_own - n, n_own, axis=axis % a.ndim)
-        pairs = [(source, source + back) for source in range(jax.lax.axis_size(sequence_axis) - back)]
+        pairs = [
+            (source, source + back) for source in range(jax.lax.axis_size(sequence_axis) - back)
+        ]
         parts.append(jax.lax.ppermute(last, sequence_axis, pairs))
     # The first devices have fewer earlier keys: shift theirs to the front and pad with unseen keys.
     shape = [*a.shape]
     shape[axis] = reach
     unseen = _compat.cast_varying(jnp.zeros(shape, a.dtype), _compat.varying_axes(a))
     whole = jnp.concatenate([*parts, a, unseen], axis)
-    return jax.lax.dynamic_slice_in_dim(whole, jnp.maximum(reach - index * n_own, 0), reach + n_own, axis)
+    return jax.lax.dynamic_slice_in_dim(
+        whole, jnp.maximum(reach - index * n_own, 0), reach + n_own, axis
+    )
 
 
 def sum_key_shards(
@@ -169,7 +183,9 @@ def _gather_shards(arrays: Any, sequence_axis: str, axis: int) -> Any:
     def gather(a: jax.Array) -> jax.Array:
         a = _compat.cast_varying(a, (sequence_axis,))
         to = "invarying" if tracked else "varying"
-        result: jax.Array = jax.lax.all_gather(a, sequence_axis, axis=axis % a.ndim, tiled=True, to=to)
+        result: jax.Array = jax.lax.all_gather(
+            a, sequence_axis, axis=axis % a.ndim, tiled=True, to=to
+        )
         return result
 
     return jax.tree.map(gather, arrays)

@@ -101,7 +101,12 @@ def bilinear_gates(
     op = "bilinear_gates"
     _checks.check_gate_arguments(op, x, wires, readers, feature_axis)
     _checks.gates(op, coefficients, wires)
-    arrays = as_jax(x), as_jax(coefficients), as_int32(wires), None if readers is None else as_int32(readers)
+    arrays = (
+        as_jax(x),
+        as_jax(coefficients),
+        as_int32(wires),
+        None if readers is None else as_int32(readers),
+    )
     accumulate = _checks.accumulation(op, accumulate)
     call = (
         BilinearGates(*arrays)

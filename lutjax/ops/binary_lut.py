@@ -78,10 +78,17 @@ def binary_lut(
       Array([20.], dtype=float32)
     """
     _checks.tables_of_bits("binary_lut", x, table, wires, readers, feature_axis)
-    arrays = as_jax(x), as_jax(table), as_int32(wires), None if readers is None else as_int32(readers)
+    arrays = (
+        as_jax(x),
+        as_jax(table),
+        as_int32(wires),
+        None if readers is None else as_int32(readers),
+    )
     accumulate = _checks.accumulation("binary_lut", accumulate)
     call = (
-        BinaryLut(*arrays) if accumulate is None else in_integers(BinaryLut)(*arrays, accumulate=accumulate)
+        BinaryLut(*arrays)
+        if accumulate is None
+        else in_integers(BinaryLut)(*arrays, accumulate=accumulate)
     )
     y = jnp.asarray(apply(call, implementation=implementation, feature_axis=feature_axis))
     return _nan.propagate_nan(y, x)

@@ -65,7 +65,9 @@ def lut(
       (2, 5)
     """
     detection = _detect_inputs("lut", x, anchors, groups, epsilon, accumulate, implementation)
-    return lookup(weights, detection, groups=groups, accumulate=accumulate, implementation=implementation)
+    return lookup(
+        weights, detection, groups=groups, accumulate=accumulate, implementation=implementation
+    )
 
 
 def _detect_inputs(
@@ -77,7 +79,11 @@ def _detect_inputs(
     accumulate: FixedPoint | None,
     implementation: Implementation,
 ) -> Detection:
-    how: dict[str, Any] = {"epsilon": epsilon, "accumulate": accumulate, "implementation": implementation}
+    how: dict[str, Any] = {
+        "epsilon": epsilon,
+        "accumulate": accumulate,
+        "implementation": implementation,
+    }
     if groups is None:
         return detect(x, anchors, **how)
     x, anchors = _groups.inputs_joined(op, x, anchors, groups)
@@ -135,7 +141,9 @@ def sparse_lut(
       >>> lutjax.sparse_lut(jnp.array([0.5, 0.25]), table, jnp.array([[[0, 1]]]), targets, 3)
       Array([0., 0., 7.], dtype=float32)
     """
-    detection = _detect_inputs("sparse_lut", x, anchors, groups, epsilon, accumulate, implementation)
+    detection = _detect_inputs(
+        "sparse_lut", x, anchors, groups, epsilon, accumulate, implementation
+    )
     return sparse_lookup(
         weights,
         detection,
@@ -213,7 +221,9 @@ def lut_attention(
       (2, 16, 5)
     """
     _checks.floats("lut_attention", "x", x, -2, "[..., length, inputs]")
-    detection = detect(x, anchors, epsilon=epsilon, accumulate=accumulate, implementation=implementation)
+    detection = detect(
+        x, anchors, epsilon=epsilon, accumulate=accumulate, implementation=implementation
+    )
     position = None
     if positions is not None:
         _checks.positions("lut_attention", positions, detection.shape[-1])

@@ -126,7 +126,13 @@ def conv_lut(
     _checks.ids(op, "anchors", anchors, math.prod(size) * windows.channels, "values of a window")
     if read is None:
         return lut_at_places(
-            images, as_jax(weights), anchors, windows=windows, groups=n_groups, epsilon=epsilon, **how
+            images,
+            as_jax(weights),
+            anchors,
+            windows=windows,
+            groups=n_groups,
+            epsilon=epsilon,
+            **how,
         )
     of_all, of_window = windows.merge_channels(as_int32(anchors), n_groups)
     ids, places = of_all.ids(of_window), windows.places
@@ -142,7 +148,9 @@ def conv_lut(
             each = n_detectors // n_groups * n_comparisons
             probes = jnp.arange(n_detectors * n_comparisons, dtype=jnp.int32) % each
             y = scored_lut(
-                _meshes.reshape_unsharded(margins(x, ids, **how), len(lead), *places, n_groups, each),
+                _meshes.reshape_unsharded(
+                    margins(x, ids, **how), len(lead), *places, n_groups, each
+                ),
                 weights,
                 probes.reshape(n_detectors, n_comparisons),
                 scalars or {},
@@ -180,14 +188,20 @@ def conv_lut(
 def _check_read(op: str, read: Any, scalars: Any, epsilon: float, n_comparisons: int) -> None:
     """Check that a read has no dead zone and a comparison, and no read no scalars."""
     if read is None:
-        _checks.require(scalars is None, op, "scalars", scalars, "they are those of a read, and read is None")
+        _checks.require(
+            scalars is None, op, "scalars", scalars, "they are those of a read, and read is None"
+        )
         return
     if not isinstance(read, Read):
         raise TypeError(
             f"{op}: read is {_checks.describe(read)}; expected one of lutjax.reads, such as Confidence()."
         )
     _checks.require(
-        not epsilon, op, "epsilon", epsilon, f"read is {read}, whose scores have no dead zone; use 0"
+        not epsilon,
+        op,
+        "epsilon",
+        epsilon,
+        f"read is {read}, whose scores have no dead zone; use 0",
     )
     _checks.require(n_comparisons > 0, op, "read", read, "a score needs at least one comparison")
 
@@ -216,7 +230,9 @@ def _round_tables(weights: jax.Array, groups: int) -> jax.Array:
         scaled = whole * _quantized.power(scale[:, None], whole.dtype)
         return scaled.reshape(weights.shape).astype(weights.dtype)
 
-    made = straight_through(_meshes.shard_by_compiler(round_groups, _meshes.spec_of)(weights), weights)
+    made = straight_through(
+        _meshes.shard_by_compiler(round_groups, _meshes.spec_of)(weights), weights
+    )
     reads = _table_reads.current_reads()
     if reads is not None:
         reads.stand_in(weights, made)

@@ -36,7 +36,10 @@ class DetectSigns(Call, op="detect_signs", output=""):
 
 
 def detect_signs(
-    positions: Float[Array, "*batch bits"], *, epsilon: float = 0.0, implementation: Implementation = None
+    positions: Float[Array, "*batch bits"],
+    *,
+    epsilon: float = 0.0,
+    implementation: Implementation = None,
 ) -> Detection:
     """Detect precomputed deltas: bit = value > 0.
 

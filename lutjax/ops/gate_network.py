@@ -32,7 +32,9 @@ def _layer_by_layer(call: "GateNetwork", *, implementation: Implementation) -> j
             _meshes.slice_repeated(coefficients, first, last, 1),
             _meshes.slice_repeated(call.wires, first, last, 0),
         )
-        x = bilinear_gates(x, own, wires, readers=of_layer, feature_axis=0, implementation=implementation)
+        x = bilinear_gates(
+            x, own, wires, readers=of_layer, feature_axis=0, implementation=implementation
+        )
     return x.astype(call.x.dtype)
 
 
@@ -131,9 +133,13 @@ def gate_network(
     _checks.check_gate_arguments(op, x, wires, None, feature_axis, in_layers=True)
     _checks.gates(op, coefficients, wires)
     if not sizes or not all(isinstance(n, int | np.integer) and n >= 0 for n in sizes):
-        raise ValueError(f"{op}: sizes is {sizes}; expected the number of gates of each layer, at least one.")
+        raise ValueError(
+            f"{op}: sizes is {sizes}; expected the number of gates of each layer, at least one."
+        )
     if 0 in sizes[:-1]:
-        raise ValueError(f"{op}: sizes is {sizes}; the layer behind one without gates has nothing to read.")
+        raise ValueError(
+            f"{op}: sizes is {sizes}; the layer behind one without gates has nothing to read."
+        )
     rule = f"sizes is {sizes}, so expected [{sum(sizes)}, 2]: the wires of the gates of all layers"
     _checks.require(wires.shape[0] == sum(sizes), op, "wires", wires, rule)
     _checks.ids_of_layers(op, wires, x.shape[feature_axis], sizes)
@@ -163,6 +169,11 @@ def _checked_readers(
             rule = f"layer {layer} has {n} inputs, so its first axis must have size {n}"
             _checks.require(of_layer.shape[0] == n, op, name, of_layer, rule)
             _checks.ids(
-                op, name, of_layer, 2 * sizes[layer], f"entries of the wires of layer {layer}", unused=True
+                op,
+                name,
+                of_layer,
+                2 * sizes[layer],
+                f"entries of the wires of layer {layer}",
+                unused=True,
             )
     return tuple(None if of_layer is None else as_int32(of_layer) for of_layer in readers)

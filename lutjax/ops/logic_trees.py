@@ -57,7 +57,8 @@ class Places:
     def groups(self) -> tuple[int, int]:
         """Number of group rows and columns."""
         rows, columns = (
-            (n + 2 * p) // k for n, k, p in zip(self.counts, self.pool, self.pool_padding, strict=True)
+            (n + 2 * p) // k
+            for n, k, p in zip(self.counts, self.pool, self.pool_padding, strict=True)
         )
         return rows, columns
 
@@ -128,7 +129,9 @@ def in_levels(
     if readers is not None:
         readers = _readers_of_image(places, n_channels, readers, wires)
     # Leaves at all positions become gates over the padded image. Above, positions join the batch.
-    y = level(x, slice(0, n_nodes[0]), rows * columns, _wires_of_image(places, n_channels, wires), readers)
+    y = level(
+        x, slice(0, n_nodes[0]), rows * columns, _wires_of_image(places, n_channels, wires), readers
+    )
     y = y.reshape(n_nodes[0], rows, columns, *batch)
     first = n_nodes[0]
     for count in n_nodes[1:]:  # they read neighbors of the level before
@@ -162,7 +165,9 @@ def _readers_of_image(places: Places, n_channels: int, readers: Any, wires: Any)
     padded = dataclasses.replace(places, image=(height, width), padding=(0, 0))
     row, column = padded.that_read(row, column)
     gate, slot = (a[..., None, None] for a in jnp.divmod(number, wires.shape[1]))
-    wire = (gate * math.prod(places.counts) + row * places.counts[1] + column) * wires.shape[1] + slot
+    wire = (gate * math.prod(places.counts) + row * places.counts[1] + column) * wires.shape[
+        1
+    ] + slot
     exists = (row >= 0) & (column >= 0) & (readers >= 0)[..., None, None]
     found = jnp.moveaxis(jnp.where(exists, wire, -1), 1, -1)
     return found.reshape(n_channels * height * width, -1)
@@ -201,8 +206,12 @@ def _level_by_level(call: "LogicTrees", *, implementation: Implementation) -> ja
 
     def level(x: jax.Array, part: slice, copies: int, wires: Any, readers: Any) -> jax.Array:
         first = part.start // n_trees if n_trees else 0
-        own = _level_coefficients(coefficients, first, (part.stop - part.start) // max(n_trees, 1), copies)
-        return bilinear_gates(x, own, wires, readers=readers, feature_axis=0, implementation=implementation)
+        own = _level_coefficients(
+            coefficients, first, (part.stop - part.start) // max(n_trees, 1), copies
+        )
+        return bilinear_gates(
+            x, own, wires, readers=readers, feature_axis=0, implementation=implementation
+        )
 
     x = call.x.astype(dtype).reshape(call.n_channels, *call.places.image, *batch)
     wires, n_nodes = call.leaves.reshape(n_trees * n_leaves // 2, 2), [n_trees * n for n in of_tree]
@@ -338,7 +347,9 @@ def logic_trees(
     """
     op, n_pixels = "logic_trees", math.prod(places.image)
     if any(n < 1 for n in places.counts):
-        raise ValueError(f"{op}: places is {places}; the window is larger than the image with its padding.")
+        raise ValueError(
+            f"{op}: places is {places}; the window is larger than the image with its padding."
+        )
     if any(p >= k for k, p in zip(places.pool, places.pool_padding, strict=True)):
         raise ValueError(
             f"{op}: places is {places}; pool_padding must be less than pool, or a group could have no place."

@@ -257,9 +257,13 @@ def lookup_attention(
     )  # fmt: skip
     key, key_segments = seen.keys, seen.segments
     n_keys = key.shape[-2]
-    query_start, key_start = _checks.resolve_starts(op, causal, window, query_start, key_start, seen.n_all)
+    query_start, key_start = _checks.resolve_starts(
+        op, causal, window, query_start, key_start, seen.n_all
+    )
     n_all, first = _sequences.global_queries(sequence_axis, n_queries, query_start)
-    blocks, block_sizes = _checks.blocks(op, block_mask, block_sizes, n_queries, n_keys, sequence_axis)
+    blocks, block_sizes = _checks.blocks(
+        op, block_mask, block_sizes, n_queries, n_keys, sequence_axis
+    )
     bits, whose = query.bits + key.bits, "a query with its key"
     if position is not None:
         position = _checks.detection(op, "position", position, 2, "[distances, detectors or 1]")

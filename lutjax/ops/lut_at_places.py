@@ -82,9 +82,9 @@ class Windows:
             at_places = jnp.asarray(shifts.reshape(-1, 1, 1, 1)) + at_first[None]
             return at_places.reshape(shifts.size * len(anchors), *anchors.shape[1:])
 
-        ids: jax.Array = _meshes.shard_by_compiler(shift_anchors, lambda _: jax.sharding.PartitionSpec())(
-            anchors
-        )
+        ids: jax.Array = _meshes.shard_by_compiler(
+            shift_anchors, lambda _: jax.sharding.PartitionSpec()
+        )(anchors)
         return ids
 
     def pad_images(self, images: jax.Array) -> jax.Array:
@@ -221,7 +221,9 @@ def lut_at_places(
     n_detectors, n_comparisons, _ = anchors.shape
     _checks.table(op, weights, n_detectors, n_comparisons, "anchors")
     n_groups = _groups.number(op, groups, n_detectors)
-    _checks.ids(op, "anchors", anchors, math.prod(windows.size) * windows.channels, "values of a window")
+    _checks.ids(
+        op, "anchors", anchors, math.prod(windows.size) * windows.channels, "values of a window"
+    )
     of_all, ids = windows.merge_channels(as_int32(anchors), n_groups)
     x = _meshes.reshape_unsharded(images, images.ndim - 3, math.prod(windows.image))
     options: dict[str, Any] = {
@@ -238,7 +240,9 @@ def lut_at_places(
         rule = f"expected {list(expected)}: a target for each output of the tables of each group"
         _checks.require(targets.shape == expected, op, "targets", targets, rule)
         if n_outputs is None:
-            raise ValueError(f"{op}: n_outputs is None; with targets it is the number of outputs of a place.")
+            raise ValueError(
+                f"{op}: n_outputs is None; with targets it is the number of outputs of a place."
+            )
         _checks.ids(op, "targets", targets, n_outputs, "outputs", unused=True)
         call = LutToTargets(x, weights, ids, as_int32(targets), n_reached=n_outputs, **options)
     y = apply(call, implementation=implementation)

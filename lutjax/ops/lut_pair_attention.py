@@ -74,7 +74,9 @@ class LutPairAttention(Call, op="lut_pair_attention", table="weights", output="q
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class SparseLutPairAttention(LutPairAttention, op="lut_pair_attention", table="weights", output="q o"):
+class SparseLutPairAttention(
+    LutPairAttention, op="lut_pair_attention", table="weights", output="q o"
+):
     """The call of `lutjax.lut_pair_attention` with per-row targets.
 
     Attributes:
@@ -239,9 +241,13 @@ def lut_pair_attention(
     )  # fmt: skip
     keys, key_segments = seen.keys, seen.segments
     n_keys = keys.shape[-2]
-    query_start, key_start = _checks.resolve_starts(op, causal, window, query_start, key_start, seen.n_all)
+    query_start, key_start = _checks.resolve_starts(
+        op, causal, window, query_start, key_start, seen.n_all
+    )
     n_all, first = _sequences.global_queries(sequence_axis, n_queries, query_start)
-    blocks, block_sizes = _checks.blocks(op, block_mask, block_sizes, n_queries, n_keys, sequence_axis)
+    blocks, block_sizes = _checks.blocks(
+        op, block_mask, block_sizes, n_queries, n_keys, sequence_axis
+    )
     if positions is not None:
         _checks.positions(op, positions, n_detectors)
         if positions.shape[-1]:
@@ -258,7 +264,13 @@ def lut_pair_attention(
             f"interleave=True needs as many position bits as inputs, {n_inputs}",
         )
     segments, key_segments = _checks.segments(
-        op, segments, key_segments, tuple(batch), n_queries, n_keys, names=("segments", "key_segments")
+        op,
+        segments,
+        key_segments,
+        tuple(batch),
+        n_queries,
+        n_keys,
+        names=("segments", "key_segments"),
     )
     start, starts = _checks.starts(op, first, seen.first_position(key_start), tuple(batch))
     kind = SparseLutPairAttention if edges else LutPairAttention

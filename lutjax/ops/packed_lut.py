@@ -140,7 +140,9 @@ def unpack_bits(
       Array([[ True, False,  True]], dtype=bool)
     """
     _checks.require_words("unpack_bits", "words", words)
-    _checks.require(words.ndim == 2, "unpack_bits", "words", words, "expected shape [features, words]")
+    _checks.require(
+        words.ndim == 2, "unpack_bits", "words", words, "expected shape [features, words]"
+    )
     _checks.require(
         0 <= n_samples <= 32 * words.shape[1],
         "unpack_bits",

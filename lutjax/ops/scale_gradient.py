@@ -52,7 +52,8 @@ def scale_gradient(
         )
     sizes = jnp.shape(factor)
     _checks.require(
-        not sizes or (len(sizes) == x.ndim and all(n in (1, m) for n, m in zip(sizes, x.shape, strict=True))),
+        not sizes
+        or (len(sizes) == x.ndim and all(n in (1, m) for n, m in zip(sizes, x.shape, strict=True))),
         "scale_gradient",
         "factor",
         factor,

@@ -129,12 +129,16 @@ def scored_lut(
         )
     x, n_groups = _groups.inputs(op, x, anchors, groups)
     n_detectors, n_comparisons = anchors.shape[:2]
-    _checks.require(n_comparisons > 0, op, "anchors", anchors, "a score needs at least one comparison")
+    _checks.require(
+        n_comparisons > 0, op, "anchors", anchors, "a score needs at least one comparison"
+    )
     scale = None
     if isinstance(weights, QuantizedTables):
         weights, scale = _integers(op, weights, read, n_groups, keep, accumulate)
         rule = f"anchors need {n_detectors} tables of 2**{n_comparisons} rows"
-        _checks.require(weights.shape[:2] == (n_detectors, 2**n_comparisons), op, "weights", weights, rule)
+        _checks.require(
+            weights.shape[:2] == (n_detectors, 2**n_comparisons), op, "weights", weights, rule
+        )
     else:
         if getattr(weights, "dtype", None) == np.int8:
             raise TypeError(
@@ -212,9 +216,15 @@ def _scalars(op: str, scalars: Any, read: Read, dtype: Any) -> jax.Array:
     for name in names:
         value = scalars[name]
         _checks.require(
-            jnp.shape(value) == (), op, f"scalars[{name!r}]", value, "expected one number, of shape []"
+            jnp.shape(value) == (),
+            op,
+            f"scalars[{name!r}]",
+            value,
+            "expected one number, of shape []",
         )
-        if not isinstance(value, jax.core.Tracer) and not np.isfinite(np.asarray(value, np.float64)):
+        if not isinstance(value, jax.core.Tracer) and not np.isfinite(
+            np.asarray(value, np.float64)
+        ):
             raise ValueError(f"{op}: scalars[{name!r}] is {float(value)}; it must be finite.")
         values.append(jnp.asarray(value))
     stacked: jax.Array = _stack_values(values, dtype)

@@ -76,7 +76,16 @@ def soft_lut(
       Array([20.], dtype=float32)
     """
     _checks.tables_of_bits("soft_lut", x, table, wires, readers, feature_axis)
-    arrays = as_jax(x), as_jax(table), as_int32(wires), None if readers is None else as_int32(readers)
+    arrays = (
+        as_jax(x),
+        as_jax(table),
+        as_int32(wires),
+        None if readers is None else as_int32(readers),
+    )
     accumulate = _checks.accumulation("soft_lut", accumulate)
-    call = SoftLut(*arrays) if accumulate is None else in_integers(SoftLut)(*arrays, accumulate=accumulate)
+    call = (
+        SoftLut(*arrays)
+        if accumulate is None
+        else in_integers(SoftLut)(*arrays, accumulate=accumulate)
+    )
     return jnp.asarray(apply(call, implementation=implementation, feature_axis=feature_axis))

@@ -72,7 +72,9 @@ class EdgeLookup(Call, op="sparse_lookup", table="weights", output="o"):
 
     @property
     def plain(self) -> str | None:
-        return "reads as many slots of each row: lists of edges are for plain JAX and native kernels"
+        return (
+            "reads as many slots of each row: lists of edges are for plain JAX and native kernels"
+        )
 
 
 def sparse_lookup(
@@ -143,7 +145,9 @@ def sparse_lookup(
     op = "sparse_lookup"
     detection = _checks.detection(op, "detection", detection, 1, "[..., detectors]")
     if isinstance(targets, Edges):
-        return _lookup_edges(weights, detection, targets, n_outputs, groups, accumulate, implementation)
+        return _lookup_edges(
+            weights, detection, targets, n_outputs, groups, accumulate, implementation
+        )
     _checks.table(op, weights, detection.shape[-1], detection.bits, "detection")
     n_outputs, n_detectors = _edges.check_targets(op, weights, targets, n_outputs), weights.shape[0]
     accumulate = _checks.accumulation(op, accumulate)
@@ -184,7 +188,11 @@ def _lookup_edges(
         fits, op, "detection", detection, f"{of}, so it must have as many and {edges.n_rows} rows"
     )
     _checks.require(
-        n_outputs in (None, edges.n_outputs), op, "n_outputs", n_outputs, f"targets has {edges.n_outputs}"
+        n_outputs in (None, edges.n_outputs),
+        op,
+        "n_outputs",
+        n_outputs,
+        f"targets has {edges.n_outputs}",
     )
     n_groups = _groups.number(op, groups, n_detectors)
     _checks.edges(op, edges)

@@ -103,7 +103,9 @@ def weighted_lookup(
     _checks.floats(op, "weights", weights, 3, "[detectors, rows, outputs]")
     n_detectors, n_rows, _ = weights.shape
     check_reads(op, n_detectors, index, coefficients)
-    _checks.require(n_rows > 0 or not index.size, op, "weights", weights, "a table needs at least one row")
+    _checks.require(
+        n_rows > 0 or not index.size, op, "weights", weights, "a table needs at least one row"
+    )
     n_groups = _groups.number(op, groups, n_detectors)
     call = WeightedLookup(
         as_jax(weights),

@@ -64,4 +64,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*importable_names(__name__, _MODULES), *(name for name in __all__ if name in globals())})
+    return sorted(
+        {*importable_names(__name__, _MODULES), *(name for name in __all__ if name in globals())}
+    )

@@ -37,7 +37,9 @@ def global_norm(gradients: Any) -> jax.Array:
       Array(2., dtype=float32)
     """
     squares = [
-        squared_norm(g) if is_factored(g) else jnp.sum(jnp.square(jnp.abs(g).astype(accumulator(g.dtype))))
+        squared_norm(g)
+        if is_factored(g)
+        else jnp.sum(jnp.square(jnp.abs(g).astype(accumulator(g.dtype))))
         for g in jax.tree.leaves(gradients, is_leaf=is_factored)
     ]
     dtype = accumulator(jnp.dtype("float32"), *(s.dtype for s in squares))
@@ -65,7 +67,9 @@ def clip_by_global_norm(gradients: Any, max_norm: Any) -> Any:
       Array(0.5, dtype=float32)
     """
     if not isinstance(max_norm, int | float) and not hasattr(max_norm, "dtype"):
-        raise TypeError(f"clip_by_global_norm: max_norm is {format_value(max_norm)}; expected a number.")
+        raise TypeError(
+            f"clip_by_global_norm: max_norm is {format_value(max_norm)}; expected a number."
+        )
     if isinstance(max_norm, int | float) and not max_norm > 0:
         raise ValueError(f"clip_by_global_norm: max_norm is {max_norm}; it must be above 0.")
     norm = global_norm(gradients)
@@ -73,6 +77,10 @@ def clip_by_global_norm(gradients: Any, max_norm: Any) -> Any:
     factor = jnp.where(norm > limit, limit / norm, jnp.ones_like(norm))
 
     def scale_gradient(gradient: Any) -> Any:
-        return gradient.scaled(factor) if is_factored(gradient) else gradient * factor.astype(gradient.dtype)
+        return (
+            gradient.scaled(factor)
+            if is_factored(gradient)
+            else gradient * factor.astype(gradient.dtype)
+        )
 
     return jax.tree.map(scale_gradient, gradients, is_leaf=is_factored)

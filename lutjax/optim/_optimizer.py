@@ -15,7 +15,13 @@ from lutjax.arguments import format_value
 from lutjax.extras import require_optional
 from lutjax.optim._transformations import next_step, update_dense
 from lutjax.tables.collect import Chosen, Split, is_factored, select_tables
-from lutjax.tables.update import broadcast_factors, check_devices, check_rates, check_state, update_table
+from lutjax.tables.update import (
+    broadcast_factors,
+    check_devices,
+    check_rates,
+    check_state,
+    update_table,
+)
 from lutjax.values._dtypes import accumulator
 from lutjax.values._row_rules import RowRule, RowState
 
@@ -95,7 +101,10 @@ class Optimizer:
     tables: Chosen | None = None
 
     def __post_init__(self) -> None:
-        for name, rule in {"rule": self.rule, **{f"rules[{n!r}]": r for n, r in self.rules.items()}}.items():
+        for name, rule in {
+            "rule": self.rule,
+            **{f"rules[{n!r}]": r for n, r in self.rules.items()},
+        }.items():
             if not isinstance(rule, RowRule):
                 raise TypeError(
                     f"Optimizer: {name} is {format_value(rule)}; expected a row rule, such as "
@@ -103,7 +112,9 @@ class Optimizer:
                 )
         number = isinstance(self.rate, int | float) or hasattr(self.rate, "dtype")
         if not number and not callable(self.rate):
-            raise TypeError(f"Optimizer: rate is {format_value(self.rate)}; expected a number or a schedule.")
+            raise TypeError(
+                f"Optimizer: rate is {format_value(self.rate)}; expected a number or a schedule."
+            )
         if isinstance(self.rate, float) and self.rate != self.rate:
             raise ValueError("Optimizer: rate is nan; expected a number or a schedule.")
         if self.tables is not None:
@@ -120,7 +131,9 @@ class Optimizer:
 
         def values(optimizer: Optimizer) -> tuple[Any, ...]:
             return tuple(
-                getattr(optimizer, f.name) for f in dataclasses.fields(optimizer) if f.name != "rates"
+                getattr(optimizer, f.name)
+                for f in dataclasses.fields(optimizer)
+                if f.name != "rates"
             )
 
         return values(self) == values(other) and _same_rates(self.rates, other.rates)
@@ -158,7 +171,9 @@ class Optimizer:
         rows = {name: self._rule_of(name).init(table) for name, table in split.tables.items()}
         others = _mask_tables(split, split.others)
         return OptimizerState(
-            jnp.zeros((), jnp.int32), rows, _flatten_state(self._rest_optimizer.init(others), others)
+            jnp.zeros((), jnp.int32),
+            rows,
+            _flatten_state(self._rest_optimizer.init(others), others),
         )
 
     def _rule_of(self, name: str) -> RowRule:
@@ -249,7 +264,9 @@ class Optimizer:
             "with dense gradients."
         )
 
-    def apply(self, params: Any, gradients: Any, state: OptimizerState) -> tuple[Any, OptimizerState]:
+    def apply(
+        self, params: Any, gradients: Any, state: OptimizerState
+    ) -> tuple[Any, OptimizerState]:
         """Return parameters and state after a step.
 
         Args:
@@ -281,7 +298,12 @@ class Optimizer:
             if np.ndim(factor):
                 factor, rates = 1.0, self._rates_of(name, table)
             moved[name] = update(
-                table, of_tables[name], rate * factor, self._rule_of(name), state.rows[name], rates=rates
+                table,
+                of_tables[name],
+                rate * factor,
+                self._rule_of(name),
+                state.rows[name],
+                rates=rates,
             )
         params_of_rest = _mask_tables(split, split.others)
         structure = jax.tree.structure(jax.eval_shape(self._rest_optimizer.init, params_of_rest))
@@ -292,7 +314,9 @@ class Optimizer:
         others = jax.tree.leaves(optax.apply_updates(params_of_rest, updates))
         params = split.join(others, {n: table for n, (table, _) in moved.items()})
         rows = {name: of_rows for name, (_, of_rows) in moved.items()}
-        return params, OptimizerState(next_step(state.step), rows, _flatten_state(rest, params_of_rest))
+        return params, OptimizerState(
+            next_step(state.step), rows, _flatten_state(rest, params_of_rest)
+        )
 
     def current(
         self, params: Any, state: OptimizerState, rows: Mapping[str, jax.Array] | None = None

@@ -67,7 +67,9 @@ def kinds(params: Any, tables: Chosen) -> Any:
       ... )
       >>> state = optimizer.init(params)
     """
-    return jax.tree_util.tree_map_with_path(lambda path, array: kind_of(_name(path), array, tables), params)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, array: kind_of(_name(path), array, tables), params
+    )
 
 
 def decayed(params: Any, tables: Chosen) -> Any:

@@ -16,7 +16,14 @@ from lutjax.values._row_rules import DECAY, RowRule, RowState
 with require_optional("lutjax.optim"):
     import optax
 
-__all__ = ["RowTransformState", "next_step", "normalized", "row_transform", "scaled", "update_dense"]
+__all__ = [
+    "RowTransformState",
+    "next_step",
+    "normalized",
+    "row_transform",
+    "scaled",
+    "update_dense",
+]
 
 
 _MOST_STEPS = 2**31 - 1
@@ -34,7 +41,9 @@ class RowTransformState(NamedTuple):
     rows: Any
 
 
-def row_transform(rule: RowRule, learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
+def row_transform(
+    rule: RowRule, learning_rate: optax.ScalarOrSchedule
+) -> optax.GradientTransformation:
     """Return the Optax transformation that applies a row rule to dense gradients.
 
     It composes with `optax.partition`, `optax.masked`, `optax.MultiSteps`, `optax.chain` and
@@ -85,7 +94,9 @@ def row_transform(rule: RowRule, learning_rate: optax.ScalarOrSchedule) -> optax
         updates: optax.Updates, state: RowTransformState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, RowTransformState]:
         if params is None:
-            raise ValueError("row_transform: params is None; call update(gradients, state, params).")
+            raise ValueError(
+                "row_transform: params is None; call update(gradients, state, params)."
+            )
         rate = learning_rate(state.step) if callable(learning_rate) else learning_rate
 
         def change(gradient: Any, param: Any, rows: RowState) -> tuple[jax.Array, RowState]:
@@ -121,11 +132,20 @@ def _as_table(array: Any) -> jax.Array:
 
 
 def _like_rows(rows: RowState, param: Any) -> RowState:
-    return {name: a.reshape(*param.shape[:-2], *a.shape[1:]) if a.ndim > 1 else a for name, a in rows.items()}
+    return {
+        name: a.reshape(*param.shape[:-2], *a.shape[1:]) if a.ndim > 1 else a
+        for name, a in rows.items()
+    }
 
 
 def update_dense(
-    table: jax.Array, gradient: jax.Array, rate: Any, rule: RowRule, state: RowState, *, rates: Any = None
+    table: jax.Array,
+    gradient: jax.Array,
+    rate: Any,
+    rule: RowRule,
+    state: RowState,
+    *,
+    rates: Any = None,
 ) -> tuple[jax.Array, RowState]:
     """Return table and row state after a dense gradient; nonzero rows count as read."""
     dtype = accumulator(table.dtype)

@@ -119,10 +119,13 @@ class RowPrefetcher:
         self._landings: dict[Any, list[jax.Array]] = {}
         # Threads without tables work ahead of the table thread.
         self._threads = {
-            what: ThreadPoolExecutor(1, f"lutjax-host-{what}") for what in ("ids", "get", "tables", "put")
+            what: ThreadPoolExecutor(1, f"lutjax-host-{what}")
+            for what in ("ids", "get", "tables", "put")
         }
         self._known: dict[int, Future[Ids]] = {}
-        self._queue: deque[tuple[Future[Ids], Future[dict[str, np.ndarray]], Future[Batch]]] = deque()
+        self._queue: deque[tuple[Future[Ids], Future[dict[str, np.ndarray]], Future[Batch]]] = (
+            deque()
+        )
         self._updates: deque[Future[None]] = deque()
         self._buffers: dict[Any, list[np.ndarray]] = {}
         self._next = 0
@@ -145,7 +148,10 @@ class RowPrefetcher:
         ids, _, batch = self._queue.popleft()
         self._next += 1
         found = self._submit(
-            "get", self._fetch_gradients, {name: open_gradient(g) for name, g in gradients.items()}, batch
+            "get",
+            self._fetch_gradients,
+            {name: open_gradient(g) for name, g in gradients.items()},
+            batch,
         )
         self._updates.append(self._submit("tables", self._move, step, found, ids))
         self._fetch(step + 1 + self.depth)
@@ -226,7 +232,9 @@ class RowPrefetcher:
     ) -> dict[str, np.ndarray]:
         found = ids.result().of_tables
         if kept is not None:
-            return {name: table.own(kept[name], found[name]) for name, table in self._tables.items()}
+            return {
+                name: table.own(kept[name], found[name]) for name, table in self._tables.items()
+            }
         rows = {}
         for name, table in self._tables.items():
             index = found[name]
@@ -252,7 +260,9 @@ class RowPrefetcher:
                 return found
         return np.asarray(jax.device_get(array))
 
-    def _buffer(self, shape: tuple[int, ...], dtype: Any, driver: "_registered.Driver | None") -> np.ndarray:
+    def _buffer(
+        self, shape: tuple[int, ...], dtype: Any, driver: "_registered.Driver | None"
+    ) -> np.ndarray:
         """Return a reused buffer, page-locked if there is a driver; new memory is slow."""
         free = self._buffers.setdefault((shape, dtype, driver is not None), [])
         memory = free.pop() if free else None
@@ -267,7 +277,9 @@ class RowPrefetcher:
         weakref.finalize(lent, free.append, memory)
         return lent
 
-    def _move(self, step: int, gradients: Future[Mapping[str, TableGradient]], ids: Future["Ids"]) -> None:
+    def _move(
+        self, step: int, gradients: Future[Mapping[str, TableGradient]], ids: Future["Ids"]
+    ) -> None:
         rate, found, index = self._rate(step), gradients.result(), ids.result().of_tables
         for name, table in self._tables.items():
             # Gradients are available, so earlier programs that read the table have ended.
@@ -280,7 +292,9 @@ class RowPrefetcher:
         for name, a in ids.items():
             length, dtype = self._tables[name].record
             rows[name] = jax.ShapeDtypeStruct((len(a[0]), len(a) * a.shape[-1], length), dtype)
-        return Batch(rows, {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in ids.items()})
+        return Batch(
+            rows, {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in ids.items()}
+        )
 
     def queued(self) -> list[dict[str, np.ndarray]]:
         """Return prefetched rows that lack the last updates, for a checkpoint; at most `depth`."""
@@ -366,8 +380,12 @@ class ShardedHostTable:
         found = {}
         for name, a in batch.rows.items():
             n_reads = math.prod(batch.ids[name].shape[::2])
-            of_all = a.reshape(self._n, -1, *a.shape[1:]).sum(0, dtype=a.dtype)  # [devices of a process, ...]
-            found[name] = jnp.moveaxis(of_all, 0, 1).reshape(a.shape[1], -1, a.shape[3])[:, :n_reads]
+            of_all = a.reshape(self._n, -1, *a.shape[1:]).sum(
+                0, dtype=a.dtype
+            )  # [devices of a process, ...]
+            found[name] = jnp.moveaxis(of_all, 0, 1).reshape(a.shape[1], -1, a.shape[3])[
+                :, :n_reads
+            ]
         return found
 
 

@@ -88,7 +88,14 @@ class TrainState(struct.PyTreeNode):
           ValueError: as ``tx.init``.
         """
         others = {} if others is None else others
-        return cls(apply_fn=apply_fn, params=params, others=others, tx=tx, opt_state=tx.init(params), **more)
+        return cls(
+            apply_fn=apply_fn,
+            params=params,
+            others=others,
+            tx=tx,
+            opt_state=tx.init(params),
+            **more,
+        )
 
     def apply_gradients(self, *, grads: Any, **more: Any) -> "TrainState":
         """Return the state after a step.

@@ -22,7 +22,11 @@ __all__ = ["Optimizer", "update_host", "value_and_grad"]
 
 
 def value_and_grad(
-    loss: Callable[..., Any], *, tables: Chosen | None = None, has_aux: bool = False, host: bool = False
+    loss: Callable[..., Any],
+    *,
+    tables: Chosen | None = None,
+    has_aux: bool = False,
+    host: bool = False,
 ) -> Callable[..., tuple[Any, Any]]:
     """Return `lutjax.optim.value_and_grad` for a loss of a module.
 
@@ -74,7 +78,9 @@ def value_and_grad(
             return value, (aux, nnx.to_pure_dict(nnx.state(inside, nnx.Not(nnx.Param))))
 
         wanted = tables_of(model) if tables is None else tables
-        on_host = {name: table for name, (table, _) in host_tables_of(model).items()} if host else None
+        on_host = (
+            {name: table for name, (table, _) in host_tables_of(model).items()} if host else None
+        )
         gradient = collect.value_and_grad(evaluate, tables=wanted, has_aux=True, host=on_host)
         (value, (aux, changed)), gradients = gradient(nnx.to_pure_dict(params))
         nnx.update(model, fill_state(others, changed))

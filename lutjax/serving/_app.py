@@ -131,7 +131,9 @@ class _Server:
         )
 
     async def _metrics(self, request: Request) -> Response:
-        return PlainTextResponse(self.metrics.text(self.gauges()), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(
+            self.metrics.text(self.gauges()), media_type="text/plain; version=0.0.4"
+        )
 
     async def _models(self, request: Request) -> Response:
         about = {"id": self.name, "object": "model", "created": self._created, "owned_by": "lutjax"}
@@ -156,7 +158,8 @@ class _Server:
                 size += len(part)
                 if size > self.limits.body:
                     raise RequestError(
-                        413, f"the body has more than {self.limits.body:,} bytes, the limit of this server."
+                        413,
+                        f"the body has more than {self.limits.body:,} bytes, the limit of this server.",
                     )
                 parts.append(part)
         except ClientDisconnect as error:
@@ -173,8 +176,12 @@ async def _error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path[:100]}"
-    said = {404: f"there is no {what}.", 405: f"{what} is not allowed."}.get(error.status_code, error.detail)
-    return JSONResponse(RequestError(error.status_code, said).body(), error.status_code, error.headers)
+    said = {404: f"there is no {what}.", 405: f"{what} is not allowed."}.get(
+        error.status_code, error.detail
+    )
+    return JSONResponse(
+        RequestError(error.status_code, said).body(), error.status_code, error.headers
+    )
 
 
 class _TextServer(_Server):
@@ -187,7 +194,11 @@ class _TextServer(_Server):
         self.engine = Engine(model, limits)
 
     def gauges(self) -> dict[str, float | int]:
-        return {"active": self.engine.n_active, "waiting": self.engine.n_waiting, "slots": self.limits.slots}
+        return {
+            "active": self.engine.n_active,
+            "waiting": self.engine.n_waiting,
+            "slots": self.limits.slots,
+        }
 
     def is_healthy(self) -> bool:
         return self.engine.failed is None
@@ -236,7 +247,9 @@ class _TextServer(_Server):
         finally:
             watch.cancel()
             job.cancelled = True
-        return JSONResponse({**about, "choices": [_choice(whole, ended)], "usage": _usage(asked, job)})
+        return JSONResponse(
+            {**about, "choices": [_choice(whole, ended)], "usage": _usage(asked, job)}
+        )
 
     async def _texts(
         self, asked: Completion, job: Job, parts: asyncio.Queue[bytes | BaseException | None]
@@ -321,7 +334,9 @@ class _CallServer(_Server):
 
     async def _call_in_turn(self, function: Callable[..., Any], *arguments: Any) -> Any:
         if self._waiting >= self.limits.queue:
-            raise RequestError(429, f"{self.limits.queue} requests wait already; try again later.", retry=1)
+            raise RequestError(
+                429, f"{self.limits.queue} requests wait already; try again later.", retry=1
+            )
         self._waiting += 1
         try:
             async with self._one:
@@ -352,7 +367,9 @@ class _ClassServer(_CallServer):
         votes, numbers = await self._call_in_turn(self._answers, x)
         self.metrics.tokens("rows", len(x))
         if self.run.form.regression:
-            return JSONResponse({"model": self.name, "numbers": numbers.tolist(), "votes": votes.tolist()})
+            return JSONResponse(
+                {"model": self.name, "numbers": numbers.tolist(), "votes": votes.tolist()}
+            )
         found_classes = predictions.Predictions(votes, self.run.form.classes)
         return JSONResponse(
             {
@@ -378,13 +395,16 @@ class _ClassServer(_CallServer):
         size = max(len(one) for one in lists)
         if not 1 <= size <= self.limits.rows:
             raise RequestError(
-                400, f"{name} has {size} samples; the number must be from 1 to {self.limits.rows}.", name
+                400,
+                f"{name} has {size} samples; the number must be from 1 to {self.limits.rows}.",
+                name,
             )
         is_table = self.run.form.encoding is not None
         check_cells(raw, name, is_table=is_table)
         try:
             return self.run.form.numbers(
-                np.asarray(raw, None if is_table else np.float64) if name == "rows" else raw, name=name
+                np.asarray(raw, None if is_table else np.float64) if name == "rows" else raw,
+                name=name,
             )
         except (SamplesError, ValueError, TypeError) as error:  # its message begins with the name
             raise RequestError(400, in_a_line(error), name) from error
@@ -429,7 +449,9 @@ class _MemoryServer(_CallServer):
         if found.get("model") not in (None, self.name):
             raise RequestError(404, not_hosted(found["model"], self.name), "model")
         tokens = self._parse_tokens(found.get("tokens"))
-        x = self._parse_array("vectors", found.get("vectors"), (len(tokens), *self._vector), np.float32)
+        x = self._parse_array(
+            "vectors", found.get("vectors"), (len(tokens), *self._vector), np.float32
+        )
         history = self._parse_history(found.get("history"))
         y, history = await self._call_in_turn(self._answer, x, tokens, history)
         self.metrics.tokens("tokens", len(tokens))
@@ -456,14 +478,20 @@ class _MemoryServer(_CallServer):
 
     def _parse_array(self, name: str, raw: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         if not isinstance(raw, list):
-            raise RequestError(400, f"{name} is {format_value(raw)}; expected lists of numbers.", name)
+            raise RequestError(
+                400, f"{name} is {format_value(raw)}; expected lists of numbers.", name
+            )
         check_cells(raw, name, is_table=False)
         array = np.asarray(raw, np.float64)
         if array.shape != shape and (array.size or math.prod(shape)):
-            raise RequestError(400, f"{name} has shape {list(array.shape)}; expected {list(shape)}.", name)
+            raise RequestError(
+                400, f"{name} has shape {list(array.shape)}; expected {list(shape)}.", name
+            )
         bounds: Any = np.finfo(dtype) if np.issubdtype(dtype, np.floating) else np.iinfo(dtype)
         if not ((array >= bounds.min) & (array <= bounds.max)).all():
-            raise RequestError(400, f"{name} has numbers that {np.dtype(dtype)} does not hold.", name)
+            raise RequestError(
+                400, f"{name} has numbers that {np.dtype(dtype)} does not hold.", name
+            )
         return array.reshape(shape).astype(dtype)
 
     def _parse_history(self, raw: Any) -> Any:

@@ -41,7 +41,10 @@ class Metrics:
                 for path, s in sorted(self._seconds.items())
             ]
             lines.append("# TYPE lutjax_items_total counter")
-            lines += [f'lutjax_items_total{{kind="{kind}"}} {n}' for kind, n in sorted(self._tokens.items())]
+            lines += [
+                f'lutjax_items_total{{kind="{kind}"}} {n}'
+                for kind, n in sorted(self._tokens.items())
+            ]
         for name, value in now.items():
             lines += [f"# TYPE lutjax_{name} gauge", f"lutjax_{name} {value:g}"]
         return "\n".join(lines) + "\n"

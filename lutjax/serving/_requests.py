@@ -46,13 +46,17 @@ class RequestError(Exception):
       retry: seconds after which a retry may succeed, if it can.
     """
 
-    def __init__(self, status: int, message: str, param: str | None = None, retry: int | None = None):
+    def __init__(
+        self, status: int, message: str, param: str | None = None, retry: int | None = None
+    ):
         super().__init__(message)
         self.status, self.param, self.retry = status, param, retry
 
     def body(self) -> dict[str, Any]:
         """Return the error body in the completion interface's format."""
-        kind = "invalid_request_error" if self.status < 500 and self.status != 429 else "server_error"
+        kind = (
+            "invalid_request_error" if self.status < 500 and self.status != 429 else "server_error"
+        )
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": None}}
 
 
@@ -67,7 +71,9 @@ def loads(body: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise RequestError(400, f"the body is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise RequestError(400, f"the body is {strict_json.format_value(found)}; expected an object.")
+        raise RequestError(
+            400, f"the body is {strict_json.format_value(found)}; expected an object."
+        )
     return found
 
 
@@ -101,7 +107,9 @@ def check_cells(raw: dict[str, list[Any]] | list[Any], name: str, *, is_table: b
                     name,
                 )
             for row, cell in enumerate(cells):
-                _check_cell(cell, f"{name}[{strict_json.format_value(column)}][{row}]", name, is_table)
+                _check_cell(
+                    cell, f"{name}[{strict_json.format_value(column)}][{row}]", name, is_table
+                )
         return
     _shape(raw, name, name, is_table)
 
@@ -140,10 +148,14 @@ def _check_cell(cell: Any, place: str, name: str, is_table: bool) -> None:
         return
     if not isinstance(cell, int | float):
         expected = "a number, a text or null" if is_table else "a number"
-        raise RequestError(400, f"{place} is {strict_json.format_value(cell)}; it must be {expected}.", name)
+        raise RequestError(
+            400, f"{place} is {strict_json.format_value(cell)}; it must be {expected}.", name
+        )
     # A JSON integer may exceed any float.
     if not is_table and not abs(cell) <= sys.float_info.max:
-        raise RequestError(400, f"{place} is {strict_json.format_value(cell)}; it must be finite.", name)
+        raise RequestError(
+            400, f"{place} is {strict_json.format_value(cell)}; it must be finite.", name
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +198,9 @@ class Completion:
                 )
             if name not in _UNUSED and name not in _KNOWN:
                 raise RequestError(
-                    400, f"the field {strict_json.format_value(name)} is unknown; leave it out.", name
+                    400,
+                    f"the field {strict_json.format_value(name)} is unknown; leave it out.",
+                    name,
                 )
         if found.get("model") not in (None, model):
             raise RequestError(404, not_hosted(found["model"], model), "model")
@@ -244,7 +258,12 @@ class Completion:
 
 
 def _number(
-    found: dict[str, Any], name: str, default: float | int, least: float | int, most: float | int, kind: Any
+    found: dict[str, Any],
+    name: str,
+    default: float | int,
+    least: float | int,
+    most: float | int,
+    kind: Any,
 ) -> float | int:
     """Return a numeric field within its bounds, or its default."""
     value = found.get(name)
@@ -263,5 +282,7 @@ def _number(
 def _flag(found: dict[str, Any], name: str) -> bool:
     value = found.get(name, False)
     if value not in (None, True, False) or (isinstance(value, int) and not isinstance(value, bool)):
-        raise RequestError(400, f"{name} is {strict_json.format_value(value)}; expected true or false.", name)
+        raise RequestError(
+            400, f"{name} is {strict_json.format_value(value)}; expected true or false.", name
+        )
     return bool(value)

@@ -43,4 +43,6 @@ class Answer:
 
 def _overlap(text: str, stop: str) -> int:
     """Return the number of final characters in a text that may begin a stop sequence."""
-    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
+    return next(
+        (n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0
+    )

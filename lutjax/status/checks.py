@@ -44,7 +44,9 @@ def check_compilation(op: str, column: Column, dtype: str) -> dict[str, Cell]:
         if tpu.device_kind not in column.kinds:
             continue
         compiled = functools.partial(_compile, tpu=tpu.name)
-        for direction, cell in _each_direction(op, column, dtype, compiled, (f"TPU {tpu.name}",)).items():
+        for direction, cell in _each_direction(
+            op, column, dtype, compiled, (f"TPU {tpu.name}",)
+        ).items():
             found[direction] = _merge_cells(found.get(direction), cell)
     return found
 
@@ -74,7 +76,9 @@ def in_processes(check: CheckOne, keys: Iterable[_Key]) -> Iterator[CheckOne]:
     groups: dict[tuple[str, str], dict[Column, None]] = {}
     for op, column, dtype in keys:
         groups.setdefault((op, dtype), {})[column] = None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     n = min(cores, len(groups) // _WORTH_A_PROCESS)
     if n < 2:
         yield check
@@ -176,8 +180,12 @@ def _reference_results(program: testing.Program, directions: tuple[str, ...]) ->
     return _expectations[key]
 
 
-def _lower(program: testing.Program, directions: tuple[str, ...], column: Column, kind: str) -> _Outcomes:
-    _ahead_of_time.lower(program.function, *program.arguments, platform=column.platform, device_kind=kind)
+def _lower(
+    program: testing.Program, directions: tuple[str, ...], column: Column, kind: str
+) -> _Outcomes:
+    _ahead_of_time.lower(
+        program.function, *program.arguments, platform=column.platform, device_kind=kind
+    )
     return dict.fromkeys(directions, (State.LOWERS, ""))
 
 

@@ -169,7 +169,9 @@ def absence_reason(op: str, direction: str, column: str) -> str | None:
     return None
 
 
-def all_positions(columns: Iterable[Column] = COLUMNS) -> Iterator[tuple[str, Direction, Column, str]]:
+def all_positions(
+    columns: Iterable[Column] = COLUMNS,
+) -> Iterator[tuple[str, Direction, Column, str]]:
     """Yield every cell, row by row."""
     for op, direction in rows():
         for column in columns:

@@ -53,13 +53,17 @@ def reasons(cells: Iterable[Cell]) -> list[str]:
 
 def not_installed(cells: Iterable[Cell]) -> list[str]:
     """Return the missing packages, one line for each column and package."""
-    missing = (f"{_title(c.column)}: {c.reason}" for c in cells if c.state == State.UNKNOWN and c.reason)
+    missing = (
+        f"{_title(c.column)}: {c.reason}" for c in cells if c.state == State.UNKNOWN and c.reason
+    )
     return list(dict.fromkeys(missing))
 
 
 def remarks(cells: Iterable[Cell]) -> list[str]:
     """Return a line for each column with devices, version and date of its checks."""
-    recorded = [c for c in cells if c.state in (State.RUNS, State.RAN, State.COMPILES, State.LOWERS)]
+    recorded = [
+        c for c in cells if c.state in (State.RUNS, State.RAN, State.COMPILES, State.LOWERS)
+    ]
     return list(dict.fromkeys(f"{_title(c.column)}: {c}" for c in recorded))
 
 
@@ -103,16 +107,20 @@ def platform_tables(cells: Iterable[Cell]) -> list[PlatformTable]:
         directions.setdefault(op, []).append(direction)
     tables = []
     for platform in PLATFORMS:
-        columns = [c for c in COLUMNS if c.platform == platform and any(c.key == k[2] for k in by_kernel)]
+        columns = [
+            c for c in COLUMNS if c.platform == platform and any(c.key == k[2] for k in by_kernel)
+        ]
         usual = {
-            c.key: _usual_dtypes(cells for k, cells in by_kernel.items() if k[2] == c.key) for c in columns
+            c.key: _usual_dtypes(cells for k, cells in by_kernel.items() if k[2] == c.key)
+            for c in columns
         }
         table_rows = []
         for op, of_op in directions.items():
             shared: dict[tuple[str, ...], list[Direction]] = {}
             for direction in of_op:
                 words = tuple(
-                    _describe_cells(by_kernel.get((op, direction, c.key), []), usual[c.key]) for c in columns
+                    _describe_cells(by_kernel.get((op, direction, c.key), []), usual[c.key])
+                    for c in columns
                 )
                 if any(words):
                     shared.setdefault(words, []).append(direction)
@@ -186,7 +194,8 @@ def as_json(cells: Iterable[Cell]) -> str:
         "totals": totals(cells),
         "gaps": gaps(cells),
         "cells": [
-            {name: value for name, value in dataclasses.asdict(cell).items() if value} for cell in cells
+            {name: value for name, value in dataclasses.asdict(cell).items() if value}
+            for cell in cells
         ],
     }
     return json.dumps(document, indent=1)

@@ -21,7 +21,10 @@ Place = tuple[str, str, str, str]
 
 def path_of(device_kind: str) -> Path:
     """Return the validation result file for a device kind."""
-    return Path(str(shipped.folder())) / f"{re.sub(r'[^a-z0-9]+', '-', device_kind.lower()).strip('-')}.json"
+    return (
+        Path(str(shipped.folder()))
+        / f"{re.sub(r'[^a-z0-9]+', '-', device_kind.lower()).strip('-')}.json"
+    )
 
 
 def write(
@@ -50,7 +53,9 @@ def write(
         groups.setdefault(key, {}).setdefault(tuple(place), []).append(dtype)
     texts = []
     for key, kernels in groups.items():
-        lines = ",\n".join(json.dumps(" ".join([*kernel, *dtypes])) for kernel, dtypes in kernels.items())
+        lines = ",\n".join(
+            json.dumps(" ".join([*kernel, *dtypes])) for kernel, dtypes in kernels.items()
+        )
         texts.append(f'{key[:-1]}, "cells": [\n{lines}\n]}}')
     path.write_text("[\n" + ",\n".join(texts) + "\n]\n")
     shipped.forget()
@@ -61,7 +66,9 @@ def read(folder: Path | None = None) -> dict[Place, Cell]:
     best: dict[Place, Cell] = {}
     known, ops = {column.key for column in COLUMNS}, kernel_registry.ops()
     for record in shipped.read(folder):
-        cell = Cell(**{**record, "state": State(record["state"]), "kinds": tuple(record.get("kinds", ()))})
+        cell = Cell(
+            **{**record, "state": State(record["state"]), "kinds": tuple(record.get("kinds", ()))}
+        )
         if cell.op not in ops or cell.column not in known:
             continue
         other = best.get(cell.position)

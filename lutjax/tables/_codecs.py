@@ -86,7 +86,9 @@ class Codec:
         scales = codes[..., self.width :].astype(np.int32)
         parts = codes[..., : self.width].astype(np.int32).reshape(*scales.shape, BLOCK)
         if xp is np:
-            return _block_values()[scales[..., None] << 8 | parts].reshape(*scales.shape[:-1], self.width)
+            return _block_values()[scales[..., None] << 8 | parts].reshape(
+                *scales.shape[:-1], self.width
+            )
         bits = _scaled_bits(xp, parts, scales[..., None])
         return as_float32(xp, bits.reshape(*scales.shape[:-1], self.width))
 

@@ -78,7 +78,9 @@ class MappedTable(HostTable):
         super().__init__((1, self._base.n_rows, width), np.float32, _refuse_to_sample, name)
         self.layout, self.trains = None if layout is None else layout.digest, trains
         wanted = getattr(layout, "width", None)
-        if layout is not None and (layout.n_rows > self._base.n_rows or wanted not in (None, width)):
+        if layout is not None and (
+            layout.n_rows > self._base.n_rows or wanted not in (None, width)
+        ):
             raise ValueError(
                 f"HostTable.mapped: layout has {layout.n_rows:,} rows of width {wanted}; the files have {self._base.n_rows:,} of width {width}."
             )
@@ -153,7 +155,8 @@ class MappedTable(HostTable):
         self.rule, capacity = rule, len(self._ids)
         sizes = rule.state_sizes(self.shape[2])
         self.state = {
-            name: np.zeros((1, capacity, size), accumulator(self.dtype)) for name, size in sizes.items()
+            name: np.zeros((1, capacity, size), accumulator(self.dtype))
+            for name, size in sizes.items()
         }
 
     def _arrays(self) -> dict[str, np.ndarray]:
@@ -170,7 +173,9 @@ class MappedTable(HostTable):
             return np.zeros(n_rows, np.int32)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
         memory = mmap.mmap(-1, 4 * n_rows, flags=flags)
-        with contextlib.suppress(OSError, AttributeError):  # a huge page would hold few updated rows
+        with contextlib.suppress(
+            OSError, AttributeError
+        ):  # a huge page would hold few updated rows
             memory.madvise(mmap.MADV_NOHUGEPAGE)
         return np.frombuffer(memory, np.int32)
 
@@ -274,7 +279,9 @@ class MappedTable(HostTable):
     def _clamp_ids(self, index: np.ndarray) -> np.ndarray:
         """Return existing ids, int64 ``[reads]``."""
         if index.ndim != 3 or index.shape[1] != 1:
-            raise ValueError(f"HostTable: index is {format_value(index)}; expected integer ids [n, 1, ways].")
+            raise ValueError(
+                f"HostTable: index is {format_value(index)}; expected integer ids [n, 1, ways]."
+            )
         ids = index.reshape(-1).astype(np.int64)
         return np.minimum(np.maximum(ids, 0, out=ids), self.shape[1] - 1, out=ids)
 
@@ -339,7 +346,10 @@ class MappedTable(HostTable):
             found[:, : self._n_updated] = a[:, : self._n_updated]
             return found
 
-        self._rows, self.state = extend(self._rows), {name: extend(a) for name, a in self.state.items()}
+        self._rows, self.state = (
+            extend(self._rows),
+            {name: extend(a) for name, a in self.state.items()},
+        )
         ids = np.zeros(capacity, np.int64)
         ids[: self._n_updated] = self._ids[: self._n_updated]
         self._ids = ids

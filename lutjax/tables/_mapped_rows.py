@@ -47,7 +47,11 @@ class MappedRows:
     """
 
     def __init__(
-        self, parts: Parts, codec: Codec, scales: Parts = (), expected: Mapping[str, Any] | None = None
+        self,
+        parts: Parts,
+        codec: Codec,
+        scales: Parts = (),
+        expected: Mapping[str, Any] | None = None,
     ):
         self.codec, self._given = codec, (tuple(parts), tuple(scales))
         files: dict[Path, TensorFile] = {}
@@ -120,7 +124,11 @@ class MappedRows:
         for a, b in zip(wanted, parts, strict=False):
             if identify({"parts": [a]}) != identify({"parts": [b]}):
                 what = next(
-                    (name for name in ("tensor", "size", "header", "sample") if a.get(name) != b[name]),
+                    (
+                        name
+                        for name in ("tensor", "size", "header", "sample")
+                        if a.get(name) != b[name]
+                    ),
                     "size",
                 )
                 raise TensorFileError(
@@ -139,7 +147,8 @@ class MappedRows:
             for array, start, a, b in zip(arrays, starts, ends, ends[1:], strict=False):
                 step = max(-(-int(b - a) // 8), _BULK)
                 jobs += [
-                    (array, int(start), slice(i, min(i + step, b)), column, stop) for i in range(a, b, step)
+                    (array, int(start), slice(i, min(i + step, b)), column, stop)
+                    for i in range(a, b, step)
                 ]
             column = stop
 
@@ -166,7 +175,9 @@ def read_scale(part: tuple[str | os.PathLike[str], str]) -> float:
     """
     file = TensorFile.open(part[0])
     tensor = file.tensor(part[1])
-    if tensor.dtype not in ("BF16", "F32") or tensor.n_bytes != (2 if tensor.dtype == "BF16" else 4):
+    if tensor.dtype not in ("BF16", "F32") or tensor.n_bytes != (
+        2 if tensor.dtype == "BF16" else 4
+    ):
         raise TensorFileError(
             f"{file.path}: {part[1]} is {tensor.dtype}{list(tensor.shape)}; expected one BF16 or F32 element."
         )
@@ -176,7 +187,10 @@ def read_scale(part: tuple[str | os.PathLike[str], str]) -> float:
 
 def identify(description: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a description without its file names, in hexadecimal digits."""
-    parts = [{name: part[name] for name in part if name != "file"} for part in description.get("parts", ())]
+    parts = [
+        {name: part[name] for name in part if name != "file"}
+        for part in description.get("parts", ())
+    ]
     text = json.dumps({**description, "parts": parts}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

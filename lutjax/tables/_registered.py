@@ -61,7 +61,9 @@ class CUDA:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         self._call("cuInit", ctypes.c_uint(0))
-        self._contexts = {d: self._context(d.local_hardware_id) for d in jax.local_devices(backend="cuda")}
+        self._contexts = {
+            d: self._context(d.local_hardware_id) for d in jax.local_devices(backend="cuda")
+        }
         self._streams = {
             (d, name): self._stream(context)
             for d, context in self._contexts.items()
@@ -164,7 +166,9 @@ def allocate_registered(shape: tuple[int, ...], dtype: Any, driver: Driver) -> n
     address = memory.ctypes.data
     driver.register(address, n_bytes)
     weakref.finalize(memory, driver.unregister, address).atexit = False
-    found: np.ndarray = memory[: math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
+    found: np.ndarray = (
+        memory[: math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
+    )
     return found
 
 
@@ -207,7 +211,9 @@ class Cell:
                 _release(self._driver, before)
             if array is not None:
                 if not array.flags.c_contiguous or array.ctypes.data % _ALIGNED:
-                    raise RegistrationError("the array is not contiguous, or begins at an odd address")
+                    raise RegistrationError(
+                        "the array is not contiguous, or begins at an odd address"
+                    )
                 _keep(self._driver, array)
                 self._array = array
                 self._word[0] = array.ctypes.data
@@ -220,7 +226,9 @@ class Cell:
     def abandon(self) -> None:
         """Empty the cell later: the GPU may be waiting for the thread that collects garbage."""
         if self._array is not None:
-            threading.Thread(target=self.point, args=(None,), name="lutjax-unregister", daemon=True).start()
+            threading.Thread(
+                target=self.point, args=(None,), name="lutjax-unregister", daemon=True
+            ).start()
 
 
 _pages: dict[int, tuple[np.ndarray, list[int]]] = {}  # of each driver, the last page of cells

@@ -137,7 +137,9 @@ def usage(function: Callable[..., Any]) -> Callable[..., dict[str, Usage]]:
       ((4, 8), array([16, 16, 16, 16]))
     """
     if not callable(function):
-        raise TypeError(f"usage: function is {format_value(function)}; expected a function or a model.")
+        raise TypeError(
+            f"usage: function is {format_value(function)}; expected a function or a model."
+        )
 
     def count_reads(*args: Any, **kwargs: Any) -> dict[str, Usage]:
         reads = _Counts(_names((getattr(function, "__self__", function), *args, *kwargs.values())))
@@ -154,7 +156,9 @@ def _names(arguments: tuple[Any, ...]) -> list[tuple[str, Any]]:
     for argument in arguments:
         for path, leaf in jax.tree_util.tree_leaves_with_path(argument):
             name = jax.tree_util.keystr(path, simple=True, separator="/")
-            found.append((name.removesuffix("/value"), leaf))  # what Flax NNX calls the array of a variable
+            found.append(
+                (name.removesuffix("/value"), leaf)
+            )  # what Flax NNX calls the array of a variable
     return found
 
 
@@ -209,7 +213,9 @@ def _count_rows(call: Call, output: jax.Array, *, device: Device) -> jax.Array:
     call = call.row_call()
     weights = getattr(call, str(call.table_name))
     dtype = weights.dtype if weights.dtype.name in FLOATS else jnp.float32  # tables of integers
-    weights = _compat.cast_varying(jnp.zeros(weights.shape, dtype), axes)  # their shape: no memory in the end
+    weights = _compat.cast_varying(
+        jnp.zeros(weights.shape, dtype), axes
+    )  # their shape: no memory in the end
     call, cotangent = fold_call(
         call.replace(**{str(call.table_name): weights}), jnp.zeros_like(output, dtype=dtype)
     )

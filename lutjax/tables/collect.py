@@ -129,7 +129,9 @@ def value_and_grad(
             }
             watch = Watch(guarded, taps, names)
             result = watch_reads(split.join(others, guarded), watch)
-            split.check_look_ups(watch)  # again: outside of jit, more than in there makes another array
+            split.check_look_ups(
+                watch
+            )  # again: outside of jit, more than in there makes another array
             value, aux = result if has_aux else (result, None)
             look_ups = {name: read.call for name, read in watch.look_ups.items()}
             return value, (aux, look_ups, watch.factors, watch.ids)
@@ -170,17 +172,23 @@ class Split:
 
     def __init__(self, params: Any, tables: Any):
         leaves, self._structure = jax.tree_util.tree_flatten_with_path(params)
-        named = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
+        named = [
+            (jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves
+        ]
         if not callable(tables):
             unknown = sorted(tables - {name for name, _ in named})
             if unknown:
-                raise ValueError(f"tables has {unknown}; the parameters are {[name for name, _ in named]}.")
+                raise ValueError(
+                    f"tables has {unknown}; the parameters are {[name for name, _ in named]}."
+                )
         self._names = [
             name if (tables(name, leaf) if callable(tables) else name in tables) else None
             for name, leaf in named
         ]
         self.tables = {
-            n: jnp.asarray(leaf) for n, (_, leaf) in zip(self._names, named, strict=True) if n is not None
+            n: jnp.asarray(leaf)
+            for n, (_, leaf) in zip(self._names, named, strict=True)
+            if n is not None
         }
         self.others = [leaf for n, (_, leaf) in zip(self._names, named, strict=True) if n is None]
 
@@ -219,7 +227,10 @@ class Split:
         for name, table in self.tables.items():
             if name in watch.look_ups:
                 continue
-            shapes = (table.shape, table.shape[1:])  # of a table, and of one that a scan or vmap divides
+            shapes = (
+                table.shape,
+                table.shape[1:],
+            )  # of a table, and of one that a scan or vmap divides
             inside = {inner for shape, inner in watch.unknown if shape in shapes}
             if True in inside:
                 raise TableUseError(
@@ -292,7 +303,9 @@ def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[...
     def split_batch(a: jax.Array) -> jax.Array:
         return a.reshape(count, a.shape[0] // count, *a.shape[1:])
 
-    def spec_of_parts(a: jax.Array) -> PartitionSpec:  # each part lies on all devices, as the batch did
+    def spec_of_parts(
+        a: jax.Array,
+    ) -> PartitionSpec:  # each part lies on all devices, as the batch did
         return PartitionSpec(None, *_meshes.spec_of(a))
 
     def accumulate_gradients(params: Any, batch: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:

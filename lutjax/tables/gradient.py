@@ -73,7 +73,9 @@ class TableGradient:
             return apply(look_up.replace(**{str(look_up.table_name): weights}))
 
         # A replicated table gets the sum of the devices' gradients, a sharded one does not.
-        zeros = _compat.cast_varying(jnp.zeros(self.shape, self.dtype), self.axes & self.varying_axes())
+        zeros = _compat.cast_varying(
+            jnp.zeros(self.shape, self.dtype), self.axes & self.varying_axes()
+        )
         (of_table,) = jax.vjp(f, zeros)[1](self.cotangent)
         result: jax.Array = (
             of_table if self.factor is None else of_table * jnp.asarray(self.factor, of_table.dtype)
@@ -132,16 +134,25 @@ class TableGradient:
         untracked = _compat.untracked_axes()
 
         def gather(a: jax.Array) -> tuple[str, ...]:
-            return tuple(axis for axis in axes if axis in untracked or axis in _compat.varying_axes(a))
+            return tuple(
+                axis for axis in axes if axis in untracked or axis in _compat.varying_axes(a)
+            )
 
         def all_of(a: jax.Array, mesh_axis: str, axis: int = 0) -> jax.Array:
             if mesh_axis in gather(a):
-                every: jax.Array = jax.lax.all_gather(a, mesh_axis, axis=axis, tiled=True, to="invarying")
+                every: jax.Array = jax.lax.all_gather(
+                    a, mesh_axis, axis=axis, tiled=True, to="invarying"
+                )
                 return every
             # This leaf is the same on all devices, next to leaves that differ.
             return jnp.concatenate([a] * jax.lax.axis_size(mesh_axis), axis)
 
-        cotangent, factor, call, after = self.cotangent, self.factor, self.look_up, jnp.asarray(self.after)
+        cotangent, factor, call, after = (
+            self.cotangent,
+            self.factor,
+            self.look_up,
+            jnp.asarray(self.after),
+        )
         after = jax.lax.psum(after, gather(after)) if gather(after) else after
         if (
             factor is not None and not jnp.ndim(factor) and gather(jnp.asarray(factor))
@@ -226,9 +237,13 @@ def _gather_sequences(
 
 def seal(cotangent: jax.Array) -> jax.Array:
     """Return a cotangent as an array with the same shape and no arithmetic."""
-    words = jax.lax.bitcast_convert_type(cotangent, np.dtype(f"uint{min(8 * cotangent.dtype.itemsize, 32)}"))
+    words = jax.lax.bitcast_convert_type(
+        cotangent, np.dtype(f"uint{min(8 * cotangent.dtype.itemsize, 32)}")
+    )
     words = words.astype(jnp.uint32).reshape(*cotangent.shape, _n_words(cotangent.dtype))
-    result: jax.Array = jax.random.wrap_key_data(words, impl=_sealed_key_type(_n_words(cotangent.dtype)))
+    result: jax.Array = jax.random.wrap_key_data(
+        words, impl=_sealed_key_type(_n_words(cotangent.dtype))
+    )
     return result
 
 
@@ -297,13 +312,19 @@ def _flatten(gradient: TableGradient) -> tuple[tuple[Any, ...], tuple[Any, ...]]
     return tuple(getattr(gradient, n) for n in _DATA), tuple(getattr(gradient, n) for n in _META)
 
 
-def _flatten_with_keys(gradient: TableGradient) -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]:
+def _flatten_with_keys(
+    gradient: TableGradient,
+) -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]:
     children, meta = _flatten(gradient)
-    return tuple((jax.tree_util.GetAttrKey(n), c) for n, c in zip(_DATA, children, strict=True)), meta
+    return tuple(
+        (jax.tree_util.GetAttrKey(n), c) for n, c in zip(_DATA, children, strict=True)
+    ), meta
 
 
 def _unflatten(meta: tuple[Any, ...], children: Any) -> TableGradient:
-    return TableGradient(**dict(zip(_META, meta, strict=True)), **dict(zip(_DATA, children, strict=True)))
+    return TableGradient(
+        **dict(zip(_META, meta, strict=True)), **dict(zip(_DATA, children, strict=True))
+    )
 
 
 def _refuse_optimizers() -> None:

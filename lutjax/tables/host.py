@@ -97,10 +97,16 @@ class HostTable:
     """
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: DTypeLike, init: Callable[..., Any], name: str = "weights"
+        self,
+        shape: tuple[int, ...],
+        dtype: DTypeLike,
+        init: Callable[..., Any],
+        name: str = "weights",
     ):
         if len(shape) != 3 or min(shape) < 1:
-            raise ValueError(f"HostTable: shape is {shape}; expected (tables, rows, numbers of a row).")
+            raise ValueError(
+                f"HostTable: shape is {shape}; expected (tables, rows, numbers of a row)."
+            )
         self.shape, self.dtype, self.init, self.name = tuple(shape), np.dtype(dtype), init, name
         self._weights: np.ndarray | None = None
         self._cell: _registered.Cell | None = None
@@ -307,7 +313,9 @@ class HostTable:
         sizes = rule.state_sizes(width)
         self._require(self.bytes_beside(rule), "the state of its optimizer")
         self.rule = rule
-        self.state = {name: self._zeros((n_tables, n_rows, size), dtype) for name, size in sizes.items()}
+        self.state = {
+            name: self._zeros((n_tables, n_rows, size), dtype) for name, size in sizes.items()
+        }
 
     def _check_rule(self, rule: RowRule) -> None:
         more = set(jax.eval_shape(rule.init, jax.ShapeDtypeStruct(self.shape, self.dtype)))
@@ -375,7 +383,11 @@ class HostTable:
                 f"HostTable: index is {format_value(index)}; expected integer ids [n, {len(weights)}, ways]."
             )
         n, _, ways = index.shape
-        found = np.empty((len(weights), n * ways, weights.shape[-1]), self.dtype) if out is None else out
+        found = (
+            np.empty((len(weights), n * ways, weights.shape[-1]), self.dtype)
+            if out is None
+            else out
+        )
         self._gather(self._localize_ids(index)[0] if self.is_shared else index, found)
         return self.own(found, index)
 
@@ -402,7 +414,9 @@ class HostTable:
             def clear(part: tuple[int, slice]) -> None:
                 np.copyto(rows[part], 0, where=others[part])
 
-            in_threads(clear, [(t, part) for t in range(len(rows)) for part in row_slices(rows.shape[1])])
+            in_threads(
+                clear, [(t, part) for t in range(len(rows)) for part in row_slices(rows.shape[1])]
+            )
         return rows
 
     def _gather(self, index: np.ndarray, found: np.ndarray) -> None:
@@ -441,7 +455,11 @@ class HostTable:
         rows, part = _given.get().get(self, (None, None))
         if rows is None:
             flat = jnp.asarray(index).reshape(n, n_tables, ways)
-            rows = self._read(flat) if self._mesh is None else self._read_all_processes(flat, self._mesh)
+            rows = (
+                self._read(flat)
+                if self._mesh is None
+                else self._read_all_processes(flat, self._mesh)
+            )
         if rows.dtype != self.dtype:
             rows = self.decode(rows)
         if rows.shape[::2] != (n_tables, width) or rows.shape[1] % max(n * ways, 1):
@@ -483,7 +501,12 @@ class HostTable:
         check_reads("HostTable.weighted_lookup", self.shape[0], index, coefficients)
         rows, own = self.read(index)
         return weighted_lookup(
-            rows, own, coefficients, groups=groups, accumulate=accumulate, implementation=implementation
+            rows,
+            own,
+            coefficients,
+            groups=groups,
+            accumulate=accumulate,
+            implementation=implementation,
         )
 
     def lookup(
@@ -563,7 +586,11 @@ class HostTable:
             return total
 
         read = jax.shard_map(
-            sum_on_device, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False
+            sum_on_device,
+            mesh=mesh,
+            in_specs=PartitionSpec(),
+            out_specs=PartitionSpec(),
+            check_vma=False,
         )
         rows: jax.Array = jax.jit(read)(index)
         return rows
@@ -644,7 +671,9 @@ class HostTable:
                 and rows is not None
                 and not self._cell.has_locked(rows)
             ):
-                self._require(self.nbytes, "all of its rows in locked memory")  # also those that never moved
+                self._require(
+                    self.nbytes, "all of its rows in locked memory"
+                )  # also those that never moved
             self._cell.point(rows)
         except _registered.RegistrationError as error:
             raise HostMemoryError(
@@ -653,7 +682,9 @@ class HostTable:
                 "rows, or raise the process's limit for locked memory."
             ) from error
 
-    def gradient_of(self, gradient: TableGradient, index: Int[Array, "*batch tables ways"]) -> TableGradient:
+    def gradient_of(
+        self, gradient: TableGradient, index: Int[Array, "*batch tables ways"]
+    ) -> TableGradient:
         """Return this table's gradient from the gradient of the rows returned by `read`."""
         look_up: Any = gradient.look_up
         index = index.reshape(look_up.index.shape)
@@ -707,7 +738,9 @@ class HostTable:
             return np.pad(a, [(0, more)] + [(0, 0)] * n_axes, constant_values=value)
 
         arrays = {"weights": weights, **self.state}
-        compact = {name: np.zeros((len(a), room, a.shape[-1]), a.dtype) for name, a in arrays.items()}
+        compact = {
+            name: np.zeros((len(a), room, a.shape[-1]), a.dtype) for name, a in arrays.items()
+        }
         take_rows(
             [
                 (a[t], ids, compact[name][t, : ids.size])
@@ -718,7 +751,8 @@ class HostTable:
         local = dataclasses.replace(
             gradient,
             look_up=look_up.replace(
-                index=pad_array(inverse, 2, room - 1), coefficients=pad_array(look_up.coefficients, 2)
+                index=pad_array(inverse, 2, room - 1),
+                coefficients=pad_array(look_up.coefficients, 2),
             ),
             sealed=pad_array(np.asarray(gradient.cotangent), 2),
             shape=compact["weights"].shape,
@@ -727,7 +761,9 @@ class HostTable:
             traced=False
         )  # before jit asks for its key, in whatever thread this is
         with jax.default_device(cpu()):
-            moved, state = _updated_rows(compact.pop("weights"), compact, local, step.rate, self.rule)
+            moved, state = _updated_rows(
+                compact.pop("weights"), compact, local, step.rate, self.rule
+            )
         of_host = {name: np.asarray(a) for name, a in {"weights": moved, **state}.items()}
 
         def put(job: tuple[str, int]) -> None:
@@ -769,12 +805,16 @@ class HostTable:
         look_up: Any = gradient.look_up
         assert self.weights is not None
         assert self.moved is not None
-        local, there = self._localize_ids(look_up.index[..., t, :].reshape(-1, look_up.index.shape[-1]))
+        local, there = self._localize_ids(
+            look_up.index[..., t, :].reshape(-1, look_up.index.shape[-1])
+        )
         samples, ways = np.nonzero(there)
         if not len(samples):
             return
         coefficients = look_up.coefficients[..., t, :].reshape(local.shape)
-        own = np.where(ways < look_up.valued, coefficients[samples, ways], 0).astype(coefficients.dtype)
+        own = np.where(ways < look_up.valued, coefficients[samples, ways], 0).astype(
+            coefficients.dtype
+        )
         call = WeightedLookup.from_arrays(
             (None, local[samples, ways][:, None, None].astype(np.int32), own[:, None, None]),
             {**dict(look_up.options()), "groups": 1, "valued": 1}.items(),
@@ -787,10 +827,16 @@ class HostTable:
         if np.ndim(factor) == 3 and len(factor) > 1:
             factor = factor[t : t + 1]
         block = HostTable((1, *self._local_shape[1:]), self.dtype, self.init, self.name)
-        block.weights, block.moved, block.rule = self.weights[t : t + 1], self.moved[t : t + 1], self.rule
+        block.weights, block.moved, block.rule = (
+            self.weights[t : t + 1],
+            self.moved[t : t + 1],
+            self.rule,
+        )
         block.state = {name: a[t : t + 1] for name, a in self.state.items()}
         block.update(
-            dataclasses.replace(gradient, look_up=call, sealed=cotangent, factor=factor, shape=block.shape),
+            dataclasses.replace(
+                gradient, look_up=call, sealed=cotangent, factor=factor, shape=block.shape
+            ),
             rate,
         )
 
@@ -845,7 +891,9 @@ class HostTable:
             or ids.dtype != np.int64
             or (ids.size and not 0 <= ids.min() <= ids.max() < math.prod(self.shape[:2]))
         ):
-            raise ValueError(f"{folder} has ids out of range for the table {self.name} {list(self.shape)}.")
+            raise ValueError(
+                f"{folder} has ids out of range for the table {self.name} {list(self.shape)}."
+            )
         table, row = np.divmod(ids, self.shape[1])
         mine = np.flatnonzero((row >= self.rows.start) & (row < self.rows.stop))
         places = (table * len(self.rows) + row - self.rows.start)[mine]
@@ -875,7 +923,9 @@ class Normal:
 
     deviation: float
 
-    def __call__(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+    def __call__(
+        self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
+    ) -> jax.Array:
         """Return an array, as `jax.nn.initializers.normal` does."""
         return jax.nn.initializers.normal(self.deviation)(jnp.asarray(key), shape, dtype)
 
@@ -888,7 +938,9 @@ class Normal:
     def sample_range(self, data: Any, first: int, count: int) -> jax.Array:
         """Return `count` elements of a jitted call's sample from `first` on, in memory order."""
         high, low = divmod(first, 1 << 32)
-        drawn: jax.Array = _normal_part(data, np.uint32(high), np.uint32(low), count, self.deviation)
+        drawn: jax.Array = _normal_part(
+            data, np.uint32(high), np.uint32(low), count, self.deviation
+        )
         return drawn
 
 
@@ -898,7 +950,9 @@ def _normal_part(data: Any, high: Any, low: Any, count: int, deviation: float) -
     at = low + jnp.arange(count, dtype=jnp.uint32)
     one, other = _threefry(data, high + (at < low).astype(jnp.uint32), at)
     bits = one ^ other
-    unit = jax.lax.bitcast_convert_type((bits >> 9) | jnp.uint32(0x3F800000), jnp.float32) - np.float32(1)
+    unit = jax.lax.bitcast_convert_type(
+        (bits >> 9) | jnp.uint32(0x3F800000), jnp.float32
+    ) - np.float32(1)
     least = np.nextafter(np.float32(-1), np.float32(0))
     uniform = jnp.maximum(least, unit * (np.float32(1) - least) + least)
     drawn: jax.Array = np.float32(np.sqrt(2)) * jax.lax.erf_inv(uniform) * jnp.float32(deviation)
@@ -928,7 +982,11 @@ def _updated_rows(rows: Any, state: Any, gradient: TableGradient, rate: Any, rul
 def _call(index: Any, shape: tuple[int, ...], dtype: Any) -> WeightedLookup:
     """Return the call that reads one row per id, in shapes."""
     ids = jax.ShapeDtypeStruct(index.shape, np.int32)
-    arrays = (jax.ShapeDtypeStruct(shape, dtype), ids, jax.ShapeDtypeStruct(index.shape, accumulator(dtype)))
+    arrays = (
+        jax.ShapeDtypeStruct(shape, dtype),
+        ids,
+        jax.ShapeDtypeStruct(index.shape, accumulator(dtype)),
+    )
     options = {"groups": shape[0], "valued": index.shape[-1], "accumulate": None}
     return WeightedLookup.from_arrays(arrays, options.items())
 
@@ -940,8 +998,12 @@ def _find_native(direction: Any, call: Any, cotangent: Any = None, step: Step | 
     rule = None if step is None else (step.rule, step.factor is None)
 
     def find() -> tuple[Any]:
-        shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), a.dtype), (call, cotangent, step))
-        spec = kernel_registry.resolve_request(Request(direction, shapes[0], _device(), *shapes[1:]), names)
+        shapes = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(np.shape(a), a.dtype), (call, cotangent, step)
+        )
+        spec = kernel_registry.resolve_request(
+            Request(direction, shapes[0], _device(), *shapes[1:]), names
+        )
         return (getattr(importlib.import_module(spec.target), "on_host", None),)
 
     key = ("host", direction, names, tuple(leaves), call.options(), rule)
@@ -980,7 +1042,9 @@ def free_memory() -> int | None:
     found = []
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        found.append(int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024)
+        found.append(
+            int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024
+        )
     for most, used in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),

@@ -104,7 +104,9 @@ class HostTables(Mapping[str, HostTable]):
           HostMemoryError: host memory is too small.
         """
         leaves = jax.tree.leaves_with_path(keys)
-        found = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+        found = {
+            jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves
+        }
         if not self._tables:
             raise ValueError(
                 "HostTables.draw: there are no tables yet: first run init of the model whose "

@@ -95,7 +95,11 @@ def update_table(
             "from lutjax.optim.value_and_grad."
         )
     _checks.floats(
-        "update_table", "weights", weights, len(gradient.shape), "[detectors, rows, outputs], or [edges]"
+        "update_table",
+        "weights",
+        weights,
+        len(gradient.shape),
+        "[detectors, rows, outputs], or [edges]",
     )
     _checks.require(
         weights.shape == gradient.shape and weights.dtype == gradient.dtype,
@@ -139,7 +143,9 @@ def check_rates(op: str, name: str, rule: RowRule, factors: jax.Array) -> None:
         )
 
 
-def broadcast_factors(op: str, name: str, factors: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+def broadcast_factors(
+    op: str, name: str, factors: Any, shape: tuple[int, ...], dtype: Any
+) -> jax.Array:
     """Return table or edge factors as an array that broadcasts to tables; a number as a scalar."""
     found = jnp.asarray(factors, dtype)
     if found.shape == shape[:1] and len(shape) > 1:
@@ -183,7 +189,8 @@ def check_state(rule: RowRule, weights: Any, state: RowState) -> None:
 
         def text(arrays: dict[str, Any]) -> str:
             return (
-                ", ".join(f"{n} {d}{list(s)}" for n, (s, d) in sorted(arrays.items())) or "no arrays at all"
+                ", ".join(f"{n} {d}{list(s)}" for n, (s, d) in sorted(arrays.items()))
+                or "no arrays at all"
             )
 
         raise ValueError(
@@ -219,10 +226,16 @@ def squared_norm(gradient: TableGradient) -> jax.Array:
     inside a `jax.shard_map`, because its gradient is a sum over devices; and an external op whose
     plain kernel has no function `hits`.
     """
-    if gradient.varying_axes() - gradient.axes or hits_of(gradient.op) is None or len(gradient.shape) == 1:
+    if (
+        gradient.varying_axes() - gradient.axes
+        or hits_of(gradient.op) is None
+        or len(gradient.shape) == 1
+    ):
         return jnp.sum(jnp.square(gradient.to_dense().astype(accumulator(gradient.dtype))))
     device = devices_of(jax.tree.leaves(gradient))[0]
-    norm = _meshes.shard_by_compiler(lambda g: _squared_norm_of_factors(g, device), lambda _: PartitionSpec())
+    norm = _meshes.shard_by_compiler(
+        lambda g: _squared_norm_of_factors(g, device), lambda _: PartitionSpec()
+    )
     result: jax.Array = norm(gradient)
     return result
 
@@ -241,7 +254,9 @@ def _squared_norm_of_factors(gradient: TableGradient, device: Device) -> jax.Arr
     assert hits is not None
     updates = importlib.import_module("lutjax.kernels._xla._row_updates")
     like = next(iter(jax.tree.leaves(gradient.look_up)))
-    weights = _compat.zeros_varying(like, gradient.shape, gradient.dtype)  # its shape: no memory in the end
+    weights = _compat.zeros_varying(
+        like, gradient.shape, gradient.dtype
+    )  # its shape: no memory in the end
     call, cotangent = fold_call(_with_table(gradient.look_up, weights), gradient.cotangent)
     visit, n_hits = hits(call, cotangent, device=device)
     factor = None if gradient.factor is None else jnp.asarray(gradient.factor)

@@ -110,4 +110,6 @@ class Watch(TableReads):
 
     def scale(self, name: str, factor: Any) -> None:
         """Multiply a table's gradient by a factor."""
-        self.factors[name] = self.factors[name] * factor if name in self.factors else jnp.asarray(factor)
+        self.factors[name] = (
+            self.factors[name] * factor if name in self.factors else jnp.asarray(factor)
+        )

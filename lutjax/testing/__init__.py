@@ -60,7 +60,11 @@ TOLERANCE = {"float64": 1e-13, "float32": 5e-6, "bfloat16": 2**-8, "float16": 2*
 def shapes(op: str, implementation: str | None = None) -> dict[str, Size]:
     """Return an op's named test sizes; with an implementation, only its supported sizes."""
     sizes = cases_of(op).sizes
-    return sizes if implementation is None else {n: s for n, s in sizes.items() if s.is_for(implementation)}
+    return (
+        sizes
+        if implementation is None
+        else {n: s for n, s in sizes.items() if s.is_for(implementation)}
+    )
 
 
 def cases(op: str, dtype: DTypeLike | None = None) -> list[Case]:
@@ -113,7 +117,9 @@ def check(
         "scan": _run_scanned,
         "vmap of grad": functools.partial(_run_mapped, grad_outside=False),
         "grad of vmap": functools.partial(_run_mapped, grad_outside=True),
-        **{name: functools.partial(_run_sharded, axis=axis) for name, axis in _SHARDED_AXES.items()},
+        **{
+            name: functools.partial(_run_sharded, axis=axis) for name, axis in _SHARDED_AXES.items()
+        },
         "export": _run_exported,
     }
     run = runs[transformation]
@@ -155,7 +161,10 @@ def check_factored(
         ),
         "scan": _scanned_gradients,
         "vmap of grad": functools.partial(_run_mapped, grad_outside=False),
-        **{name: functools.partial(_sharded_gradients, axis=axis) for name, axis in _SHARDED_AXES.items()},
+        **{
+            name: functools.partial(_sharded_gradients, axis=axis)
+            for name, axis in _SHARDED_AXES.items()
+        },
         "export": _run_exported,
     }
     run = runs[transformation]
@@ -216,7 +225,9 @@ def program(
     )
 
 
-def programs(case: Case, implementation: Implementation = None) -> dict[tuple[Direction, ...], Program]:
+def programs(
+    case: Case, implementation: Implementation = None
+) -> dict[tuple[Direction, ...], Program]:
     """Return all programs for a case, by the op directions that each covers."""
     of_op = program(case, implementation)
     found: dict[tuple[Direction, ...], Program] = {
@@ -291,7 +302,9 @@ def check_update(
       AssertionError: the table or its row state differs by more than rounding.
     """
     update = update_program(case, implementation, rule, **options)
-    (actual,), (expected,) = (jax.jit(f)(*update.arguments) for f in (update.function, update.expected))
+    (actual,), (expected,) = (
+        jax.jit(f)(*update.arguments) for f in (update.function, update.expected)
+    )
     assert set(actual) == set(expected), f"{update.what}: {set(actual)}, expected {set(expected)}"
     assert_all_close(update.what, actual, expected)
 
@@ -327,13 +340,18 @@ def _mask_touched(case: Case, differentiable: Arrays) -> jax.Array:
 
 
 def _assert_both_close(
-    what: str, actual: tuple[Arrays, Arrays], expected: tuple[Arrays, Arrays], tolerance: float | None
+    what: str,
+    actual: tuple[Arrays, Arrays],
+    expected: tuple[Arrays, Arrays],
+    tolerance: float | None,
 ) -> None:
     for kind, a, e in zip(("output", "cotangent"), actual, expected, strict=True):
         assert_all_close(f"{what}: {kind}", a, e, tolerance)
 
 
-def assert_all_close(what: str, actual: Arrays, expected: Arrays, tolerance: float | None = None) -> None:
+def assert_all_close(
+    what: str, actual: Arrays, expected: Arrays, tolerance: float | None = None
+) -> None:
     """Apply `assert_close` to each array, by name."""
     for name in expected:
         assert_close(f"{what}: {name}", actual[name], expected[name], tolerance)
@@ -384,7 +402,9 @@ def check_lowering(
     assert lowered == wanted, f"{case} for {platform}: lowered {lowered}, expected {wanted}"
 
 
-def check_compilation(case: Case, implementation: Implementation = None, *, tpu: str) -> jax.stages.Compiled:
+def check_compilation(
+    case: Case, implementation: Implementation = None, *, tpu: str
+) -> jax.stages.Compiled:
     """Compile an op's outputs and cotangents for an absent TPU; needs libtpu.
 
     Args:
@@ -402,8 +422,12 @@ def check_compilation(case: Case, implementation: Implementation = None, *, tpu:
 def assert_close(what: str, actual: Any, expected: Any, tolerance: float | None = None) -> None:
     """Raise if two arrays differ by more than rounding: relative to the largest magnitude, NaN equal to NaN."""
     actual, expected = np.asarray(actual), np.asarray(expected)
-    assert actual.shape == expected.shape, f"{what}: shape {actual.shape}, expected {expected.shape}"
-    assert actual.dtype == expected.dtype, f"{what}: dtype {actual.dtype}, expected {expected.dtype}"
+    assert actual.shape == expected.shape, (
+        f"{what}: shape {actual.shape}, expected {expected.shape}"
+    )
+    assert actual.dtype == expected.dtype, (
+        f"{what}: dtype {actual.dtype}, expected {expected.dtype}"
+    )
     if not jnp.issubdtype(expected.dtype, np.floating):
         np.testing.assert_array_equal(actual, expected, err_msg=what)
         return
@@ -477,7 +501,8 @@ def _run_factored(
         outputs = f(d)
         # Not multiplied: an output times a cotangent would be rounded, and a sum over the dtype overflow.
         return sum(
-            (_inner_product(a, ct[name]) for name, a in _with_gradient(outputs).items()), jnp.float32(0)
+            (_inner_product(a, ct[name]) for name, a in _with_gradient(outputs).items()),
+            jnp.float32(0),
         ), outputs
 
     gradient = value_and_grad(loss, tables=lambda name, a: name == table, has_aux=True)
@@ -604,7 +629,9 @@ def _run_mapped(
     results: list[tuple[Arrays, Arrays]] = []
     cts = {name: _variants(case, a, case.output_axes[name]) for name, a in ct.items()}
     for everything in (False, True):
-        mapped = {name: everything or case.axes[name].batch is not None for name in case.differentiable}
+        mapped = {
+            name: everything or case.axes[name].batch is not None for name in case.differentiable
+        }
         arguments = {
             name: _variants(case, a, case.axes[name]) if mapped[name] else a
             for name, a in case.differentiable.items()
@@ -642,7 +669,9 @@ def _run_exported(
     f: Callable[..., Arrays], case: Case, ct: Arrays, gradients: Gradients = _value_and_cotangents
 ) -> tuple[Arrays, Arrays]:
     function = jax.jit(functools.partial(gradients, f))
-    exported = jax.export.export(function, disabled_checks=_ahead_of_time.KERNELS)(case.differentiable, ct)
+    exported = jax.export.export(function, disabled_checks=_ahead_of_time.KERNELS)(
+        case.differentiable, ct
+    )
     return jax.export.deserialize(exported.serialize()).call(case.differentiable, ct)
 
 
@@ -654,7 +683,9 @@ def _mesh(n_devices: int = 2) -> Mesh:
     return Mesh(np.array(jax.devices()[:n_devices]), ("shards",))
 
 
-def _sharding(case: Case, axis: str) -> tuple[dict[str, PartitionSpec], Callable[..., PartitionSpec]]:
+def _sharding(
+    case: Case, axis: str
+) -> tuple[dict[str, PartitionSpec], Callable[..., PartitionSpec]]:
     """Return each argument's partition over a mesh, and the rule."""
 
     def spec(axes: Axes) -> PartitionSpec:
@@ -683,9 +714,13 @@ def _run_sharded(
 
     def shard(differentiable: Arrays, fixed: Arrays) -> Arrays:
         outputs = f(differentiable, fixed)
-        if axis == "detector" and _has_detectors(case):  # each shard has a part of the sum over them
+        if axis == "detector" and _has_detectors(
+            case
+        ):  # each shard has a part of the sum over them
             outputs = {
-                name: a if case.output_axes[name].detector is not None else jax.lax.psum(a, "shards")
+                name: a
+                if case.output_axes[name].detector is not None
+                else jax.lax.psum(a, "shards")
                 for name, a in outputs.items()
             }
         return outputs

@@ -46,7 +46,9 @@ def use_target(platform: str, device_kind: str) -> Iterator[None]:
         yield
 
 
-def lower(f: Callable[..., Any], *arguments: Any, platform: str, device_kind: str) -> jax.export.Exported:
+def lower(
+    f: Callable[..., Any], *arguments: Any, platform: str, device_kind: str
+) -> jax.export.Exported:
     """Lower a function for a device, without compiling.
 
     Args:
@@ -76,7 +78,9 @@ def compile_for_tpu(f: Callable[..., Any], *arguments: Any, tpu: str | TPU) -> j
     tpu = find_generation(tpu) if isinstance(tpu, str) else tpu
     device = topologies.get_topology_desc(tpu.topology, "tpu").devices[0]
     sharding = jax.sharding.SingleDeviceSharding(device)
-    placed = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), arguments)
+    placed = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), arguments
+    )
     with use_target("tpu", tpu.device_kind):
         lowered = jax.jit(f).trace(*placed).lower(lowering_platforms=("tpu",))
     return lowered.compile()

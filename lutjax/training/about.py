@@ -68,7 +68,11 @@ def _read_bundle(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"folder": str(folder.absolute()), "kind": kind}
     if config.run is not None:
         loaded = _records.from_dict(folder, config.run)  # checks the fields
-        found |= {**config.run["record"], "steps_done": loaded.steps, "results": list(loaded.results)}
+        found |= {
+            **config.run["record"],
+            "steps_done": loaded.steps,
+            "results": list(loaded.results),
+        }
     return {
         **found,
         "model": config.model,
@@ -140,7 +144,9 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
     if form.get("target") is not None:
         said.append(f"target: {form['target']}")
     if form.get("columns"):
-        said.append(f"columns: {_list_names([column['name'] for column in form['columns']['columns']])}")
+        said.append(
+            f"columns: {_list_names([column['name'] for column in form['columns']['columns']])}"
+        )
     said += [f"{name}: {_fields(found[name])}" for name in ("model", "training", "options")]
     said += [
         f"{name}: {_word(value)}"
@@ -151,7 +157,10 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
         if history.get(name):
             step, value = history[name][-1]
             said.append(f"{what} after {step} steps: {value:.6g} ({len(history[name])} in all)")
-    return [*said, *(["results:", *(f"  {line}" for line in found["results"])] if found["results"] else [])]
+    return [
+        *said,
+        *(["results:", *(f"  {line}" for line in found["results"])] if found["results"] else []),
+    ]
 
 
 _MORE = ("baselines", "bigram", "recipe", "test", "exclude", "encoding", "quantized")

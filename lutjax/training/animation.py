@@ -92,7 +92,10 @@ def film(
         f"step {number} of {n_steps}: {count} of {size * size} cells {'are' if count != 1 else 'is'} different"
         for number, count in enumerate(wrong)
     ]
-    return {f"circuit of {run.config.n_gates} gates": _colors(shown), beside: _colors(expected)}, captions
+    return {
+        f"circuit of {run.config.n_gates} gates": _colors(shown),
+        beside: _colors(expected),
+    }, captions
 
 
 def _states(

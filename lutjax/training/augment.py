@@ -66,7 +66,9 @@ def warp(
     batch = images.shape[0]
     random = strength * jax.random.uniform(key, (5, batch, 1, 1), images.dtype, -1, 1)[:, :, 0, 0]
     shift_key, bend_key = jax.random.split(jax.random.fold_in(key, 1))
-    shifts = SHIFT * random[:2] + shift * jax.random.uniform(shift_key, (2, batch), images.dtype, -1, 1)
+    shifts = SHIFT * random[:2] + shift * jax.random.uniform(
+        shift_key, (2, batch), images.dtype, -1, 1
+    )
     changes = [images, shifts.T, random[2:].T]
     if not (isinstance(bend, (int, float)) and bend == 0):
         changes.append(bend * jax.random.normal(bend_key, (batch, 2, KNOTS, KNOTS), images.dtype))

@@ -76,11 +76,15 @@ class Run(ModelRun[LogicCA]):
         target: Bool[np.ndarray, "channels height width"] | None,
     ):
         if (target is None) != (training.start == "boards"):
-            rule = "the Game of Life has no target" if target is not None else "give the bits to draw"
+            rule = (
+                "the Game of Life has no target" if target is not None else "give the bits to draw"
+            )
             raise ValueError(f"target is {target} and start is {training.start!r}: {rule}.")
         if target is None:
             if not model.periodic or model.update_rate != 1:
-                raise ValueError("periodic and update_rate must be True and 1 to learn the Game of Life.")
+                raise ValueError(
+                    "periodic and update_rate must be True and 1 to learn the Game of Life."
+                )
         elif target.shape[1:] != (training.size, training.size) or len(target) > model.channels:
             raise ValueError(
                 f"the target has shape {list(target.shape)}; the grid has {training.size} rows and "
@@ -94,14 +98,18 @@ class Run(ModelRun[LogicCA]):
         self.config, self.training, self.target = model, training, target
         self.optimizer = optax.chain(
             optax.clip(training.clip),
-            optax.adamw(training.learning_rate, b1=0.9, b2=0.99, weight_decay=training.weight_decay),
+            optax.adamw(
+                training.learning_rate, b1=0.9, b2=0.99, weight_decay=training.weight_decay
+            ),
         )
         structure = Structure(lambda rngs: LogicCA(model, rngs=rngs))
         # One torus contains all boards of the Game of Life.
         samples = 1 if target is None and training.batch_size >= N_BOARDS else training.batch_size
         super().__init__(structure, self._initialize_optimizer, training.seed, samples)
         self._place_on_mesh(None)
-        self._wrong = jax.jit(lambda best, others: self._map_runs(self._count_wrong_bits, best, others))
+        self._wrong = jax.jit(
+            lambda best, others: self._map_runs(self._count_wrong_bits, best, others)
+        )
 
     def divide(self, asked: Mapping[str, int] | None = None) -> None:
         """Shard the batch over devices and replicate the few gates; see `ModelRun.divide`."""
@@ -112,7 +120,9 @@ class Run(ModelRun[LogicCA]):
             )
         if self.training.runs > 1:
             if asked is not None and math.prod(asked.values()) > 1:
-                raise ValueError(f"runs is {self.training.runs}; a mesh divides a single run. Use runs=1.")
+                raise ValueError(
+                    f"runs is {self.training.runs}; a mesh divides a single run. Use runs=1."
+                )
             if hosts.count() > 1:
                 raise ValueError(
                     f"runs is {self.training.runs}; {hosts.count()} processes share a single run. Use runs=1."
@@ -182,12 +192,16 @@ class Run(ModelRun[LogicCA]):
         training, config = self.training, self.config
         key = jax.random.fold_in(seed, number)
         sample_key, update_key, gate_key = jax.random.split(key, 3)
-        first, target = meshes.shard_samples(self.sample(sample_key, training.batch_size), self.mesh, axis=1)
+        first, target = meshes.shard_samples(
+            self.sample(sample_key, training.batch_size), self.mesh, axis=1
+        )
         target = self._select_compared(target)
         soft_first, soft_target = first.astype(jnp.float32), target.astype(jnp.float32)
         model = self.structure.model(state.params, state.others)
         wiring = model.wiring
-        hard_gates = jax.random.bernoulli(gate_key, training.hard_share_at(number), (1, config.n_gates))
+        hard_gates = jax.random.bernoulli(
+            gate_key, training.hard_share_at(number), (1, config.n_gates)
+        )
 
         def loss_of(params: Any) -> Array:
             logits = self.structure.model(params, state.others).logits[...]
@@ -203,7 +217,9 @@ class Run(ModelRun[LogicCA]):
             return jnp.square(self._select_compared(last) - soft_target).sum()
 
         loss, gradients = jax.value_and_grad(loss_of)(state.params)
-        last = automaton.run_hard(config, model.gates(), wiring, first, training.n_steps, update_key)
+        last = automaton.run_hard(
+            config, model.gates(), wiring, first, training.n_steps, update_key
+        )
         wrong = (self._select_compared(last) != target).sum().astype(jnp.float32) / target.shape[1]
         old = state.optimizer
         samples_boards = self.target is None and training.batch_size < N_BOARDS
@@ -224,7 +240,9 @@ class Run(ModelRun[LogicCA]):
     @property
     def compared(self) -> tuple[int, ...]:
         """State channels compared with the target."""
-        return self.training.loss_channels or tuple(range(1 if self.target is None else len(self.target)))
+        return self.training.loss_channels or tuple(
+            range(1 if self.target is None else len(self.target))
+        )
 
     def _select_compared(self, states: jax.Array) -> jax.Array:
         """Select the compared channels from states or their targets."""
@@ -246,16 +264,22 @@ class Run(ModelRun[LogicCA]):
 
     def wrong_of_runs(self, state: State) -> list[float]:
         """Return the wrong bits per grid for each run's best hard automaton; see `wrong`."""
-        wrong: list[float] = np.reshape(self._wrong(state.optimizer.best, state.others), -1).tolist()
+        wrong: list[float] = np.reshape(
+            self._wrong(state.optimizer.best, state.others), -1
+        ).tolist()
         return wrong
 
     def _count_wrong_bits(self, seed: Array, params: Any, others: Any) -> jax.Array:
         model = self.structure.model(params, others)
         sample_key, update_key = jax.random.split(jax.random.fold_in(seed, 0xFFFFFFFF))
         sample = self.sample(sample_key, N_BOARDS if self.target is None else EVALUATION_BATCH)
-        first, target = jax.lax.optimization_barrier(sample)  # prevent XLA from constant-folding the steps
+        first, target = jax.lax.optimization_barrier(
+            sample
+        )  # prevent XLA from constant-folding the steps
         n_steps = self.training.n_steps
-        last = automaton.run_hard(self.config, model.gates(), model.wiring, first, n_steps, update_key)
+        last = automaton.run_hard(
+            self.config, model.gates(), model.wiring, first, n_steps, update_key
+        )
         wrong: jax.Array = (
             self._select_compared(last) != self._select_compared(target)
         ).sum() / target.shape[1]

@@ -56,13 +56,18 @@ class TrainingConfig(Training):
         self.check_least(size=3, n_steps=1, runs=1, keep_every=0)
         if not 0 < self.clip < float("inf"):
             raise ValueError(f"clip is {self.clip}; it must be above 0 and finite.")
-        if len(set(self.loss_channels)) < len(self.loss_channels) or min(self.loss_channels, default=0) < 0:
+        if (
+            len(set(self.loss_channels)) < len(self.loss_channels)
+            or min(self.loss_channels, default=0) < 0
+        ):
             raise ValueError(
                 f"loss_channels is {self.loss_channels}; expected distinct channel numbers from 0 on."
             )
         if self.start not in STARTS:
             raise ValueError(f"start is {self.start!r}; the known ones are {', '.join(STARTS)}.")
-        if self.start == "boards" and (self.batch_size > N_BOARDS or self.size != 3 or self.n_steps != 1):
+        if self.start == "boards" and (
+            self.batch_size > N_BOARDS or self.size != 3 or self.n_steps != 1
+        ):
             raise ValueError(
                 f"batch_size is {self.batch_size}, size is {self.size}, n_steps is {self.n_steps}; "
                 f"the Game of Life is learned from one step on at most {N_BOARDS} boards of size 3."
@@ -72,9 +77,13 @@ class TrainingConfig(Training):
         if not 0 <= self.hard_share <= 1:
             raise ValueError(f"hard_share is {self.hard_share}; it is a probability, 0 to 1.")
         if self.last_hard_share is not None and not 0 <= self.last_hard_share <= 1:
-            raise ValueError(f"last_hard_share is {self.last_hard_share}; it is a probability, 0 to 1.")
+            raise ValueError(
+                f"last_hard_share is {self.last_hard_share}; it is a probability, 0 to 1."
+            )
         if not 0 <= self.hard_growth < 1:
-            raise ValueError(f"hard_growth is {self.hard_growth}; it is a share of the run, 0 to below 1.")
+            raise ValueError(
+                f"hard_growth is {self.hard_growth}; it is a share of the run, 0 to below 1."
+            )
 
     @property
     def hardens(self) -> bool:
@@ -83,12 +92,18 @@ class TrainingConfig(Training):
 
     scheduled_name = "rate or share of hard gates"
 
-    def scheduled_values(self, numbers: Int[np.ndarray, " steps"]) -> Float[np.ndarray, "steps values"]:
+    def scheduled_values(
+        self, numbers: Int[np.ndarray, " steps"]
+    ) -> Float[np.ndarray, "steps values"]:
         """Return the learning rate and the share of hard gates of steps."""
         import jax.numpy as jnp
 
-        shares = np.broadcast_to(np.asarray(self.hard_share_at(jnp.asarray(numbers))), numbers.shape)
-        return np.concatenate([super().scheduled_values(numbers), shares[:, None]], 1, dtype=np.float32)
+        shares = np.broadcast_to(
+            np.asarray(self.hard_share_at(jnp.asarray(numbers))), numbers.shape
+        )
+        return np.concatenate(
+            [super().scheduled_values(numbers), shares[:, None]], 1, dtype=np.float32
+        )
 
     def hard_share_at(self, number: Any) -> Any:
         """Return the share of hard gates in a step."""

@@ -55,7 +55,9 @@ class Automaton(Experiment):
         picture = None
         if experiment == "picture":
             if path is None:
-                raise patterns.PatternError("the experiment picture draws an image of yours; give one.")
+                raise patterns.PatternError(
+                    "the experiment picture draws an image of yours; give one."
+                )
             picture = patterns.read_image(path, fields.get("size"), threshold=threshold)
             side = picture.shape[-1]
             own = {"size": side, "n_steps": max(1, side - 1)}
@@ -66,7 +68,9 @@ class Automaton(Experiment):
         drawn = target(experiment, training.size, path, threshold) if picture is None else picture
         rows = None
         if drawn is not None:
-            rows = [["".join("01"[bit] for bit in row) for row in channel] for channel in drawn.tolist()]
+            rows = [
+                ["".join("01"[bit] for bit in row) for row in channel] for channel in drawn.tolist()
+            ]
         return cls(Record(model, training, rows, dataclasses.asdict(options), runs.History()))
 
     @classmethod
@@ -110,10 +114,14 @@ class Automaton(Experiment):
         wrong = self.run.wrong(state)
         several = []
         if self.record.training.runs > 1:
-            seeds = range(self.record.training.seed, self.record.training.seed + self.record.training.runs)
+            seeds = range(
+                self.record.training.seed, self.record.training.seed + self.record.training.runs
+            )
             each = zip(seeds, self.run.wrong_of_runs(state), strict=True)
             several = [
-                "Wrong bits of each run: " + ", ".join(f"seed {n}: {bits:g}" for n, bits in each) + "."
+                "Wrong bits of each run: "
+                + ", ".join(f"seed {n}: {bits:g}" for n, bits in each)
+                + "."
             ]
         return [
             *several,
@@ -189,9 +197,13 @@ def checks(run: Run, model: LogicCA) -> list[str]:
         grid = np.asarray(jax.random.bernoulli(key, shape=(64, 64)))
 
         def add_hidden_channels(boards: np.ndarray) -> np.ndarray:
-            return np.concatenate([boards[..., None], np.zeros((*boards.shape, channels - 1), bool)], -1)
+            return np.concatenate(
+                [boards[..., None], np.zeros((*boards.shape, channels - 1), bool)], -1
+            )
 
-        right = np.asarray(run_model(add_hidden_channels(boards), 1)[..., 0] == life(boards)).all((1, 2))
+        right = np.asarray(run_model(add_hidden_channels(boards), 1)[..., 0] == life(boards)).all(
+            (1, 2)
+        )
         expected, got = grid, add_hidden_channels(grid)
         for _ in range(64):
             expected, got = (

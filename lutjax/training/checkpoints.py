@@ -162,7 +162,9 @@ def save(
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _write(folder: Path, step: int, trees: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
+def _write(
+    folder: Path, step: int, trees: Mapping[str, Any], meta: Mapping[str, Any]
+) -> dict[str, Any]:
     """Write the arrays, and return the `_META` content."""
     import orbax.checkpoint as ocp
 
@@ -171,7 +173,11 @@ def _write(folder: Path, step: int, trees: Mapping[str, Any], meta: Mapping[str,
         for name, flat in arrays.items():
             writer.save(folder / name, args=ocp.args.StandardSave(flat))
     names = hosts.call_in_first(
-        lambda: [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+        lambda: [
+            path.relative_to(folder).as_posix()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        ]
     )
     content = {
         "format": FORMAT,
@@ -220,7 +226,10 @@ def peek(directory: str | os.PathLike[str]) -> tuple[int, dict[str, Any], str]:
 
 
 def read_meta(
-    directory: str | os.PathLike[str], step: int | None = None, *, on_damage: Callable[[str], None] = warn
+    directory: str | os.PathLike[str],
+    step: int | None = None,
+    *,
+    on_damage: Callable[[str], None] = warn,
 ) -> tuple[int, dict[str, Any]]:
     """Return step and metadata of the latest undamaged checkpoint, or of the one at `step`.
 
@@ -319,7 +328,9 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str
 def _content(folder: Path) -> dict[str, Any]:
     try:
         content = json.loads((folder / _META).read_bytes())
-        whole = isinstance(content, dict) and content.pop("digest", None) == _content_digest(content)
+        whole = isinstance(content, dict) and content.pop("digest", None) == _content_digest(
+            content
+        )
     except OSError as error:
         if not folder.exists():
             raise DamagedError(f"there is no checkpoint {folder}.") from error
@@ -362,7 +373,9 @@ def _check(content: Mapping[str, Any]) -> None:
             )
     for name, arrays in fields.field(content, "arrays", dict).items():
         for key, signature in Fields(f"{_META}: arrays").field({name: arrays}, name, dict).items():
-            kind, shape = signature if isinstance(signature, list) and len(signature) == 2 else (None, None)
+            kind, shape = (
+                signature if isinstance(signature, list) and len(signature) == 2 else (None, None)
+            )
             if (
                 not isinstance(kind, str)
                 or not isinstance(shape, list)
@@ -415,6 +428,10 @@ def _content_digest(content: Mapping[str, Any]) -> str:
 def _digests(folder: Path, names: Sequence[str]) -> dict[str, str | None]:
     """Return file digests, computed across processes; None for a missing file."""
     with ThreadPoolExecutor() as threads:
-        own = list(threads.map(lambda name: digest_of(folder / name), names[hosts.index() :: hosts.count()]))
+        own = list(
+            threads.map(
+                lambda name: digest_of(folder / name), names[hosts.index() :: hosts.count()]
+            )
+        )
     shares = hosts.gather(own)
     return {name: shares[i % len(shares)][i // len(shares)] for i, name in enumerate(names)}

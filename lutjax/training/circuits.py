@@ -22,7 +22,9 @@ def live(
     config = model.config
     gates = np.asarray(model.gates()) if gates is None else gates
     table = gates[:, None] >> np.arange(3, -1, -1) & 1  # answers to ab = 00, 01, 10, 11
-    needs = np.stack([(table[:, :2] != table[:, 2:]).any(1), (table[:, ::2] != table[:, 1::2]).any(1)], -1)
+    needs = np.stack(
+        [(table[:, :2] != table[:, 2:]).any(1), (table[:, ::2] != table[:, 1::2]).any(1)], -1
+    )
     starts = np.cumsum([0, *config.sizes])
     wires = [np.asarray(w[...]) for w in model.wires]
     used = np.zeros(config.n_gates, bool)
@@ -64,7 +66,9 @@ def table(model: LogicCA, n_outputs: int) -> str:
         f"{'gate':<14}{'perception':>11}{'live':>7}{'update':>9}{'live':>7}",
     ]
     for number, name in enumerate(NAMES):
-        counts = [int((chosen & (gates == number)).sum()) for p in parts for chosen in (p, p & used)]
+        counts = [
+            int((chosen & (gates == number)).sum()) for p in parts for chosen in (p, p & used)
+        ]
         lines.append(f"{name:<14}{counts[0]:>11}{counts[1]:>7}{counts[2]:>9}{counts[3]:>7}")
     active = ~np.isin(gates, INPUTS)
     counts = [int((chosen & active).sum()) for p in parts for chosen in (p, p & used)]

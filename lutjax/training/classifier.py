@@ -104,16 +104,22 @@ class Run(ModelRun[Model]):
             given["thresholds"] = jnp.asarray(self.thresholds)
         optimizer = optimizers.optimizer("adam", training.rate())
         if training.weight_decay:
-            optimizer = optax.adamw(training.rate(), weight_decay=training.weight_decay, mask=_decay_mask)
+            optimizer = optax.adamw(
+                training.rate(), weight_decay=training.weight_decay, mask=_decay_mask
+            )
         if learned:
             widths, can_move = _widths(model, train)
             given["widths"] = jnp.asarray(widths)
             optimizer = optax.chain(optimizer, _rate_of_thresholds(jnp.asarray(widths * can_move)))
         self._optimizer = optimizer
-        structure: Structure[Model] = Structure(lambda rngs: classifier_of(model, rngs=rngs, **given))
+        structure: Structure[Model] = Structure(
+            lambda rngs: classifier_of(model, rngs=rngs, **given)
+        )
         super().__init__(structure, self._optimizer.init, training.seed, training.batch_size)
         self._warps = bool(training.augment or training.shift or training.bend)
-        self._image = train.shape if len(train.shape) > 1 and (self._warps or training.flip) else None
+        self._image = (
+            train.shape if len(train.shape) > 1 and (self._warps or training.flip) else None
+        )
         self._train = train
         self._place_on_mesh(None)
 
@@ -124,7 +130,9 @@ class Run(ModelRun[Model]):
     def _place_on_mesh(self, mesh: Mesh | None) -> None:
         step = self._step_and_select if self.training.select_every else self.step
         self.advance = self._repeat_step(step, (self._train.x, self._train.y))
-        where: dict[str, Any] = {} if mesh is None else {"out_shardings": meshes.replicated_sharding(mesh)}
+        where: dict[str, Any] = (
+            {} if mesh is None else {"out_shardings": meshes.replicated_sharding(mesh)}
+        )
         self._classes = jax.jit(self._classes_of, static_argnames="hard", **where)
 
     def _first_state(self, params: Any, others: Any) -> State:
@@ -133,13 +141,19 @@ class Run(ModelRun[Model]):
             return state
         # Copy: the state's memory is donated, so no array may appear twice.
         kept = jax.tree.map(jnp.copy, state.params)
-        return state._replace(optimizer=Selected(state.optimizer, kept, jnp.int32(0), jnp.float32(-jnp.inf)))
+        return state._replace(
+            optimizer=Selected(state.optimizer, kept, jnp.int32(0), jnp.float32(-jnp.inf))
+        )
 
     def selected(self, state: State) -> State:
         """Return the state with the selected network's trained variables."""
-        return state._replace(params=state.optimizer.params) if self.training.select_every else state
+        return (
+            state._replace(params=state.optimizer.params) if self.training.select_every else state
+        )
 
-    def _step_and_select(self, state: State, number: Array, data: tuple[Array, Array]) -> tuple[State, Array]:
+    def _step_and_select(
+        self, state: State, number: Array, data: tuple[Array, Array]
+    ) -> tuple[State, Array]:
         """Return the next state with the selected network, and the loss; see `step`."""
         kept: Selected = state.optimizer
         state, loss = self.step(state._replace(optimizer=kept.optimizer), number, data)
@@ -157,7 +171,9 @@ class Run(ModelRun[Model]):
             return better
 
         due = (done % self.training.select_every == 0) | (done == self.training.steps)
-        kept = jax.lax.cond(due, select, lambda state, kept: kept, state, kept._replace(optimizer=None))
+        kept = jax.lax.cond(
+            due, select, lambda state, kept: kept, state, kept._replace(optimizer=None)
+        )
         return state._replace(optimizer=kept._replace(optimizer=state.optimizer)), loss
 
     def step(
@@ -215,11 +231,15 @@ class Run(ModelRun[Model]):
 
         The number of completed steps (default: all) determines the soft network's temperature.
         """
-        temperature = None if hard else self.temperature(self.training.steps if steps is None else steps)
+        temperature = (
+            None if hard else self.temperature(self.training.steps if steps is None else steps)
+        )
         size = -(-len(x) // -(-len(x) // AT_ONCE))  # about equal parts, hence one or two programs
         found = [
             np.asarray(
-                self._classes(state.params, state.others, x[first : first + size], temperature, hard=hard)
+                self._classes(
+                    state.params, state.others, x[first : first + size], temperature, hard=hard
+                )
             )
             for first in range(0, len(x), size)
         ]
@@ -229,7 +249,9 @@ class Run(ModelRun[Model]):
         """Predict classes with the hard network; unlike `classes`, in a traced function."""
         return self._classes_of(state.params, state.others, x, None, hard=True)
 
-    def accuracy(self, state: State, part: Samples, *, hard: bool, steps: int | None = None) -> float:
+    def accuracy(
+        self, state: State, part: Samples, *, hard: bool, steps: int | None = None
+    ) -> float:
         """Return the accuracy, or R2 in regression; see `classes`."""
         return float(self._quality(self.classes(state, part.x, hard=hard, steps=steps), part.y))
 
@@ -237,7 +259,9 @@ class Run(ModelRun[Model]):
         """Return the accuracy, or R2 in regression: 1 - mean squared error / variance."""
         if self.regression:
             variance = y.var()
-            return 1 - ((found - y) ** 2).mean() / (variance + (variance == 0).astype(variance.dtype))
+            return 1 - ((found - y) ** 2).mean() / (
+                variance + (variance == 0).astype(variance.dtype)
+            )
         return (found == y).mean()
 
     def _classes_of(
@@ -324,7 +348,9 @@ def feature_columns(model: Config, train: Samples) -> Num[np.ndarray, "values fe
     if not model.edges:
         return found.reshape(-1, model.in_shape[2])
     images = some.reshape(-1, *model.in_shape)
-    maps = np.asarray(with_edges(jnp.moveaxis(jnp.asarray(images, jnp.float32), (3, 1, 2), (0, 1, 2))))
+    maps = np.asarray(
+        with_edges(jnp.moveaxis(jnp.asarray(images, jnp.float32), (3, 1, 2), (0, 1, 2)))
+    )
     return maps.reshape(len(maps), -1).T
 
 
@@ -357,7 +383,10 @@ def _rate_of_thresholds(factors: Array) -> optax.GradientTransformation:
 
     def scale_thresholds(updates: Any, params: Any) -> Any:
         del params
-        encoder = {**updates["encoder"], "thresholds": updates["encoder"]["thresholds"] * factors[:, None]}
+        encoder = {
+            **updates["encoder"],
+            "thresholds": updates["encoder"]["thresholds"] * factors[:, None],
+        }
         return {**updates, "encoder": encoder}
 
     return optax.stateless(scale_thresholds)
@@ -419,7 +448,9 @@ def baselines(
     if n_thresholds:
         if thresholds is None:
             thresholds = first_thresholds(train.x, training, n_thresholds)
-        bits, test_bits = ((x[:, :, None] > thresholds).reshape(len(x), -1) for x in (train.x, test.x))
+        bits, test_bits = (
+            (x[:, :, None] > thresholds).reshape(len(x), -1) for x in (train.x, test.x)
+        )
     found, seed = {}, training.seed
     models: tuple[tuple[str, Any], ...] = (
         ("logistic regression", LogisticRegression(max_iter=1000)),

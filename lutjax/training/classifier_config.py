@@ -120,7 +120,9 @@ class TrainingConfig(Training):
             raise ValueError(f"weight_decay is {self.weight_decay}; it must not be negative.")
         self.check_least(column_bits=0, select_every=0)
         if self.column_bits > MOST_THRESHOLDS:
-            raise ValueError(f"column_bits is {self.column_bits}; it must be at most {MOST_THRESHOLDS}.")
+            raise ValueError(
+                f"column_bits is {self.column_bits}; it must be at most {MOST_THRESHOLDS}."
+            )
         self.check_seeds("split")
         check_names(self)
         for name in ("temperature", "final_temperature"):
@@ -140,7 +142,9 @@ class TrainingConfig(Training):
         from lutjax.training import optimizers
 
         last = self.temperature if self.final_temperature is None else self.final_temperature
-        schedule = optimizers.annealed(self.annealing, first=self.temperature, last=last, steps=self.steps)
+        schedule = optimizers.annealed(
+            self.annealing, first=self.temperature, last=last, steps=self.steps
+        )
         return None if self.temperature == last == 1 else schedule
 
 
@@ -169,7 +173,9 @@ def _preset(model: str | None) -> Mapping[str, Any]:
     words = {}
     for name, value in FOR_TABLES.items():
         configs = (LogicClassifierConfig, TrainingConfig)
-        usual = next(c.__dataclass_fields__[name].default for c in configs if name in c.__dataclass_fields__)
+        usual = next(
+            c.__dataclass_fields__[name].default for c in configs if name in c.__dataclass_fields__
+        )
         more = {"layers": " or 200,200 a class", "tau": ", 6"}.get(name, "")
         words[name] = f"{_format_option(usual)} (tables: {_format_option(value)}{more})"
     stratified = {"stratified": "on with --data"}
@@ -183,4 +189,6 @@ def _format_option(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-CONFIGS = Configs(LogicClassifierConfig | LogicTreeNetConfig, TrainingConfig, Options, MODELS, _preset)
+CONFIGS = Configs(
+    LogicClassifierConfig | LogicTreeNetConfig, TrainingConfig, Options, MODELS, _preset
+)

@@ -64,7 +64,12 @@ class Classifier(Experiment):
     run: Run
 
     def __init__(self, record: Record, parts: datasets.Parts):
-        self.record, self.train, self.test, self.encoding = record, parts.train, parts.test, parts.encoding
+        self.record, self.train, self.test, self.encoding = (
+            record,
+            parts.train,
+            parts.test,
+            parts.encoding,
+        )
         self.test_rows = parts.test_rows
         self.remarks = (*parts.remarks, *self._doubts())
         thresholds = None if self.encoding is None else self.encoding.thresholds
@@ -106,9 +111,13 @@ class Classifier(Experiment):
         presets.refuse_others(f"the model {name}", (config, TrainingConfig, Options), fields)
         if regression and (found is not None or name != "gates"):
             what = f"the recipe {found.name}" if found is not None else f"the model {name}"
-            raise ValueError(f"regression requires gate layers, but {what} is for classes. Omit one of them.")
+            raise ValueError(
+                f"regression requires gate layers, but {what} is for classes. Omit one of them."
+            )
         if regression and fields.get("stratified"):
-            raise ValueError("stratified is True, but numbers (--regression) have no classes; leave it out.")
+            raise ValueError(
+                "stratified is True, but numbers (--regression) have no classes; leave it out."
+            )
         data = datasets.load(
             path,
             target=target,
@@ -124,7 +133,9 @@ class Classifier(Experiment):
                     raise ValueError(
                         f"{name} is {fields[name]}, but {data.name} has its own test part. Omit --{name}."
                     )
-        of_table = isinstance(data.train, Table) and found is None and config is LogicClassifierConfig
+        of_table = (
+            isinstance(data.train, Table) and found is None and config is LogicClassifierConfig
+        )
         usual = _default_fields(data, fields) if of_table else {}
         asked = {**(found.fields() if found else {}), **fields}
         by_class = stratified and data.test is None and not data.regression
@@ -163,7 +174,11 @@ class Classifier(Experiment):
             exclude=list(exclude or ()),
             encoding=encoding,
             form=Form.from_samples(
-                parts.train, made.n_classes, parts.encoding, scaled=image_size is not None, target=target
+                parts.train,
+                made.n_classes,
+                parts.encoding,
+                scaled=image_size is not None,
+                target=target,
             ),
         )
         return cls(record, parts)
@@ -186,11 +201,15 @@ class Classifier(Experiment):
         If `model` is given, the run must have this model.
         """
         if model is not None and not isinstance(record.model, MODELS[model]):
-            found = next(name for name, config in MODELS.items() if isinstance(record.model, config))
+            found = next(
+                name for name, config in MODELS.items() if isinstance(record.model, config)
+            )
             raise CheckpointError(f"the run trains another model: {found}, not {model}.")
         learned = is_regression(record.model)
         if regression and not learned:
-            raise CheckpointError("the run learns classes, and --regression asks for numbers; leave it out.")
+            raise CheckpointError(
+                "the run learns classes, and --regression asks for numbers; leave it out."
+            )
         places = (path or record.samples.path, test or record.test)
         whole, other = (None if place is None else Path(place) for place in places)
         if image_size is None and record.form.scaled:
@@ -234,7 +253,9 @@ class Classifier(Experiment):
                     thresholds = thresholds[: record.model.in_features]
                 thresholds = np.tile(thresholds, (self.train.x.shape[1] // len(thresholds), 1))
             linear = "ridge" if self.run.regression else "logistic"
-            with show.show_activity(f"fitting {linear} regression and a random forest to the same bits"):
+            with show.show_activity(
+                f"fitting {linear} regression and a random forest to the same bits"
+            ):
                 record.baselines = baselines(
                     self.train, self.test, record.training, record.model.n_thresholds, thresholds
                 )
@@ -294,7 +315,10 @@ class Classifier(Experiment):
         expected = float(expected_gates(model, self.run.temperature(self._completed_steps())))
         counts = self._counts(model)
         remain = counts["simplified"]
-        return expected, f"not counted, of {counts['at all places']:,}" if remain is None else f"{remain:,}"
+        return (
+            expected,
+            f"not counted, of {counts['at all places']:,}" if remain is None else f"{remain:,}",
+        )
 
     def _counts(self, model: Model) -> dict[str, int | None]:
         """Return gate counts by category.
@@ -340,7 +364,8 @@ class Classifier(Experiment):
         packed, trees = model.packed(), []
         if isinstance(model, LogicTreeNet):
             trees = [
-                reports.Trees(layer.spec, *map(np.asarray, layer.truth_tables())) for layer in model.trees
+                reports.Trees(layer.spec, *map(np.asarray, layer.truth_tables()))
+                for layer in model.trees
             ]
         thresholds = None if packed.thresholds is None else np.asarray(packed.thresholds)
         hard, soft = (
@@ -382,7 +407,9 @@ class Classifier(Experiment):
         recipe = RECIPES.get(record.recipe or "")
         if recipe is not None and recipe.published is not None:
             other = (
-                "; these are other data, with which it cannot be compared" if self._other_data(recipe) else ""
+                "; these are other data, with which it cannot be compared"
+                if self._other_data(recipe)
+                else ""
             )
             lines.append(
                 f"Published: {recipe.published:g} % on {recipe.data} (the recipe {recipe.name}){other}."
@@ -390,7 +417,9 @@ class Classifier(Experiment):
         return lines
 
     def _accuracies(self, report: reports.Report) -> list[str]:
-        others = ", ".join(f"{name} {100 * found:.1f} %" for name, found in self.record.baselines.items())
+        others = ", ".join(
+            f"{name} {100 * found:.1f} %" for name, found in self.record.baselines.items()
+        )
         return [
             f"Hard network: {100 * report.hard:.1f} % of the test part"
             + (f"; on the same bits {others}." if others else "."),
@@ -459,8 +488,16 @@ class Classifier(Experiment):
         n_gates, simplified = counts["at all places"], counts["simplified"]
         if simplified is None:
             return f"Circuit: {n_gates:,} gates, too many to simplify here."
-        trees = ", those of trees at each place," if isinstance(self.record.model, LogicTreeNetConfig) else ""
-        ends = "that count the bits" if self.run.regression else "that count the votes and find the class"
+        trees = (
+            ", those of trees at each place,"
+            if isinstance(self.record.model, LogicTreeNetConfig)
+            else ""
+        )
+        ends = (
+            "that count the bits"
+            if self.run.regression
+            else "that count the votes and find the class"
+        )
         return (
             f"Circuit: {simplified:,} of {n_gates:,} gates of the layers{trees} survive simplification from bits to bits; an export adds those that "
             f"compare numbers with thresholds and those {ends}."
@@ -476,7 +513,9 @@ class Classifier(Experiment):
     def _draw_accuracies(self, state: State, path: Path) -> None:
         from lutjax.training.pictures import plot_accuracies
 
-        plot_accuracies(self.record.history, self.record.baselines, path, regression=self.run.regression)
+        plot_accuracies(
+            self.record.history, self.record.baselines, path, regression=self.run.regression
+        )
 
     def _write_encoding(self, state: State, path: Path) -> None:
         assert self.encoding is not None
@@ -531,7 +570,9 @@ def _with_gate_cost(
     found = _gate_costs.cross_validate(model, training, train, GATE_COSTS)
     # Of equally accurate networks, prefer the smaller one.
     _, cost = max(zip(found, GATE_COSTS, strict=True))
-    compared = ", ".join(f"{100 * a:.1f} % with {c:g}" for a, c in zip(found, GATE_COSTS, strict=True))
+    compared = ", ".join(
+        f"{100 * a:.1f} % with {c:g}" for a, c in zip(found, GATE_COSTS, strict=True)
+    )
     words = f"gate cost {cost:g}, chosen by {_gate_costs.N_FOLDS}-fold cross-validation: {compared}"
     return dataclasses.replace(training, gate_cost=cost), f"{len(train.x)} training rows: {words}."
 
@@ -545,10 +586,14 @@ def _sizes(
     if config is LogicTreeNetConfig:
         sizes |= _tree_sizes(image_shape(parts.train))
     else:
-        default = FOR_TABLES["layers"] if parts.encoding is not None else LogicClassifierConfig.layers
+        default = (
+            FOR_TABLES["layers"] if parts.encoding is not None else LogicClassifierConfig.layers
+        )
         layers = given.get("layers") or default
         sizes |= {"in_features": parts.train.x.shape[1], "layers": layers}
-        if len(parts.train.shape) > 1 and ("windows" in str(given.get("wiring")) or given.get("edges")):
+        if len(parts.train.shape) > 1 and (
+            "windows" in str(given.get("wiring")) or given.get("edges")
+        ):
             sizes["image_shape"] = parts.train.shape
     if parts.train.regression:
         last = (given.get("layers") or sizes["layers"])[-1]

@@ -46,20 +46,26 @@ class Training:
         check_floats(self)
         self.check_least(steps=1, batch_size=1)
         if not 0 < self.learning_rate < float("inf"):
-            raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0 and finite.")
+            raise ValueError(
+                f"learning_rate is {self.learning_rate}; it must be above 0 and finite."
+            )
         self.check_seeds("seed")
 
     def check_least(self, **least: int) -> None:
         """Raise ValueError if a field is below its least value."""
         for name, smallest in least.items():
             if getattr(self, name) < smallest:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {smallest}.")
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}; it must be at least {smallest}."
+                )
 
     def check_fractions(self, *names: str) -> None:
         """Raise ValueError if a field is no fraction of the steps."""
         for name in names:
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it is a fraction of the steps, 0 to 1.")
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}; it is a fraction of the steps, 0 to 1."
+                )
 
     def check_seeds(self, *names: str) -> None:
         """Raise ValueError if a field is not an unsigned number of 32 bits."""
@@ -74,9 +80,13 @@ class Training:
     scheduled_name: ClassVar[str] = "rate"
     """Description of the step values that depend on the total number of steps."""
 
-    def scheduled_values(self, numbers: Int[np.ndarray, " steps"]) -> Float[np.ndarray, "steps values"]:
+    def scheduled_values(
+        self, numbers: Int[np.ndarray, " steps"]
+    ) -> Float[np.ndarray, "steps values"]:
         """Return the step values that depend on the total number of steps, for step numbers from 0."""
-        rates = np.asarray(self.rate()(numbers), np.float32)  # a constant schedule answers with one number
+        rates = np.asarray(
+            self.rate()(numbers), np.float32
+        )  # a constant schedule answers with one number
         return np.broadcast_to(rates, numbers.shape)[:, None]
 
     def scheduled(

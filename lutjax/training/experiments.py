@@ -76,12 +76,18 @@ class Experiment(ABC):
         """
 
     @classmethod
-    def make_configs(cls, fields: Mapping[str, Any], model: type | None = None) -> tuple[Any, Any, Any]:
+    def make_configs(
+        cls, fields: Mapping[str, Any], model: type | None = None
+    ) -> tuple[Any, Any, Any]:
         """Create the configs from their fields, in the order of `configs`.
 
         `model` selects the model's config class, if there are several.
         """
-        classes: tuple[Any, ...] = (model or cls.configs.model, cls.configs.training, cls.configs.options)
+        classes: tuple[Any, ...] = (
+            model or cls.configs.model,
+            cls.configs.training,
+            cls.configs.options,
+        )
         made, training, options = (presets.make(config, fields) for config in classes)
         return made, training, options
 
@@ -221,7 +227,10 @@ def check_memory(experiment: Experiment) -> None:
     """Reject a run whose arrays exceed device or host memory, before allocating any of them."""
     run = experiment.run
     devices = [jax.local_devices()[0]] if run.mesh is None else list(run.mesh.devices.flat)
-    state, batch = _bytes(run.abstract()), experiment.record.training.batch_size * experiment.sample_bytes
+    state, batch = (
+        _bytes(run.abstract()),
+        experiment.record.training.batch_size * experiment.sample_bytes,
+    )
     memory = meshes.memory_of(devices)
     if memory is not None and state + batch > memory:
         raise RunError(
@@ -246,7 +255,9 @@ def check_new(folder: Path, kind: type[Experiment]) -> None:
         raise InUseError(
             f"{folder} already holds a checkpoint: continue it (--resume) or choose another folder (--out)."
         )
-    others = hosts.call_in_first(lambda: [str(path) for path in runs.existing_outputs(folder, kind.files)])
+    others = hosts.call_in_first(
+        lambda: [str(path) for path in runs.existing_outputs(folder, kind.files)]
+    )
     if others:
         raise InUseError(
             f"{folder} holds no run, but a run would overwrite "
@@ -296,7 +307,9 @@ def resume(
     with runs.lock(folder):
         done, found = runs.read(folder, kind.kept, on_damage=show.line)
         options_given = presets.fields_of(kind.configs.options, same or {})
-        _check_same(folder, found, {n: v for n, v in (same or {}).items() if n not in options_given})
+        _check_same(
+            folder, found, {n: v for n, v in (same or {}).items() if n not in options_given}
+        )
         experiment = make(found)
         experiment.record.options = dataclasses.asdict(
             kind.configs.options(**{**experiment.record.options, **(options or {})})
@@ -306,7 +319,9 @@ def resume(
         check_memory(experiment)
         _check_processes(experiment)
         runs.set_aside_damaged(folder, done)
-        runs.check_space(folder, 0 if experiment.stop_reason(done) else _bytes(experiment.run.abstract()))
+        runs.check_space(
+            folder, 0 if experiment.stop_reason(done) else _bytes(experiment.run.abstract())
+        )
         with loop.stop_on_signal(show.second_signal) as stop:
             _go_on(experiment, folder, done, show, stop)
 
@@ -329,7 +344,9 @@ def dry_run(experiment: Experiment, show: Show) -> None:
     show.line(f"parameters: {count:,} ({_size(_bytes(params))})")
     if experiment.run.host_bytes:
         held = _size(experiment.run.host_bytes)
-        show.line(f"in the memory of the host: {held}, of which a checkpoint has the rows that have moved")
+        show.line(
+            f"in the memory of the host: {held}, of which a checkpoint has the rows that have moved"
+        )
     held = ""
     if experiment.run.mesh is not None:
         part = jax.tree.map(
@@ -344,7 +361,9 @@ def dry_run(experiment: Experiment, show: Show) -> None:
     compiling = time.perf_counter() - start
     planned = planned_bytes(program)
     if planned is not None:
-        show.line(f"memory for training{each}: {_size(planned)}, without tests, as the compiler plans it")
+        show.line(
+            f"memory for training{each}: {_size(planned)}, without tests, as the compiler plans it"
+        )
     with show.show_activity("measuring steps"):
         state, first = experiment.run.init(), 0
 
@@ -395,7 +414,9 @@ def _with_steps(
     starts = [first for first, _ in lengths]
     scheduled = training.scheduled_values(np.arange(done))
     taken = np.empty_like(scheduled)  # at every completed step
-    for first, last, length in zip(starts, [*starts[1:], done], (n for _, n in lengths), strict=True):
+    for first, last, length in zip(
+        starts, [*starts[1:], done], (n for _, n in lengths), strict=True
+    ):
         own = dataclasses.replace(record.training, steps=length)
         taken[first:last] = own.scheduled_values(np.arange(first, last))
     other = np.flatnonzero((taken != scheduled).any(1))
@@ -423,7 +444,9 @@ def _check_processes(experiment: Experiment) -> None:
     for data in record.values():
         if isinstance(data, dict):
             data.pop("path", None)  # data folders may differ between hosts
-    of_each = hosts.gather(json.dumps([record, meshes.describe_devices(experiment.run.mesh)], sort_keys=True))
+    of_each = hosts.gather(
+        json.dumps([record, meshes.describe_devices(experiment.run.mesh)], sort_keys=True)
+    )
     for process, one in enumerate(of_each):
         if one != of_each[0]:
             raise HostError(
@@ -446,12 +469,16 @@ def _go_on(experiment: Experiment, folder: Path, done: int, show: Show, stop: lo
             )
         with stop.allow_interrupt():
             state = models.restore(folder, done, experiment.run) if done else experiment.run.init()
-            _show_kernels(show, experiment, state, functools.partial(experiment.run.advance.trace, state))
+            _show_kernels(
+                show, experiment, state, functools.partial(experiment.run.advance.trace, state)
+            )
         state, done = _train(experiment, state, folder, done, show, stop)
         show.line(f"{done - first} steps in {time.perf_counter() - start:.0f} s.")
     finished = hosts.call_in_first(lambda: runs.read_finishing_record(folder))
     names = [part.name for part in experiment.parts()]
-    if finished.why and hosts.call_in_first(lambda: all(finished.has(folder, name) for name in names)):
+    if finished.why and hosts.call_in_first(
+        lambda: all(finished.has(folder, name) for name in names)
+    ):
         show.line(_describe_finished(folder, finished))
         return
     if state is None:
@@ -533,7 +560,12 @@ def _train(
 
 
 def _finish(
-    experiment: Experiment, state: State, folder: Path, done: int, finished: runs.Finished, show: Show
+    experiment: Experiment,
+    state: State,
+    folder: Path,
+    done: int,
+    finished: runs.Finished,
+    show: Show,
 ) -> None:
     why = experiment.stop_reason(done)
     assert why is not None

@@ -24,7 +24,15 @@ from lutjax.circuits.ports import Format, Port
 from lutjax.circuits.resynthesis import MOST_INPUTS
 from lutjax.models import LogicCA, LogicTreeNetConfig, PackedClassifier, PackedTreeNet
 from lutjax.models.packed import votes_of
-from lutjax.training import automaton, checkpoints, classifier, model_folders, predictions, reports, runs
+from lutjax.training import (
+    automaton,
+    checkpoints,
+    classifier,
+    model_folders,
+    predictions,
+    reports,
+    runs,
+)
 from lutjax.training.classifier_runs import Classifier, bit_names
 from lutjax.training.datasets.columns import Encoding, Table
 from lutjax.training.errors import CheckpointError, RunError
@@ -103,7 +111,8 @@ class Source:
         """Return the values for each input port by name."""
         ends = np.cumsum([port.count for port in self.circuit.inputs])[:-1]
         return {
-            port.name: x for port, x in zip(self.circuit.inputs, np.split(numbers, ends, axis=1), strict=True)
+            port.name: x
+            for port, x in zip(self.circuit.inputs, np.split(numbers, ends, axis=1), strict=True)
         }
 
     def vectors(self) -> Vectors:
@@ -112,7 +121,9 @@ class Source:
         if self.rows is None or self.row_answers is None:
             return Vectors(self.split_by_port(x), {"y": self.answer(x)}, self.samples_name)
         answers = self.row_answers(len(x))
-        return Vectors(self.split_by_port(x), {"y": answers}, self.samples_name, self.rows[:MOST_VECTORS])
+        return Vectors(
+            self.split_by_port(x), {"y": answers}, self.samples_name, self.rows[:MOST_VECTORS]
+        )
 
 
 def export(
@@ -165,8 +176,14 @@ def _circuit(
         progress("optimizing the circuit")
         circuit = optimize_circuit(circuit, wanted.optimize)
         layers = None if layers is None else optimize_circuit(layers, wanted.optimize)
-    elif wanted.lut is None and circuit.about["kind"] == "automaton" and circuit.n_inputs <= _TABULATED:
-        circuit = circuits.tabulate(circuit)  # training finds some circuit for a rule, rarely the shortest
+    elif (
+        wanted.lut is None
+        and circuit.about["kind"] == "automaton"
+        and circuit.n_inputs <= _TABULATED
+    ):
+        circuit = circuits.tabulate(
+            circuit
+        )  # training finds some circuit for a rule, rarely the shortest
     progress("asking the model in JAX")
     vectors = source.vectors()
     options = wanted.options(source.name)
@@ -200,12 +217,16 @@ def _language_model(
         )
     for option in ("inputs", "outputs", "lut", "name", "registers", "optimize", "target"):
         if getattr(wanted, option):
-            raise RunError(f"{folder} holds a language model, which has no option --{option}; leave it out.")
+            raise RunError(
+                f"{folder} holds a language model, which has no option --{option}; leave it out."
+            )
     tables = wanted.integers or "int16"
     program = integers.program_of(folder, tables=tables, progress=progress, on_damage=on_damage)
     files = {name: ("c", content) for name, content in program.files.items()}
     facts = {"facts": program.facts}
-    manifest = deployment.manifest_of("language model", files, facts, _facts(folder, "lm", program.steps))
+    manifest = deployment.manifest_of(
+        "language model", files, facts, _facts(folder, "lm", program.steps)
+    )
     return files, manifest, [*program.remarks, *deployment.sizes(files)], None
 
 
@@ -279,7 +300,10 @@ def oracle(manifest: Mapping[str, Any], folder: Path | None = None) -> proofs.Or
     if not place.exists():
         raise proofs.SkippedError(f"the model is not in {place}; name its folder by --run")
     try:
-        same = model_folders.kind_of(place) == run["kind"] and model_folders.digest_of(place) == run["digest"]
+        same = (
+            model_folders.kind_of(place) == run["kind"]
+            and model_folders.digest_of(place) == run["digest"]
+        )
         if not same:
             raise proofs.SkippedError(
                 f"the bundle {place} holds another model than the exported one"
@@ -300,7 +324,9 @@ def _choices(manifest: Mapping[str, Any]) -> dict[str, Any]:
     found = manifest.get("choices")
     kinds = {"inputs": str, "outputs": str, "lut": int}
     if not isinstance(found, dict) or set(found) != set(kinds):
-        raise proofs.FailedError("the manifest does not say the choices of the export: inputs, outputs, lut")
+        raise proofs.FailedError(
+            "the manifest does not say the choices of the export: inputs, outputs, lut"
+        )
     for name, kind in kinds.items():
         if found[name] is not None and type(found[name]) is not kind:
             raise proofs.FailedError(f"the manifest: choices has {name} = {found[name]!r}")
@@ -462,16 +488,18 @@ def _rows_source(
         page=page,
         remarks=remarks,
         layers=lambda: circuit_of(
-            folder, model, inputs="bits", outputs="bits", about={"column_bits": [list(b) for b in taken.bits]}
+            folder,
+            model,
+            inputs="bits",
+            outputs="bits",
+            about={"column_bits": [list(b) for b in taken.bits]},
         ),
         rows=rows,
         row_answers=lambda n: answer_table(table.rows(np.arange(n))),
     )
 
 
-_READS_ROWS = (
-    "the circuit reads table rows, with one port per column; --inputs bits leaves their encoding outside"
-)
+_READS_ROWS = "the circuit reads table rows, with one port per column; --inputs bits leaves their encoding outside"
 
 
 def _experiment(found: ModelFolder) -> Classifier | None:
@@ -539,11 +567,13 @@ def name_of(folder: Path, record: classifier.Record | None = None) -> str:
     chosen = folder.absolute().name
     if record is not None and chosen == record.kind:  # the command's default folder
         path = record.samples.path
-        chosen = record.own_kind() if path is None else Path(Path(path).name.removesuffix(".gz")).stem
+        chosen = (
+            record.own_kind() if path is None else Path(Path(path).name.removesuffix(".gz")).stem
+        )
     letters = unicodedata.normalize("NFKD", chosen)  # split an é into an e and its accent
-    name = re.sub(r"[^A-Za-z0-9]+", "_", "".join(c for c in letters if not unicodedata.combining(c))).strip(
-        "_"
-    )
+    name = re.sub(
+        r"[^A-Za-z0-9]+", "_", "".join(c for c in letters if not unicodedata.combining(c))
+    ).strip("_")
     try:
         if f"{name}.json" not in (COLUMNS, deployment.VECTORS, deployment.MANIFEST):
             return deployment.Options(name=name).name
@@ -624,7 +654,8 @@ def _samples(part: Samples, inputs: str, packed: Packed) -> tuple[np.ndarray, tu
     if not other.any():
         return rounded, ()
     right = [
-        float((np.asarray(packed(_input_layout(packed, x))) == part.y).mean()) for x in (part.x, rounded)
+        float((np.asarray(packed(_input_layout(packed, x))) == part.y).mean())
+        for x in (part.x, rounded)
     ]
     return rounded, (
         f"{other.sum():,} of {other.size:,} numbers of the test part are rounded to {inputs}: {100 * right[0]:.2f} % of it are "

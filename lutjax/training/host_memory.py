@@ -55,7 +55,11 @@ class Steps(Repeated):
         if of_state is not None:
             everywhere = meshes.replicated_sharding(jax.tree.leaves(of_state)[0].mesh)
             # Every process needs the complete gradient; a single process takes it from any location.
-            options["out_shardings"] = (of_state, everywhere, everywhere if hosts.count() > 1 else None)
+            options["out_shardings"] = (
+                of_state,
+                everywhere,
+                everywhere if hosts.count() > 1 else None,
+            )
         self._jitted = jax.jit(step, donate_argnums=0, **options)
 
     def __call__(self, state: State, first: int, count: int) -> tuple[State, Any]:
@@ -67,7 +71,9 @@ class Steps(Repeated):
         """Run steps from step `first`; see `lutjax.training.loop.Repeated.run_parts`."""
         return self._run(self._jitted, state, first, ends)
 
-    def _run(self, program: Any, state: State, first: int, ends: Sequence[int]) -> tuple[State, Any]:
+    def _run(
+        self, program: Any, state: State, first: int, ends: Sequence[int]
+    ) -> tuple[State, Any]:
         losses = []
         for number in range(first, first + ends[-1]):
             batch = self.ahead.batch(number)
@@ -78,7 +84,9 @@ class Steps(Repeated):
         found = np.asarray(jax.device_get(losses), np.float32)
         parts = zip([0, *ends[:-1]], ends, strict=True)
         # Accumulate sequentially, as on the device.
-        return state, np.asarray([np.add.accumulate(found[a:b])[-1] / np.float32(b - a) for a, b in parts])
+        return state, np.asarray(
+            [np.add.accumulate(found[a:b])[-1] / np.float32(b - a) for a, b in parts]
+        )
 
     def trace(self, state: State) -> None:
         """Trace the program for the state's shapes and dtypes; calls reuse this trace."""
@@ -159,4 +167,6 @@ def _convert_load_errors(folder: Path) -> Any:
     try:
         yield
     except (OSError, ValueError, EOFError) as error:
-        raise CheckpointError(f"the checkpoint {folder} does not fit this model: {error}") from error
+        raise CheckpointError(
+            f"the checkpoint {folder} does not fit this model: {error}"
+        ) from error

@@ -85,7 +85,9 @@ def initialize(
     if n_processes is not None and n_processes < 1:
         raise ValueError(f"n_processes is {n_processes}; it must be at least 1.")
     if process is not None and not 0 <= process < (n_processes or in_cluster or process + 1):
-        raise ValueError(f"process is {process}; it must be 0 to {(n_processes or in_cluster or 1) - 1}.")
+        raise ValueError(
+            f"process is {process}; it must be 0 to {(n_processes or in_cluster or 1) - 1}."
+        )
     if (n_processes or in_cluster or 1) == 1:
         return
     # JAX would handle SIGTERM, which must end a run with a checkpoint.
@@ -101,7 +103,9 @@ def initialize(
             heartbeat_timeout_seconds=LOST_AFTER if lost_after is None else lost_after,
         )
     except jax.errors.JaxRuntimeError as error:
-        raise HostError(f"processes cannot meet at {coordinator}: {str(error).splitlines()[0]}") from error
+        raise HostError(
+            f"processes cannot meet at {coordinator}: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def _cluster() -> tuple[str, int] | None:
@@ -116,9 +120,13 @@ def _all_are_its_own() -> bool:
     """Return True if a process gets all visible devices; JAX's default is one per local process."""
     if "JAX_LOCAL_DEVICE_IDS" in os.environ:
         return False
-    per_host = os.environ.get("SLURM_STEP_TASKS_PER_NODE", os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", ""))
+    per_host = os.environ.get(
+        "SLURM_STEP_TASKS_PER_NODE", os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
+    )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return bool(re.fullmatch(r"1(\(x\d+\))?", per_host)) or (visible is not None and "," not in visible)
+    return bool(re.fullmatch(r"1(\(x\d+\))?", per_host)) or (
+        visible is not None and "," not in visible
+    )
 
 
 def _joined_jax() -> Any:
@@ -278,7 +286,8 @@ def is_lost_process(error: BaseException) -> bool:
         and isinstance(error, RuntimeError | ValueError)
         and bool(
             re.search(
-                r"Gloo|NCCL|[Cc]oordination ?[Ss]ervice|heartbeat|Connection (closed|reset)", str(error)
+                r"Gloo|NCCL|[Cc]oordination ?[Ss]ervice|heartbeat|Connection (closed|reset)",
+                str(error),
             )
         )
     )

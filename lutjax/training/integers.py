@@ -89,7 +89,9 @@ class Rounded:
           ValueError: the prompt is empty, or the temperature is not an integer number of
             thousandths.
         """
-        return b"".join(self.stream(prompt, n_bytes, temperature=temperature, top_k=top_k, seed=seed))
+        return b"".join(
+            self.stream(prompt, n_bytes, temperature=temperature, top_k=top_k, seed=seed)
+        )
 
     def stream(
         self,
@@ -245,7 +247,9 @@ def program_of(
         raise RunError(f"{folder} cannot be exported: {error}") from error
     losses, remark = _losses(found, rounded, text_path, progress)
     progress("generating texts in JAX")
-    files[TEXTS] = language_model.texts_to_json(_texts(rounded, model.config.context)).encode("ascii")
+    files[TEXTS] = language_model.texts_to_json(_texts(rounded, model.config.context)).encode(
+        "ascii"
+    )
     integer = rounded.integer
     facts = {
         "tables": integer.dtype.name,
@@ -256,7 +260,9 @@ def program_of(
         "context": model.config.context,
         **losses,
     }
-    size = f"{integer.n_values:,} entries of tables of {integer.dtype}, {facts['table_bytes']:,} bytes"
+    size = (
+        f"{integer.n_values:,} entries of tables of {integer.dtype}, {facts['table_bytes']:,} bytes"
+    )
     where = ", in tables.bin" if language_model.TABLES_FILE in files else ", in the program"
     return Program(files, facts, (remark, size + where), found.steps)
 
@@ -283,7 +289,9 @@ def _losses(
 
 def _texts(rounded: Rounded, context: int) -> list[Text]:
     """Return reference texts with a one-byte prompt, one beyond the context, and any bytes."""
-    long = (b"The quick brown fox jumps over the lazy dog. " * (context // 15 + 1))[: 2 * context + 1]
+    long = (b"The quick brown fox jumps over the lazy dog. " * (context // 15 + 1))[
+        : 2 * context + 1
+    ]
     anything = np.random.default_rng(0).integers(0, 256, 9, np.uint8).tobytes()
     return [
         rounded.text(b"\n", TEXT_BYTES, temperature=0, top_k=256, seed=0),

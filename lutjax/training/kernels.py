@@ -34,7 +34,10 @@ def describe_implementations(calls: Sequence[Made], device: Device) -> list[str]
     by = [f"{name} for {_format_list(of_op)}" for name, of_op in found.items()]
     return [
         f"kernels: {'; '.join(by)}",
-        *(f"no {_WORDS[p]} for {_format_list(of_op)}: {reason}" for (p, reason), of_op in against.items()),
+        *(
+            f"no {_WORDS[p]} for {_format_list(of_op)}: {reason}"
+            for (p, reason), of_op in against.items()
+        ),
     ]
 
 

@@ -88,10 +88,16 @@ class Run(ModelRun[LanguageModel]):
     """
 
     def __init__(
-        self, model: ModelConfig, training: TrainingConfig, train: Bytes, validation: Bytes | None = None
+        self,
+        model: ModelConfig,
+        training: TrainingConfig,
+        train: Bytes,
+        validation: Bytes | None = None,
     ):
         if model.vocab_size != 256:
-            raise ValueError(f"vocab_size is {model.vocab_size}; a language model of bytes needs 256.")
+            raise ValueError(
+                f"vocab_size is {model.vocab_size}; a language model of bytes needs 256."
+            )
         self.config, self.training = model, training
         rate = training.rate()
         rest = optimizers.optimizer(training.optimizer, rate, weight_decay=training.weight_decay)
@@ -123,7 +129,9 @@ class Run(ModelRun[LanguageModel]):
         samples = training.batch_size // training.microbatches
         super().__init__(structure, self._optimizer.init, training.seed, samples)
         if training.select_every and validation is None:
-            raise ValueError(f"select_every is {training.select_every}; it requires validation bytes.")
+            raise ValueError(
+                f"select_every is {training.select_every}; it requires validation bytes."
+            )
         self._train, self._validation = train, validation
         self._on_mesh: host.ShardedHostTable | None = None
         self._on_host = {name: table for name, (table, _) in structure.host_tables.items()}
@@ -132,7 +140,9 @@ class Run(ModelRun[LanguageModel]):
                 f"select_every is {training.select_every}; it must be 0 with memory_placement 'host'."
             )
         if training.memory_depth and not self._on_host:
-            raise ValueError(f"memory_depth is {training.memory_depth}; it requires memory_placement 'host'.")
+            raise ValueError(
+                f"memory_depth is {training.memory_depth}; it requires memory_placement 'host'."
+            )
         self._place_on_mesh(None)
 
     def _place_on_mesh(self, mesh: Mesh | None) -> None:
@@ -144,14 +154,23 @@ class Run(ModelRun[LanguageModel]):
             text = hosts.Padded(self._train, self._train.size + self._padding)
             where = NamedSharding(mesh, PartitionSpec(meshes.AXES))
         if self._on_host:
-            self._on_mesh, options = None if mesh is None else host.ShardedHostTable(mesh), dict[str, Any]()
+            self._on_mesh, options = (
+                None if mesh is None else host.ShardedHostTable(mesh),
+                dict[str, Any](),
+            )
             if mesh is not None:
                 host_memory.share(self.structure, mesh)
-                options = {"of_state": self._shardings(mesh), "of_data": where, "on_mesh": self._on_mesh}
+                options = {
+                    "of_state": self._shardings(mesh),
+                    "of_data": where,
+                    "on_mesh": self._on_mesh,
+                }
             depth = self.training.memory_depth
             put = jax.device_put if self._on_mesh is None else self._on_mesh
             lands = self._on_mesh is None  # the step is the last reader of its rows
-            self.ahead = host.RowPrefetcher(self._on_host, self._ids, self._rate_of_memory, depth, put, lands)
+            self.ahead = host.RowPrefetcher(
+                self._on_host, self._ids, self._rate_of_memory, depth, put, lands
+            )
             self.advance = host_memory.Steps(self._step_on_host, text, self.ahead, **options)
             return
         if not self.training.select_every:
@@ -166,7 +185,9 @@ class Run(ModelRun[LanguageModel]):
 
     def _shardings(self, mesh: Mesh) -> State:
         where = super()._shardings(mesh)
-        specs = self._optimizer.specs(self.structure.abstract()[0], mesh, tables=self.structure.tables)
+        specs = self._optimizer.specs(
+            self.structure.abstract()[0], mesh, tables=self.structure.tables
+        )
         of_optimizer = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
         if self.training.select_every:
             of_optimizer = where.optimizer._replace(optimizer=of_optimizer)
@@ -196,13 +217,22 @@ class Run(ModelRun[LanguageModel]):
         done = number + 1
 
         def select(state: State, kept: Selected) -> Selected:
-            total = self._evaluation.totals(state.params, state.others, *validation).sum() / self._n_validated
-            found = Selected(kept.optimizer, state.params, state.others, done, total.astype(jnp.float32))
-            better: Selected = jax.tree.map(lambda a, b: jnp.where(found.loss < kept.loss, a, b), found, kept)
+            total = (
+                self._evaluation.totals(state.params, state.others, *validation).sum()
+                / self._n_validated
+            )
+            found = Selected(
+                kept.optimizer, state.params, state.others, done, total.astype(jnp.float32)
+            )
+            better: Selected = jax.tree.map(
+                lambda a, b: jnp.where(found.loss < kept.loss, a, b), found, kept
+            )
             return better
 
         due = (done % self.training.select_every == 0) | (done == self.training.steps)
-        kept = jax.lax.cond(due, select, lambda state, kept: kept, state, kept._replace(optimizer=None))
+        kept = jax.lax.cond(
+            due, select, lambda state, kept: kept, state, kept._replace(optimizer=None)
+        )
         return state._replace(optimizer=kept._replace(optimizer=state.optimizer)), loss
 
     def init(self) -> State:
@@ -236,7 +266,9 @@ class Run(ModelRun[LanguageModel]):
     def read_beside(self, folder: Path, others: Any) -> None:
         if self._on_host:
             host_memory.load(folder, self.structure, others, self._rule_of_memory)
-            rows = host_memory.load_queued_rows(folder, self.ahead.abstract(), self.training.memory_depth)
+            rows = host_memory.load_queued_rows(
+                folder, self.ahead.abstract(), self.training.memory_depth
+            )
             self.ahead.begin(int(folder.name), rows)
 
     @functools.cached_property
@@ -281,8 +313,12 @@ class Run(ModelRun[LanguageModel]):
 
     def _starts(self, number: Array, n_bytes: int) -> tuple[Array, Array]:
         """Return a step's window starts in a text, and its dropout key."""
-        data_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(self._data_seed), number))
-        starts = jax.random.randint(data_key, (self.training.batch_size,), 0, n_bytes - self.config.context)
+        data_key, dropout_key = jax.random.split(
+            jax.random.fold_in(jax.random.key(self._data_seed), number)
+        )
+        starts = jax.random.randint(
+            data_key, (self.training.batch_size,), 0, n_bytes - self.config.context
+        )
         return starts, dropout_key
 
     def step(self, state: State, number: Array, text: UInt8[Array, "bytes"]) -> tuple[State, Array]:
@@ -304,7 +340,9 @@ class Run(ModelRun[LanguageModel]):
         starts, dropout_key = self._starts(number, text.size - self._padding)
         part = jnp.arange(training.batch_size) // (training.batch_size // training.microbatches)
 
-        def loss_of(given: Any, batch: tuple[Array, Array, Array]) -> tuple[Array, tuple[Array, Any]]:
+        def loss_of(
+            given: Any, batch: tuple[Array, Array, Array]
+        ) -> tuple[Array, tuple[Array, Any]]:
             params, rows = given
             *text, part = batch
             inputs, labels = meshes.shard_samples(text, self.mesh)
@@ -323,7 +361,9 @@ class Run(ModelRun[LanguageModel]):
             return objective, (mean, arrays(model)[1])
 
         # Names in the differentiated pair of parameters and rows.
-        factored = {f"0/{name}" for name in self._factored} | {f"1/{name}" for name in self._on_host}
+        factored = {f"0/{name}" for name in self._factored} | {
+            f"1/{name}" for name in self._on_host
+        }
         if factored or training.table_gradient != "dense":
             value_and_grad = optim.value_and_grad(loss_of, tables=factored, has_aux=True)
         else:
@@ -332,7 +372,9 @@ class Run(ModelRun[LanguageModel]):
             value_and_grad = optim.microbatched(value_and_grad, training.microbatches)
         windows = _windows(text, starts, context)
         if self.mesh is not None:  # each device looks up all bytes in its own shard of the text
-            windows = jax.lax.with_sharding_constraint(windows, meshes.replicated_sharding(self.mesh))
+            windows = jax.lax.with_sharding_constraint(
+                windows, meshes.replicated_sharding(self.mesh)
+            )
         batch = (*windows, part)
         rows = fetched.rows if self._on_mesh is None else self._on_mesh.gather_rows(fetched)
         rows = {name: self._on_host[name].decode(a) for name, a in rows.items()}
@@ -362,7 +404,9 @@ class Run(ModelRun[LanguageModel]):
         """
         return self._evaluation(state.params, state.others, part, max_windows=max_windows)
 
-    def usage(self, state: State, part: Bytes, *, max_windows: int | None = None) -> dict[str, lutjax.Usage]:
+    def usage(
+        self, state: State, part: Bytes, *, max_windows: int | None = None
+    ) -> dict[str, lutjax.Usage]:
         """Count the reads per table row by text windows, by the table's path in the model.
 
         Args:
@@ -376,10 +420,15 @@ class Run(ModelRun[LanguageModel]):
             if isinstance(self.config, GPTConfig)
             else self.config
         )
-        structure, mesh = self.structure if config == self.config else structure_of(config), self.mesh
+        structure, mesh = (
+            self.structure if config == self.config else structure_of(config),
+            self.mesh,
+        )
         for name, (table, _) in structure.host_tables.items():
             table.borrow(self._on_host[name])
-        where: dict[str, Any] = {} if mesh is None else {"out_shardings": meshes.replicated_sharding(mesh)}
+        where: dict[str, Any] = (
+            {} if mesh is None else {"out_shardings": meshes.replicated_sharding(mesh)}
+        )
 
         @functools.partial(jax.jit, **where)
         def count(params: Any, others: Any, text: Array, starts: Array) -> dict[str, lutjax.Usage]:
@@ -398,7 +447,9 @@ class Run(ModelRun[LanguageModel]):
                 total[name] = total[name] + counts if name in total else counts
         return total
 
-    def memory_usage(self, part: Bytes, *, max_windows: int | None = None) -> dict[str, lutjax.Usage]:
+    def memory_usage(
+        self, part: Bytes, *, max_windows: int | None = None
+    ) -> dict[str, lutjax.Usage]:
         """Count the reads per memory table row, without running a model; see `usage`.
 
         The bytes determine these reads.
@@ -420,7 +471,9 @@ class Run(ModelRun[LanguageModel]):
 
 
 def _reads(ids: np.ndarray, n_rows: int) -> lutjax.Usage:
-    return lutjax.Usage(np.stack([np.bincount(of_table.ravel(), minlength=n_rows) for of_table in ids]))
+    return lutjax.Usage(
+        np.stack([np.bincount(of_table.ravel(), minlength=n_rows) for of_table in ids])
+    )
 
 
 def _with_ids(gradient: optim.TableGradient, ids: Array) -> optim.TableGradient:
@@ -435,13 +488,17 @@ class Evaluation:
 
     def __init__(self, structure: Structure[LanguageModel], context: int, mesh: Mesh | None = None):
         self._structure, self._context, self._mesh = structure, context, mesh
-        where: dict[str, Any] = {} if mesh is None else {"out_shardings": meshes.replicated_sharding(mesh)}
+        where: dict[str, Any] = (
+            {} if mesh is None else {"out_shardings": meshes.replicated_sharding(mesh)}
+        )
         self._compiled = jax.jit(self.totals, compiler_options=compiler_options(), **where)
 
     def windows(self, size: int, max_windows: int | None) -> "Windows":
         """Return the evaluation windows for a text section; see `Run.evaluate`."""
         n_data = 1 if self._mesh is None else self._mesh.shape[meshes.DATA]
-        return _evaluation_windows(size, self._context, max_windows, n_data * -(-EVALUATION_BATCH // n_data))
+        return _evaluation_windows(
+            size, self._context, max_windows, n_data * -(-EVALUATION_BATCH // n_data)
+        )
 
     def __call__(
         self,
@@ -479,7 +536,9 @@ class Evaluation:
         """Return the summed counted losses per window."""
 
         def batch(windows: tuple[Array, Array]) -> Array:
-            inputs, labels = meshes.shard_samples(_windows(text, windows[0], self._context), self._mesh)
+            inputs, labels = meshes.shard_samples(
+                _windows(text, windows[0], self._context), self._mesh
+            )
             logits = self._structure.model(params, others)(inputs, deterministic=True)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             counted = jnp.arange(self._context)[None, :] >= windows[1][:, None]

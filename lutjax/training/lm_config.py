@@ -87,9 +87,13 @@ class TrainingConfig(Training):
             "table_rate", "table_weight_decay", "memory_rate", "memory_weight_decay", "weight_decay", "total_variation"
         ):  # fmt: skip
             if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be finite and not negative.")
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}; it must be finite and not negative."
+                )
         if self.clip is not None and not 0 < self.clip < float("inf"):
-            raise ValueError(f"clip is {self.clip}; it must be above 0 and finite, or None for no limit.")
+            raise ValueError(
+                f"clip is {self.clip}; it must be above 0 and finite, or None for no limit."
+            )
         check_names(self)
         if self.weight_decay and self.optimizer != "adamw":
             raise ValueError(
@@ -108,7 +112,9 @@ class TrainingConfig(Training):
             ("total_variation", self.total_variation),
         ):
             if asked and self.table_gradient != "dense":
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it needs table_gradient 'dense'.")
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}; it needs table_gradient 'dense'."
+                )
 
     def rate(self) -> Schedule:
         """Return the learning rate of every step, counted from 0."""

@@ -62,7 +62,9 @@ def language_model(
                 f"mesh has {meshes.DATA}={n_data}; generation has a single sequence. Give only "
                 f"{meshes.DETECTORS}."
             )
-        chosen = meshes.choose(structure.abstract(), jax.devices(), 1, mesh, tables=structure.tables)
+        chosen = meshes.choose(
+            structure.abstract(), jax.devices(), 1, mesh, tables=structure.tables
+        )
     if record.quantized or not record.training.select_every:
         return models.load(folder, step, structure, chosen)
     nothing = np.zeros(record.model.context + 2, np.uint8)  # takes no step
@@ -78,7 +80,9 @@ load_model = models.Loader(Record, language_model)
 
 
 def _run(record: Record, text: Text) -> Run:
-    train = text.train if record.training.validate else np.concatenate([text.train, text.validation])
+    train = (
+        text.train if record.training.validate else np.concatenate([text.train, text.validation])
+    )
     return Run(record.model, record.training, train, text.validation)
 
 
@@ -112,7 +116,9 @@ class LanguageModel(Experiment):
         """
         name = model or presets.MODEL
         presets.refuse_others(f"the model {name}", (MODELS[name], TrainingConfig, Options), fields)
-        config, training, options = cls.make_configs({**presets.preset(name, preset), **fields}, MODELS[name])
+        config, training, options = cls.make_configs(
+            {**presets.preset(name, preset), **fields}, MODELS[name]
+        )
         text = load_text(path, context=config.context)
         record = Record(
             model=config,
@@ -133,10 +139,14 @@ class LanguageModel(Experiment):
         If `model` is given, the run must have this model.
         """
         if model is not None and not isinstance(record.model, MODELS[model]):
-            found = next(name for name, config in MODELS.items() if isinstance(record.model, config))
+            found = next(
+                name for name, config in MODELS.items() if isinstance(record.model, config)
+            )
             raise CheckpointError(f"the run trains another model: {found}, not {model}.")
         if record.quantized:
-            raise CheckpointError("quantized models cannot be trained: continue the original run instead.")
+            raise CheckpointError(
+                "quantized models cannot be trained: continue the original run instead."
+            )
         text = load_text(path or record.text.path, context=record.model.context)
         if text.digest != record.text.digest:
             raise CheckpointError(
@@ -173,7 +183,11 @@ class LanguageModel(Experiment):
             Part("test", "testing the whole test part", self._test),
             Part("loss.png", "drawing the losses", lambda state, path: self._draw_losses(path)),
             self.curves_part(),
-            *([Part("usage.json", "counting reads of tables", self._count)] if self._counted else []),
+            *(
+                [Part("usage.json", "counting reads of tables", self._count)]
+                if self._counted
+                else []
+            ),
             Part("sample.txt", "writing a sample", self._sample),
         ]
 
@@ -187,7 +201,12 @@ class LanguageModel(Experiment):
     @property
     def prompt(self) -> str:
         """Start of the sample: the first line of the test part."""
-        lines = self.text.test[: self.record.model.context].tobytes().decode(errors="ignore").splitlines()
+        lines = (
+            self.text.test[: self.record.model.context]
+            .tobytes()
+            .decode(errors="ignore")
+            .splitlines()
+        )
         return next((line for line in lines if line.strip()), " ")
 
     def _test(self, state: State, path: Path) -> list[str]:
@@ -203,11 +222,15 @@ class LanguageModel(Experiment):
 
     def _count(self, state: State, path: Path) -> list[str]:
         if self.intervals.usage:
-            found = self.run.usage(self.run.selected(state), self.text.test, max_windows=EVALUATION_WINDOWS)
+            found = self.run.usage(
+                self.run.selected(state), self.text.test, max_windows=EVALUATION_WINDOWS
+            )
         else:
             found = self.run.memory_usage(self.text.test, max_windows=EVALUATION_WINDOWS)
         tables = reports.tables(found)
-        path.write_text(json.dumps([dataclasses.asdict(table) for table in tables], indent=1) + "\n")
+        path.write_text(
+            json.dumps([dataclasses.asdict(table) for table in tables], indent=1) + "\n"
+        )
         return [table.line() for table in tables]
 
     def _draw_losses(self, path: Path) -> None:

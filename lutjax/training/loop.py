@@ -97,7 +97,9 @@ class Repeated:
     """
 
     def __init__(self, step: Step, data: Any = None, *, of_state: Any = None, of_data: Any = None):
-        def advance(state: State, first: Array, ends: Array, data: Any) -> tuple[State, Array, Array]:
+        def advance(
+            state: State, first: Array, ends: Array, data: Any
+        ) -> tuple[State, Array, Array]:
             starts = jnp.concatenate([jnp.zeros(1, jnp.int32), ends[:-1]])
 
             def body(i: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
@@ -106,7 +108,9 @@ class Repeated:
                 is_in = (starts <= i) & (i < ends)
                 return state, totals + jnp.where(is_in, loss.astype(jnp.float32), jnp.float32(0))
 
-            state, totals = jax.lax.fori_loop(0, ends[-1], body, (state, jnp.zeros(MOST, jnp.float32)))
+            state, totals = jax.lax.fori_loop(
+                0, ends[-1], body, (state, jnp.zeros(MOST, jnp.float32))
+            )
             means = totals / jnp.maximum(ends - starts, 1).astype(jnp.float32)
             return state, means[0], means
 
@@ -202,7 +206,9 @@ def run(
         state, found = advance.run_parts(state, start, [end - start for end in ends])
         losses = list(zip(ends, np.asarray(found)[: len(ends)].tolist(), strict=True))
         seconds = slowest(time.perf_counter() - began) / (done - start)
-        spoilt = next((i for i, (_, loss) in enumerate(losses) if not math.isfinite(loss)), len(losses))
+        spoilt = next(
+            (i for i, (_, loss) in enumerate(losses) if not math.isfinite(loss)), len(losses)
+        )
         if log is not None:
             n_parts = min(max(int(CALL / (seconds * log.every)), 1), MOST)
             due = [(n, loss) for n, loss in losses[:spoilt] if n % log.every == 0 or n == steps]
@@ -225,7 +231,11 @@ def _next_multiple(done: int, every: int) -> int:
 def _ends(start: int, until: int, every: int, n_parts: int) -> list[int]:
     """Return the next logging interval ends, clipped to the last step."""
     first = _next_multiple(start, every)
-    return [min(end, until) for end in range(first, first + n_parts * every, every) if end - every < until]
+    return [
+        min(end, until)
+        for end in range(first, first + n_parts * every, every)
+        if end - every < until
+    ]
 
 
 def interrupt() -> NoReturn:

@@ -122,7 +122,11 @@ def _check(
 
 
 def _best_axes(
-    params: Any, devices: Sequence[jax.Device], batch_size: int, n_processes: int, tables: Collection[str]
+    params: Any,
+    devices: Sequence[jax.Device],
+    batch_size: int,
+    n_processes: int,
+    tables: Collection[str],
 ) -> dict[str, int]:
     """Return axes that use as many devices as possible, preferring the detector axis."""
     per_host = min(Counter(map(_host, devices)).values())
@@ -179,7 +183,9 @@ def memory_of(devices: Sequence[jax.Device]) -> int | None:
         if not hasattr(os, "sysconf"):
             return None
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * hosts.count()
-    local = next((device for device in devices if device.process_index == jax.process_index()), None)
+    local = next(
+        (device for device in devices if device.process_index == jax.process_index()), None
+    )
     of_each = (local.memory_stats() or {}).get("bytes_limit") if local is not None else None
     return None if of_each is None else of_each * len(devices)
 
@@ -191,12 +197,16 @@ def replicated_sharding(mesh: Mesh) -> NamedSharding:
 
 def shardings(tree: Any, mesh: Mesh, tables: Collection[str]) -> Any:
     """Return shardings for model or optimizer arrays; see `lutjax.sharding.specs`."""
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), sharding.specs(tree, mesh, tables=tables))
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec), sharding.specs(tree, mesh, tables=tables)
+    )
 
 
 def add_shardings(shapes: Any, where: Any) -> Any:
     """Return array shapes with their shardings."""
-    return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), shapes, where)
+    return jax.tree.map(
+        lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), shapes, where
+    )
 
 
 def put(array: Any, where: NamedSharding | None) -> jax.Array:
@@ -236,7 +246,9 @@ def with_all_samples(gradients: Any, mesh: Mesh | None) -> Any:
         arrays = (
             array
             if rank is None
-            else jax.tree.map(lambda a, rank=rank: constrain_sharding(a, a.ndim - rank, any_way), array)
+            else jax.tree.map(
+                lambda a, rank=rank: constrain_sharding(a, a.ndim - rank, any_way), array
+            )
             for array, rank in zip(call.values(), call.ranks(), strict=True)
         )
         cotangent = constrain_sharding(gradient.cotangent, gradient.cotangent.ndim, None)

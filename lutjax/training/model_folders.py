@@ -29,7 +29,11 @@ _KINDS = {
 }
 """Kinds of models without a run, by class name."""
 
-_NOUNS = {"train lm": "language model", "train classify": "classifier", "train ca": "cellular automaton"}
+_NOUNS = {
+    "train lm": "language model",
+    "train classify": "classifier",
+    "train ca": "cellular automaton",
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -89,7 +89,9 @@ class Structure(Generic[M]):
     def host_keys(self, others: Any) -> dict[str, Any]:
         """Return the keys of `host_tables` in `State.others`, by table name."""
         named = jax.tree.flatten_with_path(others)[0]
-        found = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in named}
+        found = {
+            jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in named
+        }
         return {name: hosts.fetch(found[key]) for name, (_, key) in self.host_tables.items()}
 
     def n_parameters(self) -> int:
@@ -108,7 +110,9 @@ class Structure(Generic[M]):
 
     def model(self, params: Any, others: Any) -> M:
         """Return a model that shares these arrays."""
-        model: M = nnx.merge(self._graph, fill_state(self._params, params), fill_state(self._others, others))
+        model: M = nnx.merge(
+            self._graph, fill_state(self._params, params), fill_state(self._others, others)
+        )
         return model
 
 
@@ -136,8 +140,15 @@ class ModelRun(Generic[M]):
     advance: Repeated
     mesh: Mesh | None = None
 
-    def __init__(self, structure: Structure[M], optimizer: Callable[[Any], Any], seed: int, samples: int = 1):
-        self.structure, self._init_optimizer, self._seed, self._samples = structure, optimizer, seed, samples
+    def __init__(
+        self, structure: Structure[M], optimizer: Callable[[Any], Any], seed: int, samples: int = 1
+    ):
+        self.structure, self._init_optimizer, self._seed, self._samples = (
+            structure,
+            optimizer,
+            seed,
+            samples,
+        )
 
     def divide(self, asked: Mapping[str, int] | None = None) -> None:
         """Divide the run over a mesh, before its first step; results are equal within rounding.
@@ -145,7 +156,11 @@ class ModelRun(Generic[M]):
         See `lutjax.training.meshes.choose`, which selects from the devices of all processes.
         """
         self.mesh = meshes.choose(
-            self.structure.abstract()[0], jax.devices(), self._samples, asked, tables=self.structure.tables
+            self.structure.abstract()[0],
+            jax.devices(),
+            self._samples,
+            asked,
+            tables=self.structure.tables,
         )
         if self.mesh is not None:
             self._place_on_mesh(self.mesh)
@@ -182,7 +197,9 @@ class ModelRun(Generic[M]):
     def abstract(self) -> State:
         """Return shapes, dtypes and, on a mesh, shardings of the state, to read a checkpoint."""
         state: State = jax.eval_shape(self._first_state, *self.structure.abstract())
-        return state if self.mesh is None else meshes.add_shardings(state, self._shardings(self.mesh))
+        return (
+            state if self.mesh is None else meshes.add_shardings(state, self._shardings(self.mesh))
+        )
 
     def backend_notes(self) -> list[str]:
         """Return report lines for step backends that are not op implementations."""
@@ -231,7 +248,9 @@ def load(folder: Path, step: int, structure: Structure[M], mesh: Mesh | None = N
     """Return the model at a checkpoint already verified by `runs.read`, on a mesh or one device."""
     abstract = structure.abstract()
     if mesh is not None:
-        abstract = meshes.add_shardings(abstract, meshes.shardings(abstract, mesh, structure.tables))
+        abstract = meshes.add_shardings(
+            abstract, meshes.shardings(abstract, mesh, structure.tables)
+        )
         host_memory.share(structure, mesh)
     params, others = _restore_model(folder, step, structure, abstract)
     host_memory.load(folder / runs.FOLDER / str(step), structure, others)
@@ -265,7 +284,9 @@ class Loader(Generic[M, R]):
         except CheckpointError:
             raise
         except (OverflowError, TypeError, ValueError) as error:  # sizes of no valid model
-            raise CheckpointError(f"the checkpoint in {folder} cannot be used: {in_a_line(error)}") from error
+            raise CheckpointError(
+                f"the checkpoint in {folder} cannot be used: {in_a_line(error)}"
+            ) from error
 
 
 def _restore_model(

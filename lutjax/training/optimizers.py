@@ -138,7 +138,9 @@ def scale_by_row_rss(eps: float = _EPS) -> optax.GradientTransformation:
     """
 
     def init(params: optax.Params) -> RowRssState:
-        return RowRssState(jax.tree.map(lambda p: jnp.zeros_like(p[..., :1] if p.ndim else p), params))
+        return RowRssState(
+            jax.tree.map(lambda p: jnp.zeros_like(p[..., :1] if p.ndim else p), params)
+        )
 
     def update(
         updates: optax.Updates, state: RowRssState, params: optax.Params | None = None

@@ -49,7 +49,9 @@ def plot_accuracies(
     for points, label in ((history.test, "hard network"), (history.other, "soft network")):
         if points:
             steps, shares = zip(*points, strict=True)
-            axes.plot(steps, [unit * share for share in shares], marker=".", linewidth=1, label=label)
+            axes.plot(
+                steps, [unit * share for share in shares], marker=".", linewidth=1, label=label
+            )
     for (name, share), style in zip(baselines.items(), ("--", ":"), strict=False):
         said = f"{share:.3f}" if regression else f"{100 * share:.1f} %"
         axes.axhline(unit * share, color="gray", linestyle=style, label=f"{name} ({said})")
@@ -75,7 +77,9 @@ def plot_confusion(counts: np.ndarray, path: Path, names: Sequence[str] = ()) ->
                 color = "white" if shares[row, column] > 0.5 else "black"
                 axes.text(column, row, str(count), ha="center", va="center", color=color)
     right = counts.trace()
-    axes.set_title(f"hard network: {right} of {counts.sum()} right ({100 * right / counts.sum():.1f} %)")
+    axes.set_title(
+        f"hard network: {right} of {counts.sum()} right ({100 * right / counts.sum():.1f} %)"
+    )
     axes.set_xlabel("predicted")
     axes.set_ylabel("actual")
     for axis in (axes.xaxis, axes.yaxis):
@@ -87,7 +91,9 @@ def plot_confusion(counts: np.ndarray, path: Path, names: Sequence[str] = ()) ->
     figure.savefig(path, dpi=120)
 
 
-def plot_front(points: Sequence[tuple[int, float]], others: Sequence[tuple[int, float]], path: Path) -> None:
+def plot_front(
+    points: Sequence[tuple[int, float]], others: Sequence[tuple[int, float]], path: Path
+) -> None:
     """Write accuracy against LUT6 as a PNG: a line of points, and single other sizes."""
     figure, axes = _figure(8, 5)
     if others:

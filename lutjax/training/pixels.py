@@ -30,7 +30,19 @@ FORMATS = ("PNG", "BMP", "GIF", "PPM", "JPEG", "WEBP", "TIFF")
 Others are never tried: for PostScript, Pillow runs a program.
 """
 
-ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")
+ENDINGS = (
+    ".png",
+    ".jpg",
+    ".jpeg",
+    ".bmp",
+    ".gif",
+    ".tif",
+    ".tiff",
+    ".webp",
+    ".ppm",
+    ".pgm",
+    ".pbm",
+)
 """File name endings for single-image files."""
 
 ALWAYS = 1 << 26
@@ -40,7 +52,16 @@ _MOST_SIDE = 4096  # maximum height and width for scaled images
 _ORIENTATION = 0x0112  # the Exif tag
 
 _DAMAGED = (
-    *(OSError, SyntaxError, ValueError, TypeError, LookupError, AttributeError, OverflowError, EOFError),
+    *(
+        OSError,
+        SyntaxError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        OverflowError,
+        EOFError,
+    ),
     *(RuntimeError, NotImplementedError, struct.error, zlib.error, Warning),
 )
 """Exceptions raised while reading a damaged image."""
@@ -81,7 +102,9 @@ def _open_image(path: Path) -> Iterator[tuple["Image.Image", int]]:
     except (SizeError, compressed.PackedError):
         raise
     except UnidentifiedImageError as error:
-        raise ValueError(f"{path} is no image of a known format; they are {', '.join(FORMATS)}.") from error
+        raise ValueError(
+            f"{path} is no image of a known format; they are {', '.join(FORMATS)}."
+        ) from error
     except (*_DAMAGED, Image.DecompressionBombError) as error:
         why = error.strerror if isinstance(error, OSError) else None
         raise ValueError(f"cannot read the image {path}: {in_a_line(why or error)}.") from error

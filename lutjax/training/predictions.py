@@ -55,7 +55,9 @@ class Predictions:
     def write(self, file: TextIO, ids: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
         """Write a CSV table: id columns, then each sample's class and votes per class."""
         rows = ([name, *votes] for name, votes in zip(self.names, self.votes.tolist(), strict=True))
-        _write(file, [self.target or "class", *(f"votes {name}" for name in self.classes)], rows, ids)
+        _write(
+            file, [self.target or "class", *(f"votes {name}" for name in self.classes)], rows, ids
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,12 +81,17 @@ class Estimates:
 
 
 def _write(
-    file: TextIO, header: Sequence[str], rows: Iterable[Sequence[Any]], ids: Mapping[str, Sequence[str]]
+    file: TextIO,
+    header: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    ids: Mapping[str, Sequence[str]],
 ) -> None:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([*ids, *header])
     if ids:
-        rows = ([*own, *row] for own, row in zip(zip(*ids.values(), strict=True), rows, strict=True))
+        rows = (
+            [*own, *row] for own, row in zip(zip(*ids.values(), strict=True), rows, strict=True)
+        )
     writer.writerows(rows)
 
 
@@ -195,7 +202,9 @@ def _form_of_old(folder: Path, record: classifier.Record) -> Form:
             encoding = Encoding.from_json(columns.read_bytes())
         except ValueError as error:
             raise CheckpointError(f"{columns} is damaged: {error}") from error
-        return Form((classifier.n_features(model),), encoding.classes, json.loads(encoding.to_json()))
+        return Form(
+            (classifier.n_features(model),), encoding.classes, json.loads(encoding.to_json())
+        )
     if record.target is not None:
         raise CheckpointError(
             f"{folder} was trained on a table by an earlier version, and has no columns.json: finish it by "

@@ -59,7 +59,12 @@ def prune_automaton(run: Run, model: LogicCA) -> Pruned:
     samples, proved, where = _samples(run)
     channels = list(run.compared)
     expected = automaton.run_hard(
-        run.config, model.gates(), model.wiring, samples, run.training.n_steps, jax.random.key(_SEED)
+        run.config,
+        model.gates(),
+        model.wiring,
+        samples,
+        run.training.n_steps,
+        jax.random.key(_SEED),
     )[np.array(channels)]
 
     def live_of(gates: Gates) -> np.ndarray:
@@ -107,7 +112,9 @@ class _Smaller:
         of_layers = [one if len(one) else np.zeros(1, int) for one in of_layers]
         starts = np.cumsum([0, *config.sizes[:-1]])
         self._places = tuple(first + one for first, one in zip(starts, of_layers, strict=True))
-        all_wires = [np.asarray(w) for w in (automaton.first_wires(config.kernels), *model.wiring.wires)]
+        all_wires = [
+            np.asarray(w) for w in (automaton.first_wires(config.kernels), *model.wiring.wires)
+        ]
         wires = [all_wires[0][of_layers[0]]]
         for layer in range(1, len(all_wires)):
             before, n_before = of_layers[layer - 1], config.sizes[layer - 1]
@@ -121,7 +128,9 @@ class _Smaller:
         target, n_steps = np.array(run.compared), run.training.n_steps
 
         def reaches_target(tables: tuple[jax.Array, ...]) -> jax.Array:
-            last = automaton.run_tables(config, n_steps, samples, tables, tuple(wires), jax.random.key(_SEED))
+            last = automaton.run_tables(
+                config, n_steps, samples, tables, tuple(wires), jax.random.key(_SEED)
+            )
             answer: jax.Array = (last[target] == expected).all()
             return answer
 
@@ -132,7 +141,9 @@ class _Smaller:
         for start in range(0, len(several), _TOGETHER):
             part = np.stack(several[start : start + _TOGETHER])
             padded = np.pad(part, ((0, _TOGETHER - len(part)), (0, 0)), mode="edge")
-            tables = tuple(jax.vmap(truth_of)(jnp.asarray(padded[:, at], jnp.int32)) for at in self._places)
+            tables = tuple(
+                jax.vmap(truth_of)(jnp.asarray(padded[:, at], jnp.int32)) for at in self._places
+            )
             found.append(np.asarray(self._same(tables))[: len(part)])
         return np.concatenate(found)
 
@@ -151,7 +162,9 @@ def _remove_gates(
             left = np.flatnonzero(live_of(gates) & ~np.isin(gates, (*CONSTANTS, *passed_on)))
             while len(left) and size:
                 groups = [left[k : k + size] for k in range(0, len(left), size)]
-                may = without.check_candidates([_change_gates(gates, group, value) for group in groups])
+                may = without.check_candidates(
+                    [_change_gates(gates, group, value) for group in groups]
+                )
                 good = [group for group, ok in zip(groups, may, strict=True) if ok]
                 gates = _accept_groups(gates, good, value, without.check_candidates)
                 left, size = left[(gates[left] != value) & live_of(gates)[left]], size // 2
@@ -165,7 +178,10 @@ def _change_gates(gates: Gates, group: np.ndarray, value: int) -> Gates:
 
 
 def _accept_groups(
-    gates: Gates, groups: Sequence[np.ndarray], value: int, tried: Callable[[Sequence[Gates]], np.ndarray]
+    gates: Gates,
+    groups: Sequence[np.ndarray],
+    value: int,
+    tried: Callable[[Sequence[Gates]], np.ndarray],
 ) -> Gates:
     """Return gates with the groups changed that can be changed together."""
     if not groups:
@@ -176,7 +192,9 @@ def _accept_groups(
     if len(groups) == 1:
         return gates
     half = len(groups) // 2
-    return _accept_groups(_accept_groups(gates, groups[:half], value, tried), groups[half:], value, tried)
+    return _accept_groups(
+        _accept_groups(gates, groups[:half], value, tried), groups[half:], value, tried
+    )
 
 
 def without_channels(circuit: Circuit, n_outputs: int) -> Circuit:
@@ -188,5 +206,7 @@ def without_channels(circuit: Circuit, n_outputs: int) -> Circuit:
         wanted = [circuit.literals[c] for c in np.flatnonzero(needed)]
         read = np.frombuffer(alive_nodes(first, circuit.fanins, wanted), np.uint8)[1:first] == 1
         needed |= read.reshape(-1, channels).any(0)
-    literals = tuple(literal if c else 0 for literal, c in zip(circuit.literals, needed, strict=True))
+    literals = tuple(
+        literal if c else 0 for literal, c in zip(circuit.literals, needed, strict=True)
+    )
     return simplify(dataclasses.replace(circuit, literals=literals), merge=2)

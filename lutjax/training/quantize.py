@@ -36,8 +36,12 @@ def deployed_record(folder: Path, record: Record) -> Record:
             f"export: for int8 tables in JAX {advice}"
         )
     if config.feed_forward not in SCORED:
-        tables = "no tables" if config.feed_forward == "dense" else "tables without a form of integers"
-        raise RunError(f"{folder} has {tables}: its feed_forward is {config.feed_forward!r}; {advice}")
+        tables = (
+            "no tables" if config.feed_forward == "dense" else "tables without a form of integers"
+        )
+        raise RunError(
+            f"{folder} has {tables}: its feed_forward is {config.feed_forward!r}; {advice}"
+        )
     if config.memory_places and config.memory_placement == "host":
         raise RunError(f"{folder} has a host-resident memory, which has no integer form.")
     read = READS[config.read]
@@ -61,7 +65,9 @@ def evaluate(
 ) -> float:
     """Return a model's mean loss over part of a text, in nats per byte; `progress` gets shares."""
     structure = structure_of(record.model, quantized=record.quantized)
-    return Evaluation(structure, record.model.context)(*models.arrays(model), part, progress=progress)
+    return Evaluation(structure, record.model.context)(
+        *models.arrays(model), part, progress=progress
+    )
 
 
 def bytes_of(model: LanguageModel) -> tuple[int, int]:

@@ -97,7 +97,9 @@ class Form:
           SamplesError: the samples do not have this form.
         """
         if self.encoding is not None:
-            return self.encoding.encode(_table(raw, [column.name for column in self.encoding.columns], name))
+            return self.encoding.encode(
+                _table(raw, [column.name for column in self.encoding.columns], name)
+            )
         if isinstance(raw, Table | Mapping):
             raise SamplesError(
                 f"{name} are columns, but the run was trained on arrays of shape {self._expected_shape()}."
@@ -106,15 +108,22 @@ class Form:
         if x.dtype.kind not in "buif":
             raise SamplesError(f"{name} have dtype {x.dtype}; expected numbers.")
         x, _ = datasets.channels_last(x)
-        size, without = math.prod(self.shape), self.shape[:-1] if self.shape[-1] == 1 else self.shape
+        size, without = (
+            math.prod(self.shape),
+            self.shape[:-1] if self.shape[-1] == 1 else self.shape,
+        )
         same = x.shape[1:] in (self.shape, (size,), (*self.shape, 1), without)
         if x.ndim < 2 or not (same or (len(self.shape) == 1 and math.prod(x.shape[1:]) == size)):
-            raise SamplesError(f"{name} have shape {list(x.shape)}; expected {self._expected_shape()}.")
+            raise SamplesError(
+                f"{name} have shape {list(x.shape)}; expected {self._expected_shape()}."
+            )
         rows = x.reshape(len(x), size)
         with np.errstate(over="ignore"):
             rows = rows if rows.dtype == np.uint8 else rows.astype(np.float32)
         if not np.isfinite(rows).all():
-            raise SamplesError(f"{name}: number {int(np.isfinite(rows).all(1).argmin()) + 1} is not finite.")
+            raise SamplesError(
+                f"{name}: number {int(np.isfinite(rows).all(1).argmin()) + 1} is not finite."
+            )
         return rows
 
     def _expected_shape(self) -> str:
@@ -154,7 +163,8 @@ def _table(raw: Any, names: Sequence[str], name: str) -> Table:
                 f"{name} have shape {list(rows.shape)}; expected [N, {len(names)}], the columns {', '.join(names)}, or columns by name."
             )
         cells = {
-            column: columns.strings(map(_cell, values)) for column, values in zip(names, rows.T, strict=True)
+            column: columns.strings(map(_cell, values))
+            for column, values in zip(names, rows.T, strict=True)
         }
     sizes = {len(values) for values in cells.values()}
     if len(sizes) != 1:
@@ -257,11 +267,15 @@ def read(
     if target is not None:
         labels = columns.strings(arrays[target])
         if labels.shape != (len(x),):
-            raise SamplesError(f"{path}: {target} has shape {list(labels.shape)}; expected [{len(x)}].")
+            raise SamplesError(
+                f"{path}: {target} has shape {list(labels.shape)}; expected [{len(x)}]."
+            )
     found_ids = {}
     for one in ids:
         if arrays[one].shape != (len(x),):
-            raise SamplesError(f"{path}: {one} has shape {list(arrays[one].shape)}; expected [{len(x)}].")
+            raise SamplesError(
+                f"{path}: {one} has shape {list(arrays[one].shape)}; expected [{len(x)}]."
+            )
         found_ids[one] = columns.strings(arrays[one]).tolist()
     return Raw(form.numbers(raw, name=str(path)), labels, found_ids)
 
@@ -280,7 +294,9 @@ def _read_folder(folder: Path, form: Form, target: str | None) -> Raw:
     made = _read_images(found.images, folder, form, target)
     if not found.others:
         return made
-    shown = strict_json.format_names([str(one.relative_to(folder)) for one in found.others[:3]], 200)
+    shown = strict_json.format_names(
+        [str(one.relative_to(folder)) for one in found.others[:3]], 200
+    )
     more = ", ..." if found.others[3:] else ""
     return dataclasses.replace(
         made,
@@ -300,7 +316,9 @@ def _read_images(paths: Sequence[Path], folder: Path, form: Form, target: str | 
     channels = shape[2] if len(shape) > 2 else 1
     modes = {1: "L", 3: "RGB", 4: "RGBA"}
     if channels not in modes:
-        raise SamplesError(f"{paths[0]} is an image, but the images of the run have {channels} channels.")
+        raise SamplesError(
+            f"{paths[0]} is an image, but the images of the run have {channels} channels."
+        )
     labels = None if target is None else np.asarray(folders.labels(folder, paths, form.classes))
     found = []
     for one in paths:
@@ -315,5 +333,8 @@ def _read_images(paths: Sequence[Path], folder: Path, form: Form, target: str | 
             raise SamplesError(str(error)) from error
         found.append(image.reshape(shape))
     # File names need not be valid text, but a UTF-8 table cannot hold anything else.
-    names = [one.relative_to(folder).as_posix().encode(errors="backslashreplace").decode() for one in paths]
+    names = [
+        one.relative_to(folder).as_posix().encode(errors="backslashreplace").decode()
+        for one in paths
+    ]
     return Raw(form.numbers(np.stack(found), name=str(folder)), labels, {"file": names})

@@ -175,7 +175,9 @@ _SAMPLES: dict[str, tuple[tuple[int, ...], int]] = {
 """Sample shape (empty for table rows) and number of classes, by data set name."""
 
 RECIPES: dict[str, Published] = {
-    name: (TreeRecipe if "network" in values else Recipe)(**{"name": name, "published": None, **values})
+    name: (TreeRecipe if "network" in values else Recipe)(
+        **{"name": name, "published": None, **values}
+    )
     for name, values in presets.read_values("recipes.toml").items()
 }
 """Known recipes by name, from ``recipes.toml``."""

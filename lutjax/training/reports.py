@@ -215,18 +215,27 @@ def report(
       bits: names of the bits available to the first layer.
       trees: preceding tree layers.
     """
-    live, read = live_gates(truth, wires, math.prod(trees[-1].spec.out_shape) if trees else len(bits))
+    live, read = live_gates(
+        truth, wires, math.prod(trees[-1].spec.out_shape) if trees else len(bits)
+    )
     for layer in reversed(trees):
         alive, read = live_nodes(layer, read)
         live, truth = [alive, *live], [layer.truth, *truth]
-    errors = {} if classes else {"hard": Errors.compute(labels, hard), "soft": Errors.compute(labels, soft)}
+    errors = (
+        {}
+        if classes
+        else {"hard": Errors.compute(labels, hard), "soft": Errors.compute(labels, soft)}
+    )
     return Report(
         hard=errors["hard"].r2 if errors else float((hard == labels).mean()),
         soft=errors["soft"].r2 if errors else float((soft == labels).mean()),
         classes=list(classes),
         confusion=confusion(labels, hard, len(classes)).tolist() if classes else [],
         errors=errors,
-        layers=[Layer(kinds(table), int((~alive).sum())) for table, alive in zip(truth, live, strict=True)],
+        layers=[
+            Layer(kinds(table), int((~alive).sum()))
+            for table, alive in zip(truth, live, strict=True)
+        ],
         bits=len(bits),
         dead_bits=[name for name, is_read in zip(bits, read, strict=True) if not is_read],
     )
@@ -389,10 +398,15 @@ def bit_names(
     if channels_first:
         planes = np.concatenate([planes, *edges])
         rows = (
-            [[""]] * len(planes) if thresholds is None else [[f" > {t:g}" for t in row] for row in thresholds]
+            [[""]] * len(planes)
+            if thresholds is None
+            else [[f" > {t:g}" for t in row] for row in thresholds]
         )
         return [
-            name + end for plane, ends in zip(planes, rows, strict=True) for end in ends for name in plane
+            name + end
+            for plane, ends in zip(planes, rows, strict=True)
+            for end in ends
+            for name in plane
         ]
     if encoding is not None:
         names = encoding.features
@@ -401,7 +415,9 @@ def bit_names(
             numbers = encoding.is_number
             return [
                 encoding.above(i, t) if number else name
-                for i, (name, number, t) in enumerate(zip(names, numbers, thresholds[:, 0], strict=True))
+                for i, (name, number, t) in enumerate(
+                    zip(names, numbers, thresholds[:, 0], strict=True)
+                )
             ]
         if thresholds is not None:
             return [encoding.above(i, t) for i, row in enumerate(thresholds) for t in row]

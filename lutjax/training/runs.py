@@ -48,7 +48,12 @@ LOCK = ".lock"  # lock file for writing into a run folder; contains the writer's
 
 _FINISHED = "finished.json"
 
-COMMANDS = {"lm": "train lm", "digits": "train classify", "ca": "train ca", "classify": "train classify"}
+COMMANDS = {
+    "lm": "train lm",
+    "digits": "train classify",
+    "ca": "train ca",
+    "classify": "train classify",
+}
 """Run kinds, each with the command that trains and resumes them."""
 
 KINDS = {"lm": "text", "digits": "samples", "ca": "target"}
@@ -133,12 +138,18 @@ class Finished:
         digest, why = (fields.field(found, name, str) for name in ("digest", "why"))
         parts = fields.field(found, "parts", dict)
         digests = fields.field({"digests": {}, **found}, "digests", dict)
-        if not _fits(parts, dict[str, tuple[bool, list[str]]]) or not _fits(digests, dict[str, str]):
+        if not _fits(parts, dict[str, tuple[bool, list[str]]]) or not _fits(
+            digests, dict[str, str]
+        ):
             raise ValueError(f"{_FINISHED}: 'parts' or 'digests' are not those of files.")
         for name in (*parts, *digests):
             if len(name.encode()) > 255 or {"/", "\0"} & set(name):
-                raise ValueError(f"{_FINISHED}: no file has the name {strict_json.format_value(name)}.")
-        return cls(digest, {name: (file, lines) for name, (file, lines) in parts.items()}, why, digests)
+                raise ValueError(
+                    f"{_FINISHED}: no file has the name {strict_json.format_value(name)}."
+                )
+        return cls(
+            digest, {name: (file, lines) for name, (file, lines) in parts.items()}, why, digests
+        )
 
     def write(self, folder: Path) -> None:
         """Write the record into a run folder."""
@@ -326,7 +337,9 @@ def check(folder: Path) -> None:
     found = [path for path in inner if exists(path)]
     if found:
         names = " or ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")
-        raise CheckpointError(f"{folder} is not the folder of a run, but holds {len(found)}: give {names}.")
+        raise CheckpointError(
+            f"{folder} is not the folder of a run, but holds {len(found)}: give {names}."
+        )
     for path in inner:
         if _holds_checkpoints(path):
             raise CheckpointError(
@@ -336,7 +349,9 @@ def check(folder: Path) -> None:
             )
     stopped = (folder / LOCK).exists()
     advice = (
-        ": the run was stopped before its first one. Start it again, without --resume." if stopped else "."
+        ": the run was stopped before its first one. Start it again, without --resume."
+        if stopped
+        else "."
     )
     raise CheckpointError(f"{folder} holds no checkpoint{advice}")
 
@@ -357,7 +372,11 @@ def save(
 
     meta = {
         "lutjax": lutjax.__version__,
-        "versions": {"jax": jax.__version__, "numpy": np.__version__, "python": platform.python_version()},
+        "versions": {
+            "jax": jax.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
         "kind": record.own_kind(),
         **dataclasses.asdict(record),
     }
@@ -420,7 +439,9 @@ def check_kind(folder: Path, wanted: str, *, trains: bool = True) -> str:
             if trains
             else f"use it by lutjax {use(found, folder)}"
         )
-        raise CheckpointError(f"{folder} is a run of {COMMANDS[found]}, not of {COMMANDS[wanted]}: {advice}")
+        raise CheckpointError(
+            f"{folder} is a run of {COMMANDS[found]}, not of {COMMANDS[wanted]}: {advice}"
+        )
     return found
 
 
@@ -477,7 +498,10 @@ def build_fields(kind: Any, fields: Any) -> Any:
     if not isinstance(fields, dict):
         raise ValueError(f"it has {strict_json.format_value(fields)} where an object is expected")
     if isinstance(kind, UnionType):  # the class with all these fields
-        known = [(one, {field.name for field in dataclasses.fields(one)}) for one in typing.get_args(kind)]
+        known = [
+            (one, {field.name for field in dataclasses.fields(one)})
+            for one in typing.get_args(kind)
+        ]
         kind = next((one for one, names in known if names >= set(fields)), known[0][0])
     hints = typing.get_type_hints(kind)
     for name, value in fields.items():
@@ -513,14 +537,18 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint in _PLAIN:
         # No size, seed, rate or loss exceeds these limits.
         wild = type(value) in (int, float) and 2**32 <= abs(value) != math.inf
-        return type(value) in _PLAIN[hint] and not (wild and (type(value) is int or abs(value) > 3.4e38))
+        return type(value) in _PLAIN[hint] and not (
+            wild and (type(value) is int or abs(value) > 3.4e38)
+        )
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, UnionType):
         return any(_fits(value, one) for one in parts)
     if origin is dict:
         return isinstance(value, dict) and all(_fits(one, parts[1]) for one in value.values())
     if origin is tuple and parts[-1] is not ...:
-        return isinstance(value, list) and len(value) == len(parts) and all(map(_fits, value, parts))
+        return (
+            isinstance(value, list) and len(value) == len(parts) and all(map(_fits, value, parts))
+        )
     if origin in (list, tuple):
         return isinstance(value, list) and all(_fits(one, parts[0]) for one in value)
     return not dataclasses.is_dataclass(hint) or isinstance(value, dict)

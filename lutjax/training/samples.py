@@ -101,7 +101,9 @@ def load_samples(path: Path) -> Samples:
     return samples(arrays["x"], arrays["y"], name=str(path))
 
 
-def read_arrays(path: Path, names: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
+def read_arrays(
+    path: Path, names: Sequence[str], optional: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
     """Read arrays of an ``.npz`` file by name.
 
     Memory use is at most 300 times the file size, and a few times 4 MiB.
@@ -141,8 +143,12 @@ def _check_sizes(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
                 f"{info.filename} has the compression {info.compress_type}; numpy.savez writes 0 or 8"
             )
         if info.compress_size > n_bytes:  # allocated at once
-            raise ValueError(f"{info.filename} has {info.compress_size:,} bytes; the file has {n_bytes:,}")
-    compressed.check(path, sum(info.file_size for info in members), "save it by numpy.savez, not compressed")
+            raise ValueError(
+                f"{info.filename} has {info.compress_size:,} bytes; the file has {n_bytes:,}"
+            )
+    compressed.check(
+        path, sum(info.file_size for info in members), "save it by numpy.savez, not compressed"
+    )
 
 
 def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
@@ -151,7 +157,9 @@ def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
         warnings.simplefilter("error")  # headers that NumPy does not write
         version = np.lib.format.read_magic(member)
         read = (
-            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
         )
         shape, by_column, dtype = read(member)
         if dtype.hasobject:

@@ -48,9 +48,7 @@ class Attempt:
         return self.lut6 / luts - 1
 
     def __str__(self) -> str:
-        return (
-            f"{'+'.join(map(str, self.layers))} gates: {self.lut6:,} LUT6, hard {100 * self.accuracy:.1f} %"
-        )
+        return f"{'+'.join(map(str, self.layers))} gates: {self.lut6:,} LUT6, hard {100 * self.accuracy:.1f} %"
 
 
 def find(
@@ -118,8 +116,12 @@ def _next_size(luts: int, found: Sequence[Attempt]) -> float:
     nearest = min(points, key=lambda point: abs(math.log(point[1] / luts)))
     exponent = _FIRST_EXPONENT
     if len(points) > 1:
-        first, last = (below[-1], above[0]) if below and above else points[-2:] if below else points[:2]
-        exponent = math.log(last[1] / first[1]) / math.log(last[0] / first[0]) if last != first else 1.0
+        first, last = (
+            (below[-1], above[0]) if below and above else points[-2:] if below else points[:2]
+        )
+        exponent = (
+            math.log(last[1] / first[1]) / math.log(last[0] / first[0]) if last != first else 1.0
+        )
     # Encoders and counters grow more slowly than layers; training adds noise.
     exponent = min(max(exponent, 0.3), 1.5)
     return float(nearest[0] * (luts / nearest[1]) ** (1 / exponent))
@@ -173,7 +175,9 @@ def circuit_of(experiment: Classifier, model: Model) -> Circuit:
     """Return a model's circuit with the default inputs of an export, or bits if it has no default."""
     thresholds, numbers = model.packed().thresholds, experiment.test.x
     if experiment.encoding is not None:
-        taken = columns_of(experiment.encoding, None if thresholds is None else np.asarray(thresholds))
+        taken = columns_of(
+            experiment.encoding, None if thresholds is None else np.asarray(thresholds)
+        )
         return circuits.from_model(model, inputs=taken)
     whole = thresholds is not None and bool((numbers == np.clip(np.floor(numbers), 0, 255)).all())
     return circuits.from_model(model, inputs="uint8" if whole else "bits")

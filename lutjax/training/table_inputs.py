@@ -52,7 +52,8 @@ def columns_of(
         made.append(number)
         place = {limit: k for k, limit in enumerate(number.thresholds)}
         bits += [
-            (at, place[limit]) if np.isfinite(limit) else (-1, int(limit < 0)) for limit in limits.tolist()
+            (at, place[limit]) if np.isfinite(limit) else (-1, int(limit < 0))
+            for limit in limits.tolist()
         ]
         if column.missing:
             bits += _flag_bits([(at, MISSING)], None if rows is None else rows[-1:])

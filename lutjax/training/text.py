@@ -28,7 +28,16 @@ MOST_BYTES = 2**31 - 1  # maximum text length in bytes; positions are int32
 
 # Tests, generated tables, demonstrations, and packages outside Python itself.
 _EXCLUDED_FOLDERS = frozenset(
-    {"site-packages", "dist-packages", "__pycache__", "__phello__", "test", "tests", "idlelib", "lib2to3"}
+    {
+        "site-packages",
+        "dist-packages",
+        "__pycache__",
+        "__phello__",
+        "test",
+        "tests",
+        "idlelib",
+        "lib2to3",
+    }
     | {"turtledemo", "encodings", "pydoc_data", "ensurepip"}
 )
 
@@ -79,7 +88,11 @@ def load_text(path: str | Path | None = None, *, context: int = 1) -> Text:
         if path.is_dir():
             data: bytes | np.memmap = b"\n".join(_folder(path))
         else:
-            data = np.memmap(path, mode="r") if path.stat().st_size > MAPPED_BYTES else path.read_bytes()
+            data = (
+                np.memmap(path, mode="r")
+                if path.stat().st_size > MAPPED_BYTES
+                else path.read_bytes()
+            )
     except OSError as error:
         raise TextError(f"cannot read the text {path}: {error.strerror or error}.") from error
     return split_text(data, name=str(path), context=context)
@@ -139,7 +152,9 @@ def _standard_library() -> bytes:
             if size >= STANDARD_LIBRARY_BYTES:
                 break
     if not chunks:
-        raise TextError(f"Python's standard library has no source in {root}: give a text (--text PATH).")
+        raise TextError(
+            f"Python's standard library has no source in {root}: give a text (--text PATH)."
+        )
     return b"".join(chunks)[:STANDARD_LIBRARY_BYTES]
 
 

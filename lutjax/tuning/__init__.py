@@ -14,4 +14,14 @@ from lutjax.tuning._files import (
 from lutjax.tuning._launch import Launch, Sizes, bucket as bucket
 from lutjax.tuning._launches import Asked, launch_of, launched, recorded, use
 
-__all__ = ["Asked", "Launch", "Sizes", "launch_of", "launched", "load", "measured", "recorded", "use"]
+__all__ = [
+    "Asked",
+    "Launch",
+    "Sizes",
+    "launch_of",
+    "launched",
+    "load",
+    "measured",
+    "recorded",
+    "use",
+]

@@ -43,9 +43,13 @@ class Launch:
         for name, most in (("rows", 2**16), ("outputs", 2**16), ("warps", 32)):
             value = getattr(self, name)
             if not _is_whole(value) or not 1 <= value <= most or value & (value - 1):
-                raise ValueError(f"Launch: {name} is {value!r}; expected a power of two from 1 to {most}.")
+                raise ValueError(
+                    f"Launch: {name} is {value!r}; expected a power of two from 1 to {most}."
+                )
         if not _is_whole(self.detectors) or self.detectors < 0:
-            raise ValueError(f"Launch: detectors is {self.detectors!r}; expected a whole number, 0 for all.")
+            raise ValueError(
+                f"Launch: detectors is {self.detectors!r}; expected a whole number, 0 for all."
+            )
         if self.rows * self.outputs > 2**20:
             raise ValueError(
                 f"Launch: a tile of rows * outputs = {self.rows} * {self.outputs} values; at most 2**20."

@@ -88,7 +88,9 @@ class _Recorder:
 
 
 @contextlib.contextmanager
-def use(launches: Mapping[str, Launch] | Mapping[Key, Launch] | str | os.PathLike[str]) -> Iterator[None]:
+def use(
+    launches: Mapping[str, Launch] | Mapping[Key, Launch] | str | os.PathLike[str],
+) -> Iterator[None]:
     """Use these kernel configs in this block; other kernels and calls are not affected.
 
     They also apply inside functions under `jax.jit`, which are traced again for them. The innermost

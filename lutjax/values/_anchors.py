@@ -90,7 +90,9 @@ def sample_anchors(
       >>> sorted(anchors.reshape(-1, 2).tolist())
       [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
     """
-    return draw_anchors(key, n_inputs, n_detectors, n_anchors, candidates, distinct=distinct, groups=groups)
+    return draw_anchors(
+        key, n_inputs, n_detectors, n_anchors, candidates, distinct=distinct, groups=groups
+    )
 
 
 def draw_anchors(
@@ -107,7 +109,11 @@ def draw_anchors(
 ) -> jax.Array:
     """Implement `sample_anchors`, with warnings in terms of a layer and its argument."""
     require_key("sample_anchors", key)
-    for name, size in (("n_inputs", n_inputs), ("n_detectors", n_detectors), ("n_anchors", n_anchors)):
+    for name, size in (
+        ("n_inputs", n_inputs),
+        ("n_detectors", n_detectors),
+        ("n_anchors", n_anchors),
+    ):
         if size < 0:
             raise ValueError(f"sample_anchors: {name} is {size}; it must not be negative.")
     if candidates is None:
@@ -174,7 +180,9 @@ def _sample_pairs(key: Array, ids: Array | None, count: Array, n_anchors: int) -
     return jnp.take_along_axis(ids, pairs.reshape(len(count), -1), -1).reshape(pairs.shape)
 
 
-def _distinct(key: Array, n_detectors: int, n_anchors: int, candidates: np.ndarray, groups: int) -> jax.Array:
+def _distinct(
+    key: Array, n_detectors: int, n_anchors: int, candidates: np.ndarray, groups: int
+) -> jax.Array:
     """Return pairs without replacement, from one pool per group and candidate set."""
     sets = [np.unique(row[row >= 0]) for row in candidates]
     for t, ids in enumerate(sets):
@@ -194,7 +202,9 @@ def _distinct(key: Array, n_detectors: int, n_anchors: int, candidates: np.ndarr
     pairs = jnp.asarray(np.zeros((n_detectors, n_anchors, 2), np.int32))
     for (_, tables), members in alike.items():
         of = np.asarray([pool for pool, _ in members], np.int32)
-        ids = np.stack([sets[detectors[0] % len(sets)] for _, detectors in members]).astype(np.int32)
+        ids = np.stack([sets[detectors[0] % len(sets)] for _, detectors in members]).astype(
+            np.int32
+        )
         every = np.concatenate([detectors for _, detectors in members]).astype(np.int32)
         pairs = _with_pools(pairs, key, len(pools), of, ids, every, tables)
     return pairs
@@ -202,7 +212,13 @@ def _distinct(key: Array, n_detectors: int, n_anchors: int, candidates: np.ndarr
 
 @_program(2, 6)
 def _with_pools(
-    pairs: jax.Array, key: Array, n_pools: int, pools: Array, ids: Array, detectors: Array, n_detectors: int
+    pairs: jax.Array,
+    key: Array,
+    n_pools: int,
+    pools: Array,
+    ids: Array,
+    detectors: Array,
+    n_detectors: int,
 ) -> jax.Array:
     """Return pairs with some pools sampled, each for the same number of detectors."""
     n_anchors = pairs.shape[1]
@@ -268,7 +284,9 @@ def _pack_candidates(
         )
     packed = np.take_along_axis(candidates, np.argsort(~used, axis=1, kind="stable"), 1)
     packed = np.broadcast_to(packed, (n_detectors, packed.shape[1]))
-    return packed.astype(np.int32), np.broadcast_to(count[:, None], (n_detectors, 1)).astype(np.int32)
+    return packed.astype(np.int32), np.broadcast_to(count[:, None], (n_detectors, 1)).astype(
+        np.int32
+    )
 
 
 def check_anchors(anchors: Int[Array, "detectors bits 2"], n_inputs: int, *, where: str) -> None:
@@ -295,7 +313,9 @@ def check_anchors(anchors: Int[Array, "detectors bits 2"], n_inputs: int, *, whe
         )
 
 
-def check_targets(targets: Int[Array, "#detectors #rows slots"], n_outputs: int, *, where: str) -> None:
+def check_targets(
+    targets: Int[Array, "#detectors #rows slots"], n_outputs: int, *, where: str
+) -> None:
     """Raise if a target is neither an output nor -1 (an unused slot)."""
     ids = np.asarray(targets)
     if ids.ndim != 3 or not np.issubdtype(ids.dtype, np.integer):

@@ -34,7 +34,9 @@ def _with_derivative_of_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax
 
 # Identities as primitives: `jax.vmap`, `jax.jit` and loops keep them until differentiation or lowering.
 _reverse_only = _compat.Primitive("lutjax_reverse_only")
-_refused = _compat.Primitive("lutjax_refused_tangent")  # reverse mode transposes it without evaluation
+_refused = _compat.Primitive(
+    "lutjax_refused_tangent"
+)  # reverse mode transposes it without evaluation
 _final = _compat.Primitive("lutjax_final_derivative")
 
 
@@ -82,4 +84,6 @@ def without_derivative(arrays: Any, refusal: str) -> Any:
 
 
 def _each_float(function: Callable[[jax.Array], Any], arrays: Any) -> Any:
-    return jax.tree.map(lambda a: function(a) if jnp.issubdtype(a.dtype, jnp.inexact) else a, arrays)
+    return jax.tree.map(
+        lambda a: function(a) if jnp.issubdtype(a.dtype, jnp.inexact) else a, arrays
+    )

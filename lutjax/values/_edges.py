@@ -91,7 +91,11 @@ def check_bounds(where: str, first: np.ndarray, n_edges: int) -> None:
         at = int(falls[0]) if falls.size else 0
         raise ValueError(
             f"{where}: first goes from {first[0]} to {first[-1]}"
-            + (f" and falls from {first[at]} to {first[at + 1]} after row {at}" if falls.size else "")
+            + (
+                f" and falls from {first[at]} to {first[at + 1]} after row {at}"
+                if falls.size
+                else ""
+            )
             + f"; it must rise from 0 to the number of edges, {n_edges}."
         )
 

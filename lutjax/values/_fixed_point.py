@@ -14,7 +14,9 @@ from jax.typing import DTypeLike
 from lutjax.values._dtypes import accumulator
 
 _LARGEST = 2**31 - 1
-_LEAST_FLOAT32, _LARGEST_FLOAT32 = (float(getattr(np.finfo(np.float32), name)) for name in ("tiny", "max"))
+_LEAST_FLOAT32, _LARGEST_FLOAT32 = (
+    float(getattr(np.finfo(np.float32), name)) for name in ("tiny", "max")
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +185,11 @@ class Totals(FixedPoint):
 # ------------------------------------------------------------------------------------- for kernels
 def addends(values: jax.Array, accumulate: FixedPoint | None) -> jax.Array:
     """Return values in their addend dtype: integers, or floats with at least 32 bits."""
-    return values.astype(accumulator(values.dtype)) if accumulate is None else accumulate.quantize(values)
+    return (
+        values.astype(accumulator(values.dtype))
+        if accumulate is None
+        else accumulate.quantize(values)
+    )
 
 
 def addend_dtype(dtype: DTypeLike, accumulate: FixedPoint | None) -> np.dtype:

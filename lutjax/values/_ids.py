@@ -99,9 +99,12 @@ def difference(a: Any, b: Any) -> jax.Array | None:
         exact = int(a) - int(b)
         return jnp.asarray(min(max(exact, -_FARTHEST), _FARTHEST), jnp.int32) if exact else None
     a, b = (
-        jnp.int32(min(max(int(p), _INT32.min), _INT32.max)) if is_known(p) else as_int32(p) for p in (a, b)
+        jnp.int32(min(max(int(p), _INT32.min), _INT32.max)) if is_known(p) else as_int32(p)
+        for p in (a, b)
     )
     # Halves cannot overflow; for distant positions the exact difference does not matter.
     half = (a >> 1) - (b >> 1)
     near = jnp.abs(half) < _FARTHEST // 2
-    return jnp.where(near, jnp.where(near, a, 0) - jnp.where(near, b, 0), jnp.sign(half) * _FARTHEST)
+    return jnp.where(
+        near, jnp.where(near, a, 0) - jnp.where(near, b, 0), jnp.sign(half) * _FARTHEST
+    )

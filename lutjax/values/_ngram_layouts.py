@@ -104,17 +104,24 @@ class NgramLayout:
                 raise _error(
                     f"multipliers are {format_value(self.multipliers)}; expected one for each of {max(self.orders)} tokens."
                 )
-            if not 0 < max(self.multipliers) * (self.n_ids - 1) < 1 << 63 or min(self.multipliers) < 1:
+            if (
+                not 0 < max(self.multipliers) * (self.n_ids - 1) < 1 << 63
+                or min(self.multipliers) < 1
+            ):
                 raise _error(
                     f"multipliers are {format_value(self.multipliers)}; their products with {self.n_ids} ids must fit int64."
                 )
         if self.family == "longcat" and max(self.multipliers[0], self.n_ids) > _MOST_BASE:
             raise _error(f"vocab_size is {self.n_ids}; at most {_MOST_BASE} is supported.")
         if self.vocabulary is not None and self.vocabulary.size > self.n_ids:
-            raise _error(f"the vocabulary has {self.vocabulary.size} ids; the config has {self.n_ids}.")
+            raise _error(
+                f"the vocabulary has {self.vocabulary.size} ids; the config has {self.n_ids}."
+            )
 
     @classmethod
-    def deepseek(cls, config: Mapping[str, Any], vocabulary: Vocabulary, place: int = 0) -> "NgramLayout":
+    def deepseek(
+        cls, config: Mapping[str, Any], vocabulary: Vocabulary, place: int = 0
+    ) -> "NgramLayout":
         """Return the layout of an Engram memory, as in DeepSeek-V4.1-Flash.
 
         Args:
@@ -140,7 +147,9 @@ class NgramLayout:
                 f"the vocabulary {vocabulary.digest} has {vocabulary.size} ids and engram_compressed_vocab_size is {n_ids}; use the model's own tokenizer."
             )
         if pad >= len(vocabulary.map):
-            raise _error(f"engram_pad_token_id is {pad}; the vocabulary has {len(vocabulary.map)} tokens.")
+            raise _error(
+                f"engram_pad_token_id is {pad}; the vocabulary has {len(vocabulary.map)} tokens."
+            )
         columns = (largest - 1) * heads
         sizes = _primes(_require_integer(config, "engram_vocab_size"), place * columns, columns)
         multipliers = _sampled_multipliers(10007 * int(layers[place]), largest, n_ids)
@@ -198,7 +207,9 @@ class NgramLayout:
         config = _text_config(config)
         for name in ("special_token_scope", "ngram_exclude_sp_token", "ngram_fix_normalize_factor"):
             if config.get(name):
-                raise _error(f"{name} is {format_value(config[name])}; only LongCat-Flash-Lite is supported.")
+                raise _error(
+                    f"{name} is {format_value(config[name])}; only LongCat-Flash-Lite is supported."
+                )
         ratio = config.get("ngram_vocab_size_ratio", config.get("oe_vocab_size_ratio"))
         if not isinstance(ratio, int | float) or ratio != int(ratio) or ratio < 1:
             raise _error(
@@ -268,9 +279,22 @@ class NgramLayout:
     @property
     def _deciding(self) -> dict[str, Any]:
         """All values with an effect on row ids, except the vocabulary map."""
-        names = ("family", "orders", "heads", "sizes", "multipliers", "n_rows", "n_ids", "fill", "cut")
+        names = (
+            "family",
+            "orders",
+            "heads",
+            "sizes",
+            "multipliers",
+            "n_rows",
+            "n_ids",
+            "fill",
+            "cut",
+        )
         found = {name: getattr(self, name) for name in names}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in found.items()
+        }
 
     @functools.cached_property
     def digest(self) -> str:
@@ -281,7 +305,12 @@ class NgramLayout:
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-compatible dict from which `from_json` creates the same layout."""
         token_map = None if self.vocabulary is None else self.vocabulary.map.tolist()
-        return {**self._deciding, "vocabulary": token_map, "width": self.width, "digest": self.digest}
+        return {
+            **self._deciding,
+            "vocabulary": token_map,
+            "width": self.width,
+            "digest": self.digest,
+        }
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> "NgramLayout":
@@ -303,7 +332,9 @@ class NgramLayout:
         except TypeError as error:
             raise _error(f"the description is damaged: {error}.") from error
         if layout.digest != facts["digest"]:
-            raise _error(f"the digest of the description is {layout.digest}; it states {facts['digest']}.")
+            raise _error(
+                f"the digest of the description is {layout.digest}; it states {facts['digest']}."
+            )
         return layout
 
     def check(self, **stored: Any) -> None:
@@ -359,7 +390,9 @@ class NgramLayout:
             raise ValueError(
                 f"NgramLayout.rows: segments is {format_value(segments)} and tokens {format_value(tokens)}; expected one id for each token."
             )
-        xp: Any = np if not any(isinstance(a, jax.Array) for a in (tokens, history, segments)) else jnp
+        xp: Any = (
+            np if not any(isinstance(a, jax.Array) for a in (tokens, history, segments)) else jnp
+        )
         every, starts = self._with_history(xp, tokens, history, segments)
         if self.family == "hash":
             return self._hash_runs(xp, every, starts)
@@ -393,7 +426,9 @@ class NgramLayout:
         every = xp.concatenate([before, tokens], -1)
         absent = every < 0
         if self.vocabulary is not None:
-            ids = xp.take(xp.asarray(self.vocabulary.map), xp.where(absent, 0, every), axis=0, mode="clip")
+            ids = xp.take(
+                xp.asarray(self.vocabulary.map), xp.where(absent, 0, every), axis=0, mode="clip"
+            )
         else:
             ids = xp.minimum(every, np.asarray(self.n_ids - 1, every.dtype))
         ids = xp.where(absent, self.fill if self.cut is None else self.cut, ids).astype(every.dtype)
@@ -423,7 +458,9 @@ class NgramLayout:
     def _constants(self, i: int, ids: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return sizes and offsets for the columns of the `i`-th order, with the rank and dtype of rows."""
         part, shape = slice(i * self.heads, (i + 1) * self.heads), (*(1,) * ids.ndim, self.heads)
-        sizes, first = (np.reshape(a[part], shape).astype(ids.dtype) for a in (self.sizes, self.offsets))
+        sizes, first = (
+            np.reshape(a[part], shape).astype(ids.dtype) for a in (self.sizes, self.offsets)
+        )
         return sizes, first
 
     def _products(self, xp: Any, windows: list[Any]) -> Any:
@@ -433,7 +470,8 @@ class NgramLayout:
         for i, order in enumerate(self.orders):
             for j in range(joined, order):
                 h = tuple(
-                    a ^ b for a, b in zip(h, _product(xp, windows[j], self.multipliers[j]), strict=True)
+                    a ^ b
+                    for a, b in zip(h, _product(xp, windows[j], self.multipliers[j]), strict=True)
                 )
             joined = order
             sizes, first = self._constants(i, windows[0])
@@ -460,9 +498,9 @@ class NgramLayout:
         place = segment_positions(xp, run, run.shape[-1])
         options: Any = {"orders": self.orders, "heads": self.heads, "seed": self.multipliers[0]}
         found = rows_at(xp, every, place, rows=self.sizes[0], **options)
-        return found[..., self.reach :, :] + np.reshape(self.offsets, (*(1,) * every.ndim, -1)).astype(
-            np.int32
-        )
+        return found[..., self.reach :, :] + np.reshape(
+            self.offsets, (*(1,) * every.ndim, -1)
+        ).astype(np.int32)
 
 
 def _product(xp: Any, ids: Any, multiplier: int) -> tuple[Any, ...]:
@@ -502,7 +540,10 @@ def _append_digit(xp: Any, r: Any, digit: Any, base: int, sizes: np.ndarray) -> 
     if xp is np:
         return (r * base + digit) % sizes
     p, inverse = sizes.astype(np.int32), (1 / sizes).astype(np.float32)
-    quotient = r.astype(np.float32) * (base / sizes).astype(np.float32) + digit.astype(np.float32) * inverse
+    quotient = (
+        r.astype(np.float32) * (base / sizes).astype(np.float32)
+        + digit.astype(np.float32) * inverse
+    )
     rest = r * np.int32(base) + digit - quotient.astype(np.int32) * p
     rest = xp.where(rest < 0, rest + p, rest)
     return xp.where(rest >= p, rest - p, rest)
@@ -514,7 +555,9 @@ def _error(message: str) -> ValueError:
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(config, Mapping):
-        raise TypeError(f"NgramLayout: config is {format_value(config)}; expected the dict of a config.json.")
+        raise TypeError(
+            f"NgramLayout: config is {format_value(config)}; expected the dict of a config.json."
+        )
     found: Mapping[str, Any] = config.get("text_config", config)
     return found
 
@@ -526,7 +569,12 @@ def _require(config: Mapping[str, Any], name: str, kind: Any) -> Any:
 
 
 def _require_integer(
-    config: Mapping[str, Any], name: str, least: int = 1, *, default: int | None = None, other: str = ""
+    config: Mapping[str, Any],
+    name: str,
+    least: int = 1,
+    *,
+    default: int | None = None,
+    other: str = "",
 ) -> int:
     value = config.get(name, config.get(other, default))
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -545,7 +593,9 @@ def _end_of_text(config: Mapping[str, Any]) -> int:
     """Return the first end-of-text token, the only one to end n-grams."""
     eos = config.get("eos_token_id")
     return _require_integer(
-        {"eos_token_id": eos[0] if isinstance(eos, list | tuple) and eos else eos}, "eos_token_id", 0
+        {"eos_token_id": eos[0] if isinstance(eos, list | tuple) and eos else eos},
+        "eos_token_id",
+        0,
     )
 
 

@@ -86,16 +86,25 @@ def ngram_rows(
     check_hashes("ngram_rows", rows=rows, orders=orders, heads=heads, seed=seed)
     require_array("ngram_rows", "tokens", tokens)
     if not jnp.issubdtype(tokens.dtype, jnp.integer) or not tokens.ndim:
-        raise TypeError(f"ngram_rows: tokens is {format_value(tokens)}; expected integer ids [..., length].")
+        raise TypeError(
+            f"ngram_rows: tokens is {format_value(tokens)}; expected integer ids [..., length]."
+        )
     if segments is not None:
         require_array("ngram_rows", "segments", segments)
-        if not jnp.issubdtype(segments.dtype, jnp.integer) or segments.shape[-1:] != tokens.shape[-1:]:
+        if (
+            not jnp.issubdtype(segments.dtype, jnp.integer)
+            or segments.shape[-1:] != tokens.shape[-1:]
+        ):
             raise ValueError(
                 f"ngram_rows: segments is {format_value(segments)} and tokens {format_value(tokens)}; expected integer ids, one for each token."
             )
-    np_only = isinstance(tokens, np.ndarray) and (segments is None or isinstance(segments, np.ndarray))
+    np_only = isinstance(tokens, np.ndarray) and (
+        segments is None or isinstance(segments, np.ndarray)
+    )
     xp: Any = np if np_only else jnp
-    place = segment_positions(xp, xp.asarray(segments) if segments is not None else None, tokens.shape[-1])
+    place = segment_positions(
+        xp, xp.asarray(segments) if segments is not None else None, tokens.shape[-1]
+    )
     return rows_at(xp, xp.asarray(tokens), place, rows=rows, orders=orders, heads=heads, seed=seed)
 
 
@@ -122,7 +131,9 @@ def rows_at(
                 moved = xp.where(place >= j, moved, xp.zeros_like(moved))
             earlier.append(moved[..., None])
         # One array for all heads of an order keeps the program size independent of the head count.
-        each = np.array([[multiplier(order, head, j, seed) for head in range(heads)] for j in range(order)])
+        each = np.array(
+            [[multiplier(order, head, j, seed) for head in range(heads)] for j in range(order)]
+        )
         each = each.astype(np.uint32).reshape(order, *(1,) * tokens.ndim, heads)
         h = earlier[0] * each[0]
         for j in range(1, order):
@@ -142,7 +153,9 @@ def segment_positions(xp: Any, segments: Any, length: int) -> Any:
     lead = [(0, 0)] * (segments.ndim - 1)
     begins = xp.pad(segments[..., 1:] != segments[..., :-1], [*lead, (1, 0)], constant_values=True)
     first = xp.where(begins, at, xp.zeros_like(at))
-    first = np.maximum.accumulate(first, -1) if xp is np else jax.lax.cummax(first, axis=first.ndim - 1)
+    first = (
+        np.maximum.accumulate(first, -1) if xp is np else jax.lax.cummax(first, axis=first.ndim - 1)
+    )
     return at - first
 
 

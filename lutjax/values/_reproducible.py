@@ -82,14 +82,23 @@ def _evaluate(jaxpr: Any, consts: Any, args: Any) -> list[Any]:
 
 def _results(eqn: Any, args: list[Any]) -> list[Any]:
     name, inner = eqn.primitive.name, eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-    if name in ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call") and hasattr(
-        inner, "consts"
-    ):
+    if name in (
+        "jit",
+        "pjit",
+        "closed_call",
+        "core_call",
+        "custom_jvp_call",
+        "custom_vjp_call",
+    ) and hasattr(inner, "consts"):
         return _evaluate(inner.jaxpr, inner.consts, args)
     if name in _FUNCTIONS and eqn.outvars[0].aval.dtype == jnp.float32:
         of, largest = _FUNCTIONS[name], max(args, key=np.ndim)  # others: same shape, or scalars
-        args = [a if jnp.shape(a) == jnp.shape(largest) else jax.lax.full_like(largest, a) for a in args]
-        return [jax.lax.platform_dependent(*args, cpu=functools.partial(_compute_once, of), default=of)]
+        args = [
+            a if jnp.shape(a) == jnp.shape(largest) else jax.lax.full_like(largest, a) for a in args
+        ]
+        return [
+            jax.lax.platform_dependent(*args, cpu=functools.partial(_compute_once, of), default=of)
+        ]
     found = eqn.primitive.bind(*args, **eqn.params)
     found = list(found) if eqn.primitive.multiple_results else [found]
     return found if name in _EXACT else [_drop_last_bit(a) for a in found]
@@ -118,10 +127,23 @@ _LN2 = (
     0.693359375,
     -2.12194440e-4,
 )  # the first part has so few bits that its products with exponents are exact
-_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+_EXP = (
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
+    5.0000001201e-1,
+)
 _LOG = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1, 2.0000714765e-1,
         -2.4999993993e-1, 3.3333331174e-1)  # fmt: skip
-_TANH = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
+_TANH = (
+    -5.70498872745e-3,
+    2.06390887954e-2,
+    -5.37397155531e-2,
+    1.33314422036e-1,
+    -3.33332819422e-1,
+)
 _TINY = np.finfo(np.float32).tiny  # processors flush or keep smaller numbers
 _LEAST, _LARGEST = (
     np.float32(-87.33654),
@@ -165,7 +187,9 @@ def _quotient(a: Any, b: Any) -> Any:
         r = r + _times(r, np.float32(1) - _times(n, r))
     exponent = of_a - of_b
     half = exponent >> 1  # each part of the power is a normal number
-    powers = [jax.lax.bitcast_convert_type((n + 127) << 23, jnp.float32) for n in (half, exponent - half)]
+    powers = [
+        jax.lax.bitcast_convert_type((n + 127) << 23, jnp.float32) for n in (half, exponent - half)
+    ]
     q = _times(m, r) * powers[0] * powers[1]
     q = _select(q < _TINY, 0, q)
     q = _select((a < 0) != (b < 0), -q, q)

@@ -49,7 +49,9 @@ class RowRule:
             if field.name == "decay":
                 continue
             value = getattr(self, field.name)
-            number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+            number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(
+                value, bool
+            )
             self._require(field.name, number and math.isfinite(value), "expected a finite number")
         self._require("weight_decay", self.weight_decay >= 0, "it must not be negative")
 
@@ -99,7 +101,9 @@ class RowRule:
             return {n: jnp.zeros(weights.shape, dtype) for n in self.state_sizes(1)}
         detectors, rows, outputs = weights.shape
         sizes = {**self.state_sizes(outputs), **({DECAYED: 1} if self.counts_decay else {})}
-        state: RowState = {n: jnp.zeros((detectors, rows, size), dtype) for n, size in sizes.items()}
+        state: RowState = {
+            n: jnp.zeros((detectors, rows, size), dtype) for n, size in sizes.items()
+        }
         return {**state, DECAY: jnp.zeros((detectors, 1, 2), dtype)} if self.counts_decay else state
 
     def bytes_per_row(self, n_outputs: int) -> int:
@@ -115,7 +119,9 @@ class RowRule:
         """
         if weights.ndim > 1:
             return self.step(weights, gradient, state, rate)
-        given = jax.tree.map(lambda a: a[:, None] if jnp.ndim(a) else a, (weights, gradient, state, rate))
+        given = jax.tree.map(
+            lambda a: a[:, None] if jnp.ndim(a) else a, (weights, gradient, state, rate)
+        )
         moved: tuple[jax.Array, RowState] = jax.tree.map(lambda a: a[:, 0], self.step(*given))
         return moved
 
@@ -130,7 +136,11 @@ class RowRule:
             direction = direction + jnp.asarray(self.weight_decay, rows.dtype) * rows
         if self.counts_decay:
             decay = self._decay_after(state[DECAY], rate)
-            new = {**new, DECAYED: jnp.broadcast_to(decay[..., :1], state[DECAYED].shape), DECAY: decay}
+            new = {
+                **new,
+                DECAYED: jnp.broadcast_to(decay[..., :1], state[DECAYED].shape),
+                DECAY: decay,
+            }
         return rows - rate * direction, new
 
     def next_state(self, old: RowState, moved: RowState, rate: jax.Array) -> RowState:
@@ -139,7 +149,9 @@ class RowRule:
 
     def _decay_after(self, decay: jax.Array, rate: jax.Array) -> jax.Array:
         # Shares are small relative to their sum, so the next step adds the rounding error.
-        share = jnp.minimum(jnp.asarray(rate, decay.dtype) * jnp.asarray(self.weight_decay, decay.dtype), 1)
+        share = jnp.minimum(
+            jnp.asarray(rate, decay.dtype) * jnp.asarray(self.weight_decay, decay.dtype), 1
+        )
         total, rest = decay[..., :1], decay[..., 1:]
         more = rest + jnp.minimum(-jnp.log1p(-share), jnp.asarray(_ALL, decay.dtype))
         new = total + more
@@ -225,7 +237,9 @@ class RowAdagrad(RowRule):
 
     def _direction(self, gradient: jax.Array, state: RowState) -> tuple[jax.Array, RowState]:
         total = state["sum_of_squares"] + _mean_square(gradient)
-        return gradient * jax.lax.rsqrt(total + jnp.asarray(self.eps, total.dtype)), {"sum_of_squares": total}
+        return gradient * jax.lax.rsqrt(total + jnp.asarray(self.eps, total.dtype)), {
+            "sum_of_squares": total
+        }
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -314,5 +328,7 @@ class RowAdam(RowRule):
         if self.b1:
             new["first_moment"] = average("first_moment", self.b1, gradient)
             gradient = correct_bias(new["first_moment"], self.b1)
-        scale = jnp.sqrt(correct_bias(new["second_moment"], self.b2)) + jnp.asarray(self.eps, gradient.dtype)
+        scale = jnp.sqrt(correct_bias(new["second_moment"], self.b2)) + jnp.asarray(
+            self.eps, gradient.dtype
+        )
         return gradient / scale, new

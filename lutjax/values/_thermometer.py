@@ -45,9 +45,13 @@ def thermometer_thresholds(
              [12.]], dtype=float32)
     """
     if method not in METHODS:
-        raise ValueError(f"thermometer_thresholds: method is {method!r}; expected one of {METHODS}.")
+        raise ValueError(
+            f"thermometer_thresholds: method is {method!r}; expected one of {METHODS}."
+        )
     if n_thresholds < 1:
-        raise ValueError(f"thermometer_thresholds: n_thresholds is {n_thresholds}; it must be at least 1.")
+        raise ValueError(
+            f"thermometer_thresholds: n_thresholds is {n_thresholds}; it must be at least 1."
+        )
     if data.ndim < 1 or not data.size:
         raise ValueError(
             f"thermometer_thresholds: data has shape {list(data.shape)}; expected [..., features] with at "

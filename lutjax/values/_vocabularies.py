@@ -51,7 +51,9 @@ class Vocabulary:
     def __init__(self, map: Integer[Array, "tokens"] | Sequence[int]):
         ids = np.asarray(map)
         if ids.ndim != 1 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
-            raise ValueError(f"Vocabulary: map is {format_value(map)}; expected integer ids [tokens].")
+            raise ValueError(
+                f"Vocabulary: map is {format_value(map)}; expected integer ids [tokens]."
+            )
         if ids.min() < 0 or ids.max() > np.iinfo(np.int32).max:
             raise ValueError(
                 f"Vocabulary: map holds ids from {ids.min()} to {ids.max()}; expected int32 ids from 0 on."

@@ -44,7 +44,9 @@ def readers(
     """
     traced = isinstance(wires, jax.core.Tracer)
     if traced and fan_out is None:
-        raise ValueError("readers: fan_out is None; it must be a number where the wires are traced.")
+        raise ValueError(
+            "readers: fan_out is None; it must be a number where the wires are traced."
+        )
     if not traced:
         check_wires(wires, n_inputs, where="readers")
         most = int(np.bincount(np.asarray(wires).ravel(), minlength=1).max())

@@ -15,7 +15,15 @@ of NumPy arrays: ops know nothing about images.
 """
 
 from lutjax.values._edges import Edges
-from lutjax.wiring._edges import Changed, EdgeIds, add_edges, carry_over, edges, from_edges, remove_edges
+from lutjax.wiring._edges import (
+    Changed,
+    EdgeIds,
+    add_edges,
+    carry_over,
+    edges,
+    from_edges,
+    remove_edges,
+)
 from lutjax.wiring._gates import balanced, butterfly, random, trees, unique_pairs
 from lutjax.wiring._images import Connectivity, full, projections, window_groups, windows
 from lutjax.wiring._names import FIXED, LEARNED, Groups, Windows

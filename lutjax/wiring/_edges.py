@@ -110,7 +110,8 @@ def edges(connectivity: Edges | Int[Array, "detectors rows slots"]) -> EdgeIds:
     """
     if isinstance(connectivity, Edges):
         place = np.repeat(
-            np.arange(connectivity.n_detectors * connectivity.n_rows), np.diff(np.asarray(connectivity.first))
+            np.arange(connectivity.n_detectors * connectivity.n_rows),
+            np.diff(np.asarray(connectivity.first)),
         )
         detector, row = np.divmod(place, max(connectivity.n_rows, 1))
         return _as_int32(detector, row, np.asarray(connectivity.target))
@@ -236,7 +237,9 @@ def carry_over(arrays: Any, changed: Changed, *, new: Any = 0) -> Any:
         fresh = module.asarray(new, a.dtype)
         if fresh.ndim:
             fresh = (
-                fresh[np.maximum(changed.added, 0)] if n_added else module.zeros(changed.added.shape, a.dtype)
+                fresh[np.maximum(changed.added, 0)]
+                if n_added
+                else module.zeros(changed.added.shape, a.dtype)
             )
         return module.where(changed.source >= 0, a[np.maximum(changed.source, 0)], fresh)
 
@@ -246,9 +249,13 @@ def carry_over(arrays: Any, changed: Changed, *, new: Any = 0) -> Any:
 def _check_sizes(where: str, **sizes: int) -> None:
     for name, size in sizes.items():
         if not isinstance(size, int | np.integer) or size < 0:
-            raise ValueError(f"{where}: {name} is {format_value(size)}; expected a whole number from 0 on.")
+            raise ValueError(
+                f"{where}: {name} is {format_value(size)}; expected a whole number from 0 on."
+            )
         if size > _MOST:
-            raise ValueError(f"{where}: {name} is {size}; ids are int32, so there are at most {_MOST}.")
+            raise ValueError(
+                f"{where}: {name} is {size}; ids are int32, so there are at most {_MOST}."
+            )
     if sizes["n_detectors"] * sizes["n_rows"] >= _MOST:
         raise ValueError(
             f"{where}: n_detectors is {sizes['n_detectors']} and n_rows {sizes['n_rows']}; row "
@@ -261,9 +268,13 @@ def _ids_of(where: str, detector: Ids, row: Ids, target: Ids) -> EdgeIds:
     given = {"detector": np.asarray(detector), "row": np.asarray(row), "target": np.asarray(target)}
     for name, ids in given.items():
         if ids.size and not np.issubdtype(ids.dtype, np.integer):
-            raise TypeError(f"{where}: {name} is {ids.dtype}{list(ids.shape)}; expected integers [edges].")
+            raise TypeError(
+                f"{where}: {name} is {ids.dtype}{list(ids.shape)}; expected integers [edges]."
+            )
         if ids.ndim != 1:
-            raise ValueError(f"{where}: {name} is {ids.dtype}{list(ids.shape)}; expected integers [edges].")
+            raise ValueError(
+                f"{where}: {name} is {ids.dtype}{list(ids.shape)}; expected integers [edges]."
+            )
     sizes = {name: ids.size for name, ids in given.items()}
     if len(set(sizes.values())) > 1:
         text = ", ".join(f"{n} of {name}" for name, n in sizes.items())

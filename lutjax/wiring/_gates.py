@@ -14,7 +14,9 @@ from lutjax.values._anchors import warn_of_repeats
 from lutjax.wiring._sizes import require
 
 
-def balanced(key: Array, n_inputs: int, n_gates: int, arity: int = 2) -> Int[jax.Array, "{n_gates} {arity}"]:
+def balanced(
+    key: Array, n_inputs: int, n_gates: int, arity: int = 2
+) -> Int[jax.Array, "{n_gates} {arity}"]:
     """Sample wires that use every input about equally often.
 
     Fan-outs differ by at most one. The inputs of a gate are distinct if there are at least `arity`
@@ -53,9 +55,7 @@ def balanced(key: Array, n_inputs: int, n_gates: int, arity: int = 2) -> Int[jax
 
 
 def _warn_of_repeats(where: str, n_inputs: int, arity: int) -> None:
-    inputs = (
-        f"there {'are' if n_inputs != 1 else 'is'} {n_inputs} input{'s' if n_inputs != 1 else ''} to read"
-    )
+    inputs = f"there {'are' if n_inputs != 1 else 'is'} {n_inputs} input{'s' if n_inputs != 1 else ''} to read"
     warn_of_repeats(where, "arity", arity, n_inputs, inputs)
 
 
@@ -113,7 +113,10 @@ def unique_pairs(key: Array, n_inputs: int, n_gates: int) -> Int[jax.Array, "{n_
 def _unique_pairs(key: Array, n_inputs: int, n_gates: int) -> jax.Array:
     input_key, distance_key = jax.random.split(key)
     circles, rest = divmod(n_gates, n_inputs)
-    start, most = np.arange(n_inputs), (n_inputs - 1) // 2  # distances up to `most` have n_inputs pairs
+    start, most = (
+        np.arange(n_inputs),
+        (n_inputs - 1) // 2,
+    )  # distances up to `most` have n_inputs pairs
     # The other pairs have distance 1, alternating, so that all inputs have one before any has two;
     # or, if the circles include distance 1, the distance of opposite inputs.
     spare = 2 if circles < most else 1
@@ -164,7 +167,9 @@ def trees(
     return _sample_balanced(key, n_inputs, n_trees, arity**depth)
 
 
-def random(key: Array, n_inputs: int, n_gates: int, arity: int = 2) -> Int[jax.Array, "{n_gates} {arity}"]:
+def random(
+    key: Array, n_inputs: int, n_gates: int, arity: int = 2
+) -> Int[jax.Array, "{n_gates} {arity}"]:
     """Sample every wire independently: some inputs are read often, some by no gate.
 
     The inputs of a gate are distinct if there are at least `arity` inputs.

@@ -69,7 +69,9 @@ class Connectivity:
             whole = name != "centers"
             if given.ndim != 2 or (whole and not np.issubdtype(given.dtype, np.integer)):
                 expected = "int32 [groups, ids]" if whole else "[groups, 2]"
-                raise ValueError(f"{where}: {name} is {given.dtype}{list(given.shape)}; expected {expected}.")
+                raise ValueError(
+                    f"{where}: {name} is {given.dtype}{list(given.shape)}; expected {expected}."
+                )
             kept = np.array(given, np.int32 if whole else np.float64)
             kept.flags.writeable = False
             object.__setattr__(self, name, kept)
@@ -77,7 +79,9 @@ class Connectivity:
             self.centers.shape[1] != 2
             or len({len(self.centers), len(self.candidates), len(self.targets)}) > 1
         ):
-            shapes = ", ".join(str(list(a.shape)) for a in (self.centers, self.candidates, self.targets))
+            shapes = ", ".join(
+                str(list(a.shape)) for a in (self.centers, self.candidates, self.targets)
+            )
             raise ValueError(
                 f"{where}: centers, candidates and targets have the shapes {shapes}; expected "
                 "[groups, 2], and [groups, ids] with the same number of groups."
@@ -173,7 +177,13 @@ class Connectivity:
         return self is other or (isinstance(other, Connectivity) and self._digest == other._digest)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.in_shape, self.out_shape, self.centers, self.candidates, self.targets)
+        return type(self), (
+            self.in_shape,
+            self.out_shape,
+            self.centers,
+            self.candidates,
+            self.targets,
+        )
 
     def __repr__(self) -> str:
         n_read, n_reached = self.candidates.shape[1], self.targets.shape[1]
@@ -229,7 +239,9 @@ def window_sizes(
     height, width = image_shape[:2]
     if any(k > n + 2 * p for k, n, p in zip(size, image_shape, around, strict=False)):
         padded = f" with padding {padding}" if any(around) else ""
-        raise ValueError(f"{where}: kernel is {kernel}, larger than an image of {height} by {width}{padded}.")
+        raise ValueError(
+            f"{where}: kernel is {kernel}, larger than an image of {height} by {width}{padded}."
+        )
     if any(p >= k for k, p in zip(size, around, strict=True)):
         raise ValueError(
             f"{where}: padding is {padding} and kernel is {kernel}; a window could be outside the "
@@ -239,7 +251,12 @@ def window_sizes(
 
 
 def window_groups(
-    image_shape: tuple[int, ...], kernel: Size, stride: Size = 1, *, padding: Size = 0, outputs: int = 1
+    image_shape: tuple[int, ...],
+    kernel: Size,
+    stride: Size = 1,
+    *,
+    padding: Size = 0,
+    outputs: int = 1,
 ) -> Connectivity:
     """Return the connectivity of a sliding window: each position has its own detectors and outputs.
 
@@ -377,7 +394,9 @@ def projections(
             f"{where}: receptive is {receptive}, larger than the input map, {read[0]} by {read[1]}."
         )
     if not 0 < probability <= 1:
-        raise ValueError(f"{where}: probability is {probability}; it must be above 0 and at most 1.")
+        raise ValueError(
+            f"{where}: probability is {probability}; it must be above 0 and at most 1."
+        )
     center_key, target_key = _keys(where, key, centers, probability)
     points = _centers(where, center_key, read, window, groups, centers, deviation)
     limits = np.array(read[:2]) - window
@@ -394,7 +413,9 @@ def projections(
         middle, reach = twice * wide, (np.array(span) - 1) * high
         start = np.maximum(-((reach - middle) // (2 * high)), 0)
         count = np.minimum((middle + reach) // (2 * high), wide - 1) - start + 1
-    targets = _replace_masked(where, "output_mask", _ids(start, count, reached), output_mask, reached)
+    targets = _replace_masked(
+        where, "output_mask", _ids(start, count, reached), output_mask, reached
+    )
     empty = (targets < 0).all(1)
     if empty.any():
         g = int(np.argmax(empty))
@@ -444,7 +465,12 @@ def _centers(
     size = np.array(image[:2], np.float64)
     if not isinstance(centers, str):
         points = np.asarray(centers, np.float64)
-        if points.ndim != 2 or points.shape[1] != 2 or not len(points) or not np.isfinite(points).all():
+        if (
+            points.ndim != 2
+            or points.shape[1] != 2
+            or not len(points)
+            or not np.isfinite(points).all()
+        ):
             raise ValueError(
                 f"{where}: centers has shape {list(points.shape)}; expected finite numbers [groups, 2]."
             )
@@ -454,7 +480,9 @@ def _centers(
             )
         return points
     if centers not in CENTERS:
-        raise ValueError(f"{where}: centers is {centers!r}; expected one of {CENTERS}, or an array.")
+        raise ValueError(
+            f"{where}: centers is {centers!r}; expected one of {CENTERS}, or an array."
+        )
     if groups is None:
         raise ValueError(f"{where}: groups is None; give their number, or an array of centers.")
     if centers == "grid":
@@ -484,8 +512,12 @@ def _ids(first: np.ndarray, count: np.ndarray, image: tuple[int, int, int]) -> n
     high, wide = (int(n) for n in count.max(0).clip(1))
     rows = first[:, :1] + np.arange(high)
     columns = first[:, 1:] + np.arange(wide)
-    inside = (np.arange(high) < count[:, :1])[:, :, None] & (np.arange(wide) < count[:, 1:])[:, None]
-    pixels = np.where(inside, rows[:, :, None] * width + columns[:, None], -1).reshape(len(first), -1, 1)
+    inside = (np.arange(high) < count[:, :1])[:, :, None] & (np.arange(wide) < count[:, 1:])[
+        :, None
+    ]
+    pixels = np.where(inside, rows[:, :, None] * width + columns[:, None], -1).reshape(
+        len(first), -1, 1
+    )
     return np.where(pixels < 0, -1, pixels * channels + np.arange(channels)).reshape(len(first), -1)
 
 

@@ -125,7 +125,9 @@ class Groups:
 
 def _sample_unique(key: Any, n_inputs: int, n_gates: int, arity: int = 2) -> jax.Array:
     if arity != 2:
-        raise ValueError(f"unique_pairs: draws pairs, but a gate has {arity} inputs; use balanced wiring.")
+        raise ValueError(
+            f"unique_pairs: draws pairs, but a gate has {arity} inputs; use balanced wiring."
+        )
     return unique_pairs(key, n_inputs, n_gates)
 
 
@@ -143,7 +145,9 @@ EVEN = ("balanced", "unique", "butterfly", "learnable")
 """Names of the wirings with fan-outs that differ by at most one."""
 
 
-def sample_wires(wiring: str | Wiring, key: Any, n_inputs: int, n_gates: int, arity: int) -> jax.Array:
+def sample_wires(
+    wiring: str | Wiring, key: Any, n_inputs: int, n_gates: int, arity: int
+) -> jax.Array:
     """Return the wires for a fixed wiring: int32 ``[n_gates, arity]``.
 
     Raises:

@@ -89,7 +89,9 @@ def show(
                 f"{fields.unit} {g} {verb}{'es' if verb == 'reach' else 's'}",
                 colors,
             )
-        every = sum((_image(shape, of_group) > 0 for of_group in ids), np.zeros(as_image(shape)[:2], int))
+        every = sum(
+            (_image(shape, of_group) > 0 for of_group in ids), np.zeros(as_image(shape)[:2], int)
+        )
         image = _draw(line[-1], every, f"{fields.unit}s that {verb} a pixel", colors)
         figure.colorbar(image, ax=line[-1], shrink=0.8)
     for axes, g in zip(grid[0], picked, strict=False):
@@ -104,7 +106,9 @@ def _select_groups(fields: _Fields, groups: int | Sequence[int]) -> list[int]:
     else:
         picked = sorted(set(np.linspace(0, n - 1, min(int(groups), n)).astype(int).tolist()))
     if not picked or min(picked) < 0 or max(picked) >= n:
-        raise ValueError(f"show: groups is {groups}; there are {n} {fields.unit}s, from 0 to {n - 1}.")
+        raise ValueError(
+            f"show: groups is {groups}; there are {n} {fields.unit}s, from 0 to {n - 1}."
+        )
     return picked
 
 
@@ -121,7 +125,9 @@ def _draw(axes: Any, image: np.ndarray, title: str, colors: str) -> Any:
     axes.set_title(title, fontsize=9)
     axes.set_xticks([])
     axes.set_yticks([])
-    return axes.imshow(image, cmap=colors, vmin=0, vmax=max(1.3 if image.dtype != int else 0, image.max()))
+    return axes.imshow(
+        image, cmap=colors, vmin=0, vmax=max(1.3 if image.dtype != int else 0, image.max())
+    )
 
 
 def _draw_comparisons(axes: Any, fields: _Fields, g: int) -> None:
@@ -129,7 +135,14 @@ def _draw_comparisons(axes: Any, fields: _Fields, g: int) -> None:
     _, width, channels = as_image(fields.in_shape)
     if fields.pairs is not None:
         pixels = fields.pairs[g] // channels
-        axes.plot(pixels.T % width, pixels.T // width, color=_PAIRS, linewidth=0.8, marker=".", markersize=2)
+        axes.plot(
+            pixels.T % width,
+            pixels.T // width,
+            color=_PAIRS,
+            linewidth=0.8,
+            marker=".",
+            markersize=2,
+        )
     if fields.centers is not None:
         row, column = fields.centers[g]
         axes.plot([column], [row], color=_INK, marker="+", markersize=7)
@@ -147,7 +160,9 @@ def _fields_of(source: Any, in_shape: Size | None, out_shape: Size | None) -> _F
                 f"show: source is {ids.dtype}{list(ids.shape)}; expected a Connectivity, a layer of lutjax.layers.nnx, variables "
                 "by name, anchors [detectors, pairs, 2], or ids [groups, inputs]."
             )
-        arrays: dict[str, Any] = {"anchors" if ids.ndim == 3 and ids.shape[2] == 2 else "wires": ids}
+        arrays: dict[str, Any] = {
+            "anchors" if ids.ndim == 3 and ids.shape[2] == 2 else "wires": ids
+        }
     else:
         arrays = _arrays_of(source if spec is None else source._arrays())
     if spec is not None and hasattr(spec, "connectivity"):
@@ -158,7 +173,9 @@ def _fields_of(source: Any, in_shape: Size | None, out_shape: Size | None) -> _F
 
 def _require_none(in_shape: Size | None, out_shape: Size | None) -> None:
     if in_shape is not None or out_shape is not None:
-        raise ValueError("show: in_shape and out_shape are those of the connectivity; leave them out.")
+        raise ValueError(
+            "show: in_shape and out_shape are those of the connectivity; leave them out."
+        )
 
 
 def _arrays_of(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -197,7 +214,10 @@ def _array_fields(
     if in_shape is None:
         in_shape = getattr(spec, "window_shape", None)
     fields = _Fields(
-        unit, _shape("in_shape", in_shape, ids, n_inputs, "inputs"), ids.reshape(len(ids), -1), pairs
+        unit,
+        _shape("in_shape", in_shape, ids, n_inputs, "inputs"),
+        ids.reshape(len(ids), -1),
+        pairs,
     )
     if targets is None:
         return fields
@@ -224,5 +244,7 @@ def _shape(
     shape = shape_of("show", name, given, (1, 2, 3))
     size = int(np.prod(shape))
     if size < least or n_values not in (None, size):
-        raise ValueError(f"show: {name} is {given}, a map of {size} values; there are {least} {kind}.")
+        raise ValueError(
+            f"show: {name} is {given}, a map of {size} values; there are {least} {kind}."
+        )
     return shape

@@ -47,6 +47,9 @@ def as_image(shape: tuple[int, ...]) -> tuple[int, int, int]:
 def _as_integers(size: Size) -> tuple[int, ...] | None:
     """Return integers as a tuple, None for anything else."""
     try:
-        return tuple(operator.index(n) for n in (size if isinstance(size, Sequence) else (size,))) or None
+        return (
+            tuple(operator.index(n) for n in (size if isinstance(size, Sequence) else (size,)))
+            or None
+        )
     except TypeError:
         return None

@@ -14,7 +14,9 @@ TARGET = "lutjax_cpu"
 """FFI target name in compiled programs."""
 
 
-jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(_native.opened().lutjax_cpu_handler), platform="cpu")
+jax.ffi.register_ffi_target(
+    TARGET, jax.ffi.pycapsule(_native.opened().lutjax_cpu_handler), platform="cpu"
+)
 
 
 def kernel(

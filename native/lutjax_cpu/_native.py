@@ -12,7 +12,9 @@ import lutjax
 import lutjax_cpu
 
 _SUFFIXES = (".so", ".dylib", ".dll")
-_AGAIN = "install it again, in a checkout of lutjax: pip install --force-reinstall --no-deps ./native"
+_AGAIN = (
+    "install it again, in a checkout of lutjax: pip install --force-reinstall --no-deps ./native"
+)
 _NONE = "no_library.txt"  # says why the package was built without one
 
 
@@ -33,7 +35,9 @@ def opened() -> ctypes.CDLL:
     paths = [path for path in folder.glob("_library.*") if path.suffix in _SUFFIXES]
     if not paths:
         raise ImportError(
-            f"lutjax-cpu {not_built()}" if not_built() else f"lutjax-cpu has no library in {folder}; {_AGAIN}"
+            f"lutjax-cpu {not_built()}"
+            if not_built()
+            else f"lutjax-cpu has no library in {folder}; {_AGAIN}"
         )
     try:
         library = ctypes.CDLL(str(paths[0]))
@@ -81,7 +85,9 @@ def _text(ask: Any, *numbers: int) -> str:
 
 def digest(root: Path, files: Iterable[Path]) -> str:
     """Return sixteen hexadecimal digits for files, as `CMakeLists.txt` makes them."""
-    of_each = {f.relative_to(root).as_posix(): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+    of_each = {
+        f.relative_to(root).as_posix(): hashlib.sha256(f.read_bytes()).hexdigest() for f in files
+    }
     lines = "".join(f"{name} {of_each[name]}\n" for name in sorted(of_each))
     return hashlib.sha256(lines.encode()).hexdigest()[:16]
 

@@ -51,7 +51,9 @@ class Kernels:
         dy, cotangents = cotangent.astype(jnp.float32), {}
         if "weights" in needs:
             table = sums(call.weights.shape, call.accumulate)
-            (cotangents["weights"],) = self.run("gradient", call, (addends(dy, call.accumulate),), (table,))
+            (cotangents["weights"],) = self.run(
+                "gradient", call, (addends(dy, call.accumulate),), (table,)
+            )
         return cotangents | self.cotangents(call, dy, needs) if needs - {"weights"} else cotangents
 
     def update(
@@ -86,7 +88,9 @@ class Kernels:
         """Run a kernel with additional arrays after the call's arrays."""
         integers, numbers = self._options(call)
         inputs = *self._arrays(call), *arrays
-        return kernel(f"{self.name}_{name}", inputs, outputs, integers=integers, numbers=numbers, **options)
+        return kernel(
+            f"{self.name}_{name}", inputs, outputs, integers=integers, numbers=numbers, **options
+        )
 
     def _arrays(self, call: Attention) -> tuple[jax.Array, ...]:
         like = call.query_places
@@ -103,7 +107,13 @@ class Kernels:
     def _options(self, call: Attention) -> tuple[tuple[int, ...], tuple[float, ...]]:
         window = _EVERY if call.window is None else call.window
         blocks = (0, 0) if call.block_mask is None or call.block_sizes is None else call.block_sizes
-        integers = (window, call.query_segments is not None, call.accumulate is not None, *blocks, call.width)
+        integers = (
+            window,
+            call.query_segments is not None,
+            call.accumulate is not None,
+            *blocks,
+            call.width,
+        )
         return (*integers, *self.integers(call)), (scale(call.accumulate), *self.numbers(call))
 
 

@@ -40,7 +40,9 @@ def digits_run(tmp_path_factory):
 def tree_run(tmp_path_factory):
     folder, whole = tmp_path_factory.mktemp("trees"), small_runs.images(n_channels=2)
     np.savez(folder / "images.npz", x=whole.x.reshape(-1, 4, 4, 2).astype(np.uint8), y=whole.y)
-    return small_runs.finished(folder, "classify", "--data", folder / "images.npz", *small_runs.TREES)
+    return small_runs.finished(
+        folder, "classify", "--data", folder / "images.npz", *small_runs.TREES
+    )
 
 
 @pytest.fixture(scope="session")

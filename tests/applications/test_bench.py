@@ -65,7 +65,9 @@ def instantly(monkeypatch):
 def products_in_the_loop(*args):
     """Count the computations with products reachable from the loop."""
     text = measure._any_count(jnp.dot, False, (), args).as_text()
-    computations = dict(re.findall(r"^(?:ENTRY )?%(\S+) \(.*?\{\n(.*?)^\}", text, re.DOTALL | re.MULTILINE))
+    computations = dict(
+        re.findall(r"^(?:ENTRY )?%(\S+) \(.*?\{\n(.*?)^\}", text, re.DOTALL | re.MULTILINE)
+    )
     reached, todo = set(), set(re.findall(r" while\(.*body=%([^,\s]+)", text))
     while todo:
         reached |= todo
@@ -83,7 +85,8 @@ def test_work_stays_in_the_loop(monkeypatch):
 
 def test_time_grows_with_the_work():
     short, long = (
-        device_time(jnp.sort, jnp.arange(n, 0, -1), repeats=5, loop_seconds=0.01) for n in (2**8, 2**15)
+        device_time(jnp.sort, jnp.arange(n, 0, -1), repeats=5, loop_seconds=0.01)
+        for n in (2**8, 2**15)
     )
     assert short.loops == 5
     assert short.p20 <= short.p50 <= short.p80
@@ -141,7 +144,10 @@ def test_loop_takes_the_requested_seconds(monkeypatch, seconds, calls):
 def test_accelerator_gets_a_loop_of_static_length_for_short_calls(monkeypatch, backend, seconds):
     machine = Machine(monkeypatch, backend, seconds)
     timing = machine.time(repeats=3)
-    assert machine.lengths == [None, *([timing.calls] if (backend, seconds) == ("gpu", 1e-3) else [])]
+    assert machine.lengths == [
+        None,
+        *([timing.calls] if (backend, seconds) == ("gpu", 1e-3) else []),
+    ]
 
 
 def test_slow_calls_stop_at_the_budget(monkeypatch):
@@ -172,7 +178,10 @@ def test_names_and_sizes_are_the_same_shapes():
         ("fc:0,4,4,4,4", "batch is 0; it must be at least 1"),
         ("fc:1,1,4,4,4", "inputs is 1; it must be at least 2"),
         ("seq:1,4,4,4,14,4", "a row has 32 address bits; it can have at most 30"),
-        ("pair-interleaved:1,4,4,4,4,3", "position_bits is 3; interleaved it must be that of inputs, 4"),
+        (
+            "pair-interleaved:1,4,4,4,4,3",
+            "position_bits is 3; interleaved it must be that of inputs, 4",
+        ),
         ("lm:0", "batch is 0"),
         ("gates:4,0,2", "inputs is 0; it must be at least 1"),
         ("soft_lut:4,4,4,9", "places is 9; a table can have at most 8"),
@@ -203,7 +212,9 @@ def test_bytes_of_pairs():
     assert (traffic.uses, traffic.table) == (3 * 5 * 5, (5, 2**3, 2))
     assert traffic.detections == 5 * (3 * 4 + 2)
     assert traffic.bytes_moved("update", 4) == traffic.detections * 4 + 3 * 4 * 2 * 4 + 2 * 75 * 8
-    full, windowed = (shapes.op_shape("seq", 3, 4, 2, 5, 1, 1, *window).traffic for window in ((), (3,)))
+    full, windowed = (
+        shapes.op_shape("seq", 3, 4, 2, 5, 1, 1, *window).traffic for window in ((), (3,))
+    )
     assert full.uses == 3 * 6 * 5 == windowed.uses
     assert shapes.op_shape("pair", 3, 4, 2, 5, 1, 1).traffic.detections == 0
 
@@ -257,7 +268,9 @@ def test_rows_of_lookups_have_the_shapes_of_their_traffic(text, dtype):
 def test_rows_of_gates_are_forward_and_dense(text):
     shape = shapes.parse(text)
     found = list(measurements.measurements(shape, dtype="bfloat16"))
-    assert {c.row: c.kernel_names for c in found} == dict.fromkeys(("forward", "dense"), f"{shape.op}: xla")
+    assert {c.row: c.kernel_names for c in found} == dict.fromkeys(
+        ("forward", "dense"), f"{shape.op}: xla"
+    )
     y, gradients = outputs(shape, "dense", "bfloat16")
     assert y == outputs(shape, "forward", "bfloat16")
     assert (y.shape, y.dtype) == ((3, 7), "bfloat16")
@@ -324,7 +337,12 @@ def test_defaults_on_a_cpu(instantly):
             (name, "bfloat16") for name in shapes.named_shapes(Tag.CPU)
         ]
     instantly.clear()
-    assert bench("--shape", "lm", "--lm-batch", 4, "--dtype", "float32", "--dtype", "bfloat16").exit_code == 0
+    assert (
+        bench(
+            "--shape", "lm", "--lm-batch", 4, "--dtype", "float32", "--dtype", "bfloat16"
+        ).exit_code
+        == 0
+    )
     assert [(c.name, c.row, c.dtype) for c in instantly] == [
         ("lm:4", "in-place", dtype) for dtype in ("float32", "bfloat16")
     ]
@@ -337,10 +355,16 @@ def test_defaults_on_a_cpu(instantly):
         (["--png", "."], "is a directory"),
         (["--repeats", "2"], "2; it must be at least 3"),
         (["--dtype", "int8"], "'float32', 'bfloat16'"),
-        (["--shape", "ffn", "--shape", "large"], "'large' is not a shape; it must be one of ffn, unembed"),
+        (
+            ["--shape", "ffn", "--shape", "large"],
+            "'large' is not a shape; it must be one of ffn, unembed",
+        ),
         (["--shape", "lm", "--row", "forward"], "nothing to measure"),
         (["--accumulate", "0"], "0.0; it must be above 0"),
-        (["--shape", "gate_network", "--accumulate", "16"], "gate_network has no sums that take it"),
+        (
+            ["--shape", "gate_network", "--accumulate", "16"],
+            "gate_network has no sums that take it",
+        ),
     ],
 )
 def test_errors_come_before_measurements(words, message, tmp_path, monkeypatch, instantly):
@@ -374,7 +398,9 @@ def test_recorded_figures_are_shown_where_they_were_measured():
         assert len(names) == len(cells)
 
 
-@pytest.mark.parametrize(("width", "left_out"), [(200, set()), (60, {"p20-p80", "/ tables", "moves"})])
+@pytest.mark.parametrize(
+    ("width", "left_out"), [(200, set()), (60, {"p20-p80", "/ tables", "moves"})]
+)
 def test_narrow_terminal_gets_fewer_columns(width, left_out):
     made = report.table([result("ffn")], Console(width=width))
     names, _ = report.columns([result("ffn")])
@@ -395,7 +421,11 @@ class TestSlow:
         """8 samples, 2 groups with 4 inputs and 3 outputs, 4 int8 tables with 4 rows each."""
         shape = shapes.parse("scored-int8:8,4,3,4,2,2")
         (found,) = measurements.measurements(shape, dtype=dtype)
-        assert (found.row, found.kernel_names, found.table_bytes) == ("forward", "scored_lut: xla", 4 * 4 * 3)
+        assert (found.row, found.kernel_names, found.table_bytes) == (
+            "forward",
+            "scored_lut: xla",
+            4 * 4 * 3,
+        )
         numbers_in, ids, rows = 2 * 8 * 4 + 3, 2 * 4 * 2, 2 * 8 * 4 * 3
         assert found.bytes_moved == (numbers_in + ids) * 4 + rows + 2 * 8 * 3 * 4
         params, constants = measurements.arguments(shape, "forward", dtype)
@@ -405,14 +435,18 @@ class TestSlow:
         assert (y.shape, y.dtype) == ((8, 2, 3), "float32")
         x, scale = params.pop("x").astype(jnp.float32), 2.0**-7
         weights = constants["weights"].astype(jnp.float32) * scale
-        wanted = lutjax.scored_lut(x, weights, constants["anchors"], params, read=_Unrounded(), groups=2)
+        wanted = lutjax.scored_lut(
+            x, weights, constants["anchors"], params, read=_Unrounded(), groups=2
+        )
         assert jnp.allclose(y, wanted, rtol=1e-5, atol=1e-6)
 
     def test_command_writes_rows_table_and_picture(self, tmp_path, monkeypatch):
         monkeypatch.setattr(results, "copy_bandwidth", lambda: 1e9)
         files = {f"--{name}": tmp_path / f"rows.{name}" for name in ("csv", "markdown", "png")}
         written = [word for pair in files.items() for word in pair]
-        out = bench("--shape", TINY["fc"], "--row", "forward", "--row", "in-place", "--repeats", 3, *written)
+        out = bench(
+            "--shape", TINY["fc"], "--row", "forward", "--row", "in-place", "--repeats", 3, *written
+        )
         assert out.exit_code == 0, out.output
         assert "a copy moves 1.0 GB/s" in out.output
         assert "It is a reference, not a promise" in " ".join(out.output.split())
@@ -452,10 +486,14 @@ class TestSlow:
         assert picture.exists()
 
     def test_integer_accumulation_is_measured_where_it_is_supported(self, instantly):
-        assert bench("--row", "forward", "--accumulate", 16, "--implementation", "xla").exit_code == 0
+        assert (
+            bench("--row", "forward", "--accumulate", 16, "--implementation", "xla").exit_code == 0
+        )
         if jax.default_backend() == "cpu":
             expected = [
-                name for name, of in shapes.named_shapes(Tag.CPU).items() if measurements.accumulates(of)
+                name
+                for name, of in shapes.named_shapes(Tag.CPU).items()
+                if measurements.accumulates(of)
             ]
             assert {"ffn", "seq-sparse"} <= set(expected)
             assert [c.name for c in instantly] == [f"{name} at 16" for name in expected]

@@ -42,7 +42,10 @@ def test_collectives_are_counted_and_rows_become_a_table(programs):
       %b = (bf16[2]{0}, bf16[16]{0}) all-gather-start(%y), channel_id=2
       %c = (f32[], s32[3]{0}) all-reduce-start(%z, %w), channel_id=3
     """
-    assert devices.collectives(program) == {"all-reduce": (2, 4 * 32 + 4 + 12), "all-gather": (1, 32)}
+    assert devices.collectives(program) == {
+        "all-reduce": (2, 4 * 32 + 4 + 12),
+        "all-gather": (1, 32),
+    }
     one, two, weak, *_ = devices.cases(2, tiny=False)
     row = {"batch": 128, "ms": 2.5, "peak GB": 1.0, "over share": 1.02}
     *_, first, second = devices.compare({one: {"batch": 128, "ms": 4.0}, two: row}).splitlines()
@@ -73,14 +76,18 @@ class TestSlow:
 
         small = {
             "CNN": network(images._cnn(4), rate=0.1),
-            "convolutions of tables": network(images._tables(4, n_detectors=8, n_anchors=3), rate=0.1),
+            "convolutions of tables": network(
+                images._tables(4, n_detectors=8, n_anchors=3), rate=0.1
+            ),
             "logic trees": network(images._trees(2, 1), rate=0.1, tau=2.0),
         }
         monkeypatch.setattr(images, "NETWORKS", small)
         rows = tmp_path / "rows.jsonl"
         options = ["--rows", str(rows), "--only", *small, "--splits", "0", "--steps", "60"]
         images.main(["--data", str(few), *options])
-        found = {row["learner"]: row["right"] for row in map(json.loads, rows.read_text().splitlines())}
+        found = {
+            row["learner"]: row["right"] for row in map(json.loads, rows.read_text().splitlines())
+        }
         assert set(found) == set(small)
         assert found["CNN"] > 50
         assert found["convolutions of tables"] > 50
@@ -127,7 +134,10 @@ class TestSlow:
             assert text in said
         said = run("memory_devices.py")
         rows = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
-        assert [r["way"] for r in rows] == 2 * ["jit", "detectors", "rows", "whole"] + ["rows", "whole"]
+        assert [r["way"] for r in rows] == 2 * ["jit", "detectors", "rows", "whole"] + [
+            "rows",
+            "whole",
+        ]
         for of_size in (rows[:4], rows[4:8], rows[8:]):
             np.testing.assert_allclose([r["loss"] for r in of_size], of_size[-1]["loss"], rtol=1e-5)
             memory = {r["way"]: r["memory"] for r in of_size}

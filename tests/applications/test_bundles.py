@@ -39,7 +39,9 @@ def gpt_run(folder):
     sizes = {"features": 8, "context": 6, "n_layers": 1, "n_heads": 1}
     config = GPTConfig(**sizes, lut_heads=2, lut_tables=2, lut_bits=2, read="powers_of_two")
     text = runs.Source("fox.txt", 100, "f" * 64)
-    record = lm_runs.Record(config, lm.TrainingConfig(steps=9), text, 2.5, {"log_every": 1}, HISTORY)
+    record = lm_runs.Record(
+        config, lm.TrainingConfig(steps=9), text, 2.5, {"log_every": 1}, HISTORY
+    )
     return saved(folder, lm.structure_of(config), record)
 
 
@@ -70,7 +72,9 @@ def test_models_of_runs(kind, tmp_path):
     assert loaded.record.history == HISTORY
     assert loaded.record.model == model.record.model
     written = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert not any(b"/secret" in content or str(tmp_path).encode() in content for content in written.values())
+    assert not any(
+        b"/secret" in content or str(tmp_path).encode() in content for content in written.values()
+    )
     lutjax.save(loaded, folder)  # in its own place, to the same bytes
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == written
     for each in (loaded, model):
@@ -85,13 +89,17 @@ def test_models_without_a_run(tmp_path):
     model = LogicClassifier(config, rngs=nnx.Rngs(0, gates=1))
     lutjax.save(model, tmp_path)
     loaded = lutjax.load(tmp_path)
-    twin = nnx.eval_shape(lambda: LogicClassifier(config, rngs=nnx.Rngs(0)))  # with the usual random stream
+    twin = nnx.eval_shape(
+        lambda: LogicClassifier(config, rngs=nnx.Rngs(0))
+    )  # with the usual random stream
     twin.eval()
     assert nnx.graphdef(loaded) == nnx.graphdef(twin)
     same_arrays(loaded, model)
     assert not hasattr(loaded, "record")
     model.layers[0].logits = jnp.zeros((9, 16))
-    with pytest.raises(ValueError, match=r"layers\.0\.logits of this LogicClassifier is not that of"):
+    with pytest.raises(
+        ValueError, match=r"layers\.0\.logits of this LogicClassifier is not that of"
+    ):
         lutjax.save(model, tmp_path)
 
 
@@ -119,12 +127,16 @@ def test_tables_in_fewer_bits(table_dtype, tmp_path):
 def test_tables_that_cannot_be_stored_so(tmp_path):
     layer = layers.LUT(8, 5, **SIZES, rngs=nnx.Rngs(0))
     layer.weights[...] = layer.weights[...] + jnp.nan
-    with pytest.raises(ValueError, match="table weights has values that are not finite, which int8 cannot"):
+    with pytest.raises(
+        ValueError, match="table weights has values that are not finite, which int8 cannot"
+    ):
         lutjax.save(layer, tmp_path, table_dtype="int8")
     gates = layers.LogicGates(6, 4, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="table_dtype is int8, but there are no float tables"):
         lutjax.save(gates, tmp_path, table_dtype="int8")
-    with pytest.raises(ValueError, match="table_dtype is 'int4'; expected one of float32, bfloat16, int8"):
+    with pytest.raises(
+        ValueError, match="table_dtype is 'int4'; expected one of float32, bfloat16, int8"
+    ):
         lutjax.save(layer, tmp_path, table_dtype="int4")
     assert not list(tmp_path.iterdir())
 
@@ -139,7 +151,10 @@ def test_edge_lists_in_fewer_bits(table_dtype, tmp_path):
     layer.weights = weights
     lutjax.save(layer, tmp_path, table_dtype=table_dtype)
     tensor = lutjax.bundles.read(tmp_path).config.tensors["weights"]
-    assert (tensor.stored, tensor.scale) == (table_dtype, "weights.scale" if table_dtype == "int8" else None)
+    assert (tensor.stored, tensor.scale) == (
+        table_dtype,
+        "weights.scale" if table_dtype == "int8" else None,
+    )
     found = np.asarray(lutjax.load(tmp_path).weights[...])
     if table_dtype == "int8":
         np.testing.assert_array_equal(found, np.round(weights * 64) / 64)
@@ -201,7 +216,9 @@ def test_field_names_of_earlier_versions(tmp_path):
 
 
 def test_a_changed_layer_comes_back(tmp_path):
-    layer = layers.LUT(8, 5, **SIZES, rngs=nnx.Rngs(0), epsilon=0.25, accumulate=lutjax.FixedPoint(2.0**12))
+    layer = layers.LUT(
+        8, 5, **SIZES, rngs=nnx.Rngs(0), epsilon=0.25, accumulate=lutjax.FixedPoint(2.0**12)
+    )
     layer.weights, layer.anchors = layer.weights[:3], layer.anchors[:3]
     lutjax.save(layer, tmp_path)
     loaded = lutjax.load(tmp_path)
@@ -210,7 +227,9 @@ def test_a_changed_layer_comes_back(tmp_path):
     np.testing.assert_array_equal(loaded(X), layer(X))
     subclass = type("Own", (layers.LUT,), {})(8, 5, **SIZES, rngs=nnx.Rngs(0))
     lutjax.save(subclass, tmp_path)
-    with pytest.raises(ValueError, match="the arrays of a Own, and not the arguments of its constructor"):
+    with pytest.raises(
+        ValueError, match="the arrays of a Own, and not the arguments of its constructor"
+    ):
         lutjax.load(tmp_path)
 
 
@@ -243,7 +262,9 @@ def test_hostile_layers(change, message, tmp_path):
 class Net(nnx.Module):
     def __init__(self, *, seed, width=6):
         rngs = nnx.Rngs(seed)
-        self.blocks = nnx.List([layers.LUT(8, width, **SIZES, rngs=rngs), nnx.Linear(width, 2, rngs=rngs)])
+        self.blocks = nnx.List(
+            [layers.LUT(8, width, **SIZES, rngs=rngs), nnx.Linear(width, 2, rngs=rngs)]
+        )
         self.dropout = nnx.Dropout(0.5, rngs=rngs)
 
     def __call__(self, x):
@@ -256,15 +277,19 @@ def test_a_module_of_a_user(tmp_path):
     other = Net(seed=1)
     assert lutjax.load(tmp_path, into=other) is other
     np.testing.assert_array_equal(other(X), net(X))
-    with pytest.raises(ValueError, match=r"not the arguments of its constructor; build a Net and pass it as"):
+    with pytest.raises(
+        ValueError, match=r"not the arguments of its constructor; build a Net and pass it as"
+    ):
         lutjax.load(tmp_path)
-    before = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(narrow := Net(seed=0, width=5), nnx.Param)))
-    message = (
-        r"does not fit this model: its tensor \"blocks.0.weights\" is float32\[4, 8, 6\]; the model's is"
+    before = jax.tree.map(
+        np.asarray, nnx.to_pure_dict(nnx.state(narrow := Net(seed=0, width=5), nnx.Param))
     )
+    message = r"does not fit this model: its tensor \"blocks.0.weights\" is float32\[4, 8, 6\]; the model's is"
     with pytest.raises(BundleError, match=message):
         lutjax.load(tmp_path, into=narrow)
-    jax.tree.map(np.testing.assert_array_equal, before, nnx.to_pure_dict(nnx.state(narrow, nnx.Param)))
+    jax.tree.map(
+        np.testing.assert_array_equal, before, nnx.to_pure_dict(nnx.state(narrow, nnx.Param))
+    )
     with pytest.raises(TypeError, match=r"holds a Net of Flax NNX; into is a dict"):
         lutjax.load(tmp_path, into={})
 
@@ -283,7 +308,9 @@ def test_variables_of_linen(tmp_path):
     tables = linen_layers.tables_of(model.init, jax.random.key(0), X)
     lutjax.save(variables, tmp_path, tables=tables, table_dtype="bfloat16")
     loaded = lutjax.load(tmp_path)
-    np.testing.assert_array_equal(model.apply(loaded, X), model.apply(variables, X))  # of tables of zeros
+    np.testing.assert_array_equal(
+        model.apply(loaded, X), model.apply(variables, X)
+    )  # of tables of zeros
     kinds = {t.kind for t in lutjax.bundles.read(tmp_path).config.tensors.values()}
     assert kinds == {"anchors", "params", "tables"}
     into = model.init(jax.random.key(1), X)
@@ -310,7 +337,11 @@ def test_variables_of_haiku(tmp_path):
 def test_trees_come_back(tmp_path):
     rng = np.random.default_rng(0)
     names = [name for name in CODES if "64" not in name]
-    tree = {"ö/x": {k: rng.integers(0, 2, (2, 3)).astype(jnp.dtype(name)) for k, name in enumerate(names)}}
+    tree = {
+        "ö/x": {
+            k: rng.integers(0, 2, (2, 3)).astype(jnp.dtype(name)) for k, name in enumerate(names)
+        }
+    }
     tree |= {"a b": np.array(3.5, np.float32), "none": {"0x": np.zeros((2, 0, 3), np.int8)}}
     lutjax.save(tree, tmp_path)
     for loaded in (lutjax.load(tmp_path), lutjax.load(tmp_path, into=tree)):
@@ -340,7 +371,11 @@ def test_tables_of_int8_are_off_by_at_most_a_unit(tmp_path_factory, table):
         ({"a": jax.random.key}, TypeError, "expected an array of"),
         ({"a": np.zeros(2, complex)}, TypeError, "expected an array of"),
         ({"a\n": np.zeros(2)}, ValueError, "characters that can be printed"),
-        ({"a.b": np.zeros(2), "a": {"b": np.zeros(2)}}, ValueError, "two arrays have the name 'a.b'"),
+        (
+            {"a.b": np.zeros(2), "a": {"b": np.zeros(2)}},
+            ValueError,
+            "two arrays have the name 'a.b'",
+        ),
     ],
 )
 def test_what_is_no_model(model, error, message, tmp_path):
@@ -381,7 +416,9 @@ def test_numpy_alone_reads_a_layer(tmp_path):
     lutjax.save(layer, tmp_path / "saved", table_dtype="int8")
     loaded = lutjax.load(tmp_path / "saved", into=layer)
     np.savez(tmp_path / "a.npz", x=X, y=loaded(X))
-    subprocess.run([sys.executable, "-c", ALONE, tmp_path / "saved", tmp_path / "a.npz"], check=True)
+    subprocess.run(
+        [sys.executable, "-c", ALONE, tmp_path / "saved", tmp_path / "a.npz"], check=True
+    )
 
 
 def test_the_card(tmp_path):
@@ -396,7 +433,11 @@ def test_the_card(tmp_path):
     result = head["model-index"][0]["results"][0]
     assert result["dataset"]["name"] == "fox.txt"
     assert result["metrics"][0]["value"] == 2.0
-    for words in ("# my model", "| test loss, nats per byte | 3 | 2 |", "layers.0.ffn.layer.weights"):
+    for words in (
+        "# my model",
+        "| test loss, nats per byte | 3 | 2 |",
+        "layers.0.ffn.layer.weights",
+    ):
         assert words in text
     assert f"SHA-256 `{'f' * 64}`" in text
     assert "| steps | 9 |" in text
@@ -522,10 +563,16 @@ def saved_digits(tmp_path_factory):
     ("change", "message"),
     [
         (lambda c: c["model"].update(layers=[10**12]), "its model is no LogicClassifier"),
-        (lambda c: c["model"].update(layers=[10**9, 10**9]), "does not fit this model|is no LogicClassifier"),
+        (
+            lambda c: c["model"].update(layers=[10**9, 10**9]),
+            "does not fit this model|is no LogicClassifier",
+        ),
         (lambda c: c["model"].update(layers="os.system"), "its model is no LogicClassifier"),
         (lambda c: c["model"].pop("tau"), None),
-        (lambda c: c.update(architectures=["os.system"]), "holds a .*os.system.*; the models of this"),
+        (
+            lambda c: c.update(architectures=["os.system"]),
+            "holds a .*os.system.*; the models of this",
+        ),
         (lambda c: c.update(quantized=True), "has no form with tables of integers"),
         (lambda c: c["run"].update(kind="no"), "its run has the kind no"),
         (lambda c: c["run"]["record"].update(history=3), "is damaged: its history is 3"),

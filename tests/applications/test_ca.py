@@ -40,7 +40,9 @@ def simulated(model, state, coefficients):
             for channel in range(channels):
                 patch = padded[y : y + 3, x : x + 3, channel].ravel()
                 near = np.delete(patch, 4)
-                w = np.stack([np.tile(np.arange(8), config.kernels), np.full(8 * config.kernels, 8)], -1)
+                w = np.stack(
+                    [np.tile(np.arange(8), config.kernels), np.full(8 * config.kernels, 8)], -1
+                )
                 values, first = gates(np.append(near, patch[4]), w, 0), len(w)
                 for w in wires[: len(config.perception) - 1]:
                     values, first = gates(values, np.asarray(w), first), first + len(w)
@@ -131,7 +133,9 @@ def test_outputs_of_kernels_start_in_different_directions(kernels, perception, e
         state = np.asarray(jax.random.uniform(jax.random.key(seed), (5, 5, 3)))
         gates = np.zeros((4, config.n_gates), np.float32)
         gates[1] = 1  # the first input
-        seen = np.stack([np.roll(state, (1 - y, 1 - x), (0, 1)) for y, x in NEIGHBORS])[found][:, 2, 2]
+        seen = np.stack([np.roll(state, (1 - y, 1 - x), (0, 1)) for y, x in NEIGHBORS])[found][
+            :, 2, 2
+        ]
         inputs = np.concatenate([state[2, 2], seen.reshape(-1)])
         new = inputs[wires[len(perception) - 1][:, 0]][wires[-1][:, 0]]
         np.testing.assert_allclose(simulated(model, state, gates)[2, 2], new)
@@ -206,7 +210,9 @@ def test_solved_is_without_a_wrong_bit_three_times():
         return run.stop_reason(100 * len(wrong))
 
     assert solved(0, 0, 1, 0, 0) is None
-    assert solved(4, 0, 0, 0) == "no wrong bit in 3 tests one after the other after 400 of 1000 steps"
+    assert (
+        solved(4, 0, 0, 0) == "no wrong bit in 3 tests one after the other after 400 of 1000 steps"
+    )
     assert solved(4, 0, 0, 0, stop_when_solved=False) is None
     old = automaton_runs.Automaton.create(sizes).record
     del old.options["stop_when_solved"]  # as older versions wrote it
@@ -251,7 +257,9 @@ def test_bad_input_is_one_message(words, message, tmp_path, monkeypatch):
     gray.putpixel((1, 2), (128, 128, 128))
     gray.save("gray.png")
     sizes = CA_SIZES[:4] if "--experiment=life" in words else CA_SIZES
-    assert message in refusal("train", "ca", "--experiment=checkerboard", "--out=run", *sizes, *words)
+    assert message in refusal(
+        "train", "ca", "--experiment=checkerboard", "--out=run", *sizes, *words
+    )
     assert not Path("run").exists()
 
 
@@ -280,7 +288,9 @@ def test_a_picture_decides_the_grid(tmp_path):
     np.testing.assert_array_equal(run.target, expected)
     own = new({**sizes, "n_steps": 9}, path=tmp_path / "wide.png").run
     assert (own.training.size, own.training.n_steps) == (5, 9)
-    with pytest.raises(patterns.PatternError, match=r"large\.png has 65 x 2 pixels; the maximum is 64 x 64"):
+    with pytest.raises(
+        patterns.PatternError, match=r"large\.png has 65 x 2 pixels; the maximum is 64 x 64"
+    ):
         new(sizes, path=tmp_path / "large.png")
 
 

@@ -79,9 +79,15 @@ def write_cifar(folder, *, binary):
     for k, (name, (images, labels)) in enumerate(zip(cifar.FILES, cifar_batches(), strict=True)):
         rows = images.reshape(len(images), -1)
         if binary:
-            (folder / f"{name}.bin").write_bytes(np.column_stack([labels.astype(np.uint8), rows]).tobytes())
+            (folder / f"{name}.bin").write_bytes(
+                np.column_stack([labels.astype(np.uint8), rows]).tobytes()
+            )
         else:
-            batch = {b"data": rows, b"labels": labels.tolist(), b"filenames": [b"a.png"] * len(rows)}
+            batch = {
+                b"data": rows,
+                b"labels": labels.tolist(),
+                b"filenames": [b"a.png"] * len(rows),
+            }
             (folder / name).write_bytes(pickle.dumps(batch, 2 + k % 3))
     return folder
 
@@ -118,10 +124,15 @@ def test_checksums_name_the_data(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["binary", "python", "python 2"])
 def test_cifar(kind, tmp_path):
-    folder, batches = write_cifar(tmp_path / "cifar-10-batches", binary=kind == "binary"), cifar_batches()
+    folder, batches = (
+        write_cifar(tmp_path / "cifar-10-batches", binary=kind == "binary"),
+        cifar_batches(),
+    )
     if kind == "python 2":
         images, labels = batches[-1]
-        (folder / "test_batch").write_bytes(of_python_2(images.reshape(len(images), -1), labels.tolist()))
+        (folder / "test_batch").write_bytes(
+            of_python_2(images.reshape(len(images), -1), labels.tolist())
+        )
     parts = datasets.load(tmp_path).parts()
     for part, some in ((parts.train, batches[:-1]), (parts.test, batches[-1:])):
         images = np.concatenate([x for x, _ in some])
@@ -238,10 +249,16 @@ def test_a_table_is_encoded(tmp_path):
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(encoding.labels(table), [0, 1, 0, 1])
     numbers = Encoding.fit(table, bits=0)
-    np.testing.assert_array_equal(numbers.encode(table)[:, :2], [[20, 0], [31, 1], [31, 0], [64, 0]])
+    np.testing.assert_array_equal(
+        numbers.encode(table)[:, :2], [[20, 0], [31, 1], [31, 0], [64, 0]]
+    )
     again = Encoding.from_json(encoding.to_json())
     assert again == encoding
-    others = {"job": np.array(["?", "queen"]), "pay": np.array(["9", "NA"]), "age": np.array(["1e3", "-1"])}
+    others = {
+        "job": np.array(["?", "queen"]),
+        "pay": np.array(["9", "NA"]),
+        "age": np.array(["1e3", "-1"]),
+    }
     other = Table(others, np.array(["no", "no"]), "b")
     expected = [[1, 1, 0, 0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 0, 0, 1, 0, 1]]
     np.testing.assert_array_equal(again.encode(other), expected)
@@ -260,7 +277,9 @@ def test_thresholds_separate_numbers():
         codes = [sum(n > t for t in found) for n in numbers]
         assert len(set(codes)) == len(found) + 1
     spread = columns._thresholds(np.arange(100.0), 3)
-    np.testing.assert_array_equal(np.histogram(np.arange(100), [-1, *(spread + 0.5), 100])[0], [25] * 4)
+    np.testing.assert_array_equal(
+        np.histogram(np.arange(100), [-1, *(spread + 0.5), 100])[0], [25] * 4
+    )
 
 
 def test_many_categories():
@@ -305,7 +324,9 @@ def test_endings_say_how_a_table_is_read(tmp_path, monkeypatch):
 def table_of(n, labels=None):
     rng = np.random.default_rng(n)
     made = {"a": rng.integers(0, 50, n).astype(str), "b": rng.choice(["x", "y", "?"], n)}
-    return Table(made, np.where(rng.random(n) < 0.3, "no", "yes") if labels is None else labels, "made")
+    return Table(
+        made, np.where(rng.random(n) < 0.3, "no", "yes") if labels is None else labels, "made"
+    )
 
 
 def test_the_encoding_is_of_the_training_part():
@@ -367,7 +388,11 @@ def test_data_that_cannot_be_used(call, message, tmp_path):
 @pytest.mark.parametrize(
     ("text", "target", "message"),
     [
-        (CSV, "clas", "has no column 'clas', which --target names; it has age, job, pay, note, class"),
+        (
+            CSV,
+            "clas",
+            "has no column 'clas', which --target names; it has age, job, pay, note, class",
+        ),
         ("a,b\n1,2\n1\n", "b", "line 3 has 1 cells, but there are 2 columns"),
         ("a,a\n1,2\n", "a", "expected distinct names"),
         ("", "a", "is empty"),
@@ -424,7 +449,9 @@ def test_a_step_changes_images_as_asked(monkeypatch):
 def test_a_step_mirrors_images(monkeypatch):
     train = samples(RNG.uniform(size=(20, 3, 3)), np.arange(20) % 2, name="squares")
     shares = []
-    monkeypatch.setattr(classifier, "mirror", lambda key, x, share: shares.append((x.shape, share)) or x)
+    monkeypatch.setattr(
+        classifier, "mirror", lambda key, x, share: shares.append((x.shape, share)) or x
+    )
     for flip in (0.0, 0.5):
         training = classifier.TrainingConfig(augment=0.0, flip=flip, batch_size=7)
         run = classifier.Run(LogicClassifierConfig(9, 2, layers=(4,)), training, train)
@@ -437,7 +464,9 @@ def test_a_step_mirrors_images(monkeypatch):
 def test_mirrored_images():
     x = jnp.asarray(RNG.uniform(size=(64, 2, 3, 2)), jnp.float32)
     for share in (0, 1):
-        np.testing.assert_array_equal(mirror(jax.random.key(0), x, share), x[:, :, ::-1] if share else x)
+        np.testing.assert_array_equal(
+            mirror(jax.random.key(0), x, share), x[:, :, ::-1] if share else x
+        )
     same = (mirror(jax.random.key(0), x, 0.5) == x).all((1, 2, 3))
     assert 16 < same.sum() < 48
 
@@ -485,7 +514,9 @@ def test_gates_by_kind():
 def test_gates_in_words_mean_what_they_say():
     meaning = {"differs from": "!=", "equals": "==", "true": "True", "false": "False"}
     answers = (np.arange(16)[:, None] >> np.arange(4) & 1).astype(bool)
-    for words, truth in zip(reports.in_words(answers, np.tile([1, 0], (16, 1)), "ba"), answers, strict=True):
+    for words, truth in zip(
+        reports.in_words(answers, np.tile([1, 0], (16, 1)), "ba"), answers, strict=True
+    ):
         for word, operator in meaning.items():
             words = words.replace(word, operator)
         found = [eval(words, {"a": bool(address & 1), "b": address > 1}) for address in range(4)]
@@ -509,7 +540,9 @@ def test_dead_bits_change_no_vote(seed):
 
     def votes(bits):
         for table, wire in zip(truth, wires, strict=True):
-            bits = table[np.arange(len(table)), bits[:, wire[:, 0]] + 2 * bits[:, wire[:, 1]]].astype(int)
+            bits = table[
+                np.arange(len(table)), bits[:, wire[:, 0]] + 2 * bits[:, wire[:, 1]]
+            ].astype(int)
         return bits
 
     for bit in np.flatnonzero(~read):
@@ -519,7 +552,10 @@ def test_dead_bits_change_no_vote(seed):
 
 def test_live_gates_by_hand():
     """The vote reads only the first of two lower gates, and this gate reads only bit 2."""
-    truth = [np.array([[0, 0, 1, 1], [0, 0, 0, 1]], bool), np.array([[0, 1, 0, 1], [1, 1, 1, 1]], bool)]
+    truth = [
+        np.array([[0, 0, 1, 1], [0, 0, 0, 1]], bool),
+        np.array([[0, 1, 0, 1], [1, 1, 1, 1]], bool),
+    ]
     wires = [np.array([[0, 2], [0, 1]]), np.array([[0, 1], [1, 1]])]
     (first, last), read = reports.live_gates(truth, wires, 3)
     np.testing.assert_array_equal(first, [True, False])
@@ -534,7 +570,9 @@ def test_members_that_cannot_be_read_are_refused(at, value, message, tmp_path):
     wrong = bytearray(path.read_bytes())
     wrong[wrong.index(b"PK\x03\x04") + at] = wrong[wrong.index(b"PK\x01\x02") + at + 2] = value
     path.write_bytes(wrong)
-    with pytest.raises(SamplesError, match=f"a.npz is not a .npz file with plain arrays.*{message}"):
+    with pytest.raises(
+        SamplesError, match=f"a.npz is not a .npz file with plain arrays.*{message}"
+    ):
         read_arrays(path, ("x", "y"))
     np.savez(path, x=np.array([{}], object), y=np.zeros(1))
     with pytest.raises(SamplesError, match=r"x.npy has Python objects; convert it .*astype\(str\)"):
@@ -548,14 +586,18 @@ def test_an_array_is_as_large_as_its_header_says(tmp_path):
     np.lib.format.write_array_header_1_0(header, facts)
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("x.npy", header.getvalue() + bytes(16))
-    with pytest.raises(SamplesError, match=r"x.npy has 16 bytes of numbers, but its header requires"):
+    with pytest.raises(
+        SamplesError, match=r"x.npy has 16 bytes of numbers, but its header requires"
+    ):
         read_arrays(path, ("x",))
 
 
 def test_a_number_is_what_a_table_calls_one(tmp_path):
     """Treat codes as distinct categories even if Python parses them as equal numbers."""
     codes = ["12_3", "1_23", "123", "١٢٣", "0x7b", "infinity"]
-    text = "code,size,class\n" + "".join(f"{codes[i % 6]},{i % 5}e-{i % 3},{i % 2}\n" for i in range(60))
+    text = "code,size,class\n" + "".join(
+        f"{codes[i % 6]},{i % 5}e-{i % 3},{i % 2}\n" for i in range(60)
+    )
     encoding = Encoding.fit(columns.read(write(tmp_path / "a.csv", text), "class"), 8)
     code, size = encoding.columns
     assert isinstance(code, columns.Categories)
@@ -591,7 +633,9 @@ def test_numbers_that_float32_does_not_tell_apart(numbers, bits, learned):
         np.testing.assert_array_equal(above, exact.encode(of_numbers(numbers)))
         names = [encoding.above(i, t) for i, t in enumerate(encoding.thresholds[:, 0])]
         for shown, own in zip(names, exact.columns[0].thresholds, strict=True):
-            assert float(shown.removeprefix("t > ")) == pytest.approx(own, abs=1e-4 * np.ptp(numbers))
+            assert float(shown.removeprefix("t > ")) == pytest.approx(
+                own, abs=1e-4 * np.ptp(numbers)
+            )
         assert len(set(exact.features)) == bits
 
 
@@ -605,13 +649,22 @@ def test_numbers_that_no_unit_tells_apart():
     assert len(Encoding.fit(uneven, 8).features) == 8
     # Where float32 holds all numbers, they are as they were; those of other rows beyond it are its largest.
     encoding = Encoding.fit(of_numbers(np.arange(40.0)), 0)
-    x, limits = encoding.encode(of_numbers(np.array([3.0, -1e300, 1e300])))[:, 0], np.finfo(np.float32)
+    x, limits = (
+        encoding.encode(of_numbers(np.array([3.0, -1e300, 1e300])))[:, 0],
+        np.finfo(np.float32),
+    )
     np.testing.assert_array_equal(x, np.float32([3, limits.min, limits.max]))
     drawn = np.random.default_rng(0).normal(size=3000)
     assert len(np.unique(Encoding.fit(of_numbers(drawn), 0).encode(of_numbers(drawn)))) > 2990
 
 
-SMALL = ["--layers=24,24", "--batch-size=16", "--log-every=10", "--eval-every=10", "--checkpoint-every=10"]
+SMALL = [
+    "--layers=24,24",
+    "--batch-size=16",
+    "--log-every=10",
+    "--eval-every=10",
+    "--checkpoint-every=10",
+]
 
 
 def write_table(folder):
@@ -716,10 +769,18 @@ def test_defaults_are_those_of_the_kind_of_data(tmp_path):
     path = write(tmp_path / "table.csv", table_text(400))
     run = Classifier.create({}, path, "class")
     model, training = run.record.model, run.record.training
-    assert (model.layers, model.wiring, model.estimator) == ((1280,), "learnable", "straight_through")
+    assert (model.layers, model.wiring, model.estimator) == (
+        (1280,),
+        "learnable",
+        "straight_through",
+    )
     assert (training.steps, training.select_every, training.column_bits) == (1000, 50, 32)
-    assert Classifier.create({"layers": (30, 20), "tau": 3.0}, path, "class").record.model.layers == (30, 20)
-    plain = Classifier.create({"wiring": "balanced"}, path, "class", recipe="difflogic-adult").record
+    assert Classifier.create(
+        {"layers": (30, 20), "tau": 3.0}, path, "class"
+    ).record.model.layers == (30, 20)
+    plain = Classifier.create(
+        {"wiring": "balanced"}, path, "class", recipe="difflogic-adult"
+    ).record
     assert (plain.model.layers, plain.model.estimator) == ((256,) * 5, "soft")
     assert (plain.training.column_bits, plain.training.select_every) == (8, 0)
     labels = "".join(f"{i % 7},{'pqr'[i % 3]}\n" for i in range(330))
@@ -730,7 +791,11 @@ def test_defaults_are_those_of_the_kind_of_data(tmp_path):
     assert (given.layers, given.tau) == ((30, 21), 10.0)
     np.savez(tmp_path / "a.npz", x=np.arange(24.0).reshape(12, 2), y=np.arange(12) % 2)
     made = Classifier.create({}, tmp_path / "a.npz").record
-    assert (made.model.layers, made.model.wiring, made.training.steps) == ((2000,) * 3, "balanced", 15000)
+    assert (made.model.layers, made.model.wiring, made.training.steps) == (
+        (2000,) * 3,
+        "balanced",
+        15000,
+    )
 
 
 def test_small_tables_have_defaults_of_their_own(tmp_path, monkeypatch):
@@ -746,7 +811,8 @@ def test_small_tables_have_defaults_of_their_own(tmp_path, monkeypatch):
     assert (training.learning_rate, training.select_every, training.column_bits) == (0.03, 0, 32)
     assert training.gate_cost in GATE_COSTS
     assert re.fullmatch(
-        r"72 training rows: gate cost [03], chosen by 5-fold .* with 0, .* with 3\.", run.remarks[-1]
+        r"72 training rows: gate cost [03], chosen by 5-fold .* with 0, .* with 3\.",
+        run.remarks[-1],
     )
     assert Classifier.from_record(run.record, path).record.training == training
     for given in ({"steps": 3}, {"gate_cost": 0.0}):
@@ -758,7 +824,13 @@ def test_cross_validation_finds_the_better_gate_cost():
     x = np.random.default_rng(0).integers(0, 2, (64, 4)).astype(np.float32)
     train = samples(x, (x[:, 0] != x[:, 1]).astype(np.int32), name="two bits")
     config = LogicClassifierConfig(
-        4, 2, layers=(24,), n_thresholds=0, wiring="learnable", estimator="straight_through", tau=2.0
+        4,
+        2,
+        layers=(24,),
+        n_thresholds=0,
+        wiring="learnable",
+        estimator="straight_through",
+        tau=2.0,
     )
     training = classifier.TrainingConfig(steps=150, batch_size=32, learning_rate=0.05)
     found = cross_validate(config, training, train, (0.0, 1e5))
@@ -774,7 +846,9 @@ def test_a_report_has_the_gap_and_the_baselines(tmp_path):
     run.record.baselines = {"logistic regression": 0.5}
     run.record.history.test.append((0, 0.5))
     run._report(run.run.init(), tmp_path / "report.json")
-    assert json.loads((tmp_path / "report.json").read_text())["baselines"] == {"logistic regression": 0.5}
+    assert json.loads((tmp_path / "report.json").read_text())["baselines"] == {
+        "logistic regression": 0.5
+    }
 
 
 def test_digits_is_classify_under_another_name(tmp_path, monkeypatch):
@@ -782,7 +856,9 @@ def test_digits_is_classify_under_another_name(tmp_path, monkeypatch):
     y = np.arange(40) % 2
     np.savez(tmp_path / "a.npz", x=rng.uniform(size=(40, 5)) + y[:, None], y=y)
     started = []
-    monkeypatch.setattr(experiments, "start", lambda experiment, out, show: started.append(experiment))
+    monkeypatch.setattr(
+        experiments, "start", lambda experiment, out, show: started.append(experiment)
+    )
     for words in (("--data", tmp_path / "a.npz", *SMALL), (*SMALL[1:], "--layers=40")):
         for name in ("digits", "classify"):
             output("train", name, "--out", tmp_path / name, *words)
@@ -824,8 +900,13 @@ def test_numbers_that_are_no_bits_are_refused(tmp_path):
     rng, y = np.random.default_rng(0), np.arange(40) % 2
     np.savez(tmp_path / "a.npz", x=rng.uniform(size=(40, 5)) + y[:, None], y=y)
     table = write_table(tmp_path)
-    for words in (["--data", tmp_path / "a.npz"], ["--data", table, "--target=class", "--column-bits=0"]):
-        said = refusal("train", "classify", *words, "--n-thresholds=0", "--out", tmp_path / "run", *SMALL)
+    for words in (
+        ["--data", tmp_path / "a.npz"],
+        ["--data", table, "--target=class", "--column-bits=0"],
+    ):
+        said = refusal(
+            "train", "classify", *words, "--n-thresholds=0", "--out", tmp_path / "run", *SMALL
+        )
         assert "--n-thresholds is 0, so samples must be bits, but" in said
         assert "Set --n-thresholds to 1 or more." in said
         assert not (tmp_path / "run").exists()
@@ -849,7 +930,10 @@ def test_decimals_with_a_comma_are_numbers(tmp_path):
         np.testing.assert_array_equal(encoding.encode(two), Encoding.fit(one, bits).encode(one))
         again = Encoding.from_json(encoding.to_json())
         np.testing.assert_array_equal(again.encode(two), encoding.encode(two))
-    assert "a numbers with a decimal comma (4 bits)" in columns.describe_columns(two, Encoding.fit(two, 4))[0]
+    assert (
+        "a numbers with a decimal comma (4 bits)"
+        in columns.describe_columns(two, Encoding.fit(two, 4))[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -881,10 +965,15 @@ def test_columns_that_look_like_something_else_are_warned_of(name, cells, words)
 
 def test_tables_compressed_excluded_and_in_another_encoding(tmp_path):
     names = columns.read(write(tmp_path / "a.csv", CSV), "class").columns.keys()
-    for written, encodings in (("utf-8-sig", (None, "utf-8", "utf-8-sig")), ("utf-16", ("utf-16",))):
+    for written, encodings in (
+        ("utf-8-sig", (None, "utf-8", "utf-8-sig")),
+        ("utf-16", ("utf-16",)),
+    ):
         (tmp_path / "b.csv").write_bytes(CSV.encode(written))
         for encoding in encodings:
-            assert columns.read(tmp_path / "b.csv", "class", encoding=encoding).columns.keys() == names
+            assert (
+                columns.read(tmp_path / "b.csv", "class", encoding=encoding).columns.keys() == names
+            )
     with pytest.raises(SamplesError, match="such as utf-16"):
         columns.read(tmp_path / "b.csv", "class")
     text = CSV.replace("cook", "Köchin")
@@ -930,7 +1019,9 @@ def test_missing_numbers_are_alike_in_arrays_and_tables(tmp_path):
     rows = ("" if np.isnan(cell) else repr(float(cell)) for cell in x.ravel())
     lines = "".join(f"{a},{b},{label}\n" for a, b, label in zip(rows, rows, y, strict=True))
     of_array = datasets.load(tmp_path / "a.npz").parts(bits=4)
-    of_table = datasets.load(write(tmp_path / "a.csv", f"a,b,class\n{lines}"), target="class").parts(bits=4)
+    of_table = datasets.load(
+        write(tmp_path / "a.csv", f"a,b,class\n{lines}"), target="class"
+    ).parts(bits=4)
     assert of_array.encoding == of_table.encoding
     np.testing.assert_array_equal(of_array.train.x, of_table.train.x)
     np.testing.assert_array_equal(of_array.test.y, of_table.test.y)
@@ -950,4 +1041,9 @@ def test_channels_may_come_first(tmp_path):
     np.testing.assert_array_equal(data.train.x, images.reshape(12, -1).astype(np.float32))
     assert data.remarks == ("x: [12, 3, 16, 16] is read as channels first, 3 of 16 x 16 pixels.",)
     assert npz(tmp_path, x=images, y=np.arange(12) % 2).remarks == ()
-    assert datasets.channels_last(np.zeros((5, 3, 4, 4)))[0].shape == (5, 3, 4, 4)  # too small to tell
+    assert datasets.channels_last(np.zeros((5, 3, 4, 4)))[0].shape == (
+        5,
+        3,
+        4,
+        4,
+    )  # too small to tell

@@ -69,7 +69,10 @@ def test_generate_writes_bytes_as_they_are(lm_run, tmp_path):
     assert whole.startswith(prompt)
     with pytest.raises(UnicodeDecodeError):
         whole.decode()
-    for source, given in ((("--prompt-file", tmp_path / "prompt"), None), (("--prompt-file", "-"), prompt)):
+    for source, given in (
+        (("--prompt-file", tmp_path / "prompt"), None),
+        (("--prompt-file", "-"), prompt),
+    ):
         assert command(*words, *source, given=given).stdout_bytes == whole
     assert command(*words, "--no-echo", given=prompt).stdout_bytes == whole[len(prompt) :]
 
@@ -91,9 +94,13 @@ class Terminal(io.BytesIO):
 
 def test_generate_on_a_terminal(monkeypatch):
     terminal = Terminal()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(terminal, encoding="utf-8", write_through=True))
+    monkeypatch.setattr(
+        sys, "stdout", io.TextIOWrapper(terminal, encoding="utf-8", write_through=True)
+    )
     _generate._write(
-        [("\x1b[2Jé\n".encode(), 0)], [[bytes([b]) for b in "\t☃\x9b\u202e".encode() + b"\xe2"]], echo=True
+        [("\x1b[2Jé\n".encode(), 0)],
+        [[bytes([b]) for b in "\t☃\x9b\u202e".encode() + b"\xe2"]],
+        echo=True,
     )
     assert terminal.getvalue().decode() == "\\x1b[2Jé\n\t☃\\x9b\\u202e\\xe2\n"
     assert len([size for size in terminal.sizes if size]) > 5
@@ -129,7 +136,10 @@ def test_devices_that_cannot_be_used(lm_run, tmp_path):
     [
         (["--n-detectors", "5"], "--n-detectors is 4 in the checkpoint, not 5"),
         (["--learning-rate", "0.5"], "--learning-rate is 0.03 in the checkpoint, not 0.5"),
-        (["--steps", "50", "--seed", "3"], "another configuration: --seed is 0 in the checkpoint, not 3."),
+        (
+            ["--steps", "50", "--seed", "3"],
+            "another configuration: --seed is 0 in the checkpoint, not 3.",
+        ),
         (["--model", "lut", "--preset", "reference"], "has another configuration"),
         (["--model", "gpt", "--preset", "reference"], "the model gpt has demo, small"),
     ],
@@ -355,11 +365,15 @@ def test_every_field_is_a_flag():
         ("safetensors", "safetensors.numpy", ("save",)),
     ],
 )
-def test_a_command_without_its_extra_is_one_line(package, module, words, lm_run, tmp_path, monkeypatch):
+def test_a_command_without_its_extra_is_one_line(
+    package, module, words, lm_run, tmp_path, monkeypatch
+):
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules, "lutjax.serving._app", raising=False)
     result = command(*words, lm_run.out, *([tmp_path / "bundle"] if words == ("save",) else []))
-    message = f"lutjax {words[0]} needs {package}, which is not installed: {_extras.command(package)}"
+    message = (
+        f"lutjax {words[0]} needs {package}, which is not installed: {_extras.command(package)}"
+    )
     assert (result.exit_code, result.output) == (1, f"Error: {message}\n")
 
 
@@ -384,9 +398,14 @@ def test_the_module_is_the_command(capsys, monkeypatch):
             run_module(*words)
         result, printed = CliRunner().invoke(cli, words, prog_name="lutjax"), capsys.readouterr()
         assert ended.value.code == result.exit_code == status
-        assert (printed.out.split(), printed.err.split()) == (result.stdout.split(), result.stderr.split())
+        assert (printed.out.split(), printed.err.split()) == (
+            result.stdout.split(),
+            result.stderr.split(),
+        )
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "orbax" else find(name))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "orbax" else find(name)
+    )
     for run in (main, run_module):
         with pytest.raises(SystemExit) as ended:
             run()

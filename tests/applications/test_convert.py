@@ -23,7 +23,11 @@ from lutjax.convert import ConversionError
 from lutjax.convert._packages import PACKAGES
 
 CASES = {path.stem.removeprefix("foreign_"): path for path in sorted(GOLDEN.glob("foreign_*.npz"))}
-NOT_SOFT = {"torchlogix_warp", "torchlogix_conv_warp", *(name for name in CASES if name.startswith("dwn"))}
+NOT_SOFT = {
+    "torchlogix_warp",
+    "torchlogix_conv_warp",
+    *(name for name in CASES if name.startswith("dwn")),
+}
 """Cases with different soft outputs."""
 IMAGE = ("shape", "padding", "pool", "pool_padding")
 
@@ -40,7 +44,9 @@ def case(name):
     for key in [key for key in whole if key[1:2] == "/"]:
         parts[key[0]][key[2:]] = whole.pop(key)
     given = {key: value.tolist() for key, value in parts["a"].items()}
-    given = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    given = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in given.items()
+    }
     if "shape" in given:
         given["image"] = convert.Image(**{key: given.pop(key) for key in IMAGE if key in given})
     return parts["t"], given, whole
@@ -73,7 +79,9 @@ def test_outputs(name, tmp_path):
     lutjax.save(model, tmp_path)
     np.testing.assert_array_equal(called(lutjax.load(tmp_path), found["x"], HARD), hard)
     if name not in NOT_SOFT:  # in training mode, where batch normalization learns
-        np.testing.assert_allclose(called(model, found["x"], SOFT), found["soft"], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(
+            called(model, found["x"], SOFT), found["soft"], rtol=0, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize(
@@ -129,7 +137,9 @@ def test_they_are_proved_here(name, tmp_path):
 def test_files_of_pytorch(tmp_path):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     tensors, _, _ = case("torchlogix_raw")
-    torch.save({name: torch.from_numpy(array) for name, array in tensors.items()}, tmp_path / "m.pt")
+    torch.save(
+        {name: torch.from_numpy(array) for name, array in tensors.items()}, tmp_path / "m.pt"
+    )
     for name, array in convert.read(tmp_path / "m.pt").items():
         np.testing.assert_array_equal(array, tensors[name])
     torch.save({"x": Path()}, tmp_path / "code.pt")
@@ -140,7 +150,9 @@ def test_files_of_pytorch(tmp_path):
 def test_without_pytorch(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (tmp_path / "m.pt").write_bytes(b"")
-    with pytest.raises(ModuleNotFoundError, match=r"is a file of PyTorch, which is not installed here"):
+    with pytest.raises(
+        ModuleNotFoundError, match=r"is a file of PyTorch, which is not installed here"
+    ):
         convert.read(tmp_path / "m.pt")
 
 
@@ -167,7 +179,9 @@ def test_what_is_no_network(given, message):
     with pytest.raises(ConversionError, match=re.escape(message)) as found:
         convert.torchlogix(given, n_classes=2)
     assert "\n" not in str(found.value)
-    with pytest.raises(ConversionError, match=r"0 has no indices; .* Save them: safetensors.torch."):
+    with pytest.raises(
+        ConversionError, match=r"0 has no indices; .* Save them: safetensors.torch."
+    ):
         convert.difflogic({"0.weights": WEIGHT}, n_classes=2)
 
 
@@ -177,10 +191,19 @@ def test_what_is_no_image():
     with pytest.raises(ConversionError, match=r"has convolutions, and not the size of images"):
         convert.torchlogix(tensors, **given)
     for change, message in (
-        ({"shape": (9, 8, 1)}, "1 has 8 x 8 places 1 apart, and leaves in 3 rows and columns; no square"),
+        (
+            {"shape": (9, 8, 1)},
+            "1 has 8 x 8 places 1 apart, and leaves in 3 rows and columns; no square",
+        ),
         ({"shape": (8, 8, 2)}, "thresholds have 1 channels; images have 2"),
-        ({"pool": 3}, "1 does not fit the image: LogicConv: pool is 3, which must divide the (8, 8)"),
-        ({"padding": (1, 0, 0)}, "padding is (1, 0, 0); expected one number, or one for each of the 2 conv"),
+        (
+            {"pool": 3},
+            "1 does not fit the image: LogicConv: pool is 3, which must divide the (8, 8)",
+        ),
+        (
+            {"padding": (1, 0, 0)},
+            "padding is (1, 0, 0); expected one number, or one for each of the 2 conv",
+        ),
         ({"pool_padding": 0}, "has wires 0 to 31; inputs are 0 to 7"),
     ):
         with pytest.raises(ConversionError, match=re.escape(message)):
@@ -199,7 +222,9 @@ class TestSlow:
         save_file(tensors, tmp_path / "m.safetensors")
         assert set(convert.read(tmp_path / "m.safetensors")) == set(tensors)
         words = ("--classes", 5, "--tau", arguments["tau"])
-        said = output("import", "--from", "torchlogix", tmp_path / "m.safetensors", tmp_path / "out", *words)
+        said = output(
+            "import", "--from", "torchlogix", tmp_path / "m.safetensors", tmp_path / "out", *words
+        )
         assert "Converted 30 + 20 gates over 6 numbers to" in said
         np.testing.assert_allclose(
             lutjax.load(tmp_path / "out")(found["x"]), found["hard"], rtol=0, atol=1e-6
@@ -210,20 +235,30 @@ class TestSlow:
         images = (tmp_path / "c.safetensors", tmp_path / "c", *sizes, *words)
         said = output("import", "--from", "torchlogix", *images)
         assert "Converted 6 + 8 trees and 30 + 20 gates over 8 x 8 x 1 numbers to" in said
-        np.testing.assert_allclose(lutjax.load(tmp_path / "c")(found["x"]), found["hard"], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(
+            lutjax.load(tmp_path / "c")(found["x"]), found["hard"], rtol=0, atol=1e-6
+        )
         for more, message in (
             (("difflogic", *words), "which belongs to no layer that can be converted"),
             (("difflogic", "--temperature", 2, *words), "--temperature is for --from"),
-            (("spiky", *words), "--classes is for --from torchlogix, difflogic, torch-dwn; leave it out"),
+            (
+                ("spiky", *words),
+                "--classes is for --from torchlogix, difflogic, torch-dwn; leave it out",
+            ),
             (("spiky",), "Missing option '--context', which --from spiky needs"),
         ):
             refused = refusal("import", tmp_path / "m.safetensors", tmp_path / "o", "--from", *more)
             assert message in refused
         save_file(case("spiky")[0], tmp_path / "s.safetensors")
-        said = output("import", "--from", "spiky", tmp_path / "s.safetensors", tmp_path / "s", "--context", 8)
+        said = output(
+            "import", "--from", "spiky", tmp_path / "s.safetensors", tmp_path / "s", "--context", 8
+        )
         assert "Converted 2 layers of tables over 12 numbers, for 128 tokens to" in said
         (tmp_path / "bad.safetensors").write_bytes(b"nothing")
-        for name, message in (("bad.safetensors", "is no file of safetensors"), ("no", "is no file")):
+        for name, message in (
+            ("bad.safetensors", "is no file of safetensors"),
+            ("no", "is no file"),
+        ):
             with pytest.raises(ConversionError, match=message):
                 convert.read(tmp_path / name)
 

@@ -69,8 +69,14 @@ def _npz_bomb(folder):
 
 
 BOMBS = {
-    "csv": (lambda folder: _pack(folder / "t.csv.gz", b"a,y\n" + b"1,0\n" * (2 << 20)), "gunzip t.csv.gz"),
-    "tsv": (lambda folder: _pack(folder / "T.TSV.GZ", b"a\ty\n" + b"1\t0\n" * (2 << 20)), "gunzip T.TSV.GZ"),
+    "csv": (
+        lambda folder: _pack(folder / "t.csv.gz", b"a,y\n" + b"1,0\n" * (2 << 20)),
+        "gunzip t.csv.gz",
+    ),
+    "tsv": (
+        lambda folder: _pack(folder / "T.TSV.GZ", b"a\ty\n" + b"1\t0\n" * (2 << 20)),
+        "gunzip T.TSV.GZ",
+    ),
     "a line": (lambda folder: _pack(folder / "t.csv.gz", b"a," * (4 << 20)), "gunzip t.csv.gz"),
     "idx": (_idx_bomb, "gunzip train-images-idx3-ubyte.gz"),
     "npz": (_npz_bomb, "save it by numpy.savez, not compressed"),
@@ -85,7 +91,9 @@ def test_files_that_unpack_to_far_more(name, tmp_path):
     target = {"target": "y"} if datasets.is_table(path) else {}
 
     def read():
-        with pytest.raises(SamplesError, match=r"bytes, which unpack to [0-9,]+ or more; at most") as caught:
+        with pytest.raises(
+            SamplesError, match=r"bytes, which unpack to [0-9,]+ or more; at most"
+        ) as caught:
             datasets.load(path, **target)
         assert advice in str(caught.value)
 
@@ -119,7 +127,9 @@ def test_contents_that_take_no_squares_of_time():
     for _ in range(40):
         labels = [labels, labels]
     content = pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": labels})
-    with pytest.raises(SamplesError, match="a list where an array or a list of integers is expected"):
+    with pytest.raises(
+        SamplesError, match="a list where an array or a list of integers is expected"
+    ):
         cifar._parse_pickle(content, Path("batch"))
     assert time.process_time() - start < 3
 
@@ -149,7 +159,9 @@ def test_parquet_that_unpacks_to_far_more(tmp_path):
         with pytest.raises(SamplesError, match=message):
             columns.read(path, "y")
     mixed = pyarrow.table({"a": [b"\xff", b"b"], "y": ["p", "q"]})
-    parquet.write_table(mixed.cast(pyarrow.schema({"a": pyarrow.binary(), "y": pyarrow.string()})), path)
+    parquet.write_table(
+        mixed.cast(pyarrow.schema({"a": pyarrow.binary(), "y": pyarrow.string()})), path
+    )
     assert columns.read(path, "y").columns["a"].tolist() == ["b'\\xff'", "b'b'"]
 
 
@@ -165,7 +177,11 @@ ENCODING = {
 @pytest.mark.parametrize(
     ("column", "changed", "message"),
     [
-        (0, {"kind": "Other"}, """columns[0]: 'kind' is "Other"; expected 'Number' or 'Categories'"""),
+        (
+            0,
+            {"kind": "Other"},
+            """columns[0]: 'kind' is "Other"; expected 'Number' or 'Categories'""",
+        ),
         (0, {"fill": None}, "columns[0]: 'fill' is null; expected a finite number"),
         (0, {"fill": 1e999}, "columns[0]: 'fill' is Infinity; expected a finite number"),
         (0, {"scale": 0}, "columns[0]: 'scale' is 0"),
@@ -208,11 +224,15 @@ def test_arrays_that_cannot_be_used(arrays, message, tmp_path):
 def test_a_member_is_no_longer_than_its_file(tmp_path):
     """A header and two zip fields agree on a length beyond the available bytes."""
     path, header = tmp_path / "a.npz", io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (10**9,)})
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "|u1", "fortran_order": False, "shape": (10**9,)}
+    )
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("x.npy", header.getvalue())
     content, size = path.read_bytes(), len(header.getvalue())
-    path.write_bytes(content.replace(size.to_bytes(4, "little"), (10**9 + size).to_bytes(4, "little")))
+    path.write_bytes(
+        content.replace(size.to_bytes(4, "little"), (10**9 + size).to_bytes(4, "little"))
+    )
 
     def read():
         with pytest.raises(SamplesError, match=r"x\.npy has 1,000,000,128 bytes; the file has"):
@@ -251,7 +271,9 @@ def test_chunks_are_no_longer_than_an_image(tmp_path):
     )
     Image.new("1", (8, 8)).save(path)
     patterns.read_image(path, 8)  # what is imported by the first image is not its memory
-    path.write_bytes(base64.b64decode(written))  # an image of 8 x 8 pixels, and a damaged chunk after it
+    path.write_bytes(
+        base64.b64decode(written)
+    )  # an image of 8 x 8 pixels, and a damaged chunk after it
 
     def read():
         with contextlib.suppress(patterns.PatternError):
@@ -267,7 +289,10 @@ def test_texts_in_an_image_are_bounded(tmp_path):
 
     def read(n_texts):
         kinds = (b"zTXt" + f"{k}".encode() + b"\0\0" + text for k in range(n_texts))
-        chunks = (struct.pack(">I", len(one) - 4) + one + struct.pack(">I", zlib.crc32(one)) for one in kinds)
+        chunks = (
+            struct.pack(">I", len(one) - 4) + one + struct.pack(">I", zlib.crc32(one))
+            for one in kinds
+        )
         path.write_bytes(image[:33] + b"".join(chunks) + image[33:])
         assert pixels.read(path, "L", (8, 8)).shape == (8, 8)
 
@@ -294,8 +319,12 @@ def test_images_are_not_executed(tmp_path, monkeypatch):
     (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     (tmp_path / "gs").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    (tmp_path / "i.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n")
-    with pytest.raises(patterns.PatternError, match=r"i.png is no image of a known format; they are PNG"):
+    (tmp_path / "i.png").write_bytes(
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n"
+    )
+    with pytest.raises(
+        patterns.PatternError, match=r"i.png is no image of a known format; they are PNG"
+    ):
         patterns.read_image(tmp_path / "i.png", 8)
     with pytest.raises(SamplesError, match=r"i.png is no image of a known format"):
         raw.read(tmp_path / "i.png", raw.Form((8, 8), ("0", "1")))
@@ -343,8 +372,14 @@ def test_memory_of_tables_and_of_images_of_another_size(tmp_path):
     assert memory_of(lambda: datasets.load(path, target="y")) < 25 * size
     assert memory_of(lambda: data.parts(bits=4)) < 200 * size
     table = columns.read(path, "y")
-    cells = ("\x1f".join((name, *column)) for name, column in (("a", table.columns["a"]), ("", table.labels)))
-    assert table.digest == hashlib.sha256("".join(f"{column}\x1e" for column in cells).encode()).hexdigest()
+    cells = (
+        "\x1f".join((name, *column))
+        for name, column in (("a", table.columns["a"]), ("", table.labels))
+    )
+    assert (
+        table.digest
+        == hashlib.sha256("".join(f"{column}\x1e" for column in cells).encode()).hexdigest()
+    )
     Image.new("1", (9000, 9000)).save(tmp_path / "i.png")
 
     def read(message):
@@ -374,7 +409,14 @@ def test_memory_of_tables_and_of_images_of_another_size(tmp_path):
 )
 def test_records_of_other_kinds_of_values(fields, message, tmp_path):
     training = {"experiment": "life", "start": "random"}
-    meta = {"kind": "ca", "model": {}, "training": training, "target": None, "options": {}, "history": {}}
+    meta = {
+        "kind": "ca",
+        "model": {},
+        "training": training,
+        "target": None,
+        "options": {},
+        "history": {},
+    }
     checkpoints.save(tmp_path / runs.FOLDER, 3, {"model": TREE}, {**meta, **fields})
     with pytest.raises(CheckpointError) as caught:
         runs.read(tmp_path, automaton.Record)

@@ -36,7 +36,9 @@ THRESHOLDS = np.array(
 
 def model_of(config):
     thresholds = THRESHOLDS if config.n_thresholds else None
-    structure = models.Structure(lambda rngs: LogicClassifier(config, thresholds=thresholds, rngs=rngs))
+    structure = models.Structure(
+        lambda rngs: LogicClassifier(config, thresholds=thresholds, rngs=rngs)
+    )
     return structure.model(*structure.init(3))
 
 
@@ -158,7 +160,9 @@ def test_candidates_of_learnable_wiring():
 
 
 def test_other_samples_than_the_model(run):
-    with pytest.raises(ValueError, match="samples have 6 numbers and 3 classes, but in_features is 7"):
+    with pytest.raises(
+        ValueError, match="samples have 6 numbers and 3 classes, but in_features is 7"
+    ):
         classifier.Run(dataclasses.replace(run.config, in_features=7), TRAINING, blobs())
 
 
@@ -196,7 +200,10 @@ X, Y = np.ones((12, 2, 3)), np.arange(12) % 2
     ("arrays", "message"),
     [
         ({"x": X}, r"has no array y; it has \['x'\]"),
-        ({"x": X[:, 0, 0], "y": Y}, r"x has shape \[12\]; expected \[N, features\] or \[N, height, width\]"),
+        (
+            {"x": X[:, 0, 0], "y": Y},
+            r"x has shape \[12\]; expected \[N, features\] or \[N, height, width\]",
+        ),
         ({"x": X, "y": Y[:5]}, r"y has shape \[5\]; expected one label for each of the 12 samples"),
         ({"x": X, "y": Y + 0.5}, "y has dtype float64; labels must be integers"),
         ({"x": X.astype(str), "y": Y}, "x has dtype <U32; expected numbers"),
@@ -243,7 +250,8 @@ def started(tmp_path_factory):
     sizes = {"layers": (30, 30), "n_thresholds": 2, "estimator": "gumbel", "reduce": (3, 2)}
     experiment = classifier_runs.Classifier.create(sizes, folder / "blobs.npz")
     assert (
-        "30 + 30 gates, whose votes 12 tables of 3 and 6 tables of 2 reduce, 1,080" in experiment.describe()
+        "30 + 30 gates, whose votes 12 tables of 3 and 6 tables of 2 reduce, 1,080"
+        in experiment.describe()
     )
     models.save(folder / "run", 12, experiment.run.init(), experiment.record)
     return folder / "blobs.npz", folder / "run"
@@ -297,8 +305,12 @@ class TestSlow:
     def test_warp_shifts_and_bends(self):
         image = jnp.zeros((64, 9, 9)).at[:, 3:6, 3:6].set(1.0)
         key = jax.random.key(0)
-        shifted, bent = (np.asarray(warp(key, image, 0, **how)) for how in ({"shift": 2}, {"bend": 1.0}))
-        moved, curved = ((a * np.arange(9)[:, None]).sum((1, 2)) / a.sum((1, 2)) - 4 for a in (shifted, bent))
+        shifted, bent = (
+            np.asarray(warp(key, image, 0, **how)) for how in ({"shift": 2}, {"bend": 1.0})
+        )
+        moved, curved = (
+            (a * np.arange(9)[:, None]).sum((1, 2)) / a.sum((1, 2)) - 4 for a in (shifted, bent)
+        )
         np.testing.assert_allclose(shifted.sum((1, 2)), 9, atol=1e-4)  # as a whole
         assert 1.5 < np.abs(moved).max() <= 2.001
         assert np.ptp(bent.sum((1, 2))) > 2  # some parts are squeezed, others stretched

@@ -54,7 +54,10 @@ def test_a_temperature_of_a_call_is_that_of_the_layer(case):
 def test_impossible_temperatures_and_widths():
     options = {"learnable": True, "feature_axis": 0, "widths": np.float32([0.5, 2, 40])}
     for change, message in (
-        ({"widths": np.float32([1, 0, 1])}, "Thermometer: widths are 0.0 to 1.0; expected positive"),
+        (
+            {"widths": np.float32([1, 0, 1])},
+            "Thermometer: widths are 0.0 to 1.0; expected positive",
+        ),
         ({"learnable": False}, "Thermometer: widths are given, but learnable is False"),
         ({"widths": np.float32([1, 1])}, r"widths has shape \[2\]; expected \[3\]"),
     ):
@@ -74,16 +77,30 @@ def test_impossible_temperatures_and_widths():
 @pytest.fixture(scope="module")
 def run():
     config = LogicClassifierConfig(
-        16, 2, layers=(40, 20), n_thresholds=3, tables="light", estimator="gumbel", learned_thresholds=True
+        16,
+        2,
+        layers=(40, 20),
+        n_thresholds=3,
+        tables="light",
+        estimator="gumbel",
+        learned_thresholds=True,
     )
-    options = {"thresholds": "learned", "augment": 0.0, "temperature": 2.0, "final_temperature": 0.5}
+    options = {
+        "thresholds": "learned",
+        "augment": 0.0,
+        "temperature": 2.0,
+        "final_temperature": 0.5,
+    }
     training = classifier.TrainingConfig(steps=6, batch_size=20, learning_rate=0.5, **options)
     return classifier.Run(config, training, images())
 
 
 @pytest.mark.parametrize("annealing", optimizers.ANNEALINGS)
 def test_annealing(annealing):
-    found = [float(optimizers.annealed(annealing, first=3.0, last=0.5, steps=8)(step)) for step in range(10)]
+    found = [
+        float(optimizers.annealed(annealing, first=3.0, last=0.5, steps=8)(step))
+        for step in range(10)
+    ]
     s = np.minimum(np.arange(10) / 8, 1)
     want = {
         "linear": 3 - 2.5 * s,
@@ -122,9 +139,13 @@ def test_numbers_of_columns_give_the_same_bits(tmp_path):
     table = Table(cells, rng.choice(["no", "yes"], 50), "people")
     bits, numbers = (Encoding.fit(table, 4, numbers=numbers) for numbers in (False, True))
     assert bits.thresholds is None
-    np.testing.assert_array_equal(numbers.encode(table) > numbers.thresholds[:, 0], bits.encode(table))
+    np.testing.assert_array_equal(
+        numbers.encode(table) > numbers.thresholds[:, 0], bits.encode(table)
+    )
     assert Encoding.from_json(numbers.to_json()) == numbers
-    whole = Samples(numbers.encode(table), np.zeros(50, np.int32), (len(numbers.features),), "people")
+    whole = Samples(
+        numbers.encode(table), np.zeros(50, np.int32), (len(numbers.features),), "people"
+    )
     assert reports.bit_names(whole, numbers.thresholds, numbers) == bits.features
     only = Encoding.fit(Table({"job": cells["job"]}, table.labels, "jobs"), 4, numbers=True)
     assert only.thresholds is None
@@ -187,7 +208,10 @@ def live_by_loops(trees, alive):
                 visit(wire - spec.window, place)
                 continue
             row, column, channel = np.unravel_index(wire, (*size, spec.in_shape[2]))
-            at = [p * s + o - a for p, s, o, a in zip(place, stride, (row, column), around, strict=True)]
+            at = [
+                p * s + o - a
+                for p, s, o, a in zip(place, stride, (row, column), around, strict=True)
+            ]
             if all(0 <= k < n for k, n in zip(at, spec.in_shape[:2], strict=True)):
                 pixels[at[0], at[1], channel] = True
 
@@ -241,7 +265,9 @@ class TestSlow:
         assert "3 + 4 trees and 12 gates" in said
         assert "logistic regression" in said
         for step, temperature in ((3, "1.25"), (6, "0.5")):
-            (line,) = (one for one in said.splitlines() if one.startswith(f"step {step}/6  soft accuracy"))
+            (line,) = (
+                one for one in said.splitlines() if one.startswith(f"step {step}/6  soft accuracy")
+            )
             assert "gap " in line
             assert line.endswith(f"temperature {temperature}")
         model, record = classifier.load_model(out)
@@ -259,7 +285,10 @@ class TestSlow:
             nnx.jit(lambda model, x: model(x).argmax(-1))(lutjax.load(out), x), classes
         )
         # At a low temperature tables are sure: those that need two inputs, at all their places, and votes that are not constant.
-        every = [reports.needs(np.asarray(layer.truth_tables()[1])) for layer in (*model.trees, *model.gates)]
+        every = [
+            reports.needs(np.asarray(layer.truth_tables()[1]))
+            for layer in (*model.trees, *model.gates)
+        ]
         expected = sum(n * needed.all(1).sum() for n, needed in zip((16, 1, 1), every, strict=True))
         expected += every[-1].any(1).sum()
         assert float(classifier.expected_gates(model, jnp.float32(1e-5))) == pytest.approx(expected)
@@ -285,4 +314,6 @@ class TestSlow:
         model = run.structure.model(state.params, state.others)
         for steps, temperature in ((0, 2.0), (6, 0.5), (None, 0.5)):
             logits = model(jnp.asarray(x), temperature=temperature, rngs=nnx.Rngs(gates=0))
-            np.testing.assert_array_equal(run.classes(state, x, hard=False, steps=steps), logits.argmax(-1))
+            np.testing.assert_array_equal(
+                run.classes(state, x, hard=False, steps=steps), logits.argmax(-1)
+            )

@@ -133,7 +133,9 @@ def vectors():
 
 LAUNCHES = (
     launches.Document("cpu", {"jax": "0.10"}, {})
-    .with_entry(launches.Entry("lookup", {"rows": 16, "outputs": 8}, tuning.Launch(32, 64, 4, 2), 3.5, 4.0))
+    .with_entry(
+        launches.Entry("lookup", {"rows": 16, "outputs": 8}, tuning.Launch(32, 64, 4, 2), 3.5, 4.0)
+    )
     .text()
 )
 
@@ -141,7 +143,9 @@ LAUNCHES = (
 def encoding():
     job = columns.Categories("job", ("a", "b"), True)
     age = columns.Number("age", 2.5, (1.0, 2.0), False)
-    return Encoding((age, job, columns.Number("x", 0.0, None, False, False, 5.0, 2.0)), ("p", "q")).to_json()
+    return Encoding(
+        (age, job, columns.Number("x", 0.0, None, False, False, 5.0, 2.0)), ("p", "q")
+    ).to_json()
 
 
 def texts():
@@ -180,9 +184,13 @@ def check_export(folder):
 @functools.cache
 def program():
     """Files in a language-model export."""
-    config = LUTTransformerConfig(features=4, context=4, n_layers=1, n_heads=1, n_anchors=2, ffn_anchors=2)
+    config = LUTTransformerConfig(
+        features=4, context=4, n_layers=1, n_heads=1, n_anchors=2, ffn_anchors=2
+    )
     rounded = integers.Rounded(LUTTransformer(config, rngs=nnx.Rngs(0)), tables="int8")
-    given = language_model.texts_to_json([rounded.text(b"ab", 5, temperature=800, top_k=256, seed=1)])
+    given = language_model.texts_to_json(
+        [rounded.text(b"ab", 5, temperature=800, top_k=256, seed=1)]
+    )
     files = {**rounded.integer.to_c(), language_model.TEXTS: given.encode()}
     header = files["model.h"]
     facts, _ = language_model.parse_header(header if isinstance(header, str) else header.decode())
@@ -204,7 +212,8 @@ def check_program(folder):
 
 
 TABLE = b"age,job name,city,y\n" + b"".join(
-    b'%d, %s ,"a, b",%s\n' % (20 + 7 * k, (b"cook", b"?", b"M\xc3\xbcller")[k % 3], b"pq"[k % 2 : k % 2 + 1])
+    b'%d, %s ,"a, b",%s\n'
+    % (20 + 7 * k, (b"cook", b"?", b"M\xc3\xbcller")[k % 3], b"pq"[k % 2 : k % 2 + 1])
     for k in range(20)
 )
 
@@ -265,7 +274,9 @@ def idx_files(pack=bytes, end=""):
     for part, n in (("train", 6), ("t10k", 3)):
         for name, shape in (("images-idx3", (n, 2, 3)), ("labels-idx1", (n,))):
             head = struct.pack(f">BBBB{len(shape)}I", 0, 0, 8, len(shape), *shape)
-            files[f"{part}-{name}-ubyte{end}"] = pack(head + bytes(k % 3 for k in range(int(np.prod(shape)))))
+            files[f"{part}-{name}-ubyte{end}"] = pack(
+                head + bytes(k % 3 for k in range(int(np.prod(shape))))
+            )
     return files
 
 
@@ -324,7 +335,9 @@ def read_run(folder):
     said += about.lines(about.facts(folder, on_damage=said.append))
     assert not any("\n" in line for line in said)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Explicitly requested dtype int64")  # of sizes that no model has
+        warnings.filterwarnings(
+            "ignore", "Explicitly requested dtype int64"
+        )  # of sizes that no model has
         load(folder)
         if runs.COMMANDS[runs.kind(folder)] == "train classify":
             predictions.load(folder)
@@ -337,14 +350,24 @@ def of_table(folder):
     n = len(parts.encoding.features)
     config = LogicClassifierConfig(in_features=n, n_classes=2, n_thresholds=0, layers=(8, 8))
     training = classifier.TrainingConfig(steps=3, select_every=1)
-    form, source = raw.Form.from_samples(parts.train, 2, parts.encoding), runs.Source("t.csv", 100, "f" * 64)
+    form, source = (
+        raw.Form.from_samples(parts.train, 2, parts.encoding),
+        runs.Source("t.csv", 100, "f" * 64),
+    )
     baselines = {"forest": 0.5}
-    record = classifier.Record(config, training, source, baselines, {}, small_runs.HISTORY, "y", form=form)
+    record = classifier.Record(
+        config, training, source, baselines, {}, small_runs.HISTORY, "y", form=form
+    )
     models.save(folder, 3, classifier.Run(config, training, parts.train).init(), record)
     (folder / "columns.json").write_text(parts.encoding.to_json())
 
 
-RUNS = {"ca": small_runs.ca_run, "table": of_table, "trees": small_runs.tree_run, "lm": small_runs.lm_run}
+RUNS = {
+    "ca": small_runs.ca_run,
+    "table": of_table,
+    "trees": small_runs.tree_run,
+    "lm": small_runs.lm_run,
+}
 
 
 @functools.cache
@@ -372,7 +395,10 @@ def bundle_of_arrays():
     with temporary() as folder:
         table = np.linspace(-1, 1, 24, dtype=np.float32).reshape(2, 4, 3)
         save(
-            {"params": {"w": table, "b": np.ones(3, np.float16)}, "ids": np.arange(4, dtype=np.int32)},
+            {
+                "params": {"w": table, "b": np.ones(3, np.float16)},
+                "ids": np.arange(4, dtype=np.int32),
+            },
             folder,
             tables=["w"],
             table_dtype="int8",
@@ -445,7 +471,11 @@ def read_picture(path):
 
 BYTES, JSON = damage.of_bytes, damage.of_json
 VALUE, DATA = (ValueError,), (SamplesError,)
-SIGNED, ALL_JSON, CHECKPOINT = "checkpoints/3/checkpoint.json", (BYTES, JSON), (CheckpointError, DamagedError)
+SIGNED, ALL_JSON, CHECKPOINT = (
+    "checkpoints/3/checkpoint.json",
+    (BYTES, JSON),
+    (CheckpointError, DamagedError),
+)
 ROOMY = {"room": 4 * ROOM}
 MANIFEST = {"weight": 0.5, "only": "manifest.json", "damages": (JSON,), **ROOMY}
 
@@ -644,4 +674,6 @@ def test_many_damaged_files(name, tmp_path):
 
 def test_memory_is_documented():
     for reader in READERS.values():
-        assert f"at most {reader.times:,} times the memory of" in " ".join(reader.says.__doc__.split())
+        assert f"at most {reader.times:,} times the memory of" in " ".join(
+            reader.says.__doc__.split()
+        )

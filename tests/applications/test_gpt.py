@@ -47,7 +47,9 @@ def logits_of(model, tokens):
 def expected(model, tokens):
     """Compute logits for one sequence in float64 NumPy, looping over positions, heads and keys."""
     state = nnx.to_pure_dict(nnx.state(model, (nnx.Param, Anchors)))
-    params = jax.tree.map(lambda a: np.asarray(a, np.float64 if a.dtype == jnp.float32 else None), state)
+    params = jax.tree.map(
+        lambda a: np.asarray(a, np.float64 if a.dtype == jnp.float32 else None), state
+    )
     config, size = model.config, model.config.features // model.config.n_heads
 
     def norm(z, scale):
@@ -71,12 +73,16 @@ def expected(model, tokens):
 
     z = params["embedding"]["embedding"][tokens]
     for layer in params["layers"].values():
-        projected = norm(z, layer["attention_norm"]["scale"]) @ layer["attention"]["project"]["kernel"]
+        projected = (
+            norm(z, layer["attention_norm"]["scale"]) @ layer["attention"]["project"]["kernel"]
+        )
         query, key, value = np.split(projected.reshape(len(z), 3 * config.n_heads, size), 3, 1)
         sums = np.zeros((len(z), config.n_heads, size))
         for i, head in np.ndindex(sums.shape[:2]):
             seen = range(max(0, i - config.context + 1), i + 1)
-            scores = [turned(query[i, head], i) @ turned(key[j, head], j) / np.sqrt(size) for j in seen]
+            scores = [
+                turned(query[i, head], i) @ turned(key[j, head], j) / np.sqrt(size) for j in seen
+            ]
             weights = np.exp(scores) / np.exp(scores).sum()
             sums[i, head] = weights @ value[seen, head]
         z = z + sums.reshape(len(z), -1) @ layer["attention"]["merge"]["kernel"]
@@ -124,11 +130,16 @@ def test_generate_equals_full_passes():
 
 
 def test_new_tables_alone_are_zero_and_learn():
-    model, tokens = GPT(dataclasses.replace(SMALL, **TABLES_ALONE), rngs=nnx.Rngs(0)), tokens_of(2, 6)
+    model, tokens = (
+        GPT(dataclasses.replace(SMALL, **TABLES_ALONE), rngs=nnx.Rngs(0)),
+        tokens_of(2, 6),
+    )
     layer = model.layers[0].feed_forward
     assert layer.weights.shape == (2 * 3, 2**3, 8)
     assert not np.any(layer.weights)
-    gradient = nnx.jit(nnx.grad(lambda model: (model(tokens, deterministic=True) ** 2).sum()))(model)
+    gradient = nnx.jit(nnx.grad(lambda model: (model(tokens, deterministic=True) ** 2).sum()))(
+        model
+    )
     assert np.any(gradient["layers"][0]["feed_forward"]["weights"])
 
 
@@ -191,7 +202,9 @@ def test_tokens():
 def test_flash_attention_is_chosen_where_cudnn_supports_it(
     monkeypatch, capability, head_size, dtype, length, reason
 ):
-    assert "GPU" in _attention.unsupported_reason(64, "bfloat16")  # of this process, which has a CPU only
+    assert "GPU" in _attention.unsupported_reason(
+        64, "bfloat16"
+    )  # of this process, which has a CPU only
     gpu = Device(Backend.GPU, "NVIDIA H100")
     monkeypatch.setattr(_attention, "devices_of", lambda _: (gpu,))
     monkeypatch.setattr(_attention, "_compute_capability", lambda: capability)

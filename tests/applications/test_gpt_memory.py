@@ -57,11 +57,15 @@ def test_segments_are_texts_of_their_own():
 def test_vectors_alone_do_not_say_which_rows():
     model = model_of()
     vectors = model.embed(TOKENS)
-    with pytest.raises(ValueError, match="vectors alone do not say which rows of the memory to read; give"):
+    with pytest.raises(
+        ValueError, match="vectors alone do not say which rows of the memory to read; give"
+    ):
         model.from_embedded(vectors)
     of_vectors = nnx.jit(lambda model, x: model.from_embedded(x, deterministic=True, tokens=TOKENS))
     np.testing.assert_allclose(of_vectors(model, vectors), logits_of(model, TOKENS), atol=1e-5)
-    outside, last = (logits_of(model, np.tile(np.int32(ids), (2, 7))) for ids in ([99, -1], [10, 0]))
+    outside, last = (
+        logits_of(model, np.tile(np.int32(ids), (2, 7))) for ids in ([99, -1], [10, 0])
+    )
     np.testing.assert_array_equal(outside, last)
 
 
@@ -113,7 +117,9 @@ def test_reads_of_a_memory_are_known_from_bytes():
     few = run.memory_usage(TEXT.test, max_windows=2)["layers/0/memory/weights"]
     np.testing.assert_array_equal(few.reads, 2 * context)
     assert run.memory_usage(TEXT.test[: context + 1])["layers/0/memory/weights"].reads[0] == context
-    assert not Run(dataclasses.replace(CONFIG, memory=False), TRAINING, TEXT.train).memory_usage(TEXT.test)
+    assert not Run(dataclasses.replace(CONFIG, memory=False), TRAINING, TEXT.train).memory_usage(
+        TEXT.test
+    )
 
 
 @pytest.mark.slow
@@ -154,7 +160,9 @@ class TestSlow:
             "--lut-bits=3", "--memory", "--memory-rows=64", "--batch-size=4", "--steps=8",
             "--learning-rate=0.02",
         ]  # fmt: skip
-        assert "layers/0/memory/weights" in output("train", "lm", "--text", text, "--out", tmp_path, *words)
+        assert "layers/0/memory/weights" in output(
+            "train", "lm", "--text", text, "--out", tmp_path, *words
+        )
         assert output("generate", tmp_path, "--prompt", "the ", "--bytes", 9).startswith("the ")
         assert "layers/0/memory/weights: never read" in output("info", tmp_path)
         (counted,) = json.loads((tmp_path / "usage.json").read_text())
@@ -170,12 +178,18 @@ class TestSlow:
             "--steps", "30", "--seeds", "0,1", "--rates", "1,5", "--text", "fox.txt", "--json", "rows.jsonl",
         ]  # fmt: skip
         words = ["train", *options, *(word for size in sizes for word in ("--set", size))]
-        subprocess.run([sys.executable, ROOT / "benchmarks" / "memory.py", *words], cwd=tmp_path, check=True)
+        subprocess.run(
+            [sys.executable, ROOT / "benchmarks" / "memory.py", *words], cwd=tmp_path, check=True
+        )
         found = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
         tried, made = ([r for r in found if r["what"] == what] for what in ("rate", "train"))
         assert [r["rate"] for r in tried] == [1, 5]
         best = min(tried, key=lambda r: r["validation"])["rate"]
-        ways = [(name, seed, rate) for seed in (0, 1) for name, rate in (("without", None), ("with", best))]
+        ways = [
+            (name, seed, rate)
+            for seed in (0, 1)
+            for name, rate in (("without", None), ("with", best))
+        ]
         assert [(r["model"], r["seed"], r.get("memory_rate")) for r in made] == ways
         assert abs(made[0]["read"] / made[1]["read"] - 1) < 0.05
         assert made[0]["loss"] != made[2]["loss"]
@@ -197,7 +211,9 @@ class TestSlow:
         for text in texts:
             padded = jnp.pad(text, (0, 14 - len(text)))
             for i in range(len(text), len(text) + n):
-                padded = padded.at[i].set(jnp.argmax(logits_of(model, jnp.stack([padded] * 2))[0, i - 1]))
+                padded = padded.at[i].set(
+                    jnp.argmax(logits_of(model, jnp.stack([padded] * 2))[0, i - 1])
+                )
             want.append(padded[len(text) : len(text) + n].tolist())
         assert model.generate(texts, n, key=jax.random.key(0), temperature=0).tolist() == want
         slots = Slots(model, 3, temperature=0)

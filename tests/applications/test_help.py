@@ -51,7 +51,9 @@ def test_every_option_is_described(words):
         name, (_, shown) = param.opts[0], param.get_help_record(context)
         described = re.sub(r"\[[^]]*\]", "", param.help or "").strip()
         assert 5 < len(described) < 75, name  # one line
-        assert described[0].isupper() or described[0] in "./" or described.split(":")[0].islower(), described
+        assert (
+            described[0].isupper() or described[0] in "./" or described.split(":")[0].islower()
+        ), described
         assert name in text.replace("--[no-]", "--")
         if not param.required and (not param.is_flag or param.secondary_opts):
             assert re.search("default", shown, re.IGNORECASE), f"{name} shows no default: {shown}"
@@ -100,9 +102,16 @@ def test_help_usage_errors_and_info_do_not_import_jax(table_run):
         ["--version"],
         ["train", "lm", "--help-all"],
     ]
-    lines = [(words, 0) for words in [*lines, ["--help"], ["train", "--help"], ["info", str(table_run.out)]]]
-    lines += [(words.split(), 2) for words in ("train --nonsense", "train classify --steps many", "serve")]
-    ended = subprocess.run([sys.executable, "-c", ALONE, json.dumps(lines)], capture_output=True, text=True)
+    lines = [
+        (words, 0)
+        for words in [*lines, ["--help"], ["train", "--help"], ["info", str(table_run.out)]]
+    ]
+    lines += [
+        (words.split(), 2) for words in ("train --nonsense", "train classify --steps many", "serve")
+    ]
+    ended = subprocess.run(
+        [sys.executable, "-c", ALONE, json.dumps(lines)], capture_output=True, text=True
+    )
     assert ended.returncode == 0, ended.stderr
 
 
@@ -112,7 +121,11 @@ def test_completion_does_not_import_jax():
         from lutjax.cli import main
         try: main()
         finally: assert "jax" not in sys.modules"""
-    asked = {"_LUTJAX_COMPLETE": "bash_complete", "COMP_WORDS": "lutjax train lm --log-e", "COMP_CWORD": "3"}
+    asked = {
+        "_LUTJAX_COMPLETE": "bash_complete",
+        "COMP_WORDS": "lutjax train lm --log-e",
+        "COMP_CWORD": "3",
+    }
     words, environment = [sys.executable, "-c", code], {**os.environ, **asked}
     ended = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert (ended.stdout, ended.stderr) == ("plain,--log-every\n", "")
@@ -126,9 +139,15 @@ def test_shown_defaults_are_those_of_a_new_run(kind, tmp_path, without_typecheck
     helps = {str(param.name): param.help for param in one.get_params(click.Context(one))}
     n_shown = 0
     for model in KINDS[kind].configs.models or (None,):
-        source = {"lm": {"path": path, "model": model}, "classify": {"model": model}, "ca": {}}[kind]
+        source = {"lm": {"path": path, "model": model}, "classify": {"model": model}, "ca": {}}[
+            kind
+        ]
         record = KINDS[kind].create({}, **source).record
-        for config in (record.model, record.training, KINDS[kind].configs.options(**record.options)):
+        for config in (
+            record.model,
+            record.training,
+            KINDS[kind].configs.options(**record.options),
+        ):
             for name, value in config.__dict__.items():
                 found = re.search(r"\[default: (.*)\]$", helps.get(name) or "")
                 if found is None:
@@ -136,7 +155,9 @@ def test_shown_defaults_are_those_of_a_new_run(kind, tmp_path, without_typecheck
                 usual, *others = found[1].split("; ")
                 of_model = dict(other.split(": ") for other in others if ": " in other)
                 shown = of_model.get(str(model), usual)
-                if " " in shown or shown.startswith("--"):  # it follows from the data or another option
+                if " " in shown or shown.startswith(
+                    "--"
+                ):  # it follows from the data or another option
                     continue
                 if isinstance(value, bool):
                     value = "on" if value else "off"
@@ -217,7 +238,9 @@ def test_numbers_that_are_too_large_are_refused_at_once(
     result = command("train", *words, *(("--text", "fox.txt") if words[0] == "lm" else ()))
     assert result.exit_code == (2 if option else 1), result.output
     last = result.output.splitlines()[-1]
-    smaller = r"the run needs at least [\d,.]+ GB: .* Choose a smaller model or a smaller --batch-size\."
+    smaller = (
+        r"the run needs at least [\d,.]+ GB: .* Choose a smaller model or a smaller --batch-size\."
+    )
     assert re.match(f"Error: {option} is " if option else f"Error: {smaller}", last), result.output
     assert "heckpoint" not in last
     assert [path.name for path in tmp_path.iterdir()] == ["fox.txt"]
@@ -238,7 +261,10 @@ def test_options_in_place_of_fields():
     for text, expected in (
         ("steps is 0; it must be at least 1.", "--steps is 0; it must be at least 1."),
         ("it has n_heads.", "it has --n-heads."),
-        ("see n_heads.py and --n-heads, model/n_heads", "see n_heads.py and --n-heads, model/n_heads"),
+        (
+            "see n_heads.py and --n-heads, model/n_heads",
+            "see n_heads.py and --n-heads, model/n_heads",
+        ),
         ("the steps is a word; steps is 3", "the steps is a word; --steps is 3"),
     ):
         assert replace_fields(text, fields) == expected
@@ -252,7 +278,9 @@ def settings(monkeypatch, switch, directory=None):
     kept = jax.config.jax_compilation_cache_dir  # of the tests
     jax.config.update("jax_compilation_cache_dir", directory)
     with monkeypatch.context() as patched:
-        patched.setattr(type(jax.config), "update", lambda self, name, value: told.update({name: value}))
+        patched.setattr(
+            type(jax.config), "update", lambda self, name, value: told.update({name: value})
+        )
         _compiled.keep_compiled()
     jax.config.update("jax_compilation_cache_dir", kept)
     return told
@@ -330,7 +358,11 @@ except SystemExit:
 
 def test_commands_keep_what_they_compile(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != _compiled.SWITCH}
-    environment |= {"XDG_CACHE_HOME": str(tmp_path), "HOME": str(tmp_path), "LOCALAPPDATA": str(tmp_path)}
+    environment |= {
+        "XDG_CACHE_HOME": str(tmp_path),
+        "HOME": str(tmp_path),
+        "LOCALAPPDATA": str(tmp_path),
+    }
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     words = [sys.executable, "-c", COMMAND]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)

@@ -75,7 +75,9 @@ def test_a_table_that_does_not_fit_says_its_size_and_the_cure(tmp_path, monkeypa
     monkeypatch.setattr(tables_on_host, "free_memory", lambda: 10_000)
     result = command(*words)
     assert result.exit_code
-    assert result.output.splitlines()[-1].startswith("Error: the table weights float32[6, 300, 8]: it takes ")
+    assert result.output.splitlines()[-1].startswith(
+        "Error: the table weights float32[6, 300, 8]: it takes "
+    )
 
 
 IN_PARTS = {"native": {"microbatches": 2}, "xla": {"memory_optimizer": "sgd", "clip": None}}
@@ -140,7 +142,9 @@ class TestSlow:
         (exact, state), (expected, on_device) = trained(run, 6), trained(device, 6)
         np.testing.assert_allclose(exact, expected, rtol=1e-5)
         test = TEXT[:500]
-        assert run.evaluate(state, test) == pytest.approx(device.evaluate(on_device, test), rel=1e-5)
+        assert run.evaluate(state, test) == pytest.approx(
+            device.evaluate(on_device, test), rel=1e-5
+        )
         stale, again = (trained(late, 6)[0] for _ in range(2))
         assert stale == again
         assert exact[0] == stale[0]
@@ -149,12 +153,17 @@ class TestSlow:
 
     def test_a_dry_run_says_what_the_host_holds(self, tmp_path):
         said = output(*words_of(tmp_path), "--out", tmp_path / "run", "--dry-run")
-        assert "in the memory of the host: 0.1 MB, of which a checkpoint has the rows that have moved" in said
+        assert (
+            "in the memory of the host: 0.1 MB, of which a checkpoint has the rows that have moved"
+            in said
+        )
 
     @needs_devices(4)
     def test_training_on_several_devices_is_that_on_one(self):
         changes = {"microbatches": 2, "memory_depth": 1}
-        model = dataclasses.replace(HOST, memory_orders=(2,), feed_forward="lut", lut_tables=4, lut_bits=2)
+        model = dataclasses.replace(
+            HOST, memory_orders=(2,), feed_forward="lut", lut_tables=4, lut_bits=2
+        )
         one, several = run_of(model, **changes), run_of(model, **changes)
         several.divide({"data": 2, "detectors": 2})
         (expected, state), (losses, on_mesh) = trained(one, 4), trained(several, 4)
@@ -190,7 +199,9 @@ class TestSlow:
         own[...] = own[...] * 20
         on_host.layers[0].memory.weights.weights[:] = np.asarray(own[...])
         prompts = [TEXT[:5].astype(np.int32), TEXT[7:9].astype(np.int32)]
-        want, found = (model.generate(prompts, 4, key=jax.random.key(0)) for model in (device, on_host))
+        want, found = (
+            model.generate(prompts, 4, key=jax.random.key(0)) for model in (device, on_host)
+        )
         np.testing.assert_array_equal(want, found)
         slots = Slots(on_host, 2, temperature=0)
         first, token = slots.join(prompts[0], key=jax.random.key(0))

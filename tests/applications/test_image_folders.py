@@ -50,7 +50,9 @@ def test_classes_are_the_names_of_folders(tmp_path):
     assert data.train.classes == CLASSES
     assert data.train.shape == (4, 6)
     np.testing.assert_array_equal(data.train.y, np.repeat([0, 1, 2], 5))
-    np.testing.assert_array_equal(data.train.x, np.concatenate(list(images.values())).reshape(15, -1))
+    np.testing.assert_array_equal(
+        data.train.x, np.concatenate(list(images.values())).reshape(15, -1)
+    )
     assert data.train.x.dtype == np.uint8
     assert data.remarks == ('images: 15 of 4 x 6 pixels, gray; 3 classes: "cat", "dog 2", "eel".',)
     parts = [data.parts(stratified=True, split=split) for split in (3, 3, 4)]
@@ -99,11 +101,16 @@ def test_channels_are_those_that_all_images_need(modes, channels, tmp_path):
 
 
 def test_folders_of_parts(tmp_path):
-    train, test = write_folder(tmp_path / "data/v1/Train"), write_folder(tmp_path / "data/v1/test", 2)
+    train, test = (
+        write_folder(tmp_path / "data/v1/Train"),
+        write_folder(tmp_path / "data/v1/test", 2),
+    )
     write_folder(tmp_path / "data/v1/val", 1)
     found = load(tmp_path / "data")
     for part, images in ((found.train, train), (found.test, test)):
-        np.testing.assert_array_equal(part.x, np.concatenate(list(images.values())).reshape(len(part.x), -1))
+        np.testing.assert_array_equal(
+            part.x, np.concatenate(list(images.values())).reshape(len(part.x), -1)
+        )
     parts = tmp_path / "data/v1"
     assert found.remarks[1] == f"{parts}/val is left out: the test part is {parts}/test."
     # Test images without classes are no test part, and the folder of a class may have the name of one.
@@ -121,7 +128,9 @@ def test_images_are_scaled(tmp_path):
     for k in range(12):
         h, w = (9 + k, 17 - k)
         save(tmp_path / f"{k % 2}/{k:02}.png", RNG.integers(0, 256, (h, w, 3), np.uint8))
-    with pytest.raises(SamplesError, match=r"02\.png has 11 x 15 pixels, but .*00\.png has 9 x 17; .* 9x17"):
+    with pytest.raises(
+        SamplesError, match=r"02\.png has 11 x 15 pixels, but .*00\.png has 9 x 17; .* 9x17"
+    ):
         datasets.load(tmp_path)
     data = datasets.load(tmp_path, image_size=(4, 8))
     assert data.train.shape == (4, 8, 3)
@@ -131,7 +140,9 @@ def test_images_are_scaled(tmp_path):
     assert given.labels.tolist() == ["0"] * 6 + ["1"] * 6
     assert list(given.ids["file"][:2]) == ["0/00.png", "0/02.png"]
     fixed = raw.Form.from_samples(data.train, 2, None)
-    with pytest.raises(SamplesError, match=r"00\.png has 9 x 17 pixels; expected 4 x 8\. Scale it, or train"):
+    with pytest.raises(
+        SamplesError, match=r"00\.png has 9 x 17 pixels; expected 4 x 8\. Scale it, or train"
+    ):
         raw.read(tmp_path, fixed)
 
 
@@ -202,7 +213,9 @@ def test_links_to_folders_are_followed_once(tmp_path):
 def test_an_image_size_is_for_folders_of_images(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros((20, 3)), y=np.arange(20) % 2)
     for path in (None, tmp_path / "a.npz"):
-        with pytest.raises(SamplesError, match=r"--image-size is 3x4, but it is for folders of images"):
+        with pytest.raises(
+            SamplesError, match=r"--image-size is 3x4, but it is for folders of images"
+        ):
             datasets.load(path, image_size=(3, 4))
     for text in ("0", "3x", "5000", "3x4x5", "-3", "a"):
         with pytest.raises(ValueError, match=r"the image size is .*; expected HEIGHTxWIDTH"):
@@ -217,7 +230,9 @@ def test_sixteen_bits_keep_the_upper_eight(tmp_path):
         for mode in ("L", None):
             np.testing.assert_array_equal(pixels.read(path, mode, (3, 4)), image >> 8)
     save(tmp_path / "f.tif", image.astype(np.float32))
-    with pytest.raises(ValueError, match=r"f\.tif: it has numbers of 32 bits; save it with 8 or 16"):
+    with pytest.raises(
+        ValueError, match=r"f\.tif: it has numbers of 32 bits; save it with 8 or 16"
+    ):
         pixels.read(tmp_path / "f.tif", "L", (3, 4))
 
 
@@ -258,7 +273,9 @@ def test_photos_are_turned_upright(end, tmp_path):
 def test_images_of_unknown_size_are_bounded(tmp_path):
     Image.new("1", (9000, 9000)).save(tmp_path / "i.png")
     for size, scaled in ((None, False), ((8, 8), True)):
-        with pytest.raises(ValueError, match=r"i\.png has [0-9,]+ bytes, which unpack to 9000 x 9000 pixels"):
+        with pytest.raises(
+            ValueError, match=r"i\.png has [0-9,]+ bytes, which unpack to 9000 x 9000 pixels"
+        ):
             pixels.read(tmp_path / "i.png", "L", size, scaled=scaled)
 
 

@@ -47,7 +47,11 @@ def bfloat16(a):
 
 
 def tensors_of(family):
-    a = {n.removeprefix(f"{KEYS[family]}_"): x for n, x in RECORDED.items() if n.startswith(KEYS[family])}
+    a = {
+        n.removeprefix(f"{KEYS[family]}_"): x
+        for n, x in RECORDED.items()
+        if n.startswith(KEYS[family])
+    }
     if family == "engram":
         tiles = np.array([[119] * 6, [130] * 6], np.uint8)
         each = np.repeat(np.repeat(2.0 ** (tiles.astype(float) - 127), 32, 0), 32, 1)
@@ -87,12 +91,16 @@ def write(folder, family, **changes):
     folder.mkdir(exist_ok=True)
     tensors = tensors_of(family) | changes
     tables = {
-        n: v for n, v in tensors.items() if "embed" in n.split(".")[-2] + n.split(".")[-3] or "shard" in n
+        n: v
+        for n, v in tensors.items()
+        if "embed" in n.split(".")[-2] + n.split(".")[-3] or "shard" in n
     }
     small = {n: v for n, v in tensors.items() if n not in tables}
     for file, part in (("model-1.safetensors", small), ("model-2.safetensors", tables)):
         write_safetensors(folder / file, part)
-    files = {name: "model-1.safetensors" if name in small else "model-2.safetensors" for name in tensors}
+    files = {
+        name: "model-1.safetensors" if name in small else "model-2.safetensors" for name in tensors
+    }
     files["model.embed_tokens.weight"] = "model-3.safetensors"  # which is not here
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
     (folder / "config.json").write_text(json.dumps({"text_config": CONFIGS[family]}))
@@ -112,12 +120,18 @@ def test_layers_of_imported_memories(family, tmp_path):
     layer = memory_layer(tmp_path / "model", base)
     assert layer.spec.layout.digest == record["layout"]["digest"]
     if family == "engram":
-        codes, tiles = (tensors_of(family)[f"layers.1.engram.wkv.{name}"][1] for name in ("weight", "scale"))
+        codes, tiles = (
+            tensors_of(family)[f"layers.1.engram.wkv.{name}"][1] for name in ("weight", "scale")
+        )
         each = np.repeat(np.repeat(2.0 ** (tiles.astype(np.float32) - 127), 32, 0), 32, 1)
         wkv = np.concatenate([layer.key_kernel[...], layer.value_kernel[...]], 1).T
-        np.testing.assert_array_equal(wkv, codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * each)
+        np.testing.assert_array_equal(
+            wkv, codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * each
+        )
         for name, part in zip(
-            ("key_kernel", "value_kernel"), np.split(RECORDED["deepseek_wkv"].T, [48], 1), strict=True
+            ("key_kernel", "value_kernel"),
+            np.split(RECORDED["deepseek_wkv"].T, [48], 1),
+            strict=True,
         ):
             setattr(layer, name, part.astype(np.float32))  # without the rounding of fp8
     key = KEYS[family]
@@ -160,7 +174,9 @@ def test_refused_checkpoints(tmp_path):
             convert_memory(base, tmp_path / "model", family="ple", layer=2)
     with pytest.raises(ConversionError, match="layer 5 has no memory; layers with one are 1, 2"):
         convert_memory(base, tmp_path / "model", family="ple", layer=5)
-    with pytest.raises(ConversionError, match=r"has 0 tensors layers.1.ple.key_proj.weight; expected one"):
+    with pytest.raises(
+        ConversionError, match=r"has 0 tensors layers.1.ple.key_proj.weight; expected one"
+    ):
         convert_memory(base, tmp_path / "model", family="ple")
     base = write(tmp_path / "base", "ple")
     convert_memory(base, tmp_path / "model", family="ple", layer=2)
@@ -178,10 +194,14 @@ def test_rows_of_another_layout(tmp_path):
     base = write(tmp_path / "base", "ple")
     record = convert_memory(base, tmp_path / "model", family="ple", layer=2)
     own, other = (lutjax.NgramLayout.qwen(CONFIGS["ple"], place) for place in (1, 0))
-    parts, scales = ([(base / file, name) for file, name in record[which]] for which in ("parts", "scales"))
+    parts, scales = (
+        [(base / file, name) for file, name in record[which]] for which in ("parts", "scales")
+    )
     table = HostTable.mapped(parts, codec="e4m3", width=8, scales=scales, layout=own)
     layer = NgramMemory(12, layout=other, streams=2, placement=table, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match=f"the rows have layout {own.digest}, and the layer {other.digest}"):
+    with pytest.raises(
+        ValueError, match=f"the rows have layout {own.digest}, and the layer {other.digest}"
+    ):
         layer(jnp.zeros((3, 2, 12)), jnp.zeros(3, jnp.int32))
 
 
@@ -219,16 +239,24 @@ def test_language_models_on_imported_rows(tmp_path):
     one, two = (read_overlay(tmp_path / name) for name in ("whole", "resumed"))
     assert one.digest == two.digest
     layer = memory_layer(bundle, overlays=[tmp_path / "whole"])
-    np.testing.assert_array_equal(layer.weights.gather(one.ids.reshape(-1, 1, 1))[0], one.arrays["rows"])
+    np.testing.assert_array_equal(
+        layer.weights.gather(one.ids.reshape(-1, 1, 1))[0], one.arrays["rows"]
+    )
     assert before == {path: path.read_bytes() for path in before}
 
 
 def test_imported_rows_that_do_not_fit(tmp_path):
     bundle = write_memory_of_bytes(tmp_path / "base")
     for changes, message in (
-        ({"vocab_size": 100}, r"for a vocabulary of 256 tokens \(layout \w{64}\) and vocab_size is 100"),
+        (
+            {"vocab_size": 100},
+            r"for a vocabulary of 256 tokens \(layout \w{64}\) and vocab_size is 100",
+        ),
         ({"memory_rows": 7}, "memory_rows is 7 and memory_base has 512"),
-        ({"n_layers": 2, "memory_layers": (0, 1)}, "an imported memory has one table, for one layer"),
+        (
+            {"n_layers": 2, "memory_layers": (0, 1)},
+            "an imported memory has one table, for one layer",
+        ),
         ({"memory_base": str(tmp_path)}, "memory.json cannot be read"),
     ):
         with pytest.raises((ValueError, FolderError), match=message):
@@ -248,7 +276,9 @@ def test_served_memories(family, tmp_path):
     digest, vector = layer.spec.layout.digest, layer.history((), np.float32).values.shape[1:]
     tokens = np.array([5, 7, 5, 7, -1, 3, 8, 5, 7])
     x = np.random.default_rng(0).standard_normal((9, *vector), np.float32)
-    want, _ = jax.jit(lambda x, tokens: layer(x, tokens, history=layer.history((), np.float32)))(x, tokens)
+    want, _ = jax.jit(lambda x, tokens: layer(x, tokens, history=layer.history((), np.float32)))(
+        x, tokens
+    )
     with TestClient(application(layer, "memory", Limits(prompt=8))) as client:
 
         def ask(**body):
@@ -261,7 +291,10 @@ def test_served_memories(family, tmp_path):
 
         first = ask(tokens=tokens[:6].tolist(), vectors=x[:6].tolist())
         second = ask(
-            tokens=tokens[6:].tolist(), vectors=x[6:].tolist(), history=first["history"], model="memory"
+            tokens=tokens[6:].tolist(),
+            vectors=x[6:].tolist(),
+            history=first["history"],
+            model="memory",
         )
         np.testing.assert_allclose([*first["update"], *second["update"]], want, atol=2e-6)
         good = {"tokens": [1], "vectors": x[:1].tolist(), "history": second["history"]}
@@ -297,7 +330,8 @@ def test_a_killed_run_on_imported_rows(tmp_path, compilation_cache_directory):
     assert kills.run(tmp_path / "whole", words, compilation_cache_directory) is None
     kills.check(words, tmp_path / "whole", tmp_path, compilation_cache_directory, n_kills=3)
     overlays = [
-        read_overlay(path / "checkpoints" / "12" / "host" / "0") for path in tmp_path.glob("[rw]*[0-9e]")
+        read_overlay(path / "checkpoints" / "12" / "host" / "0")
+        for path in tmp_path.glob("[rw]*[0-9e]")
     ]
     assert len(overlays) > 1
     assert len({overlay.digest for overlay in overlays}) == 1

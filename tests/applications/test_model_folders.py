@@ -23,7 +23,13 @@ import lutjax
 from lutjax.circuits import deployment, netlist_json
 from lutjax.circuits.deployment import VECTORS, Vectors
 from lutjax.extras import DISTRIBUTIONS, EXTRAS, require_optional
-from lutjax.models import LogicCA, LogicCAConfig, LogicClassifier, LogicClassifierConfig, LUTTransformer
+from lutjax.models import (
+    LogicCA,
+    LogicCAConfig,
+    LogicClassifier,
+    LogicClassifierConfig,
+    LUTTransformer,
+)
 from lutjax.training import export as exporting, model_folders, models, predictions
 from lutjax.training.classifier_runs import Classifier
 
@@ -32,7 +38,18 @@ IMPORTS = {
     "torchlogix thresholds": ("torchlogix_thermometer", ("--classes", 5, "--tau", 3)),
     "torchlogix trees": (
         "torchlogix_conv",
-        ("--classes", 5, "--image", "8,8,1", "--padding", "1,0", "--pool", 2, "--pool-padding", "0,1"),
+        (
+            "--classes",
+            5,
+            "--image",
+            "8,8,1",
+            "--padding",
+            "1,0",
+            "--pool",
+            2,
+            "--pool-padding",
+            "0,1",
+        ),
     ),
     "difflogic": ("difflogic", ("--classes", 5)),
     "torch-dwn": ("dwn", ("--classes", 5)),
@@ -87,8 +104,14 @@ def test_refusals_are_one_line(tmp_path):
     for words, expected in (
         (("export", spiky), "vocab_size is 128; programs read and write bytes"),
         (("generate", spiky, "--prompt", "a"), "has 128 tokens; generate reads and writes bytes"),
-        (("predict", spiky, tmp_path / "rows.npz"), "is a bundle of a language model; this command takes a"),
-        (("fpga", spiky, "--board", "icebreaker"), "holds a language model, which is not a circuit"),
+        (
+            ("predict", spiky, tmp_path / "rows.npz"),
+            "is a bundle of a language model; this command takes a",
+        ),
+        (
+            ("fpga", spiky, "--board", "icebreaker"),
+            "holds a language model, which is not a circuit",
+        ),
         (("verify", spiky), "holds a model without an export; write one first: lutjax export"),
     ):
         assert expected in refusal(*words)
@@ -217,9 +240,13 @@ class TestSlow:
         text = (ROOT / "docs" / "convert.md").read_text(encoding="utf-8")
         weight = np.eye(16, dtype=np.float32)[[1, 6, 7, 14]]
         wires = np.array([[0, 1, 2, 0], [1, 2, 0, 2]])
-        save_file({"0.weight": weight, "0.connections.indices": wires}, tmp_path / "model.safetensors")
+        save_file(
+            {"0.weight": weight, "0.connections.indices": wires}, tmp_path / "model.safetensors"
+        )
         model = tmp_path / "model"
-        output("import", "--from", "torchlogix", tmp_path / "model.safetensors", model, "--classes", 2)
+        output(
+            "import", "--from", "torchlogix", tmp_path / "model.safetensors", model, "--classes", 2
+        )
         said = output("export", model, "--format", "verilog,c") + output("verify", model)
         blocks = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
         shown = next(block for block in blocks if "the bundle holds" in block)
@@ -231,7 +258,9 @@ class TestSlow:
         small = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2))
         lutjax.save(LogicCA(small, rngs=nnx.Rngs(0)), tmp_path / "ca")
         output("export", tmp_path / "ca", "--format", "verilog,html")
-        assert re.search("PASS +automaton.json = the model in JAX", output("verify", tmp_path / "ca"))
+        assert re.search(
+            "PASS +automaton.json = the model in JAX", output("verify", tmp_path / "ca")
+        )
         assert "a bundle of a model without a run" in output("info", tmp_path / "ca")
 
     def test_language_models_and_bundles_of_other_runs(self, tmp_path):
@@ -243,13 +272,18 @@ class TestSlow:
         output("export", tmp_path / "lm_saved")
         facts = json.loads(output("info", tmp_path / "lm_saved", "--json"))
         assert (facts["steps_done"], facts["bundle"]["model"]) == (3, "LUTTransformer")
-        lutjax.save(LUTTransformer(lutjax.load(tmp_path / "lm").config, rngs=nnx.Rngs(0)), tmp_path / "alone")
+        lutjax.save(
+            LUTTransformer(lutjax.load(tmp_path / "lm").config, rngs=nnx.Rngs(0)),
+            tmp_path / "alone",
+        )
         assert "a bundle holds no text" in output("export", tmp_path / "alone")
         assert " 0 failed" in output("verify", tmp_path / "alone")
         output("generate", tmp_path / "alone", "--prompt", "a", "--bytes", 2)
 
     def test_missing_packages_name_the_extra(self):
-        subprocess.run([sys.executable, "-c", CODE.format(missing=MISSING)], check=True, timeout=300)
+        subprocess.run(
+            [sys.executable, "-c", CODE.format(missing=MISSING)], check=True, timeout=300
+        )
 
     @pytest.mark.parametrize("kind", CLASSIFIERS)
     def test_classifiers(self, kind, tmp_path):
@@ -270,7 +304,9 @@ class TestSlow:
         if not has_data:
             bits = jnp.asarray(first, bool)
             words = lutjax.pack_bits(bits.T)
-            np.testing.assert_array_equal(packed.from_words(words)[: len(first)], vectors.outputs["y"][:, 0])
+            np.testing.assert_array_equal(
+                packed.from_words(words)[: len(first)], vectors.outputs["y"][:, 0]
+            )
             assert len(np.unique(vectors.outputs["y"])) > 1
         for place in (export, folder):  # a model folder stands for its export
             proved = output("verify", place)
@@ -286,18 +322,26 @@ class TestSlow:
         assert [line.split(",")[0] for line in lines[1:]] == [str(number) for number in expected]
         output("save", folder, tmp_path / "again")
         if kind == "difflogic":  # bundles of imports are served, too
-            serving = pytest.importorskip("lutjax.serving", reason="the extra serve is not installed")
-            client = pytest.importorskip("starlette.testclient", reason="starlette has no test client")
+            serving = pytest.importorskip(
+                "lutjax.serving", reason="the extra serve is not installed"
+            )
+            client = pytest.importorskip(
+                "starlette.testclient", reason="starlette has no test client"
+            )
             with client.TestClient(serving.application(found.model, "m")) as requests:
                 answer = requests.post("/v1/classify", json={"rows": rows.tolist()}).json()
             assert answer["classes"] == [str(number) for number in expected]
             assert answer["names"] == ["0", "1", "2", "3", "4"]
-        assert "host" in output("fpga", folder, "--board", "icebreaker", "--out", tmp_path / "board")
+        assert "host" in output(
+            "fpga", folder, "--board", "icebreaker", "--out", tmp_path / "board"
+        )
 
     @pytest.mark.parametrize("kind", CLASSIFIERS[1:4:2])
     def test_numbers_of_bundles(self, kind, tmp_path):
         folder = write(kind, tmp_path)
-        assert "--inputs" not in output("export", folder, "--inputs", "fixed16.8", "--format", "json")
+        assert "--inputs" not in output(
+            "export", folder, "--inputs", "fixed16.8", "--format", "json"
+        )
         vectors = Vectors.from_json((folder / exporting.FOLDER / VECTORS).read_bytes())
         packed = lutjax.load(folder).packed()
         shape = predictions.form_of(lutjax.load(folder)).shape

@@ -41,7 +41,9 @@ def parts_of(config):
     model, rng = LUTTransformer(config, rngs=nnx.Rngs(0)), np.random.default_rng(0)
     for _, variable in nnx.iter_graph(model):
         if isinstance(variable, (transformer.Embedding, nnx.Param)) and variable.ndim > 1:
-            variable.set_value(jnp.asarray(rng.integers(-64, 64, variable.shape) / 64, variable.dtype))
+            variable.set_value(
+                jnp.asarray(rng.integers(-64, 64, variable.shape) / 64, variable.dtype)
+            )
     return nnx.split(model)
 
 
@@ -233,7 +235,9 @@ def test_config_as_json():
     assert LUTTransformerConfig.from_dict(fields) == config
     older = {name: value for name, value in fields.items() if name not in ("memory", "table_dtype")}
     assert LUTTransformerConfig.from_dict(older) == config
-    with pytest.raises(ValueError, match=r"unknown fields \['heads'\]; the fields are \['attention'"):
+    with pytest.raises(
+        ValueError, match=r"unknown fields \['heads'\]; the fields are \['attention'"
+    ):
         LUTTransformerConfig.from_dict({**fields, "heads": 3})
     fields.pop("context")
     with pytest.raises(ValueError, match=r"missing fields \['context'\]"):
@@ -247,7 +251,10 @@ def test_config_as_json():
         ({"features": 1}, "features is 1; it must be at least 2"),
         ({"context": 1}, "context is 1; it must be at least 2"),
         ({"n_heads": 0}, "n_heads is 0"),
-        ({"n_anchors": 14, "n_position_bits": 3}, r"n_position_bits is 3, so a table has 2\*\*31 rows"),
+        (
+            {"n_anchors": 14, "n_position_bits": 3},
+            r"n_position_bits is 3, so a table has 2\*\*31 rows",
+        ),
         ({"ffn_anchors": 31}, r"n_anchors is 31, so a table has 2\*\*31 rows"),
         ({"attention": "soft"}, "attention is 'soft'; expected one of"),
         ({"memory": "counts"}, "n_position_bits is [1-9].*require n_position_bits=0"),
@@ -301,6 +308,8 @@ class TestSlow:
         losses = [step(model, optimizer, tokens) for _ in range(8)]
         assert losses[-1] < losses[0]
         after = nnx.to_pure_dict(nnx.state(model, nnx.Not(nnx.Param)))
-        for (path, a), b in zip(jax.tree.leaves_with_path(after), jax.tree.leaves(before), strict=True):
+        for (path, a), b in zip(
+            jax.tree.leaves_with_path(after), jax.tree.leaves(before), strict=True
+        ):
             kept = "norm" not in jax.tree_util.keystr(path)
             assert np.array_equal(a, b) == kept, path

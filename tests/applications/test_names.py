@@ -37,7 +37,9 @@ def figures(monkeypatch):
     def save(self, *args, **options):
         saved.append(self)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing from")  # a font, which machines differ in
+            warnings.filterwarnings(
+                "ignore", "Glyph .* missing from"
+            )  # a font, which machines differ in
             self.canvas.draw()
 
     monkeypatch.setattr(Figure, "savefig", save)
@@ -97,7 +99,9 @@ def test_paths_with_a_backslash(tmp_path):
     assert not list(tmp_path.iterdir())
     checkpoints.save(tmp_path / "run", 1, {"model": {"w": np.arange(3)}}, {})
     (tmp_path / "run").rename(tmp_path / "a\\b")
-    with pytest.raises(CheckpointError, match="has a backslash, which checkpoints cannot have: rename or"):
+    with pytest.raises(
+        CheckpointError, match="has a backslash, which checkpoints cannot have: rename or"
+    ):
         checkpoints.restore(tmp_path / "a\\b", 1, "model", {"w": np.arange(3)})
 
 
@@ -114,7 +118,9 @@ def layer():
     """Layer with all optional arrays."""
     rng = np.random.default_rng(0)
     anchors, values = rng.integers(0, 4, (3, 2, 2)), rng.integers(-3, 4, (3, 4, 2)).astype(np.int8)
-    return IntegerLUT(4, anchors, values, np.array([1, 0, 2, 0]), targets=rng.integers(-1, 4, (3, 4, 2)))
+    return IntegerLUT(
+        4, anchors, values, np.array([1, 0, 2, 0]), targets=rng.integers(-1, 4, (3, 4, 2))
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,7 +144,10 @@ def test_names_that_c_takes_for_something_else(name, reason):
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not found")
 def test_other_names_compile(tmp_path):
-    names = [*"ktxya", *("layer", "row", "sum", "value", "target", "word", "door_1", "int7", "values_2")]
+    names = [
+        *"ktxya",
+        *("layer", "row", "sum", "value", "target", "word", "door_1", "int7", "values_2"),
+    ]
     for name in names:
         for file, text in layer().to_c(name).items():
             (tmp_path / file).write_text(text)

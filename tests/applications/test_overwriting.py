@@ -72,7 +72,9 @@ def test_files_beside_an_export_are_not_lost(name, tmp_path):
     else:
         place.write_text("mine")
     before = contents(folder)
-    with pytest.raises(deployment.DeploymentError, match=f"and other files, such as {name}, which would be"):
+    with pytest.raises(
+        deployment.DeploymentError, match=f"and other files, such as {name}, which would be"
+    ):
         write(folder)
     assert contents(folder) == before
 
@@ -129,7 +131,9 @@ def test_every_format_has_its_names(tmp_path):
     manifest = deployment.read_manifest(tmp_path / "out")
     own = {deployment.MAKEFILE: "make", deployment.VECTORS: "vectors"}
     named = {
-        f"some_test{end}": format for format, files in deployment.FORMATS.items() for end in files.endings
+        f"some_test{end}": format
+        for format, files in deployment.FORMATS.items()
+        for end in files.endings
     }
     assert {name: facts["format"] for name, facts in manifest["files"].items()} == {**own, **named}
 
@@ -143,7 +147,9 @@ def test_a_deployed_model_replaces_one_alone(tmp_path):
     quantize.check_place(folder)
     for name in ("notes.txt", "checkpoints/notes.txt", "checkpoints/3/notes.txt"):
         (folder / name).write_text("mine")
-        with pytest.raises(RunError, match=f"holds {name}, which does not belong to a deployed model"):
+        with pytest.raises(
+            RunError, match=f"holds {name}, which does not belong to a deployed model"
+        ):
             quantize.check_place(folder)
         (folder / name).unlink()
     shutil.rmtree(folder)
@@ -176,7 +182,9 @@ def test_own_files_are_written_again(tmp_path):
     page, record, empty = tmp_path / "status.md", tmp_path / "record.json", tmp_path / "empty"
     page.write_text(_report.markdown([]))
     _records.write(
-        [_matrix.Cell("lut", "forward", "xla/cpu", "float32", _matrix.State.RUNS, jax="1")], record, "cpu"
+        [_matrix.Cell("lut", "forward", "xla/cpu", "float32", _matrix.State.RUNS, jax="1")],
+        record,
+        "cpu",
     )
     empty.touch()
     _measuring.check_file("--markdown", page, _status.MARKS["--markdown"])

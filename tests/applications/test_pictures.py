@@ -33,7 +33,9 @@ def on_a_cpu():
     found = []
     for row, seconds in (("forward", 1.1e-3), ("dense", 2.3e-3), ("in-place", 2.9e-3)):
         measurement = measurements.Measurement(shapes.parse("ffn"), row, "xla", "float32", {})
-        found.append(results.Result(machine, measurement, Timing(seconds, seconds, seconds, 1, 3, None)))
+        found.append(
+            results.Result(machine, measurement, Timing(seconds, seconds, seconds, 1, 3, None))
+        )
     return found
 
 
@@ -80,7 +82,11 @@ def test_losses_have_plain_labels(figures, tmp_path):
     figures[0].canvas.draw()
     assert axes.get_ylabel() == "nats per byte"
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert [label.split(" (")[0] for label in labels] == ["training loss", "test loss", "bigram model"]
+    assert [label.split(" (")[0] for label in labels] == [
+        "training loss",
+        "test loss",
+        "bigram model",
+    ]
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         assert re.fullmatch(r"−?[\d.]+", label.get_text())  # noqa: RUF001 (matplotlib's minus)
 
@@ -90,7 +96,11 @@ def test_confusion_says_what_is_what(figures, tmp_path):
     (axes,) = figures[0].axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted", "actual")
     texts = {text.get_position(): text.get_text() for text in axes.texts}
-    assert texts == {(0, 0): "1", (0, 1): "1", (1, 1): "1"}  # actual 1 (the row), predicted 0 (the column)
+    assert texts == {
+        (0, 0): "1",
+        (0, 1): "1",
+        (1, 1): "1",
+    }  # actual 1 (the row), predicted 0 (the column)
 
 
 def run_of(target, size, n_steps, start="random"):
@@ -164,7 +174,9 @@ def test_a_detector_is_shown_as_lutjax_computes_it(monkeypatch):
     found = lutjax.detect(jnp.asarray(picture.X), jnp.asarray(picture.ANCHORS))
     bits, closest = int(found.index[0]), int(found.flip[0])
     said = [text.get_text() for text in comparisons.texts if text.get_text()]
-    answers = ((a, b, ("no: 0", "yes: 1")[bits >> n & 1]) for n, (a, b) in enumerate(picture.ANCHORS[0]))
+    answers = (
+        (a, b, ("no: 0", "yes: 1")[bits >> n & 1]) for n, (a, b) in enumerate(picture.ANCHORS[0])
+    )
     shown = [f"x[{a}] > x[{b}]?  {answer}" for a, b, answer in answers]
     shown[closest.bit_length() - 1] += "  (the closest)"
     assert said == shown
@@ -183,7 +195,11 @@ def test_a_detector_is_shown_as_lutjax_computes_it(monkeypatch):
     figure.canvas.draw()
     renderer = figure.canvas.get_renderer()
     texts = [text for axes in figure.axes for text in (*axes.texts, axes.title, axes.xaxis.label)]
-    texts += [*comparisons.get_xticklabels(), *gradient.get_xticklabels(), *gradient.get_legend().get_texts()]
+    texts += [
+        *comparisons.get_xticklabels(),
+        *gradient.get_xticklabels(),
+        *gradient.get_legend().get_texts(),
+    ]
     boxes = [text.get_window_extent(renderer) for text in texts if text.get_text()]
     assert not overlaps(boxes)
     assert all(figure.bbox.padded(1).contains(x, y) for box in boxes for x, y in box.corners())

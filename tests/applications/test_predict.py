@@ -78,7 +78,11 @@ def test_ids_of_rows_are_kept(table_run, tmp_path):
     found = rows(output("predict", out, tmp_path / "a.npz", "--id=row"))
     assert [one[0] for one in found] == ["row", "41", "40"]
     for name, column, message in (
-        ("a.csv", "none", "has no column 'none', which --id names; it has size, kind, noise, customer"),
+        (
+            "a.csv",
+            "none",
+            "has no column 'none', which --id names; it has size, kind, noise, customer",
+        ),
         ("a.npz", "none", "has no array none"),
         ("a.npz", "bad", "bad has shape [3]; expected [2]"),
     ):
@@ -194,7 +198,10 @@ def test_files_of_a_run_that_have_changed(table_run, tmp_path):
     assert "finished, as all 20 steps" in said.stdout
     (out / "finished.json").write_text('{"digest": 3}')
     [line] = command("info", out).stderr.splitlines()
-    assert "finished.json is damaged (finished.json: 'digest' is 3; expected a text.): delete it" in line
+    assert (
+        "finished.json is damaged (finished.json: 'digest' is 3; expected a text.): delete it"
+        in line
+    )
     assert "not finished" in command("info", out).stdout
 
 
@@ -246,9 +253,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("regression")
     path, out = folder / "prices.csv", folder / "run"
     path.write_text(table(200))
-    words = (
-        "--target=price --regression --layers=60 --steps=60 --batch-size=16 --log-every=20 --eval-every=20"
-    )
+    words = "--target=price --regression --layers=60 --steps=60 --batch-size=16 --log-every=20 --eval-every=20"
     words = (*words.split(), "--checkpoint-every=20", "--no-baselines")
     return path, out, output("train", "classify", "--data", path, "--out", out, *words)
 
@@ -265,7 +270,8 @@ def test_numbers_are_counts_of_bits(regression):
     x = np.random.default_rng(0).uniform(0, 1, (70, 4)).astype(np.float32)
     x = np.round(x * 255) / 256
     soft, hard = (
-        nnx.jit(lambda m, x, hard=hard: m(x, deterministic=hard))(model, x) for hard in (False, True)
+        nnx.jit(lambda m, x, hard=hard: m(x, deterministic=hard))(model, x)
+        for hard in (False, True)
     )
     assert soft.shape == hard.shape == (70,)
     hard = np.asarray(hard)
@@ -293,12 +299,16 @@ def test_gradients_go_to_gates(regression):
 
 def test_configs():
     assert LogicClassifierConfig.from_dict(CONFIG.to_dict()) == CONFIG
-    with pytest.raises(ValueError, match=r"regression is True and n_classes is 3; n_classes must be 1"):
+    with pytest.raises(
+        ValueError, match=r"regression is True and n_classes is 3; n_classes must be 1"
+    ):
         LogicClassifierConfig(4, 3, layers=(6,), regression=True)
     with pytest.raises(ValueError, match="n_classes is 1; it must be at least 2"):
         LogicClassifierConfig(4, 1, layers=(6,))
     for fields in ({"scale": 0.0}, {"scale": float("inf")}, {"offset": float("nan")}):
-        with pytest.raises(ValueError, match=r"both must be finite, and scale nonzero|expected a number"):
+        with pytest.raises(
+            ValueError, match=r"both must be finite, and scale nonzero|expected a number"
+        ):
             LogicClassifierConfig(4, 1, layers=(6,), regression=True, **fields)
 
 
@@ -312,7 +322,9 @@ def test_headers_make_numbers_of_answers(regression):
 
 def test_errors_of_numbers():
     found = Errors.compute(np.array([0.0, 2, 4]), np.array([0.0, 2, 1]))
-    assert (found.absolute, found.squared, found.r2) == pytest.approx((1.0, 3**0.5, 1 - 3 / (8 / 3)))
+    assert (found.absolute, found.squared, found.r2) == pytest.approx(
+        (1.0, 3**0.5, 1 - 3 / (8 / 3))
+    )
     assert Errors.compute(np.ones(3), np.ones(3)).r2 == 1.0
 
 
@@ -388,7 +400,11 @@ class TestSlow:
         manifest = json.loads((folder / "manifest.json").read_text())
         _, record = runs.read(out, classifier.Record)
         about, model = manifest["about"], record.model
-        assert (about["kind"], about["scale"], about["offset"]) == ("regression", model.scale, model.offset)
+        assert (about["kind"], about["scale"], about["offset"]) == (
+            "regression",
+            model.scale,
+            model.offset,
+        )
         assert "PASS     prices.json = the model in JAX" in output("verify", folder)
         refused = refusal("export", out, "--out", tmp_path / "other", "--outputs", "class")
         assert "the model is a regression" in refused
@@ -397,7 +413,16 @@ class TestSlow:
     def test_libraries_and_programs_give_numbers(self, run, tmp_path):
         _, out, _ = run
         output(
-            "export", out, "--format", "c", "--target", "riscv32", "--name", "prices", "--out", tmp_path / "a"
+            "export",
+            out,
+            "--format",
+            "c",
+            "--target",
+            "riscv32",
+            "--name",
+            "prices",
+            "--out",
+            tmp_path / "a",
         )
         program = (tmp_path / "a" / "src" / "prices.c").read_text()
         assert "sum r[1];" in program
@@ -444,7 +469,9 @@ class TestSlow:
         of_files = rows(output("predict", out, folder))
         assert of_files[0] == ["file", *rows(found.stdout)[0]]
         assert of_files[1:] == [[f"{k}.png", *rows(found.stdout)[k + 1]] for k in range(3)]
-        assert rows(output("predict", out, folder / "1.png"))[1:] == [["1.png", *rows(found.stdout)[2]]]
+        assert rows(output("predict", out, folder / "1.png"))[1:] == [
+            ["1.png", *rows(found.stdout)[2]]
+        ]
         np.savez(tmp_path / "c.npz", x=x / 255 * 1e4)
         assert "warning: the numbers go from" in command("predict", out, tmp_path / "c.npz").stderr
         Image.fromarray(images[0, :4]).save(folder / "small.png")

@@ -72,7 +72,9 @@ def alone(model, folder, **given):
     facts = json.loads((folder / programs.ABOUT).read_bytes())
     assert [path.name for path in paths] == [one["file"] for one in facts["programs"].values()]
     np.savez(folder.parent / "a.npz", **given)
-    subprocess.run([sys.executable, "-c", ALONE, folder, folder.parent / "a.npz"], check=True, timeout=300)
+    subprocess.run(
+        [sys.executable, "-c", ALONE, folder, folder.parent / "a.npz"], check=True, timeout=300
+    )
     with np.load(folder.parent / "a.npz") as found:
         return dict(found)
 
@@ -86,11 +88,15 @@ def check_gradients(model, loss, found):
     np.testing.assert_allclose(found["loss"], value, rtol=1e-5)
     for path, g in nnx.to_flat_state(gradients):
         name = ".".join(map(str, path))
-        np.testing.assert_allclose(found[f"gradient {name}"], g[...], rtol=1e-4, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(
+            found[f"gradient {name}"], g[...], rtol=1e-4, atol=1e-6, err_msg=name
+        )
 
 
 SIZES = {"vocab_size": 11, "context": 5, "n_layers": 1}
-LUT = LUTTransformerConfig(**SIZES, features=6, n_heads=1, n_detectors=3, n_anchors=2, ffn_anchors=3)
+LUT = LUTTransformerConfig(
+    **SIZES, features=6, n_heads=1, n_detectors=3, n_anchors=2, ffn_anchors=3
+)
 SOFTMAX = GPTConfig(**SIZES, features=8, n_heads=2, lut_heads=2, lut_tables=2, lut_bits=2)
 LANGUAGE_MODELS = {
     "lut": LUT,
@@ -139,14 +145,21 @@ class TestSlow:
                 layer.weights = rng.normal(size=layer.weights.shape).astype(np.float32)
         model.eval()
         tokens, targets, prompt, more = (
-            rng.integers(0, 11, shape).astype(np.int32) for shape in ((3, 4), (3, 4), (2, 12), (2, 3))
+            rng.integers(0, 11, shape).astype(np.int32)
+            for shape in ((3, 4), (3, 4), (2, 12), (2, 3))
         )
-        found = alone(model, tmp_path / "saved", tokens=tokens, targets=targets, prompt=prompt, more=more)
+        found = alone(
+            model, tmp_path / "saved", tokens=tokens, targets=targets, prompt=prompt, more=more
+        )
         np.testing.assert_allclose(found["logits"], model(tokens), rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(found["one"], model(tokens[:1, :1]), rtol=1e-5, atol=1e-5)
-        check_gradients(model, lambda model: loss_of(model(tokens, deterministic=True), targets), found)
+        check_gradients(
+            model, lambda model: loss_of(model(tokens, deterministic=True), targets), found
+        )
         # Of texts longer than the context.
-        np.testing.assert_allclose(found["after prompt"], model(prompt)[:, -1], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            found["after prompt"], model(prompt)[:, -1], rtol=1e-5, atol=1e-5
+        )
         whole = np.concatenate([prompt, more], 1)
         np.testing.assert_allclose(found["after more"], model(whole)[:, -1], rtol=1e-5, atol=1e-5)
 
@@ -164,7 +177,9 @@ class TestSlow:
 
     @pytest.mark.parametrize("rate", [1.0, 0.5])
     def test_automata(self, rate, tmp_path):
-        config = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2), update_rate=rate)
+        config = LogicCAConfig(
+            channels=2, kernels=2, perception=(8, 2), update=(8, 2), update_rate=rate
+        )
         model = LogicCA(config, rngs=nnx.Rngs(0))
         state = np.random.default_rng(0).integers(0, 2, (3, 5, 40, 2)).astype(bool)
         key = jax.random.key(3)
@@ -179,7 +194,9 @@ class TestSlow:
         assert "for cpu, cuda, tpu" in said
         model = lutjax.load(tmp_path / "run" / "jax")  # a bundle, too
         assert model.record.kind == "digits"
-        again = output("export", tmp_path / "run" / "jax", "--format", "jax", "--out", tmp_path / "other")
+        again = output(
+            "export", tmp_path / "run" / "jax", "--format", "jax", "--out", tmp_path / "other"
+        )
         assert "loss.jax" in again
         for words, message in (
             (("--format", "jax,c"), "export it separately"),

@@ -25,7 +25,12 @@ CONFIG = GPTConfig(
     read="powers_of_two", table_dropout=0.2,
 )  # fmt: skip
 TRAINING = TrainingConfig(
-    steps=12, batch_size=4, learning_rate=0.5, optimizer="sgd", table_optimizer="same", table_gradient="dense"
+    steps=12,
+    batch_size=4,
+    learning_rate=0.5,
+    optimizer="sgd",
+    table_optimizer="same",
+    table_gradient="dense",
 )
 
 
@@ -94,7 +99,10 @@ def test_record_of_the_deployed_model(deployed):
     assert "deploys without a loss" not in result.output
     assert f"lutjax generate {path / 'quantized'} --prompt" in result.output
     assert sorted(p.name for p in path.iterdir()) == [".lock", "checkpoints", "quantized"]
-    for words in (("quantize", path / "quantized"), ("train", "lm", "--resume", "--out", path / "quantized")):
+    for words in (
+        ("quantize", path / "quantized"),
+        ("train", "lm", "--resume", "--out", path / "quantized"),
+    ):
         assert "quantized" in refusal(*words)
 
 
@@ -124,7 +132,9 @@ def test_bad_input_is_one_line(folder, tmp_path):
     other = tmp_path / "other.txt"
     other.write_bytes(FOX.upper())
     dense = record_of(dataclasses.replace(CONFIG, feed_forward="dense"))
-    models.save(tmp_path / "dense", 1, models.State({"a": jnp.zeros(1)}, {"b": jnp.zeros(1)}, None), dense)
+    models.save(
+        tmp_path / "dense", 1, models.State({"a": jnp.zeros(1)}, {"b": jnp.zeros(1)}, None), dense
+    )
     for words, message in (
         ([tmp_path / "none"], "none does not exist."),
         ([folder.parent], "is not the folder of a run, but holds 1"),
@@ -150,7 +160,9 @@ def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path):
         return found()
 
     def found():
-        return sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file())
+        return sorted(
+            p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()
+        )
 
     (tmp_path / ".replaced-a").mkdir()  # killed between the two renames
     (tmp_path / ".replaced-a" / "old").touch()
@@ -200,7 +212,11 @@ class TestSlow:
         best = latest.optimizer._replace(params=trained.params, others=trained.others)
         models.save(tmp_path / "run", 12, latest._replace(optimizer=best), record)
         # The folder that an earlier run or a killed command left is replaced.
-        for name in ("quantized/checkpoints/99", ".unfinished-quantized", ".replaced-quantized/checkpoints"):
+        for name in (
+            "quantized/checkpoints/99",
+            ".unfinished-quantized",
+            ".replaced-quantized/checkpoints",
+        ):
             (tmp_path / "run" / name).mkdir(parents=True)
         result = command("quantize", tmp_path / "run")
         assert result.exit_code == 0, result.output
@@ -209,4 +225,8 @@ class TestSlow:
         assert after == pytest.approx(losses(deployed[1])[1], abs=1e-4)
         assert "trained with --read confidence" in result.output
         assert lutjax.load(tmp_path / "run" / "quantized").record.model.read == "powers_of_two"
-        assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [".lock", "checkpoints", "quantized"]
+        assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
+            ".lock",
+            "checkpoints",
+            "quantized",
+        ]

@@ -57,7 +57,9 @@ def test_cached_lengths_count_tokens_without_padding():
     model.init_cache((2,), blocks=(4, 3))
     model.layers = nnx.List([])  # which do not count
     segments = jax.numpy.array([[0, 0, -1], [0, 1, 2]])
-    model.hidden(jax.numpy.zeros((2, 3, TABLES.features)), deterministic=True, decode=True, segments=segments)
+    model.hidden(
+        jax.numpy.zeros((2, 3, TABLES.features)), deterministic=True, decode=True, segments=segments
+    )
     np.testing.assert_array_equal(model.cached_lengths[...], [2, 3])
 
 
@@ -119,7 +121,9 @@ class Blocks(RuleBasedStateMachine):
         text.tokens += data.draw(st.lists(st.integers(0, 1), min_size=n, max_size=n))
         self.pages.slide(text)
         if self.pages.count_missing_blocks(text, n) > self.pages.n_free:
-            with pytest.raises(ValueError, match=r"Slots: it needs .* Let a sequence leave, or use a larger"):
+            with pytest.raises(
+                ValueError, match=r"Slots: it needs .* Let a sequence leave, or use a larger"
+            ):
                 self.pages.require(self.pages.count_missing_blocks(text, n), "it needs")
             return
         self.pages.extend(text, n)
@@ -176,10 +180,19 @@ def test_what_was_said_last_is_kept_longest():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Slots(model_of(), 2, block_size=0), "Slots: block_size is 0; there must be at least 1"),
+        (
+            lambda: Slots(model_of(), 2, block_size=0),
+            "Slots: block_size is 0; there must be at least 1",
+        ),
         (lambda: Slots(model_of(), 2, n_blocks=3), "n_blocks is 3, but block_size is not given"),
-        (lambda: Slots(model_of("counts"), 2, block_size=4), "this LUTTransformer remembers counts"),
-        (lambda: Slots(model_of("gpt"), 2, block_size=4), "this GPT keeps keys and values; blocks require a"),
+        (
+            lambda: Slots(model_of("counts"), 2, block_size=4),
+            "this LUTTransformer remembers counts",
+        ),
+        (
+            lambda: Slots(model_of("gpt"), 2, block_size=4),
+            "this GPT keeps keys and values; blocks require a",
+        ),
     ],
 )
 def test_impossible_blocks(make, message):

@@ -45,8 +45,17 @@ LIMITS = Limits(slots=3, queue=64, prompt=64, tokens=64, rows=8, body=4096)
 
 @pytest.fixture(scope="module")
 def model():
-    sizes = {"features": 8, "context": 6, "n_layers": 1, "n_heads": 1, "n_detectors": 3, "n_anchors": 2}
-    model = LUTTransformer(LUTTransformerConfig(**sizes, ffn_detectors=4, ffn_anchors=3), rngs=nnx.Rngs(0))
+    sizes = {
+        "features": 8,
+        "context": 6,
+        "n_layers": 1,
+        "n_heads": 1,
+        "n_detectors": 3,
+        "n_anchors": 2,
+    }
+    model = LUTTransformer(
+        LUTTransformerConfig(**sizes, ffn_detectors=4, ffn_anchors=3), rngs=nnx.Rngs(0)
+    )
     rng = np.random.default_rng(0)
     for _, layer in nnx.iter_modules(model):
         if hasattr(layer, "weights"):
@@ -99,7 +108,9 @@ def test_streams(client):
     assert response.headers["content-type"].startswith("text/event-stream")
     *parts, usage = events(response.text)
     assert "".join(text_of(part) for part in parts) == text_of(want)
-    assert [part["choices"][0]["finish_reason"] for part in parts] == [None] * (len(parts) - 1) + ["length"]
+    assert [part["choices"][0]["finish_reason"] for part in parts] == [None] * (len(parts) - 1) + [
+        "length"
+    ]
     assert usage["usage"] == want["usage"]
     assert len({part["id"] for part in parts}) == 1
     assert len(parts) > 2
@@ -118,7 +129,10 @@ def test_answers_in_parts():
     for cut in range(1, 12):
         answer, text = Answer(("END", "E!")), "größer ENE END x".encode()
         parts = [text[k : k + cut] for k in range(0, len(text), cut)]
-        assert "".join(answer.add(part) for part in parts) + answer.add(b"", last=True) == "größer ENE "
+        assert (
+            "".join(answer.add(part) for part in parts) + answer.add(b"", last=True)
+            == "größer ENE "
+        )
         assert answer.stopped
     answer = Answer(("END",))
     assert answer.add(b"EN") + answer.add(b"", last=True) == "EN"
@@ -165,7 +179,9 @@ BAD = [
 
 @pytest.mark.parametrize(("body", "status", "message"), BAD)
 def test_bad_requests(body, status, message, client):
-    response = client.post("/v1/completions", content=body if isinstance(body, bytes) else json.dumps(body))
+    response = client.post(
+        "/v1/completions", content=body if isinstance(body, bytes) else json.dumps(body)
+    )
     assert response.status_code == status
     error = response.json()["error"]
     assert message in error["message"]
@@ -220,7 +236,9 @@ def classes(tmp_path):
     record = classifier.Record(
         config, classifier.TrainingConfig(steps=9), samples, {}, {}, HISTORY, form=form
     )
-    saved(tmp_path / "run", models.Structure(lambda rngs: LogicClassifier(config, rngs=rngs)), record)
+    saved(
+        tmp_path / "run", models.Structure(lambda rngs: LogicClassifier(config, rngs=rngs)), record
+    )
     lutjax.save(lutjax.load(tmp_path / "run"), tmp_path / "saved")
     with TestClient(application(lutjax.load(tmp_path / "saved"), "classes", LIMITS)) as client:
         yield client
@@ -234,7 +252,10 @@ def test_classifiers(classes, tmp_path):
     assert found["classes"] == [("no", "yes")[k] for k in np.asarray(votes).argmax(1)]
     for body, message in (
         ({"rows": [[1, 2]]}, "expected [N, 3]"),
-        ({"rows": [[1, 2], [3]]}, "rows[1] has 1 values, but rows[0] has 2 values; all must have as many."),
+        (
+            {"rows": [[1, 2], [3]]},
+            "rows[1] has 1 values, but rows[0] has 2 values; all must have as many.",
+        ),
         ({"rows": [[1, 2, 3], 4]}, "rows[1] has a single value, but rows[0] has 3 values;"),
         ({"rows": [[1, [2], 3]]}, "rows[0][1] has 1 values, but rows[0][0] has a single value;"),
         ({"rows": [["a", "b", "c"]]}, 'rows[0][0] is "a"; it must be a number.'),
@@ -255,7 +276,9 @@ def test_classifiers(classes, tmp_path):
         assert response.status_code == (404 if "model" in body else 400), (body, response.text)
         found = response.json()["error"]["message"]
         assert message in found
-        assert not re.search(r"(\w+): \1:|inhomogeneous|dtype|setting an array|object arrays", found), found
+        assert not re.search(
+            r"(\w+): \1:|inhomogeneous|dtype|setting an array|object arrays", found
+        ), found
     assert 'lutjax_items_total{kind="rows"} 5' in classes.get("/metrics").text
 
 
@@ -282,7 +305,8 @@ def test_cells_of_tables(raw, message):
 def test_other_models_are_not_served():
     automaton = nnx.eval_shape(lambda: LogicCA(LogicCAConfig(), rngs=nnx.Rngs(0)))
     with pytest.raises(
-        ValueError, match="model is a LogicCA; only text models, classifiers and imported memories are served"
+        ValueError,
+        match="model is a LogicCA; only text models, classifiers and imported memories are served",
     ):
         application(automaton)
     with pytest.raises(ValueError, match="slots is 0; it must be at least 1"):
@@ -295,7 +319,16 @@ def served(folder, *words):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "lutjax", "serve", str(folder), "--port", str(port), *map(str, words)]
+    command = [
+        sys.executable,
+        "-m",
+        "lutjax",
+        "serve",
+        str(folder),
+        "--port",
+        str(port),
+        *map(str, words),
+    ]
     with (folder.parent / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         address = f"http://127.0.0.1:{port}"
@@ -339,7 +372,9 @@ class TestSlow:
                 found = []
                 for n in (1, 2):
                     found.append(pool.submit(complete, client, prompt="x", max_tokens=20, seed=n))
-                    _until(lambda n=n: engine.n_active + engine.n_waiting == n and engine.n_active == 1)
+                    _until(
+                        lambda n=n: engine.n_active + engine.n_waiting == n and engine.n_active == 1
+                    )
                 refused = client.post("/v1/completions", json={"prompt": "x"})
                 gate.set()
                 assert [len(one.result()["choices"]) for one in found] == [1, 1]
@@ -364,11 +399,14 @@ class TestSlow:
         n_clients, seconds = 200, 60
 
         def memory(pid):
-            return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf(
+                "SC_PAGE_SIZE"
+            )
 
         lutjax.save(model, tmp_path / "texts")
         kinds = [
-            {"prompt": f"text {k} " * (1 + k % 4), "max_tokens": 8 + k % 40, "seed": k} for k in range(20)
+            {"prompt": f"text {k} " * (1 + k % 4), "max_tokens": 8 + k % 40, "seed": k}
+            for k in range(20)
         ]
         with served(tmp_path / "texts", "--queue", n_clients) as (process, address):
             with httpx.Client(base_url=address, timeout=60) as one:
@@ -380,7 +418,9 @@ class TestSlow:
                 while time.monotonic() < end:
                     k = (number + done) % len(kinds)
                     if number % 2:
-                        response = await http.post("/v1/completions", json={**kinds[k], "stream": True})
+                        response = await http.post(
+                            "/v1/completions", json={**kinds[k], "stream": True}
+                        )
                         text = "".join(text_of(part) for part in events(response.text))
                     else:
                         response = await http.post("/v1/completions", json=kinds[k])
@@ -394,7 +434,9 @@ class TestSlow:
                 limits = httpx.Limits(max_connections=n_clients)
                 async with httpx.AsyncClient(base_url=address, limits=limits, timeout=120) as http:
                     end = time.monotonic() + seconds
-                    return await asyncio.gather(*(client(number, http, end) for number in range(n_clients)))
+                    return await asyncio.gather(
+                        *(client(number, http, end) for number in range(n_clients))
+                    )
 
             done = asyncio.run(clients())
             assert min(done) >= 1

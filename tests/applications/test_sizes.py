@@ -48,7 +48,9 @@ class Fake:
 
 def make(fields):
     """Return the config of an experiment on a table with two classes, which is what `find` reads."""
-    fields = {name: value for name, value in fields.items() if name != "gate_cost"}  # of the training config
+    fields = {
+        name: value for name, value in fields.items() if name != "gate_cost"
+    }  # of the training config
     config = LogicClassifierConfig(24, 2, **{"layers": (1280,), "tau": 10.0, **fields})
     return SimpleNamespace(record=SimpleNamespace(model=config))
 
@@ -58,7 +60,13 @@ def train(table, *words):
 
 
 @pytest.mark.parametrize(
-    "lut6", [lambda n: 300 + 2 * n, lambda n: round(9 * n**0.6), lambda n: n + 37 * (n % 3), lambda n: 3 * n]
+    "lut6",
+    [
+        lambda n: 300 + 2 * n,
+        lambda n: round(9 * n**0.6),
+        lambda n: n + 37 * (n % 3),
+        lambda n: 3 * n,
+    ],
 )
 def test_a_size_is_found(monkeypatch, lut6):
     fake = Fake(monkeypatch, lut6)
@@ -128,7 +136,10 @@ class TestSlow:
         text = output(*train(table, "--luts", 150, "--out", tmp_path / "run", *SHORT))
         count = abc.lut_count(export.source_of(tmp_path / "run").circuit)
         assert abs(count / 150 - 1) <= 0.05
-        assert f"Circuit: {count} LUT6 from inputs to class, {100 * (count / 150 - 1):+.1f} % of 150." in text
+        assert (
+            f"Circuit: {count} LUT6 from inputs to class, {100 * (count / 150 - 1):+.1f} % of 150."
+            in text
+        )
         assert "already holds a checkpoint" in refusal(
             *train(table, "--luts", 150, "--out", tmp_path / "run")
         )

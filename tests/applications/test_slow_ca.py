@@ -46,7 +46,9 @@ def test_asynchronous_cells_are_new_or_old():
 def loss_of(model, n_steps, **options):
     def loss(logits, state):
         coefficients = lutjax.gate_coefficients(logits, axis=0)
-        last = automaton.run_soft(model.config, coefficients, model.wiring, state, n_steps, **options)
+        last = automaton.run_soft(
+            model.config, coefficients, model.wiring, state, n_steps, **options
+        )
         return jnp.square(last).sum()
 
     return loss
@@ -99,13 +101,17 @@ def test_memory_of_a_gradient_is_that_of_the_states_it_keeps():
     "platform", [pytest.param("gpu", marks=[pytest.mark.gpu, needs_gpu]), "cpu"]
 )  # fmt: skip
 def test_the_gradient_through_many_steps_is_that_of_a_cpu(platform):
-    model = LogicCA(dataclasses.replace(automaton_of(periodic=True).config, residual=8.0), rngs=nnx.Rngs(0))
+    model = LogicCA(
+        dataclasses.replace(automaton_of(periodic=True).config, residual=8.0), rngs=nnx.Rngs(0)
+    )
     state = np.asarray(jax.random.uniform(jax.random.key(2), (2, 3, 8, 9)))
 
     def gradients(device):
         # Gradients of logits are small differences of those of coefficients, and lose three digits to rounding.
         def loss(coefficients, wiring, state):
-            return jnp.square(automaton.run_soft(model.config, coefficients, wiring, state, 20)).sum()
+            return jnp.square(
+                automaton.run_soft(model.config, coefficients, wiring, state, 20)
+            ).sum()
 
         coefficients = lutjax.gate_coefficients(model.logits[...], axis=0)
         arguments = jax.device_put((coefficients, model.wiring, state), device)
@@ -201,7 +207,9 @@ def test_the_command_draws_and_counts(automaton_run, tmp_path):
         ("checkerboard-async", {"size": 6, "n_steps": 4, "update": (16, 16, 8, 4)}, False, "4 steps of 6 x 6 cells from 16 random states, with random updates"),
     ],
 )  # fmt: skip
-def test_gates_are_removed_that_the_last_state_does_not_depend_on(experiment, fields, proved, where):
+def test_gates_are_removed_that_the_last_state_does_not_depend_on(
+    experiment, fields, proved, where
+):
     run = run_of(experiment, **{"channels": 4, "update": (16, 8, 4), **fields})
     model, n = run.best(run.init()), len(run.compared)
     gates = np.random.default_rng(3).choice([1, 3, 6, 7, 9, 14, 15], model.config.n_gates)
@@ -212,7 +220,9 @@ def test_gates_are_removed_that_the_last_state_does_not_depend_on(experiment, fi
     first, _ = run.sample(jax.random.key(1), 16 if run.training.start == "random" else 512)
     key, shown = jax.random.key(3), []
     for one in (model, pruned.model):
-        last = automaton.run_hard(one.config, one.gates(), one.wiring, first, run.training.n_steps, key)
+        last = automaton.run_hard(
+            one.config, one.gates(), one.wiring, first, run.training.n_steps, key
+        )
         shown.append(np.asarray(last[:n]))
     np.testing.assert_array_equal(*shown)
     assert shown[0].any()
@@ -227,7 +237,9 @@ def test_channels_that_the_loss_leaves_out_may_be_anything():
     sizes = {"channels": 4, "kernels": 1, "update": (8, 4)}
     run = run_of("letter", **sizes, loss_channels=(2, 0))
     assert run.compared == (2, 0)
-    other = training.Run(run.config, run.training, run.target ^ np.array([0, 1, 0], bool)[:, None, None])
+    other = training.Run(
+        run.config, run.training, run.target ^ np.array([0, 1, 0], bool)[:, None, None]
+    )
     (state, loss), (others, same) = (one.advance(one.init(), 0, 2) for one in (run, other))
     assert float(loss) == float(same)
     assert run.wrong(state) == other.wrong(others)

@@ -57,14 +57,18 @@ def test_padding_changes_nothing(name):
 @MODELS
 def test_packed_texts_do_not_see_each_other(name):
     model, prompts = model_of(name), prompts_of(*LENGTHS)
-    run = nnx.jit(lambda model, tokens, segments: model(tokens, deterministic=True, segments=segments))
+    run = nnx.jit(
+        lambda model, tokens, segments: model(tokens, deterministic=True, segments=segments)
+    )
     packed = np.concatenate(prompts)[None]
     segments = np.repeat(np.arange(3), LENGTHS)[None].astype(np.int32)
     found = np.split(np.asarray(run(model, packed, segments)[0]), np.cumsum(LENGTHS)[:-1])
     tolerance = 0.05 if "bfloat16" in name else 1e-4
     for prompt, logits in zip(prompts, found, strict=True):
         wanted = model(prompt, deterministic=True)
-        np.testing.assert_allclose(logits, wanted, rtol=tolerance, atol=tolerance * np.abs(wanted).max())
+        np.testing.assert_allclose(
+            logits, wanted, rtol=tolerance, atol=tolerance * np.abs(wanted).max()
+        )
 
 
 def programs():
@@ -151,7 +155,9 @@ def test_slots_draw_by_the_key_of_a_text():
         slots = Slots(model, 3, top_k=5, block_size=block_size, **temperatures)
         for k, text in enumerate(others):
             slots.join(text, key=jax.random.key(k), temperature=k)
-        slot, token = slots.join(prompt, key=jax.random.key(7), temperature=None if temperatures else 1.5)
+        slot, token = slots.join(
+            prompt, key=jax.random.key(7), temperature=None if temperatures else 1.5
+        )
         return [token, *(t for count in counts for t in slots.step(count)[slot].tolist())]
 
     wanted = drawn(temperature=1.5)
@@ -165,8 +171,12 @@ def test_temperatures_of_texts():
     model, (prompt,) = model_of("gpt"), prompts_of(5)
     wanted = np.asarray(model.generate(prompt, 9, key=jax.random.key(0), temperature=0))
     slots = Slots(model, 4)
-    firsts = [slots.join(prompt, key=jax.random.key(1), temperature=t)[1] for t in (0, 1e-30, 5, None)]
-    found = np.stack([[first, *tokens] for first, tokens in zip(firsts, slots.step(8).values(), strict=True)])
+    firsts = [
+        slots.join(prompt, key=jax.random.key(1), temperature=t)[1] for t in (0, 1e-30, 5, None)
+    ]
+    found = np.stack(
+        [[first, *tokens] for first, tokens in zip(firsts, slots.step(8).values(), strict=True)]
+    )
     np.testing.assert_array_equal(found[:2], [wanted, wanted])
     assert (found[2] != wanted).any()
     assert (found[3] != found[2]).any()
@@ -178,7 +188,10 @@ def test_counts_remember_the_whole_text():
     prompts[1, 8:] = prompts[0, 8:]
     model.init_cache((2,))
     caches = nnx.state(model, nnx.Cache)
-    assert sum(a.nbytes for a in jax.tree.leaves(caches) if a.ndim) == 2 * TABLES.n_layers * 4 * 4 * 2**3
+    assert (
+        sum(a.nbytes for a in jax.tree.leaves(caches) if a.ndim)
+        == 2 * TABLES.n_layers * 4 * 4 * 2**3
+    )
     logits = nnx.jit(lambda m, tokens: m(tokens, decode=True, deterministic=True))(model, prompts)
     whole = model(prompts, deterministic=True)
     np.testing.assert_allclose(logits, whole, atol=1e-4 * np.abs(whole).max())
@@ -201,7 +214,11 @@ def test_a_common_beginning_is_read_and_stored_once(monkeypatch):
     second, again = slots.join(prompt, key=KEY)
     assert again == token
     assert fed == [11, 1]  # the last token alone
-    assert slots.blocks == {"all": slots.blocks["all"], "free": slots.blocks["all"] - 4, "shared": 2}
+    assert slots.blocks == {
+        "all": slots.blocks["all"],
+        "free": slots.blocks["all"] - 4,
+        "shared": 2,
+    }
     both = slots.step(6)
     np.testing.assert_array_equal(both[first], both[second])
     said = [*prompt.tolist(), token, *both[first].tolist()]
@@ -216,7 +233,9 @@ def test_a_common_beginning_is_read_and_stored_once(monkeypatch):
 
 def test_a_pool_that_is_used_up():
     model, (one, two, three) = model_of(), prompts_of(5, 7, 9)
-    wanted = [np.asarray(model.generate(p, 12, key=KEY, temperature=0)).tolist() for p in (one, two)]
+    wanted = [
+        np.asarray(model.generate(p, 12, key=KEY, temperature=0)).tolist() for p in (one, two)
+    ]
     slots = Slots(model, 3, temperature=0, block_size=4, n_blocks=5)
     first, a = slots.join(one, key=KEY)
     second, b = slots.join(two, key=KEY)
@@ -241,7 +260,9 @@ def test_memory_of_generation_does_not_grow_with_the_prompt():
 
     def planned(length):
         prompt, key = jax.ShapeDtypeStruct((length,), jnp.int32), jax.random.key(0)
-        program = _decoder._generate.lower(graphdef, state, prompt, None, key, None, n_tokens=1, top_k=None)
+        program = _decoder._generate.lower(
+            graphdef, state, prompt, None, key, None, n_tokens=1, top_k=None
+        )
         return program.compile().memory_analysis().temp_size_in_bytes
 
     short, long = planned(400), planned(4000)
@@ -256,7 +277,9 @@ def test_stream_and_generate_are_the_same():
     assert [part.shape for part in parts] == [(2, 1), (2, 32), (2, 32), (2, 5)]
     np.testing.assert_array_equal(jnp.concatenate(parts, 1), whole)
     assert list(model.stream(prompt[0], 0, **options)) == []
-    with pytest.raises(ValueError, match=r"key has shape \[3\]; expected one key, or one per sequence \[2\]"):
+    with pytest.raises(
+        ValueError, match=r"key has shape \[3\]; expected one key, or one per sequence \[2\]"
+    ):
         model.generate(prompt, 20, key=jax.random.split(jax.random.key(0), 3))
 
 
@@ -326,7 +349,10 @@ def test_generates_where_integers_are_int64():
     with jax.enable_x64(True):
         model = perturb(LUTTransformer(TABLES, rngs=nnx.Rngs(0)))
         for tokens in (jnp.asarray(prompt), jnp.asarray(prompt, jnp.int64)):
-            assert model.generate(tokens, 4, key=jax.random.key(0), temperature=0).shape == expected.shape
+            assert (
+                model.generate(tokens, 4, key=jax.random.key(0), temperature=0).shape
+                == expected.shape
+            )
 
 
 def test_generate_draws_from_the_likeliest():
@@ -336,7 +362,9 @@ def test_generate_draws_from_the_likeliest():
     order = np.argsort(model(prompt[:1], deterministic=True)[0, -1])[::-1]
     drawn = model.generate(prompt, 1, key=jax.random.key(0), top_k=3, temperature=5.0)
     assert set(np.unique(drawn)) == set(order[:3].tolist())
-    everything, again = (model.generate(prompt, 1, key=jax.random.key(0), temperature=100.0) for _ in "ab")
+    everything, again = (
+        model.generate(prompt, 1, key=jax.random.key(0), temperature=100.0) for _ in "ab"
+    )
     assert len(np.unique(everything)) == TABLES.vocab_size
     np.testing.assert_array_equal(again, everything)
     assert model.generate(prompt, 0, key=jax.random.key(0)).shape == (400, 0)
@@ -364,7 +392,9 @@ def test_segments_while_decoding(name):
     text, other = prompts_of(9, 9)
     model.init_cache((1,))
     decode = nnx.jit(
-        lambda model, tokens, segments: model(tokens, decode=True, deterministic=True, segments=segments)
+        lambda model, tokens, segments: model(
+            tokens, decode=True, deterministic=True, segments=segments
+        )
     )
 
     def fed(tokens, *segments):
@@ -374,7 +404,9 @@ def test_segments_while_decoding(name):
     first = fed([7, 7, *text[:2]], -1, -1, 0, 0)
     last = [fed(text[k : k + 1], 0)[0] for k in (2, 3)]
     wanted = np.asarray(model(text[:4], deterministic=True))
-    np.testing.assert_allclose([*first[2:], *last], wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
+    np.testing.assert_allclose(
+        [*first[2:], *last], wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max()
+    )
 
 
 def test_a_prompt_waits_for_blocks():
@@ -386,4 +418,6 @@ def test_a_prompt_waits_for_blocks():
     with pytest.raises(ValueError, match="7 more tokens of a prompt need 2 more blocks"):
         slots.read(second)
     slots.leave(first)
-    assert slots.read(second) == int(model_of().generate(two, 1, key=jax.random.key(0), temperature=0)[0])
+    assert slots.read(second) == int(
+        model_of().generate(two, 1, key=jax.random.key(0), temperature=0)[0]
+    )

@@ -66,7 +66,10 @@ def values():
 def placed(n_data, specs=SPECS):
     """Arrays on a mesh with all devices."""
     mesh = Mesh(np.array(jax.devices()).reshape(n_data, -1), ("data", "detectors"))
-    return {name: hosts.put(np.asarray(a), NamedSharding(mesh, specs[name])) for name, a in values().items()}
+    return {
+        name: hosts.put(np.asarray(a), NamedSharding(mesh, specs[name]))
+        for name, a in values().items()
+    }
 
 
 def save(directory, n_data, step):
@@ -78,7 +81,8 @@ def check(directory, n_data, step):
     assert checkpoints.read_meta(Path(directory)) == (step, {"name": "sharded"})
     wanted = placed(n_data, {**SPECS, "table": P("data", None, "detectors"), "rows": P()})
     template = {
-        name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding) for name, a in wanted.items()
+        name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding)
+        for name, a in wanted.items()
     }
     found = checkpoints.restore(Path(directory), step, "model", template)
     for name, a in values().items():
@@ -117,7 +121,9 @@ def together(directory, written_alone):
     save(path, 2, 5)
     save(path, 1, 6)
     # A damaged file is noticed by all, whoever reads it.
-    files = sorted(p for p in (path / "6").rglob("*") if p.is_file() and p.name != "checkpoint.json")
+    files = sorted(
+        p for p in (path / "6").rglob("*") if p.is_file() and p.name != "checkpoint.json"
+    )
     hosts.call_in_first(lambda: files[-1].write_bytes(b"x"))
     with pytest.raises(DamagedError, match="has changed since it was written"):
         checkpoints.read_meta(path, 6)
@@ -133,7 +139,9 @@ def test_two_processes_agree_and_share_checkpoints(tmp_path):
     processes.run("test_slow_processes:together", str(tmp_path / "run"), str(tmp_path / "alone"))
     check(tmp_path / "run", 4, 6)  # eight devices of one process
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["5", "6"]
-    template = {name: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype) for name, a in values().items()}
+    template = {
+        name: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype) for name, a in values().items()
+    }
     for name, array in checkpoints.restore(tmp_path / "run", 5, "model", template).items():
         assert array.devices() == {jax.local_devices()[0]}
         np.testing.assert_array_equal(np.asarray(array), np.asarray(values()[name]), strict=True)
@@ -173,11 +181,15 @@ def check_same(out, expected):
 def train(text, out, *words, **options):
     """Start or resume a run in several processes; return each status and output."""
     new = ["--resume"] if (out / "checkpoints").exists() else ["--text", str(text), *SIZES, *STEPS]
-    with processes.Processes("lutjax", "train", "lm", "--out", str(out), *new, *words, **options) as started:
+    with processes.Processes(
+        "lutjax", "train", "lm", "--out", str(out), *new, *words, **options
+    ) as started:
         return started.wait()
 
 
-def test_a_run_that_loses_a_process_goes_on_without_it(text, whole, tmp_path, compilation_cache_directory):
+def test_a_run_that_loses_a_process_goes_on_without_it(
+    text, whole, tmp_path, compilation_cache_directory
+):
     options = {"victim": (1, "agree", 3, "kill"), "cache": compilation_cache_directory}
     found = train(text, tmp_path, "--mesh", "data=2,detectors=2", **options)
     (status, shown), (killed, nothing) = found
@@ -199,7 +211,9 @@ def test_kills_wherever_processes_meet(text, whole, tmp_path, compilation_cache_
         (1, "call_in_first", 13),
         (1, "fetch", 1),
     ):
-        found = train(text, tmp_path, victim=(i, name, count, "kill"), cache=compilation_cache_directory)
+        found = train(
+            text, tmp_path, victim=(i, name, count, "kill"), cache=compilation_cache_directory
+        )
         assert found[i][0] in (0, -signal.SIGKILL)
         status, shown = found[1 - i]
         if status:  # of JAX, where the first process is lost
@@ -210,15 +224,27 @@ def test_kills_wherever_processes_meet(text, whole, tmp_path, compilation_cache_
 
 
 def test_a_signal_to_one_process_stops_all(text, tmp_path, compilation_cache_directory):
-    words = ["--text", str(text), "--out", str(tmp_path), *SIZES, "--log-every=4", "--checkpoint-every=4"]
-    with processes.Processes("lutjax", "train", "lm", *words, cache=compilation_cache_directory) as started:
+    words = [
+        "--text",
+        str(text),
+        "--out",
+        str(tmp_path),
+        *SIZES,
+        "--log-every=4",
+        "--checkpoint-every=4",
+    ]
+    with processes.Processes(
+        "lutjax", "train", "lm", *words, cache=compilation_cache_directory
+    ) as started:
         deadline = time.monotonic() + processes.SECONDS
         while not checkpoints.steps(tmp_path / "checkpoints") and time.monotonic() < deadline:
             time.sleep(0.1)
         started.signal(1, signal.SIGTERM)
         (first, shown), (second, nothing) = started.wait()
     assert (first, second) == (130, 130)
-    done = re.search(r"Stopped after (\d+) of \d+ steps. Continue with:\n  lutjax train lm --resume", shown)
+    done = re.search(
+        r"Stopped after (\d+) of \d+ steps. Continue with:\n  lutjax train lm --resume", shown
+    )
     assert checkpoints.steps(tmp_path / "checkpoints")[-1] == int(done[1])
     assert "stopped" not in nothing
 
@@ -228,13 +254,18 @@ def test_a_signal_to_one_process_stops_all(text, tmp_path, compilation_cache_dir
     [
         ("--text {folder}/fox{i}.txt", "process 1: cannot read the text"),
         ("--text {folder}/fox0.txt --eval-every 1{i}", "process 1 has other options or data than"),
-        ("--text {folder}/fox0.txt --mesh data=3,detectors=1", ".*there are 4 .cpu., all of which take part"),
+        (
+            "--text {folder}/fox0.txt --mesh data=3,detectors=1",
+            ".*there are 4 .cpu., all of which take part",
+        ),
     ],
 )
 def test_an_error_of_one_process_is_said_once(text, tmp_path, words, message):
     (tmp_path / "fox0.txt").write_bytes(text.read_bytes())
     words = [*SIZES, *words.replace("{folder}", str(tmp_path)).split()]
-    with processes.Processes("lutjax", "train", "lm", "--out", str(tmp_path / "run"), *words) as started:
+    with processes.Processes(
+        "lutjax", "train", "lm", "--out", str(tmp_path / "run"), *words
+    ) as started:
         (first, shown), (second, nothing) = started.wait()
     assert first
     assert second
@@ -248,7 +279,9 @@ def test_two_processes_generate_together(whole, compilation_cache_directory):
     outputs = processes.run("lutjax", *words, "--speed", cache=compilation_cache_directory)
     expected = output(*words)
     assert expected.startswith("the ")
-    assert expected in re.sub(r"\[Gloo\].*\n", "", outputs[0])  # which comes between parts of the text
+    assert expected in re.sub(
+        r"\[Gloo\].*\n", "", outputs[0]
+    )  # which comes between parts of the text
     assert "the " not in outputs[1]
     assert [len(re.findall("bytes a second", text)) for text in outputs] == [1, 0]
     with processes.Processes("lutjax", *words, "--integers", "int16") as started:
@@ -288,14 +321,18 @@ def one_of_two_processes(folder):
     for i in range(4):
         if i == 2:
             nothing = runs.Source(None, 0, "")
-            record = lm_runs.Record(run.config, run.training, nothing, 0.0, {}, history=runs.History())
+            record = lm_runs.Record(
+                run.config, run.training, nothing, 0.0, {}, history=runs.History()
+            )
             models.save(Path(folder), 2, state, record, run)
         state, loss = run.advance(state, i, 1)
         losses.append(float(loss))
     found = {"losses": losses, "test": run.evaluate(state, host_memory.TEXT[:300])}
     table = host_memory.table_of(run)
     zeros = hosts.put(np.zeros((2, 1)), NamedSharding(run.mesh, P("data")))
-    with pytest.raises(ValueError, match="is divided over devices of other processes; jit the step"):
+    with pytest.raises(
+        ValueError, match="is divided over devices of other processes; jit the step"
+    ):
         table.update(TableGradient(None, zeros, None, None, table.shape, np.float32), 0.1)
     if hosts.is_first():
         (Path(folder) / "found.json").write_text(json.dumps(found))
@@ -327,7 +364,9 @@ def test_a_run_with_tables_on_the_host_that_was_killed_ends_as_if_it_had_not(
     assert "resumed after 4 steps" in output("train", "lm", "--resume", "--out", out)
     for name in ("curves.csv", "sample.txt"):
         assert (out / name).read_bytes() == (whole / name).read_bytes()
-    one, other = (np.load(path / "checkpoints" / "12" / "host" / "0" / "rows.npy") for path in (whole, out))
+    one, other = (
+        np.load(path / "checkpoints" / "12" / "host" / "0" / "rows.npy") for path in (whole, out)
+    )
     np.testing.assert_array_equal(one, other)
     # Rows that never moved are in no checkpoint.
     ids = out / "checkpoints" / "12" / "host" / "0" / "ids.npy"
@@ -340,12 +379,16 @@ def test_a_run_with_tables_on_the_host_that_was_killed_ends_as_if_it_had_not(
     np.save(ids, np.arange(3))
     assert "ids.npy has changed since it was written" in command("generate", out, *prompt).output
     victim = (1, "agree", 3, "kill")
-    with processes.Processes("lutjax", *words, "--out", str(two), victim=victim, **cache) as started:
+    with processes.Processes(
+        "lutjax", *words, "--out", str(two), victim=victim, **cache
+    ) as started:
         assert any(status for status, _ in started.wait())
     resumed = processes.run("lutjax", "train", "lm", "--resume", "--out", str(two), **cache)
     assert "resumed after " in resumed[0]
     lines = ((folder / "curves.csv").read_text().splitlines()[1:] for folder in (two, whole))
-    np.testing.assert_allclose(*([float(line.split(",")[2]) for line in of] for of in lines), rtol=1e-5)
+    np.testing.assert_allclose(
+        *([float(line.split(",")[2]) for line in of] for of in lines), rtol=1e-5
+    )
     outputs = processes.run("lutjax", "generate", str(two), *prompt, **cache)
     text = re.sub(r"\[Gloo\].*\n", "", outputs[0])  # which comes between parts of the text
     assert output("generate", two, *prompt) in text
@@ -405,7 +448,10 @@ def test_a_second_signal_while_saving_is_one_line(tmp_path, compilation_cache_di
         _, errors = process.communicate(timeout=SECONDS)
         assert process.returncode == 130
     again = f"lutjax train lm --resume --out {tmp_path / 'run'}"
-    assert errors == f"Stopped immediately. Checkpoints are intact: if there is one, continue with: {again}\n"
+    assert (
+        errors
+        == f"Stopped immediately. Checkpoints are intact: if there is one, continue with: {again}\n"
+    )
 
 
 if __name__ == "__main__":

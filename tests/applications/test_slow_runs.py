@@ -22,7 +22,16 @@ from small_runs import LABELS, TEXT, images, table_text
 
 from lutjax.cli import _progress
 from lutjax.models import GPTConfig, LogicClassifierConfig, LUTTransformerConfig
-from lutjax.training import checkpoints, classifier, classifier_runs, lm, lm_runs, loop, models, runs
+from lutjax.training import (
+    checkpoints,
+    classifier,
+    classifier_runs,
+    lm,
+    lm_runs,
+    loop,
+    models,
+    runs,
+)
 from lutjax.training.classifier_runs import MODELS, Classifier
 from lutjax.training.datasets.columns import Encoding
 from lutjax.training.presets import fields_of
@@ -128,7 +137,9 @@ def test_a_run_resumes_on_another_mesh(lm_run, tmp_path):
     out = tmp_path / "run"
     stopped = interrupt(10, *lm_run.words, "--out", out, "--mesh", "data=2,detectors=4")
     assert "on 8 x cpu (data=2,detectors=4)" in stopped.output
-    assert "on 2 x cpu (detectors=2); resumed after 10 steps" in resume(lm_run, out, "--mesh", "detectors=2")
+    assert "on 2 x cpu (detectors=2); resumed after 10 steps" in resume(
+        lm_run, out, "--mesh", "detectors=2"
+    )
     histories = (runs.read(folder, lm_runs.Record)[1].history for folder in (out, lm_run.out))
     for points, expected in zip(*((*h.train, *h.test) for h in histories), strict=True):
         assert points == pytest.approx(expected, rel=1e-4)
@@ -160,7 +171,9 @@ def test_baselines_are_fitted_last(tmp_path, monkeypatch):
         stopped = command(*words, "--out", tmp_path)
     assert stopped.exit_code == 130
     lines = stopped.output.splitlines()
-    assert lines.index(fitting) > max(k for k, line in enumerate(lines) if line.startswith("step 2/2"))
+    assert lines.index(fitting) > max(
+        k for k, line in enumerate(lines) if line.startswith("step 2/2")
+    )
     monkeypatch.setattr(classifier_runs, "baselines", lambda *_: {"a coin": 0.125})
     said = output("train", "digits", "--resume", "--out", tmp_path)
     assert fitting in said
@@ -168,7 +181,14 @@ def test_baselines_are_fitted_last(tmp_path, monkeypatch):
 
 
 LUT = LUTTransformerConfig(
-    features=8, context=8, n_layers=1, n_heads=1, n_detectors=4, n_anchors=2, ffn_detectors=4, ffn_anchors=3
+    features=8,
+    context=8,
+    n_layers=1,
+    n_heads=1,
+    n_detectors=4,
+    n_anchors=2,
+    ffn_detectors=4,
+    ffn_anchors=3,
 )
 GPT = GPTConfig(features=8, context=8, n_layers=1, n_heads=2, dropout=0.1, feed_forward="dense")
 GATES = LogicClassifierConfig(16, 2, layers=(40, 20), n_thresholds=3)
@@ -197,7 +217,9 @@ def test_a_restored_state_trains_to_the_same_bits(name, tmp_path):
     if isinstance(config, LogicClassifierConfig):
         options = {"batch_size": 20, "learning_rate": 0.5, "final_temperature": 0.5, **options}
         run = classifier.Run(config, classifier.TrainingConfig(steps=8, **options), images())
-        record = classifier.Record(config, run.training, runs.Source(None, 60, ""), {}, {}, runs.History())
+        record = classifier.Record(
+            config, run.training, runs.Source(None, 60, ""), {}, {}, runs.History()
+        )
     else:
         training = lm.TrainingConfig(steps=8, batch_size=4, **options)
         run = lm.Run(config, training, TEXT.train, TEXT.validation)
@@ -232,14 +254,20 @@ def test_the_best_hard_network_is_kept(tmp_path):
     assert int(state.optimizer.step) == step
     assert float(state.optimizer.accuracy) == pytest.approx(best)
     assert equal(run.selected(state).params, params)
-    record = classifier.Record(config, run.training, runs.Source(None, 60, ""), {}, {}, runs.History())
+    record = classifier.Record(
+        config, run.training, runs.Source(None, 60, ""), {}, {}, runs.History()
+    )
     models.save(tmp_path, 9, state, record)
     assert equal(models.arrays(classifier.load_model(tmp_path)[0])[0], params)
 
 
 def test_generate_many_texts(lm_run):
     words = ("generate", lm_run.out, "--bytes", 40)
-    drawn = [("--prompt", prompt, "--seed", seed) for prompt in ("the ", "quick", "over") for seed in (5, 6)]
+    drawn = [
+        ("--prompt", prompt, "--seed", seed)
+        for prompt in ("the ", "quick", "over")
+        for seed in (5, 6)
+    ]
     alone = [command(*words, *one).stdout_bytes for one in drawn]
     assert len(set(alone)) == 6
     prompts = ("--prompt", "the ", "--prompt", "quick", "--prompt", "over")
@@ -247,7 +275,10 @@ def test_generate_many_texts(lm_run):
     assert together.stdout_bytes == b"".join(text + b"\n" for text in alone)
     integers = ("--integers", "int16", "--prompt", "the ")
     one, other = (command(*words, *integers, "--seed", seed).stdout_bytes for seed in (5, 6))
-    assert command(*words, *integers, "--seed", 5, "--samples", 2).stdout_bytes == b"%s\n%s\n" % (one, other)
+    assert command(*words, *integers, "--seed", 5, "--samples", 2).stdout_bytes == b"%s\n%s\n" % (
+        one,
+        other,
+    )
 
 
 def test_a_dry_run(lm_run, tmp_path, monkeypatch):
@@ -264,7 +295,9 @@ def test_a_device_that_is_not_there(tmp_path):
         [sys.executable, "-m", "lutjax", "train", "digits"],
         {**os.environ, "JAX_PLATFORMS": "tpu"},
     )
-    done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("Error: JAX found no tpu device")
     assert "Traceback" not in done.stderr
@@ -292,9 +325,13 @@ def test_images_of_bytes_train(tmp_path):
     state, loss = run.run.advance(run.run.init(), 0, 2)
     assert np.isfinite(float(loss))
     x = run.test.x
-    alone = [run.run.classes(state, x[n : n + 1].astype(np.float32), hard=True)[0] for n in range(2)]
+    alone = [
+        run.run.classes(state, x[n : n + 1].astype(np.float32), hard=True)[0] for n in range(2)
+    ]
     np.testing.assert_array_equal(run.run.classes(state, x, hard=True)[:2], alone)
-    with pytest.raises(ValueError, match=r"split is 3, but .* has its own test part\. Omit --split"):
+    with pytest.raises(
+        ValueError, match=r"split is 3, but .* has its own test part\. Omit --split"
+    ):
         Classifier.create({"split": 3}, tmp_path)
 
 
@@ -305,8 +342,16 @@ def test_a_run_on_scaled_images_goes_on(tmp_path):
         pixels = np.random.default_rng(k).integers(0, 250, (9 + k, 17), np.uint8) // (1 + k % 2)
         Image.fromarray(pixels).save(path)
     train = ("train", "classify", "--out", tmp_path / "run")
-    sizes = ("--layers=24", "--n-thresholds=1", "--batch-size=16", "--no-baselines", "--image-size=4x5")
-    assert "24 scaled to 4 x 5 pixels" in output(*train, "--data", tmp_path / "data", *sizes, "--steps=10")
+    sizes = (
+        "--layers=24",
+        "--n-thresholds=1",
+        "--batch-size=16",
+        "--no-baselines",
+        "--image-size=4x5",
+    )
+    assert "24 scaled to 4 x 5 pixels" in output(
+        *train, "--data", tmp_path / "data", *sizes, "--steps=10"
+    )
     assert "step 20/20" in output(*train, "--resume", "--steps=20")
     assert "; images are scaled to this size" in output("info", tmp_path / "run")
     assert output("predict", tmp_path / "run", tmp_path / "data").count("\n") == 25
@@ -333,13 +378,19 @@ def test_recipes(tmp_path):
         assert not layers[-1] % (2 if one.data == "Adult" else 10)
         assert str(one).startswith(f"{name}: ")
         assert one.model == "tree" or f" {sum(layers):,} " in str(one)
-    with pytest.raises(ValueError, match="recipe is 'none'; the known ones are difflogic-mnist-small"):
+    with pytest.raises(
+        ValueError, match="recipe is 'none'; the known ones are difflogic-mnist-small"
+    ):
         recipe("none")
     table = write_table(tmp_path)
     record = Classifier.create(
         {"tau": 7.0, "wiring": "balanced"}, table, "class", None, "difflogic-adult"
     ).record
-    assert (record.model.layers, record.model.tau, record.training.steps) == ((256,) * 5, 7.0, 100_000)
+    assert (record.model.layers, record.model.tau, record.training.steps) == (
+        (256,) * 5,
+        7.0,
+        100_000,
+    )
     assert record.recipe == "difflogic-adult"
     with pytest.raises(ValueError, match="n_thresholds is 2, but columns are already bits"):
         Classifier.create({"n_thresholds": 2}, table, "class")
@@ -349,7 +400,9 @@ def test_an_export_names_classes_and_bits(table_run, tmp_path):
     out = table_run.out
     for words in ((), (out, "--run", out)):
         assert "Error: give the folder of one run or bundle, as RUN." in refusal("export", *words)
-    output("export", "--run", out, "--out", tmp_path, "--format", "verilog,c,html", "--inputs", "bits")
+    output(
+        "export", "--run", out, "--out", tmp_path, "--format", "verilog,c,html", "--inputs", "bits"
+    )
     encoding = Encoding.from_json((tmp_path / "columns.json").read_text())
     assert encoding == Encoding.from_json((out / "columns.json").read_text())
     for name in ("run.json", "manifest.json"):

@@ -29,7 +29,9 @@ def write_table(path, n=90, *, comma=False):
         job = rng.choice(["clerk", "farmer", "naïve, Ω", "?"])
         income = "high" if (age > 40 and hours > 15) or job == "farmer" else "low"
         cells = ["NA" if rng.random() < 0.2 else str(age), f"{rate:.4f}"]
-        cells.append("" if rng.random() < 0.1 else f"{hours:.1f}".replace(".", "," if comma else "."))
+        cells.append(
+            "" if rng.random() < 0.1 else f"{hours:.1f}".replace(".", "," if comma else ".")
+        )
         lines.append([*cells, str(job), income])
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, delimiter=";").writerows(lines)
@@ -41,7 +43,10 @@ def untrained(folder, table, target="income", **fields):
     regression = fields.pop("regression", None)
     gates = {"layers": (48,), "wiring": "balanced", "noise": 2.0, "residual": 0.0}
     made = Classifier.create(
-        {**gates, "column_bits": 6, "batch_size": 16, **fields}, table, target, regression=regression
+        {**gates, "column_bits": 6, "batch_size": 16, **fields},
+        table,
+        target,
+        regression=regression,
     )
     models.save(folder, 1, made.run.init(), made.record)
     return folder
@@ -92,7 +97,8 @@ def test_a_circuit_answers_to_rows_as_the_run_does(kind, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "kind"), [slow(("--inputs", "fixed24.8"), "fixed24.8"), (("--inputs", "rows"), "int7")]
+    ("words", "kind"),
+    [slow(("--inputs", "fixed24.8"), "fixed24.8"), (("--inputs", "rows"), "int7")],
 )
 def test_formats_of_numbers(words, kind, tmp_path):
     rng, path = np.random.default_rng(0), tmp_path / "a.csv"
@@ -110,7 +116,9 @@ def test_formats_of_numbers(words, kind, tmp_path):
 
 
 def test_encodings_of_earlier_versions_have_columns():
-    encoding = Encoding((Number("a", 0.5, (0.25, 1.5), True), Number("b", 7.0, (3.0,), False)), ("p", "q"))
+    encoding = Encoding(
+        (Number("a", 0.5, (0.25, 1.5), True), Number("b", 7.0, (3.0,), False)), ("p", "q")
+    )
     text = json.loads(encoding.to_json())
     for column in text["columns"]:
         for name in ("digits", "least", "largest"):
@@ -131,7 +139,9 @@ def test_cells_come_back_from_values():
 
 
 def test_digits_and_ranges_are_kept():
-    table = Table({"a": strings(["1.250", "2", "10.5", ""]), "b": strings("0123")}, strings("pqpq"), "t")
+    table = Table(
+        {"a": strings(["1.250", "2", "10.5", ""]), "b": strings("0123")}, strings("pqpq"), "t"
+    )
     encoding = Encoding.fit(table, 4)
     one, two = encoding.columns
     assert (one.digits, one.least, one.largest) == (2, 1.25, 10.5)
@@ -144,12 +154,16 @@ class TestSlow:
     def test_a_bundle_without_data_takes_rows(self, run, tmp_path):
         bundle = tmp_path / "bundle"
         output("save", run, bundle)
-        said = output("export", bundle, "--out", tmp_path / "out", "--format", "json", "--name", "people")
+        said = output(
+            "export", bundle, "--out", tmp_path / "out", "--format", "json", "--name", "people"
+        )
         assert "vectors.json has random rows from seed 0" in said
         written = netlist_json.read((tmp_path / "out" / "people.json").read_bytes())
         assert written == export.source_of(run).circuit
         cells = np.array(export.source_of(bundle).rows, object)
-        assert all(None in column and len(set(column)) > 3 for column in cells.T[[0, 2, 3]].tolist())
+        assert all(
+            None in column and len(set(column)) > 3 for column in cells.T[[0, 2, 3]].tolist()
+        )
         assert "next to thresholds" in output("verify", tmp_path / "out")
 
     def test_an_export_takes_rows(self, run, tmp_path):
@@ -190,7 +204,9 @@ class TestSlow:
         experiment = Classifier.from_record(runs.read(run, classifier.Record)[1])
         taken = columns_of(experiment.encoding, None)
         first = taken.columns[0]
-        moved = dataclasses.replace(first, thresholds=(first.thresholds[0] + 1, *first.thresholds[1:]))
+        moved = dataclasses.replace(
+            first, thresholds=(first.thresholds[0] + 1, *first.thresholds[1:])
+        )
         other = circuits.from_model(
             classifier.load_model(run)[0],
             inputs=Columns((moved, *taken.columns[1:]), taken.bits),
@@ -200,5 +216,7 @@ class TestSlow:
         oracle = export.oracle(json.loads((folder / "manifest.json").read_text()))
         near = taken.boundaries(list(oracle.samples))
         expected = oracle.answer(*near)[0]
-        np.testing.assert_array_equal(deployment.evaluate_ports(source.circuit, near)["y"], expected)
+        np.testing.assert_array_equal(
+            deployment.evaluate_ports(source.circuit, near)["y"], expected
+        )
         assert (deployment.evaluate_ports(other, near)["y"] != expected).any()

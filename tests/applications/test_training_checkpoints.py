@@ -13,7 +13,9 @@ from lutjax.training.errors import CheckpointError, DamagedError
 
 TREES = {
     "model": {
-        "layers": {0: {"weights": np.ones((4, 3), np.float32), "anchors": np.arange(6, dtype=np.int32)}}
+        "layers": {
+            0: {"weights": np.ones((4, 3), np.float32), "anchors": np.arange(6, dtype=np.int32)}
+        }
     },
     "optimizer": (np.int32(3), [np.zeros((4, 1), np.float32)]),
 }
@@ -74,10 +76,14 @@ def test_a_damaged_one_is_written_again(directory):
 def test_all_are_damaged(directory):
     for step in (5, 10):
         (directory / str(step) / "checkpoint.json").write_text("{")
-    with pytest.raises(DamagedError, match=r"every checkpoint in .*10 is damaged: .*5 is damaged: "):
+    with pytest.raises(
+        DamagedError, match=r"every checkpoint in .*10 is damaged: .*5 is damaged: "
+    ):
         checkpoints.read_meta(directory)
     checkpoints.set_aside(directory, 10)
-    with pytest.raises(DamagedError, match=r"5 is damaged: checkpoint.json is not JSON. There is no other"):
+    with pytest.raises(
+        DamagedError, match=r"5 is damaged: checkpoint.json is not JSON. There is no other"
+    ):
         checkpoints.read_meta(directory)
 
 
@@ -153,7 +159,9 @@ def test_the_kind_of_a_run(tmp_path, kind):
     with pytest.raises(CheckpointError, match=r"there is no checkpoint .*9"):
         checkpoints.restore(tmp_path / runs.FOLDER, 9, "model", {})
     checkpoints.save(tmp_path / runs.FOLDER, 3, TREES, {"kind": "sound"})
-    with pytest.raises(CheckpointError, match=r"a run of the kind sound; lutjax .* supports lm, digits, ca"):
+    with pytest.raises(
+        CheckpointError, match=r"a run of the kind sound; lutjax .* supports lm, digits, ca"
+    ):
         runs.kind(tmp_path)
 
 

@@ -41,19 +41,30 @@ RULE = tables.Optimizer(tables.RowAdam(b1=0.5), rate=0.1)
 
 def modules(edges: Edges) -> tuple[SparseLUT, Optimizer]:
     layer = SparseLUT(
-        INPUTS, OUTPUTS, n_detectors=T, n_anchors=C, targets=edges, rngs=nnx.Rngs(0), implementation="xla"
+        INPUTS,
+        OUTPUTS,
+        n_detectors=T,
+        n_anchors=C,
+        targets=edges,
+        rngs=nnx.Rngs(0),
+        implementation="xla",
     )
     return layer, Optimizer(layer, RULE)
 
 
 def state_of(layer: SparseLUT, optimizer: Optimizer) -> dict:
-    return {"layer": nnx.to_pure_dict(nnx.state(layer)), "optimizer": nnx.to_pure_dict(nnx.state(optimizer))}
+    return {
+        "layer": nnx.to_pure_dict(nnx.state(layer)),
+        "optimizer": nnx.to_pure_dict(nnx.state(optimizer)),
+    }
 
 
 def advance_of(edges: Edges) -> loop.Repeated:
     graphs = [nnx.split(module) for module in modules(edges)]
 
-    def step(state: dict, number: jax.Array, data: tuple[jax.Array, jax.Array]) -> tuple[dict, jax.Array]:
+    def step(
+        state: dict, number: jax.Array, data: tuple[jax.Array, jax.Array]
+    ) -> tuple[dict, jax.Array]:
         kept = []
         for (graph, variables), values in zip(graphs, state.values(), strict=True):
             nnx.replace_by_pure_dict(variables, values)
@@ -86,7 +97,9 @@ def with_more_edges(state: dict) -> dict:
         "targets": more.edges.target,
         "first_edges": more.edges.first,
     }
-    rows = jax.tree.map(lambda a: carry_over(a, more) if np.shape(a) == (of.size,) else a, state["optimizer"])
+    rows = jax.tree.map(
+        lambda a: carry_over(a, more) if np.shape(a) == (of.size,) else a, state["optimizer"]
+    )
     return jax.tree.map(jnp.asarray, {"layer": new, "optimizer": rows})
 
 
@@ -110,7 +123,9 @@ def train(folder: Path, kill_at: int = 0) -> dict:
 
     hooks = [loop.Hook(SAVED_EVERY, save), loop.Hook(1, kill)]
     if done < GROWN_AFTER:
-        state, done = loop.run(advance_of(edges_of(state)), state, first=done, steps=GROWN_AFTER, hooks=hooks)
+        state, done = loop.run(
+            advance_of(edges_of(state)), state, first=done, steps=GROWN_AFTER, hooks=hooks
+        )
     if edges_of(state).size == EDGES.size:  # a checkpoint of this step has the list before it grew
         state = with_more_edges(state)
     return loop.run(advance_of(edges_of(state)), state, first=done, steps=STEPS, hooks=hooks)[0]

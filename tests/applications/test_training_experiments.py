@@ -77,7 +77,9 @@ class Descent(experiments.Experiment):
 
         def step(state, number, data):
             params = jax.tree.map(lambda w: w * (1 - 0.1 * rate(number)), state.params)
-            return models.State(params, state.others, (state.optimizer[0] + 1,)), jnp.sum(params["w"] ** 2)
+            return models.State(params, state.others, (state.optimizer[0] + 1,)), jnp.sum(
+                params["w"] ** 2
+            )
 
         self.run.advance = loop.Repeated(step)
 
@@ -103,7 +105,9 @@ class Descent(experiments.Experiment):
     def parts(self):
         picture = experiments.Part("picture.txt", "drawing", self.draw_picture)
         return [
-            experiments.Part("test", "testing", lambda state, path: [f"size {self.evaluate(state):.6f}"]),
+            experiments.Part(
+                "test", "testing", lambda state, path: [f"size {self.evaluate(state):.6f}"]
+            ),
             *([picture] if self.intervals.picture else []),
             self.curves_part(),
         ]
@@ -163,7 +167,8 @@ def whole(tmp_path_factory):
     lines = start(folder)
     assert lines[0].startswith("training 12 steps on ")
     assert (
-        lines[-1] == f"finished, as all 12 steps are done. In {folder}: checkpoints, picture.txt, curves.csv"
+        lines[-1]
+        == f"finished, as all 12 steps are done. In {folder}: checkpoints, picture.txt, curves.csv"
     )
     return folder
 
@@ -204,7 +209,9 @@ def test_a_finished_run_is_left_alone(whole):
 def test_a_damaged_record_of_finishing_is_none(content, whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     found = runs.Finished.read(tmp_path / "run")
-    content = content.replace(b'{"parts"', b'{"digest": "%s", "why": "", "parts"' % found.digest.encode())
+    content = content.replace(
+        b'{"parts"', b'{"digest": "%s", "why": "", "parts"' % found.digest.encode()
+    )
     (tmp_path / "run" / "finished.json").write_bytes(content)
     assert runs.Finished.read(tmp_path / "run") is None
     (tmp_path / "run" / "checkpoints" / "12" / "checkpoint.json").write_bytes(b"[" * 200_000)
@@ -264,7 +271,10 @@ def test_steps_after_the_last_checkpoint_are_taken_again(whole, tmp_path):
 def test_other_options_and_another_length(whole, tmp_path):
     start(tmp_path / "short", steps=6)
     lines = resume(tmp_path / "short", steps=12)
-    assert lines[0] == "goes on to 12 steps; what is learned is what a run started with --steps 12 learns."
+    assert (
+        lines[0]
+        == "goes on to 12 steps; what is learned is what a run started with --steps 12 learns."
+    )
     step, weights, history = state_of(tmp_path / "short")
     assert (step, weights) == state_of(whole)[:2]
     assert history.lengths == [(0, 6), (6, 12)]
@@ -301,7 +311,8 @@ def test_a_run_that_is_solved_ends(whole, tmp_path):
     assert checkpoints.steps(tmp_path / "run" / "checkpoints") == [3, 4]
     assert "is finished: small enough after 4 of 12 steps" in resume(tmp_path / "run")[-1]
     with pytest.raises(
-        RunError, match=r"steps is 20, .*--stop-below ended the run early \(small enough\)\. Change that"
+        RunError,
+        match=r"steps is 20, .*--stop-below ended the run early \(small enough\)\. Change that",
     ):
         resume(tmp_path / "run", steps=20)
     # The same where it was ended in between.
@@ -343,7 +354,11 @@ def test_a_dry_run_measures_and_writes_nothing(tmp_path, monkeypatch):
     show = Shown()
     experiments.dry_run(new(steps=1000), show)
     words = " ".join(show.lines)
-    for text in ("dry run of training 1000 steps", "parameters: 2 (0.0 MB)", "memory for training: 0.0 MB"):
+    for text in (
+        "dry run of training 1000 steps",
+        "parameters: 2 (0.0 MB)",
+        "memory for training: 0.0 MB",
+    ):
         assert text in words
     assert re.search(r"time: [0-9.]+ ms/step, measured in \d+ steps; 1000 steps take \d+ s", words)
     assert not list(tmp_path.iterdir())
@@ -378,7 +393,9 @@ def test_folders_are_named_for_what_they_are(whole, tmp_path):
     assert "rename it to the number of its steps" in refused(run)
     (run / "checkpoints" / "best").rename(run / "checkpoints" / "13")
     assert f"is from step 12: rename it to {run / 'checkpoints' / '12'}." in refused(run)
-    with pytest.raises(CheckpointError, match="is a run of train ca, not of train lm: continue it with"):
+    with pytest.raises(
+        CheckpointError, match="is a run of train ca, not of train lm: continue it with"
+    ):
         runs.check_kind(whole, "lm")
 
 
@@ -391,7 +408,12 @@ def test_records_of_older_versions_are_read(whole, tmp_path):
     shutil.copytree(whole, folder)
     path = folder / "checkpoints" / "12" / "checkpoint.json"
     content = json.loads(path.read_text())
-    del content["step"], content["digest"], content["meta"]["kind"], content["meta"]["history"]["lengths"]
+    del (
+        content["step"],
+        content["digest"],
+        content["meta"]["kind"],
+        content["meta"]["history"]["lengths"],
+    )
     content["meta"]["target"] = None  # by which a run of train ca is known
     sign(path, content)
     assert runs.kind(folder) == "ca"

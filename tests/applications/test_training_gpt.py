@@ -80,8 +80,12 @@ def test_only_matrices_decay():
 
 
 def test_cosine_falls_to_a_tenth():
-    rate = np.asarray(dataclasses.replace(TRAINING, steps=100, learning_rate=1.0).rate()(np.arange(101)))
-    np.testing.assert_allclose(rate[[0, 4, 9, 10, 55, 100]], [0.1, 0.5, 1.0, 1.0, 0.55, 0.1], rtol=1e-5)
+    rate = np.asarray(
+        dataclasses.replace(TRAINING, steps=100, learning_rate=1.0).rate()(np.arange(101))
+    )
+    np.testing.assert_allclose(
+        rate[[0, 4, 9, 10, 55, 100]], [0.1, 0.5, 1.0, 1.0, 0.55, 0.1], rtol=1e-5
+    )
     assert (np.diff(rate[10:]) < 0).all()
 
 
@@ -130,14 +134,18 @@ class TestSlow:
         for until in (3, 6, 9, 12):
             state, _ = run.advance(state, done, until - done)
             done = until
-            found.append((run.evaluate(state, TEXT.validation), jax.tree.map(np.asarray, state.params)))
+            found.append(
+                (run.evaluate(state, TEXT.validation), jax.tree.map(np.asarray, state.params))
+            )
             best = min(range(len(found)), key=lambda i: found[i][0])
             assert float(state.optimizer.loss) == pytest.approx(found[best][0], rel=1e-5)
             assert int(state.optimizer.step) == 3 * (best + 1)
             assert equal(run.selected(state).params, found[best][1])
         assert found[0][0] > found[-1][0]
         source = runs.Source(None, TEXT.size, TEXT.digest)
-        models.save(tmp_path, 12, state, lm_runs.Record(CONFIG, TRAINING, source, 3.0, {}, runs.History()))
+        models.save(
+            tmp_path, 12, state, lm_runs.Record(CONFIG, TRAINING, source, 3.0, {}, runs.History())
+        )
         tokens, model = jnp.asarray(TEXT.test[None, :8].astype(np.int32)), lutjax.load(tmp_path)
         want = run.structure.model(jax.tree.map(jnp.asarray, found[best][1]), state.others)(
             tokens, deterministic=True
@@ -169,9 +177,20 @@ class TestSlow:
     @pytest.mark.parametrize("table_optimizer", ["same", "row_adagrad"])
     def test_tables_move_at_a_rate_of_their_own(self, table_optimizer):
         config = dataclasses.replace(
-            CONFIG, feed_forward="projection_lut", dropout=0.0, memory=True, memory_rows=64, memory_width=2
+            CONFIG,
+            feed_forward="projection_lut",
+            dropout=0.0,
+            memory=True,
+            memory_rows=64,
+            memory_width=2,
         )
-        changes = {"optimizer": "sgd", "weight_decay": 0.0, "clip": None, "warmup": 0.0, "select_every": 0}
+        changes = {
+            "optimizer": "sgd",
+            "weight_decay": 0.0,
+            "clip": None,
+            "warmup": 0.0,
+            "select_every": 0,
+        }
         changes |= {"table_optimizer": table_optimizer, "steps": 1, "total_variation": 10.0}
         moved = {}
         for rate in (1.0, 3.0):
@@ -185,21 +204,33 @@ class TestSlow:
         assert of_tables
         for name, one in moved[1.0].items():
             factor = 3.0 if name in of_tables else 1.0
-            np.testing.assert_allclose(moved[3.0][name], factor * one, rtol=1e-2, atol=1e-7, err_msg=name)
+            np.testing.assert_allclose(
+                moved[3.0][name], factor * one, rtol=1e-2, atol=1e-7, err_msg=name
+            )
         assert all(np.abs(moved[1.0][name]).max() > 1e-4 for name in of_tables)
 
     def test_total_variation_is_the_mean_of_the_layers(self):
         """New tables receive no other gradient, because the following projection is zero."""
         config = dataclasses.replace(CONFIG, feed_forward="projection_lut", n_layers=2, dropout=0.0)
-        changes = {"optimizer": "sgd", "weight_decay": 0.0, "clip": None, "warmup": 0.0, "select_every": 0}
-        run = Run(config, dataclasses.replace(TRAINING, **changes, total_variation=10.0), TEXT.train)
+        changes = {
+            "optimizer": "sgd",
+            "weight_decay": 0.0,
+            "clip": None,
+            "warmup": 0.0,
+            "select_every": 0,
+        }
+        run = Run(
+            config, dataclasses.replace(TRAINING, **changes, total_variation=10.0), TEXT.train
+        )
 
         def tables(state):
             layers = state.params["layers"].items()
             return {i: np.asarray(layer["feed_forward"]["weights"]) for i, layer in layers}
 
         before = tables(run.init())
-        gradients = jax.grad(lambda ts: sum(map(lutjax.cell_total_variation, ts.values())) / 2)(before)
+        gradients = jax.grad(lambda ts: sum(map(lutjax.cell_total_variation, ts.values())) / 2)(
+            before
+        )
         after, loss = run.advance(run.init(), 0, 1)
         assert loss == pytest.approx(np.log(256), rel=0.01)  # the mean loss is reported
         for i, table in tables(after).items():

@@ -18,7 +18,13 @@ from lutjax.models import LUTTransformerConfig
 from lutjax.training import checkpoints, lm_runs, loop, models, runs
 from lutjax.training.lm import Run, TrainingConfig
 from lutjax.training.models import State
-from lutjax.training.text import STANDARD_LIBRARY_BYTES, TextError, bigram_loss, load_text, split_text
+from lutjax.training.text import (
+    STANDARD_LIBRARY_BYTES,
+    TextError,
+    bigram_loss,
+    load_text,
+    split_text,
+)
 
 CONFIG = LUTTransformerConfig(
     features=8, context=8, n_layers=1, n_heads=1, n_detectors=4, n_anchors=2, n_position_bits=2, ffn_detectors=4, ffn_anchors=3,
@@ -60,7 +66,9 @@ def test_evaluation_predicts_every_byte_once(run):
             start = min(done, size - 1 - 8)
             window = part[start : start + 9].astype(np.int32)
             logits = logits_of(model, window[None, :-1])
-            loss = optax.softmax_cross_entropy_with_integer_labels(logits[0], jnp.asarray(window[1:]))
+            loss = optax.softmax_cross_entropy_with_integer_labels(
+                logits[0], jnp.asarray(window[1:])
+            )
             losses += loss[done - start :].tolist()
             done = start + 8
         assert len(losses) == size - 1
@@ -85,7 +93,9 @@ def test_ids_out_of_range_are_refused(run, tmp_path):
     state = state._replace(others=jax.tree_util.tree_map_with_path(broken, state.others))
     models.save(tmp_path, 4, state, record_of(run))
     for read in (lambda: models.restore(tmp_path, 4, run), lambda: lm_runs.load_model(tmp_path)):
-        with pytest.raises(checkpoints.CheckpointError, match=r"cannot be used: .*inputs are 0 to 7"):
+        with pytest.raises(
+            checkpoints.CheckpointError, match=r"cannot be used: .*inputs are 0 to 7"
+        ):
             read()
 
 
@@ -117,7 +127,9 @@ def test_state_is_all_that_training_needs(run):
     abstract, state = run.abstract(), run.init()
     assert isinstance(abstract, State)
     assert jax.tree.structure(abstract) == jax.tree.structure(state)
-    assert jax.tree.all(jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), abstract, state))
+    assert jax.tree.all(
+        jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), abstract, state)
+    )
     params = nnx.state(run.structure.model(state.params, state.others), nnx.Param)
     assert run.structure.n_parameters() == sum(p.size for p in jax.tree.leaves(params))
 
@@ -133,7 +145,9 @@ class TestSlow:
         assert (
             run.advance.programs == 1
         )  # a state after steps is like the first one: nothing is compiled anew
-        seeds = (Run(CONFIG, dataclasses.replace(TRAINING, seed=seed), TEXT.train) for seed in (0, 1))
+        seeds = (
+            Run(CONFIG, dataclasses.replace(TRAINING, seed=seed), TEXT.train) for seed in (0, 1)
+        )
         again, different = (r.advance(r.init(), 0, 12)[0] for r in seeds)
         assert equal(again.params, one.params)
         assert not equal(different.params, one.params)
@@ -231,7 +245,9 @@ def test_bigram_loss():
     expected = -(math.log(3.5 / (3 + 128)) + math.log(2.5 / (2 + 128))) / 2
     assert bigram_loss(train, test, smoothing=0.5) == pytest.approx(expected)
     uniform = np.random.default_rng(0).integers(0, 256, 100_000).astype(np.uint8)
-    assert bigram_loss(uniform, uniform[:1000], smoothing=1e6) == pytest.approx(math.log(256), abs=0.01)
+    assert bigram_loss(uniform, uniform[:1000], smoothing=1e6) == pytest.approx(
+        math.log(256), abs=0.01
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes here")

@@ -10,7 +10,14 @@ import numpy as np
 import optax
 import pytest
 
-from lutjax.dispatch.registry import Backend, Declaration, KernelSpec, Platform, devices_of, kernel_registry
+from lutjax.dispatch.registry import (
+    Backend,
+    Declaration,
+    KernelSpec,
+    Platform,
+    devices_of,
+    kernel_registry,
+)
 from lutjax.training import kernels, loop, optimizers
 
 
@@ -31,16 +38,26 @@ def test_hooks_are_called_in_order_at_their_intervals_and_at_the_end():
         loop.Hook(4, lambda n, loss, s: calls.append(("log", n, loss))),
         loop.Hook(6, lambda n, loss, s: calls.append(("test", n, loss))),
     ]
-    state, done = loop.run(loop.Repeated(counting_step, DATA), new_state(), first=0, steps=9, hooks=hooks)
+    state, done = loop.run(
+        loop.Repeated(counting_step, DATA), new_state(), first=0, steps=9, hooks=hooks
+    )
     assert done == 9
     assert state["sum"] == sum(range(9))
-    assert calls == [("log", 4, 1.5), ("test", 6, 4.5), ("log", 8, 6.5), ("log", 9, 8.0), ("test", 9, 8.0)]
+    assert calls == [
+        ("log", 4, 1.5),
+        ("test", 6, 4.5),
+        ("log", 8, 6.5),
+        ("log", 9, 8.0),
+        ("test", 9, 8.0),
+    ]
 
 
 def test_stop_and_go_on():
     advance, calls = loop.Repeated(counting_step, DATA), []
     hooks = [loop.Hook(4, lambda n, loss, s: calls.append((n, loss)))]
-    state, done = loop.run(advance, new_state(), first=0, steps=9, hooks=hooks, stopped=lambda: bool(calls))
+    state, done = loop.run(
+        advance, new_state(), first=0, steps=9, hooks=hooks, stopped=lambda: bool(calls)
+    )
     assert done == 4
     state, done = loop.run(advance, state, first=done, steps=9, hooks=hooks)
     assert calls == [(4, 1.5), (8, 5.5), (9, 8.0)]
@@ -62,7 +79,9 @@ def test_losses_of_several_intervals_come_from_one_call(monkeypatch, call):
     assert done == 97
     assert state["sum"] == 1 + sum(range(2, 97))
     assert advance.programs == 1
-    assert len(told) == len(ends) if call < 1 else len(told) == 5  # the first call, and one until each hook
+    assert (
+        len(told) == len(ends) if call < 1 else len(told) == 5
+    )  # the first call, and one until each hook
     assert all(points for points in told)
 
 
@@ -74,7 +93,9 @@ def test_a_call_is_as_long_as_the_slowest_process_lets_it():
         first=0,
         steps=50,
         log=loop.Log(2, told.append),
-        slowest=lambda seconds: loop.CALL / 5 if told else 60.0,  # 5 steps take as long as a call should
+        slowest=lambda seconds: (
+            loop.CALL / 5 if told else 60.0
+        ),  # 5 steps take as long as a call should
     )
     assert [len(points) for points in told][:4] == [1, 1, 5, 25 - 7]
 
@@ -85,7 +106,10 @@ def test_loss_that_is_not_finite_reaches_no_hook():
 
     calls = []
     told, hook = [], loop.Hook(2, lambda n, loss, s: calls.append(n))
-    for options in ({"hooks": [hook]}, {"log": loop.Log(2, told.extend), "slowest": lambda seconds: 1e-9}):
+    for options in (
+        {"hooks": [hook]},
+        {"log": loop.Log(2, told.extend), "slowest": lambda seconds: 1e-9},
+    ):
         with pytest.raises(FloatingPointError, match="the training loss is nan after 6 steps"):
             loop.run(loop.Repeated(step), new_state(), first=0, steps=9, **options)
     assert calls == [2, 4]
@@ -105,11 +129,15 @@ def test_first_signal_asks_to_stop_and_the_second_interrupts():
 
 def test_schedules():
     def rates(schedule, **options):
-        rate = optimizers.learning_rate(schedule, **{"rate": 2.0, "steps": 100, "batch_size": 10, **options})
+        rate = optimizers.learning_rate(
+            schedule, **{"rate": 2.0, "steps": 100, "batch_size": 10, **options}
+        )
         return np.asarray([rate(jnp.int32(t)) for t in range(100)])
 
     constant = rates("constant", warmup=0.1, cooldown=0.5)
-    np.testing.assert_allclose(constant[[0, 4, 9, 49, 50, 75, 99]], [0.2, 1, 2, 2, 2, 1, 0.04], rtol=1e-6)
+    np.testing.assert_allclose(
+        constant[[0, 4, 9, 49, 50, 75, 99]], [0.2, 1, 2, 2, 2, 1, 0.04], rtol=1e-6
+    )
     t = np.arange(100) * 10
     published = 2 * np.minimum(1 / np.sqrt(1 + t), t / 4000 / np.sqrt(4000))
     np.testing.assert_allclose(rates("published", warmup=0.0, cooldown=0.0), published, rtol=1e-5)
@@ -212,7 +240,10 @@ def words(monkeypatch):
 
 
 def test_each_op_is_said_once_with_what_runs_it(words):
-    native = {"forward": [(NATIVE, None), (PLAIN, None)], "backward": [(NATIVE, None), (PLAIN, None)]}
+    native = {
+        "forward": [(NATIVE, None), (PLAIN, None)],
+        "backward": [(NATIVE, None), (PLAIN, None)],
+    }
     assert words({"detect": native, "margins": native, "detect_signs": native}) == [
         "kernels: native code, for this CPU, for detect, margins and detect_signs"
     ]
@@ -220,7 +251,11 @@ def test_each_op_is_said_once_with_what_runs_it(words):
 
 
 def test_of_plain_jax_it_is_said_why(words):
-    half = [(NATIVE, "has no float16"), (TRITON, "runs on gpu, the call runs on cpu (cpu)"), (PLAIN, None)]
+    half = [
+        (NATIVE, "has no float16"),
+        (TRITON, "runs on gpu, the call runs on cpu (cpu)"),
+        (PLAIN, None),
+    ]
     missing = [(NATIVE, "is not installed"), (PLAIN, None)]
     found = words(
         {
@@ -244,6 +279,6 @@ def test_the_choice_is_that_of_the_registry():
         first, *_ = kernels.describe_implementations(made, device)
     assert first == "kernels: plain JAX for detect_signs"
     chosen = kernel_registry.resolve("detect_signs", x)
-    assert (chosen.platform == "native") == kernels.describe_implementations(made, device)[0].startswith(
-        "kernels: native code, "
-    )
+    assert (chosen.platform == "native") == kernels.describe_implementations(made, device)[
+        0
+    ].startswith("kernels: native code, ")

@@ -88,7 +88,9 @@ def test_which_mesh_is_chosen(params, found, batch, asked, expected):
 @pytest.mark.usefixtures("without_typechecking")
 def test_meshes_over_hosts_and_those_that_cannot_be():
     params, cpus = of_tables(8), jax.devices()
-    found = choose(of_tables(64), devices(8, hosts=2), 32)  # detectors within a host, samples over hosts
+    found = choose(
+        of_tables(64), devices(8, hosts=2), 32
+    )  # detectors within a host, samples over hosts
     assert [[d.process_index for d in row] for row in found.devices] == [[0] * 4, [1] * 4]
     many, two = cpus * 4 if len(cpus) < 8 else cpus, devices(8, hosts=2)
     for given, message in (
@@ -132,12 +134,18 @@ MODELS = {
     **{name: GPTConfig(**GPT, feed_forward=name, dropout=0.1) for name in ("scored_lut", "projection_lut", "dense")},
     "gpt_lut": GPTConfig(**GPT, feed_forward="lut", dropout=0.1),
 }  # fmt: skip
-LAYOUTS = {"data=8": {"data": 8}, "detectors=8": {"detectors": 8}, "2x4": {"data": 2, "detectors": 4}}
+LAYOUTS = {
+    "data=8": {"data": 8},
+    "detectors=8": {"detectors": 8},
+    "2x4": {"data": 2, "detectors": 4},
+}
 DENSE = {"table_optimizer": "same", "table_gradient": "dense", "clip": 1.0}
 
 
 def run_of(model, options, axes=None):
-    training = lm.TrainingConfig(steps=7, batch_size=16, **{"optimizer": "adamw", "cooldown": 0.0, **options})
+    training = lm.TrainingConfig(
+        steps=7, batch_size=16, **{"optimizer": "adamw", "cooldown": 0.0, **options}
+    )
     run = lm.Run(MODELS[model], training, TEXT.train, TEXT.validation)
     if axes is not None:
         run.divide(axes)
@@ -188,15 +196,23 @@ def test_some_element_exchanges_nothing():
 class TestSlow:
     @needs_devices(8)
     @pytest.mark.parametrize(("layout", "model", "options"), CASES)
-    def test_a_run_on_a_mesh_ends_as_on_one_device(self, model, layout, options, tmp_path, monkeypatch):
-        monkeypatch.setattr(lm, "EVALUATION_BATCH", 32)  # 64 have as many positions as tables have rows
+    def test_a_run_on_a_mesh_ends_as_on_one_device(
+        self, model, layout, options, tmp_path, monkeypatch
+    ):
+        monkeypatch.setattr(
+            lm, "EVALUATION_BATCH", 32
+        )  # 64 have as many positions as tables have rows
         one, run = run_of(model, options), run_of(model, options, LAYOUTS[layout])
         expected, loss = one.advance(one.init(), 0, 7)
         program, advance = run.advance.compile_program(run.abstract())
         first = run.init()
-        assert jax.tree.all(jax.tree.map(lambda a, b: a.sharding == b.sharding, first, run.abstract()))
+        assert jax.tree.all(
+            jax.tree.map(lambda a, b: a.sharding == b.sharding, first, run.abstract())
+        )
         state, _ = advance(first, 0, 4)
-        assert jax.tree.all(jax.tree.map(lambda a, b: a.sharding == b.sharding, state, run.abstract()))
+        assert jax.tree.all(
+            jax.tree.map(lambda a, b: a.sharding == b.sharding, state, run.abstract())
+        )
         source = runs.Source(None, 0, "")
         record = lm_runs.Record(run.config, run.training, source, 0.0, {}, history=runs.History())
         models.save(tmp_path, 4, state, record)
@@ -204,11 +220,15 @@ class TestSlow:
         resumed, _ = one.advance(models.restore(tmp_path, 4, one), 4, 3)
         assert loss_on_mesh < loss  # the mean of the last steps alone
         for found in (on_mesh, resumed):
-            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=2e-5), found, expected)
+            jax.tree.map(
+                lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=2e-5), found, expected
+            )
         shapes = exchanged(program)
         # Without tables nothing is divided by detector: devices compute the same, and exchange nothing.
         assert bool(shapes) == (model != "dense" or "data" in LAYOUTS[layout])
-        if not (options == DENSE and "data" in LAYOUTS[layout]):  # whose gradients are of the shape of tables
+        if not (
+            options == DENSE and "data" in LAYOUTS[layout]
+        ):  # whose gradients are of the shape of tables
             assert not any(ROWS in shape for shape in shapes)
 
     @needs_devices(8)
@@ -296,7 +316,11 @@ SLURM = {
     [
         ({}, (), (None, None, None, [], "slurm")),
         ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, (), (None, None, None, None, "slurm")),
-        ({"SLURM_STEP_TASKS_PER_NODE": "4", "CUDA_VISIBLE_DEVICES": "0"}, (), (None,) * 3 + ([], "slurm")),
+        (
+            {"SLURM_STEP_TASKS_PER_NODE": "4", "CUDA_VISIBLE_DEVICES": "0"},
+            (),
+            (None,) * 3 + ([], "slurm"),
+        ),
         ({"JAX_LOCAL_DEVICE_IDS": "0,1"}, (), (None, None, None, None, "slurm")),
         ({}, ("h:1",), ("h:1", None, None, [], "slurm")),
         ({}, ("h:1", 3, 2), ("h:1", 3, 2, [], "deactivate")),
@@ -323,7 +347,10 @@ def test_slurm(monkeypatch, changes, arguments, joined):
 @pytest.mark.parametrize(
     ("hosts_of", "wanted"),
     [
-        ([(0, 0), (0, 0), (1, 0), (1, 0)], {"data": 1, "detectors": 4}),  # two processes of one host
+        (
+            [(0, 0), (0, 0), (1, 0), (1, 0)],
+            {"data": 1, "detectors": 4},
+        ),  # two processes of one host
         ([(0, 0), (1, 0), (2, 1), (3, 1)], {"data": 2, "detectors": 2}),  # a process for each GPU
         ([(0, None), (0, None), (1, None), (1, None)], {"data": 2, "detectors": 2}),
     ],
@@ -331,7 +358,9 @@ def test_slurm(monkeypatch, changes, arguments, joined):
 @pytest.mark.usefixtures("without_typechecking")
 def test_tables_are_divided_within_a_host(hosts_of, wanted):
     devices = [
-        SimpleNamespace(id=i, process_index=process, slice_index=host, platform="gpu", device_kind="GPU")
+        SimpleNamespace(
+            id=i, process_index=process, slice_index=host, platform="gpu", device_kind="GPU"
+        )
         for i, (process, host) in enumerate(hosts_of)
     ]
     params = {"weights": jax.ShapeDtypeStruct((8, 16, 4), jnp.float32)}

@@ -30,17 +30,29 @@ def model_of(**options):
 def test_published_sizes():
     small = LogicTreeNetConfig.cifar10("S")
     assert small.n_gates == 83_552
-    at_places = sum(sum(spec.levels) * spec.places[0] * spec.places[1] for spec in small.tree_specs())
+    at_places = sum(
+        sum(spec.levels) * spec.places[0] * spec.places[1] for spec in small.tree_specs()
+    )
     assert at_places + sum(small.layers) == 874_496
     shapes = [(16, 16, 32), (8, 8, 128), (4, 4, 512), (2, 2, 1024)]
     assert [spec.out_shape for spec in small.tree_specs()] == shapes
     assert LogicTreeNetConfig.cifar10("M").n_gates == 8 * 83_552
     assert LogicTreeNetConfig.cifar10("G").n_gates == 80 * 83_552
-    outputs = {"S": 1024, "M": 8192, "B": 32_768, "L": 65_536, "G": 81_920}  # for a class, as published
+    outputs = {
+        "S": 1024,
+        "M": 8192,
+        "B": 32_768,
+        "L": 65_536,
+        "G": 81_920,
+    }  # for a class, as published
     assert {size: LogicTreeNetConfig.cifar10(size).layers[-1] // 10 for size in outputs} == outputs
     assert [LogicTreeNetConfig.mnist(size).layers[-1] // 10 for size in "SM"] == [1024, 4096]
     mnist = LogicTreeNetConfig.mnist("S")
-    assert [spec.out_shape for spec in mnist.tree_specs()] == [(12, 12, 16), (6, 6, 48), (3, 3, 144)]
+    assert [spec.out_shape for spec in mnist.tree_specs()] == [
+        (12, 12, 16),
+        (6, 6, 48),
+        (3, 3, 144),
+    ]
     assert LogicTreeNetConfig.from_dict(json.loads(json.dumps(mnist.to_dict()))) == mnist
 
 
@@ -92,9 +104,15 @@ def test_layers_of_gates_learn_their_wires(tables):
     ("options", "message"),
     [
         ({"layers": (24, 13)}, "the last of layers is 13; it must be a multiple of the 3 classes"),
-        ({"pool": (2, 1, 1)}, r"pool is \(2, 1, 1\); expected one number, or one per tree layer \(2\)"),
+        (
+            {"pool": (2, 1, 1)},
+            r"pool is \(2, 1, 1\); expected one number, or one per tree layer \(2\)",
+        ),
         ({"kernels": ()}, "kernels is empty"),
-        ({"edges": True, "n_thresholds": 0}, "edges is True, but n_thresholds is 0: samples are bits"),
+        (
+            {"edges": True, "n_thresholds": 0},
+            "edges is True, but n_thresholds is 0: samples are bits",
+        ),
         ({"kernel": 9}, "LogicConv: kernel is 9, larger than an image of 6 by 4"),
         ({"residual": 2.0}, "residual is 2.0; it is a probability"),
         ({"wiring": "best"}, "LogicGates: wiring is 'best'"),

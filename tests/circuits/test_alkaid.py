@@ -48,7 +48,8 @@ def test_special_circuits(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("form", "signed"), [(Format(53), False), (Format(53, 20, signed=True), True), (Format(1, 1), False)]
+    ("form", "signed"),
+    [(Format(53), False), (Format(53, 20, signed=True), True), (Format(1, 1), False)],
 )
 def test_wide_numbers(form, signed, tmp_path):
     """Integers with the full float64 precision survive unchanged."""

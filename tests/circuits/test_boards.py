@@ -98,7 +98,9 @@ def test_one_bit(tmp_path):
         def read(self, count):
             return b""
 
-    with pytest.raises(SystemExit, match="sample 0: the board sent 0 bytes of an answer; expected 1"):
+    with pytest.raises(
+        SystemExit, match="sample 0: the board sent 0 bytes of an answer; expected 1"
+    ):
         program.run(Silent(), [{"inputs": {"x": [1]}, "outputs": {"y": [0]}}])
 
 
@@ -110,7 +112,11 @@ def test_one_bit(tmp_path):
             "dut.pcf",
             ["set_io clock 35", "nextpnr-ice40", "--up5k", "synth_ice40 -top dut_board"],
         ),
-        ("ulx3s", "dut.lpf", ['LOCATE COMP "clock" SITE "G2"', "nextpnr-ecp5", "synth_ecp5 -top dut_board"]),
+        (
+            "ulx3s",
+            "dut.lpf",
+            ['LOCATE COMP "clock" SITE "G2"', "nextpnr-ecp5", "synth_ecp5 -top dut_board"],
+        ),
     ],
 )
 def test_projects(board, pins, words):
@@ -124,7 +130,12 @@ def test_projects(board, pins, words):
     ("board", "given", "options", "message"),
     [
         ("arty", life_circuit(), {}, "board is 'arty'; the known ones are icebreaker, ulx3s"),
-        ("icebreaker", life_circuit(), {"baud": 12_000_000}, "baud is 12000000; expected 300 to 3000000"),
+        (
+            "icebreaker",
+            life_circuit(),
+            {"baud": 12_000_000},
+            "baud is 12000000; expected 300 to 3000000",
+        ),
         ("icebreaker", PORTS, {}, "values per sample; expected"),
     ],
 )
@@ -139,7 +150,15 @@ def test_the_command(tmp_path):
     text = output("fpga", folder, "--board", "icebreaker")
     assert f"make -C {target} program" in text
     assert sorted(path.name for path in target.iterdir()) == sorted(
-        ["Makefile", "life.pcf", "life.v", "life_board.v", "life_host.py", "life_stream.v", "vectors.json"]
+        [
+            "Makefile",
+            "life.pcf",
+            "life.v",
+            "life_board.v",
+            "life_host.py",
+            "life_stream.v",
+            "vectors.json",
+        ]
     )
     assert "posedge clk" in (target / "life.v").read_text()
     assert (target / "vectors.json").read_bytes() == (folder / "vectors.json").read_bytes()
@@ -148,7 +167,8 @@ def test_the_command(tmp_path):
     assert f"{target} already exists" in result.output
     for options in ([], ["--board", "ulx3s", "--family", "ecp5"]):
         assert (
-            "give --family for a report, or --board for a project" in command("fpga", folder, *options).output
+            "give --family for a report, or --board for a project"
+            in command("fpga", folder, *options).output
         )
     result = command("fpga", folder, "--family", "ice40", "--out", tmp_path)
     assert "a folder; a report is a file" in result.output or "pyosys" in result.output
@@ -166,7 +186,9 @@ class TestSlow:
         given = vectors(PORTS, 2)
         files = boards.write(PORTS, "dut", "icebreaker", given, registers=2, baud=BAUD)
         text = files["dut_board.v"]
-        files["dut_board.v"] = text.replace("reg [16:0] quiet", "reg [7:0] quiet")  # a pause of 256 cycles
+        files["dut_board.v"] = text.replace(
+            "reg [16:0] quiet", "reg [7:0] quiet"
+        )  # a pause of 256 cycles
         assert files["dut_board.v"] != text
         program, line = host(files, tmp_path, "dut"), Line(files, "dut")
         samples = json.loads(given.to_json())["samples"]

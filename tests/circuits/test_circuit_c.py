@@ -13,7 +13,15 @@ from circuit_strategies import numbers
 from tools import compiled, require_tool
 
 from lutjax import circuits
-from lutjax.circuits import Builder, Circuit, Format, Port, _evaluation, c, gate_operations as _operations
+from lutjax.circuits import (
+    Builder,
+    Circuit,
+    Format,
+    Port,
+    _evaluation,
+    c,
+    gate_operations as _operations,
+)
 from lutjax.circuits._formulas import formula
 from lutjax.circuits.c import c_test
 from lutjax.circuits.circuit import walk
@@ -22,17 +30,26 @@ CHECKED = ("-fsanitize=undefined,address", "-fno-sanitize-recover=all")
 STYLES = ("functions", "interpreter")
 MAINLY_FUNCTIONS = slow_except(STYLES, "functions")
 INPUTS = (Port("x", 9, Format(5)), Port("n", 1, Format(12, 3, True)))
-OUTPUTS = (Port("y", 2, Format(3)), Port("low", 1, Format(4, 0, True)), Port("wide", 1, Format(11, 0, True)))
+OUTPUTS = (
+    Port("y", 2, Format(3)),
+    Port("low", 1, Format(4, 0, True)),
+    Port("wide", 1, Format(11, 0, True)),
+)
 
 
 def drawn(seed, n_gates, arities, inputs=INPUTS, outputs=OUTPUTS):
     """Return random gates over random nodes, unsimplified: constants, repeated fan-ins, unread gates."""
     draw = random.Random(seed)
     first = 1 + sum(port.n_bits for port in inputs)
-    fanins = [tuple(draw.randrange(first + g) for _ in range(draw.choice(arities))) for g in range(n_gates)]
+    fanins = [
+        tuple(draw.randrange(first + g) for _ in range(draw.choice(arities)))
+        for g in range(n_gates)
+    ]
     tables = [draw.getrandbits(1 << len(nodes)) for nodes in fanins]
     last = 2 * (first + n_gates)
-    literals = [draw.randrange(max(0, last - 60), last) for _ in range(sum(port.n_bits for port in outputs))]
+    literals = [
+        draw.randrange(max(0, last - 60), last) for _ in range(sum(port.n_bits for port in outputs))
+    ]
     # Constants, an input, an inverted one, a bit and its inverse.
     literals[:6] = [0, 1, 2, 5, literals[4], literals[4] ^ 1]
     return Circuit(inputs, outputs, tuple(fanins), tuple(tables), tuple(literals))
@@ -82,12 +99,18 @@ def test_operations_are_the_circuit(seed, arities):
 def test_operations_of_every_size_of_table(n):
     """Single table: all answers, including constant and inverted inputs."""
     draw = random.Random(n)
-    symmetric = [sum((k >> a.bit_count() & 1) << a for a in range(1 << n)) for k in (0b01101, 0b110010110)]
+    symmetric = [
+        sum((k >> a.bit_count() & 1) << a for a in range(1 << n)) for k in (0b01101, 0b110010110)
+    ]
     for table in [*symmetric, *(draw.getrandbits(1 << n) for _ in range(8))]:
         port = Port("x", max(n, 1))
-        circuit = Circuit((port,), (Port("y"),), (tuple(range(1, n + 1)),), (table,), (2 * (port.count + 1),))
+        circuit = Circuit(
+            (port,), (Port("y"),), (tuple(range(1, n + 1)),), (table,), (2 * (port.count + 1),)
+        )
         count = 1 << port.count
-        words = np.array([[a >> k & 1 for a in range(count)] for k in range(port.count)], dtype=np.uint64)
+        words = np.array(
+            [[a >> k & 1 for a in range(count)] for k in range(port.count)], dtype=np.uint64
+        )
         found = bits(_operations.operations(circuit), words)[0] & np.uint64(1)
         assert found.tolist() == [table >> (a % (1 << n)) & 1 for a in range(count)]
 
@@ -98,7 +121,10 @@ def test_few_operations_for_known_tables():
     def operations(n, *functions):
         builder = Builder(simplify=False)
         inputs = [bit for (bit,) in builder.input("x", n)]
-        tables = [sum(int(f(*(a >> k & 1 for k in range(n)))) << a for a in range(1 << n)) for f in functions]
+        tables = [
+            sum(int(f(*(a >> k & 1 for k in range(n)))) << a for a in range(1 << n))
+            for f in functions
+        ]
         builder.output("y", [[builder.gate(inputs, table)] for table in tables])
         return len(_operations.operations(builder.circuit()))
 
@@ -126,7 +152,9 @@ def test_expressions_of_all_tables_of_three_inputs():
         expressions = [formula(table, n) for table in range(1, full)]
         for table, text in enumerate(expressions, 1):
             assert eval(text.format(0xAA, 0xCC, 0xF0)) & full == table
-        assert max(len(re.findall(r"[&|^~]", text.replace("& ~", "&"))) for text in expressions) <= 6
+        assert (
+            max(len(re.findall(r"[&|^~]", text.replace("& ~", "&"))) for text in expressions) <= 6
+        )
 
 
 def test_short_lived_values_need_fewer_places():
@@ -146,12 +174,18 @@ def test_a_place_holds_a_value_until_its_last_reader(chunk):
     for start in range(0, len(program), chunk):
         for g in range(start, min(start + chunk, len(program))):
             for n in program.fanins[g]:
-                assert n < program.first or n >= program.first + start or held[where[n - program.first]] == n
+                assert (
+                    n < program.first
+                    or n >= program.first + start
+                    or held[where[n - program.first]] == n
+                )
         for g in range(start, min(start + chunk, len(program))):
             if where[g] >= 0:
                 held[where[g]] = program.first + g
     assert all(
-        held[where[(k >> 1) - program.first]] == k >> 1 for k in program.literals if k >> 1 >= program.first
+        held[where[(k >> 1) - program.first]] == k >> 1
+        for k in program.literals
+        if k >> 1 >= program.first
     )
 
 
@@ -266,7 +300,9 @@ def test_a_flipped_answer_is_found(tmp_path, style):
     g = len(circuit) // 2
     tables = list(circuit.tables)
     tables[g] ^= 1 << 1
-    wrong = Circuit(circuit.inputs, circuit.outputs, circuit.fanins, tuple(tables), circuit.literals)
+    wrong = Circuit(
+        circuit.inputs, circuit.outputs, circuit.fanins, tuple(tables), circuit.literals
+    )
     n_wrong = int((wrong(given) != circuit(given)).sum())
     assert n_wrong > 0
     status, text = run(tmp_path, {**c.write(wrong, style=style), "main.c": c_test(circuit, given)})
@@ -282,14 +318,31 @@ def test_microcontrollers(tmp_path, style, lanes):
     files = c.write(circuit, "net", style=style)
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    flags = ["-ffreestanding", "-nostdlib", "-Os", "-DNET_STATIC", f"-DNET_LANES={lanes}", "-c", "net.c"]
+    flags = [
+        "-ffreestanding",
+        "-nostdlib",
+        "-Os",
+        "-DNET_STATIC",
+        f"-DNET_LANES={lanes}",
+        "-c",
+        "net.c",
+    ]
     subprocess.run([tools.c_compiler(), *tools.STRICT, *flags], cwd=tmp_path, check=True)
-    symbols = subprocess.run(["nm", "-S", "net.o"], cwd=tmp_path, capture_output=True, text=True).stdout
+    symbols = subprocess.run(
+        ["nm", "-S", "net.o"], cwd=tmp_path, capture_output=True, text=True
+    ).stdout
     unknown = set(re.findall(r"^ +U (\w+)", symbols, re.MULTILINE))
-    assert unknown <= {"memcpy", "memset", "memmove", "memcmp"}  # those that compilers ask every program for
+    assert unknown <= {
+        "memcpy",
+        "memset",
+        "memmove",
+        "memcmp",
+    }  # those that compilers ask every program for
     sizes = [int(size, 16) for size in re.findall(r"^\w+ (\w+) b ", symbols, re.MULTILINE)]
     slots = int(re.search(r"define NET_SLOTS (\d+)", files["net.h"])[1])
-    assert sum(sizes) <= (slots + circuit.n_inputs + circuit.n_outputs) * lanes // 8 + 3 * 64  # and alignment
+    assert (
+        sum(sizes) <= (slots + circuit.n_inputs + circuit.n_outputs) * lanes // 8 + 3 * 64
+    )  # and alignment
     tables = re.findall(r"^\w+ \w+ ([dD]) ", symbols, re.MULTILINE)
     assert not tables  # constants are read-only
 
@@ -317,7 +370,9 @@ def test_steps_of_an_automaton(tmp_path, periodic, lanes):
     main = ["#include <stdio.h>", '#include "circuit.h"', "int main(void)", "{", "    size_t k;"]
     expected = []
     for rows, columns in [(1, 1), (2, 2), (3, 7), (4, 8), (2, 64), (5, 65), (3, 600)]:
-        state = np.random.default_rng(columns).integers(0, 2, (rows, columns, channels), dtype=np.uint8)
+        state = np.random.default_rng(columns).integers(
+            0, 2, (rows, columns, channels), dtype=np.uint8
+        )
         after = circuits.step_automaton(rule, state)
         assert rows * columns < 20 or 0.2 < after.mean() < 0.8
         units = -(-columns // unit)
@@ -357,7 +412,11 @@ def test_the_header_says_what_enters_and_leaves():
 
 def test_auto_is_functions_until_they_take_long_to_compile(monkeypatch):
     circuit = drawn(0, 300, (2, 3))
-    assert c.write(circuit) == c.write(circuit, style="functions") != c.write(circuit, style="interpreter")
+    assert (
+        c.write(circuit)
+        == c.write(circuit, style="functions")
+        != c.write(circuit, style="interpreter")
+    )
     monkeypatch.setattr("lutjax.circuits.c._FUNCTIONS_UP_TO", 20)
     assert c.write(circuit) == c.write(circuit, style="interpreter")
 

@@ -68,7 +68,9 @@ def raw_circuit(recipe):
     for k, (nodes, inverted, table) in enumerate(gates):
         if k % 8 == 0:
             builder.start_part(f"part {k}")
-        literals.append(builder.gate([literals[n] ^ inverted >> i & 1 for i, n in enumerate(nodes)], table))
+        literals.append(
+            builder.gate([literals[n] ^ inverted >> i & 1 for i, n in enumerate(nodes)], table)
+        )
     builder.output("y", [[k] for k in outputs])
     return builder.circuit({"kind": "network"})
 
@@ -96,12 +98,16 @@ def test_operations_on_tables(table, data):
     m = data.draw(st.integers(n, 8))
     positions = data.draw(st.permutations(range(m)))[:n]
     same(truth.expand(table, n, positions, m), assignments(m)[:, positions], m)
-    varies = [(values[index(bits)] != values[index(bits ^ (np.arange(n) == k))]).any() for k in range(n)]
+    varies = [
+        (values[index(bits)] != values[index(bits ^ (np.arange(n) == k))]).any() for k in range(n)
+    ]
     assert truth.support(table, n) == tuple(np.nonzero(varies)[0])
     assert truth.from_function(lambda *x: truth.evaluate(table, x), n) == table
     if n > 1:
         i, j = sorted(data.draw(st.permutations(range(n)))[:2])
-        same(truth.merge_inputs(table, n, i, j), np.insert(shorter, j, shorter[:, i], axis=1), n - 1)
+        same(
+            truth.merge_inputs(table, n, i, j), np.insert(shorter, j, shorter[:, i], axis=1), n - 1
+        )
 
 
 @given(outer=tables(least=1), inner=tables(least=1), data=st.data())
@@ -209,7 +215,9 @@ def test_a_rule_of_few_inputs_is_found_anew():
     """Rule for the Game of Life: 8 neighbors, then the cell."""
     builder, x = begun(9, merge=2)
     count = arithmetic.popcount(builder, x[:8])
-    alive = [builder.gate([*count, x[8]], 1 << (k | 16 * cell)) for k, cell in ((3, 0), (3, 1), (2, 1))]
+    alive = [
+        builder.gate([*count, x[8]], 1 << (k | 16 * cell)) for k, cell in ((3, 0), (3, 1), (2, 1))
+    ]
     builder.output("y", [[builder.gate(alive, 0b11111110)]])
     circuit = builder.circuit()
     small = circuits.tabulate(circuit)
@@ -345,13 +353,16 @@ def value_of(literal, bits):
 
 @pytest.mark.parametrize("style", STYLES, ids=str)
 @given(
-    groups=st.lists(st.lists(st.integers(0, 15), max_size=16), min_size=1, max_size=4), relative=st.booleans()
+    groups=st.lists(st.lists(st.integers(0, 15), max_size=16), min_size=1, max_size=4),
+    relative=st.booleans(),
 )
 def test_counts_and_their_first_largest(style, groups, relative):
     """Repeated, opposite and constant literals, empty sums, ties, one number."""
     bits = assignments(7)
     builder, _ = begun(7, **style)
-    counts = np.stack([sum((value_of(k, bits) for k in group), np.zeros(128, int)) for group in groups], 1)
+    counts = np.stack(
+        [sum((value_of(k, bits) for k in group), np.zeros(128, int)) for group in groups], 1
+    )
     builder.start_part("votes")
     alone = arithmetic.popcount(builder, groups[0])
     numbers = arithmetic.popcounts(builder, groups, relative=relative)
@@ -405,7 +416,22 @@ def test_comparison_with_constants(lut, format):
     numbers, limits = np.arange(least, most + 1), np.arange(least - 2, most + 3)
     if form.bits > 4:
         limits = np.array(
-            [least - 5000, least, least + 1, -2, -1, 0, 1, 30, 31, 32, 128, most - 1, most, most + 5000]
+            [
+                least - 5000,
+                least,
+                least + 1,
+                -2,
+                -1,
+                0,
+                1,
+                30,
+                31,
+                32,
+                128,
+                most - 1,
+                most,
+                most + 5000,
+            ]
         )
     builder = Builder(lut=lut)
     (x,) = builder.input("x", 1, form)
@@ -597,7 +623,9 @@ def voting(lut=3, outputs="class"):
     builder.start_part("layer 1")
     bits = [builder.gate([x[i], x[(i + 3) % 8]], t) for i in range(8) for t in (8, 6, 1)]
     builder.start_part("votes")
-    numbers = arithmetic.popcounts(builder, [bits[k::3] for k in range(3)], relative=outputs == "class")
+    numbers = arithmetic.popcounts(
+        builder, [bits[k::3] for k in range(3)], relative=outputs == "class"
+    )
     if outputs == "class":
         builder.start_part("argmax")
         numbers = [arithmetic.argmax(builder, numbers)]
@@ -644,7 +672,12 @@ def test_classes_without_gates_are_counted():
     for same in (circuit, circuits.simplify(circuit)):
         votes = dict(same.parts)["votes"]
         assert same.about["vote_gates"] == [0, votes, 0, 0]
-        assert [c.own for c in circuits.statistics.compute(same, lut6=False).classes] == [0, votes, 0, 0]
+        assert [c.own for c in circuits.statistics.compute(same, lut6=False).classes] == [
+            0,
+            votes,
+            0,
+            0,
+        ]
 
 
 def test_a_circuit_of_look_up_tables_is_its_own_mapping():
@@ -666,7 +699,11 @@ def test_circuits_are_values(tmp_path, without_typechecking):
     assert circuit == same
     assert hash(circuit) == hash(same)
     assert len({circuit, same, other}) == 2
-    assert circuit not in (other, "a circuit", dataclasses.replace(circuit, about={"kind": "another"}))
+    assert circuit not in (
+        other,
+        "a circuit",
+        dataclasses.replace(circuit, about={"kind": "another"}),
+    )
     written = {
         circuits.netlist_json.read: circuits.netlist_json.write(circuit).encode(),
         circuits.blif.read: circuits.blif.write(circuit, "name").encode(),

@@ -31,7 +31,10 @@ def test_rounded_layers(programs):
     groups = layer_of("groups")
     weights, anchors = np.asarray(groups.weights[...]), np.asarray(groups.anchors[...])
     options = {"in_features": 6, "groups": 2, "epsilon": 0.4, "input_fraction": 2}
-    made = {t: detectors.rounded(weights, anchors, tables=t, **options) for t in ("int8", "int16", "int32")}
+    made = {
+        t: detectors.rounded(weights, anchors, tables=t, **options)
+        for t in ("int8", "int16", "int32")
+    }
     in_c, rng = programs(made), np.random.default_rng(1)
     x = rng.integers(-6, 6, (50, 6))
     op = functools.partial(lutjax.lut, anchors=jnp.asarray(anchors), groups=2, epsilon=0.4)
@@ -71,14 +74,19 @@ def test_a_flipped_entry_of_a_layer_is_found(programs):
     x = np.random.default_rng(2).integers(-3, 4, (3, 4))
     values = integer.values.copy()
     values[6, integer.rows(x)[1, 6], 2] ^= 1
-    wrong = programs({"wrong": dataclasses.replace(integer, values=values)})("wrong", x) != integer(x)
+    wrong = programs({"wrong": dataclasses.replace(integer, values=values)})("wrong", x) != integer(
+        x
+    )
     assert wrong[1].tolist() == [False, False, True, False, False]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"values": np.zeros((7, 16, 5), np.int8)}, "expected \\[T, C, 2\\] and \\[T, 2\\*\\*C, K\\]"),
+        (
+            {"values": np.zeros((7, 16, 5), np.int8)},
+            "expected \\[T, C, 2\\] and \\[T, 2\\*\\*C, K\\]",
+        ),
         ({"values": np.zeros((7, 32, 5), np.int64)}, "values are int64"),
         ({"groups": 2}, "groups is 2; it must divide out_features, 5"),
         ({"shifts": np.zeros(4, int)}, "values have 5 columns; expected one for each of 4 outputs"),
@@ -163,15 +171,23 @@ def test_tables_in_a_file(rounded, compiler, tmp_path):
     """A detector reads exactly one row, so only a flip in this row is detected."""
     program = compiled(tmp_path, rounded.integer.to_c(tables_in_file=True), *FLAGS)
     tables, prompt = tmp_path / "tables.bin", b"a prompt"
-    expected, content = logits_in_c(program, prompt), tables.read_bytes()  # found beside the program
+    expected, content = (
+        logits_in_c(program, prompt),
+        tables.read_bytes(),
+    )  # found beside the program
     assert logits_in_c(program, prompt, "-m", tables) == expected
     text = rounded.text(prompt, 5, temperature=0, top_k=256, seed=0)
     assert expected == list(text.logits)
     (tmp_path / "texts.json").write_text(language_model.texts_to_json([text]))
-    assert language_model.verify(tmp_path, compiler=compiler) == "5 bytes of 1 texts, and 1 times 256 logits"
+    assert (
+        language_model.verify(tmp_path, compiler=compiler)
+        == "5 bytes of 1 texts, and 1 times 256 logits"
+    )
     found = []
     for row in range(8):
-        entry = rounded.integer.n_values - 256 * (8 - row) + 77  # of the last detector of the last tables
+        entry = (
+            rounded.integer.n_values - 256 * (8 - row) + 77
+        )  # of the last detector of the last tables
         flipped = bytearray(content)
         flipped[2 * entry] ^= 1
         tables.write_bytes(flipped)
@@ -208,7 +224,9 @@ def test_draws_in_c_are_those_in_python(program):
     header = (program.parent / "model.h").read_text()
     fraction = int(re.search(r"LM_LOGIT_FRACTION\s+(\d+)", header)[1])
     logits = np.array(logits_in_c(program, b"x"))
-    for t, top_k, seed in itertools.product(("0.001", "0.05", "1", "1000"), (1, 3, 256), (1, 2**64 - 1)):
+    for t, top_k, seed in itertools.product(
+        ("0.001", "0.05", "1", "1000"), (1, 3, 256), (1, 2**64 - 1)
+    ):
         draws = Draws(seed=seed, fraction=fraction, temperature=round(1000 * float(t)), top_k=top_k)
         found = run(program, "-n", 1, "-t", t, "-k", top_k, "-s", seed, given=b"x")
         assert found == bytes([draws(logits)])

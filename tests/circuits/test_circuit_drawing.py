@@ -43,7 +43,10 @@ def answer(name, bits, roles):
     if name in "01":
         return int(name)
     if name.startswith("0x"):
-        return int(name, 16) >> sum(bit << int(role) for bit, role in zip(bits, roles, strict=True)) & 1
+        return (
+            int(name, 16) >> sum(bit << int(role) for bit, role in zip(bits, roles, strict=True))
+            & 1
+        )
     by_role = {role: bit for bit, role in zip(bits, roles, strict=True) if role}
     by_role[""] = [bit for bit, role in zip(bits, roles, strict=True) if not role]
     return int(NAMED[name](bits, by_role))
@@ -70,14 +73,21 @@ def test_words_of_functions_of_the_number_of_ones():
     for n in range(4, 9):
         counts = np.array([address.bit_count() for address in range(1 << n)])
         sums = [(counts >> k & 1, f"bit {k} of sum" if k else "xor") for k in range(n.bit_length())]
-        for values, name in [*sums, (counts >= 2, "at least 2"), (counts < n - 1, f"less than {n - 1}")]:
+        for values, name in [
+            *sums,
+            (counts >= 2, "at least 2"),
+            (counts < n - 1, f"less than {n - 1}"),
+        ]:
             table = sum(int(value) << address for address, value in enumerate(values))
             function = dot.function_of(table, n)
             assert table_of(function, n) == table
             if name not in ("bit 2 of sum", "bit 3 of sum"):  # which may be a threshold as well
                 assert function.name == name
         place = int(generator.integers(1, 1 << n))
-        for table, name in ((1 << place, "and"), ((1 << (1 << n)) - 1 ^ 1 << (place ^ (1 << n) - 1), "or")):
+        for table, name in (
+            (1 << place, "and"),
+            ((1 << (1 << n)) - 1 ^ 1 << (place ^ (1 << n) - 1), "or"),
+        ):
             function = dot.function_of(table, n)
             assert function.name == name
             assert table_of(function, n) == table
@@ -99,7 +109,9 @@ def evaluated_text(text, inputs):
     edges = {}
     for source, sink, properties in re.findall(r"^ *(n\d+) -> ([no]\d+)(.*);", text, re.MULTILINE):
         role = re.search(r'headlabel="([^"]*)"', properties)
-        edges.setdefault(sink, []).append((source, "style=dashed" in properties, role[1] if role else ""))
+        edges.setdefault(sink, []).append(
+            (source, "style=dashed" in properties, role[1] if role else "")
+        )
     values = {node: inputs[label] for node, label in labels.items() if label in inputs}
     values |= {"n0": 0}
     for node in sorted(labels, key=lambda node: (node[0], int(node[1:]))):
@@ -108,7 +120,9 @@ def evaluated_text(text, inputs):
             bits = [values[source] ^ int(inverted) for source, inverted, _ in read]
             values[node] = answer(labels[node], bits, [role for *_, role in read])
     return {
-        labels[sink]: values[read[0][0]] ^ int(read[0][1]) for sink, read in edges.items() if sink[0] == "o"
+        labels[sink]: values[read[0][0]] ^ int(read[0][1])
+        for sink, read in edges.items()
+        if sink[0] == "o"
     }
 
 
@@ -141,7 +155,11 @@ def test_graphviz_reads_the_text():
     require_tool("dot")
     circuit = random_circuit(1, 6, 30)
     done = subprocess.run(
-        ["dot", "-Tplain"], input=circuits.dot.write(circuit), capture_output=True, text=True, check=True
+        ["dot", "-Tplain"],
+        input=circuits.dot.write(circuit),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     complaints = [line for line in done.stderr.splitlines() if "<stdin>" in line]
     assert not complaints  # those about fonts are of the machine

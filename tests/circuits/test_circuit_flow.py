@@ -62,7 +62,12 @@ def test_every_proof_of_an_export_passes(kind, folders):
     text = output("verify", folders[kind])
     passed = [line for line in text.splitlines() if line.startswith("PASS")]
     assert text.splitlines()[-1].startswith(f"{len(passed)} passed, 0 failed")
-    for name in ("digests", f"{kind}.json in NumPy = {VECTORS}", "the model in JAX", f"{kind}.aag in NumPy"):
+    for name in (
+        "digests",
+        f"{kind}.json in NumPy = {VECTORS}",
+        "the model in JAX",
+        f"{kind}.aag in NumPy",
+    ):
         assert any(name in line for line in passed), name
     if kind == "automaton":
         assert any("all 2^9 inputs" in line for line in passed)
@@ -73,7 +78,10 @@ def test_every_proof_of_an_export_passes(kind, folders):
 @functools.cache
 def with_a_flipped_entry(folder, name):
     """Return an exported circuit with one flipped table entry and at least one changed vector answer."""
-    circuit, vectors = circuits.netlist_json.read((folder / f"{name}.json").read_text()), vectors_of(folder)
+    circuit, vectors = (
+        circuits.netlist_json.read((folder / f"{name}.json").read_text()),
+        vectors_of(folder),
+    )
     inputs = [vectors.inputs[port.name] for port in circuit.inputs]
     for gate, table in enumerate(circuit.tables):
         for entry in range(1 << len(circuit.fanins[gate])):
@@ -89,7 +97,9 @@ def replaced(folder, target, contents):
     """Copy an export with replaced file contents and a matching manifest."""
     shutil.copytree(folder, target)
     manifest = deployment.read_manifest(folder)
-    files = {name: (of["format"], (folder / name).read_bytes()) for name, of in manifest["files"].items()}
+    files = {
+        name: (of["format"], (folder / name).read_bytes()) for name, of in manifest["files"].items()
+    }
     files |= {name: (files[name][0], content) for name, content in contents.items()}
     known = deployment.manifest_of("circuit", files, {}, None)["files"]
     for name, content in contents.items():
@@ -104,7 +114,9 @@ def failures(folder, words, needed=None):
     Skip unavailable checks; skip the whole test if the needed check is unavailable.
     """
     failed = set()
-    for name, run, _ in proofs.checks_of(folder, deployment.read_manifest(folder), exporting.oracle):
+    for name, run, _ in proofs.checks_of(
+        folder, deployment.read_manifest(folder), exporting.oracle
+    ):
         if any(word in name for word in words):
             try:
                 run()
@@ -143,20 +155,32 @@ def test_a_flipped_entry_is_found(name, where, required, folders, tmp_path):
     manifest, changed = deployment.read_manifest(folder), with_a_flipped_entry(folder, kind)
     format = manifest["files"][name]["format"]
     options = deployment.Options((format,), kind, registers=manifest["registers"])
-    content = deployment.FORMATS[format].write(deployment.Request(changed, vectors_of(folder), options))[name]
+    content = deployment.FORMATS[format].write(
+        deployment.Request(changed, vectors_of(folder), options)
+    )[name]
     content = content if isinstance(content, bytes) else content.encode()
     assert content != (folder / name).read_bytes()
-    found = failures(replaced(folder, tmp_path / "out", {name: content}), (where, *IN_NUMPY), needed=where)
+    found = failures(
+        replaced(folder, tmp_path / "out", {name: content}), (where, *IN_NUMPY), needed=where
+    )
     read_in_numpy = Path(name).suffix in (".blif", ".aig", ".aag", ".html", ".json")
     assert found == {where} | ({f"{name} in NumPy = {kind}.json"} if read_in_numpy else set())
 
 
 def test_a_flipped_entry_of_the_circuit_is_found(folders, tmp_path):
-    changed = circuits.netlist_json.write(with_a_flipped_entry(folders["digits"], "digits")).encode()
-    found = failures(replaced(folders["digits"], tmp_path / "out", {"digits.json": changed}), IN_NUMPY)
+    changed = circuits.netlist_json.write(
+        with_a_flipped_entry(folders["digits"], "digits")
+    ).encode()
+    found = failures(
+        replaced(folders["digits"], tmp_path / "out", {"digits.json": changed}), IN_NUMPY
+    )
     ends = (".blif", ".aig", ".aag", ".html", "_alkaid.json")
     others = {f"digits{end} in NumPy = digits.json" for end in ends}
-    assert found == {"digits.json in NumPy = vectors.json", "digits.json = the model in JAX", *others}
+    assert found == {
+        "digits.json in NumPy = vectors.json",
+        "digits.json = the model in JAX",
+        *others,
+    }
 
 
 def test_a_wrong_answer_among_the_vectors_is_found(folders, tmp_path):
@@ -195,7 +219,9 @@ def test_a_failed_proof_is_the_status_of_the_command(folders, tmp_path):
     (folder / MANIFEST).write_text(json.dumps({**manifest, "files": kept}))
     result = command("verify", folder)
     assert result.exit_code == 1
-    files = "4 files: 2 proved; 1 failed (automaton.dot); 1 compared with its digest alone (Makefile)."
+    files = (
+        "4 files: 2 proved; 1 failed (automaton.dot); 1 compared with its digest alone (Makefile)."
+    )
     for words in ("FAIL     digests of all files", "3 passed, 1 failed, 0 skipped", files):
         assert words in result.output
 
@@ -242,7 +268,9 @@ def test_programs_that_cannot_be_run_prove_nothing(folders, tmp_path, monkeypatc
 
 def test_the_rule_of_life_is_proved():
     boards = (np.arange(512)[:, None] >> np.arange(9) & 1).astype(np.uint8)
-    assert proofs.life(boards).sum() == 140  # 56 neighborhoods of three, dead or alive, and 28 of two, alive
+    assert (
+        proofs.life(boards).sum() == 140
+    )  # 56 neighborhoods of three, dead or alive, and 28 of two, alive
     builder = circuits.Builder()
     bits = [number[0] for number in builder.input("x", 9)]
     votes = circuits.arithmetic.popcount(builder, bits[:8])
@@ -264,7 +292,12 @@ def test_export_refuses_other_models(folders, tmp_path, monkeypatch):
 
     refused(drifting, expected="update_rate is 0.5")
     refused(automaton, "--inputs", "uint8", expected="inputs is 'uint8'")
-    refused(digits, "--format", "edif", expected="value for '--format': 'edif' is not one of verilog, blif")
+    refused(
+        digits,
+        "--format",
+        "edif",
+        expected="value for '--format': 'edif' is not one of verilog, blif",
+    )
     refused(digits, "--name", "module", expected="name is 'module'; it is a keyword of Verilog")
     refused(folders["digits"], expected="holds no checkpoint")
     refused(tmp_path / "none", expected="does not exist")
@@ -276,7 +309,9 @@ def test_export_refuses_other_models(folders, tmp_path, monkeypatch):
 
 def test_nothing_is_lost_by_an_export(folders, tmp_path):
     def export(out):
-        result = command("export", "--run", folders["automaton run"], "--out", out, "--format", "json")
+        result = command(
+            "export", "--run", folders["automaton run"], "--out", out, "--format", "json"
+        )
         assert result.exit_code == 1
         return message(result)
 
@@ -299,7 +334,9 @@ def test_nothing_is_lost_by_an_export(folders, tmp_path):
 def test_a_failed_write_leaves_the_export_before_it(folders, tmp_path, monkeypatch):
     folder = shutil.copytree(folders["automaton"], tmp_path / "out")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    monkeypatch.setattr(Path, "write_bytes", lambda path, content: (_ for _ in ()).throw(OSError(28, "full")))
+    monkeypatch.setattr(
+        Path, "write_bytes", lambda path, content: (_ for _ in ()).throw(OSError(28, "full"))
+    )
     with pytest.raises(OSError, match="full"):
         deployment.write(folder, {"a": ("json", b"")}, {})
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
@@ -330,7 +367,9 @@ TRAINING = classifier.TrainingConfig(steps=30, batch_size=20, learning_rate=0.1)
 
 def run_of(**fields):
     config = LogicClassifierConfig(6, 3, layers=(30, 30), n_thresholds=2)
-    return classifier.Run(config, dataclasses.replace(TRAINING, **fields), samples(*images(), name="images"))
+    return classifier.Run(
+        config, dataclasses.replace(TRAINING, **fields), samples(*images(), name="images")
+    )
 
 
 def test_without_a_cost_nothing_is_counted(monkeypatch):
@@ -367,7 +406,9 @@ def test_tests_of_a_run_with_a_cost_say_how_many_gates_survive(tmp_path):
         experiment = Classifier.create(options, tmp_path / "digits.npz")
         state = experiment.run.init()
         remarks.append(experiment.remark(state))
-    circuit = circuits.from_model(experiment.run.structure.model(state.params, state.others), outputs="bits")
+    circuit = circuits.from_model(
+        experiment.run.structure.model(state.params, state.others), outputs="bits"
+    )
     assert remarks[0] == ""
     assert remarks[1].endswith(f"gates that survive {len(circuit)}")
     with pytest.raises(ValueError, match="gate_cost is -1; it must not be negative"):

@@ -51,7 +51,11 @@ def test_special_circuits_come_back(name):
 def test_blif_keeps_the_gates_of_simplified_circuits(plan):
     circuit = circuits.simplify(made(plan))
     found = circuits.blif.read(circuits.blif.write(circuit))
-    assert (found.fanins, found.tables, found.literals) == (circuit.fanins, circuit.tables, circuit.literals)
+    assert (found.fanins, found.tables, found.literals) == (
+        circuit.fanins,
+        circuit.tables,
+        circuit.literals,
+    )
 
 
 def test_texts_are_the_same_each_time():
@@ -115,7 +119,10 @@ def test_blif_tables_of_many_inputs():
     names = " ".join(f"x[{k}]" for k in range(n))
     samples = rng.integers(0, 2, (500, n))
     hit = np.array(
-        [any(all(c in ("-", str(v)) for c, v in zip(row, x, strict=True)) for row in rows) for x in samples]
+        [
+            any(all(c in ("-", str(v)) for c, v in zip(row, x, strict=True)) for row in rows)
+            for x in samples
+        ]
     )
     assert 0.1 < hit.mean() < 0.9
     for answer in "01":
@@ -164,7 +171,9 @@ def test_text_that_is_not_blif():
 def test_a_deep_chain_is_read():
     n = 5000
     rows = [f".names n{k} n{k + 1}\n0 1" for k in reversed(range(n))]
-    found = circuits.blif.read("\n".join([".model m", ".inputs n0", f".outputs n{n}", *rows, ".end"]))
+    found = circuits.blif.read(
+        "\n".join([".model m", ".inputs n0", f".outputs n{n}", *rows, ".end"])
+    )
     assert found.literals == (2,)
 
 
@@ -173,8 +182,14 @@ def test_aiger_without_names_and_in_any_order():
     found = circuits.aiger.read(b"aag 6 2 0 2 2\n4\n2\n13\n1\n12 10 5\n10 2 4\n")
     assert (found.inputs, found.outputs) == ((Port("x", 2),), (Port("y", 2),))
     assert found([[0, 0], [0, 1], [1, 0], [1, 1]]).tolist() == [[1, 1]] * 4
-    named = circuits.aiger.read(b"aag 1 1 0 1 0\n2\n3\ni0 a name\no0 reg\nc\nlutjax ports nonsense\n")
-    assert (named.inputs, named.outputs, named.literals) == ((Port("a_name"),), (Port("reg_0"),), (3,))
+    named = circuits.aiger.read(
+        b"aag 1 1 0 1 0\n2\n3\ni0 a name\no0 reg\nc\nlutjax ports nonsense\n"
+    )
+    assert (named.inputs, named.outputs, named.literals) == (
+        (Port("a_name"),),
+        (Port("reg_0"),),
+        (3,),
+    )
 
 
 @pytest.mark.parametrize(
@@ -231,14 +246,23 @@ def damaged(change):
         (lambda f: f.update(more=1), "the field more is not a field of version 1"),
         (lambda f: f.update(about=[]), "the field about is []; expected an object"),
         (lambda f: f.update(tables={}), "the field tables is {}; expected a list"),
-        (lambda f: f["tables"].__setitem__(3, 7), "tables[3] is 7; expected hexadecimal digits in quotes"),
+        (
+            lambda f: f["tables"].__setitem__(3, 7),
+            "tables[3] is 7; expected hexadecimal digits in quotes",
+        ),
         (lambda f: f["tables"].__setitem__(3, "xyz"), 'the field tables[3] is "xyz"'),
         (lambda f: f["tables"].__setitem__(3, "-1"), 'the field tables[3] is "-1"'),
-        (lambda f: f["fanins"].__setitem__(2, [1.5]), "fanins[2] is [1.5]; expected a whole number"),
+        (
+            lambda f: f["fanins"].__setitem__(2, [1.5]),
+            "fanins[2] is [1.5]; expected a whole number",
+        ),
         (lambda f: f["fanins"].pop(), "the field fanins has 39 gates; tables has 40"),
         (lambda f: f["literals"].__setitem__(0, "a"), 'the field literals[0] is "a"'),
         (lambda f: f["literals"].pop(), "there are 5 literals"),
-        (lambda f: f["parts"].__setitem__(0, ["a"]), 'the field parts[0] is ["a"]; expected a list of 2'),
+        (
+            lambda f: f["parts"].__setitem__(0, ["a"]),
+            'the field parts[0] is ["a"]; expected a list of 2',
+        ),
         (lambda f: f["inputs"][0].pop("name"), "the field inputs[0] is"),
         (lambda f: f["inputs"][0].update(format="float"), "the field inputs[0] is"),
         (lambda f: f["inputs"][0].update(name="1x"), "the field inputs[0] is"),
@@ -319,7 +343,11 @@ def test_registers_at_every_level_in_a_simulator():
     for k in range(circuit.depth + 2):
         found = simulated(circuit, k)
         assert found, found.line
-        gaps = f", latency {-(-circuit.depth // k)}, without and with gaps" if 0 < k <= circuit.depth else ""
+        gaps = (
+            f", latency {-(-circuit.depth // k)}, without and with gaps"
+            if 0 < k <= circuit.depth
+            else ""
+        )
         assert found.line.startswith(f"PASS: 50 samples{gaps}")
 
 
@@ -406,7 +434,9 @@ def test_a_proof_finds_a_flipped_answer(tmp_path):
             found = abc.cec(circuit, other)
             assert not found
             assert found.status == "different"
-            bits = np.array([[found.counterexample[f"x[{k}]"]] for k in range(circuit.n_inputs)], np.uint64)
+            bits = np.array(
+                [[found.counterexample[f"x[{k}]"]] for k in range(circuit.n_inputs)], np.uint64
+            )
             assert not np.array_equal(
                 circuit.evaluate(bits) & np.uint64(1), wrong.evaluate(bits) & np.uint64(1)
             )

@@ -17,25 +17,36 @@ import lutjax
 from lutjax import circuits
 from lutjax.circuits import Format
 from lutjax.layers import haiku as lutjax_haiku, linen, nnx as lutjax_nnx
-from lutjax.models import LogicCA, LogicCAConfig, LogicClassifier, LogicClassifierConfig, PackedClassifier
+from lutjax.models import (
+    LogicCA,
+    LogicCAConfig,
+    LogicClassifier,
+    LogicClassifierConfig,
+    PackedClassifier,
+)
 from lutjax.training import models
 
 RNG = np.random.default_rng
 # Around whole numbers and the ends of uint8; repeated, and beyond the ends.
 THRESHOLDS = np.array(
-    [[-1.5, 3.0], [0.0, 0.0], [2.5, 300.0], [254.5, 255.0], [1.25, np.inf], [-np.inf, 9.0]], np.float32
+    [[-1.5, 3.0], [0.0, 0.0], [2.5, 300.0], [254.5, 255.0], [1.25, np.inf], [-np.inf, 9.0]],
+    np.float32,
 )
 SIZES = {"in_features": 6, "n_classes": 3, "n_thresholds": 2}
 # Layers of one size, whose programs are compiled once.
 CONFIGS = {
     "gates": LogicClassifierConfig(**SIZES, layers=(12, 12), noise=3),
     "light": LogicClassifierConfig(**SIZES, layers=(12, 12), n_inputs=3),
-    "walsh": LogicClassifierConfig(**SIZES, layers=(12, 12), n_inputs=3, tables="walsh", wiring="learnable"),
+    "walsh": LogicClassifierConfig(
+        **SIZES, layers=(12, 12), n_inputs=3, tables="walsh", wiring="learnable"
+    ),
     "raw": LogicClassifierConfig(**SIZES, layers=(12,), n_inputs=8, tables="raw"),
     "binary": LogicClassifierConfig(**SIZES, layers=(12, 12), n_inputs=3, tables="binary"),
     "reduced": LogicClassifierConfig(**SIZES, layers=(12, 30), noise=3, reduce=(3, 2)),
     "bits": LogicClassifierConfig(12, 4, n_thresholds=0, layers=(12, 12), noise=3),
-    "binary_bits": LogicClassifierConfig(12, 2, n_thresholds=0, layers=(12,), n_inputs=3, tables="binary"),
+    "binary_bits": LogicClassifierConfig(
+        12, 2, n_thresholds=0, layers=(12,), n_inputs=3, tables="binary"
+    ),
 }
 
 
@@ -66,8 +77,12 @@ def votes_of(model, x):
 
 
 def packed_of(truth, wires, n_classes, n_bits, layers=None):
-    config = LogicClassifierConfig(n_bits, n_classes, layers=layers or (len(wires),), n_thresholds=0)
-    return PackedClassifier((jnp.asarray(truth, bool),), (jnp.asarray(wires, jnp.int32),), None, config)
+    config = LogicClassifierConfig(
+        n_bits, n_classes, layers=layers or (len(wires),), n_thresholds=0
+    )
+    return PackedClassifier(
+        (jnp.asarray(truth, bool),), (jnp.asarray(wires, jnp.int32),), None, config
+    )
 
 
 def assert_votes(circuit, x, votes):
@@ -114,7 +129,9 @@ def test_circuits_of_all_bits(name):
 
 
 # ------------------------------------------------------------------------------------- thermometers
-@pytest.mark.parametrize("text", ["uint8", "int8", "fixed8.4", "ufixed6.5", "fixed3.1", "uint1", "int1"])
+@pytest.mark.parametrize(
+    "text", ["uint8", "int8", "fixed8.4", "ufixed6.5", "fixed3.1", "uint1", "int1"]
+)
 def test_numbers_above_thresholds(text):
     format = Format.parse(text)
     x = np.sort(format.decode(np.arange(1 << format.bits, dtype=np.uint64))).astype(np.float32)
@@ -185,9 +202,15 @@ def test_classes_that_share_votes(n_classes):
 
 def test_constant_layers_have_no_gates():
     wires = np.tile([0, 1], (6, 1))
-    truth = np.repeat([False, True], 3)[:, None] & np.ones(4, bool)  # the second class has all votes
+    truth = np.repeat([False, True], 3)[:, None] & np.ones(
+        4, bool
+    )  # the second class has all votes
     packed = packed_of(truth, wires, 2, 2)
-    for outputs, literals in (("bits", (0, 0, 0, 1, 1, 1)), ("votes", (0, 0, 1, 1)), ("class", (1,))):
+    for outputs, literals in (
+        ("bits", (0, 0, 0, 1, 1, 1)),
+        ("votes", (0, 0, 1, 1)),
+        ("class", (1,)),
+    ):
         circuit = packed.circuit(outputs=outputs)
         assert (len(circuit), circuit.literals) == (0, literals)
 
@@ -236,7 +259,9 @@ def stack(library, **options):
     ]
 
 
-NUMBERS = every(8) @ np.kron(np.eye(4, dtype=np.uint8), np.array([[1], [2]], np.uint8))  # four of two bits
+NUMBERS = every(8) @ np.kron(
+    np.eye(4, dtype=np.uint8), np.array([[1], [2]], np.uint8)
+)  # four of two bits
 FLOATS = NUMBERS.astype(np.float32)
 
 
@@ -247,12 +272,16 @@ def assert_stack(given, sums):
         np.testing.assert_array_equal(
             circuits.from_model(model, inputs="uint2", outputs="votes")(NUMBERS), votes
         )
-        np.testing.assert_array_equal(circuits.from_model(model, inputs="uint2")(NUMBERS), votes.argmax(-1))
+        np.testing.assert_array_equal(
+            circuits.from_model(model, inputs="uint2")(NUMBERS), votes.argmax(-1)
+        )
 
 
 def test_layers_of_nnx():
     model = drawn(lambda rngs: nnx.Sequential(*stack(lutjax_nnx, rngs=rngs)))
-    assert_stack([list(model.layers), nnx.List(model.layers), model], jax.jit(lambda x: model(x))(FLOATS))
+    assert_stack(
+        [list(model.layers), nnx.List(model.layers), model], jax.jit(lambda x: model(x))(FLOATS)
+    )
     # A layer whose gates were pruned has the sizes of its arrays.
     gates, votes = lutjax_nnx.LogicGates(8, 12, rngs=nnx.Rngs(0)), lutjax_nnx.GroupSum(3)
     gates.logits, gates.wires = gates.logits[:9], gates.wires[:9]
@@ -289,7 +318,9 @@ TREES = {
 
 def rarely_one(key, shape, dtype):
     """Logits for AND, AND-NOT and XOR gates, so that the OR over many gates is not always 1."""
-    return jax.nn.one_hot(jax.random.choice(key, jnp.array([1, 2, 4, 6]), shape[:1]), shape[1], dtype=dtype)
+    return jax.nn.one_hot(
+        jax.random.choice(key, jnp.array([1, 2, 4, 6]), shape[:1]), shape[1], dtype=dtype
+    )
 
 
 def tree(rngs, in_shape, n_kernels, **options):
@@ -303,7 +334,11 @@ def test_trees_at_every_place(name):
     height, width, channels = layer.in_shape
     first = layer.feature_axis == 0
     x = every(height * width * channels)
-    images = x.T.reshape(channels, height, width, -1) if first else x.reshape(-1, height, width, channels)
+    images = (
+        x.T.reshape(channels, height, width, -1)
+        if first
+        else x.reshape(-1, height, width, channels)
+    )
     y = np.asarray(jax.jit(lambda x: layer(x))(images.astype(np.float32)))
     want = y.reshape(-1, len(x)).T if first else y.reshape(len(x), -1)
     assert 0 < want.mean() < 1
@@ -437,7 +472,9 @@ class TestSlow:
         ]
         pairs = list(zip(layers, own, strict=True))
         bound = model.bind(variables)
-        assert_stack([bound, list(bound.layers), (model, variables), pairs], model.apply(variables, FLOATS))
+        assert_stack(
+            [bound, list(bound.layers), (model, variables), pairs], model.apply(variables, FLOATS)
+        )
 
         f = hk.transform_with_state(lambda x: hk.Sequential(stack(lutjax_haiku))(x))
         params, state = f.init(jax.random.key(5), FLOATS)
@@ -473,5 +510,9 @@ class TestSlow:
         x = RNG(0).integers(0, 3, (300, 16))
         sums = np.asarray(sums_of(x.astype(np.float32)), int)
         assert len(np.unique(sums.argmax(-1))) > 1
-        np.testing.assert_array_equal(circuits.from_model(layers, inputs="uint2", outputs="votes")(x), sums)
-        np.testing.assert_array_equal(circuits.from_model(layers, inputs="uint2")(x), sums.argmax(-1))
+        np.testing.assert_array_equal(
+            circuits.from_model(layers, inputs="uint2", outputs="votes")(x), sums
+        )
+        np.testing.assert_array_equal(
+            circuits.from_model(layers, inputs="uint2")(x), sums.argmax(-1)
+        )

@@ -30,14 +30,18 @@ def classifier_circuit(outputs, *, seed=0, n_gates=600, about=DIGITS):
     """Return random gates over 8 x 8 pixels with 5 bits each."""
     ports = {"votes": ("votes", 10), "class": ("y", 1), "only votes": ("y", 10)}
     chosen = {name: (n, Format(4)) for name, n in map(ports.get, outputs)}
-    return random_circuit(seed, {"x": (64, Format(5))}, n_gates, arities=(2, 3, 4), ports=chosen, about=about)
+    return random_circuit(
+        seed, {"x": (64, Format(5))}, n_gates, arities=(2, 3, 4), ports=chosen, about=about
+    )
 
 
 def answer_of(circuit, pixels):
     """Return the values on each output port for one image."""
     answers = circuit(np.array([pixels]))
     answers = answers if isinstance(answers, tuple) else (answers,)
-    return {port.name: np.ravel(a).tolist() for port, a in zip(circuit.outputs, answers, strict=True)}
+    return {
+        port.name: np.ravel(a).tolist() for port, a in zip(circuit.outputs, answers, strict=True)
+    }
 
 
 # ------------------------------------------------------------------------------------- the evaluator
@@ -154,7 +158,9 @@ def test_text_is_readable_in_light_and_dark():
 
     def luminance(color):
         channels = np.array([int(color[k : k + 2], 16) / 255 for k in (1, 3, 5)])
-        linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+        linear = np.where(
+            channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4
+        )
         return linear @ [0.2126, 0.7152, 0.0722]
 
     def contrast(a, b):
@@ -163,7 +169,10 @@ def test_text_is_readable_in_light_and_dark():
 
     for theme in themes:
         for ground in ("paper", "card"):
-            assert min(contrast(theme[name], theme[ground]) for name in ("ink", "quiet", "accent")) >= 4.5
+            assert (
+                min(contrast(theme[name], theme[ground]) for name in ("ink", "quiet", "accent"))
+                >= 4.5
+            )
         assert contrast(theme["on-accent"], theme["accent"]) >= 4.5
         assert min(contrast(theme["track"], theme[name]) for name in ("quiet", "accent")) >= 3
         assert contrast(theme["off"], theme["accent"]) >= 3
@@ -226,7 +235,9 @@ def test_what_is_drawn_is_classified(opened):
     drawn = check_answer(page, circuit)
     image = np.array(drawn).reshape(8, 8)
     assert 12 < image.max() <= 16
-    assert image[:, 0].max() == 0  # a high ellipse fills the frame from top to bottom, not from side to side
+    assert (
+        image[:, 0].max() == 0
+    )  # a high ellipse fills the frame from top to bottom, not from side to side
     assert image[[0, 7]].max(1).all()
     assert image[3:5, 3:5].max() < 8  # and is empty in the middle
     page.stroke("#pad", [(0.3, 0.5), (0.5, 0.5)], release=False)
@@ -277,7 +288,9 @@ def automaton_step(circuit, state, periodic):
     height, width = state.shape[1:]
     padded = np.pad(state, ((0, 0), (1, 1), (1, 1)), mode="wrap" if periodic else "constant")
     near = [(y, x) for y in range(3) for x in range(3) if (y, x) != (1, 1)] + [(1, 1)]
-    bits = np.stack([padded[:, y : y + height, x : x + width] for y, x in near]).reshape(-1, height * width)
+    bits = np.stack([padded[:, y : y + height, x : x + width] for y, x in near]).reshape(
+        -1, height * width
+    )
     return circuit(bits.T).reshape(height, width, -1).transpose(2, 0, 1).astype(np.uint8)
 
 
@@ -285,7 +298,9 @@ def cells(page, shape):
     return np.array(page.run("lutjax.cells()"), np.uint8).reshape(shape)
 
 
-@pytest.mark.parametrize(("height", "width", "periodic"), [(9, 20, True), (40, 70, False), (6, 64, True)])
+@pytest.mark.parametrize(
+    ("height", "width", "periodic"), [(9, 20, True), (40, 70, False), (6, 64, True)]
+)
 def test_cells_after_some_steps(opened, height, width, periodic):
     about = {"kind": "automaton", "channels": 3, "periodic": periodic}
     options = {"arities": (2, 3), "ports": {"y": (3, Format())}, "about": about, "near": 300}
@@ -309,7 +324,9 @@ def test_cells_after_some_steps(opened, height, width, periodic):
 
 def test_some_cells_of_an_asynchronous_automaton_change(opened):
     about = {"kind": "automaton", "channels": 2, "periodic": True}
-    circuit = random_circuit(5, 18, 60, arities=(2,), ports={"y": (2, Format())}, about=about, near=60)
+    circuit = random_circuit(
+        5, 18, 60, arities=(2,), ports={"y": (2, Format())}, about=about, near=60
+    )
     start = np.random.default_rng(0).integers(0, 2, (40, 70, 2)).astype(bool)
     page = opened(circuit, start=start, update_rate=0.25)
     page.run("lutjax.play(false)")
@@ -444,7 +461,9 @@ def test_controls_have_names_and_can_be_reached(opened, kind):
 @pytest.mark.slow
 def test_a_grid_of_64_by_64_keeps_30_steps_a_second(opened):
     about = {"kind": "automaton", "channels": 16, "periodic": False}
-    circuit = random_circuit(0, 144, 3000, arities=(2,), ports={"y": (16, Format())}, about=about, near=2000)
+    circuit = random_circuit(
+        0, 144, 3000, arities=(2,), ports={"y": (16, Format())}, about=about, near=2000
+    )
     page = opened(circuit)
     page.run("lutjax.play(false)")
     milliseconds = page.run(
@@ -457,7 +476,11 @@ def test_only_stated_images_are_images():
     """A square input count may come from table columns."""
     about = {"kind": "classifier", "n_classes": 2, "classes": ["low", "<b>"]}
     circuit = random_circuit(0, {"x": (9, Format())}, 5, ports={"y": (1, Format())}, about=about)
-    for image, kind in ({}, "network"), ({"image": None}, "network"), ({"image": [3, 3]}, "classifier"):
+    for image, kind in (
+        ({}, "network"),
+        ({"image": None}, "network"),
+        ({"image": [3, 3]}, "classifier"),
+    ):
         stated = dataclasses.replace(circuit, about={**about, **image})
         assert data_of(circuits.page.write(stated))["kind"] == kind
     data = data_of(circuits.page.write(circuit))
@@ -477,7 +500,9 @@ def test_only_stated_images_are_images():
 def test_the_page_counts_the_gates_of_the_export():
     config = LogicClassifierConfig(in_features=4, n_classes=3, layers=(12, 12), n_thresholds=2)
     model = LogicClassifier(config, thresholds=np.tile([[0.5, 1.5]], (4, 1)), rngs=nnx.Rngs(0))
-    votes, whole = (model.circuit(inputs="uint2", outputs=outputs) for outputs in ("votes", "class"))
+    votes, whole = (
+        model.circuit(inputs="uint2", outputs=outputs) for outputs in ("votes", "class")
+    )
     counts = circuits.statistics.gate_counts(whole)
     assert list(counts) == ["encoder", "layers", "votes", "argmax"]
     assert sum(counts.values()) == len(whole) == len(votes) + counts["argmax"] > len(votes)

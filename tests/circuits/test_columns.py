@@ -33,7 +33,9 @@ from lutjax.circuits.columns import MISSING, Category, Columns, Number
 from lutjax.circuits.deployment import Options, Request, Vectors
 
 without_typechecking = pytest.mark.usefixtures("without_typechecking")
-AGE = columns.number("age", "age", [30.0, 50.0, 41.5], 40.0, True, decimals=0, least=17.0, largest=90.0)
+AGE = columns.number(
+    "age", "age", [30.0, 50.0, 41.5], 40.0, True, decimals=0, least=17.0, largest=90.0
+)
 RATE = columns.number("rate (%)", "rate", [-1.0, 0.3, 0.7], 0.5, False)
 WIDE = columns.number("seconds", "seconds", [1.7e12, 1.7e12 + 0.25], 0.0, True, decimals=0)
 JOB = columns.category('job "?" */', "job", ["clerk", "farmer", "größe??="], True)
@@ -43,7 +45,18 @@ CONSTANT = columns.number("unread", "unread", [], 2.5, False)
 ROWS = Columns(
     (AGE, RATE, WIDE, JOB, KIND, CONSTANT),
     (
-        *((0, 0), (0, 1), (0, 2), (0, MISSING), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, MISSING)),
+        *(
+            (0, 0),
+            (0, 1),
+            (0, 2),
+            (0, MISSING),
+            (1, 0),
+            (1, 1),
+            (1, 2),
+            (2, 0),
+            (2, 1),
+            (2, MISSING),
+        ),
         *((3, 0), (3, 1), (3, 2), (3, MISSING), (4, 0), (-1, 0), (-1, 1), (0, 1)),
     ),
 )
@@ -54,11 +67,24 @@ WIRE = Circuit((Port("x"),), (Port("y"),), (), (), (2,))
 def bits_of(row):
     """Return a row's bits, computed like the table encoding."""
     age, _, seconds, job, kind, _ = row
-    numbers = [column.fill if x is None else x for column, x in zip((AGE, RATE, WIDE), row[:3], strict=True)]
-    above = [[x > t for t in column.thresholds] for column, x in zip((AGE, RATE, WIDE), numbers, strict=True)]
+    numbers = [
+        column.fill if x is None else x
+        for column, x in zip((AGE, RATE, WIDE), row[:3], strict=True)
+    ]
+    above = [
+        [x > t for t in column.thresholds]
+        for column, x in zip((AGE, RATE, WIDE), numbers, strict=True)
+    ]
     return [
         *(*above[0], age is None, *above[1], *above[2], seconds is None),
-        *(*(job == value for value in JOB.values), job is None, kind == "a", False, True, above[0][1]),
+        *(
+            *(job == value for value in JOB.values),
+            job is None,
+            kind == "a",
+            False,
+            True,
+            above[0][1],
+        ),
     ]
 
 
@@ -68,7 +94,9 @@ def every_row(n=400, seed=0):
     choices = []
     for column in ROWS.columns:
         if isinstance(column, Number):
-            near = [float(np.nextafter(t, end)) for t in column.thresholds for end in (-1e300, t, 1e300)]
+            near = [
+                float(np.nextafter(t, end)) for t in column.thresholds for end in (-1e300, t, 1e300)
+            ]
             choices.append([None, -1e12, 1e15, 0.1 + 0.2, *near, *column.thresholds])
         else:
             choices.append([None, "", "pilot", *column.values])
@@ -108,7 +136,9 @@ def classifier():
 def vectors_of(circuit, rows):
     """Return row vectors with the circuit's answers."""
     given = ROWS.encode(rows)
-    return Vectors(given, deployment.evaluate_ports(circuit, list(given.values())), "some rows", rows)
+    return Vectors(
+        given, deployment.evaluate_ports(circuit, list(given.values())), "some rows", rows
+    )
 
 
 # ------------------------------------------------------------------------------------- the netlist
@@ -238,11 +268,16 @@ def test_c_takes_rows(options, tmp_path):
     require_tool("cc")
     circuit, rows = circuit_of_bits(), every_row(150)
     vectors = vectors_of(circuit, rows)
-    test = c.c_test(circuit, *deployment.as_called(circuit.inputs, vectors.inputs), name="people", rows=rows)
+    test = c.c_test(
+        circuit, *deployment.as_called(circuit.inputs, vectors.inputs), name="people", rows=rows
+    )
     assert test.count("people_predict") == 2
     codes = {"NULL": 4, '""': 4, '"farmer"': 1, '"gr\\303\\266\\303\\237e?\\?="': 2, '"x"': 3}
     named = "".join(f"if (people_code_job({t}) != {code}) return 3;\n" for t, code in codes.items())
-    files = {**c.write(circuit, "people"), "test.c": test.replace("    printf(", f"{named}    printf(", 1)}
+    files = {
+        **c.write(circuit, "people"),
+        "test.c": test.replace("    printf(", f"{named}    printf(", 1),
+    }
     assert result_of(tmp_path, files, *options) == (0, "people: 150 samples, 0 wrong\n")
 
 
@@ -261,7 +296,9 @@ def test_a_library_compares_whole_numbers():
         '    int8_t age; /* "age", from 17 to 90 in training; in units of 1, from -128 to 127; PEOPLE_AGE_MISSING where missing */'
         in header
     )
-    assert "static inline void people_predict_row(const people_row *row, uint8_t *output_y)" in header
+    assert (
+        "static inline void people_predict_row(const people_row *row, uint8_t *output_y)" in header
+    )
 
 
 @pytest.mark.parametrize("style", ["functions", "tables"])
@@ -290,7 +327,9 @@ def test_the_page_has_fields():
     assert page.read(text) == circuit
     with pytest.raises(ValueError, match="row 0 has 1 cells"):
         page.write(circuit, rows=[[1.0]])
-    with pytest.raises(ValueError, match="rows is given, which is for circuits that take rows of a table"):
+    with pytest.raises(
+        ValueError, match="rows is given, which is for circuits that take rows of a table"
+    ):
         page.write(WIRE, rows=rows)
 
 
@@ -335,9 +374,15 @@ def test_the_fields_of_the_page():
     """Run all page scripts: the fields, the first row, and the answers in words."""
     require_tool("node")
     circuit, _ = classifier()
-    rows = [[31.0, 0.25, None, "farmer", "a", 1.0], [None, None, None, None, None, None], *every_row(20)]
+    rows = [
+        [31.0, 0.25, None, "farmer", "a", 1.0],
+        [None, None, None, None, None, None],
+        *every_row(20),
+    ]
     given = json.dumps([page.write(circuit, rows=rows[:2]), rows])
-    done = subprocess.run(["node", "-e", DOM], input=given, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["node", "-e", DOM], input=given, capture_output=True, text=True, check=True
+    )
     shown, begin, answers, target = json.loads(done.stdout)
     assert shown[0] == ["age", "input", 1, "17 to 90 in the data", []]
     assert shown[1][:4] == ["rate (%)", "input", 0.1, ""]
@@ -346,11 +391,15 @@ def test_the_fields_of_the_page():
     votes = deployment.evaluate_ports(circuit, list(ROWS.encode(rows).values()))["y"].tolist()
     for row, counts, (read, found, name, words) in zip(rows, votes, answers, strict=True):
         assert [
-            cell for cell, column in zip(read, ROWS.columns, strict=True) if isinstance(column, Number)
+            cell
+            for cell, column in zip(read, ROWS.columns, strict=True)
+            if isinstance(column, Number)
         ] == row[:3] + row[5:]
         assert (found, name) == (counts, "high" if counts[0] >= counts[1] else "<low>")
         plural = ["vote" if count == 1 else "votes" for count in counts]
-        assert words.startswith(f"{counts[0]} {plural[0]} for high, {counts[1]} {plural[1]} for <low>.")
+        assert words.startswith(
+            f"{counts[0]} {plural[0]} for high, {counts[1]} {plural[1]} for <low>."
+        )
 
 
 # ------------------------------------------------------------------------------------- exports
@@ -379,7 +428,9 @@ def test_an_export_describes_rows(tmp_path):
     assert "predicts `income & all`" in text.replace("\\", "")
     assert "- class 1: \\<low\\>" in text
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert [column["name"] for column in manifest["about"]["columns"]] == [c.name for c in ROWS.columns]
+    assert [column["name"] for column in manifest["about"]["columns"]] == [
+        c.name for c in ROWS.columns
+    ]
     assert "input wire [7:0] age" in (folder / "people.v").read_text()
     assert '// kind: "kind": 0 "a", 1 any other, missing too' in (folder / "people.v").read_text()
     rows = [
@@ -395,7 +446,11 @@ def test_changed_rows_and_columns_fail(tmp_path):
     text = (folder / "vectors.json").read_bytes()
     first = json.dumps(every_row(1)[0], separators=(",", ":"))
     assert first.encode() in text
-    put(folder, "vectors.json", text.replace(first.encode(), b'[null,9.5,null,"pilot",null,null]', 1))
+    put(
+        folder,
+        "vectors.json",
+        text.replace(first.encode(), b'[null,9.5,null,"pilot",null,null]', 1),
+    )
     assert any("row 0 has" in detail for detail in failed(folder).values())
     put(folder, "vectors.json", text)
     put(folder, "README.md", (folder / "README.md").read_bytes() + b"\n")
@@ -418,7 +473,11 @@ def test_a_changed_encoding_in_a_page_fails(tmp_path):
     require_tool("node")
     folder = exported(tmp_path / "out", ("html",))
     text = (folder / "people.html").read_bytes()
-    put(folder, "people.html", text.replace(b"cell > column.thresholds", b"cell >= column.thresholds", 1))
+    put(
+        folder,
+        "people.html",
+        text.replace(b"cell > column.thresholds", b"cell >= column.thresholds", 1),
+    )
     found = failed(folder)
     assert list(found) == ["people.html, its script = vectors.json"]
     assert "encodes the rows" in found["people.html, its script = vectors.json"]

@@ -27,7 +27,8 @@ def classifier():
     bits = [bit for number in builder.input("x", 8, Format(2)) for bit in number]
     builder.start_part("votes")
     sums = [
-        [builder.gate(bits[k : k + 2], 0b0110), builder.gate(bits[k + 1 : k + 3], 0b1000)] for k in (0, 5, 9)
+        [builder.gate(bits[k : k + 2], 0b0110), builder.gate(bits[k + 1 : k + 3], 0b1000)]
+        for k in (0, 5, 9)
     ]
     builder.output("y", sums, Format(2))
     return builder.circuit(CLASSIFIER)
@@ -95,7 +96,9 @@ def test_facts_that_are_not_so(make, changed, message):
     assert "\n" not in str(caught.value)
     page = circuits.page.write(circuit)
     script = re.search(r'id="circuit">(.*?)</script>', page, re.DOTALL)[1]
-    lying = json.dumps({**json.loads(script), "about": about}).replace('"1e999"', '{"deep": [1, 1e999]}')
+    lying = json.dumps({**json.loads(script), "about": about}).replace(
+        '"1e999"', '{"deep": [1, 1e999]}'
+    )
     with pytest.raises(ValueError, match=re.escape(message)):
         circuits.page.read(page.replace(script, lying))
 
@@ -110,9 +113,12 @@ def test_facts_that_json_has_not():
         with pytest.raises(ValueError, match=re.escape(message)):
             Circuit((), (), (), (), (), (), about)
     for number in ("NaN", "-Infinity"):
-        text = circuits.netlist_json.write(circuit).replace('"n_classes":3', f'"n_classes":{number}')
+        text = circuits.netlist_json.write(circuit).replace(
+            '"n_classes":3', f'"n_classes":{number}'
+        )
         with pytest.raises(
-            ValueError, match=f"netlist_json.read: the text is not JSON: {number} is no number of JSON"
+            ValueError,
+            match=f"netlist_json.read: the text is not JSON: {number} is no number of JSON",
         ):
             circuits.netlist_json.read(text)
 
@@ -143,7 +149,13 @@ ODD = (
 def places(value, path=()):
     """Yield the path to every element in a JSON value."""
     yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, one in items:
         yield from places(one, (*path, key))
 
@@ -211,7 +223,10 @@ FORMATS = {
     "blif": (lambda circuit: circuits.blif.write(circuit).encode(), circuits.blif.read),
     "aig": (circuits.aiger.write, circuits.aiger.read),
     "aag": (lambda circuit: circuits.aiger.write(circuit, binary=False), circuits.aiger.read),
-    "json": (lambda circuit: circuits.netlist_json.write(circuit).encode(), circuits.netlist_json.read),
+    "json": (
+        lambda circuit: circuits.netlist_json.write(circuit).encode(),
+        circuits.netlist_json.read,
+    ),
 }
 """Writer and reader for each netlist format, keyed by extension."""
 
@@ -312,5 +327,7 @@ def test_names_that_become_the_same_are_many():
 
 
 def test_a_comment_of_others_is_no_port():
-    text = circuits.blif.write(classifier()).replace("# lutjax ports [", "# lutjax ports are not here [")
+    text = circuits.blif.write(classifier()).replace(
+        "# lutjax ports [", "# lutjax ports are not here ["
+    )
     assert [port.count for port in circuits.blif.read(text).inputs] == [16]

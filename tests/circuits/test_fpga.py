@@ -38,7 +38,10 @@ def test_parts_one_after_the_other_are_the_circuit():
     ("family", "options", "message"),
     [
         ("max10", {}, "family is 'max10'; the known ones are ice40, ecp5, xc7"),
-        *(("ice40", {"clock": clock}, "clock is") for clock in (0, -1.0, float("inf"), float("nan"))),
+        *(
+            ("ice40", {"clock": clock}, "clock is")
+            for clock in (0, -1.0, float("inf"), float("nan"))
+        ),
         ("ice40", {"registers": -1}, "registers is -1"),
     ],
 )
@@ -57,10 +60,13 @@ def test_cells_are_counted():
     builder.start_part("layer 1")
     first = [builder.gate(bits[k : k + 4], 0b1110_1001_0110_1000) for k in (0, 4)]
     builder.start_part("layer 2")
-    builder.output("y", [[bit] for bit in (*first, builder.gate([*first, *bits[8:]], 0b1110_1001_0110_1000))])
+    builder.output(
+        "y", [[bit] for bit in (*first, builder.gate([*first, *bits[8:]], 0b1110_1001_0110_1000))]
+    )
     found = fpga.report(builder.circuit(), "ice40", place=False)
     assert [
-        (cost.name, cost.gates, cost.luts, cost.levels, cost.cycles) for cost in (*found.parts, found.total)
+        (cost.name, cost.gates, cost.luts, cost.levels, cost.cycles)
+        for cost in (*found.parts, found.total)
     ] == [("layer 1", 2, 2, 1, 1), ("layer 2", 1, 1, 1, 1), ("all", 3, 3, 2, 1)]
     assert {cost.flip_flops for cost in found.parts} == {0}
     assert found.total.clock is None
@@ -86,12 +92,16 @@ def test_the_module_for_placement_has_few_pins():
 def test_errors_are_one_line(tmp_path, monkeypatch):
     folder = write(tmp_path / "life", formats=("json",))
     assert (
-        "'max10' is not one of 'ice40', 'ecp5', 'xc7'" in command("fpga", folder, "--family", "max10").output
+        "'max10' is not one of 'ice40', 'ecp5', 'xc7'"
+        in command("fpga", folder, "--family", "max10").output
     )
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     result = command("fpga", folder, "--family", "ice40")
     assert result.exit_code == 1
-    assert result.output == "Error: lutjax fpga needs Yosys, which is not installed: pip install pyosys\n"
+    assert (
+        result.output
+        == "Error: lutjax fpga needs Yosys, which is not installed: pip install pyosys\n"
+    )
     monkeypatch.undo()
     pytest.importorskip("pyosys", reason="the command asks for it first")
     result = command("fpga", tmp_path / "nowhere", "--family", "ice40")

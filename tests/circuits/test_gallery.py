@@ -77,14 +77,18 @@ def test_life_is_the_game_of_life():
     circuit = circuit_of("life")
     neighborhoods = np.arange(512)[:, None] >> np.arange(9) & 1
     alive, around = neighborhoods[:, 8], neighborhoods[:, :8].sum(1)
-    assert (np.ravel(circuit(neighborhoods)) == ((around == 3) | (alive == 1) & (around == 2))).all()
+    assert (
+        np.ravel(circuit(neighborhoods)) == ((around == 3) | (alive == 1) & (around == 2))
+    ).all()
     assert len(circuit) < 60
 
 
 def test_what_heals_heals():
     """Start from a random state and clear a quarter later: squares regrow."""
     circuit = circuit_of("healing")
-    state = np.random.default_rng(0).integers(0, 2, (1, 32, 32, circuit.about["channels"])).astype(bool)
+    state = (
+        np.random.default_rng(0).integers(0, 2, (1, 32, 32, circuit.about["channels"])).astype(bool)
+    )
     state = circuits.step_automaton(circuit, state, 60)
     squares = state[0, ..., 0].copy()
     y, x = np.mgrid[:32, :32] // 2

@@ -24,7 +24,11 @@ CHECKED = ("-fsanitize=undefined,address", "-fno-sanitize-recover=all")
 STYLES = ("functions", "tables")
 SEVERAL = {
     "inputs": {"x": (9, Format(5)), "n": (2, Format(12, 3, True)), "wide": (1, Format(40))},
-    "outputs": {"y": (2, Format(3)), "low": (1, Format(4, 0, True)), "far": (2, Format(33, 0, True))},
+    "outputs": {
+        "y": (2, Format(3)),
+        "low": (1, Format(4, 0, True)),
+        "far": (2, Format(33, 0, True)),
+    },
 }
 
 
@@ -47,22 +51,30 @@ def classifier(layers=(40, 30), n_classes=3, n_thresholds=3, in_features=5):
 
 @functools.cache
 def both(model, inputs, outputs):
-    return model.circuit(inputs=inputs, outputs=outputs), model.circuit(inputs="bits", outputs="bits")
+    return model.circuit(inputs=inputs, outputs=outputs), model.circuit(
+        inputs="bits", outputs="bits"
+    )
 
 
 def same(circuit, layers=None, n=300):
     samples = mcu.random_samples(circuit, n)
     found = _microcontroller.evaluate(_microcontroller.program(circuit, layers), samples)
-    for y, expected in zip(found, [*deployment.evaluate_ports(circuit, samples).values()], strict=True):
+    for y, expected in zip(
+        found, [*deployment.evaluate_ports(circuit, samples).values()], strict=True
+    ):
         np.testing.assert_array_equal(y, expected)
 
 
 def run_on_this_machine(folder, circuit, *flags, layers=None, style="auto"):
     """Compile a library and its test, and run the test on this machine."""
     files = mcu.write(circuit, "net", target="riscv32", layers=layers, style=style)
-    given = dict(zip([p.name for p in circuit.inputs], mcu.random_samples(circuit, 200), strict=True))
+    given = dict(
+        zip([p.name for p in circuit.inputs], mcu.random_samples(circuit, 200), strict=True)
+    )
     test = mcu.c_test(circuit, *deployment.as_called(circuit.inputs, given), name="net")
-    texts = {path.removeprefix("src/"): text for path, text in files.items() if path.startswith("src/")}
+    texts = {
+        path.removeprefix("src/"): text for path, text in files.items() if path.startswith("src/")
+    }
     subprocess.run([tools.compiled(folder, {**texts, "test.c": test}, *flags)], check=True)
 
 
@@ -125,13 +137,18 @@ def test_functions_are_divided(tmp_path, monkeypatch):
     small = dataclasses.replace(mcu.TARGETS["riscv32"], chunk=20)
     monkeypatch.setitem(mcu.TARGETS, "riscv32", small)
     circuit = several()
-    assert mcu.write(circuit, "net", target="riscv32")["src/net.c"].count("static SEPARATE void part_") > 2
+    assert (
+        mcu.write(circuit, "net", target="riscv32")["src/net.c"].count("static SEPARATE void part_")
+        > 2
+    )
     run_on_this_machine(tmp_path, circuit)
 
 
 def test_a_sketch_has_a_sample():
     circuit, layers = both(classifier(), "uint8", "class")
-    files = mcu.write(circuit, "net", target="avr", layers=layers, sample=[np.array([3, 1, 4, 1, 5])])
+    files = mcu.write(
+        circuit, "net", target="avr", layers=layers, sample=[np.array([3, 1, 4, 1, 5])]
+    )
     sketch = files["examples/net/net.ino"]
     assert "3u, 1u, 4u, 1u, 5u," in sketch
     assert "output_y[0] = net_predict(input_x);" in sketch
@@ -176,7 +193,10 @@ def test_wrong_programs_are_found():
     files = mcu.write(circuit, "life", target="riscv32")
     text = files["src/life.c"].replace("r[k] = 0;", "r[k] = 1;", 1)
     samples = mcu.random_samples(circuit, 16)
-    assert mcu.count_wrong_answers({**files, "src/life.c": text}, "life", circuit, "riscv32", samples) == 16
+    assert (
+        mcu.count_wrong_answers({**files, "src/life.c": text}, "life", circuit, "riscv32", samples)
+        == 16
+    )
     with pytest.raises(RuntimeError, match="the compiler failed"):
         mcu.count_wrong_answers({**files, "src/life.c": "int"}, "life", circuit, "riscv32", samples)
 
@@ -221,7 +241,9 @@ def test_arguments_that_are_refused(call, message):
 
 def test_layers_of_another_network():
     circuit, layers = both(classifier(), "uint8", "class")
-    wrong = dataclasses.replace(circuit, literals=tuple(literal ^ 1 for literal in circuit.literals))
+    wrong = dataclasses.replace(
+        circuit, literals=tuple(literal ^ 1 for literal in circuit.literals)
+    )
     (x,), (y,) = circuit.inputs, circuit.outputs
     for other, given, message in (
         (wrong, layers, "layers differs from the circuit on .* of 256 random"),
@@ -238,7 +260,9 @@ def test_networks_beyond_what_pointers_reach(monkeypatch):
     for address, what in (((1000, 1000), "bytes of tables"), ((1 << 15, 20), "bytes of values")):
         small = dataclasses.replace(mcu.TARGETS["avr"], functions=10, address=address)
         monkeypatch.setitem(mcu.TARGETS, "avr", small)
-        with pytest.raises(ValueError, match=rf"{what}; pointers of avr reach .* Train a smaller network"):
+        with pytest.raises(
+            ValueError, match=rf"{what}; pointers of avr reach .* Train a smaller network"
+        ):
             mcu.write(circuit, target="avr")
 
 
@@ -275,4 +299,6 @@ def test_errors_of_the_command_are_one_line(tmp_path):
         (("--target", "avr", "--format", "jax"), "--format jax has no option --target"),
     ):
         result = command("export", tmp_path, *words)
-        assert (result.exit_code, message in " ".join(result.output.split())) == (2, True), result.output
+        assert (result.exit_code, message in " ".join(result.output.split())) == (2, True), (
+            result.output
+        )

@@ -21,7 +21,11 @@ from lutjax.training import export as exporting
 
 pytestmark = pytest.mark.usefixtures("without_typechecking")
 without_tools = pytest.mark.usefixtures("without_any_tool")
-DIGESTS, STATED, PORTS = "digests of all files", f"{MANIFEST} = the files", "life.v, its ports = life.json"
+DIGESTS, STATED, PORTS = (
+    "digests of all files",
+    f"{MANIFEST} = the files",
+    "life.v, its ports = life.json",
+)
 MODEL = "life.json = the model in JAX"
 
 
@@ -50,7 +54,8 @@ def verified(folder, **options):
     found = proofs.verify(folder, **options)
     words = proofs.coverage(folder, found)
     n, *numbers = map(
-        int, re.findall(r"(?<![\w.])\d+(?= (?:files|proved|failed|not proved|compared|of make))", words)
+        int,
+        re.findall(r"(?<![\w.])\d+(?= (?:files|proved|failed|not proved|compared|of make))", words),
     )
     listed = set(deployment.entries(folder)) - {MANIFEST}
     missing = {name for proof in found for name in proof.proves} | set(_files(folder))
@@ -239,7 +244,9 @@ def test_a_number_of_bytes_that_is_not_so(folder):
 
 def test_a_manifest_of_a_later_version(folder):
     state(folder, version=2, kind="tree")
-    with pytest.raises(deployment.DeploymentError, match=r"has version 2; expected 1\. Upgrade lutjax"):
+    with pytest.raises(
+        deployment.DeploymentError, match=r"has version 2; expected 1\. Upgrade lutjax"
+    ):
         proofs.verify(folder)
 
 
@@ -255,8 +262,14 @@ def test_registers_that_are_stated_as_none(tmp_path):
 def test_ports_that_verilog_declares(folder):
     text = (folder / "life.v").read_text()
     for changed, message in (
-        (("[8:0] x", "[7:0] x"), "life.v declares x as input wire [7:0], expected input wire [8:0]"),
-        (("wire [0:0] y", "wire [0:0] y,\n  input wire z"), "declares z as input wire, expected None"),
+        (
+            ("[8:0] x", "[7:0] x"),
+            "life.v declares x as input wire [7:0], expected input wire [8:0]",
+        ),
+        (
+            ("wire [0:0] y", "wire [0:0] y,\n  input wire z"),
+            "declares z as input wire, expected None",
+        ),
         (
             ("module life", "/* module life ( */ module  wife"),
             "life.v cannot be read: it declares 0 modules 'life'",
@@ -287,7 +300,9 @@ ALWAYS = {"life.json", "life.blif", "life.aig", "life.aag", "life.html", "life.v
 
 @without_tools
 @pytest.mark.parametrize("damage", damaged(b""))
-@pytest.mark.parametrize("name", [*sorted(ALWAYS), "life.c", "life_test.c", "life_testbench.v", "life.dot"])
+@pytest.mark.parametrize(
+    "name", [*sorted(ALWAYS), "life.c", "life_test.c", "life_testbench.v", "life.dot"]
+)
 def test_a_damaged_file_fails_alone(name, damage, life, folder):
     """Damage the file first without, then with a matching manifest."""
     (folder / name).write_bytes(damaged((life / name).read_bytes())[damage])
@@ -331,7 +346,11 @@ def test_damaged_vectors(change, message, folder):
     change(found)
     put(folder, VECTORS, json.dumps(found).encode())
     failed = verified(folder)
-    assert set(failed) == {STATED, f"life.json in NumPy = {VECTORS}", "life.html in NumPy = life.json"}
+    assert set(failed) == {
+        STATED,
+        f"life.json in NumPy = {VECTORS}",
+        "life.html in NumPy = life.json",
+    }
     for detail in failed.values():
         assert detail.startswith(f"{VECTORS} cannot be read: ")
         assert message in detail
@@ -356,14 +375,19 @@ def test_a_page_may_show_votes(outputs, shown, tmp_path):
 
     layers = [LogicGates(6, 40, rngs=nnx.Rngs(0)), GroupSum(shown)]
     circuit, votes = (
-        circuits.from_model(layers, outputs=one, about={"image": [2, 3]}) for one in (outputs, "votes")
+        circuits.from_model(layers, outputs=one, about={"image": [2, 3]})
+        for one in (outputs, "votes")
     )
     folder = write(tmp_path / "out", "life", ("html",), circuit=circuit)
     text = circuits.page.write(votes)
     put(folder, "life.html", text.encode())
     assert not verified(folder)
     other = dataclasses.replace(votes, tables=tuple(table ^ 1 for table in votes.tables))
-    put(folder, "life.html", text.replace(page.encode_gates(votes), page.encode_gates(other)).encode())
+    put(
+        folder,
+        "life.html",
+        text.replace(page.encode_gates(votes), page.encode_gates(other)).encode(),
+    )
     assert verified(folder).keys() >= {"life.html in NumPy = life.json"}
 
 
@@ -424,7 +448,10 @@ def test_a_model_of_other_inputs(life):
 def exported_model(rounded, tmp_path_factory):
     """Read-only language-model export."""
     texts = [rounded.text(b"ab", 5, temperature=800, top_k=256, seed=1)]
-    files = {**rounded.integer.to_c(), language_model.TEXTS: language_model.texts_to_json(texts).encode()}
+    files = {
+        **rounded.integer.to_c(),
+        language_model.TEXTS: language_model.texts_to_json(texts).encode(),
+    }
     n, fraction, logit_fraction = (
         rounded.integer.n_values,
         rounded.integer.fraction,
@@ -453,7 +480,9 @@ def test_a_program_is_proved(exported_model):
         pytest.skip("gcc is not found")
     result = command("verify", exported_model)
     assert result.exit_code == 0, result.output
-    assert lines(result)[-1].endswith("9 files: 8 proved; 1 compared with its digest alone (Makefile).")
+    assert lines(result)[-1].endswith(
+        "9 files: 8 proved; 1 compared with its digest alone (Makefile)."
+    )
 
 
 @pytest.mark.parametrize(
@@ -461,7 +490,10 @@ def test_a_program_is_proved(exported_model):
     [
         (lambda texts: texts.clear(), "it holds []; expected a list of texts"),
         (lambda texts: texts[0].pop("seed"), "text 0 has no 'seed'"),
-        (lambda texts: texts[0].update(more=1, seed="1"), "text 0: 'seed' is \"1\"; expected a whole number"),
+        (
+            lambda texts: texts[0].update(more=1, seed="1"),
+            "text 0: 'seed' is \"1\"; expected a whole number",
+        ),
         (lambda texts: texts[0].update(prompt="xyz"), "non-hexadecimal"),
         (lambda texts: texts[0].update(prompt=""), "text 0 has a prompt of 0 bytes"),
         (lambda texts: texts[0].update(continuation=""), "0 bytes; no program writes that"),
@@ -489,7 +521,9 @@ def test_a_program_that_is_not_what_is_stated(model_folder):
     folder = model_folder
     facts = deployment.read_manifest(folder)["facts"]
     state(folder, facts={**facts, "context": 9, "tables": "int8"})
-    assert verified(folder) == {STATED: 'tables is "int8", expected "int16"; context is 9, expected 6'}
+    assert verified(folder) == {
+        STATED: 'tables is "int8", expected "int16"; context is 9, expected 6'
+    }
     state(folder, facts=facts)
     header = (folder / "model.h").read_bytes()
     put(folder, "model.h", header.replace(b"LM_WINDOW", b"LM_WINDOWS"))

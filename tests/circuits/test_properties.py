@@ -10,7 +10,17 @@ from example_circuits import random_circuit
 from exports import write
 from tools import require_tool
 
-from lutjax.circuits import Builder, Circuit, Format, Port, abc, arithmetic, columns, deployment, properties
+from lutjax.circuits import (
+    Builder,
+    Circuit,
+    Format,
+    Port,
+    abc,
+    arithmetic,
+    columns,
+    deployment,
+    properties,
+)
 from lutjax.circuits._rows import bits_of_rows
 from lutjax.circuits.circuit import walk_literals
 
@@ -58,7 +68,9 @@ def test_robustness_is_that_of_all_inputs(voters):
                 first, second = (sample["x"] for sample in found.samples)
                 assert (first == inputs[k]).all()
                 assert 0 < (bits_of(first) != bits_of(second)).sum() <= flips
-                assert found.answers == tuple(circuit(x[None]).argmax(1)[0] for x in (first, second))
+                assert found.answers == tuple(
+                    circuit(x[None]).argmax(1)[0] for x in (first, second)
+                )
     assert statuses == {"proved", "refuted"}
 
 
@@ -66,7 +78,10 @@ def test_monotonicity_and_independence_are_those_of_all_inputs(voters):
     circuit, _, classes = voters
     for k in range(3):
         table = np.moveaxis(classes.reshape(8, 8, 8), k, 0)
-        expected = {False: (np.diff(table, axis=0) >= 0).all(), True: (np.diff(table, axis=0) <= 0).all()}
+        expected = {
+            False: (np.diff(table, axis=0) >= 0).all(),
+            True: (np.diff(table, axis=0) <= 0).all(),
+        }
         name = f"x[{k}]"
         for decreasing, good in expected.items():
             found = properties.prove_monotonicity(circuit, name, decreasing=decreasing)
@@ -120,7 +135,9 @@ def test_a_time_limit(monkeypatch):
 
 
 def test_a_wrong_counterexample_is_no_result(monkeypatch):
-    monkeypatch.setattr(properties, "_ask_abc", lambda *_: ("refuted", np.zeros(3, np.uint8), "ABC"))
+    monkeypatch.setattr(
+        properties, "_ask_abc", lambda *_: ("refuted", np.zeros(3, np.uint8), "ABC")
+    )
     with pytest.raises(RuntimeError, match="does not violate"):
         properties.prove_monotonicity(OR, "x[0]")
 
@@ -138,7 +155,12 @@ def table():
     above, far, missing, clerk = bits_of_rows(builder, taken, numbers)
     young = builder.gate([above, clerk], 0b1000)
     builder.output("y", [[builder.gate([young, far, missing], 0b11111110)]])
-    about = {"kind": "classifier", "n_classes": 2, "classes": ["low", "high"], "columns": taken.facts()}
+    about = {
+        "kind": "classifier",
+        "n_classes": 2,
+        "classes": ["low", "high"],
+        "columns": taken.facts(),
+    }
     return builder.circuit(about)
 
 
@@ -195,7 +217,9 @@ def test_what_the_command_refuses(folder, words, message):
 
 def test_the_command_without_abc(folder, monkeypatch):
     monkeypatch.setattr(abc, "find", lambda: None)
-    assert "ABC is not installed: pip install pyosys" in refusal("prove", folder, "--unused", "x[0]")
+    assert "ABC is not installed: pip install pyosys" in refusal(
+        "prove", folder, "--unused", "x[0]"
+    )
     assert command("prove", folder, "--robust", 1).exit_code in (0, 1)  # few inputs need no ABC
 
 
@@ -224,8 +248,14 @@ def test_damaged_exports(folder, tmp_path):
     ("call", "message"),
     [
         (lambda: properties.prove_robustness(OR, {"x": [0, 1]}, 0), "flips is 0"),
-        (lambda: properties.prove_robustness(OR, {"x": [0, 1]}, 1, method="sat"), "method is 'sat'"),
-        (lambda: properties.prove_robustness(OR, {"x": [0, 1, 1]}, 1), "x has 3 values; expected 2"),
+        (
+            lambda: properties.prove_robustness(OR, {"x": [0, 1]}, 1, method="sat"),
+            "method is 'sat'",
+        ),
+        (
+            lambda: properties.prove_robustness(OR, {"x": [0, 1, 1]}, 1),
+            "x has 3 values; expected 2",
+        ),
         (lambda: properties.prove_robustness(OR, {"y": [0, 1]}, 1), "sample has"),
         (lambda: properties.prove_independence(OR, "x[0]", seconds=0), "seconds is 0"),
         (

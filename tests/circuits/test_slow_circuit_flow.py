@@ -27,7 +27,9 @@ def vectors_of(folder):
 
 
 def check_proofs(folder):
-    assert not [proof for proof in proofs.verify(folder, oracle=exporting.oracle) if proof.passed is False]
+    assert not [
+        proof for proof in proofs.verify(folder, oracle=exporting.oracle) if proof.passed is False
+    ]
 
 
 def test_export_refuses_what_is_not_exact(tmp_path):
@@ -36,9 +38,7 @@ def test_export_refuses_what_is_not_exact(tmp_path):
         tmp_path / "out",
         ("export", "--run", write_classifier(tmp_path, x / 3, y), "--out", tmp_path / "out"),
     )
-    fixed = (
-        "circuits have no floating-point numbers. Choose a fixed-point format by --inputs, such as fixed12.4"
-    )
+    fixed = "circuits have no floating-point numbers. Choose a fixed-point format by --inputs, such as fixed12.4"
     for more, expected in (
         ((), fixed),
         (("--inputs", "float32"), "a circuit has no floating-point numbers"),
@@ -68,7 +68,13 @@ def test_trees_are_exported(trees, tmp_path):
     assert len(np.unique(vectors_of(out).outputs["y"])) == 3
     check_proofs(out)
     circuit = circuits.netlist_json.read((out / "digits.json").read_text())
-    assert [name for name, _ in circuit.parts] == ["encoder", "layer 1", "layer 2", "votes", "argmax"]
+    assert [name for name, _ in circuit.parts] == [
+        "encoder",
+        "layer 1",
+        "layer 2",
+        "votes",
+        "argmax",
+    ]
     assert circuit.inputs[0].count == 32
 
 
@@ -83,7 +89,9 @@ def test_circuits_of_trees_from_numbers_and_from_bits(trees):
     """Rows, columns and channels follow the orders in `LogicTreeNet.circuit`, the model's own orders."""
     run, x = trees
     model = lutjax.load(run)
-    logits = nnx.jit(lambda model, x: model(x, deterministic=True))(model, jnp.asarray(x, jnp.float32))
+    logits = nnx.jit(lambda model, x: model(x, deterministic=True))(
+        model, jnp.asarray(x, jnp.float32)
+    )
     votes = np.round(np.asarray(logits) * model.config.tau)
     of_numbers = model.circuit(inputs="uint8", outputs="bits")(x.reshape(len(x), -1))
     np.testing.assert_array_equal(of_numbers.reshape(len(x), 3, -1).sum(-1), votes)
@@ -129,7 +137,8 @@ def test_an_optimized_export_is_proved(goal, folders, tmp_path):
     run, out = folders["automaton run"], tmp_path / "out"
     output("export", "--run", run, "--out", out, "--optimize", goal, "--format", "blif")
     both = [
-        circuits.netlist_json.read((f / "automaton.json").read_text()) for f in (folders["automaton"], out)
+        circuits.netlist_json.read((f / "automaton.json").read_text())
+        for f in (folders["automaton"], out)
     ]
     count = {"ands": ands.and_graph, "gates": ands.operations}.get(goal, lambda c: [c.fanins])
     before, after = (len(count(circuit)[0]) for circuit in both)
@@ -157,8 +166,13 @@ def test_a_language_model_becomes_a_program(tmp_path):
     sizes = ("--features=8", "--context=8", "--n-layers=1", "--n-detectors=4", "--n-anchors=3")
     more = ("--ffn-detectors=4", "--ffn-anchors=3", "--batch-size=4", "--steps=2")
     run, out = tmp_path / "run", tmp_path / "out"
-    output("train", "lm", "--model", "lut", "--text", tmp_path / "text", "--out", run, *sizes, *more)
-    for tables in ("int8", "int16"):  # the second in the place of the first, and of what make has written
+    output(
+        "train", "lm", "--model", "lut", "--text", tmp_path / "text", "--out", run, *sizes, *more
+    )
+    for tables in (
+        "int8",
+        "int16",
+    ):  # the second in the place of the first, and of what make has written
         output("export", "--run", run, "--out", out, "--integers", tables)
         (out / "language_model").write_text("compiled")
     assert [proof.passed for proof in proofs.verify(out)] == [True, True]

@@ -34,7 +34,9 @@ def test_layers_of_fixed_point_numbers_keep_their_numbers(programs):
         found = integer(x)
         assert integer.fraction == 10
         assert (np.abs(found).max(0) <= integer.bound).all()
-        np.testing.assert_array_equal(found / 2.0**10, np.asarray(layer(jnp.asarray(x, jnp.float32))))
+        np.testing.assert_array_equal(
+            found / 2.0**10, np.asarray(layer(jnp.asarray(x, jnp.float32)))
+        )
         np.testing.assert_array_equal(in_c(name, x), found)
         # Whole numbers differ where float32 cannot tell them apart; and nothing overflows.
         extremes = rng.choice([-LARGEST - 1, -LARGEST, -1, 0, 1, LARGEST - 1, LARGEST], x.shape)
@@ -62,7 +64,9 @@ def test_rounded_sparse_layers(programs):
         x = rng.integers(-3, 4, (30, integer.in_features))
         np.testing.assert_array_equal(in_c(name, x), integer(x))
         n_addends = len(integer.values) * integer.values.shape[2]
-        error = np.abs(integer(x) / 2.0**integer.fraction - exact[name](x) / 2.0 ** exact[name].fraction)
+        error = np.abs(
+            integer(x) / 2.0**integer.fraction - exact[name](x) / 2.0 ** exact[name].fraction
+        )
         assert 0 < error.max() <= n_addends * 2.0 ** (integer.shifts.max() - integer.fraction)
 
 
@@ -132,8 +136,12 @@ def test_a_run_becomes_a_program(compiler, tmp_path):
     assert facts["loss_after"] == pytest.approx(facts["loss_before"], abs=0.02)
     assert f"{facts['loss_before']:.4f} nats per byte before rounding" in program.remarks[0]
     assert lines[:2] == ["rounding to int16", "testing the trained model"]
-    assert "600 bytes of 3 texts" in language_model.verify(out, compiler=compiler, flags=(*STRICT, *FLAGS))
-    sources = {name: (out / name).read_bytes() for name in ("main.c", "language_model.c", "tables.c")}
+    assert "600 bytes of 3 texts" in language_model.verify(
+        out, compiler=compiler, flags=(*STRICT, *FLAGS)
+    )
+    sources = {
+        name: (out / name).read_bytes() for name in ("main.c", "language_model.c", "tables.c")
+    }
     added = run(compiled(out, sources, *FLAGS), "-n", 30, "the fox")
     words = ("generate", "--checkpoint", tmp_path / "run", "--prompt", "the fox")
     words += ("--bytes", 30, "--integers", "int16")

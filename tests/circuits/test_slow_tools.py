@@ -17,7 +17,18 @@ from folders import ROOT
 from tools import require_tool
 
 from lutjax import circuits
-from lutjax.circuits import Builder, Circuit, Format, Port, abc, arithmetic, fpga, simulate, verilog, yosys
+from lutjax.circuits import (
+    Builder,
+    Circuit,
+    Format,
+    Port,
+    abc,
+    arithmetic,
+    fpga,
+    simulate,
+    verilog,
+    yosys,
+)
 
 pytestmark = pytest.mark.slow
 NEXTPNR = """#!/bin/sh
@@ -38,7 +49,9 @@ def test_every_family_has_its_cells(family):
     declared = re.findall(r"^  reg (?!\[)(.*);$", verilog.write(circuit, registers=2), re.M)
     flip_flops = sum(len(line.split(", ")) for line in declared) + cycles  # with the valid bits
     assert (
-        found.total.flip_flops == flip_flops if family != "xc7" else 0 < found.total.flip_flops <= flip_flops
+        found.total.flip_flops == flip_flops
+        if family != "xc7"
+        else 0 < found.total.flip_flops <= flip_flops
     )
     assert 4 <= found.total.luts <= 40
     assert 1 <= found.total.levels <= 2
@@ -65,7 +78,9 @@ def test_clocks_are_those_of_nextpnr(tmp_path, monkeypatch):
     assert str(found).splitlines()[-1] == "the clock of 100 MHz that was asked for is not met"
     assert json.loads(found.to_json())["all"]["samples_a_second"] == 80e6
     program.write_text(NEXTPNR.replace("SB_LUT4", "nonsense"))
-    assert "not placed: nextpnr-ice40 says: ERROR: no cells" in str(fpga.report(builder.circuit(), "ice40"))
+    assert "not placed: nextpnr-ice40 says: ERROR: no cells" in str(
+        fpga.report(builder.circuit(), "ice40")
+    )
 
 
 def test_parts_without_gates_or_outputs():
@@ -80,7 +95,11 @@ def test_parts_without_gates_or_outputs():
         (("encoder", 0), ("layer 1", 2)),
     )
     found = fpga.report(circuit, "ice40", place=False)
-    assert [(cost.luts, cost.levels) for cost in (*found.parts, found.total)] == [(0, 0), (1, 1), (1, 1)]
+    assert [(cost.luts, cost.levels) for cost in (*found.parts, found.total)] == [
+        (0, 0),
+        (1, 1),
+        (1, 1),
+    ]
     wires = fpga.report(Circuit((Port("x"),), (Port("y"),), (), (), (2,)), "ice40", place=False)
     assert (wires.parts, wires.total.luts, wires.total.levels) == ((), 0, 0)
 
@@ -91,7 +110,12 @@ def test_a_report_of_an_export(tmp_path):
     text = output("fpga", folder, "--family", "ice40", "--no-place")
     found = json.loads((tmp_path / "life_ice40.json").read_text())
     assert (found["registers"], found["all"]["flip_flops"] > 0) == (2, True)
-    assert [line.split()[0] for line in text.splitlines()[:4]] == ["part", "perception", "update", "all"]
+    assert [line.split()[0] for line in text.splitlines()[:4]] == [
+        "part",
+        "perception",
+        "update",
+        "all",
+    ]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "life",
         "life_ice40.json",
@@ -108,8 +132,13 @@ def test_life_is_placed():
 def layers(width, depth):
     """Random layers with 2-input gates."""
     rng = np.random.default_rng(0)
-    starts = [1, *range(257, 258 + width * depth, width)]  # of the inputs, of each layer, and the end
-    fanins = np.concatenate([rng.integers(a, b, (width, 2)) for a, b in itertools.pairwise(starts[:-1])])
+    starts = [
+        1,
+        *range(257, 258 + width * depth, width),
+    ]  # of the inputs, of each layer, and the end
+    fanins = np.concatenate(
+        [rng.integers(a, b, (width, 2)) for a, b in itertools.pairwise(starts[:-1])]
+    )
     tables = tuple(rng.choice([1, 2, 4, 6, 7, 8, 9, 11, 13, 14], width * depth).tolist())
     literals = tuple(range(2 * starts[-2], 2 * starts[-1], 2))
     return Circuit(
@@ -147,8 +176,12 @@ def test_pages_are_those_of_today_s_templates(monkeypatch):
     import gallery
 
     for name in gallery.PAGES:
-        text = (ROOT / "docs" / "gallery" / "pages" / "play" / f"{name}.html").read_text(encoding="utf-8")
-        assert gallery.rewritten(name, text) == text, "python docs/gallery.py --write writes the pages"
+        text = (ROOT / "docs" / "gallery" / "pages" / "play" / f"{name}.html").read_text(
+            encoding="utf-8"
+        )
+        assert gallery.rewritten(name, text) == text, (
+            "python docs/gallery.py --write writes the pages"
+        )
 
 
 def test_verilog_by_alkaid_is_proved(tmp_path):
@@ -173,7 +206,14 @@ def test_verilog_by_alkaid_is_proved(tmp_path):
     yosys.run(
         [
             f"read_verilog {' '.join(path.name for path in files)}",
-            *("hierarchy -top made -check", "proc -norom", "flatten", "techmap", "setundef -zero", "aigmap"),
+            *(
+                "hierarchy -top made -check",
+                "proc -norom",
+                "flatten",
+                "techmap",
+                "setundef -zero",
+                "aigmap",
+            ),
             "write_aiger -symbols made.aig",
         ],
         tmp_path,

@@ -13,7 +13,14 @@ COPIES = 64
 NAMES = {
     "handshake": ("in_valid", "in_ready", "in_data", "out_valid", "out_ready", "out_data", "", ""),
     "axi": (
-        *("s_axis_tvalid", "s_axis_tready", "s_axis_tdata", "m_axis_tvalid", "m_axis_tready", "m_axis_tdata"),
+        *(
+            "s_axis_tvalid",
+            "s_axis_tready",
+            "s_axis_tdata",
+            "m_axis_tvalid",
+            "m_axis_tready",
+            "m_axis_tdata",
+        ),
         *("s_axis_tlast", "m_axis_tlast"),
     ),
 }
@@ -42,9 +49,14 @@ def sent_and_received(circuit, registers, interface, n_cycles, how_often, *, see
     text = verilog.write(circuit, "dut", registers=registers)
     text += streams.write(circuit, "dut", registers=registers, interface=interface)
     machine = Machine(text, "dut_stream", COPIES // 64, seed)
-    in_valid, in_ready, in_data, out_valid, out_ready, out_data, last_in, last_out = NAMES[interface]
+    in_valid, in_ready, in_data, out_valid, out_ready, out_data, last_in, last_out = NAMES[
+        interface
+    ]
     reset, on = ("aresetn", False) if interface == "axi" else ("reset", True)
-    full, zero = np.full(machine.n_words, 2**64 - 1, np.uint64), np.zeros(machine.n_words, np.uint64)
+    full, zero = (
+        np.full(machine.n_words, 2**64 - 1, np.uint64),
+        np.zeros(machine.n_words, np.uint64),
+    )
     level = lambda high: full if high else zero  # noqa: E731
     bits = [name for name in machine.inputs if name.startswith(f"{in_data}[")]
     width = max(len(bits), 1)
@@ -60,7 +72,10 @@ def sent_and_received(circuit, registers, interface, n_cycles, how_often, *, see
         given = {reset: level(not on), in_valid: valid, out_ready: ready, last_in: mark}
         given |= {f"{in_data}[{k}]": row for k, row in enumerate(data)} | {in_data: data[0]}
         found = machine.step(given)
-        leaves = [*vector(found, out_data, circuit.n_outputs), *([found[last_out]] if last_out else [])]
+        leaves = [
+            *vector(found, out_data, circuit.n_outputs),
+            *([found[last_out]] if last_out else []),
+        ]
         history.append((found[in_ready], found[out_valid]))
         for copy in range(COPIES):
             taken = bit(valid, copy) and bit(found[in_ready], copy)
@@ -140,7 +155,10 @@ def test_arguments(arguments, options, message):
 def test_axi_has_whole_bytes():
     text = streams.write(CIRCUITS["two ports"], "dut", registers=2, interface="axi")
     ports = verilog.declared(text, "dut_stream")
-    assert (ports["s_axis_tdata"], ports["m_axis_tdata"]) == ("input wire [15:0]", "output wire [15:0]")
+    assert (ports["s_axis_tdata"], ports["m_axis_tdata"]) == (
+        "input wire [15:0]",
+        "output wire [15:0]",
+    )
     assert set(ports) >= {"aclk", "aresetn", "s_axis_tlast", "m_axis_tlast"}
     assert "s_axis_tdata[11:0]" in text
     assert "{2'd0, queue[" in text

@@ -51,17 +51,23 @@ def test_distinct_of_candidates():
         lutjax.sample_anchors(jax.random.key(0), 10, 6, 2, candidates=candidates, distinct=True)
     )
     assert_without_replacement(anchors[[0, 2, 4]], np.array([2, 5, 7, 9]))
-    assert {tuple(p) for p in anchors[[0, 2, 4]].reshape(-1, 2).tolist()} == pairs_of(np.array([2, 5, 7, 9]))
+    assert {tuple(p) for p in anchors[[0, 2, 4]].reshape(-1, 2).tolist()} == pairs_of(
+        np.array([2, 5, 7, 9])
+    )
     assert_without_replacement(anchors[[1, 3]], np.array([0, 1, 3]))
     np.testing.assert_array_equal(anchors[5], [[4, 6], [4, 6]])
-    shared = lutjax.sample_anchors(jax.random.key(0), 10, 5, 2, candidates=candidates[:1], distinct=True)
+    shared = lutjax.sample_anchors(
+        jax.random.key(0), 10, 5, 2, candidates=candidates[:1], distinct=True
+    )
     assert_without_replacement(np.asarray(shared), np.array([2, 5, 7, 9]))
 
 
 def test_pairs_that_follow_each_other_are_uniform():
     draw = jax.vmap(lambda key: lutjax.sample_anchors(key, 3, 3, 2, distinct=True))
     anchors = np.asarray(draw(jax.random.split(jax.random.key(0), 3000)))
-    codes = (3 * anchors[..., 0] + anchors[..., 1]).reshape(-1, 6)  # two permutations of the pairs 01, 02, 12
+    codes = (3 * anchors[..., 0] + anchors[..., 1]).reshape(
+        -1, 6
+    )  # two permutations of the pairs 01, 02, 12
     for place in range(6):
         _, counts = np.unique(codes[:, place], return_counts=True)
         assert len(counts) == 3
@@ -80,7 +86,9 @@ def test_anchors_are_drawn_uniformly_from_the_ordered_pairs(n_candidates):
         lists = np.concatenate(
             [lists[:, :1], np.full((2, 2), -1), lists[:, 1:]], 1
         )  # unused slots among them
-    anchors = np.asarray(lutjax.sample_anchors(jax.random.key(3), n_inputs, 2, n_draws, candidates=lists))
+    anchors = np.asarray(
+        lutjax.sample_anchors(jax.random.key(3), n_inputs, 2, n_draws, candidates=lists)
+    )
     assert anchors.dtype == np.int32
     assert anchors.shape == (2, n_draws, 2)
     for t in range(2):
@@ -120,7 +128,11 @@ def test_the_same_inside_of_another_program(distinct):
 
 @pytest.mark.usefixtures("without_typechecking")
 @pytest.mark.parametrize(
-    "draw", [lambda key: lutjax.sample_anchors(key, 4, 3, 2), lambda key: lutjax.wiring.balanced(key, 4, 3)]
+    "draw",
+    [
+        lambda key: lutjax.sample_anchors(key, 4, 3, 2),
+        lambda key: lutjax.wiring.balanced(key, 4, 3),
+    ],
 )
 def test_keys(draw):
     with pytest.raises(TypeError, match=r"key is 0; expected a key, such as jax.random.key\(0\)"):

@@ -42,7 +42,11 @@ def test_tiles_equal_the_reference():
 def test_only_tiles_of_the_blocks_are_visited():
     d = lutjax.detect(X[:1], ANCHORS)
     visited = {}
-    for name, mask in {"some": MASK, "none": np.zeros_like(MASK), "all": np.ones_like(MASK)}.items():
+    for name, mask in {
+        "some": MASK,
+        "none": np.zeros_like(MASK),
+        "all": np.ones_like(MASK),
+    }.items():
         made, *_ = lutjax.kernel_registry.calls_of(
             "lookup_attention", WEIGHTS[:, : 4**C], d, d, block_mask=mask, block_sizes=SIZES
         )

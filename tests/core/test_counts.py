@@ -169,7 +169,9 @@ def test_symbolic_batches(monkeypatch):
     spec, arrays = SPEC, arrays_of()
 
     def attend(x):
-        return spec.attend_with_cache(arrays, spec.empty_cache(x.shape, x.dtype, cached="counts"), x)
+        return spec.attend_with_cache(
+            arrays, spec.empty_cache(x.shape, x.dtype, cached="counts"), x
+        )
 
     (batch,) = jax.export.symbolic_shape("batch")
     shape = jax.ShapeDtypeStruct((batch, LENGTH, FEATURES), jnp.float32)
@@ -194,7 +196,9 @@ class TestSlow:
                 return jnp.sum(y * drawn(3, *y.shape)), y
 
             # In jit, since the most numbers of a block are chosen while it traces.
-            (_, y), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(jnp.asarray(arrays["weights"]))
+            (_, y), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(
+                jnp.asarray(arrays["weights"])
+            )
             return y, gradient
 
         y, gradient = both("ids", (5, 1, 3))
@@ -208,9 +212,17 @@ class TestSlow:
         spec = dataclasses.replace(SPEC, accumulate=FINE)
         arrays, x = arrays_of(), jnp.asarray(drawn(1, 2, LENGTH, FEATURES))
         want, parts = spec(arrays, x), (x[:, :5], x[:, 5:6], x[:, 6:])
-        options = {**SIZES, "n_positions": LENGTH, "accumulate": FINE, "decode": True, "cached": "counts"}
+        options = {
+            **SIZES,
+            "n_positions": LENGTH,
+            "accumulate": FINE,
+            "decode": True,
+            "cached": "counts",
+        }
 
-        layer = of_nnx.LUTAttention(FEATURES, OUTPUTS, **options, anchors=arrays["anchors"], rngs=nnx.Rngs(0))
+        layer = of_nnx.LUTAttention(
+            FEATURES, OUTPUTS, **options, anchors=arrays["anchors"], rngs=nnx.Rngs(0)
+        )
         layer.weights = arrays["weights"]
         for kinds in ({}, {"counts": True}):
             layer.init_cache(x.shape, **kinds)
@@ -222,7 +234,10 @@ class TestSlow:
         variables = layer.init(jax.random.key(0), parts[0])
         assert set(variables["cache"]) == {"cached_counts", "cache_index"}
         arrays = jax.tree.map(jnp.asarray, arrays)
-        kinds = {"params": {"weights": arrays["weights"]}, "anchors": {"anchors": arrays["anchors"]}}
+        kinds = {
+            "params": {"weights": arrays["weights"]},
+            "anchors": {"anchors": arrays["anchors"]},
+        }
         cache, found = variables["cache"], []
         for part in parts:
             y, new = layer.apply({**kinds, "cache": cache}, part, mutable=["cache"])

@@ -36,7 +36,9 @@ class Steps(NamedTuple):
 
 
 def steps():
-    rates = st.lists(st.sampled_from((0.0, 0.125, 0.5, 1.0, 2.0)), min_size=1, max_size=6).map(tuple)
+    rates = st.lists(st.sampled_from((0.0, 0.125, 0.5, 1.0, 2.0)), min_size=1, max_size=6).map(
+        tuple
+    )
     return st.builds(
         Steps,
         st.sampled_from(RULES),
@@ -65,7 +67,9 @@ def decay_everywhere(of: Steps, table, reads, cotangents):
             touched[at] = True
         rate = jnp.asarray(rate * factors, table.dtype)
         moved, after = of.rule.step(rows, jnp.asarray(gradient), state, rate)
-        rows = jnp.where(touched, moved, rows * (1 - rate * jnp.asarray(of.rule.weight_decay, table.dtype)))
+        rows = jnp.where(
+            touched, moved, rows * (1 - rate * jnp.asarray(of.rule.weight_decay, table.dtype))
+        )
         state = {name: jnp.where(touched, a, state[name]) for name, a in after.items()}
     return rows, state
 
@@ -77,7 +81,11 @@ def fits(of: Steps):
 @pytest.mark.parametrize("ahead", [False, True])
 def test_rows_that_are_skipped_have_the_decay_of_every_step(ahead):
     rates = (0.5, 0.0, 1.0, 0.125, 1.0)
-    check(Steps(tables.RowAdagrad(weight_decay=0.25), rates, (1.0, 0.5), 2, "float32", False, ahead, 1))
+    check(
+        Steps(
+            tables.RowAdagrad(weight_decay=0.25), rates, (1.0, 0.5), 2, "float32", False, ahead, 1
+        )
+    )
 
 
 @pytest.mark.slow

@@ -26,7 +26,9 @@ from lutjax import ops, optim as tables, reads, tables as factored_tables, testi
 from lutjax.values import _row_rules
 
 Arrays = dict[str, Any]
-pytestmark = pytest.mark.usefixtures("without_typechecking")  # definitions read detections of NumPy arrays
+pytestmark = pytest.mark.usefixtures(
+    "without_typechecking"
+)  # definitions read detections of NumPy arrays
 
 # ------------------------------------------------------------------------------------- ops in NumPy
 COMPOSED = ("scored_lut", "gate_network", "lut_at_places")
@@ -212,7 +214,9 @@ def test_compositions_are_their_definitions(name):
 
     *found, wanted = results(differentiable, dy)
     for actual in found:
-        for (path, a), e in zip(jax.tree.leaves_with_path(actual), jax.tree.leaves(wanted), strict=True):
+        for (path, a), e in zip(
+            jax.tree.leaves_with_path(actual), jax.tree.leaves(wanted), strict=True
+        ):
             testing.assert_close(f"{name}: {jax.tree_util.keystr(path)}", a, e, 1e-5)
 
 
@@ -230,7 +234,9 @@ READS = (
 
 
 def test_every_read_is_here():
-    every = {getattr(reads, name) for name in reads.__all__ if inspect.isclass(getattr(reads, name))}
+    every = {
+        getattr(reads, name) for name in reads.__all__ if inspect.isclass(getattr(reads, name))
+    }
     assert {type(read) for read in READS} == every - {reads.Read}
 
 
@@ -260,12 +266,18 @@ def test_reads_follow_their_definitions(read):
     def value(row: np.ndarray, scalars: Arrays, ratio: Any) -> Any:
         """Return the function whose ordinary gradient is the read's gradient."""
         found = read_margins(read, row, scalars)
-        return ratio * found["exact"] if "ratio" in found else found.get("smooth", found["coefficients"])
+        return (
+            ratio * found["exact"]
+            if "ratio" in found
+            else found.get("smooth", found["coefficients"])
+        )
 
     ratios = [e.get("ratio", 1.0) for e in expected[40:]]
     step = 1e-6
 
-    def slopes(change: Callable[[np.ndarray, Arrays, float], tuple[np.ndarray, Arrays]]) -> np.ndarray:
+    def slopes(
+        change: Callable[[np.ndarray, Arrays, float], tuple[np.ndarray, Arrays]],
+    ) -> np.ndarray:
         ends = [
             [
                 value(*change(row, scalars, sign * step), ratio)
@@ -287,7 +299,9 @@ def test_reads_follow_their_definitions(read):
 def test_a_distance_of_zero_has_the_slope_of_its_bit():
     """As `np.where(u > 0, u, -u)` in the definitions: -1 at 0."""
     u = jnp.array([[0.0, 1.0]])
-    slope = jax.grad(lambda u: reads.Confidence(ways=1)(u, {"log_beta": 0.0, "log_gamma": -50.0})[1].sum())(u)
+    slope = jax.grad(
+        lambda u: reads.Confidence(ways=1)(u, {"log_beta": 0.0, "log_gamma": -50.0})[1].sum()
+    )(u)
     np.testing.assert_allclose(slope, [[-1.0, 1.0]], rtol=1e-6)
 
 
@@ -328,7 +342,9 @@ def test_ops_of_one_argument_follow_their_definitions(op, output, argument, shap
         f = jax.jit(functools.partial(function, **options))
         y, pull = jax.vjp(f, jnp.asarray(value, jnp.float32))
         dy = grid(*y.shape)
-        expected = run(definition(getattr(lutjax, op)), {argument: value, f"d{output}": dy, **options})
+        expected = run(
+            definition(getattr(lutjax, op)), {argument: value, f"d{output}": dy, **options}
+        )
         (found,) = pull(jnp.asarray(dy, y.dtype))
         np.testing.assert_allclose(y, expected[output], rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(found, expected[f"d{argument}"], rtol=1e-5, atol=1e-5)
@@ -400,10 +416,18 @@ def test_rules_are_their_definitions(rule):
     code = definition(type(rule))
     row, state = grid(4), {name: np.zeros(n) for name, n in rule.state_sizes(4).items()}
     actual, actual_state = jnp.asarray(row), jax.tree.map(jnp.asarray, state)
-    expected = {"row": row, "first_moment": np.zeros(4), **state, **dataclasses.asdict(rule), "rate": 0.5}
+    expected = {
+        "row": row,
+        "first_moment": np.zeros(4),
+        **state,
+        **dataclasses.asdict(rule),
+        "rate": 0.5,
+    }
     for _ in range(3):
         gradient = grid(4)
-        actual, actual_state = rule.step(actual, jnp.asarray(gradient), actual_state, jnp.asarray(0.5))
+        actual, actual_state = rule.step(
+            actual, jnp.asarray(gradient), actual_state, jnp.asarray(0.5)
+        )
         expected = run(code, {**expected, "gradient": gradient})
         np.testing.assert_allclose(actual, expected["row"], rtol=1e-5, err_msg="row")
         for name, value in actual_state.items():
@@ -412,7 +436,9 @@ def test_rules_are_their_definitions(rule):
 
 def test_every_rule_has_a_definition():
     rules = [
-        r for r in vars(_row_rules).values() if inspect.isclass(r) and issubclass(r, tables.SGD.__base__)
+        r
+        for r in vars(_row_rules).values()
+        if inspect.isclass(r) and issubclass(r, tables.SGD.__base__)
     ]
     assert {type(rule) for rule in RULES} == {r for r in rules if r is not tables.SGD.__base__}
 
@@ -436,7 +462,9 @@ def test_update_table_is_its_definition(sizes):
     assert not touched.all()
     arguments = {"weights": weights, "gradient": gradient, "rate": jnp.asarray(0.5), "rule": rule}
     arguments["rates"] = rates
-    expected = run(definition(lutjax.update_table), {**arguments, "state": state, "touched": touched})
+    expected = run(
+        definition(lutjax.update_table), {**arguments, "state": state, "touched": touched}
+    )
     np.testing.assert_allclose(new, expected["new_weights"], rtol=1e-5)
     np.testing.assert_allclose(new_state["sum_of_squares"], expected["new_state"]["sum_of_squares"])
 

@@ -15,7 +15,13 @@ import numpy as np
 import pytest
 from drawn_cases import Spec
 from hypothesis import given, settings, strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    rule,
+    run_state_machine_as_test,
+)
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from machine import needs_devices
 
@@ -99,11 +105,19 @@ def wanted(case: Any, names: tuple[str, ...]) -> Any:
 def calls(draw: Any, op: str) -> tuple[Any, ...]:
     """Draw a size, a dtype, the differentiated arguments, and a transformation."""
     module = testing.cases_of(op)
-    dtype = draw(st.sampled_from([d for d in ("float32", "bfloat16") if d in module.dtypes] or module.dtypes))
+    dtype = draw(
+        st.sampled_from([d for d in ("float32", "bfloat16") if d in module.dtypes] or module.dtypes)
+    )
     name = draw(st.sampled_from(sizes(op)))
     arguments = tuple(testing.case(op, name, dtype).differentiable)
     some = draw(st.lists(st.sampled_from(arguments), min_size=1, unique=True))
-    return op, name, dtype, tuple(n for n in arguments if n in some), draw(st.sampled_from(TRANSFORMATIONS))
+    return (
+        op,
+        name,
+        dtype,
+        tuple(n for n in arguments if n in some),
+        draw(st.sampled_from(TRANSFORMATIONS)),
+    )
 
 
 @functools.cache
@@ -111,7 +125,9 @@ def sizes(op: str) -> tuple[str, ...]:
     return tuple(n for n in ("split", "primes") if n in testing.cases_of(op).sizes)
 
 
-def check_call(op: str, name: str, dtype: str, arguments: tuple[str, ...], transformation: str) -> None:
+def check_call(
+    op: str, name: str, dtype: str, arguments: tuple[str, ...], transformation: str
+) -> None:
     if "shard_map" in transformation and name != "split":
         transformation = "jit"
     testing.check(wanted(testing.case(op, name, dtype), arguments), transformation=transformation)
@@ -266,7 +282,9 @@ def test_arguments_on_a_mesh(op, kind):
                 )
                 return y, pull(placed)[0]
 
-            y, found = run(differentiable, fixed, ct) if ct else (_run(case, fixed, differentiable), {})
+            y, found = (
+                run(differentiable, fixed, ct) if ct else (_run(case, fixed, differentiable), {})
+            )
         testing.assert_all_close(f"{spec} at {at}", y, {n: outputs[n] for n in y})
         testing.assert_all_close(f"{spec} at {at}", found, {n: cotangents[n] for n in found})
 
@@ -295,7 +313,9 @@ def test_specs_use_every_argument(op):
     def note(*args: Any, **options: Any) -> Any:
         for name, value in signature.bind(*args, **options).arguments.items():
             default = signature.parameters[name].default
-            if not (value is default or (isinstance(value, (bool, int, float)) and value == default)):
+            if not (
+                value is default or (isinstance(value, (bool, int, float)) and value == default)
+            ):
                 used.add(name)
         return SimpleNamespace(index=None, flip=None, margin=None)
 

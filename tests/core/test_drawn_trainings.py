@@ -80,15 +80,23 @@ class Training:
         return tables.Optimizer(
             self.rule,
             RATE,
-            rest=optax.chain(tables.normalized(), optax.sgd(RATE)) if normalizes else optax.sgd(RATE),
-            rates={f"t{i}/weights": t.rate for i, t in enumerate(self.tables) if t.rate != 1 and not t.dense},
+            rest=optax.chain(tables.normalized(), optax.sgd(RATE))
+            if normalizes
+            else optax.sgd(RATE),
+            rates={
+                f"t{i}/weights": t.rate
+                for i, t in enumerate(self.tables)
+                if t.rate != 1 and not t.dense
+            },
             tables=self.is_table,
         )
 
 
 @st.composite
 def trainings(draw: Any) -> Training:
-    dtypes = draw(st.sampled_from((("float32",), ("float32", "bfloat16", "float16"), ("float64", "float32"))))
+    dtypes = draw(
+        st.sampled_from((("float32",), ("float32", "bfloat16", "float16"), ("float64", "float32")))
+    )
     table = st.builds(
         Table,
         st.sampled_from(OPS),
@@ -99,7 +107,9 @@ def trainings(draw: Any) -> Training:
     )
     drawn = draw(st.lists(table, min_size=1, max_size=2).map(tuple))
     parts = draw(st.sampled_from((1, 1, 2, 4)))
-    return Training(drawn, draw(st.sampled_from(RULES)), parts, draw(st.booleans()), draw(st.integers(0, 2)))
+    return Training(
+        drawn, draw(st.sampled_from(RULES)), parts, draw(st.booleans()), draw(st.integers(0, 2))
+    )
 
 
 # ------------------------------------------------------------------------------------- the model
@@ -113,9 +123,14 @@ def arrays_of(training: Training) -> tuple[Arrays, Arrays, list[Arrays]]:
         n_values = 2 * INPUTS + 1 if t.op == "lut_pair_attention" else INPUTS
         a = rng.integers(0, n_values, (2, 2))
         ids = {
-            "anchors": np.stack([a, (a + rng.integers(1, n_values, a.shape)) % n_values], -1).astype(np.int32)
+            "anchors": np.stack(
+                [a, (a + rng.integers(1, n_values, a.shape)) % n_values], -1
+            ).astype(np.int32)
         }
-        n_rows, n_slots = 2**5 if t.op == "lut_attention" else 4, 2 if t.op == "sparse_lut" else OUTPUTS
+        n_rows, n_slots = (
+            2**5 if t.op == "lut_attention" else 4,
+            2 if t.op == "sparse_lut" else OUTPUTS,
+        )
         params[f"t{i}"] = {"weights": grid(2, n_rows, n_slots).astype(t.dtype)}
         if t.op == "sparse_lut":
             ids["targets"] = rng.integers(-1, OUTPUTS, (2, 4, 2)).astype(np.int32)
@@ -174,11 +189,18 @@ def expected_step(
             continue
         weights = params[f"t{i}"]["weights"].astype(np.float32 if t.dtype != "float64" else t.dtype)
         gradient = np.asarray(gradients[f"t{i}"]["weights"]).astype(weights.dtype)
-        given = {"rate": jnp.asarray(RATE * t.rate, weights.dtype), "rates": None, "rule": training.rule}
+        given = {
+            "rate": jnp.asarray(RATE * t.rate, weights.dtype),
+            "rates": None,
+            "rule": training.rule,
+        }
         given |= {"gradient": _Dense(jnp.asarray(gradient)), "weights": jnp.asarray(weights)}
         given |= {"state": jax.tree.map(jnp.asarray, rows[name]), "touched": touched[i]}
         found = run(definition(lutjax.update_table), given)
-        new[f"t{i}"]["weights"], states[name] = found["new_weights"].astype(t.dtype), found["new_state"]
+        new[f"t{i}"]["weights"], states[name] = (
+            found["new_weights"].astype(t.dtype),
+            found["new_state"],
+        )
     return new, states
 
 
@@ -198,12 +220,16 @@ def compare(what: str, actual: Any, expected: Any, tolerance: float) -> None:
     assert structure == jax.tree.structure(actual), what
     for (path, e), a in zip(leaves, jax.tree.leaves(actual), strict=True):
         a = np.asarray(a)
-        assert_close(f"{what}: {jax.tree_util.keystr(path)}", a, np.asarray(e).astype(a.dtype), tolerance)
+        assert_close(
+            f"{what}: {jax.tree_util.keystr(path)}", a, np.asarray(e).astype(a.dtype), tolerance
+        )
 
 
 def dense(gradients: Any) -> Any:
     is_factored = lambda g: isinstance(g, tables.TableGradient)  # noqa: E731
-    return jax.tree.map(lambda g: g.to_dense() if is_factored(g) else g, gradients, is_leaf=is_factored)
+    return jax.tree.map(
+        lambda g: g.to_dense() if is_factored(g) else g, gradients, is_leaf=is_factored
+    )
 
 
 def check(training: Training, factored: bool = True) -> None:
@@ -213,7 +239,9 @@ def check(training: Training, factored: bool = True) -> None:
         params, batch, fixed = arrays_of(training)
         loss, optimizer = loss_of(training, fixed), training.optimizer
         value_and_grad = (
-            tables.value_and_grad(loss, tables=training.is_table) if factored else jax.value_and_grad(loss)
+            tables.value_and_grad(loss, tables=training.is_table)
+            if factored
+            else jax.value_and_grad(loss)
         )
         if training.parts > 1:
             value_and_grad = tables.microbatched(value_and_grad, training.parts)
@@ -228,7 +256,10 @@ def check(training: Training, factored: bool = True) -> None:
         state = optimizer.init(owned)
         for number in range(2):
             before = jax.tree.map(np.asarray, jax.tree.map(jnp.copy, (owned, state.rows)))
-            batch = {**batch, "x": np.roll(batch["x"], number, -1)}  # some of the same rows, and others
+            batch = {
+                **batch,
+                "x": np.roll(batch["x"], number, -1),
+            }  # some of the same rows, and others
             value, gradients = expected(before[0], batch)
             touched = [
                 accessed_rows(t, before[0][f"t{i}"], fixed[i], batch["x"]) if factored
@@ -241,7 +272,9 @@ def check(training: Training, factored: bool = True) -> None:
             what, tolerance = f"{training}, step {number}", training.tolerance
             compare(f"{what}: loss", actual, np.float32(value), tolerance)
             compare(f"{what}: gradients", found, gradients, tolerance)
-            now = jax.tree.map(jnp.copy, (owned, state.rows))  # NumPy must not keep a view of a donated array
+            now = jax.tree.map(
+                jnp.copy, (owned, state.rows)
+            )  # NumPy must not keep a view of a donated array
             compare(f"{what}: after", now, after, tolerance)
             for i, t in enumerate(training.tables):
                 if not t.dense:
@@ -269,7 +302,9 @@ def _look_up(op: str) -> tuple[Any, Any, jax.Array]:
     params, batch, fixed = arrays_of(training)
     rng = np.random.default_rng(2)
     own = {n: jnp.asarray(a) for n, a in params["t0"].items()}
-    own["weights"] = jnp.asarray(rng.integers(-8, 9, (*own["weights"].shape[:2], INPUTS)) / 4, jnp.float32)
+    own["weights"] = jnp.asarray(
+        rng.integers(-8, 9, (*own["weights"].shape[:2], INPUTS)) / 4, jnp.float32
+    )
     if op == "sparse_lut":
         fixed[0]["targets"] = rng.integers(-1, INPUTS, own["weights"].shape).astype(np.int32)
 
@@ -281,7 +316,9 @@ def _look_up(op: str) -> tuple[Any, Any, jax.Array]:
 
 
 def _scan(f: Any, x: Any) -> Any:
-    return jnp.sum(jax.lax.scan(lambda total, x: (total + f(x), None), jnp.zeros_like(f(x[0])), x)[0])
+    return jnp.sum(
+        jax.lax.scan(lambda total, x: (total + f(x), None), jnp.zeros_like(f(x[0])), x)[0]
+    )
 
 
 USES: dict[str, Any] = {
@@ -300,8 +337,12 @@ USES: dict[str, Any] = {
     "loop": lambda f, w, v, x: jnp.sum(
         jax.lax.scan(lambda x, _: (x + f(w, x), None), x, None, length=2)[0] ** 2
     ),
-    "cond": lambda f, w, v, x: jnp.sum(jax.lax.cond(x[0, 0, 0] > 0, lambda: f(w, x), lambda: f(w, -x)) ** 2),
-    "cond of it": lambda f, w, v, x: jnp.sum(jax.lax.cond(x[0, 0, 0] > 0, f, lambda w, x: f(w, -x), w, x)),
+    "cond": lambda f, w, v, x: jnp.sum(
+        jax.lax.cond(x[0, 0, 0] > 0, lambda: f(w, x), lambda: f(w, -x)) ** 2
+    ),
+    "cond of it": lambda f, w, v, x: jnp.sum(
+        jax.lax.cond(x[0, 0, 0] > 0, f, lambda w, x: f(w, -x), w, x)
+    ),
     "vmap": lambda f, w, v, x: jnp.sum(jax.vmap(lambda x: f(w, x))(x) ** 2),
     "vmap of it": lambda f, w, v, x: jnp.sum(jax.vmap(f, (0, None))(jnp.stack([w, v]), x) ** 2),
     "checkpoint": lambda f, w, v, x: jnp.sum(jax.checkpoint(lambda x: f(w, x))(x) ** 2),
@@ -309,7 +350,9 @@ USES: dict[str, Any] = {
     "jit": lambda f, w, v, x: jnp.sum(jax.jit(lambda x: f(w, x))(x) ** 2),
     "jit of it": lambda f, w, v, x: jnp.sum(jax.jit(f)(w, x) ** 2),
     "penalty": lambda f, w, v, x: jnp.sum(f(w, x) ** 2) + jnp.sum(w**2),
-    "stopped penalty": lambda f, w, v, x: jnp.sum(f(w, x) ** 2) + jnp.sum(jax.lax.stop_gradient(w) ** 2),
+    "stopped penalty": lambda f, w, v, x: (
+        jnp.sum(f(w, x) ** 2) + jnp.sum(jax.lax.stop_gradient(w) ** 2)
+    ),
     "twice, stopped once": lambda f, w, v, x: jnp.sum(f(w, x) * f(jax.lax.stop_gradient(w), x + 1)),
     "half of its inputs": lambda f, w, v, x: jnp.sum(f(w, jax.lax.stop_gradient(x)[:2]) ** 2),
     "scaled": lambda f, w, v, x: jnp.sum(f(lutjax.scale_gradient(w, 0.5), x) ** 2),
@@ -318,7 +361,9 @@ USES: dict[str, Any] = {
     ),
     "multiplied": lambda f, w, v, x: jnp.sum(f(2 * w, x) ** 2),
     "swapped": lambda f, w, v, x: jnp.sum(jnp.where(x[0, 0, 0] > 0, f(w, x), f(v, x)) ** 2),
-    "an inner gradient": lambda f, w, v, x: jnp.sum(jax.grad(lambda x: jnp.sum(f(w, x) ** 2))(x) * x),
+    "an inner gradient": lambda f, w, v, x: jnp.sum(
+        jax.grad(lambda x: jnp.sum(f(w, x) ** 2))(x) * x
+    ),
     "an inner value": lambda f, w, v, x: jax.value_and_grad(lambda x: jnp.sum(f(w, x) ** 2))(x)[0],
     "not at all": lambda f, w, v, x: jnp.sum(f(v, x) ** 2),
 }
@@ -372,7 +417,9 @@ def test_uses_that_have_a_factored_gradient(use):
             tables=lambda name, a, chosen=chosen: name in chosen,
         )
         _, gradients = jax.eval_shape(value_and_grad, {"w": weights, "v": weights})
-        assert [isinstance(gradients[name], tables.TableGradient) for name in chosen] == [True] * len(chosen)
+        assert [isinstance(gradients[name], tables.TableGradient) for name in chosen] == [
+            True
+        ] * len(chosen)
 
 
 def test_one_array_under_two_names():
@@ -393,4 +440,8 @@ class TestSlow:
         check(training, factored)
 
     def test_a_step_of_microbatches_and_rates(self):
-        check(Training((Table("lut", rate=0.5), Table("lut", factor=0.5, dense=True)), RULES[-1], parts=2))
+        check(
+            Training(
+                (Table("lut", rate=0.5), Table("lut", factor=0.5, dense=True)), RULES[-1], parts=2
+            )
+        )

@@ -19,7 +19,9 @@ from lutjax.wiring import Edges, add_edges, carry_over, edges as ids_of, from_ed
 T, C, OUTPUTS, INPUTS, BATCH = 3, 2, 7, 6, 9
 R = 2**C
 RNG = np.random.default_rng(0)
-COUNTS = np.asarray([3, 0, 1, 3, 2, 30, 0, 0, 3, 3, 3, 1])  # of each row: some empty, one much longer
+COUNTS = np.asarray(
+    [3, 0, 1, 3, 2, 30, 0, 0, 3, 3, 3, 1]
+)  # of each row: some empty, one much longer
 PLACE = np.repeat(np.arange(T * R), COUNTS)
 TARGETS = RNG.integers(0, OUTPUTS, len(PLACE))  # of thirty edges of a row some reach one output
 IDS = PLACE // R, PLACE % R, TARGETS
@@ -96,8 +98,14 @@ def test_lists_that_are_inconsistent(change, message):
 def test_calls_that_do_not_fit():
     d = lutjax.detect(X, ANCHORS)
     for arguments, message in (
-        ((WEIGHTS[:-1], d, EDGES), r"weights is float32\[48\]; targets has 49 edges, so expected \[49\]"),
-        ((WEIGHTS, lutjax.detect(X, ANCHORS[:2]), EDGES), "targets has 3 detectors and 4 rows each"),
+        (
+            (WEIGHTS[:-1], d, EDGES),
+            r"weights is float32\[48\]; targets has 49 edges, so expected \[49\]",
+        ),
+        (
+            (WEIGHTS, lutjax.detect(X, ANCHORS[:2]), EDGES),
+            "targets has 3 detectors and 4 rows each",
+        ),
         ((WEIGHTS, d, EDGES, 6), "n_outputs is int 6; targets has 7"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -123,7 +131,9 @@ def test_equal_to_a_table_that_is_zero_elsewhere(implementation):
     assert_close("y", y, wanted)
     assert_close("d weights", d_weights, d_table[IDS])
     assert_close("dx", dx, wanted_dx)
-    from_reference, pull = jax.vjp(lambda w, x: reference.sparse_lut(x, w, ANCHORS, EDGES), WEIGHTS, X)
+    from_reference, pull = jax.vjp(
+        lambda w, x: reference.sparse_lut(x, w, ANCHORS, EDGES), WEIGHTS, X
+    )
     assert_close("y", y, from_reference)
     for name, found, want in zip(("d weights", "dx"), (d_weights, dx), pull(DY), strict=True):
         assert_close(name, found, want)
@@ -183,9 +193,9 @@ def test_updates_move_the_edges_of_rows_that_were_read(name):
     rule, rates = RULES[name], np.where(np.arange(EDGES.size) % 2, 0.5, 2.0).astype(np.float32)
     gradient = gradient_of(WEIGHTS)
     state = jax.tree.map(lambda a: a + 1, rule.init(jnp.asarray(WEIGHTS)))
-    new, new_state = jax.jit(lambda w, s: lutjax.update_table(w, gradient, 0.1, rule, s, rates=rates))(
-        WEIGHTS, state
-    )
+    new, new_state = jax.jit(
+        lambda w, s: lutjax.update_table(w, gradient, 0.1, rule, s, rates=rates)
+    )(WEIGHTS, state)
     d = lutjax.detect(X, ANCHORS)
     read = np.zeros((T, R), bool)
     read[np.arange(T), np.asarray(d.index)] = True
@@ -255,9 +265,9 @@ class TestSlow:
         mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,))
         x, dy = (jax.device_put(a[:8], NamedSharding(mesh, P("data"))) for a in (X, DY))
         weights = jax.device_put(jnp.asarray(WEIGHTS), NamedSharding(mesh, P()))
-        found, pull = jax.jit(lambda w, x, dy: (lambda y, pull: (y, pull(dy)))(*jax.vjp(look_up, w, x)))(
-            weights, x, dy
-        )
+        found, pull = jax.jit(
+            lambda w, x, dy: (lambda y, pull: (y, pull(dy)))(*jax.vjp(look_up, w, x))
+        )(weights, x, dy)
         wanted, expected = jax.vjp(look_up, WEIGHTS, X[:8])
         assert_close("y", jnp.asarray(np.asarray(found)), wanted)
         for name, a, b in zip(("d weights", "dx"), pull, expected(DY[:8]), strict=True):
@@ -288,7 +298,9 @@ class TestSlow:
         )
         bigger = {"weights": carry_over(params["weights"], more)}
         rows = {"weights": carry_over(state.rows["weights"], more)}
-        assert all(a.shape == (EDGES.size + 3,) for a in (*bigger.values(), *rows["weights"].values()))
+        assert all(
+            a.shape == (EDGES.size + 3,) for a in (*bigger.values(), *rows["weights"].values())
+        )
         assert_close(
             "new edges weigh nothing",
             look_up(bigger["weights"], X, more.edges),

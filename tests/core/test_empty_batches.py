@@ -107,7 +107,9 @@ def test_vmap_over_an_axis_of_length_0(accumulate):
     assert y.shape == (0, 3, 5)
     assert gradients[0].shape == (0, 3, 4)
     assert not np.any(gradients[1])
-    assert jax.vmap(lambda w: lutjax.lut(jnp.ones((3, 4)), w, anchors))(jnp.ones((0, 2, 2, 5))).shape == (
+    assert jax.vmap(lambda w: lutjax.lut(jnp.ones((3, 4)), w, anchors))(
+        jnp.ones((0, 2, 2, 5))
+    ).shape == (
         0,
         3,
         5,
@@ -174,11 +176,15 @@ LUT = models.LUTTransformerConfig(
 LANGUAGE_MODELS = {
     "GPT": lambda rngs: models.GPT(GPT, rngs=rngs),
     "LUTTransformer": lambda rngs: models.LUTTransformer(LUT, rngs=rngs),
-    "counts": lambda rngs: models.LUTTransformer(dataclasses.replace(LUT, memory="counts"), rngs=rngs),
+    "counts": lambda rngs: models.LUTTransformer(
+        dataclasses.replace(LUT, memory="counts"), rngs=rngs
+    ),
 }
 
 
-@pytest.mark.parametrize(("name", "shape"), [("GPT", (2, 0)), ("LUTTransformer", (0, 3)), ("counts", (0, 1))])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("GPT", (2, 0)), ("LUTTransformer", (0, 3)), ("counts", (0, 1))]
+)
 def test_language_models_of_no_tokens(name, shape):
     def both(tokens):
         model = LANGUAGE_MODELS[name](nnx.Rngs(0))

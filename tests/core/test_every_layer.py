@@ -12,7 +12,16 @@ from lutjax import reads, wiring
 from lutjax.layers import _logic, _logic_images, _tables, haiku, linen, nnx
 from lutjax.layers._spec import arguments as arguments_of
 
-NO_NUMBERS = {"dtype", "param_dtype", "implementation", "decode", "cached", "blocks", "row_axis", "placement"}
+NO_NUMBERS = {
+    "dtype",
+    "param_dtype",
+    "implementation",
+    "decode",
+    "cached",
+    "blocks",
+    "row_axis",
+    "placement",
+}
 """Arguments for how, where or when to compute, without effect on the result, and arguments for initializing variables."""
 
 
@@ -29,9 +38,13 @@ def test_every_layer_of_a_library(library):
 def test_every_argument_of_a_layer(layer):
     spec_type = spec_type_of(layer)
     cases = [case for case in CASES.values() if case.layer == layer]
-    arguments = {f.name: f for f in dataclasses.fields(spec_type) if f.name in arguments_of(spec_type)}
+    arguments = {
+        f.name: f for f in dataclasses.fields(spec_type) if f.name in arguments_of(spec_type)
+    }
     wanted = {
-        n for n, f in arguments.items() if f.kw_only and n not in NO_NUMBERS and not n.endswith("_init")
+        n
+        for n, f in arguments.items()
+        if f.kw_only and n not in NO_NUMBERS and not n.endswith("_init")
     }
     assert wanted <= {name for case in cases for name in case.options}
 
@@ -39,7 +52,9 @@ def test_every_argument_of_a_layer(layer):
         return {case.options.get(name, arguments[name].default) for case in cases}
 
     if "read" in arguments:
-        every = {getattr(reads, name) for name in reads.__all__ if isinstance(getattr(reads, name), type)}
+        every = {
+            getattr(reads, name) for name in reads.__all__ if isinstance(getattr(reads, name), type)
+        }
         assert {type(read) for read in taken("read") if read is not None} == every - {reads.Read}
     if "targets_per" in arguments and layer == "SparseLUT":
         assert taken("targets_per") == set(_tables.TARGET_LISTS)
@@ -70,7 +85,13 @@ def compared_cases():
 
 
 COMPARED = compared_cases()
-FAST = ("LUT", "LUTAttention, window", "ProjectionLUT, confidence", "ConvLUT", "LogicGates, balanced")
+FAST = (
+    "LUT",
+    "LUTAttention, window",
+    "ProjectionLUT, confidence",
+    "ConvLUT",
+    "LogicGates, balanced",
+)
 
 
 @pytest.mark.parametrize("name", slow_except(COMPARED, *FAST))

@@ -149,7 +149,11 @@ def of_layer(library, name, differentiated):
             y = of_library(library, case._replace(given=rest), arrays)(params, x)
             return jnp.sum(jnp.sin(y.astype(jnp.float32))), y
 
-        return jax.grad(loss, (0, 1), has_aux=True)(params, x) if differentiated else loss(params, x)[1]
+        return (
+            jax.grad(loss, (0, 1), has_aux=True)(params, x)
+            if differentiated
+            else loss(params, x)[1]
+        )
 
     def of_batch(n):
         tokens = {name: with_batch(jnp.asarray(a), axis, n) for name, a in rest.items()}
@@ -169,5 +173,7 @@ FAST_LAYERS = ("NgramMemory, gate alone",)
     ),
 )
 def test_every_layer(library, name):
-    f, of_batch, sizes = of_layer(library, name, differentiated="quantized" not in LAYERS[name].options)
+    f, of_batch, sizes = of_layer(
+        library, name, differentiated="quantized" not in LAYERS[name].options
+    )
     assert_same_for_batches(f"{library} {name}", f, of_batch, sizes)

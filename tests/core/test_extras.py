@@ -40,7 +40,9 @@ def targets(command: str) -> list[str]:
 
 
 def extras() -> set[str]:
-    return set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    return set(
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    )
 
 
 @pytest.mark.parametrize("package", [*_extras.EXTRAS, _extras.NATIVE])
@@ -91,7 +93,8 @@ def test_pages_name_no_package_that_is_on_no_index():
         files += (ROOT / folder).rglob(pattern)
     for file in files:
         found = re.findall(
-            r"pip install [^\n`&]*?\blutjax(?:\[|-cpu|\b(?=[`\"' ]))[^\n]*", file.read_text(encoding="utf-8")
+            r"pip install [^\n`&]*?\blutjax(?:\[|-cpu|\b(?=[`\"' ]))[^\n]*",
+            file.read_text(encoding="utf-8"),
         )
         assert not found, (file, found)
 
@@ -101,7 +104,9 @@ def test_commands_of_pages_name_extras_of_the_package():
     found = [
         name
         for page in pages
-        for names in re.findall(r"pip install [^\n]*?\"\.\[([\w,]+)\]", page.read_text(encoding="utf-8"))
+        for names in re.findall(
+            r"pip install [^\n]*?\"\.\[([\w,]+)\]", page.read_text(encoding="utf-8")
+        )
         for name in names.split(",")
     ]
     assert len(found) > 10
@@ -156,7 +161,8 @@ def test_the_command_installs(package, installed_from, tmp_path, monkeypatch):
     venv.create(tmp_path, with_pip=True)
     python = tmp_path / ("Scripts" if sys.platform == "win32" else "bin") / "python"
     reached = subprocess.run(
-        [python, "-m", "pip", "download", "-q", "--no-deps", "-d", tmp_path, "jaxtyping"], check=False
+        [python, "-m", "pip", "download", "-q", "--no-deps", "-d", tmp_path, "jaxtyping"],
+        check=False,
     )
     if reached.returncode:
         pytest.skip("pip reaches no index")

@@ -17,7 +17,9 @@ from lutjax import FixedPoint, testing
 
 pytestmark = pytest.mark.gpu
 
-FINE = FixedPoint(2.0**24)  # totals of more bits than a float32 has: sums of floats would show their order
+FINE = FixedPoint(
+    2.0**24
+)  # totals of more bits than a float32 has: sums of floats would show their order
 
 # Ops that add up, at the size that can be split, with samples and detectors for four devices, and enough of them that sums of
 # floats show their order on every device.
@@ -92,7 +94,9 @@ def permuted(op, accumulate, axis):
         if at is not None
     }
     order = np.random.default_rng(1).permutation(n)
-    there, back = (functools.partial(jnp.take, indices=jnp.asarray(i)) for i in (order, np.argsort(order)))
+    there, back = (
+        functools.partial(jnp.take, indices=jnp.asarray(i)) for i in (order, np.argsort(order))
+    )
     there, back = (lambda a, at, f=f: f(a, axis=at) for f in (there, back))
     outputs, cotangents = compiled(op, accumulate)(
         along(case.differentiable, case.axes, axis, there),
@@ -140,7 +144,9 @@ def test_sharded_arrays_under_jit(op):
         return {name: jax.device_put(a, spec(name, a)) for name, a in arrays.items()}
 
     actual = compiled(op, FINE)(
-        place(case.differentiable, case.axes), place(case.fixed, case.axes), place(ct, case.output_axes)
+        place(case.differentiable, case.axes),
+        place(case.fixed, case.axes),
+        place(ct, case.output_axes),
     )
     assert_equal(actual, result(op, FINE))
 
@@ -222,7 +228,9 @@ def test_the_largest_addend_of_float64():
 @pytest.mark.parametrize("transformation", ["vmap of grad", "scan", "export"])
 def test_transformations(transformation):
     case = split("lookup")
-    testing.check(case, transformation=transformation, accumulate=FixedPoint(2.0**20), tolerance=1e-4)
+    testing.check(
+        case, transformation=transformation, accumulate=FixedPoint(2.0**20), tolerance=1e-4
+    )
 
 
 @pytest.mark.parametrize("module", [lutjax, lutjax.reference], ids=["ops", "reference"])
@@ -261,7 +269,9 @@ def test_the_reference_has_the_derivative_of_the_sum_of_floats():
         return lutjax.reference.lut(x, weights, anchors, accumulate=accumulate)
 
     fixed = functools.partial(f, accumulate=FixedPoint(8))
-    expected, actual = (jax.jit(lambda *a, f=f: jax.jvp(f, a, a)[1])(x, weights) for f in (f, fixed))
+    expected, actual = (
+        jax.jit(lambda *a, f=f: jax.jvp(f, a, a)[1])(x, weights) for f in (f, fixed)
+    )
     np.testing.assert_array_equal(actual, expected)
     jax.eval_shape(jax.hessian(lambda x: fixed(x, weights).sum()), x)  # any mode, of any order
 
@@ -271,7 +281,9 @@ def test_integers_are_summed_before_they_are_numbers(op):
     """Regardless of any later addition: compilers may not merge both float sums over devices."""
     case, ct = case_of(op)
     text = compiled(op, FINE).lower(case.differentiable, case.fixed, ct).as_text()
-    to_floats = re.findall(r"stablehlo.convert (%\S+) : \(tensor<\S*xi32>\) -> tensor<\S*xf32>", text)
+    to_floats = re.findall(
+        r"stablehlo.convert (%\S+) : \(tensor<\S*xi32>\) -> tensor<\S*xf32>", text
+    )
     sums = set(re.findall(r"(%\S+) = stablehlo.optimization_barrier", text))
     assert to_floats
     assert set(to_floats) <= sums
@@ -288,7 +300,13 @@ def test_it_is_a_value():
 
 @pytest.mark.parametrize(
     ("bound", "terms", "scale"),
-    [(1.0, 1, 2.0**30), (1.0, 1000, 2.0**21), (0.3, 7, 2.0**29), (3e9, 1, 0.5), (1e-30, 1, 2.0**127)],
+    [
+        (1.0, 1, 2.0**30),
+        (1.0, 1000, 2.0**21),
+        (0.3, 7, 2.0**29),
+        (3e9, 1, 0.5),
+        (1e-30, 1, 2.0**127),
+    ],
 )
 def test_for_bound(bound, terms, scale):
     sums = FixedPoint.for_bound(bound, terms=terms)
@@ -344,7 +362,9 @@ def test_bad_input(name):
 @pytest.mark.usefixtures("without_typechecking")
 def test_every_op_checks_its_type(op):
     case, _ = case_of(op)
-    with pytest.raises(TypeError, match=f"{op}: accumulate is int 8; expected None or a lutjax.FixedPoint"):
+    with pytest.raises(
+        TypeError, match=f"{op}: accumulate is int 8; expected None or a lutjax.FixedPoint"
+    ):
         testing._call(case, lutjax, None, case.differentiable, accumulate=8)
 
 
@@ -354,7 +374,9 @@ CHECKED = lutjax.FixedPoint(2.0**20, checked=True)
 @needs_devices(2)
 def test_checked_sums_over_devices():
     transformation = "shard_map, replicated table"
-    testing.check(split("lookup"), "xla", transformation=transformation, accumulate=CHECKED, tolerance=1e-4)
+    testing.check(
+        split("lookup"), "xla", transformation=transformation, accumulate=CHECKED, tolerance=1e-4
+    )
 
 
 def test_checked_sums_that_fit_are_the_same_bits(op):
@@ -380,7 +402,9 @@ def test_checked_sums_that_wrap_are_nan():
     fits = 2.0**28  # 4 rows of 1; 3 cotangents of 1
     for a, b in zip(both(fits, True, 1.0), both(fits, False, 1.0), strict=True):
         np.testing.assert_array_equal(a, b)
-    y, gradient = both(2.0**29, True, 1.5)  # 4 * 2**29 wraps, 4 * 2**27 does not; 3 * 1.5 * 2**29 does
+    y, gradient = both(
+        2.0**29, True, 1.5
+    )  # 4 * 2**29 wraps, 4 * 2**27 does not; 3 * 1.5 * 2**29 does
     np.testing.assert_array_equal(y, jnp.broadcast_to(jnp.array([[jnp.nan, 1.0]]), (3, 2)))
     assert jnp.isnan(gradient).all()
     wrapped, _ = both(2.0**29, False, 1.5)
@@ -391,7 +415,9 @@ def test_a_checked_nan_shows():
     d = lutjax.detect_signs(jnp.ones((3, 4, 1)))
     weights = jnp.ones((4, 2, 2)).at[1, 1, 0].set(jnp.nan)
     y = lutjax.lookup(weights, d, accumulate=CHECKED)
-    np.testing.assert_array_equal(jnp.isnan(y), jnp.broadcast_to(jnp.array([[True, False]]), (3, 2)))
+    np.testing.assert_array_equal(
+        jnp.isnan(y), jnp.broadcast_to(jnp.array([[True, False]]), (3, 2))
+    )
 
 
 def test_updates_in_place_are_not_checked():
@@ -399,9 +425,9 @@ def test_updates_in_place_are_not_checked():
 
     d = lutjax.detect_signs(jnp.ones((3, 4, 1)))
     params = {"weights": jnp.ones((4, 2, 2))}
-    _, gradients = tables.value_and_grad(lambda p: lutjax.lookup(p["weights"], d, accumulate=CHECKED).sum())(
-        params
-    )
+    _, gradients = tables.value_and_grad(
+        lambda p: lutjax.lookup(p["weights"], d, accumulate=CHECKED).sum()
+    )(params)
     np.testing.assert_array_equal(gradients["weights"].to_dense()[:, 1], 3.0)
     with pytest.raises(ValueError, match=r"cannot be checked\. Use checked=False to train"):
         lutjax.update_table(params["weights"], gradients["weights"], 0.1)

@@ -19,13 +19,24 @@ def recorded():
     for path in sorted(GOLDEN.glob("*.npz")):
         with np.load(path) as z:
             kind = str(z["kind"]) if "kind" in z else path.stem.split("_")[1]
-        for name, module in (("ops", lutjax), ("reference", lutjax.reference)) if kind in KINDS else ():
+        for name, module in (
+            (("ops", lutjax), ("reference", lutjax.reference)) if kind in KINDS else ()
+        ):
             cases.append(pytest.param(path, kind, module, id=f"{path.stem}-{name}"))
     # The other ops are compared with the reference, which the recorded cases check.
     return slow_except(
         cases,
-        *("gt_fc_small-reference", "gt_attn_pd0-reference", "gt_attn_pd0-ops", "ext_fc_int32_r1-reference"),
-        *("ext_fc_meta_lr025-reference", "ext_fc_normalized-reference", "ext_conv2d_sparse-reference"),
+        *(
+            "gt_fc_small-reference",
+            "gt_attn_pd0-reference",
+            "gt_attn_pd0-ops",
+            "ext_fc_int32_r1-reference",
+        ),
+        *(
+            "ext_fc_meta_lr025-reference",
+            "ext_fc_normalized-reference",
+            "ext_conv2d_sparse-reference",
+        ),
         "ext_product_pd4-reference",
     )
 
@@ -48,7 +59,11 @@ def close(name, actual, expected, tolerance):
 
 def test_all_are_here():
     # Networks of other packages, states of layers and memories: test_convert.py, test_layer_states.py and test_published_layers.py.
-    of_others = {*GOLDEN.glob("foreign_*.npz"), GOLDEN / "layer_states.npz", GOLDEN / "memory_tables.npz"}
+    of_others = {
+        *GOLDEN.glob("foreign_*.npz"),
+        GOLDEN / "layer_states.npz",
+        GOLDEN / "memory_tables.npz",
+    }
     assert len(set(GOLDEN.glob("*.npz")) - of_others) == 29
     assert len(recorded()) == 2 * 18
     assert len(SCORED) == 6
@@ -83,7 +98,9 @@ def _dense(module, kind, z, x, anchors, epsilon, tolerance):
         if kind in ("attn", "ext_concat"):
             return module.lut_attention(x, weights, anchors, positions, **sums)
         interleave = bool(z["sliced"])
-        return module.lut_pair_attention(x, weights, anchors, positions, interleave=interleave, **sums)
+        return module.lut_pair_attention(
+            x, weights, anchors, positions, interleave=interleave, **sums
+        )
 
     params = {
         "x": x,
@@ -169,7 +186,9 @@ def test_scored(name, module):
         arguments = {
             "dz": jnp.asarray(z["z"], jnp.float64),
             "dweights": jnp.asarray(of_groups.reshape(groups * each, *of_groups.shape[2:])),
-            **{key.removeprefix("scalar_"): jnp.float64(value) for key, value in of_scalars.items()},
+            **{
+                key.removeprefix("scalar_"): jnp.float64(value) for key, value in of_scalars.items()
+            },
         }
 
         def op(a):

@@ -35,7 +35,12 @@ from lutjax.tables.host_tables import HostTables
 FIXED = lutjax.FixedPoint(2.0**16)
 X = np.random.default_rng(1).normal(size=(3, 8, 6)).astype(np.float32)
 TOKENS = np.random.default_rng(2).integers(0, 9, (3, 8))
-RULES = (tables.SGD(), tables.RowAdagrad(), tables.RowMomentum(weight_decay=0.1), tables.RowAdam(b1=0.5))
+RULES = (
+    tables.SGD(),
+    tables.RowAdagrad(),
+    tables.RowMomentum(weight_decay=0.1),
+    tables.RowAdam(b1=0.5),
+)
 
 
 def made(kind: str, placement: str, **options: Any) -> Any:
@@ -126,8 +131,12 @@ def test_detections_address_rows_of_the_host(groups: int | None, accumulate: Any
     def of_device(weights: jax.Array, x: jax.Array) -> Any:
         return loss(lambda d, **options: lutjax.lookup(weights, d, **options), x)
 
-    (_, want), (of_table, of_inputs) = jax.value_and_grad(of_device, (0, 1), has_aux=True)(weights, x)
-    (_, found), found_inputs = jax.jit(jax.value_and_grad(lambda x: loss(table.lookup, x), has_aux=True))(x)
+    (_, want), (of_table, of_inputs) = jax.value_and_grad(of_device, (0, 1), has_aux=True)(
+        weights, x
+    )
+    (_, found), found_inputs = jax.jit(
+        jax.value_and_grad(lambda x: loss(table.lookup, x), has_aux=True)
+    )(x)
     without = table.lookup(lutjax.detect(x, anchors), margins=False, **options)
     same = (
         np.testing.assert_array_equal
@@ -142,7 +151,9 @@ def test_detections_address_rows_of_the_host(groups: int | None, accumulate: Any
 
     @jax.jit
     def step(x: jax.Array) -> Any:
-        return tables.value_and_grad(lambda _: loss(table.lookup, x)[0], host={"table": table})({})[1][1]
+        return tables.value_and_grad(lambda _: loss(table.lookup, x)[0], host={"table": table})({})[
+            1
+        ][1]
 
     table.update(step(x)["table"], 0.1)
     np.testing.assert_allclose(table.weights, weights - 0.1 * of_table, atol=1e-6)
@@ -284,7 +295,9 @@ def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         linen.NgramMemory(6, rows=20, placement="host").init(jax.random.key(0), X, TOKENS)
     with pytest.raises(ValueError, match="Flax NNX layers own their tables: use 'host'"):
         made("ngrams", HostTables())
-    with pytest.raises(ValueError, match=r"Counting\(weight_decay=0.0\) also has total: use a rule"):
+    with pytest.raises(
+        ValueError, match=r"Counting\(weight_decay=0.0\) also has total: use a rule"
+    ):
         table.start(Counting())
     layer = made("ngrams", "host")
     _, (_, gradients) = value_and_grad(lambda layer: call(layer).sum(), host=True)(layer)
@@ -381,16 +394,22 @@ def test_processes_share_rows(implementation: str, tmp_path: Path) -> None:
         # One row of each sample is added in the order of samples, several in another one.
         np.testing.assert_allclose(found, whole.gather(index), atol=0 if ways == 1 else 1e-6)
     for t in several:
-        np.testing.assert_allclose(t.weights, whole.weights[:, t.rows.start : t.rows.stop], atol=1e-6)
+        np.testing.assert_allclose(
+            t.weights, whole.weights[:, t.rows.start : t.rows.stop], atol=1e-6
+        )
         np.testing.assert_array_equal(t.moved, whole.moved[:, t.rows.start : t.rows.stop])
     for table in several:
         HostTables({"table": table}).save(tmp_path / "tables")
     for table in (*shared(2), *shared(1)):
         HostTables({"table": table}).load(tmp_path / "tables")
-        want = np.concatenate([t.weights for t in several], 1)[:, table.rows.start : table.rows.stop]
+        want = np.concatenate([t.weights for t in several], 1)[
+            :, table.rows.start : table.rows.stop
+        ]
         np.testing.assert_array_equal(table.weights, want)
         want = np.concatenate([t.state["velocity"] for t in several], 1)
-        np.testing.assert_array_equal(table.state["velocity"], want[:, table.rows.start : table.rows.stop])
+        np.testing.assert_array_equal(
+            table.state["velocity"], want[:, table.rows.start : table.rows.stop]
+        )
     ones = shared(2, init=jax.nn.initializers.ones)[1]
     np.testing.assert_array_equal(ones.weights, np.ones((2, 6, 3)))
 
@@ -403,7 +422,9 @@ def test_errors_of_tables_that_are_shared() -> None:
     with pytest.raises(ValueError, match="shared by 2 processes, with 1 devices"):
         table.share(0, 2, mesh)
     [_, part] = shared(2)
-    with pytest.raises(ValueError, match=r"already exists: call share\(process, n_processes, mesh\) first"):
+    with pytest.raises(
+        ValueError, match=r"already exists: call share\(process, n_processes, mesh\) first"
+    ):
         part.share(0, 1, mesh)
     table.draw(jax.random.key(0))
     table.share(0, 1, mesh)
@@ -416,7 +437,9 @@ def test_errors_of_tables_of_a_model() -> None:
     layer = linen.ProductKeyMemory(6, 6, n_keys=5, k=3, placement=memory)
     variables = layer.init(jax.random.key(0), X)
     assert repr(memory) == "HostTables(weights: HostTable(float32[1, 25, 6]))"
-    with pytest.raises(ValueError, match=r"keys has .*, but not weights_key: give variables\['keys'\]"):
+    with pytest.raises(
+        ValueError, match=r"keys has .*, but not weights_key: give variables\['keys'\]"
+    ):
         memory.draw(variables["params"])
     with pytest.raises(ValueError, match="has no rows yet"):
         layer.apply(variables, X)
@@ -450,7 +473,9 @@ class FakeDriver:
         self.log.append("wait")
 
     def copy_out(self, array: Any, out: np.ndarray) -> None:
-        raise NotImplementedError("memory that is locked is read by its address here, and never copied")
+        raise NotImplementedError(
+            "memory that is locked is read by its address here, and never copied"
+        )
 
     copy_in = copy_out
 
@@ -557,7 +582,9 @@ def test_memory_of_a_table_that_nobody_has_is_given_back(driver: Any) -> None:
         if thread.name == "lutjax-unregister":
             thread.join()
     assert len(of_gpu.locked) == 1
-    assert ctypes.c_uint64.from_address(cell.address).value == 0  # for programs that outlive the table
+    assert (
+        ctypes.c_uint64.from_address(cell.address).value == 0
+    )  # for programs that outlive the table
 
 
 def test_locked_memory_is_given_back_with_its_array() -> None:
@@ -572,11 +599,11 @@ def test_locked_memory_is_given_back_with_its_array() -> None:
     assert not driver.locked
 
 
-def test_memory_that_cannot_be_locked_is_said_once(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_cannot_be_locked_is_said_once(
+    driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     of_gpu, table = driver(FakeDriver(most=1)), table_of()
-    message = (
-        r"float32\[2, 7, 3\]: the GPU driver did not lock its 0.00 GB of .*OUT_OF_MEMORY\): choose fewer rows"
-    )
+    message = r"float32\[2, 7, 3\]: the GPU driver did not lock its 0.00 GB of .*OUT_OF_MEMORY\): choose fewer rows"
     with pytest.warns(UserWarning, match=message):
         assert not table._is_shown_to(H200)
     with warnings.catch_warnings():
@@ -624,12 +651,15 @@ def test_duplicates_are_gathered_as_fast_as_different_rows():
 class TestSlow:
     def test_fixed_point_gives_the_same_bits(self) -> None:
         one, other = (
-            stepped(layer, tables.RowAdagrad(), (0.1, 0.2, 0.1)) for layer in pair("ngrams", accumulate=FIXED)
+            stepped(layer, tables.RowAdagrad(), (0.1, 0.2, 0.1))
+            for layer in pair("ngrams", accumulate=FIXED)
         )
         assert one == other
 
     @pytest.mark.parametrize(("library", "kind"), [("linen", "ngrams"), ("haiku", "ngrams")])
-    def test_layers_of_arrays_train_as_on_a_device(self, library: str, kind: str, tmp_path: Path) -> None:
+    def test_layers_of_arrays_train_as_on_a_device(
+        self, library: str, kind: str, tmp_path: Path
+    ) -> None:
         memory, rule, rates = HostTables(), tables.RowAdagrad(), (0.5, 0.25)
         on_host, device = (of_library(library, kind, placement) for placement in (memory, "device"))
         params, others = jax.jit(on_host.init)(jax.random.key(0), X)
@@ -640,22 +670,26 @@ class TestSlow:
         names = list(memory)
         assert names == (["memory/weights"] if kind == "ngrams" else ["memory/down", "memory/up"])
         for name, table in memory.items():
-            np.testing.assert_array_equal(table.weights, whole["memory"][name.removeprefix("memory/")])
+            np.testing.assert_array_equal(
+                table.weights, whole["memory"][name.removeprefix("memory/")]
+            )
 
         def loss(apply: Any, params: Any, others: Any) -> Any:
             return jnp.mean((apply(params, others, X) - 1) ** 2)
 
         @jax.jit
         def step_on_host(params: Any, others: Any) -> Any:
-            value_and_grad = tables.value_and_grad(lambda p: loss(on_host.apply, p, others), host=memory)
+            value_and_grad = tables.value_and_grad(
+                lambda p: loss(on_host.apply, p, others), host=memory
+            )
             value, (gradients, of_host) = value_and_grad(params)
             return value, gradients, of_host
 
         @jax.jit
         def step(params: Any, states: Any, rate: Any) -> Any:
-            value, gradients = tables.value_and_grad(lambda p: loss(device.apply, p, {}), tables=set(names))(
-                params
-            )
+            value, gradients = tables.value_and_grad(
+                lambda p: loss(device.apply, p, {}), tables=set(names)
+            )(params)
             moved, rest = dict(params["memory"]), dict(gradients["memory"])
             for name in states:
                 moved[name], states[name] = lutjax.update_table(
@@ -664,7 +698,8 @@ class TestSlow:
             return value, {"memory": moved}, states, rest
 
         states = {
-            name: rule.init(whole["memory"][name]) for name in (n.removeprefix("memory/") for n in names)
+            name: rule.init(whole["memory"][name])
+            for name in (n.removeprefix("memory/") for n in names)
         }
         for rate in rates:
             value, gradients, of_host = step_on_host(params, others)
@@ -673,11 +708,15 @@ class TestSlow:
             assert value == expected
             jax.tree.map(np.testing.assert_array_equal, gradients["memory"], rest)
         for name, table in memory.items():
-            np.testing.assert_array_equal(table.weights, whole["memory"][name.removeprefix("memory/")])
+            np.testing.assert_array_equal(
+                table.weights, whole["memory"][name.removeprefix("memory/")]
+            )
         np.testing.assert_array_equal(on_host.apply(params, others, X), device.apply(whole, {}, X))
         # As from a checkpoint.
         memory.save(tmp_path / "tables")
-        again = HostTables({name: HostTable(t.shape, t.dtype, t.init, name) for name, t in memory.items()})
+        again = HostTables(
+            {name: HostTable(t.shape, t.dtype, t.init, name) for name, t in memory.items()}
+        )
         again.draw(keys)
         again.start(rule)
         again.load(tmp_path / "tables")

@@ -16,8 +16,12 @@ SCORED = {**TABLES, "read": reads.PowersOfTwo(), "table_dropout": 0.5}
 FIELDS = wiring.projections(None, (5, 4), (3, 3), groups=2, receptive=3, projective=2)
 CASES = {
     "spatial": Case("SpatialLUT", SCORED, (2, 5, 4), (FIELDS,)),
-    "window": Case("WindowLUT", {**SCORED, "kernel": 3, "padding": 1, "stride": 2}, (2, 5, 4), ((5, 4), 3)),
-    "conv": Case("ConvLUT", {**SCORED, "kernel": 3, "padding": 1, "groups": 2}, (2, 3, 4, 2), ((3, 4, 2), 6)),
+    "window": Case(
+        "WindowLUT", {**SCORED, "kernel": 3, "padding": 1, "stride": 2}, (2, 5, 4), ((5, 4), 3)
+    ),
+    "conv": Case(
+        "ConvLUT", {**SCORED, "kernel": 3, "padding": 1, "groups": 2}, (2, 3, 4, 2), ((3, 4, 2), 6)
+    ),
 }
 
 
@@ -25,7 +29,9 @@ def variables_of(case):
     arrays = {}
     for i, v in enumerate(case.spec.variables()):
         key = jax.random.key(10 + i)
-        arrays[v.name] = jax.random.normal(key, v.shape, v.dtype) if v.name == "weights" else v.init(key)
+        arrays[v.name] = (
+            jax.random.normal(key, v.shape, v.dtype) if v.name == "weights" else v.init(key)
+        )
     return arrays
 
 
@@ -36,8 +42,14 @@ def test_errors():
     for name, case in CASES.items():
         hard = {k: v for k, v in case.options.items() if k not in ("read", "table_dropout")}
         for options, message in (
-            ({"table_dropout": 0.5}, "table_dropout is 0.5 but read is None; it is of scored reads"),
-            ({"quantized": True}, "quantized is True but read is None; tables of integers are read by"),
+            (
+                {"table_dropout": 0.5},
+                "table_dropout is 0.5 but read is None; it is of scored reads",
+            ),
+            (
+                {"quantized": True},
+                "quantized is True but read is None; tables of integers are read by",
+            ),
             (
                 {"table_dropout": 1.0, "read": reads.Hard()},
                 "table_dropout is 1.0; it must be at least 0 and below 1",
@@ -59,7 +71,9 @@ def test_errors():
         ValueError, match="Sequential has no ProjectionLUT, and no layer of images with the read"
     ):
         layers.quantize(
-            nnx.Sequential(nnx_layer(Case("ConvLUT", {**TABLES, "kernel": 3}, x.shape, ((3, 4, 2), 6))))
+            nnx.Sequential(
+                nnx_layer(Case("ConvLUT", {**TABLES, "kernel": 3}, x.shape, ((3, 4, 2), 6)))
+            )
         )
 
 

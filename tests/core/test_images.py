@@ -29,7 +29,9 @@ def windows_by_loops(shape, kernel, stride, padding):
     windows = []
     for top, left in itertools.product(rows, columns):
         ids = []
-        for row, column, channel in itertools.product(range(kernel[0]), range(kernel[1]), range(channels)):
+        for row, column, channel in itertools.product(
+            range(kernel[0]), range(kernel[1]), range(channels)
+        ):
             r, c = top + row, left + column
             inside = 0 <= r < height and 0 <= c < width
             ids.append((r * width + c) * channels + channel if inside else -1)
@@ -62,14 +64,16 @@ def test_windows(shape, kernel, stride, padding):
     assert c.candidates.shape[1] == (want >= 0).sum(-1).max(), "no slot is unused by all"
     rows, columns = (places_of(*s) for s in zip(shape[:2], kernel, stride, padding, strict=True))
     middles = [
-        [r + (kernel[0] - 1) / 2, c + (kernel[1] - 1) / 2] for r, c in itertools.product(rows, columns)
+        [r + (kernel[0] - 1) / 2, c + (kernel[1] - 1) / 2]
+        for r, c in itertools.product(rows, columns)
     ]
     assert c.centers.tolist() == middles
 
 
 def test_one_number_is_for_both_axes():
     np.testing.assert_array_equal(
-        wiring.windows((7, 6), 3, 2, padding=1), wiring.windows((7, 6), (3, 3), (2, 2), padding=(1, 1))
+        wiring.windows((7, 6), 3, 2, padding=1),
+        wiring.windows((7, 6), (3, 3), (2, 2), padding=(1, 1)),
     )
     kept = wiring.projections(None, (7, 6), (3, 4), groups=2, receptive=3, projective=2)
     assert kept == wiring.projections(
@@ -81,11 +85,15 @@ def values_near(point, size, shape, mask):
     """Ids of the values around a point, pixel by pixel in exact arithmetic."""
     height, width, channels = (*shape, 1)[:3]
     if size is None:
-        size, point = (2 * height + 1, 2 * width + 1), (Fraction(height - 1, 2), Fraction(width - 1, 2))
+        size, point = (
+            (2 * height + 1, 2 * width + 1),
+            (Fraction(height - 1, 2), Fraction(width - 1, 2)),
+        )
     ids = []
     for row, column in itertools.product(range(height), range(width)):
         near = all(
-            abs(a - p) <= Fraction(s - 1, 2) for a, p, s in zip((row, column), point, size, strict=True)
+            abs(a - p) <= Fraction(s - 1, 2)
+            for a, p, s in zip((row, column), point, size, strict=True)
         )
         if near and (mask is None or mask[row, column]):
             ids += [(row * width + column) * channels + c for c in range(channels)]
@@ -102,7 +110,9 @@ def assert_projected(c, receptive, projective, input_mask=None, output_mask=None
             assert first.denominator == 1
             assert 0 <= first <= n - s
         read = values_near(exact, receptive, c.in_shape, input_mask)
-        point = [a * Fraction(o, i) for a, i, o in zip(exact, c.in_shape, c.out_shape, strict=False)]
+        point = [
+            a * Fraction(o, i) for a, i, o in zip(exact, c.in_shape, c.out_shape, strict=False)
+        ]
         reached = values_near(point, projective, c.out_shape, output_mask)
         assert c.candidates[g][c.candidates[g] >= 0].tolist() == read
         assert c.targets[g][c.targets[g] >= 0].tolist() == reached
@@ -120,7 +130,13 @@ PROJECTIONS = {
     "all_inputs": ((3, 4), (7, 6), {"groups": (2, 2)}, None, (3, 2)),
     "all_outputs": ((6, 7), (3, 2), {"groups": 2}, (6, 3), None),
     "uniform": ((9, 6), (5, 7), {"groups": 40, "centers": "uniform"}, (3, 4), (2, 3)),
-    "normal": ((9, 6), (5, 7), {"groups": (4, 5), "centers": "normal", "deviation": 0.5}, (2, 5), (3, 3)),
+    "normal": (
+        (9, 6),
+        (5, 7),
+        {"groups": (4, 5), "centers": "normal", "deviation": 0.5},
+        (2, 5),
+        (3, 3),
+    ),
     "own": ((9, 6), (5, 7), {"centers": [[-3, 2.5], [4.2, 99]]}, (3, 2), (2, 3)),
 }
 
@@ -156,7 +172,9 @@ def test_masks_and_probability():
 
 def test_centers():
     def centers(**options):
-        return wiring.projections(KEY, (21, 41), (21, 41), receptive=(5, 9), projective=1, **options).centers
+        return wiring.projections(
+            KEY, (21, 41), (21, 41), receptive=(5, 9), projective=1, **options
+        ).centers
 
     grid = centers(groups=(3, 5)).reshape(3, 5, 2)
     assert grid[:, 0, 0].tolist() == [2, 10, 18]
@@ -189,34 +207,79 @@ def connectivity(shape=(2, 2), candidates=((0, 1),), targets=((0,),)):
 
 
 IMPOSSIBLE = {
-    "kernel": (lambda: wiring.windows((5, 4), (3, 5)), r"kernel is \(3, 5\), larger than .* 5 by 4\."),
-    "padded": (lambda: wiring.windows((2, 2), 5, padding=1), "kernel is 5, .* of 2 by 2 with padding 1"),
-    "padding": (lambda: wiring.windows((5, 5), 2, padding=2), "padding is 2 and kernel is 2; .* outside"),
-    "stride": (lambda: wiring.windows((5, 5), 2, (1, 0)), r"stride is \(1, 0\); it must be at least 1"),
-    "sizes": (lambda: wiring.windows((5, 5), (2, 2, 2)), r"kernel is \(2, 2, 2\); expected an integer"),
+    "kernel": (
+        lambda: wiring.windows((5, 4), (3, 5)),
+        r"kernel is \(3, 5\), larger than .* 5 by 4\.",
+    ),
+    "padded": (
+        lambda: wiring.windows((2, 2), 5, padding=1),
+        "kernel is 5, .* of 2 by 2 with padding 1",
+    ),
+    "padding": (
+        lambda: wiring.windows((5, 5), 2, padding=2),
+        "padding is 2 and kernel is 2; .* outside",
+    ),
+    "stride": (
+        lambda: wiring.windows((5, 5), 2, (1, 0)),
+        r"stride is \(1, 0\); it must be at least 1",
+    ),
+    "sizes": (
+        lambda: wiring.windows((5, 5), (2, 2, 2)),
+        r"kernel is \(2, 2, 2\); expected an integer",
+    ),
     "fraction": (lambda: wiring.windows((5, 5), 1.5), r"kernel is 1\.5; expected an integer"),
-    "image": (lambda: wiring.windows((5,), 1), r"image_shape is \(5,\); expected \(height, width\)"),
+    "image": (
+        lambda: wiring.windows((5,), 1),
+        r"image_shape is \(5,\); expected \(height, width\)",
+    ),
     "outputs": (lambda: wiring.window_groups((5, 5), 2, outputs=0), "window_groups: outputs is 0"),
     "empty_map": (lambda: wiring.full((3, 0), 2), r"full: in_shape is \(3, 0\); expected"),
-    "receptive": ({"receptive": (3, 9)}, r"receptive is \(3, 9\), larger than the input map, 8 by 8"),
+    "receptive": (
+        {"receptive": (3, 9)},
+        r"receptive is \(3, 9\), larger than the input map, 8 by 8",
+    ),
     "projective": ({"projective": 0}, "projective is 0; it must be at least 1"),
     "no_groups": ({"groups": None}, "groups is None; give their number"),
     "groups": ({"groups": 0, "centers": "uniform"}, "groups is 0; it must be at least 1"),
     "two_counts": ({"centers": [[1, 1]]}, "groups is 2, but the number of centers"),
     "centers": ({"centers": "corners"}, "centers is 'corners'; expected one of"),
-    "points": ({"centers": [1.0, 2.0], "groups": None}, r"centers has shape \[2\]; expected finite numbers"),
-    "deviation": ({"centers": "normal", "deviation": 0.0}, r"deviation is 0\.0; it must be positive"),
+    "points": (
+        {"centers": [1.0, 2.0], "groups": None},
+        r"centers has shape \[2\]; expected finite numbers",
+    ),
+    "deviation": (
+        {"centers": "normal", "deviation": 0.0},
+        r"deviation is 0\.0; it must be positive",
+    ),
     "probability": ({"probability": 0}, "probability is 0; it must be above 0"),
     "no_key": ({"key": None, "centers": "uniform"}, "key is None, but centers is 'uniform'"),
     "no_key_of_targets": ({"key": None, "probability": 0.5}, "key is None, but probability is 0.5"),
-    "mask": ({"input_mask": np.ones((8, 9), bool)}, r"input_mask is bool\[8, 9\]; expected bool \[8, 8\]"),
+    "mask": (
+        {"input_mask": np.ones((8, 9), bool)},
+        r"input_mask is bool\[8, 9\]; expected bool \[8, 8\]",
+    ),
     "numbers": ({"output_mask": np.ones((4, 4))}, r"output_mask is float64\[4, 4\]; expected bool"),
-    "one_input": ({"receptive": (1, 1)}, r"group 0, .* at \(0, 0\), has too few inputs, 1; .* larger"),
-    "no_output": ({"projective": 1, "receptive": (2, 4)}, r"group 0 .* no output: .* \(0\.25, 0\.75\)"),
+    "one_input": (
+        {"receptive": (1, 1)},
+        r"group 0, .* at \(0, 0\), has too few inputs, 1; .* larger",
+    ),
+    "no_output": (
+        {"projective": 1, "receptive": (2, 4)},
+        r"group 0 .* no output: .* \(0\.25, 0\.75\)",
+    ),
     "all_masked": ({"output_mask": np.zeros((4, 4), bool)}, "group 0 reaches no output"),
-    "ids": (lambda: connectivity(candidates=[[0, 4]]), "candidates holds ids from 0 to 4; inputs are 0 to 3"),
-    "targets": (lambda: connectivity(targets=[[-2]]), "targets holds ids from -2 to -2; outputs are 0 to 2"),
-    "lists": (lambda: connectivity(candidates=[[0, 1], [1, 2]]), r"shapes \[1, 2\], \[2, 2\], \[1, 1\];"),
+    "ids": (
+        lambda: connectivity(candidates=[[0, 4]]),
+        "candidates holds ids from 0 to 4; inputs are 0 to 3",
+    ),
+    "targets": (
+        lambda: connectivity(targets=[[-2]]),
+        "targets holds ids from -2 to -2; outputs are 0 to 2",
+    ),
+    "lists": (
+        lambda: connectivity(candidates=[[0, 1], [1, 2]]),
+        r"shapes \[1, 2\], \[2, 2\], \[1, 1\];",
+    ),
     "floats": (
         lambda: connectivity(candidates=[[0.0, 1.0]]),
         r"candidates is float64\[1, 2\]; expected int32",
@@ -252,12 +315,16 @@ def test_inside_of_a_program():
         jax.jit(targets)(KEY)
 
 
-FIELDS = wiring.projections(None, (5, 6), (4, 3), groups=(2, 3), receptive=(3, 4), projective=(4, 3))
+FIELDS = wiring.projections(
+    None, (5, 6), (4, 3), groups=(2, 3), receptive=(3, 4), projective=(4, 3)
+)
 
 
 def test_connectivity_is_a_value():
     same = pickle.loads(pickle.dumps(FIELDS))
-    other = wiring.projections(None, (5, 6), (4, 3), groups=(2, 3), receptive=(3, 3), projective=(4, 3))
+    other = wiring.projections(
+        None, (5, 6), (4, 3), groups=(2, 3), receptive=(3, 3), projective=(4, 3)
+    )
     assert same is not FIELDS
     assert (same == FIELDS, hash(same) == hash(FIELDS)) == (True, True)
     assert (other == FIELDS, FIELDS == 3) == (False, False)
@@ -271,7 +338,9 @@ def test_connectivity_is_a_value():
 def test_anchors_are_candidates_of_their_group(distinct):
     mask = np.ones((5, 6), bool)
     mask[1, 1:3] = False
-    c = wiring.projections(None, (5, 6), (4, 3), groups=2, receptive=3, projective=3, input_mask=mask)
+    c = wiring.projections(
+        None, (5, 6), (4, 3), groups=2, receptive=3, projective=3, input_mask=mask
+    )
     anchors = np.asarray(c.sample_anchors(KEY, n_detectors=3, n_anchors=20, distinct=distinct))
     assert anchors.shape == (12, 20, 2)
     assert (anchors[..., 0] != anchors[..., 1]).all()
@@ -284,7 +353,9 @@ def drawn_images(figure):
 
 
 def lines_of(axes):
-    return {tuple(map(tuple, np.transpose(line.get_data()).astype(int).tolist())) for line in axes.lines}
+    return {
+        tuple(map(tuple, np.transpose(line.get_data()).astype(int).tolist())) for line in axes.lines
+    }
 
 
 def test_picture_of_a_layer():
@@ -292,7 +363,10 @@ def test_picture_of_a_layer():
     figure = wiring.show(layer, groups=[1, 4])
     images = drawn_images(figure)
     assert len(images) == 6
-    for ids, shape, row in ((FIELDS.candidates, (5, 6), images[:3]), (FIELDS.targets, (4, 3), images[3:])):
+    for ids, shape, row in (
+        (FIELDS.candidates, (5, 6), images[:3]),
+        (FIELDS.targets, (4, 3), images[3:]),
+    ):
         fields = [np.isin(np.arange(np.prod(shape)), of_group).reshape(shape) for of_group in ids]
         for image, g in zip(row, (1, 4), strict=False):
             np.testing.assert_array_equal(image, fields[g])
@@ -304,7 +378,10 @@ def test_picture_of_a_layer():
     names = ("group 1", "group 4", "groups that")
     assert titles == [
         *(f"{n} {verb}" for n, verb in zip(names, ("reads", "reads", "read a pixel"), strict=True)),
-        *(f"{n} {verb}" for n, verb in zip(names, ("reaches", "reaches", "reach a pixel"), strict=True)),
+        *(
+            f"{n} {verb}"
+            for n, verb in zip(names, ("reaches", "reaches", "reach a pixel"), strict=True)
+        ),
     ]
 
 
@@ -317,14 +394,21 @@ def test_pictures_of_ids(tmp_path):
     of_group = np.asarray(anchors[3]).ravel() + 12  # ids of the second group
     want = np.isin(np.arange(24), of_group).reshape(3, 4, 2).mean(-1)
     np.testing.assert_array_equal(images[3], want)
-    np.testing.assert_array_equal(images[8].ravel(), np.isin(np.arange(12), np.asarray(targets[3]) + 6))
+    np.testing.assert_array_equal(
+        images[8].ravel(), np.isin(np.arange(12), np.asarray(targets[3]) + 6)
+    )
     variables = {"anchors": {"anchors": anchors}, "params": {"weights": layer.weights[...]}}
     assert len(drawn_images(wiring.show(variables, in_shape=(3, 4), groups=2))) == 3
     assert drawn_images(wiring.show(np.asarray(anchors)))[0].shape == (1, int(anchors.max()) + 1)
     gates = layers.LogicGates(12, 5, rngs=nnx.Rngs(0))
     drawn = drawn_images(wiring.show(gates, in_shape=(3, 4), groups=3))[3]
-    np.testing.assert_array_equal(drawn.ravel(), np.bincount(np.ravel(gates.wires[...]), minlength=12))
-    spatial = {"anchors": FIELDS.sample_anchors(KEY, 2, 3), "targets": jnp.asarray(FIELDS.targets)[:, None]}
+    np.testing.assert_array_equal(
+        drawn.ravel(), np.bincount(np.ravel(gates.wires[...]), minlength=12)
+    )
+    spatial = {
+        "anchors": FIELDS.sample_anchors(KEY, 2, 3),
+        "targets": jnp.asarray(FIELDS.targets)[:, None],
+    }
     images = drawn_images(wiring.show(spatial, in_shape=(5, 6), out_shape=(4, 3), groups=[7]))
     np.testing.assert_array_equal(images[2].ravel(), np.isin(np.arange(12), FIELDS.targets[3]))
     windows = wiring.windows((4, 4), 2, padding=1).reshape(25, -1)
@@ -333,7 +417,11 @@ def test_pictures_of_ids(tmp_path):
     figure.savefig(tmp_path / "windows.png")
     assert (tmp_path / "windows.png").read_bytes().startswith(b"\x89PNG")
     for source, options, message in (
-        (layer, {"in_shape": (5, 5)}, "in_shape is .5, 5., a map of 25 values; there are 24 inputs"),
+        (
+            layer,
+            {"in_shape": (5, 5)},
+            "in_shape is .5, 5., a map of 25 values; there are 24 inputs",
+        ),
         (layer, {"groups": [9]}, r"groups is \[9\]; there are 4 detectors, from 0 to 3"),
         (FIELDS, {"in_shape": (5, 6)}, "in_shape and out_shape are those of the connectivity"),
         ({"weights": np.ones(3)}, {}, "neither anchors nor wires"),

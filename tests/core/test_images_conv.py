@@ -35,7 +35,9 @@ def test_leading_axes_and_dtypes():
     images, weights, anchors = arguments((5, 4, 2), (2, 2), 1, n_images=6)
     f = jax.jit(functools.partial(lutjax.conv_lut, kernel=2, stride=2, padding=1))
     y = f(images, weights, anchors)
-    np.testing.assert_array_equal(f(images.reshape(3, 1, 2, 5, 4, 2), weights, anchors).reshape(y.shape), y)
+    np.testing.assert_array_equal(
+        f(images.reshape(3, 1, 2, 5, 4, 2), weights, anchors).reshape(y.shape), y
+    )
     np.testing.assert_array_equal(f(images[0], weights, anchors), y[0])
     half = f(images.astype(jnp.bfloat16), weights.astype(jnp.bfloat16), anchors)
     rounded = f(images, weights.astype(jnp.bfloat16).astype(jnp.float32), anchors)
@@ -52,7 +54,10 @@ def test_wild_ids_are_clamped():
 
 
 def largest_array(compiled):
-    return max(math.prod(map(int, shape.split(","))) for shape in re.findall(r"\w\d+\[([\d,]+)\]", compiled))
+    return max(
+        math.prod(map(int, shape.split(",")))
+        for shape in re.findall(r"\w\d+\[([\d,]+)\]", compiled)
+    )
 
 
 @pytest.mark.parametrize("read", [None, reads.Confidence()], ids=str)
@@ -74,26 +79,58 @@ def test_windows_are_not_copied(read):
 
 NO_PAIRS = {"anchors": np.zeros((4, 0, 2), np.int32), "weights": np.ones((4, 1, 2), np.float32)}
 WRONG = {
-    "channels": ({"groups": 3}, ValueError, "groups is int 3; it must divide the number of detectors, 4"),
-    "detectors": ({"groups": 4}, ValueError, "groups is int 4; it must divide the number of channels, 2"),
+    "channels": (
+        {"groups": 3},
+        ValueError,
+        "groups is int 3; it must divide the number of detectors, 4",
+    ),
+    "detectors": (
+        {"groups": 4},
+        ValueError,
+        "groups is int 4; it must divide the number of channels, 2",
+    ),
     "vector": (
         {"images": np.ones((5, 4), np.float32)},
         ValueError,
         r"images is float32\[5, 4\]; expected shape",
     ),
-    "integers": ({"images": np.ones((5, 4, 2), np.uint8)}, TypeError, r"images is uint8\[5, 4, 2\]"),
-    "kernel": ({"kernel": (6, 2)}, ValueError, r"kernel is \(6, 2\), larger than an image of 5 by 4\."),
-    "padding": ({"padding": 2}, ValueError, "padding is 2 and kernel is 2; a window could be outside"),
+    "integers": (
+        {"images": np.ones((5, 4, 2), np.uint8)},
+        TypeError,
+        r"images is uint8\[5, 4, 2\]",
+    ),
+    "kernel": (
+        {"kernel": (6, 2)},
+        ValueError,
+        r"kernel is \(6, 2\), larger than an image of 5 by 4\.",
+    ),
+    "padding": (
+        {"padding": 2},
+        ValueError,
+        "padding is 2 and kernel is 2; a window could be outside",
+    ),
     "stride": ({"stride": 0}, ValueError, "stride is 0; it must be at least 1"),
-    "table": ({"weights": np.ones((4, 4, 2), np.float32)}, ValueError, r"weights is .*; anchors has 3"),
+    "table": (
+        {"weights": np.ones((4, 4, 2), np.float32)},
+        ValueError,
+        r"weights is .*; anchors has 3",
+    ),
     "read": ({"read": "soft"}, TypeError, "read is str 'soft'; expected one of lutjax.reads"),
-    "no_scalars": ({"read": reads.Confidence()}, ValueError, r"scalars is NoneType None; .* needs \['log_"),
+    "no_scalars": (
+        {"read": reads.Confidence()},
+        ValueError,
+        r"scalars is NoneType None; .* needs \['log_",
+    ),
     "scalars": (
         {"scalars": {}},
         ValueError,
         "scalars is dict {}; they are those of a read, and read is None",
     ),
-    "epsilon": ({"read": reads.Hard(), "epsilon": 0.5}, ValueError, "epsilon is float 0.5; read is Hard"),
+    "epsilon": (
+        {"read": reads.Hard(), "epsilon": 0.5},
+        ValueError,
+        "epsilon is float 0.5; read is Hard",
+    ),
     "no_comparison": (
         {"read": reads.Hard(), **NO_PAIRS},
         ValueError,
@@ -114,14 +151,18 @@ def test_wrong_arguments(name):
 
 TABLES = {"n_detectors": 4, "n_anchors": 3}
 CASES = {
-    "conv": Case("ConvLUT", {**TABLES, "kernel": 3, "padding": 1, "stride": (2, 1)}, (3, 5, 4), ((5, 4), 6)),
+    "conv": Case(
+        "ConvLUT", {**TABLES, "kernel": 3, "padding": 1, "stride": (2, 1)}, (3, 5, 4), ((5, 4), 6)
+    ),
     "channels": Case(
         "ConvLUT",
         {**TABLES, "kernel": (2, 3), "groups": 2, "pool": (2, 1), "read": reads.Confidence()},
         (2, 3, 6, 5, 4),
         ((6, 5, 4), 6),
     ),
-    "all": Case("ConvLUT", {**TABLES, "kernel": 2, "pool": "all", "epsilon": 0.5}, (5, 6, 2), ((5, 6, 2), 3)),
+    "all": Case(
+        "ConvLUT", {**TABLES, "kernel": 2, "pool": "all", "epsilon": 0.5}, (5, 6, 2), ((5, 6, 2), 3)
+    ),
 }
 
 
@@ -129,7 +170,9 @@ def variables_of(case: Case) -> dict[str, Any]:
     arrays = {}
     for i, v in enumerate(case.spec.variables()):
         key = jax.random.key(10 + i)
-        arrays[v.name] = jax.random.normal(key, v.shape, v.dtype) if v.kind == "tables" else v.init(key)
+        arrays[v.name] = (
+            jax.random.normal(key, v.shape, v.dtype) if v.kind == "tables" else v.init(key)
+        )
     return arrays
 
 

@@ -45,7 +45,11 @@ def functions(library, case, args, options):
     """Return `init`, `apply` and `check` for a layer with one variable tree."""
     if library == "linen":
         layer, rngs = getattr(linen, case.layer)(*args, **options), {case.spec.stream: key(0)}
-        return lambda x: layer.init(key(0), x), lambda v, x: layer.apply(v, x, rngs=rngs), layer.check
+        return (
+            lambda x: layer.init(key(0), x),
+            lambda v, x: layer.apply(v, x, rngs=rngs),
+            layer.check,
+        )
 
     def made():
         return getattr(haiku, case.layer)(*args, **options, name="layer")
@@ -71,7 +75,11 @@ def test_layers_take_the_number_of_inputs_of_the_first(name, library):
     init, apply, check = functions(library, case, (), named(case))
     init_given, apply_given, _ = functions(library, case, case.sizes, case.options)
     found, given = init(x), init_given(x)
-    sizes = [a for path, a in jax.tree.leaves_with_path(found) if "in_features" in jax.tree_util.keystr(path)]
+    sizes = [
+        a
+        for path, a in jax.tree.leaves_with_path(found)
+        if "in_features" in jax.tree_util.keystr(path)
+    ]
     assert [a.shape for a in sizes] == [(case.sizes[0],)]
     rest = without_sizes(found)
     for a, b in zip(jax.tree.leaves(rest), jax.tree.leaves(given), strict=True):
@@ -81,7 +89,9 @@ def test_layers_take_the_number_of_inputs_of_the_first(name, library):
     with pytest.raises(ValueError, match=f"{case.layer}: x has shape .*; expected"):
         jax.eval_shape(apply, found, widened(x, case))
     for use in (lambda v: jax.eval_shape(apply, v, x), check):
-        with pytest.raises(ValueError, match=f"{case.layer}: in_features is None, and the number of inputs"):
+        with pytest.raises(
+            ValueError, match=f"{case.layer}: in_features is None, and the number of inputs"
+        ):
             use(rest)
 
 
@@ -117,5 +127,7 @@ def test_haiku_says_that_a_layer_has_state():
     with pytest.raises(ValueError, match=r"use `hk\.transform_with_state`"):
         hk.transform(f).init(key(0), x)
     params, _ = hk.transform_with_state(f).init(key(0), x)
-    with pytest.raises(ValueError, match=r"^LUT: there is no anchors: .*Use haiku\.transform_with_state"):
+    with pytest.raises(
+        ValueError, match=r"^LUT: there is no anchors: .*Use haiku\.transform_with_state"
+    ):
         hk.transform(f).apply(params, key(0), x)

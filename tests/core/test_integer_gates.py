@@ -58,7 +58,9 @@ def test_gates_of_logits_are_those_of_their_coefficients():
         jnp.asarray(np.random.default_rng(1).integers(0, 9, (8, 2)), jnp.int32),
     )
     logits = jnp.asarray(np.random.default_rng(2).normal(size=(8, 16)), jnp.float32)
-    y, pull = jax.vjp(lambda x, logits: lutjax.logic_gates(x, logits, wires, accumulate=FINE), x, logits)
+    y, pull = jax.vjp(
+        lambda x, logits: lutjax.logic_gates(x, logits, wires, accumulate=FINE), x, logits
+    )
 
     def parts(x, logits):
         return lutjax.bilinear_gates(x, lutjax.gate_coefficients(logits), wires, accumulate=FINE)
@@ -102,9 +104,11 @@ def test_explained(op):
     ):
         run(x, parameter, wires, accumulate=2.0)
     pytest.importorskip(
-        "lutjax_cpu", reason="native kernels are not installed, which would say why they do not run it"
+        "lutjax_cpu",
+        reason="native kernels are not installed, which would say why they do not run it",
     )
     with pytest.raises(
-        registry.NoImplementationError, match="gates and tables over bits in fixed point are for plain JAX"
+        registry.NoImplementationError,
+        match="gates and tables over bits in fixed point are for plain JAX",
     ):
         run(x, parameter, wires, accumulate=FINE, implementation="native")

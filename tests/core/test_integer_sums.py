@@ -44,7 +44,10 @@ def coefficients(x, anchors, read, groups):
     n, ways = len(x), read.ways
     if (np.abs(x[..., 0]) == WIDE).all():
         of_table = np.repeat(x, len(anchors) // x.shape[1], 1)
-        a, b = (np.take_along_axis(of_table, anchors[None, :, 0, side, None], 2)[..., 0] for side in (0, 1))
+        a, b = (
+            np.take_along_axis(of_table, anchors[None, :, 0, side, None], 2)[..., 0]
+            for side in (0, 1)
+        )
         row = (a > b).astype(int)
         return np.stack([row, 1 - row], -1)[..., :ways], np.full((n, len(anchors), ways), 2**10)
     index, c = read(lutjax.margins(jnp.asarray(x), anchors, groups=groups), scalars_of(read))
@@ -57,10 +60,14 @@ def defined(x, anchors, quantized, read, groups):
     rows = np.asarray(quantized.values).astype(np.int64)[np.arange(len(anchors))[:, None], index]
     each = (units[..., None] * rows).sum(-2)  # [n, T, O]
     total = each.reshape(len(x), groups, -1, each.shape[-1]).sum(2)
-    return total.astype(np.float32) * np.ldexp(np.float32(1), np.asarray(quantized.exponents) - _SHIFT)
+    return total.astype(np.float32) * np.ldexp(
+        np.float32(1), np.asarray(quantized.exponents) - _SHIFT
+    )
 
 
-def check(implementation, n_tables, *, n=3, groups=1, outputs=5, ways=2, entry=None, margins=(WIDE, WIDE)):
+def check(
+    implementation, n_tables, *, n=3, groups=1, outputs=5, ways=2, entry=None, margins=(WIDE, WIDE)
+):
     rng = np.random.default_rng(n_tables)
     read = reads.PowersOfTwo(ways)
     scalars, anchors = scalars_of(read), np.tile(np.int32([[[0, 1]]]), (groups * n_tables, 1, 1))
@@ -122,10 +129,15 @@ def test_sums_of_any_number_of_tables(n_tables, groups, n):
 
 @hypothesis.settings(max_examples=3)
 @hypothesis.given(
-    st.lists(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=3, max_size=3), min_size=30, max_size=30)
+    st.lists(
+        st.lists(st.integers(-(2**31), 2**31 - 1), min_size=3, max_size=3), min_size=30, max_size=30
+    )
 )
 def test_wide_sums_are_exact(addends):
-    exact, parts = [sum(column) for column in zip(*addends, strict=True)], jnp.array(addends, jnp.int32)
+    exact, parts = (
+        [sum(column) for column in zip(*addends, strict=True)],
+        jnp.array(addends, jnp.int32),
+    )
     one_by_one = _quantized.WideSum(jnp.zeros_like(parts[0]), jnp.zeros_like(parts[0]))
     for addend in parts:
         one_by_one = one_by_one + addend
@@ -169,5 +181,7 @@ def test_coefficients_of_a_read_of_your_own(name):
     coefficients, expected = OWN[name]
     given = lutjax.QuantizedTables(jnp.array([[[-5], [3]]], jnp.int8), jnp.zeros((1, 1), jnp.int32))
     read = Own(coefficients=coefficients)
-    y = lutjax.scored_lut(jnp.array([1.0, 0.0]), given, np.int32([[[0, 1]]]), read.initial(), read=read)
+    y = lutjax.scored_lut(
+        jnp.array([1.0, 0.0]), given, np.int32([[[0, 1]]]), read.initial(), read=read
+    )
     np.testing.assert_array_equal(y, [expected])

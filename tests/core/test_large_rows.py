@@ -182,7 +182,9 @@ def check(world, op, implementation, bases, dtype, case=None):
     call = None
     for base in bases:
         f, weights, arguments, dy, sums = (case or CASES[op])(base, dtype)
-        call = call or jax.jit(cotangents(functools.partial(f, implementation)))  # only tables differ
+        call = call or jax.jit(
+            cotangents(functools.partial(f, implementation))
+        )  # only tables differ
         for number, (a, of) in enumerate(zip(call(weights, dy, *arguments), sums, strict=True)):
             assert np.any(of.value)
             if world in MULTIPLIES_FIRST:
@@ -238,7 +240,9 @@ def test_large_rows_of_other_lists(world, lists, request):
 
 @pytest.mark.parametrize("world", ["xla"])
 def test_rows_whose_difference_is_too_large(world, request):
-    d = lutjax.Detection(*(jnp.asarray([[a]]) for a in (1, 1)), jnp.asarray([[0.5]], jnp.float32), 1)
+    d = lutjax.Detection(
+        *(jnp.asarray([[a]]) for a in (1, 1)), jnp.asarray([[0.5]], jnp.float32), 1
+    )
     weights = jnp.asarray([[[-3e38, 1.0], [3e38, 2.0]]], jnp.float32)
     with worlds.of(world, request) as implementation:
 

@@ -41,18 +41,27 @@ REFUSED = {
         ({"n_anchors": -1}, "n_anchors is -1; it must be at least 0"),
         ({"sizes": (1, 6)}, "in_features is 1; .* at least 2"),
         ({"groups": 5}, "groups is 5; it must divide in_features, 7"),
-        ({"groups": 5, "sizes": (5, 5)}, "groups is 5 and in_features is 5; a detector compares two"),
+        (
+            {"groups": 5, "sizes": (5, 5)},
+            "groups is 5 and in_features is 5; a detector compares two",
+        ),
         ({"epsilon": -1.0}, "epsilon is -1.0"),
         ({"param_dtype": jnp.int32}, "param_dtype is int32; expected one of"),
         ({"param_dtype": "float64"}, "param_dtype is float64, which .*jax_enable_x64"),
         ({"anchors": [[[0, 1]]]}, r"anchors has shape \[1, 1, 2\]; expected \[5, 3, 2\]"),
-        ({"anchors": np.tile([0, 7], (5, 3, 1))}, "anchors holds ids from 0 to 7; inputs are 0 to 6"),
+        (
+            {"anchors": np.tile([0, 7], (5, 3, 1))},
+            "anchors holds ids from 0 to 7; inputs are 0 to 6",
+        ),
     ],
     "SparseLUT": [
         ({}, "give either n_targets"),
         ({"n_targets": 7}, "n_targets is 7; there are only 6 outputs"),
         ({"n_targets": 2, "targets_per": "day"}, "targets_per is 'day'; expected one"),
-        ({"targets": np.zeros((1, 4, 2), int)}, r"targets has shape \[1, 4, 2\]; expected \[5 or 1, 8 or 1,"),
+        (
+            {"targets": np.zeros((1, 4, 2), int)},
+            r"targets has shape \[1, 4, 2\]; expected \[5 or 1, 8 or 1,",
+        ),
         ({"targets": np.full((1, 1, 2), 6)}, "targets holds ids from 6 to 6; outputs are 0 to 5"),
     ],
     "LUTAttention": [
@@ -77,13 +86,19 @@ REFUSED = {
         ({"table_dropout": 1.0}, "table_dropout is 1.0; it must be at least 0 and below 1"),
         ({"quantized": True}, "quantized is True but read is Confidence"),
         ({"bits": 40}, "bits is 40, so a table has"),
-        ({"anchors": np.tile([0, 3], (6, 2, 1))}, "anchors holds ids from 0 to 3; inputs are 0 to 2"),
+        (
+            {"anchors": np.tile([0, 3], (6, 2, 1))},
+            "anchors holds ids from 0 to 3; inputs are 0 to 2",
+        ),
     ],
     "SpatialLUT": [
         ({"sizes": (7,), "shape": (2, 7)}, "connectivity is 7; expected"),
         ({"n_detectors": 0}, "n_detectors is 0; it must be at least 1"),
         ({"read": "soft"}, "read is 'soft'; expected one of lutjax.reads"),
-        ({"read": READ, "accumulate": FixedPoint(8)}, "accumulate is FixedPoint.* and read is Confidence"),
+        (
+            {"read": READ, "accumulate": FixedPoint(8)},
+            "accumulate is FixedPoint.* and read is Confidence",
+        ),
     ],
     "WindowLUT": [
         ({"read": READ, "epsilon": 0.5}, "epsilon is 0.5 and read is Confidence"),
@@ -136,8 +151,14 @@ REFUSED = {
         ({"parameterization": "warp"}, "parameterization is 'warp'; expected one of"),
     ],
     "BinaryLUT": [
-        ({"estimator": "gumbel"}, r"estimator is 'gumbel'; expected one of \('soft', 'straight_through'\)"),
-        ({"n_inputs": 3, "wires": np.zeros((6, 2), int)}, r"wires has shape \[6, 2\]; expected \[6, 3\]"),
+        (
+            {"estimator": "gumbel"},
+            r"estimator is 'gumbel'; expected one of \('soft', 'straight_through'\)",
+        ),
+        (
+            {"n_inputs": 3, "wires": np.zeros((6, 2), int)},
+            r"wires has shape \[6, 2\]; expected \[6, 3\]",
+        ),
     ],
     "LogicConv": [
         ({"shape": (2, 5, 4, 2)}, r"x has shape \[2, 5, 4, 2\]; expected \[..., 5, 3, 2\]"),
@@ -166,7 +187,9 @@ REFUSED = {
 EACH = [(layer, *one) for layer, every in REFUSED.items() for one in every]
 
 
-@pytest.mark.parametrize(("layer", "changes", "message"), EACH, ids=[f"{e[0]}-{e[2]}" for e in EACH])
+@pytest.mark.parametrize(
+    ("layer", "changes", "message"), EACH, ids=[f"{e[0]}-{e[2]}" for e in EACH]
+)
 def test_impossible_arguments(layer, changes, message):
     base, options = BASES[layer], dict(changes)
     sizes, shape = options.pop("sizes", base.other_sizes), options.pop("shape", base.shape)

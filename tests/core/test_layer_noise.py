@@ -33,9 +33,13 @@ def caller(library, case, arrays, **options):
         module = getattr(linen, case.layer)(*case.sizes, **case.options)
         return lambda x, key: module.apply(kinds, x, rngs={case.spec.stream: key}, **options)
     f = hk.transform_with_state(
-        lambda x: getattr(lutjax_haiku, case.layer)(*case.sizes, **case.options, name="layer")(x, **options)
+        lambda x: getattr(lutjax_haiku, case.layer)(*case.sizes, **case.options, name="layer")(
+            x, **options
+        )
     )
-    state = {"layer": {k: v for kind, part in kinds.items() if kind != "params" for k, v in part.items()}}
+    state = {
+        "layer": {k: v for kind, part in kinds.items() if kind != "params" for k, v in part.items()}
+    }
     return lambda x, key: f.apply({"layer": kinds["params"]}, state, key, x)[0]
 
 

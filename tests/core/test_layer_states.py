@@ -73,7 +73,9 @@ def drawn(library: str, name: str, case: Case, x: jax.Array) -> dict[str, Any]:
 
 
 def flat(tree: Any) -> dict[str, Any]:
-    return {"/".join(str(k.key) for k in path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+    return {
+        "/".join(str(k.key) for k in path): leaf for path, leaf in jax.tree.leaves_with_path(tree)
+    }
 
 
 def nested(arrays: dict[str, Any], depth: int) -> dict[str, Any]:
@@ -155,12 +157,24 @@ def assert_same(found: Any, want: np.ndarray, where: str) -> None:
 
 
 EACH = [(name, library) for name in NAMES for library in LIBRARIES]
-FAST_LAYERS = ("LUT", "ConvLUT", "LUTAttention", "ProjectionLUT", "NgramMemory", "LogicGates", "SoftLUT")
-FIRST = {case.layer: name for name, case in reversed(NAMES.items()) if case.layer in FAST_LAYERS}.values()
+FAST_LAYERS = (
+    "LUT",
+    "ConvLUT",
+    "LUTAttention",
+    "ProjectionLUT",
+    "NgramMemory",
+    "LogicGates",
+    "SoftLUT",
+)
+FIRST = {
+    case.layer: name for name, case in reversed(NAMES.items()) if case.layer in FAST_LAYERS
+}.values()
 FAST = ("LUT-linen", "LUT-haiku", "LogicRNN, balanced-linen", "ProjectionLUT, hard-haiku")
 
 
-@pytest.mark.parametrize(("name", "library"), slow_except(EACH, *FAST, *(f"{name}-nnx" for name in FIRST)))
+@pytest.mark.parametrize(
+    ("name", "library"), slow_except(EACH, *FAST, *(f"{name}-nnx" for name in FIRST))
+)
 def test_recorded_state(name: str, library: str, states: dict[str, np.ndarray]) -> None:
     """A new layer has the recorded variables and values, and the recorded state gives the recorded output."""
     case, prefix = NAMES[name], f"{name}|{library}|"

@@ -43,7 +43,9 @@ IMAGES = {"n_detectors": 4, "n_anchors": 3}
 CASES = {
     "lut": Case("LUT", TABLES, (4, 3, 7)),
     "sparse_per_row": Case("SparseLUT", {**TABLES, "n_targets": 4}, (9, 7)),
-    "sparse_per_layer": Case("SparseLUT", {**TABLES, "n_targets": 6, "targets_per": "layer"}, (9, 7)),
+    "sparse_per_layer": Case(
+        "SparseLUT", {**TABLES, "n_targets": 6, "targets_per": "layer"}, (9, 7)
+    ),
     "attention_without_positions": Case("LUTAttention", {**TABLES, "window": 4}, (2, 9, 7)),
     "attention": Case("LUTAttention", {**TABLES, **POSITIONS}, (2, 9, 7)),
     "pair": Case("LUTPairAttention", {**TABLES, **POSITIONS, "shared_positions": False}, (2, 9, 7)),
@@ -81,7 +83,9 @@ def test_segments():
 
 
 def test_optimizer_leaves_ids_alone():
-    kinds = {name for name, kind in lutjax_nnx._variables.KINDS.items() if issubclass(kind, nnx.Param)}
+    kinds = {
+        name for name, kind in lutjax_nnx._variables.KINDS.items() if issubclass(kind, nnx.Param)
+    }
     assert kinds == {"params", "tables", "scalars"}
 
 
@@ -103,7 +107,9 @@ def test_options_reach_the_op(monkeypatch):
         return jnp.zeros((*x.shape[:-1], weights.shape[-1]), weights.dtype)
 
     monkeypatch.setattr(lutjax, "lut", lut)
-    nnx_layer(CASES["lut"], implementation=("triton", "xla"), accumulate=sums)(inputs_of(CASES["lut"]))
+    nnx_layer(CASES["lut"], implementation=("triton", "xla"), accumulate=sums)(
+        inputs_of(CASES["lut"])
+    )
     assert seen == [(("triton", "xla"), sums)]
 
 
@@ -189,7 +195,9 @@ STATES = {
     "state": lambda state: state,
     "pure dict": nnx.to_pure_dict,
     "frozen dict": lambda state: flax.core.freeze(nnx.to_pure_dict(state)),
-    "dict of variables": lambda state: {"layers": {0: {**state["layers"][0]}, 1: state["layers"][1]}},
+    "dict of variables": lambda state: {
+        "layers": {0: {**state["layers"][0]}, 1: state["layers"][1]}
+    },
     "strings in place of numbers": lambda state: {
         "layers": {str(i): part for i, part in nnx.to_pure_dict(state)["layers"].items()}
     },
@@ -206,7 +214,9 @@ def test_check_of_a_state(form):
     model = nnx.Sequential(layer, nnx_layer(case))
     lutjax_nnx.check(model, STATES[form](nnx.state(model)))
     trained = STATES[form](nnx.state(model, nnx.Param))
-    with pytest.raises(ValueError, match="SparseLUT: the state has no anchors, which belong to its weights"):
+    with pytest.raises(
+        ValueError, match="SparseLUT: the state has no anchors, which belong to its weights"
+    ):
         lutjax_nnx.check(model, trained)
 
 
@@ -237,7 +247,11 @@ def test_constructors_are_the_same(layer):
     for library in (lutjax_nnx, linen, lutjax_haiku):
         cls = getattr(library, layer)
         for found in (inspect.signature(cls), inspect.signature(cls.__init__)):
-            shown = [p for p in found.parameters.values() if p.name not in ("self", "rngs", "name", "parent")]
+            shown = [
+                p
+                for p in found.parameters.values()
+                if p.name not in ("self", "rngs", "name", "parent")
+            ]
             inferred = library is not lutjax_nnx and sizes[0].name == "in_features"
             optional = [p.replace(default=None, annotation=p.annotation | None) for p in sizes]
             assert shown == [*(optional if inferred else sizes), *want[len(sizes) :]]
@@ -281,13 +295,17 @@ def test_layers_name_their_op(layer):
 def test_layers_have_few_ancestors(library):
     for layer in LAYERS:
         ancestors = [
-            c.__name__ for c in getattr(library, layer).__mro__[1:] if c.__module__.startswith("lutjax.")
+            c.__name__
+            for c in getattr(library, layer).__mro__[1:]
+            if c.__module__.startswith("lutjax.")
         ]
         assert 1 <= len(ancestors) <= 4, (layer, ancestors)
 
 
 def build_module():
-    return types.SimpleNamespace(**runpy.run_path(str(ROOT / "hatch_build.py"), run_name="hatch_build"))
+    return types.SimpleNamespace(
+        **runpy.run_path(str(ROOT / "hatch_build.py"), run_name="hatch_build")
+    )
 
 
 @pytest.mark.parametrize("library", [linen, lutjax_haiku], ids=["linen", "haiku"])
@@ -304,7 +322,9 @@ def test_stubs_have_the_constructors_and_methods(library):
             found = [a.arg for a in (*arguments.args, *arguments.kwonlyargs)]
             assert sorted(found) == sorted(signature.parameters), (name, function.name)
             n_defaults = len(arguments.defaults) + sum(d is not None for d in arguments.kw_defaults)
-            assert n_defaults == sum(p.default is not p.empty for p in signature.parameters.values())
+            assert n_defaults == sum(
+                p.default is not p.empty for p in signature.parameters.values()
+            )
 
 
 CALLS = {
@@ -340,7 +360,10 @@ def test_mypy_checks_calls(tmp_path):
     package = pathlib.Path(lutjax.__file__).parent
     shutil.copytree(package, tmp_path / "lutjax", ignore=shutil.ignore_patterns("__pycache__"))
     build_module().write(ROOT, tmp_path)
-    lines, want = ["from flax import nnx", "from lutjax.layers import haiku, linen, nnx as layers"], {}
+    lines, want = (
+        ["from flax import nnx", "from lutjax.layers import haiku, linen, nnx as layers"],
+        {},
+    )
     for library, end in (("layers", ", rngs=nnx.Rngs(0)"), ("linen", ""), ("haiku", "")):
         for call, message in CALLS.items():
             lines.append(f"{library}.{call.format(end=end)}")
@@ -442,11 +465,15 @@ def test_sizes_follow_pruned_arrays(name):
     assert run(again, x).shape[-1] == n_outputs
 
 
-@pytest.mark.parametrize("name", ["n_anchors", "in_features", "dtype", "weights_init", "implementation"])
+@pytest.mark.parametrize(
+    "name", ["n_anchors", "in_features", "dtype", "weights_init", "implementation"]
+)
 def test_sizes_and_options_are_read_only(name):
     layer = nnx_layer(CASES["lut"])
     before, arrays = layer.spec, nnx.state(layer)
-    with pytest.raises(AttributeError, match=f"^LUT: {name} is read-only, .*Create a layer with {name}=3"):
+    with pytest.raises(
+        AttributeError, match=f"^LUT: {name} is read-only, .*Create a layer with {name}=3"
+    ):
         setattr(layer, name, 3)
     assert layer.spec == before
     assert nnx.state(layer) == arrays
@@ -457,9 +484,13 @@ def test_sizes_and_options_are_read_only(name):
 def test_other_modes_of_flax(hijax):
     """Layers run with hijax variables, including copies, and in transformations without graph updates."""
     x, options = jnp.ones((3, 8)), {"n_detectors": 4, "n_anchors": 2}
-    want = lutjax_nnx.LUT(8, 2, **options, weights_init=jax.nn.initializers.ones, rngs=nnx.Rngs(0))(x)
+    want = lutjax_nnx.LUT(8, 2, **options, weights_init=jax.nn.initializers.ones, rngs=nnx.Rngs(0))(
+        x
+    )
     with nnx.var_defaults(hijax=hijax):
-        layer = lutjax_nnx.LUT(8, 2, **options, weights_init=jax.nn.initializers.ones, rngs=nnx.Rngs(0))
+        layer = lutjax_nnx.LUT(
+            8, 2, **options, weights_init=jax.nn.initializers.ones, rngs=nnx.Rngs(0)
+        )
         calls = nnx.jit(lambda layer, x: layer(x), graph_updates=False)
         copies = layer, nnx.clone(layer), pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)
         for y in (calls(layer, x), *(found(x) for found in copies)):

@@ -42,7 +42,10 @@ def lut(s: Any, a: Arrays, x: jax.Array) -> jax.Array:
 def attention(s: Any, a: Arrays, x: jax.Array, *, pairs: bool) -> jax.Array:
     """Attention to all keys, or the sum over key blocks: per block, the mean over a query's visible rows."""
     n, positions = x.shape[-2], a.get("positions")
-    of_table = {"targets": a.get("targets"), "n_outputs": s.out_features if "targets" in a else None}
+    of_table = {
+        "targets": a.get("targets"),
+        "n_outputs": s.out_features if "targets" in a else None,
+    }
     options = {**of_table, "window": s.window, "accumulate": s.accumulate, "causal": s.causal}
     if not s.causal and positions is not None:  # they begin with the last key
         positions = positions[len(positions) // 2 + 1 - n :]
@@ -55,7 +58,10 @@ def attention(s: Any, a: Arrays, x: jax.Array, *, pairs: bool) -> jax.Array:
     else:
         d = lutjax.detect(x, a["anchors"], epsilon=s.epsilon)
         e = None if positions is None else lutjax.detect_signs(positions)
-        attend = lambda key=d, **more: lutjax.lookup_attention(a["weights"], d, key, e, **options, **more)  # noqa: E731
+
+        def attend(key=d, **more):
+            return lutjax.lookup_attention(a["weights"], d, key, e, **options, **more)
+
         attend_to = lambda at: attend(jax.tree.map(lambda v: v[..., at, :], d), key_start=at.start)  # noqa: E731
     if s.pool is None:
         return attend()
@@ -68,10 +74,19 @@ def attention(s: Any, a: Arrays, x: jax.Array, *, pairs: bool) -> jax.Array:
 
 
 def scored(s: Any, a: Arrays, x: jax.Array, keep: Any, **options: Any) -> jax.Array:
-    weights = lutjax.QuantizedTables(a["weights"], a["exponents"]) if "exponents" in a else a["weights"]
+    weights = (
+        lutjax.QuantizedTables(a["weights"], a["exponents"]) if "exponents" in a else a["weights"]
+    )
     scalars = {name: a[name] for name in s.read.initial()}
     return lutjax.scored_lut(
-        x, weights, a["anchors"], scalars, read=s.read, keep=keep, accumulate=s.accumulate, **options
+        x,
+        weights,
+        a["anchors"],
+        scalars,
+        read=s.read,
+        keep=keep,
+        accumulate=s.accumulate,
+        **options,
     )
 
 
@@ -103,7 +118,9 @@ def spatial(s: Any, a: Arrays, x: jax.Array) -> jax.Array:
     lead, targets = x.shape[: x.ndim - len(s.connectivity.in_shape)], a["targets"][:, 0]
     n_outputs = math.prod(s.connectivity.out_shape)
     of_groups = in_groups(s, a, x, len(targets), lead)
-    y = jnp.zeros((*lead, n_outputs + 1)).at[..., targets].add(of_groups)  # the last one is no output
+    y = (
+        jnp.zeros((*lead, n_outputs + 1)).at[..., targets].add(of_groups)
+    )  # the last one is no output
     return y[..., :-1].reshape(*lead, *s.connectivity.out_shape)
 
 
@@ -127,7 +144,9 @@ def places(s: Any) -> tuple[int, int]:
 
 def convolution(s: Any, a: Arrays, x: jax.Array) -> jax.Array:
     lead = x.shape[: x.ndim - len(s.in_shape)]
-    weights = lutjax.QuantizedTables(a["weights"], a["exponents"]) if "exponents" in a else a["weights"]
+    weights = (
+        lutjax.QuantizedTables(a["weights"], a["exponents"]) if "exponents" in a else a["weights"]
+    )
     of_read = {} if s.read is None else {"scalars": {name: a[name] for name in s.read.initial()}}
     if s.read is not None:
         of_read["keep"] = kept(s, (*lead, len(a["weights"])))
@@ -141,7 +160,9 @@ def convolution(s: Any, a: Arrays, x: jax.Array) -> jax.Array:
     rows, columns = y.shape[-3] // high, y.shape[-2] // wide
     whole = y[..., : rows * high, : columns * wide, :]
     blocks = whole.reshape(*lead, rows, high, columns, wide, s.out_channels)
-    return blocks.mean((-4, -2)).reshape(*lead, *((rows, columns) if s.pool != "all" else ()), s.out_channels)
+    return blocks.mean((-4, -2)).reshape(
+        *lead, *((rows, columns) if s.pool != "all" else ()), s.out_channels
+    )
 
 
 # ------------------------------------------------------------------------------------- memories
@@ -175,7 +196,9 @@ def published_memory(s: Any, a: Arrays, x: jax.Array, *, tokens: np.ndarray) -> 
     """A memory with streams, the root of the score, and a Qwen layout."""
     rows = published_rows(s, a, tokens)
     key = normalized((rows @ a["key_kernel"]).reshape(x.shape), a["key_scale"], s.eps)
-    score = (normalized(x, a["query_scale"], s.eps) * key).sum(-1, keepdims=True) / math.sqrt(x.shape[-1])
+    score = (normalized(x, a["query_scale"], s.eps) * key).sum(-1, keepdims=True) / math.sqrt(
+        x.shape[-1]
+    )
     gate = jax.nn.sigmoid(jnp.sign(score) * jnp.sqrt(jnp.maximum(jnp.abs(score), 1e-6)))
     y = gate * (rows @ a["value_kernel"])[..., None, :]
     normed, length, total = normalized(y, a["conv_scale"], s.eps), x.shape[-3], 0.0
@@ -187,7 +210,9 @@ def published_memory(s: Any, a: Arrays, x: jax.Array, *, tokens: np.ndarray) -> 
 
 def published_rows(s: Any, a: Arrays, tokens: np.ndarray) -> jax.Array:
     index = s.layout.rows(tokens)[..., None, None]
-    read = lutjax.weighted_lookup(a["weights"], index, jnp.ones(index.shape), accumulate=s.accumulate)
+    read = lutjax.weighted_lookup(
+        a["weights"], index, jnp.ones(index.shape), accumulate=s.accumulate
+    )
     return read.reshape(*tokens.shape, -1)
 
 
@@ -233,7 +258,9 @@ clip.defvjp(lambda values: (clip(values), values), _clip_backward)
 
 
 def noisy(s: Any, values: jax.Array, key: Any, noise: Any) -> jax.Array:
-    return (values + noise(key, values.shape) if s.estimator == "gumbel" else values) / s.temperature
+    return (
+        values + noise(key, values.shape) if s.estimator == "gumbel" else values
+    ) / s.temperature
 
 
 def tables_of(s: Any, a: Arrays, key: Any, arity: int) -> jax.Array:
@@ -307,7 +334,9 @@ def gates_last(s: Any, a: Arrays, x: jax.Array, layer: str) -> jax.Array:
     table_key, scores_key = jax.random.split(KEY)
     binary = layer == "BinaryLUT"
     read, wires = read_inputs(s, a, x, scores_key, binary)
-    y = OP_OF[layer](read, tables_of(s, a, table_key, wires.shape[1]), wires, accumulate=s.accumulate)
+    y = OP_OF[layer](
+        read, tables_of(s, a, table_key, wires.shape[1]), wires, accumulate=s.accumulate
+    )
     bits = binary and not s.deterministic and s.estimator == "straight_through"
     return straight_through((y > 0).astype(y.dtype), y) if bits else y
 
@@ -333,7 +362,9 @@ def trees(s: Any, a: Arrays, x: jax.Array) -> jax.Array:
         range(0, n - k + 1, step)
         for n, k, step in zip(padded.shape[1:3], pair(s.kernel), pair(s.stride), strict=True)
     )
-    patches = [[padded[:, r : r + high, c : c + wide].reshape(len(x), -1) for c in columns] for r in rows]
+    patches = [
+        [padded[:, r : r + high, c : c + wide].reshape(len(x), -1) for c in columns] for r in rows
+    ]
     values = jnp.stack([jnp.stack(row, 1) for row in patches], 1)
     wires, at, op = a["wires"], 0, lutjax.bilinear_gates if "logits" in a else lutjax.soft_lut
     made, arity = tables_of(s, a, KEY, wires.shape[1]), wires.shape[1]
@@ -366,7 +397,9 @@ def group_sum(s: Any, a: Arrays, x: jax.Array) -> jax.Array:
     if s.accumulate is None:
         total = y.sum(-1)
     else:
-        total = straight_through(jnp.trunc(y * s.accumulate.scale).sum(-1) / s.accumulate.scale, y.sum(-1))
+        total = straight_through(
+            jnp.trunc(y * s.accumulate.scale).sum(-1) / s.accumulate.scale, y.sum(-1)
+        )
     return jnp.moveaxis(total / s.tau, -1, s.feature_axis)
 
 
@@ -375,7 +408,9 @@ def thermometer(s: Any, a: Arrays, x: jax.Array) -> jax.Array:
     gap = x[..., None] - a["thresholds"]
     bits = (gap > 0).astype(x.dtype)
     if s.learnable:
-        soft = jax.nn.sigmoid(gap / (s.temperature * jnp.asarray(a.get("widths", 1.0)).reshape(-1, 1)))
+        soft = jax.nn.sigmoid(
+            gap / (s.temperature * jnp.asarray(a.get("widths", 1.0)).reshape(-1, 1))
+        )
         if s.gradient == "straight_through":
             bits = straight_through(bits, soft)
         elif not s.deterministic:
@@ -397,7 +432,10 @@ WITH_OPS: dict[str, Callable[..., jax.Array]] = {
     "NgramEmbedding": ngram_embedding,
     "ProductKeyMemory": product_key_memory,
     "ProductKeyExperts": product_key_experts,
-    **{layer: functools.partial(gates, layer=layer) for layer in ("LogicGates", "SoftLUT", "BinaryLUT")},
+    **{
+        layer: functools.partial(gates, layer=layer)
+        for layer in ("LogicGates", "SoftLUT", "BinaryLUT")
+    },
     "LogicRNN": recurrent,
     "LogicConv": trees,
     "GroupSum": group_sum,
@@ -446,8 +484,12 @@ def test_layers_are_the_ops_that_they_call(name):
             }
 
     found, expected = results(params, x)
-    for (path, a), e in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True):
-        testing.assert_close(f"{name}: {jax.tree_util.keystr(path)}", a, np.asarray(e).astype(a.dtype), 2e-5)
+    for (path, a), e in zip(
+        jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True
+    ):
+        testing.assert_close(
+            f"{name}: {jax.tree_util.keystr(path)}", a, np.asarray(e).astype(a.dtype), 2e-5
+        )
 
 
 def is_random(spec: Any) -> bool:

@@ -21,7 +21,11 @@ NORMAL = jax.nn.initializers.normal(1.0)
 # Name: height, width and channels of the image, kernels, options.
 GEOMETRIES: dict[str, tuple[tuple[int, int, int], int, dict[str, Any]]] = {
     "plain": ((5, 4, 2), 3, {"kernel": 2, "depth": 2}),
-    "rectangular": ((7, 5, 1), 2, {"kernel": (3, 2), "stride": (2, 1), "padding": (1, 0), "pool": (1, 2)}),
+    "rectangular": (
+        (7, 5, 1),
+        2,
+        {"kernel": (3, 2), "stride": (2, 1), "padding": (1, 0), "pool": (1, 2)},
+    ),
     "strides_beyond_the_window": ((9, 8, 2), 2, {"kernel": (2, 3), "stride": (3, 4), "depth": 1}),
     "tables": ((4, 5, 2), 2, {"kernel": 2, "depth": 2, "n_inputs": 3, "parameterization": "light"}),
 }
@@ -62,7 +66,9 @@ def test_readers_are_those_of_all_places():
         return [
             (
                 _wires_of_image(case.spec._positions, case.spec.in_shape[2], a["wires"]),
-                _readers_of_image(case.spec._positions, case.spec.in_shape[2], a["readers"], a["wires"]),
+                _readers_of_image(
+                    case.spec._positions, case.spec.in_shape[2], a["readers"], a["wires"]
+                ),
             )
             for case, a in zip(cases, given, strict=True)
         ]
@@ -86,14 +92,20 @@ def test_first_maximum():
 
 def test_pooled_bits_give_the_gradient_to_one_place():
     case = Case(
-        "LogicConv", {"kernel": 1, "depth": 1, "pool": 2, "pool_padding": 1}, (1, 2, 2, 1), ((2, 2, 1), 1)
+        "LogicConv",
+        {"kernel": 1, "depth": 1, "pool": 2, "pool_padding": 1},
+        (1, 2, 2, 1),
+        ((2, 2, 1), 1),
     )
     arrays = {**arrays_of(case), "logits": jnp.zeros((1, 16)).at[0, 3].set(200.0)}
     whole = case._replace(options={"kernel": 1, "depth": 1, "pool": 2})
 
     @jax.jit
     def slopes(x):
-        return [jax.grad(lambda x, spec=c.spec: spec(arrays, x).sum())(x)[0, :, :, 0] for c in (case, whole)]
+        return [
+            jax.grad(lambda x, spec=c.spec: spec(arrays, x).sum())(x)[0, :, :, 0]
+            for c in (case, whole)
+        ]
 
     for x in (0.0, 1.0):
         padded, alone = slopes(jnp.full((1, 2, 2, 1), x))
@@ -102,7 +114,9 @@ def test_pooled_bits_give_the_gradient_to_one_place():
 
 
 def test_no_array_holds_all_windows():
-    case = Case("LogicConv", {"padding": 1, "depth": 2, "feature_axis": 0}, (16, 8, 8, 32), ((8, 8, 16), 8))
+    case = Case(
+        "LogicConv", {"padding": 1, "depth": 2, "feature_axis": 0}, (16, 8, 8, 32), ((8, 8, 16), 8)
+    )
     arrays, x = arrays_of(case), inputs_of(case)
 
     def loss(logits, x):
@@ -118,7 +132,9 @@ def test_no_array_holds_all_windows():
 
 
 def test_trees_read_some_channels():
-    case = Case("LogicConv", {"channels_per_kernel": 2, "kernel": (3, 2)}, (1, 5, 5, 5), ((5, 5, 5), 10))
+    case = Case(
+        "LogicConv", {"channels_per_kernel": 2, "kernel": (3, 2)}, (1, 5, 5, 5), ((5, 5, 5), 10)
+    )
     spec, arrays = case.spec, arrays_of(case)
     channels = np.asarray(arrays["wires"]).reshape(10, 8) % 5
     assert all(len(set(tree)) == 2 for tree in channels.tolist())
@@ -174,7 +190,10 @@ def test_words_in_all_libraries():
 
 def test_hard_trees_of_one_window():
     case = Case(
-        "LogicConv", {"depth": 2, "n_inputs": 3, "parameterization": "light"}, (1, 3, 3, 1), ((3, 3, 1), 2)
+        "LogicConv",
+        {"depth": 2, "n_inputs": 3, "parameterization": "light"},
+        (1, 3, 3, 1),
+        ((3, 3, 1), 2),
     )
     layer = nnx_layer(case, arrays_of(case))
     wires, tables = layer.truth_tables()

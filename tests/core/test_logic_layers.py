@@ -20,8 +20,12 @@ from lutjax.models import LogicClassifier, LogicClassifierConfig
 LEARNABLE = {"wiring": "learnable", "candidates": 4}
 CASES = {
     "gates": Case("LogicGates", {}, (5, 3, 7)),
-    "gates_features_first": Case("LogicGates", {"feature_axis": 0, "wiring": "unique"}, (7, 5), (7, 11)),
-    "gates_of_chosen_wires": Case("LogicGates", {"estimator": "straight_through", **LEARNABLE}, (9, 7)),
+    "gates_features_first": Case(
+        "LogicGates", {"feature_axis": 0, "wiring": "unique"}, (7, 5), (7, 11)
+    ),
+    "gates_of_chosen_wires": Case(
+        "LogicGates", {"estimator": "straight_through", **LEARNABLE}, (9, 7)
+    ),
     "tables_light": Case("SoftLUT", {"n_inputs": 3, "dtype": "bfloat16"}, (9, 7)),
     "tables_walsh": Case("SoftLUT", {"n_inputs": 2, "parameterization": "walsh"}, (9, 7)),
     "tables_of_signs": Case("BinaryLUT", {"n_inputs": 3, **LEARNABLE}, (9, 7)),
@@ -65,7 +69,9 @@ def test_hard_network_is_its_truth_tables(name):
     wires, tables = case.spec.truth_tables(arrays)
     y = case.spec(arrays, x, deterministic=True)
     bits = x.reshape(-1, 7).T
-    want = lutjax.unpack_bits(lutjax.packed_lut(lutjax.pack_bits(bits), tables, wires), bits.shape[1])
+    want = lutjax.unpack_bits(
+        lutjax.packed_lut(lutjax.pack_bits(bits), tables, wires), bits.shape[1]
+    )
     np.testing.assert_array_equal(np.asarray(y, np.float32).reshape(-1, 6).T, want)
     assert 0 < np.mean(tables) < 1
 
@@ -86,7 +92,9 @@ def test_truth_tables_of_all_gates():
 def needs_of(tables: np.ndarray) -> np.ndarray:
     address = np.arange(tables.shape[1])
     masks = 1 << np.arange(tables.shape[1].bit_length() - 1)
-    return sum((tables[:, address] != tables[:, address ^ mask]).any(1).astype(int) for mask in masks)
+    return sum(
+        (tables[:, address] != tables[:, address ^ mask]).any(1).astype(int) for mask in masks
+    )
 
 
 @pytest.mark.parametrize("name", ["gates", "tables_light", "tables_of_signs"])
@@ -193,7 +201,9 @@ def test_layers_can_be_made_under_jit():
         np.testing.assert_array_equal(getattr(made, name)[...], getattr(want, name)[...])
 
 
-@pytest.mark.parametrize(("n_inputs", "n_gates", "arity"), [(1, 7, 3), (5, 11, 2), (5, 1, 3), (6, 25, 4)])
+@pytest.mark.parametrize(
+    ("n_inputs", "n_gates", "arity"), [(1, 7, 3), (5, 11, 2), (5, 1, 3), (6, 25, 4)]
+)
 def test_balanced(n_inputs, n_gates, arity):
     wires = np.asarray(wiring.balanced(jax.random.key(1), n_inputs, n_gates, arity))
     assert (wires.shape, wires.dtype) == ((n_gates, arity), np.int32)
@@ -260,11 +270,15 @@ def test_thermometer_of_given_thresholds():
     x = random((4, 2, 3))
     thresholds = np.asarray([[-1.0, 0.0], [0.5, 1.0], [0.0, 0.25]], np.float32)
     encode = lutjax_nnx.Thermometer(3, 2, thresholds=thresholds)
-    np.testing.assert_array_equal(encode(x), (np.asarray(x)[..., None] > thresholds).reshape(4, 2, 6))
+    np.testing.assert_array_equal(
+        encode(x), (np.asarray(x)[..., None] > thresholds).reshape(4, 2, 6)
+    )
     assert encode(x.astype(jnp.bfloat16)).dtype == jnp.bfloat16
     np.testing.assert_array_equal(encode(jnp.full((3,), jnp.nan)), np.zeros(6))
     assert not np.any(jax.grad(lambda x: encode(x).sum())(x))
-    np.testing.assert_allclose(lutjax_nnx.Thermometer(2, 3).thresholds[...], [[0.25, 0.5, 0.75]] * 2)
+    np.testing.assert_allclose(
+        lutjax_nnx.Thermometer(2, 3).thresholds[...], [[0.25, 0.5, 0.75]] * 2
+    )
 
 
 @pytest.mark.parametrize("name", ["gates_features_first", "thermometer", "group_sum"])
@@ -276,7 +290,9 @@ def test_bools_and_integers_are_bits(name):
         y = layer(bits)
         assert y.dtype == want.dtype
         np.testing.assert_array_equal(y, want)
-    with pytest.raises(TypeError, match=f"{case.layer}: x is uint32, as bits packed by lutjax.pack_bits"):
+    with pytest.raises(
+        TypeError, match=f"{case.layer}: x is uint32, as bits packed by lutjax.pack_bits"
+    ):
         layer(x.astype(jnp.uint32))
 
 
@@ -284,7 +300,9 @@ def test_sizes_follow_pruned_gates():
     layer = nnx_layer(CASES["tables_of_signs"])
     assert (layer.in_features, layer.out_features, layer.n_inputs, layer.candidates) == (7, 6, 3, 4)
     layer.table, layer.scores = layer.table[...][:4], layer.scores[...][:4]
-    with pytest.raises(ValueError, match=r"BinaryLUT: wires has shape \[6, 3, 4\]; expected \[4, 3, 4\]"):
+    with pytest.raises(
+        ValueError, match=r"BinaryLUT: wires has shape \[6, 3, 4\]; expected \[4, 3, 4\]"
+    ):
         layer.check()
     layer.wires = layer.wires[...][:4]
     layer.check()
@@ -294,7 +312,11 @@ def test_sizes_follow_pruned_gates():
     gates.check()  # who reads which input follows from wires
     thermometer = nnx_layer(CASES["thermometer"])
     thermometer.thresholds = jnp.zeros((7, 5))
-    assert (thermometer.in_features, thermometer.n_thresholds, thermometer.out_features) == (7, 5, 35)
+    assert (thermometer.in_features, thermometer.n_thresholds, thermometer.out_features) == (
+        7,
+        5,
+        35,
+    )
     assert lutjax_nnx.GroupSum(4).out_features == 4
 
 
@@ -391,8 +413,14 @@ class TestSlow:
             np.testing.assert_array_equal(from_words(words[:, 2:], found[:, 1]), found[:, 2:])
         for call, message in (
             (lambda: layer(bits[0, 0]), r"x has shape \[3\]; expected \[..., length, features\]"),
-            (lambda: layer(bits, state=bits[:, 0]), r"state has shape \[40, 3\]; expected \[40, 8\]"),
-            (lambda: layer.from_words(words[:2]), r"words is uint32\[2, 5, 2\]; .* \[3, length, ...\]"),
+            (
+                lambda: layer(bits, state=bits[:, 0]),
+                r"state has shape \[40, 3\]; expected \[40, 8\]",
+            ),
+            (
+                lambda: layer.from_words(words[:2]),
+                r"words is uint32\[2, 5, 2\]; .* \[3, length, ...\]",
+            ),
         ):
             with pytest.raises(ValueError, match=message):
                 call()

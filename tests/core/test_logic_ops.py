@@ -36,9 +36,13 @@ def test_hard_gates_are_their_truth_tables():
 
 def test_tables_of_two_bits_are_gates():
     x, w = random(6, 5), wires(5, 16)
-    truth = jnp.array([[gate >> 3 - (a << 1 | b) & 1 for b in (0, 1) for a in (0, 1)] for gate in range(16)])
+    truth = jnp.array(
+        [[gate >> 3 - (a << 1 | b) & 1 for b in (0, 1) for a in (0, 1)] for gate in range(16)]
+    )
     gates = lutjax.bilinear_gates(x, jnp.asarray(reference.GATES.T), w)
-    np.testing.assert_allclose(lutjax.soft_lut(x, truth.astype(jnp.float32), w), gates, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        lutjax.soft_lut(x, truth.astype(jnp.float32), w), gates, rtol=1e-5, atol=1e-5
+    )
 
 
 def test_hard_tables_agree_at_bits():
@@ -83,7 +87,9 @@ def test_gradients_of_coefficients_make_no_temporary_per_sample():
 
     compiled = jax.jit(jax.grad(loss)).lower(logits, x).compile()
     layer = 4 * gates * batch
-    assert compiled.memory_analysis().temp_size_in_bytes < 2.5 * layer  # the output and its cotangent
+    assert (
+        compiled.memory_analysis().temp_size_in_bytes < 2.5 * layer
+    )  # the output and its cotangent
 
 
 def test_traced_ids_beyond_the_inputs_are_clamped():

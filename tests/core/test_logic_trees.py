@@ -49,13 +49,17 @@ def test_trees_and_samples_over_devices(kind):
 def check_on_mesh(given, kind):
     expected = with_gradients(*given)
     axis = getattr(jax.sharding.AxisType, kind)
-    mesh = jax.make_mesh((2, 2), ("data", "trees"), axis_types=(axis, axis), devices=jax.devices()[:4])
+    mesh = jax.make_mesh(
+        (2, 2), ("data", "trees"), axis_types=(axis, axis), devices=jax.devices()[:4]
+    )
     specs = (jax.P(None, "data"), jax.P(None, "trees"), jax.P("trees"), jax.P())
     placed = jax.device_put(given, tuple(jax.NamedSharding(mesh, spec) for spec in specs))
     compiled = jax.jit(with_gradients).lower(*placed).compile()
     found = compiled(*placed)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
-    assert found[0].sharding.is_equivalent_to(jax.NamedSharding(mesh, jax.P("trees", None, "data")), 3)
+    assert found[0].sharding.is_equivalent_to(
+        jax.NamedSharding(mesh, jax.P("trees", None, "data")), 3
+    )
     assert largest_collective(compiled) <= given[0].nbytes / 2
     assert not re.findall(r" (?:all-gather|all-to-all|collective-permute)\(", compiled.as_text())
 
@@ -63,7 +67,9 @@ def check_on_mesh(given, kind):
 @needs_devices(2)
 @pytest.mark.parametrize("kind", ["Explicit"])
 def test_a_layer_evaluates_whole_trees_or_levels(kind):
-    layer = LogicConv((3, 3, 2), 2, kernel=2, depth=2, padding=1, pool=2, feature_axis=0, rngs=nnx.Rngs(0))
+    layer = LogicConv(
+        (3, 3, 2), 2, kernel=2, depth=2, padding=1, pool=2, feature_axis=0, rngs=nnx.Rngs(0)
+    )
     graph, params, others = nnx.split(layer, nnx.Param, ...)
     x = jnp.asarray(np.random.default_rng(0).random((2, 3, 3, 4)), jnp.float32)
 
@@ -79,7 +85,9 @@ def test_a_layer_evaluates_whole_trees_or_levels(kind):
     params, others = jax.device_put((params, others), jax.NamedSharding(mesh, jax.P()))
     with fused_kernels.on_cpu("logic_trees"):
         found = jax.jit(lambda *a: gradient(*a))(params, others, x)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +113,9 @@ def test_other_sizes_are_refused(changes, message):
 def test_large_groups_are_left_to_other_kernels():
     """A kernel writing out hundreds of leaves would compile for minutes."""
     places = Places((16, 16), pool=(16, 16))
-    call = LogicTrees(jnp.zeros((256, 1)), jnp.zeros((4, 4, 3)), jnp.zeros((4, 4), jnp.int32), places=places)
+    call = LogicTrees(
+        jnp.zeros((256, 1)), jnp.zeros((4, 4, 3)), jnp.zeros((4, 4), jnp.int32), places=places
+    )
     assert "at most 256, here 1024" in str(
         logic_trees_in_triton.SPEC.supports(Request("forward", call, devices_of([call.x])[0]))
     )
@@ -126,7 +136,9 @@ def test_gradients_have_the_same_bits_in_every_run(shape):
     def gradients(x, coefficients):
         def loss(x, coefficients):
             op = lutjax.kernel_registry.function("logic_trees")
-            return jnp.sum(jnp.sin(case.call(op, {"x": x, "coefficients": coefficients, **case.fixed})["y"]))
+            return jnp.sum(
+                jnp.sin(case.call(op, {"x": x, "coefficients": coefficients, **case.fixed})["y"])
+            )
 
         return jax.grad(loss, argnums=(0, 1))(x, coefficients)
 

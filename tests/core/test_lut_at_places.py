@@ -48,7 +48,10 @@ def check_on_mesh(given, axes, tables_of):
     expected = with_gradients(*given)
     axis = getattr(jax.sharding.AxisType, axes)
     mesh = jax.make_mesh(
-        (2, tables_of), ("data", "tables"), axis_types=(axis, axis), devices=jax.devices()[: 2 * tables_of]
+        (2, tables_of),
+        ("data", "tables"),
+        axis_types=(axis, axis),
+        devices=jax.devices()[: 2 * tables_of],
     )
     specs = (jax.P("data"), jax.P("tables"), jax.P("tables"), jax.P())[: len(given)]
     placed = jax.device_put(given, tuple(jax.NamedSharding(mesh, spec) for spec in specs))
@@ -69,7 +72,9 @@ def test_where_devices_are_not_known_each_has_its_own_way(monkeypatch):
     expected = with_gradients(*arguments())
     monkeypatch.setattr("lutjax.dispatch.registry._default_devices", lambda: (gpu, cpu))
     with fused_kernels.on_cpu("lut_at_places"), lutjax.kernel_registry.collecting() as calls:
-        exported = jax.export.export(jax.jit(with_gradients), platforms=["cpu", "cuda"])(*arguments())
+        exported = jax.export.export(jax.jit(with_gradients), platforms=["cpu", "cuda"])(
+            *arguments()
+        )
     for found, e in zip(exported.call(*arguments()), expected, strict=True):
         np.testing.assert_allclose(found, e, rtol=1e-6, atol=1e-6)
     first = calls[:3]
@@ -107,7 +112,10 @@ on_gpu = [pytest.mark.gpu, needs_gpu]
 @pytest.mark.parametrize("implementation", [pytest.param("triton", marks=on_gpu)])
 def test_the_gradient_of_images_has_the_same_bits_in_every_run(implementation):
     keys = jax.random.split(jax.random.key(0), 4)
-    images, weights = jax.random.normal(keys[0], (8, 16, 16, 3)), jax.random.normal(keys[1], (16, 64, 64))
+    images, weights = (
+        jax.random.normal(keys[0], (8, 16, 16, 3)),
+        jax.random.normal(keys[1], (16, 64, 64)),
+    )
     anchors = lutjax.sample_anchors(keys[2], n_inputs=27, n_detectors=16, n_anchors=6)
     dy = jax.random.normal(keys[3], (8, 16, 16, 64))
 

@@ -33,7 +33,9 @@ RNG = np.random.default_rng(1)
 CODES = RNG.integers(0, 256, (N_ROWS, WIDTH)).astype(np.uint8)
 CODES[CODES & 127 == 127] = 0  # no NaN
 SCALES = RNG.integers(110, 140, (N_ROWS, WIDTH // 32)).astype(np.uint8)
-HALVES = (RNG.normal(size=(N_ROWS, WIDTH)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+HALVES = (RNG.normal(size=(N_ROWS, WIDTH)).astype(np.float32).view(np.uint32) >> 16).astype(
+    np.uint16
+)
 SCALE = 0.0078125
 IDS = RNG.integers(0, N_ROWS, (7, 1, 5)).astype(np.int32)
 
@@ -69,7 +71,9 @@ def files(folder: Path, codec: str) -> dict[str, Any]:
         )
         return {"parts": [(path, "blk.1.engram")], "codec": codec, "width": WIDTH}
     dtype, rows = ("BF16", HALVES) if codec == "bfloat16" else ("F8_E4M3", CODES)
-    one = {"other": ("F32", np.zeros(3, np.float32))} | {f"rows_{i}": (dtype, rows[cuts[i]]) for i in (0, 1)}
+    one = {"other": ("F32", np.zeros(3, np.float32))} | {
+        f"rows_{i}": (dtype, rows[cuts[i]]) for i in (0, 1)
+    }
     two = {"rows_10": (dtype, rows[cuts[2]]), "scales": ("F8_E8M0", SCALES)}
     two["scale"] = ("BF16", (np.float32([SCALE]).view(np.uint32) >> 16).astype(np.uint16))
     a, b = (write_safetensors(folder / f"{i}.safetensors", x) for i, x in enumerate((one, two)))
@@ -227,7 +231,9 @@ def train(table: Any, n_steps: int, rule: Any = RULES[2], first: int = 0) -> Non
         table.update(gradients_of(table, indices(step), step), 0.1)
 
 
-@pytest.mark.parametrize("rule", slow_except(RULES, "RowAdam", ids=lambda rule: type(rule).__name__))
+@pytest.mark.parametrize(
+    "rule", slow_except(RULES, "RowAdam", ids=lambda rule: type(rule).__name__)
+)
 def test_training_equals_a_table_in_memory(tmp_path: Path, rule: Any) -> None:
     """Rows and state match an ordinary host table bit for bit, and the files do not change."""
     table = table_of(tmp_path, trains=True)
@@ -269,7 +275,9 @@ def test_prefetched_rows(tmp_path: Path) -> None:
     train(tables[0], 3)
     table = tables[1]
     table.start(RULES[2])
-    ahead = RowPrefetcher({"memory": table}, lambda step: {"memory": indices(step)}, lambda step: 0.1)
+    ahead = RowPrefetcher(
+        {"memory": table}, lambda step: {"memory": indices(step)}, lambda step: 0.1
+    )
 
     def loss(rows: Any, step: int) -> Any:
         with provide_rows({table: rows["memory"]}):
@@ -334,9 +342,14 @@ def test_overlays_of_others(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     table.save(saved)
     found = facts(saved)
-    assert (found["updated"], found["layout"], found["base"]) == (len(table.updated), "a", table.description)
-    assert f"rows: {len(table.updated)} of {N_ROWS}, with {WIDTH} elements each; rule: RowAdam(" in "\n".join(
-        lines(found)
+    assert (found["updated"], found["layout"], found["base"]) == (
+        len(table.updated),
+        "a",
+        table.description,
+    )
+    assert (
+        f"rows: {len(table.updated)} of {N_ROWS}, with {WIDTH} elements each; rule: RowAdam("
+        in "\n".join(lines(found))
     )
     done = CliRunner().invoke(cli, ["info", str(saved)], prog_name="lutjax")
     assert not done.exit_code
@@ -370,7 +383,8 @@ def test_overlays_of_others(tmp_path: Path) -> None:
 
 def wide_table(folder: Path, n_rows: int = 500, width: int = 8) -> HostTable:
     rows = (
-        np.random.default_rng(4).normal(size=(n_rows, width)).astype(np.float32).view(np.uint32) >> 16
+        np.random.default_rng(4).normal(size=(n_rows, width)).astype(np.float32).view(np.uint32)
+        >> 16
     ).astype(np.uint16)
     path = write_safetensors(folder / "x.safetensors", {"rows": ("BF16", rows)})
     return HostTable.mapped([(path, "rows")], codec="bfloat16", width=width, trains=True)
@@ -393,7 +407,10 @@ def test_layers_read_existing_tables(tmp_path: Path) -> None:
         for each in (table, copied_to_memory(table))
     )
     assert one.weights is table
-    x, tokens = jnp.asarray(RNG.normal(size=(2, 6, 8)), jnp.float32), jnp.asarray(RNG.integers(0, 9, (2, 6)))
+    x, tokens = (
+        jnp.asarray(RNG.normal(size=(2, 6, 8)), jnp.float32),
+        jnp.asarray(RNG.integers(0, 9, (2, 6))),
+    )
     wanted = two(x, tokens)
     same_bits(one(x, tokens), wanted)
     history, found = one.history((2,)), []
@@ -412,7 +429,13 @@ def test_layers_read_existing_tables(tmp_path: Path) -> None:
 def test_language_models_generate_with_mapped_rows(tmp_path: Path) -> None:
     """A GPT gives the same answers as with its rows in memory, in one call and in server slots."""
     table = wide_table(tmp_path)
-    memory: dict[str, Any] = {"orders": (3,), "heads": 1, "rows": 500, "width": 8, "placement": "host"}
+    memory: dict[str, Any] = {
+        "orders": (3,),
+        "heads": 1,
+        "rows": 500,
+        "width": 8,
+        "placement": "host",
+    }
     config = GPTConfig(
         features=16, context=16, n_layers=1, n_heads=2, feed_forward="dense", memory=True,
         **{f"memory_{name}": value for name, value in memory.items()},
@@ -421,10 +444,14 @@ def test_language_models_generate_with_mapped_rows(tmp_path: Path) -> None:
     for each in (table, copied_to_memory(table)):
         model: Any = GPT(config, rngs=nnx.Rngs(0))
         model.layers[0].memory.weights = each
-        prompts = [np.frombuffer(text, np.uint8).astype(np.int32) for text in (b"one two", b"three")]
+        prompts = [
+            np.frombuffer(text, np.uint8).astype(np.int32) for text in (b"one two", b"three")
+        ]
         answers.append(np.asarray(model.generate(prompts, 12, key=jax.random.key(1))).tolist())
         with TestClient(application(model, "mapped", Limits())) as client:
             for prompt in ("one two", "three"):
                 asked = {"model": "mapped", "prompt": prompt, "max_tokens": 8, "temperature": 0}
-                answers[-1].append(client.post("/v1/completions", json=asked).json()["choices"][0]["text"])
+                answers[-1].append(
+                    client.post("/v1/completions", json=asked).json()["choices"][0]["text"]
+                )
     assert answers[0] == answers[1]

@@ -108,7 +108,9 @@ def test_impossible_hashes(options, message):
 @pytest.mark.usefixtures("without_typechecking")
 def test_impossible_calls():
     layer, x = NgramMemory(6, rows=5, rngs=nnx.Rngs(0)), jnp.zeros((3, 14, 6))
-    with pytest.raises(ValueError, match=r"NgramMemory: x has shape \[3, 14, 5\]; .* \[..., length, 6\]"):
+    with pytest.raises(
+        ValueError, match=r"NgramMemory: x has shape \[3, 14, 5\]; .* \[..., length, 6\]"
+    ):
         layer(x[..., :5], TOKENS)
     with pytest.raises(ValueError, match=r"tokens has shape \[3, 13\] and x \[3, 14, 6\]"):
         layer(x, TOKENS[:, 1:])
@@ -161,7 +163,10 @@ def test_largest_elements_beside_a_gpu(monkeypatch):
     """GPU programs sort no long rows. On the CPU in the same process, results and gradients match `jax.lax.top_k`."""
     gpu, cpu = (Device(backend, str(backend)) for backend in (Backend.GPU, Backend.CPU))
     monkeypatch.setattr(_largest, "devices_of", lambda _: (gpu, cpu))
-    x, dy = RNG.normal(size=(3, 1024)).astype(np.float32), RNG.normal(size=(3, 20)).astype(np.float32)
+    x, dy = (
+        RNG.normal(size=(3, 1024)).astype(np.float32),
+        RNG.normal(size=(3, 20)).astype(np.float32),
+    )
     lowered = jax.jit(lambda x: largest_elements(x, 20)).trace(x)
     for platform, sorts_all in (("cuda", False), ("rocm", False), ("cpu", True)):
         text = lowered.lower(lowering_platforms=(platform,)).as_text()
@@ -214,7 +219,9 @@ class Model(nnx.Module):
 @pytest.mark.usefixtures("without_typechecking")
 def test_rules_of_some_tables():
     params = {"detectors": jnp.ones((1, 4, 3)), "memory": jnp.ones((1, 4, 3))}
-    optimizer = tables.Optimizer(tables.SGD(), 0.5, rules={"memory": tables.RowAdagrad()}, tables=set(params))
+    optimizer = tables.Optimizer(
+        tables.SGD(), 0.5, rules={"memory": tables.RowAdagrad()}, tables=set(params)
+    )
     state = optimizer.init(params)
     assert {name: set(rows) for name, rows in state.rows.items()} == {
         "detectors": set(),
@@ -225,8 +232,12 @@ def test_rules_of_some_tables():
     np.testing.assert_allclose(moved["detectors"], -1.0)
     np.testing.assert_allclose(moved["memory"], 0.5)
     with pytest.raises(ValueError, match=r"Optimizer: rules names \['other'\]; the tables are"):
-        tables.Optimizer(tables.SGD(), 0.5, rules={"other": tables.SGD()}, tables=set(params)).init(params)
-    with pytest.raises(TypeError, match=r"Optimizer: rules\['memory'\] is 'sgd'; expected a row rule"):
+        tables.Optimizer(tables.SGD(), 0.5, rules={"other": tables.SGD()}, tables=set(params)).init(
+            params
+        )
+    with pytest.raises(
+        TypeError, match=r"Optimizer: rules\['memory'\] is 'sgd'; expected a row rule"
+    ):
         tables.Optimizer(tables.SGD(), 0.5, rules={"memory": "sgd"}, tables=set(params))
 
 
@@ -239,7 +250,9 @@ class TestSlow:
         assert abs(lengths.mean() - 1) < 0.02
         assert np.abs(layer.half_keys.get_value()).max() == pytest.approx(32**-0.5, rel=1e-3)
         x = jax.random.normal(jax.random.key(1), (100, 64))
-        assert 0.2 < jax.jit(layer)(x).std() * np.sqrt(48) < 1  # of 4 heads, each the mean of about 32 rows
+        assert (
+            0.2 < jax.jit(layer)(x).std() * np.sqrt(48) < 1
+        )  # of 4 heads, each the mean of about 32 rows
         memory = NgramMemory(64, rows=500, rngs=nnx.Rngs(0))
         assert memory.width == 8
         assert np.std(memory.weights.get_value()) == pytest.approx(0.02, rel=0.02)
@@ -247,7 +260,9 @@ class TestSlow:
     def test_rows_that_are_read_move_and_no_others(self):
         """All tables have sparse gradients, and their steps match dense gradients."""
         model = Model(nnx.Rngs(0))
-        optimizer = training.Optimizer(model, tables.Optimizer(tables.RowAdam(), 0.02, rest=optax.adam(0.01)))
+        optimizer = training.Optimizer(
+            model, tables.Optimizer(tables.RowAdam(), 0.02, rest=optax.adam(0.01))
+        )
 
         def loss(model, tokens):
             logits = model(tokens[:, :-1])
@@ -257,7 +272,8 @@ class TestSlow:
 
         def tables_of(model):
             return {
-                name: np.asarray(operator.attrgetter(name.replace("/", "."))(model)[...]) for name in names
+                name: np.asarray(operator.attrgetter(name.replace("/", "."))(model)[...])
+                for name in names
             }
 
         before = tables_of(model)
@@ -293,7 +309,9 @@ class TestSlow:
             history, found = layer.history((3,)), []
             for first, last in ((0, 1), (1, 2), (2, 9), (9, 9), (9, 14)):
                 of_part = None if segments is None else segments[:, first:last]
-                y, history = call(x[:, first:last], TOKENS[:, first:last], segments=of_part, history=history)
+                y, history = call(
+                    x[:, first:last], TOKENS[:, first:last], segments=of_part, history=history
+                )
                 found.append(y)
             np.testing.assert_allclose(jnp.concatenate(found, 1), want, atol=1e-6)
 
@@ -303,6 +321,10 @@ class TestSlow:
                 y, history = layer(given[0][:, None], given[1][:, None], history=history)
                 return history, y[:, 0]
 
-            return jax.lax.scan(step, layer.history((3,)), (x.swapaxes(0, 1), tokens.T))[1].swapaxes(0, 1)
+            return jax.lax.scan(step, layer.history((3,)), (x.swapaxes(0, 1), tokens.T))[
+                1
+            ].swapaxes(0, 1)
 
-        np.testing.assert_allclose(token_by_token(x, jnp.asarray(TOKENS)), call(x, TOKENS), atol=1e-6)
+        np.testing.assert_allclose(
+            token_by_token(x, jnp.asarray(TOKENS)), call(x, TOKENS), atol=1e-6
+        )

@@ -19,7 +19,9 @@ from lutjax.cases import Tag
 pytestmark = needs_devices(2)
 
 RNG = np.random.default_rng(0)
-ANCHORS = RNG.permuted(np.tile(np.arange(8, dtype=np.int32), (6, 1)), axis=1)[:, :4].reshape(6, 2, 2)
+ANCHORS = RNG.permuted(np.tile(np.arange(8, dtype=np.int32), (6, 1)), axis=1)[:, :4].reshape(
+    6, 2, 2
+)
 TARGETS = RNG.integers(-1, 5, (6, 4, 3), np.int32)
 WIRES = RNG.integers(0, 8, (6, 2), np.int32)
 
@@ -124,7 +126,9 @@ def test_layers_of_all_libraries(library, name, kind):
 
 # ------------------------------------------------------------------------------------- the reference
 REFERENCES = {
-    "conv_lut": lambda r, x: r.conv_lut(jnp.expand_dims(x, 1), array_of(6, 4, 4), ANCHORS, kernel=1),
+    "conv_lut": lambda r, x: r.conv_lut(
+        jnp.expand_dims(x, 1), array_of(6, 4, 4), ANCHORS, kernel=1
+    ),
     "lut, groups": lambda r, x: r.lut(x, array_of(6, 4, 4), ANCHORS, groups=6),
     "scale_gradient": lambda r, x: r.scale_gradient(x, array_of(4, 6, 8)),
 }
@@ -152,7 +156,9 @@ def derivatives(f, arguments):
     ),
 )
 def test_reference_of_every_op(op, axis, mesh):
-    case = testing.case(op, next(name for name, size in testing.shapes(op).items() if Tag.FAST in size.tags))
+    case = testing.case(
+        op, next(name for name, size in testing.shapes(op).items() if Tag.FAST in size.tags)
+    )
 
     def laid_out(name, a):
         at = getattr(case.axes[name], axis)

@@ -68,7 +68,9 @@ def test_debug_nans_knows_what_is_none():
     """A detection without bits has an infinite margin; an infinite input is not NaN."""
     with jax.debug_nans(True):
         no_pairs = jnp.zeros((1, 0, 2), jnp.int32)
-        y, gradient = jax.value_and_grad(lambda w: lutjax.lut(CLEAN, w, no_pairs).sum())(TABLE[:, :1])
+        y, gradient = jax.value_and_grad(lambda w: lutjax.lut(CLEAN, w, no_pairs).sum())(
+            TABLE[:, :1]
+        )
         assert y == 1
         assert gradient.shape == (1, 1, 1)
         assert lutjax.lut(jnp.array([jnp.inf, 1.0, 2.0]), TABLE, ANCHORS) == 2

@@ -25,7 +25,10 @@ def op():
 def test_nothing_else_names_it(op):
     rooms = ("lutjax", "tests", "docs", "benchmarks")
     files = [
-        path for room in rooms for path in (ROOT / room).rglob("*") if path.suffix in (".py", ".md", ".json")
+        path
+        for room in rooms
+        for path in (ROOT / room).rglob("*")
+        if path.suffix in (".py", ".md", ".json")
     ]
     files += ROOT.glob("*.md")
     found = {path for path in files if op in path.read_text(errors="replace")}
@@ -140,7 +143,9 @@ class TestSlow:
 
     def test_it_has_a_status(self, op):
         out = command("status", "--op", op, "--json")
-        cells = {(c["column"], c["direction"], c["dtype"]): c for c in json.loads(out.stdout)["cells"]}
+        cells = {
+            (c["column"], c["direction"], c["dtype"]): c for c in json.loads(out.stdout)["cells"]
+        }
         for direction in ("forward", "backward", "update"):
             for dtype in ("float32", "bfloat16"):
                 assert cells["xla/cpu", direction, dtype]["state"] == "runs here"

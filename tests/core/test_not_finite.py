@@ -40,7 +40,15 @@ OF_ALL_PLACES = (("logic_trees", "xla"),)
 """Level by level, zero cotangents at unselected positions are multiplied by the values: a non-finite value gives NaN."""
 
 SCORED = ("split", "powers", "hard", "soft_sign")
-SCORED_SLOW = ("powers_one_way", "blend", "hard_soft_sign", "shared_input", "sum_groups", "single", "ties")
+SCORED_SLOW = (
+    "powers_one_way",
+    "blend",
+    "hard_soft_sign",
+    "shared_input",
+    "sum_groups",
+    "single",
+    "ties",
+)
 MORE = {
     "lookup_attention": ("segments", "cross", "window"),
     "lut_pair_attention": ("ties", "window_segments"),
@@ -58,7 +66,9 @@ def places():
     for op in ops():
         if op == "packed_lut":  # of words
             continue
-        fast, more = ((fast_size(op),), MORE.get(op, ())) if op != "scored_lut" else (SCORED, SCORED_SLOW)
+        fast, more = (
+            ((fast_size(op),), MORE.get(op, ())) if op != "scored_lut" else (SCORED, SCORED_SLOW)
+        )
         for implementation in implementations(op):
             yield from ((op, implementation, size) for size in (*fast, *more))
 
@@ -111,14 +121,20 @@ def test_every_element_is_as_in_the_reference(op, implementation, size):
         for part, a, e in zip(("output", "cotangent"), run(*arguments), expected, strict=False):
             for name in e:
                 one, other = np.asarray(a[name]), np.asarray(e[name])
-                by_product = reached(op, implementation, part, name, other, arguments) & np.isnan(one)
+                by_product = reached(op, implementation, part, name, other, arguments) & np.isnan(
+                    one
+                )
                 one, other = (np.where(by_product, 0, x).astype(x.dtype) for x in (one, other))
                 if op in FINITE_ALIKE or (part == "cotangent" and op in COTANGENTS_FINITE_ALIKE):
-                    np.testing.assert_array_equal(np.isfinite(one), np.isfinite(other), err_msg=name)
+                    np.testing.assert_array_equal(
+                        np.isfinite(one), np.isfinite(other), err_msg=name
+                    )
                     one, other = (np.where(np.isfinite(x), x, 0) for x in (one, other))
                 # Atomics of GPUs take subnormal numbers for 0.
                 if machine.backend() != "cpu" and jnp.issubdtype(one.dtype, np.floating):
-                    one, other = (np.where(np.abs(x) < jnp.finfo(x.dtype).tiny, 0, x) for x in (one, other))
+                    one, other = (
+                        np.where(np.abs(x) < jnp.finfo(x.dtype).tiny, 0, x) for x in (one, other)
+                    )
                 testing.assert_close(f"{op} {size}: {part} {name}", one, other)
 
 
@@ -139,7 +155,9 @@ ALL = [
 
 def run_read(read, x, implementation):
     def layer(x, weights, scalars):
-        return lutjax.scored_lut(x, weights, ANCHORS, scalars, read=read, implementation=implementation)
+        return lutjax.scored_lut(
+            x, weights, ANCHORS, scalars, read=read, implementation=implementation
+        )
 
     y, pull = jax.vjp(layer, jnp.asarray(x, jnp.float32), TABLE, read.initial())
     return np.asarray(y), *(jax.tree.map(np.asarray, found) for found in pull(jnp.ones_like(y)))
@@ -181,7 +199,9 @@ def test_an_infinity_is_no_score(read, implementation):
 
 @pytest.mark.parametrize("implementation", implementations("scored_lut"))
 def test_a_sum_of_distances_beyond_floats_is_no_score(implementation):
-    y, dx, _, _ = run_read(reads.PowersOfTwo(1), [[3e38, 3e38, 1, 0], [3e37, 1, 1, 0]], implementation)
+    y, dx, _, _ = run_read(
+        reads.PowersOfTwo(1), [[3e38, 3e38, 1, 0], [3e37, 1, 1, 0]], implementation
+    )
     assert np.isnan(y[0]).all()
     assert np.isnan(dx[0]).all()
     np.testing.assert_array_equal(y[1], 16 * np.asarray(TABLE[0, 7]))
@@ -196,10 +216,14 @@ def test_gradients_of_soft_signs_at_any_size_of_margins(implementation):
 
     def each(x, soft):
         scalars = {**read.initial(), "log_soft": soft}
-        return lutjax.scored_lut(x, table, anchors, scalars, read=read, implementation=implementation)[0]
+        return lutjax.scored_lut(
+            x, table, anchors, scalars, read=read, implementation=implementation
+        )[0]
 
     x = jnp.stack([jnp.asarray(m), jnp.zeros_like(m)], 1)
-    dx, d_soft = jax.jit(jax.vmap(jax.grad(each, argnums=(0, 1)), (0, None)))(x, jnp.log(jnp.float32(0.5)))
+    dx, d_soft = jax.jit(jax.vmap(jax.grad(each, argnums=(0, 1)), (0, None)))(
+        x, jnp.log(jnp.float32(0.5))
+    )
     wide, soft = m.astype(np.float64), 0.5
     w = 1 / (1 + np.exp(4 * wide / (soft + wide)))
     slope = 4 * w * (1 - w) * soft / (soft + wide) ** 2
@@ -214,7 +238,9 @@ def test_gradients_of_scores_at_large_margins(implementation):
     x = jnp.array([[1e2, 0], [1e8, 0], [1e18, 0], [3e37, 0]], jnp.float32)
 
     def layer(x, scalars):
-        return lutjax.scored_lut(x, table, anchors, scalars, read=read, implementation=implementation).sum()
+        return lutjax.scored_lut(
+            x, table, anchors, scalars, read=read, implementation=implementation
+        ).sum()
 
     dx, ds = jax.grad(layer, argnums=(0, 1))(x, read.initial())
     np.testing.assert_allclose(dx, [[3, -3]] * 4, rtol=1e-6)

@@ -25,7 +25,12 @@ DRAWN_BY_USERS = {"logits_init": jax.nn.initializers.normal(0.3)}
 CONFIGS = {
     models.GPTConfig: {"features": 8, "n_heads": 2, "n_layers": 1},
     models.LUTTransformerConfig: {"features": 4, "n_layers": 1},
-    models.LogicClassifierConfig: {"in_features": 4, "n_classes": 2, "layers": (8, 4), "noise": 0.5},
+    models.LogicClassifierConfig: {
+        "in_features": 4,
+        "n_classes": 2,
+        "layers": (8, 4),
+        "noise": 0.5,
+    },
     models.LogicTreeNetConfig: {
         "in_shape": (8, 8, 1),
         "n_classes": 2,
@@ -40,7 +45,9 @@ CONFIGS = {
 
 
 def test_every_config_is_here():
-    assert {getattr(models, name) for name in models.__all__ if name.endswith("Config")} == set(CONFIGS)
+    assert {getattr(models, name) for name in models.__all__ if name.endswith("Config")} == set(
+        CONFIGS
+    )
 
 
 def check_same(a, b):
@@ -54,7 +61,9 @@ def model_of(config):
     return getattr(models, type(config).__name__.removesuffix("Config"))(config, rngs=nnx.Rngs(0))
 
 
-@pytest.mark.parametrize("name", slow_except(CASES, "LUT", "NgramMemory", "ProductKeyExperts, sines"))
+@pytest.mark.parametrize(
+    "name", slow_except(CASES, "LUT", "NgramMemory", "ProductKeyExperts, sines")
+)
 def test_copies_of_every_layer(name):
     """NNX layers hold the same arrays, and are equal to jit; a JAX-wrapped function is copied as itself."""
     case = CASES[name]
@@ -112,7 +121,9 @@ def test_copies_of_every_model(config):
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.__name__)
 def test_lists_and_arrays_in_configs_are_tuples(config, kind, without_typechecking):
     given = CONFIGS[config]
-    of_arrays = {n: kind(v) if isinstance(v, tuple) else np.asarray(v)[()] for n, v in given.items()}
+    of_arrays = {
+        n: kind(v) if isinstance(v, tuple) else np.asarray(v)[()] for n, v in given.items()
+    }
     made = config(**of_arrays)
     assert made == config(**given)
     assert hash(made) == hash(config(**given))
@@ -159,7 +170,9 @@ def wrong_arguments(make, fields, given):
 FAST = ("BinaryLUT", "LUT", "LogicGates", "NgramMemory", "ProductKeyMemory", "ProjectionLUT")
 
 
-@pytest.mark.parametrize("layer", slow_except(sorted({case.layer for case in CASES.values()}), *FAST))
+@pytest.mark.parametrize(
+    "layer", slow_except(sorted({case.layer for case in CASES.values()}), *FAST)
+)
 def test_wrong_arguments_of_every_layer(layer, without_typechecking):
     case = next(case for case in CASES.values() if case.layer == layer)
     spec_type = case.spec_type
@@ -193,7 +206,9 @@ def test_wrong_arguments_of_every_model(config, without_typechecking):
 
 @pytest.mark.parametrize("rngs", [0, np.zeros(2, np.uint32)], ids=["seed", "key"])
 def test_what_is_no_rngs_is_named(rngs, without_typechecking):
-    with pytest.raises(TypeError, match=r"LogicGates: rngs is .*; expected flax.nnx.Rngs, such as nnx.Rngs"):
+    with pytest.raises(
+        TypeError, match=r"LogicGates: rngs is .*; expected flax.nnx.Rngs, such as nnx.Rngs"
+    ):
         layers.LogicGates(8, 4, rngs=rngs)
     for config, fields in CONFIGS.items():
         model = getattr(models, config.__name__.removesuffix("Config"))
@@ -213,4 +228,6 @@ def test_a_dictionary_is_no_config(config, without_typechecking):
 
 def test_a_traced_temperature_of_a_constructor_is_named(without_typechecking):
     with pytest.raises(TypeError, match=r"LogicGates: temperature is a traced value"):
-        jax.jit(lambda t: layers.LogicGates(8, 4, temperature=t, rngs=nnx.Rngs(0))(jnp.ones(8)))(1.0)
+        jax.jit(lambda t: layers.LogicGates(8, 4, temperature=t, rngs=nnx.Rngs(0))(jnp.ones(8)))(
+            1.0
+        )

@@ -185,7 +185,8 @@ def test_the_type_checker_sees_shapes():
 
 def test_nan_gives_bit_zero_and_a_nan_margin():
     d = lutjax.detect(
-        jnp.array([jnp.nan, 1.0, 0.5]), jnp.array([[[1, 2], [0, 1], [1, 0]], [[1, 2], [2, 1], [1, 2]]])
+        jnp.array([jnp.nan, 1.0, 0.5]),
+        jnp.array([[[1, 2], [0, 1], [1, 0]], [[1, 2], [2, 1], [1, 2]]]),
     )
     np.testing.assert_array_equal(d.index, [1, 5])
     np.testing.assert_array_equal(d.flip, [2, 1])
@@ -216,9 +217,9 @@ def test_zero_and_negative_zero_are_ties():
     d = lutjax.detect_signs(jnp.array([0.0, -0.0, 0.0]))
     assert (int(d.index), int(d.flip), float(d.margin)) == (0, 1, 0.0)
     # s(0) = -1: a margin of zero still has a slope.
-    slope = jax.grad(lambda m: lutjax.lookup(jnp.array([[[0.0], [1.0]]]), lutjax.Detection(*_bits(m), 1))[0])(
-        0.0
-    )
+    slope = jax.grad(
+        lambda m: lutjax.lookup(jnp.array([[[0.0], [1.0]]]), lutjax.Detection(*_bits(m), 1))[0]
+    )(0.0)
     assert float(slope) == 0.5
 
 
@@ -238,11 +239,15 @@ def test_ids_out_of_range_are_clamped_when_traced():
     weights = jnp.arange(8.0).reshape(1, 4, 2)
     d = lutjax.Detection(jnp.array([99]), jnp.array([1 << 20]), jnp.array([0.5]), 2)
     np.testing.assert_array_equal(lutjax.lookup(weights, d), weights[0, 3])
-    np.testing.assert_array_equal(jax.grad(lambda w: lutjax.lookup(w, d).sum())(weights)[0, 3], [1, 1])
+    np.testing.assert_array_equal(
+        jax.grad(lambda w: lutjax.lookup(w, d).sum())(weights)[0, 3], [1, 1]
+    )
     detect = jax.jit(lambda anchors: lutjax.detect(X, anchors).margin)
     far, near = (jnp.asarray(ANCHORS).at[0, 0].set(jnp.array(pair)) for pair in ([99, -5], [2, 0]))
     np.testing.assert_array_equal(detect(far), detect(near))
-    y = jax.jit(lambda targets: lutjax.sparse_lookup(weights, d, targets, 3))(jnp.array([[[99, -5]]]))
+    y = jax.jit(lambda targets: lutjax.sparse_lookup(weights, d, targets, 3))(
+        jnp.array([[[99, -5]]])
+    )
     np.testing.assert_array_equal(y, [0, 0, 6])
 
 
@@ -289,7 +294,9 @@ def test_starts_far_apart_saturate(module):
         np.testing.assert_array_equal(y, 6.0)
         y = module.lookup_attention(table, d, d, query_start=-(2**31), key_start=start)
         np.testing.assert_array_equal(y, 0.0)
-        y = module.lookup_attention(table, d, d, query_start=start, key_start=np.int64(farthest - 1))
+        y = module.lookup_attention(
+            table, d, d, query_start=start, key_start=np.int64(farthest - 1)
+        )
         np.testing.assert_array_equal(y[:, 0], [2.0, 4.0, 6.0])
 
 
@@ -305,15 +312,27 @@ EMPTY = {
         jnp.ones((2, 5)), jnp.ones((0, 4, 3)), jnp.zeros((0, 2, 2), int)
     ),
     "an empty cache with a start": lambda op: op.lookup_attention(
-        jnp.ones((1, 32, 3)), detection(2, 1), detection(0, 1), detection(0, 1, bits=1), query_start=5
+        jnp.ones((1, 32, 3)),
+        detection(2, 1),
+        detection(0, 1),
+        detection(0, 1, bits=1),
+        query_start=5,
     ),
     "an empty cache with a traced start": lambda op: jax.jit(
         lambda start: op.lookup_attention(
-            jnp.ones((1, 32, 3)), detection(2, 1), detection(0, 1), detection(0, 1, bits=1), query_start=start
+            jnp.ones((1, 32, 3)),
+            detection(2, 1),
+            detection(0, 1),
+            detection(0, 1, bits=1),
+            query_start=start,
         )
     )(5),
     "an empty cache of pair attention": lambda op: op.lut_pair_attention(
-        jnp.ones((2, 5)), jnp.ones((1, 4, 3)), jnp.zeros((1, 2, 2), int), keys=jnp.ones((0, 5)), query_start=5
+        jnp.ones((2, 5)),
+        jnp.ones((1, 4, 3)),
+        jnp.zeros((1, 2, 2), int),
+        keys=jnp.ones((0, 5)),
+        query_start=5,
     ),
     "no distances within a window of none": lambda op: op.lookup_attention(
         jnp.ones((1, 32, 3)),
@@ -338,21 +357,30 @@ def test_tables_of_no_detectors_have_gradients():
     gradient = jax.grad(lambda w: lutjax.lookup(w, d).sum())(jnp.ones((0, 4, 3)))
     assert gradient.shape == (0, 4, 3)
     x = jnp.ones((2, 5))
-    gradient = jax.grad(lambda x: lutjax.lut(x, jnp.ones((0, 4, 3)), jnp.zeros((0, 2, 2), int)).sum())(x)
+    gradient = jax.grad(
+        lambda x: lutjax.lut(x, jnp.ones((0, 4, 3)), jnp.zeros((0, 2, 2), int)).sum()
+    )(x)
     np.testing.assert_array_equal(gradient, jnp.zeros_like(x))
 
 
 def test_pair_attention_with_a_start_where_integers_are_int64():
     with jax.enable_x64(True):
-        x, keys = jnp.linspace(-1, 1, 40 * 3).reshape(40, 3), jnp.linspace(1, -2, 9 * 3).reshape(9, 3)
+        x, keys = (
+            jnp.linspace(-1, 1, 40 * 3).reshape(40, 3),
+            jnp.linspace(1, -2, 9 * 3).reshape(9, 3),
+        )
         weights = jnp.linspace(-1, 1, 2 * 4 * 2).reshape(2, 4, 2)
 
         def loss(x, weights, module):
             options = {"keys": keys, "query_start": jnp.int64(4), "window": 5}
-            return jnp.sum(jnp.sin(module.lut_pair_attention(x, weights, jnp.asarray(ANCHORS), **options)))
+            return jnp.sum(
+                jnp.sin(module.lut_pair_attention(x, weights, jnp.asarray(ANCHORS), **options))
+            )
 
         gradients = jax.jit(jax.grad(loss, (0, 1)), static_argnums=2)
-        for a, b in zip(gradients(x, weights, lutjax), gradients(x, weights, lutjax.reference), strict=True):
+        for a, b in zip(
+            gradients(x, weights, lutjax), gradients(x, weights, lutjax.reference), strict=True
+        ):
             np.testing.assert_allclose(a, b, atol=1e-12)
 
 
@@ -368,7 +396,9 @@ def test_any_leading_axes():
 
 def test_numpy_arguments_and_their_gradients():
     weights = np.ones((2, 4, 3), np.float32)
-    y, pullback = jax.vjp(lambda x, w: lutjax.lut(x, w, np.asarray(ANCHORS)), np.asarray(X), weights)
+    y, pullback = jax.vjp(
+        lambda x, w: lutjax.lut(x, w, np.asarray(ANCHORS)), np.asarray(X), weights
+    )
     dx, dw = pullback(jnp.ones_like(y))
     assert dx.shape == X.shape
     assert float(dw.sum()) == 2 * 2 * 3
@@ -417,18 +447,27 @@ def test_nothing_of_the_size_of_all_pairs_or_rows_is_kept():
     for f, arguments in (
         (lambda x, w: lutjax.lut(x, w, anchors), (x, jnp.ones((n_detectors, 2**3, 5)))),
         (lambda x, w, p: lutjax.lut_attention(x, w, anchors, p), (x, weights, positions)),
-        (lambda x, w, p: lutjax.lut_pair_attention(x, w, pair_anchors, p), (x, weights[:, :8], positions)),
+        (
+            lambda x, w, p: lutjax.lut_pair_attention(x, w, pair_anchors, p),
+            (x, weights[:, :8], positions),
+        ),
     ):
         _, pullback = jax.vjp(f, *arguments)
         given = {id(a) for a in arguments}
-        kept = [a.size for a in jax.tree.leaves(pullback) if id(a) not in given and a.shape != weights.shape]
+        kept = [
+            a.size
+            for a in jax.tree.leaves(pullback)
+            if id(a) not in given and a.shape != weights.shape
+        ]
         assert max(kept) <= batch * length * max(n_detectors, n_inputs), kept
 
 
 def test_scale_gradient():
     x = jnp.array([1.0, -2.0])
     np.testing.assert_array_equal(lutjax.scale_gradient(x, 0.25), x)
-    np.testing.assert_array_equal(jax.grad(lambda x: (lutjax.scale_gradient(x, 0.25) * x).sum())(x), 1.25 * x)
+    np.testing.assert_array_equal(
+        jax.grad(lambda x: (lutjax.scale_gradient(x, 0.25) * x).sum())(x), 1.25 * x
+    )
     _, tangent = jax.jvp(lambda x: lutjax.scale_gradient(x, jnp.float32(0.25)), (x,), (x,))
     np.testing.assert_array_equal(tangent, 0.25 * x)
 
@@ -444,7 +483,9 @@ def test_sample_anchors():
     drawn = np.asarray(lutjax.sample_anchors(jax.random.key(1), 10, 2, 50, candidates=candidates))
     assert set(drawn[0].ravel()) == {0, 5}
     assert set(drawn[1].ravel()) == {7, 8, 9}
-    shared = np.asarray(lutjax.sample_anchors(jax.random.key(1), 10, 2, 50, candidates=candidates[1:]))
+    shared = np.asarray(
+        lutjax.sample_anchors(jax.random.key(1), 10, 2, 50, candidates=candidates[1:])
+    )
     assert set(shared[0].ravel()) == {7, 8, 9}
 
 
@@ -454,12 +495,16 @@ def test_forward_mode_and_second_derivatives_name_the_reference():
     def loss(x):
         return jnp.sum(lutjax.lut(x, weights, ANCHORS) ** 2)
 
-    with pytest.raises(TypeError, match=r"detect: .*no forward mode .*use lutjax\.reference\.detect"):
+    with pytest.raises(
+        TypeError, match=r"detect: .*no forward mode .*use lutjax\.reference\.detect"
+    ):
         jax.jvp(loss, (X,), (X,))
     with pytest.raises(TypeError, match=r"no forward mode"):
         jax.jacfwd(loss)(X)
     for second in (jax.hessian(loss), jax.grad(lambda x: jnp.sum(jax.grad(loss)(x) ** 2))):
-        with pytest.raises(TypeError, match=r"detect: .*no second derivative; use lutjax\.reference\.detect"):
+        with pytest.raises(
+            TypeError, match=r"detect: .*no second derivative; use lutjax\.reference\.detect"
+        ):
             second(X)
         with pytest.raises(TypeError, match="no second derivative"):
             jax.jit(second)(X)
@@ -483,7 +528,9 @@ INSIDE = {
     ),
     "map": lambda f: lambda x: jax.lax.map(lambda _: f(x), jnp.arange(2)).sum(0),
     "cond": lambda f: lambda x: jax.lax.cond(x.sum() > 0, f, lambda x: f(-x), x),
-    "fori_loop": lambda f: lambda x: jax.lax.fori_loop(0, 2, lambda _, c: c + f(x), jnp.zeros_like(f(x))),
+    "fori_loop": lambda f: (
+        lambda x: jax.lax.fori_loop(0, 2, lambda _, c: c + f(x), jnp.zeros_like(f(x)))
+    ),
 }
 
 
@@ -500,18 +547,23 @@ def test_every_forward_mode_names_the_reference(mode, inside):
     f = INSIDE[inside](lambda x: lutjax.lut(x, weights, ANCHORS))
     why = "no forward mode" if mode in FORWARD else "no (forward mode|second derivative)"
     for run in (lambda: derivative(f), jax.jit(lambda: derivative(f))):
-        with pytest.raises(TypeError, match=rf"^detect: .*{why}.*use lutjax\.reference\.detect") as raised:
+        with pytest.raises(
+            TypeError, match=rf"^detect: .*{why}.*use lutjax\.reference\.detect"
+        ) as raised:
             run()
         assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("op", ["lookup", "bilinear_gates"])
 def test_forward_mode_of_every_op(op):
-    case = testing.case(op, next(name for name, size in testing.shapes(op).items() if Tag.FAST in size.tags))
+    case = testing.case(
+        op, next(name for name, size in testing.shapes(op).items() if Tag.FAST in size.tags)
+    )
 
     def outputs(differentiable):
         y = case.call(
-            lutjax.kernel_registry.function(op), {**case.differentiable, **case.fixed, **differentiable}
+            lutjax.kernel_registry.function(op),
+            {**case.differentiable, **case.fixed, **differentiable},
         )
         return [a for a in y.values() if jnp.issubdtype(a.dtype, jnp.floating)]
 
@@ -525,7 +577,10 @@ def test_forward_mode_beside_ops():
     raw = of_nnx.SoftLUT(6, 4, n_inputs=2, parameterization="raw", rngs=nnx.Rngs(0))
 
     def called(layer, name):
-        spec, arrays = layer.spec, {v.name: getattr(layer, v.name)[...] for v in layer.spec.variables()}
+        spec, arrays = (
+            layer.spec,
+            {v.name: getattr(layer, v.name)[...] for v in layer.spec.variables()},
+        )
         return lambda a: spec({**arrays, name: a}, jnp.ones((2, 6))), arrays[name]
 
     for message, (f, at) in {

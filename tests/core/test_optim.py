@@ -91,14 +91,17 @@ def test_the_last_axis_is_a_row():
     found, state = train(optim.row_transform(rule, 0.5), params, [gradients])
     np.testing.assert_allclose(found["edges"], 1 - 0.5 * np.sign(gradients["edges"]))
     np.testing.assert_allclose(found["scalar"], 0.5)
-    table, _ = train(optim.row_transform(rule, 0.5), params["matrix"][None], [gradients["matrix"][None]])
+    table, _ = train(
+        optim.row_transform(rule, 0.5), params["matrix"][None], [gradients["matrix"][None]]
+    )
     np.testing.assert_array_equal(found["matrix"], table[0])
     assert state.rows["matrix"]["sum_of_squares"].shape == (4, 1)
 
 
 def of_nnx(key, x):
     model = nnx.Sequential(
-        layers.LUT(8, 4, n_detectors=4, n_anchors=3, rngs=nnx.Rngs(0)), nnx.Linear(4, 2, rngs=nnx.Rngs(1))
+        layers.LUT(8, 4, n_detectors=4, n_anchors=3, rngs=nnx.Rngs(0)),
+        nnx.Linear(4, 2, rngs=nnx.Rngs(1)),
     )
     graph, params, others = nnx.split(model, nnx.Param, ...)
 
@@ -122,9 +125,15 @@ def of_linen(key, x):
 
 
 def of_haiku(key, x):
-    f = hk.transform_with_state(lambda x: hk.Linear(2)(haiku.LUT(8, 4, n_detectors=4, n_anchors=3)(x)))
+    f = hk.transform_with_state(
+        lambda x: hk.Linear(2)(haiku.LUT(8, 4, n_detectors=4, n_anchors=3)(x))
+    )
     params, state = f.init(key, x)
-    return params, lambda params, x: f.apply(params, state, None, x)[0], haiku.tables_of(f.init, key, x)
+    return (
+        params,
+        lambda params, x: f.apply(params, state, None, x)[0],
+        haiku.tables_of(f.init, key, x),
+    )
 
 
 @pytest.mark.parametrize("library", [of_nnx, of_linen, of_haiku])
@@ -139,7 +148,9 @@ def test_labels_of_layers_partition_parameters(library):
     }
     tx = optax.partition(groups, labels)
     gradients = jax.grad(lambda p: jnp.mean((apply(p, x) - 1) ** 2))(params)
-    gradients = jax.tree.map(jnp.add, gradients, jax.tree.map(jnp.ones_like, params))  # none is zero
+    gradients = jax.tree.map(
+        jnp.add, gradients, jax.tree.map(jnp.ones_like, params)
+    )  # none is zero
     updates, _ = jax.jit(tx.update)(gradients, tx.init(params), params)
 
     kinds = jax.tree.leaves(labels(params))
@@ -161,7 +172,9 @@ def test_accumulated_steps_are_steps_of_the_mean():
     gradients = [{"weights": sample(step)} for step in range(4)]
     tx = optim.row_transform(optim.RowAdam(), RATE)
     found, state = train(optax.MultiSteps(tx, 2), params, gradients)
-    means = [jax.tree.map(lambda a, b: (a + b) / 2, *pair) for pair in (gradients[:2], gradients[2:])]
+    means = [
+        jax.tree.map(lambda a, b: (a + b) / 2, *pair) for pair in (gradients[:2], gradients[2:])
+    ]
     expected, inner = train(tx, params, means)
     np.testing.assert_allclose(found["weights"], expected["weights"], rtol=1e-6)
     assert state.inner_opt_state.step == inner.step == 2
@@ -169,9 +182,12 @@ def test_accumulated_steps_are_steps_of_the_mean():
 
 def test_masks_and_injected_rates():
     params = {"a": jnp.ones((2, 4, 3)), "b": jnp.ones((2, 4, 3))}
-    tx = optax.inject_hyperparams(optim.row_transform, static_args="rule")(optim.SGD(), learning_rate=RATE)
+    tx = optax.inject_hyperparams(optim.row_transform, static_args="rule")(
+        optim.SGD(), learning_rate=RATE
+    )
     frozen = optax.chain(
-        optax.masked(tx, {"a": True, "b": False}), optax.masked(optax.set_to_zero(), {"a": False, "b": True})
+        optax.masked(tx, {"a": True, "b": False}),
+        optax.masked(optax.set_to_zero(), {"a": False, "b": True}),
     )
     gradient = {"a": sample(1), "b": sample(1)}
     found, state = train(frozen, params, [gradient, gradient])
@@ -190,9 +206,12 @@ TABLES = frozenset({"lut/weights"})
 @pytest.mark.parametrize("steps", [1, 2])
 def test_the_rest_of_an_optimizer_sees_names(steps):
     rest = optax.partition(
-        {"matrix": optax.adam(0.5), "vector": optax.sgd(0.25)}, functools.partial(optim.kinds, tables=TABLES)
+        {"matrix": optax.adam(0.5), "vector": optax.sgd(0.25)},
+        functools.partial(optim.kinds, tables=TABLES),
     )
-    optimizer = optim.Optimizer(optim.SGD(), 0.125, rest=optax.MultiSteps(rest, steps), tables=TABLES)
+    optimizer = optim.Optimizer(
+        optim.SGD(), 0.125, rest=optax.MultiSteps(rest, steps), tables=TABLES
+    )
     params, state = PARAMS, optimizer.init(PARAMS)
     for _ in range(steps):
         params, state = jax.jit(optimizer.apply)(params, jax.tree.map(jnp.ones_like, params), state)
@@ -205,16 +224,24 @@ def test_a_mask_of_names_keeps_biases_from_decay():
     mask = functools.partial(optim.decayed, tables=TABLES)
     rest = optax.chain(optax.add_decayed_weights(0.5, mask=mask), optax.sgd(1.0))
     optimizer = optim.Optimizer(optim.SGD(), 1.0, rest=rest, tables=TABLES)
-    params, _ = optimizer.apply(PARAMS, jax.tree.map(jnp.zeros_like, PARAMS), optimizer.init(PARAMS))
+    params, _ = optimizer.apply(
+        PARAMS, jax.tree.map(jnp.zeros_like, PARAMS), optimizer.init(PARAMS)
+    )
     assert (params["out"]["kernel"] == 0.5).all()
     assert (params["out"]["bias"] == 1).all()
 
 
 def test_state_of_partitioned_parameters_is_sharded_like_them():
-    params = {"weights": jnp.ones((4, 2, 4)), "positions": jnp.ones((7, 4, 2)), "kernel": jnp.ones((4, 4))}
+    params = {
+        "weights": jnp.ones((4, 2, 4)),
+        "positions": jnp.ones((7, 4, 2)),
+        "kernel": jnp.ones((4, 4)),
+    }
     kinds = functools.partial(optim.kinds, tables={"weights"})
     rest = optax.partition({"matrix": optax.adam(0.1)}, kinds)
-    optimizer = optim.Optimizer(optim.RowAdagrad(), 0.1, rest=optax.MultiSteps(rest, 2), tables={"weights"})
+    optimizer = optim.Optimizer(
+        optim.RowAdagrad(), 0.1, rest=optax.MultiSteps(rest, 2), tables={"weights"}
+    )
     specs = optimizer.specs(jax.eval_shape(lambda: params), AbstractMesh((4,), ("detectors",)))
     adam = specs.rest.inner_opt_state.inner_states["matrix"].inner_state[0]
     divided = PartitionSpec(None, "detectors", None)
@@ -227,10 +254,13 @@ def test_what_optax_cannot_do_is_an_error():
     x = jnp.ones((3, 8))
     anchors = lutjax.sample_anchors(jax.random.key(0), n_inputs=8, n_detectors=1, n_anchors=1)
     params = {"weights": jnp.ones((1, 2, 4))}
-    _, gradients = optim.value_and_grad(lambda p: lutjax.lut(x, p["weights"], anchors).sum())(params)
+    _, gradients = optim.value_and_grad(lambda p: lutjax.lut(x, p["weights"], anchors).sum())(
+        params
+    )
     tx = optim.row_transform(optim.SGD(), 0.1)
     with pytest.raises(
-        TypeError, match=r"row_transform: a gradient is a TableGradient; use this table's dense gradient"
+        TypeError,
+        match=r"row_transform: a gradient is a TableGradient; use this table's dense gradient",
     ):
         tx.update(gradients, tx.init(params), params)
     with pytest.raises(
@@ -256,4 +286,6 @@ def test_rules_need_neither_optax_nor_flax():
         "except ModuleNotFoundError as error: print(error)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.startswith("lutjax.optim.Optimizer needs optax, which is not installed: pip install")
+    assert found.stdout.startswith(
+        "lutjax.optim.Optimizer needs optax, which is not installed: pip install"
+    )

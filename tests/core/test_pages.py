@@ -74,7 +74,9 @@ class Sequences:
                 if old >= 0:
                     self.free.append(old)
                 self.tables[row, block % width] = self.free.pop(0)
-        segments = np.where(np.arange(x.shape[1]) < np.asarray(counts)[:, None], 0, -1).astype(np.int32)
+        segments = np.where(np.arange(x.shape[1]) < np.asarray(counts)[:, None], 0, -1).astype(
+            np.int32
+        )
         places = {"block_tables": self.tables.copy(), "lengths": self.lengths.copy()}
         y, self.cache = step(self.spec)(arrays_of(self.spec), self.cache, x, segments, **places)
         for row, count in enumerate(counts):
@@ -88,7 +90,11 @@ def test_sequences_in_one_pool(name):
 
     @given(
         st.permutations(range(BLOCKS[0])),
-        st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)), min_size=3, max_size=8),
+        st.lists(
+            st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)),
+            min_size=3,
+            max_size=8,
+        ),
     )
     def check(order, counts):
         sequences, x = Sequences(spec, 3, order), drawn(5, 3, 32, FEATURES)
@@ -127,7 +133,11 @@ def _empty(spec):
 def call(spec=SPECS["ids"], cache=None, x=None, segments=None, **places):
     x = drawn(0, 2, 3, FEATURES) if x is None else x
     cache = spec.empty_cache(x.shape, x.dtype, blocks=BLOCKS) if cache is None else cache
-    given = {"block_tables": np.zeros((2, ENTRIES), np.int32), "lengths": np.zeros(2, np.int32), **places}
+    given = {
+        "block_tables": np.zeros((2, ENTRIES), np.int32),
+        "lengths": np.zeros(2, np.int32),
+        **places,
+    }
     return spec.attend_with_cache(arrays_of(spec), cache, x, segments, **given)
 
 
@@ -182,14 +192,26 @@ class TestSlow:
     def test_libraries(self):
         spec, x = SPECS["ids"], jnp.asarray(drawn(5, 2, 6, FEATURES))
         arrays, want = arrays_of(spec), jnp.stack([alone(spec, np.asarray(of)) for of in x])
-        options = {**SIZES, "n_positions": WINDOW, "n_position_bits": 2, "window": WINDOW, "cached": "ids"}
+        options = {
+            **SIZES,
+            "n_positions": WINDOW,
+            "n_position_bits": 2,
+            "window": WINDOW,
+            "cached": "ids",
+        }
         tables = jnp.asarray([[5, 2, -1], [0, 7, -1]], jnp.int32)
         parts = [(x[:, :5], 0), (x[:, 5:], 5)]
 
         def places(length):
-            return {"block_tables": tables, "lengths": jnp.full((2,), length, jnp.int32), "decode": True}
+            return {
+                "block_tables": tables,
+                "lengths": jnp.full((2,), length, jnp.int32),
+                "decode": True,
+            }
 
-        layer = of_nnx.LUTAttention(FEATURES, OUTPUTS, **options, anchors=arrays["anchors"], rngs=nnx.Rngs(0))
+        layer = of_nnx.LUTAttention(
+            FEATURES, OUTPUTS, **options, anchors=arrays["anchors"], rngs=nnx.Rngs(0)
+        )
         layer.weights, layer.positions = arrays["weights"], arrays["positions"]
         layer.init_cache(x.shape, blocks=BLOCKS)
         found = [layer(part, **places(n)) for part, n in parts]
@@ -208,9 +230,9 @@ class TestSlow:
         np.testing.assert_array_equal(jnp.concatenate(found, 1), want)
 
         f = hk.transform_with_state(
-            lambda x, **how: of_haiku.LUTAttention(FEATURES, OUTPUTS, **options, blocks=BLOCKS, name="layer")(
-                x, **how
-            )
+            lambda x, **how: of_haiku.LUTAttention(
+                FEATURES, OUTPUTS, **options, blocks=BLOCKS, name="layer"
+            )(x, **how)
         )
         state, found = {"layer": {"anchors": arrays["anchors"], **_empty(spec)}}, []
         for part, n in parts:
@@ -228,7 +250,9 @@ class TestSlow:
         st.data(),
     )
     def test_places(self, size, entries, n_blocks, length, n_new, data):
-        table = data.draw(st.lists(st.integers(-2, n_blocks + 1), min_size=entries, max_size=entries))
+        table = data.draw(
+            st.lists(st.integers(-2, n_blocks + 1), min_size=entries, max_size=entries)
+        )
         n_keys, window = data.draw(st.integers(0, n_new)), data.draw(st.integers(1, size * entries))
         places = _pages.Places(
             jnp.asarray([table], jnp.int32), jnp.asarray([length], jnp.int32), n_blocks, size

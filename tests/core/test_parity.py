@@ -36,13 +36,17 @@ FOR_ALL = ("lookup", "bilinear_gates")
 def test_every_op_and_direction_has_an_implementation_here():
     assert sorted(ops()) == sorted(lutjax.kernel_registry.ops())
     for op in ops():
-        assert all(implementations(op, direction) for direction in lutjax.kernel_registry.directions(op))
+        assert all(
+            implementations(op, direction) for direction in lutjax.kernel_registry.directions(op)
+        )
 
 
 def test_every_op_has_sizes_for_every_purpose():
     for op in ops():
         module = testing.cases_of(op)
-        assert all(set(module.tagged(tag)) & set(module.sizes) for tag in (Tag.FAST, Tag.DTYPES)), op
+        assert all(set(module.tagged(tag)) & set(module.sizes) for tag in (Tag.FAST, Tag.DTYPES)), (
+            op
+        )
         assert not any(Tag.SLOW in module.sizes[name].tags for name in module.tagged(Tag.FAST)), op
 
 
@@ -50,13 +54,19 @@ def test_every_op_has_sizes_for_every_purpose():
 def test_small_arrays_are_compared():
     """Compare each array by its own magnitude: small values are not zero next to large arrays or throughout, and zeros are."""
     one, tiny = np.ones(3, np.float32), np.float32([1e-9, 2e-9, 0])
-    testing.assert_all_close("same", {"x": 1e6 * one, "w": tiny}, {"x": 1e6 * one, "w": tiny * (1 + 1e-6)})
+    testing.assert_all_close(
+        "same", {"x": 1e6 * one, "w": tiny}, {"x": 1e6 * one, "w": tiny * (1 + 1e-6)}
+    )
     for wrong in (np.zeros_like(tiny), tiny[::-1], -tiny, tiny * np.float32(1.001)):
         with pytest.raises(AssertionError, match="wrong: w"):
-            testing.assert_all_close("wrong", {"x": 1e6 * one, "w": wrong}, {"x": 1e6 * one, "w": tiny})
+            testing.assert_all_close(
+                "wrong", {"x": 1e6 * one, "w": wrong}, {"x": 1e6 * one, "w": tiny}
+            )
     with pytest.raises(AssertionError, match="zeros"):
         testing.assert_close("zeros", tiny, np.zeros_like(tiny))
-    testing.assert_close("no finite number", np.float32([np.nan, np.inf]), np.float32([np.nan, np.inf]))
+    testing.assert_close(
+        "no finite number", np.float32([np.nan, np.inf]), np.float32([np.nan, np.inf])
+    )
 
 
 @pytest.mark.parametrize("name", ["weights", "detection_margin"])
@@ -93,13 +103,17 @@ def test_results_are_rounded_once(op):
     for name in testing.cases_of(op).tagged(Tag.DTYPES):
         program = testing.program(testing.case(op, name, "bfloat16"), "xla")
         found = equations(jax.make_jaxpr(program.function)(*program.arguments).jaxpr)
-        rounded = [str(eqn) for eqn in found if adds(eqn) and eqn.outvars[0].aval.dtype == jnp.bfloat16]
+        rounded = [
+            str(eqn) for eqn in found if adds(eqn) and eqn.outvars[0].aval.dtype == jnp.bfloat16
+        ]
         assert not rounded, f"{name}: {rounded}"
 
 
 def adds(eqn):
     """Return True if a primitive adds numbers; a sum over a one-element axis does not."""
-    of_one = eqn.primitive.name == "reduce_sum" and eqn.invars[0].aval.size == eqn.outvars[0].aval.size
+    of_one = (
+        eqn.primitive.name == "reduce_sum" and eqn.invars[0].aval.size == eqn.outvars[0].aval.size
+    )
     return eqn.primitive.name in SUMS and not of_one
 
 
@@ -119,7 +133,9 @@ def sizes_and_dtypes():
     """
     found = at_sizes(lambda module: [n for n in module.sizes if n not in module.tagged(Tag.FAST)])
     found = [(values_of(values)[0], values_of(values)[1]) for values in found]
-    return [((*values, None), is_slow) for values, is_slow in found] + list(map(values_of, in_dtypes()))
+    return [((*values, None), is_slow) for values, is_slow in found] + list(
+        map(values_of, in_dtypes())
+    )
 
 
 def is_slow_size(op, implementation, size, dtype):
@@ -154,7 +170,11 @@ def test_sizes_and_dtypes(op, implementation, size, dtype):
 @pytest.mark.parametrize(
     ("op", "implementation", "transformation"),
     slow_where(
-        [(*pair, transformation) for pair in IMPLEMENTED for transformation in testing.TRANSFORMATIONS],
+        [
+            (*pair, transformation)
+            for pair in IMPLEMENTED
+            for transformation in testing.TRANSFORMATIONS
+        ],
         lambda op, _, transformation: op not in FOR_ALL and transformation != "vmap of grad",
     ),
 )
@@ -169,12 +189,18 @@ def skip_without_two_devices(transformation):
 
 
 DEVICES = {"cuda": "NVIDIA H200", "tpu": "TPU v6e", "rocm": "AMD Instinct MI300X"}
-LOWERED = [*((op, "cuda") for op in ops()), *((op, "tpu") for op in ops("update")), ("lookup", "rocm")]
+LOWERED = [
+    *((op, "cuda") for op in ops()),
+    *((op, "tpu") for op in ops("update")),
+    ("lookup", "rocm"),
+]
 
 
 @pytest.mark.parametrize(
     ("op", "platform"),
-    slow_where(LOWERED, lambda op, _: op not in ("lookup", "scored_lut", "lookup_attention", "logic_trees")),
+    slow_where(
+        LOWERED, lambda op, _: op not in ("lookup", "scored_lut", "lookup_attention", "logic_trees")
+    ),
 )
 def test_plain_jax_lowers_for_other_platforms(op, platform):
     testing.check_lowering(split(op), "xla", platform=platform, device_kind=DEVICES[platform])
@@ -221,17 +247,22 @@ def is_slow_gradient(op, implementation, size, dtype, transformation):
     if op == "lookup":
         return dtype == "float16" or transformation not in FAST_FACTORED
     return (
-        op not in ("sparse_lookup", "scored_lut", "lookup_attention") or dtype is not None or size == "split"
+        op not in ("sparse_lookup", "scored_lut", "lookup_attention")
+        or dtype is not None
+        or size == "split"
     )
 
 
 @pytest.mark.parametrize(
-    ("op", "implementation", "size", "dtype", "transformation"), slow_where(FACTORED, is_slow_gradient)
+    ("op", "implementation", "size", "dtype", "transformation"),
+    slow_where(FACTORED, is_slow_gradient),
 )
 def test_factored_gradients(op, implementation, size, dtype, transformation):
     skip_without_two_devices(transformation)
     with jax.enable_x64(dtype == "float64"):
-        testing.check_factored(testing.case(op, size, dtype), implementation, transformation=transformation)
+        testing.check_factored(
+            testing.case(op, size, dtype), implementation, transformation=transformation
+        )
 
 
 SGD, MOMENTUM = tables.SGD(), tables.RowMomentum(weight_decay=0.25)
@@ -258,7 +289,11 @@ def has_rule(implementation, rule):
 UPDATES = [
     *((*values, SGD) for values in in_first_and_other_dtypes()),
     *((*values_of(values)[0], None, MOMENTUM) for values in at_sizes(direction="update")),
-    *(("lookup", i, "primes", None, rule) for i in implementations("lookup", "update") for rule in RULES),
+    *(
+        ("lookup", i, "primes", None, rule)
+        for i in implementations("lookup", "update")
+        for rule in RULES
+    ),
     *(("lookup", i, "repeats", None, RULES[-1]) for i in implementations("lookup", "update")),
 ]  # of "primes" fewer hits than rows, of "repeats" more
 
@@ -267,7 +302,11 @@ def is_slow_update(op, implementation, size, dtype, rule):
     if rule == MOMENTUM:  # needs the sums of each row, and which rows were looked up
         module = testing.cases_of(op)
         return module.is_slow or size not in module.tagged(Tag.DTYPES)
-    return dtype == "float16" or op not in ("lookup", "scored_lut") or (dtype is not None and op != "lookup")
+    return (
+        dtype == "float16"
+        or op not in ("lookup", "scored_lut")
+        or (dtype is not None and op != "lookup")
+    )
 
 
 @pytest.mark.parametrize(

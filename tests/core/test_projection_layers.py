@@ -33,14 +33,17 @@ class Named(reads.Hard):
 
 def test_wrong_calls():
     with pytest.raises(
-        ValueError, match=r"ProjectionLUT: Named.* has scalars with the names of variables, \['weights'\]"
+        ValueError,
+        match=r"ProjectionLUT: Named.* has scalars with the names of variables, \['weights'\]",
     ):
         _ = Case("ProjectionLUT", {**SIZES, "read": Named()}, (2, 7)).spec
     layer = nnx_layer(CASE)
     layer.log_beta = jnp.float32(jnp.nan)
     with pytest.raises(ValueError, match="ProjectionLUT: log_beta is nan; it must be finite"):
         layer.check()
-    with pytest.raises(ValueError, match=r"ProjectionLUT: scored_lut: scalars\['log_beta'\] is nan"):
+    with pytest.raises(
+        ValueError, match=r"ProjectionLUT: scored_lut: scalars\['log_beta'\] is nan"
+    ):
         layer(jnp.zeros((2, 7)))
     arrays = variables_of(CASE)
     layer.weights, layer.anchors = arrays["weights"][:3], arrays["anchors"][:3]
@@ -52,7 +55,9 @@ def test_kinds_of_parameters():
     case = CASE
     layer, arrays = nnx_layer(case), by_kind(case, variables_of(case))["params"]
     assert set(nnx.to_pure_dict(nnx.state(layer, layers.Tables))) == {"weights"}
-    assert set(nnx.to_pure_dict(nnx.state(layer, layers.Scalars))) == set(reads.Confidence().initial())
+    assert set(nnx.to_pure_dict(nnx.state(layer, layers.Scalars))) == set(
+        reads.Confidence().initial()
+    )
     want = dict.fromkeys(("compress_bias", "decompress_bias"), "vector")
     want |= dict.fromkeys(("compress_kernel", "decompress_kernel"), "matrix")
     want |= dict.fromkeys(reads.Confidence().initial(), "scalar") | {"weights": "table"}
@@ -61,15 +66,23 @@ def test_kinds_of_parameters():
         assert parameters.kinds(params, called_weights) in (want, {"block": {"layer": want}})
     state = nnx.state(layer, nnx.Param)
     assert nnx.to_pure_dict(parameters.kinds(state, layers.tables_of(layer))) == want
-    norms = {"norm": {"scale": jnp.ones(3), "bias": jnp.ones(3)}, "out": {"kernel": jnp.ones((3, 3))}}
-    assert parameters.decayed(norms, ()) == {"norm": {"scale": False, "bias": False}, "out": {"kernel": True}}
+    norms = {
+        "norm": {"scale": jnp.ones(3), "bias": jnp.ones(3)},
+        "out": {"kernel": jnp.ones((3, 3))},
+    }
+    assert parameters.decayed(norms, ()) == {
+        "norm": {"scale": False, "bias": False},
+        "out": {"kernel": True},
+    }
 
 
 def test_cell_total_variation_of_a_model():
     weights = [jax.random.normal(jax.random.key(i), (2, 4, 3)) for i in range(3)]
     one, two, three = map(lutjax.cell_total_variation, weights)
     trees = {"nested": {"weights": weights[0]}, "blocks": {"weights": jnp.stack(weights[1:])}}
-    assert_close("trees", parameters.cell_total_variation(trees, called_weights), (one + two + three) / 3)
+    assert_close(
+        "trees", parameters.cell_total_variation(trees, called_weights), (one + two + three) / 3
+    )
     layer = nnx_layer(CASE)
     want = lutjax.cell_total_variation(layer.weights[...])
     np.testing.assert_array_equal(

@@ -28,7 +28,9 @@ LONGCAT = {"vocab_size": 50, "ngram_vocab_size_ratio": 3, "emb_neighbor_num": 4,
 
 def recorded(family):
     """A family's arrays, float32."""
-    found = {n.removeprefix(f"{family}_"): a for n, a in RECORDED.items() if n.startswith(f"{family}_")}
+    found = {
+        n.removeprefix(f"{family}_"): a for n, a in RECORDED.items() if n.startswith(f"{family}_")
+    }
     return {n: a.astype(np.float32) if a.dtype == np.float64 else a for n, a in found.items()}
 
 
@@ -47,8 +49,12 @@ def qwen():
     a = recorded("ple")
     layout = NgramLayout.qwen(QWEN, 1)
     scale = np.float32(0.0078125)
-    weights = (a["table"].view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale).astype(ml_dtypes.bfloat16)
-    scales = {f"{name}_scale": 1 + a[f"norm_{name}"].reshape(2, 12) for name in ("key", "query", "conv")}
+    weights = (a["table"].view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale).astype(
+        ml_dtypes.bfloat16
+    )
+    scales = {
+        f"{name}_scale": 1 + a[f"norm_{name}"].reshape(2, 12) for name in ("key", "query", "conv")
+    }
     conv = a["conv1d"][:, 0].T.reshape(4, 2, 12)
     variables = {"weights": weights.astype(np.float32)[None], "key_kernel": a["key_proj"].T, "value_kernel": a["value_proj"].T, "conv_kernel": conv, **scales}  # fmt: skip
     options = {"layout": layout, "streams": 2, "gate": "root"}
@@ -86,11 +92,14 @@ def nnx_layer(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    "library", ["nnx", *(pytest.param(other, marks=pytest.mark.slow) for other in ("linen", "haiku"))]
+    "library",
+    ["nnx", *(pytest.param(other, marks=pytest.mark.slow) for other in ("linen", "haiku"))],
 )
 def test_recorded_outputs(family, library):
     case, variables, a, want = built(family)
-    assert {v.name: v.shape for v in case.built()[1]} == {n: np.shape(v) for n, v in variables.items()}
+    assert {v.name: v.shape for v in case.built()[1]} == {
+        n: np.shape(v) for n, v in variables.items()
+    }
     arrays = {name: jnp.asarray(value) for name, value in variables.items()}
     y = jax.jit(functools.partial(function(library, case, arrays), arrays))(jnp.asarray(a["h"]))
     np.testing.assert_allclose(y, want, rtol=2e-6, atol=2e-6)
@@ -115,7 +124,9 @@ def test_small_and_zero_vectors():
     np.testing.assert_allclose(layer(x * 1e-6, tokens), want, atol=2e-6, rtol=2e-6)
     rows = layer.weights[...][0][layer.row_ids(tokens)].reshape(len(tokens), -1)
     value = np.where(tokens >= 0, (rows @ layer.value_kernel[...]).T, 0).T[:, None]
-    assert (np.abs(layer(x * 0, tokens) - value / 2) >= 2e-4 * np.abs(value)).all()  # a root of at least 1e-3
+    assert (
+        np.abs(layer(x * 0, tokens) - value / 2) >= 2e-4 * np.abs(value)
+    ).all()  # a root of at least 1e-3
     layer, a, _ = nnx_layer("qwen")
     layer.conv_kernel = jnp.zeros((4, 2, 12))
     x, tokens = jnp.asarray(a["h"]), jnp.asarray(a["ids"], jnp.int32)
@@ -135,7 +146,9 @@ def test_segments_are_texts():
         first, history = layer(
             x[:, one], tokens[:, one], segments=segments[:, one], history=layer.history((1,))
         )
-        second, _ = layer(x[:, other], tokens[:, other], segments=segments[:, other], history=history)
+        second, _ = layer(
+            x[:, other], tokens[:, other], segments=segments[:, other], history=history
+        )
         return whole, jnp.concatenate([first, second], 1), layer(x[:, other], tokens[:, other])
 
     whole, parts, alone = both(x, tokens, segments)
@@ -148,7 +161,9 @@ def test_segments_are_texts():
 def test_histories_of_other_layouts():
     layer, a, _ = nnx_layer("qwen")
     x, tokens = jnp.asarray(a["h"])[None], jnp.asarray(a["ids"], jnp.int32)[None]
-    other = NgramMemory(12, layout=NgramLayout.qwen(QWEN, 0), streams=2, gate="root", rngs=nnx.Rngs(0))
+    other = NgramMemory(
+        12, layout=NgramLayout.qwen(QWEN, 0), streams=2, gate="root", rngs=nnx.Rngs(0)
+    )
     digests = f"{other.spec.layout.digest}, and the layer {layer.spec.layout.digest}"
     with pytest.raises(ValueError, match=f"history has layout {digests}"):
         layer(x, tokens, history=other.history((1,)))
@@ -176,5 +191,7 @@ def test_impossible_options():
         with pytest.raises(ValueError, match=f"NgramMemory: {message}"):
             NgramMemory(12, **options, rngs=nnx.Rngs(0))
     layer = NgramMemory(12, layout=layout, streams=2, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match=r"x has shape \[1, 4, 3, 12\]; expected \[..., length, 2, 12\]"):
+    with pytest.raises(
+        ValueError, match=r"x has shape \[1, 4, 3, 12\]; expected \[..., length, 2, 12\]"
+    ):
         layer(jnp.zeros((1, 4, 3, 12)), jnp.zeros((1, 4), jnp.int32))

@@ -13,8 +13,12 @@ STARTS = np.asarray([0, 9, -1], np.int32)
 X, KEY = (RNG.normal(size=(B, n, INPUTS)).astype(np.float32) for n in (L, KEYS))
 POSITIONS = RNG.normal(size=(12, T, 1)).astype(np.float32)
 ANCHORS = np.array([[RNG.permutation(INPUTS)[:2] for _ in range(C)] for _ in range(T)], np.int32)
-JOINT = np.array([[RNG.permutation(2 * INPUTS + 1)[:2] for _ in range(3)] for _ in range(T)], np.int32)
-TABLES = {bits: RNG.normal(size=(T, 2**bits, OUTPUTS)).astype(np.float32) for bits in (3, 2 * C + 1)}
+JOINT = np.array(
+    [[RNG.permutation(2 * INPUTS + 1)[:2] for _ in range(3)] for _ in range(T)], np.int32
+)
+TABLES = {
+    bits: RNG.normal(size=(T, 2**bits, OUTPUTS)).astype(np.float32) for bits in (3, 2 * C + 1)
+}
 
 
 def concatenated(x, keys, weights, positions, **options):
@@ -31,7 +35,9 @@ ATTENTIONS = {"concatenated": (concatenated, TABLES[2 * C + 1]), "pair": (pair, 
 
 def test_other_implementations_say_why_not():
     declared = Declaration(directions=("forward",))
-    other = KernelSpec("lookup_attention", Platform.PALLAS, Backend.ANY, "somewhere", declared=declared)
+    other = KernelSpec(
+        "lookup_attention", Platform.PALLAS, Backend.ANY, "somewhere", declared=declared
+    )
     (device,), (query, key) = devices_of([X]), (lutjax.detect(a, ANCHORS) for a in (X, KEY))
     for starts, why in ((STARTS, "reads one start for all sequences"), (STARTS[1], None)):
         made, *_ = lutjax.kernel_registry.calls_of(
@@ -71,4 +77,6 @@ def test_layers_take_them():
     layer.weights[...] = jnp.asarray(TABLES[2 * C + 1])
     y = layer(X, KEY, query_start=STARTS)
     for b, start in enumerate(STARTS):
-        np.testing.assert_allclose(y[b], layer(X[b], KEY[b], query_start=int(start)), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            y[b], layer(X[b], KEY[b], query_start=int(start)), rtol=1e-5, atol=1e-6
+        )

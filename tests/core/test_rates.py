@@ -21,7 +21,8 @@ from lutjax.testing import assert_close
 T, C, K, INPUTS, BATCH = 4, 5, 3, 6, 5
 RNG = np.random.default_rng(0)
 ANCHORS, FEW = (
-    np.array([[RNG.permutation(INPUTS)[:2] for _ in range(n)] for _ in range(T)], np.int32) for n in (C, 2)
+    np.array([[RNG.permutation(INPUTS)[:2] for _ in range(n)] for _ in range(T)], np.int32)
+    for n in (C, 2)
 )
 TARGETS = RNG.integers(-1, 5, (T, 4, K), np.int32)
 X = RNG.normal(size=(BATCH, INPUTS)).astype(np.float32)
@@ -32,7 +33,10 @@ PARAMS = {
 FACTORS = {
     "table": ({"lut": (T,), "sparse": (T,)}, (tables.SGD(),)),
     "edge": ({"lut": (T, 2**C, K), "sparse": (T, 4, K)}, (tables.RowAdam(b1=0.9),)),
-    "broadcast": ({"lut": (1, 2**C, 1), "sparse": (T, 1, K)}, (tables.RowAdagrad(weight_decay=0.25),)),
+    "broadcast": (
+        {"lut": (1, 2**C, 1), "sparse": (T, 1, K)},
+        (tables.RowAdagrad(weight_decay=0.25),),
+    ),
 }
 
 
@@ -42,7 +46,10 @@ def is_table(name, array):
 
 def factors(kind):
     rng = np.random.default_rng(0)
-    return {name: rng.uniform(0.25, 2, shape).astype(np.float32) for name, shape in FACTORS[kind][0].items()}
+    return {
+        name: rng.uniform(0.25, 2, shape).astype(np.float32)
+        for name, shape in FACTORS[kind][0].items()
+    }
 
 
 def loss(params, x):
@@ -63,7 +70,9 @@ def test_other_optimizers_take_the_same_factors():
             np.testing.assert_array_equal(scaled[name], step * rates[name])
     of_tables, _ = tables.scaled(factors("table")).update(gradients, None)
     for t in range(T):
-        np.testing.assert_array_equal(of_tables["lut"][t], gradients["lut"][t] * factors("table")["lut"][t])
+        np.testing.assert_array_equal(
+            of_tables["lut"][t], gradients["lut"][t] * factors("table")["lut"][t]
+        )
 
 
 def test_factors_of_gradients():
@@ -92,7 +101,9 @@ def test_factors_of_gradients():
 
     want, *others = every(params, X)
     for found in others:
-        for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(want), strict=True):
+        for (path, a), b in zip(
+            jax.tree.leaves_with_path(found), jax.tree.leaves(want), strict=True
+        ):
             assert_close(jax.tree_util.keystr(path), a, b)
 
 
@@ -153,10 +164,16 @@ def test_kernels_of_one_rate_leave_it_to_plain_jax():
     d = lutjax.detect(X, ANCHORS)
     call, device = Lookup(jnp.asarray(PARAMS["lut"]), d), Device(Backend.CPU, "cpu")
     step = Step(jnp.float32(1))
-    for platform, rates in ((Platform.NATIVE, False), (Platform.NATIVE, True), (Platform.XLA, False)):
+    for platform, rates in (
+        (Platform.NATIVE, False),
+        (Platform.NATIVE, True),
+        (Platform.XLA, False),
+    ):
         registry, target = KernelRegistry(), "lutjax.kernels._xla.lookup"
         registry.register_op("lookup", "lutjax.ops.lookup")
-        spec = registry.register("lookup", platform, "cpu", target, directions=("update",), rates=rates)
+        spec = registry.register(
+            "lookup", platform, "cpu", target, directions=("update",), rates=rates
+        )
         ask = lambda step, spec=spec: spec.supports(Request("update", call, device, X, step))  # noqa: E731
         assert ask(step) is None
         other = ask(dataclasses.replace(step, rate=jnp.ones((T, 1, 1))))
@@ -189,7 +206,8 @@ def test_tables_over_devices_count_the_decay_of_every_step(kind):
     mesh = jax.make_mesh((2,), ("detectors",), (kind,), devices=jax.devices()[:2])
     specs = lutjax.sharding.specs(params, mesh, tables={"lut"}), optimizer.specs(params, mesh)
     given = jax.device_put(
-        (params, optimizer.init(params)), jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+        (params, optimizer.init(params)),
+        jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs),
     )
     with jax.set_mesh(mesh):
         actual = trained(*given, lambda x: jax.device_put(x, NamedSharding(mesh, P())))

@@ -132,7 +132,11 @@ REFUSED = {
         TypeError,
         "forward of Unbound takes .* as a static method",
     ),
-    "no function": (lambda register: register()(Empty), TypeError, "Empty has no function of a direction"),
+    "no function": (
+        lambda register: register()(Empty),
+        TypeError,
+        "Empty has no function of a direction",
+    ),
     "direction without one": (
         lambda register: register(directions=("forward", "update"))(Unbound),
         TypeError,
@@ -153,7 +157,11 @@ REFUSED = {
         TypeError,
         "requires is 'triton'; expected a tuple",
     ),
-    "option": (lambda register: register("m", supports=None), TypeError, "there is no option 'supports'"),
+    "option": (
+        lambda register: register("m", supports=None),
+        TypeError,
+        "there is no option 'supports'",
+    ),
     **{
         name: (
             lambda register, name=name: register("m", **{name: of_two}),
@@ -187,7 +195,8 @@ def test_wrong_functions_are_refused_when_they_are_registered(name, without_type
 def test_functions_of_a_module_are_checked_when_it_is_imported(weights, detection, registered):
     registered("lookup", "triton", "cpu", "json")
     with pytest.raises(
-        TypeError, match=r"triton/cpu of lookup \(json\): forward is None; expected a function forward"
+        TypeError,
+        match=r"triton/cpu of lookup \(json\): forward is None; expected a function forward",
     ):
         lutjax.lookup(weights, detection, implementation="triton/cpu")
 
@@ -210,25 +219,42 @@ def test_get_lists_what_there_is():
 
 def test_unknown_names(weights, detection):
     with pytest.raises(
-        ValueError, match=r"unknown implementation 'cuda'; the implementations are xla, pallas, triton"
+        ValueError,
+        match=r"unknown implementation 'cuda'; the implementations are xla, pallas, triton",
     ):
         lutjax.lookup(weights, detection, implementation="cuda")
-    with pytest.raises(ValueError, match=r"unknown op 'lut'; the ops are detect, detect_signs, lookup"):
+    with pytest.raises(
+        ValueError, match=r"unknown op 'lut'; the ops are detect, detect_signs, lookup"
+    ):
         lutjax.kernel_registry.resolve("lut", weights)
-    with pytest.raises(ValueError, match=r"unknown op 'look'"), lutjax.use_implementation({"look": "xla"}):
+    with (
+        pytest.raises(ValueError, match=r"unknown op 'look'"),
+        lutjax.use_implementation({"look": "xla"}),
+    ):
         pass
-    with pytest.raises(ValueError, match=r"unknown implementation 'fast'"), lutjax.use_implementation("fast"):
+    with (
+        pytest.raises(ValueError, match=r"unknown implementation 'fast'"),
+        lutjax.use_implementation("fast"),
+    ):
         pass
 
 
 def test_highest_priority_that_fits_is_chosen(weights, detection, registered):
     registered("lookup", "triton", "gpu", "nowhere.at.all")
-    registered("lookup", "pallas", "any", "nowhere.either", unsupported=lambda call: "only tables of 8 rows")
+    registered(
+        "lookup",
+        "pallas",
+        "any",
+        "nowhere.either",
+        unsupported=lambda call: "only tables of 8 rows",
+    )
     resolve = lutjax.kernel_registry.resolve
     assert resolve("lookup", weights, detection).platform == "xla"
     assert resolve("lookup", weights, detection, device=GPU).platform == "triton"
     assert (
-        resolve("lookup", weights, detection, device=GPU, implementation=("pallas/any", "xla")).platform
+        resolve(
+            "lookup", weights, detection, device=GPU, implementation=("pallas/any", "xla")
+        ).platform
         == "xla"
     )
 
@@ -238,16 +264,27 @@ def test_a_single_name_never_falls_back(weights, detection, registered):
     with pytest.raises(lutjax.NoImplementationError) as error:
         lutjax.lookup(weights, detection, implementation="triton")
     message = str(error.value)
-    assert "no implementation that was asked for (triton) supports this forward call on cpu (cpu)" in message
+    assert (
+        "no implementation that was asked for (triton) supports this forward call on cpu (cpu)"
+        in message
+    )
     assert "triton/gpu (nowhere.at.all): runs on gpu, the call runs on cpu (cpu)" in message
     assert "xla/any (lutjax.kernels._xla.lookup): not asked for (implementation=triton)" in message
     with pytest.raises(lutjax.NoImplementationError, match="needs no_such_package, not installed"):
-        lutjax.kernel_registry.resolve("lookup", weights, detection, device=GPU, implementation="triton")
+        lutjax.kernel_registry.resolve(
+            "lookup", weights, detection, device=GPU, implementation="triton"
+        )
 
 
 def test_unsupported_sees_the_call(weights, detection, registered):
     seen: list[Request] = []
-    registered("lookup", "pallas", "cpu", "nowhere", unsupported=lambda request: seen.append(request) or "no")
+    registered(
+        "lookup",
+        "pallas",
+        "cpu",
+        "nowhere",
+        unsupported=lambda request: seen.append(request) or "no",
+    )
     lutjax.lookup(weights, detection)
     (request,) = seen
     assert (request.op, request.direction, request.device) == ("lookup", "forward", CPU)
@@ -308,7 +345,9 @@ def test_coroutines_have_their_own_choice(weights, detection):
             lutjax.lookup(weights, detection)
 
     async def all_of_them():
-        await asyncio.gather(one(("xla",)), one(("triton", "pallas", "xla")), free(), one(("pallas", "xla")))
+        await asyncio.gather(
+            one(("xla",)), one(("triton", "pallas", "xla")), free(), one(("pallas", "xla"))
+        )
 
     asyncio.run(all_of_them())
     assert asked() == ()
@@ -326,7 +365,9 @@ def test_a_trace_under_the_choice_of_another_coroutine_is_refused(weights, detec
 
     async def traces():
         await inside.wait()
-        with pytest.raises(RuntimeError, match=r"Keep `await` out of the block of use_implementation"):
+        with pytest.raises(
+            RuntimeError, match=r"Keep `await` out of the block of use_implementation"
+        ):
             jax.jit(lambda w: lutjax.lookup(w, detection))(weights)
         jax.jit(lambda w: lutjax.lookup(w, detection))(weights)
         done.set()
@@ -367,13 +408,19 @@ def test_several_backends_in_one_process(weights, detection, registered, monkeyp
     import types
 
     marked = types.ModuleType("tests_marked_kernel")
-    marked.forward = lambda call, *, device: jnp.full((call.detection.shape[0], call.weights.shape[2]), 42.0)
+    marked.forward = lambda call, *, device: jnp.full(
+        (call.detection.shape[0], call.weights.shape[2]), 42.0
+    )
     monkeypatch.setitem(sys.modules, "tests_marked_kernel", marked)
     monkeypatch.setattr("lutjax.dispatch.registry._default_devices", lambda: (GPU, CPU))
 
-    exported = jax.export.export(jax.jit(lutjax.lookup), platforms=["cpu", "cuda"])(weights, detection)
+    exported = jax.export.export(jax.jit(lutjax.lookup), platforms=["cpu", "cuda"])(
+        weights, detection
+    )
     assert "42" in exported.mlir_module()
-    np.testing.assert_array_equal(exported.call(weights, detection), lutjax.lookup(weights, detection))
+    np.testing.assert_array_equal(
+        exported.call(weights, detection), lutjax.lookup(weights, detection)
+    )
 
     forced = jax.jit(lambda w: lutjax.lookup(w, detection, implementation="triton"))
     np.testing.assert_array_equal(forced(weights), np.full((3, 2), 42.0))
@@ -453,7 +500,8 @@ FUNCTIONS = {
 def test_functions_are_explained_for_other_devices(name, device):
     """Explain functions by their own arguments, which may differ from kernel arguments."""
     args, options = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype) if hasattr(a, "shape") else a, FUNCTIONS[name]
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype) if hasattr(a, "shape") else a,
+        FUNCTIONS[name],
     )
     kind = {"gpu": "NVIDIA H200", "tpu": "TPU v5 lite"}[device]
     mesh = jax.sharding.AbstractMesh(
@@ -494,7 +542,8 @@ def test_updates_are_explained(weights, detection):
 def test_an_unknown_name_lists_what_is_known():
     for name in ("lutt", "scale_gradient"):
         with pytest.raises(
-            ValueError, match=rf"unknown op '{name}'; the ops are detect, .*compositions of .* lut, "
+            ValueError,
+            match=rf"unknown op '{name}'; the ops are detect, .*compositions of .* lut, ",
         ):
             lutjax.explain(name, X)
 
@@ -528,7 +577,9 @@ def test_kernels_that_can_be_installed_are_named(weights, detection):
 def test_a_named_package_that_is_installed_speaks_for_itself(monkeypatch):
     registry = KernelRegistry()
     registry.register_op("double", "math")
-    registry.announce(["double"], "native", "cpu", "json.decoder")  # installed, and registers nothing
+    registry.announce(
+        ["double"], "native", "cpu", "json.decoder"
+    )  # installed, and registers nothing
     registry.register("double", "xla", "any", "my_kernels.double")
     assert registry.not_installed("double", "native/cpu") is None
     monkeypatch.setattr("lutjax.dispatch.registry._is_installed", lambda package: False)
@@ -540,15 +591,19 @@ def test_kernels_for_tpus_wait_for_a_record(monkeypatch):
     registry, arguments = lutjax.kernel_registry, ("detect_signs", jnp.ones((3, 2)))
     tpu = Device(lutjax.Backend.TPU, "TPU v6e")
     assert registry.resolve(*arguments, device=tpu).platform == "xla"
-    waiting = [c.reason for c in registry.consider(*arguments, device=tpu) if c.spec.platform == "pallas"]
+    waiting = [
+        c.reason for c in registry.consider(*arguments, device=tpu) if c.spec.platform == "pallas"
+    ]
     assert any(
-        "waits for a record" in reason and "implementation='pallas/tpu'" in reason for reason in waiting
+        "waits for a record" in reason and "implementation='pallas/tpu'" in reason
+        for reason in waiting
     )
     assert registry.resolve(*arguments, device=tpu, implementation="pallas/tpu").backend == "tpu"
 
     registry._resolved.clear()
     monkeypatch.setattr(
-        "lutjax.dispatch._records.has_run", lambda op, direction, column, kind: column == "pallas/tpu"
+        "lutjax.dispatch._records.has_run",
+        lambda op, direction, column, kind: column == "pallas/tpu",
     )
     assert registry.resolve(*arguments, device=tpu).names[1] == "pallas/tpu"
     registry._resolved.clear()
@@ -558,7 +613,8 @@ def test_a_registry_of_ones_own():
     registry = KernelRegistry()
     assert registry.ops() == ()
     with pytest.raises(
-        ValueError, match=r"unknown op 'double'; the ops are none, and kernel_registry.register_op adds one"
+        ValueError,
+        match=r"unknown op 'double'; the ops are none, and kernel_registry.register_op adds one",
     ):
         registry.register("double", "xla", "any", "my_kernels.double")
     registry.register_op("double", "math")
@@ -611,8 +667,18 @@ def test_unknown_names_are_refused_and_known_ones_listed():
     registry = lutjax.kernel_registry
     before = registry.ops()
     for op, platform, backend, message in (
-        ("lokup", "xla", "cpu", r"unknown op 'lokup'; the ops are detect, .*lookup, .*register_op adds one"),
-        ("lookup", "tritn", "gpu", r"platform is 'tritn'; expected one of xla, pallas, triton, native"),
+        (
+            "lokup",
+            "xla",
+            "cpu",
+            r"unknown op 'lokup'; the ops are detect, .*lookup, .*register_op adds one",
+        ),
+        (
+            "lookup",
+            "tritn",
+            "gpu",
+            r"platform is 'tritn'; expected one of xla, pallas, triton, native",
+        ),
         ("lookup", "triton", "gpus", r"backend is 'gpus'; expected one of .*cpu, .*gpu"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -624,7 +690,10 @@ def test_unknown_names_are_refused_and_known_ones_listed():
 
 def test_the_command_explains_ops():
     found = output("explain", "packed_lut", "lookup", "--size", "one").splitlines()
-    assert [line.split()[0] for line in found if not line.startswith(" ")] == ["packed_lut", "lookup"]
+    assert [line.split()[0] for line in found if not line.startswith(" ")] == [
+        "packed_lut",
+        "lookup",
+    ]
     assert sum(line.endswith(": chosen") for line in found) == 4
     triton = output("explain", "lookup", "--implementation", "triton")
     assert "xla/any (lutjax.kernels._xla.lookup): not asked for (implementation=triton)" in triton

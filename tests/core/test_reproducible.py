@@ -46,11 +46,17 @@ def test_quotients_that_are_the_same_in_every_program():
     rng = np.random.default_rng(0)
     a, b = (rng.normal(size=300) * 10.0 ** rng.integers(-30, 30, 300) for _ in range(2))
     special = [(0, 1), (1, 0), (-1, 0), (np.inf, 2), (1, -np.inf), (np.inf, np.inf), (3, 1e-39), (1e38, 1e-5), (-0.0, 3), (1e-30, 1e30), (2e-38, 1), (3e38, 1.5), (-3e38, 0.9), (1.2e-38, 0.7)]  # fmt: skip
-    a, b = (np.concatenate(x).astype(np.float32) for x in zip((a, b), np.transpose(special), strict=True))
+    a, b = (
+        np.concatenate(x).astype(np.float32)
+        for x in zip((a, b), np.transpose(special), strict=True)
+    )
     run = jax.jit(make_reproducible(lambda a, b: (a / b, 3 / b, a / 3)))
     with np.errstate(all="ignore"):
         none = np.abs(b) < np.finfo(np.float32).tiny
-        expected = [x.astype(np.float32) for x in (a / np.where(none, 0, b).astype(np.float64), 3 / b, a / 3)]
+        expected = [
+            x.astype(np.float32)
+            for x in (a / np.where(none, 0, b).astype(np.float64), 3 / b, a / 3)
+        ]
     for y, want in zip(run(a, b), expected, strict=True):
         want = np.where(np.abs(want) < np.finfo(np.float32).tiny, 0, want)
         np.testing.assert_allclose(y, want, rtol=5e-7)
@@ -62,10 +68,15 @@ def test_quotients_that_are_the_same_in_every_program():
 @needs_gpu
 def test_functions_that_are_the_same_on_every_device():
     rng = np.random.default_rng(0)
-    x = np.concatenate([rng.normal(size=30_000) * s for s in (1e-6, 0.1, 1.0, 10.0, 40.0)]).astype(np.float32)
+    x = np.concatenate([rng.normal(size=30_000) * s for s in (1e-6, 0.1, 1.0, 10.0, 40.0)]).astype(
+        np.float32
+    )
     functions = {**FUNCTIONS, "quotient": (lambda x: jnp.roll(x, 1) / x, None)}
     for name, (function, _) in functions.items():
-        on_each = [make_reproducible(function)(jax.device_put(x, jax.devices(d)[0])) for d in ("cpu", "gpu")]
+        on_each = [
+            make_reproducible(function)(jax.device_put(x, jax.devices(d)[0]))
+            for d in ("cpu", "gpu")
+        ]
         np.testing.assert_array_equal(*map(np.asarray, on_each), err_msg=name)
 
 
@@ -90,7 +101,8 @@ def results_of(read, fixed, anchors):
 
 
 @pytest.mark.parametrize(
-    ("read", "program"), [(reads.Confidence(), "of ops"), slow(reads.SoftSign(hard=True), "each sample")]
+    ("read", "program"),
+    [(reads.Confidence(), "of ops"), slow(reads.SoftSign(hard=True), "each sample")],
 )
 def test_a_scored_read_is_the_same_in_every_program(read, program):
     rng = np.random.default_rng(0)
@@ -121,7 +133,15 @@ def test_the_reference_adds_the_same_addends():
     read = reads.Confidence()
 
     def run(op):
-        y = op(x, weights, anchors, read.initial(), read=read, keep=keep, accumulate=FixedPoint(2.0**24))
+        y = op(
+            x,
+            weights,
+            anchors,
+            read.initial(),
+            read=read,
+            keep=keep,
+            accumulate=FixedPoint(2.0**24),
+        )
         return np.asarray(y)
 
     y = run(functools.partial(lutjax.scored_lut, implementation="xla"))

@@ -39,7 +39,9 @@ def test_look_ups_are_those_of_one_device(groups):
         in_specs=(P(None, "rows"), P("rows"), P("rows")),
         out_specs=P("rows"),
     )
-    want = value_and_gradients(TABLE, COEFFICIENTS, functools.partial(lutjax.weighted_lookup, groups=groups))
+    want = value_and_gradients(
+        TABLE, COEFFICIENTS, functools.partial(lutjax.weighted_lookup, groups=groups)
+    )
     found = jax.jit(functools.partial(value_and_gradients, look_up=in_blocks))(TABLE, COEFFICIENTS)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, want)
 
@@ -47,9 +49,12 @@ def test_look_ups_are_those_of_one_device(groups):
 def test_rows_that_devices_cannot_share():
     shapes = {"memory": {"weights": jax.ShapeDtypeStruct((8, 9, 4), np.float32)}}
     with pytest.raises(
-        ValueError, match=r"memory/weights has shape .* and its 9 rows cannot be divided evenly by the 4"
+        ValueError,
+        match=r"memory/weights has shape .* and its 9 rows cannot be divided evenly by the 4",
     ):
-        sharding.specs(shapes, AbstractMesh((4,), ("rows",)), axis="rows", by_rows={"memory/weights"})
+        sharding.specs(
+            shapes, AbstractMesh((4,), ("rows",)), axis="rows", by_rows={"memory/weights"}
+        )
 
 
 def test_the_rows_of_too_few_tables_can_be_shared():

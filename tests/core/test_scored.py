@@ -40,7 +40,9 @@ def test_the_side_of_zero_is_that_of_its_bit():
         lambda x: lutjax.scored_lut(x, weights, anchors, {}, read=reads.Blend()).sum()
     )(x)
     assert y == 0.5  # halves of rows 0 and 1
-    np.testing.assert_allclose(dx, [0.5, 0.0])  # of the share: -0.5 * (1 - 0) * -1, of the first probe alone
+    np.testing.assert_allclose(
+        dx, [0.5, 0.0]
+    )  # of the share: -0.5 * (1 - 0) * -1, of the first probe alone
     read = reads.Confidence(ways=1)
     y, dx = jax.value_and_grad(
         lambda x: lutjax.scored_lut(x, weights + 1, anchors, read.initial(), read=read).sum()
@@ -59,7 +61,9 @@ def test_gradients_near_zero_are_bounded():
     for x in (0.0, 1e-20, 1e-6):
         y, dx = jax.value_and_grad(f)(jnp.array([x]))
         assert y == 0
-        np.testing.assert_allclose(abs(dx), 2.0**8 * 0.75 / 2, rtol=1e-4)  # the slope of the score is 1 / 2
+        np.testing.assert_allclose(
+            abs(dx), 2.0**8 * 0.75 / 2, rtol=1e-4
+        )  # the slope of the score is 1 / 2
 
 
 # ------------------------------------------------------------------------------------- integers
@@ -93,7 +97,11 @@ class Nearest(reads.Read):
     def select(self, u, scalars):
         index, flip, closest = reads.address(u)
         c = closest * jnp.exp(scalars["log_scale"])
-        return [(index, c), (index ^ 1, 2 * c), (index ^ flip, reads.straight_through(jnp.zeros_like(c), c))]
+        return [
+            (index, c),
+            (index ^ 1, 2 * c),
+            (index ^ flip, reads.straight_through(jnp.zeros_like(c), c)),
+        ]
 
 
 def test_a_read_of_your_own():
@@ -104,7 +112,9 @@ def test_a_read_of_your_own():
 
     def composed(a):
         index, coefficients = read(lutjax.margins(a["x"], anchors, groups=2), a["scalars"])
-        return lutjax.weighted_lookup(a["weights"], index, coefficients, groups=2, valued=read.valued)
+        return lutjax.weighted_lookup(
+            a["weights"], index, coefficients, groups=2, valued=read.valued
+        )
 
     def fused(a):
         return lutjax.scored_lut(a["x"], a["weights"], anchors, a["scalars"], read=read, groups=2)
@@ -124,7 +134,9 @@ def test_blocks_of_tables_that_do_not_divide(detectors, monkeypatch):
     from lutjax.kernels._xla import scored_lut
 
     monkeypatch.setattr(scored_lut, "_IN_BLOCK", 1)
-    testing.check(testing.case("scored_lut", "groups", detectors=detectors), "xla", transformation="jit")
+    testing.check(
+        testing.case("scored_lut", "groups", detectors=detectors), "xla", transformation="jit"
+    )
 
 
 def test_no_array_of_all_tables_and_samples():
@@ -140,7 +152,9 @@ def test_no_array_of_all_tables_and_samples():
 
 
 # ------------------------------------------------------------------------------------- bad input
-X, ANCHORS, WEIGHTS = (np.ones(s, t) for s, t in (((5, 2, 4), "f4"), ((6, 2, 2), "i4"), ((6, 4, 3), "f4")))
+X, ANCHORS, WEIGHTS = (
+    np.ones(s, t) for s, t in (((5, 2, 4), "f4"), ((6, 2, 2), "i4"), ((6, 4, 3), "f4"))
+)
 INDEX, CONFIDENCE = np.zeros((5, 6, 2), np.int32), reads.Confidence()
 
 
@@ -148,7 +162,9 @@ def detected():
     return lutjax.detect_signs(jnp.ones((5, 6, 2)))
 
 
-def scored_lut(x=X, weights=WEIGHTS, anchors=ANCHORS, scalars=None, read=CONFIDENCE, groups=2, **options):
+def scored_lut(
+    x=X, weights=WEIGHTS, anchors=ANCHORS, scalars=None, read=CONFIDENCE, groups=2, **options
+):
     scalars = read.initial() if scalars is None else scalars
     return lutjax.scored_lut(x, weights, anchors, scalars, read=read, groups=groups, **options)
 

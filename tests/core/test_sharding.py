@@ -37,7 +37,9 @@ X = normal(BATCH, LENGTH, FEATURES)
 def test_devices_send_the_outputs_of_their_own_groups():
     weights_ = normal(T, 512, FEATURES)
     devices = np.array(jax.devices()[:4]).reshape(2, 2)
-    mesh = Mesh(devices, ("data", "detectors"), axis_types=eight_device_mesh("both", "explicit").axis_types)
+    mesh = Mesh(
+        devices, ("data", "detectors"), axis_types=eight_device_mesh("both", "explicit").axis_types
+    )
     x, weights = jax.device_put(
         (normal(BATCH, LENGTH, 2, FEATURES), weights_),
         tuple(NamedSharding(mesh, P(axis)) for axis in ("data", "detectors")),
@@ -48,7 +50,9 @@ def test_devices_send_the_outputs_of_their_own_groups():
 
     compiled = jax.jit(of_groups).lower(x, weights).compile()
     np.testing.assert_array_equal(compiled(x, weights), of_groups(*map(np.asarray, (x, weights))))
-    assert re.findall(r" (all-\w+|reduce-scatter|collective-permute)\(", compiled.as_text()) == ["all-gather"]
+    assert re.findall(r" (all-\w+|reduce-scatter|collective-permute)\(", compiled.as_text()) == [
+        "all-gather"
+    ]
 
 
 @needs_devices(8)
@@ -76,7 +80,9 @@ def test_gates_in_plain_jit():
     readers = lutjax.readers(wires, 8)
 
     def loss(x, logits):
-        return jnp.sum(jnp.sin(lutjax.logic_gates(x, logits, wires, readers=readers, feature_axis=0)))
+        return jnp.sum(
+            jnp.sin(lutjax.logic_gates(x, logits, wires, readers=readers, feature_axis=0))
+        )
 
     expected = jax.value_and_grad(loss, (0, 1))(x, logits)
     mesh = eight_device_mesh("both")
@@ -151,7 +157,10 @@ def test_sequences_on_several_devices(name, options, tracked):
         check_vma=tracked,
     )
     for what, a, b in zip(
-        ("y", "x", "table", "positions"), jax.jit(sharded)(params, x, segments), expected, strict=True
+        ("y", "x", "table", "positions"),
+        jax.jit(sharded)(params, x, segments),
+        expected,
+        strict=True,
     ):
         np.testing.assert_array_equal(a, b, err_msg=what)
 
@@ -193,7 +202,9 @@ def test_devices_get_the_keys_that_their_queries_see(name, window):
         out_specs=(axes, of_params),
     )
     found = jax.jit(sharded)(params, segments, dy)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected
+    )
     text = jax.jit(sharded).lower(params, segments, dy).compile().as_text()
     assert "collective-permute" in text
     assert "all-gather" not in text
@@ -202,7 +213,8 @@ def test_devices_get_the_keys_that_their_queries_see(name, window):
 def test_a_sequence_axis_that_is_not_there():
     _, anchors, n_rows = ATTENTION["lut_attention"]
     with pytest.raises(
-        ValueError, match=r"lookup_attention: sequence_axis is 'sequence'; .* there are the axes \(\) here"
+        ValueError,
+        match=r"lookup_attention: sequence_axis is 'sequence'; .* there are the axes \(\) here",
     ):
         lutjax.lut_attention(X, jnp.zeros((4, n_rows // 4, 1)), anchors, sequence_axis="sequence")
 
@@ -234,7 +246,9 @@ def test_specs_of_every_kind_of_array():
     rows = tables.Optimizer(tables.RowAdam(b1=0.9), 0.1, tables=called_weights).init(
         {"lut": {"weights": jnp.zeros((8, 16, 4))}}
     )
-    assert all(spec == P(on, other, other) for spec in jax.tree.leaves(sharding.specs(rows.rows, MESH)))
+    assert all(
+        spec == P(on, other, other) for spec in jax.tree.leaves(sharding.specs(rows.rows, MESH))
+    )
     everywhere = sharding.specs(params, AbstractMesh((8,), ("data",)))
     assert all(spec == P() for spec in jax.tree.leaves(everywhere))
     assert sharding.specs(params["bits"], MESH, axis="data") == {"table": P("data", other)}
@@ -243,11 +257,14 @@ def test_specs_of_every_kind_of_array():
 def test_what_cannot_be_divided_is_named():
     params = {"unembed": {"weights": jnp.zeros((6, 16, 4))}}
     with pytest.raises(
-        ValueError, match=r"unembed/weights has shape \[6, 16, 4\], and its 6 detectors .* 4 devices"
+        ValueError,
+        match=r"unembed/weights has shape \[6, 16, 4\], and its 6 detectors .* 4 devices",
     ) as e:
         sharding.specs(params, MESH)
     assert "1 or 2 or 3 devices" in str(e.value)
-    with pytest.raises(ValueError, match=r"axis is 'tables'; the mesh has the axes \('detectors', 'data'\)"):
+    with pytest.raises(
+        ValueError, match=r"axis is 'tables'; the mesh has the axes \('detectors', 'data'\)"
+    ):
         sharding.specs(params, MESH, axis="tables")
 
 
@@ -288,5 +305,7 @@ def test_devices_that_would_diverge(tracked, message):
 def test_gathered_outside_of_a_shard_map():
     loss = lambda params: jnp.sum(lutjax.lut(X, params["weights"], ANCHORS))  # noqa: E731
     _, gradients = tables.value_and_grad(loss)({"weights": normal(T, 512, FEATURES)})
-    with pytest.raises(ValueError, match=r"axes is \('data',\); this shard_map has the mesh axes \(\)"):
+    with pytest.raises(
+        ValueError, match=r"axes is \('data',\); this shard_map has the mesh axes \(\)"
+    ):
         gradients["weights"].gathered("data")

@@ -89,7 +89,9 @@ def test_libraries_decode(name):
     np.testing.assert_array_equal(jnp.concatenate(got, -2), want)
 
     f = hk.transform_with_state(
-        lambda x: getattr(lutjax_haiku, case.layer)(*case.sizes, **case.options, decode=True, name="layer")(x)
+        lambda x: getattr(lutjax_haiku, case.layer)(
+            *case.sizes, **case.options, decode=True, name="layer"
+        )(x)
     )
     state, got = f.init(jax.random.key(0), parts[0])[1], []
     assert state["layer"]["cache_index"] == 0
@@ -115,7 +117,9 @@ def test_decoding_is_an_argument_of_calls():
     np.testing.assert_array_equal(apply({**kinds, **cache}, second)[0], want[:, 4:])
 
     f = hk.transform_with_state(
-        lambda x: lutjax_haiku.LUTAttention(*case.sizes, **case.options, name="layer")(x, decode=True)
+        lambda x: lutjax_haiku.LUTAttention(*case.sizes, **case.options, name="layer")(
+            x, decode=True
+        )
     )
     state = f.init(jax.random.key(0), first)[1]
     state["layer"]["anchors"] = arrays["anchors"]
@@ -161,7 +165,9 @@ def test_layers_of_edge_lists(name):
         jnp.float32,
     )
     positions = arrays["positions"]
-    assert_close("y", y, op(x, dense, arrays["anchors"], positions, causal=case.options.get("causal", True)))
+    assert_close(
+        "y", y, op(x, dense, arrays["anchors"], positions, causal=case.options.get("causal", True))
+    )
 
 
 def test_decoding_of_edge_lists():

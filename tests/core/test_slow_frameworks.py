@@ -71,7 +71,9 @@ def test_nnx_equals_its_own_training_with_dense_gradients():
         assert n_tables == 2
         pytrees.assert_close("step", result, dense_step(expected, of_dense, X))
     # Parameters, and what the losses have changed beside: statistics of the norm, counts of the draws.
-    pytrees.assert_close("step", nnx.to_pure_dict(nnx.state(model)), nnx.to_pure_dict(nnx.state(expected)))
+    pytrees.assert_close(
+        "step", nnx.to_pure_dict(nnx.state(model)), nnx.to_pure_dict(nnx.state(expected))
+    )
     assert np.any(model.norm.mean[...])
     assert int(model.dropout.rngs.count[...]) > 0
     assert isinstance(optimizer.state, tables.OptimizerState)

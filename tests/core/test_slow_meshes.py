@@ -135,7 +135,9 @@ def test_every_model_is_here():
 def test_a_step_of_a_model(name, kind):
     model, inputs = model_and_inputs(name)
     graph, params, others = split(model)
-    optimizer = tables.Optimizer(tables.RowAdagrad(), 0.1, rest=optax.sgd(0.1), tables=called_weights)
+    optimizer = tables.Optimizer(
+        tables.RowAdagrad(), 0.1, rest=optax.sgd(0.1), tables=called_weights
+    )
 
     def step(params, state, inputs):
         def loss(params):
@@ -153,7 +155,9 @@ def test_a_step_of_a_model(name, kind):
         place = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
         out = (*place, None) if kind == "auto" else None  # explicit axes stay as they are
         params, state = jax.device_put((params, state), place)
-        actual = jax.jit(step, out_shardings=out)(params, state, put_on_mesh(inputs, P("data"), mesh))
+        actual = jax.jit(step, out_shardings=out)(
+            params, state, put_on_mesh(inputs, P("data"), mesh)
+        )
     assert_same(actual, expected, name)
     for a, spec in zip(jax.tree.leaves(actual[:2]), jax.tree.leaves(specs), strict=True):
         assert a.sharding.is_equivalent_to(NamedSharding(mesh, spec), a.ndim)
@@ -196,7 +200,9 @@ def test_every_layer(library, name, kind):
     check_layer(library, name, kind)
 
 
-@pytest.mark.parametrize("specs", [(P("data"), P()), (P(), P("detectors"))], ids=["batch", "detectors"])
+@pytest.mark.parametrize(
+    "specs", [(P("data"), P()), (P(), P("detectors"))], ids=["batch", "detectors"]
+)
 def test_a_step_of_a_table_optimizer(specs):
     """A step in microbatches, clipped, and with a penalty on neighboring rows in the other table."""
     anchors = lutjax.sample_anchors(jax.random.key(0), 8, 6, 2)
@@ -241,7 +247,9 @@ def test_what_models_produce(name, kind):
             return [model.generate(inputs, 6, key=key), *model.stream(inputs, 6, key=key)]
         packed = model.packed()
         bits = packed.first_bits(inputs)
-        words = jnp.tile(lutjax.pack_bits(np.asarray(bits).T), (1, 4))  # whole words for each device
+        words = jnp.tile(
+            lutjax.pack_bits(np.asarray(bits).T), (1, 4)
+        )  # whole words for each device
         words = jax.device_put(
             words, NamedSharding(inputs.sharding.mesh, P(None, "data")) if on_mesh else None
         )
@@ -252,7 +260,8 @@ def test_what_models_produce(name, kind):
     on_mesh = True
     with four_device_mesh(kind) as mesh:
         actual = results(
-            put_on_mesh(params, sharding.specs(params, mesh), mesh), put_on_mesh(inputs, P("data"), mesh)
+            put_on_mesh(params, sharding.specs(params, mesh), mesh),
+            put_on_mesh(inputs, P("data"), mesh),
         )
     for a, b in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(a, b)

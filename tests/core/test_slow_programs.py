@@ -35,7 +35,9 @@ def test_memory_of_attention_grows_with_the_length_not_its_square():
         def loss(x, weights, positions, anchors):
             return lutjax.lut_attention(x, weights, anchors, positions).sum()
 
-        compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(x, weights, positions, anchors).compile()
+        compiled = (
+            jax.jit(jax.grad(loss, (0, 1, 2))).lower(x, weights, positions, anchors).compile()
+        )
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert temporaries(2048) < 3 * temporaries(1024)
@@ -70,7 +72,9 @@ def test_a_difference_below_the_normal_numbers_is_0_on_cpus():
     names = [name for name in implementations("detect") if name in ("xla", "native")]
     environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", SUBNORMAL, "5000", *names]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -158,7 +162,9 @@ for found in pkgutil.walk_packages(lutjax.__path__, "lutjax.", onerror=lambda na
 
 
 def test_every_module_without_its_extra_says_how_to_install_it():
-    subprocess.run([sys.executable, "-c", PUBLIC, json.dumps(list(_extras.EXTRAS))], check=True, timeout=300)
+    subprocess.run(
+        [sys.executable, "-c", PUBLIC, json.dumps(list(_extras.EXTRAS))], check=True, timeout=300
+    )
 
 
 def test_kernels_that_are_imported_by_the_first_call_let_nothing_be_compiled_again():
@@ -177,7 +183,9 @@ for first in range(3):
     state, _ = advance(state, first, 1)
 print(advance.programs)
 """
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert found.stdout.split() == ["1"]
 
 
@@ -187,7 +195,9 @@ def test_scored_reads_of_no_samples_in_fixed_point(read):
     anchors, scalars = jnp.array([[[0, 1], [1, 2]]] * 2), read.initial()
 
     def loss(x, weights):
-        y = lutjax.scored_lut(x, weights, anchors, scalars, read=read, accumulate=lutjax.FixedPoint(2.0**10))
+        y = lutjax.scored_lut(
+            x, weights, anchors, scalars, read=read, accumulate=lutjax.FixedPoint(2.0**10)
+        )
         return y.sum()
 
     value, (of_x, of_weights) = jax.value_and_grad(loss, (0, 1))(x, weights)
@@ -197,7 +207,8 @@ def test_scored_reads_of_no_samples_in_fixed_point(read):
 
 
 CPU, NATIVE, TPU = (
-    next(c for c in _matrix.COLUMNS if c.key == key) for key in ("xla/cpu", "native/cpu", "pallas/tpu")
+    next(c for c in _matrix.COLUMNS if c.key == key)
+    for key in ("xla/cpu", "native/cpu", "pallas/tpu")
 )
 
 
@@ -206,7 +217,11 @@ def test_checks_in_processes_agree_with_checks_in_one(monkeypatch):
     monkeypatch.setattr(main, "__spec__", None)
     monkeypatch.delattr(main, "__file__", raising=False)
     monkeypatch.setattr(_checks, "_WORTH_A_PROCESS", 1)
-    keys = [("detect_signs", column, dtype) for dtype in ("float32", "bfloat16") for column in (CPU, TPU)]
+    keys = [
+        ("detect_signs", column, dtype)
+        for dtype in ("float32", "bfloat16")
+        for column in (CPU, TPU)
+    ]
     with _checks.in_processes(_checks.check, keys) as check:
         assert check is not _checks.check
         found = [check(*key) for key in keys]

@@ -27,14 +27,17 @@ class Block(nnx.Module):
 
     def __init__(self, rngs: nnx.Rngs, **options: Any):
         self.norm = nnx.LayerNorm(8, rngs=rngs)
-        self.tables = layers.ProjectionLUT(8, 8, heads=2, tables=2, bits=2, **DENSE, **options, rngs=rngs)
+        self.tables = layers.ProjectionLUT(
+            8, 8, heads=2, tables=2, bits=2, **DENSE, **options, rngs=rngs
+        )
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return x + self.tables(self.norm(x)).astype(x.dtype)
 
 
 DENSE = {
-    name: jax.nn.initializers.normal(1.0) for name in ("weights_init", "compress_init", "decompress_init")
+    name: jax.nn.initializers.normal(1.0)
+    for name in ("weights_init", "compress_init", "decompress_init")
 }
 
 
@@ -52,7 +55,9 @@ def test_weight_decay_leaves_tables_alone():
     optimizer = nnx.Optimizer(
         layer,
         optax.adamw(
-            0.5, weight_decay=0.5, mask=functools.partial(parameters.decayed, tables=layers.tables_of(layer))
+            0.5,
+            weight_decay=0.5,
+            mask=functools.partial(parameters.decayed, tables=layers.tables_of(layer)),
         ),
         wrt=nnx.Param,
     )
@@ -81,7 +86,8 @@ def test_factored_gradients_are_those_of_dense_ones(dtype):
     def dense_step(model, x):
         loss, gradients = nnx.value_and_grad(loss_of)(model, x)
         rates = jax.tree.map(
-            lambda kind: 0.5 if kind == "table" else 0.25, parameters.kinds(gradients, {"tables/weights"})
+            lambda kind: 0.5 if kind == "table" else 0.25,
+            parameters.kinds(gradients, {"tables/weights"}),
         )
         params = nnx.state(model, nnx.Param)
         nnx.update(model, jax.tree.map(lambda p, rate, g: p - rate * g, params, rates, gradients))
@@ -109,7 +115,9 @@ def test_scan_and_remat_over_blocks():
         return block(x)
 
     blocks = stack(nnx.Rngs(0))
-    loss, gradients = nnx.jit(nnx.value_and_grad(lambda blocks, x: jnp.mean(run(blocks, x) ** 2)))(blocks, X)
+    loss, gradients = nnx.jit(nnx.value_and_grad(lambda blocks, x: jnp.mean(run(blocks, x) ** 2)))(
+        blocks, X
+    )
     graph, state = nnx.split(blocks)
     each = nnx.List([nnx.merge(graph, jax.tree.map(lambda a, i=i: a[i], state)) for i in range(n)])
 
@@ -121,7 +129,8 @@ def test_scan_and_remat_over_blocks():
     want, of_each = nnx.jit(nnx.value_and_grad(in_order))(each, X)
     assert_close("loss", loss, want)
     joined = jax.tree.map(
-        lambda *parts: jnp.stack(parts), *(nnx.to_pure_dict(g) for g in map(of_each.__getitem__, range(n)))
+        lambda *parts: jnp.stack(parts),
+        *(nnx.to_pure_dict(g) for g in map(of_each.__getitem__, range(n))),
     )
     assert np.any(joined["tables"]["weights"])
     for (path, a), b in zip(
@@ -142,7 +151,10 @@ def test_tables_of_integers_in_nnx():
     assert isinstance(deployed.tables.weights, layers.Quantized)
     assert model.tables.weights.dtype == jnp.float32, "the model itself is what it was"
     held = jax.tree.leaves(nnx.state(deployed))
-    assert sum(a.nbytes for a in held if a.dtype == jnp.int8) * 4 == model.tables.weights.get_value().nbytes
+    assert (
+        sum(a.nbytes for a in held if a.dtype == jnp.int8) * 4
+        == model.tables.weights.get_value().nbytes
+    )
     assert not [a for a in held if a.ndim == 3 and a.dtype == jnp.float32]
     assert deployed.norm.scale.get_value() is model.norm.scale.get_value()
     assert not jax.tree.leaves(nnx.state(deployed, layers.Tables))
@@ -150,7 +162,9 @@ def test_tables_of_integers_in_nnx():
     built = Block(nnx.Rngs(1), read=reads.PowersOfTwo(), table_dropout=0.5, quantized=True)
     nnx.update(built, nnx.state(deployed))
     np.testing.assert_array_equal(run(built, X), run(deployed, X))
-    assert layers.quantize(deployed).tables.weights.get_value() is deployed.tables.weights.get_value()
+    assert (
+        layers.quantize(deployed).tables.weights.get_value() is deployed.tables.weights.get_value()
+    )
 
 
 def test_tables_of_integers_of_stacked_blocks():

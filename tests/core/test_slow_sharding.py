@@ -38,11 +38,15 @@ def normal(*shape):
 
 
 def scored(read, x, weights, anchors, groups, **options):
-    return lutjax.scored_lut(x, weights, anchors, read.initial(), read=read, groups=groups, **options)
+    return lutjax.scored_lut(
+        x, weights, anchors, read.initial(), read=read, groups=groups, **options
+    )
 
 
 def integers(x, weights, anchors, groups):
-    return scored(reads.PowersOfTwo(), x, lutjax.quantize_tables(weights, groups=groups), anchors, groups)
+    return scored(
+        reads.PowersOfTwo(), x, lutjax.quantize_tables(weights, groups=groups), anchors, groups
+    )
 
 
 def weighted(x, weights, anchors, groups):
@@ -51,7 +55,9 @@ def weighted(x, weights, anchors, groups):
 
 
 def sparse(n_lists, x, weights, anchors, groups):
-    targets = np.random.default_rng(0).integers(-1, 6, (n_lists or len(weights), 1, weights.shape[2]))
+    targets = np.random.default_rng(0).integers(
+        -1, 6, (n_lists or len(weights), 1, weights.shape[2])
+    )
     return lutjax.sparse_lut(x, weights, anchors, targets.astype(np.int32), 6, groups=groups)
 
 
@@ -63,12 +69,22 @@ def at_places(reached, x, weights, anchors, groups):
 
 
 def convolved(x, weights, anchors, groups):
-    images = jnp.broadcast_to(x.reshape(len(x), 1, 1, groups * FEATURES), (len(x), 1, 2, groups * FEATURES))
+    images = jnp.broadcast_to(
+        x.reshape(len(x), 1, 1, groups * FEATURES), (len(x), 1, 2, groups * FEATURES)
+    )
     read = reads.PowersOfTwo()
-    return lutjax.conv_lut(images, weights, anchors, read.initial(), kernel=1, groups=groups, read=read)
+    return lutjax.conv_lut(
+        images, weights, anchors, read.initial(), kernel=1, groups=groups, read=read
+    )
 
 
-EVERY_READ = (reads.Hard(), reads.Blend(), reads.SoftSign(), reads.Confidence(), reads.PowersOfTwo(ways=1))
+EVERY_READ = (
+    reads.Hard(),
+    reads.Blend(),
+    reads.SoftSign(),
+    reads.Confidence(),
+    reads.PowersOfTwo(ways=1),
+)
 
 
 IN_GROUPS = {  # ops of inputs [B, G, I], tables, anchors and the number of groups
@@ -95,7 +111,12 @@ SIZES_OF_GROUPS = [
 
 OVER_DEVICES = [
     *(("powers of two", sizes, "auto") for sizes in SIZES_OF_GROUPS),
-    *zip(IN_GROUPS, itertools.cycle(SIZES_OF_GROUPS), itertools.cycle(("explicit", "auto")), strict=False),
+    *zip(
+        IN_GROUPS,
+        itertools.cycle(SIZES_OF_GROUPS),
+        itertools.cycle(("explicit", "auto")),
+        strict=False,
+    ),
 ]
 
 
@@ -113,7 +134,9 @@ def test_groups_over_devices(name, sizes, kind):
     mesh = eight_device_mesh("detectors", kind, n_devices)
     place = P() if n_tables % n_devices else P("detectors")
     with jax.set_mesh(mesh) if kind == "explicit" else contextlib.nullcontext():
-        actual = run(*jax.device_put((weights, x), (NamedSharding(mesh, place), NamedSharding(mesh, P()))))
+        actual = run(
+            *jax.device_put((weights, x), (NamedSharding(mesh, place), NamedSharding(mesh, P())))
+        )
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(run(weights, x)), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5, rtol=2e-5)
 
@@ -135,7 +158,9 @@ OPS = {
     "lookup": (
         {"weights": normal(T, 512, FEATURES)},
         {"anchors": ANCHORS},
-        lambda x, p, a, accumulate=EXACT: lutjax.lut(x, p["weights"], a["anchors"], accumulate=accumulate),
+        lambda x, p, a, accumulate=EXACT: lutjax.lut(
+            x, p["weights"], a["anchors"], accumulate=accumulate
+        ),
     ),
     "sparse_lookup": (
         {"weights": normal(T, 512, 3)},
@@ -234,7 +259,9 @@ def step_of(op, axes=(), dense=False):
         if axes:
             is_factored = lambda g: isinstance(g, tables.TableGradient)  # noqa: E731
             gradients = jax.tree.map(
-                lambda g: g.gathered(axes[0]) if is_factored(g) else g, gradients, is_leaf=is_factored
+                lambda g: g.gathered(axes[0]) if is_factored(g) else g,
+                gradients,
+                is_leaf=is_factored,
             )
         return *optimizer.apply(params, gradients, state), of_x
 
@@ -291,14 +318,18 @@ def test_plain_jit(name, accumulate, layout, kind):
             P("data"),
         ),
     )
-    arguments = jax.device_put((params, init(params), others, x), (of_params, of_state, of_others, of_x))
+    arguments = jax.device_put(
+        (params, init(params), others, x), (of_params, of_state, of_others, of_x)
+    )
     compiled = jax.jit(step, out_shardings=(of_params, of_state, of_x)).lower(*arguments).compile()
     actual = compiled(*arguments)
     for (path, a), b in zip(
         jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True
     ):
         if accumulate is None:
-            np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4, err_msg=jax.tree_util.keystr(path))
+            np.testing.assert_allclose(
+                a, b, atol=1e-4, rtol=1e-4, err_msg=jax.tree_util.keystr(path)
+            )
         else:
             np.testing.assert_array_equal(a, b, err_msg=jax.tree_util.keystr(path))
     assert largest_collective(compiled) < params["weights"].nbytes / 2
@@ -351,7 +382,9 @@ def test_training_is_that_of_one_device(name):
         in_specs=(*specs, *[P("rows")] * len(given)),
         out_specs=(*specs, P()),
     )
-    everywhere = jax.shard_map(optimizer.current, mesh=where["mesh"], in_specs=specs, out_specs=specs)
+    everywhere = jax.shard_map(
+        optimizer.current, mesh=where["mesh"], in_specs=specs, out_specs=specs
+    )
     current = {"one": optimizer.current, "two": everywhere}
     runs = {"one": jax.jit(functools.partial(step, make(), None)), "two": jax.jit(divided)}
     results = {}

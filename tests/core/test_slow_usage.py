@@ -85,10 +85,13 @@ def test_every_look_up():
     bits = detected(flat, one).reshape(BATCH, LENGTH, T)
     places = (positions > 0) @ [1, 2]
     of_pair = [
-        [bits[b, j] << 3 | bits[b, i] << 2 | places[j - i - 1]] for b, j, i in pairs_that_count(segments=True)
+        [bits[b, j] << 3 | bits[b, i] << 2 | places[j - i - 1]]
+        for b, j, i in pairs_that_count(segments=True)
     ]
     of_all = [[bits[b, j] << 1 | bits[b, i]] for b, j, i in pairs_that_count(causal=False)]
-    vectors = [np.concatenate([x[b, i], x[b, j], positions[j - i - 1]]) for b, j, i in pairs_that_count()]
+    vectors = [
+        np.concatenate([x[b, i], x[b, j], positions[j - i - 1]]) for b, j, i in pairs_that_count()
+    ]
     want = {
         "lut": count(rows, 8),
         "groups": count(rows, 8),
@@ -112,7 +115,10 @@ def test_libraries():
         layers.LUT(INPUTS, 2, n_detectors=T, n_anchors=2, rngs=nnx.Rngs(1)),
     )
     first, second = (layer.anchors[...] for layer in model.layers)
-    want = [count(detected(np.asarray(x), first), 4), count(detected(np.zeros((BATCH, INPUTS)), second), 4)]
+    want = [
+        count(detected(np.asarray(x), first), 4),
+        count(detected(np.zeros((BATCH, INPUTS)), second), 4),
+    ]
 
     def check(found, names):
         assert set(found) == set(names)
@@ -120,7 +126,9 @@ def test_libraries():
             np.testing.assert_array_equal(found[name].counts, counts)
 
     check(jax.jit(lutjax.usage(model))(x), ["layers/0/weights", "layers/1/weights"])
-    check(lutjax.usage(lambda model, x: model(x))(model, x), ["layers/0/weights", "layers/1/weights"])
+    check(
+        lutjax.usage(lambda model, x: model(x))(model, x), ["layers/0/weights", "layers/1/weights"]
+    )
 
 
 def test_tables_of_integers_and_scaled_gradients():

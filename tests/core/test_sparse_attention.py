@@ -42,11 +42,15 @@ def targets_of(lists):
 def test_some_implementations_run_lists_of_rows_and_any_one_list():
     d, e = lutjax.detect(X, ANCHORS), lutjax.detect_signs(POSITIONS)
     declared = Declaration(directions=("forward", "update"))
-    other = KernelSpec("lookup_attention", Platform.PALLAS, Backend.ANY, "somewhere", declared=declared)
+    other = KernelSpec(
+        "lookup_attention", Platform.PALLAS, Backend.ANY, "somewhere", declared=declared
+    )
     (device,) = devices_of([WEIGHTS])
     for lists in SHAPES:
         options = {"targets": targets_of(lists), "n_outputs": OUTPUTS}
-        (made, *_) = lutjax.kernel_registry.calls_of("lookup_attention", WEIGHTS, d, d, e, **options)
+        (made, *_) = lutjax.kernel_registry.calls_of(
+            "lookup_attention", WEIGHTS, d, d, e, **options
+        )
         for direction in other.directions:
             why = other.unsupported_reason(made.request(direction, device))
             assert why is None if lists == "layer" else "reads no targets" in why
@@ -60,7 +64,9 @@ def test_no_array_of_all_outputs():
     targets = np.random.default_rng(0).integers(-1, n_outputs, weights.shape).astype(np.int32)
 
     def loss(params):
-        y = lutjax.lut_attention(X, params["weights"], anchors, targets=targets, n_outputs=n_outputs)
+        y = lutjax.lut_attention(
+            X, params["weights"], anchors, targets=targets, n_outputs=n_outputs
+        )
         return jnp.square(y - 1).sum()
 
     def step(params):
@@ -68,7 +74,9 @@ def test_no_array_of_all_outputs():
         return jax.grad(loss)(params), lutjax.update_table(params["weights"], gradient, 0.5)
 
     program = jax.jit(step).lower({"weights": weights}).compile().as_text()
-    sizes = [math.prod(map(int, shape.split(","))) for shape in re.findall(r"\w\[([\d,]+)\]", program)]
+    sizes = [
+        math.prod(map(int, shape.split(","))) for shape in re.findall(r"\w\[([\d,]+)\]", program)
+    ]
     assert weights.size in sizes
     assert max(sizes) == weights.size < n_detectors * 4**n_anchors * n_outputs
 
@@ -77,7 +85,9 @@ def test_one_list_keeps_gradients_in_factors():
     targets, params = targets_of("layer"), {"weights": WEIGHTS}
 
     def loss(params):
-        y = lutjax.lut_attention(X, params["weights"], ANCHORS, POSITIONS, targets=targets, n_outputs=OUTPUTS)
+        y = lutjax.lut_attention(
+            X, params["weights"], ANCHORS, POSITIONS, targets=targets, n_outputs=OUTPUTS
+        )
         return jnp.vdot(y, DY)
 
     gradient = jax.jit(tables.value_and_grad(loss))(params)[1]["weights"]
@@ -111,7 +121,11 @@ def test_explicit_targets_and_errors():
 @pytest.mark.usefixtures("without_typechecking")
 def test_wrong_targets():
     for targets, n, message in (
-        (targets_of("row")[:2], OUTPUTS, r"targets is int32\[2, 8, 2\]; expected \[3 or 1, 8 or 1, 2\]"),
+        (
+            targets_of("row")[:2],
+            OUTPUTS,
+            r"targets is int32\[2, 8, 2\]; expected \[3 or 1, 8 or 1, 2\]",
+        ),
         (targets_of("row"), None, "n_outputs is not given"),
         (None, OUTPUTS, "n_outputs is int 6; it is that of targets"),
         (targets_of("row"), -1, "n_outputs is int -1; it must not be negative"),

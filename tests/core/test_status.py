@@ -26,7 +26,8 @@ from lutjax.status import (
 from lutjax.status.matrix import State
 
 CPU, NATIVE, TPU = (
-    next(c for c in _matrix.COLUMNS if c.key == key) for key in ("xla/cpu", "native/cpu", "pallas/tpu")
+    next(c for c in _matrix.COLUMNS if c.key == key)
+    for key in ("xla/cpu", "native/cpu", "pallas/tpu")
 )
 
 
@@ -42,7 +43,9 @@ def test_wrong_kernel_fails_and_right_kernel_runs(monkeypatch):
     }
 
     def forward(*args, **options):  # with wrong margins
-        return jax.tree.map(lambda y: y + 1 if y.dtype == "float32" else y, plain.forward(*args, **options))
+        return jax.tree.map(
+            lambda y: y + 1 if y.dtype == "float32" else y, plain.forward(*args, **options)
+        )
 
     wrong = types.SimpleNamespace(forward=forward, backward=plain.backward)
     spec = lutjax.kernel_registry.get("detect_signs", platform="xla", backend="any")
@@ -125,7 +128,9 @@ def test_report_lists_totals_gaps_and_reasons():
         cell(State.RAN, column="xla/gpu", kinds=("H",), lutjax="1", jax="2", date="3"),
     ]
     assert _report.summary(cells) == "1 runs here, 1 validated, 1 unsupported, 1 missing"
-    assert _report.gaps(cells) == ["lookup forward, Pallas, GPU: missing: has no kernel yet (float32)"]
+    assert _report.gaps(cells) == [
+        "lookup forward, Pallas, GPU: missing: has no kernel yet (float32)"
+    ]
     assert _report.reasons(cells) == ["Pallas, TPU: because (lookup forward)"]
     assert _report.remarks(cells)[1] == "XLA, GPU: validated on H with lutjax 1, jax 2, 3"
     page = _report.markdown(cells)
@@ -183,7 +188,9 @@ def test_records_are_read_as_written(records):
     ran = cell(State.RUNS, kinds=("cpu",), jax="2", lutjax="1")
     others = [
         dataclasses.replace(ran, dtype="bfloat16"),
-        dataclasses.replace(ran, direction="backward", state=State.UNSUPPORTED, kinds=(), reason="because"),
+        dataclasses.replace(
+            ran, direction="backward", state=State.UNSUPPORTED, kinds=(), reason="because"
+        ),
         dataclasses.replace(ran, op="detect", date="2026-01-02"),
     ]
     left_out = [
@@ -192,7 +199,9 @@ def test_records_are_read_as_written(records):
         dataclasses.replace(ran, op="margins", jax=""),  # not checked
     ]
     known = dataclasses.replace(ran, op="margins")  # recorded before
-    _records.write([ran, *others, *left_out, known], records / "cpu.json", "cpu", {known.position: known})
+    _records.write(
+        [ran, *others, *left_out, known], records / "cpu.json", "cpu", {known.position: known}
+    )
     assert '\n"lookup forward xla/cpu float32 bfloat16",\n' in (records / "cpu.json").read_text()
     read = _records.read()
     assert read.keys() == {c.position for c in [ran, *others]}
@@ -208,7 +217,12 @@ def test_strongest_result_is_shown_and_the_newest_among_equals(records):
     old = cell(State.COMPILES, kinds=("TPU v6e",), jax="2", date="2026-01-01", column="pallas/tpu")
     new = dataclasses.replace(old, date="2026-02-01")
     ran = dataclasses.replace(old, state=State.RAN, date="2025-01-01")
-    for name, cells, best in (("b", [old], old), ("c", [new], new), ("a", [ran], ran), ("d", [new], ran)):
+    for name, cells, best in (
+        ("b", [old], old),
+        ("c", [new], new),
+        ("a", [ran], ran),
+        ("d", [new], ran),
+    ):
         _records.write(cells, records / f"{name}.json", "tpu")
         assert _records.read() == {best.position: best}
 
@@ -238,7 +252,11 @@ def test_every_kernel_is_recorded():
     assert not {(c.op, c.column) for c in cells if c.state.is_gap and c.direction != "update"}
     unknown = {(c.op, c.column) for c in cells if c.state == State.UNKNOWN}
     assert not unknown, "lutjax status --record checks them"
-    assert {c.op for c in cells if c.state == State.PARTS} <= {"gate_network", "logic_trees", "lut_at_places"}
+    assert {c.op for c in cells if c.state == State.PARTS} <= {
+        "gate_network",
+        "logic_trees",
+        "lut_at_places",
+    }
 
 
 # ---------------------------------------------------------------------------------------------- the command
@@ -261,7 +279,10 @@ def test_command_shows_each_check_and_records_this_device(records):
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["--op", "look"], "'look' is not one of"), (["--recorded", "--compile"], "--recorded checks nothing")],
+    [
+        (["--op", "look"], "'look' is not one of"),
+        (["--recorded", "--compile"], "--recorded checks nothing"),
+    ],
 )
 def test_bad_options_are_refused(words, message):
     result = command("status", *words)

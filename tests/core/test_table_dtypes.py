@@ -32,7 +32,12 @@ FEW = {
     ),
 }
 """One case for each layer with summed table rows."""
-INTEGERS = ["ProjectionLUT, integers", "WindowLUT, integers", "ConvLUT, integers", "SpatialLUT, integers"]
+INTEGERS = [
+    "ProjectionLUT, integers",
+    "WindowLUT, integers",
+    "ConvLUT, integers",
+    "SpatialLUT, integers",
+]
 
 
 def in_dtype(case: Case, dtype, **options) -> Case:
@@ -41,7 +46,9 @@ def in_dtype(case: Case, dtype, **options) -> Case:
 
 def test_every_layer_with_tables_is_here():
     with_tables = {
-        case.layer for case in CASES.values() if any(v.kind == "tables" for v in case.spec.variables())
+        case.layer
+        for case in CASES.values()
+        if any(v.kind == "tables" for v in case.spec.variables())
     }
     memories = {
         "NgramMemory",
@@ -89,7 +96,11 @@ def test_sparse_gradients(library, name, dtype, param_dtype):
     @jax.jit
     def both(params):
         _, found = tables.value_and_grad(loss, tables={"weights"})(params)
-        return found["weights"].to_dense(), jax.grad(loss)(params)["weights"], found["weights"].cotangent
+        return (
+            found["weights"].to_dense(),
+            jax.grad(loss)(params)["weights"],
+            found["weights"].cotangent,
+        )
 
     sparse, dense, cotangent = both(params)
     assert sparse.dtype == dense.dtype == cotangent.dtype == jnp.dtype(param_dtype)

@@ -28,7 +28,9 @@ ANCHORS = (
 
 LAYERS = {
     "lut": lambda x, w, **how: lutjax.lut(x, w, ANCHORS, **how),
-    "scored_lut": lambda x, w, **how: lutjax.scored_lut(x, w, ANCHORS, READ.initial(), read=READ, **how),
+    "scored_lut": lambda x, w, **how: lutjax.scored_lut(
+        x, w, ANCHORS, READ.initial(), read=READ, **how
+    ),
 }
 
 
@@ -110,7 +112,9 @@ def test_threads_that_trace_gradients_at_the_same_time():
         return [f(x, weights) for _ in range(3)][-1]
 
     with concurrent.futures.ThreadPoolExecutor(2 * len(functions)) as pool:
-        found = [future.result(SECONDS) for future in [pool.submit(calls, f) for f in 2 * functions]]
+        found = [
+            future.result(SECONDS) for future in [pool.submit(calls, f) for f in 2 * functions]
+        ]
     for actual, e in zip(found, 2 * expected, strict=True):
         np.testing.assert_array_equal(actual, e)
 
@@ -138,7 +142,9 @@ def test_tables_are_not_copied(name, how, implementation):
     compiled = jax.jit(run).lower(x, weights).compile()
     of_tables = re.compile(rf"= [a-z0-9]+\[(?:\d+,)*{TABLES},{ROWS},{OUTPUTS}\]\S* ([a-z-]+)\(")
     made = [
-        line for line in compiled.as_text().splitlines() if (m := of_tables.search(line)) and m[1] not in FREE
+        line
+        for line in compiled.as_text().splitlines()
+        if (m := of_tables.search(line)) and m[1] not in FREE
     ]
     assert not made, made[0][:200]
     if implementation == "native":

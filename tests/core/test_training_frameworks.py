@@ -55,7 +55,9 @@ def test_nnx_errors_change_nothing():
         tables.TableUseError, match=r"weights is not looked up .*in NNX `variable.get_value\(\)`"
     ):
         nnx_training.value_and_grad(lambda model: jnp.mean(model(X)))(indexed)
-    jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(nnx.state((model, optimizer))), before)
+    jax.tree.map(
+        np.testing.assert_array_equal, nnx.to_pure_dict(nnx.state((model, optimizer))), before
+    )
     optimizer.update(model, gradients)
     assert np.any(optimizer.state.rows["weights"]["sum_of_squares"][...])
 
@@ -92,7 +94,9 @@ class NnxOwn(nnx.Module):
     def __init__(self):
         rngs = nnx.Rngs(0)
         self.weights = nnx.Param(NORMAL(rngs.params(), (2, FEATURES, 3)))
-        self.blocks = nnx.List([nnx.Sequential(nnx_layers.LUT(FEATURES, FEATURES, rngs=rngs, **SIZES))])
+        self.blocks = nnx.List(
+            [nnx.Sequential(nnx_layers.LUT(FEATURES, FEATURES, rngs=rngs, **SIZES))]
+        )
         self.memory = nnx_layers.Tables(NORMAL(rngs.params(), (4, 2**3, FEATURES)))
         self.anchors = nnx_layers.Anchors(jnp.asarray(ANCHORS))
 
@@ -111,7 +115,9 @@ class LinenOwn(linen.Module):
 
 def haiku_own(x):
     x = hk.Sequential([haiku_layers.LUT(FEATURES, FEATURES, **SIZES)])(x)
-    weights = hk.get_parameter("weights", (2, FEATURES, 3), init=lambda *_: jnp.ones((2, FEATURES, 3)))
+    weights = hk.get_parameter(
+        "weights", (2, FEATURES, 3), init=lambda *_: jnp.ones((2, FEATURES, 3))
+    )
     return jnp.einsum("bi,hio->bo", x, weights)
 
 
@@ -143,7 +149,9 @@ OWN = {
 
 
 def leaf(tree, name):
-    found = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda g: isinstance(g, tables.TableGradient))
+    found = jax.tree_util.tree_leaves_with_path(
+        tree, is_leaf=lambda g: isinstance(g, tables.TableGradient)
+    )
     return {jax.tree_util.keystr(path, simple=True, separator="/"): a for path, a in found}[name]
 
 
@@ -166,7 +174,9 @@ def test_layers_say_what_is_a_table(library):
     assert np.any(leaf(moved, table) != leaf(params, table))
     assert {leaf(parameters.kinds(params, names), n) for n in (own, table)} == {"matrix", "table"}
     assert leaf(parameters.decayed(params, names), own)
-    specs = sharding.specs(params, AbstractMesh((4,), ("detectors",)), tables=names)  # 2 are not divided by 4
+    specs = sharding.specs(
+        params, AbstractMesh((4,), ("detectors",)), tables=names
+    )  # 2 are not divided by 4
     assert leaf(specs, own) == PartitionSpec()
     assert leaf(specs, table) == PartitionSpec("detectors", None, None)
 
@@ -213,7 +223,9 @@ def test_nobody_who_says_what_is_a_table():
         linen_layers.tables_of(linen.Dense(2).init, jax.random.key(0), X)
     with pytest.raises(ValueError, match=r"the tables are unknown\. Give their names as tables="):
         RULE.init({"weights": jnp.zeros((2, 4, 3))})
-    with pytest.raises(ValueError, match=r"tables has \['other'\]; the parameters are \['weights'\]"):
+    with pytest.raises(
+        ValueError, match=r"tables has \['other'\]; the parameters are \['weights'\]"
+    ):
         dataclasses.replace(RULE, tables={"other"}).init({"weights": jnp.zeros((2, 4, 3))})
 
 

@@ -26,7 +26,11 @@ def anchors_of(n_inputs, n_detectors, n):
     return np.array(pairs, np.int32)
 
 
-POINTWISE, PAIRS, SPARSE = anchors_of(INPUTS, 4, 5), anchors_of(INPUTS, 4, 1), anchors_of(INPUTS, 3, 2)
+POINTWISE, PAIRS, SPARSE = (
+    anchors_of(INPUTS, 4, 5),
+    anchors_of(INPUTS, 4, 1),
+    anchors_of(INPUTS, 3, 2),
+)
 TARGETS = RNG.integers(0, INPUTS, (3, 4, 2), np.int32)
 
 
@@ -36,7 +40,9 @@ def normal(seed, *shape):
 
 def predict(params, x, accumulate=None, anchors=POINTWISE):
     attention = params["attention"]
-    z = lutjax.lut_attention(x, attention["weights"], PAIRS, attention["positions"], accumulate=accumulate)
+    z = lutjax.lut_attention(
+        x, attention["weights"], PAIRS, attention["positions"], accumulate=accumulate
+    )
     y = lutjax.lut(x, params["pointwise"]["weights"], anchors, accumulate=accumulate)
     s = lutjax.sparse_lut(
         z, params["sparse"]["weights"], SPARSE, TARGETS, n_outputs=INPUTS, accumulate=accumulate
@@ -50,14 +56,18 @@ def loss_of(params, batch):
     return jnp.mean(error**2), error[:, 0, 0]
 
 
-BATCHES = [(normal(10 + i, BATCH, LENGTH, INPUTS), normal(20 + i, BATCH, LENGTH, INPUTS)) for i in range(5)]
+BATCHES = [
+    (normal(10 + i, BATCH, LENGTH, INPUTS), normal(20 + i, BATCH, LENGTH, INPUTS)) for i in range(5)
+]
 factored = jax.jit(tables.value_and_grad(loss_of, has_aux=True))
 dense = jax.jit(jax.value_and_grad(loss_of, has_aux=True))
 
 
 def to_dense(gradients):
     is_factored = lambda g: isinstance(g, tables.TableGradient)  # noqa: E731
-    return jax.tree.map(lambda g: g.to_dense() if is_factored(g) else g, gradients, is_leaf=is_factored)
+    return jax.tree.map(
+        lambda g: g.to_dense() if is_factored(g) else g, gradients, is_leaf=is_factored
+    )
 
 
 def assert_trees_equal(actual, expected):
@@ -71,7 +81,9 @@ def linear(params, x):
     """Its gradients are exact sums of small integers."""
     weights = lutjax.scale_gradient(params["scaled"]["weights"], 0.25)
     y = lutjax.lut(x, params["weights"], POINTWISE) + lutjax.lut(x, weights, POINTWISE)
-    return jnp.vdot(y, jnp.round(4 * jnp.cos(jnp.arange(y.size, dtype=jnp.float32))).reshape(y.shape))
+    return jnp.vdot(
+        y, jnp.round(4 * jnp.cos(jnp.arange(y.size, dtype=jnp.float32))).reshape(y.shape)
+    )
 
 
 def test_outside_of_jit_too():
@@ -123,8 +135,12 @@ def test_bytes_of_state(rule, size):
 def test_decay_of_every_step_is_refused_where_it_cannot_be_counted():
     rule = tables.SGD(weight_decay=0.1, decay="every")
     params = {"weights": jnp.ones((4, 32, 3))}
-    with pytest.raises(ValueError, match=r"rates\['weights'\] has shape \[1, 32, 1\].*one factor per table"):
-        tables.Optimizer(rule, 0.1, rates={"weights": np.ones((1, 32, 1))}, tables={"weights"}).init(params)
+    with pytest.raises(
+        ValueError, match=r"rates\['weights'\] has shape \[1, 32, 1\].*one factor per table"
+    ):
+        tables.Optimizer(
+            rule, 0.1, rates={"weights": np.ones((1, 32, 1))}, tables={"weights"}
+        ).init(params)
     with pytest.raises(
         ValueError, match="decay is 'every'; the rows of a list of edges are touched one by one"
     ):
@@ -133,12 +149,16 @@ def test_decay_of_every_step_is_refused_where_it_cannot_be_counted():
     state = optimizer.init(params)
     with pytest.raises(ValueError, match=r"rows names \['bias'\]; the tables are \['weights'\]"):
         optimizer.current(params, state, {"bias": jnp.zeros((1, 4), jnp.int32)})
-    with pytest.raises(ValueError, match=r"rows\['weights'\] has shape \[4, 1\]; expected ids \[..., 4\]"):
+    with pytest.raises(
+        ValueError, match=r"rows\['weights'\] has shape \[4, 1\]; expected ids \[..., 4\]"
+    ):
         optimizer.current(params, state, {"weights": jnp.zeros((4, 1), jnp.int32)})
     _, gradients = tables.value_and_grad(
         lambda p: jnp.sum(lutjax.lut(BATCHES[0][0], p["weights"], POINTWISE))
     )(params)
-    with pytest.raises(ValueError, match=r"rates has shape \[4, 32, 3\].*counts decay once per table"):
+    with pytest.raises(
+        ValueError, match=r"rates has shape \[4, 32, 3\].*counts decay once per table"
+    ):
         lutjax.update_table(
             params["weights"],
             gradients["weights"],
@@ -164,7 +184,8 @@ def pair_loss(params):
 NORMS = {
     "pairs": lambda: tables.value_and_grad(pair_loss)({"weights": jnp.zeros((4, 32, 3))})[1],
     "scaled": lambda: tables.value_and_grad(linear)(
-        {"scaled": {"weights": jnp.ones((4, 32, 3))}, "weights": jnp.zeros((4, 32, 3))}, normal(0, 5, INPUTS)
+        {"scaled": {"weights": jnp.ones((4, 32, 3))}, "weights": jnp.zeros((4, 32, 3))},
+        normal(0, 5, INPUTS),
     )[1],
 }
 
@@ -236,7 +257,9 @@ CURE = "use lutjax.optim.Optimizer, optim.global_norm or optim.clip_by_global_no
 
 def gradients_of_both(params=PARAMS, x=None):
     x = normal(0, 5, INPUTS) if x is None else x
-    return tables.value_and_grad(lambda p, x: look_up(p["weights"], x) + jnp.sum(p["bias"]))(params, x)[1]
+    return tables.value_and_grad(lambda p, x: look_up(p["weights"], x) + jnp.sum(p["bias"]))(
+        params, x
+    )[1]
 
 
 def updated_by(name, *args):
@@ -297,9 +320,9 @@ PASSED_ON = {
         length=1,
     )[0],
     "remat": lambda p: jax.checkpoint(gradients_of_both)(p, X8),
-    "export": lambda p: jax.export.export(jax.jit(gradients_of_both), disabled_checks=_ahead_of_time.KERNELS)(
-        p, X8
-    ).call(p, X8),
+    "export": lambda p: jax.export.export(
+        jax.jit(gradients_of_both), disabled_checks=_ahead_of_time.KERNELS
+    )(p, X8).call(p, X8),
     "everywhere": lambda p: jax.device_put(
         jax.jit(gradients_of_both)(p, X8), NamedSharding(over_batch(), PartitionSpec())
     ),
@@ -326,7 +349,9 @@ def test_cotangents_are_kept_bit_for_bit(dtype):
 
         gradient = jax.jit(tables.value_and_grad(loss))({"weights": weights})[1]["weights"]
         assert gradient.cotangent.dtype == dtype
-        np.testing.assert_array_equal(np.asarray(gradient.cotangent).tobytes(), np.asarray(ct).tobytes())
+        np.testing.assert_array_equal(
+            np.asarray(gradient.cotangent).tobytes(), np.asarray(ct).tobytes()
+        )
         shapes = jax.eval_shape(lambda g: g, gradient)
         assert (shapes.cotangent.shape, shapes.cotangent.dtype) == (ct.shape, ct.dtype)
         assert gradient.nbytes == shapes.nbytes
@@ -360,12 +385,16 @@ def temporary_bytes(optimizer, value_and_grad, *, form="step"):
         return optimizer.apply(params, gradients, state)
 
     def steps(params, state, x):
-        return jax.lax.fori_loop(0, x[0, 0, 0].astype(jnp.int32), lambda _, ps: step(*ps, x), (params, state))
+        return jax.lax.fori_loop(
+            0, x[0, 0, 0].astype(jnp.int32), lambda _, ps: step(*ps, x), (params, state)
+        )
 
     mesh = Mesh(np.array(jax.devices()[: 4 if form == "sharded" else 1]), ("batch",))
     everywhere, split = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), ("batch",)))
     params = jax.tree.map(
-        lambda s: jax.ShapeDtypeStruct(s, jnp.float32), LARGE, is_leaf=lambda s: isinstance(s, tuple)
+        lambda s: jax.ShapeDtypeStruct(s, jnp.float32),
+        LARGE,
+        is_leaf=lambda s: isinstance(s, tuple),
     )
     state = jax.eval_shape(optimizer.init, params)
     x = jax.ShapeDtypeStruct((4, 8, 8), jnp.float32)
@@ -400,7 +429,9 @@ def test_a_step_copies_no_table(rule, form):
 def test_a_dense_step_needs_the_memory_of_the_tables():
     """Show that the test above can fail."""
     assert (
-        temporary_bytes(tables.Optimizer(tables.SGD(), 0.1, tables=called_weights), jax.value_and_grad)
+        temporary_bytes(
+            tables.Optimizer(tables.SGD(), 0.1, tables=called_weights), jax.value_and_grad
+        )
         >= LARGE_BYTES
     )
 
@@ -415,15 +446,17 @@ def look_up(weights, x=X):
 
 
 def in_scan(p):
-    return jax.lax.scan(lambda total, x: (total + look_up(p["weights"], x), None), jnp.float32(0), X)[0]
+    return jax.lax.scan(
+        lambda total, x: (total + look_up(p["weights"], x), None), jnp.float32(0), X
+    )[0]
 
 
 NOT_LOOKED_UP = "the table weights is not looked up by the loss: it is unused"
-ANOTHER = (
-    "the table weights is not looked up by the loss, but another array with its shape is, as after a cast"
-)
+ANOTHER = "the table weights is not looked up by the loss, but another array with its shape is, as after a cast"
 ARGUMENT = r"the table weights is an argument of a jit, vmap, scan, checkpoint \(nnx.remat\) or shard_map within the loss"
-INSIDE = r"the table weights is used inside a jit, vmap, scan, checkpoint or shard_map within the loss"
+INSIDE = (
+    r"the table weights is used inside a jit, vmap, scan, checkpoint or shard_map within the loss"
+)
 LOSSES = {
     "twice": (lambda p: 2 * look_up(p["weights"]) + look_up(p["weights"], X + 1),
         "looked up twice in the loss"),
@@ -461,7 +494,9 @@ def test_losses_without_a_factored_gradient(name):
 def test_states_and_gradients_of_others_are_refused():
     optimizer = tables.Optimizer(tables.RowAdagrad(), 0.1, tables={"weights"})
     params = {**TABLE, "bias": jnp.zeros(3)}
-    _, gradients = tables.value_and_grad(lambda p: look_up(p["weights"]) + jnp.sum(p["bias"]))(params)
+    _, gradients = tables.value_and_grad(lambda p: look_up(p["weights"]) + jnp.sum(p["bias"]))(
+        params
+    )
     state = optimizer.init(params)
     of_adam = dataclasses.replace(optimizer, rule=tables.RowAdam()).init(params)
     of_another_size = optimizer.init({**params, "weights": jnp.zeros((4, 16, 3))})
@@ -478,7 +513,9 @@ def test_states_and_gradients_of_others_are_refused():
     with pytest.raises(ValueError, match="the gradients have the structure"):
         optimizer.apply(params, {"weights": gradients["weights"]}, state)
     with pytest.raises(TypeError, match="not a table has a sparse gradient"):
-        optimizer.apply(params, {"bias": gradients["weights"], "weights": gradients["weights"]}, state)
+        optimizer.apply(
+            params, {"bias": gradients["weights"], "weights": gradients["weights"]}, state
+        )
     with pytest.raises(ValueError, match=r"rates names \['bias'\]; the tables are \['weights'\]"):
         tables.Optimizer(tables.SGD(), 0.1, rates={"bias": 1.0}, tables={"weights"}).init(params)
     with pytest.raises(ValueError, match=r"rates names \['weights'\]; the tables are none"):
@@ -506,7 +543,9 @@ def test_update_table_takes_factored_gradients_only():
 
 def test_forms_of_results_of_microbatches():
     for aux, expected in ((1.0, (2,)), (None, None)):
-        gradient = tables.value_and_grad(lambda p, x, aux=aux: (look_up(p["weights"], x), aux), has_aux=True)
+        gradient = tables.value_and_grad(
+            lambda p, x, aux=aux: (look_up(p["weights"], x), aux), has_aux=True
+        )
         (value, of_parts), _ = jax.eval_shape(tables.microbatched(gradient, 2), TABLE, X[:4])
         assert value.shape == ()
         assert (of_parts if aux is None else of_parts.shape) == expected
@@ -540,8 +579,12 @@ def test_parameters_of_rules_out_of_range(rule, options, message):
 
 
 def test_normalized_gradients():
-    updates, _ = tables.normalized().update({"w": jnp.array([-4.0, 1.0]), "zero": jnp.zeros(2)}, None)
-    assert_trees_equal(updates, {"w": np.array([-1, 0.25], np.float32), "zero": np.zeros(2, np.float32)})
+    updates, _ = tables.normalized().update(
+        {"w": jnp.array([-4.0, 1.0]), "zero": jnp.zeros(2)}, None
+    )
+    assert_trees_equal(
+        updates, {"w": np.array([-1, 0.25], np.float32), "zero": np.zeros(2, np.float32)}
+    )
     optimizer = optax.chain(tables.normalized(), optax.sgd(0.5))
     updates, _ = optimizer.update(jnp.array([8.0, 2.0]), optimizer.init(jnp.zeros(2)))
     assert_trees_equal(updates, np.array([-0.5, -0.125], np.float32))

@@ -138,7 +138,9 @@ def traced():
         return staticmethod(function)
 
     own = type("Own", (), {direction: run(direction) for direction in KERNELS})
-    lutjax.kernel_registry.register("lookup", "triton", "cpu", priority=-1, launches=tuple(EVERY))(own)
+    lutjax.kernel_registry.register("lookup", "triton", "cpu", priority=-1, launches=tuple(EVERY))(
+        own
+    )
     yield asked
     lutjax.kernel_registry.unregister("lookup", "triton", "cpu")
 
@@ -165,8 +167,12 @@ def test_launches_of_one_call_hold_in_every_direction_and_for_no_other_call(trac
     jax.eval_shape(jax.grad(lambda x: jnp.sum(looked_up(TABLES, x, how))), X)
     assert {launch for _, launch in traced} == {OTHER}
     traced.clear()
-    gradient = tables.value_and_grad(lambda w: jnp.sum(looked_up(w, X, "xla")), tables=lambda *_: True)
-    jax.eval_shape(lambda w: lutjax.update_table(w, gradient(w)[1], 0.5, implementation=how), TABLES)
+    gradient = tables.value_and_grad(
+        lambda w: jnp.sum(looked_up(w, X, "xla")), tables=lambda *_: True
+    )
+    jax.eval_shape(
+        lambda w: lutjax.update_table(w, gradient(w)[1], 0.5, implementation=how), TABLES
+    )
     assert traced == [("table", OTHER)]
 
 
@@ -211,7 +217,8 @@ TUNED_OPS = sorted({kernel.partition(".")[0] for kernel in lutjax.kernel_registr
 
 
 @pytest.mark.parametrize(
-    ("op", "sizes"), [("lookup", ["split"]), *(slow(op, [*testing.shapes(op, "triton")]) for op in TUNED_OPS)]
+    ("op", "sizes"),
+    [("lookup", ["split"]), *(slow(op, [*testing.shapes(op, "triton")]) for op in TUNED_OPS)],
 )
 def test_kernels_that_take_a_launch_are_declared(interpreted, op, sizes):
     asked = set()
@@ -271,11 +278,26 @@ GOOD = {
         ({"device": 1}, "'device' is 1; expected a text"),
         ({"launches": {}}, "'launches' is {}; expected a list"),
         ({"launches": [GOOD, 5]}, "launches[1] is 5; expected an object with 'kernel'"),
-        ({"launches": [GOOD | {"sizes": 5}]}, "launches[0] (a.b): 'sizes' is 5; expected an object"),
-        ({"launches": [GOOD | {"sizes": {"samples": "1"}}]}, "sizes: 'samples' is \"1\"; expected a whole"),
-        ({"launches": [GOOD | {"launch": {"rows": 8}}]}, "'launch' has the fields ['rows']; expected ['det"),
-        ({"launches": [GOOD | {"launch": GOOD["launch"] | {"rows": 7}}]}, "(a.b): Launch: rows is 7"),
-        ({"launches": [GOOD | {"microseconds": "1"}]}, "'microseconds' is \"1\"; expected a number or null"),
+        (
+            {"launches": [GOOD | {"sizes": 5}]},
+            "launches[0] (a.b): 'sizes' is 5; expected an object",
+        ),
+        (
+            {"launches": [GOOD | {"sizes": {"samples": "1"}}]},
+            "sizes: 'samples' is \"1\"; expected a whole",
+        ),
+        (
+            {"launches": [GOOD | {"launch": {"rows": 8}}]},
+            "'launch' has the fields ['rows']; expected ['det",
+        ),
+        (
+            {"launches": [GOOD | {"launch": GOOD["launch"] | {"rows": 7}}]},
+            "(a.b): Launch: rows is 7",
+        ),
+        (
+            {"launches": [GOOD | {"microseconds": "1"}]},
+            "'microseconds' is \"1\"; expected a number or null",
+        ),
     ],
 )
 def test_invalid_file_is_refused(tmp_path, content, message):
@@ -306,7 +328,9 @@ LARGE = {"samples": 4096, "detectors": 64, "outputs": 256}
 def bowl(launch):
     """Seconds, fewest of 64 x 128, 8 detectors, 8 warps."""
     best = Launch(64, 128, 8, 8)
-    powers = (math.log2(getattr(launch, n) / getattr(best, n)) for n in ("rows", "outputs", "warps"))
+    powers = (
+        math.log2(getattr(launch, n) / getattr(best, n)) for n in ("rows", "outputs", "warps")
+    )
     return 1 + sum(d * d for d in (*powers, (launch.detectors - 8) / 8))
 
 
@@ -334,7 +358,10 @@ def test_two_fields_at_once_cross_a_ridge():
         return 1 / launch.rows if launch.rows == 8 * launch.warps else 10.0 + launch.rows
 
     start = Launch(8, 32, 0, 1)
-    assert [descend(ridge, start, n)[0] for n in search.EFFORTS.values()] == [start, Launch(64, 32, 0, 8)]
+    assert [descend(ridge, start, n)[0] for n in search.EFFORTS.values()] == [
+        start,
+        Launch(64, 32, 0, 8),
+    ]
 
 
 def test_noise_keeps_the_rule():
@@ -365,7 +392,9 @@ def test_launches_that_do_not_run_are_skipped_and_counted():
 
 def test_equal_programs_are_measured_once():
     measured = []
-    cost = search.Cost(lambda launch: measured.append(launch) or 1.0, lambda launch: min(launch.rows, 8))
+    cost = search.Cost(
+        lambda launch: measured.append(launch) or 1.0, lambda launch: min(launch.rows, 8)
+    )
     assert cost(Launch(8, 8)) == cost(Launch(64, 8)) == 1.0
     assert (len(measured), cost.measured) == (1, 1)
 
@@ -490,7 +519,10 @@ class TestSlow:
                 assert result[0].shape == arrays[0].shape == (2, 2**2, 4)
                 assert jnp.any(result[0] != arrays[0])
             else:
-                assert {name: a.shape for name, a in result.items()} == {"x": (5, 6), "coefficients": (4, 4)}
+                assert {name: a.shape for name, a in result.items()} == {
+                    "x": (5, 6),
+                    "coefficients": (4, 4),
+                }
 
     def test_command_measures_resumes_and_updates(self, interpreted, instantly, tmp_path):
         path = tmp_path / "launches.json"

@@ -26,7 +26,9 @@ def test_statistics_by_loops():
         shares = [c / sum(table) for c in table if c]
         assert found.reads[t] == sum(table)
         assert found.never_read[t] == 4 - len(shares)
-        np.testing.assert_allclose(found.entropy[t], -sum(p * np.log2(p) for p in shares), rtol=1e-12)
+        np.testing.assert_allclose(
+            found.entropy[t], -sum(p * np.log2(p) for p in shares), rtol=1e-12
+        )
         assert found.largest_share[t] == max(shares, default=0)
     assert not np.signbit(found.entropy).any()
     twice = found + found
@@ -57,6 +59,10 @@ def test_counts_beyond_int32_are_refused(monkeypatch):
 def test_a_look_up_inside_of_a_transformation_is_refused():
     pairs, table = anchors(3), jnp.zeros((T, 8, 2))
     for transform in (jax.jit, jax.checkpoint, jax.vmap):
-        inside = lutjax.usage(lambda table, x, of=transform: of(lambda x: lutjax.lut(x, table, pairs))(x))
-        with pytest.raises(ValueError, match=r"looked up inside a jit.*Count inside the transformation"):
+        inside = lutjax.usage(
+            lambda table, x, of=transform: of(lambda x: lutjax.lut(x, table, pairs))(x)
+        )
+        with pytest.raises(
+            ValueError, match=r"looked up inside a jit.*Count inside the transformation"
+        ):
             inside(table, X)

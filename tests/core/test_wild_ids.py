@@ -33,7 +33,9 @@ WILD = np.array([-5, -1, 2**31 - 1, -(2**31), 0, 1, 2, 3, 4, 9], np.int32)
 IDS = ("anchors", "wires", "leaves", "index", "targets")
 LAST_OF_DETECTION = {"detection": 3, "query": 3, "key": 3, "position": 1}
 LAST = {  # the last id that exists, in cases of the size that can be split
-    **dict.fromkeys(("detect", "margins", "scored_lut", "bilinear_gates", "soft_lut", "binary_lut"), 4),
+    **dict.fromkeys(
+        ("detect", "margins", "scored_lut", "bilinear_gates", "soft_lut", "binary_lut"), 4
+    ),
     **{
         "weighted_lookup": 2,
         "sparse_lookup": 2,
@@ -58,7 +60,9 @@ def cases_of_ids(op):
             near |= {name: row, f"{of}_flip": row ^ other}
         elif name in IDS:
             wild[name] = rng.choice(WILD, a.shape)
-            near[name] = np.clip(wild[name], -1 if name == "targets" else 0, LAST[op]).astype(np.int32)
+            near[name] = np.clip(wild[name], -1 if name == "targets" else 0, LAST[op]).astype(
+                np.int32
+            )
     return case, wild, near
 
 
@@ -79,7 +83,9 @@ def run(op, function, ids, **options):
     @jax.jit
     def results(ids):
         def floats(differentiable):
-            found = case.call(functools.partial(function, **options), {**differentiable, **case.fixed, **ids})
+            found = case.call(
+                functools.partial(function, **options), {**differentiable, **case.fixed, **ids}
+            )
             return {name: y for name, y in found.items() if jnp.issubdtype(y.dtype, jnp.floating)}
 
         y, pull = jax.vjp(floats, case.differentiable)
@@ -216,12 +222,16 @@ def test_a_jax_array_of_ids_is_read_once(monkeypatch):
 
 def test_parts_and_images_read_no_ids_of_their_own(monkeypatch):
     read = []
-    monkeypatch.setattr(_checks, "_check_ids", lambda op, name, a, *_, **__: read.append((op, name)))
+    monkeypatch.setattr(
+        _checks, "_check_ids", lambda op, name, a, *_, **__: read.append((op, name))
+    )
     anchors, images = jnp.asarray(ANCHORS % 4), jnp.zeros((3, 3, 2))
     confidence = lutjax.reads.Confidence(ways=1)
     for _ in range(2):
         lutjax.conv_lut(images, TABLES, anchors, kernel=2, groups=2)
-        lutjax.conv_lut(images, TABLES, anchors, confidence.initial(), kernel=2, groups=2, read=confidence)
+        lutjax.conv_lut(
+            images, TABLES, anchors, confidence.initial(), kernel=2, groups=2, read=confidence
+        )
     assert read == [("conv_lut", "anchors")]
 
 
@@ -272,9 +282,13 @@ def test_layers_refuse_ids_that_are_known(layer):
     random = {case.spec.stream: jax.random.key(0)}
     with pytest.raises(ValueError, match=rf"{layer}: {name} holds ids"):
         ours.apply(wrong, x, rngs=random)
-    f = hk.transform_with_state(lambda x: getattr(haiku, layer)(*case.sizes, **case.options, name="layer")(x))
+    f = hk.transform_with_state(
+        lambda x: getattr(haiku, layer)(*case.sizes, **case.options, name="layer")(x)
+    )
 
-    state = {"layer": {n: a for k, arrays in wrong.items() if k != "params" for n, a in arrays.items()}}
+    state = {
+        "layer": {n: a for k, arrays in wrong.items() if k != "params" for n, a in arrays.items()}
+    }
     with pytest.raises(ValueError, match=rf"{layer}: {name} holds ids"):
         f.apply({"layer": kinds["params"]}, state, jax.random.key(0), x)
 
@@ -290,7 +304,9 @@ def test_layers_without_their_ids(layer):
     rngs = {name: jax.random.key(0) for name in ("params", case.spec.stream)}
     with pytest.raises(ValueError, match=message):
         ours.apply({"params": kinds["params"]}, x, rngs=rngs, mutable=True)
-    f = hk.transform_with_state(lambda x: getattr(haiku, layer)(*case.sizes, **case.options, name="layer")(x))
+    f = hk.transform_with_state(
+        lambda x: getattr(haiku, layer)(*case.sizes, **case.options, name="layer")(x)
+    )
     with pytest.raises(ValueError, match=message):
         f.apply({"layer": kinds["params"]}, {}, jax.random.key(0), x)
     made = nnx.eval_shape(lambda: nnx_layer(case))
@@ -316,7 +332,9 @@ def run_jitted(model, x):
     return model(x)
 
 
-@pytest.mark.parametrize(("layer", "taken"), [*((layer, "state") for layer in LAYERS), ("LUT", "pickle")])
+@pytest.mark.parametrize(
+    ("layer", "taken"), [*((layer, "state") for layer in LAYERS), ("LUT", "pickle")]
+)
 def test_trained_variables_of_other_ids(layer, taken):
     """Every call rejects a state with other ids, also in a jitted function, until the ids are updated; equal ids are accepted."""
     one, other, x = other_ids(LAYERS[layer])
@@ -326,7 +344,12 @@ def test_trained_variables_of_other_ids(layer, taken):
     structure = nnx.split(other)[0]
     nnx.update(other, state)
     message = rf"^{layer}: \w+ is from the state of another layer, whose \w+ differ"
-    for use in (lambda m: m(x), lambda m: run_jitted(m, x), lutjax_nnx.check, lambda m: nnx.clone(m)(x)):
+    for use in (
+        lambda m: m(x),
+        lambda m: run_jitted(m, x),
+        lutjax_nnx.check,
+        lambda m: nnx.clone(m)(x),
+    ):
         with pytest.raises(ValueError, match=message):
             use(other)
     same = nnx_layer(LAYERS[layer])

@@ -26,9 +26,13 @@ CASES = {
     "gates_hard": Case("LogicGates", {"estimator": "straight_through", **TOP}, (9, 7)),
     "gates_of_all": Case("LogicGates", {"wiring": "full"}, (9, 7)),
     "tables": Case("SoftLUT", {"n_inputs": 3, **TOP, "temperature": 0.5}, (9, 7)),
-    "tables_of_all": Case("SoftLUT", {"n_inputs": 2, "wiring": "full", "feature_axis": 0}, (7, 5), (7, 6)),
+    "tables_of_all": Case(
+        "SoftLUT", {"n_inputs": 2, "wiring": "full", "feature_axis": 0}, (7, 5), (7, 6)
+    ),
     "signs": Case("BinaryLUT", {"n_inputs": 3, **TOP}, (9, 7)),
-    "signs_of_all": Case("BinaryLUT", {"n_inputs": 3, "wiring": "full", "estimator": "soft"}, (9, 7)),
+    "signs_of_all": Case(
+        "BinaryLUT", {"n_inputs": 3, "wiring": "full", "estimator": "soft"}, (9, 7)
+    ),
 }
 
 
@@ -65,14 +69,18 @@ def test_butterfly_reaches_all_inputs(width, arity):
     assert found == [min(arity**k, width) for k in range(1, layers + 1)]
 
 
-@pytest.mark.parametrize(("n_inputs", "n_gates", "arity"), [(7, 11, 2), (12, 5, 3), (6, 6, 2), (5, 40, 4)])
+@pytest.mark.parametrize(
+    ("n_inputs", "n_gates", "arity"), [(7, 11, 2), (12, 5, 3), (6, 6, 2), (5, 40, 4)]
+)
 def test_butterfly_is_balanced(n_inputs, n_gates, arity):
     wires = np.asarray(wiring.butterfly(KEY, n_inputs, n_gates, arity))
     assert (wires.shape, wires.dtype) == ((n_gates, arity), np.int32)
     counts = [sum(i in gate for gate in wires.tolist()) for i in range(n_inputs)]
     assert max(counts) - min(counts) <= 1
     assert all(len(set(gate)) == arity for gate in wires.tolist())
-    np.testing.assert_array_equal(wires, wiring.butterfly(jax.random.key(1), n_inputs, n_gates, arity))
+    np.testing.assert_array_equal(
+        wires, wiring.butterfly(jax.random.key(1), n_inputs, n_gates, arity)
+    )
 
 
 def test_random_wires_are_independent():
@@ -217,7 +225,10 @@ def scores_gradient(case: Case, arrays: Any, x: np.ndarray, dy: np.ndarray) -> n
     alone = jnp.arange(n_gates * arity, dtype=jnp.int32).reshape(n_gates, arity)
     options = {k: v for k, v in case.options.items() if k not in ("wiring", "candidates")}
     fixed = Case(
-        case.layer, {**options, "feature_axis": 0}, (n_gates * arity, batch), (n_gates * arity, n_gates)
+        case.layer,
+        {**options, "feature_axis": 0},
+        (n_gates * arity, batch),
+        (n_gates * arity, n_gates),
     )
     trained = {k: v for k, v in arrays.items() if k not in ("scores", "wires")}
     read = jnp.asarray(x)[wires.reshape(-1)]
@@ -231,9 +242,13 @@ def scores_gradient(case: Case, arrays: Any, x: np.ndarray, dy: np.ndarray) -> n
             gains = np.zeros(n_candidates)
             for j in range(n_candidates):
                 other = arrays["wires"][g, i, j] if "wires" in arrays else j
-                samples = range(j * size, j * size + size) if size and "wires" in arrays else range(batch)
+                samples = (
+                    range(j * size, j * size + size) if size and "wires" in arrays else range(batch)
+                )
                 for b in samples:
-                    gains[j] += slopes[g, i, b] * (x[other, b] - x[wires[g, i], b]) * batch / len(samples)
+                    gains[j] += (
+                        slopes[g, i, b] * (x[other, b] - x[wires[g, i], b]) * batch / len(samples)
+                    )
             shares = np.exp(scores[g, i] / temperature)
             shares /= shares.sum()
             found[g, i] = shares * (gains - shares @ gains) / temperature
@@ -308,7 +323,9 @@ def test_memory_is_that_of_fixed_wires():
             return jnp.square(nnx.merge(graph, params, others)(x)).sum()
 
         x = jnp.zeros((n, batch))
-        compiled = jax.jit(jax.grad(loss, argnums=(0, 2))).lower(params, others, x).compile().as_text()
+        compiled = (
+            jax.jit(jax.grad(loss, argnums=(0, 2))).lower(params, others, x).compile().as_text()
+        )
         return compiled or ""
 
     assert largest(step_of("top-k")) <= 2 * n * batch
@@ -322,12 +339,18 @@ def test_wirings_of_the_layers_of_a_classifier():
     options = {"in_features": 12, "n_classes": 2, "layers": (30, 20, 10)}
     shape = {"image_shape": (3, 4), "window": 2, "n_thresholds": 2}
     config = LogicClassifierConfig(wiring="windows,butterfly", **shape, **options)
-    assert [config.wiring_of(n) for n in range(3)] == [wiring.Windows((3, 4, 2), 2), "butterfly", "butterfly"]
+    assert [config.wiring_of(n) for n in range(3)] == [
+        wiring.Windows((3, 4, 2), 2),
+        "butterfly",
+        "butterfly",
+    ]
     model = LogicClassifier(config, rngs=nnx.Rngs(0))
     row, column, _ = np.unravel_index(model.layers[0].wires[...], (3, 4, 2))
     assert np.abs(row[:, 0] - row[:, 1]).max() == np.abs(column[:, 0] - column[:, 1]).max() == 1
     np.testing.assert_array_equal(model.layers[2].wires[...], wiring.butterfly(None, 20, 10))
-    mixed = LogicClassifier(LogicClassifierConfig(wiring="full,random", **options), rngs=nnx.Rngs(0))
+    mixed = LogicClassifier(
+        LogicClassifierConfig(wiring="full,random", **options), rngs=nnx.Rngs(0)
+    )
     assert mixed.layers[0].scores.shape == (30, 2, 36)
     assert not hasattr(mixed.layers[1], "scores")
     for wrong, message in (
@@ -382,14 +405,18 @@ class TestSlow:
     @needs_devices(8)
     def test_meshes(self):
         """Scores are sharded by gate, samples by device, and gradients match one device."""
-        mesh = jax.make_mesh((4, 2), ("batch", "detectors"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+        mesh = jax.make_mesh(
+            (4, 2), ("batch", "detectors"), axis_types=(jax.sharding.AxisType.Auto,) * 2
+        )
         case = Case("LogicGates", TOP, (12, 7))
         arrays, x, dy = arrays_of(case), inputs_of(case), random((12, 6))
         specs = sharding.specs(arrays, mesh)
         assert tuple(specs["scores"]) == ("detectors", None, None)
 
         def gradient(trained: Any, wires: jax.Array, x: jax.Array, dy: jax.Array) -> Any:
-            return jax.vjp(lambda trained: case.spec({**trained, "wires": wires}, x), trained)[1](dy)[0]
+            return jax.vjp(lambda trained: case.spec({**trained, "wires": wires}, x), trained)[1](
+                dy
+            )[0]
 
         wires = arrays.pop("wires")
         want = jax.jit(gradient)(arrays, wires, x, dy)
@@ -413,4 +440,6 @@ class TestSlow:
         )(arrays, wires, x, dy)
         parts = [gradient(arrays, wires, x[i : i + 3], dy[i : i + 3]) for i in range(0, 12, 3)]
         want = jax.tree.map(lambda *a: sum(a), *parts)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), of_parts, want)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), of_parts, want
+        )

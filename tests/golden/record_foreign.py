@@ -29,7 +29,9 @@ def package(name: str, folder: Path) -> None:
     sys.modules[name] = found
 
 
-def record(name: str, model: Any, x: Any, call: Callable[..., Any] | None = None, **arguments: Any) -> None:
+def record(
+    name: str, model: Any, x: Any, call: Callable[..., Any] | None = None, **arguments: Any
+) -> None:
     """Write tensors, inputs, hard and soft network outputs, and conversion arguments."""
     call = call or model
     outputs = {}
@@ -38,7 +40,9 @@ def record(name: str, model: Any, x: Any, call: Callable[..., Any] | None = None
         outputs[what] = call(x).detach().numpy()
     tensors = {f"t/{key}": value.detach().numpy() for key, value in model.state_dict().items()}
     for key, layer in enumerate(model):
-        if isinstance(getattr(layer, "indices", None), tuple):  # difflogic keeps them out of the state dict
+        if isinstance(
+            getattr(layer, "indices", None), tuple
+        ):  # difflogic keeps them out of the state dict
             tensors[f"t/{key}.indices"] = np.stack([index.numpy() for index in layer.indices])
     given = {f"a/{key}": np.asarray(value) for key, value in arguments.items()}
     np.savez_compressed(HERE / f"foreign_{name}.npz", x=x.numpy(), **outputs, **tensors, **given)
@@ -65,13 +69,20 @@ def torchlogix(torch: Any) -> None:
 
     common = {"n_classes": 5, "tau": 3.0}
     record(
-        "torchlogix_raw", network(layers.FixedBinarization(thresholds), *dense(18, 30, 20)), numbers, **common
+        "torchlogix_raw",
+        network(layers.FixedBinarization(thresholds), *dense(18, 30, 20)),
+        numbers,
+        **common,
     )
     learned = network(layers.LearnableBinarization(thresholds), *dense(18, 30, 20))
     torch.nn.init.normal_(learned[0].raw_diffs, mean=0.2, std=0.1)
     record("torchlogix_thermometer", learned, numbers, **common)
     for name, rank in (("light", 4), ("warp", 2)):
-        options = {"lut_rank": rank, "parametrization": name, "parametrization_kwargs": {"temperature": 0.7}}
+        options = {
+            "lut_rank": rank,
+            "parametrization": name,
+            "parametrization_kwargs": {"temperature": 0.7},
+        }
         given = {**common, "parameterization": name, "temperature": 0.7}
         record(f"torchlogix_{name}", network(*dense(18, 30, 20, **options)), bits, **given)
     one = network(*dense(18, 20, lut_rank=4, parametrization="warp"))
@@ -108,7 +119,12 @@ def torchlogix_images(torch: Any) -> None:
 
     for name, first in (
         ("soft", layers.SoftBinarization(thresholds, temperature=0.3)),
-        ("hard", layers.LearnableBinarization(thresholds, forward_sampling="hard", temperature_sampling=0.3)),
+        (
+            "hard",
+            layers.LearnableBinarization(
+                thresholds, forward_sampling="hard", temperature_sampling=0.3
+            ),
+        ),
     ):
         given = {**common, "binarization": name, "binarization_temperature": 0.3}
         record(f"torchlogix_thermometer_{name}", network(first, dense(18, 20)), rows, **given)
@@ -148,7 +164,11 @@ def torchlogix_images(torch: Any) -> None:
     record_images("torchlogix_conv_strides", model, images, **common, shape=shape, padding=1)
     bits = (torch.rand(40, 3, 5, 5) > 0.5).float()
     for name, rank in (("light", 4), ("warp", 2)):
-        options = {"lut_rank": rank, "parametrization": name, "parametrization_kwargs": {"temperature": 0.7}}
+        options = {
+            "lut_rank": rank,
+            "parametrization": name,
+            "parametrization_kwargs": {"temperature": 0.7},
+        }
         model = network(
             conv(5, 3, 6, 2, 2, **options),
             pool(2, 2),  # 6 x 2 x 2
@@ -157,7 +177,12 @@ def torchlogix_images(torch: Any) -> None:
             flat,
             dense(12, 15, **options),
         )
-        given = {**common, "parameterization": name, "temperature": 0.7, "padding": np.asarray([0, 1])}
+        given = {
+            **common,
+            "parameterization": name,
+            "temperature": 0.7,
+            "padding": np.asarray([0, 1]),
+        }
         record_images(
             f"torchlogix_conv_{name}",
             model,
@@ -178,7 +203,14 @@ def difflogic(torch: Any, folder: Path) -> None:
 
     model = torch.nn.Sequential(made(18, 30), made(30, 20))
     bits = (torch.rand(40, 18) > 0.5).float()
-    record("difflogic", model, bits, lambda x: model(x).reshape(-1, 5, 4).sum(-1) / 3.0, n_classes=5, tau=3.0)
+    record(
+        "difflogic",
+        model,
+        bits,
+        lambda x: model(x).reshape(-1, 5, 4).sum(-1) / 3.0,
+        n_classes=5,
+        tau=3.0,
+    )
 
 
 def torch_dwn(torch: Any, folder: Path) -> None:
@@ -207,13 +239,17 @@ def torch_dwn(torch: Any, folder: Path) -> None:
         bits = thermometer.binarize(x).flatten(1)
         name = "dwn" if mapping == "random" else "dwn_learned_wires"
         record(name, model, x, lambda x, model=model, bits=bits: model(bits), n_classes=5, tau=3.0)
-    one = importlib.import_module("torch_dwn.binarization").Thermometer(3, feature_wise=False).fit(x)
+    one = (
+        importlib.import_module("torch_dwn.binarization").Thermometer(3, feature_wise=False).fit(x)
+    )
     votes = groups(5, 3.0, randperm=20)
     model = torch.nn.Sequential(module.LUTLayer(18, 20, n=6, mapping="arange"), votes)
     model.register_buffer("thresholds", one.thresholds)
     model.register_buffer("randperm", votes.randperm)
     bits = one.binarize(x).flatten(1)
-    record("dwn_one_thermometer", model, x, lambda x: model(bits), n_classes=5, tau=3.0, n_inputs=18)
+    record(
+        "dwn_one_thermometer", model, x, lambda x: model(bits), n_classes=5, tau=3.0, n_inputs=18
+    )
 
 
 def spiky(torch: Any, folder: Path) -> None:
@@ -221,7 +257,9 @@ def spiky(torch: Any, folder: Path) -> None:
     sys.path.insert(0, str(folder / "src"))
     transformer = importlib.import_module("spiky.lut.LUTTransformer").LUTTransformer
     text = torch.tensor(
-        list(b"to be, or not to be, that is the question: whether 'tis nobler in the mind to suffer")
+        list(
+            b"to be, or not to be, that is the question: whether 'tis nobler in the mind to suffer"
+        )
     )
     x = text[:80].reshape(10, 8)
     kinds: dict[str, dict[str, Any]] = {
@@ -237,7 +275,13 @@ def spiky(torch: Any, folder: Path) -> None:
     for name, options in kinds.items():
         sizes = {"positional_dim": 2, "num_layers": 2, "num_heads": 2, "n_detectors": 3, **options}
         model = transformer(
-            128, 12, 8, n_anchors_per_detector=4, n_anchors_per_detector_attention=2, seed=1, **sizes
+            128,
+            12,
+            8,
+            n_anchors_per_detector=4,
+            n_anchors_per_detector_attention=2,
+            seed=1,
+            **sizes,
         )
         saved = dict(model.state_dict())
         for layer_name, layer in model.named_modules():
@@ -245,7 +289,10 @@ def spiky(torch: Any, folder: Path) -> None:
                 torch.nn.init.normal_(layer._weights, std=0.2)
                 saved[f"{layer_name}._detector_anchors"] = layer._export_anchors()
         outputs = {}
-        for what, training in (("soft", True), ("hard", False)):  # batch normalization moves in training
+        for what, training in (
+            ("soft", True),
+            ("hard", False),
+        ):  # batch normalization moves in training
             model.train(training)
             outputs[what] = model(x).detach().numpy()
         given: dict[str, Any] = {"context": 8, "shared_positions": options.get("unified_pe", False)}

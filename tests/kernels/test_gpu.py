@@ -45,7 +45,9 @@ def test_triton_comes_first(op):
 
     def spy(request, names):
         spec = resolve(request, names)
-        if request.device.backend == "gpu":  # a call that is traced may run on the CPU of this process too
+        if (
+            request.device.backend == "gpu"
+        ):  # a call that is traced may run on the CPU of this process too
             chosen.append((request.op, spec.platform))
         return spec
 
@@ -77,8 +79,12 @@ def test_tables_beyond_2_to_the_31():
         return lutjax.lookup(w, d, implementation="triton").sum()
 
     d_margin = jax.jit(jax.grad(margins, 1))(weights, margin)
-    differences = [[value[t, r] - value.get((t, r ^ 1), 0) for t, r in enumerate(b)] for b in rows.tolist()]
-    np.testing.assert_allclose(d_margin, -0.5 / 1.5**2 * shape[2] * np.array(differences), rtol=1e-4)
+    differences = [
+        [value[t, r] - value.get((t, r ^ 1), 0) for t, r in enumerate(b)] for b in rows.tolist()
+    ]
+    np.testing.assert_allclose(
+        d_margin, -0.5 / 1.5**2 * shape[2] * np.array(differences), rtol=1e-4
+    )
     d_weights = jax.jit(jax.grad(margins))(weights, margin)
     assert float(d_weights[2, 2**16 - 1, -1]) == 1
     assert float(d_weights[2, 2**16 - 2, -1]) == 1
@@ -121,13 +127,17 @@ def test_fixed_point_is_the_same_every_time(op, sizes):
     def run():
         f = jax.jit(
             lambda d, ct: testing._value_and_cotangents(
-                lambda d: testing._call(case, lutjax, "triton", d, accumulate=lutjax.FixedPoint(2.0**20 + 1)),
+                lambda d: testing._call(
+                    case, lutjax, "triton", d, accumulate=lutjax.FixedPoint(2.0**20 + 1)
+                ),
                 d,
                 ct,
             )
         )
         differentiable = jax.tree.map(lambda a: a * 0.7310585, case.differentiable)
-        return jax.tree.leaves(f(differentiable, {"y": jnp.full((), 0.3) + jnp.zeros_like(reference)}))
+        return jax.tree.leaves(
+            f(differentiable, {"y": jnp.full((), 0.3) + jnp.zeros_like(reference)})
+        )
 
     reference = testing._call(case, lutjax, "xla", case.differentiable)["y"]
     first = run()
@@ -156,7 +166,9 @@ def test_tables_that_are_summed_by_owners(monkeypatch, read, dtype, sizes, n_par
     ways = len(read.select([jnp.ones((1,))] * bits, read.initial()))
     shape = (groups * each, 2**bits, n_outputs)
     if n_parts > 1:
-        monkeypatch.setattr(_owned_columns, "_MOST_SCRATCH", 4 * (1 + ways) * shape[0] * n // n_parts + 1024)
+        monkeypatch.setattr(
+            _owned_columns, "_MOST_SCRATCH", 4 * (1 + ways) * shape[0] * n // n_parts + 1024
+        )
     assert _owned_columns.count_parts(shape, groups, ways, n) == n_parts
     keys = jax.random.split(jax.random.key(0), 5)
     x = jax.random.normal(keys[0], (n, groups, 48))
@@ -249,7 +261,9 @@ def test_gradients_of_scored_reads_have_the_same_bits_in_every_run():
     first = jax.device_get(gradients(x, weights, read.initial()))
     for _ in range(5):
         jax.tree.map(
-            np.testing.assert_array_equal, jax.device_get(gradients(x, weights, read.initial())), first
+            np.testing.assert_array_equal,
+            jax.device_get(gradients(x, weights, read.initial())),
+            first,
         )
 
 
@@ -316,7 +330,11 @@ def test_layers_read_and_learn_as_when_the_cpu_reads(kind, monkeypatch):
     tokens = np.random.default_rng(2).integers(0, 9, (3, 8))
 
     def losses():
-        options = {"placement": "host", "accumulate": lutjax.FixedPoint(2.0**16), "rngs": nnx.Rngs(0)}
+        options = {
+            "placement": "host",
+            "accumulate": lutjax.FixedPoint(2.0**16),
+            "rngs": nnx.Rngs(0),
+        }
         layer = (
             NgramMemory(6, rows=20, heads=2, **options)
             if kind == "ngrams"
@@ -374,7 +392,9 @@ def test_memory_that_cannot_be_locked_is_read_by_the_cpu(monkeypatch):
     table = host_table()
     monkeypatch.setattr(_registered.Cell, "point", refuse)
     index = np.arange(30, dtype=np.int32).reshape(5, 3, 2)
-    with pytest.warns(UserWarning, match=r"did not lock its 0\.00 GB of host memory .*: choose fewer rows"):
+    with pytest.warns(
+        UserWarning, match=r"did not lock its 0\.00 GB of host memory .*: choose fewer rows"
+    ):
         rows = jax.jit(lambda index: table.read(index)[0])(index)
     np.testing.assert_array_equal(rows, table.gather(index))
 
@@ -402,7 +422,9 @@ def test_rows_land_beside_programs_that_run(monkeypatch):
 
         @jax.jit
         def step(matrix, batch):
-            slow = jax.lax.fori_loop(0, 20, lambda _, m: m @ matrix, matrix)  # the next rows come meanwhile
+            slow = jax.lax.fori_loop(
+                0, 20, lambda _, m: m @ matrix, matrix
+            )  # the next rows come meanwhile
             return tables.value_and_grad(loss)(batch.rows, batch.ids["t"], slow[0, 0])[1]
 
         places = set()
@@ -445,7 +467,9 @@ def standard_promotion():
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention_agrees_with_xla(standard_promotion, name, dtype):
     shape, window, masked = ATTENTION[name]
-    query, key, value, weight = (jax.random.normal(jax.random.key(i), shape, dtype) for i in range(4))
+    query, key, value, weight = (
+        jax.random.normal(jax.random.key(i), shape, dtype) for i in range(4)
+    )
     ids = jnp.cumsum(jax.random.bernoulli(jax.random.key(9), 0.05, shape[:2]), 1)
     mask = ids[:, None, :, None] == ids[:, None, None, :] if masked else None
 

@@ -121,7 +121,17 @@ def test_every_op_has_a_kernel_or_a_reason():
 def test_native_kernels_are_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "copy_bandwidth", lambda: 1e9)
     path = tmp_path / "rows.csv"
-    words = ["bench", "--shape", "fc:8,4,3,2,2", "--row", "forward", "--repeats", "3", "--csv", path]
+    words = [
+        "bench",
+        "--shape",
+        "fc:8,4,3,2,2",
+        "--row",
+        "forward",
+        "--repeats",
+        "3",
+        "--csv",
+        path,
+    ]
     output(*words, "--implementation", "native")
     assert "detect: native, lookup: native" in path.read_text()
 
@@ -155,7 +165,9 @@ def test_libraries_that_do_not_fit_are_refused(tmp_path, monkeypatch):
             _native.opened.__wrapped__()
 
     folder = tmp_path / "lutjax_cpu"
-    shutil.copytree(Path(_native.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(_native.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__")
+    )
     with monkeypatch.context() as patch:
         patch.setattr(lutjax, "__version__", "9.8.7")
         one = AGAIN.replace("it again", "one version of both")
@@ -165,8 +177,12 @@ def test_libraries_that_do_not_fit_are_refused(tmp_path, monkeypatch):
     changed = folder / "kernels" / "lookup.py"
     changed.write_text(changed.read_text() + "\n")
     refused(f"other files of Python than those beside it; {AGAIN}")
-    with pytest.raises(ImportError, match="was built with other files of Python than those beside it"):
-        _native._check_sources(ctypes.CDLL(None), Path("_library.so"))  # it does not say what it was made of
+    with pytest.raises(
+        ImportError, match="was built with other files of Python than those beside it"
+    ):
+        _native._check_sources(
+            ctypes.CDLL(None), Path("_library.so")
+        )  # it does not say what it was made of
     monkeypatch.setattr(_native, "__file__", str(tmp_path / "_native.py"))
     refused(f"has no library in .*; {AGAIN}")
     (tmp_path / "_library.so").write_bytes(b"of another machine")
@@ -204,7 +220,9 @@ MEMORY = (0, *(2**n for n in range(6, 20, 2)))  # bytes for each call
 def programs(op, **sizes):
     """Compiled functions for an op, with arguments and expected results."""
     case = testing.case(op, fast_size(op), **{n: s for n, s in sizes.items() if n in sizes_of(op)})
-    directions = {d for d in lutjax.kernel_registry.directions(op) if "native" in implementations(op, d)}
+    directions = {
+        d for d in lutjax.kernel_registry.directions(op) if "native" in implementations(op, d)
+    }
     for shown, program in testing.programs(case, "native").items():
         if set(shown) <= directions:
             yield program, jax.jit(program.function)
@@ -266,7 +284,9 @@ def test_fixed_point_has_the_same_bits_at_every_level(op):
 
     case = testing.case(op, fast_size(op), **SEVERAL_BLOCKS)
     accumulate = lutjax.FixedPoint(2.0**12)
-    native, plain = (testing.program(case, name, accumulate=accumulate) for name in ("native", "xla"))
+    native, plain = (
+        testing.program(case, name, accumulate=accumulate) for name in ("native", "xla")
+    )
     wanted, run = bits(jax.jit(plain.function)(*plain.arguments)), jax.jit(native.function)
     for level in _native.levels():
         with _native.use_level(level):
@@ -283,14 +303,20 @@ def test_loops_in_loops_end():
     n = 37
 
     def count(_, __):
-        return None, kernel("threads", (), (jax.ShapeDtypeStruct((2,), jnp.int32),), integers=(n,))[0]
+        return None, kernel("threads", (), (jax.ShapeDtypeStruct((2,), jnp.int32),), integers=(n,))[
+            0
+        ]
 
     def counts():
         return jax.lax.scan(count, None, None, length=3)[1][None]
 
     devices = jax.devices()
     whole = jax.shard_map(
-        counts, mesh=Mesh(devices, ("d",)), in_specs=(), out_specs=PartitionSpec("d"), check_vma=False
+        counts,
+        mesh=Mesh(devices, ("d",)),
+        in_specs=(),
+        out_specs=PartitionSpec("d"),
+        check_vma=False,
     )
     for threads in (*THREADS, 0):
         with _native.use_threads(threads):
@@ -357,7 +383,9 @@ def test_headers_of_others_are_those_of_the_oldest_jaxlib():
     ours = ROOT / "native" / "third_party" / "xla" / "ffi" / "api"
     files = sorted(path.name for path in ours.iterdir())
     assert files == ["api.h", "c_api.h", "ffi.h"]
-    assert [name for name in files if (ours / name).read_bytes() != (theirs / name).read_bytes()] == []
+    assert [
+        name for name in files if (ours / name).read_bytes() != (theirs / name).read_bytes()
+    ] == []
 
 
 @CHECKOUT
@@ -368,4 +396,6 @@ def test_wheels_for_others_have_all_levels(monkeypatch):
     assert manylinux.LEVELS == "cmake.define.LUTJAX_LEVELS=all"
     wheels = settings_of(ROOT / "native")["tool"]["cibuildwheel"]
     assert wheels["config-settings"] == {"cmake.define.LUTJAX_LEVELS": "all"}
-    assert "LUTJAX_LEVELS MATCHES" in (ROOT / "native" / "CMakeLists.txt").read_text(encoding="utf-8")
+    assert "LUTJAX_LEVELS MATCHES" in (ROOT / "native" / "CMakeLists.txt").read_text(
+        encoding="utf-8"
+    )

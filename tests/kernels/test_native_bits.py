@@ -11,7 +11,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import lutjax
 from lutjax.models import LogicCA, LogicCAConfig, automaton
 
-pytestmark = pytest.mark.skipif(native_kernels.why_not() is not None, reason=str(native_kernels.why_not()))
+pytestmark = pytest.mark.skipif(
+    native_kernels.why_not() is not None, reason=str(native_kernels.why_not())
+)
 
 
 def close(found, expected):
@@ -29,9 +31,13 @@ def gates(op, x, parameters, wires, dy, implementation):
 @pytest.mark.parametrize("periodic", [False, True])
 def test_the_step_of_an_automaton_is_a_network_of_gates(periodic):
     """A native kernel runs all layers at once; plain JAX runs layer by layer."""
-    config = LogicCAConfig(channels=2, kernels=3, perception=(8, 2), update=(8, 2), periodic=periodic)
+    config = LogicCAConfig(
+        channels=2, kernels=3, perception=(8, 2), update=(8, 2), periodic=periodic
+    )
     model = LogicCA(config, rngs=nnx.Rngs(0))
-    coefficients = lutjax.gate_coefficients(jax.random.normal(jax.random.key(0), (config.n_gates, 16)))
+    coefficients = lutjax.gate_coefficients(
+        jax.random.normal(jax.random.key(0), (config.n_gates, 16))
+    )
     state = jax.random.uniform(jax.random.key(1), (2, 3, 5, 6))
 
     def both(implementation):
@@ -74,8 +80,13 @@ def test_the_sum_of_binary_tables_takes_no_part_of_other_slots():
 def test_words_of_any_number(n):
     key = jax.random.key(n)
     words = jax.random.bits(key, (11, 37), jnp.uint32)
-    truth, wires = jax.random.bernoulli(key, shape=(23, 2**n)), jax.random.randint(key, (23, n), 0, 11)
-    found, expected = (lutjax.packed_lut(words, truth, wires, implementation=i) for i in ("native", "xla"))
+    truth, wires = (
+        jax.random.bernoulli(key, shape=(23, 2**n)),
+        jax.random.randint(key, (23, n), 0, 11),
+    )
+    found, expected = (
+        lutjax.packed_lut(words, truth, wires, implementation=i) for i in ("native", "xla")
+    )
     np.testing.assert_array_equal(found, expected)
 
 
@@ -83,13 +94,17 @@ def test_the_step_of_an_automaton_on_a_mesh():
     """Coefficients are equal on all devices, and their gradient is summed over devices, including under plain jit."""
     config = LogicCAConfig(channels=1, kernels=2, perception=(8, 1), update=(3, 1))
     model = LogicCA(config, rngs=nnx.Rngs(0))
-    coefficients = lutjax.gate_coefficients(jax.random.normal(jax.random.key(0), (config.n_gates, 16)))
+    coefficients = lutjax.gate_coefficients(
+        jax.random.normal(jax.random.key(0), (config.n_gates, 16))
+    )
     state = jax.random.uniform(jax.random.key(1), (1, 4, 3, 5))
     mesh, divided = Mesh(np.asarray(jax.devices()[:2]), ("data",)), PartitionSpec(None, "data")
 
     def gradients(coefficients, state):
         def loss(coefficients, state):
-            return jnp.square(automaton.run_soft(config, coefficients, model.wiring, state, 1) - 0.25).sum()
+            return jnp.square(
+                automaton.run_soft(config, coefficients, model.wiring, state, 1) - 0.25
+            ).sum()
 
         return jax.grad(loss, (0, 1))(coefficients, state)
 
@@ -105,14 +120,18 @@ def same_bits(run, *args, lowest_level=0):
     """Run a function with one, two and seven threads, at every level from the lowest; return its results at the highest."""
     from lutjax_cpu import _native
 
-    for level in [level for level in _native.levels() if level >= lowest_level] or _native.levels()[-1:]:
+    for level in [level for level in _native.levels() if level >= lowest_level] or _native.levels()[
+        -1:
+    ]:
         with _native.use_level(level):
             found = []
             for n in (1, 2, 7):
                 with _native.use_threads(n):
                     found.append([np.asarray(a) for a in jax.block_until_ready(run(*args))])
             for other in found[1:]:
-                assert all(a.tobytes() == b.tobytes() for a, b in zip(found[0], other, strict=True)), level
+                assert all(
+                    a.tobytes() == b.tobytes() for a, b in zip(found[0], other, strict=True)
+                ), level
     return found[0]
 
 
@@ -133,7 +152,9 @@ def test_networks_of_gates_are_their_gates_one_after_the_other(batch, n_outputs)
     rows = np.concatenate([x, np.zeros((n_gates, batch))])
     reads = np.clip(wires, 0, rows_before - 1)
     for g, (a, b) in enumerate(reads):
-        rows[n_inputs + g] = c[0, g] + c[1, g] * rows[a] + c[2, g] * rows[b] + c[3, g] * rows[a] * rows[b]
+        rows[n_inputs + g] = (
+            c[0, g] + c[1, g] * rows[a] + c[2, g] * rows[b] + c[3, g] * rows[a] * rows[b]
+        )
     d_rows, dc = np.zeros_like(rows), np.zeros_like(c)
     d_rows[-n_outputs:] = dy
     for g, (a, b) in reversed(list(enumerate(reads))):
@@ -161,7 +182,13 @@ def test_inputs_beyond_the_caches(op, batch, shared):
     """Gates are visited along their wires, with non-temporal stores for aligned rows; `shared` gates read one input."""
     n_inputs, n_gates = 1060, 1101
     keys = jax.random.split(jax.random.key(shared), 4)
-    wires = jax.random.randint(keys[0], (n_gates, 2), 0, n_inputs - 1).at[:shared, 0].set(0).at[5].set(9)
+    wires = (
+        jax.random.randint(keys[0], (n_gates, 2), 0, n_inputs - 1)
+        .at[:shared, 0]
+        .set(0)
+        .at[5]
+        .set(9)
+    )
     if op == "packed_lut":
         words = jax.random.bits(keys[1], (n_inputs, batch), jnp.uint32)
         truth = jax.random.bernoulli(keys[2], shape=(n_gates, 4))
@@ -170,8 +197,13 @@ def test_inputs_beyond_the_caches(op, batch, shared):
         )
         np.testing.assert_array_equal(found, expected)
         return
-    x, dy = jax.random.normal(keys[1], (n_inputs, batch)), jax.random.normal(keys[2], (n_gates, batch))
-    parameters = jax.random.normal(keys[3], (4, n_gates) if op == "bilinear_gates" else (n_gates, 4))
+    x, dy = (
+        jax.random.normal(keys[1], (n_inputs, batch)),
+        jax.random.normal(keys[2], (n_gates, batch)),
+    )
+    parameters = jax.random.normal(
+        keys[3], (4, n_gates) if op == "bilinear_gates" else (n_gates, 4)
+    )
 
     native = jax.jit(lambda: gates(op, x, parameters, wires, dy, "native"))
     every_level = op == "bilinear_gates" and shared == 1

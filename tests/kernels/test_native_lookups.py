@@ -17,7 +17,9 @@ if why := native_kernels.why_not():
 
 
 def same_bits(f, *args):
-    of_native, of_xla = (jax.tree.leaves(jax.jit(f, static_argnums=0)(i, *args)) for i in ("native", "xla"))
+    of_native, of_xla = (
+        jax.tree.leaves(jax.jit(f, static_argnums=0)(i, *args)) for i in ("native", "xla")
+    )
     for a, b in zip(of_native, of_xla, strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(np.asarray(a).view(np.uint8), np.asarray(b).view(np.uint8))
@@ -36,7 +38,9 @@ def detection(seed, *shape, bits):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("scale", [2.0**20, 12345.0, 2.0**31])  # the last one: addends saturate, sums wrap
+@pytest.mark.parametrize(
+    "scale", [2.0**20, 12345.0, 2.0**31]
+)  # the last one: addends saturate, sums wrap
 def test_fixed_point_is_that_of_plain_jax(scale, dtype):
     d, accumulate = detection(0, 9, 6, bits=3), lutjax.FixedPoint(scale)
     weights, dy = random(1, 6, 8, 37, dtype=dtype), random(2, 9, 2, 37, dtype=dtype)
@@ -58,7 +62,8 @@ def test_fixed_point_is_that_of_plain_jax(scale, dtype):
 def test_detection_of_special_values_is_that_of_plain_jax(epsilon, dtype):
     """Several NaN kinds, infinities, signed zeros, subnormal numbers, and ties."""
     odd = np.array(
-        [0x7FC00001, 0xFFC00000, 0x7F800000, 0xFF800000, 0, 0x80000000, 0x00400000, 0x3F000000], np.uint32
+        [0x7FC00001, 0xFFC00000, 0x7F800000, 0xFF800000, 0, 0x80000000, 0x00400000, 0x3F000000],
+        np.uint32,
     )
     x = np.random.default_rng(0).choice(odd, (70, 12)).view(np.float32)
     x = jnp.asarray(x).astype(dtype)

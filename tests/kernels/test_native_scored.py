@@ -111,7 +111,9 @@ def test_few_samples_are_as_among_many(read, sizes, sums):
             accumulate=sums if isinstance(sums, lutjax.FixedPoint) else None,
         )  # fmt: skip
 
-    expected = np.asarray(layer(jnp.concatenate([x, np.ones((100, groups, 9), np.float32)]), "xla"))[:n]
+    expected = np.asarray(
+        layer(jnp.concatenate([x, np.ones((100, groups, 9), np.float32)]), "xla")
+    )[:n]
     assert np.isnan(expected[-1, -1]).all() == (sums is None or sums == "int8")
     run = jax.jit(lambda x: layer(x, "native"))
     for level in _native.levels():
@@ -120,7 +122,9 @@ def test_few_samples_are_as_among_many(read, sizes, sums):
             for threads in (1, 2, 7):
                 with _native.use_threads(threads):
                     found.append(np.asarray(run(x)))
-        np.testing.assert_allclose(found[0], expected, rtol=0, atol=2e-5 * np.nanmax(np.abs(expected)))
+        np.testing.assert_allclose(
+            found[0], expected, rtol=0, atol=2e-5 * np.nanmax(np.abs(expected))
+        )
         assert all(other.tobytes() == found[0].tobytes() for other in found)
 
 
@@ -130,7 +134,9 @@ def test_a_read_of_your_own_is_left_to_plain_jax():
         pass
 
     x, anchors, weights = jnp.ones((2, 3)), np.array([[[0, 1]]], np.int32), jnp.ones((1, 2, 4))
-    with pytest.raises(lutjax.NoImplementationError, match=r"reads of lutjax\.reads, not for Other"):
+    with pytest.raises(
+        lutjax.NoImplementationError, match=r"reads of lutjax\.reads, not for Other"
+    ):
         lutjax.scored_lut(x, weights, anchors, {}, read=Other(), implementation="native")
     assert lutjax.scored_lut(x, weights, anchors, {}, read=Other()).shape == (2, 4)
 

@@ -6,7 +6,13 @@ import numpy as np
 import pallas_interpreter
 import pytest
 from cases import case_of, detections, fast_size, slow_except, slow_where, split
-from pallas_interpreter import ON_GPUS, ON_TENSOR_CORES, WITHOUT_MOSAIC, outline, pretend_triton_runs
+from pallas_interpreter import (
+    ON_GPUS,
+    ON_TENSOR_CORES,
+    WITHOUT_MOSAIC,
+    outline,
+    pretend_triton_runs,
+)
 
 import lutjax
 from lutjax import reads, testing
@@ -43,7 +49,8 @@ def interpretable(direction="forward"):
 
 
 @pytest.mark.parametrize(
-    ("op", "shape"), slow_where(interpretable(), lambda op, shape: op not in FAST or shape != fast_size(op))
+    ("op", "shape"),
+    slow_where(interpretable(), lambda op, shape: op not in FAST or shape != fast_size(op)),
 )
 @pytest.mark.usefixtures("interpreted")
 def test_shapes(op, shape):
@@ -53,7 +60,8 @@ def test_shapes(op, shape):
 @pytest.mark.parametrize(
     ("op", "shape"),
     slow_except(
-        interpretable("update"), *(f"{op}-split" for op in ("lookup", "sparse_lookup", "weighted_lookup"))
+        interpretable("update"),
+        *(f"{op}-split" for op in ("lookup", "sparse_lookup", "weighted_lookup")),
     ),
 )
 @pytest.mark.usefixtures("interpreted")
@@ -86,7 +94,9 @@ def test_packed_words_on_tensor_cores():
     x = jnp.asarray(rng.integers(0, 2**32, (5, 3), dtype=np.uint32))
     truth = jnp.asarray(rng.integers(0, 2, (21, 4)).astype(bool))
     wires = jnp.asarray(rng.integers(-3, 9, (21, 2)), jnp.int32)
-    found, expected = (lutjax.packed_lut(x, truth, wires, implementation=i) for i in ("pallas", "xla"))
+    found, expected = (
+        lutjax.packed_lut(x, truth, wires, implementation=i) for i in ("pallas", "xla")
+    )
     np.testing.assert_array_equal(found, expected)
 
 
@@ -144,7 +154,11 @@ def test_lowers_on_shards(monkeypatch, platform, op, transformation):
     if platform == "gpu" and WITHOUT_MOSAIC:
         pytest.skip(WITHOUT_MOSAIC)
     pretend_triton_runs(monkeypatch)
-    of = ("tpu", _tpus.find_generation("v6e").device_kind) if platform == "tpu" else ("cuda", H200.kind)
+    of = (
+        ("tpu", _tpus.find_generation("v6e").device_kind)
+        if platform == "tpu"
+        else ("cuda", H200.kind)
+    )
     options = dict(zip(("platform", "device_kind"), of, strict=True), transformation=transformation)
     testing.check_lowering(split(op), f"pallas/{platform}", **options)
 
@@ -172,7 +186,9 @@ def test_terms_of_bfloat16_are_exact(dtype):
     a = jnp.concatenate([a, a * jnp.asarray(2.0**-10, dtype), jnp.asarray([0.0, 1.0, -3.0], dtype)])
     terms = jax.jit(_one_hot.terms)(a)
     assert {t.dtype for t in terms} == {jnp.dtype("bfloat16")}
-    np.testing.assert_array_equal(sum(np.asarray(t, np.float64) for t in terms), np.asarray(a, np.float64))
+    np.testing.assert_array_equal(
+        sum(np.asarray(t, np.float64) for t in terms), np.asarray(a, np.float64)
+    )
 
 
 @mosaic
@@ -208,7 +224,9 @@ def test_addresses_packed_for_gpus(bits, samples):
     from lutjax.kernels._pallas.gpu import _by_address
 
     rng = np.random.default_rng(0)
-    x = np.where(rng.random((9, samples)) < 0.1, np.nan, rng.integers(-1, 2, (9, samples))).astype("float32")
+    x = np.where(rng.random((9, samples)) < 0.1, np.nan, rng.integers(-1, 2, (9, samples))).astype(
+        "float32"
+    )
     wires = rng.integers(-20, 20, (5, bits)).astype("int32")
     packed = np.asarray(_by_address.pack_addresses(jnp.asarray(x), jnp.asarray(wires)))
     expected = np.sum((x[np.clip(wires, 0, 8)] > 0) << np.arange(bits)[None, :, None], 1)
@@ -230,7 +248,13 @@ def test_slopes_at_addresses():
 
 # ------------------------------------------------------------------------------------- which calls
 def test_names_of_devices():
-    kinds = {"TPU v4": "v4", "TPU v5e": "v5e", "TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p"}
+    kinds = {
+        "TPU v4": "v4",
+        "TPU v5e": "v5e",
+        "TPU v5 lite": "v5e",
+        "TPU v5": "v5p",
+        "TPU v5p": "v5p",
+    }
     kinds |= {"TPU v6 lite": "v6e", "TPU v6e": "v6e", "TPU v7x": "v7x", "TPU7x": "v7x"}
     found = {kind: _tpus.generation(Device(lutjax.Backend.TPU, kind)).name for kind in kinds}
     assert found == kinds
@@ -242,7 +266,10 @@ def test_names_of_devices():
     ("device", "why"),
     [
         (Device(lutjax.Backend.TPU, "TPU v3"), "needs a TPU v4, v5e, v5p, v6e or v7x, not TPU v3"),
-        (Device(lutjax.Backend.CPU, "cpu"), r"pallas/tpu \(.*\): runs on tpu, the call runs on cpu"),
+        (
+            Device(lutjax.Backend.CPU, "cpu"),
+            r"pallas/tpu \(.*\): runs on tpu, the call runs on cpu",
+        ),
     ],
 )
 def test_why_not_on_tensor_cores(device, why):
@@ -255,7 +282,9 @@ def test_why_not_on_tensor_cores(device, why):
 
 def test_mosaic_comes_before_triton():
     call = lookups()[0]
-    considered = lutjax.kernel_registry.consider("lookup", call.weights, call.detection, device=H200)
+    considered = lutjax.kernel_registry.consider(
+        "lookup", call.weights, call.detection, device=H200
+    )
     first = next(candidate for candidate in considered if candidate.spec.backend == "gpu")
     assert (first.spec.names[1], first.reason) == ("pallas/gpu", None)
 
@@ -266,7 +295,10 @@ def array(*shape, dtype="float32"):
 
 def lookups(batch=16384, detectors=64, bits=6, outputs=512, dtype="float32", accumulate=None):
     """Return a call and its output, like the functions below."""
-    weights, d = array(detectors, 2**bits, outputs, dtype=dtype), detections(batch, detectors, bits=bits)
+    weights, d = (
+        array(detectors, 2**bits, outputs, dtype=dtype),
+        detections(batch, detectors, bits=bits),
+    )
     return outline(Lookup, weights, d, accumulate=accumulate), array(batch, outputs)
 
 
@@ -278,7 +310,14 @@ def sparse(n_outputs, batch=8, slots=3, detectors=64, bits=6):
 
 
 def attentions(
-    batch=4, length=1024, bits=6, position_bits=4, detectors=3, dtype="float32", window=None, accumulate=None
+    batch=4,
+    length=1024,
+    bits=6,
+    position_bits=4,
+    detectors=3,
+    dtype="float32",
+    window=None,
+    accumulate=None,
 ):
     d = detections(batch, length, detectors, bits=bits)
     e = detections(max(length - 1, 1), detectors, bits=position_bits)
@@ -301,24 +340,39 @@ def binary(samples=1024, bits=6, fan_out=6, dtype="float32"):
 def pairs(n_queries, n_keys=None, bits=4, n_outputs=5):
     n_keys, start = n_keys or n_queries, array(dtype="int32") if n_keys else None
     x, keys, weights = array(2, n_queries, 8), array(2, n_keys, 8), array(3, 2**bits, n_outputs)
-    call = outline(LutPairAttention, x, keys, weights, array(3, bits, 2, dtype="int32"), None, start)
+    call = outline(
+        LutPairAttention, x, keys, weights, array(3, bits, 2, dtype="int32"), None, start
+    )
     return call, array(2, n_queries, n_outputs)
 
 
-def scored(batch=24576, n_groups=8, n_tables=512, bits=8, inputs=48, outputs=48, dtype="float32", **options):
+def scored(
+    batch=24576, n_groups=8, n_tables=512, bits=8, inputs=48, outputs=48, dtype="float32", **options
+):
     options = {"read": reads.Confidence(), "groups": n_groups, "accumulate": None} | options
     rounded = [array(batch, n_tables), array(n_groups, outputs, dtype="int32")] * options[
         "read"
     ].rounds_tables
-    x, weights = array(batch, n_groups, inputs, dtype=dtype), array(n_tables, 2**bits, outputs, dtype=dtype)
+    x, weights = (
+        array(batch, n_groups, inputs, dtype=dtype),
+        array(n_tables, 2**bits, outputs, dtype=dtype),
+    )
     call = outline(
-        ScoredLut, x, weights, array(n_tables, bits, 2, dtype="int32"), array(3), *rounded, **options
+        ScoredLut,
+        x,
+        weights,
+        array(n_tables, bits, 2, dtype="int32"),
+        array(3),
+        *rounded,
+        **options,
     )
     return call, array(batch, n_groups, outputs)
 
 
 def scored_on_gpu(batch=2**14, **options):
-    return scored(batch, **{"n_groups": 2, "n_tables": 6, "bits": 3, "inputs": 5, "outputs": 4} | options)
+    return scored(
+        batch, **{"n_groups": 2, "n_tables": 6, "bits": 3, "inputs": 5, "outputs": 4} | options
+    )
 
 
 def weighted(rows=256, ways=2):
@@ -490,7 +544,9 @@ def reason(kind, call, output, direction="forward"):
 
 
 def test_integers_are_summed_by_triton():
-    assert "sums integers by Triton kernels, and Triton" in reason("NVIDIA H200", *lookups(accumulate=FIXED))
+    assert "sums integers by Triton kernels, and Triton" in reason(
+        "NVIDIA H200", *lookups(accumulate=FIXED)
+    )
 
 
 def test_forward_pass_of_gates_needs_less_memory():
@@ -503,7 +559,9 @@ def test_gates_that_do_not_fit():
 
     def lower(shape, feature_axis, kind="TPU v4"):
         def f(x, c, w):
-            return lutjax.bilinear_gates(x, c, w, feature_axis=feature_axis, implementation="pallas/tpu")
+            return lutjax.bilinear_gates(
+                x, c, w, feature_axis=feature_axis, implementation="pallas/tpu"
+            )
 
         arrays = array(*shape), array(4, 7), array(7, 2, dtype="int32")
         _ahead_of_time.lower(f, *arrays, platform="tpu", device_kind=kind)

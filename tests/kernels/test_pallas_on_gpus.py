@@ -34,7 +34,10 @@ def test_lookup_of_any_ids_on_gpus(batch, detectors, bits, outputs, dtype):
     weights = jax.random.normal(keys[0], (detectors, 2**bits, outputs)).astype(dtype)
     d = lutjax.detect_signs(jax.random.normal(keys[1], (batch, detectors, bits)))
     noise = jax.random.randint(keys[2], d.index.shape, -(2**31), 2**31 - 1)
-    index, flip = jnp.where(noise % 3 == 0, noise, d.index), jnp.where(noise % 5 == 0, noise, d.flip)
+    index, flip = (
+        jnp.where(noise % 3 == 0, noise, d.index),
+        jnp.where(noise % 5 == 0, noise, d.flip),
+    )
     dy = jax.random.normal(keys[3], (batch, outputs)).astype(dtype)
 
     def look_up(implementation, weights, margin):
@@ -46,7 +49,12 @@ def test_lookup_of_any_ids_on_gpus(batch, detectors, bits, outputs, dtype):
 
 @pytest.mark.parametrize(
     ("batch", "gates", "bits", "dtype"),
-    [(83, 21, 6, "float32"), (1037, 13, 3, "bfloat16"), (515, 5, 8, "float32"), (2048, 9, 1, "float16")],
+    [
+        (83, 21, 6, "float32"),
+        (1037, 13, 3, "bfloat16"),
+        (515, 5, 8, "float32"),
+        (2048, 9, 1, "float16"),
+    ],
 )
 def test_binary_lut_of_any_ids_on_gpus(batch, gates, bits, dtype):
     """Far out-of-range wires and readers, more readers than one read handles, and NaN."""
@@ -55,7 +63,11 @@ def test_binary_lut_of_any_ids_on_gpus(batch, gates, bits, dtype):
     def numbers(*shape):
         return jnp.asarray(generator.integers(-8, 9, shape) / 4, dtype)
 
-    x, table, dy = numbers(7, batch).at[0, 0].set(np.nan), numbers(gates, 2**bits), numbers(gates, batch)
+    x, table, dy = (
+        numbers(7, batch).at[0, 0].set(np.nan),
+        numbers(gates, 2**bits),
+        numbers(gates, batch),
+    )
     wires = jnp.asarray(generator.integers(-99, 99, (gates, bits)), jnp.int32)
     readers = jnp.asarray(generator.integers(-99, 999, (7, 13)), jnp.int32)
 
@@ -70,8 +82,17 @@ def test_attention_of_any_ids_on_gpus():
     """Invalid ids read only table memory, and counts above one byte are correct."""
     wild = np.random.default_rng(0).choice([0, 1, 2, 3, -1, 9, 2**31 - 1, -(2**31)], (2, 2, 21, 2))
     for name in ("pallas", "triton"):
-        assert all(np.isfinite(np.asarray(a)).all() for a in attend(name, (*wild, wild[0, 0, :20, :1])))
-    sizes = {"batch": 1, "queries": 700, "detectors": 2, "bits": 1, "position_bits": 1, "outputs": 5}
+        assert all(
+            np.isfinite(np.asarray(a)).all() for a in attend(name, (*wild, wild[0, 0, :20, :1]))
+        )
+    sizes = {
+        "batch": 1,
+        "queries": 700,
+        "detectors": 2,
+        "bits": 1,
+        "position_bits": 1,
+        "outputs": 5,
+    }
     case = testing.case("lookup_attention", "tiles", **sizes)
     testing.check(case, "pallas/gpu", transformation="jit")
     testing.check_update(case, "pallas/gpu")

@@ -27,11 +27,16 @@ def test_sums_and_gradients_have_all_digits_of_float32():
     index = jax.random.randint(jax.random.key(3), (9, 6, 3), 0, 8)
 
     def f(weights, coefficients):
-        return lutjax.weighted_lookup(weights, index, coefficients, groups=2, implementation="pallas")
+        return lutjax.weighted_lookup(
+            weights, index, coefficients, groups=2, implementation="pallas"
+        )
 
     y, pullback = jax.vjp(f, weights, coefficients)
     dweights, dcoefficients = pullback(dy)
-    w, c, d, t = *(np.asarray(a, np.float64) for a in (weights, coefficients, dy)), np.arange(6)[:, None]
+    w, c, d, t = (
+        *(np.asarray(a, np.float64) for a in (weights, coefficients, dy)),
+        np.arange(6)[:, None],
+    )
     rows, of_group = w[t, index], np.repeat(d, 3, axis=1)[:, :, None]
     wanted = np.zeros_like(w)
     np.add.at(wanted, (np.broadcast_to(t, index.shape), index), c[..., None] * of_group)
@@ -61,7 +66,9 @@ def test_margins_are_those_of_plain_jax():
     x = jnp.ldexp(normal(0, 7, 1, 20), jax.random.randint(jax.random.key(1), (7, 1, 20), -30, 30))
     anchors = jax.random.randint(jax.random.key(2), (5, 1, 2), 0, 20)
     weights = jnp.tile(jnp.eye(5)[:, None], (1, 2, 1))
-    y = lutjax.scored_lut(x, weights, anchors, {}, read=_Margin(), groups=1, implementation="pallas")
+    y = lutjax.scored_lut(
+        x, weights, anchors, {}, read=_Margin(), groups=1, implementation="pallas"
+    )
     np.testing.assert_array_equal(y[:, 0], lutjax.margins(x[:, 0], anchors)[..., 0])
 
 
@@ -137,7 +144,9 @@ def test_samples_to_the_end_of_a_program_have_no_gradient():
     def gradients(implementation):
         def total(given):
             options = {"read": read, "implementation": implementation}
-            return lutjax.scored_lut(given["x"], given["weights"], anchors, given["scalars"], **options).sum()
+            return lutjax.scored_lut(
+                given["x"], given["weights"], anchors, given["scalars"], **options
+            ).sum()
 
         found = jax.grad(total)({"x": x, "weights": weights, "scalars": read.initial()})
         return {"x": found["x"], "weights": found["weights"], **found["scalars"]}

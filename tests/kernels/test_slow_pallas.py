@@ -35,12 +35,15 @@ GATES = {call.op: call for call in (BilinearGates, SoftLut, BinaryLut)}
 mosaic = pytest.mark.skipif(WITHOUT_MOSAIC is not None, reason=str(WITHOUT_MOSAIC))
 gpu_interpreter = pytest.mark.skipif(
     not hasattr(mosaic_gpu, "force_gpu_interpret_mode"),
-    reason=WITHOUT_MOSAIC or f"jax {jax.__version__} has no interpreter of Mosaic GPU kernels; jax 0.12 has",
+    reason=WITHOUT_MOSAIC
+    or f"jax {jax.__version__} has no interpreter of Mosaic GPU kernels; jax 0.12 has",
 )
 
 
 # ------------------------------------------------------------------------------------- cases
-@pytest.mark.parametrize("op", [op for op in ON_TENSOR_CORES if "bfloat16" in testing.cases_of(op).dtypes])
+@pytest.mark.parametrize(
+    "op", [op for op in ON_TENSOR_CORES if "bfloat16" in testing.cases_of(op).dtypes]
+)
 @interpreted
 def test_bfloat16(op):
     testing.check(testing.case(op, typed_size(op), "bfloat16"), "pallas", transformation="jit")
@@ -64,7 +67,9 @@ def test_updates_at_rates_that_differ(op, kind):
     case = split(op)
     rates = rates_of(case, kind)
     if op in ("lookup_attention", "lut_pair_attention"):
-        with pytest.raises(lutjax.NoImplementationError, match="adds pairs to rows at one rate for all"):
+        with pytest.raises(
+            lutjax.NoImplementationError, match="adds pairs to rows at one rate for all"
+        ):
             testing.check_update(case, "pallas", rates=rates)
     else:
         testing.check_update(case, "pallas", rates=rates)
@@ -74,7 +79,11 @@ def test_updates_at_rates_that_differ(op, kind):
 @pytest.mark.parametrize("op", ["lookup", "sparse_lookup", "lookup_attention"])
 def test_lowers_for_gpus_in_fixed_point(monkeypatch, op):
     pallas_interpreter.pretend_triton_runs(monkeypatch)
-    options = {"platform": "cuda", "device_kind": H200.kind, "accumulate": lutjax.FixedPoint(2.0**10)}
+    options = {
+        "platform": "cuda",
+        "device_kind": H200.kind,
+        "accumulate": lutjax.FixedPoint(2.0**10),
+    }
     testing.check_lowering(testing.case(op, fast_size(op)), "pallas/gpu", **options)
 
 
@@ -173,7 +182,13 @@ def test_detect_in_blocks(batch, monkeypatch):
 
 @pytest.mark.parametrize(
     ("start", "window", "segments"),
-    [(0, None, False), (3, 4, True), (-2, 3, False), (2**31 - 9, None, True), (-(2**30), None, False)],
+    [
+        (0, None, False),
+        (3, 4, True),
+        (-2, 3, False),
+        (2**31 - 9, None, True),
+        (-(2**30), None, False),
+    ],
 )
 @interpreted
 def test_pairs_in_blocks(start, window, segments, monkeypatch):
@@ -219,7 +234,9 @@ def test_attention_in_several_blocks(monkeypatch):
     for name, size in (("_QUERIES", 8), ("_KEYS", 8), ("_BLOCKS", 1)):
         monkeypatch.setattr(_attention_blocks, name, size)
     for actual, expected in zip(attend("pallas", ids), wanted, strict=True):
-        np.testing.assert_allclose(actual, expected, rtol=0, atol=5e-6 * max(1, np.abs(expected).max()))
+        np.testing.assert_allclose(
+            actual, expected, rtol=0, atol=5e-6 * max(1, np.abs(expected).max())
+        )
 
 
 # ------------------------------------------------------------------------------------- gates
@@ -228,13 +245,19 @@ def check_gates(op, n_inputs, n_gates, n_samples, bits=2, dtype="float32", alone
     rng = np.random.default_rng(0)
     x = rng.integers(-8, 9, (n_inputs, n_samples)) / 4
     x[0, :3] = [0.0, -0.0, np.nan] if op == "binary_lut" else 0.0
-    parameter = rng.integers(-8, 9, (4, n_gates) if op == "bilinear_gates" else (n_gates, 2**bits)) / 4
+    parameter = (
+        rng.integers(-8, 9, (4, n_gates) if op == "bilinear_gates" else (n_gates, 2**bits)) / 4
+    )
     wires = rng.integers(-3, n_inputs + 4, (n_gates, bits))
     wires[0], wires[-1] = 2**31 - 1, -(2**31)
-    call = GATES[op](jnp.asarray(x, dtype), jnp.asarray(parameter, "float32"), jnp.asarray(wires, jnp.int32))
+    call = GATES[op](
+        jnp.asarray(x, dtype), jnp.asarray(parameter, "float32"), jnp.asarray(wires, jnp.int32)
+    )
     both = {"x", GATES[op].arrays()[1]}
     dy = jnp.asarray(rng.integers(-8, 9, (n_gates, n_samples)) / 4, dtype)
-    pallas, plain = (importlib.import_module(f"lutjax.kernels.{of}.{op}") for of in ("_pallas.tpu", "_xla"))
+    pallas, plain = (
+        importlib.import_module(f"lutjax.kernels.{of}.{op}") for of in ("_pallas.tpu", "_xla")
+    )
     found, expected = (
         {"y": k.forward(call, device=CPU), **k.backward(call, dy, frozenset(both), device=CPU)}
         for k in (pallas, plain)
@@ -377,7 +400,9 @@ def test_tables_of_integers_are_read_exactly(sum_groups):
 
     def run(implementation):
         return np.asarray(
-            lutjax.scored_lut(x, tables, anchors, read.initial(), **options, implementation=implementation)
+            lutjax.scored_lut(
+                x, tables, anchors, read.initial(), **options, implementation=implementation
+            )
         )
 
     y = run("pallas")

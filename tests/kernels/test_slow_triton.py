@@ -17,7 +17,9 @@ from lutjax.models import LogicCA, LogicCAConfig
 from lutjax.ops.gate_network import gate_network
 from lutjax.tables import _registered
 
-triton_compiler = pytest.importorskip("triton_compiler", reason="triton or jax-triton is not installed")
+triton_compiler = pytest.importorskip(
+    "triton_compiler", reason="triton or jax-triton is not installed"
+)
 import triton_interpreter  # noqa: E402
 from triton_compiler import GPUS, OPS, SUMMED, compiled  # noqa: E402
 
@@ -33,12 +35,16 @@ TRANSFORMATIONS = [t for t in testing.TRANSFORMATIONS if t != "export"]
 def test_updates_by_factors_that_differ(monkeypatch):
     """Gradient factors, and sequential updates for detector groups."""
     monkeypatch.setattr(_row_additions, "_SUMS", 2 * 8 * 5)
-    x, weights = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(7, 6), (5, 8, 5)]))
+    x, weights = (
+        jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(7, 6), (5, 8, 5)])
+    )
     anchors = lutjax.sample_anchors(jax.random.key(2), 6, 5, 3)
     factor = jnp.linspace(0.5, 2, 5).reshape(5, 1, 1)
 
     def loss(params):
-        return jnp.sum(lutjax.lut(x, lutjax.scale_gradient(params["weights"], factor), anchors) ** 2)
+        return jnp.sum(
+            lutjax.lut(x, lutjax.scale_gradient(params["weights"], factor), anchors) ** 2
+        )
 
     @jax.jit
     def moved(weights):
@@ -94,18 +100,27 @@ def test_blocks_of_detectors_in_several_groups(monkeypatch):
     monkeypatch.setattr(_row_additions, "_SUMS", 4 * n_rows * n_outputs)
     monkeypatch.setattr(_weighted_rows, "_TOGETHER", 4 * 4 * n_rows * n_outputs)
     launch = tuning.Launch(rows=4, outputs=4, detectors=2, warps=1)
-    with tuning.use({f"weighted_lookup.{kernel}": launch for kernel in ("forward", "products", "table")}):
+    with tuning.use(
+        {f"weighted_lookup.{kernel}": launch for kernel in ("forward", "products", "table")}
+    ):
         testing.check(case, "triton", transformation="jit")
         testing.check_update(case, "triton", tables.SGD(weight_decay=0.25))
 
 
 @pytest.mark.parametrize(
     ("shape", "sizes"),
-    [("funnel", (4, 8, 0)), ("primes", (4, 4, 3)), ("large_fan_out", (1, 32, 2)), ("one", (1, 1, 0))],
+    [
+        ("funnel", (4, 8, 0)),
+        ("primes", (4, 4, 3)),
+        ("large_fan_out", (1, 32, 2)),
+        ("one", (1, 1, 0)),
+    ],
 )
 @interpreted
 def test_networks_in_tiles_and_blocks(shape, sizes):
-    launch = tuning.Launch(**dict(zip(("rows", "outputs", "detectors"), sizes, strict=True)), warps=1)
+    launch = tuning.Launch(
+        **dict(zip(("rows", "outputs", "detectors"), sizes, strict=True)), warps=1
+    )
     with tuning.use({f"gate_network.{direction}": launch for direction in ("forward", "backward")}):
         testing.check(testing.case("gate_network", shape), "triton", transformation="jit")
 
@@ -114,7 +129,9 @@ def test_networks_in_tiles_and_blocks(shape, sizes):
 def test_samples_that_do_not_exist_add_nothing():
     """An infinite coefficient times a padding sample's zero inputs would turn all sums into NaN."""
     wires = np.array([[0, 1], [1, 2], [0, 1], [1, 0], [0, 1]])
-    readers = [lutjax.readers(w, n) for w, n in zip(np.split(wires, (2, 4)), (3, 2, 2), strict=True)]
+    readers = [
+        lutjax.readers(w, n) for w, n in zip(np.split(wires, (2, 4)), (3, 2, 2), strict=True)
+    ]
     coefficients = jnp.full((4, 5), 0.5).at[1, 0].set(jnp.inf).at[3, 2].set(jnp.inf)
     options = {"sizes": (2, 2, 1), "feature_axis": 0}
 
@@ -155,7 +172,9 @@ def test_scored_reads_of_integers(parts, sum_groups):
     run, (x, weights, scalars) = triton_interpreter.scored_call(reads.PowersOfTwo())
     x, quantized = x.at[3, 0].set(jnp.nan), lutjax.quantize_tables(weights, groups=2)
     calls = (("triton", quantized), ("triton", weights), ("xla", quantized))
-    with tuning.use({"scored_lut.forward": tuning.Launch(rows=16, outputs=8, detectors=3 // parts, warps=1)}):
+    with tuning.use(
+        {"scored_lut.forward": tuning.Launch(rows=16, outputs=8, detectors=3 // parts, warps=1)}
+    ):
         actual, trained, expected = (run(i, x, w, scalars, sum_groups=sum_groups) for i, w in calls)
     np.testing.assert_array_equal(actual, expected)
     np.testing.assert_array_equal(actual, trained)
@@ -170,7 +189,12 @@ def test_samples_of_owners_in_parts(monkeypatch, shape, dtype):
     triton_interpreter.own_always(monkeypatch)
     monkeypatch.setattr(_owned_columns, "_MOST_SCRATCH", 256)
     case = testing.case("scored_lut", shape, dtype)
-    assert _owned_columns.count_parts(case.differentiable["weights"].shape, groups=1, ways=2, n_samples=5) > 1
+    assert (
+        _owned_columns.count_parts(
+            case.differentiable["weights"].shape, groups=1, ways=2, n_samples=5
+        )
+        > 1
+    )
     testing.check(case, "triton", transformation="jit")
 
 
@@ -220,7 +244,9 @@ def test_pair_attention_of_any_place(interleave, window, start, epsilon):
 
 @pytest.mark.usefixtures("triton_interpreted", "beside_a_gpu")
 def test_layers_whose_rows_lie_in_the_host():
-    layer = layers.ProductKeyMemory(6, 6, n_keys=5, heads=2, k=3, placement="host", rngs=nnx.Rngs(0))
+    layer = layers.ProductKeyMemory(
+        6, 6, n_keys=5, heads=2, k=3, placement="host", rngs=nnx.Rngs(0)
+    )
     x = np.random.default_rng(1).normal(size=(3, 6)).astype(np.float32)
     gradients = jax.jit(jax.grad(lambda x: layer(x).sum()))
     found = gradients(x), nnx.jit(lambda layer: layer(x))(layer)
@@ -251,7 +277,14 @@ def test_gates_add_without_atomics(op, shape, launches):
 def test_counted_attention_compiles(monkeypatch, capability, launches):
     """Compile with the block sizes used at run time."""
     triton_interpreter.count_always(monkeypatch)
-    sizes = {"batch": 2, "queries": 300, "detectors": 2, "bits": 6, "position_bits": 4, "outputs": 32}
+    sizes = {
+        "batch": 2,
+        "queries": 300,
+        "detectors": 2,
+        "bits": 6,
+        "position_bits": 4,
+        "outputs": 32,
+    }
     triton_compiler.trace(testing.case("lookup_attention", "tiles", **sizes), GPUS[capability])
     triton_compiler.check_compilation(launches, capability)
     assert "_add_counted" in {kernel.fn.__name__ for kernel, _ in launches}
@@ -260,9 +293,13 @@ def test_counted_attention_compiles(monkeypatch, capability, launches):
 @pytest.mark.parametrize("capability", GPUS)
 def test_sums_of_owners_compile(capability, launches):
     """Kernels fit shared memory and registers at all sizes selected for them."""
-    case = testing.case("scored_lut", "split", batch=4096, inputs=64, detectors=256, bits=8, outputs=48)
+    case = testing.case(
+        "scored_lut", "split", batch=4096, inputs=64, detectors=256, bits=8, outputs=48
+    )
     testing.check_lowering(case, "triton", platform="cuda", device_kind=GPUS[capability])
-    owned = {key: c for key, c in launches.items() if key[0].fn.__name__ in ("_rotate", "_add_owned")}
+    owned = {
+        key: c for key, c in launches.items() if key[0].fn.__name__ in ("_rotate", "_add_owned")
+    }
     assert len(owned) == 2
     triton_compiler.check_compilation(owned, capability)
 
@@ -292,7 +329,9 @@ def test_layers_of_trees_compile(launches):
     """The layer selects one kernel for whole trees with pooling on a GPU."""
     x = jax.ShapeDtypeStruct((2, 6, 6, 32), jnp.float32)
     options = {"padding": 1, "pool": 2, "feature_axis": 0}
-    triton_compiler.trace_layer(lambda rngs: layers.LogicConv((6, 6, 2), 3, **options, rngs=rngs), x)
+    triton_compiler.trace_layer(
+        lambda rngs: layers.LogicConv((6, 6, 2), 3, **options, rngs=rngs), x
+    )
     assert {kernel.fn.__name__ for kernel, _ in launches} == {"_apply", "_reduce", "_add"}
     triton_compiler.check_compilation(launches)
 
@@ -301,7 +340,9 @@ def test_a_step_of_the_automaton_is_two_networks(launches):
     config = LogicCAConfig(channels=2, kernels=2, perception=(8, 4, 2), update=(520, 40, 2))
     grids = jax.ShapeDtypeStruct((3, 8, 8, 2), jnp.float32)
     triton_compiler.trace_layer(lambda rngs: LogicCA(config, rngs=rngs), grids, n_steps=3)
-    found = {(key[0].fn.__name__, vars(common["c"])["LAYERS"].value) for key, common in launches.items()}
+    found = {
+        (key[0].fn.__name__, vars(common["c"])["LAYERS"].value) for key, common in launches.items()
+    }
     assert found == {("_apply", 3), ("_reduce", 3)}
     triton_compiler.check_compilation(launches)
 

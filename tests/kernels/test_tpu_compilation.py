@@ -74,7 +74,9 @@ def test_layers_of_scored_tables(tpu):
         )
 
     arrays = {**case.differentiable, **case.fixed}
-    shapes = [jax.ShapeDtypeStruct(arrays[n].shape, arrays[n].dtype) for n in ("x", "weights", "anchors")]
+    shapes = [
+        jax.ShapeDtypeStruct(arrays[n].shape, arrays[n].dtype) for n in ("x", "weights", "anchors")
+    ]
     assert "tpu_custom_call" in _ahead_of_time.compile_for_tpu(integers, *shapes, tpu=tpu).as_text()
 
 

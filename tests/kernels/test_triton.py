@@ -10,7 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import RATES, case_of, detections, fast_size, rates_of, slow_except, slow_where, typed_size
+from cases import (
+    RATES,
+    case_of,
+    detections,
+    fast_size,
+    rates_of,
+    slow_except,
+    slow_where,
+    typed_size,
+)
 
 import lutjax
 from lutjax import optim as tables, reads, testing, tuning
@@ -23,7 +32,9 @@ from lutjax.ops.lookup import Lookup
 from lutjax.tables import host
 from lutjax.testing import _ahead_of_time
 
-triton_compiler = pytest.importorskip("triton_compiler", reason="triton or jax-triton is not installed")
+triton_compiler = pytest.importorskip(
+    "triton_compiler", reason="triton or jax-triton is not installed"
+)
 import triton_interpreter  # noqa: E402
 from triton_compiler import GPUS, OPS, SUMMED, UPDATED  # noqa: E402
 
@@ -42,7 +53,10 @@ def is_slow(op, shape, dtype, transformation):
         return not fast_op or transformation not in ("vmap of grad", "shard_map, sharded table")
     if dtype is not None:
         return dtype != "bfloat16" or op not in ("lookup", "sparse_lookup", "bilinear_gates")
-    return shape != "split" and (op, shape) not in (("lookup", "empty_batch"), ("sparse_lookup", "one_list"))
+    return shape != "split" and (op, shape) not in (
+        ("lookup", "empty_batch"),
+        ("sparse_lookup", "one_list"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,7 +88,11 @@ def test_values(op, shape, dtype, transformation):
 @interpreted
 def test_fixed_point(op, dtype):
     tolerance = max(2.0**-10, 1.01 * testing.TOLERANCE[dtype])
-    options = {"accumulate": lutjax.FixedPoint(2.0**20), "tolerance": tolerance, "transformation": "jit"}
+    options = {
+        "accumulate": lutjax.FixedPoint(2.0**20),
+        "tolerance": tolerance,
+        "transformation": "jit",
+    }
     with jax.enable_x64(dtype == "float64"):
         testing.check(testing.case(op, typed_size(op), dtype), "triton", **options)
 
@@ -121,7 +139,10 @@ COUNTED = {"batch": 1, "queries": 6, "detectors": 2}
             ("count_always", "tiles", {"batch": 1, "queries": 40, "detectors": 1}, "float32"),
             *(("count_always", "ties", {}, dtype) for dtype in ("bfloat16", "float64")),
             ("own_always", "primes", {}, "float32"),
-            *(("own_always", shape, {}, "float32") for shape in ("sum_groups", "powers", "powers_one_way")),
+            *(
+                ("own_always", shape, {}, "float32")
+                for shape in ("sum_groups", "powers", "powers_one_way")
+            ),
             *(("own_always", shape, {}, "bfloat16") for shape in ("hard", "groups")),
             ("own_always", "shared_input", {}, "float16"),
         ],
@@ -185,7 +206,9 @@ def test_sparse_lookup_of_any_ids(monkeypatch, compared):
 def ways_of_rows(dtype, coefficient_dtype):
     """Return tables in 2 groups, two weighted rows per table, and cotangents: some coefficients are 0, with infinite rows."""
     rng = np.random.default_rng(0)
-    weights, dy = (jnp.asarray(rng.integers(-8, 9, shape), dtype) for shape in ((6, 5, 7), (13, 14)))
+    weights, dy = (
+        jnp.asarray(rng.integers(-8, 9, shape), dtype) for shape in ((6, 5, 7), (13, 14))
+    )
     if jnp.issubdtype(dtype, jnp.floating):
         weights = weights.at[:, -1].set(jnp.inf)
     ways = []
@@ -199,7 +222,9 @@ def ways_of_rows(dtype, coefficient_dtype):
 @interpreted
 def test_rows_of_integers():
     weights, ways, _ = ways_of_rows(jnp.int8, jnp.int32)
-    actual, expected = (rows.sum_ways(weights, ways, CPU, None, 2) for rows in (_weighted_rows, _row_gathers))
+    actual, expected = (
+        rows.sum_ways(weights, ways, CPU, None, 2) for rows in (_weighted_rows, _row_gathers)
+    )
     assert actual.dtype == expected.dtype == jnp.int32
     np.testing.assert_array_equal(actual, expected)
 
@@ -217,14 +242,18 @@ def test_rows_of_integers():
 def test_scored_reads_of_any_input(read):
     """Zeros, ties, out-of-range ids, NaN and infinities; unread rows are infinite."""
     run, (x, weights, scalars) = triton_interpreter.scored_call(read)
-    launch = tuning.Launch(rows=16, outputs=16, warps=1)  # all tables of a group, 11 outputs in two tiles
+    launch = tuning.Launch(
+        rows=16, outputs=16, warps=1
+    )  # all tables of a group, 11 outputs in two tiles
     with tuning.use(dict.fromkeys(("scored_lut.forward", "scored_lut.backward"), launch)):
         triton_interpreter.check_plain_jax(run, x, weights, scalars)
         x = x.at[3, 0, 2].set(jnp.nan).at[5, 1, 4].set(jnp.inf).at[7].set(0)
         if not read.rounds_tables:
             # All margins of sample 7 are 0: of scores nothing is read.
             weights = weights.at[:, 0, 0].set(jnp.inf)
-        actual, expected = (run(implementation, x, weights, scalars) for implementation in ("triton", "xla"))
+        actual, expected = (
+            run(implementation, x, weights, scalars) for implementation in ("triton", "xla")
+        )
         testing.assert_close("y", actual, expected)
 
 
@@ -232,7 +261,12 @@ def test_scored_reads_of_any_input(read):
 @interpreted
 def test_one_cotangent_of_scored_reads(needed):
     run, (x, weights, scalars) = triton_interpreter.scored_call(reads.Confidence(), jnp.bfloat16)
-    arrays = {"x": x, "weights": weights, "scalars": scalars, "keep": jnp.ones((13, 6)).at[::2].set(0)}
+    arrays = {
+        "x": x,
+        "weights": weights,
+        "scalars": scalars,
+        "keep": jnp.ones((13, 6)).at[::2].set(0),
+    }
     triton_interpreter.check_plain_jax(
         lambda implementation, a: run(implementation, **{**arrays, needed: a}), arrays[needed]
     )
@@ -252,7 +286,9 @@ def test_sums_of_owners(ways, dtype, n, groups, each, n_rows, n_outputs):
     rng = np.random.default_rng(n)
     n_tables = groups * each
     first = rng.integers(0, n_rows, (n_tables, n))
-    row = np.stack([first, first ^ (1 << rng.integers(0, n_rows.bit_length() - 1, first.shape))])[:ways]
+    row = np.stack([first, first ^ (1 << rng.integers(0, n_rows.bit_length() - 1, first.shape))])[
+        :ways
+    ]
     factors = rng.normal(size=(ways, n_tables, n)).astype(np.float32)
     factors[rng.random(factors.shape) < 0.3] = 0
     dy = np.array(jnp.asarray(rng.normal(size=(n, groups, n_outputs)), dtype).astype(jnp.float32))
@@ -273,7 +309,8 @@ def test_sums_of_owners(ways, dtype, n, groups, each, n_rows, n_outputs):
 @pytest.mark.parametrize(
     ("with_readers", "nested"),
     slow_where(
-        itertools.product([True, False], repeat=2), lambda with_readers, nested: nested or not with_readers
+        itertools.product([True, False], repeat=2),
+        lambda with_readers, nested: nested or not with_readers,
     ),
 )
 @interpreted
@@ -352,7 +389,9 @@ def test_products_of_both_ways_leave_their_loop(launches):
     """Triton drops a loop variable if its final value equals another variable's initial value; Python does not."""
     triton_compiler.trace(testing.case("scored_lut", "split"))
     ((_, types),) = [key for key in launches if key[0].fn.__name__ == "_differentiate"]
-    (common,) = [common for (kernel, _), common in launches.items() if kernel.fn.__name__ == "_differentiate"]
+    (common,) = [
+        common for (kernel, _), common in launches.items() if kernel.fn.__name__ == "_differentiate"
+    ]
     ir = triton_compiler.compiled(common, types).asm["ttir"]
     (carried,) = re.findall(r"scf.for %way = .* iter_args\(([^)]*)\)", ir)
     assert {"%main", "%other"} <= set(re.findall(r"%[a-z]+", carried))
@@ -368,7 +407,12 @@ def jax_triton(monkeypatch, kernel_cache):
             pytest.skip(f"jax-triton cannot be imported here: {why_not}")
         compiled_kernel = SimpleNamespace(to_proto=lambda *_: b"a kernel")
         library = importlib.import_module("jaxlib.gpu_triton")
-        for name in ("TritonKernel", "TritonKernelCall", "create_array_parameter", "create_scalar_parameter"):
+        for name in (
+            "TritonKernel",
+            "TritonKernelCall",
+            "create_array_parameter",
+            "create_scalar_parameter",
+        ):
             monkeypatch.setattr(library, name, lambda *_: compiled_kernel, raising=False)
         monkeypatch.setattr(_triton, "unfit_packages", lambda: None)
         monkeypatch.setattr(lutjax.kernel_registry, "_resolved", {})
@@ -395,7 +439,9 @@ def test_updates_lower_in_place():
         return lutjax.update_table(weights, gradients["weights"], 0.5, implementation="triton")[0]
 
     lowered = _ahead_of_time.lower(step, weights, d, platform="cuda", device_kind=H200.kind)
-    (call,) = (line for line in lowered.mlir_module().splitlines() if "output_operand_aliases = [#" in line)
+    (call,) = (
+        line for line in lowered.mlir_module().splitlines() if "output_operand_aliases = [#" in line
+    )
     # The target that CUDA graphs record, whatever version of jax-triton.
     operands = re.search(r"@triton_kernel_call_ffi\(([^)]*)\)", call).group(1).split(", ")
     table = re.search(r"output_tuple_indices = \[0\], operand_index = (\d+)", call).group(1)
@@ -414,9 +460,17 @@ def test_several_backends_in_one_process(op, monkeypatch):
 
 
 def test_layers_over_images_detect_and_look_up_in_one_kernel(launches):
-    options = {"kernel": 3, "padding": 1, "stride": 2, "groups": 2, "n_detectors": 8, "n_anchors": 3}
+    options = {
+        "kernel": 3,
+        "padding": 1,
+        "stride": 2,
+        "groups": 2,
+        "n_detectors": 8,
+        "n_anchors": 3,
+    }
     triton_compiler.trace_layer(
-        lambda rngs: layers.ConvLUT((6, 6, 4), 6, **options, rngs=rngs), array((512, 6, 6, 4), jnp.float32)
+        lambda rngs: layers.ConvLUT((6, 6, 4), 6, **options, rngs=rngs),
+        array((512, 6, 6, 4), jnp.float32),
     )
     found = {kernel.fn.__name__ for kernel, _ in launches}
     assert found == {"_sum_rows", "_multiply_and_add_rows", "_sort", "_collect"}
@@ -440,11 +494,16 @@ def wide_look_up(implementation=None):
 
 @pytest.mark.usefixtures("launches")
 def test_a_launch_that_does_not_fit_shared_memory():
-    message = r"a tile of 512 rows and 512 outputs takes 1048576 bytes; the shared memory of NVIDIA H200"
+    message = (
+        r"a tile of 512 rows and 512 outputs takes 1048576 bytes; the shared memory of NVIDIA H200"
+    )
     launch = {"lookup.forward": tuning.Launch(rows=512, outputs=512)}
     with tuning.use(launch), pytest.raises(ValueError, match=message):
         on_gpu(*wide_look_up("triton"))
-    assert on_gpu(*wide_look_up("triton")).shape == (4096, 1024)  # the launch was that of one block of calls
+    assert on_gpu(*wide_look_up("triton")).shape == (
+        4096,
+        1024,
+    )  # the launch was that of one block of calls
 
 
 def test_why_not_triton(monkeypatch):
@@ -476,7 +535,11 @@ def test_why_not_triton(monkeypatch):
 
 
 def gates_call(n_inputs, n_gates, dtype="float32"):
-    return array((128, n_inputs), dtype), array((4, n_gates), "float32"), array((n_gates, 2), "int32")
+    return (
+        array((128, n_inputs), dtype),
+        array((4, n_gates), "float32"),
+        array((n_gates, 2), "int32"),
+    )
 
 
 def read_call(batch, n_outputs=1024, ways=None):
@@ -518,7 +581,11 @@ def test_small_calls_are_left_to_plain_jax(op, call, options, platform):
     [
         ((512, 512, 128), "triton", ": chosen"),
         ((512,), "xla", "has one layer, which is bilinear_gates"),
-        ((8000,) * 6, "xla", "keeps values of all gates in the caches, at most 8192 of a sample, here 80000"),
+        (
+            (8000,) * 6,
+            "xla",
+            "keeps values of all gates in the caches, at most 8192 of a sample, here 80000",
+        ),
     ],
 )
 @pytest.mark.usefixtures("launches")
@@ -605,6 +672,8 @@ def test_rows_in_ways():
             "additions": rows.add_ways(jnp.ones(weights.shape), ways, dy, CPU, None, 2),
         }
 
-    actual, expected = (jax.jit(functools.partial(results, r))() for r in (_weighted_rows, _row_gathers))
+    actual, expected = (
+        jax.jit(functools.partial(results, r))() for r in (_weighted_rows, _row_gathers)
+    )
     assert jnp.isfinite(expected["sums"]).all()
     testing.assert_all_close("rows in ways", actual, expected)

@@ -57,7 +57,9 @@ def as_a_reader(without_typechecking):
 @pytest.mark.parametrize(
     "page",
     slow_where(PAGES, is_long),
-    ids=lambda page: page.relative_to(ROOT / "docs" if page.name != "README.md" else ROOT).as_posix(),
+    ids=lambda page: page.relative_to(
+        ROOT / "docs" if page.name != "README.md" else ROOT
+    ).as_posix(),
 )
 @pytest.mark.usefixtures("as_a_reader")
 def test_pages_run(page, request):
@@ -76,8 +78,13 @@ def test_pages_run(page, request):
 
 def test_tables_name_command_machine_versions_and_date():
     table = pages.extension("content").bench_table("scored.csv")
-    assert re.search(r"^\| heads \(scored:[\d,]+\) \| forward \| [\d.]+ [mu]s \|", table, re.MULTILINE)
-    assert "Measured with `lutjax bench` 2026-11-26, NVIDIA H100 80GB HBM3, lutjax 0.2.0, jax " in table
+    assert re.search(
+        r"^\| heads \(scored:[\d,]+\) \| forward \| [\d.]+ [mu]s \|", table, re.MULTILINE
+    )
+    assert (
+        "Measured with `lutjax bench` 2026-11-26, NVIDIA H100 80GB HBM3, lutjax 0.2.0, jax "
+        in table
+    )
     table = pages.extension("content").bench_table("choose.json reads")
     assert re.search(r"^\| `Blend\(\)` \| 2 \| [\d.]+ \| [\d.]+ \| no \|$", table, re.MULTILINE)
     assert re.search(
@@ -115,7 +122,9 @@ UPDATED = {op for op in REGISTERED if "update" in kernel_registry.directions(op)
 
 
 def test_the_table_of_ops_is_that_of_kernel_modules():
-    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", pages.extension("content").op_table(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w+)` \| (.*) \|$", pages.extension("content").op_table(), re.MULTILINE
+    )
     assert [op for op, _ in rows] == list(REGISTERED)
     for op, cells in rows:
         expected = [op in ops for ops in (NATIVE, TRITON, MOSAIC, TENSORCORE, UPDATED)]
@@ -130,7 +139,9 @@ def test_figures_of_gpus_are_rows_of_the_appendix():
     cells = [{cell.strip() for cell in line.split("|")} for line in lines]
     for shape, direction, times in rows:
         shown = {time.strip() for time in times.split("|")}
-        same = [of for line, of in zip(lines, cells, strict=True) if line.startswith(f"| {shape} (")]
+        same = [
+            of for line, of in zip(lines, cells, strict=True) if line.startswith(f"| {shape} (")
+        ]
         assert any({direction, *shown} <= of for of in same), (shape, direction)
 
 
@@ -178,14 +189,18 @@ def test_sentences_about_ops_are_those_of_kernel_modules():
         assert set(found) == {listed}, pattern
     # A list in the text by which the page on TPUs describes each kernel, and what calls say of their tables.
     rows = re.findall(
-        r"^\| ((?:`\w+`(?:, )?)+) \|", (ROOT / "docs" / "tpu.md").read_text(encoding="utf-8"), re.MULTILINE
+        r"^\| ((?:`\w+`(?:, )?)+) \|",
+        (ROOT / "docs" / "tpu.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
     )
     described = {op for row in rows for op in re.findall(r"`(\w+)`", row)}
     assert described == TENSORCORE
     for op in REGISTERED:
         calls = vars(importlib.import_module(f"lutjax.ops.{op}")).values()
         tables = {
-            call.table_name for call in calls if isinstance(call, type) and getattr(call, "op", None) == op
+            call.table_name
+            for call in calls
+            if isinstance(call, type) and getattr(call, "op", None) == op
         }
         assert (op in UPDATED) == (tables != {None}), op
 
@@ -193,14 +208,19 @@ def test_sentences_about_ops_are_those_of_kernel_modules():
 def test_training_times_are_those_of_the_table():
     page = (ROOT / "docs" / "appendix" / "feed-forward.md").read_text(encoding="utf-8")
     rows = re.findall(
-        r"^\| `scored_lut`(?: in (plain JAX))? \| [\d,]+ \| \d+ \| (?:\d+ to )?(\d+) \|", page, re.MULTILINE
+        r"^\| `scored_lut`(?: in (plain JAX))? \| [\d,]+ \| \d+ \| (?:\d+ to )?(\d+) \|",
+        page,
+        re.MULTILINE,
     )
     minutes = {kind: int(most) / 60 for kind, most in rows}
     native, plain = minutes[""], minutes["plain JAX"]
     assert 2 < native < 3 < plain < 4, "the README states two to three minutes, and a minute longer"
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert f"takes {plain:.1f} minutes on two cores instead of {native:.1f} minutes" in text
-    assert f"{native:.1f} minutes on two CPU cores with native kernels, {plain:.1f} in plain JAX" in text
+    assert (
+        f"{native:.1f} minutes on two CPU cores with native kernels, {plain:.1f} in plain JAX"
+        in text
+    )
     seconds = re.findall(r"^\| `?(\w+)`? \| ([\d,]+) \| \d+ \| (\d+ to \d+) \|", page, re.MULTILINE)
     assert len(seconds) == 2
     choice = (ROOT / "docs" / "choose.md").read_text(encoding="utf-8")
@@ -216,7 +236,8 @@ def test_what_has_a_factored_gradient_is_what_the_page_lists():
     ops, compositions = (
         re.findall(r"`(\w+)`", listed)
         for listed in re.search(
-            r"available for the tables of (.*?), and for (.*?), which are built from these ops", page
+            r"available for the tables of (.*?), and for (.*?), which are built from these ops",
+            page,
         ).groups()
     )
     key = jax.random.key(0)
@@ -236,7 +257,9 @@ def test_what_has_a_factored_gradient_is_what_the_page_lists():
     assert set(compositions) == set(calls)
     for name, call in calls.items():
         table = jnp.ones((2, 64 if name == "lut_attention" else 8, 4))
-        _, gradients = tables.value_and_grad(lambda p, call=call: jnp.sum(call(p["table"])))({"table": table})
+        _, gradients = tables.value_and_grad(lambda p, call=call: jnp.sum(call(p["table"])))(
+            {"table": table}
+        )
         assert isinstance(gradients["table"], tables.TableGradient), name
     assert ops == [op for op in REGISTERED if op in UPDATED]
     others = {"logic_gates": "no table", "update_table": "takes such a gradient"}
@@ -338,7 +361,9 @@ def test_the_dev_extra_has_the_dependency_groups():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     tools = project["project"]["optional-dependencies"]["dev"]
     groups = project["dependency-groups"]
-    assert not [tool for name in ("test", "lint", "kernels") for tool in groups[name] if tool not in tools]
+    assert not [
+        tool for name in ("test", "lint", "kernels") for tool in groups[name] if tool not in tools
+    ]
 
 
 def test_the_smoke_tests_exist():
@@ -353,7 +378,9 @@ def test_the_smoke_tests_exist():
 
 def test_figures_of_the_readme_stand_where_it_says():
     rows = re.findall(
-        r"^\| (.*) \| (.*) \| (.*) \| \[[\w ]+\]\((docs/[\w/.-]+)#[\w-]+\) \|$", README, re.MULTILINE
+        r"^\| (.*) \| (.*) \| (.*) \| \[[\w ]+\]\((docs/[\w/.-]+)#[\w-]+\) \|$",
+        README,
+        re.MULTILINE,
     )
     assert len(rows) == 6
     for _, alternative, ours, page in rows:
@@ -379,7 +406,9 @@ def test_figures_of_short_pages_stand_in_the_pages_that_they_link(name):
     [("pallas/tpu", "tpu", "TPU v6e"), ("pallas", "cuda", "NVIDIA H200")],
 )
 @pytest.mark.usefixtures("as_a_reader")
-def test_pallas_kernels_are_exported_without_a_disabled_check(implementation, platform, device_kind):
+def test_pallas_kernels_are_exported_without_a_disabled_check(
+    implementation, platform, device_kind
+):
     """Check the claim in docs/implementations.md."""
     d = jax.eval_shape(lutjax.detect_signs, jax.ShapeDtypeStruct((16, 4, 5), "float32"))
     look_up = jax.jit(lambda w, d: lutjax.lookup(w, d, implementation=implementation))

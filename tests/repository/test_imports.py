@@ -7,12 +7,14 @@ from collections.abc import Iterator
 import pytest
 from folders import ROOT
 
-CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
-    "contracts"
-]
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
+    "importlinter"
+]["contracts"]
 LAYERS = next(contract["layers"] for contract in CONTRACTS if contract["id"] == "layers")
 LEVELS = {
-    name.strip(): level for level, layer in zip((2, 1), LAYERS, strict=False) for name in layer.split(":")
+    name.strip(): level
+    for level, layer in zip((2, 1), LAYERS, strict=False)
+    for name in layer.split(":")
 }  # of applications and circuits; all else is the core
 
 
@@ -75,5 +77,8 @@ def test_the_layers_use_only_public_names_of_lower_layers() -> None:
     for path in (ROOT / "lutjax").rglob("*.py"):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         if level(module) > 0:
-            found += [f"{module}: {name}" for name in private_uses(module, path.read_text(encoding="utf-8"))]
+            found += [
+                f"{module}: {name}"
+                for name in private_uses(module, path.read_text(encoding="utf-8"))
+            ]
     assert not found, "make these names public, or move them"

@@ -18,10 +18,22 @@ def test_a_module_that_touches_a_device_is_not_collected(tmp_path):
     """Check `machine.pytest_collection`, which treats every test file this way in any run."""
     for name, text in (("early", EARLY), ("late", LATE)):
         (tmp_path / f"test_{name}.py").write_text(text)
-    options = ["-p", "machine", "-p", "no:cacheprovider", "--continue-on-collection-errors", "--rootdir", "."]
+    options = [
+        "-p",
+        "machine",
+        "-p",
+        "no:cacheprovider",
+        "--continue-on-collection-errors",
+        "--rootdir",
+        ".",
+    ]
     found = subprocess.run(
         [sys.executable, "-m", "pytest", *options],
-        env={**os.environ, "PYTHONPATH": str(TESTS / "support"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(TESTS / "support"),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -33,7 +45,13 @@ def test_a_module_that_touches_a_device_is_not_collected(tmp_path):
 
 @pytest.mark.parametrize(
     ("markers", "expected"),
-    [("gpu", True), ("slow and gpu", True), ("not gpu", False), ("slow and not gpu", False), ("", False)],
+    [
+        ("gpu", True),
+        ("slow and gpu", True),
+        ("not gpu", False),
+        ("slow and not gpu", False),
+        ("", False),
+    ],
 )
 def test_markers_that_ask_for_a_gpu(markers, expected):
     assert machine.is_for_a_gpu(markers) == expected

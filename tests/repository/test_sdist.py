@@ -24,7 +24,9 @@ SELECTED = "not docstrings and not (test_recorded and reference)"
 
 
 def patterns():
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["sdist"]
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
+        "targets"
+    ]["sdist"]
 
 
 def listed_by_git():
@@ -45,7 +47,9 @@ def listed_by_git():
 def test_every_file_of_the_repository_is_included():
     listed = listed_by_git()
     include = patterns()["include"]
-    assert all(pattern.startswith("/") for pattern in include), "a pattern without / means any folder"
+    assert all(pattern.startswith("/") for pattern in include), (
+        "a pattern without / means any folder"
+    )
     files = {f"/{name}" for name in listed.split("\0") if name} - {"/pyproject.toml"}
     missing = [f for f in files if not any(f == p or f.startswith(f"{p}/") for p in include)]
     assert not missing, (
@@ -69,8 +73,12 @@ def test_what_is_installed_from_it_passes_its_tests(tmp_path):
 
     def run(*command, cwd=tmp_path):
         words = [str(word) for word in command]
-        done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+        done = subprocess.run(
+            words, cwd=cwd, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, (
+            f"{' '.join(words)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+        )
         return done.stdout
 
     run(sys.executable, "-m", "venv", "environment")
@@ -78,11 +86,17 @@ def test_what_is_installed_from_it_passes_its_tests(tmp_path):
     run(python, "-m", "pip", "install", "hatchling")
     sdist = tmp_path / run(python, "-c", BUILD, tmp_path, cwd=ROOT).split()[-1]
     run(python, "-m", "pip", "install", "--no-deps", "--no-build-isolation", sdist)
-    own = pathlib.Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    (own / "others.pth").write_text(sysconfig.get_path("purelib"))  # an editable lutjax in there stays unseen
+    own = pathlib.Path(
+        run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+    )
+    (own / "others.pth").write_text(
+        sysconfig.get_path("purelib")
+    )  # an editable lutjax in there stays unseen
     with tarfile.open(sdist) as archive:
         # Python 3.11.4 has filters, which later versions ask for.
-        archive.extractall(tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        archive.extractall(
+            tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {})
+        )
     (unpacked,) = (path.parent for path in tmp_path.glob("lutjax-*/pyproject.toml"))
     found = run(python, "-P", "-c", "import lutjax; print(lutjax.__file__)", cwd=unpacked)
     assert pathlib.Path(found.strip()).is_relative_to(own)

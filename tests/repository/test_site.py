@@ -20,7 +20,9 @@ from tools import require_tool
 
 DOCS = ROOT / "docs"
 SOURCES = sorted(
-    path for path in DOCS.rglob("*.md") if not {"_build", "benchmarks"} & set(path.relative_to(DOCS).parts)
+    path
+    for path in DOCS.rglob("*.md")
+    if not {"_build", "benchmarks"} & set(path.relative_to(DOCS).parts)
 )
 
 
@@ -62,8 +64,12 @@ def listed():
 def public():
     """Return full names from every public ``__all__``, except the version and `lutjax` modules, which have their own pages."""
     package = importlib.import_module("lutjax")
-    modules = {f"lutjax.{name}" for name in package.__all__ if inspect.ismodule(getattr(package, name))}
-    names = {f"{module}.{name}" for module in MODULES for name in importlib.import_module(module).__all__}
+    modules = {
+        f"lutjax.{name}" for name in package.__all__ if inspect.ismodule(getattr(package, name))
+    }
+    names = {
+        f"{module}.{name}" for module in MODULES for name in importlib.import_module(module).__all__
+    }
     return names - modules - {"lutjax.__version__"}
 
 
@@ -107,8 +113,12 @@ def test_every_op_has_equations():
         "readers",
         "Detection",
     }
-    ops = {name for name in lutjax.__all__ if f"`{name}(" in listed and callable(getattr(lutjax, name))}
-    assert ops - without - {"sample_anchors"} <= {name.removeprefix("lutjax.") for name in equations}
+    ops = {
+        name for name in lutjax.__all__ if f"`{name}(" in listed and callable(getattr(lutjax, name))
+    }
+    assert ops - without - {"sample_anchors"} <= {
+        name.removeprefix("lutjax.") for name in equations
+    }
     text = (DOCS / "reference" / "equations.md").read_text(encoding="utf-8")
     defined = re.findall(r"^\$\$ \(([\w-]+)\)$", text, re.MULTILINE)
     assert len(set(defined)) == len(defined)
@@ -132,7 +142,10 @@ def headings(path):
 
 def test_links_lead_somewhere():
     found = 0
-    for path in [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *SOURCES]:
+    for path in [
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+        *SOURCES,
+    ]:
         text = re.sub(r"```.*?```|`[^`]*`", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
         for name, heading in re.findall(r"\]\(([\w/.-]*)(?:#([\w-]+))?\)", text):
             target = (path.parent / name).resolve() if name else path
@@ -151,10 +164,13 @@ def test_there_is_one_version():
     version = lutjax.__version__
     native = (ROOT / "native" / "lutjax_cpu" / "__init__.py").read_text(encoding="utf-8")
     assert f'__version__ = "{version}"' in native
-    assert f'"lutjax=={version}"' in (ROOT / "native" / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'"lutjax=={version}"' in (ROOT / "native" / "pyproject.toml").read_text(
+        encoding="utf-8"
+    )
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert version in [
-        v["version"] for v in json.loads((DOCS / "_static" / "versions.json").read_text(encoding="utf-8"))
+        v["version"]
+        for v in json.loads((DOCS / "_static" / "versions.json").read_text(encoding="utf-8"))
     ]
     assert f"\n## {version} - " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
@@ -205,7 +221,10 @@ def test_what_not_everybody_can_read_is_found(accessibility):
         "<p id='b'><p id='b'>": "the id b is there 2 times",
     }.items():
         assert accessibility.problems(page.format(fault)) == [found]
-    assert accessibility.problems("<html><h1>A</h1>") == ["the page has no language", "the page has no title"]
+    assert accessibility.problems("<html><h1>A</h1>") == [
+        "the page has no language",
+        "the page has no title",
+    ]
 
 
 def test_everybody_can_read_the_pages_of_the_gallery(accessibility):
@@ -231,7 +250,9 @@ def built(folder, *options):
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     words = ["-W", "--keep-going", "-q", "-b", "html", *options]
     options = {"cwd": folder, "env": environment, "capture_output": True, "text": True}
-    done = subprocess.run([sys.executable, "-m", "sphinx", *words, docs, folder / "html"], **options)
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", *words, docs, folder / "html"], **options
+    )
     assert done.returncode == 0, done.stderr[-6000:]
     return folder / "html"
 
@@ -258,7 +279,9 @@ class TestSlow:
         assert all(f'"{word}"' in session for word in build.split())
 
     @needs_sphinx
-    def test_the_site_is_built_without_a_warning_and_everybody_can_read_it(self, tmp_path, accessibility):
+    def test_the_site_is_built_without_a_warning_and_everybody_can_read_it(
+        self, tmp_path, accessibility
+    ):
         """Build the full site, notebooks included."""
         html = built(tmp_path)
         pages = accessibility.pages(html)
@@ -272,7 +295,9 @@ class TestSlow:
         assert all(classes.split()[0] == word for classes, word in cells)
         assert ("validated", "validated") in cells
 
-    @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not found: npm install --no-save axe-core")
+    @pytest.mark.skipif(
+        not AXE.exists(), reason="axe-core is not found: npm install --no-save axe-core"
+    )
     @needs_sphinx
     def test_a_browser_shows_pages_that_everybody_can_read(self, tmp_path, accessibility):
         """Open pages from every section in all sizes and colors, built without running notebooks."""
@@ -280,7 +305,11 @@ class TestSlow:
         import browser as browsers
 
         html = built(
-            tmp_path, "-D", "nb_execution_mode=off", "-D", "suppress_warnings=ref.python,myst-nb.lexer"
+            tmp_path,
+            "-D",
+            "nb_execution_mode=off",
+            "-D",
+            "suppress_warnings=ref.python,myst-nb.lexer",
         )
         axe = AXE.read_text(encoding="utf-8")
         with browsers.Browser(tmp_path / "profile") as browser:

@@ -17,7 +17,9 @@ FLAGS = (
 
 def find():
     """Return the path to Chromium or Chrome, or None if neither is found."""
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    return next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
 
 
 class Browser:
@@ -58,9 +60,13 @@ class Browser:
     def _attach(self):
         pages = [t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page"]
         target = (
-            pages[0]["targetId"] if pages else self.call("Target.createTarget", url="about:blank")["targetId"]
+            pages[0]["targetId"]
+            if pages
+            else self.call("Target.createTarget", url="about:blank")["targetId"]
         )
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -112,7 +118,9 @@ class Browser:
 
     def run(self, expression):
         """Return a JavaScript expression's value; promises are awaited."""
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        answer = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         if "exceptionDetails" in answer:
             raise RuntimeError(f"{expression}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
@@ -147,19 +155,32 @@ class Browser:
         places, mouse = self._places(selector, points), {"button": "left", "modifiers": modifiers}
         if press:
             self.call(
-                "Input.dispatchMouseEvent", type="mousePressed", buttons=1, clickCount=1, **places[0], **mouse
+                "Input.dispatchMouseEvent",
+                type="mousePressed",
+                buttons=1,
+                clickCount=1,
+                **places[0],
+                **mouse,
             )
         for place in places[1:] if press else places:
             self.call("Input.dispatchMouseEvent", type="mouseMoved", buttons=1, **place, **mouse)
         if release:
-            self.call("Input.dispatchMouseEvent", type="mouseReleased", clickCount=1, **places[-1], **mouse)
+            self.call(
+                "Input.dispatchMouseEvent",
+                type="mouseReleased",
+                clickCount=1,
+                **places[-1],
+                **mouse,
+            )
         self.wait_for_frame()
 
     def touch(self, selector, points):
         """Put a finger down at the first point, move it through the remaining points, and lift it."""
         for number, place in enumerate(self._places(selector, points)):
             self.call(
-                "Input.dispatchTouchEvent", type="touchMove" if number else "touchStart", touchPoints=[place]
+                "Input.dispatchTouchEvent",
+                type="touchMove" if number else "touchStart",
+                touchPoints=[place],
             )
         self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
         self.wait_for_frame()
@@ -177,13 +198,25 @@ class Browser:
         for _ in range(times):
             for kind in ("rawKeyDown", "keyUp"):
                 self.call(
-                    "Input.dispatchKeyEvent", type=kind, key=key, code=code, windowsVirtualKeyCode=number
+                    "Input.dispatchKeyEvent",
+                    type=kind,
+                    key=key,
+                    code=code,
+                    windowsVirtualKeyCode=number,
                 )
         self.wait_for_frame()
 
     def control_names(self):
         """Return the names of the page's controls, as read by assistive technology."""
-        controls = {"button", "checkbox", "slider", "radio", "combobox", "spinbutton", "application"}
+        controls = {
+            "button",
+            "checkbox",
+            "slider",
+            "radio",
+            "combobox",
+            "spinbutton",
+            "application",
+        }
         nodes = self.call("Accessibility.getFullAXTree")["nodes"]
         found = [node for node in nodes if node.get("role", {}).get("value") in controls]
         return [node.get("name", {}).get("value") for node in found]
@@ -208,7 +241,10 @@ class Browser:
             method, parameters = event.get("method"), event.get("params", {})
             if method == "Runtime.exceptionThrown":
                 found.append(parameters["exceptionDetails"])
-            elif method == "Log.entryAdded" and parameters["entry"]["level"] in ("error", "warning"):
+            elif method == "Log.entryAdded" and parameters["entry"]["level"] in (
+                "error",
+                "warning",
+            ):
                 found.append(parameters["entry"])
             elif method == "Network.requestWillBeSent" and parameters.get("type") != "Document":
                 found.append(parameters["request"]["url"])

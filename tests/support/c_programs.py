@@ -35,7 +35,9 @@ CASE = """    case %d:
 
 
 def run(program, *words, given=b""):
-    return subprocess.run([program, *map(str, words)], input=given, check=True, capture_output=True).stdout
+    return subprocess.run(
+        [program, *map(str, words)], input=given, check=True, capture_output=True
+    ).stdout
 
 
 # ------------------------------------------------------------------------------------- layers

@@ -84,10 +84,14 @@ def absence(module, error):
     from pallas_interpreter import WITHOUT_MOSAIC
 
     reasons = [
-        f"{p} is not installed" for p in ("triton", "jax_triton") if importlib.util.find_spec(p) is None
+        f"{p} is not installed"
+        for p in ("triton", "jax_triton")
+        if importlib.util.find_spec(p) is None
     ]
     reasons += [WITHOUT_MOSAIC] if WITHOUT_MOSAIC else []
-    if not reasons or not module.startswith(("lutjax.kernels._triton.", "lutjax.kernels._pallas.gpu.")):
+    if not reasons or not module.startswith(
+        ("lutjax.kernels._triton.", "lutjax.kernels._pallas.gpu.")
+    ):
         raise error
     return "; ".join(reasons)
 
@@ -95,7 +99,9 @@ def absence(module, error):
 def ops(direction="forward"):
     """Return ops with test cases and the given direction."""
     registry = lutjax.kernel_registry
-    return [op for op in registry.ops() if registry.cases(op) and direction in registry.directions(op)]
+    return [
+        op for op in registry.ops() if registry.cases(op) and direction in registry.directions(op)
+    ]
 
 
 def ops_that_add():
@@ -164,7 +170,9 @@ def skipping_what_is_left_to_others(implementation):
 
 
 def at_sizes(
-    sizes=lambda module: module.sizes, direction="forward", is_slow=lambda size: Tag.SLOW in size.tags
+    sizes=lambda module: module.sizes,
+    direction="forward",
+    is_slow=lambda size: Tag.SLOW in size.tags,
 ):
     """Return ``op, implementation, shape`` test values at sizes from every op.
 
@@ -189,7 +197,9 @@ def in_dtypes(direction="forward", first_only=False):
       first_only: use only the first tagged size, and leave ops with long compilation to the slow suite.
     """
     found = []
-    for values in at_sizes(lambda module: module.tagged(Tag.DTYPES)[: 1 if first_only else None], direction):
+    for values in at_sizes(
+        lambda module: module.tagged(Tag.DTYPES)[: 1 if first_only else None], direction
+    ):
         (op, implementation, shape), is_slow = values_of(values)
         for dtype in testing.cases_of(op).dtypes[1:]:
             if dtype in _WITHOUT.get(implementation.partition("/")[0], ()):

@@ -23,8 +23,12 @@ def plans(draw, most_gates=24, most_inputs=8):
     for g in range(draw(st.integers(0, most_gates))):
         n = draw(st.integers(0, 8))
         near = st.one_of(st.integers(max(0, nodes + g - 16), nodes + g - 1), st.just(0))
-        gates.append((draw(st.lists(near, min_size=n, max_size=n)), draw(st.integers(0, truth.FULL[n]))))
-    outputs = [(name, 2, draw(st.sampled_from(FORMATS))) for name in ("y", "z")[: draw(st.integers(1, 2))]]
+        gates.append(
+            (draw(st.lists(near, min_size=n, max_size=n)), draw(st.integers(0, truth.FULL[n])))
+        )
+    outputs = [
+        (name, 2, draw(st.sampled_from(FORMATS))) for name in ("y", "z")[: draw(st.integers(1, 2))]
+    ]
     n = sum(count * format.bits for _, count, format in outputs)
     literals = draw(st.lists(st.integers(0, 2 * (nodes + len(gates)) - 1), min_size=n, max_size=n))
     return inputs, outputs, gates, literals
@@ -36,7 +40,9 @@ def made(plan):
     ports = [tuple(Port(*port) for port in some) for some in (inputs, outputs)]
     parts = (("first", len(gates) // 2), ("rest", len(gates) - len(gates) // 2))
     fanins, tables = tuple(tuple(nodes) for nodes, _ in gates), tuple(table for _, table in gates)
-    return Circuit(*ports, fanins, tables, tuple(literals), parts, {"kind": "network", "image": [2, 2]})
+    return Circuit(
+        *ports, fanins, tables, tuple(literals), parts, {"kind": "network", "image": [2, 2]}
+    )
 
 
 def drawn(seed, n_gates=40, inputs=INPUTS, outputs=OUTPUTS):
@@ -97,7 +103,9 @@ def numbers(circuit, n=50, seed=0):
     """Return samples for the input ports in their formats."""
     rng = np.random.default_rng(seed)
     ports = ((port.format, (n, port.count)) for port in circuit.inputs)
-    return tuple(f.decode(rng.integers(0, 1 << f.bits, shape, dtype=np.uint64)) for f, shape in ports)
+    return tuple(
+        f.decode(rng.integers(0, 1 << f.bits, shape, dtype=np.uint64)) for f, shape in ports
+    )
 
 
 def flipped(circuit, gate, address=0):

@@ -52,7 +52,9 @@ class Machine:
         before, after = zip(*(line.split()[:2] for line in latches), strict=True)
         body = [*read, *before, *rest[:n_out], *after, *rest[n_out : n_out + n_ands]]
         self.cycle = aiger.read("\n".join([header, *body, ""]).encode())
-        names = dict(re.findall(r"^([io]\d+) (\S+)$", "\n".join(rest[n_out + n_ands :]), re.MULTILINE))
+        names = dict(
+            re.findall(r"^([io]\d+) (\S+)$", "\n".join(rest[n_out + n_ands :]), re.MULTILINE)
+        )
         self.inputs, self.outputs = (
             [names[f"{kind}{k}"] for k in range(n)] for kind, n in (("i", n_in), ("o", n_out))
         )

@@ -65,7 +65,9 @@ def _one_damage(data, draw):
     choices = (
         lambda: data[:at],
         lambda: (
-            data[:at] + bytes(octet ^ 1 << draw.randrange(8) for octet in data[at : at + 1]) + data[at + 1 :]
+            data[:at]
+            + bytes(octet ^ 1 << draw.randrange(8) for octet in data[at : at + 1])
+            + data[at + 1 :]
         ),
         lambda: data[:at] + octets + data[at + 1 :],
         lambda: _number(data, draw),
@@ -74,7 +76,9 @@ def _one_damage(data, draw):
         lambda: data[:a] + data[c:d] + data[b:c] + data[a:b] + data[d:],
         lambda: data[:at] + bytes(end - at) + data[end:],
         lambda: data[:at] + octets * draw.choice((1, 1, 3, 5000)) + data[at:],
-        lambda: data.decode("latin-1").encode(draw.choice(("utf-16", "utf-8-sig", "utf-32-le", "utf-8"))),
+        lambda: data.decode("latin-1").encode(
+            draw.choice(("utf-16", "utf-8-sig", "utf-32-le", "utf-8"))
+        ),
         lambda: data[:at] + bracket * draw.choice((2, 100, 200_000)) + data[at:],
         lambda: data + draw.choice(_ENDS) + draw.randbytes(draw.choice((0, 1, 30))),
         lambda: draw.choice(_ENDS),
@@ -96,7 +100,13 @@ def of_json(data, draw):
     places = []
 
     def visit(value):
-        for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        for key in (
+            value
+            if isinstance(value, dict)
+            else range(len(value))
+            if isinstance(value, list)
+            else ()
+        ):
             places.append((value, key))
             visit(value[key])
 
@@ -139,8 +149,12 @@ def of_members(data, draw):
             content = old.read(info)
             if info.filename == chosen:
                 head = content[:128]  # of an array: its header
-                content = draw.choice((of_bytes(content, draw), of_bytes(head, draw) + content[128:]))
-            how = draw.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
+                content = draw.choice(
+                    (of_bytes(content, draw), of_bytes(head, draw) + content[128:])
+                )
+            how = draw.choice(
+                (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+            )
             new.writestr(info.filename, content, how)
     return out.getvalue()
 
@@ -166,5 +180,7 @@ def of_png(data, draw):
     else:
         kind = draw.choice((b"IDAT", b"tRNS", b"zTXt", b"fcTL", b"IEND"))
     chunks[n] = kind, content
-    parts = (struct.pack(">I", len(c)) + k + c + struct.pack(">I", zlib.crc32(k + c)) for k, c in chunks)
+    parts = (
+        struct.pack(">I", len(c)) + k + c + struct.pack(">I", zlib.crc32(k + c)) for k, c in chunks
+    )
     return data[:8] + b"".join(parts)

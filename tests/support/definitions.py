@@ -23,7 +23,9 @@ Arrays = dict[str, Any]
 
 def definition(documented: Any) -> str:
     """Return the definition code in a docstring."""
-    blocks = re.findall(r"^Definition[^:]*::\n\n((?:    .*\n|\n)+)", inspect.getdoc(documented) + "\n", re.M)
+    blocks = re.findall(
+        r"^Definition[^:]*::\n\n((?:    .*\n|\n)+)", inspect.getdoc(documented) + "\n", re.M
+    )
     assert len(blocks) == 1, f"{documented}: {len(blocks)} definitions"
     return textwrap.dedent(blocks[0])
 
@@ -42,7 +44,9 @@ def run(code: str, arguments: Mapping[str, Any], module: Any = lutjax) -> Arrays
 
 
 # ------------------------------------------------------------------------------------- ops
-def evaluate(case: Case, cotangents: Mapping[str, Any], code: str | None = None) -> tuple[Arrays, Arrays]:
+def evaluate(
+    case: Case, cotangents: Mapping[str, Any], code: str | None = None
+) -> tuple[Arrays, Arrays]:
     """Return a case's outputs and cotangents by its op's definition, in float64.
 
     Args:
@@ -53,7 +57,9 @@ def evaluate(case: Case, cotangents: Mapping[str, Any], code: str | None = None)
     code = definition(op) if code is None else code
     arrays = {n: _wide(a) for n, a in {**case.differentiable, **case.fixed}.items()}
     n_samples = next(
-        arrays[n].shape[axes.batch] for n, axes in case.axes.items() if axes.batch is not None and n in arrays
+        arrays[n].shape[axes.batch]
+        for n, axes in case.axes.items()
+        if axes.batch is not None and n in arrays
     )
     found = []
     for sample in range(n_samples):
@@ -71,7 +77,9 @@ def evaluate(case: Case, cotangents: Mapping[str, Any], code: str | None = None)
             [of[_cotangent_name(of, n)].reshape(own[n].shape) for own, of in found],
         )
         results[n] = (
-            (np.sum(each, 0) if batch is None else np.stack(each, batch)) if each else np.zeros(a.shape)
+            (np.sum(each, 0) if batch is None else np.stack(each, batch))
+            if each
+            else np.zeros(a.shape)
         )
     return outputs, results
 
@@ -134,7 +142,10 @@ def _complete(a: Arrays) -> tuple[Arrays, Any]:
     if isinstance(targets, Edges) or ("query_start" in a and targets is not None):
         a["weights"], gathered = dense_table(a["weights"], targets, a["n_outputs"])
         if isinstance(targets, Edges):  # a list of edges is equal to a table that is zero elsewhere
-            a |= {"targets": np.arange(targets.n_outputs)[None, None], "n_outputs": targets.n_outputs}
+            a |= {
+                "targets": np.arange(targets.n_outputs)[None, None],
+                "n_outputs": targets.n_outputs,
+            }
     return a, gathered
 
 
@@ -168,4 +179,6 @@ def read_margins(read: Any, u: np.ndarray, scalars: Mapping[str, Any]) -> Arrays
 
     module = SimpleNamespace(reads=SimpleNamespace(Confidence=confidence))
     attributes = {n: getattr(read, n) for n in ("ways", "hard", "rounding") if hasattr(read, n)}
-    return run(definition(type(read)), {"u": u, "scalars": scalars, **scalars, **attributes}, module)
+    return run(
+        definition(type(read)), {"u": u, "scalars": scalars, **scalars, **attributes}, module
+    )

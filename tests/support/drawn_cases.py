@@ -144,14 +144,18 @@ REPRESENTATIVES: dict[str, tuple[Spec, ...]] = {
 for _op in lutjax.kernel_registry.ops():
     if _op not in REPRESENTATIVES:
         _module = testing.cases_of(_op)
-        REPRESENTATIVES[_op] = tuple(spec(_op, **_module.sizes[n]) for n in _module.tagged(Tag.FAST))
+        REPRESENTATIVES[_op] = tuple(
+            spec(_op, **_module.sizes[n]) for n in _module.tagged(Tag.FAST)
+        )
 
 
 # ------------------------------------------------------------------------------------- drawn sizes
 # Sizes of arrays; all other sizes choose options.
 LENGTHS = {
     **dict.fromkeys(("batch", "queries", "keys"), 13),
-    **dict.fromkeys(("inputs", "outputs", "gates", "detectors", "rows", "height", "channels", "trees"), 9),
+    **dict.fromkeys(
+        ("inputs", "outputs", "gates", "detectors", "rows", "height", "channels", "trees"), 9
+    ),
     **dict.fromkeys(("slots", "ways"), 4),
 }
 EMPTY = ("batch", "outputs")
@@ -188,12 +192,24 @@ def _fit(op: str, s: dict[str, int]) -> None:
     for name in ("height", "width"):
         if name in s and "kernel" in s:
             s[name] = (
-                max(s[name], s["kernel"], s.get("kernel_width", 1), s.get("pool", 1), s.get("pool_width", 1))
+                max(
+                    s[name],
+                    s["kernel"],
+                    s.get("kernel_width", 1),
+                    s.get("pool", 1),
+                    s.get("pool_width", 1),
+                )
                 + 1
             )
     if s.get("interleave"):
         s["position_bits"] = s["inputs"]
-    if "inputs" in s and op not in ("gate_network", "packed_lut", "soft_lut", "binary_lut", "bilinear_gates"):
+    if "inputs" in s and op not in (
+        "gate_network",
+        "packed_lut",
+        "soft_lut",
+        "binary_lut",
+        "bilinear_gates",
+    ):
         s["inputs"] = max(s["inputs"], 2)
         s["position_bits"] = s["inputs"] if s.get("interleave") else s.get("position_bits", 0)
     if "position_bits" not in s or op not in ("lookup_attention", "lut_pair_attention"):
@@ -207,7 +223,9 @@ def cotangents(case: Case, outputs: Mapping[str, Any]) -> Arrays:
     kind = case.shape if case.shape in FINITE else GRID
     draw = Values(case.op, kind, "float32", 7)
     return {
-        n: draw.grid(a.shape, 4, a.dtype) for n, a in outputs.items() if jnp.issubdtype(a.dtype, jnp.floating)
+        n: draw.grid(a.shape, 4, a.dtype)
+        for n, a in outputs.items()
+        if jnp.issubdtype(a.dtype, jnp.floating)
     }
 
 
@@ -222,7 +240,9 @@ def _program(key: Any, implementation: Any, context: str, call: Any) -> Any:
     if implementation is None:
         function = getattr(lutjax.reference, op)
     else:
-        function = functools.partial(lutjax.kernel_registry.function(op), implementation=implementation)
+        function = functools.partial(
+            lutjax.kernel_registry.function(op), implementation=implementation
+        )
 
     def run(differentiable: Arrays, fixed: Arrays, ct: Arrays | None) -> tuple[Arrays, Arrays]:
         f = lambda d: call(function, {**d, **fixed})  # noqa: E731
@@ -288,7 +308,9 @@ def compare(what: str, found: tuple[Arrays, Arrays], expected: tuple[Arrays, Arr
                         array, nearest, rtol=0, atol=1e-6, err_msg=f"{what}: {kind}: {name}"
                     )
                     continue
-                testing.assert_close(f"{what}: {kind}: {name}", array, nearest, tolerance(array.dtype))
+                testing.assert_close(
+                    f"{what}: {kind}: {name}", array, nearest, tolerance(array.dtype)
+                )
 
 
 def compare_implementation(

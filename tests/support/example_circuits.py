@@ -43,7 +43,9 @@ def random_circuit(
         bits = [draw.choice(nodes[-40:]) ^ draw.getrandbits(1) for _ in range(count * form.bits)]
         if name == "y" and ports is None:
             bits[:3] = [0, 1, 3]
-        builder.output(name, [bits[k : k + form.bits] for k in range(0, len(bits), form.bits)], form)
+        builder.output(
+            name, [bits[k : k + form.bits] for k in range(0, len(bits), form.bits)], form
+        )
     return builder.circuit(about)
 
 

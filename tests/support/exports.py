@@ -32,5 +32,7 @@ def put(folder, name, content):
     """Write an export file and update its manifest entry."""
     (folder / name).write_bytes(content)
     files = json.loads((folder / MANIFEST).read_bytes())["files"]
-    changed = deployment.manifest_of("circuit", {name: (files[name]["format"], content)}, {}, None)["files"]
+    changed = deployment.manifest_of("circuit", {name: (files[name]["format"], content)}, {}, None)[
+        "files"
+    ]
     state(folder, files={**files, **changed})

@@ -11,7 +11,9 @@ from lutjax import reference
 def _at_places(call):
     images = call.x.reshape(len(call.x), *call.windows.image)
     options = {"windows": call.windows, "groups": call.groups, "epsilon": call.epsilon}
-    y = reference.lut_at_places(images, call.weights, call.anchors, call.targets, call.n_outputs, **options)
+    y = reference.lut_at_places(
+        images, call.weights, call.anchors, call.targets, call.n_outputs, **options
+    )
     return y.reshape(len(images), call.n_places, call.n_outputs)
 
 

@@ -36,8 +36,12 @@ class Case(NamedTuple):
     layer: str
     options: dict[str, Any]
     shape: tuple[int, ...]  # of its input
-    other_sizes: tuple[Any, ...] | None = None  # than as many inputs as the last axis has, and 6 outputs
-    given: dict[str, Any] | None = None  # other arguments of a call than those that follow from the shape
+    other_sizes: tuple[Any, ...] | None = (
+        None  # than as many inputs as the last axis has, and 6 outputs
+    )
+    given: dict[str, Any] | None = (
+        None  # other arguments of a call than those that follow from the shape
+    )
 
     @property
     def sizes(self) -> tuple[Any, ...]:
@@ -93,7 +97,9 @@ def variables_on_a_grid(case: Case) -> dict[str, jax.Array]:
     for v in case.spec.variables():
         key, draw = jax.random.split(key)
         on_grid = v.name == "weights"
-        arrays[v.name] = jax.random.randint(draw, v.shape, -32, 32) / 16 if on_grid else v.init(draw)
+        arrays[v.name] = (
+            jax.random.randint(draw, v.shape, -32, 32) / 16 if on_grid else v.init(draw)
+        )
     return arrays
 
 
@@ -133,7 +139,9 @@ def function(
         layer = getattr(linen, case.layer)(*case.sizes, **case.options)
 
         def run(params: Any, x: Any) -> jax.Array:
-            return layer.apply({**kinds, "params": params}, x, rngs={case.spec.stream: key}, **arguments)
+            return layer.apply(
+                {**kinds, "params": params}, x, rngs={case.spec.stream: key}, **arguments
+            )
 
     else:
         f = hk.transform_with_state(
@@ -141,7 +149,11 @@ def function(
                 x, **arguments
             )
         )
-        state = {"layer": {k: v for kind, part in kinds.items() if kind != "params" for k, v in part.items()}}
+        state = {
+            "layer": {
+                k: v for kind, part in kinds.items() if kind != "params" for k, v in part.items()
+            }
+        }
 
         def run(params: Any, x: Any) -> jax.Array:
             return f.apply({"layer": params}, state, key, x)[0]
@@ -167,7 +179,9 @@ def assert_libraries_agree(
     results = all_of_them(by_kind(case, arrays)["params"], x)
     want = results.pop("spec")
     assert (want["y"].dtype, want["y"].shape) == (cotangent.dtype, cotangent.shape)
-    assert all(np.any(np.asarray(a, np.float32)) for a in jax.tree.leaves(want)), "nothing to compare"
+    assert all(np.any(np.asarray(a, np.float32)) for a in jax.tree.leaves(want)), (
+        "nothing to compare"
+    )
     for library, got in results.items():
         assert jax.tree.structure(got) == jax.tree.structure(want)
         for (path, a), b in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True):
@@ -179,7 +193,9 @@ def drawn_by(library: str, case: Case, x: jax.Array) -> dict[str, tuple[str, Any
     if library == "nnx":
         layer = nnx_layer(case)
         layer(x, **case.call)
-        found = {kind: nnx.to_pure_dict(nnx.state(layer, variable)) for kind, variable in KINDS.items()}
+        found = {
+            kind: nnx.to_pure_dict(nnx.state(layer, variable)) for kind, variable in KINDS.items()
+        }
     elif library == "linen":
         found = getattr(linen, case.layer)(*case.sizes, **case.options).init(
             jax.random.key(0), x, **case.call
@@ -205,7 +221,8 @@ def assert_drawn(case: Case, x: jax.Array) -> list[dict[str, jax.Array]]:
         kinds = {n: kind or want[n][0] for n, (kind, _) in drawn.items()}
         assert {n: (kinds[n], a.shape, a.dtype) for n, (_, a) in drawn.items()} == want, library
         assert all(
-            (kind == "") == (library == "haiku" and kinds[n] != "params") for n, (kind, _) in drawn.items()
+            (kind == "") == (library == "haiku" and kinds[n] != "params")
+            for n, (kind, _) in drawn.items()
         )
         every.append({n: a for n, (_, a) in drawn.items()})
         case.spec.check(every[-1])

@@ -19,13 +19,16 @@ _OF_A_WORKER = 4e9  # bytes of a device that a worker may need
 _CPU_WORKERS = 4  # more share few cores with the threads of each
 _NONE = "none while tests are collected"
 
-needs_gpu = pytest.mark.skipif("jax.default_backend() != 'gpu'", reason="needs a GPU, and JAX sees none")
+needs_gpu = pytest.mark.skipif(
+    "jax.default_backend() != 'gpu'", reason="needs a GPU, and JAX sees none"
+)
 
 
 def needs_devices(n):
     """Return marks for tests on a mesh."""
     return pytest.mark.skipif(
-        f"jax.device_count() < {n}", reason=f"needs a mesh of {n} devices, and this machine has fewer"
+        f"jax.device_count() < {n}",
+        reason=f"needs a mesh of {n} devices, and this machine has fewer",
     )
 
 
@@ -56,7 +59,9 @@ def _choose(config):
     found = '["cpu", null]'
     if is_for_a_gpu(config.option.markexpr) or os.environ.get("JAX_PLATFORMS", "cpu") != "cpu":
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the workers share a device
-        asked = subprocess.run([sys.executable, "-c", _ASK], stdout=subprocess.PIPE, text=True, check=True)
+        asked = subprocess.run(
+            [sys.executable, "-c", _ASK], stdout=subprocess.PIPE, text=True, check=True
+        )
         found = asked.stdout.splitlines()[-1]
     os.environ[_KNOWN] = found
     if backend() == "cpu":
@@ -67,7 +72,9 @@ def _choose(config):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
     _choose(config)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return workers(cores, *_known())
 
 

@@ -28,7 +28,9 @@ def four_device_mesh(kind):
     """Make a mesh over samples and detectors, in scope where programs require it."""
     if jax.device_count() < 4:
         pytest.skip("the mesh has four devices, and this machine has fewer")
-    found = jax.make_mesh((2, 2), ("data", "detectors"), (KINDS[kind],) * 2, devices=jax.devices()[:4])
+    found = jax.make_mesh(
+        (2, 2), ("data", "detectors"), (KINDS[kind],) * 2, devices=jax.devices()[:4]
+    )
     with jax.set_mesh(found) if kind == "explicit" else contextlib.nullcontext():
         yield found
 
@@ -38,7 +40,9 @@ def put_on_mesh(arrays, specs, mesh):
 
 
 def assert_same(actual, expected, what, tolerance=2e-5):
-    for (path, a), b in zip(jax.tree.leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
+    for (path, a), b in zip(
+        jax.tree.leaves_with_path(actual), jax.tree.leaves(expected), strict=True
+    ):
         message = f"{what} {jax.tree_util.keystr(path)}"
         np.testing.assert_allclose(a, b, atol=tolerance, rtol=tolerance, err_msg=message)
 
@@ -49,7 +53,10 @@ def check_layer(library, name, kind, by_sample=True):
     if "accumulate" in case.options:
         # Programs round addends differently, and an addend next to a step truncates to either side: a step is less than the tolerance.
         case = case._replace(options={**case.options, "accumulate": FixedPoint(2.0**20)})
-    arrays, x = variables_of(case), np.random.default_rng(0).normal(size=case.shape).astype(np.float32)
+    arrays, x = (
+        variables_of(case),
+        np.random.default_rng(0).normal(size=case.shape).astype(np.float32),
+    )
     layer, params = function(library, case, arrays), by_kind(case, arrays).get("params", {})
     features_first = case.options.get("feature_axis") == 0
     of_x = P("data") if by_sample != features_first else P(*[None] * (x.ndim - 1), "data")
@@ -58,11 +65,17 @@ def check_layer(library, name, kind, by_sample=True):
         y = layer(params, x)
         return jnp.sum(jnp.sin(y)), y
 
-    run = jax.jit(loss if "quantized" in case.options else jax.value_and_grad(loss, (0, 1), has_aux=True))
+    run = jax.jit(
+        loss if "quantized" in case.options else jax.value_and_grad(loss, (0, 1), has_aux=True)
+    )
     expected = run(params, x)
     with four_device_mesh(kind) as mesh:
         # A single table is divided by its rows.
-        single = [name for name, a in params.items() if name in ("weights", "down", "up") and a.shape[0] == 1]
+        single = [
+            name
+            for name, a in params.items()
+            if name in ("weights", "down", "up") and a.shape[0] == 1
+        ]
         rows = single if "Ngram" in case.layer or "ProductKey" in case.layer else ()
         specs = sharding.specs({"layer": params}, mesh, by_rows=rows)["layer"]
         actual = run(put_on_mesh(params, specs, mesh), put_on_mesh(x, of_x, mesh))

@@ -51,7 +51,9 @@ def digest_of_sources(native: Path) -> str:
     """Return the digest reported by a library built from these sources, see ``native/CMakeLists.txt``."""
     lines = []
     files = [p for kind in ("cc", "h", "def", "map") for p in (native / "src").rglob(f"*.{kind}")]
-    for path in sorted([native / "CMakeLists.txt", *files], key=lambda p: p.relative_to(native).as_posix()):
+    for path in sorted(
+        [native / "CMakeLists.txt", *files], key=lambda p: p.relative_to(native).as_posix()
+    ):
         code = path.read_bytes()
         if path.suffix in (".cc", ".h", ".def"):  # without comments and blank lines
             code = re.sub(rb"\n[ \t\n]*", b"\n", re.sub(rb"[ \t]*//[^\n]*", b"", code))

@@ -54,7 +54,9 @@ def reason(backend, device, call, direction="forward", output=None, rule=None):
     request = Made(call, output).request(direction, device, rule)
     platform = importlib.import_module(f"lutjax.kernels._pallas.{backend}").supports(request)
     why = None if isinstance(platform, Deferral) else platform  # which waits for a record
-    return why or lutjax.kernel_registry.get(call.op, "pallas", backend).declaration.supports(request)
+    return why or lutjax.kernel_registry.get(call.op, "pallas", backend).declaration.supports(
+        request
+    )
 
 
 @contextlib.contextmanager
@@ -113,7 +115,9 @@ def attend(implementation, index, n_queries=21):
     shapes, bits = ((2, n_queries, 2), (2, n_queries, 2), (n_queries - 1, 1)), 2
     margins = [jnp.asarray(rng.integers(-8, 8, shape) / 4, jnp.float32) for shape in shapes]
     flips = [jnp.asarray(1 << rng.integers(0, bits, shape), jnp.int32) for shape in shapes]
-    ids = [jnp.broadcast_to(jnp.asarray(i, jnp.int32), s) for i, s in zip(index, shapes, strict=True)]
+    ids = [
+        jnp.broadcast_to(jnp.asarray(i, jnp.int32), s) for i, s in zip(index, shapes, strict=True)
+    ]
     weights = jnp.asarray(rng.integers(-8, 8, (2, 64, 3)), jnp.float32)
     dy = jnp.asarray(rng.integers(-4, 4, (2, n_queries, 3)), jnp.float32)
 

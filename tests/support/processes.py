@@ -46,13 +46,19 @@ class Processes:
       cache: folder for compiled programs.
     """
 
-    def __init__(self, function, *arguments, n=2, devices=2, victim=(-1, "agree", 0, "kill"), cache=None):
+    def __init__(
+        self, function, *arguments, n=2, devices=2, victim=(-1, "agree", 0, "kill"), cache=None
+    ):
         self._held, port = held_port()
         self.coordinator = f"127.0.0.1:{port}"
         flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
         environment = {
             # A proxy of the machine is no way to a process of it.
-            **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.lower().endswith("_proxy")
+            },
             "XLA_FLAGS": " ".join([*flags, f"--xla_force_host_platform_device_count={devices}"]),
             "JAX_PLATFORMS": "cpu",
             "PYTHONUNBUFFERED": "1",
@@ -94,7 +100,9 @@ class Processes:
     def wait(self):
         """Return each process's status and output, as soon as all have ended."""
         deadline = time.monotonic() + SECONDS
-        found = [p.communicate(timeout=max(1, deadline - time.monotonic()))[0] for p in self.processes]
+        found = [
+            p.communicate(timeout=max(1, deadline - time.monotonic()))[0] for p in self.processes
+        ]
         return [(p.returncode, text) for p, text in zip(self.processes, found, strict=True)]
 
 
@@ -131,7 +139,10 @@ def main(coordinator, n, i, victim, function, *arguments):
     victim, name, last, how = json.loads(victim)
     if victim == int(i):
         fail_at(hosts, name, last, how)
-    words = [word.replace("{i}", i) if isinstance(word, str) else word for word in map(json.loads, arguments)]
+    words = [
+        word.replace("{i}", i) if isinstance(word, str) else word
+        for word in map(json.loads, arguments)
+    ]
     if function == "lutjax":
         from lutjax import cli
 

@@ -111,7 +111,9 @@ def _instructions(asm):
         match = re.fullmatch(r"(?:@(\w+)\s+)?(\S+)\s*(.*)", text)
         assert match, text
         predicate, name, operands = match.groups()
-        found.append((predicate or "", name, [o.strip() for o in re.findall(r"\{[^}]*\}|[^,]+", operands)]))
+        found.append(
+            (predicate or "", name, [o.strip() for o in re.findall(r"\{[^}]*\}|[^,]+", operands)])
+        )
     return found
 
 
@@ -153,7 +155,9 @@ def run(asm, constraints, arguments, memory):
             for n, register in enumerate(operands[0].strip("{}").split(",")):
                 put(register.strip(), memory.load(at + 4 * n))
         elif name.startswith(("st.volatile.shared", "st.shared")):
-            memory.store(address(operands[0])[runs], np.broadcast_to(value(operands[1]), (_LANES,))[runs])
+            memory.store(
+                address(operands[0])[runs], np.broadcast_to(value(operands[1]), (_LANES,))[runs]
+            )
         elif name in ("cp.async.ca.shared.global", "cp.async.cg.shared.global"):
             to, of, size = address(operands[0]), address(operands[1]), int(operands[2])
             exists = value(operands[3]) if len(operands) > 3 else np.full(_LANES, size)
@@ -165,7 +169,10 @@ def run(asm, constraints, arguments, memory):
         else:
             assert name in (".reg", "bar.warp.sync"), name
     results = [registers[f"${n}"] for n in range(n_results)]
-    return [r.view(np.float32 if kind == "=f" else np.int32) for r, kind in zip(results, kinds, strict=False)]
+    return [
+        r.view(np.float32 if kind == "=f" else np.int32)
+        for r, kind in zip(results, kinds, strict=False)
+    ]
 
 
 def create_inline_asm(memory):
@@ -175,10 +182,14 @@ def create_inline_asm(memory):
         with np.errstate(all="ignore"):
             if asm in _OF_ELEMENTS:
                 result = _OF_ELEMENTS[asm](*(h.data for h in handles))
-                return SimpleNamespace(get_result=[interpreter.TensorHandle(result, tl.float32)].__getitem__)
+                return SimpleNamespace(
+                    get_result=[interpreter.TensorHandle(result, tl.float32)].__getitem__
+                )
             found = run(asm, constraints, [h.data for h in handles], memory)
         types = (tl.float32 if bits.dtype == np.float32 else tl.int32 for bits in found)
-        results = [interpreter.TensorHandle(bits, kind) for bits, kind in zip(found, types, strict=True)]
+        results = [
+            interpreter.TensorHandle(bits, kind) for bits, kind in zip(found, types, strict=True)
+        ]
         return SimpleNamespace(get_result=results.__getitem__)
 
     return create

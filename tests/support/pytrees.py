@@ -13,7 +13,9 @@ def _array(leaf):
 
 def equal(actual, expected):
     """Return True if two pytrees with the same structure have equal elements."""
-    return jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(_array(a), _array(b)), actual, expected))
+    return jax.tree.all(
+        jax.tree.map(lambda a, b: np.array_equal(_array(a), _array(b)), actual, expected)
+    )
 
 
 def assert_close(what, actual, expected, tolerance=None):
@@ -21,4 +23,6 @@ def assert_close(what, actual, expected, tolerance=None):
     actual, expected = (jax.tree_util.tree_leaves_with_path(tree) for tree in (actual, expected))
     for (path, a), (other, b) in zip(actual, expected, strict=True):
         assert path == other
-        testing.assert_close(f"{what}: {jax.tree_util.keystr(path)}", _array(a), _array(b), tolerance)
+        testing.assert_close(
+            f"{what}: {jax.tree_util.keystr(path)}", _array(a), _array(b), tolerance
+        )

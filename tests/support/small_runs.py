@@ -44,7 +44,10 @@ def perturb(model: Any, seed: int = 0) -> Any:
 
 
 def saved(
-    folder: Path, structure: Any, record: Any, optimizer: Any = lambda params: {"step": jnp.zeros(())}
+    folder: Path,
+    structure: Any,
+    record: Any,
+    optimizer: Any = lambda params: {"step": jnp.zeros(())},
 ) -> Any:
     """Write a three-step run and return its model."""
     params, others = structure.init(0)
@@ -53,10 +56,19 @@ def saved(
 
 
 def lm_run(folder: Path) -> LUTTransformer:
-    sizes = {"features": 8, "context": 6, "n_layers": 1, "n_heads": 1, "n_detectors": 2, "n_anchors": 2}
+    sizes = {
+        "features": 8,
+        "context": 6,
+        "n_layers": 1,
+        "n_heads": 1,
+        "n_detectors": 2,
+        "n_anchors": 2,
+    }
     config = LUTTransformerConfig(**sizes, ffn_detectors=2, ffn_anchors=3, dropout=0.5)
     text = runs.Source("fox.txt", 100, "f" * 64)
-    record = lm_runs.Record(config, lm.TrainingConfig(steps=9), text, 2.5, {"log_every": 1}, HISTORY)
+    record = lm_runs.Record(
+        config, lm.TrainingConfig(steps=9), text, 2.5, {"log_every": 1}, HISTORY
+    )
     return saved(folder, lm.structure_of(config), record)
 
 
@@ -70,7 +82,9 @@ def digits_run(folder: Path) -> LogicClassifier:
 def ca_run(folder: Path) -> LogicCA:
     """Write a run with different best and latest automata."""
     config = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2))
-    training = automaton.TrainingConfig(experiment="letter", start="zero", size=6, n_steps=3, steps=9)
+    training = automaton.TrainingConfig(
+        experiment="letter", start="zero", size=6, n_steps=3, steps=9
+    )
     rows = [["010010"] * 6]
     target = np.array([[[bit == "1" for bit in row] for row in channel] for channel in rows])
     run = automaton.Run(config, training, target)
@@ -93,7 +107,9 @@ def tree_run(folder: Path) -> Any:
     config = LogicTreeNetConfig((4, 4, 1), 2, n_thresholds=1, kernels=(2,), layers=(8, 8), depth=1)
     source = runs.Source("/secret/place/images", 100, "f" * 64)
     record = classifier.Record(config, classifier.TrainingConfig(steps=9), source, {}, {}, HISTORY)
-    return saved(folder, models.Structure(lambda rngs: classifier.classifier_of(config, rngs=rngs)), record)
+    return saved(
+        folder, models.Structure(lambda rngs: classifier.classifier_of(config, rngs=rngs)), record
+    )
 
 
 def call(model: Any) -> Any:
@@ -149,7 +165,14 @@ TREES = [
     "--eval-every=3", "--checkpoint-every=3",
 ]  # fmt: skip
 
-CA_SIZES = ["--channels=2", "--kernels=2", "--perception=8,2", "--update=8,2", "--size=6", "--n-steps=3"]
+CA_SIZES = [
+    "--channels=2",
+    "--kernels=2",
+    "--perception=8,2",
+    "--update=8,2",
+    "--size=6",
+    "--n-steps=3",
+]
 CA = [
     "--experiment=checkerboard-async",
     *CA_SIZES,
@@ -166,8 +189,18 @@ def table_text(n: int = 90, seed: int = 0, *, target: bool = True) -> str:
     writer = csv.writer(text, delimiter=";")
     writer.writerow(["size", "kind", "noise", "day", "class"][: 4 + target])
     for row in range(n):
-        size, kind, noise, day = rng.normal(), rng.choice(["a", "b"]), rng.integers(5), rng.integers(1, 29)
-        cells = ["" if row % 17 == 3 else f"{size:.3f}".replace(".", ","), kind, noise, f"2024-01-{day:02}"]
+        size, kind, noise, day = (
+            rng.normal(),
+            rng.choice(["a", "b"]),
+            rng.integers(5),
+            rng.integers(1, 29),
+        )
+        cells = [
+            "" if row % 17 == 3 else f"{size:.3f}".replace(".", ","),
+            kind,
+            noise,
+            f"2024-01-{day:02}",
+        ]
         writer.writerow([*cells, LABELS[(size > 0) == (kind == "b")]][: 4 + target])
     return text.getvalue()
 

@@ -22,7 +22,9 @@ CONFIGS = {
     "tables": TABLES,
     "pair": dataclasses.replace(TABLES, attention="pair", n_layers=1),
     "counts": dataclasses.replace(TABLES, memory="counts", n_position_bits=0),
-    "no ffn, bfloat16 tables": dataclasses.replace(TABLES, ffn=False, table_dtype="bfloat16", n_layers=1),
+    "no ffn, bfloat16 tables": dataclasses.replace(
+        TABLES, ffn=False, table_dtype="bfloat16", n_layers=1
+    ),
     "gpt": SOFTMAX,
     "gpt, bfloat16": dataclasses.replace(SOFTMAX, dtype="bfloat16", n_layers=1),
 }

@@ -20,7 +20,9 @@ def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, np.ndarray]])
         at += a.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(a.tobytes() for _, a in tensors.values()))
+    path.write_bytes(
+        struct.pack("<Q", len(text)) + text + b"".join(a.tobytes() for _, a in tensors.values())
+    )
     return path
 
 
@@ -52,7 +54,11 @@ def write_memory_of_bytes(folder: Path, n_tokens: int = 256) -> Path:
     }  # fmt: skip
     rng, n_rows = np.random.default_rng(0), lutjax.NgramLayout.qwen(config).n_rows
     shapes = {"key_proj": (8, 32), "value_proj": (8, 32), "conv1d": (8, 1, 4), "norm_key": (8,)}
-    shapes |= {"norm_query": (8,), "norm_conv": (8,), "ple_embedding.ngram_embedding.shard_0": (n_rows, 8)}
+    shapes |= {
+        "norm_query": (8,),
+        "norm_conv": (8,),
+        "ple_embedding.ngram_embedding.shard_0": (n_rows, 8),
+    }
     tensors = {
         f"model.layers.0.ple.{name}.weight": ("BF16", (rng.standard_normal(shape, np.float32).view(np.uint32) >> 16).astype(np.uint16))
         for name, shape in shapes.items()

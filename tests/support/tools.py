@@ -76,7 +76,13 @@ def compiled(folder, files, *flags):
 # ------------------------------------------------------------------------------------------- trials
 def _run(*words, **options):
     """Return a program's output; raise if it fails."""
-    options |= {"capture_output": True, "text": True, "errors": "replace", "timeout": 60, "check": True}
+    options |= {
+        "capture_output": True,
+        "text": True,
+        "errors": "replace",
+        "timeout": 60,
+        "check": True,
+    }
     return subprocess.run([str(word) for word in words], **options).stdout
 
 
@@ -96,7 +102,9 @@ def _compiles(compiler, *options):
 
 
 def _nm(folder):
-    text = "static char kept[64];\nchar *kept_at(void);\nchar *kept_at(void)\n{\n    return kept;\n}\n"
+    text = (
+        "static char kept[64];\nchar *kept_at(void);\nchar *kept_at(void)\n{\n    return kept;\n}\n"
+    )
     return c_compiler() and " b kept" in _run(
         "nm", "-S", _compile(c_compiler(), folder, text, "-ffreestanding", "-c")
     )
@@ -104,7 +112,9 @@ def _nm(folder):
 
 def _iverilog(_):
     module = "module a(output y);\n  assign y = 1;\nendmodule\n"
-    bench = 'module b;\n  wire y;\n  a a(y);\n  initial #1 if (y) $display("PASS: one");\nendmodule\n'
+    bench = (
+        'module b;\n  wire y;\n  a a(y);\n  initial #1 if (y) $display("PASS: one");\nendmodule\n'
+    )
     return simulate.find() and bool(simulate.run(module, bench, seconds=60))
 
 

@@ -29,7 +29,11 @@ KERNELS = {
 }
 OPS = list(KERNELS)
 UPDATED = [op for op, spec in KERNELS.items() if "update" in spec.directions]
-SUMMED = [op for op in OPS if op in ops_that_add() and op not in ("bilinear_gates", "soft_lut", "binary_lut")]
+SUMMED = [
+    op
+    for op in OPS
+    if op in ops_that_add() and op not in ("bilinear_gates", "soft_lut", "binary_lut")
+]
 GPUS = {80: "NVIDIA A100", 90: "NVIDIA H200", 100: "NVIDIA B200"}  # by compute capability
 
 
@@ -58,7 +62,9 @@ def recorded_launches(monkeypatch):
 
 def trace(case, device_kind=GPUS[90], accumulate=None):
     """Trace an op, its gradient and its table update for a device."""
-    testing.check_lowering(case, "triton", platform="cuda", device_kind=device_kind, accumulate=accumulate)
+    testing.check_lowering(
+        case, "triton", platform="cuda", device_kind=device_kind, accumulate=accumulate
+    )
     if case.op not in UPDATED:
         return
 
@@ -68,7 +74,9 @@ def trace(case, device_kind=GPUS[90], accumulate=None):
         weights = differentiable["weights"]
         return lutjax.update_table(weights, gradients["weights"], 0.25, implementation="triton")
 
-    y = jax.eval_shape(functools.partial(testing._call, case, lutjax.reference, None), case.differentiable)
+    y = jax.eval_shape(
+        functools.partial(testing._call, case, lutjax.reference, None), case.differentiable
+    )
     with _ahead_of_time.use_target("cuda", device_kind):
         jax.eval_shape(update, case.differentiable, y)
 
@@ -91,11 +99,18 @@ def compiled(common, types, capability=90):
     n_arrays, names = len(types), kernel.arg_names
     source = triton.compiler.ASTSource(
         fn=kernel,
-        signature={**dict(zip(names, types, strict=False)), **dict.fromkeys(names[n_arrays:], "constexpr")},
+        signature={
+            **dict(zip(names, types, strict=False)),
+            **dict.fromkeys(names[n_arrays:], "constexpr"),
+        },
         constexprs={(i,): constants[name] for i, name in enumerate(names) if i >= n_arrays},
         attrs={(i,): [["tt.divisibility", 16]] for i in range(n_arrays)},
     )
-    options = {"num_warps": common["num_warps"], "num_stages": common["num_stages"], "enable_fp_fusion": True}
+    options = {
+        "num_warps": common["num_warps"],
+        "num_stages": common["num_stages"],
+        "enable_fp_fusion": True,
+    }
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 

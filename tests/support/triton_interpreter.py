@@ -58,7 +58,9 @@ def _dot_of_numbers(dot):
     def number(handle):
         if handle.dtype.scalar != tl.bfloat16:
             return handle
-        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+        return interpreter.TensorHandle(
+            (handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32
+        )
 
     return lambda self, a, b, *rest: dot(self, number(a), number(b), *rest)
 
@@ -73,13 +75,17 @@ def _run(inputs, outputs, zeroed, in_place, common):
     """Run a `_triton_launch` call's programs in the interpreter instead of on a GPU."""
     kernel, grid = common["kernel"], common["grid"]
     # The interpreter has no wrapped constants.
-    constants = types.SimpleNamespace(**{name: value.value for name, value in vars(common["c"]).items()})
+    constants = types.SimpleNamespace(
+        **{name: value.value for name, value in vars(common["c"]).items()}
+    )
     changed = (*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in in_place),)
 
     arrays = (*inputs, *in_place)
 
     def callback(*words):
-        arrays = [_of_words(np.array(a, order="C"), dtype) for a, dtype in zip(words, dtypes, strict=True)]
+        arrays = [
+            _of_words(np.array(a, order="C"), dtype) for a, dtype in zip(words, dtypes, strict=True)
+        ]
         fresh = [np.full(s.shape, 77, s.dtype) for s in outputs] + [
             np.zeros(s.shape, s.dtype) for s in zeroed
         ]
@@ -101,7 +107,9 @@ def _run(inputs, outputs, zeroed, in_place, common):
 
 def _words(arrays):
     """Convert float64 to word pairs: callbacks run in threads unaware of `jax.enable_x64`."""
-    return tuple(jax.lax.bitcast_convert_type(a, np.uint32) if a.dtype == np.float64 else a for a in arrays)
+    return tuple(
+        jax.lax.bitcast_convert_type(a, np.uint32) if a.dtype == np.float64 else a for a in arrays
+    )
 
 
 def _as_words(a):
@@ -149,7 +157,9 @@ def interpreted():
         if hasattr(module, "kernel"):  # others have none
             patch.setattr(module, "range", _range, raising=False)
     # Once for all: the interpreter would patch again at every call of a function, and not undo it.
-    language = interpreter._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    language = interpreter._patch_lang(
+        types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
+    )
     patch.setattr(interpreter, "_patch_lang", lambda fn: interpreter._LangPatchScope())
     patch.setattr(interpreter, "_convert_float", _rounded(interpreter._convert_float))
     patch.setattr(_row_tiles, "prefetch", lambda address: None)
@@ -186,7 +196,9 @@ def count_always(monkeypatch, small_blocks=False):
     """Make attention count row reads, however few; with small blocks, use several blocks, groups and products."""
     from lutjax.kernels._triton import _histograms
 
-    monkeypatch.setattr(_histograms, "_FEWEST_KEYS", dict.fromkeys(("forward", "margins", "table"), 0))
+    monkeypatch.setattr(
+        _histograms, "_FEWEST_KEYS", dict.fromkeys(("forward", "margins", "table"), 0)
+    )
     monkeypatch.setattr(_histograms, "_FEWEST_OF_ID", 0)
     if small_blocks:
         monkeypatch.setattr(_histograms, "_BYTES", 256)
@@ -247,7 +259,9 @@ def scored_rows_in_numpy():
         def sums(weights, rows, factors):
             with np.errstate(all="ignore"):
                 read = rows_of(weights, rows)
-                y = sum(f[..., None] * row for f, row in zip(np.asarray(factors), read, strict=False))
+                y = sum(
+                    f[..., None] * row for f, row in zip(np.asarray(factors), read, strict=False)
+                )
                 return y.reshape(groups, -1, *y.shape[1:]).sum(1).swapaxes(0, 1).astype(np.float32)
 
         shape = jax.ShapeDtypeStruct((n, groups, weights.shape[2]), "float32")
@@ -267,10 +281,14 @@ def scored_rows_in_numpy():
         )
 
     registry, patch = lutjax.kernel_registry, pytest.MonkeyPatch()
-    spec = next(s for s in registry.candidates("scored_lut") if (s.platform, s.backend) == ("pallas", "gpu"))
+    spec = next(
+        s for s in registry.candidates("scored_lut") if (s.platform, s.backend) == ("pallas", "gpu")
+    )
     patch.setattr(_shared_reads, "sum_rows", sum_rows)
     patch.setattr(_shared_reads, "products", products)
-    registry.register("scored_lut", "pallas", "cpu", spec.target, directions=spec.directions, priority=-2)
+    registry.register(
+        "scored_lut", "pallas", "cpu", spec.target, directions=spec.directions, priority=-2
+    )
     _transforms.forget()
     try:
         yield

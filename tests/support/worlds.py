@@ -41,7 +41,8 @@ def in_worlds(ops, fast):
     """
     found = [(world, op) for world in NAMES for op in ops if implements(world, op)]
     return slow_where(
-        found, lambda world, op: op not in (fast if world == "xla" else fast[:1]) or "resident" in world
+        found,
+        lambda world, op: op not in (fast if world == "xla" else fast[:1]) or "resident" in world,
     )
 
 
@@ -55,7 +56,10 @@ def of(name, request):
             formulation = {"accelerators": "accelerator_formulation", "TPUs": "tpu_formulation"}
             request.getfixturevalue(formulation[how])
         if platform == "triton":
-            if importlib.util.find_spec("triton") is None or importlib.util.find_spec("jax_triton") is None:
+            if (
+                importlib.util.find_spec("triton") is None
+                or importlib.util.find_spec("jax_triton") is None
+            ):
                 pytest.skip("Triton kernels need triton and jax-triton, which are not installed")
             import triton_interpreter
 

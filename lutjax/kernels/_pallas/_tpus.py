@@ -73,4 +73,6 @@ def find_generation(name: str) -> TPU:
     for tpu in TPUS:
         if tpu.name == name:
             return tpu
-    raise ValueError(f"unknown TPU {name!r}; those with kernels are {', '.join(t.name for t in TPUS)}.")
+    raise ValueError(
+        f"unknown TPU {name!r}; those with kernels are {', '.join(t.name for t in TPUS)}."
+    )

@@ -99,19 +99,28 @@ class DetectedPairs:
         # A window bounds the keys of a query, and so the work.
         n_keys = min(self.key.shape[2], self.window or self.key.shape[2])
         reached = {} if self.targets is None else {"width": self.width}
-        return _row_tiles.sizes(self.weights, samples=n_samples, queries=n_queries, keys=n_keys, **reached)
+        return _row_tiles.sizes(
+            self.weights, samples=n_samples, queries=n_queries, keys=n_keys, **reached
+        )
 
     @property
     def lists(self) -> jax.Array:
         return self.query if self.targets is None else self.targets
 
     def tile(
-        self, config: Launch, device: Device, *, n_detectors: int | None = None, all_outputs: bool = False
+        self,
+        config: Launch,
+        device: Device,
+        *,
+        n_detectors: int | None = None,
+        all_outputs: bool = False,
     ) -> _row_tiles.RowTile:
         n_tables, _, n_outputs = self.weights.shape
         # Additions visit some tables at a time.
         n_tables = n_tables if n_detectors is None else n_detectors
-        return _row_tiles.RowTile(config, self.sizes["keys"], n_outputs, n_tables, device, all_outputs)
+        return _row_tiles.RowTile(
+            config, self.sizes["keys"], n_outputs, n_tables, device, all_outputs
+        )
 
     @property
     def constants(self) -> dict[str, Any]:
@@ -141,7 +150,9 @@ class DetectedPairs:
     def arguments(self, tile: _row_tiles.RowTile, *, queries: int = 1) -> dict[str, Any]:
         """Return `launch` arguments and constants for programs with `queries` queries each."""
         n_samples, n_queries = self.queries
-        programs = n_samples * triton.cdiv(n_queries, queries) * tile.output_blocks * tile.detector_blocks
+        programs = (
+            n_samples * triton.cdiv(n_queries, queries) * tile.output_blocks * tile.detector_blocks
+        )
         return {
             **tile.arguments,
             **_row_tiles.arithmetic(self),
@@ -155,7 +166,9 @@ def _lists_of_blocks(mask: jax.Array) -> jax.Array:
     before = jnp.cumsum(mask, 1, dtype=jnp.int32)
     before = jnp.pad(before, ((0, 0), (1, 0)))
     # A stable sort of the inverted mask lists the selected blocks in ascending order.
-    return jnp.concatenate([before, jnp.argsort(1 - mask, axis=1, stable=True).astype(jnp.int32)], 1)
+    return jnp.concatenate(
+        [before, jnp.argsort(1 - mask, axis=1, stable=True).astype(jnp.int32)], 1
+    )
 
 
 def move_tables_first(a: jax.Array) -> jax.Array:

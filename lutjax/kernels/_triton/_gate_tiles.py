@@ -84,7 +84,9 @@ class GateTile:
         # A program of inputs stores its samples without a partial sum, so it owns one tile.
         if of_inputs:
             config = dataclasses.replace(config, detectors=1)
-        return cls(config, device, call.x.shape[1], len(call.x if of_inputs else call.wires), n_groups)
+        return cls(
+            config, device, call.x.shape[1], len(call.x if of_inputs else call.wires), n_groups
+        )
 
     @property
     def samples(self) -> int:
@@ -108,7 +110,9 @@ class GateTile:
     def arguments(self, call: WiredCall, parameter: jax.Array) -> dict[str, Any]:
         return {
             # Features change fastest, then groups, then parts: see `locate_program`.
-            "programs": triton.cdiv(self.n_features, self.features) * self.n_groups * self.n_partial_sums,
+            "programs": triton.cdiv(self.n_features, self.features)
+            * self.n_groups
+            * self.n_partial_sums,
             "device": self.device,
             "warps": self.config.warps,
             "n_samples": call.x.shape[1],
@@ -241,7 +245,9 @@ def read(x, row, sample, c: tl.constexpr):
         return tl.load(x + sample_offsets(row, sample, c.n_samples)).to(c.ACC)
     else:
         return tl.load(
-            x + sample_offsets(row, sample, c.n_samples), mask=(sample < c.n_samples)[None, :], other=0
+            x + sample_offsets(row, sample, c.n_samples),
+            mask=(sample < c.n_samples)[None, :],
+            other=0,
         ).to(c.ACC)
 
 
@@ -277,7 +283,9 @@ def last_use(used, feature, c: tl.constexpr):
 def reader(readers, feature, number, exists, c: tl.constexpr):
     """Return fan-out list entries; -1 marks unused entries."""
     # The mask covers the last unrolled step, which may pass the end of a list.
-    return tl.load(readers + feature * c.fan_out + number, mask=exists & (number < c.fan_out), other=-1)
+    return tl.load(
+        readers + feature * c.fan_out + number, mask=exists & (number < c.fan_out), other=-1
+    )
 
 
 @kernel

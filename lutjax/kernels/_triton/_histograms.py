@@ -280,7 +280,9 @@ def sort_by_id(ids: jax.Array, n_ids: int, device: Device) -> tuple[jax.Array, .
     return launch(
         _sort,
         ids,
-        outputs=[jax.ShapeDtypeStruct(shape, jnp.int32) for shape in (ids.shape, (n_lists, n_ids + 1))],
+        outputs=[
+            jax.ShapeDtypeStruct(shape, jnp.int32) for shape in (ids.shape, (n_lists, n_ids + 1))
+        ],
         programs=n_lists * n_ids,
         device=device,
         warps=4,
@@ -290,7 +292,9 @@ def sort_by_id(ids: jax.Array, n_ids: int, device: Device) -> tuple[jax.Array, .
     )
 
 
-def _count_by_products(pairs: DetectedPairs, first: jax.Array, group: int, device: Device) -> jax.Array:
+def _count_by_products(
+    pairs: DetectedPairs, first: jax.Array, group: int, device: Device
+) -> jax.Array:
     """Return counts, ``[detectors of a group, queries, distance ids * key ids]``."""
     n_samples, n_queries = pairs.queries
     positions, keys = 1 << pairs.key_shift, 1 << (pairs.query_shift - pairs.key_shift)
@@ -303,7 +307,9 @@ def _count_by_products(pairs: DetectedPairs, first: jax.Array, group: int, devic
         *pairs.arrays[1:],
         first.reshape(1),
         outputs=[
-            jax.ShapeDtypeStruct((group, n_samples * n_queries, positions * keys), dtype_of_counts(pairs))
+            jax.ShapeDtypeStruct(
+                (group, n_samples * n_queries, positions * keys), dtype_of_counts(pairs)
+            )
         ],
         programs=group * n_samples * triton.cdiv(n_queries, queries),
         device=device,
@@ -421,7 +427,15 @@ def _queries(order, t, first, end, c: tl.constexpr):
 
 @kernel
 def _count(
-    key, position, start, query_segments, key_segments, unused, first_detector, counts, c: tl.constexpr
+    key,
+    position,
+    start,
+    query_segments,
+    key_segments,
+    unused,
+    first_detector,
+    counts,
+    c: tl.constexpr,
 ):
     # A program owns some queries of one sample. The tile has a row for each query and distance id,
     # and a column for each key id; late queries come first because they have most keys.
@@ -516,7 +530,9 @@ def _plus_product(total, counts, values, c: tl.constexpr):
             for byte in tl.static_range(c.BYTES):
                 if digit + byte < 4:
                     part = (counts.to(tl.int32) >> (8 * byte)) & 255
-                    product = tl.dot(part.to(tl.float32).to(tl.bfloat16), low.to(tl.float32).to(tl.bfloat16))
+                    product = tl.dot(
+                        part.to(tl.float32).to(tl.bfloat16), low.to(tl.float32).to(tl.bfloat16)
+                    )
                     total += product.to(tl.int32) << (8 * (digit + byte))
     return total
 
@@ -538,13 +554,17 @@ def _sum_counted(weights, order, starts, counts, first_detector, parts, c: tl.co
         for first_cell in range(0, c.n_cells, c.CELLS):
             cell = first_cell + tl.arange(0, c.CELLS)
             of_cell = tl.load(
-                of_queries + cell[None, :], mask=exists[:, None] & (cell < c.n_cells)[None, :], other=0
+                of_queries + cell[None, :],
+                mask=exists[:, None] & (cell < c.n_cells)[None, :],
+                other=0,
             )
             # All queries of the block share these rows, so one tile of the table serves the
             # product.
             row = _rows_of(own, cell, c.n_cells, c.POSITIONS)
             at = _row_tiles.offset(row, c)[:, None] + output[None, :]
-            value = tl.load(table + at, mask=(cell < c.n_cells)[:, None] & output_exists[None, :], other=0)
+            value = tl.load(
+                table + at, mask=(cell < c.n_cells)[:, None] & output_exists[None, :], other=0
+            )
             total = _plus_product(total, of_cell, value.to(tl.float32), c)
         at = (group * c.n + query)[:, None] * c.n_outputs + output[None, :]
         tl.store(parts + at, total, mask=exists[:, None] & output_exists[None, :])
@@ -584,7 +604,9 @@ def _add_counted(
         for first in range(begin, end, c.ROWS):
             query, exists = _queries(order, t, first, end, c)
             at = (group * c.n + query)[:, None] * c.n_cells + cell[None, :]
-            of_cell = tl.load(counts + at, mask=exists[:, None] & (cell < c.n_cells)[None, :], other=0)
+            of_cell = tl.load(
+                counts + at, mask=exists[:, None] & (cell < c.n_cells)[None, :], other=0
+            )
             if c.TOUCH:
                 # Only rows with a count are marked as updated.
                 reads = tl.maximum(reads, tl.max(of_cell.to(tl.int32), 0))
@@ -622,14 +644,22 @@ def _multiply_by_rows(weights, order, starts, dy, first_detector, products, c: t
                 output = o + tl.arange(0, c.OUTPUTS)
                 # Several ids of a query share its gradient.
                 at = (query % c.N_QUERIES)[:, None] * c.n_outputs + output[None, :]
-                cotangent = tl.load(dy + at, mask=exists[:, None] & (output < c.n_outputs)[None, :], other=0)
+                cotangent = tl.load(
+                    dy + at, mask=exists[:, None] & (output < c.n_outputs)[None, :], other=0
+                )
                 row = _row_tiles.offset(own * c.n_cells + cell, c)
                 at = row[None, :] + output[:, None]
                 value = tl.load(
-                    table + at, mask=(cell < c.n_cells)[None, :] & (output < c.n_outputs)[:, None], other=0
+                    table + at,
+                    mask=(cell < c.n_cells)[None, :] & (output < c.n_outputs)[:, None],
+                    other=0,
                 )
                 # Three TF32 products keep 22 of 24 bits; plain TF32 keeps 11.
                 total = tl.dot(
                     cotangent.to(tl.float32), value.to(tl.float32), total, input_precision="tf32x3"
                 )
-            tl.store(of_queries + cell[None, :], total, mask=exists[:, None] & (cell < c.n_cells)[None, :])
+            tl.store(
+                of_queries + cell[None, :],
+                total,
+                mask=exists[:, None] & (cell < c.n_cells)[None, :],
+            )

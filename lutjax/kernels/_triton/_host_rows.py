@@ -30,7 +30,9 @@ _NUMBERS = 512  # most elements of a row in a tile
 _MOST_PROGRAMS = 64  # enough pending loads to saturate the bus
 
 
-def read(cell: int, index: jax.Array, shape: tuple[int, int, int], dtype: Any, device: Device) -> jax.Array:
+def read(
+    cell: int, index: jax.Array, shape: tuple[int, int, int], dtype: Any, device: Device
+) -> jax.Array:
     """Return the addressed rows, ``[T, n * K, O]``; out-of-range ids are clamped.
 
     Args:

@@ -169,7 +169,11 @@ def sums(
     found = order_by_step(dy, device)
     packed = found.dtype == jnp.bfloat16
     stages, stage = _STAGES[packed], _stage(packed)
-    warps, shares, n_blocks = _warps(tables, groups), _shares(tables, groups, n), triton.cdiv(n, WIDTH)
+    warps, shares, n_blocks = (
+        _warps(tables, groups),
+        _shares(tables, groups, n),
+        triton.cdiv(n, WIDTH),
+    )
     (totals,) = launch(
         _add_owned,
         rows,
@@ -233,7 +237,9 @@ def _add_owned(rows, factors, dy, totals, c: tl.constexpr):
     table = (group * c.n_each + tl.minimum(number, c.n_each - 1)).to(tl.int64)
     at = tl.inline_asm_elementwise(c.BASE, "=r,r", [lane], dtype=tl.int32, is_pure=False, pack=1)
     for r in range(c.n_rows):
-        tl.inline_asm_elementwise(c.CLEAR, "=r,r", [at + 128 * r], dtype=tl.int32, is_pure=False, pack=1)
+        tl.inline_asm_elementwise(
+            c.CLEAR, "=r,r", [at + 128 * r], dtype=tl.int32, is_pure=False, pack=1
+        )
     # The gradient of a sum over groups serves every group.
     of_dy = group if c.n_dy_groups > 1 else 0
     dy += ((of_dy * c.COLUMNS + column).to(tl.int64) * c.n_blocks) * (c.WIDTH * c.WIDTH) + lane * (
@@ -326,4 +332,6 @@ def _copy(to, rows, factors, dy, block, lane, has_table, c: tl.constexpr):
         of_block.to(tl.int64),
         size,
     ]
-    tl.inline_asm_elementwise(c.COPY, "=r,r,r,l,l,l,l,r", copied, dtype=tl.int32, is_pure=False, pack=1)
+    tl.inline_asm_elementwise(
+        c.COPY, "=r,r,r,l,l,l,l,r", copied, dtype=tl.int32, is_pure=False, pack=1
+    )

@@ -40,7 +40,13 @@ _RESULTS = [f"mov.b32 ${n}, next{n};" for n in range(6)]
 # A butterfly shuffle with mask 1 exchanges the values of lanes 2 n and 2 n + 1.
 _SHUFFLED = [f"shfl.sync.bfly.b32 next{n + 3}, next{n}, 1, 31, -1;" for n in range(3)]
 SWAP = " ".join(
-    ["{ .reg .b32 next<6>;", *(f"mov.b32 next{n}, ${n + 6};" for n in range(3)), *_SHUFFLED, *_RESULTS, "}"]
+    [
+        "{ .reg .b32 next<6>;",
+        *(f"mov.b32 next{n}, ${n + 6};" for n in range(3)),
+        *_SHUFFLED,
+        *_RESULTS,
+        "}",
+    ]
 )
 # Plain read, addition and write: the address belongs to the lane.
 ADD = "{ .reg .f32 sum; ld.volatile.shared.f32 sum, [$1]; add.f32 sum, sum, $2; st.volatile.shared.f32 [$1], sum; mov.u32 $0, 0; }"
@@ -157,7 +163,10 @@ def add_of_block(ways: int, packed: bool) -> str:
         # The next block's rows are read and exchanged between steps, so that their latency overlaps
         # with additions.
         if j == 2:
-            lines += [f"ld.volatile.shared.b32 next{n}, [{words}+{here + 128 * n}];" for n in range(1 + ways)]
+            lines += [
+                f"ld.volatile.shared.b32 next{n}, [{words}+{here + 128 * n}];"
+                for n in range(1 + ways)
+            ]
             lines += [] if two else ["mov.b32 next2, 0;"]
         if j == 8:
             lines += _SHUFFLED

@@ -82,11 +82,16 @@ def gradient(call: _row_tiles.TableCall, add: AddRows) -> jax.Array:
     """Return the table gradient, ``[T, R, O]``."""
     weights = call.weights
     shape = jax.ShapeDtypeStruct(weights.shape, addend_dtype(weights.dtype, call.accumulate))
-    return add(Addition(shape, jnp.ones((), accumulator(weights.dtype)), jnp.zeros((), jnp.int32)))[0]
+    return add(Addition(shape, jnp.ones((), accumulator(weights.dtype)), jnp.zeros((), jnp.int32)))[
+        0
+    ]
 
 
 def cotangents(
-    call: _row_tiles.TableCall, needs: frozenset[str], add: AddRows, margins: Callable[[], jax.Array]
+    call: _row_tiles.TableCall,
+    needs: frozenset[str],
+    add: AddRows,
+    margins: Callable[[], jax.Array],
 ) -> dict[str, jax.Array]:
     """Return the needed table and detection gradients."""
     of = {"weights": lambda: gradient(call, add), "detection": margins}
@@ -142,7 +147,9 @@ def update(
 
     whole, rest = divmod(n_detectors, size)
     arrays: tuple[jax.Array, ...] = (weights, sums, touched)
-    arrays = jax.lax.fori_loop(0, whole, lambda n, a: move(jnp.asarray(n * size, jnp.int32), a), arrays)
+    arrays = jax.lax.fori_loop(
+        0, whole, lambda n, a: move(jnp.asarray(n * size, jnp.int32), a), arrays
+    )
     # A smaller last group, with slices of the sums.
     if rest:
         weights, sums, touched = arrays
@@ -161,7 +168,9 @@ def _strides(scales: jax.Array) -> dict[str, int]:
 
 
 @kernel
-def _move_rows(rates, factors, first, unused0, unused1, unused2, weights, sums, touched, c: tl.constexpr):
+def _move_rows(
+    rates, factors, first, unused0, unused1, unused2, weights, sums, touched, c: tl.constexpr
+):
     row, exists = _row_tiles.block(c.ROWS, c.n_sums, tl.program_id(0))
     moves = tl.load(touched + row, mask=exists, other=0) != 0
     # All warps read the marks before any of them clears one.
@@ -191,4 +200,6 @@ def _scale(scales, table, row, output, mask, T: tl.constexpr, R: tl.constexpr, O
     if T == 0 and R == 0 and O == 0:
         return tl.load(scales)
     else:
-        return tl.load(scales + (table * T + row * R)[:, None] + (output * O)[None, :], mask=mask, other=0)
+        return tl.load(
+            scales + (table * T + row * R)[:, None] + (output * O)[None, :], mask=mask, other=0
+        )

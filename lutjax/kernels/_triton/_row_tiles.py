@@ -150,11 +150,18 @@ def arithmetic_of(n_rows: int, dtype: np.dtype, accumulate: FixedPoint | None) -
 def sum_of_parts(parts: jax.Array) -> jax.Array:
     """Return the sum over the first axis, in a fixed order."""
     # XLA reduces the axis of parts without atomics.
-    return parts.reshape(parts.shape[1:]) if len(parts) == 1 else jnp.sum(parts, 0, dtype=parts.dtype)
+    return (
+        parts.reshape(parts.shape[1:]) if len(parts) == 1 else jnp.sum(parts, 0, dtype=parts.dtype)
+    )
 
 
 def sum_rows(
-    kernel: Any, call: TableCall, tile: RowTile, batch: tuple[int, ...], *inputs: jax.Array, **arguments: Any
+    kernel: Any,
+    call: TableCall,
+    tile: RowTile,
+    batch: tuple[int, ...],
+    *inputs: jax.Array,
+    **arguments: Any,
 ) -> jax.Array:
     """Return outputs ``[*batch, O]`` from a kernel that reads the tables and `inputs`."""
     dtype = call.weights.dtype
@@ -200,7 +207,13 @@ def locate_program(
     sample, sample_exists = block(ROWS, n_samples, program % sample_blocks)
     rest = program // sample_blocks
     output, output_exists = block(OUTPUTS, n_outputs, rest % output_blocks)
-    return sample, sample_exists, output, output_exists, rest // output_blocks * TOGETHER + of_together
+    return (
+        sample,
+        sample_exists,
+        output,
+        output_exists,
+        rest // output_blocks * TOGETHER + of_together,
+    )
 
 
 @kernel

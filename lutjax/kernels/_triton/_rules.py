@@ -47,7 +47,9 @@ def few_additions(request: Request, n_reads: int) -> Deferral | None:
     n_additions = n_reads * weights.shape[-1] if request.cotangent.size else 0
     if n_additions > _FEW_ADDITIONS:
         return None
-    return Deferral(f"plain JAX is faster for at most {_FEW_ADDITIONS} numbers added, here {n_additions}")
+    return Deferral(
+        f"plain JAX is faster for at most {_FEW_ADDITIONS} numbers added, here {n_additions}"
+    )
 
 
 def few_pair_additions(
@@ -71,4 +73,6 @@ def few_values(call: BilinearGates | TableGates) -> Deferral | None:
     values = max(call.x.shape[0], call.wires.shape[0]) * call.x.shape[1]
     if values > _FEW_VALUES:
         return None
-    return Deferral(f"plain JAX is faster for at most {_FEW_VALUES} values of inputs or gates, here {values}")
+    return Deferral(
+        f"plain JAX is faster for at most {_FEW_VALUES} values of inputs or gates, here {values}"
+    )

@@ -86,7 +86,9 @@ def launch(
     }
     # Without the barriers XLA may pass a slice in the memory of the whole array, or alias an output
     # with a slice of another array. Changes would then be lost.
-    results = _run(inputs, outputs, zeroed, [jax.lax.optimization_barrier(a) for a in in_place], common)
+    results = _run(
+        inputs, outputs, zeroed, [jax.lax.optimization_barrier(a) for a in in_place], common
+    )
     made, changed = results[: len(shapes)], results[len(shapes) :]
     changed = [jax.lax.optimization_barrier(a) for a in changed]
     return tuple(_compat.cast_varying(a, axes) for a in (*made, *changed))

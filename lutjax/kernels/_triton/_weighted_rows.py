@@ -70,7 +70,9 @@ class Reads:
     @property
     def in_integers(self) -> bool:
         """Whether integer rows and coefficients are multiplied and summed as integers."""
-        return self.coefficients is not None and jnp.issubdtype(self.coefficients.dtype, jnp.integer)
+        return self.coefficients is not None and jnp.issubdtype(
+            self.coefficients.dtype, jnp.integer
+        )
 
     def sizes(self, weights: jax.Array | jax.ShapeDtypeStruct) -> Sizes:
         groups = {"groups": self.groups} if self.groups > 1 else {}
@@ -125,7 +127,9 @@ def sums(
         _sum_rows,
         weights,
         *reads.arrays,
-        outputs=[jax.ShapeDtypeStruct(shape, weights.dtype if whole else addend_dtype(dtype, accumulate))],
+        outputs=[
+            jax.ShapeDtypeStruct(shape, weights.dtype if whole else addend_dtype(dtype, accumulate))
+        ],
         **reads.arguments(tile, n_rows, dtype, accumulate),
     )
     total = _row_tiles.sum_of_parts(parts)
@@ -252,7 +256,9 @@ def add_ways(
     """Add every read's ``coefficient * dy`` to row sums, for ``dy [n, G * O]``."""
     if not ways:
         return total
-    addition = _row_additions.Addition(total, jnp.ones((), accumulator(dy.dtype)), jnp.zeros((), jnp.int32))
+    addition = _row_additions.Addition(
+        total, jnp.ones((), accumulator(dy.dtype)), jnp.zeros((), jnp.int32)
+    )
     weights = jax.ShapeDtypeStruct(total.shape, dy.dtype)
     return weighted_add(weights, addition, Reads.from_ways(ways, groups), dy, device, accumulate)[0]
 
@@ -267,7 +273,9 @@ def forward_rule(sizes: Sizes) -> Launch:
 
 def _products_rule(sizes: Sizes) -> Launch:
     rows = _rows(sizes, 32, 64)
-    return Launch(rows=rows, outputs=64, detectors=min(split(sizes, rows * 64), _FEW_READS), warps=1)
+    return Launch(
+        rows=rows, outputs=64, detectors=min(split(sizes, rows * 64), _FEW_READS), warps=1
+    )
 
 
 def table_rule(sizes: Sizes) -> Launch:
@@ -317,7 +325,9 @@ def _sum_rows(weights, index, coefficients, parts, c: tl.constexpr):
                 reads = coefficient != 0
             at = _row_tiles.offset(row, c)[:, None] + output[None, :]
             table = _row_tiles.table(weights, r // c.n_ways, c)
-            value = tl.load(table + at, mask=reads[:, None] & output_exists[None, :], other=0).to(c.ACC)
+            value = tl.load(table + at, mask=reads[:, None] & output_exists[None, :], other=0).to(
+                c.ACC
+            )
             if c.WEIGHTED:
                 value = coefficient[:, None] * value
             total += _row_tiles.addend(value, c)
@@ -342,12 +352,18 @@ def _multiply_rows(weights, index, dy, products, c: tl.constexpr):
     for r in range(first, last):
         here = r.to(tl.int64) * c.n_samples + sample
         row = _row_tiles.offset(tl.load(index + here, mask=sample_exists, other=0), c)
-        value = _row_tiles.read(_row_tiles.table(weights, r // c.n_ways, c), row, output, c).to(c.ACC)
-        tl.store(products + here, tl.sum(_row_tiles.addend(value * cotangent, c), 1), mask=sample_exists)
+        value = _row_tiles.read(_row_tiles.table(weights, r // c.n_ways, c), row, output, c).to(
+            c.ACC
+        )
+        tl.store(
+            products + here, tl.sum(_row_tiles.addend(value * cotangent, c), 1), mask=sample_exists
+        )
 
 
 @kernel
-def _add_rows(index, coefficients, dy, step, first, unused0, unused1, total, touched, c: tl.constexpr):
+def _add_rows(
+    index, coefficients, dy, step, first, unused0, unused1, total, touched, c: tl.constexpr
+):
     sample, sample_exists, output, output_exists, block = _row_tiles.locate_program(
         c.n_samples, c.n_outputs, c.ROWS, c.OUTPUTS, c.TOGETHER
     )
@@ -359,7 +375,9 @@ def _add_rows(index, coefficients, dy, step, first, unused0, unused1, total, tou
         value = _cotangent(dy, sample, 0, output, exists, factor, c)
     for t in range(block * c.DETECTORS, tl.minimum((block + 1) * c.DETECTORS, c.n_tables)):
         if c.n_groups > 1:
-            value = _cotangent(dy, sample, (first_detector + t) // c.n_of_group, output, exists, factor, c)
+            value = _cotangent(
+                dy, sample, (first_detector + t) // c.n_of_group, output, exists, factor, c
+            )
         table = _row_tiles.table(total, t, c)
         for k in range(c.n_ways):
             here = ((first_detector + t).to(tl.int64) * c.n_ways + k) * c.n_samples + sample
@@ -374,7 +392,9 @@ def _add_rows(index, coefficients, dy, step, first, unused0, unused1, total, tou
             if c.TOUCH:
                 _row_tiles.touch(touched, t, row, reads, c)
             # Relaxed order suffices: nothing reads the tables before the kernel ends.
-            tl.atomic_add(table + at, weighted, mask=reads[:, None] & output_exists[None, :], sem="relaxed")
+            tl.atomic_add(
+                table + at, weighted, mask=reads[:, None] & output_exists[None, :], sem="relaxed"
+            )
 
 
 @kernel

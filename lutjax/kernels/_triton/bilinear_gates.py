@@ -58,7 +58,9 @@ def backward(
 ) -> dict[str, jax.Array]:
     # A gather sums in a fixed order; without lists or gates, programs of gates scatter.
     if "x" in needs and call.readers is not None and call.wires.size:
-        dx, parts = _gather_gradients(call, call.readers, cotangent, "coefficients" in needs, device)
+        dx, parts = _gather_gradients(
+            call, call.readers, cotangent, "coefficients" in needs, device
+        )
     else:
         dx, parts = _scatter_gradients(call, cotangent, needs, device)
     cotangents = {"x": dx, "coefficients": parts}
@@ -80,7 +82,9 @@ def _scatter_gradients(
         call.coefficients,
         call.wires,
         dy,
-        outputs=[jax.ShapeDtypeStruct((tile.n_partial_sums, 4, len(call.wires)) if sums else (1,), dtype)],
+        outputs=[
+            jax.ShapeDtypeStruct((tile.n_partial_sums, 4, len(call.wires)) if sums else (1,), dtype)
+        ],
         zeroed=[jax.ShapeDtypeStruct(call.x.shape if scatter else (1,), dtype)],
         SUMS=sums,
         SCATTER=scatter,
@@ -93,7 +97,9 @@ def _gather_gradients(
     call: BilinearGates, readers: jax.Array, dy: jax.Array, sums: bool, device: Device
 ) -> tuple[jax.Array, ...]:
     """Return the input gradient, from fan-out lists, and partial coefficient gradients."""
-    tile = _gate_tiles.GateTile.for_call("bilinear_gates.inputs", _inputs_rule, call, device, of_inputs=True)
+    tile = _gate_tiles.GateTile.for_call(
+        "bilinear_gates.inputs", _inputs_rule, call, device, of_inputs=True
+    )
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
     # Zeros, because a wire that is missing in the fan-out lists writes nothing.
     return launch(
@@ -105,7 +111,9 @@ def _gather_gradients(
         _gate_tiles.used_readers(readers),
         dy,
         outputs=[jax.ShapeDtypeStruct(call.x.shape, call.x.dtype)],
-        zeroed=[jax.ShapeDtypeStruct((tile.n_partial_sums, 4, len(call.wires)) if sums else (1,), dtype)],
+        zeroed=[
+            jax.ShapeDtypeStruct((tile.n_partial_sums, 4, len(call.wires)) if sums else (1,), dtype)
+        ],
         SUMS=sums,
         **tile.arguments(call, call.coefficients),
     )
@@ -205,7 +213,9 @@ def _gather(x, coefficients, wires, readers, used, dy, dx, parts, c: tl.constexp
             numbers += (_gate_tiles.reader(readers, feature, first + u, exists, c),)
         for u in tl.static_range(c.UNROLLED):
             # The two wires of a gate differ in the last bit.
-            others += (_gate_tiles.input_of(wires, _gate_tiles.wire_of(numbers[u], 2 * c.n_gates) ^ 1, c),)
+            others += (
+                _gate_tiles.input_of(wires, _gate_tiles.wire_of(numbers[u], 2 * c.n_gates) ^ 1, c),
+            )
         for u in tl.static_range(c.UNROLLED):
             gate = _gate_tiles.wire_of(numbers[u], 2 * c.n_gates) // 2
             gs += (_gate_tiles.read_some(dy, gate, numbers[u] >= 0, sample, c),)
@@ -223,8 +233,12 @@ def _gather(x, coefficients, wires, readers, used, dy, dx, parts, c: tl.constexp
                 # * second``.
                 of_pair = tl.where((second == 0)[:, None], gs[u], of_own * bs[u])
                 # Each wire has one entry in all lists, so no two programs store the same sum.
-                tl.store(parts + (1 + second) * c.n_gates + gate, tl.sum(of_own, 1), mask=numbers[u] >= 0)
-                tl.store(parts + 3 * second * c.n_gates + gate, tl.sum(of_pair, 1), mask=numbers[u] >= 0)
+                tl.store(
+                    parts + (1 + second) * c.n_gates + gate, tl.sum(of_own, 1), mask=numbers[u] >= 0
+                )
+                tl.store(
+                    parts + 3 * second * c.n_gates + gate, tl.sum(of_pair, 1), mask=numbers[u] >= 0
+                )
     _gate_tiles.write(dx, feature, exists, sample, total, c)
 
 
@@ -232,6 +246,8 @@ def _gather(x, coefficients, wires, readers, used, dy, dx, parts, c: tl.constexp
 def _coefficient(coefficients, number, gate, exists, c: tl.constexpr):
     """Return coefficients as a column; 0 where not `exists`, None if every gate exists."""
     found = tl.load(
-        coefficients + number * c.n_gates + gate, mask=exists, other=0 if exists is not None else None
+        coefficients + number * c.n_gates + gate,
+        mask=exists,
+        other=0 if exists is not None else None,
     )
     return found.to(c.ACC)[:, None]

@@ -109,9 +109,13 @@ def _addresses(call: BinaryLut, device: Device) -> jax.Array:
     return addresses
 
 
-def _input_gradient(addresses: jax.Array, call: BinaryLut, dy: jax.Array, device: Device) -> jax.Array:
+def _input_gradient(
+    addresses: jax.Array, call: BinaryLut, dy: jax.Array, device: Device
+) -> jax.Array:
     x, wires, readers = call.x, call.wires, call.readers
-    slopes = _slot_polynomials.slopes_at_addresses(call.table.astype(accumulator(x.dtype, call.table.dtype)))
+    slopes = _slot_polynomials.slopes_at_addresses(
+        call.table.astype(accumulator(x.dtype, call.table.dtype))
+    )
     # Without fan-out lists, atomics add wire gradients to the inputs.
     if readers is None or not wires.size:
         (dx,) = launch(
@@ -147,7 +151,9 @@ def _arguments(
     device: Device,
     of_inputs: bool = False,
 ) -> dict[str, Any]:
-    tile = _gate_tiles.GateTile.for_call(f"binary_lut.{kernel}", rule, call, device, of_inputs=of_inputs)
+    tile = _gate_tiles.GateTile.for_call(
+        f"binary_lut.{kernel}", rule, call, device, of_inputs=of_inputs
+    )
     # A word holds 32 samples, also if there are fewer.
     config = dataclasses.replace(tile.config, rows=max(tile.config.rows, _BITS), detectors=1)
     n_samples = max(tile.n_samples, _BITS) if tile.n_samples else 0
@@ -186,7 +192,9 @@ def _pack(x, words, c: tl.constexpr):
     word = block.to(tl.int64) * (c.SAMPLES // 32) + tl.arange(0, c.SAMPLES // 32)
     bit = tl.arange(0, 32)[None, None, :]
     sample = word[None, :, None] * 32 + bit
-    value = tl.load(x + feature[:, None, None] * c.n_samples + sample, mask=sample < c.n_samples, other=0)
+    value = tl.load(
+        x + feature[:, None, None] * c.n_samples + sample, mask=sample < c.n_samples, other=0
+    )
     # Each bit occurs once, so the sum is a bitwise OR.
     packed = tl.sum((value.to(c.ACC) > 0).to(tl.int32) << bit, 2)
     n_words: tl.constexpr = (c.n_samples + 31) // 32
@@ -252,7 +260,9 @@ def _scatter(addresses, slopes, wires, dy, dx, c: tl.constexpr):
     for place in tl.static_range(c.PLACES):
         wire = gate * c.PLACES + place
         slope = _select_slot(slopes + wire * c.n_slots, address, True)
-        to = dx + _gate_tiles.sample_offsets(_gate_tiles.input_of(wires, wire, c), sample, c.n_samples)
+        to = dx + _gate_tiles.sample_offsets(
+            _gate_tiles.input_of(wires, wire, c), sample, c.n_samples
+        )
         # Several gates may read the same input.
         tl.atomic_add(to, g * slope, mask=both_exist, sem="relaxed")
 
@@ -267,7 +277,11 @@ def _sum_chosen(addresses, dy, parts, c: tl.constexpr):
         sample, sample_exists = _row_tiles.block(c.SAMPLES, c.n_samples, block)
         # Loaded in the layout of the sums, ``[slots, gates, samples]``, so that no values move
         # between threads.
-        row, sample, sample_exists = gate[None, :, None], sample[None, None, :], sample_exists[None, None, :]
+        row, sample, sample_exists = (
+            gate[None, :, None],
+            sample[None, None, :],
+            sample_exists[None, None, :],
+        )
         g = tl.load(dy + row * c.n_samples + sample, mask=sample_exists, other=0).to(c.ACC)
         # Four threads read the same word and select their byte.
         four = tl.load(addresses + row * n_fours + sample // 4, mask=sample_exists, other=0)
@@ -294,7 +308,9 @@ def _read_bits(words, wires, gate, four, c: tl.constexpr):
     for place in tl.static_range(c.PLACES):
         row = _gate_tiles.input_of(wires, gate * c.PLACES + place, c)
         bits = (
-            tl.load(words + _gate_tiles.sample_offsets(row, four // 8, n_words), mask=exists, other=0)
+            tl.load(
+                words + _gate_tiles.sample_offsets(row, four // 8, n_words), mask=exists, other=0
+            )
             >> shift
         )
         # Spreads four bits to one byte each: the multiplication copies them to shifts of 0, 7, 14
@@ -308,7 +324,9 @@ def _read_addresses(addresses, gate, block, c: tl.constexpr):
     n_fours: tl.constexpr = 8 * ((c.n_samples + 31) // 32)
     four = _fours(block, c.SAMPLES)
     return tl.load(
-        addresses + _gate_tiles.sample_offsets(gate, four, n_fours), mask=(four < n_fours)[None, :], other=0
+        addresses + _gate_tiles.sample_offsets(gate, four, n_fours),
+        mask=(four < n_fours)[None, :],
+        other=0,
     )
 
 
@@ -326,4 +344,6 @@ def _select_slot(slots, addresses, used):
         v2 = tl.load(slots[:, None] + ((addresses >> 16) & 255), mask=used[:, None], other=0)
         v3 = tl.load(slots[:, None] + ((addresses >> 24) & 255), mask=used[:, None], other=0)
     # `tl.join` adds a last axis: joining 0 with 2 and 1 with 3 first gives the order 0, 1, 2, 3.
-    return tl.reshape(tl.join(tl.join(v0, v2), tl.join(v1, v3)), (addresses.shape[0], 4 * addresses.shape[1]))
+    return tl.reshape(
+        tl.join(tl.join(v0, v2), tl.join(v1, v3)), (addresses.shape[0], 4 * addresses.shape[1])
+    )

@@ -119,7 +119,9 @@ def _backward_rule(sizes: Sizes) -> Launch:
     rows, inputs = (32, 32) if compared else (128, 1)
     programs = sizes["samples"] // rows * (triton.cdiv(sizes["inputs"], inputs) if compared else 1)
     # Each further detector block writes a part, which is read once more.
-    detectors = max(_row_tiles.split(programs, sizes["detectors"], enough=512), 8 if compared else 1)
+    detectors = max(
+        _row_tiles.split(programs, sizes["detectors"], enough=512), 8 if compared else 1
+    )
     return Launch(rows=rows, outputs=inputs, detectors=detectors, warps=1 if compared else 4)
 
 
@@ -198,7 +200,11 @@ def _input(anchor, n_inputs: tl.constexpr, exists=True):
 @kernel
 def initial_detection(size: tl.constexpr, dtype: tl.constexpr):
     """Return index, flip and margin before any comparison."""
-    return tl.zeros((size,), tl.int32), tl.zeros((size,), tl.int32), tl.full((size,), float("inf"), dtype)
+    return (
+        tl.zeros((size,), tl.int32),
+        tl.zeros((size,), tl.int32),
+        tl.full((size,), float("inf"), dtype),
+    )
 
 
 @kernel

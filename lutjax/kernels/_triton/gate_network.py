@@ -60,7 +60,9 @@ def _supports(request: Request) -> str | None:
     return None
 
 
-SPEC = Declaration(_supports, launches=("gate_network.forward", "gate_network.backward"), stacks=True)
+SPEC = Declaration(
+    _supports, launches=("gate_network.forward", "gate_network.backward"), stacks=True
+)
 
 
 def forward(call: GateNetwork, *, device: Device) -> jax.Array:
@@ -162,7 +164,9 @@ def _readers(call: GateNetwork) -> tuple[jax.Array, jax.Array, jax.Array, int]:
         used = jax.vmap(functools.partial(_gate_tiles.used_readers, unrolled=0))
         return order, starts, jnp.concatenate([used(r) for r in given], 1), 0
     # Kernels number the wires of a layer from 0.
-    first_wires = np.concatenate([np.full(2 * (stop - start), 2 * start) for start, stop in call.bounds()])
+    first_wires = np.concatenate(
+        [np.full(2 * (stop - start), 2 * start) for start, stop in call.bounds()]
+    )
 
     def sorted_wires(call: GateNetwork) -> tuple[jax.Array, jax.Array, jax.Array]:
         sources = call.sources().reshape(-1)
@@ -217,7 +221,9 @@ def _forward_rule(sizes: Sizes) -> Launch:
 def _backward_rule(sizes: Sizes) -> Launch:
     # Each program writes four sums for all gates, which are read again: at most as many bytes as
     # the cache holds.
-    return _rule(sizes, sizes["gates"] + 4 * sizes["outputs"], most=_CACHED // (16 * sizes["gates"]))
+    return _rule(
+        sizes, sizes["gates"] + 4 * sizes["outputs"], most=_CACHED // (16 * sizes["gates"])
+    )
 
 
 def _rule(sizes: Sizes, rows: int, most: int) -> Launch:
@@ -225,7 +231,8 @@ def _rule(sizes: Sizes, rows: int, most: int) -> Launch:
     narrow = sizes["outputs"] <= _NARROW and sizes["samples"] >= _MANY
     samples = 128 if narrow else 32
     while samples > 4 and (
-        triton.cdiv(sizes["samples"], samples) < _ENOUGH or _ENOUGH * rows * samples * 4 > 2 * _CACHED
+        triton.cdiv(sizes["samples"], samples) < _ENOUGH
+        or _ENOUGH * rows * samples * 4 > 2 * _CACHED
     ):
         samples //= 2
     own = rows * samples * 4
@@ -241,7 +248,15 @@ def _rule(sizes: Sizes, rows: int, most: int) -> Launch:
 
     # At most one gate per thread, or a row for each thread: values of gates (ids, coefficients)
     # then need no exchange between threads.
-    gates = 16 if narrow else 128 if samples > 8 else 256 if samples > 4 or sizes["outputs"] <= 256 else 512
+    gates = (
+        16
+        if narrow
+        else 128
+        if samples > 8
+        else 256
+        if samples > 4 or sizes["outputs"] <= 256
+        else 512
+    )
     return Launch(
         rows=samples,
         outputs=gates,
@@ -258,7 +273,10 @@ def _arguments(call: GateNetwork, config: Launch, device: Device) -> dict[str, A
     n_calls, n_inputs, n_samples = call.x.shape
     # Scratch and tiles have one size for all layers, because `layer` is a run-time loop variable.
     widest = max(call.sizes)
-    samples, gates = _row_tiles.fit_size(config.rows, n_samples), _row_tiles.fit_size(config.outputs, widest)
+    samples, gates = (
+        _row_tiles.fit_size(config.rows, n_samples),
+        _row_tiles.fit_size(config.outputs, widest),
+    )
     n_blocks = triton.cdiv(n_samples, samples)
     blocks = min(config.detectors or n_blocks, max(n_blocks, 1))
     runs = n_inputs and n_samples and call.sizes[-1]
@@ -391,7 +409,9 @@ def _reduce(
             n_wires = 2 * tl.load(bounds + 1)
             for first in range(0, c.n_inputs, c.GATES):
                 value, exists = _tile(first, c.n_inputs, c)
-                total = _gather(passed, n_wires, order, starts, counts, value, exists, place, there, c)
+                total = _gather(
+                    passed, n_wires, order, starts, counts, value, exists, place, there, c
+                )
                 _write(dx, c.n_samples, value, exists, sample, there, total)
             tl.debug_barrier()
 
@@ -439,7 +459,9 @@ def _go_back(
             g = _read(behind, c.n_samples, gate - begin, behind_column, None, there, c)
         else:
             value = c.n_inputs + gate
-            g = _gather(behind, n_wires, order, starts, counts, value, exists, behind_column, there, c)
+            g = _gather(
+                behind, n_wires, order, starts, counts, value, exists, behind_column, there, c
+            )
         if c.SUMS:
             _add(parts, gate, exists, g, a, b, block, c)
         # The first layer passes on only if the `x` gradient is needed.
@@ -481,7 +503,10 @@ def _gather(passed, n_wires, order, starts, counts, value, exists, place, there,
 def _add(parts, gate, exists, g, a, b, block, c: tl.constexpr):
     """Add to each gate's four sums, or store them for the first block."""
     with_a = g * a
-    alone, both = tl.join(tl.sum(g, 1), tl.sum(g * b, 1)), tl.join(tl.sum(with_a, 1), tl.sum(with_a * b, 1))
+    alone, both = (
+        tl.join(tl.sum(g, 1), tl.sum(g * b, 1)),
+        tl.join(tl.sum(with_a, 1), tl.sum(with_a * b, 1)),
+    )
     # The four sums of a gate are contiguous, so they are stored with one instruction.
     total = tl.reshape(tl.join(alone, both), (c.GATES, 4))
     to = parts + (4 * gate[:, None] + tl.arange(0, 4)[None, :])

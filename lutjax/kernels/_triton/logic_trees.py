@@ -81,7 +81,9 @@ def forward(call: LogicTrees, *, device: Device) -> jax.Array:
         call.x,
         call.coefficients,
         call.leaves,
-        outputs=[jax.ShapeDtypeStruct((len(call.leaves), call.n_groups, call.x.shape[1]), call.x.dtype)],
+        outputs=[
+            jax.ShapeDtypeStruct((len(call.leaves), call.n_groups, call.x.shape[1]), call.x.dtype)
+        ],
         **_arguments(call, device, FORWARD),
     )
     return y
@@ -120,7 +122,9 @@ def backward(
     return cotangents
 
 
-def _image_gradient(call: LogicTrees, of_parents: jax.Array, chosen: jax.Array, device: Device) -> jax.Array:
+def _image_gradient(
+    call: LogicTrees, of_parents: jax.Array, chosen: jax.Array, device: Device
+) -> jax.Array:
     """Return the image gradient from the leaf parents' gradients and the chosen positions."""
     n_channels = call.n_channels
     # Without fan-out lists, leaves are sorted by channel.
@@ -210,7 +214,9 @@ def _apply(x, coefficients, leaves, y, c: tl.constexpr):
             values = _nodes(read, held, coefficients, tree, c)
             value = values[len(values) - 1]
             # NaN replaces any value. No number replaces NaN, because the comparison is false.
-            best = tl.where(_mask_positions((value > best) | (value != value), there, c), value, best)
+            best = tl.where(
+                _mask_positions((value > best) | (value != value), there, c), value, best
+            )
         tl.store(y + _output(tree, group, c) + sample, best.to(y.dtype.element_ty), mask=exists)
 
 
@@ -306,9 +312,13 @@ def _add(x, coefficients, leaves, order, bounds, of_parents, chosen, dx, c: tl.c
                 group = block * c.GROUPS + tl.arange(0, c.GROUPS)
                 mask = (group < c.ROWS * c.COLUMNS)[:, None] & (sample < c.n_samples)[None, :]
                 here = group[:, None] * c.n_samples + sample[None, :]
-                place = tl.load(chosen + _output(tree, 0, c) + here, mask=mask, other=-1).to(tl.int32)
+                place = tl.load(chosen + _output(tree, 0, c) + here, mask=mask, other=-1).to(
+                    tl.int32
+                )
                 mask = mask & (place >= 0)
-                row = ((group // c.COLUMNS) * c.POOL_ROWS - c.AROUND_ROWS)[:, None] + place // c.POOL_COLUMNS
+                row = ((group // c.COLUMNS) * c.POOL_ROWS - c.AROUND_ROWS)[
+                    :, None
+                ] + place // c.POOL_COLUMNS
                 column = (group % c.COLUMNS) * c.POOL_COLUMNS - c.AROUND_COLUMNS
                 column = column[:, None] + place % c.POOL_COLUMNS
                 row, column = row * c.DOWN, column * c.RIGHT
@@ -323,7 +333,9 @@ def _add(x, coefficients, leaves, order, bounds, of_parents, chosen, dx, c: tl.c
                 inside = mask & _is_inside(row + leaf_row, column + leaf_column, c)
                 # Different groups chose different pixels for this leaf, so plain additions do not
                 # collide.
-                tl.store(to, tl.load(to, mask=inside, other=0) + g * (slope + cross * b), mask=inside)
+                tl.store(
+                    to, tl.load(to, mask=inside, other=0) + g * (slope + cross * b), mask=inside
+                )
             # The next leaf may add to the same pixels from other threads.
             tl.debug_barrier()
 
@@ -364,7 +376,11 @@ def _window(leaves, tree, c: tl.constexpr):
 
     Out-of-bounds leaves have ids of other pixels and are masked by row and column.
     """
-    starts, rows, columns = _gate_tiles.empty_tuple(), _gate_tiles.empty_tuple(), _gate_tiles.empty_tuple()
+    starts, rows, columns = (
+        _gate_tiles.empty_tuple(),
+        _gate_tiles.empty_tuple(),
+        _gate_tiles.empty_tuple(),
+    )
     for leaf in tl.static_range(c.LEAVES):
         channel, row, column = _value_of_window(leaves, tree * c.LEAVES + leaf, c)
         starts += ((channel * c.HEIGHT + row) * c.WIDTH + column,)
@@ -438,7 +454,9 @@ def _load_coefficients(coefficients, tree, c: tl.constexpr):
 
 
 @kernel
-def _coefficient(held, coefficients, number: tl.constexpr, tree, node: tl.constexpr, c: tl.constexpr):
+def _coefficient(
+    held, coefficients, number: tl.constexpr, tree, node: tl.constexpr, c: tl.constexpr
+):
     if c.HELD:
         return held[number * (c.LEAVES - 1) + node]
     else:

@@ -56,7 +56,9 @@ def backward(
     return _row_additions.cotangents(call, needs, add, margins)
 
 
-def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) -> tuple[jax.Array, RowState]:
+def update(
+    call: Lookup, cotangent: jax.Array, step: Step, *, device: Device
+) -> tuple[jax.Array, RowState]:
     add = functools.partial(_add_to_rows, call, cotangent, device)
     return _row_additions.update(call, step, add, device=device)
 
@@ -100,7 +102,9 @@ def _launch(kernel: str, rule: Callable[[Sizes], Launch], call: Lookup, device: 
 
 def _margins_rule(sizes: Sizes) -> Launch:
     # Tiles of 32 x 32 elements, for one warp: 32 registers per thread for the gradient.
-    return Launch(rows=32, outputs=32, detectors=min(_weighted_rows.split(sizes, 1024), 16), warps=1)
+    return Launch(
+        rows=32, outputs=32, detectors=min(_weighted_rows.split(sizes, 1024), 16), warps=1
+    )
 
 
 # ------------------------------------------------------------------------------------- kernels
@@ -123,4 +127,6 @@ def _multiply_rows(weights, index, flip, dy, products, c: tl.constexpr):
         row = _row_tiles.read(table, _row_tiles.offset(main, c), output, c).to(c.ACC)
         # Rows are subtracted before the product: a difference of two products would lose digits.
         row -= _row_tiles.read(table, _row_tiles.offset(other, c), output, c).to(c.ACC)
-        tl.store(products + here, tl.sum(_row_tiles.addend(row * cotangent, c), 1), mask=sample_exists)
+        tl.store(
+            products + here, tl.sum(_row_tiles.addend(row * cotangent, c), 1), mask=sample_exists
+        )

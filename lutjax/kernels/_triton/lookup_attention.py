@@ -45,7 +45,9 @@ from lutjax.tuning import Launch, Sizes, launch_of
 from lutjax.values._fixed_point import addend_dtype, result
 from lutjax.values._row_rules import RowState
 
-AddRows = Callable[[DetectedPairs, jax.Array, Device, _row_additions.Addition], tuple[jax.Array, ...]]
+AddRows = Callable[
+    [DetectedPairs, jax.Array, Device, _row_additions.Addition], tuple[jax.Array, ...]
+]
 """Adds `dy` to every pair's row; returns `total`, and `touched`."""
 
 
@@ -60,7 +62,8 @@ def _supports(request: Request) -> str | None:
 
 
 SPEC = Declaration(
-    _supports, launches=("lookup_attention.forward", "lookup_attention.margins", "lookup_attention.table")
+    _supports,
+    launches=("lookup_attention.forward", "lookup_attention.margins", "lookup_attention.table"),
 )
 
 
@@ -71,14 +74,20 @@ def forward(call: LookupAttention, *, device: Device) -> jax.Array:
         return _sum_slots(pairs, device)
     if _histograms.is_faster("forward", pairs):
         return result(_histograms.sum_rows(pairs, device), call.weights.dtype, call.accumulate)
-    tile = pairs.tile(launch_of("lookup_attention.forward", pairs.sizes, device, _forward_rule), device)
-    return _row_tiles.sum_rows(_sum_rows, call, tile, pairs.queries, *pairs.arrays, **pairs.arguments(tile))
+    tile = pairs.tile(
+        launch_of("lookup_attention.forward", pairs.sizes, device, _forward_rule), device
+    )
+    return _row_tiles.sum_rows(
+        _sum_rows, call, tile, pairs.queries, *pairs.arrays, **pairs.arguments(tile)
+    )
 
 
 def _sum_slots(pairs: DetectedPairs, device: Device) -> jax.Array:
     """Return the slots summed by output, ``[B, Lq, O]``."""
     dtype = addend_dtype(pairs.weights.dtype, pairs.accumulate)
-    tile = pairs.tile(launch_of("lookup_attention.forward", pairs.sizes, device, _forward_rule), device)
+    tile = pairs.tile(
+        launch_of("lookup_attention.forward", pairs.sizes, device, _forward_rule), device
+    )
     (y,) = launch(
         _scatter_rows,
         pairs.weights,
@@ -98,7 +107,12 @@ def backward(
 
 
 def backward_by(
-    add_rows: AddRows, call: LookupAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+    add_rows: AddRows,
+    call: LookupAttention,
+    cotangent: jax.Array,
+    needs: frozenset[str],
+    *,
+    device: Device,
 ) -> dict[str, jax.Array]:
     """Return the gradients; `add_rows` computes the table gradient."""
     pairs, cotangents = DetectedPairs.from_call(call), {}
@@ -148,7 +162,9 @@ def _margins(
         of_position = (position.flip.T, position.margin.T)
         # Separate parts for samples and detectors: fewer programs add to the same element.
         parts = (*shape_of_keys[1::-1], position.index.shape[0])
-        zeroed.append(jax.ShapeDtypeStruct(parts, addend_dtype(position.margin.dtype, call.accumulate)))
+        zeroed.append(
+            jax.ShapeDtypeStruct(parts, addend_dtype(position.margin.dtype, call.accumulate))
+        )
     else:
         zeroed.append(jax.ShapeDtypeStruct((1,), dtype))
     inputs = (
@@ -172,11 +188,15 @@ def _margins(
         ) -> tuple[jax.Array, ...]:
             programs = arguments["programs"] // len(weights) * len(products)
             of_products = {**arguments, "programs": programs, "CELLS": products.shape[2]}
-            return launch(_multiply_rows, *inputs, products, first.reshape(1), in_place=arrays, **of_products)
+            return launch(
+                _multiply_rows, *inputs, products, first.reshape(1), in_place=arrays, **of_products
+            )
 
         # A query reads rows with its own id, and with the id after its closest bit flips.
         ids = jnp.stack([pairs.query, pairs.query ^ q_flip], 1) >> pairs.query_shift
-        sums = _histograms.with_products(pairs, ids, dy, device, multiply_group, [*outputs, *zeroed])
+        sums = _histograms.with_products(
+            pairs, ids, dy, device, multiply_group, [*outputs, *zeroed]
+        )
     else:
         # Placeholders for products, the first detector and the arrays in place.
         none = [jnp.zeros((1,), jnp.int32)] * 5
@@ -191,7 +211,9 @@ def _margins(
     # for all pairs of a margin, and multiplies the sum once.
     if call.accumulate is not None:
         return cotangents
-    return {name: times_slope(total, getattr(call, name).margin) for name, total in cotangents.items()}
+    return {
+        name: times_slope(total, getattr(call, name).margin) for name, total in cotangents.items()
+    }
 
 
 def add_rows(
@@ -236,7 +258,16 @@ def _table_rule(sizes: Sizes) -> Launch:
 # ------------------------------------------------------------------------------------- kernels
 @kernel
 def _sum_rows(
-    weights, query, key, position, start, query_segments, key_segments, blocks, parts, c: tl.constexpr
+    weights,
+    query,
+    key,
+    position,
+    start,
+    query_segments,
+    key_segments,
+    blocks,
+    parts,
+    c: tl.constexpr,
 ):
     # The loads of several detectors are independent, and unrolling lets them overlap.
     UNROLL: tl.constexpr = min(c.DETECTORS, 4)
@@ -267,7 +298,17 @@ def _sum_rows(
 
 @kernel
 def _scatter_rows(
-    weights, query, key, position, start, query_segments, key_segments, blocks, targets, y, c: tl.constexpr
+    weights,
+    query,
+    key,
+    position,
+    start,
+    query_segments,
+    key_segments,
+    blocks,
+    targets,
+    y,
+    c: tl.constexpr,
 ):
     j, b, slot, slot_exists, group = _row_tiles.locate_query(c.n_queries, c.n_outputs, c)
     place, low, high, visited = _keys(j, b, start, blocks, c)
@@ -280,10 +321,14 @@ def _scatter_rows(
             bits = _bits(query, key, position, t, b, j, i, place, counts, True, c)
             # -1 marks missing pairs and unused slots, so `target` is the only mask.
             target = _targets(targets, t, bits, slot, counts[:, None] & slot_exists[None, :], c)
-            at = _row_tiles.table(weights, t, c) + (_row_tiles.offset(bits, c)[:, None] + slot[None, :])
+            at = _row_tiles.table(weights, t, c) + (
+                _row_tiles.offset(bits, c)[:, None] + slot[None, :]
+            )
             value = tl.load(at, mask=target >= 0, other=0).to(c.ACC)
             # Keys of a block and other programs may reach the same output.
-            tl.atomic_add(of_query + target, _row_tiles.addend(value, c), mask=target >= 0, sem="relaxed")
+            tl.atomic_add(
+                of_query + target, _row_tiles.addend(value, c), mask=target >= 0, sem="relaxed"
+            )
 
 
 @kernel
@@ -347,7 +392,9 @@ def _multiply_rows(
             j = tl.where(second, j1, j0)
             low, high = tl.where(second, low1, low0), tl.where(second, high1, high0)
             i = _key(number - tl.where(second, keys0, 0), low, j, blocks, c)
-            counts = _counts(number < keys0 + keys1, i, low, high, b, j, query_segments, key_segments, c)
+            counts = _counts(
+                number < keys0 + keys1, i, low, high, b, j, query_segments, key_segments, c
+            )
             bits = tl.where(second, bits1, bits0) | tl.load(key + of_keys + i, mask=counts, other=0)
             # Distances beyond the last one share its bits.
             distance = tl.minimum(tl.where(second, place1, place0) - 1 - i, c.n_distances - 1)
@@ -359,17 +406,23 @@ def _multiply_rows(
             query_is_closer = tl.abs(margin_of_query) < tl.abs(margin_of_key)
             flip = tl.where(query_is_closer, tl.where(second, flip1, flip0), flip_of_key)
             if c.OF_POSITION:
-                margin_of_position = tl.load(p_margin + of_positions + distance, mask=counts, other=0)
+                margin_of_position = tl.load(
+                    p_margin + of_positions + distance, mask=counts, other=0
+                )
                 flip_of_position = tl.load(p_flip + of_positions + distance, mask=counts, other=0)
                 size = tl.abs(margin_of_position)
                 position_is_closest = counts & (size < tl.abs(margin_of_query).to(size.dtype))
-                position_is_closest = position_is_closest & (size < tl.abs(margin_of_key).to(size.dtype))
+                position_is_closest = position_is_closest & (
+                    size < tl.abs(margin_of_key).to(size.dtype)
+                )
             if c.CELLS:
                 # Products ``[2, B, L, CELLS]``: first of the rows with the query's id, then of the
                 # rows with its flipped id. A flip of the key or the distance stays within the cells
                 # of the id.
                 main = bits & (c.CELLS - 1)
-                own = products + ((u.to(tl.int64) * 2 * c.n_samples + b) * c.n_queries + j) * c.CELLS
+                own = (
+                    products + ((u.to(tl.int64) * 2 * c.n_samples + b) * c.n_queries + j) * c.CELLS
+                )
                 flipped = tl.where(query_is_closer, c.n_samples * c.n_queries * c.CELLS, 0) + (
                     (bits ^ flip) & (c.CELLS - 1)
                 )
@@ -391,7 +444,9 @@ def _multiply_rows(
                 for o in range(0, c.n_outputs, c.OUTPUTS):
                     output = o + tl.arange(0, c.OUTPUTS)
                     if c.TARGETS:
-                        tile += _change(table, targets, t, bits, bits ^ flip, output, dy, j, counts, c)
+                        tile += _change(
+                            table, targets, t, bits, bits ^ flip, output, dy, j, counts, c
+                        )
                         if c.OF_POSITION:
                             tile_of_position += _change(
                                 table, targets, t, bits, flipped_position, output, dy, j, counts, c
@@ -400,8 +455,12 @@ def _multiply_rows(
                         exists = output < c.n_outputs
                         # Both gradients are loaded as vectors and selected per key, in place of one
                         # row per key.
-                        dy0 = tl.load(dy + j0 * c.n_outputs + output, mask=exists, other=0).to(c.ACC)
-                        dy1 = tl.load(dy + j1 * c.n_outputs + output, mask=exists, other=0).to(c.ACC)
+                        dy0 = tl.load(dy + j0 * c.n_outputs + output, mask=exists, other=0).to(
+                            c.ACC
+                        )
+                        dy1 = tl.load(dy + j1 * c.n_outputs + output, mask=exists, other=0).to(
+                            c.ACC
+                        )
                         cotangent = tl.where(second[:, None], dy1[None, :], dy0[None, :])
                         row = _row_tiles.read(table, main, output, c).to(c.ACC)
                         other_row = _row_tiles.read(table, other, output, c).to(c.ACC)
@@ -426,10 +485,14 @@ def _multiply_rows(
             tl.atomic_add(d_key + of_keys + i, value, mask=counts & ~query_is_closer, sem="relaxed")
             if c.OF_POSITION:
                 if c.SCALE != 0:
-                    product_of_position = _row_tiles.cotangent(margin_of_position, product_of_position, c)
+                    product_of_position = _row_tiles.cotangent(
+                        margin_of_position, product_of_position, c
+                    )
                 part = (b * c.n_detectors + t) * c.n_distances
                 value = product_of_position.to(d_position.dtype.element_ty)
-                tl.atomic_add(d_position + part + distance, value, mask=position_is_closest, sem="relaxed")
+                tl.atomic_add(
+                    d_position + part + distance, value, mask=position_is_closest, sem="relaxed"
+                )
         # No other program owns these queries of the detector.
         tl.store(d_query + of_queries + j0, tl.sum(total0, 0))
         tl.store(d_query + of_queries + j1, tl.sum(total1, 0), mask=j1 != j0)
@@ -483,7 +546,9 @@ def _add_rows(
             if c.TOUCH:
                 _row_tiles.touch(touched, n, bits, counts, c)
             # Relaxed order suffices: nothing reads the tables before the kernel ends.
-            tl.atomic_add(table + (row[:, None] + output[None, :]), value, mask=inside, sem="relaxed")
+            tl.atomic_add(
+                table + (row[:, None] + output[None, :]), value, mask=inside, sem="relaxed"
+            )
 
 
 @kernel
@@ -502,7 +567,9 @@ def _change(table, targets, t, bits, other_bits, slot, dy, j, counts, c: tl.cons
         to = _targets(targets, t, other_bits, slot, exists, c)
         other = tl.load(of_other, mask=to >= 0, other=0).to(c.ACC)
         other_cotangent = tl.load(of_query + to, mask=to >= 0, other=0).to(c.ACC)
-        apart = _row_tiles.addend(value * cotangent, c) - _row_tiles.addend(other * other_cotangent, c)
+        apart = _row_tiles.addend(value * cotangent, c) - _row_tiles.addend(
+            other * other_cotangent, c
+        )
         return tl.where(to == target, _row_tiles.addend((value - other) * cotangent, c), apart)
     else:
         other = tl.load(of_other, mask=target >= 0, other=0).to(c.ACC)

@@ -58,11 +58,15 @@ def _supports(request: Request) -> str | None:
     # Beyond these sizes a separate detection and lookup are faster.
     n_detectors, _, n_outputs = call.weights.shape
     if n_outputs > _MOST_OUTPUTS:
-        return Deferral(f"was measured faster up to {_MOST_OUTPUTS} outputs of a table, here {n_outputs}")
+        return Deferral(
+            f"was measured faster up to {_MOST_OUTPUTS} outputs of a table, here {n_outputs}"
+        )
     listed = call.windows.image[2] * 2 * call.anchors.shape[1] * n_detectors
     reads = n_detectors * call.x.shape[0] * call.n_places
     if call.targets is None and listed > _MOST_LISTED * reads:
-        return Deferral(f"lists the pairs that read each channel, {listed} comparisons for {reads} reads")
+        return Deferral(
+            f"lists the pairs that read each channel, {listed} comparisons for {reads} reads"
+        )
     return None
 
 
@@ -81,7 +85,13 @@ def forward(call: LutAtPlaces, *, device: Device) -> jax.Array:
         changed = {"zeroed": [jax.ShapeDtypeStruct(shape.shape, sums)]}
     ends = _ends(call)
     (y,) = launch(
-        _sum_rows, call.x, call.weights, ends, _targets(call), **changed, **_arguments(call, config, device)
+        _sum_rows,
+        call.x,
+        call.weights,
+        ends,
+        _targets(call),
+        **changed,
+        **_arguments(call, config, device),
     )
     return y.astype(shape.dtype)
 
@@ -101,11 +111,15 @@ def backward(
         _targets(call),
         cotangent,
         outputs=[
-            jax.ShapeDtypeStruct((n_detectors, n) if of_margin else (1,), accumulator(call.x.dtype)),
+            jax.ShapeDtypeStruct(
+                (n_detectors, n) if of_margin else (1,), accumulator(call.x.dtype)
+            ),
             jax.ShapeDtypeStruct((n_detectors, n) if of_margin else (1,), "int8"),
         ],
         zeroed=[
-            jax.ShapeDtypeStruct(call.weights.shape if of_table else (1,), accumulator(call.weights.dtype))
+            jax.ShapeDtypeStruct(
+                call.weights.shape if of_table else (1,), accumulator(call.weights.dtype)
+            )
         ],
         OF_MARGIN=of_margin,
         OF_TABLE=of_table,
@@ -172,7 +186,11 @@ def _backward_rule(sizes: Sizes) -> Launch:
 
 
 def _programs(sizes: Sizes, rows: int, outputs: int) -> int:
-    return triton.cdiv(sizes["samples"], rows) * triton.cdiv(sizes["outputs"], outputs) * sizes["groups"]
+    return (
+        triton.cdiv(sizes["samples"], rows)
+        * triton.cdiv(sizes["outputs"], outputs)
+        * sizes["groups"]
+    )
 
 
 def _ends(call: LutAtPlaces) -> jax.Array:
@@ -221,7 +239,9 @@ def _arguments(
     """Return `launch` arguments and constants for kernels that read tables."""
     n_detectors, n_rows, n_outputs = call.weights.shape
     n, number = len(call.x) * call.n_places, accumulator(call.weights.dtype)
-    tile = _row_tiles.RowTile(config, n, n_outputs, n_detectors, device, all_outputs, n_groups=call.groups)
+    tile = _row_tiles.RowTile(
+        config, n, n_outputs, n_detectors, device, all_outputs, n_groups=call.groups
+    )
     return {
         **tile.arguments,
         **_geometry(call),
@@ -265,7 +285,9 @@ def _sum_rows(x, weights, ends, targets, y, c: tl.constexpr):
 
 
 @kernel
-def _multiply_and_add_rows(x, weights, ends, targets, dy, d_margin, pair, d_weights, c: tl.constexpr):
+def _multiply_and_add_rows(
+    x, weights, ends, targets, dy, d_margin, pair, d_weights, c: tl.constexpr
+):
     # A program owns all outputs of a detector block, because a margin needs the whole inner
     # product.
     blocks: tl.constexpr = (c.n_samples + c.ROWS - 1) // c.ROWS
@@ -313,7 +335,9 @@ def _multiply_and_add_rows(x, weights, ends, targets, dy, d_margin, pair, d_weig
                 tl.atomic_add(d_weights + at, cotangent, mask=adds, sem="relaxed")
         if c.OF_MARGIN:
             at = t.to(tl.int64) * c.n_samples + sample
-            tl.store(d_margin + at, _row_tiles.slope(margin) * product.to(margin.dtype), mask=exists)
+            tl.store(
+                d_margin + at, _row_tiles.slope(margin) * product.to(margin.dtype), mask=exists
+            )
             # One byte per position and detector: the second kernel need not detect again.
             tl.store(pair + at, closest.to(tl.int8), mask=exists)
 

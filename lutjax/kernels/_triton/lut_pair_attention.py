@@ -53,7 +53,8 @@ def _supports(request: Request) -> str | None:
 
 
 SPEC = Declaration(
-    _supports, launches=("lut_pair_attention.forward", "lut_pair_attention.terms", "lut_pair_attention.table")
+    _supports,
+    launches=("lut_pair_attention.forward", "lut_pair_attention.terms", "lut_pair_attention.table"),
 )
 
 
@@ -184,14 +185,24 @@ class ComparedPairs:
     @property
     def sizes(self) -> Sizes:
         n_pairs, _, n_samples, n_queries = self.terms.query.shape
-        others = {"samples": n_samples, "queries": n_queries, "keys": self._most_keys, "pairs": n_pairs}
+        others = {
+            "samples": n_samples,
+            "queries": n_queries,
+            "keys": self._most_keys,
+            "pairs": n_pairs,
+        }
         sizes = _row_tiles.sizes(self.call.weights, **others)
         # The number of rows follows from the number of comparisons.
         del sizes["rows"]
         return sizes
 
     def tile(
-        self, config: Launch, device: Device, *, n_detectors: int | None = None, all_outputs: bool = False
+        self,
+        config: Launch,
+        device: Device,
+        *,
+        n_detectors: int | None = None,
+        all_outputs: bool = False,
     ) -> _row_tiles.RowTile:
         n_tables, _, n_outputs = self.call.weights.shape
         n_tables = n_tables if n_detectors is None else n_detectors
@@ -205,7 +216,9 @@ class ComparedPairs:
         # Rows beyond the keys of a block become further queries.
         keys = _row_tiles.fit_size(min(tile.rows, _KEYS), self._most_keys)
         queries = tile.rows // keys
-        programs = triton.cdiv(n_queries, queries) * n_samples * tile.output_blocks * tile.detector_blocks
+        programs = (
+            triton.cdiv(n_queries, queries) * n_samples * tile.output_blocks * tile.detector_blocks
+        )
         return {
             **tile.arguments,
             **_row_tiles.arithmetic(self.call),
@@ -245,7 +258,9 @@ def _terms_rule(sizes: Sizes) -> Launch:
 
 # ------------------------------------------------------------------------------------- kernels
 @kernel
-def _sum_rows(weights, key, query, position, start, query_segments, key_segments, parts, c: tl.constexpr):
+def _sum_rows(
+    weights, key, query, position, start, query_segments, key_segments, parts, c: tl.constexpr
+):
     ROWS: tl.constexpr = c.QUERIES * c.KEYS
     block, b, output, output_exists, group = _locate_program(c.n_outputs, c)
     j, place = _queries(block, start, c)
@@ -256,7 +271,9 @@ def _sum_rows(weights, key, query, position, start, query_segments, key_segments
         i = first + tl.arange(0, ROWS) % c.KEYS
         counts = _counts(b, i, j, place, query_segments, key_segments, c)
         for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
-            index, _, _, _, _ = _detection(key, query, position, query, t, b, i, j, place, counts, False, c)
+            index, _, _, _, _ = _detection(
+                key, query, position, query, t, b, i, j, place, counts, False, c
+            )
             at = _row_tiles.offset(index, c)[:, None] + output[None, :]
             table = _row_tiles.table(weights, t, c)
             # Pairs that do not count read nothing and add 0.
@@ -266,8 +283,12 @@ def _sum_rows(weights, key, query, position, start, query_segments, key_segments
     # summed once, after all key blocks.
     y = tl.sum(tl.reshape(total, (c.QUERIES, c.KEYS, c.OUTPUTS)), 1)
     own, exists = _row_tiles.block(c.QUERIES, c.n_queries, block)
-    at = ((group.to(tl.int64) * c.n_samples + b) * c.n_queries + own)[:, None] * c.n_outputs + output[None, :]
-    tl.store(parts + at, y.to(parts.dtype.element_ty), mask=exists[:, None] & output_exists[None, :])
+    at = ((group.to(tl.int64) * c.n_samples + b) * c.n_queries + own)[
+        :, None
+    ] * c.n_outputs + output[None, :]
+    tl.store(
+        parts + at, y.to(parts.dtype.element_ty), mask=exists[:, None] & output_exists[None, :]
+    )
 
 
 @kernel
@@ -318,7 +339,9 @@ def _multiply_rows(
                 column = o + output
                 exists = counts[:, None] & (column < c.n_outputs)[None, :]
                 if c.n_outputs > c.OUTPUTS:
-                    cotangent = tl.load(of_queries + column[None, :], mask=exists, other=0).to(c.ACC)
+                    cotangent = tl.load(of_queries + column[None, :], mask=exists, other=0).to(
+                        c.ACC
+                    )
                 at = main[:, None] + column[None, :]
                 # The main row is known here, so the table gradient needs no second detection.
                 if c.OF_WEIGHTS:
@@ -360,7 +383,9 @@ def _multiply_rows(
                 )
         of_query = tl.sum(tl.reshape(by_pair, (c.PAIRS, c.QUERIES, c.KEYS)), 2)
         # Rows of `PAIRS` beyond the last comparison are padding.
-        at = ((pair.to(tl.int64) * c.n_detectors + t) * c.n_samples + b)[:, None] * c.n_queries + own[None, :]
+        at = ((pair.to(tl.int64) * c.n_detectors + t) * c.n_samples + b)[
+            :, None
+        ] * c.n_queries + own[None, :]
         tl.store(d_query + at, of_query, mask=(pair < c.n_pairs)[:, None] & own_exists[None, :])
 
 
@@ -386,7 +411,9 @@ def _add_rows(
     j, place = _queries(block, start, c)
     low, high = _keys(block, start, c)
     exists = (j < c.n_queries)[:, None] & output_exists[None, :]
-    value = tl.load(dy + (b * c.n_queries + j)[:, None] * c.n_outputs + output[None, :], mask=exists, other=0)
+    value = tl.load(
+        dy + (b * c.n_queries + j)[:, None] * c.n_outputs + output[None, :], mask=exists, other=0
+    )
     # The addend of a query is the same for all keys, and is converted once.
     value = _row_tiles.addend(value.to(c.ACC) * tl.load(step), c)
     first_detector = tl.load(first)
@@ -402,7 +429,9 @@ def _add_rows(
             at = _row_tiles.offset(index, c)[:, None] + output[None, :]
             table = _row_tiles.table(total, t, c)
             # Relaxed order suffices: nothing reads the tables before the kernel ends.
-            tl.atomic_add(table + at, value, mask=counts[:, None] & output_exists[None, :], sem="relaxed")
+            tl.atomic_add(
+                table + at, value, mask=counts[:, None] & output_exists[None, :], sem="relaxed"
+            )
 
 
 @kernel
@@ -453,7 +482,9 @@ def _counts(b, i, j, place, query_segments, key_segments, c: tl.constexpr):
 
 
 @kernel
-def _detection(key, query, position, parts, t, b, i, j, place, counts, PARTS: tl.constexpr, c: tl.constexpr):
+def _detection(
+    key, query, position, parts, t, b, i, j, place, counts, PARTS: tl.constexpr, c: tl.constexpr
+):
     """Detect the pairs in a tile.
 
     Returns:

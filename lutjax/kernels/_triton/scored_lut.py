@@ -112,7 +112,9 @@ def backward(
         return plain.backward_by(_weighted_rows, call, cotangent, needs, device=device)
     # Owned sums store the rows and factors of all samples first; the samples are split so that
     # these arrays stay below a fixed size.
-    n_parts = _owned_columns.count_parts(call.weights.shape, call.groups, _count_ways(call), len(call.x))
+    n_parts = _owned_columns.count_parts(
+        call.weights.shape, call.groups, _count_ways(call), len(call.x)
+    )
     if "weights" not in needs or n_parts <= 1:
         return _pulled_back(call, cotangent, needs, "weights" in needs and n_parts == 1, device)
 
@@ -248,7 +250,16 @@ def recompute_nonfinite(
     tile = _Tile.create("mended", _whole_rule, call, device)
     x, weights, ends, scalars, keep, _ = _inputs(tile)
     (y,) = launch(
-        _mend, x, weights, ends, scalars, keep, strange, in_place=[y], **tile.arguments, SAMPLES=samples
+        _mend,
+        x,
+        weights,
+        ends,
+        scalars,
+        keep,
+        strange,
+        in_place=[y],
+        **tile.arguments,
+        SAMPLES=samples,
     )
     return y
 
@@ -468,7 +479,12 @@ class _Tile:
 
     @classmethod
     def create(
-        cls, kernel: str, rule: Callable[[Sizes], Launch], call: ScoredLut, device: Device, piece: int = 0
+        cls,
+        kernel: str,
+        rule: Callable[[Sizes], Launch],
+        call: ScoredLut,
+        device: Device,
+        piece: int = 0,
     ) -> "_Tile":
         n_tables, _, n_outputs = call.weights.shape
         n, each = len(call.x), n_tables // call.groups
@@ -480,7 +496,9 @@ class _Tile:
         how = launch_of(f"scored_lut.{kernel}", sizes, device, rule)
         # Equal tiles let `_product` add the products of all tiles before it reduces over lanes.
         divided = piece and n_outputs % piece == 0 and n_outputs <= _OUTPUTS
-        tile = cls(call, _row_tiles.RowTile(how, n, n_outputs, each, device), piece if divided else 0)
+        tile = cls(
+            call, _row_tiles.RowTile(how, n, n_outputs, each, device), piece if divided else 0
+        )
         # More tables per program could overflow an int32 sum.
         most = _quantized.MOST_ADDENDS // formula.ways
         if not tile.in_integers or tile.rows.detectors <= most:
@@ -524,7 +542,9 @@ class _Tile:
         n_tables, _, n_outputs = call.weights.shape
         # Largest arrays of a sample: `d_keep` of all output blocks, outputs of all groups, and
         # inputs. Smaller offsets need fewer registers and instructions.
-        of_sample = max(self.output_blocks * n_tables, call.groups * max(n_outputs, call.x.shape[2]))
+        of_sample = max(
+            self.output_blocks * n_tables, call.groups * max(n_outputs, call.x.shape[2])
+        )
         return self.n_blocks * max(call.weights.size, n * of_sample) < 2**31
 
     @property
@@ -649,7 +669,9 @@ def _rule(sizes: Sizes, outputs: int, enough: int, most: int) -> Launch:
     # 32 samples are one warp, and each thread owns a sample in everything that precedes the rows.
     # Blocks of tables are chosen so that there are about `enough` programs.
     outputs = min(outputs, _OUTPUTS)
-    programs = triton.cdiv(sizes["samples"], 32) * sizes["groups"] * max(sizes["outputs"] // outputs, 1)
+    programs = (
+        triton.cdiv(sizes["samples"], 32) * sizes["groups"] * max(sizes["outputs"] // outputs, 1)
+    )
     detectors = _row_tiles.split(programs, sizes["detectors"], enough)
     return Launch(32, outputs, min(detectors, most), warps=max(outputs // 64, 1))
 
@@ -660,7 +682,9 @@ def _sum_rows(x, weights, ends, scalars, keep, exponents, parts, c: tl.constexpr
     sample, exists, block, part, group, first, last = _locate_program(c)
     s = _scalars(scalars, c)
     outputs = _outputs(block, c)
-    totals, unknown = _sums(x, weights, ends, keep, first, last, sample, exists, outputs, s, c.HARD, c)
+    totals, unknown = _sums(
+        x, weights, ends, keep, first, last, sample, exists, outputs, s, c.HARD, c
+    )
     if not (c.INTEGERS or c.HARD):
         # The first pass reads rows without a mask on coefficients, which is faster, but turns 0 *
         # infinity into NaN. If a sum of the program is not finite, the second pass skips rows with
@@ -669,22 +693,30 @@ def _sum_rows(x, weights, ends, scalars, keep, exponents, parts, c: tl.constexpr
         for p in tl.static_range(c.PIECES):
             strange += tl.sum(((tl.abs(totals[p]) < float("inf")) == 0).to(tl.int32), 1)
         if tl.sum(strange, 0) != 0:
-            totals, unknown = _sums(x, weights, ends, keep, first, last, sample, exists, outputs, s, True, c)
+            totals, unknown = _sums(
+                x, weights, ends, keep, first, last, sample, exists, outputs, s, True, c
+            )
     # Parts are ``[table blocks, B, G, O]``.
     to = ((part * c.n_samples + sample) * c.n_groups + group) * c.n_outputs
     for p in tl.static_range(c.PIECES):
         total = totals[p]
         # The units of integer coefficients are ``2**-SHIFT``, which joins the scale of the table.
         if c.INTEGERS and not c.IN_PARTS:
-            total = total.to(tl.float32) * _scales(exponents, group, outputs[p], c.SHIFT, c)[None, :]
+            total = (
+                total.to(tl.float32) * _scales(exponents, group, outputs[p], c.SHIFT, c)[None, :]
+            )
         elif c.ROUNDED and not c.INTEGERS:
             total *= _scales(exponents, group, outputs[p], 0, c)[None, :]
         # An integer sum cannot hold NaN, so a flag replaces it by NaN, or by `UNKNOWN` in a partial
         # sum.
         if c.INTEGERS:
-            total = tl.where(unknown[:, None] != 0, c.UNKNOWN if c.IN_PARTS else float("nan"), total)
+            total = tl.where(
+                unknown[:, None] != 0, c.UNKNOWN if c.IN_PARTS else float("nan"), total
+            )
         mask = exists[:, None] & (outputs[p] < c.n_outputs)[None, :]
-        tl.store(parts + to[:, None] + outputs[p][None, :], total.to(parts.dtype.element_ty), mask=mask)
+        tl.store(
+            parts + to[:, None] + outputs[p][None, :], total.to(parts.dtype.element_ty), mask=mask
+        )
 
 
 @kernel
@@ -695,11 +727,15 @@ def _mend(x, weights, ends, scalars, keep, strange, unused, y, c: tl.constexpr):
     # Flags exist per `SAMPLES` samples and 32 lanes of the kernel that wrote them. No program spans
     # two sets of flags.
     of_samples = tl.program_id(0) % (c.n_samples // c.ROWS) * c.ROWS // c.SAMPLES
-    flags = tl.load(strange + (group * (c.n_samples // c.SAMPLES) + of_samples) * 32 + tl.arange(0, 32))
+    flags = tl.load(
+        strange + (group * (c.n_samples // c.SAMPLES) + of_samples) * 32 + tl.arange(0, 32)
+    )
     # Most programs end here, without reading inputs.
     if tl.sum(flags, 0) != 0:
         s = _scalars(scalars, c)
-        totals, _unknown = _sums(x, weights, ends, keep, first, last, sample, exists, outputs, s, True, c)
+        totals, _unknown = _sums(
+            x, weights, ends, keep, first, last, sample, exists, outputs, s, True, c
+        )
         for p in tl.static_range(c.PIECES):
             mask = exists[:, None] & (outputs[p] < c.n_outputs)[None, :]
             tl.store(to + outputs[p][None, :], totals[p], mask=mask)
@@ -707,7 +743,18 @@ def _mend(x, weights, ends, scalars, keep, strange, unused, y, c: tl.constexpr):
 
 @kernel
 def _sums(
-    x, weights, ends, keep, first, last, sample, exists, outputs, s, SKIP: tl.constexpr, c: tl.constexpr
+    x,
+    weights,
+    ends,
+    keep,
+    first,
+    last,
+    sample,
+    exists,
+    outputs,
+    s,
+    SKIP: tl.constexpr,
+    c: tl.constexpr,
 ):
     """Sum weighted rows, and flag integer sums with a NaN coefficient.
 
@@ -762,7 +809,9 @@ def _differentiate(
         factors = _apply_keep(found, keep, t, sample, exists, c)
         # All output blocks compute the same rows; the first one writes them.
         if c.OF_ROWS:
-            _write_rows(rows, row_factors, index, flip, factors, t, sample, exists & (block == 0), c)
+            _write_rows(
+                rows, row_factors, index, flip, factors, t, sample, exists & (block == 0), c
+            )
         # A run-time loop over ways reuses the registers of one way for the next. Triton treats a
         # variable as loop-invariant if it ends the loop with the value of another variable, so
         # `main` and `other` start as separate tensors.
@@ -788,7 +837,21 @@ def _differentiate(
             of_scalars = _plus(
                 of_scalars,
                 _pull_table(
-                    u, flip, closest, found, (main, other), keep, to, dx, ends, t, sample, exists, s, False, c
+                    u,
+                    flip,
+                    closest,
+                    found,
+                    (main, other),
+                    keep,
+                    to,
+                    dx,
+                    ends,
+                    t,
+                    sample,
+                    exists,
+                    s,
+                    False,
+                    c,
                 ),
             )
     _write_scalars(d_scalars, of_scalars, exists, c)
@@ -830,7 +893,9 @@ def _pull_table(
         products = (products[0] * factor, products[1] * factor)
     of_closest, of_total, of_logs, of_each = _pull(u, closest, found, products, s, c)
     if c.OF_X:
-        _add_to_inputs(dx, u, flip, of_closest, of_total, of_logs, ends, t, sample, exists, s, HERE, c)
+        _add_to_inputs(
+            dx, u, flip, of_closest, of_total, of_logs, ends, t, sample, exists, s, HERE, c
+        )
     return of_each
 
 
@@ -909,7 +974,9 @@ def _pull_back(x, ends, scalars, keep, products, d_scalars, d_keep, dx, c: tl.co
     of_scalars = (nothing, nothing, nothing)
     # Gradient sums come first in a column, the staged inputs follow.
     column = _column(c)
-    x = _stage_inputs(x, group, sample, exists, column + (4 * c.ROWS * c.n_inputs if c.OF_X else 0), c)
+    x = _stage_inputs(
+        x, group, sample, exists, column + (4 * c.ROWS * c.n_inputs if c.OF_X else 0), c
+    )
     if c.OF_X:
         # Sums of inputs are cleared, added to and read by the same thread, with volatile accesses
         # in program order.
@@ -929,7 +996,21 @@ def _pull_back(x, ends, scalars, keep, products, d_scalars, d_keep, dx, c: tl.co
         of_scalars = _plus(
             of_scalars,
             _pull_table(
-                u, flip, closest, found, both, keep, d_keep, column, ends, t, sample, exists, s, True, c
+                u,
+                flip,
+                closest,
+                found,
+                both,
+                keep,
+                d_keep,
+                column,
+                ends,
+                t,
+                sample,
+                exists,
+                s,
+                True,
+                c,
             ),
         )
     _write_scalars(d_scalars, of_scalars, exists, c)
@@ -1040,13 +1121,17 @@ def _plus_row(totals, weights, start, factor, outputs, SKIP: tl.constexpr, c: tl
         if c.INTEGERS:
             # Integer products are exact. Rows with coefficient 0 are not read.
             units = _in_units(factor, c)
-            sums += (totals[p] + units[:, None] * _read_some(weights, start, units != 0, outputs[p], c),)
+            sums += (
+                totals[p] + units[:, None] * _read_some(weights, start, units != 0, outputs[p], c),
+            )
         elif SKIP:
             # The mask keeps 0 * infinity out of the sum.
             value = _read_some(weights, start, factor != 0, outputs[p], c).to(tl.float32)
             sums += (totals[p] + factor[:, None] * value,)
         else:
-            sums += (totals[p] + factor[:, None] * _read(weights, start, outputs[p], c).to(tl.float32),)
+            sums += (
+                totals[p] + factor[:, None] * _read(weights, start, outputs[p], c).to(tl.float32),
+            )
     return sums
 
 
@@ -1160,7 +1245,9 @@ def _add_to_inputs(
                 # Staged ends are byte offsets already.
                 to = dx + (tl.load(end) if c.STAGED else 4 * c.ROWS * tl.load(end))
                 # No atomics: the column belongs to one thread, and both ends may be the same input.
-                tl.inline_asm_elementwise(c.ADD, "=r,r,f", [to, value], dtype=tl.int32, is_pure=False, pack=1)
+                tl.inline_asm_elementwise(
+                    c.ADD, "=r,r,f", [to, value], dtype=tl.int32, is_pure=False, pack=1
+                )
             else:
                 # Programs of other tables and output blocks add to the same inputs.
                 tl.atomic_add(of_samples + _offset(end, c), value, mask=exists, sem="relaxed")
@@ -1200,7 +1287,9 @@ def _input(x, end, sample, exists, c: tl.constexpr):
         at = x + tl.load(end)
         # Pure, because nothing overwrites staged inputs: the compiler may reuse or reorder these
         # loads.
-        return tl.inline_asm_elementwise(c.LOAD, "=f,r", [at], dtype=tl.float32, is_pure=True, pack=1)
+        return tl.inline_asm_elementwise(
+            c.LOAD, "=f,r", [at], dtype=tl.float32, is_pure=True, pack=1
+        )
     else:
         return tl.load(x + sample + _offset(end, c), mask=exists, other=0).to(tl.float32)
 
@@ -1240,7 +1329,9 @@ def _address(u, c: tl.constexpr):
 def _apply_keep(found, keep, t, sample, exists, c: tl.constexpr):
     """Multiply both coefficients by the table's factor."""
     if c.KEEP:
-        factor = tl.load(keep + t.to(c.INDEX) * c.n_samples + sample, mask=exists, other=0).to(tl.float32)
+        factor = tl.load(keep + t.to(c.INDEX) * c.n_samples + sample, mask=exists, other=0).to(
+            tl.float32
+        )
         return found[0] * factor, found[1] * factor
     else:
         return found[0], found[1]
@@ -1359,7 +1450,12 @@ def _pull(u, closest, found, products, s, c: tl.constexpr):
     zero = tl.zeros((c.ROWS,), tl.float32)
     if c.FAMILY == "blend":
         distance = 1 + closest
-        return (products[0] - products[1]) * 0.5 / (distance * distance), zero, zero, (zero, zero, zero)
+        return (
+            (products[0] - products[1]) * 0.5 / (distance * distance),
+            zero,
+            zero,
+            (zero, zero, zero),
+        )
     elif c.FAMILY == "soft_sign":
         distance = s[0] + closest
         of_ratio = (products[1] - products[0]) * 2 * share * (1 - share) * s[1]
@@ -1384,7 +1480,12 @@ def _pull(u, closest, found, products, s, c: tl.constexpr):
             m = tl.abs(u[j])
             e = _decay(m, s)
             by_beta += m * (e / (1 + e))
-        return of_closest, of_score * discount, of_logs, (of_logs * s[0] * by_beta, of_logs * logs, of_tau)
+        return (
+            of_closest,
+            of_score * discount,
+            of_logs,
+            (of_logs * s[0] * by_beta, of_logs * logs, of_tau),
+        )
 
 
 @kernel

@@ -50,7 +50,13 @@ def _supports(request: Request) -> str | None:
 
 SPEC = Declaration(
     _supports,
-    launches=("soft_lut.forward", "soft_lut.wires", "soft_lut.readers", "soft_lut.inputs", "soft_lut.table"),
+    launches=(
+        "soft_lut.forward",
+        "soft_lut.wires",
+        "soft_lut.readers",
+        "soft_lut.inputs",
+        "soft_lut.table",
+    ),
 )
 
 
@@ -124,9 +130,13 @@ def _input_gradient(call: SoftLut, dy: jax.Array, device: Device) -> jax.Array:
     return received if readers is None else _gather_stored(call, readers, received, device)
 
 
-def _gather_recomputed(call: SoftLut, readers: jax.Array, dy: jax.Array, device: Device) -> jax.Array:
+def _gather_recomputed(
+    call: SoftLut, readers: jax.Array, dy: jax.Array, device: Device
+) -> jax.Array:
     """Return each input's summed wire gradients, recomputed for each reader."""
-    tile = _gate_tiles.GateTile.for_call("soft_lut.readers", _readers_rule, call, device, of_inputs=True)
+    tile = _gate_tiles.GateTile.for_call(
+        "soft_lut.readers", _readers_rule, call, device, of_inputs=True
+    )
     (dx,) = launch(
         _gather,
         call.x,
@@ -156,9 +166,13 @@ def _differences(table: jax.Array) -> jax.Array:
     return (table[:, with_bit] - table[:, without]).reshape(len(table) * n, len(others))
 
 
-def _gather_stored(call: SoftLut, readers: jax.Array, by_wire: jax.Array, device: Device) -> jax.Array:
+def _gather_stored(
+    call: SoftLut, readers: jax.Array, by_wire: jax.Array, device: Device
+) -> jax.Array:
     """Return each input's summed stored wire gradients."""
-    tile = _gate_tiles.GateTile.for_call("soft_lut.inputs", _inputs_rule, call, device, of_inputs=True)
+    tile = _gate_tiles.GateTile.for_call(
+        "soft_lut.inputs", _inputs_rule, call, device, of_inputs=True
+    )
     (dx,) = launch(
         _collect,
         by_wire,
@@ -241,7 +255,9 @@ def _differentiate(x, table, wires, dy, received, c: tl.constexpr):
                     added += (slopes[place] + share * of_low[1 + place],)
                 for place in tl.static_range(c.LOW, c.PLACES):
                     slope = _share(bits, high, c.LOW, c.PLACES, place) * of_low[0]
-                    added += (slopes[place] + tl.where(_is_set(high, place - c.LOW), slope, -slope),)
+                    added += (
+                        slopes[place] + tl.where(_is_set(high, place - c.LOW), slope, -slope),
+                    )
                 slopes = added
         for place in tl.static_range(c.PLACES):
             if c.SCATTER:
@@ -276,7 +292,11 @@ def _gather(x, differences, wires, readers, used, dy, dx, c: tl.constexpr):
     total = tl.zeros((c.FEATURES, c.SAMPLES), c.ACC)
     for first in range(0, _gate_tiles.last_use(used, feature, c), c.UNROLLED):
         # All loads are issued before anything is computed, so that their latencies overlap.
-        of_wires, gs, others = _gate_tiles.empty_tuple(), _gate_tiles.empty_tuple(), _gate_tiles.empty_tuple()
+        of_wires, gs, others = (
+            _gate_tiles.empty_tuple(),
+            _gate_tiles.empty_tuple(),
+            _gate_tiles.empty_tuple(),
+        )
         for u in tl.static_range(c.UNROLLED):
             number = _gate_tiles.reader(readers, feature, first + u, exists, c)
             wire = _gate_tiles.wire_of(number, c.n_gates * c.PLACES)

@@ -61,11 +61,15 @@ def forward(call: SparseLookup, *, device: Device) -> jax.Array:
     n_samples = len(call.detection.index)
     compared = n_detectors * n_slots * n_outputs <= _COMPARED
     config = launch_of("sparse_lookup.forward", _sizes(call), device, _forward_rule)
-    tile = _row_tiles.RowTile(config, n_samples, n_outputs if compared else n_slots, n_detectors, device)
+    tile = _row_tiles.RowTile(
+        config, n_samples, n_outputs if compared else n_slots, n_detectors, device
+    )
     dtype = addend_dtype(weights.dtype, call.accumulate)
     changed: dict[str, Any] = {"zeroed": [jax.ShapeDtypeStruct((n_samples, n_outputs), dtype)]}
     if compared:
-        changed = {"outputs": [jax.ShapeDtypeStruct((tile.detector_blocks, n_outputs, n_samples), dtype)]}
+        changed = {
+            "outputs": [jax.ShapeDtypeStruct((tile.detector_blocks, n_outputs, n_samples), dtype)]
+        }
     (y,) = launch(
         _collect if compared else _scatter,
         weights,
@@ -116,7 +120,9 @@ def _add_to_rows(
     call: SparseLookup, dy: jax.Array, device: Device, addition: _row_additions.Addition
 ) -> tuple[jax.Array, ...]:
     config = launch_of("sparse_lookup.table", _sizes(call), device, _rule)
-    tile = _row_tiles.RowTile(config, len(dy), call.weights.shape[2], addition.total.shape[0], device)
+    tile = _row_tiles.RowTile(
+        config, len(dy), call.weights.shape[2], addition.total.shape[0], device
+    )
     return addition(_add_rows, call.detection.index.T, call.targets, dy, **_arguments(tile, call))
 
 
@@ -175,7 +181,9 @@ def _collect(weights, index, targets, parts, c: tl.constexpr):
                 k = k0 + u
                 slot_exists = exists & (k < c.n_slots)
                 target = _row_tiles.target(targets, slots + k, slot_exists, c.n_outputs)
-                value = _row_tiles.addend(tl.load(values + k, mask=target >= 0, other=0).to(c.ACC), c)
+                value = _row_tiles.addend(
+                    tl.load(values + k, mask=target >= 0, other=0).to(c.ACC), c
+                )
                 # A sum over a one-hot selection needs no atomics and no address.
                 total += tl.where(output[:, None] == target[None, :], value[None, :], 0)
     # Parts are ``[detector blocks, outputs, B]``: samples are contiguous.
@@ -192,16 +200,22 @@ def _scatter(weights, index, targets, y, c: tl.constexpr):
     for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
         row = _row(index, t, sample, exists, c)
         slots = _list(row, t, c)[:, None] * c.n_slots + slot[None, :]
-        target = _row_tiles.target(targets, slots, exists[:, None] & slot_exists[None, :], c.n_outputs)
+        target = _row_tiles.target(
+            targets, slots, exists[:, None] & slot_exists[None, :], c.n_outputs
+        )
         at = row[:, None] * c.n_slots + slot[None, :]
         value = tl.load(weights + at, mask=target >= 0, other=0).to(c.ACC)
         # Slots of one row, and other programs, may reach the same output.
-        tl.atomic_add(of_sample + target, _row_tiles.addend(value, c), mask=target >= 0, sem="relaxed")
+        tl.atomic_add(
+            of_sample + target, _row_tiles.addend(value, c), mask=target >= 0, sem="relaxed"
+        )
 
 
 @kernel
 def _multiply_rows(weights, index, flip, margin, targets, dy, d_margin, c: tl.constexpr):
-    sample, exists, _, _, group = _row_tiles.locate_program(c.n_samples, c.OUTPUTS, c.ROWS, c.OUTPUTS)
+    sample, exists, _, _, group = _row_tiles.locate_program(
+        c.n_samples, c.OUTPUTS, c.ROWS, c.OUTPUTS
+    )
     of_sample = dy + sample[:, None] * c.n_outputs
     for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
         here = t.to(tl.int64) * c.n_samples + sample
@@ -220,19 +234,26 @@ def _multiply_rows(weights, index, flip, margin, targets, dy, d_margin, c: tl.co
             # The mask covers values as well: an unused slot may hold anything.
             used = target >= 0
             cotangent = tl.load(of_sample + target, mask=used, other=0).to(c.ACC)
-            value = tl.load(weights + main[:, None] * c.n_slots + slot[None, :], mask=used, other=0).to(c.ACC)
+            value = tl.load(
+                weights + main[:, None] * c.n_slots + slot[None, :], mask=used, other=0
+            ).to(c.ACC)
             of_flipped = weights + flipped[:, None] * c.n_slots + slot[None, :]
             # If both slots reach one output, the values are subtracted before the product, which
             # keeps the digits of their difference.
             if c.LIST_PER_ROW:
                 to = _row_tiles.target(
-                    targets, flipped_list[:, None] * c.n_slots + slot[None, :], slot_exists, c.n_outputs
+                    targets,
+                    flipped_list[:, None] * c.n_slots + slot[None, :],
+                    slot_exists,
+                    c.n_outputs,
                 )
                 other = tl.load(of_flipped, mask=to >= 0, other=0).to(c.ACC)
                 apart = _row_tiles.addend(value * cotangent, c)
                 of_other = tl.load(of_sample + to, mask=to >= 0, other=0).to(c.ACC)
                 apart -= _row_tiles.addend(other * of_other, c)
-                change = tl.where(to == target, _row_tiles.addend((value - other) * cotangent, c), apart)
+                change = tl.where(
+                    to == target, _row_tiles.addend((value - other) * cotangent, c), apart
+                )
             else:
                 other = tl.load(of_flipped, mask=used, other=0).to(c.ACC)
                 change = _row_tiles.addend((value - other) * cotangent, c)

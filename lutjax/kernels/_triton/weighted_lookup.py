@@ -34,7 +34,8 @@ def _supports(request: Request) -> str | None:
 
 
 SPEC = Declaration(
-    _supports, launches=("weighted_lookup.forward", "weighted_lookup.products", "weighted_lookup.table")
+    _supports,
+    launches=("weighted_lookup.forward", "weighted_lookup.products", "weighted_lookup.table"),
 )
 
 
@@ -81,5 +82,7 @@ def _add_to_rows(
 
 def _valued_reads(call: WeightedLookup) -> _weighted_rows.Reads:
     # ``[T, K, n]``: tile samples are contiguous.
-    index, coefficients = (a[..., : call.valued].transpose(1, 2, 0) for a in (call.index, call.coefficients))
+    index, coefficients = (
+        a[..., : call.valued].transpose(1, 2, 0) for a in (call.index, call.coefficients)
+    )
     return _weighted_rows.Reads(index, coefficients, call.groups)

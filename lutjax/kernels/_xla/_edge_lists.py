@@ -71,7 +71,11 @@ class Edges:
         # harmless.
         dimensions = jax.lax.ScatterDimensionNumbers((1,), (), (0,))
         return jax.lax.scatter_add(
-            total, self.first[:, None], values.astype(total.dtype), dimensions, mode="promise_in_bounds"
+            total,
+            self.first[:, None],
+            values.astype(total.dtype),
+            dimensions,
+            mode="promise_in_bounds",
         )
 
     def add_to_outputs(self, y: jax.Array, values: jax.Array) -> jax.Array:
@@ -138,7 +142,9 @@ class EdgeLists:
             last = jnp.minimum(sample, n - 1)
             nth = number - read(upto, last) + read(more, last) + 1
             stop = jnp.where(sample < n, read(end, last), 0)
-            return done + block, body(carry, self._take_edges(last, read(begin, last) + nth * width, stop))
+            return done + block, body(
+                carry, self._take_edges(last, read(begin, last) + nth * width, stop)
+            )
 
         # The last cumulative count; a maximum also works for no read at all.
         total = jnp.max(upto, initial=0)
@@ -171,7 +177,9 @@ def forward(call: EdgeLookup) -> jax.Array:
     def body(y: Any, part: Edges) -> Any:
         return part.add_to_outputs(y, addends(part.gather(weights), accumulate))
 
-    y = zeros_varying(index, (index.shape[0], call.n_outputs + 1), addend_dtype(weights.dtype, accumulate))
+    y = zeros_varying(
+        index, (index.shape[0], call.n_outputs + 1), addend_dtype(weights.dtype, accumulate)
+    )
     y = edges.visit_all(body, y, index.T)
     return result(y[:, : call.n_outputs], weights.dtype, accumulate)
 
@@ -184,7 +192,9 @@ def backward(call: EdgeLookup, cotangent: jax.Array, needs: frozenset[str]) -> d
     def products(total: jax.Array, part: Edges, xs: jax.Array) -> jax.Array:
         # Weights of neighbors may be NaN or infinite: their product with the zero cotangent would
         # be NaN.
-        values = jnp.where(part.outputs < edges.n_outputs, part.gather(weights).astype(dy.dtype) * xs, 0)
+        values = jnp.where(
+            part.outputs < edges.n_outputs, part.gather(weights).astype(dy.dtype) * xs, 0
+        )
         values = addends(values, accumulate)
         return part.add_to_samples(total, jnp.sum(values, -1, dtype=values.dtype))
 
@@ -207,7 +217,9 @@ def backward(call: EdgeLookup, cotangent: jax.Array, needs: frozenset[str]) -> d
 
     d_weights = zeros_varying(weights, weights.shape, dtype) if "weights" in needs else None
     index = d.index.T
-    d_weights, difference = jax.lax.scan(step, d_weights, (_count_up(index), index, (d.index ^ d.flip).T))
+    d_weights, difference = jax.lax.scan(
+        step, d_weights, (_count_up(index), index, (d.index ^ d.flip).T)
+    )
     cotangents = {}
     if d_weights is not None:
         cotangents["weights"] = d_weights[: call.weights.shape[0]]
@@ -217,7 +229,12 @@ def backward(call: EdgeLookup, cotangent: jax.Array, needs: frozenset[str]) -> d
 
 
 def update(call: EdgeLookup, cotangent: jax.Array, step: Step) -> tuple[jax.Array, RowState]:
-    weights, accumulate, edges, rule = call.weights, call.accumulate, EdgeLists.from_call(call), step.rule
+    weights, accumulate, edges, rule = (
+        call.weights,
+        call.accumulate,
+        EdgeLists.from_call(call),
+        step.rule,
+    )
     n, dtype = weights.shape[0], accumulator(weights.dtype)
     index, dy = call.detection.index.T, _pad_cotangent(cotangent, weights)
     scale = _row_updates.scale_of_additions(call, step)
@@ -238,11 +255,16 @@ def update(call: EdgeLookup, cotangent: jax.Array, step: Step) -> tuple[jax.Arra
     # Edges have no row of outputs; the gradient has the size of the edge list and needs no groups.
     gradient = result(edges.visit_all(add, total, index)[:n], dtype, accumulate)
     gradient = gradient if step.factor is None else gradient * step.factor.astype(dtype)
-    new, state = rule.step_table(weights.astype(dtype), gradient, step.state, step.rate.astype(dtype))
+    new, state = rule.step_table(
+        weights.astype(dtype), gradient, step.state, step.rate.astype(dtype)
+    )
     moved = new.astype(weights.dtype), state
     # Rules with momentum or decay also update edges without a hit: restore these.
     if rule.moves_without_gradient:
-        touched = edges.visit_all(mark, zeros_varying(weights, edges.target.shape, jnp.int32), index)[:n] > 0
+        touched = (
+            edges.visit_all(mark, zeros_varying(weights, edges.target.shape, jnp.int32), index)[:n]
+            > 0
+        )
         moved = jax.tree.map(lambda n, o: jnp.where(touched, n, o), moved, (weights, step.state))
     return moved
 

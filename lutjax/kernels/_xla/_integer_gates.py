@@ -136,16 +136,20 @@ def _share(read: Sequence[jax.Array], bits: jax.Array, without: int | None = Non
     return functools.reduce(operator.mul, factors) if factors else jnp.ones_like(read[0])
 
 
-def _slopes_to_inputs(call: Call, table: jax.Array, dy: jax.Array, read: list[jax.Array]) -> jax.Array:
+def _slopes_to_inputs(
+    call: Call, table: jax.Array, dy: jax.Array, read: list[jax.Array]
+) -> jax.Array:
     """Return the input cotangents, with one addend per slot."""
 
     def add(totals: list[jax.Array], xs: Slot) -> tuple[list[jax.Array], None]:
         values, bits = xs
         by_wire = (
-            jnp.where(bits[n], values, -values)[:, None] * _share(read, bits, n) for n in range(len(read))
+            jnp.where(bits[n], values, -values)[:, None] * _share(read, bits, n)
+            for n in range(len(read))
         )
         new = [
-            total + _scale(call).quantize(dy * slope) for total, slope in zip(totals, by_wire, strict=True)
+            total + _scale(call).quantize(dy * slope)
+            for total, slope in zip(totals, by_wire, strict=True)
         ]
         return new, None
 

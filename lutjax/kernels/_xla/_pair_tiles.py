@@ -165,17 +165,25 @@ class Pairs:
 
             if self.block_mask is None:
                 return jax.lax.fori_loop(
-                    np.int32(0), tiles, lambda i, carry: visit_tile(i.astype(np.int32), carry), carry
+                    np.int32(0),
+                    tiles,
+                    lambda i, carry: visit_tile(i.astype(np.int32), carry),
+                    carry,
                 )
             # Compact the numbers of tiles with pairs of their blocks, so that the loop runs over
             # these only. The static length is the bound of n_visited.
-            number = jnp.arange(math.ceil((self.queries + self.n_keys) / self.distances) + 1, dtype=jnp.int32)
+            number = jnp.arange(
+                math.ceil((self.queries + self.n_keys) / self.distances) + 1, dtype=jnp.int32
+            )
             some = Tile(self, sample, query, first).have_blocks(first + number * self.distances) & (
                 number < tiles
             )
             (order,) = jnp.nonzero(some, size=number.shape[0], fill_value=0)
             return jax.lax.fori_loop(
-                0, jnp.sum(some), lambda i, carry: visit_tile(order[i].astype(np.int32), carry), carry
+                0,
+                jnp.sum(some),
+                lambda i, carry: visit_tile(order[i].astype(np.int32), carry),
+                carry,
             )
 
         return block(0, carry) if blocks == 1 else jax.lax.fori_loop(0, blocks, block, carry)
@@ -206,7 +214,9 @@ class Tile:
     def gather_keys(self, a: jax.Array) -> jax.Array:
         """Gather padded ``[..., B, Lk]`` to ``[..., samples, pairs]``."""
         size = self.pairs.queries + self.pairs.distances - 1
-        return _take(_slice(a, self.sample, self.pairs.samples, self._key, size), self.pairs._grid[2])
+        return _take(
+            _slice(a, self.sample, self.pairs.samples, self._key, size), self.pairs._grid[2]
+        )
 
     def gather_distances(self, a: jax.Array) -> jax.Array:
         """Gather ``[..., distances]`` to ``[..., 1, pairs]``; the last value covers larger ones."""
@@ -391,7 +401,9 @@ def plan(call: LookupAttention | LutPairAttention, device: Device) -> Pairs:
         farthest = 0
     # The grid of a causal tile is half empty, hence twice the limit. Without a known start the list
     # would depend on data.
-    listed = farthest == 0 or (known and call.block_mask is None and n_queries * farthest <= 2 * _LISTED)
+    listed = farthest == 0 or (
+        known and call.block_mask is None and n_queries * farthest <= 2 * _LISTED
+    )
     pairs = Pairs(
         n_samples,
         n_queries,

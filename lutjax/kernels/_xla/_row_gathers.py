@@ -64,7 +64,9 @@ def launches(device: Device) -> bool:
 
 def uses_one_hot(weights: jax.Array, accumulate: FixedPoint | None, device: Device) -> bool:
     """Return True if one-hot products read and update these tables."""
-    fits = weights.shape[1] <= _ONE_HOT_ROWS and addend_dtype(weights.dtype, accumulate) == jnp.float32
+    fits = (
+        weights.shape[1] <= _ONE_HOT_ROWS and addend_dtype(weights.dtype, accumulate) == jnp.float32
+    )
     return fits and multiplies_fast(device)
 
 
@@ -166,7 +168,9 @@ def sum_ways(
             # An unrolled chain is one pass over the sums. LLVM does not vectorize chains with
             # coefficients, so unrolling would only cost compile time.
             unroll = _UNROLLED if coefficient is None else 1
-            return None, jax.lax.scan(step, y, (first + table_positions(each), ways), unroll=unroll)[0]
+            return None, jax.lax.scan(
+                step, y, (first + table_positions(each), ways), unroll=unroll
+            )[0]
 
         _, y = over_groups(visit_group, None, (first_tables(groups, each), in_groups(ways, groups)))
     else:
@@ -252,7 +256,9 @@ def _row_products(
 
         def one(_: None, xs: Any) -> tuple[None, Any]:
             t, index = xs
-            return None, products_of_table(weights, t, index, of_outputs, accumulate, subtract=subtract)
+            return None, products_of_table(
+                weights, t, index, of_outputs, accumulate, subtract=subtract
+            )
 
         return None, jax.lax.scan(one, None, (first + table_positions(each), index))[1]
 
@@ -309,7 +315,9 @@ def add_ways(
             sums = _multiply("gpnr,sngo->gpsro", of_groups, dy, axis=2)
         else:
             of_groups = _weighted_hits(total, ways).reshape(groups, each, n, n_rows)
-            sums = jnp.einsum("gpnr,ngo->gpro", of_groups, dy.astype(jnp.float32), precision="highest")
+            sums = jnp.einsum(
+                "gpnr,ngo->gpro", of_groups, dy.astype(jnp.float32), precision="highest"
+            )
         return total + sums.reshape(total.shape)
     if in_sequence(device):
 
@@ -323,7 +331,9 @@ def add_ways(
             return jax.lax.scan(step, total, (first + table_positions(each), ways))[0], None
 
         return over_groups(
-            visit_group, total, (first_tables(groups, each), in_groups(ways, groups), dy.transpose(1, 0, 2))
+            visit_group,
+            total,
+            (first_tables(groups, each), in_groups(ways, groups), dy.transpose(1, 0, 2)),
         )[0]
     # One scatter for all tables: on a GPU each scatter is a launch. Its order of additions, and
     # thus the last bits of float sums, may vary between runs.
@@ -332,14 +342,20 @@ def add_ways(
 
 
 # ------------------------------------------------------------------------------------- one table
-def sum_dtype(weights: jax.Array, coefficient: jax.Array | None, accumulate: FixedPoint | None) -> np.dtype:
+def sum_dtype(
+    weights: jax.Array, coefficient: jax.Array | None, accumulate: FixedPoint | None
+) -> np.dtype:
     if coefficient is not None and jnp.issubdtype(coefficient.dtype, jnp.integer):
         return jnp.dtype(jnp.int32)
     return addend_dtype(weights.dtype, accumulate)
 
 
 def zero_of(
-    like: jax.Array, shape: tuple[int, ...], dtype: np.dtype, addends: int, coefficient: jax.Array | None
+    like: jax.Array,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    addends: int,
+    coefficient: jax.Array | None,
 ) -> Any:
     """Return zeros that can accumulate this number of addends."""
     zero = zeros_varying(like, shape, dtype)
@@ -396,7 +412,11 @@ def product(row: jax.Array, dy: jax.Array, accumulate: FixedPoint | None) -> jax
 
 
 def add_to_table(
-    total: jax.Array, t: jax.Array, ways: Sequence[Way], dy: jax.Array, accumulate: FixedPoint | None
+    total: jax.Array,
+    t: jax.Array,
+    ways: Sequence[Way],
+    dy: jax.Array,
+    accumulate: FixedPoint | None,
 ) -> jax.Array:
     """Add the addends ``coefficient * dy`` to rows in table `t`.
 
@@ -450,7 +470,9 @@ def repeat_per_table(values: jax.Array, n_tables: int) -> jax.Array:
     """Repeat group values for each table: ``[n, G, O]`` -> ``[T, n, O]``."""
     n, groups, n_outputs = values.shape
     every = (groups, n_tables // groups, n, n_outputs)
-    return jnp.broadcast_to(values.transpose(1, 0, 2)[:, None], every).reshape(n_tables, n, n_outputs)
+    return jnp.broadcast_to(values.transpose(1, 0, 2)[:, None], every).reshape(
+        n_tables, n, n_outputs
+    )
 
 
 def _gather_all(weights: jax.Array, index: jax.Array) -> jax.Array:
@@ -493,7 +515,9 @@ def _products_with_every_row(weights: jax.Array, dy: jax.Array, groups: int) -> 
 def _hits(weights: jax.Array, index: jax.Array) -> jax.Array:
     """Return a mask for the row of each read: ``[T, n]`` -> ``[T, n, R]``."""
     # A comparison fuses into its consumer; a scattered one-hot matrix would be stored.
-    return index[..., None] == jax.lax.broadcasted_iota(jnp.int32, (*index.shape, weights.shape[1]), 2)
+    return index[..., None] == jax.lax.broadcasted_iota(
+        jnp.int32, (*index.shape, weights.shape[1]), 2
+    )
 
 
 def _one_hot(weights: jax.Array, index: jax.Array) -> jax.Array:

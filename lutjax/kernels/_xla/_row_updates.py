@@ -73,7 +73,9 @@ class Reads(Protocol):
     def accumulate(self) -> FixedPoint | None: ...
 
 
-def hits_of_pairs(pairs: _pair_tiles.Pairs, dy: jax.Array, of_group: Callable[[Detectors], Ids]) -> Hits:
+def hits_of_pairs(
+    pairs: _pair_tiles.Pairs, dy: jax.Array, of_group: Callable[[Detectors], Ids]
+) -> Hits:
     """Return attention hits: each valid pair is a hit for every detector."""
     dy = pairs.padded_rows(dy)
 
@@ -88,7 +90,9 @@ def hits_of_pairs(pairs: _pair_tiles.Pairs, dy: jax.Array, of_group: Callable[[D
     return visit, pairs.n_visited
 
 
-def group_cotangents(dy: jax.Array, n_detectors: int, groups: int) -> Callable[[Detectors], jax.Array]:
+def group_cotangents(
+    dy: jax.Array, n_detectors: int, groups: int
+) -> Callable[[Detectors], jax.Array]:
     """Return a detector group's cotangents ``[n, O]`` or ``[group, n, O]``, from ``[n, G * O]``."""
     if groups == 1:
         return lambda detectors: dy
@@ -133,7 +137,9 @@ def update(
         state = {**state, **{name: of_rows(a) for name, a in of_tables.items()}}
         # Rules compute in the accumulator dtype; rows in bfloat16 or float16 are rounded once, at
         # the end.
-        new, state = rule.step(rows.astype(dtype), gradient, state, of_rows(step.rate).astype(dtype))
+        new, state = rule.step(
+            rows.astype(dtype), gradient, state, of_rows(step.rate).astype(dtype)
+        )
         return new.astype(rows.dtype), {name: a for name, a in state.items() if name != DECAY}
 
     def step_group(carry: Any, first: jax.Array) -> tuple[Any, None]:
@@ -142,7 +148,9 @@ def update(
         return move(group, tables, last_hit, visit, apply_rule), None
 
     ((weights, state), _), _ = jax.lax.scan(
-        step_group, ((weights, state), _no_last_hit(weights, size, n_hits)), _group_starts(weights, size)
+        step_group,
+        ((weights, state), _no_last_hit(weights, size, n_hits)),
+        _group_starts(weights, size),
     )
     return weights, {**state, **of_tables}
 
@@ -282,7 +290,9 @@ class _Group:
     def zeros(self, weights: jax.Array, length: int) -> jax.Array:
         """Return zero gradients for `length` rows per detector."""
         return zeros_varying(
-            weights, (self.size, length, weights.shape[2]), addend_dtype(weights.dtype, self.accumulate)
+            weights,
+            (self.size, length, weights.shape[2]),
+            addend_dtype(weights.dtype, self.accumulate),
         )
 
     def add(self, total: jax.Array, at: jax.Array, values: jax.Array) -> jax.Array:
@@ -307,11 +317,15 @@ def _move_all(
     if touched is not None:
         # Such rules (with momentum or decay) would also update rows without hits.
         new = jax.tree.map(lambda n, o: jnp.where(touched[..., None], n, o), new, old)
-    new = jax.tree.map(lambda a, n: jax.lax.dynamic_update_slice_in_dim(a, n, group.first, 0), tables, new)
+    new = jax.tree.map(
+        lambda a, n: jax.lax.dynamic_update_slice_in_dim(a, n, group.first, 0), tables, new
+    )
     return new, last_hit
 
 
-def _sums_of_all(group: _Group, weights: jax.Array, visit: Visit) -> tuple[jax.Array, jax.Array | None]:
+def _sums_of_all(
+    group: _Group, weights: jax.Array, visit: Visit
+) -> tuple[jax.Array, jax.Array | None]:
     """Return gradients for all rows, and a mask of hit rows if the rule needs it."""
 
     def add(total: Any, index: jax.Array, values: jax.Array, counts: Any) -> Any:

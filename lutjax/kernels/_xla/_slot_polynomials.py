@@ -49,7 +49,9 @@ def slopes(table: jax.Array, x: list[jax.Array]) -> list[jax.Array]:
     if not high:
         return _slopes(list(table.T[..., None]), low)[1]
 
-    def add(totals: list[jax.Array], xs: tuple[jax.Array, jax.Array]) -> tuple[list[jax.Array], None]:
+    def add(
+        totals: list[jax.Array], xs: tuple[jax.Array, jax.Array]
+    ) -> tuple[list[jax.Array], None]:
         bits, slots = xs
         share, of_each = _shares(bits, high)
         y, of_low = _slopes(list(slots[..., None]), low)
@@ -93,7 +95,9 @@ def table_cotangent(n_slots: int, x: list[jax.Array], dy: jax.Array) -> jax.Arra
 def _split_share(share: jax.Array, a: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Split a share between slots with next bit 0 and 1."""
     if a.dtype == jnp.bool_:
-        return jnp.where(a, jnp.zeros_like(share), share), jnp.where(a, share, jnp.zeros_like(share))
+        return jnp.where(a, jnp.zeros_like(share), share), jnp.where(
+            a, share, jnp.zeros_like(share)
+        )
     return share * (1 - a), share * a
 
 
@@ -142,7 +146,9 @@ def _split_high_bits(table: jax.Array, n_high: int) -> tuple[jax.Array, jax.Arra
     """Return high bits ``[2**n_high, n_high]``, and their slots ``[2**n_high, 2**n_low, G]``."""
     values = jnp.arange(2**n_high)
     n_gates, n_slots = table.shape
-    return _bits(values, n_high, table.dtype), table.T.reshape(2**n_high, n_slots >> n_high, n_gates)
+    return _bits(values, n_high, table.dtype), table.T.reshape(
+        2**n_high, n_slots >> n_high, n_gates
+    )
 
 
 def _shares(bits: jax.Array, x: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:

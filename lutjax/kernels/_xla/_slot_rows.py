@@ -64,7 +64,9 @@ class SlotRows:
         # broadcasting them.
         targets = self.targets
         return read(
-            targets, t if targets.shape[0] > 1 else 0, row if targets.shape[1] > 1 else jnp.zeros_like(row)
+            targets,
+            t if targets.shape[0] > 1 else 0,
+            row if targets.shape[1] > 1 else jnp.zeros_like(row),
         )
 
     def pad_cotangent(self, dy: jax.Array) -> jax.Array:
@@ -95,7 +97,9 @@ class SlotRows:
         def values(row: jax.Array) -> jax.Array:
             # Unused slots may contain anything, also NaN: their values are masked, not only
             # multiplied by the zero of the padded cotangent.
-            return jnp.where(self.outputs(t, row) < self.n_outputs, read(weights, t, row).astype(dy.dtype), 0)
+            return jnp.where(
+                self.outputs(t, row) < self.n_outputs, read(weights, t, row).astype(dy.dtype), 0
+            )
 
         value, other_value, dy_row = values(row), values(other), self.gather_slots(dy, t, row)
         total = addends((value - other_value) * dy_row, accumulate)
@@ -140,13 +144,17 @@ class SlotRows:
 
         def step(_: None, xs: tuple[jax.Array, tuple[jax.Array, ...]]) -> tuple[None, Any]:
             t, (row, *others) = xs
-            return None, tuple(self.change(weights, t, row, other, dy, accumulate) for other in others)
+            return None, tuple(
+                self.change(weights, t, row, other, dy, accumulate) for other in others
+            )
 
         rows = tuple(clamp_rows(weights, i) for i in index)
         _, totals = jax.lax.scan(step, None, (detectors(weights), rows))
         return tuple(result(total, dy.dtype, accumulate) for total in totals)
 
-    def add_rows(self, total: jax.Array, index: jax.Array, values: jax.Array, device: Device) -> jax.Array:
+    def add_rows(
+        self, total: jax.Array, index: jax.Array, values: jax.Array, device: Device
+    ) -> jax.Array:
         """Add output values ``[n, O]`` to the rows that reach them: ``[T, R, K]``, ``[T, n]``."""
         del device
         values = self.pad_cotangent(values.astype(total.dtype))
@@ -168,10 +176,17 @@ class SlotRows:
                 group(self.targets) if self.targets.shape[0] > 1 else self.targets, self.n_outputs
             )
 
-            def find_hits(carry: Any, rows: jax.Array, values: jax.Array, counts: jax.Array | None) -> Any:
+            def find_hits(
+                carry: Any, rows: jax.Array, values: jax.Array, counts: jax.Array | None
+            ) -> Any:
                 number = jnp.arange(rows.shape[0], dtype=jnp.int32)[:, None]
                 rows = clamp_rows(weights, rows)
-                return body(carry, rows, lists.gather_slots(self.pad_cotangent(values), number, rows), counts)
+                return body(
+                    carry,
+                    rows,
+                    lists.gather_slots(self.pad_cotangent(values), number, rows),
+                    counts,
+                )
 
             return visit(group, find_hits, carry)
 

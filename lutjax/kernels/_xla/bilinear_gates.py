@@ -53,7 +53,9 @@ def backward(
         a, b = _wire_gathers.rows(x, wires, dtype)
         # Four independent chains of additions hide the latency of an addition on CPUs.
         parts = 4 if small and not dy.shape[1] % 4 else 1
-        cotangents["coefficients"] = _wire_gathers.sum_over_samples([dy, dy * a, dy * b, dy * a * b], parts)
+        cotangents["coefficients"] = _wire_gathers.sum_over_samples(
+            [dy, dy * a, dy * b, dy * a * b], parts
+        )
     if "x" in needs:
         # Recomputing the slopes per reader costs more reads of x, but saves writing and reading two
         # cotangents per gate: measured twice as fast on large layers. In a small layer these stay
@@ -63,7 +65,9 @@ def backward(
         else:
             a, b = _wire_gathers.rows(x, wires, dtype)
             _, c1, c2, c3 = (c[:, None] for c in coefficients)
-            dx = _wire_gathers.to_inputs([dy * (c1 + c3 * b), dy * (c2 + c3 * a)], wires, readers, x.shape[0])
+            dx = _wire_gathers.to_inputs(
+                [dy * (c1 + c3 * b), dy * (c2 + c3 * a)], wires, readers, x.shape[0]
+            )
             if small:  # else XLA recomputes it for every reader in stacked layers
                 dx = jax.lax.optimization_barrier(dx)
         cotangents["x"] = dx

@@ -37,9 +37,13 @@ def backward(
     cotangents = {}
     if "table" in needs:
         # Booleans select slots; 0/1 floats would multiply an infinite cotangent by 0.
-        cotangents["table"] = _slot_polynomials.table_cotangent(table.shape[1], [a > 0 for a in read], dy)
+        cotangents["table"] = _slot_polynomials.table_cotangent(
+            table.shape[1], [a > 0 for a in read], dy
+        )
     if "x" in needs:
         softened = [jnp.where(a > 0, 0.75, 0.25).astype(dtype) for a in read]
-        by_wire = [0.5 * dy * slope for slope in _slot_polynomials.slopes(table.astype(dtype), softened)]
+        by_wire = [
+            0.5 * dy * slope for slope in _slot_polynomials.slopes(table.astype(dtype), softened)
+        ]
         cotangents["x"] = _wire_gathers.to_inputs(by_wire, wires, call.readers, x.shape[0])
     return cotangents

@@ -24,7 +24,9 @@ from lutjax.values._row_rules import RowState
 
 
 def forward(call: Lookup, *, device: Device) -> jax.Array:
-    y = _row_gathers.sum_rows(call.weights, call.detection.index.T, device, call.accumulate, call.groups)
+    y = _row_gathers.sum_rows(
+        call.weights, call.detection.index.T, device, call.accumulate, call.groups
+    )
     return result(y, call.weights.dtype, call.accumulate)
 
 
@@ -49,7 +51,9 @@ def backward(
     return cotangents
 
 
-def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) -> tuple[jax.Array, RowState]:
+def update(
+    call: Lookup, cotangent: jax.Array, step: Step, *, device: Device
+) -> tuple[jax.Array, RowState]:
     return _row_updates.update(call, step, *hits(call, cotangent, device=device), device=device)
 
 

@@ -41,7 +41,9 @@ def forward(call: LookupAttention, *, device: Device) -> jax.Array:
     row = RowIds(pairs, call)
 
     def body(tile: _pair_tiles.Tile, y: jax.Array) -> jax.Array:
-        return tile.add_rows(y, rows.sum_rows(weights, _row_gathers.flat(row(tile)), device, accumulate))
+        return tile.add_rows(
+            y, rows.sum_rows(weights, _row_gathers.flat(row(tile)), device, accumulate)
+        )
 
     dtype = addend_dtype(weights.dtype, accumulate)
     y = zeros_varying(call.query.index, pairs.padded_shape(call.width), dtype)
@@ -59,7 +61,9 @@ def backward(
     dy = pairs.padded_rows(cotangent.astype(accumulator(weights.dtype)))
     need_query, need_key, need_position = (name in needs for name in ("query", "key", "position"))
 
-    q_flip, q_margin = (pairs.padded_queries(_move_tables_first(a)) for a in (query.flip, query.margin))
+    q_flip, q_margin = (
+        pairs.padded_queries(_move_tables_first(a)) for a in (query.flip, query.margin)
+    )
     k_flip, k_margin = (pairs.padded_keys(_move_tables_first(a)) for a in (key.flip, key.margin))
     if need_position:
         assert position is not None
@@ -73,7 +77,9 @@ def backward(
         dy_pair = tile.gather_rows(dy)
         if "weights" in needs:
             addend = addends(dy_pair, accumulate)
-            totals["weights"] = rows.add_rows(totals["weights"], _row_gathers.flat(main), addend, device)
+            totals["weights"] = rows.add_rows(
+                totals["weights"], _row_gathers.flat(main), addend, device
+            )
         if not (need_query or need_key or need_position):
             return totals
 
@@ -102,14 +108,20 @@ def backward(
         cotangent = _row_gathers.slope(margin) * difference.astype(margin.dtype)
         cotangent = addends(tile.mask_invalid(cotangent), accumulate)
         if need_query:
-            totals["query"] = tile.add_to_queries(totals["query"], jnp.where(query_is_closer, cotangent, 0))
+            totals["query"] = tile.add_to_queries(
+                totals["query"], jnp.where(query_is_closer, cotangent, 0)
+            )
         if need_key:
-            totals["key"] = tile.add_to_keys(totals["key"], jnp.where(query_is_closer, 0, cotangent))
+            totals["key"] = tile.add_to_keys(
+                totals["key"], jnp.where(query_is_closer, 0, cotangent)
+            )
         if need_position:
             difference = of_flipped_position[0].astype(of_position.dtype)
             # Where the position is not closest, the other row is the main row, and the select drops
             # the product.
-            cotangent = jnp.where(position_is_closest, _row_gathers.slope(of_position) * difference, 0)
+            cotangent = jnp.where(
+                position_is_closest, _row_gathers.slope(of_position) * difference, 0
+            )
             cotangent = addends(tile.mask_invalid(cotangent), accumulate)
             # Positions without a detector axis receive the sum over detectors.
             if of_position.shape[0] == 1:  # shared by all detectors
@@ -119,8 +131,12 @@ def backward(
 
     totals = {}
     if "weights" in needs:
-        totals["weights"] = zeros_varying(weights, weights.shape, addend_dtype(weights.dtype, accumulate))
-    margins = {"query": q_margin, "key": k_margin} | ({"position": p_margin} if need_position else {})
+        totals["weights"] = zeros_varying(
+            weights, weights.shape, addend_dtype(weights.dtype, accumulate)
+        )
+    margins = {"query": q_margin, "key": k_margin} | (
+        {"position": p_margin} if need_position else {}
+    )
     for name, margin in margins.items():
         if name in needs:
             totals[name] = jnp.zeros_like(margin, addend_dtype(margin.dtype, accumulate))

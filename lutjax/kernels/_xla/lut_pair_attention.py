@@ -42,7 +42,9 @@ def forward(call: LutPairAttention, *, device: Device) -> jax.Array:
         index = _row_gathers.flat(terms.detect(tile).index)
         return tile.add_rows(y, rows.sum_rows(weights, index, device, accumulate))
 
-    y = zeros_varying(call.x, pairs.padded_shape(call.width), addend_dtype(weights.dtype, accumulate))
+    y = zeros_varying(
+        call.x, pairs.padded_shape(call.width), addend_dtype(weights.dtype, accumulate)
+    )
     return result(pairs.unpadded_rows(pairs.for_each_tile(body, y)), weights.dtype, accumulate)
 
 
@@ -61,7 +63,9 @@ def backward(
         dy_pair = tile.gather_rows(dy)
         index = _row_gathers.flat(d.index)
         if "weights" in needs:
-            totals["weights"] = rows.add_rows(totals["weights"], index, addends(dy_pair, accumulate), device)
+            totals["weights"] = rows.add_rows(
+                totals["weights"], index, addends(dy_pair, accumulate), device
+            )
         # Without comparisons there is no margin, and no axis to index.
         if not (need_x or need_keys or need_positions) or not d.bits:
             return totals
@@ -79,7 +83,9 @@ def backward(
             if need_x:
                 totals["x"] = totals["x"].at[r].set(tile.add_to_queries(totals["x"][r], of_pair))
             if need_keys:
-                totals["keys"] = totals["keys"].at[r].set(tile.add_to_keys(totals["keys"][r], of_pair))
+                totals["keys"] = (
+                    totals["keys"].at[r].set(tile.add_to_keys(totals["keys"][r], of_pair))
+                )
             if need_positions:
                 total = tile.add_to_distances(totals["positions"][r], of_pair)
                 totals["positions"] = totals["positions"].at[r].set(total)
@@ -87,13 +93,17 @@ def backward(
 
     totals = {}
     if "weights" in needs:
-        totals["weights"] = zeros_varying(weights, weights.shape, addend_dtype(weights.dtype, accumulate))
+        totals["weights"] = zeros_varying(
+            weights, weights.shape, addend_dtype(weights.dtype, accumulate)
+        )
     if need_x:
         totals["x"] = jnp.zeros_like(terms.query, addend_dtype(terms.query.dtype, accumulate))
     if need_keys:
         totals["keys"] = jnp.zeros_like(terms.key, addend_dtype(terms.key.dtype, accumulate))
     if need_positions and terms.position is not None:
-        totals["positions"] = jnp.zeros_like(terms.position, addend_dtype(terms.position.dtype, accumulate))
+        totals["positions"] = jnp.zeros_like(
+            terms.position, addend_dtype(terms.position.dtype, accumulate)
+        )
     # Totals are the carry of a sequential loop over tiles, updated in place.
     totals = pairs.for_each_tile(body, totals)
     if need_x:
@@ -144,8 +154,12 @@ class TiledTerms(Terms):
         def delta(r: int) -> jax.Array:
             delta = tile.gather_keys(self.key[r]) + tile.gather_queries(self.query[r])
             # At most two terms are not zero, so the order of the sum does not matter.
-            return delta if self.position is None else delta + tile.gather_distances(self.position[r])
+            return (
+                delta if self.position is None else delta + tile.gather_distances(self.position[r])
+            )
 
         n_bits, n_detectors = self.key.shape[:2]
         shape = (n_detectors, self._pairs.samples, self._pairs.n_pairs)
-        return detect_closest([delta(r) for r in range(n_bits)], shape, self.key.dtype, self._epsilon)
+        return detect_closest(
+            [delta(r) for r in range(n_bits)], shape, self.key.dtype, self._epsilon
+        )

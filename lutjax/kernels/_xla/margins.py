@@ -69,7 +69,10 @@ def ids_of(anchors: jax.Array, groups: int, shape: tuple[int, ...]) -> jax.Array
 
 def margins_at(by_input: jax.Array, ids: jax.Array) -> list[jax.Array]:
     """Return margins per comparison, ``[T, n]``s, from ``[H * I, n]`` and ``[T, C, 2 or 1]``."""
-    ends = [[read(by_input, ids[:, c, side]) for side in range(ids.shape[2])] for c in range(ids.shape[1])]
+    ends = [
+        [read(by_input, ids[:, c, side]) for side in range(ids.shape[2])]
+        for c in range(ids.shape[1])
+    ]
     return [end[0] - end[1] if len(end) == 2 else end[0] for end in ends]
 
 
@@ -98,7 +101,9 @@ def cotangent_of_inputs(
     if in_sequence(device):
         # A CPU scatters contiguous rows; an incidence product would multiply mostly zeros.
         zeros = zeros_varying(each_addend[0], (n_inputs_of * n_inputs, n), each_addend[0].dtype)
-        return transpose_to_samples(add_margins(zeros, ids_of(anchors, groups, shape), each_addend), shape)
+        return transpose_to_samples(
+            add_margins(zeros, ids_of(anchors, groups, shape), each_addend), shape
+        )
     every = jnp.stack(each_addend)  # [C, T, n]
     n_comparisons, n_detectors, _ = every.shape
     ids = _ends(anchors, n_inputs)
@@ -115,7 +120,11 @@ def cotangent_of_inputs(
         precision="highest",
     )
     # Inputs shared by all groups receive the sum over groups.
-    return product if n_inputs_of == groups else jnp.sum(product, 1, keepdims=True, dtype=product.dtype)
+    return (
+        product
+        if n_inputs_of == groups
+        else jnp.sum(product, 1, keepdims=True, dtype=product.dtype)
+    )
 
 
 def transpose_to_samples(dx: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -69,7 +69,12 @@ def forward_by(kernels: ModuleType, call: ScoredLut, *, device: Device) -> jax.A
 
 
 def backward_by(
-    kernels: ModuleType, call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+    kernels: ModuleType,
+    call: ScoredLut,
+    cotangent: jax.Array,
+    needs: frozenset[str],
+    *,
+    device: Device,
 ) -> dict[str, jax.Array]:
     """Return the needed cotangents; `kernels` as in `forward_by`."""
     if call.weights.dtype == jnp.int8:
@@ -137,23 +142,31 @@ def _cotangents(
     # call.
     scalars = [jnp.broadcast_to(s, u[0].shape) for s in call.scalars]
     keep = None if call.keep is None else call.keep.T
-    coefficients, of_coefficients, index = linearize_read(call.read, u, scalars, keep, call.accumulate)
+    coefficients, of_coefficients, index = linearize_read(
+        call.read, u, scalars, keep, call.accumulate
+    )
     dy = side_by_side(broadcast_to_groups(call, cotangent))
     gradients = {}
     if total is not None:
         ways = list(zip(index, coefficients, strict=True))[: call.read.valued]
         gradients["weights"] = total
         if ways:
-            gradients["weights"] = kernels.add_ways(total, ways, dy, device, call.accumulate, call.groups)
+            gradients["weights"] = kernels.add_ways(
+                total, ways, dy, device, call.accumulate, call.groups
+            )
     if of_read:
-        each = kernels.products(tables(call), tuple(index), dy, device, call.accumulate, call.groups)
+        each = kernels.products(
+            tables(call), tuple(index), dy, device, call.accumulate, call.groups
+        )
         # A VJP needs cotangents in the dtypes of its outputs; products use the accumulator.
         du, d_scalars, d_keep = of_coefficients(_like(each, coefficients))
         gradients["x"] = margins.cotangent_of_inputs(
             du, call.anchors, call.groups, call.x.shape, call.accumulate, device
         )
         sums = [_sum_of_addends(call, s) for s in d_scalars]
-        gradients["scalars"] = jnp.stack(sums) if sums else zeros_varying(cotangent, (0,), call.scalars.dtype)
+        gradients["scalars"] = (
+            jnp.stack(sums) if sums else zeros_varying(cotangent, (0,), call.scalars.dtype)
+        )
         if d_keep is not None:
             gradients["keep"] = d_keep.T
     return gradients
@@ -164,7 +177,9 @@ _IN_BLOCK = 2**13  # samples times tables per block
 _FEWEST = 4  # minimum tables per block: scores of a single table are recomputed per gradients
 
 
-def _over_blocks(call: ScoredLut, body: Any, carry: Any, first: jax.Array, of_tables: Any) -> tuple[Any, Any]:
+def _over_blocks(
+    call: ScoredLut, body: Any, carry: Any, first: jax.Array, of_tables: Any
+) -> tuple[Any, Any]:
     """Pass a carry through ``body(carry, (first table, of_tables))`` for a group's blocks.
 
     Return the carry, and the result of `body` per table.
@@ -203,11 +218,15 @@ def _sums_in_blocks(call: ScoredLut) -> tuple[Any, jax.Array]:
     """Sum addends ``[n, G, O]``; flag NaN scores, ``[n, G]``. See `_row_gathers.sum_ways`."""
     by_input, read_tables, scalars = margins.inputs_first(call.x), tables(call), list(call.scalars)
     n, in_integers = call.x.shape[0], call.weights.dtype == jnp.int8
-    dtype = jnp.dtype(jnp.int32) if in_integers else addend_dtype(call.weights.dtype, call.accumulate)
+    dtype = (
+        jnp.dtype(jnp.int32) if in_integers else addend_dtype(call.weights.dtype, call.accumulate)
+    )
 
     def over_block(carry: Any, xs: Any) -> tuple[Any, None]:
         (y, unknown), (first, (ids, keep)) = carry, xs
-        ways = _masked_ways(call, _margins_of_block(by_input, ids), scalars, keep)[: call.read.valued]
+        ways = _masked_ways(call, _margins_of_block(by_input, ids), scalars, keep)[
+            : call.read.valued
+        ]
         if in_integers:
             ways, wrong = _in_units(ways)
             # An integer has no NaN: a flag per sample carries it.
@@ -226,7 +245,9 @@ def _sums_in_blocks(call: ScoredLut) -> tuple[Any, jax.Array]:
         if in_integers and not sums_fit_int32(call):
             # Sums that may exceed int32 use two int32 parts.
             start = _quantized.WideSum(start, start)
-        return None, _over_blocks(call, over_block, (start, zeros_varying(call.x, (n,), jnp.bool_)), *xs)[0]
+        return None, _over_blocks(
+            call, over_block, (start, zeros_varying(call.x, (n,), jnp.bool_)), *xs
+        )[0]
 
     _, (y, unknown) = rows.over_groups(over_group, None, _table_inputs(call))
     return jax.tree.map(lambda y: y.transpose(1, 0, 2), y), unknown.T
@@ -245,7 +266,9 @@ def _cotangents_in_blocks(
         (total, dx, sums), (first, (ids, keep)) = carry, xs
         u = _margins_of_block(by_input, ids)
         each = [jnp.broadcast_to(s, u[0].shape) for s in call.scalars]
-        coefficients, of_coefficients, index = linearize_read(call.read, u, each, keep, call.accumulate)
+        coefficients, of_coefficients, index = linearize_read(
+            call.read, u, each, keep, call.accumulate
+        )
         coefficients = jax.lax.optimization_barrier(coefficients)
         index = [rows.clamp_rows(read_tables, i) for i in index]
 
@@ -276,10 +299,20 @@ def _cotangents_in_blocks(
         of_tables, dy = xs
         return _over_blocks(call, functools.partial(over_block, dy), carry, *of_tables)
 
-    dy = broadcast_to_groups(call, cotangent).astype(accumulator(call.weights.dtype)).transpose(1, 0, 2)
-    (total, dx, sums), d_keep = rows.over_groups(over_group, (total, dx, sums), (_table_inputs(call), dy))
+    dy = (
+        broadcast_to_groups(call, cotangent)
+        .astype(accumulator(call.weights.dtype))
+        .transpose(1, 0, 2)
+    )
+    (total, dx, sums), d_keep = rows.over_groups(
+        over_group, (total, dx, sums), (_table_inputs(call), dy)
+    )
     scalars = jnp.stack(sums) if sums else zeros_varying(cotangent, (0,), dtype)
-    gradients = {"weights": total, "x": margins.transpose_to_samples(dx, call.x.shape), "scalars": scalars}
+    gradients = {
+        "weights": total,
+        "x": margins.transpose_to_samples(dx, call.x.shape),
+        "scalars": scalars,
+    }
     if d_keep is not None:
         gradients["keep"] = d_keep.reshape(call.weights.shape[0], call.x.shape[0]).T
     return gradients
@@ -294,7 +327,9 @@ def _masked_ways(
     return (select if call.accumulate is None else make_reproducible(select))(u, scalars, keep)
 
 
-def _read_ways(read: Read, u: list[jax.Array], scalars: list[jax.Array], keep: jax.Array | None) -> list[Way]:
+def _read_ways(
+    read: Read, u: list[jax.Array], scalars: list[jax.Array], keep: jax.Array | None
+) -> list[Way]:
     ways = read.select(u, name_scalars(read, scalars))
     return ways if keep is None else [(i, keep.astype(c.dtype) * c) for i, c in ways]
 
@@ -357,7 +392,9 @@ def _like(products: Sequence[jax.Array], coefficients: Sequence[jax.Array]) -> l
 
 
 def _sum_of_addends(call: ScoredLut, values: jax.Array) -> jax.Array:
-    return jnp.sum(addends(values, call.accumulate), dtype=addend_dtype(values.dtype, call.accumulate))
+    return jnp.sum(
+        addends(values, call.accumulate), dtype=addend_dtype(values.dtype, call.accumulate)
+    )
 
 
 # ------------------------------------------------------------------------------------- tables and outputs
@@ -366,7 +403,9 @@ def tables(call: ScoredLut) -> jax.Array:
     if call.exponents is None or call.weights.dtype == jnp.int8:
         return call.weights
     whole = _quantized.round_to_scale(call.weights, call.exponents)
-    scaled = _quantized.in_groups(whole, call.groups) * _quantized.power(call.exponents[:, None], whole.dtype)
+    scaled = _quantized.in_groups(whole, call.groups) * _quantized.power(
+        call.exponents[:, None], whole.dtype
+    )
     return scaled.reshape(call.weights.shape).astype(call.weights.dtype)
 
 

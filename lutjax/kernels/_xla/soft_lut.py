@@ -23,7 +23,9 @@ def forward(call: SoftLut, *, device: Device) -> jax.Array:
         return _integer_gates.forward_of_soft_lut(call, device=device)
     x, table, wires = call.x, call.table, call.wires
     dtype = accumulator(x.dtype, table.dtype)
-    return _slot_polynomials.value(table.astype(dtype), _wire_gathers.rows(x, wires, dtype)).astype(x.dtype)
+    return _slot_polynomials.value(table.astype(dtype), _wire_gathers.rows(x, wires, dtype)).astype(
+        x.dtype
+    )
 
 
 def backward(

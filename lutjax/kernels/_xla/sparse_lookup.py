@@ -51,7 +51,12 @@ def backward(
     if _as_whole_table(call, device):
         cotangents = lookup.backward(whole_table(call), cotangent, needs, device=device)
         return edges_of(call, cotangents)
-    weights, d, accumulate, slots = call.weights, call.detection, call.accumulate, SlotRows.from_call(call)
+    weights, d, accumulate, slots = (
+        call.weights,
+        call.detection,
+        call.accumulate,
+        SlotRows.from_call(call),
+    )
     dtype = accumulator(weights.dtype)
     # Each id is clamped on its own: a flipped id is not the flip of a clamped one.
     index, flipped = (clamp_rows(weights, ids.T) for ids in (d.index, d.index ^ d.flip))
@@ -61,8 +66,12 @@ def backward(
         t, row, other = xs
         if d_weights is not None:
             # Both cotangents in one scan: each gathers the cotangents of the same row.
-            d_weights = add(d_weights, (t, row), addends(slots.gather_slots(dy, t, row), accumulate))
-        difference = slots.change(weights, t, row, other, dy, accumulate) if "detection" in needs else None
+            d_weights = add(
+                d_weights, (t, row), addends(slots.gather_slots(dy, t, row), accumulate)
+            )
+        difference = (
+            slots.change(weights, t, row, other, dy, accumulate) if "detection" in needs else None
+        )
         return d_weights, difference
 
     d_weights = None

@@ -37,7 +37,9 @@ def forward(call: WeightedLookup, *, device: Device) -> jax.Array:
     # The loops of `_row_gathers` need at least one way.
     if call.valued == 0:
         return zeros_varying(call.coefficients, shape, weights.dtype)
-    y = _row_gathers.sum_ways(weights, _split_ways(call)[: call.valued], device, call.accumulate, groups)
+    y = _row_gathers.sum_ways(
+        weights, _split_ways(call)[: call.valued], device, call.accumulate, groups
+    )
     return result(y.reshape(shape), weights.dtype, call.accumulate)
 
 
@@ -48,13 +50,17 @@ def backward(
     dy = side_by_side(cotangent)
     if "weights" in needs:
         zeros = zeros_varying(weights, weights.shape, addend_dtype(weights.dtype, call.accumulate))
-        cotangents["weights"] = add_ways(zeros, ways[: call.valued], dy, device, call.accumulate, groups)
+        cotangents["weights"] = add_ways(
+            zeros, ways[: call.valued], dy, device, call.accumulate, groups
+        )
     if "coefficients" in needs:
         index = tuple(index for index, _ in ways)
         # All ways, also those without a value: a read may need the product of a row that it does
         # not add.
         each = _row_gathers.products(weights, index, dy, device, call.accumulate, groups)
-        cotangents["coefficients"] = jnp.stack(each, -1).transpose(1, 0, 2) if each else call.coefficients
+        cotangents["coefficients"] = (
+            jnp.stack(each, -1).transpose(1, 0, 2) if each else call.coefficients
+        )
     return cotangents
 
 
@@ -89,7 +95,11 @@ def hits_of_ways(
     group = _row_gathers.detectors(weights) // max(weights.shape[0] // dy.shape[1], 1)
     # One scatter for all ways on GPUs; elsewhere ways stay apart, without a copy.
     together = _row_gathers.launches(device) and len(ways) > 1
-    tiles = [tuple(jnp.concatenate(of_ways, 1) for of_ways in zip(*ways, strict=True))] if together else ways
+    tiles = (
+        [tuple(jnp.concatenate(of_ways, 1) for of_ways in zip(*ways, strict=True))]
+        if together
+        else ways
+    )
 
     def visit(detectors: _row_updates.Detectors, body: _row_updates.Body, carry: Any) -> Any:
         values = _row_gathers.read(by_group, detectors(group))

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 else:
     _Module = type(hk.Module)
 
-_HINT = (
-    " Use haiku.transform_with_state, not haiku.transform, and pass the state that init returned to apply."
-)
+_HINT = " Use haiku.transform_with_state, not haiku.transform, and pass the state that init returned to apply."
 
 _LIBRARY = Library(
     argument="name: of the module.",
@@ -130,7 +128,9 @@ class Layer(hk.Module, metaclass=_Module):
         """Call a spec method; methods that take arrays get the layer's arrays."""
         self._infer(args[0] if name == "reads" else None)
         takes_arrays = "arrays" in inspect.signature(getattr(self.spec_type, name)).parameters
-        return getattr(self.spec, name)(*((self._bind_arrays(),) if takes_arrays else ()), *args, **options)
+        return getattr(self.spec, name)(
+            *((self._bind_arrays(),) if takes_arrays else ()), *args, **options
+        )
 
     def check(self) -> None:
         """Raise ValueError if a variable has a wrong shape or ids, in a transformed function."""
@@ -141,7 +141,9 @@ class Layer(hk.Module, metaclass=_Module):
 def make_layer(spec_type: type[_spec.Spec], own: str = "") -> Any:
     """Return a layer class with the spec arguments, and its `own` documentation."""
     self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    name = inspect.Parameter("name", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=str | None)
+    name = inspect.Parameter(
+        "name", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=str | None
+    )
     signature = inspect.Signature(
         [self, *_spec.parameters(spec_type, inferred=True), name], return_annotation=None
     )

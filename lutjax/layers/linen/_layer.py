@@ -147,8 +147,12 @@ class Attention(Layer):
         if not (spec.decode if decode is None else decode):
             return spec(arrays, x, **others)
         empty = spec.empty_cache(x.shape, x.dtype)
-        cache = {name: self.variable("cache", name, lambda v: v, value) for name, value in empty.items()}
-        y, latest = spec.attend_with_cache(arrays, {n: v.value for n, v in cache.items()}, x, **others)
+        cache = {
+            name: self.variable("cache", name, lambda v: v, value) for name, value in empty.items()
+        }
+        y, latest = spec.attend_with_cache(
+            arrays, {n: v.value for n, v in cache.items()}, x, **others
+        )
         if not self.is_initializing():  # keep the cache empty in `init`
             for name, value in latest.items():
                 cache[name].value = value

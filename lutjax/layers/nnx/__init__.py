@@ -21,7 +21,12 @@ with require_optional("lutjax.layers.nnx"):
         SoftLUT,
         Thermometer,
     )
-    from lutjax.layers.nnx._memory import NgramEmbedding, NgramMemory, ProductKeyExperts, ProductKeyMemory
+    from lutjax.layers.nnx._memory import (
+        NgramEmbedding,
+        NgramMemory,
+        ProductKeyExperts,
+        ProductKeyMemory,
+    )
     from lutjax.layers.nnx._projection import ProjectionLUT, quantize
     from lutjax.layers.nnx._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
     from lutjax.layers.nnx._variables import (

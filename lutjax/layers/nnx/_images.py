@@ -61,7 +61,9 @@ class SpatialLUT(_Images):
 
     def __call__(self, x: Inputs, *, deterministic: Mode = None, rngs: Noise = None) -> Outputs:
         """Return maps ``[..., *out_shape]``; `rngs` replaces the layer's own noise."""
-        return self._call(deterministic, rngs).run(lutjax.scored_lut, x)  # without a read: unscored rows
+        return self._call(deterministic, rngs).run(
+            lutjax.scored_lut, x
+        )  # without a read: unscored rows
 
 
 class WindowLUT(_Images):
@@ -84,7 +86,9 @@ class WindowLUT(_Images):
 
     def __call__(self, x: Inputs, *, deterministic: Mode = None, rngs: Noise = None) -> Outputs:
         """Return outputs of all windows; `rngs` replaces the layer's own noise."""
-        return self._call(deterministic, rngs).run(lutjax.scored_lut, x)  # without a read: unscored rows
+        return self._call(deterministic, rngs).run(
+            lutjax.scored_lut, x
+        )  # without a read: unscored rows
 
 
 class ConvLUT(_Images):

@@ -166,7 +166,9 @@ class Layer(nnx.Module, metaclass=_LayerType):
             for f in dataclasses.fields(self.spec_type)
             if f.name.endswith("_init") and not can_be_pickled(getattr(declared, f.name))
         }
-        return {**state, "_declared": dataclasses.replace(declared, **defaults)} if defaults else state
+        return (
+            {**state, "_declared": dataclasses.replace(declared, **defaults)} if defaults else state
+        )
 
     def _arrays(self) -> dict[str, Any]:
         own = vars(self)
@@ -202,12 +204,20 @@ class Switched(Layer):
 
     def _build(self, rngs: nnx.Rngs | None, **arguments: Any) -> None:
         super()._build(rngs, **arguments)
-        self.rngs = rngs[self.spec.stream].fork() if rngs is not None and self.spec.random else nnx.data(None)
+        self.rngs = (
+            rngs[self.spec.stream].fork()
+            if rngs is not None and self.spec.random
+            else nnx.data(None)
+        )
 
-    def _call(self, deterministic: bool | None = None, rngs: Noise = None, **mode: Any) -> _spec.LayerCall:
+    def _call(
+        self, deterministic: bool | None = None, rngs: Noise = None, **mode: Any
+    ) -> _spec.LayerCall:
         """Return a call in a mode, with a key if the mode is random."""
         spec, arrays = self._bind_arrays()
-        mode["deterministic"] = calm = spec.deterministic if deterministic is None else deterministic
+        mode["deterministic"] = calm = (
+            spec.deterministic if deterministic is None else deterministic
+        )
         stream = self.rngs if rngs is None else rngs
         if spec.random and not calm and stream is not None:  # the spec raises if the key is missing
             mode["key"] = stream[spec.stream]() if isinstance(stream, nnx.Rngs) else stream()
@@ -231,7 +241,9 @@ def tables_of(model: nnx.Module) -> frozenset[str]:
       >>> tables_of(nnx.Sequential(LUT(8, 5, n_detectors=4, n_anchors=3, rngs=rngs), nnx.Linear(5, 2, rngs=rngs)))
       frozenset({'layers/0/weights'})
     """
-    return frozenset("/".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(model, Tables)))
+    return frozenset(
+        "/".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(model, Tables))
+    )
 
 
 def host_tables_of(model: nnx.Module) -> dict[str, tuple[HostTable, str]]:
@@ -248,7 +260,9 @@ def host_tables_of(model: nnx.Module) -> dict[str, tuple[HostTable, str]]:
         if isinstance(module, Layer):
             for v in module._declared.all_variables:
                 if v.drawn is not None:
-                    name, key = ("/".join(map(str, (*path, name))) for name in (v.drawn.name, v.name))
+                    name, key = (
+                        "/".join(map(str, (*path, name))) for name in (v.drawn.name, v.name)
+                    )
                     found[name] = getattr(module, v.drawn.name), key
     return found
 

@@ -74,10 +74,17 @@ class LogicGates(_Gates):
     spec_type = _logic.LogicGatesSpec
 
     def __call__(
-        self, x: Inputs, *, deterministic: Mode = None, temperature: Scalar = None, rngs: Noise = None
+        self,
+        x: Inputs,
+        *,
+        deterministic: Mode = None,
+        temperature: Scalar = None,
+        rngs: Noise = None,
     ) -> Outputs:
         """Return outputs for inputs; other arguments take precedence over the layer's own."""
-        return self._call(deterministic, rngs, temperature=temperature).run(lutjax.bilinear_gates, x)
+        return self._call(deterministic, rngs, temperature=temperature).run(
+            lutjax.bilinear_gates, x
+        )
 
 
 class LogicRNN(_Gates):
@@ -133,7 +140,12 @@ class SoftLUT(_Wired):
     ) -> None: ...  # fmt: skip
 
     def __call__(
-        self, x: Inputs, *, deterministic: Mode = None, temperature: Scalar = None, rngs: Noise = None
+        self,
+        x: Inputs,
+        *,
+        deterministic: Mode = None,
+        temperature: Scalar = None,
+        rngs: Noise = None,
     ) -> Outputs:
         """Return outputs for inputs; arguments as in a call of `LogicGates`."""
         return self._call(deterministic, rngs, temperature=temperature).run(lutjax.soft_lut, x)
@@ -161,7 +173,12 @@ class BinaryLUT(_Wired):
     ) -> None: ...  # fmt: skip
 
     def __call__(
-        self, x: Inputs, *, deterministic: Mode = None, temperature: Scalar = None, rngs: Noise = None
+        self,
+        x: Inputs,
+        *,
+        deterministic: Mode = None,
+        temperature: Scalar = None,
+        rngs: Noise = None,
     ) -> Outputs:
         """Return outputs for inputs; arguments as in a call of `LogicGates`."""
         return self._call(deterministic, rngs, temperature=temperature).run(lutjax.binary_lut, x)
@@ -199,12 +216,19 @@ class LogicConv(_Wired):
     ) -> None: ...  # fmt: skip
 
     def __call__(
-        self, x: Inputs, *, deterministic: Mode = None, temperature: Scalar = None, rngs: Noise = None
+        self,
+        x: Inputs,
+        *,
+        deterministic: Mode = None,
+        temperature: Scalar = None,
+        rngs: Noise = None,
     ) -> Outputs:
         """Return ``[..., *out_shape]`` for images; arguments as in a call of `LogicGates`."""
         return self._call(deterministic, rngs, temperature=temperature).run(logic_trees, x)
 
-    def from_words(self, words: UInt32[Array, "channels height width *batch"]) -> UInt32[jax.Array, "..."]:
+    def from_words(
+        self, words: UInt32[Array, "channels height width *batch"]
+    ) -> UInt32[jax.Array, "..."]:
         """Return hard-tree bits, 32 samples per uint32 word: ``[kernels, rows, columns, ...]``."""
         spec, arrays = self._bind_arrays()
         y: jax.Array = spec.from_words(arrays, words)

@@ -114,7 +114,9 @@ class NgramEmbedding(Layer):
         """Return `lutjax.NgramLayout.rows` of token ids: int32 ``[..., length, columns]``."""
         return self.spec.row_ids(tokens, segments)
 
-    def history(self, batch_shape: tuple[int, ...], dtype: DTypeLike | None = None) -> LayoutHistory:
+    def history(
+        self, batch_shape: tuple[int, ...], dtype: DTypeLike | None = None
+    ) -> LayoutHistory:
         """Return the state before the first token of a batch."""
         found: LayoutHistory = self.spec.history(batch_shape, dtype)
         return found

@@ -99,7 +99,9 @@ def quantize(model: M) -> M:
       (dtype('int8'), (4, 4), (2, 16))
     """
     model = nnx.merge(*nnx.split(model))
-    layers: list[Any] = [module for _, module in nnx.iter_modules(model) if isinstance(module, Switched)]
+    layers: list[Any] = [
+        module for _, module in nnx.iter_modules(model) if isinstance(module, Switched)
+    ]
     layers = [layer for layer in layers if issubclass(layer.spec_type, ScoredSpec)]
     rounded = [layer.read is not None and layer.read.rounds_tables for layer in layers]
     layers = [v for v, r in zip(layers, rounded, strict=True) if r or isinstance(v, ProjectionLUT)]

@@ -107,7 +107,9 @@ class _Attention(_Detectors):
             return spec(arrays, x, **others)
         cache = {name: getattr(self, name) for name in spec.cache_names}
         if all(array is None for array in cache.values()):
-            raise ValueError(f"{spec.layer}: there is no cache to decode with; call init_cache first.")
+            raise ValueError(
+                f"{spec.layer}: there is no cache to decode with; call init_cache first."
+            )
         held = {name: c[...] for name, c in cache.items() if c is not None}
         y, latest = spec.attend_with_cache(arrays, held, x, **others)
         for name, value in latest.items():
@@ -120,7 +122,9 @@ class _Attention(_Detectors):
     ) -> None:  # fmt: skip
         """Create an empty `nnx.Cache` for such inputs; options override `cached` and `blocks`."""
         if ids and counts:
-            raise ValueError(f"{self.spec.layer}: a cache keeps either ids or counts; give one of them.")
+            raise ValueError(
+                f"{self.spec.layer}: a cache keeps either ids or counts; give one of them."
+            )
         cached = "ids" if ids else "counts" if counts else None
         cache = self.spec.empty_cache(input_shape, dtype, cached=cached, blocks=blocks)
         for name in self.spec.cache_names:

@@ -39,7 +39,9 @@ class _Trained(nnx.Param[Any]):
         source = None
         if theirs is not None and theirs is not _slot(self, "_ids"):
             values = {name: v.get_raw_value() for name, v in theirs.items()}
-            source = {name: a for name, a in values.items() if is_concrete(a)}  # a kept tracer would leak
+            source = {
+                name: a for name, a in values.items() if is_concrete(a)
+            }  # a kept tracer would leak
         _set_slot(self, "_source", source)
         compare(self)
 
@@ -129,7 +131,9 @@ def compare(trained: Any) -> None:
     """Compare the ids of a trained variable with its source, and set or clear its metadata."""
     source, ids = _slot(trained, "_source"), _slot(trained, "_ids")
     differ = [
-        n for n, v in (ids or {}).items() if source and n in source and _differ(source[n], v.get_raw_value())
+        n
+        for n, v in (ids or {}).items()
+        if source and n in source and _differ(source[n], v.get_raw_value())
     ]
     if differ:
         trained.set_metadata(FOREIGN, min(differ))
@@ -140,7 +144,9 @@ def compare(trained: Any) -> None:
 def check(layer: str, variables: Mapping[str, nnx.Variable[Any]]) -> None:
     """Raise ValueError if a trained variable comes from a layer with other ids."""
     trained = {name: v for name, v in variables.items() if _Trained in type(v).__mro__}
-    if any(_slot(v, "_ids") is None for v in trained.values()):  # of a layer that Flax copied or merged
+    if any(
+        _slot(v, "_ids") is None for v in trained.values()
+    ):  # of a layer that Flax copied or merged
         link(variables)
     for name, v in trained.items():
         if v.has_metadata(FOREIGN) and _slot(v, "_source") is not None:
@@ -169,7 +175,9 @@ def _reduce_hijax(variable: Any) -> tuple[Any, ...]:
     return variable.var_type.from_metadata, (variable.get_raw_value(), variable.get_metadata())
 
 
-if hasattr(variablelib, "HijaxVariable"):  # newer versions of Flax; `pickle` of one recurses without end
+if hasattr(
+    variablelib, "HijaxVariable"
+):  # newer versions of Flax; `pickle` of one recurses without end
     copyreg.pickle(variablelib.HijaxVariable, _reduce_hijax)
 
 

@@ -110,7 +110,9 @@ class Data:
                 )
         if test is None:
             names = () if isinstance(whole, Table) else whole.classes
-            ids = split_ids(_labels(whole), split, stratified=stratified, name=self.name, classes=names)
+            ids = split_ids(
+                _labels(whole), split, stratified=stratified, name=self.name, classes=names
+            )
             if isinstance(whole, Table):
                 train, test = (whole.rows(rows) for rows in ids)
             else:
@@ -125,7 +127,9 @@ class Data:
         assert isinstance(test, Table)
         encoding = Encoding.fit(train, bits, classes, numbers=numbers)
         remarks = (*self.remarks, *columns.describe_columns(train, encoding))
-        return Parts(_encode_table(train, encoding), _encode_table(test, encoding), encoding, remarks, test)
+        return Parts(
+            _encode_table(train, encoding), _encode_table(test, encoding), encoding, remarks, test
+        )
 
 
 def is_table(path: Path) -> bool:
@@ -229,7 +233,8 @@ def _load_arrays(path: Path) -> Data:
     if xs[0].dtype.kind == "U" or any(holds_missing(x) for x in xs):
         texts = [x if x.dtype.kind == "U" else x.astype(np.str_) for x in xs]
         tables = [
-            columns.table_from_arrays(x, y, names, name=str(path)) for x, y in zip(texts, ys, strict=True)
+            columns.table_from_arrays(x, y, names, name=str(path))
+            for x, y in zip(texts, ys, strict=True)
         ]
         return Data(tables[0], tables[1] if tables[1:] else None)
     classes = classes_of_labels(np.concatenate(ys), name=str(path)) if _can_be_named(ys) else ()
@@ -237,7 +242,9 @@ def _load_arrays(path: Path) -> Data:
         raise SamplesError(f"{path}: a label is missing; leave samples without a label out.")
     remarks = []
     if classes and ys[0].dtype.kind not in "Ub":
-        remarks.append(f"labels: the {len(classes)} classes are {strict_json.format_names(classes, 200)}.")
+        remarks.append(
+            f"labels: the {len(classes)} classes are {strict_json.format_names(classes, 200)}."
+        )
     made = []
     for x, y in zip(xs, ys, strict=True):
         x, remark = channels_last(x)
@@ -301,10 +308,14 @@ def _find_known(folder: Path) -> list[tuple[Path, Callable[[Path], tuple[Samples
     level = [folder]
     try:
         for _ in range(_DEPTH + 1):
-            found += [(place, kind.load) for place in level for kind in (idx, cifar) if kind.holds(place)]
+            found += [
+                (place, kind.load) for place in level for kind in (idx, cifar) if kind.holds(place)
+            ]
             level = sorted(inner for place in level for inner in place.iterdir() if inner.is_dir())
     except OSError as error:
-        raise SamplesError(f"{error.filename} cannot be read: {error.strerror or error}.") from error
+        raise SamplesError(
+            f"{error.filename} cannot be read: {error.strerror or error}."
+        ) from error
     return found
 
 

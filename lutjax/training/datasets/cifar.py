@@ -86,7 +86,9 @@ def _parse_pickle(data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
             warnings.simplefilter("error")  # for strings that Python does not pickle
             _check_sizes(data)
             found: Any = _Arrays(io.BytesIO(data), encoding="bytes").load()
-        batch = {key.decode() if isinstance(key, bytes) else key: value for key, value in found.items()}
+        batch = {
+            key.decode() if isinstance(key, bytes) else key: value for key, value in found.items()
+        }
         pixels, labels = (_array_of(batch[name]) for name in ("data", "labels"))
     except (
         pickle.UnpicklingError,
@@ -116,7 +118,9 @@ def _array_of(value: Any) -> np.ndarray:
     if isinstance(value, _Array):
         return value.value
     if not isinstance(value, list) or not all(type(one) is int for one in value):
-        raise ValueError(f"it has a {type(value).__name__} where an array or a list of integers is expected")
+        raise ValueError(
+            f"it has a {type(value).__name__} where an array or a list of integers is expected"
+        )
     return np.array(value)
 
 
@@ -125,12 +129,16 @@ def _check_sizes(data: bytes) -> None:
 
     Some damaged pickles have such instructions.
     """
-    for opcode, argument, _ in pickletools.genops(data):  # reads each name, so lengths come from the data
+    for opcode, argument, _ in pickletools.genops(
+        data
+    ):  # reads each name, so lengths come from the data
         if opcode.name.endswith("PUT") and int(argument or 0) > len(data):
             raise ValueError(f"{opcode.name} {argument} in {len(data):,} bytes")
 
 
-def _check_samples(pixels: np.ndarray, labels: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _check_samples(
+    pixels: np.ndarray, labels: np.ndarray, path: Path
+) -> tuple[np.ndarray, np.ndarray]:
     if labels.shape != (len(pixels),) or labels.dtype.kind not in "iu" or not len(labels):
         raise SamplesError(
             f"{path}: labels are {labels.dtype} {list(labels.shape)}; expected one integer for each of {len(pixels)} images."
@@ -186,7 +194,9 @@ class _Array:
     def __setstate__(self, state: Any) -> None:
         _, shape, dtype, by_column, data = state
         array = np.frombuffer(data, dtype.value)
-        self.value = array.reshape([operator.index(size) for size in shape], order="F" if by_column else "C")
+        self.value = array.reshape(
+            [operator.index(size) for size in shape], order="F" if by_column else "C"
+        )
 
 
 def _reconstruct(kind: Any, shape: Any, letter: Any) -> _Array:

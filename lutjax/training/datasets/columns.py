@@ -67,7 +67,9 @@ class Table:
 
     def rows(self, ids: np.ndarray) -> "Table":
         """Select rows by number."""
-        return Table({name: cells[ids] for name, cells in self.columns.items()}, self.labels[ids], self.name)
+        return Table(
+            {name: cells[ids] for name, cells in self.columns.items()}, self.labels[ids], self.name
+        )
 
     @property
     def digest(self) -> str:
@@ -76,7 +78,9 @@ class Table:
         for name, cells in (*self.columns.items(), ("", self.labels)):
             found.update(name.encode())
             for first in range(0, len(cells), _BLOCK):
-                found.update("".join(f"\x1f{cell}" for cell in cells[first : first + _BLOCK]).encode())
+                found.update(
+                    "".join(f"\x1f{cell}" for cell in cells[first : first + _BLOCK]).encode()
+                )
             found.update(b"\x1e")
         return found.hexdigest()
 
@@ -86,7 +90,9 @@ def missing_mask(cells: Cells) -> Bool[np.ndarray, " rows"]:
     return np.isin(np.char.lower(cells), MISSING)
 
 
-def read(path: Path, target: str, *, exclude: Sequence[str] = (), encoding: str | None = None) -> Table:
+def read(
+    path: Path, target: str, *, exclude: Sequence[str] = (), encoding: str | None = None
+) -> Table:
     """Return the table from a CSV file with a header line (perhaps gzipped), or a Parquet file.
 
     Raises:
@@ -99,7 +105,9 @@ def read(path: Path, target: str, *, exclude: Sequence[str] = (), encoding: str 
                 f"{path} has no column {name!r}, which {option} names; it has {in_a_line(', '.join(arrays))}."
             )
     if target in exclude:
-        raise SamplesError(f"{path}: --exclude names {target!r}, the column of labels; leave it out there.")
+        raise SamplesError(
+            f"{path}: --exclude names {target!r}, the column of labels; leave it out there."
+        )
     labels = arrays.pop(target)
     arrays = {name: cells for name, cells in arrays.items() if name not in exclude}
     return validate_table(Table(arrays, labels, str(path)), target)
@@ -109,12 +117,16 @@ def read_cells(path: Path, *, encoding: str | None = None) -> dict[str, Cells]:
     """Return a file's columns, in any format supported by `read`."""
     if path.suffix.lower() in (".parquet", ".pq"):
         if encoding is not None:
-            raise SamplesError(f"--encoding is {encoding}, but {path} is no CSV file; leave it out.")
+            raise SamplesError(
+                f"--encoding is {encoding}, but {path} is no CSV file; leave it out."
+            )
         names, columns = _parquet(path)
     else:
         names, columns = _csv(path, encoding)
     if not names:
-        raise SamplesError(f"{path} is empty; expected a line of column names, and a line per sample.")
+        raise SamplesError(
+            f"{path} is empty; expected a line of column names, and a line per sample."
+        )
     return dict(zip(names, columns, strict=True))
 
 
@@ -156,7 +168,9 @@ def _csv(path: Path, encoding: str | None = None) -> tuple[list[str], list[Cells
             head = octets.peek(2)[:2]
             first = file.readline()
             delimiter = "\t" if suffix == ".tsv" else max(",;\t", key=first.count)
-            reader = csv.reader(itertools.chain([first], file), delimiter=delimiter, skipinitialspace=True)
+            reader = csv.reader(
+                itertools.chain([first], file), delimiter=delimiter, skipinitialspace=True
+            )
             # `utf-8` keeps the byte order mark in the first name.
             names = [name.removeprefix("\ufeff").strip() for name in next(reader, [])]
             if len(set(names)) < len(names) or not all(names):
@@ -222,11 +236,15 @@ def _parquet(path: Path) -> tuple[list[str], list[Cells]]:
                 path, sum(part.total_byte_size for part in parts), "write it without compression"
             )
             _check_cells(path, file.metadata.num_rows, file.metadata.num_columns)
-            of_text = [column.name for column in file.schema if column.physical_type == "BYTE_ARRAY"]
+            of_text = [
+                column.name for column in file.schema if column.physical_type == "BYTE_ARRAY"
+            ]
         table = parquet.read_table(path, read_dictionary=of_text)
         table.validate(full=True)
     except OSError as error:
-        raise SamplesError(f"{path} cannot be read: {in_a_line(error.strerror or error)}") from error
+        raise SamplesError(
+            f"{path} cannot be read: {in_a_line(error.strerror or error)}"
+        ) from error
     except compressed.PackedError as error:
         raise SamplesError(str(error)) from error
     except damaged as error:
@@ -239,9 +257,14 @@ def _parquet(path: Path) -> tuple[list[str], list[Cells]]:
             )
     names = list(table.column_names)
     if len(set(names)) < len(names):
-        raise SamplesError(f"{path} has columns {in_a_line(names)}; expected a different name for each.")
+        raise SamplesError(
+            f"{path} has columns {in_a_line(names)}; expected a different name for each."
+        )
     try:
-        cells = [[cell for chunk in column.chunks for cell in _texts_of(chunk)] for column in table.columns]
+        cells = [
+            [cell for chunk in column.chunks for cell in _texts_of(chunk)]
+            for column in table.columns
+        ]
     except damaged as error:
         raise SamplesError(f"{path} has a cell that cannot be read: {in_a_line(error)}") from error
     _check_cells(path, sum(len(cell) for column in cells for cell in column), 1)
@@ -272,7 +295,9 @@ def _texts_of(chunk: Any) -> list[str]:
     return ["" if code is None else texts[code] for code in chunk.indices.to_pylist()]
 
 
-def table_from_arrays(x: np.ndarray, y: np.ndarray, names: Sequence[str] | None, *, name: str) -> Table:
+def table_from_arrays(
+    x: np.ndarray, y: np.ndarray, names: Sequence[str] | None, *, name: str
+) -> Table:
     """Create a table from strings ``[N, columns]`` and labels; columns are named by number."""
     if x.ndim != 2 or y.shape != (len(x),):
         raise SamplesError(
@@ -329,13 +354,16 @@ class Number:
     def format_cells(self, values: Iterable[float | None]) -> Cells:
         """Format numbers as cells, the inverse of `parse_cells`."""
         return strings(
-            "" if value is None else repr(float(value)).replace(".", self.decimal) for value in values
+            "" if value is None else repr(float(value)).replace(".", self.decimal)
+            for value in values
         )
 
     def encode(self, cells: Cells) -> Float32[np.ndarray, "rows features"]:
         """Encode cells as features."""
         absent = missing_mask(cells)
-        numbers = np.where(absent, self.fill, _parse_numbers(cells, absent, self.name, self.decimal))[:, None]
+        numbers = np.where(
+            absent, self.fill, _parse_numbers(cells, absent, self.name, self.decimal)
+        )[:, None]
         found = numbers > np.asarray(self.thresholds or ())
         if self.thresholds is None or self.numbers:
             found = np.repeat(
@@ -370,7 +398,8 @@ class Categories:
     def parse_cells(self, cells: Cells) -> list[str | None]:
         """Parse cells as categories, with None for missing cells."""
         return [
-            None if none else cell for cell, none in zip(cells.tolist(), missing_mask(cells), strict=True)
+            None if none else cell
+            for cell, none in zip(cells.tolist(), missing_mask(cells), strict=True)
         ]
 
     def format_cells(self, values: Iterable[str | None]) -> Cells:
@@ -380,7 +409,9 @@ class Categories:
     def encode(self, cells: Cells) -> Float32[np.ndarray, "rows features"]:
         """Encode cells as features."""
         bits = cells[:, None] == np.array(self.values, np.dtypes.StringDType())[None, :]
-        return np.column_stack([bits, missing_mask(cells)] if self.missing else [bits]).astype(np.float32)
+        return np.column_stack([bits, missing_mask(cells)] if self.missing else [bits]).astype(
+            np.float32
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -428,7 +459,10 @@ class Encoding:
           SamplesError: every column is constant, or a numeric column has a few non-numeric cells.
         """
         try:
-            fitted = [_fit(name, cells, bits, numbers or not bits) for name, cells in train.columns.items()]
+            fitted = [
+                _fit(name, cells, bits, numbers or not bits)
+                for name, cells in train.columns.items()
+            ]
         except SamplesError as error:
             raise SamplesError(f"{train.name}: {error}") from error
         columns = tuple(column for column in fitted if column is not None)
@@ -451,7 +485,9 @@ class Encoding:
     @property
     def thresholds(self) -> Float32[np.ndarray, "features 1"] | None:
         """Initial feature thresholds, 1/2 for bits; None unless `fit` had ``numbers=True``."""
-        numbers = [column for column in self.columns if isinstance(column, Number) and column.numbers]
+        numbers = [
+            column for column in self.columns if isinstance(column, Number) and column.numbers
+        ]
         if not numbers:
             return None
         found = np.full((len(self.features), 1), 0.5, np.float32)
@@ -524,7 +560,9 @@ class Encoding:
 
     def to_json(self) -> str:
         """Serialize the encoding for `from_json`."""
-        columns = [{"kind": type(column).__name__, **dataclasses.asdict(column)} for column in self.columns]
+        columns = [
+            {"kind": type(column).__name__, **dataclasses.asdict(column)} for column in self.columns
+        ]
         return json.dumps({"columns": columns, "classes": self.classes}, indent=1)
 
     @classmethod
@@ -540,7 +578,9 @@ class Encoding:
             raise ValueError(f"the encoding is not JSON: {error}.") from None
         columns = fields.field(found, "columns", list)
         classes = _texts(fields, found, "classes")
-        return cls(tuple(_column(Fields(f"columns[{k}]"), one) for k, one in enumerate(columns)), classes)
+        return cls(
+            tuple(_column(Fields(f"columns[{k}]"), one) for k, one in enumerate(columns)), classes
+        )
 
 
 def _column(fields: Fields, found: Any) -> Number | Categories:
@@ -576,7 +616,10 @@ def _column(fields: Fields, found: Any) -> Number | Categories:
         for key in ("least", "largest")
     )
     return Number(
-        *(name, fill, thresholds, missing, as_numbers, center, scale, decimal), digits, least, largest
+        *(name, fill, thresholds, missing, as_numbers, center, scale, decimal),
+        digits,
+        least,
+        largest,
     )
 
 
@@ -592,7 +635,9 @@ def _require_finite(fields: Fields, found: Any, name: str) -> float:
 def _texts(fields: Fields, found: Any, name: str) -> tuple[str, ...]:
     texts = fields.field(found, name, list)
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"{fields.where}: {name!r} is {strict_json.format_value(texts)}; expected texts.")
+        raise ValueError(
+            f"{fields.where}: {name!r} is {strict_json.format_value(texts)}; expected texts."
+        )
     return tuple(texts)
 
 
@@ -644,9 +689,13 @@ def describe_columns(train: Table, encoding: Encoding) -> list[str]:
         found.append(f"and {len(used) - len(found)} others, in columns.json")
     constant = [name for name in train.columns if name not in used]
     if constant:
-        found.append(f"left out, as all rows have the same: {strict_json.format_names(constant, 200)}")
+        found.append(
+            f"left out, as all rows have the same: {strict_json.format_names(constant, 200)}"
+        )
     warnings = [
-        f"warning: column {name} {why}" for name in used if (why := _doubt(train.columns[name], used[name]))
+        f"warning: column {name} {why}"
+        for name in used
+        if (why := _doubt(train.columns[name], used[name]))
     ]
     return [escape_unprintable(line) for line in (f"columns: {'; '.join(found)}", *warnings)]
 

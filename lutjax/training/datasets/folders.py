@@ -62,20 +62,32 @@ def find_parts(folder: Path) -> tuple[Path, Path | None, tuple[Path, ...]]:
     folder is the training part and there is no test part.
     """
     inner = _subfolders(folder)
-    while len(inner) == 1 and not any(map(is_image, folder.iterdir())) and (below := _subfolders(inner[0])):
+    while (
+        len(inner) == 1
+        and not any(map(is_image, folder.iterdir()))
+        and (below := _subfolders(inner[0]))
+    ):
         if any(map(is_image, inner[0].iterdir())):
             break
         folder, inner = inner[0], below
     by_name = {one.name.lower(): one for one in inner}
     train = next((by_name[name] for name in TRAINING if name in by_name), None)
-    if train is None or len(by_name) == 1 or not all(name in (*TRAINING, *TEST) for name in by_name):
+    if (
+        train is None
+        or len(by_name) == 1
+        or not all(name in (*TRAINING, *TEST) for name in by_name)
+    ):
         return folder, None, ()
     # Competitions publish unlabeled test images, which are not a test part.
-    test = next((by_name[name] for name in TEST if name in by_name and _subfolders(by_name[name])), None)
+    test = next(
+        (by_name[name] for name in TEST if name in by_name and _subfolders(by_name[name])), None
+    )
     return train, test, tuple(one for one in inner if one not in (train, test))
 
 
-def load(folder: Path, size: tuple[int, int] | None = None) -> tuple[Samples, Samples | None, list[str]]:
+def load(
+    folder: Path, size: tuple[int, int] | None = None
+) -> tuple[Samples, Samples | None, list[str]]:
     """Return the training part, the test part if present, and remarks about the data.
 
     Classes are subfolder names, sorted as text; images may be nested deeper. Images are uint8 in a
@@ -113,7 +125,9 @@ def load(folder: Path, size: tuple[int, int] | None = None) -> tuple[Samples, Sa
     n_images = sum(len(paths) for part in images for paths in part.values())
     if test is None and n_images < LEAST:
         raise SamplesError(f"{folder}: there are {n_images} images; at least {LEAST} are needed.")
-    arrays = _read([path for part in images for paths in part.values() for path in paths], folder, size)
+    arrays = _read(
+        [path for part in images for paths in part.values() for path in paths], folder, size
+    )
     shape = arrays.shape[1:]
     kind = _CHANNELS[shape[2] if len(shape) > 2 else 1]
     scaled = "scaled to" if size else "of"

@@ -117,10 +117,13 @@ def parse(data: bytes, *, name: str) -> np.ndarray:
             "bytes begin with 00 00 08."
         )
     if data[3] > _MOST_AXES:
-        raise SamplesError(f"{name} has {data[3]} axes, as its header says; images have 3, and labels 1.")
+        raise SamplesError(
+            f"{name} has {data[3]} axes, as its header says; images have 3, and labels 1."
+        )
     header = 4 + 4 * data[3]
     shape = tuple(
-        int(size) for size in np.frombuffer(data[4:header], ">u4", count=-1 if len(data) >= header else 0)
+        int(size)
+        for size in np.frombuffer(data[4:header], ">u4", count=-1 if len(data) >= header else 0)
     )
     wanted = header + math.prod(shape)
     if len(shape) != data[3] or len(data) != wanted:

@@ -22,7 +22,11 @@ def backward(call: TableGates, cotangent: jax.Array, needs: frozenset[str]) -> d
     names = [name for name in ("x", "table") if name in needs]
     cotangents = kernel(
         f"{call.op}_backward",
-        (*(a.astype(jnp.float32) for a in (call.x, call.table)), call.wires, cotangent.astype(jnp.float32)),
+        (
+            *(a.astype(jnp.float32) for a in (call.x, call.table)),
+            call.wires,
+            cotangent.astype(jnp.float32),
+        ),
         [jax.ShapeDtypeStruct(getattr(call, name).shape, jnp.float32) for name in names],
         integers=(call.wires.shape[1], "x" in needs, "table" in needs),
     )

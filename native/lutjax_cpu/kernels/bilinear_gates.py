@@ -12,7 +12,9 @@ from lutjax_cpu._call import kernel
 def forward(call: BilinearGates, *, device: Any) -> jax.Array:
     x, wires = call.x, call.wires
     outline = jax.ShapeDtypeStruct((wires.shape[0], x.shape[1]), x.dtype)
-    (y,) = kernel("bilinear_gates_forward", (x, call.coefficients.astype(jnp.float32), wires), (outline,))
+    (y,) = kernel(
+        "bilinear_gates_forward", (x, call.coefficients.astype(jnp.float32), wires), (outline,)
+    )
     return y
 
 

@@ -14,7 +14,9 @@ def forward(call: DetectSigns, *, device: Any) -> Detection:
     positions = call.positions
     assert positions is not None
     shapes = detection_of(positions.shape[:1])
-    index, flip, margin = kernel("detect_signs_forward", (positions,), shapes, numbers=(call.epsilon,))
+    index, flip, margin = kernel(
+        "detect_signs_forward", (positions,), shapes, numbers=(call.epsilon,)
+    )
     return Detection(index, flip, margin, call.n_bits)
 
 

@@ -54,7 +54,9 @@ def scale_margins(
     return {**found, "detection": slope(margin) * difference}
 
 
-def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Any) -> tuple[jax.Array, RowState]:
+def update(
+    call: Lookup, cotangent: jax.Array, step: Step, *, device: Any
+) -> tuple[jax.Array, RowState]:
     inputs = (call.detection.index, cotangent.astype(jnp.float32))
     return _rules.update(
         "lookup_update", call.weights, step, call.accumulate, inputs, integers=(call.groups,)

@@ -30,7 +30,9 @@ def _shifts(call: LookupAttention) -> tuple[int, ...]:
     return position_bits + call.key.bits, position_bits
 
 
-def _margin_cotangents(call: LookupAttention, dy: jax.Array, needs: frozenset[str]) -> dict[str, jax.Array]:
+def _margin_cotangents(
+    call: LookupAttention, dy: jax.Array, needs: frozenset[str]
+) -> dict[str, jax.Array]:
     detections = _detections(call)
     arrays = [a for d in detections.values() for a in (d.flip, d.margin)]
     outputs = [_pairs.sums(d.shape, call.accumulate) for d in detections.values()]

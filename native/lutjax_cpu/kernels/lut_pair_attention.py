@@ -10,7 +10,9 @@ from lutjax_cpu import _pairs
 
 def _positions(call: LutPairAttention) -> jax.Array:
     """Return the positions, or a placeholder without bits."""
-    return zeros_varying(call.x, (1, 1, 0), jnp.float32) if call.positions is None else call.positions
+    return (
+        zeros_varying(call.x, (1, 1, 0), jnp.float32) if call.positions is None else call.positions
+    )
 
 
 def _compared(call: LutPairAttention) -> tuple[jax.Array, ...]:
@@ -18,7 +20,9 @@ def _compared(call: LutPairAttention) -> tuple[jax.Array, ...]:
     return x, keys, call.anchors, positions
 
 
-def _input_cotangents(call: LutPairAttention, dy: jax.Array, needs: frozenset[str]) -> dict[str, jax.Array]:
+def _input_cotangents(
+    call: LutPairAttention, dy: jax.Array, needs: frozenset[str]
+) -> dict[str, jax.Array]:
     compared = {"x": call.x, "keys": call.keys, "positions": _positions(call)}
     outputs = [_pairs.sums(a.shape, call.accumulate) for a in compared.values()]
     cotangents = _KERNELS.run("inputs", call, (dy,), outputs)

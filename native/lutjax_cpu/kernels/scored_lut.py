@@ -69,7 +69,9 @@ def backward(
     of_read = dy
     if _in_units(call):
         assert call.exponents is not None
-        of_read = plain.broadcast_to_groups(call, dy) * _quantized.power(call.exponents, dy.dtype)[None]
+        of_read = (
+            plain.broadcast_to_groups(call, dy) * _quantized.power(call.exponents, dy.dtype)[None]
+        )
         dy = jnp.broadcast_to(dy, of_read.shape)
     some, keep = bool(needs - {"weights"}), "keep" in needs
     wanted = {"weights": "weights" in needs, "x": some, "scalars": some, "keep": keep}
@@ -81,13 +83,21 @@ def backward(
             jax.ShapeDtypeStruct(getattr(call, name).shape if want else (0,), dtypes[name])
             for name, want in wanted.items()
         ],
-        integers=(*_integer_options(call), call.accumulate is not None, wanted["weights"], some, keep),
+        integers=(
+            *_integer_options(call),
+            call.accumulate is not None,
+            wanted["weights"],
+            some,
+            keep,
+        ),
         numbers=(*_float_options(), scale(call.accumulate)),
     )
     return {name: a for name, a in zip(wanted, cotangents, strict=True) if name in needs}
 
 
-def update(call: ScoredLut, cotangent: jax.Array, step: Step, *, device: Any) -> tuple[jax.Array, RowState]:
+def update(
+    call: ScoredLut, cotangent: jax.Array, step: Step, *, device: Any
+) -> tuple[jax.Array, RowState]:
     x, anchors, scalars, keep = _inputs(call)
     inputs = (x, anchors, scalars, keep, cotangent.astype(jnp.float32))
     return _rules.update(
@@ -130,7 +140,14 @@ def _integer_options(call: ScoredLut) -> tuple[int, ...]:
     read, of = call.read, reads.PowersOfTwo.rounding
     ways = getattr(read, "ways", 2)
     valued = ways if read.valued is None else read.valued
-    of_layer = (call.groups, _FAMILIES[type(read), ways], valued < ways, ways, call.keep is not None, valued)
+    of_layer = (
+        call.groups,
+        _FAMILIES[type(read), ways],
+        valued < ways,
+        ways,
+        call.keep is not None,
+        valued,
+    )
     of_read = (of.lowest, of.highest, of.farthest, of.negligible, of.most_shift)
     of_tables = (_quantized.SHIFT, _quantized.BEYOND_SCALES, _quantized.MOST_ADDENDS // ways)
     return *of_layer, *of_read, *of_tables

@@ -47,7 +47,10 @@ def backward(
     arrays = kernel(
         f"{name}_backward",
         (weights, d.index, d.flip, margin, *edges, dy),
-        [jax.ShapeDtypeStruct(shapes[name], addend_dtype(jnp.float32, accumulate)) for name in wanted],
+        [
+            jax.ShapeDtypeStruct(shapes[name], addend_dtype(jnp.float32, accumulate))
+            for name in wanted
+        ],
         integers=(accumulate is not None, "weights" in needs, "detection" in needs, *sizes),
         numbers=(scale(accumulate),),
     )
@@ -62,8 +65,11 @@ def update(
     if isinstance(call, EdgeLookup):  # edges are rows of one number
         weights = weights[None, :, None]
         rate, factor = (
-            None if a is None else a[None, :, None] if a.ndim else a for a in (step.rate, step.factor)
+            None if a is None else a[None, :, None] if a.ndim else a
+            for a in (step.rate, step.factor)
         )
         step = dataclasses.replace(step, rate=rate, factor=factor)
-    table, state = _rules.update(f"{name}_update", weights, step, call.accumulate, inputs, integers=sizes)
+    table, state = _rules.update(
+        f"{name}_update", weights, step, call.accumulate, inputs, integers=sizes
+    )
     return table.reshape(call.weights.shape), state

@@ -12,7 +12,11 @@ def registered():
     registry.register_op("gained_lookup", "toy_op.gained_lookup", cases="toy_op.cases")
     try:
         registry.register(
-            "gained_lookup", "xla", "any", "toy_op.kernels", directions=("forward", "backward", "update")
+            "gained_lookup",
+            "xla",
+            "any",
+            "toy_op.kernels",
+            directions=("forward", "backward", "update"),
         )
         yield "gained_lookup"
     finally:

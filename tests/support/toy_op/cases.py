@@ -42,7 +42,13 @@ class Traffic:
 
     def bytes_moved(self, row, itemsize):
         s = self.sizes
-        return s["batch"] * s["outputs"] * itemsize * (s["detectors"] + 2) * (1 if row == "forward" else 3)
+        return (
+            s["batch"]
+            * s["outputs"]
+            * itemsize
+            * (s["detectors"] + 2)
+            * (1 if row == "forward" else 3)
+        )
 
 
 def traffic(s):

@@ -31,7 +31,9 @@ class Measured:
         )
 
 
-_ATOMICS = "adds single values with atomics, which were no faster in shared memory than in the L2 cache"
+_ATOMICS = (
+    "adds single values with atomics, which were no faster in shared memory than in the L2 cache"
+)
 
 ABSENT: dict[str, str | Measured] = {
     **_triton.ABSENT,

@@ -48,7 +48,9 @@ def pack_addresses(x: jax.Array, wires: jax.Array) -> jax.Array:
     Bits are packed first, 32 samples to a word.
     """
     n_samples = -(-x.shape[1] // _BLOCK) * _BLOCK
-    bits = _mosaic_launch.pad_to((x > 0).astype(jnp.int32), n_samples).reshape(len(x), n_samples // 32, 32)
+    bits = _mosaic_launch.pad_to((x > 0).astype(jnp.int32), n_samples).reshape(
+        len(x), n_samples // 32, 32
+    )
     # 32 samples to a word: the bits of all inputs then fit the caches, from which every wire reads
     # them.
     words = jnp.sum(bits << jnp.arange(32, dtype=jnp.int32)[None, None], -1, dtype=jnp.int32)
@@ -70,7 +72,9 @@ def look_up(addresses: jax.Array, table: jax.Array, n_samples: int) -> jax.Array
         # its own addresses.
         y[gate, _sample_slice()] = _gather(table.at[gate], addresses[gate, _word_slice()])
 
-    y = _launch_by_block(kernel, addresses, table.astype(jnp.float32), rows=len(table), name="binary_lut")
+    y = _launch_by_block(
+        kernel, addresses, table.astype(jnp.float32), rows=len(table), name="binary_lut"
+    )
     return y[:, :n_samples]
 
 
@@ -101,7 +105,12 @@ def sum_over_readers(
                 wire = jnp.clip(number, 0, n_wires - 1)
                 gate = lax.div(wire, jnp.int32(n_places))
                 read.append(
-                    (number, wire, _load(dy, gate, _sample_slice(), _FOUR), addresses[gate, _word_slice()])
+                    (
+                        number,
+                        wire,
+                        _load(dy, gate, _sample_slice(), _FOUR),
+                        addresses[gate, _word_slice()],
+                    )
                 )
             # Loads of all readers of a round are issued before the first use, so that their
             # latencies overlap.
@@ -112,9 +121,13 @@ def sum_over_readers(
             return total
 
         total = plgpu.layout_cast(jnp.zeros((_BLOCK,), jnp.float32), _layout(_FOUR))
-        dx[feature, _sample_slice()] = add(0, total) if rounds == 1 else lax.fori_loop(0, rounds, add, total)
+        dx[feature, _sample_slice()] = (
+            add(0, total) if rounds == 1 else lax.fori_loop(0, rounds, add, total)
+        )
 
-    dx = _launch_by_block(kernel, addresses, slopes, readers, dy, rows=len(readers), name="binary_lut_inputs")
+    dx = _launch_by_block(
+        kernel, addresses, slopes, readers, dy, rows=len(readers), name="binary_lut_inputs"
+    )
     return dx[:, :n_samples]
 
 
@@ -263,7 +276,9 @@ def _sum_columns(columns: Any, first: int, each: int) -> jax.Array:
         for i in range(each):
             # Each thread begins elsewhere, so that they read different banks of the memory.
             column = arith.addi(start, arith.remui(arith.addi(slot, _index(i)), _index(each)))
-            total = arith.addf(total, memref.load(columns, [arith.addi(slot, _index(first)), column]))
+            total = arith.addf(
+                total, memref.load(columns, [arith.addi(slot, _index(first)), column])
+            )
         return _array([total])
 
     total: jax.Array = sum_columns(columns)
@@ -275,7 +290,8 @@ def _unpack_addresses(addresses: Any) -> list[Any]:
     # Logical shifts: the highest address of a word may set the sign bit.
     word, bits = mlir.only_element(register), 32 // _FOUR
     slots = [
-        arith.andi(arith.shrui(word, mlir.integer(bits * i)), mlir.integer(2**bits - 1)) for i in range(_FOUR)
+        arith.andi(arith.shrui(word, mlir.integer(bits * i)), mlir.integer(2**bits - 1))
+        for i in range(_FOUR)
     ]
     return [mlir.to_index(slot) for slot in slots]
 

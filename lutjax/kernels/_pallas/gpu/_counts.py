@@ -55,7 +55,9 @@ def _count(pairs: DetectedPairs, first: jax.Array, group: int, device: Device) -
         return _mosaic_launch.pad_to(a, a.shape[-1] + step)
 
     key = pad_keys(
-        _clamp_bits(lax.dynamic_slice_in_dim(pairs.key, first, group), pairs.key_shift, pairs.query_shift)
+        _clamp_bits(
+            lax.dynamic_slice_in_dim(pairs.key, first, group), pairs.key_shift, pairs.query_shift
+        )
     )
     inputs = [bounds, key]
     has_distances = pairs.position is not None and pairs.position.shape[1] > 0
@@ -63,9 +65,13 @@ def _count(pairs: DetectedPairs, first: jax.Array, group: int, device: Device) -
         # Backwards: keys side by side have distances side by side.
         distance = start + (n_queries - 2) - jnp.arange(n_queries + n_keys, dtype=jnp.int32)
         shared = len(pairs.position) == 1
-        position = pairs.position if shared else lax.dynamic_slice_in_dim(pairs.position, first, group)
+        position = (
+            pairs.position if shared else lax.dynamic_slice_in_dim(pairs.position, first, group)
+        )
         distance = jnp.clip(distance, 0, position.shape[1] - 1)
-        inputs.append(pad_keys(_clamp_bits(jnp.take(position, distance, axis=1), 0, pairs.key_shift)))
+        inputs.append(
+            pad_keys(_clamp_bits(jnp.take(position, distance, axis=1), 0, pairs.key_shift))
+        )
     of_queries, of_keys = pairs.segments
     if of_queries is not None and of_keys is not None:
         inputs += [of_queries, pad_keys(of_keys)]
@@ -94,7 +100,9 @@ def _count(pairs: DetectedPairs, first: jax.Array, group: int, device: Device) -
                 here = pl.ds(begin, step)
                 cell = _read(key.at[t, b, here], step)
                 if position is not None:
-                    cell |= _read(position.at[of_table, pl.ds(begin + n_queries - 1 - j, step)], step)
+                    cell |= _read(
+                        position.at[of_table, pl.ds(begin + n_queries - 1 - j, step)], step
+                    )
                 i = begin + plgpu.broadcasted_iota(jnp.int32, (step,), 0, layout=_ONE((step,), 1))
                 counted = i < high
                 if others:
@@ -123,7 +131,9 @@ def _count(pairs: DetectedPairs, first: jax.Array, group: int, device: Device) -
     (counts,) = _mosaic_launch.launch(
         kernel,
         *inputs,
-        outputs=[jax.ShapeDtypeStruct((group, n_samples * n_queries, n_counts), dtype_of_counts(pairs))],
+        outputs=[
+            jax.ShapeDtypeStruct((group, n_samples * n_queries, n_counts), dtype_of_counts(pairs))
+        ],
         name="lookup_attention_counts",
         grid={"detectors": group, "samples": n_samples, "queries": n_blocks},
         by_lanes=True,

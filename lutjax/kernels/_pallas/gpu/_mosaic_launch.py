@@ -110,5 +110,7 @@ def pad_to(a: jax.Array, *sizes: int, value: int = 0) -> jax.Array:
     """Return `a` with its last axes made as long as `sizes`."""
     # Kernels have no bounds checks: arrays are padded to whole blocks outside of them.
     lengths = a.shape[a.ndim - len(sizes) :]
-    by = [(0, 0)] * (a.ndim - len(sizes)) + [(0, size - n) for size, n in zip(sizes, lengths, strict=True)]
+    by = [(0, 0)] * (a.ndim - len(sizes)) + [
+        (0, size - n) for size, n in zip(sizes, lengths, strict=True)
+    ]
     return jnp.pad(a, by, constant_values=value) if any(after for _, after in by) else a

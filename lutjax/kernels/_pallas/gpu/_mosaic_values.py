@@ -33,7 +33,9 @@ def one_each(together: int) -> Any:
 
 def iota(first: Any, together: int) -> jax.Array:
     """Return consecutive numbers from `first`, in the layout `one_each`."""
-    return first + plgpu.broadcasted_iota(jnp.int32, (together * _THREADS,), 0, layout=one_each(together))
+    return first + plgpu.broadcasted_iota(
+        jnp.int32, (together * _THREADS,), 0, layout=one_each(together)
+    )
 
 
 def layout_of_all(size: int) -> Any:
@@ -63,7 +65,9 @@ def thread() -> Any:
 
 
 def element(register: Any, place: int) -> Any:
-    return vector.extract(register, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([place]))
+    return vector.extract(
+        register, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([place])
+    )
 
 
 def only_element(register: Any) -> Any:

@@ -72,7 +72,9 @@ def add_rows(index: jax.Array, dy: jax.Array, n_rows: int) -> jax.Array:
         name="lookup_table",
         grid={"outputs": all_outputs // _OUTPUTS, "tables": n_tables // _TABLES, "parts": parts},
     )
-    tables = jnp.sum(sums, 0)[: n_detectors * pieces].reshape(n_detectors, pieces * _ROWS, all_outputs)
+    tables = jnp.sum(sums, 0)[: n_detectors * pieces].reshape(
+        n_detectors, pieces * _ROWS, all_outputs
+    )
     return tables[:, :n_rows, :n_outputs]
 
 

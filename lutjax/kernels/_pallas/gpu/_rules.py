@@ -44,5 +44,7 @@ def fewer_than_measured(sizes: Iterable[tuple[str, int, int]]) -> Deferral | Non
     """
     for name, number, fewest in sizes:
         if number < fewest:
-            return Deferral(f"was measured faster than Triton from {fewest} {name} on, here {number}")
+            return Deferral(
+                f"was measured faster than Triton from {fewest} {name} on, here {number}"
+            )
     return None

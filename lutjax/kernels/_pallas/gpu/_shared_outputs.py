@@ -39,7 +39,9 @@ _WARPS = _THREADS // _LANES
 _TOGETHER = 16
 
 
-def sum_slots(weights: jax.Array, index: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:
+def sum_slots(
+    weights: jax.Array, index: jax.Array, targets: jax.Array, n_outputs: int
+) -> jax.Array:
     """Sum the addressed slots: ``[T, R, K]``, ``[B, T]``, ``[T or 1, R or 1, K]`` -> ``[B, O]``.
 
     Args:
@@ -62,7 +64,15 @@ def sum_slots(weights: jax.Array, index: jax.Array, targets: jax.Array, n_output
 
             @pl.loop(0, -(-entries // (together * _THREADS)))
             def _(step: jax.Array) -> None:
-                _add(index.at[sample], weights, targets, sums, step * together * _THREADS, together, slots)
+                _add(
+                    index.at[sample],
+                    weights,
+                    targets,
+                    sums,
+                    step * together * _THREADS,
+                    together,
+                    slots,
+                )
 
             plgpu.commit_smem()
             # The commit above completes the additions of all threads.
@@ -110,7 +120,14 @@ def differences(
 
             @pl.loop(0, -(-n_detectors // (together * _WARPS)))
             def _(step: jax.Array) -> None:
-                arrays = index.at[sample], other.at[sample], weights, targets, cotangents, output.at[sample]
+                arrays = (
+                    index.at[sample],
+                    other.at[sample],
+                    weights,
+                    targets,
+                    cotangents,
+                    output.at[sample],
+                )
                 _subtract(*arrays, step * together * _WARPS, together, slots)
 
         cotangents = plgpu.SMEM((dy.shape[1],), jnp.float32)
@@ -167,7 +184,13 @@ class _Slots:
 
 # ------------------------------------------------------------------------------------- in kernels
 def _add(
-    index: Any, weights: Any, targets: Any, sums: Any, first: jax.Array, together: int, slots: _Slots
+    index: Any,
+    weights: Any,
+    targets: Any,
+    sums: Any,
+    first: jax.Array,
+    together: int,
+    slots: _Slots,
 ) -> None:
     """Add a sample's slots to their targets, starting with slot `first`, `together` per thread."""
     entries = slots.n_detectors * slots.n_slots
@@ -216,16 +239,30 @@ def _subtract(
 
     @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 6, mlir.one_each(together)))
     def subtract(
-        _: Any, index: Any, other: Any, weights: Any, targets: Any, dy: Any, found: Any, numbers: Any
+        _: Any,
+        index: Any,
+        other: Any,
+        weights: Any,
+        targets: Any,
+        dy: Any,
+        found: Any,
+        numbers: Any,
     ) -> None:
         warps = []
         for register in numbers.registers.flat:
             number = mlir.only_element(register)
             detector = arith.divui(number, mlir.integer(_LANES))
-            detector = arith.minsi(detector, mlir.integer(slots.n_detectors - 1))  # the last one again
+            detector = arith.minsi(
+                detector, mlir.integer(slots.n_detectors - 1)
+            )  # the last one again
             lane = arith.remui(number, mlir.integer(_LANES))
             warps.append(
-                (detector, lane, mlir.load_element(index, detector), mlir.load_element(other, detector))
+                (
+                    detector,
+                    lane,
+                    mlir.load_element(index, detector),
+                    mlir.load_element(other, detector),
+                )
             )
         # Several detectors per warp at a time, so that their loads overlap.
         totals = [mlir.zero()] * len(warps)
@@ -270,7 +307,10 @@ def _slot_difference(dy: Any, main: tuple[Any, Any, Any], other: tuple[Any, Any,
         cotangent = mlir.load_element(dy, arith.maxsi(target, mlir.integer(0)))
         return arith.select(used, value, none), arith.select(used, cotangent, none)
 
-    (value, cotangent), (other_value, other_cotangent) = with_cotangent(*main), with_cotangent(*other)
+    (value, cotangent), (other_value, other_cotangent) = (
+        with_cotangent(*main),
+        with_cotangent(*other),
+    )
     # Where both rows reach one output, values are subtracted before they are multiplied.
     together = arith.mulf(arith.subf(value, other_value), cotangent)
     apart = arith.subf(arith.mulf(value, cotangent), arith.mulf(other_value, other_cotangent))

@@ -38,12 +38,17 @@ _OF_SAMPLE = 8  # lanes
 _OF_WARP = 4  # samples that a warp reads at the same time
 _WARPS = _mosaic_launch.WARPGROUPS * _mosaic_launch.THREADS // 32
 _NUMBERS = 4  # that a lane reads at once
-_TOGETHER = 16  # samples that eight lanes have; of at most 64 outputs, their numbers fit the registers
+_TOGETHER = (
+    16  # samples that eight lanes have; of at most 64 outputs, their numbers fit the registers
+)
 SAMPLES_OF_WARP = _TOGETHER * _OF_WARP
 """Samples per warp, which share their flags."""
 SAMPLES = SAMPLES_OF_WARP * _WARPS
 """Samples per program."""
-_OF_COPY = SAMPLES // 128, 128  # shape of numbers of the samples: copies are of at most 256 along each axis
+_OF_COPY = (
+    SAMPLES // 128,
+    128,
+)  # shape of numbers of the samples: copies are of at most 256 along each axis
 _MOST_SHARED = 225 * 2**10  # bytes of shared memory for blocks of arrays; barriers take some more
 
 
@@ -107,7 +112,9 @@ def sum_rows(
         kernel,
         [call.split_by_program(rows), call.split_by_program(factors), *call.tables(weights)],
         [
-            jax.ShapeDtypeStruct((n // SAMPLES, SAMPLES, groups, call.columns.outputs), jnp.float32),
+            jax.ShapeDtypeStruct(
+                (n // SAMPLES, SAMPLES, groups, call.columns.outputs), jnp.float32
+            ),
             jax.ShapeDtypeStruct((groups, n // SAMPLES, _WARPS * 32), jnp.int32),
         ],
         "scored_rows",
@@ -115,7 +122,9 @@ def sum_rows(
     return y.reshape(n, groups, -1)[..., : weights.shape[2]], strange.reshape(groups, -1, 32)
 
 
-def products(weights: jax.Array, rows: jax.Array, dy: jax.Array, ways: int, groups: int) -> jax.Array:
+def products(
+    weights: jax.Array, rows: jax.Array, dy: jax.Array, ways: int, groups: int
+) -> jax.Array:
     """Return ``<dy, row>`` for each way's rows, float32.
 
     Shapes: ``[T, R, O]``, ``[T, n]``, ``[n, G, O]`` -> ``[K, T, n]``.
@@ -142,7 +151,9 @@ def products(weights: jax.Array, rows: jax.Array, dy: jax.Array, ways: int, grou
         def compute_context(run: Any) -> None:
             run(_cotangents(call, here))
 
-        call.pipeline(step, compute_context, [rows, *tables], [call.words_block(), *call.table_blocks()])
+        call.pipeline(
+            step, compute_context, [rows, *tables], [call.words_block(), *call.table_blocks()]
+        )
 
     (output,) = call.launch(
         kernel,
@@ -167,7 +178,9 @@ class _Call:
     @classmethod
     def for_reads(cls, weights: jax.Array, rows: jax.Array, ways: int, groups: int) -> "_Call":
         n_tables, n_rows, n_outputs = weights.shape
-        return cls(_Columns.for_outputs(n_outputs), ways, groups, n_tables // groups, n_rows, rows.shape[1])
+        return cls(
+            _Columns.for_outputs(n_outputs), ways, groups, n_tables // groups, n_rows, rows.shape[1]
+        )
 
     def split_by_program(self, numbers: jax.Array) -> jax.Array:
         """Split elements ``[..., n]`` by program."""
@@ -224,12 +237,19 @@ class _Call:
     def _table(self, t: Any) -> Any:
         return lax.axis_index("groups") * self.n_each + t
 
-    def pipeline(self, step: Any, around: Any, inputs: list[Any], blocks: list[plgpu.BlockSpec]) -> None:
+    def pipeline(
+        self, step: Any, around: Any, inputs: list[Any], blocks: list[plgpu.BlockSpec]
+    ) -> None:
         # As many stages as fit shared memory; two overlap copies and reads, more hide their
         # latency.
         stage = 4 * (self.n_rows * self.columns.outputs + (1 + self.ways) * SAMPLES)
         _mosaic_launch.pipeline(
-            step, around, *inputs, blocks=blocks, steps=self.n_each, stages=min(_MOST_SHARED // stage, 4)
+            step,
+            around,
+            *inputs,
+            blocks=blocks,
+            steps=self.n_each,
+            stages=min(_MOST_SHARED // stage, 4),
         )
 
     def launch(
@@ -309,7 +329,11 @@ class _Rows:
         starts = [arith.andi(word, mlir.integer(65535)), arith.shrui(word, mlir.integer(16))][:ways]
         wide = [
             [
-                _read(_vector_type(), _plus(_plus(self._wide, _times(start, columns.wide)), 4 * WIDE * b), 16)
+                _read(
+                    _vector_type(),
+                    _plus(_plus(self._wide, _times(start, columns.wide)), 4 * WIDE * b),
+                    16,
+                )
                 for start in starts
             ]
             for b in range(columns.wide)
@@ -363,7 +387,8 @@ def _plus_rows(call: _Call, references: list[Any], sums: jax.Array) -> jax.Array
                 factor = arith.select(lane.is_first, of_ways[0], of_ways[-1])
                 at += call.columns.wide
                 totals[at] = _add_contracted(
-                    totals[at], _multiply_contracted(vector.broadcast(_vector_type(), factor), narrow)
+                    totals[at],
+                    _multiply_contracted(vector.broadcast(_vector_type(), factor), narrow),
                 )
         return _array(call, totals)
 
@@ -381,7 +406,8 @@ def _pointer(array: Any, *places: tuple[Any, int]) -> Any:
     i64 = ir.IntegerType.get_signless(64)
     wide = arith.muli(arith.extui(i64, offset), mosaic.c(4, i64))
     return llvm.inttoptr(
-        base.type, llvm.add(llvm.ptrtoint(i64, base), wide, overflow_flags=llvm.IntegerOverflowFlags.none)
+        base.type,
+        llvm.add(llvm.ptrtoint(i64, base), wide, overflow_flags=llvm.IntegerOverflowFlags.none),
     )
 
 
@@ -493,12 +519,16 @@ def _multiply(call: _Call, references: list[Any], cotangents: jax.Array, found: 
                 wide, narrow = rows.load(i)
                 of_sample = dy[i * call.columns.pieces : (i + 1) * call.columns.pieces]
                 sums.append(_products_of(call, lane, wide, narrow, of_sample))
-            llvm.store(mlir.sums_over_lanes(sums), _offset_pointer(to, _OF_WARP * first), alignment=4)
+            llvm.store(
+                mlir.sums_over_lanes(sums), _offset_pointer(to, _OF_WARP * first), alignment=4
+            )
 
     multiply(words.at[0, 0], [t.at[0] for t in tables], cotangents, found)
 
 
-def _products_of(call: _Call, lane: _Lane, wide: list[list[Any]], narrow: Any, dy: list[Any]) -> Any:
+def _products_of(
+    call: _Call, lane: _Lane, wide: list[list[Any]], narrow: Any, dy: list[Any]
+) -> Any:
     """Return a sample's partial products.
 
     The first four lanes hold products for the first way, the other lanes for the second way.
@@ -507,7 +537,9 @@ def _products_of(call: _Call, lane: _Lane, wide: list[list[Any]], narrow: Any, d
     for of_rows, d in zip(wide, dy, strict=False):
         for way, row in enumerate(of_rows):
             product = _multiply_contracted(row, d)
-            of_ways[way] = product if of_ways[way] is None else _add_contracted(of_ways[way], product)
+            of_ways[way] = (
+                product if of_ways[way] is None else _add_contracted(of_ways[way], product)
+            )
     of_narrow = None if narrow is None else _sum_of_four(_multiply_contracted(narrow, dy[-1]))
     if not wide:
         return of_narrow
@@ -515,7 +547,10 @@ def _products_of(call: _Call, lane: _Lane, wide: list[list[Any]], narrow: Any, d
     # The other four lanes get what they have of these four lanes' way.
     # One exchange instead of two: each half sends the partial sum of the other half's way.
     own, other = (
-        (arith.select(lane.is_first, totals[0], totals[1]), arith.select(lane.is_first, totals[1], totals[0]))
+        (
+            arith.select(lane.is_first, totals[0], totals[1]),
+            arith.select(lane.is_first, totals[1], totals[0]),
+        )
         if call.ways > 1
         else (totals[0], totals[0])
     )

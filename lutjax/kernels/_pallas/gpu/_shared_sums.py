@@ -62,7 +62,11 @@ def add_rows(index: jax.Array, addends: jax.Array, n_rows: int) -> jax.Array:
             @pl.loop(0, n_steps)
             def _(step: jax.Array) -> None:
                 first = (part * n_steps + step) * _SAMPLES
-                here = index.at[t, pl.ds(first, _SAMPLES)], addends.at[pl.ds(first, _SAMPLES)], table
+                here = (
+                    index.at[t, pl.ds(first, _SAMPLES)],
+                    addends.at[pl.ds(first, _SAMPLES)],
+                    table,
+                )
                 _add(*here, block * _COLUMNS + mlir.iota(0, _TOGETHER) % _COLUMNS)
 
             plgpu.commit_smem()
@@ -84,7 +88,9 @@ def add_rows(index: jax.Array, addends: jax.Array, n_rows: int) -> jax.Array:
     # int32 also under x64, where jnp.sum would widen.
     tables = jnp.sum(sums[..., : n_rows * _COLUMNS], 0, dtype=jnp.int32)
     tables = tables.reshape(n_detectors, n_blocks, n_rows, _COLUMNS)
-    return jnp.moveaxis(tables, 1, 2).reshape(n_detectors, n_rows, n_blocks * _COLUMNS)[..., :n_outputs]
+    return jnp.moveaxis(tables, 1, 2).reshape(n_detectors, n_rows, n_blocks * _COLUMNS)[
+        ..., :n_outputs
+    ]
 
 
 def _add(index: Any, addends: Any, table: Any, columns: jax.Array) -> None:
@@ -101,7 +107,11 @@ def _add(index: Any, addends: Any, table: Any, columns: jax.Array) -> None:
             sample = arith.divui(mlir.thread(), mlir.integer(_COLUMNS))
             sample = arith.addi(sample, mlir.integer(place * (_THREADS // _COLUMNS)))
             read.append(
-                (column, mlir.load_element(index, sample), mlir.load_element(addends, sample, column))
+                (
+                    column,
+                    mlir.load_element(index, sample),
+                    mlir.load_element(addends, sample, column),
+                )
             )
         # All loads are issued before the first addition, so that their latencies overlap.
         for column, row, value in read:

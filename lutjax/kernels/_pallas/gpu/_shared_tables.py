@@ -51,7 +51,9 @@ def sum_rows(weights: jax.Array, index: jax.Array) -> jax.Array:
     def kernel(words: Any, weights: Any, y: Any) -> None:
         first, outputs = _locate_block(width)
 
-        def step(_: Any, words: Any, table: Any, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        def step(
+            _: Any, words: Any, table: Any, sums: tuple[jax.Array, ...]
+        ) -> tuple[jax.Array, ...]:
             # All reads precede the additions: the loads of 64 rows overlap.
             rows = [table[0, row].astype(jnp.float32) for row in _ids(words, 0, _SAMPLES)]
             return tuple(total + row for total, row in zip(sums, rows, strict=True))
@@ -104,10 +106,13 @@ def differences(weights: jax.Array, index: jax.Array, other: jax.Array, dy: jax.
                 at = group * _LANES
                 pairs = zip(_ids(words, at, _LANES), _ids(others, at, _LANES), strict=True)
                 products = [
-                    (table[0, row].astype(jnp.float32) - table[0, o].astype(jnp.float32)) * dy[at + i]
+                    (table[0, row].astype(jnp.float32) - table[0, o].astype(jnp.float32))
+                    * dy[at + i]
                     for i, (row, o) in enumerate(pairs)
                 ]
-                sums[lax.axis_index("outputs"), first // _LANES + group, number[0]] = _sums_of_warps(products)
+                sums[lax.axis_index("outputs"), first // _LANES + group, number[0]] = (
+                    _sums_of_warps(products)
+                )
             return dy
 
         def compute_context(run: Any) -> None:
@@ -132,7 +137,9 @@ def differences(weights: jax.Array, index: jax.Array, other: jax.Array, dy: jax.
         weights,
         dy,
         outputs=[
-            jax.ShapeDtypeStruct((n_blocks, n_groups, n_detectors, _mosaic_launch.THREADS), jnp.float32)
+            jax.ShapeDtypeStruct(
+                (n_blocks, n_groups, n_detectors, _mosaic_launch.THREADS), jnp.float32
+            )
         ],
         name="lookup_margins",
         grid={"outputs": n_blocks, "samples": n_words * _PACKED // _OF_PROGRAM},
@@ -168,7 +175,9 @@ def _pad_tables(weights: jax.Array, *index: jax.Array) -> tuple[int, jax.Array, 
 # ------------------------------------------------------------------------------------- in kernels
 def _words_block() -> plgpu.BlockSpec:
     return plgpu.BlockSpec(
-        (1, _OF_PROGRAM // _PACKED), lambda t: (t, lax.axis_index("samples")), memory_space=plgpu.SMEM
+        (1, _OF_PROGRAM // _PACKED),
+        lambda t: (t, lax.axis_index("samples")),
+        memory_space=plgpu.SMEM,
     )
 
 
@@ -225,7 +234,9 @@ def _sums_of_warps(arrays: list[jax.Array]) -> jax.Array:
 def _sum_of_thread(array: Any) -> Any:
     # Elements of a thread first, without communication; then the exchange over lanes.
     elements = [
-        mlir.element(r, i) for r in array.registers.flat for i in range(ir.VectorType(r.type).shape[0])
+        mlir.element(r, i)
+        for r in array.registers.flat
+        for i in range(ir.VectorType(r.type).shape[0])
     ]
     total = elements[0]
     for e in elements[1:]:

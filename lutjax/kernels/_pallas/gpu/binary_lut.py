@@ -56,7 +56,9 @@ def _supports(request: Request) -> str | None:
         return Deferral(
             f"was measured faster than Triton for float32 only, not {x.dtype} and tables of {table.dtype}"
         )
-    few = fewer_than_measured((("bits", wires.shape[1], _FEWEST_BITS), ("inputs", x.size, _FEWEST_INPUTS)))
+    few = fewer_than_measured(
+        (("bits", wires.shape[1], _FEWEST_BITS), ("inputs", x.size, _FEWEST_INPUTS))
+    )
     if few is not None:
         return few
     if x.shape[1] % _BLOCK:
@@ -64,9 +66,13 @@ def _supports(request: Request) -> str | None:
             f"was measured faster than Triton for multiples of {_BLOCK} samples, here {x.shape[1]}"
         )
     if readers is None:
-        return Deferral("adds up what the readers of an input receive, and the call gives no readers")
+        return Deferral(
+            "adds up what the readers of an input receive, and the call gives no readers"
+        )
     if readers.size > _MOST_UNUSED * wires.size:
-        return Deferral(f"reads every entry of the lists of readers: {readers.size}, of {wires.size} wires")
+        return Deferral(
+            f"reads every entry of the lists of readers: {readers.size}, of {wires.size} wires"
+        )
     return None
 
 
@@ -98,8 +104,12 @@ def backward(
     if "x" in needs and readers is not None and readers.shape[1]:
         # The surrogate gradient depends only on the address: tabulated once per gate, it is one
         # read per reader instead of a polynomial.
-        slopes = _slot_polynomials.slopes_at_addresses(table.astype(accumulator(x.dtype, table.dtype)))
-        cotangents["x"] = _by_address.sum_over_readers(addresses, slopes, readers, cotangent, wires.shape[1])
+        slopes = _slot_polynomials.slopes_at_addresses(
+            table.astype(accumulator(x.dtype, table.dtype))
+        )
+        cotangents["x"] = _by_address.sum_over_readers(
+            addresses, slopes, readers, cotangent, wires.shape[1]
+        )
     elif "x" in needs:
         # Without readers there is nothing to gather, and XLA scatters.
         cotangents |= plain.backward(call, cotangent, frozenset({"x"}), device=device)

@@ -82,13 +82,19 @@ def _supports(request: Request) -> str | None:
     if call.accumulate is not None:
         return _deferral_of_integers(call, direction)
     if call.weights.dtype.name != "float32":
-        return Deferral(f"was measured faster than Triton for float32 tables only, not {call.weights.dtype}")
+        return Deferral(
+            f"was measured faster than Triton for float32 tables only, not {call.weights.dtype}"
+        )
     few = fewer_than_measured(
         (
             ("rows", n_rows, _FEWEST_ROWS),
             ("detectors", n_detectors, _FEWEST_DETECTORS[direction]),
             ("outputs", n_outputs, _FEWEST_OUTPUTS[direction]),
-            ("numbers in the outputs", call.detection.shape[0] * n_outputs, _FEWEST_NUMBERS[direction]),
+            (
+                "numbers in the outputs",
+                call.detection.shape[0] * n_outputs,
+                _FEWEST_NUMBERS[direction],
+            ),
         )
     )
     # At 128 rows the one-hot product has two chunks per table, so twice the work.
@@ -127,7 +133,9 @@ def backward(
         return plain.backward(call, cotangent, needs, device=device)
     if call.accumulate is not None:
         cotangents = in_triton.backward(call, cotangent, needs - {"weights"}, device=device)
-        return {"weights": _sums(call, cotangent), **cotangents} if "weights" in needs else cotangents
+        return (
+            {"weights": _sums(call, cotangent), **cotangents} if "weights" in needs else cotangents
+        )
     d, cotangents = call.detection, {}
     index = d.index.T
     if "weights" in needs:
@@ -139,7 +147,9 @@ def backward(
     return cotangents
 
 
-def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) -> tuple[jax.Array, RowState]:
+def update(
+    call: Lookup, cotangent: jax.Array, step: Step, *, device: Device
+) -> tuple[jax.Array, RowState]:
     if _empty(call):
         return plain.update(call, cotangent, step, device=device)
     weights = call.weights
@@ -157,7 +167,9 @@ def _sums(call: Lookup, cotangent: jax.Array) -> jax.Array:
     index, n_rows = call.detection.index.T, call.weights.shape[1]
     if call.accumulate is None:
         return _one_hot.add_rows(index, cotangent, n_rows)
-    return _shared_sums.add_rows(jnp.clip(index, 0, n_rows - 1), addends(cotangent, call.accumulate), n_rows)
+    return _shared_sums.add_rows(
+        jnp.clip(index, 0, n_rows - 1), addends(cotangent, call.accumulate), n_rows
+    )
 
 
 def _empty(call: Lookup) -> bool:

@@ -17,7 +17,12 @@ import jax.numpy as jnp
 from lutjax import reads
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Declaration, Deferral, Device, Request
-from lutjax.kernels._pallas.gpu._rules import fewer_than_measured, lacks_triton, too_many, unsupported_dtypes
+from lutjax.kernels._pallas.gpu._rules import (
+    fewer_than_measured,
+    lacks_triton,
+    too_many,
+    unsupported_dtypes,
+)
 from lutjax.kernels._triton import scored_lut as in_triton
 from lutjax.ops.scored_lut import ScoredLut
 from lutjax.values._row_rules import RowState
@@ -76,7 +81,9 @@ def forward(call: ScoredLut, *, device: Device) -> jax.Array:
     if _uses_triton(call):
         return in_triton.forward(call, device=device)
     y = in_triton.run_parts(call, _n_chunks(call), lambda part: {"y": _outputs(part, device)})["y"]
-    return (jnp.sum(y, 1, keepdims=True, dtype=y.dtype) if call.sum_groups else y).astype(call.weights.dtype)
+    return (jnp.sum(y, 1, keepdims=True, dtype=y.dtype) if call.sum_groups else y).astype(
+        call.weights.dtype
+    )
 
 
 def backward(
@@ -97,7 +104,9 @@ def _outputs(call: ScoredLut, device: Device) -> jax.Array:
     # A coefficient of 0 times an infinite row is NaN in the fast kernel; flagged samples are
     # computed again.
     y, strange = _shared_reads.sum_rows(call.weights, rows, factors, call.groups)
-    return in_triton.recompute_nonfinite(call, y, strange, _shared_reads.SAMPLES_OF_WARP, device)[:n]
+    return in_triton.recompute_nonfinite(call, y, strange, _shared_reads.SAMPLES_OF_WARP, device)[
+        :n
+    ]
 
 
 def _pulled_back(
@@ -113,7 +122,9 @@ def _pulled_back(
     if "weights" in needs:
         cotangents["weights"] = in_triton.sums_of_rows(call, rows, factors, dy, device)
     if others := needs - {"weights"}:
-        products = _shared_reads.products(call.weights, rows, dy, in_triton.all_ways(call), call.groups)
+        products = _shared_reads.products(
+            call.weights, rows, dy, in_triton.all_ways(call), call.groups
+        )
         if n < len(call.x):  # of samples that are not there: 0 times a row, which may be infinite
             products = products.at[..., n:].set(0)
         cotangents |= in_triton.pull_back_products(call, products, others, device)
@@ -130,7 +141,11 @@ def _pad_samples(call: ScoredLut) -> ScoredLut:
     from lutjax.kernels._pallas.gpu import _mosaic_launch, _shared_reads
 
     n = -(-len(call.x) // _shared_reads.SAMPLES) * _shared_reads.SAMPLES
-    keep = call.keep if call.keep is None else _mosaic_launch.pad_to(call.keep, n, *call.keep.shape[1:])
+    keep = (
+        call.keep
+        if call.keep is None
+        else _mosaic_launch.pad_to(call.keep, n, *call.keep.shape[1:])
+    )
     return call.replace(x=_mosaic_launch.pad_to(call.x, n, *call.x.shape[1:]), keep=keep)
 
 

@@ -14,7 +14,12 @@ import jax.numpy as jnp
 
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Declaration, Deferral, Device, Request
-from lutjax.kernels._pallas.gpu._rules import fewer_than_measured, lacks_triton, too_many, unsupported_dtypes
+from lutjax.kernels._pallas.gpu._rules import (
+    fewer_than_measured,
+    lacks_triton,
+    too_many,
+    unsupported_dtypes,
+)
 from lutjax.kernels._triton import sparse_lookup as in_triton
 from lutjax.kernels._xla._row_gathers import slope
 from lutjax.ops.sparse_lookup import SparseLookup
@@ -34,9 +39,7 @@ def _supports(request: Request) -> str | None:
     if why := unsupported_dtypes(request) or lacks_triton("adds to tables by Triton kernels"):
         return why
     if call.n_outputs > _MOST_OUTPUTS:
-        return (
-            f"keeps the outputs of a sample in shared memory: at most {_MOST_OUTPUTS}, here {call.n_outputs}"
-        )
+        return f"keeps the outputs of a sample in shared memory: at most {_MOST_OUTPUTS}, here {call.n_outputs}"
     # Outputs are padded to the threads of a program.
     n_outputs = -(-call.n_outputs // 128) * 128
     if why := too_many(max(call.weights.size, len(call.detection.index) * n_outputs)):
@@ -79,7 +82,12 @@ def backward(
     if "detection" in needs:
         d = call.detection
         rows = _clamp_rows(call, d.index), _clamp_rows(call, d.index ^ d.flip)
-        arrays = call.weights.astype(jnp.float32), *rows, _targets(call), cotangent.astype(jnp.float32)
+        arrays = (
+            call.weights.astype(jnp.float32),
+            *rows,
+            _targets(call),
+            cotangent.astype(jnp.float32),
+        )
         cotangents["detection"] = slope(d.margin) * _shared_outputs.differences(*arrays).astype(
             d.margin.dtype
         )

@@ -261,7 +261,10 @@ class Plan:
     def vmem(self, weights: Any, direction: Direction) -> int:
         """Return the vector memory for a call's largest kernel, in bytes."""
         table = _registers(self.n_outputs) * self.rows
-        read, sums = 2 * weights.dtype.itemsize, 2 * 4  # two buffers: one is moved while the other is used
+        read, sums = (
+            2 * weights.dtype.itemsize,
+            2 * 4,
+        )  # two buffers: one is moved while the other is used
         if direction == "update":
             # Input and output table, and a float32 accumulator for narrower tables.
             tables = 2 * read + (0 if weights.dtype.itemsize == 4 else 4)
@@ -270,7 +273,9 @@ class Plan:
         # About 16 temporaries [keys, 128] or [keys, key ids] of float32.
         of_pairs = 16 * 4 * self.key_lanes * max(LANES, self.k_ids)
         of_queries = 8 * 4 * LANES * self.slab
-        of_blocks = 2 * 4 * self.blocks * (_registers(self.n_outputs) * LANES + 6 * 8 * self.key_lanes)
+        of_blocks = (
+            2 * 4 * self.blocks * (_registers(self.n_outputs) * LANES + 6 * 8 * self.key_lanes)
+        )
         return tables * table + of_pairs + of_queries + of_blocks
 
     @property
@@ -285,7 +290,9 @@ class Plan:
         # An update visits a detector's table once, in and out; other kernels read it again for each
         # step and tile.
         moved *= 2 if direction == "update" else self.steps * self.query_tiles * self.key_tiles
-        slabs = self.n_detectors * self.query_tiles * self.key_tiles * self.all_blocks * self.used_lanes
+        slabs = (
+            self.n_detectors * self.query_tiles * self.key_tiles * self.all_blocks * self.used_lanes
+        )
         registers = _registers(self.n_outputs) * self.slab / 1024
         # Transfers overlap with computation, so the larger one counts.
         return max(moved / tpu.bandwidth, slabs * (registers + 10) * _CYCLE)
@@ -294,7 +301,11 @@ class Plan:
         """Estimate a call's time in plain JAX, which reads a row per pair."""
         # On average half of the pairs are causal.
         keys = self.n_keys / 2 if call.start is None else self.n_keys
-        pairs = self.n_samples * self.n_queries * (keys if call.window is None else min(keys, call.window))
+        pairs = (
+            self.n_samples
+            * self.n_queries
+            * (keys if call.window is None else min(keys, call.window))
+        )
         return self.n_detectors * pairs * _ROW
 
 
@@ -338,7 +349,9 @@ def slower(request: Request) -> str | None:
     here = plan.seconds(call.weights, _tpus.limits(request.device), request.direction)
     if here <= by_row:
         return None
-    return f"by its static profile plain JAX is faster: {1e6 * by_row:.0f} us against {1e6 * here:.0f}"
+    return (
+        f"by its static profile plain JAX is faster: {1e6 * by_row:.0f} us against {1e6 * here:.0f}"
+    )
 
 
 def _registers(n: int) -> int:

@@ -47,7 +47,9 @@ class Blocks:
     limit: int
 
 
-def blocks(x: Shaped, parameter: Shaped, wires: Shaped, device: Device, backward: bool) -> Blocks | None:
+def blocks(
+    x: Shaped, parameter: Shaped, wires: Shaped, device: Device, backward: bool
+) -> Blocks | None:
     """Return the blocks for ``[I, B]``, ``[G, K]``, ``[G, n]``, or None if they do not fit."""
     n_inputs, (n_gates, n_slots), places = x.shape[0], parameter.shape, wires.shape[1]
     n_samples = x.size // max(n_inputs, 1)
@@ -74,7 +76,9 @@ def blocks(x: Shaped, parameter: Shaped, wires: Shaped, device: Device, backward
             if buffers * whole + rest <= free:
                 steps = -(-n_gates // gates)
                 gates = -(-n_gates // (steps * TILE)) * TILE  # the same for each step
-                return Blocks(gates, samples, buffers, n_slots, int(_tpus.limits(device).vmem * 0.97))
+                return Blocks(
+                    gates, samples, buffers, n_slots, int(_tpus.limits(device).vmem * 0.97)
+                )
         samples //= 2
     return None
 
@@ -102,9 +106,7 @@ def unsupported(request: Request) -> str | None:
     if blocks(x, parameter, wires, request.device, request.direction == "backward") is not None:
         return None
     memory = _tpus.limits(request.device).vmem // 2**20
-    return (
-        f"holds {LANES} samples of all inputs in vector memory: {x.shape[0]} inputs do not fit {memory} MiB"
-    )
+    return f"holds {LANES} samples of all inputs in vector memory: {x.shape[0]} inputs do not fit {memory} MiB"
 
 
 # Wires of a gate, and part of the vector memory that inputs, outputs and what wires read fill, up to which plain JAX comes
@@ -119,7 +121,11 @@ def slower(request: Request) -> str | None:
     x, _, wires = _shapes(request)
     n_gates, places = wires.shape
     # Plain JAX is behind backward, and does not read whole rows of tables addressed by bits.
-    if request.direction == "backward" or isinstance(request.call, BinaryLut) or places > _FEW_WIRES:
+    if (
+        request.direction == "backward"
+        or isinstance(request.call, BinaryLut)
+        or places > _FEW_WIRES
+    ):
         return None
     filled = 4 * (x.size + n_gates * (places + 1) * (x.size // max(x.shape[0], 1)))
     memory = _tpus.limits(request.device).vmem

@@ -68,14 +68,22 @@ class GateKernels:
             return y
         of_gates = self._gates_first(getattr(call, self.parameter))
         return apply(
-            self.value, call.x, of_gates, call.wires, dtype=call.x.dtype, name=call.op, device=device
+            self.value,
+            call.x,
+            of_gates,
+            call.wires,
+            dtype=call.x.dtype,
+            name=call.op,
+            device=device,
         )
 
     def backward(
         self, call: Any, cotangent: jax.Array, needs: frozenset[str], *, device: Device
     ) -> dict[str, jax.Array]:
         if 0 in (call.x.size, call.wires.size):
-            cotangents: dict[str, jax.Array] = self.plain.backward(call, cotangent, needs, device=device)
+            cotangents: dict[str, jax.Array] = self.plain.backward(
+                call, cotangent, needs, device=device
+            )
             return cotangents
         dx, sums = differentiate(
             self.of_parameter if self.parameter in needs else None,
@@ -88,7 +96,9 @@ class GateKernels:
             device=device,
         )
         cotangents = {} if dx is None else {"x": dx}
-        return cotangents if sums is None else {**cotangents, self.parameter: self._gates_first(sums)}
+        return (
+            cotangents if sums is None else {**cotangents, self.parameter: self._gates_first(sums)}
+        )
 
     def _gates_first(self, a: jax.Array) -> jax.Array:
         """Transpose parameters, or their cotangents, if gates are not the first axis.
@@ -123,7 +133,9 @@ def apply(
         def visit_tiles(k: jax.Array, tiles: list[Any]) -> None:
             numbers = _spread_values(spread_ref, k)
             for lanes in tiles:
-                y_ref[_gates(k), lanes] = value(numbers, _tiles(read_ref, k, lanes)).astype(y_ref.dtype)
+                y_ref[_gates(k), lanes] = value(numbers, _tiles(read_ref, k, lanes)).astype(
+                    y_ref.dtype
+                )
 
         _over_tiles(tiling, visit_tiles)
 
@@ -197,7 +209,9 @@ def differentiate(
             # all gates.
             pl.when(gate_block == 0)(lambda: _clear(dx_ref))
             # Padding gates may hold NaN.
-            left = tiling.gates if n_gates % tiling.gates == 0 else n_gates - gate_block * tiling.gates
+            left = (
+                tiling.gates if n_gates % tiling.gates == 0 else n_gates - gate_block * tiling.gates
+            )
             _add(wires_ref, apart_ref, read_ref, dx_ref, left)
 
     outputs = []
@@ -222,7 +236,9 @@ def differentiate(
     return results.pop(0) if of_inputs else None, results.pop(0).sum(0) if of_parameter else None
 
 
-def _blocks(x: jax.Array, parameter: jax.Array, wires: jax.Array, device: Device, backward: bool) -> Blocks:
+def _blocks(
+    x: jax.Array, parameter: jax.Array, wires: jax.Array, device: Device, backward: bool
+) -> Blocks:
     tiling = blocks(x, parameter, wires, device, backward)
     assert tiling is not None  # `_gate_blocks.unsupported` has asked
     return tiling
@@ -254,9 +270,13 @@ def _launch(
         name=name,
         grid=(pl.cdiv(n_samples, tiling.samples), steps),
         in_specs=[
-            pl.BlockSpec((1, 1, tiling.gates * places), lambda b, g: (g, 0, 0), memory_space=pltpu.SMEM),
             pl.BlockSpec(
-                (n_inputs, tiling.samples), lambda b, g: (0, b), pipeline_mode=pl.Buffered(tiling.buffers)
+                (1, 1, tiling.gates * places), lambda b, g: (g, 0, 0), memory_space=pltpu.SMEM
+            ),
+            pl.BlockSpec(
+                (n_inputs, tiling.samples),
+                lambda b, g: (0, b),
+                pipeline_mode=pl.Buffered(tiling.buffers),
             ),
             pl.BlockSpec((tiling.gates, n_slots), lambda b, g: (g, 0)),
             *(block for _, block in more),
@@ -358,7 +378,9 @@ def _clear(ref: Any) -> None:
     lead = (slice(None),) * (len(ref.shape) - 2)
 
     def clear(rows: Any, size: int) -> None:
-        ref[(*lead, rows, slice(None))] = jnp.zeros((*ref.shape[:-2], size, ref.shape[-1]), ref.dtype)
+        ref[(*lead, rows, slice(None))] = jnp.zeros(
+            (*ref.shape[:-2], size, ref.shape[-1]), ref.dtype
+        )
 
     def clear_some(k: jax.Array, _: None) -> None:
         clear(pl.ds(pl.multiple_of(k * SUBLANES, SUBLANES), SUBLANES), SUBLANES)
@@ -392,7 +414,9 @@ def _spread(parameter_ref: Any, spread_ref: Any) -> None:
         numbers = parameter_ref[_gates(k), :]
         for slot in range(spread_ref.shape[0]):
             # A broadcast over lanes per gate and block, not per tile of samples.
-            spread_ref[slot, _gates(k), :] = jnp.broadcast_to(numbers[:, slot : slot + 1], (TILE, LANES))
+            spread_ref[slot, _gates(k), :] = jnp.broadcast_to(
+                numbers[:, slot : slot + 1], (TILE, LANES)
+            )
 
     jax.lax.fori_loop(0, spread_ref.shape[1] // TILE, spread, None)
 
@@ -425,7 +449,8 @@ def _spread_values(spread_ref: Any, k: jax.Array) -> list[jax.Array]:
 
 def _tiles(read_ref: Any, k: jax.Array, lanes: Any) -> list[jax.Array]:
     return [
-        read_ref[place, pl.ds(2 * k, 2), :, lanes].reshape(TILE, LANES) for place in range(read_ref.shape[0])
+        read_ref[place, pl.ds(2 * k, 2), :, lanes].reshape(TILE, LANES)
+        for place in range(read_ref.shape[0])
     ]
 
 

@@ -246,7 +246,10 @@ def add_rows(
         return v, b, o
 
     def kernel(*refs: Any) -> None:
-        given, (values_ref, *started, total_ref) = refs[: len(reads.inputs)], refs[len(reads.inputs) :]
+        given, (values_ref, *started, total_ref) = (
+            refs[: len(reads.inputs)],
+            refs[len(reads.inputs) :],
+        )
         block, samples = pl.program_id(0), pl.program_id(2)
 
         @pl.when(samples == 0)
@@ -255,7 +258,10 @@ def add_rows(
             # samples are added.
             total_ref[...] = started[0][...] if started else jnp.zeros_like(total_ref)
 
-        ways, factors = reads.compute_ways(given, block, samples), [values_ref[i, 0] for i in range(n_terms)]
+        ways, factors = (
+            reads.compute_ways(given, block, samples),
+            [values_ref[i, 0] for i in range(n_terms)],
+        )
         for tables in products_of(blocks):
             coefficients = matrix(blocks, ways, tables, block)
             total_ref[0, 0, rows_of(blocks, tables)] += multiply(coefficients, factors, 1, 0)

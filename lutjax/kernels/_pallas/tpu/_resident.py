@@ -56,7 +56,9 @@ class _Layout:
         n_detectors, n_rows, _ = self.shape
         # Row numbers over all tables: one index instead of two in the inner loop.
         first = n_rows * jnp.arange(n_detectors, dtype=jnp.int32)
-        rows = pad_to_shape(jnp.clip(index, 0, n_rows - 1) + first[None], (self.n_samples, n_detectors))
+        rows = pad_to_shape(
+            jnp.clip(index, 0, n_rows - 1) + first[None], (self.n_samples, n_detectors)
+        )
         return pad_to_shape(rows.reshape(self.grid[1], -1), (self.grid[1], self.reads)).reshape(-1)
 
     def table(self, weights: jax.Array) -> jax.Array:
@@ -110,14 +112,18 @@ class _Layout:
             "compiler_params": pltpu.CompilerParams(vmem_limit_bytes=limit),
         }
 
-    def copy(self, table_ref: Any, resident_ref: Any, semaphores: Any, *, back: bool = False) -> None:
+    def copy(
+        self, table_ref: Any, resident_ref: Any, semaphores: Any, *, back: bool = False
+    ) -> None:
         """Copy this step's outputs for all rows into vector memory, or back."""
         copies = []
         for line in range(self._lines):
             column = (pl.program_id(0) * self._lines + line) * LANES
             ends = table_ref.at[:, pl.ds(column, LANES)], resident_ref.at[:, line]
             # All columns are started before the first wait, so that their transfers overlap.
-            copies.append(pltpu.make_async_copy(*(ends[::-1] if back else ends), semaphores.at[line]))
+            copies.append(
+                pltpu.make_async_copy(*(ends[::-1] if back else ends), semaphores.at[line])
+            )
         for copy in copies:
             copy.start()
         for copy in copies:
@@ -163,7 +169,9 @@ def _sum_rows(
         first = sample * layout.shape[0]
         rows = [resident_ref[ids_ref[first + t]] for t in detectors]
         while len(rows) > 1:  # a tree: sums wait for each other less
-            rows = [a + b for a, b in zip(rows[::2], rows[1::2], strict=False)] + rows[len(rows) & ~1 :]
+            rows = [a + b for a, b in zip(rows[::2], rows[1::2], strict=False)] + rows[
+                len(rows) & ~1 :
+            ]
         # The first group of tables sets the sum: no separate clearing pass.
         y_ref[0, sample] = rows[0] if detectors.start == 0 else y_ref[0, sample] + rows[0]
 
@@ -171,7 +179,11 @@ def _sum_rows(
 
 
 def add_rows(
-    total: jax.Array | None, shape: tuple[int, ...], index: jax.Array, values: jax.Array, device: Device
+    total: jax.Array | None,
+    shape: tuple[int, ...],
+    index: jax.Array,
+    values: jax.Array,
+    device: Device,
 ) -> jax.Array:
     """Return the tables, or zeros, plus ``values [B, O]`` at each addressed row, float32."""
     layout = _Layout(shape, len(index), device)
@@ -234,7 +246,9 @@ def differences(
         outputs=[jax.ShapeDtypeStruct((layout.grid[0], n_reads, LANES), jnp.float32)],
         name="lookup_margins",
         in_specs=[layout.ids_spec, layout.ids_spec, layout.table_spec, layout.samples_spec],
-        out_specs=[pl.BlockSpec((1, layout.samples * weights.shape[0], LANES), lambda o, b: (o, b, 0))],
+        out_specs=[
+            pl.BlockSpec((1, layout.samples * weights.shape[0], LANES), lambda o, b: (o, b, 0))
+        ],
         **layout.options,
     )
     return jnp.sum(sums, (0, 2)).reshape(layout.n_samples, -1)[: len(index)]

@@ -77,7 +77,9 @@ class RowBlocks:
         # Elements computed in a kernel are [tables, samples]: eight tables fill the sublanes of a
         # register.
         tables = (
-            round_up(_even_block_size(each, max(SUBLANES, together)), together) if in_registers else together
+            round_up(_even_block_size(each, max(SUBLANES, together)), together)
+            if in_registers
+            else together
         )
         # Blocks of many rows get fewer outputs: the bytes of a table block stay bounded.
         outputs = max(min(_OUTPUTS, _ROWS * _OUTPUTS // (tables * rows)), LANES)
@@ -133,8 +135,16 @@ class RowBlocks:
         # Blocks do not straddle groups: each group is padded on its own.
         tables = self.blocks_per_group * self.tables
         a = a.reshape(*front, self.groups, self.each, n_rows, n_outputs)
-        wanted = (*front, self.groups, tables, self.parts * self.rows, self.n_of_outputs * self.outputs)
-        return pad_to_shape(a, wanted).reshape(*front, self.n_rows, self.tables * self.rows, wanted[-1])
+        wanted = (
+            *front,
+            self.groups,
+            tables,
+            self.parts * self.rows,
+            self.n_of_outputs * self.outputs,
+        )
+        return pad_to_shape(a, wanted).reshape(
+            *front, self.n_rows, self.tables * self.rows, wanted[-1]
+        )
 
     def to_tables(self, a: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         a = a.reshape(self.groups, self.blocks_per_group * self.tables, self.parts * self.rows, -1)
@@ -189,7 +199,12 @@ def blocks_for_scored(call: ScoredLut, device: Device) -> RowBlocks | None:
     together = _EXACT // 2 if call.weights.dtype == jnp.int8 else _ROWS
     for samples in (_SAMPLES // 2, LANES):  # a block has several products, all written out
         blocks = RowBlocks.for_tables(
-            call.weights.shape, batch, call.groups, in_registers=True, together=together, samples=samples
+            call.weights.shape,
+            batch,
+            call.groups,
+            in_registers=True,
+            together=together,
+            samples=samples,
         )
         of_inputs = 24 * n_inputs * blocks.samples + 6 * n_inputs * ends * blocks.lines
         of_scores = 4 * (ends + 16 * n_comparisons) * blocks.lines * blocks.samples
@@ -205,11 +220,17 @@ def unsupported(request: Request) -> str | None:
         n_rows = call.weights.shape[1]
         if n_rows > _ROWS:
             return f"weights has {n_rows} rows: each coefficient is compared with every row, up to {_ROWS}"
-        if 0 in (*call.weights.shape, *call.x.shape) or blocks_for_scored(call, request.device) is not None:
+        if (
+            0 in (*call.weights.shape, *call.x.shape)
+            or blocks_for_scored(call, request.device) is not None
+        ):
             return None
         return f"x has {call.x.shape[2]} inputs: a block of samples with all of them does not fit the memory of the chip"
     assert isinstance(call, WeightedLookup)
-    if 0 in (*call.weights.shape, *call.index.shape) or blocks_for_weighted(call, request.device) is not None:
+    if (
+        0 in (*call.weights.shape, *call.index.shape)
+        or blocks_for_weighted(call, request.device) is not None
+    ):
         return None
     return f"index has {call.index.shape[2]} ways: a block of samples with all of them does not fit the memory of the chip"
 

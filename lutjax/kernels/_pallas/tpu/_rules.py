@@ -8,7 +8,9 @@ from lutjax.values._row_rules import SGD
 _DTYPES = ("float32", "bfloat16", "int32", "uint32")
 
 
-def tensorcore_rule(unsupported: Rule | None = None, slower: Rule | None = None, *dtypes: str) -> Rule:
+def tensorcore_rule(
+    unsupported: Rule | None = None, slower: Rule | None = None, *dtypes: str
+) -> Rule:
     """Return a kernel's support rule.
 
     Args:

@@ -79,6 +79,10 @@ def slower(request: Request) -> str | None:
     if step is not None:
         # Plain JAX moves rows of float32 tables by products where their updates may be added one by one.
         call = request.call
-        if not (isinstance(call, Lookup) and step.rule.additive and call.weights.dtype == "float32"):
+        if not (
+            isinstance(call, Lookup) and step.rule.additive and call.weights.dtype == "float32"
+        ):
             return None
-    return f"plain JAX multiplies with one-hot matrices too for at most {MANY_ROWS // 2} rows, as fast"
+    return (
+        f"plain JAX multiplies with one-hot matrices too for at most {MANY_ROWS // 2} rows, as fast"
+    )

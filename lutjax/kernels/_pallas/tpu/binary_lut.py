@@ -28,7 +28,9 @@ def _select_slot(slots: Sequence[jax.Array], bits: Sequence[jax.Array]) -> jax.A
         return slots[0]
     half = len(slots) // 2
     # A tree of selects: lanes cannot gather from a table by address.
-    return jnp.where(bits[-1], _select_slot(slots[half:], bits[:-1]), _select_slot(slots[:half], bits[:-1]))
+    return jnp.where(
+        bits[-1], _select_slot(slots[half:], bits[:-1]), _select_slot(slots[:half], bits[:-1])
+    )
 
 
 def _slot_cotangents(

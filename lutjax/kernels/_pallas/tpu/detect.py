@@ -41,7 +41,9 @@ def forward(call: Detect, *, device: Device) -> Detection:
     n_detectors, n_pairs, _ = call.anchors.shape
     blocks = _Blocks(call, len(x), device)
 
-    def kernel(anchors_ref: Any, x_ref: Any, index_ref: Any, flip_ref: Any, margin_ref: Any) -> None:
+    def kernel(
+        anchors_ref: Any, x_ref: Any, index_ref: Any, flip_ref: Any, margin_ref: Any
+    ) -> None:
         def detector(t: Any, _: None) -> None:
             def end(r: int, side: int) -> jax.Array:
                 # A leading index is an address: any id at run time.

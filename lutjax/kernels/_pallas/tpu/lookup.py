@@ -61,7 +61,9 @@ def backward(
             blocks = RowBlocks.for_tables(weights.shape, len(d.index), call.groups)
             # Two ways of one read: both rows are selected from the same products.
             reads = _reads(blocks, weights.shape, d.index, other)
-            (each,) = _products.pull_back(reads, weights, 2, _split_groups(call, cotangent), blocks, device)
+            (each,) = _products.pull_back(
+                reads, weights, 2, _split_groups(call, cotangent), blocks, device
+            )
             # Subtracted in the layout of the kernel, so that one array is transposed instead of
             # two.
             difference = blocks.to_elements(each[0] - each[1])
@@ -69,7 +71,9 @@ def backward(
     return cotangents
 
 
-def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) -> tuple[jax.Array, RowState]:
+def update(
+    call: Lookup, cotangent: jax.Array, step: Step, *, device: Device
+) -> tuple[jax.Array, RowState]:
     if _empty(call):
         return plain.update(call, cotangent, step, device=device)
     weights, index = call.weights, call.detection.index
@@ -90,7 +94,9 @@ def read_counts(weights: jax.Array, index: jax.Array, device: Device) -> jax.Arr
     return _products.add_rows(None, shape, _reads(blocks, shape, index), ones, blocks, device)
 
 
-def _add_to_rows(total: jax.Array | None, call: Lookup, values: jax.Array, device: Device) -> jax.Array:
+def _add_to_rows(
+    total: jax.Array | None, call: Lookup, values: jax.Array, device: Device
+) -> jax.Array:
     """Return the tables, or zeros, plus a value per output at each addressed row, float32."""
     shape, index = call.weights.shape, call.detection.index
     if is_resident(shape, device, call.groups):

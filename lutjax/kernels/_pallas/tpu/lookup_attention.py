@@ -95,7 +95,9 @@ def update(
     return _add_rows(pairs, dy, call.weights, device), step.state
 
 
-def _add_rows(pairs: "BlockedPairs", dy: jax.Array, weights: jax.Array | None, device: Device) -> jax.Array:
+def _add_rows(
+    pairs: "BlockedPairs", dy: jax.Array, weights: jax.Array | None, device: Device
+) -> jax.Array:
     """Add `dy` to every pair's row, in existing tables or in zeros."""
     plan = pairs.plan
     grid = ("detector", "query tile", "key tile", "step")
@@ -113,7 +115,11 @@ def _add_rows(pairs: "BlockedPairs", dy: jax.Array, weights: jax.Array | None, d
         outputs=[jax.ShapeDtypeStruct(shape, dtype)],
         name="lookup_attention_table",
         grid=pairs.grid(grid),
-        in_specs=[*pairs.specs(grid), pairs.outputs_spec(grid), *(pairs.table_spec(grid) for _ in table)],
+        in_specs=[
+            *pairs.specs(grid),
+            pairs.outputs_spec(grid),
+            *(pairs.table_spec(grid) for _ in table),
+        ],
         out_specs=[pairs.table_spec(grid)],
         scratch_shapes=scratch,
         compiler_params=params(device),
@@ -144,12 +150,16 @@ def _products(
             # Tiles of the other axis write separate parts, added by XLA: an output block is visited
             # by consecutive steps only.
             (plan.key_tiles, detectors, plan.query_tiles, blocks, 1, LANES),
-            pairs.spec(grid, ("key tile", "detector", "query tile", "step"), (plan.blocks, 1, LANES)),
+            pairs.spec(
+                grid, ("key tile", "detector", "query tile", "step"), (plan.blocks, 1, LANES)
+            ),
         ),
         (
             (plan.query_tiles, detectors, plan.key_tiles, blocks, 1, plan.key_lanes),
             pairs.spec(
-                grid, ("query tile", "detector", "key tile", "step"), (plan.blocks, 1, plan.key_lanes)
+                grid,
+                ("query tile", "detector", "key tile", "step"),
+                (plan.blocks, 1, plan.key_lanes),
             ),
         ),
     ]
@@ -158,7 +168,9 @@ def _products(
         inputs.append(
             (pairs.expand_to_pairs(_flip_ids(position).T, -1), pairs.pairs_spec(grid, pairs.shared))
         )
-        inputs.append((pairs.expand_to_pairs(position.margin.T, 0), pairs.pairs_spec(grid, pairs.shared)))
+        inputs.append(
+            (pairs.expand_to_pairs(position.margin.T, 0), pairs.pairs_spec(grid, pairs.shared))
+        )
         shape = (detectors, plan.query_tiles, plan.key_tiles, plan.key_lanes, LANES)
         outputs.append((shape, pairs.pairs_spec(grid, False)))
     d_query, d_key, *d_position = _call.call(
@@ -206,7 +218,11 @@ class BlockedPairs:
         e = jnp.zeros((1, 1), jnp.int32) if call.position is None else call.position.index.T
         self.shared = len(e) == 1
         self.segments = call.query_segments is not None
-        self.arrays = [self.scalars(call.query.index), self.keys(call.key.index), self.expand_to_pairs(e, -1)]
+        self.arrays = [
+            self.scalars(call.query.index),
+            self.keys(call.key.index),
+            self.expand_to_pairs(e, -1),
+        ]
         if call.query_segments is not None and call.key_segments is not None:
             self.arrays += [
                 self.plan.query_blocks(call.query_segments)[:, :, None],
@@ -271,20 +287,28 @@ class BlockedPairs:
         return self.spec(order, ("detector", "query tile", "step"), (self.plan.blocks, 1, LANES))
 
     def keys_spec(self, order: tuple[str, ...]) -> Any:
-        return self.spec(order, ("detector", "key tile", "step"), (self.plan.blocks, 1, self.plan.key_lanes))
+        return self.spec(
+            order, ("detector", "key tile", "step"), (self.plan.blocks, 1, self.plan.key_lanes)
+        )
 
     def pairs_spec(self, order: tuple[str, ...], shared: bool) -> Any:
         detector = "all" if shared else "detector"
         return self.spec(order, (detector, "query tile", "key tile"), (self.plan.key_lanes, LANES))
 
     def outputs_spec(self, order: tuple[str, ...]) -> Any:
-        return self.spec(order, ("query tile", "step"), (self.plan.blocks, self.plan.n_outputs, LANES))
+        return self.spec(
+            order, ("query tile", "step"), (self.plan.blocks, self.plan.n_outputs, LANES)
+        )
 
     def table_spec(self, order: tuple[str, ...]) -> Any:
         return self.spec(order, ("detector",), (self.plan.n_outputs, self.plan.rows))
 
     def specs(self, order: tuple[str, ...]) -> list[Any]:
-        specs = [self.scalars_spec(order), self.keys_spec(order), self.pairs_spec(order, self.shared)]
+        specs = [
+            self.scalars_spec(order),
+            self.keys_spec(order),
+            self.pairs_spec(order, self.shared),
+        ]
         if len(self.arrays) > len(specs):
             blocks = self.plan.blocks
             specs.append(self.spec(order, ("query tile", "step"), (blocks, 1, LANES)))
@@ -293,7 +317,10 @@ class BlockedPairs:
 
 
 def _counts_scratch(plan: Plan) -> list[Any]:
-    return [pltpu.VMEM((plan.slab, LANES), jnp.float32), pltpu.VMEM((LANES, plan.slab), jnp.float32)]
+    return [
+        pltpu.VMEM((plan.slab, LANES), jnp.float32),
+        pltpu.VMEM((LANES, plan.slab), jnp.float32),
+    ]
 
 
 # ------------------------------------------------------------------------------------- kernels
@@ -319,7 +346,9 @@ def _forward(plan: Plan, *refs: Any) -> None:
                 y = jnp.where(lane == first + u, y + value, y)
             return y
 
-        y_ref[n] += _over_queries(plan, visit_queries, jnp.zeros((plan.n_outputs, LANES), jnp.float32))
+        y_ref[n] += _over_queries(
+            plan, visit_queries, jnp.zeros((plan.n_outputs, LANES), jnp.float32)
+        )
 
     jax.lax.fori_loop(0, plan.blocks, block, None)
 
@@ -327,7 +356,9 @@ def _forward(plan: Plan, *refs: Any) -> None:
 def _over_queries(plan: Plan, body: Any, carry: Any) -> Any:
     """Pass `carry` through ``body(first, carry)`` for a block's queries, several at a time."""
     steps = pl.cdiv(plan.used_lanes, UNROLLED)
-    return jax.lax.fori_loop(0, steps, lambda i, c: body(pl.multiple_of(i * UNROLLED, UNROLLED), c), carry)
+    return jax.lax.fori_loop(
+        0, steps, lambda i, c: body(pl.multiple_of(i * UNROLLED, UNROLLED), c), carry
+    )
 
 
 def _slab(plan: Plan, ids_ref: Any, n: jax.Array, query: jax.Array) -> Any:
@@ -413,7 +444,9 @@ def _add_rows_kernel(plan: Plan, segments: bool, in_place: bool, *refs: Any) -> 
 
         @pl.when((steps[0] == last[0]) & (steps[1] == last[1]) & (steps[2] == last[2]))
         def _() -> None:
-            out_ref[...] = (table_ref[...].astype(jnp.float32) + total_ref[...]).astype(out_ref.dtype)
+            out_ref[...] = (table_ref[...].astype(jnp.float32) + total_ref[...]).astype(
+                out_ref.dtype
+            )
 
 
 def _take_lane(a: jax.Array, lane: jax.Array) -> jax.Array:
@@ -475,14 +508,20 @@ def _multiply_rows(plan: Plan, segments: bool, need_position: bool, *refs: Any) 
 
         def visit_position(i: Any, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             ids_of_keys = pl.ds(i, plan.k_ids, stride=plan.e_ids)
-            of_main = jnp.dot(both, _terms(main_ref[ids_of_keys, :]), preferred_element_type=jnp.float32)
-            of_other = jnp.dot(keys, _terms(other_ref[ids_of_keys, :]), preferred_element_type=jnp.float32)
+            of_main = jnp.dot(
+                both, _terms(main_ref[ids_of_keys, :]), preferred_element_type=jnp.float32
+            )
+            of_other = jnp.dot(
+                keys, _terms(other_ref[ids_of_keys, :]), preferred_element_type=jnp.float32
+            )
             main = of_main[: plan.key_lanes]
             candidates = [(e, main), (e, of_other), (e, of_main[plan.key_lanes :])]
             if need_position:
                 candidates.append((e_other, main))
             # Each pair takes the product of its own position id; pairs that do not count keep 0.
-            return tuple(jnp.where(ids == i, f, s) for (ids, f), s in zip(candidates, sums, strict=True))
+            return tuple(
+                jnp.where(ids == i, f, s) for (ids, f), s in zip(candidates, sums, strict=True)
+            )
 
         zeros = (jnp.zeros(shape, jnp.float32),) * (4 if need_position else 3)
         main, of_query, of_key, *of_other_position = _over_positions(plan, visit_position, zeros)

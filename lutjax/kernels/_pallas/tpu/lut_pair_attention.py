@@ -42,7 +42,9 @@ from lutjax.values._detection import is_above_zero
 from lutjax.values._row_rules import RowState
 
 _CHUNK = 2**15  # numbers of the rows that are compared at once: they fit the registers
-_AT_ONCE = 4  # shifts of one step of the loop: detecting one hides behind the comparisons of another
+_AT_ONCE = (
+    4  # shifts of one step of the loop: detecting one hides behind the comparisons of another
+)
 
 SPEC = Declaration(tensorcore_rule(_shifts.unsupported, _shifts.slower))
 
@@ -144,7 +146,9 @@ def backward(
                 of_rows = products[rows]
 
                 def change(is_main: jax.Array, flipped: jax.Array) -> jax.Array:
-                    change = jnp.where(is_main, of_rows, 0) - jnp.where(number == flipped, of_rows, 0)
+                    change = jnp.where(is_main, of_rows, 0) - jnp.where(
+                        number == flipped, of_rows, 0
+                    )
                     return jnp.sum(change, 0, keepdims=True)
 
                 return [t + change(*of) for t, *of in zip(totals, is_main, flipped, strict=True)]
@@ -179,7 +183,9 @@ def backward(
                     of_distance = pltpu.roll(of_distance, pairs.n_distances - 1, 1)
             return of_query, of_key, of_distance
 
-        of_query, of_key, of_distance = pairs.for_each_shift(inputs, step, (zeros, zeros, of_distance))
+        of_query, of_key, of_distance = pairs.for_each_shift(
+            inputs, step, (zeros, zeros, of_distance)
+        )
         if "x" in needs:
             d["x"][0] = of_query
         if "keys" in needs:
@@ -215,7 +221,9 @@ def backward(
                 shifts.in_places(cotangents[name], length).swapaxes(0, 1), part=part
             )
     if "positions" in cotangents:
-        cotangents["positions"] = pairs.terms.to_positions(pairs.add_to_distances(cotangents["positions"]))
+        cotangents["positions"] = pairs.terms.to_positions(
+            pairs.add_to_distances(cotangents["positions"])
+        )
     return cotangents
 
 
@@ -314,7 +322,13 @@ class ShiftedPairs:
     def __init__(self, call: LutPairAttention, device: Device):
         self.shifts = shifts = _shifts.plan(call, vmem_budget(device), len(call.x))
         distances = 1 if call.positions is None else len(call.positions)
-        self.empty = 0 in (len(call.x), call.keys.shape[1], shifts.most, distances, *call.anchors.shape)
+        self.empty = 0 in (
+            len(call.x),
+            call.keys.shape[1],
+            shifts.most,
+            distances,
+            *call.anchors.shape,
+        )
         if self.empty:
             return
         self._epsilon = call.epsilon
@@ -362,7 +376,9 @@ class ShiftedPairs:
         return pl.BlockSpec((1, self._n_pairs, self.shifts.lanes), index_map)
 
     def distance_spec(self, place: Callable[[Any, Any], tuple[Any, Any]]) -> pl.BlockSpec:
-        return pl.BlockSpec((1, self._n_pairs, self.n_distances), lambda *point: (place(*point)[0], 0, 0))
+        return pl.BlockSpec(
+            (1, self._n_pairs, self.n_distances), lambda *point: (place(*point)[0], 0, 0)
+        )
 
     def output_rows(self, dy: jax.Array) -> jax.Array:
         """``[B, Lq, O]`` -> ``[O, lanes of all blocks]`` float32."""
@@ -425,7 +441,9 @@ class ShiftedPairs:
     def keys_back(self, refs: dict[str, Any], a: jax.Array) -> jax.Array:
         """Undo the rotations for an array that was rotated along with the keys."""
         # Every turn rotates `_AT_ONCE` times, also behind the last shift that counts.
-        turned = jax.lax.rem(refs["range"][0] + _turns(refs["range"][1]) * _AT_ONCE, self.shifts.lanes)
+        turned = jax.lax.rem(
+            refs["range"][0] + _turns(refs["range"][1]) * _AT_ONCE, self.shifts.lanes
+        )
         return pltpu.roll(a, jax.lax.rem(self.shifts.lanes - turned, self.shifts.lanes), 1)
 
     def distances_back(self, refs: dict[str, Any], a: jax.Array) -> jax.Array:
@@ -447,7 +465,9 @@ def _count_rows(counts: Any, steps: list[Shift]) -> None:
     _for_rows(n_rows, lanes, add, None)
 
 
-def _for_rows(n_rows: int, lanes: int, body: Callable[[Any, jax.Array, Any], Any], carry: Any) -> Any:
+def _for_rows(
+    n_rows: int, lanes: int, body: Callable[[Any, jax.Array, Any], Any], carry: Any
+) -> Any:
     """Pass `carry` through a body for each row slice and its row numbers ``[rows, lanes]``."""
     # Chunks of rows stay in registers; a loop over chunks keeps the program short.
     size = min(n_rows, 1 << (max(_CHUNK // lanes, 8).bit_length() - 1))  # both are powers of two

@@ -23,5 +23,7 @@ def forward(call: PackedLut, *, device: Device) -> jax.Array:
     arrays = call.words, jnp.stack(plain.masks(call.truth), 1)
     # Kernels have 32-bit signed integers; ands and exclusive ors do not depend on the sign.
     x, masks = (jax.lax.bitcast_convert_type(a, jnp.int32) for a in arrays)
-    y = _gate_kernels.apply(plain.value, x, masks, call.wires, dtype=x.dtype, name=call.op, device=device)
+    y = _gate_kernels.apply(
+        plain.value, x, masks, call.wires, dtype=x.dtype, name=call.op, device=device
+    )
     return jax.lax.bitcast_convert_type(y, call.words.dtype)

@@ -29,7 +29,12 @@ from lutjax.kernels._pallas import _call
 from lutjax.kernels._pallas.tpu import _products, _row_blocks
 from lutjax.kernels._pallas.tpu._limits import params
 from lutjax.kernels._pallas.tpu._products import Order, Output, Way
-from lutjax.kernels._pallas.tpu._row_blocks import RowBlocks, blocks_for_scored, pad_to_shape, round_up
+from lutjax.kernels._pallas.tpu._row_blocks import (
+    RowBlocks,
+    blocks_for_scored,
+    pad_to_shape,
+    round_up,
+)
 from lutjax.kernels._pallas.tpu._rules import tensorcore_rule
 from lutjax.kernels._xla import scored_lut as plain
 from lutjax.kernels._xla._row_gathers import terms
@@ -50,7 +55,9 @@ def forward(call: ScoredLut, *, device: Device) -> jax.Array:
     blocks = _blocks(call, device)
     if in_integers:
         return _sum_of_integers(call, blocks, device)
-    y = _products.sum_rows(_Scored(call, blocks), _tables(call), blocks, device, shared=call.sum_groups)
+    y = _products.sum_rows(
+        _Scored(call, blocks), _tables(call), blocks, device, shared=call.sum_groups
+    )
     return y.astype(call.weights.dtype)
 
 
@@ -62,11 +69,15 @@ def backward(
     blocks, cotangents = _blocks(call, device), {}
     if "weights" in needs:
         reads = _Scored(call, blocks)
-        cotangents["weights"] = _products.add_rows(None, call.weights.shape, reads, cotangent, blocks, device)
+        cotangents["weights"] = _products.add_rows(
+            None, call.weights.shape, reads, cotangent, blocks, device
+        )
     others = needs - {"weights"}
     if others:
         reads = _Scored(call, blocks, others)
-        pulled = _products.pull_back(reads, _tables(call), plain.n_ways(call), cotangent, blocks, device)
+        pulled = _products.pull_back(
+            reads, _tables(call), plain.n_ways(call), cotangent, blocks, device
+        )
         cotangents |= reads.name_cotangents(pulled)
         if "scalars" in needs and not call.scalars.size:
             cotangents["scalars"] = jnp.zeros_like(call.scalars)
@@ -82,7 +93,10 @@ def update(
     reads = _Scored(call, blocks)
 
     def count_reads() -> jax.Array:
-        reads, ones = _Scored(call, blocks, counts=True), jnp.ones((*cotangent.shape[:2], 1), jnp.bfloat16)
+        reads, ones = (
+            _Scored(call, blocks, counts=True),
+            jnp.ones((*cotangent.shape[:2], 1), jnp.bfloat16),
+        )
         return _products.add_rows(None, (*weights.shape[:2], 1), reads, ones, blocks, device)
 
     def add_to(total: jax.Array | None, values: jax.Array) -> jax.Array:
@@ -115,7 +129,11 @@ class _Scored(_products.Reads):
     """
 
     def __init__(
-        self, call: ScoredLut, blocks: RowBlocks, needs: frozenset[str] = frozenset(), counts: bool = False
+        self,
+        call: ScoredLut,
+        blocks: RowBlocks,
+        needs: frozenset[str] = frozenset(),
+        counts: bool = False,
     ):
         self._call, self._blocks, self._counts = call, blocks, counts
         # The cotangents of a read without scalars are made where they are returned.
@@ -138,7 +156,9 @@ class _Scored(_products.Reads):
     def _ids(self) -> jax.Array:
         """Return compared input ids by table block: ``[blocks, 1, ends * comparisons * lines]``."""
         anchors, blocks = self._call.anchors, self._blocks
-        ids = jnp.clip(anchors, 0, self._call.x.shape[2] - 1).reshape(*anchors.shape[:2], self._ends)
+        ids = jnp.clip(anchors, 0, self._call.x.shape[2] - 1).reshape(
+            *anchors.shape[:2], self._ends
+        )
         # -1 is no input: padding tables compare zeros.
         ids = blocks.split_detectors(ids, -1)  # [blocks, lines, comparisons, ends]
         # Ends, then comparisons, then tables: each comparison of all tables is a slice of whole
@@ -148,7 +168,9 @@ class _Scored(_products.Reads):
     def _x(self) -> jax.Array:
         """Return the inputs in terms, ``[terms, groups or 1, inputs, samples]``."""
         x = jnp.stack(terms(self._call.x)).transpose(0, 2, 3, 1)
-        return pad_to_shape(x, (*x.shape[:2], self._n_inputs, self._blocks.n_samples * self._blocks.samples))
+        return pad_to_shape(
+            x, (*x.shape[:2], self._n_inputs, self._blocks.n_samples * self._blocks.samples)
+        )
 
     # ---- around a kernel
     def specs(self, order: Order) -> list[pl.BlockSpec]:
@@ -181,7 +203,10 @@ class _Scored(_products.Reads):
                 (self._n_scalars, *of_element),
                 pl.BlockSpec((self._n_scalars, *of_element), lambda *_: (0, 0, 0)),
             ),
-            "keep": ((1, blocks.n_tables, blocks.lines, batch), _products.element_spec(blocks, order, 1)),
+            "keep": (
+                (1, blocks.n_tables, blocks.lines, batch),
+                _products.element_spec(blocks, order, 1),
+            ),
         }
         return [(jax.ShapeDtypeStruct(every[n][0], jnp.float32), every[n][1]) for n in self._needs]
 
@@ -206,7 +231,9 @@ class _Scored(_products.Reads):
         if self._counts:
             # A coefficient of 0 is no hit.
             ways = [(index, (coefficient != 0).astype(jnp.float32)) for index, coefficient in ways]
-        return [(self._mask_missing(index, block, samples), coefficient) for index, coefficient in ways]
+        return [
+            (self._mask_missing(index, block, samples), coefficient) for index, coefficient in ways
+        ]
 
     def index(self, refs: Sequence[Any], block: Any, samples: Any) -> list[jax.Array]:
         u, scalars, _ = self._arguments(refs)
@@ -250,7 +277,9 @@ class _Scored(_products.Reads):
         if "keep" in by_name:
             by_name["keep"][0, 0] = keep
 
-    def _arguments(self, refs: Sequence[Any]) -> tuple[list[jax.Array], list[jax.Array], jax.Array | None]:
+    def _arguments(
+        self, refs: Sequence[Any]
+    ) -> tuple[list[jax.Array], list[jax.Array], jax.Array | None]:
         """Return margins, scalars and coefficient factors, each ``[lines, samples]``."""
         scalars_ref, ids_ref, x_ref, *keep_ref = refs
         lines, shape = self._blocks.lines, (self._blocks.lines, self._blocks.samples)
@@ -260,7 +289,11 @@ class _Scored(_products.Reads):
         )
         of_ends = [ends[first : first + lines] for first in range(0, len(ends), lines)]
         n = self._call.anchors.shape[1]
-        u = of_ends if self._ends == 1 else [a - b for a, b in zip(of_ends[:n], of_ends[n:], strict=True)]
+        u = (
+            of_ends
+            if self._ends == 1
+            else [a - b for a, b in zip(of_ends[:n], of_ends[n:], strict=True)]
+        )
         scalars = [jnp.full(shape, scalars_ref[i]) for i in range(self._n_scalars)]
         return u, scalars, keep_ref[0][0, 0] if keep_ref else None
 
@@ -327,7 +360,11 @@ def _sum_of_integers(call: ScoredLut, blocks: RowBlocks, device: Device) -> jax.
             whole.append((index, units.astype(jnp.float32)))
         for tables in _products.products_of(blocks):
             # int8 is exact in bfloat16, whose 8 significant bits hold all of [-128, 127].
-            rows = table_ref[0, 0, _products.rows_of(blocks, tables)].astype(jnp.float32).astype(jnp.bfloat16)
+            rows = (
+                table_ref[0, 0, _products.rows_of(blocks, tables)]
+                .astype(jnp.float32)
+                .astype(jnp.bfloat16)
+            )
             matrix = _products.matrix(blocks, whole, tables, block, n_terms)
             # A product is exact in float32 (see `of_scored`); the sum over products may not be, so
             # it is one of integers.
@@ -343,7 +380,9 @@ def _sum_of_integers(call: ScoredLut, blocks: RowBlocks, device: Device) -> jax.
         table,
         outputs=[
             _products.sums_shape(blocks, blocks.groups, jnp.int32),
-            jax.ShapeDtypeStruct((blocks.groups, 1, blocks.n_samples * blocks.samples), jnp.float32),
+            jax.ShapeDtypeStruct(
+                (blocks.groups, 1, blocks.n_samples * blocks.samples), jnp.float32
+            ),
         ],
         name="rows_of_integers",
         grid=(blocks.n_samples, blocks.n_of_outputs, blocks.n_rows),

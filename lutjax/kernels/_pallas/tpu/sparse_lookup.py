@@ -27,7 +27,9 @@ def forward(call: SparseLookup, *, device: Device) -> jax.Array:
 def backward(
     call: SparseLookup, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    return plain.edges_of(call, lookup.backward(plain.whole_table(call), cotangent, needs, device=device))
+    return plain.edges_of(
+        call, lookup.backward(plain.whole_table(call), cotangent, needs, device=device)
+    )
 
 
 def update(

@@ -43,9 +43,13 @@ def backward(
     weights, blocks = call.weights, _blocks(call, device)
     reads = _reads(call, blocks)
     if "weights" in needs:
-        cotangents["weights"] = _products.add_rows(None, weights.shape, reads, cotangent, blocks, device)
+        cotangents["weights"] = _products.add_rows(
+            None, weights.shape, reads, cotangent, blocks, device
+        )
     if "coefficients" in needs:
-        (each,) = _products.pull_back(reads, weights, call.index.shape[2], cotangent, blocks, device)
+        (each,) = _products.pull_back(
+            reads, weights, call.index.shape[2], cotangent, blocks, device
+        )
         cotangents["coefficients"] = jnp.moveaxis(blocks.to_elements(each), 0, -1)
     return cotangents
 
@@ -66,7 +70,9 @@ def update(
         # Exact in bfloat16: the count is a product with a single term.
         ones = jnp.ones((*cotangent.shape[:2], 1), jnp.bfloat16)
         # A coefficient of 0 is no hit. Ways that share a row count twice, which is not 0 either.
-        reads = _reads(call.replace(coefficients=(call.coefficients != 0).astype(jnp.float32)), blocks)
+        reads = _reads(
+            call.replace(coefficients=(call.coefficients != 0).astype(jnp.float32)), blocks
+        )
         return _products.add_rows(None, shape, reads, ones, blocks, device)
 
     def add_to(total: jax.Array | None, values: jax.Array) -> jax.Array:
