@@ -77,6 +77,16 @@ def reshape_unsharded(a: Array, lead: int, *shape: int) -> jax.Array:
     return result
 
 
+def reshape_leading(a: Array, lead: int, *shape: int) -> jax.Array:
+    """Reshape the first `lead` axes, then unsharded on an explicit mesh."""
+    reshape = shard_by_compiler(
+        lambda a: a.reshape(*shape, *a.shape[lead:]),
+        lambda a: jax.sharding.PartitionSpec(*[None] * len(shape), *spec_of(a)[lead:]),
+    )
+    result: jax.Array = reshape(a)
+    return result
+
+
 def slice_repeated(a: Array, start: int, stop: int, axis: int, copies: int = 1) -> jax.Array:
     """Slice an axis and repeat its elements, sharded on an explicit mesh if divisible."""
 

@@ -213,8 +213,10 @@ def _level_by_level(call: "LogicTrees", *, implementation: Implementation) -> ja
             x, own, wires, readers=readers, feature_axis=0, implementation=implementation
         )
 
-    x = call.x.astype(dtype).reshape(call.n_channels, *call.places.image, *batch)
-    wires, n_nodes = call.leaves.reshape(n_trees * n_leaves // 2, 2), [n_trees * n for n in of_tree]
+    # JAX does not say how merged or divided axes would be sharded, so these are not.
+    x = _meshes.reshape_leading(call.x.astype(dtype), 1, call.n_channels, *call.places.image)
+    wires = _meshes.reshape_leading(call.leaves, 2, n_trees * n_leaves // 2, 2)
+    n_nodes = [n_trees * n for n in of_tree]
     y = max_pool_groups(call.places, in_levels(call.places, x, wires, call.readers, n_nodes, level))
     return y.astype(call.x.dtype).reshape(n_trees, call.n_groups, *batch)
 
