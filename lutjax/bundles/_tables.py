@@ -38,5 +38,7 @@ def encode_tensor(tensor: Tensor, values: Array) -> dict[str, Array]:
 def values(tensor: Tensor, arrays: Any) -> Array:
     found: Array = arrays[name_of(tensor.path)]
     if tensor.scale is not None:
-        found = found.astype(np.float32) * arrays[tensor.scale]
+        # A scale may hold any number, as a floating-point table may: what overflows is infinite.
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = found.astype(np.float32) * arrays[tensor.scale]
     return found.astype(jnp.dtype(tensor.dtype), copy=False)

@@ -225,6 +225,8 @@ def _in_mode(image: "Image.Image", format: str | None, mode: str | None) -> "Ima
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     elif image.mode in ("I", "F"):
         raise ValueError("it has numbers of 32 bits; save it with 8 or 16 bits a channel")
+    if image.mode in ("P", "PA") and image.palette is None:
+        raise ValueError("its pixels index a palette, which it lacks; save it again with colors")
     if image.has_transparency_data:
         # Convert through RGBA: Pillow warns when a transparent palette is converted to any other
         # mode.

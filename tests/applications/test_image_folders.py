@@ -251,6 +251,16 @@ def test_palettes_with_transparency(tmp_path):
             pixels.read(tmp_path / "clear.png", mode, (3, 4))
 
 
+def test_an_indexed_image_without_its_palette_names_the_file(tmp_path):
+    Image.new("P", (4, 3)).save(tmp_path / "p.png")
+    content = (tmp_path / "p.png").read_bytes()
+    at = content.index(b"PLTE")
+    n_bytes = int.from_bytes(content[at - 4 : at])
+    (tmp_path / "p.png").write_bytes(content[: at - 4] + content[at + 8 + n_bytes :])
+    with pytest.raises(ValueError, match=r"p\.png: its pixels index a palette, which it lacks"):
+        pixels.read(tmp_path / "p.png", "RGB", (3, 4))
+
+
 @pytest.mark.parametrize("end", ["png", "jpg", "webp", "tif"])
 def test_photos_are_turned_upright(end, tmp_path):
     """Test every Exif orientation; the expected size is the upright image's size."""
