@@ -446,7 +446,8 @@ def assert_close(
 
     Args:
       what: the arrays' name, for the error.
-      actual, expected: arrays of one shape and dtype.
+      actual: the array to check.
+      expected: an array of its shape and dtype.
       tolerance: relative to `scale`; by default `TOLERANCE`.
       scale: magnitude that the tolerance refers to; by default the largest in `expected`.
     """
