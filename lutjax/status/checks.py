@@ -15,7 +15,12 @@ import jax
 import lutjax
 from lutjax import cases, testing
 from lutjax.cases import Tag
-from lutjax.dispatch.registry import NoImplementationError
+from lutjax.dispatch.registry import (
+    Device,
+    KernelSpec,
+    NoImplementationError,
+    kernel_registry,
+)
 from lutjax.kernels._pallas._tpus import TPUS
 from lutjax.status.matrix import Cell, Column, State, first_device
 from lutjax.testing import _ahead_of_time
@@ -117,12 +122,19 @@ def _each_direction(
     if spec is None:
         return {}
     cells = {}
+    # Without a forward kernel, plain JAX runs the forward pass of the check.
+    has_forward = "forward" in spec.directions
+    implementation = column.implementation if has_forward else (column.implementation, "xla")
     with jax.enable_x64(dtype == "float64"):
         case = testing.case(op, checked_size(op), dtype)
-        for directions, program in testing.programs(case, column.implementation).items():
+        for directions, program in testing.programs(case, implementation).items():
             if not set(directions) & set(spec.directions):
                 continue
-            for direction, (state, reason) in _outcome(check, program, directions).items():
+            outcomes = _outcome(check, program, directions)
+            why = None if has_forward else _unsupported_backward(spec, program, column.kinds[0])
+            if why is not None:
+                outcomes["backward"] = (State.UNSUPPORTED, why)
+            for direction, (state, reason) in outcomes.items():
                 cells[direction] = Cell(
                     op,
                     direction,
@@ -135,6 +147,15 @@ def _each_direction(
                     reason,
                 )
     return cells
+
+
+def _unsupported_backward(spec: KernelSpec, program: testing.Program, kind: str) -> str | None:
+    """Return the reason that a kernel cannot run a program's backward pass, or None."""
+    assert program.forward is not None
+    with kernel_registry.collecting() as calls:
+        jax.eval_shape(program.forward.function, *program.forward.shapes())
+    made = next(made for made in calls if made.call.op == spec.op)
+    return spec.unsupported_reason(made.request("backward", Device(spec.backend, kind)))
 
 
 def _outcome(check: _Check, program: testing.Program, directions: tuple[str, ...]) -> _Outcomes:

@@ -193,7 +193,7 @@ def test_launches_of_one_call_are_part_of_its_key(traced):
     [
         ("triton", {"lookup.forward": 32}, TypeError, "'lookup.forward' is 32; expected a tuning.Launch"),
         ("triton", {"lookup.front": RULE}, ValueError, "launches has 'lookup.front'; the kernels of triton that"),
-        ("pallas/gpu", {"detect.forward": RULE}, ValueError, "take a launch are lookup.forward, lookup.margins, look"),
+        ("pallas/gpu", {"detect.forward": RULE}, ValueError, "take a launch are lookup.margins, lookup_attention.m"),
         ("xla", {"lookup.forward": RULE}, ValueError, "xla has no kernels that take a launch; those have triton"),
         ("tritn", {}, ValueError, "unknown implementation 'tritn'; the implementations are xla,"),
         (RULE, {}, TypeError, "implementation is Launch(rows=32, outputs=32, detectors=4, warps=4); expected a name"),

@@ -84,7 +84,8 @@ def test_lowers_for_gpus_in_fixed_point(monkeypatch, op):
         "device_kind": H200.kind,
         "accumulate": lutjax.FixedPoint(2.0**10),
     }
-    testing.check_lowering(testing.case(op, fast_size(op)), "pallas/gpu", **options)
+    implementation = ("pallas/gpu", "triton")
+    testing.check_lowering(testing.case(op, fast_size(op)), implementation, **options)
 
 
 def test_lowers_with_some_outputs_at_a_time():
@@ -366,7 +367,11 @@ def scored_interpreted():
 @pytest.mark.parametrize(
     ("shape", "dtype", "transformation"),
     [
-        *((shape, "float32", "jit") for shape in testing.shapes("scored_lut")),
+        *(
+            (shape, "float32", "jit")
+            for shape in testing.shapes("scored_lut")
+            if not shape.startswith(("empty", "powers"))
+        ),
         *(("groups", dtype, "jit") for dtype in ("bfloat16", "float16")),
         *(("split", "float32", t) for t in testing.TRANSFORMATIONS if t not in ("export", "jit")),
     ],

@@ -40,7 +40,12 @@ def implemented(backend, direction="forward"):
     return [spec.op for spec in specs(backend) if direction in spec.directions]
 
 
-ON_TENSOR_CORES, ON_GPUS = implemented("tpu"), implemented("gpu")
+ON_TENSOR_CORES, ON_GPUS = implemented("tpu"), implemented("gpu", "backward")
+
+
+def mosaic_for(op):
+    """Return the implementation of an op in Mosaic GPU, with Triton for a missing forward pass."""
+    return "pallas/gpu" if op in implemented("gpu") else ("pallas/gpu", "triton")
 
 
 def outline(call, *arrays, **options):

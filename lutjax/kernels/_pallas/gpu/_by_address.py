@@ -1,9 +1,8 @@
-"""Lookup tables addressed by bits: per-thread gathers and additions.
+"""Gradients of lookup tables addressed by bits: per-thread gathers and additions.
 
 Formula for gate ``g``, sample ``s`` and ``address[g, s]`` with bit ``l`` equal to ``x[wires[g, l],
 s] > 0``::
 
-    look_up:           y[g, s] = table[g, address]
     sum_over_readers:  dx[i, s] = dy[g, s] * slopes[g, l, address], summed
                                   over the wires (g, l) that read i
     sum_by_address:    dtable[g, k] = sum_s dy[g, s] * [address == k]
@@ -61,21 +60,6 @@ def pack_addresses(x: jax.Array, wires: jax.Array) -> jax.Array:
         # Each of four bits to a byte of its own.
         addresses |= ((four * 0x00204081) & 0x01010101) << place
     return addresses.reshape(len(wires), n_samples // _FOUR)
-
-
-def look_up(addresses: jax.Array, table: jax.Array, n_samples: int) -> jax.Array:
-    """Return ``y[g, s] = table[g, address]``, float32."""
-
-    def kernel(addresses: Any, table: Any, y: Any) -> None:
-        gate = lax.axis_index("rows")
-        # The table of a gate is read from memory: it is small and cached, and each thread reads at
-        # its own addresses.
-        y[gate, _sample_slice()] = _gather(table.at[gate], addresses[gate, _word_slice()])
-
-    y = _launch_by_block(
-        kernel, addresses, table.astype(jnp.float32), rows=len(table), name="binary_lut"
-    )
-    return y[:, :n_samples]
 
 
 def sum_over_readers(

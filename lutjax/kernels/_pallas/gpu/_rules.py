@@ -14,12 +14,15 @@ MAX_ROWS = 128  # of a table in shared memory
 _ELEMENTS = 2**31  # larger arrays have not been tried
 
 
-def unsupported_dtypes(request: Request) -> str | None:
-    """Return the reason that a call's dtypes are unsupported, or None."""
+def unsupported_arrays(request: Request) -> str | None:
+    """Return the reason that a call's dtypes or empty arrays are unsupported, or None."""
     # All leaves, also gradients and optimizer state: one unsupported dtype fails the whole kernel.
     for leaf in jax.tree.leaves((request.call, request.cotangent, request.step)):
         if leaf.dtype.name not in ("float32", "bfloat16", "float16", "int32"):
             return f"has no kernel for {leaf.dtype}"
+        # Vectors may be empty: a read may have no scalars.
+        if leaf.ndim > 1 and 0 in leaf.shape:
+            return "has no kernel for arrays without elements"
     return None
 
 

@@ -1,9 +1,8 @@
-"""`lutjax.binary_lut` in Mosaic GPU.
+"""Gradient of `lutjax.binary_lut` in Mosaic GPU. The forward pass is left to Triton.
 
 Formula for gate ``g``, sample ``s`` and ``address[g, s]`` with bit ``l`` equal to ``x[wires[g, l],
 s] > 0``::
 
-    y[g, s] = table[g, address[g, s]]
     dtable[g, k] = sum_s dy[g, s] * [address[g, s] == k]
     dx[i, s] = sum over wires (g, l) reading i: dy[g, s] * slope[g, l, address[g, s]]
 
@@ -14,8 +13,8 @@ input with all its readers; for ``dtable``, a sample chunk for one gate.
 import jax
 
 from lutjax.dispatch.registry import Declaration, Deferral, Device, Request
-from lutjax.kernels._pallas.gpu._rules import fewer_than_measured, too_many, unsupported_dtypes
-from lutjax.kernels._xla import _slot_polynomials, binary_lut as plain
+from lutjax.kernels._pallas.gpu._rules import fewer_than_measured, too_many, unsupported_arrays
+from lutjax.kernels._xla import _slot_polynomials
 from lutjax.ops.binary_lut import BinaryLut
 from lutjax.values._dtypes import accumulator
 
@@ -32,7 +31,6 @@ _BLOCK = 512  # samples of a program
 #    4096     4096     6      296    160
 #    2048     2048     6       92     51
 #    4096     2048     8      513    288
-# Forward, 16384 gates and 4096 samples of 6 bits: 159 in Triton, 243 here.
 _FEWEST_BITS = 5
 _FEWEST_INPUTS = 2**22  # inputs times samples
 # Lists are padded to the longest fan-out, and padding costs as much as a reader.
@@ -42,7 +40,7 @@ _MOST_UNUSED = 1.5  # entries of the lists of readers for each wire
 def _supports(request: Request) -> str | None:
     call = request.call
     assert isinstance(call, BinaryLut)
-    if why := unsupported_dtypes(request):
+    if why := unsupported_arrays(request):
         return why
     # Numbers of inputs and outputs in whole blocks, and of the cotangents of a wire by the address.
     n_samples = -(-call.x.shape[1] // _BLOCK) * _BLOCK
@@ -50,8 +48,8 @@ def _supports(request: Request) -> str | None:
     if why := too_many(max(n_samples * max(call.x.shape[0], n_gates), call.table.size * bits)):
         return why
     x, table, wires, readers = call.x, call.table, call.wires, call.readers
-    if request.direction == "forward":
-        return Deferral("was measured slower than Triton forward")
+    if readers is None:
+        return "sums over the readers of an input, and the call gives no readers"
     if x.dtype.name != "float32" or table.dtype.name != "float32":
         return Deferral(
             f"was measured faster than Triton for float32 only, not {x.dtype} and tables of {table.dtype}"
@@ -65,10 +63,6 @@ def _supports(request: Request) -> str | None:
         return Deferral(
             f"was measured faster than Triton for multiples of {_BLOCK} samples, here {x.shape[1]}"
         )
-    if readers is None:
-        return Deferral(
-            "adds up what the readers of an input receive, and the call gives no readers"
-        )
     if readers.size > _MOST_UNUSED * wires.size:
         return Deferral(
             f"reads every entry of the lists of readers: {readers.size}, of {wires.size} wires"
@@ -79,29 +73,18 @@ def _supports(request: Request) -> str | None:
 SPEC = Declaration(_supports)
 
 
-def forward(call: BinaryLut, *, device: Device) -> jax.Array:
-    from lutjax.kernels._pallas.gpu import _by_address
-
-    x = call.x
-    if 0 in (x.size, call.wires.size):
-        return plain.forward(call, device=device)
-    addresses = _by_address.pack_addresses(x, call.wires)
-    return _by_address.look_up(addresses, call.table, x.shape[1]).astype(x.dtype)
-
-
 def backward(
     call: BinaryLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
     from lutjax.kernels._pallas.gpu import _by_address
 
     x, table, wires, readers = call.x, call.table, call.wires, call.readers
-    if 0 in (x.size, wires.size):
-        return plain.backward(call, cotangent, needs, device=device)
     addresses = _by_address.pack_addresses(x, wires)
     cotangents = {}
     if "table" in needs:
         cotangents["table"] = _by_address.sum_by_address(addresses, cotangent, table.shape[1])
-    if "x" in needs and readers is not None and readers.shape[1]:
+    if "x" in needs:
+        assert readers is not None, "a call without readers is not chosen"
         # The surrogate gradient depends only on the address: tabulated once per gate, it is one
         # read per reader instead of a polynomial.
         slopes = _slot_polynomials.slopes_at_addresses(
@@ -110,7 +93,4 @@ def backward(
         cotangents["x"] = _by_address.sum_over_readers(
             addresses, slopes, readers, cotangent, wires.shape[1]
         )
-    elif "x" in needs:
-        # Without readers there is nothing to gather, and XLA scatters.
-        cotangents |= plain.backward(call, cotangent, frozenset({"x"}), device=device)
     return cotangents

@@ -27,10 +27,9 @@ from lutjax.kernels._pallas.gpu._rules import (
     fewer_than_measured,
     lacks_triton,
     too_many,
-    unsupported_dtypes,
+    unsupported_arrays,
 )
 from lutjax.kernels._triton import lookup as in_triton
-from lutjax.kernels._xla import lookup as plain
 from lutjax.kernels._xla._row_gathers import slope
 from lutjax.ops.lookup import Lookup
 from lutjax.values._fixed_point import addends, result
@@ -61,10 +60,13 @@ def _supports(request: Request) -> str | None:
     # The gradient of a table is a product of tensor cores.
     if request.direction != "forward" and (compute_capability(request.device) or 0) >= 100:
         return f"multiplies by wgmma, which compute capability 9.0 has and {request.device.kind} has not"
-    if why := unsupported_dtypes(request):
+    if why := unsupported_arrays(request):
         return why
-    if call.accumulate is not None and (why := lacks_triton("sums integers by Triton kernels")):
-        return why
+    if call.accumulate is not None:
+        if request.direction == "forward":
+            return "has no forward kernel for sums of integers"
+        if why := lacks_triton("sums integers by Triton kernels"):
+            return why
     if call.groups > 1:
         return f"sums all detectors to one output, here {call.groups} groups"
     if step is not None and not (isinstance(step.rule, SGD) and step.rule.additive):
@@ -78,9 +80,10 @@ def _supports(request: Request) -> str | None:
     of_sample = max(n_outputs, 4 * n_detectors * -(-n_outputs // 128))
     if why := too_many(max(call.weights.size, call.detection.shape[0] * of_sample)):
         return why
-    direction = request.direction
     if call.accumulate is not None:
-        return _deferral_of_integers(call, direction)
+        # Sums of all rows are written, read or not.
+        reads = len(call.detection.index) // n_rows
+        return fewer_than_measured((("look-ups of each row in fixed point", reads, 1),))
     if call.weights.dtype.name != "float32":
         return Deferral(
             f"was measured faster than Triton for float32 tables only, not {call.weights.dtype}"
@@ -88,12 +91,12 @@ def _supports(request: Request) -> str | None:
     few = fewer_than_measured(
         (
             ("rows", n_rows, _FEWEST_ROWS),
-            ("detectors", n_detectors, _FEWEST_DETECTORS[direction]),
-            ("outputs", n_outputs, _FEWEST_OUTPUTS[direction]),
+            ("detectors", n_detectors, _FEWEST_DETECTORS[request.direction]),
+            ("outputs", n_outputs, _FEWEST_OUTPUTS[request.direction]),
             (
                 "numbers in the outputs",
                 call.detection.shape[0] * n_outputs,
-                _FEWEST_NUMBERS[direction],
+                _FEWEST_NUMBERS[request.direction],
             ),
         )
     )
@@ -103,24 +106,12 @@ def _supports(request: Request) -> str | None:
     return few
 
 
-def _deferral_of_integers(call: Lookup, direction: str) -> Deferral | None:
-    if direction == "forward":
-        return Deferral("sums rows of integers by Triton's kernels")
-    # Sums of all rows are written, read or not.
-    reads = len(call.detection.index) // call.weights.shape[1]
-    return fewer_than_measured((("look-ups of each row in fixed point", reads, 1),))
-
-
-SPEC = Declaration(_supports, requires=("jax_triton", "triton"), launches=in_triton.SPEC.launches)
+SPEC = Declaration(_supports, requires=("jax_triton", "triton"), launches=("lookup.margins",))
 
 
 def forward(call: Lookup, *, device: Device) -> jax.Array:
     from lutjax.kernels._pallas.gpu import _shared_tables
 
-    if _empty(call):
-        return plain.forward(call, device=device)
-    if call.accumulate is not None:
-        return in_triton.forward(call, device=device)
     return _shared_tables.sum_rows(call.weights, call.detection.index.T).astype(call.weights.dtype)
 
 
@@ -129,8 +120,6 @@ def backward(
 ) -> dict[str, jax.Array]:
     from lutjax.kernels._pallas.gpu import _shared_tables
 
-    if _empty(call):
-        return plain.backward(call, cotangent, needs, device=device)
     if call.accumulate is not None:
         cotangents = in_triton.backward(call, cotangent, needs - {"weights"}, device=device)
         return (
@@ -150,8 +139,6 @@ def backward(
 def update(
     call: Lookup, cotangent: jax.Array, step: Step, *, device: Device
 ) -> tuple[jax.Array, RowState]:
-    if _empty(call):
-        return plain.update(call, cotangent, step, device=device)
     weights = call.weights
     # Rows that no sample read have sums of zero, and stay as they are.
     sums = result(_sums(call, cotangent), jnp.float32, call.accumulate)
@@ -170,7 +157,3 @@ def _sums(call: Lookup, cotangent: jax.Array) -> jax.Array:
     return _shared_sums.add_rows(
         jnp.clip(index, 0, n_rows - 1), addends(cotangent, call.accumulate), n_rows
     )
-
-
-def _empty(call: Lookup) -> bool:
-    return 0 in (*call.weights.shape, len(call.detection.index))

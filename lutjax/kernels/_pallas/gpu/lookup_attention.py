@@ -20,7 +20,7 @@ import jax
 
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Declaration, Deferral, Device, Request
-from lutjax.kernels._pallas.gpu._rules import fewer_than_measured, lacks_triton, unsupported_dtypes
+from lutjax.kernels._pallas.gpu._rules import fewer_than_measured, lacks_triton, unsupported_arrays
 from lutjax.kernels._triton import _histograms, lookup_attention as in_triton
 from lutjax.kernels._triton._detected_pairs import DetectedPairs
 from lutjax.kernels._triton._row_additions import Addition
@@ -42,7 +42,7 @@ _MOST_COUNTED = 2**10
 def _supports(request: Request) -> str | None:
     call, step = request.call, request.step
     assert isinstance(call, LookupAttention)
-    if why := unsupported_dtypes(request) or lacks_triton("multiplies counts by Triton kernels"):
+    if why := unsupported_arrays(request) or lacks_triton("multiplies counts by Triton kernels"):
         return why
     # Other rules need optimizer state per row, which the kernels that add counts do not read.
     if step is not None and not isinstance(step.rule, SGD):
@@ -81,15 +81,15 @@ def _supports(request: Request) -> str | None:
     return few
 
 
-SPEC = Declaration(_supports, requires=("jax_triton", "triton"), launches=in_triton.SPEC.launches)
+SPEC = Declaration(
+    _supports, requires=("jax_triton", "triton"), launches=("lookup_attention.margins",)
+)
 
 
 def forward(call: LookupAttention, *, device: Device) -> jax.Array:
     from lutjax.kernels._pallas.gpu._counts import COUNTER
 
     pairs = DetectedPairs.from_call(call)
-    if not _histograms.fits(pairs):
-        return in_triton.forward(call, device=device)
     return result(_histograms.sum_rows(pairs, device, COUNTER), call.weights.dtype, call.accumulate)
 
 
@@ -110,6 +110,4 @@ def _add_rows(
 ) -> tuple[jax.Array, ...]:
     from lutjax.kernels._pallas.gpu._counts import COUNTER
 
-    if not _histograms.fits(pairs):
-        return in_triton.add_rows(pairs, dy, device, addition)
     return _histograms.add_rows(pairs, dy, device, addition, COUNTER)

@@ -3,9 +3,9 @@
 Formula: ``y[b, g] = sum_{t, k} c[t, k] * weights[t, i[t, k]]``, with the read's row ids ``i`` and
 coefficients ``c``, see `lutjax.kernels._xla.scored_lut`.
 
-Work: Triton kernels compute margins, scores and input cotangents, table gradients and updates, and
-all unsupported calls: fixed point, quantized tables, user-written reads, larger tables. Samples are
-processed in chunks to bound the scratch memory for row ids, factors and products.
+Work: Triton kernels compute margins, scores, input cotangents and table gradients. Samples are
+processed in chunks to bound the scratch memory for row ids, factors and products. Updates, fixed
+point, quantized tables, user-written reads and larger tables are left to Triton.
 
 Numerics: see `_shared_reads`. Sums that are not finite are recomputed by a kernel that ignores rows
 with coefficient 0.
@@ -15,17 +15,15 @@ import jax
 import jax.numpy as jnp
 
 from lutjax import reads
-from lutjax.dispatch.contract import Step
-from lutjax.dispatch.registry import Declaration, Deferral, Device, Request
+from lutjax.dispatch.registry import Declaration, Device, Request
 from lutjax.kernels._pallas.gpu._rules import (
     fewer_than_measured,
     lacks_triton,
     too_many,
-    unsupported_dtypes,
+    unsupported_arrays,
 )
 from lutjax.kernels._triton import scored_lut as in_triton
 from lutjax.ops.scored_lut import ScoredLut
-from lutjax.values._row_rules import RowState
 
 _MOST_SCRATCH = 2**30  # bytes that are computed of samples: rows, factors, products
 
@@ -45,8 +43,8 @@ _MOST_INPUTS = 384
 _FEWEST_READS = {"forward": 2**15, "backward": 2**14}  # samples times groups
 
 
-def _rows_by_triton(call: ScoredLut) -> str | None:
-    """Return the reason that Triton kernels read a call's rows, or None for shared-memory reads."""
+def _unsupported_read(call: ScoredLut) -> str | None:
+    """Return the reason that shared-memory reads do not support a call, or None."""
     if call.accumulate is not None or call.exponents is not None:
         return "sums floats only, of tables of floats"
     # Exact types: a subclass may override `select`.
@@ -64,22 +62,22 @@ def _rows_by_triton(call: ScoredLut) -> str | None:
 def _supports(request: Request) -> str | None:
     call = request.call
     assert isinstance(call, ScoredLut)
-    if why := unsupported_dtypes(request) or lacks_triton("computes scores by Triton kernels"):
+    if why := unsupported_arrays(request) or lacks_triton("computes scores by Triton kernels"):
         return why
-    if request.direction == "update":
-        return Deferral("moves rows by Triton's kernels")
-    if why := _rows_by_triton(call):
-        return Deferral(why)
+    if why := _unsupported_read(call):
+        return why
     n = len(call.x) * call.groups
     return fewer_than_measured((("samples of all groups", n, _FEWEST_READS[request.direction]),))
 
 
-SPEC = Declaration(_supports, requires=("jax_triton", "triton"), launches=in_triton.SPEC.launches)
+SPEC = Declaration(
+    _supports,
+    requires=("jax_triton", "triton"),
+    launches=("scored_lut.backward", "scored_lut.rows", "scored_lut.inputs"),
+)
 
 
 def forward(call: ScoredLut, *, device: Device) -> jax.Array:
-    if _uses_triton(call):
-        return in_triton.forward(call, device=device)
     y = in_triton.run_parts(call, _n_chunks(call), lambda part: {"y": _outputs(part, device)})["y"]
     return (jnp.sum(y, 1, keepdims=True, dtype=y.dtype) if call.sum_groups else y).astype(
         call.weights.dtype
@@ -89,8 +87,6 @@ def forward(call: ScoredLut, *, device: Device) -> jax.Array:
 def backward(
     call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    if _uses_triton(call):
-        return in_triton.backward(call, cotangent, needs, device=device)
     return in_triton.run_parts(
         call, _n_chunks(call), lambda part, dy: _pulled_back(part, dy, needs, device), cotangent
     )
@@ -131,12 +127,6 @@ def _pulled_back(
     return {name: a[:n] if name in ("x", "keep") else a for name, a in cotangents.items()}
 
 
-def update(
-    call: ScoredLut, cotangent: jax.Array, step: Step, *, device: Device
-) -> tuple[jax.Array, RowState]:
-    return in_triton.update(call, cotangent, step, device=device)
-
-
 def _pad_samples(call: ScoredLut) -> ScoredLut:
     from lutjax.kernels._pallas.gpu import _mosaic_launch, _shared_reads
 
@@ -156,7 +146,3 @@ def _n_chunks(call: ScoredLut) -> int:
     if call.x.shape[1] < call.groups:
         of_sample += call.groups * call.x.shape[2]  # cotangents of inputs by groups
     return -(-4 * of_sample * len(call.x) // _MOST_SCRATCH)
-
-
-def _uses_triton(call: ScoredLut) -> bool:
-    return 0 in (*call.weights.shape, *call.x.shape) or _rows_by_triton(call) is not None

@@ -4,7 +4,8 @@ Formula: ``y[b, targets[t, row, k]] += weights[t, row, k]`` with ``row = index[b
 cotangents as in `lutjax.kernels._xla.sparse_lookup`.
 
 Work: outputs and cotangents of a sample lie in shared memory, so scattered accesses do not reach
-the L2 cache. Table gradients, updates, and margins in fixed point are left to the Triton kernels.
+the L2 cache. Triton kernels compute table gradients. They also run updates and backward passes in
+fixed point, which have no kernel here.
 
 Numerics: see `_shared_outputs`. Row ids and targets are clamped.
 """
@@ -12,19 +13,17 @@ Numerics: see `_shared_outputs`. Row ids and targets are clamped.
 import jax
 import jax.numpy as jnp
 
-from lutjax.dispatch.contract import Step
-from lutjax.dispatch.registry import Declaration, Deferral, Device, Request
+from lutjax.dispatch.registry import Declaration, Device, Request
 from lutjax.kernels._pallas.gpu._rules import (
     fewer_than_measured,
     lacks_triton,
     too_many,
-    unsupported_dtypes,
+    unsupported_arrays,
 )
 from lutjax.kernels._triton import sparse_lookup as in_triton
 from lutjax.kernels._xla._row_gathers import slope
 from lutjax.ops.sparse_lookup import SparseLookup
 from lutjax.values._fixed_point import addends, result
-from lutjax.values._row_rules import RowState
 
 # 32 KiB of 4-byte outputs.
 _MOST_OUTPUTS = 2**13  # of a sample, in shared memory
@@ -36,7 +35,7 @@ _FEWEST_SAMPLES = 512
 def _supports(request: Request) -> str | None:
     call = request.call
     assert isinstance(call, SparseLookup)
-    if why := unsupported_dtypes(request) or lacks_triton("adds to tables by Triton kernels"):
+    if why := unsupported_arrays(request) or lacks_triton("adds to tables by Triton kernels"):
         return why
     if call.n_outputs > _MOST_OUTPUTS:
         return f"keeps the outputs of a sample in shared memory: at most {_MOST_OUTPUTS}, here {call.n_outputs}"
@@ -44,8 +43,8 @@ def _supports(request: Request) -> str | None:
     n_outputs = -(-call.n_outputs // 128) * 128
     if why := too_many(max(call.weights.size, len(call.detection.index) * n_outputs)):
         return why
-    if request.direction == "update":
-        return Deferral("moves rows by Triton's kernels")
+    if call.accumulate is not None and request.direction == "backward":
+        return "computes margins in floating point only"
     return fewer_than_measured(
         (
             ("slots", call.weights.shape[2], _FEWEST_SLOTS),
@@ -54,14 +53,12 @@ def _supports(request: Request) -> str | None:
     )
 
 
-SPEC = Declaration(_supports, requires=("jax_triton", "triton"), launches=in_triton.SPEC.launches)
+SPEC = Declaration(_supports, requires=("jax_triton", "triton"), launches=("sparse_lookup.table",))
 
 
 def forward(call: SparseLookup, *, device: Device) -> jax.Array:
     from lutjax.kernels._pallas.gpu import _shared_outputs
 
-    if _empty(call):
-        return in_triton.forward(call, device=device)
     # Rounded once per entry: in fixed point the kernel then adds int32.
     weights = addends(call.weights, call.accumulate)
     y = _shared_outputs.sum_slots(
@@ -75,8 +72,6 @@ def backward(
 ) -> dict[str, jax.Array]:
     from lutjax.kernels._pallas.gpu import _shared_outputs
 
-    if _empty(call) or call.accumulate is not None:
-        return in_triton.backward(call, cotangent, needs, device=device)
     # Table gradients scatter to global memory in any kernel, so Triton computes them.
     cotangents = in_triton.backward(call, cotangent, needs - {"detection"}, device=device)
     if "detection" in needs:
@@ -94,12 +89,6 @@ def backward(
     return cotangents
 
 
-def update(
-    call: SparseLookup, cotangent: jax.Array, step: Step, *, device: Device
-) -> tuple[jax.Array, RowState]:
-    return in_triton.update(call, cotangent, step, device=device)
-
-
 def _clamp_rows(call: SparseLookup, rows: jax.Array) -> jax.Array:
     """Return clamped row ids, ``[B, T]``."""
     return jnp.clip(rows, 0, call.weights.shape[1] - 1)
@@ -108,7 +97,3 @@ def _clamp_rows(call: SparseLookup, rows: jax.Array) -> jax.Array:
 def _targets(call: SparseLookup) -> jax.Array:
     # -1 and below: unused slots.
     return jnp.clip(call.targets, -1, call.n_outputs - 1)
-
-
-def _empty(call: SparseLookup) -> bool:
-    return 0 in (*call.weights.shape, len(call.detection.index), call.n_outputs)
