@@ -39,13 +39,14 @@ if TYPE_CHECKING:
     from lutjax.ops.bilinear_gates import bilinear_gates
     from lutjax.ops.binary_lut import binary_lut
     from lutjax.ops.cell_total_variation import cell_total_variation
-    from lutjax.ops.compositions import lut, lut_attention, sparse_lut
     from lutjax.ops.conv_lut import conv_lut
     from lutjax.ops.detect import detect
     from lutjax.ops.detect_signs import detect_signs
     from lutjax.ops.logic_gates import gate_coefficients, logic_gates
     from lutjax.ops.lookup import lookup
     from lutjax.ops.lookup_attention import lookup_attention
+    from lutjax.ops.lut import lut
+    from lutjax.ops.lut_attention import lut_attention
     from lutjax.ops.lut_pair_attention import lut_pair_attention
     from lutjax.ops.margins import margins
     from lutjax.ops.packed_lut import pack_bits, packed_lut, unpack_bits
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from lutjax.ops.scored_lut import scored_lut
     from lutjax.ops.soft_lut import soft_lut
     from lutjax.ops.sparse_lookup import sparse_lookup
+    from lutjax.ops.sparse_lut import sparse_lut
     from lutjax.ops.weighted_lookup import weighted_lookup
     from lutjax.tables._usage import Usage, usage
     from lutjax.tables.update import update_table
@@ -156,7 +158,9 @@ _HOMES = {
         "kernel_registry",
         "use_implementation",
     ),
-    "ops.compositions": ("lut", "lut_attention", "sparse_lut"),
+    "ops.lut": ("lut",),
+    "ops.lut_attention": ("lut_attention",),
+    "ops.sparse_lut": ("sparse_lut",),
     "ops.logic_gates": ("gate_coefficients",),
     "ops.packed_lut": ("pack_bits", "unpack_bits"),
 }

@@ -20,6 +20,11 @@ def explicit_axes(a: Any) -> tuple[str, ...]:
     return tuple(jax.typeof(a).sharding.mesh.explicit_axes)
 
 
+def any_explicit(arrays: Any) -> bool:
+    """Return True if an array is on a mesh with explicit axes."""
+    return bool([a for a in jax.tree.leaves(arrays) if jax.typeof(a).sharding.mesh.explicit_axes])
+
+
 def spec_of(a: Array) -> jax.sharding.PartitionSpec:
     """Return the partition spec for `a` over its mesh's explicit axes."""
     return jax.typeof(a).sharding.spec
@@ -47,7 +52,7 @@ def shard_by_compiler(function: Callable[..., R], specs: Callable[..., Any]) -> 
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
-        if not any(explicit_axes(a) for a in jax.tree.leaves(args)):
+        if not any_explicit(args):
             return function(*args)
         leaves, structure = jax.tree.flatten(args)  # JAX would replace a pytree's arrays by specs
         with mesh_of(leaves):
@@ -141,7 +146,9 @@ def zeros_of(aval: Any) -> jax.Array:
 # ------------------------------------------------------------------------------------- inside of jax.shard_map
 def joint_varying_axes(args: Any) -> frozenset[str]:
     """Return the union over the arrays' varying mesh axes."""
-    return frozenset[str]().union(*(varying_axes(a) for a in jax.tree.leaves(args)))
+    if not jax.sharding.get_abstract_mesh().manual_axes:  # not inside of a shard_map
+        return frozenset()
+    return frozenset[str]().union(*map(varying_axes, jax.tree.leaves(args)))
 
 
 def varying_alike(args: tuple[Any, ...]) -> tuple[Any, ...]:

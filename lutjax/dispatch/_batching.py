@@ -10,11 +10,11 @@ from jax.custom_batching import custom_vmap
 from jax.sharding import PartitionSpec
 
 from lutjax import _compat, _meshes
-from lutjax.dispatch._leading_axes import ranks_of_update
+from lutjax.dispatch._leading_axes import leaf_ranks
 from lutjax.dispatch._partition import partition_kernel, run_shard
-from lutjax.dispatch._plan import Options, Over, Plan, cache_calls
+from lutjax.dispatch._plan import Over, Plan, cache_calls
 from lutjax.dispatch._run import run_plan
-from lutjax.dispatch.contract import Direction
+from lutjax.dispatch.contract import Call, Direction
 from lutjax.dispatch.registry import Platform
 
 
@@ -22,41 +22,33 @@ from lutjax.dispatch.registry import Platform
 def kernel(
     plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = None
 ) -> Callable[..., Any]:
-    """Return the array function for an implementation, with a vmap rule.
+    """Return the function for an implementation, with a vmap rule.
 
-    Its arguments are the call's arrays. Backward functions also take the cotangent; updates also
-    take the cotangent, rate, factor and state. Backward functions return a cotangent or None for
-    each array. `needs` applies to backward functions only.
+    It takes a call; backward functions also take the cotangent, and updates the cotangent and the
+    step. Backward functions return a cotangent or None for each array. `needs` applies to backward
+    functions only.
 
     A mapped axis joins the batch if possible: the kernel then needs no rule, and bounded tiles stay
     bounded. Otherwise (one table per element, or its gradient), kernels that support stacked calls
     receive them stacked, plain JAX is mapped by `jax.vmap`, and any other kernel runs once per
     element.
     """
-    op, options, over = plan.op, plan.options, plan.over
-    batched = tuple(rank is not None for rank in op.ranks())
-    foldable = direction == "forward" and not plan.stacked
-    if direction == "update":
-        batched = tuple(rank is not None for rank in ranks_of_update(op))
-    elif needs is not None:
-        foldable = not plan.stacked and not any(
-            need and not b for need, b in zip(needs, batched, strict=True)
-        )
-        batched = (*batched, True)
+    op = plan.op
+    # A mapped gradient of a shared array, or a mapped update, would be summed over the mapped axis.
+    foldable = not plan.stacked and direction != "update"
+    if needs is not None:
+        foldable &= all(r is not None for need, r in zip(needs, op.ranks(), strict=True) if need)
 
     def batch_axis(a: jax.Array, n_mapped: int = 0) -> int:
         return a.ndim - 1 - n_mapped if op.features_first else 0
 
-    def run(options: Options, *args: Any) -> Any:
-        return run_plan(plan, direction, needs, options, args)
+    run_whole = functools.partial(run_plan, plan, direction, needs)
 
-    def run_arrays(*args: Any, over: Over = over) -> Any:
-        return run_shard(op, direction, options, args, over, run) if over else run(options, *args)
+    def run(*args: Any, over: Over = plan.over) -> Any:
+        return run_shard(direction, *args, over=over, run=run_whole) if over else run_whole(*args)
 
-    by_rule = over is not None and plan.has_rules
-    call = custom_vmap(
-        partition_kernel(op, direction, needs, options, run_arrays) if by_rule else run_arrays
-    )
+    by_rule = plan.over is not None and plan.has_rules
+    call = custom_vmap(partition_kernel(op, direction, needs, run) if by_rule else run)
 
     @call.def_vmap
     def rule(size: int, mapped: Any, *args: Any) -> tuple[Any, Any]:
@@ -89,16 +81,16 @@ def kernel(
             lambda a: _compat.cast_varying(
                 jnp.zeros((0, *a.shape), a.dtype, out_sharding=lies), over
             ),
-            jax.eval_shape(run_arrays, *one),
+            jax.eval_shape(run, *one),
         )
 
     def map_part(size: int, mapped: Any, *args: Any) -> Any:
         return map_elements(size, mapped, *_meshes.varying_alike(args))
 
     def map_elements(size: int, mapped: Any, *args: Any) -> Any:
-        shared_is_mapped = any(
-            any(jax.tree.leaves(m)) for m, b in zip(mapped, batched, strict=True) if not b
-        )
+        leaves, structure = jax.tree.flatten(args)
+        is_mapped, is_batched = jax.tree.leaves(mapped), _batched_leaves(*args)
+        shared_is_mapped = any(m and not b for m, b in zip(is_mapped, is_batched, strict=True))
         if foldable and not shared_is_mapped:
 
             def join(a: jax.Array, is_mapped: bool) -> jax.Array:
@@ -108,31 +100,36 @@ def kernel(
                 return a.reshape(*a.shape[:axis], size * a.shape[axis + 1], *a.shape[axis + 2 :])
 
             joined = [
-                jax.tree.map(join, arg, m) if b else arg
-                for arg, m, b in zip(args, mapped, batched, strict=True)
+                join(a, m) if b else a
+                for a, m, b in zip(leaves, is_mapped, is_batched, strict=True)
             ]
-            a_batched = [arg for arg, b in zip(joined, batched, strict=True) if b]
-            one = jax.tree.leaves(a_batched)[0]
+            one = joined[is_batched.index(True)]
             batch = one.shape[batch_axis(one)] // size
 
             def split_batch(a: jax.Array) -> jax.Array:
                 axis = batch_axis(a)
-                return jnp.moveaxis(
-                    a.reshape(*a.shape[:axis], size, batch, *a.shape[axis + 1 :]), axis, 0
-                )
+                parts = a.reshape(*a.shape[:axis], size, batch, *a.shape[axis + 1 :])
+                return jnp.moveaxis(parts, axis, 0)
 
-            outputs = jax.tree.map(split_batch, call(*joined))
+            outputs = jax.tree.map(split_batch, call(*structure.unflatten(joined)))
         elif plan.stacked or any(spec.stacks for _, spec in plan.choice):
             outputs = _side_by_side(plan, direction, needs, size, mapped, args)
         elif all(spec.platform == Platform.XLA for _, spec in plan.choice):
-            outputs = jax.vmap(
-                run_arrays, in_axes=jax.tree.map(lambda m: 0 if m else None, mapped)
-            )(*args)
+            in_axes = jax.tree.map(lambda m: 0 if m else None, mapped)
+            outputs = jax.vmap(run, in_axes=in_axes)(*args)
         else:
             outputs = _one_by_one(call, args, mapped)
         return outputs
 
     return call
+
+
+def _batched_leaves(call: Call, *others: Any) -> list[bool]:
+    """Return True for each leaf with a batch axis: of the call, the cotangent, and the step."""
+    is_batched = [rank is not None for rank in leaf_ranks(jax.tree.structure(call))]
+    for n, other in enumerate(others):
+        is_batched += [n == 0] * len(jax.tree.leaves(other))
+    return is_batched
 
 
 def _side_by_side(

@@ -11,7 +11,7 @@ are static and part of the call: all traces of one call share them.)
 
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from lutjax import _compat, _meshes
 from lutjax.dispatch._batching import kernel
 from lutjax.dispatch._partition import first_element, some_element
 from lutjax.dispatch._plan import Plan
+from lutjax.dispatch.contract import Call
 from lutjax.values._derivatives import FORWARD_MODE, reverse_only, without_derivative
 from lutjax.values._detection import Detection, cotangent as cotangent_of_margin
 from lutjax.values._fixed_point import FixedPoint, nan_where_apart
@@ -49,18 +50,17 @@ def _read_outline(outline: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 def make_differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
-    """Return the differentiable op as a function of its arrays.
+    """Return the differentiable op as a function of its call and taps.
 
     Outputs without a detector axis are summed over the mesh axes that divide detectors.
 
     Args:
-      tapped: prepend two taps, zeros with no effect on the result. The first has the output's shape
-          and receives its cotangent. The second receives a dependency token: a scalar that is
-          available once the backward pass has read the table. Later operations can depend on it.
+      tapped: True if there are two taps, zeros with no effect on the result. The first has the
+          output's shape and receives its cotangent. The second receives a dependency token: a
+          scalar that is available once the backward pass has read the table. Later operations can
+          depend on it. Without taps the second argument is None.
     """
-    op, accumulate = plan.op, cast(Any, plan.accumulate)
-    n, n_taps = len(op.arrays()), 2 if tapped else 0
-    forward_kernel = kernel(plan, "forward")
+    op, forward_kernel = plan.op, kernel(plan, "forward")
     of_every_order = (
         f"use lutjax.reference.{op.op}, which has derivatives of every order in every mode."
     )
@@ -68,87 +68,94 @@ def make_differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
         f"{op.op}: the op has gradients (jax.grad, jax.vjp) and {FORWARD_MODE}; {of_every_order}"
     )
     no_second = f"{op.op}: its gradient is differentiated again, and the op has no second derivative; {of_every_order}"
-    twin = None if plan.in_floats is None else kernel(plan.in_floats, "forward")
 
-    def convert_totals(of_arrays: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        outputs = of_arrays(*args)
-        if accumulate is None or op.table_name is None or outputs.dtype != np.int32:
+    def convert_totals(call: Call) -> Any:
+        outputs = forward_kernel(call)
+        if call.accumulate is None or op.table_name is None or outputs.dtype != np.int32:
             return outputs
         # Kernels return integer totals: the parts of all devices are summed before they are divided.
-        return accumulate.total(outputs, args[op.arrays().index(op.table_name)].dtype)
+        return call.accumulate.total(outputs, getattr(call, op.table_name).dtype)
 
-    def run(*args: Any) -> Any:
-        outputs = convert_totals(forward_kernel, args)
-        if twin is None or isinstance(outputs, Detection):  # a detection has no sums
+    def run(call: Call) -> Any:
+        outputs = convert_totals(call)
+        if not _is_checked(call) or isinstance(outputs, Detection):  # a detection has no sums
             return outputs
-        return nan_where_apart(outputs, convert_totals(twin, args), accumulate)
+        return nan_where_apart(outputs, convert_totals(_in_floats(call)), call.accumulate)
 
     @jax.custom_vjp
-    def call(*args: Any) -> Any:
-        return run(*_meshes.varying_alike(args[n_taps:]))
+    def differentiable(call: Call, taps: Any) -> Any:
+        return run(_meshes.varying_alike(call))
 
-    def forward(*primals: Any) -> tuple[Any, Any]:
+    def forward(call: Call, taps: Any) -> tuple[Any, Any]:
         # symbolic_zeros: each leaf says whether it is differentiated.
-        args = jax.tree.map(lambda p: p.value, primals[n_taps:])
-        needs = tuple(any(p.perturbed for p in jax.tree.leaves(arg)) for arg in primals[n_taps:])
-        outlines = jax.tree.map(_outline, args)
-        args = _meshes.varying_alike(args)
+        needs = tuple([any(p.perturbed for p in jax.tree.leaves(a)) for a in call.values()])
+        call = jax.tree.map(lambda p: p.value, call)
+        outlines = jax.tree.map(_outline, call)
+        call = _meshes.varying_alike(call)
         if any(needs):  # a call that has no gradient fails here, not in the backward pass
-            plan.backward(args)
-        outputs = run(*without_derivative(args, no_second))
-        return outputs, (_mark(needs), outlines, plan.call(args).residuals(outputs).values())
+            plan.backward(call)
+        outputs = run(without_derivative(call, no_second))
+        return outputs, (_mark(needs), outlines, call.residuals(outputs))
 
-    def backward(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
+    def backward(residuals: Any, cotangent: Any) -> tuple[Any, Any]:
         cotangent = _differentiable_part(cotangent)
         if isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
-            return (None,) * (n_taps + n)
+            return None, None
         axes = _meshes.joint_varying_axes(residuals[1])
         cotangents = pull_back(residuals, _compat.cast_varying(cotangent, axes))
-        return (
-            (cotangent, _dependency_token(cotangents, axes, plan.has_rules), *cotangents)
-            if tapped
-            else cotangents
-        )
+        if not tapped:
+            return cotangents, None
+        return cotangents, (cotangent, _dependency_token(cotangents, axes, plan.has_rules))
 
-    def pull_back(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
+    def pull_back(residuals: Any, cotangent: Any) -> Call | None:
         mark, outlines, saved = residuals
-        needs = _read_marks(mark, n)
+        needs = _read_marks(mark, len(op.arrays()))
         if not any(needs):
-            return (None,) * n
-        shapes = jax.tree.map(_read_outline, outlines)
-        chosen = plan.backward(shapes)
+            return None
+        backward_kernel = kernel(
+            plan.backward(jax.tree.map(_read_outline, outlines)), "backward", needs
+        )
         every_axis = _meshes.joint_varying_axes(outlines)
 
-        def cotangents(plan: Plan) -> list[Any]:
-            backward_kernel = kernel(plan, "backward", needs)
-            arguments = without_derivative((*saved, cotangent), no_second)
-
+        def cotangents(saved: Call) -> list[Any]:
             def sum_cotangent(ct: Any, need: bool, outline: Any) -> Any:
                 if not need:
                     return None
                 part = _differentiable_part(outline)
                 others = tuple(sorted(every_axis - _meshes.joint_varying_axes(part)))
-                return _sum_over_devices(ct, others, part.dtype, plan.accumulate)
+                return _sum_over_devices(ct, others, part.dtype, saved.accumulate)
 
-            return list(map(sum_cotangent, backward_kernel(*arguments), needs, outlines))
+            found = backward_kernel(*without_derivative((saved, cotangent), no_second))
+            return list(map(sum_cotangent, found, needs, outlines.values()))
 
-        found = cotangents(chosen)
-        if chosen.in_floats is not None:
-            check = functools.partial(nan_where_apart, accumulate=accumulate)
-            found = jax.tree.map(check, found, cotangents(chosen.in_floats))
-        return tuple(
+        found = cotangents(saved)
+        if _is_checked(saved):
+            check = functools.partial(nan_where_apart, accumulate=saved.accumulate)
+            found = jax.tree.map(check, found, cotangents(_in_floats(saved)))
+        of_arrays = [
             cotangent_of_margin(ct, outline.bits)
             if isinstance(outline, Detection) and ct is not None
             else ct
-            for ct, outline in zip(found, outlines, strict=True)
-        )
+            for ct, outline in zip(found, outlines.values(), strict=True)
+        ]
+        return op.from_arrays(of_arrays, outlines.options())
 
-    call.defvjp(forward, backward, symbolic_zeros=True)
+    differentiable.defvjp(forward, backward, symbolic_zeros=True)
 
-    def in_reverse(*args: Any) -> Any:
-        return call(*args[:n_taps], *reverse_only(args[n_taps:], no_forward_mode))
+    def in_reverse(call: Call, taps: Any) -> Any:
+        return differentiable(reverse_only(call, no_forward_mode), taps)
 
     return in_reverse
+
+
+def _is_checked(call: Call) -> bool:
+    """Return True if a call's sums are compared with sums of floats."""
+    return call.accumulate is not None and call.accumulate.checked
+
+
+def _in_floats(call: Call) -> Call:
+    """Return the floating-point twin of a call with fixed-point sums."""
+    return call.replace(accumulate=None)
 
 
 def _dependency_token(

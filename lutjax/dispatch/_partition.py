@@ -40,25 +40,21 @@ def partition_kernel(
     op: type[Call],
     direction: Direction,
     needs: tuple[bool, ...] | None,
-    options: Any,
     function: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """Return a kernel's array function with its partitioning rule.
+    """Return a kernel's function with its partitioning rule.
 
     If the op declares no axes, the function has no rule.
 
     Args:
-      function: takes arrays, and the mesh axes that divide detectors.
+      function: takes the kernel's arguments, and the mesh axes that divide detectors.
     """
-    if not op.letters():
-        return function
 
-    @functools.wraps(function)
     def call(*args: Any) -> Any:
         here = jax.sharding.get_abstract_mesh()
-        if (
-            jax.device_count() == 1 or here.manual_axes or here.explicit_axes
-        ):  # in a shard_map there is nothing to divide
+        # In a shard_map there is nothing to divide.
+        whole = jax.device_count() == 1 or here.manual_axes or here.explicit_axes
+        if whole or not op.letters():
             return function(*args)
         leaves, structure = jax.tree.flatten(args)
 
@@ -69,7 +65,7 @@ def partition_kernel(
         if closed.effects:  # of interpreters of kernels, which JAX keeps in order
             return function(*args)
         operands = [
-            *_operand_axes(op, direction, args),
+            *_operand_axes(direction, *args),
             *(("",) * np.ndim(c) for c in closed.consts),
         ]
         results = _result_axes(op, direction, needs, shapes)
@@ -113,20 +109,16 @@ def some_element(a: jax.Array) -> jax.Array:
     return result
 
 
-def _operand_axes(op: type[Call], direction: Direction, args: tuple[Any, ...]) -> Iterator[Axes]:
-    letters, n = op.letters(), len(op.arrays())
-    for name, array in zip(op.arrays(), args, strict=False):
+def _operand_axes(direction: Direction, call: Call, *others: Any) -> Iterator[Axes]:
+    letters = call.letters()
+    for name, array in zip(call.arrays(), call.values(), strict=True):
         for _ in jax.tree.leaves(array):
             yield letters[name]
     if direction == "forward":
         return
     yield letters["output"]  # the cotangent
-    if direction == "update":
-        _, rate, factor, state = args[n:]
-        for a in jax.tree.leaves((rate, factor)):
-            yield ("t", "r", "") if a.ndim else ()
-        for _ in jax.tree.leaves(state):
-            yield ("t", "r", "")
+    for a in jax.tree.leaves(others[1:]):  # an update's step
+        yield ("t", "r", "") if a.ndim else ()
 
 
 def _result_axes(
@@ -281,10 +273,9 @@ def _names(place: Place) -> tuple[str, ...]:
 
 
 def run_shard(
-    op: type[Call],
     direction: Direction,
-    options: Any,
-    args: tuple[Any, ...],
+    call: Call,
+    *others: Any,
     over: tuple[str, ...],
     run: Callable[..., Any],
 ) -> Any:
@@ -294,85 +285,135 @@ def run_shard(
     device sends its own groups' outputs, half the traffic of a sum.
 
     Args:
-      args: the kernel's arguments, with the device's part of each detector axis, and all groups.
-      over: mesh axes that divide detectors. run: the kernel, a function of options and arguments.
+      call: with the device's part of each detector axis, and all groups.
+      *others: the kernel's other arguments: a cotangent has all groups.
+      over: mesh axes that divide detectors.
+      run: the kernel, a function of these arguments.
     """
-    n = len(op.arrays())
-    call = op.from_arrays(args[:n], options).select_shard(jax.lax.axis_index(over))
-    args, n_groups = (*call.values(), *args[n:]), dict(options).get("groups", 1)
-    letters = op.letters()
-    add_up = direction == "forward" and "t" not in letters["output"]
-    if n_groups == 1:
-        found = run(options, *args)
-        return jax.lax.psum(found, over) if add_up else found
-    n_detectors = next(
-        leaf.shape[axes.index("t")]
-        for axes, array in zip(letters.values(), args, strict=False)
-        if "t" in axes
-        for leaf in jax.tree.leaves(array)
-    )
-    # A device may have several groups, one, or a part of one; detectors that are in one group of all are one here.
-    each = n_detectors * jax.lax.axis_size(over) // n_groups
-    size = math.gcd(each, n_detectors)
-    count = n_detectors // size
-    first = jax.lax.axis_index(over) * n_detectors
-    group = (first + jnp.arange(count, dtype=jnp.int32) * size) // each
-    local = tuple((name, count if name == "groups" else value) for name, value in options)
-
-    def axis_of(name: str, shape: tuple[int, ...]) -> int | None:
-        """Return the group axis of an array with all groups."""
-        for i, letter in enumerate(letters[name]):
-            if letter == "go" or (letter in ("g", "h") and shape[i] == n_groups):
-                return i
-        return None
-
-    def take_group(name: str, a: jax.Array) -> jax.Array:
-        axis = axis_of(name, a.shape)
-        if axis is None:
-            return a
-        each = a.shape[axis] // n_groups
-        apart = a.reshape(*a.shape[:axis], n_groups, each, *a.shape[axis + 1 :])
-        found = jnp.take(apart, group, axis=axis, mode="clip")
-        return found.reshape(*a.shape[:axis], count * each, *a.shape[axis + 1 :])
-
-    def gather_axis(name: str, shape: tuple[int, ...], y: jax.Array) -> jax.Array:
-        axis = axis_of(name, shape)
-        if axis is None:
-            return y
-        each = y.shape[axis] // count
-        apart = jnp.moveaxis(y.reshape(*y.shape[:axis], count, each, *y.shape[axis + 1 :]), axis, 0)
-        zeros = _compat.zeros_varying(y, (n_groups, *apart.shape[1:]), y.dtype)
-        every = jnp.moveaxis(zeros.at[group].add(apart), 0, axis)
-        return every.reshape(*y.shape[:axis], n_groups * each, *y.shape[axis + 1 :])
-
-    names = [*op.arrays(), *(("output",) if direction != "forward" else ())]
-    of_part = [
-        jax.tree.map(functools.partial(take_group, name), a)
-        for name, a in zip(names, args, strict=False)
-    ]
-    found = run(local, *of_part, *args[len(names) :])
+    call = call.select_shard(jax.lax.axis_index(over))
+    sums_outputs = direction == "forward" and "t" not in call.letters()["output"]
+    if getattr(call, "groups", 1) == 1:
+        outputs = run(call, *others)
+        return jax.lax.psum(outputs, over) if sums_outputs else outputs
+    own = _OwnGroups.of_device(call, over)
+    local = own.take_call(call)
+    if direction == "forward":
+        outputs = run(local)
+        if not sums_outputs:
+            return own.scatter("output", own.output_shape(outputs), outputs)
+        return own.sum_outputs(outputs, over)
+    cotangent, *step = others
+    found = run(local, own.take("output", cotangent), *step)
     if direction == "update":
         return found
-    if direction == "forward":
-        axes = letters["output"]
-        if "g" in axes and not getattr(call, "sum_groups", False):
-            shape = tuple(
-                n_groups if axis == "g" else size
-                for axis, size in zip(axes, found.shape, strict=True)
-            )
-        else:
-            shape = found.shape
-        axis = axis_of("output", shape)
-        if add_up and axis is not None and size == each:
-            # In a shard_map types say what differs from device to device; in a rule for the compiler there are none.
-            to = "invarying" if jax.sharding.get_abstract_mesh().manual_axes else "varying"
-            return jax.lax.all_gather(found, over, axis=axis, tiled=True, to=to)
-        found = gather_axis("output", shape, found)
-        return jax.lax.psum(found, over) if add_up else found
     return tuple(
-        None if y is None else gather_axis(name, jax.tree.leaves(a)[0].shape, y)
-        for name, a, y in zip(op.arrays(), call.values(), found, strict=True)
+        None if y is None else own.scatter(name, jax.tree.leaves(array)[0].shape, y)
+        for name, array, y in zip(call.arrays(), call.values(), found, strict=True)
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _OwnGroups:
+    """Groups to which one device's detectors belong, numbered from 0 on this device.
+
+    A device may have several whole groups, one, or a part of one. In the last case other devices
+    have the rest of the same group.
+
+    Attributes:
+      call: with the device's detectors, and all groups.
+      ids: number of each own group among all groups, int32 ``[own groups]``.
+      whole: True if this device has all detectors of its groups.
+    """
+
+    call: Call
+    ids: jax.Array
+    whole: bool
+
+    @property
+    def n_all(self) -> int:
+        found: int = self.call.groups  # type: ignore[attr-defined]
+        return found
+
+    @classmethod
+    def of_device(cls, call: Call, over: tuple[str, ...]) -> "_OwnGroups":
+        n_detectors = next(
+            leaf.shape[call.letters()[name].index("t")]
+            for name, array in zip(call.arrays(), call.values(), strict=True)
+            if "t" in call.letters()[name]
+            for leaf in jax.tree.leaves(array)
+        )
+        n_groups: int = call.groups  # type: ignore[attr-defined]
+        group_size = n_detectors * jax.lax.axis_size(over) // n_groups
+        # Whole groups, or the largest parts of equal size that no group boundary cuts.
+        part = math.gcd(group_size, n_detectors)
+        first = jax.lax.axis_index(over) * n_detectors
+        starts = first + part * jnp.arange(n_detectors // part, dtype=jnp.int32)
+        return cls(call, starts // group_size, part == group_size)
+
+    def take_call(self, call: Call) -> Call:
+        """Return the call with the own groups of each array that has groups."""
+        arrays = [
+            jax.tree.map(functools.partial(self.take, name), array)
+            for name, array in zip(call.arrays(), call.values(), strict=True)
+        ]
+        return call.from_arrays(arrays, call.options()).replace(groups=len(self.ids))
+
+    def take(self, name: str, a: jax.Array) -> jax.Array:
+        """Return the own groups of an array with all groups."""
+        axis = self._axis(name, a.shape)
+        if axis is None:
+            return a
+        n_all, n_own = self.n_all, len(self.ids)
+        before, size, after = a.shape[:axis], a.shape[axis] // n_all, a.shape[axis + 1 :]
+        by_group = a.reshape(*before, n_all, size, *after)
+        own = jnp.take(by_group, self.ids, axis=axis, mode="clip")
+        return own.reshape(*before, n_own * size, *after)
+
+    def scatter(self, name: str, shape: tuple[int, ...], y: jax.Array) -> jax.Array:
+        """Return an array with all groups that has the own groups' values, and zeros elsewhere.
+
+        Args:
+          shape: an array's shape with all groups.
+        """
+        axis = self._axis(name, shape)
+        if axis is None:
+            return y
+        n_all, n_own = self.n_all, len(self.ids)
+        before, size, after = y.shape[:axis], y.shape[axis] // n_own, y.shape[axis + 1 :]
+        own = jnp.moveaxis(y.reshape(*before, n_own, size, *after), axis, 0)
+        zeros = _compat.zeros_varying(y, (n_all, *own.shape[1:]), y.dtype)
+        # Added, not stored: two parts of one group have the same id.
+        every = jnp.moveaxis(zeros.at[self.ids].add(own), 0, axis)
+        return every.reshape(*before, n_all * size, *after)
+
+    def sum_outputs(self, outputs: jax.Array, over: tuple[str, ...]) -> jax.Array:
+        """Return all groups' outputs, summed over the devices."""
+        shape = self.output_shape(outputs)
+        axis = self._axis("output", shape)
+        if axis is not None and self.whole:
+            # In a shard_map types say what differs from device to device; in a rule for the
+            # compiler there are none.
+            manual = jax.sharding.get_abstract_mesh().manual_axes
+            to = "invarying" if manual else "varying"
+            return jax.lax.all_gather(outputs, over, axis=axis, tiled=True, to=to)
+        return jax.lax.psum(self.scatter("output", shape, outputs), over)
+
+    def output_shape(self, outputs: jax.Array) -> tuple[int, ...]:
+        """Return the shape of the outputs with all groups, if they have a group axis."""
+        axes = self.call.letters()["output"]
+        if "g" not in axes or getattr(self.call, "sum_groups", False):
+            return outputs.shape
+        n_all = self.n_all
+        return tuple([n_all if a == "g" else n for a, n in zip(axes, outputs.shape, strict=True)])
+
+    def _axis(self, name: str, shape: tuple[int, ...]) -> int | None:
+        """Return the group axis of an array with all groups; None if it has none."""
+        for axis, letter in enumerate(self.call.letters()[name]):
+            # ``go`` is one axis with groups times outputs. An input shared by all groups has a
+            # group axis of size 1.
+            if letter == "go" or (letter in ("g", "h") and shape[axis] == self.n_all):
+                return axis
+        return None
 
 
 # ------------------------------------------------------------------------------------- meshes with explicit axes
@@ -423,8 +464,8 @@ class Layout:
         )
         return Layout(free, {"t": detectors}, self.first)
 
-    def array_specs(self, call: Call) -> tuple[Any, ...]:
-        """Return the partition specs of a call's arrays."""
+    def array_specs(self, call: Call) -> Call:
+        """Return the partition specs of a call's arrays, in their place."""
 
         def spec(name: str, rank: int | None, a: jax.Array) -> PartitionSpec:
             n = 0 if rank is None else a.ndim - rank
@@ -432,10 +473,11 @@ class Layout:
                 self.leading[len(self.leading) - n :], _own_axes(call, name), a.shape
             )
 
-        return tuple(
+        specs = [
             jax.tree.map(functools.partial(spec, name, rank), array)
             for name, array, rank in zip(call.arrays(), call.values(), call.ranks(), strict=True)
-        )
+        ]
+        return call.from_arrays(specs, call.options())
 
     def output_spec(self, op: type[Call]) -> PartitionSpec:
         """Return the partition spec of the outputs."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from lutjax import _compat
@@ -14,14 +14,11 @@ from lutjax.dispatch.registry import (
     Request,
     kernel_registry,
 )
-from lutjax.values._fixed_point import FixedPoint
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 # One implementation for each device that may run the call.
 Choice = tuple[tuple[Device, KernelSpec], ...]
-
-Options = tuple[tuple[str, Any], ...]
 
 Over = tuple[str, ...] | None
 """Mesh axes that divide detectors in the op's shard_map; None if arrays are whole, without a rule.
@@ -37,8 +34,10 @@ def cache_calls(function: F) -> F:
 class Plan:
     """Execution plan of a call, the cache key for its functions.
 
+    The functions take the call itself, a pytree with its options.
+
     Attributes:
-      op: class of the call. options: named options of the call; for an update also the rule.
+      op: class of the call.
       choice: implementations of the forward pass or the update. names: requested implementations,
           used to select the backward pass.
       over: see `Over`.
@@ -51,7 +50,6 @@ class Plan:
     """
 
     op: type[Call]
-    options: Options
     choice: Choice
     names: tuple[str, ...] = ()
     over: Over = ()
@@ -62,7 +60,7 @@ class Plan:
     @functools.cached_property
     def _hash(self) -> int:
         mode = (self.over, self.launches, self.thread, self.stacked)
-        return hash((self.op, self.options, self.choice, self.names, *mode))
+        return hash((self.op, self.choice, self.names, *mode))
 
     def __hash__(self) -> int:
         return self._hash
@@ -70,29 +68,15 @@ class Plan:
     def replace(self, **changes: Any) -> "Plan":
         return dataclasses.replace(self, **changes)
 
-    def call(self, arrays: Iterable[Any]) -> Call:
-        """Return the call with these arrays; see `Call.from_arrays`."""
-        return self.op.from_arrays(arrays, self.options)
-
-    def option(self, name: str) -> Any:
-        """Return an option by name; None if the op does not have it."""
-        return dict(self.options).get(name)
-
-    @property
-    def accumulate(self) -> FixedPoint | None:
-        """Accumulation mode."""
-        found: FixedPoint | None = self.option("accumulate")
-        return found
-
     @property
     def devices(self) -> tuple[Device, ...]:
         """Devices that may run the call."""
-        return tuple(device for device, _ in self.choice)
+        return tuple([device for device, _ in self.choice])
 
     @property
     def has_rules(self) -> bool:
         """True if the compilers for all possible devices need partitioning rules."""
-        return all(_compat.partitions_by_rule(device.backend) for device in self.devices)
+        return all(_compat.partitions_by_rule(device.backend) for device, _ in self.choice)
 
     @property
     def has_parts(self) -> bool:
@@ -106,20 +90,13 @@ class Plan:
             choice=tuple((d, spec) for d, spec in self.choice if not spec.is_decomposition)
         )
 
-    @property
-    def in_floats(self) -> "Plan | None":
-        """Plan for the floating-point twin of an op with checked sums; else None."""
-        if self.accumulate is None or not self.accumulate.checked:
-            return None
-        return self.replace(options=tuple({**dict(self.options), "accumulate": None}.items()))
-
-    def backward(self, shapes: Iterable[Any]) -> "Plan":
-        """Return the backward plan for a call with these arrays.
+    def backward(self, call: Call) -> "Plan":
+        """Return the plan of a call's backward pass.
 
         Raises:
           NoImplementationError: no implementation has a backward pass.
         """
-        return self.replace(choice=choose(self.call(shapes), self.names, "backward", self.devices))
+        return self.replace(choice=choose(call, self.names, "backward", self.devices))
 
 
 def choose(

@@ -10,10 +10,9 @@ leading batch axis (see `lutjax.dispatch.contract`). `apply` combines them:
 
     jit( fold batch dimensions -> custom_vmap(update) )
 
-Internally a call is its array tuple (`Call.values`) and a `Plan`. Transformations apply to the
-arrays; the plan is the cache key of every function. `_leading_axes` folds, `_gradient` has
-`custom_vjp`, `_batching` `custom_vmap`, `_partition` divides functions over devices, and `_run`
-invokes the kernel.
+A call is a pytree, and every transformation takes it as it is. The `Plan` is the cache key of the
+functions. `_leading_axes` folds, `_gradient` has `custom_vjp`, `_batching` `custom_vmap`,
+`_partition` divides functions over devices, and `_run` invokes the kernel.
 """
 
 import functools
@@ -34,15 +33,24 @@ from lutjax.dispatch._gradient import make_differentiable
 from lutjax.dispatch._leading_axes import (
     batch_shape,
     fold,
+    fold_call,
     folded_output,
-    ranks_of_update,
     shapes_of_kernel,
+    unfold,
 )
 from lutjax.dispatch._partition import Layout
 from lutjax.dispatch._parts import needs_parts, run_decomposed
 from lutjax.dispatch._plan import Over, Plan, cache_calls, choose, choose_whole
 from lutjax.dispatch.contract import Call, Step
-from lutjax.dispatch.registry import Device, Implementation, devices_of, kernel_registry
+from lutjax.dispatch.registry import (
+    Device,
+    Implementation,
+    Launched,
+    Made,
+    devices_of,
+    kernel_registry,
+    names_of,
+)
 from lutjax.values._ids import as_jax, trusted_ids
 
 
@@ -54,27 +62,28 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
       feature_axis: -1 if batch dimensions come first; 0 if features come first, for ops with
           features-first kernels.
     """
-    leaves, structure = jax.tree.flatten(call.values())
+    leaves, structure = jax.tree.flatten(call)
     # Lists, also below: a generator would add a Python call for every array.
     if [a for a in leaves if not isinstance(a, jax.Array)]:
         call = jax.tree.map(as_jax, call)
-        leaves = jax.tree.leaves(call.values())
+        leaves = jax.tree.leaves(call)
     traced = bool([a for a in leaves if isinstance(a, jax.core.Tracer)])
     _refuse_in_fork(call.op)
     kernel_registry.follow_coroutine(traced=traced)
-    names = kernel_registry.request(call.op, implementation)
-    devices, options = devices_of(leaves), call.options()
+    asked = kernel_registry.requested(call.op, implementation)
+    names, devices = names_of(asked), devices_of(leaves)
     # Of the next call with these shapes and options no implementation is asked again.
     kinds = tuple([(a.shape, a.dtype) for a in leaves])
     plan = kernel_registry.remembered(
-        (type(call), options, names, devices, feature_axis, structure, kinds),
+        (structure, kinds, names, devices, feature_axis),
         lambda: _make_plan(shapes_of_kernel(call, feature_axis), names, devices),
     )
-    if (launches := kernel_registry.launches(call.op, implementation)) is not None:
-        plan = plan.replace(launches=launches)
+    if isinstance(asked, Launched):
+        plan = plan.replace(launches=asked.launches)
     if traced and threading.current_thread() is not threading.main_thread():
         plan = plan.replace(thread=threading.get_ident())
-    n_noted = kernel_registry.n_noted()
+    collected = kernel_registry.collected()
+    place = 0 if collected is None else len(collected)
     on = others = None
     if call.parts is not None and ((apart := needs_parts(call)) or plan.has_parts):
         fused = plan.replace(choice=()) if apart else plan.fused
@@ -83,19 +92,19 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
         y = _run_decomposed(call, plan, fused, implementation, feature_axis)
     else:
         y = _run_kernels(call, plan, feature_axis)
-    kernel_registry.note(
-        n_noted,
-        call,
-        lambda: shapes_of_kernel(call, feature_axis),
-        lambda shapes: folded_output(shapes, y),
-        devices=on,
-        of_parts=others,
-    )
+    if collected is not None:
+        shapes = _outline(shapes_of_kernel(call, feature_axis))
+        made = Made(shapes, folded_output(shapes, y), given=call, devices=on)
+        kernel_registry.note(place, made, others)
     return y
 
 
+def _outline(arrays: Any) -> Any:
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), arrays)
+
+
 def _make_plan(shapes: Call, names: tuple[str, ...], devices: tuple[Device, ...]) -> Plan:
-    return Plan(type(shapes), shapes.options(), choose_whole(shapes, names, devices), names)
+    return Plan(type(shapes), choose_whole(shapes, names, devices), names)
 
 
 def _run_kernels(call: Call, plan: Plan, feature_axis: int) -> Any:
@@ -107,7 +116,7 @@ def _run_kernels(call: Call, plan: Plan, feature_axis: int) -> Any:
     )
     if reads is not None and table is not None:
         return reads.look_up(table, call, functools.partial(_run_tapped, plan))
-    return compile_plan(plan, feature_axis=feature_axis)(*call.values())
+    return compile_plan(plan, feature_axis=feature_axis)(call, None)
 
 
 def _run_decomposed(
@@ -121,19 +130,19 @@ def _run_decomposed(
       fused: the plan for these devices.
     """
 
-    def run_trusted(*arrays: Any) -> Any:
+    def run_trusted(call: Call, taps: None) -> Any:
         with trusted_ids():  # the op has checked its ids; its parts receive derived ids
-            return run_decomposed(plan.call(arrays), implementation, feature_axis)
+            return run_decomposed(call, implementation, feature_axis)
 
     if not fused.choice:
-        return run_trusted(*call.values())
+        return run_trusted(call, None)
     by_kernel = compile_plan(fused, feature_axis=feature_axis)
     kernels = {name: by_kernel for device in fused.devices for name in device.lowering_names}
-    return jax.lax.platform_dependent(*call.values(), **kernels, default=run_trusted)
+    return jax.lax.platform_dependent(call, None, **kernels, default=run_trusted)
 
 
 def _run_tapped(plan: Plan, taps: Any, call: Call) -> Any:
-    return compile_plan(plan, tapped=taps is not None)(*(taps or ()), *call.values())
+    return compile_plan(plan, tapped=taps is not None)(call, taps)
 
 
 def run_update(
@@ -148,26 +157,16 @@ def run_update(
     kernel_registry.follow_coroutine(
         traced=any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves((call, cotangent, step)))
     )
-    names = kernel_registry.request(call.op, implementation)
-    shapes = shapes_of_kernel(call, -1)
-    choice = choose(
-        shapes,
-        names,
-        "update",
-        devices_of(jax.tree.leaves((call, cotangent, step))),
-        folded_output(shapes, cotangent),
-        jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), step),
-    )
-    kernel_registry.note(
-        kernel_registry.n_noted(),
-        call,
-        lambda: shapes,
-        lambda shapes: folded_output(shapes, cotangent),
-        step.rule,
-    )
-    launches = kernel_registry.launches(call.op, implementation)
-    plan = Plan(type(call), (*call.options(), ("rule", step.rule)), choice, launches=launches)
-    return compiled_update(plan)(*call.values(), cotangent, step.rate, step.factor, step.state)
+    asked = kernel_registry.requested(call.op, implementation)
+    shapes = _outline(shapes_of_kernel(call, -1))
+    of_cotangent = folded_output(shapes, cotangent)
+    devices = devices_of(jax.tree.leaves((call, cotangent, step)))
+    choice = choose(shapes, names_of(asked), "update", devices, of_cotangent, _outline(step))
+    if (collected := kernel_registry.collected()) is not None:
+        kernel_registry.note(len(collected), Made(shapes, of_cotangent, step.rule, call))
+    launches = asked.launches if isinstance(asked, Launched) else None
+    plan = Plan(type(call), choice, launches=launches)
+    return compiled_update(plan)(call, cotangent, step)
 
 
 _ran_in: list[int] = []
@@ -191,12 +190,13 @@ def _refuse_in_fork(op: str) -> None:
 
 @cache_calls
 def compile_plan(plan: Plan, *, tapped: bool = False, feature_axis: int = -1) -> Callable[..., Any]:
-    """Return the op as a jitted function of its arrays.
+    """Return the op as a jitted function of its call and taps.
 
     Args:
-      tapped: prepend two taps; see `lutjax.dispatch._gradient.make_differentiable`.
+      tapped: True if there are two taps, see `lutjax.dispatch._gradient.make_differentiable`;
+          without taps the second argument is None.
     """
-    op, ranks = plan.op, plan.op.ranks()
+    op = plan.op
 
     @functools.cache
     def function_of(over: Over) -> Callable[..., Any]:
@@ -205,106 +205,70 @@ def compile_plan(plan: Plan, *, tapped: bool = False, feature_axis: int = -1) ->
         if op.differentiable:
             return make_differentiable(of_part, tapped)
         forward = kernel(of_part, "forward")
-        return lambda *args: forward(*_meshes.varying_alike(args))
+        return lambda call, taps: forward(_meshes.varying_alike(call))
 
-    def call_features_first(over: Over, *args: Any) -> Any:
-        batch = next(
-            a.shape[1:] if feature_axis == 0 else a.shape[:-1]
-            for a, rank in zip(args, ranks, strict=True)
-            if rank is not None
-        )
-        n, first = math.prod(batch), feature_axis == 0
-        args = tuple(
-            a
-            if rank is None
-            else a.reshape(a.shape[0], n)
-            if first
-            else a.reshape(n, a.shape[-1]).T
-            for a, rank in zip(args, ranks, strict=True)
-        )
-        y = function_of(over)(*args)
-        if first:
-            return y.reshape(*y.shape[:-1], *batch)
-        return jnp.moveaxis(y, -1, 0).reshape(*batch, *y.shape[:-1])
-
-    def call(over: Over, *args: Any) -> Any:
-        taps, args = (args[:2], args[2:]) if tapped else ((), args)
-        batch = batch_shape(ranks, args)
-        if taps:
+    def run(over: Over, call: Call, taps: Any) -> Any:
+        batch = batch_shape(call, feature_axis)
+        if taps is not None:
             zero, token = taps
-            token = _compat.cast_varying(token, _meshes.joint_varying_axes(args))
+            token = _compat.cast_varying(token, _meshes.joint_varying_axes(call))
             taps = (zero.reshape(math.prod(batch), *zero.shape[len(batch) :]), token)
-        outputs = function_of(over)(*taps, *fold(ranks, plan.call(args).prepare().values(), batch))
-        return jax.tree.map(lambda a: a.reshape(*batch, *a.shape[1:]), outputs)
+        outputs = function_of(over)(fold(call.prepare(), batch, feature_axis), taps)
+        return unfold(op, outputs, batch, feature_axis)
 
-    inner = call_features_first if op.features_first else call
-
-    def run_on_explicit_axes(*args: Any) -> Any:
-        taps, args = (args[:2], args[2:]) if tapped else ((), args)
-        given = plan.call(args).prepare()
-        layout = Layout.from_call(given, first=op.features_first and feature_axis == 0)
+    def run_on_explicit_axes(call: Call, taps: Any) -> Any:
+        call = call.prepare()
+        layout = Layout.from_call(call, first=op.features_first and feature_axis == 0)
         parts = layout.kernel_layout("forward")
-        if not parts.divides or _lacks_elements((taps, given.values()), plan):
-            whole = functools.partial(inner, None)
-            return _meshes.shard_by_compiler(whole, lambda *_: layout.output_spec(op))(
-                *taps, *given.values()
-            )
-        outputs, over = parts.output_spec(op), parts.over
-        specs = (*((outputs, PartitionSpec()) if taps else ()), *parts.array_specs(given))
-        y = _meshes.run_sharded(functools.partial(inner, over), specs, outputs)(
-            *taps, *given.values()
-        )
+        if not parts.divides or _lacks_elements(call, taps):
+            whole = functools.partial(run, None)
+            specs = layout.output_spec(op)
+            return _meshes.shard_by_compiler(whole, lambda *_: specs)(call, taps)
+        outputs = parts.output_spec(op)
+        specs = (parts.array_specs(call), (outputs, PartitionSpec()) if tapped else None)
+        of_part = functools.partial(run, parts.over)
+        y = _meshes.run_sharded(of_part, specs, outputs)(call, taps)
         return _meshes.laid_out(y, layout.output_spec(op))
 
-    return _jit_with_name(functools.partial(inner, ()), run_on_explicit_axes, f"lutjax_{op.op}")
+    return _jit_with_name(functools.partial(run, ()), run_on_explicit_axes, f"lutjax_{op.op}")
 
 
 @cache_calls
 def compiled_update(plan: Plan) -> Callable[..., Any]:
-    """Return the update as a jitted function.
+    """Return the update as a jitted function of the call, the cotangent and the step."""
+    op = plan.op
 
-    Its arguments are the call's arrays, the cotangent, rate, factor and state.
-    """
-    op, ranks = plan.op, ranks_of_update(plan.op)
-    table = op.arrays().index(str(op.table_name))
+    def run(over: Over, call: Call, cotangent: jax.Array, step: Step) -> Any:
+        update = kernel(plan.replace(over=over), "update")
+        return update(*_meshes.varying_alike((*fold_call(call, cotangent), step)))
 
-    def call(over: Over, *args: Any) -> Any:
-        n, update = len(op.arrays()), kernel(plan.replace(over=over), "update")
-        prepared = (*plan.call(args[:n]).prepare().values(), *args[n:])
-        return update(*_meshes.varying_alike(fold(ranks, prepared, batch_shape(ranks, args))))
-
-    def run_on_explicit_axes(*args: Any) -> Any:
-        n = len(op.arrays())
-        given = op.from_arrays(args[:n], plan.options[:-1]).prepare()
-        parts = Layout.from_call(given).kernel_layout("update")
-        of_call = parts.array_specs(given)
-        *rest, state = jax.tree.map(
-            lambda a: parts.axes_spec((), ("t",), a.shape) if a.ndim else PartitionSpec(),
-            args[n + 1 :],
+    def run_on_explicit_axes(call: Call, cotangent: jax.Array, step: Step) -> Any:
+        table, state = getattr(call, str(op.table_name)), step.state
+        call = call.prepare()
+        parts = Layout.from_call(call).kernel_layout("update")
+        of_call = parts.array_specs(call)
+        of_step = jax.tree.map(
+            lambda a: parts.axes_spec((), ("t",), a.shape) if a.ndim else PartitionSpec(), step
         )
-        specs, outputs = (*of_call, PartitionSpec(), *rest, state), (of_call[table], state)
-        of_all = (*given.values(), *args[n:])
-        if _lacks_elements(of_all, plan):
-            update = _meshes.shard_by_compiler(functools.partial(call, None), lambda *_: outputs)
+        outputs = (getattr(of_call, str(op.table_name)), of_step.state)
+        if _lacks_elements(call, (cotangent, step)):
+            update = _meshes.shard_by_compiler(functools.partial(run, None), lambda *_: outputs)
         else:
-            update = _meshes.run_sharded(functools.partial(call, parts.over), specs, outputs)
-        return jax.tree.map(
-            _meshes.laid_out,
-            update(*of_all),
-            jax.tree.map(_meshes.spec_of, (args[table], args[-1])),
-        )
+            specs = (of_call, PartitionSpec(), of_step)
+            update = _meshes.run_sharded(functools.partial(run, parts.over), specs, outputs)
+        own = jax.tree.map(_meshes.spec_of, (table, state))
+        return jax.tree.map(_meshes.laid_out, update(call, cotangent, step), own)
 
-    return _jit_with_name(
-        functools.partial(call, ()), run_on_explicit_axes, f"lutjax_{op.op}_update"
-    )
+    name = f"lutjax_{op.op}_update"
+    return _jit_with_name(functools.partial(run, ()), run_on_explicit_axes, name)
 
 
-def _lacks_elements(arrays: Any, plan: Plan) -> bool:
+def _lacks_elements(call: Call, others: Any) -> bool:
     """Return True if an array or the output is empty.
 
     `jax.shard_map` does not divide empty arrays.
     """
-    return _meshes.lacks_elements(arrays) or plan.option("n_outputs") == 0
+    return _meshes.lacks_elements((call, others)) or getattr(call, "n_outputs", None) == 0
 
 
 def _jit_with_name(
@@ -316,7 +280,7 @@ def _jit_with_name(
     """
 
     def run_function(*args: Any) -> Any:
-        if not [a for a in jax.tree.leaves(args) if _meshes.explicit_axes(a)]:
+        if not _meshes.any_explicit(args):
             return function(*args)
         with _meshes.mesh_of(args):
             return on_explicit_axes(*args)

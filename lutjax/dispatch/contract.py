@@ -34,11 +34,13 @@ It may declare its supported calls as its ``SPEC``, a `lutjax.dispatch.registry.
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Literal, TypeVar
 
 import jax
 
+from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._row_rules import SGD, RowRule, RowState
 
 C = TypeVar("C", bound="Call")
@@ -91,6 +93,7 @@ class Call:
       plain: reason for which only plain JAX runs this call; None: any implementation may. An op
           with two kinds of arguments may have two call classes with its name.
       also: additional platforms that run such a call.
+      accumulate: accumulation mode of ops with sums; None for other ops.
     """
 
     op: ClassVar[str]
@@ -100,6 +103,7 @@ class Call:
     output: ClassVar[str | None]
     parts: ClassVar[Callable[..., Any] | None]
     also: ClassVar[tuple[str, ...]] = ()
+    accumulate: FixedPoint | None = None
 
     def __init_subclass__(
         cls,
@@ -114,15 +118,10 @@ class Call:
         cls.op, cls.table_name, cls.parts = op, table, parts
         cls.differentiable, cls.features_first = differentiable, features_first
         cls.output = output
-        jax.tree_util.register_pytree_with_keys(
-            cls,
-            lambda call: (
-                tuple(zip(map(jax.tree_util.GetAttrKey, cls.arrays()), call.values(), strict=True)),
-                call.options(),
-            ),
-            lambda options, arrays: cls.from_arrays(arrays, options),
-            lambda call: (call.values(), call.options()),
-        )
+        unflatten = functools.partial(_unflatten, cls)
+        # JAX flattens a call at every transformation: no Python function runs for it.
+        flatten = operator.attrgetter("_tree")
+        jax.tree_util.register_pytree_with_keys(cls, _flatten_with_keys, unflatten, flatten)
 
     @classmethod
     @functools.cache
@@ -177,12 +176,18 @@ class Call:
 
     def values(self) -> tuple[Any, ...]:
         """Return the arrays in declaration order."""
-        return tuple(map(self.__dict__.__getitem__, self.arrays()))
+        arrays: tuple[Any, ...] = self.__dict__["_tree"][0]
+        return arrays
 
     def options(self) -> tuple[tuple[str, Any], ...]:
         """Return the named static options."""
-        names = self._options()
-        return tuple(zip(names, map(self.__dict__.__getitem__, names), strict=True))
+        options: tuple[tuple[str, Any], ...] = self.__dict__["_tree"][1]
+        return options
+
+    def __post_init__(self) -> None:
+        get, options = self.__dict__.__getitem__, self._options()
+        named = tuple(zip(options, map(get, options), strict=True))
+        self.__dict__["_tree"] = (tuple(map(get, self.arrays())), named)
 
     @classmethod
     def from_arrays(cls: type[C], arrays: Iterable[Any], options: Iterable[tuple[str, Any]]) -> C:
@@ -190,10 +195,7 @@ class Call:
 
         Values are not checked: transformations pass placeholders.
         """
-        call = object.__new__(cls)
-        call.__dict__.update(zip(cls.arrays(), arrays, strict=True))
-        call.__dict__.update(options)
-        return call
+        return _unflatten(cls, options, arrays)
 
     def replace(self: C, **changes: Any) -> C:
         """Return the call with some fields replaced.
@@ -202,6 +204,7 @@ class Call:
         """
         call = object.__new__(type(self))
         call.__dict__.update(self.__dict__, **changes)
+        call.__post_init__()
         return call
 
     def row_call(self) -> "Call":
@@ -218,6 +221,19 @@ class Call:
     def residuals(self: C, outputs: Any) -> C:
         """Return the call for the backward pass. Unneeded arrays may be None."""
         return self
+
+
+def _flatten_with_keys(call: Call) -> tuple[tuple[tuple[Any, Any], ...], Any]:
+    arrays, options = call.__dict__["_tree"]
+    keys = map(jax.tree_util.GetAttrKey, call.arrays())
+    return tuple(zip(keys, arrays, strict=True)), options
+
+
+def _unflatten(cls: type[C], options: Iterable[tuple[str, Any]], arrays: Iterable[Any]) -> C:
+    call, arrays, options = object.__new__(cls), tuple(arrays), tuple(options)
+    call.__dict__.update(zip(cls.arrays(), arrays, strict=True), _tree=(arrays, options))
+    call.__dict__.update(options)
+    return call
 
 
 @dataclasses.dataclass(frozen=True)

@@ -202,7 +202,7 @@ class KernelSpec:
       about: returns details about this machine, such as the instruction set in use; called where it
           is selected.
       holder: object with its functions, in place of the target; None: the target.
-      run: runs the op with this implementation.
+      registry: registry that has it.
     """
 
     op: str
@@ -215,7 +215,7 @@ class KernelSpec:
     declared: Declaration | None = None
     about: Callable[[], str] | None = None
     holder: Any = None
-    run: Callable[..., Any] | None = dataclasses.field(default=None, repr=False, compare=False)
+    registry: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Return the op's outputs, computed by this implementation only.
@@ -228,8 +228,9 @@ class KernelSpec:
           NoImplementationError: it cannot run the call, or not on this device; the message gives
               the reason.
         """
-        assert self.run is not None, "an implementation that no registry has"
-        return self.run(*args, **options)
+        assert self.registry is not None, "an implementation that no registry has"
+        function = self.registry.function(self.op)
+        return function(*args, implementation=self.names[1], **options)
 
     @property
     def names(self) -> tuple[str, str]:
@@ -294,14 +295,15 @@ class KernelSpec:
         """Return the reason why this implementation cannot run a call, a `Deferral` if another one comes first, or None."""
         if self.backend not in (Backend.ANY, request.device.backend):
             return f"runs on {self.backend}, the call runs on {request.device}"
-        if why := _missing_reason(self.requires):
+        if self.requires and (why := _missing_reason(self.requires)):
             return why
         deferral = self.platform_rule and self.platform_rule(request)
         if deferral and not isinstance(deferral, Deferral):
             return deferral
         if request.direction not in self.directions:
             return f"has no {request.direction}"
-        if why := _missing_reason(self.declaration.requires):
+        needed = self.declaration.requires
+        if needed and (why := _missing_reason(needed)):
             return why
         if self.platform is not Platform.XLA:
             if request.step is not None and request.step.rule.counts_decay:
@@ -607,8 +609,7 @@ class KernelRegistry:
                 f"kernel_registry.register: unknown op {op!r}; the ops are {', '.join(self._ops) or 'none'}, and "
                 "kernel_registry.register_op adds one."
             )
-        platform = _find_member("register", "platform", Platform, platform)
-        backend = _find_member("register", "backend", Backend, backend)
+        platform, backend = _find_target("register", platform, backend)
         priority = _DEFAULT_PRIORITY[platform] if priority is None else priority
         _check_options(how, directions)
         rates = how.get("rates", False) or platform is Platform.XLA
@@ -638,7 +639,9 @@ class KernelRegistry:
                     f"kernel_registry.register: target is {format_value(target)}; expected the name of a module. Use register as a "
                     "decorator of a class or function."
                 )
-            return self._add(make(target, _GRADIENT if directions is None else directions))
+            spec = make(target, _GRADIENT if directions is None else directions)
+            self._add(spec)
+            return self._specs[op][platform, backend]
 
         def add(holder: K) -> K:
             found = (
@@ -696,17 +699,18 @@ class KernelRegistry:
           ValueError: an unknown op, platform or backend, or the op already has an implementation
               for this platform and backend.
         """
-        platform = _find_member("discover", "platform", Platform, platform)
-        backend = _find_member("discover", "backend", Backend, backend)
+        platform, backend = _find_target("discover", platform, backend)
 
         def rule(request: Request) -> str | None:
             supports: Rule | None = getattr(importlib.import_module(package), "supports", None)
             return supports and supports(request)
 
-        for op in public_modules(package):
+        ops = public_modules(package)
+        for op in ops:
             if op not in self._ops:
                 self._check_op(op)  # raises
-            self._add(
+        self._add(
+            *[
                 KernelSpec(
                     op,
                     platform,
@@ -716,22 +720,21 @@ class KernelRegistry:
                     _DEFAULT_PRIORITY[platform] if priority is None else priority,
                     platform_rule=None if platform is Platform.XLA else rule,
                 )
-            )
+                for op in ops
+            ]
+        )
 
-    def _add(self, spec: KernelSpec) -> KernelSpec:
-        of_op = self._specs.setdefault(spec.op, {})
-        if (spec.platform, spec.backend) in of_op:
-            raise ValueError(
-                f"kernel_registry.register: {spec.op!r} already has the implementation {of_op[spec.platform, spec.backend]}; "
-                "unregister it first, or register for another platform or backend."
-            )
-
-        def run(*args: Any, **options: Any) -> Any:
-            return self.function(spec.op)(*args, implementation=spec.names[1], **options)
-
-        of_op[spec.platform, spec.backend] = spec = dataclasses.replace(spec, run=run)
+    def _add(self, *specs: KernelSpec) -> None:
+        for spec in specs:
+            of_op = self._specs.setdefault(spec.op, {})
+            if (spec.platform, spec.backend) in of_op:
+                raise ValueError(
+                    f"kernel_registry.register: {spec.op!r} already has the implementation "
+                    f"{of_op[spec.platform, spec.backend]}; unregister it first, or register for "
+                    "another platform or backend."
+                )
+            of_op[spec.platform, spec.backend] = dataclasses.replace(spec, registry=self)
         self._resolved.clear()
-        return spec
 
     def announce(
         self, ops: Iterable[str], platform: Platform | str, backend: Backend | str, package: str
@@ -746,8 +749,7 @@ class KernelRegistry:
           backend: hardware.
           package: package of the modules.
         """
-        platform = _find_member("announce", "platform", Platform, platform)
-        backend = _find_member("announce", "backend", Backend, backend)
+        platform, backend = _find_target("announce", platform, backend)
         how = (
             (package.partition(".")[0],),
             _DEFAULT_PRIORITY[platform],
@@ -891,31 +893,16 @@ class KernelRegistry:
 
         `names`: requested names, in order; see `request`.
         """
-        call, options = request.call, request.call.options()
-        leaves, treedef = jax.tree.flatten((call.values(), request.cotangent, request.step))
-        key = (
-            type(call),
-            options,
-            request.direction,
-            names,
-            request.device,
-            treedef,
-            tuple([(a.shape, a.dtype) for a in leaves]),
-        )
+        leaves, structure = jax.tree.flatten((request.call, request.cotangent, request.step))
+        kinds = tuple([(a.shape, a.dtype) for a in leaves])
 
         def choose() -> KernelSpec:
-            shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves]
-            values, cotangent, step = jax.tree.unflatten(treedef, shapes)
-            asked = Request(
-                request.direction,
-                call.from_arrays(values, options),
-                request.device,
-                cotangent,
-                step,
-            )
+            shapes = [jax.ShapeDtypeStruct(*kind) for kind in kinds]
+            call, cotangent, step = structure.unflatten(shapes)
+            asked = Request(request.direction, call, request.device, cotangent, step)
             return self._choose(names, asked)
 
-        return self.remembered(key, choose)
+        return self.remembered((structure, kinds, request.direction, names, request.device), choose)
 
     def remembered(self, key: Any, make: Callable[[], T]) -> T:
         """Return the cached result of `make` for a key, until implementations change."""
@@ -926,12 +913,7 @@ class KernelRegistry:
 
     def request(self, op: str, implementation: Implementation) -> tuple[str, ...]:
         """Return the requested implementations, in order; empty if any will do."""
-        return names_of(self._requested_implementation(op, implementation))
-
-    def launches(self, op: str, implementation: Implementation) -> Any:
-        """Return the kernel configs given with the requested implementations, or None."""
-        asked = self._requested_implementation(op, implementation)
-        return asked.launches if isinstance(asked, Launched) else None
+        return names_of(self.requested(op, implementation))
 
     def launchable(self) -> dict[str, list[KernelSpec]]:
         """Return the configurable kernels by name, each with its implementations."""
@@ -942,7 +924,8 @@ class KernelRegistry:
                     found.setdefault(kernel, []).append(spec)
         return found
 
-    def _requested_implementation(self, op: str, implementation: Implementation) -> Implementation:
+    def requested(self, op: str, implementation: Implementation) -> Implementation:
+        """Return a call's own implementation, else the choice of `use_implementation`."""
         if implementation is not None:
             return implementation
         forced = dict(self._forced.get() or ())
@@ -1116,40 +1099,26 @@ class KernelRegistry:
         finally:
             self._made.reset(token)
 
-    def n_noted(self) -> int:
-        """Return the number of calls recorded by `collecting`."""
-        return len(self._made.get() or ())
+    def collected(self) -> list[Made] | None:
+        """Return the calls of the innermost active `collecting` block; None outside of blocks."""
+        return self._made.get()
 
-    def note(
-        self,
-        place: int,
-        given: Call,
-        call: Callable[[], Call],
-        output: Callable[[Call], Any],
-        rule: RowRule | None = None,
-        devices: tuple[Device, ...] | None = None,
-        of_parts: tuple[Device, ...] | None = None,
-    ) -> None:
+    def note(self, place: int, made: Made, of_parts: tuple[Device, ...] | None = None) -> None:
         """Record a call for an active `collecting` block.
 
         Args:
           place: number of recorded calls when this one began. Its parts follow it.
-          given: call as the op received it.
-          call: returns the call as kernels receive it.
-          output: returns the output's shape and dtype.
-          rule: see `Made`.
-          devices: see `Made`.
+          made: the call.
           of_parts: devices of the parts that follow it.
         """
-        made = self._made.get()
-        if made is not None:
-            shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), call())
-            if of_parts is not None:
-                made[place:] = [
-                    dataclasses.replace(part, devices=of_parts) if part.devices is None else part
-                    for part in made[place:]
-                ]
-            made.insert(place, Made(shapes, output(shapes), rule, given, devices))
+        calls = self._made.get()
+        assert calls is not None
+        if of_parts is not None:
+            calls[place:] = [
+                dataclasses.replace(part, devices=of_parts) if part.devices is None else part
+                for part in calls[place:]
+            ]
+        calls.insert(place, made)
 
     def _check_op(self, op: str) -> None:
         known = self._ops.get(op)
@@ -1215,8 +1184,10 @@ class KernelRegistry:
         return [spec for spec in self._elsewhere.get(op, ()) if spec.missing]
 
     def _choose(self, names: tuple[str, ...], request: Request) -> KernelSpec:
-        # Reasons against missing packages are left out: they take longer than the selection.
-        for spec, why in self._evaluate_candidates(names, request, self.candidates(request.op)):
+        # Reasons against missing packages and other hardware take longer than the selection.
+        here = (Backend.ANY, request.device.backend)
+        candidates = tuple([s for s in self.candidates(request.op) if s.backend in here])
+        for spec, why in self._evaluate_candidates(names, request, candidates):
             if why is None:
                 return spec
         considered = [
@@ -1296,6 +1267,16 @@ def _find_member(method: str, argument: str, known: type[E], value: Any) -> E:
         ) from None
 
 
+def _find_target(
+    method: str, platform: Platform | str, backend: Backend | str
+) -> tuple[Platform, Backend]:
+    """Return a platform and a backend by name, see `_find_member`."""
+    if isinstance(platform, Platform) and isinstance(backend, Backend):
+        return platform, backend
+    found = _find_member(method, "platform", Platform, platform)
+    return found, _find_member(method, "backend", Backend, backend)
+
+
 def names_of(implementation: Implementation) -> tuple[str, ...]:
     """Return the names in an `implementation` argument, in order of preference.
 
@@ -1328,7 +1309,9 @@ def _parse_name(name: str) -> str:
 kernel_registry = KernelRegistry(
     {
         "logic_gates": "lutjax.ops.logic_gates",
-        **dict.fromkeys(("lut", "sparse_lut", "lut_attention"), "lutjax.ops.compositions"),
+        "lut": "lutjax.ops.lut",
+        "sparse_lut": "lutjax.ops.sparse_lut",
+        "lut_attention": "lutjax.ops.lut_attention",
         "conv_lut": "lutjax.ops.conv_lut",
         "update_table": "lutjax.tables.update",
     },

@@ -1,6 +1,7 @@
 """Detection, shared by all tables that read the same input."""
 
 import dataclasses
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -34,6 +35,10 @@ class Detection:
     margin: jax.Array
     bits: int
 
+    def __post_init__(self) -> None:
+        # JAX flattens a detection at every transformation: no Python function runs for it.
+        self.__dict__["_tree"] = ((self.index, self.flip, self.margin), self.bits)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the three arrays."""
@@ -50,8 +55,8 @@ _KEYS = tuple(map(jax.tree_util.GetAttrKey, _FIELDS))
 
 def _unflatten(bits: int, children: Iterable[Any]) -> Detection:
     # Transformations put placeholders in the fields, so no constructor may inspect them.
-    d = object.__new__(Detection)
-    d.__dict__.update(zip(_FIELDS, children, strict=True), bits=bits)
+    d, children = object.__new__(Detection), tuple(children)
+    d.__dict__.update(zip(_FIELDS, children, strict=True), bits=bits, _tree=(children, bits))
     return d
 
 
@@ -90,5 +95,5 @@ jax.tree_util.register_pytree_with_keys(
     Detection,
     lambda d: (tuple(zip(_KEYS, (d.index, d.flip, d.margin), strict=True)), d.bits),
     _unflatten,
-    lambda d: ((d.index, d.flip, d.margin), d.bits),
+    operator.attrgetter("_tree"),
 )

@@ -1,5 +1,7 @@
 """Supported dtypes of the ops, and their accumulation dtypes."""
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
@@ -13,6 +15,7 @@ def holds_all_of(dtype: DTypeLike, other: DTypeLike) -> bool:
     return bool(wide.nmant >= narrow.nmant and wide.maxexp >= narrow.maxexp)
 
 
+@functools.cache
 def accumulator(*dtypes: DTypeLike) -> np.dtype:
     """Return the dtype for comparisons and sums: the widest, and at least float32."""
     widest = max((jnp.dtype(dtype) for dtype in dtypes), key=lambda dtype: dtype.itemsize)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -204,14 +203,6 @@ def result(total: jax.Array, dtype: DTypeLike, accumulate: FixedPoint | None) ->
 
 # ------------------------------------------------------------------------------------- for ops
 _MOST_APART = 2**22  # integers between a sum and its floating-point twin
-
-
-def without_check(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of an op for its kernels, without the overflow check."""
-    accumulate = options.get("accumulate")
-    if accumulate is None or not accumulate.checked:
-        return dict(options)
-    return {**options, "accumulate": dataclasses.replace(accumulate, checked=False)}
 
 
 def nan_where_apart(fixed: jax.Array, floating: jax.Array, accumulate: FixedPoint) -> jax.Array:

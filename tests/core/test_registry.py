@@ -754,7 +754,7 @@ def test_implementations_agree_on_their_arguments():
     absent = set()
     for op in lutjax.kernel_registry.ops():
         for spec in lutjax.kernel_registry.candidates(op):
-            assert spec.directions == lutjax.kernel_registry.directions(op), spec
+            assert set(spec.directions) <= set(lutjax.kernel_registry.directions(op)), spec
             for direction in spec.directions:
                 try:
                     function = spec.load(direction)

@@ -291,7 +291,7 @@ LONG_EXAMPLES = (
     "lutjax.convert._packages", "lutjax.circuits.detectors", "lutjax.bundles.programs", "lutjax.optim._optimizer",
     "lutjax.models.packed", "lutjax.models.packed_automaton", "lutjax.optim.linen", "lutjax.optim.nnx", "lutjax.reads",
     "lutjax.circuits.fpga", "lutjax.wiring._gates", "lutjax.wiring._names", "lutjax.training.augment", "lutjax.tables.host",
-    "lutjax.bundles.saving", "lutjax.convert._spiky", "lutjax.ops.conv_lut", "lutjax.ops.compositions",
+    "lutjax.bundles.saving", "lutjax.convert._spiky", "lutjax.ops.conv_lut", "lutjax.ops.lut_attention",
     "lutjax.layers.nnx._layer", "lutjax.optim._gradients",
 )  # fmt: skip
 

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lutjax.dispatch.registry import Device
+from lutjax.kernels._xla import _row_updates
 from lutjax.kernels._xla._row_gathers import in_sequence, read
 from lutjax.ops.lookup_attention import LookupAttention
 from lutjax.ops.lut_pair_attention import LutPairAttention
@@ -430,6 +431,27 @@ def plan(call: LookupAttention | LutPairAttention, device: Device) -> Pairs:
         padded = pairs.padded_queries(of_queries), pairs.padded_keys(of_keys)
         pairs = dataclasses.replace(pairs, segments=padded)
     return pairs
+
+
+Ids = Callable[[Tile], jax.Array]
+"""Returns the row ids for a tile's pairs, ``[group, n]``."""
+
+
+def hits_of_pairs(
+    pairs: Pairs, dy: jax.Array, of_group: Callable[[_row_updates.Detectors], Ids]
+) -> _row_updates.Hits:
+    """Return attention hits: each valid pair is a hit for every detector."""
+    dy = pairs.padded_rows(dy)
+
+    def visit(detectors: _row_updates.Detectors, body: _row_updates.Body, carry: Any) -> Any:
+        ids = of_group(detectors)
+
+        def tile(tile: Tile, carry: Any) -> Any:
+            return body(carry, ids(tile), tile.gather_rows(dy), tile.valid_pairs())
+
+        return pairs.for_each_tile(tile, carry)
+
+    return visit, pairs.n_visited
 
 
 def _take(a: jax.Array, at: np.ndarray) -> jax.Array:

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from lutjax._compat import zeros_varying
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Device
-from lutjax.kernels._xla import _pair_tiles, _row_gathers
+from lutjax.kernels._xla import _row_gathers
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import FixedPoint, addend_dtype, addends, result
 from lutjax.values._row_rules import DECAY, RowState
@@ -53,9 +53,6 @@ Visit = Callable[[Detectors, Body, Any], Any]
 """Passes a carry through a body for every tile of a detector group's hits."""
 
 
-Ids = Callable[[_pair_tiles.Tile], jax.Array]
-"""Returns the row ids for a tile's pairs, ``[group, n]``."""
-
 OfRows = Callable[[jax.Array], jax.Array]
 """Selects the updated rows' rates or factors from all rows; results broadcast to these rows."""
 
@@ -71,23 +68,6 @@ class Reads(Protocol):
     def weights(self) -> jax.Array: ...
     @property
     def accumulate(self) -> FixedPoint | None: ...
-
-
-def hits_of_pairs(
-    pairs: _pair_tiles.Pairs, dy: jax.Array, of_group: Callable[[Detectors], Ids]
-) -> Hits:
-    """Return attention hits: each valid pair is a hit for every detector."""
-    dy = pairs.padded_rows(dy)
-
-    def visit(detectors: Detectors, body: Body, carry: Any) -> Any:
-        ids = of_group(detectors)
-
-        def tile(tile: _pair_tiles.Tile, carry: Any) -> Any:
-            return body(carry, ids(tile), tile.gather_rows(dy), tile.valid_pairs())
-
-        return pairs.for_each_tile(tile, carry)
-
-    return visit, pairs.n_visited
 
 
 def group_cotangents(

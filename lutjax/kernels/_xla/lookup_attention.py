@@ -162,12 +162,12 @@ def hits(call: LookupAttention, cotangent: jax.Array, *, device: Device) -> _row
     pairs = _pair_tiles.plan(call, device)
     row = RowIds(pairs, call)
 
-    def group_ids(detectors: _row_updates.Detectors) -> _row_updates.Ids:
+    def group_ids(detectors: _row_updates.Detectors) -> _pair_tiles.Ids:
         ids = row.for_detectors(detectors)
         return lambda tile: _row_gathers.flat(ids(tile))
 
     dy = cotangent.astype(accumulator(call.weights.dtype))
-    return slot_hits(call, _row_updates.hits_of_pairs(pairs, dy, group_ids))
+    return slot_hits(call, _pair_tiles.hits_of_pairs(pairs, dy, group_ids))
 
 
 class RowIds:

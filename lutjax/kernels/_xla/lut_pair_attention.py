@@ -126,7 +126,7 @@ def hits(call: LutPairAttention, cotangent: jax.Array, *, device: Device) -> _ro
     """Return the hits of a call; see `lutjax.kernels._xla.lookup.hits`."""
     pairs = _pair_tiles.plan(call, device)
 
-    def group_ids(detectors: _row_updates.Detectors) -> _row_updates.Ids:
+    def group_ids(detectors: _row_updates.Detectors) -> _pair_tiles.Ids:
         positions = call.positions
         if positions is not None and positions.shape[1] > 1:
             positions = detectors(positions, 1)
@@ -136,7 +136,7 @@ def hits(call: LutPairAttention, cotangent: jax.Array, *, device: Device) -> _ro
         return lambda tile: _row_gathers.flat(terms.detect(tile).index)
 
     dy = cotangent.astype(accumulator(call.weights.dtype))
-    return slot_hits(call, _row_updates.hits_of_pairs(pairs, dy, group_ids))
+    return slot_hits(call, _pair_tiles.hits_of_pairs(pairs, dy, group_ids))
 
 
 class TiledTerms(Terms):
