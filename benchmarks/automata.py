@@ -1,12 +1,16 @@
 """Cellular automata by seed, on pictures, and in time: `python benchmarks/automata.py life --seeds 0 1 2 [--set FIELD=VALUE ...]`.
 
-Each seed is trained separately (`--set runs=1` is the default) until three consecutive tests find no wrong bit, as in `lutjax train ca`. The best hard automaton is tested every `eval_every` steps on new samples. A row contains the wrong bits per grid in the
-best and the last test, the steps before the first test without a wrong bit, and the mean loss since the previous test. `--together` trains all seeds
-side by side in one program until all are done: for GPUs. `--rows docs/benchmarks/automata.csv` appends the rows to the file behind
+Each seed is trained separately (`--set runs=1` is the default) until three consecutive tests find
+no wrong bit, as in `lutjax train ca`. The best hard automaton is tested every `eval_every` steps on
+new samples. A row contains the wrong bits per grid in the best and the last test, the steps before
+the first test without a wrong bit, and the mean loss since the previous test. `--together` trains
+all seeds side by side in one program until all are done: for GPUs. `--rows
+docs/benchmarks/automata.csv` appends the rows to the file behind
 docs/appendix/cellular-automaton.md.
 
-`pictures` draws pictures and trains one automaton on each until three consecutive tests find no wrong bit, as `lutjax train ca --target` does.
-`times` measures a training step of each experiment, and the Game of Life in packed words.
+`pictures` draws pictures and trains one automaton on each until three consecutive tests find no
+wrong bit, as `lutjax train ca --target` does. `times` measures a training step of each experiment,
+and the Game of Life in packed words.
 """
 
 import csv
@@ -235,7 +239,10 @@ def main() -> None:
     )
     values = {"runs": 1} | parse_fields(given.set) | ({"steps": given.steps} if given.steps else {})
     if given.experiment == "pictures":
-        head = "picture | colors | channels | gates | steps of the automaton | wrong bits | training steps | seconds"
+        head = (
+            "picture | colors | channels | gates | steps of the automaton | wrong bits | training "
+            "steps | seconds"
+        )
         return print_table(head, train_pictures(values))
     if given.experiment == "times":
         return print_table("figure | median | unit", measure_times())

@@ -35,7 +35,7 @@ MEAN, DEVIATION = 0.3, 0.38
 """Mean and standard deviation of all pixels in [0, 1]. Normalized inputs give margins of about 1, as reads expect."""
 
 
-# ------------------------------------------------------------------------------------------- measuring
+# ---------------------------------------------------------------------------------------- measuring
 def _milliseconds(call: Callable[[], Any], least: float = 1.0) -> float:
     """Return the fastest time over many calls, after one for compilation: other programs only add time."""
     jax.block_until_ready(call())
@@ -218,7 +218,7 @@ TABLES: dict[str, Callable[[], list[dict[str, Any]]]] = {
 }
 
 
-# ------------------------------------------------------------------------------------------- the file
+# ----------------------------------------------------------------------------------------- the file
 def measure(names: list[str]) -> None:
     """Measure tables and store them in the file."""
     found = json.loads(FILE.read_text()) if FILE.exists() else {}
@@ -240,7 +240,8 @@ def page_table(path: Path, name: str) -> str:
     kept = json.loads(path.read_text())[name]
     rows = kept["rows"]
     source = (
-        f"Minimum times of many calls in plain JAX: `python benchmarks/choose.py {name}`, {kept['date']}, {kept['machine']}, "
+        f"Minimum times of many calls in plain JAX: `python benchmarks/choose.py {name}`, "
+        f"{kept['date']}, {kept['machine']}, "
         f"lutjax {kept['lutjax']}, jax {kept['jax']}."
     )
     return f"{table(list(rows[0]), (row.values() for row in rows))}\n{source}\n"

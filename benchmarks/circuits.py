@@ -1,8 +1,10 @@
 """Accuracy against hardware for scikit-learn's digits: `python benchmarks/circuits.py [--runs FOLDER] [--only NAME ...]`.
 
-Trains networks with and without a gate cost, with narrow last layers, and with votes reduced by trained tables, on some splits. Runs stay in a folder, so
-a second call only measures. Rows contain the hard network's test accuracy, gates of the simplified circuit from pixels to class, and six-input lookup
-tables (LUT6) after mapping by ABC, which needs pyosys. `--write` stores rows in docs/benchmarks/circuits.csv and the curve in docs/circuits.png.
+Trains networks with and without a gate cost, with narrow last layers, and with votes reduced by
+trained tables, on some splits. Runs stay in a folder, so a second call only measures. Rows contain
+the hard network's test accuracy, gates of the simplified circuit from pixels to class, and
+six-input lookup tables (LUT6) after mapping by ABC, which needs pyosys. `--write` stores rows in
+docs/benchmarks/circuits.csv and the curve in docs/circuits.png.
 """
 
 import csv

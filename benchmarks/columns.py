@@ -1,13 +1,15 @@
 """Accuracy on columns and digits over five seeded splits: `python benchmarks/columns.py --adult adult.npz [--only NAME ...]`.
 
-Adult has its own test part. Split s holds out a stratified fifth of the training rows, sampled with seed s, and trains on
-the rest; the hard network is tested once, on the test part, after the last step. Digits: the test part of split s is a
-stratified fifth, sampled with seed s.
+Adult has its own test part. Split s holds out a stratified fifth of the training rows, sampled with
+seed s, and trains on the rest; the hard network is tested once, on the test part, after the last
+step. Digits: the test part of split s is a stratified fifth, sampled with seed s.
 
-Sizes and rates were chosen on validation parts (`--parts validation` tests nothing else): the held-out fifth on Adult; for
-digits a fifth of the images outside all five test parts, with as many other training images as in a split.
+Sizes and rates were chosen on validation parts (`--parts validation` tests nothing else): the
+held-out fifth on Adult; for digits a fifth of the images outside all five test parts, with as many
+other training images as in a split.
 
-The networks of all splits train at the same time, in one program. `--others` measures scikit-learn's learners on the same rows.
+The networks of all splits train at the same time, in one program. `--others` measures
+scikit-learn's learners on the same rows.
 """
 
 import dataclasses
@@ -173,7 +175,8 @@ def measure_others(
 ) -> Iterator[Row]:
     """Measure scikit-learn's learners on the same rows.
 
-    Trees read numbers, and logistic regression reads network bits. On digits, all read pixels, and one more forest reads bits.
+    Trees read numbers, and logistic regression reads network bits. On digits, all read pixels, and
+    one more forest reads bits.
     """
     from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
     from sklearn.linear_model import LogisticRegression

@@ -1,8 +1,9 @@
 """Native kernels next to plain JAX on this CPU: `python benchmarks/cpu.py [--only NAME ...] [--write]`.
 
-Calls of both implementations alternate in one process, on the same arrays; a Markdown table shows the medians. Machines differ, and are shared:
-`taskset -c 0,1` selects the cores. `--growth --png FILE` measures and draws the lookup time by table size instead, from 16 MB to 8 GB, as far as
-memory allows. `--write` stores the rows in ``docs/benchmarks/cpu.json``, with machine, versions and date.
+Calls of both implementations alternate in one process, on the same arrays; a Markdown table shows
+the medians. Machines differ, and are shared: `taskset -c 0,1` selects the cores. `--growth --png
+FILE` measures and draws the lookup time by table size instead, from 16 MB to 8 GB, as far as memory
+allows. `--write` stores the rows in ``docs/benchmarks/cpu.json``, with machine, versions and date.
 """
 
 import dataclasses
@@ -270,13 +271,19 @@ COLUMNS = "figure", *IMPLEMENTATIONS, "unit", "ratio"
 
 def machine() -> str:
     """Return the processor and versions."""
-    return f"{processor()}, Python {platform.python_version()}, jax {jax.__version__}, lutjax {lutjax.__version__}"
+    return (
+        f"{processor()}, Python {platform.python_version()}, jax {jax.__version__}, lutjax "
+        f"{lutjax.__version__}"
+    )
 
 
 def page_table(path: Path) -> str:
     """Return the table for a documentation page."""
     kept = json.loads(path.read_text(encoding="utf-8"))
-    source = f"Medians of alternating calls in one process: `python benchmarks/cpu.py`, {kept['date']}, {kept['machine']}."
+    source = (
+        "Medians of alternating calls in one process: `python benchmarks/cpu.py`, "
+        f"{kept['date']}, {kept['machine']}."
+    )
     return f"{table(COLUMNS, kept['rows'], len(COLUMNS))}\n{source}\n"
 
 

@@ -1,12 +1,15 @@
 """Table decoders next to softmax attention with the same width: `python benchmarks/decoding.py`.
 
-Cache bytes per token, and tokens per second of `generate` for 1, 16 and 256 texts, in Markdown. Models are untrained, with equally many layers and features; the
-best of three calls counts. `--implementation` selects that of the tables.
+Cache bytes per token, and tokens per second of `generate` for 1, 16 and 256 texts, in Markdown.
+Models are untrained, with equally many layers and features; the best of three calls counts.
+`--implementation` selects that of the tables.
 
-`--slots` measures `lutjax.models.Slots` instead, with separate caches or a block pool: tokens per second, prompts read per second, and cache bytes, for
-prompts that differ and prompts equal up to the last token.
+`--slots` measures `lutjax.models.Slots` instead, with separate caches or a block pool: tokens per
+second, prompts read per second, and cache bytes, for prompts that differ and prompts equal up to
+the last token.
 
-`--feed-forward` measures the GPT of a preset with dense layers, float tables and int8 tables: array bytes, and tokens per second of `generate` for 1 and 64 texts.
+`--feed-forward` measures the GPT of a preset with dense layers, float tables and int8 tables: array
+bytes, and tokens per second of `generate` for 1 and 64 texts.
 """
 
 import dataclasses
@@ -132,7 +135,10 @@ def print_slots(implementation: str | None) -> None:
     """Print the table of slots."""
     config = LUTTransformerConfig(features=FEATURES, context=CONTEXT, n_layers=LAYERS)
     model = LUTTransformer(config, implementation=implementation, rngs=nnx.Rngs(0))
-    names = "texts | caches | tokens/s | different prompts/s | bytes | prompts with a common beginning/s | bytes"
+    names = (
+        "texts | caches | tokens/s | different prompts/s | bytes | prompts with a common "
+        "beginning/s | bytes"
+    )
     rows = (
         (texts, name, *measure_slots(model, texts, block_size))
         for texts in TEXTS

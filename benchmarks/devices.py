@@ -1,10 +1,12 @@
 """Training on 1, 2, 4, ... devices of this host: `python benchmarks/devices.py [--only NAME ...] [--large GB]`.
 
-Prints a Markdown table with the time of a step, its speed-up or efficiency relative to one device, memory and collectives. Each step runs in
-two ways: plain `jit` over arrays sharded by `lutjax.sharding.specs`, and a handwritten `jax.shard_map`. Each case is a separate process, which measures its
-memory. `--large GB` adds tables with that size over all devices: initialization, steps, a checkpoint in `--folder`, and its restoration on half the devices;
-only these with `--only large`.
-On a machine without accelerators: `XLA_FLAGS=--xla_force_host_platform_device_count=8 python benchmarks/devices.py --tiny`.
+Prints a Markdown table with the time of a step, its speed-up or efficiency relative to one device,
+memory and collectives. Each step runs in two ways: plain `jit` over arrays sharded by
+`lutjax.sharding.specs`, and a handwritten `jax.shard_map`. Each case is a separate process, which
+measures its memory. `--large GB` adds tables with that size over all devices: initialization,
+steps, a checkpoint in `--folder`, and its restoration on half the devices; only these with `--only
+large`. On a machine without accelerators: `XLA_FLAGS=--xla_force_host_platform_device_count=8
+python benchmarks/devices.py --tiny`.
 """
 
 import argparse
@@ -465,7 +467,8 @@ _SIZES = {
     "f64": 8,
 }
 _COLLECTIVE = re.compile(
-    r"= (.*?) (all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all|collective-broadcast)(-start)?\("
+    r"= (.*?) "
+    r"(all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all|collective-broadcast)(-start)?\("
 )
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
 
@@ -570,7 +573,10 @@ def compare(rows: dict[Case, dict[str, Any]]) -> str:
         exchanged = f"{row['exchanged MB']:.1f}" if "exchanged MB" in row else "-"
         cells = case.figure, devices, case.way, row["batch"], f"{row['ms']:.3f}", against, *parts
         lines.append((*cells, row.get("collectives", "-"), exchanged))
-    names = "figure | devices | way | batch | ms | against one | peak GB | over share | collectives | MB exchanged"
+    names = (
+        "figure | devices | way | batch | ms | against one | peak GB | over share | collectives | "
+        "MB exchanged"
+    )
     return table(names, lines, 4)
 
 

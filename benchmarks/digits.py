@@ -6,9 +6,11 @@
     python benchmarks/digits.py wirings --only top-k --set candidates=32
     taskset -c 0 python benchmarks/digits.py packed
 
-The test part of split s contains the first 360 entries of ``numpy.random.default_rng(s).permutation(1797)``. The hard network is tested once, after the
-last step. Sizes and rates of `networks` were chosen on images outside all five test parts. The networks of all splits train in one program.
-`packed` measures the images per second of a hard network in packed words.
+The test part of split s contains the first 360 entries of
+``numpy.random.default_rng(s).permutation(1797)``. The hard network is tested once, after the last
+step. Sizes and rates of `networks` were chosen on images outside all five test parts. The networks
+of all splits train in one program. `packed` measures the images per second of a hard network in
+packed words.
 """
 
 import time
@@ -60,7 +62,8 @@ def measure(
     start, (sizes, rates) = time.perf_counter(), fields
     model, training = LogicClassifierConfig(64, 10, **sizes), TrainingConfig(**rates, steps=steps)
     parts = [split(load_digits(), number) for number in splits]
-    # Rates of learned thresholds depend on the training part: such networks train one after the other.
+    # Rates of learned thresholds depend on the training part: such networks train one after the
+    # other.
     groups = [[i] for i in range(len(splits))] if model.learned_thresholds else [range(len(splits))]
     found: list[tuple[float, float]] = []
     for group in groups:

@@ -1,10 +1,12 @@
 """Feed-forward layers of a GPT at equal steps or seconds: `python benchmarks/feed_forward.py --text FILE --seeds 0,1,2`.
 
-Trains `lutjax.models.GPT` with each feed-forward layer on the same batches, and prints a Markdown table: losses on the whole test part, averaged over all
-seeds and for each, at the lowest validation loss; parameters; seconds of the steps. With several `--rates` the first seed selects each
-layer's learning rate on the validation part. `--set name=value` overrides values of the preset. With `--seconds`, each layer gets as many steps as fit into
-that time, without tests and compilation: the step time is measured first, so that the schedule ends with the last step. `--text python` is the source of all
-installed packages; `--json` appends each result to a file.
+Trains `lutjax.models.GPT` with each feed-forward layer on the same batches, and prints a Markdown
+table: losses on the whole test part, averaged over all seeds and for each, at the lowest validation
+loss; parameters; seconds of the steps. With several `--rates` the first seed selects each layer's
+learning rate on the validation part. `--set name=value` overrides values of the preset. With
+`--seconds`, each layer gets as many steps as fit into that time, without tests and compilation: the
+step time is measured first, so that the schedule ends with the last step. `--text python` is the
+source of all installed packages; `--json` appends each result to a file.
 """
 
 import time
@@ -178,7 +180,8 @@ def compare(given: Any, values: dict[str, Any], text: Text) -> Results:
 def report(values: dict[str, Any], result: Result, text: Text, rows: Path | None) -> None:
     """Print one result, and append it to a file."""
     print(
-        f"{values['feed_forward']}, rate {values['learning_rate']:g}, seed {values['seed']}, {values['steps']} steps: "
+        f"{values['feed_forward']}, rate {values['learning_rate']:g}, seed {values['seed']}, "
+        f"{values['steps']} steps: "
         f"validation {result.validation:.4f}, test {result.test:.4f}, {result.seconds:.0f} s",
         flush=True,
     )
@@ -202,7 +205,10 @@ def table(found: Results) -> str:
         rows.append(
             (f"`{layer}`", *sizes, *times, *means, ", ".join(f"{r.test:.3f}" for r in results))
         )
-    names = "feed-forward | parameters | of them in these layers | MB | rate | ms/step | seconds | validation | test"
+    names = (
+        "feed-forward | parameters | of them in these layers | MB | rate | ms/step | seconds | "
+        "validation | test"
+    )
     return markdown_table(f"{names} | test of each seed", rows, 10)
 
 

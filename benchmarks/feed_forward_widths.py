@@ -1,7 +1,8 @@
 """Table and picture of results of `feed_forward.py --json`, by width: `python benchmarks/feed_forward_widths.py docs/benchmarks/feed_forward.jsonl --picture docs/feed-forward-widths.png`.
 
-Each layer and width uses the learning rate with the lowest validation loss for the first seed. `--levers` prints all trainings instead, by their changes
-relative to the first training of each width and layer; `--features` selects one width. The picture shows results from one device kind.
+Each layer and width uses the learning rate with the lowest validation loss for the first seed.
+`--levers` prints all trainings instead, by their changes relative to the first training of each
+width and layer; `--features` selects one width. The picture shows results from one device kind.
 """
 
 import itertools
@@ -68,7 +69,10 @@ def table(rows: list[Row]) -> str:
         ms = f"{1e3 * one['seconds'] / one['steps']:.1f}"
         time = f"{rates}: {one['learning_rate']:g}", ms, one["steps"]
         lines.append((*what, *sizes, *time, validation, test, f"{mean:.4f}"))
-    names = "device | width, layers, context | feed-forward | parameters | read for a token | rates tried, chosen | ms/step"
+    names = (
+        "device | width, layers, context | feed-forward | parameters | read for a token | rates "
+        "tried, chosen | ms/step"
+    )
     return markdown_table(
         f"{names} | steps | validation of each seed | test of each seed | mean", lines, 3
     )
@@ -111,7 +115,10 @@ def levers(rows: list[Row]) -> str:
         lines.append(
             (what, f"`{layer}`", of_device, f"{rate:g}", steps, f"{time:.1f}", validation, test)
         )
-    names = "changed | feed-forward | device | rate | steps | ms/step | validation of each seed | test of each seed"
+    names = (
+        "changed | feed-forward | device | rate | steps | ms/step | validation of each seed | "
+        "test of each seed"
+    )
     return markdown_table(names, lines, 4)
 
 

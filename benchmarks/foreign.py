@@ -3,9 +3,11 @@
     python benchmarks/foreign.py there gates model.safetensors    # with PyTorch and the package; writes the network
     python benchmarks/foreign.py here gates model.safetensors     # with lutjax
 
-Networks: ``gates``, 3 x 2000 torchlogix gates over 192 bits with 10 classes; ``difflogic``, the same in difflogic (on ``PYTHONPATH``); ``trees``, torchlogix's
-convolutional MNIST network with size S; ``language``, a spiky language model (its ``src`` and its CPU extension on ``PYTHONPATH``). Figures are process CPU times, the
-minimum over `REPEATS`. PyTorch uses one thread, because its threads spin while they wait.
+Networks: ``gates``, 3 x 2000 torchlogix gates over 192 bits with 10 classes; ``difflogic``, the
+  same in difflogic (on ``PYTHONPATH``); ``trees``, torchlogix's
+convolutional MNIST network with size S; ``language``, a spiky language model (its ``src`` and its
+CPU extension on ``PYTHONPATH``). Figures are process CPU times, the minimum over `REPEATS`. PyTorch
+uses one thread, because its threads spin while they wait.
 """
 
 import dataclasses

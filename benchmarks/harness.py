@@ -46,8 +46,9 @@ def parse(
       description: script docstring.
       *positional: names without dashes.
       argv: words to parse instead of the command line.
-      **options: default value and help text by name. A type means no default. Lists accept several values, also
-        separated by commas; tuples and mappings contain the choices, one or several of them, by default the first or all.
+      **options: default value and help text by name. A type means no default. Lists accept several
+        values, also separated by commas; tuples and mappings contain the choices, one or several of
+        them, by default the first or all.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -153,7 +154,7 @@ def kernel_launches(run: Callable[[], Any]) -> dict[str, list[tuple[str, float, 
     }
 
 
-# ------------------------------------------------------------------------------------- tables and pictures
+# ------------------------------------------------------------------------------ tables and pictures
 def markdown_row(cells: Iterable[Any]) -> str:
     """Return a Markdown table row."""
     return f"| {' | '.join(map(str, cells))} |"
@@ -211,7 +212,7 @@ def draw_axes(
     figure.savefig(path, dpi=dpi)
 
 
-# ------------------------------------------------------------------------------------- rows and machines
+# -------------------------------------------------------------------------------- rows and machines
 def processor() -> str:
     """Return the processor name and the number of usable cores."""
     name, path = platform.processor() or platform.machine(), Path("/proc/cpuinfo")

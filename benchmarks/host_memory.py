@@ -107,9 +107,13 @@ def measure_rows(gigabytes: float, sizes: Sizes, repeats: int) -> None:
     }
     for name, f in calls.items():
         seconds = best(f, repeats)
-        share = f"{n_bytes / seconds / 1e9:.1f} GB/s of rows, {100 * n_bytes / seconds / copy_speed:.0f} % of copies"
+        share = (
+            f"{n_bytes / seconds / 1e9:.1f} GB/s of rows, "
+            f"{100 * n_bytes / seconds / copy_speed:.0f} % of copies"
+        )
         print(
-            f"| {name} | {seconds * 1e3:.2f} ms | {share} | {ids.size / seconds / 1e6:.1f} M rows/s |"
+            f"| {name} | {seconds * 1e3:.2f} ms | {share} | {ids.size / seconds / 1e6:.1f} M "
+            "rows/s |"
         )
 
 
@@ -266,7 +270,10 @@ def measure_tokens(given: Any, sizes: Sizes, small: Run, on_host: Run) -> None:
                 times = token_times({"device": small, "host": on_host}, n, sizes, given.repeats)
                 device, on = (f"{times[name] * 1e3:.3f} ms" for name in ("device", "host"))
                 ratio = f"{times['host'] / times['device']:.3f} times"
-                where = f"{device} a token, small table on the device | {on} on the host, the {who} reads"
+                where = (
+                    f"{device} a token, small table on the device | {on} on the host, the {who} "
+                    "reads"
+                )
                 print(f"| {n} texts | {where} | {ratio} |", flush=True)
 
 

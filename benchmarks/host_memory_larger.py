@@ -1,10 +1,13 @@
 """Tables larger than device memory: `python benchmarks/host_memory_larger.py`.
 
-Trains a GPT whose host-resident n-gram tables exceed GPU memory, in a process that writes one checkpoint, continues and is killed (SIGKILL). A second process
-resumes from the checkpoint. Its losses must equal the losses of the first process in the same steps, bit for bit; then it generates text. Both processes
-initialize all rows. `--xla_gpu_deterministic_ops` makes XLA compute the same bits in every process.
+Trains a GPT whose host-resident n-gram tables exceed GPU memory, in a process that writes one
+checkpoint, continues and is killed (SIGKILL). A second process resumes from the checkpoint. Its
+losses must equal the losses of the first process in the same steps, bit for bit; then it generates
+text. Both processes initialize all rows. `--xla_gpu_deterministic_ops` makes XLA compute the same
+bits in every process.
 
-`--gigabytes` sets the table size. Both processes together take about two minutes with 16 cores and 90 GB.
+`--gigabytes` sets the table size. Both processes together take about two minutes with 16 cores and
+90 GB.
 """
 
 import argparse
@@ -97,7 +100,8 @@ def first_process(folder: Path, rows: int, small: bool) -> None:
     limit, peak = (memory.get(name, 0) for name in ("bytes_limit", "peak_bytes_in_use"))
     sizes = f"may use {limit / 1e9:.1f} GB and used {peak / 1e9:.2f} GB"
     print(
-        f"tables of {table.nbytes / 1e9:.1f} GB beside {device.device_kind}, of whose memory JAX {sizes}"
+        f"tables of {table.nbytes / 1e9:.1f} GB beside {device.device_kind}, of whose memory JAX "
+        f"{sizes}"
     )
     print("waits", flush=True)
     signal.pause()
@@ -184,7 +188,8 @@ def main() -> None:
     expected = {step: bits for step, bits in wanted.items() if step >= CHECKPOINT}
     assert found == expected, "losses after the kill are others"
     print(
-        f"the {len(found)} losses after the kill are those of the process that was killed, bit for bit; {time.perf_counter() - start:.0f} s in all"
+        f"the {len(found)} losses after the kill are those of the process that was killed, bit "
+        f"for bit; {time.perf_counter() - start:.0f} s in all"
     )
 
 

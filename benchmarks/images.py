@@ -1,12 +1,14 @@
 """Accuracy on small images: `python benchmarks/images.py --data mnist5k.npz --rows docs/benchmarks/images.jsonl`.
 
-Trains scikit-learn's logistic regression, random forest and gradient boosting, small CNNs, logic trees (`LogicTreeNet`, the hard network) and
-table convolutions (`ConvLUT`) on five splits, four fifths to one fifth of each class (stratified `lutjax.training.samples.split_ids`), and tests
-them once, after the last step. All networks see random image changes, smaller ones for logic trees. Recipes were selected with `--choose`, which
-tests on images outside all five test parts.
+Trains scikit-learn's logistic regression, random forest and gradient boosting, small CNNs, logic
+trees (`LogicTreeNet`, the hard network) and table convolutions (`ConvLUT`) on five splits, four
+fifths to one fifth of each class (stratified `lutjax.training.samples.split_ids`), and tests them
+once, after the last step. All networks see random image changes, smaller ones for logic trees.
+Recipes were selected with `--choose`, which tests on images outside all five test parts.
 
-Rows in the file of `--rows` are not computed again. `--pictures FOLDER` instead trains a `LogicTreeNet` and draws the hard network:
-`image-trees.png`, trees in the first layer, and `image-learned.png`, its classes.
+Rows in the file of `--rows` are not computed again. `--pictures FOLDER` instead trains a
+`LogicTreeNet` and draws the hard network: `image-trees.png`, trees in the first layer, and
+`image-learned.png`, its classes.
 """
 
 import dataclasses
@@ -473,7 +475,8 @@ def draw_pictures(whole: Samples, folder: Path) -> None:
         jax.random.key(0), rates_of(rates), images[train], whole.y[train], images[test]
     )
     print(
-        f"hard network: {100 * float((np.asarray(found) == whole.y[test]).mean()):.1f} % of the test part"
+        f"hard network: {100 * float((np.asarray(found) == whole.y[test]).mean()):.1f} % of the "
+        "test part"
     )
     model: Any = program.structure.model(params, others)
     logits = jax.jit(

@@ -78,8 +78,10 @@ def describe(given: Any, values: dict[str, Any], text: Text) -> str:
         f"{values['steps']} steps" if given.seconds is None else f"{given.seconds:g} s of steps"
     )
     return (
-        f"{text.name}, {text.size:,} bytes of digest {text.digest[:16]}, preset {given.preset}, {length} of "
-        f"{values['batch_size']} x {values['context']} bytes, {jax.devices()[0].device_kind}, jax {jax.__version__}"
+        f"{text.name}, {text.size:,} bytes of digest {text.digest[:16]}, preset {given.preset}, "
+        f"{length} of "
+        f"{values['batch_size']} x {values['context']} bytes, {jax.devices()[0].device_kind}, jax "
+        f"{jax.__version__}"
     )
 
 

@@ -1,7 +1,8 @@
 """Speed of the exported C Game of Life on one core: `python benchmarks/life.py [CIRCUIT.json]`.
 
-The rule is a circuit exported by `lutjax export` from a `train ca` run, or one that counts neighbors with full adders. The timed program is the output of
-`lutjax.circuits.c`, with `NAME_step`; its last grid is compared with the rule in NumPy.
+The rule is a circuit exported by `lutjax export` from a `train ca` run, or one that counts
+neighbors with full adders. The timed program is the output of `lutjax.circuits.c`, with
+`NAME_step`; its last grid is compared with the rule in NumPy.
 """
 
 import pathlib

@@ -1,11 +1,14 @@
 """Time and memory of training steps of logic networks: `python benchmarks/logic_steps.py gates|trees|wirings`.
 
-`gates`: gate layers, by default the larger MNIST network in *Deep Differentiable Logic Gate Networks*, 6 layers of 8000 gates over 784 bits.
+`gates`: gate layers, by default the larger MNIST network in *Deep Differentiable Logic Gate
+  Networks*, 6 layers of 8000 gates over 784 bits.
 `trees`: a `LogicTreeNet`. `wirings`: the layers of `gates` with every wiring.
 
-Adam, softmax cross entropy, random samples. The compiler plans the memory, with arguments and state. `--torchlogix` also measures
-the same network in that package, eager and compiled; it needs `pip install torch torchvision` and `pip install --no-deps torchlogix`. Its step uses PyTorch's
-fused Adam, its time includes host work while the GPU waits, and its memory is the peak of PyTorch's allocator.
+Adam, softmax cross entropy, random samples. The compiler plans the memory, with arguments and
+state. `--torchlogix` also measures the same network in that package, eager and compiled; it needs
+`pip install torch torchvision` and `pip install --no-deps torchlogix`. Its step uses PyTorch's
+fused Adam, its time includes host work while the GPU waits, and its memory is the peak of PyTorch's
+allocator.
 """
 
 import statistics
@@ -61,7 +64,10 @@ def networks(given: Any) -> Iterator[tuple[str, Any, Any, tuple[int, ...]]]:
     for wiring in WIRINGS if given.what == "wirings" else (LogicClassifierConfig(64, 10).wiring,):
         sizes = {"n_thresholds": 0, "tau": 30.0, "wiring": wiring}
         config = LogicClassifierConfig(given.inputs, 10, (n_gates,) * n_layers, **sizes)
-        name = f"{n_layers} layers of {n_gates} gates{f', {wiring}' if given.what == 'wirings' else ''}"
+        name = (
+            f"{n_layers} layers of {n_gates} "
+            f"gates{f', {wiring}' if given.what == 'wirings' else ''}"
+        )
         yield name, LogicClassifier, config, (given.inputs,)
 
 

@@ -1,23 +1,29 @@
 """Memory layers: loss with and without a memory, loss by table size, and times of product keys.
 
-    python benchmarks/memory.py train --text FILE --seconds 40 --json memory.jsonl
-    python benchmarks/memory.py sizes --text FILE --steps 1000 --rows 256,1024,4096,16384,65536 --json memory.jsonl
-    python benchmarks/memory.py keys --json memory.jsonl
-    python benchmarks/memory.py table --json memory.jsonl --picture docs/memory.png
+    python benchmarks/memory.py train --text FILE --seconds 40 --json memory.jsonl python
+    benchmarks/memory.py sizes --text FILE --steps 1000 --rows 256,1024,4096,16384,65536 --json
+    memory.jsonl python benchmarks/memory.py keys --json memory.jsonl python benchmarks/memory.py
+    table --json memory.jsonl --picture docs/memory.png
 
-The first three append one line of JSON per result to the file; `table` prints them in Markdown and draws the picture.
+The first three append one line of JSON per result to the file; `table` prints them in Markdown and
+draws the picture.
 
-`train` compares models with and without a memory, with equally many parameters read per token, in equal time:
+`train` compares models with and without a memory, with equally many parameters read per token, in
+equal time:
 
-1. Steps of both models alternate while they are timed. Each model gets as many steps as fit into the seconds (by default the time of the preset's steps without a memory), and
+1. Steps of both models alternate while they are timed. Each model gets as many steps as fit into
+the seconds (by default the time of the preset's steps without a memory), and
    its schedule ends with the last step.
-2. The first seed selects the learning rate of the memory rows (`--rates`) by the lowest validation loss after a `--share` of the time. Fast rates learn sooner and overfit
+2. The first seed selects the learning rate of the memory rows (`--rates`) by the lowest validation
+loss after a `--share` of the time. Fast rates learn sooner and overfit
    later, so a small share may select too fast a rate; `--share 1` trains in full.
-3. For each seed both models train on everything except the test part, and are tested there once. Seeds determine initial values and batches.
+3. For each seed both models train on everything except the test part, and are tested there once.
+Seeds determine initial values and batches.
 
-Seconds exclude compilation and tests; programs compile in parallel, one per model and rate. `--text python` is the source of all installed packages. `--processor` counts
-processor time of all threads instead of wall-clock time, so that other programs do not matter.
-On a GPU, for three minutes of steps: `python benchmarks/memory.py train --text python --seconds 25 --json memory.jsonl`.
+Seconds exclude compilation and tests; programs compile in parallel, one per model and rate. `--text
+python` is the source of all installed packages. `--processor` counts processor time of all threads
+instead of wall-clock time, so that other programs do not matter. On a GPU, for three minutes of
+steps: `python benchmarks/memory.py train --text python --seconds 25 --json memory.jsonl`.
 """
 
 import importlib.util
@@ -104,7 +110,8 @@ def with_memory(values: dict[str, Any]) -> dict[str, Any]:
     found = min(each, key=lambda other: abs(read(other) - read(values)))
     if abs(read(found) / read(values) - 1) > 0.05:
         raise SystemExit(
-            f"a token reads {read(values):,} parameters without a memory, and at best {read(found):,} with one: take a smaller memory "
+            f"a token reads {read(values):,} parameters without a memory, and at best "
+            f"{read(found):,} with one: take a smaller memory "
             "(--set memory_width=4), or more tables (--set lut_tables=...)."
         )
     return found
@@ -434,7 +441,10 @@ def table(found: list[dict[str, Any]]) -> str:
     if runs := [r for r in found if r["what"] == "train"]:
         of_processor = any(r.get("clock", "processor") == "processor" for r in runs)
         clock = f"seconds{' of the processor' if of_processor else ''}"
-        names = f"memory | parameters | read for a token | steps | {clock} | test loss, mean | of each seed"
+        names = (
+            f"memory | parameters | read for a token | steps | {clock} | test loss, mean | of "
+            "each seed"
+        )
         rows = []
         for name in ("without", "with"):
             own = [r for r in runs if r["model"] == name]

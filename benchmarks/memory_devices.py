@@ -2,9 +2,11 @@
 
     python benchmarks/memory_devices.py --json memory_devices.jsonl
 
-Prints a Markdown table for each size and sharding: bytes received per device and training step, by collective, from the shapes in the compiled
-program; memory per device; and the minimum step time. A step reads weighted row sums, compares them with a target, and updates the rows by
-Adagrad. Samples are sharded over the devices, except for `jit`.
+Prints a Markdown table for each size and sharding: bytes received per device and training step, by
+  collective, from the shapes in the compiled
+program; memory per device; and the minimum step time. A step reads weighted row sums, compares them
+with a target, and updates the rows by Adagrad. Samples are sharded over the devices, except for
+`jit`.
 
     jit         plain `jit` with `lutjax.sharding.specs`: each device has all samples and some tables
     detectors   a `jax.shard_map` in which each device has some tables: ids go to the tables, and sums to the samples

@@ -1,8 +1,10 @@
 """Facts in the rows of a published table: `python benchmarks/memory_facts.py --folder DIR`.
 
-Trains a small GPT whose n-gram memory is a mapped table, and writes the table as a bfloat16 safetensors file: the published base. Then it writes `--facts`
-facts, such as ``The code of qzkv: 417``, into rows of the table by gradients on rows alone: the model and the file stay as they are. It prints the answers
-before and after, the change of the loss on other text, the size of the overlay, and compares all bits after removal of the overlay.
+Trains a small GPT whose n-gram memory is a mapped table, and writes the table as a bfloat16
+safetensors file: the published base. Then it writes `--facts` facts, such as ``The code of qzkv:
+417``, into rows of the table by gradients on rows alone: the model and the file stay as they are.
+It prints the answers before and after, the change of the loss on other text, the size of the
+overlay, and compares all bits after removal of the overlay.
 """
 
 import dataclasses
@@ -122,8 +124,9 @@ def facts(count: int) -> np.ndarray:
 def write_facts(model: GPT, sentences: np.ndarray, steps: int, rate: float) -> None:
     """Update the rows of the answers by gradients, until each answer is right with some margin.
 
-    Facts have rows of their own, so facts that are answered make room for others in a batch. Rows begin at zero, where the normalized key of the
-    memory is steep: with slow second moments the first gradients would keep later steps small.
+    Facts have rows of their own, so facts that are answered make room for others in a batch. Rows
+    begin at zero, where the normalized key of the memory is steep: with slow second moments the
+    first gradients would keep later steps small.
     """
     table: Any = model.layers[0].memory.weights
     table.start(optim.RowAdam(b1=0.9, b2=0.9))
@@ -167,7 +170,10 @@ def write_facts(model: GPT, sentences: np.ndarray, steps: int, rate: float) -> N
         if number % 50 == 0 or not len(waiting):
             seconds = time.perf_counter() - start
             print(
-                f"step {number + 10}: {len(waiting)} facts wait, loss {float(value):.3f}, {seconds:.0f} s",
+                (
+                    f"step {number + 10}: {len(waiting)} facts wait, loss {float(value):.3f}, "
+                    f"{seconds:.0f} s"
+                ),
                 flush=True,
             )
         if not len(waiting):
@@ -230,7 +236,8 @@ def main() -> None:
     base, ids = folder / "base.safetensors", first.updated
     write_base(base, options.rows, options.width, ids, first.gather(ids.reshape(-1, 1, 1))[0])
     print(
-        f"published: {len(ids):,} trained rows of {options.rows:,}, {base.stat().st_size / 1e9:.2f} GB"
+        f"published: {len(ids):,} trained rows of {options.rows:,}, "
+        f"{base.stat().st_size / 1e9:.2f} GB"
     )
 
     digest, sentences = digest_of(base), facts(options.facts)
@@ -253,13 +260,15 @@ def main() -> None:
     after = with_table(overlays=[overlay])
     changed, right = other_loss(after, text.test, options.windows), answered(after, sentences)
     print(
-        f"after: {right} of {len(sentences)} facts answered; loss of other text {changed:.6f}, changed by {changed - loss:+.6f}; overlay {size / 1e6:.2f} MB"
+        f"after: {right} of {len(sentences)} facts answered; loss of other text {changed:.6f}, "
+        f"changed by {changed - loss:+.6f}; overlay {size / 1e6:.2f} MB"
     )
     after.layers[0].memory.weights.remove_overlay(overlay)
     restored, right = other_loss(after, text.test, options.windows), answered(after, sentences)
     same = restored == loss and digest_of(base) == digest
     print(
-        f"removed: {right} facts answered; loss of other text {restored:.6f}; all bits restored, base file unchanged: {same}"
+        f"removed: {right} facts answered; loss of other text {restored:.6f}; all bits restored, "
+        f"base file unchanged: {same}"
     )
 
 

@@ -11,7 +11,8 @@
   random tokens to each: one copy on the host.
 - `larger`: trains rows for `--steps` steps, kills the process (SIGKILL) at a random step, resumes, and compares all bits to an uninterrupted run.
 - `beside`: milliseconds per training step and per token of `generate` for a GPT whose memory is a sparse table of `--gigabytes` in the layout of
-  Qwen3.8-Flash-Next, relative to the same GPT with a small table on the device. The rows that the text reads are written. Prints JSON lines.
+  Qwen3.8-Flash-Next, relative to the same GPT with a small table on the device. The rows that the
+  text reads are written. Prints JSON lines.
 """
 
 import contextlib
@@ -193,7 +194,8 @@ def measure_resident(folder: Path) -> None:
             table.fetch(part, records[:, first : first + len(part)])
         grown = field_of("/proc/self/status", "VmRSS") - before
         print(
-            f"resident: {len(ids):,} rows of {records.nbytes / 1e6:.1f} MB grow it by {grown / 1e6:.1f} MB, {grown / records.nbytes:.2f} times"
+            f"resident: {len(ids):,} rows of {records.nbytes / 1e6:.1f} MB grow it by "
+            f"{grown / 1e6:.1f} MB, {grown / records.nbytes:.2f} times"
         )
 
 
@@ -221,7 +223,8 @@ def in_turns(
 def report(what: str, found: dict[str, float], unit: float, name: str) -> None:
     mapped, memory = found["mapped"], found["memory"]
     print(
-        f"{what}: mapped {unit * mapped:.3f} {name}, in memory {unit * memory:.3f} {name}, {mapped / memory:.3f} times"
+        f"{what}: mapped {unit * mapped:.3f} {name}, in memory {unit * memory:.3f} {name}, "
+        f"{mapped / memory:.3f} times"
     )
 
 
@@ -378,7 +381,8 @@ def measure_larger(folder: Path, steps: int) -> None:
     before, die = path.stat(), random.randrange(2, steps)
     total = field_of("/proc/meminfo", "MemTotal")
     print(
-        f"larger: a file of {before.st_size / 1e9:.1f} GB ({before.st_blocks * 512 / 1e9:.2f} GB on the disk), memory {total / 1e9:.1f} GB"
+        f"larger: a file of {before.st_size / 1e9:.1f} GB ({before.st_blocks * 512 / 1e9:.2f} GB "
+        f"on the disk), memory {total / 1e9:.1f} GB"
     )
 
     def start(out: str, die: int) -> int:
@@ -408,7 +412,8 @@ def measure_larger(folder: Path, steps: int) -> None:
     after = path.stat()
     assert (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
     print(
-        f"larger: {steps} steps, killed before step {die}, resumed: {len(one.ids):,} updated rows and their state are equal in all bits ({one.digest[:16]})"
+        f"larger: {steps} steps, killed before step {die}, resumed: {len(one.ids):,} updated rows "
+        f"and their state are equal in all bits ({one.digest[:16]})"
     )
 
 

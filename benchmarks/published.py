@@ -1,7 +1,8 @@
 """Networks on complete data: `python benchmarks/published.py --rows rows.jsonl --fashion-mnist FOLDER --adult adult.npz`.
 
-Runs `lutjax train classify` with recipes in `lutjax.training.recipes.RECIPES`, and trains convolutions of tables (`ConvLUT`). Training images are
-those of the data, and networks are tested once, after the last step. Rows in the file of `--rows` are not computed again.
+Runs `lutjax train classify` with recipes in `lutjax.training.recipes.RECIPES`, and trains
+convolutions of tables (`ConvLUT`). Training images are those of the data, and networks are tested
+once, after the last step. Rows in the file of `--rows` are not computed again.
 """
 
 import json
@@ -77,7 +78,7 @@ def _facts(samples: dict[str, int], seconds: float) -> dict[str, Any]:
     return {**sizes, "seconds": round(seconds), "device": jax.devices()[0].device_kind}
 
 
-# ------------------------------------------------------------------------------------- convolutions of tables
+# --------------------------------------------------------------------------- convolutions of tables
 def change(key: jax.Array, images: jax.Array) -> jax.Array:
     """Mirror half of the images, and shift each by at most a pixel in each direction."""
     shift_key, mirror_key = jax.random.split(key)

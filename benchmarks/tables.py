@@ -1,14 +1,17 @@
 """Circuits and other learners on tables, five splits each: `python benchmarks/tables.py --data FOLDER --rows FILE`.
 
-`--prepare` first writes the tables to the folder: letter, satellite, shuttle and DNA of the R package mlbench and spam of
-kernlab (`apt-get install r-cran-mlbench r-cran-kernlab`; reading them takes `pip install rdata`), Adult (`--adult adult.npz`),
-and those made here: MONK's problems from their rules, breast cancer and digits of scikit-learn. Digests of all sources are checked.
+`--prepare` first writes the tables to the folder: letter, satellite, shuttle and DNA of the R
+package mlbench and spam of kernlab (`apt-get install r-cran-mlbench r-cran-kernlab`; reading them
+takes `pip install rdata`), Adult (`--adult adult.npz`), and those made here: MONK's problems from
+their rules, breast cancer and digits of scikit-learn. Digests of all sources are checked.
 
-Every network is a run of `lutjax train classify` without options but `--split`, and tested once. The test part of split s is
-a stratified fifth, sampled with seed s; Adult has a test part, and MONK's problems test on all 432 rows. Defaults for tables were
-chosen on splits 10 and 11. Gates and LUT6 are those of the exported circuit with encoder, votes and argmax.
+Every network is a run of `lutjax train classify` without options but `--split`, and tested once.
+The test part of split s is a stratified fifth, sampled with seed s; Adult has a test part, and
+MONK's problems test on all 432 rows. Defaults for tables were chosen on splits 10 and 11. Gates and
+LUT6 are those of the exported circuit with encoder, votes and argmax.
 
-Rows in the file of `--rows` are not computed again. LUT6 need ABC; without it, another call with the same `--out` counts them.
+Rows in the file of `--rows` are not computed again. LUT6 need ABC; without it, another call with
+the same `--out` counts them.
 """
 
 import csv
@@ -263,7 +266,8 @@ def fit(name: str, split: int, learner: str, data: Path, jobs: int) -> Row:
 def page_table(path: Path) -> str:
     """Return the table for a documentation page.
 
-    Rows with options and splits without a circuit are left out, and a later row of a network replaces an earlier one, as after counting LUT6.
+    Rows with options and splits without a circuit are left out, and a later row of a network
+    replaces an earlier one, as after counting LUT6.
     """
     by_learner: dict[tuple[str, str], dict[int, Row]] = {}
     for row in read_lines(path):

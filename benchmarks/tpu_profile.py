@@ -1,10 +1,13 @@
 """Static profiles of TPU kernels by libtpu's compiler, without a TPU: `python benchmarks/tpu_profile.py`.
 
-Requires a separate environment (`pip install -e ".[tpu]"`). Each line shows the sum of the compiler's cycle estimates for all operations of a program, also as
-time at the clock of the chip; the bandwidth bound (arguments and results once through HBM); and for lookups the matrix-unit bound, for one-hot rows times the
-table in three bfloat16 passes. This is no measurement: loops with dynamic length count once, and reads and writes each get the full bandwidth. Differences below
-30 % are meaningless. For kernels with explicit copies the compiler has no estimate: the script counts the executed instruction bundles of their loops, without
-the copies. For programs without any estimates, it does so for every operation.
+Requires a separate environment (`pip install -e ".[tpu]"`). Each line shows the sum of the
+compiler's cycle estimates for all operations of a program, also as time at the clock of the chip;
+the bandwidth bound (arguments and results once through HBM); and for lookups the matrix-unit bound,
+for one-hot rows times the table in three bfloat16 passes. This is no measurement: loops with
+dynamic length count once, and reads and writes each get the full bandwidth. Differences below 30 %
+are meaningless. For kernels with explicit copies the compiler has no estimate: the script counts
+the executed instruction bundles of their loops, without the copies. For programs without any
+estimates, it does so for every operation.
 """
 
 import argparse
@@ -172,7 +175,10 @@ def main() -> None:
     if given.compile:
         print(json.dumps(compile_case(*given.compile)))
         return
-    names = "case | TPU |  | implementation | cycles | static profile | bandwidth bound | matrix-unit bound"
+    names = (
+        "case | TPU |  | implementation | cycles | static profile | bandwidth bound | matrix-unit "
+        "bound"
+    )
     print_table(names, rows(given), 4)
 
 
