@@ -84,25 +84,30 @@ class Places:
         pixel, channel = jnp.divmod(ids, n_channels)
         return (channel, *jnp.divmod(pixel, self.kernel[1]))
 
-    def that_read(self, row: jax.Array, column: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return, for each pixel, the position whose window has it at ``row, column``.
+    def reading_positions(self, row: jax.Array, column: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return, for each image pixel, the position that reads it by one pixel of its window.
+
+        At most one position does: a window at position ``p`` begins ``p * stride - padding`` pixels
+        into the image.
 
         Args:
-          row: int32 ``[...]``.
-          column: int32 ``[...]``.
+          row: int32 ``[...]``, row of the pixel within the window.
+          column: int32 ``[...]``, its column.
 
         Returns:
           Position rows ``[..., height, 1]`` and columns ``[..., 1, width]``; -1 for none.
         """
-        found = []
-        for offset, size, step, around, n in zip(
-            (row, column), self.image, self.stride, self.padding, self.counts, strict=True
-        ):
-            pixel = jnp.arange(size, dtype=jnp.int32).reshape(*(1,) * offset.ndim, size)
-            distance = pixel + (around - offset[..., None])
-            exists = (distance >= 0) & (distance % step == 0) & (distance // step < n)
-            found.append(jnp.where(exists, distance // step, -1))
-        return found[0][..., :, None], found[1][..., None, :]
+
+        def along(axis: int, offset: jax.Array) -> jax.Array:
+            size, stride, n = self.image[axis], self.stride[axis], self.counts[axis]
+            pixels = jnp.arange(size, dtype=jnp.int32).reshape(*(1,) * offset.ndim, size)
+            # Distance of a pixel from the first pixel that this part of a window reads.
+            distance = pixels + (self.padding[axis] - offset[..., None])
+            position = distance // stride
+            exists = (distance % stride == 0) & (position >= 0) & (position < n)
+            return jnp.where(exists, position, -1)
+
+        return along(0, row)[..., :, None], along(1, column)[..., None, :]
 
 
 def in_levels(
@@ -163,7 +168,7 @@ def _readers_of_image(places: Places, n_channels: int, readers: Any, wires: Any)
     of_readers = jnp.asarray(wires, jnp.int32).reshape(-1)[number]
     _, row, column = places.in_window(of_readers, n_channels)
     padded = dataclasses.replace(places, image=(height, width), padding=(0, 0))
-    row, column = padded.that_read(row, column)
+    row, column = padded.reading_positions(row, column)
     gate, slot = (a[..., None, None] for a in jnp.divmod(number, wires.shape[1]))
     wire = (gate * math.prod(places.counts) + row * places.counts[1] + column) * wires.shape[
         1
@@ -309,7 +314,8 @@ def logic_trees(
         y = np.zeros((len(leaves), places.groups[0] * places.groups[1]))
         dx, dcoefficients = np.zeros_like(x), np.zeros_like(coefficients)
         for tree, group in np.ndindex(*y.shape):
-            top, left = np.multiply(divmod(group, places.groups[1]), places.pool) - places.pool_padding
+            first = np.multiply(divmod(group, places.groups[1]), places.pool)
+            top, left = first - places.pool_padding
             window = [(top + i, left + j) for i, j in np.ndindex(*places.pool)]
             inside = [at for at in window if min(at) >= 0 and np.all(np.less(at, places.counts))]
             found = [evaluate(tree, *at) for at in inside]
@@ -354,7 +360,8 @@ def logic_trees(
         )
     if any(p >= k for k, p in zip(places.pool, places.pool_padding, strict=True)):
         raise ValueError(
-            f"{op}: places is {places}; pool_padding must be less than pool, or a group could have no place."
+            f"{op}: places is {places}; pool_padding must be less than pool, or a group could "
+            "have no place."
         )
     _checks.floats(op, "x", x, None, "[inputs, ...]")
     _checks.require(
@@ -362,7 +369,11 @@ def logic_trees(
         op,
         "x",
         x,
-        f"expected [channels * {n_pixels}, ...]: all values of an image of {places.image[0]} rows and {places.image[1]} columns",
+        (
+            f"expected [channels * {n_pixels}, ...]: all values of an image of {places.image[0]} "
+            "rows "
+            f"and {places.image[1]} columns"
+        ),
     )
     _checks.floats(op, "coefficients", coefficients, 3, "[4, trees, nodes]")
     _checks.integers(op, "leaves", leaves, 2, "[trees, leaves]")

@@ -52,8 +52,9 @@ TRANSFORMATIONS = (
 _SHARDED_AXES = {"shard_map, replicated table": "batch", "shard_map, sharded table": "detector"}
 FACTORED_TRANSFORMATIONS = tuple(t for t in TRANSFORMATIONS if t != "grad of vmap")
 
-# Largest difference between two correct orders of the few operations that are not exact on the grids: the slope
-# of the surrogate and the sums it enters. One rounding of the result for 16-bit results.
+# Largest difference between two correct orders of the few operations that are not exact on the
+# grids: the slope of the surrogate and the sums it enters. One rounding of the result for 16-bit
+# results.
 TOLERANCE = {"float64": 1e-13, "float32": 5e-6, "bfloat16": 2**-8, "float16": 2**-11}
 
 
@@ -318,25 +319,25 @@ def _table(case: Case) -> str:
 
 
 def _mask_touched(case: Case, differentiable: Arrays) -> jax.Array:
-    """Return the mask of accessed rows, ``[T, R, 1]`` or ``[E]`` for edges.
+    """Return True for each accessed row ``[T, R, 1]``, or each accessed edge ``[E]``.
 
-    A cotangent of ones reaches exactly these rows.
+    Outputs are sums of accessed rows, so the gradient of their total is the number of accesses.
     """
-    table = _table(case)
-    shape = differentiable[table].shape
-    ones = jnp.ones((*shape[:2], 1) if len(shape) > 1 else shape, jnp.float32)
-    module = _reference(case)
+    name, reference = _table(case), _reference(case)
+    shape = differentiable[name].shape
+    # Rows with one output: the outputs of a row are accessed together.
+    table = jnp.ones((*shape[:2], 1) if len(shape) > 1 else shape, jnp.float32)
 
-    def f(weights: jax.Array) -> jax.Array:
-        arrays = {**differentiable, **case.fixed, table: weights}
+    def total(table: jax.Array) -> jax.Array:
+        arrays = {**differentiable, **case.fixed, name: table}
         if case.addresses is not None:
-            return case.addresses(module, arrays)
-        (y,) = case.call(getattr(module, case.op), arrays).values()
-        return jnp.asarray(y)
+            y = case.addresses(reference, arrays)
+        else:
+            (y,) = case.call(getattr(reference, case.op), arrays).values()
+        return jnp.sum(jnp.asarray(y))
 
-    y, pullback = jax.vjp(f, ones)
-    touched: jax.Array = pullback(jnp.ones_like(y))[0]
-    return jnp.not_equal(touched, 0)
+    n_accesses: jax.Array = jax.grad(total)(table)
+    return n_accesses != 0
 
 
 def _assert_both_close(
@@ -474,11 +475,12 @@ def assert_close(
     np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * scale, err_msg=what)
 
 
-# ------------------------------------------------------------------------------------- transformations
+# ---------------------------------------------------------------------------------- transformations
 def _require_one_of(where: str, transformation: str, names: tuple[str, ...]) -> None:
     if transformation not in names:
         raise ValueError(
-            f"lutjax.testing.{where}: unknown transformation {transformation!r}; they are {', '.join(names)}."
+            f"lutjax.testing.{where}: unknown transformation {transformation!r}; they are "
+            f"{', '.join(names)}."
         )
 
 
@@ -534,7 +536,8 @@ def _run_factored(
 
     def loss(d: Arrays) -> tuple[jax.Array, Arrays]:
         outputs = f(d)
-        # Not multiplied: an output times a cotangent would be rounded, and a sum over the dtype overflow.
+        # Not multiplied: an output times a cotangent would be rounded, and a sum over the dtype
+        # overflow.
         return sum(
             (_inner_product(a, ct[name]) for name, a in _with_gradient(outputs).items()),
             jnp.float32(0),

@@ -199,12 +199,9 @@ def _scatter(weights, index, targets, y, c: tl.constexpr):
     of_sample = y + sample[:, None] * c.n_outputs
     for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
         row = _row(index, t, sample, exists, c)
-        slots = _list(row, t, c)[:, None] * c.n_slots + slot[None, :]
-        target = _row_tiles.target(
-            targets, slots, exists[:, None] & slot_exists[None, :], c.n_outputs
-        )
-        at = row[:, None] * c.n_slots + slot[None, :]
-        value = tl.load(weights + at, mask=target >= 0, other=0).to(c.ACC)
+        inside = exists[:, None] & slot_exists[None, :]
+        target = _slot_targets(targets, row, t, slot, inside, c)
+        value = _slot_values(weights, row, slot, target, c)
         # Slots of one row, and other programs, may reach the same output.
         tl.atomic_add(
             of_sample + target, _row_tiles.addend(value, c), mask=target >= 0, sem="relaxed"
@@ -213,54 +210,45 @@ def _scatter(weights, index, targets, y, c: tl.constexpr):
 
 @kernel
 def _multiply_rows(weights, index, flip, margin, targets, dy, d_margin, c: tl.constexpr):
+    """Write the margin gradients: ``slope * (<dy, row> - <dy, flipped row>)``."""
     sample, exists, _, _, group = _row_tiles.locate_program(
         c.n_samples, c.OUTPUTS, c.ROWS, c.OUTPUTS
     )
     of_sample = dy + sample[:, None] * c.n_outputs
     for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
         here = t.to(tl.int64) * c.n_samples + sample
-        main = tl.load(index + here, mask=exists, other=0)
-        flipped = _row_tiles.clamp_row(main ^ tl.load(flip + here, mask=exists, other=0), t, c)
-        main = _row_tiles.clamp_row(main, t, c)
-        main_list = _list(main, t, c)
-        flipped_list = _list(flipped, t, c)
+        address = tl.load(index + here, mask=exists, other=0)
+        flipped_address = address ^ tl.load(flip + here, mask=exists, other=0)
+        row = _row_tiles.clamp_row(address, t, c)
+        flipped_row = _row_tiles.clamp_row(flipped_address, t, c)
         difference = tl.zeros((c.ROWS,), c.SUM)
         for first in range(0, c.n_slots, c.OUTPUTS):
             slot = first + tl.arange(0, c.OUTPUTS)
             slot_exists = exists[:, None] & (slot < c.n_slots)[None, :]
-            target = _row_tiles.target(
-                targets, main_list[:, None] * c.n_slots + slot[None, :], slot_exists, c.n_outputs
-            )
-            # The mask covers values as well: an unused slot may hold anything.
-            used = target >= 0
-            cotangent = tl.load(of_sample + target, mask=used, other=0).to(c.ACC)
-            value = tl.load(
-                weights + main[:, None] * c.n_slots + slot[None, :], mask=used, other=0
-            ).to(c.ACC)
-            of_flipped = weights + flipped[:, None] * c.n_slots + slot[None, :]
+            target = _slot_targets(targets, row, t, slot, slot_exists, c)
+            value = _slot_values(weights, row, slot, target, c)
+            received = tl.load(of_sample + target, mask=target >= 0, other=0).to(c.ACC)
+            if c.LIST_PER_ROW:
+                flipped_target = _slot_targets(targets, flipped_row, t, slot, slot_exists, c)
+                flipped_value = _slot_values(weights, flipped_row, slot, flipped_target, c)
+                flipped_received = tl.load(
+                    of_sample + flipped_target, mask=flipped_target >= 0, other=0
+                ).to(c.ACC)
+                apart = _row_tiles.addend(value * received, c)
+                apart -= _row_tiles.addend(flipped_value * flipped_received, c)
+            else:
+                # Both rows share one target list.
+                flipped_target = target
+                flipped_value = _slot_values(weights, flipped_row, slot, target, c)
             # If both slots reach one output, the values are subtracted before the product, which
             # keeps the digits of their difference.
+            change = _row_tiles.addend((value - flipped_value) * received, c)
             if c.LIST_PER_ROW:
-                to = _row_tiles.target(
-                    targets,
-                    flipped_list[:, None] * c.n_slots + slot[None, :],
-                    slot_exists,
-                    c.n_outputs,
-                )
-                other = tl.load(of_flipped, mask=to >= 0, other=0).to(c.ACC)
-                apart = _row_tiles.addend(value * cotangent, c)
-                of_other = tl.load(of_sample + to, mask=to >= 0, other=0).to(c.ACC)
-                apart -= _row_tiles.addend(other * of_other, c)
-                change = tl.where(
-                    to == target, _row_tiles.addend((value - other) * cotangent, c), apart
-                )
-            else:
-                other = tl.load(of_flipped, mask=used, other=0).to(c.ACC)
-                change = _row_tiles.addend((value - other) * cotangent, c)
+                change = tl.where(flipped_target == target, change, apart)
             difference += tl.sum(change, 1)
-        of_margin = _row_tiles.slope(tl.load(margin + here, mask=exists, other=0))
-        value = of_margin * _row_tiles.number(difference, c).to(of_margin.dtype)
-        tl.store(d_margin + here, value.to(d_margin.dtype.element_ty), mask=exists)
+        slope = _row_tiles.slope(tl.load(margin + here, mask=exists, other=0))
+        gradient = slope * _row_tiles.number(difference, c).to(slope.dtype)
+        tl.store(d_margin + here, gradient.to(d_margin.dtype.element_ty), mask=exists)
 
 
 @kernel
@@ -273,9 +261,8 @@ def _add_rows(index, targets, dy, step, first, unused0, unused1, total, touched,
     first_detector = tl.load(first)
     for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_tables)):
         row = _row(index, first_detector + t, sample, exists, c)
-        slots = _list(row, first_detector + t, c)[:, None] * c.n_slots + slot[None, :]
         inside = exists[:, None] & slot_exists[None, :]
-        target = _row_tiles.target(targets, slots, inside, c.n_outputs)
+        target = _slot_targets(targets, row, first_detector + t, slot, inside, c)
         value = tl.load(of_sample + target, mask=target >= 0, other=0).to(c.ACC) * factor
         # `total` begins with the table of the first detector.
         row -= first_detector.to(tl.int64) * c.n_rows
@@ -297,3 +284,18 @@ def _row(index, t, sample, exists, c: tl.constexpr):
 def _list(row, t, c: tl.constexpr):
     """Return each row's target list, counted from the first table's first row."""
     return _row_tiles.list_of(row - t.to(tl.int64) * c.n_rows, t, c)
+
+
+@kernel
+def _slot_targets(targets, row, t, slot, exists, c: tl.constexpr):
+    """Return the outputs that rows' slots reach, ``[rows, slots]``; -1 for unused slots."""
+    at = _list(row, t, c)[:, None] * c.n_slots + slot[None, :]
+    return _row_tiles.target(targets, at, exists, c.n_outputs)
+
+
+@kernel
+def _slot_values(weights, row, slot, target, c: tl.constexpr):
+    """Return the values of rows' slots, ``[rows, slots]``; 0 for unused slots."""
+    at = row[:, None] * c.n_slots + slot[None, :]
+    # An unused slot may hold anything, such as NaN.
+    return tl.load(weights + at, mask=target >= 0, other=0).to(c.ACC)
