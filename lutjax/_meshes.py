@@ -151,7 +151,7 @@ def joint_varying_axes(args: Any) -> frozenset[str]:
     return frozenset[str]().union(*map(varying_axes, jax.tree.leaves(args)))
 
 
-def varying_alike(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def varying_alike(args: Any) -> Any:
     """Cast all arguments to vary over the union over their varying axes."""
     axes = joint_varying_axes(args)
     return jax.tree.map(lambda a: cast_varying(a, axes), args) if axes else args

@@ -163,7 +163,7 @@ def _selected_backward(read: Read, accumulate: FixedPoint, saved: Any, cotangent
 _select_reproducibly.defvjp(_selected_forward, _selected_backward)
 
 
-# ------------------------------------------------------------------------------------- parts of reads
+# ----------------------------------------------------------------------------------- parts of reads
 def absolute(u: jax.Array) -> jax.Array:
     """Return ``|u|`` with slope -1 at 0, consistent with bit 0.
 
@@ -342,7 +342,8 @@ class Confidence(Read):
         index, coefficients = np.array([row]), np.array([score])
         if ways == 2:
             part = 1 / (1 + np.exp(2 * distances[closest] / np.exp(log_tau)))
-            index, coefficients = np.array([row, row ^ 1 << closest]), score * np.array([1 - part, part])
+            index = np.array([row, row ^ 1 << closest])
+            coefficients = score * np.array([1 - part, part])
 
     Attributes:
       ways: 1 or 2 rows.
@@ -404,7 +405,8 @@ class PowersOfTwo(Read):
         index, exact = lutjax.reads.Confidence(ways)(u, scalars)
         exponent, shift = np.log2(exact.sum()), 0
         if ways == 2:
-            shift = np.clip(np.floor(2 * np.abs(u).min() / np.exp(log_tau) / np.log(2) + 0.5), 0, rounding.most_shift)
+            shift = np.floor(2 * np.abs(u).min() / np.exp(log_tau) / np.log(2) + 0.5)
+            shift = np.clip(shift, 0, rounding.most_shift)
             exponent -= np.log2(1 + 2.0**-shift) if shift < rounding.negligible else 0
         exponent = np.floor(exponent + 0.5)
         reads = exponent >= rounding.lowest

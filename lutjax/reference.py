@@ -333,7 +333,7 @@ def _sum_edges(
     return y if groups is None else y.reshape(*y.shape[:-1], groups, n_outputs)
 
 
-# ------------------------------------------------------------------------------------- weighted reads
+# ----------------------------------------------------------------------------------- weighted reads
 @_shard_outputs(_leading_spec("index", 2))
 def weighted_lookup(
     weights: Float[Array, "detectors rows outputs"],
@@ -761,7 +761,7 @@ def lut_attention(
     )
 
 
-# ------------------------------------------------------------------------------------- differentiable logic
+# ----------------------------------------------------------------------------- differentiable logic
 GATES = np.array(
     [
         [0, 0, 0, 0],  # 0 false

@@ -1,4 +1,4 @@
-"""Arguments of compositions: functions that call ops but are not ops, at measured sizes of one op."""
+"""Arguments of compositions, functions that call several ops, at measured sizes of one op."""
 
 from typing import Any
 
@@ -39,12 +39,14 @@ def abstract_arguments(
     size = next(iter(module.measured_sizes)) if size is None else size
     if size not in module.measured_sizes:
         raise ValueError(
-            f"{name}: size is {size!r}; it must be one of {', '.join(module.measured_sizes)}. Choose one of them."
+            f"{name}: size is {size!r}; it must be one of {', '.join(module.measured_sizes)}. "
+            "Choose one of them."
         )
     dtype = module.dtypes[0] if dtype is None else dtype
     if dtype not in module.dtypes:
         raise ValueError(
-            f"{name}: dtype is {dtype}; it must be one of {', '.join(module.dtypes)}. Choose one of them."
+            f"{name}: dtype is {dtype}; it must be one of {', '.join(module.dtypes)}. Choose one "
+            "of them."
         )
     sizes = module.measured_sizes[size]
     shape = OfOp(module.op, module.kind(sizes), tuple(sizes.items()))

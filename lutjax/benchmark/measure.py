@@ -84,7 +84,8 @@ def device_time(
         calls = math.ceil(calls * min(loop_seconds / seconds, 16))
         state, seconds = run(state, calls)
     if jax.default_backend() != "cpu" and seconds / calls < _STATIC_BELOW:
-        # With a dynamic trip count, an accelerator asks the host after every call whether to continue.
+        # With a dynamic trip count, an accelerator asks the host after every call whether to
+        # continue.
         static, compiled = True, _loop(f, in_place, calls).lower(state, args).compile()
         state, _ = run(state, calls)
     times: list[float] = []
@@ -97,7 +98,7 @@ def device_time(
 
 
 def peak_bytes(f: Callable[..., Any], *args: Any, in_place: bool = False) -> int | None:
-    """Return `Timing.peak_bytes` without running anything; arguments may be `jax.ShapeDtypeStruct`."""
+    """Return `Timing.peak_bytes` without running anything; arguments may be abstract."""
     state, args = (args[0], args[1:]) if in_place else ((), args)
     return planned_bytes(_any_count(f, in_place, state, args))
 
@@ -121,7 +122,7 @@ def _any_count(f: Callable[..., Any], in_place: bool, state: Any, args: Any) -> 
 
 
 def _loop(f: Callable[..., Any], in_place: bool, count: int | None) -> Any:
-    """Return a jitted loop ``(state, args, count) -> (state, outputs)``, without ``count`` if it is known."""
+    """Return a jitted loop ``(state, args, count) -> (state, outputs)``; no known ``count``."""
 
     def call(state: Any, args: Any) -> tuple[Any, Any]:
         return f(state, *args) if in_place else (state, f(*args))
@@ -129,8 +130,8 @@ def _loop(f: Callable[..., Any], in_place: bool, count: int | None) -> Any:
     def calls(state: Any, args: Any, number: Any = count) -> tuple[Any, Any]:
         def body(_: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
             token, state, _ = carry
-            # The barrier makes the compiler treat the arguments as new in every call. The carried token keeps
-            # the barrier alive.
+            # The barrier makes the compiler treat the arguments as new in every call. The carried
+            # token keeps the barrier alive.
             token, now = jax.lax.optimization_barrier((token, args))
             return token, *call(state, now)
 

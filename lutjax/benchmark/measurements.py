@@ -261,7 +261,7 @@ def _function(case: Case) -> Callable[..., Any]:
 
 
 def _names(implementation: str) -> tuple[str, ...]:
-    """Return preferred names: the implementation, then plain JAX, with Triton between Pallas and JAX."""
+    """Return preferred names: the implementation, Triton after Pallas, then plain JAX."""
     others = (
         (Platform.TRITON, Platform.XLA) if implementation == Platform.PALLAS else (Platform.XLA,)
     )
@@ -269,7 +269,7 @@ def _names(implementation: str) -> tuple[str, ...]:
 
 
 def function(shape: OfOp, row: str, dtype: str) -> Callable[..., Any]:
-    """Return the measured function for `arguments`. In-place rows carry the table as the first argument."""
+    """Return the measured function for `arguments`; in-place rows take the table first."""
     case = abstract_case(shape, dtype)
     if row == FORWARD:
         return functools.partial(output, case)

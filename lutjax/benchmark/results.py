@@ -42,7 +42,8 @@ class Machine:
 
     def __str__(self) -> str:
         return (
-            f"{self.device}; a copy moves {self.bandwidth / 1e9:,.1f} GB/s; lutjax {self.lutjax}, jax {self.jax}, "
+            f"{self.device}; a copy moves {self.bandwidth / 1e9:,.1f} GB/s; lutjax {self.lutjax}, "
+            f"jax {self.jax}, "
             f"jaxlib {self.jaxlib}, Python {self.python}"
         )
 
@@ -63,7 +64,10 @@ class Result:
     def __str__(self) -> str:
         measurement = self.measurement
         time = self.note if self.timing is None else duration(self.timing.p50)
-        return f"{measurement.name}, {measurement.row}, {measurement.implementation}, {measurement.dtype}: {time}"
+        return (
+            f"{measurement.name}, {measurement.row}, {measurement.implementation}, "
+            f"{measurement.dtype}: {time}"
+        )
 
     @property
     def limit(self) -> float:

@@ -31,7 +31,7 @@ _VALUES = (4.0, 64.0)  # range of tile elements per thread
 _VERSIONS_OF = ("jax", "jax-triton", "jaxlib", "lutjax", "triton")
 
 
-# ---------------------------------------------------------------------------------------- what is launched
+# --------------------------------------------------------------------------------- what is launched
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
     """Measured kernel function.
@@ -225,7 +225,7 @@ def _build_part(
     return Part(shape, dtype, forward_arguments, function)
 
 
-# ---------------------------------------------------------------------------------------- the search
+# --------------------------------------------------------------------------------------- the search
 Fields = dict[str, tuple[int, ...]]
 """Candidate values by config field."""
 
@@ -382,7 +382,8 @@ class Found:
             return f"{self.kernel}: no launch runs ({self.problem})"
         rule = self.entry.rule_microseconds
         return (
-            f"{self.kernel}: {'-' if rule is None else rule} us by the rule, {self.entry.microseconds} us by "
+            f"{self.kernel}: {'-' if rule is None else rule} us by the rule, "
+            f"{self.entry.microseconds} us by "
             f"{self.entry.launch} ({self.measured} measured, {self.skipped} do not run)"
         )
 

@@ -122,7 +122,8 @@ def name_of(shape: Measured) -> str:
     """Return the shape name or sizes, with any fixed-point scale."""
     floats = dataclasses.replace(shape, accumulate=None) if isinstance(shape, OfOp) else shape
     name = next((name for name, known in named_shapes().items() if known == floats), str(shape))
-    scale = None if floats is shape or floats == shape else shape.accumulate.scale  # type: ignore[union-attr]
+    in_floats = floats is shape or floats == shape
+    scale = None if in_floats else shape.accumulate.scale  # type: ignore[union-attr]
     return name if scale is None else f"{name} at {scale:g}"
 
 

@@ -66,7 +66,7 @@ class Size(dict[str, int]):
 
 
 def sizes_by(*names: str) -> Callable[..., Size]:
-    """Return a constructor for sizes with positional values in this order, tags, and keyword values.
+    """Return a constructor for sizes: positional values in this order, tags, and keyword values.
 
     Example:
       >>> from lutjax.cases import Tag

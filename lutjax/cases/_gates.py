@@ -113,8 +113,8 @@ def _fan_out(s: Sizes) -> int:
 def bytes_of_gates(inputs: int, outputs: int, parameters: int, wires: int, readers: int) -> Bytes:
     """Return gate traffic with cached rereads, from element and id counts; parameters are float32.
 
-    Forward reads the inputs and writes the outputs. Backward reads the inputs and the outputs' cotangent, and
-    writes that of the inputs.
+    Forward reads the inputs and writes the outputs. Backward reads the inputs and the outputs'
+    cotangent, and writes that of the inputs.
     """
     forward = inputs + outputs, wires * ID_BYTES + parameters * 4
     both = 3 * inputs + 2 * outputs, 2 * wires * ID_BYTES + readers * ID_BYTES + 3 * parameters * 4

@@ -83,7 +83,8 @@ class CaseModule:
         """
         if shape not in self.sizes:
             raise ValueError(
-                f"lutjax.testing: {self.op} has no shape {shape!r}; its shapes are {', '.join(self.sizes)}."
+                f"lutjax.testing: {self.op} has no shape {shape!r}; its shapes are "
+                f"{', '.join(self.sizes)}."
             )
         name = self.dtypes[0] if dtype is None else jnp.dtype(dtype).name
         if name not in self.dtypes:
@@ -115,7 +116,8 @@ def find_module(op: str) -> CaseModule:
     name = kernel_registry.cases(op)
     if name is None:
         raise ValueError(
-            f"lutjax.cases: {op} has no cases; give their module to kernel_registry.register_op(cases=...)."
+            f"lutjax.cases: {op} has no cases; give their module to "
+            "kernel_registry.register_op(cases=...)."
         )
     return _load(op, name)
 

@@ -15,7 +15,8 @@ def pair_options(
 ) -> tuple[dict[str, Any], Arrays, dict[str, Axes]]:
     """Return pair selection: static options, arrays by argument name, and their axes.
 
-    Sizes: `window`, `query_start`, `key_start`, ``causal=0``; `segments` per sequence; `each_start`, an upper
+    Sizes: `window`, `query_start`, `key_start`, ``causal=0``; `segments` per sequence;
+      `each_start`, an upper
     bound for sequence starts; `blocks` and `key_blocks`, mask block sizes.
     """
     options: dict[str, Any] = {
@@ -41,7 +42,7 @@ def pair_options(
 
 
 def targets(draw: Draw, s: Sizes, n_rows: int) -> tuple[dict[str, Any], Arrays, dict[str, Axes]]:
-    """Return options, arrays and axes for targets with `slots` per row, or per table with ``row_lists=0``."""
+    """Return options, arrays and axes for targets, per row or with ``row_lists=0`` per table."""
     if "slots" not in s:
         return {}, {}, {}
     shape = s["detectors"], n_rows if s.get("row_lists", 1) else 1, s["slots"]

@@ -1,7 +1,7 @@
 """Required memory traffic and notation for measured sizes.
 
-Required traffic counts a row once per use, as without caches, and every other array once per write and once per read.
-Caches can beat it.
+Required traffic counts a row once per use, as without caches, and every other array once per write
+and once per read. Caches can beat it.
 """
 
 import dataclasses
@@ -13,8 +13,11 @@ from lutjax.cases._case import Size, Sizes, Tag
 from lutjax.names import BENCHMARK_ROWS
 
 ROWS = FORWARD, DENSE, IN_PLACE, UPDATE = BENCHMARK_ROWS
-"""Measured rows. `FORWARD`: outputs. `DENSE`: outputs and all cotangents, with a dense table or parameter
-gradient. `IN_PLACE`: outputs, other cotangents, and an in-place SGD step. `UPDATE`: only this step."""
+"""Measured rows.
+
+`FORWARD`: outputs. `DENSE`: outputs and all cotangents, with a dense table or parameter gradient.
+`IN_PLACE`: outputs, other cotangents, and an in-place SGD step. `UPDATE`: only this step.
+"""
 
 DETECTION_BYTES = 12  # index, flip and margin
 ID_BYTES = 4  # index, target, anchor or float32

@@ -50,7 +50,7 @@ def case(draw: Draw, s: Sizes) -> Case:
 
 
 def measured(draw: Draw, s: Sizes) -> Case:
-    """Return features-first layers on ``x[inputs, batch]`` in [0, 1], with fan-out lists and balanced wires."""
+    """Return features-first layers on ``x[inputs, batch]``, with balanced wires and fan-outs."""
     wires = [(draw.permutation(n * 2) % before).reshape(n, 2) for before, n in _layers(s)]
     x = draw.uniform((s["inputs"], s["batch"]), 0.0, 1.0)
     coefficients = draw.uniform((4, sum(sizes_of(s))), 0.0, 0.25)
@@ -100,7 +100,7 @@ def _case(
 
 
 def traffic(s: Sizes) -> Bytes:
-    """Return inputs, outputs, coefficients (float32), wires, and cotangents, with gates in a cache."""
+    """Return the traffic: inputs, outputs, float32 coefficients, wires, and cotangents."""
     n_gates, elements = sum(sizes_of(s)), (s["inputs"] + sizes_of(s)[-1]) * s["batch"]
     others = 4 * n_gates * 4 + 2 * n_gates * ID_BYTES
     rows = {FORWARD: (elements, others), DENSE: (2 * elements, 2 * others)}

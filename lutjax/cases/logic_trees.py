@@ -22,9 +22,13 @@ _size = sizes_by("batch", "height", "channels", "trees", "leaves")
 SIZES = {
     "one": _size(1, 1, 1, 1, 2, Tag.SLOW),
     "split": _size(4, 2, 2, 4, 4, Tag.FAST, kernel=2, padding=1),
-    "pools": _size(5, 4, 2, 3, 4, Tag.DTYPES, width=5, kernel=3, padding=1, pool=2, pool_width=1, readers=1),
+    "pools": _size(
+        5, 4, 2, 3, 4, Tag.DTYPES,
+        width=5, kernel=3, padding=1, pool=2, pool_width=1, readers=1,
+    ),
     "apart": _size(
-        37, 7, 1, 2, 2, Tag.SLOW, width=9, kernel=2, kernel_width=3, stride=3, stride_width=2, pool_width=2
+        37, 7, 1, 2, 2, Tag.SLOW,
+        width=9, kernel=2, kernel_width=3, stride=3, stride_width=2, pool_width=2,
     ),
     "around": _size(3, 5, 3, 2, 4, Tag.SLOW, width=3, kernel=2, pool=3, around=1),
     "deep": _size(2, 3, 1, 2, 16, Tag.SLOW, width=5, kernel=2, pool=2, readers=1),

@@ -49,11 +49,14 @@ SIZES = {
     "decode": _size(3, 1, 3, 2, 2, 3, keys=9, query_start=9),
     "every_key": _size(2, 4, 3, 2, 2, 3, keys=3, causal=0),
     "targets": _size(3, 7, 5, 2, 1, 11, Tag.NOT_PALLAS, slots=3),
-    "targets_of_tables": _size(2, 5, 3, 1, 2, 4, Tag.NOT_PALLAS, Tag.SLOW, Tag.DTYPES, slots=70, row_lists=0),
+    "targets_of_tables": _size(
+        2, 5, 3, 1, 2, 4, Tag.NOT_PALLAS, Tag.SLOW, Tag.DTYPES, slots=70, row_lists=0
+    ),
     "blocks": _size(2, 23, 3, 2, 2, 3, Tag.NOT_PALLAS, blocks=4, key_blocks=3),
     "each_start": _size(3, 5, 3, 2, 2, 3, Tag.NOT_PALLAS, keys=8, each_start=7),
     "blocks_and_all": _size(
-        2, 19, 3, 1, 2, 5, Tag.NOT_PALLAS, Tag.SLOW, keys=23, each_start=9, blocks=5, window=17, segments=3, slots=2
+        2, 19, 3, 1, 2, 5, Tag.NOT_PALLAS, Tag.SLOW,
+        keys=23, each_start=9, blocks=5, window=17, segments=3, slots=2,
     ),
     "tiles": _size(2, 101, 3, 2, 2, 5, Tag.DTYPES, Tag.SLOW),
     "tiles_window": _size(1, 131, 2, 2, 2, 3, Tag.SLOW, window=37),

@@ -19,14 +19,16 @@ CONVOLUTION = Kind(
 KINDS = (CONVOLUTION,)
 SLOW = True
 
-# Sizes of rows; where those of columns differ, they have names of their own. Dead zones are in quarters.
+# Sizes of rows; where those of columns differ, they have names of their own. Dead zones are in
+# quarters.
 _size = sizes_by("batch", "height", "channels", "detectors", "bits", "outputs")
 SIZES = {
     "one": _size(1, 1, 1, 1, 1, 1, Tag.SLOW),
     "split": _size(4, 1, 2, 4, 2, 3, Tag.FAST, Tag.DTYPES, kernel=2, padding=1),
     "apart": _size(  # strides beyond the window, channels of each group
         2, 5, 4, 4, 3, 3,
-        width=10, of_group=2, groups=2, kernel=2, kernel_width=3, stride=3, stride_width=4, padding=1, padding_width=2, dead_zone=2,
+        width=10, of_group=2, groups=2, kernel=2, kernel_width=3, stride=3, stride_width=4,
+        padding=1, padding_width=2, dead_zone=2,
     ),
     "whole": _size(5, 1, 7, 6, 3, 4, Tag.SLOW, groups=2),
     "padded": _size(3, 4, 2, 3, 2, 5, Tag.SLOW, width=3, kernel=3, kernel_width=2, padding=1),
@@ -36,7 +38,9 @@ SIZES = {
     ),
     "many_outputs": _size(2, 4, 2, 2, 2, 70, Tag.SLOW, width=3, groups=2, kernel=2, padding=1),
     "targets": _size(6, 1, 7, 6, 2, 3, Tag.SLOW, groups=3, reached=4),
-    "targets_of_places": _size(3, 3, 4, 10, 2, 3, Tag.SLOW, of_group=2, groups=2, reached=5, kernel=2),
+    "targets_of_places": _size(
+        3, 3, 4, 10, 2, 3, Tag.SLOW, of_group=2, groups=2, reached=5, kernel=2
+    ),
     "primes": _size(13, 3, 1, 5, 3, 7, Tag.SLOW, kernel=2, padding=1),
     "empty_batch": _size(0, 3, 1, 2, 2, 2, Tag.SLOW, kernel=2),
     "no_detectors": _size(3, 3, 2, 0, 2, 3, Tag.SLOW, kernel=2),

@@ -12,7 +12,10 @@ SLOW = True
 
 def _interleaved_problem(s: Sizes) -> str | None:
     if s["position_bits"] != s["inputs"]:
-        return f"position_bits is {s['position_bits']}; interleaved it must be that of inputs, {s['inputs']}"
+        return (
+            f"position_bits is {s['position_bits']}; interleaved it must be that of inputs, "
+            f"{s['inputs']}"
+        )
     return address_bits(s)
 
 
@@ -46,7 +49,9 @@ SIZES = {
     "few_keys": _size(2, 7, 3, 3, 2, 2, 3, keys=3),
     "every_key": _size(2, 4, 3, 3, 2, 2, 3, keys=3, causal=0),
     "targets": _size(2, 5, 3, 3, 3, 1, 5, Tag.PLAIN, slots=2),
-    "blocks_and_starts": _size(2, 11, 3, 3, 2, 2, 3, Tag.PLAIN, blocks=4, key_blocks=3, each_start=5),
+    "blocks_and_starts": _size(
+        2, 11, 3, 3, 2, 2, 3, Tag.PLAIN, blocks=4, key_blocks=3, each_start=5
+    ),
     "tiles": _size(2, 101, 3, 2, 2, 2, 3, Tag.DTYPES, Tag.SLOW),
     "pair": PAIR.size(32, 32, 32, 64, 6, 4),
     "pair-interleaved": INTERLEAVED.size(32, 32, 32, 64, 6, 32),

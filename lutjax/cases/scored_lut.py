@@ -43,7 +43,7 @@ SCORED = Kind(
     least={**LEAST, "read": 0},
     problem=_problem,
 )
-"""Inputs and outputs of each group, the tables of all groups, and the number of the read in `READS`."""
+"""Inputs and outputs of each group, tables of all groups, and the read's number in `READS`."""
 DEPLOYED = Kind(
     "scored-int8",
     ("batch", "inputs", "outputs", "detectors", "bits", "groups"),
@@ -156,9 +156,9 @@ def _deploy_case(draw: Draw, made: Case, groups: int) -> Case:
 def traffic(s: Sizes) -> Bytes:
     """Return the bytes moved by `measured`. No arrays are stored between inputs and rows.
 
-    Forward reads a row in each way that has a value, backward in every way. A gradient, or an in-place update,
-    reads and writes a row in each way that has a value; a dense gradient is zeroed first. Inputs are read in each
-    direction.
+    Forward reads a row in each way that has a value, backward in every way. A gradient, or an
+    in-place update, reads and writes a row in each way that has a value; a dense gradient is zeroed
+    first. Inputs are read in each direction.
     """
     read = READS[s.get("read", 0)]
     ways = getattr(read, "ways", 2)

@@ -22,7 +22,8 @@ SPARSE = Kind(
 )
 KINDS = (SPARSE,)
 
-# Lists: one for each table (and row), or one for all. With `longest` a list of edges: of rows up to `slots`, and of one row so many.
+# Lists: one for each table (and row), or one for all. With `longest` a list of edges: of rows up to
+# `slots`, and of one row so many.
 SIZES = {
     "one": Size(batch=1, detectors=1, bits=1, slots=1, outputs=1),
     "split": Size(Tag.FAST, batch=4, detectors=4, bits=2, slots=2, outputs=3),

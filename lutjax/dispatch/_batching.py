@@ -111,7 +111,7 @@ def kernel(
                 parts = a.reshape(*a.shape[:axis], size, batch, *a.shape[axis + 1 :])
                 return jnp.moveaxis(parts, axis, 0)
 
-            outputs = jax.tree.map(split_batch, call(*structure.unflatten(joined)))
+            outputs = jax.tree.map(split_batch, call(*jax.tree.unflatten(structure, joined)))
         elif plan.stacked or any(spec.stacks for _, spec in plan.choice):
             outputs = _side_by_side(plan, direction, needs, size, mapped, args)
         elif all(spec.platform == Platform.XLA for _, spec in plan.choice):

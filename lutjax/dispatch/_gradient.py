@@ -67,20 +67,25 @@ def make_differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
     no_forward_mode = (
         f"{op.op}: the op has gradients (jax.grad, jax.vjp) and {FORWARD_MODE}; {of_every_order}"
     )
-    no_second = f"{op.op}: its gradient is differentiated again, and the op has no second derivative; {of_every_order}"
+    no_second = (
+        f"{op.op}: its gradient is differentiated again, and the op has no second derivative; "
+        f"{of_every_order}"
+    )
 
     def convert_totals(call: Call) -> Any:
         outputs = forward_kernel(call)
         if call.accumulate is None or op.table_name is None or outputs.dtype != np.int32:
             return outputs
-        # Kernels return integer totals: the parts of all devices are summed before they are divided.
+        # Kernels return integer totals: the parts of all devices are summed before they are
+        # divided.
         return call.accumulate.total(outputs, getattr(call, op.table_name).dtype)
 
     def run(call: Call) -> Any:
-        outputs = convert_totals(call)
-        if not _is_checked(call) or isinstance(outputs, Detection):  # a detection has no sums
-            return outputs
-        return nan_where_apart(outputs, convert_totals(_in_floats(call)), call.accumulate)
+        outputs, accumulate = convert_totals(call), call.accumulate
+        if accumulate is None or not accumulate.checked or isinstance(outputs, Detection):
+            return outputs  # a detection has no sums
+        in_floats = convert_totals(call.replace(accumulate=None))
+        return nan_where_apart(outputs, in_floats, accumulate)
 
     @jax.custom_vjp
     def differentiable(call: Call, taps: Any) -> Any:
@@ -129,9 +134,9 @@ def make_differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
             return list(map(sum_cotangent, found, needs, outlines.values()))
 
         found = cotangents(saved)
-        if _is_checked(saved):
+        if saved.accumulate is not None and saved.accumulate.checked:
             check = functools.partial(nan_where_apart, accumulate=saved.accumulate)
-            found = jax.tree.map(check, found, cotangents(_in_floats(saved)))
+            found = jax.tree.map(check, found, cotangents(saved.replace(accumulate=None)))
         of_arrays = [
             cotangent_of_margin(ct, outline.bits)
             if isinstance(outline, Detection) and ct is not None
@@ -148,19 +153,7 @@ def make_differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
     return in_reverse
 
 
-def _is_checked(call: Call) -> bool:
-    """Return True if a call's sums are compared with sums of floats."""
-    return call.accumulate is not None and call.accumulate.checked
-
-
-def _in_floats(call: Call) -> Call:
-    """Return the floating-point twin of a call with fixed-point sums."""
-    return call.replace(accumulate=None)
-
-
-def _dependency_token(
-    cotangents: tuple[Any, ...], axes: frozenset[str], has_rules: bool
-) -> jax.Array:
+def _dependency_token(cotangents: Any, axes: frozenset[str], has_rules: bool) -> jax.Array:
     """Return the dependency token, a scalar that depends on all cotangents.
 
     It varies over the mesh axes `axes`.

@@ -16,7 +16,7 @@ def leaf_ranks(structure: Any) -> tuple[int | None, ...]:
 
     It is None for the leaves of shared arrays.
     """
-    call: Call = structure.unflatten(range(structure.num_leaves))
+    call: Call = jax.tree.unflatten(structure, range(structure.num_leaves))
     arrays = zip(call.values(), call.ranks(), strict=True)
     return tuple([rank for array, rank in arrays for _ in jax.tree.leaves(array)])
 
@@ -61,7 +61,7 @@ def fold(call: Call, batch: tuple[int, ...], feature_axis: int = -1) -> Call:
         return a.reshape(a.shape[0], n) if feature_axis == 0 else a.reshape(n, a.shape[-1]).T
 
     leaves, structure = jax.tree.flatten(call)
-    folded: Call = structure.unflatten(map(fold_leaf, leaves, leaf_ranks(structure)))
+    folded: Call = jax.tree.unflatten(structure, map(fold_leaf, leaves, leaf_ranks(structure)))
     return folded
 
 
@@ -107,7 +107,7 @@ def shapes_of_kernel(call: Call, feature_axis: int) -> Call:
         return a if a.shape == wanted else jax.ShapeDtypeStruct(wanted, a.dtype)
 
     leaves, structure = jax.tree.flatten(call)
-    shapes: Call = structure.unflatten(map(shape, leaves, leaf_ranks(structure)))
+    shapes: Call = jax.tree.unflatten(structure, map(shape, leaves, leaf_ranks(structure)))
     return shapes
 
 

@@ -8,8 +8,9 @@ devices. Updates receive all samples, the sparse gradient, and the device's own 
 axis is whole on all devices. With detector groups, each device takes the groups of its own
 detectors.
 
-`partition_kernel` passes the rule to the compiler. On a mesh with explicit axes, where types carry the
-array layout, `Layout` builds a `jax.shard_map` from it. In both cases each device runs `on_part`.
+`partition_kernel` passes the rule to the compiler. On a mesh with explicit axes, where types carry
+the array layout, `Layout` builds a `jax.shard_map` from it. In both cases each device runs
+`on_part`.
 """
 
 import dataclasses
@@ -185,7 +186,10 @@ def _with_rule(
     kept = {f for one in of_results for f in one}
     whole = tuple(f for f in every if f not in divided)
     summed = tuple(f for f in every if f in divided and f not in kept)
-    rule = f"{', '.join(' '.join(f) for f in of_operands)} -> {', '.join(' '.join(f) for f in of_results)}"
+    rule = (
+        f"{', '.join(' '.join(f) for f in of_operands)} -> "
+        f"{', '.join(' '.join(f) for f in of_results)}"
+    )
 
     in_float64 = bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
 
@@ -206,8 +210,8 @@ def _with_rule(
             return tuple(name for f in places if f not in one for name in _names(places[f]))
 
         def run_on_shards(*arrays: Any) -> Any:
-            # A mesh in scope is that of the whole program; here there is one device's part. JAX may ask in a thread of its own, which
-            # knows no `jax.enable_x64` of the caller's.
+            # A mesh in scope is that of the whole program; here there is one device's part. JAX may
+            # ask in a thread of its own, which knows no `jax.enable_x64` of the caller's.
             with jax.enable_x64(in_float64), jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
                 found = function(*arrays[:n_leaves], over=_names(places.get("t")))
                 return tuple(
@@ -416,7 +420,7 @@ class _OwnGroups:
         return None
 
 
-# ------------------------------------------------------------------------------------- meshes with explicit axes
+# ------------------------------------------------------------------------ meshes with explicit axes
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """Array layout of a call on a mesh with explicit axes, by axis letter.

@@ -183,8 +183,10 @@ def _refuse_in_fork(op: str) -> None:
         _ran_in.append(own)
     if _ran_in[0] != own:
         raise RuntimeError(
-            f"{op}: this process was forked from one in which JAX had run, and JAX's threads are not here: it would wait for them without "
-            "end. Start processes by multiprocessing's method 'spawn' or 'forkserver', or fork before JAX is used."
+            f"{op}: this process was forked from one in which JAX had run, and JAX's threads are "
+            "not here: it would wait for them without "
+            "end. Start processes by multiprocessing's method 'spawn' or 'forkserver', or fork "
+            "before JAX is used."
         )
 
 
@@ -222,8 +224,8 @@ def compile_plan(plan: Plan, *, tapped: bool = False, feature_axis: int = -1) ->
         parts = layout.kernel_layout("forward")
         if not parts.divides or _lacks_elements(call, taps):
             whole = functools.partial(run, None)
-            specs = layout.output_spec(op)
-            return _meshes.shard_by_compiler(whole, lambda *_: specs)(call, taps)
+            spec = layout.output_spec(op)
+            return _meshes.shard_by_compiler(whole, lambda *_: spec)(call, taps)
         outputs = parts.output_spec(op)
         specs = (parts.array_specs(call), (outputs, PartitionSpec()) if tapped else None)
         of_part = functools.partial(run, parts.over)

@@ -166,7 +166,7 @@ class Call:
 
     @property
     def plain(self) -> str | None:
-        """The reason why only plain JAX and the platforms in `also` support the call; None if there is none."""
+        """The reason why only plain JAX and the platforms in `also` support the call, or None."""
         return None
 
     @classmethod

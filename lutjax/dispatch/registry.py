@@ -292,7 +292,7 @@ class KernelSpec:
         return importlib.import_module(self.target) if self.holder is None else self.holder
 
     def supports(self, request: Request) -> str | None:
-        """Return the reason why this implementation cannot run a call, a `Deferral` if another one comes first, or None."""
+        """Return the reason why this implementation cannot run a call, a `Deferral`, or None."""
         if self.backend not in (Backend.ANY, request.device.backend):
             return f"runs on {self.backend}, the call runs on {request.device}"
         if self.requires and (why := _missing_reason(self.requires)):
@@ -329,7 +329,8 @@ def record_deferral(request: Request, name: str) -> Deferral | None:
     if _records.has_run(request.op, request.direction, name, request.device.kind):
         return None
     return Deferral(
-        f"waits for a record: it has not run on {request.device.kind}; implementation={name!r} asks for it, "
+        f"waits for a record: it has not run on {request.device.kind}; implementation={name!r} "
+        "asks for it, "
         "and a record that `lutjax status` makes on such a device makes it a choice"
     )
 
@@ -377,7 +378,8 @@ def _check_options(how: Mapping[str, Any], directions: Any) -> None:
     for direction in directions or ():
         if direction not in DIRECTIONS:
             raise ValueError(
-                f"{where}: directions has {format_value(direction)}; expected some of {', '.join(DIRECTIONS)}."
+                f"{where}: directions has {format_value(direction)}; expected some of "
+                f"{', '.join(DIRECTIONS)}."
             )
 
 
@@ -398,7 +400,8 @@ def _require_function(
     subject = name if holder in (None, name) else f"{name} of {holder}"
     if not callable(function):
         raise TypeError(
-            f"{where}: {subject} is {format_value(function)}; expected a function {name}({arguments})."
+            f"{where}: {subject} is {format_value(function)}; expected a function "
+            f"{name}({arguments})."
         )
     try:
         signature = inspect.signature(function)
@@ -408,7 +411,11 @@ def _require_function(
         signature.bind(*by_position, **dict.fromkeys(by_name))
     except TypeError:
         raise TypeError(
-            f"{where}: {subject} takes {signature}; it is called as {name}({arguments}). Give it these arguments"
+            (
+                f"{where}: {subject} takes {signature}; it is called as {name}({arguments}). Give "
+                "it "
+                "these arguments"
+            )
             + (", as a static method." if static else ".")
         ) from None
 
@@ -493,7 +500,8 @@ class KernelRegistry:
         """
         if op in self._ops and self._ops[op].module:
             raise ValueError(
-                f"kernel_registry.register_op: there is an op {op!r} in {self._ops[op].module}; choose another name, "
+                f"kernel_registry.register_op: there is an op {op!r} in {self._ops[op].module}; "
+                "choose another name, "
                 "or unregister that one first."
             )
         self._ops[op] = Op(op, module, cases)
@@ -525,7 +533,8 @@ class KernelRegistry:
         module = self._compositions.get(name) or self._ops[name].module
         if module is None:
             raise ValueError(
-                f"op {name!r} has kernels but no function; register the module of its function by kernel_registry.register_op."
+                f"op {name!r} has kernels but no function; register the module of its function by "
+                "kernel_registry.register_op."
             )
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
         return function
@@ -598,7 +607,8 @@ class KernelRegistry:
           ... class Signs:
           ...     @staticmethod
           ...     def forward(call, *, device):
-          ...         return lutjax.kernel_registry.get("detect_signs", Platform.XLA).load("forward")(call, device=device)
+          ...         plain = lutjax.kernel_registry.get("detect_signs", Platform.XLA)
+          ...         return plain.load("forward")(call, device=device)
           >>> signs = lutjax.kernel_registry.get("detect_signs", "triton", "cpu")
           >>> signs(jnp.array([[0.5, -1.0]])).index
           Array([1], dtype=int32)
@@ -606,7 +616,8 @@ class KernelRegistry:
         """
         if op not in self._ops:
             raise ValueError(
-                f"kernel_registry.register: unknown op {op!r}; the ops are {', '.join(self._ops) or 'none'}, and "
+                f"kernel_registry.register: unknown op {op!r}; the ops are "
+                f"{', '.join(self._ops) or 'none'}, and "
                 "kernel_registry.register_op adds one."
             )
         platform, backend = _find_target("register", platform, backend)
@@ -636,7 +647,8 @@ class KernelRegistry:
         if target is not None:
             if not isinstance(target, str):
                 raise TypeError(
-                    f"kernel_registry.register: target is {format_value(target)}; expected the name of a module. Use register as a "
+                    f"kernel_registry.register: target is {format_value(target)}; expected the "
+                    "name of a module. Use register as a "
                     "decorator of a class or function."
                 )
             spec = make(target, _GRADIENT if directions is None else directions)
@@ -656,7 +668,8 @@ class KernelRegistry:
             )
             if not has:
                 raise TypeError(
-                    f"kernel_registry.register: {holder.__qualname__} has no function of a direction; expected static methods "
+                    f"kernel_registry.register: {holder.__qualname__} has no function of a "
+                    "direction; expected static methods "
                     f"named {', '.join(DIRECTIONS)}, or some of them."
                 )
             for direction in has:
@@ -808,7 +821,8 @@ class KernelRegistry:
             backend = _find_member("get", "backend", Backend, backend)
         elif len(found) > 1:
             raise ValueError(
-                f"kernel_registry.get: {op!r} has {platform} for {', '.join(found)}; name one of them as backend."
+                f"kernel_registry.get: {op!r} has {platform} for {', '.join(found)}; name one of "
+                "them as backend."
             )
         elif found:
             (backend,) = found
@@ -898,7 +912,7 @@ class KernelRegistry:
 
         def choose() -> KernelSpec:
             shapes = [jax.ShapeDtypeStruct(*kind) for kind in kinds]
-            call, cotangent, step = structure.unflatten(shapes)
+            call, cotangent, step = jax.tree.unflatten(structure, shapes)
             asked = Request(request.direction, call, request.device, cotangent, step)
             return self._choose(names, asked)
 
@@ -996,9 +1010,12 @@ class KernelRegistry:
         self._set_cache_key()
         if traced:
             raise RuntimeError(
-                "use_implementation: a function was traced in one coroutine (or in a worker thread that it started) "
-                "under the choice of another. Keep `await` out of the block of use_implementation, enter the block "
-                "where the function is called, or pass implementation= to the op. Calling it again works."
+                "use_implementation: a function was traced in one coroutine (or in a worker "
+                "thread that it started) "
+                "under the choice of another. Keep `await` out of the block of "
+                "use_implementation, enter the block "
+                "where the function is called, or pass implementation= to the op. Calling it "
+                "again works."
             )
 
     def explain(
@@ -1026,13 +1043,14 @@ class KernelRegistry:
           >>> print(lutjax.explain("lookup", jnp.zeros((1, 4, 3)), d))  # doctest: +ELLIPSIS
           lookup on cpu (cpu)
             forward
-              native/cpu (lutjax_cpu.kernels.lookup): needs lutjax_cpu, not installed: pip install ...
-              pallas/gpu (lutjax.kernels._pallas.gpu.lookup): runs on gpu, the call runs on cpu (cpu)
-              triton/gpu (lutjax.kernels._triton.lookup): runs on gpu, the call runs on cpu (cpu)
-              pallas/tpu (lutjax.kernels._pallas.tpu.lookup): runs on tpu, the call runs on cpu (cpu)
-              xla/any (lutjax.kernels._xla.lookup): chosen
+              native/cpu (lutjax_cpu.kernels.lookup): needs lutjax_cpu, not installed: pip install
+              ... pallas/gpu (lutjax.kernels._pallas.gpu.lookup): runs on gpu, the call runs on cpu
+              (cpu) triton/gpu (lutjax.kernels._triton.lookup): runs on gpu, the call runs on cpu
+              (cpu) pallas/tpu (lutjax.kernels._pallas.tpu.lookup): runs on tpu, the call runs on
+              cpu (cpu) xla/any (lutjax.kernels._xla.lookup): chosen
           ...
-          >>> text = lutjax.explain("lut", jnp.ones((2, 3)), jnp.zeros((1, 2, 3)), jnp.array([[[0, 1]]]))
+          >>> anchors = jnp.array([[[0, 1]]])
+          >>> text = lutjax.explain("lut", jnp.ones((2, 3)), jnp.zeros((1, 2, 3)), anchors)
           >>> [line for line in text.splitlines() if not line.startswith(" ")]
           ['lut calls detect, lookup', 'detect on cpu (cpu)', 'lookup on cpu (cpu)']
         """
@@ -1148,7 +1166,8 @@ class KernelRegistry:
                     entry.load()(self)
                 except Exception as error:
                     error.add_note(
-                        f"{entry.value} of the installed package {entry.dist and entry.dist.name} was to register kernels for lutjax; "
+                        f"{entry.value} of the installed package {entry.dist and entry.dist.name} "
+                        "was to register kernels for lutjax; "
                         "without that package lutjax runs without them."
                     )
                     self._entry_points = group
@@ -1196,7 +1215,10 @@ class KernelRegistry:
         asked = f" that was asked for ({', '.join(names)})" if names else ""
         lines = [f"  {candidate.spec}: {candidate.reason}" for candidate in considered]
         raise NoImplementationError(
-            f"{request.op}: no implementation{asked} supports this {request.direction} call on {request.device}:\n"
+            (
+                f"{request.op}: no implementation{asked} supports this {request.direction} call on "
+                f"{request.device}:\n"
+            )
             + "\n".join(lines),
             request.direction,
             tuple(considered),
@@ -1263,7 +1285,8 @@ def _find_member(method: str, argument: str, known: type[E], value: Any) -> E:
         return known(value)
     except ValueError:
         raise ValueError(
-            f"kernel_registry.{method}: {argument} is {value!r}; expected one of {', '.join(known)}."
+            f"kernel_registry.{method}: {argument} is {value!r}; expected one of "
+            f"{', '.join(known)}."
         ) from None
 
 
@@ -1290,7 +1313,8 @@ def names_of(implementation: Implementation) -> tuple[str, ...]:
     names = (implementation,) if isinstance(implementation, str) else implementation
     if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
         raise TypeError(
-            f"implementation is {implementation!r}; expected a name, such as 'xla', a tuple of names, or what "
+            f"implementation is {implementation!r}; expected a name, such as 'xla', a tuple of "
+            "names, or what "
             "lutjax.tuning.launched returns."
         )
     return tuple(_parse_name(name) for name in names)
@@ -1300,7 +1324,8 @@ def _parse_name(name: str) -> str:
     platform, slash, backend = name.partition("/")
     if platform not in set(Platform) or (slash and backend not in set(Backend)):
         raise ValueError(
-            f"unknown implementation {name!r}; the implementations are {', '.join(Platform)}, or one of these and "
+            f"unknown implementation {name!r}; the implementations are {', '.join(Platform)}, or "
+            "one of these and "
             f"the hardware that it runs on, as in 'pallas/tpu': {', '.join(Backend)}."
         )
     return name

@@ -131,7 +131,10 @@ def bits(op: str, name: str, a: Any) -> None:
 def _check_bits(op: str, name: str, a: np.ndarray) -> None:
     others = a[(a != 0) & (a != 1)]
     if others.size:
-        rule = f"{others.size} of its numbers are neither 0 nor 1, such as {others[0]}: compare it with a threshold first, as in x > 0"
+        rule = (
+            f"{others.size} of its numbers are neither 0 nor 1, such as {others[0]}: compare it "
+            "with a threshold first, as in x > 0"
+        )
         require(False, op, name, a, rule)
 
 
@@ -222,7 +225,10 @@ def positions(op: str, p: Any, n_detectors: int) -> None:
         op,
         "positions",
         p,
-        f"its second axis must have size {n_detectors}, the number of detectors, or 1 to share the parameters",
+        (
+            f"its second axis must have size {n_detectors}, the number of detectors, or 1 to share "
+            "the parameters"
+        ),
     )
 
 
@@ -268,7 +274,10 @@ def blocks(
         min(of_queries, of_keys) >= 1, op, "block_sizes", sizes, "blocks have at least 1 position"
     )
     wanted = -(-n_queries // of_queries), -(-n_keys // of_keys)
-    rule = f"{n_queries} queries and {n_keys} keys in blocks of {of_queries} and {of_keys} need {list(wanted)}"
+    rule = (
+        f"{n_queries} queries and {n_keys} keys in blocks of {of_queries} and {of_keys} need "
+        f"{list(wanted)}"
+    )
     require(mask.shape == wanted, op, "block_mask", mask, rule)
     require(
         sequence_axis is None,
@@ -346,7 +355,8 @@ def capacity(
         op,
         "positions" if not isinstance(p, Detection) else "position",
         p,
-        f"it holds {held} distances, but these lengths need {needed}; pass position parameters for all of them, "
+        f"it holds {held} distances, but these lengths need {needed}; pass position parameters "
+        "for all of them, "
         "a shorter sequence, or a window",
     )
 
@@ -452,7 +462,10 @@ def check_gate_arguments(
             op,
             "readers",
             readers,
-            f"x has {x.shape[feature_axis]} inputs, so its first axis must have size {x.shape[feature_axis]}",
+            (
+                f"x has {x.shape[feature_axis]} inputs, so its first axis must have size "
+                f"{x.shape[feature_axis]}"
+            ),
         )
         ids(op, "readers", readers, wires.size, "entries of wires", unused=True)
 

@@ -31,7 +31,10 @@ def check_targets(op: str, weights: Any, targets: Any, n_outputs: Any) -> int:
     return n
 
 
-NOT_READ = "reads no targets: in attention, rows that reach some of the outputs are for plain JAX, native kernels and Triton"
+NOT_READ = (
+    "reads no targets: in attention, rows that reach some of the outputs are for plain JAX, "
+    "native kernels and Triton"
+)
 """Why other implementations do not run attention with targets."""
 
 

@@ -56,9 +56,10 @@ def in_integers(kind: type[Call]) -> Any:
 
     A separate class keeps floating-point kernels unaware of it.
     """
+    options: Any = {name: getattr(kind, name) for name in ("op", "features_first", "output")}
 
     @dataclasses.dataclass(frozen=True, eq=False)
-    class InIntegers(kind, op=kind.op, features_first=kind.features_first, output=kind.output):  # type: ignore[valid-type, misc, call-arg]
+    class InIntegers(kind, **options):  # type: ignore[valid-type, misc]
         """A gate call in fixed point.
 
         Attributes:

@@ -50,7 +50,8 @@ def binary_lut(
             differs = bit != bit[address][:, None]  # [gates, slots, n]
             distance = np.delete(differs, l, axis=-1).sum(axis=-1)
             share = 0.5 * 0.75 ** (n - 1) / 3.0**distance
-            np.add.at(dx, wires[:, l], dy * (np.where(bit[:, l], table, -table) * share).sum(axis=-1))
+            slope = (np.where(bit[:, l], table, -table) * share).sum(axis=-1)
+            np.add.at(dx, wires[:, l], dy * slope)
 
     Args:
       x: ``[..., I]`` float32, bfloat16, float16 or float64; ``[I, ...]`` with ``feature_axis=0``. 0

@@ -50,15 +50,19 @@ def conv_lut(
     Definition for ``padding=0``. Otherwise the images are first zero-padded::
 
         channels = images.shape[-1] // groups
-        ids = lutjax.wiring.windows(images.shape[-3:], kernel, stride)  # [rows, columns, values of a window]
+        # [rows, columns, values of a window]
+        ids = lutjax.wiring.windows(images.shape[-3:], kernel, stride)
         ids = np.moveaxis(ids.reshape(*ids.shape[:2], -1, groups, channels), 3, 2)  # group by group
         patches = images.reshape(*images.shape[:-3], -1)[..., ids.reshape(*ids.shape[:3], -1)]
         if read is None:
             y = lutjax.lut(patches, weights, anchors, groups=groups, epsilon=epsilon)
         else:
             if keep is not None:  # shared by all positions
-                keep = np.broadcast_to(keep[..., None, None, :], (*patches.shape[:-2], len(anchors)))
-            y = lutjax.scored_lut(patches, weights, anchors, scalars, read=read, groups=groups, keep=keep)
+                of_patches = (*patches.shape[:-2], len(anchors))
+                keep = np.broadcast_to(keep[..., None, None, :], of_patches)
+            y = lutjax.scored_lut(
+                patches, weights, anchors, scalars, read=read, groups=groups, keep=keep
+            )
         y = y.reshape(*y.shape[:-2], -1)
 
     Args:
@@ -94,7 +98,8 @@ def conv_lut(
 
     Example:
       >>> import jax, jax.numpy as jnp, lutjax
-      >>> anchors = lutjax.sample_anchors(jax.random.key(0), n_inputs=3 * 3 * 2, n_detectors=4, n_anchors=5)
+      >>> sizes = {"n_inputs": 3 * 3 * 2, "n_detectors": 4, "n_anchors": 5}
+      >>> anchors = lutjax.sample_anchors(jax.random.key(0), **sizes)
       >>> images, weights = jnp.ones((6, 9, 7, 2)), jnp.ones((4, 2**5, 8))
       >>> lutjax.conv_lut(images, weights, anchors, kernel=3, stride=2, padding=1).shape
       (6, 5, 4, 8)
@@ -115,7 +120,10 @@ def conv_lut(
             raise ValueError(
                 f"{op}: read is None, and tables of integers are read by lutjax.reads.PowersOfTwo."
             )
-        rule = "read is None, and rows without coefficients have no factors; lutjax.reads.Hard() reads the same rows"
+        rule = (
+            "read is None, and rows without coefficients have no factors; lutjax.reads.Hard() "
+            "reads the same rows"
+        )
         _checks.require(keep is None, op, "keep", keep, rule)
     keep = _checked_keep(op, keep, images.shape[:-3], n_detectors)
     size, step, around = window_sizes(op, images.shape[-3:], kernel, stride, padding)
@@ -194,7 +202,8 @@ def _check_read(op: str, read: Any, scalars: Any, epsilon: float, n_comparisons:
         return
     if not isinstance(read, Read):
         raise TypeError(
-            f"{op}: read is {_checks.describe(read)}; expected one of lutjax.reads, such as Confidence()."
+            f"{op}: read is {_checks.describe(read)}; expected one of lutjax.reads, such as "
+            "Confidence()."
         )
     _checks.require(
         not epsilon,

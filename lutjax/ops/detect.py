@@ -59,7 +59,8 @@ def detect(
         delta = x[a] - x[b]  # [T, C]
         bit = (delta > 0) & ~(np.abs(delta) < epsilon)  # NaN gives 0
         index = (bit << np.arange(delta.shape[1])).sum(axis=1)
-        t, closest = np.arange(len(delta)), np.abs(delta).argmin(axis=1)  # the first; NaN is the smallest
+        t = np.arange(len(delta))
+        closest = np.abs(delta).argmin(axis=1)  # the first; NaN is the smallest
         flip, margin = 1 << closest, delta[t, closest]
 
         dx = np.zeros_like(x)

@@ -92,7 +92,9 @@ def gate_network(
         first = 0
         for size in sizes:
             own = slice(first, first + size)
-            x = lutjax.bilinear_gates(x, coefficients[:, own], wires[own], feature_axis=feature_axis)
+            x = lutjax.bilinear_gates(
+                x, coefficients[:, own], wires[own], feature_axis=feature_axis
+            )
             first += size
         y = x
 
@@ -160,7 +162,8 @@ def _checked_readers(
         return None
     if len(readers) != len(n_inputs):
         raise ValueError(
-            f"{op}: readers has {len(readers)} lists; expected one, or None, for each of the {len(n_inputs)} layers of sizes."
+            f"{op}: readers has {len(readers)} lists; expected one, or None, for each of the "
+            f"{len(n_inputs)} layers of sizes."
         )
     for layer, (of_layer, n) in enumerate(zip(readers, n_inputs, strict=True)):
         if of_layer is not None:

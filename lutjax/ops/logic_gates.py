@@ -24,7 +24,8 @@ def gate_coefficients(
 
         answers = [np.arange(16) >> place & 1 for place in (3, 2, 1, 0)]  # to ab = 00, 01, 10, 11
         at_00, at_01, at_10, at_11 = answers
-        of_gates = np.stack([at_00, at_10 - at_00, at_01 - at_00, at_11 - at_10 - at_01 + at_00], axis=-1)
+        ab = at_11 - at_10 - at_01 + at_00
+        of_gates = np.stack([at_00, at_10 - at_00, at_01 - at_00, ab], axis=-1)
         p = np.exp(logits - logits.max(axis=-1, keepdims=True))
         p /= p.sum(axis=-1, keepdims=True)
         coefficients = (p @ of_gates).T

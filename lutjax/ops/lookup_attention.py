@@ -241,7 +241,11 @@ def lookup_attention(
         op,
         "key",
         key,
-        f"expected shape [{', '.join(map(str, batch))}{', ' if batch else ''}keys, {n_detectors}] like query's",
+        (
+            f"expected shape [{', '.join(map(str, batch))}{', ' if batch else ''}keys, "
+            f"{n_detectors}] "
+            "like query's"
+        ),
     )
     _checks.require(
         key.margin.dtype == query.margin.dtype,

@@ -29,7 +29,8 @@ def lut(
 
     Definition::
 
-        if groups is not None:  # concatenate the groups' inputs; a detector's group begins at `first`
+        if groups is not None:
+            # Concatenate the groups' inputs; a detector's group begins at `first`.
             first = np.arange(len(anchors)) // (len(anchors) // groups) % x.shape[-2] * x.shape[-1]
             x, anchors = x.reshape(*x.shape[:-2], -1), anchors + first[:, None, None]
         y = lutjax.lookup(weights, lutjax.detect(x, anchors, epsilon=epsilon), groups=groups)

@@ -178,7 +178,8 @@ def lut_at_places(
     Definition without padding. With padding, images are first zero-padded on each side::
 
         parts = images.shape[-1] // windows.channels  # 1 if all groups share a window
-        ids = lutjax.wiring.windows(images.shape[-3:], windows.size, windows.stride)  # [rows, columns, values of a window]
+        # [rows, columns, values of a window]
+        ids = lutjax.wiring.windows(images.shape[-3:], windows.size, windows.stride)
         ids = np.moveaxis(ids.reshape(*ids.shape[:2], -1, parts, windows.channels), 3, 2)
         patches = images.reshape(*images.shape[:-3], -1)[..., ids.reshape(*ids.shape[:3], -1)]
         if targets is None:
@@ -186,7 +187,9 @@ def lut_at_places(
             y = y.reshape(*y.shape[:-2], -1)
         else:
             targets = np.repeat(targets, len(anchors) // groups, axis=0)[:, None]
-            y = lutjax.sparse_lut(patches, weights, anchors, targets, n_outputs, groups=groups, epsilon=epsilon)
+            y = lutjax.sparse_lut(
+                patches, weights, anchors, targets, n_outputs, groups=groups, epsilon=epsilon
+            )
             y = y.sum(axis=-2)
 
     Args:

@@ -38,7 +38,8 @@ def lut_attention(
         d, e = lutjax.detect(x, anchors, epsilon=epsilon), lutjax.detect_signs(positions)
         y = lutjax.lookup_attention(
             weights, d, d, e, targets=targets, n_outputs=n_outputs, causal=causal, window=window,
-            block_mask=block_mask, block_sizes=block_sizes, query_segments=segments, key_segments=segments,
+            block_mask=block_mask, block_sizes=block_sizes,
+            query_segments=segments, key_segments=segments,
         )
 
     Args:
@@ -85,7 +86,8 @@ def lut_attention(
     position = None
     if positions is not None:
         _checks.positions("lut_attention", positions, detection.shape[-1])
-        # Detectors first: each device's detectors stay together when batch dimensions are flattened.
+        # Detectors first: each device's detectors stay together when batch dimensions are
+        # flattened.
         signs = detect_signs(jnp.swapaxes(positions, 0, 1), implementation=implementation)
         position = jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), signs)
     return lookup_attention(

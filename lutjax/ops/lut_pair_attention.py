@@ -157,7 +157,8 @@ def lut_pair_attention(
             dz = np.zeros_like(z)
             dz[a] += surrogate_derivative * (lost @ dy[j])
             dz[b] -= surrogate_derivative * (lost @ dy[j])
-            of_parts = dz.reshape(-1, 3).T if interleave else np.split(dz, [len(x[j]), 2 * len(x[j])])
+            ends = [len(x[j]), 2 * len(x[j])]
+            of_parts = dz.reshape(-1, 3).T if interleave else np.split(dz, ends)
             dkeys[i] += of_parts[0]
             dx[j] += of_parts[1]
             dpositions[p] += of_parts[2]
@@ -220,7 +221,11 @@ def lut_pair_attention(
         op,
         "keys",
         keys,
-        f"expected {x.dtype}[{', '.join(map(str, batch))}{', ' if batch else ''}keys, {n_inputs}] like x",
+        (
+            f"expected {x.dtype}[{', '.join(map(str, batch))}{', ' if batch else ''}keys, "
+            f"{n_inputs}] "
+            "like x"
+        ),
     )
     _checks.anchors(op, anchors)
     n_detectors, n_pairs, _ = anchors.shape

@@ -92,7 +92,8 @@ def pack_bits(
     Definition::
 
         padded = np.pad(bits != 0, ((0, 0), (0, -bits.shape[1] % 32)))
-        words = padded.reshape(len(bits), -1, 32).astype(np.uint32) << np.arange(32, dtype=np.uint32)
+        words = padded.reshape(len(bits), -1, 32).astype(np.uint32)
+        words = words << np.arange(32, dtype=np.uint32)
         y = words.sum(axis=-1, dtype=np.uint32)
 
     Args:

@@ -48,7 +48,8 @@ def scale_gradient(
     _checks.floats("scale_gradient", "x", x, None, "[...]")
     if not isinstance(factor, int | float) and not hasattr(factor, "dtype"):
         raise TypeError(
-            f"scale_gradient: factor is {_checks.describe(factor)}; expected a number or a JAX or numpy array."
+            f"scale_gradient: factor is {_checks.describe(factor)}; expected a number or a JAX or "
+            "numpy array."
         )
     sizes = jnp.shape(factor)
     _checks.require(
@@ -57,7 +58,11 @@ def scale_gradient(
         "scale_gradient",
         "factor",
         factor,
-        f"expected a number or an array that broadcasts to x, whose shape is {list(x.shape)}, and has as many axes",
+        (
+            f"expected a number or an array that broadcasts to x, whose shape is {list(x.shape)}, "
+            "and "
+            "has as many axes"
+        ),
     )
     reads = _table_reads.current_reads()
     name = None if reads is None else reads.name(x)

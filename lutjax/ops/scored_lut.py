@@ -80,7 +80,8 @@ def scored_lut(
         if read.rounds_tables:
             tables = lutjax.quantize_tables(weights, groups=groups)
             exponents = tables.exponents.repeat(len(weights) // len(tables.exponents), axis=0)
-            weights = lutjax.reads.straight_through(tables.values * 2.0 ** exponents[:, None], weights)
+            rounded = tables.values * 2.0 ** exponents[:, None]
+            weights = lutjax.reads.straight_through(rounded, weights)
         index, coefficients = read(lutjax.margins(x, anchors, groups=groups), scalars)
         if keep is not None:
             coefficients = keep[..., None] * coefficients
@@ -125,7 +126,8 @@ def scored_lut(
     op = "scored_lut"
     if not isinstance(read, Read):
         raise TypeError(
-            f"{op}: read is {_checks.describe(read)}; expected one of lutjax.reads, such as Confidence()."
+            f"{op}: read is {_checks.describe(read)}; expected one of lutjax.reads, such as "
+            "Confidence()."
         )
     x, n_groups = _groups.inputs(op, x, anchors, groups)
     n_detectors, n_comparisons = anchors.shape[:2]
@@ -142,7 +144,8 @@ def scored_lut(
     else:
         if getattr(weights, "dtype", None) == np.int8:
             raise TypeError(
-                f"{op}: weights is {_checks.describe(weights)}; tables of integers need their scale: pass the "
+                f"{op}: weights is {_checks.describe(weights)}; tables of integers need their "
+                "scale: pass the "
                 "lutjax.QuantizedTables that lutjax.quantize_tables returns."
             )
         _checks.table(op, weights, n_detectors, n_comparisons, "anchors")
@@ -181,7 +184,8 @@ def _integers(
     for name, a, dtype in (("values", values, np.int8), ("exponents", scale, np.int32)):
         if getattr(a, "dtype", None) != dtype:
             raise TypeError(
-                f"{op}: weights.{name} is {_checks.describe(a)}; its dtype must be {np.dtype(dtype)}."
+                f"{op}: weights.{name} is {_checks.describe(a)}; its dtype must be "
+                f"{np.dtype(dtype)}."
             )
     _checks.require(
         values.ndim == 3, op, "weights.values", values, "expected shape [detectors, rows, outputs]"
@@ -210,7 +214,8 @@ def _scalars(op: str, scalars: Any, read: Read, dtype: Any) -> jax.Array:
     if not isinstance(scalars, Mapping) or set(scalars) != set(names):
         found = sorted(scalars) if isinstance(scalars, Mapping) else _checks.describe(scalars)
         raise ValueError(
-            f"{op}: scalars is {found}; {read} needs {list(names)}, as its method initial returns them."
+            f"{op}: scalars is {found}; {read} needs {list(names)}, as its method initial returns "
+            "them."
         )
     values = []
     for name in names:

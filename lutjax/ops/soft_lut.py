@@ -48,7 +48,8 @@ def soft_lut(
         dx = np.zeros_like(x)
         for l in range(n):
             others = np.delete(share, l, axis=-1).prod(axis=-1)
-            np.add.at(dx, wires[:, l], dy * (np.where(bit[:, l], table, -table) * others).sum(axis=-1))
+            slope = (np.where(bit[:, l], table, -table) * others).sum(axis=-1)
+            np.add.at(dx, wires[:, l], dy * slope)
 
     Args:
       x: ``[..., I]`` float32, bfloat16, float16 or float64; ``[I, ...]`` with ``feature_axis=0``.

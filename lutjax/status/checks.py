@@ -64,7 +64,7 @@ def _merge_cells(before: Cell | None, cell: Cell) -> Cell:
     return dataclasses.replace(cell, kinds=kinds)
 
 
-# ------------------------------------------------------------------------------------- all of a matrix
+# ---------------------------------------------------------------------------------- all of a matrix
 _Key = tuple[str, Column, str]
 CheckOne = Callable[[str, Column, str], dict[str, Cell]]
 _WORTH_A_PROCESS = 4  # checks of ops in a dtype: it takes as long to start
@@ -168,7 +168,7 @@ def _outcome(check: _Check, program: testing.Program, directions: tuple[str, ...
             forward = _outcome(check, program.forward, ("forward",))
             return {**forward, "backward": (State.UNSUPPORTED, reason)}
         return dict.fromkeys(directions, (State.UNSUPPORTED, reason))
-    except Exception as error:  # noqa: BLE001 - whatever a compiler raises is what the cell has to say
+    except Exception as error:  # noqa: BLE001 - the cell reports any compiler error
         first_line = (str(error).strip() or repr(error)).splitlines()[0]
         return dict.fromkeys(directions, (State.FAILS, f"{type(error).__name__}: {first_line}"))
 

@@ -54,7 +54,8 @@ class Column:
 
     Attributes:
       key: implementation name; plain JAX includes the device: ``"xla/tpu"``.
-      platform: device platform in `jax.export`. kinds: device kinds for lowering, the default first.
+      platform: device platform in `jax.export`. kinds: device kinds for lowering, the default
+        first.
     """
 
     title: str
@@ -112,7 +113,8 @@ class Cell:
 
     Attributes:
       kinds: device kinds for execution, compilation or lowering.
-      jax: the version that did. lutjax: the version that was run. date: the day, as ISO 8601 writes it.
+      jax: the version that did. lutjax: the version that was run. date: the day, as ISO 8601 writes
+        it.
       reason: why it is unsupported, or how it fails; else what else is to be said.
     """
 
@@ -154,7 +156,7 @@ ABSENT: dict[str, Mapping[str, str | gpu.Measured]] = {
     "pallas/gpu": gpu.ABSENT,
     "pallas/tpu": tpu.ABSENT,
 }
-"""Reasons for deliberately missing kernels by column, then by op and direction, by op or by direction."""
+"""Reasons for deliberately missing kernels by column, then by op, direction, or both."""
 
 
 def absence_reason(op: str, direction: str, column: str) -> str | None:
@@ -212,7 +214,8 @@ def matrix(
 
     Args:
       recorded: by place, see `results.read`.
-      check: finds out now what a column says of an op in a dtype, by direction, for each of `to_check`; None: only what is recorded.
+      check: finds out now what a column says of an op in a dtype, by direction, for each of
+        `to_check`; None: only what is recorded.
       columns: wanted columns; by default all.
       ops: wanted ops; by default all.
     """
@@ -239,7 +242,7 @@ def to_check(
     columns: Iterable[Column] = COLUMNS,
     ops: Iterable[str] | None = None,
 ) -> Iterator[tuple[str, Column, str]]:
-    """Op, column and dtype of what can be checked here and now, or is not known: what was recorded on other devices stays."""
+    """Yield op, column and dtype of all cells that can be checked here or have no result."""
     for op, direction, column, dtype in all_positions(columns):
         if (ops is None or op in ops) and absent_cell(op, direction, column, dtype) is None:
             cell = recorded.get((op, direction, column.key, dtype))

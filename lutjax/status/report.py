@@ -19,8 +19,14 @@ PLATFORMS = {"cpu": "CPU", "cuda": "NVIDIA GPU", "tpu": "TPU"}
 """Headings of the tables, by platform of their columns."""
 
 LEGEND = {
-    "validated": "outputs and gradients, or the updated table, agree with `lutjax.reference` at one size from the test suite",
-    "compiles": "libtpu compiles the kernel ahead of time, within the chip's memory; it has not run on a TPU",
+    "validated": (
+        "outputs and gradients, or the updated table, agree with `lutjax.reference` at one size "
+        "from the test suite"
+    ),
+    "compiles": (
+        "libtpu compiles the kernel ahead of time, within the chip's memory; it has not run on a "
+        "TPU"
+    ),
     "lowers": "JAX lowers the kernel for the device; nothing has compiled it",
     "decomposed": "plain JAX runs the fused op as its component ops, which have their own rows",
     "—": "no kernel: the op runs in plain JAX",
@@ -42,7 +48,7 @@ def gaps(cells: Iterable[Cell]) -> list[str]:
 
 
 def reasons(cells: Iterable[Cell]) -> list[str]:
-    """Return a line for each column and reason why it has no kernel. Tables list unsupported dtypes."""
+    """Return a line for each column and reason without a kernel. Tables list missing dtypes."""
     by_kernel = _group_by_kernel(cells)
     return _format_groups(
         (f"{_title(column)}: {dtypes[0].reason}", f"{op} {direction}")
@@ -89,7 +95,8 @@ class PlatformTable:
     Attributes:
       platform: key of `PLATFORMS`.
       columns: implementation names.
-      rows: op, or op and directions, and a word for each column. Directions with equal words share a row.
+      rows: op, or op and directions, and a word for each column. Directions with equal words share
+        a row.
       dtypes: dtypes that kernels of each column support unless a cell lists its own.
     """
 
@@ -152,7 +159,7 @@ def _usual_dtypes(kernels: Iterable[list[Cell]]) -> tuple[str, ...]:
 
 
 def _describe_cells(cells: list[Cell], usual: tuple[str, ...]) -> str:
-    """Return the word for a kernel, with its dtypes where they differ from the usual dtypes of its column."""
+    """Return the word for a kernel, with dtypes that differ from the usual ones of its column."""
     if not cells:
         return ""
     supported = _supported_dtypes(cells)

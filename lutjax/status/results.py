@@ -1,8 +1,8 @@
 """Device validation results: one file per device kind, shipped with the package.
 
-A file lists cell groups with equal state, devices, versions, date and reason. Each line of a group names
-an op, a direction, a column and the dtypes. Results carry no source digests: `git log lutjax/kernels` since
-the date shows which kernels have changed.
+A file lists cell groups with equal state, devices, versions, date and reason. Each line of a group
+names an op, a direction, a column and the dtypes. Results carry no source digests: `git log
+lutjax/kernels` since the date shows which kernels have changed.
 """
 
 import dataclasses

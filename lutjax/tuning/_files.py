@@ -137,7 +137,8 @@ def _entry(check: Fields, value: Any) -> Entry:
     names = {field.name for field in dataclasses.fields(Launch)}
     if set(launch) != names:
         raise ValueError(
-            f"{check.where}: 'launch' has the fields {in_a_line(sorted(launch))}; expected {sorted(names)}."
+            f"{check.where}: 'launch' has the fields {in_a_line(sorted(launch))}; expected "
+            f"{sorted(names)}."
         )
     try:
         made = Launch(**launch)

@@ -52,7 +52,8 @@ class Launch:
             )
         if self.rows * self.outputs > 2**20:
             raise ValueError(
-                f"Launch: a tile of rows * outputs = {self.rows} * {self.outputs} values; at most 2**20."
+                f"Launch: a tile of rows * outputs = {self.rows} * {self.outputs} values; at most "
+                "2**20."
             )
 
 

@@ -134,14 +134,16 @@ def launched(
     Example:
       >>> import jax.numpy as jnp, lutjax
       >>> from lutjax import tuning
-      >>> how = tuning.launched(("triton", "xla"), {"lookup.forward": tuning.Launch(rows=64, outputs=32)})
+      >>> config = {"lookup.forward": tuning.Launch(rows=64, outputs=32)}
+      >>> how = tuning.launched(("triton", "xla"), config)
       >>> d = lutjax.detect_signs(jnp.array([[0.5, -0.25]]))
-      >>> lutjax.lookup(jnp.ones((1, 4, 3)), d, implementation=how).shape  # here by "xla", where nothing is launched
+      >>> lutjax.lookup(jnp.ones((1, 4, 3)), d, implementation=how).shape  # "xla" launches nothing
       (3,)
     """
     if not implementation or not isinstance(implementation, str | tuple):
         raise TypeError(
-            f"tuning.launched: implementation is {implementation!r}; expected a name, such as 'triton', or a tuple of names."
+            f"tuning.launched: implementation is {implementation!r}; expected a name, such as "
+            "'triton', or a tuple of names."
         )
     names, wanted = names_of(implementation), _validate_launches("launched", launches)
     known = {

@@ -10,7 +10,10 @@ from lutjax.kernels._nvidia import unsupported_generation
 
 ABSENT = {
     "detect_signs": "a few comparisons per distance, which XLA compiles to one small loop",
-    "margins": "comparisons and one product, which XLA computes; before tables, scored_lut computes them in its own kernel",
+    "margins": (
+        "comparisons and one product, which XLA computes; before tables, scored_lut computes them "
+        "in its own kernel"
+    ),
     "packed_lut": "bitwise operations on words, which XLA compiles to one memory-bound loop",
 }
 """Reasons for deliberately missing kernels, by op."""
@@ -33,7 +36,8 @@ def unfit_packages() -> str | None:
         return f"needs jax-triton 0.3.1 or newer, found {importlib.metadata.version('jax-triton')}"
     if jax_triton >= (0, 4) and triton < (3, 7):
         return (
-            f"jax-triton {importlib.metadata.version('jax-triton')} needs triton 3.7 or newer, found "
+            f"jax-triton {importlib.metadata.version('jax-triton')} needs triton 3.7 or newer, "
+            "found "
             f"{importlib.metadata.version('triton')}; jax-triton 0.3.1 works with it"
         )
     # The kernels run only in a jax with a CUDA plugin.

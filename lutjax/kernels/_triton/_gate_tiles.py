@@ -50,8 +50,8 @@ class GateTile:
     """Tiles for a call: the config's sizes, but no larger than the arrays.
 
     Attributes:
-      config: kernel config. `rows` are samples, `outputs` gates or inputs, and `detectors` consecutive
-        sample tiles per program.
+      config: kernel config. `rows` are samples, `outputs` gates or inputs, and `detectors`
+        consecutive sample tiles per program.
       n_groups: number of programs per sample and feature tile.
     """
 

@@ -49,7 +49,10 @@ SWAP = " ".join(
     ]
 )
 # Plain read, addition and write: the address belongs to the lane.
-ADD = "{ .reg .f32 sum; ld.volatile.shared.f32 sum, [$1]; add.f32 sum, sum, $2; st.volatile.shared.f32 [$1], sum; mov.u32 $0, 0; }"
+ADD = (
+    "{ .reg .f32 sum; ld.volatile.shared.f32 sum, [$1]; add.f32 sum, sum, $2; "
+    "st.volatile.shared.f32 [$1], sum; mov.u32 $0, 0; }"
+)
 # For elements that no other thread writes. The last argument is the result, so later loads depend
 # on the store.
 STORE = "{ st.shared.f32 [$1], $2; mov.u32 $0, $3; }"

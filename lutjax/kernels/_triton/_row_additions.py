@@ -195,7 +195,16 @@ def _move_rows(
 
 
 @kernel
-def _scale(scales, table, row, output, mask, T: tl.constexpr, R: tl.constexpr, O: tl.constexpr):  # noqa: E741
+def _scale(
+    scales,
+    table,
+    row,
+    output,
+    mask,
+    T: tl.constexpr,
+    R: tl.constexpr,
+    O: tl.constexpr,  # noqa: E741
+):
     """Return rates or factors by row and output; a scalar if all are equal."""
     if T == 0 and R == 0 and O == 0:
         return tl.load(scales)

@@ -67,7 +67,8 @@ class RowTile:
         size, most = 4 * self.rows * self.outputs, shared_memory(self.device)
         if size > most:
             raise ValueError(
-                f"{self.config}: a tile of {self.rows} rows and {self.outputs} outputs takes {size} bytes; the shared "
+                f"{self.config}: a tile of {self.rows} rows and {self.outputs} outputs takes "
+                f"{size} bytes; the shared "
                 f"memory of {self.device.kind} holds {most}. Choose fewer rows or outputs."
             )
 

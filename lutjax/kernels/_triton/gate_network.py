@@ -55,7 +55,8 @@ def _supports(request: Request) -> str | None:
     # Wider layers do not fit the caches anyway and are faster as single layers.
     if kept > _MOST_KEPT:
         return Deferral(
-            f"keeps values of all gates in the caches, at most {_MOST_KEPT} of a sample, here {kept}"
+            f"keeps values of all gates in the caches, at most {_MOST_KEPT} of a sample, here "
+            f"{kept}"
         )
     return None
 
@@ -328,14 +329,15 @@ def _apply(x, coefficients, wires, bounds, y, scratch, c: tl.constexpr):
             for layer in range(1, c.LAYERS - 1):
                 before, begin, end = _layer(bounds, layer)
                 _evaluate(
-                    _half(own, layer - 1, c.WIDEST, c), c.SAMPLES, place, coefficients, wires, begin, end, begin - before,
+                    _half(own, layer - 1, c.WIDEST, c), c.SAMPLES, place, coefficients, wires,
+                    begin, end, begin - before,
                     _half(own, layer, c.WIDEST, c), c.SAMPLES, place, there, c,
                 )  # fmt: skip
                 tl.debug_barrier()
             before, begin, end = _layer(bounds, c.LAYERS - 1)
             _evaluate(
-                _half(own, c.LAYERS - 2, c.WIDEST, c), c.SAMPLES, place, coefficients, wires, begin, end, begin - before,
-                y, c.n_samples, sample, there, c,
+                _half(own, c.LAYERS - 2, c.WIDEST, c), c.SAMPLES, place, coefficients, wires,
+                begin, end, begin - before, y, c.n_samples, sample, there, c,
             )  # fmt: skip
             # The next block overwrites rows that the last layer may still read.
             tl.debug_barrier()
@@ -368,15 +370,16 @@ def _reduce(
             for layer in range(1, c.LAYERS - 1):
                 before, begin, end = _layer(bounds, layer)
                 _evaluate(
-                    values + before * c.SAMPLES, c.SAMPLES, place, coefficients, wires, begin, end, begin - before,
-                    values + begin * c.SAMPLES, c.SAMPLES, place, there, c,
+                    values + before * c.SAMPLES, c.SAMPLES, place, coefficients, wires, begin, end,
+                    begin - before, values + begin * c.SAMPLES, c.SAMPLES, place, there, c,
                 )  # fmt: skip
                 tl.debug_barrier()
             before, begin, end = _layer(bounds, c.LAYERS - 1)
             _go_back(
-                values + before * c.SAMPLES, c.SAMPLES, place, coefficients, wires, begin, end, begin - before,
-                dy, 0, order, starts, counts, sample,
-                _half(passed, c.LAYERS - 1, 2 * c.WIDEST, c), parts, block, place, there, True, False, c,
+                values + before * c.SAMPLES, c.SAMPLES, place, coefficients, wires, begin, end,
+                begin - before, dy, 0, order, starts, counts, sample,
+                _half(passed, c.LAYERS - 1, 2 * c.WIDEST, c), parts, block, place, there,
+                True, False, c,
             )  # fmt: skip
             tl.debug_barrier()
             # Layer ``l`` reads the half that layer ``l + 1`` wrote and writes the other one.
@@ -385,15 +388,18 @@ def _reduce(
                 before, begin, end = _layer(bounds, layer)
                 n_wires = 2 * (tl.load(bounds + layer + 2) - end)
                 _go_back(
-                    values + before * c.SAMPLES, c.SAMPLES, place, coefficients, wires, begin, end, begin - before,
-                    _half(passed, layer + 1, 2 * c.WIDEST, c), n_wires, order, starts, counts, place,
-                    _half(passed, layer, 2 * c.WIDEST, c), parts, block, place, there, False, False, c,
+                    values + before * c.SAMPLES, c.SAMPLES, place, coefficients, wires, begin, end,
+                    begin - before, _half(passed, layer + 1, 2 * c.WIDEST, c), n_wires,
+                    order, starts, counts, place,
+                    _half(passed, layer, 2 * c.WIDEST, c), parts, block, place, there,
+                    False, False, c,
                 )  # fmt: skip
                 tl.debug_barrier()
             end = tl.load(bounds + 1)
             _go_back(
                 x, c.n_samples, sample, coefficients, wires, 0, end, c.n_inputs,
-                _half(passed, 1, 2 * c.WIDEST, c), 2 * (tl.load(bounds + 2) - end), order, starts, counts, place,
+                _half(passed, 1, 2 * c.WIDEST, c), 2 * (tl.load(bounds + 2) - end),
+                order, starts, counts, place,
                 passed, parts, block, place, there, False, True, c,
             )  # fmt: skip
         else:

@@ -65,10 +65,16 @@ def _supports(request: Request) -> str | None:
         return why
     n_leaves = call.leaves.shape[1]
     if n_leaves > _LEAVES_OF_TREE:
-        return f"keeps the nodes of a tree in registers, of at most {_LEAVES_OF_TREE} leaves, here {n_leaves}"
+        return (
+            f"keeps the nodes of a tree in registers, of at most {_LEAVES_OF_TREE} leaves, here "
+            f"{n_leaves}"
+        )
     n_leaves *= math.prod(call.places.pool)
     if n_leaves > _LEAVES_OF_GROUP:
-        return f"writes out the leaves of all places of a group, at most {_LEAVES_OF_GROUP}, here {n_leaves}"
+        return (
+            f"writes out the leaves of all places of a group, at most {_LEAVES_OF_GROUP}, here "
+            f"{n_leaves}"
+        )
     return None
 
 

@@ -535,7 +535,8 @@ def _add_rows(
             bits = _bits(query, key, position, t, b, j, i, place, counts, True, c)
             inside = counts[:, None] & output_exists[None, :]
             if c.TARGETS:
-                # Unused slots add 0: additions to whole rows take one instruction for four elements.
+                # Unused slots add 0: additions to whole rows take one instruction for four
+                # elements.
                 target = _targets(targets, t, bits, output, inside, c)
                 value = tl.load(of_query + target, mask=target >= 0, other=0).to(c.ACC) * factor
                 value = _row_tiles.addend(value, c)

@@ -33,7 +33,7 @@ Call = Any
 
 
 def are_in(call: Any) -> bool:
-    return getattr(call, "accumulate", None) is not None
+    return call.accumulate is not None
 
 
 def forward_of_gates(call: Call, *, device: Device) -> jax.Array:

@@ -57,7 +57,7 @@ class SlotRows:
         targets = jnp.clip(call.targets, -1, call.n_outputs - 1)
         return cls(jnp.where(targets < 0, call.n_outputs, targets), call.n_outputs)
 
-    # ------------------------------------------------------------------------------------- one table
+    # ------------------------------------------------------------------------------------ one table
     def outputs(self, t: jax.Array, row: jax.Array) -> jax.Array:
         """Return the targets for a table's rows ``[n]``: ``[n, K]``."""
         # Targets shared by tables or rows have one entry there, read with id 0 instead of
@@ -109,7 +109,7 @@ class SlotRows:
             total = jnp.where(self.outputs(t, row) == self.outputs(t, other), total, apart)
         return jnp.sum(total, -1, dtype=total.dtype)
 
-    # ------------------------------------------------------------------------------------- all tables
+    # ----------------------------------------------------------------------------------- all tables
     def sum_rows(
         self, weights: jax.Array, index: jax.Array, device: Device, accumulate: FixedPoint | None
     ) -> jax.Array:

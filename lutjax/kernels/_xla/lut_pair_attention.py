@@ -10,8 +10,8 @@ positions[d]]``::
         c = slope(margin) * <dy[j], weights[t, row] - weights[t, row ^ flip]>
 
 Work: tile by tile (`_pair_tiles`); deltas are sums of terms per position (`_comparison_terms`).
-The loops over rows are those of `_row_gathers`, or of `SlotRows`. Cotangents are summed per term, ``[C, T,
-B, L]``, and distributed to the inputs once, after all tiles.
+The loops over rows are those of `_row_gathers`, or of `SlotRows`. Cotangents are summed per term,
+``[C, T, B, L]``, and distributed to the inputs once, after all tiles.
 
 Numerics: sums use `addend_dtype`, tile after tile in fixed order. Anchors are clamped.
 """

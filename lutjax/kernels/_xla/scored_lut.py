@@ -120,7 +120,7 @@ def hits(call: ScoredLut, cotangent: jax.Array, *, device: Device) -> _row_updat
     return hits_of_ways(call.weights, ways_of(call), broadcast_to_groups(call, cotangent), device)
 
 
-# ------------------------------------------------------------------------------------- all tables at once
+# ------------------------------------------------------------------------------- all tables at once
 def ways_of(call: ScoredLut) -> list[Way]:
     """Return row ids and coefficients for every way with a value, ``[T, n]``."""
     u = margins.comparisons(call.x, call.anchors, call.groups)
@@ -172,7 +172,7 @@ def _cotangents(
     return gradients
 
 
-# ------------------------------------------------------------------------------------- block by block
+# ----------------------------------------------------------------------------------- block by block
 _IN_BLOCK = 2**13  # samples times tables per block
 _FEWEST = 4  # minimum tables per block: scores of a single table are recomputed per gradients
 
@@ -364,8 +364,8 @@ def linearize_read(
     def pull_back(u: Any, scalars: Any, keep: Any, cotangents: Any) -> Any:
         return jax.vjp(coefficients, u, scalars, keep, has_aux=True)[1](cotangents)
 
-    # Forward and backward are wrapped apart, because `make_reproducible` takes a function of arrays and
-    # cannot return the VJP closure.
+    # Forward and backward are wrapped apart, because `make_reproducible` takes a function of arrays
+    # and cannot return the VJP closure.
     values, index = make_reproducible(coefficients)(u, scalars, keep)
     return values, functools.partial(make_reproducible(pull_back), u, scalars, keep), index
 
@@ -397,7 +397,7 @@ def _sum_of_addends(call: ScoredLut, values: jax.Array) -> jax.Array:
     )
 
 
-# ------------------------------------------------------------------------------------- tables and outputs
+# ------------------------------------------------------------------------------- tables and outputs
 def tables(call: ScoredLut) -> jax.Array:
     """Return the tables, rounded if the read requires it."""
     if call.exponents is None or call.weights.dtype == jnp.int8:

@@ -26,7 +26,8 @@ class Measured:
 
     def __str__(self) -> str:
         return (
-            f"little to gain: for {self.shape} ({self.row}) on an H200, Triton takes {self.microseconds} us, and the "
+            f"little to gain: for {self.shape} ({self.row}) on an H200, Triton takes "
+            f"{self.microseconds} us, and the "
             f"memory traffic at least {self.limit} us"
         )
 

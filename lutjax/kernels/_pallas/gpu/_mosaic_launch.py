@@ -21,8 +21,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from lutjax.kernels._pallas import _call
 
-# Registers of a thread of the warpgroup that asks for copies. With this number, 2 warpgroups that compute get 232 each;
-# 4 would ask for more than a program has, and wait for ever.
+# Registers of a thread of the warpgroup that asks for copies. With this number, 2 warpgroups that
+# compute get 232 each; 4 would ask for more than a program has, and wait for ever.
 _REGISTERS_TO_COPY = 40
 WARPGROUPS = 2  # of a program, that compute
 THREADS = 128  # of a warpgroup

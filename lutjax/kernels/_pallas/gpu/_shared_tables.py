@@ -89,7 +89,7 @@ def sum_rows(weights: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def differences(weights: jax.Array, index: jax.Array, other: jax.Array, dy: jax.Array) -> jax.Array:
-    """Return ``<dy, row - other row>``: ``[T, R, O]``, ``[T, n]`` twice, ``[n, O]`` -> ``[n, T]``."""
+    """Return ``<dy, row - other row>``, ``[n, T]``, for ids ``[T, n]`` and ``dy [n, O]``."""
     n_samples = index.shape[1]
     width, weights, (words, others) = _pad_tables(weights, index, other)
     n_detectors, n_rows, n_outputs = weights.shape

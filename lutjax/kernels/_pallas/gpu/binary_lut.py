@@ -20,7 +20,8 @@ from lutjax.values._dtypes import accumulator
 
 _BLOCK = 512  # samples of a program
 
-# Microseconds on an H200 of both cotangents, float32, as many inputs as gates, every input read as often as a gate reads:
+# Microseconds on an H200 of both cotangents, float32, as many inputs as gates, every input read as
+# often as a gate reads:
 #   gates  samples  bits   Triton   here
 #   16384     4096     2      434    448
 #   16384     4096     4      559    561
@@ -52,7 +53,8 @@ def _supports(request: Request) -> str | None:
         return "sums over the readers of an input, and the call gives no readers"
     if x.dtype.name != "float32" or table.dtype.name != "float32":
         return Deferral(
-            f"was measured faster than Triton for float32 only, not {x.dtype} and tables of {table.dtype}"
+            f"was measured faster than Triton for float32 only, not {x.dtype} and tables of "
+            f"{table.dtype}"
         )
     few = fewer_than_measured(
         (("bits", wires.shape[1], _FEWEST_BITS), ("inputs", x.size, _FEWEST_INPUTS))

@@ -37,8 +37,8 @@ from lutjax.values._row_rules import SGD, RowState
 
 _MOST_ROWS_OF_INTEGERS = 2**12  # of which columns do
 
-# Tables of so many rows are kept. Microseconds on an H200, float32, 64 detectors unless said, forward / backward of Triton and here
-# (`lookup` alone; both cotangents):
+# Tables of so many rows are kept. Microseconds on an H200, float32, 64 detectors unless said,
+# forward / backward of Triton and here (`lookup` alone; both cotangents):
 #   samples  outputs  rows       Triton          here
 #     16384      512    64   140 /  924     116 / 515
 #     16384      512    32   152 /  927     117 / 506
@@ -47,7 +47,8 @@ _MOST_ROWS_OF_INTEGERS = 2**12  # of which columns do
 #      4096      512    64    53 /  251      58 / 206
 #     16384      128    64    55 /  269      62 / 194
 #     16384      512   128   186 /  925     183 / 905   (the same, so it is left to Triton)
-# For updates, the sums of rows were measured, at the sizes of the first line: 590 in Triton, 288 here.
+# For updates, the sums of rows were measured, at the sizes of the first line: 590 in Triton, 288
+# here.
 _FEWEST_ROWS, _MOST_ROWS = 32, 64
 _FEWEST_DETECTORS = {"forward": 16, "backward": 16, "update": 64}
 _FEWEST_OUTPUTS = {"forward": 256, "backward": 128, "update": 512}
@@ -59,7 +60,10 @@ def _supports(request: Request) -> str | None:
     assert isinstance(call, Lookup)
     # The gradient of a table is a product of tensor cores.
     if request.direction != "forward" and (compute_capability(request.device) or 0) >= 100:
-        return f"multiplies by wgmma, which compute capability 9.0 has and {request.device.kind} has not"
+        return (
+            f"multiplies by wgmma, which compute capability 9.0 has and {request.device.kind} has "
+            "not"
+        )
     if why := unsupported_arrays(request):
         return why
     if call.accumulate is not None:

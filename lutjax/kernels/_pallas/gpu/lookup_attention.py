@@ -76,7 +76,8 @@ def _supports(request: Request) -> str | None:
     )
     if few is None and counts > _MOST_COUNTED:
         return Deferral(
-            f"was measured faster than Triton up to {_MOST_COUNTED} rows for each id of a query, here {counts}"
+            f"was measured faster than Triton up to {_MOST_COUNTED} rows for each id of a query, "
+            f"here {counts}"
         )
     return few
 

@@ -52,10 +52,16 @@ def _unsupported_read(call: ScoredLut) -> str | None:
         return f"has no kernel for {type(call.read).__name__}"
     n_rows, n_outputs = call.weights.shape[1:]
     if n_outputs > _MOST_OUTPUTS_OF_ROWS or n_rows > 2**8:
-        return f"keeps two tables in shared memory, of at most {2**8} rows and {_MOST_OUTPUTS_OF_ROWS} outputs, here {n_rows} and {n_outputs}"
+        return (
+            f"keeps two tables in shared memory, of at most {2**8} rows and "
+            f"{_MOST_OUTPUTS_OF_ROWS} outputs, here {n_rows} and {n_outputs}"
+        )
     n_inputs = call.x.shape[2]
     if n_inputs > _MOST_INPUTS:
-        return f"keeps the cotangents of the inputs of a sample in shared memory: of at most {_MOST_INPUTS} inputs, here {n_inputs}"
+        return (
+            "keeps the cotangents of the inputs of a sample in shared memory: of at most "
+            f"{_MOST_INPUTS} inputs, here {n_inputs}"
+        )
     return too_many(max(call.x.size, call.weights.size, 3 * len(call.x) * len(call.weights)))
 
 

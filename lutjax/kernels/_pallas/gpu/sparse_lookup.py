@@ -38,7 +38,10 @@ def _supports(request: Request) -> str | None:
     if why := unsupported_arrays(request) or lacks_triton("adds to tables by Triton kernels"):
         return why
     if call.n_outputs > _MOST_OUTPUTS:
-        return f"keeps the outputs of a sample in shared memory: at most {_MOST_OUTPUTS}, here {call.n_outputs}"
+        return (
+            f"keeps the outputs of a sample in shared memory: at most {_MOST_OUTPUTS}, here "
+            f"{call.n_outputs}"
+        )
     # Outputs are padded to the threads of a program.
     n_outputs = -(-call.n_outputs // 128) * 128
     if why := too_many(max(call.weights.size, len(call.detection.index) * n_outputs)):

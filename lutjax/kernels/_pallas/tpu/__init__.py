@@ -4,7 +4,10 @@ from lutjax.dispatch.registry import Request, record_deferral
 from lutjax.kernels._pallas import _tpus
 
 ABSENT = {
-    "margins": "comparisons and one product, which XLA computes; before tables, scored_lut computes them in its own kernel"
+    "margins": (
+        "comparisons and one product, which XLA computes; before tables, scored_lut computes them "
+        "in its own kernel"
+    )
 }
 """Reasons for deliberately missing kernels, by op."""
 

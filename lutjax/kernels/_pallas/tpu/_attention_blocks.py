@@ -212,7 +212,8 @@ class Plan:
           ``[T or 1, query tiles, key tiles, key lanes, 128]``, with `other` at uncounted pairs.
         """
         n_queries, n_keys = self.query_tiles * self.queries, self.key_tiles * self.keys
-        # By place of the query minus that of the key among those of the call; negative ones from the end on.
+        # By place of the query minus that of the key among those of the call; negative ones from
+        # the end on.
         at = jnp.arange(n_queries + n_keys, dtype=jnp.int32)
         # Negative differences sit at the end, so that the shear below wraps into them.
         at = jnp.where(at < n_queries, at, at - (n_queries + n_keys))
@@ -324,12 +325,15 @@ def unsupported(request: Request) -> str | None:
     needed = plan.vmem(call.weights, request.direction)
     if needed > tpu.vmem * 7 // 8:
         return (
-            f"weights: a detector's table {list(call.weights.shape[1:])} and what belongs to it take "
-            f"{needed / 2**20:.0f} MiB of vector memory, of which a TPU {tpu.name} has {tpu.vmem / 2**20:.0f}"
+            f"weights: a detector's table {list(call.weights.shape[1:])} and what belongs to it "
+            "take "
+            f"{needed / 2**20:.0f} MiB of vector memory, of which a TPU {tpu.name} has "
+            f"{tpu.vmem / 2**20:.0f}"
         )
     if plan.pair_bytes > _MOST_DISTANCES:
         return (
-            f"query, key: {plan.n_queries} queries and {plan.n_keys} keys have too many distances: those of all pairs "
+            f"query, key: {plan.n_queries} queries and {plan.n_keys} keys have too many "
+            "distances: those of all pairs "
             f"take {plan.pair_bytes / 2**20:.0f} MiB, more than {_MOST_DISTANCES / 2**20:.0f}"
         )
     return None

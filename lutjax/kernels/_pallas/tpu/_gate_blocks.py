@@ -56,7 +56,8 @@ def blocks(
     # Spills of registers: some tiles for each number of a gate.
     spilled = 4 * (4 if backward else 1) * n_slots * TILE * LANES
     free = int(_tpus.limits(device).vmem * (1 - _FREE)) - spilled
-    # Twice what is fetched and written meanwhile: an output or its cotangent, and numbers of gates, also spread over lanes.
+    # Twice what is fetched and written meanwhile: an output or its cotangent, and numbers of gates,
+    # also spread over lanes.
     of_sample = 4 * (places + 2)
     of_gate = 4 * (2 if backward else 1) * (2 * max(n_slots, LANES) + n_slots * LANES)
     samples = min(_power_of_2(n_samples, LANES), _MOST_SAMPLES)
@@ -106,12 +107,16 @@ def unsupported(request: Request) -> str | None:
     if blocks(x, parameter, wires, request.device, request.direction == "backward") is not None:
         return None
     memory = _tpus.limits(request.device).vmem // 2**20
-    return f"holds {LANES} samples of all inputs in vector memory: {x.shape[0]} inputs do not fit {memory} MiB"
+    return (
+        f"holds {LANES} samples of all inputs in vector memory: {x.shape[0]} inputs do not fit "
+        f"{memory} MiB"
+    )
 
 
-# Wires of a gate, and part of the vector memory that inputs, outputs and what wires read fill, up to which plain JAX comes
-# first where it reads whole rows. In the static profile of a TPU v6e it takes 33 thousand cycles, and these kernels 62, for
-# 2048 gates of two inputs and 1024 samples; of 16384 gates and 4096 samples 2.9 and 2.0 million. Backward it is behind.
+# Wires of a gate, and part of the vector memory that inputs, outputs and what wires read fill, up
+# to which plain JAX comes first where it reads whole rows. In the static profile of a TPU v6e it
+# takes 33 thousand cycles, and these kernels 62, for 2048 gates of two inputs and 1024 samples; of
+# 16384 gates and 4096 samples 2.9 and 2.0 million. Backward it is behind.
 _FEW_WIRES = 4
 _SMALL = 0.5
 
@@ -132,6 +137,7 @@ def slower(request: Request) -> str | None:
     if filled > _SMALL * memory:
         return None
     return (
-        f"plain JAX gathers the rows of at most {_FEW_WIRES} wires a gate faster in half of the vector memory, here "
+        f"plain JAX gathers the rows of at most {_FEW_WIRES} wires a gate faster in half of the "
+        "vector memory, here "
         f"{places} and {filled / memory:.0%}"
     )

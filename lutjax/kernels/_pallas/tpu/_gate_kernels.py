@@ -35,9 +35,11 @@ from lutjax.kernels._pallas.tpu._gate_blocks import TILE, Blocks, blocks
 from lutjax.kernels._pallas.tpu._limits import LANES, SUBLANES
 from lutjax.kernels._xla._wire_gathers import clamp_wires
 
-# On tiles ``[gates, samples]``: from the numbers of each gate, K of them, and what each wire reads, n of them, the outputs.
+# On tiles ``[gates, samples]``: from the numbers of each gate, K of them, and what each wire reads,
+# n of them, the outputs.
 Value = Callable[[Sequence[jax.Array], Sequence[jax.Array]], jax.Array]
-# From these and the cotangent of the outputs: the cotangent of every number, sample by sample, or of what every wire reads.
+# From these and the cotangent of the outputs: the cotangent of every number, sample by sample, or
+# of what every wire reads.
 Gradient = Callable[[Sequence[jax.Array], Sequence[jax.Array], jax.Array], Sequence[jax.Array]]
 
 _ADDED = 16  # rows at the same time

@@ -44,7 +44,10 @@ def unsupported(request: Request) -> str | None:
     n_inputs = request.call.n_inputs
     # The smallest block that a large batch may have: 8 groups.
     if detect_groups(8 * LANES, n_inputs, request.device) is None:
-        return f"x has {n_inputs} inputs: a block of samples with all of them does not fit the memory of the chip"
+        return (
+            f"x has {n_inputs} inputs: a block of samples with all of them does not fit the "
+            "memory of the chip"
+        )
     return None
 
 

@@ -15,9 +15,9 @@ Layout: rows in sublanes, samples in lanes; ``C`` compares ids with a row iota, 
 gathered. See `_row_blocks` for padding.
 
 Numerics: a float32 factor is split into three bfloat16 terms, whose products are exact and
-accumulate in float32; products below float32 precision are omitted. `pull_back` multiplies by all rows
-and selects, so its error is relative to the products, not to the row difference. An infinity or NaN
-in a block reaches all sums in its column. Sums have a fixed order. Ids are clamped; -1 reads
+accumulate in float32; products below float32 precision are omitted. `pull_back` multiplies by all
+rows and selects, so its error is relative to the products, not to the row difference. An infinity
+or NaN in a block reaches all sums in its column. Sums have a fixed order. Ids are clamped; -1 reads
 nothing.
 """
 

@@ -234,7 +234,7 @@ def _add_rows(layout: _Layout, ids_ref: Any, values_ref: Any, *refs: Any) -> Non
 def differences(
     weights: jax.Array, index: jax.Array, other: jax.Array, dy: jax.Array, device: Device
 ) -> jax.Array:
-    """Return ``<dy, row - other row>``: ``[T, R, O]``, ``[B, T]`` twice, ``[B, O]`` -> ``[B, T]`` float32."""
+    """Return ``<dy, row - other row>``, float32 ``[B, T]``, for ids ``[B, T]``, ``dy [B, O]``."""
     layout = _Layout(weights.shape, len(index), device)
     n_reads = layout.n_samples * weights.shape[0]
     (sums,) = _call.call(

@@ -195,7 +195,8 @@ def blocks_for_scored(call: ScoredLut, device: Device) -> RowBlocks | None:
     """Return the blocks for a call with arrays or shapes, or None if the smallest do not fit."""
     batch, _, n_inputs = call.x.shape
     n_comparisons, ends = call.anchors.shape[1], math.prod(call.anchors.shape[1:])
-    # Sums of a product of integers are exact in float32: at most 128 addends, two of each table, of 2**7 times a coefficient of 2**10.
+    # Sums of a product of integers are exact in float32: at most 128 addends, two of each table, of
+    # 2**7 times a coefficient of 2**10.
     together = _EXACT // 2 if call.weights.dtype == jnp.int8 else _ROWS
     for samples in (_SAMPLES // 2, LANES):  # a block has several products, all written out
         blocks = RowBlocks.for_tables(
@@ -219,20 +220,29 @@ def unsupported(request: Request) -> str | None:
     if isinstance(call, ScoredLut):
         n_rows = call.weights.shape[1]
         if n_rows > _ROWS:
-            return f"weights has {n_rows} rows: each coefficient is compared with every row, up to {_ROWS}"
+            return (
+                f"weights has {n_rows} rows: each coefficient is compared with every row, up to "
+                f"{_ROWS}"
+            )
         if (
             0 in (*call.weights.shape, *call.x.shape)
             or blocks_for_scored(call, request.device) is not None
         ):
             return None
-        return f"x has {call.x.shape[2]} inputs: a block of samples with all of them does not fit the memory of the chip"
+        return (
+            f"x has {call.x.shape[2]} inputs: a block of samples with all of them does not fit "
+            "the memory of the chip"
+        )
     assert isinstance(call, WeightedLookup)
     if (
         0 in (*call.weights.shape, *call.index.shape)
         or blocks_for_weighted(call, request.device) is not None
     ):
         return None
-    return f"index has {call.index.shape[2]} ways: a block of samples with all of them does not fit the memory of the chip"
+    return (
+        f"index has {call.index.shape[2]} ways: a block of samples with all of them does not fit "
+        "the memory of the chip"
+    )
 
 
 def slower(request: Request) -> str | None:

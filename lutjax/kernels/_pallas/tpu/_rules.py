@@ -33,7 +33,7 @@ def _unsupported_arguments(request: Request, dtypes: tuple[str, ...]) -> str | N
         if leaf.dtype.name not in (*_DTYPES, *dtypes):
             return f"has no kernel for {leaf.dtype}: TensorCores compute in float32 and bfloat16"
     # Fixed point needs int32 sums whose order does not matter; float32 sums round beyond 2**24.
-    if getattr(request.call, "accumulate", None) is not None:
+    if request.call.accumulate is not None:
         return "adds in float32, not in fixed point: matrix units have no int32 sums of that range"
     # Kernels update tables without optimizer state.
     if request.step is not None and not isinstance(request.step.rule, SGD):

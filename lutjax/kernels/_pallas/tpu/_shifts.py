@@ -93,7 +93,8 @@ def most_lanes(weights: Any, stride: int, budget: int) -> int:
     _, n_rows, n_outputs = weights.shape
     # One comparison per bit of a row id, in whole sublanes.
     n_pairs = 8 * -(-(n_rows.bit_length() - 1) // 8)
-    # Everything that travels is there twice; the products of exact terms need copies of what they multiply.
+    # Everything that travels is there twice; the products of exact terms need copies of what they
+    # multiply.
     of_tables = 6 * n_rows * -(-n_outputs // LANES) * LANES
     of_distances = 4 * n_pairs * (2 * stride + LANES)
     of_lane = 4 * n_rows + 5 * (n_outputs + 8) + 24 * n_pairs + 64
@@ -117,7 +118,8 @@ def unsupported(request: Request) -> str | None:
     fitting = most_lanes(call.weights, shifts.stride, budget)
     if shifts.lanes > fitting:
         return (
-            f"weights is {list(call.weights.shape)}: with {shifts.stride} places a detector's table and sums need "
+            f"weights is {list(call.weights.shape)}: with {shifts.stride} places a detector's "
+            "table and sums need "
             f"{shifts.lanes} lanes, {fitting} fit the memory of the chip"
         )
     return None

@@ -13,7 +13,8 @@ from lutjax.kernels._pallas.tpu._limits import LANES
 from lutjax.ops.lookup import Lookup
 from lutjax.ops.sparse_lookup import SparseLookup
 
-# Rows from which tables are read from vector memory row by row, where that holds them, not by one-hot matrices.
+# Rows from which tables are read from vector memory row by row, where that holds them, not by
+# one-hot matrices.
 MANY_ROWS = 1024
 
 
@@ -57,7 +58,8 @@ def unsupported(request: Request) -> str | None:
     shape = _whole_shape(request)
     if isinstance(request.call, SparseLookup) and math.prod(shape) > _WHOLE:
         return (
-            f"reads the whole table, zeros too: {list(shape)} is larger than the {_WHOLE} numbers that it makes of a "
+            f"reads the whole table, zeros too: {list(shape)} is larger than the {_WHOLE} numbers "
+            "that it makes of a "
             "sparse one"
         )
     return None
@@ -71,13 +73,18 @@ def slower(request: Request) -> str | None:
     # Plain JAX multiplies up to this number of rows, so beyond it gathers are the alternative.
     if shape[1] > MANY_ROWS // 2:
         if groups > 1:
-            return f"gathers are faster: one-hot matrices of {shape[1]} rows are slow, and groups are multiplied with them only"
+            return (
+                f"gathers are faster: one-hot matrices of {shape[1]} rows are slow, and groups "
+                "are multiplied with them only"
+            )
         return (
-            f"gathers are faster: tables of {list(shape)} do not fit vector memory, and one-hot matrices of "
+            f"gathers are faster: tables of {list(shape)} do not fit vector memory, and one-hot "
+            "matrices of "
             f"{shape[1]} rows are slow"
         )
     if step is not None:
-        # Plain JAX moves rows of float32 tables by products where their updates may be added one by one.
+        # Plain JAX moves rows of float32 tables by products where their updates may be added one by
+        # one.
         call = request.call
         if not (
             isinstance(call, Lookup) and step.rule.additive and call.weights.dtype == "float32"

@@ -126,7 +126,8 @@ class _Blocks:
     def __init__(self, call: Detect, batch: int, device: Device):
         self._n_detectors, n_pairs, _ = call.anchors.shape
         groups = _lanes.detect_groups(batch, call.n_inputs, device) or _lanes.block_of(batch, 1, 0)
-        # Index, flip and margin of each detector, all twice: one block is computed while another one travels.
+        # Index, flip and margin of each detector, all twice: one block is computed while another
+        # one travels.
         fitting = vmem_budget(device) // 4 // (groups * LANES * 4 * 6)
         self._detectors = size = max(min(self._n_detectors, fitting, 128), 1)
         n_blocks = pl.cdiv(self._n_detectors, size)
