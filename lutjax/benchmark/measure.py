@@ -77,10 +77,12 @@ def device_time(
         state = jax.block_until_ready(compiled(state, args, *number))[0]
         return state, time.perf_counter() - start
 
+    # `run` looks up `static` and `compiled` at every call; both may change below.
     static, calls = False, 1
     state, _ = run(state, calls)  # the first run also loads the program
     state, seconds = run(state, calls)
     while seconds < loop_seconds / 2:
+        # At most 16 times as many calls: a first loop may be too short to measure.
         calls = math.ceil(calls * min(loop_seconds / seconds, 16))
         state, seconds = run(state, calls)
     if jax.default_backend() != "cpu" and seconds / calls < _STATIC_BELOW:
@@ -112,6 +114,7 @@ def copy_bandwidth(n_bytes: int | None = None) -> float:
     n_bytes = n_bytes or (256 * _MIB if jax.default_backend() == "cpu" else 1024 * _MIB)
     array = jnp.ones(n_bytes // 4, jnp.float32)
     timing = device_time(lambda a: (a + 1, ()), array, in_place=True)
+    # In place, so that no second array is allocated; each element is read and written.
     return 2 * array.size * 4 / timing.p50
 
 
@@ -149,5 +152,6 @@ def planned_bytes(compiled: jax.stages.Compiled) -> int | None:
     plan = compiled.memory_analysis()
     if plan is None:
         return None
+    # Donated arguments are outputs as well, and count once.
     arguments = plan.argument_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes
     return arguments + plan.temp_size_in_bytes

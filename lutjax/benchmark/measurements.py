@@ -200,6 +200,7 @@ def abstract_arguments(case: Case) -> tuple[Any, Any]:
         case.differentiable,
         case.fixed,
     )
+    # Composed ops call the spy once, with the arguments of the measured function.
     ((args, options),) = found
     return args, options
 
@@ -290,6 +291,7 @@ def function(shape: OfOp, row: str, dtype: str) -> Callable[..., Any]:
 
         def in_place(weights: Any, inputs: Any, constants: Any, dy: Any) -> Any:
             y, gradients = _outputs_and_gradients(case, {table: weights, **inputs}, constants, dy)
+            # The other gradients are outputs: otherwise the compiler would not compute them.
             weights, _ = lutjax.update_table(weights, gradients.pop(table), _RATE)
             return weights, (y, gradients)
 

@@ -135,6 +135,7 @@ def training_parts(
     """
     device = devices_of(())[0]
     reasons = {} if reasons is None else reasons
+    # In this order, because the table gradient may launch the kernel of the update again.
     found: dict[str, list[Part]] = {"forward": [], "backward": [], "update": [], "table": []}
     row = shapes.IN_PLACE if shapes.IN_PLACE in shape.rows else shape.rows[-1]
     calls = measurements.calls(shape, dtype)
@@ -210,6 +211,7 @@ def _build_part(
 
     def update_arguments(values: measurements.Values) -> tuple[Any, Call, Any]:
         call, cotangent = with_cotangent(values)
+        # The table comes first and only once: the measured loop donates it.
         table = str(call.table_name)
         return getattr(call, table), call.replace(**{table: None}), cotangent
 
@@ -284,6 +286,7 @@ class Cost:
         identity: Hashable = launch
         try:
             identity = self._identity(launch)
+            # A kernel clips tiles to the arrays, so different configs may be the same program.
             if identity in self._of_identity:
                 return self._of_identity[identity]
             seconds = self._time(launch)

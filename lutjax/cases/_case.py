@@ -137,6 +137,7 @@ class Draw:
 
     def __init__(self, op: str, shape: str, dtype: np.dtype, seed: int = 0):
         self.op, self.shape, self.dtype = op, shape, dtype
+        # Arrays depend on the names only: a size keeps its arrays if other sizes are added.
         self._rng = np.random.default_rng([seed, *op.encode(), *shape.encode()])
 
     def case(
@@ -163,6 +164,7 @@ class Draw:
 
     def grid(self, shape: tuple[int, ...], steps: int, dtype: DTypeLike | None = None) -> jax.Array:
         """Sample multiples of 1/4 from ``-steps/4`` to ``steps/4``."""
+        # Multiples of 1/4 are exact in every dtype, so sums are equal in any order.
         values = self._rng.integers(-steps, steps + 1, shape) / 4
         return jnp.asarray(values.astype(self.dtype if dtype is None else jnp.dtype(dtype)))
 
@@ -184,6 +186,7 @@ class Draw:
 
     def inputs(self, shape: tuple[int, ...]) -> jax.Array:
         """Sample detector inputs."""
+        # A coarser grid has equal inputs, so comparisons tie.
         return self.grid(shape, 2 if self.shape == "ties" else 40)
 
     def ids(self, shape: tuple[int, ...], low: int, high: int) -> jax.Array:
@@ -197,6 +200,7 @@ class Draw:
     def anchors(self, n_inputs: int, n_detectors: int, n_pairs: int) -> jax.Array:
         """Sample pairs with different inputs."""
         a = self._rng.integers(0, n_inputs, (n_detectors, n_pairs))
+        # A nonzero offset: both ends of a pair differ, unless there is only one input.
         b = (a + self._rng.integers(1, max(n_inputs, 2), a.shape)) % n_inputs
         return jnp.asarray(np.stack([a, b], -1).astype(np.int32))
 
@@ -208,6 +212,7 @@ class Draw:
             margin = np.take_along_axis(values, closest[..., None], -1)[..., 0]
             index, flip = ((values > 0) << np.arange(bits)).sum(-1), 1 << closest
         else:
+            # Without comparisons nothing can flip: the margin is infinite.
             index, flip = np.zeros((2, *shape), int)
             margin = np.full(shape, np.inf, values.dtype)
         return Detection(

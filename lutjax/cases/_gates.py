@@ -61,6 +61,7 @@ def case(draw: Draw, s: Sizes, parameter: Parameter) -> Case:
     n_inputs, n_gates = s["inputs"], s["gates"]
     fixed: Arrays = {"wires": draw.ids((n_gates, bits), 0, n_inputs)}
     if s.get("readers"):
+        # With fan-out lists the input gradient gathers, without them it scatters.
         fixed["readers"] = lutjax.readers(fixed["wires"], n_inputs)
     x = draw.grid((n_inputs, s["batch"]) if first else (s["batch"], n_inputs), 6)
     return _case(draw, x, draw.weights(parameter.shape(n_gates, bits)), fixed, parameter, first)
@@ -74,6 +75,7 @@ def measured(draw: Draw, s: Sizes, parameter: Parameter, low: float = 0.0) -> Ca
     bits, n_inputs, n_gates = s.get("bits", 2), s["inputs"], s["gates"]
     x = draw.uniform((n_inputs, s["batch"]), low, 1.0)
     values = draw.normal(parameter.shape(n_gates, bits))
+    # A permutation modulo the inputs: fan-outs differ by one at most.
     wires = (draw.permutation(n_gates * bits) % n_inputs).reshape(n_gates, bits)
     readers = lutjax.readers(wires, n_inputs, fan_out=_fan_out(s))
     return _case(draw, x, values, {"wires": wires, "readers": readers}, parameter, True)

@@ -16,8 +16,7 @@ def pair_options(
     """Return pair selection: static options, arrays by argument name, and their axes.
 
     Sizes: `window`, `query_start`, `key_start`, ``causal=0``; `segments` per sequence;
-      `each_start`, an upper
-    bound for sequence starts; `blocks` and `key_blocks`, mask block sizes.
+    `each_start`, an upper bound for sequence starts; `blocks` and `key_blocks`, mask block sizes.
     """
     options: dict[str, Any] = {
         "window": s.get("window"),
@@ -28,9 +27,11 @@ def pair_options(
         options["causal"] = False
     arrays: Arrays = {}
     if "segments" in s:
+        # Sorted: a segment is a run of neighboring positions, as in packed sequences.
         for name, length in (("query_segments", s["queries"]), ("key_segments", n_keys)):
             arrays[name] = jnp.sort(draw.ids((s["batch"], length), 0, s["segments"]), -1)
     if "each_start" in s:
+        # From -1 on: a sequence may start before the first key, where queries see none.
         del options["query_start"]
         arrays["query_start"] = draw.ids((s["batch"],), -1, s["each_start"])
     axes = dict.fromkeys(arrays, Axes(0))
@@ -115,6 +116,7 @@ def measured(
 def traffic(s: Sizes, address_bits: int, *, stores_detections: bool) -> LookUpTraffic:
     """Return the required memory traffic for a measured sequence."""
     distances = n_distances(s, s["queries"])
+    # Causal: query `j` sees `j` earlier keys, at most as many as there are distances.
     pairs = sum(min(query, distances) for query in range(s["queries"]))
     places = s["batch"] * s["queries"]
     detections = (places + (distances if s["position_bits"] else 0)) * s["detectors"]

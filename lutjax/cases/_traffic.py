@@ -78,10 +78,12 @@ class LookUpTraffic:
           row: one of `ROWS`.
           itemsize: bytes per table and output element. Inputs and margins are float32.
         """
+        # Both inputs of an anchor pair have an id.
         inputs = self.numbers_in * ID_BYTES + self.anchor_pairs * 2 * ID_BYTES
         outputs = self.numbers_out * itemsize
         of_row = self.table[2] * itemsize
         read = self.uses * (of_row + self.targets * ID_BYTES)
+        # An update reads and writes the row of each use.
         moved = 2 * self.uses * of_row
         if row == FORWARD:  # the index is written and read
             return inputs + self.detections * 2 * ID_BYTES + read + outputs
@@ -141,6 +143,7 @@ class Kind:
     problem: Callable[[Sizes], str | None] | None = None
 
     def __hash__(self) -> int:
+        # Fields with dictionaries are not hashable, and names are unique.
         return hash(self.name)
 
     @property

@@ -112,8 +112,10 @@ def kernel(
                 return jnp.moveaxis(parts, axis, 0)
 
             outputs = jax.tree.map(split_batch, call(*jax.tree.unflatten(structure, joined)))
+        # Kernels that stack calls run all of them in one launch.
         elif plan.stacked or any(spec.stacks for _, spec in plan.choice):
             outputs = _side_by_side(plan, direction, needs, size, mapped, args)
+        # JAX maps plain JAX by itself, and cannot map any other kernel.
         elif all(spec.platform == Platform.XLA for _, spec in plan.choice):
             in_axes = jax.tree.map(lambda m: 0 if m else None, mapped)
             outputs = jax.vmap(run, in_axes=in_axes)(*args)

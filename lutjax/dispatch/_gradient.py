@@ -30,6 +30,7 @@ from lutjax.values._fixed_point import FixedPoint, nan_where_apart
 
 def _mark(needs: tuple[bool, ...]) -> jax.Array:
     """Return an empty array whose shape encodes the differentiated arguments; see `_read_marks`."""
+    # A shape is known at every trace, unlike values; and the number of leaves must not vary.
     return jnp.zeros((0, sum(need << i for i, need in enumerate(needs)) + 1), jnp.int8)
 
 
@@ -93,6 +94,7 @@ def make_differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
 
     def forward(call: Call, taps: Any) -> tuple[Any, Any]:
         # symbolic_zeros: each leaf says whether it is differentiated.
+        # Read before the values replace the leaves.
         needs = tuple([any(p.perturbed for p in jax.tree.leaves(a)) for a in call.values()])
         call = jax.tree.map(lambda p: p.value, call)
         outlines = jax.tree.map(_outline, call)

@@ -62,13 +62,11 @@ def partition_kernel(
         def call_leaves(*leaves: jax.Array, over: tuple[str, ...] = ()) -> Any:
             return function(*jax.tree.unflatten(structure, leaves), over=over)
 
+        # Traced here for its effects and output shapes; each part is traced again by the compiler.
         closed, shapes = jax.make_jaxpr(call_leaves, return_shape=True)(*leaves)
         if closed.effects:  # of interpreters of kernels, which JAX keeps in order
             return function(*args)
-        operands = [
-            *_operand_axes(direction, *args),
-            *(("",) * np.ndim(c) for c in closed.consts),
-        ]
+        operands = [*_operand_axes(direction, *args), *(("",) * np.ndim(c) for c in closed.consts)]
         results = _result_axes(op, direction, needs, shapes)
         run = _with_rule(
             call_leaves,
@@ -277,11 +275,7 @@ def _names(place: Place) -> tuple[str, ...]:
 
 
 def run_shard(
-    direction: Direction,
-    call: Call,
-    *others: Any,
-    over: tuple[str, ...],
-    run: Callable[..., Any],
+    direction: Direction, call: Call, *others: Any, over: tuple[str, ...], run: Callable[..., Any]
 ) -> Any:
     """Return a kernel's result for one device's detectors, in the groups of all devices.
 

@@ -118,6 +118,7 @@ def choose(
                 Request(direction, call, device, cotangent, step), names
             )
         except NoImplementationError as error:
+            # Not an error yet: a process with an accelerator also has a CPU.
             errors.append(error)
         else:
             choice.append((device, spec))

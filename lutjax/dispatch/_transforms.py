@@ -78,14 +78,17 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
         (structure, kinds, names, devices, feature_axis),
         lambda: _make_plan(shapes_of_kernel(call, feature_axis), names, devices),
     )
+    # The key above has no configs, so the plan is shared by calls that differ in them only.
     if isinstance(asked, Launched):
         plan = plan.replace(launches=asked.launches)
+    # See `Plan.thread`.
     if traced and threading.current_thread() is not threading.main_thread():
         plan = plan.replace(thread=threading.get_ident())
     collected = kernel_registry.collected()
     place = 0 if collected is None else len(collected)
     on = others = None
     if call.parts is not None and ((apart := needs_parts(call)) or plan.has_parts):
+        # If the devices differ, those with a fused kernel run it and all others run the parts.
         fused = plan.replace(choice=()) if apart else plan.fused
         on = fused.devices
         others = tuple(d for d in plan.devices if d not in on) if fused.choice else None

@@ -445,6 +445,7 @@ def _missing_reason(packages: tuple[str, ...]) -> str | None:
 
 @functools.cache
 def _is_installed(package: str) -> bool:
+    # Unlike an import, finding a package runs none of its code.
     try:
         return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError:  # a parent package is missing
@@ -471,6 +472,7 @@ class KernelRegistry:
     ) -> None:
         self._compositions = dict(compositions or {})
         self._entry_points = entry_points
+        # Reentrant: a package that joins registers kernels here.
         self._joining = threading.RLock()
         self._joined = False
         self._made: ContextVar[list[Made] | None] = ContextVar("lutjax_made", default=None)
@@ -1094,6 +1096,7 @@ class KernelRegistry:
         """
         function = self.function(name)
         leaves, structure = jax.tree.flatten((args, options))
+        # Only arrays are traced: sizes and other options must stay Python values.
         is_array = [hasattr(leaf, "shape") for leaf in leaves]
         arrays = [leaf for leaf, a in zip(leaves, is_array, strict=True) if a]
 
@@ -1160,6 +1163,7 @@ class KernelRegistry:
         if self._joined:
             return
         with self._joining:
+            # Cleared first: registration asks for ops, which would join again.
             group, self._entry_points = self._entry_points, None
             for entry in importlib.metadata.entry_points(group=group) if group else ():
                 try:

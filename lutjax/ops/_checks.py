@@ -172,27 +172,12 @@ def detection(op: str, name: str, d: Any, rank: int, shape: str) -> Detection:
 def table(op: str, weights: Any, n_detectors: int, bits: int, whose: str) -> None:
     """Check for one table per detector and one row per address."""
     floats(op, "weights", weights, 3, "[detectors, rows, outputs]")
-    require(
-        weights.shape[0] == n_detectors,
-        op,
-        "weights",
-        weights,
-        f"its first axis must have size {n_detectors}, the number of detectors of {whose}",
-    )
-    require(
-        bits <= MAX_BITS,
-        op,
-        "weights",
-        weights,
-        f"{whose} has {bits} bits, and rows have at most {MAX_BITS}",
-    )
-    require(
-        weights.shape[1] == 2**bits,
-        op,
-        "weights",
-        weights,
-        f"{whose} has {bits} bits, so each table must have 2**{bits} = {2**bits} rows",
-    )
+    rule = f"its first axis must have size {n_detectors}, the number of detectors of {whose}"
+    require(weights.shape[0] == n_detectors, op, "weights", weights, rule)
+    rule = f"{whose} has {bits} bits, and rows have at most {MAX_BITS}"
+    require(bits <= MAX_BITS, op, "weights", weights, rule)
+    rule = f"{whose} has {bits} bits, so each table must have 2**{bits} = {2**bits} rows"
+    require(weights.shape[1] == 2**bits, op, "weights", weights, rule)
 
 
 def anchors(op: str, a: Any) -> None:
@@ -207,29 +192,19 @@ def probes(op: str, a: Any) -> None:
     """Check anchor pairs or single anchors."""
     if getattr(a, "ndim", 3) == 2:
         integers(op, "anchors", a, 2, "[detectors, comparisons]")
-        require(
-            a.shape[1] <= MAX_BITS,
-            op,
-            "anchors",
-            a,
-            f"a detector has at most {MAX_BITS} comparisons",
-        )
+        rule = f"a detector has at most {MAX_BITS} comparisons"
+        require(a.shape[1] <= MAX_BITS, op, "anchors", a, rule)
     else:
         anchors(op, a)
 
 
 def positions(op: str, p: Any, n_detectors: int) -> None:
     floats(op, "positions", p, 3, "[distances, detectors or 1, position bits]")
-    require(
-        p.shape[1] in (1, n_detectors),
-        op,
-        "positions",
-        p,
-        (
-            f"its second axis must have size {n_detectors}, the number of detectors, or 1 to share "
-            "the parameters"
-        ),
+    rule = (
+        f"its second axis must have size {n_detectors}, the number of detectors, or 1 to share "
+        "the parameters"
     )
+    require(p.shape[1] in (1, n_detectors), op, "positions", p, rule)
 
 
 def optional_integer(op: str, name: str, value: Any) -> int:
@@ -262,13 +237,8 @@ def blocks(
     if mask.dtype != bool:
         raise TypeError(f"{op}: block_mask is {describe(mask)}; its dtype must be bool.")
     pair = sizes if isinstance(sizes, tuple | list) else (sizes, sizes)
-    require(
-        len(pair) == 2,
-        op,
-        "block_sizes",
-        sizes,
-        "expected one number, or those of queries and of keys",
-    )
+    rule = "expected one number, or those of queries and of keys"
+    require(len(pair) == 2, op, "block_sizes", sizes, rule)
     of_queries, of_keys = (optional_integer(op, "block_sizes", size) for size in pair)
     require(
         min(of_queries, of_keys) >= 1, op, "block_sizes", sizes, "blocks have at least 1 position"
@@ -279,13 +249,8 @@ def blocks(
         f"{list(wanted)}"
     )
     require(mask.shape == wanted, op, "block_mask", mask, rule)
-    require(
-        sequence_axis is None,
-        op,
-        "sequence_axis",
-        sequence_axis,
-        "blocks are those of whole sequences: leave one out",
-    )
+    rule = "blocks are those of whole sequences: leave one out"
+    require(sequence_axis is None, op, "sequence_axis", sequence_axis, rule)
     return jnp.asarray(mask, jnp.int32), (of_queries, of_keys)
 
 
@@ -322,13 +287,8 @@ def resolve_starts(
         ("query_start", query_start, "with causal=False positions do not count, so it must be 0"),
         ("key_start", key_start, "with causal=False positions do not count, so it must be 0"),
     ):
-        require(
-            value is None or (isinstance(value, int | np.integer) and value == 0),
-            op,
-            name,
-            value,
-            rule,
-        )
+        fits = value is None or (isinstance(value, int | np.integer) and value == 0)
+        require(fits, op, name, value, rule)
     return n_keys, 0
 
 
@@ -350,15 +310,13 @@ def capacity(
     if n_keys == 0 or n_queries == 0:
         farthest = 0
     needed = farthest if window is None else min(farthest, window)
-    require(
-        needed <= held,
-        op,
-        "positions" if not isinstance(p, Detection) else "position",
-        p,
+    fits = needed <= held
+    rule = (
         f"it holds {held} distances, but these lengths need {needed}; pass position parameters "
         "for all of them, "
-        "a shorter sequence, or a window",
+        "a shorter sequence, or a window"
     )
+    require(fits, op, "positions" if not isinstance(p, Detection) else "position", p, rule)
 
 
 def some_distance(p: Any) -> Any:
@@ -391,13 +349,8 @@ def segments(
         # Saturated segment ids would merge.
         known = s if isinstance(s, np.ndarray) and s.size else np.zeros(1, np.int32)
         fits = np.iinfo(np.int32).min <= known.min() and known.max() <= np.iinfo(np.int32).max
-        require(
-            bool(fits),
-            op,
-            name,
-            s,
-            f"its ids from {known.min()} to {known.max()} do not fit in int32",
-        )
+        rule = f"its ids from {known.min()} to {known.max()} do not fit in int32"
+        require(bool(fits), op, name, s, rule)
     return as_int32(query_segments), as_int32(key_segments)
 
 
@@ -429,13 +382,8 @@ MAX_WIRES = 8  # per bit-addressed table
 def wires_of_tables(op: str, n_inputs: int, wires: Any) -> None:
     """Check for 1 to 8 wires per table, and at least one input."""
     integers(op, "wires", wires, 2, "[gates, inputs of a gate]")
-    require(
-        1 <= wires.shape[1] <= MAX_WIRES,
-        op,
-        "wires",
-        wires,
-        f"a gate has 1 to {MAX_WIRES} inputs; use more gates instead",
-    )
+    rule = f"a gate has 1 to {MAX_WIRES} inputs; use more gates instead"
+    require(1 <= wires.shape[1] <= MAX_WIRES, op, "wires", wires, rule)
     require(n_inputs > 0 or not wires.size, op, "x", wires, "gates need at least one input to read")
 
 
@@ -457,16 +405,11 @@ def check_gate_arguments(
         ids(op, "wires", wires, x.shape[feature_axis], "inputs of x")
     if readers is not None:
         integers(op, "readers", readers, 2, "[inputs, fan-out]")
-        require(
-            readers.shape[0] == x.shape[feature_axis],
-            op,
-            "readers",
-            readers,
-            (
-                f"x has {x.shape[feature_axis]} inputs, so its first axis must have size "
-                f"{x.shape[feature_axis]}"
-            ),
+        rule = (
+            f"x has {x.shape[feature_axis]} inputs, so its first axis must have size "
+            f"{x.shape[feature_axis]}"
         )
+        require(readers.shape[0] == x.shape[feature_axis], op, "readers", readers, rule)
         ids(op, "readers", readers, wires.size, "entries of wires", unused=True)
 
 
@@ -483,13 +426,8 @@ def gates(op: str, coefficients: Any, wires: Any) -> None:
 def slots(op: str, name: str, table: Any, wires: Any) -> None:
     """Check for one slot per address."""
     G, n = wires.shape
-    require(
-        table.shape == (G, 2**n),
-        op,
-        name,
-        table,
-        f"wires is {describe(wires)}: {G} gates of {n} inputs, so expected [{G}, {2**n}]",
-    )
+    rule = f"wires is {describe(wires)}: {G} gates of {n} inputs, so expected [{G}, {2**n}]"
+    require(table.shape == (G, 2**n), op, name, table, rule)
 
 
 def tables_of_bits(

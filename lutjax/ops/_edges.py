@@ -47,13 +47,8 @@ def split_row_targets(
     outputs and then added at their targets.
     """
     if targets is None:
-        _checks.require(
-            n_outputs is None,
-            op,
-            "n_outputs",
-            n_outputs,
-            "it is that of targets, which are not given",
-        )
+        rule = "it is that of targets, which are not given"
+        _checks.require(n_outputs is None, op, "n_outputs", n_outputs, rule)
         return {}, lambda y: y
     _checks.floats(op, "weights", weights, 3, "[detectors, rows, slots]")
     if n_outputs is None:
@@ -62,9 +57,11 @@ def split_row_targets(
         )
     n = check_targets(op, weights, targets, n_outputs)
     ids = as_int32(targets)
+    # One list for all rows: slots are summed like outputs, and scattered once per sample.
     if ids.shape[:2] != (1, 1):
         return {"targets": ids, "n_outputs": n}, lambda y: y
-    ids = jnp.where(ids < 0, n, jnp.minimum(ids, n - 1))[0, 0]  # out-of-range additions are dropped
+    # Unused slots get the id `n`, and additions out of range are dropped.
+    ids = jnp.where(ids < 0, n, jnp.minimum(ids, n - 1))[0, 0]
 
     def scatter_slots(slots: jax.Array, ids: jax.Array) -> jax.Array:
         """Add slots ``[..., K]`` to zeros ``[..., n]``."""

@@ -21,7 +21,8 @@ def readers_of_part(readers: jax.Array, n_wires: int, index: Any) -> jax.Array:
       index: the device's part number.
     """
     places = readers - index * n_wires
-    none = np.iinfo(np.int32).max  # sorts last
+    # Unused entries come last, as in `lutjax.readers`: this value sorts behind all others.
+    none = np.iinfo(np.int32).max
     places = jnp.sort(jnp.where((places >= 0) & (places < n_wires), places, none), axis=1)
     return jnp.where(places == none, -1, places)
 
@@ -50,6 +51,7 @@ class TableGates(Call, op="", features_first=True, output="t"):
         return self.replace(readers=readers_of_part(self.readers, self.wires.size, index))
 
 
+# Cached: another class would be another pytree, for which programs are traced again.
 @functools.cache
 def in_integers(kind: type[Call]) -> Any:
     """Return a fixed-point variant of a gate call class, with the field `accumulate`.

@@ -30,6 +30,7 @@ def outputs_apart(targets: jax.Array, n_outputs: int, groups: int, n_detectors: 
     if groups == 1:
         return targets
     first = n_outputs * detector_groups(n_detectors, groups)[:, None, None]
+    # Clamped before the offset: an id out of range must not reach the next group.
     return jnp.where(targets < 0, -1, jnp.minimum(targets, n_outputs - 1) + first)
 
 
@@ -49,6 +50,7 @@ def inputs_joined(op: str, x: Any, anchors: Any, groups: int) -> tuple[Any, Any]
     x, n = inputs(op, x, anchors, groups)
     n_inputs, n_inputs_of = x.shape[-1], x.shape[-2]
     first = detector_groups(anchors.shape[0], n) % n_inputs_of * n_inputs
+    # Clamped before the offset: an id out of range must not read another group's input.
     anchors = jnp.clip(as_int32(anchors), 0, max(n_inputs - 1, 0)) + first[:, None, None]
     return x.reshape(*x.shape[:-2], n_inputs_of * n_inputs), anchors
 
@@ -67,20 +69,10 @@ def inputs(op: str, x: Any, anchors: Any, groups: Any) -> tuple[jax.Array, int]:
         x = as_jax(x)[..., None, :]
     else:
         _checks.floats(op, "x", x, -2, "[..., groups or 1, inputs]")
-        _checks.require(
-            x.shape[-2] in (1, n),
-            op,
-            "x",
-            x,
-            f"its last axis but one must have size {n}, the number of groups, or 1",
-        )
+        rule = f"its last axis but one must have size {n}, the number of groups, or 1"
+        _checks.require(x.shape[-2] in (1, n), op, "x", x, rule)
         x = as_jax(x)
-    _checks.require(
-        x.shape[-1] > 0 or not anchors.size,
-        op,
-        "x",
-        x,
-        "comparisons need at least one input to read",
-    )
+    rule = "comparisons need at least one input to read"
+    _checks.require(x.shape[-1] > 0 or not anchors.size, op, "x", x, rule)
     _checks.ids(op, "anchors", anchors, x.shape[-1], "inputs of x")
     return x, n

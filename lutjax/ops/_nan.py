@@ -14,6 +14,7 @@ def propagate_nan(y: jax.Array, *inputs: Array) -> jax.Array:
     if not jax.config.jax_debug_nans:  # type: ignore[attr-defined]
         return y
     for a in inputs:
+        # No derivative: this term may add NaN to the output, and nothing else.
         of_nan = jax.lax.stop_gradient(jnp.where(jnp.isnan(a), a, jnp.zeros_like(a)))
         y += jnp.sum(of_nan).astype(y.dtype)  # 0, or NaN
     return y

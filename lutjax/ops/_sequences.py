@@ -92,6 +92,7 @@ def keys_seen(
             f"there are the axes {here} here. Outside of a shard_map pass whole sequences."
         )
     n_all: int = n_keys * jax.lax.axis_size(sequence_axis)
+    # Partial sums over devices would be rounded one by one, to 16 bits or from integers.
     whole = accumulate is not None or jnp.dtype(weights.dtype).itemsize < 4 or not n_keys
     if whole or _table_reads.current_reads() is not None:
         return Keys(
@@ -104,6 +105,7 @@ def keys_seen(
         and all(isinstance(start, int | np.integer) for start in starts)
         and starts[0] == starts[1]
     )
+    # A window needs only the preceding devices' keys. Otherwise all keys travel around a ring.
     if window is None or not alike or n_queries != n_keys or window > n_all - n_keys:
         varying = functools.partial(_compat.cast_varying, axes=(sequence_axis,))
         return Keys(
@@ -164,6 +166,7 @@ def sum_key_shards(
         return run(call.replace(**keys, **{place: getattr(call, place) - first}))
 
     def step(carry: Any, back: Any) -> tuple[Any, None]:
+        # Keys move one device further: this device now has those of the device `back` before it.
         keys, total = carry
         keys = jax.tree.map(lambda a: jax.lax.ppermute(a, ring, around), keys)
         return (keys, total + run_part(keys, back)), None
@@ -183,6 +186,7 @@ def _gather_shards(arrays: Any, sequence_axis: str, axis: int) -> Any:
 
     def gather(a: jax.Array) -> jax.Array:
         a = _compat.cast_varying(a, (sequence_axis,))
+        # Without tracked types there is no cast to an array that is equal on all devices.
         to = "invarying" if tracked else "varying"
         result: jax.Array = jax.lax.all_gather(
             a, sequence_axis, axis=axis % a.ndim, tiled=True, to=to

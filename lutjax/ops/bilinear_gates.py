@@ -17,8 +17,6 @@ from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._ids import as_int32, as_jax
 
 
-# Sizes for tests, benchmarks and tuning: batch, inputs, gates; with or without fan-out lists;
-# feature axis first or last.
 @dataclasses.dataclass(frozen=True, eq=False)
 class BilinearGates(Call, op="bilinear_gates", features_first=True, output="t"):
     """The call of `lutjax.bilinear_gates`.

@@ -205,13 +205,8 @@ def _check_read(op: str, read: Any, scalars: Any, epsilon: float, n_comparisons:
             f"{op}: read is {_checks.describe(read)}; expected one of lutjax.reads, such as "
             "Confidence()."
         )
-    _checks.require(
-        not epsilon,
-        op,
-        "epsilon",
-        epsilon,
-        f"read is {read}, whose scores have no dead zone; use 0",
-    )
+    rule = f"read is {read}, whose scores have no dead zone; use 0"
+    _checks.require(not epsilon, op, "epsilon", epsilon, rule)
     _checks.require(n_comparisons > 0, op, "read", read, "a score needs at least one comparison")
 
 
@@ -220,13 +215,8 @@ def _checked_keep(op: str, keep: Any, lead: tuple[int, ...], n_detectors: int) -
         return None
     _checks.floats(op, "keep", keep, -1, "[..., detectors]")
     sizes = ", ".join(map(str, (*lead, n_detectors)))
-    _checks.require(
-        keep.shape == (*lead, n_detectors),
-        op,
-        "keep",
-        keep,
-        f"expected [{sizes}], a factor for each image and table",
-    )
+    rule = f"expected [{sizes}], a factor for each image and table"
+    _checks.require(keep.shape == (*lead, n_detectors), op, "keep", keep, rule)
     return as_jax(keep)
 
 

@@ -96,13 +96,8 @@ def detect(
     """
     _checks.floats("detect", "x", x, -1, "[..., inputs]")
     _checks.anchors("detect", anchors)
-    _checks.require(
-        x.shape[-1] > 0 or not anchors.size,
-        "detect",
-        "x",
-        x,
-        "detectors need at least 2 inputs to compare",
-    )
+    rule = "detectors need at least 2 inputs to compare"
+    _checks.require(x.shape[-1] > 0 or not anchors.size, "detect", "x", x, rule)
     _checks.ids("detect", "anchors", anchors, x.shape[-1], "inputs of x")
     call = Detect(
         as_jax(x),

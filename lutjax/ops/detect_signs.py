@@ -75,13 +75,9 @@ def detect_signs(
       (1, 2, -0.25)
     """
     _checks.floats("detect_signs", "positions", positions, -1, "[..., bits]")
-    _checks.require(
-        positions.shape[-1] <= _checks.MAX_BITS,
-        "detect_signs",
-        "positions",
-        positions,
-        f"a detection has at most {_checks.MAX_BITS} bits",
-    )
+    fits = positions.shape[-1] <= _checks.MAX_BITS
+    rule = f"a detection has at most {_checks.MAX_BITS} bits"
+    _checks.require(fits, "detect_signs", "positions", positions, rule)
     epsilon = _checks.finite_epsilon("detect_signs", epsilon)
     call = DetectSigns(as_jax(positions), epsilon=epsilon, n_bits=positions.shape[-1])
     result: Detection = apply(call, implementation=implementation)

@@ -364,45 +364,26 @@ def logic_trees(
             "have no place."
         )
     _checks.floats(op, "x", x, None, "[inputs, ...]")
-    _checks.require(
-        x.ndim > 0 and x.shape[0] > 0 and x.shape[0] % n_pixels == 0,
-        op,
-        "x",
-        x,
-        (
-            f"expected [channels * {n_pixels}, ...]: all values of an image of {places.image[0]} "
-            "rows "
-            f"and {places.image[1]} columns"
-        ),
+    rule = (
+        f"expected [channels * {n_pixels}, ...]: all values of an image of {places.image[0]} "
+        "rows "
+        f"and {places.image[1]} columns"
     )
+    _checks.require(x.ndim > 0 and x.shape[0] > 0 and x.shape[0] % n_pixels == 0, op, "x", x, rule)
     _checks.floats(op, "coefficients", coefficients, 3, "[4, trees, nodes]")
     _checks.integers(op, "leaves", leaves, 2, "[trees, leaves]")
     n_trees, n_leaves = leaves.shape
-    _checks.require(
-        n_leaves >= 2 and n_leaves & (n_leaves - 1) == 0,
-        op,
-        "leaves",
-        leaves,
-        "expected [trees, leaves] with at least 2 leaves, a power of two",
-    )
-    _checks.require(
-        coefficients.shape == (4, n_trees, n_leaves - 1),
-        op,
-        "coefficients",
-        coefficients,
-        f"expected [4, {n_trees}, {n_leaves - 1}]: 1, a, b and ab for each node of the trees",
-    )
+    rule = "expected [trees, leaves] with at least 2 leaves, a power of two"
+    _checks.require(n_leaves >= 2 and n_leaves & (n_leaves - 1) == 0, op, "leaves", leaves, rule)
+    fits = coefficients.shape == (4, n_trees, n_leaves - 1)
+    rule = f"expected [4, {n_trees}, {n_leaves - 1}]: 1, a, b and ab for each node of the trees"
+    _checks.require(fits, op, "coefficients", coefficients, rule)
     n_channels = x.shape[0] // n_pixels
     _checks.ids(op, "leaves", leaves, math.prod(places.kernel) * n_channels, "values of a window")
     if readers is not None:
         _checks.integers(op, "readers", readers, 2, "[channels, fan_out]")
-        _checks.require(
-            readers.shape[0] == n_channels,
-            op,
-            "readers",
-            readers,
-            f"expected [{n_channels}, fan_out]: the readers of each channel",
-        )
+        rule = f"expected [{n_channels}, fan_out]: the readers of each channel"
+        _checks.require(readers.shape[0] == n_channels, op, "readers", readers, rule)
         _checks.ids(op, "readers", readers, leaves.size, "entries of leaves", unused=True)
     call = LogicTrees(
         as_jax(x),

@@ -236,24 +236,14 @@ def lookup_attention(
     key = _checks.detection(op, "key", key, 2, "[..., keys, detectors]")
     *batch, n_queries, n_detectors = query.shape
     n_keys = key.shape[-2]
-    _checks.require(
-        key.shape == (*batch, n_keys, n_detectors),
-        op,
-        "key",
-        key,
-        (
-            f"expected shape [{', '.join(map(str, batch))}{', ' if batch else ''}keys, "
-            f"{n_detectors}] "
-            "like query's"
-        ),
+    rule = (
+        f"expected shape [{', '.join(map(str, batch))}{', ' if batch else ''}keys, "
+        f"{n_detectors}] "
+        "like query's"
     )
-    _checks.require(
-        key.margin.dtype == query.margin.dtype,
-        op,
-        "key.margin",
-        key.margin,
-        f"its dtype must be that of query.margin, {query.margin.dtype}",
-    )
+    _checks.require(key.shape == (*batch, n_keys, n_detectors), op, "key", key, rule)
+    rule = f"its dtype must be that of query.margin, {query.margin.dtype}"
+    _checks.require(key.margin.dtype == query.margin.dtype, op, "key.margin", key.margin, rule)
     window = _checks.window(op, window)
     seen = _sequences.keys_seen(
         op, key, key_segments, sequence_axis, n_queries, weights,
@@ -271,13 +261,9 @@ def lookup_attention(
     bits, whose = query.bits + key.bits, "a query with its key"
     if position is not None:
         position = _checks.detection(op, "position", position, 2, "[distances, detectors or 1]")
-        _checks.require(
-            len(position.shape) == 2 and position.shape[1] in (1, n_detectors),
-            op,
-            "position",
-            position,
-            f"expected shape [distances, {n_detectors} or 1]",
-        )
+        fits = len(position.shape) == 2 and position.shape[1] in (1, n_detectors)
+        rule = f"expected shape [distances, {n_detectors} or 1]"
+        _checks.require(fits, op, "position", position, rule)
         bits, whose = bits + position.bits, "a query with its key and position"
         if position.bits:
             _checks.capacity(op, position, n_all, n_keys, window, query_start, key_start)

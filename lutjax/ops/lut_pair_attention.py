@@ -216,28 +216,19 @@ def lut_pair_attention(
         key_segments = segments if key_segments is None else key_segments
     _checks.floats(op, "keys", keys, -2, "[..., keys, inputs]")
     n_keys = keys.shape[-2]
-    _checks.require(
-        keys.shape == (*batch, n_keys, n_inputs) and keys.dtype == x.dtype,
-        op,
-        "keys",
-        keys,
-        (
-            f"expected {x.dtype}[{', '.join(map(str, batch))}{', ' if batch else ''}keys, "
-            f"{n_inputs}] "
-            "like x"
-        ),
+    fits = keys.shape == (*batch, n_keys, n_inputs) and keys.dtype == x.dtype
+    rule = (
+        f"expected {x.dtype}[{', '.join(map(str, batch))}{', ' if batch else ''}keys, "
+        f"{n_inputs}] "
+        "like x"
     )
+    _checks.require(fits, op, "keys", keys, rule)
     _checks.anchors(op, anchors)
     n_detectors, n_pairs, _ = anchors.shape
     _checks.table(op, weights, n_detectors, n_pairs, "anchors")
     n_position_bits = 0 if positions is None else positions.shape[-1]
-    _checks.require(
-        n_inputs + n_position_bits > 0 or not anchors.size,
-        op,
-        "x",
-        x,
-        "detectors need inputs or position bits to compare",
-    )
+    rule = "detectors need inputs or position bits to compare"
+    _checks.require(n_inputs + n_position_bits > 0 or not anchors.size, op, "x", x, rule)
     _checks.ids(op, "anchors", anchors, 2 * n_inputs + n_position_bits, "values of a pair")
     window = _checks.window(op, window)
     seen = _sequences.keys_seen(
@@ -261,13 +252,9 @@ def lut_pair_attention(
         elif not interleave:
             positions = None
     if interleave:
-        _checks.require(
-            positions is not None and positions.shape[-1] == n_inputs,
-            op,
-            "positions",
-            positions,
-            f"interleave=True needs as many position bits as inputs, {n_inputs}",
-        )
+        fits = positions is not None and positions.shape[-1] == n_inputs
+        rule = f"interleave=True needs as many position bits as inputs, {n_inputs}"
+        _checks.require(fits, op, "positions", positions, rule)
     segments, key_segments = _checks.segments(
         op,
         segments,

@@ -144,12 +144,8 @@ def unpack_bits(
     _checks.require(
         words.ndim == 2, "unpack_bits", "words", words, "expected shape [features, words]"
     )
-    _checks.require(
-        0 <= n_samples <= 32 * words.shape[1],
-        "unpack_bits",
-        "n_samples",
-        n_samples,
-        f"{words.shape[1]} words hold 0 to {32 * words.shape[1]} samples",
-    )
+    fits = 0 <= n_samples <= 32 * words.shape[1]
+    rule = f"{words.shape[1]} words hold 0 to {32 * words.shape[1]} samples"
+    _checks.require(fits, "unpack_bits", "n_samples", n_samples, rule)
     result: jax.Array = _bit_words.unpack(words, n_samples)
     return result

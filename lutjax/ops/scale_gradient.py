@@ -52,18 +52,15 @@ def scale_gradient(
             "numpy array."
         )
     sizes = jnp.shape(factor)
-    _checks.require(
-        not sizes
-        or (len(sizes) == x.ndim and all(n in (1, m) for n, m in zip(sizes, x.shape, strict=True))),
-        "scale_gradient",
-        "factor",
-        factor,
-        (
-            f"expected a number or an array that broadcasts to x, whose shape is {list(x.shape)}, "
-            "and "
-            "has as many axes"
-        ),
+    fits = not sizes or (
+        len(sizes) == x.ndim and all(n in (1, m) for n, m in zip(sizes, x.shape, strict=True))
     )
+    rule = (
+        f"expected a number or an array that broadcasts to x, whose shape is {list(x.shape)}, "
+        "and "
+        "has as many axes"
+    )
+    _checks.require(fits, "scale_gradient", "factor", factor, rule)
     reads = _table_reads.current_reads()
     name = None if reads is None else reads.name(x)
     if reads is not None and name is not None:

@@ -152,13 +152,8 @@ def scored_lut(
         weights = as_jax(weights)
     if keep is not None:
         _checks.floats(op, "keep", keep, -1, "[..., detectors]")
-        _checks.require(
-            keep.shape[-1] == n_detectors,
-            op,
-            "keep",
-            keep,
-            f"its last axis must have size {n_detectors}, the number of tables",
-        )
+        rule = f"its last axis must have size {n_detectors}, the number of tables"
+        _checks.require(keep.shape[-1] == n_detectors, op, "keep", keep, rule)
         keep = as_jax(keep)
     call = ScoredLut(
         x,
@@ -173,6 +168,7 @@ def scored_lut(
         accumulate=_checks.accumulation(op, accumulate),
     )
     y: jax.Array = apply(call, implementation=implementation)
+    # Without groups the call has one, whose axis is dropped.
     return y.reshape(*y.shape[:-2], y.shape[-1]) if groups is None else y
 
 
@@ -191,13 +187,8 @@ def _integers(
         values.ndim == 3, op, "weights.values", values, "expected shape [detectors, rows, outputs]"
     )
     wanted = (n_groups, values.shape[2])
-    _checks.require(
-        scale.shape == wanted,
-        op,
-        "weights.exponents",
-        scale,
-        f"expected a power for each group and output, {list(wanted)}",
-    )
+    rule = f"expected a power for each group and output, {list(wanted)}"
+    _checks.require(scale.shape == wanted, op, "weights.exponents", scale, rule)
     rule = "tables of integers are read by lutjax.reads.PowersOfTwo, whose coefficients are shifts"
     _checks.require(read.rounds_tables, op, "read", read, rule)
     _checks.require(
@@ -220,13 +211,8 @@ def _scalars(op: str, scalars: Any, read: Read, dtype: Any) -> jax.Array:
     values = []
     for name in names:
         value = scalars[name]
-        _checks.require(
-            jnp.shape(value) == (),
-            op,
-            f"scalars[{name!r}]",
-            value,
-            "expected one number, of shape []",
-        )
+        rule = "expected one number, of shape []"
+        _checks.require(jnp.shape(value) == (), op, f"scalars[{name!r}]", value, rule)
         if not isinstance(value, jax.core.Tracer) and not np.isfinite(
             np.asarray(value, np.float64)
         ):
@@ -241,6 +227,7 @@ def _names(read: Read) -> tuple[str, ...]:
     return tuple(read.initial())
 
 
+# One dispatch for all scalars instead of one for each; inlined in traced functions.
 @functools.partial(jax.jit, static_argnums=1, inline=True)
 def _stack_values(values: list[jax.Array], dtype: Any) -> jax.Array:
     return jnp.stack([a.astype(dtype) for a in values]) if values else jnp.zeros((0,), dtype)

@@ -15,7 +15,6 @@ from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._ids import as_int32, as_jax
 
 
-# Sizes as for bilinear_gates; bits: inputs per table.
 @dataclasses.dataclass(frozen=True, eq=False)
 class SoftLut(TableGates, op="soft_lut", features_first=True, output="t"):
     """The call of `lutjax.soft_lut`; see `TableGates`."""

@@ -66,6 +66,7 @@ class EdgeLookup(Call, op="sparse_lookup", table="weights", output="o"):
     accumulate: FixedPoint | None = static(default=None)
 
     def row_call(self) -> Call:
+        # Rows do not depend on values: tables without outputs have the same reads.
         shape = self.detection.shape[-1], self.n_rows, 0
         none = jnp.zeros(shape, self.weights.dtype), self.detection, jnp.zeros(shape, jnp.int32)
         return SparseLookup(*none, n_outputs=self.n_outputs, accumulate=self.accumulate)
@@ -175,29 +176,20 @@ def _lookup_edges(
     """Look up an edge list."""
     op, n_detectors = "sparse_lookup", detection.shape[-1]
     _checks.floats(op, "weights", weights, 1, "[edges], one for each edge of targets")
-    _checks.require(
-        weights.shape == (edges.size,),
-        op,
-        "weights",
-        weights,
-        f"targets has {edges.size} edges, so expected [{edges.size}]",
-    )
+    rule = f"targets has {edges.size} edges, so expected [{edges.size}]"
+    _checks.require(weights.shape == (edges.size,), op, "weights", weights, rule)
     of = f"targets has {edges.n_detectors} detectors and {edges.n_rows} rows each"
     fits = edges.n_detectors == n_detectors and edges.n_rows == 2**detection.bits
     _checks.require(
         fits, op, "detection", detection, f"{of}, so it must have as many and {edges.n_rows} rows"
     )
-    _checks.require(
-        n_outputs in (None, edges.n_outputs),
-        op,
-        "n_outputs",
-        n_outputs,
-        f"targets has {edges.n_outputs}",
-    )
+    rule = f"targets has {edges.n_outputs}"
+    _checks.require(n_outputs in (None, edges.n_outputs), op, "n_outputs", n_outputs, rule)
     n_groups = _groups.number(op, groups, n_detectors)
     _checks.edges(op, edges)
     first, targets = as_int32(edges.first), as_int32(edges.target)
     if n_groups > 1:
+        # As `_groups.outputs_apart`, for edges.
         of_rows = jnp.repeat(_groups.detector_groups(n_detectors, n_groups), edges.n_rows)
         of_edge = jnp.repeat(of_rows, jnp.diff(first), total_repeat_length=edges.size)
         targets = jnp.clip(targets, 0, max(edges.n_outputs - 1, 0)) + edges.n_outputs * of_edge

@@ -122,21 +122,11 @@ def weighted_lookup(
 def check_reads(op: str, n_detectors: int, index: Any, coefficients: Any) -> None:
     """Check ids and coefficients ``[..., T, K]``."""
     _checks.integers(op, "index", index, -2, "[..., detectors, ways]")
-    _checks.require(
-        index.shape[-2] == n_detectors,
-        op,
-        "index",
-        index,
-        f"its last axis but one must have size {n_detectors}, the number of tables",
-    )
+    rule = f"its last axis but one must have size {n_detectors}, the number of tables"
+    _checks.require(index.shape[-2] == n_detectors, op, "index", index, rule)
     _checks.floats(op, "coefficients", coefficients, -2, "[..., detectors, ways]")
-    _checks.require(
-        coefficients.shape == index.shape,
-        op,
-        "coefficients",
-        coefficients,
-        f"index is {_checks.describe(index)}, and both must have the same shape",
-    )
+    rule = f"index is {_checks.describe(index)}, and both must have the same shape"
+    _checks.require(coefficients.shape == index.shape, op, "coefficients", coefficients, rule)
 
 
 def _validate_valued(valued: Any, n_ways: int) -> int:

@@ -15,12 +15,7 @@ import jax
 import lutjax
 from lutjax import cases, testing
 from lutjax.cases import Tag
-from lutjax.dispatch.registry import (
-    Device,
-    KernelSpec,
-    NoImplementationError,
-    kernel_registry,
-)
+from lutjax.dispatch.registry import Device, KernelSpec, NoImplementationError, kernel_registry
 from lutjax.kernels._pallas._tpus import TPUS
 from lutjax.status.matrix import Cell, Column, State, first_device
 from lutjax.testing import _ahead_of_time
@@ -79,6 +74,7 @@ def in_processes(check: CheckOne, keys: Iterable[_Key]) -> Iterator[CheckOne]:
       keys: its arguments.
     """
     groups: dict[tuple[str, str], dict[Column, None]] = {}
+    # Columns of one op and dtype share the reference results, so one process checks them all.
     for op, column, dtype in keys:
         groups.setdefault((op, dtype), {})[column] = None
     cores = (
@@ -163,6 +159,7 @@ def _outcome(check: _Check, program: testing.Program, directions: tuple[str, ...
         return check(program, directions)
     except NoImplementationError as error:
         reason = next(c.reason for c in error.candidates if c.reason is not None)
+        # The forward pass may run: check it by itself.
         if error.direction == "backward":
             assert program.forward is not None
             forward = _outcome(check, program.forward, ("forward",))
@@ -194,6 +191,7 @@ _expectations: dict[tuple[str, tuple[str, ...]], Any] = {}
 
 def _reference_results(program: testing.Program, directions: tuple[str, ...]) -> Any:
     """Return the reference results, on a CPU if available: the same for all implementations."""
+    # Descriptions name op, size and dtype, which determine the arguments.
     key = program.what, directions
     if key not in _expectations:
         with jax.default_device(first_device("cpu")):

@@ -165,6 +165,7 @@ def absence_reason(op: str, direction: str, column: str) -> str | None:
     for key in (f"{op} {direction}", op, direction):
         if key in of_column:
             return str(of_column[key])
+    # A fused op without an own kernel still runs by its parts, whose kernels have their own rows.
     decomposed = any(spec.is_decomposition for spec in kernel_registry.candidates(op))
     if decomposed and kernel_registry.announced(op, column) is None:
         return "runs by its parts, which have kernels"
@@ -186,6 +187,7 @@ def absent_cell(op: str, direction: Direction, column: Column, dtype: str) -> Ce
     spec = column.spec(op)
     if spec is not None and direction in spec.directions:
         return None
+    # A deliberate gap is a reason, an uninstalled package is unknown, and all else is missing.
     reason, state = absence_reason(op, direction, column.key), State.UNSUPPORTED
     if reason is None:
         reason, state = kernel_registry.not_installed(op, column.key), State.UNKNOWN

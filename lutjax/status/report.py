@@ -123,6 +123,7 @@ def platform_tables(cells: Iterable[Cell]) -> list[PlatformTable]:
         }
         table_rows = []
         for op, of_op in directions.items():
+            # Directions with the same words share a row, so that the table stays short.
             shared: dict[tuple[str, ...], list[Direction]] = {}
             for direction in of_op:
                 words = tuple(

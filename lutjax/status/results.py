@@ -69,6 +69,7 @@ def read(folder: Path | None = None) -> dict[Place, Cell]:
         cell = Cell(
             **{**record, "state": State(record["state"]), "kinds": tuple(record.get("kinds", ()))}
         )
+        # A result of a removed op or column is history.
         if cell.op not in ops or cell.column not in known:
             continue
         other = best.get(cell.position)

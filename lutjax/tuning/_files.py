@@ -101,6 +101,7 @@ def measured(device_kind: str) -> dict[Key, Launch]:
 
     The file is read when a kernel is first launched on such a device.
     """
+    # Device kinds contain spaces and other characters that file names should not have.
     name = re.sub(r"[^a-z0-9]+", "_", device_kind.lower()).strip("_")
     file = resources.files("lutjax.tuning").joinpath("data", f"{name}.json")
     return parse(file.read_text(), str(file)).launches() if file.is_file() else {}
@@ -135,6 +136,7 @@ def _entry(check: Fields, value: Any) -> Entry:
         Fields(f"{check.where}: sizes").field(sizes, name, int)
     launch = check.field(value, "launch", dict)
     names = {field.name for field in dataclasses.fields(Launch)}
+    # Without defaults: a missing field is more likely a typing error than a wish.
     if set(launch) != names:
         raise ValueError(
             f"{check.where}: 'launch' has the fields {in_a_line(sorted(launch))}; expected "

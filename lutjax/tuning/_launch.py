@@ -50,6 +50,7 @@ class Launch:
             raise ValueError(
                 f"Launch: detectors is {self.detectors!r}; expected a whole number, 0 for all."
             )
+        # Triton has no larger tiles.
         if self.rows * self.outputs > 2**20:
             raise ValueError(
                 f"Launch: a tile of rows * outputs = {self.rows} * {self.outputs} values; at most "
@@ -70,5 +71,6 @@ def round_to_power(size: int) -> int:
     """Return the nearest power of two, the larger on ties; 0 for 0."""
     if size <= 0:
         return 0
+    # Compared in integers: a logarithm would round large sizes to the wrong side.
     below = 1 << (size.bit_length() - 1)
     return below if size - below < 2 * below - size else 2 * below

@@ -44,6 +44,7 @@ class _Explicit:
         return block
 
     def find(self, kernel: str, sizes: Sizes) -> Launch | None:
+        # A config at similar sizes is more specific than one for all sizes.
         return self._launches.get((kernel, bucket(sizes))) or self._launches.get(kernel)
 
     def merge_inner(self, launches: Mapping[Any, Launch]) -> "_Explicit":
@@ -150,6 +151,7 @@ def launched(
         kernel: [name for spec in specs for name in spec.names]
         for kernel, specs in kernel_registry.launchable().items()
     }
+    # Configs of kernels that no requested implementation has would be ignored silently.
     own = sorted(kernel for kernel, of in known.items() if set(names) & set(of))
     for key in wanted:
         kernel = key if isinstance(key, str) else key[0]
@@ -198,6 +200,7 @@ def launch_of(kernel: str, sizes: Sizes, device: Device, rule: Callable[[Sizes],
     The call's own config comes first, then `use`, then a measurement on such devices at similar
     sizes, then the rule.
     """
+    # Both are part of jit's cache key, so a config read while tracing stays valid for the trace.
     explicit, recorder = LAUNCHES.value, RECORDER.value
     source: Literal["use", "measured", "rule"] = "use"
     launch = None if explicit is None else explicit.find(kernel, sizes)
