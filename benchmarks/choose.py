@@ -241,8 +241,7 @@ def page_table(path: Path, name: str) -> str:
     rows = kept["rows"]
     source = (
         f"Minimum times of many calls in plain JAX: `python benchmarks/choose.py {name}`, "
-        f"{kept['date']}, {kept['machine']}, "
-        f"lutjax {kept['lutjax']}, jax {kept['jax']}."
+        f"{kept['date']}, {kept['machine']}, lutjax {kept['lutjax']}, jax {kept['jax']}."
     )
     return f"{table(list(rows[0]), (row.values() for row in rows))}\n{source}\n"
 

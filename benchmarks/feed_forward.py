@@ -181,8 +181,8 @@ def report(values: dict[str, Any], result: Result, text: Text, rows: Path | None
     """Print one result, and append it to a file."""
     print(
         f"{values['feed_forward']}, rate {values['learning_rate']:g}, seed {values['seed']}, "
-        f"{values['steps']} steps: "
-        f"validation {result.validation:.4f}, test {result.test:.4f}, {result.seconds:.0f} s",
+        f"{values['steps']} steps: validation {result.validation:.4f}, test {result.test:.4f}, "
+        f"{result.seconds:.0f} s",
         flush=True,
     )
     read = parameters_read(presets.make(GPTConfig, values))

@@ -79,9 +79,8 @@ def describe(given: Any, values: dict[str, Any], text: Text) -> str:
     )
     return (
         f"{text.name}, {text.size:,} bytes of digest {text.digest[:16]}, preset {given.preset}, "
-        f"{length} of "
-        f"{values['batch_size']} x {values['context']} bytes, {jax.devices()[0].device_kind}, jax "
-        f"{jax.__version__}"
+        f"{length} of {values['batch_size']} x {values['context']} bytes, "
+        f"{jax.devices()[0].device_kind}, jax {jax.__version__}"
     )
 
 

@@ -111,8 +111,8 @@ def with_memory(values: dict[str, Any]) -> dict[str, Any]:
     if abs(read(found) / read(values) - 1) > 0.05:
         raise SystemExit(
             f"a token reads {read(values):,} parameters without a memory, and at best "
-            f"{read(found):,} with one: take a smaller memory "
-            "(--set memory_width=4), or more tables (--set lut_tables=...)."
+            f"{read(found):,} with one: take a smaller memory (--set memory_width=4), or more "
+            "tables (--set lut_tables=...)."
         )
     return found
 

@@ -20,15 +20,11 @@ with require_optional(__name__):
 
 FOOTER = (
     "dense: forward and backward, with the gradient of the tables as an array. in-place: forward, "
-    "backward and a step of "
-    "SGD in the tables' own memory. update: this step alone. "
-    "Limit: the bytes that have to move (a row once for each use, as if nothing was cached) over "
-    "the copy bandwidth "
-    "measured in the same run. It is a reference, not a promise: caches can beat it, and every "
-    "call has the "
-    "same inputs, so what fits a cache stays there. An implementation's kernels run where it has "
-    "any, those in plain "
-    "JAX elsewhere."
+    "backward and a step of SGD in the tables' own memory. update: this step alone. Limit: the "
+    "bytes that have to move (a row once for each use, as if nothing was cached) over the copy "
+    "bandwidth measured in the same run. It is a reference, not a promise: caches can beat it, "
+    "and every call has the same inputs, so what fits a cache stays there. An implementation's "
+    "kernels run where it has any, those in plain JAX elsewhere."
 )
 
 

@@ -43,8 +43,7 @@ class Machine:
     def __str__(self) -> str:
         return (
             f"{self.device}; a copy moves {self.bandwidth / 1e9:,.1f} GB/s; lutjax {self.lutjax}, "
-            f"jax {self.jax}, "
-            f"jaxlib {self.jaxlib}, Python {self.python}"
+            f"jax {self.jax}, jaxlib {self.jaxlib}, Python {self.python}"
         )
 
 

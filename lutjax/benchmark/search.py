@@ -386,8 +386,8 @@ class Found:
         rule = self.entry.rule_microseconds
         return (
             f"{self.kernel}: {'-' if rule is None else rule} us by the rule, "
-            f"{self.entry.microseconds} us by "
-            f"{self.entry.launch} ({self.measured} measured, {self.skipped} do not run)"
+            f"{self.entry.microseconds} us by {self.entry.launch} ({self.measured} measured, "
+            f"{self.skipped} do not run)"
         )
 
 

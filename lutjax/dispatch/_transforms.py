@@ -187,9 +187,8 @@ def _refuse_in_fork(op: str) -> None:
     if _ran_in[0] != own:
         raise RuntimeError(
             f"{op}: this process was forked from one in which JAX had run, and JAX's threads are "
-            "not here: it would wait for them without "
-            "end. Start processes by multiprocessing's method 'spawn' or 'forkserver', or fork "
-            "before JAX is used."
+            "not here: it would wait for them without end. Start processes by multiprocessing's "
+            "method 'spawn' or 'forkserver', or fork before JAX is used."
         )
 
 

@@ -330,8 +330,7 @@ def record_deferral(request: Request, name: str) -> Deferral | None:
         return None
     return Deferral(
         f"waits for a record: it has not run on {request.device.kind}; implementation={name!r} "
-        "asks for it, "
-        "and a record that `lutjax status` makes on such a device makes it a choice"
+        "asks for it, and a record that `lutjax status` makes on such a device makes it a choice"
     )
 
 
@@ -413,8 +412,7 @@ def _require_function(
         raise TypeError(
             (
                 f"{where}: {subject} takes {signature}; it is called as {name}({arguments}). Give "
-                "it "
-                "these arguments"
+                "it these arguments"
             )
             + (", as a static method." if static else ".")
         ) from None
@@ -503,8 +501,7 @@ class KernelRegistry:
         if op in self._ops and self._ops[op].module:
             raise ValueError(
                 f"kernel_registry.register_op: there is an op {op!r} in {self._ops[op].module}; "
-                "choose another name, "
-                "or unregister that one first."
+                "choose another name, or unregister that one first."
             )
         self._ops[op] = Op(op, module, cases)
         return self._ops[op]
@@ -619,8 +616,7 @@ class KernelRegistry:
         if op not in self._ops:
             raise ValueError(
                 f"kernel_registry.register: unknown op {op!r}; the ops are "
-                f"{', '.join(self._ops) or 'none'}, and "
-                "kernel_registry.register_op adds one."
+                f"{', '.join(self._ops) or 'none'}, and kernel_registry.register_op adds one."
             )
         platform, backend = _find_target("register", platform, backend)
         priority = _DEFAULT_PRIORITY[platform] if priority is None else priority
@@ -650,8 +646,7 @@ class KernelRegistry:
             if not isinstance(target, str):
                 raise TypeError(
                     f"kernel_registry.register: target is {format_value(target)}; expected the "
-                    "name of a module. Use register as a "
-                    "decorator of a class or function."
+                    "name of a module. Use register as a decorator of a class or function."
                 )
             spec = make(target, _GRADIENT if directions is None else directions)
             self._add(spec)
@@ -671,8 +666,8 @@ class KernelRegistry:
             if not has:
                 raise TypeError(
                     f"kernel_registry.register: {holder.__qualname__} has no function of a "
-                    "direction; expected static methods "
-                    f"named {', '.join(DIRECTIONS)}, or some of them."
+                    f"direction; expected static methods named {', '.join(DIRECTIONS)}, or some of "
+                    "them."
                 )
             for direction in has:
                 function = getattr(found, direction, None)
@@ -1013,11 +1008,9 @@ class KernelRegistry:
         if traced:
             raise RuntimeError(
                 "use_implementation: a function was traced in one coroutine (or in a worker "
-                "thread that it started) "
-                "under the choice of another. Keep `await` out of the block of "
-                "use_implementation, enter the block "
-                "where the function is called, or pass implementation= to the op. Calling it "
-                "again works."
+                "thread that it started) under the choice of another. Keep `await` out of the "
+                "block of use_implementation, enter the block where the function is called, or "
+                "pass implementation= to the op. Calling it again works."
             )
 
     def explain(
@@ -1171,8 +1164,8 @@ class KernelRegistry:
                 except Exception as error:
                     error.add_note(
                         f"{entry.value} of the installed package {entry.dist and entry.dist.name} "
-                        "was to register kernels for lutjax; "
-                        "without that package lutjax runs without them."
+                        "was to register kernels for lutjax; without that package lutjax runs "
+                        "without them."
                     )
                     self._entry_points = group
                     raise
@@ -1318,8 +1311,7 @@ def names_of(implementation: Implementation) -> tuple[str, ...]:
     if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
         raise TypeError(
             f"implementation is {implementation!r}; expected a name, such as 'xla', a tuple of "
-            "names, or what "
-            "lutjax.tuning.launched returns."
+            "names, or what lutjax.tuning.launched returns."
         )
     return tuple(_parse_name(name) for name in names)
 
@@ -1329,8 +1321,8 @@ def _parse_name(name: str) -> str:
     if platform not in set(Platform) or (slash and backend not in set(Backend)):
         raise ValueError(
             f"unknown implementation {name!r}; the implementations are {', '.join(Platform)}, or "
-            "one of these and "
-            f"the hardware that it runs on, as in 'pallas/tpu': {', '.join(Backend)}."
+            "one of these and the hardware that it runs on, as in 'pallas/tpu': "
+            f"{', '.join(Backend)}."
         )
     return name
 

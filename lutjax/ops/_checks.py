@@ -312,9 +312,8 @@ def capacity(
     needed = farthest if window is None else min(farthest, window)
     fits = needed <= held
     rule = (
-        f"it holds {held} distances, but these lengths need {needed}; pass position parameters "
-        "for all of them, "
-        "a shorter sequence, or a window"
+        f"it holds {held} distances, but these lengths need {needed}; pass position parameters for "
+        "all of them, a shorter sequence, or a window"
     )
     require(fits, op, "positions" if not isinstance(p, Detection) else "position", p, rule)
 

@@ -88,8 +88,8 @@ def keys_seen(
     if sequence_axis not in here:
         raise ValueError(
             f"{op}: sequence_axis is {sequence_axis!r}; it must name an axis of the mesh of a "
-            "jax.shard_map around the call, and "
-            f"there are the axes {here} here. Outside of a shard_map pass whole sequences."
+            f"jax.shard_map around the call, and there are the axes {here} here. Outside of a "
+            "shard_map pass whole sequences."
         )
     n_all: int = n_keys * jax.lax.axis_size(sequence_axis)
     # Partial sums over devices would be rounded one by one, to 16 bits or from integers.

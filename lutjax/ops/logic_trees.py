@@ -365,8 +365,7 @@ def logic_trees(
         )
     _checks.floats(op, "x", x, None, "[inputs, ...]")
     rule = (
-        f"expected [channels * {n_pixels}, ...]: all values of an image of {places.image[0]} "
-        "rows "
+        f"expected [channels * {n_pixels}, ...]: all values of an image of {places.image[0]} rows "
         f"and {places.image[1]} columns"
     )
     _checks.require(x.ndim > 0 and x.shape[0] > 0 and x.shape[0] % n_pixels == 0, op, "x", x, rule)

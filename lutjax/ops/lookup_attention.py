@@ -237,8 +237,7 @@ def lookup_attention(
     *batch, n_queries, n_detectors = query.shape
     n_keys = key.shape[-2]
     rule = (
-        f"expected shape [{', '.join(map(str, batch))}{', ' if batch else ''}keys, "
-        f"{n_detectors}] "
+        f"expected shape [{', '.join(map(str, batch))}{', ' if batch else ''}keys, {n_detectors}] "
         "like query's"
     )
     _checks.require(key.shape == (*batch, n_keys, n_detectors), op, "key", key, rule)

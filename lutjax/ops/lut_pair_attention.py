@@ -218,8 +218,7 @@ def lut_pair_attention(
     n_keys = keys.shape[-2]
     fits = keys.shape == (*batch, n_keys, n_inputs) and keys.dtype == x.dtype
     rule = (
-        f"expected {x.dtype}[{', '.join(map(str, batch))}{', ' if batch else ''}keys, "
-        f"{n_inputs}] "
+        f"expected {x.dtype}[{', '.join(map(str, batch))}{', ' if batch else ''}keys, {n_inputs}] "
         "like x"
     )
     _checks.require(fits, op, "keys", keys, rule)

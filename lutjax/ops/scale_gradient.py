@@ -56,8 +56,7 @@ def scale_gradient(
         len(sizes) == x.ndim and all(n in (1, m) for n, m in zip(sizes, x.shape, strict=True))
     )
     rule = (
-        f"expected a number or an array that broadcasts to x, whose shape is {list(x.shape)}, "
-        "and "
+        f"expected a number or an array that broadcasts to x, whose shape is {list(x.shape)}, and "
         "has as many axes"
     )
     _checks.require(fits, "scale_gradient", "factor", factor, rule)

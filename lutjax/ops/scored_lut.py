@@ -145,8 +145,7 @@ def scored_lut(
         if getattr(weights, "dtype", None) == np.int8:
             raise TypeError(
                 f"{op}: weights is {_checks.describe(weights)}; tables of integers need their "
-                "scale: pass the "
-                "lutjax.QuantizedTables that lutjax.quantize_tables returns."
+                "scale: pass the lutjax.QuantizedTables that lutjax.quantize_tables returns."
             )
         _checks.table(op, weights, n_detectors, n_comparisons, "anchors")
         weights = as_jax(weights)

@@ -37,8 +37,7 @@ def unfit_packages() -> str | None:
     if jax_triton >= (0, 4) and triton < (3, 7):
         return (
             f"jax-triton {importlib.metadata.version('jax-triton')} needs triton 3.7 or newer, "
-            "found "
-            f"{importlib.metadata.version('triton')}; jax-triton 0.3.1 works with it"
+            f"found {importlib.metadata.version('triton')}; jax-triton 0.3.1 works with it"
         )
     # The kernels run only in a jax with a CUDA plugin.
     if not any(importlib.util.find_spec(f"jax_cuda{n}_plugin") for n in (12, 13)):

@@ -68,8 +68,8 @@ class RowTile:
         if size > most:
             raise ValueError(
                 f"{self.config}: a tile of {self.rows} rows and {self.outputs} outputs takes "
-                f"{size} bytes; the shared "
-                f"memory of {self.device.kind} holds {most}. Choose fewer rows or outputs."
+                f"{size} bytes; the shared memory of {self.device.kind} holds {most}. Choose fewer "
+                "rows or outputs."
             )
 
     @property

@@ -27,8 +27,7 @@ class Measured:
     def __str__(self) -> str:
         return (
             f"little to gain: for {self.shape} ({self.row}) on an H200, Triton takes "
-            f"{self.microseconds} us, and the "
-            f"memory traffic at least {self.limit} us"
+            f"{self.microseconds} us, and the memory traffic at least {self.limit} us"
         )
 
 

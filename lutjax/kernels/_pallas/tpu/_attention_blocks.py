@@ -326,15 +326,14 @@ def unsupported(request: Request) -> str | None:
     if needed > tpu.vmem * 7 // 8:
         return (
             f"weights: a detector's table {list(call.weights.shape[1:])} and what belongs to it "
-            "take "
-            f"{needed / 2**20:.0f} MiB of vector memory, of which a TPU {tpu.name} has "
+            f"take {needed / 2**20:.0f} MiB of vector memory, of which a TPU {tpu.name} has "
             f"{tpu.vmem / 2**20:.0f}"
         )
     if plan.pair_bytes > _MOST_DISTANCES:
         return (
-            f"query, key: {plan.n_queries} queries and {plan.n_keys} keys have too many "
-            "distances: those of all pairs "
-            f"take {plan.pair_bytes / 2**20:.0f} MiB, more than {_MOST_DISTANCES / 2**20:.0f}"
+            f"query, key: {plan.n_queries} queries and {plan.n_keys} keys have too many distances: "
+            f"those of all pairs take {plan.pair_bytes / 2**20:.0f} MiB, more than "
+            f"{_MOST_DISTANCES / 2**20:.0f}"
         )
     return None
 

@@ -138,6 +138,5 @@ def slower(request: Request) -> str | None:
         return None
     return (
         f"plain JAX gathers the rows of at most {_FEW_WIRES} wires a gate faster in half of the "
-        "vector memory, here "
-        f"{places} and {filled / memory:.0%}"
+        f"vector memory, here {places} and {filled / memory:.0%}"
     )

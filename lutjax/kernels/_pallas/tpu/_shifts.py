@@ -119,8 +119,7 @@ def unsupported(request: Request) -> str | None:
     if shifts.lanes > fitting:
         return (
             f"weights is {list(call.weights.shape)}: with {shifts.stride} places a detector's "
-            "table and sums need "
-            f"{shifts.lanes} lanes, {fitting} fit the memory of the chip"
+            f"table and sums need {shifts.lanes} lanes, {fitting} fit the memory of the chip"
         )
     return None
 

@@ -59,8 +59,7 @@ def unsupported(request: Request) -> str | None:
     if isinstance(request.call, SparseLookup) and math.prod(shape) > _WHOLE:
         return (
             f"reads the whole table, zeros too: {list(shape)} is larger than the {_WHOLE} numbers "
-            "that it makes of a "
-            "sparse one"
+            "that it makes of a sparse one"
         )
     return None
 
@@ -79,8 +78,7 @@ def slower(request: Request) -> str | None:
             )
         return (
             f"gathers are faster: tables of {list(shape)} do not fit vector memory, and one-hot "
-            "matrices of "
-            f"{shape[1]} rows are slow"
+            f"matrices of {shape[1]} rows are slow"
         )
     if step is not None:
         # Plain JAX moves rows of float32 tables by products where their updates may be added one by
