@@ -1,4 +1,6 @@
-"""Attention with a block mask: `python benchmarks/attention.py [--length 4096] [--share 0.1] [--implementation xla]`.
+"""Attention with a block mask.
+
+Run `python benchmarks/attention.py [--length 4096] [--share 0.1] [--implementation xla]`.
 
 One sequence, 64 detectors with 6 query, 6 key and 4 position bits, 32 inputs and outputs. The mask
 keeps a share of the causal 64 x 64 blocks. Medians over many calls in one compiled loop.

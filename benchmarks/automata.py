@@ -1,4 +1,6 @@
-"""Cellular automata by seed, on pictures, and in time: `python benchmarks/automata.py life --seeds 0 1 2 [--set FIELD=VALUE ...]`.
+"""Cellular automata by seed, on pictures, and in time.
+
+Run `python benchmarks/automata.py life --seeds 0 1 2 [--set FIELD=VALUE ...]`.
 
 Each seed is trained separately (`--set runs=1` is the default) until three consecutive tests find
 no wrong bit, as in `lutjax train ca`. The best hard automaton is tested every `eval_every` steps on
@@ -38,7 +40,10 @@ from lutjax.training.presets import EXPERIMENTS
 
 Row = dict[str, Any]
 FIELDS = {"experiment": str, "seed": int, "device": str, "versions": str, "date": str, "steps": int, "first": int, "wrong": float}  # fmt: skip
-"""Fields of a row. `first`: steps before the first test without a wrong bit, or -1. `wrong`: fewest wrong bits."""
+"""Fields of a row.
+
+`first`: steps before the first test without a wrong bit, or -1. `wrong`: fewest wrong bits.
+"""
 
 
 def read(path: Path) -> list[Row]:

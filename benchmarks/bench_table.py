@@ -1,4 +1,6 @@
-"""Implementations side by side in Markdown, from `lutjax bench --csv` files: `python benchmarks/bench_table.py FILE ...`.
+"""Implementations side by side in Markdown, from `lutjax bench --csv` files.
+
+Run `python benchmarks/bench_table.py FILE ...`.
 
 Rows in later files replace rows with the same shape, dtype and direction.
 """

@@ -1,4 +1,6 @@
-"""Figures on the pages under "Choose", measured on a CPU in about two minutes: `python benchmarks/choose.py [TABLE ...]`.
+"""Figures on the pages under "Choose", measured on a CPU in about two minutes.
+
+Run `python benchmarks/choose.py [TABLE ...]`.
 
 The rows go into ``docs/benchmarks/choose.json`` with machine, versions and date.
 """
@@ -32,7 +34,10 @@ STEPS, BATCH = 400, 128
 LONGER = 2000
 """Steps of gate networks, tested in hard mode."""
 MEAN, DEVIATION = 0.3, 0.38
-"""Mean and standard deviation of all pixels in [0, 1]. Normalized inputs give margins of about 1, as reads expect."""
+"""Mean and standard deviation of all pixels in [0, 1].
+
+Normalized inputs give margins of about 1, as reads expect.
+"""
 
 
 # ---------------------------------------------------------------------------------------- measuring

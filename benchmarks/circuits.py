@@ -1,4 +1,6 @@
-"""Accuracy against hardware for scikit-learn's digits: `python benchmarks/circuits.py [--runs FOLDER] [--only NAME ...]`.
+"""Accuracy against hardware for scikit-learn's digits.
+
+Run `python benchmarks/circuits.py [--runs FOLDER] [--only NAME ...]`.
 
 Trains networks with and without a gate cost, with narrow last layers, and with votes reduced by
 trained tables, on some splits. Runs stay in a folder, so a second call only measures. Rows contain

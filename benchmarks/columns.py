@@ -1,4 +1,6 @@
-"""Accuracy on columns and digits over five seeded splits: `python benchmarks/columns.py --adult adult.npz [--only NAME ...]`.
+"""Accuracy on columns and digits over five seeded splits.
+
+Run `python benchmarks/columns.py --adult adult.npz [--only NAME ...]`.
 
 Adult has its own test part. Split s holds out a stratified fifth of the training rows, sampled with
 seed s, and trains on the rest; the hard network is tested once, on the test part, after the last

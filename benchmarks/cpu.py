@@ -1,4 +1,6 @@
-"""Native kernels next to plain JAX on this CPU: `python benchmarks/cpu.py [--only NAME ...] [--write]`.
+"""Native kernels next to plain JAX on this CPU.
+
+Run `python benchmarks/cpu.py [--only NAME ...] [--write]`.
 
 Calls of both implementations alternate in one process, on the same arrays; a Markdown table shows
 the medians. Machines differ, and are shared: `taskset -c 0,1` selects the cores. `--growth --png

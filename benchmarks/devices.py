@@ -1,4 +1,6 @@
-"""Training on 1, 2, 4, ... devices of this host: `python benchmarks/devices.py [--only NAME ...] [--large GB]`.
+"""Training on 1, 2, 4, ... devices of this host.
+
+Run `python benchmarks/devices.py [--only NAME ...] [--large GB]`.
 
 Prints a Markdown table with the time of a step, its speed-up or efficiency relative to one device,
 memory and collectives. Each step runs in two ways: plain `jit` over arrays sharded by
@@ -207,7 +209,10 @@ class Gates:
     readers: bool = True
 
     def on(self, mesh: Mesh) -> "Gates":
-        """Return layers for a mesh. Fan-out lists contain gates of all devices, so sharded gates have none."""
+        """Return layers for a mesh.
+
+        Fan-out lists contain gates of all devices, so sharded gates have none.
+        """
         return dataclasses.replace(self, readers=mesh.shape["detectors"] == 1)
 
     def params(self, key: Any) -> Any:

@@ -1,4 +1,6 @@
-"""Feed-forward layers of a GPT at equal steps or seconds: `python benchmarks/feed_forward.py --text FILE --seeds 0,1,2`.
+"""Feed-forward layers of a GPT at equal steps or seconds.
+
+Run `python benchmarks/feed_forward.py --text FILE --seeds 0,1,2`.
 
 Trains `lutjax.models.GPT` with each feed-forward layer on the same batches, and prints a Markdown
 table: losses on the whole test part, averaged over all seeds and for each, at the lowest validation
@@ -79,7 +81,10 @@ class Trials(Run):
         return state, total / count
 
     def run(self, state: Any, first: int, count: int, **trial: Any) -> tuple[Any, float]:
-        """Return the state after some steps of a training, and their mean loss. `trial`: rate, steps and seed."""
+        """Return the state after some steps of a training, and their mean loss.
+
+        `trial`: rate, steps and seed.
+        """
         kinds = {"rate": np.float32, "steps": np.float32, "seed": np.uint32}
         trial = {name: kind(trial[name]) for name, kind in kinds.items()}
         state, loss = self._advance(state, np.int32(first), np.int32(count), self.text, trial)

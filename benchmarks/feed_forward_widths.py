@@ -1,4 +1,7 @@
-"""Table and picture of results of `feed_forward.py --json`, by width: `python benchmarks/feed_forward_widths.py docs/benchmarks/feed_forward.jsonl --picture docs/feed-forward-widths.png`.
+"""Table and picture of results of `feed_forward.py --json`, by width.
+
+Run `python benchmarks/feed_forward_widths.py docs/benchmarks/feed_forward.jsonl --picture
+docs/feed-forward-widths.png`.
 
 Each layer and width uses the learning rate with the lowest validation loss for the first seed.
 `--levers` prints all trainings instead, by their changes relative to the first training of each

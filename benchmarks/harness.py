@@ -124,7 +124,10 @@ def time_calls(
 
 
 def time_in_turns(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, np.ndarray]:
-    """Return the seconds of alternating calls, without the first turn. Alternation cancels clock drift."""
+    """Return the seconds of alternating calls, without the first turn.
+
+    Alternation cancels clock drift.
+    """
     turns = [[_time_once(call) for call in calls.values()] for _ in range(repeats + 1)]
     return dict(zip(calls, np.transpose(turns[1:]), strict=True))
 

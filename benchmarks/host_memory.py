@@ -1,10 +1,16 @@
-"""Host-resident tables next to tables on a device: `python benchmarks/host_memory.py [rows] [kinds] [steps] [decode]`.
+"""Host-resident tables next to tables on a device.
 
-- `rows`: rows per second gathered from and updated in a table of `--gigabytes` by all cores, relative to their copy speed.
-- `kinds`: gather and SGD update times for the same rows of a 0.3 GB table, in NumPy and in each JAX memory kind (`jax.experimental.compute_on`).
-- `steps`: milliseconds per training step of a GPT with 100 M parameters and a host-resident n-gram memory, for several prefetch depths, next to
-  the same GPT with a small table on the device. Depth 0 reads rows inside the step.
-- `decode`: milliseconds per token of `generate` for both, with rows read by the GPU or by the CPU; seconds for pinning the memory.
+Run `python benchmarks/host_memory.py [rows] [kinds] [steps] [decode]`.
+
+- `rows`: rows per second gathered from and updated in a table of `--gigabytes` by all cores,
+  relative to their copy speed.
+- `kinds`: gather and SGD update times for the same rows of a 0.3 GB table, in NumPy and in each JAX
+  memory kind (`jax.experimental.compute_on`).
+- `steps`: milliseconds per training step of a GPT with 100 M parameters and a host-resident n-gram
+  memory, for several prefetch depths, next to the same GPT with a small table on the device. Depth
+  0 reads rows inside the step.
+- `decode`: milliseconds per token of `generate` for both, with rows read by the GPU or by the CPU;
+  seconds for pinning the memory.
 
 Texts are random bytes, so n-grams are spread over all rows. The best of `--repeats` counts.
 """

@@ -1,13 +1,15 @@
-"""Memory traffic of layers over images, and times: `python benchmarks/image_layers.py [--batch 128] [--only ConvLUT] [--time]`.
+"""Memory traffic of layers over images, and times.
+
+Run `python benchmarks/image_layers.py [--batch 128] [--only ConvLUT] [--time]`.
 
 For each layer, the compiled forward pass and step (with the output, and the gradients of input and
 parameters): bytes read and written by all operations, counting each operand and result once,
 relative to two lower bounds:
 
-- required traffic: input, output and parameters forward; in a step these, then input, parameters and output cotangent again for the backward
-  pass, and the two gradients.
-- each array once: input, output, parameters, and in a step their gradients. Layers dominated by parameters cannot reach it, because both passes
-  read them.
+- required traffic: input, output and parameters forward; in a step these, then input, parameters
+  and output cotangent again for the backward pass, and the two gradients.
+- each array once: input, output, parameters, and in a step their gradients. Layers dominated by
+  parameters cannot reach it, because both passes read them.
 
 Cached rereads and the initialization of accumulators are not counted. Nothing runs without
 `--time`. `--apart` separates detection and lookup.
@@ -57,7 +59,10 @@ def layers() -> dict[str, tuple[Callable[[nnx.Rngs], Any], tuple[int, ...]]]:
 
 
 def bytes_moved(text: str) -> int:
-    """Return the bytes read and written by the operations of an optimized program. Loop bodies count once."""
+    """Return the bytes read and written by the operations of an optimized program.
+
+    Loop bodies count once.
+    """
     computations: dict[str, list[str]] = {}
     lines: list[str] = []
     entry = ""

@@ -1,4 +1,6 @@
-"""Accuracy on small images: `python benchmarks/images.py --data mnist5k.npz --rows docs/benchmarks/images.jsonl`.
+"""Accuracy on small images.
+
+Run `python benchmarks/images.py --data mnist5k.npz --rows docs/benchmarks/images.jsonl`.
 
 Trains scikit-learn's logistic regression, random forest and gradient boosting, small CNNs, logic
 trees (`LogicTreeNet`, the hard network) and table convolutions (`ConvLUT`) on five splits, four
@@ -282,7 +284,10 @@ def learners() -> dict[str, Callable[[int], Any]]:
 
 
 def parts(whole: Samples, split: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return training and test image ids for a split. None tests on images outside all test parts."""
+    """Return training and test image ids for a split.
+
+    None tests on images outside all test parts.
+    """
     if split is not None:
         return split_ids(whole.y, split, stratified=True)
     in_test = np.zeros(len(whole.y), bool)

@@ -1,4 +1,6 @@
-"""Time and memory of training steps of logic networks: `python benchmarks/logic_steps.py gates|trees|wirings`.
+"""Time and memory of training steps of logic networks.
+
+Run `python benchmarks/logic_steps.py gates|trees|wirings`.
 
 `gates`: gate layers, by default the larger MNIST network in *Deep Differentiable Logic Gate
   Networks*, 6 layers of 8000 gates over 784 bits.

@@ -147,7 +147,10 @@ class Program:
         return state, clock() - start
 
     def train(self, seed: int, clock: Clock) -> tuple[State, float]:
-        """Return the state after all steps, and their seconds. `seed`: of initial values and batches."""
+        """Return the state after all steps, and their seconds.
+
+        `seed`: of initial values and batches.
+        """
         state, seconds = jax.block_until_ready(self.init(seed)), 0.0
         steps = self.run.training.steps
         for first in range(0, steps, CHUNK):

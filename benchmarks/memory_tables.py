@@ -1,18 +1,25 @@
-"""Published memory tables: `python benchmarks/memory_tables.py {make,open,resident,gather,train,share,larger,beside} --folder DIR`.
+"""Published memory tables.
 
-- `make`: writes a table of `--gigabytes` of random rows in the layout of `--family`: names, dtypes and shapes of the published checkpoint. `--sparse`
-  leaves the rows out of the disk: they read as zeros.
+Run `python benchmarks/memory_tables.py {make,open,resident,gather,train,share,larger,beside}
+--folder DIR`.
+
+- `make`: writes a table of `--gigabytes` of random rows in the layout of `--family`: names, dtypes
+  and shapes of the published checkpoint. `--sparse` leaves the rows out of the disk: they read as
+  zeros.
 - `open`: seconds until a table is open, with its file out of the page cache.
-- `resident`: growth of the resident memory by reads of 1 % and 10 % of the rows, relative to the bytes of these rows.
-- `gather`: microseconds until the 24 rows of one token are on the device, decoded, inside a jitted function with a projection; and milliseconds per batch.
-  Compares a mapped table to a `HostTable` of float32 rows in memory.
+- `resident`: growth of the resident memory by reads of 1 % and 10 % of the rows, relative to the
+  bytes of these rows.
+- `gather`: microseconds until the 24 rows of one token are on the device, decoded, inside a jitted
+  function with a projection; and milliseconds per batch. Compares a mapped table to a `HostTable`
+  of float32 rows in memory.
 - `train`: milliseconds per training step for both, with a prefetch queue.
-- `share`: proportional set size (PSS) of `--processes` servers (`lutjax serve`) of one memory of `--gigabytes`, after `--requests` requests of 64
-  random tokens to each: one copy on the host.
-- `larger`: trains rows for `--steps` steps, kills the process (SIGKILL) at a random step, resumes, and compares all bits to an uninterrupted run.
-- `beside`: milliseconds per training step and per token of `generate` for a GPT whose memory is a sparse table of `--gigabytes` in the layout of
-  Qwen3.8-Flash-Next, relative to the same GPT with a small table on the device. The rows that the
-  text reads are written. Prints JSON lines.
+- `share`: proportional set size (PSS) of `--processes` servers (`lutjax serve`) of one memory of
+  `--gigabytes`, after `--requests` requests of 64 random tokens to each: one copy on the host.
+- `larger`: trains rows for `--steps` steps, kills the process (SIGKILL) at a random step, resumes,
+  and compares all bits to an uninterrupted run.
+- `beside`: milliseconds per training step and per token of `generate` for a GPT whose memory is a
+  sparse table of `--gigabytes` in the layout of Qwen3.8-Flash-Next, relative to the same GPT with a
+  small table on the device. The rows that the text reads are written. Prints JSON lines.
 """
 
 import contextlib
@@ -95,7 +102,10 @@ def make(folder: Path, family: str, gigabytes: float, sparse: bool) -> Path:
 
 
 def write_checkpoint(folder: Path, tensors: dict[str, tuple[str, list[int]]], sparse: bool) -> Path:
-    """Write tensors, and return their file. All of a sparse file but the scale of a table are zeros."""
+    """Write tensors, and return their file.
+
+    All of a sparse file but the scale of a table are zeros.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path, header, at = folder / "model-00001-of-00001.safetensors", dict[str, Any](), 0
     for name, (dtype, shape) in tensors.items():

@@ -1,4 +1,6 @@
-"""Networks on complete data: `python benchmarks/published.py --rows rows.jsonl --fashion-mnist FOLDER --adult adult.npz`.
+"""Networks on complete data.
+
+Run `python benchmarks/published.py --rows rows.jsonl --fashion-mnist FOLDER --adult adult.npz`.
 
 Runs `lutjax train classify` with recipes in `lutjax.training.recipes.RECIPES`, and trains
 convolutions of tables (`ConvLUT`). Training images are those of the data, and networks are tested

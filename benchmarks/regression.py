@@ -1,4 +1,6 @@
-"""Errors on numbers over five splits of scikit-learn's diabetes data: `python benchmarks/regression.py [--layers 1280] [--steps 1000]`.
+"""Errors on numbers over five splits of scikit-learn's diabetes data.
+
+Run `python benchmarks/regression.py [--layers 1280] [--steps 1000]`.
 
 The test part of split s is a random fifth of the 442 rows, sampled with seed s, as in `lutjax train
 classify --regression --split s`, which also defines the network settings.

@@ -1,4 +1,6 @@
-"""Profile of a GPT training step on a GPU: `python benchmarks/step_profile.py --preset small --set features=1024`.
+"""Profile of a GPT training step on a GPU.
+
+Run `python benchmarks/step_profile.py --preset small --set features=1024`.
 
 Prints for each feed-forward layer the startup seconds (structure, initial parameters, compilation),
 milliseconds per step, and time and launches per kernel group in a profile. Inputs are random bytes.

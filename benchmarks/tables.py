@@ -1,4 +1,6 @@
-"""Circuits and other learners on tables, five splits each: `python benchmarks/tables.py --data FOLDER --rows FILE`.
+"""Circuits and other learners on tables, five splits each.
+
+Run `python benchmarks/tables.py --data FOLDER --rows FILE`.
 
 `--prepare` first writes the tables to the folder: letter, satellite, shuttle and DNA of the R
 package mlbench and spam of kernlab (`apt-get install r-cran-mlbench r-cran-kernlab`; reading them

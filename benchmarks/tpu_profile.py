@@ -1,4 +1,6 @@
-"""Static profiles of TPU kernels by libtpu's compiler, without a TPU: `python benchmarks/tpu_profile.py`.
+"""Static profiles of TPU kernels by libtpu's compiler, without a TPU.
+
+Run `python benchmarks/tpu_profile.py`.
 
 Requires a separate environment (`pip install -e ".[tpu]"`). Each line shows the sum of the
 compiler's cycle estimates for all operations of a program, also as time at the clock of the chip;
