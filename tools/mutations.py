@@ -37,7 +37,7 @@ MUTATIONS = [
     ("lutjax/reads.py", "    v = jax.nn.sigmoid(-2 * closest * jnp.exp(-scalars[\"log_tau\"]))", "    v = jax.nn.sigmoid(-2 * closest * jnp.exp(scalars[\"log_tau\"]))", "scored or read or ProjectionLUT"),
     ("lutjax/reads.py", "        reads = k >= of.lowest", "        reads = k > of.lowest", "scored or read or powers or ConvLUT or integers"),
     # Dispatch and tables.
-    ("lutjax/dispatch/_batching.py", "                return a.reshape(*a.shape[:axis], size * a.shape[axis + 1], *a.shape[axis + 2 :])", "                return a.swapaxes(axis, axis + 1).reshape(*a.shape[:axis], size * a.shape[axis + 1], *a.shape[axis + 2 :])", "lookup or lut or earlier or pullback or LUT"),
+    ("lutjax/dispatch/_batching.py", "        return a.reshape(*a.shape[:axis], size * a.shape[axis + 1], *a.shape[axis + 2 :])", "        return a.swapaxes(axis, axis + 1).reshape(*a.shape[:axis], size * a.shape[axis + 1], *a.shape[axis + 2 :])", "lookup or lut or earlier or pullback or LUT"),
     ("lutjax/dispatch/_gradient.py", "    return tuple(bool(bits >> i & 1) for i in range(n))", "    return tuple(bool(bits >> i & 1) or i == 0 for i in range(n)) if bits else (False,) * n", "lookup or lut or earlier or pullback"),
     ("lutjax/values/_row_rules.py", "            direction = direction + jnp.asarray(self.weight_decay, rows.dtype) * rows", "            direction = direction - jnp.asarray(self.weight_decay, rows.dtype) * rows", "rule or decay or update or steps"),
     # Values and checks of arguments.

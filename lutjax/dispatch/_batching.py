@@ -39,9 +39,6 @@ def kernel(
     if needs is not None:
         foldable &= all(r is not None for need, r in zip(needs, op.ranks(), strict=True) if need)
 
-    def batch_axis(a: jax.Array, n_mapped: int = 0) -> int:
-        return a.ndim - 1 - n_mapped if op.features_first else 0
-
     run_whole = functools.partial(run_plan, plan, direction, needs)
 
     def run(*args: Any, over: Over = plan.over) -> Any:
@@ -88,40 +85,18 @@ def kernel(
         return map_elements(size, mapped, *_meshes.varying_alike(args))
 
     def map_elements(size: int, mapped: Any, *args: Any) -> Any:
-        leaves, structure = jax.tree.flatten(args)
         is_mapped, is_batched = jax.tree.leaves(mapped), _batched_leaves(*args)
         shared_is_mapped = any(m and not b for m, b in zip(is_mapped, is_batched, strict=True))
         if foldable and not shared_is_mapped:
-
-            def join(a: jax.Array, is_mapped: bool) -> jax.Array:
-                a = a if is_mapped else jnp.broadcast_to(a[None], (size, *a.shape))
-                axis = batch_axis(a, 1)
-                a = jnp.moveaxis(a, 0, axis)
-                return a.reshape(*a.shape[:axis], size * a.shape[axis + 1], *a.shape[axis + 2 :])
-
-            joined = [
-                join(a, m) if b else a
-                for a, m, b in zip(leaves, is_mapped, is_batched, strict=True)
-            ]
-            one = joined[is_batched.index(True)]
-            batch = one.shape[batch_axis(one)] // size
-
-            def split_batch(a: jax.Array) -> jax.Array:
-                axis = batch_axis(a)
-                parts = a.reshape(*a.shape[:axis], size, batch, *a.shape[axis + 1 :])
-                return jnp.moveaxis(parts, axis, 0)
-
-            outputs = jax.tree.map(split_batch, call(*jax.tree.unflatten(structure, joined)))
+            return _run_joined(call, op.features_first, size, is_mapped, is_batched, args)
         # Kernels that stack calls run all of them in one launch.
-        elif plan.stacked or any(spec.stacks for _, spec in plan.choice):
-            outputs = _side_by_side(plan, direction, needs, size, mapped, args)
+        if plan.stacked or any(spec.stacks for _, spec in plan.choice):
+            return _side_by_side(plan, direction, needs, size, mapped, args)
         # JAX maps plain JAX by itself, and cannot map any other kernel.
-        elif all(spec.platform == Platform.XLA for _, spec in plan.choice):
+        if all(spec.platform == Platform.XLA for _, spec in plan.choice):
             in_axes = jax.tree.map(lambda m: 0 if m else None, mapped)
-            outputs = jax.vmap(run, in_axes=in_axes)(*args)
-        else:
-            outputs = _one_by_one(call, args, mapped)
-        return outputs
+            return jax.vmap(run, in_axes=in_axes)(*args)
+        return _one_by_one(call, args, is_mapped)
 
     return call
 
@@ -132,6 +107,35 @@ def _batched_leaves(call: Call, *others: Any) -> list[bool]:
     for n, other in enumerate(others):
         is_batched += [n == 0] * len(jax.tree.leaves(other))
     return is_batched
+
+
+def _run_joined(
+    call: Callable[..., Any],
+    features_first: bool,
+    size: int,
+    is_mapped: list[bool],
+    is_batched: list[bool],
+    args: Any,
+) -> Any:
+    """Return the outputs of one call whose batch also has the mapped axis."""
+
+    def join(a: jax.Array, is_mapped: bool) -> jax.Array:
+        a = a if is_mapped else jnp.broadcast_to(a[None], (size, *a.shape))
+        axis = a.ndim - 2 if features_first else 0
+        a = jnp.moveaxis(a, 0, axis)
+        return a.reshape(*a.shape[:axis], size * a.shape[axis + 1], *a.shape[axis + 2 :])
+
+    leaves, structure = jax.tree.flatten(args)
+    flags = zip(leaves, is_mapped, is_batched, strict=True)
+    joined = [join(a, m) if b else a for a, m, b in flags]
+    one = joined[is_batched.index(True)]
+    batch = one.shape[-1 if features_first else 0] // size
+
+    def split(a: jax.Array) -> jax.Array:
+        axis = a.ndim - 1 if features_first else 0
+        return jnp.moveaxis(a.reshape(*a.shape[:axis], size, batch, *a.shape[axis + 1 :]), axis, 0)
+
+    return jax.tree.map(split, call(*jax.tree.unflatten(structure, joined)))
 
 
 def _side_by_side(
@@ -155,17 +159,12 @@ def _side_by_side(
     return jax.tree.map(lambda a: a.reshape(size, a.shape[0] // size, *a.shape[1:]), outputs)
 
 
-def _one_by_one(call: Callable[..., Any], args: Any, mapped: Any) -> Any:
-    leaves: list[jax.Array]
-    leaves, treedef = jax.tree.flatten(args)
-    is_mapped = jax.tree.leaves(mapped)
+def _one_by_one(call: Callable[..., Any], args: Any, is_mapped: list[bool]) -> Any:
+    leaves, structure = jax.tree.flatten(args)
 
-    def one(slices: list[jax.Array]) -> Any:
+    def run_element(slices: list[jax.Array]) -> Any:
         rest = iter(slices)
-        return call(
-            *jax.tree.unflatten(
-                treedef, [next(rest) if m else a for a, m in zip(leaves, is_mapped, strict=True)]
-            )
-        )
+        arrays = [next(rest) if m else a for a, m in zip(leaves, is_mapped, strict=True)]
+        return call(*jax.tree.unflatten(structure, arrays))
 
-    return jax.lax.map(one, [a for a, m in zip(leaves, is_mapped, strict=True) if m])
+    return jax.lax.map(run_element, [a for a, m in zip(leaves, is_mapped, strict=True) if m])
