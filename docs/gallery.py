@@ -230,7 +230,8 @@ def healing() -> str:
     for first in range(0, run.training.steps, 50):
         state, loss = run.advance(state, first, 50)
         print(
-            f"healing: step {first + 50}, loss {float(np.mean(loss)):.2f}, {run.wrong(state)} wrong",
+            f"healing: step {first + 50}, loss {float(np.mean(loss)):.2f}, "
+            f"{run.wrong(state)} wrong",
             flush=True,
         )
         if first >= 300 and run.wrong(state) == 0:
@@ -307,8 +308,10 @@ def text() -> str:
         },
     }
     lead = (
-        f"{integers.n_values:,} whole numbers in tables, trained for {configs[1].steps} steps on Python's standard library (test loss {loss:.2f} nats a byte). To write a "
-        f"byte it compares numbers, reads rows and adds them, without floating point. {len(program):,} bytes of program."
+        f"{integers.n_values:,} whole numbers in tables, "
+        f"trained for {configs[1].steps} steps on Python's standard library (test loss {loss:.2f} "
+        "nats a byte). To write a byte it compares numbers, reads rows and adds them, "
+        f"without floating point. {len(program):,} bytes of program."
     )
     return _text_page({"lead": lead, **model})
 

@@ -45,7 +45,10 @@ def _number(value: float) -> str:
 def _style() -> str:
     share = 100 / len(SAMPLES)
     rules = [
-        ".lookup text { font: 15px var(--pst-font-family-base, sans-serif); fill: var(--pst-color-text-base, #222); }",
+        (
+            ".lookup text { font: 15px var(--pst-font-family-base, sans-serif); "
+            "fill: var(--pst-color-text-base, #222); }"
+        ),
         ".lookup .code { font-family: var(--pst-font-family-monospace, monospace); }",
         ".lookup .muted { fill: var(--pst-color-text-muted, #666); }",
         ".lookup .frame { stroke: var(--pst-color-border, #bbb); fill: none; }",
@@ -58,7 +61,10 @@ def _style() -> str:
         start = "" if phase == 0 else "0% { opacity: 0 } "
         rules += [
             f".lookup .phase{phase} {{ animation-name: lookup{phase}; }}",
-            f"@keyframes lookup{phase} {{ {start}{share * phase / 5:.2f}% {{ opacity: 1 }} {share:.2f}% {{ opacity: 0 }} }}",
+            (
+                f"@keyframes lookup{phase} {{ {start}{share * phase / 5:.2f}% {{ opacity: "
+                f"1 }} {share:.2f}% {{ opacity: 0 }} }}"
+            ),
         ]
     rules += [
         ".lookup-stop:checked ~ .lookup .phase { animation-play-state: paused; }",
@@ -130,14 +136,18 @@ def _sample(number: int) -> list[str]:
 def draw() -> str:
     """Return the animation with a checkbox to stop it."""
     words = (
-        "A layer with two detectors. Each makes two comparisons of four inputs; their bits select a row of its table; "
-        "the selected rows are added up. Three samples take turns."
+        "A layer with two detectors. Each makes two comparisons of four inputs; "
+        "their bits select a row of its table; the selected rows are added up. "
+        "Three samples take turns."
     )
     parts = [*_layer(), *(part for number in range(len(SAMPLES)) for part in _sample(number))]
     lines = [
         '<div class="lookup-box">',
         f"<style>\n{_style()}\n</style>",
-        '<input type="checkbox" id="lookup-stop" class="lookup-stop"> <label for="lookup-stop">Pause</label>',
+        (
+            '<input type="checkbox" id="lookup-stop" class="lookup-stop"> <label '
+            'for="lookup-stop">Pause</label>'
+        ),
         f'<svg viewBox="0 0 620 290" class="lookup" role="img" aria-label="{words}" width="100%">',
         *parts,
         "</svg>",

@@ -167,7 +167,10 @@ def _describe_hint(hint: Any) -> str:
 def _words_of_one(hint: Any) -> str:
     origin = typing.get_origin(hint) or hint
     if origin in (tuple, collections.abc.Sequence):
-        return f"{_describe_hint((typing.get_args(hint) or (Any,))[0]).removeprefix('a ')}s, as a tuple"
+        return (
+            f"{_describe_hint((typing.get_args(hint) or (Any,))[0]).removeprefix('a ')}s, "
+            "as a tuple"
+        )
     known: dict[Any, str] = {
         int: "a whole number",
         float: "a number",

@@ -125,9 +125,12 @@ def specs(
                 else ""
             )
             raise ValueError(
-                f"sharding.specs: {name} has shape {list(array.shape)}, and its {n} {what} cannot be divided evenly by the {n_devices} "
-                f"devices of the mesh axis {axis!r}. Give that axis {' or '.join(map(str, fitting[-3:]))} devices and the rest to the "
-                f"batch, or choose a number of {what} that is a multiple.{advice}"
+                f"sharding.specs: {name} has shape {list(array.shape)}, "
+                f"and its {n} {what} cannot be divided evenly by the {n_devices} devices "
+                f"of the mesh axis {axis!r}. "
+                f"Give that axis {' or '.join(map(str, fitting[-3:]))} devices "
+                "and the rest to the batch, "
+                f"or choose a number of {what} that is a multiple.{advice}"
             )
         return PartitionSpec(*(axis if i == place else None for i in range(len(array.shape))))
 

@@ -56,12 +56,14 @@ def main() -> None:
             found = instructions_above(path, target)
             if found:
                 wrong.append(
-                    f"{path}: {len(found)} instructions of a level above its own, such as {found[0].strip()}"
+                    f"{path}: {len(found)} instructions of a level above its own, "
+                    f"such as {found[0].strip()}"
                 )
     if wrong:
         raise SystemExit("\n".join(wrong))
     print(
-        f"{len(kernels)} objects of kernels have neither weak symbols nor instructions of higher levels"
+        f"{len(kernels)} objects of kernels have neither weak symbols nor instructions "
+        "of higher levels"
     )
 
 

@@ -86,7 +86,8 @@ def apply(mutation: Mutation, copy: Path) -> str:
     text = path.read_text(encoding="utf-8")
     if text.count(mutation.old) != 1:
         raise ValueError(
-            f"mutate: {mutation.file} has {text.count(mutation.old)} times {mutation.old!r}; it must have it once."
+            f"mutate: {mutation.file} has {text.count(mutation.old)} times {mutation.old!r}; "
+            "it must have it once."
         )
     path.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
     return text

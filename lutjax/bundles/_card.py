@@ -11,7 +11,10 @@ from lutjax import __version__
 from lutjax.bundles._layout import CONFIG, TENSORS, Config
 from lutjax.files.messages import escape_unprintable, in_a_line
 
-LAST = "<!-- Written by lutjax save. Delete this line to keep this file when the model is saved here again. -->"
+LAST = (
+    "<!-- Written by lutjax save. "
+    "Delete this line to keep this file when the model is saved here again. -->"
+)
 """Last line of a generated card, which identifies it."""
 
 MOST_TENSORS = 60
@@ -74,7 +77,10 @@ def _head(name: str, config: Config) -> Iterator[str]:
             f"  - task: {{type: {task}}}",
             f"    dataset: {{name: {json.dumps(_data_name(run))}, type: custom}}",
         )
-        yield f"    metrics: [{{type: {json.dumps(what.partition(',')[0])}, value: {value!r}, name: {json.dumps(f'{what}, after {step} steps')}}}]"
+        yield (
+            f"    metrics: [{{type: {json.dumps(what.partition(',')[0])}, value: {value!r}, name: "
+            f"{json.dumps(f'{what}, after {step} steps')}}}]"
+        )
     yield from ("---", "")
 
 
@@ -84,7 +90,10 @@ def _body(name: str, config: Config) -> Iterator[str]:
         f"{config.n_values:,} numbers in {len(config.tensors)} tensors, {config.n_bytes:,} bytes"
     )
     yield from (
-        f"A `{config.architecture}` of [JAX](https://docs.jax.dev) and lutjax {__version__}: {parameters}.",
+        (
+            f"A `{config.architecture}` of [JAX](https://docs.jax.dev) and lutjax {__version__}: "
+            f"{parameters}."
+        ),
         "",
     )
     if config.model is not None:
@@ -118,7 +127,10 @@ def _run_section(run: Mapping[str, Any]) -> Iterator[str]:
         yield from (
             "## Data",
             "",
-            f"{_text(_data_name(run))}: {source['size']:,} {unit}, SHA-256 `{_text(source['digest'])}`.",
+            (
+                f"{_text(_data_name(run))}: {source['size']:,} {unit}, "
+                f"SHA-256 `{_text(source['digest'])}`."
+            ),
             "",
         )
     yield from (
@@ -185,7 +197,10 @@ def _use(config: Config) -> Iterator[str]:
     )
     yield from ("", "def value(name):", '    scale = about[name]["scale"]')
     yield from (
-        "    return stored[name] if scale is None else stored[name].astype(np.float32) * stored[scale]",
+        (
+            "    return stored[name] if scale is None else stored[name].astype(np.float32) * "
+            "stored[scale]"
+        ),
         "```",
         "",
     )
@@ -199,7 +214,10 @@ def _tensors(config: Config) -> Iterator[str]:
         )
         for name, t in config.tensors.items():
             scaled = f"{t.stored} x `{_text(t.scale)}`" if t.scale else t.stored
-            yield f"| `{_text(name)}` | {_text(t.kind)} | {' x '.join(map(str, t.shape)) or 'one'} | {t.dtype} | {scaled} |"
+            yield (
+                f"| `{_text(name)}` | {_text(t.kind)} | {' x '.join(map(str, t.shape)) or 'one'} | "
+                f"{t.dtype} | {scaled} |"
+            )
         return
     kinds = Counter((t.kind, t.dtype, t.stored) for t in config.tensors.values())
     yield from (

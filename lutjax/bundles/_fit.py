@@ -39,5 +39,6 @@ def fit(bundle: Bundle, wanted: Mapping[Path, Any]) -> None:
         )
         if there != needed:
             raise BundleError(
-                f"the bundle {bundle.folder} does not fit this model: its tensor {format_value(name_of(path))} is {there}; the model's is {needed}."
+                f"the bundle {bundle.folder} does not fit this model: "
+                f"its tensor {format_value(name_of(path))} is {there}; the model's is {needed}."
             )

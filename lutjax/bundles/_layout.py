@@ -99,13 +99,15 @@ class Tensor:
             or name_of(tuple(path)) != name
         ):
             raise ValueError(
-                f"{fields.where}: 'path' is {format_value(path)}; expected the keys that make the name, with dots between them."
+                f"{fields.where}: 'path' is {format_value(path)}; "
+                "expected the keys that make the name, with dots between them."
             )
         if len(shape) > MOST_AXES or not all(
             type(size) is int and 0 <= size < 1 << 48 for size in shape
         ):
             raise ValueError(
-                f"{fields.where}: 'shape' is {format_value(shape)}; expected sizes, at most {MOST_AXES}."
+                f"{fields.where}: 'shape' is {format_value(shape)}; "
+                f"expected sizes, at most {MOST_AXES}."
             )
         dtype, stored = (fields.field(found, field, str) for field in ("dtype", "stored"))
         scale = fields.field(found, "scale", object)
@@ -115,12 +117,14 @@ class Tensor:
         narrower = dtype in FLOATS and shape and stored in TABLE_DTYPES
         if dtype not in CODES or (stored != dtype and not narrower):
             raise ValueError(
-                f"{fields.where} has values of {format_value(dtype)}, stored as {format_value(stored)}; expected one of {', '.join(CODES)}, "
+                f"{fields.where} has values of {format_value(dtype)}, "
+                f"stored as {format_value(stored)}; expected one of {', '.join(CODES)}, "
                 f"stored so or, of a table of floats, as {', '.join(TABLE_DTYPES)}."
             )
         if scale != (scale_of(name) if stored == "int8" and dtype != "int8" else None):
             raise ValueError(
-                f"{fields.where}: 'scale' is {format_value(scale)}; expected the name of its scale where floats are stored as int8, else null."
+                f"{fields.where}: 'scale' is {format_value(scale)}; "
+                "expected the name of its scale where floats are stored as int8, else null."
             )
         return tensor
 
@@ -182,7 +186,8 @@ class Config:
             )
         if found["bundle"] != VERSION:
             raise BundleError(
-                f"{CONFIG} is of version {format_value(found['bundle'])} of bundles; lutjax {__version__} reads version {VERSION}."
+                f"{CONFIG} is of version {format_value(found['bundle'])} of bundles; "
+                f"lutjax {__version__} reads version {VERSION}."
             )
         names = fields.field(found, "architectures", list)
         if len(names) != 1 or not isinstance(names[0], str):
@@ -192,7 +197,8 @@ class Config:
         library = fields.field(found, "library", str)
         if library not in LIBRARIES:
             raise ValueError(
-                f"{CONFIG}: 'library' is {format_value(library)}; expected {' or '.join(LIBRARIES)}."
+                f"{CONFIG}: 'library' is {format_value(library)}; "
+                f"expected {' or '.join(LIBRARIES)}."
             )
         either = {name: fields.field(found, name, object) for name in ("model", "run")}
         for name, value in either.items():

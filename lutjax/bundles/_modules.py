@@ -74,8 +74,9 @@ def refuse_on_host(module: nnx.Module) -> None:
     found = sorted(layers.host_tables_of(module))
     if found:
         raise BundleError(
-            f"the table {found[0]} lies in the memory of the host, and bundles and programs hold arrays of a device alone. Give the folder of the run to "
-            "lutjax generate or serve."
+            f"the table {found[0]} lies in the memory of the host, "
+            "and bundles and programs hold arrays of a device alone. "
+            "Give the folder of the run to lutjax generate or serve."
         )
 
 
@@ -95,8 +96,9 @@ def config_of(module: nnx.Module) -> dict[str, Any] | None:
     for path in sorted({*made, *found}, key=str):
         if made.get(path) != found.get(path):
             raise ValueError(
-                f"save: the array {name_of(path)} of this {name} is not that of its config: it was changed since. Save its arrays, "
-                "nnx.to_pure_dict(nnx.state(model)), instead."
+                f"save: the array {name_of(path)} of this {name} is not that of its config: "
+                "it was changed since. "
+                "Save its arrays, nnx.to_pure_dict(nnx.state(model)), instead."
             )
     fields: dict[str, Any] = config.to_dict()
     return fields
@@ -137,13 +139,15 @@ def model(bundle: Bundle) -> Any:
     assert config.model is not None
     if config.architecture not in CONFIGS and config.architecture not in _layers.LAYERS:
         raise BundleError(
-            f"the bundle {bundle.folder} holds a {format_value(config.architecture)}; the models of this version are {', '.join(CONFIGS)}."
+            f"the bundle {bundle.folder} holds a {format_value(config.architecture)}; "
+            f"the models of this version are {', '.join(CONFIGS)}."
         )
     try:
         empty = _empty_of(bundle, config.model)
     except (KeyError, OverflowError, TypeError, ValueError) as error:  # sizes of no valid model
         raise BundleError(
-            f"the bundle {bundle.folder} cannot be used: its model is no {config.architecture}: {in_a_line(error)}"
+            f"the bundle {bundle.folder} cannot be used: its model is no {config.architecture}: "
+            f"{in_a_line(error)}"
         ) from error
     arrays = _match_values(bundle, empty)
     graph, kept, passing = _split(empty)

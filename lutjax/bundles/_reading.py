@@ -93,7 +93,8 @@ def read(folder: str | os.PathLike[str]) -> Bundle:
     place, size = path / TENSORS, _size(path, TENSORS)
     if size != config.n_bytes:
         raise BundleError(
-            f"the bundle {path} is damaged: {TENSORS} has {size:,} bytes, not {format_value(config.n_bytes)} as {CONFIG} says."
+            f"the bundle {path} is damaged: {TENSORS} has {size:,} bytes, "
+            f"not {format_value(config.n_bytes)} as {CONFIG} says."
         )
     try:
         _check_header(place, size)
@@ -139,7 +140,8 @@ def _size(folder: Path, name: str) -> int:
         ) from None
     if stat.S_ISLNK(found.st_mode):
         raise BundleError(
-            f"the bundle {folder} cannot be read: {name} is a link, which may lead anywhere; copy what it leads to (cp -L)."
+            f"the bundle {folder} cannot be read: {name} is a link, which may lead anywhere; "
+            "copy what it leads to (cp -L)."
         )
     if not stat.S_ISREG(found.st_mode):
         raise BundleError(f"the bundle {folder} cannot be read: {name} is no file.")
@@ -151,7 +153,8 @@ def _check_header(path: Path, size: int) -> None:
         length = int.from_bytes(file.read(8), "little")
     if not 2 <= length <= min(MOST_BYTES, size - 8):
         raise ValueError(
-            f"{TENSORS} has a header of {length:,} bytes; the file has {size:,}, of which at most {MOST_BYTES:,} are one"
+            f"{TENSORS} has a header of {length:,} bytes; "
+            f"the file has {size:,}, of which at most {MOST_BYTES:,} are one"
         )
 
 
@@ -170,5 +173,6 @@ def _check_tensors(file: Any, config: Config) -> None:
         there = tensor.get_dtype(), tuple(tensor.get_shape())
         if there != (code, shape):
             raise ValueError(
-                f"the tensor {format_value(name)} is {there[0]}{list(there[1])} in {TENSORS}, and {code}{list(shape)} in {CONFIG}"
+                f"the tensor {format_value(name)} is {there[0]}{list(there[1])} in {TENSORS}, "
+                f"and {code}{list(shape)} in {CONFIG}"
             )

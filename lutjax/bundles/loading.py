@@ -37,7 +37,8 @@ def load(folder: Path, into: Any = None) -> Any:
         return into
     if bundle.config.model is None:
         raise ValueError(
-            f"load: the bundle {folder} holds the arrays of a {name}, and not the arguments of its constructor; build a {name} and pass it as into=."
+            f"load: the bundle {folder} holds the arrays of a {name}, "
+            f"and not the arguments of its constructor; build a {name} and pass it as into=."
         )
     model = _modules.model(bundle)
     if bundle.config.run is not None:

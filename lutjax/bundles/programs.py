@@ -149,7 +149,8 @@ def programs_of(model: Any) -> dict[str, Program]:
     if isinstance(model, LogicCA):
         return _automaton_programs(model)
     raise BundleError(
-        f"a {type(model).__name__} is no model of lutjax.models, of whose programs is known what they take: export its call by jax.export."
+        f"a {type(model).__name__} is no model of lutjax.models, "
+        "of whose programs is known what they take: export its call by jax.export."
     )
 
 

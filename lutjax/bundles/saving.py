@@ -91,7 +91,8 @@ def save(
     place = Path(folder)
     if table_dtype is not None and table_dtype not in TABLE_DTYPES:
         raise ValueError(
-            f"save: table_dtype is {format_value(table_dtype)}; expected one of {', '.join(TABLE_DTYPES)}, or None for the dtype that they have."
+            f"save: table_dtype is {format_value(table_dtype)}; "
+            f"expected one of {', '.join(TABLE_DTYPES)}, or None for the dtype that they have."
         )
     facts, found = _flatten_model(model, frozenset(tables))
     tensors, arrays = _tensors(found, table_dtype)
@@ -191,7 +192,8 @@ def _tensors(
 def _check_name(name: str, array: Any) -> None:
     if not name.isprintable() or not 0 < len(name) <= MOST_NAME or name == "__metadata__":
         raise ValueError(
-            f"save: an array has the name {format_value(name)}; expected 1 to {MOST_NAME} characters that can be printed, and not __metadata__."
+            f"save: an array has the name {format_value(name)}; "
+            f"expected 1 to {MOST_NAME} characters that can be printed, and not __metadata__."
         )
     dtype = getattr(array, "dtype", None)
     if not isinstance(array, jax.Array | np.ndarray) or str(dtype) not in CODES:
@@ -211,6 +213,6 @@ def _check_place(folder: Path) -> None:
         read_config(folder)
     except BundleError as error:
         raise BundleError(
-            f"{folder} holds {there[0]}, which is of no bundle that this version knows, and would be replaced: choose another folder, or "
-            f"move it away ({error})."
+            f"{folder} holds {there[0]}, which is of no bundle that this version knows, "
+            f"and would be replaced: choose another folder, or move it away ({error})."
         ) from error

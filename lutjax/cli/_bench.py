@@ -108,7 +108,8 @@ def bench(
         without = [shapes.name_of(shape) for shape in chosen if not accumulates(shape)]
         if asked and without:
             raise click.UsageError(
-                f"--accumulate is {scale:g}, but {', '.join(without)} has no sums that take it: leave it or the shape out."
+                f"--accumulate is {scale:g}, but {', '.join(without)} has no sums that take it: "
+                "leave it or the shape out."
             )
         sums = lutjax.FixedPoint(scale)
         chosen = tuple(dataclasses.replace(s, accumulate=sums) for s in chosen if accumulates(s))
@@ -125,8 +126,9 @@ def bench(
     ]
     if not todo:
         raise click.UsageError(
-            f"nothing to measure: on {jax.devices()[0].device_kind} no implementation that was asked for has a kernel "
-            "for these shapes and rows. Leave --implementation or --row out."
+            f"nothing to measure: on {jax.devices()[0].device_kind} no implementation that was "
+            "asked for has a kernel for these shapes and rows. "
+            "Leave --implementation or --row out."
         )
     console = make_console()
     machine = None

@@ -74,8 +74,8 @@ def explain(error: BaseException, *, training: bool) -> str | None:
                 return str(error)
         where = "this machine" if isinstance(error, MemoryError) else "the device"
         advice = (
-            "Checkpoints are intact: continue with --resume on a machine with more memory, or start in another folder with a "
-            "smaller --batch-size or model."
+            "Checkpoints are intact: continue with --resume on a machine with more memory, "
+            "or start in another folder with a smaller --batch-size or model."
             if training
             else "Choose smaller sizes."
         )
@@ -113,7 +113,7 @@ def _explain_missing_device() -> str | None:
         asked = jax.config.jax_platforms  # type: ignore[attr-defined]
         why = str(error).split("(set JAX_PLATFORMS")[0].strip()
         return (
-            f"JAX found no {asked} device{': ' if why else '.'}{why} Set JAX_PLATFORMS to another platform, "
-            "such as cpu, or leave it out."
+            f"JAX found no {asked} device{': ' if why else '.'}{why} Set JAX_PLATFORMS to another "
+            "platform, such as cpu, or leave it out."
         )
     return None

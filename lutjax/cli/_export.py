@@ -139,8 +139,8 @@ def _export_programs(run: Path, folder: Path) -> None:
     for path in written:
         click.echo(f"  {path.name:<11}  {path.stat().st_size:>11,} bytes")
     click.echo(
-        f"Wrote {folder} in {time.perf_counter() - start:.1f} s, for {', '.join(programs.PLATFORMS)}. "
-        f"{programs.ABOUT} describes their inputs."
+        f"Wrote {folder} in {time.perf_counter() - start:.1f} s, "
+        f"for {', '.join(programs.PLATFORMS)}. {programs.ABOUT} describes their inputs."
     )
 
 

@@ -96,7 +96,8 @@ def fpga(
     if not given.exported:
         lut = reporting.FAMILIES[family].lut
         click.echo(
-            f"gates are tables of up to {lut} inputs, as lutjax export --lut {lut} writes them; an export without --lut has other gates"
+            f"gates are tables of up to {lut} inputs, as lutjax export --lut {lut} writes them; "
+            "an export without --lut has other gates"
         )
     click.echo(f"Wrote {target}")
     if settings["layout"] is not None and found.total.unplaced:

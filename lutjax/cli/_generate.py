@@ -145,7 +145,9 @@ def _generate(
         raise parameter_error("--mesh", error) from error
     if model.config.vocab_size != N_BYTES:
         raise FolderError(
-            f"{folder} has {model.config.vocab_size} tokens; generate reads and writes bytes, {N_BYTES} of them. Generate tokens in Python: lutjax.load(folder).generate."
+            f"{folder} has {model.config.vocab_size} tokens; "
+            f"generate reads and writes bytes, {N_BYTES} of them. "
+            "Generate tokens in Python: lutjax.load(folder).generate."
         )
     drawn_by: LanguageModel | Rounded = model
     if integers is not None:

@@ -40,7 +40,10 @@ _IS_FOR = {
     sections={
         "Source": "package",
         "Classifiers": "classes tau bits",
-        "Torchlogix": "parameterization temperature binarization binarization_temperature image padding pool pool_padding",
+        "Torchlogix": (
+            "parameterization temperature binarization binarization_temperature image padding "
+            "pool pool_padding"
+        ),
         "Spiky": "context attention shared_positions",
         "Memories": "layer tokenizer",
     },
@@ -136,7 +139,8 @@ def import_(file: Path, folder: Path, package: str, **options: Any) -> None:
         record = lutjax.convert.convert_memory(file, folder, family=package, **given)
         rows, width = record["base"]["rows"], record["base"]["width"]
         click.echo(
-            f"Converted a memory of {rows:,} rows with {width} elements to {folder}. The table stays in {file}."
+            f"Converted a memory of {rows:,} rows with {width} elements to {folder}. "
+            f"The table stays in {file}."
         )
         return
     needed = "context" if package == "spiky" else "classes"
@@ -152,7 +156,8 @@ def import_(file: Path, folder: Path, package: str, **options: Any) -> None:
     model = PACKAGES[package](lutjax.convert.read(file), **given)
     lutjax.save(model, folder)
     click.echo(
-        f"Converted {_describe_model(model)} to {folder}. Export it with:\n  {_run.command('export', str(folder))}"
+        f"Converted {_describe_model(model)} to {folder}. "
+        f"Export it with:\n  {_run.command('export', str(folder))}"
     )
 
 
@@ -161,9 +166,15 @@ def _describe_model(model: Any) -> str:
 
     config = model.config
     if isinstance(model, LUTTransformer):
-        return f"{config.n_layers} layers of tables over {config.features} numbers, for {config.vocab_size} tokens"
+        return (
+            f"{config.n_layers} layers of tables over {config.features} numbers, "
+            f"for {config.vocab_size} tokens"
+        )
     layers = " + ".join(map(str, config.layers))
     if isinstance(model, LogicTreeNet):
         trees = " + ".join(map(str, config.kernels))
-        return f"{trees} trees and {layers} {config.tables} over {' x '.join(map(str, config.in_shape))} numbers"
+        return (
+            f"{trees} trees and {layers} {config.tables} over "
+            f"{' x '.join(map(str, config.in_shape))} numbers"
+        )
     return f"{layers} {config.kind} over {config.in_features} numbers"

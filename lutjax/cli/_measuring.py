@@ -72,7 +72,10 @@ def shape_option(default: str) -> Callable[..., Any]:
         "asked",
         type=ShapeType("shape", "lutjax.benchmark.shapes:parse"),
         multiple=True,
-        help=f"Name, or sizes such as fc:4096,32,32,16,10; repeatable; 'list' lists all.  [default: {default}]",
+        help=(
+            "Name, or sizes such as fc:4096,32,32,16,10; repeatable; "
+            f"'list' lists all.  [default: {default}]"
+        ),
     )
 
 

@@ -16,7 +16,10 @@ from lutjax.cli._flags import FILE, PATH, Command, echo_error, parameter_error
 @click.option("--out", type=FILE, help="CSV file to write or replace.  [default: standard output]")
 @click.option(
     "--target",
-    help="Column, or array of a .npz file, with labels: print the accuracy.  [default: ignore labels]",
+    help=(
+        "Column, or array of a .npz file, with labels: print the accuracy.  [default: "
+        "ignore labels]"
+    ),
 )
 @click.option(
     "--id",

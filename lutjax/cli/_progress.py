@@ -56,7 +56,10 @@ class Report(Watcher):
         self._done, self._time = last, now
         test = "-" if self._test is None else f"{self._test:.4f}"
         for done, loss in losses:
-            line = f"step {done}/{self._steps}  train {loss:.4f}  {self._measure} {test}  {self._speed(latest)}"
+            line = (
+                f"step {done}/{self._steps}  train {loss:.4f}  {self._measure} {test}  "
+                f"{self._speed(latest)}"
+            )
             line += f"  {_clock(latest * (self._steps - done))} left"
             if self._bar is None:
                 self._console.print(line, highlight=False, soft_wrap=True)

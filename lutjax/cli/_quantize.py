@@ -49,7 +49,8 @@ def quantize(folder: Path, text_path: Path | None) -> None:
 
     before, after = losses
     click.echo(
-        f"test loss: {before:.4f} nats per byte before, {after:.4f} after ({after - before:+.4f}), on {text.name}"
+        f"test loss: {before:.4f} nats per byte before, {after:.4f} after ({after - before:+.4f}), "
+        f"on {text.name}"
     )
     for name, floats, integers in zip(
         ("tables", "model"), deployment.bytes_of(model), deployment.bytes_of(deployed), strict=True
@@ -60,8 +61,9 @@ def quantize(folder: Path, text_path: Path | None) -> None:
     read, wanted = (getattr(one.model, "read", None) for one in (record, deployed_record))
     if read != wanted:
         click.echo(
-            f"The run was trained with --read {read}, and its coefficients and tables are rounded only now. A run trained "
-            f"with --read {wanted} learns with that rounding and deploys without a loss."
+            f"The run was trained with --read {read}, and its coefficients "
+            f"and tables are rounded only now. A run trained with --read {wanted} learns "
+            "with that rounding and deploys without a loss."
         )
     words = ("generate", str(target), "--prompt", experiment.prompt)
     click.echo(f"Wrote {target}. Generate text with:\n  {_run.command(*words)}")

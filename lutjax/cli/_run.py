@@ -220,8 +220,8 @@ def _last_words(error: BaseException) -> str:
     if hosts.is_lost_process(error):
         why = str(error).splitlines()[0]
         return (
-            f"another process of this run ended or cannot be reached ({why}). Checkpoints are intact: continue with --resume on these or "
-            "other processes."
+            f"another process of this run ended or cannot be reached ({why}). "
+            "Checkpoints are intact: continue with --resume on these or other processes."
         )
     if isinstance(error, KeyboardInterrupt):
         return "interrupted."
@@ -431,7 +431,10 @@ def _terminal(out: Path, tensorboard: bool, again: str) -> Any:
         def second_signal(self) -> None:
             # An exception could be swallowed, or be repeated by the checkpoint writers.
             cursor = "\x1b[?25h\r" if self.console.is_terminal else ""
-            text = f"{cursor}Stopped immediately. Checkpoints are intact: if there is one, continue with: {again}\n"
+            text = (
+                f"{cursor}Stopped immediately. "
+                f"Checkpoints are intact: if there is one, continue with: {again}\n"
+            )
             os.write(
                 sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode(errors="replace")
             )

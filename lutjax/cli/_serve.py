@@ -47,7 +47,10 @@ from lutjax.cli._flags import Command, Integer
 @click.option(
     "--block-size",
     type=Integer(1),
-    help="Bytes per cache block; prompts share prefixes (--model lut).  [default: one cache per text]",
+    help=(
+        "Bytes per cache block; prompts share prefixes (--model lut).  [default: "
+        "one cache per text]"
+    ),
 )
 @click.option(
     "--grace", type=Integer(0), default=30, help="Seconds for open requests after a stop signal."

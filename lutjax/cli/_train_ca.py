@@ -17,7 +17,10 @@ from lutjax.training.presets import EXPERIMENTS
     "runs/ca",
     data="experiment path threshold",
     model="channels kernels perception update periodic",
-    optimization="batch_size learning_rate weight_decay size n_steps runs hard_share last_hard_share clip seed",
+    optimization=(
+        "batch_size learning_rate weight_decay size n_steps runs hard_share "
+        "last_hard_share clip seed"
+    ),
 )
 @click.option(
     "--experiment",

@@ -17,13 +17,19 @@ from lutjax.training.recipes import RECIPES, recipe as recipe_of
     "runs/classify",
     data="path target test exclude encoding regression image_size split",
     model="model recipe luts front layers n_thresholds n_inputs tables wiring estimator tau kernels",
-    optimization="batch_size learning_rate weight_decay cooldown thresholds augment gate_cost patience baselines seed",
+    optimization=(
+        "batch_size learning_rate weight_decay cooldown thresholds augment gate_cost patience "
+        "baselines seed"
+    ),
 )
 @click.option(
     "--data",
     "path",
     type=PATH,
-    help=".npz file, table, IDX or CIFAR-10 folder, or image folder.  [default: scikit-learn's digits]",
+    help=(
+        ".npz file, table, IDX or CIFAR-10 folder, or image folder.  [default: "
+        "scikit-learn's digits]"
+    ),
 )
 @click.option("--target", help="Label column.  [default: none]")
 @click.option(
@@ -51,7 +57,10 @@ from lutjax.training.recipes import RECIPES, recipe as recipe_of
     "--recipe",
     type=click.Choice(list(RECIPES)),
     metavar="NAME",
-    help="Sizes and rates of a published or measured network; options override them.  [default: none]",
+    help=(
+        "Sizes and rates of a published or measured network; "
+        "options override them.  [default: none]"
+    ),
 )
 @click.option(
     "--luts", type=Integer(1), help="Circuit size in 6-input tables, within 5 %.  [default: none]"
@@ -170,7 +179,8 @@ def _train_sizes(
         _run.train(kind, chosen.fields, **{**given, "out": place})
         points.append(sizing.measure(place, size))
         click.echo(
-            f"Circuit: {points[-1].lut6:,} LUT6 from inputs to class, {100 * (points[-1].lut6 / size - 1):+.1f} % of {size:,}."
+            f"Circuit: {points[-1].lut6:,} LUT6 from inputs to class, "
+            f"{100 * (points[-1].lut6 / size - 1):+.1f} % of {size:,}."
         )
     if is_front:
         sizing.write_front(out, points, attempts)

@@ -17,8 +17,14 @@ from lutjax.training import presets
     "lutjax.training.lm_config:CONFIGS",
     "runs/lm",
     data="text_path",
-    model="model preset features context n_layers n_heads feed_forward lut_heads lut_tables lut_bits dropout dtype",
-    optimization="batch_size learning_rate optimizer table_optimizer schedule warmup cooldown weight_decay clip seed",
+    model=(
+        "model preset features context n_layers n_heads feed_forward lut_heads lut_tables "
+        "lut_bits dropout dtype"
+    ),
+    optimization=(
+        "batch_size learning_rate optimizer table_optimizer schedule warmup cooldown "
+        "weight_decay clip seed"
+    ),
 )
 @click.option(
     "--text",
@@ -36,7 +42,9 @@ from lutjax.training import presets
     type=click.Choice(
         list(dict.fromkeys(name for each in presets.PRESETS.values() for name in each))
     ),
-    help="Sizes and rates; options override them.  [default: demo, about 2 minutes on two CPU cores]",
+    help=(
+        "Sizes and rates; options override them.  [default: demo, about 2 minutes on two CPU cores]"
+    ),
 )
 @huge_pages_option
 def lm(

@@ -112,7 +112,8 @@ def _document(output: Path) -> "Document":
     if old.device != new.device:
         raise parameter_error(
             "--out",
-            f"{str(output)!r} was measured on {old.device}, this is {new.device}; choose another file.",
+            f"{str(output)!r} was measured on {old.device}, this is {new.device}; "
+            "choose another file.",
         )
     return dataclasses.replace(new, entries=old.entries)
 
@@ -134,7 +135,10 @@ def _table(results: Iterable["Found"]) -> "Table":
             cells = [
                 "" if entry.rule_microseconds is None else f"{entry.rule_microseconds} us",
                 f"{entry.microseconds} us",
-                f"{how.rows} x {how.outputs}, {how.detectors or 'all'} detectors, {how.warps} warps",
+                (
+                    f"{how.rows} x {how.outputs}, {how.detectors or 'all'} detectors, "
+                    f"{how.warps} warps"
+                ),
             ]
         sizes = " ".join(f"{name}={size}" for name, size in asked.sizes.items())
         table.add_row(asked.kernel, sizes, *cells, str(found.measured), str(found.skipped))

@@ -58,8 +58,8 @@ def verify(folder: Path, run: Path | None) -> None:
     passed = sum(proof.passed is True for proof in made)
     seconds = sum(proof.seconds for proof in made)
     click.echo(
-        f"{passed} passed, {len(failed)} failed, {len(made) - passed - len(failed)} skipped, in {seconds:.1f} s. "
-        + proofs.coverage(folder, made)
+        f"{passed} passed, {len(failed)} failed, {len(made) - passed - len(failed)} skipped, "
+        f"in {seconds:.1f} s. " + proofs.coverage(folder, made)
     )
     if failed:
         raise SystemExit(1)
@@ -76,6 +76,7 @@ def export_folder(folder: Path) -> Path:
             return folder / exporting.FOLDER
         if is_bundle(folder) or runs.exists(folder):
             raise FolderError(
-                f"{folder} holds a model without an export; write one first: {_run.command('export', str(folder))}"
+                f"{folder} holds a model without an export; write one first: "
+                f"{_run.command('export', str(folder))}"
             )
     return folder

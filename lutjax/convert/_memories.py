@@ -405,14 +405,23 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     layout, base, arguments = found["layout"], found["base"], found["arguments"]
     files: dict[str, Any] = {part["file"]: part for part in base["parts"]}
     return [
-        f"{found['folder']}: an n-gram memory, converted from {found['family']}, layer {found['layer']}",
+        (
+            f"{found['folder']}: an n-gram memory, converted from {found['family']}, "
+            f"layer {found['layer']}"
+        ),
         f"holds: the small tensors of a {found['class']}: "
         + ", ".join(f"{k} {v}" for k, v in arguments.items()),
-        f"table: {base['rows']:,} rows of {base['width']} elements, {found['codec']}, in {len(files)} files:",
+        (
+            f"table: {base['rows']:,} rows of {base['width']} elements, {found['codec']}, "
+            f"in {len(files)} files:"
+        ),
         *(
             f"  {name}: {part['size']:,} bytes, header {part['header']}"
             for name, part in files.items()
         ),
-        f"layout: {layout['family']}, orders {', '.join(map(str, layout['orders']))}, {layout['heads']} heads, digest {layout['digest']}",
+        (
+            f"layout: {layout['family']}, orders {', '.join(map(str, layout['orders']))}, "
+            f"{layout['heads']} heads, digest {layout['digest']}"
+        ),
         f"vocabulary: {layout['vocabulary'] or 'tokens are not merged'}",
     ]

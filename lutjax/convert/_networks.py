@@ -59,7 +59,8 @@ def classifier(
     )
     if thresholds is None and n_inputs is None and n_before > first_wires.size:
         raise ConversionError(
-            f"{layers[0].name} has {first_wires.size} wires, and the largest is {n_before - 1}: it cannot read all inputs. Say how many there are."
+            f"{layers[0].name} has {first_wires.size} wires, and the largest is {n_before - 1}: "
+            "it cannot read all inputs. Say how many there are."
         )
     wiring, first = [], n_before
     for layer in layers:
@@ -89,8 +90,9 @@ def check_layer(layer: Layer, arity: int, expected: int, n_before: int) -> str:
     n_gates, n = layer.wires.shape
     if n != arity or layer.table.shape != (n_gates, expected):
         raise ConversionError(
-            f"{layer.name} has tables {list(layer.table.shape)} and wires {list(layer.wires.shape)}; expected [{n_gates}, {expected}] of "
-            f"gates with {arity} inputs, as in the first layer."
+            f"{layer.name} has tables {list(layer.table.shape)} "
+            f"and wires {list(layer.wires.shape)}; "
+            f"expected [{n_gates}, {expected}] of gates with {arity} inputs, as in the first layer."
         )
     if not np.isfinite(layer.table).all():
         raise ConversionError(f"{layer.name} has numbers that are not finite.")
@@ -147,7 +149,8 @@ def modules(tensors: Mapping[str, Any], endings: Iterable[str]) -> list[tuple[st
                 {e.rstrip(digits) + "0" * (e[-1] in digits) for e in known if "_export" not in e}
             )
             raise ConversionError(
-                f"the file has the tensor {in_a_line(name, 80)}, which belongs to no layer that can be converted; these have {', '.join(shown)}."
+                f"the file has the tensor {in_a_line(name, 80)}, "
+                f"which belongs to no layer that can be converted; these have {', '.join(shown)}."
             )
         found.setdefault(name.removesuffix(ending).removesuffix("."), {})[ending] = tensor
     return sorted(found.items(), key=lambda item: _natural_sort_key(item[0]))

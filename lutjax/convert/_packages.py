@@ -14,7 +14,11 @@ from lutjax.models import LogicClassifier
 
 Tensors = Mapping[str, Shaped[np.ndarray, "..."]]
 
-SAVED_WIRES = "safetensors.torch.save_file({**model.state_dict(), **{f'{k}.indices': torch.stack(layer.indices) for k, layer in enumerate(model) if hasattr(layer, 'indices')}}, FILE)"
+SAVED_WIRES = (
+    "safetensors.torch.save_file({**model.state_dict(), **{f'{k}.indices': "
+    "torch.stack(layer.indices) for k, layer in enumerate(model) if hasattr(layer, "
+    "'indices')}}, FILE)"
+)
 """Python code that saves a difflogic network with its wires, which its state dict lacks."""
 
 
@@ -104,7 +108,8 @@ def torch_dwn(
             thresholds = np.atleast_2d(np.asarray(parts["thresholds"], np.float32))
             if thresholds.ndim != 2 or not thresholds.size:
                 raise ConversionError(
-                    f"{name}.thresholds has shape {list(thresholds.shape)}; expected [features, thresholds]."
+                    f"{name}.thresholds has shape {list(thresholds.shape)}; "
+                    "expected [features, thresholds]."
                 )
         if "randperm" in parts:
             order = array(name, parts, "randperm", 1)
@@ -118,7 +123,8 @@ def torch_dwn(
             wires = array(name, parts, "mapping", 2)
         if 2**arity != luts.shape[1] or wires.shape != (len(luts), arity):
             raise ConversionError(
-                f"{name} has luts {list(luts.shape)} and a mapping {list(wires.shape)}; expected [tables, 2**inputs] and [tables, inputs]."
+                f"{name} has luts {list(luts.shape)} and a mapping {list(wires.shape)}; "
+                "expected [tables, 2**inputs] and [tables, inputs]."
             )
         layers.append(Layer(name, luts, wires))
     check_some(layers, {"binary"})
@@ -140,7 +146,8 @@ def torch_dwn(
 def _in_order(layer: Layer, order: np.ndarray) -> Layer:
     if not np.array_equal(np.sort(order), np.arange(len(layer.table))):
         raise ConversionError(
-            f"randperm has {len(order)} ids from {order.min()} to {order.max()}; expected each of the {len(layer.table)} tables of {layer.name} once."
+            f"randperm has {len(order)} ids from {order.min()} to {order.max()}; "
+            f"expected each of the {len(layer.table)} tables of {layer.name} once."
         )
     return Layer(layer.name, layer.table[order], layer.wires[order])
 

@@ -17,7 +17,11 @@ from lutjax.models.transformer import ATTENTION
 
 Tensors = Mapping[str, Shaped[np.ndarray, "..."]]
 
-SAVED_ANCHORS = "safetensors.torch.save_file({**model.state_dict(), **{f'{name}._detector_anchors': layer._export_anchors() for name, layer in model.named_modules() if hasattr(layer, '_export_anchors')}}, FILE)"
+SAVED_ANCHORS = (
+    "safetensors.torch.save_file({**model.state_dict(), **{f'{name}._detector_anchors': "
+    "layer._export_anchors() for name, layer in model.named_modules() if hasattr(layer, "
+    "'_export_anchors')}}, FILE)"
+)
 """Python code that saves a spiky network with its anchors, which its state dict lacks."""
 
 _WEIGHTS, _ANCHORS, _POSITIONS = "_weights", "_detector_anchors", "_positional_embeddings"
@@ -231,7 +235,8 @@ def _tables(found: dict[str, dict[str, Any]], name: str, n_outputs: int) -> _Tab
     parts = found.pop(name, {})
     if _WEIGHTS in parts and _ANCHORS not in parts:
         raise ConversionError(
-            f"{name or 'the file'} has no {_ANCHORS}: a state dict of spiky has no anchors. Save them with it: {SAVED_ANCHORS}"
+            f"{name or 'the file'} has no {_ANCHORS}: a state dict of spiky has no anchors. "
+            f"Save them with it: {SAVED_ANCHORS}"
         )
     anchors = array(name, parts, _ANCHORS, 3)
     weights = array(name, parts, _WEIGHTS, 1)
@@ -242,8 +247,10 @@ def _tables(found: dict[str, dict[str, Any]], name: str, n_outputs: int) -> _Tab
         or n_rows * len(anchors) * n_outputs != weights.size
     ):
         raise ConversionError(
-            f"{name or 'the file'} has anchors {list(anchors.shape)} and {weights.size} weights; expected anchors [detectors, pairs, 2], and a power of "
-            f"two of rows of {n_outputs} outputs for each. Layers whose fields are not the whole input and output have none."
+            f"{name or 'the file'} has anchors {list(anchors.shape)} and {weights.size} weights; "
+            "expected anchors [detectors, pairs, 2], and a power of two of rows "
+            f"of {n_outputs} outputs for each. "
+            "Layers whose fields are not the whole input and output have none."
         )
     if not np.isfinite(weights).all():
         raise ConversionError(f"{name or 'the file'} has numbers that are not finite.")
@@ -264,7 +271,8 @@ def _reshape_positions(layer: _Tables, context: int, shared: bool, n_position_bi
     n_found = 0 if layer.positions is None else layer.positions.size
     if n_found != np.prod(shape):
         raise ConversionError(
-            f"{layer.name or 'the file'} has {n_found} numbers for positions; expected {list(shape)}. Check the context, and whether positions are shared."
+            f"{layer.name or 'the file'} has {n_found} numbers for positions; "
+            f"expected {list(shape)}. Check the context, and whether positions are shared."
         )
     positions = layer.positions.reshape(shape) if layer.positions is not None else None
     return dataclasses.replace(layer, positions=positions)
@@ -274,8 +282,8 @@ def _check_shapes(own: _Tables, layer: Any) -> Any:
     made = layer.anchors[...].shape, layer.weights[...].shape
     if made != (own.anchors.shape, own.weights.shape):
         raise ConversionError(
-            f"{own.name or 'the file'} has anchors {list(own.anchors.shape)} and tables {list(own.weights.shape)}; expected "
-            f"{list(made[0])} and {list(made[1])}."
+            f"{own.name or 'the file'} has anchors {list(own.anchors.shape)} "
+            f"and tables {list(own.weights.shape)}; expected {list(made[0])} and {list(made[1])}."
         )
     return layer
 

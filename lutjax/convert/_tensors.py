@@ -64,8 +64,9 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
 def _read_torch(path: Path) -> dict[str, Any]:
     if importlib.util.find_spec("torch") is None:
         raise ModuleNotFoundError(
-            f"{path} is a file of PyTorch, which is not installed here: install it, or save the state dict there by "
-            "safetensors.torch.save_file(model.state_dict(), 'model.safetensors').",
+            f"{path} is a file of PyTorch, which is not installed here: "
+            "install it, or save the state dict there "
+            "by safetensors.torch.save_file(model.state_dict(), 'model.safetensors').",
             name="torch",
         )
     torch: Any = importlib.import_module("torch")
@@ -73,7 +74,8 @@ def _read_torch(path: Path) -> dict[str, Any]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ConversionError(
-            f"{path} cannot be read as tensors alone: PyTorch's loader of weights refuses it. Save a state dict, not a model."
+            f"{path} cannot be read as tensors alone: PyTorch's loader of weights refuses it. "
+            "Save a state dict, not a model."
         ) from error
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ConversionError(f"{path} holds no state dict. Save model.state_dict().")

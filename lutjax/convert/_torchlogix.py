@@ -86,7 +86,8 @@ def torchlogix(
         raise ConversionError(f"parameterization is {parameterization!r}; expected light or warp.")
     if not 0 < binarization_temperature < math.inf:
         raise ConversionError(
-            f"binarization_temperature is {binarization_temperature}; it must be positive and finite."
+            f"binarization_temperature is {binarization_temperature}; "
+            "it must be positive and finite."
         )
     layers: list[Layer] = []
     trees: list[Trees] = []
@@ -112,7 +113,8 @@ def torchlogix(
     if trees or image is not None:
         if not trees or image is None:
             raise ConversionError(
-                "the file has convolutions, and not the size of images: say what it is (image, --image)."
+                "the file has convolutions, and not the size of images: "
+                "say what it is (image, --image)."
                 if trees
                 else "the size of images is given, but the file has no convolutions; leave it out."
             )
@@ -150,8 +152,10 @@ def _trees(name: str, parts: Mapping[str, Any], temperature: float) -> Trees:
         or n_nodes != expected[0][0]
     ):
         raise ConversionError(
-            f"{name} has leaves {list(pixels.shape)} and trees {[list(level.shape) for level in levels]}; expected those of a LogicConv2d: "
-            "leaves [inputs, kernels, places, nodes, 3] and nodes [nodes, kernels, numbers], level by level."
+            f"{name} has leaves {list(pixels.shape)} and trees "
+            f"{[list(level.shape) for level in levels]}; expected those of a LogicConv2d: "
+            "leaves [inputs, kernels, places, nodes, 3] and nodes [nodes, kernels, numbers], "
+            "level by level."
         )
     first = pixels[:, :, :1]
     shifts = pixels[0, 0, :, 0] - pixels[0, 0, 0, 0]  # of positions
@@ -217,6 +221,7 @@ def _select_wires(name: str, parts: Mapping[str, Any]) -> Any:
     candidates = array(name, parts, "connections.indices", 3)
     if candidates.shape != scores.shape:
         raise ConversionError(
-            f"{name}.connections has scores {list(scores.shape)} for candidates {list(candidates.shape)}; expected as many."
+            f"{name}.connections has scores {list(scores.shape)} for candidates "
+            f"{list(candidates.shape)}; expected as many."
         )
     return np.take_along_axis(candidates, scores.argmax(0)[None], 0)[0].T

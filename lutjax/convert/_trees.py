@@ -106,7 +106,8 @@ def tree_net(
     for name, found in sizes.items():
         if len(found) != len(trees):
             raise ConversionError(
-                f"{name} is {getattr(image, name)}; expected one number, or one for each of the {len(trees)} convolutions."
+                f"{name} is {getattr(image, name)}; "
+                f"expected one number, or one for each of the {len(trees)} convolutions."
             )
     height, wide, channels = image.shape
     if thresholds is not None and len(thresholds) != channels:
@@ -167,15 +168,17 @@ def tree_net(
 def _check_tree(tree: Trees, arity: int, expected: int, n_channels: int) -> None:
     if tree.leaves.shape[1] != arity or any(level.shape[2] != expected for level in tree.levels):
         raise ConversionError(
-            f"{tree.name} has trees {[list(level.shape) for level in tree.levels]} over {tree.leaves.shape[1]} inputs; expected {expected} "
-            f"numbers for each node of {arity} inputs, as in the first convolution."
+            f"{tree.name} has trees {[list(level.shape) for level in tree.levels]} over "
+            f"{tree.leaves.shape[1]} inputs; expected {expected} numbers for each node "
+            f"of {arity} inputs, as in the first convolution."
         )
     if not all(np.isfinite(level).all() for level in tree.levels):
         raise ConversionError(f"{tree.name} has numbers that are not finite.")
     least, largest = int(tree.leaves.min()), int(tree.leaves[..., 2].max())
     if least < 0 or largest >= n_channels:
         raise ConversionError(
-            f"{tree.name} has leaves that read channels up to {largest}, and rows, columns and channels from {least}; its channels are 0 to {n_channels - 1}."
+            f"{tree.name} has leaves that read channels up to {largest}, and rows, "
+            f"columns and channels from {least}; its channels are 0 to {n_channels - 1}."
         )
 
 
@@ -189,7 +192,9 @@ def _kernel(tree: Trees, size: tuple[int, int], padding: int) -> int:
     least = max(needed, *(n - tree.stride + 1 for n in largest))
     if least > min(largest):
         raise ConversionError(
-            f"{tree.name} has {tree.places[0]} x {tree.places[1]} places {tree.stride} apart, and leaves in {needed} rows and columns; no square "
-            f"window has that many in an image of {size[0]} x {size[1]} with a padding of {padding}. Check the size of images, padding and pool."
+            f"{tree.name} has {tree.places[0]} x {tree.places[1]} places {tree.stride} apart, "
+            f"and leaves in {needed} rows and columns; no square window has that many in an image "
+            f"of {size[0]} x {size[1]} with a padding of {padding}. "
+            "Check the size of images, padding and pool."
         )
     return least

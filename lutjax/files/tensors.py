@@ -103,7 +103,8 @@ class TensorFile:
         for name, tensor in tensors.items():
             if tensor.offset + tensor.n_bytes > size:
                 raise TensorFileError(
-                    f"{path} is truncated: it has {size:,} bytes, and {in_a_line(name, 100)} ends at {tensor.offset + tensor.n_bytes:,}."
+                    f"{path} is truncated: it has {size:,} bytes, "
+                    f"and {in_a_line(name, 100)} ends at {tensor.offset + tensor.n_bytes:,}."
                 )
         return cls(path, tensors, size, header, mapped)
 
@@ -115,7 +116,8 @@ class TensorFile:
         """
         if name not in self.tensors:
             raise TensorFileError(
-                f"{self.path} has no tensor {name!r}; it has {strict_json.format_names(sorted(self.tensors), 200)}."
+                f"{self.path} has no tensor {name!r}; "
+                f"it has {strict_json.format_names(sorted(self.tensors), 200)}."
             )
         return self.tensors[name]
 
@@ -164,7 +166,8 @@ def _parse_safetensors(file: BinaryIO, size: int) -> dict[str, Tensor]:
             raise ValueError(f"{in_a_line(name, 100)} has no valid position")
         if last - first != tensor.n_bytes:
             raise ValueError(
-                f"{in_a_line(name, 100)} has {last - first:,} bytes; its shape needs {tensor.n_bytes:,}"
+                f"{in_a_line(name, 100)} has {last - first:,} bytes; "
+                f"its shape needs {tensor.n_bytes:,}"
             )
         found[name] = tensor
     return found

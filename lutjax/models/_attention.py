@@ -35,7 +35,10 @@ def unsupported_reason(
         return f"cuDNN needs an NVIDIA GPU of compute capability {_OLDEST_CAPABILITY}.0 or newer"
     largest = 256 if capability >= _HOPPER else 128
     if head_size % 8 or head_size > largest:
-        return f"cuDNN supports heads of multiples of 8 up to {largest} features, and a head has {head_size}"
+        return (
+            f"cuDNN supports heads of multiples of 8 up to {largest} features, "
+            f"and a head has {head_size}"
+        )
     if length is not None and length % 2:
         return f"cuDNN's backward pass supports even lengths, and a sequence has {length} tokens"
     return None

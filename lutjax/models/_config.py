@@ -41,7 +41,8 @@ class Config:
             for size in value if isinstance(value, tuple) else (value,):
                 if isinstance(size, int) and size > MOST_INT:
                     raise ValueError(
-                        f"{where}: {name} is {format_value(value)}; sizes must be at most {MOST_INT} (int32)."
+                        f"{where}: {name} is {format_value(value)}; "
+                        f"sizes must be at most {MOST_INT} (int32)."
                     )
             object.__setattr__(self, name, value)
         check_floats(self, f"{where}: ")
@@ -56,7 +57,8 @@ class Config:
                 < smallest
             ):
                 raise ValueError(
-                    f"{type(self).__name__}: {name} is {getattr(self, name)}; it must be at least {smallest}."
+                    f"{type(self).__name__}: {name} is {getattr(self, name)}; "
+                    f"it must be at least {smallest}."
                 )
 
     def _check_most(self, **most: int) -> None:
@@ -64,7 +66,8 @@ class Config:
         for name, largest in most.items():
             if getattr(self, name) > largest:
                 raise ValueError(
-                    f"{type(self).__name__}: {name} is {getattr(self, name)}; it must be at most {largest}."
+                    f"{type(self).__name__}: {name} is {getattr(self, name)}; "
+                    f"it must be at most {largest}."
                 )
 
     def _check_spec(

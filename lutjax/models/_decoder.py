@@ -277,7 +277,8 @@ def _check_tokens(where: str, tokens: Array) -> None:
     require_array(where, "tokens", tokens)
     if not jnp.issubdtype(tokens.dtype, jnp.integer) or tokens.ndim < 1:
         raise ValueError(
-            f"{where}: tokens is {tokens.dtype}{list(tokens.shape)}; expected integer ids [..., length]."
+            f"{where}: tokens is {tokens.dtype}{list(tokens.shape)}; "
+            "expected integer ids [..., length]."
         )
 
 
@@ -308,7 +309,8 @@ def _pad_prompts(
     for k, text in enumerate(texts):
         if text.ndim != 1 or not text.size or not np.issubdtype(text.dtype, np.integer):
             raise ValueError(
-                f"generate: prompt_tokens[{k}] is {text.dtype}{list(text.shape)}; expected integer ids [tokens], at least one."
+                f"generate: prompt_tokens[{k}] is {text.dtype}{list(text.shape)}; "
+                "expected integer ids [tokens], at least one."
             )
     sizes = np.asarray([text.size for text in texts], np.int32)
     found = np.zeros((len(texts), sizes.max()), np.int32)
@@ -334,7 +336,8 @@ def _check_lengths(prompt: Array, lengths: Array) -> None:
         "generate",
         "lengths",
         lengths,
-        f"prompt_tokens is {list(prompt.shape)}, so expected {list(prompt.shape[:-1])}, one of each text",
+        f"prompt_tokens is {list(prompt.shape)}, so expected {list(prompt.shape[:-1])}, "
+        "one of each text",
     )
     if is_concrete(lengths):
         for at, length in np.ndenumerate(np.asarray(lengths)):

@@ -53,5 +53,6 @@ def check_threshold_gradient(where: str, gradient: str) -> None:
     """Raise ValueError if the threshold gradient is unsupported."""
     if gradient not in GRADIENTS:
         raise ValueError(
-            f"{where}: threshold_gradient is {format_value(gradient)}; expected one of {', '.join(GRADIENTS)}."
+            f"{where}: threshold_gradient is {format_value(gradient)}; "
+            f"expected one of {', '.join(GRADIENTS)}."
         )

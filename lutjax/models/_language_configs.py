@@ -98,8 +98,9 @@ class GPTConfig(Config):
         self._check_sizes(lut_heads=1, lut_tables=1, lut_bits=1)
         if self.features % (2 * self.n_heads):
             raise ValueError(
-                f"GPTConfig: features is {self.features} and n_heads {self.n_heads}; each head needs the same even "
-                f"number of features, so features must be a multiple of {2 * self.n_heads}."
+                f"GPTConfig: features is {self.features} and n_heads {self.n_heads}; "
+                "each head needs the same even number of features, "
+                f"so features must be a multiple of {2 * self.n_heads}."
             )
         check_names(self, "GPTConfig: ")
         if not 0 <= self.dropout < 1:
@@ -123,8 +124,8 @@ class GPTConfig(Config):
             not 0 <= place < self.n_layers for place in places
         ):
             raise ValueError(
-                f"GPTConfig: memory_layers is {places} and n_layers {self.n_layers}; expected different numbers of layers, from 0 to "
-                f"{self.n_layers - 1}."
+                f"GPTConfig: memory_layers is {places} and n_layers {self.n_layers}; "
+                f"expected different numbers of layers, from 0 to {self.n_layers - 1}."
             )
 
     @property
@@ -195,19 +196,21 @@ class GPTConfig(Config):
         assert self.memory_base is not None
         if not os.path.isdir(self.memory_base):
             raise ValueError(
-                f"GPTConfig: memory_base is {format_value(self.memory_base)}; expected a folder written by "
-                "lutjax.convert.convert_memory."
+                f"GPTConfig: memory_base is {format_value(self.memory_base)}; "
+                "expected a folder written by lutjax.convert.convert_memory."
             )
         object.__setattr__(self, "memory_base", os.path.abspath(self.memory_base))
         layout = self._base["layout"]
         if layout.n_tokens != self.vocab_size:
             raise ValueError(
-                f"GPTConfig: memory_base {self.memory_base} has rows for a vocabulary of {layout.n_tokens:,} tokens (layout "
-                f"{layout.digest}) and vocab_size is {self.vocab_size:,}; its rows mean nothing to other tokens."
+                f"GPTConfig: memory_base {self.memory_base} has rows for a vocabulary "
+                f"of {layout.n_tokens:,} tokens (layout {layout.digest}) "
+                f"and vocab_size is {self.vocab_size:,}; its rows mean nothing to other tokens."
             )
         if len(self.memory_layers) != 1:
             raise ValueError(
-                f"GPTConfig: memory_layers is {self.memory_layers}; an imported memory has one table, for one layer."
+                f"GPTConfig: memory_layers is {self.memory_layers}; "
+                "an imported memory has one table, for one layer."
             )
         decided = {
             "memory": True,
@@ -221,7 +224,8 @@ class GPTConfig(Config):
         for name, value in decided.items():
             if getattr(self, name) not in (value, defaults[name]):
                 raise ValueError(
-                    f"GPTConfig: {name} is {getattr(self, name)} and memory_base has {value}; leave {name} out."
+                    f"GPTConfig: {name} is {getattr(self, name)} and memory_base has {value}; "
+                    f"leave {name} out."
                 )
             object.__setattr__(self, name, value)
 
@@ -306,7 +310,8 @@ class LUTTransformerConfig(Config):
         check_names(self, "LUTTransformerConfig: ")
         if not 0 <= self.dropout < 1:
             raise ValueError(
-                f"LUTTransformerConfig: dropout is {self.dropout}; it must be at least 0 and below 1."
+                f"LUTTransformerConfig: dropout is {self.dropout}; "
+                "it must be at least 0 and below 1."
             )
         if self.memory == "counts" and (self.n_position_bits or self.attention != "concatenated"):
             raise ValueError(
@@ -374,6 +379,7 @@ class LUTTransformerConfig(Config):
         for what, names in (("unknown", set(fields) - known), ("missing", known - set(fields))):
             if names:
                 raise ValueError(
-                    f"LUTTransformerConfig: {what} fields {sorted(names)}; the fields are {sorted(known)}."
+                    f"LUTTransformerConfig: {what} fields {sorted(names)}; "
+                    f"the fields are {sorted(known)}."
                 )
         return super().from_dict(fields)

@@ -42,7 +42,8 @@ def _check_bits(config: Any, kind: str) -> None:
     check_threshold_gradient(where, config.threshold_gradient)
     if kind == "gates" and config.n_inputs != 2:
         raise ValueError(
-            f"{where}: tables is 'gates' and n_inputs is {config.n_inputs}; gates have 2 inputs. Use 'light'."
+            f"{where}: tables is 'gates' and n_inputs is {config.n_inputs}; gates have 2 inputs. "
+            "Use 'light'."
         )
 
 
@@ -128,7 +129,8 @@ class LogicClassifierConfig(Config):
             raise ValueError(f"{where}: noise is {self.noise}; it must not be negative.")
         if self.regression and self.n_classes != 1:
             raise ValueError(
-                f"{where}: regression is True and n_classes is {self.n_classes}; n_classes must be 1."
+                f"{where}: regression is True and n_classes is {self.n_classes}; "
+                "n_classes must be 1."
             )
         if not math.isfinite(self.scale) or not math.isfinite(self.offset) or not self.scale:
             raise ValueError(
@@ -346,7 +348,8 @@ class LogicTreeNetConfig(Config):
 
         if self.leaves not in LEAVES:
             raise ValueError(
-                f"{where}: leaves is {format_value(self.leaves)}; expected one of {', '.join(LEAVES)}."
+                f"{where}: leaves is {format_value(self.leaves)}; "
+                f"expected one of {', '.join(LEAVES)}."
             )
         for arguments in self.gate_arguments():  # the layers check the rest
             (LogicGatesSpec if self.tables == "gates" else SoftLUTSpec)(**arguments)

@@ -197,14 +197,16 @@ class Slots:
         tokens = np.asarray(prompt)
         if tokens.ndim != 1 or not tokens.size or not np.issubdtype(tokens.dtype, np.integer):
             raise ValueError(
-                f"Slots: prompt is {tokens.dtype}{list(tokens.shape)}; expected integer ids [tokens], at least one."
+                f"Slots: prompt is {tokens.dtype}{list(tokens.shape)}; "
+                "expected integer ids [tokens], at least one."
             )
         temperature = self._temperature if temperature is None else temperature
         check_temperature("Slots", temperature)
         key = typed_key("Slots", key)
         if key.shape != () or key.dtype != self._keys.dtype:
             raise ValueError(
-                f"Slots: key is {key.dtype}{list(key.shape)}; expected one key, {self._keys.dtype}[]."
+                f"Slots: key is {key.dtype}{list(key.shape)}; "
+                f"expected one key, {self._keys.dtype}[]."
             )
         if not self.free:
             raise ValueError(f"Slots: all {self.n_slots} slots have a text; let one leave first.")

@@ -287,7 +287,8 @@ class LogicCA(nnx.Module):
         require_array(where, "state", state)
         if state.ndim < 3 or state.shape[-1] != self.config.channels:
             raise ValueError(
-                f"{where}: state has shape {list(state.shape)}; expected [..., height, width, {self.config.channels}]."
+                f"{where}: state has shape {list(state.shape)}; "
+                f"expected [..., height, width, {self.config.channels}]."
             )
         for name, number in (("n_steps", n_steps), ("keep_every", keep_every)):
             if operator.index(number) < 0:

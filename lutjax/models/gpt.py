@@ -116,7 +116,8 @@ class GPT(Decoder):
         if self.config.memory:
             if tokens is None:
                 raise ValueError(
-                    "GPT: vectors alone do not say which rows of the memory to read; give their tokens."
+                    "GPT: vectors alone do not say which rows of the memory to read; "
+                    "give their tokens."
                 )
             tokens = jnp.clip(jnp.asarray(tokens), 0, self.config.vocab_size - 1)
         if decode and self.cache_index is None:

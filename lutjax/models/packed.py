@@ -116,7 +116,8 @@ class PackedClassifier(Packed, WithCircuit):
         n_bits = self.config.n_encoded * max(self.config.n_thresholds, 1)
         if words.ndim != 2 or words.shape[0] != n_bits:
             raise ValueError(
-                f"PackedClassifier: words has shape {list(words.shape)}; expected [{n_bits}, words]."
+                f"PackedClassifier: words has shape {list(words.shape)}; "
+                f"expected [{n_bits}, words]."
             )
         if self.config.regression:
             last = lutjax.unpack_bits(self.last_words(words), 32 * words.shape[1])
@@ -173,7 +174,8 @@ def outputs_of(config: Any, outputs: str | None) -> tuple[str | None, dict[str, 
         return outputs, {}
     if outputs == "class":
         raise ValueError(
-            "circuits.from_model: outputs is 'class', but the model is a regression. Use 'votes' or 'bits'."
+            "circuits.from_model: outputs is 'class', but the model is a regression. "
+            "Use 'votes' or 'bits'."
         )
     facts = {
         "kind": "regression",

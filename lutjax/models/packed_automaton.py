@@ -68,7 +68,8 @@ class PackedAutomaton:
         channels = self.circuit.n_outputs
         if state.ndim < 3 or state.shape[-1] != channels:
             raise ValueError(
-                f"PackedAutomaton: state has shape {list(state.shape)}; expected [..., height, width, {channels}]."
+                f"PackedAutomaton: state has shape {list(state.shape)}; "
+                f"expected [..., height, width, {channels}]."
             )
         bits = jnp.moveaxis(jnp.asarray(state).astype(bool), -1, 0)
         words = self.steps(pack_bits(bits), state.shape[-2], n_steps)
@@ -94,8 +95,9 @@ class PackedAutomaton:
             or words.shape[-1] != -(-width // 32)
         ):
             raise ValueError(
-                f"PackedAutomaton: words has shape {list(words.shape)}; expected [{self.circuit.n_outputs}, ..., height, {-(-width // 32)}] "
-                f"for {width} columns."
+                f"PackedAutomaton: words has shape {list(words.shape)}; "
+                f"expected [{self.circuit.n_outputs}, ..., height, "
+                f"{-(-width // 32)}] for {width} columns."
             )
         if operator.index(n_steps) < 0:
             raise ValueError(f"PackedAutomaton: n_steps is {n_steps}; it must not be negative.")

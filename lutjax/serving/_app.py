@@ -76,7 +76,8 @@ def application(model: Any, name: str = "lutjax", limits: Limits | None = None) 
         server = _MemoryServer(model, name, limits)
     else:
         raise ValueError(
-            f"application: model is a {type(model).__name__}; only text models, classifiers and imported memories are served."
+            f"application: model is a {type(model).__name__}; "
+            "only text models, classifiers and imported memories are served."
         )
     return server.application()
 
@@ -159,7 +160,8 @@ class _Server:
                 if size > self.limits.body:
                     raise RequestError(
                         413,
-                        f"the body has more than {self.limits.body:,} bytes, the limit of this server.",
+                        f"the body has more than {self.limits.body:,} bytes, "
+                        "the limit of this server.",
                     )
                 parts.append(part)
         except ClientDisconnect as error:
@@ -358,8 +360,9 @@ class _ClassServer(_CallServer):
         if set(found) not in ({"rows"}, {"columns"}, {"rows", "model"}, {"columns", "model"}):
             raise RequestError(
                 400,
-                f"the body has the fields {format_names(sorted(found), 100) or 'none'}; it must have rows, a list of samples, or columns, an object "
-                "of lists, and nothing else but model.",
+                f"the body has the fields {format_names(sorted(found), 100) or 'none'}; "
+                "it must have rows, a list of samples, or columns, an object of lists, "
+                "and nothing else but model.",
             )
         if found.get("model") not in (None, self.name):
             raise RequestError(404, not_hosted(found["model"], self.name), "model")
@@ -471,7 +474,8 @@ class _MemoryServer(_CallServer):
             if type(token) is not int or not -1 <= token < n_tokens:
                 raise RequestError(
                     400,
-                    f"tokens[{i}] is {format_value(token)}; expected an id from 0 to {n_tokens - 1}, or -1.",
+                    f"tokens[{i}] is {format_value(token)}; "
+                    f"expected an id from 0 to {n_tokens - 1}, or -1.",
                     "tokens",
                 )
         return np.asarray(raw, np.int32)
@@ -504,7 +508,8 @@ class _MemoryServer(_CallServer):
         if raw["layout"] != self._layout.digest:
             raise RequestError(
                 400,
-                f"history is of the layout or vocabulary {format_value(raw['layout'])}, and the memory has {self._layout.digest}.",
+                f"history is of the layout or vocabulary {format_value(raw['layout'])}, "
+                f"and the memory has {self._layout.digest}.",
                 "history",
             )
         parts = {

@@ -79,7 +79,10 @@ def loads(body: bytes) -> dict[str, Any]:
 
 def not_hosted(asked: Any, model: str) -> str:
     """Return the error message for a model not hosted by this server."""
-    return f"model is {strict_json.format_value(asked)}; this server hosts {strict_json.format_value(model)}. Leave it out, or name that one."
+    return (
+        f"model is {strict_json.format_value(asked)}; "
+        f"this server hosts {strict_json.format_value(model)}. Leave it out, or name that one."
+    )
 
 
 _MOST_AXES = 4  # samples: rows, columns and channels of an image
@@ -102,7 +105,8 @@ def check_cells(raw: dict[str, list[Any]] | list[Any], name: str, *, is_table: b
             if len(cells) != len(raw[first]):
                 raise RequestError(
                     400,
-                    f"{name}[{strict_json.format_value(column)}] has {len(cells)} cells, but {name}[{strict_json.format_value(first)}] has {len(raw[first])}; "
+                    f"{name}[{strict_json.format_value(column)}] has {len(cells)} cells, "
+                    f"but {name}[{strict_json.format_value(first)}] has {len(raw[first])}; "
                     "all columns must have as many.",
                     name,
                 )
@@ -122,7 +126,8 @@ def _shape(value: Any, place: str, name: str, is_table: bool) -> tuple[int, ...]
     if place.count("[") >= _MOST_AXES:
         raise RequestError(
             400,
-            f"{place} is {strict_json.format_value(value)}; a sample has at most {_MOST_AXES - 1} axes.",
+            f"{place} is {strict_json.format_value(value)}; "
+            f"a sample has at most {_MOST_AXES - 1} axes.",
             name,
         )
     first: tuple[int, ...] = ()
@@ -133,7 +138,8 @@ def _shape(value: Any, place: str, name: str, is_table: bool) -> tuple[int, ...]
         elif found != first:
             raise RequestError(
                 400,
-                f"{place}[{i}] has {_sizes(found)}, but {place}[0] has {_sizes(first)}; all must have as many.",
+                f"{place}[{i}] has {_sizes(found)}, but {place}[0] has {_sizes(first)}; "
+                "all must have as many.",
                 name,
             )
     return len(value), *first
@@ -193,7 +199,8 @@ class Completion:
             if name in _UNUSED and value not in _UNUSED[name]:
                 raise RequestError(
                     400,
-                    f"{name} is {strict_json.format_value(value)}, which this server does not have; leave it out.",
+                    f"{name} is {strict_json.format_value(value)}, "
+                    "which this server does not have; leave it out.",
                     name,
                 )
             if name not in _UNUSED and name not in _KNOWN:
@@ -218,7 +225,8 @@ class Completion:
         else:
             raise RequestError(
                 400,
-                f"prompt is {strict_json.format_value(prompt)}; expected one text, or the bytes of one.",
+                f"prompt is {strict_json.format_value(prompt)}; "
+                "expected one text, or the bytes of one.",
                 "prompt",
             )
         if not 1 <= len(text) <= limits.prompt:
@@ -234,7 +242,8 @@ class Completion:
         ):
             raise RequestError(
                 400,
-                f"stop is {strict_json.format_value(found['stop'])}; expected up to {_MOST_STOPS} texts of up to {_MOST_STOP} characters.",
+                f"stop is {strict_json.format_value(found['stop'])}; "
+                f"expected up to {_MOST_STOPS} texts of up to {_MOST_STOP} characters.",
                 "stop",
             )
         options = found.get("stream_options") or {}
@@ -272,7 +281,8 @@ def _number(
     if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:
         raise RequestError(
             400,
-            f"{name} is {strict_json.format_value(value)}; expected a number from {least} to {most}.",
+            f"{name} is {strict_json.format_value(value)}; "
+            f"expected a number from {least} to {most}.",
             name,
         )
     number: float | int = value

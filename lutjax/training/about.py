@@ -45,7 +45,8 @@ def facts(folder: Path, *, on_damage: Callable[[str], None] = checkpoints.warn) 
         _check(meta)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"the record of the run in {folder} is damaged, or of another version: {in_a_line(error)}"
+            f"the record of the run in {folder} is damaged, or of another version: "
+            f"{in_a_line(error)}"
         ) from error
     for line in runs.list_changed_files(folder):
         on_damage(line)
@@ -116,7 +117,10 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
         source = f"a run of {command}" if "training" in found else "a model without a run"
         said = [
             f"{found['folder']}: a bundle of {source}",
-            f"holds: a {bundle['model']} of {bundle['values']:,} values in {bundle['tensors']} tensors, {bundle['bytes']:,} bytes",
+            (
+                f"holds: a {bundle['model']} of {bundle['values']:,} values "
+                f"in {bundle['tensors']} tensors, {bundle['bytes']:,} bytes"
+            ),
         ]
     if "training" not in found:
         return [*said, f"model: {_fields(found['model'])}"]
@@ -133,7 +137,8 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
     if form.get("shape"):
         shape, classes = form["shape"], form["classes"]
         said.append(
-            f"samples: {' x '.join(map(str, shape))} numbers, from {form.get('least', 0):g} to {form.get('largest', 0):g}"
+            f"samples: {' x '.join(map(str, shape))} numbers, "
+            f"from {form.get('least', 0):g} to {form.get('largest', 0):g}"
             + ("; images are scaled to this size" if form.get("scaled") else "")
         )
         said.append(
@@ -167,7 +172,10 @@ _MORE = ("baselines", "bigram", "recipe", "test", "exclude", "encoding", "quanti
 
 
 def _source(source: Mapping[str, Any]) -> str:
-    return f"{source.get('path') or 'the default ones'}, {source.get('size')} in all, SHA-256 {str(source.get('digest'))[:16]}..."
+    return (
+        f"{source.get('path') or 'the default ones'}, {source.get('size')} in all, "
+        f"SHA-256 {str(source.get('digest'))[:16]}..."
+    )
 
 
 def _fields(values: Mapping[str, Any]) -> str:

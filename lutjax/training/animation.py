@@ -89,7 +89,10 @@ def film(
     shown = states[..., : expected.shape[-1]]
     wrong = (shown != expected)[..., list(run.compared)].any(-1).sum((1, 2))
     captions = [
-        f"step {number} of {n_steps}: {count} of {size * size} cells {'are' if count != 1 else 'is'} different"
+        (
+            f"step {number} of {n_steps}: "
+            f"{count} of {size * size} cells {'are' if count != 1 else 'is'} different"
+        )
         for number, count in enumerate(wrong)
     ]
     return {

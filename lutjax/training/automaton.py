@@ -93,7 +93,8 @@ class Run(ModelRun[LogicCA]):
         n_shown = 1 if target is None else len(target)
         if max(training.loss_channels, default=0) >= n_shown:
             raise ValueError(
-                f"loss_channels is {training.loss_channels}; target channels are 0 to {n_shown - 1}."
+                f"loss_channels is {training.loss_channels}; "
+                f"target channels are 0 to {n_shown - 1}."
             )
         self.config, self.training, self.target = model, training, target
         self.optimizer = optax.chain(
@@ -125,7 +126,8 @@ class Run(ModelRun[LogicCA]):
                 )
             if hosts.count() > 1:
                 raise ValueError(
-                    f"runs is {self.training.runs}; {hosts.count()} processes share a single run. Use runs=1."
+                    f"runs is {self.training.runs}; {hosts.count()} processes share a single run. "
+                    "Use runs=1."
                 )
             return
         super().divide(asked)

@@ -61,7 +61,8 @@ class TrainingConfig(Training):
             or min(self.loss_channels, default=0) < 0
         ):
             raise ValueError(
-                f"loss_channels is {self.loss_channels}; expected distinct channel numbers from 0 on."
+                f"loss_channels is {self.loss_channels}; "
+                "expected distinct channel numbers from 0 on."
             )
         if self.start not in STARTS:
             raise ValueError(f"start is {self.start!r}; the known ones are {', '.join(STARTS)}.")

@@ -82,8 +82,10 @@ class Automaton(Experiment):
         training, config = self.record.training, self.run.config
         several = f"{training.runs} runs of " if training.runs > 1 else ""
         return (
-            f"{training.experiment}: {several}{config.n_gates} gates, {training.steps} steps of {training.batch_size} grids of "
-            f"{training.size} x {training.size} cells of {config.channels} bits, {training.n_steps} steps of the automaton,"
+            f"{training.experiment}: {several}{config.n_gates} gates, "
+            f"{training.steps} steps of {training.batch_size} grids "
+            f"of {training.size} x {training.size} cells of {config.channels} bits, "
+            f"{training.n_steps} steps of the automaton,"
         )
 
     @property
@@ -146,10 +148,16 @@ class Automaton(Experiment):
         path.write_text(netlist_json.write(after))
         counts = circuits.count_active_gates(model, n), circuits.count_active_gates(pruned.model, n)
         return [
-            "Active live gates, and those of the circuit of one cell, in which equal gates are one:",
+            (
+                "Active live gates, and those of the circuit of one cell, "
+                "in which equal gates are one:"
+            ),
             f"  {counts[0]:>6} {len(before):>6}  as learned",
-            f"  {counts[1]:>6} {len(after):>6}  with the same last state {'in' if pruned.proved else 'in tests of'} {pruned.where}"
-            f"{': these are all that there are' if pruned.proved else ''}",
+            (
+                f"  {counts[1]:>6} {len(after):>6}  with the same last state "
+                f"{'in' if pruned.proved else 'in tests of'} "
+                f"{pruned.where}{': these are all that there are' if pruned.proved else ''}"
+            ),
             "",
         ]
 
@@ -226,7 +234,10 @@ def checks(run: Run, model: LogicCA) -> list[str]:
         half, steps = training.size // 2, 2 * training.n_steps
         damaged = jnp.asarray(whole).at[:half, :half].set(False)
         lines = [
-            f"a cleared quarter after {steps} steps: {count_wrong_bits(run_model(damaged, steps), target)} bits wrong"
+            (
+                f"a cleared quarter after {steps} steps: "
+                f"{count_wrong_bits(run_model(damaged, steps), target)} bits wrong"
+            )
         ]
         if np.array_equal(run.target, patterns.checkerboard(training.size)):
             # Enlarge by whole squares so that the pattern is the same from each corner.
@@ -234,14 +245,16 @@ def checks(run: Run, model: LogicCA) -> list[str]:
             noise = jax.random.bernoulli(key, shape=(large, large, channels))
             expected = np.moveaxis(patterns.checkerboard(large), 0, -1)
             lines.append(
-                f"{large} x {large} cells, {steps} steps: {count_wrong_bits(run_model(noise, steps), expected)} bits wrong"
+                f"{large} x {large} cells, {steps} steps: "
+                f"{count_wrong_bits(run_model(noise, steps), expected)} bits wrong"
             )
         if run.config.update_rate < 1:
             for rate in (run.config.update_rate / 2, 1):
                 steps = math.ceil(training.n_steps * run.config.update_rate / rate)
                 last = model.with_update_rate(rate)(start, steps, key=key, deterministic=True)
                 lines.append(
-                    f"cells updated with probability {rate:g}, {steps} steps: {count_wrong_bits(last, target)} bits wrong"
+                    f"cells updated with probability {rate:g}, {steps} steps: "
+                    f"{count_wrong_bits(last, target)} bits wrong"
                 )
         return lines
     if training.start == "seed":

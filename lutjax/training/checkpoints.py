@@ -300,8 +300,9 @@ def restore(directory: str | os.PathLike[str], step: int, name: str, template: A
     for key in sorted({*saved, *wanted}):
         if saved.get(key) != wanted.get(key):
             raise CheckpointError(
-                f"the checkpoint {folder} does not fit this model: its array {in_a_line(f'{name}/{key}')} is "
-                f"{_describe_signature(saved.get(key))}, not {_describe_signature(wanted.get(key))}."
+                f"the checkpoint {folder} does not fit this model: "
+                f"its array {in_a_line(f'{name}/{key}')} is {_describe_signature(saved.get(key))}, "
+                f"not {_describe_signature(wanted.get(key))}."
             )
     # Without a sharding Orbax would require the devices of the run that saved.
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -341,7 +342,8 @@ def _content(folder: Path) -> dict[str, Any]:
         raise _damage_error(folder, f"{_META} has changed since it was written")
     if content.get("format") != FORMAT:
         raise CheckpointError(
-            f"the checkpoint {folder} has format {strict_json.format_value(content.get('format'))}; this version reads {FORMAT}."
+            f"the checkpoint {folder} has format "
+            f"{strict_json.format_value(content.get('format'))}; this version reads {FORMAT}."
         )
     try:
         _check(content)
@@ -352,7 +354,8 @@ def _content(folder: Path) -> dict[str, Any]:
     )  # not written by older versions
     if str(step) != folder.name:
         raise CheckpointError(
-            f"the checkpoint {folder} is from step {step}: rename it to {folder.with_name(str(step))}."
+            f"the checkpoint {folder} is from step {step}: "
+            f"rename it to {folder.with_name(str(step))}."
         )
     return dict(content)
 
@@ -363,7 +366,8 @@ def _check(content: Mapping[str, Any]) -> None:
     fields.field(content, "meta", dict)
     if "step" in content and fields.field(content, "step", int) < 0:
         raise ValueError(
-            f"{_META}: 'step' is {strict_json.format_value(content['step'])}; expected a number of steps."
+            f"{_META}: 'step' is {strict_json.format_value(content['step'])}; "
+            "expected a number of steps."
         )
     for name, digest in fields.field(content, "files", dict).items():
         if not isinstance(digest, str) or not _is_inside(name):
@@ -382,7 +386,8 @@ def _check(content: Mapping[str, Any]) -> None:
                 or any(type(size) is not int for size in shape)
             ):
                 raise ValueError(
-                    f"{_META}: the array {strict_json.format_value(f'{name}/{key}')} is {strict_json.format_value(signature)}; expected a dtype and a shape."
+                    f"{_META}: the array {strict_json.format_value(f'{name}/{key}')} is "
+                    f"{strict_json.format_value(signature)}; expected a dtype and a shape."
                 )
 
 

@@ -309,8 +309,8 @@ def _checked_shape(model: Config, train: Samples) -> tuple[int, ...]:
         )
     if shape != wanted or train.n_classes > model.n_classes:
         raise ValueError(
-            f"samples have {' x '.join(map(str, shape))} numbers and {train.n_classes} classes, but {name} is "
-            f"{' x '.join(map(str, wanted))} and n_classes is {model.n_classes}."
+            f"samples have {' x '.join(map(str, shape))} numbers and {train.n_classes} classes, "
+            f"but {name} is {' x '.join(map(str, wanted))} and n_classes is {model.n_classes}."
         )
     return shape
 

@@ -131,7 +131,8 @@ class Classifier(Experiment):
             for name in ("split", "stratified"):
                 if name in fields:
                     raise ValueError(
-                        f"{name} is {fields[name]}, but {data.name} has its own test part. Omit --{name}."
+                        f"{name} is {fields[name]}, but {data.name} has its own test part. "
+                        f"Omit --{name}."
                     )
         of_table = (
             isinstance(data.train, Table) and found is None and config is LogicClassifierConfig
@@ -155,8 +156,8 @@ class Classifier(Experiment):
             if found is None:
                 raise
             raise ValueError(
-                f"{error} The recipe {found.name} has sizes for {found.data}; samples of {data.name} have shape "
-                f"{list(parts.train.shape)}."
+                f"{error} The recipe {found.name} has sizes for {found.data}; "
+                f"samples of {data.name} have shape {list(parts.train.shape)}."
             ) from error
         if small:
             training, remark = _with_gate_cost(made, training, parts.train)
@@ -271,8 +272,9 @@ class Classifier(Experiment):
             tables = zip(model.reducing, model.reduce, strict=True)
             gates += f", whose votes {' and '.join(f'{n} tables of {k}' for n, k in tables)} reduce"
         return (
-            f"on {len(self.train.x)} samples of {self.train.name}, testing on {len(self.test.x)}: {layers} {gates}, "
-            f"{self.run.structure.n_parameters():,} parameters, {training.steps} steps of {training.batch_size} samples"
+            f"on {len(self.train.x)} samples of {self.train.name}, testing on {len(self.test.x)}: "
+            f"{layers} {gates}, {self.run.structure.n_parameters():,} parameters, "
+            f"{training.steps} steps of {training.batch_size} samples"
         )
 
     @property
@@ -305,7 +307,8 @@ class Classifier(Experiment):
         if self.record.training.gate_cost:
             expected, survive = self._gates(state)
             words.append(
-                f"gates of two inputs and votes expected {expected:.0f}; gates that survive {survive}"
+                f"gates of two inputs and votes expected {expected:.0f}; "
+                f"gates that survive {survive}"
             )
         return "; ".join(words)
 
@@ -412,7 +415,8 @@ class Classifier(Experiment):
                 else ""
             )
             lines.append(
-                f"Published: {recipe.published:g} % on {recipe.data} (the recipe {recipe.name}){other}."
+                f"Published: {recipe.published:g} % on {recipe.data} (the recipe "
+                f"{recipe.name}){other}."
             )
         return lines
 
@@ -442,7 +446,10 @@ class Classifier(Experiment):
         if recipe is None or not (what := self._other_data(recipe)):
             return []
         return [
-            f"warning: the recipe {recipe.name} is for {recipe.data}, and these data are {what}: its sizes and rates may not suit them."
+            (
+                f"warning: the recipe {recipe.name} is for {recipe.data}, and these data are {what}: "
+                "its sizes and rates may not suit them."
+            )
         ]
 
     def _other_data(self, recipe: Published) -> str:
@@ -465,8 +472,12 @@ class Classifier(Experiment):
         if soft - hard <= LARGE_GAP:
             return []
         return [
-            f"warning: the hard network, which is the result, is {100 * (soft - hard):.1f} points below the soft one: train with "
-            "--final-temperature 0.1, which ends near the hard network, with --estimator straight_through, which trains it, or for more steps."
+            (
+                "warning: the hard network, which is the result, "
+                f"is {100 * (soft - hard):.1f} points below the soft one: "
+                "train with --final-temperature 0.1, which ends near the hard network, "
+                "with --estimator straight_through, which trains it, or for more steps."
+            )
         ]
 
     def _selected_network(self, state: State) -> list[str]:
@@ -476,12 +487,16 @@ class Classifier(Experiment):
         kept = state.optimizer
         if self.run.regression:
             return [
-                f"Kept: the network after {int(kept.step)} of {self._completed_steps()} steps; on the training part its R2 is the highest, "
-                f"{float(kept.accuracy):.3f}."
+                (
+                    f"Kept: the network after {int(kept.step)} of {self._completed_steps()} steps; "
+                    f"on the training part its R2 is the highest, {float(kept.accuracy):.3f}."
+                )
             ]
         return [
-            f"Kept: the network after {int(kept.step)} of {self._completed_steps()} steps; on the training part it is right most often, "
-            f"{100 * float(kept.accuracy):.1f} %."
+            (
+                f"Kept: the network after {int(kept.step)} of {self._completed_steps()} steps; "
+                f"on the training part it is right most often, {100 * float(kept.accuracy):.1f} %."
+            )
         ]
 
     def _circuit(self, counts: Mapping[str, int | None]) -> str:
@@ -499,8 +514,9 @@ class Classifier(Experiment):
             else "that count the votes and find the class"
         )
         return (
-            f"Circuit: {simplified:,} of {n_gates:,} gates of the layers{trees} survive simplification from bits to bits; an export adds those that "
-            f"compare numbers with thresholds and those {ends}."
+            f"Circuit: {simplified:,} of {n_gates:,} gates of the layers{trees} survive "
+            "simplification from bits to bits; "
+            f"an export adds those that compare numbers with thresholds and those {ends}."
         )
 
     def _draw(self, state: State, path: Path) -> None:

@@ -253,7 +253,8 @@ def check_new(folder: Path, kind: type[Experiment]) -> None:
         raise InUseError(f"{why}: choose another folder.")
     if hosts.call_in_first(lambda: runs.exists(folder)):
         raise InUseError(
-            f"{folder} already holds a checkpoint: continue it (--resume) or choose another folder (--out)."
+            f"{folder} already holds a checkpoint: "
+            "continue it (--resume) or choose another folder (--out)."
         )
     others = hosts.call_in_first(
         lambda: [str(path) for path in runs.existing_outputs(folder, kind.files)]
@@ -339,7 +340,8 @@ def dry_run(experiment: Experiment, show: Show) -> None:
         show.line(line)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     show.line(
-        f"dry run of training {experiment.describe()} on {meshes.describe_devices(experiment.run.mesh)}"
+        f"dry run of training {experiment.describe()} on "
+        f"{meshes.describe_devices(experiment.run.mesh)}"
     )
     show.line(f"parameters: {count:,} ({_size(_bytes(params))})")
     if experiment.run.host_bytes:
@@ -380,8 +382,9 @@ def dry_run(experiment: Experiment, show: Show) -> None:
         step = seconds(count) / count
     steps = experiment.record.training.steps
     show.line(
-        f"time: {1e3 * step:.2f} ms/step, measured in {count} steps; {steps} steps take {_duration(step * steps)}, "
-        f"besides tests, checkpoints and {compiling:.0f} s of compilation"
+        f"time: {1e3 * step:.2f} ms/step, measured in {count} steps; "
+        f"{steps} steps take {_duration(step * steps)}, besides tests, "
+        f"checkpoints and {compiling:.0f} s of compilation"
     )
 
 
@@ -422,13 +425,16 @@ def _with_steps(
     other = np.flatnonzero((taken != scheduled).any(1))
     if other.size:
         show.line(
-            f"goes on to {steps} steps: from here on as a run of {steps} steps does. Steps before depended on the "
-            f"number of steps, too: {other.size} of them, the first of them step {other[0] + 1}, were taken at another "
-            f"{training.scheduled_name} than in a run started with --steps {steps}, so the result is not that of such a run."
+            f"goes on to {steps} steps: from here on as a run of {steps} steps does. "
+            "Steps before depended on the number of steps, too: "
+            f"{other.size} of them, the first of them step {other[0] + 1}, "
+            f"were taken at another {training.scheduled_name} than in a run started "
+            f"with --steps {steps}, so the result is not that of such a run."
         )
     else:
         show.line(
-            f"goes on to {steps} steps; what is learned is what a run started with --steps {steps} learns."
+            f"goes on to {steps} steps; "
+            f"what is learned is what a run started with --steps {steps} learns."
         )
     history = dataclasses.replace(record.history, lengths=[*lengths, (done, steps)])
     return make(dataclasses.replace(record, training=training, history=history))
@@ -460,12 +466,14 @@ def _go_on(experiment: Experiment, folder: Path, done: int, show: Show, stop: lo
         start, first = time.perf_counter(), done
         resumed = f"; resumed after {done} steps" if done else ""
         show.line(
-            f"training {experiment.describe()} on {meshes.describe_devices(experiment.run.mesh)}{resumed}"
+            f"training {experiment.describe()} on "
+            f"{meshes.describe_devices(experiment.run.mesh)}{resumed}"
         )
         if hosts.count() > 1:
             show.line(
-                f"{hosts.count()} processes: where one is lost, the others end within {hosts.LOST_AFTER} s, and --resume goes on with those that "
-                "remain."
+                f"{hosts.count()} processes: where one is lost, "
+                f"the others end within {hosts.LOST_AFTER} s, "
+                "and --resume goes on with those that remain."
             )
         with stop.allow_interrupt():
             state = models.restore(folder, done, experiment.run) if done else experiment.run.init()

@@ -392,15 +392,21 @@ def _classifier_source(
         inputs = _format_of(test) if of_numbers and test is not None else "bits"
         if of_numbers and test is None:
             remarks = (
-                "the circuit reads bits: each is whether a number is above a threshold. --inputs, such as uint8 or fixed12.4, reads the numbers "
-                "and puts the comparisons into the circuit",
+                (
+                    "the circuit reads bits: each is whether a number is above a threshold. "
+                    "--inputs, such as uint8 or fixed12.4, "
+                    "reads the numbers and puts the comparisons into the circuit"
+                ),
             )
     about = _names(model.config, form, inputs, packed)
     circuit = circuit_of(folder, model, inputs=inputs, outputs=outputs, about=about, **tables)
     if test is None:
         x, source = generate_samples(packed, circuit.inputs[0], inputs)
         remarks = (
-            f"the bundle holds no samples: {deployment.VECTORS} has {source}, {len(x):,}, with the answers of the model",
+            (
+                f"the bundle holds no samples: {deployment.VECTORS} has {source}, {len(x):,}, "
+                "with the answers of the model"
+            ),
             *remarks,
         )
     else:
@@ -462,7 +468,10 @@ def _rows_source(
         table = table_of(encoding, taken.random_rows(MOST_VECTORS), name="random rows")
         source = "random rows from seed 0"
         remarks = (
-            f"the bundle holds no samples: {deployment.VECTORS} has {source}, {len(table):,}, with the answers of the model",
+            (
+                f"the bundle holds no samples: {deployment.VECTORS} has {source}, {len(table):,}, "
+                "with the answers of the model"
+            ),
             *remarks,
         )
     else:
@@ -499,7 +508,10 @@ def _rows_source(
     )
 
 
-_READS_ROWS = "the circuit reads table rows, with one port per column; --inputs bits leaves their encoding outside"
+_READS_ROWS = (
+    "the circuit reads table rows, with one port per column; "
+    "--inputs bits leaves their encoding outside"
+)
 
 
 def _experiment(found: ModelFolder) -> Classifier | None:
@@ -658,8 +670,10 @@ def _samples(part: Samples, inputs: str, packed: Packed) -> tuple[np.ndarray, tu
         for x in (part.x, rounded)
     ]
     return rounded, (
-        f"{other.sum():,} of {other.size:,} numbers of the test part are rounded to {inputs}: {100 * right[0]:.2f} % of it are "
-        f"right before, {100 * right[1]:.2f} % after.",
+        (
+            f"{other.sum():,} of {other.size:,} numbers of the test part are rounded to {inputs}: "
+            f"{100 * right[0]:.2f} % of it are right before, {100 * right[1]:.2f} % after."
+        ),
     )
 
 
@@ -710,7 +724,10 @@ def _automaton_source(
         wrong = int((answer(x) != proofs.life(x)).sum())
         if wrong and record is not None:
             remarks = (
-                f"the automaton is not the Game of Life: {wrong} of {len(x)} neighborhoods are wrong.",
+                (
+                    "the automaton is not the Game of Life: "
+                    f"{wrong} of {len(x)} neighborhoods are wrong."
+                ),
             )
         elif not wrong:
             circuit = dataclasses.replace(circuit, about={**circuit.about, "rule": "life"})

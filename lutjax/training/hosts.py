@@ -80,7 +80,8 @@ def initialize(
         )
     if coordinator is not None and not re.fullmatch(r".+:\d+", coordinator):
         raise ValueError(
-            f"coordinator is {coordinator!r}; it must be host:port of the first process, such as 10.0.0.1:1234."
+            f"coordinator is {coordinator!r}; "
+            "it must be host:port of the first process, such as 10.0.0.1:1234."
         )
     if n_processes is not None and n_processes < 1:
         raise ValueError(f"n_processes is {n_processes}; it must be at least 1.")

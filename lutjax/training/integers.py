@@ -283,7 +283,10 @@ def _losses(
         evaluate = Evaluation(structure_of(one.config), config.context)
         losses.append(evaluate(*models.arrays(one), test, max_windows=lm_runs.EVALUATION_WINDOWS))
     before, after = losses
-    line = f"test loss: {before:.4f} nats per byte before rounding, {after:.4f} after ({after - before:+.4f})"
+    line = (
+        f"test loss: {before:.4f} nats per byte before rounding, "
+        f"{after:.4f} after ({after - before:+.4f})"
+    )
     return {"loss_before": before, "loss_after": after}, line
 
 

@@ -137,7 +137,8 @@ class Run(ModelRun[LanguageModel]):
         self._on_host = {name: table for name, (table, _) in structure.host_tables.items()}
         if self._on_host and training.select_every:
             raise ValueError(
-                f"select_every is {training.select_every}; it must be 0 with memory_placement 'host'."
+                f"select_every is {training.select_every}; "
+                "it must be 0 with memory_placement 'host'."
             )
         if training.memory_depth and not self._on_host:
             raise ValueError(

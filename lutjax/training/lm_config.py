@@ -81,7 +81,8 @@ class TrainingConfig(Training):
         self.check_fractions("warmup", "cooldown")
         if self.batch_size % self.microbatches:
             raise ValueError(
-                f"microbatches is {self.microbatches}; it must divide batch_size, {self.batch_size}."
+                f"microbatches is {self.microbatches}; "
+                f"it must divide batch_size, {self.batch_size}."
             )
         for name in (
             "table_rate", "table_weight_decay", "memory_rate", "memory_weight_decay", "weight_decay", "total_variation"
@@ -97,11 +98,13 @@ class TrainingConfig(Training):
         check_names(self)
         if self.weight_decay and self.optimizer != "adamw":
             raise ValueError(
-                f"weight_decay is {self.weight_decay} and optimizer {self.optimizer!r}; it requires adamw."
+                f"weight_decay is {self.weight_decay} and optimizer {self.optimizer!r}; "
+                "it requires adamw."
             )
         if self.table_optimizer == SAME and self.table_weight_decay:
             raise ValueError(
-                f"table_weight_decay is {self.table_weight_decay}; it requires a row rule, not {SAME!r}."
+                f"table_weight_decay is {self.table_weight_decay}; "
+                f"it requires a row rule, not {SAME!r}."
             )
         if self.select_every and not self.validate:
             raise ValueError(

@@ -150,17 +150,19 @@ class LanguageModel(Experiment):
         text = load_text(path or record.text.path, context=record.model.context)
         if text.digest != record.text.digest:
             raise CheckpointError(
-                f"the run belongs to another text: it was {record.text.size} bytes of "
-                f"{record.text.path or 'the standard library'}, now {text.size} other bytes of {text.name}."
+                f"the run belongs to another text: it was {record.text.size} bytes "
+                f"of {record.text.path or 'the standard library'}, "
+                f"now {text.size} other bytes of {text.name}."
             )
         return cls(record, _run(record, text), text)
 
     def describe(self) -> str:
         training = self.record.training
         return (
-            f"on {self.text.name} ({self.text.size:,} bytes): {self.run.structure.n_parameters():,} parameters, "
-            f"bigram baseline {self.record.bigram:.4f} nats per byte, {training.steps} steps of {training.batch_size} x "
-            f"{self.record.model.context} bytes"
+            f"on {self.text.name} ({self.text.size:,} bytes): "
+            f"{self.run.structure.n_parameters():,} parameters, "
+            f"bigram baseline {self.record.bigram:.4f} nats per byte, "
+            f"{training.steps} steps of {training.batch_size} x {self.record.model.context} bytes"
         )
 
     def speed(self, seconds: float) -> str:
@@ -217,7 +219,10 @@ class LanguageModel(Experiment):
         chosen = state.optimizer
         return [
             line,
-            f"tested after {chosen.step} steps, where the validation loss is lowest: {chosen.loss:.4f}.",
+            (
+                f"tested after {chosen.step} steps, where the validation loss is lowest: "
+                f"{chosen.loss:.4f}."
+            ),
         ]
 
     def _count(self, state: State, path: Path) -> list[str]:

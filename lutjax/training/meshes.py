@@ -111,7 +111,8 @@ def _check(
             else "and the product of the axes must not be above that"
         )
         raise ValueError(
-            f"mesh is {mesh}, so {n_devices} devices; there are {len(devices)} ({devices[0].device_kind}), {rule}."
+            f"mesh is {mesh}, so {n_devices} devices; "
+            f"there are {len(devices)} ({devices[0].device_kind}), {rule}."
         )
     if batch_size % wanted[DATA]:
         raise ValueError(

@@ -95,7 +95,8 @@ def check_kind(folder: Path, wanted: str) -> str:
     if runs.COMMANDS[kind] != runs.COMMANDS[wanted]:
         held, needed = (_NOUNS[runs.COMMANDS[one]] for one in (kind, wanted))
         raise CheckpointError(
-            f"{folder} is a bundle of a {held}; this command takes a {needed}. Use it with lutjax {runs.use(kind, folder)}"
+            f"{folder} is a bundle of a {held}; this command takes a {needed}. "
+            f"Use it with lutjax {runs.use(kind, folder)}"
         )
     return kind
 

@@ -125,7 +125,8 @@ def parse_size(text: str) -> tuple[int, int]:
     height, width = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not (0 < height <= _MOST_SIDE and 0 < width <= _MOST_SIDE):
         raise ValueError(
-            f"the image size is {in_a_line(repr(text), 40)}; expected HEIGHTxWIDTH, such as 32x32, each from 1 to {_MOST_SIDE}."
+            f"the image size is {in_a_line(repr(text), 40)}; "
+            f"expected HEIGHTxWIDTH, such as 32x32, each from 1 to {_MOST_SIDE}."
         )
     return height, width
 

@@ -207,7 +207,7 @@ def _form_of_old(folder: Path, record: classifier.Record) -> Form:
         )
     if record.target is not None:
         raise CheckpointError(
-            f"{folder} was trained on a table by an earlier version, and has no columns.json: finish it by "
-            f"{runs.resumption(record.kind, folder)}"
+            f"{folder} was trained on a table by an earlier version, and has no columns.json: "
+            f"finish it by {runs.resumption(record.kind, folder)}"
         )
     return _form_of_arrays(model)

@@ -47,7 +47,8 @@ def deployed_record(folder: Path, record: Record) -> Record:
     read = READS[config.read]
     if not isinstance(read, Confidence | PowersOfTwo):
         raise RunError(
-            f"{folder} was trained with the read {config.read!r}, which has no integer form: {advice}"
+            f"{folder} was trained with the read {config.read!r}, which has no integer form: "
+            f"{advice}"
         )
     name = next(name for name, known in READS.items() if known == PowersOfTwo(read.ways))
     # Table dropout applies only during training.

@@ -102,7 +102,8 @@ class Form:
             )
         if isinstance(raw, Table | Mapping):
             raise SamplesError(
-                f"{name} are columns, but the run was trained on arrays of shape {self._expected_shape()}."
+                f"{name} are columns, but the run was trained on arrays "
+                f"of shape {self._expected_shape()}."
             )
         x = np.asarray(raw)
         if x.dtype.kind not in "buif":
@@ -140,8 +141,11 @@ class Form:
         if largest <= self.largest + width and least >= self.least - width:
             return []
         return [
-            f"warning: the numbers go from {least:g} to {largest:g}, those of the training part from {self.least:g} to {self.largest:g}: "
-            "give them in the same unit."
+            (
+                f"warning: the numbers go from {least:g} to {largest:g}, "
+                f"those of the training part from {self.least:g} to {self.largest:g}: "
+                "give them in the same unit."
+            )
         ]
 
     def label_numbers(self, labels: Sequence[Any] | np.ndarray) -> np.ndarray:
@@ -160,7 +164,8 @@ def _table(raw: Any, names: Sequence[str], name: str) -> Table:
         rows = np.asarray(raw)
         if rows.ndim != 2 or rows.shape[1] != len(names):
             raise SamplesError(
-                f"{name} have shape {list(rows.shape)}; expected [N, {len(names)}], the columns {', '.join(names)}, or columns by name."
+                f"{name} have shape {list(rows.shape)}; "
+                f"expected [N, {len(names)}], the columns {', '.join(names)}, or columns by name."
             )
         cells = {
             column: columns.strings(map(_cell, values))
@@ -218,12 +223,14 @@ def read(
         cells = columns.read_cells(path, encoding=encoding)
         if target is not None and target not in cells:
             raise SamplesError(
-                f"{path} has no column {target!r}, which --target names; it has {in_a_line(', '.join(cells))}."
+                f"{path} has no column {target!r}, which --target names; "
+                f"it has {in_a_line(', '.join(cells))}."
             )
         for one in ids:
             if one not in cells:
                 raise SamplesError(
-                    f"{path} has no column {one!r}, which --id names; it has {in_a_line(', '.join(cells))}."
+                    f"{path} has no column {one!r}, which --id names; "
+                    f"it has {in_a_line(', '.join(cells))}."
                 )
         found_ids = {one: cells[one].tolist() for one in ids}
         labels = None if target is None else cells.pop(target)
@@ -231,7 +238,8 @@ def read(
             raise SamplesError(f"{path} has no rows beside the names of its columns.")
         if form.encoding is None:
             raise SamplesError(
-                f"{path} is a table, but the run was trained on arrays of shape {form._expected_shape()}."
+                f"{path} is a table, but the run was trained on arrays "
+                f"of shape {form._expected_shape()}."
             )
         table = Table(cells, np.full(len(next(iter(cells.values()))), "", np.str_), str(path))
         return Raw(form.numbers(table), labels, found_ids)
@@ -301,7 +309,10 @@ def _read_folder(folder: Path, form: Form, target: str | None) -> Raw:
     return dataclasses.replace(
         made,
         remarks=(
-            f"warning: files whose names do not end as those of images are left out, {len(found.others)} in all: {shown}{more}",
+            (
+                "warning: files whose names do not end as those of images are left out, "
+                f"{len(found.others)} in all: {shown}{more}"
+            ),
         ),
     )
 
@@ -311,7 +322,8 @@ def _read_images(paths: Sequence[Path], folder: Path, form: Form, target: str | 
     shape = form.shape
     if len(shape) < 2:
         raise SamplesError(
-            f"{paths[0]} is an image, but the run was trained on rows of {shape[0] if shape else '?'} numbers."
+            f"{paths[0]} is an image, "
+            f"but the run was trained on rows of {shape[0] if shape else '?'} numbers."
         )
     channels = shape[2] if len(shape) > 2 else 1
     modes = {1: "L", 3: "RGB", 4: "RGBA"}
@@ -326,8 +338,9 @@ def _read_images(paths: Sequence[Path], folder: Path, form: Form, target: str | 
             image = pixels.read(one, modes[channels], (shape[0], shape[1]), scaled=form.scaled)
         except pixels.SizeError as error:
             raise SamplesError(
-                f"{one} has {error.height} x {error.width} pixels; expected {shape[0]} x {shape[1]}. Scale it, or train with --image-size, "
-                "after which images are scaled."
+                f"{one} has {error.height} x {error.width} pixels; "
+                f"expected {shape[0]} x {shape[1]}. "
+                "Scale it, or train with --image-size, after which images are scaled."
             ) from None
         except ValueError as error:
             raise SamplesError(str(error)) from error

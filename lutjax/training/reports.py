@@ -88,7 +88,10 @@ class Errors:
         return cls(float(abs(wrong).mean()), squared**0.5, 1 - squared / variance)
 
     def __str__(self) -> str:
-        return f"R2 {self.r2:.3f}, mean absolute error {self.absolute:.4g}, root mean squared error {self.squared:.4g}"
+        return (
+            f"R2 {self.r2:.3f}, mean absolute error {self.absolute:.4g}, "
+            f"root mean squared error {self.squared:.4g}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +144,10 @@ class Report:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in totals.items() if count)
         dead = sum(layer.dead for layer in self.layers)
         return [
-            f"Gates by kind, as they were trained: {kinds}; no vote depends on {dead:,} of {sum(totals.values()):,}.",
+            (
+                f"Gates by kind, as they were trained: {kinds}; "
+                f"no vote depends on {dead:,} of {sum(totals.values()):,}."
+            ),
             f"Dead inputs: no vote depends on {len(self.dead_bits):,} of {self.bits:,} bits.",
         ]
 
@@ -163,8 +169,9 @@ class Tables:
         """Return a text line with means over the tables."""
         rows, share = self.tables * self.rows, float(np.mean(self.largest_share or [0]))
         return (
-            f"{self.name}: never read {self.never_read:,} of {rows:,} rows; entropy {np.mean(self.entropy or [0]):.2f} of "
-            f"{np.log2(max(self.rows, 1)):.0f} bits; the most read row of a table has {share:.1%} of its reads."
+            f"{self.name}: never read {self.never_read:,} of {rows:,} rows; "
+            f"entropy {np.mean(self.entropy or [0]):.2f} of {np.log2(max(self.rows, 1)):.0f} bits; "
+            f"the most read row of a table has {share:.1%} of its reads."
         )
 
 
@@ -358,7 +365,8 @@ def in_words(truth: Truth, wires: Wires, names: Sequence[str]) -> list[str]:
     """
     if truth.shape[1] != 4:
         raise ValueError(
-            f"truth has {truth.shape[1]} entries per table; only tables with 4 (two inputs) can be described."
+            f"truth has {truth.shape[1]} entries per table; "
+            "only tables with 4 (two inputs) can be described."
         )
     codes = truth @ (1 << np.arange(4))
     return [

@@ -192,7 +192,10 @@ def list_changed_files(folder: Path) -> list[str]:
         return []
     except ValueError as error:
         return [
-            f"{folder / _FINISHED} is damaged ({in_a_line(error)}): delete it; --resume finishes the run again."
+            (
+                f"{folder / _FINISHED} is damaged ({in_a_line(error)}): delete it; "
+                "--resume finishes the run again."
+            )
         ]
     lines = []
     for name, digest in found.digests.items():
@@ -201,7 +204,8 @@ def list_changed_files(folder: Path) -> list[str]:
             lines.append(f"{folder / name} is missing: --resume writes it again.")
         elif now != digest:
             lines.append(
-                f"{folder / name} has changed since the run wrote it: delete it; --resume writes it again."
+                f"{folder / name} has changed since the run wrote it: delete it; "
+                "--resume writes it again."
             )
     return lines
 
@@ -298,7 +302,8 @@ def check_space(folder: Path, n_bytes: int) -> None:
     if free < n_bytes:
         raise OSError(
             errno.ENOSPC,
-            f"{os.strerror(errno.ENOSPC)}: a checkpoint needs {n_bytes / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free",
+            f"{os.strerror(errno.ENOSPC)}: a checkpoint needs {n_bytes / 1e6:,.1f} MB, "
+            f"{free / 1e6:,.1f} MB are free",
             str(folder),
         )
 
@@ -343,9 +348,13 @@ def check(folder: Path) -> None:
     for path in inner:
         if _holds_checkpoints(path):
             raise CheckpointError(
-                f"{folder} holds no checkpoint, but {path} does: rename that folder to {folder / FOLDER}."
+                f"{folder} holds no checkpoint, but {path} does: "
+                f"rename that folder to {folder / FOLDER}."
                 if path.name != FOLDER
-                else f"{path} holds a checkpoint whose name is not its step: rename it to the number of its steps."
+                else (
+                    f"{path} holds a checkpoint whose name is not its step: "
+                    "rename it to the number of its steps."
+                )
             )
     stopped = (folder / LOCK).exists()
     advice = (
@@ -465,8 +474,8 @@ def read(
         whole: R = build_fields(record, meta)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"the checkpoint in {folder} was written by lutjax {in_a_line(version, 40)} and does not fit this command and "
-            f"version, {lutjax.__version__}: {in_a_line(error)}"
+            f"the checkpoint in {folder} was written by lutjax {in_a_line(version, 40)} "
+            f"and does not fit this command and version, {lutjax.__version__}: {in_a_line(error)}"
         ) from error
     if whole.own_kind() != found:
         raise CheckpointError(

@@ -124,7 +124,8 @@ def read_arrays(
         raise SamplesError(str(error)) from error
     except _DAMAGED as error:
         raise SamplesError(
-            f"{path} is not a .npz file with plain arrays, as from numpy.savez ({in_a_line(error)})."
+            f"{path} is not a .npz file with plain arrays, "
+            f"as from numpy.savez ({in_a_line(error)})."
         ) from error
     missing = [name for name in names if name not in arrays]
     if missing:
@@ -140,7 +141,8 @@ def _check_sizes(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
     for info in members:
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(
-                f"{info.filename} has the compression {info.compress_type}; numpy.savez writes 0 or 8"
+                f"{info.filename} has the compression {info.compress_type}; "
+                "numpy.savez writes 0 or 8"
             )
         if info.compress_size > n_bytes:  # allocated at once
             raise ValueError(
@@ -189,14 +191,15 @@ def samples(x: np.ndarray, y: np.ndarray, *, name: str) -> Samples:
     """Return checked samples: finite values ``[N, F]`` or images, and integer labels from 0."""
     if x.ndim not in (2, 3, 4) or not x[:1].size:
         raise SamplesError(
-            f"{name}: x has shape {list(x.shape)}; expected [N, features] or [N, height, width], or "
-            "[N, height, width, channels]."
+            f"{name}: x has shape {list(x.shape)}; expected [N, features] or [N, height, width], "
+            "or [N, height, width, channels]."
         )
     if x.dtype.kind not in "buif":
         raise SamplesError(f"{name}: x has dtype {x.dtype}; expected numbers.")
     if y.ndim != 1 or len(y) != len(x):
         raise SamplesError(
-            f"{name}: y has shape {list(y.shape)}; expected one label for each of the {len(x)} samples of x."
+            f"{name}: y has shape {list(y.shape)}; "
+            f"expected one label for each of the {len(x)} samples of x."
         )
     if y.dtype.kind not in "ui":
         raise SamplesError(f"{name}: y has dtype {y.dtype}; labels must be integers.")
@@ -206,12 +209,13 @@ def samples(x: np.ndarray, y: np.ndarray, *, name: str) -> Samples:
         rows = x.reshape(len(x), -1).astype(np.float32)
     if not np.isfinite(rows).all():
         raise SamplesError(
-            f"{name}: x of sample {int(np.isfinite(rows).all(1).argmin())} is not finite in float32."
+            f"{name}: x of sample {int(np.isfinite(rows).all(1).argmin())} is not "
+            "finite in float32."
         )
     if y.min() < 0 or y.max() >= len(y) or y.max() < 1:
         raise SamplesError(
-            f"{name}: labels are from {y.min()} to {y.max()}; expected at least two classes, counted from 0, and "
-            "fewer than samples."
+            f"{name}: labels are from {y.min()} to {y.max()}; "
+            "expected at least two classes, counted from 0, and fewer than samples."
         )
     return Samples(rows, y.astype(np.int32), x.shape[1:], name)
 

@@ -48,7 +48,10 @@ class Attempt:
         return self.lut6 / luts - 1
 
     def __str__(self) -> str:
-        return f"{'+'.join(map(str, self.layers))} gates: {self.lut6:,} LUT6, hard {100 * self.accuracy:.1f} %"
+        return (
+            f"{'+'.join(map(str, self.layers))} gates: "
+            f"{self.lut6:,} LUT6, hard {100 * self.accuracy:.1f} %"
+        )
 
 
 def find(
@@ -211,7 +214,8 @@ def front_table(points: Sequence[Point]) -> list[str]:
     return [
         head,
         *(
-            f"{point.wanted:>9,} {point.lut6:>9,} {point.gates:>9,} {100 * point.accuracy:>7.2f}  {point.folder}"
+            f"{point.wanted:>9,} {point.lut6:>9,} {point.gates:>9,} {100 * point.accuracy:>7.2f}  "
+            f"{point.folder}"
             for point in points
         ),
     ]

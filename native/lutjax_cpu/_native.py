@@ -28,7 +28,8 @@ def opened() -> ctypes.CDLL:
     """
     if lutjax_cpu.__version__ != lutjax.__version__:
         raise ImportError(
-            f"lutjax-cpu {lutjax_cpu.__version__} runs with lutjax {lutjax_cpu.__version__}, and this is lutjax {lutjax.__version__}; "
+            f"lutjax-cpu {lutjax_cpu.__version__} runs with lutjax {lutjax_cpu.__version__}, "
+            f"and this is lutjax {lutjax.__version__}; "
             "install one version of both, in a checkout of lutjax: pip install . ./native"
         )
     folder = Path(__file__).parent
@@ -68,7 +69,8 @@ def _check_sources(library: ctypes.CDLL, path: Path) -> None:
         folder.parent, folder.rglob("*.py")
     ):
         raise ImportError(
-            f"lutjax-cpu: {path} was built with other files of Python than those beside it; {_AGAIN}"
+            f"lutjax-cpu: {path} was built with other files of Python than those beside it; "
+            f"{_AGAIN}"
         )
 
 
@@ -147,7 +149,8 @@ def use_level(level: int) -> Iterator[None]:
     before = opened().lutjax_cpu_use_level(level)
     if before < -1:
         raise ValueError(
-            f"use_level: level is {level}; it must be one that this CPU and this library have: {', '.join(map(str, levels())) or 'none'}."
+            f"use_level: level is {level}; it must be one that this CPU and this library have: "
+            f"{', '.join(map(str, levels())) or 'none'}."
         )
     try:
         yield

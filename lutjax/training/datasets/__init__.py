@@ -106,7 +106,8 @@ class Data:
             classes = [] if self.regression else columns.classes_of(whole)
             if self.regression and not np.ptp(columns.targets(whole.labels, name=self.name)):
                 raise SamplesError(
-                    f"{self.name}: the target is {whole.labels[0]} in all rows; there is nothing to learn."
+                    f"{self.name}: the target is {whole.labels[0]} in all rows; "
+                    "there is nothing to learn."
                 )
         if test is None:
             names = () if isinstance(whole, Table) else whole.classes
@@ -120,7 +121,8 @@ class Data:
         if isinstance(train, Samples) and isinstance(test, Samples):
             if train.shape != test.shape:
                 raise SamplesError(
-                    f"{self.name}: training samples have shape {train.shape}, test samples {test.shape}."
+                    f"{self.name}: training samples have shape {train.shape}, "
+                    f"test samples {test.shape}."
                 )
             return Parts(train, test, None, self.remarks)
         assert isinstance(train, Table)
@@ -180,8 +182,8 @@ def load(
         ):
             if value is not None:
                 raise SamplesError(
-                    f"{option} is {value}, but it is for tables ({', '.join(TABLES)}), and the data are {path or 'the digits'}; "
-                    "leave it out."
+                    f"{option} is {value}, but it is for tables ({', '.join(TABLES)}), "
+                    f"and the data are {path or 'the digits'}; leave it out."
                 )
     if path is not None and path.is_dir() and not is_table(path):
         return _load_folder(path, image_size)
@@ -261,7 +263,8 @@ def names_of(arrays: Mapping[str, np.ndarray], path: Path) -> list[str] | None:
     names = arrays.get("names")
     if names is not None and (names.ndim != 1 or names.dtype.kind != "U"):
         raise SamplesError(
-            f"{path}: names are {names.dtype} {list(names.shape)}; expected a string per column of x."
+            f"{path}: names are {names.dtype} {list(names.shape)}; "
+            "expected a string per column of x."
         )
     return None if names is None else names.tolist()
 
@@ -292,7 +295,8 @@ def channels_last(x: np.ndarray) -> tuple[np.ndarray, str]:
     if x.ndim == 4 and x.shape[1] in (1, 3, 4) and x.shape[2] == x.shape[3] > 4:
         _, channels, height, width = x.shape
         return np.moveaxis(x, 1, -1), (
-            f"x: {list(x.shape)} is read as channels first, {channels} of {height} x {width} pixels."
+            f"x: {list(x.shape)} is read as channels first, "
+            f"{channels} of {height} x {width} pixels."
         )
     return x, ""
 
@@ -342,6 +346,6 @@ def _load_folder(folder: Path, image_size: tuple[int, int] | None) -> Data:
 def _refuse_size(image_size: tuple[int, int], data: Path | str) -> None:
     height, width = image_size
     raise SamplesError(
-        f"--image-size is {height}x{width}, but it is for folders of images with one subfolder for each class, and the data are {data}; leave "
-        "it out."
+        f"--image-size is {height}x{width}, but it is for folders of images "
+        f"with one subfolder for each class, and the data are {data}; leave it out."
     )

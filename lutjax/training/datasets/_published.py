@@ -34,9 +34,10 @@ def identify(
         other = [file for file in found if file not in same]
         if other:
             raise SamplesError(
-                f"{folder}: {', '.join(same)} of {len(found)} files are those of {name} by their checksums, but {other[0]} has {word} "
-                f"{found[other[0]]} and not {sums.get(other[0])}: it is damaged, or of other data. Get the files of {name} again, "
-                "or save data of your own as a .npz file."
+                f"{folder}: {', '.join(same)} of {len(found)} files are those of {name} "
+                f"by their checksums, but {other[0]} has {word} {found[other[0]]} "
+                f"and not {sums.get(other[0])}: it is damaged, or of other data. "
+                f"Get the files of {name} again, or save data of your own as a .npz file."
             )
         return name
     return None

@@ -47,7 +47,8 @@ def load(folder: Path) -> tuple[Samples, Samples]:
     for path in paths:
         if not path.is_file():
             raise SamplesError(
-                f"{folder} has no file {path.name}; all of {', '.join(p.name for p in paths)} are needed."
+                f"{folder} has no file {path.name}; "
+                f"all of {', '.join(p.name for p in paths)} are needed."
             )
     contents = [path.read_bytes() for path in paths]
     known = None
@@ -101,7 +102,8 @@ def _parse_pickle(data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
         Warning,
     ) as error:
         raise SamplesError(
-            f"{path} is not a batch of CIFAR-10's Python version, a pickled dict of data and labels ({in_a_line(repr(error))})."
+            f"{path} is not a batch of CIFAR-10's Python version, "
+            f"a pickled dict of data and labels ({in_a_line(repr(error))})."
         ) from error
     if pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != _PIXELS:
         raise SamplesError(
@@ -141,11 +143,13 @@ def _check_samples(
 ) -> tuple[np.ndarray, np.ndarray]:
     if labels.shape != (len(pixels),) or labels.dtype.kind not in "iu" or not len(labels):
         raise SamplesError(
-            f"{path}: labels are {labels.dtype} {list(labels.shape)}; expected one integer for each of {len(pixels)} images."
+            f"{path}: labels are {labels.dtype} {list(labels.shape)}; "
+            f"expected one integer for each of {len(pixels)} images."
         )
     if labels.min() < 0 or labels.max() >= len(CLASSES):
         raise SamplesError(
-            f"{path}: labels are from {labels.min()} to {labels.max()}; expected 0 to {len(CLASSES) - 1}."
+            f"{path}: labels are from {labels.min()} to {labels.max()}; "
+            f"expected 0 to {len(CLASSES) - 1}."
         )
     images = pixels.reshape(-1, _CHANNELS, _SIZE, _SIZE).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(images).reshape(len(pixels), -1), labels

@@ -102,7 +102,8 @@ def read(
     for option, name in (("--target", target), *(("--exclude", name) for name in exclude)):
         if name not in arrays:
             raise SamplesError(
-                f"{path} has no column {name!r}, which {option} names; it has {in_a_line(', '.join(arrays))}."
+                f"{path} has no column {name!r}, which {option} names; "
+                f"it has {in_a_line(', '.join(arrays))}."
             )
     if target in exclude:
         raise SamplesError(
@@ -201,7 +202,8 @@ def _rows(reader: Any, n_columns: int, path: Path) -> Iterator[list[str]]:
     for row in filter(None, reader):
         if len(row) != n_columns:
             raise SamplesError(
-                f"{path}: line {reader.line_num} has {len(row)} cells, but there are {n_columns} columns."
+                f"{path}: line {reader.line_num} has {len(row)} cells, "
+                f"but there are {n_columns} columns."
             )
         yield row
 
@@ -307,7 +309,8 @@ def table_from_arrays(
     names = default_column_names(x.shape[1]) if names is None else list(names)
     if len(set(names)) != x.shape[1]:
         raise SamplesError(
-            f"{name}: names are {in_a_line(names)}; expected a different one for each of {x.shape[1]} columns."
+            f"{name}: names are {in_a_line(names)}; "
+            f"expected a different one for each of {x.shape[1]} columns."
         )
     columns = {column: strings(cells) for column, cells in zip(names, x.T, strict=True)}
     return validate_table(Table(columns, strings(y), name))
@@ -473,7 +476,8 @@ class Encoding:
             )
         if not columns:
             raise SamplesError(
-                f"{train.name}: every column has the same cell in all rows; there is nothing to learn from."
+                f"{train.name}: every column has the same cell in all rows; "
+                "there is nothing to learn from."
             )
         return cls(columns, tuple(classes_of(train) if classes is None else classes))
 
@@ -523,7 +527,8 @@ class Encoding:
         absent = [column.name for column in self.columns if column.name not in table.columns]
         if absent:
             raise SamplesError(
-                f"{table.name} has no column {in_a_line(', '.join(absent))}; it has {in_a_line(', '.join(table.columns))}."
+                f"{table.name} has no column {in_a_line(', '.join(absent))}; "
+                f"it has {in_a_line(', '.join(table.columns))}."
             )
         found, first = np.empty((len(table), len(self.features)), np.float32), 0
         for column in self.columns:
@@ -543,7 +548,8 @@ class Encoding:
             first += bits.shape[1]
             if isinstance(column, Categories) and (n := int((bits == 0).all(1).sum())):
                 found.append(
-                    f"warning: column {in_a_line(column.name)}: {n} of {len(x)} rows have a value that is none of the {len(column.values)} "
+                    f"warning: column {in_a_line(column.name)}: "
+                    f"{n} of {len(x)} rows have a value that is none of the {len(column.values)} "
                     "categories that training knows; it is read as none of them, all bits 0."
                 )
         return found
@@ -590,7 +596,8 @@ def _column(fields: Fields, found: Any) -> Number | Categories:
         return Categories(name, _texts(fields, found, "values"), missing)
     if kind != "Number":
         raise ValueError(
-            f"{fields.where}: 'kind' is {strict_json.format_value(kind)}; expected 'Number' or 'Categories'."
+            f"{fields.where}: 'kind' is {strict_json.format_value(kind)}; "
+            "expected 'Number' or 'Categories'."
         )
     thresholds = None
     if found.get("thresholds") is not None:
@@ -608,7 +615,8 @@ def _column(fields: Fields, found: Any) -> Number | Categories:
     decimal = found.get("decimal", ".")
     if decimal not in (".", ","):
         raise ValueError(
-            f"{fields.where}: 'decimal' is {strict_json.format_value(decimal)}; expected a point or a comma."
+            f"{fields.where}: 'decimal' is {strict_json.format_value(decimal)}; "
+            "expected a point or a comma."
         )
     digits = None if found.get("digits") is None else fields.field(found, "digits", int)
     least, largest = (
@@ -627,7 +635,8 @@ def _require_finite(fields: Fields, found: Any, name: str) -> float:
     number = fields.number(found, name)
     if number is None or not math.isfinite(number):
         raise ValueError(
-            f"{fields.where}: {name!r} is {strict_json.format_value(found.get(name))}; expected a finite number."
+            f"{fields.where}: {name!r} is {strict_json.format_value(found.get(name))}; "
+            "expected a finite number."
         )
     return number
 
@@ -717,11 +726,20 @@ def _doubt(cells: Cells, column: Number | Categories) -> str:
     distinct = np.unique(present)
     if isinstance(column, Categories):
         if all(map(_DATE.fullmatch, present)):
-            return f"has dates, which are read as categories: give numbers in their place, such as the days since one of them, or {out}."
+            return (
+                "has dates, which are read as categories: give numbers in their place, "
+                f"such as the days since one of them, or {out}."
+            )
         if len(distinct) > max(MOST_CATEGORIES, len(present) // 2):
-            return f"has {len(distinct)} different texts in {len(present)} rows, as names or ids have, of which other rows have none: {out}."
+            return (
+                f"has {len(distinct)} different texts in {len(present)} rows, "
+                f"as names or ids have, of which other rows have none: {out}."
+            )
         if len(distinct) > MOST_CATEGORIES:
-            return f"has {len(distinct)} categories, of which the {MOST_CATEGORIES} most frequent have a bit each and the others none."
+            return (
+                f"has {len(distinct)} categories, "
+                f"of which the {MOST_CATEGORIES} most frequent have a bit each and the others none."
+            )
         return ""
     if len(distinct) < max(len(present), _FEWEST_IDS):
         return ""
@@ -754,7 +772,8 @@ def classes_of_labels(labels: np.ndarray, *, name: str) -> tuple[str, ...]:
     found = np.unique(strings(labels)).tolist()
     if len(found) < 2:
         raise SamplesError(
-            f"{name}: every label is {in_a_line(repr(found[0]), 80)}; expected at least two classes."
+            f"{name}: every label is {in_a_line(repr(found[0]), 80)}; "
+            "expected at least two classes."
         )
     if len(found) > max(len(labels) // 2, 2):
         raise SamplesError(

@@ -95,7 +95,10 @@ def load(
     """
     train, test, unused = find_parts(folder)
     remarks = [
-        f"{one} is left out: {f'the test part is {test}' if test else 'it has no folder for each class'}."
+        (
+            f"{one} is left out: "
+            f"{f'the test part is {test}' if test else 'it has no folder for each class'}."
+        )
         for one in unused
     ]
     by_class, others = _classes(train)
@@ -119,8 +122,8 @@ def load(
     if others:
         shown = [str(path.relative_to(folder)) for path in others[:3]]
         remarks.append(
-            f"warning: files that are no images of a class are left out, {len(others)} in all: {strict_json.format_names(shown, 200)}"
-            f"{', ...' if others[3:] else ''}"
+            f"warning: files that are no images of a class are left out, {len(others)} in all: "
+            f"{strict_json.format_names(shown, 200)}{', ...' if others[3:] else ''}"
         )
     n_images = sum(len(paths) for part in images for paths in part.values())
     if test is None and n_images < LEAST:
@@ -133,7 +136,8 @@ def load(
     scaled = "scaled to" if size else "of"
     remarks.insert(
         0,
-        f"images: {n_images} {scaled} {shape[0]} x {shape[1]} pixels, {kind}; {len(classes)} classes: {strict_json.format_names(classes, 200)}.",
+        f"images: {n_images} {scaled} {shape[0]} x {shape[1]} pixels, {kind}; "
+        f"{len(classes)} classes: {strict_json.format_names(classes, 200)}.",
     )
     made, first = [], 0
     for part in images:
@@ -186,7 +190,8 @@ def _classes(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[Path]]:
         others += found.others
     if not by_class:
         raise SamplesError(
-            f"{folder} has no class folders; put each class's images into a folder named like the class."
+            f"{folder} has no class folders; "
+            "put each class's images into a folder named like the class."
         )
     return by_class, others
 

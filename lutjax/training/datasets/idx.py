@@ -75,8 +75,9 @@ def load(folder: Path) -> tuple[Samples, Samples]:
     ):
         if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels) or not images.size:
             raise SamplesError(
-                f"{folder}: {of_images} has shape {list(images.shape)} and its labels {list(labels.shape)} ({of_labels}); expected images "
-                "[N, height, width] and labels [N]."
+                f"{folder}: {of_images} has shape {list(images.shape)} "
+                f"and its labels {list(labels.shape)} ({of_labels}); "
+                "expected images [N, height, width] and labels [N]."
             )
         parts.append(
             Samples(
