@@ -1,7 +1,8 @@
 """Type stubs for the Linen and Haiku layers, added to the wheel by the build.
 
-The classes are created at import, so editors and type checkers cannot see their constructors. The stubs come from the specification
-sources, without importing them. In a checkout, ``python hatch_build.py`` writes them next to the modules, where git ignores them.
+The classes are created at import, so editors and type checkers cannot see their constructors. The
+stubs come from the specification sources, without importing them. In a checkout,
+``python hatch_build.py`` writes them next to the modules, where git ignores them.
 """
 
 import ast
@@ -84,7 +85,7 @@ class Sources:
         return "", None
 
     def fields(self, classes: list[tuple[str, ast.ClassDef]]) -> dict[str, tuple[str, bool, bool]]:
-        """Return a layer's arguments: annotation, whether it has a default, and whether it is keyword-only."""
+        """Return a layer's arguments: annotation, has a default, is keyword-only."""
         _, implied = self.constant(classes, "implied")
         found: dict[str, tuple[str, bool, bool]] = {}
         for _, node in classes:

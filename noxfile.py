@@ -1,4 +1,4 @@
-"""Checks of the repository: `nox -l` lists them. `.ci/run` and the GitHub workflows run the same sessions."""
+"""Checks of the repository, for `.ci/run` and the GitHub workflows: `nox -l` lists them."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ WITH_NATIVE = nox.parametrize("native", [False, True], ids=["plain", "native"])
 
 
 def install_native(session: nox.Session) -> None:
-    """Build and install the native kernels at every instruction level, and check their object files."""
+    """Build and install the native kernels at every instruction level, and check their objects."""
     with tempfile.TemporaryDirectory() as build:
         options = (f"build-dir={build}", "cmake.define.LUTJAX_QUICK=ON")
         session.install("./native", *(f"--config-settings={option}" for option in options))
@@ -72,9 +72,10 @@ def newest(session: nox.Session, native: bool) -> None:
     session.run("pytest", *session.posargs)
 
 
+# On another Python: nox -s smoke -P 3.13
 @nox.session
 def smoke(session: nox.Session) -> None:
-    """Run a few tests of each kind, with native kernels if there is a C++ compiler: `nox -s smoke -P 3.13`."""
+    """Run a few tests of each kind, with native kernels if there is a C++ compiler."""
     session.install(*DEV)
     if any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
         install_native(session)

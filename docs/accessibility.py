@@ -1,11 +1,14 @@
 """Accessibility checks for the built site: `python docs/accessibility.py [--axe FILE] [PAGE ...]`.
 
-Each page in ``docs/_build/html`` needs a language, a title, one top-level heading, no skipped heading level, a text for every
-picture, a name for every frame, link, button and field, and unique ids. This takes seconds, without a browser.
+Each page in ``docs/_build/html`` needs a language, a title, one top-level heading, no skipped
+heading level, a text for every picture, a name for every frame, link, button and field, and unique
+ids. This takes seconds, without a browser.
 
-With `--axe`, some pages (with `--all`, all pages) also open in headless Chromium or Chrome, at desktop and phone width, in light and
-dark colors. The file ``axe.min.js`` is part of axe-core (``npm install --no-save axe-core``). axe-core reports low contrast, missing
-names and elements without keyboard access. The Tab key then walks through each page, and every focused element must show its focus.
+With `--axe`, some pages (with `--all`, all pages) also open in headless Chromium or Chrome, at
+desktop and phone width, in light and dark colors. The file ``axe.min.js`` is part of axe-core
+(``npm install --no-save axe-core``). axe-core reports low contrast, missing names and elements
+without keyboard access. The Tab key then walks through each page, and every focused element must
+show its focus.
 """
 
 import argparse
@@ -21,26 +24,16 @@ DOCS = Path(__file__).parent
 BUILT = DOCS / "_build" / "html"
 LEFT_OUT = ("_static", "_sources", "_modules", ".doctrees")
 EMPTY = {
-    "area",
-    "base",
-    "br",
-    "col",
-    "embed",
-    "hr",
-    "img",
-    "input",
-    "link",
-    "meta",
-    "source",
-    "track",
+    "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track",
     "wbr",
-}
+}  # fmt: skip
 NAMED = {"a", "button"}
 FOR_PRINT = "jb-print-docs-body"
 """Title and contents that the theme shows on paper alone."""
 READ = (
-    "index", "start/ten-minutes", "choose", "learn/gates", "learn/index", "do", "circuits", "training-large-tables",
-    "reference/index", "reference/api/ops-tables", "reference/equations", "reference/api/command-line", "gallery/index", "status", "faq",
+    "index", "start/ten-minutes", "choose", "learn/gates", "learn/index", "do", "circuits",
+    "training-large-tables", "reference/index", "reference/api/ops-tables", "reference/equations",
+    "reference/api/command-line", "gallery/index", "status", "faq",
     "play/detector", "play/digits", "play/life",
 )  # fmt: skip
 """Pages of all kinds, those that a browser opens unless others are named."""
@@ -146,13 +139,15 @@ def problems(html: str) -> list[str]:
     return page.finished()
 
 
-# ------------------------------------------------------------------------------------------- in a browser
+# ---------------------------------------------------------------------------------- in a browser
 AXE = """axe.run(document, {resultTypes: ['violations']}).then((r) => r.violations.map(
   (v) => `${v.id} (${v.impact}), ${v.nodes.length} times: ${v.nodes[0].html.slice(0, 160)}`))"""
 FOCUS = """(() => { const e = document.activeElement; if (!e || e === document.body) return null;
   const part = e.closest('.sd-card') || e;
-  const shown = [part, ...part.children].some((o) => { const s = getComputedStyle(o), b = o.getBoundingClientRect();
-    return (s.outlineStyle !== 'none' || s.boxShadow !== 'none' || e.matches('iframe')) && b.width > 0 && b.height > 0; });
+  const shown = [part, ...part.children].some((o) => {
+    const s = getComputedStyle(o), b = o.getBoundingClientRect();
+    const marked = s.outlineStyle !== 'none' || s.boxShadow !== 'none' || e.matches('iframe');
+    return marked && b.width > 0 && b.height > 0; });
   return [e.outerHTML.slice(0, 120), shown]; })()"""
 
 
@@ -172,7 +167,7 @@ def opened(browser: Any, path: Path, axe: str) -> Iterator[str]:
 
 
 def keyboard(browser: Any, steps: int = 40) -> Iterator[str]:
-    """Yield focused elements without a visible focus, and the end when Tab walks through an open page."""
+    """Walk through an open page by Tab; yield elements without a visible focus, and the end."""
     browser.resize(SIZES["wide"], 900)
     browser.run("document.activeElement && document.activeElement.blur()")
     seen = []

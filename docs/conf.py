@@ -43,7 +43,8 @@ intersphinx_mapping = {
 for _folder in importlib.util.find_spec("sphinx-mathjax-offline").submodule_search_locations:
     shutil.copy(Path(_folder, "static", "mathjax", "tex-svg.js"), DOCS / "_build" / "static")
 
-# Markdown and notebooks: text, executed when the site is built; what has not changed is kept in the cache.
+# Markdown and notebooks: text, executed when the site is built; what has not changed is kept in the
+# cache.
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
 myst_dmath_double_inline = True
@@ -56,7 +57,8 @@ nb_execution_show_tb = True
 math_number_all = False
 math_eqref_format = "({number})"
 
-# Docstrings: Google's sections, and names in single backticks, which are links where there is something to link.
+# Docstrings: Google's sections, and names in single backticks, which are links where there is
+# something to link.
 default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
@@ -79,12 +81,14 @@ mathjax_path = "tex-svg.js"
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
 html_extra_path = ["gallery/pages"]
-# Pages of source code have no navigation of their own: a sidebar on each would take a third of the time of a build.
+# Pages of source code have no navigation of their own: a sidebar on each would take a third of the
+# time of a build.
 html_sidebars = {"_modules/**": ["navbar-logo.html", "search-button-field.html"]}
 html_show_sourcelink = False
 html_copy_source = True
 html_sourcelink_suffix = ""
-# Read the Docs and the GitHub workflow know the address of the repository; other builds have no links to it.
+# Read the Docs and the GitHub workflow know the address of the repository; other builds have no
+# links to it.
 _repository = os.environ.get("READTHEDOCS_GIT_CLONE_URL", "").removesuffix(".git")
 if "GITHUB_REPOSITORY" in os.environ:
     _repository = "{GITHUB_SERVER_URL}/{GITHUB_REPOSITORY}".format_map(os.environ)

@@ -1,4 +1,4 @@
-"""Picture for a detector, its table and its gradient: `python docs/detector.py --png docs/detector.png`.
+"""Picture of a detector, its table and its gradient: `python docs/detector.py --png FILE`.
 
 lutjax computes all displayed values.
 """

@@ -1,8 +1,9 @@
 """Gallery pages that run in a browser without a network: `python docs/gallery.py [NAME ...]`.
 
-Each page holds a circuit trained here and written by `lutjax.circuits.page`, or a filled template. The repository keeps the pages
-in ``docs/gallery/pages/play``, and the site build copies them: training takes minutes on two cores, needs a compiler and ABC, and
-yields other circuits on other processors. After a template change, `--write` rewrites the pages with their current circuits.
+Each page holds a circuit trained here and written by `lutjax.circuits.page`, or a filled template.
+The repository keeps the pages in ``docs/gallery/pages/play``, and the site build copies them:
+training takes minutes on two cores, needs a compiler and ABC, and yields other circuits on other
+processors. After a template change, `--write` rewrites the pages with their current circuits.
 """
 
 import argparse
@@ -87,7 +88,7 @@ def rewritten(name: str, text: str) -> str:
 
 
 def digits() -> str:
-    """Return a page that reads drawn digits with three gate layers, trained with a hardware cost."""
+    """Return a page that reads drawn digits by three gate layers, trained with a hardware cost."""
     from lutjax.models import LogicClassifierConfig
     from lutjax.training import datasets
     from lutjax.training.classifier import Run, TrainingConfig
@@ -107,7 +108,7 @@ def digits() -> str:
 
 
 def fashion() -> str:
-    """Return a page that reads images of clothes with the recipe for Fashion-MNIST, trained in a minute on a GPU."""
+    """Return a page that reads images of clothes, by the recipe for Fashion-MNIST."""
     from lutjax.training.classifier_runs import Classifier
 
     experiment = Classifier.create({"seed": 0}, FASHION_MNIST, recipe="fashion-mnist-small")
@@ -120,7 +121,7 @@ def fashion() -> str:
 
 
 def fashion_page(circuit: Any, images: np.ndarray, labels: np.ndarray) -> str:
-    """Return the page for a circuit that reads the bits of `fashion`, with uint8 images as examples."""
+    """Return the page of a circuit that reads the bits of `fashion`, with images as examples."""
     circuit = with_pixels(circuit, PIXEL_BITS)
     x = images >> 8 - PIXEL_BITS
     found = np.concatenate([np.ravel(circuit(part)) for part in np.array_split(x, 10)])
@@ -129,7 +130,7 @@ def fashion_page(circuit: Any, images: np.ndarray, labels: np.ndarray) -> str:
 
 
 def with_pixels(circuit: Any, bits: int) -> Any:
-    """Return a circuit that compares the highest bits of each pixel, and of edges, with the thresholds of 8-bit pixels."""
+    """Return a circuit that compares only the highest bits of pixels and edges with thresholds."""
     from lutjax.circuits import Builder, Format
     from lutjax.circuits.arithmetic import above_constant
     from lutjax.circuits.builder import ONE, ZERO
@@ -242,7 +243,7 @@ def healing() -> str:
 
 
 def text() -> str:
-    """Return a page that writes text: a table model as integer C, compiled to WebAssembly by Zig."""
+    """Return a page that writes text: a table model as integer C in WebAssembly, by Zig."""
     from lutjax import circuits
     from lutjax.models import LUTTransformerConfig
     from lutjax.training import presets
@@ -277,17 +278,11 @@ def text() -> str:
             Path(folder, name).write_bytes(content)
         (Path(folder) / "text.c").write_text(_text("text.c"))
         compiler = [sys.executable, "-m", "ziglang", "cc", "-std=c99", "-O2"]
-        wasm = [
-            "-target",
-            "wasm32-freestanding",
-            "-nostdlib",
-            "-Wl,--no-entry",
-            "-Wl,--strip-all",
-            "-o",
-            "text.wasm",
-        ]
+        wasm = ["-target", "wasm32-freestanding", "-nostdlib", "-Wl,--no-entry", "-Wl,--strip-all"]
         subprocess.run(
-            [*compiler, *wasm, "text.c", "language_model.c", "tables.c"], cwd=folder, check=True
+            [*compiler, *wasm, "-o", "text.wasm", "text.c", "language_model.c", "tables.c"],
+            cwd=folder,
+            check=True,
         )
         native = [*compiler, "-o", "language_model", "main.c", "language_model.c", "tables.c"]
         subprocess.run(native, cwd=folder, check=True)
@@ -308,9 +303,9 @@ def text() -> str:
         },
     }
     lead = (
-        f"{integers.n_values:,} whole numbers in tables, "
-        f"trained for {configs[1].steps} steps on Python's standard library (test loss {loss:.2f} "
-        "nats a byte). To write a byte it compares numbers, reads rows and adds them, "
+        f"{integers.n_values:,} whole numbers in tables, trained for {configs[1].steps} steps "
+        f"on Python's standard library (test loss {loss:.2f} nats a byte). "
+        "To write a byte it compares numbers, reads rows and adds them, "
         f"without floating point. {len(program):,} bytes of program."
     )
     return _text_page({"lead": lead, **model})

@@ -1,6 +1,7 @@
 """Animation of a lookup-table layer: `python docs/lookup.py --svg docs/lookup.svg`.
 
-lutjax computes all bits, rows and outputs. The page includes the SVG as text, so it follows the site's light or dark colors.
+lutjax computes all bits, rows and outputs. The page includes the SVG as text, so it follows the
+site's light or dark colors.
 """
 
 import argparse
@@ -45,10 +46,8 @@ def _number(value: float) -> str:
 def _style() -> str:
     share = 100 / len(SAMPLES)
     rules = [
-        (
-            ".lookup text { font: 15px var(--pst-font-family-base, sans-serif); "
-            "fill: var(--pst-color-text-base, #222); }"
-        ),
+        ".lookup text { font: 15px var(--pst-font-family-base, sans-serif); }",
+        ".lookup text { fill: var(--pst-color-text-base, #222); }",
         ".lookup .code { font-family: var(--pst-font-family-monospace, monospace); }",
         ".lookup .muted { fill: var(--pst-color-text-muted, #666); }",
         ".lookup .frame { stroke: var(--pst-color-border, #bbb); fill: none; }",
@@ -58,13 +57,14 @@ def _style() -> str:
         f".lookup .phase {{ opacity: 0; animation: {len(SAMPLES) * SECONDS}s step-end infinite; }}",
     ]
     for phase in range(4):
-        start = "" if phase == 0 else "0% { opacity: 0 } "
+        frames = [
+            "" if phase == 0 else "0% { opacity: 0 } ",
+            f"{share * phase / 5:.2f}% {{ opacity: 1 }} ",
+            f"{share:.2f}% {{ opacity: 0 }} ",
+        ]
         rules += [
             f".lookup .phase{phase} {{ animation-name: lookup{phase}; }}",
-            (
-                f"@keyframes lookup{phase} {{ {start}{share * phase / 5:.2f}% {{ opacity: "
-                f"1 }} {share:.2f}% {{ opacity: 0 }} }}"
-            ),
+            f"@keyframes lookup{phase} {{ {''.join(frames)}}}",
         ]
     rules += [
         ".lookup-stop:checked ~ .lookup .phase { animation-play-state: paused; }",
@@ -144,10 +144,8 @@ def draw() -> str:
     lines = [
         '<div class="lookup-box">',
         f"<style>\n{_style()}\n</style>",
-        (
-            '<input type="checkbox" id="lookup-stop" class="lookup-stop"> <label '
-            'for="lookup-stop">Pause</label>'
-        ),
+        '<input type="checkbox" id="lookup-stop" class="lookup-stop">',
+        '<label for="lookup-stop">Pause</label>',
         f'<svg viewBox="0 0 620 290" class="lookup" role="img" aria-label="{words}" width="100%">',
         *parts,
         "</svg>",

@@ -143,7 +143,7 @@ def zeros_of(aval: Any) -> jax.Array:
     return cast_varying(jnp.zeros(aval.shape, aval.dtype, out_sharding=over), varying_axes_of(aval))
 
 
-# ------------------------------------------------------------------------------------- inside of jax.shard_map
+# ------------------------------------------------------------------------- inside jax.shard_map
 def joint_varying_axes(args: Any) -> frozenset[str]:
     """Return the union over the arrays' varying mesh axes."""
     if not jax.sharding.get_abstract_mesh().manual_axes:  # not inside of a shard_map

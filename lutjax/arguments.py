@@ -74,8 +74,10 @@ def normalize_value(value: Any) -> Any:
     Example:
       >>> import numpy as np
       >>> from lutjax.arguments import normalize_value
-      >>> normalize_value([3, [np.int64(4)]]), normalize_value(np.arange(4).reshape(2, 2)), normalize_value(np.float32(0.5))
-      ((3, (4,)), ((0, 1), (2, 3)), 0.5)
+      >>> normalize_value([3, [np.int64(4)]]), normalize_value(np.float32(0.5))
+      ((3, (4,)), 0.5)
+      >>> normalize_value(np.arange(4).reshape(2, 2))
+      ((0, 1), (2, 3))
     """
     import jax
     import numpy as np

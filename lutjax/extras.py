@@ -129,7 +129,7 @@ def require_optional(what: str) -> Iterator[None]:
 
 
 def require(what: str, package: str) -> None:
-    """Raise ModuleNotFoundError, with an install command, if a package is missing; do not import it.
+    """Raise ModuleNotFoundError, with an install command, if a package is missing, unimported.
 
     Args:
       what: feature requiring the package.

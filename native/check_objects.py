@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 _WEAK = re.compile(r"^[0-9a-f]+ [WVuwv] (.*)$", re.MULTILINE)
-_OF_V3 = r"\t(?:v[a-z0-9]+|(?:andn|bextr|blsi|blsr|blsmsk|bzhi|mulx|pdep|pext|rorx|sarx|shlx|shrx|movbe|lzcnt)[lq]?)\b.*"
+_BMI = "andn|bextr|blsi|blsr|blsmsk|bzhi|mulx|pdep|pext|rorx|sarx|shlx|shrx|movbe|lzcnt"
+_OF_V3 = rf"\t(?:v[a-z0-9]+|(?:{_BMI})[lq]?)\b.*"
 _OF_V4 = r".*%(?:zmm|k[0-7]|[xy]mm(?:1[6-9]|2\d|3[01])).*"
 _ABOVE = {"kernels_v2": _OF_V3, "kernels_v3": _OF_V4, "lutjax_cpu": _OF_V3}
 

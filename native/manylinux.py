@@ -14,7 +14,8 @@ from pathlib import Path
 GLIBC = "2.28"
 LEVELS = "cmake.define.LUTJAX_LEVELS=all"  # for CPUs of others
 NATIVE = Path(__file__).parent
-# It spells the levels of x86-64 with underscores. Without -E Python would find the packages of the environment in which pip builds alone.
+# It spells the levels of x86-64 with underscores. Without -E Python would find the packages of the
+# environment in which pip builds alone.
 _COMPILER = """#!/bin/sh
 for word; do
   shift

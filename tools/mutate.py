@@ -1,12 +1,13 @@
-"""Measure the share of detected faults: apply mutations to the source, one at a time, and run pytest on each.
+"""Measure the share of detected faults: apply mutations to the source, and run pytest on each.
 
     python tools/mutate.py -- tests/core                  # all mutations in tools/mutations.py
     python tools/mutate.py --only 3,7-9 -- tests/core -m slow
     python tools/mutate.py --tree ../other -- tests       # tests in another checkout
 
-A mutation replaces one unique piece of text in a file. Each one is applied to a temporary copy, so the tree itself never changes, and
-pytest stops at the first failure. A mutation may name its tests (``-k``); ``--all`` runs all given tests instead. The unchanged copy
-runs first: tests that fail without a mutation prove nothing.
+A mutation replaces one unique piece of text in a file. Each one is applied to a temporary copy, so
+the tree itself never changes, and pytest stops at the first failure. A mutation may name its tests
+(``-k``); ``--all`` runs all given tests instead. The unchanged copy runs first: tests that fail
+without a mutation prove nothing.
 
 The table has one line per mutation: the first failed test, or "survived".
 """
@@ -50,7 +51,7 @@ class Result(NamedTuple):
 
 
 def read_mutations(path: Path) -> list[Mutation]:
-    """Read the list ``MUTATIONS`` with tuples ``(file, old, new)`` or ``(file, old, new, tests)`` from a Python file."""
+    """Read ``MUTATIONS`` from a Python file: tuples ``(file, old, new)``, with tests or without."""
     return [Mutation(*each) for each in runpy.run_path(str(path))["MUTATIONS"]]
 
 

@@ -100,8 +100,9 @@ def export(run: Path, formats: tuple[str, ...], folder: Path | None, **wanted: A
     """Export a model as Verilog, C, netlists, HTML or StableHLO.
 
     RUN is the output folder of `train classify`, `train ca` or `train lm`, or a bundle. The export
-    includes samples with answers, test programs and a Makefile; `lutjax verify` proves it. A language
-    model is exported as a C program. `--format jax` writes StableHLO programs that run without lutjax.
+    includes samples with answers, test programs and a Makefile; `lutjax verify` proves it. A
+    language model is exported as a C program. `--format jax` writes StableHLO programs that run
+    without lutjax.
     """
     if formats == (PROGRAMS,):
         for name, value in wanted.items():

@@ -33,7 +33,7 @@ def parameter_error(name: str, why: object) -> click.BadParameter:
 
 
 class Command(click.Command):
-    """Command with options in `sections`; others in `fallback_heading`; `compiles` enables JAX's cache."""
+    """Command with options in `sections` or `fallback_heading`; `compiles` enables JAX's cache."""
 
     def __init__(
         self,
@@ -202,8 +202,8 @@ def replace_fields(text: str, fields: Iterable[str]) -> str:
 
     Example:
       >>> from lutjax.cli._flags import replace_fields
-      >>> replace_fields("GPTConfig: features is 3 and n_heads 2; n_heads must divide features.", ["features", "n_heads"])
-      '--features is 3 and --n-heads 2; --n-heads must divide features.'
+      >>> replace_fields("GPTConfig: n_heads is 2; it must divide features, 3.", ["n_heads"])
+      '--n-heads is 2; it must divide features, 3.'
     """
     fields = [re.escape(field) for field in fields]
     nothing = "(?!)"

@@ -77,9 +77,9 @@ def generate(
 ) -> None:
     """Generate text with a language model.
 
-    RUN is the output folder of `train lm` or `quantize`, or a bundle of a byte-level language model.
-    Text is written as it is generated: raw bytes to a pipe, escaped to a terminal. Several texts are
-    separated by newlines.
+    RUN is the output folder of `train lm` or `quantize`, or a bundle of a byte-level language
+    model. Text is written as it is generated: raw bytes to a pipe, escaped to a terminal. Several
+    texts are separated by newlines.
     """
     with processes(coordinator, n_processes, process):
         _generate(**options)

@@ -39,10 +39,10 @@ def predict(
 ) -> None:
     """Predict the classes of rows or images with a classifier.
 
-    RUN is the output folder of `train classify`, or a bundle of a classifier. FILE is a .csv, .tsv or
-    .parquet table with the training columns, a .npz file with an array x or x_test, an image, a folder
-    of images, or a folder of IDX or CIFAR-10 files. The output is a CSV table with the class and the
-    votes of each row.
+    RUN is the output folder of `train classify`, or a bundle of a classifier. FILE is a .csv, .tsv
+    or .parquet table with the training columns, a .npz file with an array x or x_test, an image, a
+    folder of images, or a folder of IDX or CIFAR-10 files. The output is a CSV table with the class
+    and the votes of each row.
     """
     from lutjax.files.atomic import write_atomically
     from lutjax.training import predictions, raw

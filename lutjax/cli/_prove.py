@@ -84,8 +84,9 @@ def prove(
     """Prove properties of an exported circuit, or find counterexamples.
 
     DIR is an export, or a run or bundle with an export in its folder circuit. Each property prints
-    proved, refuted or undecided, and a counterexample with both samples. A column is a table column, an
-    input name or an input such as x[3]. The exit status is 1 unless every property is proved.
+    proved, refuted or undecided, and a counterexample with both samples. A column is a table
+    column, an input name or an input such as x[3]. The exit status is 1 unless every property is
+    proved.
     """
     from lutjax.circuits import abc, properties
 

@@ -19,8 +19,8 @@ from lutjax.training.errors import RunError
 def quantize(folder: Path, text_path: Path | None) -> None:
     """Quantize the tables of a language model to int8.
 
-    RUN is the output folder of `train lm --model gpt` with tables. The best state is tested before and
-    after, and written to RUN/quantized for `generate` and lutjax.load.
+    RUN is the output folder of `train lm --model gpt` with tables. The best state is tested before
+    and after, and written to RUN/quantized for `generate` and lutjax.load.
     """
     from lutjax.training import lm_runs, quantize as deployment, runs
 

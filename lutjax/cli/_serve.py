@@ -60,9 +60,10 @@ def serve(
 ) -> None:
     """Serve a model over HTTP.
 
-    DIR is a run of `train lm` or `train classify`, or a bundle, also of an imported memory. Text models
-    answer POST /v1/completions, classifiers POST /v1/classify, memories POST /v1/memory; GET /health,
-    /metrics and /v1/models report the state. The server has no encryption or authentication: put a proxy in front of it.
+    DIR is a run of `train lm` or `train classify`, or a bundle, also of an imported memory. Text
+    models answer POST /v1/completions, classifiers POST /v1/classify, memories POST /v1/memory; GET
+    /health, /metrics and /v1/models report the state. The server has no encryption or
+    authentication: put a proxy in front of it.
     """
     from lutjax.bundles._layout import is_memory
     from lutjax.convert import memory_layer

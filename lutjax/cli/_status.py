@@ -46,9 +46,10 @@ def status(
 ) -> None:
     """Check and show the support matrix of all ops.
 
-    Every op, direction, implementation and dtype runs on the devices of this machine and is compared
-    with the reference. Other devices show recorded runs, compilations or lowerings. It takes one or two
-    minutes; Ctrl-C shows partial results. The exit status is 1 if a cell is missing or fails.
+    Every op, direction, implementation and dtype runs on the devices of this machine and is
+    compared with the reference. Other devices show recorded runs, compilations or lowerings. It
+    takes one or two minutes; Ctrl-C shows partial results. The exit status is 1 if a cell is
+    missing or fails.
     """
     if recorded and (compiles or record is not None):
         raise click.UsageError("--recorded checks nothing; leave out --compile and --record.")

@@ -49,8 +49,8 @@ def ca(
 ) -> None:
     """Train a cellular automaton made of logic gates.
 
-    The loss is the squared error of a grid; tests count wrong bits with hard gates. The best automaton
-    is kept. --resume continues a stopped run bit for bit.
+    The loss is the squared error of a grid; tests count wrong bits with hard gates. The best
+    automaton is kept. --resume continues a stopped run bit for bit.
     """
     if resume and path is not None:
         raise click.UsageError("--target is part of the checkpoint; leave it out with --resume.")

@@ -16,7 +16,9 @@ from lutjax.training.recipes import RECIPES, recipe as recipe_of
     "lutjax.training.classifier_config:CONFIGS",
     "runs/classify",
     data="path target test exclude encoding regression image_size split",
-    model="model recipe luts front layers n_thresholds n_inputs tables wiring estimator tau kernels",
+    model=(
+        "model recipe luts front layers n_thresholds n_inputs tables wiring estimator tau kernels"
+    ),
     optimization=(
         "batch_size learning_rate weight_decay cooldown thresholds augment gate_cost patience "
         "baselines seed"
@@ -27,8 +29,8 @@ from lutjax.training.recipes import RECIPES, recipe as recipe_of
     "path",
     type=PATH,
     help=(
-        ".npz file, table, IDX or CIFAR-10 folder, or image folder.  [default: "
-        "scikit-learn's digits]"
+        ".npz file, table, IDX or CIFAR-10 folder, or image folder.  "
+        "[default: scikit-learn's digits]"
     ),
 )
 @click.option("--target", help="Label column.  [default: none]")
@@ -58,8 +60,8 @@ from lutjax.training.recipes import RECIPES, recipe as recipe_of
     type=click.Choice(list(RECIPES)),
     metavar="NAME",
     help=(
-        "Sizes and rates of a published or measured network; "
-        "options override them.  [default: none]"
+        "Sizes and rates of a published or measured network; options override them.  "
+        "[default: none]"
     ),
 )
 @click.option(
@@ -80,8 +82,8 @@ def classify(
     """Train a classifier made of logic gates on images or tables.
 
     The hard network is tested on the test part of the data, or on a fifth of them. Without --data,
-    scikit-learn's digits take about a minute on two CPU cores. --resume continues a stopped run bit for
-    bit. `train digits` is the same command with another output folder.
+    scikit-learn's digits take about a minute on two CPU cores. --resume continues a stopped run bit
+    for bit. `train digits` is the same command with another output folder.
     """
     same: Mapping[str, Any] = {}
     if recipe is not None:

@@ -48,9 +48,9 @@ def tune(
 ) -> None:
     """Find the fastest Triton kernel configs on this device.
 
-    Each kernel of the shapes, forward, backward and update, is measured until no config that differs in
-    one field is faster. Use the result with lutjax.tuning.use(FILE). Ctrl-C keeps finished kernels;
-    --resume continues.
+    Each kernel of the shapes, forward, backward and update, is measured until no config that
+    differs in one field is faster. Use the result with lutjax.tuning.use(FILE). Ctrl-C keeps
+    finished kernels; --resume continues.
     """
     check_folder("--out", output)
     if output.exists() and not (update or resume):

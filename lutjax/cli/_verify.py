@@ -25,8 +25,8 @@ def verify(folder: Path, run: Path | None) -> None:
     """Prove that exported files compute the trained model.
 
     DIR is an export, or a run or bundle with an export in its folder circuit. Each proof prints one
-    line: passed, failed or skipped for a missing tool (gcc, Icarus Verilog, ABC). The exit status is 1
-    if a proof fails.
+    line: passed, failed or skipped for a missing tool (gcc, Icarus Verilog, ABC). The exit status
+    is 1 if a proof fails.
     """
     from lutjax.circuits import proofs
     from lutjax.training import export as exporting

@@ -156,19 +156,28 @@ def convert_memory(
         ) from error
     layout: NgramLayout = facts.pop("layout")
     table = HostTable.mapped(
-        [(place / file, name) for file, name in parts], codec=codec, width=facts["arguments"]["width"],
-        scales=[(place / file, name) for file, name in scales], layout=layout,
-    )  # fmt: skip
+        [(place / file, name) for file, name in parts],
+        codec=codec,
+        width=facts["arguments"]["width"],
+        scales=[(place / file, name) for file, name in scales],
+        layout=layout,
+    )
     if table.shape[1] != layout.n_rows:
         raise ConversionError(
             f"{place} has {table.shape[1]:,} rows; its config has {layout.n_rows:,}."
         )
     base: Any = table
     record = {
-        "kind": "memory", "family": family, "folder": str(place.absolute()), **facts, "codec": codec,
-        "parts": parts, "scales": scales,
-        "base": base.description, "layout": layout.to_json(),
-    }  # fmt: skip
+        "kind": "memory",
+        "family": family,
+        "folder": str(place.absolute()),
+        **facts,
+        "codec": codec,
+        "parts": parts,
+        "scales": scales,
+        "base": base.description,
+        "layout": layout.to_json(),
+    }
     save(arrays, model)
     with write_atomically(Path(model) / MEMORY_RECORD) as path:
         path.write_text(json.dumps(record, allow_nan=False) + "\n", encoding="utf-8")
@@ -216,9 +225,15 @@ def _open_table(
         for which in ("parts", "scales")
     )
     return HostTable.mapped(
-        parts, codec=record["codec"], width=record["arguments"]["width"], scales=scales,
-        layout=layout, trains=trains, overlays=overlays, base=record["base"],
-    )  # fmt: skip
+        parts,
+        codec=record["codec"],
+        width=record["arguments"]["width"],
+        scales=scales,
+        layout=layout,
+        trains=trains,
+        overlays=overlays,
+        base=record["base"],
+    )
 
 
 def memory_layer(
@@ -228,7 +243,7 @@ def memory_layer(
     trains: bool = False,
     overlays: Sequence[str | os.PathLike[str]] = (),
 ) -> "NgramMemory | NgramEmbedding":
-    """Return the Flax NNX layer of a bundle from `convert_memory`, with its table in the base files.
+    """Return the Flax NNX layer of a bundle from `convert_memory`, over its base files.
 
     Args:
       model: the bundle.

@@ -42,7 +42,8 @@ def difflogic(
 
     Example:
       >>> import numpy as np, lutjax
-      >>> wires, weights = np.array([[0, 1, 2, 3], [1, 2, 3, 0]]), np.eye(16, dtype=np.float32)[[1, 6, 7, 14]]
+      >>> wires = np.array([[0, 1, 2, 3], [1, 2, 3, 0]])
+      >>> weights = np.eye(16, dtype=np.float32)[[1, 6, 7, 14]]
       >>> model = lutjax.convert.difflogic({"0.weights": weights, "0.indices": wires}, n_classes=2)
       >>> model.packed()(np.array([[1, 1, 0, 1], [0, 0, 1, 1]], np.float32))
       Array([0, 1], dtype=int32)
@@ -90,7 +91,8 @@ def torch_dwn(
     Example:
       >>> import numpy as np, lutjax
       >>> luts = np.array([[-1, -1, -1, 1], [-1, 1, 1, -1]], np.float32)  # and, xor
-      >>> model = lutjax.convert.torch_dwn({"0.luts": luts, "0.mapping": np.array([[0, 1], [1, 2]])}, n_classes=2)
+      >>> tensors = {"0.luts": luts, "0.mapping": np.array([[0, 1], [1, 2]])}
+      >>> model = lutjax.convert.torch_dwn(tensors, n_classes=2)
       >>> model(np.array([[1, 1, 0]], np.float32), deterministic=True)
       Array([[1., 1.]], dtype=float32)
     """

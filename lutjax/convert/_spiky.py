@@ -91,9 +91,11 @@ def spiky(
       >>> rng = np.random.default_rng(0)
       >>> def tables(name, n_inputs, n_bits, n_outputs):  # of one detector
       ...     anchors = np.stack([rng.permutation(n_inputs)[:2] for _ in range(2)])[None]
-      ...     return {f"{name}._detector_anchors": anchors, f"{name}._weights": rng.normal(size=2**n_bits * n_outputs)}
-      >>> tensors = {"token_embedder.weight": rng.uniform(-1, 1, (10, 4)), **tables("layers.0.attention_lut", 4, 4, 4)}
-      >>> model = lutjax.convert.spiky({**tensors, **tables("unembedder", 4, 2, 10)}, context=6)
+      ...     weights = rng.normal(size=2**n_bits * n_outputs)
+      ...     return {f"{name}._detector_anchors": anchors, f"{name}._weights": weights}
+      >>> tensors = {"token_embedder.weight": rng.uniform(-1, 1, (10, 4))}
+      >>> tensors |= tables("layers.0.attention_lut", 4, 4, 4) | tables("unembedder", 4, 2, 10)
+      >>> model = lutjax.convert.spiky(tensors, context=6)
       >>> model(np.array([[3, 1, 4]]), deterministic=True).shape
       (1, 3, 10)
     """

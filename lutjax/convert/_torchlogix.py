@@ -77,9 +77,11 @@ def torchlogix(
 
     Example:
       >>> import numpy as np, lutjax
-      >>> wires, weight = np.array([[0, 1, 2, 3], [1, 2, 3, 0]]), np.eye(16, dtype=np.float32)[[1, 6, 7, 14]]
-      >>> model = lutjax.convert.torchlogix({"0.weight": weight, "0.connections.indices": wires}, n_classes=2)
-      >>> model(np.array([[1, 1, 0, 1]], np.float32), deterministic=True)  # 1 and 1, 1 xor 0; 0 or 1, 1 nand 1
+      >>> wires = np.array([[0, 1, 2, 3], [1, 2, 3, 0]])
+      >>> weight = np.eye(16, dtype=np.float32)[[1, 6, 7, 14]]  # and, xor, or, nand
+      >>> tensors = {"0.weight": weight, "0.connections.indices": wires}
+      >>> model = lutjax.convert.torchlogix(tensors, n_classes=2)
+      >>> model(np.array([[1, 1, 0, 1]], np.float32), deterministic=True)
       Array([[2., 1.]], dtype=float32)
     """
     if parameterization not in _KINDS:

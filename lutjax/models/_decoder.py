@@ -156,8 +156,10 @@ class Decoder(nnx.Module):
           >>> import jax, jax.numpy as jnp
           >>> from flax import nnx
           >>> from lutjax.models import GPT, GPTConfig
-          >>> model = GPT(GPTConfig(vocab_size=10, features=8, context=8, n_layers=1, n_heads=2), rngs=nnx.Rngs(0))
-          >>> model.generate([jnp.asarray([1, 2, 3]), jnp.asarray([4])], 5, key=jax.random.key(0)).shape
+          >>> config = GPTConfig(vocab_size=10, features=8, context=8, n_layers=1, n_heads=2)
+          >>> model = GPT(config, rngs=nnx.Rngs(0))
+          >>> prompts = [jnp.asarray([1, 2, 3]), jnp.asarray([4])]
+          >>> model.generate(prompts, 5, key=jax.random.key(0)).shape
           (2, 5)
         """
         prompt, lengths, key, warmth = self._validate_generation(
@@ -191,7 +193,8 @@ class Decoder(nnx.Module):
           >>> import jax, jax.numpy as jnp
           >>> from flax import nnx
           >>> from lutjax.models import GPT, GPTConfig
-          >>> model = GPT(GPTConfig(vocab_size=10, features=8, context=8, n_layers=1, n_heads=2), rngs=nnx.Rngs(0))
+          >>> config = GPTConfig(vocab_size=10, features=8, context=8, n_layers=1, n_heads=2)
+          >>> model = GPT(config, rngs=nnx.Rngs(0))
           >>> parts = model.stream(jnp.asarray([1, 2, 3]), 40, key=jax.random.key(0))
           >>> [part.shape for part in parts]
           [(1,), (32,), (7,)]
@@ -392,7 +395,7 @@ _TOKENS_IN_BLOCK = 32
 def _prefill(
     graphdef: Any, cache: Any, kept: Any, prompt: Array, lengths: Array | None
 ) -> tuple[Any, jax.Array]:
-    """Continue sequences with prompts of any length, in windows up to the context; see `feed_tokens`."""
+    """Continue sequences with prompts of any length, in windows up to the context."""
     window, length = nnx.merge(graphdef, cache, kept).config.context, prompt.shape[-1]
     given: tuple[jax.Array, ...] = (jnp.asarray(prompt),)
     if lengths is not None:  # left padding: all sequences end together

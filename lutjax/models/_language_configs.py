@@ -30,19 +30,21 @@ class GPTConfig(Config):
       n_layers: number of layers, each attention and feed-forward.
       n_heads: number of attention heads. Each has ``features / n_heads`` features.
       feed_forward: feed-forward layer type. ``"projection_lut"``: tables between two projections
-        (`lutjax.layers.nnx.ProjectionLUT`). ``"scored_lut"``: the same without projections and heads; each table compares
-        any features and adds rows to all features. ``"lut"``: such tables with hard reads, as in a `LUTTransformer`
-        (`lutjax.layers.nnx.LUT`). ``"dense"``: two matrices with a GELU between them and ``4 * features`` hidden units.
-      lut_heads: table heads per feed-forward layer. ``"scored_lut"`` and ``"lut"`` have ``lut_heads * lut_tables`` tables
-        without heads.
+        (`lutjax.layers.nnx.ProjectionLUT`). ``"scored_lut"``: the same without projections and
+        heads; each table compares any features and adds rows to all features. ``"lut"``: such
+        tables with hard reads, as in a `LUTTransformer` (`lutjax.layers.nnx.LUT`). ``"dense"``: two
+        matrices with a GELU between them and ``4 * features`` hidden units.
+      lut_heads: table heads per feed-forward layer. ``"scored_lut"`` and ``"lut"`` have ``lut_heads
+        * lut_tables`` tables without heads.
       lut_tables: tables per head.
       lut_bits: comparisons per table. A table has ``2 ** lut_bits`` rows.
-      read: table read. Applies to ``"projection_lut"`` and ``"scored_lut"``; ``"powers_of_two"`` suits quantized
-        tables, and names that end in ``_1`` read one row per table instead of two.
-      table_dropout: table dropout rate in training. Applies to ``"projection_lut"`` and ``"scored_lut"``.
+      read: table read. Applies to ``"projection_lut"`` and ``"scored_lut"``; ``"powers_of_two"``
+        suits quantized tables, and names that end in ``_1`` read one row per table instead of two.
+      table_dropout: table dropout rate in training. Applies to ``"projection_lut"`` and
+        ``"scored_lut"``.
       dropout: dropout rate after embedding, attention and feed-forward.
-      dtype: matrix and attention dtype. Parameters, residual sums, normalization and logits are float32 (or
-        float64).
+      dtype: matrix and attention dtype. Parameters, residual sums, normalization and logits are
+        float32 (or float64).
       remat: recompute each layer in the backward pass to save memory.
       memory: add n-gram memory layers (`lutjax.layers.nnx.NgramMemory`).
       memory_orders: n-gram lengths.
@@ -50,10 +52,11 @@ class GPTConfig(Config):
       memory_heads: memory tables per n-gram length.
       memory_width: elements per memory row.
       memory_layers: layers preceded by a memory, counted from 0. Each memory has tables of its own.
-      memory_placement: where memory tables reside. With ``"host"`` they stay in host memory, and a device receives only
-        the rows that it reads.
+      memory_placement: where memory tables reside. With ``"host"`` they stay in host memory, and a
+        device receives only the rows that it reads.
       memory_base: bundle of an imported memory, whose rows the model trains. See
-        `lutjax.convert.convert_memory`. It decides the sizes of the memory; its base files are never written.
+        `lutjax.convert.convert_memory`. It decides the sizes of the memory; its base files are
+        never written.
 
     Raises:
       ValueError: a size is impossible, or the imported memory is of another vocabulary.
@@ -255,9 +258,9 @@ class LUTTransformerConfig(Config):
       n_position_bits: position bits in attention; 0 for none.
       shared_positions: share position bits among a layer's detectors.
       attention: attention type. ``"pair_interleaved"`` requires ``n_position_bits == features``.
-      memory: how attention remembers earlier tokens. ``"window"``: a window of ``context - 1`` positions. ``"counts"``:
-        the number of tokens with each row over all earlier text, in constant memory; requires ``n_position_bits=0`` and
-        ``attention="concatenated"``.
+      memory: how attention remembers earlier tokens. ``"window"``: a window of ``context - 1``
+        positions. ``"counts"``: the number of tokens with each row over all earlier text, in
+        constant memory; requires ``n_position_bits=0`` and ``attention="concatenated"``.
       ffn: add feed-forward tables to each layer.
       ffn_detectors: feed-forward detectors.
       ffn_anchors: anchor pairs per feed-forward detector.
@@ -266,8 +269,8 @@ class LUTTransformerConfig(Config):
       dropout: dropout rate after attention and tables.
       batch_norm: add batch normalization after attention and tables.
       param_dtype: parameter and activation dtype.
-      table_dtype: table dtype. bfloat16 halves their memory and traffic; computation keeps its precision.
-        Default: --param-dtype.
+      table_dtype: table dtype. bfloat16 halves their memory and traffic; computation keeps its
+        precision. Default: --param-dtype.
 
     Raises:
       ValueError: a size is impossible.

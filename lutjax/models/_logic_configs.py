@@ -20,7 +20,8 @@ EDGES = ("right - left", "below - above", "right - 2 middle + left", "below - 2 
 
 PerLayer = int | tuple[int, ...]
 _PER_LAYER = ("depth", "kernel", "stride", "padding", "pool", "pool_padding", "channels_per_kernel")
-# Name: factor of all sizes, thresholds of a pixel, temperature of the votes, and a further factor of the layers of gates.
+# Name: factor of all sizes, thresholds of a pixel, temperature of the votes, and a further factor
+# of the layers of gates.
 _CIFAR10 = {
     "S": (32, 3, 20.0, 1),
     "M": (256, 3, 40.0, 1),
@@ -54,32 +55,37 @@ class LogicClassifierConfig(Config):
     Attributes:
       in_features: numbers of a sample, such as the pixels of an image.
       n_classes: number of classes; 1 for regression.
-      layers: gates or tables per layer. The last layer votes for the classes; its size is a multiple of their number.
+      layers: gates or tables per layer. The last layer votes for the classes; its size is a
+        multiple of their number.
       n_thresholds: bits per input number; 0 for binary samples.
       n_inputs: inputs per gate (2) or table (2 to 8).
-      tables: trained form per gate or table. gates: 16 logits, for 2 inputs. light: one logit per table entry, 4 for
-        a gate. walsh: Walsh coefficients. raw: numbers from -1 to 1. binary: tables with binary addresses, also in
-        training. Default: gates for 2 inputs, else light.
-      residual: initial preference for passing on the first input. It is the logit of that gate, or of table entries; deep
-        networks need a larger one, and binary tables ignore it. Default: 2 for gates, 0 for tables.
+      tables: trained form per gate or table. gates: 16 logits, for 2 inputs. light: one logit per
+        table entry, 4 for a gate. walsh: Walsh coefficients. raw: numbers from -1 to 1. binary:
+        tables with binary addresses, also in training. Default: gates for 2 inputs, else light.
+      residual: initial preference for passing on the first input. It is the logit of that gate, or
+        of table entries; deep networks need a larger one, and binary tables ignore it. Default: 2
+        for gates, 0 for tables.
       noise: initial standard deviation.
-      wiring: balanced, unique, butterfly, random, top-k, full or learnable. See `lutjax.layers.nnx.LogicGates`; the first layer
-        may also read windows of an image, see `lutjax.wiring.Windows`. Several names separated by commas apply to the first layers, and the last
-        name to all further layers, as in windows,balanced.
+      wiring: balanced, unique, butterfly, random, top-k, full or learnable. See
+        `lutjax.layers.nnx.LogicGates`; the first layer may also read windows of an image, see
+        `lutjax.wiring.Windows`. Several names separated by commas apply to the first layers, and
+        the last name to all further layers, as in windows,balanced.
       candidates: candidate wires per input, for top-k and learnable wiring.
       image_shape: image height, width and channels, for windows, edges and circuit pages.
       window: window height and width.
-      edges: add bits for edges and curvature of images. They are first and second differences of neighboring pixels in
-        rows and columns, each with as many bits; the image is extended by its border pixels.
+      edges: add bits for edges and curvature of images. They are first and second differences of
+        neighboring pixels in rows and columns, each with as many bits; the image is extended by its
+        border pixels.
       learned_thresholds: train thresholds, each through the derivative of its own sigmoid.
-      threshold_gradient: straight_through trains on bits, soft on sigmoids that become bits after training. See
-        `lutjax.layers.nnx.Thermometer`.
-      reduce: inputs per table in layers that reduce votes before counting. The tables are trained and start as
-        majorities; (3, 6) turns 200 votes per class into 12.
-      estimator: gate gradient estimator. See `lutjax.layers.nnx.LogicGates`. Binary tables have their own.
+      threshold_gradient: straight_through trains on bits, soft on sigmoids that become bits after
+        training. See `lutjax.layers.nnx.Thermometer`.
+      reduce: inputs per table in layers that reduce votes before counting. The tables are trained
+        and start as majorities; (3, 6) turns 200 votes per class into 12.
+      estimator: gate gradient estimator. See `lutjax.layers.nnx.LogicGates`. Binary tables have
+        their own.
       tau: vote temperature. It divides the votes.
-      regression: learn a number instead of a class. The number is the count of ones in the last layer times `scale`, plus
-        `offset`.
+      regression: learn a number instead of a class. The number is the count of ones in the last
+        layer times `scale`, plus `offset`.
       scale, offset: of that number. Training derives both from the range of the training part.
 
     Raises:
@@ -247,17 +253,20 @@ class LogicClassifierConfig(Config):
 class LogicTreeNetConfig(Config):
     """The sizes of a `LogicTreeNet`.
 
-    Depths of trees, sizes of windows, strides, paddings, pools and channels are numbers for all layers of trees, or tuples with one for each.
+    Depths of trees, sizes of windows, strides, paddings, pools and channels are numbers for all
+    layers of trees, or tuples with one for each.
 
     Attributes:
       in_shape: height, width and channels of the images.
       n_classes: number of classes.
       kernels: trees per tree layer.
-      layers: gates per layer after the trees. The last layer votes for the classes; its size is a multiple of their
-        number.
-      n_thresholds: bits per input number; 0 for binary samples. Thresholds are shared by all pixels of a channel.
-      edges: add bits for edges and curvature. They are first and second differences of neighboring pixels in rows and
-        columns, each with as many bits; the image is extended by its border pixels.
+      layers: gates per layer after the trees. The last layer votes for the classes; its size is a
+        multiple of their number.
+      n_thresholds: bits per input number; 0 for binary samples. Thresholds are shared by all pixels
+        of a channel.
+      edges: add bits for edges and curvature. They are first and second differences of neighboring
+        pixels in rows and columns, each with as many bits; the image is extended by its border
+        pixels.
       depth: gate levels per tree.
       kernel: window height and width per tree.
       stride: distance between windows.
@@ -267,15 +276,15 @@ class LogicTreeNetConfig(Config):
       channels_per_kernel: input channels per tree; 0 for all. See `lutjax.layers.nnx.LogicConv`.
       leaves: window pixels of trees, balanced or random. See `lutjax.layers.nnx.LogicConv`.
       n_inputs: inputs per gate (2) or table (2 to 8).
-      tables: trained form per gate. gates: 16 logits. light: one logit for each of 4 table entries. walsh: Walsh
-        coefficients. raw: numbers from -1 to 1.
+      tables: trained form per gate. gates: 16 logits. light: one logit for each of 4 table entries.
+        walsh: Walsh coefficients. raw: numbers from -1 to 1.
       residual: initial probability that a gate passes on its first input.
-      wiring: gate wiring after the trees. balanced, unique, butterfly, random, top-k, full or learnable; see
-        `lutjax.layers.nnx.LogicGates`.
+      wiring: gate wiring after the trees. balanced, unique, butterfly, random, top-k, full or
+        learnable; see `lutjax.layers.nnx.LogicGates`.
       candidates: candidate wires per input, for top-k and learnable wiring.
       learned_thresholds: train thresholds, each through the derivative of its own sigmoid.
-      threshold_gradient: straight_through trains on bits, soft on sigmoids that become bits after training. See
-        `lutjax.layers.nnx.Thermometer`.
+      threshold_gradient: straight_through trains on bits, soft on sigmoids that become bits after
+        training. See `lutjax.layers.nnx.Thermometer`.
       estimator: gate gradient estimator. See `lutjax.layers.nnx.LogicGates`.
       tau: vote temperature. It divides the votes.
 

@@ -63,7 +63,8 @@ class Slots:
       >>> import jax
       >>> from flax import nnx
       >>> from lutjax.models import GPT, GPTConfig, Slots
-      >>> model = GPT(GPTConfig(vocab_size=10, features=8, context=8, n_layers=1, n_heads=2), rngs=nnx.Rngs(0))
+      >>> config = GPTConfig(vocab_size=10, features=8, context=8, n_layers=1, n_heads=2)
+      >>> model = GPT(config, rngs=nnx.Rngs(0))
       >>> slots = Slots(model, 2, temperature=0)
       >>> first, _ = slots.join([1, 2, 3], key=jax.random.key(0))
       >>> second, _ = slots.join([4], key=jax.random.key(1), temperature=0.7)
@@ -186,7 +187,8 @@ class Slots:
           >>> import jax
           >>> from flax import nnx
           >>> from lutjax.models import GPT, GPTConfig, Slots
-          >>> model = GPT(GPTConfig(vocab_size=10, features=8, context=8, n_layers=1, n_heads=2), rngs=nnx.Rngs(0))
+          >>> config = GPTConfig(vocab_size=10, features=8, context=8, n_layers=1, n_heads=2)
+          >>> model = GPT(config, rngs=nnx.Rngs(0))
           >>> slots = Slots(model, 2)
           >>> slot = slots.begin([1, 2, 3] * 5, key=jax.random.key(0))
           >>> slots.reading == [slot], slots.read(slot)

@@ -239,7 +239,7 @@ class LogicCA(nnx.Module):
           >>> import jax.numpy as jnp
           >>> from flax import nnx
           >>> from lutjax.models import LogicCA, LogicCAConfig
-          >>> config = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2), periodic=True)
+          >>> config = LogicCAConfig(2, kernels=2, perception=(8, 2), update=(8, 2), periodic=True)
           >>> model = LogicCA(config, rngs=nnx.Rngs(0))
           >>> start = jnp.zeros((16, 16, 2)).at[8, 8].set(1)
           >>> states = model.rollout(start, 3, deterministic=True)

@@ -67,7 +67,7 @@ class PackedClassifier(Packed, WithCircuit):
       >>> import jax.numpy as jnp, lutjax
       >>> from flax import nnx
       >>> from lutjax.models import LogicClassifier, LogicClassifierConfig
-      >>> config = LogicClassifierConfig(in_features=6, n_classes=3, layers=(30, 30), n_thresholds=0)
+      >>> config = LogicClassifierConfig(6, n_classes=3, layers=(30, 30), n_thresholds=0)
       >>> packed = LogicClassifier(config, rngs=nnx.Rngs(0)).packed()
       >>> bits = jnp.asarray([[1, 0, 0, 1, 0, 1], [0, 1, 1, 1, 0, 0]], jnp.uint8)
       >>> bool((packed(bits) == packed.from_words(lutjax.pack_bits(bits.T))[:2]).all())

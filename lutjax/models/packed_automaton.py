@@ -37,7 +37,8 @@ class PackedAutomaton:
       >>> import jax.numpy as jnp
       >>> from flax import nnx
       >>> from lutjax.models import LogicCA, LogicCAConfig, PackedAutomaton
-      >>> model = LogicCA(LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2)), rngs=nnx.Rngs(0))
+      >>> config = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2))
+      >>> model = LogicCA(config, rngs=nnx.Rngs(0))
       >>> state = jnp.zeros((64, 100, 2), bool).at[32, 50].set(True)
       >>> after = PackedAutomaton(model.circuit())(state, 10)
       >>> bool((after == model(state, 10, deterministic=True)).all())

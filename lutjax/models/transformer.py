@@ -95,7 +95,7 @@ class LUTTransformer(Decoder):
       >>> import jax, jax.numpy as jnp
       >>> from flax import nnx
       >>> from lutjax.models import LUTTransformer, LUTTransformerConfig
-      >>> config = LUTTransformerConfig(vocab_size=10, features=4, context=8, n_layers=1, ffn_anchors=3)
+      >>> config = LUTTransformerConfig(vocab_size=10, features=4, context=8, ffn_anchors=3)
       >>> model = LUTTransformer(config, rngs=nnx.Rngs(0))
       >>> tokens = jnp.asarray([[1, 2, 3]])
       >>> model(tokens, deterministic=True).shape

@@ -39,8 +39,10 @@ def load(folder: str | os.PathLike[str], into: Any = None) -> Any:
 
     Example:
       >>> import jax, lutjax
-      >>> text = lutjax.load("runs/lm").generate(tokens, 100, key=jax.random.key(0))  # doctest: +SKIP
-      >>> classes = lutjax.load("runs/digits")(images).argmax(-1)  # images: [batch, features]  # doctest: +SKIP
+      >>> model = lutjax.load("runs/lm")  # doctest: +SKIP
+      >>> text = model.generate(tokens, 100, key=jax.random.key(0))  # doctest: +SKIP
+      >>> votes = lutjax.load("runs/digits")(images)  # doctest: +SKIP
+      >>> classes = votes.argmax(-1)  # of images [batch, features]  # doctest: +SKIP
       >>> automaton = lutjax.load("runs/ca")  # doctest: +SKIP
       >>> state = automaton(state, 10, deterministic=True)  # doctest: +SKIP
       >>> automaton.record.steps, automaton.record.history.test[-1]  # doctest: +SKIP

@@ -20,20 +20,22 @@ class TrainingConfig(Training):
 
     Attributes:
       experiment: its name, which decides the target.
-      start: initial state: boards of the Game of Life, random bits, a seed (one cell of ones), or zero.
+      start: initial state: boards of the Game of Life, random bits, a seed (one cell of ones), or
+        zero.
       size: grid rows and columns.
       n_steps: automaton steps before comparing with the target.
-      batch_size: grids per step. In the Game of Life, 3x3 boards; 512 are all boards, as one torus with every
-        neighborhood once.
+      batch_size: grids per step. In the Game of Life, 3x3 boards; 512 are all boards, as one torus
+        with every neighborhood once.
       learning_rate: AdamW learning rate.
       weight_decay: AdamW weight decay. It pulls gates toward a uniform mixture.
       hard_share: hard-gate probability per training step.
-      last_hard_share: hard-gate probability in the last step. It grows from `hard_share` after `hard_growth` of the
-        run. Default: unchanged.
+      last_hard_share: hard-gate probability in the last step. It grows from `hard_share` after
+        `hard_growth` of the run. Default: unchanged.
       hard_growth: fraction of steps before the hard-gate probability grows.
       runs: automata trained side by side, with consecutive seeds. The best automaton is kept.
       clip: maximum gradient magnitude per element.
-      keep_every: automaton steps per state kept for the gradient. See `lutjax.models.LogicCA.__call__`.
+      keep_every: automaton steps per state kept for the gradient. See
+        `lutjax.models.LogicCA.__call__`.
       loss_channels: target channels to compare, counted from 0. Default: all.
     """
 

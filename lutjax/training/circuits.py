@@ -11,6 +11,14 @@ NAMES = (
 )  # fmt: skip
 INPUTS = (3, 5)  # pass-through gates
 
+_EXPLANATION = (
+    "Gates of the hard automaton. A perception circuit counts once, "
+    "whatever the number of channels; live gates are\n"
+    "those on which the target channels depend over any number of steps; "
+    "active ones are all but a and b, which\n"
+    "pass an input on."
+)
+
 
 def live(
     model: LogicCA, n_outputs: int, gates: Int[np.ndarray, " gates"] | None = None
@@ -59,9 +67,7 @@ def table(model: LogicCA, n_outputs: int) -> str:
     n_seen = sum(model.config.sizes[: len(model.config.perception)])
     parts = (np.arange(len(gates)) < n_seen, np.arange(len(gates)) >= n_seen)
     lines = [
-        "Gates of the hard automaton. A perception circuit counts once, whatever the number of channels; live gates are",
-        "those on which the target channels depend over any number of steps; active ones are all but a and b, which",
-        "pass an input on.",
+        _EXPLANATION,
         "",
         f"{'gate':<14}{'perception':>11}{'live':>7}{'update':>9}{'live':>7}",
     ]

@@ -27,12 +27,13 @@ FOR_TABLES: Mapping[str, Any] = MappingProxyType(
         "select_every": 50,
     }
 )
-"""Values of fields for layers of gates on the rows of a table, where neither a recipe nor the user gives others."""
+"""Defaults of fields for gate layers on the rows of a table, below recipes and given values."""
 
 GATES_PER_CLASS = (200, 200)
 """Gates per class and layer for the rows of a table with more than two classes.
 
-On DNA splices two layers of 300 or 1500 gates gained 1.4 and 1.3 points over one of 1280, on one split.
+On DNA splices two layers of 300 or 1500 gates gained 1.4 and 1.3 points over one of 1280, on one
+split.
 """
 
 TAU_OF_CLASSES = 6.0  # vote temperature of these layers
@@ -51,7 +52,7 @@ FOR_SMALL_TABLES: Mapping[str, Any] = MappingProxyType(
         "select_every": 0,
     }
 )
-"""Values in place of `FOR_TABLES` for classes of smaller tables, if the user gives none of these fields.
+"""Values in place of `FOR_TABLES` for classes of smaller tables, if none of them is given.
 
 Layers are gates per class. The gate cost is one of `GATE_COSTS`, chosen by cross-validation.
 """
@@ -69,25 +70,28 @@ class TrainingConfig(Training):
     Attributes:
       batch_size: samples per step.
       learning_rate: Adam learning rate before the cooldown.
-      weight_decay: AdamW weight decay for gates and tables, scaled by the rate. Thresholds and scores of learned wires
-        have none.
+      weight_decay: AdamW weight decay for gates and tables, scaled by the rate. Thresholds and
+        scores of learned wires have none.
       cooldown: fraction of steps with linear cooldown to 0.
-      thresholds: threshold placement. uniform, gaussian and distributive follow the
-        training part, see lutjax.thermometer_thresholds; learned starts as uniform, and at quantiles for table columns.
+      thresholds: threshold placement. uniform, gaussian and distributive follow the training part,
+        see lutjax.thermometer_thresholds; learned starts as uniform, and at quantiles for table
+        columns.
       temperature: gate temperature. It divides the logits. See estimator.
       final_temperature: temperature after the last step. Default: --temperature.
       annealing: temperature annealing.
-      augment: strength of image augmentation: shifts, rotations and scalings. 1 is up to half a pixel, 0.15 radians and 10 %; 0
-        is none. Other samples are unchanged.
+      augment: strength of image augmentation: shifts, rotations and scalings. 1 is up to half a
+        pixel, 0.15 radians and 10 %; 0 is none. Other samples are unchanged.
       shift: maximum additional image shift, in pixels.
       bend: standard deviation of image warps, in pixels. See lutjax.training.augment.warp.
       flip: probability of mirroring an image left to right.
-      gate_cost: loss per 1000 circuit gates, in nats. Counted are gates expected to need two inputs; a vote that is not
-        constant counts as one gate. Circuits become smaller and, at high costs, less accurate; see docs/circuits.md.
-      column_bits: maximum bits per numeric table column, at quantiles. 0 keeps numbers, which n_thresholds turns into
-        bits.
-      select_every: steps between hard tests for selecting the kept network. The network with the best accuracy on up to
-        4096 training samples is tested at the end, exported and loaded; 0 keeps the last network.
+      gate_cost: loss per 1000 circuit gates, in nats. Counted are gates expected to need two
+        inputs; a vote that is not constant counts as one gate. Circuits become smaller and, at high
+        costs, less accurate; see docs/circuits.md.
+      column_bits: maximum bits per numeric table column, at quantiles. 0 keeps numbers, which
+        n_thresholds turns into bits.
+      select_every: steps between hard tests for selecting the kept network. The network with the
+        best accuracy on up to 4096 training samples is tested at the end, exported and loaded; 0
+        keeps the last network.
       split: random fifth of samples to test on. Ignored for data with a test part.
       stratified: split each class in proportion.
       seed: random seed for model, sample order and noise.
@@ -153,10 +157,10 @@ class Options(Intervals):
     """Options that may change while a run goes on.
 
     Attributes:
-      patience: tests without improvement before stopping. The test part then chooses the stopping time, so its accuracy
-        is slightly optimistic. Default: never stop early.
-      baselines: fit logistic regression and a random forest to the same bits. Default: for at most 20 million training
-        bits.
+      patience: tests without improvement before stopping. The test part then chooses the stopping
+        time, so its accuracy is slightly optimistic. Default: never stop early.
+      baselines: fit logistic regression and a random forest to the same bits. Default: for at most
+        20 million training bits.
     """
 
     patience: int | None = None

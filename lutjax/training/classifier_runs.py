@@ -446,10 +446,8 @@ class Classifier(Experiment):
         if recipe is None or not (what := self._other_data(recipe)):
             return []
         return [
-            (
-                f"warning: the recipe {recipe.name} is for {recipe.data}, and these data are {what}: "
-                "its sizes and rates may not suit them."
-            )
+            f"warning: the recipe {recipe.name} is for {recipe.data}, and these data are "
+            f"{what}: its sizes and rates may not suit them."
         ]
 
     def _other_data(self, recipe: Published) -> str:

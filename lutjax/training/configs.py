@@ -83,16 +83,15 @@ class Training:
     def scheduled_values(
         self, numbers: Int[np.ndarray, " steps"]
     ) -> Float[np.ndarray, "steps values"]:
-        """Return the step values that depend on the total number of steps, for step numbers from 0."""
-        rates = np.asarray(
-            self.rate()(numbers), np.float32
-        )  # a constant schedule answers with one number
+        """Return the values of steps, from 0, that depend on the total number of steps."""
+        # A constant schedule returns a single number.
+        rates = np.asarray(self.rate()(numbers), np.float32)
         return np.broadcast_to(rates, numbers.shape)[:, None]
 
     def scheduled(
         self, schedule: str = "constant", *, warmup: float = 0.0, cooldown: float = 0.0
     ) -> Schedule:
-        """Return a schedule of these steps, batches and this rate; see `optimizers.learning_rate`."""
+        """Return a schedule with these steps, batches and rate; see `optimizers.learning_rate`."""
         from lutjax.training import optimizers
 
         schedule_of: Schedule = optimizers.learning_rate(
@@ -108,7 +107,9 @@ class Training:
 
 @dataclasses.dataclass(frozen=True)
 class Intervals:
-    """Intervals between measurements and checkpoints, in steps. They change nothing in what is learned, so a resumed run may change them.
+    """Intervals between measurements and checkpoints, in steps.
+
+    They change nothing in what is learned, so a resumed run may change them.
 
     Attributes:
       log_every: steps between training losses.

@@ -584,7 +584,7 @@ def _finish(
     if not hosts.call_in_first(lambda: all(finished.has(folder, part.name) for part in parts)):
         experiment.compare(show)
     for part in parts:
-        if not hosts.call_in_first(lambda name=part.name: finished.has(folder, name)):  # type: ignore[misc]
+        if not hosts.call_in_first(functools.partial(finished.has, folder, part.name)):
             with show.show_activity(part.doing), runs.write_run_file(folder / part.name) as path:
                 lines = list(part.do(state, path) or ())
                 written = path.exists()

@@ -54,7 +54,8 @@ class Steps(Repeated):
         options: dict[str, Any] = {"compiler_options": compiler_options()}
         if of_state is not None:
             everywhere = meshes.replicated_sharding(jax.tree.leaves(of_state)[0].mesh)
-            # Every process needs the complete gradient; a single process takes it from any location.
+            # Every process needs the complete gradient; a single process takes it from any
+            # location.
             options["out_shardings"] = (
                 of_state,
                 everywhere,

@@ -46,7 +46,8 @@ class Rounded:
       >>> from flax import nnx
       >>> from lutjax.models import LUTTransformer, LUTTransformerConfig
       >>> from lutjax.training.integers import Rounded
-      >>> config = LUTTransformerConfig(features=4, context=4, n_layers=1, n_heads=1, n_anchors=2, ffn_anchors=2)
+      >>> sizes = {"n_layers": 1, "n_heads": 1, "n_anchors": 2, "ffn_anchors": 2}
+      >>> config = LUTTransformerConfig(features=4, context=4, **sizes)
       >>> rounded = Rounded(LUTTransformer(config, rngs=nnx.Rngs(0)), tables="int8")
       >>> rounded.integer.dtype, rounded.integer.window, rounded.model.embedding.dtype
       (dtype('int8'), 3, dtype('float32'))

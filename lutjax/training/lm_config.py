@@ -22,35 +22,41 @@ MODELS: dict[str, type[ModelConfig]] = {"lut": LUTTransformerConfig, "gpt": GPTC
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Training):
-    """Settings of a training run apart from the model and the text. Data order and dropout follow from the seed.
+    """Settings of a training run apart from the model and the text.
+
+    Data order and dropout follow from the seed.
 
     Attributes:
       batch_size: text windows per step.
       learning_rate: learning rate before warmup and cooldown. A factor of the published schedule.
-      table_gradient: table gradient type. factored: accessed rows and their cotangents. dense: arrays of the table
-        shapes. Both give the same results up to rounding, but only sparse gradients know accessed rows with a zero
-        gradient, which row_adam counts and momentum and weight decay update.
-      table_optimizer: table row optimizer. same updates tables like all other parameters, by dense gradients.
+      table_gradient: table gradient type. factored: accessed rows and their cotangents. dense:
+        arrays of the table shapes. Both give the same results up to rounding, but only sparse
+        gradients know accessed rows with a zero gradient, which row_adam counts and momentum and
+        weight decay update.
+      table_optimizer: table row optimizer. same updates tables like all other parameters, by dense
+        gradients.
       table_rate: learning-rate factor for detector tables.
       table_weight_decay: table weight decay for accessed rows, scaled by the rate.
       memory_optimizer: memory row optimizer. It always uses sparse gradients.
       memory_rate: learning-rate factor for memory rows.
       memory_weight_decay: memory weight decay for accessed rows, scaled by the rate.
-      memory_depth: prefetch depth for host-resident memories. With depth 0 every step waits for the previous update, as on
-        the device. With depth n, reads lag updates by exactly n steps, and the CPU works while the device computes.
+      memory_depth: prefetch depth for host-resident memories. With depth 0 every step waits for the
+        previous update, as on the device. With depth n, reads lag updates by exactly n steps, and
+        the CPU works while the device computes.
       optimizer: optimizer for other parameters.
-      weight_decay: matrix weight decay (adamw), scaled by the rate. Tables, scales and biases have none.
+      weight_decay: matrix weight decay (adamw), scaled by the rate. Tables, scales and biases have
+        none.
       clip: maximum global gradient norm. Default: no limit.
-      total_variation: total-variation penalty weight for tables. It is the mean squared difference of rows whose
-        addresses differ in one bit; requires dense gradients.
+      total_variation: total-variation penalty weight for tables. It is the mean squared difference
+        of rows whose addresses differ in one bit; requires dense gradients.
       microbatches: sequential parts per batch, to save memory.
       schedule: learning-rate schedule between warmup and cooldown.
       warmup: fraction of steps with linear warmup.
       cooldown: fraction of steps with linear cooldown to 0.
       loss: cross-entropy reduction over a batch.
       validate: hold out a validation part, or train on it.
-      select_every: steps between validations for selecting the kept state. The state with the lowest validation loss is
-        tested at the end and loaded; 0 keeps the last state.
+      select_every: steps between validations for selecting the kept state. The state with the
+        lowest validation loss is tested at the end and loaded; 0 keeps the last state.
       seed: random seed for model, data order and dropout.
     """
 
@@ -85,7 +91,8 @@ class TrainingConfig(Training):
                 f"it must divide batch_size, {self.batch_size}."
             )
         for name in (
-            "table_rate", "table_weight_decay", "memory_rate", "memory_weight_decay", "weight_decay", "total_variation"
+            "table_rate", "table_weight_decay", "memory_rate", "memory_weight_decay",
+            "weight_decay", "total_variation",
         ):  # fmt: skip
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(
@@ -129,8 +136,8 @@ class Options(Intervals):
     """Options that may change while a run goes on.
 
     Attributes:
-      usage: count accesses per table row in usage.json. The test part is counted at the end; memory rows are
-        always counted.
+      usage: count accesses per table row in usage.json. The test part is counted at the end; memory
+        rows are always counted.
     """
 
     usage: bool = False

@@ -107,7 +107,8 @@ class TrainedRun:
     Example:
       >>> from lutjax.training import predictions
       >>> run = predictions.load("runs/classify")  # doctest: +SKIP
-      >>> run.predict({"age": [50, 20], "hours": [40, 20], "job": ["pilot", "clerk"]}).names  # doctest: +SKIP
+      >>> columns = {"age": [50, 20], "hours": [40, 20], "job": ["pilot", "clerk"]}
+      >>> run.predict(columns).names  # doctest: +SKIP
       ['high', 'low']
     """
 

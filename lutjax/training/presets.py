@@ -11,9 +11,10 @@ from typing import Any
 
 
 def read_values(file: str) -> dict[str, Any]:
-    """Return a file's tables of values; ``base = NAME`` in a table adds the values of ``[bases.NAME]``.
+    """Return a file's tables of values.
 
-    Arrays become tuples, as configs require.
+    ``base = NAME`` in a table adds the values of ``[bases.NAME]``. Arrays become tuples, as configs
+    require.
     """
     tables = tomllib.loads(resources.files(__package__).joinpath(file).read_text("utf-8"))
     bases = tables.pop("bases", {})
@@ -57,7 +58,7 @@ def fields_of(config: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def refuse_others(what: str, configs: Sequence[type], fields: Mapping[str, Any]) -> None:
     """Raise ValueError for a field unknown to all configs; `what` names them in the message."""
-    known = {name for config in configs for name in config.__dataclass_fields__}  # type: ignore[attr-defined]
+    known = {field.name for config in configs for field in dataclasses.fields(config)}
     others = sorted(set(fields) - known)
     if others:
         raise ValueError(f"{others[0]} is {fields[others[0]]}; {what} has no such option.")

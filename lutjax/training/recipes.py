@@ -1,4 +1,4 @@
-"""Logic gate networks by name, published ones and our own: sizes and rates for ``train classify``."""
+"""Named logic gate networks, published and our own: sizes and rates for ``train classify``."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -79,12 +79,12 @@ class Recipe(Published):
 
     Example:
       >>> from lutjax.training.recipes import RECIPES
-      >>> print(RECIPES["difflogic-mnist-small"])
+      >>> print(RECIPES["difflogic-mnist-small"])  # doctest: +ELLIPSIS
       difflogic-mnist-small: 48,000 gates, published with 97.69 % on MNIST
         source: Petersen et al., Deep Differentiable Logic Gate Networks, 2022
-        differs: pixels are bits while training, too; the published network reads 20 x 20 pixels of each image
-        layers 8000,8000,8000,8000,8000,8000; n_thresholds 1; n_inputs 2; tables gates; residual 0.0; noise 1.0; wiring unique; candidates 8; edges False; tau 10.0
-        steps 200000; batch_size 100; learning_rate 0.01; weight_decay 0.0; cooldown 0.0; thresholds uniform; augment 0.0; flip 0.0
+        differs: pixels are bits while training, too; the published network reads 20 x 20 pixels ...
+        layers 8000,8000,8000,8000,8000,8000; n_thresholds 1; n_inputs 2; tables gates; ...
+        steps 200000; batch_size 100; learning_rate 0.01; weight_decay 0.0; ...
     """
 
     model: ClassVar[str] = "gates"
@@ -120,12 +120,12 @@ class TreeRecipe(Published):
 
     Example:
       >>> from lutjax.training.recipes import RECIPES
-      >>> print(RECIPES["logictreenet-mnist-s"])
+      >>> print(RECIPES["logictreenet-mnist-s"])  # doctest: +ELLIPSIS
       logictreenet-mnist-s: 73,136 gates that are trained, published with 98.46 % on MNIST
         source: Petersen et al., Convolutional Differentiable Logic Gate Networks, 2024
         differs: the last network is the result, not the one that is best on a validation part
-        kernels 16,48,144; layers 40960,20480,10240; n_thresholds 1; depth 3; kernel 5,3,3; padding 0; pool 2; pool_padding 0,1,1; channels_per_kernel 0; tables gates; residual 0.9; wiring balanced; candidates 8; estimator soft; tau 6.5; edges False
-        steps 200000; batch_size 512; learning_rate 0.01; weight_decay 0.0; cooldown 0.0; thresholds uniform; augment 0.0; flip 0.0
+        kernels 16,48,144; layers 40960,20480,10240; n_thresholds 1; depth 3; kernel 5,3,3; ...
+        steps 200000; batch_size 512; learning_rate 0.01; weight_decay 0.0; cooldown 0.0; ...
     """
 
     model: ClassVar[str] = "tree"

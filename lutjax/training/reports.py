@@ -181,9 +181,11 @@ def tables(usage: Mapping[str, Usage]) -> list[Tables]:
     Example:
       >>> import numpy as np, lutjax
       >>> from lutjax.training import reports
-      >>> (found,) = reports.tables({"hidden/weights": lutjax.Usage(np.array([[3, 0, 1, 0], [2, 2, 0, 0]]))})
-      >>> found.line()
-      'hidden/weights: never read 4 of 8 rows; entropy 0.91 of 2 bits; the most read row of a table has 62.5% of its reads.'
+      >>> usage = lutjax.Usage(np.array([[3, 0, 1, 0], [2, 2, 0, 0]]))
+      >>> [report] = reports.tables({"hidden/weights": usage})
+      >>> report.line()
+      'hidden/weights: never read 4 of 8 rows; entropy 0.91 of 2 bits; the most read row of a table
+      has 62.5% of its reads.'
     """
     return [
         Tables(
@@ -271,7 +273,8 @@ def kinds(truth: Truth) -> dict[str, int]:
     Example:
       >>> import numpy as np
       >>> from lutjax.training.reports import kinds
-      >>> {kind: n for kind, n in kinds(np.array([[0, 0, 0, 1], [0, 1, 1, 0], [1, 1, 1, 1]], bool)).items() if n}
+      >>> truth = np.array([[0, 0, 0, 1], [0, 1, 1, 0], [1, 1, 1, 1]], bool)
+      >>> {kind: n for kind, n in kinds(truth).items() if n}
       {'constant': 1, 'and': 1, 'xor': 1}
     """
     if truth.shape[1] != 4:
@@ -339,8 +342,10 @@ def live_nodes(
 
 
 _WORDS = (
-    "false", "not ({0} or {1})", "{0} and not {1}", "not {1}", "{1} and not {0}", "not {0}", "{0} differs from {1}", "not ({0} and {1})",
-    "{0} and {1}", "{0} equals {1}", "{0}", "{0} or not {1}", "{1}", "{1} or not {0}", "{0} or {1}", "true",
+    "false", "not ({0} or {1})", "{0} and not {1}", "not {1}",
+    "{1} and not {0}", "not {0}", "{0} differs from {1}", "not ({0} and {1})",
+    "{0} and {1}", "{0} equals {1}", "{0}", "{0} or not {1}",
+    "{1}", "{1} or not {0}", "{0} or {1}", "true",
 )  # fmt: skip
 """Two-input gates in words, by truth table as in `KINDS`."""
 
@@ -360,7 +365,8 @@ def in_words(truth: Truth, wires: Wires, names: Sequence[str]) -> list[str]:
     Example:
       >>> import numpy as np
       >>> from lutjax.training.reports import in_words
-      >>> in_words(np.array([[0, 0, 0, 1], [0, 1, 0, 0]], bool), np.array([[0, 1], [2, 0]]), ["age > 40", "job = nurse", "sex = f"])
+      >>> truth = np.array([[0, 0, 0, 1], [0, 1, 0, 0]], bool)
+      >>> in_words(truth, np.array([[0, 1], [2, 0]]), ["age > 40", "job = nurse", "sex = f"])
       ['(age > 40) and (job = nurse)', '(sex = f) and not (age > 40)']
     """
     if truth.shape[1] != 4:

@@ -225,7 +225,7 @@ def write_curves(path: Path, history: History, names: tuple[str, ...]) -> None:
 
 @contextmanager
 def write_run_file(path: Path) -> Iterator[Path]:
-    """Yield a path for writing a run file, as `write_atomically`; only the first process's file stays."""
+    """Yield a path for a run file, as `write_atomically`; only the first process keeps the file."""
     if hosts.is_first():
         with write_atomically(path) as unfinished:
             yield unfinished

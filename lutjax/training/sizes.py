@@ -175,7 +175,7 @@ def _train(experiment: Classifier) -> State:
 
 
 def circuit_of(experiment: Classifier, model: Model) -> Circuit:
-    """Return a model's circuit with the default inputs of an export, or bits if it has no default."""
+    """Return a model's circuit with the default inputs of an export, else with bits."""
     thresholds, numbers = model.packed().thresholds, experiment.test.x
     if experiment.encoding is not None:
         taken = columns_of(

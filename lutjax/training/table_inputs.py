@@ -1,4 +1,4 @@
-"""Circuit inputs for table rows, derived from the encoding of a run and the thresholds of its network."""
+"""Circuit inputs for table rows, from the encoding of a run and the thresholds of its network."""
 
 from collections.abc import Callable, Sequence
 
@@ -72,7 +72,9 @@ def _flag_bits(flags: Sequence[Bit], thresholds: np.ndarray | None) -> list[Bit]
 
 
 def _limits(column: Number, thresholds: np.ndarray | None) -> Float64[np.ndarray, " bits"]:
-    """Return the largest float64 for which each bit of a numeric column is 0, or -inf or inf for constant bits.
+    """Return the largest float64 for which each bit of a numeric column is 0.
+
+    It is -inf or inf for constant bits.
 
     Raises:
       ValueError: a numeric feature has no thresholds.
@@ -91,9 +93,12 @@ def _limits(column: Number, thresholds: np.ndarray | None) -> Float64[np.ndarray
 
 
 def _bisect_largest(above: Callable[[np.ndarray], np.ndarray], n: int) -> Float64[np.ndarray, " n"]:
-    """Return the largest float64 for which each of n monotone conditions is false, or -inf or inf if there is none.
+    """Return the largest float64 for which each of n monotone conditions is false.
 
-    Bisection over the ordered float64 values finds the exact boundary in 65 steps, however the condition rounds.
+    It is -inf or inf if there is none.
+
+    Bisection over the ordered float64 values finds the exact boundary in 65 steps, however the
+    condition rounds.
     """
     last = int(np.float64(np.finfo(np.float64).max).view(np.int64))
     low, high = np.full(n, -last, object), np.full(n, last, object)

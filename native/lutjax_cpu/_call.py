@@ -43,7 +43,8 @@ def kernel(
         input_output_aliases=dict(in_place or {}),
         vmap_method="sequential",
     )
-    # Empty attributes have no type of their own elements: one number that no kernel looks at stands in.
+    # Empty attributes have no type of their own elements: one number that no kernel looks at stands
+    # in.
     options: Any = {
         "integers": np.array([*integers, 0], np.int64),
         "numbers": np.array([*numbers, 0], np.float64),

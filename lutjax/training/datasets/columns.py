@@ -27,7 +27,8 @@ MISSING = ("", "?", "na", "n/a", "nan", "null", "none")  # lowercase spellings o
 _NUMBER = re.compile(r"[+-]?([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?(?:[0-9]+(?:,[0-9]+)?|,[0-9]+)([eE][+-]?[0-9]+)?")
 _DATE = re.compile(
-    r"([0-9]{4}[-/.][0-9]{1,2}[-/.][0-9]{1,2}|[0-9]{1,2}[-/.][0-9]{1,2}[-/.]([0-9]{4}|[0-9]{2}))([T ][0-9:.+Z-]+)?"
+    r"([0-9]{4}[-/.][0-9]{1,2}[-/.][0-9]{1,2}"
+    r"|[0-9]{1,2}[-/.][0-9]{1,2}[-/.]([0-9]{4}|[0-9]{2}))([T ][0-9:.+Z-]+)?"
 )
 
 _MOST_SHOWN = 40  # maximum columns listed in remarks
@@ -688,9 +689,11 @@ def describe_columns(train: Table, encoding: Encoding) -> list[str]:
       >>> from lutjax.training.datasets.columns import Encoding, Table, describe_columns
       >>> cells = {"day": np.array(["2024-01-31", "2024-02-01"]), "pay": np.array(["1,5", "2,25"])}
       >>> table = Table(cells, np.array(["no", "yes"]), "example")
-      >>> print(*describe_columns(table, Encoding.fit(table, 8)), sep="\n")
-      columns: day 2 categories; pay numbers with a decimal comma (1 bit)
-      warning: column day has dates, which are read as categories: give numbers in their place, such as the days since one of them, or leave it out (--exclude day).
+      >>> line, warning = describe_columns(table, Encoding.fit(table, 8))
+      >>> line
+      'columns: day 2 categories; pay numbers with a decimal comma (1 bit)'
+      >>> warning.partition(":")[0], warning.partition(", which")[0].split(": ")[1]
+      ('warning', 'column day has dates')
     """
     used = {column.name: column for column in encoding.columns}
     found = [f"{name} {_in_words(column)}" for name, column in list(used.items())[:_MOST_SHOWN]]
