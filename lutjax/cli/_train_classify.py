@@ -97,8 +97,13 @@ def classify(
     given: dict[str, Any] = {
         "option": "--data",
         "source": source,
-        # The digits keep the split of their published results.
-        "preset": {"recipe": recipe, "stratified": source["path"] is not None},
+        "preset": {
+            "recipe": recipe,
+            # The digits keep the split of their published results.
+            "stratified": source["path"] is not None,
+            "progress": click.echo,
+            "cross_validate": not options["dry_run"],
+        },
         "same": same,
         "resume": resume,
         **options,

@@ -1,6 +1,5 @@
 """``lutjax train lm``: byte-level language model."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -69,8 +68,6 @@ def lm(
         same = presets.preset(model or presets.MODEL, preset) if resume and preset else {}
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    if fields.get("memory_base"):  # as the config of the run has it
-        fields = {**fields, "memory_base": os.path.abspath(fields["memory_base"])}
     experiment: Any = _run.train(
         kind,
         fields,

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from lutjax.models import LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfig
 from lutjax.models._logic_configs import EDGES
-from lutjax.training import _gate_costs, datasets, meshes, presets, reports, runs
+from lutjax.training import _gate_costs, datasets, hosts, meshes, presets, reports, runs
 from lutjax.training.classifier import (
     Model,
     Record,
@@ -91,12 +91,16 @@ class Classifier(Experiment):
         encoding: str | None = None,
         regression: bool | None = None,
         image_size: tuple[int, int] | None = None,
+        progress: Callable[[str], object] = lambda line: None,
+        cross_validate: bool = True,
     ) -> "Classifier":
         """Create a run on the data at a path, or on scikit-learn's digits.
 
         Sizes missing from the fields come from the recipe or the samples. `stratified` applies
-        unless the fields specify it, and the model is by default the recipe's, or gates. For the
-        other arguments see `lutjax.training.datasets.load`.
+        unless the fields specify it, and the model is by default the recipe's, or gates. The gate
+        cost of small tables is cross-validated, and `progress` receives lines about it; False in
+        `cross_validate` leaves it at 0. For the other arguments see
+        `lutjax.training.datasets.load`.
 
         Raises:
           ValueError: a field or the recipe belongs to another model.
@@ -160,7 +164,14 @@ class Classifier(Experiment):
                 f"samples of {data.name} have shape {list(parts.train.shape)}."
             ) from error
         if small:
-            training, remark = _with_gate_cost(made, training, parts.train)
+            if cross_validate:
+                training, remark = _with_gate_cost(made, training, parts.train, progress)
+            else:
+                costs = " or ".join(f"{cost:g}" for cost in GATE_COSTS)
+                remark = (
+                    f"{len(parts.train.x)} training rows: the gate cost, {costs}, is chosen by "
+                    f"{_gate_costs.N_FOLDS}-fold cross-validation at the start of the run."
+                )
             parts = dataclasses.replace(parts, remarks=(*parts.remarks, remark))
         record = Record(
             model=made,
@@ -578,17 +589,25 @@ def _is_small(parts: datasets.Parts, fields: Mapping[str, Any]) -> bool:
 
 
 def _with_gate_cost(
-    model: LogicClassifierConfig, training: TrainingConfig, train: Samples
+    model: LogicClassifierConfig,
+    training: TrainingConfig,
+    train: Samples,
+    progress: Callable[[str], object],
 ) -> tuple[TrainingConfig, str]:
     """Return the config with the cross-validated gate cost, and a line about it."""
-    found = _gate_costs.cross_validate(model, training, train, GATE_COSTS)
-    # Of equally accurate networks, prefer the smaller one.
-    _, cost = max(zip(found, GATE_COSTS, strict=True))
+    # Every process makes the same choice; one of them reports it.
+    report = progress if hosts.is_first() else lambda line: None
+    method = f"{_gate_costs.N_FOLDS}-fold cross-validation"
+    report(f"Choosing the gate cost by {method} ...")
+    accuracies = _gate_costs.cross_validate(model, training, train, GATE_COSTS, report)
+    # Of equally accurate networks, prefer the smaller one: a higher cost leaves fewer gates.
+    _, cost = max(zip(accuracies, GATE_COSTS, strict=True))
     compared = ", ".join(
-        f"{100 * a:.1f} % with {c:g}" for a, c in zip(found, GATE_COSTS, strict=True)
+        f"{100 * accuracy:.1f} % with {other:g}"
+        for accuracy, other in zip(accuracies, GATE_COSTS, strict=True)
     )
-    words = f"gate cost {cost:g}, chosen by {_gate_costs.N_FOLDS}-fold cross-validation: {compared}"
-    return dataclasses.replace(training, gate_cost=cost), f"{len(train.x)} training rows: {words}."
+    remark = f"{len(train.x)} training rows: gate cost {cost:g}, chosen by {method}: {compared}."
+    return dataclasses.replace(training, gate_cost=cost), remark
 
 
 def _sizes(

@@ -392,6 +392,12 @@ def _check_same(folder: Path, record: Any, wanted: Mapping[str, Any]) -> None:
     saved = {**dataclasses.asdict(record.model), **dataclasses.asdict(record.training)}
     if hasattr(record.model, "to_dict"):
         saved.update(record.model.to_dict())
+    # Compare values as the config stores them: it makes paths absolute, for example. Values that
+    # it rejects differ from the valid ones of the run.
+    own = presets.fields_of(type(record.model), wanted)
+    with contextlib.suppress(ValueError):
+        if dataclasses.replace(record.model, **own) == record.model:
+            wanted = {name: value for name, value in wanted.items() if name not in own}
     different = checkpoints.differences(saved, wanted)
     if different:
         raise CheckpointError(

@@ -9,6 +9,7 @@ import os
 import pickle
 import re
 import shutil
+import signal
 import struct
 import sys
 import zipfile
@@ -19,13 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import slow_where
-from commands import output, refusal
+from commands import command, output, refusal
 from small_runs import LABELS, table_text
 
 import lutjax
 from lutjax import extras as _extras
 from lutjax.models import LogicClassifierConfig, packed
 from lutjax.training import (
+    _gate_costs,
     checkpoints,
     classifier,
     classifier_runs,
@@ -36,7 +38,6 @@ from lutjax.training import (
     reports,
     runs,
 )
-from lutjax.training._gate_costs import cross_validate
 from lutjax.training.augment import mirror
 from lutjax.training.classifier_config import FOR_SMALL_TABLES, GATE_COSTS
 from lutjax.training.classifier_runs import Classifier, bit_names
@@ -804,8 +805,11 @@ def test_small_tables_have_defaults_of_their_own(tmp_path, monkeypatch):
         "FOR_SMALL_TABLES",
         {**FOR_SMALL_TABLES, "layers": (20,), "steps": 30, "batch_size": 16},
     )
-    path = write_table(tmp_path)
-    run = Classifier.create({}, path, "class")
+    path, lines = write_table(tmp_path), []
+    run = Classifier.create({}, path, "class", progress=lines.append)
+    assert [line.partition(":")[0] for line in lines[1:]] == [
+        f"  gate cost {cost:g}, fold {fold} of 5" for cost in GATE_COSTS for fold in range(1, 6)
+    ]
     model, training = run.record.model, run.record.training
     assert (model.layers, model.tau, model.n_inputs) == ((40,), 2.0, 2)
     assert (training.learning_rate, training.select_every, training.column_bits) == (0.03, 0, 32)
@@ -818,6 +822,34 @@ def test_small_tables_have_defaults_of_their_own(tmp_path, monkeypatch):
     for given in ({"steps": 3}, {"gate_cost": 0.0}):
         other = Classifier.create(given, path, "class").record
         assert (other.model.tau, other.training.learning_rate) == (10.0, 0.05)
+
+
+def test_cross_validation_can_be_interrupted(tmp_path, monkeypatch):
+    def interrupt(*_):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(classifier.Run, "sample_state", interrupt)
+    words = ("train", "classify", "--data", write_table(tmp_path), "--target", "class")
+    result = command(*words, "--out", tmp_path / "run")
+    assert result.exit_code == 130
+    assert result.output.splitlines()[-2:] == [
+        "Choosing the gate cost by 5-fold cross-validation ...",
+        "Stopped before the first step.",
+    ]
+
+
+def test_a_dry_run_does_not_cross_validate(tmp_path, monkeypatch):
+    def show_remarks(experiment, show):
+        assert experiment.record.training.gate_cost == 0
+        show.line(experiment.remarks[-1])
+
+    monkeypatch.setattr(_gate_costs, "cross_validate", None)
+    monkeypatch.setattr(experiments, "dry_run", show_remarks)
+    words = ("train", "classify", "--data", write_table(tmp_path), "--target", "class")
+    assert output(*words, "--dry-run", "--out", tmp_path / "run").endswith(
+        "72 training rows: the gate cost, 0 or 3, is chosen by 5-fold cross-validation "
+        "at the start of the run.\n"
+    )
 
 
 def test_cross_validation_finds_the_better_gate_cost():
@@ -833,7 +865,7 @@ def test_cross_validation_finds_the_better_gate_cost():
         tau=2.0,
     )
     training = classifier.TrainingConfig(steps=150, batch_size=32, learning_rate=0.05)
-    found = cross_validate(config, training, train, (0.0, 1e5))
+    found = _gate_costs.cross_validate(config, training, train, (0.0, 1e5))
     assert found[0] == 1
     assert found[1] < 0.8  # constants
 

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,9 @@ from lutjax.models import GPTConfig
 from lutjax.optim.host import HostTable
 from lutjax.serving import Limits, application
 from lutjax.tables.overlays import read_overlay
+from lutjax.training import experiments
+from lutjax.training.errors import CheckpointError
+from lutjax.training.lm_config import TrainingConfig
 
 RECORDED = np.load(Path(__file__).parents[1] / "golden" / "memory_tables.npz")
 CONFIGS = {
@@ -245,7 +249,7 @@ def test_language_models_on_imported_rows(tmp_path):
     assert before == {path: path.read_bytes() for path in before}
 
 
-def test_imported_rows_that_do_not_fit(tmp_path):
+def test_imported_rows_that_do_not_fit(tmp_path, monkeypatch):
     bundle = write_memory_of_bytes(tmp_path / "base")
     for changes, message in (
         (
@@ -262,6 +266,12 @@ def test_imported_rows_that_do_not_fit(tmp_path):
         with pytest.raises((ValueError, FolderError), match=message):
             GPTConfig(**{**SIZES, "memory_base": str(bundle), **changes})
     config = GPTConfig(memory_base=str(bundle), **SIZES)
+    # A resumed run compares paths as the config stores them.
+    monkeypatch.chdir(tmp_path)
+    record = SimpleNamespace(model=config, training=TrainingConfig())
+    experiments._check_same(tmp_path, record, {"memory_base": str(bundle.relative_to(tmp_path))})
+    with pytest.raises(CheckpointError, match=r"memory_base is .* in the checkpoint, not 'other'"):
+        experiments._check_same(tmp_path, record, {"memory_base": "other"})
     (bundle.parent / "model.safetensors").write_bytes(b"no table")
     with pytest.raises(FolderError, match=r"model\.safetensors"):
         run_of(config)
