@@ -70,8 +70,8 @@ MUTATIONS = [
     # Runs and files.
     (A + "loop.py", "return (done // every + 1) * every", "return (done // every) * every", "loop or train"),
     (A + "checkpoints.py", "    if not whole:", "    if whole is None:", "checkpoint or damaged"),
-    (A + "lm.py", "jnp.where(found.loss < kept.loss, a, b)", "jnp.where(found.loss > kept.loss, a, b)", "lm or select or validat"),
-    (A + "classifier.py", "jnp.where(found.accuracy >= kept.accuracy, a, b)", "jnp.where(found.accuracy <= kept.accuracy, a, b)", "classify or digits or select"),
+    (A + "lm.py", "jnp.where(candidate.loss < selected.loss, a, b)", "jnp.where(candidate.loss > selected.loss, a, b)", "lm or select or validat"),
+    (A + "classifier.py", "jnp.where(candidate.accuracy >= selected.accuracy, a, b)", "jnp.where(candidate.accuracy <= selected.accuracy, a, b)", "classify or digits or select"),
     (A + "datasets/columns.py", "np.ptp(numbers) < 2 * len(numbers)", "np.ptp(numbers) > 2 * len(numbers)", "columns or classify or regression"),
     ("lutjax/bundles/saving.py", "\"quantized\": _modules.is_quantized(model)", "\"quantized\": False", "quantize or bundle"),
     ("lutjax/files/strict_json.py", " or (isinstance(found, bool) and kind is int)", "", "json or bundle or damaged or hostile"),

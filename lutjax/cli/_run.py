@@ -63,8 +63,8 @@ def training_command(
 
     def decorate(function: Callable[..., None]) -> click.Command:
         @functools.wraps(function)
-        def call(**given: Any) -> None:
-            function(pkgutil.resolve_name(kind), **given)
+        def call(**arguments: Any) -> None:
+            function(pkgutil.resolve_name(kind), **arguments)
 
         make = click.command(
             cls=FieldsCommand, configs=lambda: pkgutil.resolve_name(configs), sections=sections
@@ -102,12 +102,12 @@ def training_command(
 
 def alias(command: click.Command, name: str, out: str, summary: str) -> click.Command:
     """Return a training command under another name, with another default directory."""
-    found = copy.copy(command)
-    found.name, found.params, found.short_help = name, list(command.params), summary
-    place = next(k for k, option in enumerate(found.params) if option.name == "out")
-    found.params[place] = copy.copy(found.params[place])
-    found.params[place].default = Path(out)
-    return found
+    copied = copy.copy(command)
+    copied.name, copied.params, copied.short_help = name, list(command.params), summary
+    place = next(k for k, option in enumerate(copied.params) if option.name == "out")
+    copied.params[place] = copy.copy(copied.params[place])
+    copied.params[place].default = Path(out)
+    return copied
 
 
 def run_argument(name: str, alias: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -117,10 +117,10 @@ def run_argument(name: str, alias: str) -> Callable[[Callable[..., None]], Calla
         @click.argument(name, metavar="RUN", type=PATH, required=False)
         @click.option(alias, "aliased", type=PATH, hidden=True)
         @functools.wraps(function)
-        def call(aliased: Path | None, **given: Any) -> None:
-            if (given[name] is None) == (aliased is None):
+        def call(aliased: Path | None, **arguments: Any) -> None:
+            if (arguments[name] is None) == (aliased is None):
                 raise click.UsageError("give the folder of one run or bundle, as RUN.")
-            function(**{**given, name: given[name] or aliased})
+            function(**{**arguments, name: arguments[name] or aliased})
 
         return call
 
@@ -263,7 +263,7 @@ def _train(
     if dry_run and resume:
         raise click.UsageError("--dry-run describes a new run; leave out --resume.")
 
-    made: list[Experiment] = []
+    created: list[Experiment] = []
 
     def wrap_constructor(make: "Callable[..., Experiment]") -> "Callable[..., Experiment]":
         def call(*arguments: Any) -> "Experiment":
@@ -274,9 +274,9 @@ def _train(
                 hosts.run_together(),
                 too_large(fields),
             ):
-                made.append(make(*arguments))
-                made[-1].run.divide(mesh)
-            return made[-1]
+                created.append(make(*arguments))
+                created[-1].run.divide(mesh)
+            return created[-1]
 
         return call
 
@@ -286,8 +286,8 @@ def _train(
     show = _terminal(out, tensorboard, again)
     try:
         if resume:
-            wanted = {**same, **fields}
-            changed = fields_of(kind.configs.options, wanted)
+            requested = {**same, **fields}
+            changed = fields_of(kind.configs.options, requested)
             with usage_errors(kind.refuses, option):
                 kind.configs.options(**changed)
             experiments.resume(
@@ -296,7 +296,7 @@ def _train(
                 wrap_constructor(lambda record: kind.from_record(record, **source)),
                 show,
                 options=changed,
-                same={name: value for name, value in wanted.items() if name != "steps"},
+                same={name: value for name, value in requested.items() if name != "steps"},
                 steps=fields.get("steps"),
                 look=all(value is None for value in source.values()),
             )
@@ -309,10 +309,10 @@ def _train(
                 return None
             experiments.start(experiment, out, show)
     except experiments.StoppedError as error:
-        steps = made[-1].record.training.steps
+        steps = created[-1].record.training.steps
         what = (
             f"Stopped after {error.done} of {steps} steps."
-            if made[-1].stop_reason(error.done) is None
+            if created[-1].stop_reason(error.done) is None
             else "Stopped after the last step, before all reports were finished."
         )
         if hosts.is_first():
@@ -323,7 +323,7 @@ def _train(
             raise
         click.echo(f"Stopped before {'another' if resume else 'the first'} step.")
         raise SystemExit(130) from None
-    return made[-1] if made and hosts.is_first() else None
+    return created[-1] if created and hosts.is_first() else None
 
 
 def check_new(out: Path, kind: "type[Experiment]") -> None:
@@ -361,15 +361,15 @@ def too_large(fields: Mapping[str, Any]) -> Iterator[None]:
         ):
             raise
         sizes = {
-            name: max(given) if isinstance(given, tuple) else given
-            for name, given in fields.items()
-            if given and isinstance(given, int | tuple) and not isinstance(given, bool)
+            name: max(value) if isinstance(value, tuple) else value
+            for name, value in fields.items()
+            if value and isinstance(value, int | tuple) and not isinstance(value, bool)
         }
         if not sizes:
             raise
         name = max(sizes, key=sizes.__getitem__)
-        given = fields[name]
-        text = ",".join(map(str, given)) if isinstance(given, tuple) else f"{given}"
+        value = fields[name]
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else f"{value}"
         raise click.UsageError(
             f"{flag_of(name)} is {text}, too large for this machine. Choose a smaller one."
         ) from error
@@ -441,7 +441,7 @@ def _terminal(out: Path, tensorboard: bool, again: str) -> Any:
             os._exit(130)
 
         def watchers(self, experiment: "Experiment", done: int) -> "list[experiments.Watcher]":
-            found: list[experiments.Watcher] = [
+            watchers: list[experiments.Watcher] = [
                 Report(
                     self.console,
                     first=done,
@@ -453,8 +453,8 @@ def _terminal(out: Path, tensorboard: bool, again: str) -> Any:
             if tensorboard:
                 from lutjax.training.tensorboard import Events
 
-                found.append(Events(out / "tensorboard", experiment.curves, done))
-            return found
+                watchers.append(Events(out / "tensorboard", experiment.curves, done))
+            return watchers
 
     return Terminal()
 

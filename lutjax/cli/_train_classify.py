@@ -94,7 +94,7 @@ def classify(
             }
     names = ("path", "target", "test", "exclude", "encoding", "regression", "image_size", "model")
     source = {name: options.pop(name) or None for name in names}
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "option": "--data",
         "source": source,
         "preset": {
@@ -109,12 +109,12 @@ def classify(
         **options,
     }
     if luts is None and front is None:
-        _run.train(kind, fields, **given)
+        _run.train(kind, fields, **settings)
         return
     sizes = front or (() if luts is None else (luts,))
-    _check_sizes(sizes, luts, front, source, given)
+    _check_sizes(sizes, luts, front, source, settings)
     try:
-        _train_sizes(kind, fields, sizes, front is not None, given)
+        _train_sizes(kind, fields, sizes, front is not None, settings)
     except KeyboardInterrupt:
         click.echo("Stopped while choosing a size. Finished runs are intact.")
         raise SystemExit(130) from None
@@ -125,7 +125,7 @@ def _check_sizes(
     luts: int | None,
     front: tuple[int, ...] | None,
     source: Mapping[str, Any],
-    given: Mapping[str, Any],
+    settings: Mapping[str, Any],
 ) -> None:
     """Raise UsageError if sizes cannot be chosen with other options; RunError without ABC."""
     from lutjax.training import sizes as sizing
@@ -136,10 +136,10 @@ def _check_sizes(
     if min(sizes) < 1:
         raise parameter_error(name, f"{min(sizes)}; sizes must be at least 1.")
     others = {
-        "--resume": given["resume"],
-        "--dry-run": given["dry_run"],
-        "--coordinator": given["coordinator"],
-        "--processes": (given["n_processes"] or 1) > 1,
+        "--resume": settings["resume"],
+        "--dry-run": settings["dry_run"],
+        "--coordinator": settings["coordinator"],
+        "--processes": (settings["n_processes"] or 1) > 1,
     }
     for option, is_given in others.items():
         if is_given:
@@ -157,20 +157,20 @@ def _train_sizes(
     fields: Mapping[str, Any],
     sizes: tuple[int, ...],
     is_front: bool,
-    given: dict[str, Any],
+    settings: dict[str, Any],
 ) -> None:
     from lutjax.training import sizes as sizing
 
-    out: Path = given["out"]
+    out: Path = settings["out"]
     places = {size: out / str(size) if is_front else out for size in sizes}
     for place in places.values():
         _run.check_new(place, kind)
 
     def make(chosen: Mapping[str, Any]) -> Any:
-        with _run.usage_errors(kind.refuses, given["option"]), _run.too_large(chosen):
-            made = kind.create(chosen, **given["source"], **given["preset"])
-            made.run.divide(given["mesh"])
-        return made
+        with _run.usage_errors(kind.refuses, settings["option"]), _run.too_large(chosen):
+            experiment = kind.create(chosen, **settings["source"], **settings["preset"])
+            experiment.run.divide(settings["mesh"])
+        return experiment
 
     attempts: list[sizing.Attempt] = []
     points = []
@@ -181,9 +181,9 @@ def _train_sizes(
 
     for size, place in places.items():
         click.echo(f"Choosing layers for {size:,} LUT6 ...")
-        with _run.usage_errors(kind.refuses, given["option"]):
+        with _run.usage_errors(kind.refuses, settings["option"]):
             chosen = sizing.find(size, make, fields, attempts=tuple(attempts), on_attempt=show)
-        _run.train(kind, chosen.fields, **{**given, "out": place})
+        _run.train(kind, chosen.fields, **{**settings, "out": place})
         points.append(sizing.measure(place, size))
         click.echo(
             f"Circuit: {points[-1].lut6:,} LUT6 from inputs to class, "

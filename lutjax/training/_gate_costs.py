@@ -40,11 +40,12 @@ def cross_validate(
     size = len(order) // N_FOLDS
 
     @functools.partial(jax.jit, donate_argnums=0)
-    def advance(state: State, first: int, last: int, cost: float, x: Array, y: Array) -> State:
+    def advance(state: State, first: Array, last: Array, cost: Array, x: Array, y: Array) -> State:
         # The cost is traced, so all costs share one program as well.
-        return jax.lax.fori_loop(
+        state = jax.lax.fori_loop(
             first, last, lambda number, state: run.step(state, number, (x, y), cost)[0], state
         )
+        return state
 
     @jax.jit
     def count_correct(state: State, x: Array, y: Array) -> Array:

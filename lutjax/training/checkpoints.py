@@ -129,7 +129,7 @@ def save(
     if hosts.call_in_first(target.exists):
         try:
             read_meta(directory, step)
-        except DamagedError:
+        except DamagedError:  # a run that resumed before it reaches this step again
             hosts.call_in_first(lambda: set_aside(directory, step))
         else:
             raise CheckpointError(f"{target} exists; a checkpoint is never overwritten.")
@@ -144,6 +144,8 @@ def save(
     def finish(content: Mapping[str, Any]) -> None:
         (temporary / _META).write_text(json.dumps(content))
         os.replace(temporary, target)
+        # Delete only after the new checkpoint has its name. A rename comes first, since a killed
+        # deletion would leave a folder that looks like a damaged checkpoint.
         damaged = directory.glob(f"[0-9]*{_DAMAGED}")
         for old in [*(directory / str(s) for s in steps(directory)[:-KEEP]), *damaged]:
             unfinished = directory / f".{old.name}.tmp"
@@ -172,13 +174,12 @@ def _write(
     with _convert_write_errors(folder), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
         for name, flat in arrays.items():
             writer.save(folder / name, args=ocp.args.StandardSave(flat))
-    names = hosts.call_in_first(
-        lambda: [
-            path.relative_to(folder).as_posix()
-            for path in sorted(folder.rglob("*"))
-            if path.is_file()
-        ]
-    )
+
+    def list_files() -> list[str]:
+        files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+        return [path.relative_to(folder).as_posix() for path in files]
+
+    names = hosts.call_in_first(list_files)
     content = {
         "format": FORMAT,
         "step": step,
@@ -199,11 +200,11 @@ def _convert_write_errors(folder: Path) -> Iterator[None]:
     disabled, logger.disabled = logger.disabled, True
     try:
         yield
-    except ValueError as error:
-        found = re.search(r"os_error_code='(\d+)'", str(error))
-        if found is None:
+    except ValueError as error:  # TensorStore has no other type for a full disk
+        code = re.search(r"os_error_code='(\d+)'", str(error))
+        if code is None:
             raise
-        number = int(found[1])
+        number = int(code[1])
         raise OSError(number, os.strerror(number), str(folder.parent)) from error
     finally:
         logger.disabled = disabled
@@ -218,11 +219,11 @@ def set_aside(directory: Path, step: int) -> None:
 
 def peek(directory: str | os.PathLike[str]) -> tuple[int, dict[str, Any], str]:
     """Return step, metadata and digest of the latest checkpoint, and verify only the metadata."""
-    found = steps(directory)
-    if not found:
+    available = steps(directory)
+    if not available:
         raise CheckpointError(f"{directory} holds no checkpoint.")
-    content = _content(Path(directory) / str(found[-1]))
-    return found[-1], content["meta"], _content_digest(content)
+    content = _content(Path(directory) / str(available[-1]))
+    return available[-1], content["meta"], _content_digest(content)
 
 
 def read_meta(
@@ -241,14 +242,14 @@ def read_meta(
       DamagedError: all checkpoints are damaged, or the one at `step` is.
     """
     directory = Path(directory)
-    found = hosts.call_in_first(lambda: steps(directory))
-    if not found or (step is not None and step not in found):
+    available = hosts.call_in_first(lambda: steps(directory))
+    if not available or (step is not None and step not in available):
         what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         raise CheckpointError(f"{directory} holds {what}.")
     if step is not None:
         return step, _verify(directory / str(step))
     damaged: list[str] = []
-    for step in reversed(found):
+    for step in reversed(available):
         try:
             meta = _verify(directory / str(step))
         except DamagedError as error:
@@ -265,11 +266,11 @@ def read_meta(
 def _verify(folder: Path) -> dict[str, Any]:
     """Verify all checkpoint files and return the metadata."""
     content = _content(folder)
-    found = _digests(folder, list(content["files"]))
+    actual = _digests(folder, list(content["files"]))
     for name, digest in content["files"].items():
-        if found[name] is None:
+        if actual[name] is None:
             raise _damage_error(folder, f"{name} is missing")
-        if found[name] != digest:
+        if actual[name] != digest:
             raise _damage_error(folder, f"{name} has changed since it was written")
     meta: dict[str, Any] = content["meta"]
     return meta
@@ -296,13 +297,13 @@ def restore(directory: str | os.PathLike[str], step: int, name: str, template: A
     if why := unsupported_reason(folder):
         raise CheckpointError(f"{why}: rename or move it.")
     flat = _flat(template)
-    saved, wanted = _content(folder)["arrays"].get(name, {}), _signature(flat)
-    for key in sorted({*saved, *wanted}):
-        if saved.get(key) != wanted.get(key):
+    saved, expected = _content(folder)["arrays"].get(name, {}), _signature(flat)
+    for key in sorted({*saved, *expected}):
+        if saved.get(key) != expected.get(key):
             raise CheckpointError(
                 f"the checkpoint {folder} does not fit this model: "
                 f"its array {in_a_line(f'{name}/{key}')} is {_describe_signature(saved.get(key))}, "
-                f"not {_describe_signature(wanted.get(key))}."
+                f"not {_describe_signature(expected.get(key))}."
             )
     # Without a sharding Orbax would require the devices of the run that saved.
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

@@ -95,13 +95,13 @@ class Run(ModelRun[Model]):
                 "both, or choose gates, light or walsh."
             )
         self.config, self.training, self.thresholds = model, training, thresholds
-        given: dict[str, Any] = {}
+        encoding: dict[str, Any] = {}
         if model.n_thresholds:
             if thresholds is None:
                 self.thresholds = first_thresholds(
                     feature_columns(model, train), training, model.n_thresholds
                 )
-            given["thresholds"] = jnp.asarray(self.thresholds)
+            encoding["thresholds"] = jnp.asarray(self.thresholds)
         optimizer = optimizers.optimizer("adam", training.rate())
         if training.weight_decay:
             optimizer = optax.adamw(
@@ -109,17 +109,17 @@ class Run(ModelRun[Model]):
             )
         if learned:
             widths, can_move = _widths(model, train)
-            given["widths"] = jnp.asarray(widths)
+            encoding["widths"] = jnp.asarray(widths)
+            # Adam's steps have one size for all parameters; thresholds need the feature's unit.
             optimizer = optax.chain(optimizer, _rate_of_thresholds(jnp.asarray(widths * can_move)))
         self._optimizer = optimizer
         structure: Structure[Model] = Structure(
-            lambda rngs: classifier_of(model, rngs=rngs, **given)
+            lambda rngs: classifier_of(model, rngs=rngs, **encoding)
         )
         super().__init__(structure, self._optimizer.init, training.seed, training.batch_size)
         self._warps = bool(training.augment or training.shift or training.bend)
-        self._image = (
-            train.shape if len(train.shape) > 1 and (self._warps or training.flip) else None
-        )
+        augments = len(train.shape) > 1 and (self._warps or training.flip)
+        self._image = train.shape if augments else None
         self._train = train
         self._place_on_mesh(None)
 
@@ -140,10 +140,9 @@ class Run(ModelRun[Model]):
         if not self.training.select_every:
             return state
         # Copy: the state's memory is donated, so no array may appear twice.
-        kept = jax.tree.map(jnp.copy, state.params)
-        return state._replace(
-            optimizer=Selected(state.optimizer, kept, jnp.int32(0), jnp.float32(-jnp.inf))
-        )
+        params = jax.tree.map(jnp.copy, state.params)
+        selected = Selected(state.optimizer, params, jnp.int32(0), jnp.float32(-jnp.inf))
+        return state._replace(optimizer=selected)
 
     def selected(self, state: State) -> State:
         """Return the state with the selected network's trained variables."""
@@ -155,26 +154,29 @@ class Run(ModelRun[Model]):
         self, state: State, number: Array, data: tuple[Array, Array]
     ) -> tuple[State, Array]:
         """Return the next state with the selected network, and the loss; see `step`."""
-        kept: Selected = state.optimizer
-        state, loss = self.step(state._replace(optimizer=kept.optimizer), number, data)
+        selected: Selected = state.optimizer
+        state, loss = self.step(state._replace(optimizer=selected.optimizer), number, data)
         done = number + 1
 
-        def select(state: State, kept: Selected) -> Selected:
+        def select(state: State, selected: Selected) -> Selected:
+            # Training samples: the test part must not take part in the choice.
             stride = -(-len(data[0]) // MOST_SELECTING)
             x, y = (array[::stride] for array in data)
             classes = self._classes_of(state.params, state.others, x, None, hard=True)
             accuracy = self._quality(classes, y).astype(jnp.float32)
-            found = Selected(kept.optimizer, state.params, done, accuracy)
+            candidate = Selected(selected.optimizer, state.params, done, accuracy)
             better: Selected = jax.tree.map(
-                lambda a, b: jnp.where(found.accuracy >= kept.accuracy, a, b), found, kept
+                lambda a, b: jnp.where(candidate.accuracy >= selected.accuracy, a, b),
+                candidate,
+                selected,
             )
             return better
 
         due = (done % self.training.select_every == 0) | (done == self.training.steps)
-        kept = jax.lax.cond(
-            due, select, lambda state, kept: kept, state, kept._replace(optimizer=None)
+        selected = jax.lax.cond(
+            due, select, lambda state, selected: selected, state, selected._replace(optimizer=None)
         )
-        return state._replace(optimizer=kept._replace(optimizer=state.optimizer)), loss
+        return state._replace(optimizer=selected._replace(optimizer=state.optimizer)), loss
 
     def step(
         self, state: State, number: Array, data: tuple[Array, Array], gate_cost: Array | None = None
@@ -183,6 +185,7 @@ class Run(ModelRun[Model]):
 
         A traced `gate_cost` replaces the config's.
         """
+        # Random numbers follow from the seed and the step number: a resumed run repeats them.
         key = jax.random.fold_in(jax.random.key(self.training.seed), number)
         choice_key, image_key, gate_key = jax.random.split(key, 3)
         x, y = data
@@ -209,7 +212,7 @@ class Run(ModelRun[Model]):
                 loss = jnp.mean(((logits - y) / self._unit) ** 2)
             else:
                 loss = jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, y))
-            if gate_cost is not None or self.training.gate_cost:
+            if gate_cost is not None or self.training.gate_cost:  # else leave out its computation
                 cost = self.training.gate_cost if gate_cost is None else gate_cost
                 loss += expected_gates(model, temperature) * (cost / 1000)
             return loss
@@ -235,15 +238,12 @@ class Run(ModelRun[Model]):
             None if hard else self.temperature(self.training.steps if steps is None else steps)
         )
         size = -(-len(x) // -(-len(x) // AT_ONCE))  # about equal parts, hence one or two programs
-        found = [
-            np.asarray(
-                self._classes(
-                    state.params, state.others, x[first : first + size], temperature, hard=hard
-                )
-            )
-            for first in range(0, len(x), size)
+        batches = (x[first : first + size] for first in range(0, len(x), size))
+        predictions = [
+            np.asarray(self._classes(state.params, state.others, batch, temperature, hard=hard))
+            for batch in batches
         ]
-        return np.concatenate(found)
+        return np.concatenate(predictions)
 
     def hard_classes(self, state: State, x: Array) -> Array:
         """Predict classes with the hard network; unlike `classes`, in a traced function."""
@@ -255,14 +255,14 @@ class Run(ModelRun[Model]):
         """Return the accuracy, or R2 in regression; see `classes`."""
         return float(self._quality(self.classes(state, part.x, hard=hard, steps=steps), part.y))
 
-    def _quality(self, found: Any, y: Any) -> Any:
+    def _quality(self, predicted: Any, y: Any) -> Any:
         """Return the accuracy, or R2 in regression: 1 - mean squared error / variance."""
         if self.regression:
             variance = y.var()
-            return 1 - ((found - y) ** 2).mean() / (
-                variance + (variance == 0).astype(variance.dtype)
-            )
-        return (found == y).mean()
+            # Equal targets have no variance to explain; divide by 1 instead of 0.
+            unit = variance + (variance == 0).astype(variance.dtype)
+            return 1 - ((predicted - y) ** 2).mean() / unit
+        return (predicted == y).mean()
 
     def _classes_of(
         self, params: Any, others: Any, x: Array, temperature: Array | None, *, hard: bool
@@ -274,11 +274,11 @@ class Run(ModelRun[Model]):
         return logits if self.regression else logits.argmax(-1).astype(jnp.int32)
 
 
-def classifier_of(model: Config, *, rngs: nnx.Rngs, **given: Any) -> Model:
+def classifier_of(model: Config, *, rngs: nnx.Rngs, **encoding: Any) -> Model:
     """Initialize a config's model. `given` contains thresholds and their widths."""
     if isinstance(model, LogicTreeNetConfig):
-        return LogicTreeNet(model, rngs=rngs, **given)
-    return LogicClassifier(model, rngs=rngs, **given)
+        return LogicTreeNet(model, rngs=rngs, **encoding)
+    return LogicClassifier(model, rngs=rngs, **encoding)
 
 
 def image_shape(train: Samples) -> tuple[int, int, int]:
@@ -296,21 +296,21 @@ def image_shape(train: Samples) -> tuple[int, int, int]:
 def _checked_shape(model: Config, train: Samples) -> tuple[int, ...]:
     """Return the model's sample shape."""
     shape: tuple[int, ...] = train.x.shape[1:]
-    wanted: tuple[int, ...]
+    expected: tuple[int, ...]
     if isinstance(model, LogicTreeNetConfig):
-        shape, name, wanted = image_shape(train), "in_shape", model.in_shape
+        shape, name, expected = image_shape(train), "in_shape", model.in_shape
     else:
-        name, wanted = "in_features", (model.in_features,)
+        name, expected = "in_features", (model.in_features,)
     regression = is_regression(model)
     if train.regression != regression:
         raise ValueError(
             f"regression is {regression} in the model config, but {train.name} has "
             f"{'numbers' if train.regression else 'classes'} to learn."
         )
-    if shape != wanted or train.n_classes > model.n_classes:
+    if shape != expected or train.n_classes > model.n_classes:
         raise ValueError(
             f"samples have {' x '.join(map(str, shape))} numbers and {train.n_classes} classes, "
-            f"but {name} is {' x '.join(map(str, wanted))} and n_classes is {model.n_classes}."
+            f"but {name} is {' x '.join(map(str, expected))} and n_classes is {model.n_classes}."
         )
     return shape
 
@@ -339,18 +339,18 @@ def feature_columns(model: Config, train: Samples) -> Num[np.ndarray, "values fe
 
     With edges, all values come from about `MOST_IMAGES` evenly spaced images.
     """
-    found: np.ndarray = train.x
-    some = found[:: -(-len(found) // MOST_IMAGES)]
+    values: np.ndarray = train.x
+    some = values[:: -(-len(values) // MOST_IMAGES)]
     if not isinstance(model, LogicTreeNetConfig):
         if not model.edges:
-            return found
+            return values
         return np.asarray(rows_with_edges(jnp.asarray(some.T, jnp.float32), model.image_shape)).T
     if not model.edges:
-        return found.reshape(-1, model.in_shape[2])
+        return values.reshape(-1, model.in_shape[2])
     images = some.reshape(-1, *model.in_shape)
-    maps = np.asarray(
-        with_edges(jnp.moveaxis(jnp.asarray(images, jnp.float32), (3, 1, 2), (0, 1, 2)))
-    )
+    # with_edges expects [channels, height, width, samples].
+    channels_first = jnp.moveaxis(jnp.asarray(images, jnp.float32), (3, 1, 2), (0, 1, 2))
+    maps = np.asarray(with_edges(channels_first))
     return maps.reshape(len(maps), -1).T
 
 
@@ -361,6 +361,7 @@ def _widths(model: Config, train: Samples) -> tuple[np.ndarray, np.ndarray]:
     other features have 1.
     """
     x = feature_columns(model, train)
+    # float64, since float32 sums over millions of pixels lose digits.
     deviation, low, high = x.std(0, dtype=np.float64), x.min(0), x.max(0)
     can_move = ~((x == low) | (x == high)).all(0)
     widths = np.where(can_move, WIDTH * deviation, 1.0)
@@ -371,9 +372,9 @@ def _decay_mask(params: Any) -> Any:
     """Return the weight decay mask, which excludes thresholds and wiring scores."""
 
     def decays(path: Any, _: Array) -> bool:
-        return not {"encoder", "scores"} & set(
-            jax.tree_util.keystr(path, simple=True, separator="/").split("/")
-        )
+        keys = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+        # Zero means no preference for a gate, but is an arbitrary place for a threshold.
+        return not {"encoder", "scores"} & set(keys)
 
     return jax.tree_util.tree_map_with_path(decays, params)
 
@@ -383,11 +384,8 @@ def _rate_of_thresholds(factors: Array) -> optax.GradientTransformation:
 
     def scale_thresholds(updates: Any, params: Any) -> Any:
         del params
-        encoder = {
-            **updates["encoder"],
-            "thresholds": updates["encoder"]["thresholds"] * factors[:, None],
-        }
-        return {**updates, "encoder": encoder}
+        thresholds = updates["encoder"]["thresholds"] * factors[:, None]
+        return {**updates, "encoder": {**updates["encoder"], "thresholds": thresholds}}
 
     return optax.stateless(scale_thresholds)
 
@@ -412,6 +410,7 @@ def expected_gates(model: Model, temperature: Array | None = None) -> Array:
         inputs, any_input = layer.expected_needs(temperature)
         needed = (inputs - any_input).sum()
         gates.append(needed if n_places == 1 else needed * n_places)
+    # The last layer's tables are the votes.
     gates.append(any_input.sum())
     return jnp.stack(gates).astype(jnp.float32).sum()
 
@@ -451,7 +450,7 @@ def baselines(
         bits, test_bits = (
             (x[:, :, None] > thresholds).reshape(len(x), -1) for x in (train.x, test.x)
         )
-    found, seed = {}, training.seed
+    scores, seed = {}, training.seed
     models: tuple[tuple[str, Any], ...] = (
         ("logistic regression", LogisticRegression(max_iter=1000)),
         ("random forest", RandomForestClassifier(300, random_state=seed)),
@@ -462,10 +461,11 @@ def baselines(
             ("random forest", RandomForestRegressor(300, random_state=seed)),
         )
     with warnings.catch_warnings():
+        # A baseline that has not converged after 1000 iterations is good enough to compare with.
         warnings.simplefilter("ignore", ConvergenceWarning)
         for name, model in models:
-            found[name] = float(model.fit(bits, train.y).score(test_bits, test.y))
-    return found
+            scores[name] = float(model.fit(bits, train.y).score(test_bits, test.y))
+    return scores
 
 
 @dataclasses.dataclass

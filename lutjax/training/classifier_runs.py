@@ -64,13 +64,8 @@ class Classifier(Experiment):
     run: Run
 
     def __init__(self, record: Record, parts: datasets.Parts):
-        self.record, self.train, self.test, self.encoding = (
-            record,
-            parts.train,
-            parts.test,
-            parts.encoding,
-        )
-        self.test_rows = parts.test_rows
+        self.record, self.encoding = record, parts.encoding
+        self.train, self.test, self.test_rows = parts.train, parts.test, parts.test_rows
         self.remarks = (*parts.remarks, *self._doubts())
         thresholds = None if self.encoding is None else self.encoding.thresholds
         self.run = Run(record.model, record.training, self.train, thresholds)
@@ -105,16 +100,16 @@ class Classifier(Experiment):
         Raises:
           ValueError: a field or the recipe belongs to another model.
         """
-        found = recipe_of(recipe) if recipe else None
-        name = model or (found.model if found else "gates")
-        if found is not None and found.model != name:
+        named = recipe_of(recipe) if recipe else None
+        name = model or (named.model if named else "gates")
+        if named is not None and named.model != name:
             raise ValueError(
-                f"model is {name}, but the recipe {found.name} is for {found.model}. Omit --model."
+                f"model is {name}, but the recipe {named.name} is for {named.model}. Omit --model."
             )
         config: Any = MODELS[name]
         presets.refuse_others(f"the model {name}", (config, TrainingConfig, Options), fields)
-        if regression and (found is not None or name != "gates"):
-            what = f"the recipe {found.name}" if found is not None else f"the model {name}"
+        if regression and (named is not None or name != "gates"):
+            what = f"the recipe {named.name}" if named is not None else f"the model {name}"
             raise ValueError(
                 f"regression requires gate layers, but {what} is for classes. Omit one of them."
             )
@@ -139,10 +134,10 @@ class Classifier(Experiment):
                         f"Omit --{name}."
                     )
         of_table = (
-            isinstance(data.train, Table) and found is None and config is LogicClassifierConfig
+            isinstance(data.train, Table) and named is None and config is LogicClassifierConfig
         )
         usual = _default_fields(data, fields) if of_table else {}
-        asked = {**(found.fields() if found else {}), **fields}
+        asked = {**(named.fields() if named else {}), **fields}
         by_class = stratified and data.test is None and not data.regression
         values = {"stratified": by_class, **usual, **asked}
         training = presets.make(TrainingConfig, values)
@@ -155,17 +150,17 @@ class Classifier(Experiment):
             values = {**values, **usual, **asked}
         sizes = _sizes(config, parts, training, values)
         try:
-            made, training, options = cls.make_configs({**values, **sizes, **asked}, config)
+            model_config, training, options = cls.make_configs({**values, **sizes, **asked}, config)
         except ValueError as error:
-            if found is None:
+            if named is None:
                 raise
             raise ValueError(
-                f"{error} The recipe {found.name} has sizes for {found.data}; "
+                f"{error} The recipe {named.name} has sizes for {named.data}; "
                 f"samples of {data.name} have shape {list(parts.train.shape)}."
             ) from error
         if small:
             if cross_validate:
-                training, remark = _with_gate_cost(made, training, parts.train, progress)
+                training, remark = _with_gate_cost(model_config, training, parts.train, progress)
             else:
                 costs = " or ".join(f"{cost:g}" for cost in GATE_COSTS)
                 remark = (
@@ -174,7 +169,7 @@ class Classifier(Experiment):
                 )
             parts = dataclasses.replace(parts, remarks=(*parts.remarks, remark))
         record = Record(
-            model=made,
+            model=model_config,
             training=training,
             samples=runs.Source.create(path, len(data), data.digest),
             baselines={},
@@ -187,7 +182,7 @@ class Classifier(Experiment):
             encoding=encoding,
             form=Form.from_samples(
                 parts.train,
-                made.n_classes,
+                model_config.n_classes,
                 parts.encoding,
                 scaled=image_size is not None,
                 target=target,
@@ -213,10 +208,10 @@ class Classifier(Experiment):
         If `model` is given, the run must have this model.
         """
         if model is not None and not isinstance(record.model, MODELS[model]):
-            found = next(
+            actual = next(
                 name for name, config in MODELS.items() if isinstance(record.model, config)
             )
-            raise CheckpointError(f"the run trains another model: {found}, not {model}.")
+            raise CheckpointError(f"the run trains another model: {actual}, not {model}.")
         learned = is_regression(record.model)
         if regression and not learned:
             raise CheckpointError(
@@ -253,12 +248,11 @@ class Classifier(Experiment):
     def compare(self, show: Show) -> None:
         record = self.record
         n_bits = self.train.x.size * max(record.model.n_thresholds, 1)
-        wanted = self.intervals.baselines
-        if wanted or (wanted is None and n_bits <= MOST_BITS):
+        requested = self.intervals.baselines
+        if requested or (requested is None and n_bits <= MOST_BITS):
             thresholds = self.run.thresholds
-            if (
-                thresholds is not None
-            ):  # pixels share their channel's thresholds, which precede edge thresholds
+            if thresholds is not None:
+                # Pixels share their channel's thresholds, which precede edge thresholds.
                 if isinstance(record.model, LogicTreeNetConfig):
                     thresholds = thresholds[: record.model.in_shape[2]]
                 elif record.model.edges:
@@ -328,11 +322,9 @@ class Classifier(Experiment):
         model = self.run.structure.model(*meshes.copy_to_local((state.params, state.others)))
         expected = float(expected_gates(model, self.run.temperature(self._completed_steps())))
         counts = self._counts(model)
-        remain = counts["simplified"]
-        return (
-            expected,
-            f"not counted, of {counts['at all places']:,}" if remain is None else f"{remain:,}",
-        )
+        if counts["simplified"] is None:
+            return expected, f"not counted, of {counts['at all places']:,}"
+        return expected, f"{counts['simplified']:,}"
 
     def _counts(self, model: Model) -> dict[str, int | None]:
         """Return gate counts by category.
@@ -358,16 +350,13 @@ class Classifier(Experiment):
         return f"no better hard network in {n_since} tests" if n_since >= patience else None
 
     def parts(self) -> list[Part]:
-        encoding = [Part("columns.json", "writing the encoding of columns", self._write_encoding)]
+        confusion = Part("confusion.png", "drawing the confusion matrix", self._draw)
+        encoding = Part("columns.json", "writing the encoding of columns", self._write_encoding)
         return [
             Part("report.json", "testing the hard and the soft network", self._report),
-            *(
-                []
-                if self.run.regression
-                else [Part("confusion.png", "drawing the confusion matrix", self._draw)]
-            ),
+            *([] if self.run.regression else [confusion]),
             Part("accuracy.png", "drawing the accuracies", self._draw_accuracies),
-            *(encoding if self.encoding is not None else []),
+            *([] if self.encoding is None else [encoding]),
             self.curves_part(),
         ]
 
@@ -420,11 +409,9 @@ class Classifier(Experiment):
         ]
         recipe = RECIPES.get(record.recipe or "")
         if recipe is not None and recipe.published is not None:
-            other = (
-                "; these are other data, with which it cannot be compared"
-                if self._other_data(recipe)
-                else ""
-            )
+            other = ""
+            if self._other_data(recipe):
+                other = "; these are other data, with which it cannot be compared"
             lines.append(
                 f"Published: {recipe.published:g} % on {recipe.data} (the recipe "
                 f"{recipe.name}){other}."
@@ -433,7 +420,7 @@ class Classifier(Experiment):
 
     def _accuracies(self, report: reports.Report) -> list[str]:
         others = ", ".join(
-            f"{name} {100 * found:.1f} %" for name, found in self.record.baselines.items()
+            f"{name} {100 * accuracy:.1f} %" for name, accuracy in self.record.baselines.items()
         )
         return [
             f"Hard network: {100 * report.hard:.1f} % of the test part"
@@ -443,7 +430,7 @@ class Classifier(Experiment):
         ]
 
     def _errors(self, errors: Mapping[str, reports.Errors]) -> list[str]:
-        others = ", ".join(f"{name} {found:.3f}" for name, found in self.record.baselines.items())
+        others = ", ".join(f"{name} {r2:.3f}" for name, r2 in self.record.baselines.items())
         return [
             f"Hard network: {errors['hard']} on the test part"
             + (f"; R2 on the same bits: {others}." if others else "."),
@@ -463,16 +450,17 @@ class Classifier(Experiment):
 
     def _other_data(self, recipe: Published) -> str:
         """Describe samples of another size than the recipe's data; empty if equal."""
-        found: tuple[Any, int] = (self.train.shape, self.record.model.n_classes)
-        what = f"of shape {list(self.train.shape)} in {found[1]} classes"
+        shape, n_classes = self.train.shape, self.record.model.n_classes
+        what = f"of shape {list(shape)} in {n_classes} classes"
         if self.encoding is not None:
-            found = ((), found[1])
-            what = f"rows of a table in {found[1]} classes"
-        shape, n_classes = recipe.samples
+            shape = ()  # rows of a table have no shape that a recipe could ask for
+            what = f"rows of a table in {n_classes} classes"
+        recipe_shape, recipe_classes = recipe.samples
         same = (
-            bool(shape) == bool(found[0])
-            and math.prod(shape) == math.prod(found[0])
-            and n_classes == found[1]
+            bool(recipe_shape) == bool(shape)
+            # Some files hold images as flat rows.
+            and math.prod(recipe_shape) == math.prod(shape)
+            and recipe_classes == n_classes
         )
         return "" if same else what
 
@@ -481,47 +469,32 @@ class Classifier(Experiment):
         if soft - hard <= LARGE_GAP:
             return []
         return [
-            (
-                "warning: the hard network, which is the result, "
-                f"is {100 * (soft - hard):.1f} points below the soft one: "
-                "train with --final-temperature 0.1, which ends near the hard network, "
-                "with --estimator straight_through, which trains it, or for more steps."
-            )
+            "warning: the hard network, which is the result, "
+            f"is {100 * (soft - hard):.1f} points below the soft one: "
+            "train with --final-temperature 0.1, which ends near the hard network, "
+            "with --estimator straight_through, which trains it, or for more steps."
         ]
 
     def _selected_network(self, state: State) -> list[str]:
         """Return a line about the selected network, if there is one."""
         if not self.record.training.select_every:
             return []
-        kept = state.optimizer
+        selected = state.optimizer
+        kept = f"Kept: the network after {int(selected.step)} of {self._completed_steps()} steps"
+        quality = f"it is right most often, {100 * float(selected.accuracy):.1f} %"
         if self.run.regression:
-            return [
-                (
-                    f"Kept: the network after {int(kept.step)} of {self._completed_steps()} steps; "
-                    f"on the training part its R2 is the highest, {float(kept.accuracy):.3f}."
-                )
-            ]
-        return [
-            (
-                f"Kept: the network after {int(kept.step)} of {self._completed_steps()} steps; "
-                f"on the training part it is right most often, {100 * float(kept.accuracy):.1f} %."
-            )
-        ]
+            quality = f"its R2 is the highest, {float(selected.accuracy):.3f}"
+        return [f"{kept}; on the training part {quality}."]
 
     def _circuit(self, counts: Mapping[str, int | None]) -> str:
         n_gates, simplified = counts["at all places"], counts["simplified"]
         if simplified is None:
             return f"Circuit: {n_gates:,} gates, too many to simplify here."
-        trees = (
-            ", those of trees at each place,"
-            if isinstance(self.record.model, LogicTreeNetConfig)
-            else ""
-        )
-        ends = (
-            "that count the bits"
-            if self.run.regression
-            else "that count the votes and find the class"
-        )
+        trees, ends = "", "that count the votes and find the class"
+        if isinstance(self.record.model, LogicTreeNetConfig):
+            trees = ", those of trees at each place,"
+        if self.run.regression:
+            ends = "that count the bits"
         return (
             f"Circuit: {simplified:,} of {n_gates:,} gates of the layers{trees} survive "
             "simplification from bits to bits; "
@@ -611,7 +584,7 @@ def _with_gate_cost(
 
 
 def _sizes(
-    config: type, parts: datasets.Parts, training: TrainingConfig, given: Mapping[str, Any]
+    config: type, parts: datasets.Parts, training: TrainingConfig, fields: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the model sizes required by the samples."""
     n_classes, learned = parts.n_classes, training.thresholds == "learned"
@@ -619,26 +592,28 @@ def _sizes(
     if config is LogicTreeNetConfig:
         sizes |= _tree_sizes(image_shape(parts.train))
     else:
-        default = (
-            FOR_TABLES["layers"] if parts.encoding is not None else LogicClassifierConfig.layers
-        )
-        layers = given.get("layers") or default
+        usual = LogicClassifierConfig.layers
+        if parts.encoding is not None:
+            usual = FOR_TABLES["layers"]
+        layers = fields.get("layers") or usual
         sizes |= {"in_features": parts.train.x.shape[1], "layers": layers}
         if len(parts.train.shape) > 1 and (
-            "windows" in str(given.get("wiring")) or given.get("edges")
+            "windows" in str(fields.get("wiring")) or fields.get("edges")
         ):
             sizes["image_shape"] = parts.train.shape
     if parts.train.regression:
-        last = (given.get("layers") or sizes["layers"])[-1]
+        # Ones in the last layer count from the least to the largest number of the training part.
+        last = (fields.get("layers") or sizes["layers"])[-1]
         least, largest = float(parts.train.y.min()), float(parts.train.y.max())
         sizes |= {"regression": True, "offset": least, "scale": (largest - least) / last}
+    # Classes have equally many votes.
     *layers, last = sizes["layers"]
     sizes["layers"] = (*layers, -(-last // n_classes) * n_classes)
     if parts.encoding is not None and training.column_bits:
         sizes["n_thresholds"] = int(parts.encoding.thresholds is not None)
-        if given.get("n_thresholds"):
+        if fields.get("n_thresholds"):
             raise ValueError(
-                f"n_thresholds is {given['n_thresholds']}, but columns are already bits; "
+                f"n_thresholds is {fields['n_thresholds']}, but columns are already bits; "
                 "--column-bits sets their number. Use --column-bits 0 for --n-thresholds."
             )
     return sizes

@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
     name: str  # task name, and name of its output file, if any
     doing: str  # progress text
-    # Gets the last state and the path for the file, and returns lines to display, if any
+    # Gets the last state and the path for the file, and returns lines to display, if any.
     do: Callable[[State, Path], Sequence[str] | None]
 
 
@@ -45,15 +45,15 @@ class Experiment(ABC):
     kept: ClassVar[type[runs.Record]]
     refuses: ClassVar[type[ValueError]] = ValueError  # error for unusable data
     # Names of all files that its parts may write under any options; a new run requires that none
-    # exist
+    # exist.
     files: ClassVar[tuple[str, ...]] = ()
-    # Names of the training loss, the test metric, and the second test metric, if any
+    # Names of the training loss, the test metric, and the second test metric, if any.
     curves: tuple[str, ...]
     ends_early: ClassVar[str] = ""  # option that enables `early_stop_reason`
 
     record: Any  # see `lutjax.training.runs`
     run: ModelRun[Any]
-    # Lines about the data and the sizes, displayed before the first step
+    # Lines about the data and the sizes, displayed before the first step.
     remarks: tuple[str, ...] = ()
 
     @classmethod
@@ -88,8 +88,8 @@ class Experiment(ABC):
             cls.configs.training,
             cls.configs.options,
         )
-        made, training, options = (presets.make(config, fields) for config in classes)
-        return made, training, options
+        model_config, training, options = (presets.make(config, fields) for config in classes)
+        return model_config, training, options
 
     @abstractmethod
     def describe(self) -> str:
@@ -227,10 +227,8 @@ def check_memory(experiment: Experiment) -> None:
     """Reject a run whose arrays exceed device or host memory, before allocating any of them."""
     run = experiment.run
     devices = [jax.local_devices()[0]] if run.mesh is None else list(run.mesh.devices.flat)
-    state, batch = (
-        _bytes(run.abstract()),
-        experiment.record.training.batch_size * experiment.sample_bytes,
-    )
+    state = _bytes(run.abstract())
+    batch = experiment.record.training.batch_size * experiment.sample_bytes
     memory = meshes.memory_of(devices)
     if memory is not None and state + batch > memory:
         raise RunError(
@@ -306,12 +304,12 @@ def resume(
         show.line(_describe_finished(folder, finished))
         return
     with runs.lock(folder):
-        done, found = runs.read(folder, kind.kept, on_damage=show.line)
+        done, record = runs.read(folder, kind.kept, on_damage=show.line)
         options_given = presets.fields_of(kind.configs.options, same or {})
         _check_same(
-            folder, found, {n: v for n, v in (same or {}).items() if n not in options_given}
+            folder, record, {n: v for n, v in (same or {}).items() if n not in options_given}
         )
-        experiment = make(found)
+        experiment = make(record)
         experiment.record.options = dataclasses.asdict(
             kind.configs.options(**{**experiment.record.options, **(options or {})})
         )
@@ -345,17 +343,17 @@ def dry_run(experiment: Experiment, show: Show) -> None:
     )
     show.line(f"parameters: {count:,} ({_size(_bytes(params))})")
     if experiment.run.host_bytes:
-        held = _size(experiment.run.host_bytes)
         show.line(
-            f"in the memory of the host: {held}, of which a checkpoint has the rows that have moved"
+            f"in the memory of the host: {_size(experiment.run.host_bytes)}, "
+            "of which a checkpoint has the rows that have moved"
         )
-    held = ""
+    share = ""
     if experiment.run.mesh is not None:
         part = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(a.sharding.shard_shape(a.shape), a.dtype), state_of
         )
-        held, each = f"; a device holds {_size(_bytes(part))} of it", " on each device"
-    show.line(f"state: {_size(_bytes(state_of))}, the size of a checkpoint{held}")
+        share, each = f"; a device holds {_size(_bytes(part))} of it", " on each device"
+    show.line(f"state: {_size(_bytes(state_of))}, the size of a checkpoint{share}")
     start = time.perf_counter()
     with show.show_activity("compiling"):
         compiled = functools.partial(experiment.run.advance.compile_program, state_of)
@@ -373,10 +371,11 @@ def dry_run(experiment: Experiment, show: Show) -> None:
             nonlocal state, first
             start = time.perf_counter()
             state, loss = advance(state, first, count)
-            float(loss)
+            float(loss)  # waits for the device
             first += count
             return time.perf_counter() - start
 
+        # The first step allocates; two more tell how many steps take about 2 seconds.
         seconds(1)
         count = min(max(3, int(2 / seconds(2) * 2)), 1000)
         step = seconds(count) / count
@@ -388,17 +387,17 @@ def dry_run(experiment: Experiment, show: Show) -> None:
     )
 
 
-def _check_same(folder: Path, record: Any, wanted: Mapping[str, Any]) -> None:
+def _check_same(folder: Path, record: Any, requested: Mapping[str, Any]) -> None:
     saved = {**dataclasses.asdict(record.model), **dataclasses.asdict(record.training)}
     if hasattr(record.model, "to_dict"):
         saved.update(record.model.to_dict())
     # Compare values as the config stores them: it makes paths absolute, for example. Values that
     # it rejects differ from the valid ones of the run.
-    own = presets.fields_of(type(record.model), wanted)
+    own = presets.fields_of(type(record.model), requested)
     with contextlib.suppress(ValueError):
         if dataclasses.replace(record.model, **own) == record.model:
-            wanted = {name: value for name, value in wanted.items() if name not in own}
-    different = checkpoints.differences(saved, wanted)
+            requested = {name: value for name, value in requested.items() if name not in own}
+    different = checkpoints.differences(saved, requested)
     if different:
         raise CheckpointError(
             f"the checkpoint in {folder} has another configuration: {'; '.join(different)}. Omit "
@@ -419,6 +418,8 @@ def _with_steps(
     if steps < done:
         raise RunError(f"steps is {steps}, but {done} steps are done; give at least as many.")
     training = dataclasses.replace(record.training, steps=steps)
+    # Rates of completed steps may have followed from other total numbers of steps. Compare what
+    # each step took with what it would take in a run of the new length.
     lengths = record.history.lengths or [(0, record.training.steps)]
     starts = [first for first, _ in lengths]
     scheduled = training.scheduled_values(np.arange(done))
@@ -456,9 +457,8 @@ def _check_processes(experiment: Experiment) -> None:
     for data in record.values():
         if isinstance(data, dict):
             data.pop("path", None)  # data folders may differ between hosts
-    of_each = hosts.gather(
-        json.dumps([record, meshes.describe_devices(experiment.run.mesh)], sort_keys=True)
-    )
+    devices = meshes.describe_devices(experiment.run.mesh)
+    of_each = hosts.gather(json.dumps([record, devices], sort_keys=True))
     for process, one in enumerate(of_each):
         if one != of_each[0]:
             raise HostError(
@@ -549,9 +549,10 @@ def _train(
             runs.write_curves(path, history, experiment.curves)
         experiment.draw(folder)
 
+    # A test comes before the checkpoint of the same step, whose record then has its result.
     hooks = [loop.Hook(intervals.eval_every, test), loop.Hook(intervals.checkpoint_every, save)]
     with ExitStack() as stack:
-
+        # A signal may reach one process only, and all must take the same steps.
         def agree_to_stop() -> bool:
             return hosts.agree(stop())
 
@@ -596,7 +597,7 @@ def _finish(
                 written = path.exists()
             finished.parts[part.name] = (written, lines)
             finished.record_file(folder, part.name)
-            finished.write(folder)
+            finished.write(folder)  # after each part: a killed run repeats only the current one
         for line in finished.parts[part.name][1]:
             show.line(line)
     finished.why = why

@@ -110,20 +110,17 @@ class Source:
     def split_by_port(self, numbers: Numbers) -> dict[str, Numbers]:
         """Return the values for each input port by name."""
         ends = np.cumsum([port.count for port in self.circuit.inputs])[:-1]
-        return {
-            port.name: x
-            for port, x in zip(self.circuit.inputs, np.split(numbers, ends, axis=1), strict=True)
-        }
+        names = (port.name for port in self.circuit.inputs)
+        return dict(zip(names, np.split(numbers, ends, axis=1), strict=True))
 
     def vectors(self) -> Vectors:
         """Return samples with their answers, computed from raw rows for tables."""
         x = self.samples[:MOST_VECTORS]
         if self.rows is None or self.row_answers is None:
             return Vectors(self.split_by_port(x), {"y": self.answer(x)}, self.samples_name)
-        answers = self.row_answers(len(x))
-        return Vectors(
-            self.split_by_port(x), {"y": answers}, self.samples_name, self.rows[:MOST_VECTORS]
-        )
+        # Answers come from the rows' text, so that a test also covers the encoding of columns.
+        answers, rows = self.row_answers(len(x)), self.rows[:MOST_VECTORS]
+        return Vectors(self.split_by_port(x), {"y": answers}, self.samples_name, rows)
 
 
 def export(
@@ -171,19 +168,15 @@ def _circuit(
         folder, inputs=wanted.inputs, outputs=wanted.outputs, lut=wanted.lut, on_damage=on_damage
     )
     circuit = source.circuit
+    is_small_rule = circuit.about["kind"] == "automaton" and circuit.n_inputs <= _TABULATED
     layers = source.layers() if wanted.target and source.layers is not None else None
     if wanted.optimize:
         progress("optimizing the circuit")
         circuit = optimize_circuit(circuit, wanted.optimize)
         layers = None if layers is None else optimize_circuit(layers, wanted.optimize)
-    elif (
-        wanted.lut is None
-        and circuit.about["kind"] == "automaton"
-        and circuit.n_inputs <= _TABULATED
-    ):
-        circuit = circuits.tabulate(
-            circuit
-        )  # training finds some circuit for a rule, rarely the shortest
+    elif wanted.lut is None and is_small_rule:
+        # Training finds some circuit for a rule, rarely the shortest.
+        circuit = circuits.tabulate(circuit)
     progress("asking the model in JAX")
     vectors = source.vectors()
     options = wanted.options(source.name)
@@ -199,10 +192,8 @@ def _circuit(
     if wanted.target is None:
         return files, manifest, lines, None
     samples = [vectors.inputs[port.name][: mcu.SAMPLES] for port in circuit.inputs]
-    return (
-        *(files, manifest, lines),
-        mcu.report(circuit, wanted.target, layers=layers, samples=samples, progress=progress),
-    )
+    report = mcu.report(circuit, wanted.target, layers=layers, samples=samples, progress=progress)
+    return files, manifest, lines, report
 
 
 def _language_model(
@@ -223,10 +214,8 @@ def _language_model(
     tables = wanted.integers or "int16"
     program = integers.program_of(folder, tables=tables, progress=progress, on_damage=on_damage)
     files = {name: ("c", content) for name, content in program.files.items()}
-    facts = {"facts": program.facts}
-    manifest = deployment.manifest_of(
-        "language model", files, facts, _facts(folder, "lm", program.steps)
-    )
+    facts, run = {"facts": program.facts}, _facts(folder, "lm", program.steps)
+    manifest = deployment.manifest_of("language model", files, facts, run)
     return files, manifest, [*program.remarks, *deployment.sizes(files)], None
 
 
@@ -267,14 +256,14 @@ def optimize_circuit(circuit: Circuit, goal: str) -> Circuit:
     if abc.find() is None:
         raise RunError(f"--optimize {goal} needs ABC, which is not found: pip install pyosys")
     quick, end = (abc.SCRIPT, "") if goal == "ands" else ("strash", "; if -K 6 -a")
-    found = [abc.optimize(circuit, quick + end)]
+    candidates = [abc.optimize(circuit, quick + end)]
     if circuit.n_inputs <= _SMALL_INPUTS:
         for script in (f"{abc.SCRIPT}; {_DEEP}", f"collapse; sop; fx; strash; dc2; {_DEEP}"):
             try:
-                found.append(abc.optimize(circuit, script + end))
+                candidates.append(abc.optimize(circuit, script + end))
             except RuntimeError:  # an ABC without this search, such as Debian's
                 break
-    best = min(found, key=len)
+    best = min(candidates, key=len)
     return _search_smallest(best, goal) if small and goal == "ands" else best
 
 
@@ -300,11 +289,8 @@ def oracle(manifest: Mapping[str, Any], folder: Path | None = None) -> proofs.Or
     if not place.exists():
         raise proofs.SkippedError(f"the model is not in {place}; name its folder by --run")
     try:
-        same = (
-            model_folders.kind_of(place) == run["kind"]
-            and model_folders.digest_of(place) == run["digest"]
-        )
-        if not same:
+        kind, digest = model_folders.kind_of(place), model_folders.digest_of(place)
+        if (kind, digest) != (run["kind"], run["digest"]):
             raise proofs.SkippedError(
                 f"the bundle {place} holds another model than the exported one"
                 if is_bundle(place)
@@ -321,16 +307,16 @@ def oracle(manifest: Mapping[str, Any], folder: Path | None = None) -> proofs.Or
 
 def _choices(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `source_of` in a manifest; raise FailedError if it lacks them."""
-    found = manifest.get("choices")
+    choices = manifest.get("choices")
     kinds = {"inputs": str, "outputs": str, "lut": int}
-    if not isinstance(found, dict) or set(found) != set(kinds):
+    if not isinstance(choices, dict) or set(choices) != set(kinds):
         raise proofs.FailedError(
             "the manifest does not say the choices of the export: inputs, outputs, lut"
         )
     for name, kind in kinds.items():
-        if found[name] is not None and type(found[name]) is not kind:
-            raise proofs.FailedError(f"the manifest: choices has {name} = {found[name]!r}")
-    return found
+        if choices[name] is not None and type(choices[name]) is not kind:
+            raise proofs.FailedError(f"the manifest: choices has {name} = {choices[name]!r}")
+    return choices
 
 
 def source_of(
@@ -377,53 +363,41 @@ def _facts(folder: Path, kind: str, step: int) -> dict[str, Any]:
 
 
 def _classifier_source(
-    found: ModelFolder, inputs: str | None, outputs: str | None, tables: Mapping[str, int]
+    source_model: ModelFolder, inputs: str | None, outputs: str | None, tables: Mapping[str, int]
 ) -> Source:
-    folder, model = found.folder, found.model
+    folder, model = source_model.folder, source_model.model
     _refuse_large(folder, model.config)
     form, packed = predictions.form_of(model), model.packed()
     if form.encoding is not None and inputs != "bits":
-        return _rows_source(found, form, form.encoding, inputs, outputs, tables)
-    experiment = _experiment(found)
+        return _rows_source(source_model, form, form.encoding, inputs, outputs, tables)
+    experiment = _experiment(source_model)
     test = None if experiment is None else experiment.test
     remarks: tuple[str, ...] = ()
     if inputs is None:
         of_numbers = model.config.n_thresholds and not getattr(model.config, "edges", False)
         inputs = _format_of(test) if of_numbers and test is not None else "bits"
         if of_numbers and test is None:
-            remarks = (
-                (
-                    "the circuit reads bits: each is whether a number is above a threshold. "
-                    "--inputs, such as uint8 or fixed12.4, "
-                    "reads the numbers and puts the comparisons into the circuit"
-                ),
-            )
+            remarks = (_READS_BITS,)
     about = _names(model.config, form, inputs, packed)
     circuit = circuit_of(folder, model, inputs=inputs, outputs=outputs, about=about, **tables)
     if test is None:
         x, source = generate_samples(packed, circuit.inputs[0], inputs)
-        remarks = (
-            (
-                f"the bundle holds no samples: {deployment.VECTORS} has {source}, {len(x):,}, "
-                "with the answers of the model"
-            ),
-            *remarks,
-        )
+        remarks = (_describe_vectors(source, len(x)), *remarks)
     else:
         source = f"the test part of {test.name}"
         x, remarks = _samples(test, inputs, packed)
-    given = outputs or ("votes" if form.regression else "class")
+    answered = outputs or ("votes" if form.regression else "class")
 
     def answer(numbers: Numbers) -> Numbers:
-        return _answers(packed, numbers, bits=inputs == "bits", outputs=given)
+        return _answers(packed, numbers, bits=inputs == "bits", outputs=answered)
 
     return Source(
-        name=name_of(folder, None if found.record is None else found.record.record),
+        name=name_of(folder, None if source_model.record is None else source_model.record.record),
         circuit=circuit,
         samples=x,
         samples_name=source,
         answer=answer,
-        run=_facts(folder, found.kind, found.steps),
+        run=_facts(folder, source_model.kind, source_model.steps),
         page=_page(folder, model, test, x, inputs, circuit, about),
         remarks=remarks,
         extras={} if form.encoding is None else {COLUMNS: form.encoding.to_json().encode()},
@@ -432,7 +406,7 @@ def _classifier_source(
 
 
 def _rows_source(
-    found: ModelFolder,
+    source_model: ModelFolder,
     form: Form,
     encoding: Encoding,
     inputs: str | None,
@@ -443,7 +417,7 @@ def _rows_source(
 
     `inputs` is "rows", or the format of numeric columns.
     """
-    folder, model = found.folder, found.model
+    folder, model = source_model.folder, source_model.model
     packed = model.packed()
     try:
         format = None if inputs in (None, "rows") else Format.parse(str(inputs))
@@ -461,52 +435,54 @@ def _rows_source(
         "input_names": [column.name for column in encoding.columns],
     }
     circuit = circuit_of(folder, model, inputs=taken, outputs=outputs, about=about, **tables)
-    given = outputs or ("votes" if form.regression else "class")
-    experiment = _experiment(found)
+    answered = outputs or ("votes" if form.regression else "class")
+    experiment = _experiment(source_model)
     remarks: tuple[str, ...] = (_READS_ROWS,)
     if experiment is None or experiment.test_rows is None:
         table = table_of(encoding, taken.random_rows(MOST_VECTORS), name="random rows")
         source = "random rows from seed 0"
-        remarks = (
-            (
-                f"the bundle holds no samples: {deployment.VECTORS} has {source}, {len(table):,}, "
-                "with the answers of the model"
-            ),
-            *remarks,
-        )
+        remarks = (_describe_vectors(source, len(table)), *remarks)
     else:
         table, source = experiment.test_rows, f"the test part of {experiment.test.name}"
     rows, page = values_of(encoding, table), {}
+    column_bits = {"column_bits": [list(b) for b in taken.bits]}
     if circuit.about.get("kind") == "classifier":
         page = {"circuit": circuit_of(folder, model, inputs=taken, outputs="votes", about=about)}
 
     def answer_table(table: Table) -> Numbers:
-        return _answers(packed, encoding.encode(table), bits=False, outputs=given)
+        return _answers(packed, encoding.encode(table), bits=False, outputs=answered)
 
     def answer(numbers: Numbers) -> Numbers:
         decoded = taken.decode(np.split(numbers, numbers.shape[1], axis=1))
         return answer_table(table_of(encoding, decoded, name="the rows"))
 
     return Source(
-        name=name_of(folder, None if found.record is None else found.record.record),
+        name=name_of(folder, None if source_model.record is None else source_model.record.record),
         circuit=circuit,
         samples=np.concatenate(list(taken.encode(rows).values()), axis=1),
         samples_name=source,
         answer=answer,
-        run=_facts(folder, found.kind, found.steps),
+        run=_facts(folder, source_model.kind, source_model.steps),
         page=page,
         remarks=remarks,
-        layers=lambda: circuit_of(
-            folder,
-            model,
-            inputs="bits",
-            outputs="bits",
-            about={"column_bits": [list(b) for b in taken.bits]},
-        ),
+        layers=lambda: circuit_of(folder, model, inputs="bits", outputs="bits", about=column_bits),
         rows=rows,
         row_answers=lambda n: answer_table(table.rows(np.arange(n))),
     )
 
+
+def _describe_vectors(source: str, n_samples: int) -> str:
+    return (
+        f"the bundle holds no samples: {deployment.VECTORS} has {source}, {n_samples:,}, "
+        "with the answers of the model"
+    )
+
+
+_READS_BITS = (
+    "the circuit reads bits: each is whether a number is above a threshold. "
+    "--inputs, such as uint8 or fixed12.4, "
+    "reads the numbers and puts the comparisons into the circuit"
+)
 
 _READS_ROWS = (
     "the circuit reads table rows, with one port per column; "
@@ -514,14 +490,16 @@ _READS_ROWS = (
 )
 
 
-def _experiment(found: ModelFolder) -> Classifier | None:
+def _experiment(source_model: ModelFolder) -> Classifier | None:
     """Return a classifier's run with its samples, or None without a sample source."""
-    if found.record is None or not found.has_data:
+    if source_model.record is None or not source_model.has_data:
         return None
     try:
-        return Classifier.from_record(found.record.record)
+        return Classifier.from_record(source_model.record.record)
     except SamplesError as error:
-        raise CheckpointError(f"the data of {found.folder} cannot be used: {error}") from error
+        raise CheckpointError(
+            f"the data of {source_model.folder} cannot be used: {error}"
+        ) from error
 
 
 RANDOM = "random inputs from seed 0"  # sample source of an export without data
@@ -541,13 +519,14 @@ def generate_samples(packed: Packed, port: Port, inputs: str) -> tuple[Numbers, 
             return _all_bits(port.count), "all inputs"
         return generator.integers(0, 2, shape, dtype=np.uint8), RANDOM
     thresholds = np.asarray(packed.thresholds, np.float64)
-    thresholds = np.where(np.isfinite(thresholds), thresholds, 0)
+    thresholds = np.where(np.isfinite(thresholds), thresholds, 0)  # inf: a constant bit
     # Image values are ordered by pixel, but thresholds by channel.
     of_input = np.arange(port.count) % len(thresholds)
     least, largest = thresholds.min(1)[of_input], thresholds.max(1)[of_input]
     unit = 2.0**-port.format.fraction
     margin = np.maximum((largest - least) / thresholds.shape[1], unit)
     x = generator.uniform(least - margin, largest + margin, shape)
+    # Multiples of the format's unit, which the circuit reads without further rounding.
     return np.clip(np.round(x / unit) * unit, *port.format.range), RANDOM
 
 
@@ -578,14 +557,12 @@ def name_of(folder: Path, record: classifier.Record | None = None) -> str:
     """Return a file name for a classifier, from its folder, or from its data by default."""
     chosen = folder.absolute().name
     if record is not None and chosen == record.kind:  # the command's default folder
-        path = record.samples.path
-        chosen = (
-            record.own_kind() if path is None else Path(Path(path).name.removesuffix(".gz")).stem
-        )
+        path, chosen = record.samples.path, record.own_kind()
+        if path is not None:
+            chosen = Path(Path(path).name.removesuffix(".gz")).stem
     letters = unicodedata.normalize("NFKD", chosen)  # split an é into an e and its accent
-    name = re.sub(
-        r"[^A-Za-z0-9]+", "_", "".join(c for c in letters if not unicodedata.combining(c))
-    ).strip("_")
+    unaccented = "".join(c for c in letters if not unicodedata.combining(c))
+    name = re.sub(r"[^A-Za-z0-9]+", "_", unaccented).strip("_")
     try:
         if f"{name}.json" not in (COLUMNS, deployment.VECTORS, deployment.MANIFEST):
             return deployment.Options(name=name).name
@@ -660,21 +637,20 @@ def _samples(part: Samples, inputs: str, packed: Packed) -> tuple[np.ndarray, tu
             f"inputs is {inputs}, with a range of {least:g} to {largest:g}; the samples of "
             f"{part.name} go from {part.x.min():g} to {part.x.max():g}."
         )
+    # In float64: float32 could not hold all numbers of a wide format.
     unit = 2.0**-format.fraction
     rounded = np.clip(np.round(part.x.astype(np.float64) / unit) * unit, least, largest)
     other = rounded != part.x
     if not other.any():
         return rounded, ()
-    right = [
-        float((np.asarray(packed(_input_layout(packed, x))) == part.y).mean())
-        for x in (part.x, rounded)
-    ]
-    return rounded, (
-        (
-            f"{other.sum():,} of {other.size:,} numbers of the test part are rounded to {inputs}: "
-            f"{100 * right[0]:.2f} % of it are right before, {100 * right[1]:.2f} % after."
-        ),
+    before, after = (
+        (np.asarray(packed(_input_layout(packed, x))) == part.y).mean() for x in (part.x, rounded)
     )
+    remark = (
+        f"{other.sum():,} of {other.size:,} numbers of the test part are rounded to {inputs}: "
+        f"{100 * before:.2f} % of it are right before, {100 * after:.2f} % after."
+    )
+    return rounded, (remark,)
 
 
 def _input_layout(packed: Packed, x: Numbers) -> jax.Array:
@@ -693,6 +669,7 @@ def _answers(packed: Packed, x: Numbers, *, bits: bool, outputs: str) -> np.ndar
     first = jnp.asarray(x if bits else _bits(packed, x), bool)
     if outputs == "votes":
         return np.asarray(votes_of(packed, first), np.int64)
+    # Packed words hold the bits of 32 samples, so the last word may have samples too many.
     words = lutjax.pack_bits(first.T)
     if outputs == "class":
         return np.asarray(jax.jit(type(packed).from_words)(packed, words))[: len(x), None]
@@ -702,10 +679,10 @@ def _answers(packed: Packed, x: Numbers, *, bits: bool, outputs: str) -> np.ndar
 
 
 def _automaton_source(
-    found: ModelFolder, inputs: str | None, outputs: str | None, tables: Mapping[str, int]
+    source_model: ModelFolder, inputs: str | None, outputs: str | None, tables: Mapping[str, int]
 ) -> Source:
-    folder, model = found.folder, found.model
-    record = None if found.record is None else found.record.record
+    folder, model = source_model.folder, source_model.model
+    record = None if source_model.record is None else source_model.record.record
     channels = model.config.channels
     circuit = circuit_of(folder, model, inputs=inputs or "bits", outputs=outputs, **tables)
     n_bits = 9 * channels
@@ -723,12 +700,8 @@ def _automaton_source(
     if channels == 1 and (record is None or record.target is None):
         wrong = int((answer(x) != proofs.life(x)).sum())
         if wrong and record is not None:
-            remarks = (
-                (
-                    "the automaton is not the Game of Life: "
-                    f"{wrong} of {len(x)} neighborhoods are wrong."
-                ),
-            )
+            remark = f"{wrong} of {len(x)} neighborhoods are wrong."
+            remarks = (f"the automaton is not the Game of Life: {remark}",)
         elif not wrong:
             circuit = dataclasses.replace(circuit, about={**circuit.about, "rule": "life"})
     return Source(
@@ -737,7 +710,7 @@ def _automaton_source(
         samples=x,
         samples_name=name,
         answer=answer,
-        run=_facts(folder, "ca", found.steps),
+        run=_facts(folder, "ca", source_model.steps),
         page={} if record is None else automaton.grid(record),
         remarks=remarks,
     )

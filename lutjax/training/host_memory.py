@@ -54,13 +54,9 @@ class Steps(Repeated):
         options: dict[str, Any] = {"compiler_options": compiler_options()}
         if of_state is not None:
             everywhere = meshes.replicated_sharding(jax.tree.leaves(of_state)[0].mesh)
-            # Every process needs the complete gradient; a single process takes it from any
-            # location.
-            options["out_shardings"] = (
-                of_state,
-                everywhere,
-                everywhere if hosts.count() > 1 else None,
-            )
+            # Every process needs the complete gradient; one process takes it from any device.
+            of_gradient = everywhere if hosts.count() > 1 else None
+            options["out_shardings"] = (of_state, everywhere, of_gradient)
         self._jitted = jax.jit(step, donate_argnums=0, **options)
 
     def __call__(self, state: State, first: int, count: int) -> tuple[State, Any]:
@@ -77,17 +73,18 @@ class Steps(Repeated):
     ) -> tuple[State, Any]:
         losses = []
         for number in range(first, first + ends[-1]):
+            # Nothing here waits for the device: losses stay there until the end, so that the CPU
+            # prefetches the next rows meanwhile.
             batch = self.ahead.batch(number)
             state, loss, gradients = program(state, np.int32(number), self.data, batch)
             self.ahead.update(number, gradients)
             losses.append(loss)
         self.ahead.wait()
-        found = np.asarray(jax.device_get(losses), np.float32)
+        values = np.asarray(jax.device_get(losses), np.float32)
         parts = zip([0, *ends[:-1]], ends, strict=True)
-        # Accumulate sequentially, as on the device.
-        return state, np.asarray(
-            [np.add.accumulate(found[a:b])[-1] / np.float32(b - a) for a, b in parts]
-        )
+        # Accumulate sequentially, as on the device: np.sum adds pairwise and rounds differently.
+        means = [np.add.accumulate(values[a:b])[-1] / np.float32(b - a) for a, b in parts]
+        return state, np.asarray(means)
 
     def trace(self, state: State) -> None:
         """Trace the program for the state's shapes and dtypes; calls reuse this trace."""
@@ -144,23 +141,23 @@ def load(folder: Path, structure: Any, others: Any, rule: RowRule | None = None)
 
 def load_queued_rows(folder: Path, like: Batch, depth: int) -> list[dict[str, np.ndarray]]:
     """Return the prefetched rows from `save`; `like` is from `RowPrefetcher.abstract`."""
-    found: list[dict[str, np.ndarray]] = []
+    queued: list[dict[str, np.ndarray]] = []
     for k in range(depth):
         rows = {}
-        for i, (name, wanted) in enumerate(sorted(like.rows.items())):
+        for i, (name, expected) in enumerate(sorted(like.rows.items())):
             with _convert_load_errors(folder):
                 paths = [share / f"queued_{k}.npy" for share in shares(folder / FOLDER / str(i))]
                 of_each = [np.load(path, allow_pickle=False) for path in paths]
                 # Each process wrote its own rows, and zeros elsewhere.
                 rows[name] = functools.reduce(np.add, of_each)
-            if (rows[name].shape, rows[name].dtype) != (wanted.shape, wanted.dtype):
+            if (rows[name].shape, rows[name].dtype) != (expected.shape, expected.dtype):
                 raise CheckpointError(
                     f"the checkpoint {folder} does not fit this run: {paths[0].name} of {name} is "
                     f"{rows[name].dtype}{list(rows[name].shape)}, not "
-                    f"{wanted.dtype}{list(wanted.shape)}."
+                    f"{expected.dtype}{list(expected.shape)}."
                 )
-        found.append(rows)
-    return found
+        queued.append(rows)
+    return queued
 
 
 @contextlib.contextmanager

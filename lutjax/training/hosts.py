@@ -36,8 +36,9 @@ _CLUSTERS = {
     "ompi": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_MCA_orte_hnp_uri"),
 }
 
+# Numbers of exchanges: all processes make the same ones in the same order, so equal numbers meet.
 _numbers = itertools.count()
-_shared: BaseException | None = None
+_shared: BaseException | None = None  # latest error that all processes know of
 
 
 def initialize(
@@ -68,13 +69,13 @@ def initialize(
 
     if jax.distributed.is_initialized():
         return
-    given = {"coordinator": coordinator, "n_processes": n_processes, "process": process}
-    missing = [name for name, value in given.items() if value is None]
+    arguments = {"coordinator": coordinator, "n_processes": n_processes, "process": process}
+    missing = [name for name, value in arguments.items() if value is None]
     cluster, in_cluster = _cluster() or (None, None)
     if cluster is None and 0 < len(missing) < 3:
-        name = next(name for name, value in given.items() if value is not None)
+        name = next(name for name, value in arguments.items() if value is not None)
         raise ValueError(
-            f"{name} is {given[name]}, and {' and '.join(missing)} "
+            f"{name} is {arguments[name]}, and {' and '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} missing: give all three, as this process was "
             "not started by SLURM or Open MPI."
         )
@@ -91,7 +92,7 @@ def initialize(
         )
     if (n_processes or in_cluster or 1) == 1:
         return
-    # JAX would handle SIGTERM, which must end a run with a checkpoint.
+    # JAX would handle SIGTERM itself, but it must end a run with a checkpoint.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
@@ -131,7 +132,8 @@ def _all_are_its_own() -> bool:
 
 
 def _joined_jax() -> Any:
-    """Return the module JAX after `initialize` has joined, or None; do not import it."""
+    """Return the module JAX after `initialize` has joined, or None."""
+    # Commands that need no JAX must not import it, which takes a second.
     jax = sys.modules.get("jax")
     return jax if jax is not None and jax.distributed.is_initialized() else None
 
@@ -167,8 +169,8 @@ class Padded:
 
     def __getitem__(self, parts: tuple[slice]) -> np.ndarray:
         first, last, _ = parts[0].indices(self.length)
-        found = np.asarray(self.array[first:last])
-        return np.pad(found, (0, last - first - found.size))
+        part = np.asarray(self.array[first:last])
+        return np.pad(part, (0, last - first - part.size))
 
 
 def put(array: np.ndarray | Padded, sharding: "jax.sharding.Sharding") -> "jax.Array":
@@ -196,8 +198,8 @@ def fetch(array: "jax.Array") -> np.ndarray:
 def barrier(name: str) -> None:
     """Wait for all processes, which must give the same name."""
     if count() > 1:
-        found = gather(name)
-        assert len(set(found)) == 1, f"processes wait at different places: {found}"
+        names = gather(name)
+        assert len(set(names)) == 1, f"processes wait at different places: {names}"
 
 
 def agree(flag: bool) -> bool:
@@ -264,7 +266,7 @@ def run_together() -> Iterator[None]:
             try:
                 _gather(_describe_error(error), time.monotonic() + PATIENCE)
                 _share(error)
-            except TimeoutError:
+            except TimeoutError:  # others wait in a computation, which only this end interrupts
                 pass
         raise
     for process, failed in enumerate(_gather(None)):
@@ -274,23 +276,20 @@ def run_together() -> Iterator[None]:
 
 def is_shared_error(error: BaseException) -> bool:
     """Return True if all processes know of an error or its cause, and will end with one."""
-    found: BaseException | None = error
-    while found is not None and found is not _shared:
-        found = found.__cause__ or found.__context__
-    return found is not None
+    cause: BaseException | None = error
+    while cause is not None and cause is not _shared:
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None
 
 
 def is_lost_process(error: BaseException) -> bool:
     """Return True if an error reports another process as ended or unreachable."""
+    # Backends raise their general error types; only the texts tell a lost connection.
+    lost = r"Gloo|NCCL|[Cc]oordination ?[Ss]ervice|heartbeat|Connection (closed|reset)"
     return (
         count() > 1
         and isinstance(error, RuntimeError | ValueError)
-        and bool(
-            re.search(
-                r"Gloo|NCCL|[Cc]oordination ?[Ss]ervice|heartbeat|Connection (closed|reset)",
-                str(error),
-            )
-        )
+        and re.search(lost, str(error)) is not None
     )
 
 

@@ -125,6 +125,7 @@ class Run(ModelRun[LanguageModel]):
             | dict.fromkeys(memory, training.memory_rate),
             tables=moved,
         )
+        # Memory tables always have sparse gradients: a batch reads few of their many rows.
         self._factored = memory if training.table_gradient == "dense" else structure.tables
         samples = training.batch_size // training.microbatches
         super().__init__(structure, self._optimizer.init, training.seed, samples)
@@ -151,15 +152,14 @@ class Run(ModelRun[LanguageModel]):
         text: Bytes | hosts.Padded = self._train
         where, self._padding = None if mesh is None else meshes.replicated_sharding(mesh), 0
         if mesh is not None and self._train.size > DIVIDED_BYTES:
+            # Shards have equal sizes; `_run_step` samples no window that reaches the padding.
             self._padding = -self._train.size % mesh.size
             text = hosts.Padded(self._train, self._train.size + self._padding)
             where = NamedSharding(mesh, PartitionSpec(meshes.AXES))
         if self._on_host:
-            self._on_mesh, options = (
-                None if mesh is None else host.ShardedHostTable(mesh),
-                dict[str, Any](),
-            )
+            self._on_mesh, options = None, dict[str, Any]()
             if mesh is not None:
+                self._on_mesh = host.ShardedHostTable(mesh)
                 host_memory.share(self.structure, mesh)
                 options = {
                     "of_state": self._shardings(mesh),
@@ -213,32 +213,30 @@ class Run(ModelRun[LanguageModel]):
         self, state: State, number: Array, data: tuple[Array, Array, Array, Array]
     ) -> tuple[State, Array]:
         train, *validation = data
-        kept: Selected = state.optimizer
-        state, loss = self.step(state._replace(optimizer=kept.optimizer), number, train)
+        selected: Selected = state.optimizer
+        state, loss = self.step(state._replace(optimizer=selected.optimizer), number, train)
         done = number + 1
 
-        def select(state: State, kept: Selected) -> Selected:
-            total = (
-                self._evaluation.totals(state.params, state.others, *validation).sum()
-                / self._n_validated
-            )
-            found = Selected(
-                kept.optimizer, state.params, state.others, done, total.astype(jnp.float32)
-            )
+        def select(state: State, selected: Selected) -> Selected:
+            totals = self._evaluation.totals(state.params, state.others, *validation)
+            loss = (totals.sum() / self._n_validated).astype(jnp.float32)
+            candidate = Selected(selected.optimizer, state.params, state.others, done, loss)
             better: Selected = jax.tree.map(
-                lambda a, b: jnp.where(found.loss < kept.loss, a, b), found, kept
+                lambda a, b: jnp.where(candidate.loss < selected.loss, a, b), candidate, selected
             )
             return better
 
         due = (done % self.training.select_every == 0) | (done == self.training.steps)
-        kept = jax.lax.cond(
-            due, select, lambda state, kept: kept, state, kept._replace(optimizer=None)
+        # The optimizer state stays outside: a branch must not copy it.
+        selected = jax.lax.cond(
+            due, select, lambda state, selected: selected, state, selected._replace(optimizer=None)
         )
-        return state._replace(optimizer=kept._replace(optimizer=state.optimizer)), loss
+        return state._replace(optimizer=selected._replace(optimizer=state.optimizer)), loss
 
     def init(self) -> State:
         state = super().init()
         if self._on_host:
+            # Updates of an earlier use of this run must not write into the new rows.
             self.ahead.wait()
             for name, key in self.structure.host_keys(state.others).items():
                 self._on_host[name].draw(jax.random.wrap_key_data(key))
@@ -274,6 +272,7 @@ class Run(ModelRun[LanguageModel]):
 
     @functools.cached_property
     def _cpu_step(self) -> Callable[[Any], tuple[Array, Any]]:
+        # Prefetching repeats the random choices of a step on the CPU, ahead of the device.
         def window_starts(number: Array) -> tuple[Array, Any]:
             with jax.numpy_dtype_promotion("standard"):
                 rate = self.training.rate()(number) * self.training.memory_rate
@@ -342,9 +341,9 @@ class Run(ModelRun[LanguageModel]):
         part = jnp.arange(training.batch_size) // (training.batch_size // training.microbatches)
 
         def loss_of(
-            given: Any, batch: tuple[Array, Array, Array]
+            trained: Any, batch: tuple[Array, Array, Array]
         ) -> tuple[Array, tuple[Array, Any]]:
-            params, rows = given
+            params, rows = trained
             *text, part = batch
             inputs, labels = meshes.shard_samples(text, self.mesh)
             model = self.structure.model(params, state.others)
@@ -353,7 +352,8 @@ class Run(ModelRun[LanguageModel]):
                 logits = model(inputs, deterministic=False, rngs=rngs)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             mean = losses.mean()
-            total = losses.sum() * training.microbatches  # averaged over microbatches below
+            # `optim.microbatched` averages the objectives, so a sum is scaled up.
+            total = losses.sum() * training.microbatches
             objective = total if training.loss == "sum" else mean
             if training.total_variation:
                 objective += training.total_variation * optim.cell_total_variation(
@@ -380,7 +380,7 @@ class Run(ModelRun[LanguageModel]):
         rows = fetched.rows if self._on_mesh is None else self._on_mesh.gather_rows(fetched)
         rows = {name: self._on_host[name].decode(a) for name, a in rows.items()}
         (_, (losses, others)), gradients = value_and_grad((state.params, rows), batch)
-        if training.microbatches > 1:
+        if training.microbatches > 1:  # statistics of the last microbatch, which saw the others'
             others = jax.tree.map(lambda a: a[-1], others)
         # Equal ids for equal rows, so that norms use their sum.
         of_rows = {name: _with_ids(g, fetched.ids[name]) for name, g in gradients[1].items()}
@@ -415,16 +415,10 @@ class Run(ModelRun[LanguageModel]):
           part: text section.
           max_windows: see `evaluate`; the last batch may repeat windows to be complete.
         """
-        # Reads without differentiation; they cannot be counted inside a jax.checkpoint.
-        config = (
-            dataclasses.replace(self.config, remat=False)
-            if isinstance(self.config, GPTConfig)
-            else self.config
-        )
-        structure, mesh = (
-            self.structure if config == self.config else structure_of(config),
-            self.mesh,
-        )
+        structure, mesh = self.structure, self.mesh
+        if isinstance(self.config, GPTConfig) and self.config.remat:
+            # Reads inside a jax.checkpoint cannot be counted, and nothing is differentiated here.
+            structure = structure_of(dataclasses.replace(self.config, remat=False))
         for name, (table, _) in structure.host_tables.items():
             table.borrow(self._on_host[name])
         where: dict[str, Any] = (
@@ -437,11 +431,12 @@ class Run(ModelRun[LanguageModel]):
             return lutjax.usage(structure.model(params, others))(inputs, deterministic=True)
 
         total: dict[str, lutjax.Usage] = {}
+        # Batches are added in NumPy: int32 counters of a device could overflow.
         for starts in self._evaluation.windows(part.size, max_windows).starts:
-            for name, found in count(state.params, state.others, part, starts).items():
+            for name, usage in count(state.params, state.others, part, starts).items():
                 if self._on_host and name not in structure.tables:
                     continue  # gathered rows, each read once
-                counts = lutjax.Usage(np.asarray(found.counts, np.int64))
+                counts = lutjax.Usage(np.asarray(usage.counts, np.int64))
                 total[name] = total[name] + counts if name in total else counts
             for name, ids in self._ids_of(part, starts.reshape(-1)).items():
                 counts = _reads(np.moveaxis(ids, 1, 0), self._on_host[name].shape[1])
@@ -459,7 +454,7 @@ class Run(ModelRun[LanguageModel]):
           part: text section.
           max_windows: see `evaluate`.
         """
-        found, config = dict[str, lutjax.Usage](), self.config
+        usage, config = dict[str, lutjax.Usage](), self.config
         starts = _evaluation_windows(part.size, config.context, max_windows, 1).starts
         tokens = part[starts + np.arange(config.context)[None, :]].astype(np.int32)
         model: Any = self.structure.empty()
@@ -467,8 +462,8 @@ class Run(ModelRun[LanguageModel]):
         for place in places:
             memory = model.layers[place].memory
             by_table = np.moveaxis(memory.row_ids(tokens), -1, 0)
-            found[f"layers/{place}/memory/weights"] = _reads(by_table, memory.spec.rows)
-        return found
+            usage[f"layers/{place}/memory/weights"] = _reads(by_table, memory.spec.rows)
+        return usage
 
 
 def _reads(ids: np.ndarray, n_rows: int) -> lutjax.Usage:
@@ -521,6 +516,7 @@ class Evaluation:
         for first in range(0, len(starts), size):
             batches = slice(first, first + size)
             totals = self._compiled(params, others, part, starts[batches], skipped[batches])
+            # In float64 on the host, so that the result does not depend on the number of batches.
             total += float(np.asarray(totals, np.float64).sum())
             if progress is not None:
                 progress((first + size) / len(starts))
@@ -566,6 +562,7 @@ def _evaluation_windows(size: int, context: int, max_windows: int | None, batch:
         chosen = np.linspace(0, len(first) - 1, max_windows).astype(int)
         starts, skipped = starts[chosen], skipped[chosen]
     count = int((context - skipped).sum())
+    # Complete batches share one program; padding windows skip all their inputs.
     padding = -len(starts) % batch
     starts = np.pad(starts, (0, padding)).reshape(-1, batch)
     skipped = np.pad(skipped, (0, padding), constant_values=context).reshape(-1, batch)

@@ -67,7 +67,9 @@ def language_model(
         )
     if record.quantized or not record.training.select_every:
         return models.load(folder, step, structure, chosen)
-    nothing = np.zeros(record.model.context + 2, np.uint8)  # takes no step
+    # A run that takes no step: it only describes the checkpoint's optimizer state, which holds the
+    # selected model.
+    nothing = np.zeros(record.model.context + 2, np.uint8)
     run = Run(record.model, record.training, nothing, nothing)
     if chosen is not None:
         run.divide(mesh)
@@ -139,10 +141,10 @@ class LanguageModel(Experiment):
         If `model` is given, the run must have this model.
         """
         if model is not None and not isinstance(record.model, MODELS[model]):
-            found = next(
+            actual = next(
                 name for name, config in MODELS.items() if isinstance(record.model, config)
             )
-            raise CheckpointError(f"the run trains another model: {found}, not {model}.")
+            raise CheckpointError(f"the run trains another model: {actual}, not {model}.")
         if record.quantized:
             raise CheckpointError(
                 "quantized models cannot be trained: continue the original run instead."
@@ -181,15 +183,12 @@ class LanguageModel(Experiment):
             self._draw_losses(path)
 
     def parts(self) -> list[Part]:
+        usage = Part("usage.json", "counting reads of tables", self._count)
         return [
             Part("test", "testing the whole test part", self._test),
             Part("loss.png", "drawing the losses", lambda state, path: self._draw_losses(path)),
             self.curves_part(),
-            *(
-                [Part("usage.json", "counting reads of tables", self._count)]
-                if self._counted
-                else []
-            ),
+            *([usage] if self._counted else []),
             Part("sample.txt", "writing a sample", self._sample),
         ]
 
@@ -203,12 +202,8 @@ class LanguageModel(Experiment):
     @property
     def prompt(self) -> str:
         """Start of the sample: the first line of the test part."""
-        lines = (
-            self.text.test[: self.record.model.context]
-            .tobytes()
-            .decode(errors="ignore")
-            .splitlines()
-        )
+        start = self.text.test[: self.record.model.context].tobytes()
+        lines = start.decode(errors="ignore").splitlines()  # the cut may divide a character
         return next((line for line in lines if line.strip()), " ")
 
     def _test(self, state: State, path: Path) -> list[str]:
@@ -217,25 +212,22 @@ class LanguageModel(Experiment):
         if not self.record.training.select_every:
             return [line]
         chosen = state.optimizer
-        return [
-            line,
-            (
-                f"tested after {chosen.step} steps, where the validation loss is lowest: "
-                f"{chosen.loss:.4f}."
-            ),
-        ]
+        selection = (
+            f"tested after {chosen.step} steps, where the validation loss is lowest: "
+            f"{chosen.loss:.4f}."
+        )
+        return [line, selection]
 
     def _count(self, state: State, path: Path) -> list[str]:
         if self.intervals.usage:
-            found = self.run.usage(
+            usage = self.run.usage(
                 self.run.selected(state), self.text.test, max_windows=EVALUATION_WINDOWS
             )
         else:
-            found = self.run.memory_usage(self.text.test, max_windows=EVALUATION_WINDOWS)
-        tables = reports.tables(found)
-        path.write_text(
-            json.dumps([dataclasses.asdict(table) for table in tables], indent=1) + "\n"
-        )
+            usage = self.run.memory_usage(self.text.test, max_windows=EVALUATION_WINDOWS)
+        tables = reports.tables(usage)
+        facts = [dataclasses.asdict(table) for table in tables]
+        path.write_text(json.dumps(facts, indent=1) + "\n")
         return [table.line() for table in tables]
 
     def _draw_losses(self, path: Path) -> None:

@@ -100,6 +100,7 @@ class Repeated:
         def advance(
             state: State, first: Array, ends: Array, data: Any
         ) -> tuple[State, Array, Array]:
+            # Ends are padded to `MOST` by repeating the last one: parts of the padding are empty.
             starts = jnp.concatenate([jnp.zeros(1, jnp.int32), ends[:-1]])
 
             def body(i: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
@@ -203,18 +204,19 @@ def run(
         start, until = done, min([steps, *(_next_multiple(done, hook.every) for hook in hooks)])
         ends = [until] if log is None else _ends(start, until, log.every, n_parts)
         began, done = time.perf_counter(), ends[-1]
-        state, found = advance.run_parts(state, start, [end - start for end in ends])
-        losses = list(zip(ends, np.asarray(found)[: len(ends)].tolist(), strict=True))
+        state, means = advance.run_parts(state, start, [end - start for end in ends])
+        losses = list(zip(ends, np.asarray(means)[: len(ends)].tolist(), strict=True))
         seconds = slowest(time.perf_counter() - began) / (done - start)
         spoilt = next(
             (i for i, (_, loss) in enumerate(losses) if not math.isfinite(loss)), len(losses)
         )
         if log is not None:
+            # The slowest process decides, so that all processes end their next call at one step.
             n_parts = min(max(int(CALL / (seconds * log.every)), 1), MOST)
             due = [(n, loss) for n, loss in losses[:spoilt] if n % log.every == 0 or n == steps]
             if due:
                 log.call(due)
-        if spoilt < len(losses):
+        if spoilt < len(losses):  # before any hook: a checkpoint must not get such a state
             raise FloatingPointError(
                 f"the training loss is {losses[spoilt][1]} after {losses[spoilt][0]} steps."
             )
@@ -281,6 +283,7 @@ class Stop:
     def handle(self, number: int, frame: types.FrameType | None) -> None:
         """Handle a signal."""
         asked, self._asked = self._asked, True
+        # Set the flag first: an exception may be swallowed where the handler interrupts.
         if asked and number == signal.SIGINT:
             self._second()
         elif self._at_once and not asked:

@@ -49,7 +49,7 @@ class Structure(Generic[M]):
     def __init__(self, build: Callable[[nnx.Rngs], M], *, one_program: bool = True):
         # The seed changes only values, and this model has none.
         abstract = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
-        parts: Any = nnx.split(abstract, nnx.Param, ...)
+        parts: Any = nnx.split(abstract, nnx.Param, ...)  # typed as a pair
         self._graph, self._params, self._others = parts
         self._build = build
         self._init = jax.jit(self.sample_variables) if one_program else self.sample_variables
@@ -89,10 +89,10 @@ class Structure(Generic[M]):
     def host_keys(self, others: Any) -> dict[str, Any]:
         """Return the keys of `host_tables` in `State.others`, by table name."""
         named = jax.tree.flatten_with_path(others)[0]
-        found = {
+        leaves = {
             jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in named
         }
-        return {name: hosts.fetch(found[key]) for name, (_, key) in self.host_tables.items()}
+        return {name: hosts.fetch(leaves[key]) for name, (_, key) in self.host_tables.items()}
 
     def n_parameters(self) -> int:
         """Return the number of trained parameters."""
@@ -143,12 +143,8 @@ class ModelRun(Generic[M]):
     def __init__(
         self, structure: Structure[M], optimizer: Callable[[Any], Any], seed: int, samples: int = 1
     ):
-        self.structure, self._init_optimizer, self._seed, self._samples = (
-            structure,
-            optimizer,
-            seed,
-            samples,
-        )
+        self.structure, self._init_optimizer = structure, optimizer
+        self._seed, self._samples = seed, samples
 
     def divide(self, asked: Mapping[str, int] | None = None) -> None:
         """Divide the run over a mesh, before its first step; results are equal within rounding.
@@ -218,8 +214,8 @@ class ModelRun(Generic[M]):
 
     def _shardings(self, mesh: Mesh) -> State:
         state = jax.eval_shape(self._first_state, *self.structure.abstract())
-        found: State = meshes.shardings(state, mesh, self.structure.tables)
-        return found
+        shardings: State = meshes.shardings(state, mesh, self.structure.tables)
+        return shardings
 
     def _first_state(self, params: Any, others: Any) -> State:
         return State(params, others, self._init_optimizer(params))
@@ -229,6 +225,7 @@ def save(
     folder: Path, step: int, state: State, record: runs.Record, run: ModelRun[Any] | None = None
 ) -> None:
     """Write a checkpoint of a run; see `runs.save`. An optimizer state of None is left out."""
+    # Separate trees: a model is loaded without reading the larger optimizer state.
     trees = {"model": _model_tree(state.params, state.others)}
     if state.optimizer is not None:
         trees["optimizer"] = state.optimizer
@@ -293,6 +290,7 @@ def _restore_model(
     folder: Path, step: int, structure: Structure[Any], abstract: tuple[Any, Any]
 ) -> tuple[Any, Any]:
     tree = runs.restore(folder, step, "model", _model_tree(*abstract))
+    # A digest proves no author: wires of a crafted file must not lead outside the inputs.
     try:
         layers.check(structure.model(tree["params"], tree["others"]))
     except ValueError as error:

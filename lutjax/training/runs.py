@@ -125,8 +125,8 @@ class Finished:
     def read(cls, folder: Path) -> "Finished | None":
         """Read the finishing record in a run folder; None if its latest checkpoint has none."""
         try:
-            found = cls._read(folder)
-            return found if found.digest == checkpoints.peek(folder / FOLDER)[2] else None
+            finished = cls._read(folder)
+            return finished if finished.digest == checkpoints.peek(folder / FOLDER)[2] else None
         except (FileNotFoundError, ValueError):  # missing, or written by another version
             return None
 
@@ -134,14 +134,15 @@ class Finished:
     def _read(cls, folder: Path) -> "Finished":
         """Read the finishing record in a run folder, for any checkpoint."""
         fields = Fields(_FINISHED)
-        found = strict_json.loads((folder / _FINISHED).read_bytes())
-        digest, why = (fields.field(found, name, str) for name in ("digest", "why"))
-        parts = fields.field(found, "parts", dict)
-        digests = fields.field({"digests": {}, **found}, "digests", dict)
+        content = strict_json.loads((folder / _FINISHED).read_bytes())
+        digest, why = (fields.field(content, name, str) for name in ("digest", "why"))
+        parts = fields.field(content, "parts", dict)
+        digests = fields.field({"digests": {}, **content}, "digests", dict)
         if not _fits(parts, dict[str, tuple[bool, list[str]]]) or not _fits(
             digests, dict[str, str]
         ):
             raise ValueError(f"{_FINISHED}: 'parts' or 'digests' are not those of files.")
+        # The file may come from somebody else: a name must not lead out of the folder.
         for name in (*parts, *digests):
             if len(name.encode()) > 255 or {"/", "\0"} & set(name):
                 raise ValueError(
@@ -177,28 +178,26 @@ def read_finishing_record(folder: Path) -> Finished:
 
 def results(folder: Path) -> tuple[str, ...]:
     """Return a finished run's result lines, its first part; empty before the end."""
-    found = Finished.read(folder)
-    first = next(iter(found.parts.values()), (False, [])) if found else (False, [])
+    finished = Finished.read(folder)
+    first = next(iter(finished.parts.values()), (False, [])) if finished else (False, [])
     return tuple(first[1])
 
 
 def list_changed_files(folder: Path) -> list[str]:
     """Return a line for each file of a finished run, except checkpoints, that has changed."""
     try:
-        found = Finished._read(folder)
-        if found.digest != checkpoints.peek(folder / FOLDER)[2]:  # more steps were taken since
+        finished = Finished._read(folder)
+        if finished.digest != checkpoints.peek(folder / FOLDER)[2]:  # more steps were taken since
             return []
     except (FileNotFoundError, CheckpointError):
         return []
     except ValueError as error:
         return [
-            (
-                f"{folder / _FINISHED} is damaged ({in_a_line(error)}): delete it; "
-                "--resume finishes the run again."
-            )
+            f"{folder / _FINISHED} is damaged ({in_a_line(error)}): delete it; "
+            "--resume finishes the run again."
         ]
     lines = []
-    for name, digest in found.digests.items():
+    for name, digest in finished.digests.items():
         now = digest_of(folder / name)
         if now is None:
             lines.append(f"{folder / name} is missing: --resume writes it again.")
@@ -230,6 +229,7 @@ def write_run_file(path: Path) -> Iterator[Path]:
         with write_atomically(path) as unfinished:
             yield unfinished
     else:
+        # Other processes do the same work, since drawing and testing may run on all devices.
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder) / path.name
 
@@ -257,6 +257,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
             f"{folder / LOCK} is not a lutjax lock file, and would be overwritten: choose another "
             "folder, or move it away."
         )
+    # Append mode creates the file, and keeps the id of a process that holds the lock.
     with (folder / LOCK).open("a+") as file:
         if fcntl is not None:
             try:
@@ -300,12 +301,11 @@ def check_space(folder: Path, n_bytes: int) -> None:
     """Raise OSError if the disk lacks space for one checkpoint."""
     free = hosts.call_in_first(lambda: shutil.disk_usage(folder).free)
     if free < n_bytes:
-        raise OSError(
-            errno.ENOSPC,
+        reason = (
             f"{os.strerror(errno.ENOSPC)}: a checkpoint needs {n_bytes / 1e6:,.1f} MB, "
-            f"{free / 1e6:,.1f} MB are free",
-            str(folder),
+            f"{free / 1e6:,.1f} MB are free"
         )
+        raise OSError(errno.ENOSPC, reason, str(folder))
 
 
 def exists(folder: Path) -> bool:
@@ -327,8 +327,8 @@ def check(folder: Path) -> None:
         )
     for outer in folder.absolute().parents:
         if exists(outer):
-            given = outer if folder.is_absolute() else os.path.relpath(outer)
-            raise CheckpointError(f"{folder} is a part of a run: give {given}.")
+            outer_path = outer if folder.is_absolute() else os.path.relpath(outer)
+            raise CheckpointError(f"{folder} is a part of a run: give {outer_path}.")
     if checkpoints.is_checkpoint(folder):
         raise CheckpointError(
             f"{folder} is a checkpoint without its run: move it to RUN/{FOLDER}/STEP, and give RUN."
@@ -339,30 +339,30 @@ def check(folder: Path) -> None:
             "folder that contains it."
         )
     inner = sorted(path for path in folder.iterdir() if path.is_dir())
-    found = [path for path in inner if exists(path)]
-    if found:
-        names = " or ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")
+    runs_inside = [path for path in inner if exists(path)]
+    if runs_inside:
+        names = " or ".join(map(str, runs_inside[:5])) + (", ..." if len(runs_inside) > 5 else "")
         raise CheckpointError(
-            f"{folder} is not the folder of a run, but holds {len(found)}: give {names}."
+            f"{folder} is not the folder of a run, but holds {len(runs_inside)}: give {names}."
         )
     for path in inner:
-        if _holds_checkpoints(path):
+        if not _holds_checkpoints(path):
+            continue
+        if path.name == FOLDER:
             raise CheckpointError(
-                f"{folder} holds no checkpoint, but {path} does: "
-                f"rename that folder to {folder / FOLDER}."
-                if path.name != FOLDER
-                else (
-                    f"{path} holds a checkpoint whose name is not its step: "
-                    "rename it to the number of its steps."
-                )
+                f"{path} holds a checkpoint whose name is not its step: "
+                "rename it to the number of its steps."
             )
-    stopped = (folder / LOCK).exists()
-    advice = (
-        ": the run was stopped before its first one. Start it again, without --resume."
-        if stopped
-        else "."
-    )
-    raise CheckpointError(f"{folder} holds no checkpoint{advice}")
+        raise CheckpointError(
+            f"{folder} holds no checkpoint, but {path} does: "
+            f"rename that folder to {folder / FOLDER}."
+        )
+    if (folder / LOCK).exists():
+        raise CheckpointError(
+            f"{folder} holds no checkpoint: the run was stopped before its first one. "
+            "Start it again, without --resume."
+        )
+    raise CheckpointError(f"{folder} holds no checkpoint.")
 
 
 def _holds_checkpoints(folder: Path) -> bool:
@@ -399,13 +399,15 @@ def kind(folder: Path) -> str:
         meta = checkpoints.peek(folder / FOLDER)[1]
     except DamagedError:
         meta = checkpoints.read_meta(folder / FOLDER, on_damage=lambda message: None)[1]
-    found = meta.get("kind") or next((name for name, field in KINDS.items() if field in meta), None)
-    if not isinstance(found, str) or found not in COMMANDS:
+    run_kind = meta.get("kind") or next(
+        (name for name, field in KINDS.items() if field in meta), None
+    )
+    if not isinstance(run_kind, str) or run_kind not in COMMANDS:
         raise CheckpointError(
-            f"{folder} holds a run of the kind {in_a_line(found, 40)}; lutjax {lutjax.__version__} "
+            f"{folder} holds a run of the kind {in_a_line(run_kind, 40)}; lutjax {lutjax.__version__} "
             f"supports {', '.join(COMMANDS)}."
         )
-    return found
+    return run_kind
 
 
 def resumption(kind: str, folder: Path) -> str:
@@ -441,17 +443,17 @@ def check_kind(folder: Path, wanted: str, *, trains: bool = True) -> str:
     Raises:
       CheckpointError: another command trains it, or as `kind`.
     """
-    found = kind(folder)
-    if COMMANDS[found] != COMMANDS[wanted]:
+    run_kind = kind(folder)
+    if COMMANDS[run_kind] != COMMANDS[wanted]:
         advice = (
-            f"continue it with {resumption(found, folder)}"
+            f"continue it with {resumption(run_kind, folder)}"
             if trains
-            else f"use it by lutjax {use(found, folder)}"
+            else f"use it by lutjax {use(run_kind, folder)}"
         )
         raise CheckpointError(
-            f"{folder} is a run of {COMMANDS[found]}, not of {COMMANDS[wanted]}: {advice}"
+            f"{folder} is a run of {COMMANDS[run_kind]}, not of {COMMANDS[wanted]}: {advice}"
         )
-    return found
+    return run_kind
 
 
 def read(
@@ -465,7 +467,7 @@ def read(
     Raises:
       CheckpointError: no checkpoint exists, or it has another version's fields or another run kind.
     """
-    found = check_kind(folder, record.kind, trains=False)
+    run_kind = check_kind(folder, record.kind, trains=False)
     step, meta = checkpoints.read_meta(folder / FOLDER, on_damage=on_damage)
     version = meta.pop("lutjax", None)
     for name in ("kind", "versions"):
@@ -477,9 +479,9 @@ def read(
             f"the checkpoint in {folder} was written by lutjax {in_a_line(version, 40)} "
             f"and does not fit this command and version, {lutjax.__version__}: {in_a_line(error)}"
         ) from error
-    if whole.own_kind() != found:
+    if whole.own_kind() != run_kind:
         raise CheckpointError(
-            f"{folder} is recorded as a run of the kind {found}, but its data make it "
+            f"{folder} is recorded as a run of the kind {run_kind}, but its data make it "
             f"{whole.own_kind()}: an earlier version of lutjax did not distinguish them. Train it "
             "again."
         )

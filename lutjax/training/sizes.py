@@ -83,20 +83,20 @@ def find(
     base = make({"gate_cost": 0.0, **fields}).record.model
     if not isinstance(base, LogicClassifierConfig):
         raise ValueError("luts scales gate layers, not trees over images. Omit --luts.")
-    found = list(attempts)
-    for attempt in found:
+    tried = list(attempts)
+    for attempt in tried:
         if abs(attempt.deviation(luts)) <= TOLERANCE:
             return attempt
     for _ in range(MOST_ATTEMPTS):
-        layers = _untried_layers(base, _next_size(luts, found), luts, found)
+        layers = _untried_layers(base, _next_size(luts, tried), luts, tried)
         chosen = {**fields, "layers": layers}
         if "tau" not in fields:
             chosen["tau"] = round(base.tau * math.sqrt(layers[-1] / base.layers[-1]), 3)
-        found.append(_attempt(make(chosen), chosen))
-        on_attempt(found[-1])
-        if abs(found[-1].deviation(luts)) <= TOLERANCE:
-            return found[-1]
-    nearest = min(found, key=lambda attempt: abs(attempt.deviation(luts)))
+        tried.append(_attempt(make(chosen), chosen))
+        on_attempt(tried[-1])
+        if abs(tried[-1].deviation(luts)) <= TOLERANCE:
+            return tried[-1]
+    nearest = min(tried, key=lambda attempt: abs(attempt.deviation(luts)))
     raise RunError(
         f"no network with {luts:,} LUT6 was found; the nearest has {nearest}. Choose another size, "
         "or other --layers."
@@ -109,9 +109,9 @@ def check_abc() -> None:
         raise RunError("--luts counts LUT6 by ABC, which is not found: pip install pyosys")
 
 
-def _next_size(luts: int, found: Sequence[Attempt]) -> float:
+def _next_size(luts: int, attempts: Sequence[Attempt]) -> float:
     """Return the number of gates to try next, from a power law through the nearest attempts."""
-    points = sorted({(sum(attempt.layers), attempt.lut6) for attempt in found})
+    points = sorted({(sum(attempt.layers), attempt.lut6) for attempt in attempts})
     if not points:
         return luts / _FIRST_RATIO
     below = [point for point in points if point[1] <= luts]
@@ -125,7 +125,8 @@ def _next_size(luts: int, found: Sequence[Attempt]) -> float:
         exponent = (
             math.log(last[1] / first[1]) / math.log(last[0] / first[0]) if last != first else 1.0
         )
-    # Encoders and counters grow more slowly than layers; training adds noise.
+    # Encoders and counters grow more slowly than layers; training adds noise, which would make
+    # the exponent from two close points extreme.
     exponent = min(max(exponent, 0.3), 1.5)
     return float(nearest[0] * (luts / nearest[1]) ** (1 / exponent))
 
@@ -138,16 +139,17 @@ def _scale_layers(base: LogicClassifierConfig, n_gates: float) -> tuple[int, ...
 
 
 def _untried_layers(
-    base: LogicClassifierConfig, n_gates: float, luts: int, found: Sequence[Attempt]
+    base: LogicClassifierConfig, n_gates: float, luts: int, attempts: Sequence[Attempt]
 ) -> tuple[int, ...]:
     """Return scaled layers, larger or smaller if this size was tried."""
-    tried = {attempt.layers: attempt.lut6 for attempt in found}
+    tried = {attempt.layers: attempt.lut6 for attempt in attempts}
+    # The last layer is a multiple of the classes; a step of all layers changes it by one multiple.
     step = base.n_classes * sum(base.layers) / base.layers[-1]
     layers = _scale_layers(base, n_gates)
     direction = 1 if tried.get(layers, 0) < luts else -1
     while layers in tried:
         n_gates += direction * step
-        if n_gates < step:
+        if n_gates < step:  # all smaller sizes were tried: continue above the largest
             n_gates, direction = float(max(map(sum, tried))), 1
         layers = _scale_layers(base, n_gates)
     return layers
@@ -210,15 +212,11 @@ def measure(folder: Path, wanted: int) -> Point:
 
 def front_table(points: Sequence[Point]) -> list[str]:
     """Return the lines of a table of points."""
-    head = f"{'wanted':>9} {'LUT6':>9} {'gates':>9} {'hard %':>7}  run"
-    return [
-        head,
-        *(
-            f"{point.wanted:>9,} {point.lut6:>9,} {point.gates:>9,} {100 * point.accuracy:>7.2f}  "
-            f"{point.folder}"
-            for point in points
-        ),
-    ]
+    lines = [f"{'wanted':>9} {'LUT6':>9} {'gates':>9} {'hard %':>7}  run"]
+    for point in points:
+        numbers = f"{point.wanted:>9,} {point.lut6:>9,} {point.gates:>9,}"
+        lines.append(f"{numbers} {100 * point.accuracy:>7.2f}  {point.folder}")
+    return lines
 
 
 def write_front(folder: Path, points: Sequence[Point], attempts: Sequence[Attempt]) -> None:
