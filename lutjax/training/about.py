@@ -66,16 +66,16 @@ def _read_bundle(folder: Path) -> dict[str, Any]:
     from lutjax.bundles._reading import read_config
 
     kind, config = model_folders.kind_of(folder), read_config(folder)
-    found: dict[str, Any] = {"folder": str(folder.absolute()), "kind": kind}
+    content: dict[str, Any] = {"folder": str(folder.absolute()), "kind": kind}
     if config.run is not None:
         loaded = _records.from_dict(folder, config.run)  # checks the fields
-        found |= {
+        content |= {
             **config.run["record"],
             "steps_done": loaded.steps,
             "results": list(loaded.results),
         }
     return {
-        **found,
+        **content,
         "model": config.model,
         "bundle": {
             "model": config.architecture,
@@ -98,42 +98,41 @@ def _check(meta: Mapping[str, Any]) -> None:
         runs.build_fields(Form, meta["form"])
 
 
-def lines(found: Mapping[str, Any]) -> list[str]:
+def lines(facts_of: Mapping[str, Any]) -> list[str]:
     """Format facts as lines."""
-    write = overlays.lines if found["kind"] == "overlay" else _lines
-    if found["kind"] == "memory":
+    # Names come from files of others: a terminal must not execute their control characters.
+    write = overlays.lines if facts_of["kind"] == "overlay" else _lines
+    if facts_of["kind"] == "memory":
         from lutjax.convert import _memories
 
         write = _memories.lines
-    return [escape_unprintable(line) for line in write(found)]
+    return [escape_unprintable(line) for line in write(facts_of)]
 
 
-def _lines(found: Mapping[str, Any]) -> list[str]:
-    command, bundle = runs.COMMANDS[found["kind"]], found.get("bundle")
+def _lines(facts_of: Mapping[str, Any]) -> list[str]:
+    command, bundle = runs.COMMANDS[facts_of["kind"]], facts_of.get("bundle")
     if bundle is None:
-        versions = {"lutjax": found.get("lutjax", "?"), **found.get("versions", {})}
-        said = [f"{found['folder']}: a run of {command}", f"versions: {_fields(versions)}"]
+        versions = {"lutjax": facts_of.get("lutjax", "?"), **facts_of.get("versions", {})}
+        said = [f"{facts_of['folder']}: a run of {command}", f"versions: {_fields(versions)}"]
     else:
-        source = f"a run of {command}" if "training" in found else "a model without a run"
+        source = f"a run of {command}" if "training" in facts_of else "a model without a run"
+        values = f"{bundle['values']:,} values in {bundle['tensors']} tensors"
         said = [
-            f"{found['folder']}: a bundle of {source}",
-            (
-                f"holds: a {bundle['model']} of {bundle['values']:,} values "
-                f"in {bundle['tensors']} tensors, {bundle['bytes']:,} bytes"
-            ),
+            f"{facts_of['folder']}: a bundle of {source}",
+            f"holds: a {bundle['model']} of {values}, {bundle['bytes']:,} bytes",
         ]
-    if "training" not in found:
-        return [*said, f"model: {_fields(found['model'])}"]
-    training, history = found["training"], found["history"]
-    steps = f"steps: {found['steps_done']} of {training['steps']}"
+    if "training" not in facts_of:
+        return [*said, f"model: {_fields(facts_of['model'])}"]
+    training, history = facts_of["training"], facts_of["history"]
+    steps = f"steps: {facts_of['steps_done']} of {training['steps']}"
     if bundle is None:
-        why = found["finished"]
+        why = facts_of["finished"]
         steps += f"; finished, as {why}" if why else "; not finished: continue with --resume"
     said.append(steps)
     for name in _SOURCES:
-        if isinstance(found.get(name), Mapping):
-            said.append(f"data: {_source(found[name])}")
-    form = found.get("form") or {}
+        if isinstance(facts_of.get(name), Mapping):
+            said.append(f"data: {_source(facts_of[name])}")
+    form = facts_of.get("form") or {}
     if form.get("shape"):
         shape, classes = form["shape"], form["classes"]
         said.append(
@@ -149,23 +148,21 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
     if form.get("target") is not None:
         said.append(f"target: {form['target']}")
     if form.get("columns"):
-        said.append(
-            f"columns: {_list_names([column['name'] for column in form['columns']['columns']])}"
-        )
-    said += [f"{name}: {_fields(found[name])}" for name in ("model", "training", "options")]
+        columns = [column["name"] for column in form["columns"]["columns"]]
+        said.append(f"columns: {_list_names(columns)}")
+    said += [f"{name}: {_fields(facts_of[name])}" for name in ("model", "training", "options")]
     said += [
         f"{name}: {_word(value)}"
-        for name, value in found.items()
+        for name, value in facts_of.items()
         if name not in _OWN and name in _MORE and value
     ]
     for name, what in (("train", "training loss"), ("test", "test"), ("other", "second test")):
         if history.get(name):
             step, value = history[name][-1]
             said.append(f"{what} after {step} steps: {value:.6g} ({len(history[name])} in all)")
-    return [
-        *said,
-        *(["results:", *(f"  {line}" for line in found["results"])] if found["results"] else []),
-    ]
+    if facts_of["results"]:
+        said += ["results:", *(f"  {line}" for line in facts_of["results"])]
+    return said
 
 
 _MORE = ("baselines", "bigram", "recipe", "test", "exclude", "encoding", "quantized")

@@ -88,17 +88,14 @@ def film(
         beside, expected = "target", np.moveaxis(target, 0, -1)[None]
     shown = states[..., : expected.shape[-1]]
     wrong = (shown != expected)[..., list(run.compared)].any(-1).sum((1, 2))
-    captions = [
-        (
-            f"step {number} of {n_steps}: "
-            f"{count} of {size * size} cells {'are' if count != 1 else 'is'} different"
+    captions = []
+    for number, count in enumerate(wrong):
+        are = "are" if count != 1 else "is"
+        captions.append(
+            f"step {number} of {n_steps}: {count} of {size * size} cells {are} different"
         )
-        for number, count in enumerate(wrong)
-    ]
-    return {
-        f"circuit of {run.config.n_gates} gates": _colors(shown),
-        beside: _colors(expected),
-    }, captions
+    learned = f"circuit of {run.config.n_gates} gates"
+    return {learned: _colors(shown), beside: _colors(expected)}, captions
 
 
 def _states(

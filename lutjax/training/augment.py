@@ -64,6 +64,7 @@ def warp(
       True
     """
     batch = images.shape[0]
+    # Two shifts, a turn and two scales per image. The shape decides the random bits; it stays.
     random = strength * jax.random.uniform(key, (5, batch, 1, 1), images.dtype, -1, 1)[:, :, 0, 0]
     shift_key, bend_key = jax.random.split(jax.random.fold_in(key, 1))
     shifts = SHIFT * random[:2] + shift * jax.random.uniform(
@@ -85,7 +86,8 @@ def _distort(
     y = jnp.arange(height, dtype=image.dtype)[:, None] - (height - 1) / 2
     x = jnp.arange(width, dtype=image.dtype)[None, :] - (width - 1) / 2
     cos, sin = jnp.cos(turn), jnp.sin(turn)
-    # Source position of each pixel.
+    # Source position of each pixel. Scales are exponentials, so that growing and shrinking are
+    # equally likely.
     from_y = (cos * y - sin * x) * jnp.exp(STRETCH * random[1]) + down + (height - 1) / 2
     from_x = (sin * y + cos * x) * jnp.exp(STRETCH * random[2]) + right + (width - 1) / 2
     if knots is not None:

@@ -76,9 +76,9 @@ class Run(ModelRun[LogicCA]):
         target: Bool[np.ndarray, "channels height width"] | None,
     ):
         if (target is None) != (training.start == "boards"):
-            rule = (
-                "the Game of Life has no target" if target is not None else "give the bits to draw"
-            )
+            rule = "give the bits to draw"
+            if target is not None:
+                rule = "the Game of Life has no target"
             raise ValueError(f"target is {target} and start is {training.start!r}: {rule}.")
         if target is None:
             if not model.periodic or model.update_rate != 1:
@@ -97,12 +97,10 @@ class Run(ModelRun[LogicCA]):
                 f"target channels are 0 to {n_shown - 1}."
             )
         self.config, self.training, self.target = model, training, target
-        self.optimizer = optax.chain(
-            optax.clip(training.clip),
-            optax.adamw(
-                training.learning_rate, b1=0.9, b2=0.99, weight_decay=training.weight_decay
-            ),
+        adamw = optax.adamw(
+            training.learning_rate, b1=0.9, b2=0.99, weight_decay=training.weight_decay
         )
+        self.optimizer = optax.chain(optax.clip(training.clip), adamw)
         structure = Structure(lambda rngs: LogicCA(model, rngs=rngs))
         # One torus contains all boards of the Game of Life.
         samples = 1 if target is None and training.batch_size >= N_BOARDS else training.batch_size
@@ -141,8 +139,8 @@ class Run(ModelRun[LogicCA]):
         # A GPU has enough memory for all runs at once; on a CPU one run at a time fits the caches.
         if jax.default_backend() == "gpu":
             return jax.vmap(function)(keys, *trees)
-        found: T = jax.lax.map(lambda own: function(*own), (keys, *trees))
-        return found
+        results: T = jax.lax.map(lambda own: function(*own), (keys, *trees))
+        return results
 
     def init(self) -> State:
         if self.training.runs == 1:
@@ -208,7 +206,8 @@ class Run(ModelRun[LogicCA]):
         def loss_of(params: Any) -> Array:
             logits = self.structure.model(params, state.others).logits[...]
             coefficients = lutjax.gate_coefficients(logits, axis=0)
-            if training.hardens:  # including the gradient of the mixture
+            if training.hardens:
+                # Some gates compute as their likeliest kind, with the gradient of the mixture.
                 hard = lutjax.gate_coefficients(logits, hard=True, axis=0)
                 likeliest = coefficients + jax.lax.stop_gradient(hard - coefficients)
                 coefficients = jnp.where(hard_gates, likeliest, coefficients)
@@ -226,7 +225,9 @@ class Run(ModelRun[LogicCA]):
         old = state.optimizer
         samples_boards = self.target is None and training.batch_size < N_BOARDS
         keep = _SMOOTHING if training.start == "random" or samples_boards else 0.0
+        # A batch of random starts is a noisy measure; all boards or one start are an exact one.
         running = jnp.where(number == 0, wrong, keep * old.running + (1 - keep) * wrong)
+        # Of equally good automata the later one, which has trained longer.
         better = running <= old.best_loss
         with jax.numpy_dtype_promotion("standard"):  # Optax promotes the number of steps implicitly
             updates, adam = self.optimizer.update(gradients, old.adam, state.params)
@@ -266,26 +267,23 @@ class Run(ModelRun[LogicCA]):
 
     def wrong_of_runs(self, state: State) -> list[float]:
         """Return the wrong bits per grid for each run's best hard automaton; see `wrong`."""
-        wrong: list[float] = np.reshape(
-            self._wrong(state.optimizer.best, state.others), -1
-        ).tolist()
-        return wrong
+        wrong = self._wrong(state.optimizer.best, state.others)  # a scalar for a single run
+        counts: list[float] = np.reshape(wrong, -1).tolist()
+        return counts
 
     def _count_wrong_bits(self, seed: Array, params: Any, others: Any) -> jax.Array:
         model = self.structure.model(params, others)
+        # No step has this number, so these samples were not trained on.
         sample_key, update_key = jax.random.split(jax.random.fold_in(seed, 0xFFFFFFFF))
         sample = self.sample(sample_key, N_BOARDS if self.target is None else EVALUATION_BATCH)
-        first, target = jax.lax.optimization_barrier(
-            sample
-        )  # prevent XLA from constant-folding the steps
+        # Prevent XLA from constant-folding the steps.
+        first, target = jax.lax.optimization_barrier(sample)
         n_steps = self.training.n_steps
         last = automaton.run_hard(
             self.config, model.gates(), model.wiring, first, n_steps, update_key
         )
-        wrong: jax.Array = (
-            self._select_compared(last) != self._select_compared(target)
-        ).sum() / target.shape[1]
-        return wrong
+        different: jax.Array = self._select_compared(last) != self._select_compared(target)
+        return different.sum() / target.shape[1]
 
 
 def _load_best(folder: Path, step: int, record: Record) -> LogicCA:
@@ -338,5 +336,6 @@ def every_neighborhood() -> Bool[np.ndarray, "8 64"]:
 
 def _de_bruijn_of_pairs(n: int) -> list[int]:
     """Return a cyclic sequence with n * n numbers below n and every pair once."""
+    # The Lyndon words whose length divides 2, in lexicographic order, concatenate to the sequence.
     pairs = [[a] if a == b else [a, b] for a in range(n) for b in range(a, n)]
     return [number for word in pairs for number in word]

@@ -114,17 +114,11 @@ class Automaton(Experiment):
 
     def _check(self, state: State, path: Path) -> list[str]:
         wrong = self.run.wrong(state)
-        several = []
-        if self.record.training.runs > 1:
-            seeds = range(
-                self.record.training.seed, self.record.training.seed + self.record.training.runs
-            )
-            each = zip(seeds, self.run.wrong_of_runs(state), strict=True)
-            several = [
-                "Wrong bits of each run: "
-                + ", ".join(f"seed {n}: {bits:g}" for n, bits in each)
-                + "."
-            ]
+        several, training = [], self.record.training
+        if training.runs > 1:
+            each = enumerate(self.run.wrong_of_runs(state), training.seed)
+            counts = ", ".join(f"seed {seed}: {bits:g}" for seed, bits in each)
+            several = [f"Wrong bits of each run: {counts}."]
         return [
             *several,
             f"Best hard automaton: {wrong:g} wrong bits of a grid.",
@@ -147,17 +141,14 @@ class Automaton(Experiment):
         after = pruned.rule(n)
         path.write_text(netlist_json.write(after))
         counts = circuits.count_active_gates(model, n), circuits.count_active_gates(pruned.model, n)
+        where = f"in tests of {pruned.where}"
+        if pruned.proved:
+            where = f"in {pruned.where}: these are all that there are"
+        heading = "Active live gates, and those of the circuit of one cell"
         return [
-            (
-                "Active live gates, and those of the circuit of one cell, "
-                "in which equal gates are one:"
-            ),
+            f"{heading}, in which equal gates are one:",
             f"  {counts[0]:>6} {len(before):>6}  as learned",
-            (
-                f"  {counts[1]:>6} {len(after):>6}  with the same last state "
-                f"{'in' if pruned.proved else 'in tests of'} "
-                f"{pruned.where}{': these are all that there are' if pruned.proved else ''}"
-            ),
+            f"  {counts[1]:>6} {len(after):>6}  with the same last state {where}",
             "",
         ]
 
@@ -205,19 +196,16 @@ def checks(run: Run, model: LogicCA) -> list[str]:
         grid = np.asarray(jax.random.bernoulli(key, shape=(64, 64)))
 
         def add_hidden_channels(boards: np.ndarray) -> np.ndarray:
-            return np.concatenate(
-                [boards[..., None], np.zeros((*boards.shape, channels - 1), bool)], -1
-            )
+            hidden = np.zeros((*boards.shape, channels - 1), bool)
+            return np.concatenate([boards[..., None], hidden], -1)
 
-        right = np.asarray(run_model(add_hidden_channels(boards), 1)[..., 0] == life(boards)).all(
-            (1, 2)
-        )
+        after = run_model(add_hidden_channels(boards), 1)[..., 0]
+        right = np.asarray(after == life(boards)).all((1, 2))
         expected, got = grid, add_hidden_channels(grid)
         for _ in range(64):
-            expected, got = (
-                np.asarray(life(expected)),
-                add_hidden_channels(np.asarray(run_model(got, 1))[..., 0]),
-            )
+            # Hidden channels start from 0 in each step, as in training.
+            expected = np.asarray(life(expected))
+            got = add_hidden_channels(np.asarray(run_model(got, 1))[..., 0])
         return [
             f"boards of 3 x 3 cells: {right.sum()} of {N_BOARDS} right",
             f"64 x 64 cells, 64 steps: {(got[..., 0] != expected).sum()} wrong",
@@ -233,12 +221,8 @@ def checks(run: Run, model: LogicCA) -> list[str]:
         whole = run_model(start, training.n_steps)
         half, steps = training.size // 2, 2 * training.n_steps
         damaged = jnp.asarray(whole).at[:half, :half].set(False)
-        lines = [
-            (
-                f"a cleared quarter after {steps} steps: "
-                f"{count_wrong_bits(run_model(damaged, steps), target)} bits wrong"
-            )
-        ]
+        n_wrong = count_wrong_bits(run_model(damaged, steps), target)
+        lines = [f"a cleared quarter after {steps} steps: {n_wrong} bits wrong"]
         if np.array_equal(run.target, patterns.checkerboard(training.size)):
             # Enlarge by whole squares so that the pattern is the same from each corner.
             large, steps = 4 * training.size + -3 * training.size % 4, 4 * training.n_steps

@@ -31,18 +31,8 @@ Others are never tried: for PostScript, Pillow runs a program.
 """
 
 ENDINGS = (
-    ".png",
-    ".jpg",
-    ".jpeg",
-    ".bmp",
-    ".gif",
-    ".tif",
-    ".tiff",
-    ".webp",
-    ".ppm",
-    ".pgm",
-    ".pbm",
-)
+    ".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm",
+)  # fmt: skip
 """File name endings for single-image files."""
 
 ALWAYS = 1 << 26
@@ -52,18 +42,9 @@ _MOST_SIDE = 4096  # maximum height and width for scaled images
 _ORIENTATION = 0x0112  # the Exif tag
 
 _DAMAGED = (
-    *(
-        OSError,
-        SyntaxError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        OverflowError,
-        EOFError,
-    ),
-    *(RuntimeError, NotImplementedError, struct.error, zlib.error, Warning),
-)
+    OSError, SyntaxError, ValueError, TypeError, LookupError, AttributeError, OverflowError,
+    EOFError, RuntimeError, NotImplementedError, struct.error, zlib.error, Warning,
+)  # fmt: skip
 """Exceptions raised while reading a damaged image."""
 
 
@@ -77,12 +58,12 @@ class SizeError(ValueError):
 
 @contextlib.contextmanager
 def _silence_logger(logger: str) -> Iterator[None]:
-    found = logging.getLogger(logger)
-    disabled, found.disabled = found.disabled, True
+    muted = logging.getLogger(logger)
+    disabled, muted.disabled = muted.disabled, True
     try:
         yield
     finally:
-        found.disabled = disabled
+        muted.disabled = disabled
 
 
 @contextlib.contextmanager
@@ -93,7 +74,7 @@ def _open_image(path: Path) -> Iterator[tuple["Image.Image", int]]:
 
     try:
         with warnings.catch_warnings(), _silence_logger("PIL.TiffImagePlugin"):
-            warnings.simplefilter("error")
+            warnings.simplefilter("error")  # Pillow only warns about some damaged or huge images
             content = path.read_bytes()
             # From a file, Pillow allocates any length that a damaged chunk states; from memory it
             # does not.
@@ -121,8 +102,8 @@ def parse_size(text: str) -> tuple[int, int]:
       >>> pixels.parse_size("32x48"), pixels.parse_size("28")
       ((32, 48), (28, 28))
     """
-    found = re.fullmatch(r"([0-9]{1,4})(?:x([0-9]{1,4}))?", text.strip().lower(), re.ASCII)
-    height, width = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    match = re.fullmatch(r"([0-9]{1,4})(?:x([0-9]{1,4}))?", text.strip().lower(), re.ASCII)
+    height, width = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not (0 < height <= _MOST_SIDE and 0 < width <= _MOST_SIDE):
         raise ValueError(
             f"the image size is {in_a_line(repr(text), 40)}; "
@@ -175,13 +156,13 @@ def read(
             if not scaled:
                 raise SizeError(path, *image.size[::-1])
             image = image.resize(size[::-1], Image.Resampling.BILINEAR)
-        found = np.asarray(image)
+        values = np.asarray(image)
     if mode is not None:
-        return found
-    if found.ndim == 3 and found.shape[2] == 4 and (found[..., 3] == 255).all():
-        found = found[..., :3]
-    gray = found.ndim == 3 and found.shape[2] == 3 and (found == found[..., :1]).all()
-    return np.ascontiguousarray(found[..., 0] if gray else found)
+        return values
+    if values.ndim == 3 and values.shape[2] == 4 and (values[..., 3] == 255).all():
+        values = values[..., :3]
+    gray = values.ndim == 3 and values.shape[2] == 3 and (values == values[..., :1]).all()
+    return np.ascontiguousarray(values[..., 0] if gray else values)
 
 
 def _check_worth(path: Path, height: int, width: int, n_bytes: int) -> None:
@@ -204,7 +185,7 @@ def _apply_orientation(image: "Image.Image") -> "Image.Image":
         orientation = image.getexif().get(_ORIENTATION)
     except _DAMAGED:
         return image
-    turns = {
+    turns = {  # by the number in Exif; 1 is upright
         2: Image.Transpose.FLIP_LEFT_RIGHT,
         3: Image.Transpose.ROTATE_180,
         4: Image.Transpose.FLIP_TOP_BOTTOM,

@@ -44,8 +44,8 @@ class Predictions:
     @property
     def numbers(self) -> Int[np.ndarray, " samples"]:
         """Class index of each sample: the first class with the most votes."""
-        found: np.ndarray = self.votes.argmax(1)
-        return found
+        first_largest: np.ndarray = self.votes.argmax(1)
+        return first_largest
 
     @property
     def names(self) -> list[str]:
@@ -55,9 +55,8 @@ class Predictions:
     def write(self, file: TextIO, ids: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
         """Write a CSV table: id columns, then each sample's class and votes per class."""
         rows = ([name, *votes] for name, votes in zip(self.names, self.votes.tolist(), strict=True))
-        _write(
-            file, [self.target or "class", *(f"votes {name}" for name in self.classes)], rows, ids
-        )
+        header = [self.target or "class", *(f"votes {name}" for name in self.classes)]
+        _write(file, header, rows, ids)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,10 +72,8 @@ class Estimates:
 
     def write(self, file: TextIO, ids: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
         """Write a CSV table: id columns, then each sample's predicted value and its 1 bits."""
-        rows = (
-            [f"{number:.7g}", count]
-            for number, count in zip(self.numbers.tolist(), self.votes[:, 0].tolist(), strict=True)
-        )
+        pairs = zip(self.numbers.tolist(), self.votes[:, 0].tolist(), strict=True)
+        rows = ([f"{number:.7g}", count] for number, count in pairs)
         _write(file, [self.target or "number", "bits"], rows, ids)
 
 
@@ -89,9 +86,8 @@ def _write(
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([*ids, *header])
     if ids:
-        rows = (
-            [*own, *row] for own, row in zip(zip(*ids.values(), strict=True), rows, strict=True)
-        )
+        ids_by_row = zip(*ids.values(), strict=True)
+        rows = ([*own, *row] for own, row in zip(ids_by_row, rows, strict=True))
     writer.writerows(rows)
 
 
@@ -132,12 +128,13 @@ class TrainedRun:
             np.asarray(self.packed.votes(jnp.asarray(x[first : first + AT_ONCE])))
             for first in range(0, len(x), AT_ONCE)
         ]
+        # Without samples np.concatenate needs an array of the result's shape.
         nothing = np.zeros((0, self.packed.config.n_classes), np.int32)
-        found = np.concatenate([nothing, *votes])
+        counts = np.concatenate([nothing, *votes])
         if self.form.regression:
-            numbers = np.asarray(number_of(self.packed.config, jnp.asarray(found[:, 0])))
-            return Estimates(found, numbers, self.form.target)
-        return Predictions(found, self.form.classes, self.form.target)
+            numbers = np.asarray(number_of(self.packed.config, jnp.asarray(counts[:, 0])))
+            return Estimates(counts, numbers, self.form.target)
+        return Predictions(counts, self.form.classes, self.form.target)
 
     def accuracy(self, raw: Any, labels: Sequence[Any] | np.ndarray) -> float:
         """Return the accuracy on raw samples with class names as labels; for regression, R2."""
@@ -161,8 +158,8 @@ def load(
         information.
       BundleError: the bundle is damaged.
     """
-    found = model_folders.read(Path(folder), classifier.Record.kind, on_damage=on_damage)
-    return wrap_model(found.model)
+    folder_content = model_folders.read(Path(folder), classifier.Record.kind, on_damage=on_damage)
+    return wrap_model(folder_content.model)
 
 
 def wrap_model(model: Any) -> TrainedRun:
@@ -203,9 +200,8 @@ def _form_of_old(folder: Path, record: classifier.Record) -> Form:
             encoding = Encoding.from_json(columns.read_bytes())
         except ValueError as error:
             raise CheckpointError(f"{columns} is damaged: {error}") from error
-        return Form(
-            (classifier.n_features(model),), encoding.classes, json.loads(encoding.to_json())
-        )
+        columns_of = json.loads(encoding.to_json())
+        return Form((classifier.n_features(model),), encoding.classes, columns_of)
     if record.target is not None:
         raise CheckpointError(
             f"{folder} was trained on a table by an earlier version, and has no columns.json: "

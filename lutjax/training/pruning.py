@@ -58,14 +58,9 @@ def prune_automaton(run: Run, model: LogicCA) -> Pruned:
     """
     samples, proved, where = _samples(run)
     channels = list(run.compared)
-    expected = automaton.run_hard(
-        run.config,
-        model.gates(),
-        model.wiring,
-        samples,
-        run.training.n_steps,
-        jax.random.key(_SEED),
-    )[np.array(channels)]
+    key, n_steps = jax.random.key(_SEED), run.training.n_steps
+    last = automaton.run_hard(run.config, model.gates(), model.wiring, samples, n_steps, key)
+    expected = last[np.array(channels)]
 
     def live_of(gates: Gates) -> np.ndarray:
         return live(model, max(channels) + 1, gates)
@@ -73,8 +68,8 @@ def prune_automaton(run: Run, model: LogicCA) -> Pruned:
     def make_smaller(gates: Gates) -> "_Smaller":
         return _Smaller(run, model, live_of(gates), samples, expected)
 
-    found = _remove_gates(np.asarray(model.gates()), live_of, make_smaller)
-    logits = np.where(np.arange(16)[:, None] == found, 1.0, 0.0).astype(np.float32)
+    gates_left = _remove_gates(np.asarray(model.gates()), live_of, make_smaller)
+    logits = np.where(np.arange(16)[:, None] == gates_left, 1.0, 0.0).astype(np.float32)
     same_wires = nnx.clone(model)
     same_wires.logits.set_value(jnp.asarray(logits))
     return Pruned(same_wires, proved, where)
@@ -101,17 +96,18 @@ class _Smaller:
         self,
         run: Run,
         model: LogicCA,
-        kept: Bool[np.ndarray, " gates"],
+        live: Bool[np.ndarray, " gates"],
         samples: jax.Array,
         expected: jax.Array,
     ):
         config, n_layers = run.config, len(run.config.perception)
-        self.n_gates = int(kept.sum())
-        of_layers = [np.flatnonzero(one) for one in np.split(kept, np.cumsum(config.sizes)[:-1])]
+        self.n_gates = int(live.sum())
+        of_layers = [np.flatnonzero(ids) for ids in np.split(live, np.cumsum(config.sizes)[:-1])]
         of_layers[-1] = np.arange(config.channels)
-        of_layers = [one if len(one) else np.zeros(1, int) for one in of_layers]
+        # An empty layer computes one unread gate instead, since programs need at least one.
+        of_layers = [ids if len(ids) else np.zeros(1, int) for ids in of_layers]
         starts = np.cumsum([0, *config.sizes[:-1]])
-        self._places = tuple(first + one for first, one in zip(starts, of_layers, strict=True))
+        self._places = tuple(first + ids for first, ids in zip(starts, of_layers, strict=True))
         all_wires = [
             np.asarray(w) for w in (automaton.first_wires(config.kernels), *model.wiring.wires)
         ]
@@ -137,15 +133,16 @@ class _Smaller:
         self._same = jax.jit(jax.vmap(reaches_target))
 
     def check_candidates(self, several: Sequence[Gates]) -> Bool[np.ndarray, " several"]:
-        found: list[np.ndarray] = []
+        same: list[np.ndarray] = []
         for start in range(0, len(several), _TOGETHER):
+            # Batches of one size share one program; the padding repeats the last candidate.
             part = np.stack(several[start : start + _TOGETHER])
             padded = np.pad(part, ((0, _TOGETHER - len(part)), (0, 0)), mode="edge")
             tables = tuple(
                 jax.vmap(truth_of)(jnp.asarray(padded[:, at], jnp.int32)) for at in self._places
             )
-            found.append(np.asarray(self._same(tables))[: len(part)])
-        return np.concatenate(found)
+            same.append(np.asarray(self._same(tables))[: len(part)])
+        return np.concatenate(same)
 
 
 def _remove_gates(
@@ -155,19 +152,22 @@ def _remove_gates(
     before, without = -1, smaller(gates)
     while before != (before := int((live_of(gates) & ~np.isin(gates, INPUTS)).sum())):
         for value in (*CONSTANTS, *INPUTS):
-            if 2 * live_of(gates).sum() < without.n_gates:
+            if 2 * live_of(gates).sum() < without.n_gates:  # worth another compilation
                 without = smaller(gates)
             size = _LARGEST_GROUP
             passed_on = INPUTS if value in INPUTS else ()
-            left = np.flatnonzero(live_of(gates) & ~np.isin(gates, (*CONSTANTS, *passed_on)))
-            while len(left) and size:
-                groups = [left[k : k + size] for k in range(0, len(left), size)]
+            untried = np.flatnonzero(live_of(gates) & ~np.isin(gates, (*CONSTANTS, *passed_on)))
+            while len(untried) and size:
+                groups = [untried[k : k + size] for k in range(0, len(untried), size)]
                 may = without.check_candidates(
                     [_change_gates(gates, group, value) for group in groups]
                 )
                 good = [group for group, ok in zip(groups, may, strict=True) if ok]
                 gates = _accept_groups(gates, good, value, without.check_candidates)
-                left, size = left[(gates[left] != value) & live_of(gates)[left]], size // 2
+                untried, size = (
+                    untried[(gates[untried] != value) & live_of(gates)[untried]],
+                    size // 2,
+                )
     return gates
 
 
@@ -191,6 +191,7 @@ def _accept_groups(
         return together
     if len(groups) == 1:
         return gates
+    # Groups that are harmless on their own may do harm together: add halves to what was accepted.
     half = len(groups) // 2
     return _accept_groups(
         _accept_groups(gates, groups[:half], value, tried), groups[half:], value, tried
@@ -203,8 +204,11 @@ def without_channels(circuit: Circuit, n_outputs: int) -> Circuit:
     needed = np.arange(channels) < n_outputs
     before = -1
     while before != (before := int(needed.sum())):
-        wanted = [circuit.literals[c] for c in np.flatnonzero(needed)]
-        read = np.frombuffer(alive_nodes(first, circuit.fanins, wanted), np.uint8)[1:first] == 1
+        literals_needed = [circuit.literals[c] for c in np.flatnonzero(needed)]
+        read = (
+            np.frombuffer(alive_nodes(first, circuit.fanins, literals_needed), np.uint8)[1:first]
+            == 1
+        )
         needed |= read.reshape(-1, channels).any(0)
     literals = tuple(
         literal if c else 0 for literal, c in zip(circuit.literals, needed, strict=True)

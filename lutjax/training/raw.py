@@ -74,9 +74,9 @@ class Form:
     def from_dict(cls, fields: Mapping[str, Any]) -> "Form":
         """Restore a form from the output of `dataclasses.asdict`."""
         lists = {name: tuple(fields[name]) for name in ("shape", "classes")}
-        made = cls(**{**fields, **lists})
-        _ = made.encoding  # raises for an invalid encoding
-        return made
+        form = cls(**{**fields, **lists})
+        _ = form.encoding  # raises for an invalid encoding
+        return form
 
     @functools.cached_property
     def encoding(self) -> Encoding | None:
@@ -97,9 +97,8 @@ class Form:
           SamplesError: the samples do not have this form.
         """
         if self.encoding is not None:
-            return self.encoding.encode(
-                _table(raw, [column.name for column in self.encoding.columns], name)
-            )
+            names = [column.name for column in self.encoding.columns]
+            return self.encoding.encode(_table(raw, names, name))
         if isinstance(raw, Table | Mapping):
             raise SamplesError(
                 f"{name} are columns, but the run was trained on arrays "
@@ -109,17 +108,16 @@ class Form:
         if x.dtype.kind not in "buif":
             raise SamplesError(f"{name} have dtype {x.dtype}; expected numbers.")
         x, _ = datasets.channels_last(x)
-        size, without = (
-            math.prod(self.shape),
-            self.shape[:-1] if self.shape[-1] == 1 else self.shape,
-        )
+        size = math.prod(self.shape)
+        # Gray images have one channel or no axis for it.
+        without = self.shape[:-1] if self.shape[-1] == 1 else self.shape
         same = x.shape[1:] in (self.shape, (size,), (*self.shape, 1), without)
         if x.ndim < 2 or not (same or (len(self.shape) == 1 and math.prod(x.shape[1:]) == size)):
             raise SamplesError(
                 f"{name} have shape {list(x.shape)}; expected {self._expected_shape()}."
             )
         rows = x.reshape(len(x), size)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"):  # numbers beyond float32 become infinite, an error below
             rows = rows if rows.dtype == np.uint8 else rows.astype(np.float32)
         if not np.isfinite(rows).all():
             raise SamplesError(
@@ -141,11 +139,9 @@ class Form:
         if largest <= self.largest + width and least >= self.least - width:
             return []
         return [
-            (
-                f"warning: the numbers go from {least:g} to {largest:g}, "
-                f"those of the training part from {self.least:g} to {self.largest:g}: "
-                "give them in the same unit."
-            )
+            f"warning: the numbers go from {least:g} to {largest:g}, "
+            f"those of the training part from {self.least:g} to {self.largest:g}: "
+            "give them in the same unit."
         ]
 
     def label_numbers(self, labels: Sequence[Any] | np.ndarray) -> np.ndarray:
@@ -226,13 +222,13 @@ def read(
                 f"{path} has no column {target!r}, which --target names; "
                 f"it has {in_a_line(', '.join(cells))}."
             )
-        for one in ids:
-            if one not in cells:
+        for column in ids:
+            if column not in cells:
                 raise SamplesError(
-                    f"{path} has no column {one!r}, which --id names; "
+                    f"{path} has no column {column!r}, which --id names; "
                     f"it has {in_a_line(', '.join(cells))}."
                 )
-        found_ids = {one: cells[one].tolist() for one in ids}
+        found_ids = {column: cells[column].tolist() for column in ids}
         labels = None if target is None else cells.pop(target)
         if not len(next(iter(cells.values()), ())):
             raise SamplesError(f"{path} has no rows beside the names of its columns.")
@@ -251,17 +247,16 @@ def read(
                 f"--id is {ids[0]}, but {path} is neither a table nor a .npz file. Omit it: images "
                 "have a column with their file names."
             )
-        return (
-            _read_folder(path, form, target)
-            if path.is_dir()
-            else _read_images([path], path.parent, form, target)
-        )
+        if path.is_dir():
+            return _read_folder(path, form, target)
+        return _read_images([path], path.parent, form, target)
+    # Read only the arrays that are used: others may be large.
     named = [*([target] if target else []), *ids]
     arrays = read_arrays(path, (), ("x", "x_test", "names", *named))
     name = "x" if "x" in arrays else "x_test"
-    wanted = (name, *named)
-    if any(one not in arrays for one in wanted):
-        read_arrays(path, wanted)  # names the problem
+    required = (name, *named)
+    if any(column not in arrays for column in required):
+        read_arrays(path, required)  # names the problem
     x = arrays[name]
     raw: Any = x
     if form.encoding is not None and x.ndim == 2:
@@ -279,12 +274,12 @@ def read(
                 f"{path}: {target} has shape {list(labels.shape)}; expected [{len(x)}]."
             )
     found_ids = {}
-    for one in ids:
-        if arrays[one].shape != (len(x),):
+    for column in ids:
+        if arrays[column].shape != (len(x),):
             raise SamplesError(
-                f"{path}: {one} has shape {list(arrays[one].shape)}; expected [{len(x)}]."
+                f"{path}: {column} has shape {list(arrays[column].shape)}; expected [{len(x)}]."
             )
-        found_ids[one] = columns.strings(arrays[one]).tolist()
+        found_ids[column] = columns.strings(arrays[column]).tolist()
     return Raw(form.numbers(raw, name=str(path)), labels, found_ids)
 
 
@@ -296,25 +291,21 @@ def _read_folder(folder: Path, form: Form, target: str | None) -> Raw:
         numbers = form.numbers(test.x.reshape(-1, *test.shape), name=str(folder))
         return Raw(numbers, None if target is None else np.asarray(form.classes)[test.y])
     _, test_folder, _ = folders.find_parts(folder)
-    found = folders.find(test_folder or folder)
-    if not found.images:
+    files = folders.find(test_folder or folder)
+    if not files.images:
         raise SamplesError(f"{folder} has no images ({', '.join(pixels.ENDINGS)}).")
-    made = _read_images(found.images, folder, form, target)
-    if not found.others:
-        return made
-    shown = strict_json.format_names(
-        [str(one.relative_to(folder)) for one in found.others[:3]], 200
+    samples = _read_images(files.images, folder, form, target)
+    if not files.others:
+        return samples
+    names = strict_json.format_names(
+        [str(one.relative_to(folder)) for one in files.others[:3]], 200
     )
-    more = ", ..." if found.others[3:] else ""
-    return dataclasses.replace(
-        made,
-        remarks=(
-            (
-                "warning: files whose names do not end as those of images are left out, "
-                f"{len(found.others)} in all: {shown}{more}"
-            ),
-        ),
+    more = ", ..." if files.others[3:] else ""
+    remark = (
+        "warning: files whose names do not end as those of images are left out, "
+        f"{len(files.others)} in all: {names}{more}"
     )
+    return dataclasses.replace(samples, remarks=(remark,))
 
 
 def _read_images(paths: Sequence[Path], folder: Path, form: Form, target: str | None) -> Raw:
@@ -332,22 +323,22 @@ def _read_images(paths: Sequence[Path], folder: Path, form: Form, target: str | 
             f"{paths[0]} is an image, but the images of the run have {channels} channels."
         )
     labels = None if target is None else np.asarray(folders.labels(folder, paths, form.classes))
-    found = []
-    for one in paths:
+    images = []
+    for path in paths:
         try:
-            image = pixels.read(one, modes[channels], (shape[0], shape[1]), scaled=form.scaled)
+            image = pixels.read(path, modes[channels], (shape[0], shape[1]), scaled=form.scaled)
         except pixels.SizeError as error:
             raise SamplesError(
-                f"{one} has {error.height} x {error.width} pixels; "
+                f"{path} has {error.height} x {error.width} pixels; "
                 f"expected {shape[0]} x {shape[1]}. "
                 "Scale it, or train with --image-size, after which images are scaled."
             ) from None
         except ValueError as error:
             raise SamplesError(str(error)) from error
-        found.append(image.reshape(shape))
+        images.append(image.reshape(shape))
     # File names need not be valid text, but a UTF-8 table cannot hold anything else.
     names = [
-        one.relative_to(folder).as_posix().encode(errors="backslashreplace").decode()
-        for one in paths
+        path.relative_to(folder).as_posix().encode(errors="backslashreplace").decode()
+        for path in paths
     ]
-    return Raw(form.numbers(np.stack(found), name=str(folder)), labels, {"file": names})
+    return Raw(form.numbers(np.stack(images), name=str(folder)), labels, {"file": names})

@@ -79,11 +79,11 @@ class Errors:
 
     @classmethod
     def compute(
-        cls, numbers: Shaped[np.ndarray, " samples"], found: Shaped[np.ndarray, " samples"]
+        cls, numbers: Shaped[np.ndarray, " samples"], predictions: Shaped[np.ndarray, " samples"]
     ) -> "Errors":
         """Return the errors of predictions `found` for targets `numbers`."""
-        wrong = found.astype(np.float64) - numbers.astype(np.float64)
-        variance = float(numbers.astype(np.float64).var()) or 1.0
+        wrong = predictions.astype(np.float64) - numbers.astype(np.float64)
+        variance = float(numbers.astype(np.float64).var()) or 1.0  # nothing to explain
         squared = float((wrong**2).mean())
         return cls(float(abs(wrong).mean()), squared**0.5, 1 - squared / variance)
 
@@ -143,11 +143,9 @@ class Report:
                 totals[kind] = totals.get(kind, 0) + count
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in totals.items() if count)
         dead = sum(layer.dead for layer in self.layers)
+        gates = f"no vote depends on {dead:,} of {sum(totals.values()):,}"
         return [
-            (
-                f"Gates by kind, as they were trained: {kinds}; "
-                f"no vote depends on {dead:,} of {sum(totals.values()):,}."
-            ),
+            f"Gates by kind, as they were trained: {kinds}; {gates}.",
             f"Dead inputs: no vote depends on {len(self.dead_bits):,} of {self.bits:,} bits.",
         ]
 
@@ -190,14 +188,14 @@ def tables(usage: Mapping[str, Usage]) -> list[Tables]:
     return [
         Tables(
             name=name,
-            tables=found.counts.shape[0],
-            rows=found.counts.shape[1],
-            reads=int(found.reads.sum()),
-            never_read=int(found.never_read.sum()),
-            entropy=found.entropy.tolist(),
-            largest_share=found.largest_share.tolist(),
+            tables=reads.counts.shape[0],
+            rows=reads.counts.shape[1],
+            reads=int(reads.reads.sum()),
+            never_read=int(reads.never_read.sum()),
+            entropy=reads.entropy.tolist(),
+            largest_share=reads.largest_share.tolist(),
         )
-        for name, found in usage.items()
+        for name, reads in usage.items()
     ]
 
 
@@ -230,11 +228,9 @@ def report(
     for layer in reversed(trees):
         alive, read = live_nodes(layer, read)
         live, truth = [alive, *live], [layer.truth, *truth]
-    errors = (
-        {}
-        if classes
-        else {"hard": Errors.compute(labels, hard), "soft": Errors.compute(labels, soft)}
-    )
+    errors = {}
+    if not classes:
+        errors = {"hard": Errors.compute(labels, hard), "soft": Errors.compute(labels, soft)}
     return Report(
         hard=errors["hard"].r2 if errors else float((hard == labels).mean()),
         soft=errors["soft"].r2 if errors else float((soft == labels).mean()),
@@ -287,11 +283,11 @@ def kinds(truth: Truth) -> dict[str, int]:
 def needs(truth: Truth) -> Bool[np.ndarray, "gates inputs"]:
     """Return a mask for the inputs with influence on each table's output."""
     n_inputs = truth.shape[1].bit_length() - 1
-    found = []
+    influential = []
     for bit in range(n_inputs):
         halves = truth.reshape(len(truth), -1, 2, 1 << bit)
-        found.append((halves[:, :, 0] != halves[:, :, 1]).any((1, 2)))
-    return np.stack(found, 1)
+        influential.append((halves[:, :, 0] != halves[:, :, 1]).any((1, 2)))
+    return np.stack(influential, 1)
 
 
 def live_gates(
@@ -303,13 +299,13 @@ def live_gates(
     relevant table depends on that input, so bits that cancel in later layers count as live.
     """
     alive = np.ones(len(truth[-1]), bool)
-    found = [alive]
+    live = [alive]
     for number in reversed(range(len(truth))):
         used = needs(truth[number]) & alive[:, None]
         alive = np.zeros(len(truth[number - 1]) if number else n_bits, bool)
         alive[wires[number][used]] = True
-        found.append(alive)
-    return found[-2::-1], found[-1]
+        live.append(alive)
+    return live[-2::-1], live[-1]
 
 
 def live_nodes(
@@ -324,21 +320,21 @@ def live_nodes(
     (height, width), (up, left) = spec.pooling
     at = np.repeat(np.repeat(alive.reshape(kernels, rows, columns), height, 1), width, 2)
     n_rows, n_columns = spec.places
-    below = at[:, up : up + n_rows, left : left + n_columns].reshape(
-        kernels, -1
-    )  # [nodes of a level, positions]
-    found, last = [], len(needed)
+    # From roots to leaves; a mask has the shape [nodes of a level, positions].
+    below = at[:, up : up + n_rows, left : left + n_columns].reshape(kernels, -1)
+    live, last = [], len(needed)
     for n_nodes in reversed(spec.levels):
-        found.append(below.any(1))
-        below = below[:, None] & needed[last - n_nodes : last, :, None]
+        live.append(below.any(1))
+        used = below[:, None] & needed[last - n_nodes : last, :, None]  # [nodes, 2, positions]
         last -= n_nodes
-        used, below = below, below.reshape(-1, below.shape[2])
+        # The two inputs of a node are neighbors in the level below.
+        below = used.reshape(-1, used.shape[2])
     size, stride, around = spec.geometry
     windows = wiring.windows(spec.in_shape, size, stride, padding=around).reshape(-1, spec.window)
     ids = windows.T[trees.wires[: spec.levels[0]]][used]
     inputs = np.zeros(math.prod(spec.in_shape), bool)
-    inputs[ids[ids >= 0]] = True
-    return np.concatenate(found[::-1]), inputs.reshape(spec.in_shape).transpose(2, 0, 1).ravel()
+    inputs[ids[ids >= 0]] = True  # negative ids are padding
+    return np.concatenate(live[::-1]), inputs.reshape(spec.in_shape).transpose(2, 0, 1).ravel()
 
 
 _WORDS = (
@@ -401,21 +397,15 @@ def bit_names(
     """
     names = [",".join(map(str, place)) for place in np.ndindex(part.shape)]
     if channels_first or maps:
-        planes = (
-            np.asarray(names, object)
-            .reshape(*part.shape[:2], -1)
-            .transpose(2, 0, 1)
-            .reshape(-1, math.prod(part.shape[:2]))
-        )
+        by_channel = np.asarray(names, object).reshape(*part.shape[:2], -1).transpose(2, 0, 1)
+        planes = by_channel.reshape(len(by_channel), -1)
         edges = [planes + f" {name}" for name in maps]
         names = [*names, *np.concatenate(edges).ravel()] if edges else names
     if channels_first:
         planes = np.concatenate([planes, *edges])
-        rows = (
-            [[""]] * len(planes)
-            if thresholds is None
-            else [[f" > {t:g}" for t in row] for row in thresholds]
-        )
+        rows = [[""]] * len(planes)
+        if thresholds is not None:
+            rows = [[f" > {t:g}" for t in row] for row in thresholds]
         return [
             name + end
             for plane, ends in zip(planes, rows, strict=True)
@@ -426,12 +416,10 @@ def bit_names(
         names = encoding.features
         # Bits of columns have a threshold as well.
         if encoding.thresholds is not None and thresholds is not None:
-            numbers = encoding.is_number
+            columns = zip(names, encoding.is_number, thresholds[:, 0], strict=True)
             return [
-                encoding.above(i, t) if number else name
-                for i, (name, number, t) in enumerate(
-                    zip(names, numbers, thresholds[:, 0], strict=True)
-                )
+                encoding.above(i, threshold) if is_number else name
+                for i, (name, is_number, threshold) in enumerate(columns)
             ]
         if thresholds is not None:
             return [encoding.above(i, t) for i, row in enumerate(thresholds) for t in row]
