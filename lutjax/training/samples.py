@@ -21,18 +21,9 @@ from lutjax.files.messages import in_a_line
 
 TEST_SHARE = 0.2
 _DAMAGED = (
-    *(
-        EOFError,
-        LookupError,
-        NotImplementedError,
-        RuntimeError,
-        SyntaxError,
-        TypeError,
-        ValueError,
-        OverflowError,
-    ),
-    *(struct.error, tokenize.TokenError, zlib.error, zipfile.BadZipFile, Warning),
-)
+    EOFError, LookupError, NotImplementedError, RuntimeError, SyntaxError, TypeError, ValueError,
+    OverflowError, struct.error, tokenize.TokenError, zlib.error, zipfile.BadZipFile, Warning,
+)  # fmt: skip
 """Exceptions raised for a damaged, encrypted or unsupported .npz file."""
 
 LEAST = 10
@@ -88,8 +79,8 @@ def load_digits() -> Samples:
         raise SamplesError(
             f"the digits require scikit-learn, which is not installed: {command('sklearn')}"
         ) from None
-    found = datasets.load_digits()
-    return samples(found.images, found.target, name="scikit-learn's digits")
+    digits = datasets.load_digits()
+    return samples(digits.images, digits.target, name="scikit-learn's digits")
 
 
 def load_samples(path: Path) -> Samples:
@@ -114,10 +105,10 @@ def read_arrays(
     try:
         with zipfile.ZipFile(path) as file:
             members = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
-            found = sorted(members)
-            wanted = {name: members[name] for name in (*names, *optional) if name in members}
-            _check_sizes(path, list(wanted.values()))
-            arrays = {name: _array(file, info) for name, info in wanted.items()}
+            present = sorted(members)
+            requested = {name: members[name] for name in (*names, *optional) if name in members}
+            _check_sizes(path, list(requested.values()))
+            arrays = {name: _array(file, info) for name, info in requested.items()}
     except OSError as error:
         raise SamplesError(f"{path} cannot be read: {error.strerror or error}") from error
     except compressed.PackedError as error:
@@ -130,7 +121,7 @@ def read_arrays(
     missing = [name for name in names if name not in arrays]
     if missing:
         raise SamplesError(
-            f"{path} has no array {' and no array '.join(missing)}; it has {in_a_line(found)}."
+            f"{path} has no array {' and no array '.join(missing)}; it has {in_a_line(present)}."
         )
     return arrays
 
@@ -148,21 +139,19 @@ def _check_sizes(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
             raise ValueError(
                 f"{info.filename} has {info.compress_size:,} bytes; the file has {n_bytes:,}"
             )
-    compressed.check(
-        path, sum(info.file_size for info in members), "save it by numpy.savez, not compressed"
-    )
+    unpacked = sum(info.file_size for info in members)
+    compressed.check(path, unpacked, "save it by numpy.savez, not compressed")
 
 
 def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
     """Return the array in an .npz member, after comparing its shape with its size."""
     with file.open(info) as member, warnings.catch_warnings():
         warnings.simplefilter("error")  # headers that NumPy does not write
+        # np.load would allocate whatever size the header of a damaged file states.
         version = np.lib.format.read_magic(member)
-        read = (
-            np.lib.format.read_array_header_1_0
-            if version == (1, 0)
-            else np.lib.format.read_array_header_2_0
-        )
+        read = np.lib.format.read_array_header_2_0
+        if version == (1, 0):
+            read = np.lib.format.read_array_header_1_0
         shape, by_column, dtype = read(member)
         if dtype.hasobject:
             raise ValueError(
@@ -183,6 +172,8 @@ def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
 
 
 def _is_text(data: bytes, dtype: np.dtype[Any]) -> bool:
+    # NumPy stores text as UTF-32 without checks; Python fails on codes beyond Unicode and on
+    # surrogates.
     codes = np.frombuffer(data, np.dtype(np.uint32).newbyteorder(dtype.byteorder))
     return not ((codes > 0x10FFFF) | (codes >= 0xD800) & (codes < 0xE000)).any()
 
@@ -251,12 +242,12 @@ def split_ids(
     with require_optional("a stratified split"):
         from sklearn.model_selection import train_test_split
 
-    found, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    if counts.min() < 2 or n_test < len(found):
-        rarest = found[counts.argmin()]
+    distinct, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    if counts.min() < 2 or n_test < len(distinct):
+        rarest = distinct[counts.argmin()]
         raise SamplesError(
             f"{name}: class {in_a_line(classes[rarest], 80) if classes else rarest} has "
-            f"{counts.min()} of {len(labels)} samples, and {len(found)} classes share a test part "
+            f"{counts.min()} of {len(labels)} samples, and {len(distinct)} classes share a test part "
             f"of {n_test}; a stratified split needs two samples and one test sample per class. "
             "Remove rare classes, or split at random (--no-stratified)."
         )

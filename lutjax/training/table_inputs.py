@@ -28,7 +28,7 @@ def columns_of(
       ValueError: a format cannot separate the thresholds, or a numeric feature has no thresholds.
     """
     ports = columns.port_names([column.name for column in encoding.columns], TAKEN)
-    made: list[Column] = []
+    converted: list[Column] = []
     bits: list[Bit] = []
     feature = 0
     for at, (column, port) in enumerate(zip(encoding.columns, ports, strict=True)):
@@ -36,7 +36,7 @@ def columns_of(
         rows = None if thresholds is None else thresholds[feature : feature + n_features]
         feature += n_features
         if not isinstance(column, Number):
-            made.append(columns.category(column.name, port, column.values, column.missing))
+            converted.append(columns.category(column.name, port, column.values, column.missing))
             parts = [*range(len(column.values)), *([MISSING] if column.missing else [])]
             bits += _flag_bits([(at, part) for part in parts], rows)
             continue
@@ -49,7 +49,7 @@ def columns_of(
             largest=column.largest,
             format=format,
         )
-        made.append(number)
+        converted.append(number)
         place = {limit: k for k, limit in enumerate(number.thresholds)}
         bits += [
             (at, place[limit]) if np.isfinite(limit) else (-1, int(limit < 0))
@@ -57,7 +57,7 @@ def columns_of(
         ]
         if column.missing:
             bits += _flag_bits([(at, MISSING)], None if rows is None else rows[-1:])
-    return Columns(tuple(made), tuple(bits))
+    return Columns(tuple(converted), tuple(bits))
 
 
 def _flag_bits(flags: Sequence[Bit], thresholds: np.ndarray | None) -> list[Bit]:
@@ -100,6 +100,8 @@ def _bisect_largest(above: Callable[[np.ndarray], np.ndarray], n: int) -> Float6
     Bisection over the ordered float64 values finds the exact boundary in 65 steps, however the
     condition rounds.
     """
+    # The bits of nonnegative floats, as integers, have the order of the floats. Python integers
+    # (object) avoid overflow in the sum of two places.
     last = int(np.float64(np.finfo(np.float64).max).view(np.int64))
     low, high = np.full(n, -last, object), np.full(n, last, object)
 
@@ -112,8 +114,8 @@ def _bisect_largest(above: Callable[[np.ndarray], np.ndarray], n: int) -> Float6
         middle = (low + high) // 2
         holds = above(floats(middle))
         low, high = np.where(holds, low, middle), np.where(holds, middle, high)
-    found: np.ndarray = np.where(always, -np.inf, np.where(never, np.inf, floats(low)))
-    return found
+    largest: np.ndarray = np.where(always, -np.inf, np.where(never, np.inf, floats(low)))
+    return largest
 
 
 def values_of(encoding: Encoding, table: Table) -> list[list[Value]]:

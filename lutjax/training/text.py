@@ -27,19 +27,10 @@ STANDARD_LIBRARY_BYTES = 4_000_000
 MOST_BYTES = 2**31 - 1  # maximum text length in bytes; positions are int32
 
 # Tests, generated tables, demonstrations, and packages outside Python itself.
-_EXCLUDED_FOLDERS = frozenset(
-    {
-        "site-packages",
-        "dist-packages",
-        "__pycache__",
-        "__phello__",
-        "test",
-        "tests",
-        "idlelib",
-        "lib2to3",
-    }
-    | {"turtledemo", "encodings", "pydoc_data", "ensurepip"}
-)
+_EXCLUDED_FOLDERS = frozenset((
+    "site-packages", "dist-packages", "__pycache__", "__phello__", "test", "tests", "idlelib",
+    "lib2to3", "turtledemo", "encodings", "pydoc_data", "ensurepip",
+))  # fmt: skip
 
 
 class TextError(ValueError):
@@ -85,14 +76,13 @@ def load_text(path: str | Path | None = None, *, context: int = 1) -> Text:
         return split_text(_standard_library(), name=STANDARD_LIBRARY, context=context)
     path = Path(path)
     try:
+        data: bytes | np.memmap
         if path.is_dir():
-            data: bytes | np.memmap = b"\n".join(_folder(path))
+            data = b"\n".join(_folder(path))
+        elif path.stat().st_size > MAPPED_BYTES:
+            data = np.memmap(path, mode="r")
         else:
-            data = (
-                np.memmap(path, mode="r")
-                if path.stat().st_size > MAPPED_BYTES
-                else path.read_bytes()
-            )
+            data = path.read_bytes()
     except OSError as error:
         raise TextError(f"cannot read the text {path}: {error.strerror or error}.") from error
     return split_text(data, name=str(path), context=context)
@@ -146,6 +136,7 @@ def _standard_library() -> bytes:
     root = Path(sysconfig.get_paths()["stdlib"])
     chunks, size = [], 0
     for path in _files(root, _EXCLUDED_FOLDERS):
+        # _sysconfigdata has the paths of this machine, and would make texts differ.
         if path.suffix == ".py" and not path.name.startswith("_sysconfigdata"):
             chunks.append(path.read_bytes())
             size += len(chunks[-1])

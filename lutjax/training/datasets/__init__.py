@@ -73,11 +73,7 @@ class Data:
         return self.train.name
 
     def __len__(self) -> int:
-        return sum(
-            _labels(select_samples).size
-            for select_samples in (self.train, self.test)
-            if select_samples is not None
-        )
+        return sum(_labels(part).size for part in (self.train, self.test) if part is not None)
 
     @property
     def digest(self) -> str:
@@ -111,9 +107,8 @@ class Data:
                 )
         if test is None:
             names = () if isinstance(whole, Table) else whole.classes
-            ids = split_ids(
-                _labels(whole), split, stratified=stratified, name=self.name, classes=names
-            )
+            options: dict[str, Any] = {"name": self.name, "classes": names}
+            ids = split_ids(_labels(whole), split, stratified=stratified, **options)
             if isinstance(whole, Table):
                 train, test = (whole.rows(rows) for rows in ids)
             else:
@@ -127,11 +122,12 @@ class Data:
             return Parts(train, test, None, self.remarks)
         assert isinstance(train, Table)
         assert isinstance(test, Table)
+        # The test part takes no part in the choice of thresholds and categories. Classes are those
+        # of the whole table: a rare one may be missing from a random training part.
         encoding = Encoding.fit(train, bits, classes, numbers=numbers)
         remarks = (*self.remarks, *columns.describe_columns(train, encoding))
-        return Parts(
-            _encode_table(train, encoding), _encode_table(test, encoding), encoding, remarks, test
-        )
+        encoded = (_encode_table(part, encoding) for part in (train, test))
+        return Parts(*encoded, encoding, remarks, test)
 
 
 def is_table(path: Path) -> bool:
@@ -173,13 +169,14 @@ def load(
       SamplesError: the data do not exist or are damaged, or an argument does not apply to them.
     """
     if path is None or not is_table(path):
-        for option, value in (
-            ("--target", target),
-            ("--test-data", test),
-            ("--exclude", ",".join(exclude) or None),
-            ("--encoding", encoding),
-            ("--regression", "given" if regression else None),
-        ):
+        for_tables = {
+            "--target": target,
+            "--test-data": test,
+            "--exclude": ",".join(exclude) or None,
+            "--encoding": encoding,
+            "--regression": "given" if regression else None,
+        }
+        for option, value in for_tables.items():
             if value is not None:
                 raise SamplesError(
                     f"{option} is {value}, but it is for tables ({', '.join(TABLES)}), "
@@ -192,8 +189,8 @@ def load(
     if path is None:
         return Data(load_digits())
     if is_table(path):
-        found = _load_table(path, target, test, exclude, encoding)
-        return dataclasses.replace(found, regression=regression)
+        data = _load_table(path, target, test, exclude, encoding)
+        return dataclasses.replace(data, regression=regression)
     if path.suffix.lower() not in (".npz", "") and path.exists():
         raise SamplesError(
             f"{path} ends in {path.suffix}; expected a .npz file, a table ({', '.join(TABLES)}), "
@@ -225,11 +222,13 @@ def _load_table(
 
 def _load_arrays(path: Path) -> Data:
     arrays = read_arrays(path, (), ("x", "y", *_PARTS, "names"))
-    wanted = _PARTS if "x" not in arrays and any(name in arrays for name in _PARTS) else ("x", "y")
-    if any(name not in arrays for name in wanted):
-        read_arrays(path, wanted)  # says which
+    required = (
+        _PARTS if "x" not in arrays and any(name in arrays for name in _PARTS) else ("x", "y")
+    )
+    if any(name not in arrays for name in required):
+        read_arrays(path, required)  # says which
     names = names_of(arrays, path)
-    xs, ys = ([arrays[name] for name in wanted[i::2]] for i in (0, 1))
+    xs, ys = ([arrays[name] for name in required[i::2]] for i in (0, 1))
     if len({x.dtype.kind == "U" for x in xs}) > 1:
         raise SamplesError(f"{path}: x_train and x_test are of different kinds, text and numbers.")
     if xs[0].dtype.kind == "U" or any(holds_missing(x) for x in xs):
@@ -247,15 +246,15 @@ def _load_arrays(path: Path) -> Data:
         remarks.append(
             f"labels: the {len(classes)} classes are {strict_json.format_names(classes, 200)}."
         )
-    made = []
+    parts = []
     for x, y in zip(xs, ys, strict=True):
         x, remark = channels_last(x)
         remarks += [remark] if remark and remark not in remarks else []
         numbers = y
         if classes:
             numbers = columns.label_numbers(columns.strings(y), classes, name=str(path))
-        made.append(dataclasses.replace(samples(x, numbers, name=str(path)), classes=classes))
-    return Data(made[0], made[1] if made[1:] else None, tuple(remarks))
+        parts.append(dataclasses.replace(samples(x, numbers, name=str(path)), classes=classes))
+    return Data(parts[0], parts[1] if parts[1:] else None, tuple(remarks))
 
 
 def names_of(arrays: Mapping[str, np.ndarray], path: Path) -> list[str] | None:
@@ -282,8 +281,8 @@ def _can_be_named(ys: Sequence[np.ndarray]) -> bool:
         return True
     if any(y.dtype.kind not in "ui" for y in ys):
         return False
-    found = np.unique(np.concatenate(ys))
-    return len(found) > 1 and not np.array_equal(found, np.arange(len(found)))
+    distinct = np.unique(np.concatenate(ys))
+    return len(distinct) > 1 and not np.array_equal(distinct, np.arange(len(distinct)))
 
 
 def channels_last(x: np.ndarray) -> tuple[np.ndarray, str]:
@@ -292,12 +291,12 @@ def channels_last(x: np.ndarray) -> tuple[np.ndarray, str]:
     Other arrays are unchanged, with an empty remark. Square images with more than four pixels, in
     1, 3 or 4 channels, are recognized by their shape.
     """
+    # Larger than 4, since 3 x 3 or 4 x 4 pixels could be the channels themselves.
     if x.ndim == 4 and x.shape[1] in (1, 3, 4) and x.shape[2] == x.shape[3] > 4:
         _, channels, height, width = x.shape
-        return np.moveaxis(x, 1, -1), (
-            f"x: {list(x.shape)} is read as channels first, "
-            f"{channels} of {height} x {width} pixels."
-        )
+        pixels_of = f"{channels} of {height} x {width} pixels"
+        remark = f"x: {list(x.shape)} is read as channels first, {pixels_of}."
+        return np.moveaxis(x, 1, -1), remark
     return x, ""
 
 
@@ -308,11 +307,11 @@ def holds_known_files(folder: Path) -> bool:
 
 def _find_known(folder: Path) -> list[tuple[Path, Callable[[Path], tuple[Samples, Samples]]]]:
     """Return folders with known files, among this one and its subfolders, with their loaders."""
-    found: list[tuple[Path, Callable[[Path], tuple[Samples, Samples]]]] = []
+    known: list[tuple[Path, Callable[[Path], tuple[Samples, Samples]]]] = []
     level = [folder]
     try:
         for _ in range(_DEPTH + 1):
-            found += [
+            known += [
                 (place, kind.load) for place in level for kind in (idx, cifar) if kind.holds(place)
             ]
             level = sorted(inner for place in level for inner in place.iterdir() if inner.is_dir())
@@ -320,7 +319,7 @@ def _find_known(folder: Path) -> list[tuple[Path, Callable[[Path], tuple[Samples
         raise SamplesError(
             f"{error.filename} cannot be read: {error.strerror or error}."
         ) from error
-    return found
+    return known
 
 
 def _load_folder(folder: Path, image_size: tuple[int, int] | None) -> Data:

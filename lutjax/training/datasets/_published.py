@@ -24,18 +24,18 @@ def identify(
     """
     for name, sums in published.items():
         word, algorithm = _ALGORITHMS[len(next(iter(sums.values())))]
-        found = {
+        checksums = {
             file: hashlib.new(algorithm, data, usedforsecurity=False).hexdigest()
             for file, data in contents.items()
         }
-        same = [file for file in found if sums.get(file) == found[file]]
+        same = [file for file in checksums if sums.get(file) == checksums[file]]
         if not same:
             continue
-        other = [file for file in found if file not in same]
+        other = [file for file in checksums if file not in same]
         if other:
             raise SamplesError(
-                f"{folder}: {', '.join(same)} of {len(found)} files are those of {name} "
-                f"by their checksums, but {other[0]} has {word} {found[other[0]]} "
+                f"{folder}: {', '.join(same)} of {len(checksums)} files are those of {name} "
+                f"by their checksums, but {other[0]} has {word} {checksums[other[0]]} "
                 f"and not {sums.get(other[0])}: it is damaged, or of other data. "
                 f"Get the files of {name} again, or save data of your own as a .npz file."
             )

@@ -31,6 +31,12 @@ PUBLISHED = {
 }
 """MD5 sums for the Python version's files; the binary version has no published file checksums."""
 
+_DAMAGED = (
+    pickle.UnpicklingError, EOFError, LookupError, OverflowError, AttributeError, TypeError,
+    ValueError, Warning,
+)  # fmt: skip
+"""Exceptions raised while reading a damaged pickle."""
+
 _CHANNELS, _SIZE = 3, 32
 _PIXELS = _CHANNELS * _SIZE * _SIZE
 
@@ -86,21 +92,12 @@ def _parse_pickle(data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # for strings that Python does not pickle
             _check_sizes(data)
-            found: Any = _Arrays(io.BytesIO(data), encoding="bytes").load()
+            content: Any = _Arrays(io.BytesIO(data), encoding="bytes").load()
         batch = {
-            key.decode() if isinstance(key, bytes) else key: value for key, value in found.items()
+            key.decode() if isinstance(key, bytes) else key: value for key, value in content.items()
         }
         pixels, labels = (_array_of(batch[name]) for name in ("data", "labels"))
-    except (
-        pickle.UnpicklingError,
-        EOFError,
-        LookupError,
-        OverflowError,
-        AttributeError,
-        TypeError,
-        ValueError,
-        Warning,
-    ) as error:
+    except _DAMAGED as error:
         raise SamplesError(
             f"{path} is not a batch of CIFAR-10's Python version, "
             f"a pickled dict of data and labels ({in_a_line(repr(error))})."
@@ -131,9 +128,9 @@ def _check_sizes(data: bytes) -> None:
 
     Some damaged pickles have such instructions.
     """
-    for opcode, argument, _ in pickletools.genops(
-        data
-    ):  # reads each name, so lengths come from the data
+    # genops reads the text of each name, so their lengths come from the data. The memo of PUT is
+    # an array that grows to any index.
+    for opcode, argument, _ in pickletools.genops(data):
         if opcode.name.endswith("PUT") and int(argument or 0) > len(data):
             raise ValueError(f"{opcode.name} {argument} in {len(data):,} bytes")
 
@@ -162,16 +159,16 @@ class _Arrays(pickle.Unpickler):
     """
 
     def find_class(self, module: str, name: str) -> Any:
-        found = {
+        allowed = {
             ("numpy", "ndarray"): _Array,
             ("numpy", "dtype"): _Dtype,
             ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
             ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
             ("_codecs", "encode"): _encode_string,
         }.get((module, name))
-        if found is None:
+        if allowed is None:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return found
+        return allowed
 
 
 class _Dtype:
@@ -198,9 +195,8 @@ class _Array:
     def __setstate__(self, state: Any) -> None:
         _, shape, dtype, by_column, data = state
         array = np.frombuffer(data, dtype.value)
-        self.value = array.reshape(
-            [operator.index(size) for size in shape], order="F" if by_column else "C"
-        )
+        sizes = [operator.index(size) for size in shape]
+        self.value = array.reshape(sizes, order="F" if by_column else "C")
 
 
 def _reconstruct(kind: Any, shape: Any, letter: Any) -> _Array:

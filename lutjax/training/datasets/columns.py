@@ -68,22 +68,21 @@ class Table:
 
     def rows(self, ids: np.ndarray) -> "Table":
         """Select rows by number."""
-        return Table(
-            {name: cells[ids] for name, cells in self.columns.items()}, self.labels[ids], self.name
-        )
+        columns = {name: cells[ids] for name, cells in self.columns.items()}
+        return Table(columns, self.labels[ids], self.name)
 
     @property
     def digest(self) -> str:
         """SHA-256 of names, cells and labels."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for name, cells in (*self.columns.items(), ("", self.labels)):
-            found.update(name.encode())
+            # Separators of ASCII, which text does not have, keep neighboring cells apart.
+            digest.update(name.encode())
             for first in range(0, len(cells), _BLOCK):
-                found.update(
-                    "".join(f"\x1f{cell}" for cell in cells[first : first + _BLOCK]).encode()
-                )
-            found.update(b"\x1e")
-        return found.hexdigest()
+                block = "".join(f"\x1f{cell}" for cell in cells[first : first + _BLOCK])
+                digest.update(block.encode())
+            digest.update(b"\x1e")
+        return digest.hexdigest()
 
 
 def missing_mask(cells: Cells) -> Bool[np.ndarray, " rows"]:
@@ -188,11 +187,9 @@ def _csv(path: Path, encoding: str | None = None) -> tuple[list[str], list[Cells
     except (UnicodeError, csv.Error) as error:
         # Spreadsheets write UTF-16 with a byte order mark.
         likely = "utf-16" if head in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin-1"
-        advice = (
-            f" Name another encoding by --encoding, such as {likely}."
-            if isinstance(error, UnicodeError)
-            else ""
-        )
+        advice = ""
+        if isinstance(error, UnicodeError):
+            advice = f" Name another encoding by --encoding, such as {likely}."
         raise SamplesError(
             f"{path} is not a CSV file of {encoding or 'UTF-8'} text: {error}.{advice}"
         ) from error
@@ -219,7 +216,7 @@ def _split_columns(rows: Iterator[list[str]], n_columns: int) -> list[Cells]:
     columns = []
     for k, column in enumerate(blocks):
         columns.append(np.concatenate(column))
-        blocks[k] = []
+        blocks[k] = []  # frees the blocks: never hold all cells twice
     return columns
 
 
@@ -235,15 +232,15 @@ def _parquet(path: Path) -> tuple[list[str], list[Cells]]:
     try:
         with parquet.ParquetFile(path) as file:
             parts = (file.metadata.row_group(k) for k in range(file.metadata.num_row_groups))
-            compressed.check(
-                path, sum(part.total_byte_size for part in parts), "write it without compression"
-            )
+            n_bytes = sum(part.total_byte_size for part in parts)
+            compressed.check(path, n_bytes, "write it without compression")
             _check_cells(path, file.metadata.num_rows, file.metadata.num_columns)
             of_text = [
                 column.name for column in file.schema if column.physical_type == "BYTE_ARRAY"
             ]
+        # As dictionaries: repeated text would otherwise unpack to many times the file.
         table = parquet.read_table(path, read_dictionary=of_text)
-        table.validate(full=True)
+        table.validate(full=True)  # Arrow reads beyond the arrays of damaged columns
     except OSError as error:
         raise SamplesError(
             f"{path} cannot be read: {in_a_line(error.strerror or error)}"
@@ -326,7 +323,7 @@ class Number:
     # Each gives a bit, whether the number is above it. None: the number itself is a feature.
     thresholds: tuple[float, ...] | None
     missing: bool  # whether an additional bit marks missing numbers
-    # Whether each threshold gets a copy of the number as a feature, for learned thresholds
+    # Whether each threshold gets a copy of the number as a feature, for learned thresholds.
     numbers: bool = False
     # center, scale: a numeric feature is ``(number - center) / scale``, so that distinct numbers
     # also differ in float32
@@ -365,15 +362,16 @@ class Number:
     def encode(self, cells: Cells) -> Float32[np.ndarray, "rows features"]:
         """Encode cells as features."""
         absent = missing_mask(cells)
-        numbers = np.where(
-            absent, self.fill, _parse_numbers(cells, absent, self.name, self.decimal)
-        )[:, None]
-        found = numbers > np.asarray(self.thresholds or ())
+        parsed = _parse_numbers(cells, absent, self.name, self.decimal)
+        numbers = np.where(absent, self.fill, parsed)[:, None]
+        # Compare in float64, before any scaling: distinct numbers may be equal in float32.
+        features = numbers > np.asarray(self.thresholds or ())
         if self.thresholds is None or self.numbers:
-            found = np.repeat(
-                self.scale_numbers(numbers), 1 if self.thresholds is None else found.shape[1], 1
-            )
-        return np.column_stack([found, absent] if self.missing else [found]).astype(np.float32)
+            n_copies = 1 if self.thresholds is None else features.shape[1]
+            features = np.repeat(self.scale_numbers(numbers), n_copies, 1)
+        return np.column_stack([features, absent] if self.missing else [features]).astype(
+            np.float32
+        )
 
     def scale_numbers(self, numbers: np.ndarray) -> Float32[np.ndarray, "*shape"]:
         """Return numbers as features, clipped to the float32 range."""
@@ -381,6 +379,7 @@ class Number:
 
     def above(self, feature: float) -> str:
         """Describe the condition "feature above a threshold" in the column's original units."""
+        # Enough digits for differences of `scale` around `center`, of which float64 has 17.
         n_digits = 6 + max(0, math.ceil(math.log10(max(abs(self.center) / self.scale, 1))))
         return f"{self.name} > {feature * self.scale + self.center:.{min(n_digits, 17)}g}"
 
@@ -413,9 +412,8 @@ class Categories:
     def encode(self, cells: Cells) -> Float32[np.ndarray, "rows features"]:
         """Encode cells as features."""
         bits = cells[:, None] == np.array(self.values, np.dtypes.StringDType())[None, :]
-        return np.column_stack([bits, missing_mask(cells)] if self.missing else [bits]).astype(
-            np.float32
-        )
+        flags = [bits, missing_mask(cells)] if self.missing else [bits]
+        return np.column_stack(flags).astype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -463,10 +461,8 @@ class Encoding:
           SamplesError: every column is constant, or a numeric column has a few non-numeric cells.
         """
         try:
-            fitted = [
-                _fit(name, cells, bits, numbers or not bits)
-                for name, cells in train.columns.items()
-            ]
+            as_numbers = numbers or not bits
+            fitted = [_fit(name, cells, bits, as_numbers) for name, cells in train.columns.items()]
         except SamplesError as error:
             raise SamplesError(f"{train.name}: {error}") from error
         columns = tuple(column for column in fitted if column is not None)
@@ -495,11 +491,11 @@ class Encoding:
         ]
         if not numbers:
             return None
-        found = np.full((len(self.features), 1), 0.5, np.float32)
-        found[self.is_number, 0] = [
+        thresholds = np.full((len(self.features), 1), 0.5, np.float32)
+        thresholds[self.is_number, 0] = [
             t for column in numbers for t in column.scale_numbers(np.asarray(column.thresholds))
         ]
-        return found
+        return thresholds
 
     def above(self, feature: int, threshold: float | np.floating) -> str:
         """Describe the condition "feature above a threshold", for a feature number."""
@@ -511,13 +507,13 @@ class Encoding:
     @property
     def is_number(self) -> list[bool]:
         """Flags for numeric features, as opposed to bits."""
-        found: list[bool] = []
+        flags: list[bool] = []
         for column in self.columns:
             is_number = isinstance(column, Number) and (column.numbers or column.thresholds is None)
             n_features = len(column.features)
             n_numbers = (n_features - column.missing) if is_number else 0
-            found += [True] * n_numbers + [False] * (n_features - n_numbers)
-        return found
+            flags += [True] * n_numbers + [False] * (n_features - n_numbers)
+        return flags
 
     def encode(self, table: Table) -> Float32[np.ndarray, "rows features"]:
         """Encode table rows as features: bits of 0 and 1, or numbers.
@@ -531,29 +527,29 @@ class Encoding:
                 f"{table.name} has no column {in_a_line(', '.join(absent))}; "
                 f"it has {in_a_line(', '.join(table.columns))}."
             )
-        found, first = np.empty((len(table), len(self.features)), np.float32), 0
+        features, first = np.empty((len(table), len(self.features)), np.float32), 0
         for column in self.columns:
             n_features = len(column.features)
             try:
-                found[:, first : first + n_features] = column.encode(table.columns[column.name])
+                features[:, first : first + n_features] = column.encode(table.columns[column.name])
             except SamplesError as error:
                 raise SamplesError(f"{table.name}: {error}") from error
             first += n_features
-        return found
+        return features
 
     def unknown(self, x: Float32[np.ndarray, "rows features"]) -> list[str]:
         """Return a warning for each categorical column with categories unknown from training."""
-        found, first = [], 0
+        warnings, first = [], 0
         for column in self.columns:
             bits = x[:, first : first + len(column.features)]
             first += bits.shape[1]
             if isinstance(column, Categories) and (n := int((bits == 0).all(1).sum())):
-                found.append(
+                warnings.append(
                     f"warning: column {in_a_line(column.name)}: "
                     f"{n} of {len(x)} rows have a value that is none of the {len(column.values)} "
                     "categories that training knows; it is read as none of them, all bits 0."
                 )
-        return found
+        return warnings
 
     def labels(self, table: Table) -> np.ndarray:
         """Return class numbers, int32 ``[rows]``, or regression targets, float32 ``[rows]``.
@@ -580,70 +576,65 @@ class Encoding:
           ValueError: the text is invalid; the message names the field.
         """
         try:
-            found, fields = strict_json.loads(text), Fields("the encoding")
+            content, fields = strict_json.loads(text), Fields("the encoding")
         except ValueError as error:
             raise ValueError(f"the encoding is not JSON: {error}.") from None
-        columns = fields.field(found, "columns", list)
-        classes = _texts(fields, found, "classes")
-        return cls(
-            tuple(_column(Fields(f"columns[{k}]"), one) for k, one in enumerate(columns)), classes
-        )
+        columns = fields.field(content, "columns", list)
+        read = (_column(Fields(f"columns[{k}]"), column) for k, column in enumerate(columns))
+        classes = _texts(fields, content, "classes")
+        return cls(tuple(read), classes)
 
 
-def _column(fields: Fields, found: Any) -> Number | Categories:
-    kind, name = (fields.field(found, key, str) for key in ("kind", "name"))
-    missing = fields.field(found, "missing", bool)
+def _column(fields: Fields, content: Any) -> Number | Categories:
+    kind, name = (fields.field(content, key, str) for key in ("kind", "name"))
+    missing = fields.field(content, "missing", bool)
     if kind == "Categories":
-        return Categories(name, _texts(fields, found, "values"), missing)
+        return Categories(name, _texts(fields, content, "values"), missing)
     if kind != "Number":
         raise ValueError(
             f"{fields.where}: 'kind' is {strict_json.format_value(kind)}; "
             "expected 'Number' or 'Categories'."
         )
     thresholds = None
-    if found.get("thresholds") is not None:
-        given = {str(k): one for k, one in enumerate(fields.field(found, "thresholds", list))}
-        thresholds = tuple(
-            _require_finite(Fields(f"{fields.where}: thresholds"), given, key) for key in given
-        )
+    if content.get("thresholds") is not None:
+        listed = fields.field(content, "thresholds", list)
+        by_name = {str(k): threshold for k, threshold in enumerate(listed)}
+        own = Fields(f"{fields.where}: thresholds")
+        thresholds = tuple(_require_finite(own, by_name, key) for key in by_name)
     fill, center, scale = (
-        _require_finite(fields, {"center": 0.0, "scale": 1.0, **found}, key)
+        _require_finite(fields, {"center": 0.0, "scale": 1.0, **content}, key)
         for key in ("fill", "center", "scale")
     )
     if scale == 0:
         raise ValueError(f"{fields.where}: 'scale' is 0; numbers are divided by it.")
-    as_numbers = "numbers" in found and fields.field(found, "numbers", bool)
-    decimal = found.get("decimal", ".")
+    as_numbers = "numbers" in content and fields.field(content, "numbers", bool)
+    decimal = content.get("decimal", ".")
     if decimal not in (".", ","):
         raise ValueError(
             f"{fields.where}: 'decimal' is {strict_json.format_value(decimal)}; "
             "expected a point or a comma."
         )
-    digits = None if found.get("digits") is None else fields.field(found, "digits", int)
+    digits = None if content.get("digits") is None else fields.field(content, "digits", int)
     least, largest = (
-        None if found.get(key) is None else _require_finite(fields, found, key)
+        None if content.get(key) is None else _require_finite(fields, content, key)
         for key in ("least", "largest")
     )
-    return Number(
-        *(name, fill, thresholds, missing, as_numbers, center, scale, decimal),
-        digits,
-        least,
-        largest,
-    )
+    options = (as_numbers, center, scale, decimal, digits, least, largest)
+    return Number(name, fill, thresholds, missing, *options)
 
 
-def _require_finite(fields: Fields, found: Any, name: str) -> float:
-    number = fields.number(found, name)
+def _require_finite(fields: Fields, content: Any, name: str) -> float:
+    number = fields.number(content, name)
     if number is None or not math.isfinite(number):
         raise ValueError(
-            f"{fields.where}: {name!r} is {strict_json.format_value(found.get(name))}; "
+            f"{fields.where}: {name!r} is {strict_json.format_value(content.get(name))}; "
             "expected a finite number."
         )
     return number
 
 
-def _texts(fields: Fields, found: Any, name: str) -> tuple[str, ...]:
-    texts = fields.field(found, name, list)
+def _texts(fields: Fields, content: Any, name: str) -> tuple[str, ...]:
+    texts = fields.field(content, name, list)
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(
             f"{fields.where}: {name!r} is {strict_json.format_value(texts)}; expected texts."
@@ -696,12 +687,12 @@ def describe_columns(train: Table, encoding: Encoding) -> list[str]:
       ('warning', 'column day has dates')
     """
     used = {column.name: column for column in encoding.columns}
-    found = [f"{name} {_in_words(column)}" for name, column in list(used.items())[:_MOST_SHOWN]]
-    if len(used) > len(found):
-        found.append(f"and {len(used) - len(found)} others, in columns.json")
+    words = [f"{name} {_in_words(column)}" for name, column in list(used.items())[:_MOST_SHOWN]]
+    if len(used) > len(words):
+        words.append(f"and {len(used) - len(words)} others, in columns.json")
     constant = [name for name in train.columns if name not in used]
     if constant:
-        found.append(
+        words.append(
             f"left out, as all rows have the same: {strict_json.format_names(constant, 200)}"
         )
     warnings = [
@@ -709,7 +700,7 @@ def describe_columns(train: Table, encoding: Encoding) -> list[str]:
         for name in used
         if (why := _doubt(train.columns[name], used[name]))
     ]
-    return [escape_unprintable(line) for line in (f"columns: {'; '.join(found)}", *warnings)]
+    return [escape_unprintable(line) for line in (f"columns: {'; '.join(words)}", *warnings)]
 
 
 def _in_words(column: Number | Categories) -> str:
@@ -739,10 +730,8 @@ def _doubt(cells: Cells, column: Number | Categories) -> str:
                 f"as names or ids have, of which other rows have none: {out}."
             )
         if len(distinct) > MOST_CATEGORIES:
-            return (
-                f"has {len(distinct)} categories, "
-                f"of which the {MOST_CATEGORIES} most frequent have a bit each and the others none."
-            )
+            frequent = f"the {MOST_CATEGORIES} most frequent have a bit each and the others none"
+            return f"has {len(distinct)} categories, of which {frequent}."
         return ""
     if len(distinct) < max(len(present), _FEWEST_IDS):
         return ""
@@ -772,19 +761,19 @@ def classes_of(table: Table) -> list[str]:
 
 def classes_of_labels(labels: np.ndarray, *, name: str) -> tuple[str, ...]:
     """Return labels by class number, as `classes_of` for arrays."""
-    found = np.unique(strings(labels)).tolist()
-    if len(found) < 2:
+    distinct = np.unique(strings(labels)).tolist()
+    if len(distinct) < 2:
         raise SamplesError(
-            f"{name}: every label is {in_a_line(repr(found[0]), 80)}; "
+            f"{name}: every label is {in_a_line(repr(distinct[0]), 80)}; "
             "expected at least two classes."
         )
-    if len(found) > max(len(labels) // 2, 2):
+    if len(distinct) > max(len(labels) // 2, 2):
         raise SamplesError(
-            f"{name}: the target has {len(found)} different values in {len(labels)} rows; expected "
+            f"{name}: the target has {len(distinct)} different values in {len(labels)} rows; expected "
             "classes with several rows each. Use --regression, choose another column, or bin the "
             "numbers first."
         )
-    return tuple(sorted(found, key=float if all(map(_is_number, found)) else None))
+    return tuple(sorted(distinct, key=float if all(map(_is_number, distinct)) else None))
 
 
 def _fit(name: str, cells: Cells, bits: int, as_numbers: bool) -> Number | Categories | None:
@@ -799,6 +788,7 @@ def _fit(name: str, cells: Cells, bits: int, as_numbers: bool) -> Number | Categ
         values, counts = np.unique(present, return_counts=True)
         if len(values) == 1 and not absent.any():
             return None
+        # Many numbers with a few other cells are a column with mistakes, not one of categories.
         odd = np.array([not _is_number(value) for value in values])
         if len(values) > MOST_CATEGORIES and counts[odd].sum() <= _ODD * len(present):
             raise SamplesError(
@@ -806,6 +796,7 @@ def _fit(name: str, cells: Cells, bits: int, as_numbers: bool) -> Number | Categ
                 f"in {counts[odd].sum()} of {len(present)} rows; expected only numbers, or at most "
                 f"{MOST_CATEGORIES} categories. Correct these cells, or leave them empty."
             ) from None
+        # A stable sort, so that equally frequent categories are chosen in every version of NumPy.
         most = np.argsort(-counts, kind="stable")[:MOST_CATEGORIES]
         return Categories(name, tuple(sorted(values[most].tolist())), bool(absent.any()))
     if np.ptp(numbers) == 0 and not absent.any():
@@ -829,7 +820,7 @@ _MOST_DIGITS = 15  # maximum decimals that `_digits` detects
 
 def _digits(numbers: Float[np.ndarray, " rows"]) -> int:
     """Return the maximum decimals of numbers, at most `_MOST_DIGITS`."""
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # large numbers have no decimals anyway
         for digits in range(_MOST_DIGITS):
             unit = 10.0**digits
             if (np.round(numbers * unit) / unit == numbers).all():
@@ -878,7 +869,7 @@ def _parse_numbers(
     cells: Cells, absent: np.ndarray, name: str, decimal: str = "."
 ) -> Float[np.ndarray, " rows"]:
     """Parse cells as numbers; absent cells become 0."""
-    found = np.zeros(len(cells))
+    numbers = np.zeros(len(cells))
     points = cells if decimal == "." else np.char.replace(cells, decimal, ".")
     for row in np.flatnonzero(~absent):
         if not _is_number(points[row]):
@@ -887,8 +878,8 @@ def _parse_numbers(
                 f"{row + 1}, which is not a finite number; the column is numeric in the training "
                 "part."
             )
-        found[row] = float(points[row])
-    return found
+        numbers[row] = float(points[row])
+    return numbers
 
 
 def _thresholds(numbers: np.ndarray, bits: int) -> Float[np.ndarray, " thresholds"]:
@@ -896,11 +887,12 @@ def _thresholds(numbers: np.ndarray, bits: int) -> Float[np.ndarray, " threshold
     distinct = np.unique(numbers)[:-1]  # no number is above the largest
     if len(distinct) <= bits:
         return distinct
+    # "lower" gives numbers of the column, between which the comparison is the same for any value.
     share = np.arange(1, bits + 1) / (bits + 1)
-    found = np.intersect1d(np.quantile(numbers, share, method="lower"), distinct)
-    lacking = bits - len(found)
+    thresholds = np.intersect1d(np.quantile(numbers, share, method="lower"), distinct)
+    lacking = bits - len(thresholds)
     if lacking:
-        rest = np.setdiff1d(distinct, found)
+        rest = np.setdiff1d(distinct, thresholds)
         share = np.arange(1, lacking + 1) / (lacking + 1)
-        found = np.union1d(found, np.quantile(rest, share, method="lower"))
-    return found
+        thresholds = np.union1d(thresholds, np.quantile(rest, share, method="lower"))
+    return thresholds

@@ -62,27 +62,25 @@ def find_parts(folder: Path) -> tuple[Path, Path | None, tuple[Path, ...]]:
     folder is the training part and there is no test part.
     """
     inner = _subfolders(folder)
-    while (
-        len(inner) == 1
-        and not any(map(is_image, folder.iterdir()))
-        and (below := _subfolders(inner[0]))
-    ):
-        if any(map(is_image, inner[0].iterdir())):
+    # Archives often unpack to a single folder around the data.
+    while len(inner) == 1 and not _has_images(folder) and (below := _subfolders(inner[0])):
+        if _has_images(inner[0]):
             break
         folder, inner = inner[0], below
-    by_name = {one.name.lower(): one for one in inner}
+    by_name = {path.name.lower(): path for path in inner}
     train = next((by_name[name] for name in TRAINING if name in by_name), None)
-    if (
-        train is None
-        or len(by_name) == 1
-        or not all(name in (*TRAINING, *TEST) for name in by_name)
-    ):
+    # A class may be called "train" (the vehicle): all folders must have names of parts.
+    are_parts = all(name in (*TRAINING, *TEST) for name in by_name)
+    if train is None or len(by_name) == 1 or not are_parts:
         return folder, None, ()
     # Competitions publish unlabeled test images, which are not a test part.
-    test = next(
-        (by_name[name] for name in TEST if name in by_name and _subfolders(by_name[name])), None
-    )
-    return train, test, tuple(one for one in inner if one not in (train, test))
+    labeled = (by_name[name] for name in TEST if name in by_name and _subfolders(by_name[name]))
+    test = next(labeled, None)
+    return train, test, tuple(path for path in inner if path not in (train, test))
+
+
+def _has_images(folder: Path) -> bool:
+    return any(map(is_image, folder.iterdir()))
 
 
 def load(
@@ -94,13 +92,8 @@ def load(
     common mode (gray, RGB or RGBA), scaled to `size` if given, else of equal size.
     """
     train, test, unused = find_parts(folder)
-    remarks = [
-        (
-            f"{one} is left out: "
-            f"{f'the test part is {test}' if test else 'it has no folder for each class'}."
-        )
-        for one in unused
-    ]
+    why = f"the test part is {test}" if test else "it has no folder for each class"
+    remarks = [f"{path} is left out: {why}." for path in unused]
     by_class, others = _classes(train)
     classes = tuple(by_class)
     images = [by_class]
@@ -120,17 +113,17 @@ def load(
             )
         images.append(in_test)
     if others:
-        shown = [str(path.relative_to(folder)) for path in others[:3]]
+        names = [str(path.relative_to(folder)) for path in others[:3]]
         remarks.append(
             f"warning: files that are no images of a class are left out, {len(others)} in all: "
-            f"{strict_json.format_names(shown, 200)}{', ...' if others[3:] else ''}"
+            f"{strict_json.format_names(names, 200)}{', ...' if others[3:] else ''}"
         )
     n_images = sum(len(paths) for part in images for paths in part.values())
     if test is None and n_images < LEAST:
         raise SamplesError(f"{folder}: there are {n_images} images; at least {LEAST} are needed.")
-    arrays = _read(
-        [path for part in images for paths in part.values() for path in paths], folder, size
-    )
+    # Both parts at once: they need a common size and number of channels.
+    every_path = [path for part in images for paths in part.values() for path in paths]
+    arrays = _read(every_path, folder, size)
     shape = arrays.shape[1:]
     kind = _CHANNELS[shape[2] if len(shape) > 2 else 1]
     scaled = "scaled to" if size else "of"
@@ -139,16 +132,14 @@ def load(
         f"images: {n_images} {scaled} {shape[0]} x {shape[1]} pixels, {kind}; "
         f"{len(classes)} classes: {strict_json.format_names(classes, 200)}.",
     )
-    made, first = [], 0
+    parts, first = [], 0
     for part in images:
-        y = np.repeat(
-            np.array([classes.index(name) for name in part], np.int32),
-            [len(paths) for paths in part.values()],
-        )
+        numbers = np.array([classes.index(name) for name in part], np.int32)
+        y = np.repeat(numbers, [len(paths) for paths in part.values()])
         x = arrays[first : first + len(y)].reshape(len(y), -1)
         first += len(y)
-        made.append(Samples(x, y, shape, str(folder), classes))
-    return made[0], made[1] if made[1:] else None, [escape_unprintable(line) for line in remarks]
+        parts.append(Samples(x, y, shape, str(folder), classes))
+    return parts[0], parts[1] if parts[1:] else None, [escape_unprintable(line) for line in remarks]
 
 
 def _is_visible(name: str) -> bool:
@@ -169,25 +160,23 @@ def _subfolders(folder: Path) -> list[Path]:
 
 def _classes(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[Path]]:
     """Return each class's images, and files that are outside the classes or not images."""
-    by_class, others = (
-        {},
-        [one for one in sorted(folder.iterdir()) if _is_visible(one.name) and not one.is_dir()],
-    )
+    visible = (path for path in sorted(folder.iterdir()) if _is_visible(path.name))
+    by_class, others = {}, [path for path in visible if not path.is_dir()]
     for inner in _subfolders(folder):
-        found = find(inner)
-        if not found.images:
+        files = find(inner)
+        if not files.images:
             raise SamplesError(
                 f"{inner} is a class folder without images ({', '.join(pixels.ENDINGS)}); add "
                 "some, or remove the folder."
             )
         try:
-            inner.name.encode()
+            inner.name.encode()  # reports and exports are UTF-8 files with the class names
         except UnicodeEncodeError:
             raise SamplesError(
                 f"{folder} has a folder named {inner.name!a}, which is not UTF-8; rename it."
             ) from None
-        by_class[inner.name] = found.images
-        others += found.others
+        by_class[inner.name] = files.images
+        others += files.others
     if not by_class:
         raise SamplesError(
             f"{folder} has no class folders; "
@@ -200,7 +189,7 @@ def _read(
     paths: Sequence[Path], folder: Path, size: tuple[int, int] | None
 ) -> UInt8[np.ndarray, "N H W ..."]:
     """Return equally sized images, converted to a common channel count."""
-    found: list[np.ndarray] = []
+    images: list[np.ndarray] = []
     expected = size
     limit = max(ALWAYS, compressed.MOST * sum(path.stat().st_size for path in paths))
 
@@ -223,8 +212,8 @@ def _read(
                     raise pixels.SizeError(path, *other)
             check(*stored, 1)
         for path in paths:
-            found.append(pixels.read(path, None, expected, scaled=size is not None))
-            expected = expected or (found[0].shape[0], found[0].shape[1])
+            images.append(pixels.read(path, None, expected, scaled=size is not None))
+            expected = expected or (images[0].shape[0], images[0].shape[1])
     except pixels.SizeError as error:
         height, width = expected or stored
         raise SamplesError(
@@ -234,11 +223,11 @@ def _read(
         ) from None
     except ValueError as error:
         raise SamplesError(str(error)) from error
-    n_channels = max(1 if image.ndim == 2 else image.shape[2] for image in found)
-    check(found[0].shape[0], found[0].shape[1], n_channels)
+    n_channels = max(1 if image.ndim == 2 else image.shape[2] for image in images)
+    check(images[0].shape[0], images[0].shape[1], n_channels)
     if n_channels == 1:
-        return np.stack(found)
-    return np.stack([_with_channels(image, n_channels) for image in found])
+        return np.stack(images)
+    return np.stack([_with_channels(image, n_channels) for image in images])
 
 
 def _with_channels(image: np.ndarray, n_channels: int) -> np.ndarray:
@@ -252,7 +241,7 @@ def _with_channels(image: np.ndarray, n_channels: int) -> np.ndarray:
 
 def labels(folder: Path, images: Iterable[Path], classes: Sequence[str]) -> list[str]:
     """Return each image's class: the outermost subfolder with a class name."""
-    found = []
+    labels_of_images = []
     for path in images:
         names = path.relative_to(folder).parts[:-1]
         label = next((name for name in names if name in classes), None)
@@ -261,5 +250,5 @@ def labels(folder: Path, images: Iterable[Path], classes: Sequence[str]) -> list
                 f"{path} is not in a folder named like a class, as --target requires; the classes "
                 f"are {in_a_line(', '.join(classes))}."
             )
-        found.append(label)
-    return found
+        labels_of_images.append(label)
+    return labels_of_images

@@ -34,18 +34,10 @@ PUBLISHED = {
 
 _CLASSES = {
     "Fashion-MNIST": (
-        "T-shirt/top",
-        "Trouser",
-        "Pullover",
-        "Dress",
-        "Coat",
-        "Sandal",
-        "Shirt",
-        "Sneaker",
-        "Bag",
-        "Ankle boot",
-    )
-}
+        "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
+        "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+    ),
+}  # fmt: skip
 _UNSIGNED_BYTES = 8
 _MOST_AXES = 32  # for NumPy 1 arrays; later versions use 64
 
@@ -79,15 +71,9 @@ def load(folder: Path) -> tuple[Samples, Samples]:
                 f"and its labels {list(labels.shape)} ({of_labels}); "
                 "expected images [N, height, width] and labels [N]."
             )
-        parts.append(
-            Samples(
-                images.reshape(len(images), -1),
-                labels.astype(np.int32),
-                images.shape[1:],
-                f"{known} in {folder}" if known else str(folder),
-                _CLASSES.get(known or "", ()),
-            )
-        )
+        rows, name = images.reshape(len(images), -1), f"{known} in {folder}" if known else folder
+        classes = _CLASSES.get(known or "", ())
+        parts.append(Samples(rows, labels.astype(np.int32), images.shape[1:], str(name), classes))
     train, test = parts
     if train.shape != test.shape:
         raise SamplesError(
@@ -122,14 +108,12 @@ def parse(data: bytes, *, name: str) -> np.ndarray:
             f"{name} has {data[3]} axes, as its header says; images have 3, and labels 1."
         )
     header = 4 + 4 * data[3]
-    shape = tuple(
-        int(size)
-        for size in np.frombuffer(data[4:header], ">u4", count=-1 if len(data) >= header else 0)
-    )
-    wanted = header + math.prod(shape)
-    if len(shape) != data[3] or len(data) != wanted:
+    sizes = np.frombuffer(data[4:header], ">u4", count=-1 if len(data) >= header else 0)
+    shape = tuple(map(int, sizes))  # Python integers: a product of damaged sizes may be large
+    n_bytes = header + math.prod(shape)
+    if len(shape) != data[3] or len(data) != n_bytes:
         raise SamplesError(
-            f"{name} has {len(data):,} bytes, but its header requires {wanted:,} for "
+            f"{name} has {len(data):,} bytes, but its header requires {n_bytes:,} for "
             f"{list(shape)}: it is incomplete. Get it again."
         )
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
