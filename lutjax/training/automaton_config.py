@@ -58,10 +58,8 @@ class TrainingConfig(Training):
         self.check_least(size=3, n_steps=1, runs=1, keep_every=0)
         if not 0 < self.clip < float("inf"):
             raise ValueError(f"clip is {self.clip}; it must be above 0 and finite.")
-        if (
-            len(set(self.loss_channels)) < len(self.loss_channels)
-            or min(self.loss_channels, default=0) < 0
-        ):
+        channels = self.loss_channels
+        if len(set(channels)) < len(channels) or min(channels, default=0) < 0:
             raise ValueError(
                 f"loss_channels is {self.loss_channels}; "
                 "expected distinct channel numbers from 0 on."
@@ -101,12 +99,9 @@ class TrainingConfig(Training):
         """Return the learning rate and the share of hard gates of steps."""
         import jax.numpy as jnp
 
-        shares = np.broadcast_to(
-            np.asarray(self.hard_share_at(jnp.asarray(numbers))), numbers.shape
-        )
-        return np.concatenate(
-            [super().scheduled_values(numbers), shares[:, None]], 1, dtype=np.float32
-        )
+        shares = np.asarray(self.hard_share_at(jnp.asarray(numbers)))
+        shares = np.broadcast_to(shares, numbers.shape)[:, None]  # constant shares are scalars
+        return np.concatenate([super().scheduled_values(numbers), shares], 1, dtype=np.float32)
 
     def hard_share_at(self, number: Any) -> Any:
         """Return the share of hard gates in a step."""

@@ -110,9 +110,9 @@ class Rounded:
     def text(self, prompt: bytes, n_bytes: int, *, temperature: int, top_k: int, seed: int) -> Text:
         """Return a reference text for the C program; `temperature` in thousandths."""
         texts = self._continue_text(prompt, temperature, top_k, seed)
-        found = [next(texts) for _ in range(n_bytes)]
-        continuation = bytes(byte for _, byte in found)
-        return Text(prompt, temperature, top_k, seed, tuple(found[0][0].tolist()), continuation)
+        steps = [next(texts) for _ in range(n_bytes)]
+        continuation = bytes(byte for _, byte in steps)
+        return Text(prompt, temperature, top_k, seed, tuple(steps[0][0].tolist()), continuation)
 
     def _continue_text(
         self, prompt: bytes, temperature: int, top_k: int | None, seed: int
@@ -127,6 +127,7 @@ class Rounded:
         def feed_byte(byte: int) -> np.ndarray:
             nonlocal cache
             cache, logits = self._feed(cache, self._kept, np.int32(byte))
+            # Exact: logits are multiples of 2**-fraction.
             return np.ldexp(np.asarray(logits, np.float64), fraction).astype(np.int64)
 
         for byte in prompt[:-1]:
@@ -140,22 +141,21 @@ class Rounded:
 
 def thousandths(temperature: float | int) -> int:
     """Convert a temperature to thousandths, an integer from 0 to 1000 (else ValueError)."""
-    found = round(temperature * TEMPERATURES)
-    if not 0 <= temperature <= 1000 or abs(found / TEMPERATURES - temperature) > 1e-9:
+    number = round(temperature * TEMPERATURES)
+    if not 0 <= temperature <= 1000 or abs(number / TEMPERATURES - temperature) > 1e-9:
         raise ValueError(
             f"temperature is {temperature}; in whole numbers it is from 0 to 1000, with at most "
             "three digits after the point."
         )
-    return found
+    return number
 
 
 def _in_floats(model: LUTTransformer, integer: IntegerLanguageModel) -> LUTTransformer:
     options = {"param_dtype": "float32", "table_dtype": None, "dropout": 0.0}
     config = dataclasses.replace(model.config, **options)
     params, others = models.arrays(model)
-    others = jax.tree.map(
-        lambda a: jnp.asarray(np.asarray(a)), others
-    )  # on no device, as all that is made here
+    # Uncommitted to a device, as the arrays below; committed ones could not be combined with them.
+    others = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), others)
     of_layers: dict[Any, Any] = {}
     for k, attention in enumerate(integer.attention):
         block = params["layers"][k]
@@ -167,13 +167,13 @@ def _in_floats(model: LUTTransformer, integer: IntegerLanguageModel) -> LUTTrans
             layer["positions"] = _floats(positions, unit)
         of_layers[k] = {**block, "attention": {**block["attention"], "layer": layer}}
         if integer.ffn:
-            found = integer.ffn[k]
-            of_layers[k]["ffn"] = {**block["ffn"], "layer": {"weights": _table(found)}}
+            ffn = integer.ffn[k]
+            of_layers[k]["ffn"] = {**block["ffn"], "layer": {"weights": _table(ffn)}}
     params = {**params, "layers": of_layers, "unembed": {"weights": _table(integer.unembed)}}
     others = {**others, "embedding": _floats(integer.embedding, -integer.fraction)}
-    made = structure_of(config).model(params, others)
-    assert isinstance(made, LUTTransformer)
-    return made
+    rounded = structure_of(config).model(params, others)
+    assert isinstance(rounded, LUTTransformer)
+    return rounded
 
 
 def _table(layer: IntegerLUT) -> jax.Array:
@@ -236,8 +236,8 @@ def program_of(
             f"{folder} holds a model from {runs.COMMANDS[kind]}; a text program requires a "
             "language model (train lm)."
         )
-    found = model_folders.read(folder, on_damage=on_damage)
-    model = found.model
+    source = model_folders.read(folder, on_damage=on_damage)
+    model = source.model
     _check_kind(folder, model.config)
     assert isinstance(model, LUTTransformer)
     progress(f"rounding to {tables}")
@@ -246,11 +246,10 @@ def program_of(
         files = rounded.integer.to_c()
     except ValueError as error:
         raise RunError(f"{folder} cannot be exported: {error}") from error
-    losses, remark = _losses(found, rounded, text_path, progress)
+    losses, remark = _losses(source, rounded, text_path, progress)
     progress("generating texts in JAX")
-    files[TEXTS] = language_model.texts_to_json(_texts(rounded, model.config.context)).encode(
-        "ascii"
-    )
+    texts = _texts(rounded, model.config.context)
+    files[TEXTS] = language_model.texts_to_json(texts).encode("ascii")
     integer = rounded.integer
     facts = {
         "tables": integer.dtype.name,
@@ -261,28 +260,30 @@ def program_of(
         "context": model.config.context,
         **losses,
     }
-    size = (
-        f"{integer.n_values:,} entries of tables of {integer.dtype}, {facts['table_bytes']:,} bytes"
-    )
-    where = ", in tables.bin" if language_model.TABLES_FILE in files else ", in the program"
-    return Program(files, facts, (remark, size + where), found.steps)
+    size = f"{integer.n_values:,} entries of tables of {integer.dtype}"
+    where = "in tables.bin" if language_model.TABLES_FILE in files else "in the program"
+    remarks = (remark, f"{size}, {facts['table_bytes']:,} bytes, {where}")
+    return Program(files, facts, remarks, source.steps)
 
 
 def _losses(
-    found: ModelFolder, rounded: Rounded, text_path: Path | None, progress: Callable[[str], None]
+    source: ModelFolder, rounded: Rounded, text_path: Path | None, progress: Callable[[str], None]
 ) -> tuple[dict[str, float], str]:
-    if found.record is None or not (found.has_data or text_path):
+    if source.record is None or not (source.has_data or text_path):
         return {}, "the loss is not tested: a bundle holds no text"
-    config = found.model.config
+    config = source.model.config
     try:
-        test = lm_runs.LanguageModel.from_record(found.record.record, text_path).text.test
+        test = lm_runs.LanguageModel.from_record(source.record.record, text_path).text.test
     except (TextError, CheckpointError) as error:
         return {}, f"the loss is not tested: {error}"
     losses = []
-    for what, one in (("the trained model", found.model), ("the model of integers", rounded.model)):
+    for what, own in (
+        ("the trained model", source.model),
+        ("the model of integers", rounded.model),
+    ):
         progress(f"testing {what}")
-        evaluate = Evaluation(structure_of(one.config), config.context)
-        losses.append(evaluate(*models.arrays(one), test, max_windows=lm_runs.EVALUATION_WINDOWS))
+        evaluate = Evaluation(structure_of(own.config), config.context)
+        losses.append(evaluate(*models.arrays(own), test, max_windows=lm_runs.EVALUATION_WINDOWS))
     before, after = losses
     line = (
         f"test loss: {before:.4f} nats per byte before rounding, "
@@ -293,9 +294,8 @@ def _losses(
 
 def _texts(rounded: Rounded, context: int) -> list[Text]:
     """Return reference texts with a one-byte prompt, one beyond the context, and any bytes."""
-    long = (b"The quick brown fox jumps over the lazy dog. " * (context // 15 + 1))[
-        : 2 * context + 1
-    ]
+    sentence = b"The quick brown fox jumps over the lazy dog. "
+    long = (sentence * (context // 15 + 1))[: 2 * context + 1]
     anything = np.random.default_rng(0).integers(0, 256, 9, np.uint8).tobytes()
     return [
         rounded.text(b"\n", TEXT_BYTES, temperature=0, top_k=256, seed=0),

@@ -17,28 +17,26 @@ def describe_implementations(calls: Sequence[Made], device: Device) -> list[str]
 
     For each pure-JAX op, explain why faster kernels are unavailable.
     """
-    found: dict[str, dict[str, None]] = {}
+    # Dicts in place of sets keep the order of the calls.
+    ops_by_name: dict[str, dict[str, None]] = {}
     against: dict[tuple[Platform, str], dict[str, None]] = {}
     for made in (made for made in calls if made.runs_on(device)):
         for direction, candidates in kernel_registry.considered(made, device).items():
             chosen = next(spec for spec, reason in candidates if reason is None)
             about = "" if chosen.about is None else f", {chosen.about()},"
-            found.setdefault(f"{_WORDS[chosen.platform]}{about}", {}).setdefault(made.call.op)
+            ops_by_name.setdefault(f"{_WORDS[chosen.platform]}{about}", {}).setdefault(made.call.op)
             for spec, reason in candidates if chosen.platform is Platform.XLA else ():
-                if spec is chosen:
+                if spec is chosen:  # later candidates would not have been faster
                     break
                 if spec.backend == device.backend and direction in spec.directions:
                     against.setdefault((spec.platform, str(reason)), {}).setdefault(made.call.op)
-    if not found:
+    if not ops_by_name:
         return []
-    by = [f"{name} for {_format_list(of_op)}" for name, of_op in found.items()]
-    return [
-        f"kernels: {'; '.join(by)}",
-        *(
-            f"no {_WORDS[p]} for {_format_list(of_op)}: {reason}"
-            for (p, reason), of_op in against.items()
-        ),
-    ]
+    by = [f"{name} for {_format_list(ops)}" for name, ops in ops_by_name.items()]
+    lines = [f"kernels: {'; '.join(by)}"]
+    for (platform, reason), ops in against.items():
+        lines.append(f"no {_WORDS[platform]} for {_format_list(ops)}: {reason}")
+    return lines
 
 
 def _format_list(names: dict[str, None]) -> str:

@@ -117,11 +117,12 @@ class TrainingConfig(Training):
             raise ValueError(
                 f"select_every is {self.select_every}; it requires the validation part (validate)."
             )
-        for name, asked in (
-            ("table_optimizer", self.table_optimizer == SAME),
-            ("total_variation", self.total_variation),
-        ):
-            if asked and self.table_gradient != "dense":
+        needs_dense = {
+            "table_optimizer": self.table_optimizer == SAME,
+            "total_variation": self.total_variation,
+        }
+        for name, needs in needs_dense.items():
+            if needs and self.table_gradient != "dense":
                 raise ValueError(
                     f"{name} is {getattr(self, name)!r}; it needs table_gradient 'dense'."
                 )

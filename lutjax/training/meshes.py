@@ -36,17 +36,17 @@ def parse(text: str) -> dict[str, int]:
       >>> meshes.parse("data=2,detectors=4")
       {'data': 2, 'detectors': 4}
     """
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for part in text.split(","):
         name, _, number = (word.strip() for word in part.partition("="))
-        if name not in AXES or name in found or not number.isdecimal() or int(number) < 1:
+        if name not in AXES or name in counts or not number.isdecimal() or int(number) < 1:
             raise ValueError(
                 f"mesh is {text!r}: {part.strip()!r} is not an axis with a device count. Write "
                 "data=2,detectors=4, or one of both: data divides samples, detectors divides "
                 "tables."
             )
-        found[name] = int(number)
-    return found
+        counts[name] = int(number)
+    return counts
 
 
 def choose(
@@ -78,16 +78,16 @@ def choose(
     devices = sorted(devices, key=lambda device: (_host(device), device.process_index, device.id))
     n_processes = len({device.process_index for device in devices})
     if asked is not None:
-        wanted = {name: asked.get(name, 1) for name in AXES}
-        _check(params, devices, batch_size, wanted, n_processes, _format_axes(asked), tables)
+        axes = {name: asked.get(name, 1) for name in AXES}
+        _check(params, devices, batch_size, axes, n_processes, _format_axes(asked), tables)
     else:
         # Fake CPU devices share cores, and TPU kernels have no partitioning rules. All processes
         # take part.
         kind = devices[0].device_kind
         gpus = [d for d in devices if d.platform == "gpu" and d.device_kind == kind]
         devices = gpus or (devices if n_processes > 1 else devices[:1])
-        wanted = _best_axes(params, devices, batch_size, n_processes, tables)
-    n_data, n_detectors = wanted.values()
+        axes = _best_axes(params, devices, batch_size, n_processes, tables)
+    n_data, n_detectors = axes.values()
     if n_data * n_detectors == 1:
         return None
     return Mesh(np.array(devices[: n_data * n_detectors]).reshape(n_data, n_detectors), AXES)
@@ -97,29 +97,27 @@ def _check(
     params: Any,
     devices: Sequence[jax.Device],
     batch_size: int,
-    wanted: Mapping[str, int],
+    axes: Mapping[str, int],
     n_processes: int,
     mesh: str,
     tables: Collection[str],
 ) -> None:
     """Raise if the model, batch or devices do not allow the axes; `mesh` is the requested text."""
-    n_devices = wanted[DATA] * wanted[DETECTORS]
+    n_devices = axes[DATA] * axes[DETECTORS]
     if n_devices > len(devices) or (n_processes > 1 and n_devices < len(devices)):
-        rule = (
-            "all of which take part"
-            if n_processes > 1
-            else "and the product of the axes must not be above that"
-        )
+        rule = "and the product of the axes must not be above that"
+        if n_processes > 1:
+            rule = "all of which take part"
         raise ValueError(
             f"mesh is {mesh}, so {n_devices} devices; "
             f"there are {len(devices)} ({devices[0].device_kind}), {rule}."
         )
-    if batch_size % wanted[DATA]:
+    if batch_size % axes[DATA]:
         raise ValueError(
-            f"mesh is {mesh}; {wanted[DATA]} does not divide the {batch_size} samples computed "
+            f"mesh is {mesh}; {axes[DATA]} does not divide the {batch_size} samples computed "
             "together. Choose a divisor for data, or another batch_size."
         )
-    sharding.specs(params, _abstract_mesh(wanted[DETECTORS]), tables=tables)
+    sharding.specs(params, _abstract_mesh(axes[DETECTORS]), tables=tables)
 
 
 def _best_axes(
@@ -139,27 +137,28 @@ def _best_axes(
             return False
         return n_detectors == 1 or bool(tables)
 
+    # Tables exchange rows in every layer, so their axis stays on the fast links of a host.
     by_detector = [n for n in range(1, per_host + 1) if fits(n)]
-    found = [
+    candidates = [
         {DATA: n_data, DETECTORS: n}
         for n in by_detector
         for n_data in range(1, len(devices) // n + 1)
         if batch_size % n_data == 0 and (n_processes == 1 or n_data * n == len(devices))
     ]
-    if not found:
+    if not candidates:
         raise ValueError(
             f"batch_size is {batch_size}; samples computed together cannot be divided over "
             f"{len(devices)} devices of {n_processes} processes, with tables divided by "
             f"{' or '.join(map(str, by_detector))}. Choose a multiple of "
             f"{len(devices) // max(by_detector)}, or --mesh."
         )
-    return max(found, key=lambda axes: (axes[DATA] * axes[DETECTORS], axes[DETECTORS]))
+    return max(candidates, key=lambda axes: (axes[DATA] * axes[DETECTORS], axes[DETECTORS]))
 
 
 def _host(device: jax.Device) -> int:
     """Return the host id; devices with the fastest links share it, even across processes."""
-    found: int | None = getattr(device, "slice_index", None)
-    return device.process_index if found is None else found
+    slice_index: int | None = getattr(device, "slice_index", None)
+    return device.process_index if slice_index is None else slice_index
 
 
 def _abstract_mesh(n_detectors: int) -> AbstractMesh:
@@ -184,9 +183,8 @@ def memory_of(devices: Sequence[jax.Device]) -> int | None:
         if not hasattr(os, "sysconf"):
             return None
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * hosts.count()
-    local = next(
-        (device for device in devices if device.process_index == jax.process_index()), None
-    )
+    # Only local devices report their memory; the others are of the same kind.
+    local = next((d for d in devices if d.process_index == jax.process_index()), None)
     of_each = (local.memory_stats() or {}).get("bytes_limit") if local is not None else None
     return None if of_each is None else of_each * len(devices)
 
@@ -198,9 +196,8 @@ def replicated_sharding(mesh: Mesh) -> NamedSharding:
 
 def shardings(tree: Any, mesh: Mesh, tables: Collection[str]) -> Any:
     """Return shardings for model or optimizer arrays; see `lutjax.sharding.specs`."""
-    return jax.tree.map(
-        lambda spec: NamedSharding(mesh, spec), sharding.specs(tree, mesh, tables=tables)
-    )
+    specs = sharding.specs(tree, mesh, tables=tables)
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
 
 
 def add_shardings(shapes: Any, where: Any) -> Any:
@@ -244,18 +241,16 @@ def with_all_samples(gradients: Any, mesh: Mesh | None) -> Any:
         if not is_factored(gradient):
             return gradient
         call = gradient.look_up
-        arrays = (
-            array
-            if rank is None
-            else jax.tree.map(
-                lambda a, rank=rank: constrain_sharding(a, a.ndim - rank, any_way), array
-            )
-            for array, rank in zip(call.values(), call.ranks(), strict=True)
-        )
+
+        def constrain_argument(array: Any, rank: int | None) -> Any:
+            if rank is None:
+                return array
+            return jax.tree.map(lambda a: constrain_sharding(a, a.ndim - rank, any_way), array)
+
+        arrays = map(constrain_argument, call.values(), call.ranks())
+        look_up = call.from_arrays(arrays, call.options())
         cotangent = constrain_sharding(gradient.cotangent, gradient.cotangent.ndim, None)
-        return dataclasses.replace(
-            gradient, look_up=call.from_arrays(arrays, call.options()), sealed=seal(cotangent)
-        )
+        return dataclasses.replace(gradient, look_up=look_up, sealed=seal(cotangent))
 
     return jax.tree.map(gather, gradients, is_leaf=is_factored)
 

@@ -77,9 +77,9 @@ def digest_of(folder: Path) -> str:
     if not is_bundle(folder):
         return checkpoints.peek(folder / runs.FOLDER)[2]
     _config(folder)
-    found = atomic.digest_of(folder / CONFIG)
-    assert found is not None
-    return found
+    digest = atomic.digest_of(folder / CONFIG)
+    assert digest is not None
+    return digest
 
 
 def kind_of(folder: Path) -> str:

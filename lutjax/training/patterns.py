@@ -62,9 +62,9 @@ def letter(size: int = 16) -> Pattern:
     blue = ring & ((angle >= 315) | (angle < 5)) | (np.abs(y - 1) < 1.6) & (x > -0.5)
     red, yellow = ring & (angle >= 45) & (angle < 150), ring & (angle >= 150) & (angle < 210)
     green = ring & (angle >= 210) & (angle < 315)
-    return _in_the_middle(
-        "letter", np.stack([(red | yellow) & ~blue, (yellow | green) & ~blue, blue]), size
-    )
+    # Yellow is red and green light.
+    channels = np.stack([(red | yellow) & ~blue, (yellow | green) & ~blue, blue])
+    return _in_the_middle("letter", channels, size)
 
 
 def read_image(path: Path, size: int | None = None, *, threshold: float | None = None) -> Pattern:
@@ -113,11 +113,11 @@ def read_image(path: Path, size: int | None = None, *, threshold: float | None =
         bits = bits[..., :1]
     pattern = np.moveaxis(bits, -1, 0)
     side = max(*pattern.shape[1:], _LEAST)
-    room = [(side - length) // 2 for length in pattern.shape[1:]]
-    around = [
-        (near, side - length - near) for near, length in zip(room, pattern.shape[1:], strict=True)
-    ]
-    return np.pad(pattern, ((0, 0), *around))
+    around = [(0, 0)]  # channels
+    for length in pattern.shape[1:]:
+        near = (side - length) // 2
+        around.append((near, side - length - near))
+    return np.pad(pattern, around)
 
 
 def _in_the_middle(name: str, pattern: np.ndarray, size: int) -> Pattern:

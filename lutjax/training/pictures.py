@@ -49,15 +49,14 @@ def plot_accuracies(
     for points, label in ((history.test, "hard network"), (history.other, "soft network")):
         if points:
             steps, shares = zip(*points, strict=True)
-            axes.plot(
-                steps, [unit * share for share in shares], marker=".", linewidth=1, label=label
-            )
+            values = [unit * share for share in shares]
+            axes.plot(steps, values, marker=".", linewidth=1, label=label)
     for (name, share), style in zip(baselines.items(), ("--", ":"), strict=False):
         said = f"{share:.3f}" if regression else f"{100 * share:.1f} %"
         axes.axhline(unit * share, color="gray", linestyle=style, label=f"{name} ({said})")
     axes.set_xlabel("training steps")
     axes.set_ylabel("R2 of the test part" if regression else "% of the test part right")
-    if regression:
+    if regression:  # the R2 of an untrained network may be any negative number
         axes.set_ylim(-0.2, 1)
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:

@@ -36,9 +36,9 @@ def deployed_record(folder: Path, record: Record) -> Record:
             f"export: for int8 tables in JAX {advice}"
         )
     if config.feed_forward not in SCORED:
-        tables = (
-            "no tables" if config.feed_forward == "dense" else "tables without a form of integers"
-        )
+        tables = "tables without a form of integers"
+        if config.feed_forward == "dense":
+            tables = "no tables"
         raise RunError(
             f"{folder} has {tables}: its feed_forward is {config.feed_forward!r}; {advice}"
         )
@@ -50,6 +50,7 @@ def deployed_record(folder: Path, record: Record) -> Record:
             f"{folder} was trained with the read {config.read!r}, which has no integer form: "
             f"{advice}"
         )
+    # Weights that are powers of two need shifts only; other reads of as many rows come close.
     name = next(name for name, known in READS.items() if known == PowersOfTwo(read.ways))
     # Table dropout applies only during training.
     model = dataclasses.replace(config, read=name, table_dropout=0.0)
@@ -66,9 +67,8 @@ def evaluate(
 ) -> float:
     """Return a model's mean loss over part of a text, in nats per byte; `progress` gets shares."""
     structure = structure_of(record.model, quantized=record.quantized)
-    return Evaluation(structure, record.model.context)(
-        *models.arrays(model), part, progress=progress
-    )
+    mean_loss = Evaluation(structure, record.model.context)
+    return mean_loss(*models.arrays(model), part, progress=progress)
 
 
 def bytes_of(model: LanguageModel) -> tuple[int, int]:
@@ -80,9 +80,9 @@ def check_place(folder: Path) -> None:
     """Raise RunError if a folder holds anything except a deployed model."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise RunError(f"{folder} is no folder, and would be replaced: move it away.")
-    found = list(folder.iterdir()) if folder.exists() else []
-    others = [path for path in found if path.name not in (runs.FOLDER, runs.LOCK)]
-    others += [path for path in found if path.name == runs.LOCK and not runs.is_lock(path)]
+    entries = list(folder.iterdir()) if folder.exists() else []
+    others = [path for path in entries if path.name not in (runs.FOLDER, runs.LOCK)]
+    others += [path for path in entries if path.name == runs.LOCK and not runs.is_lock(path)]
     for path in (*others, *checkpoints.foreign_entries(folder / runs.FOLDER)):
         raise RunError(
             f"{folder} would be replaced, but holds {path.relative_to(folder)}, which does not "
